@@ -86,7 +86,7 @@ class Config:
     num_key_value_heads: int = base_flag(1, "key/value heads, each shared by several query heads", low=1)
     intermediate_size: int = base_flag(176, "width of the SwiGLU layer", low=1)
     base_seed: int = base_flag(0, "of its initial weights and its corpus", low=0)
-    base_steps: int = base_flag(1200, "warm-start batches", low=0)
+    base_steps: int = base_flag(1000, "warm-start batches", low=0)
     base_batch_size: int = base_flag(32, "demonstrations per warm-start batch", low=1)
     base_learning_rate: float = base_flag(4e-3, "warm-start peak, falling linearly to 0", low=0)
 

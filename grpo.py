@@ -3,30 +3,29 @@
 For each question q sample G outputs o_1 .. o_G, score them, and make those likelier that did better than their
 siblings. There is no critic: the mean of the group is the baseline.
 
-  A_i   = (r_i - mean(r)) / (std(r) + 1e-4)                                              (1)
-  rho_t = pi(o_t | q, o_<t) / pi_old(o_t | q, o_<t)                                      (2)
-  L_t   = -min(rho_t A, clip(rho_t, 1 - eps_low, 1 + eps_high) A)                        (3)
-  KL_t  = pi_ref / pi - log(pi_ref / pi) - 1               (k3, for samples of pi)       (4)
-  L     = 1/B sum_i 1/|o_i| sum_t (L_t + beta KL_t - c_H H_t)                            (5)
+  A_i   = (r_i - mean(r)) / (std(r) + 1e-4)                                          (1)
+  rho_t = pi(o_t | q, o_<t) / pi_old(o_t | q, o_<t)                                  (2)
+  L_t   = -min(rho_t A, clip(rho_t, 1 - eps_low, 1 + eps_high) A)                    (3)
+  KL_t  = pi_ref / pi - log(pi_ref / pi) - 1                 (k3: samples of pi)     (4)
+  L     = 1/B sum_i 1/|o_i| sum_t (L_t + beta KL_t - c_H H_t)                        (5)
 
-H_t is the policy's entropy at t. Published variants change one term. CISPO (2506.13585) and SAPO (2511.20347):
+H_t is the entropy of the policy at t. Published variants change one term. CISPO (2506.13585), SAPO (2511.20347):
 
-  L_t   = -sg(min(rho_t, 1 + eps_high)) A log pi(o_t | q, o_<t)                          (6)
-  L_t   = -4/tau sigmoid(tau (rho_t - 1)) A,               tau = 1 if A > 0, else 1.05   (7)
+  L_t   = -sg(min(rho_t, 1 + eps_high)) A log pi(o_t | q, o_<t)                      (6)
+  L_t   = -4/tau sigmoid(tau (rho_t - 1)) A,          tau = 1 if A > 0, else 1.05    (7)
 
-DAPO (2503.14476), Dr. GRPO (2503.20783) and TRL's BNPO change the averaging in (5), see LOSS_TYPES. DAPO adds
-eps_high > eps_low, dynamic sampling, and for outputs of n tokens near the limit L, with a buffer c, the penalty
+DAPO (2503.14476), Dr. GRPO (2503.20783) and TRL's BNPO average differently in (5): see LOSS_TYPES. DAPO also has
+eps_high > eps_low, dynamic sampling, and, for n tokens near the limit L with a buffer of c, the penalty
 
-  R_i   = min(0, max(-1, (L - c - n_i) / c))                                             (8)
+  R_i   = min(0, max(-1, (L - c - n_i) / c))                                         (8)
 
-Departures from the papers: a verifier in place of the reward model; beta = 0 and eps_high = .28 by default; std with
-ddof = 1, as in TRL (the paper does not say); DAPO and CISPO pool the tokens of the whole step, not of one question;
-(4) carries no ratio when the batch is used twice, as in the paper.
+Departs from the papers: a verifier, no reward model; beta = 0 and eps_high = .28 by default; std with ddof = 1, as
+in TRL (the paper does not say); DAPO and CISPO pool the tokens of the whole step, not of one question.
 
   python grpo.py --task arithmetic
 
-warm-starts a base that mostly blurts (greedy accuracy about 0.1), and in about a minute on two CPU cores it has
-learned to think before it answers (about 0.99), rewarded for nothing but right answers.
+warm-starts a base that blurts (greedy accuracy about 0.1) and in about a minute on two CPU cores has taught it to
+think before it answers (about 0.99), with no reward but for right answers.
 """
 import collections
 import copy
@@ -44,8 +43,8 @@ from torch import nn
 import common
 from common import flag
 
-# Shapes: P prompts per step, G completions of each, B = P * G rows (row p * G + g), W prompt tokens, T completion
-# tokens, V vocabulary, D width, H heads, b rows of a micro-batch.
+# Shapes: P prompts per step, G completions of each, B = P * G rows (row p * G + g), b of them in a micro-batch,
+# W prompt tokens, T completion tokens, V vocabulary, D width, H heads.
 
 # ---- 1. configuration ---------------------------------------------------------------------------------------
 
@@ -114,17 +113,14 @@ def log_ratio(logps, old_logps, mask):
     return (logps - old_logps.detach()) * mask                                                   # (B, T)  eq. (2)
 
 
-def clip(rho, logps, A, low, high):
-    return -torch.min(rho * A, rho.clamp(1 - low, 1 + high) * A)                                 # (B, T)  eq. (3)
+SURROGATES = {                                      # (rho, logps, A, low, high) -> (B, T)
+    "clip": lambda rho, logps, A, low, high: -torch.min(rho * A, rho.clamp(1 - low, 1 + high) * A),   # eq. (3)
+    "cispo": lambda rho, logps, A, low, high: -rho.clamp(max=1 + high).detach() * A * logps,          # eq. (6)
+    "sapo": lambda rho, logps, A, low, high: sapo(rho, A, tau=torch.where(A > 0, 1.0, 1.05))}
 
 
-def cispo(rho, logps, A, low, high):
-    return -rho.clamp(max=1 + high).detach() * A * logps                                         # (B, T)  eq. (6)
-
-
-def sapo(rho, logps, A, low, high):
-    tau = torch.where(A > 0, 1.0, 1.05)
-    return -4 / tau * torch.sigmoid(tau * (rho - 1)) * A                                         # (B, T)  eq. (7)
+def sapo(rho, A, tau):
+    return -4 / tau * torch.sigmoid(tau * (rho - 1)) * A                                # (B, T)  eq. (7)
 
 
 AGGREGATIONS = {                                    # of x (B, T), with N rows and M tokens in the optimizer step
@@ -134,19 +130,19 @@ AGGREGATIONS = {                                    # of x (B, T), with N rows a
     "constant": lambda x, mask, N, M, L: x.sum() / (N * L),
     "micro_batch_mean": lambda x, mask, N, M, L: x.sum() / mask.sum().clamp(min=1) * len(x) / N}
 LOSS_TYPES = {
-    "grpo": (clip, "sequence_mean"),
-    "dr_grpo": (clip, "constant"),                  # in the paper with --scale_rewards none
-    "dapo": (clip, "token_mean"),
-    "cispo": (cispo, "token_mean"),
-    "sapo": (sapo, "sequence_mean"),
-    "bnpo": (clip, "micro_batch_mean")}             # the one that --micro_batch_size changes, by definition
+    "grpo": ("clip", "sequence_mean"),
+    "dr_grpo": ("clip", "constant"),                # in the paper with --scale_rewards none
+    "dapo": ("clip", "token_mean"),
+    "cispo": ("cispo", "token_mean"),
+    "sapo": ("sapo", "sequence_mean"),
+    "bnpo": ("clip", "micro_batch_mean")}           # the only one that the cut into micro-batches changes
 
 
 def policy_loss(logps, old_logps, advantages, mask, loss_type="grpo", epsilon=0.2, epsilon_high=0.2):
     """L_t, and 0 in masked slots; advantages are (B,) or (B, T). -> (B, T)"""
     A = advantages if advantages.dim() == 2 else advantages[:, None]                             # (B, 1) or (B, T)
     rho = log_ratio(logps, old_logps, mask).exp()                                                # (B, T)
-    return LOSS_TYPES[loss_type][0](rho, logps, A, epsilon, epsilon_high) * mask
+    return SURROGATES[LOSS_TYPES[loss_type][0]](rho, logps, A, epsilon, epsilon_high) * mask
 
 
 def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None):
@@ -216,40 +212,21 @@ class Block(nn.Module):
         qk, v = qkv.split([self.H + self.KV, self.KV], 1)
         left, right = qk.chunk(2, -1)                   # rotary: each pair turns by an angle that grows with position
         qk = torch.cat([left * cos - right * sin, left * sin + right * cos], -1)
-        q, kv = qk[:, :self.H], torch.stack([qk[:, self.H:], v])                                # (2, B, KV, L, hd)
+        q, kv = qk[:, :self.H], torch.stack([qk[:, self.H:], v])            # kv (2, B, KV, L, hd)
         if cache is not None:
-            kv = cache.extend(self, kv)
-        k, v = kv.repeat_interleave(self.H // self.KV, 2) if self.KV > 1 else kv.expand(-1, -1, self.H, -1, -1)
+            kv = cache[self] = torch.cat([cache[self], kv], 3) if self in cache else kv
+        k, v = kv.unsqueeze(3).expand(-1, -1, -1, self.H // self.KV, -1, -1).flatten(2, 3)  # (B, H, all L, hd)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=L > 1)                            # (B, H, L, hd)
         x = x + self.out(y.transpose(1, 2).reshape(B, L, D))
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
         return x + self.down(F.silu(gate) * up)
 
 
-class Cache:
-    """The keys and values of every block, with room for `length` positions, the first `used` of them filled."""
-
-    def __init__(self, length):
-        self.length, self.used, self.kv = length, 0, {}
-
-    def extend(self, block, kv):
-        """Write the new positions behind the old ones; return those of all. (2, B, KV, new, hd) -> (2, B, KV, all, hd)"""
-        if block not in self.kv:
-            self.kv[block] = kv.new_empty(*kv.shape[:3], self.length, kv.shape[4])
-        end = self.used + kv.shape[3]
-        self.kv[block][:, :, :, self.used:end] = kv
-        return self.kv[block][:, :, :, :end]
-
-    def take(self, rows):
-        """Go on with these rows only, in this order."""
-        self.kv = {block: kv[:, rows] for block, kv in self.kv.items()}
-
-
 class GPT(nn.Module):
     """Llama-style decoder: RMSNorm, rotary positions, SwiGLU, no biases, few key/value heads; tied embeddings.
 
-    tokens (B, L) -> logits (B, L, V), or those of the last `logits_to_keep` positions. With a Cache, `tokens` follow the
-    cached ones: first the whole prompt, then one at a time.
+    tokens (B, L) -> logits (B, L, V), or those of the last `logits_to_keep` positions. A dict as `cache` takes up the
+    keys and values; with it, `tokens` are those that follow: first the whole prompt, then one at a time.
     """
 
     def __init__(self, cfg):
@@ -267,29 +244,27 @@ class GPT(nn.Module):
                 nn.init.normal_(weight, std=std, generator=random)
 
     def forward(self, tokens, cache=None, logits_to_keep=0):
-        start = cache.used if cache is not None else 0
+        start = cache[self.blocks[0]].shape[3] if cache else 0
         positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
-        angles = positions[:, None] * self.frequencies                                          # (L, hd / 2)
-        x, cos, sin = self.embed(tokens), angles.cos(), angles.sin()                            # x (B, L, D)
+        angles = positions[:, None] * self.frequencies                      # (L, hd / 2)
+        x, cos, sin = self.embed(tokens), angles.cos(), angles.sin()        # x (B, L, D)
         for block in self.blocks:
             x = block(x, cos, sin, cache)
-        if cache is not None:
-            cache.used += tokens.shape[1]
-        return F.linear(self.norm(x[:, -logits_to_keep:]), self.embed.weight)                   # (B, L, V)
+        return F.linear(self.norm(x[:, -logits_to_keep:]), self.embed.weight)
 
 
 def logprobs(logits, tokens, temperature=1.0, kernel="auto"):
-    """Log-probability of each token, and the entropy in nats, of softmax(logits / temperature), differentiable.
+    """Log-probability of each token, and the entropy in nats, of softmax(logits / temperature); differentiable.
     (B, T, V), (B, T) -> (B, T), (B, T). ValueError for a kernel that is not here."""
     if kernel not in ("auto", "torch"):
         raise ValueError(f"kernel={kernel!r}: only 'torch' is here, and 'auto' takes it")
-    logp = torch.log_softmax(logits / temperature, -1)                                          # (B, T, V)
-    plogp = logp.exp() * logp.clamp(min=torch.finfo(logp.dtype).min)                            # p = 0 gives 0, not nan
+    logp = torch.log_softmax(logits / temperature, -1)                      # (B, T, V)
+    plogp = logp.exp() * logp.clamp(min=torch.finfo(logp.dtype).min)        # 0 where p is 0, not nan
     return logp.gather(-1, tokens[..., None]).squeeze(-1), -plogp.sum(-1)
 
 
 def score(model, prompts, tokens, temperature=1.0):
-    """logprobs of completion tokens: the logits of one slot score the token of the next. (B, W), (B, T) -> 2 (B, T)"""
+    """logprobs of completion tokens; the logits of a slot score the token of the next. (B, W), (B, T) -> 2 x (B, T)"""
     logits = model(torch.cat([prompts, tokens], 1)[:, :-1], logits_to_keep=tokens.shape[1])
     return logprobs(logits, tokens, temperature)
 
@@ -304,37 +279,36 @@ def micro_batches(rows, lengths, size):
 
 
 class Rollout(NamedTuple):
-    """Completions in T slots; behind a row's first EOS there is PAD, and 0 in the others."""
+    """Completions in T slots. Behind a row's first EOS, tokens are PAD and the rest is 0."""
     tokens: torch.Tensor        # (B, T)
-    mask: torch.Tensor          # (B, T)  1.0 on sampled tokens, first EOS included: by position, never by comparing ids
+    mask: torch.Tensor          # (B, T)  1.0 on sampled tokens, the first EOS included: by position, not by id
     logps: torch.Tensor         # (B, T)  under the policy that sampled, at the temperature it sampled with
     entropy: torch.Tensor       # (B, T)
 
     def texts(self):
-        """-> B str, without the EOS"""
-        lengths = self.mask.sum(1).long().tolist()
-        return [decode([i for i in ids[:n] if i != EOS]) for ids, n in zip(self.tokens.tolist(), lengths)]
+        """-> B str, without EOS"""
+        return [decode([i for i in ids[:n] if i != EOS]) for ids, n in
+                zip(self.tokens.tolist(), self.mask.sum(1).long().tolist())]
 
 
 @torch.no_grad()
 def rollout(model, prompts, cfg, copies=1, uniforms=None):
-    """`copies` completions of each prompt (P, W), side by side. Slot t of row i is drawn with uniforms[i, t] (B, T), so
-    no row depends on another; without uniforms, the likeliest token is taken. -> Rollout"""
-    B, T = len(prompts) * copies, cfg.max_completion_length
-    cache = Cache(prompts.shape[1] + T)
-    logits = model(prompts, cache, logits_to_keep=1)[:, 0].repeat_interleave(copies, 0)        # a prompt is read once
-    rows = torch.arange(B, device=prompts.device)                                               # those in the cache
-    cache.take(rows // copies)
+    """`copies` completions of each prompt (P, W), side by side. uniforms[i, t] (B, T) draws slot t of row i, so no row
+    depends on another; without uniforms the likeliest token is taken. -> Rollout"""
+    B, T, cache = len(prompts) * copies, cfg.max_completion_length, {}
+    logits = model(prompts, cache, logits_to_keep=1)[:, 0].repeat_interleave(copies, 0)     # one reading a prompt
+    cache = {block: kv.repeat_interleave(copies, 1) for block, kv in cache.items()}
     out = Rollout(prompts.new_full((B, T), PAD), *(logits.new_zeros(B, T) for _ in range(3)))
-    active = torch.ones_like(rows, dtype=torch.bool)                                            # no EOS yet
+    rows = torch.arange(B, device=prompts.device)                           # (b,) the rows that are in the cache
+    active = torch.ones_like(rows, dtype=torch.bool)                        # (b,) no EOS yet
     for t in range(T):
         if uniforms is None:
-            token = logits.argmax(-1)                                                           # (b,)
-        else:                                                                                   # inverse CDF
-            cdf = torch.softmax(logits / cfg.temperature, -1).cumsum(-1)                        # (b, V)
-            u = uniforms[rows, t, None] * cdf[:, -1:]                                           # its end is not quite 1
-            token = torch.searchsorted(cdf, u, right=True)[:, 0].clamp(max=VOCAB - 1)
-        logps, entropy = logprobs(logits[:, None], token[:, None], cfg.temperature)             # (b, 1), (b, 1)
+            token = logits.argmax(-1)                                       # (b,)
+        else:                                                               # inverse CDF, which does not end at quite 1
+            cdf = torch.softmax(logits / cfg.temperature, -1).cumsum(-1)    # (b, V)
+            token = torch.searchsorted(cdf, uniforms[rows, t, None] * cdf[:, -1:], right=True)
+            token = token[:, 0].clamp(max=VOCAB - 1)                        # (b,)
+        logps, entropy = logprobs(logits[:, None], token[:, None], cfg.temperature)         # (b, 1), (b, 1)
         out.tokens[rows, t] = torch.where(active, token, PAD)
         for slots, value in zip(out[1:], (torch.ones_like(logps), logps, entropy)):
             slots[rows, t] = value[:, 0] * active
@@ -342,15 +316,13 @@ def rollout(model, prompts, cfg, copies=1, uniforms=None):
         left = int(active.sum())
         if left == 0 or t + 1 == T:
             return out
-        if 2 * left <= len(rows):                                   # half are done: go on with the others only
-            rows, token = rows[active], token[active]
-            cache.take(active)
-            active = active[active]
-        logits = model(token[:, None], cache)[:, 0]
+        if 2 * left <= len(rows):                                           # half are done: go on with the others
+            cache = {block: kv[:, active] for block, kv in cache.items()}
+            rows, token, active = rows[active], token[active], active[active]
+        logits = model(token[:, None], cache)[:, 0]                         # (b, V)
 
 
-@dataclasses.dataclass(frozen=True)
-class Batch:
+class Batch(NamedTuple):
     """What a step learns from."""
     problems: list              # P
     texts: list                 # B
@@ -361,56 +333,71 @@ class Batch:
 
 
 def sample_batch(policy, cfg, step):
-    """P prompts, a group of G completions of each, and their rewards: a function of (seed, step) and the policy. With
-    dynamic sampling, groups without signal make room for groups of further prompts. -> Batch"""
+    """P prompts, G completions of each, their rewards: a function of the policy and (seed, step). With dynamic
+    sampling, further prompts are tried until P groups have signal. -> Batch"""
     P, G, T = cfg.num_prompts, cfg.num_generations, cfg.max_completion_length
-    problems, texts, prompts, outs, verdicts = [], [], [], [], []
+    problems, prompts, outs, texts, verdicts = [], [], [], [], []
     for attempt in range(1 + cfg.max_resamples * (cfg.dynamic_sampling == "yes")):
         problems += common.sample_problems(cfg.task, P, (cfg.seed, step, attempt), **cfg.options)
-        prompts.append(encode_prompts([problem.prompt for problem in problems[-P:]], cfg))     # (P, W)
+        prompts.append(encode_prompts([problem.prompt for problem in problems[-P:]], cfg))  # (P, W)
         uniforms = torch.rand(P * G, T, generator=common.generator(cfg.seed, "rollout", step, attempt))
         outs.append(rollout(policy, prompts[-1], cfg, G, uniforms.to(cfg.device)))
         texts += outs[-1].texts()
         verdicts += [verify(problems[i // G], texts[i]) for i in range(len(verdicts), len(texts))]
-        rewards = torch.tensor([sum(v) if isinstance(v, list) else v for v in verdicts])        # (all,)
+        rewards = torch.tensor([sum(v) if isinstance(v, list) else v for v in verdicts])    # (all,)
         accuracy = rewards.mean().item()
         if cfg.overlong_buffer:
             lengths = torch.cat([out.mask for out in outs]).sum(1).cpu()
             rewards = rewards + overlong_penalty(lengths, T, cfg.overlong_buffer)
-        rewards = rewards.view(-1, G)                                                           # (all, G)
-        if has_signal(rewards).sum() >= P:
+        rewards = rewards.view(-1, G)                                       # (all, G)
+        missing = P - int(has_signal(rewards).sum())
+        if missing <= 0:
             break
-    else:
-        if cfg.dynamic_sampling == "yes":
-            print(f"      dynamic sampling: {int(has_signal(rewards).sum())} of {P} groups have signal")
-    best = (~has_signal(rewards)[:, 0]).to(int).argsort(stable=True)[:P].sort()[0]              # (P,)  with signal first
-    rows = (best[:, None] * G + torch.arange(G)).view(-1)                                       # (B,)
-    return Batch([problems[p] for p in best], [texts[i] for i in rows],
-                 torch.cat(prompts)[rows // G], Rollout(*(torch.cat(slots)[rows] for slots in zip(*outs))),
-                 rewards[best], accuracy)
+    if cfg.dynamic_sampling == "yes" and missing > 0:
+        print(f"      dynamic sampling: {missing} of {P} groups without signal after {len(problems)} prompts")
+    kept = has_signal(rewards)[:, 0].int().argsort(descending=True, stable=True)[:P].sort()[0]    # (P,)
+    rows = (kept[:, None] * G + torch.arange(G)).view(-1)                   # (B,)
+    return Batch([problems[p] for p in kept], [texts[i] for i in rows], torch.cat(prompts)[rows // G],
+                 Rollout(*(torch.cat(slots)[rows] for slots in zip(*outs))), rewards[kept], accuracy)
 
 
 # ---- 6. warm start and evaluation ---------------------------------------------------------------------------
 
 
+def orthogonal(matrix):
+    """The step of Muon: singular values of `matrix` pushed near 1 by five Newton-Schulz iterations."""
+    X = matrix / matrix.norm().clamp(min=1e-9)
+    for _ in range(5):
+        S = X @ X.mT
+        X = 3.4445 * X + (2.0315 * S @ S - 4.775 * S) @ X
+    return X * max(1, X.shape[0] / X.shape[1]) ** 0.5
+
+
 def warm_start(cfg, model, progress):
-    """Make the base: teach it a textbook, which works answers out, then a forum, where most people blurt."""
-    optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
+    """Make the base: a textbook, which works answers out, then a forum, where most people blurt. Matrices learn by
+    Muon (kellerjordan.github.io/posts/muon), which needs half the batches of AdamW here, the rest by AdamW."""
+    matrices = [weight for block in model.blocks for weight in block.parameters() if weight.dim() == 2]
+    momenta = [torch.zeros_like(weight) for weight in matrices]
+    others = [weight for weight in model.parameters() if all(weight is not matrix for matrix in matrices)]
+    optimizer = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)
     for step in progress("warm start", cfg.base_steps):
-        optimizer.param_groups[0]["lr"] = cfg.base_learning_rate * min((step + 1) / 50, 1 - step / cfg.base_steps)
+        lr = cfg.base_learning_rate * min((step + 1) / 50, 1 - step / cfg.base_steps)
         phase = "textbook" if step < 0.6 * cfg.base_steps else "forum"
         examples = common.sample_corpus(cfg.task, cfg.base_batch_size, (cfg.base_seed, step), phase, **cfg.options)
-        prompts = encode_prompts([problem.prompt for problem, _ in examples], cfg)              # (B, W)
+        prompts = encode_prompts([problem.prompt for problem, _ in examples], cfg)          # (B, W)
         ids = [TOKENIZER.encode(text, allowed_special="all") + [EOS] for _, text in examples]
         lengths = torch.tensor([len(row) for row in ids])
         tokens = torch.tensor([row + [PAD] * (max(lengths) - len(row)) for row in ids], device=cfg.device)
-        optimizer.zero_grad()
+        model.zero_grad()
         for rows, T in micro_batches(torch.arange(len(ids)), lengths, (len(ids) + 1) // 2):
-            logps, _ = score(model, prompts[rows], tokens[rows, :T])                            # (b, T)
+            logps, _ = score(model, prompts[rows], tokens[rows, :T])        # (b, T)
             mask = (torch.arange(T) < lengths[rows, None]).to(logps)
             aggregate(-logps, mask, "token_mean", num_tokens=lengths.sum().item()).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.param_groups[0]["lr"] = lr
         optimizer.step()
+        for weight, momentum in zip(matrices, momenta):
+            momentum.mul_(0.95).add_(weight.grad)
+            weight.data -= 5 * lr * orthogonal(momentum)
 
 
 def pass_at_k(n, c, k):
@@ -419,7 +406,7 @@ def pass_at_k(n, c, k):
 
 
 def majority(texts):
-    """The answer that most texts give, of those tied the first; a text without one does not vote. -> str or None"""
+    """The answer most texts give, of those tied the first; a text without one does not vote. -> str or None"""
     votes = collections.Counter(answer for answer in map(extract, texts) if answer is not None)
     return max(votes, key=votes.get, default=None)
 
@@ -429,105 +416,97 @@ def mean(values):
     return sum(values) / len(values) if values else None
 
 
-def complete(model, cfg, problems, copies=1, uniforms=None):
-    """Texts of `copies` completions of each problem, 512 rows at a time, and their mean length; as `rollout`."""
-    texts, tokens, size = [], 0.0, max(1, 512 // copies)
-    for i in range(0, len(problems), size):
-        u = None if uniforms is None else uniforms[i * copies:(i + size) * copies].to(cfg.device)
-        prompts = encode_prompts([problem.prompt for problem in problems[i:i + size]], cfg)
-        out = rollout(model, prompts, cfg, copies, u)
-        texts, tokens = texts + out.texts(), tokens + out.mask.sum().item()
-    return texts, tokens / len(texts)
-
-
 def evaluate(model, cfg, k):
     """Held-out scores, on problems and with uniforms that are the same for every run: greedy and, from k samples of
-    each problem, pass@1, pass@k, maj@k and what thinking is worth; k = 0: greedy only. -> dict, None: nothing to count"""
+    each problem, pass@1, pass@k, maj@k and what thinking is worth (k = 0: greedy only). -> dict of floats or None"""
     problems = common.sample_problems(cfg.task, cfg.num_eval_problems, "evaluation", "test", **cfg.options)
-    texts, length = complete(model, cfg, problems)
-    scores = {"greedy": mean(verify(problem, text) == 1 for problem, text in zip(problems, texts))}
+    N, T, scores = len(problems), cfg.max_completion_length, {}
+    for copies in (1, k)[:1 + (k > 0)]:
+        random, texts, lengths = common.generator("evaluation"), [], []
+        for some in (problems[i:i + 64] for i in range(0, N, 64)):
+            uniforms = None if not scores else torch.rand(len(some) * k, T, generator=random).to(cfg.device)
+            out = rollout(model, encode_prompts([problem.prompt for problem in some], cfg), cfg, copies, uniforms)
+            texts, lengths = texts + out.texts(), lengths + out.mask.sum(1).tolist()
+        right = [verify(problems[i // copies], text) == 1 for i, text in enumerate(texts)]
+        scores = scores or {"greedy": mean(right)}
     if k:
-        uniforms = torch.rand(len(problems) * k, cfg.max_completion_length, generator=common.generator("evaluation"))
-        texts, length = complete(model, cfg, problems, k, uniforms)
-        right = [verify(problems[i // k], text) == 1 for i, text in enumerate(texts)]
-        groups = range(0, len(texts), k)
+        groups = range(0, N * k, k)
         votes = [f"<answer>{majority(texts[i:i + k])}</answer>" for i in groups]
-        scores["pass@1"] = mean(right)
-        scores[f"pass@{k}"] = mean(pass_at_k(k, sum(right[i:i + k]), k) for i in groups)
-        scores[f"maj@{k}"] = mean(verify(problem, vote) == 1 for problem, vote in zip(problems, votes))
-        scores["accuracy_given_think"] = mean(r for r, text in zip(right, texts) if "<think>" in text)
-        scores["accuracy_given_blurt"] = mean(r for r, text in zip(right, texts) if "<think>" not in text)
-    share = mean("<think>" in text for text in texts)
-    return scores | {"think_share": share, "mean_length": length, "problems": len(problems)}
+        scores |= {"pass@1": mean(right), f"pass@{k}": mean(pass_at_k(k, sum(right[i:i + k]), k) for i in groups),
+                   f"maj@{k}": mean(verify(problem, vote) == 1 for problem, vote in zip(problems, votes)),
+                   "accuracy_given_think": mean(r for r, text in zip(right, texts) if "<think>" in text),
+                   "accuracy_given_blurt": mean(r for r, text in zip(right, texts) if "<think>" not in text)}
+    return scores | {"think_share": mean("<think>" in text for text in texts), "mean_length": mean(lengths),
+                     "problems": N}
 
 
 # ---- 7. the update, and main --------------------------------------------------------------------------------
 
 
 def backward(policy, ref, batch, A, rows, cfg, entropy_coef):
-    """Leave in the policy the gradient of (5) over `rows`, those of one optimizer step. Rows of zero advantage are left
-    out if the loss has no other term: their gradient is 0. -> metrics; kl and clip_ratio over the rows not left out"""
-    _, mask, old_logps, _ = batch.out
-    lengths, averaging = mask.sum(1).long(), LOSS_TYPES[cfg.loss_type][1]
+    """Leave in the policy the gradient of (5) over `rows`, those of one optimizer step. Rows of zero advantage are
+    skipped if the loss has no other term: their gradient is 0. -> metrics; kl and clip_ratio over rows not skipped"""
+    mask, averaging = batch.out.mask, LOSS_TYPES[cfg.loss_type][1]
+    lengths = mask.sum(1).long()
     if averaging == "micro_batch_mean":
         parts = [(part, int(lengths[part].max())) for part in rows.split(cfg.micro_batch_size)]
     else:
-        parts = micro_batches(rows if cfg.beta or entropy_coef else rows[A[rows] != 0], lengths, cfg.micro_batch_size)
+        used = rows if cfg.beta or entropy_coef else rows[A[rows] != 0]
+        parts = micro_batches(used, lengths, cfg.micro_batch_size)
     for weight in policy.parameters():
-        weight.grad = torch.zeros_like(weight)                      # not None: Adam must step without signal, too
+        weight.grad = torch.zeros_like(weight)              # not None: Adam steps, signal or not
     sums, loss, largest = torch.zeros(4), 0.0, 0.0
     for part, T in parts:
-        tokens, m, old = batch.out.tokens[part, :T], mask[part, :T], old_logps[part, :T]        # (b, T)
-        logps, entropy = score(policy, batch.prompts[part], tokens, cfg.temperature)            # (b, T), (b, T)
+        tokens, m, old_logps, _ = (slots[part, :T] for slots in batch.out)                  # (b, T) each
+        logps, entropy = score(policy, batch.prompts[part], tokens, cfg.temperature)        # (b, T), (b, T)
         with torch.no_grad():
-            ref_logps, _ = score(ref, batch.prompts[part], tokens, cfg.temperature)             # (b, T)
-        token_loss = (policy_loss(logps, old, A[part], m, cfg.loss_type, cfg.epsilon, cfg.epsilon_high)
-                      + cfg.beta * kl(logps, ref_logps, cfg.kl_estimator) - entropy_coef * entropy)     # eq. (5)
-        part_loss = aggregate(token_loss, m, averaging, len(rows), mask[rows].sum(), cfg.max_completion_length)
+            ref_logps, _ = score(ref, batch.prompts[part], tokens, cfg.temperature)         # (b, T)
+        terms = (policy_loss(logps, old_logps, A[part], m, cfg.loss_type, cfg.epsilon, cfg.epsilon_high)
+                 + cfg.beta * kl(logps, ref_logps, cfg.kl_estimator) - entropy_coef * entropy)      # eq. (5)
+        part_loss = aggregate(terms, m, averaging, len(rows), mask[rows].sum(), cfg.max_completion_length)
         part_loss.backward()
         with torch.no_grad():
-            log_rho, side = log_ratio(logps, old, m), A[part, None]
-            sums += torch.stack([x.sum().cpu() for x in (
-                m, kl(logps, ref_logps) * m, (log_rho.exp() < 1 - cfg.epsilon) & (side < 0),
-                (log_rho.exp() > 1 + cfg.epsilon_high) & (side > 0))])
-        loss, largest = loss + part_loss.item(), max(largest, log_rho.abs().max().item())
-    kl_mean, low, high = (sums[1:] / sums[0].clamp(min=1)).tolist()
-    return {"loss": loss, "kl": kl_mean, "clip_ratio/low_mean": low, "clip_ratio/high_mean": high,
-            "clip_ratio/region_mean": low + high, "max_log_ratio": largest}
+            log_rho, side = log_ratio(logps, old_logps, m), A[part, None]
+            low, high = (log_rho.exp() < 1 - cfg.epsilon) & (side < 0), (log_rho.exp() > 1 + cfg.epsilon_high) & (side > 0)
+            sums += torch.stack([x.sum().cpu() for x in (m, kl(logps, ref_logps) * m, low, high)])
+            loss, largest = loss + part_loss.item(), max(largest, log_rho.abs().max().item())
+    tokens, kl_sum, low, high = sums.tolist()
+    return {"loss": loss, "kl": kl_sum / max(1, tokens), "clip_ratio/low_mean": low / max(1, tokens),
+            "clip_ratio/high_mean": high / max(1, tokens), "max_log_ratio": largest}
 
 
 def update(policy, ref, optimizer, batch, A, cfg, step):
     """num_iterations passes over the batch, num_mini_batches optimizer steps each. -> their mean metrics"""
     optimizer.param_groups[0]["lr"] = cfg.learning_rate * min(1.0, (step + 1) / max(1, cfg.warmup_steps))
-    entropy_coef = cfg.entropy_coef * (max(0.0, 1 - step / cfg.entropy_decay_steps) if cfg.entropy_decay_steps else 1)
+    entropy_coef = cfg.entropy_coef * max(0.0, 1 - step / (cfg.entropy_decay_steps or math.inf))
     seen = []
     for iteration in range(cfg.num_iterations):
         rows = torch.arange(len(A))
         if cfg.num_mini_batches > 1:
             rows = torch.randperm(len(A), generator=common.generator(cfg.seed, "shuffle", step, iteration))
         for mini_batch in rows.tensor_split(cfg.num_mini_batches):
-            seen.append(backward(policy, ref, batch, A, mini_batch, cfg, entropy_coef))
-            seen[-1]["grad_norm"] = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm).item()
-            if not math.isfinite(seen[-1]["loss"] + seen[-1]["grad_norm"]):
-                common.fail(f"step {step + 1}: {seen[-1]} is not finite; the last checkpoint is kept", code=1)
+            metrics = backward(policy, ref, batch, A, mini_batch, cfg, entropy_coef)
+            metrics["grad_norm"] = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm).item()
+            if not math.isfinite(metrics["loss"] + metrics["grad_norm"]):
+                common.fail(f"step {step + 1} is not finite: {metrics}; the last checkpoint is kept", code=1)
             optimizer.step()
+            seen.append(metrics)
     first = {"sampling/sampling_logp_difference/max": seen[0]["max_log_ratio"]}
-    return {key: mean(metrics[key] for metrics in seen) for key in seen[0]} | first
+    return {name: mean(metrics[name] for metrics in seen) for name in seen[0]} | first
 
 
-def describe(batch, cfg):
-    """What the samples of a step are like, under TRL's names."""
-    lengths = batch.out.mask.sum(1)
+def describe(batch):
+    """What the samples of a step are like, in TRL's words."""
+    lengths, ended = batch.out.mask.sum(1), (batch.out.tokens == EOS).any(1)
     return {"reward": batch.rewards.mean().item(), "reward_std": batch.rewards.std(1).mean().item(),
             "frac_reward_zero_std": 1 - has_signal(batch.rewards).float().mean().item(), "accuracy": batch.accuracy,
-            "completions/mean_length": lengths.mean().item(),
-            "completions/clipped_ratio": 1 - (batch.out.tokens == EOS).any(1).float().mean().item(),
+            "completions/mean_length": lengths.mean().item(), "completions/clipped_ratio": 1 - ended.float().mean().item(),
             "entropy": (batch.out.entropy.sum() / lengths.sum()).item()}
 
 
 COLUMNS = {"reward": "reward", "no sign": "frac_reward_zero_std", "length": "completions/mean_length",
-           "entropy": "entropy", "kl": "kl", "clip": "clip_ratio/region_mean", "grad": "grad_norm"}
-BASE_CODE = (Block, GPT, logprobs, score, aggregate, micro_batches, encode_prompts, warm_start)
+           "entropy": "entropy", "kl": "kl", "clip": "clip_ratio/high_mean", "grad": "grad_norm"}
+BASE_CODE = (Block, GPT, logprobs, score, aggregate, micro_batches, encode_prompts, orthogonal, warm_start)
 
 
 def main(argv=None):
@@ -537,18 +516,17 @@ def main(argv=None):
     policy = GPT(cfg).to(cfg.device)
     if cfg.prompt:
         policy.load_state_dict(run.resumed["policy"])
-        print(rollout(policy, encode_prompts([cfg.prompt], cfg), cfg).texts()[0])
-        return
+        return print(rollout(policy, encode_prompts([cfg.prompt], cfg), cfg).texts()[0])
     run.base(policy, functools.partial(warm_start, cfg), BASE_CODE)
-    ref = copy.deepcopy(policy).requires_grad_(False)
+    ref = copy.deepcopy(policy)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
     P, G = cfg.num_prompts, cfg.num_generations
     print(f"{P} prompts x {G} completions = {P * G} per step")
     for step in run.steps(functools.partial(evaluate, policy, cfg), policy=policy, optimizer=optimizer):
-        batch = sample_batch(policy, cfg, step)                         # questions, G outputs of each, their rewards
-        A = advantages(batch.rewards, cfg.scale_rewards).view(-1).to(cfg.device)        # (B,)  group-relative
-        metrics = update(policy, ref, optimizer, batch, A, cfg, step)   # mu passes that lower (5)
-        run.log(describe(batch, cfg) | metrics, batch, A)
+        batch = sample_batch(policy, cfg, step)                     # questions, G outputs of each, their rewards
+        A = advantages(batch.rewards, cfg.scale_rewards).view(-1).to(cfg.device)            # (B,)
+        metrics = update(policy, ref, optimizer, batch, A, cfg, step)       # mu passes that lower (5)
+        run.log(describe(batch) | metrics, batch, A)
     return run.finish()
 
 
