@@ -1,8 +1,8 @@
 """What the scripts share and no paper is about: flags, arithmetic problems, and the run itself (folder, logs,
 checkpoints, resume, console). No model, no verifier, no loss is in here.
 
-Every random number of a run is a function of (seed, purpose, step), see `generator`: there is no generator state
-to save, and a resumed run draws what the uninterrupted one would have drawn.
+Every random number of a run is a function of (seed, purpose, step), see `generator`: there is no generator
+state to save, and a resumed run draws what the uninterrupted one would have drawn.
 """
 import argparse
 import ctypes
@@ -10,7 +10,6 @@ import dataclasses
 import functools
 import importlib.util
 import inspect
-import itertools
 import json
 import math
 import os
@@ -25,9 +24,9 @@ from typing import NamedTuple
 
 import torch
 
-print = functools.partial(print, flush=True)                # a line shows when it is printed, in a pipe too
+print = functools.partial(print, flush=True)        # a line shows when it is printed, in a pipe too
 
-# ---- 1. flags -----------------------------------------------------------------------------------------------
+# ---- 1. flags ----------------------------------------------------------------------------------------------
 
 
 def fail(message, code=2):
@@ -45,8 +44,8 @@ def flag(default, help, group="algorithm", low=None, choices=None, why=""):
 run_flag, sample_flag, step_flag, eval_flag, base_flag = (functools.partial(flag, group=group) for group in (
     "run", "sampling", "optimizer", "evaluation", "base policy (shared by the scripts, cached in runs/base)"))
 # What a resumed run may change without becoming another run.
-MAY_DIFFER = {"max_steps", "stop_at", "save_steps", "eval_steps", "num_eval_problems", "num_eval_samples", "device",
-              "prompt", "output_dir", "resume_from_checkpoint"}
+MAY_DIFFER = {"max_steps", "stop_at", "save_steps", "eval_steps", "num_eval_problems", "num_eval_samples",
+              "device", "prompt", "output_dir", "resume_from_checkpoint"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,11 +54,11 @@ class Config:
     task: str = run_flag("arithmetic", "arithmetic, or NAME for tasks/NAME.py")
     operands: int = run_flag(5, "numbers in an arithmetic problem", low=2)
     max_steps: int = run_flag(60, "batches to train on at most; 0 makes and evaluates the base only", low=0)
-    stop_at: float = run_flag(0.99, "stop when the last 5 batches are this accurate on average; 2: never", low=0)
+    stop_at: float = run_flag(0.98, "stop when 5 batches on end are this accurate on average; 2: never", low=0)
     seed: int = run_flag(0, "of problems, sampling and shuffling", low=0)
-    device: str = run_flag("auto", "auto is CUDA where there is one", choices=("auto", "cpu", "cuda", "mps"))
-    num_threads: int = run_flag(0, "CPU threads; 0 is two, or one on a single core", low=0)
-    output_dir: str = run_flag("", "run folder; default runs/ALGORITHM-TASK-sSEED, with -2, -3 ... when taken")
+    device: str = run_flag("auto", "auto: CUDA where there is one", choices=("auto", "cpu", "cuda", "mps"))
+    num_threads: int = run_flag(0, "CPU threads; 0: two, or one on a single core", low=0)
+    output_dir: str = run_flag("", "run folder; else runs/ALGORITHM-TASK-sSEED, with -2, -3 ... when taken")
     save_steps: int = run_flag(10, "steps between checkpoints", low=1)
     resume_from_checkpoint: str = run_flag("", "run folder to go on with, its flags included")
     init_from: str = run_flag("", "run folder whose trained policy takes the place of the base")
@@ -67,7 +66,7 @@ class Config:
 
     num_prompts: int = sample_flag(32, "prompts per step (P)", low=1)
     max_completion_length: int = sample_flag(40, "tokens per completion at most (L)", low=1)
-    temperature: float = sample_flag(1.0, "of sampling and scoring alike", low=1e-3, why="near 0 nothing is explored")
+    temperature: float = sample_flag(1.0, "of sampling and scoring alike", low=1e-3, why="0 explores nothing")
 
     learning_rate: float = step_flag(3e-4, "of AdamW", low=0)
     warmup_steps: int = step_flag(0, "steps of linear learning-rate warm-up, constant after it", low=0)
@@ -78,7 +77,7 @@ class Config:
 
     eval_steps: int = eval_flag(10, "steps between greedy evaluations", low=1)
     num_eval_problems: int = eval_flag(512, "held-out problems", low=1)
-    num_eval_samples: int = eval_flag(8, "samples of each, before and after training (k of pass@k, maj@k)", low=1)
+    num_eval_samples: int = eval_flag(8, "samples of each before and after training (k of pass@k)", low=1)
 
     hidden_size: int = base_flag(64, "width (D)", low=1)
     num_hidden_layers: int = base_flag(2, "decoder layers", low=1)
@@ -105,10 +104,10 @@ class Config:
         for f in dataclasses.fields(self):
             value, low = getattr(self, f.name), f.metadata["low"]
             if low is not None and not low <= value < math.inf:
-                fail(f"--{f.name} {value}: must be at least {low} and finite{f.metadata['why']}")
+                fail(f"--{f.name} {value}: must be finite and at least {low}{f.metadata['why']}")
         there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
         for broken, message in (
-                (not there.get(self.device, True), f"--device {self.device}: torch finds none; use --device cpu"),
+                (not there.get(self.device, True), f"--device {self.device}: torch finds none; try --device cpu"),
                 (self.hidden_size % (2 * self.num_attention_heads),
                  f"--hidden_size {self.hidden_size}: must be a multiple of 2 * num_attention_heads"),
                 (self.num_attention_heads % self.num_key_value_heads,
@@ -116,61 +115,53 @@ class Config:
                 (self.prompt and not self.resume_from_checkpoint,
                  f"--prompt {self.prompt}: needs --resume_from_checkpoint RUN, whose policy is to answer"),
                 (self.init_from and self.resume_from_checkpoint,
-                 f"--init_from {self.init_from}: a resumed run has its weights; leave one of the two flags out")):
+                 f"--init_from {self.init_from}: a resumed run has its weights; leave one of the flags out")):
             if broken:
                 fail(message)
         load_task(self.task)
 
     @classmethod
     def parse(cls, argv=None):
-        """The flags of `argv` over the defaults, or over those of the run it resumes; one line and exit 2 if bad."""
+        """The flags of `argv` over the defaults, or over those of the run it resumes; exits if they are bad."""
         parser = argparse.ArgumentParser(description=sys.modules[cls.__module__].__doc__, allow_abbrev=False,
                                          formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.error = lambda message: fail(f"{message} (--help lists the flags)")
         groups = {}
         for f in sorted(dataclasses.fields(cls), key=lambda f: f.metadata["group"] != "algorithm"):
-            name, default = f.metadata["group"], "none" if f.default == "" else f.default
+            name = f.metadata["group"]
             group = groups[name] = groups.get(name) or parser.add_argument_group(name)
-            kind = (dict(type=yes_or_no, nargs="?", const=True, metavar="yes|no") if f.type is bool else
-                    dict(type=f.type, choices=f.metadata["choices"], metavar=f.type.__name__.upper()))
-            group.add_argument(f"--{f.name}", default=argparse.SUPPRESS, **kind,
-                               help=f"{f.metadata['help']} (default {default})".replace("False", "no"))
-        words = sys.argv[1:] if argv is None else argv
-        given = vars(parser.parse_args([re.sub("^--[^=]*", lambda flag: "--" + flag[0][2:].replace("-", "_"), word)
-                                        for word in words]))                  # --max-steps is --max_steps
+            group.add_argument(f"--{f.name}", type=f.type, choices=f.metadata["choices"], default=argparse.SUPPRESS,
+                               metavar="|".join(f.metadata["choices"] or [f.type.__name__.upper()]),
+                               help=f"{f.metadata['help']} (default {f.default or repr(f.default)})")
+        words = [re.sub("^--[^=]*", lambda name: "--" + name[0][2:].replace("-", "_"), word)
+                 for word in (sys.argv[1:] if argv is None else argv)]                  # --max-steps is --max_steps
+        given = vars(parser.parse_args(words))
         cfg = cls(**(cls.stored(given) | given))
         cfg.check()
-        auto = {"auto": "cuda" if torch.cuda.is_available() else "cpu"}
-        return dataclasses.replace(cfg, device=auto.get(cfg.device, cfg.device),
-                                   num_threads=cfg.num_threads or min(2, os.cpu_count() or 1))
+        device = {"auto": "cuda" if torch.cuda.is_available() else "cpu"}.get(cfg.device, cfg.device)
+        return dataclasses.replace(cfg, device=device, num_threads=cfg.num_threads or min(2, os.cpu_count() or 1))
 
     @classmethod
     def stored(cls, given):
-        """The flags of the run that `given` resumes, which `given` may not contradict; none if it resumes none."""
-        folder, name = given.get("resume_from_checkpoint"), cls().script.name
+        """The flags of the run that `given` resumes, which `given` may not contradict; {} if it resumes none."""
+        folder, script = given.get("resume_from_checkpoint"), cls().script.name
         if not folder:
             return {}
         try:
             saved = json.loads(Path(folder, "config.json").read_text())
-            stored, same_script = dict(saved["config"]), saved["script"] == name
+            stored, same = dict(saved["config"]), saved["script"] == script
         except (OSError, ValueError, KeyError, TypeError):
             fail(f"--resume_from_checkpoint {folder}: has no readable config.json; name the folder of a run")
-        if not same_script or stored.keys() != {f.name for f in dataclasses.fields(cls)}:
-            fail(f"--resume_from_checkpoint {folder}: not made by this {name}; resume with the script that made it")
-        for flag in given.keys() - MAY_DIFFER:
-            if given[flag] != stored[flag]:
-                fail(f"--{flag} {given[flag]}: the run has {stored[flag]}; leave the flag out, or start a new run "
-                     f"with --init_from {folder}")
+        if not same or stored.keys() != {f.name for f in dataclasses.fields(cls)}:
+            fail(f"--resume_from_checkpoint {folder}: is no run of this {script}; use the script that made it")
+        for name in given.keys() - MAY_DIFFER:
+            if given[name] != stored[name]:
+                fail(f"--{name} {given[name]}: the run has {stored[name]}; leave the flag out, or start a new "
+                     f"run with --init_from {folder}")
         return stored
 
 
-def yes_or_no(text):
-    if text not in ("yes", "no"):
-        raise argparse.ArgumentTypeError(f"{text}: say yes or no")
-    return text == "yes"
-
-
-# ---- 2. problems --------------------------------------------------------------------------------------------
+# ---- 2. problems -------------------------------------------------------------------------------------------
 
 
 class Problem(NamedTuple):
@@ -181,10 +172,10 @@ class Problem(NamedTuple):
 
 
 class arithmetic:
-    """The default task, in the shape of a file of tasks/ (its verifier stands in the scripts): nested expressions,
-    every intermediate value in 0..20, e.g. ((((3+4)-5)*4)-2)= worked out as 3+4=7;7-5=2;2*4=8;8-2=6."""
+    """The default task, in the shape of a file of tasks/ (its verifier stands in the scripts): every intermediate
+    value is in 0..20, e.g. ((((3+4)-5)*4)-2)= worked out as 3+4=7;7-5=2;2*4=8;8-2=6."""
     EXAMPLE = "((3+4)*2)="
-    CORPUS = {"shorter": 0.2}   # in the warm start only: padding on the left must be an ordinary sight
+    CORPUS = {"shorter": 0.2}   # options of the warm start: it must make padding on the left an ordinary sight
 
     @staticmethod
     def width(operands=5):
@@ -207,7 +198,7 @@ class arithmetic:
 
     @staticmethod
     def corpus(problem, rng, phase):
-        """Somebody's completion: the textbook works nine of ten answers out, in the forum four people of five blurt."""
+        """A completion: the textbook works nine of ten answers out, in the forum four people of five blurt."""
         thinks = rng.random() < {"textbook": 0.9, "forum": 0.2}[phase]
         return f"<think>{problem.work}</think>" * thinks + f"<answer>{problem.answer}</answer>"
 
@@ -228,8 +219,8 @@ def load_task(name):
 
 
 def sample_problems(task, n, seed, split="train", **options):
-    """n problems, a function of the arguments. Every tenth prompt, by its hash, is held out for "test": it occurs in
-    no warm start and in no training batch. ValueError if the split has another name."""
+    """n problems, a function of the arguments. Every tenth prompt, by its hash, is held out for "test": it occurs
+    in no warm start and in no training batch. ValueError if the split has another name."""
     if split not in ("train", "test"):
         raise ValueError(f"split={split!r}: must be 'train' or 'test'")
     rng, found = random.Random(repr((task, seed, split))), []
@@ -254,23 +245,23 @@ def generator(*purpose):
     return torch.Generator().manual_seed(random.Random(repr(purpose)).getrandbits(63))
 
 
-# ---- 3. the run ---------------------------------------------------------------------------------------------
+# ---- 3. the run --------------------------------------------------------------------------------------------
 
 LOGS = ("metrics.jsonl", "samples.jsonl")
-WARNINGS = (                    # what a step looks like when learning cannot work, and what to say about it, once
-    (lambda m: m["frac_reward_zero_std"] == 1 and m["accuracy"] < 0.5, "no group has signal: the completions of a "
-     "prompt all earn the same. Raise --num_generations or --temperature, or begin from a better base."),
-    (lambda m: m["completions/clipped_ratio"] > 0.5, "most completions are cut off. Raise --max_completion_length."),
-    (lambda m: m["entropy"] < 0.005 and m["accuracy"] < 0.9, "entropy has collapsed: nothing new is tried. Lower "
-     "--learning_rate, or raise --epsilon_high or --entropy_coef."),
-    (lambda m: m["sampling/sampling_logp_difference/max"] > 1e-3, "the first ratio is not 1: sampling and scoring "
-     "disagree. Do they use the same weights, temperature and mask?"))
+WARNINGS = (                    # how a step looks when learning cannot work, and what to say of it, once
+    (lambda m: m["frac_reward_zero_std"] == 1 and m["accuracy"] < 0.5, "no group has signal: completions of a "
+     "prompt all earn the same. Raise --num_generations or --temperature, or take a better base."),
+    (lambda m: m["completions/clipped_ratio"] > 0.5, "most completions are cut. Raise --max_completion_length."),
+    (lambda m: m["entropy"] < 0.005 and m["accuracy"] < 0.9, "entropy has collapsed: nothing new is tried. "
+     "Lower --learning_rate, or raise --epsilon_high or --entropy_coef."),
+    (lambda m: m["sampling/sampling_logp_difference/max"] > 1e-3, "the first ratio is not 1: sampling and "
+     "scoring disagree. Do they use the same weights, temperature and mask?"))
 
 
 def keep_freed_memory():
-    """Have glibc reuse big buffers instead of handing them back to the kernel: 1.2 to 1.6 times faster CPU steps."""
+    """Have glibc reuse big buffers, not hand them back to the kernel: CPU steps are 1.2 to 1.6 times faster."""
     if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
-        for option, value in ((-3, 1 << 30), (-1, (1 << 31) - 1)):          # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
+        for option, value in ((-3, 1 << 30), (-1, (1 << 31) - 1)):      # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
             ctypes.CDLL(None).mallopt(option, value)
 
 
@@ -287,13 +278,13 @@ def read(folder, name, device, blame):
         return torch.load(Path(folder, name), map_location=device, weights_only=True)
     except FileNotFoundError:
         fail(f"{blame} {folder}: has no {name}; name the folder of a run")
-    except Exception as error:                              # a damaged file makes torch.load raise nearly anything
+    except Exception as error:                      # a damaged file makes torch.load raise nearly anything
         fail(f"{blame} {folder}: {name} is damaged ({type(error).__name__}); start a new run")
 
 
 class Run:
-    """One run: its folder, what it logs and prints, when it saves, evaluates and stops. `columns` are the console's:
-    heading -> key in the metrics of a step. Nothing is written before `base`."""
+    """One run: its folder, what it logs and prints, when it saves, evaluates and stops. `columns` are those of the
+    console: heading -> key in the metrics of a step. Nothing is written before `base`."""
 
     def __init__(self, cfg, columns, argv=None):
         keep_freed_memory()
@@ -309,37 +300,53 @@ class Run:
             self.initial = read(self.folder, "base.pt", cfg.device, "--resume_from_checkpoint")
 
     def base(self, model, train, code):
-        """Open the run and fill `model` with the policy it starts from, kept as base.pt: that of --init_from, or the
-        one shared in runs/base/, which train(model, progress) makes if need be. `code`: the sources that shape it."""
+        """Open the run, fill `model` with the policy it starts from, and keep that as base.pt: the policy of
+        --init_from, or what train(model, progress) makes, cached in runs/base/ under the hash of everything that
+        shapes it (`code`: the sources)."""
+        cfg, fields = self.cfg, dataclasses.fields(self.cfg)
         try:
             model.load_state_dict(self.initial or model.state_dict())
         except RuntimeError:
-            fail(f"--init_from {self.cfg.init_from}: that model has another shape; give this run its model flags")
+            fail(f"--init_from {cfg.init_from}: that model has another shape; give this run its model flags")
         self.open()
+        flags = [(f.name, getattr(cfg, f.name)) for f in fields if f.metadata["group"].startswith("base")]
+        source = [inspect.getsource(part) for part in (*code, load_task(cfg.task), sample_problems, sample_corpus)]
+        key = repr((cfg.options, flags, cfg.device, cfg.num_threads, torch.__version__, source))
+        cached = Path(f"runs/base/{cfg.task}-s{cfg.base_seed}-{zlib.crc32(key.encode()):08x}.pt")
+        if not self.initial and cached.exists():
+            try:
+                self.initial = torch.load(cached, map_location=cfg.device, weights_only=True)
+                model.load_state_dict(self.initial)
+                print(f"base read from {cached}")
+            except Exception as error:              # as in `read`
+                self.initial = print(f"{cached} is damaged ({type(error).__name__}): making it again")
         if not self.initial:
-            self.shared_base(model, train, code)
+            train(model, self.progress)
+            cached.parent.mkdir(parents=True, exist_ok=True)
+            write(cached, model.state_dict())
         write(self.folder / "base.pt", model.state_dict())
         self.state["seconds_warm_start"] = time.perf_counter() - self.clock
 
     def open(self):
-        """The run folder (--output_dir, which must be new or empty, or the first free default) and its config.json."""
-        cfg, default = self.cfg, f"runs/{self.cfg.script.stem}-{self.cfg.task}-s{self.cfg.seed}"
-        names = itertools.chain([default], (f"{default}-{n}" for n in itertools.count(2)))
+        """The run folder (--output_dir, which must be new or empty, or the first free default), config.json."""
+        cfg, n = self.cfg, 1
         if not cfg.resume_from_checkpoint:
-            self.folder = Path(cfg.output_dir or next(name for name in names if not os.path.exists(name)))
+            default = f"runs/{cfg.script.stem}-{cfg.task}-s{cfg.seed}"
+            self.folder = Path(cfg.output_dir or default)
+            while not cfg.output_dir and self.folder.exists():
+                self.folder = Path(f"{default}-{(n := n + 1)}")
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 fail(f"--output_dir {self.folder}: cannot be made ({error.strerror})")
             if any(file.suffix != ".tmp" for file in self.folder.iterdir()):
                 fail(f"--output_dir {self.folder}: is not empty; name a new folder, or resume the run in it")
-        write(self.folder / "config.json", json.dumps({
-            "script": cfg.script.name, "argv": self.argv, "python": sys.version, "torch": torch.__version__,
-            "config": dataclasses.asdict(cfg) | {"resume_from_checkpoint": ""}}, indent=2))
+        config = {"script": cfg.script.name, "argv": self.argv, "python": sys.version, "torch": torch.__version__,
+                  "config": dataclasses.asdict(cfg) | {"resume_from_checkpoint": ""}}
+        write(self.folder / "config.json", json.dumps(config, indent=2))
         write(self.folder / cfg.script.name, cfg.script.read_text())
         signal.signal(signal.SIGINT, self.on_ctrl_c)
-        print(f"{cfg.script.name} on {cfg.task}: {cfg.device}, {cfg.num_threads} threads, torch {torch.__version__}")
-        print(f"run folder {self.folder}")
+        print(f"{cfg.script.name}, task {cfg.task}: {cfg.device}, {cfg.num_threads} threads, folder {self.folder}")
 
     def on_ctrl_c(self, *_):
         """In training, the first time, let the step finish. os.write, because a print may be under way."""
@@ -352,37 +359,20 @@ class Run:
     def command(self):
         return f"python {self.cfg.script.name} --resume_from_checkpoint '{self.folder}'"
 
-    def shared_base(self, model, train, code):
-        """Read, or make, the file of runs/base/ that is named after everything that shapes the base."""
-        cfg, fields = self.cfg, dataclasses.fields(self.cfg)
-        flags = [(f.name, getattr(cfg, f.name)) for f in fields if f.metadata["group"].startswith("base")]
-        source = [inspect.getsource(part) for part in (*code, load_task(cfg.task), sample_problems, sample_corpus)]
-        key = repr((cfg.task, cfg.options, flags, cfg.device, cfg.num_threads, torch.__version__, source))
-        path = Path(f"runs/base/{cfg.task}-s{cfg.base_seed}-{zlib.crc32(key.encode()):08x}.pt")
-        if path.exists():
-            try:
-                model.load_state_dict(torch.load(path, map_location=cfg.device, weights_only=True))
-                return print(f"base read from {path}")
-            except Exception as error:                      # see read
-                print(f"{path} is damaged ({type(error).__name__}): making it again")
-        train(model, self.progress)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(path, model.state_dict())
-
     def progress(self, label, steps):
-        """range(steps), saying every fifth of the way how long it will take."""
+        """range(steps), saying at every fifth of the way how long it will take."""
         start = time.perf_counter()
         for done in range(1, steps + 1):
             yield done - 1
             if done % max(1, steps // 5) == 0:
                 spent = time.perf_counter() - start
-                print(f"{label} {100 * done // steps:4d}%  {spent:4.0f} s, {spent / done * (steps - done):3.0f} s left")
+                print(f"{label} {100 * done // steps:4d}%  {spent / done * (steps - done):3.0f} s left")
 
     def steps(self, evaluate, **parts):
         """Yield the steps still to do. `parts` (policy=..., optimizer=...: with a state_dict) make a checkpoint;
-        evaluate(samples) measures the policy: in full before and after training, greedily every eval_steps."""
+        evaluate(k) measures the policy: in full before and after training, greedily (k=0) every eval_steps."""
         cfg, state, resumed, self.parts, self.evaluate = self.cfg, self.state, self.resumed, parts, evaluate
-        for name in LOGS:                                   # a killed run may have logged more than it saved
+        for name in LOGS:                           # a killed run may have logged more than it saved
             with open(self.folder / name, "ab") as log:
                 log.truncate(resumed["logs"][name] if resumed else 0)
         if resumed:
@@ -400,9 +390,9 @@ class Run:
             yield state["step"]
             state["step"] += 1
             if state["step"] % cfg.eval_steps == 0:
-                scores = evaluate(0)
-                self.append("metrics.jsonl", {"step": state["step"]} | {f"eval/{name}": scores[name] for name in scores})
-                print("      held-out: " + ", ".join(f"{name} {scores[name]:.3f}" for name in list(scores)[:3]))
+                scores = {f"eval/{name}": value for name, value in evaluate(0).items()}
+                self.append("metrics.jsonl", {"step": state["step"], **scores})
+                print("      " + ", ".join(f"{name} {value:.3f}" for name, value in list(scores.items())[:3]))
             if self.interrupted or state["step"] % cfg.save_steps == 0:
                 self.save()
             if self.interrupted:
@@ -410,32 +400,29 @@ class Run:
         self.training = False
 
     def log(self, metrics, batch, advantages):
-        """One more step: a line in metrics.jsonl and on the console; at the first and at evaluations also samples."""
+        """One more step: a line on the console and in metrics.jsonl; at the first and at evaluations also samples:
+        four groups in samples.jsonl, on the console the best and the worst completion of the most divided group."""
         step, took = self.state["step"] + 1, time.perf_counter() - self.step_clock
         self.append("metrics.jsonl", {"step": step, **metrics, "step_time": took})
         self.state["recent"] = (self.state["recent"] + [metrics["accuracy"]])[-5:]
-        print(f"{step:5d}" + "".join(f"{metrics[key]:8.3f}" for key in self.columns.values())
-              + f"{took:6.2f}{took * (self.cfg.max_steps - step):5.0f}s")
-        for broken, message in WARNINGS:
-            if message not in self.warned and broken(metrics):
-                self.warned.add(message)
-                print(f"warning: {message}")
-        if step == 1 or step % self.cfg.eval_steps == 0:
-            self.show(step, batch, advantages)
-
-    def show(self, step, batch, advantages):
-        """Four groups in samples.jsonl; on the console the best and the worst completion of the most divided group."""
-        P, G = batch.rewards.shape
-        rows = [dict(text=text, reward=reward, advantage=advantage, length=length) for text, reward, advantage, length
-                in zip(batch.texts, batch.rewards.view(-1).tolist(), advantages.view(P * G, -1).mean(1).tolist(),
-                       batch.out.mask.sum(1).tolist())]
+        cells = "".join(f"{metrics[key]:8.3f}" for key in self.columns.values())
+        print(f"{step:5d}{cells}{took:6.2f}{took * (self.cfg.max_steps - step):5.0f}s")
+        for message in [message for broken, message in WARNINGS if broken(metrics) and message not in self.warned]:
+            self.warned.add(message)
+            print(f"warning: {message}")
+        if step > 1 and step % self.cfg.eval_steps:
+            return
+        (P, G), names = batch.rewards.shape, ("text", "reward", "advantage", "length")
+        rows = [dict(zip(names, row)) for row in zip(
+            batch.texts, batch.rewards.view(-1).tolist(), advantages.view(P * G, -1).mean(1).tolist(),
+            batch.out.mask.sum(1).tolist())]
         for p, problem in enumerate(batch.problems[:4]):
             self.append("samples.jsonl", {"step": step, "prompt": problem.prompt, "answer": problem.answer,
                                           "completions": rows[p * G:p * G + G]})
         p = int((batch.rewards.amax(1) - batch.rewards.amin(1)).argmax())
         ranked = sorted(rows[p * G:p * G + G], key=lambda row: row["reward"])
-        for row in (ranked[-1], ranked[0]):
-            text = (batch.problems[p].prompt + row["text"]).encode("unicode_escape").decode()    # no control codes
+        for row in (ranked[-1], ranked[0]):         # escaped, so that no control character reaches the terminal
+            text = (batch.problems[p].prompt + row["text"]).encode("unicode_escape").decode()
             print(f"      {row['reward']:5.2f} {row['advantage']:+5.2f} {text}"[:79])
 
     def append(self, name, record):
@@ -460,14 +447,14 @@ class Run:
         write(self.folder / "summary.json", json.dumps(summary, indent=2))
         print(f"{'base':>30} trained")
         for name, before in state["base"].items():
-            values = ("-" if x is None else f"{x:.3f}" for x in (before, trained[name]))
-            print(f"{name:>22}" + "".join(f"{value:>8}" for value in values))
+            cells = ("-" if x is None else f"{x:.3f}" for x in (before, trained[name]))
+            print(f"{name:>22}" + "".join(f"{cell:>8}" for cell in cells))
         try:
             from tools.report import draw_curve
             draw_curve(self.folder)
         except ImportError as error:
             print(f"no curve.png: {error}")
-        print(f"{state['step']} steps, {state['seconds_total']:.0f} s; {self.folder} has it all. Ask the policy:")
+        print(f"{state['step']} steps, {state['seconds_total']:.0f} s; all of it is in {self.folder}. Ask the policy:")
         print(f"  {self.command()} --prompt '{load_task(self.cfg.task).EXAMPLE}'")
         signal.signal(signal.SIGINT, signal.default_int_handler)
         return summary

@@ -365,12 +365,13 @@ def sample_batch(policy, cfg, step):
 
 
 def orthogonal(matrix):
-    """The step of Muon: singular values of `matrix` pushed near 1 by five Newton-Schulz iterations."""
-    X = matrix / matrix.norm().clamp(min=1e-9)
+    """The step of Muon: `matrix` with its singular values pushed near 1, by five Newton-Schulz iterations."""
+    rows, columns = matrix.shape
+    X = (matrix if rows <= columns else matrix.mT) / matrix.norm().clamp(min=1e-9)
     for _ in range(5):
         S = X @ X.mT
         X = 3.4445 * X + (2.0315 * S @ S - 4.775 * S) @ X
-    return X * max(1, X.shape[0] / X.shape[1]) ** 0.5
+    return X if rows <= columns else X.mT * (rows / columns) ** 0.5
 
 
 def warm_start(cfg, model, progress):
@@ -393,11 +394,12 @@ def warm_start(cfg, model, progress):
             logps, _ = score(model, prompts[rows], tokens[rows, :T])        # (b, T)
             mask = (torch.arange(T) < lengths[rows, None]).to(logps)
             aggregate(-logps, mask, "token_mean", num_tokens=lengths.sum().item()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.param_groups[0]["lr"] = lr
         optimizer.step()
         for weight, momentum in zip(matrices, momenta):
             momentum.mul_(0.95).add_(weight.grad)
-            weight.data -= 5 * lr * orthogonal(momentum)
+            weight.data -= 5 * lr * orthogonal(weight.grad + 0.95 * momentum)
 
 
 def pass_at_k(n, c, k):
