@@ -8,13 +8,12 @@ import argparse
 import ctypes
 import dataclasses
 import functools
-import importlib.util
+import importlib
 import inspect
 import json
 import math
 import os
 import random
-import re
 import signal
 import sys
 import time
@@ -26,7 +25,7 @@ import torch
 
 print = functools.partial(print, flush=True)        # a line shows when it is printed, in a pipe too
 
-# ---- 1. flags ----------------------------------------------------------------------------------------------
+# ---- 1. flags -------------------------------------------------------------------------------------------
 
 
 def fail(message, code=2):
@@ -37,7 +36,7 @@ def fail(message, code=2):
 
 def flag(default, help, group="algorithm", low=None, choices=None, why=""):
     """A field of a Config that is also a command-line flag; numbers are finite and at least `low`."""
-    metadata = dict(help=help, group=group, low=low, choices=choices, why=why and f" ({why})")
+    metadata = {"help": help, "group": group, "low": low, "choices": choices, "why": why and f" ({why})"}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -54,7 +53,7 @@ class Config:
     task: str = run_flag("arithmetic", "arithmetic, or NAME for tasks/NAME.py")
     operands: int = run_flag(5, "numbers in an arithmetic problem", low=2)
     max_steps: int = run_flag(60, "batches to train on at most; 0 makes and evaluates the base only", low=0)
-    stop_at: float = run_flag(0.98, "stop when 5 batches on end are this accurate on average; 2: never", low=0)
+    stop_at: float = run_flag(0.98, "stop when the last 5 batches are this accurate; 2: never", low=0)
     seed: int = run_flag(0, "of problems, sampling and shuffling", low=0)
     device: str = run_flag("auto", "auto: CUDA where there is one", choices=("auto", "cpu", "cuda", "mps"))
     num_threads: int = run_flag(0, "CPU threads; 0: two, or one on a single core", low=0)
@@ -94,11 +93,6 @@ class Config:
         """What the task's functions take as keywords."""
         return {"operands": self.operands} if self.task == "arithmetic" else {}
 
-    @property
-    def script(self):
-        """The file that defines this Config, also when it runs as __main__."""
-        return Path(sys.modules[type(self).__module__].__file__).resolve()
-
     def check(self):
         """Exit with one line for a value, or a pair of values, that cannot work."""
         for f in dataclasses.fields(self):
@@ -106,45 +100,43 @@ class Config:
             if low is not None and not low <= value < math.inf:
                 fail(f"--{f.name} {value}: must be finite and at least {low}{f.metadata['why']}")
         there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+        H, KV, D = self.num_attention_heads, self.num_key_value_heads, self.hidden_size
         for broken, message in (
-                (not there.get(self.device, True), f"--device {self.device}: torch finds none; try --device cpu"),
-                (self.hidden_size % (2 * self.num_attention_heads),
-                 f"--hidden_size {self.hidden_size}: must be a multiple of 2 * num_attention_heads"),
-                (self.num_attention_heads % self.num_key_value_heads,
-                 f"--num_key_value_heads {self.num_key_value_heads}: must divide num_attention_heads"),
+                (D % (2 * H), f"--hidden_size {D}: must be a multiple of {2 * H}, twice the attention heads"),
+                (H % KV, f"--num_key_value_heads {KV}: must divide the {H} attention heads"),
+                (not there.get(self.device, True), f"--device {self.device}: torch finds none; use cpu"),
                 (self.prompt and not self.resume_from_checkpoint,
-                 f"--prompt {self.prompt}: needs --resume_from_checkpoint RUN, whose policy is to answer"),
+                 f"--prompt {self.prompt}: whose answer? Add --resume_from_checkpoint RUN"),
                 (self.init_from and self.resume_from_checkpoint,
-                 f"--init_from {self.init_from}: a resumed run has its weights; leave one of the flags out")):
+                 f"--init_from {self.init_from}: the resumed run has its weights; leave one flag out")):
             if broken:
                 fail(message)
         load_task(self.task)
 
     @classmethod
     def parse(cls, argv=None):
-        """The flags of `argv` over the defaults, or over those of the run it resumes; exits if they are bad."""
+        """The flags of `argv` over the defaults, or over those of the run it resumes. Exits if one is bad."""
         parser = argparse.ArgumentParser(description=sys.modules[cls.__module__].__doc__, allow_abbrev=False,
                                          formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.error = lambda message: fail(f"{message} (--help lists the flags)")
         groups = {}
         for f in sorted(dataclasses.fields(cls), key=lambda f: f.metadata["group"] != "algorithm"):
-            name = f.metadata["group"]
+            name, choices, default = f.metadata["group"], f.metadata["choices"], f.default or repr(f.default)
             group = groups[name] = groups.get(name) or parser.add_argument_group(name)
-            group.add_argument(f"--{f.name}", type=f.type, choices=f.metadata["choices"], default=argparse.SUPPRESS,
-                               metavar="|".join(f.metadata["choices"] or [f.type.__name__.upper()]),
-                               help=f"{f.metadata['help']} (default {f.default or repr(f.default)})")
-        words = [re.sub("^--[^=]*", lambda name: "--" + name[0][2:].replace("-", "_"), word)
-                 for word in (sys.argv[1:] if argv is None else argv)]                  # --max-steps is --max_steps
-        given = vars(parser.parse_args(words))
+            both = dict.fromkeys([f"--{f.name}", f"--{f.name.replace('_', '-')}"])  # --max_steps, --max-steps
+            group.add_argument(*both, dest=f.name, type=f.type, choices=choices, default=argparse.SUPPRESS,
+                               metavar=f.type.__name__.upper(), help=f"{f.metadata['help']} [{default}]")
+        given = vars(parser.parse_args(argv))
         cfg = cls(**(cls.stored(given) | given))
         cfg.check()
         device = {"auto": "cuda" if torch.cuda.is_available() else "cpu"}.get(cfg.device, cfg.device)
-        return dataclasses.replace(cfg, device=device, num_threads=cfg.num_threads or min(2, os.cpu_count() or 1))
+        threads = cfg.num_threads or min(2, os.cpu_count() or 1)
+        return dataclasses.replace(cfg, device=device, num_threads=threads)
 
     @classmethod
     def stored(cls, given):
-        """The flags of the run that `given` resumes, which `given` may not contradict; {} if it resumes none."""
-        folder, script = given.get("resume_from_checkpoint"), cls().script.name
+        """The flags of the run that `given` resumes and may not contradict; {} if it resumes none."""
+        folder, script = given.get("resume_from_checkpoint"), Path(inspect.getfile(cls)).name
         if not folder:
             return {}
         try:
@@ -153,15 +145,15 @@ class Config:
         except (OSError, ValueError, KeyError, TypeError):
             fail(f"--resume_from_checkpoint {folder}: has no readable config.json; name the folder of a run")
         if not same or stored.keys() != {f.name for f in dataclasses.fields(cls)}:
-            fail(f"--resume_from_checkpoint {folder}: is no run of this {script}; use the script that made it")
+            fail(f"--resume_from_checkpoint {folder}: no run of this {script}; use the script that made it")
         for name in given.keys() - MAY_DIFFER:
             if given[name] != stored[name]:
-                fail(f"--{name} {given[name]}: the run has {stored[name]}; leave the flag out, or start a new "
-                     f"run with --init_from {folder}")
+                fail(f"--{name} {given[name]}: the run has {stored[name]}; leave the flag out, or begin anew "
+                     f"with --init_from {folder}")
         return stored
 
 
-# ---- 2. problems -------------------------------------------------------------------------------------------
+# ---- 2. problems ----------------------------------------------------------------------------------------
 
 
 class Problem(NamedTuple):
@@ -172,10 +164,10 @@ class Problem(NamedTuple):
 
 
 class arithmetic:
-    """The default task, in the shape of a file of tasks/ (its verifier stands in the scripts): every intermediate
-    value is in 0..20, e.g. ((((3+4)-5)*4)-2)= worked out as 3+4=7;7-5=2;2*4=8;8-2=6."""
+    """The default task, in the shape of a file of tasks/ (its verifier stands in the scripts). All intermediate
+    values are in 0..20: ((((3+4)-5)*4)-2)= is worked out as 3+4=7;7-5=2;2*4=8;8-2=6."""
     EXAMPLE = "((3+4)*2)="
-    CORPUS = {"shorter": 0.2}   # options of the warm start: it must make padding on the left an ordinary sight
+    CORPUS = {"shorter": 0.2}   # options of the warm start, which must make padding an ordinary sight
 
     @staticmethod
     def width(operands=5):
@@ -198,37 +190,31 @@ class arithmetic:
 
     @staticmethod
     def corpus(problem, rng, phase):
-        """A completion: the textbook works nine of ten answers out, in the forum four people of five blurt."""
-        thinks = rng.random() < {"textbook": 0.9, "forum": 0.2}[phase]
+        """A completion: the textbook works nine of ten answers out, in the forum seven of ten people blurt."""
+        thinks = rng.random() < {"textbook": 0.9, "forum": 0.3}[phase]
         return f"<think>{problem.work}</think>" * thinks + f"<answer>{problem.answer}</answer>"
 
 
-@functools.lru_cache(maxsize=None)
 def load_task(name):
     """`arithmetic`, or the module tasks/NAME.py with the same names and verify(problem, text)."""
     path = Path(__file__).resolve().parent / "tasks" / f"{name}.py"
     if name == "arithmetic":
         return arithmetic
-    if not name.isidentifier() or not path.is_file():
-        known = ", ".join(["arithmetic", *sorted(file.stem for file in path.parent.glob("*.py"))])
-        fail(f"--task {name}: there is no tasks/{name}.py beside common.py; the tasks here are {known}")
-    spec = importlib.util.spec_from_file_location(f"tasks.{name}", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    if not (name.isidentifier() and path.is_file()):
+        fail(f"--task {name}: there is no {path}")
+    return importlib.import_module(f"tasks.{name}")
 
 
 def sample_problems(task, n, seed, split="train", **options):
-    """n problems, a function of the arguments. Every tenth prompt, by its hash, is held out for "test": it occurs
-    in no warm start and in no training batch. ValueError if the split has another name."""
-    if split not in ("train", "test"):
-        raise ValueError(f"split={split!r}: must be 'train' or 'test'")
+    """n problems, a function of the arguments. Every tenth prompt, by its hash, is held out for "test": it is in
+    no warm start and in no training batch. ValueError if the split has another name."""
+    held_out = ("train", "test").index(split)
     rng, found = random.Random(repr((task, seed, split))), []
     for _ in range(10_000 + 1_000 * n):
         if len(found) == n:
             return found
         problem = load_task(task).sample(rng, **options)
-        if (zlib.crc32(problem.prompt.encode()) % 10 == 0) == (split == "test"):
+        if (zlib.crc32(problem.prompt.encode()) % 10 == 0) == held_out:
             found.append(problem)
     fail(f"--task {task}: has hardly any {split} problems; it needs more variety")
 
@@ -245,28 +231,28 @@ def generator(*purpose):
     return torch.Generator().manual_seed(random.Random(repr(purpose)).getrandbits(63))
 
 
-# ---- 3. the run --------------------------------------------------------------------------------------------
+# ---- 3. the run -----------------------------------------------------------------------------------------
 
 LOGS = ("metrics.jsonl", "samples.jsonl")
 WARNINGS = (                    # how a step looks when learning cannot work, and what to say of it, once
-    (lambda m: m["frac_reward_zero_std"] == 1 and m["accuracy"] < 0.5, "no group has signal: completions of a "
-     "prompt all earn the same. Raise --num_generations or --temperature, or take a better base."),
-    (lambda m: m["completions/clipped_ratio"] > 0.5, "most completions are cut. Raise --max_completion_length."),
-    (lambda m: m["entropy"] < 0.005 and m["accuracy"] < 0.9, "entropy has collapsed: nothing new is tried. "
-     "Lower --learning_rate, or raise --epsilon_high or --entropy_coef."),
-    (lambda m: m["sampling/sampling_logp_difference/max"] > 1e-3, "the first ratio is not 1: sampling and "
-     "scoring disagree. Do they use the same weights, temperature and mask?"))
+    (lambda m: m["frac_reward_zero_std"] == 1 and m["accuracy"] < 0.5,
+     "no group has signal: raise --num_generations, or take a better base"),
+    (lambda m: m["completions/clipped_ratio"] > 0.5, "completions are cut: raise --max_completion_length"),
+    (lambda m: m["entropy"] < 0.005 and m["accuracy"] < 0.9,
+     "entropy has collapsed: lower --learning_rate, or raise --entropy_coef"),
+    (lambda m: m["sampling/sampling_logp_difference/max"] > 1e-3,
+     "the first ratio is not 1: do sampling and scoring use the same weights?"))
 
 
 def keep_freed_memory():
-    """Have glibc reuse big buffers, not hand them back to the kernel: CPU steps are 1.2 to 1.6 times faster."""
+    """Have glibc reuse big buffers, not hand them back to the kernel: CPU steps are 1.2 to 1.6x faster."""
     if sys.platform == "linux" and hasattr(ctypes.CDLL(None), "mallopt"):
         for option, value in ((-3, 1 << 30), (-1, (1 << 31) - 1)):      # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
             ctypes.CDLL(None).mallopt(option, value)
 
 
 def write(path, content):
-    """To a temporary name, then renamed: a reader, or a kill at any moment, meets the old file or the new one."""
+    """To a temporary name, then renamed: a reader, or a kill at any time, meets the old file or the new."""
     part = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     part.write_text(content) if isinstance(content, str) else torch.save(content, part)
     os.replace(part, path)
@@ -276,23 +262,22 @@ def read(folder, name, device, blame):
     """What torch.save wrote (tensors and plain values only), or one line that names the flag to blame."""
     try:
         return torch.load(Path(folder, name), map_location=device, weights_only=True)
-    except FileNotFoundError:
-        fail(f"{blame} {folder}: has no {name}; name the folder of a run")
     except Exception as error:                      # a damaged file makes torch.load raise nearly anything
-        fail(f"{blame} {folder}: {name} is damaged ({type(error).__name__}); start a new run")
+        fail(f"{blame} {folder}: {name} is missing or damaged ({type(error).__name__}); name another run")
 
 
 class Run:
-    """One run: its folder, what it logs and prints, when it saves, evaluates and stops. `columns` are those of the
-    console: heading -> key in the metrics of a step. Nothing is written before `base`."""
+    """One run: its folder, what it logs and prints, when it saves, evaluates and stops. `columns` are those of
+    the console: heading -> key in the metrics of a step. Nothing is written before `base`."""
 
     def __init__(self, cfg, columns, argv=None):
         keep_freed_memory()
         torch.set_num_threads(cfg.num_threads)
-        self.cfg, self.columns, self.argv = cfg, columns, sys.argv[1:] if argv is None else list(argv)
+        self.cfg, self.columns, self.script = cfg, columns, Path(inspect.getfile(type(cfg)))
+        self.folder, self.argv = Path(cfg.resume_from_checkpoint), sys.argv[1:] if argv is None else argv
         self.state = {"step": 0, "recent": [], "base": None, "seconds_warm_start": 0.0, "seconds_total": 0.0}
         self.clock, self.warned, self.training, self.interrupted = time.perf_counter(), set(), False, False
-        self.folder, self.resumed, self.initial = Path(cfg.resume_from_checkpoint), None, None
+        self.resumed = self.initial = None
         if cfg.init_from:
             self.initial = read(cfg.init_from, "checkpoint.pt", cfg.device, "--init_from")["policy"]
         elif cfg.prompt or cfg.resume_from_checkpoint and (self.folder / "checkpoint.pt").exists():
@@ -300,9 +285,9 @@ class Run:
             self.initial = read(self.folder, "base.pt", cfg.device, "--resume_from_checkpoint")
 
     def base(self, model, train, code):
-        """Open the run, fill `model` with the policy it starts from, and keep that as base.pt: the policy of
-        --init_from, or what train(model, progress) makes, cached in runs/base/ under the hash of everything that
-        shapes it (`code`: the sources)."""
+        """Open the run and fill `model` with the policy it starts from, also kept as base.pt: that of --init_from,
+        or what train(model, progress) makes, cached in runs/base/ under the hash of all that shapes it, the
+        sources in `code` included."""
         cfg, fields = self.cfg, dataclasses.fields(self.cfg)
         try:
             model.load_state_dict(self.initial or model.state_dict())
@@ -310,28 +295,26 @@ class Run:
             fail(f"--init_from {cfg.init_from}: that model has another shape; give this run its model flags")
         self.open()
         flags = [(f.name, getattr(cfg, f.name)) for f in fields if f.metadata["group"].startswith("base")]
-        source = [inspect.getsource(part) for part in (*code, load_task(cfg.task), sample_problems, sample_corpus)]
+        source = [inspect.getsource(x) for x in (*code, load_task(cfg.task), sample_problems, sample_corpus)]
         key = repr((cfg.options, flags, cfg.device, cfg.num_threads, torch.__version__, source))
-        cached = Path(f"runs/base/{cfg.task}-s{cfg.base_seed}-{zlib.crc32(key.encode()):08x}.pt")
-        if not self.initial and cached.exists():
+        cache = Path(f"runs/base/{cfg.task}-s{cfg.base_seed}-{zlib.crc32(key.encode()):08x}.pt")
+        if not self.initial and cache.exists():
             try:
-                self.initial = torch.load(cached, map_location=cfg.device, weights_only=True)
-                model.load_state_dict(self.initial)
-                print(f"base read from {cached}")
+                model.load_state_dict(torch.load(cache, map_location=cfg.device, weights_only=True))
+                self.initial = print(f"base read from {cache}") or model.state_dict()
             except Exception as error:              # as in `read`
-                self.initial = print(f"{cached} is damaged ({type(error).__name__}): making it again")
+                print(f"{cache} is damaged ({type(error).__name__}): making it again")
         if not self.initial:
             train(model, self.progress)
-            cached.parent.mkdir(parents=True, exist_ok=True)
-            write(cached, model.state_dict())
+            cache.parent.mkdir(parents=True, exist_ok=True)
+            write(cache, model.state_dict())
         write(self.folder / "base.pt", model.state_dict())
         self.state["seconds_warm_start"] = time.perf_counter() - self.clock
 
     def open(self):
-        """The run folder (--output_dir, which must be new or empty, or the first free default), config.json."""
-        cfg, n = self.cfg, 1
+        """Make the run folder, --output_dir (new or empty) or the first free default, and its config.json."""
+        cfg, n, default = self.cfg, 1, f"runs/{self.script.stem}-{self.cfg.task}-s{self.cfg.seed}"
         if not cfg.resume_from_checkpoint:
-            default = f"runs/{cfg.script.stem}-{cfg.task}-s{cfg.seed}"
             self.folder = Path(cfg.output_dir or default)
             while not cfg.output_dir and self.folder.exists():
                 self.folder = Path(f"{default}-{(n := n + 1)}")
@@ -340,13 +323,13 @@ class Run:
             except OSError as error:
                 fail(f"--output_dir {self.folder}: cannot be made ({error.strerror})")
             if any(file.suffix != ".tmp" for file in self.folder.iterdir()):
-                fail(f"--output_dir {self.folder}: is not empty; name a new folder, or resume the run in it")
-        config = {"script": cfg.script.name, "argv": self.argv, "python": sys.version, "torch": torch.__version__,
-                  "config": dataclasses.asdict(cfg) | {"resume_from_checkpoint": ""}}
-        write(self.folder / "config.json", json.dumps(config, indent=2))
-        write(self.folder / cfg.script.name, cfg.script.read_text())
+                fail(f"--output_dir {self.folder}: is not empty; name a new folder, or resume its run")
+        write(self.folder / "config.json", json.dumps({
+            "script": self.script.name, "argv": self.argv, "python": sys.version, "torch": torch.__version__,
+            "config": dataclasses.asdict(cfg) | {"resume_from_checkpoint": ""}}, indent=2))
+        write(self.folder / self.script.name, self.script.read_text())
         signal.signal(signal.SIGINT, self.on_ctrl_c)
-        print(f"{cfg.script.name}, task {cfg.task}: {cfg.device}, {cfg.num_threads} threads, folder {self.folder}")
+        print(f"{self.script.name} on {cfg.device}, {cfg.num_threads} CPU threads, folder {self.folder}")
 
     def on_ctrl_c(self, *_):
         """In training, the first time, let the step finish. os.write, because a print may be under way."""
@@ -357,7 +340,7 @@ class Run:
             raise SystemExit(130)
 
     def command(self):
-        return f"python {self.cfg.script.name} --resume_from_checkpoint '{self.folder}'"
+        return f"python {self.script.name} --resume_from_checkpoint '{self.folder}'"
 
     def progress(self, label, steps):
         """range(steps), saying at every fifth of the way how long it will take."""
@@ -365,12 +348,12 @@ class Run:
         for done in range(1, steps + 1):
             yield done - 1
             if done % max(1, steps // 5) == 0:
-                spent = time.perf_counter() - start
-                print(f"{label} {100 * done // steps:4d}%  {spent / done * (steps - done):3.0f} s left")
+                left = (time.perf_counter() - start) / done * (steps - done)
+                print(f"{label} {100 * done // steps:3d}%, {left:.0f} s left")
 
     def steps(self, evaluate, **parts):
-        """Yield the steps still to do. `parts` (policy=..., optimizer=...: with a state_dict) make a checkpoint;
-        evaluate(k) measures the policy: in full before and after training, greedily (k=0) every eval_steps."""
+        """Yield the steps still to do. `parts` (policy=..., optimizer=...: with a state_dict) fill checkpoints;
+        evaluate(k) measures the policy: fully before and after training, greedily (k=0) every eval_steps."""
         cfg, state, resumed, self.parts, self.evaluate = self.cfg, self.state, self.resumed, parts, evaluate
         for name in LOGS:                           # a killed run may have logged more than it saved
             with open(self.folder / name, "ab") as log:
@@ -400,16 +383,16 @@ class Run:
         self.training = False
 
     def log(self, metrics, batch, advantages):
-        """One more step: a line on the console and in metrics.jsonl; at the first and at evaluations also samples:
-        four groups in samples.jsonl, on the console the best and the worst completion of the most divided group."""
+        """One more step: a line on the console and in metrics.jsonl; at the first and at evaluations samples, too:
+        four groups in samples.jsonl, on the console the best and the worst completion of one."""
         step, took = self.state["step"] + 1, time.perf_counter() - self.step_clock
         self.append("metrics.jsonl", {"step": step, **metrics, "step_time": took})
         self.state["recent"] = (self.state["recent"] + [metrics["accuracy"]])[-5:]
         cells = "".join(f"{metrics[key]:8.3f}" for key in self.columns.values())
         print(f"{step:5d}{cells}{took:6.2f}{took * (self.cfg.max_steps - step):5.0f}s")
-        for message in [message for broken, message in WARNINGS if broken(metrics) and message not in self.warned]:
-            self.warned.add(message)
-            print(f"warning: {message}")
+        for broken, message in WARNINGS:
+            if broken(metrics) and message not in self.warned:
+                self.warned.add(print(f"warning: {message}") or message)
         if step > 1 and step % self.cfg.eval_steps:
             return
         (P, G), names = batch.rewards.shape, ("text", "reward", "advantage", "length")
@@ -421,7 +404,7 @@ class Run:
                                           "completions": rows[p * G:p * G + G]})
         p = int((batch.rewards.amax(1) - batch.rewards.amin(1)).argmax())
         ranked = sorted(rows[p * G:p * G + G], key=lambda row: row["reward"])
-        for row in (ranked[-1], ranked[0]):         # escaped, so that no control character reaches the terminal
+        for row in (ranked[-1], ranked[0]):       # escaped, so that no control character reaches the terminal
             text = (batch.problems[p].prompt + row["text"]).encode("unicode_escape").decode()
             print(f"      {row['reward']:5.2f} {row['advantage']:+5.2f} {text}"[:79])
 
@@ -454,7 +437,7 @@ class Run:
             draw_curve(self.folder)
         except ImportError as error:
             print(f"no curve.png: {error}")
-        print(f"{state['step']} steps, {state['seconds_total']:.0f} s; all of it is in {self.folder}. Ask the policy:")
+        print(f"{state['step']} steps, {state['seconds_total']:.0f} s, folder {self.folder}. Ask the policy:")
         print(f"  {self.command()} --prompt '{load_task(self.cfg.task).EXAMPLE}'")
         signal.signal(signal.SIGINT, signal.default_int_handler)
         return summary

@@ -1,7 +1,7 @@
 """GRPO: group-relative policy optimization (DeepSeekMath, arXiv:2402.03300).
 
-For each question q sample G outputs o_1 .. o_G, score them, and make those likelier that did better than their
-siblings. There is no critic: the mean of the group is the baseline.
+For each question q sample G outputs o_1 .. o_G, score them, and make those likelier that did better than
+their siblings. There is no critic: the mean of the group is the baseline.
 
   A_i   = (r_i - mean(r)) / (std(r) + 1e-4)                                          (1)
   rho_t = pi(o_t | q, o_<t) / pi_old(o_t | q, o_<t)                                  (2)
@@ -9,25 +9,24 @@ siblings. There is no critic: the mean of the group is the baseline.
   KL_t  = pi_ref / pi - log(pi_ref / pi) - 1                 (k3: samples of pi)     (4)
   L     = 1/B sum_i 1/|o_i| sum_t (L_t + beta KL_t - c_H H_t)                        (5)
 
-H_t is the entropy of the policy at t. Published variants change one term. CISPO (2506.13585), SAPO (2511.20347):
+H_t is the policy's entropy at t. Variants change one term. CISPO (2506.13585) and SAPO (2511.20347):
 
   L_t   = -sg(min(rho_t, 1 + eps_high)) A log pi(o_t | q, o_<t)                      (6)
   L_t   = -4/tau sigmoid(tau (rho_t - 1)) A,          tau = 1 if A > 0, else 1.05    (7)
 
-DAPO (2503.14476), Dr. GRPO (2503.20783) and TRL's BNPO average differently in (5): see LOSS_TYPES. DAPO also has
+DAPO (2503.14476), Dr. GRPO (2503.20783) and TRL's BNPO average differently in (5), see LOSS_TYPES. DAPO adds
 eps_high > eps_low, dynamic sampling, and, for n tokens near the limit L with a buffer of c, the penalty
 
   R_i   = min(0, max(-1, (L - c - n_i) / c))                                         (8)
 
-Departs from the papers: a verifier, no reward model; beta = 0 and eps_high = .28 by default; std with ddof = 1, as
-in TRL (the paper does not say); DAPO and CISPO pool the tokens of the whole step, not of one question.
+Departs from the papers: a verifier, no reward model; beta = 0 and eps_high = .28 by default; std with ddof 1,
+as in TRL (the paper does not say); DAPO and CISPO pool the tokens of a whole step, not of each question.
 
   python grpo.py --task arithmetic
 
-warm-starts a base that blurts (greedy accuracy about 0.1) and in about a minute on two CPU cores has taught it to
-think before it answers (about 0.99), with no reward but for right answers.
+warm-starts a base that blurts (greedy accuracy 0.1) and, in about a minute on two CPU cores, teaches it to
+think before it answers (0.99), with no reward but for right answers.
 """
-import collections
 import copy
 import dataclasses
 import functools
@@ -43,10 +42,10 @@ from torch import nn
 import common
 from common import flag
 
-# Shapes: P prompts per step, G completions of each, B = P * G rows (row p * G + g), b of them in a micro-batch,
+# Shapes: P prompts per step, G completions of each, B = P * G rows (row p * G + g), b of them at work,
 # W prompt tokens, T completion tokens, V vocabulary, D width, H heads.
 
-# ---- 1. configuration ---------------------------------------------------------------------------------------
+# ---- 1. configuration -----------------------------------------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,15 +53,15 @@ class Config(common.Config):
     num_generations: int = flag(8, "completions per prompt (G)", low=2, why="a group of one has no siblings")
     loss_type: str = flag("grpo", "surrogate and averaging: a row of LOSS_TYPES",
                           choices=("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo"))
-    scale_rewards: str = flag("group", "whose standard deviation divides (1)", choices=("group", "batch", "none"))
+    scale_rewards: str = flag("group", "whose std divides in (1)", choices=("group", "batch", "none"))
     epsilon: float = flag(0.2, "lower clip range (eps_low)", low=0)
-    epsilon_high: float = flag(0.28, "upper clip range (eps_high); CISPO's cap is 1 + this, TRL's flag the cap", low=0)
+    epsilon_high: float = flag(0.28, "upper clip range (eps_high); TRL's for CISPO is 1 + this", low=0)
     num_iterations: int = flag(1, "passes over each batch (mu)", low=1)
     beta: float = flag(0.0, "weight of the KL to the base", low=0)
     kl_estimator: str = flag("k3", "estimator of KL_t, (4) being k3", choices=("k1", "k2", "k3"))
     entropy_coef: float = flag(0.0, "weight of the entropy bonus (c_H)", low=0)
     entropy_decay_steps: int = flag(0, "c_H falls linearly to 0 in so many steps; 0: it stays", low=0)
-    dynamic_sampling: str = flag("no", "sample more prompts until P groups have signal", choices=("no", "yes"))
+    dynamic_sampling: str = flag("no", "try more prompts until P groups have signal", choices=("no", "yes"))
     max_resamples: int = flag(8, "batches of prompts that dynamic sampling may add to a step", low=1)
     overlong_buffer: int = flag(0, "buffer of (8) in tokens (c); 0: no penalty", low=0)
 
@@ -70,12 +69,12 @@ class Config(common.Config):
         super().check()
         rows = self.num_prompts * self.num_generations
         if self.num_mini_batches > rows:
-            common.fail(f"--num_mini_batches {self.num_mini_batches}: must be at most the {rows} rows of a batch")
+            common.fail(f"--num_mini_batches {self.num_mini_batches}: a batch has {rows} rows only")
         if self.overlong_buffer > self.max_completion_length:
             common.fail(f"--overlong_buffer {self.overlong_buffer}: must be at most --max_completion_length")
 
 
-# ---- 2. the algorithm ---------------------------------------------------------------------------------------
+# ---- 2. the algorithm -----------------------------------------------------------------------------------
 
 SCALES = {"group": lambda rewards, eps: rewards.std(1, keepdim=True) + eps,                      # (P, 1)
           "batch": lambda rewards, eps: rewards.std() + eps,                                     # ()
@@ -83,23 +82,23 @@ SCALES = {"group": lambda rewards, eps: rewards.std(1, keepdim=True) + eps,     
 
 
 def has_signal(rewards):
-    """Which groups have unequal rewards; r - mean(r) cannot tell, rounding leaves it nonzero. (P, G) -> (P, 1)"""
+    """Which groups have unequal rewards; r - mean(r) cannot tell, because of rounding. (P, G) -> (P, 1)"""
     return rewards.amax(1, keepdim=True) > rewards.amin(1, keepdim=True)
 
 
 def advantages(rewards, scale_rewards="group", eps=1e-4):
     """How much better than its siblings each completion did, exactly 0 among equals. (P, G) -> (P, G)"""
-    A = (rewards - rewards.mean(1, keepdim=True)) / SCALES[scale_rewards](rewards, eps)          # (P, G)  eq. (1)
+    A = (rewards - rewards.mean(1, keepdim=True)) / SCALES[scale_rewards](rewards, eps)      # (P, G)  eq. (1)
     return torch.where(has_signal(rewards), A, 0.0)
 
 
 def overlong_penalty(lengths, max_length, buffer):
     """0 up to max_length - buffer tokens, then down to -1 at max_length. (B,) -> (B,)"""
-    return ((max_length - buffer - lengths) / buffer).clamp(-1.0, 0.0)                           # (B,)  eq. (8)
+    return ((max_length - buffer - lengths) / buffer).clamp(-1.0, 0.0)                         # (B,)  eq. (8)
 
 
 KL = {"k3": lambda x: torch.expm1(-x) + x,          # x = log(pi / pi_ref); unbiased, never negative  eq. (4)
-      "k2": lambda x: x.square() / 2,               # biased, but in a loss its gradient is that of KL(pi || pi_ref)
+      "k2": lambda x: x.square() / 2,          # biased, but in a loss, given the prefix, its gradient is KL's
       "k1": lambda x: x}                            # unbiased, but in a loss its gradient is only noise
 
 
@@ -110,12 +109,12 @@ def kl(logps, ref_logps, estimator="k3"):
 
 def log_ratio(logps, old_logps, mask):
     """log rho_t, and 0 in masked slots. On fresh samples the value is 0 but the gradient is not. -> (B, T)"""
-    return (logps - old_logps.detach()) * mask                                                   # (B, T)  eq. (2)
+    return (logps - old_logps.detach()) * mask                                               # (B, T)  eq. (2)
 
 
 SURROGATES = {                                      # (rho, logps, A, low, high) -> (B, T)
-    "clip": lambda rho, logps, A, low, high: -torch.min(rho * A, rho.clamp(1 - low, 1 + high) * A),   # eq. (3)
-    "cispo": lambda rho, logps, A, low, high: -rho.clamp(max=1 + high).detach() * A * logps,          # eq. (6)
+    "clip": lambda rho, logps, A, low, high: -torch.min(rho * A, rho.clamp(1 - low, 1 + high) * A),  # eq. (3)
+    "cispo": lambda rho, logps, A, low, high: -rho.clamp(max=1 + high).detach() * A * logps,         # eq. (6)
     "sapo": lambda rho, logps, A, low, high: sapo(rho, A, tau=torch.where(A > 0, 1.0, 1.05))}
 
 
@@ -123,7 +122,7 @@ def sapo(rho, A, tau):
     return -4 / tau * torch.sigmoid(tau * (rho - 1)) * A                                # (B, T)  eq. (7)
 
 
-AGGREGATIONS = {                                    # of x (B, T), with N rows and M tokens in the optimizer step
+AGGREGATIONS = {                                 # of x (B, T), with N rows and M tokens in the optimizer step
     "sequence_mean": lambda x, mask, N, M, L: (x.sum(1) / mask.sum(1).clamp(min=1)).sum() / N,  # eq. (5)
     "token_mean": lambda x, mask, N, M, L: x.sum() / M,
     "sequence_sum": lambda x, mask, N, M, L: x.sum() / N,
@@ -140,20 +139,20 @@ LOSS_TYPES = {
 
 def policy_loss(logps, old_logps, advantages, mask, loss_type="grpo", epsilon=0.2, epsilon_high=0.2):
     """L_t, and 0 in masked slots; advantages are (B,) or (B, T). -> (B, T)"""
-    A = advantages if advantages.dim() == 2 else advantages[:, None]                             # (B, 1) or (B, T)
+    A = advantages if advantages.dim() == 2 else advantages[:, None]                        # (B, 1) or (B, T)
     rho = log_ratio(logps, old_logps, mask).exp()                                                # (B, T)
     return SURROGATES[LOSS_TYPES[loss_type][0]](rho, logps, A, epsilon, epsilon_high) * mask
 
 
 def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None):
-    """Average token losses (B, T). num_sequences and num_tokens count the whole optimizer step (default: this call),
-    so that the micro-batches of a step, however it is cut, add up to one and the same gradient. -> scalar"""
+    """Average token losses (B, T). num_sequences and num_tokens count the whole optimizer step (default: this
+    call), so that its micro-batches, however it is cut, add up to one and the same gradient. -> scalar"""
     N = len(x) if num_sequences is None else num_sequences
     M = mask.sum().clamp(min=1) if num_tokens is None else num_tokens
     return AGGREGATIONS[how](x * mask, mask, N, M, max_length or x.shape[1])
 
 
-# ---- 3. tokenizer and verifier ------------------------------------------------------------------------------
+# ---- 3. tokenizer and verifier --------------------------------------------------------------------------
 
 SPECIALS = ("<think>", "</think>", "<answer>", "</answer>", "<search>", "</search>", "<information>",
             "</information>", "<|eos|>", "<|pad|>")
@@ -163,7 +162,7 @@ EOS, PAD, VOCAB = 264, 265, 320                     # the vocabulary is padded t
 
 
 def encode_prompts(prompts, cfg):
-    """Left-padded to the task's width. A prompt cannot hold a special token: its text is bytes. P str -> (P, W)"""
+    """Left-padded to the task's width. A prompt's text is bytes, never a special token. P str -> (P, W)"""
     width = common.load_task(cfg.task).width(**cfg.options)
     rows = [[PAD] * (width - len(ids)) + ids for ids in map(TOKENIZER.encode_ordinary, prompts)]
     return torch.tensor(rows, device=cfg.device)
@@ -176,7 +175,7 @@ def decode(ids):
 
 
 def extract(text):
-    """What the one <answer>..</answer> block of the text holds; None if there is no, or more than one, such tag."""
+    """What the one <answer>..</answer> block of the text holds; None if there is none, or a second tag."""
     if text.count("<answer>") != 1 or text.count("</answer>") != 1:
         return None
     block = re.search("<answer>([ -~]{1,200})</answer>", text)              # printable ASCII
@@ -191,11 +190,11 @@ def verify(problem, text):
     return float(number is not None and int(number[0]) == int(problem.answer))
 
 
-# ---- 4. the policy ------------------------------------------------------------------------------------------
+# ---- 4. the policy --------------------------------------------------------------------------------------
 
 
 class Block(nn.Module):
-    """Attention, then a SwiGLU layer, each reading a normalised copy of the residual stream and adding to it."""
+    """Attention, then a SwiGLU layer; each reads the residual stream normalised and adds to it."""
 
     def __init__(self, cfg):
         super().__init__()
@@ -208,25 +207,26 @@ class Block(nn.Module):
 
     def forward(self, x, cos, sin, cache):
         B, L, D = x.shape
-        qkv = self.qkv(self.attention_norm(x)).view(B, L, -1, D // self.H).transpose(1, 2)      # (B, H + 2 KV, L, hd)
-        qk, v = qkv.split([self.H + self.KV, self.KV], 1)
-        left, right = qk.chunk(2, -1)                   # rotary: each pair turns by an angle that grows with position
+        qkv = self.qkv(self.attention_norm(x)).view(B, L, -1, D // self.H).transpose(1, 2)
+        qk, v = qkv.split([self.H + self.KV, self.KV], 1)                 # (B, H + KV, L, hd), (B, KV, L, hd)
+        left, right = qk.chunk(2, -1)              # rotary: a pair turns by an angle that grows with position
         qk = torch.cat([left * cos - right * sin, left * sin + right * cos], -1)
-        q, kv = qk[:, :self.H], torch.stack([qk[:, self.H:], v])            # kv (2, B, KV, L, hd)
+        q, kv = qk[:, :self.H], torch.stack([qk[:, self.H:], v])            # (B, H, L, hd), (2, B, KV, L, hd)
         if cache is not None:
             kv = cache[self] = torch.cat([cache[self], kv], 3) if self in cache else kv
-        k, v = kv.unsqueeze(3).expand(-1, -1, -1, self.H // self.KV, -1, -1).flatten(2, 3)  # (B, H, all L, hd)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=L > 1)                            # (B, H, L, hd)
+        repeat = (-1, -1, -1, self.H // self.KV, -1, -1)
+        k, v = kv.unsqueeze(3).expand(repeat).flatten(2, 3)                 # (B, H, all L, hd)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=L > 1)        # (B, H, L, hd)
         x = x + self.out(y.transpose(1, 2).reshape(B, L, D))
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
         return x + self.down(F.silu(gate) * up)
 
 
 class GPT(nn.Module):
-    """Llama-style decoder: RMSNorm, rotary positions, SwiGLU, no biases, few key/value heads; tied embeddings.
+    """Llama-style decoder: RMSNorm, rotary positions, SwiGLU, no biases, few key/value heads.
 
-    tokens (B, L) -> logits (B, L, V), or those of the last `logits_to_keep` positions. A dict as `cache` takes up the
-    keys and values; with it, `tokens` are those that follow: first the whole prompt, then one at a time.
+    tokens (B, L) -> logits (B, L, V), or of the last `logits_to_keep` positions. A dict `cache` takes up the
+    keys and values; `tokens` then go on where it ends: first the whole prompt, then one at a time.
     """
 
     def __init__(self, cfg):
@@ -254,7 +254,7 @@ class GPT(nn.Module):
 
 
 def logprobs(logits, tokens, temperature=1.0, kernel="auto"):
-    """Log-probability of each token, and the entropy in nats, of softmax(logits / temperature); differentiable.
+    """Log-probability of each token and entropy in nats of softmax(logits / temperature), differentiable.
     (B, T, V), (B, T) -> (B, T), (B, T). ValueError for a kernel that is not here."""
     if kernel not in ("auto", "torch"):
         raise ValueError(f"kernel={kernel!r}: only 'torch' is here, and 'auto' takes it")
@@ -264,24 +264,24 @@ def logprobs(logits, tokens, temperature=1.0, kernel="auto"):
 
 
 def score(model, prompts, tokens, temperature=1.0):
-    """logprobs of completion tokens; the logits of a slot score the token of the next. (B, W), (B, T) -> 2 x (B, T)"""
+    """logprobs of completions: a slot's logits score the token of the next. (B, W), (B, T) -> 2 x (B, T)"""
     logits = model(torch.cat([prompts, tokens], 1)[:, :-1], logits_to_keep=tokens.shape[1])
     return logprobs(logits, tokens, temperature)
 
 
-def micro_batches(rows, lengths, size):
-    """Cut rows into micro-batches of similar length, each with its longest: little is computed on padding."""
-    for part in rows[lengths[rows].argsort(stable=True)].split(size) if len(rows) else ():
-        yield part, int(lengths[part].max())
+def micro_batches(rows, lengths, size, by_length=True):
+    """Cut rows into micro-batches: of similar length, which computes little on padding, or as they come."""
+    rows = rows[lengths[rows].argsort(stable=True)] if by_length else rows
+    return rows.split(size) if len(rows) else ()
 
 
-# ---- 5. rollout ---------------------------------------------------------------------------------------------
+# ---- 5. rollout -----------------------------------------------------------------------------------------
 
 
 class Rollout(NamedTuple):
     """Completions in T slots. Behind a row's first EOS, tokens are PAD and the rest is 0."""
     tokens: torch.Tensor        # (B, T)
-    mask: torch.Tensor          # (B, T)  1.0 on sampled tokens, the first EOS included: by position, not by id
+    mask: torch.Tensor         # (B, T)  1.0 on sampled tokens, the first EOS included: by position, not by id
     logps: torch.Tensor         # (B, T)  under the policy that sampled, at the temperature it sampled with
     entropy: torch.Tensor       # (B, T)
 
@@ -293,18 +293,18 @@ class Rollout(NamedTuple):
 
 @torch.no_grad()
 def rollout(model, prompts, cfg, copies=1, uniforms=None):
-    """`copies` completions of each prompt (P, W), side by side. uniforms[i, t] (B, T) draws slot t of row i, so no row
-    depends on another; without uniforms the likeliest token is taken. -> Rollout"""
+    """`copies` completions of each prompt (P, W), side by side. uniforms[i, t] (B, T) draws slot t of row i; no
+    row depends on another. Without uniforms the likeliest token is taken. -> Rollout"""
     B, T, cache = len(prompts) * copies, cfg.max_completion_length, {}
-    logits = model(prompts, cache, logits_to_keep=1)[:, 0].repeat_interleave(copies, 0)     # one reading a prompt
+    logits = model(prompts, cache, logits_to_keep=1)[:, 0].repeat_interleave(copies, 0)  # each is read once
     cache = {block: kv.repeat_interleave(copies, 1) for block, kv in cache.items()}
     out = Rollout(prompts.new_full((B, T), PAD), *(logits.new_zeros(B, T) for _ in range(3)))
-    rows = torch.arange(B, device=prompts.device)                           # (b,) the rows that are in the cache
+    rows = torch.arange(B, device=prompts.device)                        # (b,) the rows that are in the cache
     active = torch.ones_like(rows, dtype=torch.bool)                        # (b,) no EOS yet
     for t in range(T):
         if uniforms is None:
             token = logits.argmax(-1)                                       # (b,)
-        else:                                                               # inverse CDF, which does not end at quite 1
+        else:                                                     # inverse CDF, which does not end at quite 1
             cdf = torch.softmax(logits / cfg.temperature, -1).cumsum(-1)    # (b, V)
             token = torch.searchsorted(cdf, uniforms[rows, t, None] * cdf[:, -1:], right=True)
             token = token[:, 0].clamp(max=VOCAB - 1)                        # (b,)
@@ -316,7 +316,7 @@ def rollout(model, prompts, cfg, copies=1, uniforms=None):
         left = int(active.sum())
         if left == 0 or t + 1 == T:
             return out
-        if 2 * left <= len(rows):                                           # half are done: go on with the others
+        if 2 * left <= len(rows):                                       # half are done: go on with the others
             cache = {block: kv[:, active] for block, kv in cache.items()}
             rows, token, active = rows[active], token[active], active[active]
         logits = model(token[:, None], cache)[:, 0]                         # (b, V)
@@ -333,35 +333,35 @@ class Batch(NamedTuple):
 
 
 def sample_batch(policy, cfg, step):
-    """P prompts, G completions of each, their rewards: a function of the policy and (seed, step). With dynamic
-    sampling, further prompts are tried until P groups have signal. -> Batch"""
+    """P prompts, G completions of each, their rewards: a function of the policy and (seed, step). Dynamic
+    sampling tries further prompts until P groups have signal. -> Batch"""
     P, G, T = cfg.num_prompts, cfg.num_generations, cfg.max_completion_length
     problems, prompts, outs, texts, verdicts = [], [], [], [], []
     for attempt in range(1 + cfg.max_resamples * (cfg.dynamic_sampling == "yes")):
         problems += common.sample_problems(cfg.task, P, (cfg.seed, step, attempt), **cfg.options)
-        prompts.append(encode_prompts([problem.prompt for problem in problems[-P:]], cfg))  # (P, W)
+        prompts.append(encode_prompts([problem.prompt for problem in problems[-P:]], cfg))      # (P, W)
         uniforms = torch.rand(P * G, T, generator=common.generator(cfg.seed, "rollout", step, attempt))
         outs.append(rollout(policy, prompts[-1], cfg, G, uniforms.to(cfg.device)))
         texts += outs[-1].texts()
         verdicts += [verify(problems[i // G], texts[i]) for i in range(len(verdicts), len(texts))]
-        rewards = torch.tensor([sum(v) if isinstance(v, list) else v for v in verdicts])    # (all,)
+        rewards = torch.tensor([sum(v) if isinstance(v, list) else v for v in verdicts])        # (all,)
         accuracy = rewards.mean().item()
         if cfg.overlong_buffer:
             lengths = torch.cat([out.mask for out in outs]).sum(1).cpu()
             rewards = rewards + overlong_penalty(lengths, T, cfg.overlong_buffer)
         rewards = rewards.view(-1, G)                                       # (all, G)
-        missing = P - int(has_signal(rewards).sum())
-        if missing <= 0:
+        signal = has_signal(rewards)[:, 0]                                  # (all,)
+        if signal.sum() >= P:
             break
-    if cfg.dynamic_sampling == "yes" and missing > 0:
-        print(f"      dynamic sampling: {missing} of {P} groups without signal after {len(problems)} prompts")
-    kept = has_signal(rewards)[:, 0].int().argsort(descending=True, stable=True)[:P].sort()[0]    # (P,)
+    if cfg.dynamic_sampling == "yes" and signal.sum() < P:
+        print(f"      dynamic sampling found {signal.sum()} of {P} groups with signal in {len(signal)}")
+    kept = signal.int().argsort(descending=True, stable=True)[:P].sort()[0]                     # (P,)
     rows = (kept[:, None] * G + torch.arange(G)).view(-1)                   # (B,)
     return Batch([problems[p] for p in kept], [texts[i] for i in rows], torch.cat(prompts)[rows // G],
                  Rollout(*(torch.cat(slots)[rows] for slots in zip(*outs))), rewards[kept], accuracy)
 
 
-# ---- 6. warm start and evaluation ---------------------------------------------------------------------------
+# ---- 6. warm start and evaluation -----------------------------------------------------------------------
 
 
 def orthogonal(matrix):
@@ -375,8 +375,8 @@ def orthogonal(matrix):
 
 
 def warm_start(cfg, model, progress):
-    """Make the base: a textbook, which works answers out, then a forum, where most people blurt. Matrices learn by
-    Muon (kellerjordan.github.io/posts/muon), which needs half the batches of AdamW here, the rest by AdamW."""
+    """Make the base: a textbook, which works answers out, then a forum, where most blurt. The matrices learn
+    by Muon (kellerjordan.github.io/posts/muon), which takes half as many batches here as AdamW alone."""
     matrices = [weight for block in model.blocks for weight in block.parameters() if weight.dim() == 2]
     momenta = [torch.zeros_like(weight) for weight in matrices]
     others = [weight for weight in model.parameters() if all(weight is not matrix for matrix in matrices)]
@@ -384,13 +384,15 @@ def warm_start(cfg, model, progress):
     for step in progress("warm start", cfg.base_steps):
         lr = cfg.base_learning_rate * min((step + 1) / 50, 1 - step / cfg.base_steps)
         phase = "textbook" if step < 0.6 * cfg.base_steps else "forum"
-        examples = common.sample_corpus(cfg.task, cfg.base_batch_size, (cfg.base_seed, step), phase, **cfg.options)
+        seed = (cfg.base_seed, step)
+        examples = common.sample_corpus(cfg.task, cfg.base_batch_size, seed, phase, **cfg.options)
         prompts = encode_prompts([problem.prompt for problem, _ in examples], cfg)          # (B, W)
         ids = [TOKENIZER.encode(text, allowed_special="all") + [EOS] for _, text in examples]
         lengths = torch.tensor([len(row) for row in ids])
         tokens = torch.tensor([row + [PAD] * (max(lengths) - len(row)) for row in ids], device=cfg.device)
         model.zero_grad()
-        for rows, T in micro_batches(torch.arange(len(ids)), lengths, (len(ids) + 1) // 2):
+        for rows in micro_batches(torch.arange(len(ids)), lengths, (len(ids) + 1) // 2):
+            T = int(lengths[rows].max())
             logps, _ = score(model, prompts[rows], tokens[rows, :T])        # (b, T)
             mask = (torch.arange(T) < lengths[rows, None]).to(logps)
             aggregate(-logps, mask, "token_mean", num_tokens=lengths.sum().item()).backward()
@@ -408,73 +410,72 @@ def pass_at_k(n, c, k):
 
 
 def majority(texts):
-    """The answer most texts give, of those tied the first; a text without one does not vote. -> str or None"""
-    votes = collections.Counter(answer for answer in map(extract, texts) if answer is not None)
-    return max(votes, key=votes.get, default=None)
+    """The answer most texts give, of those tied the first; a text without one has no vote. -> str or None"""
+    answers = [answer for answer in map(extract, texts) if answer is not None]
+    return max(answers, key=answers.count, default=None)
 
 
 def mean(values):
-    values = list(values)
     return sum(values) / len(values) if values else None
 
 
 def evaluate(model, cfg, k):
-    """Held-out scores, on problems and with uniforms that are the same for every run: greedy and, from k samples of
-    each problem, pass@1, pass@k, maj@k and what thinking is worth (k = 0: greedy only). -> dict of floats or None"""
+    """Held-out scores, on the same problems and uniforms for every run: greedy and, from k samples of each,
+    pass@1, pass@k, maj@k, what thinking is worth (k = 0: greedy only). -> dict; None where nothing counts"""
     problems = common.sample_problems(cfg.task, cfg.num_eval_problems, "evaluation", "test", **cfg.options)
-    N, T, scores = len(problems), cfg.max_completion_length, {}
-    for copies in (1, k)[:1 + (k > 0)]:
+    prompts, T, scores = encode_prompts([p.prompt for p in problems], cfg), cfg.max_completion_length, {}
+    for copies in (1, k) if k else (1,):                # greedy, then sampled
         random, texts, lengths = common.generator("evaluation"), [], []
-        for some in (problems[i:i + 64] for i in range(0, N, 64)):
-            uniforms = None if not scores else torch.rand(len(some) * k, T, generator=random).to(cfg.device)
-            out = rollout(model, encode_prompts([problem.prompt for problem in some], cfg), cfg, copies, uniforms)
+        for some in prompts.split(64):
+            uniforms = torch.rand(len(some) * k, T, generator=random).to(cfg.device) if scores else None
+            out = rollout(model, some, cfg, copies, uniforms)
             texts, lengths = texts + out.texts(), lengths + out.mask.sum(1).tolist()
         right = [verify(problems[i // copies], text) == 1 for i, text in enumerate(texts)]
+        thinks = ["<think>" in text for text in texts]
         scores = scores or {"greedy": mean(right)}
     if k:
-        groups = range(0, N * k, k)
-        votes = [f"<answer>{majority(texts[i:i + k])}</answer>" for i in groups]
-        scores |= {"pass@1": mean(right), f"pass@{k}": mean(pass_at_k(k, sum(right[i:i + k]), k) for i in groups),
-                   f"maj@{k}": mean(verify(problem, vote) == 1 for problem, vote in zip(problems, votes)),
-                   "accuracy_given_think": mean(r for r, text in zip(right, texts) if "<think>" in text),
-                   "accuracy_given_blurt": mean(r for r, text in zip(right, texts) if "<think>" not in text)}
-    return scores | {"think_share": mean("<think>" in text for text in texts), "mean_length": mean(lengths),
-                     "problems": N}
+        groups = [slice(i, i + k) for i in range(0, len(texts), k)]
+        votes = [f"<answer>{majority(texts[group])}</answer>" for group in groups]
+        scores |= {"pass@1": mean(right), f"pass@{k}": mean([pass_at_k(k, sum(right[g]), k) for g in groups]),
+                   f"maj@{k}": mean([verify(problem, vote) == 1 for problem, vote in zip(problems, votes)]),
+                   "accuracy_given_think": mean([r for r, thought in zip(right, thinks) if thought]),
+                   "accuracy_given_blurt": mean([r for r, thought in zip(right, thinks) if not thought])}
+    return scores | {"think_share": mean(thinks), "mean_length": mean(lengths), "problems": len(problems)}
 
 
-# ---- 7. the update, and main --------------------------------------------------------------------------------
+# ---- 7. the update, and main ----------------------------------------------------------------------------
 
 
 def backward(policy, ref, batch, A, rows, cfg, entropy_coef):
-    """Leave in the policy the gradient of (5) over `rows`, those of one optimizer step. Rows of zero advantage are
-    skipped if the loss has no other term: their gradient is 0. -> metrics; kl and clip_ratio over rows not skipped"""
+    """Leave in the policy the gradient of (5) over `rows`, those of one optimizer step. Where the loss has no
+    other term, rows of zero advantage are skipped: their gradient is 0. -> metrics, kl and clip_ratio of the rest"""
     mask, averaging = batch.out.mask, LOSS_TYPES[cfg.loss_type][1]
-    lengths = mask.sum(1).long()
-    if averaging == "micro_batch_mean":
-        parts = [(part, int(lengths[part].max())) for part in rows.split(cfg.micro_batch_size)]
-    else:
-        used = rows if cfg.beta or entropy_coef else rows[A[rows] != 0]
-        parts = micro_batches(used, lengths, cfg.micro_batch_size)
+    used, lengths = rows, mask.sum(1).long()
+    if not (cfg.beta or entropy_coef or averaging == "micro_batch_mean"):
+        used = rows[A[rows] != 0]
     for weight in policy.parameters():
         weight.grad = torch.zeros_like(weight)              # not None: Adam steps, signal or not
     sums, loss, largest = torch.zeros(4), 0.0, 0.0
-    for part, T in parts:
-        tokens, m, old_logps, _ = (slots[part, :T] for slots in batch.out)                  # (b, T) each
-        logps, entropy = score(policy, batch.prompts[part], tokens, cfg.temperature)        # (b, T), (b, T)
+    for part in micro_batches(used, lengths, cfg.micro_batch_size, averaging != "micro_batch_mean"):
+        T = int(lengths[part].max())
+        tokens, m, old_logps, _ = (slots[part, :T] for slots in batch.out)                      # (b, T) each
+        logps, entropy = score(policy, batch.prompts[part], tokens, cfg.temperature)          # (b, T), (b, T)
         with torch.no_grad():
-            ref_logps, _ = score(ref, batch.prompts[part], tokens, cfg.temperature)         # (b, T)
+            ref_logps, _ = score(ref, batch.prompts[part], tokens, cfg.temperature)             # (b, T)
         terms = (policy_loss(logps, old_logps, A[part], m, cfg.loss_type, cfg.epsilon, cfg.epsilon_high)
-                 + cfg.beta * kl(logps, ref_logps, cfg.kl_estimator) - entropy_coef * entropy)      # eq. (5)
+                 + cfg.beta * kl(logps * m, ref_logps * m, cfg.kl_estimator)
+                 - entropy_coef * entropy)                                                      # eq. (5)
         part_loss = aggregate(terms, m, averaging, len(rows), mask[rows].sum(), cfg.max_completion_length)
         part_loss.backward()
         with torch.no_grad():
             log_rho, side = log_ratio(logps, old_logps, m), A[part, None]
-            low, high = (log_rho.exp() < 1 - cfg.epsilon) & (side < 0), (log_rho.exp() > 1 + cfg.epsilon_high) & (side > 0)
-            sums += torch.stack([x.sum().cpu() for x in (m, kl(logps, ref_logps) * m, low, high)])
+            low = (side < 0) & (log_rho.exp() < 1 - cfg.epsilon)            # where (3) has no gradient
+            high = (side > 0) & (log_rho.exp() > 1 + cfg.epsilon_high)
+            sums += torch.stack([x.sum().cpu() for x in (m, kl(logps * m, ref_logps * m), low, high)])
             loss, largest = loss + part_loss.item(), max(largest, log_rho.abs().max().item())
-    tokens, kl_sum, low, high = sums.tolist()
-    return {"loss": loss, "kl": kl_sum / max(1, tokens), "clip_ratio/low_mean": low / max(1, tokens),
-            "clip_ratio/high_mean": high / max(1, tokens), "max_log_ratio": largest}
+    shares = (sums[1:] / sums[0].clamp(min=1)).tolist()
+    return {"loss": loss, **dict(zip(("kl", "clip_ratio/low_mean", "clip_ratio/high_mean"), shares)),
+            "clip_ratio/region_mean": shares[1] + shares[2], "max_log_ratio": largest}
 
 
 def update(policy, ref, optimizer, batch, A, cfg, step):
@@ -494,20 +495,21 @@ def update(policy, ref, optimizer, batch, A, cfg, step):
             optimizer.step()
             seen.append(metrics)
     first = {"sampling/sampling_logp_difference/max": seen[0]["max_log_ratio"]}
-    return {name: mean(metrics[name] for metrics in seen) for name in seen[0]} | first
+    return {name: mean([metrics[name] for metrics in seen]) for name in seen[0]} | first
 
 
 def describe(batch):
     """What the samples of a step are like, in TRL's words."""
     lengths, ended = batch.out.mask.sum(1), (batch.out.tokens == EOS).any(1)
     return {"reward": batch.rewards.mean().item(), "reward_std": batch.rewards.std(1).mean().item(),
-            "frac_reward_zero_std": 1 - has_signal(batch.rewards).float().mean().item(), "accuracy": batch.accuracy,
-            "completions/mean_length": lengths.mean().item(), "completions/clipped_ratio": 1 - ended.float().mean().item(),
+            "frac_reward_zero_std": 1 - has_signal(batch.rewards).float().mean().item(),
+            "accuracy": batch.accuracy, "completions/mean_length": lengths.mean().item(),
+            "completions/clipped_ratio": 1 - ended.float().mean().item(),
             "entropy": (batch.out.entropy.sum() / lengths.sum()).item()}
 
 
 COLUMNS = {"reward": "reward", "no sign": "frac_reward_zero_std", "length": "completions/mean_length",
-           "entropy": "entropy", "kl": "kl", "clip": "clip_ratio/high_mean", "grad": "grad_norm"}
+           "entropy": "entropy", "kl": "kl", "clip": "clip_ratio/region_mean", "grad": "grad_norm"}
 BASE_CODE = (Block, GPT, logprobs, score, aggregate, micro_batches, encode_prompts, orthogonal, warm_start)
 
 
@@ -525,7 +527,7 @@ def main(argv=None):
     P, G = cfg.num_prompts, cfg.num_generations
     print(f"{P} prompts x {G} completions = {P * G} per step")
     for step in run.steps(functools.partial(evaluate, policy, cfg), policy=policy, optimizer=optimizer):
-        batch = sample_batch(policy, cfg, step)                     # questions, G outputs of each, their rewards
+        batch = sample_batch(policy, cfg, step)                  # questions, G outputs of each, their rewards
         A = advantages(batch.rewards, cfg.scale_rewards).view(-1).to(cfg.device)            # (B,)
         metrics = update(policy, ref, optimizer, batch, A, cfg, step)       # mu passes that lower (5)
         run.log(describe(batch) | metrics, batch, A)
