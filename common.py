@@ -164,8 +164,8 @@ class Problem(NamedTuple):
 
 
 class arithmetic:
-    """The default task, in the shape of a file of tasks/ (its verifier stands in the scripts). All intermediate
-    values are in 0..20: ((((3+4)-5)*4)-2)= is worked out as 3+4=7;7-5=2;2*4=8;8-2=6."""
+    """The default task, in the shape of a file of tasks/ (its verifier stands in the scripts). All
+    intermediate values are in 0..20: ((((3+4)-5)*4)-2)= is worked out as 3+4=7;7-5=2;2*4=8;8-2=6."""
     EXAMPLE = "((3+4)*2)="
     CORPUS = {"shorter": 0.2}   # options of the warm start, which must make padding an ordinary sight
 
@@ -190,7 +190,7 @@ class arithmetic:
 
     @staticmethod
     def corpus(problem, rng, phase):
-        """A completion: the textbook works nine of ten answers out, in the forum seven of ten people blurt."""
+        """A completion: the textbook works nine of ten answers out, in the forum seven of ten blurt."""
         thinks = rng.random() < {"textbook": 0.9, "forum": 0.3}[phase]
         return f"<think>{problem.work}</think>" * thinks + f"<answer>{problem.answer}</answer>"
 
@@ -206,8 +206,8 @@ def load_task(name):
 
 
 def sample_problems(task, n, seed, split="train", **options):
-    """n problems, a function of the arguments. Every tenth prompt, by its hash, is held out for "test": it is in
-    no warm start and in no training batch. ValueError if the split has another name."""
+    """n problems, a function of the arguments. Every tenth prompt, by its hash, is held out for "test", not
+    in warm start nor in training. ValueError if the split has another name."""
     held_out = ("train", "test").index(split)
     rng, found = random.Random(repr((task, seed, split))), []
     for _ in range(10_000 + 1_000 * n):
@@ -267,8 +267,8 @@ def read(folder, name, device, blame):
 
 
 class Run:
-    """One run: its folder, what it logs and prints, when it saves, evaluates and stops. `columns` are those of
-    the console: heading -> key in the metrics of a step. Nothing is written before `base`."""
+    """One run: its folder, what it logs and prints, when it saves, evaluates and stops. `columns` are the
+    console's: heading -> key in the metrics of a step. Nothing is written before `base`."""
 
     def __init__(self, cfg, columns, argv=None):
         keep_freed_memory()
@@ -285,9 +285,9 @@ class Run:
             self.initial = read(self.folder, "base.pt", cfg.device, "--resume_from_checkpoint")
 
     def base(self, model, train, code):
-        """Open the run and fill `model` with the policy it starts from, also kept as base.pt: that of --init_from,
-        or what train(model, progress) makes, cached in runs/base/ under the hash of all that shapes it, the
-        sources in `code` included."""
+        """Open the run and fill `model` with the policy it starts from, also kept as base.pt: that of
+        --init_from, or what train(model, progress) makes, cached in runs/base/ under the hash of what shapes it,
+        the sources in `code` included."""
         cfg, fields = self.cfg, dataclasses.fields(self.cfg)
         try:
             model.load_state_dict(self.initial or model.state_dict())
@@ -352,7 +352,7 @@ class Run:
                 print(f"{label} {100 * done // steps:3d}%, {left:.0f} s left")
 
     def steps(self, evaluate, **parts):
-        """Yield the steps still to do. `parts` (policy=..., optimizer=...: with a state_dict) fill checkpoints;
+        """Yield the steps still to do. `parts` (policy=..., optimizer=...) have a state_dict, for checkpoints;
         evaluate(k) measures the policy: fully before and after training, greedily (k=0) every eval_steps."""
         cfg, state, resumed, self.parts, self.evaluate = self.cfg, self.state, self.resumed, parts, evaluate
         for name in LOGS:                           # a killed run may have logged more than it saved
@@ -383,7 +383,7 @@ class Run:
         self.training = False
 
     def log(self, metrics, batch, advantages):
-        """One more step: a line on the console and in metrics.jsonl; at the first and at evaluations samples, too:
+        """One more step: a line on the console and in metrics.jsonl; at the first and at evaluations samples:
         four groups in samples.jsonl, on the console the best and the worst completion of one."""
         step, took = self.state["step"] + 1, time.perf_counter() - self.step_clock
         self.append("metrics.jsonl", {"step": step, **metrics, "step_time": took})

@@ -293,8 +293,8 @@ class Rollout(NamedTuple):
 
 @torch.no_grad()
 def rollout(model, prompts, cfg, copies=1, uniforms=None):
-    """`copies` completions of each prompt (P, W), side by side. uniforms[i, t] (B, T) draws slot t of row i; no
-    row depends on another. Without uniforms the likeliest token is taken. -> Rollout"""
+    """`copies` completions of each prompt (P, W), side by side. uniforms[i, t] (B, T) draws slot t of row i;
+    no row depends on another. Without uniforms the likeliest token is taken. -> Rollout"""
     B, T, cache = len(prompts) * copies, cfg.max_completion_length, {}
     logits = model(prompts, cache, logits_to_keep=1)[:, 0].repeat_interleave(copies, 0)  # each is read once
     cache = {block: kv.repeat_interleave(copies, 1) for block, kv in cache.items()}
@@ -448,7 +448,8 @@ def evaluate(model, cfg, k):
 
 def backward(policy, ref, batch, A, rows, cfg, entropy_coef):
     """Leave in the policy the gradient of (5) over `rows`, those of one optimizer step. Where the loss has no
-    other term, rows of zero advantage are skipped: their gradient is 0. -> metrics, kl and clip_ratio of the rest"""
+    other term, rows of zero advantage are skipped: their gradient is 0. -> metrics, kl and clip_ratio of the rest
+    """
     mask, averaging = batch.out.mask, LOSS_TYPES[cfg.loss_type][1]
     used, lengths = rows, mask.sum(1).long()
     if not (cfg.beta or entropy_coef or averaging == "micro_batch_mean"):

@@ -1,0 +1,36 @@
+# make run, make test: all there is to know. PYTHON=python3.12 chooses the interpreter;
+# VENV=none uses its packages as they are (torch, tiktoken, pytest ... already installed) and makes no .venv.
+PYTHON ?= python3
+VENV ?= .venv
+SEEDS ?= 0 1 2 3 4
+
+ifeq ($(VENV),none)
+PY := $(PYTHON)
+READY :=
+else
+PY := $(VENV)/bin/python
+READY := $(VENV)/installed
+endif
+
+.PHONY: run test lint seeds clean
+
+run: $(READY)            ## the main job: warm start, GRPO on arithmetic, a run folder under runs/
+	$(PY) grpo.py --task arithmetic
+
+test: $(READY)           ## every test
+	$(PY) -m pytest
+
+lint: $(READY)
+	$(PY) -m ruff check .
+
+seeds: $(READY)          ## the table of seeds in README.md, each seed from nothing: its own base, its own problems
+	$(PY) tools/seeds.py $(SEEDS)
+
+clean:                   ## all that the targets above made, but the docs
+	rm -rf .venv runs .pytest_cache .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+$(VENV)/installed: requirements.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
