@@ -5,6 +5,7 @@ Every random number of a run is a function of (seed, purpose, step), see `genera
 state to save, and a resumed run draws what the uninterrupted one would have drawn.
 """
 import argparse
+import collections
 import ctypes
 import dataclasses
 import functools
@@ -19,7 +20,6 @@ import sys
 import time
 import zlib
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -40,11 +40,10 @@ def flag(default, help, group="algorithm", low=None, choices=None, why=""):
     return dataclasses.field(default=default, metadata=metadata)
 
 
-run_flag, sample_flag, step_flag, eval_flag, base_flag = (functools.partial(flag, group=group) for group in (
-    "run", "sampling", "optimizer", "evaluation", "base policy (shared by the scripts, cached in runs/base)"))
-# What a resumed run may change without becoming another run.
+GROUPS = ("algorithm", "run", "sampling", "optimizer", "evaluation", "base policy, shared by all scripts")
+run_flag, sample_flag, step_flag, eval_flag, base_flag = (functools.partial(flag, group=g) for g in GROUPS[1:])
 MAY_DIFFER = {"max_steps", "stop_at", "save_steps", "eval_steps", "num_eval_problems", "num_eval_samples",
-              "device", "prompt", "output_dir", "resume_from_checkpoint"}
+              "device", "prompt", "output_dir", "resume_from_checkpoint"}     # when a run is resumed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,16 +98,16 @@ class Config:
             value, low = getattr(self, f.name), f.metadata["low"]
             if low is not None and not low <= value < math.inf:
                 fail(f"--{f.name} {value}: must be finite and at least {low}{f.metadata['why']}")
-        there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
         H, KV, D = self.num_attention_heads, self.num_key_value_heads, self.hidden_size
+        there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
         for broken, message in (
-                (D % (2 * H), f"--hidden_size {D}: must be a multiple of {2 * H}, twice the attention heads"),
-                (H % KV, f"--num_key_value_heads {KV}: must divide the {H} attention heads"),
+                (D % (2 * H), f"--hidden_size {D}: must be a multiple of twice num_attention_heads, {2 * H}"),
+                (H % KV, f"--num_key_value_heads {KV}: must divide num_attention_heads, {H}"),
                 (not there.get(self.device, True), f"--device {self.device}: torch finds none; use cpu"),
                 (self.prompt and not self.resume_from_checkpoint,
-                 f"--prompt {self.prompt}: whose answer? Add --resume_from_checkpoint RUN"),
+                 f"--prompt {self.prompt}: add --resume_from_checkpoint RUN to say who answers"),
                 (self.init_from and self.resume_from_checkpoint,
-                 f"--init_from {self.init_from}: the resumed run has its weights; leave one flag out")):
+                 f"--init_from {self.init_from}: a resumed run has its weights; leave one flag out")):
             if broken:
                 fail(message)
         load_task(self.task)
@@ -119,13 +118,12 @@ class Config:
         parser = argparse.ArgumentParser(description=sys.modules[cls.__module__].__doc__, allow_abbrev=False,
                                          formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.error = lambda message: fail(f"{message} (--help lists the flags)")
-        groups = {}
-        for f in sorted(dataclasses.fields(cls), key=lambda f: f.metadata["group"] != "algorithm"):
-            name, choices, default = f.metadata["group"], f.metadata["choices"], f.default or repr(f.default)
-            group = groups[name] = groups.get(name) or parser.add_argument_group(name)
-            both = dict.fromkeys([f"--{f.name}", f"--{f.name.replace('_', '-')}"])  # --max_steps, --max-steps
-            group.add_argument(*both, dest=f.name, type=f.type, choices=choices, default=argparse.SUPPRESS,
-                               metavar=f.type.__name__.upper(), help=f"{f.metadata['help']} [{default}]")
+        groups = {name: parser.add_argument_group(name) for name in GROUPS}
+        for f in dataclasses.fields(cls):
+            both = dict.fromkeys([f"--{f.name}", f"--{f.name.replace('_', '-')}"])      # --max_steps, --max-steps
+            groups[f.metadata["group"]].add_argument(
+                *both, dest=f.name, default=argparse.SUPPRESS, type=f.type, choices=f.metadata["choices"],
+                metavar=f.type.__name__.upper(), help=f"{f.metadata['help']} [{f.default or repr(f.default)}]")
         given = vars(parser.parse_args(argv))
         cfg = cls(**(cls.stored(given) | given))
         cfg.check()
@@ -156,11 +154,8 @@ class Config:
 # ---- 2. problems ----------------------------------------------------------------------------------------
 
 
-class Problem(NamedTuple):
-    task: str
-    prompt: str
-    answer: str
-    work: str = ""              # what a worked example writes between the think tags
+# work: what a worked example writes between the think tags
+Problem = collections.namedtuple("Problem", "task prompt answer work", defaults=[""])
 
 
 class arithmetic:
@@ -285,27 +280,24 @@ class Run:
             self.initial = read(self.folder, "base.pt", cfg.device, "--resume_from_checkpoint")
 
     def base(self, model, train, code):
-        """Open the run and fill `model` with the policy it starts from, also kept as base.pt: that of
-        --init_from, or what train(model, progress) makes, cached in runs/base/ under the hash of what shapes it,
-        the sources in `code` included."""
-        cfg, fields = self.cfg, dataclasses.fields(self.cfg)
-        try:
-            model.load_state_dict(self.initial or model.state_dict())
-        except RuntimeError:
-            fail(f"--init_from {cfg.init_from}: that model has another shape; give this run its model flags")
-        self.open()
-        flags = [(f.name, getattr(cfg, f.name)) for f in fields if f.metadata["group"].startswith("base")]
+        """Open the run and fill `model` with the policy it starts from, kept as base.pt: that of --init_from, or
+        what train(model, cfg, progress) makes, cached in runs/base/ under the hash of all that shapes it, the
+        sources in `code` included."""
+        cfg, flags = self.cfg, [f.name for f in dataclasses.fields(Config) if f.metadata["group"] == GROUPS[-1]]
         source = [inspect.getsource(x) for x in (*code, load_task(cfg.task), sample_problems, sample_corpus)]
-        key = repr((cfg.options, flags, cfg.device, cfg.num_threads, torch.__version__, source))
+        key = repr([cfg.options, cfg.device, cfg.num_threads, torch.__version__, source]
+                   + [getattr(cfg, name) for name in flags])
         cache = Path(f"runs/base/{cfg.task}-s{cfg.base_seed}-{zlib.crc32(key.encode()):08x}.pt")
-        if not self.initial and cache.exists():
-            try:
-                model.load_state_dict(torch.load(cache, map_location=cfg.device, weights_only=True))
-                self.initial = print(f"base read from {cache}") or model.state_dict()
-            except Exception as error:              # as in `read`
-                print(f"{cache} is damaged ({type(error).__name__}): making it again")
-        if not self.initial:
-            train(model, self.progress)
+        try:
+            model.load_state_dict(self.initial or torch.load(cache, map_location=cfg.device, weights_only=True))
+            made = True
+        except Exception:                           # none there, or damaged: as in `read`
+            made = False
+        if self.initial and not made:
+            fail(f"--init_from {cfg.init_from}: its model has another shape; give this run its model flags")
+        self.open()
+        if not made:
+            train(model, cfg, self.progress)
             cache.parent.mkdir(parents=True, exist_ok=True)
             write(cache, model.state_dict())
         write(self.folder / "base.pt", model.state_dict())
@@ -316,18 +308,19 @@ class Run:
         cfg, n, default = self.cfg, 1, f"runs/{self.script.stem}-{self.cfg.task}-s{self.cfg.seed}"
         if not cfg.resume_from_checkpoint:
             self.folder = Path(cfg.output_dir or default)
-            while not cfg.output_dir and self.folder.exists():
-                self.folder = Path(f"{default}-{(n := n + 1)}")
             try:
+                while self.folder.exists() and any(file.suffix != ".tmp" for file in self.folder.iterdir()):
+                    if cfg.output_dir:
+                        fail(f"--output_dir {self.folder}: is not empty; name a new folder, or resume its run")
+                    self.folder = Path(f"{default}-{(n := n + 1)}")
                 self.folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 fail(f"--output_dir {self.folder}: cannot be made ({error.strerror})")
-            if any(file.suffix != ".tmp" for file in self.folder.iterdir()):
-                fail(f"--output_dir {self.folder}: is not empty; name a new folder, or resume its run")
         write(self.folder / "config.json", json.dumps({
             "script": self.script.name, "argv": self.argv, "python": sys.version, "torch": torch.__version__,
             "config": dataclasses.asdict(cfg) | {"resume_from_checkpoint": ""}}, indent=2))
         write(self.folder / self.script.name, self.script.read_text())
+        self.command = f"python {self.script.name} --resume_from_checkpoint '{self.folder}'"
         signal.signal(signal.SIGINT, self.on_ctrl_c)
         print(f"{self.script.name} on {cfg.device}, {cfg.num_threads} CPU threads, folder {self.folder}")
 
@@ -336,11 +329,8 @@ class Run:
         if self.training and not self.interrupted:
             self.interrupted = True
         else:
-            os.write(2, f"\ninterrupted; go on with:\n  {self.command()}\n".encode())
+            os.write(2, f"\ninterrupted; go on with:\n  {self.command}\n".encode())
             raise SystemExit(130)
-
-    def command(self):
-        return f"python {self.script.name} --resume_from_checkpoint '{self.folder}'"
 
     def progress(self, label, steps):
         """range(steps), saying at every fifth of the way how long it will take."""
@@ -352,9 +342,10 @@ class Run:
                 print(f"{label} {100 * done // steps:3d}%, {left:.0f} s left")
 
     def steps(self, evaluate, **parts):
-        """Yield the steps still to do. `parts` (policy=..., optimizer=...) have a state_dict, for checkpoints;
-        evaluate(k) measures the policy: fully before and after training, greedily (k=0) every eval_steps."""
-        cfg, state, resumed, self.parts, self.evaluate = self.cfg, self.state, self.resumed, parts, evaluate
+        """Yield the steps still to do. `parts` (policy=..., optimizer=...) are what a checkpoint holds.
+        evaluate(policy, cfg, k) is called before and after training, and with k = 0 every eval_steps."""
+        cfg, state, resumed, self.parts = self.cfg, self.state, self.resumed, parts
+        self.evaluate = functools.partial(evaluate, parts["policy"], cfg)
         for name in LOGS:                           # a killed run may have logged more than it saved
             with open(self.folder / name, "ab") as log:
                 log.truncate(resumed["logs"][name] if resumed else 0)
@@ -363,7 +354,7 @@ class Run:
             for name, part in parts.items():
                 part.load_state_dict(resumed[name])
         else:
-            state["base"] = evaluate(cfg.num_eval_samples)
+            state["base"] = self.evaluate(cfg.num_eval_samples)
             self.save()
         print("base: " + ", ".join(f"{name} {value:.3f}" for name, value in list(state["base"].items())[:4]))
         print(" step" + "".join(f"{heading:>8}" for heading in self.columns) + "  secs  left")
@@ -373,7 +364,7 @@ class Run:
             yield state["step"]
             state["step"] += 1
             if state["step"] % cfg.eval_steps == 0:
-                scores = {f"eval/{name}": value for name, value in evaluate(0).items()}
+                scores = {f"eval/{name}": value for name, value in self.evaluate(0).items()}
                 self.append("metrics.jsonl", {"step": state["step"], **scores})
                 print("      " + ", ".join(f"{name} {value:.3f}" for name, value in list(scores.items())[:3]))
             if self.interrupted or state["step"] % cfg.save_steps == 0:
@@ -390,9 +381,9 @@ class Run:
         self.state["recent"] = (self.state["recent"] + [metrics["accuracy"]])[-5:]
         cells = "".join(f"{metrics[key]:8.3f}" for key in self.columns.values())
         print(f"{step:5d}{cells}{took:6.2f}{took * (self.cfg.max_steps - step):5.0f}s")
-        for broken, message in WARNINGS:
-            if broken(metrics) and message not in self.warned:
-                self.warned.add(print(f"warning: {message}") or message)
+        for message in {message for broken, message in WARNINGS if broken(metrics)} - self.warned:
+            print(f"warning: {message}")
+            self.warned.add(message)
         if step > 1 and step % self.cfg.eval_steps:
             return
         (P, G), names = batch.rewards.shape, ("text", "reward", "advantage", "length")
@@ -438,6 +429,6 @@ class Run:
         except ImportError as error:
             print(f"no curve.png: {error}")
         print(f"{state['step']} steps, {state['seconds_total']:.0f} s, folder {self.folder}. Ask the policy:")
-        print(f"  {self.command()} --prompt '{load_task(self.cfg.task).EXAMPLE}'")
+        print(f"  {self.command} --prompt '{load_task(self.cfg.task).EXAMPLE}'")
         signal.signal(signal.SIGINT, signal.default_int_handler)
         return summary

@@ -29,9 +29,9 @@ think before it answers (0.99), with no reward but for right answers.
 """
 import copy
 import dataclasses
-import functools
 import math
 import re
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import tiktoken
@@ -70,15 +70,17 @@ class Config(common.Config):
         rows = self.num_prompts * self.num_generations
         if self.num_mini_batches > rows:
             common.fail(f"--num_mini_batches {self.num_mini_batches}: a batch has {rows} rows only")
-        if self.overlong_buffer > self.max_completion_length:
-            common.fail(f"--overlong_buffer {self.overlong_buffer}: must be at most --max_completion_length")
 
 
 # ---- 2. the algorithm -----------------------------------------------------------------------------------
 
-SCALES = {"group": lambda rewards, eps: rewards.std(1, keepdim=True) + eps,                      # (P, 1)
-          "batch": lambda rewards, eps: rewards.std() + eps,                                     # ()
-          "none": lambda rewards, eps: 1.0}
+LOSS_TYPES = {                          # the surrogate for (3), and the averaging of (5)
+    "grpo": ("clip", "sequence_mean"),
+    "dr_grpo": ("clip", "constant"),    # in the paper with --scale_rewards none
+    "dapo": ("clip", "token_mean"),
+    "cispo": ("cispo", "token_mean"),
+    "sapo": ("sapo", "sequence_mean"),
+    "bnpo": ("clip", "micro_batch_mean")}
 
 
 def has_signal(rewards):
@@ -88,60 +90,39 @@ def has_signal(rewards):
 
 def advantages(rewards, scale_rewards="group", eps=1e-4):
     """How much better than its siblings each completion did, exactly 0 among equals. (P, G) -> (P, G)"""
-    A = (rewards - rewards.mean(1, keepdim=True)) / SCALES[scale_rewards](rewards, eps)      # (P, G)  eq. (1)
+    scale = {"group": rewards.std(1, keepdim=True) + eps, "batch": rewards.std() + eps, "none": 1.0}
+    A = (rewards - rewards.mean(1, keepdim=True)) / scale[scale_rewards]                # (P, G)  eq. (1)
     return torch.where(has_signal(rewards), A, 0.0)
 
 
 def overlong_penalty(lengths, max_length, buffer):
     """0 up to max_length - buffer tokens, then down to -1 at max_length. (B,) -> (B,)"""
-    return ((max_length - buffer - lengths) / buffer).clamp(-1.0, 0.0)                         # (B,)  eq. (8)
-
-
-KL = {"k3": lambda x: torch.expm1(-x) + x,          # x = log(pi / pi_ref); unbiased, never negative  eq. (4)
-      "k2": lambda x: x.square() / 2,          # biased, but in a loss, given the prefix, its gradient is KL's
-      "k1": lambda x: x}                            # unbiased, but in a loss its gradient is only noise
+    return ((max_length - buffer - lengths) / buffer).clamp(-1.0, 0.0)                  # (B,)  eq. (8)
 
 
 def kl(logps, ref_logps, estimator="k3"):
     """Estimates of KL(pi || pi_ref) from samples of pi. (B, T), (B, T) -> (B, T)"""
-    return KL[estimator](logps - ref_logps)
+    x = logps - ref_logps
+    return {"k3": torch.expm1(-x) + x,              # unbiased, never negative  eq. (4)
+            "k2": x.square() / 2,                   # biased, but in a loss, given the prefix, has the KL's gradient
+            "k1": x}[estimator]                     # unbiased, but in a loss its gradient is only noise
 
 
 def log_ratio(logps, old_logps, mask):
-    """log rho_t, and 0 in masked slots. On fresh samples the value is 0 but the gradient is not. -> (B, T)"""
-    return (logps - old_logps.detach()) * mask                                               # (B, T)  eq. (2)
-
-
-SURROGATES = {                                      # (rho, logps, A, low, high) -> (B, T)
-    "clip": lambda rho, logps, A, low, high: -torch.min(rho * A, rho.clamp(1 - low, 1 + high) * A),  # eq. (3)
-    "cispo": lambda rho, logps, A, low, high: -rho.clamp(max=1 + high).detach() * A * logps,         # eq. (6)
-    "sapo": lambda rho, logps, A, low, high: sapo(rho, A, tau=torch.where(A > 0, 1.0, 1.05))}
-
-
-def sapo(rho, A, tau):
-    return -4 / tau * torch.sigmoid(tau * (rho - 1)) * A                                # (B, T)  eq. (7)
-
-
-AGGREGATIONS = {                                 # of x (B, T), with N rows and M tokens in the optimizer step
-    "sequence_mean": lambda x, mask, N, M, L: (x.sum(1) / mask.sum(1).clamp(min=1)).sum() / N,  # eq. (5)
-    "token_mean": lambda x, mask, N, M, L: x.sum() / M,
-    "sequence_sum": lambda x, mask, N, M, L: x.sum() / N,
-    "constant": lambda x, mask, N, M, L: x.sum() / (N * L),
-    "micro_batch_mean": lambda x, mask, N, M, L: x.sum() / mask.sum().clamp(min=1) * len(x) / N}
-LOSS_TYPES = {
-    "grpo": ("clip", "sequence_mean"),
-    "dr_grpo": ("clip", "constant"),                # in the paper with --scale_rewards none
-    "dapo": ("clip", "token_mean"),
-    "cispo": ("cispo", "token_mean"),
-    "sapo": ("sapo", "sequence_mean"),
-    "bnpo": ("clip", "micro_batch_mean")}           # the only one that the cut into micro-batches changes
+    """log rho_t, 0 in masked slots. On fresh samples its value is 0, its gradient that of logps. -> (B, T)"""
+    return (logps - old_logps.detach()) * mask                                          # (B, T)  eq. (2)
 
 
 def policy_loss(logps, old_logps, advantages, mask, loss_type="grpo", epsilon=0.2, epsilon_high=0.2):
-    """L_t, and 0 in masked slots; advantages are (B,) or (B, T). -> (B, T)"""
-    A = advantages if advantages.dim() == 2 else advantages[:, None]                        # (B, 1) or (B, T)
-    rho = log_ratio(logps, old_logps, mask).exp()                                                # (B, T)
-    return SURROGATES[LOSS_TYPES[loss_type][0]](rho, logps, A, epsilon, epsilon_high) * mask
+    """L_t, 0 in masked slots; advantages are (B,) or (B, T). -> (B, T)"""
+    A = advantages if advantages.dim() == 2 else advantages[:, None]                    # (B, 1) or (B, T)
+    rho = log_ratio(logps, old_logps, mask).exp()                                       # (B, T)
+    tau = torch.where(A > 0, 1.0, 1.05)
+    surrogate = {
+        "clip": -torch.min(rho * A, rho.clamp(1 - epsilon, 1 + epsilon_high) * A),      # eq. (3)
+        "cispo": -rho.clamp(max=1 + epsilon_high).detach() * A * logps,                 # eq. (6)
+        "sapo": -4 / tau * torch.sigmoid(tau * (rho - 1)) * A}                          # eq. (7)
+    return surrogate[LOSS_TYPES[loss_type][0]] * mask
 
 
 def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None):
@@ -149,7 +130,12 @@ def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None
     call), so that its micro-batches, however it is cut, add up to one and the same gradient. -> scalar"""
     N = len(x) if num_sequences is None else num_sequences
     M = mask.sum().clamp(min=1) if num_tokens is None else num_tokens
-    return AGGREGATIONS[how](x * mask, mask, N, M, max_length or x.shape[1])
+    x, lengths = x * mask, mask.sum(1).clamp(min=1)                                     # (B, T), (B,)
+    return {"sequence_mean": (x.sum(1) / lengths).sum() / N,                            # eq. (5)
+            "token_mean": x.sum() / M,
+            "sequence_sum": x.sum() / N,
+            "constant": x.sum() / (N * (max_length or x.shape[1])),
+            "micro_batch_mean": x.sum() / mask.sum().clamp(min=1) * len(x) / N}[how]    # the cut matters: BNPO
 
 
 # ---- 3. tokenizer and verifier --------------------------------------------------------------------------
@@ -322,19 +308,9 @@ def rollout(model, prompts, cfg, copies=1, uniforms=None):
         logits = model(token[:, None], cache)[:, 0]                         # (b, V)
 
 
-class Batch(NamedTuple):
-    """What a step learns from."""
-    problems: list              # P
-    texts: list                 # B
-    prompts: torch.Tensor       # (B, W)
-    out: Rollout                # (B, T) each
-    rewards: torch.Tensor       # (P, G)
-    accuracy: float             # mean verdict on all that was sampled
-
-
 def sample_batch(policy, cfg, step):
-    """P prompts, G completions of each, their rewards: a function of the policy and (seed, step). Dynamic
-    sampling tries further prompts until P groups have signal. -> Batch"""
+    """What a step learns from: P prompts, G completions of each, their rewards; a function of the policy and (seed,
+    step). Dynamic sampling tries further prompts until P groups have signal. -> namespace, shapes below"""
     P, G, T = cfg.num_prompts, cfg.num_generations, cfg.max_completion_length
     problems, prompts, outs, texts, verdicts = [], [], [], [], []
     for attempt in range(1 + cfg.max_resamples * (cfg.dynamic_sampling == "yes")):
@@ -357,8 +333,11 @@ def sample_batch(policy, cfg, step):
         print(f"      dynamic sampling found {signal.sum()} of {P} groups with signal in {len(signal)}")
     kept = signal.int().argsort(descending=True, stable=True)[:P].sort()[0]                     # (P,)
     rows = (kept[:, None] * G + torch.arange(G)).view(-1)                   # (B,)
-    return Batch([problems[p] for p in kept], [texts[i] for i in rows], torch.cat(prompts)[rows // G],
-                 Rollout(*(torch.cat(slots)[rows] for slots in zip(*outs))), rewards[kept], accuracy)
+    return SimpleNamespace(
+        problems=[problems[p] for p in kept], texts=[texts[i] for i in rows],   # P, B
+        prompts=torch.cat(prompts)[rows // G],                                  # (B, W)
+        out=Rollout(*(torch.cat(slots)[rows] for slots in zip(*outs))),         # (B, T) each
+        rewards=rewards[kept], accuracy=accuracy)           # (P, G), mean verdict on all that was sampled
 
 
 # ---- 6. warm start and evaluation -----------------------------------------------------------------------
@@ -374,7 +353,7 @@ def orthogonal(matrix):
     return X if rows <= columns else X.mT * (rows / columns) ** 0.5
 
 
-def warm_start(cfg, model, progress):
+def warm_start(model, cfg, progress):
     """Make the base: a textbook, which works answers out, then a forum, where most blurt. The matrices learn
     by Muon (kellerjordan.github.io/posts/muon), which takes half as many batches here as AdamW alone."""
     matrices = [weight for block in model.blocks for weight in block.parameters() if weight.dim() == 2]
@@ -447,9 +426,8 @@ def evaluate(model, cfg, k):
 
 
 def backward(policy, ref, batch, A, rows, cfg, entropy_coef):
-    """Leave in the policy the gradient of (5) over `rows`, those of one optimizer step. Where the loss has no
-    other term, rows of zero advantage are skipped: their gradient is 0. -> metrics, kl and clip_ratio of the rest
-    """
+    """Leave in the policy the gradient of (5) over `rows`, those of one optimizer step. If the loss has no other
+    term, rows of zero advantage are skipped: their gradient is 0. -> metrics; kl and clip_ratio of the rest"""
     mask, averaging = batch.out.mask, LOSS_TYPES[cfg.loss_type][1]
     used, lengths = rows, mask.sum(1).long()
     if not (cfg.beta or entropy_coef or averaging == "micro_batch_mean"):
@@ -522,12 +500,12 @@ def main(argv=None):
     if cfg.prompt:
         policy.load_state_dict(run.resumed["policy"])
         return print(rollout(policy, encode_prompts([cfg.prompt], cfg), cfg).texts()[0])
-    run.base(policy, functools.partial(warm_start, cfg), BASE_CODE)
+    run.base(policy, warm_start, BASE_CODE)
     ref = copy.deepcopy(policy)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
     P, G = cfg.num_prompts, cfg.num_generations
     print(f"{P} prompts x {G} completions = {P * G} per step")
-    for step in run.steps(functools.partial(evaluate, policy, cfg), policy=policy, optimizer=optimizer):
+    for step in run.steps(evaluate, policy=policy, optimizer=optimizer):
         batch = sample_batch(policy, cfg, step)                  # questions, G outputs of each, their rewards
         A = advantages(batch.rewards, cfg.scale_rewards).view(-1).to(cfg.device)            # (B,)
         metrics = update(policy, ref, optimizer, batch, A, cfg, step)       # mu passes that lower (5)

@@ -14,16 +14,16 @@ torch.set_num_threads(1)        # sums differ between thread counts in the last 
 @pytest.fixture
 def config():
     """config(**changes): the Config of a tiny policy."""
-    tiny = dict(device="cpu", num_threads=1, operands=3, hidden_size=16, num_hidden_layers=2, num_attention_heads=4,
-                num_key_value_heads=2, intermediate_size=16, num_prompts=4, num_generations=4,
-                max_completion_length=8, learning_rate=0.01)
+    tiny = {"device": "cpu", "num_threads": 1, "operands": 3, "hidden_size": 16, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "intermediate_size": 16, "num_prompts": 4, "num_generations": 4,
+            "max_completion_length": 8, "learning_rate": 0.01}
     return lambda **changes: grpo.Config(**(tiny | changes))
 
 
 @pytest.fixture
 def talker():
-    """talker(cfg): an untrained policy whose words depend on the context and which ends one completion in five
-    with every token, so that rows are of all lengths."""
+    """talker(cfg): an untrained policy whose next token depends on all before it, and which soon ends, so that
+    rows are of all lengths."""
     class Talker(grpo.GPT):
         def __init__(self, cfg):
             super().__init__(cfg)
@@ -37,7 +37,7 @@ def talker():
 
 @pytest.fixture
 def bigram():
-    """bigram(table): a policy whose logits are table[last token]: every probability and gradient is in plain sight."""
+    """bigram(table): a policy whose logits are table[last token]: its gradients are in plain sight."""
     class Bigram(torch.nn.Module):
         def __init__(self, table):
             super().__init__()

@@ -14,7 +14,7 @@ SCALES = ("group", "batch", "none")
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")
 HOWS = ("sequence_mean", "token_mean", "sequence_sum", "constant")
 close = functools.partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
-golden = functools.partial(torch.testing.assert_close, atol=6e-8, rtol=0)       # numbers written with 7 digits
+golden = functools.partial(torch.testing.assert_close, atol=6e-8, rtol=0)      # numbers written with 7 digits
 
 
 def f64(values):
@@ -30,20 +30,21 @@ def loss_and_gradient(logps, old_logps, A, mask, **options):
 
 def one_token(ratio, A, log_pi=-1.0, **options):
     """Loss and gradient of one token of probability exp(log_pi) whose ratio is as given. -> two floats"""
-    logps = f64([[log_pi]])
-    loss, gradient = loss_and_gradient(logps, logps - math.log(ratio), f64([A]), torch.ones_like(logps), **options)
+    new, old = f64([[log_pi]]), f64([[log_pi - math.log(ratio)]])
+    loss, gradient = loss_and_gradient(new, old, f64([A]), torch.ones_like(new), **options)
     return loss.item(), gradient.item()
 
 
 def ragged():
-    """Made-up log-probs old and new, advantages and a mask: rows of 1, 3 and 4 tokens, the second inside a row off."""
+    """Made-up log-probs, new and old, advantages and a mask, of which one slot is off inside its row."""
     draw = torch.Generator().manual_seed(0)
-    logps, noise = -torch.rand(3, 4, generator=draw).double() - 0.5, torch.randn(3, 4, generator=draw).double()
+    logps = -torch.rand(3, 4, generator=draw).double() - 0.5
+    noise = torch.randn(3, 4, generator=draw).double()
     mask = f64([[1, 0, 0, 0], [1, 0, 1, 1], [1, 1, 1, 1]])
     return logps, logps + 0.3 * noise, f64([1.5, -2.0, 0.7]), mask
 
 
-# ---- advantages ---------------------------------------------------------------------------------------------
+# ---- advantages --------------------------------------------------------------------------------------------
 
 
 def test_advantages_of_one_right_answer_in_four():
@@ -80,7 +81,7 @@ def test_every_group_is_scaled_by_its_own_spread():
 
 @pytest.mark.parametrize("scale_rewards", SCALES)
 def test_a_group_of_equal_rewards_gets_exactly_no_advantage(scale_rewards):
-    values = torch.tensor([0.07, 1 / 3, *(k / 100 for k in range(-200, 1001))])     # float32: r - mean(r) is not 0
+    values = torch.tensor([0.07, 1 / 3, *(k / 100 for k in range(-200, 1001))])     # in float32
     for G in (2, 3, 7, 8):
         rewards = values[:, None].expand(-1, G)
         assert (grpo.advantages(rewards, scale_rewards) == 0).all()
@@ -102,7 +103,7 @@ def test_a_group_of_equal_rewards_gets_exactly_no_gradient(loss_type):
 
 def test_the_chance_of_a_group_without_signal_is_that_of_all_right_or_all_wrong():
     groups = f64(list(itertools.product((0.0, 1.0), repeat=8)))             # every outcome of 8 completions
-    chances = torch.where(groups == 1, 0.1, 0.9).prod(1)                    # each right with probability .1
+    chances = (0.9 - 0.8 * groups).prod(1)                                  # each right with probability .1
     silent = (grpo.advantages(groups) == 0).all(1)
     golden(chances[silent].sum().item(), 0.4304672)
 
@@ -114,7 +115,7 @@ def test_the_overlong_penalty_is_a_ramp_over_the_buffer():
     torch.testing.assert_close(grpo.overlong_penalty(lengths.double(), 40, 10), expected.double())
 
 
-# ---- ratio and surrogates -----------------------------------------------------------------------------------
+# ---- ratio and surrogates ----------------------------------------------------------------------------------
 
 
 def test_the_ratio_is_new_over_old():
@@ -126,11 +127,12 @@ def test_the_ratio_is_new_over_old():
     (0.5, -10, -8, 0), (1.5, 1, 1.2, 0), (0.5, -1, -0.8, 0), (1.5, -1, -1.5, -1.5), (0.5, 1, 0.5, 0.5)])
 def test_the_clipped_objective_and_its_gradient(ratio, A, objective, gradient):
     for loss_type in ("grpo", "bnpo", "dr_grpo", "dapo"):
-        close(one_token(ratio, A, loss_type=loss_type), (-objective, -gradient))
+        close(one_token(ratio, A, loss_type=loss_type), (-float(objective), -float(gradient)))
 
 
 @pytest.mark.parametrize("A, ratio, live", [
-    (2, 0.85, True), (2, 1.25, True), (2, 1.35, False), (-2, 0.85, False), (-2, 1.25, True), (-2, 1.35, True)])
+    (2, 0.85, True), (2, 1.25, True), (2, 1.35, False),
+    (-2, 0.85, False), (-2, 1.25, True), (-2, 1.35, True)])
 def test_clipping_stops_the_gradient_only_where_the_ratio_has_moved_out_on_the_side_that_pays(A, ratio, live):
     _, gradient = one_token(ratio, A, epsilon=0.1, epsilon_high=0.3)
     close(gradient, -A * ratio * live)
@@ -146,8 +148,9 @@ def test_cispo_keeps_the_gradient_of_a_clipped_token():
     close(one_token(0.01, 2.0, loss_type="cispo"), (0.02, -0.02))           # no lower bound
 
 
-@pytest.mark.parametrize("A, ratio, f, weight", [(1, 0.5, 1.5101627, 0.4700074), (1, 1.0, 2.0, 1.0),
-                                                 (1, 1.5, 2.4898373, 1.4100223), (-1, 2.0, 2.8219996, 1.5362196)])
+@pytest.mark.parametrize("A, ratio, f, weight", [
+    (1, 0.5, 1.5101627, 0.4700074), (1, 1.0, 2.0, 1.0), (1, 1.5, 2.4898373, 1.4100223),
+    (-1, 2.0, 2.8219996, 1.5362196)])
 def test_sapo_is_a_soft_gate_with_its_own_temperature_for_bad_tokens(A, ratio, f, weight):
     golden(one_token(ratio, A, loss_type="sapo"), (-f * A, -weight * A))
 
@@ -160,7 +163,7 @@ def test_on_fresh_samples_the_ratio_is_one_and_the_gradient_is_that_of_reinforce
     assert (ratio == 1).all() and ratio.requires_grad
     loss = grpo.policy_loss(fresh, fresh, A, mask, loss_type)
     close(torch.autograd.grad(loss.sum(), fresh)[0], -A[:, None] * mask)
-    if loss_type not in ("cispo", "sapo"):                  # the value of -rho A; the others' have golden numbers
+    if loss_type not in ("cispo", "sapo"):                  # whose value at rho = 1 is another
         close(loss.detach(), -A[:, None] * mask)
 
 
@@ -191,7 +194,7 @@ def test_masked_slots_contribute_nothing_even_if_they_hold_wild_values(loss_type
         assert torch.equal(grpo.aggregate(x, mask, how), grpo.aggregate(loss, mask, how))
 
 
-# ---- averaging ----------------------------------------------------------------------------------------------
+# ---- averaging ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how, value", [("sequence_mean", 1.5), ("token_mean", 1.75), ("sequence_sum", 3.5),
@@ -209,7 +212,7 @@ def test_the_constant_average_divides_by_the_slots_if_no_maximum_is_given():
 @pytest.mark.parametrize("how", HOWS)
 def test_the_parts_of_a_step_add_up_to_its_average(how):
     x, _, _, mask = ragged()
-    counts = dict(num_sequences=3, num_tokens=mask.sum().item(), max_length=9)
+    counts = {"num_sequences": 3, "num_tokens": mask.sum().item(), "max_length": 9}
     parts = [grpo.aggregate(x[i:i + 1], mask[i:i + 1], how, **counts) for i in range(3)]
     close(sum(parts), grpo.aggregate(x, mask, how, max_length=9))
 
@@ -222,7 +225,7 @@ def test_a_fully_masked_row_counts_as_a_row_but_not_as_tokens():
         assert grpo.aggregate(x, torch.zeros_like(x), how).item() == 0
 
 
-# ---- KL -----------------------------------------------------------------------------------------------------
+# ---- KL ----------------------------------------------------------------------------------------------------
 
 
 def expected_kl(p, ref, estimator):
@@ -253,7 +256,7 @@ def test_in_a_loss_k1_does_nothing_k2_pulls_to_the_reference_and_k3_pulls_by_the
     forward = (p * (p.log() - ref.log())).sum()                             # KL(pi || ref)
     for estimator, exact in (("k1", 0 * forward), ("k2", forward), ("k3", reverse)):
         estimates = grpo.kl(p.log()[None], ref.log()[None], estimator)[0]   # one per possible sample
-        mean = (p.detach() * estimates).sum()                               # weights are those of the sampler: fixed
+        mean = (p.detach() * estimates).sum()                               # the sampler is held fixed
         close(torch.autograd.grad(mean, theta, retain_graph=True)[0],
               torch.autograd.grad(exact, theta, retain_graph=True)[0])
     gradient = torch.autograd.grad(forward, theta)[0]
@@ -266,14 +269,14 @@ def test_where_learning_with_a_kl_term_comes_to_rest(estimator, pi, tolerance):
     ref, rewards, beta = f64([0.5, 0.3, 0.2]), f64([1.0, 0, 0]), 0.5
     for other, at_rest in ((pi, True), ((0.5, 0.3, 0.2), False)):
         theta = f64(other).log().requires_grad_()
-        logps = theta.log_softmax(0)[:, None]                               # three rows of one token, one per action
+        logps = theta.log_softmax(0)[:, None]                               # a row of one token per action
         terms = grpo.policy_loss(logps, logps, rewards, torch.ones_like(logps))
         terms = terms + beta * grpo.kl(logps, ref.log()[:, None], estimator)
         (logps.detach().exp() * terms).sum().backward()
         assert (theta.grad.abs().max() < tolerance) == at_rest
 
 
-# ---- log-probs and entropy ----------------------------------------------------------------------------------
+# ---- log-probs and entropy ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 2.0])
@@ -331,7 +334,7 @@ def test_a_kernel_that_does_not_exist_is_refused():
         grpo.logprobs(torch.zeros(1, 1, 2), torch.zeros(1, 1, dtype=torch.long), kernel="warp")
 
 
-# ---- evaluation ---------------------------------------------------------------------------------------------
+# ---- evaluation --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("n, c, k, value", [(4, 1, 2, 0.5), (8, 3, 4, 0.9285714), (8, 0, 8, 0), (8, 1, 8, 1),
@@ -343,13 +346,14 @@ def test_pass_at_k_is_the_share_of_subsets_that_hold_a_right_answer(n, c, k, val
 
 
 @pytest.mark.parametrize("answers, winner", [
-    ("3 5 5", "5"), ("3 5 5 3", "3"), ("5 3 3 5", "5"), ("- - - 4", "4"), ("- 2 1 - -", "2"), ("- -", None), ("", None)])
+    ("3 5 5", "5"), ("3 5 5 3", "3"), ("5 3 3 5", "5"), ("- - - 4", "4"), ("- 2 1 - -", "2"),
+    ("- -", None), ("", None)])
 def test_the_majority_is_the_answer_given_most_often_and_of_those_tied_the_first(answers, winner):
     texts = ["no answer" if a == "-" else f"<think>1</think><answer>{a}</answer>" for a in answers.split()]
     assert grpo.majority(texts) == winner
 
 
-# ---- the file -----------------------------------------------------------------------------------------------
+# ---- the file ----------------------------------------------------------------------------------------------
 
 
 def test_no_function_of_the_algorithm_changes_its_arguments():

@@ -1,0 +1,430 @@
+"""One optimizer step of grpo.py: its gradient, what it logs, and that every flag reaches it."""
+import copy
+import dataclasses
+import functools
+import math
+import zlib
+
+import pytest
+import torch
+
+import grpo
+
+# What the papers pool over; bnpo has a test of its own.
+AVERAGES = {"grpo": "sequence_mean", "dr_grpo": "constant", "dapo": "token_mean", "cispo": "token_mean",
+            "sapo": "sequence_mean"}
+close = functools.partial(torch.testing.assert_close, atol=1e-10, rtol=0)
+
+
+def gradients(model):
+    return torch.cat([weight.grad.flatten() for weight in model.parameters()])
+
+
+def weights(model):
+    return torch.cat([weight.detach().flatten() for weight in model.parameters()])
+
+
+@pytest.fixture
+def scene(config, talker):
+    """scene(**changes) -> cfg, policy, a reference some way off, a batch of 14 ragged rows that an older
+    policy sampled, advantages with zeros among them, all in float64."""
+    def make(**changes):
+        cfg = config(num_prompts=7, num_generations=2, temperature=0.7, **changes)
+        policy, draw = talker(cfg).double(), torch.Generator().manual_seed(0)
+        ref = copy.deepcopy(policy)
+        for weight in ref.parameters():
+            weight.data += 0.1 * torch.randn(weight.shape, generator=draw).to(weight)
+        batch = grpo.sample_batch(policy, cfg, 0)
+        drift = 0.4 * torch.randn(batch.out.logps.shape, generator=draw).double()
+        batch = batch._replace(out=batch.out._replace(logps=batch.out.logps + drift * batch.out.mask))
+        assert len(set(batch.out.mask.sum(1).tolist())) > 3                 # else it tests little
+        A = torch.tensor([1.5, 0, -1, 0.3, 0, 0, 2, -0.7, 0.1, -2, 0, 1, -0.4, 0.8], dtype=torch.float64)
+        return cfg, policy, ref, batch, A
+    return make
+
+
+def plain_loss(policy, ref, batch, A, rows, cfg, entropy_coef):
+    """Equation (5) as it stands: all rows at once, none skipped, nothing cut off."""
+    tokens, mask, old_logps, _ = (slots[rows] for slots in batch.out)
+    logps, entropy = grpo.score(policy, batch.prompts[rows], tokens, cfg.temperature)
+    ref_logps = grpo.score(ref, batch.prompts[rows], tokens, cfg.temperature)[0].detach()
+    loss = grpo.policy_loss(logps, old_logps, A[rows], mask, cfg.loss_type, cfg.epsilon, cfg.epsilon_high)
+    terms = loss + cfg.beta * grpo.kl(logps, ref_logps, cfg.kl_estimator) - entropy_coef * entropy
+    return grpo.aggregate(terms, mask, AVERAGES[cfg.loss_type], max_length=cfg.max_completion_length)
+
+
+def plain_gradient(policy, *rest):
+    """The loss as a float, and its gradient."""
+    loss = plain_loss(policy, *rest)
+    return loss.item(), torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(policy.parameters()))])
+
+
+# ---- micro-batches --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss_type", AVERAGES)
+def test_the_gradient_of_a_step_is_that_of_equation_5_however_the_step_is_cut(scene, loss_type):
+    for estimator in ("k1", "k2", "k3"):
+        cfg, policy, ref, batch, A = scene(loss_type=loss_type, beta=0.2, kl_estimator=estimator)
+        for rows in (torch.arange(14), torch.tensor([13, 2, 6, 5, 9, 0, 11])):  # a batch, a mini-batch
+            loss, gradient = plain_gradient(policy, ref, batch, A, rows, cfg, 0.03)
+            assert gradient.norm() > 0.01
+            for size in (14, 7, 4, 2):                                          # 1, 2, 4 and 7 micro-batches
+                cut = dataclasses.replace(cfg, micro_batch_size=size)
+                metrics = grpo.backward(policy, ref, batch, A, rows, cut, 0.03)
+                close(gradients(policy), gradient)
+                close(metrics["loss"], loss)
+
+
+@pytest.mark.parametrize("loss_type", AVERAGES)
+def test_skipping_rows_without_advantage_leaves_the_gradient_as_it_is(scene, loss_type):
+    cfg, policy, ref, batch, A = scene(loss_type=loss_type, micro_batch_size=4)
+    rows = torch.arange(14)
+    loss, gradient = plain_gradient(policy, ref, batch, A, rows, cfg, 0.0)
+    metrics = grpo.backward(policy, ref, batch, A, rows, cfg, 0.0)
+    torch.testing.assert_close(gradients(policy), gradient, atol=1e-12, rtol=0)
+    close(metrics["loss"], loss)
+
+
+@pytest.mark.parametrize("beta, entropy_coef", [(0.2, 0.0), (0.0, 0.03)])
+def test_rows_without_advantage_still_feel_the_kl_and_the_entropy_bonus(scene, beta, entropy_coef):
+    cfg, policy, ref, batch, A = scene(beta=beta)
+    loss, gradient = plain_gradient(policy, ref, batch, 0 * A, torch.arange(14), cfg, entropy_coef)
+    grpo.backward(policy, ref, batch, 0 * A, torch.arange(14), cfg, entropy_coef)
+    close(gradients(policy), gradient)
+    assert gradient.norm() > 1e-4
+
+
+def test_bnpo_pools_each_micro_batch_in_row_order_so_that_the_cut_changes_its_gradient(scene):
+    cfg, policy, ref, batch, A = scene(loss_type="bnpo", beta=0.2)
+    seen = []
+    for rows, size in ((torch.arange(14), 14), (torch.arange(14), 4), (torch.tensor([13, 2, 6, 5, 9]), 2)):
+        expected = 0.0
+        for part in rows.split(size):
+            pooled = plain_loss(policy, ref, batch, A, part, dataclasses.replace(cfg, loss_type="dapo"), 0.03)
+            expected = expected + pooled * len(part) / len(rows)
+        gradient = torch.autograd.grad(expected, list(policy.parameters()))
+        cut = dataclasses.replace(cfg, micro_batch_size=size)
+        metrics = grpo.backward(policy, ref, batch, A, rows, cut, 0.03)
+        close(gradients(policy), torch.cat([g.flatten() for g in gradient]))
+        close(metrics["loss"], expected.item())
+        seen.append(gradients(policy))
+    assert (seen[0] - seen[1]).norm() > 0.01 * seen[0].norm()
+
+
+def test_bnpo_counts_rows_without_advantage(scene):
+    cfg, policy, ref, batch, A = scene(loss_type="bnpo", micro_batch_size=4)
+    pooled = [plain_loss(policy, ref, batch, A, part, dataclasses.replace(cfg, loss_type="dapo"), 0.0)
+              * len(part) / 14 for part in torch.arange(14).split(4)]
+    gradient = torch.autograd.grad(sum(pooled), list(policy.parameters()))
+    grpo.backward(policy, ref, batch, A, torch.arange(14), cfg, 0.0)
+    close(gradients(policy), torch.cat([g.flatten() for g in gradient]))
+
+
+@pytest.mark.parametrize("loss_type", AVERAGES)
+def test_a_whole_update_with_mini_batches_does_not_depend_on_the_micro_batch_size(scene, loss_type):
+    ends = []
+    for size in (14, 3, 1):
+        cfg, policy, ref, batch, A = scene(loss_type=loss_type, beta=0.2, entropy_coef=0.03, num_iterations=2,
+                                           num_mini_batches=3, micro_batch_size=size)
+        start = weights(policy)
+        metrics = grpo.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
+        ends.append((weights(policy), metrics["loss"], metrics["grad_norm"]))
+        assert (ends[0][0] - start).norm() > 0.01
+    close(ends[1], ends[0])
+    close(ends[2], ends[0])
+
+
+# ---- which tokens learn ---------------------------------------------------------------------------------
+
+
+def test_the_eos_that_ends_a_completion_gets_a_gradient_and_the_padding_behind_it_none(config, bigram):
+    a, b, c, d = 1, 2, 3, 4
+    likely = torch.zeros(grpo.VOCAB, grpo.VOCAB, dtype=torch.float64)
+    for here, then in ((a, b), (b, grpo.EOS), (c, d), (d, 5), (5, 6), (6, grpo.EOS)):
+        likely[here, then] = 9.0
+    cfg, prompts = config(beta=0.1), torch.tensor([[a], [c]])
+    policy, ref = bigram(likely), bigram(likely + torch.linspace(0, 1, grpo.VOCAB).double())
+    out = grpo.rollout(policy, prompts, cfg)
+    assert out.tokens.tolist() == [[b, grpo.EOS] + [grpo.PAD] * 6, [d, 5, 6, grpo.EOS] + [grpo.PAD] * 4]
+    batch = grpo.Batch([], [], prompts, out, torch.tensor([[1.0, 0.0]]), 0.5)
+    grpo.backward(policy, ref, batch, torch.tensor([1.0, -1.0], dtype=torch.float64), torch.arange(2), cfg, 0.1)
+    trained = policy.table.grad.abs().sum(1).nonzero()[:, 0].tolist()
+    assert trained == [a, b, c, d, 5, 6]                    # contexts: not EOS, not PAD
+    assert policy.table.grad[b, grpo.EOS] < 0 < policy.table.grad[6, grpo.EOS]  # more of it, less of it
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_what_the_models_think_of_the_padding_changes_nothing(config, bigram, estimator):
+    """However far apart they are: exp(2000) is infinite, and an infinite loss is not masked by a factor of 0."""
+    seen = []
+    for gap in (0.0, 2000.0):                               # in nats
+        table = torch.zeros(grpo.VOCAB, grpo.VOCAB, dtype=torch.float64)
+        table[1, [2, grpo.EOS]] = torch.tensor([5.0, 4.0], dtype=torch.float64)
+        ref = bigram(table)
+        table[[2, grpo.EOS, grpo.PAD], grpo.PAD] = -gap     # read in the slots behind EOS only
+        policy, cfg = bigram(table), config(beta=0.1, kl_estimator=estimator)
+        tokens = torch.tensor([[grpo.EOS, grpo.PAD, grpo.PAD], [7, 8, grpo.EOS]])
+        mask = torch.tensor([[1.0, 0, 0], [1, 1, 1]], dtype=torch.float64)
+        out = grpo.Rollout(tokens, mask, -6.0 * mask, mask)
+        batch = grpo.Batch([], [], torch.tensor([[1], [1]]), out, torch.tensor([[1.0, 0.0]]), 0.5)
+        A = torch.tensor([1.0, -1.0], dtype=torch.float64)
+        metrics = grpo.backward(policy, ref, batch, A, torch.arange(2), cfg, 0.1)
+        seen.append((gradients(policy), *metrics.values()))
+    close(seen[1], seen[0])
+
+
+def test_a_step_without_any_signal_leaves_zeros_not_nothing_so_that_adam_moves_on(scene):
+    cfg, policy, ref, batch, A = scene()
+    optimizer = torch.optim.AdamW(policy.parameters(), weight_decay=0.0)
+    grpo.update(policy, ref, optimizer, batch, A, cfg, 0)
+    before = weights(policy)
+    metrics = grpo.update(policy, ref, optimizer, batch, 0 * A, cfg, 1)
+    assert (gradients(policy) == 0).all() and metrics["loss"] == 0 and metrics["grad_norm"] == 0
+    assert (weights(policy) - before).norm() > 1e-3         # by its momentum
+
+
+def test_the_reference_the_batch_and_the_advantages_are_left_as_they_are(scene):
+    cfg, policy, ref, batch, A = scene(beta=0.2, num_iterations=2)
+    kept = (ref.state_dict(), tuple(batch.out), batch.prompts, batch.rewards, A)
+    before = copy.deepcopy(kept)
+    grpo.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
+    torch.testing.assert_close(kept, before, atol=0, rtol=0)
+    assert all(weight.grad is None for weight in ref.parameters())
+
+
+# ---- metrics --------------------------------------------------------------------------------------------
+
+
+def test_metrics_match_a_hand_computed_batch(config, bigram):
+    V, eos, pad = grpo.VOCAB, grpo.EOS, grpo.PAD
+    policy = bigram(torch.zeros(V, V, dtype=torch.float64))     # every token has probability 1/V
+    ref = bigram(torch.zeros(V, V, dtype=torch.float64))
+    ref.table.data[3, 4] = math.log(V - 1)                      # but 4 after 3: one half
+    tokens = torch.tensor([[eos, pad, pad, pad], [3, 4, eos, pad], [5, 6, 7, 8], [5, eos, pad, pad]])
+    mask = torch.tensor([[1.0, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 0, 0]], dtype=torch.float64)
+    ratios = [[0.5, 1, 1, 1], [1, 1.5, 1.2, 1], [1, 1, 1, 0.7], [1.4, 1, 1, 1]]
+    old_logps = -math.log(V) - torch.tensor(ratios, dtype=torch.float64).log()
+    rewards = torch.tensor([[0.0, 1.0], [0.5, 0.5]])
+    out = grpo.Rollout(tokens, mask, old_logps * mask, 0.5 * mask)
+    batch = grpo.Batch([], [], torch.tensor([[1]] * 4), out, rewards, 0.25)
+    cfg = config(num_prompts=2, num_generations=2, max_completion_length=4, beta=0.1, max_grad_norm=1e9)
+    A = torch.tensor([-1.0, 2.0, 1.0, -1.0], dtype=torch.float64)
+    gradient = plain_gradient(policy, ref, batch, A, torch.arange(4), cfg, 0.0)[1]
+    metrics = grpo.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
+    x = math.log(2 / V)                                     # log pi / pi_ref of the one token they disagree on
+    k3 = math.exp(-x) + x - 1
+    rows = (0.8, -(2 + 2.56 + 2.4) / 3, -3.7 / 4, (1.4 + 1) / 2)    # clipped: the first, and 1.5 in the second
+    expected = {"loss": sum(rows) / 4 + 0.1 * k3 / 3 / 4, "kl": k3 / 10, "clip_ratio/low_mean": 1 / 10,
+                "clip_ratio/high_mean": 1 / 10, "clip_ratio/region_mean": 2 / 10, "max_log_ratio": math.log(2),
+                "sampling/sampling_logp_difference/max": math.log(2), "grad_norm": gradient.norm().item()}
+    assert metrics.keys() == expected.keys()
+    for name, value in expected.items():
+        assert metrics[name] == pytest.approx(value, rel=1e-6), name
+    described = {"reward": 0.5, "reward_std": math.sqrt(0.5) / 2, "frac_reward_zero_std": 0.5, "accuracy": 0.25,
+                 "completions/mean_length": 2.5, "completions/clipped_ratio": 0.25, "entropy": 0.5}
+    assert grpo.describe(batch) == pytest.approx(described, rel=1e-6)
+
+
+def test_metrics_are_means_over_the_optimizer_steps_but_for_the_first_ratio(scene, monkeypatch):
+    cfg, policy, ref, batch, A = scene(num_iterations=2, num_mini_batches=3)
+    seen, real = [], grpo.backward
+    monkeypatch.setattr(grpo, "backward", lambda *args: seen.append(real(*args)) or seen[-1])
+    metrics = grpo.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
+    assert len(seen) == 6
+    for name in seen[0]:
+        assert metrics[name] == pytest.approx(sum(step[name] for step in seen) / 6)
+    assert metrics["sampling/sampling_logp_difference/max"] == seen[0]["max_log_ratio"] != metrics["max_log_ratio"]
+
+
+def test_on_fresh_samples_the_first_ratio_is_one(config, talker):
+    cfg = config(temperature=0.7)
+    policy = talker(cfg).double()
+    ref, batch, A = copy.deepcopy(policy), grpo.sample_batch(policy, cfg, 0), torch.linspace(-1, 1, 16).double()
+    metrics = grpo.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
+    assert metrics["sampling/sampling_logp_difference/max"] < 1e-12
+    assert metrics["kl"] == metrics["clip_ratio/low_mean"] == metrics["clip_ratio/high_mean"] == 0
+
+
+# ---- the schedule of an update --------------------------------------------------------------------------
+
+
+def test_every_pass_takes_every_row_once_in_a_new_order(scene, monkeypatch):
+    cfg, policy, ref, batch, A = scene(num_iterations=3, num_mini_batches=4)
+    seen, real = [], grpo.backward
+    monkeypatch.setattr(grpo, "backward", lambda *args: seen.append(args[4].tolist()) or real(*args))
+    grpo.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
+    assert sorted(map(len, seen)) == [3] * 6 + [4] * 6
+    orders = [sum(seen[i:i + 4], []) for i in (0, 4, 8)]
+    assert all(sorted(order) == list(range(14)) for order in orders)
+    assert orders[0] != orders[1] != orders[2] != orders[0]
+
+
+def test_a_long_gradient_is_scaled_down_to_the_maximum_and_a_short_one_is_left(scene):
+    for limit in (0.01, 100.0):
+        cfg, policy, ref, batch, A = scene(max_grad_norm=limit, learning_rate=0.5)
+        start = weights(policy)
+        metrics = grpo.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
+        assert metrics["grad_norm"] > 0.02                  # as it was before
+        length = (weights(policy) - start).norm().item()
+        assert length == pytest.approx(0.5 * min(limit, metrics["grad_norm"]), rel=1e-4)
+
+
+def test_the_learning_rate_warms_up_linearly_and_stays(scene):
+    cfg, policy, ref, batch, A = scene(warmup_steps=4, learning_rate=0.5)
+    optimizer, rates = torch.optim.SGD(policy.parameters()), []
+    for step in range(6):
+        start = weights(policy)
+        metrics = grpo.update(policy, ref, optimizer, batch, A, cfg, step)
+        rates.append((weights(policy) - start).norm().item() / min(1.0, metrics["grad_norm"]))
+    assert rates == pytest.approx([0.125, 0.25, 0.375, 0.5, 0.5, 0.5], rel=1e-4)
+
+
+@pytest.mark.parametrize("decay_steps, coefficients", [(0, [0.1] * 4), (2, [0.1, 0.05, 0, 0])])
+def test_the_entropy_bonus_falls_linearly_to_zero_or_stays(scene, monkeypatch, decay_steps, coefficients):
+    cfg, policy, ref, batch, A = scene(entropy_coef=0.1, entropy_decay_steps=decay_steps)
+    seen, real = [], grpo.backward
+    monkeypatch.setattr(grpo, "backward", lambda *args: seen.append(args[6]) or real(*args))
+    for step in range(4):
+        grpo.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, step)
+    assert seen == pytest.approx(coefficients)
+
+
+def test_the_entropy_bonus_raises_the_entropy_and_the_kl_term_pulls_to_the_reference(scene):
+    for changes in ({"entropy_coef": 1.0}, {"beta": 1.0}):
+        cfg, policy, ref, batch, A = scene(max_grad_norm=0.5, **changes)
+        optimizer, found = torch.optim.SGD(policy.parameters()), []
+        for step in range(4):
+            logps, entropy = grpo.score(policy, batch.prompts, batch.out.tokens, cfg.temperature)
+            ref_logps, _ = grpo.score(ref, batch.prompts, batch.out.tokens, cfg.temperature)
+            good = entropy if cfg.entropy_coef else -grpo.kl(logps, ref_logps, "k3")
+            found.append((good * batch.out.mask).sum().item())
+            grpo.update(policy, ref, optimizer, batch, 0 * A, cfg, step)
+        assert found == sorted(found) and found[-1] > found[0] + 1e-3
+
+
+def test_a_step_that_is_not_finite_stops_the_run_before_the_weights_are_touched(scene, capsys):
+    cfg, policy, ref, batch, A = scene()
+    start = weights(policy)
+    with pytest.raises(SystemExit) as stop:
+        grpo.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A * math.inf, cfg, 6)
+    assert stop.value.code == 1 and "step 7" in capsys.readouterr().err
+    assert torch.equal(weights(policy), start)
+
+
+# ---- every flag does something --------------------------------------------------------------------------
+
+# For each flag those that it needs to matter, and values that must change the weights of two steps.
+KNOBS = {
+    "num_prompts": ("", 3), "num_generations": ("", 3), "operands": ("", 4), "seed": ("", 1), "base_seed": ("", 1),
+    "max_completion_length": ("", 5), "temperature": ("", 0.7), "overlong_buffer": ("", 3),
+    "dynamic_sampling": ("--num_generations 2", "yes"),
+    "max_resamples": ("--num_generations 2 --dynamic_sampling yes", 1),
+    "scale_rewards": ("", "batch none"), "loss_type": ("", "bnpo dr_grpo dapo cispo sapo"),
+    "epsilon": ("", 0.01), "epsilon_high": ("", 0.01), "beta": ("", 0.5), "kl_estimator": ("--beta 0.5", "k1 k2"),
+    "entropy_coef": ("", 0.1), "entropy_decay_steps": ("--entropy_coef 0.1", 2),
+    "num_iterations": ("", 1), "num_mini_batches": ("", 2), "max_grad_norm": ("", 0.01), "warmup_steps": ("", 4),
+    "learning_rate": ("", 0.01), "weight_decay": ("", 0.5)}
+
+
+class Loop:
+    """Stands in for common.Run: two steps, no folder, no warm start."""
+
+    def __init__(self, *_):
+        self.policy, self.resumed = None, None
+
+    def base(self, *_):
+        pass
+
+    def steps(self, evaluate, policy, optimizer):
+        self.policy = policy
+        yield from range(2)
+
+    def log(self, metrics, *_):
+        assert all(isinstance(value, float) for value in metrics.values())
+
+    def finish(self):
+        return weights(self.policy)
+
+
+@pytest.fixture
+def train(monkeypatch, talker):
+    """train(flags) -> the weights after two steps of main, on made-up rewards that half of the prompts have."""
+    def reward(problem, text):
+        return float(zlib.crc32(text.encode()) % 2 * (zlib.crc32(problem.prompt.encode()) % 2))
+    for name, stand_in in (("verify", reward), ("GPT", talker)):
+        monkeypatch.setattr(grpo, name, stand_in)
+    monkeypatch.setattr(grpo.common, "Run", Loop)
+    flags = ("--device cpu --num_threads 1 --operands 3 --hidden_size 16 --intermediate_size 16 --num_prompts 4 "
+             "--num_generations 4 --max_completion_length 6 --num_iterations 2 --learning_rate 0.03 ")
+    return lambda more="": grpo.main((flags + more).split())
+
+
+@pytest.mark.parametrize("name", KNOBS)
+def test_the_flag_changes_what_is_learned(train, name):
+    needs, values = KNOBS[name]
+    ends = [train(needs)] + [train(f"{needs} --{name} {value}") for value in str(values).split()]
+    assert all(end.isfinite().all() for end in ends)
+    assert not any(torch.equal(a, b) for i, a in enumerate(ends) for b in ends[:i])
+
+
+def test_without_another_flag_exactly_the_same_is_learned(train):
+    assert torch.equal(train(), train())
+
+
+def test_the_table_of_flags_that_change_something_is_complete():
+    flags = {f.name for f in dataclasses.fields(grpo.Config)
+             if f.metadata["group"] in ("algorithm", "sampling", "optimizer")}
+    assert flags - KNOBS.keys() == {"micro_batch_size"}     # which must not
+
+
+# ---- dynamic sampling and the overlong penalty ----------------------------------------------------------
+
+
+def test_dynamic_sampling_fills_the_batch_with_groups_that_have_signal(config, talker, monkeypatch, capsys):
+    def reward(problem, text):
+        return float(len(text) % 2 * (zlib.crc32(problem.prompt.encode()) % 3 == 0))
+    monkeypatch.setattr(grpo, "verify", reward)
+    cfg = config(dynamic_sampling="yes")
+    policy = talker(cfg)
+    plain = grpo.sample_batch(policy, dataclasses.replace(cfg, dynamic_sampling="no"), 0)
+    batch = grpo.sample_batch(policy, cfg, 0)
+    assert (plain.rewards.amax(1) == plain.rewards.amin(1)).any()           # else there is nothing to refill
+    assert batch.rewards.shape == (4, 4) and (batch.rewards.amax(1) > batch.rewards.amin(1)).all()
+    rewards = [[reward(problem, text) for text in batch.texts[4 * p:4 * p + 4]]
+               for p, problem in enumerate(batch.problems)]
+    assert batch.rewards.tolist() == rewards and batch.out.texts() == batch.texts
+    prompts = grpo.encode_prompts([problem.prompt for problem in batch.problems], cfg)
+    assert torch.equal(batch.prompts, prompts.repeat_interleave(4, 0))
+    scored, _ = grpo.score(policy, batch.prompts, batch.out.tokens)
+    torch.testing.assert_close(scored * batch.out.mask, batch.out.logps, atol=1e-5, rtol=0)
+    kept = [p for p in range(4) if plain.rewards[p].amax() > plain.rewards[p].amin()]
+    assert batch.problems[:len(kept)] == [plain.problems[p] for p in kept]  # those with signal stay, in order
+    assert batch.accuracy < batch.rewards.mean().item()                     # of all that was sampled
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("max_resamples", [1, 3])
+def test_dynamic_sampling_says_so_when_it_gives_up(config, talker, monkeypatch, capsys, max_resamples):
+    asked = []
+    monkeypatch.setattr(grpo, "verify", lambda problem, text: asked.append(problem) or 1.0)
+    cfg = config(dynamic_sampling="yes", max_resamples=max_resamples)
+    batch = grpo.sample_batch(talker(cfg), cfg, 0)
+    assert len(asked) == 16 * (1 + max_resamples) and len(set(asked)) > 4
+    assert batch.rewards.shape == (4, 4) and len(batch.texts) == 16 and len(batch.problems) == 4
+    said = capsys.readouterr().out
+    assert said.count("\n") == 1 and "dynamic sampling" in said
+    assert "0 of 4" in said and f" {4 + 4 * max_resamples}" in said
+
+
+def test_long_completions_are_rewarded_less_if_there_is_an_overlong_buffer(config, talker, monkeypatch):
+    monkeypatch.setattr(grpo, "verify", lambda problem, text: 1.0)
+    cfg = config(overlong_buffer=4)
+    policy = talker(cfg)
+    batch = grpo.sample_batch(policy, cfg, 0)
+    ramp = {5: 0.75, 6: 0.5, 7: 0.25, 8: 0.0}               # at most 8 tokens, a buffer of 4
+    lengths = batch.out.mask.sum(1).tolist()
+    assert batch.rewards.view(-1).tolist() == [ramp.get(length, 1.0) for length in lengths]
+    assert {1, 8} <= set(lengths) and batch.accuracy == 1.0
+    plain = grpo.sample_batch(policy, dataclasses.replace(cfg, overlong_buffer=0), 0)
+    assert torch.equal(plain.out.tokens, batch.out.tokens) and (plain.rewards == 1).all()
