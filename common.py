@@ -27,7 +27,6 @@ print = functools.partial(print, flush=True)        # a line shows when it is pr
 
 # ---- 1. flags -------------------------------------------------------------------------------------------
 
-
 def fail(message, code=2):
     """One line on stderr, then exit: 2 for bad input (nothing was touched), 1 for a run that had to stop."""
     print(f"error: {message}", file=sys.stderr)
@@ -40,8 +39,8 @@ def flag(default, help, group="algorithm", low=None, choices=None, why=""):
     return dataclasses.field(default=default, metadata=metadata)
 
 
-GROUPS = ("algorithm", "run", "sampling", "optimizer", "evaluation", "base policy, shared by all scripts")
-run_flag, sample_flag, step_flag, eval_flag, base_flag = (functools.partial(flag, group=g) for g in GROUPS[1:])
+GROUPS = ("run", "sampling", "optimizer", "evaluation", "base policy, shared by all scripts")
+run_flag, sample_flag, step_flag, eval_flag, base_flag = (functools.partial(flag, group=g) for g in GROUPS)
 MAY_DIFFER = {"max_steps", "stop_at", "save_steps", "eval_steps", "num_eval_problems", "num_eval_samples",
               "device", "prompt", "output_dir", "resume_from_checkpoint"}     # when a run is resumed
 
@@ -100,17 +99,17 @@ class Config:
                 fail(f"--{f.name} {value}: must be finite and at least {low}{f.metadata['why']}")
         H, KV, D = self.num_attention_heads, self.num_key_value_heads, self.hidden_size
         there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+        load_task(self.task)
         for broken, message in (
                 (D % (2 * H), f"--hidden_size {D}: must be a multiple of twice num_attention_heads, {2 * H}"),
                 (H % KV, f"--num_key_value_heads {KV}: must divide num_attention_heads, {H}"),
                 (not there.get(self.device, True), f"--device {self.device}: torch finds none; use cpu"),
                 (self.prompt and not self.resume_from_checkpoint,
                  f"--prompt {self.prompt}: add --resume_from_checkpoint RUN to say who answers"),
-                (self.init_from and self.resume_from_checkpoint,
-                 f"--init_from {self.init_from}: a resumed run has its weights; leave one flag out")):
+                (len(self.prompt.encode()) > load_task(self.task).width(**self.options),
+                 f"--prompt {self.prompt}: is longer than the prompts of this task")):
             if broken:
                 fail(message)
-        load_task(self.task)
 
     @classmethod
     def parse(cls, argv=None):
@@ -118,12 +117,12 @@ class Config:
         parser = argparse.ArgumentParser(description=sys.modules[cls.__module__].__doc__, allow_abbrev=False,
                                          formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.error = lambda message: fail(f"{message} (--help lists the flags)")
-        groups = {name: parser.add_argument_group(name) for name in GROUPS}
+        groups = {name: parser.add_argument_group(name) for name in ("algorithm", *GROUPS)}
         for f in dataclasses.fields(cls):
-            both = dict.fromkeys([f"--{f.name}", f"--{f.name.replace('_', '-')}"])      # --max_steps, --max-steps
+            both = dict.fromkeys(["--" + f.name, "--" + f.name.replace("_", "-")])
             groups[f.metadata["group"]].add_argument(
                 *both, dest=f.name, default=argparse.SUPPRESS, type=f.type, choices=f.metadata["choices"],
-                metavar=f.type.__name__.upper(), help=f"{f.metadata['help']} [{f.default or repr(f.default)}]")
+                metavar=f.type.__name__.upper(), help=f"{f.metadata['help']} [{f.default}]")
         given = vars(parser.parse_args(argv))
         cfg = cls(**(cls.stored(given) | given))
         cfg.check()
@@ -152,7 +151,6 @@ class Config:
 
 
 # ---- 2. problems ----------------------------------------------------------------------------------------
-
 
 # work: what a worked example writes between the think tags
 Problem = collections.namedtuple("Problem", "task prompt answer work", defaults=[""])
@@ -273,24 +271,24 @@ class Run:
         self.state = {"step": 0, "recent": [], "base": None, "seconds_warm_start": 0.0, "seconds_total": 0.0}
         self.clock, self.warned, self.training, self.interrupted = time.perf_counter(), set(), False, False
         self.resumed = self.initial = None
-        if cfg.init_from:
-            self.initial = read(cfg.init_from, "checkpoint.pt", cfg.device, "--init_from")["policy"]
-        elif cfg.prompt or cfg.resume_from_checkpoint and (self.folder / "checkpoint.pt").exists():
+        if cfg.prompt or cfg.resume_from_checkpoint and (self.folder / "checkpoint.pt").exists():
             self.resumed = read(self.folder, "checkpoint.pt", cfg.device, "--resume_from_checkpoint")
             self.initial = read(self.folder, "base.pt", cfg.device, "--resume_from_checkpoint")
+        elif cfg.init_from:
+            self.initial = read(cfg.init_from, "checkpoint.pt", cfg.device, "--init_from")["policy"]
 
     def base(self, model, train, code):
-        """Open the run and fill `model` with the policy it starts from, kept as base.pt: that of --init_from, or
-        what train(model, cfg, progress) makes, cached in runs/base/ under the hash of all that shapes it, the
-        sources in `code` included."""
-        cfg, flags = self.cfg, [f.name for f in dataclasses.fields(Config) if f.metadata["group"] == GROUPS[-1]]
+        """Open the run, fill `model` with the policy it starts from, and keep that as base.pt: the policy of
+        --init_from, or what train(model, cfg, progress) makes, cached in runs/base/ under a hash of all that
+        shapes it, the sources in `code` included."""
+        cfg, fields = self.cfg, dataclasses.fields(Config)
         source = [inspect.getsource(x) for x in (*code, load_task(cfg.task), sample_problems, sample_corpus)]
-        key = repr([cfg.options, cfg.device, cfg.num_threads, torch.__version__, source]
-                   + [getattr(cfg, name) for name in flags])
+        flags = [getattr(cfg, f.name) for f in fields if f.metadata["group"] == GROUPS[-1]]
+        key = repr((cfg.options, cfg.device, cfg.num_threads, torch.__version__, flags, source))
         cache = Path(f"runs/base/{cfg.task}-s{cfg.base_seed}-{zlib.crc32(key.encode()):08x}.pt")
+        made, device = True, cfg.device
         try:
-            model.load_state_dict(self.initial or torch.load(cache, map_location=cfg.device, weights_only=True))
-            made = True
+            model.load_state_dict(self.initial or torch.load(cache, map_location=device, weights_only=True))
         except Exception:                           # none there, or damaged: as in `read`
             made = False
         if self.initial and not made:
@@ -311,7 +309,7 @@ class Run:
             try:
                 while self.folder.exists() and any(file.suffix != ".tmp" for file in self.folder.iterdir()):
                     if cfg.output_dir:
-                        fail(f"--output_dir {self.folder}: is not empty; name a new folder, or resume its run")
+                        fail(f"--output_dir {self.folder}: is not empty; name another, or resume its run")
                     self.folder = Path(f"{default}-{(n := n + 1)}")
                 self.folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:

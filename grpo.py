@@ -16,7 +16,6 @@ H_t is the policy's entropy at t. Variants change one term. CISPO (2506.13585) a
 
 DAPO (2503.14476), Dr. GRPO (2503.20783) and TRL's BNPO average differently in (5), see LOSS_TYPES. DAPO adds
 eps_high > eps_low, dynamic sampling, and, for n tokens near the limit L with a buffer of c, the penalty
-
   R_i   = min(0, max(-1, (L - c - n_i) / c))                                         (8)
 
 Departs from the papers: a verifier, no reward model; beta = 0 and eps_high = .28 by default; std with ddof 1,
@@ -42,17 +41,24 @@ from torch import nn
 import common
 from common import flag
 
-# Shapes: P prompts per step, G completions of each, B = P * G rows (row p * G + g), b of them at work,
-# W prompt tokens, T completion tokens, V vocabulary, D width, H heads.
+# P prompts a step, G completions of each, B = P * G rows (row p * G + g), b of them at work; W prompt tokens,
+# T completion tokens, V vocabulary, D width, H heads, hd width of a head.
 
 # ---- 1. configuration -----------------------------------------------------------------------------------
+
+LOSS_TYPES = {                          # the surrogate for (3), and the averaging of (5)
+    "grpo": ("clip", "sequence_mean"),
+    "dr_grpo": ("clip", "constant"),    # in the paper with --scale_rewards none
+    "dapo": ("clip", "token_mean"),
+    "cispo": ("cispo", "token_mean"),
+    "sapo": ("sapo", "sequence_mean"),
+    "bnpo": ("clip", "micro_batch_mean")}
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(common.Config):
     num_generations: int = flag(8, "completions per prompt (G)", low=2, why="a group of one has no siblings")
-    loss_type: str = flag("grpo", "surrogate and averaging: a row of LOSS_TYPES",
-                          choices=("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo"))
+    loss_type: str = flag("grpo", "surrogate and averaging", choices=tuple(LOSS_TYPES))
     scale_rewards: str = flag("group", "whose std divides in (1)", choices=("group", "batch", "none"))
     epsilon: float = flag(0.2, "lower clip range (eps_low)", low=0)
     epsilon_high: float = flag(0.28, "upper clip range (eps_high); TRL's for CISPO is 1 + this", low=0)
@@ -65,31 +71,16 @@ class Config(common.Config):
     max_resamples: int = flag(8, "batches of prompts that dynamic sampling may add to a step", low=1)
     overlong_buffer: int = flag(0, "buffer of (8) in tokens (c); 0: no penalty", low=0)
 
-    def check(self):
-        super().check()
-        rows = self.num_prompts * self.num_generations
-        if self.num_mini_batches > rows:
-            common.fail(f"--num_mini_batches {self.num_mini_batches}: a batch has {rows} rows only")
-
 
 # ---- 2. the algorithm -----------------------------------------------------------------------------------
 
-LOSS_TYPES = {                          # the surrogate for (3), and the averaging of (5)
-    "grpo": ("clip", "sequence_mean"),
-    "dr_grpo": ("clip", "constant"),    # in the paper with --scale_rewards none
-    "dapo": ("clip", "token_mean"),
-    "cispo": ("cispo", "token_mean"),
-    "sapo": ("sapo", "sequence_mean"),
-    "bnpo": ("clip", "micro_batch_mean")}
-
-
 def has_signal(rewards):
-    """Which groups have unequal rewards; r - mean(r) cannot tell, because of rounding. (P, G) -> (P, 1)"""
+    """Which groups have unequal rewards; r - mean(r), being rounded, cannot tell. (P, G) -> (P, 1)"""
     return rewards.amax(1, keepdim=True) > rewards.amin(1, keepdim=True)
 
 
 def advantages(rewards, scale_rewards="group", eps=1e-4):
-    """How much better than its siblings each completion did, exactly 0 among equals. (P, G) -> (P, G)"""
+    """How much better each completion did than its siblings, exactly 0 among equals. (P, G) -> (P, G)"""
     scale = {"group": rewards.std(1, keepdim=True) + eps, "batch": rewards.std() + eps, "none": 1.0}
     A = (rewards - rewards.mean(1, keepdim=True)) / scale[scale_rewards]                # (P, G)  eq. (1)
     return torch.where(has_signal(rewards), A, 0.0)
@@ -104,8 +95,8 @@ def kl(logps, ref_logps, estimator="k3"):
     """Estimates of KL(pi || pi_ref) from samples of pi. (B, T), (B, T) -> (B, T)"""
     x = logps - ref_logps
     return {"k3": torch.expm1(-x) + x,              # unbiased, never negative  eq. (4)
-            "k2": x.square() / 2,                   # biased, but in a loss, given the prefix, has the KL's gradient
-            "k1": x}[estimator]                     # unbiased, but in a loss its gradient is only noise
+            "k2": x.square() / 2,                   # biased; in a loss, given the prefix, has KL's gradient
+            "k1": x}[estimator]                     # unbiased; in a loss its gradient is noise
 
 
 def log_ratio(logps, old_logps, mask):
@@ -127,7 +118,7 @@ def policy_loss(logps, old_logps, advantages, mask, loss_type="grpo", epsilon=0.
 
 def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None):
     """Average token losses (B, T). num_sequences and num_tokens count the whole optimizer step (default: this
-    call), so that its micro-batches, however it is cut, add up to one and the same gradient. -> scalar"""
+    call), so that its micro-batches, however it is cut, add up to the same gradient. -> scalar"""
     N = len(x) if num_sequences is None else num_sequences
     M = mask.sum().clamp(min=1) if num_tokens is None else num_tokens
     x, lengths = x * mask, mask.sum(1).clamp(min=1)                                     # (B, T), (B,)
@@ -135,7 +126,7 @@ def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None
             "token_mean": x.sum() / M,
             "sequence_sum": x.sum() / N,
             "constant": x.sum() / (N * (max_length or x.shape[1])),
-            "micro_batch_mean": x.sum() / mask.sum().clamp(min=1) * len(x) / N}[how]    # the cut matters: BNPO
+            "micro_batch_mean": x.sum() / mask.sum().clamp(min=1) * len(x) / N}[how]    # the cut counts: BNPO
 
 
 # ---- 3. tokenizer and verifier --------------------------------------------------------------------------
@@ -162,9 +153,8 @@ def decode(ids):
 
 def extract(text):
     """What the one <answer>..</answer> block of the text holds; None if there is none, or a second tag."""
-    if text.count("<answer>") != 1 or text.count("</answer>") != 1:
-        return None
-    block = re.search("<answer>([ -~]{1,200})</answer>", text)              # printable ASCII
+    once = text.count("<answer>") == text.count("</answer>") == 1
+    block = re.search("<answer>([ -~]{1,200})</answer>", text) if once else None        # printable ASCII
     return block[1].strip() if block else None
 
 
@@ -177,7 +167,6 @@ def verify(problem, text):
 
 
 # ---- 4. the policy --------------------------------------------------------------------------------------
-
 
 class Block(nn.Module):
     """Attention, then a SwiGLU layer; each reads the residual stream normalised and adds to it."""
@@ -256,13 +245,13 @@ def score(model, prompts, tokens, temperature=1.0):
 
 
 def micro_batches(rows, lengths, size, by_length=True):
-    """Cut rows into micro-batches: of similar length, which computes little on padding, or as they come."""
+    """Yield (rows, longest length): of similar length, so that padding costs little, or as they come."""
     rows = rows[lengths[rows].argsort(stable=True)] if by_length else rows
-    return rows.split(size) if len(rows) else ()
+    for part in rows.split(size) if len(rows) else ():
+        yield part, int(lengths[part].max())
 
 
 # ---- 5. rollout -----------------------------------------------------------------------------------------
-
 
 class Rollout(NamedTuple):
     """Completions in T slots. Behind a row's first EOS, tokens are PAD and the rest is 0."""
@@ -271,8 +260,7 @@ class Rollout(NamedTuple):
     logps: torch.Tensor         # (B, T)  under the policy that sampled, at the temperature it sampled with
     entropy: torch.Tensor       # (B, T)
 
-    def texts(self):
-        """-> B str, without EOS"""
+    def texts(self):                    # -> B str, without EOS
         return [decode([i for i in ids[:n] if i != EOS]) for ids, n in
                 zip(self.tokens.tolist(), self.mask.sum(1).long().tolist())]
 
@@ -309,8 +297,8 @@ def rollout(model, prompts, cfg, copies=1, uniforms=None):
 
 
 def sample_batch(policy, cfg, step):
-    """What a step learns from: P prompts, G completions of each, their rewards; a function of the policy and (seed,
-    step). Dynamic sampling tries further prompts until P groups have signal. -> namespace, shapes below"""
+    """What a step learns from: P prompts, G completions of each, rewards; of policy, seed and step alone.
+    Dynamic sampling tries further prompts until P groups have signal. -> namespace, see the end"""
     P, G, T = cfg.num_prompts, cfg.num_generations, cfg.max_completion_length
     problems, prompts, outs, texts, verdicts = [], [], [], [], []
     for attempt in range(1 + cfg.max_resamples * (cfg.dynamic_sampling == "yes")):
@@ -342,7 +330,6 @@ def sample_batch(policy, cfg, step):
 
 # ---- 6. warm start and evaluation -----------------------------------------------------------------------
 
-
 def orthogonal(matrix):
     """The step of Muon: `matrix` with its singular values pushed near 1, by five Newton-Schulz iterations."""
     rows, columns = matrix.shape
@@ -363,15 +350,14 @@ def warm_start(model, cfg, progress):
     for step in progress("warm start", cfg.base_steps):
         lr = cfg.base_learning_rate * min((step + 1) / 50, 1 - step / cfg.base_steps)
         phase = "textbook" if step < 0.6 * cfg.base_steps else "forum"
-        seed = (cfg.base_seed, step)
-        examples = common.sample_corpus(cfg.task, cfg.base_batch_size, seed, phase, **cfg.options)
-        prompts = encode_prompts([problem.prompt for problem, _ in examples], cfg)          # (B, W)
-        ids = [TOKENIZER.encode(text, allowed_special="all") + [EOS] for _, text in examples]
+        problems, texts = zip(*common.sample_corpus(
+            cfg.task, cfg.base_batch_size, (cfg.base_seed, step), phase, **cfg.options))
+        prompts = encode_prompts([problem.prompt for problem in problems], cfg)             # (B, W)
+        ids = [TOKENIZER.encode(text, allowed_special="all") + [EOS] for text in texts]
         lengths = torch.tensor([len(row) for row in ids])
         tokens = torch.tensor([row + [PAD] * (max(lengths) - len(row)) for row in ids], device=cfg.device)
         model.zero_grad()
-        for rows in micro_batches(torch.arange(len(ids)), lengths, (len(ids) + 1) // 2):
-            T = int(lengths[rows].max())
+        for rows, T in micro_batches(torch.arange(len(ids)), lengths, (len(ids) + 1) // 2):
             logps, _ = score(model, prompts[rows], tokens[rows, :T])        # (b, T)
             mask = (torch.arange(T) < lengths[rows, None]).to(logps)
             aggregate(-logps, mask, "token_mean", num_tokens=lengths.sum().item()).backward()
@@ -424,19 +410,17 @@ def evaluate(model, cfg, k):
 
 # ---- 7. the update, and main ----------------------------------------------------------------------------
 
-
 def backward(policy, ref, batch, A, rows, cfg, entropy_coef):
-    """Leave in the policy the gradient of (5) over `rows`, those of one optimizer step. If the loss has no other
-    term, rows of zero advantage are skipped: their gradient is 0. -> metrics; kl and clip_ratio of the rest"""
+    """Leave in the policy the gradient of (5) over `rows`, those of one optimizer step. When the loss has no
+    other term, rows of zero advantage are skipped: their gradient is 0. -> metrics, over rows not skipped"""
     mask, averaging = batch.out.mask, LOSS_TYPES[cfg.loss_type][1]
-    used, lengths = rows, mask.sum(1).long()
+    used, lengths = rows, mask.sum(1).long().cpu()
     if not (cfg.beta or entropy_coef or averaging == "micro_batch_mean"):
-        used = rows[A[rows] != 0]
+        used = rows[(A[rows] != 0).cpu()]
     for weight in policy.parameters():
         weight.grad = torch.zeros_like(weight)              # not None: Adam steps, signal or not
-    sums, loss, largest = torch.zeros(4), 0.0, 0.0
-    for part in micro_batches(used, lengths, cfg.micro_batch_size, averaging != "micro_batch_mean"):
-        T = int(lengths[part].max())
+    sums, loss, largest = torch.zeros(3), 0.0, 0.0
+    for part, T in micro_batches(used, lengths, cfg.micro_batch_size, averaging != "micro_batch_mean"):
         tokens, m, old_logps, _ = (slots[part, :T] for slots in batch.out)                      # (b, T) each
         logps, entropy = score(policy, batch.prompts[part], tokens, cfg.temperature)          # (b, T), (b, T)
         with torch.no_grad():
@@ -448,13 +432,12 @@ def backward(policy, ref, batch, A, rows, cfg, entropy_coef):
         part_loss.backward()
         with torch.no_grad():
             log_rho, side = log_ratio(logps, old_logps, m), A[part, None]
-            low = (side < 0) & (log_rho.exp() < 1 - cfg.epsilon)            # where (3) has no gradient
-            high = (side > 0) & (log_rho.exp() > 1 + cfg.epsilon_high)
-            sums += torch.stack([x.sum().cpu() for x in (m, kl(logps * m, ref_logps * m), low, high)])
+            rho = log_rho.exp()
+            clipped = torch.where(side > 0, rho > 1 + cfg.epsilon_high, (side < 0) & (rho < 1 - cfg.epsilon))
+            sums += torch.stack([x.sum().cpu() for x in (m, kl(logps * m, ref_logps * m), clipped * m)])
             loss, largest = loss + part_loss.item(), max(largest, log_rho.abs().max().item())
-    shares = (sums[1:] / sums[0].clamp(min=1)).tolist()
-    return {"loss": loss, **dict(zip(("kl", "clip_ratio/low_mean", "clip_ratio/high_mean"), shares)),
-            "clip_ratio/region_mean": shares[1] + shares[2], "max_log_ratio": largest}
+    kl_mean, clip_ratio = (sums[1:] / sums[0].clamp(min=1)).tolist()
+    return {"loss": loss, "kl": kl_mean, "clip_ratio/region_mean": clip_ratio, "max_log_ratio": largest}
 
 
 def update(policy, ref, optimizer, batch, A, cfg, step):
@@ -466,15 +449,16 @@ def update(policy, ref, optimizer, batch, A, cfg, step):
         rows = torch.arange(len(A))
         if cfg.num_mini_batches > 1:
             rows = torch.randperm(len(A), generator=common.generator(cfg.seed, "shuffle", step, iteration))
-        for mini_batch in rows.tensor_split(cfg.num_mini_batches):
+        for mini_batch in rows.chunk(cfg.num_mini_batches):
             metrics = backward(policy, ref, batch, A, mini_batch, cfg, entropy_coef)
             metrics["grad_norm"] = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm).item()
             if not math.isfinite(metrics["loss"] + metrics["grad_norm"]):
                 common.fail(f"step {step + 1} is not finite: {metrics}; the last checkpoint is kept", code=1)
             optimizer.step()
             seen.append(metrics)
-    first = {"sampling/sampling_logp_difference/max": seen[0]["max_log_ratio"]}
-    return {name: mean([metrics[name] for metrics in seen]) for name in seen[0]} | first
+    means = {name: mean([metrics[name] for metrics in seen]) for name in seen[0]}
+    return means | {"sampling/sampling_logp_difference/max": seen[0]["max_log_ratio"],
+                    "learning_rate": optimizer.param_groups[0]["lr"]}
 
 
 def describe(batch):
