@@ -65,7 +65,7 @@ class Config:
     max_completion_length: int = sample_flag(40, "tokens per completion at most (L)", low=1)
     temperature: float = sample_flag(1.0, "of sampling and scoring alike", low=1e-3, why="0 explores nothing")
 
-    learning_rate: float = step_flag(3e-4, "of AdamW", low=0)
+    learning_rate: float = step_flag(5e-4, "of AdamW", low=0)
     warmup_steps: int = step_flag(0, "steps of linear learning-rate warm-up, constant after it", low=0)
     weight_decay: float = step_flag(0.0, "of AdamW", low=0)
     max_grad_norm: float = step_flag(1.0, "longer gradients are scaled down to this norm", low=1e-9)
