@@ -354,7 +354,10 @@ class Run:
         else:
             state["base"] = self.evaluate(cfg.num_eval_samples)
             self.save()
-        print("base: " + ", ".join(f"{name} {value:.3f}" for name, value in list(state["base"].items())[:4]))
+        base, k = state["base"], cfg.num_eval_samples
+        print("base: " + ", ".join(f"{name} {base[name]:.3f}" for name in ("greedy", f"pass@{k}", f"maj@{k}")))
+        if base[f"pass@{k}"] == 0:
+            print(f"warning: none of {k} samples of any problem is right; no reward can teach this base")
         print(" step" + "".join(f"{heading:>8}" for heading in self.columns) + "  secs  left")
         self.training = True
         while state["step"] < cfg.max_steps and sum(state["recent"]) < 5 * cfg.stop_at:
@@ -379,8 +382,9 @@ class Run:
         self.state["recent"] = (self.state["recent"] + [metrics["accuracy"]])[-5:]
         cells = "".join(f"{metrics[key]:8.3f}" for key in self.columns.values())
         print(f"{step:5d}{cells}{took:6.2f}{took * (self.cfg.max_steps - step):5.0f}s")
-        for message in {message for broken, message in WARNINGS if broken(metrics)} - self.warned:
-            print(f"warning: {message}")
+        for message in (message for broken, message in WARNINGS if broken(metrics)):
+            if message not in self.warned:
+                print(f"warning: {message}")
             self.warned.add(message)
         if step > 1 and step % self.cfg.eval_steps:
             return

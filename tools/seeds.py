@@ -1,11 +1,13 @@
-"""The table of seeds in README.md: python tools/seeds.py 0 1 2 3 4 (make seeds).
+"""The table of seeds and the example of README.md: python tools/seeds.py 0 1 2 3 4 (make seeds).
 
 Runs the main job once for each seed, in an empty folder, so that every run warm-starts a base of its own
-(--base_seed is the seed, too). Writes docs/seeds.json and the table between the marks in README.md.
+(--base_seed is the seed, too). Writes docs/seeds.json, docs/curve.png (of the first seed) and, between their
+marks in README.md, the table and what the first seed printed, its middle left out.
 """
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -13,37 +15,53 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-MARKS = "<!-- made by make seeds -->\n", "<!-- end of make seeds -->"
-COLUMNS = ("| seed | base greedy | trained greedy | base thinks | trained thinks | mean length | seconds |\n"
-           + "|---" * 7 + "|\n")
+HEAD = ("| seed | greedy, base | greedy, trained | pass@1 | thinks | tokens | steps | warm start | all |\n"
+        + "|---" * 9 + "|\n")
 
 
 def row(seed, summary):
     base, trained = summary["base"], summary["trained"]
-    return (f"| {seed} | {base['greedy']:.3f} | {trained['greedy']:.3f} | {base['think_share']:.2f} | "
-            f"{trained['think_share']:.2f} | {base['mean_length']:.1f} -> {trained['mean_length']:.1f} | "
-            f"{summary['seconds_total']:.0f} |\n")
+    pairs = " | ".join(f"{base[key]:{form}} -> {trained[key]:{form}}" for key, form in (
+        ("pass@1", ".3f"), ("think_share", ".2f"), ("mean_length", ".0f")))
+    return (f"| {seed} | {base['greedy']:.3f} | {trained['greedy']:.3f} | {pairs} | {summary['steps']} | "
+            f"{summary['seconds_warm_start']:.0f} s | {summary['seconds_total']:.0f} s |\n")
+
+
+def put(name, text):
+    """Replace what stands in README.md between the marks `made by make seeds: NAME` and `end of NAME`."""
+    readme = (ROOT / "README.md").read_text()
+    start, end = f"<!-- made by make seeds: {name} -->\n", f"<!-- end of {name} -->"
+    before, after = readme.split(start)[0], readme.split(end)[1]
+    (ROOT / "README.md").write_text(before + start + text + end + after)
+
+
+def example(printed):
+    """The console of a run with its middle left out."""
+    lines = printed.splitlines()
+    table = next(i for i, line in enumerate(lines) if line.split()[:2] == ["base", "trained"])
+    return "```\n" + "\n".join([*lines[:13], "  ...", *lines[table - 5:]]) + "\n```\n"
 
 
 def main(seeds):
     results = {}
+    (ROOT / "docs").mkdir(exist_ok=True)
     for seed in seeds:
         with tempfile.TemporaryDirectory() as empty:
-            flags = ["--seed", seed, "--base_seed", seed, "--output_dir", "run"]
-            subprocess.run([sys.executable, ROOT / "grpo.py", *flags], cwd=empty, check=True)
-            results[seed] = json.loads(Path(empty, "run", "summary.json").read_text())
+            command = [sys.executable, ROOT / "grpo.py", "--seed", seed, "--base_seed", seed]
+            printed = subprocess.run(command, cwd=empty, check=True, capture_output=True, text=True).stdout
+            folder = Path(empty, f"runs/grpo-arithmetic-s{seed}")
+            results[seed] = json.loads((folder / "summary.json").read_text())
+            if seed == seeds[0]:
+                put("example", example(printed))
+                shutil.copyfile(folder / "curve.png", ROOT / "docs" / "curve.png")
+        print(HEAD + row(seed, results[seed]), flush=True)
     problems = results[seeds[0]]["base"]["problems"]
     machine = f"{os.cpu_count()} CPU cores ({platform.machine()}), Python {platform.python_version()}"
     seconds = statistics.median(summary["seconds_total"] for summary in results.values())
-    (ROOT / "docs").mkdir(exist_ok=True)
     record = json.dumps({"machine": machine, "seeds": results}, indent=2)
     (ROOT / "docs" / "seeds.json").write_text(record + "\n")
-    readme, (start, end) = (ROOT / "README.md").read_text(), MARKS
-    before, after = readme.split(start)[0], readme.split(end)[1]
     table = "".join(row(seed, summary) for seed, summary in results.items())
-    note = f"\n{problems} held-out problems, {machine}; median {seconds:.0f} s, warm start included.\n"
-    (ROOT / "README.md").write_text(before + start + COLUMNS + table + note + end + after)
-    print(COLUMNS + table + note)
+    put("table", f"{HEAD}{table}\n{problems} held-out problems; {machine}; median {seconds:.0f} s.\n")
 
 
 if __name__ == "__main__":
