@@ -355,7 +355,7 @@ class Run:
             state["base"] = self.evaluate(cfg.num_eval_samples)
             self.save()
         base, k = state["base"], cfg.num_eval_samples
-        print("base: " + ", ".join(f"{name} {base[name]:.3f}" for name in ("greedy", f"pass@{k}", f"maj@{k}")))
+        print("base: " + ", ".join(f"{name} {base[name]:.3f}" for name in ("greedy", "pass@1", f"pass@{k}")))
         if base[f"pass@{k}"] == 0:
             print(f"warning: none of {k} samples of any problem is right; no reward can teach this base")
         print(" step" + "".join(f"{heading:>8}" for heading in self.columns) + "  secs  left")

@@ -108,7 +108,7 @@ def policy_loss(logps, old_logps, advantages, mask, loss_type="grpo", epsilon=0.
     """L_t, 0 in masked slots; advantages are (B,) or (B, T). -> (B, T)"""
     A = advantages if advantages.dim() == 2 else advantages[:, None]                    # (B, 1) or (B, T)
     rho = log_ratio(logps, old_logps, mask).exp()                                       # (B, T)
-    tau = torch.where(A > 0, 1.0, 1.05)
+    tau = 1 + 0.05 * (A <= 0).to(A)
     surrogate = {
         "clip": -torch.min(rho * A, rho.clamp(1 - epsilon, 1 + epsilon_high) * A),      # eq. (3)
         "cispo": -rho.clamp(max=1 + epsilon_high).detach() * A * logps,                 # eq. (6)
@@ -234,7 +234,7 @@ def logprobs(logits, tokens, temperature=1.0, kernel="auto"):
     if kernel not in ("auto", "torch"):
         raise ValueError(f"kernel={kernel!r}: only 'torch' is here, and 'auto' takes it")
     logp = torch.log_softmax(logits / temperature, -1)                      # (B, T, V)
-    plogp = logp.exp() * logp.clamp(min=torch.finfo(logp.dtype).min)        # 0 where p is 0, not nan
+    plogp = logp.exp() * logp.clamp(min=-1e4)                               # 0 where p is 0, not nan
     return logp.gather(-1, tokens[..., None]).squeeze(-1), -plogp.sum(-1)
 
 
@@ -449,7 +449,7 @@ def update(policy, ref, optimizer, batch, A, cfg, step):
         rows = torch.arange(len(A))
         if cfg.num_mini_batches > 1:
             rows = torch.randperm(len(A), generator=common.generator(cfg.seed, "shuffle", step, iteration))
-        for mini_batch in rows.chunk(cfg.num_mini_batches):
+        for mini_batch in rows.tensor_split(min(cfg.num_mini_batches, len(A))):
             metrics = backward(policy, ref, batch, A, mini_batch, cfg, entropy_coef)
             metrics["grad_norm"] = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm).item()
             if not math.isfinite(metrics["loss"] + metrics["grad_norm"]):

@@ -22,8 +22,8 @@ def config():
 
 @pytest.fixture
 def talker():
-    """talker(cfg): an untrained policy whose next token depends on all before it, and which soon ends, so that
-    rows are of all lengths."""
+    """talker(cfg): an untrained policy whose next token depends on all before it, and which soon comes to
+    an end, so that rows are of all lengths."""
     class Talker(grpo.GPT):
         def __init__(self, cfg):
             super().__init__(cfg)

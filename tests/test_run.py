@@ -1,0 +1,775 @@
+"""A run: its folder, its console, and that stopping it in any way and going on changes nothing."""
+import concurrent.futures
+import contextlib
+import dataclasses
+import io
+import itertools
+import json
+import os
+import queue
+import random
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import test_gradient
+import torch
+
+import common
+import grpo
+
+ROOT = Path(grpo.__file__).resolve().parent
+# A base of a second that knows what an answer looks like, so that some groups have signal.
+SMALL = {"device": "cpu", "num_threads": 1, "operands": 2, "hidden_size": 32, "num_attention_heads": 2,
+         "num_hidden_layers": 1, "intermediate_size": 32, "base_steps": 200, "base_batch_size": 16,
+         "learning_rate": 3e-3, "num_prompts": 4, "num_generations": 8, "max_completion_length": 16,
+         "num_eval_problems": 16, "num_eval_samples": 2, "eval_steps": 2, "save_steps": 3, "max_steps": 10}
+# All that has a state between steps, or could have.
+EVERYTHING = {"num_mini_batches": 2, "num_iterations": 2, "dynamic_sampling": "yes", "beta": 0.05,
+              "entropy_coef": 0.01, "entropy_decay_steps": 8, "warmup_steps": 7, "overlong_buffer": 8}
+EXAMPLE = "(3+4)="
+
+
+def arguments(flags):
+    return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+
+
+def lines(path):
+    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+
+
+def steps(folder):
+    """The lines of metrics.jsonl that are a training step, without the greedy evaluations."""
+    return [line for line in lines(folder / "metrics.jsonl") if "reward" in line]
+
+
+def load(path):
+    return torch.load(path, weights_only=True)
+
+
+def leaves(value, path=""):
+    """A nest of dicts and lists -> {path: value}; a tensor as its bytes, for equal is to mean bit for bit."""
+    if isinstance(value, (dict, list, tuple)):
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        return {name: x for key, part in items for name, x in leaves(part, f"{path}/{key}").items()}
+    if isinstance(value, torch.Tensor):
+        return {path: (value.dtype, value.shape, value.numpy().tobytes())}
+    return {path: value}
+
+
+def outcome(folder):
+    """All that a run leaves, except how long it took and how it was called."""
+    folder = Path(folder)
+    checkpoint, summary = load(folder / "checkpoint.pt"), json.loads((folder / "summary.json").read_text())
+    logs = {name: lines(folder / name) for name in ("metrics.jsonl", "samples.jsonl")}
+    sizes = checkpoint.pop("logs")
+    assert sizes == {name: (folder / name).stat().st_size for name in logs}
+    config = json.loads((folder / "config.json").read_text())["config"]
+    everything = leaves({"checkpoint": checkpoint, "base": load(folder / "base.pt"), "logs": logs,
+                         "summary": summary, "config": config, "script": (folder / "grpo.py").read_text()})
+    time_or_place = re.compile(r"/(step_time|seconds\w*|output_dir)$")
+    return {path: value for path, value in everything.items() if not time_or_place.search(path)}
+
+
+def difference(one, other):
+    """The paths at which two outcomes differ."""
+    return sorted(path for path in one.keys() | other.keys() if one.get(path) != other.get(path))
+
+
+def contents(folder):
+    return {str(path): (path.read_bytes() if path.is_file() else None, path.stat().st_mtime_ns)
+            for path in sorted(Path(folder).rglob("*"))}
+
+
+@contextlib.contextmanager
+def at_work(folder):
+    """In the folder, without pictures, which take longer than these runs; puts Ctrl-C back after it."""
+    on_ctrl_c = signal.getsignal(signal.SIGINT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setitem(sys.modules, "tools.report", None)
+        yield
+    signal.signal(signal.SIGINT, on_ctrl_c)
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory):
+    """The folder with runs/base, so that the base is made once."""
+    return tmp_path_factory.mktemp("work")
+
+
+@pytest.fixture(autouse=True)
+def here(work):
+    with at_work(work):
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(work):
+    """The folder of an uninterrupted run of 10 steps."""
+    with at_work(work):
+        grpo.main(arguments(SMALL | {"output_dir": "whole"}))
+    return work / "whole"
+
+
+@pytest.fixture
+def train(tmp_path):
+    """train(**flags) -> the folder of a new run."""
+    numbers = itertools.count()
+
+    def run(**flags):
+        folder = tmp_path / f"run{next(numbers)}"
+        grpo.main(arguments(SMALL | {"output_dir": folder} | flags))
+        return folder
+    return run
+
+
+def resume(folder, **flags):
+    return grpo.main(arguments({"resume_from_checkpoint": folder} | flags))
+
+
+def shuffle_the_global_generators(seed):
+    """What a run draws must not depend on them: another process has others."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+
+
+# ---- the folder -------------------------------------------------------------------------------------------
+
+
+def test_the_run_of_these_tests_has_something_to_learn_from(whole):
+    """Else they would compare runs in which nothing happens."""
+    assert sum(line["frac_reward_zero_std"] < 1 for line in steps(whole)) >= 5
+    moved = difference(leaves(load(whole / "base.pt")), leaves(load(whole / "checkpoint.pt")["policy"]))
+    assert len(moved) == len(load(whole / "base.pt"))
+
+
+def test_a_run_folder_has_every_file_and_no_other(train, monkeypatch):
+    monkeypatch.delitem(sys.modules, "tools.report")
+    folder = train(max_steps=2)
+    assert {path.name for path in folder.iterdir()} == {
+        "config.json", "metrics.jsonl", "samples.jsonl", "summary.json", "checkpoint.pt", "base.pt",
+        "curve.png", "grpo.py"}
+    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert (folder / "grpo.py").read_bytes() == (ROOT / "grpo.py").read_bytes()
+
+
+def test_the_config_tells_how_the_run_was_made(whole):
+    saved = json.loads((whole / "config.json").read_text())
+    assert saved["argv"] == arguments(SMALL | {"output_dir": "whole"})
+    assert (saved["script"], saved["torch"], saved["python"]) == ("grpo.py", torch.__version__, sys.version)
+    flags = dataclasses.asdict(grpo.Config()) | SMALL | {"output_dir": "whole"}
+    assert saved["config"] == flags
+
+
+def test_the_summary_compares_the_base_with_the_trained_policy(whole, train):
+    summary = json.loads((whole / "summary.json").read_text())
+    assert summary.keys() == {"base", "trained", "steps", "seconds_warm_start", "seconds_total"}
+    scores = {"greedy", "pass@1", "pass@2", "maj@2", "accuracy_given_think", "accuracy_given_blurt",
+              "think_share", "mean_length", "problems"}
+    assert summary["base"].keys() == summary["trained"].keys() == scores
+    assert summary["steps"] == 10 and summary["trained"]["problems"] == 16
+    assert 0 < summary["seconds_warm_start"] < summary["seconds_total"]
+    eight = json.loads((train(max_steps=0, num_eval_samples=8) / "summary.json").read_text())
+    assert {"pass@8", "maj@8"} <= eight["base"].keys()
+
+
+def test_main_returns_the_summary(tmp_path):
+    summary = grpo.main(arguments(SMALL | {"max_steps": 1, "output_dir": tmp_path / "run"}))
+    assert summary == json.loads((tmp_path / "run/summary.json").read_text())
+
+
+def test_the_metrics_have_one_line_a_step_in_the_words_of_trl_and_one_an_evaluation(whole):
+    names = {"step", "loss", "reward", "reward_std", "frac_reward_zero_std", "entropy", "kl", "grad_norm",
+             "completions/mean_length", "completions/clipped_ratio", "clip_ratio/region_mean", "step_time",
+             "sampling/sampling_logp_difference/max"}
+    assert [line["step"] for line in steps(whole)] == list(range(1, 11))
+    for line in steps(whole):
+        assert names <= line.keys()
+    evaluations = [line for line in lines(whole / "metrics.jsonl") if "reward" not in line]
+    assert [line["step"] for line in evaluations] == [2, 4, 6, 8, 10]
+    last = json.loads((whole / "summary.json").read_text())["trained"]
+    assert evaluations[-1]["eval/greedy"] == last["greedy"]
+
+
+def test_the_samples_are_whole_groups_with_rewards_and_advantages(whole):
+    groups = lines(whole / "samples.jsonl")
+    assert [group["step"] for group in groups] == [step for step in (1, 2, 4, 6, 8, 10) for _ in range(4)]
+    for group in groups:
+        problem = common.Problem("arithmetic", group["prompt"], group["answer"])
+        made = group["completions"]
+        assert len(made) == 8
+        assert [completion["reward"] for completion in made] == [
+            grpo.verify(problem, completion["text"]) for completion in made]
+        rewards = torch.tensor([[completion["reward"] for completion in made]])
+        torch.testing.assert_close(torch.tensor([[completion["advantage"] for completion in made]]),
+                                   grpo.advantages(rewards))
+        assert all(1 <= completion["length"] <= 16 for completion in made)
+    assert any(completion["reward"] for group in groups for completion in group["completions"])
+
+
+def test_default_folders_are_numbered_when_taken_and_an_explicit_one_collides(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    tiny = SMALL | {"base_steps": 0, "max_steps": 0}
+    for _ in range(3):
+        grpo.main(arguments(tiny))
+    names = {path.name for path in Path("runs").iterdir()}
+    assert names == {"base", "grpo-arithmetic-s0", "grpo-arithmetic-s0-2", "grpo-arithmetic-s0-3"}
+    before = contents(tmp_path)
+    with pytest.raises(SystemExit) as stop:
+        grpo.main(arguments(tiny | {"output_dir": "runs/grpo-arithmetic-s0"}))
+    assert stop.value.code == 2 and contents(tmp_path) == before
+    grpo.main(arguments(tiny | {"seed": 7}))
+    assert (tmp_path / "runs/grpo-arithmetic-s7").is_dir()
+
+
+# ---- the base ---------------------------------------------------------------------------------------------
+
+
+def bases():
+    """The cached bases, with the times they were made."""
+    return {path.name: path.stat().st_mtime_ns for path in Path("runs/base").iterdir()}
+
+
+def test_runs_that_differ_in_no_base_flag_share_a_base(whole, train):
+    before = bases()
+    folder = train(max_steps=1, seed=3, learning_rate=0.01, num_prompts=2, beta=0.1, max_completion_length=9)
+    assert bases() == before
+    assert not difference(leaves(load(folder / "base.pt")), leaves(load(whole / "base.pt")))
+
+
+SHAPES_A_BASE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+                 "num_key_value_heads": 2, "intermediate_size": 16, "base_seed": 1, "base_steps": 4,
+                 "base_batch_size": 8, "base_learning_rate": 0.01, "operands": 3}
+
+
+@pytest.mark.parametrize("name", SHAPES_A_BASE)
+def test_each_base_flag_makes_another_base(train, name):
+    few = {"base_steps": 3, "max_steps": 0}
+    plain = train(**few)
+    count = len(bases())
+    other = train(**few | {name: SHAPES_A_BASE[name]})
+    assert len(bases()) == count + 1
+    assert difference(leaves(load(plain / "base.pt")), leaves(load(other / "base.pt")))
+
+
+def test_every_flag_of_the_base_policy_is_in_the_test_above():
+    fields = dataclasses.fields(grpo.Config)
+    group = {field.name for field in fields if field.metadata["group"].startswith("base")}
+    assert group | {"operands"} == SHAPES_A_BASE.keys()
+
+
+def grafted(path):
+    """Right in its first weight, which is changed, and without the others."""
+    torch.save({"embed.weight": load(path)["embed.weight"] + 1}, path)
+
+
+def flipped(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 64
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [
+    lambda path: path.write_bytes(path.read_bytes()[:1000]), lambda path: path.write_bytes(b""),
+    lambda path: path.write_text("hello"), lambda path: torch.save([1], path), flipped, grafted],
+    ids=["cut off", "empty", "text", "a list", "one bit flipped", "half the weights"])
+def test_a_damaged_cached_base_is_made_again(train, damage):
+    few = {"base_steps": 5, "max_steps": 0}
+    right, before = train(**few), bases()
+    path = Path("runs/base", max(before, key=before.get))
+    good = path.read_bytes()
+    damage(path)
+    again = train(**few)
+    assert not difference(leaves(load(again / "base.pt")), leaves(load(right / "base.pt")))
+    assert path.read_bytes() == good
+    path.unlink()                                   # the next damage finds a base of its own making
+
+
+def test_a_run_that_makes_the_base_equals_one_that_reads_it(train, whole):
+    for path in Path("runs/base").iterdir():
+        path.unlink()
+    shuffle_the_global_generators(5)
+    assert not difference(outcome(train()), outcome(whole))
+
+
+# ---- going on ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flags", [{}, EVERYTHING], ids=["defaults", "everything"])
+def test_ten_steps_equal_five_and_five_after_a_resume_bit_for_bit(train, flags):
+    shuffle_the_global_generators(1)
+    ten = train(**flags)
+    shuffle_the_global_generators(2)
+    five = train(**flags, max_steps=5)
+    assert len(steps(five)) == 5
+    assert difference(outcome(five), outcome(ten))
+    shuffle_the_global_generators(3)
+    resume(five, max_steps=10)
+    assert not difference(outcome(five), outcome(ten))
+
+
+def test_a_finished_run_that_is_resumed_stays_as_it_is(train, whole):
+    folder = train()
+    resume(folder)
+    assert not difference(outcome(folder), outcome(whole))
+
+
+def test_log_lines_behind_the_checkpoint_are_cut_off_on_resume(train, whole):
+    folder = train(max_steps=5)
+    for name in ("metrics.jsonl", "samples.jsonl"):
+        with open(folder / name, "a") as log:
+            log.write('{"step": 6, "reward": 1.0}\n{"step": 7, "rew')
+    resume(folder, max_steps=10)
+    assert not difference(outcome(folder), outcome(whole))
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_over(train, whole):
+    folder = train()
+    for name in ("checkpoint.pt", "base.pt", "summary.json"):
+        (folder / name).unlink()
+    resume(folder)
+    assert not difference(outcome(folder), outcome(whole))
+
+
+def test_a_resumed_run_may_evaluate_otherwise(train):
+    folder = train(max_steps=2)
+    summary = resume(folder, max_steps=4, num_eval_samples=3, num_eval_problems=9, eval_steps=1, save_steps=1)
+    assert summary["steps"] == 4 and summary["trained"]["problems"] == 9
+    assert [line["step"] for line in lines(folder / "metrics.jsonl") if "reward" not in line] == [2, 3, 4]
+
+
+def test_init_from_starts_from_the_trained_weights_of_the_other_run(train, whole):
+    trained, before = load(whole / "checkpoint.pt")["policy"], bases()
+    folder = train(init_from=whole, max_steps=0, seed=1)
+    assert not difference(leaves(load(folder / "base.pt")), leaves(trained))
+    assert bases() == before                        # no base of the shared ones is made of it
+    summary = [json.loads((run / "summary.json").read_text()) for run in (folder, whole)]
+    assert summary[0]["base"] == summary[1]["trained"]
+
+
+@pytest.mark.parametrize("lost", [(), ("checkpoint.pt", "base.pt", "summary.json")],
+                         ids=["later", "before its first checkpoint"])
+def test_a_run_that_was_started_with_init_from_can_be_resumed(train, whole, lost):
+    flags = {"init_from": whole, "seed": 1}
+    four, two = train(**flags, max_steps=4), train(**flags, max_steps=2)
+    for name in lost:
+        (two / name).unlink()
+    resume(two, max_steps=4)
+    assert not difference(outcome(two), outcome(four))
+
+
+def test_no_steps_make_and_evaluate_the_base_only(train, whole):
+    folder = train(max_steps=0)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["trained"] == summary["base"] == json.loads((whole / "summary.json").read_text())["base"]
+    assert summary["steps"] == 0 and lines(folder / "metrics.jsonl") == []
+    assert not difference(leaves(load(folder / "checkpoint.pt")["policy"]), leaves(load(folder / "base.pt")))
+
+
+def test_a_run_stops_when_five_batches_in_a_row_are_accurate_enough(train, monkeypatch):
+    update, accuracy = grpo.update, iter([0.8, 0.95, 1, 1, 1, 1, 1, 1, 1, 1])
+    monkeypatch.setattr(grpo, "update", lambda *args: update(*args) | {"accuracy": next(accuracy)})
+    assert len(steps(train(stop_at=0.98))) == 6     # .99 on average, from the second to the sixth
+    accuracy = itertools.repeat(1)
+    assert len(steps(train(stop_at=2))) == 10
+    assert len(steps(train(stop_at=1))) == 5
+
+
+# ---- asking -----------------------------------------------------------------------------------------------
+
+
+def answer(folder, prompt, capsys):
+    capsys.readouterr()
+    assert grpo.main(["--resume_from_checkpoint", str(folder), "--prompt", prompt]) is None
+    out, err = capsys.readouterr()
+    assert err == "" and out.count("\n") == 1 and out.endswith("\n"), out
+    return out[:-1]
+
+
+def test_a_finished_run_answers_a_prompt_in_one_line_and_changes_no_file(whole, capsys):
+    before = contents(whole.parent)
+    said = answer(whole, EXAMPLE, capsys)
+    cfg = grpo.Config(**SMALL)
+    policy = grpo.GPT(cfg)
+    policy.load_state_dict(load(whole / "checkpoint.pt")["policy"])
+    out = grpo.rollout(policy, grpo.encode_prompts([EXAMPLE], cfg), cfg)
+    assert "<answer>" in said and said == out.texts()[0]
+    assert contents(whole.parent) == before
+
+
+def test_an_answer_with_control_characters_is_still_one_printable_line(whole, capsys, monkeypatch):
+    monkeypatch.setattr(grpo.Rollout, "texts", lambda out: ["\x1b[2J one\ntwo\rthree\x07\x00\u202e"])
+    assert answer(whole, EXAMPLE, capsys).isprintable()
+
+
+# ---- the console ------------------------------------------------------------------------------------------
+
+
+def test_the_console_shows_base_then_steps_then_samples_then_what_changed_and_how_to_ask(train, capsys):
+    folder = train(max_steps=4)
+    out = capsys.readouterr().out
+    assert "4 prompts x 8 completions = 32 per step" in out
+    shown = [line.split()[0] for line in out.splitlines() if re.match(r" +\d+ +\d", line)]
+    assert shown == ["1", "2", "3", "4"]
+    rows = {line.split()[0]: line.split()[1:] for line in out.splitlines() if len(line.split()) == 3}
+    summary = json.loads((folder / "summary.json").read_text())
+    assert rows["mean_length"] == [f"{summary[when]['mean_length']:.3f}" for when in ("base", "trained")]
+    order = [f"greedy {summary['base']['greedy']:.3f}", "\n step ", "eval/greedy", "mean_length  ",
+             f"folder {folder}.", "--prompt"]
+    assert (at := [out.index(words) for words in order]) == sorted(at)
+    samples = re.findall(r"^ +(-?\d\.\d\d) ([+-]\d\.\d\d) \(", out, re.M)
+    assert len(samples) == 2 * 3                    # best and worst, at the first step and two evaluations
+    best, worst = samples[0::2], samples[1::2]
+    assert all(float(b[0]) >= float(w[0]) for b, w in zip(best, worst))
+
+
+def test_the_command_at_the_end_of_a_run_asks_the_policy(tmp_path, capsys):
+    folder = tmp_path / "it's a run; $HOME"
+    grpo.main(arguments(SMALL | {"output_dir": folder, "max_steps": 1}))
+    command = shlex.split(capsys.readouterr().out.splitlines()[-1])
+    assert command[:2] == ["python", "grpo.py"] and command[2:4] == ["--resume_from_checkpoint", str(folder)]
+    grpo.main(command[2:])
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_no_line_of_the_console_is_wider_than_80_columns(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)                     # a default folder name: the others may have any length
+    grpo.main(arguments(SMALL | EVERYTHING | {"base_steps": 10, "num_generations": 2, "max_steps": 3}))
+    out = capsys.readouterr().out
+    assert "warm start" in out and "dynamic sampling" in out
+    command = "  python grpo.py"                    # is copied and pasted as a whole
+    assert not [line for line in out.splitlines() if len(line) > 80 and not line.startswith(command)]
+
+
+def test_hostile_completions_reach_the_console_escaped_and_cut_and_the_log_whole(train, monkeypatch, capsys):
+    evil = ["\x1b[2J\x1b]0;owned\x07", "<script>alert(1)</script>", "a\nb\r\tc\x00", "\u202e\ufeff\x9b31m",
+            "x" * 100_000, "\ud800\U0001f4a9", "", "\\x1b[2J"]
+    monkeypatch.setattr(grpo.Rollout, "texts", lambda out: list(
+        itertools.islice(itertools.cycle(evil), len(out.tokens))))
+    folder = train(max_steps=2)
+    out = capsys.readouterr().out
+    assert all(line.isprintable() and len(line) <= 80 for line in out.splitlines()
+               if not line.startswith("  python") and "folder" not in line)
+    assert all(ord(character) < 128 for character in out)
+    for group in lines(folder / "samples.jsonl"):
+        assert [completion["text"] for completion in group["completions"]] == evil
+
+
+HEALTHY = {"reward": 0.5, "accuracy": 0.5, "frac_reward_zero_std": 0.2, "completions/clipped_ratio": 0.1,
+           "entropy": 0.5, "sampling/sampling_logp_difference/max": 1e-6}
+SICK = {"signal": {"frac_reward_zero_std": 1.0, "accuracy": 0.1}, "cut": {"completions/clipped_ratio": 0.9},
+        "collapsed": {"entropy": 0.001}, "ratio": {"sampling/sampling_logp_difference/max": 0.5}}
+
+
+def warnings_when(train, capsys, monkeypatch, metrics):
+    """The warnings of a run of three steps that all look like this."""
+    update = grpo.update
+    monkeypatch.setattr(grpo, "update", lambda *args: update(*args) | metrics)
+    capsys.readouterr()
+    train(max_steps=3)
+    return re.findall("^warning: (.*)", capsys.readouterr().out, re.M)
+
+
+@pytest.mark.parametrize("word", SICK)
+def test_what_makes_learning_impossible_is_warned_of_once(train, capsys, monkeypatch, word):
+    said = warnings_when(train, capsys, monkeypatch, HEALTHY | SICK[word])
+    assert len(said) == 1 and word in said[0]
+
+
+def test_a_healthy_run_and_a_solved_task_are_not_warned_of(train, capsys, monkeypatch):
+    assert warnings_when(train, capsys, monkeypatch, HEALTHY) == []
+    solved = {"frac_reward_zero_std": 1.0, "accuracy": 1.0, "entropy": 0.001}
+    assert warnings_when(train, capsys, monkeypatch, HEALTHY | solved) == []
+
+
+def test_every_warning_is_in_the_tests_above_and_fits_a_line():
+    said = [message for _, message in common.WARNINGS]
+    assert len(said) == len(SICK)
+    assert not [message for message in said if len(f"warning: {message}") > 80]
+
+
+def test_main_can_be_called_where_the_output_is_no_terminal_and_no_file(tmp_path):
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        grpo.main(arguments(SMALL | {"max_steps": 1, "output_dir": tmp_path / "run"}))
+    assert "trained" in out.getvalue()
+
+
+# ---- a step that fails ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("save_steps, kept", [(2, 4), (3, 3)])
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
+        train, capsys, monkeypatch, tmp_path, save_steps, kept):
+    policy_loss, calls = grpo.policy_loss, itertools.count(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(grpo, "policy_loss", lambda *args, **options: policy_loss(*args, **options) * (
+            float("nan") if next(calls) == 5 else 1))
+        with pytest.raises(SystemExit) as stop:
+            train(save_steps=save_steps, beta=1e-9)         # beta: no step without a backward pass
+    assert stop.value.code == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "step 5" in err and "loss" in err and "log_ratio" in err
+    folder = tmp_path / "run0"
+    assert load(folder / "checkpoint.pt")["state"]["step"] == kept
+    resume(folder)
+    reference = train(save_steps=save_steps, beta=1e-9)
+    assert not difference(outcome(folder), outcome(reference))
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_too(train, capsys, monkeypatch):
+    clip = torch.nn.utils.clip_grad_norm_
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *args: clip(*args) * float("inf"))
+    with pytest.raises(SystemExit) as stop:
+        train(beta=1e-9)
+    assert stop.value.code == 1 and "step 1 " in capsys.readouterr().err
+
+
+# ---- Ctrl-C -----------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(train, capfd, monkeypatch, tmp_path, whole):
+    update, calls = grpo.update, itertools.count(1)
+
+    def interrupted(*args):
+        if next(calls) == 4:
+            signal.raise_signal(signal.SIGINT)
+        return update(*args)
+    with monkeypatch.context() as patch:
+        patch.setattr(grpo, "update", interrupted)
+        with pytest.raises(SystemExit) as stop:
+            train()
+    folder, err = tmp_path / "run0", capfd.readouterr().err
+    assert stop.value.code == 130 and "Traceback" not in err
+    assert load(folder / "checkpoint.pt")["state"]["step"] == 4 == len(steps(folder))
+    assert not (folder / "summary.json").exists()
+    grpo.main(shlex.split(err.splitlines()[-1])[2:])        # the command it has printed
+    assert not difference(outcome(folder), outcome(whole))
+
+
+@contextlib.contextmanager
+def process(cwd, flags, pattern):
+    """python grpo.py as from a shell, once it has printed a line with the pattern -> press_ctrl_c()."""
+    running = subprocess.Popen([sys.executable, ROOT / "grpo.py", *arguments(flags)], cwd=cwd, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               env=os.environ | {"OMP_NUM_THREADS": "1"})
+
+    def press_ctrl_c():
+        running.send_signal(signal.SIGINT)
+        _, err = running.communicate(timeout=60)
+        return running.returncode, err
+    try:
+        assert any(re.match(pattern, line) for line in running.stdout), running.stderr.read()
+        yield press_ctrl_c
+    finally:
+        running.kill()
+        running.communicate()
+
+
+def test_ctrl_c_in_a_shell_while_training(work, whole, tmp_path, train):
+    folder = tmp_path / "run"
+    flags = SMALL | {"max_steps": 500, "stop_at": 2, "output_dir": folder}
+    with process(work, flags, " +3 ") as press_ctrl_c:
+        code, err = press_ctrl_c()                  # the line had come: none is kept back in a buffer
+    assert code == 130 and "Traceback" not in err
+    done = load(folder / "checkpoint.pt")["state"]["step"]
+    assert 3 <= done == len(steps(folder)) < 100
+    command = shlex.split(err.splitlines()[-1])
+    grpo.main([*command[2:], "--max_steps", str(done + 2)])
+    assert not difference(outcome(folder), outcome(train(max_steps=done + 2, stop_at=2)))
+
+
+def test_ctrl_c_in_a_shell_during_the_warm_start(tmp_path):
+    flags = SMALL | {"base_steps": 500, "output_dir": tmp_path / "run", "max_steps": 1}
+    with process(tmp_path, flags, "warm start") as press_ctrl_c:
+        code, err = press_ctrl_c()
+    assert code == 130 and "Traceback" not in err
+    assert err.strip().splitlines()[1:] == [f"  python grpo.py --resume_from_checkpoint {tmp_path / 'run'}"]
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.json", "grpo.py"}
+    assert not (tmp_path / "runs").exists()         # half a base is no base
+
+
+# ---- kill -9 ----------------------------------------------------------------------------------------------
+
+# A process that has imported torch forks one for each run, so that the time of a run is all its own. Started
+# with "moment" it is killed after so many seconds; with "write", half-way through its write of this number.
+SERVER = """
+import itertools, json, os, pathlib, signal, sys, time
+sys.path.insert(0, sys.argv[1])
+sys.modules["tools.report"] = None
+import torch, torch._dynamo         # which the first optimizer would import, in every run anew
+import common, grpo
+
+
+def mortal(last):
+    "Let the process die in the middle of a write: of a file, a rename, a line of a log."
+    count = itertools.count()
+
+    def dies(write, half):
+        def wrapped(*args, **options):
+            if next(count) == last:
+                half(*args)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return write(*args, **options)
+        return wrapped
+
+    def half_a_checkpoint(content, path):
+        save(content, path)
+        os.truncate(path, os.path.getsize(path) // 2)
+
+    def opened(path, mode="r", *args):
+        file = open(path, mode, *args)
+        if mode == "a":
+            write = file.write
+            file.write = dies(write, lambda line: (write(line[:len(line) // 2]), file.flush()))
+        return file
+
+    save = torch.save
+    torch.save = dies(torch.save, half_a_checkpoint)
+    os.replace = dies(os.replace, lambda *paths: None)
+    text = pathlib.Path.write_text
+    pathlib.Path.write_text = dies(text, lambda path, content: text(path, content[:len(content) // 2]))
+    common.open = opened
+    return count
+
+
+def child(job):
+    os.chdir(job["cwd"])
+    file = os.open("console.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(file, 1), os.dup2(file, 2)
+    count = mortal(job.get("write", -1))
+    grpo.main(job["argv"])
+    pathlib.Path("writes.json").open("w").write(str(next(count)))
+
+
+for line in sys.stdin:
+    job, start = json.loads(line), time.perf_counter()
+    pid = os.fork()
+    if not pid:
+        try:
+            child(job)
+            os._exit(0)
+        except BaseException as error:
+            print(repr(error), file=sys.stderr, flush=True)
+            os._exit(1)
+    killed, done = job.get("moment") is None, 0
+    while not done:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        if not done and not killed and time.perf_counter() - start > job["moment"]:
+            os.kill(pid, signal.SIGKILL)
+            killed = True
+        time.sleep(0.0005)
+    code = os.waitstatus_to_exitcode(status)
+    print(json.dumps({"code": code, "seconds": time.perf_counter() - start}), flush=True)
+"""
+BRIEF = SMALL | {"hidden_size": 16, "intermediate_size": 16, "base_steps": 60, "output_dir": "run",
+                 "overlong_buffer": 12, "max_completion_length": 12, "num_generations": 4, "save_steps": 2,
+                 "num_eval_problems": 8, "max_steps": 8}       # the overlong penalty gives signal to any base
+
+
+@pytest.fixture(scope="module")
+def servers():
+    """servers(cwd, flags, **job) -> {"code", "seconds"}; two may be at work at the same time."""
+    started = [subprocess.Popen([sys.executable, "-c", SERVER, ROOT], text=True, stdin=subprocess.PIPE,
+                                stdout=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"})
+               for _ in range(2)]
+    free = queue.Queue()
+    for server in started:
+        free.put(server)
+
+    def run(cwd, flags, **job):
+        server = free.get()
+        try:
+            server.stdin.write(json.dumps({"cwd": str(cwd), "argv": arguments(flags)} | job) + "\n")
+            server.stdin.flush()
+            return json.loads(server.stdout.readline())
+        finally:
+            free.put(server)
+    yield run
+    for server in started:
+        server.stdin.close()
+        server.wait(timeout=10)
+
+
+def killed_and_resumed(servers, cwd, flags, **job):
+    """Kill the run, then go on with it, or start it again if there is nothing to go on with. -> exit codes"""
+    cwd.mkdir()
+    first = servers(cwd, flags, **job)
+    there = (cwd / "run/config.json").exists()
+    again = servers(cwd, {"resume_from_checkpoint": "run"} if there else flags)
+    return first["code"], again["code"]
+
+
+def all_equal(servers, folder, flags, reference, jobs):
+    """Each of the jobs ends as the reference did. -> how many were killed"""
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        codes = list(pool.map(lambda job: killed_and_resumed(servers, folder / str(job[0]), flags, **job[1]),
+                              enumerate(jobs)))
+    for number, (job, (first, again)) in enumerate(zip(jobs, codes)):
+        cwd = folder / str(number)
+        assert first in (0, -signal.SIGKILL) and again == 0, (job, (cwd / "console.txt").read_text())
+        assert not difference(outcome(cwd / "run"), outcome(reference)), job
+        shutil.rmtree(cwd)
+    return sum(first == -signal.SIGKILL for first, _ in codes)
+
+
+def test_killed_at_any_of_20_moments_a_run_ends_as_if_it_had_not_been(servers, tmp_path):
+    seconds = []
+    for name in ("reference", "second"):
+        (tmp_path / name).mkdir()
+        done = servers(tmp_path / name, BRIEF)
+        assert done["code"] == 0, (tmp_path / name / "console.txt").read_text()
+        seconds.append(done["seconds"])
+    reference, draw = tmp_path / "reference/run", random.Random(0)
+    assert not difference(outcome(tmp_path / "second/run"), outcome(reference))
+    assert all(line["frac_reward_zero_std"] < 1 for line in steps(reference))
+    jobs = [{"moment": (n + draw.random()) / 20 * min(seconds)} for n in range(20)]
+    assert all_equal(servers, tmp_path, BRIEF, reference, jobs) >= 10       # else they came too late
+
+
+def test_killed_in_the_middle_of_any_write_a_run_ends_as_if_it_had_not_been(servers, tmp_path):
+    """Moments seldom meet a write, which takes a millisecond; so each write is met on purpose."""
+    flags = BRIEF | {"base_steps": 3, "max_steps": 2, "save_steps": 1, "num_prompts": 2}
+    (tmp_path / "reference").mkdir()
+    assert servers(tmp_path / "reference", flags)["code"] == 0
+    writes = int((tmp_path / "reference/writes.json").read_text())
+    assert writes >= 25
+    jobs = [{"write": number} for number in range(writes)]
+    assert all_equal(servers, tmp_path, flags, tmp_path / "reference/run", jobs) == writes
+
+
+# ---- flags ------------------------------------------------------------------------------------------------
+
+# What a flag changes in the logs, the weights or the summary. Those of the base are above, those of a step in
+# test_gradient.py, and those elsewhere change nothing of this or are not for every run.
+ACTS = {"max_steps": 2, "stop_at": 0.0, "eval_steps": 1, "num_eval_problems": 7, "num_eval_samples": 3}
+ELSEWHERE = {"task", "device", "num_threads", "output_dir", "save_steps", "micro_batch_size", "init_from",
+             "resume_from_checkpoint", "prompt"}
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_each_flag_of_a_run_changes_what_it_does(train, name):
+    logs = [{path: x for path, x in outcome(train(**flags)).items() if not path.startswith("/config")}
+            for flags in ({"max_steps": 3}, {"max_steps": 3, name: ACTS[name]})]
+    assert difference(*logs)
+
+
+def test_every_flag_has_a_test_that_shows_what_it_does():
+    covered = ACTS.keys() | SHAPES_A_BASE.keys() | test_gradient.KNOBS.keys() | ELSEWHERE
+    assert covered == {field.name for field in dataclasses.fields(grpo.Config)}
+
+
+def test_the_thread_count_is_set_and_kept_with_the_run(train):
+    folder = train(max_steps=1, num_threads=3, base_steps=0)
+    try:
+        assert torch.get_num_threads() == 3
+        torch.set_num_threads(1)
+        resume(folder, max_steps=2)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(1)
