@@ -119,10 +119,11 @@ class Config:
         parser.error = lambda message: fail(f"{message} (--help lists the flags)")
         groups = {name: parser.add_argument_group(name) for name in ("algorithm", *GROUPS)}
         for f in dataclasses.fields(cls):
-            both = dict.fromkeys(["--" + f.name, "--" + f.name.replace("_", "-")])
-            groups[f.metadata["group"]].add_argument(
-                *both, dest=f.name, default=argparse.SUPPRESS, type=f.type, choices=f.metadata["choices"],
-                metavar=f.type.__name__.upper(), help=f"{f.metadata['help']} [{f.default}]")
+            choices, words = f.metadata["choices"], f"{f.metadata['help']} [{f.default}]"
+            for name, shown in {f.name.replace("_", "-"): argparse.SUPPRESS, f.name: words}.items():
+                groups[f.metadata["group"]].add_argument(
+                    "--" + name, dest=f.name, default=argparse.SUPPRESS, type=f.type, choices=choices,
+                    metavar=None if choices else f.type.__name__.upper(), help=shown)
         given = vars(parser.parse_args(argv))
         cfg = cls(**(cls.stored(given) | given))
         cfg.check()
@@ -355,7 +356,8 @@ class Run:
             state["base"] = self.evaluate(cfg.num_eval_samples)
             self.save()
         base, k = state["base"], cfg.num_eval_samples
-        print("base: " + ", ".join(f"{name} {base[name]:.3f}" for name in ("greedy", "pass@1", f"pass@{k}")))
+        shown = dict.fromkeys(("greedy", "pass@1", f"pass@{k}", "think_share", "mean_length"))
+        print("base: " + ", ".join(f"{name} {base[name]:.3f}" for name in shown))
         if base[f"pass@{k}"] == 0:
             print(f"warning: none of {k} samples of any problem is right; no reward can teach this base")
         print(" step" + "".join(f"{heading:>8}" for heading in self.columns) + "  secs  left")

@@ -35,7 +35,6 @@ from typing import NamedTuple
 
 import tiktoken
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import common
@@ -191,10 +190,10 @@ class Block(nn.Module):
             kv = cache[self] = torch.cat([cache[self], kv], 3) if self in cache else kv
         repeat = (-1, -1, -1, self.H // self.KV, -1, -1)
         k, v = kv.unsqueeze(3).expand(repeat).flatten(2, 3)                 # (B, H, all L, hd)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=L > 1)        # (B, H, L, hd)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=L > 1)        # (B, H, L, hd)
         x = x + self.out(y.transpose(1, 2).reshape(B, L, D))
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
-        return x + self.down(F.silu(gate) * up)
+        return x + self.down(nn.functional.silu(gate) * up)
 
 
 class GPT(nn.Module):
@@ -225,7 +224,7 @@ class GPT(nn.Module):
         x, cos, sin = self.embed(tokens), angles.cos(), angles.sin()        # x (B, L, D)
         for block in self.blocks:
             x = block(x, cos, sin, cache)
-        return F.linear(self.norm(x[:, -logits_to_keep:]), self.embed.weight)
+        return nn.functional.linear(self.norm(x[:, -logits_to_keep:]), self.embed.weight)
 
 
 def logprobs(logits, tokens, temperature=1.0, kernel="auto"):
@@ -464,14 +463,15 @@ def update(policy, ref, optimizer, batch, A, cfg, step):
 def describe(batch):
     """What the samples of a step are like, in TRL's words."""
     lengths, ended = batch.out.mask.sum(1), (batch.out.tokens == EOS).any(1)
+    signal = has_signal(batch.rewards).float().mean().item()
     return {"reward": batch.rewards.mean().item(), "reward_std": batch.rewards.std(1).mean().item(),
-            "frac_reward_zero_std": 1 - has_signal(batch.rewards).float().mean().item(),
-            "accuracy": batch.accuracy, "completions/mean_length": lengths.mean().item(),
+            "signal": signal, "frac_reward_zero_std": 1 - signal, "accuracy": batch.accuracy,
+            "completions/mean_length": lengths.mean().item(),
             "completions/clipped_ratio": 1 - ended.float().mean().item(),
             "entropy": (batch.out.entropy.sum() / lengths.sum()).item()}
 
 
-COLUMNS = {"reward": "reward", "no sign": "frac_reward_zero_std", "length": "completions/mean_length",
+COLUMNS = {"reward": "reward", "signal": "signal", "length": "completions/mean_length",
            "entropy": "entropy", "kl": "kl", "clip": "clip_ratio/region_mean", "grad": "grad_norm"}
 BASE_CODE = (Block, GPT, logprobs, score, aggregate, micro_batches, encode_prompts, orthogonal, warm_start)
 
@@ -487,8 +487,7 @@ def main(argv=None):
     run.base(policy, warm_start, BASE_CODE)
     ref = copy.deepcopy(policy)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
-    P, G = cfg.num_prompts, cfg.num_generations
-    print(f"{P} prompts x {G} completions = {P * G} per step")
+    print(f"{(P := cfg.num_prompts)} prompts x {(G := cfg.num_generations)} completions = {P * G} per step")
     for step in run.steps(evaluate, policy=policy, optimizer=optimizer):
         batch = sample_batch(policy, cfg, step)                  # questions, G outputs of each, their rewards
         A = advantages(batch.rewards, cfg.scale_rewards).view(-1).to(cfg.device)            # (B,)

@@ -209,19 +209,19 @@ def test_metrics_match_a_hand_computed_batch(config, bigram):
     policy = bigram(torch.zeros(V, V, dtype=torch.float64))     # every token has probability 1/V
     ref = bigram(torch.zeros(V, V, dtype=torch.float64))
     ref.table.data[3, 4] = math.log(V - 1)                      # but 4 after 3: one half
-    tokens = [[eos, pad, pad, pad], [3, 4, eos, pad], [5, 6, 7, 8], [5, eos, pad, pad]]
-    mask = torch.tensor([[1.0, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 0, 0]], dtype=torch.float64)
-    ratios = [[0.5, 1, 1, 1], [1, 1.5, 1.2, 1], [1, 1, 1, 0.7], [1.4, 1, 1, 1]]
+    tokens = [[eos, pad, pad, pad], [3, 4, eos, pad], [5, 6, 7, 8], [5, eos, pad, pad], [9, eos, pad, pad]]
+    mask = torch.tensor([[1.0, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 0, 0]]).double()
+    ratios = [[0.5, 1, 1, 1], [1, 1.5, 1.2, 1], [1, 1, 1, 0.7], [1.4, 1, 1, 1], [0.5, 1.5, 1, 1]]
     old_logps = -math.log(V) - torch.tensor(ratios, dtype=torch.float64).log()
-    batch = batch_of([[1]] * 4, tokens, mask, old_logps, torch.tensor([[0.0, 1.0], [0.5, 0.5]]), 0.25)
+    batch = batch_of([[1]] * 5, tokens, mask, old_logps, torch.tensor([[0.0, 1.0], [0.5, 0.5]]), 0.25)
     cfg = config(num_prompts=2, num_generations=2, max_completion_length=4, beta=0.1, max_grad_norm=1e9)
-    A = torch.tensor([-1.0, 2.0, 1.0, -1.0], dtype=torch.float64)
-    gradient = plain_gradient(policy, ref, batch, A, torch.arange(4), cfg, 0.0)[1]
+    A = torch.tensor([-1.0, 2.0, 1.0, -1.0, 0.0], dtype=torch.float64)
+    gradient = plain_gradient(policy, ref, batch, A, torch.arange(5), cfg, 0.0)[1]
     metrics = grpo.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
     x = math.log(2 / V)                                         # log pi / pi_ref of that token
     k3 = math.exp(-x) + x - 1
-    rows = (0.8, -(2 + 2.56 + 2.4) / 3, -3.7 / 4, (1.4 + 1) / 2)    # clipped: ratios .5 and 1.5
-    expected = {"loss": sum(rows) / 4 + 0.1 * k3 / 3 / 4, "kl": k3 / 10, "clip_ratio/region_mean": 2 / 10,
+    rows = (0.8, -(2 + 2.56 + 2.4) / 3, -3.7 / 4, (1.4 + 1) / 2, 0)     # clipped: the first, then 1.5
+    expected = {"loss": sum(rows) / 5 + 0.1 * k3 / 3 / 5, "kl": k3 / 12, "clip_ratio/region_mean": 2 / 12,
                 "sampling/sampling_logp_difference/max": math.log(2), "max_log_ratio": math.log(2),
                 "grad_norm": gradient.norm().item(), "learning_rate": cfg.learning_rate}
     assert metrics.keys() == expected.keys()
@@ -229,7 +229,7 @@ def test_metrics_match_a_hand_computed_batch(config, bigram):
         assert metrics[name] == pytest.approx(value, rel=1e-6), name
     described = {"reward": 0.5, "reward_std": math.sqrt(0.5) / 2, "frac_reward_zero_std": 0.5,
                  "accuracy": 0.25, "entropy": 0.5,
-                 "completions/mean_length": 2.5, "completions/clipped_ratio": 0.25}
+                 "completions/mean_length": 2.4, "completions/clipped_ratio": 0.2}
     assert grpo.describe(batch) == pytest.approx(described, rel=1e-6)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 PANELS = (              # title, what is drawn: key in metrics.jsonl -> label
     ("accuracy", {"accuracy": "of the samples trained on", "eval/greedy": "greedy, held out"}),
     ("tokens per completion", {"completions/mean_length": "samples", "eval/mean_length": "greedy, held out"}),
-    ("exploration", {"entropy": "entropy (nats)", "frac_reward_zero_std": "share of groups without signal"}),
+    ("exploration", {"entropy": "entropy (nats)", "signal": "share of groups with signal"}),
     ("update", {"kl": "KL to the base (nats)", "grad_norm": "gradient norm"}),
 )
 
