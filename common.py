@@ -60,22 +60,18 @@ class Config:
     resume_from_checkpoint: str = run_flag("", "run folder to go on with, its flags included")
     init_from: str = run_flag("", "run folder whose trained policy takes the place of the base")
     prompt: str = run_flag("", "with --resume_from_checkpoint: print what the policy answers, then exit")
-
     num_prompts: int = sample_flag(32, "prompts per step (P)", low=1)
     max_completion_length: int = sample_flag(40, "tokens per completion at most (L)", low=1)
     temperature: float = sample_flag(1.0, "of sampling and scoring alike", low=1e-3, why="0 explores nothing")
-
     learning_rate: float = step_flag(5e-4, "of AdamW", low=0)
     warmup_steps: int = step_flag(0, "steps of linear learning-rate warm-up, constant after it", low=0)
     weight_decay: float = step_flag(0.0, "of AdamW", low=0)
     max_grad_norm: float = step_flag(1.0, "longer gradients are scaled down to this norm", low=1e-9)
     num_mini_batches: int = step_flag(1, "optimizer steps per pass over the batch", low=1)
     micro_batch_size: int = step_flag(64, "rows per backward pass: memory and speed, not the gradient", low=1)
-
     eval_steps: int = eval_flag(10, "steps between greedy evaluations", low=1)
     num_eval_problems: int = eval_flag(512, "held-out problems", low=1)
     num_eval_samples: int = eval_flag(8, "samples of each before and after training (k of pass@k)", low=1)
-
     hidden_size: int = base_flag(64, "width (D)", low=1)
     num_hidden_layers: int = base_flag(2, "decoder layers", low=1)
     num_attention_heads: int = base_flag(4, "query heads (H)", low=1)
@@ -202,13 +198,14 @@ def load_task(name):
 def sample_problems(task, n, seed, split="train", **options):
     """n problems, a function of the arguments. Every tenth prompt, by its hash, is held out for "test", not
     in warm start nor in training. ValueError if the split has another name."""
-    held_out = ("train", "test").index(split)
+    if split not in ("train", "test"):
+        raise ValueError(f"split={split!r}: must be 'train' or 'test'")
     rng, found = random.Random(repr((task, seed, split))), []
     for _ in range(10_000 + 1_000 * n):
         if len(found) == n:
             return found
         problem = load_task(task).sample(rng, **options)
-        if (zlib.crc32(problem.prompt.encode()) % 10 == 0) == held_out:
+        if (zlib.crc32(problem.prompt.encode()) % 10 == 0) == (split == "test"):
             found.append(problem)
     fail(f"--task {task}: has hardly any {split} problems; it needs more variety")
 

@@ -100,7 +100,7 @@ def kl(logps, ref_logps, estimator="k3"):
 
 def log_ratio(logps, old_logps, mask):
     """log rho_t, 0 in masked slots. On fresh samples its value is 0, its gradient that of logps. -> (B, T)"""
-    return (logps - old_logps.detach()) * mask                                          # (B, T)  eq. (2)
+    return torch.where(mask > 0, logps - old_logps.detach(), 0.0)                       # (B, T)  eq. (2)
 
 
 def policy_loss(logps, old_logps, advantages, mask, loss_type="grpo", epsilon=0.2, epsilon_high=0.2):
@@ -112,7 +112,7 @@ def policy_loss(logps, old_logps, advantages, mask, loss_type="grpo", epsilon=0.
         "clip": -torch.min(rho * A, rho.clamp(1 - epsilon, 1 + epsilon_high) * A),      # eq. (3)
         "cispo": -rho.clamp(max=1 + epsilon_high).detach() * A * logps,                 # eq. (6)
         "sapo": -4 / tau * torch.sigmoid(tau * (rho - 1)) * A}                          # eq. (7)
-    return surrogate[LOSS_TYPES[loss_type][0]] * mask
+    return torch.where(mask > 0, surrogate[LOSS_TYPES[loss_type][0]], 0.0)
 
 
 def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None):

@@ -337,6 +337,14 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over(train, whole):
     assert not difference(outcome(folder), outcome(whole))
 
 
+def test_a_resumed_run_needs_no_cached_base(train, tmp_path, monkeypatch):
+    folder = train(max_steps=1)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    resume(folder, max_steps=2)
+    assert len(steps(folder)) == 2 and not list(Path().iterdir())
+
+
 def test_a_resumed_run_may_evaluate_otherwise(train):
     folder = train(max_steps=2)
     summary = resume(folder, max_steps=4, num_eval_samples=3, num_eval_problems=9, eval_steps=1, save_steps=1)
@@ -423,10 +431,13 @@ def test_the_console_shows_base_then_steps_then_samples_then_what_changed_and_ho
     order = [f"greedy {summary['base']['greedy']:.3f}", "\n step ", "eval/greedy", "mean_length  ",
              f"folder {folder}.", "--prompt"]
     assert (at := [out.index(words) for words in order]) == sorted(at)
-    samples = re.findall(r"^ +(-?\d\.\d\d) ([+-]\d\.\d\d) \(", out, re.M)
+    samples = re.findall(r"^ +(-?\d\.\d\d) ([+-]\d\.\d\d) (\(.*)", out, re.M)
     assert len(samples) == 2 * 3                    # best and worst, at the first step and two evaluations
     best, worst = samples[0::2], samples[1::2]
-    assert all(float(b[0]) >= float(w[0]) for b, w in zip(best, worst))
+    assert all(float(b[0]) > float(w[0]) and b[2][:6] == w[2][:6] for b, w in zip(best, worst))
+    made = {(f"{one['reward']:.2f}", f"{one['advantage']:+.2f}", group["prompt"] + one["text"])
+            for group in lines(folder / "samples.jsonl") for one in group["completions"]}
+    assert made >= set(samples)
 
 
 def test_the_command_at_the_end_of_a_run_asks_the_policy(tmp_path, capsys):
@@ -488,6 +499,14 @@ def test_a_healthy_run_and_a_solved_task_are_not_warned_of(train, capsys, monkey
     assert warnings_when(train, capsys, monkeypatch, HEALTHY | solved) == []
 
 
+def test_a_base_that_no_reward_can_teach_is_warned_of_before_it_is_trained(train, capsys):
+    train(max_steps=0)
+    assert "warning" not in capsys.readouterr().out
+    train(max_steps=0, base_steps=0)
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
+    assert len(said) == 1 and "base" in said[0]
+
+
 def test_every_warning_is_in_the_tests_above_and_fits_a_line():
     said = [message for _, message in common.WARNINGS]
     assert len(said) == len(SICK)
@@ -522,12 +541,13 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
     assert not difference(outcome(folder), outcome(reference))
 
 
-def test_a_gradient_that_is_not_finite_stops_the_run_too(train, capsys, monkeypatch):
+def test_a_gradient_that_is_not_finite_stops_the_run_too(train, capsys, monkeypatch, tmp_path):
     clip = torch.nn.utils.clip_grad_norm_
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *args: clip(*args) * float("inf"))
     with pytest.raises(SystemExit) as stop:
         train(beta=1e-9)
     assert stop.value.code == 1 and "step 1 " in capsys.readouterr().err
+    assert load(tmp_path / "run0/checkpoint.pt")["state"]["step"] == 0  # there is one before the first step
 
 
 # ---- Ctrl-C -----------------------------------------------------------------------------------------------
@@ -589,7 +609,8 @@ def test_ctrl_c_in_a_shell_during_the_warm_start(tmp_path):
     with process(tmp_path, flags, "warm start") as press_ctrl_c:
         code, err = press_ctrl_c()
     assert code == 130 and "Traceback" not in err
-    assert err.strip().splitlines()[1:] == [f"  python grpo.py --resume_from_checkpoint {tmp_path / 'run'}"]
+    command = ["python", "grpo.py", "--resume_from_checkpoint", str(tmp_path / "run")]
+    assert [shlex.split(line) for line in err.strip().splitlines()[1:]] == [command]
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.json", "grpo.py"}
     assert not (tmp_path / "runs").exists()         # half a base is no base
 
