@@ -15,9 +15,11 @@ import json
 import math
 import os
 import random
+import shlex
 import signal
 import sys
 import time
+import zipfile
 import zlib
 from pathlib import Path
 
@@ -93,11 +95,16 @@ class Config:
             value, low = getattr(self, f.name), f.metadata["low"]
             if low is not None and not low <= value < math.inf:
                 fail(f"--{f.name} {value}: must be finite and at least {low}{f.metadata['why']}")
+            if f.metadata["choices"] and value not in f.metadata["choices"]:
+                fail(f"--{f.name} {value}: must be one of {', '.join(f.metadata['choices'])}")
         H, KV, D = self.num_attention_heads, self.num_key_value_heads, self.hidden_size
+        rows = self.num_prompts * getattr(self, "num_generations", 1)
         there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
         load_task(self.task)
         for broken, message in (
                 (D % (2 * H), f"--hidden_size {D}: must be a multiple of twice num_attention_heads, {2 * H}"),
+                (self.num_mini_batches > rows,
+                 f"--num_mini_batches {self.num_mini_batches}: a batch has only {rows} rows"),
                 (H % KV, f"--num_key_value_heads {KV}: must divide num_attention_heads, {H}"),
                 (not there.get(self.device, True), f"--device {self.device}: torch finds none; use cpu"),
                 (self.prompt and not self.resume_from_checkpoint,
@@ -121,6 +128,8 @@ class Config:
                     "--" + name, dest=f.name, default=argparse.SUPPRESS, type=f.type, choices=choices,
                     metavar=None if choices else f.type.__name__.upper(), help=shown)
         given = vars(parser.parse_args(argv))
+        if given.get("prompt") == "":
+            fail("--prompt: is empty; give the policy something to answer")
         cfg = cls(**(cls.stored(given) | given))
         cfg.check()
         device = {"auto": "cuda" if torch.cuda.is_available() else "cpu"}.get(cfg.device, cfg.device)
@@ -135,10 +144,12 @@ class Config:
             return {}
         try:
             saved = json.loads(Path(folder, "config.json").read_text())
-            stored, same = dict(saved["config"]), saved["script"] == script
-        except (OSError, ValueError, KeyError, TypeError):
+            stored = {f.name: saved["config"].pop(f.name) for f in dataclasses.fields(cls)}
+            ours = saved["script"] == script and not saved["config"] and all(
+                type(stored[f.name]) is f.type for f in dataclasses.fields(cls))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             fail(f"--resume_from_checkpoint {folder}: has no readable config.json; name the folder of a run")
-        if not same or stored.keys() != {f.name for f in dataclasses.fields(cls)}:
+        if not ours:
             fail(f"--resume_from_checkpoint {folder}: no run of this {script}; use the script that made it")
         for name in given.keys() - MAY_DIFFER:
             if given[name] != stored[name]:
@@ -156,7 +167,6 @@ Problem = collections.namedtuple("Problem", "task prompt answer work", defaults=
 class arithmetic:
     """The default task, in the shape of a file of tasks/ (its verifier stands in the scripts). All
     intermediate values are in 0..20: ((((3+4)-5)*4)-2)= is worked out as 3+4=7;7-5=2;2*4=8;8-2=6."""
-    EXAMPLE = "((3+4)*2)="
     CORPUS = {"shorter": 0.2}   # options of the warm start, which must make padding an ordinary sight
 
     @staticmethod
@@ -249,53 +259,58 @@ def write(path, content):
     os.replace(part, path)
 
 
-def read(folder, name, device, blame):
-    """What torch.save wrote (tensors and plain values only), or one line that names the flag to blame."""
-    try:
-        return torch.load(Path(folder, name), map_location=device, weights_only=True)
-    except Exception as error:                      # a damaged file makes torch.load raise nearly anything
-        fail(f"{blame} {folder}: {name} is missing or damaged ({type(error).__name__}); name another run")
+def load(path, device):
+    """What `write` saved, tensors and plain values only. Raises nearly anything if the file is damaged."""
+    if zipfile.ZipFile(path).testzip():                     # torch itself does not look at the checksums
+        raise ValueError(f"{path}: wrong checksum")
+    return torch.load(path, map_location=device, weights_only=True)
 
 
 class Run:
-    """One run: its folder, what it logs and prints, when it saves, evaluates and stops. `columns` are the
-    console's: heading -> key in the metrics of a step. Nothing is written before `base`."""
+    """One run: its folder, what it logs and prints, when it saves, evaluates and stops. `model`: the policy;
+    `columns`: the console's, heading -> key in the metrics of a step. Nothing is written before `base`."""
 
-    def __init__(self, cfg, columns, argv=None):
+    def __init__(self, cfg, model, columns, argv=None):
         keep_freed_memory()
         torch.set_num_threads(cfg.num_threads)
         self.cfg, self.columns, self.script = cfg, columns, Path(inspect.getfile(type(cfg)))
         self.folder, self.argv = Path(cfg.resume_from_checkpoint), sys.argv[1:] if argv is None else argv
         self.state = {"step": 0, "recent": [], "base": None, "seconds_warm_start": 0.0, "seconds_total": 0.0}
         self.clock, self.warned, self.training, self.interrupted = time.perf_counter(), set(), False, False
-        self.resumed = self.initial = None
-        if cfg.prompt or cfg.resume_from_checkpoint and (self.folder / "checkpoint.pt").exists():
-            self.resumed = read(self.folder, "checkpoint.pt", cfg.device, "--resume_from_checkpoint")
-            self.initial = read(self.folder, "base.pt", cfg.device, "--resume_from_checkpoint")
-        elif cfg.init_from:
-            self.initial = read(cfg.init_from, "checkpoint.pt", cfg.device, "--init_from")["policy"]
+        self.model, self.resumed, self.ready, checkpoint = model, None, False, self.folder / "checkpoint.pt"
+        source = cfg.resume_from_checkpoint or cfg.init_from
+        try:
+            if cfg.prompt or cfg.resume_from_checkpoint and checkpoint.exists():
+                self.resumed = load(checkpoint, cfg.device)
+                self.resumed["state"]["step"], self.resumed["logs"][LOGS[0]], self.resumed["optimizer"]
+                for weights in (self.resumed["policy"], load(self.folder / "base.pt", cfg.device)):
+                    self.ready = model.load_state_dict(weights)
+            elif cfg.init_from:
+                other = load(Path(cfg.init_from, "checkpoint.pt"), cfg.device)
+                self.ready = model.load_state_dict(other["policy"])
+        except Exception as error:
+            flag = "--resume_from_checkpoint" if cfg.resume_from_checkpoint else "--init_from"
+            fail(f"{flag} {source}: holds no policy of this shape, undamaged ({type(error).__name__}); name "
+                 "another run, or give the model flags that it was made with")
 
-    def base(self, model, train, code):
-        """Open the run, fill `model` with the policy it starts from, and keep that as base.pt: the policy of
-        --init_from, or what train(model, cfg, progress) makes, cached in runs/base/ under a hash of all that
-        shapes it, the sources in `code` included."""
-        cfg, fields = self.cfg, dataclasses.fields(Config)
+    def base(self, train, code):
+        """Open the run. The policy begins as that of --init_from, or as train(model, cfg, progress) makes it;
+        that is cached in runs/base/ under a hash of all that shapes it, the sources in `code` included."""
+        cfg, fields, model = self.cfg, dataclasses.fields(Config), self.model
         source = [inspect.getsource(x) for x in (*code, load_task(cfg.task), sample_problems, sample_corpus)]
         flags = [getattr(cfg, f.name) for f in fields if f.metadata["group"] == GROUPS[-1]]
         key = repr((cfg.options, cfg.device, cfg.num_threads, torch.__version__, flags, source))
         cache = Path(f"runs/base/{cfg.task}-s{cfg.base_seed}-{zlib.crc32(key.encode()):08x}.pt")
-        made, device = True, cfg.device
-        try:
-            model.load_state_dict(self.initial or torch.load(cache, map_location=device, weights_only=True))
-        except Exception:                           # none there, or damaged: as in `read`
-            made = False
-        if self.initial and not made:
-            fail(f"--init_from {cfg.init_from}: its model has another shape; give this run its model flags")
         self.open()
-        if not made:
-            train(model, cfg, self.progress)
-            cache.parent.mkdir(parents=True, exist_ok=True)
-            write(cache, model.state_dict())
+        if not self.ready:
+            fresh = {name: weight.clone() for name, weight in model.state_dict().items()}
+            try:
+                model.load_state_dict(load(cache, cfg.device))
+            except Exception:                               # none there, or damaged and perhaps half loaded
+                model.load_state_dict(fresh)
+                cache.parent.mkdir(parents=True, exist_ok=True)
+                train(model, cfg, self.progress)
+                write(cache, model.state_dict())
         write(self.folder / "base.pt", model.state_dict())
         self.state["seconds_warm_start"] = time.perf_counter() - self.clock
 
@@ -316,7 +331,7 @@ class Run:
             "script": self.script.name, "argv": self.argv, "python": sys.version, "torch": torch.__version__,
             "config": dataclasses.asdict(cfg) | {"resume_from_checkpoint": ""}}, indent=2))
         write(self.folder / self.script.name, self.script.read_text())
-        self.command = f"python {self.script.name} --resume_from_checkpoint '{self.folder}'"
+        self.command = f"python {self.script.name} --resume_from_checkpoint {shlex.quote(str(self.folder))}"
         signal.signal(signal.SIGINT, self.on_ctrl_c)
         print(f"{self.script.name} on {cfg.device}, {cfg.num_threads} CPU threads, folder {self.folder}")
 
@@ -352,11 +367,9 @@ class Run:
         else:
             state["base"] = self.evaluate(cfg.num_eval_samples)
             self.save()
-        base, k = state["base"], cfg.num_eval_samples
-        shown = dict.fromkeys(("greedy", "pass@1", f"pass@{k}", "think_share", "mean_length"))
-        print("base: " + ", ".join(f"{name} {base[name]:.3f}" for name in shown))
-        if base[f"pass@{k}"] == 0:
-            print(f"warning: none of {k} samples of any problem is right; no reward can teach this base")
+        print("base: " + ", ".join(f"{name} {value:.3f}" for name, value in list(state["base"].items())[:3]))
+        if state["base"]["pass@1"] == 0:
+            print("warning: no sample of the base is right; rewards cannot teach it")
         print(" step" + "".join(f"{heading:>8}" for heading in self.columns) + "  secs  left")
         self.training = True
         while state["step"] < cfg.max_steps and sum(state["recent"]) < 5 * cfg.stop_at:
@@ -422,7 +435,7 @@ class Run:
         write(self.folder / "summary.json", json.dumps(summary, indent=2))
         print(f"{'base':>30} trained")
         for name, before in state["base"].items():
-            cells = ("-" if x is None else f"{x:.3f}" for x in (before, trained[name]))
+            cells = ("-" if x is None else f"{x:.3f}" for x in (before, trained.get(name)))
             print(f"{name:>22}" + "".join(f"{cell:>8}" for cell in cells))
         try:
             from tools.report import draw_curve
@@ -430,6 +443,7 @@ class Run:
         except ImportError as error:
             print(f"no curve.png: {error}")
         print(f"{state['step']} steps, {state['seconds_total']:.0f} s, folder {self.folder}. Ask the policy:")
-        print(f"  {self.command} --prompt '{load_task(self.cfg.task).EXAMPLE}'")
+        example = sample_problems(self.cfg.task, 1, "example", "test", **self.cfg.options)[0].prompt
+        print(f"  {self.command} --prompt {shlex.quote(example)}")
         signal.signal(signal.SIGINT, signal.default_int_handler)
         return summary

@@ -434,7 +434,7 @@ def backward(policy, ref, batch, A, rows, cfg, entropy_coef):
             rho = log_rho.exp()
             clipped = torch.where(side > 0, rho > 1 + cfg.epsilon_high, (side < 0) & (rho < 1 - cfg.epsilon))
             sums += torch.stack([x.sum().cpu() for x in (m, kl(logps * m, ref_logps * m), clipped * m)])
-            loss, largest = loss + part_loss.item(), max(largest, log_rho.abs().max().item())
+            loss, largest = loss + part_loss.item(), max(log_rho.abs().max().item(), largest)
     kl_mean, clip_ratio = (sums[1:] / sums[0].clamp(min=1)).tolist()
     return {"loss": loss, "kl": kl_mean, "clip_ratio/region_mean": clip_ratio, "max_log_ratio": largest}
 
@@ -479,12 +479,12 @@ BASE_CODE = (Block, GPT, logprobs, score, aggregate, micro_batches, encode_promp
 def main(argv=None):
     """Algorithm 1 of the paper with a fixed reference. -> the summary of the run"""
     cfg = Config.parse(argv)
-    run = common.Run(cfg, COLUMNS, argv)
     policy = GPT(cfg).to(cfg.device)
+    run = common.Run(cfg, policy, COLUMNS, argv)
     if cfg.prompt:
         policy.load_state_dict(run.resumed["policy"])
-        return print(rollout(policy, encode_prompts([cfg.prompt], cfg), cfg).texts()[0])
-    run.base(policy, warm_start, BASE_CODE)
+        return print(ascii(rollout(policy, encode_prompts([cfg.prompt], cfg), cfg).texts()[0])[1:-1])
+    run.base(warm_start, BASE_CODE)
     ref = copy.deepcopy(policy)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
     print(f"{(P := cfg.num_prompts)} prompts x {(G := cfg.num_generations)} completions = {P * G} per step")

@@ -143,7 +143,7 @@ def test_cuda_is_refused_where_there_is_none(refused, monkeypatch):
     ("--hidden_size 12 --num_attention_heads 4", ["--hidden_size 12", "multiple"]),     # odd: no rotary pairs
     ("--num_attention_heads 2 --num_key_value_heads 4", ["--num_key_value_heads 4", "2"]),
     ("--num_mini_batches 5", ["--num_mini_batches 5", "4"]),
-    ("--max_completion_length 4 --overlong_buffer 5", ["--overlong_buffer 5", "--max_completion_length"])])
+])
 def test_two_values_that_do_not_go_together_are_refused(refused, argv, words):
     refused(argv, *words)
 
