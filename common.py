@@ -323,7 +323,7 @@ class Run:
         write(self.folder / self.script.name, self.script.read_text())
         self.command = f"python {self.script.name} --resume_from_checkpoint {shlex.quote(str(self.folder))}"
         signal.signal(signal.SIGINT, self.on_ctrl_c)
-        print(f"{self.script.name} on {cfg.device}, {cfg.num_threads} CPU threads, folder {self.folder}")
+        print(f"{self.script.name}: {cfg.task} on {cfg.device}, run folder {self.folder}")
 
     def on_ctrl_c(self, *_):
         """In training, the first time, let the step finish. os.write, because a print may be under way."""
@@ -425,7 +425,7 @@ class Run:
         write(self.folder / "summary.json", json.dumps(summary, indent=2))
         print(f"{'base':>30} trained")
         for name, before in state["base"].items():
-            cells = ("-" if x is None else f"{x:.3f}" for x in (before, trained.get(name)))
+            cells = (f"{x:.3f}" if isinstance(x, float) else x or "-" for x in (before, trained.get(name)))
             print(f"{name:>22}" + "".join(f"{cell:>8}" for cell in cells))
         try:
             from tools.report import draw_curve
