@@ -68,7 +68,7 @@ class Config:
     warmup_steps: int = step_flag(0, "steps of linear learning-rate warm-up, constant after it", low=0)
     weight_decay: float = step_flag(0.0, "of AdamW", low=0)
     max_grad_norm: float = step_flag(1.0, "longer gradients are scaled down to this norm", low=1e-9)
-    num_mini_batches: int = step_flag(1, "optimizer steps per pass over the batch", low=1)
+    num_mini_batches: int = step_flag(2, "optimizer steps per pass over the batch", low=1)
     micro_batch_size: int = step_flag(64, "rows per backward pass: memory and speed, not the gradient", low=1)
     eval_steps: int = eval_flag(10, "steps between greedy evaluations", low=1)
     num_eval_problems: int = eval_flag(512, "held-out problems", low=1)

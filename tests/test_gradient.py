@@ -369,9 +369,9 @@ def train(monkeypatch, talker):
     for name, stand_in in (("verify", reward), ("GPT", talker)):
         monkeypatch.setattr(grpo, name, stand_in)
     monkeypatch.setattr(grpo.common, "Run", Loop)
-    flags = ("--device cpu --num_threads 1 --operands 3 --hidden_size 16 --intermediate_size 16 "
-             "--num_prompts 4 --num_generations 4 --max_completion_length 6 --num_iterations 2 "
-             "--learning_rate 0.03 ")
+    flags = ("--device cpu --num_threads 1 --num_mini_batches 1 --operands 3 --hidden_size 16 "
+             "--intermediate_size 16 --num_prompts 4 --num_generations 4 --max_completion_length 6 "
+             "--num_iterations 2 --learning_rate 0.03 ")
     return lambda more="": grpo.main((flags + more).split())
 
 
