@@ -5,7 +5,8 @@ import grpo
 
 SEED = 0
 FLAGS = {"device": "cpu", "num_threads": 1, "seed": SEED, "base_seed": SEED, "operands": 3, "base_steps": 600,
-         "max_steps": 30, "num_prompts": 16, "max_completion_length": 24, "learning_rate": 7e-4,
+         "max_steps": 30, "num_prompts": 16, "num_mini_batches": 1, "max_completion_length": 24,
+         "learning_rate": 7e-4,
          "num_eval_problems": 256, "eval_steps": 30}
 
 

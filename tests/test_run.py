@@ -29,7 +29,8 @@ ROOT = Path(grpo.__file__).resolve().parent
 SMALL = {"device": "cpu", "num_threads": 1, "operands": 2, "hidden_size": 32, "num_attention_heads": 2,
          "num_hidden_layers": 1, "intermediate_size": 32, "base_steps": 200, "base_batch_size": 16,
          "learning_rate": 3e-3, "num_prompts": 4, "num_generations": 8, "max_completion_length": 16,
-         "num_eval_problems": 16, "num_eval_samples": 2, "eval_steps": 2, "save_steps": 3, "max_steps": 10}
+         "num_mini_batches": 1, "num_eval_problems": 16, "num_eval_samples": 2, "eval_steps": 2,
+         "save_steps": 3, "max_steps": 10}
 # All that has a state between steps, or could have.
 EVERYTHING = {"num_mini_batches": 2, "num_iterations": 2, "dynamic_sampling": "yes", "beta": 0.05,
               "entropy_coef": 0.01, "entropy_decay_steps": 8, "warmup_steps": 7, "overlong_buffer": 8}
