@@ -96,22 +96,20 @@ class Config:
                 fail(f"--{f.name} {value}: must be finite and at least {low}{f.metadata['why']}")
             if f.metadata["choices"] and value not in f.metadata["choices"]:
                 fail(f"--{f.name} {value}: must be one of {', '.join(f.metadata['choices'])}")
-        H, KV, D = self.num_attention_heads, self.num_key_value_heads, self.hidden_size
-        rows = self.num_prompts * getattr(self, "num_generations", 1)
-        there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
         load_task(self.task)
-        for broken, message in (
-                (D % (2 * H), f"--hidden_size {D}: must be a multiple of twice num_attention_heads, {2 * H}"),
-                (self.num_mini_batches > rows,
-                 f"--num_mini_batches {self.num_mini_batches}: a batch has only {rows} rows"),
-                (H % KV, f"--num_key_value_heads {KV}: must divide num_attention_heads, {H}"),
-                (not there.get(self.device, True), f"--device {self.device}: torch finds none; use cpu"),
-                (self.prompt and not self.resume_from_checkpoint,
-                 f"--prompt {self.prompt}: add --resume_from_checkpoint RUN to say who answers"),
-                (len(self.prompt.encode()) > load_task(self.task).width(**self.options),
-                 f"--prompt {self.prompt}: is longer than the prompts of this task")):
+        H, rows = self.num_attention_heads, self.num_prompts * getattr(self, "num_generations", 1)
+        there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+        for name, broken, words in (
+                ("hidden_size", self.hidden_size % (2 * H), f"must be a multiple of {2 * H}, two per head"),
+                ("num_key_value_heads", H % self.num_key_value_heads, f"must divide num_attention_heads {H}"),
+                ("num_mini_batches", self.num_mini_batches > rows, f"a batch has only {rows} rows"),
+                ("device", not there.get(self.device, True), "torch finds none; use cpu"),
+                ("prompt", self.prompt and not self.resume_from_checkpoint,
+                 "add --resume_from_checkpoint RUN to say who answers"),
+                ("prompt", len(self.prompt.encode()) > load_task(self.task).width(**self.options),
+                 "is longer than the prompts of this task")):
             if broken:
-                fail(message)
+                fail(f"--{name} {getattr(self, name)}: {words}")
 
     @classmethod
     def parse(cls, argv=None):
@@ -287,7 +285,8 @@ class Run:
         """Open the run. The policy begins as that of --init_from, or as train(model, cfg, progress) makes it;
         that is cached in runs/base/ under a hash of all that shapes it, the sources in `code` included."""
         cfg, fields, model = self.cfg, dataclasses.fields(Config), self.model
-        source = [inspect.getsource(x) for x in (*code, load_task(cfg.task), sample_problems, sample_corpus)]
+        code = (*code, load_task(cfg.task), sample_problems, sample_corpus, generator)
+        source = [x if isinstance(x, tuple) else inspect.getsource(x) for x in code]        # tuple: constants
         flags = [getattr(cfg, f.name) for f in fields if f.metadata["group"] == GROUPS[-1]]
         key = repr((cfg.options, cfg.device, cfg.num_threads, torch.__version__, flags, source))
         cache = Path(f"runs/base/{cfg.task}-s{cfg.base_seed}-{zlib.crc32(key.encode()):08x}.pt")

@@ -473,7 +473,6 @@ def describe(batch):
 
 COLUMNS = {"reward": "reward", "signal": "signal", "length": "completions/mean_length",
            "entropy": "entropy", "kl": "kl", "clip": "clip_ratio/region_mean", "grad": "grad_norm"}
-BASE_CODE = (Block, GPT, logprobs, score, aggregate, micro_batches, encode_prompts, orthogonal, warm_start)
 
 
 def main(argv=None):
@@ -484,7 +483,8 @@ def main(argv=None):
     if cfg.prompt:
         policy.load_state_dict(run.resumed["policy"])
         return print(ascii(rollout(policy, encode_prompts([cfg.prompt], cfg), cfg).texts()[0])[1:-1])
-    run.base(warm_start, BASE_CODE)
+    run.base(warm_start, (SPECIALS, GPT, Block, logprobs, score, aggregate, micro_batches, encode_prompts,
+                          orthogonal, warm_start))
     ref = copy.deepcopy(policy)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
     print(f"{(P := cfg.num_prompts)} prompts x {(G := cfg.num_generations)} completions = {P * G} per step")

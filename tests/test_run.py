@@ -260,6 +260,15 @@ def test_each_base_flag_makes_another_base(train, name):
     assert difference(leaves(load(plain / "base.pt")), leaves(load(other / "base.pt")))
 
 
+def test_another_table_of_special_tokens_makes_another_base(train, monkeypatch):
+    few = {"base_steps": 3, "max_steps": 0, "base_seed": 7}
+    train(**few)
+    count = len(bases())
+    monkeypatch.setattr(grpo, "SPECIALS", grpo.SPECIALS[::-1])      # an edit that no function's source shows
+    train(**few)
+    assert len(bases()) == count + 1
+
+
 def test_every_flag_of_the_base_policy_is_in_the_test_above():
     fields = dataclasses.fields(grpo.Config)
     group = {field.name for field in fields if field.metadata["group"].startswith("base")}
