@@ -61,8 +61,10 @@ class Config:
     resume_from_checkpoint: str = run_flag("", "run folder to go on with, its flags included")
     init_from: str = run_flag("", "run folder whose trained policy takes the place of the base")
     prompt: str = run_flag("", "with --resume_from_checkpoint: print what the policy answers, then exit")
+    num_generations: int = sample_flag(8, "completions per prompt (G)", low=2, why="one has no siblings")
     num_prompts: int = sample_flag(32, "prompts per step (P)", low=1)
     max_completion_length: int = sample_flag(40, "tokens per completion at most (L)", low=1)
+    dynamic_sampling: int = sample_flag(0, "batches of prompts to add until P groups have signal", low=0)
     temperature: float = sample_flag(1.0, "of sampling and scoring alike", low=1e-3, why="0 explores nothing")
     learning_rate: float = step_flag(5e-4, "of AdamW", low=0)
     warmup_steps: int = step_flag(0, "steps of linear learning-rate warm-up, constant after it", low=0)
@@ -97,7 +99,7 @@ class Config:
             if f.metadata["choices"] and value not in f.metadata["choices"]:
                 fail(f"--{f.name} {value}: must be one of {', '.join(f.metadata['choices'])}")
         load_task(self.task)
-        H, rows = self.num_attention_heads, self.num_prompts * getattr(self, "num_generations", 1)
+        H, rows = self.num_attention_heads, self.num_prompts * self.num_generations
         there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
         for name, broken, words in (
                 ("hidden_size", self.hidden_size % (2 * H), f"must be a multiple of {2 * H}, two per head"),
@@ -271,7 +273,8 @@ class Run:
             if cfg.prompt or cfg.resume_from_checkpoint and checkpoint.exists():
                 self.resumed = load(checkpoint, cfg.device)
                 self.resumed["state"]["step"], self.resumed["logs"][LOGS[0]], self.resumed["optimizer"]
-                for weights in (self.resumed["policy"], load(self.folder / "base.pt", cfg.device)):
+                both = [self.resumed["policy"], load(self.folder / "base.pt", cfg.device)]  # each has to fit
+                for weights in reversed(both) if cfg.prompt else both:
                     self.ready = model.load_state_dict(weights)
             elif cfg.init_from:
                 other = load(Path(cfg.init_from, "checkpoint.pt"), cfg.device)
@@ -356,6 +359,8 @@ class Run:
         else:
             state["base"] = self.evaluate(cfg.num_eval_samples)
             self.save()
+        P, G = cfg.num_prompts, cfg.num_generations
+        print(f"{P} prompts x {G} completions = {P * G} per step")
         print("base: " + ", ".join(f"{name} {value:.3f}" for name, value in list(state["base"].items())[:3]))
         if state["base"]["pass@1"] == 0:
             print("warning: no sample of the base is right; rewards cannot teach it")

@@ -56,7 +56,6 @@ LOSS_TYPES = {                          # the surrogate for (3), and the averagi
 
 @dataclasses.dataclass(frozen=True)
 class Config(common.Config):
-    num_generations: int = flag(8, "completions per prompt (G)", low=2, why="a group of one has no siblings")
     loss_type: str = flag("grpo", "surrogate and averaging", choices=tuple(LOSS_TYPES))
     scale_rewards: str = flag("group", "whose std divides in (1)", choices=("group", "batch", "none"))
     epsilon: float = flag(0.2, "lower clip range (eps_low)", low=0)
@@ -66,8 +65,6 @@ class Config(common.Config):
     kl_estimator: str = flag("k3", "estimator of KL_t, (4) being k3", choices=("k1", "k2", "k3"))
     entropy_coef: float = flag(0.0, "weight of the entropy bonus (c_H)", low=0)
     entropy_decay_steps: int = flag(0, "c_H falls linearly to 0 in so many steps; 0: it stays", low=0)
-    dynamic_sampling: str = flag("no", "try more prompts until P groups have signal", choices=("no", "yes"))
-    max_resamples: int = flag(8, "batches of prompts that dynamic sampling may add to a step", low=1)
     overlong_buffer: int = flag(0, "buffer of (8) in tokens (c); 0: no penalty", low=0)
 
 
@@ -86,16 +83,21 @@ def advantages(rewards, scale_rewards="group", eps=1e-4):
 
 
 def overlong_penalty(lengths, max_length, buffer):
-    """0 up to max_length - buffer tokens, then down to -1 at max_length. (B,) -> (B,)"""
-    return ((max_length - buffer - lengths) / buffer).clamp(-1.0, 0.0)                  # (B,)  eq. (8)
+    """0 up to max_length - buffer tokens, then down to -1 at max_length; 0 if there is no buffer. -> (B,)"""
+    return ((max_length - buffer - lengths) / max(buffer, 1)).clamp(-1.0, 0.0)          # (B,)  eq. (8)
 
 
 def kl(logps, ref_logps, estimator="k3"):
     """Estimates of KL(pi || pi_ref) from samples of pi. (B, T), (B, T) -> (B, T)"""
-    x = logps - ref_logps
+    x = logps - ref_logps                           # (B, T)
     return {"k3": torch.expm1(-x) + x,              # unbiased, never negative  eq. (4)
             "k2": x.square() / 2,                   # biased; in a loss, given the prefix, has KL's gradient
             "k1": x}[estimator]                     # unbiased; in a loss its gradient is noise
+
+
+def clipped(ratio, A, epsilon, epsilon_high):
+    """Where (3) is flat: the ratio has left the range on the side that A pushes it to. -> bool, as both"""
+    return (A > 0) & (ratio > 1 + epsilon_high) | (A < 0) & (ratio < 1 - epsilon)
 
 
 def log_ratio(logps, old_logps, mask):
@@ -106,12 +108,12 @@ def log_ratio(logps, old_logps, mask):
 def policy_loss(logps, old_logps, advantages, mask, loss_type="grpo", epsilon=0.2, epsilon_high=0.2):
     """L_t, 0 in masked slots; advantages are (B,) or (B, T). -> (B, T)"""
     A = advantages if advantages.dim() == 2 else advantages[:, None]                    # (B, 1) or (B, T)
-    rho = log_ratio(logps, old_logps, mask).exp()                                       # (B, T)
+    ratio = log_ratio(logps, old_logps, mask).exp()                                     # (B, T)
     tau = 1 + 0.05 * (A <= 0).to(A)
     surrogate = {
-        "clip": -torch.min(rho * A, rho.clamp(1 - epsilon, 1 + epsilon_high) * A),      # eq. (3)
-        "cispo": -rho.clamp(max=1 + epsilon_high).detach() * A * logps,                 # eq. (6)
-        "sapo": -4 / tau * torch.sigmoid(tau * (rho - 1)) * A}                          # eq. (7)
+        "clip": -torch.min(ratio * A, ratio.clamp(1 - epsilon, 1 + epsilon_high) * A),  # eq. (3)
+        "cispo": -ratio.clamp(max=1 + epsilon_high).detach() * A * logps,               # eq. (6)
+        "sapo": -4 / tau * torch.sigmoid(tau * (ratio - 1)) * A}                        # eq. (7)
     return torch.where(mask > 0, surrogate[LOSS_TYPES[loss_type][0]], 0.0)
 
 
@@ -217,14 +219,18 @@ class GPT(nn.Module):
                 std = 0.02 if name == "embed.weight" else (weight.shape[1] * depth) ** -0.5
                 nn.init.normal_(weight, std=std, generator=random)
 
-    def forward(self, tokens, cache=None, logits_to_keep=0):
+    def hidden(self, tokens, cache=None, keep=0):
+        """What the logits are read from, (B, L, D), or of the last `keep` positions."""
         start = cache[self.blocks[0]].shape[3] if cache else 0
         positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
         angles = positions[:, None] * self.frequencies                      # (L, hd / 2)
         x, cos, sin = self.embed(tokens), angles.cos(), angles.sin()        # x (B, L, D)
         for block in self.blocks:
             x = block(x, cos, sin, cache)
-        return nn.functional.linear(self.norm(x[:, -logits_to_keep:]), self.embed.weight)
+        return self.norm(x[:, -keep:])
+
+    def forward(self, tokens, cache=None, logits_to_keep=0):
+        return nn.functional.linear(self.hidden(tokens, cache, logits_to_keep), self.embed.weight)
 
 
 def logprobs(logits, tokens, temperature=1.0, kernel="auto"):
@@ -295,57 +301,42 @@ def rollout(model, prompts, cfg, copies=1, uniforms=None):
         logits = model(token[:, None], cache)[:, 0]                         # (b, V)
 
 
-def sample_batch(policy, cfg, step):
-    """What a step learns from: P prompts, G completions of each, rewards; of policy, seed and step alone.
-    Dynamic sampling tries further prompts until P groups have signal. -> namespace, see the end"""
+def sample_batch(policy, cfg, step, split="train", penalty=torch.zeros_like):
+    """What a step learns from: P prompts, G completions of each, and as rewards the verdicts plus
+    penalty(lengths). A function of policy, seed, step and split. -> namespace, see the end"""
     P, G, T = cfg.num_prompts, cfg.num_generations, cfg.max_completion_length
-    problems, prompts, outs, texts, verdicts = [], [], [], [], []
-    for attempt in range(1 + cfg.max_resamples * (cfg.dynamic_sampling == "yes")):
-        problems += common.sample_problems(cfg.task, P, (cfg.seed, step, attempt), **cfg.options)
+    problems, prompts, outs, verdicts = [], [], [], []
+    for attempt in range(1 + cfg.dynamic_sampling):                         # until P groups have signal
+        problems += common.sample_problems(cfg.task, P, (cfg.seed, step, attempt), split, **cfg.options)
         prompts.append(encode_prompts([problem.prompt for problem in problems[-P:]], cfg))      # (P, W)
         uniforms = torch.rand(P * G, T, generator=common.generator(cfg.seed, "rollout", step, attempt))
         outs.append(rollout(policy, prompts[-1], cfg, G, uniforms.to(cfg.device)))
-        texts += outs[-1].texts()
-        verdicts += [verify(problems[i // G], texts[i]) for i in range(len(verdicts), len(texts))]
-        rewards = torch.tensor([sum(v) if isinstance(v, list) else v for v in verdicts])        # (all,)
+        verdicts += [verify(problems[i // G - P], text) for i, text in enumerate(outs[-1].texts())]
+        rewards = torch.tensor([sum(v) if isinstance(v, list) else v for v in verdicts]).view(-1, G)
         accuracy = rewards.mean().item()
-        if cfg.overlong_buffer:
-            lengths = torch.cat([out.mask for out in outs]).sum(1).cpu()
-            rewards = rewards + overlong_penalty(lengths, T, cfg.overlong_buffer)
-        rewards = rewards.view(-1, G)                                       # (all, G)
+        lengths = torch.cat([out.mask.sum(1) for out in outs]).cpu().view(-1, G)
+        rewards = rewards + penalty(lengths)                                # (all, G)
         signal = has_signal(rewards)[:, 0]                                  # (all,)
         if signal.sum() >= P:
             break
-    if cfg.dynamic_sampling == "yes" and signal.sum() < P:
-        print(f"      dynamic sampling found {signal.sum()} of {P} groups with signal in {len(signal)}")
     kept = signal.int().argsort(descending=True, stable=True)[:P].sort()[0]                     # (P,)
     rows = (kept[:, None] * G + torch.arange(G)).view(-1)                   # (B,)
+    out = Rollout(*(torch.cat(slots)[rows] for slots in zip(*outs)))        # (B, T) each
     return SimpleNamespace(
-        problems=[problems[p] for p in kept], texts=[texts[i] for i in rows],   # P, B
-        prompts=torch.cat(prompts)[rows // G],                                  # (B, W)
-        out=Rollout(*(torch.cat(slots)[rows] for slots in zip(*outs))),         # (B, T) each
+        problems=[problems[p] for p in kept], prompts=torch.cat(prompts)[rows // G],        # P, (B, W)
+        out=out, texts=out.texts(), verdicts=[verdicts[i] for i in rows],                   # B, B
         rewards=rewards[kept], accuracy=accuracy)           # (P, G), mean verdict on all that was sampled
 
 
 # ---- 6. warm start and evaluation -----------------------------------------------------------------------
 
-def orthogonal(matrix):
-    """The step of Muon: `matrix` with its singular values pushed near 1, by five Newton-Schulz iterations."""
-    rows, columns = matrix.shape
-    X = (matrix if rows <= columns else matrix.mT) / matrix.norm().clamp(min=1e-9)
-    for _ in range(5):
-        S = X @ X.mT
-        X = 3.4445 * X + (2.0315 * S @ S - 4.775 * S) @ X
-    return X if rows <= columns else X.mT * (rows / columns) ** 0.5
-
-
 def warm_start(model, cfg, progress):
     """Make the base: a textbook, which works answers out, then a forum, where most blurt. The matrices learn
     by Muon (kellerjordan.github.io/posts/muon), which takes half as many batches here as AdamW alone."""
     matrices = [weight for block in model.blocks for weight in block.parameters() if weight.dim() == 2]
-    momenta = [torch.zeros_like(weight) for weight in matrices]
     others = [weight for weight in model.parameters() if all(weight is not matrix for matrix in matrices)]
-    optimizer = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)
+    muon = torch.optim.Muon(matrices, weight_decay=0.0)
+    adamw = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)
     for step in progress("warm start", cfg.base_steps):
         lr = cfg.base_learning_rate * min((step + 1) / 50, 1 - step / cfg.base_steps)
         phase = "textbook" if step < 0.6 * cfg.base_steps else "forum"
@@ -358,14 +349,12 @@ def warm_start(model, cfg, progress):
         model.zero_grad()
         for rows, T in micro_batches(torch.arange(len(ids)), lengths, (len(ids) + 1) // 2):
             logps, _ = score(model, prompts[rows], tokens[rows, :T])        # (b, T)
-            mask = (torch.arange(T) < lengths[rows, None]).to(logps)
-            aggregate(-logps, mask, "token_mean", num_tokens=lengths.sum().item()).backward()
+            mask = torch.arange(T) < lengths[rows, None]                    # (b, T)
+            (-(logps * mask.to(logps)).sum() / lengths.sum().item()).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.param_groups[0]["lr"] = lr
-        optimizer.step()
-        for weight, momentum in zip(matrices, momenta):
-            momentum.mul_(0.95).add_(weight.grad)
-            weight.data -= 5 * lr * orthogonal(weight.grad + 0.95 * momentum)
+        for optimizer, scale in ((muon, 5), (adamw, 1)):
+            optimizer.param_groups[0]["lr"] = scale * lr
+            optimizer.step()
 
 
 def pass_at_k(n, c, k):
@@ -430,13 +419,12 @@ def backward(policy, ref, batch, A, rows, cfg, entropy_coef):
         part_loss = aggregate(terms, m, averaging, len(rows), mask[rows].sum(), cfg.max_completion_length)
         part_loss.backward()
         with torch.no_grad():
-            log_rho, side = log_ratio(logps, old_logps, m), A[part, None]
-            rho = log_rho.exp()
-            clipped = torch.where(side > 0, rho > 1 + cfg.epsilon_high, (side < 0) & (rho < 1 - cfg.epsilon))
-            sums += torch.stack([x.sum().cpu() for x in (m, kl(logps * m, ref_logps * m), clipped * m)])
+            log_rho, ratio = (logps - old_logps) * m, log_ratio(logps, old_logps, m).exp()      # (b, T) each
+            outside = clipped(ratio, A[part, None], cfg.epsilon, cfg.epsilon_high)              # (b, T)
+            sums += torch.stack([x.sum().cpu() for x in (m, kl(logps * m, ref_logps * m), outside * m)])
             loss, largest = loss + part_loss.item(), max(log_rho.abs().max().item(), largest)
-    kl_mean, clip_ratio = (sums[1:] / sums[0].clamp(min=1)).tolist()
-    return {"loss": loss, "kl": kl_mean, "clip_ratio/region_mean": clip_ratio, "max_log_ratio": largest}
+    means = dict(zip(("kl", "clip_ratio/region_mean"), (sums[1:] / sums[0].clamp(min=1)).tolist()))
+    return {"loss": loss, "max_log_ratio": largest} | means
 
 
 def update(policy, ref, optimizer, batch, A, cfg, step):
@@ -445,19 +433,17 @@ def update(policy, ref, optimizer, batch, A, cfg, step):
     entropy_coef = cfg.entropy_coef * max(0.0, 1 - step / (cfg.entropy_decay_steps or math.inf))
     seen = []
     for iteration in range(cfg.num_iterations):
-        rows = torch.arange(len(A))
-        if cfg.num_mini_batches > 1:
-            rows = torch.randperm(len(A), generator=common.generator(cfg.seed, "shuffle", step, iteration))
+        rows = torch.randperm(len(A), generator=common.generator(cfg.seed, "shuffle", step, iteration))
         for mini_batch in rows.tensor_split(min(cfg.num_mini_batches, len(A))):
-            metrics = backward(policy, ref, batch, A, mini_batch, cfg, entropy_coef)
+            metrics = backward(policy, ref, batch, A, mini_batch.sort()[0], cfg, entropy_coef)
             metrics["grad_norm"] = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm).item()
             if not math.isfinite(metrics["loss"] + metrics["grad_norm"]):
                 common.fail(f"step {step + 1} is not finite: {metrics}; the last checkpoint is kept", code=1)
             optimizer.step()
             seen.append(metrics)
-    means = {name: mean([metrics[name] for metrics in seen]) for name in seen[0]}
-    return means | {"sampling/sampling_logp_difference/max": seen[0]["max_log_ratio"],
-                    "learning_rate": optimizer.param_groups[0]["lr"]}
+    return {name: mean([metrics[name] for metrics in seen]) for name in seen[0]} | {
+        "sampling/sampling_logp_difference/max": seen[0]["max_log_ratio"],
+        "learning_rate": optimizer.param_groups[0]["lr"]}
 
 
 def describe(batch):
@@ -476,20 +462,18 @@ COLUMNS = {"reward": "reward", "signal": "signal", "length": "completions/mean_l
 
 
 def main(argv=None):
-    """Algorithm 1 of the paper with a fixed reference. -> the summary of the run"""
+    """The paper's algorithm, with a fixed reference. -> the summary of the run"""
     cfg = Config.parse(argv)
     policy = GPT(cfg).to(cfg.device)
     run = common.Run(cfg, policy, COLUMNS, argv)
     if cfg.prompt:
-        policy.load_state_dict(run.resumed["policy"])
         return print(ascii(rollout(policy, encode_prompts([cfg.prompt], cfg), cfg).texts()[0])[1:-1])
-    run.base(warm_start, (SPECIALS, GPT, Block, logprobs, score, aggregate, micro_batches, encode_prompts,
-                          orthogonal, warm_start))
+    run.base(warm_start, (SPECIALS, GPT, Block, logprobs, score, micro_batches, encode_prompts, warm_start))
     ref = copy.deepcopy(policy)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
-    print(f"{(P := cfg.num_prompts)} prompts x {(G := cfg.num_generations)} completions = {P * G} per step")
+    L, c = cfg.max_completion_length, cfg.overlong_buffer
     for step in run.steps(evaluate, policy=policy, optimizer=optimizer):
-        batch = sample_batch(policy, cfg, step)                  # questions, G outputs of each, their rewards
+        batch = sample_batch(policy, cfg, step, penalty=lambda n: overlong_penalty(n, L, c))
         A = advantages(batch.rewards, cfg.scale_rewards).view(-1).to(cfg.device)            # (B,)
         metrics = update(policy, ref, optimizer, batch, A, cfg, step)       # mu passes that lower (5)
         run.log(describe(batch) | metrics, batch, A)
