@@ -266,6 +266,7 @@ def test_every_pass_takes_every_row_once_in_a_new_order(scene, monkeypatch):
     monkeypatch.setattr(grpo, "backward", lambda *args: seen.append(args[4].tolist()) or real(*args))
     grpo.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
     assert sorted(map(len, seen)) == [2] * 12 + [3] * 6     # 14 rows in six mini-batches, three times
+    assert all(part == sorted(part) for part in seen)       # so that one mini-batch is the batch as it is
     orders = [sum(seen[i:i + 6], []) for i in (0, 6, 12)]
     assert all(sorted(order) == list(range(14)) for order in orders)
     assert orders[0] != orders[1] != orders[2] != orders[0]
@@ -330,8 +331,7 @@ KNOBS = {
     "seed": ("", 1), "base_seed": ("", 1), "operands": ("", 4), "num_prompts": ("", 3),
     "num_generations": ("", 3), "max_completion_length": ("", 5), "temperature": ("", 0.7),
     "overlong_buffer": ("", 3),
-    "dynamic_sampling": ("--num_generations 2", "yes"),
-    "max_resamples": ("--num_generations 2 --dynamic_sampling yes", 1),
+    "dynamic_sampling": ("--num_generations 2", "1 8"),
     "scale_rewards": ("", "batch none"), "loss_type": ("", "bnpo dr_grpo dapo cispo sapo"),
     "epsilon": ("", 0.01), "epsilon_high": ("", 0.01),
     "beta": ("", 0.5), "kl_estimator": ("--beta 0.5", "k1 k2"),
@@ -342,9 +342,11 @@ KNOBS = {
 
 class Loop:
     """Stands in for common.Run: two steps, no folder, no warm start."""
+    batches = []
 
     def __init__(self, *_):
         self.policy, self.resumed = None, None
+        Loop.batches.clear()
 
     def base(self, *_):
         pass
@@ -353,11 +355,17 @@ class Loop:
         self.policy = policy
         yield from range(2)
 
-    def log(self, metrics, *_):
+    def log(self, metrics, batch, A):
         assert all(isinstance(value, float) for value in metrics.values())
+        Loop.batches.append(batch)
 
     def finish(self):
         return weights(self.policy)
+
+    @classmethod
+    def batches_of(cls, train, flags):
+        train(flags)
+        return list(cls.batches)
 
 
 @pytest.fixture
@@ -400,9 +408,9 @@ def test_dynamic_sampling_fills_the_batch_with_groups_that_have_signal(config, t
     def reward(problem, text):
         return float(len(text) % 2 * (zlib.crc32(problem.prompt.encode()) % 3 == 0))
     monkeypatch.setattr(grpo, "verify", reward)
-    cfg = config(dynamic_sampling="yes")
+    cfg = config(dynamic_sampling=8)
     policy = talker(cfg)
-    plain = grpo.sample_batch(policy, dataclasses.replace(cfg, dynamic_sampling="no"), 0)
+    plain = grpo.sample_batch(policy, dataclasses.replace(cfg, dynamic_sampling=0), 0)
     batch = grpo.sample_batch(policy, cfg, 0)
     assert (plain.rewards.amax(1) == plain.rewards.amin(1)).any()       # else there is nothing to refill
     assert batch.rewards.shape == (4, 4) and (batch.rewards.amax(1) > batch.rewards.amin(1)).all()
@@ -419,27 +427,38 @@ def test_dynamic_sampling_fills_the_batch_with_groups_that_have_signal(config, t
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize("max_resamples", [1, 3])
-def test_dynamic_sampling_says_so_when_it_gives_up(config, talker, monkeypatch, capsys, max_resamples):
+@pytest.mark.parametrize("extra", [0, 1, 3])
+def test_dynamic_sampling_adds_so_many_batches_at_most_and_then_takes_what_there_is(
+        config, talker, monkeypatch, extra):
     asked = []
     monkeypatch.setattr(grpo, "verify", lambda problem, text: asked.append(problem) or 1.0)
-    cfg = config(dynamic_sampling="yes", max_resamples=max_resamples, num_generations=3)
+    cfg = config(dynamic_sampling=extra, num_generations=3, operands=5)
     batch = grpo.sample_batch(talker(cfg), cfg, 0)
-    assert len(asked) == 12 * (1 + max_resamples) and len(set(asked)) > 4
-    assert batch.rewards.shape == (4, 3) and len(batch.texts) == 12 and len(batch.problems) == 4
-    said = capsys.readouterr().out
-    assert said.count("\n") == 1 and "dynamic sampling" in said
-    assert "0 of 4" in said and f" {4 + 4 * max_resamples}" in said
+    assert len(asked) == 12 * (1 + extra) and len(set(asked)) == 4 * (1 + extra)
+    assert batch.problems == asked[:12:3]                   # of groups that are as good, the first
+    assert batch.rewards.shape == (4, 3) and len(batch.texts) == len(batch.verdicts) == 12
+    assert grpo.describe(batch)["signal"] == 0              # which says that it was in vain
 
 
-def test_long_completions_are_rewarded_less_if_there_is_an_overlong_buffer(config, talker, monkeypatch):
+def test_a_penalty_on_the_lengths_gives_signal_but_does_not_count_as_accuracy(config, talker, monkeypatch):
+    asked = []
+    monkeypatch.setattr(grpo, "verify", lambda problem, text: asked.append(problem) or 1.0)
+    cfg = config(dynamic_sampling=8)
+    batch = grpo.sample_batch(talker(cfg), cfg, 0, penalty=lambda lengths: -lengths / 100)
+    assert len(asked) in (16, 32)                           # lengths differ: hardly a group has no signal
+    rewards = 1 - batch.out.mask.sum(1) / 100
+    torch.testing.assert_close(batch.rewards.view(-1), rewards)
+    assert batch.accuracy == 1.0 and batch.verdicts == [1.0] * 16
+
+
+def test_long_completions_are_rewarded_less_if_there_is_an_overlong_buffer(train, monkeypatch):
     monkeypatch.setattr(grpo, "verify", lambda problem, text: 1.0)
-    cfg = config(overlong_buffer=4)
-    policy = talker(cfg)
-    batch = grpo.sample_batch(policy, cfg, 0)
-    ramp = {5: 0.75, 6: 0.5, 7: 0.25, 8: 0.0}               # at most 8 tokens, a buffer of 4
-    lengths = batch.out.mask.sum(1).tolist()
-    assert batch.rewards.view(-1).tolist() == [ramp.get(length, 1.0) for length in lengths]
-    assert {1, 8} <= set(lengths) and batch.accuracy == 1.0
-    plain = grpo.sample_batch(policy, dataclasses.replace(cfg, overlong_buffer=0), 0)
-    assert torch.equal(plain.out.tokens, batch.out.tokens) and (plain.rewards == 1).all()
+    batches, plain = (Loop.batches_of(train, f"--overlong_buffer {c} --learning_rate 0") for c in (4, 0))
+    ramp, seen = {3: 0.75, 4: 0.5, 5: 0.25, 6: 0.0}, set()  # at most 6 tokens, a buffer of 4
+    for batch, without in zip(batches, plain, strict=True):
+        lengths = batch.out.mask.sum(1).tolist()
+        assert batch.rewards.view(-1).tolist() == [ramp.get(length, 1.0) for length in lengths]
+        assert batch.accuracy == 1.0 and torch.equal(without.out.tokens, batch.out.tokens)
+        assert (without.rewards == 1).all()
+        seen |= set(lengths)
+    assert {1, 6} <= seen

@@ -115,6 +115,10 @@ def test_the_overlong_penalty_is_a_ramp_over_the_buffer():
     torch.testing.assert_close(grpo.overlong_penalty(lengths.double(), 40, 10), expected.double())
 
 
+def test_without_a_buffer_there_is_no_overlong_penalty():
+    assert grpo.overlong_penalty(torch.tensor([0, 39, 40]), 40, 0).tolist() == [0, 0, 0]
+
+
 # ---- ratio and surrogates ----------------------------------------------------------------------------------
 
 

@@ -133,6 +133,17 @@ def test_reading_with_a_cache_gives_the_logits_of_reading_at_once(config, talker
     torch.testing.assert_close(torch.cat(pieces, 1), at_once, atol=1e-10, rtol=0)
 
 
+def test_the_logits_are_read_from_the_hidden_states_by_the_transposed_embedding(config):
+    policy, cache = grpo.GPT(config()).double(), {}
+    tokens = torch.randint(grpo.VOCAB, (3, 9), generator=torch.Generator().manual_seed(0))
+    hidden = policy.hidden(tokens)
+    torch.testing.assert_close(hidden @ policy.embed.weight.T, policy(tokens))
+    torch.testing.assert_close(policy.hidden(tokens, keep=2), hidden[:, -2:])
+    pieces = [policy.hidden(tokens[:, :5], cache), *(policy.hidden(tokens[:, t:t + 1], cache)
+                                                     for t in range(5, 9))]
+    torch.testing.assert_close(torch.cat(pieces, 1), hidden, atol=1e-10, rtol=0)
+
+
 def test_no_logit_depends_on_a_later_token_and_the_last_depends_on_every_one(config, talker):
     policy = talker(config(num_hidden_layers=1)).double()   # one layer: only rotation tells the order
     tokens = torch.randint(256, (1, 9), generator=torch.Generator().manual_seed(0))
@@ -212,6 +223,15 @@ def test_a_batch_is_a_function_of_the_seed_and_the_step(config, talker):
     for other in (grpo.sample_batch(policy, cfg, 4),
                   grpo.sample_batch(policy, dataclasses.replace(cfg, seed=1), 3)):
         assert other.problems != batch.problems and not torch.equal(other.out.tokens, batch.out.tokens)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_batch_holds_problems_of_the_split_that_is_asked_for(config, talker, split):
+    cfg = config(num_prompts=20, operands=5)
+    policy = talker(cfg)
+    problems = grpo.sample_batch(policy, cfg, 0, split).problems
+    assert problems == sample_problems("arithmetic", 20, (0, 0, 0), split, operands=5)
+    assert (problems == grpo.sample_batch(policy, cfg, 0).problems) == (split == "train")
 
 
 def test_each_completion_is_scored_against_its_own_prompt(config, talker, monkeypatch):
