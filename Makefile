@@ -12,7 +12,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/installed
 endif
 
-.PHONY: run test lint seeds clean
+.PHONY: run test lint sync diff seeds clean
 
 run: $(READY)            ## the main job: warm start, GRPO on arithmetic, a run folder under runs/
 	$(PY) grpo.py --task arithmetic
@@ -22,6 +22,12 @@ test: $(READY)           ## every test
 
 lint: $(READY)
 	$(PY) -m ruff check .
+
+sync:                    ## make sync FROM=grpo.py: its shared functions into the other scripts
+	$(PYTHON) tools/sync.py $(FROM)
+
+diff:                    ## make diff A=grpo B=gspo: the lesson, in removed and added lines
+	$(PYTHON) tools/sync.py --diff $(A) $(B)
 
 seeds: $(READY)          ## the table of seeds in README.md, each seed from nothing: its own base, its own problems
 	$(PY) tools/seeds.py $(SEEDS)
