@@ -95,9 +95,9 @@ def kl(logps, ref_logps, estimator="k3"):
             "k1": x}[estimator]                     # unbiased; in a loss its gradient is noise
 
 
-def clipped(ratio, A, epsilon, epsilon_high):
-    """Where (3) is flat: the ratio has left the range on the side that A pushes it to. -> bool, as both"""
-    return (A > 0) & (ratio > 1 + epsilon_high) | (A < 0) & (ratio < 1 - epsilon)
+def clipped(log_rho, A, epsilon, epsilon_high):
+    """Where (3) is flat: rho has left the range on the side that A pushes it to. (B, T), (B, 1) -> (B, T)"""
+    return (A > 0) & (log_rho.exp() > 1 + epsilon_high) | (A < 0) & (log_rho.exp() < 1 - epsilon)
 
 
 def log_ratio(logps, old_logps, mask):
@@ -123,11 +123,11 @@ def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None
     N = len(x) if num_sequences is None else num_sequences
     M = mask.sum().clamp(min=1) if num_tokens is None else num_tokens
     x, lengths = x * mask, mask.sum(1).clamp(min=1)                                     # (B, T), (B,)
-    return {"sequence_mean": (x.sum(1) / lengths).sum() / N,                            # eq. (5)
-            "token_mean": x.sum() / M,
-            "sequence_sum": x.sum() / N,
-            "constant": x.sum() / (N * (max_length or x.shape[1])),
-            "micro_batch_mean": x.sum() / mask.sum().clamp(min=1) * len(x) / N}[how]    # the cut counts: BNPO
+    return {"sequence_mean": (x.sum(1) / lengths).sum() / N,                            # GRPO, GSPO
+            "token_mean": x.sum() / M,                                                  # PPO, DAPO
+            "sequence_sum": x.sum() / N,                                                # REINFORCE, RLOO
+            "constant": x.sum() / (N * (max_length or x.shape[1])),                     # Dr. GRPO
+            "micro_batch_mean": x.sum() / mask.sum().clamp(min=1) * len(x) / N}[how]    # BNPO: the cut counts
 
 
 # ---- 3. tokenizer and verifier --------------------------------------------------------------------------
@@ -303,7 +303,7 @@ def rollout(model, prompts, cfg, copies=1, uniforms=None):
 
 def sample_batch(policy, cfg, step, split="train", penalty=torch.zeros_like):
     """What a step learns from: P prompts, G completions of each, and as rewards the verdicts plus
-    penalty(lengths). A function of policy, seed, step and split. -> namespace, see the end"""
+    penalty(lengths (P, G)). A function of policy, seed, step and split. -> namespace, see the end"""
     P, G, T = cfg.num_prompts, cfg.num_generations, cfg.max_completion_length
     problems, prompts, outs, verdicts = [], [], [], []
     for attempt in range(1 + cfg.dynamic_sampling):                         # until P groups have signal
@@ -414,13 +414,12 @@ def backward(policy, ref, batch, A, rows, cfg, entropy_coef):
         with torch.no_grad():
             ref_logps, _ = score(ref, batch.prompts[part], tokens, cfg.temperature)             # (b, T)
         terms = (policy_loss(logps, old_logps, A[part], m, cfg.loss_type, cfg.epsilon, cfg.epsilon_high)
-                 + cfg.beta * kl(logps * m, ref_logps * m, cfg.kl_estimator)
-                 - entropy_coef * entropy)                                                      # eq. (5)
+                 + cfg.beta * kl(logps * m, ref_logps * m, cfg.kl_estimator) - entropy_coef * entropy)
         part_loss = aggregate(terms, m, averaging, len(rows), mask[rows].sum(), cfg.max_completion_length)
-        part_loss.backward()
+        part_loss.backward()                                                                    # eq. (5)
         with torch.no_grad():
-            log_rho, ratio = (logps - old_logps) * m, log_ratio(logps, old_logps, m).exp()      # (b, T) each
-            outside = clipped(ratio, A[part, None], cfg.epsilon, cfg.epsilon_high)              # (b, T)
+            log_rho = (logps - old_logps) * m                                                   # (b, T)
+            outside = clipped(log_ratio(logps, old_logps, m), A[part, None], cfg.epsilon, cfg.epsilon_high)
             sums += torch.stack([x.sum().cpu() for x in (m, kl(logps * m, ref_logps * m), outside * m)])
             loss, largest = loss + part_loss.item(), max(log_rho.abs().max().item(), largest)
     means = dict(zip(("kl", "clip_ratio/region_mean"), (sums[1:] / sums[0].clamp(min=1)).tolist()))
@@ -462,7 +461,7 @@ COLUMNS = {"reward": "reward", "signal": "signal", "length": "completions/mean_l
 
 
 def main(argv=None):
-    """The paper's algorithm, with a fixed reference. -> the summary of the run"""
+    """The algorithm. -> the summary of the run"""
     cfg = Config.parse(argv)
     policy = GPT(cfg).to(cfg.device)
     run = common.Run(cfg, policy, COLUMNS, argv)
@@ -475,7 +474,7 @@ def main(argv=None):
     for step in run.steps(evaluate, policy=policy, optimizer=optimizer):
         batch = sample_batch(policy, cfg, step, penalty=lambda n: overlong_penalty(n, L, c))
         A = advantages(batch.rewards, cfg.scale_rewards).view(-1).to(cfg.device)            # (B,)
-        metrics = update(policy, ref, optimizer, batch, A, cfg, step)       # mu passes that lower (5)
+        metrics = update(policy, ref, optimizer, batch, A, cfg, step)       # passes that lower (5)
         run.log(describe(batch) | metrics, batch, A)
     return run.finish()
 

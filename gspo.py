@@ -9,7 +9,7 @@ geometric mean of its tokens' ratios, and one clip for all of them.
   KL_t  = pi_ref / pi - log(pi_ref / pi) - 1                 (k3: samples of pi)     (4)
   L     = 1/B sum_i 1/|o_i| sum_t (L_i + beta KL_t - c_H H_t)                        (5)
 
-rho_t is the ratio of one token, as in grpo.py, H_t the policy's entropy. Being a mean over the answer, log s_i
+rho_t is the ratio of one token, as in grpo.py, H_t the policy's entropy. Being a mean over an answer, log s_i
 stays near 0, and so the clip is 500 times as narrow. GSPO-token lets advantages differ within an answer:
 
   s_t   = sg(s_i) pi(o_t | q, o_<t) / sg(pi(o_t | q, o_<t))                          (9)
@@ -97,9 +97,9 @@ def kl(logps, ref_logps, estimator="k3"):
             "k1": x}[estimator]                     # unbiased; in a loss its gradient is noise
 
 
-def clipped(ratio, A, epsilon, epsilon_high):
-    """Where (3) is flat: the ratio has left the range on the side that A pushes it to. -> bool, as both"""
-    return (A > 0) & (ratio > 1 + epsilon_high) | (A < 0) & (ratio < 1 - epsilon)
+def clipped(log_rho, A, epsilon, epsilon_high):
+    """Where (3) is flat: rho has left the range on the side that A pushes it to. (B, T), (B, 1) -> (B, T)"""
+    return (A > 0) & (log_rho.exp() > 1 + epsilon_high) | (A < 0) & (log_rho.exp() < 1 - epsilon)
 
 
 def log_ratio(logps, old_logps, mask, level="sequence"):
@@ -130,11 +130,11 @@ def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None
     N = len(x) if num_sequences is None else num_sequences
     M = mask.sum().clamp(min=1) if num_tokens is None else num_tokens
     x, lengths = x * mask, mask.sum(1).clamp(min=1)                                     # (B, T), (B,)
-    return {"sequence_mean": (x.sum(1) / lengths).sum() / N,                            # eq. (5)
-            "token_mean": x.sum() / M,
-            "sequence_sum": x.sum() / N,
-            "constant": x.sum() / (N * (max_length or x.shape[1])),
-            "micro_batch_mean": x.sum() / mask.sum().clamp(min=1) * len(x) / N}[how]    # the cut counts: BNPO
+    return {"sequence_mean": (x.sum(1) / lengths).sum() / N,                            # GRPO, GSPO
+            "token_mean": x.sum() / M,                                                  # PPO, DAPO
+            "sequence_sum": x.sum() / N,                                                # REINFORCE, RLOO
+            "constant": x.sum() / (N * (max_length or x.shape[1])),                     # Dr. GRPO
+            "micro_batch_mean": x.sum() / mask.sum().clamp(min=1) * len(x) / N}[how]    # BNPO: the cut counts
 
 
 # ---- 3. tokenizer and verifier --------------------------------------------------------------------------
@@ -310,7 +310,7 @@ def rollout(model, prompts, cfg, copies=1, uniforms=None):
 
 def sample_batch(policy, cfg, step, split="train", penalty=torch.zeros_like):
     """What a step learns from: P prompts, G completions of each, and as rewards the verdicts plus
-    penalty(lengths). A function of policy, seed, step and split. -> namespace, see the end"""
+    penalty(lengths (P, G)). A function of policy, seed, step and split. -> namespace, see the end"""
     P, G, T = cfg.num_prompts, cfg.num_generations, cfg.max_completion_length
     problems, prompts, outs, verdicts = [], [], [], []
     for attempt in range(1 + cfg.dynamic_sampling):                         # until P groups have signal
@@ -422,14 +422,13 @@ def backward(policy, ref, batch, A, rows, cfg, entropy_coef):
             ref_logps, _ = score(ref, batch.prompts[part], tokens, cfg.temperature)             # (b, T)
         terms = (policy_loss(logps, old_logps, A[part], m, cfg.loss_type, cfg.epsilon, cfg.epsilon_high,
                              cfg.importance_sampling_level)
-                 + cfg.beta * kl(logps * m, ref_logps * m, cfg.kl_estimator)
-                 - entropy_coef * entropy)                                                      # eq. (5)
+                 + cfg.beta * kl(logps * m, ref_logps * m, cfg.kl_estimator) - entropy_coef * entropy)
         part_loss = aggregate(terms, m, averaging, len(rows), mask[rows].sum(), cfg.max_completion_length)
-        part_loss.backward()
+        part_loss.backward()                                                                    # eq. (5)
         with torch.no_grad():
-            log_rho, ratio = (logps - old_logps) * m, log_ratio(logps, old_logps, m).exp()      # (b, T) each
-            outside = clipped(ratio, A[part, None], cfg.epsilon, cfg.epsilon_high)              # (b, T)
-            of_grpo = clipped(log_rho.exp(), A[part, None], 0.2, 0.28)      # what the clip of GRPO would take
+            log_rho = (logps - old_logps) * m                                                   # (b, T)
+            outside = clipped(log_ratio(logps, old_logps, m), A[part, None], cfg.epsilon, cfg.epsilon_high)
+            of_grpo = clipped(log_rho, A[part, None], 0.2, 0.28)            # what the clip of GRPO would take
             sums += torch.stack([x.sum().cpu() for x in (
                 m, kl(logps * m, ref_logps * m), outside * m, of_grpo * m)])
             loss, largest = loss + part_loss.item(), max(log_rho.abs().max().item(), largest)
@@ -474,7 +473,7 @@ COLUMNS = {"reward": "reward", "signal": "signal", "length": "completions/mean_l
 
 
 def main(argv=None):
-    """The paper's algorithm, with a fixed reference. -> the summary of the run"""
+    """The algorithm. -> the summary of the run"""
     cfg = Config.parse(argv)
     policy = GPT(cfg).to(cfg.device)
     run = common.Run(cfg, policy, COLUMNS, argv)
@@ -487,7 +486,7 @@ def main(argv=None):
     for step in run.steps(evaluate, policy=policy, optimizer=optimizer):
         batch = sample_batch(policy, cfg, step, penalty=lambda n: overlong_penalty(n, L, c))
         A = advantages(batch.rewards, cfg.scale_rewards).view(-1).to(cfg.device)            # (B,)
-        metrics = update(policy, ref, optimizer, batch, A, cfg, step)       # mu passes that lower (5)
+        metrics = update(policy, ref, optimizer, batch, A, cfg, step)       # passes that lower (5)
         run.log(describe(batch) | metrics, batch, A)
     return run.finish()
 

@@ -1,0 +1,500 @@
+"""REINFORCE for language models (Williams 1992), with the baselines that came after it.
+
+Sample completions, score them, and make each likelier in proportion to how much its return R exceeds a
+baseline b. If the policy that learns is the one that sampled, and b does not depend on the completion, then
+-grad L is, on average, the gradient of the expected return.
+
+  G_t   = r_t + gamma G_t+1,      R = G_1          (reward-to-go; a verdict comes last)      (1)
+  A_t   = R - b   (sequence view)    or   G_t - b   (token view)                             (2)
+  L_t   = -A_t log pi(o_t | q, o_<t)                                                         (3)
+  KL_t  = k1 = x  or  k3 = exp(-x) + x - 1,        x = log pi - log pi_ref                   (4)
+  L     = 1/B sum_i sum_t (L_t - c_H H_t)                                                    (5)
+
+H_t is the policy's entropy. With beta > 0 distance to the base costs reward: r_t <- r_t - beta k1_t. b is 0;
+the mean of batch or group, the own return in it, which shrinks the gradient by (G - 1) / G; the mean of the
+others (RLOO, 2402.14740); or the b of least variance, estimated from the others:
+
+  b*    = E[|g|^2 R] / E[|g|^2],      g = grad log pi(o | q)                                 (6)
+
+--method rejection learns the right completions by heart: R is 1 or 0, and 1/B counts the right ones only.
+
+Where the others change a line: grpo.py divides A by the group's std and, for several steps on a batch, has a
+clipped ratio for log pi; gspo.py takes the ratio of a whole answer; ppo.py learns b, for every token; dpo.py
+asks for no reward, but which of two completions is better. In 20 s on a CPU, once there is a base, this one
+
+  python reinforce.py --task arithmetic            takes its greedy accuracy from 0.1 to 0.99
+"""
+import copy
+import dataclasses
+import math
+import re
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import tiktoken
+import torch
+from torch import nn
+
+import common
+from common import flag
+
+# P prompts a step, G completions of each, B = P * G rows (row p * G + g), b of them at work; W prompt tokens,
+# T completion tokens, V vocabulary, D width, H heads, hd width of a head.
+
+# ---- 1. configuration -----------------------------------------------------------------------------------
+
+@dataclasses.dataclass(frozen=True)
+class Config(common.Config):
+    method: str = flag("reinforce", "or, by heart, the right ones", choices=("reinforce", "rejection"))
+    baseline: str = flag("none", "b in (2)", choices=("none", "mean", "rloo", "batch", "optimal"))
+    view: str = flag("sequence", "A_t in (2)", choices=("sequence", "token"))
+    gamma: float = flag(1.0, "discount in (1); below 1 it hurries what is good, delays what is bad", low=0)
+    num_iterations: int = flag(1, "passes over each batch (mu)", low=1)
+    beta: float = flag(0.0, "weight of the KL to the base", low=0)
+    entropy_coef: float = flag(0.0, "weight of the entropy bonus (c_H)", low=0)
+    entropy_decay_steps: int = flag(0, "c_H falls linearly to 0 in so many steps; 0: it stays", low=0)
+
+
+# ---- 2. the algorithm -----------------------------------------------------------------------------------
+
+def has_signal(rewards):
+    """Which groups have unequal rewards; r - mean(r), being rounded, cannot tell. (P, G) -> (P, 1)"""
+    return rewards.amax(1, keepdim=True) > rewards.amin(1, keepdim=True)
+
+
+def optimal_baseline(rewards, sq_grad_norms, weights):
+    """The b of least variance, where `weights` are probabilities. (N,), (N,), (N,) -> scalar"""
+    return (weights * sq_grad_norms * rewards).sum() / (weights * sq_grad_norms).sum()  # eq. (6)
+
+
+def advantages(rewards, baseline="none", sq_grad_norms=None):
+    """Returns less the baseline; exactly 0 in a group of equals that has its own. "optimal" is (6) over the
+    others of the group, given |g|^2, or where these are all 0 their plain mean. (P, G) x 2 -> (P, G)"""
+    w = torch.ones_like(rewards) if baseline != "optimal" else sq_grad_norms            # (P, G)
+    others = 1 - torch.eye(rewards.shape[1]).to(rewards)                                # (G, G)
+    plain = rewards @ others / others.sum(0)
+    b = {"none": 0.0, "batch": rewards.mean(), "mean": rewards.mean(1, keepdim=True), "rloo": plain,
+         "optimal": torch.where(w @ others > 0, (w * rewards) @ others / (w @ others), plain)}[baseline]
+    return torch.where(has_signal(rewards) | (baseline in ("none", "batch")), rewards - b, 0.0)     # eq. (2)
+
+
+def rewards_to_go(rewards, mask, gamma):
+    """G_t, 0 in masked slots, which are no steps. (B, T), (B, T) -> (B, T)"""
+    G, slots = torch.zeros_like(rewards[:, 0]), []                                      # (B,)
+    for r, m in zip(rewards.T.flip(0), mask.T.flip(0)):
+        G = torch.where(m > 0, r + gamma * G, G)                                        # eq. (1)
+        slots.append(G * m)
+    return torch.stack(slots[::-1], 1)
+
+
+def kl(logps, ref_logps, estimator="k3"):
+    """Estimates of KL(pi || pi_ref) from samples of pi. (B, T), (B, T) -> (B, T)"""
+    x = logps - ref_logps                           # (B, T)
+    return {"k3": torch.expm1(-x) + x,              # unbiased, never negative  eq. (4)
+            "k2": x.square() / 2,                   # biased; in a loss, given the prefix, has KL's gradient
+            "k1": x}[estimator]                     # unbiased; in a loss its gradient is noise
+
+
+def policy_loss(logps, advantages, mask):
+    """L_t, 0 in masked slots; advantages are (B,) or (B, T). -> (B, T)"""
+    A = advantages if advantages.dim() == 2 else advantages[:, None]                    # (B, 1) or (B, T)
+    return torch.where(mask > 0, -A * logps, 0.0)                                       # (B, T)  eq. (3)
+
+
+def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None):
+    """Average token losses (B, T). num_sequences and num_tokens count the whole optimizer step (default: this
+    call), so that its micro-batches, however it is cut, add up to the same gradient. -> scalar"""
+    N = len(x) if num_sequences is None else num_sequences
+    M = mask.sum().clamp(min=1) if num_tokens is None else num_tokens
+    x, lengths = x * mask, mask.sum(1).clamp(min=1)                                     # (B, T), (B,)
+    return {"sequence_mean": (x.sum(1) / lengths).sum() / N,                            # GRPO, GSPO
+            "token_mean": x.sum() / M,                                                  # PPO, DAPO
+            "sequence_sum": x.sum() / N,                                                # REINFORCE, RLOO
+            "constant": x.sum() / (N * (max_length or x.shape[1])),                     # Dr. GRPO
+            "micro_batch_mean": x.sum() / mask.sum().clamp(min=1) * len(x) / N}[how]    # BNPO: the cut counts
+
+
+# ---- 3. tokenizer and verifier --------------------------------------------------------------------------
+
+SPECIALS = ("<think>", "</think>", "<answer>", "</answer>", "<search>", "</search>", "<information>",
+            "</information>", "<|eos|>", "<|pad|>")
+TOKENIZER = tiktoken.Encoding("bytes", pat_str=r"[\s\S]", mergeable_ranks={bytes([i]): i for i in range(256)},
+                              special_tokens={name: 256 + i for i, name in enumerate(SPECIALS)})
+EOS, PAD, VOCAB = 264, 265, 320                     # the vocabulary is padded to a multiple of 64
+
+
+def encode_prompts(prompts, cfg):
+    """Left-padded to the task's width. A prompt's text is bytes, never a special token. P str -> (P, W)"""
+    width = common.load_task(cfg.task).width(**cfg.options)
+    rows = [[PAD] * (width - len(ids)) + ids for ids in map(TOKENIZER.encode_ordinary, prompts)]
+    return torch.tensor(rows, device=cfg.device)
+
+
+def decode(ids):
+    """The text of a list of ids, special tokens included; what is no UTF-8 or no token becomes U+FFFD."""
+    data = (TOKENIZER.decode_single_token_bytes(i) if i < TOKENIZER.n_vocab else b"\xff" for i in ids)
+    return b"".join(data).decode(errors="replace")
+
+
+def extract(text):
+    """What the one <answer>..</answer> block of the text holds; None if there is none, or a second tag."""
+    once = text.count("<answer>") == text.count("</answer>") == 1
+    block = re.search("<answer>([ -~]{1,200})</answer>", text) if once else None        # printable ASCII
+    return block[1].strip() if block else None
+
+
+def verify(problem, text):
+    """1.0 if the text's one answer block holds the right answer, else 0.0, whatever the text holds."""
+    if problem.task != "arithmetic":
+        return common.load_task(problem.task).verify(problem, text)
+    number = re.fullmatch("-?[0-9]{1,20}", extract(text) or "")
+    return float(number is not None and int(number[0]) == int(problem.answer))
+
+
+# ---- 4. the policy --------------------------------------------------------------------------------------
+
+class Block(nn.Module):
+    """Attention, then a SwiGLU layer; each reads the residual stream normalised and adds to it."""
+
+    def __init__(self, cfg):
+        super().__init__()
+        D, self.H, self.KV = cfg.hidden_size, cfg.num_attention_heads, cfg.num_key_value_heads
+        self.attention_norm, self.mlp_norm = nn.RMSNorm(D), nn.RMSNorm(D)
+        self.qkv = nn.Linear(D, (self.H + 2 * self.KV) * D // self.H, bias=False)
+        self.out = nn.Linear(D, D, bias=False)
+        self.gate_up = nn.Linear(D, 2 * cfg.intermediate_size, bias=False)
+        self.down = nn.Linear(cfg.intermediate_size, D, bias=False)
+
+    def forward(self, x, cos, sin, cache):
+        B, L, D = x.shape
+        qkv = self.qkv(self.attention_norm(x)).view(B, L, -1, D // self.H).transpose(1, 2)
+        qk, v = qkv.split([self.H + self.KV, self.KV], 1)                 # (B, H + KV, L, hd), (B, KV, L, hd)
+        left, right = qk.chunk(2, -1)              # rotary: a pair turns by an angle that grows with position
+        qk = torch.cat([left * cos - right * sin, left * sin + right * cos], -1)
+        q, kv = qk[:, :self.H], torch.stack([qk[:, self.H:], v])            # (B, H, L, hd), (2, B, KV, L, hd)
+        if cache is not None:
+            kv = cache[self] = torch.cat([cache[self], kv], 3) if self in cache else kv
+        repeat = (-1, -1, -1, self.H // self.KV, -1, -1)
+        k, v = kv.unsqueeze(3).expand(repeat).flatten(2, 3)                 # (B, H, all L, hd)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=L > 1)        # (B, H, L, hd)
+        x = x + self.out(y.transpose(1, 2).reshape(B, L, D))
+        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
+        return x + self.down(nn.functional.silu(gate) * up)
+
+
+class GPT(nn.Module):
+    """Llama-style decoder: RMSNorm, rotary positions, SwiGLU, no biases, few key/value heads.
+
+    tokens (B, L) -> logits (B, L, V), or of the last `logits_to_keep` positions. A dict `cache` takes up the
+    keys and values; `tokens` then go on where it ends: first the whole prompt, then one at a time.
+    """
+
+    def __init__(self, cfg):
+        super().__init__()
+        self.embed = nn.Embedding(VOCAB, cfg.hidden_size)
+        self.blocks = nn.ModuleList(Block(cfg) for _ in range(cfg.num_hidden_layers))
+        self.norm = nn.RMSNorm(cfg.hidden_size)
+        half = cfg.hidden_size // cfg.num_attention_heads // 2
+        self.register_buffer("frequencies", 10_000.0 ** (-torch.arange(half) / half), persistent=False)
+        random = common.generator(cfg.base_seed, "weights")
+        for name, weight in self.named_parameters():
+            if weight.dim() == 2:                       # out and down add to the stream: smaller, as in GPT-2
+                depth = 2 * cfg.num_hidden_layers if name.endswith(("out.weight", "down.weight")) else 1
+                std = 0.02 if name == "embed.weight" else (weight.shape[1] * depth) ** -0.5
+                nn.init.normal_(weight, std=std, generator=random)
+
+    def hidden(self, tokens, cache=None, keep=0):
+        """What the logits are read from, (B, L, D), or of the last `keep` positions."""
+        start = cache[self.blocks[0]].shape[3] if cache else 0
+        positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
+        angles = positions[:, None] * self.frequencies                      # (L, hd / 2)
+        x, cos, sin = self.embed(tokens), angles.cos(), angles.sin()        # x (B, L, D)
+        for block in self.blocks:
+            x = block(x, cos, sin, cache)
+        return self.norm(x[:, -keep:])
+
+    def forward(self, tokens, cache=None, logits_to_keep=0):
+        return nn.functional.linear(self.hidden(tokens, cache, logits_to_keep), self.embed.weight)
+
+
+def logprobs(logits, tokens, temperature=1.0, kernel="auto"):
+    """Log-probability of each token and entropy in nats of softmax(logits / temperature), differentiable.
+    (B, T, V), (B, T) -> (B, T), (B, T). ValueError for a kernel that is not here."""
+    if kernel not in ("auto", "torch"):
+        raise ValueError(f"kernel={kernel!r}: only 'torch' is here, and 'auto' takes it")
+    logp = torch.log_softmax(logits / temperature, -1)                      # (B, T, V)
+    plogp = logp.exp() * logp.clamp(min=-1e4)                               # 0 where p is 0, not nan
+    return logp.gather(-1, tokens[..., None]).squeeze(-1), -plogp.sum(-1)
+
+
+def score(model, prompts, tokens, temperature=1.0):
+    """logprobs of completions: a slot's logits score the token of the next. (B, W), (B, T) -> 2 x (B, T)"""
+    logits = model(torch.cat([prompts, tokens], 1)[:, :-1], logits_to_keep=tokens.shape[1])
+    return logprobs(logits, tokens, temperature)
+
+
+def micro_batches(rows, lengths, size, by_length=True):
+    """Yield (rows, longest length): of similar length, so that padding costs little, or as they come."""
+    rows = rows[lengths[rows].argsort(stable=True)] if by_length else rows
+    for part in rows.split(size) if len(rows) else ():
+        yield part, int(lengths[part].max())
+
+
+# ---- 5. rollout -----------------------------------------------------------------------------------------
+
+class Rollout(NamedTuple):
+    """Completions in T slots. Behind a row's first EOS, tokens are PAD and the rest is 0."""
+    tokens: torch.Tensor        # (B, T)
+    mask: torch.Tensor         # (B, T)  1.0 on sampled tokens, the first EOS included: by position, not by id
+    logps: torch.Tensor         # (B, T)  under the policy that sampled, at the temperature it sampled with
+    entropy: torch.Tensor       # (B, T)
+
+    def texts(self):                    # -> B str, without EOS
+        return [decode([i for i in ids[:n] if i != EOS]) for ids, n in
+                zip(self.tokens.tolist(), self.mask.sum(1).long().tolist())]
+
+
+@torch.no_grad()
+def rollout(model, prompts, cfg, copies=1, uniforms=None):
+    """`copies` completions of each prompt (P, W), side by side. uniforms[i, t] (B, T) draws slot t of row i;
+    no row depends on another. Without uniforms the likeliest token is taken. -> Rollout"""
+    B, T, cache = len(prompts) * copies, cfg.max_completion_length, {}
+    logits = model(prompts, cache, logits_to_keep=1)[:, 0].repeat_interleave(copies, 0)  # each is read once
+    cache = {block: kv.repeat_interleave(copies, 1) for block, kv in cache.items()}
+    out = Rollout(prompts.new_full((B, T), PAD), *(logits.new_zeros(B, T) for _ in range(3)))
+    rows = torch.arange(B, device=prompts.device)                        # (b,) the rows that are in the cache
+    active = torch.ones_like(rows, dtype=torch.bool)                        # (b,) no EOS yet
+    for t in range(T):
+        if uniforms is None:
+            token = logits.argmax(-1)                                       # (b,)
+        else:                                                     # inverse CDF, which does not end at quite 1
+            cdf = torch.softmax(logits / cfg.temperature, -1).cumsum(-1)    # (b, V)
+            token = torch.searchsorted(cdf, uniforms[rows, t, None] * cdf[:, -1:], right=True)
+            token = token[:, 0].clamp(max=VOCAB - 1)                        # (b,)
+        logps, entropy = logprobs(logits[:, None], token[:, None], cfg.temperature)         # (b, 1), (b, 1)
+        out.tokens[rows, t] = torch.where(active, token, PAD)
+        for slots, value in zip(out[1:], (torch.ones_like(logps), logps, entropy)):
+            slots[rows, t] = value[:, 0] * active
+        active = active & (token != EOS)
+        left = int(active.sum())
+        if left == 0 or t + 1 == T:
+            return out
+        if 2 * left <= len(rows):                                       # half are done: go on with the others
+            cache = {block: kv[:, active] for block, kv in cache.items()}
+            rows, token, active = rows[active], token[active], active[active]
+        logits = model(token[:, None], cache)[:, 0]                         # (b, V)
+
+
+def sample_batch(policy, cfg, step, split="train", penalty=torch.zeros_like):
+    """What a step learns from: P prompts, G completions of each, and as rewards the verdicts plus
+    penalty(lengths (P, G)). A function of policy, seed, step and split. -> namespace, see the end"""
+    P, G, T = cfg.num_prompts, cfg.num_generations, cfg.max_completion_length
+    problems, prompts, outs, verdicts = [], [], [], []
+    for attempt in range(1 + cfg.dynamic_sampling):                         # until P groups have signal
+        problems += common.sample_problems(cfg.task, P, (cfg.seed, step, attempt), split, **cfg.options)
+        prompts.append(encode_prompts([problem.prompt for problem in problems[-P:]], cfg))      # (P, W)
+        uniforms = torch.rand(P * G, T, generator=common.generator(cfg.seed, "rollout", step, attempt))
+        outs.append(rollout(policy, prompts[-1], cfg, G, uniforms.to(cfg.device)))
+        verdicts += [verify(problems[i // G - P], text) for i, text in enumerate(outs[-1].texts())]
+        rewards = torch.tensor([sum(v) if isinstance(v, list) else v for v in verdicts]).view(-1, G)
+        accuracy = rewards.mean().item()
+        lengths = torch.cat([out.mask.sum(1) for out in outs]).cpu().view(-1, G)
+        rewards = rewards + penalty(lengths)                                # (all, G)
+        signal = has_signal(rewards)[:, 0]                                  # (all,)
+        if signal.sum() >= P:
+            break
+    kept = signal.int().argsort(descending=True, stable=True)[:P].sort()[0]                     # (P,)
+    rows = (kept[:, None] * G + torch.arange(G)).view(-1)                   # (B,)
+    out = Rollout(*(torch.cat(slots)[rows] for slots in zip(*outs)))        # (B, T) each
+    return SimpleNamespace(
+        problems=[problems[p] for p in kept], prompts=torch.cat(prompts)[rows // G],        # P, (B, W)
+        out=out, texts=out.texts(), verdicts=[verdicts[i] for i in rows],                   # B, B
+        rewards=rewards[kept], accuracy=accuracy)           # (P, G), mean verdict on all that was sampled
+
+
+# ---- 6. warm start and evaluation -----------------------------------------------------------------------
+
+def warm_start(model, cfg, progress):
+    """Make the base: a textbook, which works answers out, then a forum, where most blurt. The matrices learn
+    by Muon (kellerjordan.github.io/posts/muon), which takes half as many batches here as AdamW alone."""
+    matrices = [weight for block in model.blocks for weight in block.parameters() if weight.dim() == 2]
+    others = [weight for weight in model.parameters() if all(weight is not matrix for matrix in matrices)]
+    muon = torch.optim.Muon(matrices, weight_decay=0.0)
+    adamw = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)
+    for step in progress("warm start", cfg.base_steps):
+        lr = cfg.base_learning_rate * min((step + 1) / 50, 1 - step / cfg.base_steps)
+        phase = "textbook" if step < 0.6 * cfg.base_steps else "forum"
+        problems, texts = zip(*common.sample_corpus(
+            cfg.task, cfg.base_batch_size, (cfg.base_seed, step), phase, **cfg.options))
+        prompts = encode_prompts([problem.prompt for problem in problems], cfg)             # (B, W)
+        ids = [TOKENIZER.encode(text, allowed_special="all") + [EOS] for text in texts]
+        lengths = torch.tensor([len(row) for row in ids])
+        tokens = torch.tensor([row + [PAD] * (max(lengths) - len(row)) for row in ids], device=cfg.device)
+        model.zero_grad()
+        for rows, T in micro_batches(torch.arange(len(ids)), lengths, (len(ids) + 1) // 2):
+            logps, _ = score(model, prompts[rows], tokens[rows, :T])        # (b, T)
+            mask = torch.arange(T) < lengths[rows, None]                    # (b, T)
+            (-(logps * mask.to(logps)).sum() / lengths.sum().item()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer, scale in ((muon, 5), (adamw, 1)):
+            optimizer.param_groups[0]["lr"] = scale * lr
+            optimizer.step()
+
+
+def pass_at_k(n, c, k):
+    """The chance that one of k completions is right, unbiased from n of which c are (2107.03374, eq. 1)."""
+    return 1 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def majority(texts):
+    """The answer most texts give, of those tied the first; a text without one has no vote. -> str or None"""
+    answers = [answer for answer in map(extract, texts) if answer is not None]
+    return max(answers, key=answers.count, default=None)
+
+
+def mean(values):
+    return sum(values) / len(values) if values else None
+
+
+def evaluate(model, cfg, k):
+    """Held-out scores, on the same problems and uniforms for every run: greedy and, from k samples of each,
+    pass@1, pass@k, maj@k, what thinking is worth (k = 0: greedy only). -> dict; None where nothing counts"""
+    problems = common.sample_problems(cfg.task, cfg.num_eval_problems, "evaluation", "test", **cfg.options)
+    prompts, T, scores = encode_prompts([p.prompt for p in problems], cfg), cfg.max_completion_length, {}
+    for copies in (1, k) if k else (1,):                # greedy, then sampled
+        random, texts, lengths = common.generator("evaluation"), [], []
+        for some in prompts.split(64):
+            uniforms = torch.rand(len(some) * k, T, generator=random).to(cfg.device) if scores else None
+            out = rollout(model, some, cfg, copies, uniforms)
+            texts, lengths = texts + out.texts(), lengths + out.mask.sum(1).tolist()
+        right = [verify(problems[i // copies], text) == 1 for i, text in enumerate(texts)]
+        thinks = ["<think>" in text for text in texts]
+        scores = scores or {"greedy": mean(right)}
+    if k:
+        groups = [slice(i, i + k) for i in range(0, len(texts), k)]
+        votes = [f"<answer>{majority(texts[group])}</answer>" for group in groups]
+        scores |= {"pass@1": mean(right), f"pass@{k}": mean([pass_at_k(k, sum(right[g]), k) for g in groups]),
+                   f"maj@{k}": mean([verify(problem, vote) == 1 for problem, vote in zip(problems, votes)]),
+                   "accuracy_given_think": mean([r for r, thought in zip(right, thinks) if thought]),
+                   "accuracy_given_blurt": mean([r for r, thought in zip(right, thinks) if not thought])}
+    return scores | {"think_share": mean(thinks), "mean_length": mean(lengths), "problems": len(problems)}
+
+
+# ---- 7. the update, and main ----------------------------------------------------------------------------
+
+def token_rewards(verdict, ids):
+    """A verdict token by token: a number comes with the last; a list, by characters, as these appear."""
+    if not isinstance(verdict, list):
+        return [0.0] * (len(ids) - 1) + [verdict]
+    ends = [len(decode(ids[:t])) for t in range(len(ids) + 1)]
+    return [sum(verdict[a:b]) for a, b in zip(ends, ends[1:])]
+
+
+def squared_gradient_norms(policy, batch, cfg):
+    """|g|^2 of (6) for every row of a batch, by a gradient of its own. -> (B,)"""
+    def norm(prompt, tokens, mask):
+        def logp(weights):
+            model = lambda *args, **options: torch.func.functional_call(policy, weights, args, options)
+            return (score(model, prompt[None], tokens[None], cfg.temperature)[0] * mask).sum()
+        gradients = torch.func.grad(logp)(dict(policy.named_parameters()))
+        return sum(gradient.square().sum() for gradient in gradients.values())
+    with nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):        # the one that vmap can batch
+        return torch.func.vmap(norm, chunk_size=cfg.micro_batch_size)(batch.prompts, *batch.out[:2])
+
+
+@torch.no_grad()
+def credit(policy, ref, batch, cfg):
+    """A_t of (2) for a whole batch, 0 in masked slots. -> (B, T)"""
+    tokens, mask, logps, _ = batch.out
+    rewards = torch.zeros_like(mask)                                                            # (B, T)
+    for i, n in enumerate(mask.sum(1).long().tolist()):
+        rewards[i, :n] = torch.tensor(token_rewards(batch.verdicts[i], tokens[i, :n].tolist()))
+    if cfg.beta:
+        ref_logps, _ = score(ref, batch.prompts, tokens, cfg.temperature)                       # (B, T)
+        rewards = rewards - cfg.beta * kl(logps, ref_logps, "k1") * mask
+    to_go = rewards_to_go(rewards, mask, cfg.gamma)                                             # (B, T)
+    R = (batch.rewards >= 1).to(mask) if cfg.method == "rejection" else to_go[:, 0].view_as(batch.rewards)
+    norms = squared_gradient_norms(policy, batch, cfg).view_as(R) if cfg.baseline == "optimal" else None
+    A = advantages(R, cfg.baseline, norms).view(-1, 1)                                          # (B, 1)
+    return mask * (A + (to_go - to_go[:, :1]) * (cfg.view == "token"))                          # (B, T)
+
+
+def backward(policy, ref, batch, A, rows, cfg, entropy_coef):
+    """Leave in the policy the gradient of (5) over `rows`, those of one optimizer step. When the loss has no
+    other term, rows of zero advantage are skipped: their gradient is 0. -> metrics, over rows not skipped"""
+    mask, signal = batch.out.mask, (A[rows] != 0).any(1).cpu()
+    used, lengths = rows if entropy_coef else rows[signal], mask.sum(1).long().cpu()
+    count = len(rows) if cfg.method == "reinforce" else signal.sum().clamp(min=1).item()
+    for weight in policy.parameters():
+        weight.grad = torch.zeros_like(weight)              # not None: Adam steps, signal or not
+    sums, loss, largest = torch.zeros(2), 0.0, 0.0
+    for part, T in micro_batches(used, lengths, cfg.micro_batch_size):
+        tokens, m, old_logps, _ = (slots[part, :T] for slots in batch.out)                      # (b, T) each
+        logps, entropy = score(policy, batch.prompts[part], tokens, cfg.temperature)          # (b, T), (b, T)
+        with torch.no_grad():
+            ref_logps, _ = score(ref, batch.prompts[part], tokens, cfg.temperature)             # (b, T)
+        terms = policy_loss(logps, A[part, :T], m) - entropy_coef * entropy                     # (b, T)
+        part_loss = aggregate(terms, m, "sequence_sum", count)
+        part_loss.backward()                                                                    # eq. (5)
+        with torch.no_grad():
+            log_rho = (logps - old_logps) * m                                                   # (b, T)
+            sums += torch.stack([x.sum().cpu() for x in (m, kl(logps * m, ref_logps * m))])
+            loss, largest = loss + part_loss.item(), max(log_rho.abs().max().item(), largest)
+    means = dict(zip(("kl",), (sums[1:] / sums[0].clamp(min=1)).tolist()))
+    return {"loss": loss, "max_log_ratio": largest} | means
+
+
+def update(policy, ref, optimizer, batch, A, cfg, step):
+    """num_iterations passes over the batch, num_mini_batches optimizer steps each. -> their mean metrics"""
+    optimizer.param_groups[0]["lr"] = cfg.learning_rate * min(1.0, (step + 1) / max(1, cfg.warmup_steps))
+    entropy_coef = cfg.entropy_coef * max(0.0, 1 - step / (cfg.entropy_decay_steps or math.inf))
+    seen = []
+    for iteration in range(cfg.num_iterations):
+        rows = torch.randperm(len(A), generator=common.generator(cfg.seed, "shuffle", step, iteration))
+        for mini_batch in rows.tensor_split(min(cfg.num_mini_batches, len(A))):
+            metrics = backward(policy, ref, batch, A, mini_batch.sort()[0], cfg, entropy_coef)
+            metrics["grad_norm"] = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm).item()
+            if not math.isfinite(metrics["loss"] + metrics["grad_norm"]):
+                common.fail(f"step {step + 1} is not finite: {metrics}; the last checkpoint is kept", code=1)
+            optimizer.step()
+            seen.append(metrics)
+    return {name: mean([metrics[name] for metrics in seen]) for name in seen[0]} | {
+        "sampling/sampling_logp_difference/max": seen[0]["max_log_ratio"],
+        "learning_rate": optimizer.param_groups[0]["lr"]}
+
+
+def describe(batch):
+    """What the samples of a step are like, in TRL's words."""
+    lengths, ended = batch.out.mask.sum(1), (batch.out.tokens == EOS).any(1)
+    signal = has_signal(batch.rewards).float().mean().item()
+    return {"reward": batch.rewards.mean().item(), "reward_std": batch.rewards.std(1).mean().item(),
+            "signal": signal, "frac_reward_zero_std": 1 - signal, "accuracy": batch.accuracy,
+            "completions/mean_length": lengths.mean().item(),
+            "completions/clipped_ratio": 1 - ended.float().mean().item(),
+            "entropy": (batch.out.entropy.sum() / lengths.sum()).item()}
+
+
+COLUMNS = {"reward": "reward", "signal": "signal", "length": "completions/mean_length",
+           "entropy": "entropy", "kl": "kl", "grad": "grad_norm"}
+
+
+def main(argv=None):
+    """The algorithm. -> the summary of the run"""
+    cfg = Config.parse(argv)
+    policy = GPT(cfg).to(cfg.device)
+    run = common.Run(cfg, policy, COLUMNS, argv)
+    if cfg.prompt:
+        return print(ascii(rollout(policy, encode_prompts([cfg.prompt], cfg), cfg).texts()[0])[1:-1])
+    run.base(warm_start, (SPECIALS, GPT, Block, logprobs, score, micro_batches, encode_prompts, warm_start))
+    ref = copy.deepcopy(policy)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
+    for step in run.steps(evaluate, policy=policy, optimizer=optimizer):
+        batch = sample_batch(policy, cfg, step)                 # questions, G outputs of each, their verdicts
+        A = credit(policy, ref, batch, cfg)                                                     # (B, T)
+        metrics = update(policy, ref, optimizer, batch, A, cfg, step)       # passes that lower (5)
+        run.log(describe(batch) | metrics, batch, A)
+    return run.finish()
+
+
+if __name__ == "__main__":
+    main()
