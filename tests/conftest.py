@@ -1,34 +1,51 @@
 """What the tests share: the scripts on the path, and policies so small that a test takes milliseconds."""
+import importlib
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import grpo
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
 torch.set_num_threads(1)        # sums differ between thread counts in the last bit
 
+SCRIPTS = [name for name in ("reinforce", "ppo", "grpo", "gspo", "dpo") if (ROOT / f"{name}.py").is_file()]
+
+
+def scripts(*names):
+    """A mark: the test is run for each of these scripts, instead of grpo.py alone."""
+    return pytest.mark.parametrize("script", [name for name in SCRIPTS if name in names], indirect=True)
+
+
+every_script = scripts(*SCRIPTS)
+
 
 @pytest.fixture
-def config():
+def script(request):
+    """The module of the script under test."""
+    return importlib.import_module(getattr(request, "param", "grpo"))
+
+
+@pytest.fixture
+def config(script):
     """config(**changes): the Config of a tiny policy."""
     tiny = {"device": "cpu", "num_threads": 1, "operands": 3, "hidden_size": 16, "num_attention_heads": 4,
             "num_key_value_heads": 2, "intermediate_size": 16, "num_prompts": 4, "num_generations": 4,
             "max_completion_length": 8, "learning_rate": 0.01, "num_mini_batches": 1}
-    return lambda **changes: grpo.Config(**(tiny | changes))
+    return lambda **changes: script.Config(**(tiny | changes))
 
 
 @pytest.fixture
-def talker():
+def talker(script):
     """talker(cfg): an untrained policy whose next token depends on all before it, and which soon comes to
     an end, so that rows are of all lengths."""
-    class Talker(grpo.GPT):
+    class Talker(script.GPT):
         def __init__(self, cfg):
             super().__init__(cfg)
             self.embed.weight.data *= 20
-            self.register_buffer("bias", 5.0 * (torch.arange(grpo.VOCAB) == grpo.EOS))
+            self.register_buffer("bias", 5.0 * (torch.arange(script.VOCAB) == script.EOS))
 
         def forward(self, *args, **kwargs):
             return super().forward(*args, **kwargs) + self.bias

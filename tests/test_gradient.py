@@ -1,4 +1,4 @@
-"""One optimizer step of grpo.py: its gradient, what it logs, and that every flag reaches it."""
+"""One optimizer step of each script: its gradient, what it logs, and that every flag reaches it."""
 import copy
 import dataclasses
 import functools
@@ -8,12 +8,15 @@ import zlib
 
 import pytest
 import torch
+from conftest import SCRIPTS, every_script, scripts
 
-import grpo
+import common
 
 # What the papers pool over; bnpo has a test of its own.
 AVERAGES = {"grpo": "sequence_mean", "dr_grpo": "constant", "dapo": "token_mean", "cispo": "token_mean",
             "sapo": "sequence_mean"}
+with_ratios = scripts("grpo", "gspo")
+with_advantages = scripts("reinforce", "grpo", "gspo")      # one update, but for the loss
 close = functools.partial(torch.testing.assert_close, atol=1e-10, rtol=0)
 
 
@@ -30,50 +33,72 @@ def weights(model):
 
 
 @pytest.fixture
-def scene(config, talker):
+def scene(script, config, talker):
     """scene(**changes) -> cfg, policy, a reference some way off, a batch of 14 ragged rows that an older
     policy sampled, advantages with zeros among them, all in float64."""
     def make(**changes):
-        cfg = config(num_prompts=7, num_generations=2, temperature=0.7, **changes)
+        clips = {"epsilon": 0.2, "epsilon_high": 0.28} if "epsilon" in OWN[script.__name__] else {}
+        cfg = config(**{"num_prompts": 7, "num_generations": 2, "temperature": 0.7} | clips | changes)
         policy, draw = talker(cfg).double(), torch.Generator().manual_seed(0)
         ref = copy.deepcopy(policy)
         for weight in ref.parameters():
             weight.data += 0.1 * torch.randn(weight.shape, generator=draw).to(weight)
-        batch = grpo.sample_batch(policy, cfg, 0)
-        batch.out.logps.add_(0.4 * torch.randn(14, 8, generator=draw).double() * batch.out.mask)
-        assert len(set(batch.out.mask.sum(1).tolist())) > 3                 # else it tests little
+        batch = script.sample_batch(policy, cfg, 0)
+        mask = batch.out.mask
+        batch.out.logps.add_(0.4 * torch.randn(14, 8, generator=draw).double() * mask)
+        assert len(set(mask.sum(1).tolist())) > 3                           # else it tests little
         A = torch.tensor([1.5, 0, -1, 0.3, 0, 0, 2, -0.7, 0.1, -2, 0, 1, -0.4, 0.8], dtype=torch.float64)
+        A = per_token(script, A, mask * (1 + torch.rand(14, 8, generator=draw)))
         return cfg, policy, ref, batch, A
     return make
 
 
-def batch_of(prompts, tokens, mask, logps, rewards=None, accuracy=None):
+def per_token(script, A, weights):
+    """Advantages (B,) as the script's update takes them: reinforce.py has one for each token."""
+    return A[:, None] * weights if script.__name__ == "reinforce" else A
+
+
+def batch_of(script, prompts, tokens, mask, logps, rewards=None, accuracy=None):
     """What a step learns from, made by hand."""
-    out = grpo.Rollout(torch.tensor(tokens), mask, logps * mask, 0.5 * mask)
+    out = script.Rollout(torch.tensor(tokens), mask, logps * mask, 0.5 * mask)
     return types.SimpleNamespace(prompts=torch.tensor(prompts), out=out, rewards=rewards, accuracy=accuracy)
 
 
-def plain_loss(policy, ref, batch, A, rows, cfg, entropy_coef):
+@pytest.fixture
+def plain_loss(script):
     """Equation (5) as it stands: all rows at once, none skipped, nothing cut off."""
-    tokens, mask, old_logps, _ = (slots[rows] for slots in batch.out)
-    logps, entropy = grpo.score(policy, batch.prompts[rows], tokens, cfg.temperature)
-    ref_logps = grpo.score(ref, batch.prompts[rows], tokens, cfg.temperature)[0].detach()
-    loss = grpo.policy_loss(logps, old_logps, A[rows], mask, cfg.loss_type, cfg.epsilon, cfg.epsilon_high)
-    terms = loss + cfg.beta * grpo.kl(logps, ref_logps, cfg.kl_estimator) - entropy_coef * entropy
-    return grpo.aggregate(terms, mask, AVERAGES[cfg.loss_type], max_length=cfg.max_completion_length)
+    def loss(policy, ref, batch, A, rows, cfg, entropy_coef):
+        tokens, mask, old_logps, _ = (slots[rows] for slots in batch.out)
+        logps, entropy = script.score(policy, batch.prompts[rows], tokens, cfg.temperature)
+        ref_logps = script.score(ref, batch.prompts[rows], tokens, cfg.temperature)[0].detach()
+        if script.__name__ == "reinforce":
+            terms, how = script.policy_loss(logps, A[rows], mask), "sequence_sum"
+        else:
+            level = (cfg.importance_sampling_level,) if script.__name__ == "gspo" else ()
+            terms, how = script.policy_loss(logps, old_logps, A[rows], mask, cfg.loss_type, cfg.epsilon,
+                                            cfg.epsilon_high, *level), AVERAGES[cfg.loss_type]
+            terms = terms + cfg.beta * script.kl(logps, ref_logps, cfg.kl_estimator)
+        terms = terms - entropy_coef * entropy
+        return script.aggregate(terms, mask, how, max_length=cfg.max_completion_length)
+    return loss
 
 
-def plain_gradient(policy, *rest):
+@pytest.fixture
+def plain_gradient(plain_loss):
     """The loss as a float, and its gradient."""
-    loss = plain_loss(policy, *rest)
-    return loss.item(), gradient_of(loss, policy)
+    def both(policy, *rest):
+        loss = plain_loss(policy, *rest)
+        return loss.item(), gradient_of(loss, policy)
+    return both
 
 
 # ---- micro-batches --------------------------------------------------------------------------------------
 
 
+@with_ratios
 @pytest.mark.parametrize("loss_type", AVERAGES)
-def test_the_gradient_of_a_step_is_that_of_equation_5_however_the_step_is_cut(scene, loss_type):
+def test_the_gradient_of_a_step_is_that_of_equation_5_however_the_step_is_cut(
+        script, plain_gradient, scene, loss_type):
     for estimator in ("k1", "k2", "k3"):
         cfg, policy, ref, batch, A = scene(loss_type=loss_type, beta=0.2, kl_estimator=estimator)
         for rows in (torch.arange(14), torch.tensor([13, 2, 6, 5, 9, 0, 11])):  # a batch, a mini-batch
@@ -82,32 +107,38 @@ def test_the_gradient_of_a_step_is_that_of_equation_5_however_the_step_is_cut(sc
             seen = []
             for size in (14, 7, 4, 2):                                      # 1, 2, 4 and 7 micro-batches
                 cut = dataclasses.replace(cfg, micro_batch_size=size)
-                seen.append(grpo.backward(policy, ref, batch, A, rows, cut, 0.03))
+                seen.append(script.backward(policy, ref, batch, A, rows, cut, 0.03))
                 close(gradients(policy), gradient)
                 close(seen[-1]["loss"], loss)
                 assert seen[-1] == pytest.approx(seen[0], rel=1e-6)         # what is logged is not cut either
 
 
+@with_ratios
 @pytest.mark.parametrize("loss_type", AVERAGES)
-def test_skipping_rows_without_advantage_leaves_the_gradient_as_it_is(scene, loss_type):
+def test_skipping_rows_without_advantage_leaves_the_gradient_as_it_is(
+        script, plain_gradient, scene, loss_type):
     cfg, policy, ref, batch, A = scene(loss_type=loss_type, micro_batch_size=4)
     rows = torch.arange(14)
     loss, gradient = plain_gradient(policy, ref, batch, A, rows, cfg, 0.0)
-    metrics = grpo.backward(policy, ref, batch, A, rows, cfg, 0.0)
+    metrics = script.backward(policy, ref, batch, A, rows, cfg, 0.0)
     torch.testing.assert_close(gradients(policy), gradient, atol=1e-12, rtol=0)
     close(metrics["loss"], loss)
 
 
+@with_ratios
 @pytest.mark.parametrize("beta, entropy_coef", [(0.2, 0.0), (0.0, 0.03)])
-def test_rows_without_advantage_still_feel_the_kl_and_the_entropy_bonus(scene, beta, entropy_coef):
+def test_rows_without_advantage_still_feel_the_kl_and_the_entropy_bonus(
+        script, plain_gradient, scene, beta, entropy_coef):
     cfg, policy, ref, batch, A = scene(beta=beta)
     loss, gradient = plain_gradient(policy, ref, batch, 0 * A, torch.arange(14), cfg, entropy_coef)
-    grpo.backward(policy, ref, batch, 0 * A, torch.arange(14), cfg, entropy_coef)
+    script.backward(policy, ref, batch, 0 * A, torch.arange(14), cfg, entropy_coef)
     close(gradients(policy), gradient)
     assert gradient.norm() > 1e-4
 
 
-def test_bnpo_pools_each_micro_batch_in_row_order_so_that_the_cut_changes_its_gradient(scene):
+@with_ratios
+def test_bnpo_pools_each_micro_batch_in_row_order_so_that_the_cut_changes_its_gradient(
+        script, plain_loss, scene):
     cfg, policy, ref, batch, A = scene(loss_type="bnpo", beta=0.2)
     pooled, seen = dataclasses.replace(cfg, loss_type="dapo"), []
     for rows, size in ((torch.arange(14), 14), (torch.arange(14), 4), (torch.tensor([13, 2, 6, 5, 9]), 2)):
@@ -115,90 +146,170 @@ def test_bnpo_pools_each_micro_batch_in_row_order_so_that_the_cut_changes_its_gr
                        for part in rows.split(size))
         gradient = gradient_of(expected, policy)
         cut = dataclasses.replace(cfg, micro_batch_size=size)
-        metrics = grpo.backward(policy, ref, batch, A, rows, cut, 0.03)
+        metrics = script.backward(policy, ref, batch, A, rows, cut, 0.03)
         close(gradients(policy), gradient)
         close(metrics["loss"], expected.item())
         seen.append(gradients(policy))
     assert (seen[0] - seen[1]).norm() > 0.01 * seen[0].norm()
 
 
-def test_bnpo_counts_rows_without_advantage(scene):
+@with_ratios
+def test_bnpo_counts_rows_without_advantage(script, plain_loss, scene):
     cfg, policy, ref, batch, A = scene(loss_type="bnpo", micro_batch_size=4)
     pooled = dataclasses.replace(cfg, loss_type="dapo")
     expected = sum(plain_loss(policy, ref, batch, A, part, pooled, 0.0) * len(part) / 14
                    for part in torch.arange(14).split(4))
     gradient = gradient_of(expected, policy)
-    grpo.backward(policy, ref, batch, A, torch.arange(14), cfg, 0.0)
+    script.backward(policy, ref, batch, A, torch.arange(14), cfg, 0.0)
     close(gradients(policy), gradient)
 
 
+@with_ratios
 @pytest.mark.parametrize("loss_type", AVERAGES)
-def test_a_whole_update_with_mini_batches_does_not_depend_on_the_micro_batch_size(scene, loss_type):
+def test_a_whole_update_with_mini_batches_does_not_depend_on_the_micro_batch_size(script, scene, loss_type):
     ends = []
     for size in (14, 3, 1):
         cfg, policy, ref, batch, A = scene(loss_type=loss_type, beta=0.2, entropy_coef=0.03,
                                            num_iterations=2, num_mini_batches=3, micro_batch_size=size)
         start = weights(policy)
-        metrics = grpo.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
+        metrics = script.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
         ends.append((weights(policy), metrics["loss"], metrics["grad_norm"]))
         assert (ends[0][0] - start).norm() > 0.01
     close(ends[1], ends[0])
     close(ends[2], ends[0])
 
 
+@scripts("reinforce")
+@pytest.mark.parametrize("entropy_coef", [0.0, 0.03])
+def test_the_gradient_of_reinforce_is_that_of_equation_5_however_the_step_is_cut(
+        script, plain_gradient, scene, entropy_coef):
+    cfg, policy, ref, batch, A = scene()
+    for rows in (torch.arange(14), torch.tensor([13, 2, 6, 5, 9, 0, 11])):
+        loss, gradient = plain_gradient(policy, ref, batch, A, rows, cfg, entropy_coef)
+        assert gradient.norm() > 0.01
+        for size in (14, 7, 4, 2):
+            cut = dataclasses.replace(cfg, micro_batch_size=size)
+            metrics = script.backward(policy, ref, batch, A, rows, cut, entropy_coef)
+            close(gradients(policy), gradient)
+            close(metrics["loss"], loss)
+
+
+@scripts("reinforce")
+def test_rejection_sampling_averages_over_the_right_answers_only(script, plain_loss, scene):
+    cfg, policy, ref, batch, A = scene(method="rejection", micro_batch_size=4)
+    right = (A != 0).any(1)
+    for rows in (torch.arange(14), torch.tensor([13, 2, 6, 5, 9, 0, 11])):
+        winners = rows[right[rows]]
+        loss = plain_loss(policy, ref, batch, batch.out.mask, winners, cfg, 0.0)        # A is 1
+        gradient = gradient_of(loss, policy)
+        metrics = script.backward(policy, ref, batch, batch.out.mask * right[:, None], rows, cfg, 0.0)
+        close(gradients(policy), gradient)
+        close(metrics["loss"], loss.item())
+
+
+@scripts("reinforce")
+def test_the_credit_of_a_token_is_what_comes_after_it_or_all_that_came_of_the_row(script, config, bigram):
+    """Of four answers the third is right; the base finds every token half as likely as the policy does."""
+    V, eos, pad, draw = script.VOCAB, script.EOS, script.PAD, torch.Generator().manual_seed(0)
+    ref = bigram(torch.randn(V, V, generator=draw).double())
+    tokens = [[7, 8, eos], [eos, pad, pad], [5, 6, 7], [7, eos, pad]]
+    mask = torch.tensor([[1.0, 1, 1], [1, 0, 0], [1, 1, 1], [1, 1, 0]]).double()
+    batch = batch_of(script, [[1]] * 4, tokens, mask, mask, rewards=torch.tensor([[0.0, 0, 1, 0]]).double())
+    ref_logps = script.score(ref, batch.prompts, batch.out.tokens, 1.0)[0].detach()
+    batch.out.logps.copy_((ref_logps + math.log(2)) * mask)
+    batch.verdicts = [0.0, 0.0, 1.0, 0.0]
+    price = 0.1 * math.log(2)                               # of every token, with beta = 0.1
+    for view, beta, gamma, expected in (
+            ("sequence", 0, 1.0, [[0, 0, 0], [0, 0, 0], [1, 1, 1], [0, 0, 0]]),
+            ("token", 0, 0.5, [[0, 0, 0], [0, 0, 0], [0.25, 0.5, 1], [0, 0, 0]]),
+            ("sequence", 0, 0.5, [[0, 0, 0], [0, 0, 0], [0.25, 0.25, 0.25], [0, 0, 0]]),
+            ("sequence", 0.1, 1.0, [[-3 * price] * 3, [-price] * 3, [1 - 3 * price] * 3, [-2 * price] * 3]),
+            ("token", 0.1, 1.0, [[-3 * price, -2 * price, -price], [-price, 0, 0],
+                                 [1 - 3 * price, 1 - 2 * price, 1 - price], [-2 * price, -price, 0]])):
+        cfg = config(view=view, beta=beta, gamma=gamma, num_prompts=1)
+        close(script.credit(ref, ref, batch, cfg), torch.tensor(expected, dtype=torch.float64) * mask)
+    A = script.credit(ref, ref, batch, config(baseline="rloo", num_prompts=1))
+    close(A, torch.tensor([[-1.0], [-1], [3], [-1]]).double() / 3 * mask)
+    A = script.credit(ref, ref, batch, config(method="rejection", num_prompts=1))
+    close(A, batch.rewards.view(-1, 1) * mask)
+
+
+@scripts("reinforce")
+def test_a_reward_for_each_move_belongs_to_the_token_that_makes_it(script, config, bigram):
+    policy = bigram(torch.zeros(script.VOCAB, script.VOCAB).double())
+    think, eos, pad = 256, script.EOS, script.PAD
+    tokens = [[*"n\u00e9\u2191".encode(), think, eos], [*b"ab", eos, pad, pad, pad, pad, pad]]
+    mask = torch.tensor([[1.0] * 8, [1.0] * 3 + [0.0] * 5]).double()
+    verdicts = [[1.0, 2.0, 4.0, 8.0, 16.0] + [0.0] * 5, [0.5, 0.25]]
+    batch = batch_of(script, [[1]] * 2, tokens, mask, mask, rewards=torch.tensor([[31.0, 0.75]]).double())
+    assert [len(text) for text in batch.out.texts()] == [len(verdict) for verdict in verdicts]
+    batch.verdicts = verdicts
+    A = script.credit(policy, policy, batch, config(view="token", num_prompts=1))
+    close(A[:, 0], torch.tensor([31.0, 0.75]).double())
+    to_go = {0: 31, 1: 30, 3: 28, 6: 24, 7: 0}              # n; two bytes; three of an arrow; a tag; EOS
+    close(A[0, list(to_go)], torch.tensor([*to_go.values()]).double())
+    close(A[1], torch.tensor([0.75, 0.25, 0, 0, 0, 0, 0, 0]).double())
+
+
 # ---- which tokens learn ---------------------------------------------------------------------------------
 
 
-def test_the_eos_that_ends_a_completion_gets_a_gradient_and_the_padding_behind_it_none(config, bigram):
+@with_advantages
+def test_the_eos_that_ends_a_completion_gets_a_gradient_and_the_padding_behind_it_none(
+        script, config, bigram):
     a, b, c, d = 1, 2, 3, 4
-    likely = torch.zeros(grpo.VOCAB, grpo.VOCAB, dtype=torch.float64)
-    for here, then in ((a, b), (b, grpo.EOS), (c, d), (d, 5), (5, 6), (6, grpo.EOS)):
+    likely = torch.zeros(script.VOCAB, script.VOCAB, dtype=torch.float64)
+    for here, then in ((a, b), (b, script.EOS), (c, d), (d, 5), (5, 6), (6, script.EOS)):
         likely[here, then] = 9.0
     cfg, prompts = config(beta=0.1), [[a], [c]]
-    policy, ref = bigram(likely), bigram(likely + torch.linspace(0, 1, grpo.VOCAB).double())
-    tokens, mask, logps, _ = grpo.rollout(policy, torch.tensor(prompts), cfg)
-    assert tokens.tolist() == [[b, grpo.EOS] + [grpo.PAD] * 6, [d, 5, 6, grpo.EOS] + [grpo.PAD] * 4]
-    batch = batch_of(prompts, tokens.tolist(), mask, logps)
-    A = torch.tensor([1.0, -1.0], dtype=torch.float64)
-    grpo.backward(policy, ref, batch, A, torch.arange(2), cfg, 0.1)
+    policy, ref = bigram(likely), bigram(likely + torch.linspace(0, 1, script.VOCAB).double())
+    tokens, mask, logps, _ = script.rollout(policy, torch.tensor(prompts), cfg)
+    assert tokens.tolist() == [[b, script.EOS] + [script.PAD] * 6, [d, 5, 6, script.EOS] + [script.PAD] * 4]
+    batch = batch_of(script, prompts, tokens.tolist(), mask, logps)
+    A = per_token(script, torch.tensor([1.0, -1.0], dtype=torch.float64), mask)
+    script.backward(policy, ref, batch, A, torch.arange(2), cfg, 0.1)
     trained = policy.table.grad.abs().sum(1).nonzero()[:, 0].tolist()
     assert trained == [a, b, c, d, 5, 6]                    # contexts: not EOS, not PAD
-    assert policy.table.grad[b, grpo.EOS] < 0 < policy.table.grad[6, grpo.EOS]  # more of it, less of it
+    assert policy.table.grad[b, script.EOS] < 0 < policy.table.grad[6, script.EOS]  # more of it, less of it
 
 
+@with_ratios
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
-def test_what_the_models_think_of_the_padding_changes_nothing(config, bigram, estimator):
+def test_what_the_models_think_of_the_padding_changes_nothing(script, config, bigram, estimator):
     """However far apart they are: exp(2000) is infinite, and a factor of 0 does not mask what is infinite."""
     seen = []
     for gap in (0.0, 2000.0):                               # in nats
-        table = torch.zeros(grpo.VOCAB, grpo.VOCAB, dtype=torch.float64)
-        table[1, [2, grpo.EOS]] = torch.tensor([5.0, 4.0], dtype=torch.float64)
+        table = torch.zeros(script.VOCAB, script.VOCAB, dtype=torch.float64)
+        table[1, [2, script.EOS]] = torch.tensor([5.0, 4.0], dtype=torch.float64)
         ref = bigram(table)
-        table[[2, grpo.EOS, grpo.PAD], grpo.PAD] = -gap     # read in the slots behind EOS only
+        table[[2, script.EOS, script.PAD], script.PAD] = -gap     # read in the slots behind EOS only
         policy, cfg = bigram(table), config(beta=0.1, kl_estimator=estimator)
         mask = torch.tensor([[1.0, 0, 0], [1, 1, 1]], dtype=torch.float64)
-        batch = batch_of([[1], [1]], [[grpo.EOS, grpo.PAD, grpo.PAD], [7, 8, grpo.EOS]], mask, -6.0 * mask)
+        tokens = [[script.EOS, script.PAD, script.PAD], [7, 8, script.EOS]]
+        batch = batch_of(script, [[1], [1]], tokens, mask, -6.0 * mask)
         A = torch.tensor([1.0, -1.0], dtype=torch.float64)
-        metrics = grpo.backward(policy, ref, batch, A, torch.arange(2), cfg, 0.1)
+        metrics = script.backward(policy, ref, batch, A, torch.arange(2), cfg, 0.1)
         seen.append((gradients(policy), *metrics.values()))
     close(seen[1], seen[0])
 
 
-def test_a_step_without_any_signal_leaves_zeros_not_nothing_so_that_adam_moves_on(scene):
+@with_advantages
+def test_a_step_without_any_signal_leaves_zeros_not_nothing_so_that_adam_moves_on(script, scene):
     cfg, policy, ref, batch, A = scene()
     optimizer = torch.optim.AdamW(policy.parameters(), weight_decay=0.0)
-    grpo.update(policy, ref, optimizer, batch, A, cfg, 0)
+    script.update(policy, ref, optimizer, batch, A, cfg, 0)
     before = weights(policy)
-    metrics = grpo.update(policy, ref, optimizer, batch, 0 * A, cfg, 1)
+    metrics = script.update(policy, ref, optimizer, batch, 0 * A, cfg, 1)
     assert (gradients(policy) == 0).all() and metrics["loss"] == 0 and metrics["grad_norm"] == 0
     assert (weights(policy) - before).norm() > 1e-3         # by its momentum
 
 
-def test_the_reference_the_batch_and_the_advantages_are_left_as_they_are(scene):
+@with_advantages
+def test_the_reference_the_batch_and_the_advantages_are_left_as_they_are(script, scene):
     cfg, policy, ref, batch, A = scene(beta=0.2, num_iterations=2)
     kept = (ref.state_dict(), tuple(batch.out), batch.prompts, batch.rewards, A)
     before = copy.deepcopy(kept)
-    grpo.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
+    script.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
     torch.testing.assert_close(kept, before, atol=0, rtol=0)
     assert all(weight.grad is None for weight in ref.parameters())
 
@@ -206,8 +317,12 @@ def test_the_reference_the_batch_and_the_advantages_are_left_as_they_are(scene):
 # ---- metrics --------------------------------------------------------------------------------------------
 
 
-def test_metrics_match_a_hand_computed_batch(config, bigram):
-    V, eos, pad = grpo.VOCAB, grpo.EOS, grpo.PAD
+@pytest.mark.parametrize("script, rows, clipped", [         # the loss of each row, tokens clipped
+    ("grpo", (0.8, -(2 + 2.56 + 2.4) / 3, -3.7 / 4, (1.4 + 1) / 2, 0), [1 + 1]),        # the first, then 1.5
+    ("gspo", (0.8, -2.4, -0.7 ** (1 / 4), 1.4 ** (1 / 2), 0), [1 + 3, 1 + 1])],         # the first two rows
+    indirect=["script"])
+def test_metrics_match_a_hand_computed_batch(script, plain_gradient, config, bigram, rows, clipped):
+    V, eos, pad = script.VOCAB, script.EOS, script.PAD
     policy = bigram(torch.zeros(V, V, dtype=torch.float64))     # every token has probability 1/V
     ref = bigram(torch.zeros(V, V, dtype=torch.float64))
     ref.table.data[3, 4] = math.log(V - 1)                      # but 4 after 3: one half
@@ -216,15 +331,17 @@ def test_metrics_match_a_hand_computed_batch(config, bigram):
     ratios = [[0.5, 1, 1, 1], [1, 1.5, 1.2, 1], [1, 1, 1, 0.7], [1.4, 1, 1, 1], [0.5, 1.5, 1, 1]]
     old_logps = -math.log(V) - torch.tensor(ratios, dtype=torch.float64).log()
     rewards = torch.tensor([[0.0, 1.0], [0.5, 0.5], [0.2, 0.2]])
-    batch = batch_of([[1]] * 5, tokens, mask, old_logps, rewards, 0.25)
-    cfg = config(num_prompts=2, num_generations=2, max_completion_length=4, beta=0.1, max_grad_norm=1e9)
+    batch = batch_of(script, [[1]] * 5, tokens, mask, old_logps, rewards, 0.25)
+    cfg = config(num_prompts=2, num_generations=2, max_completion_length=4, beta=0.1, max_grad_norm=1e9,
+                 epsilon=0.2, epsilon_high=0.28 if script.__name__ == "grpo" else 0.2)
     A = torch.tensor([-1.0, 2.0, 1.0, -1.0, 0.0], dtype=torch.float64)
     gradient = plain_gradient(policy, ref, batch, A, torch.arange(5), cfg, 0.0)[1]
-    metrics = grpo.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
+    metrics = script.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
     x = math.log(2 / V)                                         # log pi / pi_ref of that token
     k3 = math.exp(-x) + x - 1
-    rows = (0.8, -(2 + 2.56 + 2.4) / 3, -3.7 / 4, (1.4 + 1) / 2, 0)     # clipped: the first, then 1.5
-    expected = {"loss": sum(rows) / 5 + 0.1 * k3 / 3 / 5, "kl": k3 / 12, "clip_ratio/region_mean": 2 / 12,
+    names = ("clip_ratio/region_mean", "clip_ratio/token_region_mean")      # the second: what GRPO would clip
+    expected = {"loss": sum(rows) / 5 + 0.1 * k3 / 3 / 5, "kl": k3 / 12,
+                **{name: count / 12 for name, count in zip(names, clipped)},
                 "sampling/sampling_logp_difference/max": math.log(2), "max_log_ratio": math.log(2),
                 "grad_norm": gradient.norm().item(), "learning_rate": cfg.learning_rate}
     assert metrics.keys() == expected.keys()
@@ -233,14 +350,15 @@ def test_metrics_match_a_hand_computed_batch(config, bigram):
     described = {"reward": 0.4, "reward_std": math.sqrt(0.5) / 3, "signal": 1 / 3,
                  "frac_reward_zero_std": 2 / 3, "accuracy": 0.25, "entropy": 0.5,
                  "completions/mean_length": 2.4, "completions/clipped_ratio": 0.2}
-    assert grpo.describe(batch) == pytest.approx(described, rel=1e-6)
+    assert script.describe(batch) == pytest.approx(described, rel=1e-6)
 
 
-def test_metrics_are_means_over_the_optimizer_steps_but_for_the_first_ratio(scene, monkeypatch):
+@with_advantages
+def test_metrics_are_means_over_the_optimizer_steps_but_for_the_first_ratio(script, scene, monkeypatch):
     cfg, policy, ref, batch, A = scene(num_iterations=2, num_mini_batches=3)
-    seen, real = [], grpo.backward
-    monkeypatch.setattr(grpo, "backward", lambda *args: seen.append(real(*args)) or seen[-1])
-    metrics = grpo.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
+    seen, real = [], script.backward
+    monkeypatch.setattr(script, "backward", lambda *args: seen.append(real(*args)) or seen[-1])
+    metrics = script.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
     assert len(seen) == 6
     for name in seen[0]:
         assert metrics[name] == pytest.approx(sum(step[name] for step in seen) / 6)
@@ -248,23 +366,26 @@ def test_metrics_are_means_over_the_optimizer_steps_but_for_the_first_ratio(scen
     assert metrics["max_log_ratio"] != seen[0]["max_log_ratio"]
 
 
-def test_on_fresh_samples_the_first_ratio_is_one(config, talker):
+@with_advantages
+def test_on_fresh_samples_the_first_ratio_is_one(script, config, talker):
     cfg = config(temperature=0.7)
-    policy, A = talker(cfg).double(), torch.linspace(-1, 1, 16, dtype=torch.float64)
-    ref, batch = copy.deepcopy(policy), grpo.sample_batch(policy, cfg, 0)
-    metrics = grpo.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
+    policy = talker(cfg).double()
+    ref, batch = copy.deepcopy(policy), script.sample_batch(policy, cfg, 0)
+    A = per_token(script, torch.linspace(-1, 1, 16, dtype=torch.float64), batch.out.mask)
+    metrics = script.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
     assert metrics["sampling/sampling_logp_difference/max"] < 1e-12
-    assert metrics["kl"] == metrics["clip_ratio/region_mean"] == 0
+    assert metrics["kl"] == metrics.get("clip_ratio/region_mean", 0) == 0
 
 
 # ---- the schedule of an update --------------------------------------------------------------------------
 
 
-def test_every_pass_takes_every_row_once_in_a_new_order(scene, monkeypatch):
+@with_advantages
+def test_every_pass_takes_every_row_once_in_a_new_order(script, scene, monkeypatch):
     cfg, policy, ref, batch, A = scene(num_iterations=3, num_mini_batches=6)
-    seen, real = [], grpo.backward
-    monkeypatch.setattr(grpo, "backward", lambda *args: seen.append(args[4].tolist()) or real(*args))
-    grpo.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
+    seen, real = [], script.backward
+    monkeypatch.setattr(script, "backward", lambda *args: seen.append(args[4].tolist()) or real(*args))
+    script.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
     assert sorted(map(len, seen)) == [2] * 12 + [3] * 6     # 14 rows in six mini-batches, three times
     assert all(part == sorted(part) for part in seen)       # so that one mini-batch is the batch as it is
     orders = [sum(seen[i:i + 6], []) for i in (0, 6, 12)]
@@ -272,54 +393,61 @@ def test_every_pass_takes_every_row_once_in_a_new_order(scene, monkeypatch):
     assert orders[0] != orders[1] != orders[2] != orders[0]
 
 
-def test_a_long_gradient_is_scaled_down_to_the_maximum_and_a_short_one_is_left(scene):
+@with_advantages
+def test_a_long_gradient_is_scaled_down_to_the_maximum_and_a_short_one_is_left(script, scene):
     for limit in (0.01, 100.0):
         cfg, policy, ref, batch, A = scene(max_grad_norm=limit, learning_rate=0.5)
         start = weights(policy)
-        metrics = grpo.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
+        metrics = script.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
         assert metrics["grad_norm"] > 0.02                  # as it was before
         length = (weights(policy) - start).norm().item()
         assert length == pytest.approx(0.5 * min(limit, metrics["grad_norm"]), rel=1e-4)
 
 
-def test_the_learning_rate_warms_up_linearly_and_stays(scene):
+@with_advantages
+def test_the_learning_rate_warms_up_linearly_and_stays(script, scene):
     cfg, policy, ref, batch, A = scene(warmup_steps=4, learning_rate=0.5)
     optimizer, rates = torch.optim.SGD(policy.parameters()), []
     for step in range(6):
         start = weights(policy)
-        metrics = grpo.update(policy, ref, optimizer, batch, A, cfg, step)
+        metrics = script.update(policy, ref, optimizer, batch, A, cfg, step)
         rates.append((weights(policy) - start).norm().item() / min(1.0, metrics["grad_norm"]))
     assert rates == pytest.approx([0.125, 0.25, 0.375, 0.5, 0.5, 0.5], rel=1e-4)
 
 
+@with_advantages
 @pytest.mark.parametrize("decay_steps, coefficients", [(0, [0.1] * 4), (2, [0.1, 0.05, 0, 0])])
-def test_the_entropy_bonus_falls_linearly_to_zero_or_stays(scene, monkeypatch, decay_steps, coefficients):
+def test_the_entropy_bonus_falls_linearly_to_zero_or_stays(
+        script, scene, monkeypatch, decay_steps, coefficients):
     cfg, policy, ref, batch, A = scene(entropy_coef=0.1, entropy_decay_steps=decay_steps)
-    seen, real = [], grpo.backward
-    monkeypatch.setattr(grpo, "backward", lambda *args: seen.append(args[6]) or real(*args))
+    seen, real = [], script.backward
+    monkeypatch.setattr(script, "backward", lambda *args: seen.append(args[6]) or real(*args))
     for step in range(4):
-        grpo.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, step)
+        script.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, step)
     assert seen == pytest.approx(coefficients)
 
 
-def test_the_entropy_bonus_raises_the_entropy_and_the_kl_term_pulls_to_the_reference(scene):
-    for changes in ({"entropy_coef": 1.0}, {"beta": 1.0}):
+@with_advantages
+def test_the_entropy_bonus_raises_the_entropy_and_a_kl_in_the_loss_pulls_to_the_reference(script, scene):
+    in_the_loss = script.__name__ != "reinforce"            # which has it in the reward
+    for changes in [{"entropy_coef": 1.0}, {"beta": 1.0}][:1 + in_the_loss]:
         cfg, policy, ref, batch, A = scene(max_grad_norm=0.5, **changes)
         optimizer, found = torch.optim.SGD(policy.parameters()), []
         for step in range(4):
-            logps, entropy = grpo.score(policy, batch.prompts, batch.out.tokens, cfg.temperature)
-            ref_logps, _ = grpo.score(ref, batch.prompts, batch.out.tokens, cfg.temperature)
-            good = entropy if cfg.entropy_coef else -grpo.kl(logps, ref_logps, "k3")
+            logps, entropy = script.score(policy, batch.prompts, batch.out.tokens, cfg.temperature)
+            ref_logps, _ = script.score(ref, batch.prompts, batch.out.tokens, cfg.temperature)
+            good = entropy if cfg.entropy_coef else -script.kl(logps, ref_logps, "k3")
             found.append((good * batch.out.mask).sum().item())
-            grpo.update(policy, ref, optimizer, batch, 0 * A, cfg, step)
+            script.update(policy, ref, optimizer, batch, 0 * A, cfg, step)
         assert found == sorted(found) and found[-1] > found[0] + 1e-3
 
 
-def test_a_step_that_is_not_finite_stops_the_run_before_the_weights_are_touched(scene, capsys):
+@with_advantages
+def test_a_step_that_is_not_finite_stops_the_run_before_the_weights_are_touched(script, scene, capsys):
     cfg, policy, ref, batch, A = scene()
     start = weights(policy)
     with pytest.raises(SystemExit) as stop:
-        grpo.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A * math.inf, cfg, 6)
+        script.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A * math.inf, cfg, 6)
     assert stop.value.code == 1 and "step 7" in capsys.readouterr().err
     assert torch.equal(weights(policy), start)
 
@@ -327,17 +455,26 @@ def test_a_step_that_is_not_finite_stops_the_run_before_the_weights_are_touched(
 # ---- every flag does something --------------------------------------------------------------------------
 
 # For each flag those that it needs to matter, and values that must change the weights of two steps.
-KNOBS = {
+SHARED = {
     "seed": ("", 1), "base_seed": ("", 1), "operands": ("", 4), "num_prompts": ("", 3),
     "num_generations": ("", 3), "max_completion_length": ("", 5), "temperature": ("", 0.7),
-    "overlong_buffer": ("", 3),
     "dynamic_sampling": ("--num_generations 2", "1 8"),
-    "scale_rewards": ("", "batch none"), "loss_type": ("", "bnpo dr_grpo dapo cispo sapo"),
-    "epsilon": ("", 0.01), "epsilon_high": ("", 0.01),
-    "beta": ("", 0.5), "kl_estimator": ("--beta 0.5", "k1 k2"),
-    "entropy_coef": ("", 0.1), "entropy_decay_steps": ("--entropy_coef 0.1", 2),
-    "num_iterations": ("", 1), "num_mini_batches": ("", 2), "max_grad_norm": ("", 0.01),
+    "num_mini_batches": ("", 2), "max_grad_norm": ("", 0.01),
     "learning_rate": ("", 0.01), "warmup_steps": ("", 4), "weight_decay": ("", 0.5)}
+PASSES = {"num_iterations": ("", 1), "entropy_coef": ("", 0.1),
+          "entropy_decay_steps": ("--entropy_coef 0.1", 2), "beta": ("", 0.5)}
+GROUP = PASSES | {
+    "loss_type": ("", "bnpo dr_grpo dapo cispo sapo"), "scale_rewards": ("", "batch none"),
+    "epsilon": ("", 0.01), "epsilon_high": ("", 0.01), "kl_estimator": ("--beta 0.5", "k1 k2"),
+    "overlong_buffer": ("", 3)}
+OWN = {
+    "reinforce": PASSES | {
+        "method": ("", "rejection"), "baseline": ("", "mean rloo batch optimal"),
+        "view": ("--gamma 0.9", "token"), "gamma": ("", "0.9 0")},
+    "grpo": GROUP,
+    "gspo": GROUP | {"epsilon": ("", 0.95), "epsilon_high": ("", 0.5),
+                     "importance_sampling_level": ("--loss_type cispo", "sequence_token")}}
+KNOBS = {name: SHARED | OWN.get(name, {}) for name in SCRIPTS}
 
 
 class Loop:
@@ -345,14 +482,14 @@ class Loop:
     batches = []
 
     def __init__(self, *_):
-        self.policy, self.resumed = None, None
+        self.parts, self.resumed = [], None
         Loop.batches.clear()
 
     def base(self, *_):
         pass
 
-    def steps(self, evaluate, policy, optimizer):
-        self.policy = policy
+    def steps(self, evaluate, **parts):
+        self.parts = [part for part in parts.values() if isinstance(part, torch.nn.Module)]
         yield from range(2)
 
     def log(self, metrics, batch, A):
@@ -360,7 +497,7 @@ class Loop:
         Loop.batches.append(batch)
 
     def finish(self):
-        return weights(self.policy)
+        return torch.cat([weights(part) for part in self.parts])
 
     @classmethod
     def batches_of(cls, train, flags):
@@ -369,57 +506,77 @@ class Loop:
 
 
 @pytest.fixture
-def train(monkeypatch, talker):
+def train(script, monkeypatch, talker):
     """train(flags) -> the weights after two steps of main, on made-up rewards that only half of the prompts
     can earn."""
     def reward(problem, text):
         return float(zlib.crc32(text.encode()) % 2 * (zlib.crc32(problem.prompt.encode()) % 2))
     for name, stand_in in (("verify", reward), ("GPT", talker)):
-        monkeypatch.setattr(grpo, name, stand_in)
-    monkeypatch.setattr(grpo.common, "Run", Loop)
+        monkeypatch.setattr(script, name, stand_in)
+    monkeypatch.setattr(common, "Run", Loop)
     flags = ("--device cpu --num_threads 1 --num_mini_batches 1 --operands 3 --hidden_size 16 "
              "--intermediate_size 16 --num_prompts 4 --num_generations 4 --max_completion_length 6 "
              "--num_iterations 2 --learning_rate 0.03 ")
-    return lambda more="": grpo.main((flags + more).split())
+    return lambda more="": script.main((flags + more).split())
 
 
-@pytest.mark.parametrize("name", KNOBS)
-def test_the_flag_changes_what_is_learned(train, name):
-    needs, values = KNOBS[name]
+@pytest.mark.parametrize("script, name", [(script, name) for script in SCRIPTS for name in KNOBS[script]],
+                         indirect=["script"])
+def test_the_flag_changes_what_is_learned(script, train, name):
+    needs, values = KNOBS[script.__name__][name]
     ends = [train(needs)] + [train(f"{needs} --{name} {value}") for value in str(values).split()]
     assert all(end.isfinite().all() for end in ends)
     assert not any(torch.equal(a, b) for i, a in enumerate(ends) for b in ends[:i])
 
 
+@every_script
 def test_without_another_flag_exactly_the_same_is_learned(train):
     assert torch.equal(train(), train())
 
 
-def test_the_table_of_flags_that_change_something_is_complete():
-    flags = {f.name for f in dataclasses.fields(grpo.Config)
+@every_script
+def test_the_size_of_a_micro_batch_changes_nothing_that_is_learned(train, monkeypatch):
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        ends = [train(f"--num_mini_batches 2 --micro_batch_size {size}") for size in (64, 3, 1)]
+    finally:
+        torch.set_default_dtype(default)
+    assert ends[0].dtype == torch.float64
+    close(ends[1], ends[0])
+    close(ends[2], ends[0])
+
+
+@every_script
+def test_the_table_of_flags_that_change_something_is_complete(script):
+    flags = {f.name for f in dataclasses.fields(script.Config)
              if f.metadata["group"] in ("algorithm", "sampling", "optimizer")}
-    assert flags - KNOBS.keys() == {"micro_batch_size"}     # which must not
+    assert flags - KNOBS[script.__name__].keys() == {"micro_batch_size"}    # which must not
+    for f in dataclasses.fields(script.Config):
+        if f.metadata["group"] == "algorithm" and f.metadata["choices"]:
+            assert {*KNOBS[script.__name__][f.name][1].split(), f.default} == {*f.metadata["choices"]}
 
 
 # ---- dynamic sampling and the overlong penalty ----------------------------------------------------------
 
 
-def test_dynamic_sampling_fills_the_batch_with_groups_that_have_signal(config, talker, monkeypatch, capsys):
+def test_dynamic_sampling_fills_the_batch_with_groups_that_have_signal(
+        script, config, talker, monkeypatch, capsys):
     def reward(problem, text):
         return float(len(text) % 2 * (zlib.crc32(problem.prompt.encode()) % 3 == 0))
-    monkeypatch.setattr(grpo, "verify", reward)
+    monkeypatch.setattr(script, "verify", reward)
     cfg = config(dynamic_sampling=8)
     policy = talker(cfg)
-    plain = grpo.sample_batch(policy, dataclasses.replace(cfg, dynamic_sampling=0), 0)
-    batch = grpo.sample_batch(policy, cfg, 0)
+    plain = script.sample_batch(policy, dataclasses.replace(cfg, dynamic_sampling=0), 0)
+    batch = script.sample_batch(policy, cfg, 0)
     assert (plain.rewards.amax(1) == plain.rewards.amin(1)).any()       # else there is nothing to refill
     assert batch.rewards.shape == (4, 4) and (batch.rewards.amax(1) > batch.rewards.amin(1)).all()
     rewards = [[reward(problem, text) for text in batch.texts[4 * p:4 * p + 4]]
                for p, problem in enumerate(batch.problems)]
     assert batch.rewards.tolist() == rewards and batch.out.texts() == batch.texts
-    prompts = grpo.encode_prompts([problem.prompt for problem in batch.problems], cfg)
+    prompts = script.encode_prompts([problem.prompt for problem in batch.problems], cfg)
     assert torch.equal(batch.prompts, prompts.repeat_interleave(4, 0))
-    scored, _ = grpo.score(policy, batch.prompts, batch.out.tokens)
+    scored, _ = script.score(policy, batch.prompts, batch.out.tokens)
     torch.testing.assert_close(scored * batch.out.mask, batch.out.logps, atol=1e-5, rtol=0)
     kept = [p for p in range(4) if plain.rewards[p].amax() > plain.rewards[p].amin()]
     assert batch.problems[:len(kept)] == [plain.problems[p] for p in kept]  # these stay, in order
@@ -429,30 +586,31 @@ def test_dynamic_sampling_fills_the_batch_with_groups_that_have_signal(config, t
 
 @pytest.mark.parametrize("extra", [0, 1, 3])
 def test_dynamic_sampling_adds_so_many_batches_at_most_and_then_takes_what_there_is(
-        config, talker, monkeypatch, extra):
+        script, config, talker, monkeypatch, extra):
     asked = []
-    monkeypatch.setattr(grpo, "verify", lambda problem, text: asked.append(problem) or 1.0)
+    monkeypatch.setattr(script, "verify", lambda problem, text: asked.append(problem) or 1.0)
     cfg = config(dynamic_sampling=extra, num_generations=3, operands=5)
-    batch = grpo.sample_batch(talker(cfg), cfg, 0)
+    batch = script.sample_batch(talker(cfg), cfg, 0)
     assert len(asked) == 12 * (1 + extra) and len(set(asked)) == 4 * (1 + extra)
     assert batch.problems == asked[:12:3]                   # of groups that are as good, the first
     assert batch.rewards.shape == (4, 3) and len(batch.texts) == len(batch.verdicts) == 12
-    assert grpo.describe(batch)["signal"] == 0              # which says that it was in vain
+    assert script.describe(batch)["signal"] == 0              # which says that it was in vain
 
 
-def test_a_penalty_on_the_lengths_gives_signal_but_does_not_count_as_accuracy(config, talker, monkeypatch):
+def test_a_penalty_on_the_lengths_gives_signal_but_does_not_count_as_accuracy(
+        script, config, talker, monkeypatch):
     asked = []
-    monkeypatch.setattr(grpo, "verify", lambda problem, text: asked.append(problem) or 1.0)
+    monkeypatch.setattr(script, "verify", lambda problem, text: asked.append(problem) or 1.0)
     cfg = config(dynamic_sampling=8)
-    batch = grpo.sample_batch(talker(cfg), cfg, 0, penalty=lambda lengths: -lengths / 100)
+    batch = script.sample_batch(talker(cfg), cfg, 0, penalty=lambda lengths: -lengths / 100)
     assert len(asked) in (16, 32)                           # lengths differ: hardly a group has no signal
     rewards = 1 - batch.out.mask.sum(1) / 100
     torch.testing.assert_close(batch.rewards.view(-1), rewards)
     assert batch.accuracy == 1.0 and batch.verdicts == [1.0] * 16
 
 
-def test_long_completions_are_rewarded_less_if_there_is_an_overlong_buffer(train, monkeypatch):
-    monkeypatch.setattr(grpo, "verify", lambda problem, text: 1.0)
+def test_long_completions_are_rewarded_less_if_there_is_an_overlong_buffer(script, train, monkeypatch):
+    monkeypatch.setattr(script, "verify", lambda problem, text: 1.0)
     batches, plain = (Loop.batches_of(train, f"--overlong_buffer {c} --learning_rate 0") for c in (4, 0))
     ramp, seen = {3: 0.75, 4: 0.5, 5: 0.25, 6: 0.0}, set()  # at most 6 tokens, a buffer of 4
     for batch, without in zip(batches, plain, strict=True):
