@@ -8,8 +8,9 @@ import torch
 
 import grpo
 import gspo
+import reinforce
 
-SCRIPTS = (grpo, gspo)
+SCRIPTS = (reinforce, grpo, gspo)
 ESTIMATORS = ("k1", "k2", "k3")
 close = functools.partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
 golden = functools.partial(torch.testing.assert_close, atol=6e-8, rtol=0)      # numbers written with 7 digits
