@@ -181,8 +181,8 @@ def test_the_optimal_baseline_weighs_rewards_by_squared_gradients_and_is_the_mea
 
 
 def test_the_squared_gradient_norms_are_those_of_each_row_alone():
-    cfg = reinforce.Config(device="cpu", num_threads=1, hidden_size=16, num_attention_heads=4, temperature=0.7,
-                           num_key_value_heads=2, intermediate_size=16, micro_batch_size=2)
+    cfg = reinforce.Config(device="cpu", num_threads=1, temperature=0.7, micro_batch_size=2, hidden_size=16,
+                           num_attention_heads=4, num_key_value_heads=2, intermediate_size=16)
     policy, draw = reinforce.GPT(cfg).double(), torch.Generator().manual_seed(0)
     prompts, tokens = (torch.randint(256, shape, generator=draw) for shape in ((3, 2), (3, 4)))
     mask = f64([[1, 0, 0, 0], [1, 1, 1, 1], [1, 0, 1, 0]])
