@@ -1,11 +1,15 @@
-"""A run: its folder, its console, and that stopping it in any way and going on changes nothing."""
+"""A run: its folder, its console, and that stopping it in any way and going on changes nothing.
+
+What a script has a part in is tested with every script, what common.py does alone with grpo.py."""
 import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
+import importlib
 import io
 import itertools
 import json
+import math
 import os
 import queue
 import random
@@ -20,20 +24,29 @@ from pathlib import Path
 import pytest
 import test_gradient
 import torch
+from conftest import ROOT, SCRIPTS, every_script, scripts
 
 import common
-import grpo
 
-ROOT = Path(grpo.__file__).resolve().parent
 # A base of a second that knows what an answer looks like, so that some groups have signal.
 SMALL = {"device": "cpu", "num_threads": 1, "operands": 2, "hidden_size": 32, "num_attention_heads": 2,
          "num_hidden_layers": 1, "intermediate_size": 32, "base_steps": 200, "base_batch_size": 16,
          "learning_rate": 3e-3, "num_prompts": 4, "num_generations": 8, "max_completion_length": 16,
          "num_mini_batches": 1, "num_eval_problems": 16, "num_eval_samples": 2, "eval_steps": 2,
          "save_steps": 3, "max_steps": 10}
-# All that has a state between steps, or could have.
-EVERYTHING = {"num_mini_batches": 2, "num_iterations": 2, "dynamic_sampling": 8, "beta": 0.05,
-              "entropy_coef": 0.01, "entropy_decay_steps": 8, "warmup_steps": 7, "overlong_buffer": 8}
+# All that has a state between steps, or could have; for some scripts there are two ways.
+STATEFUL = {"num_mini_batches": 2, "num_iterations": 2, "dynamic_sampling": 8, "beta": 0.05,
+            "entropy_coef": 0.01, "entropy_decay_steps": 8, "warmup_steps": 7}
+EVERYTHING = {
+    "reinforce": [STATEFUL | {"baseline": "optimal", "view": "token", "gamma": 0.9}],
+    "grpo": [STATEFUL | {"overlong_buffer": 8}],
+    "gspo": [STATEFUL | {"overlong_buffer": 8}]}
+# What a line of metrics.jsonl holds in every script, and what it holds in one.
+METRICS = {"step", "loss", "reward", "reward_std", "signal", "frac_reward_zero_std", "accuracy", "entropy",
+           "kl", "grad_norm", "learning_rate", "completions/mean_length", "completions/clipped_ratio",
+           "step_time", "sampling/sampling_logp_difference/max", "max_log_ratio"}
+OWN_METRICS = {"grpo": {"clip_ratio/region_mean"},
+               "gspo": {"clip_ratio/region_mean", "clip_ratio/token_region_mean"}}
 EXAMPLE = "(3+4)="
 
 
@@ -64,6 +77,11 @@ def leaves(value, path=""):
     return {path: value}
 
 
+def script_of(folder):
+    """The file name of the script that made the run."""
+    return json.loads((Path(folder) / "config.json").read_text())["script"]
+
+
 def outcome(folder):
     """All that a run leaves, except how long it took and how it was called."""
     folder = Path(folder)
@@ -73,7 +91,8 @@ def outcome(folder):
     assert sizes == {name: (folder / name).stat().st_size for name in logs}
     config = json.loads((folder / "config.json").read_text())["config"]
     everything = leaves({"checkpoint": checkpoint, "base": load(folder / "base.pt"), "logs": logs,
-                         "summary": summary, "config": config, "script": (folder / "grpo.py").read_text()})
+                         "summary": summary, "config": config,
+                         "script": (folder / script_of(folder)).read_text()})
     time_or_place = re.compile(r"/(step_time|seconds\w*|output_dir)$")
     return {path: value for path, value in everything.items() if not time_or_place.search(path)}
 
@@ -112,27 +131,36 @@ def here(work):
 
 
 @pytest.fixture(scope="module")
-def whole(work):
-    """The folder of an uninterrupted run of 10 steps."""
-    with at_work(work):
-        grpo.main(arguments(SMALL | {"output_dir": "whole"}))
-    return work / "whole"
+def wholes():
+    """What `whole` has made: script -> folder."""
+    return {}
 
 
 @pytest.fixture
-def train(tmp_path):
+def whole(script, work, wholes):
+    """The folder of an uninterrupted run of 10 steps."""
+    if script not in wholes:
+        with at_work(work):
+            script.main(arguments(SMALL | {"output_dir": f"whole-{script.__name__}"}))
+        wholes[script] = work / f"whole-{script.__name__}"
+    return wholes[script]
+
+
+@pytest.fixture
+def train(script, tmp_path):
     """train(**flags) -> the folder of a new run."""
     numbers = itertools.count()
 
     def run(**flags):
         folder = tmp_path / f"run{next(numbers)}"
-        grpo.main(arguments(SMALL | {"output_dir": folder} | flags))
+        script.main(arguments(SMALL | {"output_dir": folder} | flags))
         return folder
     return run
 
 
 def resume(folder, **flags):
-    return grpo.main(arguments({"resume_from_checkpoint": folder} | flags))
+    script = importlib.import_module(script_of(folder).removesuffix(".py"))
+    return script.main(arguments({"resume_from_checkpoint": folder} | flags))
 
 
 def shuffle_the_global_generators(seed):
@@ -144,6 +172,7 @@ def shuffle_the_global_generators(seed):
 # ---- the folder -------------------------------------------------------------------------------------------
 
 
+@every_script
 def test_the_run_of_these_tests_has_something_to_learn_from(whole):
     """Else they would compare runs in which nothing happens."""
     assert sum(line["frac_reward_zero_std"] < 1 for line in steps(whole)) >= 5
@@ -151,24 +180,29 @@ def test_the_run_of_these_tests_has_something_to_learn_from(whole):
     assert len(moved) == len(load(whole / "base.pt"))
 
 
-def test_a_run_folder_has_every_file_and_no_other(train, monkeypatch):
+@every_script
+def test_a_run_folder_has_every_file_and_no_other(script, train, monkeypatch):
     monkeypatch.delitem(sys.modules, "tools.report")
     folder = train(max_steps=2)
     assert {path.name for path in folder.iterdir()} == {
         "config.json", "metrics.jsonl", "samples.jsonl", "summary.json", "checkpoint.pt", "base.pt",
-        "curve.png", "grpo.py"}
+        "curve.png", script_of(folder)}
+    assert script_of(folder) == f"{script.__name__}.py"
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
-    assert (folder / "grpo.py").read_bytes() == (ROOT / "grpo.py").read_bytes()
+    assert (folder / script_of(folder)).read_bytes() == (ROOT / script_of(folder)).read_bytes()
 
 
-def test_the_config_tells_how_the_run_was_made(whole):
+@every_script
+def test_the_config_tells_how_the_run_was_made(script, whole):
     saved = json.loads((whole / "config.json").read_text())
-    assert saved["argv"] == arguments(SMALL | {"output_dir": "whole"})
-    assert (saved["script"], saved["torch"], saved["python"]) == ("grpo.py", torch.__version__, sys.version)
-    flags = dataclasses.asdict(grpo.Config()) | SMALL | {"output_dir": "whole"}
+    assert saved["argv"] == arguments(SMALL | {"output_dir": whole.name})
+    assert saved["script"] == f"{script.__name__}.py"
+    assert (saved["torch"], saved["python"]) == (torch.__version__, sys.version)
+    flags = dataclasses.asdict(script.Config()) | SMALL | {"output_dir": whole.name}
     assert saved["config"] == flags
 
 
+@every_script
 def test_the_summary_compares_the_base_with_the_trained_policy(whole, train):
     summary = json.loads((whole / "summary.json").read_text())
     assert summary.keys() == {"base", "trained", "steps", "seconds_warm_start", "seconds_total"}
@@ -181,25 +215,28 @@ def test_the_summary_compares_the_base_with_the_trained_policy(whole, train):
     assert {"pass@8", "maj@8"} <= eight["base"].keys()
 
 
-def test_main_returns_the_summary(tmp_path):
-    summary = grpo.main(arguments(SMALL | {"max_steps": 1, "output_dir": tmp_path / "run"}))
+@every_script
+def test_main_returns_the_summary(script, tmp_path):
+    summary = script.main(arguments(SMALL | {"max_steps": 1, "output_dir": tmp_path / "run"}))
     assert summary == json.loads((tmp_path / "run/summary.json").read_text())
 
 
-def test_the_metrics_have_one_line_a_step_in_the_words_of_trl_and_one_an_evaluation(whole):
-    names = {"step", "loss", "reward", "reward_std", "frac_reward_zero_std", "entropy", "kl", "grad_norm",
-             "completions/mean_length", "completions/clipped_ratio", "clip_ratio/region_mean", "step_time",
-             "sampling/sampling_logp_difference/max"}
+@every_script
+def test_the_metrics_have_one_line_a_step_in_the_words_of_trl_and_one_an_evaluation(script, whole):
+    names = METRICS | OWN_METRICS.get(script.__name__, set())
     assert [line["step"] for line in steps(whole)] == list(range(1, 11))
     for line in steps(whole):
-        assert names <= line.keys()
+        assert line.keys() == names
+        assert all(math.isfinite(value) for value in line.values())
+        assert line["sampling/sampling_logp_difference/max"] < 1e-4
     evaluations = [line for line in lines(whole / "metrics.jsonl") if "reward" not in line]
     assert [line["step"] for line in evaluations] == [2, 4, 6, 8, 10]
     last = json.loads((whole / "summary.json").read_text())["trained"]
     assert evaluations[-1]["eval/greedy"] == last["greedy"]
 
 
-def test_the_samples_are_whole_groups_with_rewards_and_advantages(whole):
+@every_script
+def test_the_samples_are_whole_groups_with_rewards_and_advantages(script, whole):
     groups = lines(whole / "samples.jsonl")
     assert [group["step"] for group in groups] == [step for step in (1, 2, 4, 6, 8, 10) for _ in range(4)]
     for group in groups:
@@ -207,27 +244,47 @@ def test_the_samples_are_whole_groups_with_rewards_and_advantages(whole):
         made = group["completions"]
         assert len(made) == 8
         assert [completion["reward"] for completion in made] == [
-            grpo.verify(problem, completion["text"]) for completion in made]
-        rewards = torch.tensor([[completion["reward"] for completion in made]])
-        torch.testing.assert_close(torch.tensor([[completion["advantage"] for completion in made]]),
-                                   grpo.advantages(rewards))
-        assert all(1 <= completion["length"] <= 16 for completion in made)
+            script.verify(problem, completion["text"]) for completion in made]
+        A = torch.tensor([[completion["advantage"] for completion in made]])
+        if script.__name__ in ("grpo", "gspo"):
+            rewards = torch.tensor([[completion["reward"] for completion in made]])
+            torch.testing.assert_close(A, script.advantages(rewards))
+        assert A.isfinite().all() and all(1 <= completion["length"] <= 16 for completion in made)
     assert any(completion["reward"] for group in groups for completion in group["completions"])
 
 
-def test_default_folders_are_numbered_when_taken_and_an_explicit_one_collides(tmp_path, monkeypatch, capsys):
+@pytest.mark.xfail(reason="the mean over all slots, those behind the end of the row included", strict=True)
+@scripts("reinforce")
+def test_the_advantage_of_a_sample_is_the_mean_of_those_of_its_tokens(script, whole):
+    for group in lines(whole / "samples.jsonl"):
+        for completion in group["completions"]:             # without a baseline every token's A is R
+            assert completion["advantage"] == completion["reward"]
+
+
+def test_default_folders_are_numbered_when_taken_and_an_explicit_one_collides(
+        script, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     tiny = SMALL | {"base_steps": 0, "max_steps": 0}
     for _ in range(3):
-        grpo.main(arguments(tiny))
+        script.main(arguments(tiny))
     names = {path.name for path in Path("runs").iterdir()}
     assert names == {"base", "grpo-arithmetic-s0", "grpo-arithmetic-s0-2", "grpo-arithmetic-s0-3"}
     before = contents(tmp_path)
     with pytest.raises(SystemExit) as stop:
-        grpo.main(arguments(tiny | {"output_dir": "runs/grpo-arithmetic-s0"}))
+        script.main(arguments(tiny | {"output_dir": "runs/grpo-arithmetic-s0"}))
     assert stop.value.code == 2 and contents(tmp_path) == before
-    grpo.main(arguments(tiny | {"seed": 7}))
+    script.main(arguments(tiny | {"seed": 7}))
     assert (tmp_path / "runs/grpo-arithmetic-s7").is_dir()
+
+
+@every_script
+def test_the_same_seed_makes_the_same_run_and_another_seed_another(train, whole):
+    shuffle_the_global_generators(4)
+    assert not difference(outcome(train()), outcome(whole))
+    other = outcome(train(seed=1))
+    changed = difference(other, outcome(whole))
+    assert {path for path in other if path.startswith("/checkpoint/policy/")} <= set(changed)
+    assert not [path for path in changed if path.startswith("/base/")]
 
 
 # ---- the base ---------------------------------------------------------------------------------------------
@@ -238,11 +295,21 @@ def bases():
     return {path.name: path.stat().st_mtime_ns for path in Path("runs/base").iterdir()}
 
 
-def test_runs_that_differ_in_no_base_flag_share_a_base(whole, train):
+@pytest.fixture
+def of_grpo(work):
+    """The folder of a run of four steps of grpo.py."""
+    if not (work / "of-grpo").exists():
+        importlib.import_module("grpo").main(arguments(SMALL | {"output_dir": "of-grpo", "max_steps": 4}))
+    return work / "of-grpo"
+
+
+@every_script
+def test_all_scripts_share_a_base(train, of_grpo):
+    """Whoever comes first makes it: what it is made of has the same text in all of them."""
     before = bases()
-    folder = train(max_steps=1, seed=3, learning_rate=0.01, num_prompts=2, beta=0.1, max_completion_length=9)
+    folder = train(max_steps=0)
     assert bases() == before
-    assert not difference(leaves(load(folder / "base.pt")), leaves(load(whole / "base.pt")))
+    assert not difference(leaves(load(folder / "base.pt")), leaves(load(of_grpo / "base.pt")))
 
 
 SHAPES_A_BASE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -260,17 +327,17 @@ def test_each_base_flag_makes_another_base(train, name):
     assert difference(leaves(load(plain / "base.pt")), leaves(load(other / "base.pt")))
 
 
-def test_another_table_of_special_tokens_makes_another_base(train, monkeypatch):
+def test_another_table_of_special_tokens_makes_another_base(script, train, monkeypatch):
     few = {"base_steps": 3, "max_steps": 0, "base_seed": 7}
     train(**few)
     count = len(bases())
-    monkeypatch.setattr(grpo, "SPECIALS", grpo.SPECIALS[::-1])      # an edit that no function's source shows
+    monkeypatch.setattr(script, "SPECIALS", script.SPECIALS[::-1])  # an edit that no function's source shows
     train(**few)
     assert len(bases()) == count + 1
 
 
 def test_every_flag_of_the_base_policy_is_in_the_test_above():
-    fields = dataclasses.fields(grpo.Config)
+    fields = dataclasses.fields(common.Config)
     group = {field.name for field in fields if field.metadata["group"].startswith("base")}
     assert group | {"operands"} == SHAPES_A_BASE.keys()
 
@@ -311,7 +378,9 @@ def test_a_run_that_makes_the_base_equals_one_that_reads_it(train, whole):
 # ---- going on ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("flags", [{}, EVERYTHING], ids=["defaults", "everything"])
+@pytest.mark.parametrize("script, flags", [
+    pytest.param(name, flags, id=f"{name}-everything{i}" if i else f"{name}-defaults")
+    for name in SCRIPTS for i, flags in enumerate([{}, *EVERYTHING.get(name, [])])], indirect=["script"])
 def test_ten_steps_equal_five_and_five_after_a_resume_bit_for_bit(train, flags):
     shuffle_the_global_generators(1)
     ten = train(**flags)
@@ -319,11 +388,14 @@ def test_ten_steps_equal_five_and_five_after_a_resume_bit_for_bit(train, flags):
     five = train(**flags, max_steps=5)
     assert len(steps(five)) == 5
     assert difference(outcome(five), outcome(ten))
+    kept = leaves({name: x for name, x in load(five / "checkpoint.pt").items() if name != "logs"})
+    assert not {path: x for path, x in kept.items() if isinstance(x, float) and not math.isfinite(x)}
     shuffle_the_global_generators(3)
     resume(five, max_steps=10)
     assert not difference(outcome(five), outcome(ten))
 
 
+@every_script
 def test_a_finished_run_that_is_resumed_stays_as_it_is(train, whole):
     folder = train()
     resume(folder)
@@ -371,6 +443,15 @@ def test_init_from_starts_from_the_trained_weights_of_the_other_run(train, whole
     assert summary[0]["base"] == summary[1]["trained"]
 
 
+@every_script
+def test_a_run_may_begin_with_the_policy_of_another_script(train, of_grpo):
+    folder = train(init_from=of_grpo, max_steps=2)
+    assert not difference(leaves(load(folder / "base.pt")), leaves(load(of_grpo / "checkpoint.pt")["policy"]))
+    summary = [json.loads((run / "summary.json").read_text()) for run in (folder, of_grpo)]
+    assert summary[0]["base"] == summary[1]["trained"]
+    assert len(steps(folder)) == 2
+
+
 @pytest.mark.parametrize("lost", [(), ("checkpoint.pt", "base.pt", "summary.json")],
                          ids=["later", "before its first checkpoint"])
 def test_a_run_that_was_started_with_init_from_can_be_resumed(train, whole, lost):
@@ -382,6 +463,7 @@ def test_a_run_that_was_started_with_init_from_can_be_resumed(train, whole, lost
     assert not difference(outcome(two), outcome(four))
 
 
+@every_script
 def test_no_steps_make_and_evaluate_the_base_only(train, whole):
     folder = train(max_steps=0)
     summary = json.loads((folder / "summary.json").read_text())
@@ -390,9 +472,9 @@ def test_no_steps_make_and_evaluate_the_base_only(train, whole):
     assert not difference(leaves(load(folder / "checkpoint.pt")["policy"]), leaves(load(folder / "base.pt")))
 
 
-def test_a_run_stops_when_five_batches_in_a_row_are_accurate_enough(train, monkeypatch):
-    update, accuracy = grpo.update, iter([0.8, 0.95, 1, 1, 1, 1, 1, 1, 1, 1])
-    monkeypatch.setattr(grpo, "update", lambda *args: update(*args) | {"accuracy": next(accuracy)})
+def test_a_run_stops_when_five_batches_in_a_row_are_accurate_enough(script, train, monkeypatch):
+    update, accuracy = script.update, iter([0.8, 0.95, 1, 1, 1, 1, 1, 1, 1, 1])
+    monkeypatch.setattr(script, "update", lambda *args: update(*args) | {"accuracy": next(accuracy)})
     assert len(steps(train(stop_at=0.98))) == 6     # .99 on average, from the second to the sixth
     accuracy = itertools.repeat(1)
     assert len(steps(train(stop_at=2))) == 10
@@ -407,31 +489,39 @@ def test_a_run_stops_when_five_batches_in_a_row_are_accurate_enough(train, monke
 
 def answer(folder, prompt, capsys):
     capsys.readouterr()
-    assert grpo.main(["--resume_from_checkpoint", str(folder), "--prompt", prompt]) is None
+    assert resume(folder, prompt=prompt) is None
     out, err = capsys.readouterr()
     assert err == "" and out.count("\n") == 1 and out.endswith("\n"), out
     return out[:-1]
 
 
-def test_a_finished_run_answers_a_prompt_in_one_line_and_changes_no_file(whole, capsys):
+@every_script
+def test_a_finished_run_answers_a_prompt_in_one_line_and_changes_no_file(script, whole, capsys):
     before = contents(whole.parent)
-    said = answer(whole, EXAMPLE, capsys)
-    cfg = grpo.Config(**SMALL)
-    policy = grpo.GPT(cfg)
-    policy.load_state_dict(load(whole / "checkpoint.pt")["policy"])
-    out = grpo.rollout(policy, grpo.encode_prompts([EXAMPLE], cfg), cfg)
-    assert "<answer>" in said and said == out.texts()[0]
+    cfg, policy, said = script.Config(**SMALL), {}, {}
+    for name, weights in (("base", load(whole / "base.pt")),
+                          ("trained", load(whole / "checkpoint.pt")["policy"])):
+        policy[name] = script.GPT(cfg)
+        policy[name].load_state_dict(weights)
+    examples = [problem.prompt for problem in common.sample_problems("arithmetic", 40, 0, "test", operands=2)]
+    for name in policy:
+        said[name] = script.rollout(policy[name], script.encode_prompts(examples, cfg), cfg).texts()
+    changed = [i for i in range(40) if said["base"][i] != said["trained"][i]]       # by training
+    assert any("<answer>" in said["trained"][i] for i in changed)
+    for i in changed[:2]:
+        assert answer(whole, examples[i], capsys) == ascii(said["trained"][i])[1:-1]
     assert contents(whole.parent) == before
 
 
-def test_an_answer_with_control_characters_is_still_one_printable_line(whole, capsys, monkeypatch):
-    monkeypatch.setattr(grpo.Rollout, "texts", lambda out: ["\x1b[2J one\ntwo\rthree\x07\x00\u202e"])
+def test_an_answer_with_control_characters_is_still_one_printable_line(script, whole, capsys, monkeypatch):
+    monkeypatch.setattr(script.Rollout, "texts", lambda out: ["\x1b[2J one\ntwo\rthree\x07\x00\u202e"])
     assert answer(whole, EXAMPLE, capsys).isprintable()
 
 
 # ---- the console ------------------------------------------------------------------------------------------
 
 
+@every_script
 def test_the_console_shows_base_then_steps_then_samples_then_what_changed_and_how_to_ask(train, capsys):
     folder = train(max_steps=4)
     out = capsys.readouterr().out
@@ -453,28 +543,33 @@ def test_the_console_shows_base_then_steps_then_samples_then_what_changed_and_ho
     assert made >= set(samples)
 
 
-def test_the_command_at_the_end_of_a_run_asks_the_policy(tmp_path, capsys):
+@every_script
+def test_the_command_at_the_end_of_a_run_asks_the_policy(script, tmp_path, capsys):
     folder = tmp_path / "it's a run; $HOME"
-    grpo.main(arguments(SMALL | {"output_dir": folder, "max_steps": 1}))
+    script.main(arguments(SMALL | {"output_dir": folder, "max_steps": 1}))
     command = shlex.split(capsys.readouterr().out.splitlines()[-1])
-    assert command[:2] == ["python", "grpo.py"] and command[2:4] == ["--resume_from_checkpoint", str(folder)]
-    grpo.main(command[2:])
+    assert command[:4] == ["python", f"{script.__name__}.py", "--resume_from_checkpoint", str(folder)]
+    script.main(command[2:])
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
-def test_no_line_of_the_console_is_wider_than_80_columns(tmp_path, monkeypatch, capsys):
+@every_script
+def test_no_line_of_the_console_is_wider_than_80_columns(script, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)                     # a default folder name: the others may have any length
-    grpo.main(arguments(SMALL | EVERYTHING | {"base_steps": 10, "num_generations": 2, "max_steps": 3}))
+    for flags in EVERYTHING[script.__name__]:
+        script.main(arguments(SMALL | flags | {"base_steps": 10, "num_generations": 2, "max_steps": 3}))
     out = capsys.readouterr().out
     assert "warm start" in out and "warning: " in out
-    command = "  python grpo.py"                    # is copied and pasted as a whole
+    assert f"run folder runs/{script.__name__}-arithmetic-s0\n" in out
+    command = f"  python {script.__name__}.py"      # is copied and pasted as a whole
     assert not [line for line in out.splitlines() if len(line) > 80 and not line.startswith(command)]
 
 
-def test_hostile_completions_reach_the_console_escaped_and_cut_and_the_log_whole(train, monkeypatch, capsys):
+def test_hostile_completions_reach_the_console_escaped_and_cut_and_the_log_whole(
+        script, train, monkeypatch, capsys):
     evil = ["\x1b[2J\x1b]0;owned\x07" + "x" * 100_000, "", "<script>alert(1)</script>", "\\x1b[2J",
             "\u202e\ufeff", "a\nb\r\tc\x00", "\ud800\U0001f4a9", "\x9b31m\n\r\x00" * 20]
-    monkeypatch.setattr(grpo.Rollout, "texts", lambda out: list(
+    monkeypatch.setattr(script.Rollout, "texts", lambda out: list(
         itertools.islice(itertools.cycle(evil), len(out.tokens))))
     folder = train(max_steps=2)
     out = capsys.readouterr().out
@@ -491,25 +586,30 @@ SICK = {"signal": {"frac_reward_zero_std": 1.0, "accuracy": 0.1}, "cut": {"compl
         "collapsed": {"entropy": 0.001}, "ratio": {"sampling/sampling_logp_difference/max": 0.5}}
 
 
-def warnings_when(train, capsys, monkeypatch, metrics):
-    """The warnings of a run of three steps that all look like this."""
-    update = grpo.update
-    monkeypatch.setattr(grpo, "update", lambda *args: update(*args) | metrics)
-    capsys.readouterr()
-    train(max_steps=3)
-    return re.findall("^warning: (.*)", capsys.readouterr().out, re.M)
+@pytest.fixture
+def warnings_when(script, train, capsys, monkeypatch):
+    """warnings_when(metrics) -> the warnings of a run of three steps that all look like this."""
+    update = script.update
+
+    def run(metrics):
+        monkeypatch.setattr(script, "update", lambda *args: update(*args) | metrics)
+        capsys.readouterr()
+        train(max_steps=3)
+        return re.findall("^warning: (.*)", capsys.readouterr().out, re.M)
+    return run
 
 
+@every_script
 @pytest.mark.parametrize("word", SICK)
-def test_what_makes_learning_impossible_is_warned_of_once(train, capsys, monkeypatch, word):
-    said = warnings_when(train, capsys, monkeypatch, HEALTHY | SICK[word])
+def test_what_makes_learning_impossible_is_warned_of_once(warnings_when, word):
+    said = warnings_when(HEALTHY | SICK[word])
     assert len(said) == 1 and word in said[0]
 
 
-def test_a_healthy_run_and_a_solved_task_are_not_warned_of(train, capsys, monkeypatch):
-    assert warnings_when(train, capsys, monkeypatch, HEALTHY) == []
+def test_a_healthy_run_and_a_solved_task_are_not_warned_of(warnings_when):
+    assert warnings_when(HEALTHY) == []
     solved = {"frac_reward_zero_std": 1.0, "accuracy": 1.0, "entropy": 0.001}
-    assert warnings_when(train, capsys, monkeypatch, HEALTHY | solved) == []
+    assert warnings_when(HEALTHY | solved) == []
 
 
 def test_a_base_that_no_reward_can_teach_is_warned_of_before_it_is_trained(train, capsys):
@@ -526,39 +626,52 @@ def test_every_warning_is_in_the_tests_above_and_fits_a_line():
     assert not [message for message in said if len(f"warning: {message}") > 80]
 
 
-def test_main_can_be_called_where_the_output_is_no_terminal_and_no_file(tmp_path):
+def test_main_can_be_called_where_the_output_is_no_terminal_and_no_file(script, tmp_path):
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        grpo.main(arguments(SMALL | {"max_steps": 1, "output_dir": tmp_path / "run"}))
+        script.main(arguments(SMALL | {"max_steps": 1, "output_dir": tmp_path / "run"}))
     assert "trained" in out.getvalue()
+
+
+ALWAYS = {"entropy_coef": 1e-9}        # no step without a backward pass, signal or not
 
 
 # ---- a step that fails ------------------------------------------------------------------------------------
 
 
+@every_script
 @pytest.mark.parametrize("save_steps, kept", [(2, 4), (3, 3)])
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
-        train, capsys, monkeypatch, tmp_path, save_steps, kept):
-    policy_loss, calls = grpo.policy_loss, itertools.count(1)
+        script, train, capsys, monkeypatch, tmp_path, save_steps, kept):
+    name = {"dpo": "dpo_loss"}.get(script.__name__, "policy_loss")
+    loss, update, calls = getattr(script, name), script.update, itertools.count(1)
     with monkeypatch.context() as patch:
-        patch.setattr(grpo, "policy_loss", lambda *args, **options: policy_loss(*args, **options) * (
-            float("nan") if next(calls) == 5 else 1))
+        patch.setattr(script, name, lambda *args, **options: loss(*args, **options) * (
+            float("nan") if step == 5 else 1))
+
+        def counted(*args):
+            nonlocal step
+            step = next(calls)
+            return update(*args)
+        step = 0
+        patch.setattr(script, "update", counted)
         with pytest.raises(SystemExit) as stop:
-            train(save_steps=save_steps, beta=1e-9)         # beta: no step without a backward pass
+            train(save_steps=save_steps, **ALWAYS)
     assert stop.value.code == 1
     err = capsys.readouterr().err
     assert err.count("\n") == 1 and "step 5" in err and "loss" in err and "log_ratio" in err
     folder = tmp_path / "run0"
     assert load(folder / "checkpoint.pt")["state"]["step"] == kept
     resume(folder)
-    reference = train(save_steps=save_steps, beta=1e-9)
+    reference = train(save_steps=save_steps, **ALWAYS)
     assert not difference(outcome(folder), outcome(reference))
 
 
+@every_script
 def test_a_gradient_that_is_not_finite_stops_the_run_too(train, capsys, monkeypatch, tmp_path):
     clip = torch.nn.utils.clip_grad_norm_
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *args: clip(*args) * float("inf"))
     with pytest.raises(SystemExit) as stop:
-        train(beta=1e-9)
+        train(**ALWAYS)
     assert stop.value.code == 1 and "step 1 " in capsys.readouterr().err
     assert load(tmp_path / "run0/checkpoint.pt")["state"]["step"] == 0  # there is one before the first step
 
@@ -566,22 +679,24 @@ def test_a_gradient_that_is_not_finite_stops_the_run_too(train, capsys, monkeypa
 # ---- Ctrl-C -----------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(train, capfd, monkeypatch, tmp_path, whole):
-    update, calls = grpo.update, itertools.count(1)
+@every_script
+def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(
+        script, train, capfd, monkeypatch, tmp_path, whole):
+    update, calls = script.update, itertools.count(1)
 
     def interrupted(*args):
         if next(calls) == 4:
             signal.raise_signal(signal.SIGINT)
         return update(*args)
     with monkeypatch.context() as patch:
-        patch.setattr(grpo, "update", interrupted)
+        patch.setattr(script, "update", interrupted)
         with pytest.raises(SystemExit) as stop:
             train()
     folder, err = tmp_path / "run0", capfd.readouterr().err
     assert stop.value.code == 130 and "Traceback" not in err
     assert load(folder / "checkpoint.pt")["state"]["step"] == 4 == len(steps(folder))
     assert not (folder / "summary.json").exists()
-    grpo.main(shlex.split(err.splitlines()[-1])[2:])        # the command it has printed
+    script.main(shlex.split(err.splitlines()[-1])[2:])        # the command it has printed
     assert not difference(outcome(folder), outcome(whole))
 
 
@@ -604,7 +719,7 @@ def process(cwd, flags, pattern):
         running.communicate()
 
 
-def test_ctrl_c_in_a_shell_while_training(work, whole, tmp_path, train):
+def test_ctrl_c_in_a_shell_while_training(script, work, whole, tmp_path, train):
     folder = tmp_path / "run"
     flags = SMALL | {"max_steps": 500, "stop_at": 2, "eval_steps": 1000, "output_dir": folder}
     with process(work, flags, " +3 ") as press_ctrl_c:
@@ -613,7 +728,7 @@ def test_ctrl_c_in_a_shell_while_training(work, whole, tmp_path, train):
     done = load(folder / "checkpoint.pt")["state"]["step"]
     assert 3 <= done == len(steps(folder)) < 60     # a full buffer would bring the line after 100 steps
     command = shlex.split(err.splitlines()[-1])
-    grpo.main([*command[2:], "--max_steps", str(done + 2)])
+    script.main([*command[2:], "--max_steps", str(done + 2)])
     reference = train(max_steps=done + 2, stop_at=2, eval_steps=1000)
     assert not difference(outcome(folder), outcome(reference))
 
@@ -638,18 +753,20 @@ import itertools, json, os, pathlib, signal, sys, time
 sys.path.insert(0, sys.argv[1])
 sys.modules["tools.report"] = None
 import torch, torch._dynamo         # which the first optimizer would import, in every run anew
-import common, grpo
+import common
+scripts = {name: __import__(name) for name in sys.argv[2:]}
 
 
-def mortal(last):
-    "Let the process die in the middle of a write: of a file, a rename, a line of a log."
+def mortal(last, number):
+    "Let the process die in the middle of a write: of a file, a rename, a line of a log. Or press Ctrl-C."
     count = itertools.count()
 
     def dies(write, half):
         def wrapped(*args, **options):
             if next(count) == last:
-                half(*args)
-                os.kill(os.getpid(), signal.SIGKILL)
+                if number == signal.SIGKILL:
+                    half(*args)
+                os.kill(os.getpid(), number)
             return write(*args, **options)
         return wrapped
 
@@ -677,8 +794,8 @@ def child(job):
     os.chdir(job["cwd"])
     file = os.open("console.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1), os.dup2(file, 2)
-    count = mortal(job.get("write", -1))
-    grpo.main(job["argv"])
+    count = mortal(job.get("write", -1), job.get("signal", signal.SIGKILL))
+    scripts[job.get("script", "grpo")].main(job["argv"])
     pathlib.Path("writes.json").open("w").write(str(next(count)))
 
 
@@ -689,6 +806,8 @@ for line in sys.stdin:
         try:
             child(job)
             os._exit(0)
+        except SystemExit as stop:
+            os._exit(stop.code)
         except BaseException as error:
             print(repr(error), file=sys.stderr, flush=True)
             os._exit(1)
@@ -710,8 +829,9 @@ BRIEF = SMALL | {"hidden_size": 16, "intermediate_size": 16, "base_steps": 60, "
 @pytest.fixture(scope="module")
 def servers():
     """servers(cwd, flags, **job) -> {"code", "seconds"}; two may be at work at the same time."""
-    started = [subprocess.Popen([sys.executable, "-c", SERVER, ROOT], text=True, stdin=subprocess.PIPE,
-                                stdout=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    started = [subprocess.Popen([sys.executable, "-c", SERVER, ROOT, *SCRIPTS], text=True,
+                                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                env=os.environ | {"OMP_NUM_THREADS": "1"})
                for _ in range(2)]
     free = queue.Queue()
     for server in started:
@@ -727,16 +847,16 @@ def servers():
             free.put(server)
     yield run
     for server in started:
-        server.stdin.close()
+        server.kill()
         server.wait(timeout=10)
 
 
-def killed_and_resumed(servers, cwd, flags, **job):
+def killed_and_resumed(servers, cwd, flags, script="grpo", **job):
     """Kill the run, then go on with it, or start it again if there is nothing to go on with. -> exit codes"""
-    cwd.mkdir()
-    first = servers(cwd, flags, **job)
+    cwd.mkdir(exist_ok=True)
+    first = servers(cwd, flags, script=script, **job)
     there = (cwd / "run/config.json").exists()
-    again = servers(cwd, {"resume_from_checkpoint": "run"} if there else flags)
+    again = servers(cwd, {"resume_from_checkpoint": "run"} if there else flags, script=script)
     return first["code"], again["code"]
 
 
@@ -747,7 +867,8 @@ def all_equal(servers, folder, flags, reference, jobs):
                               enumerate(jobs)))
     for number, (job, (first, again)) in enumerate(zip(jobs, codes)):
         cwd = folder / str(number)
-        assert first in (0, -signal.SIGKILL) and again == 0, (job, (cwd / "console.txt").read_text())
+        stopped = 130 if job.get("signal") == signal.SIGINT else -signal.SIGKILL
+        assert first in (0, stopped) and again == 0, (job, (cwd / "console.txt").read_text())
         assert not difference(outcome(cwd / "run"), outcome(reference)), job
         shutil.rmtree(cwd)
     return sum(first == -signal.SIGKILL for first, _ in codes)
@@ -778,6 +899,21 @@ def test_killed_in_the_middle_of_any_write_a_run_ends_as_if_it_had_not_been(serv
     assert all_equal(servers, tmp_path, flags, tmp_path / "reference/run", jobs) == writes
 
 
+@every_script
+def test_killed_or_interrupted_a_run_of_any_script_ends_as_if_it_had_not_been(
+        script, servers, tmp_path, work, whole):
+    flags = SMALL | {"output_dir": "run"}
+    for name in ("reference", "0", "1", "2", "3"):
+        shutil.copytree(work / "runs/base", tmp_path / name / "runs/base")
+    assert servers(tmp_path / "reference", flags, script=script.__name__)["code"] == 0
+    assert not difference(outcome(tmp_path / "reference/run"), outcome(whole))    # in another process
+    writes = int((tmp_path / "reference/writes.json").read_text())
+    stops = ((40, signal.SIGKILL), (60, signal.SIGKILL), (80, signal.SIGKILL), (50, signal.SIGINT))
+    jobs = [{"write": writes * share // 100, "signal": number, "script": script.__name__}
+            for share, number in stops]
+    assert all_equal(servers, tmp_path, flags, whole, jobs) == 3
+
+
 # ---- flags ------------------------------------------------------------------------------------------------
 
 # What a flag changes in the logs, the weights or the summary. Those of the base are above, those of a step in
@@ -794,9 +930,10 @@ def test_each_flag_of_a_run_changes_what_it_does(train, name):
     assert difference(*logs)
 
 
-def test_every_flag_has_a_test_that_shows_what_it_does():
-    covered = ACTS.keys() | SHAPES_A_BASE.keys() | test_gradient.KNOBS.keys() | ELSEWHERE
-    assert covered == {field.name for field in dataclasses.fields(grpo.Config)}
+@every_script
+def test_every_flag_has_a_test_that_shows_what_it_does(script):
+    covered = ACTS.keys() | SHAPES_A_BASE.keys() | test_gradient.KNOBS[script.__name__].keys() | ELSEWHERE
+    assert covered == {field.name for field in dataclasses.fields(script.Config)}
 
 
 def test_the_thread_count_is_set_and_kept_with_the_run(train):
