@@ -1,5 +1,9 @@
 """The command line: bad input gets one line that names the value and the remedy, and touches nothing."""
+import ast
+import contextlib
 import dataclasses
+import importlib.util
+import io
 import json
 import os
 import pickle
@@ -9,29 +13,36 @@ import shutil
 import signal
 import subprocess
 import sys
+import types
 import warnings
 from pathlib import Path
 
 import pytest
 import torch
+from conftest import ROOT, SCRIPTS, every_script
 
+import common
 import grpo
 
-ROOT = Path(grpo.__file__).resolve().parent
 # An input that is wrongly taken trains next to nothing, in no time.
 SMALL = shlex.split("""
     --device cpu --num_threads 1 --operands 2 --hidden_size 16 --num_attention_heads 2 --num_hidden_layers 1
     --intermediate_size 16 --base_steps 0 --num_prompts 2 --num_generations 2 --max_completion_length 4
     --num_eval_problems 4 --num_eval_samples 2 --eval_steps 1 --max_steps 1""")
-FIELDS = {field.name: field for field in dataclasses.fields(grpo.Config)}
+FIELDS = {field.name: field for field in dataclasses.fields(common.Config)}     # those of every script
 NUMBERS = [name for name, field in FIELDS.items() if field.type in (int, float)]
 ABOVE_ZERO = ("temperature", "max_grad_norm", "num_prompts", "max_completion_length", "num_mini_batches",
-              "micro_batch_size", "num_iterations", "save_steps", "eval_steps",
-              "num_eval_problems", "num_eval_samples", "hidden_size", "num_hidden_layers",
-              "num_attention_heads", "num_key_value_heads", "intermediate_size", "base_batch_size")
+              "micro_batch_size", "save_steps", "eval_steps", "num_eval_problems", "num_eval_samples",
+              "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+              "intermediate_size", "base_batch_size")
 # What a resumed run may change: how long it goes on, how it is watched and where. The rest is the run itself.
 FREE = {"max_steps", "stop_at", "save_steps", "eval_steps", "num_eval_problems", "num_eval_samples", "device",
         "prompt", "output_dir", "resume_from_checkpoint"}
+
+
+def own_fields(script):
+    """The flags that only this script has, or that it has changed: name -> field."""
+    return {f.name: f for f in dataclasses.fields(script.Config) if f.name in script.Config.__annotations__}
 
 
 def contents(folder="."):
@@ -52,28 +63,32 @@ def empty_folder(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The folder of a run, made once."""
+    """finished(script) -> the folder of a run of it, made once."""
     folder = tmp_path_factory.mktemp("finished")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setitem(sys.modules, "tools.report", None)
-        grpo.main([*SMALL, "--output_dir", "run"])
-    return folder / "run"
+
+    def make(script):
+        if not (folder / script.__name__).exists():
+            with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
+                patch.chdir(folder)
+                patch.setitem(sys.modules, "tools.report", None)
+                script.main([*SMALL, "--output_dir", script.__name__])
+        return folder / script.__name__
+    return make
 
 
 @pytest.fixture
-def run(finished):
+def run(script, finished):
     """A copy of that run in the test's folder."""
-    return Path(shutil.copytree(finished, "run"))
+    return Path(shutil.copytree(finished(script), "run"))
 
 
 @pytest.fixture
-def refused(capsys):
+def refused(script, capsys):
     """refused(argv, *words): main exits with 2 after one line that has all the words, and touches nothing."""
     def check(argv, *words):
         argv, before = shlex.split(argv), contents()
         with pytest.raises(SystemExit) as stop, warnings.catch_warnings(record=True) as warned:
-            grpo.main([*(() if "--resume_from_checkpoint" in argv else SMALL), *argv])
+            script.main([*(() if "--resume_from_checkpoint" in argv else SMALL), *argv])
         out, err = capsys.readouterr()
         assert stop.value.code == 2
         assert out == "" and err.count("\n") == 1 and err.endswith("\n"), err
@@ -101,11 +116,32 @@ def test_a_number_that_is_negative_or_not_finite_or_no_number_is_refused(refused
         refused(f"--{name} 2.5", f"--{name}", "2.5")
 
 
+@every_script
+def test_a_value_that_cannot_work_is_refused_by_each_of_a_scripts_own_flags(script, refused):
+    assert own_fields(script)
+    for name, field in own_fields(script).items():
+        if field.type in (int, float):
+            too_low = field.metadata["low"] - (1 if field.type is int else 1e-3)
+            for value in (too_low, "nan", "inf", "-inf", "three", "", "1,5"):
+                refused(f"--{name}='{value}'", f"--{name}", str(value))
+            if field.type is int:
+                refused(f"--{name} 2.5", f"--{name}", "2.5")
+        else:
+            refused(f"--{name} sideways", f"--{name}", "sideways", *field.metadata["choices"])
+
+
+@every_script
+def test_passes_over_the_batch_are_at_least_one(script, refused):
+    if "num_iterations" in own_fields(script):
+        refused("--num_iterations 0", "--num_iterations 0", "at least 1")
+
+
 @pytest.mark.parametrize("name", ABOVE_ZERO)
 def test_zero_is_refused_where_it_makes_no_sense(refused, name):
     refused(f"--{name} 0", f"--{name} 0", "at least")
 
 
+@every_script
 def test_a_group_of_one_is_refused_because_it_has_no_siblings(refused):
     refused("--num_generations 1", "--num_generations 1", "at least 2", "no siblings")
 
@@ -124,6 +160,7 @@ def test_a_word_that_is_no_choice_is_refused_with_the_choices(refused, name):
     refused(f"--{name} sideways", f"--{name}", "sideways", *FIELDS[name].metadata["choices"])
 
 
+@every_script
 @pytest.mark.parametrize("argv", ["--learning_rat 1", "--max_step 3", "--lr=1", "stray", "-x"])
 def test_a_flag_that_is_not_there_is_refused_and_none_is_guessed_from_its_beginning(refused, argv):
     refused(argv, argv.split()[0], "--help")
@@ -200,10 +237,19 @@ def test_a_damaged_config_is_refused(refused, run, damage):
     refused("--resume_from_checkpoint run", "--")
 
 
-def test_a_run_of_another_script_is_refused(refused, run):
-    saved = json.loads((run / "config.json").read_text())
-    (run / "config.json").write_text(json.dumps(saved | {"script": "ppo.py"}))
-    refused("--resume_from_checkpoint run", "--resume_from_checkpoint run", "grpo.py")
+@every_script
+def test_a_run_of_another_script_is_refused(script, refused, finished):
+    for name in SCRIPTS:
+        if name != script.__name__:
+            shutil.copytree(finished(__import__(name)), name)
+            refused(f"--resume_from_checkpoint {name}", f"--resume_from_checkpoint {name}")
+            path = Path(name, "config.json")                # also if it has all the flags that this one has
+            saved = json.loads(path.read_text())
+            defaults = json.loads(json.dumps(dataclasses.asdict(script.Config(**{
+                field: value for field, value in saved["config"].items() if field in FIELDS}))))
+            path.write_text(json.dumps(saved | {"config": defaults}))
+            refused(f"--resume_from_checkpoint {name}", f"--resume_from_checkpoint {name}",
+                    f"{script.__name__}.py")
 
 
 class Trap:
@@ -258,19 +304,20 @@ def test_a_damaged_base_is_refused_and_no_code_in_it_runs(refused, run, damage):
     refused("--resume_from_checkpoint run", "--resume_from_checkpoint run")
 
 
-def other(name):
+def other(field):
     """A value of the flag that is not the run's."""
-    field = FIELDS[name]
     if field.metadata["choices"]:
         return next(x for x in reversed(field.metadata["choices"]) if x != field.default)
     return "other" if field.type is str else "77"
 
 
-@pytest.mark.parametrize("name", FIELDS.keys() - FREE)
-def test_a_resumed_run_cannot_become_another_run(refused, run, name):
+@every_script
+def test_a_resumed_run_cannot_become_another_run(script, refused, run):
     stored = json.loads((run / "config.json").read_text())["config"]
-    words = (f"--{name} {other(name)}", str(stored[name]), "--init_from run")
-    refused(f"--resume_from_checkpoint run --{name} {other(name)}", *words)
+    for name, field in (FIELDS | own_fields(script)).items():
+        if name not in FREE:
+            words = (f"--{name} {other(field)}", str(stored[name]), "--init_from run")
+            refused(f"--resume_from_checkpoint run --{name} {other(field)}", *words)
 
 
 def test_init_from_a_policy_of_another_shape_is_refused(refused, run):
@@ -301,7 +348,7 @@ def test_an_empty_prompt_does_not_make_the_run_go_on(refused, run):
 # ---- from a shell ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("argv, word", [("--num_generations 1", "no siblings"), ("--task chess", "chess.py"),
+@pytest.mark.parametrize("argv, word", [("--num_generations 1", "no siblings"),
                                         ("--resume_from_checkpoint nowhere", "nowhere")])
 def test_from_a_shell_bad_input_is_one_line_and_exit_code_two(argv, word):
     done = start(*argv.split())
@@ -318,46 +365,101 @@ def state():
     return [random.getstate(), torch.get_rng_state().tolist(), torch.get_num_threads(),
             torch.get_default_dtype(), torch.is_grad_enabled(), threading.active_count(),
             signal.getsignal(signal.SIGINT), dict(os.environ), os.getcwd(), os.listdir()]
-before = state()
-start = time.perf_counter()
+before, seconds = state(), {}
 sys.path.insert(0, sys.argv[1])
-import grpo
-seconds = time.perf_counter() - start
-assert state() == before
+for name in sys.argv[2:]:
+    start = time.perf_counter()
+    __import__(name)
+    seconds[name] = time.perf_counter() - start
+    assert state() == before, name
 print(json.dumps({"seconds": seconds, "drew": "matplotlib" in sys.modules}))
 """
 
 
-def test_importing_the_script_is_quick_and_has_no_side_effects():
+def test_importing_a_script_is_quick_and_has_no_side_effects():
     times = []
     for _ in range(3):                              # the best of three: others may use the machine
-        done = start("-c", IMPORT, str(ROOT), script="-B")
+        done = start("-c", IMPORT, str(ROOT), *SCRIPTS, script="-B")
         assert done.returncode == 0 and done.stderr == "", done.stderr
         result = json.loads(done.stdout)            # it has printed nothing else
         assert not result["drew"]
         assert contents() == {}
-        times.append(result["seconds"])
+        times.append(max(result["seconds"].values()))
         if times[-1] < 0.5:
             break
-    assert min(times) < 0.5, f"importing grpo after torch took {times} s"
+    assert min(times) < 0.5, f"importing a script after torch took {times} s"
 
 
-def copy_of_the_script(folder):
-    folder.mkdir()
-    for name in ("grpo.py", "common.py"):
-        shutil.copy(ROOT / name, folder)
-    return folder / "grpo.py"
+@every_script
+def test_a_script_imports_common_and_what_is_in_tasks_and_kernels_but_no_other_script(script):
+    tree = ast.parse(Path(script.__file__).read_text())
+    names = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    ours = {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert {name.split(".")[0] for name in names} & ours <= {"common", "tasks", "kernels"}
+    assert "common" in names
 
 
-def test_the_script_and_common_alone_in_a_folder_train_and_say_that_no_curve_was_drawn(tmp_path):
-    script = copy_of_the_script(tmp_path / "alone")
-    done = start(*SMALL, "--max_steps", "2", script=script, cwd=script.parent)
+@every_script
+def test_a_script_is_short(script):
+    lines = Path(script.__file__).read_text().splitlines()
+    assert len(lines) <= (650 if script.__name__ == "ppo" else 500)
+    assert max(map(len, lines)) <= 110
+
+
+@every_script
+def test_every_equation_in_the_docstring_is_tagged_in_the_code_and_vice_versa(script):
+    stated = [int(n) for n in re.findall(r"\((\d+)\)\s*$", script.__doc__, re.M)]
+    tagged = {int(n) for n in re.findall(r"eq\. \((\d+)\)", Path(script.__file__).read_text())}
+    assert stated and sorted(stated) == [*range(1, len(stated) + 1)]
+    assert set(stated) == tagged, f"stated {stated}, tagged {sorted(tagged)}"
+    assert {int(n) for n in re.findall(r"\((\d\d?)\)", script.__doc__)} == set(stated)     # "as in (5)"
+
+
+# Run each of the scripts in a folder of its own, as from a shell, but import torch once for all of them.
+ALONE = """
+import os, runpy, sys
+import torch, torch._dynamo
+for folder in sys.argv[1].split(":"):
+    pid = os.fork()
+    if not pid:
+        os.chdir(folder)
+        for number, name in ((1, "stdout.txt"), (2, "stderr.txt")):
+            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)
+        name = os.path.basename(folder) + ".py"
+        sys.path[0], sys.argv = folder, [name, *sys.argv[2:]]
+        runpy.run_path(name, run_name="__main__")
+        sys.stdout.flush(), os._exit(0)
+    os.waitpid(pid, 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """alone(script) -> the folder that held the script and common.py, where it was run for two steps."""
+    folder = tmp_path_factory.mktemp("alone")
+    for name in SCRIPTS:
+        (folder / name).mkdir()
+        for path in (f"{name}.py", "common.py"):
+            shutil.copy(ROOT / path, folder / name)
+    folders = ":".join(str(folder / name) for name in SCRIPTS)
+    done = start("-c", ALONE, folders, *SMALL, "--max_steps", "2", script="-B", cwd=folder)
     assert done.returncode == 0 and done.stderr == "", done.stderr
-    assert len([line for line in done.stdout.splitlines() if "curve" in line]) == 1, done.stdout
-    folder = script.parent / "runs/grpo-arithmetic-s0"
-    assert json.loads((folder / "summary.json").read_text())["steps"] == 2
-    assert not (folder / "curve.png").exists()
-    assert {path.name for path in tmp_path.iterdir()} == {"alone"}
+    return lambda script: folder / script.__name__
+
+
+@every_script
+def test_a_script_and_common_alone_in_a_folder_train_and_say_that_no_curve_was_drawn(script, alone):
+    folder = alone(script)
+    assert (folder / "stderr.txt").read_text() == ""
+    said = (folder / "stdout.txt").read_text()
+    assert len([line for line in said.splitlines() if "curve" in line]) == 1, said
+    run = folder / f"runs/{script.__name__}-arithmetic-s0"
+    assert json.loads((run / "summary.json").read_text())["steps"] == 2
+    assert not (run / "curve.png").exists()
+    assert {path.name for path in folder.iterdir()} == {
+        f"{script.__name__}.py", "common.py", "stdout.txt", "stderr.txt", "runs"}
+    assert {path.name for path in folder.parent.iterdir()} == set(SCRIPTS)
 
 
 TASK = '''
@@ -384,34 +486,47 @@ def verify(problem, text):
     assert problem.task == "parrot"
     return float(text > "P")
 '''
+PER_MOVE = TASK.replace('float(text > "P")', '[0.5 * (character > "P") for character in text]')
 
 
-def test_a_task_is_one_file_in_tasks(tmp_path):
-    script = copy_of_the_script(tmp_path / "project")
-    (script.parent / "tasks").mkdir()
-    (script.parent / "tasks/parrot.py").write_text(TASK)
-    done = start(*SMALL, "--task", "parrot", "--base_steps", "3", "--max_steps", "2", "--num_prompts", "8",
-                 "--save_steps", "1", script=script, cwd=script.parent)
-    assert done.returncode == 0, done.stderr
-    folder = script.parent / "runs/grpo-parrot-s0"
+@every_script
+@pytest.mark.parametrize("source", [TASK, PER_MOVE], ids=["at the end", "for each move"])
+def test_a_task_is_one_file_in_tasks_and_may_reward_each_move(script, tmp_path, monkeypatch, source):
+    path = tmp_path / "tasks/parrot.py"             # next to common.py
+    path.parent.mkdir()
+    path.write_text(source)
+    monkeypatch.setattr(common, "__file__", str(tmp_path / "common.py"))
+    spec = importlib.util.spec_from_file_location("tasks.parrot", path)
+    parrot = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(parrot)
+    monkeypatch.setitem(sys.modules, "tasks", types.ModuleType("tasks"))
+    monkeypatch.setitem(sys.modules, "tasks.parrot", parrot)
+    script.main([*SMALL, "--task", "parrot", "--base_steps", "3", "--max_steps", "2", "--num_prompts", "8"])
+    folder = Path(f"runs/{script.__name__}-parrot-s0")
     groups = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     assert groups and all(re.fullmatch("(say|cry|sob) [0-9]:", group["prompt"]) for group in groups)
     made = [completion for group in groups for completion in group["completions"]]
-    assert {completion["reward"] for completion in made} == {0.0, 1.0}      # the task's own verifier judged
-    assert all(completion["reward"] == (completion["text"] > "P") for completion in made)
+    for completion in made:                         # the task's own verifier judged
+        verdict = parrot.verify(common.Problem("parrot", "", ""), completion["text"])
+        assert completion["reward"] == (verdict if source is TASK else sum(verdict))
+    assert len({completion["reward"] for completion in made}) > 1
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert sum("loss" in line for line in metrics) == 2
 
 
 # ---- what may be said, and how ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FIELDS.keys() - {"resume_from_checkpoint"})
-def test_a_flag_is_spelled_with_hyphens_or_underscores(monkeypatch, name):
-    monkeypatch.setattr(grpo.Config, "check", lambda self: None)
-    for spelling in (name, name.replace("_", "-")):
-        cfg = grpo.Config.parse([f"--{spelling}", other(name)])
-        assert getattr(cfg, name) == FIELDS[name].type(other(name))
-        changed = {field for field in FIELDS if getattr(cfg, field) != getattr(grpo.Config.parse([]), field)}
-        assert changed == {name}
+@every_script
+def test_a_flag_is_spelled_with_hyphens_or_underscores(script, monkeypatch):
+    monkeypatch.setattr(script.Config, "check", lambda self: None)
+    default, fields = script.Config.parse([]), FIELDS | own_fields(script)
+    for name in fields.keys() - {"resume_from_checkpoint"}:
+        value = other(fields[name])
+        for spelling in (name, name.replace("_", "-")):
+            cfg = script.Config.parse([f"--{spelling}", value])
+            assert getattr(cfg, name) == fields[name].type(value)
+            assert {field for field in fields if getattr(cfg, field) != getattr(default, field)} == {name}
 
 
 def test_resume_is_spelled_with_hyphens_too(refused, run):
@@ -419,13 +534,14 @@ def test_resume_is_spelled_with_hyphens_too(refused, run):
 
 
 @pytest.fixture
-def help_groups(capsys):
+def help_groups(script, capsys):
     """The text of --help below the docstring: heading -> {flag: what is said of it}."""
     with pytest.raises(SystemExit) as stop:
-        grpo.main(["--help"])
+        script.main(["--help"])
     assert stop.value.code in (0, None)
     groups, entries = {}, None
-    for line in capsys.readouterr().out.split(grpo.__doc__.strip().splitlines()[-1])[1].splitlines():
+    out = capsys.readouterr().out
+    for line in out.split(script.__doc__.strip().splitlines()[-1])[1].splitlines():
         if re.fullmatch(r"\S.*:", line):
             entries = groups.setdefault(line[:-1], {})
         elif flag := re.match(r"  (?:-\w, )?--(\w+)", line):
@@ -436,41 +552,46 @@ def help_groups(capsys):
     return groups
 
 
-def test_help_opens_with_the_equations(capsys):
+@every_script
+def test_help_opens_with_the_equations(script, capsys):
     with pytest.raises(SystemExit):
-        grpo.main(["--help"])
-    assert grpo.__doc__.strip() in capsys.readouterr().out
+        script.main(["--help"])
+    assert script.__doc__.strip() in capsys.readouterr().out
 
 
-def test_help_gives_every_flag_in_its_group_with_its_meaning_and_default(help_groups):
-    by_group = {}
-    for name, field in FIELDS.items():
+@every_script
+def test_help_gives_every_flag_in_its_group_with_its_meaning_and_default(script, help_groups):
+    by_group, fields = {}, FIELDS | own_fields(script)
+    for name, field in fields.items():
         by_group.setdefault(field.metadata["group"], set()).add(name)
     assert {title: set(entries) for title, entries in help_groups.items() if title != "options"} == by_group
     for title, entries in help_groups.items():
         for name, entry in entries.items() if title != "options" else ():
-            default = FIELDS[name].default
+            default = fields[name].default
             assert f"[{default}]" in entry or f"[{default!r}]" in entry
             said = re.sub(rf"--[\w-]+|\[.*\]|{name}", "", entry)
             assert re.search("[a-z]{2}", said), entry
 
 
-def test_help_lists_the_choices_of_a_flag_that_has_some(help_groups):
+@every_script
+def test_help_lists_the_choices_of_a_flag_that_has_some(script, help_groups):
     entries = {name: entry for group in help_groups.values() for name, entry in group.items()}
-    missing = [(name, choice) for name, field in FIELDS.items() for choice in field.metadata["choices"] or ()
-               if not re.search(rf"\b{choice}\b", entries[name])]
-    assert not missing
+    for name, field in (FIELDS | own_fields(script)).items():
+        for choice in field.metadata["choices"] or ():
+            assert re.search(rf"\b{choice}\b", entries[name]), (name, choice)
 
 
-def test_the_algorithms_own_flags_come_first_in_help(help_groups):
+@every_script
+def test_the_algorithms_own_flags_come_first_in_help(script, help_groups):
     assert [title for title in help_groups if title != "options"][0] == "algorithm"
-    own = set(grpo.Config.__annotations__)                  # not the flags that all scripts have
-    assert set(help_groups["algorithm"]) == own >= {"loss_type", "beta"}
+    assert set(help_groups["algorithm"]) == set(own_fields(script))
 
 
-def test_every_flag_is_read_somewhere():
-    code = "".join((ROOT / name).read_text() for name in ("grpo.py", "common.py"))
-    dead = [name for name in FIELDS if not re.search(rf"\b(cfg|self|given)\.{name}\b", code)]
+@every_script
+def test_every_flag_is_read_somewhere(script):
+    code = "".join((ROOT / name).read_text() for name in (f"{script.__name__}.py", "common.py"))
+    dead = [name for name in FIELDS | own_fields(script)
+            if not re.search(rf"\b(cfg|self|given)\.{name}\b", code)]
     assert not dead
 
 
