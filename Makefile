@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 SEEDS ?= 0 1 2 3 4
+TASK ?= arithmetic
 
 ifeq ($(VENV),none)
 PY := $(PYTHON)
@@ -12,7 +13,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/installed
 endif
 
-.PHONY: run test lint sync diff seeds clean
+.PHONY: run test lint sync diff seeds compare clean
 
 run: $(READY)            ## the main job: warm start, GRPO on arithmetic, a run folder under runs/
 	$(PY) grpo.py --task arithmetic
@@ -31,6 +32,9 @@ diff:                    ## make diff A=grpo B=gspo: the lesson, in removed and 
 
 seeds: $(READY)          ## the table of seeds in README.md, each seed from nothing: its own base, its own problems
 	$(PY) tools/seeds.py $(SEEDS)
+
+compare: $(READY)        ## all five scripts from one base, three seeds each: table in README.md, docs/compare.png
+	$(PY) -m tools.compare --task $(TASK)
 
 clean:                   ## all that the targets above made, but the docs
 	rm -rf .venv runs .pytest_cache .ruff_cache

@@ -34,9 +34,10 @@ def fail(message, code=2):
     raise SystemExit(code)
 
 
-def flag(default, help, group="algorithm", low=None, choices=None, why=""):
-    """A field of a Config that is also a command-line flag; numbers are finite and at least `low`."""
-    metadata = {"help": help, "group": group, "low": low, "choices": choices, "why": why and f" ({why})"}
+def flag(default, help, group="algorithm", low=None, choices=None, why="", high=None):
+    """A field of a Config that is also a command-line flag; numbers are finite, from `low` to `high`."""
+    metadata = {"help": help, "group": group, "low": low, "high": high, "choices": choices,
+                "why": why and f" ({why})"}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -96,6 +97,8 @@ class Config:
             value, low = getattr(self, f.name), f.metadata["low"]
             if low is not None and not low <= value < math.inf:
                 fail(f"--{f.name} {value}: must be finite and at least {low}{f.metadata['why']}")
+            if f.metadata["high"] is not None and value > f.metadata["high"]:
+                fail(f"--{f.name} {value}: must be at most {f.metadata['high']}")
             if f.metadata["choices"] and value not in f.metadata["choices"]:
                 fail(f"--{f.name} {value}: must be one of {', '.join(f.metadata['choices'])}")
         load_task(self.task)

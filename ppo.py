@@ -45,9 +45,9 @@ from common import flag
 
 @dataclasses.dataclass(frozen=True)
 class Config(common.Config):
-    gamma: float = flag(1.0, "discount in (1)", low=0)
-    lam: float = flag(0.95, "lambda in (1) for the actor: 0 trusts the critic, 1 the returns", low=0)
-    critic_lam: float = flag(-1.0, "lambda in (6); -1: the actor's (VAPO: 1)", low=-1)
+    gamma: float = flag(1.0, "discount in (1)", low=0, high=1)
+    lam: float = flag(0.95, "lambda in (1) for the actor: 0 trusts the critic, 1 returns", low=0, high=1)
+    critic_lam: float = flag(-1.0, "lambda in (6); -1: the actor's (VAPO: 1)", low=-1, high=1)
     length_adaptive: str = flag("no", "lambda of the actor by (8) (VAPO: yes)", choices=("no", "yes"))
     alpha: float = flag(1.0, "alpha in (8); the paper's .05 is for thousands of tokens", low=1e-9)
     trust_region: str = flag("clip", "(3), (9) or (10)", choices=("clip", "penalty", "trpo"))
@@ -62,7 +62,7 @@ class Config(common.Config):
     critic_learning_rate: float = flag(2e-3, "of the critic's Adam", low=0)
     critic_pretrain_steps: int = flag(0, "batches on which the critic learns alone, first (VAPO: 50)", low=0)
     beta: float = flag(0.0, "weight of the KL to the base, in the reward", low=0)
-    kl_target: float = flag(0.0, "KL to the base, a token, to adapt beta to; 0: beta is fixed", low=0)
+    kl_target: float = flag(0.0, "KL to the base, a token, for beta > 0 to adapt to; 0: it is fixed", low=0)
     nll_coef: float = flag(0.0, "weight of the likelihood of right answers (mu) (VAPO: .1)", low=0)
     entropy_coef: float = flag(0.0, "weight of the entropy bonus (c_H)", low=0)
     entropy_decay_steps: int = flag(0, "c_H falls linearly to 0 in so many steps; 0: it stays", low=0)

@@ -48,7 +48,7 @@ class Config(common.Config):
     method: str = flag("reinforce", "or, by heart, the right ones", choices=("reinforce", "rejection"))
     baseline: str = flag("none", "b in (2)", choices=("none", "mean", "rloo", "batch", "optimal"))
     view: str = flag("sequence", "A_t in (2)", choices=("sequence", "token"))
-    gamma: float = flag(1.0, "discount in (1); below 1 it hurries what is good, delays what is bad", low=0)
+    gamma: float = flag(1.0, "discount in (1); below 1 it hurries good ends, delays bad ones", low=0, high=1)
     num_iterations: int = flag(1, "passes over each batch (mu)", low=1)
     beta: float = flag(0.0, "weight of the KL to the base", low=0)
     entropy_coef: float = flag(0.0, "weight of the entropy bonus (c_H)", low=0)

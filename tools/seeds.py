@@ -27,10 +27,10 @@ def row(seed, summary):
             f"{summary['seconds_warm_start']:.0f} s | {summary['seconds_total']:.0f} s |\n")
 
 
-def put(name, text):
-    """Replace what stands in README.md between the marks `made by make seeds: NAME` and `end of NAME`."""
+def put(name, text, target="seeds"):
+    """Replace what stands in README.md between the marks `made by make TARGET: NAME` and `end of NAME`."""
     readme = (ROOT / "README.md").read_text()
-    start, end = f"<!-- made by make seeds: {name} -->\n", f"<!-- end of {name} -->"
+    start, end = f"<!-- made by make {target}: {name} -->\n", f"<!-- end of {name} -->"
     before, after = readme.split(start)[0], readme.split(end)[1]
     (ROOT / "README.md").write_text(before + start + text + end + after)
 
