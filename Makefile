@@ -13,7 +13,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/installed
 endif
 
-.PHONY: run test lint sync diff seeds compare clean
+.PHONY: run test lint mutants sync diff seeds compare clean
 
 run: $(READY)            ## the main job: warm start, GRPO on arithmetic, a run folder under runs/
 	$(PY) grpo.py --task arithmetic
@@ -23,6 +23,9 @@ test: $(READY)           ## every test
 
 lint: $(READY)
 	$(PY) -m ruff check .
+
+mutants: $(READY)        ## two hundred mistakes, one at a time in a copy: do the tests see each?
+	$(PY) tests/mutants.py
 
 sync:                    ## make sync FROM=grpo.py: its shared functions into the other scripts
 	$(PYTHON) tools/sync.py $(FROM)

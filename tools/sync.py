@@ -17,8 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ("reinforce.py", "ppo.py", "grpo.py", "gspo.py", "dpo.py")
 # What a script is there to teach, and so may differ.
-LESSONS = {"Config", "LOSS_TYPES", "COLUMNS", "advantages", "log_ratio", "policy_loss", "backward", "update",
-           "main"}
+LESSONS = {"Config", "COLUMNS", "advantages", "log_ratio", "policy_loss", "backward", "update", "main"}
 
 
 def names(node):

@@ -1,0 +1,655 @@
+"""Plausible mistakes, each of which the tests have to see: make mutants, or python tests/mutants.py WORD ...
+
+One at a time, in a copy of the repository, the old text of a mistake is replaced by the new, and the tests
+named with it run until one fails: the mistake is killed. One that survives is a test that is missing. It is
+an error if the old text does not occur exactly once, if the mistake breaks the import (that, anyone sees), or
+if its tests fail without it. A function that several scripts share is changed in the one that tests look at;
+tests/test_sync.py, which would see any change of it, is not asked. A WORD is of the script, name or tests.
+
+In MISTAKES, `== script | tests` says whose mistakes follow and who should see them: a file, and an expression
+for pytest -k. Then, of each, its name, the lines that are replaced (-), those that take their place (+).
+"""
+import json
+import multiprocessing
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+SECONDS = 120                                           # a mistake that makes the tests hang is killed, too
+
+
+class Mutant(NamedTuple):
+    script: str
+    mistake: str
+    old: str
+    new: str
+    tests: str
+
+
+def parse(text):
+    """The mutants of a text like MISTAKES."""
+    mutants, script, tests = [], "", ""
+    for line in text.strip().split("\n"):
+        mark, rest = line[:2].strip(), line[2:]
+        if mark == "==":
+            script, tests = rest.strip().split(" | ")
+        elif mark == "-":
+            mutants[-1] = mutants[-1]._replace(old=f"{mutants[-1].old}\n{rest}".removeprefix("\n"))
+        elif mark == "+":
+            mutants[-1] = mutants[-1]._replace(new=f"{mutants[-1].new}\n{rest}".removeprefix("\n"))
+        elif line:
+            mutants.append(Mutant(script, line, "", "", tests))
+    return mutants
+
+
+def put(mutant, folder):
+    """Make the mistake in the copy. -> None, or what is wrong with the mutant"""
+    path = folder / mutant.script
+    source = path.read_text() if path.is_file() else ""
+    if source.count(mutant.old) != 1 or mutant.old == mutant.new:
+        return f"the old text occurs {source.count(mutant.old)} times"
+    path.write_text(source.replace(mutant.old, mutant.new))
+
+
+class Watch:
+    """A plugin that remembers the first test that failed."""
+    failed = ""
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed and not self.failed:
+            self.failed = report.nodeid.split("::")[-1]
+
+
+def run_tests(folder, tests):
+    """In a process of its own: run them in the folder, and leave in result.json [exit code, what failed]."""
+    import pytest
+    with open(folder / "output.txt", "w") as output:
+        for stream in (1, 2):
+            os.dup2(output.fileno(), stream)
+    os.chdir(folder)
+    sys.path[:] = [path for path in sys.path if not Path(path).is_relative_to(ROOT)]
+    file, _, words = tests.partition(" ")
+    watch = Watch()
+    code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--basetemp", str(folder / "tmp"),
+                        f"tests/{file}", "-k", words], plugins=[watch])
+    (folder / "result.json").write_text(json.dumps([int(code), watch.failed]))
+
+
+def start(folder, tests):
+    """A process that runs the tests; forked where possible, for then torch is there already."""
+    method = "fork" if sys.platform == "linux" else "spawn"
+    process = multiprocessing.get_context(method).Process(target=run_tests, args=(folder, tests))
+    process.start()
+    return process
+
+
+def verdict(process, folder, seconds):
+    """What came of the tests: None while they run, else (passed, failed or broken; which test, or why)."""
+    if process.is_alive() and seconds < SECONDS:
+        return None
+    if process.is_alive():
+        process.kill()
+        process.join()
+        return "failed", f"no end after {SECONDS} s"
+    if not (folder / "result.json").is_file():
+        return "failed", f"the process died with {process.exitcode}"
+    code, failed = json.loads((folder / "result.json").read_text())
+    if code == 0:
+        return "passed", ""
+    return ("failed", failed) if code == 1 and failed else ("broken", f"pytest ends with {code}")
+
+
+def each(jobs, base, scratch):
+    """Run the jobs, (mutant or None, tests), as many at a time as there are cores. Yields as they end:
+    (mutant, tests, *verdict, seconds, what was printed)"""
+    waiting, running = list(enumerate(jobs)), []
+    while waiting or running:
+        while waiting and len(running) < (os.cpu_count() or 1):
+            number, (mutant, tests) = waiting.pop(0)
+            folder = scratch / str(number)
+            shutil.copytree(base, folder)
+            wrong = put(mutant, folder) if mutant else None
+            if wrong:
+                yield mutant, tests, "broken", wrong, 0.0, ""
+            else:
+                running.append((mutant, tests, folder, start(folder, tests), time.perf_counter()))
+        for job in list(running):
+            mutant, tests, folder, process, clock = job
+            seconds = time.perf_counter() - clock
+            if found := verdict(process, folder, seconds):
+                running.remove(job)
+                yield mutant, tests, *found, seconds, (folder / "output.txt").read_text()
+                shutil.rmtree(folder)
+        time.sleep(0.01)
+
+
+def main(words):
+    """-> exit code, 1 if a mutant survives or is broken, or if its tests fail without it"""
+    mutants = [m for m in parse(MISTAKES) if all(w in f"{m.script} {m.mistake} {m.tests}" for w in words)]
+    begin, killed, ready = time.perf_counter(), 0, True
+    if sys.platform == "linux":
+        import torch._dynamo  # noqa: F401    as the first optimizer step does; here once, for all forks
+    with tempfile.TemporaryDirectory() as folder:
+        base, scratch = Path(folder, "base"), Path(folder, "work")
+        shutil.copytree(ROOT, base, ignore=shutil.ignore_patterns(".*", "runs", "docs", "__pycache__"))
+        no_mistake = [(None, tests) for tests in dict.fromkeys(mutant.tests for mutant in mutants)]
+        for _, tests, word, detail, seconds, output in each(no_mistake, base, scratch):
+            print(f"{word:9}{seconds:5.1f} s  no mistake: {tests}  {detail}", flush=True)
+            if word != "passed":
+                ready = print(output)
+        if not ready:
+            print("tests have to be there, and to pass, before a mistake tells anything")
+            return 1
+        for mutant, tests, word, detail, seconds, _ in each([(m, m.tests) for m in mutants], base, scratch):
+            killed += word == "failed"
+            word = {"failed": "killed", "passed": "SURVIVED", "broken": "BROKEN"}[word]
+            line = f"{word:9}{seconds:5.1f} s  {mutant.script}: {mutant.mistake}  [{detail or tests}]"
+            print(line[:160], flush=True)
+    print(f"{killed}/{len(mutants)} killed, {time.perf_counter() - begin:.0f} s")
+    return int(killed < len(mutants))
+
+
+MISTAKES = r"""
+== reinforce.py | test_reinforce_math.py
+the sign of the loss
+- torch.where(mask > 0, -A * logps, 0.0)
++ torch.where(mask > 0, A * logps, 0.0)
+the loss has the probability, not its logarithm
+- torch.where(mask > 0, -A * logps, 0.0)
++ torch.where(mask > 0, -A * logps.exp(), 0.0)
+an advantage per row is taken as one per token
+- A = advantages if advantages.dim() == 2 else advantages[:, None]
++ A = advantages
+the baseline of RLOO has the own return in it
+- "rloo": plain,
++ "rloo": rewards.mean(1, keepdim=True),
+the others' sum is divided by G
+- plain = rewards @ others / others.sum(0)
++ plain = rewards @ others / len(others)
+the group's mean is that of the batch
+- "mean": rewards.mean(1, keepdim=True)
++ "mean": rewards.mean()
+the batch's mean is that of the group
+- "batch": rewards.mean(),
++ "batch": rewards.mean(1, keepdim=True),
+the optimal baseline has the own return in it
+- (w * rewards) @ others / (w @ others)
++ (w * rewards).sum(1, keepdim=True) / w.sum(1, keepdim=True)
+the optimal baseline is not weighted
+- (w * rewards) @ others / (w @ others)
++ plain
+the optimal baseline is 0 / 0 where nothing weighs
+- torch.where(w @ others > 0, (w * rewards) @ others / (w @ others), plain)
++ (w * rewards) @ others / (w @ others)
+groups of equals get rounding errors
+- torch.where(has_signal(rewards) | (baseline in ("none", "batch")), rewards - b, 0.0)
++ rewards - b
+groups of equals get nothing from the mean of the batch
+- (baseline in ("none", "batch"))
++ (baseline == "none")
+the population's optimal baseline divides by the weights alone
+- / (weights * sq_grad_norms).sum()
++ / weights.sum()
+the population's optimal baseline knows no probabilities
+- (weights * sq_grad_norms * rewards).sum() / (weights * sq_grad_norms).sum()
++ (sq_grad_norms * rewards).sum() / sq_grad_norms.sum()
+the reward-to-go is not discounted
+- r + gamma * G, G)
++ r + G, G)
+the reward of the token itself is discounted
+- r + gamma * G, G)
++ gamma * (r + G), G)
+the rewards so far in place of those to come
+- in zip(rewards.T.flip(0), mask.T.flip(0)):
++ in zip(rewards.T, mask.T):
+the reward-to-go is backwards
+- return torch.stack(slots[::-1], 1)
++ return torch.stack(slots, 1)
+masked slots are steps that discount
+- torch.where(m > 0, r + gamma * G, G)
++ r * m + gamma * G
+
+== reinforce.py | test_gradient.py reinforce and not flag
+1/B counts the rows that are not skipped
+- count = len(rows) if
++ count = len(used) if
+rejection sampling averages over the wrong ones, too
+- count = len(rows) if cfg.method == "reinforce" else signal.sum().clamp(min=1).item()
++ count = len(rows)
+a row of which one token has no advantage is skipped
+- (A[rows] != 0).any(1)
++ (A[rows] != 0).all(1)
+rows without advantage are left out although there is a bonus
+- used, lengths = rows if entropy_coef else rows[signal],
++ used, lengths = rows[signal],
+a mean over the tokens favours short answers
+- part_loss = aggregate(terms, m, "sequence_sum", count)
++ part_loss = aggregate(terms, m, "sequence_mean", count)
+the bonus is a penalty
+- m) - entropy_coef * entropy
++ m) + entropy_coef * entropy
+the KL raises the reward
+- rewards = rewards - cfg.beta * kl(
++ rewards = rewards + cfg.beta * kl(
+the KL in the reward is k3
+- kl(logps, ref_logps, "k1") * mask
++ kl(logps, ref_logps, "k3") * mask
+the KL in the reward is upside down
+- kl(logps, ref_logps, "k1") * mask
++ kl(ref_logps, logps, "k1") * mask
+the discount is forgotten
+- to_go = rewards_to_go(rewards, mask, cfg.gamma)
++ to_go = rewards_to_go(rewards, mask, 1.0)
+each token has the return of the whole
+- (cfg.view == "token"))
++ 0)
+a verdict comes with the first token
+- return [0.0] * (len(ids) - 1) + [verdict]
++ return [verdict] + [0.0] * (len(ids) - 1)
+a move is rewarded a token late
+- zip(ends, ends[1:])]
++ zip([0, *ends], ends)][:-1]
+bytes are counted for characters
+- ends = [len(decode(ids[:t])) for t in range(len(ids) + 1)]
++ ends = list(range(len(ids) + 1))
+
+== reinforce.py | test_survivors.py reinforce
+the KL is not detached
+- @torch.no_grad()
+- def credit(
++ def credit(
+the token view has no baseline
+- (A + (to_go - to_go[:, :1]) * (cfg.view == "token"))
++ (to_go if cfg.view == "token" else A)
+the norms of gradients are not squared
+- gradient.square().sum() for
++ gradient.abs().sum() for
+the padding has a part in the norms
+- cfg.temperature)[0] * mask).sum()
++ cfg.temperature)[0]).sum()
+norms of the gradient of the probability
+- cfg.temperature)[0] * mask).sum()
++ cfg.temperature)[0] * mask).sum().exp()
+
+== grpo.py | test_grpo_math.py
+the group's std has ddof 0
+- rewards.std(1, keepdim=True) + eps
++ rewards.std(1, keepdim=True, correction=0) + eps
+eps inside the square root
+- rewards.std(1, keepdim=True) + eps
++ (rewards.var(1, keepdim=True) + eps).sqrt()
+the std is the batch's
+- "group": rewards.std(1, keepdim=True)
++ "group": rewards.std()
+no eps
+- rewards.std(1, keepdim=True) + eps
++ rewards.std(1, keepdim=True)
+the mean is the batch's
+- (rewards - rewards.mean(1, keepdim=True)) /
++ (rewards - rewards.mean()) /
+groups of equals get rounding errors
+- torch.where(has_signal(rewards), A, 0.0)
++ A
+max for min in the clip
+- -torch.min(ratio * A
++ -torch.max(ratio * A
+the clip bounds good and bad alike
+- -torch.min(ratio * A, ratio.clamp(1 - epsilon, 1 + epsilon_high) * A)
++ -ratio.clamp(1 - epsilon, 1 + epsilon_high) * A
+epsilon and epsilon_high are swapped
+- ratio.clamp(1 - epsilon, 1 + epsilon_high)
++ ratio.clamp(1 - epsilon_high, 1 + epsilon)
+the policy is pushed away from what is good
+- "clip": -torch.min
++ "clip": torch.min
+CISPO's weight is not detached
+- ratio.clamp(max=1 + epsilon_high).detach()
++ ratio.clamp(max=1 + epsilon_high)
+CISPO has a lower bound
+- ratio.clamp(max=1 + epsilon_high).detach()
++ ratio.clamp(1 - epsilon, 1 + epsilon_high).detach()
+SAPO's temperatures are swapped
+- (A <= 0).to(A)
++ (A > 0).to(A)
+SAPO without its 4 / tau
+- -4 / tau * torch.sigmoid
++ -torch.sigmoid
+the ratio is upside down
+- mask > 0, logps - old_logps.detach(), 0.0
++ mask > 0, old_logps.detach() - logps, 0.0
+masked slots have a loss
+- return torch.where(mask > 0, surrogate[LOSS_TYPES[loss_type][0]], 0.0)
++ return surrogate[LOSS_TYPES[loss_type][0]]
+the old log-probs get a gradient
+- logps - old_logps.detach(), 0.0
++ logps - old_logps, 0.0
+k1 has the wrong sign
+- "k1": x}
++ "k1": -x}
+k3 is upside down
+- torch.expm1(-x) + x
++ torch.expm1(x) - x
+k3 without expm1: rounding makes it negative
+- torch.expm1(-x) + x
++ torch.exp(-x) - 1 + x
+k2 is not halved
+- x.square() / 2
++ x.square()
+k2 is the default estimator
+- def kl(logps, ref_logps, estimator="k3")
++ def kl(logps, ref_logps, estimator="k2")
+sequence_mean divides by the slots
+- (x.sum(1) / lengths).sum() / N
++ x.mean(1).sum() / N
+token_mean is a mean of means
+- "token_mean": x.sum() / M
++ "token_mean": (x.sum(1) / lengths).mean()
+the default token count is that of the slots
+- M = mask.sum().clamp(min=1) if
++ M = mask.numel() if
+Dr. GRPO divides by the longest row
+- x.sum() / (N * (max_length or x.shape[1]))
++ x.sum() / (N * lengths.max())
+sequence_sum counts rows that have a token
+- "sequence_sum": x.sum() / N
++ "sequence_sum": x.sum() / (mask.sum(1) > 0).sum().clamp(min=1)
+masked slots are averaged in
+- x, lengths = x * mask, mask
++ x, lengths = x, mask
+the overlong penalty is a reward
+- .clamp(-1.0, 0.0)
++ .clamp(-1.0, 0.0).abs()
+the overlong penalty begins too late
+- (max_length - buffer - lengths)
++ (max_length - lengths)
+an empty answer has a vote
+- for answer in map(extract, texts) if answer is not None]
++ for answer in map(extract, texts)]
+the last of tied answers wins
+- return max(answers, key=answers.count, default=None)
++ return max(answers[::-1], key=answers.count, default=None)
+pass@k is the biased estimator
+- 1 - math.comb(n - c, k) / math.comb(n, k)
++ 1 - (1 - c / n) ** k
+
+== grpo.py | test_gradient.py is_cut and grpo-grpo]
+the counts are those of the micro-batch
+- aggregate(terms, m, averaging, len(rows), mask[rows].sum(), cfg.max_completion_length)
++ aggregate(terms, m, averaging, max_length=cfg.max_completion_length)
+the rows of the micro-batch are counted
+- averaging, len(rows), mask[rows]
++ averaging, len(part), mask[rows]
+the entropy is lowered
+- - entropy_coef * entropy)
++ + entropy_coef * entropy)
+the KL pushes away from the reference
+- + cfg.beta * kl(
++ - cfg.beta * kl(
+the gradient of the step before is kept
+- weight.grad = torch.zeros_like(weight)
++ weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+only the last micro-batch's loss is logged
+- loss, largest = loss + part_loss.item()
++ loss, largest = part_loss.item()
+scored at another temperature than sampled
+- logps, entropy = score(policy, batch.prompts[part], tokens, cfg.temperature)
++ logps, entropy = score(policy, batch.prompts[part], tokens)
+the reference scores at another temperature
+- ref_logps, _ = score(ref, batch.prompts[part], tokens, cfg.temperature)
++ ref_logps, _ = score(ref, batch.prompts[part], tokens)
+
+== grpo.py | test_gradient.py is_cut and dr_grpo-grpo]
+Dr. GRPO divides by the longest row of the micro-batch
+- mask[rows].sum(), cfg.max_completion_length)
++ mask[rows].sum(), T)
+
+== grpo.py | test_gradient.py (skipping or without_advantage or bnpo) and grpo]
+tokens of skipped rows are not counted
+- mask[rows].sum(), cfg
++ mask[used].sum(), cfg
+skipped rows are not counted
+- averaging, len(rows), mask[rows]
++ averaging, len(used), mask[rows]
+BNPO's rows are sorted by length
+- cfg.micro_batch_size, averaging != "micro_batch_mean")
++ cfg.micro_batch_size)
+BNPO leaves rows out
+- or averaging == "micro_batch_mean"):
++ ):
+rows without advantage are left out although there is a KL
+- if not (cfg.beta or entropy_coef or
++ if not (entropy_coef or
+rows without advantage are left out although there is a bonus
+- if not (cfg.beta or entropy_coef or
++ if not (cfg.beta or
+
+== grpo.py | test_gradient.py (long_gradient or new_order or warms_up or falls or metrics) and grpo
+the gradient is not clipped
+- nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm)
++ nn.utils.clip_grad_norm_(policy.parameters(), math.inf)
+the warm-up begins at 0
+- (step + 1) / max(1, cfg.warmup_steps)
++ step / max(1, cfg.warmup_steps)
+every pass has the same order
+- "shuffle", step, iteration)
++ "shuffle", step)
+one step per pass, whatever num_mini_batches says
+- rows.tensor_split(min(cfg.num_mini_batches, len(A)))
++ rows.tensor_split(1)
+the entropy bonus never falls
+- max(0.0, 1 - step / (cfg.entropy_decay_steps or math.inf))
++ 1.0
+the entropy bonus becomes a penalty
+- max(0.0, 1 - step / (cfg.entropy_decay_steps or math.inf))
++ (1 - step / (cfg.entropy_decay_steps or math.inf))
+the clip fraction counts what is clipped on either side
+- (A > 0) & (log_rho.exp() > 1 + epsilon_high) | (A < 0) & (log_rho.exp() < 1 - epsilon)
++ (log_rho.exp() > 1 + epsilon_high) | (log_rho.exp() < 1 - epsilon)
+metrics average over slots
+- (sums[1:] / sums[0].clamp(min=1))
++ (sums[1:] / mask.numel())
+the entropy metric averages over slots
+- (batch.out.entropy.sum() / lengths.sum())
++ batch.out.entropy.mean()
+
+== grpo.py | test_gradient.py dynamic_sampling_fills or dynamic_sampling_adds or penalty_on
+dynamic sampling keeps groups without signal
+- signal.int().argsort(descending=True
++ signal.int().argsort(descending=False
+dynamic sampling draws the same problems again
+- (cfg.seed, step, attempt), split
++ (cfg.seed, step), split
+the penalty counts as accuracy
+- accuracy=accuracy)
++ accuracy=rewards.mean().item())
+
+== grpo.py | test_rollout.py
+the answer of one prompt for another
+- verify(problems[i // G - P], text)
++ verify(problems[i % P - P], text)
+prompts are tiled, completions are not
+- torch.cat(prompts)[rows // G]
++ torch.cat(prompts)[rows % len(kept)]
+sampled at another temperature than scored
+- torch.softmax(logits / cfg.temperature, -1).cumsum(-1)
++ torch.softmax(logits, -1).cumsum(-1)
+log-probs kept at another temperature
+- logprobs(logits[:, None], token[:, None], cfg.temperature)
++ logprobs(logits[:, None], token[:, None])
+log-probs off by one slot
+- model(torch.cat([prompts, tokens], 1)[:, :-1], logits_to_keep
++ model(torch.cat([prompts, tokens], 1), logits_to_keep
+the EOS is not in the mask
+-         for slots, value in zip(out[1:]
++         active = active & (token != EOS)
++         for slots, value in zip(out[1:]
+the mask goes by the pad's id
+- slots[rows, t] = value[:, 0] * active
++ slots[rows, t] = value[:, 0] * (active & (token != PAD))
+what follows the EOS counts
+- slots[rows, t] = value[:, 0] * active
++ slots[rows, t] = value[:, 0]
+the uniform is not scaled to the end of the CDF
+- uniforms[rows, t, None] * cdf[:, -1:], right=True
++ uniforms[rows, t, None], right=True
+a token of probability 0 can be drawn
+- cdf[:, -1:], right=True)
++ cdf[:, -1:], right=False)
+all rows have the uniforms of the first
+- uniforms[rows, t, None]
++ uniforms[rows * 0, t, None]
+uniforms of the row's place in the cache
+- uniforms[rows, t, None]
++ uniforms[:len(rows), t, None]
+each slot has the same uniform
+- uniforms[rows, t, None]
++ uniforms[rows, 0, None]
+positions begin at 0 with a cache, too
+- start = cache[self.blocks[0]].shape[3] if cache else 0
++ start = 0
+positions do not matter
+- angles = positions[:, None] * self.frequencies
++ angles = 0 * positions[:, None] * self.frequencies
+later tokens are seen
+- is_causal=L > 1
++ is_causal=False
+the cache keeps the order of finished rows
+- cache = {block: kv[:, active] for block, kv in cache.items()}
++ cache = {block: kv[:, :left] for block, kv in cache.items()}
+copies of a prompt are not side by side
+- cache = {block: kv.repeat_interleave(copies, 1) for
++ cache = {block: kv.repeat(1, copies, 1, 1, 1) for
+the entropy has the wrong sign
+- squeeze(-1), -plogp.sum(-1)
++ squeeze(-1), plogp.sum(-1)
+a token of probability 0 makes the entropy nan
+- logp.exp() * logp.clamp(min=-1e4)
++ logp.exp() * logp
+pass@k counts the first k of other problems
+- mean([pass_at_k(k, sum(right[g]), k) for g in groups])
++ mean([pass_at_k(k, sum(right[i::len(groups)]), k) for i in range(len(groups))])
+evaluation on training problems
+- "evaluation", "test", **cfg.options)
++ "evaluation", "train", **cfg.options)
+a reward per move counts only once
+- [sum(v) if isinstance(v, list) else v for v in verdicts]
++ [v[-1] if isinstance(v, list) else v for v in verdicts]
+
+== grpo.py | test_survivors.py grpo
+the reference is the policy
+- ref = copy.deepcopy(policy)
++ ref = policy
+rotary positions mirror one half
+- left * sin + right * cos
++ left * sin - right * cos
+every step draws the same uniforms
+- "rollout", step, attempt)
++ "rollout", attempt)
+every seed draws the same uniforms
+- generator(cfg.seed, "rollout"
++ generator("rollout"
+the warm start learns the padding, too
+- mask = torch.arange(T) < lengths[rows, None]
++ mask = torch.arange(T) <= lengths[rows, None]
+demonstrations do not end
+- allowed_special="all") + [EOS] for text in texts]
++ allowed_special="all") for text in texts]
+the warm start's loss is a mean of its halves
+- / lengths.sum().item()).backward()
++ / mask.sum() / 2).backward()
+the warm start reads the forum first
+- "textbook" if step < 0.6 * cfg.base_steps else "forum"
++ "textbook" if step >= 0.6 * cfg.base_steps else "forum"
+a step that is not finite is taken
+- if not math.isfinite(
++ if math.isnan(
+
+== grpo.py | test_tokenizer_verifier.py right_answer or anything_else or hostile or prompt
+numbers are compared as texts
+- int(number[0]) == int(problem.answer)
++ number[0] == problem.answer
+two answers in a text, one of them right
+- text.count("<answer>") == text.count("</answer>") == 1
++ "<answer>" in text
+anything around the number
+- number = re.fullmatch("-?
++ number = re.search("-?
+prompts are padded on the right
+- [PAD] * (width - len(ids)) + ids for
++ ids + [PAD] * (width - len(ids)) for
+a prompt can hold special tokens
+- map(TOKENIZER.encode_ordinary, prompts)
++ map(lambda p: TOKENIZER.encode(p, allowed_special="all"), prompts)
+
+== gspo.py | test_gspo_math.py
+a sum for the mean
+- log_rho.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
++ log_rho.sum(1, keepdim=True)
+the mean is over the slots
+- / mask.sum(1, keepdim=True).clamp(min=1)
++ / mask.shape[1]
+an arithmetic mean of the ratios
+- log_s = log_rho.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
++ log_s = ((log_rho.exp() * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)).log()
+GSPO-token lets the gradient into s
+- log_s = log_s.detach() + log_rho - log_rho.detach()
++ log_s = log_s + log_rho - log_rho.detach()
+GSPO-token clips by token
+- log_s = log_s.detach() + log_rho - log_rho.detach()
++ log_s = log_rho
+GSPO-token has no gradient
+- log_s = log_s.detach() + log_rho - log_rho.detach()
++ log_s = log_s.detach() + 0 * log_rho
+the level is not passed on
+- log_ratio(logps, old_logps, mask, level).exp()
++ log_ratio(logps, old_logps, mask).exp()
+
+== common.py | test_tokenizer_verifier.py both_splits and 2]
+the held-out problems are trained on
+- (zlib.crc32(problem.prompt.encode()) % 10 == 0) == (split == "test")
++ True
+demonstrations of held-out problems
+- problems = sample_problems(task, n, (seed, phase), **options, **module.CORPUS)
++ problems = sample_problems(task, n, (seed, phase), "test", **options, **module.CORPUS)
+
+== common.py | test_tokenizer_verifier.py 0_to_20 or textbook or generator
+values above 20
+- if 0 <= result <= 20:
++ if 0 <= result <= 25:
+the steps of the work are not in order
+- str(value), ";".join(work)
++ str(value), ";".join(sorted(work))
+a generator ignores its step
+- random.Random(repr(purpose))
++ random.Random(repr(purpose[:2]))
+
+== common.py | test_run.py five_and_five and defaults and grpo
+the optimizer begins anew after a resume
+- part.load_state_dict(resumed[name])
++ name == "optimizer" or part.load_state_dict(resumed[name])
+a resumed run forgets its step
+- state.update(resumed["state"])
++ state.update(resumed["state"] | {"step": 0})
+
+== common.py | test_run.py (cut_off or stays_as or stops_when or otherwise) and (grpo or stops_when)
+log lines behind the checkpoint stay
+- log.truncate(resumed["logs"][name] if resumed else 0)
++ pass
+a resumed run forgets its last accuracies
+- state.update(resumed["state"])
++ state.update(resumed["state"] | {"recent": []})
+a run stops after one accurate batch
+- sum(state["recent"]) < 5 * cfg.stop_at
++ state["recent"][-1:] < [cfg.stop_at]
+the trained policy is not evaluated
+- trained = self.evaluate(self.cfg.num_eval_samples) if state["step"] else state["base"]
++ trained = state["base"]
+"""
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

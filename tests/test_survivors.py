@@ -1,0 +1,163 @@
+"""Mistakes that once went unseen (see mutants.py): each test here is one that was missing."""
+import copy
+import dataclasses
+
+import pytest
+import torch
+from conftest import every_script, scripts
+
+# ---- what all scripts share -----------------------------------------------------------------------------
+
+
+@every_script
+def test_moving_every_position_by_the_same_amount_changes_nothing_a_block_computes(script, config):
+    """Only the distance of two tokens counts, as it does if a rotation, not a mirror, tells the position."""
+    block = script.GPT(config()).blocks[0].double()
+    x = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0)).double()
+
+    def read(positions):
+        angles = positions[:, None].double() * torch.tensor([1.0, 0.3]).double()        # (L, hd / 2)
+        return block(x, angles.cos(), angles.sin(), None)
+    for start in (1, 7, 1000):
+        torch.testing.assert_close(read(torch.arange(5) + start), read(torch.arange(5)), atol=1e-9, rtol=0)
+    assert (read(torch.arange(5) * 2) - read(torch.arange(5))).abs().max() > 1e-3
+
+
+@scripts("reinforce", "ppo", "grpo", "gspo")
+def test_the_reference_stays_where_the_policy_began(script, talker, monkeypatch):
+    """So the logged KL grows, from 0 on the first samples."""
+    logged = []
+
+    class Run:
+        def __init__(self, *_):
+            self.resumed, self.state = None, {}
+
+        def base(self, *_):
+            pass
+
+        def progress(self, label, steps):
+            return range(steps)
+
+        def steps(self, *_, **__):
+            return range(4)
+
+        def log(self, metrics, *_):
+            logged.append(metrics["kl"])
+
+        def finish(self):
+            pass
+    monkeypatch.setattr(script.common, "Run", Run)
+    monkeypatch.setattr(script, "GPT", talker)
+    monkeypatch.setattr(script, "verify", lambda problem, text: float(len(text) % 2))
+    flags = {"device": "cpu", "operands": 3, "hidden_size": 16, "intermediate_size": 16, "num_prompts": 4,
+             "num_generations": 4, "max_completion_length": 6, "num_mini_batches": 1, "num_iterations": 1,
+             "learning_rate": 0.03}
+    script.main([f"--{name}={value}" for name, value in flags.items()])
+    assert abs(logged[0]) < 1e-4 < 0.01 < logged[3]
+
+
+@every_script
+@pytest.mark.parametrize("changes", [{"step": 1}, {"seed": 1}])
+def test_the_same_prompts_get_other_completions_in_another_step_and_with_another_seed(
+        script, config, talker, monkeypatch, changes):
+    cfg = config()
+    problems = script.common.sample_problems("arithmetic", 4, 0, operands=3)
+    monkeypatch.setattr(script.common, "sample_problems", lambda *_, **__: problems)
+    policy = talker(cfg)
+    cfgs = cfg, dataclasses.replace(cfg, seed=changes.get("seed", 0))
+    one, other = (script.sample_batch(policy, c, step) for c, step in zip(cfgs, (0, changes.get("step", 0))))
+    assert one.problems == other.problems and not torch.equal(one.out.tokens, other.out.tokens)
+
+
+@every_script
+def test_the_warm_start_learns_every_token_of_a_completion_its_eos_included_and_no_padding(script, config):
+    """The gradient that its first batch leaves behind is that of the mean over these tokens."""
+    cfg = config(base_steps=1, base_batch_size=7, base_learning_rate=0.0)
+    model = script.GPT(cfg).double()
+    script.warm_start(model, cfg, lambda label, steps: range(steps))
+    found = [weight.grad.clone() for weight in model.parameters()]
+    model.zero_grad()
+    total, count = 0.0, 0
+    for problem, text in script.common.sample_corpus("arithmetic", 7, (0, 0), "textbook", operands=3):
+        ids = script.TOKENIZER.encode(text, allowed_special="all") + [script.EOS]
+        prompt = script.encode_prompts([problem.prompt], cfg)
+        logits = model(torch.cat([prompt, torch.tensor([ids])], 1))[0, prompt.shape[1] - 1:-1]
+        total = total - logits.log_softmax(-1)[range(len(ids)), ids].sum()
+        count += len(ids)
+    (total / count).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    torch.testing.assert_close(found, [weight.grad for weight in model.parameters()], atol=1e-10, rtol=0)
+
+
+@every_script
+def test_the_warm_start_reads_six_tenths_of_a_textbook_then_a_forum_and_nothing_twice(
+        script, config, monkeypatch):
+    read, real = [], script.common.sample_corpus
+    monkeypatch.setattr(script.common, "sample_corpus", lambda *args, **options: read.append(args[2:4])
+                        or real(*args, **options))
+    cfg = config(base_steps=10, base_batch_size=2)
+    script.warm_start(script.GPT(cfg), cfg, lambda label, steps: range(steps))
+    assert [phase for _, phase in read] == ["textbook"] * 6 + ["forum"] * 4 and len(set(read)) == 10
+
+
+# ---- grpo.py, gspo.py -----------------------------------------------------------------------------------
+
+
+@scripts("grpo", "gspo")
+def test_a_gradient_too_long_for_a_float_stops_the_run_before_a_weight_is_touched(
+        script, config, talker, capsys):
+    cfg = config()
+    policy = talker(cfg)
+    batch, start = script.sample_batch(policy, cfg, 0), copy.deepcopy(policy.state_dict())
+    batch.out.logps[0] -= 50 * batch.out.mask[0]            # the ratio is e^50, the square of it infinite
+    A = torch.full((16,), -1.0)
+    with pytest.raises(SystemExit):
+        script.update(policy, policy, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
+    assert "'grad_norm': inf" in capsys.readouterr().err
+    torch.testing.assert_close(policy.state_dict(), start, atol=0, rtol=0)
+
+
+# ---- reinforce.py ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sampled(script, config, talker):
+    """sampled(**changes) -> cfg, policy, a reference some way off, a batch of the policy, in float64."""
+    def make(**changes):
+        cfg = config(**changes)
+        policy = talker(cfg).double()
+        ref, draw = copy.deepcopy(policy), torch.Generator().manual_seed(0)
+        for weight in ref.parameters():
+            weight.data += 0.1 * torch.randn(weight.shape, generator=draw).to(weight)
+        batch = script.sample_batch(policy, cfg, 0)
+        batch.rewards = torch.randn(batch.rewards.shape, generator=draw).double()
+        batch.verdicts = batch.rewards.view(-1).tolist()
+        return cfg, policy, ref, batch
+    return make
+
+
+@scripts("reinforce")
+def test_the_squared_norms_are_those_of_the_gradient_of_each_completion(script, sampled):
+    cfg, policy, _, batch = sampled(temperature=0.7, micro_batch_size=3)
+    norms = script.squared_gradient_norms(policy, batch, cfg)
+    for row, norm in enumerate(norms):
+        rows = slice(row, row + 1)
+        logps, _ = script.score(policy, batch.prompts[rows], batch.out.tokens[rows], 0.7)
+        gradients = torch.autograd.grad((logps * batch.out.mask[rows]).sum(), list(policy.parameters()))
+        torch.testing.assert_close(norm, sum((g ** 2).sum() for g in gradients), atol=0, rtol=1e-9)
+    assert len(norms) == 16 and norms.max() > 1.1 * norms.min() > 0
+
+
+@scripts("reinforce")
+@pytest.mark.parametrize("baseline", ["none", "mean", "rloo", "batch", "optimal"])
+def test_the_baseline_of_the_returns_is_subtracted_from_every_reward_to_go(script, sampled, baseline):
+    cfg, policy, ref, batch = sampled(view="token", baseline=baseline, beta=0.1, gamma=0.9)
+    A, mask = script.credit(policy, ref, batch, cfg), batch.out.mask
+    assert not A.requires_grad and (A[mask == 0] == 0).all()        # a loss has no gradient through a reward
+    ref_logps, _ = script.score(ref, batch.prompts, batch.out.tokens)
+    rewards = -0.1 * (batch.out.logps - ref_logps.detach())
+    rewards[range(16), mask.sum(1).long() - 1] += batch.rewards.view(-1)
+    to_go = script.rewards_to_go(rewards, mask, 0.9)
+    R, norms = to_go[:, 0].view(4, 4), script.squared_gradient_norms(policy, batch, cfg).view(4, 4)
+    b = (R - script.advantages(R, baseline, norms)).view(16, 1)
+    torch.testing.assert_close(A, (to_go - b) * mask, atol=1e-9, rtol=0)
