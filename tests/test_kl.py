@@ -6,11 +6,13 @@ import itertools
 import pytest
 import torch
 
+import dpo
 import grpo
 import gspo
+import ppo
 import reinforce
 
-SCRIPTS = (reinforce, grpo, gspo)
+SCRIPTS = (reinforce, ppo, grpo, gspo, dpo)
 ESTIMATORS = ("k1", "k2", "k3")
 close = functools.partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
 golden = functools.partial(torch.testing.assert_close, atol=6e-8, rtol=0)      # numbers written with 7 digits
