@@ -242,6 +242,8 @@ WARNINGS = (                    # how a step looks when learning cannot work, an
     (lambda m: m["completions/clipped_ratio"] > 0.5, "completions are cut: raise --max_completion_length"),
     (lambda m: m["entropy"] < 0.005 and m["accuracy"] < 0.9,
      "entropy has collapsed: lower --learning_rate, or raise --entropy_coef"),
+    (lambda m: m.get("rewards/chosen", 0) < 0,
+     "chosen answers lose probability, too: try a lower --learning_rate"),
     (lambda m: m.get("sampling/sampling_logp_difference/max", 0) > 1e-3,
      "the first ratio is not 1: do sampling and scoring use the same weights?"))
 
