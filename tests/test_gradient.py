@@ -20,6 +20,10 @@ with_advantages = scripts("reinforce", "grpo", "gspo")      # one update, but fo
 close = functools.partial(torch.testing.assert_close, atol=1e-10, rtol=0)
 
 
+def f64(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
 def gradients(model):
     return torch.cat([weight.grad.flatten() for weight in model.parameters()])
 
@@ -47,15 +51,53 @@ def scene(script, config, talker):
         mask = batch.out.mask
         batch.out.logps.add_(0.4 * torch.randn(14, 8, generator=draw).double() * mask)
         assert len(set(mask.sum(1).tolist())) > 3                           # else it tests little
-        A = torch.tensor([1.5, 0, -1, 0.3, 0, 0, 2, -0.7, 0.1, -2, 0, 1, -0.4, 0.8], dtype=torch.float64)
+        A = f64([1.5, 0, -1, 0.3, 0, 0, 2, -0.7, 0.1, -2, 0, 1, -0.4, 0.8])
         A = per_token(script, A, mask * (1 + torch.rand(14, 8, generator=draw)))
         return cfg, policy, ref, batch, A
     return make
 
 
 def per_token(script, A, weights):
-    """Advantages (B,) as the script's update takes them: reinforce.py has one for each token."""
-    return A[:, None] * weights if script.__name__ == "reinforce" else A
+    """Advantages (B,) as the script's update takes them: in these two there is one for each token."""
+    return A[:, None] * weights if script.__name__ in ("reinforce", "ppo") else A
+
+
+@pytest.fixture
+def advance(script):
+    """advance(policy, ref, optimizer, batch, A, cfg, step): the script's update, told what is good by A."""
+    def ppo(policy, ref, optimizer, batch, A, cfg, step):
+        critic = script.Critic(script.GPT(cfg)).double()
+        credit = types.SimpleNamespace(advantages=A, returns=A, values=0 * A, kl=0.0)
+        critic_optimizer = torch.optim.SGD(critic.parameters())
+        return script.update(policy, critic, optimizer, critic_optimizer, batch, credit, cfg, step,
+                             cfg.penalty_coef)
+
+    def dpo(policy, ref, optimizer, batch, A, cfg, step):
+        pairs = script.preferences(A.view(cfg.num_prompts, cfg.num_generations))
+        return script.update(policy, ref, optimizer, batch, pairs, cfg, step)
+    return {"ppo": ppo, "dpo": dpo}.get(script.__name__) or script.update
+
+
+@pytest.fixture
+def spy(script, monkeypatch):
+    """spy(look) -> a list of look(args, metrics), one for each optimizer step of an update."""
+    def install(look):
+        name = "over_pairs" if script.__name__ == "dpo" else "backward"
+        seen, real = [], getattr(script, name)
+
+        def spied(*args, **options):
+            metrics = real(*args, **options)
+            seen.append(look(args, dict(metrics)))
+            return metrics
+        monkeypatch.setattr(script, name, spied)
+        return seen
+    return install
+
+
+def rows_of(args, _):
+    """The rows of a batch that a step is made of; in dpo.py the pairs."""
+    in_pairs = not isinstance(args[4], torch.Tensor)
+    return list(zip(*(rows.tolist() for rows in args[3]))) if in_pairs else args[4].tolist()
 
 
 def batch_of(script, prompts, tokens, mask, logps, rewards=None, accuracy=None):
@@ -213,8 +255,8 @@ def test_the_credit_of_a_token_is_what_comes_after_it_or_all_that_came_of_the_ro
     V, eos, pad, draw = script.VOCAB, script.EOS, script.PAD, torch.Generator().manual_seed(0)
     ref = bigram(torch.randn(V, V, generator=draw).double())
     tokens = [[7, 8, eos], [eos, pad, pad], [5, 6, 7], [7, eos, pad]]
-    mask = torch.tensor([[1.0, 1, 1], [1, 0, 0], [1, 1, 1], [1, 1, 0]]).double()
-    batch = batch_of(script, [[1]] * 4, tokens, mask, mask, rewards=torch.tensor([[0.0, 0, 1, 0]]).double())
+    mask = f64([[1.0, 1, 1], [1, 0, 0], [1, 1, 1], [1, 1, 0]])
+    batch = batch_of(script, [[1]] * 4, tokens, mask, mask, rewards=f64([[0.0, 0, 1, 0]]))
     ref_logps = script.score(ref, batch.prompts, batch.out.tokens, 1.0)[0].detach()
     batch.out.logps.copy_((ref_logps + math.log(2)) * mask)
     batch.verdicts = [0.0, 0.0, 1.0, 0.0]
@@ -229,7 +271,7 @@ def test_the_credit_of_a_token_is_what_comes_after_it_or_all_that_came_of_the_ro
         cfg = config(view=view, beta=beta, gamma=gamma, num_prompts=1)
         close(script.credit(ref, ref, batch, cfg), torch.tensor(expected, dtype=torch.float64) * mask)
     A = script.credit(ref, ref, batch, config(baseline="rloo", num_prompts=1))
-    close(A, torch.tensor([[-1.0], [-1], [3], [-1]]).double() / 3 * mask)
+    close(A, f64([[-1.0], [-1], [3], [-1]]) / 3 * mask)
     A = script.credit(ref, ref, batch, config(method="rejection", num_prompts=1))
     close(A, batch.rewards.view(-1, 1) * mask)
 
@@ -241,7 +283,7 @@ def test_a_reward_for_each_move_belongs_to_the_token_that_makes_it(script, confi
     tokens = [[*"n\u00e9\u2191".encode(), think, eos], [*b"ab", eos, pad, pad, pad, pad, pad]]
     mask = torch.tensor([[1.0] * 8, [1.0] * 3 + [0.0] * 5]).double()
     verdicts = [[1.0, 2.0, 4.0, 8.0, 16.0] + [0.0] * 5, [0.5, 0.25]]
-    batch = batch_of(script, [[1]] * 2, tokens, mask, mask, rewards=torch.tensor([[31.0, 0.75]]).double())
+    batch = batch_of(script, [[1]] * 2, tokens, mask, mask, rewards=f64([[31.0, 0.75]]))
     assert [len(text) for text in batch.out.texts()] == [len(verdict) for verdict in verdicts]
     batch.verdicts = verdicts
     A = script.credit(policy, policy, batch, config(view="token", num_prompts=1))
@@ -249,6 +291,187 @@ def test_a_reward_for_each_move_belongs_to_the_token_that_makes_it(script, confi
     to_go = {0: 31, 1: 30, 3: 28, 6: 24, 7: 0}              # n; two bytes; three of an arrow; a tag; EOS
     close(A[0, list(to_go)], torch.tensor([*to_go.values()]).double())
     close(A[1], torch.tensor([0.75, 0.25, 0, 0, 0, 0, 0, 0]).double())
+
+
+@scripts("ppo")
+@pytest.mark.parametrize("trust_region", ["clip", "penalty"])
+def test_the_gradient_of_ppo_is_that_of_equation_5_however_the_step_is_cut(script, scene, trust_region):
+    cfg, policy, ref, batch, A = scene(trust_region=trust_region, nll_coef=0.3)
+    right = (torch.arange(14)[:, None] % 3 == 0).double()
+    coefs = {"entropy": 0.03, "penalty": 0.5}
+    for rows in (torch.arange(14), torch.tensor([13, 2, 6, 5, 9, 0, 11]), torch.tensor([1, 2])):
+        tokens, mask, old_logps, _ = (slots[rows] for slots in batch.out)
+        logps, entropy = script.score(policy, batch.prompts[rows], tokens, cfg.temperature)
+        near = (script.policy_loss(logps, old_logps, A[rows], mask, 0.2, 0.28) if trust_region == "clip"
+                else script.penalty_loss(logps, old_logps, A[rows], mask, 0.5))
+        loss = ((near - 0.03 * entropy) * mask).sum() / mask.sum()
+        likely = mask * right[rows]
+        if likely.any():
+            loss = loss - 0.3 * (logps * likely).sum() / likely.sum()
+        gradient = gradient_of(loss, policy)
+        assert gradient.norm() > 0.01
+        for size in (14, 7, 4, 2):
+            cut = dataclasses.replace(cfg, micro_batch_size=size)
+            metrics = script.backward(policy, batch, A, right, rows, cut, coefs)
+            close(gradients(policy), gradient)
+            close(metrics["loss"], loss.item())
+
+
+@scripts("ppo")
+def test_the_gradient_of_the_critic_is_that_of_equation_7_however_the_step_is_cut(script, scene):
+    cfg, policy, ref, batch, A = scene(cliprange_value=0.3, max_grad_norm=1e9, learning_rate=1.0)
+    draw, mask, steps = torch.Generator().manual_seed(1), batch.out.mask, []
+    values, returns = (torch.randn(14, 8, generator=draw).double() * mask for _ in range(2))
+    credit = types.SimpleNamespace(values=values, returns=returns)
+    for rows in (torch.arange(14), torch.tensor([13, 2, 6, 5, 9, 0, 11])):
+        for size in (14, 4, 2):
+            critic = script.Critic(policy)
+            critic.head.data.copy_(torch.linspace(-1, 1, 16))
+            V = critic(batch.prompts[rows], batch.out.tokens[rows])
+            terms = script.value_loss(V, values[rows], returns[rows], mask[rows], 0.3)
+            loss = terms.sum() / mask[rows].sum()
+            gradient, start = gradient_of(loss, critic), weights(critic)
+            cut = dataclasses.replace(cfg, micro_batch_size=size)
+            optimizer = torch.optim.SGD(critic.parameters(), lr=1.0)
+            metrics = script.fit_critic(critic, optimizer, batch, credit, rows, cut)
+            close(start - weights(critic), gradient)
+            expected = {"value_loss": loss.item(), "critic_grad_norm": gradient.norm().item()}
+            assert metrics == pytest.approx(expected)
+            steps.append(gradient.norm())
+    assert min(steps) > 0.01
+
+
+@scripts("ppo")
+def test_the_critic_says_of_each_slot_what_to_expect_before_its_token_is_read(script, config, talker):
+    cfg = config()
+    critic = script.Critic(talker(cfg)).double()
+    prompts, tokens = torch.randint(256, (2, 5)), torch.randint(256, (2, 6))
+    assert (critic(prompts, tokens) == 0).all()             # at first
+    critic.head.data.copy_(torch.linspace(-1, 1, 16))
+    values = critic(prompts, tokens)
+    assert values.shape == (2, 6)
+    for t in range(6):
+        changed = tokens.clone()
+        changed[:, t] += 1
+        moved = (critic(prompts, changed) - values).abs().amax(0) > 1e-9
+        assert not moved[:t + 1].any() and (t == 5 or moved[t + 1])
+
+
+@scripts("ppo")
+def test_the_passes_of_ppo_end_when_the_policy_has_gone_too_far_and_that_step_is_not_taken(
+        script, scene, advance, spy):
+    for target, steps in ((0.0, 4), (1e9, 4), (1e-9, 0)):   # this policy is far from the batch at once
+        cfg, policy, ref, batch, A = scene(num_iterations=4, target_kl=target)
+        before, seen = weights(policy), spy(lambda args, _: weights(args[0]))
+        metrics = advance(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
+        assert len(seen) == max(1, steps) and metrics["policy_kl"] > 1e-6
+        assert torch.equal(weights(policy), before) == (steps == 0)
+
+
+@scripts("ppo")
+def test_the_step_behind_the_one_that_went_too_far_is_not_taken(script, config, talker, advance, spy):
+    cfg = config(num_iterations=9, target_kl=0.002, num_prompts=7, num_generations=2)
+    policy = talker(cfg).double()
+    ref, batch = copy.deepcopy(policy), script.sample_batch(policy, cfg, 0)
+    A = torch.linspace(-1, 1, 14, dtype=torch.float64)[:, None] * batch.out.mask
+    seen = spy(lambda args, metrics: (weights(args[0]), metrics["policy_kl"]))
+    advance(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
+    assert 2 < len(seen) < 9
+    assert all(distance <= 0.003 for _, distance in seen[:-1]) and seen[-1][1] > 0.003
+    assert torch.equal(weights(policy), seen[-1][0])        # so it is left where that was seen
+
+
+@scripts("ppo")
+def test_trpo_goes_uphill_but_not_out_of_the_trust_region(script, config, talker, advance):
+    cfg = config(trust_region="trpo", max_kl=0.02, temperature=0.7, num_iterations=1)
+    policy = talker(cfg).double()
+    ref, batch = copy.deepcopy(policy), script.sample_batch(policy, cfg, 0)
+    tokens, mask, old_logps, _ = batch.out
+    A = script.whiten(torch.linspace(-1, 1, 16, dtype=torch.float64)[:, None] * mask, mask)
+    metrics = advance(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
+    ids, T = torch.cat([batch.prompts, tokens], 1)[:, :-1], tokens.shape[1]
+    old, new = (torch.log_softmax(model(ids, logits_to_keep=T) / 0.7, -1).detach() for model in (ref, policy))
+    distance = ((old.exp() * (old - new)).sum(-1) * mask).sum() / mask.sum()
+    ratio = (script.score(policy, batch.prompts, tokens, 0.7)[0] - old_logps).exp()
+    gain = (ratio * A * mask).sum() / mask.sum()
+    assert 0.3 * 0.02 < distance.item() <= 0.02 and gain.item() > 0.01
+    assert metrics["policy_kl"] == pytest.approx(distance.item()) and metrics["max_log_ratio"] < 1e-12
+
+
+@scripts("ppo")
+def test_the_credit_of_a_token_follows_from_the_verdict_the_base_and_the_critic(script, config, bigram):
+    """Two rows of three tokens and one; the first is right; the base finds each token half as likely."""
+    V, eos, pad, draw = script.VOCAB, script.EOS, script.PAD, torch.Generator().manual_seed(0)
+    ref = bigram(torch.randn(V, V, generator=draw).double())
+    mask = f64([[1.0, 1, 1], [1, 0, 0]])
+    batch = batch_of(script, [[1]] * 2, [[5, 6, 7], [eos, pad, pad]], mask, mask, torch.tensor([[1.0, 0]]))
+    ref_logps = script.score(ref, batch.prompts, batch.out.tokens, 1.0)[0].detach()
+    batch.out.logps.copy_((ref_logps + math.log(2)) * mask)
+    batch.verdicts = [1.0, 0.0]
+    values = f64([[0.2, 0.5, 0.8], [0.4, 9.0, 9.0]])
+    price = 0.1 * math.log(2)
+
+    def credit(beta=0.0, critic_lam=-1.0, **flags):
+        critic = lambda prompts, tokens: values
+        return script.assign_credit(critic, ref, batch, config(**flags), beta, critic_lam)
+    plain = credit(gamma=1.0, lam=0.5)
+    A = f64([[0.5, 0.4, 0.2], [-0.4, 0, 0]])      # of MATH's table, and 0 - .4
+    close(plain.advantages, script.whiten(A, mask))
+    close(plain.returns, (A + values) * mask)
+    close(plain.values, values * mask)
+    assert plain.kl == pytest.approx(math.log(2))
+    close(credit(lam=0.5, critic_lam=1.0).returns, f64([[1.0, 1, 1], [0, 0, 0]]))
+    close(credit(lam=0.5, critic_lam=1.0).advantages, plain.advantages)
+    paid = credit(beta=0.1, lam=1.0)
+    close(paid.returns, f64([[1 - 3 * price, 1 - 2 * price, 1 - price], [-price, 0, 0]]))
+    adaptive = credit(length_adaptive="yes", alpha=2 / 3)           # lambda is .5, then 0
+    torch.testing.assert_close(adaptive.advantages, plain.advantages, atol=1e-6, rtol=0)
+
+
+@scripts("dpo")
+@pytest.mark.parametrize("loss_type, e", [("sigmoid", 0.0), ("sigmoid", 0.1), ("ipo", 0.0), ("hinge", 0.0)])
+def test_the_gradient_of_dpo_is_that_of_its_loss_however_the_step_is_cut(script, scene, loss_type, e):
+    cfg, policy, ref, batch, A = scene(loss_type=loss_type, label_smoothing=e, beta=0.3)
+    chosen, rejected = script.preferences(A.view(7, 2))
+    assert len(chosen) >= 6
+    for some in (slice(None), slice(1, 4)):
+        logps, ref_logps = ((script.score(model, batch.prompts, batch.out.tokens, cfg.temperature)[0]
+                             * batch.out.mask).sum(1) for model in (policy, ref))
+        M = (logps - ref_logps.detach())[chosen[some]] - (logps - ref_logps.detach())[rejected[some]]
+        loss = {"sigmoid": -(1 - e) * (0.3 * M).sigmoid().log() - e * (-0.3 * M).sigmoid().log(),
+                "ipo": (M - 1 / 0.6) ** 2, "hinge": (1 - 0.3 * M).clamp(min=0)}[loss_type].mean()
+        gradient = gradient_of(loss, policy)
+        assert gradient.norm() > 0.01
+        for size in (14, 6, 4, 2, 1):
+            cut = dataclasses.replace(cfg, micro_batch_size=size)
+            metrics = script.over_pairs(policy, ref, batch, (chosen[some], rejected[some]), cut, learn=True)
+            close(gradients(policy), gradient)
+            close(metrics["loss"], loss.item())
+
+
+@scripts("dpo")
+def test_the_metrics_of_dpo_match_a_hand_computed_batch(script, config, bigram):
+    V, eos, pad = script.VOCAB, script.EOS, script.PAD
+    policy = bigram(torch.zeros(V, V, dtype=torch.float64))         # every token has probability 1 / V
+    ref = bigram(torch.zeros(V, V, dtype=torch.float64))
+    ref.table.data[1, 4] = math.log(V - 1)                          # but 4 at first: one half
+    tokens = [[4, eos, pad], [5, 6, eos], [4, 7, 8], [4, 9, eos]]
+    mask = f64([[1.0, 1, 0], [1, 1, 1], [1, 1, 1], [1, 1, 1]])
+    batch = batch_of(script, [[1]] * 4, tokens, mask, mask)
+    down, up = math.log(2 / V), math.log((2 * V - 2) / V)           # log pi / pi_ref of 4, of another
+    cfg = config(beta=0.1, num_prompts=1, max_grad_norm=1e9)
+    metrics = script.update(policy, ref, torch.optim.SGD(policy.parameters()), batch,
+                            (torch.tensor([0, 1]), torch.tensor([1, 2])), cfg, 0)
+    margins, k1 = (0.1 * (down - up), 0.1 * (up - down)), (down, up)
+    k3 = [math.exp(x) - 1 - x for x in k1]                          # samples of the base: KL(base || policy)
+    expected = {
+        "loss": sum(math.log(1 + math.exp(-m)) for m in margins) / 2,
+        "rewards/chosen": 0.1 * (down + up) / 2, "rewards/rejected": 0.1 * (up + down) / 2,
+        "rewards/margins": 0.0, "rewards/accuracies": 0.5, "pairs": 2,
+        "logps/chosen": -math.log(V) * 5 / 2, "logps/rejected": -math.log(V) * 3,
+        "kl": ((k3[0] / 2 + k3[1] / 3) / 2 + (k3[1] / 3 + k3[0] / 3) / 2) / 2,
+        "learning_rate": cfg.learning_rate, "grad_norm": metrics["grad_norm"]}
+    assert metrics == pytest.approx(expected, rel=1e-6, abs=1e-12)
 
 
 # ---- which tokens learn ---------------------------------------------------------------------------------
@@ -266,7 +489,7 @@ def test_the_eos_that_ends_a_completion_gets_a_gradient_and_the_padding_behind_i
     tokens, mask, logps, _ = script.rollout(policy, torch.tensor(prompts), cfg)
     assert tokens.tolist() == [[b, script.EOS] + [script.PAD] * 6, [d, 5, 6, script.EOS] + [script.PAD] * 4]
     batch = batch_of(script, prompts, tokens.tolist(), mask, logps)
-    A = per_token(script, torch.tensor([1.0, -1.0], dtype=torch.float64), mask)
+    A = per_token(script, f64([1.0, -1.0]), mask)
     script.backward(policy, ref, batch, A, torch.arange(2), cfg, 0.1)
     trained = policy.table.grad.abs().sum(1).nonzero()[:, 0].tolist()
     assert trained == [a, b, c, d, 5, 6]                    # contexts: not EOS, not PAD
@@ -280,36 +503,36 @@ def test_what_the_models_think_of_the_padding_changes_nothing(script, config, bi
     seen = []
     for gap in (0.0, 2000.0):                               # in nats
         table = torch.zeros(script.VOCAB, script.VOCAB, dtype=torch.float64)
-        table[1, [2, script.EOS]] = torch.tensor([5.0, 4.0], dtype=torch.float64)
+        table[1, [2, script.EOS]] = f64([5.0, 4.0])
         ref = bigram(table)
         table[[2, script.EOS, script.PAD], script.PAD] = -gap     # read in the slots behind EOS only
         policy, cfg = bigram(table), config(beta=0.1, kl_estimator=estimator)
-        mask = torch.tensor([[1.0, 0, 0], [1, 1, 1]], dtype=torch.float64)
+        mask = f64([[1.0, 0, 0], [1, 1, 1]])
         tokens = [[script.EOS, script.PAD, script.PAD], [7, 8, script.EOS]]
         batch = batch_of(script, [[1], [1]], tokens, mask, -6.0 * mask)
-        A = torch.tensor([1.0, -1.0], dtype=torch.float64)
+        A = f64([1.0, -1.0])
         metrics = script.backward(policy, ref, batch, A, torch.arange(2), cfg, 0.1)
         seen.append((gradients(policy), *metrics.values()))
     close(seen[1], seen[0])
 
 
-@with_advantages
-def test_a_step_without_any_signal_leaves_zeros_not_nothing_so_that_adam_moves_on(script, scene):
+@every_script
+def test_a_step_without_any_signal_leaves_zeros_not_nothing_so_that_adam_moves_on(scene, advance):
     cfg, policy, ref, batch, A = scene()
     optimizer = torch.optim.AdamW(policy.parameters(), weight_decay=0.0)
-    script.update(policy, ref, optimizer, batch, A, cfg, 0)
+    advance(policy, ref, optimizer, batch, A, cfg, 0)
     before = weights(policy)
-    metrics = script.update(policy, ref, optimizer, batch, 0 * A, cfg, 1)
+    metrics = advance(policy, ref, optimizer, batch, 0 * A, cfg, 1)
     assert (gradients(policy) == 0).all() and metrics["loss"] == 0 and metrics["grad_norm"] == 0
     assert (weights(policy) - before).norm() > 1e-3         # by its momentum
 
 
-@with_advantages
-def test_the_reference_the_batch_and_the_advantages_are_left_as_they_are(script, scene):
+@every_script
+def test_the_reference_the_batch_and_the_advantages_are_left_as_they_are(scene, advance):
     cfg, policy, ref, batch, A = scene(beta=0.2, num_iterations=2)
     kept = (ref.state_dict(), tuple(batch.out), batch.prompts, batch.rewards, A)
     before = copy.deepcopy(kept)
-    script.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
+    advance(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
     torch.testing.assert_close(kept, before, atol=0, rtol=0)
     assert all(weight.grad is None for weight in ref.parameters())
 
@@ -327,14 +550,14 @@ def test_metrics_match_a_hand_computed_batch(script, plain_gradient, config, big
     ref = bigram(torch.zeros(V, V, dtype=torch.float64))
     ref.table.data[3, 4] = math.log(V - 1)                      # but 4 after 3: one half
     tokens = [[eos, pad, pad, pad], [3, 4, eos, pad], [5, 6, 7, 8], [5, eos, pad, pad], [9, eos, pad, pad]]
-    mask = torch.tensor([[1.0, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 0, 0]]).double()
+    mask = f64([[1.0, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 0, 0]])
     ratios = [[0.5, 1, 1, 1], [1, 1.5, 1.2, 1], [1, 1, 1, 0.7], [1.4, 1, 1, 1], [0.5, 1.5, 1, 1]]
     old_logps = -math.log(V) - torch.tensor(ratios, dtype=torch.float64).log()
     rewards = torch.tensor([[0.0, 1.0], [0.5, 0.5], [0.2, 0.2]])
     batch = batch_of(script, [[1]] * 5, tokens, mask, old_logps, rewards, 0.25)
     cfg = config(num_prompts=2, num_generations=2, max_completion_length=4, beta=0.1, max_grad_norm=1e9,
                  epsilon=0.2, epsilon_high=0.28 if script.__name__ == "grpo" else 0.2)
-    A = torch.tensor([-1.0, 2.0, 1.0, -1.0, 0.0], dtype=torch.float64)
+    A = f64([-1.0, 2.0, 1.0, -1.0, 0.0])
     gradient = plain_gradient(policy, ref, batch, A, torch.arange(5), cfg, 0.0)[1]
     metrics = script.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
     x = math.log(2 / V)                                         # log pi / pi_ref of that token
@@ -353,101 +576,128 @@ def test_metrics_match_a_hand_computed_batch(script, plain_gradient, config, big
     assert script.describe(batch) == pytest.approx(described, rel=1e-6)
 
 
-@with_advantages
-def test_metrics_are_means_over_the_optimizer_steps_but_for_the_first_ratio(script, scene, monkeypatch):
+@every_script
+def test_metrics_are_means_over_the_optimizer_steps_but_for_the_first_ratio(script, scene, advance, spy):
     cfg, policy, ref, batch, A = scene(num_iterations=2, num_mini_batches=3)
-    seen, real = [], script.backward
-    monkeypatch.setattr(script, "backward", lambda *args: seen.append(real(*args)) or seen[-1])
-    metrics = script.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
+    seen = spy(lambda args, metrics: metrics)
+    metrics = advance(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
     assert len(seen) == 6
-    for name in seen[0]:
+    for name in seen[0].keys() - {"policy_kl"}:
         assert metrics[name] == pytest.approx(sum(step[name] for step in seen) / 6)
-    assert metrics["sampling/sampling_logp_difference/max"] == seen[0]["max_log_ratio"]
-    assert metrics["max_log_ratio"] != seen[0]["max_log_ratio"]
+    if script.__name__ != "dpo":                            # which has no ratio
+        assert metrics["sampling/sampling_logp_difference/max"] == seen[0]["max_log_ratio"]
+        assert metrics["max_log_ratio"] != seen[0]["max_log_ratio"]
+    if script.__name__ == "ppo":
+        assert metrics["policy_kl"] == seen[-1]["policy_kl"] != seen[0]["policy_kl"]    # how far it went
 
 
-@with_advantages
-def test_on_fresh_samples_the_first_ratio_is_one(script, config, talker):
-    cfg = config(temperature=0.7)
+@scripts("reinforce", "ppo", "grpo", "gspo")
+def test_on_fresh_samples_the_first_ratio_is_one(script, config, talker, advance):
+    cfg = config(temperature=0.7, num_iterations=1)
     policy = talker(cfg).double()
     ref, batch = copy.deepcopy(policy), script.sample_batch(policy, cfg, 0)
     A = per_token(script, torch.linspace(-1, 1, 16, dtype=torch.float64), batch.out.mask)
-    metrics = script.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
+    metrics = advance(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
     assert metrics["sampling/sampling_logp_difference/max"] < 1e-12
-    assert metrics["kl"] == metrics.get("clip_ratio/region_mean", 0) == 0
+    assert metrics.get("clip_ratio/region_mean", 0) == 0
+    assert metrics["policy_kl" if script.__name__ == "ppo" else "kl"] == pytest.approx(0, abs=1e-12)
+
+
+@scripts("dpo")
+def test_where_the_policy_is_the_reference_no_pair_has_a_margin(script, config, talker, advance):
+    cfg = config(temperature=0.7, num_iterations=1)
+    policy = talker(cfg).double()
+    ref, batch = copy.deepcopy(policy), script.sample_batch(policy, cfg, 0)
+    A = torch.linspace(-1, 1, 16, dtype=torch.float64)
+    metrics = advance(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
+    assert metrics["loss"] == pytest.approx(math.log(2), abs=1e-12) and metrics["pairs"] == 8
+    assert metrics["rewards/margins"] == metrics["kl"] == 0 and metrics["logps/chosen"] < 0
+    assert metrics["grad_norm"] > 0
 
 
 # ---- the schedule of an update --------------------------------------------------------------------------
 
 
-@with_advantages
-def test_every_pass_takes_every_row_once_in_a_new_order(script, scene, monkeypatch):
+@every_script
+def test_every_pass_takes_every_row_once_in_a_new_order(script, scene, advance, spy):
     cfg, policy, ref, batch, A = scene(num_iterations=3, num_mini_batches=6)
-    seen, real = [], script.backward
-    monkeypatch.setattr(script, "backward", lambda *args: seen.append(args[4].tolist()) or real(*args))
-    script.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
-    assert sorted(map(len, seen)) == [2] * 12 + [3] * 6     # 14 rows in six mini-batches, three times
-    assert all(part == sorted(part) for part in seen)       # so that one mini-batch is the batch as it is
+    seen = spy(rows_of)
+    expected, sizes = set(range(14)), {2, 3}                # 14 rows in six mini-batches, three times
+    if script.__name__ == "dpo":                            # all seven pairs differ, and none is cut in two
+        A = A + torch.arange(14) % 2 / 100
+        expected, sizes = set(zip(*(rows.tolist() for rows in script.preferences(A.view(7, 2))))), {1, 2}
+        assert len(expected) == 7
+    advance(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
+    assert len(seen) == 18 and {len(part) for part in seen} == sizes
+    if script.__name__ != "dpo":
+        assert all(part == sorted(part) for part in seen)   # so that one mini-batch is the batch as it is
     orders = [sum(seen[i:i + 6], []) for i in (0, 6, 12)]
-    assert all(sorted(order) == list(range(14)) for order in orders)
+    assert all(len(order) == len(expected) and set(order) == expected for order in orders)
     assert orders[0] != orders[1] != orders[2] != orders[0]
 
 
-@with_advantages
-def test_a_long_gradient_is_scaled_down_to_the_maximum_and_a_short_one_is_left(script, scene):
+@every_script
+def test_a_long_gradient_is_scaled_down_to_the_maximum_and_a_short_one_is_left(scene, advance):
     for limit in (0.01, 100.0):
-        cfg, policy, ref, batch, A = scene(max_grad_norm=limit, learning_rate=0.5)
+        cfg, policy, ref, batch, A = scene(max_grad_norm=limit, learning_rate=0.5, num_iterations=1)
         start = weights(policy)
-        metrics = script.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
+        metrics = advance(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
         assert metrics["grad_norm"] > 0.02                  # as it was before
         length = (weights(policy) - start).norm().item()
         assert length == pytest.approx(0.5 * min(limit, metrics["grad_norm"]), rel=1e-4)
 
 
-@with_advantages
-def test_the_learning_rate_warms_up_linearly_and_stays(script, scene):
-    cfg, policy, ref, batch, A = scene(warmup_steps=4, learning_rate=0.5)
+@every_script
+def test_the_learning_rate_warms_up_linearly_and_stays(scene, advance):
+    cfg, policy, ref, batch, A = scene(warmup_steps=4, learning_rate=0.5, num_iterations=1)
     optimizer, rates = torch.optim.SGD(policy.parameters()), []
     for step in range(6):
         start = weights(policy)
-        metrics = script.update(policy, ref, optimizer, batch, A, cfg, step)
+        metrics = advance(policy, ref, optimizer, batch, A, cfg, step)
         rates.append((weights(policy) - start).norm().item() / min(1.0, metrics["grad_norm"]))
+        assert metrics["learning_rate"] == pytest.approx(rates[-1], rel=1e-4)
     assert rates == pytest.approx([0.125, 0.25, 0.375, 0.5, 0.5, 0.5], rel=1e-4)
 
 
-@with_advantages
+@scripts("reinforce", "ppo", "grpo", "gspo")
 @pytest.mark.parametrize("decay_steps, coefficients", [(0, [0.1] * 4), (2, [0.1, 0.05, 0, 0])])
 def test_the_entropy_bonus_falls_linearly_to_zero_or_stays(
-        script, scene, monkeypatch, decay_steps, coefficients):
-    cfg, policy, ref, batch, A = scene(entropy_coef=0.1, entropy_decay_steps=decay_steps)
-    seen, real = [], script.backward
-    monkeypatch.setattr(script, "backward", lambda *args: seen.append(args[6]) or real(*args))
+        script, scene, advance, spy, decay_steps, coefficients):
+    cfg, policy, ref, batch, A = scene(
+        entropy_coef=0.1, entropy_decay_steps=decay_steps, num_iterations=1)
+    seen = spy(lambda args, _: args[6]["entropy"] if script.__name__ == "ppo" else args[6])
     for step in range(4):
-        script.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, step)
+        advance(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, step)
     assert seen == pytest.approx(coefficients)
 
 
-@with_advantages
-def test_the_entropy_bonus_raises_the_entropy_and_a_kl_in_the_loss_pulls_to_the_reference(script, scene):
-    in_the_loss = script.__name__ != "reinforce"            # which has it in the reward
+@scripts("reinforce", "ppo", "grpo", "gspo")
+def test_the_entropy_bonus_raises_the_entropy_and_a_kl_in_the_loss_pulls_to_the_reference(
+        script, scene, advance):
+    in_the_loss = script.__name__ in ("grpo", "gspo")       # the others have it in the reward
     for changes in [{"entropy_coef": 1.0}, {"beta": 1.0}][:1 + in_the_loss]:
-        cfg, policy, ref, batch, A = scene(max_grad_norm=0.5, **changes)
+        cfg, policy, ref, batch, A = scene(max_grad_norm=0.5, num_iterations=1, **changes)
         optimizer, found = torch.optim.SGD(policy.parameters()), []
         for step in range(4):
             logps, entropy = script.score(policy, batch.prompts, batch.out.tokens, cfg.temperature)
             ref_logps, _ = script.score(ref, batch.prompts, batch.out.tokens, cfg.temperature)
             good = entropy if cfg.entropy_coef else -script.kl(logps, ref_logps, "k3")
             found.append((good * batch.out.mask).sum().item())
-            script.update(policy, ref, optimizer, batch, 0 * A, cfg, step)
+            advance(policy, ref, optimizer, batch, 0 * A, cfg, step)
         assert found == sorted(found) and found[-1] > found[0] + 1e-3
 
 
-@with_advantages
-def test_a_step_that_is_not_finite_stops_the_run_before_the_weights_are_touched(script, scene, capsys):
+@every_script
+def test_a_step_that_is_not_finite_stops_the_run_before_the_weights_are_touched(
+        script, scene, advance, capsys, monkeypatch):
     cfg, policy, ref, batch, A = scene()
     start = weights(policy)
+    if script.__name__ == "dpo":
+        real = script.dpo_loss
+        monkeypatch.setattr(script, "dpo_loss", lambda *args: real(*args) * math.inf)
     with pytest.raises(SystemExit) as stop:
-        script.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A * math.inf, cfg, 6)
+        advance(policy, ref, torch.optim.SGD(policy.parameters()), batch,
+                A if script.__name__ == "dpo" else A * math.inf, cfg, 6)
     assert stop.value.code == 1 and "step 7" in capsys.readouterr().err
     assert torch.equal(weights(policy), start)
 
@@ -472,6 +722,18 @@ OWN = {
         "method": ("", "rejection"), "baseline": ("", "mean rloo batch optimal"),
         "view": ("--gamma 0.9", "token"), "gamma": ("", "0.9 0")},
     "grpo": GROUP,
+    "ppo": PASSES | {
+        "gamma": ("", 0.9), "lam": ("", 0.5), "critic_lam": ("", "1 0"), "length_adaptive": ("", "yes"),
+        "alpha": ("--length_adaptive yes", 3), "trust_region": ("", "penalty trpo"),
+        "epsilon": ("", 0.01), "epsilon_high": ("", 0.01),
+        "cliprange_value": ("--critic_learning_rate 0.1", 0.01),
+        "penalty_coef": ("--trust_region penalty", 3), "target_kl": ("--trust_region penalty", 0.01),
+        "max_kl": ("--trust_region trpo", 0.05), "damping": ("--trust_region trpo", 1),
+        "critic_learning_rate": ("", 0.1), "critic_pretrain_steps": ("", 1),
+        "kl_target": ("--beta 0.5", 0.001), "nll_coef": ("", 0.5)},
+    "dpo": {
+        "beta": ("", 0.5), "loss_type": ("", "ipo hinge"), "label_smoothing": ("", 0.1),
+        "online": ("", "yes"), "num_iterations": ("", 1)},
     "gspo": GROUP | {"epsilon": ("", 0.95), "epsilon_high": ("", 0.5),
                      "importance_sampling_level": ("--loss_type cispo", "sequence_token")}}
 KNOBS = {name: SHARED | OWN.get(name, {}) for name in SCRIPTS}
@@ -482,22 +744,25 @@ class Loop:
     batches = []
 
     def __init__(self, *_):
-        self.parts, self.resumed = [], None
+        self.policy, self.resumed, self.state = None, None, {}
         Loop.batches.clear()
 
     def base(self, *_):
         pass
 
-    def steps(self, evaluate, **parts):
-        self.parts = [part for part in parts.values() if isinstance(part, torch.nn.Module)]
+    def progress(self, label, steps):
+        return range(steps)
+
+    def steps(self, evaluate, policy, **_):
+        self.policy = policy
         yield from range(2)
 
     def log(self, metrics, batch, A):
-        assert all(isinstance(value, float) for value in metrics.values())
+        assert all(isinstance(value, (int, float)) for value in metrics.values())
         Loop.batches.append(batch)
 
     def finish(self):
-        return torch.cat([weights(part) for part in self.parts])
+        return weights(self.policy)
 
     @classmethod
     def batches_of(cls, train, flags):

