@@ -1,6 +1,7 @@
 """What the algorithms have to do with each other: each test is a sentence that says when one is another.
 Gradients are those of the weights of a small softmax policy."""
 import functools
+import inspect
 import itertools
 import math
 
@@ -361,3 +362,37 @@ def test_masked_slots_never_leak_into_the_gradient_of_any_weight(name):
         gradients.append(policy.gradient(reinforce.aggregate(loss, RAGGED, "token_mean")))
     assert gradients[0].isfinite().all()
     close(gradients[1], gradients[0], atol=0, rtol=0)
+
+
+# ---- what others call --------------------------------------------------------------------------------------
+
+EVERYWHERE = {"logprobs": "logits, tokens, temperature=1.0, kernel='auto'",
+              "kl": "logps, ref_logps, estimator='k3'"}
+AVERAGED = EVERYWHERE | {"aggregate": "x, mask, how, num_sequences=None, num_tokens=None, max_length=None"}
+GROUPED = AVERAGED | {"advantages": "rewards, scale_rewards='group', eps=0.0001",
+                      "overlong_penalty": "lengths, max_length, buffer"}
+OLD, CLIP = "logps, old_logps, advantages, mask", "epsilon=0.2, epsilon_high=0.2"
+CALLED = {
+    "reinforce": AVERAGED | {
+        "advantages": "rewards, baseline='none', sq_grad_norms=None",
+        "policy_loss": "logps, advantages, mask",
+        "optimal_baseline": "rewards, sq_grad_norms, weights", "rewards_to_go": "rewards, mask, gamma"},
+    "ppo": AVERAGED | {
+        "gae": "rewards, values, mask, gamma, lam", "whiten": "x, mask", "policy_loss": f"{OLD}, {CLIP}",
+        "length_adaptive_lambda": "lengths, alpha", "penalty_loss": f"{OLD}, beta",
+        "value_loss": "values, old_values, returns, mask, cliprange_value"},
+    "grpo": GROUPED | {
+        "log_ratio": "logps, old_logps, mask", "policy_loss": f"{OLD}, loss_type='grpo', {CLIP}"},
+    "gspo": GROUPED | {
+        "log_ratio": "logps, old_logps, mask, level='sequence'",
+        "policy_loss": f"{OLD}, loss_type='grpo', {CLIP}, level='sequence'"},
+    "dpo": EVERYWHERE | {
+        "sequence_logps": "logps, mask",
+        "dpo_loss": "chosen, rejected, ref_chosen, ref_rejected, beta"
+                    ", loss_type='sigmoid', label_smoothing=0.0"}}
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_functions_that_are_called_from_outside_keep_their_names_arguments_and_defaults(name):
+    script = (SCRIPTS | {"dpo": dpo})[name]
+    assert {f: str(inspect.signature(getattr(script, f)))[1:-1] for f in CALLED[name]} == CALLED[name]
