@@ -1,8 +1,8 @@
 """PPO: proximal policy optimization (1707.06347) with GAE (1506.02438), VAPO (2504.05118), TRPO (1502.05477).
 
 A second model, the critic, learns what to expect of an unfinished answer, V; each token then has an advantage
-of its own: how much better than expected things went from there. Several passes are made over the samples,
-and a trust region keeps the policy near the one that sampled.
+of its own: how much better than expected things went from there. Several steps are taken on the same samples,
+and a trust region keeps the policy near the one that made them.
 
   A_t   = delta_t + gamma lam A_t+1,      delta_t = r_t + gamma V_t+1 - V_t                  (1)
   rho_t = pi(o_t | q, o_<t) / pi_old(o_t | q, o_<t)                                          (2)
@@ -20,7 +20,7 @@ c_KL and beta may adapt to targets of KL(old || pi) and of the KL to the base: d
 target, halved below the target / 1.5. F is the Fisher matrix. VAPO lets the critic learn first, from whole
 returns (lam 1); --help lists its values of the other flags.
 
-Departs from the papers: averages, clips and targets are per token. In 15 s on a CPU, once there is a base,
+Departs from the papers: averages, clips and targets are per token. In 20 s on a CPU, once there is a base,
 
   python ppo.py --task arithmetic                  takes its greedy accuracy from 0.1 to 0.99
 """
@@ -58,7 +58,7 @@ class Config(common.Config):
     target_kl: float = flag(0.0, "KL(old || pi) for c_KL to adapt to; clip stops at 1.5 times", low=0)
     max_kl: float = flag(0.01, "the trust region of trpo", low=1e-9)
     damping: float = flag(0.1, "added to the diagonal of F in (10)", low=0)
-    num_iterations: int = flag(2, "passes over each batch; trpo takes one step, its critic these", low=1)
+    num_iterations: int = flag(1, "passes over each batch (paper: 3 - 15); trpo takes one step", low=1)
     critic_learning_rate: float = flag(2e-3, "of the critic's Adam", low=0)
     critic_pretrain_steps: int = flag(0, "batches on which the critic learns alone, first (VAPO: 50)", low=0)
     beta: float = flag(0.0, "weight of the KL to the base, in the reward", low=0)
