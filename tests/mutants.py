@@ -276,6 +276,235 @@ norms of the gradient of the probability
 - cfg.temperature)[0] * mask).sum()
 + cfg.temperature)[0] * mask).sum().exp()
 
+== ppo.py | test_ppo_math.py
+GAE takes V of now for V of next
+- r + gamma * V - v + gamma * lam * A, A)
++ r + gamma * v - v + gamma * lam * A, A)
+GAE takes V of next twice
+- r + gamma * V - v + gamma * lam * A, A)
++ r + gamma * V - V + gamma * lam * A, A)
+GAE counts masked slots as steps
+- A = torch.where(m > 0, r + gamma * V - v + gamma * lam * A, A)
++ A = (r + gamma * V - v) * m + gamma * lam * A
+GAE takes V of a masked slot for that of the next token
+- V = torch.where(m > 0, v, V)
++ V = v
+GAE does not discount what comes later
+- gamma * lam * A, A)
++ lam * A, A)
+GAE without lambda
+- gamma * lam * A, A)
++ gamma * A, A)
+GAE backwards
+- A = torch.cat(slots[::-1], 1) * mask
++ A = torch.cat(slots, 1) * mask
+returns are the advantages
+- return A, (A + values) * mask
++ return A, A * mask
+whitening counts the padding
+- n = mask.sum()
++ n = torch.ones_like(mask).sum()
+whitening does not shift
+- x = (x - (x * mask).sum() / n.clamp(min=1)) * mask
++ x = x * mask
+whitening row by row
+- x = (x - (x * mask).sum() / n.clamp(min=1)) * mask
++ x = (x - (x * mask).sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)) * mask
+whitening with ddof 0
+- x.square().sum() / (n - 1).clamp(min=1)
++ x.square().sum() / n.clamp(min=1)
+whitened padding is not 0
+- x = (x - (x * mask).sum() / n.clamp(min=1)) * mask
++ x = x - (x * mask).sum() / n.clamp(min=1)
+lambda below 0
+- (1 - 1 / (alpha * lengths[:, None])).clamp(min=0)
++ (1 - 1 / (alpha * lengths[:, None]))
+lambda with alpha upside down
+- (1 - 1 / (alpha * lengths[:, None]))
++ (1 - alpha / lengths[:, None])
+the clip of the critic is no pessimist: min for max
+- return torch.max((values - returns)
++ return torch.min((values - returns)
+the critic is not clipped
+- return torch.max((values - returns).square(), (near - returns).square()) / 2 * mask
++ return (values - returns).square() / 2 * mask
+the critic's loss is not halved
+- (near - returns).square()) / 2 * mask
++ (near - returns).square()) * mask
+the critic is clipped around 0
+- near = old_values + (values - old_values).clamp(
++ near = values.clamp(
+the critic learns the padding
+- (near - returns).square()) / 2 * mask
++ (near - returns).square()) / 2
+max for min in the clip
+- return -torch.min(ratio * A,
++ return -torch.max(ratio * A,
+epsilon and epsilon_high are swapped
+- ratio.clamp(1 - epsilon, 1 + epsilon_high)
++ ratio.clamp(1 - epsilon_high, 1 + epsilon)
+the penalty is that of KL(new || old)
+- torch.expm1(log_rho) - log_rho
++ torch.expm1(-log_rho) + log_rho
+the penalty rewards distance
+- * A + beta * (torch
++ * A - beta * (torch
+the penalty has no weight
+- * A + beta * (torch
++ * A + (torch
+a critic that explains all has explained variance 0
+- return (1 - (returns - values)[mask > 0].var() / variance).item()
++ return ((returns - values)[mask > 0].var() / variance).item()
+explained variance of the padding, too
+- (returns - values)[mask > 0].var()
++ (returns - values).var()
+the coefficient adapts the wrong way
+- 2.0 if kl > 1.5 * target else 0.5 if kl < target / 1.5 else 1.0
++ 0.5 if kl > 1.5 * target else 2.0 if kl < target / 1.5 else 1.0
+the coefficient never falls
+- else 0.5 if kl < target / 1.5 else 1.0
++ else 1.0
+a coefficient without a target adapts
+- return coefficient * factor if target else coefficient
++ return coefficient * factor
+
+== ppo.py | test_ppo_math.py step or conjugate or natural or weights_stay or second_derivative
+TRPO steps without a look at the KL
+- if divergence <= max_kl and surrogate > before:
++ if surrogate > before:
+TRPO steps without a look at the surrogate
+- if divergence <= max_kl and surrogate > before:
++ if divergence <= max_kl:
+TRPO has no damping
+- retain_graph=True)) + damping * v
++ retain_graph=True))
+TRPO's step lacks the 2 under the root
+- step = (2 * max_kl /
++ step = (max_kl /
+TRPO's step lacks the root
+- (s @ fisher(s)).clamp(min=1e-20)).sqrt() * s
++ (s @ fisher(s)).clamp(min=1e-20)) * s
+TRPO goes downhill
+- move(start + step * 0.8
++ move(start - step * 0.8
+TRPO along the plain gradient
+- s = conjugate_gradients(fisher, gradient)
++ s = gradient
+TRPO keeps a step that did not help
+- step * 0.8 ** backtracks * (backtracks < 10))
++ step * 0.8 ** backtracks)
+conjugate gradients that stop after one
+- def conjugate_gradients(product, b, iterations=10):
++ def conjugate_gradients(product, b, iterations=1):
+conjugate gradients that are not conjugate
+- direction = residual + size / before.clamp(min=1e-30) * direction
++ direction = residual
+TRPO maximises the loss
+- return -aggregate(terms, mask, "token_mean"), aggregate(
++ return aggregate(terms, mask, "token_mean"), aggregate(
+TRPO's KL is that of new from old
+- divergence = (first["logp"].exp() * (first["logp"] - logp)).sum(-1)
++ divergence = (logp.exp() * (logp - first["logp"])).sum(-1)
+TRPO's KL at another temperature
+- logp = torch.log_softmax(logits / cfg.temperature, -1)                                  # (B, T, V)
++ logp = torch.log_softmax(logits, -1)
+
+== ppo.py | test_gradient.py credit_of and ppo
+the KL raises the reward
+- rewards - beta * to_base
++ rewards + beta * to_base
+the KL in the reward is k3
+- cfg.temperature)[0], "k1") * mask
++ cfg.temperature)[0], "k3") * mask
+the critic's targets are whitened
+- returns=returns,
++ returns=whiten(returns, mask),
+the critic's targets are made of whitened advantages
+- returns=returns,
++ returns=whiten(A, mask) + values,
+advantages are not whitened
+- advantages=whiten(A, mask)
++ advantages=A
+the critic has the actor's lambda
+- lam if critic_lam < 0 else critic_lam)
++ lam)
+the actor has the critic's lambda
+- A, _ = gae(rewards, values, mask, cfg.gamma, lam)
++ A, _ = gae(rewards, values, mask, cfg.gamma, lam if critic_lam < 0 else critic_lam)
+lambda never adapts to the length
+- if cfg.length_adaptive == "yes" else
++ if cfg.length_adaptive == "always" else
+the verdict comes with the first token
+- return [0.0] * (len(ids) - 1) + [verdict]
++ return [verdict] + [0.0] * (len(ids) - 1)
+
+== ppo.py | test_gradient.py is_cut and ppo
+actor and critic share their weights
+- self.gpt = copy.deepcopy(gpt)
++ self.gpt = gpt
+the policy's counts are those of the micro-batch
+- part_loss = aggregate(terms, m, "token_mean", num_tokens=mask[rows].sum())
+-         part_loss.backward()                                                                    # eq. (5)
++ part_loss = aggregate(terms, m, "token_mean")
++         part_loss.backward()
+the critic's counts are those of the micro-batch
+- part_loss = aggregate(terms, m, "token_mean", num_tokens=mask[rows].sum())
+-         part_loss.backward()
+-         loss += part_loss.item()
++ part_loss = aggregate(terms, m, "token_mean")
++         part_loss.backward()
++         loss += part_loss.item()
+the policy keeps the gradient of the step before
+- policy.zero_grad()
++ pass
+the entropy is lowered
+- return terms - coefs["entropy"] * entropy
++ return terms + coefs["entropy"] * entropy
+right answers are unlearned
+- - cfg.nll_coef * right * logps
++ + cfg.nll_coef * right * logps
+wrong answers are learned by heart, too
+- - cfg.nll_coef * right * logps
++ - cfg.nll_coef * logps
+the likelihood is averaged over all tokens
+- right = right * (mask[rows].sum() / (mask * right)[rows].sum().clamp(min=1))        # their mean, in (5)
++ pass
+the critic's clip is around what it says now
+- terms = value_loss(values, credit.values[part, :T],
++ terms = value_loss(values, values.detach(),
+
+== ppo.py | test_gradient.py too_far or critic_says
+the passes never end early
+- 0 < 1.5 * cfg.target_kl < metrics["policy_kl"]
++ False
+the passes end early without a target
+- 0 < 1.5 * cfg.target_kl < metrics["policy_kl"]
++ 1.5 * cfg.target_kl < metrics["policy_kl"]
+the value is that of the token, not of what comes before it
+- torch.cat([prompts, tokens], 1)[:, :-1], keep=tokens.shape[1]) @ self.head
++ torch.cat([prompts, tokens], 1), keep=tokens.shape[1]) @ self.head
+
+== ppo.py | test_survivors.py critic or passes or coefficients
+advantages carry a gradient to the critic
+- @torch.no_grad()
+- def assign_credit(
++ def assign_credit(
+the critic keeps the gradient of the step before
+- critic.zero_grad()
++ pass
+the passes end early with a penalty, too
+- if cfg.trust_region == "clip" and 0 < 1.5
++ if 0 < 1.5
+beta adapts to the KL of the step, not to that from the base
+- adapted(beta, credit.kl, cfg.kl_target)
++ adapted(beta, metrics["policy_kl"], cfg.kl_target)
+the penalty adapts to the KL from the base
+- adapted(penalty_coef, metrics["policy_kl"], cfg.target_kl)
++ adapted(penalty_coef, credit.kl, cfg.target_kl)
+before training, the critic learns the actor's returns
+- credit = assign_credit(critic, ref, batch, cfg, cfg.beta, critic_lam=1.0)
++ credit = assign_credit(critic, ref, batch, cfg, cfg.beta, cfg.critic_lam)
+
 == grpo.py | test_grpo_math.py
 the group's std has ddof 0
 - rewards.std(1, keepdim=True) + eps
@@ -609,6 +838,111 @@ the level is not passed on
 - log_ratio(logps, old_logps, mask, level).exp()
 + log_ratio(logps, old_logps, mask).exp()
 
+== dpo.py | test_dpo_math.py
+chosen and rejected are swapped
+- M = (chosen - ref_chosen) - (rejected - ref_rejected)
++ M = (rejected - ref_rejected) - (chosen - ref_chosen)
+the reference is left out
+- M = (chosen - ref_chosen) - (rejected - ref_rejected)
++ M = chosen - rejected
+the reference is added
+- M = (chosen - ref_chosen) - (rejected - ref_rejected)
++ M = (chosen - rejected) + (ref_chosen - ref_rejected)
+no beta in the sigmoid
+- -(1 - e) * log_sigmoid(beta * M)
++ -(1 - e) * log_sigmoid(M)
+the loss is the sigmoid, not its logarithm
+- nn.functional.logsigmoid
++ torch.sigmoid
+smoothing on the wrong side
+- -(1 - e) * log_sigmoid(beta * M) - e * log_sigmoid(-beta * M)
++ -e * log_sigmoid(beta * M) - (1 - e) * log_sigmoid(-beta * M)
+smoothing that only scales
+- - e * log_sigmoid(-beta * M)
++ - e * log_sigmoid(beta * M)
+IPO aims at 0
+- (M - 1 / (2 * beta)).square()
++ M.square()
+IPO aims at 1 / beta
+- (M - 1 / (2 * beta)).square()
++ (M - 1 / beta).square()
+IPO scales the margin
+- (M - 1 / (2 * beta)).square()
++ (beta * M - 1 / 2).square()
+the hinge has no beta
+- (1 - beta * M).clamp(min=0)
++ (1 - M).clamp(min=0)
+the hinge never shuts
+- (1 - beta * M).clamp(min=0)
++ (1 - beta * M)
+a completion's log-prob is a mean
+- return torch.where(mask > 0, logps, 0.0).sum(1)
++ return torch.where(mask > 0, logps, 0.0).sum(1) / mask.sum(1)
+the padding counts
+- return torch.where(mask > 0, logps, 0.0).sum(1)
++ return logps.sum(1)
+
+== dpo.py | test_gradient.py dpo
+the reference is the policy
+- ref_logps, _ = score(ref, batch
++ ref_logps, _ = score(policy, batch
+the mean is that of the micro-batch
+- (loss.sum() / len(longer)).backward()
++ loss.mean().backward()
+the gradient of the step before is kept
+- weight.grad = torch.zeros_like(weight)
++ weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
+scored at another temperature than sampled
+- logps, _ = score(policy, batch.prompts[rows], tokens, cfg.temperature)
++ logps, _ = score(policy, batch.prompts[rows], tokens)
+implicit rewards without beta
+- good, bad = cfg.beta * (c - ref_c), cfg.beta * (r - ref_r)
++ good, bad = c - ref_c, r - ref_r
+the KL is taken over samples of the wrong policy
+- if cfg.online == "yes" else (ref_logps, logps)
++ if cfg.online == "no" else (ref_logps, logps)
+the smoothing is forgotten
+- cfg.loss_type, cfg.label_smoothing)
++ cfg.loss_type)
+every pass has the same order
+- "shuffle", step, iteration)
++ "shuffle", step)
+one step per pass, whatever num_mini_batches says
+- max(1, min(cfg.num_mini_batches, N))
++ 1
+completions are cut at the shortest of the pairs
+- T = int(batch.out.mask[rows].sum(1).max())
++ T = int(batch.out.mask[rows].sum(1).min())
+
+== dpo.py | test_survivors.py dpo
+pairs of different prompts
+- order.flip(1)[:, :G // 2].flatten()
++ order.flip(0, 1)[:, :G // 2].flatten()
+all pairs are of the first prompt
+- torch.arange(P)[:, None] * G
++ torch.arange(P)[:, None] * 0
+the worst is chosen
+- descending=True, stable=True) + torch
++ descending=False, stable=True) + torch
+the best is paired with the best of the worse half
+- order.flip(1)[:, :G // 2].flatten()
++ order[:, G - G // 2:].flatten()
+pairs of equals
+- rewards.flatten()[chosen] > rewards.flatten()[rejected]
++ rewards.flatten()[chosen] >= rewards.flatten()[rejected]
+the share of ordered pairs counts those whose chosen one gained
+- (good > bad).to(loss)
++ (good > 0).to(loss)
+held-out pairs are those of the training problems
+- cfg, "pairs", split="test")
++ cfg, "pairs")
+offline answers are the policy's
+- sample_batch(policy if cfg.online == "yes" else ref, cfg, step)
++ sample_batch(policy, cfg, step)
+online answers are the base's
+- sample_batch(policy if cfg.online == "yes" else ref, cfg, step)
++ sample_batch(ref, cfg, step)
+
 == common.py | test_tokenizer_verifier.py both_splits and 2]
 the held-out problems are trained on
 - (zlib.crc32(problem.prompt.encode()) % 10 == 0) == (split == "test")
@@ -636,13 +970,15 @@ a resumed run forgets its step
 - state.update(resumed["state"])
 + state.update(resumed["state"] | {"step": 0})
 
-== common.py | test_run.py (cut_off or stays_as or stops_when or otherwise) and (grpo or stops_when)
-log lines behind the checkpoint stay
-- log.truncate(resumed["logs"][name] if resumed else 0)
-+ pass
+== common.py | test_run.py stays_as and grpo
 a resumed run forgets its last accuracies
 - state.update(resumed["state"])
 + state.update(resumed["state"] | {"recent": []})
+
+== common.py | test_run.py cut_off or stops_when or otherwise
+log lines behind the checkpoint stay
+- log.truncate(resumed["logs"][name] if resumed else 0)
++ pass
 a run stops after one accurate batch
 - sum(state["recent"]) < 5 * cfg.stop_at
 + state["recent"][-1:] < [cfg.stop_at]

@@ -1,10 +1,65 @@
 """Mistakes that once went unseen (see mutants.py): each test here is one that was missing."""
 import copy
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import every_script, scripts
+from conftest import SCRIPTS, every_script, scripts
+
+
+@pytest.fixture
+def learn(script, talker, monkeypatch):
+    """learn(gradient, **flags) -> the metrics of four steps of main, on made-up rewards, by a policy that had
+    this gradient before."""
+    def run_main(gradient=0.0, **flags):
+        logged = []
+
+        class Run:
+            def __init__(self, cfg, model, *_):
+                self.model, self.resumed, self.state = model, None, {}
+
+            def base(self, *_):
+                for weight in self.model.parameters():
+                    weight.grad = torch.full_like(weight, gradient)
+
+            def progress(self, label, steps):
+                return range(steps)
+
+            def steps(self, *_, **__):
+                return range(4)
+
+            def log(self, metrics, *_):
+                logged.append(metrics)
+
+            def finish(self):
+                pass
+        monkeypatch.setattr(script.common, "Run", Run)
+        monkeypatch.setattr(script, "GPT", talker)
+        monkeypatch.setattr(script, "verify", lambda problem, text: float(len(text) % 2))
+        flags = {"device": "cpu", "operands": 3, "hidden_size": 16, "intermediate_size": 16, "num_prompts": 4,
+                 "num_generations": 4, "max_completion_length": 6, "num_mini_batches": 1,
+                 "learning_rate": 0.03} | flags
+        script.main([f"--{name}={value}" for name, value in flags.items()])
+        return logged
+    return run_main
+
+
+@pytest.fixture
+def sampled(script, config, talker):
+    """sampled(**changes) -> cfg, policy, a reference some way off, a batch of the policy, in float64."""
+    def make(**changes):
+        cfg = config(**changes)
+        policy = talker(cfg).double()
+        ref, draw = copy.deepcopy(policy), torch.Generator().manual_seed(0)
+        for weight in ref.parameters():
+            weight.data += 0.1 * torch.randn(weight.shape, generator=draw).to(weight)
+        batch = script.sample_batch(policy, cfg, 0)
+        batch.rewards = torch.randn(batch.rewards.shape, generator=draw).double()
+        batch.verdicts = batch.rewards.view(-1).tolist()
+        return cfg, policy, ref, batch
+    return make
+
 
 # ---- what all scripts share -----------------------------------------------------------------------------
 
@@ -24,36 +79,17 @@ def test_moving_every_position_by_the_same_amount_changes_nothing_a_block_comput
 
 
 @scripts("reinforce", "ppo", "grpo", "gspo")
-def test_the_reference_stays_where_the_policy_began(script, talker, monkeypatch):
-    """So the logged KL grows, from 0 on the first samples."""
-    logged = []
+def test_the_reference_stays_where_the_policy_began(learn):
+    kl = [metrics["kl"] for metrics in learn(num_iterations=1)]             # so that it grows from 0
+    assert abs(kl[0]) < 1e-4 < 0.01 < kl[3]
 
-    class Run:
-        def __init__(self, *_):
-            self.resumed, self.state = None, {}
 
-        def base(self, *_):
-            pass
-
-        def progress(self, label, steps):
-            return range(steps)
-
-        def steps(self, *_, **__):
-            return range(4)
-
-        def log(self, metrics, *_):
-            logged.append(metrics["kl"])
-
-        def finish(self):
-            pass
-    monkeypatch.setattr(script.common, "Run", Run)
-    monkeypatch.setattr(script, "GPT", talker)
-    monkeypatch.setattr(script, "verify", lambda problem, text: float(len(text) % 2))
-    flags = {"device": "cpu", "operands": 3, "hidden_size": 16, "intermediate_size": 16, "num_prompts": 4,
-             "num_generations": 4, "max_completion_length": 6, "num_mini_batches": 1, "num_iterations": 1,
-             "learning_rate": 0.03}
-    script.main([f"--{name}={value}" for name, value in flags.items()])
-    assert abs(logged[0]) < 1e-4 < 0.01 < logged[3]
+@pytest.mark.parametrize("script, flags", [
+    *((name, {}) for name in SCRIPTS), ("ppo", {"trust_region": "trpo"})], indirect=["script"])
+def test_a_gradient_that_the_warm_start_left_behind_is_not_learned_from(learn, flags):
+    """Else a run that makes its base would differ from one that finds it made."""
+    logged = [[metrics["entropy"] for metrics in learn(left_behind, **flags)] for left_behind in (0.0, 1.0)]
+    assert logged[0] == logged[1] and len(set(logged[0])) == 4
 
 
 @every_script
@@ -120,22 +156,6 @@ def test_a_gradient_too_long_for_a_float_stops_the_run_before_a_weight_is_touche
 # ---- reinforce.py ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def sampled(script, config, talker):
-    """sampled(**changes) -> cfg, policy, a reference some way off, a batch of the policy, in float64."""
-    def make(**changes):
-        cfg = config(**changes)
-        policy = talker(cfg).double()
-        ref, draw = copy.deepcopy(policy), torch.Generator().manual_seed(0)
-        for weight in ref.parameters():
-            weight.data += 0.1 * torch.randn(weight.shape, generator=draw).to(weight)
-        batch = script.sample_batch(policy, cfg, 0)
-        batch.rewards = torch.randn(batch.rewards.shape, generator=draw).double()
-        batch.verdicts = batch.rewards.view(-1).tolist()
-        return cfg, policy, ref, batch
-    return make
-
-
 @scripts("reinforce")
 def test_the_squared_norms_are_those_of_the_gradient_of_each_completion(script, sampled):
     cfg, policy, _, batch = sampled(temperature=0.7, micro_batch_size=3)
@@ -161,3 +181,104 @@ def test_the_baseline_of_the_returns_is_subtracted_from_every_reward_to_go(scrip
     R, norms = to_go[:, 0].view(4, 4), script.squared_gradient_norms(policy, batch, cfg).view(4, 4)
     b = (R - script.advantages(R, baseline, norms)).view(16, 1)
     torch.testing.assert_close(A, (to_go - b) * mask, atol=1e-9, rtol=0)
+
+
+# ---- ppo.py ---------------------------------------------------------------------------------------------
+
+
+@scripts("ppo")
+def test_the_critic_learns_from_the_gradient_of_this_step_alone(script, sampled):
+    cfg, policy, _, batch = sampled()
+    zeros, ends = torch.zeros_like(batch.out.mask), []
+    for before in (0.0, 1.0):
+        critic = script.Critic(policy)
+        for weight in critic.parameters():
+            weight.grad = torch.full_like(weight, before)
+        credit = SimpleNamespace(values=zeros, returns=zeros + 1)
+        script.fit_critic(critic, torch.optim.SGD(critic.parameters()), batch, credit, torch.arange(16), cfg)
+        ends.append(critic.head.detach())
+    assert torch.equal(*ends) and ends[0].norm() > 1e-4
+
+
+@scripts("ppo")
+@pytest.mark.parametrize("trust_region, passes", [("clip", 1), ("penalty", 4)])
+def test_only_with_the_clip_do_passes_end_early(script, sampled, monkeypatch, trust_region, passes):
+    cfg, policy, _, batch = sampled(trust_region=trust_region, target_kl=1e-9, num_iterations=4)
+    seen, real, zeros = [], script.backward, torch.zeros_like(batch.out.mask)
+    batch.out.logps.mul_(1.1)                               # the policy is far from those already
+    monkeypatch.setattr(script, "backward", lambda *args: seen.append(real(*args)) or seen[-1])
+    critic = script.Critic(policy)
+    optimizers = [torch.optim.SGD(model.parameters()) for model in (policy, critic)]
+    credit = SimpleNamespace(advantages=zeros + 1, values=zeros, returns=zeros, kl=0.0)
+    script.update(policy, critic, *optimizers, batch, credit, cfg, 0, 1.0)
+    assert len(seen) == passes
+
+
+@scripts("ppo")
+def test_the_coefficients_adapt_each_to_its_own_kl(script, learn):
+    """beta to that from the base, which grows; that of the penalty to that from the policy that sampled."""
+    logged = learn(trust_region="penalty", num_iterations=2, beta=0.1, kl_target=0.5, target_kl=1e-6)
+    for now, then in zip(logged, logged[1:]):
+        assert then["beta"] == script.adapted(now["beta"], now["kl"], 0.5)
+        assert then["penalty_coef"] == script.adapted(now["penalty_coef"], now["policy_kl"], 1e-6)
+    assert logged[1]["beta"] == 0.05 and logged[0]["kl"] < 1e-6 < logged[0]["policy_kl"]
+    assert logged[1]["penalty_coef"] == 2.0 and logged[0]["beta"] == 0.1
+
+
+@scripts("ppo")
+def test_before_training_the_critic_learns_whole_returns_while_the_policy_stays(script, learn, monkeypatch):
+    seen, real = [], script.assign_credit
+
+    def spy(critic, ref, batch, cfg, beta, critic_lam):
+        seen.append((critic_lam, batch.out.mask.sum().item()))
+        return real(critic, ref, batch, cfg, beta, critic_lam)
+    monkeypatch.setattr(script, "assign_credit", spy)
+    with_it, without = learn(critic_pretrain_steps=3, critic_lam=0.5), learn()
+    assert [lam for lam, _ in seen] == [1.0] * 3 + [0.5] * 4 + [-1.0] * 4
+    assert seen[3][1] == seen[7][1] and with_it[0]["entropy"] == without[0]["entropy"]
+    assert with_it[0]["explained_variance"] != without[0]["explained_variance"]
+
+
+# ---- dpo.py ---------------------------------------------------------------------------------------------
+
+
+@scripts("dpo")
+def test_the_best_of_a_group_is_paired_with_its_worst_and_so_on_inwards_while_they_differ(script):
+    rewards = torch.tensor([[0.0, 3, 1, 2], [5, 5, 5, 5], [0, 1, 0, 0], [1, 0, 1, 1]])
+    chosen, rejected = script.preferences(rewards)
+    assert list(zip(chosen.tolist(), rejected.tolist())) == [(1, 0), (3, 2), (9, 11), (12, 13)]
+    chosen, rejected = script.preferences(rewards[:, :3])                   # the middle one has no partner
+    assert list(zip(chosen.tolist(), rejected.tolist())) == [(1, 0), (7, 8), (9, 10)]
+    assert all(len(rows) == 0 for rows in script.preferences(torch.ones(2, 4)))
+
+
+@scripts("dpo")
+def test_a_pair_is_ordered_if_the_chosen_gained_more_than_the_rejected_even_if_both_lost(
+        script, config, bigram):
+    """Log-probs against the base: of token 4 -2, of 5 -1, of 6 +1."""
+    likely = torch.zeros(script.VOCAB, script.VOCAB).double()
+    change = likely.clone()
+    change[1, 4:7] = torch.tensor([-2.0, -1.0, 1.0]).double()
+    policy, ref, cfg = bigram(likely + change), bigram(likely), config(beta=0.1)
+    tokens, mask = torch.tensor([[4], [5], [6]]), torch.ones(3, 1).double()
+    batch = SimpleNamespace(prompts=torch.ones(3, 1).long(), out=script.Rollout(tokens, mask, mask, mask))
+    for good, bad, ordered in ((1, 0, 1.0), (2, 0, 1.0), (0, 1, 0.0), (1, 2, 0.0)):
+        loss, metrics = script.compare(policy, ref, batch, torch.tensor([good]), torch.tensor([bad]), cfg)
+        assert metrics["rewards/accuracies"].item() == ordered
+        margin = 0.1 * (change[1, 4 + good] - change[1, 4 + bad])
+        torch.testing.assert_close(metrics["rewards/margins"], margin[None], atol=1e-9, rtol=0)
+
+
+@scripts("dpo")
+@pytest.mark.parametrize("online", ["no", "yes"])
+def test_the_base_answers_held_out_problems_to_measure_and_it_or_the_policy_those_to_learn_from(
+        script, learn, monkeypatch, online):
+    seen, models, real = [], [], script.sample_batch
+
+    def spy(model, cfg, step, split="train"):
+        models.append(model)
+        seen.append((step, split, model is models[0]))
+        return real(model, cfg, step, split)
+    monkeypatch.setattr(script, "sample_batch", spy)
+    learn(online=online)
+    assert seen == [("pairs", "test", True), *((step, "train", online == "no") for step in range(4))]
