@@ -592,9 +592,9 @@ def update(policy, critic, optimizer, critic_optimizer, batch, credit, cfg, step
         seen.append({"grad_norm": norm} | metrics)
         if not math.isfinite(seen[-1]["loss"] + seen[-1]["grad_norm"] + critic_seen[-1]["value_loss"]):
             common.fail(f"step {step + 1} is not finite: {seen[-1]}; the last checkpoint is kept", code=1)
-        if cfg.trust_region == "clip" and 0 < 1.5 * cfg.target_kl < metrics["policy_kl"]:
+        if trpo or cfg.trust_region == "clip" and 0 < 1.5 * cfg.target_kl < metrics["policy_kl"]:
             break                                           # the policy has gone as far as it may
-        optimizer.step()                                    # after trpo it finds no gradient and does nothing
+        optimizer.step()
     means = {name: mean([m[name] for m in steps]) for steps in (seen, critic_seen) for name in steps[0]}
     return means | {"sampling/sampling_logp_difference/max": seen[0]["max_log_ratio"],
                     "policy_kl": seen[-1]["policy_kl"], "learning_rate": optimizer.param_groups[0]["lr"],
