@@ -11,7 +11,7 @@ FLAGS = {"device": "cpu", "num_threads": 1, "seed": SEED, "base_seed": SEED, "op
          "num_eval_problems": 128, "num_eval_samples": 4, "eval_steps": 15}
 OWN_FLAGS = {"dpo": {"learning_rate": 3e-4, "num_iterations": 2}}      # all pairs are made by the base
 # By how much greedy accuracy and pass@1 have to rise: two thirds of the least gain with seeds 0, 1, 2.
-GAINS = {"reinforce": (0.19, 0.15), "ppo": (0.17, 0.13), "grpo": (0.21, 0.16), "gspo": (0.23, 0.13),
+GAINS = {"reinforce": (0.19, 0.15), "ppo": (0.21, 0.11), "grpo": (0.21, 0.16), "gspo": (0.23, 0.13),
          "dpo": (0.16, 0.08)}
 
 
@@ -25,10 +25,10 @@ def test_from_nothing_a_policy_learns_to_think_before_it_answers_and_so_to_be_ri
         script, work, monkeypatch):
     """With no reward but for right answers. Measured with seeds 0, 1, 2: greedy 0.56, 0.33, 0.22 ->
 
-      reinforce 0.84, 0.91, 0.88   ppo 0.81, 0.89, 0.82   grpo 0.88, 0.95, 0.94
+      reinforce 0.84, 0.91, 0.88   ppo 0.87, 0.92, 0.88   grpo 0.88, 0.95, 0.94
       gspo      0.91, 0.91, 0.88   dpo 0.80, 0.88, 0.84
 
-    pass@1 0.52, 0.46, 0.37 -> 0.57 to 0.86, share that thinks 0.32 -> 0.90 to 0.99, tokens 9 -> 17 to 18.5.
+    pass@1 0.52, 0.46, 0.37 -> 0.57 to 0.86, share that thinks 0.32 -> 0.88 to 0.99, tokens 9 -> 17 to 18.5.
     The seed is fixed, but machines differ in how they round. The base takes 12 s, a script 3 to 6 s."""
     monkeypatch.chdir(work)
     monkeypatch.setitem(sys.modules, "tools.report", None)      # no picture
@@ -39,6 +39,6 @@ def test_from_nothing_a_policy_learns_to_think_before_it_answers_and_so_to_be_ri
     assert base["think_share"] < 0.5 and base["accuracy_given_think"] > base["accuracy_given_blurt"] + 0.3
     assert trained["greedy"] > base["greedy"] + greedy
     assert trained["pass@1"] > base["pass@1"] + pass_at_1
-    assert trained["think_share"] > base["think_share"] + 0.4
+    assert trained["think_share"] > base["think_share"] + 0.37
     assert trained["mean_length"] > 1.6 * base["mean_length"]
     assert len(list((work / "runs/base").iterdir())) == 1
