@@ -634,6 +634,10 @@ def test_every_pass_takes_every_row_once_in_a_new_order(script, scene, advance, 
     orders = [sum(seen[i:i + 6], []) for i in (0, 6, 12)]
     assert all(len(order) == len(expected) and set(order) == expected for order in orders)
     assert orders[0] != orders[1] != orders[2] != orders[0]
+    for step, seed in ((1, 0), (0, 1)):                     # nor is it that of another step, or another seed
+        other = dataclasses.replace(cfg, seed=seed)
+        advance(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, other, step)
+        assert sum(seen[-18:-12], []) not in orders
 
 
 @every_script
