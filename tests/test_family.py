@@ -315,6 +315,18 @@ def test_the_four_averages_of_a_short_and_a_long_row(script, how, value):
     more = script.aggregate(torch.cat([x, 99 + empty]), torch.cat([mask, empty]), how, max_length=4).item()
     close(more, value if how == "token_mean" else value * 2 / 3)
     assert script.aggregate(x, 0 * mask, how, max_length=4).item() == 0
+    close(script.aggregate(x[:1], mask[:1], how, max_length=1).item(), 1.0)         # a single token
+
+
+@every_script
+def test_bnpo_weighs_the_pooled_mean_of_each_piece_by_its_rows_so_that_the_cut_counts(script):
+    x, means = torch.arange(20.0).view(4, 5).double(), []
+    for cut in ([[0], [1, 2, 3]], [[0, 1], [2, 3]]):
+        pieces = [script.aggregate(x[rows], RAGGED[rows], "micro_batch_mean", 4) for rows in cut]
+        close(sum(pieces), sum(len(rows) / 4 * x[rows][RAGGED[rows] > 0].mean() for rows in cut))
+        means.append(sum(pieces))
+    assert abs(means[0] - means[1]) > 0.1
+    assert script.aggregate(x, 0 * RAGGED, "micro_batch_mean").item() == 0
 
 
 CUTS = ([[0], [1], [2], [3]], [[0, 1], [2, 3]], [[3, 1], [2], [0]], [[2], [0, 3, 1]], [[0, 1, 2, 3]])

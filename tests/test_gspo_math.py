@@ -233,5 +233,9 @@ def test_group_advantages_and_the_overlong_penalty_are_those_of_grpo():
     rewards = f64([[0, 0, 1, 0], [1, 1, 0, 1], [0.1, 0.1, 0.1, 0.1]])
     for scale_rewards in ("group", "batch", "none"):
         close(gspo.advantages(rewards, scale_rewards), grpo.advantages(rewards, scale_rewards))
-    lengths = torch.arange(50)
+    lengths = torch.arange(41)
     close(gspo.overlong_penalty(lengths, 40, 10), grpo.overlong_penalty(lengths, 40, 10))
+    for script in (grpo, gspo):
+        assert script.overlong_penalty(lengths, 40, 1).tolist() == [0.0] * 40 + [-1.0]
+        assert script.overlong_penalty(lengths, 40, 2).tolist() == [0.0] * 39 + [-0.5, -1.0]
+        assert script.overlong_penalty(lengths, 40, 0).tolist() == [0.0] * 41       # without a buffer
