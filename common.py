@@ -211,11 +211,11 @@ def sample_problems(task, n, seed, split="train", **options):
     in warm start nor in training. ValueError if the split has another name."""
     if split not in ("train", "test"):
         raise ValueError(f"split={split!r}: must be 'train' or 'test'")
-    rng, found = random.Random(repr((task, seed, split))), []
+    rng, found, sample = random.Random(repr((task, seed, split))), [], load_task(task).sample
     for _ in range(10_000 + 1_000 * n):
         if len(found) == n:
             return found
-        problem = load_task(task).sample(rng, **options)
+        problem = sample(rng, **options)
         if (zlib.crc32(problem.prompt.encode()) % 10 == 0) == (split == "test"):
             found.append(problem)
     fail(f"--task {task}: has hardly any {split} problems; it needs more variety")
@@ -399,10 +399,11 @@ class Run:
             self.warned.add(message)
         if step > 1 and step % self.cfg.eval_steps:
             return
-        (P, G), names = batch.rewards.shape, ("text", "reward", "advantage", "length")
+        G, names = batch.rewards.shape[1], ("text", "reward", "advantage", "length")
+        lengths = batch.out.mask.sum(1)                                                     # (B,)
+        mean = advantages.sum(1) / lengths if advantages.dim() == 2 else advantages         # (B,)
         rows = [dict(zip(names, row)) for row in zip(
-            batch.texts, batch.rewards.view(-1).tolist(), advantages.view(P * G, -1).mean(1).tolist(),
-            batch.out.mask.sum(1).tolist())]
+            batch.texts, batch.rewards.view(-1).tolist(), mean.tolist(), lengths.tolist())]
         for p, problem in enumerate(batch.problems[:4]):
             self.append("samples.jsonl", {"step": step, "prompt": problem.prompt, "answer": problem.answer,
                                           "completions": rows[p * G:p * G + G]})
@@ -413,6 +414,9 @@ class Run:
             print(f"      {row['reward']:5.2f} {row['advantage']:+5.2f} {text}"[:79])
 
     def append(self, name, record):
+        """A line of a log; JSON has no infinities."""
+        record = {key: None if isinstance(value, float) and not math.isfinite(value) else value
+                  for key, value in record.items()}
         with open(self.folder / name, "a") as log:
             log.write(json.dumps(record) + "\n")
 

@@ -415,7 +415,8 @@ def update(policy, ref, optimizer, batch, pairs, cfg, step):
     for iteration in range(cfg.num_iterations):
         order = torch.randperm(N, generator=common.generator(cfg.seed, "shuffle", step, iteration))
         for mini_batch in order.tensor_split(max(1, min(cfg.num_mini_batches, N))):
-            metrics = over_pairs(policy, ref, batch, [rows[mini_batch] for rows in pairs], cfg, learn=True)
+            some = [rows[mini_batch.sort()[0]] for rows in pairs]
+            metrics = over_pairs(policy, ref, batch, some, cfg, learn=True)
             metrics["grad_norm"] = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm).item()
             if not math.isfinite(metrics["loss"] + metrics["grad_norm"]):
                 common.fail(f"step {step + 1} is not finite: {metrics}; the last checkpoint is kept", code=1)

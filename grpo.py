@@ -414,7 +414,8 @@ def backward(policy, ref, batch, A, rows, cfg, entropy_coef):
         with torch.no_grad():
             ref_logps, _ = score(ref, batch.prompts[part], tokens, cfg.temperature)             # (b, T)
         terms = (policy_loss(logps, old_logps, A[part], m, cfg.loss_type, cfg.epsilon, cfg.epsilon_high)
-                 + cfg.beta * kl(logps * m, ref_logps * m, cfg.kl_estimator) - entropy_coef * entropy)
+                 + (cfg.beta and cfg.beta * kl(logps * m, ref_logps * m, cfg.kl_estimator))
+                 - entropy_coef * entropy)
         part_loss = aggregate(terms, m, averaging, len(rows), mask[rows].sum(), cfg.max_completion_length)
         part_loss.backward()                                                                    # eq. (5)
         with torch.no_grad():

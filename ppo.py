@@ -574,7 +574,7 @@ def adapted(coefficient, kl, target):
 def explained_variance(values, returns, mask):
     """1 - Var(returns - values) / Var(returns) over the valid slots: 1 is a perfect critic. -> float"""
     variance = returns[mask > 0].var()
-    return (1 - (returns - values)[mask > 0].var() / variance).item() if variance > 0 else 0.0
+    return (1 - (returns - values)[mask > 0].var() / variance).item() if variance > 1e-8 else 0.0
 
 
 def update(policy, critic, optimizer, critic_optimizer, batch, credit, cfg, step, penalty_coef):
