@@ -24,6 +24,11 @@ from pathlib import Path
 
 import torch
 
+try:
+    import kernels
+except ImportError:                                 # a script that was copied out alone: torch does it all
+    kernels = None
+
 print = functools.partial(print, flush=True)        # a line shows when it is printed, in a pipe too
 
 # ---- 1. flags -------------------------------------------------------------------------------------------
@@ -56,6 +61,9 @@ class Config:
     stop_at: float = run_flag(0.98, "stop when the last 5 batches are this accurate; 2: never", low=0)
     seed: int = run_flag(0, "of problems, sampling and shuffling", low=0)
     device: str = run_flag("auto", "auto: CUDA where there is one", choices=("auto", "cpu", "cuda", "mps"))
+    kernel: str = run_flag("auto", "of log-probs; auto: triton on CUDA", choices=("auto", "triton", "torch"))
+    fused_linear: str = run_flag("auto", "log-probs without logits in memory; auto: where these are large",
+                                 choices=("auto", "on", "off"))
     num_threads: int = run_flag(1, "CPU threads; a second one gains 1.15x at this size, if idle", low=1)
     output_dir: str = run_flag("", "run folder; else runs/ALGORITHM-TASK-sSEED, with -2, -3 ... when taken")
     save_steps: int = run_flag(10, "steps between checkpoints", low=1)
@@ -91,6 +99,11 @@ class Config:
         """What the task's functions take as keywords."""
         return {"operands": self.operands} if self.task == "arithmetic" else {}
 
+    @property
+    def scoring(self):
+        """How log-probs are computed: the last arguments of a script's `score`."""
+        return self.temperature, self.kernel, self.fused_linear
+
     def check(self):
         """Exit with one line for a value, or a pair of values, that cannot work."""
         for f in dataclasses.fields(self):
@@ -109,6 +122,8 @@ class Config:
                 ("num_key_value_heads", H % self.num_key_value_heads, f"must divide num_attention_heads {H}"),
                 ("num_mini_batches", self.num_mini_batches > rows, f"a batch has only {rows} rows"),
                 ("device", not there.get(self.device, True), "torch finds none; use cpu"),
+                ("kernel", self.kernel == "triton" and not kernels, "there is no folder kernels/; use torch"),
+                ("fused_linear", self.fused_linear == "on" and not kernels, "there is no folder kernels/"),
                 ("prompt", self.prompt and not self.resume_from_checkpoint,
                  "add --resume_from_checkpoint RUN to say who answers"),
                 ("prompt", len(self.prompt.encode()) > load_task(self.task).width(**self.options),
@@ -135,6 +150,10 @@ class Config:
         cfg = cls(**(cls.stored(given) | given))
         cfg.check()
         device = {"auto": "cuda" if torch.cuda.is_available() else "cpu"}.get(cfg.device, cfg.device)
+        try:
+            kernels and kernels.choose(cfg.kernel, torch.device(device))
+        except ValueError as error:
+            fail(f"--kernel {cfg.kernel}: {error}")
         return dataclasses.replace(cfg, device=device)
 
     @classmethod
@@ -226,6 +245,11 @@ def sample_corpus(task, n, seed, phase, **options):
     rng, module = random.Random(repr((task, seed, phase))), load_task(task)
     problems = sample_problems(task, n, (seed, phase), **options, **module.CORPUS)
     return [(problem, module.corpus(problem, rng, phase)) for problem in problems]
+
+
+def mean(values):
+    """None if there are no values."""
+    return sum(values) / len(values) if values else None
 
 
 def generator(*purpose):
@@ -365,7 +389,8 @@ class Run:
             state["base"] = self.evaluate(cfg.num_eval_samples)
             self.save()
         P, G = cfg.num_prompts, cfg.num_generations
-        print(f"{P} prompts x {G} completions = {P * G} per step")
+        path = "triton" if kernels and kernels.choose(cfg.kernel, torch.device(cfg.device)) else "torch"
+        print(f"{P} prompts x {G} completions = {P * G} per step, log-probs by {path}")
         print("base: " + ", ".join(f"{name} {value:.3f}" for name, value in list(state["base"].items())[:3]))
         if state["base"]["pass@1"] == 0:
             print("warning: no sample of the base is right; rewards cannot teach it")

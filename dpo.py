@@ -39,7 +39,7 @@ import torch
 from torch import nn
 
 import common
-from common import flag
+from common import flag, mean
 
 # P prompts a step, G completions of each, B = P * G rows (row p * G + g), b of them at work; W prompt tokens,
 # T completion tokens, V vocabulary, D width, H heads, hd width of a head.
@@ -205,18 +205,20 @@ class GPT(nn.Module):
 
 def logprobs(logits, tokens, temperature=1.0, kernel="auto"):
     """Log-probability of each token and entropy in nats of softmax(logits / temperature), differentiable.
-    (B, T, V), (B, T) -> (B, T), (B, T). ValueError for a kernel that is not here."""
-    if kernel not in ("auto", "torch"):
-        raise ValueError(f"kernel={kernel!r}: only 'torch' is here, and 'auto' takes it")
+    (B, T, V), (B, T) -> (B, T), (B, T). ValueError for a kernel that cannot run here."""
+    if common.kernels and (fused := common.kernels.choose(kernel, logits.device)):          # in Triton
+        return fused(logits, tokens, temperature=temperature)[::2]
     logp = torch.log_softmax(logits / temperature, -1)                      # (B, T, V)
     plogp = logp.exp() * logp.clamp(min=-1e4)                               # 0 where p is 0, not nan
     return logp.gather(-1, tokens[..., None]).squeeze(-1), -plogp.sum(-1)
 
 
-def score(model, prompts, tokens, temperature=1.0):
+def score(model, prompts, tokens, temperature=1.0, kernel="auto", fused_linear="auto"):
     """logprobs of completions: a slot's logits score the token of the next. (B, W), (B, T) -> 2 x (B, T)"""
-    logits = model(torch.cat([prompts, tokens], 1)[:, :-1], logits_to_keep=tokens.shape[1])
-    return logprobs(logits, tokens, temperature)
+    ids, T = torch.cat([prompts, tokens], 1)[:, :-1], tokens.shape[1]                   # (B, W + T - 1)
+    if common.kernels and (fused := common.kernels.choose_linear(fused_linear, tokens.numel() * VOCAB)):
+        return fused(model.hidden(ids, keep=T), model.embed.weight, tokens, temperature=temperature)[::2]
+    return logprobs(model(ids, logits_to_keep=T), tokens, temperature, kernel)
 
 
 def micro_batches(rows, lengths, size, by_length=True):
@@ -257,7 +259,7 @@ def rollout(model, prompts, cfg, copies=1, uniforms=None):
             cdf = torch.softmax(logits / cfg.temperature, -1).cumsum(-1)    # (b, V)
             token = torch.searchsorted(cdf, uniforms[rows, t, None] * cdf[:, -1:], right=True)
             token = token[:, 0].clamp(max=VOCAB - 1)                        # (b,)
-        logps, entropy = logprobs(logits[:, None], token[:, None], cfg.temperature)         # (b, 1), (b, 1)
+        logps, entropy = logprobs(logits[:, None], token[:, None], cfg.temperature, cfg.kernel)     # (b, 1)
         out.tokens[rows, t] = torch.where(active, token, PAD)
         for slots, value in zip(out[1:], (torch.ones_like(logps), logps, entropy)):
             slots[rows, t] = value[:, 0] * active
@@ -338,10 +340,6 @@ def majority(texts):
     return max(answers, key=answers.count, default=None)
 
 
-def mean(values):
-    return sum(values) / len(values) if values else None
-
-
 def evaluate(model, cfg, k):
     """Held-out scores, on the same problems and uniforms for every run: greedy and, from k samples of each,
     pass@1, pass@k, maj@k, what thinking is worth (k = 0: greedy only). -> dict; None where nothing counts"""
@@ -377,9 +375,9 @@ def compare(policy, ref, batch, chosen, rejected, cfg):
     rows, N = torch.cat([chosen, rejected]), len(chosen)
     T = int(batch.out.mask[rows].sum(1).max())
     tokens, mask = batch.out.tokens[rows, :T], batch.out.mask[rows, :T]                         # (2 N, T)
-    logps, _ = score(policy, batch.prompts[rows], tokens, cfg.temperature)                      # (2 N, T)
+    logps, _ = score(policy, batch.prompts[rows], tokens, *cfg.scoring)                         # (2 N, T)
     with torch.no_grad():
-        ref_logps, _ = score(ref, batch.prompts[rows], tokens, cfg.temperature)                 # (2 N, T)
+        ref_logps, _ = score(ref, batch.prompts[rows], tokens, *cfg.scoring)                    # (2 N, T)
     (c, r), (ref_c, ref_r) = (sequence_logps(x, mask).split(N) for x in (logps, ref_logps))     # (N,) each
     loss = dpo_loss(c, r, ref_c, ref_r, cfg.beta, cfg.loss_type, cfg.label_smoothing)
     with torch.no_grad():

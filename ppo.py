@@ -36,7 +36,7 @@ import torch
 from torch import nn
 
 import common
-from common import flag
+from common import flag, mean
 
 # P prompts a step, G completions of each, B = P * G rows (row p * G + g), b of them at work; W prompt tokens,
 # T completion tokens, V vocabulary, D width, H heads, hd width of a head.
@@ -307,18 +307,20 @@ class Critic(nn.Module):
 
 def logprobs(logits, tokens, temperature=1.0, kernel="auto"):
     """Log-probability of each token and entropy in nats of softmax(logits / temperature), differentiable.
-    (B, T, V), (B, T) -> (B, T), (B, T). ValueError for a kernel that is not here."""
-    if kernel not in ("auto", "torch"):
-        raise ValueError(f"kernel={kernel!r}: only 'torch' is here, and 'auto' takes it")
+    (B, T, V), (B, T) -> (B, T), (B, T). ValueError for a kernel that cannot run here."""
+    if common.kernels and (fused := common.kernels.choose(kernel, logits.device)):          # in Triton
+        return fused(logits, tokens, temperature=temperature)[::2]
     logp = torch.log_softmax(logits / temperature, -1)                      # (B, T, V)
     plogp = logp.exp() * logp.clamp(min=-1e4)                               # 0 where p is 0, not nan
     return logp.gather(-1, tokens[..., None]).squeeze(-1), -plogp.sum(-1)
 
 
-def score(model, prompts, tokens, temperature=1.0):
+def score(model, prompts, tokens, temperature=1.0, kernel="auto", fused_linear="auto"):
     """logprobs of completions: a slot's logits score the token of the next. (B, W), (B, T) -> 2 x (B, T)"""
-    logits = model(torch.cat([prompts, tokens], 1)[:, :-1], logits_to_keep=tokens.shape[1])
-    return logprobs(logits, tokens, temperature)
+    ids, T = torch.cat([prompts, tokens], 1)[:, :-1], tokens.shape[1]                   # (B, W + T - 1)
+    if common.kernels and (fused := common.kernels.choose_linear(fused_linear, tokens.numel() * VOCAB)):
+        return fused(model.hidden(ids, keep=T), model.embed.weight, tokens, temperature=temperature)[::2]
+    return logprobs(model(ids, logits_to_keep=T), tokens, temperature, kernel)
 
 
 def micro_batches(rows, lengths, size, by_length=True):
@@ -359,7 +361,7 @@ def rollout(model, prompts, cfg, copies=1, uniforms=None):
             cdf = torch.softmax(logits / cfg.temperature, -1).cumsum(-1)    # (b, V)
             token = torch.searchsorted(cdf, uniforms[rows, t, None] * cdf[:, -1:], right=True)
             token = token[:, 0].clamp(max=VOCAB - 1)                        # (b,)
-        logps, entropy = logprobs(logits[:, None], token[:, None], cfg.temperature)         # (b, 1), (b, 1)
+        logps, entropy = logprobs(logits[:, None], token[:, None], cfg.temperature, cfg.kernel)     # (b, 1)
         out.tokens[rows, t] = torch.where(active, token, PAD)
         for slots, value in zip(out[1:], (torch.ones_like(logps), logps, entropy)):
             slots[rows, t] = value[:, 0] * active
@@ -440,10 +442,6 @@ def majority(texts):
     return max(answers, key=answers.count, default=None)
 
 
-def mean(values):
-    return sum(values) / len(values) if values else None
-
-
 def evaluate(model, cfg, k):
     """Held-out scores, on the same problems and uniforms for every run: greedy and, from k samples of each,
     pass@1, pass@k, maj@k, what thinking is worth (k = 0: greedy only). -> dict; None where nothing counts"""
@@ -485,7 +483,7 @@ def assign_credit(critic, ref, batch, cfg, beta, critic_lam):
     rewards, lengths = torch.zeros_like(mask), mask.sum(1).long()                               # (B, T), (B,)
     for i, n in enumerate(lengths.tolist()):
         rewards[i, :n] = torch.tensor(token_rewards(batch.verdicts[i], tokens[i, :n].tolist()))
-    to_base = kl(logps, score(ref, batch.prompts, tokens, cfg.temperature)[0], "k1") * mask     # (B, T)
+    to_base = kl(logps, score(ref, batch.prompts, tokens, *cfg.scoring)[0], "k1") * mask     # (B, T)
     rewards, values = rewards - beta * to_base, critic(batch.prompts, tokens) * mask            # (B, T) each
     lam = length_adaptive_lambda(lengths, cfg.alpha) if cfg.length_adaptive == "yes" else cfg.lam
     A, _ = gae(rewards, values, mask, cfg.gamma, lam)
@@ -509,7 +507,7 @@ def backward(policy, batch, A, right, rows, cfg, coefs):
     sums, loss, largest = torch.zeros(3), 0.0, 0.0
     for part, T in micro_batches(rows, mask.sum(1).long().cpu(), cfg.micro_batch_size):
         tokens, m, old_logps, _ = (slots[part, :T] for slots in batch.out)                      # (b, T) each
-        logps, entropy = score(policy, batch.prompts[part], tokens, cfg.temperature)          # (b, T), (b, T)
+        logps, entropy = score(policy, batch.prompts[part], tokens, *cfg.scoring)             # (b, T), (b, T)
         terms = loss_terms(logps, entropy, old_logps, A[part, :T], m, right[part], cfg, coefs)
         part_loss = aggregate(terms, m, "token_mean", num_tokens=mask[rows].sum())
         part_loss.backward()                                                                    # eq. (5)
@@ -529,7 +527,7 @@ def trpo_update(policy, batch, A, right, rows, cfg, coefs):
 
     def objective():
         logits = policy(torch.cat([prompts, tokens], 1)[:, :-1], logits_to_keep=tokens.shape[1])
-        logps, entropy = logprobs(logits, tokens, cfg.temperature)                              # (B, T) each
+        logps, entropy = logprobs(logits, tokens, cfg.temperature, "torch")                     # (B, T) each
         logp = torch.log_softmax(logits / cfg.temperature, -1)                                  # (B, T, V)
         first.setdefault("logp", logp.detach())
         first.setdefault("max_log_ratio", ((logps - old_logps) * mask).abs().max().item())

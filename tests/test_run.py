@@ -950,7 +950,7 @@ def test_killed_or_interrupted_a_run_of_any_script_ends_as_if_it_had_not_been(
 # test_gradient.py, and those elsewhere change nothing of this or are not for every run.
 ACTS = {"max_steps": 2, "stop_at": 0.0, "eval_steps": 1, "num_eval_problems": 7, "num_eval_samples": 3}
 ELSEWHERE = {"task", "device", "num_threads", "output_dir", "save_steps", "micro_batch_size", "init_from",
-             "resume_from_checkpoint", "prompt"}
+             "resume_from_checkpoint", "prompt", "kernel", "fused_linear"}
 
 
 @pytest.mark.parametrize("name", ACTS)
