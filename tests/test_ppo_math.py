@@ -165,6 +165,11 @@ def test_the_explained_variance_is_one_of_a_perfect_critic_and_zero_of_one_that_
 # ---- the clip ----------------------------------------------------------------------------------------------
 
 
+def test_the_ratio_is_new_over_old_and_one_in_masked_slots():
+    new, old = f64([[0.7, 0.1, 0.9]]).log(), f64([[0.5, 0.3, 0.1]]).log()
+    golden(ppo.log_ratio(new, old, f64([[1, 1, 0]])).exp(), f64([[1.4, 0.3333333, 1]]))
+
+
 @pytest.mark.parametrize("ratio, A, objective, slope", [
     (0.5, -10, -8, 0), (1.5, 1, 1.2, 0), (0.5, -1, -0.8, 0), (1.5, -1, -1.5, -1.5), (0.5, 1, 0.5, 0.5)])
 def test_the_clipped_objective_and_its_gradient(ratio, A, objective, slope):
@@ -333,6 +338,15 @@ def test_the_second_derivative_of_the_kl_is_the_fisher_matrix(damping, monkeypat
     close(seen["g"].detach(), torch.cat([x.view(-1) for x in gradients]))
 
 
+def test_the_trust_region_is_a_hundredth_and_the_damping_a_tenth_if_none_are_given():
+    ends = []
+    for options in ((), (0.01, 0.1)):
+        policy = Softmax()
+        ppo.trpo_step(policy.weights, policy.objective, *options)
+        ends.append(policy.flat())
+    close(*ends)
+
+
 @pytest.mark.parametrize("damping", [0.1, 0.0])
 @pytest.mark.parametrize("max_kl", [1e-6, 0.01, 0.3, 10.0])
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -344,7 +358,7 @@ def test_the_step_is_the_longest_of_its_backtracks_that_stays_in_the_region_and_
     n = int(metrics["trpo/backtracks"])
     assert after > before and kl <= max_kl and n < 10
     torch.testing.assert_close(policy.flat(), start + 0.8 ** n * step, atol=1e-7, rtol=1e-6)
-    close(metrics["policy_kl"], kl.item())
+    close((metrics["policy_kl"], metrics["loss"]), (kl.item(), -before.item()))
     if n:                                                   # one backtrack less would have been too long
         for weight, part in zip(policy.weights, (start + 0.8 ** (n - 1) * step).split([2, 1])):
             weight.data.copy_(part.view_as(weight))
