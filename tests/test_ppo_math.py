@@ -157,6 +157,7 @@ def test_the_explained_variance_is_one_of_a_perfect_critic_and_zero_of_one_that_
     returns = f64([[2, 4, 0], [6, 0, 0]])
     close(float(ppo.explained_variance(values, returns, mask)), 1 - 1 / 4)
     close(float(ppo.explained_variance(returns, returns, mask)), 1.0)
+    close(float(ppo.explained_variance(values / 99, returns / 99, mask)), 1 - 1 / 4)    # in any unit
     close(float(ppo.explained_variance(0 * values + 4, returns, mask)), 0.0)
     close(float(ppo.explained_variance(-returns, returns, mask)), -3.0)
     assert float(ppo.explained_variance(values, 0 * returns + 2, mask)) == 0      # nothing to explain
