@@ -180,7 +180,7 @@ def trpo_step(weights, objective, max_kl=0.01, damping=0.1):
     s = conjugate_gradients(fisher, gradient)
     step = (2 * max_kl / (s @ fisher(s)).clamp(min=1e-20)).sqrt() * s                   # (n,)  eq. (10)
     for backtracks in range(11):                            # F is the KL to second order only: look
-        move(start + step * 0.8 ** backtracks * (backtracks < 10))
+        move(start + step * 0.8 ** backtracks if backtracks < 10 else start)
         with torch.no_grad():
             surrogate, divergence = objective()
         if divergence <= max_kl and surrogate > before:
@@ -481,8 +481,8 @@ def assign_credit(critic, ref, batch, cfg, beta, critic_lam):
     """-> namespace: advantages (whitened), returns, values, (B, T) each, and the mean KL to the base"""
     tokens, mask, logps, _ = batch.out
     rewards, lengths = torch.zeros_like(mask), mask.sum(1).long()                               # (B, T), (B,)
-    for i, n in enumerate(lengths.tolist()):
-        rewards[i, :n] = torch.tensor(token_rewards(batch.verdicts[i], tokens[i, :n].tolist()))
+    for row, verdict, ids, m in zip(rewards, batch.verdicts, tokens, mask > 0):
+        row[m] = torch.tensor(token_rewards(verdict, ids[m].tolist())).to(row)
     to_base = kl(logps, score(ref, batch.prompts, tokens, *cfg.scoring)[0], "k1") * mask     # (B, T)
     rewards, values = rewards - beta * to_base, critic(batch.prompts, tokens) * mask            # (B, T) each
     lam = length_adaptive_lambda(lengths, cfg.alpha) if cfg.length_adaptive == "yes" else cfg.lam

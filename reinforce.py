@@ -405,8 +405,8 @@ def credit(policy, ref, batch, cfg):
     """A_t of (2) for a whole batch, 0 in masked slots. -> (B, T)"""
     tokens, mask, logps, _ = batch.out
     rewards = torch.zeros_like(mask)                                                            # (B, T)
-    for i, n in enumerate(mask.sum(1).long().tolist()):
-        rewards[i, :n] = torch.tensor(token_rewards(batch.verdicts[i], tokens[i, :n].tolist()))
+    for row, verdict, ids, m in zip(rewards, batch.verdicts, tokens, mask > 0):
+        row[m] = torch.tensor(token_rewards(verdict, ids[m].tolist())).to(row)
     if cfg.beta:
         ref_logps, _ = score(ref, batch.prompts, tokens, *cfg.scoring)                          # (B, T)
         rewards = rewards - cfg.beta * kl(logps, ref_logps, "k1") * mask

@@ -1,0 +1,29 @@
+"""Where rewards land: at the tokens that the policy sampled, whatever an environment inserted between."""
+import types
+
+import pytest
+import torch
+
+import ppo
+import reinforce
+
+
+@pytest.mark.parametrize("script", [reinforce, ppo], ids=["reinforce", "ppo"])
+@pytest.mark.parametrize("verdict, expected", [
+    (1.0, [0, 0, 0, 0, 0, 1]), ([0.5, -1.0, 2.0, 0.25], [0.5, -1.0, 0, 0, 2.0, 0.25])])
+def test_a_verdict_skips_the_tokens_that_were_inserted(script, verdict, expected, config, monkeypatch):
+    mask = torch.tensor([[1.0, 1, 0, 0, 1, 1]], dtype=torch.float64)
+    tokens = torch.tensor([[97, 98, 120, 120, 99, 100]])
+    out = script.Rollout(tokens, mask, 0 * mask, 0 * mask)
+    batch = types.SimpleNamespace(out=out, verdicts=[verdict], prompts=torch.tensor([[1]]),
+                                  rewards=torch.tensor([[1.0]]))
+    cfg = script.Config(device="cpu", gamma=1.0)
+    if script is reinforce:
+        A = script.credit(None, None, batch, script.Config(device="cpu", view="token"))
+        to_go = torch.tensor([expected], dtype=torch.float64).flip(1).cumsum(1).flip(1)
+        torch.testing.assert_close(A, to_go * mask)
+    else:
+        monkeypatch.setattr(script, "score", lambda *_: (0 * mask, 0 * mask))
+        found = script.assign_credit(lambda *_: 0 * mask, None, batch, cfg, 0.0, critic_lam=1.0)
+        to_go = torch.tensor([expected], dtype=torch.float64).flip(1).cumsum(1).flip(1)
+        torch.testing.assert_close(found.returns, to_go * mask)
