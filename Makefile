@@ -13,7 +13,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/installed
 endif
 
-.PHONY: run test lint mutants sync diff seeds compare clean
+.PHONY: run test lint mutants sync diff seeds compare bench clean
 
 run: $(READY)            ## the main job: warm start, GRPO on arithmetic, a run folder under runs/
 	$(PY) grpo.py --task arithmetic
@@ -38,6 +38,9 @@ seeds: $(READY)          ## the table of seeds in README.md, each seed from noth
 
 compare: $(READY)        ## all five scripts from one base, three seeds each: table in README.md, docs/compare.png
 	$(PY) -m tools.compare --task $(TASK)
+
+bench: $(READY)          ## speed, beside others where they are installed: tables in README.md, docs/bench-DEVICE.json
+	$(PY) -m kernels.bench
 
 clean:                   ## all that the targets above made, but the docs
 	rm -rf .venv runs .pytest_cache .ruff_cache
