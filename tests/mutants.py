@@ -9,6 +9,7 @@ tests/test_sync.py, which would see any change of it, is not asked. A WORD is of
 In MISTAKES, `== script | tests` says whose mistakes follow and who should see them: a file, and an expression
 for pytest -k. Then, of each, its name, the lines that are replaced (-), those that take their place (+).
 """
+import importlib
 import json
 import multiprocessing
 import os
@@ -21,6 +22,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 120                                           # a mistake that makes the tests hang is killed, too
+FORK = sys.platform == "linux"                          # elsewhere each process imports torch itself
+PRELOAD = ("torch", "torch._dynamo")    # the second by the first optimizer step; here once, for all forks
 
 
 class Mutant(NamedTuple):
@@ -81,9 +84,9 @@ def run_tests(folder, tests):
 
 
 def start(folder, tests):
-    """A process that runs the tests; forked where possible, for then torch is there already."""
-    method = "fork" if sys.platform == "linux" else "spawn"
-    process = multiprocessing.get_context(method).Process(target=run_tests, args=(folder, tests))
+    """A process that runs the tests."""
+    context = multiprocessing.get_context("fork" if FORK else "spawn")
+    process = context.Process(target=run_tests, args=(folder, tests))
     process.start()
     return process
 
@@ -132,8 +135,8 @@ def main(words):
     """-> exit code, 1 if a mutant survives or is broken, or if its tests fail without it"""
     mutants = [m for m in parse(MISTAKES) if all(w in f"{m.script} {m.mistake} {m.tests}" for w in words)]
     begin, killed, ready = time.perf_counter(), 0, True
-    if sys.platform == "linux":
-        import torch._dynamo  # noqa: F401    as the first optimizer step does; here once, for all forks
+    for name in PRELOAD if FORK else ():
+        importlib.import_module(name)
     with tempfile.TemporaryDirectory() as folder:
         base, scratch = Path(folder, "base"), Path(folder, "work")
         shutil.copytree(ROOT, base, ignore=shutil.ignore_patterns(".*", "runs", "docs", "__pycache__"))
@@ -270,11 +273,11 @@ the norms of gradients are not squared
 - gradient.square().sum() for
 + gradient.abs().sum() for
 the padding has a part in the norms
-- cfg.temperature)[0] * mask).sum()
-+ cfg.temperature)[0]).sum()
+- "off")[0] * mask).sum()
++ "off")[0]).sum()
 norms of the gradient of the probability
-- cfg.temperature)[0] * mask).sum()
-+ cfg.temperature)[0] * mask).sum().exp()
+- "off")[0] * mask).sum()
++ "off")[0] * mask).sum().exp()
 
 == ppo.py | test_ppo_math.py
 GAE takes V of now for V of next
@@ -391,8 +394,8 @@ TRPO along the plain gradient
 - s = conjugate_gradients(fisher, gradient)
 + s = gradient
 TRPO keeps a step that did not help
-- step * 0.8 ** backtracks * (backtracks < 10))
-+ step * 0.8 ** backtracks)
+- move(start + step * 0.8 ** backtracks if backtracks < 10 else start)
++ move(start + step * 0.8 ** backtracks)
 conjugate gradients that stop after one
 - def conjugate_gradients(product, b, iterations=10):
 + def conjugate_gradients(product, b, iterations=1):
@@ -414,8 +417,8 @@ the KL raises the reward
 - rewards - beta * to_base
 + rewards + beta * to_base
 the KL in the reward is k3
-- cfg.temperature)[0], "k1") * mask
-+ cfg.temperature)[0], "k3") * mask
+- *cfg.scoring)[0], "k1") * mask
++ *cfg.scoring)[0], "k3") * mask
 the critic's targets are whitened
 - returns=returns,
 + returns=whiten(returns, mask),
@@ -493,8 +496,8 @@ the critic keeps the gradient of the step before
 - critic.zero_grad()
 + pass
 the passes end early with a penalty, too
-- if cfg.trust_region == "clip" and 0 < 1.5
-+ if 0 < 1.5
+- if trpo or cfg.trust_region == "clip" and 0 < 1.5
++ if trpo or 0 < 1.5
 beta adapts to the KL of the step, not to that from the base
 - adapted(beta, credit.kl, cfg.kl_target)
 + adapted(beta, metrics["policy_kl"], cfg.kl_target)
@@ -617,8 +620,8 @@ the entropy is lowered
 - - entropy_coef * entropy)
 + + entropy_coef * entropy)
 the KL pushes away from the reference
-- + cfg.beta * kl(
-+ - cfg.beta * kl(
+- (cfg.beta and cfg.beta * kl(
++ (cfg.beta and -cfg.beta * kl(
 the gradient of the step before is kept
 - weight.grad = torch.zeros_like(weight)
 + weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
@@ -626,10 +629,10 @@ only the last micro-batch's loss is logged
 - loss, largest = loss + part_loss.item()
 + loss, largest = part_loss.item()
 scored at another temperature than sampled
-- logps, entropy = score(policy, batch.prompts[part], tokens, cfg.temperature)
+- logps, entropy = score(policy, batch.prompts[part], tokens, *cfg.scoring)
 + logps, entropy = score(policy, batch.prompts[part], tokens)
 the reference scores at another temperature
-- ref_logps, _ = score(ref, batch.prompts[part], tokens, cfg.temperature)
+- ref_logps, _ = score(ref, batch.prompts[part], tokens, *cfg.scoring)
 + ref_logps, _ = score(ref, batch.prompts[part], tokens)
 
 == grpo.py | test_gradient.py is_cut and dr_grpo-grpo]
@@ -708,11 +711,11 @@ sampled at another temperature than scored
 - torch.softmax(logits / cfg.temperature, -1).cumsum(-1)
 + torch.softmax(logits, -1).cumsum(-1)
 log-probs kept at another temperature
-- logprobs(logits[:, None], token[:, None], cfg.temperature)
-+ logprobs(logits[:, None], token[:, None])
+- token[:, None], cfg.temperature, cfg.kernel)
++ token[:, None], 1.0, cfg.kernel)
 log-probs off by one slot
-- model(torch.cat([prompts, tokens], 1)[:, :-1], logits_to_keep
-+ model(torch.cat([prompts, tokens], 1), logits_to_keep
+- ids, T = torch.cat([prompts, tokens], 1)[:, :-1], tokens.shape[1]
++ ids, T = torch.cat([prompts, tokens], 1), tokens.shape[1]
 the EOS is not in the mask
 -         for slots, value in zip(out[1:]
 +         active = active & (token != EOS)
@@ -893,7 +896,7 @@ the gradient of the step before is kept
 - weight.grad = torch.zeros_like(weight)
 + weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad
 scored at another temperature than sampled
-- logps, _ = score(policy, batch.prompts[rows], tokens, cfg.temperature)
+- logps, _ = score(policy, batch.prompts[rows], tokens, *cfg.scoring)
 + logps, _ = score(policy, batch.prompts[rows], tokens)
 implicit rewards without beta
 - good, bad = cfg.beta * (c - ref_c), cfg.beta * (r - ref_r)
@@ -985,6 +988,24 @@ a run stops after one accurate batch
 the trained policy is not evaluated
 - trained = self.evaluate(self.cfg.num_eval_samples) if state["step"] else state["base"]
 + trained = state["base"]
+
+== common.py | test_run.py each_base_flag and base_steps
+a base of other flags is taken from the cache
+- flags = [getattr(cfg, f.name) for f in fields if f.metadata["group"] == GROUPS[-1]]
++ flags = []
+
+== common.py | test_run.py damaged_cached and flipped
+a damaged base is taken from the cache
+- if zipfile.ZipFile(path).testzip():
++ if False:
+
+== common.py | test_cli.py not_finite and (learning_rate or max_steps)
+a flag may be nan
+- low is not None and not low <= value < math.inf
++ low is not None and (value < low or value == math.inf)
+a flag may be infinite
+- low is not None and not low <= value < math.inf
++ low is not None and not low <= value
 """
 
 if __name__ == "__main__":
