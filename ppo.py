@@ -16,9 +16,8 @@ and a trust region keeps the policy near the one that made them.
   theta = theta + sqrt(2 max_kl / s.Fs) s,   F s = grad E[rho A]      (--trust_region trpo)  (10)
 
 r_t is the verdict, at the last token, less beta k1_t at each. The A that (3) gets have mean 0 and variance 1.
-c_KL and beta may adapt to targets of KL(old || pi) and of the KL to the base: doubled above 1.5 times the
-target, halved below the target / 1.5. F is the Fisher matrix. VAPO lets the critic learn first, from whole
-returns (lam 1); --help lists its values of the other flags.
+c_KL and beta may adapt to targets of KL(old || pi) and of the KL to the base: doubled above 1.5 times these,
+halved below 1 / 1.5. F: Fisher matrix. VAPO's critic learns first, from whole returns; --help has its values.
 
 Departs from the papers: averages, clips and targets are per token. In 20 s on a CPU, once there is a base,
 
@@ -349,6 +348,9 @@ def rollout(model, prompts, cfg, copies=1, uniforms=None):
     """`copies` completions of each prompt (P, W), side by side. uniforms[i, t] (B, T) draws slot t of row i;
     no row depends on another. Without uniforms the likeliest token is taken. -> Rollout"""
     B, T, cache = len(prompts) * copies, cfg.max_completion_length, {}
+    if common.kernels and cfg.kernel != "torch" and prompts.is_cuda:                    # as a CUDA graph
+        decode = common.kernels.captured_decode()
+        return Rollout(*decode(model, prompts, copies, T, cfg.temperature, uniforms, EOS, PAD, cfg.kernel))
     logits = model(prompts, cache, logits_to_keep=1)[:, 0].repeat_interleave(copies, 0)  # each is read once
     cache = {block: kv.repeat_interleave(copies, 1) for block, kv in cache.items()}
     out = Rollout(prompts.new_full((B, T), PAD), *(logits.new_zeros(B, T) for _ in range(3)))

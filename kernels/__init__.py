@@ -23,3 +23,9 @@ def choose_linear(fused_linear, num_logits):
     if fused_linear not in ("auto", "on", "off"):
         raise ValueError(f"fused_linear={fused_linear!r}: must be auto, on or off")
     return linear_logprob if fused_linear == "on" or fused_linear == "auto" and num_logits >= 2**28 else None
+
+
+def captured_decode():
+    """decode.decode, which only a rollout on CUDA needs."""
+    from kernels.decode import decode
+    return decode
