@@ -17,7 +17,6 @@ others (RLOO, 2402.14740); or the b of least variance, estimated from the others
   b*    = E[|g|^2 R] / E[|g|^2],      g = grad log pi(o | q)                                 (6)
 
 --method rejection learns the right completions by heart: R is 1 or 0, and 1/B counts the right ones only.
-
 Where the others change a line: grpo.py divides A by the group's std and, for several steps on a batch, has a
 clipped ratio for log pi; gspo.py takes the ratio of a whole answer; ppo.py learns b, for every token; dpo.py
 asks for no reward, but which of two completions is better. In 20 s on a CPU, once there is a base, this one

@@ -22,7 +22,7 @@ slices, in fp32: N x D, which is small.
 Why no kernel that keeps the logits in registers? Their matmul takes 2 D flops a logit. To write and read one
 in bf16 takes an H200 as long as 2 * 367 flops: 9% of it at D = 4096, 36% at 1024. A matmul of one's own loses
 more than 9% to the library's. So the library multiplies, in parts that fit the budget, and the row kernels do
-the rest: 8 N V D flops in all, 6 of them without the second X. It saves memory, not time: where the logits
+the rest: 8 N V D flops in all, 6 of them without the second X. On a GPU it saves memory, not time: where they
 fit, there is logprob(hidden @ weight.T, ...).
 """
 from __future__ import annotations

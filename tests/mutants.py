@@ -134,6 +134,9 @@ def each(jobs, base, scratch):
 def main(words):
     """-> exit code, 1 if a mutant survives or is broken, or if its tests fail without it"""
     mutants = [m for m in parse(MISTAKES) if all(w in f"{m.script} {m.mistake} {m.tests}" for w in words)]
+    if not mutants:
+        print(f"no mistake has all of these words: {' '.join(words)}")
+        return 1
     begin, killed, ready = time.perf_counter(), 0, True
     for name in PRELOAD if FORK else ():
         importlib.import_module(name)
