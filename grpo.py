@@ -400,20 +400,20 @@ def evaluate(model, cfg, k):
 # ---- 7. the update, and main ----------------------------------------------------------------------------
 
 def backward(policy, ref, batch, A, rows, cfg, entropy_coef):
-    """Leave in the policy the gradient of (5) over `rows`, those of one optimizer step. When the loss has no
-    other term, rows of zero advantage are skipped: their gradient is 0. -> metrics, over rows not skipped"""
+    """Leave in the policy the gradient of (5) over `rows`, those of one optimizer step. Rows of zero
+    advantage are skipped if nothing else moves them. -> metrics of the others; the KL, if no term, of 1 in 8"""
     mask, averaging = batch.out.mask, LOSS_TYPES[cfg.loss_type][1]
     used, lengths = rows, mask.sum(1).long().cpu()
     if not (cfg.beta or entropy_coef or averaging == "micro_batch_mean"):
         used = rows[(A[rows] != 0).cpu()]
     for weight in policy.parameters():
         weight.grad = torch.zeros_like(weight)              # not None: Adam steps, signal or not
-    sums, loss, largest = torch.zeros(3), 0.0, 0.0
+    sums, loss, largest, every = torch.zeros(4), 0.0, 0.0, slice(None, None, 1 if cfg.beta else 8)
     for part, T in micro_batches(used, lengths, cfg.micro_batch_size, averaging != "micro_batch_mean"):
         tokens, m, old_logps, _ = (slots[part, :T] for slots in batch.out)                      # (b, T) each
         logps, entropy = score(policy, batch.prompts[part], tokens, *cfg.scoring)             # (b, T), (b, T)
         with torch.no_grad():
-            ref_logps, _ = score(ref, batch.prompts[part], tokens, *cfg.scoring)                # (b, T)
+            ref_logps, _ = score(ref, batch.prompts[part[every]], tokens[every], *cfg.scoring)  # (b, T)
         terms = (policy_loss(logps, old_logps, A[part], m, cfg.loss_type, cfg.epsilon, cfg.epsilon_high)
                  + (cfg.beta and cfg.beta * kl(logps * m, ref_logps * m, cfg.kl_estimator))
                  - entropy_coef * entropy)
@@ -422,9 +422,10 @@ def backward(policy, ref, batch, A, rows, cfg, entropy_coef):
         with torch.no_grad():
             log_rho = (logps - old_logps) * m                                                   # (b, T)
             outside = clipped(log_ratio(logps, old_logps, m), A[part, None], cfg.epsilon, cfg.epsilon_high)
-            sums += torch.stack([x.sum().cpu() for x in (m, kl(logps * m, ref_logps * m), outside * m)])
+            away = kl((logps * m)[every], ref_logps * m[every])                                 # (b, T)
+            sums += torch.stack([x.sum().cpu() for x in (m[every], away, m, outside * m)])
             loss, largest = loss + part_loss.item(), max(log_rho.abs().max().item(), largest)
-    means = dict(zip(("kl", "clip_ratio/region_mean"), (sums[1:] / sums[0].clamp(min=1)).tolist()))
+    means = dict(zip(("kl", "clip_ratio/region_mean"), (sums[1::2] / sums[::2].clamp(min=1)).tolist()))
     return {"loss": loss, "max_log_ratio": largest} | means
 
 

@@ -1,8 +1,7 @@
 """REINFORCE for language models (Williams 1992), with the baselines that came after it.
 
-Sample completions, score them, and make each likelier in proportion to how much its return R exceeds a
-baseline b. If the policy that learns is the one that sampled, and b does not depend on the completion, then
--grad L is, on average, the gradient of the expected return.
+Sample completions and make each likelier by how far its return R exceeds a baseline b. If the policy that
+learns has sampled, and b ignores the completion, -grad L is on average the gradient of the expected return.
 
   G_t   = r_t + gamma G_t+1,      R = G_1          (reward-to-go; a verdict comes last)      (1)
   A_t   = R - b   (sequence view)    or   G_t - b   (token view)                             (2)
@@ -420,27 +419,28 @@ def credit(policy, ref, batch, cfg):
 
 
 def backward(policy, ref, batch, A, rows, cfg, entropy_coef):
-    """Leave in the policy the gradient of (5) over `rows`, those of one optimizer step. When the loss has no
-    other term, rows of zero advantage are skipped: their gradient is 0. -> metrics, over rows not skipped"""
+    """Leave in the policy the gradient of (5) over `rows`, those of one optimizer step. Rows of zero
+    advantage are skipped if nothing else moves them. -> metrics of the others; the KL, if no term, of 1 in 8"""
     mask, signal = batch.out.mask, (A[rows] != 0).any(1).cpu()
     used, lengths = rows if entropy_coef else rows[signal], mask.sum(1).long().cpu()
     count = len(rows) if cfg.method == "reinforce" else signal.sum().clamp(min=1).item()
     for weight in policy.parameters():
         weight.grad = torch.zeros_like(weight)              # not None: Adam steps, signal or not
-    sums, loss, largest = torch.zeros(2), 0.0, 0.0
+    sums, loss, largest, every = torch.zeros(2), 0.0, 0.0, slice(None, None, 8)
     for part, T in micro_batches(used, lengths, cfg.micro_batch_size):
         tokens, m, old_logps, _ = (slots[part, :T] for slots in batch.out)                      # (b, T) each
         logps, entropy = score(policy, batch.prompts[part], tokens, *cfg.scoring)             # (b, T), (b, T)
         with torch.no_grad():
-            ref_logps, _ = score(ref, batch.prompts[part], tokens, *cfg.scoring)                # (b, T)
+            ref_logps, _ = score(ref, batch.prompts[part[every]], tokens[every], *cfg.scoring)  # (b, T)
         terms = policy_loss(logps, A[part, :T], m) - entropy_coef * entropy                     # (b, T)
         part_loss = aggregate(terms, m, "sequence_sum", count)
         part_loss.backward()                                                                    # eq. (5)
         with torch.no_grad():
             log_rho = (logps - old_logps) * m                                                   # (b, T)
-            sums += torch.stack([x.sum().cpu() for x in (m, kl(logps * m, ref_logps * m))])
+            away = kl((logps * m)[every], ref_logps * m[every])                                 # (b, T)
+            sums += torch.stack([x.sum().cpu() for x in (m[every], away)])
             loss, largest = loss + part_loss.item(), max(log_rho.abs().max().item(), largest)
-    means = dict(zip(("kl",), (sums[1:] / sums[0].clamp(min=1)).tolist()))
+    means = dict(zip(("kl",), (sums[1::2] / sums[::2].clamp(min=1)).tolist()))
     return {"loss": loss, "max_log_ratio": largest} | means
 
 
