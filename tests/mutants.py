@@ -9,6 +9,7 @@ tests/test_sync.py, which would see any change of it, is not asked. A WORD is of
 In MISTAKES, `== script | tests` says whose mistakes follow and who should see them: a file, and an expression
 for pytest -k. Then, of each, its name, the lines that are replaced (-), those that take their place (+).
 """
+import gc
 import importlib
 import json
 import multiprocessing
@@ -87,7 +88,9 @@ def start(folder, tests):
     """A process that runs the tests."""
     context = multiprocessing.get_context("fork" if FORK else "spawn")
     process = context.Process(target=run_tests, args=(folder, tests))
+    gc.freeze()                     # else each fork would look for garbage in all of torch, ten times
     process.start()
+    gc.unfreeze()
     return process
 
 
