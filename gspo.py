@@ -408,7 +408,7 @@ def evaluate(model, cfg, k):
 
 def backward(policy, ref, batch, A, rows, cfg, entropy_coef):
     """Leave in the policy the gradient of (5) over `rows`, those of one optimizer step. Rows of zero
-    advantage are skipped if nothing else moves them. -> metrics of the others; the KL, if no term, of 1 in 8"""
+    advantage are skipped if nothing else moves them. -> metrics of the rest; the KL, if no term, of 1 in 8"""
     mask, averaging = batch.out.mask, LOSS_TYPES[cfg.loss_type][1]
     used, lengths = rows, mask.sum(1).long().cpu()
     if not (cfg.beta or entropy_coef or averaging == "micro_batch_mean"):

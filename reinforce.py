@@ -420,7 +420,7 @@ def credit(policy, ref, batch, cfg):
 
 def backward(policy, ref, batch, A, rows, cfg, entropy_coef):
     """Leave in the policy the gradient of (5) over `rows`, those of one optimizer step. Rows of zero
-    advantage are skipped if nothing else moves them. -> metrics of the others; the KL, if no term, of 1 in 8"""
+    advantage are skipped if nothing else moves them. -> metrics of the rest; the KL, if no term, of 1 in 8"""
     mask, signal = batch.out.mask, (A[rows] != 0).any(1).cpu()
     used, lengths = rows if entropy_coef else rows[signal], mask.sum(1).long().cpu()
     count = len(rows) if cfg.method == "reinforce" else signal.sum().clamp(min=1).item()

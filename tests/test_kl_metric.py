@@ -1,4 +1,4 @@
-"""The KL to the base that is logged when it is no term of the loss: of every eighth row, nearly for nothing."""
+"""The KL to the base that is logged when it is no term of the loss: of every eighth row, nearly free."""
 import copy
 
 import pytest
