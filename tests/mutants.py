@@ -638,8 +638,8 @@ scored at another temperature than sampled
 - logps, entropy = score(policy, batch.prompts[part], tokens, *cfg.scoring)
 + logps, entropy = score(policy, batch.prompts[part], tokens)
 the reference scores at another temperature
-- ref_logps, _ = score(ref, batch.prompts[part], tokens, *cfg.scoring)
-+ ref_logps, _ = score(ref, batch.prompts[part], tokens)
+- score(ref, batch.prompts[part[every]], tokens[every], *cfg.scoring)
++ score(ref, batch.prompts[part[every]], tokens[every])
 
 == grpo.py | test_gradient.py is_cut and dr_grpo-grpo]
 Dr. GRPO divides by the longest row of the micro-batch
@@ -689,11 +689,16 @@ the clip fraction counts what is clipped on either side
 - (A > 0) & (log_rho.exp() > 1 + epsilon_high) | (A < 0) & (log_rho.exp() < 1 - epsilon)
 + (log_rho.exp() > 1 + epsilon_high) | (log_rho.exp() < 1 - epsilon)
 metrics average over slots
-- (sums[1:] / sums[0].clamp(min=1))
-+ (sums[1:] / mask.numel())
+- (sums[1::2] / sums[::2].clamp(min=1))
++ (sums[1::2] / mask.numel())
 the entropy metric averages over slots
 - (batch.out.entropy.sum() / lengths.sum())
 + batch.out.entropy.mean()
+
+== grpo.py | test_kl_metric.py grpo
+the KL of every eighth row is averaged over all
+- (m[every], away, m, outside * m)
++ (m, away, m, outside * m)
 
 == grpo.py | test_gradient.py dynamic_sampling_fills or dynamic_sampling_adds or penalty_on
 dynamic sampling keeps groups without signal
