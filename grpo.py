@@ -278,8 +278,8 @@ def rollout(model, prompts, cfg, copies=1, uniforms=None):
     no row depends on another. Without uniforms the likeliest token is taken. -> Rollout"""
     B, T, cache = len(prompts) * copies, cfg.max_completion_length, {}
     if common.kernels and cfg.kernel != "torch" and prompts.is_cuda:                    # as a CUDA graph
-        decode = common.kernels.captured_decode()
-        return Rollout(*decode(model, prompts, copies, T, cfg.temperature, uniforms, EOS, PAD, cfg.kernel))
+        captured = common.kernels.captured_decode()
+        return Rollout(*captured(model, prompts, copies, T, cfg.temperature, uniforms, EOS, PAD, cfg.kernel))
     logits = model(prompts, cache, logits_to_keep=1)[:, 0].repeat_interleave(copies, 0)  # each is read once
     cache = {block: kv.repeat_interleave(copies, 1) for block, kv in cache.items()}
     out = Rollout(prompts.new_full((B, T), PAD), *(logits.new_zeros(B, T) for _ in range(3)))

@@ -26,7 +26,6 @@ import copy
 import functools
 import importlib.util
 import json
-import math
 import os
 import platform
 import re
@@ -40,6 +39,7 @@ import torch
 
 import common
 import grpo
+import kernels.logprob
 from kernels.linear_logprob import linear_logprob
 from kernels.logprob import logprob, logprob_torch
 from tools.seeds import ROOT, put
@@ -111,7 +111,7 @@ def machine(device, gigabytes, size):
 def first_line(m):
     where = m["device"] if m["device"] != "cpu" else f"CPU ({m['cpu']}), {m['threads']} thread(s)"
     versions = ", ".join(f"{name} {number}" for name, number in m["versions"].items())
-    return (f"{where}: copy {m['copy_GB_per_s']:.0f} GB/s, matmul {m['matmul_TFLOP_per_s']:.3g} TFLOP/s in "
+    return (f"{where}: copy {m['copy_GB_per_s']:.0f} GB/s, matmul {m['matmul_TFLOP_per_s']:.2g} TFLOP/s in "
             f"{m['matmul_dtype']}; {versions}")
 
 
@@ -148,6 +148,7 @@ def from_logits(device):
     found = {"ours": lambda x, a: logprob(x, a)[::2], "torch": lambda x, a: logprob_torch(x, a)[::2]}
     if torch.device(device).type != "cuda":         # the others have nothing to compile to
         return found
+    torch.compiler.reset()                  # else, after eight shapes, it quietly runs what is not compiled
     compiled = torch.compile(logprob_torch, dynamic=False)
     found["torch.compile"] = lambda x, a: compiled(x, a)[::2]
     with contextlib.suppress(ImportError):
@@ -156,7 +157,7 @@ def from_logits(device):
     with contextlib.suppress(ImportError):
         from liger_kernel.transformers.grpo_loss import triton_grpo_loss
         found["Liger's GRPO loss"] = lambda x, a: triton_grpo_loss(
-            x[None], None, None, a[None, :-1].contiguous(), torch.ones(1, device=device), temperature=1.0,
+            x[None], None, None, a[None, :-1].contiguous(), x.new_ones(1), temperature=1.0,
             beta=0.0, inplace=False, loss_type="grpo", reduce=False)[:1]
     return found
 
@@ -193,7 +194,7 @@ def logits_rows(N, V, dtype, device, copy_rate, providers=None):
                         ((x - y).abs() / (1 + y.abs())).max().item() for x, y in zip(out, truth))
             except Exception as error:              # theirs may not suit this GPU; the others still count
                 row["failed"] = f"{type(error).__name__}: {error}"[:200]
-    if device != "cpu" and "failed" not in rows["ours"]:                        # the gradient over the logits
+    if device != "cpu" and "failed" not in rows.get("ours", {"failed": ""}):    # the gradient over the logits
         out = logprob(logits.detach().clone().requires_grad_() * 1, tokens, inplace=True)[0]
         rows["ours"]["backward_bytes_in_place"] = peak(out.sum().backward, device)[1] - logits.nbytes
     for row in rows.values():
@@ -202,6 +203,17 @@ def logits_rows(N, V, dtype, device, copy_rate, providers=None):
                 row[part] = statistics.mean(taken)
                 row[f"{part}_share_of_copy"] = times * logits.nbytes / (copy_rate * 1e9) / row[part]
     return list(rows.values())
+
+
+def sweep_rows(N, V, device, copy_rate):
+    """kernels/logprob.py's fixed rule beside other tiles, in bf16: is it still the right one?"""
+    rows = []
+    for threads in (64, 128, 256):
+        for each in (16, 32, 64):
+            with patched(kernels.logprob, THREADS=threads, PER_THREAD=each):
+                ours = {f"{threads} threads x {each}": lambda x, a: logprob(x, a)[::2]}
+                rows += logits_rows(N, V, torch.bfloat16, device, copy_rate, ours)
+    return rows
 
 
 def from_hidden(device):
@@ -511,11 +523,11 @@ def logits_cells(row):
     shape = [f"{row['N']} x {row['V']} {row['dtype']}", row["who"]]
     if "failed" in row:
         return [*shape, "failed", *["-"] * 5]
-    memory = [math.nan if row[f"{part}_bytes"] is None else row[f"{part}_bytes"] / 2**20
-              for part in ("forward", "backward")]
-    return [*shape, *(cell for part in ("forward", "backward") for cell in (
-        f"{row[part] * 1e6:.0f}", f"{100 * row[f'{part}_share_of_copy']:.0f}%")),
-        " + ".join(f"{x:.0f}" for x in memory), f"{row['error']:.0e}" if "error" in row else "-"]
+    passes = [cell for part in ("forward", "backward") for cell in (
+        f"{row[part] * 1e6:.0f}", f"{100 * row[f'{part}_share_of_copy']:.0f}%")]
+    memory = [row[f"{part}_bytes"] for part in ("forward", "backward")]
+    return [*shape, *passes, "-" if None in memory else " + ".join(f"{x / 2**20:.0f}" for x in memory),
+            f"{row['error']:.0e}" if "error" in row else "-"]
 
 
 def linear_cells(row):
@@ -540,7 +552,7 @@ def step_cells(row):
 
 def tables(record):
     """A record as Markdown."""
-    text = first_line(record["machine"]) + ".\n\n"
+    text = first_line(record["machine"]).replace("; ", ";\n") + ".\n\n"
     if record["logits"]:
         text += "Log-prob and entropy of logits, and their gradient:\n\n" + table(
             ["logits", "who", "forward us", "% of copy", "backward us", "% of copy", "extra MiB", "error"],
@@ -571,7 +583,8 @@ def measure(device, repeats, sizes=SIZES, P=32, G=8, T=32, roof=(0.5, 1024)):
     """All that this machine can show, printed as it comes. -> the record"""
     cuda = device == "cuda"
     record = {"machine": machine(device, *((8.6, 8192) if cuda else roof)), "repeats": repeats,
-              "remarks": remarks(device), "logits": [], "linear": [], "rollout": [], "step": []}
+              "remarks": remarks(device),
+              **{name: [] for name in ("logits", "linear", "sweep", "rollout", "step")}}
     print(first_line(record["machine"]), *record["remarks"], sep="\n", flush=True)
 
     def add(name, rows, cells):
@@ -586,6 +599,8 @@ def measure(device, repeats, sizes=SIZES, P=32, G=8, T=32, roof=(0.5, 1024)):
                 add("logits", logits_rows(N, V, dtype, device, copies), logits_cells)
         for N, D, V in LINEAR:
             add("linear", linear_rows(N, D, V, device, multiplies), linear_cells)
+        for N, V in LOGITS[1], LOGITS[3], LOGITS[4]:
+            add("sweep", sweep_rows(N, V, device, copies), logits_cells)
     for name, size in sizes.items():
         cfg = config(device, size, P, G, T)
         record["shape"] = [P, G, common.load_task(cfg.task).width(**cfg.options), T]
@@ -601,7 +616,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--threads", type=int, default=1, help="of the CPU, for all that are compared [1]")
-    parser.add_argument("--repeats", type=int, default=7, help="of a rollout or a step [7]")
+    parser.add_argument("--repeats", type=int, default=5, help="of a rollout or a step [5]")
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
     record = measure(args.device, args.repeats)

@@ -72,6 +72,13 @@ def test_rows_of_kernels_count_b_bytes_forward_and_twice_that_backward():
     assert "no such device" in theirs["failed"]
 
 
+def test_a_sweep_tries_other_tiles_and_leaves_the_rule_as_it_was():
+    rule = bench.kernels.logprob.THREADS, bench.kernels.logprob.PER_THREAD
+    rows = bench.sweep_rows(8, 32, "cpu", 10.0)
+    assert f"{rule[0]} threads x {rule[1]}" in {row["who"] for row in rows} and len(rows) == 9
+    assert rule == (bench.kernels.logprob.THREADS, bench.kernels.logprob.PER_THREAD)
+
+
 def test_the_error_of_a_row_is_the_largest_of_both_outputs_against_fp64():
     def wrong(x, a):
         logps, entropy = bench.from_logits("cpu")["ours"](x, a)
