@@ -20,7 +20,6 @@ c_KL and beta may adapt to targets of KL(old || pi) and of the KL to the base: d
 halved below 1 / 1.5. F: Fisher matrix. VAPO's critic learns first, from whole returns; --help has its values.
 
 Departs from the papers: averages, clips and targets are per token. In 20 s on a CPU, once there is a base,
-
   python ppo.py --task arithmetic                  takes its greedy accuracy from 0.1 to 0.99
 """
 import copy
@@ -297,8 +296,7 @@ class Critic(nn.Module):
 
     def __init__(self, gpt):
         super().__init__()
-        self.gpt = copy.deepcopy(gpt)
-        self.head = nn.Parameter(torch.zeros_like(gpt.embed.weight[0]))                     # (D,)
+        self.gpt, self.head = copy.deepcopy(gpt), nn.Parameter(torch.zeros_like(gpt.embed.weight[0]))   # (D,)
 
     def forward(self, prompts, tokens):
         return self.gpt.hidden(torch.cat([prompts, tokens], 1)[:, :-1], keep=tokens.shape[1]) @ self.head
@@ -567,8 +565,7 @@ def mini_batches(batch, cfg, *purpose):
 
 def adapted(coefficient, kl, target):
     """A coefficient after a step that came to `kl`; if there is a target, it is kept near that."""
-    factor = 2.0 if kl > 1.5 * target else 0.5 if kl < target / 1.5 else 1.0
-    return coefficient * factor if target else coefficient
+    return coefficient * (2.0 if kl > 1.5 * target > 0 else 0.5 if target and kl < target / 1.5 else 1.0)
 
 
 def explained_variance(values, returns, mask):
@@ -595,9 +592,13 @@ def update(policy, critic, optimizer, critic_optimizer, batch, credit, cfg, step
         if trpo or cfg.trust_region == "clip" and 0 < 1.5 * cfg.target_kl < metrics["policy_kl"]:
             break                                           # the policy has gone as far as it may
         optimizer.step()
+    with torch.no_grad():                                   # where all this led, by every eighth row
+        logps, _ = score(policy, batch.prompts[::8], batch.out.tokens[::8], *cfg.scoring)
+    old_logps, m = batch.out.logps[::8], batch.out.mask[::8]                                    # (B / 8, T)
+    moved = seen[-1]["policy_kl"] if trpo else ((kl(old_logps, logps) * m).sum() / m.sum()).item()
     means = {name: mean([m[name] for m in steps]) for steps in (seen, critic_seen) for name in steps[0]}
     return means | {"sampling/sampling_logp_difference/max": seen[0]["max_log_ratio"],
-                    "policy_kl": seen[-1]["policy_kl"], "learning_rate": optimizer.param_groups[0]["lr"],
+                    "policy_kl": moved, "learning_rate": optimizer.param_groups[0]["lr"],
                     "explained_variance": explained_variance(credit.values, credit.returns, batch.out.mask)}
 
 
@@ -627,18 +628,17 @@ def main(argv=None):
     ref = copy.deepcopy(policy)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
     critic = Critic(policy)
-    critic_optimizer = torch.optim.Adam(critic.parameters(), lr=cfg.critic_learning_rate)
+    critic_opt = torch.optim.Adam(critic.parameters(), lr=cfg.critic_learning_rate)
     for i in run.progress("critic", 0 if run.resumed else cfg.critic_pretrain_steps):
         batch = sample_batch(policy, cfg, f"critic {i}")                    # of a policy that stays as it is
         credit = assign_credit(critic, ref, batch, cfg, cfg.beta, critic_lam=1.0)
         for rows in mini_batches(batch, cfg, "critic", i):
-            fit_critic(critic, critic_optimizer, batch, credit, rows, cfg)
-    for step in run.steps(evaluate, policy=policy, optimizer=optimizer, critic=critic,
-                          critic_optimizer=critic_optimizer):
+            fit_critic(critic, critic_opt, batch, credit, rows, cfg)
+    for step in run.steps(evaluate, policy=policy, optimizer=optimizer, critic=critic, critic_opt=critic_opt):
         beta, penalty_coef = run.state.get("coefs", (cfg.beta, cfg.penalty_coef))
         batch = sample_batch(policy, cfg, step)                             # questions, outputs, verdicts
         credit = assign_credit(critic, ref, batch, cfg, beta, cfg.critic_lam)       # rewards, V, A, R
-        metrics = update(policy, critic, optimizer, critic_optimizer, batch, credit, cfg, step, penalty_coef)
+        metrics = update(policy, critic, optimizer, critic_opt, batch, credit, cfg, step, penalty_coef)
         metrics |= describe(batch) | {"kl": credit.kl, "beta": beta, "penalty_coef": penalty_coef}
         run.state["coefs"] = (adapted(beta, credit.kl, cfg.kl_target),
                               adapted(penalty_coef, metrics["policy_kl"], cfg.target_kl))

@@ -368,14 +368,14 @@ explained variance of the padding, too
 - (returns - values)[mask > 0].var()
 + (returns - values).var()
 the coefficient adapts the wrong way
-- 2.0 if kl > 1.5 * target else 0.5 if kl < target / 1.5 else 1.0
-+ 0.5 if kl > 1.5 * target else 2.0 if kl < target / 1.5 else 1.0
+- 2.0 if kl > 1.5 * target > 0 else 0.5 if target and
++ 0.5 if kl > 1.5 * target > 0 else 2.0 if target and
 the coefficient never falls
-- else 0.5 if kl < target / 1.5 else 1.0
+- else 0.5 if target and kl < target / 1.5 else 1.0
 + else 1.0
 a coefficient without a target adapts
-- return coefficient * factor if target else coefficient
-+ return coefficient * factor
+- 1.5 * target > 0 else 0.5 if target and kl
++ 1.5 * target else 0.5 if kl
 
 == ppo.py | test_ppo_math.py step or conjugate or natural or weights_stay or second_derivative
 TRPO steps without a look at the KL
@@ -449,8 +449,8 @@ the verdict comes with the first token
 
 == ppo.py | test_gradient.py is_cut and ppo
 actor and critic share their weights
-- self.gpt = copy.deepcopy(gpt)
-+ self.gpt = gpt
+- self.gpt, self.head = copy.deepcopy(gpt), nn
++ self.gpt, self.head = gpt, nn
 the policy's counts are those of the micro-batch
 - part_loss = aggregate(terms, m, "token_mean", num_tokens=mask[rows].sum())
 -         part_loss.backward()                                                                    # eq. (5)
@@ -481,6 +481,11 @@ the likelihood is averaged over all tokens
 the critic's clip is around what it says now
 - terms = value_loss(values, credit.values[part, :T],
 + terms = value_loss(values, values.detach(),
+
+== ppo.py | test_gradient.py means_over_the_optimizer and ppo
+how far the policy moved leaves the last step out
+- moved = seen[-1]["policy_kl"] if trpo else
++ moved = seen[-1]["policy_kl"] if True else
 
 == ppo.py | test_gradient.py too_far or critic_says
 the passes never end early
