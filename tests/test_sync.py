@@ -349,3 +349,10 @@ def test_scripts_that_cannot_be_synced_are_one_line_and_nothing_is_written(tree,
     done = make(tree, "sync", "FROM=grpo.py")
     assert done.returncode == 2 and done.stdout == "" and contents(tree) == before
     assert done.stderr.startswith("error: ") and said in done.stderr.splitlines()[0]
+
+
+@pytest.mark.parametrize("pair", BUDGETS, ids="/".join)
+def test_the_readme_says_how_many_lines_a_lesson_has(pair):
+    count = len(sync.difference(*(SOURCES[name] for name in pair)))
+    rows = [line for line in (ROOT / "README.md").read_text().splitlines() if f"| {count} lines (" in line]
+    assert any(f"[{one}.py]" in row and f"({other})" in row for row in rows for one, other in (pair, pair[::-1]))
