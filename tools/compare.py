@@ -1,7 +1,7 @@
 """All scripts on one task, from one base: python -m tools.compare --task NAME --seeds 0 1 2 (make compare).
 
-Runs every script with its defaults, but an evaluation every fifth step, once for each seed, one after the
-other so that seconds can be compared. Writes docs/compare.json, docs/compare.png (accuracy against samples
+Runs every script with its defaults, but an evaluation every second step, once for each seed, one after the
+other so that seconds can be compared; those of evaluations do not count. Writes docs/compare.json, docs/compare.png (accuracy against samples
 and against seconds) and, between its marks in README.md, the table.
 """
 import argparse
@@ -19,22 +19,21 @@ from tools.seeds import ROOT, put
 
 RUNS = {"reinforce.py": [], "ppo.py": [], "grpo.py": [], "gspo.py": [], "dpo.py": [],
         "dpo.py, online": ["--online", "yes"]}
-HEAD = ("| script | greedy, each seed | pass@1 | thinks | steps | samples | seconds after the base |\n"
+HEAD = ("| script | greedy, each seed | pass@1 | thinks | steps | samples | seconds of training |\n"
         + "|---" * 7 + "|\n")
 
 
 def run(name, seed, task, folder):
     """Run a row of RUNS in `folder`, whose base it shares. -> its summary, and the curve of its accuracy"""
     script = name.split(",")[0]
-    flags = ["--task", task, "--seed", str(seed), "--eval_steps", "5", *RUNS[name]]
+    flags = ["--task", task, "--seed", str(seed), "--eval_steps", "2", *RUNS[name]]
     subprocess.run([sys.executable, ROOT / script, *flags], cwd=folder, check=True, capture_output=True)
     made = max(Path(folder, "runs").glob(f"{Path(script).stem}-*"), key=lambda path: path.stat().st_mtime)
     config = json.loads((made / "config.json").read_text())["config"]
     summary = json.loads((made / "summary.json").read_text())
     lines = [json.loads(line) for line in (made / "metrics.jsonl").read_text().splitlines()]
     seconds = numpy.cumsum([0.0] + [line["step_time"] for line in lines if "step_time" in line])
-    points = {0: summary["base"]["greedy"]} | {line["step"]: line["eval/greedy"] for line in lines
-                                               if "eval/greedy" in line}
+    points = {line["step"]: line["eval/greedy"] for line in lines if "eval/greedy" in line}
     points[summary["steps"]] = summary["trained"]["greedy"]
     per_step = config["num_prompts"] * config["num_generations"]
     return summary | {"curve": [{"step": step, "samples": step * per_step, "seconds": float(seconds[step]),
@@ -47,13 +46,13 @@ def row(name, results):
         low, high = (f"{value:{form}}" for value in (min(values), max(values)))
         return low if low == high else f"{low} - {high}"
     trained = [result["trained"] for result in results]
-    after = [result["seconds_total"] - result["seconds_warm_start"] for result in results]
     return "| " + " | ".join([
         name, ", ".join(f"{scores['greedy']:.3f}" for scores in trained),
         span([scores["pass@1"] for scores in trained], ".3f"),
         span([scores["think_share"] for scores in trained], ".2f"),
         span([result["steps"] for result in results], "d"),
-        span([result["curve"][-1]["samples"] for result in results], "d"), span(after, ".0f")]) + " |\n"
+        span([result["curve"][-1]["samples"] for result in results], "d"),
+        span([result["curve"][-1]["seconds"] for result in results], ".0f")]) + " |\n"
 
 
 def draw(results, path):
@@ -67,13 +66,14 @@ def draw(results, path):
         for i, (name, runs) in enumerate(results.items()):
             curves = [([point[unit] for point in run["curve"]], [point["greedy"] for point in run["curve"]])
                       for run in runs]
-            grid = numpy.linspace(0, max(xs[-1] for xs, _ in curves), 200)
+            grid = numpy.geomspace(min(xs[0] for xs, _ in curves), max(xs[-1] for xs, _ in curves), 200)
             for xs, ys in curves:
                 axis.plot(xs, ys, color=f"C{i}", alpha=0.25, linewidth=1)
             average = numpy.mean([numpy.interp(grid, xs, ys) for xs, ys in curves], 0)  # ended: as it ended
             axis.plot(grid, average, color=f"C{i}", linewidth=2, label=name)
         base = next(iter(results.values()))[0]["base"]
         axis.axhline(base["greedy"], color="gray", linestyle="--", label="base")
+        axis.set_xscale("log")
         axis.set_xlabel(label)
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("greedy accuracy, held-out problems")
