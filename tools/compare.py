@@ -1,8 +1,8 @@
 """All scripts on one task, from one base: python -m tools.compare --task NAME --seeds 0 1 2 (make compare).
 
 Runs every script with its defaults, but an evaluation every second step, once for each seed, one after the
-other so that seconds can be compared; those of evaluations do not count. Writes docs/compare.json, docs/compare.png (accuracy against samples
-and against seconds) and, between its marks in README.md, the table.
+other so that seconds can be compared; those of evaluations do not count. Writes docs/compare.json,
+docs/compare.png (accuracy against samples and against seconds) and, between its marks in README.md, the table.
 """
 import argparse
 import json
