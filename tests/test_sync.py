@@ -353,7 +353,7 @@ def test_scripts_that_cannot_be_synced_are_one_line_and_nothing_is_written(tree,
 
 @pytest.mark.parametrize("pair", BUDGETS, ids="/".join)
 def test_the_readme_says_how_many_lines_a_lesson_has(pair):
-    count = len(sync.difference(*(SOURCES[name] for name in pair)))
+    count = len(sync.difference(*(SOURCES[f"{name}.py"] for name in pair)))
     rows = [line for line in (ROOT / "README.md").read_text().splitlines() if f"| {count} lines (" in line]
     assert any(f"[{one}.py]" in row and f"({other})" in row
                for row in rows for one, other in (pair, pair[::-1]))
