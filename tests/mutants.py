@@ -76,7 +76,8 @@ def run_tests(folder, tests):
         for stream in (1, 2):
             os.dup2(output.fileno(), stream)
     os.chdir(folder)
-    sys.path[:] = [path for path in sys.path if not Path(path).is_relative_to(ROOT)]
+    # the copy's modules, not ours; but what is installed in ROOT/.venv stays
+    sys.path[:] = [path for path in sys.path if Path(path).resolve() not in (ROOT, ROOT / "tests")]
     file, _, words = tests.partition(" ")
     watch = Watch()
     code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--basetemp", str(folder / "tmp"),
