@@ -22,6 +22,19 @@ def scripts(*names):
 every_script = scripts(*SCRIPTS)
 
 
+def f64(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def ragged():
+    """Made-up log-probs, new and old, advantages and a mask, of which one slot is off inside its row."""
+    draw = torch.Generator().manual_seed(0)
+    logps = -torch.rand(3, 4, generator=draw).double() - 0.5
+    noise = torch.randn(3, 4, generator=draw).double()
+    mask = f64([[1, 0, 0, 0], [1, 0, 1, 1], [1, 1, 1, 1]])
+    return logps, logps + 0.3 * noise, f64([1.5, -2.0, 0.7]), mask
+
+
 @pytest.fixture
 def script(request):
     """The module of the script under test."""

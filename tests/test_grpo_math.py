@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from conftest import f64, ragged
 
 import grpo
 
@@ -13,10 +14,6 @@ LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")
 HOWS = ("sequence_mean", "token_mean", "sequence_sum", "constant")
 close = functools.partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
 golden = functools.partial(torch.testing.assert_close, atol=6e-8, rtol=0)      # numbers written with 7 digits
-
-
-def f64(values):
-    return torch.tensor(values, dtype=torch.float64)
 
 
 def loss_and_gradient(logps, old_logps, A, mask, **options):
@@ -31,15 +28,6 @@ def one_token(ratio, A, log_pi=-1.0, **options):
     new, old = f64([[log_pi]]), f64([[log_pi - math.log(ratio)]])
     loss, gradient = loss_and_gradient(new, old, f64([A]), torch.ones_like(new), **options)
     return loss.item(), gradient.item()
-
-
-def ragged():
-    """Made-up log-probs, new and old, advantages and a mask, of which one slot is off inside its row."""
-    draw = torch.Generator().manual_seed(0)
-    logps = -torch.rand(3, 4, generator=draw).double() - 0.5
-    noise = torch.randn(3, 4, generator=draw).double()
-    mask = f64([[1, 0, 0, 0], [1, 0, 1, 1], [1, 1, 1, 1]])
-    return logps, logps + 0.3 * noise, f64([1.5, -2.0, 0.7]), mask
 
 
 # ---- advantages --------------------------------------------------------------------------------------------

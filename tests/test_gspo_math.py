@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from conftest import f64, ragged
 
 import grpo
 import gspo
@@ -12,10 +13,6 @@ LEVELS = ("sequence", "sequence_token")
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")
 close = functools.partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
 golden = functools.partial(torch.testing.assert_close, atol=6e-8, rtol=0)      # numbers written with 7 digits
-
-
-def f64(values):
-    return torch.tensor(values, dtype=torch.float64)
 
 
 def loss_and_gradient(logps, old_logps, A, mask, **options):
@@ -29,15 +26,6 @@ def one_row(log_rhos, A, **options):
     """Loss and gradient of one answer whose tokens' log ratios are as given."""
     logps = f64([[-0.5] * len(log_rhos)])
     return loss_and_gradient(logps, logps - f64([log_rhos]), f64([A]), torch.ones_like(logps), **options)
-
-
-def ragged():
-    """Made-up log-probs, new and old, advantages and a mask, of which one slot is off inside its row."""
-    draw = torch.Generator().manual_seed(0)
-    logps = -torch.rand(3, 4, generator=draw).double() - 0.5
-    noise = torch.randn(3, 4, generator=draw).double()
-    mask = f64([[1, 0, 0, 0], [1, 0, 1, 1], [1, 1, 1, 1]])
-    return logps, logps + 0.3 * noise, f64([1.5, -2.0, 0.7]), mask
 
 
 # ---- the ratio of a sequence -------------------------------------------------------------------------------

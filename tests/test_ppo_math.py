@@ -7,15 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import f64, ragged
 
 import ppo
 
 close = functools.partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
 golden = functools.partial(torch.testing.assert_close, atol=6e-8, rtol=0)      # numbers written with 7 digits
-
-
-def f64(values):
-    return torch.tensor(values, dtype=torch.float64)
 
 
 def ones(*shape):
@@ -31,15 +28,6 @@ def one_token(loss_function, ratio, A, *options):
     new, old = f64([[-1.0]]).requires_grad_(), f64([[-1.0 - math.log(ratio)]])
     loss = loss_function(new, old, f64([A]), ones(1, 1), *options)
     return loss.item(), gradient(loss, new).item()
-
-
-def ragged():
-    """Made-up log-probs, new and old, advantages and a mask, of which one slot is off inside its row."""
-    draw = torch.Generator().manual_seed(0)
-    logps = -torch.rand(3, 4, generator=draw).double() - 0.5
-    noise = torch.randn(3, 4, generator=draw).double()
-    mask = f64([[1, 0, 0, 0], [1, 0, 1, 1], [1, 1, 1, 1]])
-    return logps, logps + 0.3 * noise, f64([1.5, -2.0, 0.7]), mask
 
 
 def episode():
