@@ -7,7 +7,7 @@ import math
 import pytest
 
 import tools.report
-from tools.report import compare_configs, main, read_log, read_run, write_report
+from tools.report import compare_configs, main, read_log, read_run, render, write_report
 
 HOSTILE = ("</script><script>alert(1)</script><!--<script> & <img src=x onerror=alert(2)>"
            " \u2028\u2029 {{TITLE}} \ud800")
@@ -92,6 +92,10 @@ def test_a_hostile_folder_name_and_flag_stay_texts(run):
     page = Page(write_report(run(name, task=HOSTILE)))
     assert page.title == name and names(page) == names(Page(write_report(run("plain"))))
     assert ["task", False, [HOSTILE]] in page.data["config"]
+
+
+def test_a_folder_name_that_is_no_unicode_can_be_written(run):
+    assert b"<title>run &#56575;</title>" in render([read_run(run()) | {"name": "run \udcff"}]).encode()
 
 
 def test_the_page_puts_no_logged_text_into_markup():
