@@ -41,7 +41,7 @@ import common
 from common import flag, mean
 
 # P prompts a step, G completions of each, B = P * G rows (row p * G + g), b of them at work; W prompt tokens,
-# T completion tokens, V vocabulary, D width, H heads, hd width of a head.
+# T completion tokens, V vocabulary, D width, H heads, KV key/value heads, hd width of a head.
 
 # ---- 1. configuration -----------------------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class Block(nn.Module):
         self.gate_up = nn.Linear(D, 2 * cfg.intermediate_size, bias=False)
         self.down = nn.Linear(cfg.intermediate_size, D, bias=False)
 
-    def forward(self, x, cos, sin, cache):
+    def forward(self, x, cos, sin, visible, cache):
         B, L, D = x.shape
         qkv = self.qkv(self.attention_norm(x)).view(B, L, -1, D // self.H).transpose(1, 2)
         qk, v = qkv.split([self.H + self.KV, self.KV], 1)                 # (B, H + KV, L, hd), (B, KV, L, hd)
@@ -190,10 +190,9 @@ class Block(nn.Module):
         q, kv = qk[:, :self.H], torch.stack([qk[:, self.H:], v])            # (B, H, L, hd), (2, B, KV, L, hd)
         if cache is not None:
             kv = cache[self] = torch.cat([cache[self], kv], 3) if self in cache else kv
-        repeat = (-1, -1, -1, self.H // self.KV, -1, -1)
-        k, v = kv.unsqueeze(3).expand(repeat).flatten(2, 3)                 # (B, H, all L, hd)
-        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=L > 1)        # (B, H, L, hd)
-        x = x + self.out(y.transpose(1, 2).reshape(B, L, D))
+        q = q.reshape(B, self.KV, -1, D // self.H)               # those that share a key/value head
+        y = nn.functional.scaled_dot_product_attention(q, *kv, visible)     # (B, KV, H / KV * L, hd)
+        x = x + self.out(y.view(B, self.H, L, -1).transpose(1, 2).reshape(B, L, D))
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
         return x + self.down(nn.functional.silu(gate) * up)
 
@@ -221,16 +220,24 @@ class GPT(nn.Module):
 
     def hidden(self, tokens, cache=None, keep=0):
         """What the logits are read from, (B, L, D), or of the last `keep` positions."""
-        start = cache[self.blocks[0]].shape[3] if cache else 0
-        positions = torch.arange(start, start + tokens.shape[1], device=tokens.device)
-        angles = positions[:, None] * self.frequencies                      # (L, hd / 2)
+        start, L = cache[self.blocks[0]].shape[3] if cache else 0, tokens.shape[1]
+        angles = torch.arange(start, start + L).to(tokens)[:, None] * self.frequencies      # (L, hd / 2)
+        visible = torch.ones(L, start + L, device=tokens.device).tril(start) > 0        # not what is to come
+        visible = visible.repeat(self.blocks[0].H // self.blocks[0].KV, 1) if L > 1 else None
         x, cos, sin = self.embed(tokens), angles.cos(), angles.sin()        # x (B, L, D)
         for block in self.blocks:
-            x = block(x, cos, sin, cache)
+            x = block(x, cos, sin, visible, cache)
         return self.norm(x[:, -keep:])
 
     def forward(self, tokens, cache=None, logits_to_keep=0):
         return nn.functional.linear(self.hidden(tokens, cache, logits_to_keep), self.embed.weight)
+
+    def states(self, prompts, of, tokens):
+        """What the tokens (B, T) are read from; row i continues prompt of[i] of (P, W). -> (B, T, D)"""
+        (used, of), cache = of.unique(return_inverse=True), {}              # each prompt is read once
+        first = self.hidden(prompts[used], cache, keep=1)[of]               # (B, 1, D)
+        cache = {block: kv[:, of] for block, kv in cache.items()}
+        return torch.cat([first, self.hidden(tokens[:, :-1], cache)], 1)
 
 
 def logprobs(logits, tokens, temperature=1.0, kernel="auto"):
@@ -243,12 +250,12 @@ def logprobs(logits, tokens, temperature=1.0, kernel="auto"):
     return logp.gather(-1, tokens[..., None]).squeeze(-1), -plogp.sum(-1)
 
 
-def score(model, prompts, tokens, temperature=1.0, kernel="auto", fused_linear="auto"):
-    """logprobs of completions: a slot's logits score the token of the next. (B, W), (B, T) -> 2 x (B, T)"""
-    ids, T = torch.cat([prompts, tokens], 1)[:, :-1], tokens.shape[1]                   # (B, W + T - 1)
+def score(model, prompts, of, tokens, temperature=1.0, kernel="auto", fused_linear="auto"):
+    """logprobs of the completions that `states` reads. (P, W), (B,), (B, T) -> (B, T), (B, T)"""
+    hidden = model.states(prompts, of, tokens)                              # (B, T, D)
     if common.kernels and (fused := common.kernels.choose_linear(fused_linear, tokens.numel() * VOCAB)):
-        return fused(model.hidden(ids, keep=T), model.embed.weight, tokens, temperature=temperature)[::2]
-    return logprobs(model(ids, logits_to_keep=T), tokens, temperature, kernel)
+        return fused(hidden, model.embed.weight, tokens, temperature=temperature)[::2]
+    return logprobs(nn.functional.linear(hidden, model.embed.weight), tokens, temperature, kernel)
 
 
 def micro_batches(rows, lengths, size, by_length=True):
@@ -261,30 +268,35 @@ def micro_batches(rows, lengths, size, by_length=True):
 # ---- 5. rollout -----------------------------------------------------------------------------------------
 
 class Rollout(NamedTuple):
-    """Completions in T slots. Behind a row's first EOS, tokens are PAD and the rest is 0."""
+    """Completions in T slots, of which each row uses some; behind them tokens are PAD and the rest is 0."""
     tokens: torch.Tensor        # (B, T)
-    mask: torch.Tensor         # (B, T)  1.0 on sampled tokens, the first EOS included: by position, not by id
+    mask: torch.Tensor          # (B, T)  1.0 on sampled tokens, the first EOS too; 0.0 on what was inserted
     logps: torch.Tensor         # (B, T)  under the policy that sampled, at the temperature it sampled with
     entropy: torch.Tensor       # (B, T)
+    lengths: torch.Tensor       # (B,)    slots used: neither ids nor the mask could tell
 
     def texts(self):                    # -> B str, without EOS
-        return [decode([i for i in ids[:n] if i != EOS]) for ids, n in
-                zip(self.tokens.tolist(), self.mask.sum(1).long().tolist())]
+        rows = zip(self.tokens.tolist(), self.lengths.tolist())
+        return [decode([i for i in ids[:n] if i != EOS]) for ids, n in rows]
 
 
 @torch.no_grad()
-def rollout(model, prompts, cfg, copies=1, uniforms=None):
+def rollout(model, prompts, cfg, copies=1, uniforms=None, problems=()):
     """`copies` completions of each prompt (P, W), side by side. uniforms[i, t] (B, T) draws slot t of row i;
-    no row depends on another. Without uniforms the likeliest token is taken. -> Rollout"""
+    no row depends on another. Without uniforms the likeliest token is taken. What the environments of the P
+    problems say takes the place of what would be sampled. -> Rollout"""
     B, T, cache = len(prompts) * copies, cfg.max_completion_length, {}
-    if common.kernels and cfg.kernel != "torch" and prompts.is_cuda:                    # as a CUDA graph
+    calls = prompts.new_tensor([TOKENIZER.encode_single_token(text) for text in common.tasks.calls(problems)])
+    if common.kernels and cfg.kernel != "torch" and prompts.is_cuda and not len(calls):     # as a CUDA graph
         captured = common.kernels.captured_decode()
-        return Rollout(*captured(model, prompts, copies, T, cfg.temperature, uniforms, EOS, PAD, cfg.kernel))
+        out = captured(model, prompts, copies, T, cfg.temperature, uniforms, EOS, PAD, cfg.kernel)
+        return Rollout(*out, out[1].sum(1).long())
     logits = model(prompts, cache, logits_to_keep=1)[:, 0].repeat_interleave(copies, 0)  # each is read once
     cache = {block: kv.repeat_interleave(copies, 1) for block, kv in cache.items()}
-    out = Rollout(prompts.new_full((B, T), PAD), *(logits.new_zeros(B, T) for _ in range(3)))
-    rows = torch.arange(B, device=prompts.device)                        # (b,) the rows that are in the cache
+    out = Rollout(prompts.new_full((B, T), PAD), *logits.new_zeros(3, B, T), prompts.new_full((B,), T))
+    rows = torch.arange(B, device=prompts.device)                           # (b,) those in the cache
     active = torch.ones_like(rows, dtype=torch.bool)                        # (b,) no EOS yet
+    queues = [[] for _ in range(B)]                                         # what is still to be inserted
     for t in range(T):
         if uniforms is None:
             token = logits.argmax(-1)                                       # (b,)
@@ -292,11 +304,21 @@ def rollout(model, prompts, cfg, copies=1, uniforms=None):
             cdf = torch.softmax(logits / cfg.temperature, -1).cumsum(-1)    # (b, V)
             token = torch.searchsorted(cdf, uniforms[rows, t, None] * cdf[:, -1:], right=True)
             token = token[:, 0].clamp(max=VOCAB - 1)                        # (b,)
+        own = torch.ones_like(active)                                       # (b,) sampled, not inserted
+        if len(calls):
+            said = rows.new_tensor([queues[i].pop(0) if queues[i] else -1 for i in rows.tolist()])
+            own, token = said < 0, torch.where(said < 0, token, said)
         logps, entropy = logprobs(logits[:, None], token[:, None], cfg.temperature, cfg.kernel)     # (b, 1)
         out.tokens[rows, t] = torch.where(active, token, PAD)
-        for slots, value in zip(out[1:], (torch.ones_like(logps), logps, entropy)):
-            slots[rows, t] = value[:, 0] * active
-        active = active & (token != EOS)
+        learned = own | (cfg.mask_tool_tokens == "no")                      # (b,)
+        for slots, value in zip(out[1:4], (learned.to(logps), logps[:, 0], entropy[:, 0])):
+            slots[rows, t] = value * active
+        ends, asks = active & own & (token == EOS), active & own & torch.isin(token, calls)
+        out.lengths[rows[ends]] = t + 1
+        active = active & ~ends
+        for i in rows[asks].tolist():
+            text = common.tasks.respond(problems[i // copies], decode(out.tokens[i, :t + 1].tolist()))
+            queues[i] = TOKENIZER.encode(text, allowed_special="all")
         left = int(active.sum())
         if left == 0 or t + 1 == T:
             return out
@@ -306,31 +328,33 @@ def rollout(model, prompts, cfg, copies=1, uniforms=None):
         logits = model(token[:, None], cache)[:, 0]                         # (b, V)
 
 
-def sample_batch(policy, cfg, step, split="train", penalty=torch.zeros_like):
-    """What a step learns from: P prompts, G completions of each, and as rewards the verdicts plus
-    penalty(lengths (P, G)). A function of policy, seed, step and split. -> namespace, see the end"""
+def sample_batch(policy, cfg, step, weights=None, split="train", penalty=torch.zeros_like):
+    """What a step learns from: P prompts, by the curriculum's `weights`, G completions of each, and rewards,
+    with penalty(lengths (P, G)). A function of policy, seed, step and these. -> namespace, see the end"""
     P, G, T = cfg.num_prompts, cfg.num_generations, cfg.max_completion_length
-    problems, prompts, outs, verdicts = [], [], [], []
+    prompts, outs, rows, verdicts = [], [], [], []
     for attempt in range(1 + cfg.dynamic_sampling):                         # until P groups have signal
-        problems += common.sample_problems(cfg.task, P, (cfg.seed, step, attempt), split, **cfg.options)
-        prompts.append(encode_prompts([problem.prompt for problem in problems[-P:]], cfg))      # (P, W)
+        some = common.sample_problems(cfg.task, P, (cfg.seed, step, attempt), split, weights, **cfg.options)
+        prompts.append(encode_prompts([problem.prompt for problem in some], cfg))               # (P, W)
         uniforms = torch.rand(P * G, T, generator=common.generator(cfg.seed, "rollout", step, attempt))
-        outs.append(rollout(policy, prompts[-1], cfg, G, uniforms.to(cfg.device)))
-        verdicts += [verify(problems[i // G - P], text) for i, text in enumerate(outs[-1].texts())]
-        rewards = torch.tensor([sum(v) if isinstance(v, list) else v for v in verdicts]).view(-1, G)
-        accuracy = rewards.mean().item()
+        outs.append(rollout(policy, prompts[-1], cfg, G, uniforms.to(cfg.device), some))
+        rows += [(some[i // G], text) for i, text in enumerate(outs[-1].texts())]
+        verdicts += [verify(*row) for row in rows[-P * G:]]
+        rewards = [common.tasks.reward(cfg.reward, step, *row, v) for row, v in zip(rows, verdicts)]
         lengths = torch.cat([out.mask.sum(1) for out in outs]).cpu().view(-1, G)
-        rewards = rewards + penalty(lengths)                                # (all, G)
+        rewards = torch.tensor(rewards).view(-1, G) + penalty(lengths)      # (all, G)
         signal = has_signal(rewards)[:, 0]                                  # (all,)
         if signal.sum() >= P:
             break
+    right = torch.tensor([common.tasks.is_right(row[0], v) for row, v in zip(rows, verdicts)]).view(-1, G)
     kept = signal.int().argsort(descending=True, stable=True)[:P].sort()[0]                     # (P,)
-    rows = (kept[:, None] * G + torch.arange(G)).view(-1)                   # (B,)
-    out = Rollout(*(torch.cat(slots)[rows] for slots in zip(*outs)))        # (B, T) each
+    chosen = (kept[:, None] * G + torch.arange(G)).view(-1)                 # (B,)
+    out = Rollout(*(torch.cat(slots)[chosen] for slots in zip(*outs)))
     return SimpleNamespace(
-        problems=[problems[p] for p in kept], prompts=torch.cat(prompts)[rows // G],        # P, (B, W)
-        out=out, texts=out.texts(), verdicts=[verdicts[i] for i in rows],                   # B, B
-        rewards=rewards[kept], accuracy=accuracy)           # (P, G), mean verdict on all that was sampled
+        problems=[rows[p * G][0] for p in kept], prompts=torch.cat(prompts)[kept],              # P, (P, W)
+        of=torch.arange(P * G) // G, out=out, cut=(out.tokens != EOS).all(1), decode=decode,    # (B,), (B,)
+        texts=[rows[i][1] for i in chosen], verdicts=[verdicts[i] for i in chosen],             # B, B
+        rewards=rewards[kept], right=right[kept], accuracy=mean(right.view(-1).tolist()))   # (P, G), (P, G)
 
 
 # ---- 6. warm start and evaluation -----------------------------------------------------------------------
@@ -342,7 +366,7 @@ def warm_start(model, cfg, progress):
     others = [weight for weight in model.parameters() if all(weight is not matrix for matrix in matrices)]
     muon = torch.optim.Muon(matrices, weight_decay=0.0)
     adamw = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)
-    for step in progress("warm start", cfg.base_steps):
+    for step in progress("warm start", range(cfg.base_steps)):
         lr = cfg.base_learning_rate * min((step + 1) / 50, 1 - step / cfg.base_steps)
         phase = "textbook" if step < 0.6 * cfg.base_steps else "forum"
         problems, texts = zip(*common.sample_corpus(
@@ -353,7 +377,7 @@ def warm_start(model, cfg, progress):
         tokens = torch.tensor([row + [PAD] * (max(lengths) - len(row)) for row in ids], device=cfg.device)
         model.zero_grad()
         for rows, T in micro_batches(torch.arange(len(ids)), lengths, (len(ids) + 1) // 2):
-            logps, _ = score(model, prompts[rows], tokens[rows, :T])        # (b, T)
+            logps, _ = score(model, prompts, rows, tokens[rows, :T])        # (b, T)
             mask = torch.arange(T) < lengths[rows, None]                    # (b, T)
             (-(logps * mask.to(logps)).sum() / lengths.sum().item()).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -362,39 +386,18 @@ def warm_start(model, cfg, progress):
             optimizer.step()
 
 
-def pass_at_k(n, c, k):
-    """The chance that one of k completions is right, unbiased from n of which c are (2107.03374, eq. 1)."""
-    return 1 - math.comb(n - c, k) / math.comb(n, k)
-
-
-def majority(texts):
-    """The answer most texts give, of those tied the first; a text without one has no vote. -> str or None"""
-    answers = [answer for answer in map(extract, texts) if answer is not None]
-    return max(answers, key=answers.count, default=None)
-
-
-def evaluate(model, cfg, k):
-    """Held-out scores, on the same problems and uniforms for every run: greedy and, from k samples of each,
-    pass@1, pass@k, maj@k, what thinking is worth (k = 0: greedy only). -> dict; None where nothing counts"""
+def evaluate(model, cfg, k, progress=lambda label, steps: steps):
+    """Complete the held-out problems, the same and by the same uniforms for every run: k samples of each, for
+    k = 0 the likeliest tokens. -> what common.measure makes of them"""
     problems = common.sample_problems(cfg.task, cfg.num_eval_problems, "evaluation", "test", **cfg.options)
-    prompts, T, scores = encode_prompts([p.prompt for p in problems], cfg), cfg.max_completion_length, {}
-    for copies in (1, k) if k else (1,):                # greedy, then sampled
-        random, texts, lengths = common.generator("evaluation"), [], []
-        for some in prompts.split(64):
-            uniforms = torch.rand(len(some) * k, T, generator=random).to(cfg.device) if scores else None
-            out = rollout(model, some, cfg, copies, uniforms)
-            texts, lengths = texts + out.texts(), lengths + out.mask.sum(1).tolist()
-        right = [verify(problems[i // copies], text) == 1 for i, text in enumerate(texts)]
-        thinks = ["<think>" in text for text in texts]
-        scores = scores or {"greedy": mean(right)}
-    if k:
-        groups = [slice(i, i + k) for i in range(0, len(texts), k)]
-        votes = [f"<answer>{majority(texts[group])}</answer>" for group in groups]
-        scores |= {"pass@1": mean(right), f"pass@{k}": mean([pass_at_k(k, sum(right[g]), k) for g in groups]),
-                   f"maj@{k}": mean([verify(problem, vote) == 1 for problem, vote in zip(problems, votes)]),
-                   "accuracy_given_think": mean([r for r, thought in zip(right, thinks) if thought]),
-                   "accuracy_given_blurt": mean([r for r, thought in zip(right, thinks) if not thought])}
-    return scores | {"think_share": mean(thinks), "mean_length": mean(lengths), "problems": len(problems)}
+    prompts, random = encode_prompts([p.prompt for p in problems], cfg), common.generator("evaluation")
+    texts, lengths, T = [], [], cfg.max_completion_length
+    for i in progress("evaluation", range(0, len(problems), 64)):
+        some = problems[i:i + 64]
+        uniforms = torch.rand(len(some) * k, T, generator=random).to(cfg.device) if k else None
+        out = rollout(model, prompts[i:i + 64], cfg, max(k, 1), uniforms, some)
+        texts, lengths = texts + out.texts(), lengths + out.mask.sum(1).tolist()
+    return common.measure(problems, texts, lengths, k, extract, verify)
 
 
 # ---- 7. the update, and main ----------------------------------------------------------------------------
@@ -403,17 +406,17 @@ def backward(policy, ref, batch, A, rows, cfg, entropy_coef):
     """Leave in the policy the gradient of (5) over `rows`, those of one optimizer step. Rows of zero
     advantage are skipped if nothing else moves them. -> metrics of the rest; the KL, if no term, of 1 in 8"""
     mask, averaging = batch.out.mask, LOSS_TYPES[cfg.loss_type][1]
-    used, lengths = rows, mask.sum(1).long().cpu()
+    used, lengths = rows, batch.out.lengths.cpu()
     if not (cfg.beta or entropy_coef or averaging == "micro_batch_mean"):
         used = rows[(A[rows] != 0).cpu()]
     for weight in policy.parameters():
         weight.grad = torch.zeros_like(weight)              # not None: Adam steps, signal or not
     sums, loss, largest, every = torch.zeros(4), 0.0, 0.0, slice(None, None, 1 if cfg.beta else 8)
     for part, T in micro_batches(used, lengths, cfg.micro_batch_size, averaging != "micro_batch_mean"):
-        tokens, m, old_logps, _ = (slots[part, :T] for slots in batch.out)                      # (b, T) each
-        logps, entropy = score(policy, batch.prompts[part], tokens, *cfg.scoring)             # (b, T), (b, T)
+        of, (tokens, m, old_logps) = batch.of[part], (slots[part, :T] for slots in batch.out[:3])   # (b, T)
+        logps, entropy = score(policy, batch.prompts, of, tokens, *cfg.scoring)               # (b, T), (b, T)
         with torch.no_grad():
-            ref_logps, _ = score(ref, batch.prompts[part[every]], tokens[every], *cfg.scoring)  # (b, T)
+            ref_logps, _ = score(ref, batch.prompts, of[every], tokens[every], *cfg.scoring)    # (b, T)
         terms = (policy_loss(logps, old_logps, A[part], m, cfg.loss_type, cfg.epsilon, cfg.epsilon_high)
                  + (cfg.beta and cfg.beta * kl(logps * m, ref_logps * m, cfg.kl_estimator))
                  - entropy_coef * entropy)
@@ -429,34 +432,30 @@ def backward(policy, ref, batch, A, rows, cfg, entropy_coef):
     return {"loss": loss, "max_log_ratio": largest} | means
 
 
+def mini_batches(batch, cfg, *purpose):
+    """num_iterations passes over a batch, each in num_mini_batches parts, of whole groups. Yields rows"""
+    for iteration in range(cfg.num_iterations):
+        random = common.generator(cfg.seed, *purpose, iteration)
+        groups = torch.randperm(len(batch.problems), generator=random)
+        for some in groups.tensor_split(min(cfg.num_mini_batches, len(groups))):
+            yield (some.sort()[0][:, None] * cfg.num_generations + torch.arange(cfg.num_generations)).view(-1)
+
+
 def update(policy, ref, optimizer, batch, A, cfg, step):
     """num_iterations passes over the batch, num_mini_batches optimizer steps each. -> their mean metrics"""
     optimizer.param_groups[0]["lr"] = cfg.learning_rate * min(1.0, (step + 1) / max(1, cfg.warmup_steps))
     entropy_coef = cfg.entropy_coef * max(0.0, 1 - step / (cfg.entropy_decay_steps or math.inf))
     seen = []
-    for iteration in range(cfg.num_iterations):
-        rows = torch.randperm(len(A), generator=common.generator(cfg.seed, "shuffle", step, iteration))
-        for mini_batch in rows.tensor_split(min(cfg.num_mini_batches, len(A))):
-            metrics = backward(policy, ref, batch, A, mini_batch.sort()[0], cfg, entropy_coef)
-            metrics["grad_norm"] = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm).item()
-            if not math.isfinite(metrics["loss"] + metrics["grad_norm"]):
-                common.fail(f"step {step + 1} is not finite: {metrics}; the last checkpoint is kept", code=1)
-            optimizer.step()
-            seen.append(metrics)
+    for rows in mini_batches(batch, cfg, "shuffle", step):
+        metrics = backward(policy, ref, batch, A, rows, cfg, entropy_coef)
+        metrics["grad_norm"] = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm).item()
+        if not math.isfinite(metrics["loss"] + metrics["grad_norm"]):
+            common.fail(f"step {step + 1} is not finite: {metrics}; the last checkpoint is kept", code=1)
+        optimizer.step()
+        seen.append(metrics)
     return {name: mean([metrics[name] for metrics in seen]) for name in seen[0]} | {
         "sampling/sampling_logp_difference/max": seen[0]["max_log_ratio"],
         "learning_rate": optimizer.param_groups[0]["lr"]}
-
-
-def describe(batch):
-    """What the samples of a step are like, in TRL's words."""
-    lengths, ended = batch.out.mask.sum(1), (batch.out.tokens == EOS).any(1)
-    signal = has_signal(batch.rewards).float().mean().item()
-    return {"reward": batch.rewards.mean().item(), "reward_std": batch.rewards.std(1).mean().item(),
-            "signal": signal, "frac_reward_zero_std": 1 - signal, "accuracy": batch.accuracy,
-            "completions/mean_length": lengths.mean().item(),
-            "completions/clipped_ratio": 1 - ended.float().mean().item(),
-            "entropy": (batch.out.entropy.sum() / lengths.sum()).item()}
 
 
 COLUMNS = {"reward": "reward", "signal": "signal", "length": "completions/mean_length",
@@ -475,10 +474,10 @@ def main(argv=None):
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
     L, c = cfg.max_completion_length, cfg.overlong_buffer
     for step in run.steps(evaluate, policy=policy, optimizer=optimizer):
-        batch = sample_batch(policy, cfg, step, penalty=lambda n: overlong_penalty(n, L, c))
+        batch = sample_batch(policy, cfg, step, run.weights(), penalty=lambda n: overlong_penalty(n, L, c))
         A = advantages(batch.rewards, cfg.scale_rewards).view(-1).to(cfg.device)            # (B,)
         metrics = update(policy, ref, optimizer, batch, A, cfg, step)       # passes that lower (5)
-        run.log(describe(batch) | metrics, batch, A)
+        run.log(metrics, batch, A, score)
     return run.finish()
 
 

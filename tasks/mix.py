@@ -1,0 +1,109 @@
+"""Several tasks as one (--task A,B), and what the run does with tasks besides arithmetic: what their
+environments say, what a completion is worth, how far each difficulty is solved."""
+import inspect
+from types import SimpleNamespace
+
+import common
+import tasks
+
+
+def mixed(names):
+    """The tasks `names`, each with the same share of the problems, in the shape of one file of tasks/."""
+    parts = {name: common.load_task(name) for name in names}
+    takes = {name: inspect.signature(part.sample).parameters for name, part in parts.items()}
+    flags = [getattr(part, "FLAGS", {}) for part in parts.values()]
+
+    def pick(name, options):
+        return {option: value for option, value in options.items() if option in takes[name]}
+
+    def width(**options):
+        return max(part.width(**pick(name, options)) for name, part in parts.items())
+
+    def sample(rng, **options):
+        name = rng.choice(names)
+        return parts[name].sample(rng, **pick(name, options))
+
+    def corpus(problem, rng, phase):
+        return parts[problem.task].corpus(problem, rng, phase)
+
+    options = {name: parameter for some in takes.values() for name, parameter in some.items()}
+    sample.__signature__ = inspect.Signature(
+        [parameter.replace(kind=parameter.KEYWORD_ONLY) for parameter in options.values()])
+    return SimpleNamespace(                             # of what they ask for the largest
+        FLAGS={name: max(some.get(name, getattr(common.Config, name, 0)) for some in flags)
+               for name in {name for some in flags for name in some}},
+        CORPUS={name: x for part in parts.values() for name, x in getattr(part, "CORPUS", {}).items()},
+        width=width, sample=sample, corpus=corpus)
+
+
+def calls(problems):
+    """The tokens, as text, after which the environments of these problems may have something to insert."""
+    return sorted({text for task in {problem.task for problem in problems}
+                   for text in getattr(common.load_task(task), "CALLS", ())})
+
+
+def respond(problem, text):
+    """What the environment of a problem inserts into a completion that is at one of its `calls`."""
+    task = common.load_task(problem.task)
+    token = any(text.endswith(call) for call in getattr(task, "CALLS", ()))
+    return task.respond(problem, text) if token else ""
+
+
+def reward(names, step, problem, text, verdict):
+    """What --reward NAMES makes of a completion: the sum of rows of tasks.REWARDS. -> float"""
+    progress = min(1.0, step / 50) if isinstance(step, int) else 0.0   # not by --max_steps: a run may go on
+    return sum(tasks.REWARDS[name](problem, text, verdict, progress) for name in names.split("+"))
+
+
+def check(names, of):
+    """ValueError if --reward NAMES is nothing for the tasks `of`."""
+    tasks.rows(names, {name: common.load_task(name) for name in of})
+
+
+def is_right(problem, verdict):
+    """Whether a verdict is the best there is: 1.0, or for a list of rewards the best return. -> bool"""
+    if isinstance(verdict, list):
+        return sum(verdict) >= common.load_task(problem.task).best(problem) - 1e-6
+    return verdict == 1
+
+
+def level(problem):
+    """What problems of one difficulty have in common."""
+    return f"{problem.task}-{problem.difficulty}"
+
+
+def shares(problems, right):
+    """Level -> the share of right completions of each of its groups. P problems, right (P, G) -> dict"""
+    found = {}
+    for problem, share in zip(problems, right.float().mean(1).tolist()):
+        found.setdefault(level(problem), []).append(share)
+    return dict(sorted(found.items()))
+
+
+def describe(batch):
+    """The metrics of a step that only some tasks have: the frontier (which groups are all wrong, mixed, all
+    right, for each difficulty), calls of the tool, and completions that check themselves."""
+    found, metrics = shares(batch.problems, batch.right), {}
+    for name, groups in found.items() if len(found) > 1 else ():
+        wrong, right = (sum(share == end for share in groups) / len(groups) for end in (0, 1))
+        metrics |= {f"frontier/{name}/wrong": wrong, f"frontier/{name}/mixed": 1 - wrong - right,
+                    f"frontier/{name}/right": right}
+    if calls(batch.problems):
+        count = sum(text.count("<search>") for text in batch.texts)
+        metrics["tools/call_frequency"] = count / len(batch.texts)
+    checks = [right for text, right in zip(batch.texts, batch.right.view(-1).tolist()) if ";wait," in text]
+    if any(problem.task == "arithmetic" for problem in batch.problems):
+        metrics |= {"checks/share": len(checks) / len(batch.texts),
+                    "checks/repaired": sum(checks) / len(checks) if checks else None}
+    return metrics
+
+
+def rates(before, batch):
+    """Level -> share of right completions, a running mean over about five steps."""
+    now = {name: sum(groups) / len(groups) for name, groups in shares(batch.problems, batch.right).items()}
+    return before | {name: 0.8 * before.get(name, rate) + 0.2 * rate for name, rate in now.items()}
+
+
+def weights(rates):
+    """The curriculum: level -> how often to take one of its problems, 4 p (1 - p), but never below 5%."""
+    return {name: max(0.05, 4 * p * (1 - p)) for name, p in rates.items()}

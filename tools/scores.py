@@ -1,0 +1,51 @@
+"""Held-out scores from many samples of each problem: pass@k, maj@k, and what thinking is worth."""
+import collections
+import math
+
+import common
+
+
+def mean(values):
+    """None if there are no values."""
+    return sum(values) / len(values) if values else None
+
+
+def pass_at_k(n, c, k):
+    """The chance that one of k completions is right, unbiased from n of which c are (2107.03374, eq. 1)."""
+    return 1 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def majority(answers):
+    """The commonest answer, of those tied the first; None is no vote. -> str, None if nobody votes"""
+    votes = [answer for answer in answers if answer is not None]
+    return max(votes, key=collections.Counter(votes).get, default=None)
+
+
+def maj_at_k(problems, answers, n, k, verify):
+    """How often the majority of k is right, over the n // k disjoint blocks of the n samples of a problem."""
+    starts = [i for first in range(0, len(problems), n) for i in range(first, first + n - k + 1, k)]
+    return mean([verify(problems[i], f"<answer>{majority(answers[i:i + k])}</answer>") == 1 for i in starts])
+
+
+def measure(problems, texts, lengths, verdicts, right, k, extract, verify):
+    """What common.measure adds to its scores where this file is: lists of equal length, of k completions of
+    each problem side by side, or of one if k = 0; pass@j and maj@j for j = 1 .. k. -> dict"""
+    found, thinks = {}, ["<think>" in text for text in texts]
+    if k:
+        hits = [sum(right[i:i + k]) for i in range(0, len(right), k)]
+        curves = {"pass@k": [mean([pass_at_k(k, c, j) for c in hits]) for j in range(1, k + 1)]}
+        answers = [extract(text) for text in texts]
+        if any(answer is not None for answer in answers):
+            curves["maj@k"] = [maj_at_k(problems, answers, k, j, verify) for j in range(1, k + 1)]
+        for j in sorted({min(8, k), k}):
+            found |= {name.replace("k", str(j)): curve[j - 1] for name, curve in curves.items()}
+        found |= curves | {
+            "accuracy_given_think": mean([r for r, thought in zip(right, thinks) if thought]),
+            "accuracy_given_blurt": mean([r for r, thought in zip(right, thinks) if not thought])}
+    returns = [(sum(v), common.load_task(problem.task).best(problem))
+               for problem, v in zip(problems, verdicts) if isinstance(v, list)]
+    if returns:
+        found |= {"return": mean([got for got, _ in returns]),
+                  "best_return": mean([best for _, best in returns])}
+    return found | {"think_share": mean(thinks), "mean_length": mean(lengths),
+                    "problems": len(problems) // max(k, 1)}
