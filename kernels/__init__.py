@@ -8,10 +8,10 @@ def choose(kernel, device):
     "auto", Triton on CUDA. ValueError for another name, and for Triton where it cannot run."""
     from kernels import logprob
     if kernel not in ("auto", "triton", "torch"):
-        raise ValueError(f"kernel={kernel!r}: must be auto, triton or torch")
+        raise ValueError(f"--kernel {kernel}: must be auto, triton or torch")
     there = kernel != "torch" and logprob.available(device)
     if kernel == "triton" and not there:
-        raise ValueError(f"kernel='triton' on {device}: needs the package triton and CUDA 8.0; take 'torch'")
+        raise ValueError(f"--kernel triton: on {device} needs the package triton and CUDA 8.0; take torch")
     return logprob.logprob if there and (kernel == "triton" or device.type == "cuda") else None
 
 
@@ -21,7 +21,7 @@ def choose_linear(fused_linear, num_logits):
     on, a gigabyte. ValueError for another name."""
     from kernels.linear_logprob import linear_logprob
     if fused_linear not in ("auto", "on", "off"):
-        raise ValueError(f"fused_linear={fused_linear!r}: must be auto, on or off")
+        raise ValueError(f"--fused_linear {fused_linear}: must be auto, on or off")
     return linear_logprob if fused_linear == "on" or fused_linear == "auto" and num_logits >= 2**28 else None
 
 
