@@ -86,7 +86,7 @@ class Config:
     slip: float = task_flag(0.0, "gridworld: how often a move goes astray", low=0, high=1)
     num_generations: int = sample_flag(8, "completions per prompt (G)", low=2, why="one has no siblings")
     num_prompts: int = sample_flag(32, "prompts per step (P)", low=1)
-    max_completion_length: int = sample_flag(40, "tokens per completion at most (L)", low=1)
+    max_completion_length: int = sample_flag(48, "tokens per completion at most (L)", low=1)
     dynamic_sampling: int = sample_flag(0, "batches of prompts to add until P groups have signal", low=0)
     curriculum: str = sample_flag("no", "yes: prompts by p(1 - p) of their difficulty", choices=("no", "yes"))
     mask_tool_tokens: str = sample_flag("yes", "no: learn what the environment says, too (do not)",
@@ -109,6 +109,8 @@ class Config:
     base_seed: int = base_flag(0, "of its initial weights and its corpus", low=0)
     base_steps: int = base_flag(1000, "warm-start batches", low=0)
     base_batch_size: int = base_flag(32, "demonstrations per warm-start batch", low=1)
+    textbook: float = base_flag(0.6, "share of the batches from the textbook, the others are the forum's",
+                                low=0, high=1)
     base_learning_rate: float = base_flag(4e-3, "warm-start peak, falling linearly to 0", low=0)
 
     @property
@@ -249,7 +251,7 @@ class arithmetic:
         """A completion: the textbook works nine of ten answers out, in the forum seven of ten blurt. Now and
         then a step goes wrong, which is noticed: 3+4=9;wait,3+4=7"""
         steps = problem.work.split(";")
-        if rng.random() < 0.05:
+        if phase == "textbook" and rng.random() < 0.02:
             slip = rng.randrange(len(steps))
             left, right = steps[slip].split("=")
             steps[slip] = f"{left}={(int(right) + rng.randint(1, 20)) % 21};wait,{steps[slip]}"

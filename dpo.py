@@ -276,14 +276,13 @@ def rollout(model, prompts, cfg, copies=1, uniforms=None, problems=()):
             token = torch.searchsorted(cdf, uniforms[rows, t, None] * cdf[:, -1:], right=True)
             token = token[:, 0].clamp(max=VOCAB - 1)                        # (b,)
         own = torch.ones_like(active)                                       # (b,) sampled, not inserted
-        if len(calls):
+        if any(queues):
             said = rows.new_tensor([queues[i].pop(0) if queues[i] else -1 for i in rows.tolist()])
             own, token = said < 0, torch.where(said < 0, token, said)
         logps, entropy = logprobs(logits[:, None], token[:, None], cfg.temperature, cfg.kernel)     # (b, 1)
         out.tokens[rows, t] = torch.where(active, token, PAD)
-        learned = own | (cfg.mask_tool_tokens == "no")                      # (b,)
-        for slots, value in zip(out[1:4], (learned.to(logps), logps[:, 0], entropy[:, 0])):
-            slots[rows, t] = value * active
+        for slots, value in zip(out[1:4], (own | (cfg.mask_tool_tokens == "no"), logps[:, 0], entropy[:, 0])):
+            slots[rows, t] = (value * active).to(slots)
         ends, asks = active & own & (token == EOS), active & own & torch.isin(token, calls)
         out.lengths[rows[ends]] = t + 1
         active = active & ~ends
@@ -339,7 +338,7 @@ def warm_start(model, cfg, progress):
     adamw = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)
     for step in progress("warm start", range(cfg.base_steps)):
         lr = cfg.base_learning_rate * min((step + 1) / 50, 1 - step / cfg.base_steps)
-        phase = "textbook" if step < 0.6 * cfg.base_steps else "forum"
+        phase = "textbook" if step < cfg.textbook * cfg.base_steps else "forum"
         problems, texts = zip(*common.sample_corpus(
             cfg.task, cfg.base_batch_size, (cfg.base_seed, step), phase, **cfg.options))
         prompts = encode_prompts([problem.prompt for problem in problems], cfg)             # (B, W)

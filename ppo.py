@@ -24,6 +24,7 @@ Departs from the papers: averages, clips and targets are per token. In 20 s on a
 """
 import copy
 import dataclasses
+import functools
 import math
 import re
 from types import SimpleNamespace
@@ -43,6 +44,7 @@ from common import flag, mean
 
 @dataclasses.dataclass(frozen=True)
 class Config(common.Config):
+    MODELS = ("model",)                 # rows that --reward may name besides those of tasks.REWARDS
     gamma: float = flag(1.0, "discount in (1)", low=0, high=1)
     lam: float = flag(0.95, "lambda in (1) for the actor: 0 trusts the critic, 1 returns", low=0, high=1)
     critic_lam: float = flag(-1.0, "lambda in (6); -1: the actor's (VAPO: 1)", low=-1, high=1)
@@ -299,8 +301,7 @@ class GPT(nn.Module):
 
 class Critic(nn.Module):
     """What to expect of an unfinished answer: a GPT, at first the base, that reads out a number, at first 0.
-    prompts (P, W), of (B,), tokens (B, T), as `states` reads them -> values (B, T), each of what stands
-    before the token of its slot."""
+    It reads as `states` does. -> values (B, T), each of what stands before the token of its slot."""
 
     def __init__(self, gpt):
         super().__init__()
@@ -375,14 +376,13 @@ def rollout(model, prompts, cfg, copies=1, uniforms=None, problems=()):
             token = torch.searchsorted(cdf, uniforms[rows, t, None] * cdf[:, -1:], right=True)
             token = token[:, 0].clamp(max=VOCAB - 1)                        # (b,)
         own = torch.ones_like(active)                                       # (b,) sampled, not inserted
-        if len(calls):
+        if any(queues):
             said = rows.new_tensor([queues[i].pop(0) if queues[i] else -1 for i in rows.tolist()])
             own, token = said < 0, torch.where(said < 0, token, said)
         logps, entropy = logprobs(logits[:, None], token[:, None], cfg.temperature, cfg.kernel)     # (b, 1)
         out.tokens[rows, t] = torch.where(active, token, PAD)
-        learned = own | (cfg.mask_tool_tokens == "no")                      # (b,)
-        for slots, value in zip(out[1:4], (learned.to(logps), logps[:, 0], entropy[:, 0])):
-            slots[rows, t] = value * active
+        for slots, value in zip(out[1:4], (own | (cfg.mask_tool_tokens == "no"), logps[:, 0], entropy[:, 0])):
+            slots[rows, t] = (value * active).to(slots)
         ends, asks = active & own & (token == EOS), active & own & torch.isin(token, calls)
         out.lengths[rows[ends]] = t + 1
         active = active & ~ends
@@ -438,7 +438,7 @@ def warm_start(model, cfg, progress):
     adamw = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)
     for step in progress("warm start", range(cfg.base_steps)):
         lr = cfg.base_learning_rate * min((step + 1) / 50, 1 - step / cfg.base_steps)
-        phase = "textbook" if step < 0.6 * cfg.base_steps else "forum"
+        phase = "textbook" if step < cfg.textbook * cfg.base_steps else "forum"
         problems, texts = zip(*common.sample_corpus(
             cfg.task, cfg.base_batch_size, (cfg.base_seed, step), phase, **cfg.options))
         prompts = encode_prompts([problem.prompt for problem in problems], cfg)             # (B, W)
@@ -533,8 +533,7 @@ def trpo_update(policy, batch, A, right, rows, cfg, coefs):
     right, first = right[rows] * (mask.sum() / (mask * right[rows]).sum().clamp(min=1)), {}
 
     def objective():
-        states = policy.states(batch.prompts, of, tokens)                                       # (B, T, D)
-        logits = nn.functional.linear(states, policy.embed.weight)                              # (B, T, V)
+        logits = nn.functional.linear(policy.states(batch.prompts, of, tokens), policy.embed.weight)
         logps, entropy = logprobs(logits, tokens, cfg.temperature, "torch")                     # (B, T) each
         logp = torch.log_softmax(logits / cfg.temperature, -1)                                  # (B, T, V)
         first.setdefault("logp", logp.detach())
@@ -553,8 +552,7 @@ def fit_critic(critic, optimizer, batch, credit, rows, cfg):
     mask, loss = batch.out.mask, 0.0
     critic.zero_grad()
     for part, T in micro_batches(rows, batch.out.lengths.cpu(), cfg.micro_batch_size):
-        m, tokens = mask[part, :T], batch.out.tokens[part, :T]                                  # (b, T) each
-        values = critic(batch.prompts, batch.of[part], tokens)                                  # (b, T)
+        m, values = mask[part, :T], critic(batch.prompts, batch.of[part], batch.out.tokens[part, :T])
         terms = value_loss(values, credit.values[part, :T], credit.returns[part, :T], m, cfg.cliprange_value)
         part_loss = aggregate(terms, m, "token_mean", num_tokens=mask[rows].sum())
         part_loss.backward()
@@ -566,9 +564,8 @@ def fit_critic(critic, optimizer, batch, credit, rows, cfg):
 
 def mini_batches(batch, cfg, *purpose):
     """num_iterations passes over a batch, each in num_mini_batches parts, of whole groups. Yields rows"""
-    for iteration in range(cfg.num_iterations):
-        random = common.generator(cfg.seed, *purpose, iteration)
-        groups = torch.randperm(len(batch.problems), generator=random)
+    for i in range(cfg.num_iterations):
+        groups = torch.randperm(len(batch.problems), generator=common.generator(cfg.seed, *purpose, i))
         for some in groups.tensor_split(min(cfg.num_mini_batches, len(groups))):
             yield (some.sort()[0][:, None] * cfg.num_generations + torch.arange(cfg.num_generations)).view(-1)
 
@@ -633,9 +630,13 @@ def main(argv=None):
         credit = assign_credit(critic, ref, batch, cfg, cfg.beta, critic_lam=1.0)
         for rows in mini_batches(batch, cfg, "critic", i):
             fit_critic(critic, critic_opt, batch, credit, rows, cfg)
-    for step in run.steps(evaluate, policy=policy, optimizer=optimizer, critic=critic, critic_opt=critic_opt):
+    parts = {"policy": policy, "optimizer": optimizer, "critic": critic, "critic_opt": critic_opt}
+    parts |= common.tasks.judge(policy, cfg, run, functools.partial(sample_batch, policy, cfg))
+    for step in run.steps(evaluate, **parts):
         beta, penalty_coef = run.state.get("coefs", (cfg.beta, cfg.penalty_coef))
         batch = sample_batch(policy, cfg, step, run.weights())              # questions, outputs, verdicts
+        if "judge" in parts:                                                # a reward model's, too
+            batch.rewards = batch.rewards + parts["judge"].rewards(batch)
         credit = assign_credit(critic, ref, batch, cfg, beta, cfg.critic_lam)       # rewards, V, A, R
         metrics = update(policy, critic, optimizer, critic_opt, batch, credit, cfg, step, penalty_coef)
         metrics |= {"kl": credit.kl, "beta": beta, "penalty_coef": penalty_coef}

@@ -52,12 +52,19 @@ def respond(problem, text):
 def reward(names, step, problem, text, verdict):
     """What --reward NAMES makes of a completion: the sum of rows of tasks.REWARDS. -> float"""
     progress = min(1.0, step / 50) if isinstance(step, int) else 0.0   # not by --max_steps: a run may go on
-    return sum(tasks.REWARDS[name](problem, text, verdict, progress) for name in names.split("+"))
+    return sum(tasks.REWARDS[name](problem, text, verdict, progress) for name in names.split("+")
+               if name != "model")                      # which ppo.py adds
 
 
 def check(names, of):
     """ValueError if --reward NAMES is nothing for the tasks `of`."""
     tasks.rows(names, {name: common.load_task(name) for name in of})
+
+
+def judge(*arguments):
+    """tasks.preferences.judge, which only --reward model needs."""
+    from tasks import preferences
+    return preferences.judge(*arguments)
 
 
 def is_right(problem, verdict):
