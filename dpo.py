@@ -345,9 +345,10 @@ def warm_start(model, cfg, progress):
         ids = [TOKENIZER.encode(text, allowed_special="all") + [EOS] for text in texts]
         lengths = torch.tensor([len(row) for row in ids])
         tokens = torch.tensor([row + [PAD] * (max(lengths) - len(row)) for row in ids], device=cfg.device)
+        texts, W = torch.cat([prompts, tokens], 1), prompts.shape[1]
         model.zero_grad()
         for rows, T in micro_batches(torch.arange(len(ids)), lengths, (len(ids) + 1) // 2):
-            logps, _ = score(model, prompts, rows, tokens[rows, :T])        # (b, T)
+            logps, _ = logprobs(model(texts[rows, :W + T - 1], logits_to_keep=T), tokens[rows, :T])     # (b, T)
             mask = torch.arange(T) < lengths[rows, None]                    # (b, T)
             (-(logps * mask.to(logps)).sum() / lengths.sum().item()).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -374,9 +374,10 @@ def warm_start(model, cfg, progress):
         ids = [TOKENIZER.encode(text, allowed_special="all") + [EOS] for text in texts]
         lengths = torch.tensor([len(row) for row in ids])
         tokens = torch.tensor([row + [PAD] * (max(lengths) - len(row)) for row in ids], device=cfg.device)
+        texts, W = torch.cat([prompts, tokens], 1), prompts.shape[1]
         model.zero_grad()
         for rows, T in micro_batches(torch.arange(len(ids)), lengths, (len(ids) + 1) // 2):
-            logps, _ = score(model, prompts, rows, tokens[rows, :T])        # (b, T)
+            logps, _ = logprobs(model(texts[rows, :W + T - 1], logits_to_keep=T), tokens[rows, :T])     # (b, T)
             mask = torch.arange(T) < lengths[rows, None]                    # (b, T)
             (-(logps * mask.to(logps)).sum() / lengths.sum().item()).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -442,8 +443,7 @@ def mini_batches(batch, cfg, *purpose):
 def update(policy, ref, optimizer, batch, A, cfg, step):
     """num_iterations passes over the batch, num_mini_batches optimizer steps each. -> their mean metrics"""
     optimizer.param_groups[0]["lr"] = cfg.learning_rate * min(1.0, (step + 1) / max(1, cfg.warmup_steps))
-    entropy_coef = cfg.entropy_coef * max(0.0, 1 - step / (cfg.entropy_decay_steps or math.inf))
-    seen = []
+    seen, entropy_coef = [], cfg.entropy_coef * max(0.0, 1 - step / (cfg.entropy_decay_steps or math.inf))
     for rows in mini_batches(batch, cfg, "shuffle", step):
         metrics = backward(policy, ref, batch, A, rows, cfg, entropy_coef)
         metrics["grad_norm"] = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm).item()
