@@ -384,7 +384,7 @@ def warm_start(model, cfg, progress):
         texts, W = torch.cat([prompts, tokens], 1), prompts.shape[1]
         model.zero_grad()
         for rows, T in micro_batches(torch.arange(len(ids)), lengths, (len(ids) + 1) // 2):
-            logps, _ = logprobs(model(texts[rows, :W + T - 1], logits_to_keep=T), tokens[rows, :T])     # (b, T)
+            logps, _ = logprobs(model(texts[rows, :W + T - 1], logits_to_keep=T), tokens[rows, :T])   # (b, T)
             mask = torch.arange(T) < lengths[rows, None]                    # (b, T)
             (-(logps * mask.to(logps)).sum() / lengths.sum().item()).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
