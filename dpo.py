@@ -208,7 +208,7 @@ class GPT(nn.Module):
         (used, of), cache = of.unique(return_inverse=True), {}              # each prompt is read once
         first = self.hidden(prompts[used], cache, keep=1)[of]               # (B, 1, D)
         cache = {block: kv[:, of] for block, kv in cache.items()}
-        return torch.cat([first, self.hidden(tokens[:, :-1], cache)], 1)
+        return torch.cat([first, self.hidden(tokens[:, :-1], cache)], 1) if tokens.shape[1] > 1 else first
 
 
 def logprobs(logits, tokens, temperature=1.0, kernel="auto"):
