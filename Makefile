@@ -13,7 +13,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/installed
 endif
 
-.PHONY: run test lint mutants sync diff seeds compare bench clean
+.PHONY: run test lint mutants sync diff seeds compare tasks r1 zero rlhf passk report bench clean
 
 run: $(READY)            ## the main job: warm start, GRPO on arithmetic, a run folder under runs/
 	$(PY) grpo.py --task arithmetic
@@ -38,6 +38,24 @@ seeds: $(READY)          ## the table of seeds in README.md, each seed from noth
 
 compare: $(READY)        ## all five scripts from one base, three seeds each: table in README.md, docs/compare.png
 	$(PY) -m tools.compare --task $(TASK)
+
+tasks: $(READY)          ## countdown, gridworld and lookup, three seeds each: tables in README.md
+	$(PY) -m tools.tasks
+
+r1: $(READY)             ## the four stages of R1 on three tasks: table in README.md
+	$(PY) -m tools.r1
+
+zero: $(READY)           ## R1-Zero, format and accuracy: table in README.md, docs/zero.png
+	$(PY) -m tools.zero
+
+rlhf: $(READY)           ## PPO against a reward model: table in README.md, docs/rlhf.png
+	$(PY) -m tools.rlhf
+
+passk: $(READY)          ## pass@k and maj@k before and after, k to 64: table in README.md, docs/passk.png
+	$(PY) -m tools.passk
+
+report: $(READY)         ## make report RUN="runs/a runs/b": report.html of runs, side by side
+	$(PY) -m tools.report $(RUN)
 
 bench: $(READY)          ## speed, beside others where they are installed: tables in README.md, docs/bench-DEVICE.json
 	$(PY) -m kernels.bench

@@ -38,8 +38,8 @@ def main():
                 found = curve(folder, *LINES.values())
                 _, proxy, true, distance = found
                 best = max(range(len(true)), key=true.__getitem__)
-                rows.append([name, seed, best + 1, *(
-                    f"{line[i]:.2f}" for line in (true, proxy) for i in (0, best, -1)), f"{distance[-1]:.2f}"])
+                values = [line[i] for line in (true, proxy) for i in (0, best, -1)] + [distance[-1]]
+                rows.append([name, seed, best + 1, *(f"{value:.2f}" for value in values)])
                 results[f"{name}, seed {seed}"] = {"summary": summary, "curve": found}
                 if seed == 0:
                     panels.append(panel(name, found))

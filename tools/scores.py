@@ -42,6 +42,10 @@ def measure(problems, texts, lengths, verdicts, right, k, extract, verify):
         found |= curves | {
             "accuracy_given_think": mean([r for r, thought in zip(right, thinks) if thought]),
             "accuracy_given_blurt": mean([r for r, thought in zip(right, thinks) if not thought])}
+    if len({problem.task for problem in problems}) > 1:
+        for task in sorted({problem.task for problem in problems}):
+            found[f"{'pass@1' if k else 'greedy'}/{task}"] = mean(
+                [r for problem, r in zip(problems, right) if problem.task == task])
     returns = [(sum(v), common.load_task(problem.task).best(problem))
                for problem, v in zip(problems, verdicts) if isinstance(v, list)]
     if returns:
