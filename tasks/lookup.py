@@ -15,7 +15,6 @@ from tasks import extract
 
 FLAGS = {"max_completion_length": 40, "base_steps": 600}
 CALLS = ("</search>", "</think>")       # where the environment may speak; a call may end in either
-CORPUS = {}                     # the warm start samples as training does
 CALL_LIMIT = 4                  # of a completion, malformed calls included
 NAMES = [a + b for a in ascii_lowercase for b in ascii_lowercase]
 

@@ -186,6 +186,13 @@ def test_an_answer_is_the_prompts_number_of_look_ups_away_from_its_key():
     assert 0.4 < sum(problem.difficulty == 1 for problem in problems) / 2000 < 0.6
 
 
+def test_the_answer_of_a_problem_earns_one_and_that_of_another_does_not():
+    problems = sample_problems("lookup", 300, 0) + sample_problems("lookup", 300, 0, "test")
+    for p, q in zip(problems, problems[1:]):
+        assert lookup.verify(p, "<answer>" + p.answer + "</answer>") == 1
+        assert lookup.verify(p, "<answer>" + q.answer + "</answer>") == (p.answer == q.answer)
+
+
 def test_the_order_of_the_table_says_nothing_of_the_answer():
     for problem in sample_problems("lookup", 50, 0):
         assert list(problem.hidden) == sorted(problem.hidden)
