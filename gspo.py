@@ -381,16 +381,16 @@ def warm_start(model, cfg, progress):
         ids = [TOKENIZER.encode(text, allowed_special="all") + [EOS] for text in texts]
         lengths = torch.tensor([len(row) for row in ids])
         tokens = torch.tensor([row + [PAD] * (max(lengths) - len(row)) for row in ids], device=cfg.device)
-        texts, W = torch.cat([prompts, tokens], 1), prompts.shape[1]
+        told = ((tokens == EOS - 2).int() - (tokens == EOS - 1).int()).cumsum(1) > 0        # by a tool
+        both, W = torch.cat([prompts, tokens], 1), prompts.shape[1]
         model.zero_grad()
         for rows, T in micro_batches(torch.arange(len(ids)), lengths, (len(ids) + 1) // 2):
-            logps, _ = logprobs(model(texts[rows, :W + T - 1], logits_to_keep=T), tokens[rows, :T])   # (b, T)
-            mask = torch.arange(T) < lengths[rows, None]                    # (b, T)
+            logps, _ = logprobs(model(both[rows, :W + T - 1], logits_to_keep=T), tokens[rows, :T])   # (b, T)
+            mask = (torch.arange(T) < lengths[rows, None]).to(told) & ~told[rows, :T]       # (b, T)
             (-(logps * mask.to(logps)).sum() / lengths.sum().item()).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer, scale in ((muon, 5), (adamw, 1)):
-            optimizer.param_groups[0]["lr"] = scale * lr
-            optimizer.step()
+        muon.param_groups[0]["lr"], adamw.param_groups[0]["lr"] = 5 * lr, lr
+        muon.step(), adamw.step()
 
 
 def evaluate(model, cfg, k, progress=lambda label, steps: steps):
