@@ -390,8 +390,8 @@ def our_step(policy, ref, optimizer, cfg, step, lengths, rewards):
     real = {name: getattr(grpo, name) for name in ("rollout", "verify", "score")}
     uniforms, verdicts = uniforms_of(lengths, cfg.max_completion_length).to(device), iter(rewards)
 
-    def rollout(model, prompts, cfg, copies, _):
-        return real["rollout"](model, prompts, cfg, copies, uniforms)
+    def rollout(model, prompts, cfg, copies, _, problems):
+        return real["rollout"](model, prompts, cfg, copies, uniforms, problems)
 
     def verify(problem, text):
         real["verify"](problem, text)               # what it says of noise is no use
@@ -412,7 +412,7 @@ def our_step(policy, ref, optimizer, cfg, step, lengths, rewards):
         updating = now(device)
         grpo.update(policy, ref, optimizer, batch, A, cfg, step)
         updated = now(device)
-        grpo.describe(batch)
+        common.describe(batch) | common.tasks.describe(batch)
     times["all"] = now(device) - start
     check_lengths("ours", batch.out.mask, lengths)
     known = {name: times.get(name, 0.0) for name in PARTS}

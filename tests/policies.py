@@ -1,4 +1,4 @@
-"""Small policies for the tests, as fixtures: a module takes them by `talker, bigram = policies.talker, ...`."""
+"""Small policies, as fixtures: a test module says talker, bigram = policies.talker, policies.bigram."""
 from types import SimpleNamespace
 
 import pytest

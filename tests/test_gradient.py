@@ -5,10 +5,12 @@ import functools
 import math
 import types
 import zlib
+from string import digits, punctuation
 
+import policies
 import pytest
 import torch
-from conftest import SCRIPTS, every_script, scripts
+from conftest import SCRIPTS, every_script, f64, scripts
 
 import common
 
@@ -18,10 +20,7 @@ AVERAGES = {"grpo": "sequence_mean", "dr_grpo": "constant", "dapo": "token_mean"
 with_ratios = scripts("grpo", "gspo")
 with_advantages = scripts("reinforce", "grpo", "gspo")      # one update, but for the loss
 close = functools.partial(torch.testing.assert_close, atol=1e-10, rtol=0)
-
-
-def f64(values):
-    return torch.tensor(values, dtype=torch.float64)
+talker, bigram = policies.talker, policies.bigram
 
 
 def gradients(model):
@@ -100,19 +99,22 @@ def rows_of(args, _):
     return list(zip(*(rows.tolist() for rows in args[3]))) if in_pairs else args[4].tolist()
 
 
-def batch_of(script, prompts, tokens, mask, logps, rewards=None, accuracy=None):
-    """What a step learns from, made by hand."""
-    out = script.Rollout(torch.tensor(tokens), mask, logps * mask, 0.5 * mask)
-    return types.SimpleNamespace(prompts=torch.tensor(prompts), out=out, rewards=rewards, accuracy=accuracy)
+def batch_of(script, prompts, tokens, mask, logps, rewards=None, **more):
+    """What a step learns from, made by hand: one row of each prompt."""
+    out = script.Rollout(torch.tensor(tokens), mask, logps * mask, 0.5 * mask, mask.sum(1).long())
+    return types.SimpleNamespace(
+        prompts=torch.tensor(prompts), of=torch.arange(len(prompts)), problems=[None] * len(prompts), out=out,
+        cut=(out.tokens != script.EOS).all(1), decode=script.decode, rewards=rewards,
+        right=rewards == 1 if rewards is not None else torch.zeros(len(prompts), 1), **more)
 
 
 @pytest.fixture
 def plain_loss(script):
     """Equation (5) as it stands: all rows at once, none skipped, nothing cut off."""
     def loss(policy, ref, batch, A, rows, cfg, entropy_coef):
-        tokens, mask, old_logps, _ = (slots[rows] for slots in batch.out)
-        logps, entropy = script.score(policy, batch.prompts[rows], tokens, cfg.temperature)
-        ref_logps = script.score(ref, batch.prompts[rows], tokens, cfg.temperature)[0].detach()
+        of, (tokens, mask, old_logps) = batch.of[rows], (slots[rows] for slots in batch.out[:3])
+        logps, entropy = script.score(policy, batch.prompts, of, tokens, cfg.temperature)
+        ref_logps = script.score(ref, batch.prompts, of, tokens, cfg.temperature)[0].detach()
         if script.__name__ == "reinforce":
             terms, how = script.policy_loss(logps, A[rows], mask), "sequence_sum"
         else:
@@ -257,7 +259,7 @@ def test_the_credit_of_a_token_is_what_comes_after_it_or_all_that_came_of_the_ro
     tokens = [[7, 8, eos], [eos, pad, pad], [5, 6, 7], [7, eos, pad]]
     mask = f64([[1.0, 1, 1], [1, 0, 0], [1, 1, 1], [1, 1, 0]])
     batch = batch_of(script, [[1]] * 4, tokens, mask, mask, rewards=f64([[0.0, 0, 1, 0]]))
-    ref_logps = script.score(ref, batch.prompts, batch.out.tokens, 1.0)[0].detach()
+    ref_logps = script.score(ref, batch.prompts, batch.of, batch.out.tokens, 1.0)[0].detach()
     batch.out.logps.copy_((ref_logps + math.log(2)) * mask)
     batch.verdicts = [0.0, 0.0, 1.0, 0.0]
     price = 0.1 * math.log(2)                               # of every token, with beta = 0.1
@@ -274,6 +276,8 @@ def test_the_credit_of_a_token_is_what_comes_after_it_or_all_that_came_of_the_ro
     close(A, f64([[-1.0], [-1], [3], [-1]]) / 3 * mask)
     A = script.credit(ref, ref, batch, config(method="rejection", num_prompts=1))
     close(A, batch.rewards.view(-1, 1) * mask)
+    batch.rewards = f64([[0.1, 0.0, 1.3, 1.0]])             # a bonus for the format makes no answer right
+    close(script.credit(ref, ref, batch, config(method="rejection", num_prompts=1)), A)
 
 
 @scripts("reinforce")
@@ -300,8 +304,8 @@ def test_the_gradient_of_ppo_is_that_of_equation_5_however_the_step_is_cut(scrip
     right = (torch.arange(14)[:, None] % 3 == 0).double()
     coefs = {"entropy": 0.03, "penalty": 0.5}
     for rows in (torch.arange(14), torch.tensor([13, 2, 6, 5, 9, 0, 11]), torch.tensor([1, 2])):
-        tokens, mask, old_logps, _ = (slots[rows] for slots in batch.out)
-        logps, entropy = script.score(policy, batch.prompts[rows], tokens, cfg.temperature)
+        tokens, mask, old_logps = (slots[rows] for slots in batch.out[:3])
+        logps, entropy = script.score(policy, batch.prompts, batch.of[rows], tokens, cfg.temperature)
         near = (script.policy_loss(logps, old_logps, A[rows], mask, 0.2, 0.28) if trust_region == "clip"
                 else script.penalty_loss(logps, old_logps, A[rows], mask, 0.5))
         loss = ((near - 0.03 * entropy) * mask).sum() / mask.sum()
@@ -327,7 +331,7 @@ def test_the_gradient_of_the_critic_is_that_of_equation_7_however_the_step_is_cu
         for size in (14, 4, 2):
             critic = script.Critic(policy)
             critic.head.data.copy_(torch.linspace(-1, 1, 16))
-            V = critic(batch.prompts[rows], batch.out.tokens[rows])
+            V = critic(batch.prompts, batch.of[rows], batch.out.tokens[rows])
             terms = script.value_loss(V, values[rows], returns[rows], mask[rows], 0.3)
             loss = terms.sum() / mask[rows].sum()
             gradient, start = gradient_of(loss, critic), weights(critic)
@@ -345,15 +349,16 @@ def test_the_gradient_of_the_critic_is_that_of_equation_7_however_the_step_is_cu
 def test_the_critic_says_of_each_slot_what_to_expect_before_its_token_is_read(script, config, talker):
     cfg = config()
     critic = script.Critic(talker(cfg)).double()
-    prompts, tokens = torch.randint(256, (2, 5)), torch.randint(256, (2, 6))
-    assert (critic(prompts, tokens) == 0).all()             # at first
+    prompts, of, tokens = torch.randint(256, (2, 5)), torch.tensor([1, 0, 1]), torch.randint(256, (3, 6))
+    assert (critic(prompts, of, tokens) == 0).all()         # at first
     critic.head.data.copy_(torch.linspace(-1, 1, 16))
-    values = critic(prompts, tokens)
-    assert values.shape == (2, 6)
+    values = critic(prompts, of, tokens)
+    assert values.shape == (3, 6)
+    assert torch.equal(values[0, 0], values[2, 0]) and not torch.equal(values[0, 0], values[1, 0])
     for t in range(6):
         changed = tokens.clone()
         changed[:, t] += 1
-        moved = (critic(prompts, changed) - values).abs().amax(0) > 1e-9
+        moved = (critic(prompts, of, changed) - values).abs().amax(0) > 1e-9
         assert not moved[:t + 1].any() and (t == 5 or moved[t + 1])
 
 
@@ -386,13 +391,13 @@ def test_trpo_goes_uphill_but_not_out_of_the_trust_region(script, config, talker
     cfg = config(trust_region="trpo", max_kl=0.02, temperature=0.7, num_iterations=1)
     policy = talker(cfg).double()
     ref, batch = copy.deepcopy(policy), script.sample_batch(policy, cfg, 0)
-    tokens, mask, old_logps, _ = batch.out
+    tokens, mask, old_logps = batch.out[:3]
     A = script.whiten(torch.linspace(-1, 1, 16, dtype=torch.float64)[:, None] * mask, mask)
     metrics = advance(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
-    ids, T = torch.cat([batch.prompts, tokens], 1)[:, :-1], tokens.shape[1]
+    ids, T = torch.cat([batch.prompts[batch.of], tokens], 1)[:, :-1], tokens.shape[1]
     old, new = (torch.log_softmax(model(ids, logits_to_keep=T) / 0.7, -1).detach() for model in (ref, policy))
     distance = ((old.exp() * (old - new)).sum(-1) * mask).sum() / mask.sum()
-    ratio = (script.score(policy, batch.prompts, tokens, 0.7)[0] - old_logps).exp()
+    ratio = (script.score(policy, batch.prompts, batch.of, tokens, 0.7)[0] - old_logps).exp()
     gain = (ratio * A * mask).sum() / mask.sum()
     assert 0.3 * 0.02 < distance.item() <= 0.02 and gain.item() > 0.01
     assert metrics["policy_kl"] == pytest.approx(distance.item()) and metrics["max_log_ratio"] < 1e-12
@@ -405,14 +410,14 @@ def test_the_credit_of_a_token_follows_from_the_verdict_the_base_and_the_critic(
     ref = bigram(torch.randn(V, V, generator=draw).double())
     mask = f64([[1.0, 1, 1], [1, 0, 0]])
     batch = batch_of(script, [[1]] * 2, [[5, 6, 7], [eos, pad, pad]], mask, mask, torch.tensor([[1.0, 0]]))
-    ref_logps = script.score(ref, batch.prompts, batch.out.tokens, 1.0)[0].detach()
+    ref_logps = script.score(ref, batch.prompts, batch.of, batch.out.tokens, 1.0)[0].detach()
     batch.out.logps.copy_((ref_logps + math.log(2)) * mask)
     batch.verdicts = [1.0, 0.0]
     values = f64([[0.2, 0.5, 0.8], [0.4, 9.0, 9.0]])
     price = 0.1 * math.log(2)
 
     def credit(beta=0.0, critic_lam=-1.0, **flags):
-        critic = lambda prompts, tokens: values
+        critic = lambda prompts, of, tokens: values
         return script.assign_credit(critic, ref, batch, config(**flags), beta, critic_lam)
     plain = credit(gamma=1.0, lam=0.5)
     A = f64([[0.5, 0.4, 0.2], [-0.4, 0, 0]])      # of MATH's table, and 0 - .4
@@ -435,7 +440,8 @@ def test_the_gradient_of_dpo_is_that_of_its_loss_however_the_step_is_cut(script,
     chosen, rejected = script.preferences(A.view(7, 2))
     assert len(chosen) >= 6
     for some in (slice(None), slice(1, 4)):
-        logps, ref_logps = ((script.score(model, batch.prompts, batch.out.tokens, cfg.temperature)[0]
+        logps, ref_logps = ((script.score(
+            model, batch.prompts, batch.of, batch.out.tokens, cfg.temperature)[0]
                              * batch.out.mask).sum(1) for model in (policy, ref))
         M = (logps - ref_logps.detach())[chosen[some]] - (logps - ref_logps.detach())[rejected[some]]
         loss = {"sigmoid": -(1 - e) * (0.3 * M).sigmoid().log() - e * (-0.3 * M).sigmoid().log(),
@@ -486,7 +492,7 @@ def test_the_eos_that_ends_a_completion_gets_a_gradient_and_the_padding_behind_i
         likely[here, then] = 9.0
     cfg, prompts = config(beta=0.1), [[a], [c]]
     policy, ref = bigram(likely), bigram(likely + torch.linspace(0, 1, script.VOCAB).double())
-    tokens, mask, logps, _ = script.rollout(policy, torch.tensor(prompts), cfg)
+    tokens, mask, logps = script.rollout(policy, torch.tensor(prompts), cfg)[:3]
     assert tokens.tolist() == [[b, script.EOS] + [script.PAD] * 6, [d, 5, 6, script.EOS] + [script.PAD] * 4]
     batch = batch_of(script, prompts, tokens.tolist(), mask, logps)
     A = per_token(script, f64([1.0, -1.0]), mask)
@@ -554,8 +560,8 @@ def test_metrics_match_a_hand_computed_batch(script, plain_gradient, config, big
     ratios = [[0.5, 1, 1, 1], [1, 1.5, 1.2, 1], [1, 1, 1, 0.7], [1.4, 1, 1, 1], [0.5, 1.5, 1, 1]]
     old_logps = -math.log(V) - torch.tensor(ratios, dtype=torch.float64).log()
     rewards = torch.tensor([[0.0, 1.0], [0.5, 0.5], [0.2, 0.2]])
-    batch = batch_of(script, [[1]] * 5, tokens, mask, old_logps, rewards, 0.25)
-    cfg = config(num_prompts=2, num_generations=2, max_completion_length=4, beta=0.1, max_grad_norm=1e9,
+    batch = batch_of(script, [[1]] * 5, tokens, mask, old_logps, rewards, accuracy=0.25)
+    cfg = config(num_prompts=5, num_generations=1, max_completion_length=4, beta=0.1, max_grad_norm=1e9,
                  epsilon=0.2, epsilon_high=0.28 if script.__name__ == "grpo" else 0.2)
     A = f64([-1.0, 2.0, 1.0, -1.0, 0.0])
     gradient = plain_gradient(policy, ref, batch, A, torch.arange(5), cfg, 0.0)[1]
@@ -573,7 +579,7 @@ def test_metrics_match_a_hand_computed_batch(script, plain_gradient, config, big
     described = {"reward": 0.4, "reward_std": math.sqrt(0.5) / 3, "signal": 1 / 3,
                  "frac_reward_zero_std": 2 / 3, "accuracy": 0.25, "entropy": 0.5,
                  "completions/mean_length": 2.4, "completions/clipped_ratio": 0.2}
-    assert script.describe(batch) == pytest.approx(described, rel=1e-6)
+    assert common.describe(batch) == pytest.approx(described, rel=1e-6)
 
 
 @every_script
@@ -589,7 +595,7 @@ def test_metrics_are_means_over_the_optimizer_steps_but_for_the_first_ratio(scri
         assert metrics["max_log_ratio"] != seen[0]["max_log_ratio"]
     if script.__name__ == "ppo":                            # how far it went, all told, by every eighth row
         old_logps, mask = batch.out.logps[::8], batch.out.mask[::8]
-        logps, _ = script.score(policy, batch.prompts[::8], batch.out.tokens[::8], cfg.temperature)
+        logps, _ = script.score(policy, batch.prompts, batch.of[::8], batch.out.tokens[::8], cfg.temperature)
         away = (script.kl(old_logps, logps, "k3") * mask).sum() / mask.sum()
         assert metrics["policy_kl"] == pytest.approx(away.item()) != seen[-1]["policy_kl"]
 
@@ -628,7 +634,7 @@ def test_where_the_policy_is_the_reference_no_pair_has_a_margin(script, config, 
 def test_every_pass_takes_every_row_once_in_a_new_order(script, scene, advance, spy):
     cfg, policy, ref, batch, A = scene(num_iterations=3, num_mini_batches=6)
     seen = spy(rows_of)
-    expected, sizes = set(range(14)), {2, 3}                # 14 rows in six mini-batches, three times
+    expected, sizes = set(range(14)), {2, 4}                # seven groups of two in six mini-batches
     if script.__name__ == "dpo":                            # all seven pairs differ, and none is cut in two
         A = A + torch.arange(14) % 2 / 100
         expected, sizes = set(zip(*(rows.tolist() for rows in script.preferences(A.view(7, 2))))), {1, 2}
@@ -637,6 +643,7 @@ def test_every_pass_takes_every_row_once_in_a_new_order(script, scene, advance, 
     assert len(seen) == 18 and {len(part) for part in seen} == sizes
     if script.__name__ != "dpo":
         assert all(part == sorted(part) for part in seen)   # so that one mini-batch is the batch as it is
+        assert all(row ^ 1 in part for part in seen for row in part)        # and no group is cut in two
     orders = [sum(seen[i:i + 6], []) for i in (0, 6, 12)]
     assert all(len(order) == len(expected) and set(order) == expected for order in orders)
     assert orders[0] != orders[1] != orders[2] != orders[0]
@@ -689,8 +696,9 @@ def test_the_entropy_bonus_raises_the_entropy_and_a_kl_in_the_loss_pulls_to_the_
         cfg, policy, ref, batch, A = scene(max_grad_norm=0.5, num_iterations=1, **changes)
         optimizer, found = torch.optim.SGD(policy.parameters()), []
         for step in range(4):
-            logps, entropy = script.score(policy, batch.prompts, batch.out.tokens, cfg.temperature)
-            ref_logps, _ = script.score(ref, batch.prompts, batch.out.tokens, cfg.temperature)
+            texts = batch.prompts, batch.of, batch.out.tokens
+            logps, entropy = script.score(policy, *texts, cfg.temperature)
+            ref_logps, _ = script.score(ref, *texts, cfg.temperature)
             good = entropy if cfg.entropy_coef else -script.kl(logps, ref_logps, "k3")
             found.append((good * batch.out.mask).sum().item())
             advance(policy, ref, optimizer, batch, 0 * A, cfg, step)
@@ -718,7 +726,8 @@ def test_a_step_that_is_not_finite_stops_the_run_before_the_weights_are_touched(
 SHARED = {
     "seed": ("", 1), "base_seed": ("", 1), "operands": ("", 4), "num_prompts": ("", 3),
     "num_generations": ("", 3), "max_completion_length": ("", 5), "temperature": ("", 0.7),
-    "dynamic_sampling": ("--num_generations 2", "1 8"),
+    "dynamic_sampling": ("--num_generations 2", "1 8"), "curriculum": ("--operands 3-5", "yes"),
+    "mask_tool_tokens": ("", "no"),
     "num_mini_batches": ("", 2), "max_grad_norm": ("", 0.01),
     "learning_rate": ("", 0.01), "warmup_steps": ("", 4), "weight_decay": ("", 0.5)}
 PASSES = {"num_iterations": ("", 1), "entropy_coef": ("", 0.1),
@@ -751,24 +760,25 @@ KNOBS = {name: SHARED | OWN.get(name, {}) for name in SCRIPTS}
 
 class Loop:
     """Stands in for common.Run: two steps, no folder, no warm start."""
-    batches = []
+    batches, weights = [], common.Run.weights
 
-    def __init__(self, *_):
-        self.policy, self.resumed, self.state = None, None, {}
+    def __init__(self, cfg, *_):
+        self.cfg, self.policy, self.resumed, self.state = cfg, None, None, {"rates": {}}
         Loop.batches.clear()
 
     def base(self, *_):
         pass
 
     def progress(self, label, steps):
-        return range(steps)
+        return steps
 
     def steps(self, evaluate, policy, **_):
         self.policy = policy
         yield from range(2)
 
-    def log(self, metrics, batch, A):
+    def log(self, metrics, batch, A, *_, **__):
         assert all(isinstance(value, (int, float)) for value in metrics.values())
+        self.state["rates"] = common.tasks.rates(self.state["rates"], batch)
         Loop.batches.append(batch)
 
     def finish(self):
@@ -783,11 +793,14 @@ class Loop:
 @pytest.fixture
 def train(script, monkeypatch, talker):
     """train(flags) -> the weights after two steps of main, on made-up rewards that only half of the prompts
-    can earn."""
+    can earn, with an environment that repeats digits and the like."""
     def reward(problem, text):
         return float(zlib.crc32(text.encode()) % 2 * (zlib.crc32(problem.prompt.encode()) % 2))
     for name, stand_in in (("verify", reward), ("GPT", talker)):
         monkeypatch.setattr(script, name, stand_in)
+    respond = staticmethod(lambda problem, text: text[-1] * 2)
+    monkeypatch.setattr(common.arithmetic, "CALLS", tuple(digits + punctuation), raising=False)
+    monkeypatch.setattr(common.arithmetic, "respond", respond, raising=False)
     monkeypatch.setattr(common, "Run", Loop)
     flags = ("--device cpu --num_threads 1 --num_mini_batches 1 --operands 3 --hidden_size 16 "
              "--intermediate_size 16 --num_prompts 4 --num_generations 4 --max_completion_length 6 "
@@ -850,8 +863,9 @@ def test_dynamic_sampling_fills_the_batch_with_groups_that_have_signal(
                for p, problem in enumerate(batch.problems)]
     assert batch.rewards.tolist() == rewards and batch.out.texts() == batch.texts
     prompts = script.encode_prompts([problem.prompt for problem in batch.problems], cfg)
-    assert torch.equal(batch.prompts, prompts.repeat_interleave(4, 0))
-    scored, _ = script.score(policy, batch.prompts, batch.out.tokens)
+    assert torch.equal(batch.prompts, prompts) and batch.of.tolist() == [p for p in range(4) for _ in range(4)]
+    assert torch.equal(batch.right, batch.rewards == 1)
+    scored, _ = script.score(policy, batch.prompts, batch.of, batch.out.tokens)
     torch.testing.assert_close(scored * batch.out.mask, batch.out.logps, atol=1e-5, rtol=0)
     kept = [p for p in range(4) if plain.rewards[p].amax() > plain.rewards[p].amin()]
     assert batch.problems[:len(kept)] == [plain.problems[p] for p in kept]  # these stay, in order
@@ -869,7 +883,7 @@ def test_dynamic_sampling_adds_so_many_batches_at_most_and_then_takes_what_there
     assert len(asked) == 12 * (1 + extra) and len(set(asked)) == 4 * (1 + extra)
     assert batch.problems == asked[:12:3]                   # of groups that are as good, the first
     assert batch.rewards.shape == (4, 3) and len(batch.texts) == len(batch.verdicts) == 12
-    assert script.describe(batch)["signal"] == 0              # which says that it was in vain
+    assert common.describe(batch)["signal"] == 0            # which says that it was in vain
 
 
 def test_a_penalty_on_the_lengths_gives_signal_but_does_not_count_as_accuracy(

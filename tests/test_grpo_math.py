@@ -8,6 +8,7 @@ import torch
 from conftest import f64, ragged
 
 import grpo
+from tools import scores
 
 SCALES = ("group", "batch", "none")
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")
@@ -332,17 +333,16 @@ def test_a_kernel_that_does_not_exist_is_refused():
 @pytest.mark.parametrize("n, c, k, value", [(4, 1, 2, 0.5), (8, 3, 4, 0.9285714), (8, 0, 8, 0), (8, 1, 8, 1),
                                             (8, 2, 1, 0.25), (5, 5, 2, 1)])
 def test_pass_at_k_is_the_share_of_subsets_that_hold_a_right_answer(n, c, k, value):
-    golden(float(grpo.pass_at_k(n, c, k)), float(value))
+    golden(float(scores.pass_at_k(n, c, k)), float(value))
     subsets = list(itertools.combinations([True] * c + [False] * (n - c), k))
-    close(float(grpo.pass_at_k(n, c, k)), sum(map(any, subsets)) / len(subsets))
+    close(float(scores.pass_at_k(n, c, k)), sum(map(any, subsets)) / len(subsets))
 
 
 @pytest.mark.parametrize("answers, winner", [
     ("3 5 5", "5"), ("3 5 5 3", "3"), ("5 3 3 5", "5"), ("- - - 4", "4"), ("- 2 1 - -", "2"),
     ("- -", None), ("", None)])
 def test_the_majority_is_the_answer_given_most_often_and_of_those_tied_the_first(answers, winner):
-    texts = ["no answer" if a == "-" else f"<think>1</think><answer>{a}</answer>" for a in answers.split()]
-    assert grpo.majority(texts) == winner
+    assert scores.majority([None if answer == "-" else answer for answer in answers.split()]) == winner
 
 
 # ---- the file ----------------------------------------------------------------------------------------------

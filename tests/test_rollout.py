@@ -4,12 +4,15 @@ import dataclasses
 import math
 import random
 
+import policies
 import pytest
 import torch
 
+import common
 import grpo
 from common import sample_problems
 
+talker, bigram = policies.talker, policies.bigram
 PROMPTS = ["(3+4)=", "((1+2)-1)=", "((9*2)-8)=", "(5-5)=", "((2*7)+6)=", "((8-3)*4)="]
 
 
@@ -35,16 +38,17 @@ def test_rollout_logps_equal_forward_logps_at_the_same_temperature(sampled, temp
                                            num_key_value_heads=kv_heads)
     lengths = out.mask.sum(1)
     assert lengths.min() < 4 and lengths.max() == 12 and len(lengths.unique()) > 5      # it is compacted
-    logps, entropy = grpo.score(policy, prompts.repeat_interleave(4, 0), out.tokens, temperature)
+    of = torch.arange(24) // 4
+    logps, entropy = grpo.score(policy, prompts, of, out.tokens, temperature)
     torch.testing.assert_close(out.logps, logps * out.mask, atol=1e-5, rtol=0)
     torch.testing.assert_close(out.entropy, entropy * out.mask, atol=1e-5, rtol=0)
-    other, _ = grpo.score(policy, prompts.repeat_interleave(4, 0), out.tokens, 1.3)
+    other, _ = grpo.score(policy, prompts, of, out.tokens, 1.3)
     assert ((other - logps) * out.mask).abs().max() > 0.1
 
 
 def test_score_reads_the_logits_of_a_slot_for_the_token_of_the_next(sampled):
     cfg, policy, prompts, _, out = sampled(copies=1)
-    logps, entropy = grpo.score(policy, prompts, out.tokens, 0.7)
+    logps, entropy = grpo.score(policy, prompts, torch.arange(6), out.tokens, 0.7)
     for i in range(len(prompts)):
         for t in range(12):                             # every prefix in a forward pass of its own
             prefix = torch.cat([prompts[i], out.tokens[i, :t]])[None]
@@ -55,9 +59,9 @@ def test_score_reads_the_logits_of_a_slot_for_the_token_of_the_next(sampled):
 
 def test_the_mask_is_one_up_to_and_including_the_first_eos_and_to_the_end_of_a_row_that_is_cut(sampled):
     _, _, _, _, out = sampled()
-    for tokens, mask, logps, entropy in zip(*(slots.tolist() for slots in out)):
+    for tokens, mask, logps, entropy, length in zip(*(slots.tolist() for slots in out)):
         n = tokens.index(grpo.EOS) + 1 if grpo.EOS in tokens else 12
-        assert mask == [1.0] * n + [0.0] * (12 - n)
+        assert mask == [1.0] * n + [0.0] * (12 - n) and length == n
         assert tokens[n:] == [grpo.PAD] * (12 - n)
         assert all(logps[:n]) and all(entropy[:n]) and not any(logps[n:]) and not any(entropy[n:])
     ended = (out.tokens == grpo.EOS).any(1)
@@ -71,7 +75,7 @@ def test_a_pad_that_the_policy_sampled_is_a_token_like_any_other(config, bigram)
     cfg = config(max_completion_length=6)
     uniforms = torch.rand(40, 6, generator=torch.Generator().manual_seed(0))
     out = grpo.rollout(bigram(logits), grpo.encode_prompts(["(1+1)="], cfg), cfg, 40, uniforms)
-    lengths = out.mask.sum(1).long().tolist()
+    lengths = out.lengths.tolist()
     assert len(set(lengths)) > 2
     for tokens, mask, n in zip(out.tokens.tolist(), out.mask.tolist(), lengths):
         assert mask == [1.0] * n + [0.0] * (6 - n)
@@ -81,8 +85,9 @@ def test_a_pad_that_the_policy_sampled_is_a_token_like_any_other(config, bigram)
 
 def test_the_texts_are_the_completions_without_eos_and_what_is_behind_it():
     rows = [[*b"<1>", grpo.EOS, *b"23"], [*b"012345"], [grpo.EOS, *b"12345"]]
-    mask = torch.tensor([[1.0] * 4 + [0] * 2, [1] * 6, [1] + [0] * 5])
-    assert grpo.Rollout(torch.tensor(rows), mask, mask, mask).texts() == ["<1>", "012345", ""]
+    holes = torch.tensor([[1.0, 0, 0, 1, 0, 0], [1, 1, 1, 1, 0, 0], [1] + [0] * 5])     # of what is inserted
+    out = grpo.Rollout(torch.tensor(rows), holes, holes, holes, torch.tensor([4, 6, 1]))
+    assert out.texts() == ["<1>", "012345", ""]
 
 
 # ---- no row depends on another --------------------------------------------------------------------------
@@ -107,7 +112,7 @@ def test_greedy_decoding_takes_the_likeliest_token_of_a_full_forward_pass(sample
     cfg, policy, prompts, _, _ = sampled()
     lengths = set()
     for eos in (2.0, 3.0, 4.0, 5.0):                    # ever more inclined to end
-        policy.bias[grpo.EOS] = eos
+        policy.embed.weight.data[grpo.EOS, 0] = eos
         out = grpo.rollout(policy, prompts, cfg)
         for i in range(len(prompts)):
             said = []
@@ -116,7 +121,7 @@ def test_greedy_decoding_takes_the_likeliest_token_of_a_full_forward_pass(sample
                 said.append(policy(full)[0, -1].argmax().item())
             assert out.tokens[i].tolist() == said + [grpo.PAD] * (12 - len(said))
             lengths.add(len(said))
-        logps, _ = grpo.score(policy, prompts, out.tokens)
+        logps, _ = grpo.score(policy, prompts, torch.arange(6), out.tokens)
         torch.testing.assert_close(out.logps, logps * out.mask, atol=1e-10, rtol=0)
     assert len(lengths) > 2
 
@@ -229,7 +234,7 @@ def test_a_batch_is_a_function_of_the_seed_and_the_step(config, talker):
 def test_a_batch_holds_problems_of_the_split_that_is_asked_for(config, talker, split):
     cfg = config(num_prompts=20, operands=5)
     policy = talker(cfg)
-    problems = grpo.sample_batch(policy, cfg, 0, split).problems
+    problems = grpo.sample_batch(policy, cfg, 0, split=split).problems
     assert problems == sample_problems("arithmetic", 20, (0, 0, 0), split, operands=5)
     assert (problems == grpo.sample_batch(policy, cfg, 0).problems) == (split == "train")
 
@@ -249,19 +254,23 @@ def test_each_completion_is_scored_against_its_own_prompt(config, talker, monkey
     for row, call in enumerate(order):
         problem, text = asked[call - 1]
         assert problem == batch.problems[row // 3] and text == batch.texts[row] == batch.out.texts()[row]
-        assert torch.equal(batch.prompts[row:row + 1], grpo.encode_prompts([problem.prompt], cfg))
+        assert batch.verdicts[row] == call / 100
+        assert torch.equal(batch.prompts[batch.of[row:row + 1]], grpo.encode_prompts([problem.prompt], cfg))
     # and the prompt of a row is the one that its completion was sampled from
-    logps, _ = grpo.score(policy, batch.prompts, batch.out.tokens)
+    logps, _ = grpo.score(policy, batch.prompts, batch.of, batch.out.tokens)
     torch.testing.assert_close(batch.out.logps, logps * batch.out.mask, atol=1e-10, rtol=0)
-    logps, _ = grpo.score(policy, batch.prompts.roll(1, 0), batch.out.tokens)
+    logps, _ = grpo.score(policy, batch.prompts.roll(1, 0), batch.of, batch.out.tokens)
     assert ((batch.out.logps - logps) * batch.out.mask).abs().max() > 0.1
 
 
 def test_the_reward_of_a_task_that_rewards_each_move_is_the_sum(config, talker, monkeypatch):
     monkeypatch.setattr(grpo, "verify", lambda problem, text: [0.5] * len(text))
+    monkeypatch.setattr(common.arithmetic, "best", lambda problem: 2.5, raising=False)
     cfg = config()
     batch = grpo.sample_batch(talker(cfg), cfg, 0)
     assert batch.rewards.view(-1).tolist() == [0.5 * len(text) for text in batch.texts]
+    assert batch.right.view(-1).tolist() == [len(text) >= 5 for text in batch.texts]
+    assert 0 < batch.accuracy == sum(len(text) >= 5 for text in batch.texts) / 16 < 1
 
 
 # ---- evaluation -----------------------------------------------------------------------------------------
@@ -274,8 +283,10 @@ def test_evaluation_counts_what_the_policy_said_on_held_out_problems(config, mon
     problems = sample_problems("arithmetic", 100, "evaluation", "test", operands=3)
     asked, lengths = [], []
 
-    def rollout(model, prompts, cfg, copies=1, uniforms=None):
+    def rollout(model, prompts, cfg, copies=1, uniforms=None, some=()):
         out = []
+        assert [problem.prompt for problem in some] == [
+            grpo.decode([i for i in prompt if i != grpo.PAD]) for prompt in prompts.tolist()]
         for prompt in prompts.tolist():
             n = sum(1 for is_sampled, _ in asked if is_sampled == (uniforms is not None))
             asked.append((uniforms is not None, grpo.decode([i for i in prompt if i != grpo.PAD])))
@@ -288,21 +299,31 @@ def test_evaluation_counts_what_the_policy_said_on_held_out_problems(config, mon
         tokens = torch.tensor([ids + [grpo.PAD] * (40 - len(ids)) for ids in out])
         assert uniforms is None or uniforms.shape == tokens.shape
         lengths.extend(map(len, out) if asked[-1][0] else ())
-        return grpo.Rollout(tokens, mask, mask, mask)
+        return grpo.Rollout(tokens, mask, mask, mask, mask.sum(1).long())
     monkeypatch.setattr(grpo, "rollout", rollout)
-    scores = grpo.evaluate(None, cfg, 4)
+    labels, waited = [], []
+    progress = lambda label, steps: (labels.append(label), waited.extend(steps), steps)[-1]
+    greedy, scores = grpo.evaluate(None, cfg, 0, progress), grpo.evaluate(None, cfg, 4, progress)
+    assert set(labels) == {"evaluation"} and len(labels) == 2 and waited == [0, 64] * 2
     for was_sampled in (False, True):
         assert [prompt for s, prompt in asked if s == was_sampled] == [p.prompt for p in problems]
     # n % 10:  0 1 2 3 4 5 6 7 8 9    one right sample of four is outvoted when the others agree (1), and not
     # maj@4:   0 0 1 1 1 0 1 1 1 1    when all differ (6); two of four win a tie because they came first (7)
-    expected = {"greedy": 0.34, "pass@1": 0.5, "pass@4": 0.8, "maj@4": 0.7, "problems": 100,
+    expected = {"pass@1": 0.5, "pass@4": 0.8, "maj@4": 0.7, "problems": 100,
                 "think_share": 0.6, "mean_length": sum(lengths) / 400,
                 "accuracy_given_think": (2 + 3 + 4) / 12, "accuracy_given_blurt": (0 + 1) / 8}
-    assert scores.keys() == expected.keys()
+    assert scores.keys() == {*expected, "pass@k", "maj@k"}
     for name, value in expected.items():
         assert scores[name] == pytest.approx(value), name
-    asked.clear()
-    assert grpo.evaluate(None, cfg, 0)["greedy"] == pytest.approx(0.34) and not any(s for s, _ in asked)
+    # of two of four samples: n % 5 of them right, 1 - C(4 - c, 2) / C(4, 2) finds one
+    assert scores["pass@k"] == pytest.approx([0.5, (0 + 3 + 5 + 6 + 6) / 30, (0 + 3 + 4 + 4 + 4) / 20, 0.8])
+    # maj@2 of samples 1 and 2, 3 and 4, of which the first wins a tie: 0, 1, 1, 2, 2 of two; maj@3 of 1 to 3:
+    # n % 5 = 1 is outvoted if the two others agree
+    assert scores["maj@k"] == pytest.approx([0.5, (0 + 1 + 1 + 2 + 2) / 10, (0 + 0.5 + 3) / 5, 0.7])
+    assert greedy.keys() == {"greedy", "examples", "think_share", "mean_length", "problems"}
+    assert greedy["greedy"] == pytest.approx(0.34) and greedy["problems"] == 100
+    assert [(e["prompt"], e["answer"], e["right"]) for e in greedy["examples"]] == [
+        (p.prompt, p.answer, n % 3 == 0) for n, p in enumerate(problems[:64])]
 
 
 def test_evaluation_says_none_where_there_is_nothing_to_average(config, talker):

@@ -3,9 +3,12 @@ import copy
 import dataclasses
 from types import SimpleNamespace
 
+import policies
 import pytest
 import torch
 from conftest import SCRIPTS, every_script, scripts
+
+talker, bigram = policies.talker, policies.bigram
 
 
 @pytest.fixture
@@ -24,13 +27,16 @@ def learn(script, talker, monkeypatch):
                     weight.grad = torch.full_like(weight, gradient)
 
             def progress(self, label, steps):
-                return range(steps)
+                return steps
 
             def steps(self, *_, **__):
                 return range(4)
 
-            def log(self, metrics, *_):
-                logged.append(metrics)
+            def weights(self):
+                return None
+
+            def log(self, metrics, batch, *_, **__):
+                logged.append(script.common.describe(batch) | metrics)
 
             def finish(self):
                 pass
@@ -72,7 +78,8 @@ def test_moving_every_position_by_the_same_amount_changes_nothing_a_block_comput
 
     def read(positions):
         angles = positions[:, None].double() * torch.tensor([1.0, 0.3]).double()        # (L, hd / 2)
-        return block(x, angles.cos(), angles.sin(), None)
+        seen = torch.ones(5, 5).tril().bool().repeat(block.H // block.KV, 1)
+        return block(x, angles.cos(), angles.sin(), seen, None)
     for start in (1, 7, 1000):
         torch.testing.assert_close(read(torch.arange(5) + start), read(torch.arange(5)), atol=1e-9, rtol=0)
     assert (read(torch.arange(5) * 2) - read(torch.arange(5))).abs().max() > 1e-3
@@ -110,7 +117,7 @@ def test_the_warm_start_learns_every_token_of_a_completion_its_eos_included_and_
     """The gradient that its first batch leaves behind is that of the mean over these tokens."""
     cfg = config(base_steps=1, base_batch_size=7, base_learning_rate=0.0)
     model = script.GPT(cfg).double()
-    script.warm_start(model, cfg, lambda label, steps: range(steps))
+    script.warm_start(model, cfg, lambda label, steps: steps)
     found = [weight.grad.clone() for weight in model.parameters()]
     model.zero_grad()
     total, count = 0.0, 0
@@ -132,7 +139,9 @@ def test_the_warm_start_reads_six_tenths_of_a_textbook_then_a_forum_and_nothing_
     monkeypatch.setattr(script.common, "sample_corpus", lambda *args, **options: read.append(args[2:4])
                         or real(*args, **options))
     cfg = config(base_steps=10, base_batch_size=2)
-    script.warm_start(script.GPT(cfg), cfg, lambda label, steps: range(steps))
+    shown = []
+    script.warm_start(script.GPT(cfg), cfg, lambda *args: shown.append(args) or args[1])
+    assert shown == [("warm start", range(10))]
     assert [phase for _, phase in read] == ["textbook"] * 6 + ["forum"] * 4 and len(set(read)) == 10
 
 
@@ -162,7 +171,7 @@ def test_the_squared_norms_are_those_of_the_gradient_of_each_completion(script, 
     norms = script.squared_gradient_norms(policy, batch, cfg)
     for row, norm in enumerate(norms):
         rows = slice(row, row + 1)
-        logps, _ = script.score(policy, batch.prompts[rows], batch.out.tokens[rows], 0.7)
+        logps, _ = script.score(policy, batch.prompts, batch.of[rows], batch.out.tokens[rows], 0.7)
         gradients = torch.autograd.grad((logps * batch.out.mask[rows]).sum(), list(policy.parameters()))
         torch.testing.assert_close(norm, sum((g ** 2).sum() for g in gradients), atol=0, rtol=1e-9)
     assert len(norms) == 16 and norms.max() > 1.1 * norms.min() > 0
@@ -174,7 +183,7 @@ def test_the_baseline_of_the_returns_is_subtracted_from_every_reward_to_go(scrip
     cfg, policy, ref, batch = sampled(view="token", baseline=baseline, beta=0.1, gamma=0.9)
     A, mask = script.credit(policy, ref, batch, cfg), batch.out.mask
     assert not A.requires_grad and (A[mask == 0] == 0).all()        # a loss has no gradient through a reward
-    ref_logps, _ = script.score(ref, batch.prompts, batch.out.tokens)
+    ref_logps, _ = script.score(ref, batch.prompts, batch.of, batch.out.tokens)
     rewards = -0.1 * (batch.out.logps - ref_logps.detach())
     rewards[range(16), mask.sum(1).long() - 1] += batch.rewards.view(-1)
     to_go = script.rewards_to_go(rewards, mask, 0.9)
@@ -261,7 +270,8 @@ def test_a_pair_is_ordered_if_the_chosen_gained_more_than_the_rejected_even_if_b
     change[1, 4:7] = torch.tensor([-2.0, -1.0, 1.0]).double()
     policy, ref, cfg = bigram(likely + change), bigram(likely), config(beta=0.1)
     tokens, mask = torch.tensor([[4], [5], [6]]), torch.ones(3, 1).double()
-    batch = SimpleNamespace(prompts=torch.ones(3, 1).long(), out=script.Rollout(tokens, mask, mask, mask))
+    out = script.Rollout(tokens, mask, mask, mask, mask.sum(1).long())
+    batch = SimpleNamespace(prompts=torch.ones(1, 1).long(), of=torch.zeros(3).long(), out=out)
     for good, bad, ordered in ((1, 0, 1.0), (2, 0, 1.0), (0, 1, 0.0), (1, 2, 0.0)):
         loss, metrics = script.compare(policy, ref, batch, torch.tensor([good]), torch.tensor([bad]), cfg)
         assert metrics["rewards/accuracies"].item() == ordered
@@ -275,10 +285,10 @@ def test_the_base_answers_held_out_problems_to_measure_and_it_or_the_policy_thos
         script, learn, monkeypatch, online):
     seen, models, real = [], [], script.sample_batch
 
-    def spy(model, cfg, step, split="train"):
+    def spy(model, cfg, step, weights=None, split="train"):
         models.append(model)
         seen.append((step, split, model is models[0]))
-        return real(model, cfg, step, split)
+        return real(model, cfg, step, weights, split)
     monkeypatch.setattr(script, "sample_batch", spy)
     learn(online=online)
     assert seen == [("pairs", "test", True), *((step, "train", online == "no") for step in range(4))]
