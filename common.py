@@ -14,6 +14,7 @@ import json
 import math
 import os
 import random
+import re
 import shlex
 import signal
 import sys
@@ -25,22 +26,28 @@ from types import SimpleNamespace
 
 import torch
 
+HERE = Path(__file__).resolve().parent
+print = functools.partial(print, flush=True)        # a line shows when it is printed, in a pipe too
+
 
 def optional(name):
     """A module of this repository, None where a script was copied out without it."""
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name not in (name, name.partition(".")[0]):
-            raise
+    path = HERE.joinpath(*name.split("."))
+    there = path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+    return importlib.import_module(name) if there else None
 
 
-ALONE = SimpleNamespace(                            # what tasks.mix does, where there is arithmetic only
-    calls=lambda problems: [], reward=lambda names, step, problem, text, verdict: verdict,
-    is_right=lambda problem, verdict: verdict == 1, describe=lambda batch: {}, rates=lambda before, batch: {})
-tasks = optional("tasks.mix") or ALONE
-kernels, console, scores, report = map(optional, ("kernels", "tools.console", "tools.scores", "tools.report"))
-print = functools.partial(print, flush=True)        # a line shows when it is printed, in a pipe too
+# Stand-ins for tasks/mix.py and tools/console.py: arithmetic only, plain lines only.
+ALONE = SimpleNamespace(
+    load=lambda name: fail(f"--task {name}: there is no {HERE / 'tasks' / name}.py; take arithmetic"),
+    check=lambda names, of: None, calls=lambda problems: [], is_right=lambda problem, verdict: verdict == 1,
+    reward=lambda names, step, problem, text, verdict: verdict, describe=lambda batch: {},
+    rates=lambda before, batch: {}, judge=lambda *arguments: {})
+PLAIN = SimpleNamespace(
+    progress=lambda label, steps: steps, start=lambda run: None, step=lambda *step, **more: None,
+    finish=lambda run, both: print("no report.html, no curve.png: there is no folder tools/"))
+tasks, console = optional("tasks.mix") or ALONE, optional("tools.console") or PLAIN
+kernels, bases, scores = map(optional, ("kernels", "tools.bases", "tools.scores"))
 
 # ---- 1. flags -------------------------------------------------------------------------------------------
 
@@ -50,10 +57,9 @@ def fail(message, code=2):
     raise SystemExit(code)
 
 
-def flag(default, help, group="algorithm", low=None, high=math.inf, choices=None, why=""):
+def flag(default, help, group="algorithm", low=None, high=math.inf, choices=(), why=""):
     """A field of a Config that is also a command-line flag; numbers are finite, from `low` to `high`."""
-    return dataclasses.field(default=default, metadata={
-        "help": help, "group": group, "low": low, "high": high, "choices": choices, "why": why})
+    return dataclasses.field(default=default, metadata=locals())
 
 
 GROUPS = ("run", "task", "sampling", "optimizer", "evaluation", "base policy, shared by all scripts")
@@ -73,8 +79,7 @@ class Config:
     seed: int = run_flag(0, "of problems, sampling and shuffling", low=0)
     device: str = run_flag("auto", "auto: CUDA where there is one", choices=("auto", "cpu", "cuda", "mps"))
     kernel: str = run_flag("auto", "of log-probs; auto: triton on CUDA", choices=("auto", "triton", "torch"))
-    fused_linear: str = run_flag("auto", "log-probs without logits in memory; auto: where these are large",
-                                 choices=("auto", "on", "off"))
+    fused_linear: str = run_flag("auto", "auto: no large logits in memory", choices=("auto", "on", "off"))
     num_threads: int = run_flag(1, "CPU threads; a second one gains 1.15x at this size, if idle", low=1)
     output_dir: str = run_flag("", "run folder; else runs/ALGORITHM-TASK-sSEED, with -2, -3 ... when taken")
     save_steps: int = run_flag(10, "steps between checkpoints", low=1)
@@ -89,8 +94,7 @@ class Config:
     max_completion_length: int = sample_flag(48, "tokens per completion at most (L)", low=1)
     dynamic_sampling: int = sample_flag(0, "batches of prompts to add until P groups have signal", low=0)
     curriculum: str = sample_flag("no", "yes: prompts by p(1 - p) of their difficulty", choices=("no", "yes"))
-    mask_tool_tokens: str = sample_flag("yes", "no: learn what the environment says, too (do not)",
-                                        choices=("no", "yes"))
+    mask_tool_tokens: str = sample_flag("yes", "no: learns what tools say (do not)", choices=("no", "yes"))
     temperature: float = sample_flag(1.0, "of sampling and scoring alike", low=1e-3, why="0 explores nothing")
     learning_rate: float = step_flag(5e-4, "of AdamW", low=0)
     warmup_steps: int = step_flag(0, "steps of linear learning-rate warm-up, constant after it", low=0)
@@ -109,16 +113,14 @@ class Config:
     base_seed: int = base_flag(0, "of its initial weights and its corpus", low=0)
     base_steps: int = base_flag(1000, "warm-start batches", low=0)
     base_batch_size: int = base_flag(32, "demonstrations per warm-start batch", low=1)
-    textbook: float = base_flag(0.6, "share of the batches from the textbook, the others are the forum's",
-                                low=0, high=1)
+    textbook: float = base_flag(0.6, "share of textbook batches; the others: forum", low=0, high=1)
     base_learning_rate: float = base_flag(4e-3, "warm-start peak, falling linearly to 0", low=0)
 
     @property
     def options(self):
         """What the functions of the task take as keywords."""
         takes = inspect.signature(load_task(self.task).sample).parameters
-        return {f.name: getattr(self, f.name) for f in dataclasses.fields(Config)
-                if f.metadata["group"] == "task" and f.name in takes}
+        return {name: getattr(self, name) for name in takes if hasattr(self, name)}
 
     @property
     def scoring(self):
@@ -127,78 +129,77 @@ class Config:
 
     def check(self):
         """Exit with one line for a value, or a pair of values, that cannot work."""
-        options = self.options
-        for f in dataclasses.fields(self):
-            value, (low, high, choices, why) = getattr(self, f.name), map(
-                f.metadata.get, ("low", "high", "choices", "why"))
-            if low is not None and not (low <= value <= high and value < math.inf):
-                limits = f"finite and at least {low}" if high == math.inf else f"from {low} to {high}"
-                fail(f"--{f.name} {value}: must be {limits}" + (why and f" ({why})"))
-            if choices and value not in choices:
-                fail(f"--{f.name} {value}: must be one of {', '.join(choices)}")
-            if f.metadata["group"] == "task" and value != f.default and f.name not in options:
-                fail(f"--{f.name} {value}: is not for {self.task}")
-        H, there = self.num_attention_heads, {"cuda": torch.cuda.is_available(),
-                                              "mps": torch.backends.mps.is_available()}
-        for name, broken, words in (
-                ("hidden_size", self.hidden_size % (2 * H), f"must be a multiple of {2 * H}, two per head"),
-                ("num_key_value_heads", H % self.num_key_value_heads, f"must divide num_attention_heads {H}"),
-                ("num_mini_batches", self.num_mini_batches > self.num_prompts,
-                 f"a batch has only {self.num_prompts} groups"),
-                ("device", not there.get(self.device, True), "torch finds none; use cpu"),
-                ("kernel", self.kernel == "triton" and not kernels, "there is no folder kernels/; use torch"),
-                ("fused_linear", self.fused_linear == "on" and not kernels, "there is no folder kernels/"),
-                ("reward", self.reward != "accuracy" and tasks is ALONE, "there is no folder tasks/"),
-                ("curriculum", self.curriculum == "yes" and tasks is ALONE, "there is no folder tasks/"),
-                ("prompt", self.prompt and not self.resume_from_checkpoint,
-                 "add --resume_from_checkpoint RUN to say who answers"),
-                ("prompt", len(self.prompt.encode()) > load_task(self.task).width(**options),
-                 "is longer than the prompts of this task")):
-            if broken:
+        def need(fits, name, words):
+            if not fits:
                 fail(f"--{name} {getattr(self, name)}: {words}")
+
+        options, H, P = self.options, self.num_attention_heads, self.num_prompts
+        for f in dataclasses.fields(self):
+            value, m = getattr(self, f.name), SimpleNamespace(**f.metadata)
+            limits = f"finite and at least {m.low}" if m.high == math.inf else f"from {m.low} to {m.high}"
+            need(m.low is None or m.low <= value <= m.high and value < math.inf, f.name,
+                 f"must be {limits}" + (m.why and f" ({m.why})"))
+            need(not m.choices or value in m.choices, f.name, f"must be one of {', '.join(m.choices)}")
+            used = m.group != "task" or value == f.default or f.name in options
+            need(used, f.name, f"is not for {self.task}")
+        need(self.hidden_size % (2 * H) == 0, "hidden_size", f"must be a multiple of {2 * H}, two per head")
+        need(H % self.num_key_value_heads == 0, "num_key_value_heads", f"must divide num_attention_heads {H}")
+        need(self.num_mini_batches <= P, "num_mini_batches", f"a batch has only {P} groups")
+        for name, there in (("cuda", torch.cuda.is_available()), ("mps", torch.backends.mps.is_available())):
+            need(there or self.device != name, "device", "torch finds none; use cpu")
+        need(kernels or self.kernel != "triton", "kernel", "there is no folder kernels/; use torch")
+        need(kernels or self.fused_linear != "on", "fused_linear", "there is no folder kernels/; use off")
+        need(tasks is not ALONE or self.reward == "accuracy", "reward", "there is no folder tasks/")
+        need(tasks is not ALONE or self.curriculum == "no", "curriculum", "there is no folder tasks/")
+        need(self.resume_from_checkpoint or not self.prompt, "prompt", "needs --resume_from_checkpoint RUN")
+        try:
+            span(self.operands), span(self.numbers, "numbers")
+            width = load_task(self.task).width(**options)
+            kernels and kernels.choose(self.kernel, torch.device(self.device))
+            tasks.check(self.reward, self.task.split(","))
+        except ValueError as error:
+            fail(str(error))
+        need(len(self.prompt.encode()) <= width, "prompt", "is longer than the prompts of this task")
 
     @classmethod
     def parse(cls, argv=None):
-        """The flags of `argv`, over those of the run it resumes or of the task. Exits if one is bad."""
+        """The flags of `argv`, over those of the run that it resumes or of the task. Exits if one is bad."""
         parser = argparse.ArgumentParser(description=sys.modules[cls.__module__].__doc__, allow_abbrev=False,
                                          formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.error = lambda message: fail(f"{message} (--help lists the flags)")
         groups = {name: parser.add_argument_group(name) for name in ("algorithm", *GROUPS)}
         for f in dataclasses.fields(cls):
-            choices, words = f.metadata["choices"], f"{f.metadata['help']} [{f.default}]"
+            values = f.metadata["choices"] and f"{{{','.join(f.metadata['choices'])}}}"
+            words = f"{f.metadata['help']} [{f.default}]"
             for name, shown in {f.name.replace("_", "-"): argparse.SUPPRESS, f.name: words}.items():
                 groups[f.metadata["group"]].add_argument(
-                    "--" + name, dest=f.name, default=argparse.SUPPRESS, type=f.type, choices=choices,
-                    metavar=None if choices else f.type.__name__.upper(), help=shown)
+                    "--" + name, dest=f.name, default=argparse.SUPPRESS, type=f.type, help=shown,
+                    metavar=values or f.type.__name__.upper())
         given = vars(parser.parse_args(argv))
-        if given.get("prompt") == "":
-            fail("--prompt: is empty; give the policy something to answer")
-        wanted = getattr(load_task(given.get("task", cls.task)), "FLAGS", {})
-        below = {f.name: wanted[f.name] for f in dataclasses.fields(cls) if f.name in wanted}
-        cfg = cls(**((cls.stored(given) or below) | given))
+        for name in [name for name, value in given.items() if value == ""]:
+            fail(f"--{name}: is empty; say what, or leave it out")
+        cfg = cls(**cls.stored(given) | given)
+        auto = "cuda" if torch.cuda.is_available() else "cpu"
+        cfg = dataclasses.replace(cfg, device=auto if cfg.device == "auto" else cfg.device)
         cfg.check()
-        device = {"auto": "cuda" if torch.cuda.is_available() else "cpu"}.get(cfg.device, cfg.device)
-        try:
-            kernels and kernels.choose(cfg.kernel, torch.device(device))
-            tasks is ALONE or tasks.check(cfg.reward, cfg.task.split(","))
-        except ValueError as error:
-            fail(str(error))
-        return dataclasses.replace(cfg, device=device)
+        return cfg
 
     @classmethod
     def stored(cls, given):
-        """The flags of the run that `given` resumes and may not contradict; {} if it resumes none."""
+        """What holds where nothing is `given`: the flags of the run to resume, or those of the task."""
         folder, script = given.get("resume_from_checkpoint"), Path(inspect.getfile(cls)).name
+        types = {f.name: f.type for f in dataclasses.fields(cls)}
         if not folder:
-            return {}
+            wanted = getattr(load_task(given.get("task", cls.task)), "FLAGS", {})
+            return {name: types[name](value) for name, value in wanted.items() if name in types}
         try:
             saved = json.loads(Path(folder, "config.json").read_text())
-            stored = dataclasses.asdict(cls(**saved["config"]))
-            fits = all(type(stored[f.name]) is f.type for f in dataclasses.fields(cls))
-        except (OSError, ValueError, KeyError, TypeError):
+            stored = saved["config"]
+            fits = saved["script"] == script and types == {name: type(x) for name, x in stored.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             fits = False
-        if not fits or saved["script"] != script:
-            fail(f"--resume_from_checkpoint {folder}: has no config.json of a run of {script}")
+        if not fits:
+            fail(f"--resume_from_checkpoint {folder}: has no config.json of this {script}; name a run of it")
         for name in given.keys() - MAY_DIFFER:
             if given[name] != stored[name]:
                 fail(f"--{name} {given[name]}: the run has {stored[name]}; leave the flag out, or begin anew "
@@ -213,12 +214,13 @@ Problem = collections.namedtuple("Problem", "task prompt answer work difficulty 
                                  defaults=["", 0, None])
 
 
-def span(numbers):
-    """What "3-7" or "5" stands for: (3, 7), (5, 5). ValueError for anything else, and below 2."""
-    low, _, high = str(numbers).partition("-")
-    if not (low.isdecimal() and (high or low).isdecimal() and 2 <= int(low) <= int(high or low)):
-        raise ValueError(f"{numbers!r}: must be a number from 2 on, or a range like 3-7")
-    return int(low), int(high or low)
+def span(numbers, name="operands"):
+    """What "3-7" or "5" stands for: (3, 7), (5, 5). ValueError on the flag `name` for anything else."""
+    found = re.fullmatch("([0-9]{1,2})(-([0-9]{1,2}))?", str(numbers))
+    low, high = (int(found[1]), int(found[3] or found[1])) if found else (0, 0)
+    if not 2 <= low <= high:
+        raise ValueError(f"--{name} {numbers}: must be a number from 2 to 99, or a range like 3-7")
+    return low, high
 
 
 class arithmetic:
@@ -261,14 +263,7 @@ class arithmetic:
 
 def load_task(name):
     """`arithmetic`, the module tasks/NAME.py with the same names and verify(problem, text), or a mix: A,B."""
-    path = Path(__file__).resolve().parent / "tasks" / f"{name}.py"
-    if name == "arithmetic":
-        return arithmetic
-    if "," in name and tasks is not ALONE:
-        return tasks.mixed(name.split(","))
-    if not (name.isidentifier() and path.is_file()) or name == "mix":
-        fail(f"--task {name}: there is no {path}")
-    return importlib.import_module(f"tasks.{name}")
+    return arithmetic if name == "arithmetic" else tasks.load(name)
 
 
 def sample_problems(task, n, seed, split="train", weights=None, **options):
@@ -328,7 +323,7 @@ def load(path, device):
 def describe(batch):
     """What the samples of a step are like, in TRL's words."""
     rewards, out, lengths = batch.rewards, batch.out, batch.out.mask.sum(1)
-    signal = mean([float(min(group) < max(group)) for group in rewards.tolist()])
+    signal = (rewards.amax(1) > rewards.amin(1)).double().mean().item()
     return {"reward": rewards.mean().item(), "reward_std": rewards.std(1).mean().item(),
             "signal": signal, "frac_reward_zero_std": 1 - signal, "accuracy": batch.accuracy,
             "completions/mean_length": lengths.mean().item(),
@@ -337,66 +332,51 @@ def describe(batch):
 
 
 def measure(problems, texts, lengths, k, extract, verify):
-    """Scores of k completions of each problem, side by side, or, if k = 0, of a greedy one. -> dict; None is
-    where nothing counts, lists go by k, "examples" are for the report"""
+    """Scores of k completions of each problem, side by side, or, if k = 0, of a greedy one. -> dict, in which
+    None is where nothing counts"""
     problems = [problem for problem in problems for _ in range(max(k, 1))]
     verdicts = [verify(problem, text) for problem, text in zip(problems, texts)]
     right = [tasks.is_right(problem, verdict) for problem, verdict in zip(problems, verdicts)]
-    found = {"pass@1": mean(right)} if k else {"greedy": mean(right), "examples": [
-        {"prompt": problem.prompt, "answer": problem.answer, "text": text, "right": r}
-        for problem, text, r in zip(problems[:64], texts, right)]}
-    if scores:
-        found |= scores.measure(problems, texts, lengths, verdicts, right, k, extract, verify)
-    return found
+    more = scores.measure(problems, texts, lengths, verdicts, right, k, extract, verify) if scores else {}
+    return {"pass@1" if k else "greedy": mean(right)} | more
 
 
 class Run:
     """One run: its folder, what it logs and prints, when it saves, evaluates and stops. `model`: the policy;
     `columns`: the console's, heading -> key in the metrics of a step. Nothing is written before `base`."""
+    progress = staticmethod(console.progress)
 
     def __init__(self, cfg, model, columns, argv=None):
         torch.set_num_threads(cfg.num_threads)
-        self.cfg, self.columns, self.script = cfg, columns, Path(inspect.getfile(type(cfg)))
-        self.folder, self.argv = Path(cfg.resume_from_checkpoint), sys.argv[1:] if argv is None else argv
-        self.state = {"step": 0, "recent": [], "rates": {}, "base": None,
+        self.cfg, self.model, self.columns, self.resumed = cfg, model, columns, {}
+        self.script, self.argv = Path(inspect.getfile(type(cfg))), sys.argv[1:] if argv is None else argv
+        self.state = {"step": 0, "recent": [], "rates": {}, "base": {},
                       "seconds_warm_start": 0.0, "seconds_total": 0.0}
-        self.clock, self.warned, self.training, self.interrupted = time.perf_counter(), set(), False, False
-        self.model, self.resumed, self.ready, checkpoint = model, None, False, self.folder / "checkpoint.pt"
-        source = cfg.resume_from_checkpoint or cfg.init_from
+        self.clock, self.training, self.interrupted, self.warned = time.perf_counter(), False, False, set()
+        self.folder = Path(cfg.resume_from_checkpoint)
+        again = cfg.prompt or cfg.resume_from_checkpoint and (self.folder / "checkpoint.pt").exists()
+        flag = "resume_from_checkpoint" if again else "init_from"
         try:
-            if cfg.prompt or cfg.resume_from_checkpoint and checkpoint.exists():
-                self.resumed = load(checkpoint, cfg.device)
-                self.resumed["state"]["step"], self.resumed["logs"][LOGS[0]], self.resumed["optimizer"]
-                both = [self.resumed["policy"], load(self.folder / "base.pt", cfg.device)]  # each has to fit
-                for weights in reversed(both) if cfg.prompt else both:
-                    self.ready = model.load_state_dict(weights)
-            elif cfg.init_from:
-                other = load(Path(cfg.init_from, "checkpoint.pt"), cfg.device)
-                self.ready = model.load_state_dict(other["policy"])
+            if source := getattr(cfg, flag):
+                saved = load(Path(source, "checkpoint.pt"), cfg.device)
+                if again:
+                    model.load_state_dict(load(self.folder / "base.pt", cfg.device))
+                    self.resumed, self.state = saved, self.state | saved["state"]
+                model.load_state_dict(saved["policy"])
         except Exception as error:
-            flag = "--resume_from_checkpoint" if cfg.resume_from_checkpoint else "--init_from"
-            fail(f"{flag} {source}: holds no policy of this shape, undamaged ({type(error).__name__}); name "
-                 "another run, or give the model flags that it was made with")
+            fail(f"--{flag} {source}: holds no policy of this shape, undamaged ({type(error).__name__}); "
+                 "name another run, or give the model flags that it was made with")
 
     def base(self, train, code):
-        """Open the run. The policy begins as that of --init_from, or as train(model, cfg, progress) makes it;
-        that is cached in runs/base/ under a hash of all that shapes it, the sources in `code` included."""
-        cfg, model, fields = self.cfg, self.model, dataclasses.fields(Config)
-        code = (*code, *map(load_task, cfg.task.split(",")), sample_problems, sample_corpus, generator)
-        source = [x if isinstance(x, tuple) else inspect.getsource(x) for x in code]        # tuple: constants
-        flags = [getattr(cfg, f.name) for f in fields if f.metadata["group"] == GROUPS[-1]]
-        key = repr((cfg.options, cfg.device, cfg.num_threads, torch.__version__, flags, source))
-        cache = Path(f"runs/base/{cfg.task}-s{cfg.base_seed}-{zlib.crc32(key.encode()):08x}.pt")
+        """Open the run. Its policy begins as that of --init_from, or as train(model, cfg, progress) makes it;
+        tools/bases.py keeps that for other runs. `code`: functions and constants that shape it."""
+        cfg, model = self.cfg, self.model
         self.open()
-        if not self.ready:
-            fresh = {name: weight.clone() for name, weight in model.state_dict().items()}
-            try:
-                model.load_state_dict(load(cache, cfg.device))
-            except Exception:                               # none there, or damaged and perhaps half loaded
-                model.load_state_dict(fresh)
-                cache.parent.mkdir(parents=True, exist_ok=True)
-                train(model, cfg, self.progress)
-                write(cache, model.state_dict())
+        if self.resumed:
+            return model.load_state_dict(load(self.folder / "base.pt", cfg.device))
+        if not cfg.init_from:
+            make = functools.partial(train, model, cfg, self.progress)
+            bases.cached(model, cfg, code, make) if bases else make()
         write(self.folder / "base.pt", model.state_dict())
         self.state["seconds_warm_start"] = time.perf_counter() - self.clock
 
@@ -429,33 +409,21 @@ class Run:
             os.write(2, f"\ninterrupted; go on with:\n  {self.command}\n".encode())
             raise SystemExit(130)
 
-    def progress(self, label, steps):
-        """The items of `steps`, saying how long they will take."""
-        return console.progress(label, steps) if console else steps
-
     def steps(self, evaluate, **parts):
         """Yield the steps still to do. `parts` (policy=..., optimizer=...) are what a checkpoint holds.
         evaluate(policy, cfg, k) is called before and after training, and with k = 0 every eval_steps."""
-        cfg, state, resumed, self.parts = self.cfg, self.state, self.resumed, parts
+        cfg, state, self.parts = self.cfg, self.state, parts
         self.evaluate = functools.partial(evaluate, self.model, cfg, progress=self.progress)
         for name in LOGS:                           # a killed run may have logged more than it saved
             with open(self.folder / name, "ab") as log:
-                log.truncate(resumed["logs"][name] if resumed else 0)
-        if resumed:
-            state.update(resumed["state"])
-            for name, part in parts.items():
-                part.load_state_dict(resumed[name])
-        if not state["base"] or state["base"]["samples"] != cfg.num_eval_samples:
-            policy = {name: weight.clone() for name, weight in self.model.state_dict().items()}
-            self.model.load_state_dict(load(self.folder / "base.pt", cfg.device))
-            state["base"] = self.both()
-            self.model.load_state_dict(policy)
-            self.save()
-        P, G = cfg.num_prompts, cfg.num_generations
-        path = "triton" if kernels and kernels.choose(cfg.kernel, torch.device(cfg.device)) else "torch"
-        print(f"{P} prompts x {G} completions = {P * G} per step, log-probs by {path}")
-        base = [f"{name} {x:.3f}" for name, x in state["base"].items() if isinstance(x, float)]
-        print("base: " + ", ".join(base[:3]))
+                log.truncate(self.resumed["logs"][name] if self.resumed else 0)
+        asked = cfg.num_eval_samples, cfg.num_eval_problems
+        if asked != (state["base"].get("samples"), state["base"].get("problems")):
+            state["base"] = self.both()                     # for now the policy still is the base
+        for name, part in parts.items() if self.resumed else ():
+            part.load_state_dict(self.resumed[name])
+        self.save()
+        console.start(self)
         print(" step" + "".join(f"{heading:>8}" for heading in self.columns) + "  secs  left")
         self.training = True
         while state["step"] < cfg.max_steps and sum(state["recent"]) < 5 * cfg.stop_at:
@@ -463,10 +431,10 @@ class Run:
             yield state["step"]
             state["step"] += 1
             if state["step"] % cfg.eval_steps == 0:
-                scores = {name: x for name, x in self.evaluate(0).items() if isinstance(x, float)}
-                named = {f"eval/{name}": x for name, x in scores.items()}
-                self.append("metrics.jsonl", {"step": state["step"], **named})
-                print("      " + ", ".join(f"{name} {x:.3f}" for name, x in list(named.items())[:3]))
+                scores = {f"eval/{name}": x for name, x in self.evaluate(0).items() if isinstance(x, float)}
+                self.append("metrics.jsonl", {"step": state["step"]} | scores)
+                said = [f"{name} {x:.3f}" for name, x in scores.items() if name.count("/") == 1]
+                print("      " + ", ".join(said[:3]))
             if self.interrupted or state["step"] % cfg.save_steps == 0:
                 self.save()
             if self.interrupted:
@@ -475,23 +443,19 @@ class Run:
 
     def both(self):
         """Held-out scores, greedy and of samples."""
-        k = self.cfg.num_eval_samples
-        return self.evaluate(0) | self.evaluate(k) | {"samples": k}
+        k, n = self.cfg.num_eval_samples, self.cfg.num_eval_problems
+        return self.evaluate(0) | self.evaluate(k) | {"samples": k, "problems": n}
 
     def log(self, metrics, batch, advantages, *shade, **more):
-        """One more step: a line on the console and in metrics.jsonl, and now and then samples."""
+        """One more step: a line on the console and in metrics.jsonl, and what the console adds."""
         step, took = self.state["step"] + 1, time.perf_counter() - self.step_clock
         metrics = describe(batch) | tasks.describe(batch) | metrics
         self.append("metrics.jsonl", {"step": step, **metrics, "step_time": took})
         self.state["recent"] = (self.state["recent"] + [metrics["accuracy"]])[-5:]
+        self.state["rates"] = tasks.rates(self.state["rates"], batch)
         cells = "".join(f"{metrics[key]:8.3f}" for key in self.columns.values())
         print(f"{step:5d}{cells}{took:6.2f}{took * (self.cfg.max_steps - step):5.0f}s")
-        self.warned = console.warn(metrics, self.warned) if console else self.warned
-        self.state["rates"] = tasks.rates(self.state["rates"], batch)
-        if console and (step == 1 or step % self.cfg.eval_steps == 0):
-            for record in console.samples(self, batch, advantages, *shade, **more):
-                self.append("samples.jsonl", {"step": step, **record})
-            console.best_and_worst(batch, advantages)
+        console.step(self, step, metrics, batch, advantages, *shade, **more)
 
     def weights(self):
         """The curriculum as it stands, None without one."""
@@ -499,10 +463,9 @@ class Run:
 
     def append(self, name, record):
         """A line of a log; JSON has no infinities."""
-        record = {key: None if isinstance(value, float) and not math.isfinite(value) else value
-                  for key, value in record.items()}
+        finite = {key: None if x in (math.inf, -math.inf) or x != x else x for key, x in record.items()}
         with open(self.folder / name, "a") as log:
-            log.write(json.dumps(record) + "\n")
+            log.write(json.dumps(finite) + "\n")
 
     def save(self):
         """A checkpoint, with the sizes the logs have now."""
@@ -514,20 +477,15 @@ class Run:
 
     def finish(self):
         """Evaluate what was trained, save, and say what changed. -> the summary, also in summary.json"""
-        state = self.state
-        trained = self.both() if state["step"] else state["base"]
+        state, both = self.state, {"base": self.state["base"]}
+        both["trained"] = self.both() if state["step"] else both["base"]
         self.save()
-        before, after = dict(state["base"]), dict(trained)
-        pairs = zip(before.pop("examples"), after.pop("examples"))
-        write(self.folder / "evaluation.jsonl", "".join(
-            json.dumps({"prompt": b["prompt"], "base": b, "trained": t}) + "\n" for b, t in pairs))
-        summary = {"base": before, "trained": after, "steps": state["step"],
-                   **{name: state[name] for name in ("seconds_warm_start", "seconds_total")}}
+        summary = {when: {name: x for name, x in scores.items() if name != "examples"}
+                   for when, scores in both.items()}
+        summary |= {name: state[name] for name in ("seconds_warm_start", "seconds_total")}
+        summary["steps"] = state["step"]
         write(self.folder / "summary.json", json.dumps(summary, indent=2))
-        if console:
-            console.table(before, after)
-        if report:
-            report.draw_curve(self.folder)
+        console.finish(self, both)
         print(f"{state['step']} steps, {state['seconds_total']:.0f} s, folder {self.folder}. Ask the policy:")
         example = sample_problems(self.cfg.task, 1, "example", "test", **self.cfg.options)[0].prompt
         print(f"  {self.command} --prompt {shlex.quote(example)}")

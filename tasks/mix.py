@@ -1,10 +1,25 @@
 """Several tasks as one (--task A,B), and what the run does with tasks besides arithmetic: what their
 environments say, what a completion is worth, how far each difficulty is solved."""
+import importlib
 import inspect
 from types import SimpleNamespace
 
 import common
 import tasks
+
+
+def load(name):
+    """The module tasks/NAME.py, or for A,B `mixed`. Exits with one line where that is no task."""
+    path = common.HERE / "tasks" / f"{name}.py"
+    if "," in name and all(name.split(",")):
+        return mixed(name.split(","))
+    if not (name.isidentifier() and path.is_file()):
+        common.fail(f"--task {name}: there is no {path}; put it there, or take arithmetic")
+    task = importlib.import_module(f"tasks.{name}")
+    missing = [part for part in ("width", "sample", "corpus", "verify") if not hasattr(task, part)]
+    if missing:
+        common.fail(f"--task {name}: {path} is no task, for it has no {', '.join(missing)}")
+    return task
 
 
 def mixed(names):

@@ -44,7 +44,7 @@ def script(request):
 @pytest.fixture
 def config(script):
     """config(**changes): the Config of a tiny policy."""
-    tiny = {"device": "cpu", "num_threads": 1, "operands": 3, "hidden_size": 16, "num_attention_heads": 4,
+    tiny = {"device": "cpu", "num_threads": 1, "operands": "3", "hidden_size": 16, "num_attention_heads": 4,
             "num_key_value_heads": 2, "intermediate_size": 16, "num_prompts": 4, "num_generations": 4,
             "max_completion_length": 8, "learning_rate": 0.01, "num_mini_batches": 1}
     return lambda **changes: script.Config(**(tiny | changes))

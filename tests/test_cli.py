@@ -3,8 +3,10 @@ import ast
 import contextlib
 import dataclasses
 import importlib.util
+import inspect
 import io
 import json
+import math
 import os
 import pickle
 import re
@@ -13,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import types
 import warnings
 from pathlib import Path
 
@@ -98,9 +99,10 @@ def refused(script, capsys):
     return check
 
 
-def start(*argv, script=ROOT / "grpo.py", **options):
+def start(*argv, script=ROOT / "grpo.py", path="", **options):
     """python script argv, as one types it. -> CompletedProcess"""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1",
+                                "PYTHONPATH": str(path)}
     return subprocess.run([sys.executable, script, *argv], capture_output=True, text=True, timeout=120,
                           env=environment, **options)
 
@@ -126,8 +128,8 @@ def test_a_value_that_cannot_work_is_refused_by_each_of_a_scripts_own_flags(scri
                 refused(f"--{name}='{value}'", f"--{name}", str(value))
             if field.type is int:
                 refused(f"--{name} 2.5", f"--{name}", "2.5")
-            if (high := field.metadata["high"]) is not None:
-                refused(f"--{name} {high + 0.001}", f"--{name} {high + 0.001}", f"at most {high}")
+            if (high := field.metadata["high"]) < math.inf:
+                refused(f"--{name} {high + 0.001}", f"--{name} {high + 0.001}", f"to {high}")
         else:
             refused(f"--{name} sideways", f"--{name}", "sideways", *field.metadata["choices"])
 
@@ -148,13 +150,52 @@ def test_a_group_of_one_is_refused_because_it_has_no_siblings(refused):
     refused("--num_generations 1", "--num_generations 1", "at least 2", "no siblings")
 
 
-def test_one_operand_makes_no_problem(refused):
-    refused("--operands 1", "--operands 1", "at least 2")
+@pytest.mark.parametrize("text", ["1", "0-5", "9-3", "x", "3-", "3-7-9", "2.5", "100", "3-100", "\u0663"])
+def test_a_number_of_operands_is_a_number_from_two_on_or_a_range_that_goes_up(refused, text):
+    refused(f"--operands '{text}'", f"--operands {text}", "from 2 to 99", "range")
+    with pytest.raises(ValueError, match="must be a number"):
+        common.sample_problems("arithmetic", 1, 0, operands=text)
 
 
-@pytest.mark.parametrize("task", ["chess", "../grpo", "common", "", "a.b", "arithmetic2"])
+def test_operands_may_be_a_number_in_code():
+    for number in (2, 5):
+        problems = common.sample_problems("arithmetic", 9, 0, operands=number)
+        assert problems == common.sample_problems("arithmetic", 9, 0, operands=str(number))
+        assert {problem.difficulty for problem in problems} == {number}
+    problems = common.sample_problems("arithmetic", 99, 0, operands="3-5")
+    assert {problem.difficulty for problem in problems} == {3, 4, 5}
+
+
+@pytest.mark.parametrize("flags", ["--numbers 9-3", "--numbers 3", "--slip 0.5"])
+def test_a_flag_of_another_task_is_refused(refused, flags):
+    refused(flags, flags, "arithmetic")
+
+
+@pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.type is str])
+def test_nothing_between_quotes_is_refused(refused, name):
+    """As of an unset shell variable: --resume_from_checkpoint "$RUN" must not begin a new run."""
+    refused(f"--{name} ''", f"--{name}")
+
+
+@pytest.mark.parametrize("task", ["chess", "../grpo", "common", "a.b", "arithmetic2", "lookup,,lookup", ","])
 def test_a_task_that_is_not_there_is_refused_with_the_place_where_it_would_be(refused, task):
     refused(f"--task '{task}'", f"--task {task}", str(Path("tasks", f"{task}.py")))
+
+
+def test_a_mix_with_a_task_that_is_not_there_is_refused(refused):
+    refused("--task arithmetic,chess", "--task chess", str(Path("tasks", "chess.py")))
+
+
+@pytest.mark.parametrize("task", ["mix", "__init__", "arithmetic,mix"])
+def test_a_file_of_tasks_that_is_no_task_is_refused_with_what_it_lacks(refused, task):
+    refused(f"--task {task}", f"--task {task.split(',')[-1]}", "no task", "sample")
+
+
+def test_a_reward_that_is_not_there_or_not_for_the_task_is_refused(refused):
+    refused("--reward nonsense", "--reward nonsense", "accuracy", "format")
+    refused("--reward accuracy+nonsense", "--reward accuracy+nonsense", "'nonsense'")
+    refused("--reward accuracy+", "--reward accuracy+", "format")
+    refused("--reward fine", "--reward fine", "arithmetic", "lookup")
 
 
 @pytest.mark.parametrize("name", [name for name, field in FIELDS.items() if field.metadata["choices"]])
@@ -181,7 +222,7 @@ def test_cuda_is_refused_where_there_is_none(refused, monkeypatch):
     ("--hidden_size 30 --num_attention_heads 4", ["--hidden_size 30", "multiple"]),
     ("--hidden_size 12 --num_attention_heads 4", ["--hidden_size 12", "multiple"]),     # odd: no rotary pairs
     ("--num_attention_heads 2 --num_key_value_heads 4", ["--num_key_value_heads 4", "2"]),
-    ("--num_mini_batches 5", ["--num_mini_batches 5", "4"]),
+    ("--num_mini_batches 3", ["--num_mini_batches 3", "2 groups"]),     # of G = 2 rows, never torn apart
 ])
 def test_two_values_that_do_not_go_together_are_refused(refused, argv, words):
     refused(argv, *words)
@@ -308,6 +349,8 @@ def test_a_damaged_base_is_refused_and_no_code_in_it_runs(refused, run, damage):
 
 def other(field):
     """A value of the flag that is not the run's."""
+    if field.name in ("task", "operands"):
+        return {"task": "arithmetic,arithmetic", "operands": "7"}[field.name]
     if field.metadata["choices"]:
         return next(x for x in reversed(field.metadata["choices"]) if x != field.default)
     return "other" if field.type is str else "77"
@@ -439,13 +482,16 @@ for folder in sys.argv[1].split(":"):
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """alone(script) -> the folder that held the script and common.py, where it was run for two steps."""
-    folder = tmp_path_factory.mktemp("alone")
+    folder, others = tmp_path_factory.mktemp("alone"), tmp_path_factory.mktemp("others")
+    for package in ("kernels", "tasks", "tools"):       # of the same names, as PyPI has them: none of ours
+        (others / package).mkdir()
+        (others / package / "__init__.py").write_text("raise OSError('imported')")
     for name in SCRIPTS:
         (folder / name).mkdir()
         for path in (f"{name}.py", "common.py"):
             shutil.copy(ROOT / path, folder / name)
     folders = ":".join(str(folder / name) for name in SCRIPTS)
-    done = start("-c", ALONE, folders, *SMALL, "--max_steps", "2", script="-B", cwd=folder)
+    done = start("-c", ALONE, folders, *SMALL, "--max_steps", "2", script="-B", cwd=folder, path=others)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     return lambda script: folder / script.__name__
 
@@ -462,6 +508,17 @@ def test_a_script_and_common_alone_in_a_folder_train_and_say_that_no_curve_was_d
     assert {path.name for path in folder.iterdir()} == {
         f"{script.__name__}.py", "common.py", "stdout.txt", "stderr.txt", "runs"}
     assert {path.name for path in folder.parent.iterdir()} == set(SCRIPTS)
+
+
+@pytest.mark.parametrize("argv, words", [
+    ("--task lookup", ["--task lookup", "tasks/lookup.py"]), ("--task arithmetic,lookup", ["tasks/"]),
+    ("--reward format", ["--reward format", "tasks/"]), ("--curriculum yes", ["--curriculum yes", "tasks/"]),
+    ("--kernel triton", ["--kernel triton", "kernels/"]),
+    ("--fused_linear on", ["--fused_linear on", "kernels/"])])
+def test_a_script_alone_refuses_what_needs_a_folder_that_is_not_there(refused, monkeypatch, argv, words):
+    monkeypatch.setattr(common, "tasks", common.ALONE)
+    monkeypatch.setattr(common, "kernels", None)
+    refused(argv, *words)
 
 
 TASK = '''
@@ -488,7 +545,11 @@ def verify(problem, text):
     assert problem.task == "parrot"
     return float(text > "P")
 '''
-PER_MOVE = TASK.replace('float(text > "P")', '[0.5 * (character > "P") for character in text]')
+PER_MOVE = TASK.replace('float(text > "P")', '[0.5 * (character > "P") for character in text]') + '''
+
+def best(problem):
+    return 2.0
+'''
 
 
 @every_script
@@ -497,13 +558,13 @@ def test_a_task_is_one_file_in_tasks_and_may_reward_each_move(script, tmp_path, 
     path = tmp_path / "tasks/parrot.py"             # next to common.py
     path.parent.mkdir()
     path.write_text(source)
-    monkeypatch.setattr(common, "__file__", str(tmp_path / "common.py"))
+    monkeypatch.setattr(common, "HERE", tmp_path)
     spec = importlib.util.spec_from_file_location("tasks.parrot", path)
     parrot = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(parrot)
-    monkeypatch.setitem(sys.modules, "tasks", types.ModuleType("tasks"))
     monkeypatch.setitem(sys.modules, "tasks.parrot", parrot)
-    script.main([*SMALL, "--task", "parrot", "--base_steps", "3", "--max_steps", "2", "--num_prompts", "8"])
+    flags = "--task parrot --operands 5 --base_steps 3 --max_steps 2 --num_prompts 8"   # 5: the default
+    script.main([*SMALL, *flags.split()])
     folder = Path(f"runs/{script.__name__}-parrot-s0")
     groups = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
     assert groups and all(re.fullmatch("(say|cry|sob) [0-9]:", group["prompt"]) for group in groups)
@@ -592,9 +653,18 @@ def test_the_algorithms_own_flags_come_first_in_help(script, help_groups):
 @every_script
 def test_every_flag_is_read_somewhere(script):
     code = "".join((ROOT / name).read_text() for name in (f"{script.__name__}.py", "common.py"))
-    dead = [name for name in FIELDS | own_fields(script)
-            if not re.search(rf"\b(cfg|self|given)\.{name}\b", code)]
+    dead = [name for name, field in (FIELDS | own_fields(script)).items() if field.metadata["group"] != "task"
+            and not re.search(rf"\b(cfg|self|given)\.{name}\b", code)]
     assert not dead
+
+
+def test_every_flag_of_a_task_is_a_keyword_of_its_sample_function():
+    for name, field in FIELDS.items():
+        if field.metadata["group"] == "task":
+            task = field.metadata["help"].partition(":")[0]         # as it says
+            if task == "arithmetic" or (ROOT / "tasks" / f"{task}.py").is_file():
+                sample = common.load_task(task).sample
+                assert inspect.signature(sample).parameters[name].default == field.default
 
 
 def test_a_config_cannot_be_changed_after_it_was_checked():

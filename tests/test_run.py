@@ -19,6 +19,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -27,9 +28,10 @@ import torch
 from conftest import ROOT, SCRIPTS, every_script, scripts
 
 import common
+from tools import console
 
 # A base of a second that knows what an answer looks like, so that some groups have signal.
-SMALL = {"device": "cpu", "num_threads": 1, "operands": 2, "hidden_size": 32, "num_attention_heads": 2,
+SMALL = {"device": "cpu", "num_threads": 1, "operands": "2", "hidden_size": 32, "num_attention_heads": 2,
          "num_hidden_layers": 1, "intermediate_size": 32, "base_steps": 200, "base_batch_size": 16,
          "learning_rate": 3e-3, "num_prompts": 4, "num_generations": 8, "max_completion_length": 16,
          "num_mini_batches": 1, "num_eval_problems": 16, "num_eval_samples": 2, "eval_steps": 2,
@@ -50,7 +52,7 @@ EVERYTHING = {
 # What a line of metrics.jsonl holds in every script, and what it holds in one.
 METRICS = {"step", "loss", "reward", "reward_std", "signal", "frac_reward_zero_std", "accuracy", "entropy",
            "kl", "grad_norm", "learning_rate", "completions/mean_length", "completions/clipped_ratio",
-           "step_time"}
+           "checks/share", "checks/repaired", "step_time"}
 RATIO = {"sampling/sampling_logp_difference/max", "max_log_ratio"}
 OWN_METRICS = {
     "reinforce": RATIO, "grpo": RATIO | {"clip_ratio/region_mean"},
@@ -98,9 +100,9 @@ def outcome(folder):
     """All that a run leaves, except how long it took and how it was called."""
     folder = Path(folder)
     checkpoint, summary = load(folder / "checkpoint.pt"), json.loads((folder / "summary.json").read_text())
-    logs = {name: lines(folder / name) for name in ("metrics.jsonl", "samples.jsonl")}
+    logs = {name: lines(folder / name) for name in ("metrics.jsonl", "samples.jsonl", "evaluation.jsonl")}
     sizes = checkpoint.pop("logs")
-    assert sizes == {name: (folder / name).stat().st_size for name in logs}
+    assert sizes == {name: (folder / name).stat().st_size for name in ("metrics.jsonl", "samples.jsonl")}
     config = json.loads((folder / "config.json").read_text())["config"]
     everything = leaves({"checkpoint": checkpoint, "base": load(folder / "base.pt"), "logs": logs,
                          "summary": summary, "config": config,
@@ -197,8 +199,8 @@ def test_a_run_folder_has_every_file_and_no_other(script, train, monkeypatch):
     monkeypatch.delitem(sys.modules, "tools.report")
     folder = train(max_steps=2)
     assert {path.name for path in folder.iterdir()} == {
-        "config.json", "metrics.jsonl", "samples.jsonl", "summary.json", "checkpoint.pt", "base.pt",
-        "curve.png", script_of(folder)}
+        "config.json", "metrics.jsonl", "samples.jsonl", "evaluation.jsonl", "summary.json", "checkpoint.pt",
+        "base.pt", "curve.png", "report.html", script_of(folder)}
     assert script_of(folder) == f"{script.__name__}.py"
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
     assert (folder / script_of(folder)).read_bytes() == (ROOT / script_of(folder)).read_bytes()
@@ -218,12 +220,15 @@ def test_the_config_tells_how_the_run_was_made(script, whole):
 def test_the_summary_compares_the_base_with_the_trained_policy(script, whole, train):
     summary = json.loads((whole / "summary.json").read_text())
     assert summary.keys() == {"base", "trained", "steps", "seconds_warm_start", "seconds_total"}
-    scores = {"greedy", "pass@1", "pass@2", "maj@2", "accuracy_given_think", "accuracy_given_blurt",
-              "think_share", "mean_length", "problems"}
+    scores = {"greedy", "pass@1", "pass@2", "maj@2", "pass@k", "maj@k", "accuracy_given_think",
+              "accuracy_given_blurt", "think_share", "mean_length", "problems", "samples"}
     own = {name for name in summary["base"] if name.startswith("pairs/")}
     assert summary["base"].keys() == summary["trained"].keys() == scores | own
     assert bool(own) == (script.__name__ == "dpo")          # its loss and margins on held-out pairs
     assert summary["steps"] == 10 and summary["trained"]["problems"] == 16
+    assert summary["trained"]["samples"] == 2
+    for curve in ("pass@", "maj@"):
+        assert summary["trained"][f"{curve}k"][1:] == [summary["trained"][f"{curve}2"]]
     assert 0 < summary["seconds_warm_start"] < summary["seconds_total"]
     eight = json.loads((train(max_steps=0, num_eval_samples=8) / "summary.json").read_text())
     assert {"pass@8", "maj@8"} <= eight["base"].keys()
@@ -241,6 +246,7 @@ def test_the_metrics_have_one_line_a_step_in_the_words_of_trl_and_one_an_evaluat
     assert [line["step"] for line in steps(whole)] == list(range(1, 11))
     for line in steps(whole):
         assert line.keys() == names
+        assert line["checks/share"] > 0 or line.pop("checks/repaired") is None     # nothing to take a mean of
         assert all(math.isfinite(value) for value in line.values())
         assert line.get("sampling/sampling_logp_difference/max", 0) < 1e-4
     evaluations = [line for line in lines(whole / "metrics.jsonl") if "reward" not in line]
@@ -264,7 +270,30 @@ def test_the_samples_are_whole_groups_with_rewards_and_advantages(script, whole)
             rewards = torch.tensor([[completion["reward"] for completion in made]])
             torch.testing.assert_close(A, script.advantages(rewards))
         assert A.isfinite().all() and all(1 <= completion["length"] <= 16 for completion in made)
+        for completion in made:
+            if completion["text"].isascii():                # else a character has several tokens
+                assert "".join(completion["tokens"]).removesuffix("<|eos|>") == completion["text"]
+            assert len(completion["tokens"]) == len(completion["mask"]) == len(completion["shade"])
+            assert sum(completion["mask"]) == completion["length"]      # nothing is inserted in arithmetic
+        assert group["shade"] == ("value" if script.__name__ == "ppo" else "ratio")
+    shades = [x for group in groups for made in group["completions"] for x in made["shade"]]
+    assert group["shade"] == "value" or (min(shades) > 0 and 0.9 < sum(shades) / len(shades) < 1.1)
+    assert len(set(shades)) > len(shades) / 4               # it is after the update: few ratios are still 1
     assert any(completion["reward"] for group in groups for completion in group["completions"])
+
+
+@every_script
+def test_the_held_out_problems_are_shown_before_and_after(script, whole):
+    rows = lines(whole / "evaluation.jsonl")
+    problems = common.sample_problems("arithmetic", 16, "evaluation", "test", operands=2)
+    asked = [(problem.prompt, problem.answer) for problem in problems]
+    assert [(row["prompt"], row["base"]["answer"]) for row in rows] == asked
+    summary = json.loads((whole / "summary.json").read_text())
+    for when in ("base", "trained"):
+        right = [row[when]["right"] for row in rows]
+        assert right == [script.verify(p, row[when]["text"]) == 1 for p, row in zip(problems, rows)]
+        assert sum(right) / 16 == summary[when]["greedy"]
+    assert any(row["base"]["text"] != row["trained"]["text"] for row in rows)
 
 
 @scripts("reinforce")
@@ -334,7 +363,7 @@ def test_all_scripts_share_a_base(train, of_grpo):
 
 SHAPES_A_BASE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
                  "num_key_value_heads": 2, "intermediate_size": 16, "base_seed": 1, "base_steps": 4,
-                 "base_batch_size": 8, "base_learning_rate": 0.01, "operands": 3}
+                 "base_batch_size": 8, "base_learning_rate": 0.01, "textbook": 0.9, "operands": "3"}
 
 
 @pytest.mark.parametrize("name", SHAPES_A_BASE)
@@ -454,6 +483,45 @@ def test_a_resumed_run_may_evaluate_otherwise(train):
     assert [line["step"] for line in lines(folder / "metrics.jsonl") if "reward" not in line] == [2, 3, 4]
 
 
+@pytest.fixture
+def evaluated(script, monkeypatch):
+    """The number of samples of each evaluation since the test began, and how it came out."""
+    seen, evaluate = [], script.evaluate
+
+    def seeing(policy, cfg, k, **options):
+        seen.append((k, evaluate(policy, cfg, k, **options)))
+        return seen[-1][1]
+    monkeypatch.setattr(script, "evaluate", seeing)
+    return seen
+
+
+@every_script
+def test_a_run_can_be_evaluated_once_more_with_more_samples(script, train, evaluated):
+    folder = train(max_steps=4, num_eval_problems=32)
+    before = json.loads((folder / "summary.json").read_text())
+    weights, old = load(folder / "checkpoint.pt")["policy"], lines(folder / "metrics.jsonl")
+    evaluated.clear()
+    summary = resume(folder, max_steps=0, num_eval_samples=16)
+    assert [k for k, _ in evaluated] == [0, 16, 0, 16]
+    assert summary == json.loads((folder / "summary.json").read_text()) and summary["steps"] == 4
+    for when, found in (("base", evaluated[:2]), ("trained", evaluated[2:])):
+        scores = found[0][1] | found[1][1]
+        assert summary[when]["pass@16"] == scores["pass@16"] == summary[when]["pass@k"][15]
+        assert summary[when]["samples"] == 16 and summary[when]["greedy"] == before[when]["greedy"]
+    assert summary["trained"]["pass@k"] != summary["base"]["pass@k"]        # each of its own policy
+    assert not difference(leaves(load(folder / "checkpoint.pt")["policy"]), leaves(weights))
+    assert lines(folder / "metrics.jsonl") == old
+
+
+def test_a_resumed_run_evaluates_the_base_anew_only_for_other_numbers(train, evaluated):
+    folder = train(max_steps=1)
+    for flags, counts, n in (({}, [0, 2], 16), ({"num_eval_problems": 9}, [0, 2, 0, 2], 9), ({}, [0, 2], 9)):
+        evaluated.clear()
+        summary = resume(folder, **flags)
+        assert [k for k, _ in evaluated] == counts
+        assert summary["base"]["problems"] == summary["trained"]["problems"] == n
+
+
 def test_init_from_starts_from_the_trained_weights_of_the_other_run(train, whole):
     trained, before = load(whole / "checkpoint.pt")["policy"], bases()
     folder = train(init_from=whole, max_steps=0, seed=1)
@@ -547,7 +615,7 @@ def escaped(text):
 
 @every_script
 def test_the_console_shows_base_then_steps_then_samples_then_what_changed_and_how_to_ask(train, capsys):
-    folder = train(max_steps=4)
+    folder = train(max_steps=4, dynamic_sampling=8)         # with signal in every step
     out = capsys.readouterr().out
     assert "4 prompts x 8 completions = 32 per step" in out
     shown = [line.split()[0] for line in out.splitlines() if re.match(r" +\d+ +\d", line)]
@@ -585,7 +653,7 @@ def test_no_line_of_the_console_is_wider_than_80_columns(script, tmp_path, monke
     for flags in EVERYTHING[script.__name__]:
         script.main(arguments(SMALL | flags | {"base_steps": 10, "num_generations": 2, "max_steps": 3}))
     out = capsys.readouterr().out
-    assert "warm start" in out and "warning: " in out
+    assert "warning: " in out
     assert f"run folder runs/{script.__name__}-arithmetic-s0\n" in out
     command = f"  python {script.__name__}.py"      # is copied and pasted as a whole
     assert not [line for line in out.splitlines() if len(line) > 80 and not line.startswith(command)]
@@ -619,7 +687,8 @@ def warnings_when(train, capsys, monkeypatch):
     log = common.Run.log
 
     def run(metrics):
-        monkeypatch.setattr(common.Run, "log", lambda self, seen, *rest: log(self, seen | metrics, *rest))
+        monkeypatch.setattr(common.Run, "log", lambda self, seen, *rest, **more: log(
+            self, seen | metrics, *rest, **more))
         capsys.readouterr()
         train(max_steps=3)
         return re.findall("^warning: (.*)", capsys.readouterr().out, re.M)
@@ -644,13 +713,14 @@ def test_a_base_that_no_reward_can_teach_is_warned_of_before_it_is_trained(train
     assert "warning" not in capsys.readouterr().out
     train(max_steps=0, base_steps=0)
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("warning: ")]
-    assert len(said) == 1 and "base" in said[0]
+    assert len(said) == 1 and "no sample of the base is right" in said[0] and "--base_steps" in said[0]
 
 
 def test_every_warning_is_in_the_tests_above_and_fits_a_line():
-    said = [message for _, message in common.WARNINGS]
+    said = [message for _, message in console.WARNINGS]
     assert len(said) == len(SICK)
     assert not [message for message in said if len(f"warning: {message}") > 80]
+    assert all(" --" in message for message in said)        # a flag to turn, or to try
 
 
 def test_main_can_be_called_where_the_output_is_no_terminal_and_no_file(script, tmp_path):
@@ -764,8 +834,9 @@ def test_ctrl_c_in_a_shell_while_training(script, work, whole, tmp_path, train):
 
 
 def test_ctrl_c_in_a_shell_during_the_warm_start(tmp_path):
-    flags = SMALL | {"base_steps": 300, "output_dir": tmp_path / "run", "max_steps": 1}
-    with process(tmp_path, flags, "warm start") as press_ctrl_c:
+    flags = SMALL | {"base_steps": 30_000, "output_dir": tmp_path / "run", "max_steps": 1}
+    with process(tmp_path, flags, "grpo.py: ") as press_ctrl_c:
+        time.sleep(1)
         code, err = press_ctrl_c()
     assert code == 130 and "Traceback" not in err
     command = ["python", "grpo.py", "--resume_from_checkpoint", str(tmp_path / "run")]
@@ -948,15 +1019,19 @@ def test_killed_or_interrupted_a_run_of_any_script_ends_as_if_it_had_not_been(
 
 # What a flag changes in the logs, the weights or the summary. Those of the base are above, those of a step in
 # test_gradient.py, and those elsewhere change nothing of this or are not for every run.
-ACTS = {"max_steps": 2, "stop_at": 0.0, "eval_steps": 1, "num_eval_problems": 7, "num_eval_samples": 3}
-ELSEWHERE = {"task", "device", "num_threads", "output_dir", "save_steps", "micro_batch_size", "init_from",
-             "resume_from_checkpoint", "prompt", "kernel", "fused_linear"}
+ACTS = {"max_steps": 2, "stop_at": 0.0, "eval_steps": 1, "num_eval_problems": 7, "num_eval_samples": 3,
+        "task": "lookup", "reward": "accuracy+format", "curriculum": "yes", "mask_tool_tokens": "no"}
+NEEDS = {"task": {"operands": 5}, "curriculum": {"operands": "2-3"},       # to have something to act on
+         "mask_tool_tokens": {"task": "lookup", "operands": 5}}
+ELSEWHERE = {"device", "num_threads", "output_dir", "save_steps", "micro_batch_size", "init_from",
+             "resume_from_checkpoint", "prompt", "kernel", "fused_linear", "numbers", "slip"}
 
 
 @pytest.mark.parametrize("name", ACTS)
 def test_each_flag_of_a_run_changes_what_it_does(train, name):
+    plain = {"max_steps": 3} | NEEDS.get(name, {})
     logs = [{path: x for path, x in outcome(train(**flags)).items() if not path.startswith("/config")}
-            for flags in ({"max_steps": 3}, {"max_steps": 3, name: ACTS[name]})]
+            for flags in (plain, plain | {name: ACTS[name]})]
     assert difference(*logs)
 
 

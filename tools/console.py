@@ -1,25 +1,31 @@
 """What a run shows besides its plain lines: progress, samples, warnings, and what has changed at the end.
 
 Colour and lines that overwrite themselves are for a terminal only, and NO_COLOR is respected; a pipe gets
-plain lines. Nothing is wider than 80 columns.
+plain lines. Nothing is wider than 80 columns, but for paths.
 """
+import importlib
+import json
 import os
+import re
 import sys
 import time
 
 import torch
 
+import common
+
 WARNINGS = (                    # how a step looks when learning cannot work, and what to say of it, once
     (lambda m: m["frac_reward_zero_std"] == 1 and m["accuracy"] < 0.5,
      "no group has signal: raise --num_generations, or take a better base"),
-    (lambda m: m["completions/clipped_ratio"] > 0.5, "completions are cut: raise --max_completion_length"),
+    (lambda m: m["completions/clipped_ratio"] > 0.5,
+     "most completions are cut: raise --max_completion_length"),
     (lambda m: m["entropy"] < 0.005 and m["accuracy"] < 0.9,
      "entropy has collapsed: lower --learning_rate, or raise --entropy_coef"),
     (lambda m: m.get("rewards/chosen", 0) < 0,
      "chosen answers lose probability, too: try a lower --learning_rate"),
     (lambda m: m.get("sampling/sampling_logp_difference/max", 0) > 1e-3,
-     "the first ratio is not 1: do sampling and scoring use the same weights?"))
-COLOURS = {"green": 32, "red": 31, "yellow": 33, "dim": 2}
+     "the first ratio is not 1, so scoring differs from sampling: --kernel torch?"))
+COLOURS = {"green": 32, "red": 31, "yellow": 33}
 
 
 def terminal():
@@ -27,9 +33,12 @@ def terminal():
     return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
 
 
-def coloured(text, colour):
-    """`text` in a colour of COLOURS, where there is colour."""
-    return f"\033[{COLOURS[colour]}m{text}\033[0m" if terminal() and not os.environ.get("NO_COLOR") else text
+def say(text, colour=None):
+    """Print one line, cut to 80 columns; in a colour of COLOURS where there is colour."""
+    text = text[:80]
+    if colour and terminal() and not os.environ.get("NO_COLOR"):
+        text = f"\033[{COLOURS[colour]}m{text}\033[0m"
+    print(text, flush=True)
 
 
 def shown(text):
@@ -51,21 +60,36 @@ def progress(label, steps):
                 print(f"\r{label} {bar:25} {percent:3d}%, {left:4.0f} s left", end="", flush=True)
                 last = now
         elif done % max(1, len(steps) // 5) == 0 and now - start + left > 10:
-            print(f"{label} {percent:3d}%, {left:.0f} s left", flush=True)
+            say(f"{label} {percent:3d}%, {left:.0f} s left")
     if terminal():
         print("\r\033[K", end="", flush=True)
 
 
-def warn(metrics, said):
-    """Print the warnings that apply to a step. -> `said` with them"""
+def start(run):
+    """Before training: what a step is made of, and how good the base is."""
+    cfg, base, P, G = run.cfg, run.state["base"], run.cfg.num_prompts, run.cfg.num_generations
+    kernels = common.kernels and common.kernels.choose(cfg.kernel, torch.device(cfg.device))
+    say(f"{P} prompts x {G} completions = {P * G} per step, log-probs by {'triton' if kernels else 'torch'}")
+    names = [name for name in base if re.fullmatch("greedy|return|.*@[0-9]+", name)]
+    say("base: " + ", ".join(f"{name} {base[name]:.3f}" for name in names[:5]))
+    if base["pass@1"] == 0:
+        say("warning: no sample of the base is right: try more --base_steps, or easier tasks", "yellow")
+
+
+def step(run, number, metrics, batch, advantages, score=None, values=None):
+    """After step `number`: warnings, each once in a run; at the first step and at evaluations samples."""
     for broken, message in WARNINGS:
-        if message not in said and broken(metrics):
-            print(coloured(f"warning: {message}", "yellow"), flush=True)
-            said = said | {message}
-    return said
+        if message not in run.warned and broken(metrics):
+            say(f"warning: {message}", "yellow")
+            run.warned.add(message)
+    if number == 1 or number % run.cfg.eval_steps == 0:
+        A = advantages.sum(1) / batch.out.mask.sum(1) if advantages.dim() == 2 else advantages      # (B,)
+        for record in samples(run, batch, A, score, values):
+            run.append("samples.jsonl", {"step": number, **record})
+        best_and_worst(batch, A)
 
 
-def samples(run, batch, advantages, score=None, values=None):
+def samples(run, batch, A, score, values):
     """Records of the first four groups of a batch, for samples.jsonl. Tokens are shaded by a critic's values
     (B, T), else by the ratio pi / pi_old after the update, for which `score` is the script's."""
     P, G = batch.rewards.shape
@@ -77,36 +101,40 @@ def samples(run, batch, advantages, score=None, values=None):
     else:
         shade = values[rows]                                                                # (b, T)
     lengths = out.mask.sum(1)                                                               # (B,)
-    mean = advantages.sum(1) / lengths if advantages.dim() == 2 else advantages             # (B,)
     records = [{"prompt": problem.prompt, "answer": problem.answer, "completions": [],
                 "shade": "ratio" if values is None else "value"} for problem in batch.problems[:4]]
     for i, n in enumerate(out.lengths[rows].tolist()):
         records[i // G]["completions"].append({
-            "text": batch.texts[i], "reward": batch.rewards.view(-1)[i].item(), "advantage": mean[i].item(),
+            "text": batch.texts[i], "reward": batch.rewards.view(-1)[i].item(), "advantage": A[i].item(),
             "length": int(lengths[i]), "tokens": [batch.decode([t]) for t in out.tokens[i, :n].tolist()],
             "mask": out.mask[i, :n].int().tolist(), "shade": [round(x, 4) for x in shade[i, :n].tolist()]})
     return records
 
 
-def best_and_worst(batch, advantages):
-    """Print the best and the worst completion of the group whose rewards differ most."""
+def best_and_worst(batch, A):
+    """Print the best and the worst completion of the group whose rewards differ most. A: (B,)"""
     G = batch.rewards.shape[1]
     p = int((batch.rewards.amax(1) - batch.rewards.amin(1)).argmax())
-    lengths = batch.out.mask.sum(1)                                                         # (B,)
-    mean = advantages.sum(1) / lengths if advantages.dim() == 2 else advantages             # (B,)
-    ranked = batch.rewards[p].argsort()
+    ranked = batch.rewards[p].argsort(stable=True)
     for g, colour in ((ranked[-1], "green"), (ranked[0], "red")):
         i = int(p * G + g)
         text = shown(batch.problems[p].prompt + batch.texts[i])
-        line = f"      {batch.rewards[p, g].item():5.2f} {mean[i].item():+5.2f} {text}"
-        print(coloured(line[:79], colour), flush=True)
+        say(f"      {batch.rewards[p, g].item():5.2f} {A[i].item():+5.2f} {text}"[:79], colour)
 
 
-def table(before, after):
-    """Print the scores of base and trained policy side by side."""
-    print(f"{'base':>30} trained")
-    for name in before:
-        if not isinstance(before[name], list):
-            pair = before[name], after.get(name)
-            cells = (f"{x:.3f}" if isinstance(x, float) else x or "-" for x in pair)
-            print(f"{name:>22}" + "".join(f"{cell:>8}" for cell in cells), flush=True)
+def finish(run, both):
+    """After training: evaluation.jsonl, the scores of base and trained policy side by side, and pictures."""
+    pairs = zip(both["base"].get("examples", ()), both["trained"].get("examples", ()))
+    lines = [json.dumps({"prompt": b["prompt"], "base": b, "trained": t}) + "\n" for b, t in pairs]
+    common.write(run.folder / "evaluation.jsonl", "".join(lines))
+    say(f"{'base':>32} trained")
+    for name in both["base"]:
+        pair = [scores.get(name) for scores in both.values()]
+        if not any(isinstance(x, list) for x in pair):
+            cells = (f"{x:.3f}" if isinstance(x, float) else "-" if x is None else str(x) for x in pair)
+            say(f"{name:>24}" + "".join(f" {cell:>7}" for cell in cells))
+    for name, make in (("report.html", "write_report"), ("curve.png", "draw_curve")):
+        try:
+            getattr(importlib.import_module("tools.report"), make)(run.folder)
+        except (ImportError, OSError, ValueError) as error:
+            say(f"no {name}: {shown(str(error))}")

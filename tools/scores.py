@@ -29,7 +29,8 @@ def maj_at_k(problems, answers, n, k, verify):
 
 def measure(problems, texts, lengths, verdicts, right, k, extract, verify):
     """What common.measure adds to its scores where this file is: lists of equal length, of k completions of
-    each problem side by side, or of one if k = 0; pass@j and maj@j for j = 1 .. k. -> dict"""
+    each problem side by side, or of one if k = 0; pass@j and maj@j for j = 1 .. k. -> dict, in which lists go
+    by k, and "examples" are for the report"""
     found, thinks = {}, ["<think>" in text for text in texts]
     if k:
         hits = [sum(right[i:i + k]) for i in range(0, len(right), k)]
@@ -42,6 +43,10 @@ def measure(problems, texts, lengths, verdicts, right, k, extract, verify):
         found |= curves | {
             "accuracy_given_think": mean([r for r, thought in zip(right, thinks) if thought]),
             "accuracy_given_blurt": mean([r for r, thought in zip(right, thinks) if not thought])}
+    else:
+        found["examples"] = [
+            {"prompt": problem.prompt, "answer": problem.answer, "text": text, "right": r}
+            for problem, text, r in zip(problems[:64], texts, right)]
     if len({problem.task for problem in problems}) > 1:
         for task in sorted({problem.task for problem in problems}):
             found[f"{'pass@1' if k else 'greedy'}/{task}"] = mean(
