@@ -41,7 +41,7 @@ def optional(name):
 ALONE = SimpleNamespace(
     load=lambda name: fail(f"--task {name}: there is no {HERE / 'tasks' / name}.py; take arithmetic"),
     check=lambda names, of: None, calls=lambda problems: [], is_right=lambda problem, verdict: verdict == 1,
-    reward=lambda names, step, problem, text, verdict: verdict, describe=lambda batch: {},
+    reward=lambda names, step, problem, text, verdict: verdict, describe=lambda *arguments: {},
     rates=lambda before, batch: {}, judge=lambda *arguments: {})
 PLAIN = SimpleNamespace(
     progress=lambda label, steps: steps, start=lambda run: None, step=lambda *step, **more: None,
@@ -85,6 +85,7 @@ class Config:
     save_steps: int = run_flag(10, "steps between checkpoints", low=1)
     resume_from_checkpoint: str = run_flag("", "run folder to go on with, its flags included")
     init_from: str = run_flag("", "run folder whose trained policy takes the place of the base")
+    cold_start: int = run_flag(0, "with --init_from: batches of worked examples to learn from first", low=0)
     prompt: str = run_flag("", "with --resume_from_checkpoint: print what the policy answers, then exit")
     operands: str = task_flag("5", "arithmetic: numbers in a problem, or a range: 3-7")
     numbers: str = task_flag("3-4", "countdown: numbers in a problem, or a range")
@@ -152,6 +153,7 @@ class Config:
         need(tasks is not ALONE or self.reward == "accuracy", "reward", "there is no folder tasks/")
         need(tasks is not ALONE or self.curriculum == "no", "curriculum", "there is no folder tasks/")
         need(self.resume_from_checkpoint or not self.prompt, "prompt", "needs --resume_from_checkpoint RUN")
+        need(self.init_from or not self.cold_start, "cold_start", "needs --init_from RUN")
         try:
             span(self.operands), span(self.numbers, "numbers")
             width = load_task(self.task).width(**options)
@@ -284,6 +286,17 @@ def sample_problems(task, n, seed, split="train", weights=None, **options):
     fail(f"--task {task}: has hardly any {split} problems; it needs more variety")
 
 
+def asked(cfg):
+    """The problem of --prompt, in a list: the example of the end of a run, or one of which no more is known."""
+    example = sample_problems(cfg.task, 1, "example", "test", **cfg.options)
+    return example if example[0].prompt == cfg.prompt else [Problem(cfg.task, cfg.prompt, "")]
+
+
+def tell(rollout):
+    """Print the first completion, escaped: no control character reaches the terminal."""
+    print(ascii(rollout.texts()[0])[1:-1])
+
+
 def sample_corpus(task, n, seed, phase, **options):
     """n pairs (problem, completion text) for the warm start, a function of the arguments."""
     rng, module = random.Random(repr((task, seed, phase))), load_task(task)
@@ -377,6 +390,9 @@ class Run:
         if not cfg.init_from:
             make = functools.partial(train, model, cfg, self.progress)
             bases.cached(model, cfg, code, make) if bases else make()
+        elif cfg.cold_start:
+            textbook = dataclasses.replace(cfg, base_steps=cfg.cold_start, textbook=1.0)
+            train(model, textbook, self.progress)
         write(self.folder / "base.pt", model.state_dict())
         self.state["seconds_warm_start"] = time.perf_counter() - self.clock
 
@@ -449,7 +465,7 @@ class Run:
     def log(self, metrics, batch, advantages, *shade, **more):
         """One more step: a line on the console and in metrics.jsonl, and what the console adds."""
         step, took = self.state["step"] + 1, time.perf_counter() - self.step_clock
-        metrics = describe(batch) | tasks.describe(batch) | metrics
+        metrics = describe(batch) | tasks.describe(batch, self.cfg.reward, step) | metrics
         self.append("metrics.jsonl", {"step": step, **metrics, "step_time": took})
         self.state["recent"] = (self.state["recent"] + [metrics["accuracy"]])[-5:]
         self.state["rates"] = tasks.rates(self.state["rates"], batch)

@@ -102,10 +102,14 @@ def shares(problems, right):
     return dict(sorted(found.items()))
 
 
-def describe(batch):
+def describe(batch, names, step):
     """The metrics of a step that only some tasks have: the frontier (which groups are all wrong, mixed, all
-    right, for each difficulty), calls of the tool, and completions that check themselves."""
-    found, metrics = shares(batch.problems, batch.right), {}
+    right, for each difficulty), calls of the tool, completions that check themselves, and the means of the
+    rows of --reward NAMES."""
+    found, metrics, G = shares(batch.problems, batch.right), {}, batch.right.shape[1]
+    rows = [(batch.problems[i // G], *row) for i, row in enumerate(zip(batch.texts, batch.verdicts))]
+    for name in names.split("+") if "+" in names else ():
+        metrics[f"rewards/{name}/mean"] = sum(reward(name, step, *row) for row in rows) / len(rows)
     for name, groups in found.items() if len(found) > 1 else ():
         wrong, right = (sum(share == end for share in groups) / len(groups) for end in (0, 1))
         metrics |= {f"frontier/{name}/wrong": wrong, f"frontier/{name}/mixed": 1 - wrong - right,
