@@ -412,7 +412,7 @@ def our_step(policy, ref, optimizer, cfg, step, lengths, rewards):
         updating = now(device)
         grpo.update(policy, ref, optimizer, batch, A, cfg, step)
         updated = now(device)
-        common.describe(batch) | common.tasks.describe(batch)
+        common.describe(batch) | common.tasks.describe(batch, cfg.reward, step)
     times["all"] = now(device) - start
     check_lengths("ours", batch.out.mask, lengths)
     known = {name: times.get(name, 0.0) for name in PARTS}

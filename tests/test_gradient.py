@@ -863,7 +863,7 @@ def test_dynamic_sampling_fills_the_batch_with_groups_that_have_signal(
                for p, problem in enumerate(batch.problems)]
     assert batch.rewards.tolist() == rewards and batch.out.texts() == batch.texts
     prompts = script.encode_prompts([problem.prompt for problem in batch.problems], cfg)
-    assert torch.equal(batch.prompts, prompts) and batch.of.tolist() == [p for p in range(4) for _ in range(4)]
+    assert torch.equal(batch.prompts, prompts) and torch.equal(batch.of, torch.arange(16) // 4)
     assert torch.equal(batch.right, batch.rewards == 1)
     scored, _ = script.score(policy, batch.prompts, batch.of, batch.out.tokens)
     torch.testing.assert_close(scored * batch.out.mask, batch.out.logps, atol=1e-5, rtol=0)

@@ -218,7 +218,7 @@ def test_an_unknown_split_is_refused():
 def test_demonstrations_are_right_and_as_many_think_as_the_phase_says(phase, share):
     corpus = sample_corpus("arithmetic", 4000, 0, phase, operands=4)
     assert corpus == sample_corpus("arithmetic", 4000, 0, phase, operands=4)
-    thinking, short = 0, 0
+    thinking, short, checks = 0, 0, 0
     for problem, text in corpus:
         assert grpo.verify(problem, text) == 1
         numbers = values(problem.prompt)
@@ -226,6 +226,10 @@ def test_demonstrations_are_right_and_as_many_think_as_the_phase_says(phase, sha
         if text != f"<answer>{problem.answer}</answer>":
             thinking += 1
             work = re.fullmatch("<think>(.*)</think><answer>.*</answer>", text)[1]
+            for step, wrong, again, right in re.findall("([^;]+)=([0-9]+);wait,([^;]+)=([0-9]+)", work):
+                checks += 1
+                assert step == again and wrong != right and 0 <= int(wrong) <= 20
+            work = re.sub("[^;]+;wait,", "", work)
             left = re.search("[0-9]", problem.prompt)[0]
             for line, number in zip(work.split(";"), numbers, strict=True):
                 expression, result = line.split("=")
@@ -235,6 +239,7 @@ def test_demonstrations_are_right_and_as_many_think_as_the_phase_says(phase, sha
             used = re.findall("[0-9]+", problem.prompt)
             assert [re.split("[-+*]", line.split("=")[0])[1] for line in work.split(";")] == used[1:]
     assert abs(thinking / 4000 - share) < 0.02
+    assert checks == 0 if phase == "forum" else 0.01 < checks / thinking < 0.03
     assert 0.05 < short / 4000 < 0.2                        # padding on the left is an ordinary sight
 
 
