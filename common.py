@@ -286,8 +286,8 @@ def sample_problems(task, n, seed, split="train", weights=None, **options):
     fail(f"--task {task}: has hardly any {split} problems; it needs more variety")
 
 
-def asked(cfg):
-    """The problem of --prompt, in a list: the example of the end of a run, or one of which no more is known."""
+def ask(cfg):
+    """The problem of --prompt, in a list: the example of a run's end, or one of which no more is known."""
     example = sample_problems(cfg.task, 1, "example", "test", **cfg.options)
     return example if example[0].prompt == cfg.prompt else [Problem(cfg.task, cfg.prompt, "")]
 

@@ -620,7 +620,7 @@ def main(argv=None):
     policy = GPT(cfg).to(cfg.device)
     run = common.Run(cfg, policy, COLUMNS, argv)
     if cfg.prompt:
-        return common.tell(rollout(policy, encode_prompts([cfg.prompt], cfg), cfg, problems=common.asked(cfg)))
+        return common.tell(rollout(policy, encode_prompts([cfg.prompt], cfg), cfg, problems=common.ask(cfg)))
     run.base(warm_start, (SPECIALS, GPT, Block, logprobs, score, micro_batches, encode_prompts, warm_start))
     ref = copy.deepcopy(policy)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
