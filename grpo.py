@@ -406,9 +406,8 @@ def backward(policy, ref, batch, A, rows, cfg, entropy_coef):
     """Leave in the policy the gradient of (5) over `rows`, those of one optimizer step. Rows of zero
     advantage are skipped if nothing else moves them. -> metrics of the rest; the KL, if no term, of 1 in 8"""
     mask, averaging = batch.out.mask, LOSS_TYPES[cfg.loss_type][1]
-    used, lengths = rows, batch.out.lengths.cpu()
-    if not (cfg.beta or entropy_coef or averaging == "micro_batch_mean"):
-        used = rows[(A[rows] != 0).cpu()]
+    signal, lengths = (A[rows].view(len(rows), -1) != 0).any(1).cpu(), batch.out.lengths.cpu()
+    used = rows if cfg.beta or entropy_coef or averaging == "micro_batch_mean" else rows[signal]
     for weight in policy.parameters():
         weight.grad = torch.zeros_like(weight)              # not None: Adam steps, signal or not
     sums, loss, largest, every = torch.zeros(4), 0.0, 0.0, slice(None, None, 1 if cfg.beta else 8)

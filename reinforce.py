@@ -427,7 +427,7 @@ def credit(policy, ref, batch, cfg):
 def backward(policy, ref, batch, A, rows, cfg, entropy_coef):
     """Leave in the policy the gradient of (5) over `rows`, those of one optimizer step. Rows of zero
     advantage are skipped if nothing else moves them. -> metrics of the rest; the KL, if no term, of 1 in 8"""
-    signal, lengths = (A[rows] != 0).any(1).cpu(), batch.out.lengths.cpu()
+    signal, lengths = (A[rows].view(len(rows), -1) != 0).any(1).cpu(), batch.out.lengths.cpu()
     used = rows if entropy_coef else rows[signal]
     count = len(rows) if cfg.method == "reinforce" else signal.sum().clamp(min=1).item()
     for weight in policy.parameters():
