@@ -42,7 +42,7 @@ def asker(script, config, talker, echo):
                         | changes))
         policy = talker(cfg).to(dtype)
         bias = policy.embed.weight.data[:, 0]
-        bias[NEVER], bias[ord("?")], bias[script.EOS] = -40.0, 4.0, 2.5
+        bias[NEVER], bias[ord("?")], bias[script.EOS] = -40.0, 4.0, 3.0
         return cfg, policy
     return make
 
@@ -95,6 +95,8 @@ def test_the_answer_to_a_call_stands_behind_it_in_its_own_row_and_is_not_in_the_
         ends = out.lengths[out.lengths < 24]
         assert any((out.mask[:, n - 1] == 0).any() for n in ends.tolist())      # one ends, another is told
         assert any(row[23] == 0 and n == 24 for row, n in zip(out.mask.tolist(), out.lengths.tolist()))
+        half = out.lengths.sort()[0][len(out.lengths) // 2]                 # then the others move up
+        assert any(n > half and 0 in row[half:n] for row, n in zip(out.mask.tolist(), out.lengths.tolist()))
 
 
 @every_script

@@ -145,6 +145,31 @@ def test_the_warm_start_reads_six_tenths_of_a_textbook_then_a_forum_and_nothing_
     assert [phase for _, phase in read] == ["textbook"] * 6 + ["forum"] * 4 and len(set(read)) == 10
 
 
+@every_script
+def test_the_warm_start_does_not_learn_what_a_tool_says_but_what_is_said_around_it(
+        script, config, monkeypatch):
+    seen, real = [], script.logprobs
+
+    def logprobs(logits, tokens, *options):
+        logps, entropy = real(logits, tokens, *options)
+        logps.retain_grad()
+        seen.append((tokens, logps))
+        return logps, entropy
+    monkeypatch.setattr(script, "logprobs", logprobs)
+    cfg = config(task="lookup", base_steps=1, base_batch_size=16, textbook=1.0)
+    script.warm_start(script.GPT(cfg), cfg, lambda label, steps: steps)
+    told, others = [], []
+    for tokens, logps in seen:
+        for ids, gradient in zip(tokens.tolist(), logps.grad.tolist()):
+            inside = False
+            for token, g in zip(ids, gradient):
+                word = script.decode([token])
+                inside = (inside or word == "<information>") and word != "</information>"
+                told += [g] if inside else []
+                others += [g] if not inside and word not in ("</information>", "<|pad|>") else []
+    assert len(told) > 30 and not any(told) and len(others) > 100 and all(others)
+
+
 # ---- grpo.py, gspo.py -----------------------------------------------------------------------------------
 
 
