@@ -11,12 +11,12 @@ from tools.seeds import ROOT
 MACHINE = f"{os.cpu_count()} CPU cores ({platform.machine()}), Python {platform.python_version()}"
 
 
-def run(script, folder, *flags, cwd=ROOT):
-    """Run a script into a new `folder`, its lines going where ours go. -> its summary. Exits as it does if it
-    fails"""
+def run(script, folder, *flags, cwd=ROOT, quiet=False):
+    """Run a script into a new `folder`, its lines going where ours go, or nowhere. -> its summary. Exits as it
+    does if it fails."""
     command = [sys.executable, ROOT / script, *map(str, flags), "--output_dir", folder]
     print(f"$ python {script} {' '.join(map(str, flags))} --output_dir {folder}", flush=True)
-    done = subprocess.run(command, cwd=cwd)
+    done = subprocess.run(command, cwd=cwd, stdout=subprocess.DEVNULL if quiet else None)
     if done.returncode:
         raise SystemExit(done.returncode)
     return json.loads(Path(cwd, folder, "summary.json").read_text())
