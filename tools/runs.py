@@ -12,8 +12,8 @@ MACHINE = f"{os.cpu_count()} CPU cores ({platform.machine()}), Python {platform.
 
 
 def run(script, folder, *flags, cwd=ROOT, quiet=False):
-    """Run a script into a new `folder`, its lines going where ours go, or nowhere. -> its summary. Exits as it
-    does if it fails."""
+    """Run a script into a new `folder`, its lines going where ours go, or nowhere. -> its summary. Exits as
+    the script does if it fails."""
     command = [sys.executable, ROOT / script, *map(str, flags), "--output_dir", folder]
     print(f"$ python {script} {' '.join(map(str, flags))} --output_dir {folder}", flush=True)
     done = subprocess.run(command, cwd=cwd, stdout=subprocess.DEVNULL if quiet else None)

@@ -83,14 +83,12 @@ def main(argv=None):
     kept = ROOT / "docs" / "tasks.json"
     results = json.loads(kept.read_text())["results"] if kept.exists() else {}
     with tempfile.TemporaryDirectory() as work, ThreadPoolExecutor(2) as pool:
-        def start(task, i, flags, seed):
-            script, *flags = flags
-            return run(script, Path(work, f"{task}-{i}-{seed}"), "--task", task, "--seed", seed, "--base_seed",
-                       seed, *flags, cwd=work, quiet=True)
+        def start(task, i, script, *flags, seed):
+            flags = "--task", task, "--seed", seed, "--base_seed", seed, *flags
+            return run(script, Path(work, f"{task}-{i}-{seed}"), *flags, cwd=work, quiet=True)
         for task in args.tasks:
-            first = [pool.submit(start, task, 0, next(iter(RUNS[task].values())), seed) for seed in SEEDS]
-            futures = {name: [pool.submit(start, task, i, flags, seed) for seed in SEEDS] if i else first
-                       for i, (name, flags) in enumerate(RUNS[task].items())}
+            futures = {name: [pool.submit(start, task, i, *command, seed=seed) for seed in SEEDS]
+                       for i, (name, command) in enumerate(RUNS[task].items())}
             results[task] = {name: [future.result() for future in some] for name, some in futures.items()}
             if task == "lookup":
                 results[task]["accuracy, then without the tool"] = [
