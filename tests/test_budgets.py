@@ -20,6 +20,11 @@ def algorithm(source):
     return re.search(r"^# ---- 2\. [^\n]*\n(.*?)^# ---- ", source, re.S | re.M)[1].strip().splitlines()
 
 
+def is_task(path):
+    """Whether a file of tasks/ is a task, not what the tasks share."""
+    return re.search(r"^def sample\(", path.read_text(), re.M)
+
+
 def broken(name, source, budget):
     """What is wrong with the length of a file, as a list of sentences."""
     lines = written(source).splitlines()
@@ -33,7 +38,7 @@ def broken(name, source, budget):
 
 @pytest.mark.parametrize("pattern", BUDGETS)
 def test_a_file_keeps_within_its_budget(pattern):
-    paths = sorted(ROOT.glob(pattern))
+    paths = [path for path in sorted(ROOT.glob(pattern)) if is_task(path) or pattern != "tasks/*.py"]
     assert paths
     problems = [problem for path in paths for problem in
                 broken(path.relative_to(ROOT).as_posix(), path.read_text(), BUDGETS[pattern])]
