@@ -240,3 +240,11 @@ def test_a_thought_adds_up_and_ends_with_the_first_try_that_hits():
         assert totals.index(target) == len(totals) - 1
         lines.append(len(totals))
     assert set(lines) == set(range(1, TRIES + 1))
+
+
+def test_the_last_sign_of_a_try_comes_as_near_to_the_target_as_one_can():
+    for problem, text in sample_corpus("countdown", 500, 3, "textbook"):
+        for steps, target in thoughts(problem, text):
+            a, sign, b, result, _ = steps[-1]
+            totals = [eval(a + sign + b) for sign in "+-*"]
+            assert abs(int(result) - target) == min(abs(t - target) for t in totals if 0 <= t <= LIMIT)
