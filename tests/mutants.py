@@ -1240,6 +1240,23 @@ who has no tool is answered
 + task = common.load_task("lookup")
 +     token = any(
 
+== tasks/countdown.py | test_countdown.py anything_else or often_as_it_is_given or rank or hits_the_target
+a number may be used again
+- numbers.remove(tokens[-1])
++ numbers.index(tokens[-1])
+what follows the expression is not read
+- == int(target) and not tokens)
++ == int(target))
+signs bind from the right
+- sign, operand = tokens.pop(), value(tokens, numbers, level + 1)
++ sign, operand = tokens.pop(), value(tokens, numbers, level)
+products bind no closer than sums
+- in ("+-", "*")[level]:
++ in "+-*":
+a parenthesis need not be closed
+- if tokens.pop() != ")":
++ if tokens and tokens.pop() != ")":
+
 == tasks/lookup.py | test_lookup.py limit or call or malformed or four
 one call more than the limit is answered
 - > CALL_LIMIT:

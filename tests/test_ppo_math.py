@@ -413,7 +413,8 @@ def test_the_kl_of_a_trust_region_step_is_that_of_the_old_policy_from_the_new_ov
 
     old = logp()
     old_logps = old.gather(-1, tokens[..., None])[..., 0]
-    batch = SimpleNamespace(prompts=prompts, out=ppo.Rollout(tokens, mask, old_logps, 0 * old_logps))
+    out = ppo.Rollout(tokens, mask, old_logps, 0 * old_logps, torch.tensor([1, 4, 4]))
+    batch = SimpleNamespace(prompts=prompts, of=torch.arange(3), out=out)
     metrics = ppo.trpo_update(policy, batch, A, torch.zeros(3, 1), torch.arange(3), cfg,
                               {"entropy": 0.0, "penalty": 0.0})
     new = logp()
