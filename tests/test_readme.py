@@ -333,8 +333,8 @@ def test_every_link_leads_somewhere():
 
 
 @pytest.mark.parametrize("claim, holds", [
-    ("in about a minute", lambda base, trained, run: run["seconds_total"] <= 75),
-    ("about\none time in ten", lambda base, trained, run: 0.08 <= base["greedy"] <= 0.17),
+    ("in about a minute", lambda base, trained, run: run["seconds_total"] <= 80),
+    ("one or two times in ten", lambda base, trained, run: 0.08 <= base["greedy"] <= 0.22),
     ("nearly\nalways right", lambda base, trained, run: base["accuracy_given_think"] >= 0.95),
     ("mostly blurts", lambda base, trained, run: base["think_share"] <= 0.4),
     ("it nearly always thinks", lambda base, trained, run: trained["think_share"] >= 0.95),
