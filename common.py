@@ -5,7 +5,6 @@ Every random number of a run is a function of (seed, purpose, step), see `genera
 state to save, and a resumed run draws what the uninterrupted one would have drawn.
 """
 import argparse
-import collections
 import dataclasses
 import functools
 import importlib
@@ -21,6 +20,7 @@ import sys
 import time
 import zipfile
 import zlib
+from collections import namedtuple
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -212,8 +212,7 @@ class Config:
 # ---- 2. problems ----------------------------------------------------------------------------------------
 
 # work: what a worked example writes between the think tags; hidden: what only the environment knows
-Problem = collections.namedtuple("Problem", "task prompt answer work difficulty hidden",
-                                 defaults=["", 0, None])
+Problem = namedtuple("Problem", "task prompt answer work difficulty hidden", defaults=["", 0, None])
 
 
 def span(numbers, name="operands"):
@@ -433,9 +432,10 @@ class Run:
         for name in LOGS:                           # a killed run may have logged more than it saved
             with open(self.folder / name, "ab") as log:
                 log.truncate(self.resumed["logs"][name] if self.resumed else 0)
-        asked = cfg.num_eval_samples, cfg.num_eval_problems
-        if asked != (state["base"].get("samples"), state["base"].get("problems")):
-            state["base"] = self.both()                     # for now the policy still is the base
+        asked = {"samples": cfg.num_eval_samples, "problems": cfg.num_eval_problems}
+        self.both = lambda: self.evaluate(0) | self.evaluate(cfg.num_eval_samples) | asked
+        if not asked.items() <= state["base"].items():      # for now the policy still is the base
+            state["base"] = self.both()
         for name, part in parts.items() if self.resumed else ():
             part.load_state_dict(self.resumed[name])
         self.save()
@@ -456,11 +456,6 @@ class Run:
             if self.interrupted:
                 self.on_ctrl_c()
         self.training = False
-
-    def both(self):
-        """Held-out scores, greedy and of samples."""
-        k, n = self.cfg.num_eval_samples, self.cfg.num_eval_problems
-        return self.evaluate(0) | self.evaluate(k) | {"samples": k, "problems": n}
 
     def log(self, metrics, batch, advantages, *shade, **more):
         """One more step: a line on the console and in metrics.jsonl, and what the console adds."""
@@ -498,8 +493,8 @@ class Run:
         self.save()
         summary = {when: {name: x for name, x in scores.items() if name != "examples"}
                    for when, scores in both.items()}
-        summary |= {name: state[name] for name in ("seconds_warm_start", "seconds_total")}
-        summary["steps"] = state["step"]
+        summary |= {"steps": state["step"], "seconds_warm_start": state["seconds_warm_start"],
+                    "seconds_total": state["seconds_total"]}
         write(self.folder / "summary.json", json.dumps(summary, indent=2))
         console.finish(self, both)
         print(f"{state['step']} steps, {state['seconds_total']:.0f} s, folder {self.folder}. Ask the policy:")

@@ -166,6 +166,12 @@ def test_operands_may_be_a_number_in_code():
     assert {problem.difficulty for problem in problems} == {3, 4, 5}
 
 
+@pytest.mark.parametrize("numbers", ["9-3", "x", "1", "3-", "100"])
+def test_the_numbers_of_countdown_are_read_as_operands_are(refused, numbers):
+    flags = f"--task countdown --operands 5 --numbers {numbers}"
+    refused(flags, f"--numbers {numbers}", "from 2 to 99", "range")
+
+
 @pytest.mark.parametrize("flags", ["--numbers 9-3", "--numbers 3", "--slip 0.5"])
 def test_a_flag_of_another_task_is_refused(refused, flags):
     refused(flags, flags, "arithmetic")
@@ -374,6 +380,10 @@ def test_a_resumed_run_has_its_weights_and_cannot_begin_from_others(refused, run
     refused("--resume_from_checkpoint run --init_from run", "--init_from run")
 
 
+def test_a_cold_start_of_no_run_is_refused(refused):
+    refused("--cold_start 3", "--cold_start 3", "--init_from RUN")
+
+
 # ---- questions -------------------------------------------------------------------------------------------
 
 
@@ -510,6 +520,32 @@ def test_a_script_and_common_alone_in_a_folder_train_and_say_that_no_curve_was_d
     assert {path.name for path in folder.parent.iterdir()} == set(SCRIPTS)
 
 
+def test_a_script_alone_that_is_killed_goes_on_and_ends_as_it_does_in_the_repository(tmp_path):
+    for name in ("grpo.py", "common.py"):
+        shutil.copy(ROOT / name, name)
+    flags = "--base_steps 20 --entropy_coef 0.1 --max_steps 40 --save_steps 3 --stop_at 2"
+    argv = [*SMALL, *flags.split()]
+    running = subprocess.Popen([sys.executable, "-B", "grpo.py", *argv, "--output_dir", "killed"], text=True,
+                               stdout=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert any(re.match(" +5 ", line) for line in running.stdout)
+    running.kill()
+    running.communicate()
+    assert not Path("killed/summary.json").exists()
+    done = start("grpo.py", "--resume_from_checkpoint", "killed", script="-B")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    summary = grpo.main([*argv, "--output_dir", "whole"])
+    alone = json.loads(Path("killed/summary.json").read_text())
+    assert alone["trained"]["greedy"] == summary["trained"]["greedy"] and alone["steps"] == 40
+    for name in ("base.pt", "checkpoint.pt"):
+        one, other = (torch.load(Path(run, name), weights_only=True) for run in ("killed", "whole"))
+        weights = [[*x.get("policy", x).values()] for x in (one, other)]
+        assert all(torch.equal(*pair) for pair in zip(*weights))
+    assert not torch.equal(weights[0][0], [*torch.load("whole/base.pt").values()][0])       # it has learned
+    losses = [[json.loads(line).get("loss") for line in Path(run, "metrics.jsonl").read_text().splitlines()]
+              for run in ("killed", "whole")]
+    assert losses[0] == losses[1]
+
+
 @pytest.mark.parametrize("argv, words", [
     ("--task lookup", ["--task lookup", "tasks/lookup.py"]), ("--task arithmetic,lookup", ["tasks/"]),
     ("--reward format", ["--reward format", "tasks/"]), ("--curriculum yes", ["--curriculum yes", "tasks/"]),
@@ -524,8 +560,7 @@ def test_a_script_alone_refuses_what_needs_a_folder_that_is_not_there(refused, m
 TASK = '''
 from common import Problem
 
-EXAMPLE = "say 7:"
-CORPUS = {}
+FLAGS = {"save_steps": 7, "learning_rate": 1, "max_steps": 99, "a_flag_of_no_script": 3}
 
 
 def width():
@@ -575,6 +610,9 @@ def test_a_task_is_one_file_in_tasks_and_may_reward_each_move(script, tmp_path, 
     assert len({completion["reward"] for completion in made}) > 1
     metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert sum("loss" in line for line in metrics) == 2
+    flags = json.loads((folder / "config.json").read_text())["config"]
+    assert (flags["save_steps"], flags["learning_rate"], flags["max_steps"]) == (7, 1.0, 2)  # 2 was given
+    script.main(["--resume_from_checkpoint", str(folder), "--max_steps", "3"])
 
 
 # ---- what may be said, and how ---------------------------------------------------------------------------

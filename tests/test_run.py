@@ -21,6 +21,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import test_gradient
@@ -253,6 +254,26 @@ def test_the_metrics_have_one_line_a_step_in_the_words_of_trl_and_one_an_evaluat
     assert [line["step"] for line in evaluations] == [2, 4, 6, 8, 10]
     last = json.loads((whole / "summary.json").read_text())["trained"]
     assert evaluations[-1]["eval/greedy"] == last["greedy"]
+
+
+def test_the_metrics_of_a_batch_are_those_computed_by_hand():
+    mask = torch.tensor([[1., 1, 1, 1], [1, 0, 1, 0], [1, 0, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0]])
+    batch = SimpleNamespace(
+        rewards=torch.tensor([[1.0, 1.0], [0.0, 1.0], [-0.5, -0.5]]), accuracy=0.5,
+        cut=torch.tensor([True, False, False, False, False, False]),
+        out=SimpleNamespace(mask=mask, entropy=torch.arange(24.0).view(6, 4)))
+    seen = common.describe(batch)
+    assert seen == pytest.approx({
+        "reward": 1 / 3, "reward_std": 0.5**0.5 / 3, "signal": 1 / 3, "frac_reward_zero_std": 2 / 3,
+        "accuracy": 0.5, "completions/mean_length": 11 / 6, "completions/clipped_ratio": 1 / 6,
+        "entropy": (0 + 1 + 2 + 3 + 4 + 6 + 8 + 12 + 16 + 17 + 20) / 11})
+
+
+def test_a_metric_that_is_not_finite_is_null_in_the_log(script, train, monkeypatch):
+    update, odd = script.update, {"kl": math.inf, "loss": -math.inf, "grad_norm": math.nan}
+    monkeypatch.setattr(script, "update", lambda *args: update(*args) | odd)
+    text = (train(max_steps=1) / "metrics.jsonl").read_text()
+    assert [json.loads(text, parse_constant=pytest.fail)[name] for name in odd] == [None] * 3
 
 
 @every_script
@@ -529,6 +550,18 @@ def test_init_from_starts_from_the_trained_weights_of_the_other_run(train, whole
     assert bases() == before                        # no base of the shared ones is made of it
     summary = [json.loads((run / "summary.json").read_text()) for run in (folder, whole)]
     assert summary[0]["base"] == summary[1]["trained"]
+
+
+def test_a_cold_start_goes_on_with_worked_examples_before_the_run_begins(train, whole):
+    trained, before = load(whole / "checkpoint.pt")["policy"], bases()
+    folders = [train(init_from=whole, cold_start=3, max_steps=2, textbook=share) for share in (0.2, 0.9)]
+    one, other = (outcome(folder) for folder in folders)
+    assert difference(leaves(load(folders[0] / "base.pt")), leaves(trained))
+    assert bases() == before
+    assert not [path for path in difference(one, other) if "config" not in path]   # all textbook, always
+    again = train(init_from=whole, cold_start=3, max_steps=1)
+    resume(again, max_steps=2)                      # without a second cold start
+    assert not [path for path in difference(outcome(again), one) if "config" not in path]
 
 
 @every_script
@@ -1024,7 +1057,7 @@ ACTS = {"max_steps": 2, "stop_at": 0.0, "eval_steps": 1, "num_eval_problems": 7,
 NEEDS = {"task": {"operands": 5}, "curriculum": {"operands": "2-3"},       # to have something to act on
          "mask_tool_tokens": {"task": "lookup", "operands": 5}}
 ELSEWHERE = {"device", "num_threads", "output_dir", "save_steps", "micro_batch_size", "init_from",
-             "resume_from_checkpoint", "prompt", "kernel", "fused_linear", "numbers", "slip"}
+             "cold_start", "resume_from_checkpoint", "prompt", "kernel", "fused_linear", "numbers", "slip"}
 
 
 @pytest.mark.parametrize("name", ACTS)

@@ -24,7 +24,7 @@ WARNINGS = (                    # how a step looks when learning cannot work, an
     (lambda m: m.get("rewards/chosen", 0) < 0,
      "chosen answers lose probability, too: try a lower --learning_rate"),
     (lambda m: m.get("sampling/sampling_logp_difference/max", 0) > 1e-3,
-     "the first ratio is not 1, so scoring differs from sampling: --kernel torch?"))
+     "the first ratio is not 1: try --kernel torch, --fused_linear off"))
 COLOURS = {"green": 32, "red": 31, "yellow": 33}
 
 
