@@ -356,7 +356,7 @@ def warm_start(model, cfg, progress):
         ids = [TOKENIZER.encode(text, allowed_special="all") + [EOS] for text in texts]
         lengths = torch.tensor([len(row) for row in ids])
         tokens = torch.tensor([row + [PAD] * (max(lengths) - len(row)) for row in ids], device=cfg.device)
-        told = (tokens == EOS - 1) | ((tokens == EOS - 2).cumsum(1) > (tokens == EOS - 1).cumsum(1))  # by a tool
+        told = (tokens == EOS - 1) | ((tokens == EOS - 2).cumsum(1) > (tokens == EOS - 1).cumsum(1))
         both, W = torch.cat([prompts, tokens], 1), prompts.shape[1]
         model.zero_grad()
         for rows, T in micro_batches(torch.arange(len(ids)), lengths, (len(ids) + 1) // 2):
