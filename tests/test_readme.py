@@ -271,7 +271,7 @@ def logged(tmp_path_factory):
     folder, keys = tmp_path_factory.mktemp("metrics"), set()
     runs = [f"python {name}.py --task {task}" for name in SCRIPTS for task in TASKS]
     runs += ["python ppo.py --trust_region trpo", "python grpo.py --operands 2-3 --reward accuracy+format",
-             "python ppo.py --reward model"]
+             shlex.join(["python", "grpo.py", *ANSWERS])]
     runs += [f"python grpo.py --task {','.join(TASKS)} --num_prompts 12"] * (len(TASKS) > 1)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
