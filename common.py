@@ -1,8 +1,5 @@
 """What the scripts share and no paper is about: flags, arithmetic problems, and the run itself (folder, logs,
 checkpoints, resume). No model, no verifier, no loss is in here.
-
-Every random number of a run is a function of (seed, purpose, step), see `generator`: there is no generator
-state to save, and a resumed run draws what the uninterrupted one would have drawn.
 """
 import argparse
 import dataclasses
@@ -268,9 +265,8 @@ def load_task(name):
 
 
 def sample_problems(task, n, seed, split="train", weights=None, **options):
-    """n problems, a function of the arguments; weights: how often to take one of each difficulty, 1 if None.
-    Every tenth prompt, by its hash, is held out for "test", not in warm start nor in training. ValueError if
-    the split has another name."""
+    """n problems, a function of the arguments; weights: how often to take one of a difficulty, 1 if None. A
+    tenth of the prompts, by hash, is held out for "test", the rest "train"; ValueError for another split."""
     if split not in ("train", "test"):
         raise ValueError(f"split={split!r}: must be 'train' or 'test'")
     rng, found, sample = random.Random(repr((task, seed, split))), [], load_task(task).sample
@@ -278,9 +274,8 @@ def sample_problems(task, n, seed, split="train", weights=None, **options):
         if len(found) == n:
             return found
         problem = sample(rng, **options)
-        if weights and rng.random() >= weights.get(f"{problem.task}-{problem.difficulty}", 1.0):
-            continue
-        if (zlib.crc32(problem.prompt.encode()) % 10 == 0) == (split == "test"):
+        taken = not weights or rng.random() < weights.get(f"{problem.task}-{problem.difficulty}", 1.0)
+        if taken and (zlib.crc32(problem.prompt.encode()) % 10 == 0) == (split == "test"):
             found.append(problem)
     fail(f"--task {task}: has hardly any {split} problems; it needs more variety")
 
@@ -309,7 +304,8 @@ def mean(values):
 
 
 def generator(*purpose):
-    """A CPU generator that is a function of its arguments: generator(seed, "rollout", step)."""
+    """A CPU generator that is a function of its arguments, generator(seed, "rollout", step): there is no
+    state to save, and a resumed run draws what the uninterrupted one would have drawn."""
     return torch.Generator().manual_seed(random.Random(repr(purpose)).getrandbits(63))
 
 

@@ -26,8 +26,8 @@ MAX_TOKENS = 40                 # of an answer: twice what nine numbers need
 
 def width(numbers="3-4"):
     """Characters of the longest prompt. ValueError for more numbers than there are digits."""
-    if span(numbers)[1] > 9:
-        raise ValueError(f"{numbers!r}: there are only 9 different digits from 1 to 9")
+    if span(numbers, "numbers")[1] > 9:
+        raise ValueError(f"--numbers {numbers}: there are only 9 different digits from 1 to 9")
     return 2 * span(numbers)[1] + len(">30:") - 1
 
 

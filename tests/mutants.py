@@ -1074,8 +1074,8 @@ what an environment said counts as length
 
 == common.py | test_mix.py weights or curriculum
 the weights of the curriculum are upside down
-- rng.random() >= weights.get(
-+ rng.random() < weights.get(
+- rng.random() < weights.get(
++ rng.random() >= weights.get(
 what the curriculum knows nothing of is left out
 - weights.get(f"{problem.task}-{problem.difficulty}", 1.0)
 + weights.get(f"{problem.task}-{problem.difficulty}", 0.0)

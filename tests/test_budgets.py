@@ -4,7 +4,7 @@ import re
 import pytest
 from conftest import ROOT, SCRIPTS
 
-BUDGETS = {"common.py": 400, "kernels/logprob.py": 300, "tasks/*.py": 120, "README.md": 450,
+BUDGETS = {"common.py": 500, "kernels/logprob.py": 300, "tasks/*.py": 120, "README.md": 450,
            **{f"{name}.py": 500 for name in SCRIPTS}, "ppo.py": 650}
 WIDE = {"README.md"}                                    # whose tables and commands stand on one line
 ALGORITHM = 80                                          # lines of a script's section 2; TRPO has its own
