@@ -37,7 +37,7 @@ def optional(name):
 # Stand-ins for tasks/mix.py and tools/console.py: arithmetic only, plain lines only.
 ALONE = SimpleNamespace(
     load=lambda name: fail(f"--task {name}: there is no {HERE / 'tasks' / name}.py; take arithmetic"),
-    check=lambda names, of: None, calls=lambda problems: [], is_right=lambda problem, verdict: verdict == 1,
+    check=lambda *arguments: None, calls=lambda problems: [], is_right=lambda problem, verdict: verdict == 1,
     reward=lambda names, step, problem, text, verdict: verdict, describe=lambda *arguments: {},
     rates=lambda before, batch: {}, judge=lambda *arguments: {})
 PLAIN = SimpleNamespace(
@@ -155,7 +155,7 @@ class Config:
             span(self.operands), span(self.numbers, "numbers")
             width = load_task(self.task).width(**options)
             kernels and kernels.choose(self.kernel, torch.device(self.device))
-            tasks.check(self.reward, self.task.split(","))
+            tasks.check(self.reward, self.task.split(","), getattr(self, "MODELS", ()))
         except ValueError as error:
             fail(str(error))
         need(len(self.prompt.encode()) <= width, "prompt", "is longer than the prompts of this task")

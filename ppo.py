@@ -44,7 +44,7 @@ from common import flag, mean
 
 @dataclasses.dataclass(frozen=True)
 class Config(common.Config):
-    MODELS = ("model",)                 # rows that --reward may name besides those of tasks.REWARDS
+    MODELS = ("model",)                 # what --reward may name besides the rows of tasks.REWARDS
     gamma: float = flag(1.0, "discount in (1)", low=0, high=1)
     lam: float = flag(0.95, "lambda in (1) for the actor: 0 trusts the critic, 1 returns", low=0, high=1)
     critic_lam: float = flag(-1.0, "lambda in (6); -1: the actor's (VAPO: 1)", low=-1, high=1)

@@ -71,9 +71,10 @@ def reward(names, step, problem, text, verdict):
                if name != "model")                      # which ppo.py adds
 
 
-def check(names, of):
-    """ValueError if --reward NAMES is nothing for the tasks `of`."""
-    tasks.rows(names, {name: common.load_task(name) for name in of})
+def check(names, of, models):
+    """ValueError if --reward NAMES is nothing for the tasks `of`, but for the models that a script has."""
+    rows = "+".join(name for name in names.split("+") if name not in models)
+    rows and tasks.rows(rows, {name: common.load_task(name) for name in of})
 
 
 def judge(*arguments):

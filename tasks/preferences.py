@@ -55,19 +55,25 @@ def fit(model, sample, progress, seed):
     on what it has seen, as a verdict. -> share of right orders among new pairs, without mistakes"""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     batches = [sample(f"preferences {i}") for i in progress("preferences", range(BATCHES))]
-    for i, batch in enumerate(batches):
-        chosen, rejected = pairs(batch, MISTAKES, common.generator(seed, "mistakes", i))
-        margin = model(batch, chosen) - model(batch, rejected)                              # (N,)
-        optimizer.zero_grad()
-        (-nn.functional.logsigmoid(margin)).mean().backward()
-        optimizer.step()
+    found = [pairs(batch, MISTAKES, common.generator(seed, i)) for i, batch in enumerate(batches)]
+    if not any(len(chosen) for chosen, _ in found):
+        common.fail("--reward model: no group of the base has a right and a wrong completion; it needs a base "
+                    "that is sometimes right (--base_steps)", code=1)
+    for batch, (chosen, rejected) in zip(batches, found):
+        if len(chosen):
+            margin = model(batch, chosen) - model(batch, rejected)                          # (N,)
+            optimizer.zero_grad()
+            (-nn.functional.logsigmoid(margin)).mean().backward()
+            optimizer.step()
     with torch.no_grad():
         seen = torch.cat([model.rewards(batch) for batch in batches])
-        model.head.weight /= 2 * seen.std()
-        model.head.bias.copy_((model.head.bias - seen.mean()) / (2 * seen.std()) + 0.5)
+        scale = 2 * seen.std().clamp(min=1e-6)
+        model.head.weight /= scale
+        model.head.bias.copy_((model.head.bias - seen.mean()) / scale + 0.5)
         test = sample("preferences to test")
         best, worst = pairs(test, 0.0, common.generator(seed))
-        return (model(test, best) > model(test, worst)).float().mean().item()
+        ordered = model.rewards(test).view(-1)
+        return (ordered[best] > ordered[worst]).float().mean().item()
 
 
 def judge(policy, cfg, run, sample):
