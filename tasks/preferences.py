@@ -55,7 +55,8 @@ def fit(model, sample, progress, seed):
     on what it has seen, as a verdict. -> share of right orders among new pairs, without mistakes"""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     batches = [sample(f"preferences {i}") for i in progress("preferences", range(BATCHES))]
-    found = [pairs(batch, MISTAKES, common.generator(seed, i)) for i, batch in enumerate(batches)]
+    random = common.generator(seed, "mistakes")
+    found = [pairs(batch, MISTAKES, random) for batch in batches]
     if not any(len(chosen) for chosen, _ in found):
         common.fail("--reward model: no group of the base has a right and a wrong completion; it needs a base "
                     "that is sometimes right (--base_steps)", code=1)

@@ -65,8 +65,8 @@ def test_a_completion_that_fills_all_slots_is_read_behind_its_last_token(model):
     torch.testing.assert_close(model.rewards(batch), model.head(states).view(1, 2).detach())
 
 
-def test_pairs_are_a_right_and_a_wrong_completion_of_a_group_and_equals_make_none():
-    right = torch.tensor([[False, True, True], [True, True, True], [True, False, False], [False, False, False]])
+def test_a_pair_is_a_right_and_a_wrong_completion_of_one_group_and_equals_make_none():
+    right = torch.tensor([[False, True, True], [True] * 3, [True, False, False], [False] * 3])
     batch = batch_of(None, torch.zeros(12, 2).long(), torch.ones(12).long(), right)
     chosen, rejected = preferences.pairs(batch, 0.0, common.generator(0))
     assert chosen.tolist() == [1, 6] and rejected.tolist() == [0, 7]
