@@ -58,8 +58,8 @@ def fit(model, sample, progress, seed):
     random = common.generator(seed, "mistakes")
     found = [pairs(batch, MISTAKES, random) for batch in batches]
     if not any(len(chosen) for chosen, _ in found):
-        common.fail("--reward model: no group of the base has a right and a wrong completion; it needs a base "
-                    "that is sometimes right (--base_steps)", code=1)
+        common.fail("--reward model: no group of the base has a right and a wrong completion; it needs a "
+                    "base that is sometimes right (--base_steps)", code=1)
     for batch, (chosen, rejected) in zip(batches, found):
         if len(chosen):
             margin = model(batch, chosen) - model(batch, rejected)                          # (N,)
