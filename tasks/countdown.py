@@ -10,7 +10,7 @@ the last, the target, to compare. The first try that hits is written as an expre
   8-2=6,3;6*3=18?18</think><answer>(8-2)*3</answer>
 
 The textbook searches; in the forum one in five does, and the others blurt out an expression with any signs.
-RL makes searching the habit, then each try better and the search longer.
+RL makes searching the habit, within twenty steps; from then on it makes each try a little better.
 """
 import re
 
@@ -21,7 +21,7 @@ FLAGS = {"max_completion_length": 128, "base_steps": 1300, "base_batch_size": 16
 CORPUS = {}                     # the warm start samples as training does
 LIMIT = 30                      # of totals and targets in problems and demonstrations; the verifier has none
 TRIES = 5                       # of a demonstration at most; a policy may go on until max_completion_length
-MAX_TOKENS = 40                 # of an answer: twice what nine numbers need
+MAX_TOKENS = 40                 # of an answer: nine numbers, eight signs, and a few parentheses too many
 
 
 def width(numbers="3-4"):
