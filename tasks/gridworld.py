@@ -27,6 +27,7 @@ FLAGS = {"max_completion_length": 3 * LIMITS[-1] + 1, "base_steps": 400}
 
 
 def width(slip=0.0):
+    """Characters of a prompt."""
     return len("A b3 7")
 
 
@@ -66,8 +67,8 @@ def verify(problem, text):
 
 
 def respond(problem, text):
-    """Where the last move led, if moves may slip and the episode goes on."""
-    return play(problem, text)[3] if problem.hidden else ""
+    """Where the move led that the text ends in, if moves may slip and the episode goes on."""
+    return play(problem, text)[3] if problem.hidden and text[-1:] in CALLS else ""
 
 
 @functools.lru_cache(4096)
