@@ -19,9 +19,10 @@ SEEDS = (0, 1, 2)
 RUNS = {
     "countdown": {"grpo.py": ["grpo.py"]},
     "gridworld": {
-        "reinforce.py": ["reinforce.py", "--view", "token"],
-        "reinforce.py, temperature 0.3": ["reinforce.py", "--view", "token", "--temperature", 0.3],
-        "ppo.py": ["ppo.py"]},
+        "reinforce.py --view token": ["reinforce.py", "--view", "token", "--stop_at", 2],
+        "the same with --temperature 0.1": ["reinforce.py", "--view", "token", "--stop_at", 2,
+                                            "--temperature", 0.1],
+        "ppo.py": ["ppo.py", "--stop_at", 2]},
     "lookup": {
         "accuracy": ["grpo.py"],
         "fine": ["grpo.py", "--reward", "fine"],
