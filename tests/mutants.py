@@ -1037,6 +1037,8 @@ log lines behind the checkpoint stay
 a run stops after one accurate batch
 - sum(state["recent"]) < 5 * cfg.stop_at
 + state["recent"][-1:] < [cfg.stop_at]
+
+== common.py | test_learning.py grpo
 the trained policy is not evaluated
 - both["trained"] = self.both() if state["step"] else both["base"]
 + both["trained"] = both["base"]

@@ -326,6 +326,7 @@ def test_the_gradient_of_the_critic_is_that_of_equation_7_however_the_step_is_cu
     cfg, policy, ref, batch, A = scene(cliprange_value=0.3, max_grad_norm=1e9, learning_rate=1.0)
     draw, mask, steps = torch.Generator().manual_seed(1), batch.out.mask, []
     values, returns = (torch.randn(14, 8, generator=draw).double() * mask for _ in range(2))
+    before = weights(policy)
     credit = types.SimpleNamespace(values=values, returns=returns)
     for rows in (torch.arange(14), torch.tensor([13, 2, 6, 5, 9, 0, 11])):
         for size in (14, 4, 2):
@@ -342,7 +343,7 @@ def test_the_gradient_of_the_critic_is_that_of_equation_7_however_the_step_is_cu
             expected = {"value_loss": loss.item(), "critic_grad_norm": gradient.norm().item()}
             assert metrics == pytest.approx(expected)
             steps.append(gradient.norm())
-    assert min(steps) > 0.01
+    assert min(steps) > 0.01 and torch.equal(weights(policy), before)       # which is another model
 
 
 @scripts("ppo")
