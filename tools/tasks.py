@@ -17,7 +17,7 @@ from tools.seeds import put
 
 SEEDS = (0, 1, 2)
 RUNS = {
-    "countdown": {"grpo.py": ["grpo.py"]},
+    "countdown": {"grpo.py --loss_type dapo": ["grpo.py", "--loss_type", "dapo"]},
     "gridworld": {
         "reinforce.py --view token": ["reinforce.py", "--view", "token", "--stop_at", 2],
         "the same with --temperature 0.1": ["reinforce.py", "--view", "token", "--stop_at", 2,
