@@ -48,31 +48,3 @@ def config(script):
             "num_key_value_heads": 2, "intermediate_size": 16, "num_prompts": 4, "num_generations": 4,
             "max_completion_length": 8, "learning_rate": 0.01, "num_mini_batches": 1}
     return lambda **changes: script.Config(**(tiny | changes))
-
-
-@pytest.fixture
-def talker(script):
-    """talker(cfg): an untrained policy whose next token depends on all before it, and which soon comes to
-    an end, so that rows are of all lengths."""
-    class Talker(script.GPT):
-        def __init__(self, cfg):
-            super().__init__(cfg)
-            self.embed.weight.data *= 20
-            self.register_buffer("bias", 5.0 * (torch.arange(script.VOCAB) == script.EOS))
-
-        def forward(self, *args, **kwargs):
-            return super().forward(*args, **kwargs) + self.bias
-    return Talker
-
-
-@pytest.fixture
-def bigram():
-    """bigram(table): a policy whose logits are table[last token]: its gradients are in plain sight."""
-    class Bigram(torch.nn.Module):
-        def __init__(self, table):
-            super().__init__()
-            self.table = torch.nn.Parameter(table.clone())
-
-        def forward(self, tokens, cache=None, logits_to_keep=0):
-            return self.table[tokens][:, -logits_to_keep:]
-    return Bigram

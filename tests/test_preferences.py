@@ -116,7 +116,7 @@ def test_ppo_is_told_what_the_reward_model_says_and_logs_what_is_true(tmp_path, 
              "--num_eval_problems", "4", "--num_eval_samples", "2", "--hidden_size", "16",
              "--max_completion_length", "6", "--output_dir", "run", "--stop_at", "2"]
     ppo.main(flags)
-    lines = [json.loads(line) for line in open("run/metrics.jsonl")]
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
     printed = capsys.readouterr().out
     assert "reward model:" in printed and "in memory: policy and critic" in printed
     assert all(line["accuracy"] == 0 for line in lines if "accuracy" in line)       # the verifier's word
