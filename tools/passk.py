@@ -26,7 +26,7 @@ def panel(task, summary):
                 axis.plot(range(1, len(values) + 1), values, style, color=colour, label=f"{name}, {who}")
         axis.set(title=task, xlabel="k", xscale="log", ylim=(0, 1.02))
         axis.set_xticks([1, 2, 4, 8, 16, 32, 64], [1, 2, 4, 8, 16, 32, 64])
-        axis.legend(frameon=False, fontsize=8)
+        axis.legend(frameon=False, fontsize=8, loc="lower right")
     return fill
 
 
