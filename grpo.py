@@ -23,7 +23,7 @@ as in TRL (the paper does not say); DAPO and CISPO pool the tokens of a whole st
 
   python grpo.py --task arithmetic
 
-warm-starts a base that blurts (greedy accuracy 0.1) and, in about a minute on a CPU, all told, teaches it to
+warm-starts a base that blurts (greedy accuracy 0.2) and, in about a minute on a CPU, all told, teaches it to
 think before it answers (0.99), with no reward but for right answers.
 """
 import copy

@@ -25,7 +25,7 @@ Departs from the paper: a verifier, no reward model; std with ddof 1, as in TRL 
 
   python gspo.py --task arithmetic
 
-trains the base of grpo.py (greedy accuracy 0.1) to think before it answers (0.99), in half a minute on a CPU.
+trains the base of grpo.py (greedy accuracy 0.2) to think before it answers (0.99), in half a minute on a CPU.
 """
 import copy
 import dataclasses

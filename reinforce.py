@@ -20,7 +20,7 @@ Where the others change a line: grpo.py divides A by the group's std and, for se
 clipped ratio for log pi; gspo.py takes the ratio of a whole answer; ppo.py learns b, for every token; dpo.py
 asks for no reward, but which of two completions is better. In 20 s on a CPU, once there is a base, this one
 
-  python reinforce.py --task arithmetic            takes its greedy accuracy from 0.1 to 0.99
+  python reinforce.py --task arithmetic            takes its greedy accuracy from 0.2 to 0.99
 """
 import copy
 import dataclasses

@@ -338,7 +338,7 @@ def test_every_link_leads_somewhere():
     ("nearly\nalways right", lambda base, trained, run: base["accuracy_given_think"] >= 0.95),
     ("mostly blurts", lambda base, trained, run: base["think_share"] <= 0.4),
     ("it nearly always thinks", lambda base, trained, run: trained["think_share"] >= 0.95),
-    ("greedy accuracy 0.98 or more", lambda base, trained, run: trained["greedy"] >= 0.98),
+    ("greedy accuracy 0.94 or more", lambda base, trained, run: trained["greedy"] >= 0.94),
 ])
 def test_what_the_readme_says_in_words_was_measured(claim, holds):
     assert bare(claim) in bare(PROSE)
