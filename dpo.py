@@ -54,7 +54,7 @@ class Config(common.Config):
     label_smoothing: float = flag(0.0, "chance that a pair is the wrong way round (e)", low=0, high=0.5)
     online: str = flag("no", "who gives the answers: the base, or the policy", choices=("no", "yes"))
     num_iterations: int = flag(1, "passes over the pairs of each batch", low=1)
-    learning_rate: float = flag(1e-4, "of AdamW", "optimizer", low=0)
+    learning_rate: float = flag(2e-4, "of AdamW", "optimizer", low=0)
 
     def check(self):
         super().check()
