@@ -1,5 +1,6 @@
 """What the tests share: the scripts on the path, and policies so small that a test takes milliseconds."""
 import importlib
+import signal
 import sys
 from pathlib import Path
 
@@ -48,3 +49,12 @@ def config(script):
             "num_key_value_heads": 2, "intermediate_size": 16, "num_prompts": 4, "num_generations": 4,
             "max_completion_length": 8, "learning_rate": 0.01, "num_mini_batches": 1}
     return lambda **changes: script.Config(**(tiny | changes))
+
+
+@pytest.fixture
+def no_picture(monkeypatch):
+    """A run draws no picture, which would take longer than it, and leaves Ctrl-C as it was."""
+    monkeypatch.setitem(sys.modules, "tools.report", None)
+    on_ctrl_c = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, on_ctrl_c)

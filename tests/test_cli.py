@@ -12,7 +12,6 @@ import pickle
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import warnings
@@ -53,13 +52,9 @@ def contents(folder="."):
 
 
 @pytest.fixture(autouse=True)
-def empty_folder(tmp_path, monkeypatch):
-    """Every test is in an empty folder, and a run draws no picture, which would take longer than it."""
+def empty_folder(tmp_path, monkeypatch, no_picture):
+    """Every test is in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "tools.report", None)
-    on_ctrl_c = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, on_ctrl_c)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ import json
 import re
 import shlex
 import shutil
-import signal
 import sys
 from pathlib import Path
 
@@ -75,12 +74,7 @@ def is_run(command):
         command not in COPYING and not command.startswith(ELSEWHERE))
 
 
-@pytest.fixture(autouse=True)
-def no_picture_and_no_handler(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tools.report", None)
-    on_ctrl_c = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, on_ctrl_c)
+pytestmark = pytest.mark.usefixtures("no_picture")
 
 
 @pytest.fixture(scope="module")
