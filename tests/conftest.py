@@ -1,8 +1,13 @@
 """What the tests share: the scripts on the path, and policies so small that a test takes milliseconds."""
 import importlib
+import os
 import signal
 import sys
 from pathlib import Path
+
+# Before torch and numpy are loaded: tests fork, and a child of a process with a pool of threads may wait for
+# them for ever.
+os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 import pytest
 import torch

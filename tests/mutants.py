@@ -142,6 +142,7 @@ def main(words):
         print(f"no mistake has all of these words: {' '.join(words)}")
         return 1
     begin, killed, ready = time.perf_counter(), 0, True
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}      # no pools, which forks break
     for name in PRELOAD if FORK else ():
         importlib.import_module(name)
     with tempfile.TemporaryDirectory() as folder:

@@ -468,11 +468,12 @@ def test_every_equation_in_the_docstring_is_tagged_in_the_code_and_vice_versa(sc
 
 # Run each of the scripts in a folder of its own, as from a shell, but import torch once for all of them.
 ALONE = """
-import os, runpy, sys
+import os, runpy, signal, sys
 import torch, torch._dynamo
 for folder in sys.argv[1].split(":"):
     pid = os.fork()
     if not pid:
+        signal.alarm(100)
         os.chdir(folder)
         for number, name in ((1, "stdout.txt"), (2, "stderr.txt")):
             os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)

@@ -925,6 +925,7 @@ def mortal(last, number):
 
 
 def child(job):
+    signal.alarm(100)
     os.chdir(job["cwd"])
     file = os.open("console.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1), os.dup2(file, 2)
