@@ -395,7 +395,7 @@ def warm_start(model, cfg, progress):
 
 def evaluate(model, cfg, k, progress=lambda label, steps: steps):
     """Complete the held-out problems, the same and by the same uniforms for every run: k samples of each, for
-    k = 0 the likeliest tokens. -> what common.measure makes of them"""
+    k = 0 the likeliest tokens. -> what tools/scores.py makes of them"""
     problems = common.sample_problems(cfg.task, cfg.num_eval_problems, "evaluation", "test", **cfg.options)
     prompts, random = encode_prompts([p.prompt for p in problems], cfg), common.generator("evaluation")
     texts, lengths, T = [], [], cfg.max_completion_length
@@ -404,7 +404,7 @@ def evaluate(model, cfg, k, progress=lambda label, steps: steps):
         uniforms = torch.rand(len(some) * k, T, generator=random).to(cfg.device) if k else None
         out = rollout(model, prompts[i:i + 64], cfg, max(k, 1), uniforms, some)
         texts, lengths = texts + out.texts(), lengths + out.mask.sum(1).tolist()
-    return common.measure(problems, texts, lengths, k, extract, verify)
+    return common.tools.measure(problems, texts, lengths, k, extract, verify)
 
 
 # ---- 7. the update, and main ----------------------------------------------------------------------------
@@ -476,13 +476,13 @@ def main(argv=None):
     policy = GPT(cfg).to(cfg.device)
     run = common.Run(cfg, policy, COLUMNS, argv)
     if cfg.prompt:
-        return common.tell(rollout(policy, encode_prompts([cfg.prompt], cfg), cfg, problems=common.ask(cfg)))
+        return common.tools.answer(run, rollout, encode_prompts)
     run.base(warm_start, (SPECIALS, GPT, Block, logprobs, score, micro_batches, encode_prompts, warm_start))
     ref = copy.deepcopy(policy)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
     L, c = cfg.max_completion_length, cfg.overlong_buffer
     for step in run.steps(evaluate, policy=policy, optimizer=optimizer):
-        batch = sample_batch(policy, cfg, step, run.weights(), penalty=lambda n: overlong_penalty(n, L, c))
+        batch = sample_batch(policy, cfg, step, run.weights, penalty=lambda n: overlong_penalty(n, L, c))
         A = advantages(batch.rewards, cfg.scale_rewards).view(-1).to(cfg.device)            # (B,)
         metrics = update(policy, ref, optimizer, batch, A, cfg, step)       # passes that lower (5)
         run.log(metrics, batch, A, score)

@@ -459,7 +459,7 @@ def warm_start(model, cfg, progress):
 
 def evaluate(model, cfg, k, progress=lambda label, steps: steps):
     """Complete the held-out problems, the same and by the same uniforms for every run: k samples of each, for
-    k = 0 the likeliest tokens. -> what common.measure makes of them"""
+    k = 0 the likeliest tokens. -> what tools/scores.py makes of them"""
     problems = common.sample_problems(cfg.task, cfg.num_eval_problems, "evaluation", "test", **cfg.options)
     prompts, random = encode_prompts([p.prompt for p in problems], cfg), common.generator("evaluation")
     texts, lengths, T = [], [], cfg.max_completion_length
@@ -468,7 +468,7 @@ def evaluate(model, cfg, k, progress=lambda label, steps: steps):
         uniforms = torch.rand(len(some) * k, T, generator=random).to(cfg.device) if k else None
         out = rollout(model, prompts[i:i + 64], cfg, max(k, 1), uniforms, some)
         texts, lengths = texts + out.texts(), lengths + out.mask.sum(1).tolist()
-    return common.measure(problems, texts, lengths, k, extract, verify)
+    return common.tools.measure(problems, texts, lengths, k, extract, verify)
 
 
 # ---- 7. the update, and main ----------------------------------------------------------------------------
@@ -620,13 +620,13 @@ def main(argv=None):
     policy = GPT(cfg).to(cfg.device)
     run = common.Run(cfg, policy, COLUMNS, argv)
     if cfg.prompt:
-        return common.tell(rollout(policy, encode_prompts([cfg.prompt], cfg), cfg, problems=common.ask(cfg)))
+        return common.tools.answer(run, rollout, encode_prompts)
     run.base(warm_start, (SPECIALS, GPT, Block, logprobs, score, micro_batches, encode_prompts, warm_start))
     ref = copy.deepcopy(policy)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
     critic = Critic(policy)
     critic_opt = torch.optim.Adam(critic.parameters(), lr=cfg.critic_learning_rate)
-    for i in run.progress("critic", range(0 if run.resumed else cfg.critic_pretrain_steps)):
+    for i in common.tools.progress("critic", range(0 if run.resumed else cfg.critic_pretrain_steps)):
         batch = sample_batch(policy, cfg, f"critic {i}")                    # of a policy that stays as it is
         credit = assign_credit(critic, ref, batch, cfg, cfg.beta, critic_lam=1.0)
         for rows in mini_batches(batch, cfg, "critic", i):
@@ -635,7 +635,7 @@ def main(argv=None):
     parts |= common.tasks.judge(policy, cfg, run, functools.partial(sample_batch, policy, cfg))
     for step in run.steps(evaluate, **parts):
         beta, penalty_coef = run.state.get("coefs", (cfg.beta, cfg.penalty_coef))
-        batch = sample_batch(policy, cfg, step, run.weights())              # questions, outputs, verdicts
+        batch = sample_batch(policy, cfg, step, run.weights)                # questions, outputs, verdicts
         batch.rewards = batch.rewards + (parts["judge"].rewards(batch) if "judge" in parts else 0.0)
         credit = assign_credit(critic, ref, batch, cfg, beta, cfg.critic_lam)       # rewards, V, A, R
         metrics = update(policy, critic, optimizer, critic_opt, batch, credit, cfg, step, penalty_coef)

@@ -1,11 +1,35 @@
-"""Several tasks as one (--task A,B), and what the run does with tasks besides arithmetic: what their
-environments say, what a completion is worth, how far each difficulty is solved."""
+"""Several tasks as one (--task A,B), and what the run does with tasks besides arithmetic: their flags, what
+their environments say, what a completion is worth, how far each difficulty is solved."""
+import dataclasses
 import importlib
 import inspect
 from types import SimpleNamespace
 
 import common
 import tasks
+
+
+@dataclasses.dataclass(frozen=True)
+class Flags:
+    """What --help lists besides the flags of common.Config, where this folder is there."""
+    reward: str = common.run_flag("accuracy", "rows of tasks.REWARDS, added: accuracy+format, fine ...")
+    numbers: str = common.task_flag("3-4", "countdown: numbers in a problem, or a range")
+    slip: float = common.task_flag(0.0, "gridworld: how often a move goes astray", low=0, high=1)
+    curriculum: str = common.sample_flag("no", "yes: prompts by p(1 - p) of their difficulty",
+                                         choices=("no", "yes"))
+    mask_tool_tokens: str = common.sample_flag("yes", "no: learns what tools say (do not)",
+                                               choices=("no", "yes"))
+
+
+def check(cfg):
+    """ValueError if a flag is not for the task of `cfg`, or --reward is not."""
+    for f in dataclasses.fields(cfg):
+        value = getattr(cfg, f.name)
+        if f.metadata["group"] == "task" and value != f.default and f.name not in cfg.options:
+            raise ValueError(f"--{f.name} {value}: is not for {cfg.task}")
+    named = [name for name in cfg.reward.split("+") if name not in getattr(cfg, "MODELS", ())]
+    modules = {name: common.load_task(name) for name in cfg.task.split(",")}
+    named and tasks.rows("+".join(named), modules)
 
 
 def load(name):
@@ -71,12 +95,6 @@ def reward(names, step, problem, text, verdict):
                if name != "model")                      # which ppo.py adds
 
 
-def check(names, of, models):
-    """ValueError if --reward NAMES is nothing for the tasks `of`, but for the models that a script has."""
-    rows = "+".join(name for name in names.split("+") if name not in models)
-    rows and tasks.rows(rows, {name: common.load_task(name) for name in of})
-
-
 def judge(*arguments):
     """tasks.preferences.judge, which only --reward model needs."""
     from tasks import preferences
@@ -134,3 +152,9 @@ def rates(before, batch):
 def weights(rates):
     """The curriculum: level -> how often to take one of its problems, 4 p (1 - p), but never below 5%."""
     return {name: max(0.05, 4 * p * (1 - p)) for name, p in rates.items()}
+
+
+def learned(cfg, state, batch):
+    """What the state of a run keeps of a batch: the rates, and with --curriculum the weights, else None."""
+    found = rates(state.get("rates", {}), batch)
+    return {"rates": found, "weights": weights(found) if cfg.curriculum == "yes" else None}

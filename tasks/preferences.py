@@ -83,7 +83,7 @@ def judge(policy, cfg, run, sample):
         return {}
     model = RewardModel(policy)
     if not run.resumed:
-        accuracy = fit(model, sample, run.progress, cfg.seed)
+        accuracy = fit(model, sample, common.tools.progress, cfg.seed)
         size = sum(weight.numel() * weight.element_size() for weight in policy.parameters()) / 1e6
         print(f"reward model: {accuracy:.3f} of new pairs in the right order")
         print(f"in memory: policy and critic {4 * size:.1f} MB each, with gradients and Adam's two moments; "

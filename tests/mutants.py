@@ -993,15 +993,15 @@ held-out pairs are those of the training problems
 - cfg, "pairs", split="test")
 + cfg, "pairs")
 offline answers are the policy's
-- sample_batch(policy if cfg.online == "yes" else ref, cfg, step, run.weights())
-+ sample_batch(policy, cfg, step, run.weights())
+- sample_batch(policy if cfg.online == "yes" else ref, cfg, step, run.weights)
++ sample_batch(policy, cfg, step, run.weights)
 online answers are the base's
-- sample_batch(policy if cfg.online == "yes" else ref, cfg, step, run.weights())
-+ sample_batch(ref, cfg, step, run.weights())
+- sample_batch(policy if cfg.online == "yes" else ref, cfg, step, run.weights)
++ sample_batch(ref, cfg, step, run.weights)
 
 == common.py | test_tokenizer_verifier.py both_splits and 2]
 the held-out problems are trained on
-- (zlib.crc32(problem.prompt.encode()) % 10 == 0) == (split == "test")
+- (zlib.crc32(problem.prompt.encode()) % 10 == 0) == held_out
 + True
 demonstrations of held-out problems
 - problems = sample_problems(task, n, (seed, phase), **options,
@@ -1024,7 +1024,7 @@ the optimizer begins anew after a resume
 + name == "optimizer" or part.load_state_dict(self.resumed[name])
 a resumed run forgets its step
 - saved, self.state | saved["state"]
-+ saved, self.state | saved["state"] | {"step": 0}
++ saved, self.state | saved["state"] | {"steps": 0}
 
 == common.py | test_run.py stays_as and grpo
 a resumed run forgets its last accuracies
@@ -1041,8 +1041,8 @@ a run stops after one accurate batch
 
 == common.py | test_learning.py grpo
 the trained policy is not evaluated
-- both["trained"] = self.both() if state["step"] else both["base"]
-+ both["trained"] = both["base"]
+- "trained": self.both() if state["steps"] else state["base"]
++ "trained": state["base"]
 
 == tools/bases.py | test_run.py each_base_flag and base_steps
 a base of other flags is taken from the cache

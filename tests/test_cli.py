@@ -124,7 +124,7 @@ def test_a_value_that_cannot_work_is_refused_by_each_of_a_scripts_own_flags(scri
             if field.type is int:
                 refused(f"--{name} 2.5", f"--{name}", "2.5")
             if (high := field.metadata["high"]) < math.inf:
-                refused(f"--{name} {high + 0.001}", f"--{name} {high + 0.001}", f"to {high}")
+                refused(f"--{name} {high + 0.001}", f"--{name} {high + 0.001}", f"at most {high}")
         else:
             refused(f"--{name} sideways", f"--{name}", "sideways", *field.metadata["choices"])
 
@@ -216,7 +216,7 @@ def test_a_flag_without_its_value_is_refused(refused):
 
 def test_cuda_is_refused_where_there_is_none(refused, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    refused("--device cuda", "--device cuda", "use cpu")
+    refused("--device cuda", "--device cuda", "one of cpu")
 
 
 @pytest.mark.parametrize("argv, words", [
@@ -350,8 +350,8 @@ def test_a_damaged_base_is_refused_and_no_code_in_it_runs(refused, run, damage):
 
 def other(field):
     """A value of the flag that is not the run's."""
-    if field.name in ("task", "operands"):
-        return {"task": "arithmetic,arithmetic", "operands": "7"}[field.name]
+    if field.name in ("task", "operands", "device"):
+        return {"task": "arithmetic,arithmetic", "operands": "7", "device": "cuda"}[field.name]
     if field.metadata["choices"]:
         return next(x for x in reversed(field.metadata["choices"]) if x != field.default)
     return "other" if field.type is str else "77"
@@ -523,7 +523,7 @@ def test_a_script_alone_that_is_killed_goes_on_and_ends_as_it_does_in_the_reposi
     argv = [*SMALL, *flags.split()]
     running = subprocess.Popen([sys.executable, "-B", "grpo.py", *argv, "--output_dir", "killed"], text=True,
                                stdout=subprocess.PIPE, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert any(re.match(" +5 ", line) for line in running.stdout)
+    assert any(re.match("5 ", line) for line in running.stdout)
     running.kill()
     running.communicate()
     assert not Path("killed/summary.json").exists()
@@ -542,15 +542,29 @@ def test_a_script_alone_that_is_killed_goes_on_and_ends_as_it_does_in_the_reposi
     assert losses[0] == losses[1]
 
 
-@pytest.mark.parametrize("argv, words", [
-    ("--task lookup", ["--task lookup", "tasks/lookup.py"]), ("--task arithmetic,lookup", ["tasks/"]),
-    ("--reward format", ["--reward format", "tasks/"]), ("--curriculum yes", ["--curriculum yes", "tasks/"]),
-    ("--kernel triton", ["--kernel triton", "kernels/"]),
-    ("--fused_linear on", ["--fused_linear on", "kernels/"])])
-def test_a_script_alone_refuses_what_needs_a_folder_that_is_not_there(refused, monkeypatch, argv, words):
-    monkeypatch.setattr(common, "tasks", common.ALONE)
-    monkeypatch.setattr(common, "kernels", None)
-    refused(argv, *words)
+REFUSALS = """
+import sys, grpo
+for argv in sys.argv[1:]:
+    try:
+        grpo.main(argv.split())
+    except SystemExit as stop:
+        print(stop.code)
+"""
+
+
+def test_a_script_alone_refuses_what_needs_a_folder_that_is_not_there(alone):
+    refused = {"--task lookup": "tasks/lookup.py", "--task arithmetic,lookup": "tasks/",
+               "--reward format": "--reward", "--curriculum yes": "--curriculum", "--prompt 1+2=": "--prompt",
+               "--init_from run": "--init_from",
+               "--kernel triton": "--kernel triton: must be one of auto, torch",
+               "--fused_linear on": "--fused_linear on: must be one of auto, off"}
+    before = contents(alone(grpo))
+    done = start("-c", REFUSALS, *refused, script="-B", cwd=alone(grpo))
+    assert done.stdout.split() == ["2"] * len(refused)
+    errors = done.stderr.splitlines()
+    assert len(errors) == len(refused) and all(error.startswith("error: ") for error in errors)
+    assert all(words in error for words, error in zip(refused.values(), errors)), errors
+    assert contents(alone(grpo)) == before
 
 
 TASK = '''
@@ -686,7 +700,8 @@ def test_the_algorithms_own_flags_come_first_in_help(script, help_groups):
 
 @every_script
 def test_every_flag_is_read_somewhere(script):
-    code = "".join((ROOT / name).read_text() for name in (f"{script.__name__}.py", "common.py"))
+    files = (f"{script.__name__}.py", "common.py", "tasks/mix.py", "tools/bases.py", "tools/console.py")
+    code = "".join((ROOT / name).read_text() for name in files)
     dead = [name for name, field in (FIELDS | own_fields(script)).items() if field.metadata["group"] != "task"
             and not re.search(rf"\b(cfg|self|given)\.{name}\b", code)]
     assert not dead

@@ -140,8 +140,10 @@ def test_a_coloured_line_is_cut_before_it_is_coloured(terminal):
 
 
 def a_run(folder, **base):
-    cfg = SimpleNamespace(num_prompts=32, num_generations=8, kernel="auto", device="cpu", eval_steps=10)
-    return SimpleNamespace(folder=folder, cfg=cfg, warned=set(), state={"base": base})
+    cfg = SimpleNamespace(num_prompts=32, num_generations=8, kernel="auto", device="cpu", eval_steps=10,
+                          task="arithmetic", options={})
+    return SimpleNamespace(folder=folder, cfg=cfg, script=folder / "grpo.py", columns={"reward": "reward"},
+                           state={"base": base, "steps": 7, "seconds_total": 8.9})
 
 
 def test_the_base_is_shown_by_its_first_scores_in_80_columns(pipe, tmp_path):
@@ -150,7 +152,8 @@ def test_the_base_is_shown_by_its_first_scores_in_80_columns(pipe, tmp_path):
     console.start(a_run(tmp_path, **found))
     assert pipe.getvalue().splitlines() == [
         "32 prompts x 8 completions = 256 per step, log-probs by torch",
-        "base: greedy 0.125, pass@1 0.250, pass@8 0.500, maj@8 0.500, pass@64 0.500"]
+        "base: greedy 0.125, pass@1 0.250, pass@8 0.500, maj@8 0.500, pass@64 0.500",
+        " step  reward  secs  left"]
 
 
 def test_a_base_that_is_never_right_is_warned_of_with_a_remedy(terminal, tmp_path):
@@ -169,7 +172,9 @@ def test_the_table_at_the_end_has_numbers_side_by_side_and_a_dash_for_none(pipe,
     assert table[:5] == [["base", "trained"], ["greedy", "0.500", "1.000"],
                          ["pairs/rewards/accuracies", "-", "-"], ["problems", "512", "9"],
                          ["pairs/logps/chosen", "-12345.678", "-12345.678"]]
-    assert max(map(len, pipe.getvalue().splitlines())) <= 80
+    *lines, last, command = pipe.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80 and last == f"7 steps, 9 s, folder {tmp_path}. Ask the policy:"
+    assert command.startswith(f"  python grpo.py --resume_from_checkpoint {tmp_path} --prompt '((((")
 
 
 def test_what_cannot_be_drawn_is_said_in_a_line_each_and_the_run_goes_on(pipe, tmp_path, monkeypatch):
@@ -180,7 +185,7 @@ def test_what_cannot_be_drawn_is_said_in_a_line_each_and_the_run_goes_on(pipe, t
     monkeypatch.setattr(tools.report, "write_report", fails(OSError("disk full\x1b[2J\n")))
     monkeypatch.setattr(tools.report, "draw_curve", fails(ImportError("pip install matplotlib")))
     console.finish(a_run(tmp_path), {"base": {}, "trained": {}})
-    assert pipe.getvalue().splitlines()[1:] == [
+    assert pipe.getvalue().splitlines()[1:3] == [
         "no report.html: disk full\\x1b[2J\\n", "no curve.png: pip install matplotlib"]
 
 
@@ -232,4 +237,4 @@ def test_lines_of_held_out_scores_fit_where_tasks_are_mixed(pipe, tmp_path, monk
     assert [line for line in lines if line.startswith("      eval/greedy 0.")]
     assert not [line for line in lines if len(line) > 80 and "python grpo.py" not in line]
     assert "eval/greedy/lookup" in (tmp_path / "run/metrics.jsonl").read_text()
-    assert common.console is console
+    assert common.tools is console

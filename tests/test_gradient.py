@@ -764,14 +764,11 @@ class Loop:
     batches, weights = [], common.Run.weights
 
     def __init__(self, cfg, *_):
-        self.cfg, self.policy, self.resumed, self.state = cfg, None, None, {"rates": {}}
+        self.cfg, self.policy, self.resumed, self.state = cfg, None, None, {}
         Loop.batches.clear()
 
     def base(self, *_):
         pass
-
-    def progress(self, label, steps):
-        return steps
 
     def steps(self, evaluate, policy, **_):
         self.policy = policy
@@ -779,7 +776,7 @@ class Loop:
 
     def log(self, metrics, batch, A, *_, **__):
         assert all(isinstance(value, (int, float)) for value in metrics.values())
-        self.state["rates"] = common.tasks.rates(self.state["rates"], batch)
+        self.state |= common.tasks.learned(self.cfg, self.state, batch)
         Loop.batches.append(batch)
 
     def finish(self):

@@ -294,7 +294,7 @@ def test_the_symptoms_name_metrics_and_every_warning_has_its_symptom():
     for name in names:
         assert explained(name.removeprefix("eval/"), glossary()), name
     knobs = " ".join(row["knob"] for row in rows)
-    for _, message in common.console.WARNINGS:
+    for _, message in common.tools.WARNINGS:
         for flag in re.findall(r"--\w+", message):
             assert flag in knobs, f"{message}: has no line"
 

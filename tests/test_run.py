@@ -242,15 +242,15 @@ def test_main_returns_the_summary(script, tmp_path):
 
 
 @every_script
-def test_the_metrics_have_one_line_a_step_in_the_words_of_trl_and_one_an_evaluation(script, whole):
+def test_the_metrics_have_one_line_a_step_in_the_words_of_trl_with_its_evaluation(script, whole):
     names = METRICS | OWN_METRICS[script.__name__]
-    assert [line["step"] for line in steps(whole)] == list(range(1, 11))
+    assert [line["step"] for line in lines(whole / "metrics.jsonl")] == list(range(1, 11))
     for line in steps(whole):
-        assert line.keys() == names
+        assert {name for name in line if not name.startswith("eval/")} == names
         assert line["checks/share"] > 0 or line.pop("checks/repaired") is None     # nothing to take a mean of
         assert all(math.isfinite(value) for value in line.values())
         assert line.get("sampling/sampling_logp_difference/max", 0) < 1e-4
-    evaluations = [line for line in lines(whole / "metrics.jsonl") if "reward" not in line]
+    evaluations = [line for line in steps(whole) if "eval/greedy" in line]
     assert [line["step"] for line in evaluations] == [2, 4, 6, 8, 10]
     last = json.loads((whole / "summary.json").read_text())["trained"]
     assert evaluations[-1]["eval/greedy"] == last["greedy"]
@@ -501,7 +501,7 @@ def test_a_resumed_run_may_evaluate_otherwise(train):
     folder = train(max_steps=2)
     summary = resume(folder, max_steps=4, num_eval_samples=3, num_eval_problems=9, eval_steps=1, save_steps=1)
     assert summary["steps"] == 4 and summary["trained"]["problems"] == 9
-    assert [line["step"] for line in lines(folder / "metrics.jsonl") if "reward" not in line] == [2, 3, 4]
+    assert [line["step"] for line in steps(folder) if "eval/greedy" in line] == [2, 3, 4]
 
 
 @pytest.fixture
@@ -793,7 +793,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
     assert err.count("\n") == 1 and "step 5" in err and "loss" in err
     assert "log_ratio" in err or script.__name__ == "dpo"
     folder = tmp_path / "run0"
-    assert load(folder / "checkpoint.pt")["state"]["step"] == kept
+    assert load(folder / "checkpoint.pt")["state"]["steps"] == kept
     resume(folder)
     reference = train(save_steps=save_steps, **always(script))
     assert not difference(outcome(folder), outcome(reference))
@@ -806,7 +806,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_too(script, train, capsys, 
     with pytest.raises(SystemExit) as stop:
         train(**always(script))
     assert stop.value.code == 1 and "step 1 " in capsys.readouterr().err
-    assert load(tmp_path / "run0/checkpoint.pt")["state"]["step"] == 0  # there is one before the first step
+    assert load(tmp_path / "run0/checkpoint.pt")["state"]["steps"] == 0  # there is one before the first step
 
 
 # ---- Ctrl-C -----------------------------------------------------------------------------------------------
@@ -827,7 +827,7 @@ def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(
             train()
     folder, err = tmp_path / "run0", capfd.readouterr().err
     assert stop.value.code == 130 and "Traceback" not in err
-    assert load(folder / "checkpoint.pt")["state"]["step"] == 4 == len(steps(folder))
+    assert load(folder / "checkpoint.pt")["state"]["steps"] == 4 == len(steps(folder))
     assert not (folder / "summary.json").exists()
     script.main(shlex.split(err.splitlines()[-1])[2:])        # the command it has printed
     assert not difference(outcome(folder), outcome(whole))
@@ -858,7 +858,7 @@ def test_ctrl_c_in_a_shell_while_training(script, work, whole, tmp_path, train):
     with process(work, flags, " +3 ") as press_ctrl_c:
         code, err = press_ctrl_c()
     assert code == 130 and "Traceback" not in err
-    done = load(folder / "checkpoint.pt")["state"]["step"]
+    done = load(folder / "checkpoint.pt")["state"]["steps"]
     assert 3 <= done == len(steps(folder)) < 60     # a full buffer would bring the line after 100 steps
     command = shlex.split(err.splitlines()[-1])
     script.main([*command[2:], "--max_steps", str(done + 2)])

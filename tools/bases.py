@@ -1,4 +1,5 @@
-"""The bases that runs share, so that only the first makes them: runs/base/TASK-sSEED-HASH.pt."""
+"""Where a run begins: at the trained policy of another (--init_from), or at a base, which runs share, so that
+only the first makes it: runs/base/TASK-sSEED-HASH.pt."""
 import dataclasses
 import inspect
 import zlib
@@ -19,6 +20,17 @@ def path(cfg, code):
              if f.metadata["group"] == common.GROUPS[-1]]
     key = repr((cfg.options, cfg.device, cfg.num_threads, torch.__version__, flags, sources))
     return Path(f"runs/base/{cfg.task}-s{cfg.base_seed}-{zlib.crc32(key.encode()):08x}.pt")
+
+
+def begin(run, train, code):
+    """Give the run's model its first weights, of which those of --init_from are there already. `train` is a
+    script's warm_start; `code` as in `path`."""
+    cfg, model = run.cfg, run.model
+    if not cfg.init_from:
+        cached(model, cfg, code, lambda: train(model, cfg, common.tools.progress))
+    elif cfg.cold_start:
+        textbook = dataclasses.replace(cfg, base_steps=cfg.cold_start, textbook=1.0)
+        train(model, textbook, common.tools.progress)
 
 
 def cached(model, cfg, code, make):

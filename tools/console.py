@@ -1,18 +1,24 @@
-"""What a run shows besides its plain lines: progress, samples, warnings, and what has changed at the end.
+"""What a run shows: progress, steps, samples, warnings, what has changed at the end; Ctrl-C, and --prompt.
 
 Colour and lines that overwrite themselves are for a terminal only, and NO_COLOR is respected; a pipe gets
 plain lines. Nothing is wider than 80 columns, but for paths.
 """
+import dataclasses
 import importlib
 import json
 import os
 import re
+import shlex
+import signal
 import sys
 import time
 
 import torch
 
 import common
+from tools import bases, scores
+
+measure = scores.measure                        # which common.py calls, like most functions of this file
 
 WARNINGS = (                    # how a step looks when learning cannot work, and what to say of it, once
     (lambda m: m["frac_reward_zero_std"] == 1 and m["accuracy"] < 0.5,
@@ -26,6 +32,25 @@ WARNINGS = (                    # how a step looks when learning cannot work, an
     (lambda m: m.get("sampling/sampling_logp_difference/max", 0) > 1e-3,
      "the first ratio is not 1: try --kernel torch, --fused_linear off"))
 COLOURS = {"green": 32, "red": 31, "yellow": 33}
+
+
+@dataclasses.dataclass(frozen=True)
+class Flags:
+    """What --help lists besides the flags of common.Config, where this folder is there."""
+    init_from: str = common.run_flag("", "run folder whose trained policy takes the place of the base")
+    cold_start: int = common.run_flag(0, "with --init_from: batches of worked examples to learn from first",
+                                      low=0)
+    prompt: str = common.run_flag("", "with --resume_from_checkpoint: print its policy's answer, then exit")
+
+
+def check(cfg):
+    """ValueError for flags that do not go together."""
+    if cfg.cold_start and not cfg.init_from:
+        raise ValueError(f"--cold_start {cfg.cold_start}: needs --init_from RUN")
+    if cfg.prompt and not cfg.resume_from_checkpoint:
+        raise ValueError(f"--prompt {cfg.prompt}: needs --resume_from_checkpoint RUN")
+    if len(cfg.prompt.encode()) > common.load_task(cfg.task).width(**cfg.options):
+        raise ValueError(f"--prompt {cfg.prompt}: is longer than the prompts of this task")
 
 
 def terminal():
@@ -65,6 +90,50 @@ def progress(label, steps):
         print("\r\033[K", end="", flush=True)
 
 
+def command(run):
+    """What goes on with the run in a shell."""
+    return f"python {run.script.name} --resume_from_checkpoint {shlex.quote(str(run.folder))}"
+
+
+def example(cfg):
+    """The problem that a run proposes to ask."""
+    return common.sample_problems(cfg.task, 1, "example", "test", **cfg.options)[0]
+
+
+def answer(run, rollout, encode_prompts):
+    """Print what the trained policy says to --prompt, escaped: no control character reaches the terminal.
+    `rollout` and `encode_prompts` are the script's."""
+    cfg, known = run.cfg, example(run.cfg)
+    problem = known if known.prompt == cfg.prompt else common.Problem(cfg.task, cfg.prompt, "")
+    run.model.load_state_dict(run.resumed["policy"])
+    out = rollout(run.model, encode_prompts([cfg.prompt], cfg), cfg, problems=[problem])
+    print(shown(out.texts()[0]), flush=True)
+
+
+def leave(run):
+    """End the run, saying how to go on. os.write, because a print may be under way."""
+    os.write(2, f"\ninterrupted; go on with:\n  {command(run)}\n".encode())
+    raise SystemExit(130)
+
+
+def watch(run):
+    """From now on Ctrl-C ends the run, in training when the step is done, the second time at once."""
+    def on_ctrl_c(*_):
+        if run.step_clock is None or run.interrupted:
+            leave(run)
+        run.interrupted = True
+
+    run.step_clock, run.interrupted, run.warned = None, False, set()
+    signal.signal(signal.SIGINT, on_ctrl_c)
+
+
+def begin(run, train, code):
+    """Once the folder is there: the first weights, see tools/bases.py."""
+    watch(run)
+    if not run.resumed:
+        bases.begin(run, train, code)
+
+
 def start(run):
     """Before training: what a step is made of, and how good the base is."""
     cfg, base, P, G = run.cfg, run.state["base"], run.cfg.num_prompts, run.cfg.num_generations
@@ -74,10 +143,18 @@ def start(run):
     say("base: " + ", ".join(f"{name} {base[name]:.3f}" for name in names[:5]))
     if base["pass@1"] == 0:
         say("warning: no sample of the base is right: try more --base_steps, or easier tasks", "yellow")
+    print(" step" + "".join(f"{heading:>8}" for heading in run.columns) + "  secs  left", flush=True)
 
 
-def step(run, number, metrics, batch, advantages, score=None, values=None):
-    """After step `number`: warnings, each once in a run; at the first step and at evaluations samples."""
+def step(run, metrics, batch, advantages, score=None, values=None):
+    """After a step: its line and its evaluation's; warnings, each once in a run; at the first step and at
+    evaluations samples. Ends the run if Ctrl-C was pressed."""
+    number, took = run.state["steps"], metrics["step_time"]
+    cells = "".join(f"{metrics[key]:8.3f}" for key in run.columns.values())
+    print(f"{number:5d}{cells}{took:6.2f}{took * (run.cfg.max_steps - number):5.0f}s", flush=True)
+    held_out = [f"{name} {x:.3f}" for name, x in metrics.items() if re.fullmatch("eval/[^/]*", name)]
+    if held_out:
+        print("      " + ", ".join(held_out[:3]), flush=True)
     for broken, message in WARNINGS:
         if message not in run.warned and broken(metrics):
             say(f"warning: {message}", "yellow")
@@ -87,6 +164,9 @@ def step(run, number, metrics, batch, advantages, score=None, values=None):
         for record in samples(run, batch, A, score, values):
             run.append("samples.jsonl", {"step": number, **record})
         best_and_worst(batch, A)
+    if run.interrupted:
+        run.save()
+        leave(run)
 
 
 def samples(run, batch, A, score, values):
@@ -138,3 +218,7 @@ def finish(run, both):
             getattr(importlib.import_module("tools.report"), make)(run.folder)
         except (ImportError, OSError, ValueError) as error:
             say(f"no {name}: {shown(str(error))}")
+    state = run.state
+    print(f"{state['steps']} steps, {state['seconds_total']:.0f} s, folder {run.folder}. Ask the policy:")
+    print(f"  {command(run)} --prompt {shlex.quote(example(run.cfg).prompt)}", flush=True)
+    signal.signal(signal.SIGINT, signal.default_int_handler)

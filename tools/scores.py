@@ -5,11 +5,6 @@ import math
 import common
 
 
-def mean(values):
-    """None if there are no values."""
-    return sum(values) / len(values) if values else None
-
-
 def pass_at_k(n, c, k):
     """The chance that one of k completions is right, unbiased from n of which c are (2107.03374, eq. 1)."""
     return 1 - math.comb(n - c, k) / math.comb(n, k)
@@ -24,37 +19,42 @@ def majority(answers):
 def maj_at_k(problems, answers, n, k, verify):
     """How often the majority of k is right, over the n // k disjoint blocks of the n samples of a problem."""
     starts = [i for first in range(0, len(problems), n) for i in range(first, first + n - k + 1, k)]
-    return mean([verify(problems[i], f"<answer>{majority(answers[i:i + k])}</answer>") == 1 for i in starts])
+    votes = [(problems[i], majority(answers[i:i + k])) for i in starts]
+    return common.mean([verify(problem, f"<answer>{vote}</answer>") == 1 for problem, vote in votes])
 
 
-def measure(problems, texts, lengths, verdicts, right, k, extract, verify):
-    """What common.measure adds to its scores where this file is: lists of equal length, of k completions of
-    each problem side by side, or of one if k = 0; pass@j and maj@j for j = 1 .. k. -> dict, in which lists go
-    by k, and "examples" are for the report"""
-    found, thinks = {}, ["<think>" in text for text in texts]
+def measure(problems, texts, lengths, k, extract, verify):
+    """Scores of k completions of each problem, side by side, or, if k = 0, of a greedy one: pass@j and maj@j
+    for j = 1 .. k, and what else they are like. -> dict, in which lists go by k, None is where nothing
+    counts, and "examples" are for the report"""
+    problems = [problem for problem in problems for _ in range(max(k, 1))]
+    verdicts = [verify(problem, text) for problem, text in zip(problems, texts)]
+    right = [common.tasks.is_right(problem, verdict) for problem, verdict in zip(problems, verdicts)]
+    thinks = ["<think>" in text for text in texts]
+    found = {"pass@1" if k else "greedy": common.mean(right)}
     if k:
         hits = [sum(right[i:i + k]) for i in range(0, len(right), k)]
-        curves = {"pass@k": [mean([pass_at_k(k, c, j) for c in hits]) for j in range(1, k + 1)]}
+        curves = {"pass@k": [common.mean([pass_at_k(k, c, j) for c in hits]) for j in range(1, k + 1)]}
         answers = [extract(text) for text in texts]
         if any(answer is not None for answer in answers):
             curves["maj@k"] = [maj_at_k(problems, answers, k, j, verify) for j in range(1, k + 1)]
         for j in sorted({min(8, k), k}):
             found |= {name.replace("k", str(j)): curve[j - 1] for name, curve in curves.items()}
         found |= curves | {
-            "accuracy_given_think": mean([r for r, thought in zip(right, thinks) if thought]),
-            "accuracy_given_blurt": mean([r for r, thought in zip(right, thinks) if not thought])}
+            "accuracy_given_think": common.mean([r for r, thought in zip(right, thinks) if thought]),
+            "accuracy_given_blurt": common.mean([r for r, thought in zip(right, thinks) if not thought])}
     else:
         found["examples"] = [
             {"prompt": problem.prompt, "answer": problem.answer, "text": text, "right": r}
             for problem, text, r in zip(problems[:64], texts, right)]
     if len({problem.task for problem in problems}) > 1:
         for task in sorted({problem.task for problem in problems}):
-            found[f"{'pass@1' if k else 'greedy'}/{task}"] = mean(
+            found[f"{'pass@1' if k else 'greedy'}/{task}"] = common.mean(
                 [r for problem, r in zip(problems, right) if problem.task == task])
     returns = [(sum(v), common.load_task(problem.task).best(problem))
                for problem, v in zip(problems, verdicts) if isinstance(v, list)]
     if returns:
-        found |= {"return": mean([got for got, _ in returns]),
-                  "best_return": mean([best for _, best in returns])}
-    return found | {"think_share": mean(thinks), "mean_length": mean(lengths),
+        found |= {"return": common.mean([got for got, _ in returns]),
+                  "best_return": common.mean([best for _, best in returns])}
+    return found | {"think_share": common.mean(thinks), "mean_length": common.mean(lengths),
                     "problems": len(problems) // max(k, 1)}
