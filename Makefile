@@ -13,7 +13,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/installed
 endif
 
-.PHONY: run test lint mutants sync diff seeds compare tasks r1 zero rlhf passk report bench clean
+.PHONY: run test lint mutants sync diff seeds compare tasks r1 zero rlhf passk report screenshot bench clean
 
 run: $(READY)            ## the main job: warm start, GRPO on arithmetic, a run folder under runs/
 	$(PY) grpo.py --task arithmetic
@@ -56,6 +56,10 @@ passk: $(READY)          ## pass@k and maj@k before and after, k to 64: table in
 
 report: $(READY)         ## make report RUN="runs/a runs/b": report.html of runs, side by side
 	$(PY) -m tools.report $(RUN)
+
+screenshot:              ## make screenshot RUN=runs/a: docs/report.png, by Chromium, which has to be installed
+	chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1400,2096 \
+	  --screenshot=docs/report.png "file://$(abspath $(RUN))/report.html"
 
 bench: $(READY)          ## speed, beside others where they are installed: tables in README.md, docs/bench-DEVICE.json
 	$(PY) -m kernels.bench

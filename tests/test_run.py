@@ -308,7 +308,7 @@ def test_the_held_out_problems_are_shown_before_and_after(script, whole):
     rows = lines(whole / "evaluation.jsonl")
     problems = common.sample_problems("arithmetic", 16, "evaluation", "test", operands=2)
     asked = [(problem.prompt, problem.answer) for problem in problems]
-    assert [(row["prompt"], row["base"]["answer"]) for row in rows] == asked
+    assert [(row["prompt"], row["answer"]) for row in rows] == asked
     summary = json.loads((whole / "summary.json").read_text())
     for when in ("base", "trained"):
         right = [row[when]["right"] for row in rows]

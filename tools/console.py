@@ -205,7 +205,8 @@ def best_and_worst(batch, A):
 def finish(run, both):
     """After training: evaluation.jsonl, the scores of base and trained policy side by side, and pictures."""
     pairs = zip(both["base"].get("examples", ()), both["trained"].get("examples", ()))
-    lines = [json.dumps({"prompt": b["prompt"], "base": b, "trained": t}) + "\n" for b, t in pairs]
+    lines = [json.dumps({"prompt": b["prompt"], "answer": b["answer"], "base": b, "trained": t}) + "\n"
+             for b, t in pairs]
     common.write(run.folder / "evaluation.jsonl", "".join(lines))
     say(f"{'base':>32} trained")
     for name in both["base"]:
