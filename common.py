@@ -56,7 +56,7 @@ tasks = optional("tasks.mix") or SimpleNamespace(                       # arithm
     Flags=type("Flags", (), {"reward": "accuracy", "mask_tool_tokens": "yes"}), check=lambda cfg: None,
     load=lambda name: fail(f"--task {name}: there is no {HERE / 'tasks' / name}.py; take arithmetic"),
     is_right=lambda problem, verdict: verdict == 1, reward=lambda *row: row[-1], calls=lambda problems: [],
-    describe=lambda *batch: {}, learned=lambda *batch: {}, judge=lambda *models: {})
+    describe=lambda *b: {}, learned=lambda *b: {}, judge=lambda *b: {}, judged=lambda batch, parts: batch)
 tools = optional("tools.console") or SimpleNamespace(                   # a plain line a step
     Flags=type("Flags", (), {"prompt": "", "init_from": ""}), check=lambda cfg: None,
     begin=lambda run, train, code: run.resumed or train(run.model, run.cfg, tools.progress),
@@ -364,14 +364,14 @@ class Run:
     def log(self, metrics, batch, advantages, *shade, **more):
         """A step is done: evaluate if it is time, log, print, and save if it is time."""
         cfg, state, took = self.cfg, self.state, time.perf_counter() - self.step_clock
-        step = state["steps"] = state["steps"] + 1
-        metrics = describe(batch) | tasks.describe(batch, cfg.reward, step) | metrics | {"step_time": took}
-        if step % cfg.eval_steps == 0:
+        n = state["steps"] = state["steps"] + 1
+        metrics = describe(batch) | tasks.describe(batch, cfg.reward, n - 1) | metrics | {"step_time": took}
+        if n % cfg.eval_steps == 0:
             metrics |= {f"eval/{name}": x for name, x in self.evaluate(0).items() if isinstance(x, float)}
-        self.append("metrics.jsonl", {"step": step} | metrics)
+        self.append("metrics.jsonl", {"step": n} | metrics)
         state |= {"recent": [*state["recent"], metrics["accuracy"]][-5:]} | tasks.learned(cfg, state, batch)
         tools.step(self, metrics, batch, advantages, *shade, **more)
-        if step % cfg.save_steps == 0:
+        if n % cfg.save_steps == 0:
             self.save()
 
     def append(self, name, record):

@@ -25,7 +25,7 @@ Departs from the paper: a verifier, no people; no SFT on the chosen answers firs
 
   python dpo.py --task arithmetic
 
-trains the base of grpo.py (greedy accuracy 0.2) to think before it answers (0.98), in half a minute on a CPU.
+trains the base of grpo.py (greedy accuracy 0.2) to think before it answers (0.98), in a minute on a CPU.
 With --learning_rate 5e-4 it first learns that, then comes to pieces.
 """
 import copy

@@ -19,7 +19,9 @@ eps_high > eps_low, dynamic sampling, and, for n tokens near the limit L with a 
   R_i   = min(0, max(-1, (L - c - n_i) / c))                                         (8)
 
 Departs from the papers: a verifier, no reward model; beta = 0 and eps_high = .28 by default; std with ddof 1,
-as in TRL (the paper does not say); DAPO and CISPO pool the tokens of a whole step, not of each question.
+plus 1e-4, as in TRL (the paper does not say); DAPO and CISPO pool the tokens of a whole step, not of each
+question; dynamic sampling looks at rewards, penalty (8) included, where DAPO looks at right and wrong. As in
+the paper KL_t has no ratio, though from a batch's second step on its samples are pi_old's.
 
   python grpo.py --task arithmetic
 
@@ -83,7 +85,7 @@ def advantages(rewards, scale_rewards="group", eps=1e-4):
 
 
 def overlong_penalty(lengths, max_length, buffer):
-    """0 up to max_length - buffer tokens, then down to -1 at max_length; 0 if there is no buffer. -> (B,)"""
+    """0 up to max_length - buffer tokens, then down to -1 at max_length; no buffer: no slope. -> (B,)"""
     return ((max_length - buffer - lengths) / max(buffer, 1)).clamp(-1.0, 0.0)          # (B,)  eq. (8)
 
 

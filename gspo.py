@@ -10,7 +10,7 @@ geometric mean of its tokens' ratios, and one clip for all of them.
   L     = 1/B sum_i 1/|o_i| sum_t (L_i + beta KL_t - c_H H_t)                        (5)
 
 rho_t is the ratio of one token, as in grpo.py, H_t the policy's entropy. Being a mean over an answer, log s_i
-stays near 0, and so the clip is 500 times as narrow. GSPO-token lets advantages differ within an answer:
+stays near 0, and so the clip is 700 times as narrow. GSPO-token lets advantages differ within an answer:
 
   s_t   = sg(s_i) pi(o_t | q, o_<t) / sg(pi(o_t | q, o_<t))                          (9)
 
@@ -21,7 +21,9 @@ sampling and the overlong penalty are those of grpo.py, here with the ratio of t
   L_t   = -4/tau sigmoid(tau (s - 1)) A,     tau = 1 if A > 0, else 1.05   (SAPO)    (7)
   R_i   = min(0, max(-1, (L - c - n_i) / c))                                         (8)
 
-Departs from the paper: a verifier, no reward model; std with ddof 1, as in TRL (the paper does not say).
+Departs from the paper: a verifier, no reward model; std with ddof 1, plus 1e-4, as in TRL (the paper does not
+say); KL_t has no ratio, so that from a batch's second step on its samples are pi_old's, as in GRPO's paper;
+dynamic sampling looks at rewards, penalty included, where DAPO looks at right and wrong.
 
   python gspo.py --task arithmetic
 
@@ -85,7 +87,7 @@ def advantages(rewards, scale_rewards="group", eps=1e-4):
 
 
 def overlong_penalty(lengths, max_length, buffer):
-    """0 up to max_length - buffer tokens, then down to -1 at max_length; 0 if there is no buffer. -> (B,)"""
+    """0 up to max_length - buffer tokens, then down to -1 at max_length; no buffer: no slope. -> (B,)"""
     return ((max_length - buffer - lengths) / max(buffer, 1)).clamp(-1.0, 0.0)          # (B,)  eq. (8)
 
 

@@ -19,7 +19,7 @@ r_t is the verdict, at the last token, less beta k1_t at each. The A that (3) ge
 c_KL and beta may adapt to targets of KL(old || pi) and of the KL to the base: doubled above 1.5 times these,
 halved below 1 / 1.5. F: Fisher matrix. VAPO's critic learns first, from whole returns; --help has its values.
 
-Departs from the papers: averages, clips and targets are per token. In 20 s on a CPU, once there is a base,
+Departs from the papers: averages, clips and targets are per token. In 40 s on a CPU, once there is a base,
   python ppo.py --task arithmetic                  takes its greedy accuracy from 0.2 to 0.99
 """
 import copy
@@ -473,23 +473,22 @@ def evaluate(model, cfg, k, progress=lambda label, steps: steps):
 
 # ---- 7. the update, and main ----------------------------------------------------------------------------
 
-def token_rewards(batch):
-    """The rewards of a batch, token by token: verdicts that are lists by characters, as these appear, and the
-    rest with the last token that was sampled. -> (B, T)"""
-    rewards, mask = torch.zeros_like(batch.out.mask), batch.out.mask                            # (B, T) each
-    for row, verdict, ids, n in zip(rewards, batch.verdicts, batch.out.tokens.tolist(), batch.out.lengths):
+def token_rewards(out, verdicts, rewards):
+    """The rewards of B rows, token by token: verdicts that are lists by characters, as these appear, and what
+    is left of the `rewards` with the last token that was sampled. -> (B, T)"""
+    found = torch.zeros_like(out.mask)                                                          # (B, T)
+    for row, mask, verdict, ids, n in zip(found, out.mask, verdicts, out.tokens.tolist(), out.lengths):
         if isinstance(verdict, list):
             ends = [len(decode(ids[:t])) for t in range(n + 1)]
-            row[:n] = torch.tensor([sum(verdict[a:b]) for a, b in zip(ends, ends[1:])]).to(row)
-    rewards = rewards * mask
-    last = (mask * torch.arange(1, mask.shape[1] + 1).to(mask)).argmax(1, keepdim=True)         # (B, 1)
-    return rewards.scatter_add(1, last, batch.rewards.view(-1, 1).to(mask) - rewards.sum(1, keepdim=True))
+            row[:n] = mask[:n] * torch.tensor([sum(verdict[a:b]) for a, b in zip(ends, ends[1:])]).to(row)
+    last = (out.mask * torch.arange(1, out.mask.shape[1] + 1).to(found)).argmax(1, keepdim=True)    # (B, 1)
+    return found.scatter_add(1, last, rewards.view(-1, 1).to(found) - found.sum(1, keepdim=True))
 
 
 @torch.no_grad()
 def assign_credit(critic, ref, batch, cfg, beta, critic_lam):
     """-> namespace: advantages (whitened), returns, values, (B, T) each, and the mean KL to the base"""
-    (tokens, mask, logps), rewards = batch.out[:3], token_rewards(batch)                        # (B, T) each
+    (tokens, mask, logps), rewards = batch.out[:3], token_rewards(batch.out, batch.verdicts, batch.rewards)
     texts = batch.prompts, batch.of, tokens
     to_base = kl(logps, score(ref, *texts, *cfg.scoring)[0], "k1") * mask                       # (B, T)
     rewards, values = rewards - beta * to_base, critic(*texts) * mask                           # (B, T) each
@@ -626,22 +625,22 @@ def main(argv=None):
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
     critic = Critic(policy)
     critic_opt = torch.optim.Adam(critic.parameters(), lr=cfg.critic_learning_rate)
+    parts = {"policy": policy, "optimizer": optimizer, "critic": critic, "critic_opt": critic_opt}
+    parts |= common.tasks.judge(policy, cfg, run, functools.partial(sample_batch, policy, cfg))
     for i in common.tools.progress("critic", range(0 if run.resumed else cfg.critic_pretrain_steps)):
-        batch = sample_batch(policy, cfg, f"critic {i}")                    # of a policy that stays as it is
+        batch = common.tasks.judged(sample_batch(policy, cfg, f"critic {i}"), parts)        # the policy stays
         credit = assign_credit(critic, ref, batch, cfg, cfg.beta, critic_lam=1.0)
         for rows in mini_batches(batch, cfg, "critic", i):
             fit_critic(critic, critic_opt, batch, credit, rows, cfg)
-    parts = {"policy": policy, "optimizer": optimizer, "critic": critic, "critic_opt": critic_opt}
-    parts |= common.tasks.judge(policy, cfg, run, functools.partial(sample_batch, policy, cfg))
     for step in run.steps(evaluate, **parts):
         beta, penalty_coef = run.state.get("coefs", (cfg.beta, cfg.penalty_coef))
-        batch = sample_batch(policy, cfg, step, run.weights)                # questions, outputs, verdicts
-        batch.rewards = batch.rewards + (parts["judge"].rewards(batch) if "judge" in parts else 0.0)
+        batch = common.tasks.judged(sample_batch(policy, cfg, step, run.weights), parts)
         credit = assign_credit(critic, ref, batch, cfg, beta, cfg.critic_lam)       # rewards, V, A, R
         metrics = update(policy, critic, optimizer, critic_opt, batch, credit, cfg, step, penalty_coef)
         metrics |= {"kl": credit.kl, "beta": beta, "penalty_coef": penalty_coef}
-        run.state["coefs"] = (adapted(beta, credit.kl, cfg.kl_target),
-                              adapted(penalty_coef, metrics["policy_kl"], cfg.target_kl))
+        run.state["coefs"] = (
+            adapted(beta, credit.kl, cfg.kl_target),
+            adapted(penalty_coef, metrics["policy_kl"], cfg.trust_region == "penalty" and cfg.target_kl))
         run.log(metrics, batch, credit.advantages, values=credit.values)
     return run.finish()
 

@@ -1,7 +1,8 @@
 """REINFORCE for language models (Williams 1992), with the baselines that came after it.
 
 Sample completions and make each likelier by how far its return R exceeds a baseline b. If the policy that
-learns has sampled, and b ignores the completion, -grad L is on average the gradient of the expected return.
+learns has sampled, and b ignores the completion, -grad L is on average the gradient of the expected return
+(in the token view if gamma is 1; else it leaves out a factor of gamma^t, as is the custom).
 
   G_t   = r_t + gamma G_t+1,      R = G_1          (reward-to-go; a verdict comes last)      (1)
   A_t   = R - b   (sequence view)    or   G_t - b   (token view)                             (2)
@@ -10,15 +11,14 @@ learns has sampled, and b ignores the completion, -grad L is on average the grad
   L     = 1/B sum_i sum_t (L_t - c_H H_t)                                                    (5)
 
 H_t is the policy's entropy. With beta > 0 distance to the base costs reward: r_t <- r_t - beta k1_t. b is 0;
-the mean of batch or group, the own return in it, which shrinks the gradient by (G - 1) / G; the mean of the
-others (RLOO, 2402.14740); or the b of least variance, estimated from the others:
+the mean of batch or group, the own return in it, which shrinks the gradient to (N - 1) / N for N returns; the
+mean of the others (RLOO, 2402.14740); or the b of least variance, estimated from the others:
 
   b*    = E[|g|^2 R] / E[|g|^2],      g = grad log pi(o | q)                                 (6)
 
---method rejection learns the right completions by heart: R is 1 or 0, and 1/B counts the right ones only.
-Where the others change a line: grpo.py divides A by the group's std and, for several steps on a batch, has a
-clipped ratio for log pi; gspo.py takes the ratio of a whole answer; ppo.py learns b, for every token; dpo.py
-asks for no reward, but which of two completions is better. In 20 s on a CPU, once there is a base, this one
+--method rejection learns right completions by heart: their reward is 1, all else 0, and 1/B counts them only.
+Where the others differ: grpo.py divides A by the group's std and clips a ratio, gspo.py that of an answer;
+ppo.py learns b, token by token; dpo.py asks only which of two is better. In 20 s on a CPU, given a base, this
 
   python reinforce.py --task arithmetic            takes its greedy accuracy from 0.2 to 0.99
 """
@@ -384,17 +384,16 @@ def evaluate(model, cfg, k, progress=lambda label, steps: steps):
 
 # ---- 7. the update, and main ----------------------------------------------------------------------------
 
-def token_rewards(batch):
-    """The rewards of a batch, token by token: verdicts that are lists by characters, as these appear, and the
-    rest with the last token that was sampled. -> (B, T)"""
-    rewards, mask = torch.zeros_like(batch.out.mask), batch.out.mask                            # (B, T) each
-    for row, verdict, ids, n in zip(rewards, batch.verdicts, batch.out.tokens.tolist(), batch.out.lengths):
+def token_rewards(out, verdicts, rewards):
+    """The rewards of B rows, token by token: verdicts that are lists by characters, as these appear, and what
+    is left of the `rewards` with the last token that was sampled. -> (B, T)"""
+    found = torch.zeros_like(out.mask)                                                          # (B, T)
+    for row, mask, verdict, ids, n in zip(found, out.mask, verdicts, out.tokens.tolist(), out.lengths):
         if isinstance(verdict, list):
             ends = [len(decode(ids[:t])) for t in range(n + 1)]
-            row[:n] = torch.tensor([sum(verdict[a:b]) for a, b in zip(ends, ends[1:])]).to(row)
-    rewards = rewards * mask
-    last = (mask * torch.arange(1, mask.shape[1] + 1).to(mask)).argmax(1, keepdim=True)         # (B, 1)
-    return rewards.scatter_add(1, last, batch.rewards.view(-1, 1).to(mask) - rewards.sum(1, keepdim=True))
+            row[:n] = mask[:n] * torch.tensor([sum(verdict[a:b]) for a, b in zip(ends, ends[1:])]).to(row)
+    last = (out.mask * torch.arange(1, out.mask.shape[1] + 1).to(found)).argmax(1, keepdim=True)    # (B, 1)
+    return found.scatter_add(1, last, rewards.view(-1, 1).to(found) - found.sum(1, keepdim=True))
 
 
 def squared_gradient_norms(policy, batch, cfg):
@@ -413,12 +412,13 @@ def squared_gradient_norms(policy, batch, cfg):
 @torch.no_grad()
 def credit(policy, ref, batch, cfg):
     """A_t of (2) for a whole batch, 0 in masked slots. -> (B, T)"""
-    (tokens, mask, logps), rewards = batch.out[:3], token_rewards(batch)                        # (B, T) each
+    told = (batch.verdicts, batch.rewards) if cfg.method == "reinforce" else ((), batch.right)
+    (tokens, mask, logps), rewards = batch.out[:3], token_rewards(batch.out, *told)             # (B, T) each
     if cfg.beta:
         ref_logps, _ = score(ref, batch.prompts, batch.of, tokens, *cfg.scoring)                # (B, T)
         rewards = rewards - cfg.beta * kl(logps, ref_logps, "k1") * mask
     to_go = rewards_to_go(rewards, mask, cfg.gamma)                                             # (B, T)
-    R = batch.right.to(mask) if cfg.method == "rejection" else to_go[:, 0].view_as(batch.rewards)
+    R = to_go[:, 0].view_as(batch.rewards)                                                      # (P, G)
     norms = squared_gradient_norms(policy, batch, cfg).view_as(R) if cfg.baseline == "optimal" else None
     A = advantages(R, cfg.baseline, norms).view(-1, 1)                                          # (B, 1)
     return mask * (A + (to_go - to_go[:, :1]) * (cfg.view == "token"))                          # (B, T)
@@ -429,7 +429,7 @@ def backward(policy, ref, batch, A, rows, cfg, entropy_coef):
     advantage are skipped if nothing else moves them. -> metrics of the rest; the KL, if no term, of 1 in 8"""
     signal, lengths = (A[rows].view(len(rows), -1) != 0).any(1).cpu(), batch.out.lengths.cpu()
     used = rows if entropy_coef else rows[signal]
-    count = len(rows) if cfg.method == "reinforce" else signal.sum().clamp(min=1).item()
+    count = len(rows) if cfg.method == "reinforce" else max(1, batch.right.view(-1)[rows].sum().item())
     for weight in policy.parameters():
         weight.grad = torch.zeros_like(weight)              # not None: Adam steps, signal or not
     sums, loss, largest, every = torch.zeros(2), 0.0, 0.0, slice(None, None, 8)

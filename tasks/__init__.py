@@ -1,7 +1,7 @@
 """What the tasks share: how an answer is read, and the table of rewards that --reward sums, by name.
 
 A reward is a function of (problem, completion text, verdict, progress) and gives a float. The verdict is what
-the task's verify said, a float or a list of floats; progress is step / max_steps, from 0 to 1.
+the task's verify said, a float or a list of floats; progress is step / 50, at most 1.
 """
 import importlib
 import re

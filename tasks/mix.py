@@ -30,6 +30,9 @@ def check(cfg):
     named = [name for name in cfg.reward.split("+") if name not in getattr(cfg, "MODELS", ())]
     modules = {name: common.load_task(name) for name in cfg.task.split(",")}
     named and tasks.rows("+".join(named), modules)
+    if not named and cfg.dynamic_sampling:
+        raise ValueError(f"--dynamic_sampling {cfg.dynamic_sampling}: looks for signal before the reward "
+                         "model has spoken; leave it out, or take --reward accuracy+model")
 
 
 def load(name):
@@ -101,6 +104,14 @@ def judge(*arguments):
     return preferences.judge(*arguments)
 
 
+def judged(batch, parts):
+    """The batch, with the rewards of the reward model added, where the `parts` of the run have one."""
+    if "judge" not in parts:
+        return batch
+    rewards = parts["judge"].rewards(batch)                                                     # (P, G)
+    return SimpleNamespace(**vars(batch) | {"rewards": batch.rewards + rewards, "judged": rewards})
+
+
 def is_right(problem, verdict):
     """Whether a verdict is the best there is: 1.0, or for a list of rewards the best return. -> bool"""
     if isinstance(verdict, list):
@@ -128,6 +139,9 @@ def describe(batch, names, step):
     found, metrics, G = shares(batch.problems, batch.right), {}, batch.right.shape[1]
     rows = [(batch.problems[i // G], *row) for i, row in enumerate(zip(batch.texts, batch.verdicts))]
     for name in names.split("+") if "+" in names else ():
+        if name == "model":
+            metrics["rewards/model/mean"] = batch.judged.mean().item()
+            continue
         metrics[f"rewards/{name}/mean"] = sum(reward(name, step, *row) for row in rows) / len(rows)
     for name, groups in found.items() if len(found) > 1 else ():
         wrong, right = (sum(share == end for share in groups) / len(groups) for end in (0, 1))

@@ -230,8 +230,11 @@ masked slots are steps that discount
 - count = len(rows) if
 + count = len(used) if
 rejection sampling averages over the wrong ones, too
-- count = len(rows) if cfg.method == "reinforce" else signal.sum().clamp(min=1).item()
+- count = len(rows) if cfg.method == "reinforce" else max(1, batch.right.view(-1)[rows].sum().item())
 + count = len(rows)
+rejection sampling counts all rows that move the policy
+- max(1, batch.right.view(-1)[rows].sum().item())
++ max(1, signal.sum().item())
 a row of which one token has no advantage is skipped
 - (A[rows].view(len(rows), -1) != 0).any(1)
 + (A[rows].view(len(rows), -1) != 0).all(1)
@@ -269,8 +272,11 @@ bytes are counted for characters
 - ends = [len(decode(ids[:t])) for t in range(n + 1)]
 + ends = list(range(n + 1))
 rejection sampling takes a reward above 1 for right, and one below for wrong
-- R = batch.right.to(mask) if
-+ R = (batch.rewards >= 1).to(mask) if
+- else ((), batch.right)
++ else ((), batch.rewards >= 1)
+rejection sampling has rewards for moves
+- else ((), batch.right)
++ else (batch.verdicts, batch.right)
 
 == reinforce.py | test_survivors.py reinforce
 the KL is not detached
@@ -503,7 +509,15 @@ the value is that of the token, not of what comes before it
 - self.gpt.states(prompts, of, tokens) @ self.head
 + self.gpt.states(prompts, of, torch.cat([tokens, tokens], 1))[:, 1:tokens.shape[1] + 1] @ self.head
 
+== ppo.py | test_preferences.py hears
+the critic that learns alone does not hear the reward model
+- batch = common.tasks.judged(sample_batch(policy, cfg, f"critic {i}"), parts)
++ batch = sample_batch(policy, cfg, f"critic {i}")
+
 == ppo.py | test_survivors.py critic or passes or coefficients
+the coefficient of the penalty adapts where there is none
+- cfg.trust_region == "penalty" and cfg.target_kl
++ cfg.target_kl
 advantages carry a gradient to the critic
 - @torch.no_grad()
 - def assign_credit(
@@ -626,6 +640,11 @@ the last of tied answers wins
 pass@k is the biased estimator
 - 1 - math.comb(n - c, k) / math.comb(n, k)
 + 1 - (1 - c / n) ** k
+
+== tools/scores.py | test_grpo_math.py vote
+problems without an answer are voted on
+- if problems[first].answer]
++ if problems[first]]
 
 == tools/scores.py | test_rollout.py evaluation
 pass@k counts the first k of other problems
@@ -1161,14 +1180,14 @@ a reward for a move lands on the token behind it
 - zip(ends, ends[1:])])
 + zip([0, *ends], ends)][:-1])
 rewards for what was inserted are lost
-- rewards = rewards * mask
-+ batch.rewards, rewards = (rewards * mask).sum(1), rewards * mask
+- rewards.view(-1, 1).to(found) - found.sum(1, keepdim=True)
++ 0 * rewards.view(-1, 1).to(found)
 rewards stay where text was inserted
-- rewards = rewards * mask
-+ pass
+- row[:n] = mask[:n] * torch.tensor(
++ row[:n] = torch.tensor(
 the characters of inserted text are not counted
 - ends = [len(decode(ids[:t])) for t in range(n + 1)]
-+ ends = [len(decode([i for i, m in zip(ids[:t], mask[0]) if m])) for t in range(n + 1)]
++ ends = [len(decode([i for i, m in zip(ids[:t], mask) if m])) for t in range(n + 1)]
 
 == ppo.py | test_insertion.py ppo
 the critic learns what is inserted

@@ -26,7 +26,8 @@ def test_a_verdict_skips_the_tokens_that_were_inserted(
     batch = types.SimpleNamespace(
         out=out, verdicts=[verdict], prompts=torch.tensor([[1]]), of=torch.tensor([0]), decode=script.decode,
         rewards=torch.tensor([[reward]]).double())
-    torch.testing.assert_close(script.token_rewards(batch), f64([expected]))
+    found = script.token_rewards(out, batch.verdicts, batch.rewards)
+    torch.testing.assert_close(found, f64([expected]))
     cfg = script.Config(device="cpu", gamma=1.0)
     if script is reinforce:
         A = script.credit(None, None, batch, script.Config(device="cpu", view="token"))

@@ -241,7 +241,7 @@ def test_the_gradient_of_reinforce_is_that_of_equation_5_however_the_step_is_cut
 @scripts("reinforce")
 def test_rejection_sampling_averages_over_the_right_answers_only(script, plain_loss, scene):
     cfg, policy, ref, batch, A = scene(method="rejection", micro_batch_size=4)
-    right = (A != 0).any(1)
+    batch.right = right = (A != 0).any(1)
     for rows in (torch.arange(14), torch.tensor([13, 2, 6, 5, 9, 0, 11])):
         winners = rows[right[rows]]
         loss = plain_loss(policy, ref, batch, batch.out.mask, winners, cfg, 0.0)        # A is 1
@@ -249,6 +249,11 @@ def test_rejection_sampling_averages_over_the_right_answers_only(script, plain_l
         metrics = script.backward(policy, ref, batch, batch.out.mask * right[:, None], rows, cfg, 0.0)
         close(gradients(policy), gradient)
         close(metrics["loss"], loss.item())
+        ones = batch.out.mask                   # with a baseline wrong rows have an A, too, but no count
+        loss = plain_loss(policy, ref, batch, ones, rows, cfg, 0.0) * len(rows) / len(winners)
+        gradient = gradient_of(loss, policy)
+        script.backward(policy, ref, batch, ones, rows, cfg, 0.0)
+        close(gradients(policy), gradient)
 
 
 @scripts("reinforce")
@@ -278,6 +283,10 @@ def test_the_credit_of_a_token_is_what_comes_after_it_or_all_that_came_of_the_ro
     close(A, batch.rewards.view(-1, 1) * mask)
     batch.rewards = f64([[0.1, 0.0, 1.3, 1.0]])             # a bonus for the format makes no answer right
     close(script.credit(ref, ref, batch, config(method="rejection", num_prompts=1)), A)
+    batch.verdicts = [[-1.0] * 2, [], [-1.0] * 3, [-1.0]]   # nor does a price for each move make it wrong
+    close(script.credit(ref, ref, batch, config(method="rejection", view="token", num_prompts=1)), A)
+    paid = script.credit(ref, ref, batch, config(method="rejection", beta=0.1, num_prompts=1))
+    close(paid, A - price * mask.sum(1, keepdim=True) * mask)
 
 
 @scripts("reinforce")

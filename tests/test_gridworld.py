@@ -93,8 +93,8 @@ def test_a_reward_falls_on_the_token_of_its_move_and_eos_earns_nothing():
     tokens = torch.tensor([[*b"RURR", reinforce.EOS, reinforce.PAD]])
     mask = f64([[1, 1, 1, 1, 1, 0]])
     out = reinforce.Rollout(tokens, mask, 0 * mask, 0 * mask, torch.tensor([5]))
-    batch = reinforce.SimpleNamespace(out=out, verdicts=[verify(GOLDEN, "RURR")], rewards=f64([[2]]))
-    assert reinforce.token_rewards(batch).tolist() == [[-1, -1, -1, 5, 0, 0]]
+    found = reinforce.token_rewards(out, [verify(GOLDEN, "RURR")], f64([[2]]))
+    assert found.tolist() == [[-1, -1, -1, 5, 0, 0]]
 
 
 def test_any_text_gets_a_reward_for_each_character_and_never_more_than_the_best_return():

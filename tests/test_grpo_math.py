@@ -345,6 +345,20 @@ def test_the_majority_is_the_answer_given_most_often_and_of_those_tied_the_first
     assert scores.majority([None if answer == "-" else answer for answer in answers.split()]) == winner
 
 
+def test_where_there_is_no_answer_there_is_no_vote():
+    class Problem:
+        answer = "7"
+
+    class Walk:
+        answer = ""
+
+    def verify(problem, text):
+        return [1.0] if problem is Walk else float(text == "<answer>7</answer>")
+    answers = ["7", "7", None, "7"]
+    assert scores.maj_at_k([Problem, Problem, Walk, Walk], answers, 2, 2, verify) == 1.0
+    assert scores.maj_at_k([Walk, Walk], answers[2:], 2, 2, verify) is None
+
+
 # ---- the file ----------------------------------------------------------------------------------------------
 
 

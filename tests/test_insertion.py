@@ -381,7 +381,7 @@ def test_a_reward_for_a_character_lands_on_its_token_also_behind_an_answer(scrip
         ord(c) % 7 * text[:i].count("?") ** 2.0 / 64 for i, c in enumerate(text)]
     cfg, policy = asker()
     batch = script.sample_batch(policy, cfg, 0)
-    found = script.token_rewards(batch)
+    found = script.token_rewards(batch.out, batch.verdicts, batch.rewards)
     out, calls = batch.out, 0
     for row, ids, mask, verdict, n in zip(found.tolist(), out.tokens.tolist(), out.mask.tolist(),
                                           batch.verdicts, out.lengths.tolist()):

@@ -112,7 +112,7 @@ def test_ppo_is_told_what_the_reward_model_says_and_logs_what_is_true(tmp_path, 
         return batch
 
     monkeypatch.setattr(ppo, "sample_batch", lucky)
-    flags = ["--reward", "model", "--max_steps", "2", "--base_steps", "3", "--num_prompts", "4",
+    flags = ["--reward", "accuracy+model", "--max_steps", "2", "--base_steps", "3", "--num_prompts", "4",
              "--num_eval_problems", "4", "--num_eval_samples", "2", "--hidden_size", "16",
              "--max_completion_length", "6", "--output_dir", "run", "--stop_at", "2"]
     ppo.main(flags)
@@ -121,11 +121,35 @@ def test_ppo_is_told_what_the_reward_model_says_and_logs_what_is_true(tmp_path, 
     assert "reward model:" in printed and "in memory: policy and critic" in printed
     assert all(line["accuracy"] == 0 for line in lines if "accuracy" in line)       # the verifier's word
     assert any(line["reward"] != 0 for line in lines if "reward" in line)
+    assert all(line["rewards/model/mean"] == pytest.approx(line["reward"] - line["rewards/accuracy/mean"])
+               for line in lines)
     judge = common.load("run/checkpoint.pt", "cpu")["judge"]
     ppo.main(["--resume_from_checkpoint", "run", "--max_steps", "3"])               # with the same judge
     again = common.load("run/checkpoint.pt", "cpu")["judge"]
     assert all(torch.equal(judge[name], again[name]) for name in judge)
     assert "reward model:" not in capsys.readouterr().out
+
+
+def test_the_critic_that_learns_alone_hears_the_reward_model_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(preferences, "BATCHES", 2)
+    sampled, heard, credit = ppo.sample_batch, [], ppo.assign_credit
+
+    def lucky(*args, **options):
+        batch = sampled(*args, **options)
+        batch.right = (batch.out.lengths > batch.out.lengths.float().mean()).view_as(batch.right)
+        return batch
+
+    def spy(critic, ref, batch, *more, **options):
+        heard.append(batch.rewards.std().item())
+        return credit(critic, ref, batch, *more, **options)
+
+    monkeypatch.setattr(ppo, "sample_batch", lucky)
+    monkeypatch.setattr(ppo, "assign_credit", spy)
+    ppo.main(["--reward", "model", "--critic_pretrain_steps", "2", "--max_steps", "1", "--base_steps", "3",
+              "--num_prompts", "4", "--num_eval_problems", "4", "--num_eval_samples", "2", "--hidden_size",
+              "16", "--max_completion_length", "6", "--stop_at", "2"])
+    assert len(heard) == 3 and min(heard) > 0               # the verifier has nothing but 0 for them
 
 
 @pytest.mark.parametrize("script", ["grpo", "reinforce", "gspo", "dpo"])

@@ -253,6 +253,7 @@ def test_the_coefficients_adapt_each_to_its_own_kl(script, learn):
         assert then["penalty_coef"] == script.adapted(now["penalty_coef"], now["policy_kl"], 1e-6)
     assert logged[1]["beta"] == 0.05 and logged[0]["kl"] < 1e-6 < logged[0]["policy_kl"]
     assert logged[1]["penalty_coef"] == 2.0 and logged[0]["beta"] == 0.1
+    assert {metrics["penalty_coef"] for metrics in learn(target_kl=1e-6)} == {1.0}      # the clip has none
 
 
 @scripts("ppo")

@@ -17,8 +17,10 @@ def majority(answers):
 
 
 def maj_at_k(problems, answers, n, k, verify):
-    """How often the majority of k is right, over the n // k disjoint blocks of the n samples of a problem."""
-    starts = [i for first in range(0, len(problems), n) for i in range(first, first + n - k + 1, k)]
+    """How often the majority of k is right, over the n // k disjoint blocks of the n samples of a problem; a
+    problem without an answer has no vote."""
+    asked = [first for first in range(0, len(problems), n) if problems[first].answer]
+    starts = [i for first in asked for i in range(first, first + n - k + 1, k)]
     votes = [(problems[i], majority(answers[i:i + k])) for i in starts]
     return common.mean([verify(problem, f"<answer>{vote}</answer>") == 1 for problem, vote in votes])
 
