@@ -404,32 +404,30 @@ def evaluate(model, cfg, k, progress=lambda label, steps: steps):
 
 # ---- 7. the update, and main ----------------------------------------------------------------------------
 
-def backward(policy, ref, batch, A, rows, cfg, entropy_coef):
+def backward(policy, batch, A, rows, cfg, entropy_coef):
     """Leave in the policy the gradient of (5) over `rows`, those of one optimizer step. Rows of zero
-    advantage are skipped if nothing else moves them. -> metrics of the rest; the KL, if no term, of 1 in 8"""
+    advantage are skipped if nothing else moves them. -> metrics of the rest"""
     mask, averaging = batch.out.mask, LOSS_TYPES[cfg.loss_type][1]
     signal, lengths = (A[rows].view(len(rows), -1) != 0).any(1).cpu(), batch.out.lengths.cpu()
     used = rows if cfg.beta or entropy_coef or averaging == "micro_batch_mean" else rows[signal]
     for weight in policy.parameters():
         weight.grad = torch.zeros_like(weight)              # not None: Adam steps, signal or not
-    sums, loss, largest, every = torch.zeros(4), 0.0, 0.0, slice(None, None, 1 if cfg.beta else 8)
+    loss, largest = 0.0, 0.0
+    sums = torch.zeros(2)
     for part, T in micro_batches(used, lengths, cfg.micro_batch_size, averaging != "micro_batch_mean"):
         of, (tokens, m, old_logps) = batch.of[part], (slots[part, :T] for slots in batch.out[:3])   # (b, T)
         logps, entropy = score(policy, batch.prompts, of, tokens, *cfg.scoring)               # (b, T), (b, T)
-        with torch.no_grad():
-            ref_logps, _ = score(ref, batch.prompts, of[every], tokens[every], *cfg.scoring)    # (b, T)
         terms = (policy_loss(logps, old_logps, A[part], m, cfg.loss_type, cfg.epsilon, cfg.epsilon_high)
-                 + (cfg.beta and cfg.beta * kl(logps * m, ref_logps * m, cfg.kl_estimator))
+                 + (cfg.beta and cfg.beta * kl(logps * m, batch.ref_logps[part, :T] * m, cfg.kl_estimator))
                  - entropy_coef * entropy)
         part_loss = aggregate(terms, m, averaging, len(rows), mask[rows].sum(), cfg.max_completion_length)
         part_loss.backward()                                                                    # eq. (5)
         with torch.no_grad():
             log_rho = (logps - old_logps) * m                                                   # (b, T)
             outside = clipped(log_ratio(logps, old_logps, m), A[part, None], cfg.epsilon, cfg.epsilon_high)
-            away = kl((logps * m)[every], ref_logps * m[every])                                 # (b, T)
-            sums += torch.stack([x.sum().cpu() for x in (m[every], away, m, outside * m)])
+            sums += torch.stack([x.sum().cpu() for x in (m, outside * m)])
             loss, largest = loss + part_loss.item(), max(log_rho.abs().max().item(), largest)
-    means = dict(zip(("kl", "clip_ratio/region_mean"), (sums[1::2] / sums[::2].clamp(min=1)).tolist()))
+    means = dict(zip(("clip_ratio/region_mean",), (sums[1:] / sums[0].clamp(min=1)).tolist()))
     return {"loss": loss, "max_log_ratio": largest} | means
 
 
@@ -445,16 +443,21 @@ def update(policy, ref, optimizer, batch, A, cfg, step):
     """num_iterations passes over the batch, num_mini_batches optimizer steps each. -> their mean metrics"""
     optimizer.param_groups[0]["lr"] = cfg.learning_rate * min(1.0, (step + 1) / max(1, cfg.warmup_steps))
     seen, entropy_coef = [], cfg.entropy_coef * max(0.0, 1 - step / (cfg.entropy_decay_steps or math.inf))
+    every = slice(None, None, 1 if cfg.beta else 8)                 # for a metric some rows are enough
+    with torch.no_grad():
+        ref_logps, _ = score(ref, batch.prompts, batch.of[every], batch.out.tokens[every], *cfg.scoring)
+    mask, away = batch.out.mask[every], kl(batch.out.logps[every], ref_logps, "k1")         # (B or B / 8, T)
+    batch = SimpleNamespace(**vars(batch) | {"ref_logps": ref_logps})
     for rows in mini_batches(batch, cfg, "shuffle", step):
-        metrics = backward(policy, ref, batch, A, rows, cfg, entropy_coef)
+        metrics = backward(policy, batch, A, rows, cfg, entropy_coef)
         metrics["grad_norm"] = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm).item()
         if not math.isfinite(metrics["loss"] + metrics["grad_norm"]):
             common.fail(f"step {step + 1} is not finite: {metrics}; the last checkpoint is kept", code=1)
         optimizer.step()
         seen.append(metrics)
     return {name: mean([metrics[name] for metrics in seen]) for name in seen[0]} | {
-        "sampling/sampling_logp_difference/max": seen[0]["max_log_ratio"],
-        "learning_rate": optimizer.param_groups[0]["lr"]}
+        "kl": ((away * mask).sum() / mask.sum()).item(), "learning_rate": optimizer.param_groups[0]["lr"],
+        "sampling/sampling_logp_difference/max": seen[0]["max_log_ratio"]}
 
 
 COLUMNS = {"reward": "reward", "signal": "signal", "length": "completions/mean_length",

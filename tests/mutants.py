@@ -682,12 +682,9 @@ only the last micro-batch's loss is logged
 scored at another temperature than sampled
 - logps, entropy = score(policy, batch.prompts, of, tokens, *cfg.scoring)
 + logps, entropy = score(policy, batch.prompts, of, tokens)
-the reference scores at another temperature
-- score(ref, batch.prompts, of[every], tokens[every], *cfg.scoring)
-+ score(ref, batch.prompts, of[every], tokens[every])
-the reference scores other prompts
-- score(ref, batch.prompts, of[every], tokens
-+ score(ref, batch.prompts, of[every] * 0, tokens
+a row has the reference of another one
+- batch.ref_logps[part, :T] * m
++ batch.ref_logps[part.flip(0), :T] * m
 
 == grpo.py | test_gradient.py is_cut and dr_grpo-grpo]
 Dr. GRPO divides by the longest row of the micro-batch
@@ -743,13 +740,28 @@ the clip fraction counts what is clipped on either side
 - (A > 0) & (log_rho.exp() > 1 + epsilon_high) | (A < 0) & (log_rho.exp() < 1 - epsilon)
 + (log_rho.exp() > 1 + epsilon_high) | (log_rho.exp() < 1 - epsilon)
 metrics average over slots
-- (sums[1::2] / sums[::2].clamp(min=1))
-+ (sums[1::2] / mask.numel())
+- (sums[1:] / sums[0].clamp(min=1))
++ (sums[1:] / mask.numel())
 
 == grpo.py | test_kl_metric.py grpo
+the reference scores at another temperature
+- batch.out.tokens[every], *cfg.scoring)
++ batch.out.tokens[every])
+the reference scores other prompts
+- score(ref, batch.prompts, batch.of[every], batch.out
++ score(ref, batch.prompts, batch.of[every] * 0, batch.out
 the KL of every eighth row is averaged over all
-- (m[every], away, m, outside * m)
-+ (m, away, m, outside * m)
+- ((away * mask).sum() / mask.sum())
++ ((away * mask).sum() / batch.out.mask.sum())
+the KL of all rows is that of some, although it is in the loss
+- slice(None, None, 1 if cfg.beta else 8)
++ slice(None, None, 8)
+the KL is that of the base from the policy
+- kl(batch.out.logps[every], ref_logps, "k1")
++ kl(ref_logps, batch.out.logps[every], "k1")
+the KL counts inserted tokens
+- mask, away = batch.out.mask[every], kl(
++ mask, away = (batch.out.mask[every].cumsum(1) > 0).double(), kl(
 
 == grpo.py | test_gradient.py dynamic_sampling_fills or dynamic_sampling_adds or penalty_on
 dynamic sampling keeps groups without signal
@@ -1159,9 +1171,6 @@ a graph samples what an environment has a say in
 the log-probs of inserted tokens count in the largest ratio
 - log_rho = (logps - old_logps) * m
 + log_rho = (logps - old_logps) * (old_logps != 0)
-the KL counts inserted tokens
-- away = kl((logps * m)[every], ref_logps * m[every])
-+ away = kl(logps[every], ref_logps)
 the entropy bonus counts inserted tokens
 - x, lengths = x * mask, mask.sum(1).clamp(min=1)
 + x, lengths = x * (x != 0), mask.sum(1).clamp(min=1)

@@ -47,6 +47,8 @@ def scene(script, config, talker):
         for weight in ref.parameters():
             weight.data += 0.1 * torch.randn(weight.shape, generator=draw).to(weight)
         batch = script.sample_batch(policy, cfg, 0)
+        texts = batch.prompts, batch.of, batch.out.tokens
+        batch.ref_logps = script.score(ref, *texts, *cfg.scoring)[0].detach()
         mask = batch.out.mask
         batch.out.logps.add_(0.4 * torch.randn(14, 8, generator=draw).double() * mask)
         assert len(set(mask.sum(1).tolist())) > 3                           # else it tests little
@@ -95,8 +97,9 @@ def spy(script, monkeypatch):
 
 def rows_of(args, _):
     """The rows of a batch that a step is made of; in dpo.py the pairs."""
-    in_pairs = not isinstance(args[4], torch.Tensor)
-    return list(zip(*(rows.tolist() for rows in args[3]))) if in_pairs else args[4].tolist()
+    if not isinstance(args[3], torch.Tensor):
+        return list(zip(*(rows.tolist() for rows in args[3])))
+    return next(rows for rows in args[3:] if rows.dtype == torch.long).tolist()
 
 
 def batch_of(script, prompts, tokens, mask, logps, rewards=None, **more):
@@ -151,7 +154,7 @@ def test_the_gradient_of_a_step_is_that_of_equation_5_however_the_step_is_cut(
             seen = []
             for size in (14, 7, 4, 2):                                      # 1, 2, 4 and 7 micro-batches
                 cut = dataclasses.replace(cfg, micro_batch_size=size)
-                seen.append(script.backward(policy, ref, batch, A, rows, cut, 0.03))
+                seen.append(script.backward(policy, batch, A, rows, cut, 0.03))
                 close(gradients(policy), gradient)
                 close(seen[-1]["loss"], loss)
                 assert seen[-1] == pytest.approx(seen[0], rel=1e-6)         # what is logged is not cut either
@@ -164,7 +167,7 @@ def test_skipping_rows_without_advantage_leaves_the_gradient_as_it_is(
     cfg, policy, ref, batch, A = scene(loss_type=loss_type, micro_batch_size=4)
     rows = torch.arange(14)
     loss, gradient = plain_gradient(policy, ref, batch, A, rows, cfg, 0.0)
-    metrics = script.backward(policy, ref, batch, A, rows, cfg, 0.0)
+    metrics = script.backward(policy, batch, A, rows, cfg, 0.0)
     torch.testing.assert_close(gradients(policy), gradient, atol=1e-12, rtol=0)
     close(metrics["loss"], loss)
 
@@ -175,7 +178,7 @@ def test_rows_without_advantage_still_feel_the_kl_and_the_entropy_bonus(
         script, plain_gradient, scene, beta, entropy_coef):
     cfg, policy, ref, batch, A = scene(beta=beta)
     loss, gradient = plain_gradient(policy, ref, batch, 0 * A, torch.arange(14), cfg, entropy_coef)
-    script.backward(policy, ref, batch, 0 * A, torch.arange(14), cfg, entropy_coef)
+    script.backward(policy, batch, 0 * A, torch.arange(14), cfg, entropy_coef)
     close(gradients(policy), gradient)
     assert gradient.norm() > 1e-4
 
@@ -190,7 +193,7 @@ def test_bnpo_pools_each_micro_batch_in_row_order_so_that_the_cut_changes_its_gr
                        for part in rows.split(size))
         gradient = gradient_of(expected, policy)
         cut = dataclasses.replace(cfg, micro_batch_size=size)
-        metrics = script.backward(policy, ref, batch, A, rows, cut, 0.03)
+        metrics = script.backward(policy, batch, A, rows, cut, 0.03)
         close(gradients(policy), gradient)
         close(metrics["loss"], expected.item())
         seen.append(gradients(policy))
@@ -204,7 +207,7 @@ def test_bnpo_counts_rows_without_advantage(script, plain_loss, scene):
     expected = sum(plain_loss(policy, ref, batch, A, part, pooled, 0.0) * len(part) / 14
                    for part in torch.arange(14).split(4))
     gradient = gradient_of(expected, policy)
-    script.backward(policy, ref, batch, A, torch.arange(14), cfg, 0.0)
+    script.backward(policy, batch, A, torch.arange(14), cfg, 0.0)
     close(gradients(policy), gradient)
 
 
@@ -233,7 +236,7 @@ def test_the_gradient_of_reinforce_is_that_of_equation_5_however_the_step_is_cut
         assert gradient.norm() > 0.01
         for size in (14, 7, 4, 2):
             cut = dataclasses.replace(cfg, micro_batch_size=size)
-            metrics = script.backward(policy, ref, batch, A, rows, cut, entropy_coef)
+            metrics = script.backward(policy, batch, A, rows, cut, entropy_coef)
             close(gradients(policy), gradient)
             close(metrics["loss"], loss)
 
@@ -246,13 +249,13 @@ def test_rejection_sampling_averages_over_the_right_answers_only(script, plain_l
         winners = rows[right[rows]]
         loss = plain_loss(policy, ref, batch, batch.out.mask, winners, cfg, 0.0)        # A is 1
         gradient = gradient_of(loss, policy)
-        metrics = script.backward(policy, ref, batch, batch.out.mask * right[:, None], rows, cfg, 0.0)
+        metrics = script.backward(policy, batch, batch.out.mask * right[:, None], rows, cfg, 0.0)
         close(gradients(policy), gradient)
         close(metrics["loss"], loss.item())
         ones = batch.out.mask                   # with a baseline wrong rows have an A, too, but no count
         loss = plain_loss(policy, ref, batch, ones, rows, cfg, 0.0) * len(rows) / len(winners)
         gradient = gradient_of(loss, policy)
-        script.backward(policy, ref, batch, ones, rows, cfg, 0.0)
+        script.backward(policy, batch, ones, rows, cfg, 0.0)
         close(gradients(policy), gradient)
 
 
@@ -505,8 +508,9 @@ def test_the_eos_that_ends_a_completion_gets_a_gradient_and_the_padding_behind_i
     tokens, mask, logps = script.rollout(policy, torch.tensor(prompts), cfg)[:3]
     assert tokens.tolist() == [[b, script.EOS] + [script.PAD] * 6, [d, 5, 6, script.EOS] + [script.PAD] * 4]
     batch = batch_of(script, prompts, tokens.tolist(), mask, logps)
+    batch.ref_logps = script.score(ref, batch.prompts, batch.of, batch.out.tokens)[0].detach()
     A = per_token(script, f64([1.0, -1.0]), mask)
-    script.backward(policy, ref, batch, A, torch.arange(2), cfg, 0.1)
+    script.backward(policy, batch, A, torch.arange(2), cfg, 0.1)
     trained = policy.table.grad.abs().sum(1).nonzero()[:, 0].tolist()
     assert trained == [a, b, c, d, 5, 6]                    # contexts: not EOS, not PAD
     assert policy.table.grad[b, script.EOS] < 0 < policy.table.grad[6, script.EOS]  # more of it, less of it
@@ -526,8 +530,9 @@ def test_what_the_models_think_of_the_padding_changes_nothing(script, config, bi
         mask = f64([[1.0, 0, 0], [1, 1, 1]])
         tokens = [[script.EOS, script.PAD, script.PAD], [7, 8, script.EOS]]
         batch = batch_of(script, [[1], [1]], tokens, mask, -6.0 * mask)
+        batch.ref_logps = script.score(ref, batch.prompts, batch.of, batch.out.tokens)[0].detach()
         A = f64([1.0, -1.0])
-        metrics = script.backward(policy, ref, batch, A, torch.arange(2), cfg, 0.1)
+        metrics = script.backward(policy, batch, A, torch.arange(2), cfg, 0.1)
         seen.append((gradients(policy), *metrics.values()))
     close(seen[1], seen[0])
 
@@ -577,9 +582,9 @@ def test_metrics_match_a_hand_computed_batch(script, plain_gradient, config, big
     gradient = plain_gradient(policy, ref, batch, A, torch.arange(5), cfg, 0.0)[1]
     metrics = script.update(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, 0)
     x = math.log(2 / V)                                         # log pi / pi_ref of that token
-    k3 = math.exp(-x) + x - 1
+    k3, k1 = math.exp(-x) + x - 1, (x - (mask * f64(ratios).log()).sum().item()) / 12
     names = ("clip_ratio/region_mean", "clip_ratio/token_region_mean")      # the second: what GRPO would clip
-    expected = {"loss": sum(rows) / 5 + 0.1 * k3 / 3 / 5, "kl": k3 / 12,
+    expected = {"loss": sum(rows) / 5 + 0.1 * k3 / 3 / 5, "kl": k1,
                 **{name: count / 12 for name, count in zip(names, clipped)},
                 "sampling/sampling_logp_difference/max": math.log(2), "max_log_ratio": math.log(2),
                 "grad_norm": gradient.norm().item(), "learning_rate": cfg.learning_rate}
@@ -692,7 +697,7 @@ def test_the_entropy_bonus_falls_linearly_to_zero_or_stays(
         script, scene, advance, spy, decay_steps, coefficients):
     cfg, policy, ref, batch, A = scene(
         entropy_coef=0.1, entropy_decay_steps=decay_steps, num_iterations=1)
-    seen = spy(lambda args, _: args[6]["entropy"] if script.__name__ == "ppo" else args[6])
+    seen = spy(lambda args, _: args[-1]["entropy"] if script.__name__ == "ppo" else args[-1])
     for step in range(4):
         advance(policy, ref, torch.optim.SGD(policy.parameters()), batch, A, cfg, step)
     assert seen == pytest.approx(coefficients)
