@@ -31,8 +31,8 @@ def fail(message, code=2):
     raise SystemExit(code)
 
 
-def flag(default, help, group="algorithm", low=None, high=math.inf, choices=(), why=""):
-    """A field of a Config that is also a command-line flag; numbers are finite, from `low` to `high`."""
+def flag(default, help, group="algorithm", low=None, high=math.inf, choices=(), why="", needs=""):
+    """A field of a Config and a flag: numbers are finite, low .. high; idle without the flag it `needs`."""
     return dataclasses.field(default=default, metadata=locals())
 
 
@@ -74,8 +74,8 @@ class Config(tasks.Flags, tools.Flags):
     max_steps: int = run_flag(60, "batches to train on at most; 0 makes and evaluates the base only", low=0)
     stop_at: float = run_flag(0.98, "stop when the last 5 batches are this accurate; 2: never", low=0)
     seed: int = run_flag(0, "of problems, sampling and shuffling", low=0)
-    device: str = run_flag(DEVICES[-1], "CUDA where there is one", choices=DEVICES)
-    kernel: str = run_flag("auto", "of log-probs; auto: triton on CUDA", choices=KERNELS)
+    device: str = run_flag(DEVICES[-1], "where to run; CUDA if there is one", choices=DEVICES)
+    kernel: str = run_flag("auto", "of log-probs, rollouts; auto: triton on CUDA", choices=KERNELS)
     fused_linear: str = run_flag("auto", "auto: no large logits in memory", choices=LINEAR)
     num_threads: int = run_flag(1, "CPU threads; a second one gains 1.15x at this size, if idle", low=1)
     output_dir: str = run_flag("", "run folder; else runs/ALGORITHM-TASK-sSEED, with -2, -3 ... when taken")
@@ -92,7 +92,7 @@ class Config(tasks.Flags, tools.Flags):
     weight_decay: float = step_flag(0.0, "of AdamW", low=0)
     max_grad_norm: float = step_flag(1.0, "longer gradients are scaled down to this norm", low=1e-9)
     num_mini_batches: int = step_flag(2, "optimizer steps per pass over the batch", low=1)
-    micro_batch_size: int = step_flag(32, "rows per backward pass: memory and speed, not the gradient", low=1)
+    micro_batch_size: int = step_flag(32, "rows per backward pass: memory, speed, bnpo's gradient", low=1)
     eval_steps: int = eval_flag(10, "steps between greedy evaluations", low=1)
     num_eval_problems: int = eval_flag(512, "held-out problems", low=1)
     num_eval_samples: int = eval_flag(8, "samples of each before and after training (k of pass@k)", low=1)
@@ -101,7 +101,7 @@ class Config(tasks.Flags, tools.Flags):
     num_attention_heads: int = base_flag(4, "query heads (H)", low=1)
     num_key_value_heads: int = base_flag(1, "key/value heads, each shared by several query heads", low=1)
     intermediate_size: int = base_flag(176, "width of the SwiGLU layer", low=1)
-    base_seed: int = base_flag(0, "of its initial weights and its corpus", low=0)
+    base_seed: int = base_flag(0, "of the initial weights and the corpus", low=0)
     base_steps: int = base_flag(1000, "warm-start batches", low=0)
     base_batch_size: int = base_flag(32, "demonstrations per warm-start batch", low=1)
     textbook: float = base_flag(0.6, "share of textbook batches; the others: forum", low=0, high=1)
@@ -347,7 +347,7 @@ class Run:
         self.evaluate = functools.partial(evaluate, self.model, cfg, progress=tools.progress)
         for name in self.logs:                      # a killed run may have logged more than it saved
             with open(self.folder / name, "ab") as log:
-                log.truncate(self.resumed["logs"][name] if self.resumed else 0)
+                log.truncate(min(log.tell(), self.resumed["logs"][name] if self.resumed else 0))
         asked = {"samples": cfg.num_eval_samples, "problems": cfg.num_eval_problems}
         self.both = lambda: self.evaluate(0) | self.evaluate(cfg.num_eval_samples) | asked
         if not asked.items() <= state["base"].items():      # for now the policy still is the base

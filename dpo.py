@@ -49,8 +49,8 @@ from common import flag, mean
 
 @dataclasses.dataclass(frozen=True)
 class Config(common.Config):
-    beta: float = flag(0.1, "weight of the KL to the base", low=1e-9)
-    loss_type: str = flag("sigmoid", "(3), (5) or (6)", choices=("sigmoid", "ipo", "hinge"))
+    beta: float = flag(0.1, "weight of the KL to the base; ipo wants more, .5", low=1e-9)
+    loss_type: str = flag("sigmoid", "(3), (5), (6)", choices=("sigmoid", "ipo", "hinge"))
     label_smoothing: float = flag(0.0, "chance that a pair is the wrong way round (e)", low=0, high=0.5)
     online: str = flag("no", "who gives the answers: the base, or the policy", choices=("no", "yes"))
     num_iterations: int = flag(1, "passes over the pairs of each batch", low=1)

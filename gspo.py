@@ -66,7 +66,7 @@ class Config(common.Config):
     epsilon_high: float = flag(4e-4, "upper clip range (eps_high); TRL's for CISPO is 1 + this", low=0)
     num_iterations: int = flag(1, "passes over each batch (mu)", low=1)
     beta: float = flag(0.0, "weight of the KL to the base", low=0)
-    kl_estimator: str = flag("k3", "estimator of KL_t, (4) being k3", choices=("k1", "k2", "k3"))
+    kl_estimator: str = flag("k3", "estimator of KL_t; (4) is k3", choices=("k1", "k2", "k3"), needs="beta")
     entropy_coef: float = flag(0.0, "weight of the entropy bonus (c_H)", low=0)
     entropy_decay_steps: int = flag(0, "c_H falls linearly to 0 in so many steps; 0: it stays", low=0)
     overlong_buffer: int = flag(0, "buffer of (8) in tokens (c); 0: no penalty", low=0)

@@ -15,9 +15,9 @@ class Flags:
     reward: str = common.run_flag("accuracy", "rows of tasks.REWARDS, added: accuracy+format, fine ...")
     numbers: str = common.task_flag("3-4", "countdown: numbers in a problem, or a range")
     slip: float = common.task_flag(0.0, "gridworld: how often a move goes astray", low=0, high=1)
-    curriculum: str = common.sample_flag("no", "yes: prompts by p(1 - p) of their difficulty",
+    curriculum: str = common.sample_flag("no", "yes: by p(1 - p), p: how often a difficulty goes well",
                                          choices=("no", "yes"))
-    mask_tool_tokens: str = common.sample_flag("yes", "no: learns what tools say (do not)",
+    mask_tool_tokens: str = common.sample_flag("yes", "no: what tools say is learned, too (a mistake)",
                                                choices=("no", "yes"))
 
 
@@ -41,7 +41,9 @@ def load(name):
     if "," in name and all(name.split(",")):
         return mixed(name.split(","))
     if not (name.isidentifier() and path.is_file()):
-        common.fail(f"--task {name}: there is no {path}; put it there, or take arithmetic")
+        others = sorted(x.stem for x in path.parent.glob("*.py") if "\ndef sample(" in x.read_text())
+        common.fail(f"--task {name}: there is no {path}; put it there, or take one of arithmetic, "
+                    f"{', '.join(others)}")
     task = importlib.import_module(f"tasks.{name}")
     missing = [part for part in ("width", "sample", "corpus", "verify") if not hasattr(task, part)]
     if missing:

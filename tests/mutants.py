@@ -1064,7 +1064,7 @@ a resumed run forgets its last accuracies
 
 == common.py | test_run.py cut_off or stops_when or otherwise
 log lines behind the checkpoint stay
-- log.truncate(self.resumed["logs"][name] if self.resumed else 0)
+- log.truncate(min(log.tell(), self.resumed["logs"][name] if self.resumed else 0))
 + pass
 a run stops after one accurate batch
 - sum(state["recent"]) < 5 * cfg.stop_at

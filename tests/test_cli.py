@@ -223,10 +223,22 @@ def test_cuda_is_refused_where_there_is_none(refused, monkeypatch):
     ("--hidden_size 30 --num_attention_heads 4", ["--hidden_size 30", "multiple"]),
     ("--hidden_size 12 --num_attention_heads 4", ["--hidden_size 12", "multiple"]),     # odd: no rotary pairs
     ("--num_attention_heads 2 --num_key_value_heads 4", ["--num_key_value_heads 4", "2"]),
+    ("--overlong_buffer 100", ["--overlong_buffer 100", "longer"]),
     ("--num_mini_batches 3", ["--num_mini_batches 3", "2 groups"]),     # of G = 2 rows, never torn apart
 ])
 def test_two_values_that_do_not_go_together_are_refused(refused, argv, words):
     refused(argv, *words)
+
+
+@every_script
+def test_a_flag_that_does_nothing_without_another_is_refused_alone(script, refused):
+    alone = {name: field for name, field in own_fields(script).items() if field.metadata["needs"]}
+    assert len(alone) == {"ppo": 5, "grpo": 1, "gspo": 1}.get(script.__name__, 0)
+    for name, field in alone.items():
+        value = {"kl_estimator": "k2"}.get(name, 0.5)
+        refused(f"--{name} {value}", f"--{name} {value}", f"nothing without --{field.metadata['needs']}")
+        flag, _, wanted = field.metadata["needs"].partition(" ")
+        script.Config.parse([f"--{name}", str(value), f"--{flag}", wanted or "0.1"])
 
 
 # ---- folders ---------------------------------------------------------------------------------------------

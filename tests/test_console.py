@@ -141,9 +141,10 @@ def test_a_coloured_line_is_cut_before_it_is_coloured(terminal):
 
 def a_run(folder, **base):
     cfg = SimpleNamespace(num_prompts=32, num_generations=8, kernel="auto", device="cpu", eval_steps=10,
-                          task="arithmetic", options={})
+                          task="arithmetic", options={}, max_steps=7, stop_at=0.98)
     return SimpleNamespace(folder=folder, cfg=cfg, script=folder / "grpo.py", columns={"reward": "reward"},
-                           state={"base": base, "steps": 7, "seconds_total": 8.9})
+                           state={"base": base, "steps": 7, "seconds_total": 8.9,
+                                  "recent": [0.9, 1.0, 1.0, 1.0, 1.0]})
 
 
 def test_the_base_is_shown_by_its_first_scores_in_80_columns(pipe, tmp_path):
@@ -175,6 +176,16 @@ def test_the_table_at_the_end_has_numbers_side_by_side_and_a_dash_for_none(pipe,
     *lines, last, command = pipe.getvalue().splitlines()
     assert max(map(len, lines)) <= 80 and last == f"7 steps, 9 s, folder {tmp_path}. Ask the policy:"
     assert command.startswith(f"  python grpo.py --resume_from_checkpoint {tmp_path} --prompt '((((")
+
+
+def test_a_run_that_stops_early_says_why(pipe, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tools.report", None)
+    run, why = a_run(tmp_path), "The last 5 batches are 0.980 accurate: --stop_at 0.98"
+    console.finish(run, {"base": {}, "trained": {}})
+    assert why not in pipe.getvalue()
+    run.cfg.max_steps = 8
+    console.finish(run, {"base": {}, "trained": {}})
+    assert pipe.getvalue().splitlines()[-3] == why
 
 
 def test_what_cannot_be_drawn_is_said_in_a_line_each_and_the_run_goes_on(pipe, tmp_path, monkeypatch):

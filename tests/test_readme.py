@@ -238,7 +238,8 @@ def test_the_rewards_of_the_readme_are_those_of_the_table_in_the_code():
 
 
 def test_every_task_has_its_paragraph():
-    assert [*re.findall(r"^- \*\*(\w+)\*\*", section("Tasks"), re.M)] == TASKS
+    described = re.findall(r"^- \*\*(\w+)\*\*", section("Tasks"), re.M)
+    assert {"arithmetic", "countdown", "gridworld", "lookup"} <= set(described) <= set(TASKS)   # + one's own
 
 
 # ---- metrics ----------------------------------------------------------------------------------------------

@@ -472,6 +472,13 @@ def test_a_finished_run_that_is_resumed_stays_as_it_is(train, whole):
     assert not difference(outcome(folder), outcome(whole))
 
 
+def test_a_log_that_was_deleted_begins_anew_on_resume(train):
+    folder = train(max_steps=2)
+    (folder / "metrics.jsonl").unlink()
+    resume(folder, max_steps=4)
+    assert [line["step"] for line in lines(folder / "metrics.jsonl")] == [3, 4]
+
+
 def test_log_lines_behind_the_checkpoint_are_cut_off_on_resume(train, whole):
     folder = train(max_steps=5)
     for name in ("metrics.jsonl", "samples.jsonl"):

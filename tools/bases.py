@@ -38,6 +38,7 @@ def cached(model, cfg, code, make):
     kept, fresh = path(cfg, code), {name: weight.clone() for name, weight in model.state_dict().items()}
     try:
         model.load_state_dict(common.load(kept, cfg.device))
+        print(f"base: {kept}", flush=True)
     except Exception:                                   # none there, or damaged and perhaps half loaded
         model.load_state_dict(fresh)
         make()

@@ -44,7 +44,15 @@ class Flags:
 
 
 def check(cfg):
-    """ValueError for flags that do not go together."""
+    """ValueError for flags that do not go together, or do nothing without another."""
+    for f in dataclasses.fields(cfg):
+        name, _, wanted = f.metadata["needs"].partition(" ")
+        there = not name or (getattr(cfg, name) == wanted if wanted else getattr(cfg, name))
+        if getattr(cfg, f.name) != f.default and not there:
+            raise ValueError(f"--{f.name} {getattr(cfg, f.name)}: does nothing without --{name} {wanted}")
+    if getattr(cfg, "overlong_buffer", 0) > cfg.max_completion_length:
+        raise ValueError(f"--overlong_buffer {cfg.overlong_buffer}: is longer than a completion may be, "
+                         f"{cfg.max_completion_length}")
     if cfg.cold_start and not cfg.init_from:
         raise ValueError(f"--cold_start {cfg.cold_start}: needs --init_from RUN")
     if cfg.prompt and not cfg.resume_from_checkpoint:
@@ -150,7 +158,7 @@ def step(run, metrics, batch, advantages, score=None, values=None):
     """After a step: its line and its evaluation's; warnings, each once in a run; at the first step and at
     evaluations samples. Ends the run if Ctrl-C was pressed."""
     number, took = run.state["steps"], metrics["step_time"]
-    cells = "".join(f"{metrics[key]:8.3f}" for key in run.columns.values())
+    cells = "".join(f"{round(metrics[key], 3) + 0.0:8.3f}" for key in run.columns.values())      # no -0.000
     print(f"{number:5d}{cells}{took:6.2f}{took * (run.cfg.max_steps - number):5.0f}s", flush=True)
     held_out = [f"{name} {x:.3f}" for name, x in metrics.items() if re.fullmatch("eval/[^/]*", name)]
     if held_out:
@@ -220,6 +228,8 @@ def finish(run, both):
         except (ImportError, OSError, ValueError) as error:
             say(f"no {name}: {shown(str(error))}")
     state = run.state
+    if state["steps"] < run.cfg.max_steps:
+        say(f"The last 5 batches are {sum(state['recent']) / 5:.3f} accurate: --stop_at {run.cfg.stop_at}")
     print(f"{state['steps']} steps, {state['seconds_total']:.0f} s, folder {run.folder}. Ask the policy:")
     print(f"  {command(run)} --prompt {shlex.quote(example(run.cfg).prompt)}", flush=True)
     signal.signal(signal.SIGINT, signal.default_int_handler)
