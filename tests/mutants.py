@@ -263,8 +263,8 @@ each token has the return of the whole
 - (cfg.view == "token"))
 + 0)
 a verdict comes with the first token
-- (mask * torch.arange(1, mask.shape[1] + 1).to(mask)).argmax(
-+ mask.argmax(
+- (out.mask * torch.arange(1, out.mask.shape[1] + 1).to(found)).argmax(
++ out.mask.argmax(
 a move is rewarded a token late
 - zip(ends, ends[1:])]
 + zip([0, *ends], ends)][:-1]
@@ -455,8 +455,8 @@ lambda never adapts to the length
 - if cfg.length_adaptive == "yes" else
 + if cfg.length_adaptive == "always" else
 the verdict comes with the first token
-- (mask * torch.arange(1, mask.shape[1] + 1).to(mask)).argmax(
-+ mask.argmax(
+- (out.mask * torch.arange(1, out.mask.shape[1] + 1).to(found)).argmax(
++ out.mask.argmax(
 
 == ppo.py | test_gradient.py is_cut and ppo
 actor and critic share their weights
@@ -532,8 +532,8 @@ beta adapts to the KL of the step, not to that from the base
 - adapted(beta, credit.kl, cfg.kl_target)
 + adapted(beta, metrics["policy_kl"], cfg.kl_target)
 the penalty adapts to the KL from the base
-- adapted(penalty_coef, metrics["policy_kl"], cfg.target_kl)
-+ adapted(penalty_coef, credit.kl, cfg.target_kl)
+- adapted(penalty_coef, metrics["policy_kl"], cfg
++ adapted(penalty_coef, credit.kl, cfg
 before training, the critic learns the actor's returns
 - credit = assign_credit(critic, ref, batch, cfg, cfg.beta, critic_lam=1.0)
 + credit = assign_credit(critic, ref, batch, cfg, cfg.beta, cfg.critic_lam)
