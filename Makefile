@@ -24,7 +24,7 @@ test: $(READY)           ## every test
 lint: $(READY)
 	$(PY) -m ruff check .
 
-mutants: $(READY)        ## 250 mistakes, one at a time in a copy: do the tests see each?
+mutants: $(READY)        ## 340 mistakes, one at a time in a copy: do the tests see each?
 	$(PY) tests/mutants.py
 
 sync:                    ## make sync FROM=grpo.py: its shared functions into the other scripts
