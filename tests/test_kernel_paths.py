@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import every_script
+from conftest import SCRIPTS, every_script
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = {"device": "cpu", "num_threads": 1, "operands": 3, "hidden_size": 16, "intermediate_size": 16,
@@ -37,17 +37,33 @@ def test_log_probs_without_logits_in_memory_teach_the_same(script, tmp_path, mon
     close(weights(tmp_path / "off"), weights(tmp_path / "on"))
 
 
+INTERPRETED = """
+import importlib, sys
+sys.modules["tools.report"] = None
+for name in sys.argv[1].split(","):
+    importlib.import_module(name).main([*sys.argv[2:], "--output_dir", name])
+"""
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory):
+    """The folder in which each script was run with the Triton kernel, in Triton's interpreter."""
+    pytest.importorskip("triton")
+    folder = tmp_path_factory.mktemp("interpreted")
+    command = [sys.executable, "-c", INTERPRETED, ",".join(SCRIPTS), *words(TINY | {"kernel": "triton"})]
+    out = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300,
+                         env=os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)})
+    assert out.returncode == 0 and out.stdout.count("log-probs by triton") == len(SCRIPTS), out.stderr
+    return folder
+
+
 @every_script
-def test_log_probs_of_the_triton_kernel_in_its_interpreter_teach_the_same(script, tmp_path, monkeypatch):
+def test_log_probs_of_the_triton_kernel_in_its_interpreter_teach_the_same(
+        script, interpreted, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "tools.report", None)
-    pytest.importorskip("triton")
     script.main(words(TINY | {"kernel": "torch", "output_dir": "torch"}))
-    command = [sys.executable, ROOT / f"{script.__name__}.py", *words(TINY | {"kernel": "triton"})]
-    out = subprocess.run([*command, "--output_dir", "triton"], capture_output=True, text=True,
-                         env=os.environ | {"TRITON_INTERPRET": "1"})
-    assert out.returncode == 0 and "log-probs by triton" in out.stdout, out.stderr
-    close(weights(tmp_path / "torch"), weights(tmp_path / "triton"))
+    close(weights(tmp_path / "torch"), weights(interpreted / script.__name__))
 
 
 def test_logits_of_a_gigabyte_are_not_kept_in_memory_and_small_ones_are():
