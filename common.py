@@ -62,8 +62,8 @@ tools = optional("tools.console") or SimpleNamespace(                   # a plai
     begin=lambda run, train, code: run.resumed or train(run.model, run.cfg, tools.progress),
     progress=lambda label, steps: steps, start=lambda run: print("step", *run.columns),
     step=lambda run, m, *_, **kw: print(run.state["steps"], *(round(m[x], 3) for x in run.columns.values())),
-    measure=lambda problems, texts, lengths, k, extract, verify: {
-        "pass@1" if k else "greedy": mean([verify(problems[i // (k or 1)], x) for i, x in enumerate(texts)])},
+    measure=lambda problems, texts, lengths, k, extract, verify: {"pass@1" if k else "greedy": mean([
+        tasks.is_right(p, verify(p, x)) for i, x in enumerate(texts) for p in [problems[i // (k or 1)]]])},
     finish=lambda run, both: print(both, "no report.html, no curve.png: there is no folder tools/", sep="\n"))
 
 
@@ -141,13 +141,13 @@ class Config(tasks.Flags, tools.Flags):
             allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
         parser.error = lambda message: fail(f"{message} (--help lists the flags)")
         groups = {name: parser.add_argument_group(name) for name in ("algorithm", *GROUPS)}
-        for f in dataclasses.fields(cls):
+        for f in sorted(dataclasses.fields(cls), key=lambda f: f.name not in Config.__annotations__):
             groups[f.metadata["group"]].add_argument(
                 f"--{f.name}", type=f.type, help=f"{f.metadata['help']} [{f.default}]",
                 metavar="|".join(f.metadata["choices"]) or f.type.__name__.upper())
         words = sys.argv[1:] if argv is None else argv
         given = vars(parser.parse_args([                # --max-steps is --max_steps
-            re.sub("^--[^=]+", lambda name: "--" + name[0][2:].replace("-", "_"), word) for word in words]))
+            re.sub(r"^--[\w-]+(?==|$)", lambda m: "--" + m[0][2:].replace("-", "_"), x) for x in words]))
         for name in [name for name, value in given.items() if value == ""]:
             fail(f"--{name}: is empty; say what, or leave it out")
         cfg = cls(**cls.stored(given) | given)
@@ -168,10 +168,10 @@ class Config(tasks.Flags, tools.Flags):
             if {name: type(x) for name, x in stored.items()} != types:
                 raise ValueError
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            fail(f"--resume_from_checkpoint {folder}: has no config.json of this {script}; name a run of it")
+            fail(f"--resume_from_checkpoint {folder}: no run of {script} with these folders; name one")
         for name in given.keys() - MAY_DIFFER:
             if given[name] != stored[name]:
-                fail(f"--{name} {given[name]}: the run has {stored[name]}; begin anew, --init_from {folder}")
+                fail(f"--{name} {given[name]}: the run has {stored[name]!r}; omit it or --init_from {folder}")
         return stored
 
 
@@ -315,12 +315,11 @@ class Run:
                     model.load_state_dict(load(self.folder / "base.pt", cfg.device))
                     self.resumed, self.state = saved, self.state | saved["state"]
         except Exception as error:
-            fail(f"--{flag} {source}: holds no policy of this shape, undamaged ({type(error).__name__}); "
-                 "name another run, or give the model flags that it was made with")
+            fail(f"--{flag} {source}: holds no policy of this shape ({type(error).__name__}); name another")
 
     def base(self, train, code):
-        """Make the run folder, --output_dir (new or empty) or the first free default, and the base in it: as
-        train(model, cfg, progress) does, or tools/ sooner. `code`: functions and constants that shape it."""
+        """Make the run folder, --output_dir (new or empty) or the first free default, and the base in it, by
+        train(model, cfg, progress) or as tools/bases.py has it. `code`: functions and constants behind it."""
         cfg, first, n = self.cfg, self.folder, 1
         try:
             while not cfg.resume_from_checkpoint and any(x.suffix != ".tmp" for x in self.folder.glob("*")):
@@ -360,6 +359,7 @@ class Run:
             self.step_clock = time.perf_counter()
             yield state["steps"]
         self.step_clock = None                      # no step is under way
+        self.save()
 
     def log(self, metrics, batch, advantages, *shade, **more):
         """A step is done: evaluate if it is time, log, print, and save if it is time."""

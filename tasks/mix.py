@@ -11,7 +11,7 @@ import tasks
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-    """What --help lists besides the flags of common.Config, where this folder is there."""
+    """Flags of tasks besides arithmetic, and of rewards: they come with this folder."""
     reward: str = common.run_flag("accuracy", "rows of tasks.REWARDS, added: accuracy+format, fine ...")
     numbers: str = common.task_flag("3-4", "countdown: numbers in a problem, or a range")
     slip: float = common.task_flag(0.0, "gridworld: how often a move goes astray", low=0, high=1)

@@ -18,7 +18,7 @@ import torch
 import common
 from tools import bases, scores
 
-measure = scores.measure                        # which common.py calls, like most functions of this file
+measure = scores.measure                        # for the scripts, as are progress and answer
 
 WARNINGS = (                    # how a step looks when learning cannot work, and what to say of it, once
     (lambda m: m["frac_reward_zero_std"] == 1 and m["accuracy"] < 0.5,
@@ -36,7 +36,7 @@ COLOURS = {"green": 32, "red": 31, "yellow": 33}
 
 @dataclasses.dataclass(frozen=True)
 class Flags:
-    """What --help lists besides the flags of common.Config, where this folder is there."""
+    """Flags of a run that begins at another, or of a look at one: they come with this folder."""
     init_from: str = common.run_flag("", "run folder whose trained policy takes the place of the base")
     cold_start: int = common.run_flag(0, "with --init_from: batches of worked examples to learn from first",
                                       low=0)
