@@ -554,6 +554,16 @@ def test_a_script_alone_that_is_killed_goes_on_and_ends_as_it_does_in_the_reposi
     assert losses[0] == losses[1]
 
 
+def test_a_script_with_tasks_but_without_tools_runs_a_task_that_rewards_each_move(tmp_path):
+    for name in ("reinforce.py", "common.py"):
+        shutil.copy(ROOT / name, name)
+    shutil.copytree(ROOT / "tasks", "tasks")
+    flags = "--task gridworld --operands 5 --base_steps 2"              # 5: the default
+    done = start("reinforce.py", *SMALL, *flags.split(), script="-B")
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    assert list(Path().glob("runs/*/summary.json"))
+
+
 REFUSALS = """
 import sys, grpo
 for argv in sys.argv[1:]:

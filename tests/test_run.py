@@ -840,6 +840,19 @@ def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(
     assert not difference(outcome(folder), outcome(whole))
 
 
+def test_ctrl_c_in_the_last_evaluation_loses_no_step(script, train, capfd, monkeypatch, tmp_path):
+    evaluate, folder = script.evaluate, tmp_path / "run0"
+
+    def interrupted(*args, **options):
+        if len(lines(folder / "metrics.jsonl")) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return evaluate(*args, **options)
+    monkeypatch.setattr(script, "evaluate", interrupted)
+    with pytest.raises(SystemExit) as stop:
+        train(max_steps=3, save_steps=100, eval_steps=100)
+    assert stop.value.code == 130 and load(folder / "checkpoint.pt")["state"]["steps"] == 3
+
+
 @contextlib.contextmanager
 def process(cwd, flags, pattern):
     """python grpo.py as from a shell, once it has printed a line with the pattern -> press_ctrl_c()."""
