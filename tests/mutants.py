@@ -509,6 +509,21 @@ the value is that of the token, not of what comes before it
 - self.gpt.states(prompts, of, tokens) @ self.head
 + self.gpt.states(prompts, of, torch.cat([tokens, tokens], 1))[:, 1:tokens.shape[1] + 1] @ self.head
 
+== common.py | test_run.py add_up
+a reward that grows is logged for the next step
+- cfg.reward, n - 1)
++ cfg.reward, n)
+
+== tasks/mix.py | test_preferences.py added
+the reward model's word replaces the other rewards
+- "rewards": batch.rewards + rewards,
++ "rewards": rewards,
+
+== tasks/mix.py | test_cli.py not_spoken
+dynamic sampling goes by a reward that is not there yet
+- if not named and cfg.dynamic_sampling:
++ if False:
+
 == ppo.py | test_preferences.py hears
 the critic that learns alone does not hear the reward model
 - batch = common.tasks.judged(sample_batch(policy, cfg, f"critic {i}"), parts)

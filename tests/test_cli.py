@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, SCRIPTS, every_script
+from conftest import ROOT, SCRIPTS, every_script, scripts
 
 import common
 import grpo
@@ -228,6 +228,12 @@ def test_cuda_is_refused_where_there_is_none(refused, monkeypatch):
 ])
 def test_two_values_that_do_not_go_together_are_refused(refused, argv, words):
     refused(argv, *words)
+
+
+@scripts("ppo")
+def test_dynamic_sampling_by_a_reward_model_that_has_not_spoken_is_refused(script, refused):
+    refused("--reward model --dynamic_sampling 3", "--dynamic_sampling 3", "accuracy+model")
+    script.Config.parse(["--reward", "accuracy+model", "--dynamic_sampling", "3"])
 
 
 @every_script
@@ -562,6 +568,9 @@ def test_a_script_with_tasks_but_without_tools_runs_a_task_that_rewards_each_mov
     done = start("reinforce.py", *SMALL, *flags.split(), script="-B")
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     assert list(Path().glob("runs/*/summary.json"))
+    code = ("import common; common.tasks.is_right = lambda problem, verdict: verdict == [7]; "
+            "print(common.tools.measure([0], ['a', 'b'], [1, 1], 2, None, lambda problem, text: [7]))")
+    assert start("-c", code, script="-B").stdout == "{'pass@1': 1.0}\n"
 
 
 REFUSALS = """

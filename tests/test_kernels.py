@@ -28,9 +28,9 @@ ROOT = HERE.parent.parent
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 
-device = pytest.mark.skipif(not fused.available(DEVICE), reason="no CUDA device")
+device = pytest.mark.skipif(not fused.available(DEVICE), reason="needs Triton and a GPU of CUDA 8.0")
 interpreter = (lambda test: test) if INTERPRETED else (lambda test: None)       # no test elsewhere, no skip
-compiler = pytest.mark.skipif(INTERPRETED or not fused.triton, reason="needs Triton, and not its interpreter")
+compiler = (lambda test: None) if INTERPRETED else pytest.mark.skipif(not fused.triton, reason="no Triton")
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")      # numpy's, of log(0) in rows of padding
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -535,4 +535,4 @@ def test_all_of_this_holds_in_tritons_interpreter():
     out = subprocess.run([sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", HERE], cwd=ROOT,
                          env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True,
                          timeout=500)
-    assert out.returncode == 0 and "no CUDA device" not in out.stdout, out.stdout[-5000:] + out.stderr[-1000:]
+    assert out.returncode == 0 and "skipped" not in out.stdout, out.stdout[-5000:] + out.stderr[-1000:]

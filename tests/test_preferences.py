@@ -8,7 +8,7 @@ import torch
 
 import common
 import ppo
-from tasks import preferences
+from tasks import mix, preferences
 
 
 def batch_of(cfg, tokens, lengths, right):
@@ -128,6 +128,14 @@ def test_ppo_is_told_what_the_reward_model_says_and_logs_what_is_true(tmp_path, 
     again = common.load("run/checkpoint.pt", "cpu")["judge"]
     assert all(torch.equal(judge[name], again[name]) for name in judge)
     assert "reward model:" not in capsys.readouterr().out
+
+
+def test_what_the_reward_model_says_is_added_to_the_other_rewards():
+    batch, said = SimpleNamespace(rewards=torch.tensor([[0.0, 1.0]])), torch.tensor([[0.5, 0.25]])
+    judge = SimpleNamespace(rewards=lambda batch: said)
+    after = mix.judged(batch, {"judge": judge})
+    assert after.rewards.tolist() == [[0.5, 1.25]] and after.judged is said
+    assert batch.rewards.tolist() == [[0.0, 1.0]] and mix.judged(batch, {}) is batch
 
 
 def test_the_critic_that_learns_alone_hears_the_reward_model_too(tmp_path, monkeypatch):

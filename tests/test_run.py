@@ -256,6 +256,13 @@ def test_the_metrics_have_one_line_a_step_in_the_words_of_trl_with_its_evaluatio
     assert evaluations[-1]["eval/greedy"] == last["greedy"]
 
 
+def test_the_rows_of_a_reward_add_up_to_it_at_every_step(train):
+    found = steps(train(reward="accuracy+growing_length", textbook=1.0, max_steps=4))   # whose target grows
+    for line in found:
+        rows = line["rewards/accuracy/mean"], line["rewards/growing_length/mean"]
+        assert line["reward"] == pytest.approx(sum(rows), rel=1e-5) and rows[1] > 0
+
+
 def test_the_metrics_of_a_batch_are_those_computed_by_hand():
     mask = torch.tensor([[1., 1, 1, 1], [1, 0, 1, 0], [1, 0, 0, 0], [1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 0, 0]])
     batch = SimpleNamespace(
