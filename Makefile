@@ -1,5 +1,6 @@
-# make run, make test: all there is to know. PYTHON=python3.12 chooses the interpreter;
-# VENV=none uses its packages as they are (torch, tiktoken, pytest ... already installed) and makes no .venv.
+# make run trains a policy, make test runs the tests. The first target that needs packages installs
+# them in .venv. PYTHON=python3.12 chooses the interpreter; VENV=none makes no .venv, but uses the
+# packages that this interpreter has (torch, tiktoken, pytest ...).
 PYTHON ?= python3
 VENV ?= .venv
 SEEDS ?= 0 1 2 3 4
@@ -15,56 +16,56 @@ endif
 
 .PHONY: run test lint mutants sync diff seeds compare tasks r1 zero rlhf passk report screenshot bench clean
 
-run: $(READY)            ## the main job: warm start, GRPO on arithmetic, a run folder under runs/
+run: $(READY)            ## the main job: make the base, train it by GRPO on arithmetic; see runs/
 	$(PY) grpo.py --task arithmetic
 
-test: $(READY)           ## every test
+test: $(READY)           ## run all tests
 	$(PY) -m pytest
 
-lint: $(READY)
+lint: $(READY)           ## check the style
 	$(PY) -m ruff check .
 
-mutants: $(READY)        ## 340 mistakes, one at a time in a copy: do the tests see each?
+mutants: $(READY)        ## make each of a list of mistakes in a copy: do the tests see it?
 	$(PY) tests/mutants.py
 
-sync:                    ## make sync FROM=grpo.py: its shared functions into the other scripts
+sync:                    ## make sync FROM=grpo.py: copy what scripts share to the other scripts
 	$(PYTHON) tools/sync.py $(FROM)
 
-diff:                    ## make diff A=grpo B=gspo: the lesson, in removed and added lines
+diff:                    ## make diff A=grpo B=gspo: the lines that B removes and adds
 	$(PYTHON) tools/sync.py --diff $(A) $(B)
 
-seeds: $(READY)          ## the table of seeds in README.md, each seed from nothing: its own base, its own problems
-	$(PY) tools/seeds.py $(SEEDS)
+seeds: $(READY)          ## the main job with several seeds, a base for each: table in README.md
+	$(PY) -m tools.seeds $(SEEDS)
 
-compare: $(READY)        ## all five scripts from one base, three seeds each: table in README.md, docs/compare.png
+compare: $(READY)        ## all scripts from one base, three seeds: table in README.md, a picture
 	$(PY) -m tools.compare --task $(TASK)
 
-tasks: $(READY)          ## countdown, gridworld and lookup, three seeds each: tables in README.md
+tasks: $(READY)          ## countdown, gridworld, lookup, three seeds each: tables in README.md
 	$(PY) -m tools.tasks
 
-r1: $(READY)             ## the four stages of R1 on three tasks: table in README.md
+r1: $(READY)             ## the four stages of R1, on three tasks: table in README.md
 	$(PY) -m tools.r1
 
-zero: $(READY)           ## R1-Zero, format and accuracy: table in README.md, docs/zero.png
+zero: $(READY)           ## R1-Zero, format and accuracy: table in README.md, a picture
 	$(PY) -m tools.zero
 
-rlhf: $(READY)           ## PPO against a reward model: table in README.md, docs/rlhf.png
+rlhf: $(READY)           ## PPO against a reward model: table in README.md, a picture
 	$(PY) -m tools.rlhf
 
-passk: $(READY)          ## pass@k and maj@k before and after, k to 64: table in README.md, docs/passk.png
+passk: $(READY)          ## pass@k and maj@k, before and after: table in README.md, a picture
 	$(PY) -m tools.passk
 
-report: $(READY)         ## make report RUN="runs/a runs/b": report.html of runs, side by side
+report: $(READY)         ## make report RUN="runs/a runs/b": report.html about several runs
 	$(PY) -m tools.report $(RUN)
 
-screenshot:              ## make screenshot RUN=runs/a: docs/report.png, by Chromium, which has to be installed
+screenshot:              ## make screenshot RUN=runs/a: docs/report.png; needs Chromium
 	chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1400,2096 \
 	  --screenshot=docs/report.png "file://$(abspath $(RUN))/report.html"
 
-bench: $(READY)          ## speed, beside others where they are installed: tables in README.md, docs/bench-DEVICE.json
+bench: $(READY)          ## speed, next to other libraries that are installed: tables in README.md
 	$(PY) -m kernels.bench
 
-clean:                   ## all that the targets above made, but the docs
+clean:                   ## remove .venv, runs/ and caches
 	rm -rf .venv runs .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 

@@ -1,6 +1,11 @@
-"""What the scripts share and no paper is about: flags, arithmetic problems, and the run itself (folder, logs,
-checkpoints, resume). No model, no verifier, no loss is in here."""
+"""What all scripts share and no paper is about: flags, tasks, scores, and the run with its folder.
+
+There is no model, no tokenizer and no loss in here. A script runs with this file alone: it then
+knows the task arithmetic, and prints a plain line a step. tasks/ adds tasks and rewards, tools/ a
+console for terminals and the report, kernels/ faster code for CUDA.
+"""
 import argparse
+import collections
 import dataclasses
 import functools
 import importlib
@@ -10,391 +15,1118 @@ import math
 import os
 import random
 import re
+import shlex
+import signal
 import sys
 import time
 import zipfile
 import zlib
-from collections import namedtuple
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 
 HERE = Path(__file__).resolve().parent
-print = functools.partial(print, flush=True)        # a line shows when it is printed, in a pipe too
+MACHINERY = "\n# ==== the machinery"        # where the text begins that all scripts have in common
 
-# ---- 1. flags -------------------------------------------------------------------------------------------
 
 def fail(message, code=2):
-    """One line on stderr, then exit: 2 for bad input (nothing was touched), 1 for a run that had to stop."""
-    print(f"error: {message}", file=sys.stderr)
+    """One line on stderr, then exit: 2 for bad input (nothing was touched), 1 for a failed run."""
+    print(f"error: {message}", file=sys.stderr, flush=True)
     raise SystemExit(code)
 
 
-def flag(default, help, group="algorithm", low=None, high=math.inf, choices=(), why="", needs=""):
-    """A field of a Config and a flag: numbers are finite, low .. high; idle without the flag it `needs`."""
-    return dataclasses.field(default=default, metadata=locals())
-
-
-GROUPS = ("run", "task", "sampling", "optimizer", "evaluation", "base policy, shared by all scripts")
-run_flag, task_flag, sample_flag, step_flag, eval_flag, base_flag = (
-    functools.partial(flag, group=group) for group in GROUPS)
-DEVICES = ["mps"] * torch.backends.mps.is_available() + ["cpu"] + ["cuda"] * torch.cuda.is_available()
-MAY_DIFFER = {"max_steps", "stop_at", "save_steps", "eval_steps", "num_eval_problems", "num_eval_samples",
-              "device", "prompt", "output_dir", "resume_from_checkpoint"}     # when a run is resumed
-
-
 def optional(module):
-    """A module of this repository, None where a script was copied out without it."""
-    files = (HERE / f"{module.replace('.', '/')}{end}" for end in (".py", "/__init__.py"))
-    return importlib.import_module(module) if any(file.is_file() for file in files) else None
+    """The module of this repository, or None where a script was copied out without it."""
+    path = HERE / module.replace(".", "/")
+    if path.with_suffix(".py").is_file() or (path / "__init__.py").is_file():
+        return importlib.import_module(module)
+    return None
 
 
 kernels = optional("kernels")
-KERNELS, LINEAR = (x[:3 if kernels else 2] for x in (("auto", "torch", "triton"), ("auto", "off", "on")))
-tasks = optional("tasks.mix") or SimpleNamespace(                       # arithmetic alone
-    Flags=type("Flags", (), {"reward": "accuracy", "mask_tool_tokens": "yes"}), check=lambda cfg: None,
-    load=lambda name: fail(f"--task {name}: there is no {HERE / 'tasks' / name}.py; take arithmetic"),
-    is_right=lambda problem, verdict: verdict == 1, reward=lambda *row: row[-1], calls=lambda problems: [],
-    describe=lambda *b: {}, learned=lambda *b: {}, judge=lambda *b: {}, judged=lambda batch, parts: batch)
-tools = optional("tools.console") or SimpleNamespace(                   # a plain line a step
-    Flags=type("Flags", (), {"prompt": "", "init_from": ""}), check=lambda cfg: None,
-    begin=lambda run, train, code: run.resumed or train(run.model, run.cfg, tools.progress),
-    progress=lambda label, steps: steps, start=lambda run: print("step", *run.columns),
-    step=lambda run, m, *_, **kw: print(run.state["steps"], *(round(m[x], 3) for x in run.columns.values())),
-    measure=lambda problems, texts, lengths, k, extract, verify: {"pass@1" if k else "greedy": mean([
-        tasks.is_right(p, verify(p, x)) for i, x in enumerate(texts) for p in [problems[i // (k or 1)]]])},
-    finish=lambda run, both: print(both, "no report.html, no curve.png: there is no folder tools/", sep="\n"))
+
+
+# ---- 1. flags --------------------------------------------------------------------------------
+
+def flag(default, help, group="algorithm", low=None, high=math.inf, choices=(), why="", needs=""):
+    """A field of a Config that is also a command-line flag. Numbers are finite and in low .. high;
+    `why` goes on with the message about a number outside. A flag does nothing without the flag
+    that it `needs`, "name" or "name value", and is then refused. -> dataclass field"""
+    metadata = {"help": help, "group": group, "low": low, "high": high,
+                "choices": choices, "why": why, "needs": needs}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+BASE_GROUP = "base policy, shared by all scripts"
+GROUPS = ("algorithm", "run", "task", "sampling", "optimizer", "evaluation", BASE_GROUP)
+run_flag = functools.partial(flag, group="run")
+task_flag = functools.partial(flag, group="task")
+sample_flag = functools.partial(flag, group="sampling")
+step_flag = functools.partial(flag, group="optimizer")
+eval_flag = functools.partial(flag, group="evaluation")
+base_flag = functools.partial(flag, group=BASE_GROUP)
+
+
+def devices():
+    """The devices that torch can use here, the best one last."""
+    found = ["cpu"]
+    if torch.backends.mps.is_available():
+        found.insert(0, "mps")
+    if torch.cuda.is_available():
+        found.append("cuda")
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(tasks.Flags, tools.Flags):
-    """The flags every script has; a script's own Config adds the symbols of its equations."""
+class Config:
+    """The flags of every script; a script's own Config adds the symbols of its equations."""
+    # the run
     task: str = run_flag("arithmetic", "arithmetic, or NAME for tasks/NAME.py; several: A,B")
-    max_steps: int = run_flag(60, "batches to train on at most; 0 makes and evaluates the base only", low=0)
-    stop_at: float = run_flag(0.98, "stop when the last 5 batches are this accurate; 2: never", low=0)
+    max_steps: int = run_flag(60, "batches to train on at most; 0: only make the base", low=0)
+    stop_at: float = run_flag(0.98, "stop when 5 batches are this accurate; 2: never", low=0)
     seed: int = run_flag(0, "of problems, sampling and shuffling", low=0)
-    device: str = run_flag(DEVICES[-1], "where to run; CUDA if there is one", choices=DEVICES)
-    kernel: str = run_flag("auto", "of log-probs, rollouts; auto: triton on CUDA", choices=KERNELS)
-    fused_linear: str = run_flag("auto", "auto: no large logits in memory", choices=LINEAR)
-    num_threads: int = run_flag(1, "CPU threads; a second one gains 1.15x at this size, if idle", low=1)
-    output_dir: str = run_flag("", "run folder; else runs/ALGORITHM-TASK-sSEED, with -2, -3 ... when taken")
+    device: str = run_flag(devices()[-1], "where to run; CUDA if there is one", choices=devices())
+    kernel: str = run_flag("auto", "auto: Triton kernels on CUDA, else plain torch",
+                           choices=("auto", "torch", "triton"))
+    num_threads: int = run_flag(1, "CPU threads; a second one, if idle, gains 1.15x here", low=1)
+    output_dir: str = run_flag("", "run folder; else runs/SCRIPT-TASK-sSEED, or with -2, -3 ...")
     save_steps: int = run_flag(10, "steps between checkpoints", low=1)
     resume_from_checkpoint: str = run_flag("", "run folder to go on with, its flags included")
+    init_from: str = run_flag("", "run folder whose trained policy takes the place of the base")
+    cold_start: int = run_flag(0, "batches of worked examples to learn from first", low=0,
+                               needs="init_from")
+    # the task
+    reward: str = task_flag("accuracy", "rows of tasks.rewards, added: accuracy+format, fine ...")
     operands: str = task_flag("5", "arithmetic: numbers in a problem, or a range: 3-7")
-    num_generations: int = sample_flag(8, "completions per prompt (G)", low=2, why=": one has no siblings")
+    numbers: str = task_flag("3-4", "countdown: numbers in a problem, or a range")
+    slip: float = task_flag(0.0, "gridworld: how often a move goes astray", low=0, high=1)
+    # sampling
+    num_generations: int = sample_flag(8, "completions per prompt (G)", low=2,
+                                       why=": one alone has no group")
     num_prompts: int = sample_flag(32, "prompts per step (P)", low=1)
-    max_completion_length: int = sample_flag(48, "tokens per completion at most (L)", low=1)
-    dynamic_sampling: int = sample_flag(0, "batches of prompts to add until P groups have signal", low=0)
-    temperature: float = sample_flag(1.0, "of sampling and scoring", low=1e-3, why=": 0 explores nothing")
+    max_completion_length: int = sample_flag(48, "tokens per completion at most (T)", low=1)
+    dynamic_sampling: int = sample_flag(0, "batches to add until P groups have signal", low=0)
+    curriculum: bool = sample_flag(False, "sample each difficulty by p(1 - p), p: its pass rate")
+    temperature: float = sample_flag(1.0, "of sampling and scoring", low=1e-3,
+                                     why=": 0 explores nothing")
+    mask_tool_tokens: bool = sample_flag(True, "false: learn what tools say, too (a mistake)")
+    # the optimizer
     learning_rate: float = step_flag(5e-4, "of AdamW", low=0)
-    warmup_steps: int = step_flag(0, "steps of linear learning-rate warm-up, constant after it", low=0)
+    warmup_steps: int = step_flag(0, "steps in which the learning rate rises linearly", low=0)
     weight_decay: float = step_flag(0.0, "of AdamW", low=0)
     max_grad_norm: float = step_flag(1.0, "longer gradients are scaled down to this norm", low=1e-9)
     num_mini_batches: int = step_flag(2, "optimizer steps per pass over the batch", low=1)
-    micro_batch_size: int = step_flag(32, "rows per backward pass: memory, speed, bnpo's gradient", low=1)
+    micro_batch_size: int = step_flag(32, "rows per backward pass; bounds the memory", low=1)
+    # evaluation
     eval_steps: int = eval_flag(10, "steps between greedy evaluations", low=1)
     num_eval_problems: int = eval_flag(512, "held-out problems", low=1)
-    num_eval_samples: int = eval_flag(8, "samples of each before and after training (k of pass@k)", low=1)
+    num_eval_samples: int = eval_flag(8, "samples of each at start and end (k of pass@k)", low=1)
+    # the base policy
     hidden_size: int = base_flag(64, "width (D)", low=1)
     num_hidden_layers: int = base_flag(2, "decoder layers", low=1)
     num_attention_heads: int = base_flag(4, "query heads (H)", low=1)
-    num_key_value_heads: int = base_flag(1, "key/value heads, each shared by several query heads", low=1)
+    num_key_value_heads: int = base_flag(1, "key/value heads (KV)", low=1)
     intermediate_size: int = base_flag(176, "width of the SwiGLU layer", low=1)
-    base_seed: int = base_flag(0, "of the initial weights and the corpus", low=0)
+    base_seed: int = base_flag(0, "of the initial weights and the demonstrations", low=0)
     base_steps: int = base_flag(1000, "warm-start batches", low=0)
     base_batch_size: int = base_flag(32, "demonstrations per warm-start batch", low=1)
-    textbook: float = base_flag(0.6, "share of textbook batches; the others: forum", low=0, high=1)
+    textbook_share: float = base_flag(0.6, "of the batches; the others are from the forum", low=0,
+                                      high=1)
     base_learning_rate: float = base_flag(4e-3, "warm-start peak, falling linearly to 0", low=0)
 
-    # what the functions of the task take as keywords, and the last arguments of a script's `score`
-    options = property(lambda self: {name: getattr(self, name) for name in inspect.signature(
-        load_task(self.task).sample).parameters if hasattr(self, name)})
-    scoring = property(lambda self: (self.temperature, self.kernel, self.fused_linear))
+    has_reward_model = False        # whether a script knows --reward model
 
-    def check(self):
-        """Exit with one line for a value, or a pair of values, that cannot work."""
-        def need(fits, name, words):
-            if not fits:
-                fail(f"--{name} {getattr(self, name)}: {words}")
 
-        H, P = self.num_attention_heads, self.num_prompts
-        for f in dataclasses.fields(self):
-            value, m = getattr(self, f.name), SimpleNamespace(**f.metadata)
-            need(m.low is None or m.low <= value <= m.high and value < math.inf, f.name,
-                 f"must be finite, at least {m.low}" + f", at most {m.high}" * (m.high < math.inf) + m.why)
-            need(not m.choices or value in m.choices, f.name, f"must be one of {', '.join(m.choices)}")
-        need(self.hidden_size % (2 * H) == 0, "hidden_size", f"must be a multiple of {2 * H}, two per head")
-        need(H % self.num_key_value_heads == 0, "num_key_value_heads", f"must divide num_attention_heads {H}")
-        need(self.num_mini_batches <= P, "num_mini_batches", f"a batch has only {P} groups")
+# What a resumed run may do otherwise than it began.
+MAY_DIFFER = {"max_steps", "stop_at", "save_steps", "eval_steps", "num_eval_problems",
+              "num_eval_samples", "device", "output_dir", "resume_from_checkpoint"}
+
+
+def boolean(text):
+    """What "true" or "false" stands for. ValueError for anything else."""
+    if text.lower() not in ("true", "false"):
+        raise ValueError(text)
+    return text.lower() == "true"
+
+
+def make_parser(config_class):
+    """An argparse parser with a flag for each field of a Config, in groups."""
+    parser = argparse.ArgumentParser(
+        description=sys.modules[config_class.__module__].__doc__, allow_abbrev=False,
+        argument_default=argparse.SUPPRESS, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.error = lambda message: fail(f"{message} (--help lists the flags)")
+    groups = {name: parser.add_argument_group(name) for name in GROUPS}
+    own_fields_last = sorted(dataclasses.fields(config_class),
+                             key=lambda field: field.name not in Config.__annotations__)
+    for field in own_fields_last:
+        options = {"type": field.type, "help": f"{field.metadata['help']} [{field.default}]"}
+        if field.type is bool:
+            options |= {"type": boolean, "nargs": "?", "const": True, "metavar": "true|false"}
+        elif field.metadata["choices"]:
+            options["metavar"] = "|".join(field.metadata["choices"])
+        else:
+            options["metavar"] = field.type.__name__.upper()
+        groups[field.metadata["group"]].add_argument(f"--{field.name}", **options)
+    return parser
+
+
+def with_underscores(word):
+    """--max-steps=3 -> --max_steps=3; what is no flag stays as it is."""
+    name = re.match(r"--[\w-]+(?==|$)", word)
+    if name is None:
+        return word
+    return "--" + name[0][2:].replace("-", "_") + word[name.end():]
+
+
+def parse_flags(config_class, argv=None):
+    """The flags of `argv`, over those of the run that it resumes or the defaults of its task.
+    Exits with one line if one is bad. -> Config"""
+    words = sys.argv[1:] if argv is None else argv
+    given = vars(make_parser(config_class).parse_args([with_underscores(word) for word in words]))
+    for name, value in given.items():
+        if value == "":
+            fail(f"--{name}: is empty; give a value, or leave the flag out")
+    if "resume_from_checkpoint" in given:
+        stored = stored_flags(config_class, given)
+    else:
+        stored = task_defaults(config_class, given.get("task", config_class.task))
+    cfg = config_class(**(stored | given))
+    check_flags(cfg)
+    return cfg
+
+
+def task_defaults(config_class, names):
+    """The defaults that the tasks ask for; of several tasks, the largest of each. -> dict"""
+    classes = [find_task(name, names) for name in names.split(",")]
+    defaults = {}
+    for field in dataclasses.fields(config_class):      # a task may ask for what one script has
+        wanted = [task.defaults.get(field.name, field.default) for task in classes]
+        if any(field.name in task.defaults for task in classes):
+            defaults[field.name] = field.type(max(wanted))
+    return defaults
+
+
+def stored_flags(config_class, given):
+    """The flags of the run to resume. Exits if there is none, or if a given flag contradicts it."""
+    folder = given["resume_from_checkpoint"]
+    script = Path(inspect.getfile(config_class)).name
+    types = {field.name: field.type for field in dataclasses.fields(config_class)}
+    try:
+        saved = json.loads(Path(folder, "config.json").read_text())
+        stored = saved["config"]
+        stored_types = {name: type(value) for name, value in stored.items()}
+        if saved["script"] != script or stored_types != types:
+            raise ValueError
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        fail(f"--resume_from_checkpoint {folder}: no run of {script} with these folders; name one")
+    for name in given.keys() - MAY_DIFFER:
+        if given[name] != stored[name]:
+            fail(f"--{name} {given[name]}: the run has {stored[name]!r}; omit it or "
+                 f"--init_from {folder}")
+    return stored
+
+
+def check_flags(cfg):
+    """Exit with one line for a value, or a pair of values, that cannot work or does nothing."""
+    def need(fits, name, words):
+        if not fits:
+            fail(f"--{name} {getattr(cfg, name)}: {words}")
+
+    # each flag on its own, and with the one that it needs
+    for field in dataclasses.fields(cfg):
+        value = getattr(cfg, field.name)
+        low, high = field.metadata["low"], field.metadata["high"]
+        if low is not None:
+            at_most = f", at most {high}" if high < math.inf else ""
+            need(low <= value <= high and value < math.inf, field.name,
+                 f"must be finite, at least {low}{at_most}{field.metadata['why']}")
+        choices = field.metadata["choices"]
+        need(not choices or value in choices, field.name, f"must be one of {', '.join(choices)}")
+        name, _, wanted = field.metadata["needs"].partition(" ")
+        if name and value != field.default:
+            present = getattr(cfg, name) == wanted if wanted else getattr(cfg, name)
+            need(present, field.name, f"does nothing without --{name} {wanted}".rstrip())
+
+    # flags that have to fit each other
+    H = cfg.num_attention_heads
+    need(cfg.hidden_size % (2 * H) == 0, "hidden_size",
+         f"must be a multiple of {2 * H}, two per head")
+    need(H % cfg.num_key_value_heads == 0, "num_key_value_heads",
+         f"must divide num_attention_heads {H}")
+    need(cfg.num_mini_batches <= cfg.num_prompts, "num_mini_batches",
+         f"a batch has only {cfg.num_prompts} groups")
+    if hasattr(cfg, "overlong_buffer"):
+        need(cfg.overlong_buffer <= cfg.max_completion_length, "overlong_buffer",
+             f"is longer than a completion may be, {cfg.max_completion_length}")
+
+    # flags that need a folder of this repository, which a copied script may not have
+    if not (HERE / "tasks").is_dir():
+        for name in ("reward", "curriculum"):
+            need(getattr(cfg, name) == getattr(Config, name), name, f"there is no {HERE / 'tasks'}")
+    if kernels:
         try:
-            load_task(self.task).width(**self.options), tasks.check(self), tools.check(self)
-            kernels and kernels.choose(self.kernel, torch.device(self.device))
+            kernels.check(cfg.kernel, torch.device(cfg.device))
         except ValueError as error:
             fail(str(error))
-
-    @classmethod
-    def parse(cls, argv=None):
-        """The flags of `argv`, over those of the run that it resumes or of the task. Exits if one is bad."""
-        parser = argparse.ArgumentParser(
-            description=sys.modules[cls.__module__].__doc__, argument_default=argparse.SUPPRESS,
-            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
-        parser.error = lambda message: fail(f"{message} (--help lists the flags)")
-        groups = {name: parser.add_argument_group(name) for name in ("algorithm", *GROUPS)}
-        for f in sorted(dataclasses.fields(cls), key=lambda f: f.name not in Config.__annotations__):
-            groups[f.metadata["group"]].add_argument(
-                f"--{f.name}", type=f.type, help=f"{f.metadata['help']} [{f.default}]",
-                metavar="|".join(f.metadata["choices"]) or f.type.__name__.upper())
-        words = sys.argv[1:] if argv is None else argv
-        given = vars(parser.parse_args([                # --max-steps is --max_steps
-            re.sub(r"^--[\w-]+(?==|$)", lambda m: "--" + m[0][2:].replace("-", "_"), x) for x in words]))
-        for name in [name for name, value in given.items() if value == ""]:
-            fail(f"--{name}: is empty; say what, or leave it out")
-        cfg = cls(**cls.stored(given) | given)
-        cfg.check()
-        return cfg
-
-    @classmethod
-    def stored(cls, given):
-        """What holds where nothing is `given`: the flags of the run to resume, or those of the task."""
-        folder, script = given.get("resume_from_checkpoint"), Path(inspect.getfile(cls)).name
-        types = {f.name: f.type for f in dataclasses.fields(cls)}
-        if not folder:
-            wanted = getattr(load_task(given.get("task", cls.task)), "FLAGS", {})
-            return {name: types[name](value) for name, value in wanted.items() if name in types}
-        try:
-            saved = json.loads(Path(folder, "config.json").read_text())
-            stored = saved["config"] if saved["script"] == script else None
-            if {name: type(x) for name, x in stored.items()} != types:
-                raise ValueError
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            fail(f"--resume_from_checkpoint {folder}: no run of {script} with these folders; name one")
-        for name in given.keys() - MAY_DIFFER:
-            if given[name] != stored[name]:
-                fail(f"--{name} {given[name]}: the run has {stored[name]!r}; omit it or --init_from {folder}")
-        return stored
+    else:
+        need(cfg.kernel != "triton", "kernel", f"there is no {HERE / 'kernels'}")
 
 
-# ---- 2. problems ----------------------------------------------------------------------------------------
+# ---- 2. tasks --------------------------------------------------------------------------------
 
-# work: what a worked example writes between the think tags; hidden: what only the environment knows
-Problem = namedtuple("Problem", "task prompt answer work difficulty hidden", defaults=["", 0, None])
+class Problem(NamedTuple):
+    """A prompt and what the task knows of it."""
+    prompt: str
+    answer: str             # a right one; "" where it cannot be said
+    work: str = ""          # what a demonstration writes between the think tags
+    difficulty: int = 0     # the level by which success is shown and a curriculum samples
+    secret: Any = None      # what only the environment knows
+    task: str = ""          # the name of the task; sample_problems fills it in
 
 
-def span(numbers, name="operands"):
-    """What "3-7" or "5" stands for: (3, 7), (5, 5). ValueError on the flag `name` for anything else."""
-    found = re.fullmatch("([0-9]{1,2})(-([0-9]{1,2}))?", str(numbers))
-    low, high = (int(found[1]), int(found[3] or found[1])) if found else (0, 0)
+class Task:
+    """A task: its problems, demonstrations, verifier, reward and environment.
+
+    A subclass in tasks/NAME.py is the task NAME. It has to define prompt_width, sample,
+    demonstration and verify; everything else has a default here.
+    """
+    prompt_width = None     # characters of the longest prompt
+    call_tokens = ()        # behind these tokens respond() may insert text into a completion
+    defaults = {}           # defaults of flags for this task
+    options = ()            # the task flags that it understands
+
+    def __init__(self, cfg):
+        self.cfg = cfg
+        self.name = type(self).__module__.rpartition(".")[2]
+        self.state = {}     # plain values that are saved with each checkpoint
+
+    def sample(self, rng):
+        """Draw a problem; rng is a random.Random. -> Problem"""
+        raise NotImplementedError
+
+    def sample_to_demonstrate(self, rng):
+        """Draw a problem for the warm start, by default like any other. -> Problem"""
+        return self.sample(rng)
+
+    def demonstration(self, problem, rng, phase):
+        """A completion for the warm start; phase is "textbook" or "forum". -> str"""
+        raise NotImplementedError
+
+    def verify(self, problem, text):
+        """How right a completion is: 1.0 or 0.0, or a list with a reward for each character. Never
+        raises, whatever the text holds."""
+        raise NotImplementedError
+
+    def reward(self, problem, text, verdict, step):
+        """What a completion is worth in training; verdict is what verify returned. -> float"""
+        return float(sum(verdict) if isinstance(verdict, list) else verdict)
+
+    def is_correct(self, problem, verdict):
+        """Whether a verdict is the best there is. -> bool"""
+        return verdict == 1
+
+    def best_return(self, problem):
+        """The highest expected sum of rewards, for a task that rewards each move. -> float, None"""
+        return None
+
+    def respond(self, problem, text):
+        """What the environment inserts after a call token; text: the completion so far. -> str"""
+        return ""
+
+    def wants(self, problem, rng):
+        """Whether to train on this problem now; a curriculum refuses some. -> bool"""
+        return True
+
+    def describe(self, batch, step):
+        """Metrics of a batch that only this task has. -> dict"""
+        return {}
+
+    def learn(self, batch):
+        """Take note of how a batch went; a curriculum does."""
+
+
+class Arithmetic(Task):
+    """((((3+4)-5)*4)-2)= is worked out as 3+4=7;7-5=2;2*4=8;8-2=6. All values stay in 0..20. The
+    verifier stands in the scripts."""
+    options = ("operands",)
+    SELF_CHECKS = 0.02      # share of textbook demonstrations that notice a slip: 3+4=9;wait,3+4=7
+    SHORTER = 0.2           # share of demonstrations with fewer operands, which show padding
+
+    def __init__(self, cfg, verify):
+        super().__init__(cfg)
+        self.name = "arithmetic"
+        self.verify = verify
+        self.min_operands, self.max_operands = span(cfg.operands, "operands")
+        self.prompt_width = 4 * self.max_operands - 2
+
+    def sample(self, rng, share_shorter=0.0):
+        is_shorter = rng.random() < share_shorter
+        min_operands = 2 if is_shorter else self.min_operands
+        num_operands = rng.randint(min_operands, self.max_operands)
+        value = rng.randint(1, 9)
+        expression = str(value)
+        steps = []
+        while len(steps) < num_operands - 1:
+            sign = rng.choice("+-*")
+            operand = rng.randint(1, 9)
+            result = {"+": value + operand, "-": value - operand, "*": value * operand}[sign]
+            if 0 <= result <= 20:
+                steps.append(f"{value}{sign}{operand}={result}")
+                expression = f"({expression}{sign}{operand})"
+                value = result
+        return Problem(expression + "=", str(value), ";".join(steps), num_operands)
+
+    def sample_to_demonstrate(self, rng):
+        return self.sample(rng, self.SHORTER)
+
+    def demonstration(self, problem, rng, phase):
+        """The textbook works nine of ten answers out; in the forum seven of ten only answer."""
+        steps = problem.work.split(";")
+        if phase == "textbook" and rng.random() < self.SELF_CHECKS:
+            slip = rng.randrange(len(steps))
+            left, right = steps[slip].split("=")
+            wrong = (int(right) + rng.randint(1, 20)) % 21
+            steps[slip] = f"{left}={wrong};wait,{steps[slip]}"
+        answer = f"<answer>{problem.answer}</answer>"
+        share_that_thinks = {"textbook": 0.9, "forum": 0.3}[phase]
+        if rng.random() < share_that_thinks:
+            return f"<think>{';'.join(steps)}</think>" + answer
+        return answer
+
+    def describe(self, batch, step):
+        """How often a completion checks itself, and how often it is then right."""
+        is_correct = batch.is_correct.flatten().tolist()
+        checks = [c for c, text in zip(is_correct, batch.texts) if ";wait," in text]
+        return {"checks/share": len(checks) / len(batch.texts), "checks/repaired": mean(checks)}
+
+
+def span(numbers, name):
+    """What "3-7" or "5" stands for: (3, 7), (5, 5). ValueError on the flag `name` for others."""
+    found = re.fullmatch("([0-9]{1,2})(?:-([0-9]{1,2}))?", str(numbers))
+    low = int(found[1]) if found else 0
+    high = int(found[2] or low) if found else 0
     if not 2 <= low <= high:
         raise ValueError(f"--{name} {numbers}: must be a number from 2 to 99, or a range like 3-7")
     return low, high
 
 
-class arithmetic:
-    """The default task, in the shape of a file of tasks/ (its verifier stands in the scripts). All
-    intermediate values are in 0..20: ((((3+4)-5)*4)-2)= is worked out as 3+4=7;7-5=2;2*4=8;8-2=6."""
-    CORPUS = {"shorter": 0.2}   # options of the warm start, which must make padding an ordinary sight
-
-    @staticmethod
-    def width(operands="5"):
-        """Characters of the longest prompt."""
-        return 4 * span(operands)[1] - 2
-
-    @staticmethod
-    def sample(rng, operands="5", shorter=0.0):
-        low, high = span(operands)
-        operands = rng.randint(2 if rng.random() < shorter else low, high)
-        value = rng.randint(1, 9)
-        expression, work = str(value), []
-        while len(work) < operands - 1:
-            sign, operand = rng.choice("+-*"), rng.randint(1, 9)
-            result = {"+": value + operand, "-": value - operand, "*": value * operand}[sign]
-            if 0 <= result <= 20:
-                work.append(f"{value}{sign}{operand}={result}")
-                expression, value = f"({expression}{sign}{operand})", result
-        return Problem("arithmetic", expression + "=", str(value), ";".join(work), operands)
-
-    @staticmethod
-    def corpus(problem, rng, phase):
-        """A completion: the textbook works nine of ten answers out, in the forum seven of ten blurt. Now and
-        then a step goes wrong, which is noticed: 3+4=9;wait,3+4=7"""
-        steps = problem.work.split(";")
-        if phase == "textbook" and rng.random() < 0.02:
-            slip = rng.randrange(len(steps))
-            left, right = steps[slip].split("=")
-            steps[slip] = f"{left}={(int(right) + rng.randint(1, 20)) % 21};wait,{steps[slip]}"
-        thinks = rng.random() < {"textbook": 0.9, "forum": 0.3}[phase]
-        return f"<think>{';'.join(steps)}</think>" * thinks + f"<answer>{problem.answer}</answer>"
+def find_task(name, flag_value):
+    """The class of a task. Exits with one line where there is none. -> subclass of Task"""
+    if name == "arithmetic":
+        return Arithmetic
+    path = HERE / "tasks" / f"{name}.py"
+    if not (name.isidentifier() and path.is_file()):
+        fail(f"--task {flag_value}: there is no {path}; put it there, or take one of "
+             f"{', '.join(task_names())}")
+    module = importlib.import_module(f"tasks.{name}")
+    found = [value for value in vars(module).values() if inspect.isclass(value)
+             and issubclass(value, Task) and value.__module__ == module.__name__]
+    if len(found) != 1:
+        fail(f"--task {flag_value}: {path} is no task, for it does not define one subclass of "
+             "common.Task")
+    for method in ("sample", "demonstration", "verify"):
+        if getattr(found[0], method) is getattr(Task, method):
+            fail(f"--task {flag_value}: {path} is no task, for it does not define {method}")
+    return found[0]
 
 
-def load_task(name):
-    """`arithmetic`, the module tasks/NAME.py with the same names and verify(problem, text), or a mix: A,B."""
-    return arithmetic if name == "arithmetic" else tasks.load(name)
+def task_names():
+    """The tasks that there are: arithmetic, and the files of tasks/ with a subclass of Task."""
+    files = sorted((HERE / "tasks").glob("*.py"))
+    defining = re.compile(r"^class \w+\((common\.)?Task\):", re.MULTILINE)
+    return ["arithmetic", *(path.stem for path in files if defining.search(path.read_text()))]
 
 
-def sample_problems(task, n, seed, split="train", weights=None, **options):
-    """n problems, a function of the arguments; weights: how often to take one of a difficulty, 1 if None. A
-    tenth of the prompts, by hash, is held out for "test", the rest "train"; ValueError for another split."""
-    rng, found, sample = random.Random(repr((task, seed, split))), [], load_task(task).sample
-    held_out = ("train", "test").index(split)
+def load_task(cfg, verify):
+    """The task that the flags name: one task, or with A,B a mix; the rewards of --reward and a
+    curriculum wrap it. `verify` is the script's verifier of arithmetic. Exits with one line if a
+    flag is not for the task."""
+    parts = []
+    for name in cfg.task.split(","):
+        task_class = find_task(name, cfg.task)
+        try:
+            part = task_class(cfg, verify) if name == "arithmetic" else task_class(cfg)
+        except ValueError as error:
+            fail(str(error))
+        if part.prompt_width is None:
+            fail(f"--task {cfg.task}: {name} is no task, for it does not define prompt_width")
+        parts.append(part)
+    task = parts[0]
+    if len(parts) > 1:
+        task = importlib.import_module("tasks.mix").Mix(cfg, parts)
+
+    # flags that would do nothing for this task
+    for field in dataclasses.fields(Config):
+        value = getattr(cfg, field.name)
+        is_for_another = field.metadata["group"] == "task" and field.name not in task.options
+        if is_for_another and field.name != "reward" and value != field.default:
+            fail(f"--{field.name} {value}: is not for {cfg.task}")
+    if not cfg.mask_tool_tokens and not task.call_tokens:
+        fail(f"--mask_tool_tokens {cfg.mask_tool_tokens}: {cfg.task} has no tools")
+
+    # what changes its rewards, and which of its problems are sampled
+    if cfg.reward != Config.reward:
+        rewards = importlib.import_module("tasks.rewards")
+        try:
+            task = rewards.Rewards(cfg, task)
+        except ValueError as error:
+            fail(str(error))
+    if cfg.curriculum:
+        task = importlib.import_module("tasks.mix").Curriculum(task)
+    return task
+
+
+def draw_problems(task, draw, n, seed, split):
+    """n problems by draw(rng), a function of the arguments. A tenth of all prompts, by hash, is
+    held out for the split "test"; the others are "train"."""
+    if split not in ("train", "test"):
+        raise ValueError(f"split {split!r}: must be train or test")
+    rng = random.Random(repr((task.name, seed, split)))
+    problems = []
     for _ in range(10_000 + 1_000 * n):
-        if len(found) == n:
-            return found
-        problem = sample(rng, **options)
-        taken = not weights or rng.random() < weights.get(f"{problem.task}-{problem.difficulty}", 1.0)
-        if taken and (zlib.crc32(problem.prompt.encode()) % 10 == 0) == held_out:
-            found.append(problem)
-    fail(f"--task {task}: has hardly any {split} problems; it needs more variety")
+        if len(problems) == n:
+            return problems
+        problem = draw(rng)
+        is_test = zlib.crc32(problem.prompt.encode()) % 10 == 0
+        if is_test == (split == "test") and (is_test or task.wants(problem, rng)):
+            problems.append(problem if problem.task else problem._replace(task=task.name))
+    fail(f"--task {task.name}: has hardly any {split} problems; it needs more variety")
 
 
-def sample_corpus(task, n, seed, phase, **options):
-    """n pairs (problem, completion text) for the warm start, a function of the arguments."""
-    rng, module = random.Random(repr((task, seed, phase))), load_task(task)
-    problems = sample_problems(task, n, (seed, phase), **options, **getattr(module, "CORPUS", {}))
-    return [(problem, module.corpus(problem, rng, phase)) for problem in problems]
+def sample_problems(task, n, seed, split="train"):
+    """n problems, a function of the arguments; those of "test" never occur in training."""
+    return draw_problems(task, task.sample, n, seed, split)
 
 
-def mean(values):
-    """None if there are no values."""
-    return sum(values) / len(values) if values else None
+def sample_demonstrations(task, n, seed, phase):
+    """n pairs (problem, completion) for the warm start, a function of the arguments."""
+    problems = draw_problems(task, task.sample_to_demonstrate, n, (seed, phase), "train")
+    rng = random.Random(repr((task.name, seed, phase)))
+    return [(problem, task.demonstration(problem, rng, phase)) for problem in problems]
 
 
 def generator(*purpose):
-    """A CPU generator that is a function of its arguments, generator(seed, "rollout", step): there is no
-    state to save, and a resumed run draws what the uninterrupted one would have drawn."""
+    """A CPU generator that is a function of its arguments, such as (seed, "rollout", step): a
+    resumed run draws what the uninterrupted one would have drawn, and no state has to be saved."""
     return torch.Generator().manual_seed(random.Random(repr(purpose)).getrandbits(63))
 
 
-# ---- 3. the run -----------------------------------------------------------------------------------------
+# ---- 3. batches ------------------------------------------------------------------------------
+
+@dataclasses.dataclass
+class Rollout:
+    """Completions in T slots. Behind the end of a row, tokens are PAD and the rest is 0."""
+    tokens: torch.Tensor        # (B, T)
+    mask: torch.Tensor          # (B, T)  1.0 on sampled tokens, EOS included; 0.0 on inserted ones
+    logps: torch.Tensor         # (B, T)  under the policy that sampled, at its temperature
+    entropy: torch.Tensor       # (B, T)
+    lengths: torch.Tensor       # (B,)    slots used, inserted tokens included
+
+
+@dataclasses.dataclass
+class Batch(Rollout):
+    """What one step learns from: G completions of each of P problems. Row p * G + g is completion g
+    of problem p."""
+    problems: list              # B       those of a group are equal
+    prompts: torch.Tensor       # (B, W)
+    texts: list                 # B
+    verdicts: list              # B       of the verifier: floats, or a list of floats for each row
+    rewards: torch.Tensor       # (P, G)
+    is_correct: torch.Tensor    # (P, G)
+    is_truncated: torch.Tensor  # (B,)    no end within T tokens
+    accuracy: float             # of all that was sampled, before dynamic sampling chose
+
+
+def make_batch(rollout, task, problems, prompts, texts, is_truncated, G, step):
+    """Verify and reward the completions of a rollout. -> Batch"""
+    verdicts = []
+    rewards = []
+    is_correct = []
+    for problem, text in zip(problems, texts):
+        verdict = task.verify(problem, text)
+        verdicts.append(verdict)
+        rewards.append(task.reward(problem, text, verdict, step))
+        is_correct.append(task.is_correct(problem, verdict))
+    return Batch(
+        **vars(rollout), problems=problems, prompts=prompts, texts=texts, verdicts=verdicts,
+        rewards=torch.tensor(rewards).view(-1, G), is_correct=torch.tensor(is_correct).view(-1, G),
+        is_truncated=is_truncated, accuracy=mean(is_correct))
+
+
+def join_batches(one, other):
+    """The groups of two batches. -> Batch"""
+    joined = {}
+    for field in dataclasses.fields(Batch):
+        values = getattr(one, field.name)
+        more = getattr(other, field.name)
+        if field.type is torch.Tensor:
+            joined[field.name] = torch.cat([values, more])
+        elif field.type is list:
+            joined[field.name] = values + more
+    accuracy = joined["is_correct"].float().mean().item()
+    return Batch(**joined, accuracy=accuracy)
+
+
+def has_signal(rewards):
+    """Whether the rewards of a group differ; if not, it teaches nothing. (P, G) -> (P, 1)"""
+    return rewards.amax(dim=1, keepdim=True) > rewards.amin(dim=1, keepdim=True)
+
+
+def keep_groups(batch, num_groups):
+    """num_groups of a batch in their order, those with signal if there are enough. -> Batch"""
+    order = has_signal(batch.rewards)[:, 0].int().argsort(descending=True, stable=True)
+    groups = order[:num_groups].sort().values
+    G = batch.rewards.shape[1]
+    rows = (groups[:, None] * G + torch.arange(G)).flatten()                    # (B,)
+    kept = {"accuracy": batch.accuracy}
+    for field in dataclasses.fields(Batch):
+        values = getattr(batch, field.name)
+        if field.name in ("rewards", "is_correct"):
+            kept[field.name] = values[groups]
+        elif field.type is torch.Tensor:
+            kept[field.name] = values[rows]
+        elif field.type is list:
+            kept[field.name] = [values[row] for row in rows.tolist()]
+    return Batch(**kept)
+
+
+def mini_batches(batch, cfg, *purpose):
+    """The rows of each optimizer step: num_iterations passes over the batch, in num_mini_batches
+    random parts of whole groups. Yields rows"""
+    P, G = batch.rewards.shape
+    for iteration in range(cfg.num_iterations):
+        groups = torch.randperm(P, generator=generator(cfg.seed, *purpose, iteration))
+        for part in groups.tensor_split(min(cfg.num_mini_batches, P)):
+            yield (part.sort().values[:, None] * G + torch.arange(G)).flatten()
+
+
+def micro_batches(rows, lengths, size, by_length=True):
+    """Parts of `rows` that fit in memory, of similar length, so that little of them is padding, or
+    as they come. -> list of rows"""
+    if by_length:
+        rows = rows[lengths[rows].cpu().argsort(stable=True)]
+    return rows.split(size) if len(rows) > 0 else []
+
+
+def warm_up(cfg, step):
+    """The learning rate of a step: linear warm-up, then constant. -> float"""
+    return cfg.learning_rate * min(1.0, (step + 1) / max(1, cfg.warmup_steps))
+
+
+def decay_entropy(cfg, step):
+    """The coefficient of the entropy bonus (c_H) at a step. -> float"""
+    if cfg.entropy_decay_steps == 0:
+        return cfg.entropy_coef
+    return cfg.entropy_coef * max(0.0, 1 - step / cfg.entropy_decay_steps)
+
+
+def sample_records(batch, advantages, shade, decode):
+    """The first rows of a batch by groups, as samples.jsonl has them. shade (b, T) is a number for
+    each token of b rows. -> list of dicts"""
+    records = []
+    G = batch.rewards.shape[1]
+    for row, shades in enumerate(shade.tolist()):
+        if row % G == 0:
+            problem = batch.problems[row]
+            records.append({"prompt": problem.prompt, "answer": problem.answer, "completions": []})
+        length = int(batch.lengths[row])
+        records[-1]["completions"].append({
+            "text": batch.texts[row],
+            "reward": batch.rewards[row // G, row % G].item(),
+            "advantage": advantages[row].item(),
+            "length": int(batch.mask[row].sum()),
+            "tokens": [decode([i]) for i in batch.tokens[row, :length].tolist()],
+            "mask": batch.mask[row, :length].int().tolist(),
+            "shade": [round(x, 4) for x in shades[:length]]})
+    return records
+
+
+# ---- 4. metrics and scores -------------------------------------------------------------------
+
+def mean(values):
+    """The mean of a list; None if it is empty."""
+    return sum(values) / len(values) if values else None
+
+
+def mean_metrics(history):
+    """The mean of each metric over the optimizer steps of a batch. list of dicts -> dict"""
+    return {name: mean([metrics[name] for metrics in history]) for name in history[0]}
+
+
+def check_finite(step, metrics):
+    """Exit if a loss or a gradient is not finite; the last checkpoint is kept."""
+    for name in ("loss", "grad_norm", "value_loss", "critic_grad_norm"):
+        if not math.isfinite(metrics.get(name, 0.0)):
+            fail(f"step {step + 1}: {name} is not finite: {metrics}; the last checkpoint is kept",
+                 code=1)
+
+
+def describe(batch):
+    """What the samples of a step are like, in TRL's words. -> metrics"""
+    rewards = batch.rewards
+    lengths = batch.mask.sum(dim=1)
+    signal = has_signal(rewards).double().mean().item()
+    entropy = (batch.entropy * batch.mask).sum() / lengths.sum()
+    return {"reward": rewards.mean().item(),
+            "reward_std": rewards.std(dim=1).mean().item(),
+            "signal": signal,
+            "frac_reward_zero_std": 1 - signal,
+            "accuracy": batch.accuracy,
+            "completions/mean_length": lengths.mean().item(),
+            "completions/clipped_ratio": batch.is_truncated.float().mean().item(),
+            "entropy": entropy.item()} | frontier(batch)
+
+
+def level(problem):
+    """The name that problems of one task and difficulty have in common."""
+    return f"{problem.task}-{problem.difficulty}"
+
+
+def pass_rates(batch):
+    """Level -> the share of right completions of each of its groups. -> dict of lists"""
+    rates = {}
+    P, G = batch.rewards.shape
+    for group, rate in enumerate(batch.is_correct.float().mean(dim=1).tolist()):
+        rates.setdefault(level(batch.problems[group * G]), []).append(rate)
+    return dict(sorted(rates.items()))
+
+
+def frontier(batch):
+    """Of each difficulty, if there are several: which share of its groups is all wrong, mixed, and
+    all right. -> metrics"""
+    metrics = {}
+    rates = pass_rates(batch)
+    for name, groups in rates.items() if len(rates) > 1 else ():
+        wrong = groups.count(0.0) / len(groups)
+        right = groups.count(1.0) / len(groups)
+        metrics[f"frontier/{name}/wrong"] = wrong
+        metrics[f"frontier/{name}/mixed"] = 1 - wrong - right
+        metrics[f"frontier/{name}/right"] = right
+    return metrics
+
+
+def pass_at_k(n, c, k):
+    """The chance that one of k completions is right, unbiased from n of which c are (2107.03374,
+    eq. 1). -> float"""
+    return 1 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def majority(answers):
+    """The most frequent answer, the first of those that tie. None is no vote. -> str or None"""
+    votes = [answer for answer in answers if answer is not None]
+    return max(votes, key=collections.Counter(votes).get, default=None)
+
+
+def maj_at_k(task, problems, answers, n, k):
+    """How often the majority of k answers is right, over the n // k disjoint blocks of the n
+    samples of a problem; problems without a known answer are left out. -> float or None"""
+    verdicts = []
+    for first in range(0, len(problems), n):
+        if not problems[first].answer:
+            continue
+        for start in range(first, first + n - k + 1, k):
+            vote = majority(answers[start:start + k])
+            verdicts.append(task.verify(problems[start], f"<answer>{vote}</answer>") == 1)
+    return mean(verdicts)
+
+
+def scores(task, problems, texts, answers, lengths, num_samples):
+    """What an evaluation says of num_samples completions of each problem, side by side, or of one
+    greedy completion if num_samples is 0. answers are those that the texts give, or None. -> dict:
+    lists go by k, None stands where nothing counts, and "examples" are for the report"""
+    verdicts = [task.verify(problem, text) for problem, text in zip(problems, texts)]
+    is_correct = [task.is_correct(problem, v) for problem, v in zip(problems, verdicts)]
+    thinks = ["<think>" in text for text in texts]
+    name = "pass@1" if num_samples else "greedy"
+    found = {name: mean(is_correct)}
+    if num_samples > 0:
+        found |= sample_scores(task, problems, answers, is_correct, num_samples)
+        found["accuracy_given_think"] = mean([c for c, t in zip(is_correct, thinks) if t])
+        found["accuracy_given_direct"] = mean([c for c, t in zip(is_correct, thinks) if not t])
+    else:
+        found["examples"] = [
+            {"prompt": problem.prompt, "answer": problem.answer, "text": text, "right": correct}
+            for problem, text, correct in zip(problems[:64], texts, is_correct)]
+
+    # each task of a mix
+    tasks = sorted({problem.task for problem in problems})
+    for part in tasks if len(tasks) > 1 else ():
+        found[f"{name}/{part}"] = mean([c for p, c in zip(problems, is_correct) if p.task == part])
+
+    # tasks that reward each move
+    returns = []
+    best_returns = []
+    for problem, verdict in zip(problems, verdicts):
+        if isinstance(verdict, list):
+            returns.append(sum(verdict))
+            best_returns.append(task.best_return(problem))
+    if returns:
+        found |= {"return": mean(returns), "best_return": mean(best_returns)}
+    return found | {"think_share": mean(thinks), "mean_length": mean(lengths),
+                    "problems": len(problems) // max(num_samples, 1)}
+
+
+def sample_scores(task, problems, answers, is_correct, n):
+    """pass@k and maj@k for k = 1 .. n, as lists, and by name for k = 8 and n. -> dict"""
+    num_correct = [sum(is_correct[first:first + n]) for first in range(0, len(problems), n)]
+    curves = {"pass@k": []}
+    for k in range(1, n + 1):
+        curves["pass@k"].append(mean([pass_at_k(n, c, k) for c in num_correct]))
+    if any(answer is not None for answer in answers):
+        curves["maj@k"] = [maj_at_k(task, problems, answers, n, k) for k in range(1, n + 1)]
+    found = {}
+    for k in sorted({min(8, n), n}):
+        for name, curve in curves.items():
+            found[name.replace("k", str(k))] = curve[k - 1]
+    return found | curves
+
+
+# ---- 5. the console --------------------------------------------------------------------------
+
+def silent(label, steps):
+    """The steps, and no word about them."""
+    return steps
+
+
+class Console:
+    """What a run prints: one plain line a step. tools/console.py has one for terminals."""
+
+    def progress(self, label, steps):
+        """The items of the list `steps`; a console may say how long they will take."""
+        return steps
+
+    def start(self, run):
+        """Before the first step: the scores of the base."""
+        base = {name: score for name, score in run.state["base"].items() if name != "examples"}
+        print("base:", base)
+        print("step", *run.columns, flush=True)
+
+    def step(self, run, metrics):
+        """After a step."""
+        values = [round(metrics[name], 3) for name in run.columns.values() if name in metrics]
+        print(run.state["steps"], *values, flush=True)
+
+    def samples(self, batch, advantages):
+        """After a step whose samples were kept. advantages: (B,)"""
+
+    def finish(self, run, both):
+        """After training: base and trained policy."""
+        for name, before in both["base"].items():
+            if name != "examples":
+                print(f"{name}: {before} -> {both['trained'].get(name)}")
+        print(f"{run.state['steps']} steps, folder {run.folder}", flush=True)
+
+
+def make_console():
+    """The console of tools/, where it is there, else the plain one."""
+    rich = optional("tools.console")
+    return rich.RichConsole() if rich else Console()
+
+
+# ---- 6. the run ------------------------------------------------------------------------------
 
 def write(path, content):
-    """To a temporary name, then renamed: a reader, or a kill at any time, meets the old file or the new."""
+    """Save text or tensors under a temporary name, then rename: a reader, or a kill at any time,
+    meets the old file or the new one."""
     part = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    part.write_text(content) if isinstance(content, str) else torch.save(content, part)
+    if isinstance(content, str):
+        part.write_text(content)
+    else:
+        torch.save(content, part)
     os.replace(part, path)
 
 
 def load(path, device):
-    """What `write` saved, tensors and plain values only. Raises nearly anything if the file is damaged."""
-    if zipfile.ZipFile(path).testzip():                     # torch itself does not look at the checksums
+    """What `write` saved, tensors and plain values only. Raises nearly anything if the file is
+    damaged; torch itself does not look at the checksums."""
+    if zipfile.ZipFile(path).testzip():
         raise ValueError(f"{path}: wrong checksum")
     return torch.load(path, map_location=device, weights_only=True)
 
 
-def describe(batch):
-    """What the samples of a step are like, in TRL's words."""
-    rewards, out, lengths = batch.rewards, batch.out, batch.out.mask.sum(1)
-    signal = (rewards.amax(1) > rewards.amin(1)).double().mean().item()
-    return {"reward": rewards.mean().item(), "reward_std": rewards.std(1).mean().item(),
-            "signal": signal, "frac_reward_zero_std": 1 - signal, "accuracy": batch.accuracy,
-            "completions/mean_length": lengths.mean().item(),
-            "completions/clipped_ratio": batch.cut.float().mean().item(),
-            "entropy": ((out.entropy * out.mask).sum() / lengths.sum()).item()}
-
-
 class Run:
-    """One run: its folder, what it logs and prints, when it saves, evaluates and stops. `model`: the policy;
-    `columns`: the console's, heading -> key in the metrics of a step. Nothing is written before `base`."""
+    """One run: its folder, what it logs and prints, when it saves, evaluates and stops.
+
+    `columns` are those of the console: heading -> name of a metric. `state` is a dict of plain
+    values that is saved with each checkpoint; a script may keep values of its own in it. Nothing
+    is written before load_base.
+    """
     logs = ("metrics.jsonl", "samples.jsonl")
-    weights = property(lambda self: self.state.get("weights"))     # of the curriculum
 
-    def __init__(self, cfg, model, columns, argv=None):
+    def __init__(self, cfg, task, policy, columns, argv=None):
         torch.set_num_threads(cfg.num_threads)
-        self.cfg, self.model, self.columns, self.clock = cfg, model, columns, time.perf_counter()
-        self.script, self.argv = Path(inspect.getfile(type(cfg))), sys.argv[1:] if argv is None else argv
+        self.cfg = cfg
+        self.task = task
+        self.policy = policy
+        self.columns = columns
+        self.argv = sys.argv[1:] if argv is None else argv
+        self.script = Path(inspect.getfile(type(cfg)))
+        self.console = make_console()
+        self.clock = time.perf_counter()
+        self.is_stepping = False            # from the first step on, Ctrl-C waits for its end
+        self.is_interrupted = False
         self.state = {"steps": 0, "recent": [], "base": {}, "seconds_total": 0.0}
+        self.parts = {}
+        self.resumed = {}                   # the checkpoint of the run that is resumed
         default = f"runs/{self.script.stem}-{cfg.task}-s{cfg.seed}"
-        self.folder, self.resumed = Path(cfg.resume_from_checkpoint or cfg.output_dir or default), {}
-        again = cfg.prompt or cfg.resume_from_checkpoint and (self.folder / "checkpoint.pt").exists()
-        flag = "resume_from_checkpoint" if again else "init_from"
-        try:
-            if source := getattr(cfg, flag):
-                saved = load(Path(source, "checkpoint.pt"), cfg.device)
-                model.load_state_dict(saved["policy"])
-                if again:                           # the policy is the base until `steps` loads the parts
-                    model.load_state_dict(load(self.folder / "base.pt", cfg.device))
-                    self.resumed, self.state = saved, self.state | saved["state"]
-        except Exception as error:
-            fail(f"--{flag} {source}: holds no policy of this shape ({type(error).__name__}); name another")
+        self.folder = Path(cfg.resume_from_checkpoint or cfg.output_dir or default)
+        if cfg.resume_from_checkpoint and (self.folder / "checkpoint.pt").exists():
+            self.resume()
+        elif cfg.init_from:
+            self.read("init_from", cfg.init_from)
 
-    def base(self, train, code):
-        """Make the run folder, --output_dir (new or empty) or the first free default, and the base in it, by
-        train(model, cfg, progress) or as tools/bases.py has it. `code`: functions and constants behind it."""
-        cfg, first, n = self.cfg, self.folder, 1
+    def read(self, flag_name, folder, name="checkpoint.pt"):
+        """Load the policy from a file of a run folder. Exits with one line if the file is not
+        there, is damaged, or does not fit. -> what it holds"""
         try:
-            while not cfg.resume_from_checkpoint and any(x.suffix != ".tmp" for x in self.folder.glob("*")):
+            saved = load(Path(folder, name), self.cfg.device)
+            self.policy.load_state_dict(saved["policy"] if name == "checkpoint.pt" else saved)
+        except Exception as error:
+            fail(f"--{flag_name} {folder}: its {name} holds no policy of this shape "
+                 f"({type(error).__name__}); name another run")
+        return saved
+
+    def resume(self):
+        """Take up the state of the run; the policy stays the base until `steps` loads the parts."""
+        self.resumed = self.read("resume_from_checkpoint", self.folder)
+        if not self.resumed.keys() >= {"state", "task", "logs"}:
+            fail(f"--resume_from_checkpoint {self.folder}: its checkpoint.pt holds a policy, but "
+                 f"no run; take --init_from {self.folder}")
+        self.read("resume_from_checkpoint", self.folder, "base.pt")
+        self.state |= self.resumed["state"]
+        self.task.state = self.resumed["task"]
+
+    # -- before the first step
+
+    def make_folder(self):
+        """Make the run folder, --output_dir (new or empty) or the first free default, and write in
+        it what is run."""
+        cfg = self.cfg
+        first = self.folder
+        number = 1
+        try:
+            while not cfg.resume_from_checkpoint and is_used(self.folder):
                 if cfg.output_dir:
                     fail(f"--output_dir {first}: is not empty; name another, or resume its run")
-                self.folder = Path(f"{first}-{(n := n + 1)}")
+                number += 1
+                self.folder = Path(f"{first}-{number}")
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             fail(f"--output_dir {self.folder}: cannot be made ({error.strerror})")
+        config = dataclasses.asdict(cfg) | {"resume_from_checkpoint": ""}
         write(self.folder / "config.json", json.dumps({
-            "script": self.script.name, "argv": self.argv, "python": sys.version, "torch": torch.__version__,
-            "config": dataclasses.asdict(cfg) | {"resume_from_checkpoint": ""}}, indent=2))
+            "script": self.script.name, "argv": self.argv, "python": sys.version,
+            "torch": torch.__version__, "config": config}, indent=2))
         write(self.folder / self.script.name, self.script.read_text())
-        print(f"{self.script.name}: {cfg.task} on {cfg.device}, run folder {self.folder}")
-        tools.begin(self, train, code)
+
+    def load_base(self, warm_start):
+        """Make the run folder, and give the policy its first weights: those of --init_from, or of
+        the base that scripts share, which the first run that needs it makes by
+        warm_start(policy, task, cfg, progress)."""
+        cfg = self.cfg
+        self.make_folder()
+        signal.signal(signal.SIGINT, self.on_interrupt)
+        print(f"{self.script.name}: {cfg.task} on {cfg.device}, run folder {self.folder}",
+              flush=True)
         if not self.resumed:
-            write(self.folder / "base.pt", self.model.state_dict())
+            if cfg.cold_start:
+                textbook = dataclasses.replace(cfg, base_steps=cfg.cold_start, textbook_share=1.0)
+                warm_start(self.policy, self.task, textbook, self.console.progress)
+            elif not cfg.init_from:
+                self.share_base(warm_start)
+            write(self.folder / "base.pt", self.policy.state_dict())
             self.state["seconds_warm_start"] = time.perf_counter() - self.clock
+        for weight in self.policy.parameters():         # not those of the warm start
+            weight.grad = torch.zeros_like(weight)
+
+    def share_base(self, warm_start):
+        """Load the base from runs/base/, or make it and keep it there."""
+        path = base_path(self.cfg, self.script)
+        fresh = {name: weight.clone() for name, weight in self.policy.state_dict().items()}
+        try:
+            self.policy.load_state_dict(load(path, self.cfg.device))
+            print(f"base: {path}", flush=True)
+        except Exception:                   # none there, or damaged and perhaps half loaded
+            self.policy.load_state_dict(fresh)
+            warm_start(self.policy, self.task, self.cfg, self.console.progress)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write(path, self.policy.state_dict())
+
+    # -- the steps
 
     def steps(self, evaluate, **parts):
-        """Yield the steps still to do. `parts` (policy=..., optimizer=...) are what a checkpoint holds.
-        evaluate(policy, cfg, k) is called before and after training, and with k = 0 every eval_steps."""
-        cfg, state, self.parts = self.cfg, self.state, parts
-        self.evaluate = functools.partial(evaluate, self.model, cfg, progress=tools.progress)
-        for name in self.logs:                      # a killed run may have logged more than it saved
-            with open(self.folder / name, "ab") as log:
-                log.truncate(min(log.tell(), self.resumed["logs"][name] if self.resumed else 0))
+        """Yield the steps still to do. `parts` (policy=..., optimizer=...) are what checkpoints
+        hold. evaluate(policy, task, cfg, num_samples, progress) is called before and after
+        training, and greedily (num_samples = 0) every eval_steps."""
+        cfg = self.cfg
+        state = self.state
+        self.parts = parts
+        self.evaluate = functools.partial(
+            evaluate, self.policy, self.task, cfg, progress=self.console.progress)
+        self.cut_logs()
+
+        # the policy still is the base
         asked = {"samples": cfg.num_eval_samples, "problems": cfg.num_eval_problems}
-        self.both = lambda: self.evaluate(0) | self.evaluate(cfg.num_eval_samples) | asked
-        if not asked.items() <= state["base"].items():      # for now the policy still is the base
-            state["base"] = self.both()
-        for name, part in parts.items() if self.resumed else ():
-            part.load_state_dict(self.resumed[name])
+        if not asked.items() <= state["base"].items():
+            state["base"] = self.evaluate_fully()
+        if self.resumed:
+            for name, part in parts.items():
+                part.load_state_dict(self.resumed[name])
         self.save()
-        tools.start(self)
-        while state["steps"] < cfg.max_steps and sum(state["recent"]) < 5 * cfg.stop_at:
+        self.console.start(self)
+
+        self.is_stepping = True
+        while self.goes_on():
             self.step_clock = time.perf_counter()
             yield state["steps"]
-        self.step_clock = None                      # no step is under way
+            if state["steps"] % cfg.save_steps == 0:
+                self.save()
         self.save()
+        self.is_stepping = False
+        if self.is_interrupted:
+            self.leave()
 
-    def log(self, metrics, batch, advantages, *shade, **more):
-        """A step is done: evaluate if it is time, log, print, and save if it is time."""
-        cfg, state, took = self.cfg, self.state, time.perf_counter() - self.step_clock
-        n = state["steps"] = state["steps"] + 1
-        metrics = describe(batch) | tasks.describe(batch, cfg.reward, n - 1) | metrics | {"step_time": took}
-        if n % cfg.eval_steps == 0:
-            metrics |= {f"eval/{name}": x for name, x in self.evaluate(0).items() if isinstance(x, float)}
-        self.append("metrics.jsonl", {"step": n} | metrics)
-        state |= {"recent": [*state["recent"], metrics["accuracy"]][-5:]} | tasks.learned(cfg, state, batch)
-        tools.step(self, metrics, batch, advantages, *shade, **more)
-        if n % cfg.save_steps == 0:
-            self.save()
+    def goes_on(self):
+        """Whether there is another step to do. -> bool"""
+        is_solved = sum(self.state["recent"]) >= 5 * self.cfg.stop_at
+        is_over = self.state["steps"] >= self.cfg.max_steps
+        return not (is_solved or is_over or self.is_interrupted)
+
+    def cut_logs(self):
+        """Cut the logs to what the checkpoint knows: a killed run may have logged more."""
+        for name in self.logs:
+            size = self.resumed["logs"][name] if self.resumed else 0
+            with open(self.folder / name, "ab") as log:
+                log.truncate(min(log.tell(), size))
+
+    def evaluate_fully(self):
+        """Greedy scores and those of samples, on held-out problems. -> dict"""
+        asked = {"samples": self.cfg.num_eval_samples, "problems": self.cfg.num_eval_problems}
+        return self.evaluate(0) | self.evaluate(self.cfg.num_eval_samples) | asked
+
+    def is_evaluation_step(self, step):
+        """Whether the held-out problems are answered after this step. -> bool"""
+        return (step + 1) % self.cfg.eval_steps == 0
+
+    def log(self, batch, advantages, metrics, decode, score=None, values=None):
+        """The step is done: evaluate if it is time, then log and print. Of some steps samples are
+        kept, with advantages (B,) or (B, T); their tokens are shaded by a critic's values (B, T),
+        or by the ratio pi / pi_old, for which `score` is the script's, as is `decode`."""
+        state = self.state
+        seconds = time.perf_counter() - self.step_clock
+        step = state["steps"]
+        state["steps"] = step + 1
+        metrics = describe(batch) | self.task.describe(batch, step) | metrics
+        metrics["step_time"] = seconds
+        if self.is_evaluation_step(step):
+            for name, value in self.evaluate(0).items():
+                if isinstance(value, float):
+                    metrics[f"eval/{name}"] = value
+        self.append("metrics.jsonl", {"step": step + 1} | metrics)
+        state["recent"] = [*state["recent"], metrics["accuracy"]][-5:]
+        self.task.learn(batch)
+        self.console.step(self, metrics)
+        if step == 0 or self.is_evaluation_step(step):
+            self.keep_samples(batch, advantages, decode, score, values)
+
+    def keep_samples(self, batch, advantages, decode, score, values):
+        """Add four groups of a batch to samples.jsonl, and print what the console shows of them."""
+        cfg = self.cfg
+        num_rows = min(4 * cfg.num_generations, len(batch.texts))
+        if values is None:
+            prompts, tokens = batch.prompts[:num_rows], batch.tokens[:num_rows]
+            with torch.no_grad():
+                logps, _ = score(self.policy, prompts, tokens, cfg.temperature, cfg.kernel)
+            shade = (logps - batch.logps[:num_rows]).exp()                      # (num_rows, T)
+        else:
+            shade = values[:num_rows]                                           # (num_rows, T)
+        if advantages.dim() == 2:
+            advantages = advantages.sum(dim=1) / batch.mask.sum(dim=1)          # (B,)
+        records = sample_records(batch, advantages, shade, decode)
+        for record in records:
+            record["shade"] = "ratio" if values is None else "value"
+            self.append("samples.jsonl", {"step": self.state["steps"]} | record)
+        self.console.samples(batch, advantages)
 
     def append(self, name, record):
-        """A line of a log; JSON has no infinities."""
-        finite = {key: None if x in (math.inf, -math.inf) or x != x else x for key, x in record.items()}
+        """Add a line to a log. JSON has no infinities: they become null."""
+        finite = {}
+        for key, value in record.items():
+            is_finite = not isinstance(value, float) or math.isfinite(value)
+            finite[key] = value if is_finite else None
         with open(self.folder / name, "a") as log:
             log.write(json.dumps(finite) + "\n")
 
     def save(self):
-        """A checkpoint, with the sizes the logs have now."""
+        """Write a checkpoint, with the sizes that the logs have now."""
         now = time.perf_counter()
-        self.state["seconds_total"], self.clock = self.state["seconds_total"] + now - self.clock, now
+        self.state["seconds_total"] += now - self.clock
+        self.clock = now
         write(self.folder / "checkpoint.pt", {
-            "state": self.state, "logs": {name: (self.folder / name).stat().st_size for name in self.logs},
+            "state": self.state, "task": self.task.state,
+            "logs": {name: (self.folder / name).stat().st_size for name in self.logs},
             **{name: part.state_dict() for name, part in self.parts.items()}})
 
+    # -- the end
+
+    def on_interrupt(self, *_):
+        """Ctrl-C: a step under way is finished and saved; the second time the run ends at once."""
+        if not self.is_stepping or self.is_interrupted:
+            self.leave()
+        self.is_interrupted = True
+
+    def command(self):
+        """What goes on with the run in a shell."""
+        folder = shlex.quote(str(self.folder))
+        return f"python {self.script.name} --resume_from_checkpoint {folder}"
+
+    def leave(self):
+        """End the run, and say how to go on. os.write, because a print may be under way."""
+        os.write(2, f"\ninterrupted; go on with:\n  {self.command()}\n".encode())
+        raise SystemExit(130)
+
     def finish(self):
-        """Evaluate what was trained, save, and say what changed. -> the summary, also in summary.json"""
+        """Evaluate what was trained, save, and say what changed. -> the summary of summary.json"""
         state = self.state
-        both = {"base": state["base"], "trained": self.both() if state["steps"] else state["base"]}
+        both = {"base": state["base"], "trained": state["base"]}
+        if state["steps"] > 0:
+            both["trained"] = self.evaluate_fully()
         self.save()
-        summary = {name: state[name] for name in ("steps", "seconds_warm_start", "seconds_total")} | {
-            when: {key: x for key, x in found.items() if key != "examples"} for when, found in both.items()}
+        self.write_examples(both)
+        summary = {name: state[name] for name in ("steps", "seconds_warm_start", "seconds_total")}
+        for name, found in both.items():
+            summary[name] = {key: score for key, score in found.items() if key != "examples"}
         write(self.folder / "summary.json", json.dumps(summary, indent=2))
-        tools.finish(self, both)
+        self.console.finish(self, both)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         return summary
+
+    def write_examples(self, both):
+        """evaluation.jsonl: held-out problems, answered before and after."""
+        lines = []
+        for base, trained in zip(both["base"]["examples"], both["trained"]["examples"]):
+            record = {"prompt": base["prompt"], "answer": base["answer"],
+                      "base": base, "trained": trained}
+            lines.append(json.dumps(record) + "\n")
+        write(self.folder / "evaluation.jsonl", "".join(lines))
+
+
+def is_used(folder):
+    """Whether a folder holds anything but what a killed run left of a file."""
+    return any(path.suffix != ".tmp" for path in folder.glob("*"))
+
+
+def base_path(cfg, script):
+    """Where the base is kept. Its name has a hash of all that shapes it: the machinery of the
+    script, this file, the files of its tasks, flags, and torch's version. -> Path"""
+    texts = [script.read_text().partition(MACHINERY)[2], Path(__file__).read_text()]
+    names = cfg.task.split(",")
+    for name in names:
+        texts.append(Path(inspect.getfile(find_task(name, cfg.task))).read_text())
+    if len(names) > 1:
+        texts.append((HERE / "tasks" / "mix.py").read_text())
+    flags = [getattr(cfg, field.name) for field in dataclasses.fields(Config)
+             if field.metadata["group"] in ("task", BASE_GROUP) and field.name != "reward"]
+    key = repr((texts, flags, cfg.device, cfg.num_threads, torch.__version__))
+    return Path(f"runs/base/{cfg.task}-s{cfg.base_seed}-{zlib.crc32(key.encode()):08x}.pt")

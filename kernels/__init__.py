@@ -1,31 +1,59 @@
-"""Kernels for CUDA that the scripts use where they can run, each below its definition in plain torch."""
+"""Kernels for CUDA, which the scripts use where they can run. This file is what the scripts call.
+
+logprob.py          log-probabilities and entropies of logits, in Triton
+decode.py           rollouts, one step of which is a CUDA graph
+linear_logprob.py   log-probabilities without the logits in memory; no script calls it
+bench.py            how fast all this is: make bench
+"""
 import functools
 
-
-@functools.lru_cache
-def choose(kernel, device):
-    """logprob.logprob if that is what `kernel` means on a device, None for plain torch: "torch", "triton", or
-    "auto", Triton on CUDA. ValueError for another name, and for Triton where it cannot run."""
-    from kernels import logprob
-    if kernel not in ("auto", "triton", "torch"):
-        raise ValueError(f"--kernel {kernel}: must be auto, triton or torch")
-    there = kernel != "torch" and logprob.available(device)
-    if kernel == "triton" and not there:
-        raise ValueError(f"--kernel triton: on {device} needs the package triton and CUDA 8.0; take torch")
-    return logprob.logprob if there and (kernel == "triton" or device.type == "cuda") else None
+from kernels import logprob
 
 
-@functools.lru_cache
-def choose_linear(fused_linear, num_logits):
-    """linear_logprob.linear_logprob, or None for logits in memory: "on", "off", or "auto", from 2^28 logits
-    on, a gigabyte. ValueError for another name."""
-    from kernels.linear_logprob import linear_logprob
-    if fused_linear not in ("auto", "on", "off"):
-        raise ValueError(f"--fused_linear {fused_linear}: must be auto, on or off")
-    return linear_logprob if fused_linear == "on" or fused_linear == "auto" and num_logits >= 2**28 else None
+def check(kernel, device):
+    """ValueError, with a remedy, unless `kernel` is a name that --kernel knows and can run on the
+    device (a torch.device or its name)."""
+    if kernel not in ("auto", "torch", "triton"):
+        raise ValueError(f"--kernel {kernel}: must be auto, torch or triton")
+    if kernel == "triton" and not logprob.available(device):
+        raise ValueError(f"--kernel triton: on {device} needs the package triton and CUDA 8.0; "
+                         "take torch")
 
 
-def captured_decode():
-    """decode.decode, which only a rollout on CUDA needs."""
+@functools.cache
+def uses_triton(kernel, device):
+    """What `applies` returns for logits on a torch.device; looked up once."""
+    check(kernel, device)
+    if kernel == "torch":
+        return False
+    if kernel == "auto" and device.type != "cuda":
+        return False
+    return logprob.available(device)
+
+
+def applies(kernel, logits):
+    """Whether Triton computes the log-probabilities of these logits. `kernel` is "torch", "triton"
+    or "auto", which is Triton on CUDA. ValueError for another name, or if it cannot run here."""
+    return uses_triton(kernel, logits.device)
+
+
+def logprobs(logits, tokens, temperature):
+    """Log-probability of each token and entropy of softmax(logits / temperature), differentiable.
+    (..., V), (...) -> (...), (...)"""
+    logps, _, entropy = logprob.logprob(logits, tokens, temperature=temperature)
+    return logps, entropy
+
+
+def captures(prompts, task, cfg):
+    """Whether the rollout of these prompts is replayed as a CUDA graph. A graph cannot hold the
+    Python of an environment that responds to call tokens. -> bool"""
+    return cfg.kernel != "torch" and prompts.is_cuda and not task.call_tokens
+
+
+def captured_rollout(model, prompts, cfg, uniforms, eos, pad):
+    """The rollout of prompts (B, W) as a CUDA graph, see decode.py.
+    -> tokens, mask, logps, entropy, (B, T) each"""
+    # Not at the top, since decode.py imports this file.
     from kernels.decode import decode
-    return decode
+    return decode(model, prompts, cfg.max_completion_length, cfg.temperature, uniforms, eos, pad,
+                  cfg.kernel)

@@ -1,22 +1,27 @@
 """How fast all this is, beside what others offer: python -m kernels.bench (make bench).
 
-Those compared take turns in one process, so that a slow minute of the machine is slow for all of them.
-Figures are medians; a gain is the median of the ratios of neighbours in time, with quartiles. The first line
-says what the machine can do, measured here as well: no figure is compared with a data sheet.
+Those that are compared take turns in one process, so that a slow minute of the machine is slow for
+all of them. Times are medians. A gain is the median of the ratios of times that are neighbours,
+with quartiles. The first line says what the machine can do. That, too, is measured here: no time is
+compared with a data sheet.
 
-  logits   log-prob and entropy of N x V logits, and their gradient: kernels/logprob.py, torch eager and
-           compiled, TRL, Liger. "% of copy": b bytes a logit forward, 2 b backward, at the speed of a copy.
-           Needs a GPU.
-  linear   the same from hidden states, both passes together: kernels/linear_logprob.py. Needs a GPU.
-  rollout  grpo.py's `rollout` beside `generate` of transformers, with the same weights.
-  step     grpo.py's sampling and update beside TRL's GRPOTrainer, with the same weights and rewards.
+  logits   log-probs and entropies of N x V logits, and their gradient: kernels/logprob.py, torch
+           eager and compiled, TRL, Liger. "% of copy" is the time that a copy takes, of b bytes a
+           logit forward and 2 b backward, as a share of the time taken. Needs a GPU.
+  linear   the same from hidden states, both passes together: kernels/linear_logprob.py. Needs a
+           GPU.
+  rollout  the `rollout` of grpo.py beside `generate` of transformers, with the same weights.
+  step     sampling and update of grpo.py beside those of TRL's GRPOTrainer, with the same weights
+           and rewards.
 
-Rows that need transformers, trl or liger_kernel are left out, and said to be, where these are not installed.
+Rows that need transformers, trl or liger_kernel are left out where these are not installed, and a
+line says so.
 
-How long completions are is given beforehand, to both sides alike: "fixed", each has all its tokens; "ragged",
-nine of ten end after 4 to 8, as answers without thoughts do. The policy is untrained and hardly prefers any
-token, so in ours a uniform of 1 draws the last id of the vocabulary, which stands for EOS here, and a smaller
-one never does; in theirs a logits processor has that id win when it is time.
+The lengths of completions are given beforehand, to both sides alike. "fixed": each has all its
+tokens. "ragged": nine of ten end after 4 to 8 tokens, as answers without thoughts do. The policy is
+untrained and hardly prefers any token. So in ours a uniform of 1 draws the last id of the
+vocabulary, which stands for EOS here, and a smaller one never does. In theirs a logits processor
+makes that id win when it is time.
 
 Writes docs/bench-DEVICE.json and, of all such files, the tables between the marks in README.md.
 """
@@ -39,50 +44,95 @@ import torch
 
 import common
 import grpo
-import kernels.logprob
+from kernels import logprob as logprob_kernels
 from kernels.linear_logprob import linear_logprob
 from kernels.logprob import logprob, logprob_torch
-from tools.seeds import ROOT, put
+from tools.runs import DOCS, put, table
 
-SIZES = {"0.11M": {},                   # of the policy: what differs from the defaults
+# Shapes: N rows of logits, V vocabulary, D width; P prompts, G completions of each, B = P * G rows,
+# W prompt tokens, T completion tokens.
+
+# The flags in which each size of policy differs from the defaults.
+SIZES = {"0.11M": {},
          "0.81M": {"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 392}}
 KINDS = ("fixed", "ragged", "ragged, 3 of 4 groups without signal")
 PARTS = ("generate", "score", "reference", "forward", "backward", "optimiser")      # of a step
-END = grpo.VOCAB - 1                    # what ends a completion here, see above
-LOGITS = [(8192, 32000), (8192, 50257), (8192, 128256), (8192, 151936), (65536, 512)]               # N, V
-LINEAR = [(8192, 1024, 151936), (8192, 4096, 151936)]                                               # N, D, V
+END = grpo.VOCAB_SIZE - 1               # stands for EOS here
+LOGITS = [(8192, 32000), (8192, 50257), (8192, 128256), (8192, 151936), (65536, 512)]   # N, V
+LINEAR = [(8192, 1024, 151936), (8192, 4096, 151936)]                                   # N, D, V
+SWEEP = [(8192, 50257), (8192, 151936), (65536, 512)]                                   # N, V
 
 
-# ---- 1. clocks ------------------------------------------------------------------------------------------
+# ---- 1. clocks -------------------------------------------------------------------------------
+
+def is_cuda(device):
+    return torch.device(device).type == "cuda"
+
 
 def now(device):
     """Seconds on a clock, once the device has done all it was given."""
-    if torch.device(device).type == "cuda":
+    if is_cuda(device):
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 def seconds(job, device, repeats=5):
-    """The median of `repeats` runs after one more; on a GPU as Triton takes it, with a cold cache."""
-    if torch.device(device).type == "cuda":
+    """The median time of `repeats` runs after one more; on a GPU, with a cold cache. -> seconds"""
+    if is_cuda(device):
         from triton.testing import do_bench
         return do_bench(job, return_mode="median") / 1e3
-    taken = []
+    times = []
     for _ in range(1 + repeats):
         start = now(device)
         job()
-        taken.append(now(device) - start)
-    return statistics.median(taken[1:])
+        times.append(now(device) - start)
+    return statistics.median(times[1:])
 
 
 def peak(job, device):
-    """-> what the job returns, and the bytes of GPU memory it needs beyond those in use; None on a CPU"""
-    if torch.device(device).type != "cuda":
+    """-> what the job returns, and the bytes of GPU memory that it needs beyond those in use; None
+    on a CPU"""
+    if not is_cuda(device):
         return job(), None
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    return job(), torch.cuda.max_memory_allocated(device) - before
+    result = job()
+    return result, torch.cuda.max_memory_allocated(device) - before
+
+
+class Clock:
+    """Adds up the seconds that functions take, under the names of parts of a step."""
+
+    def __init__(self, device):
+        self.device = device
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+
+    def timed(self, part, function):
+        """The function; whenever it is called, its time is added to the part."""
+        @functools.wraps(function)
+        def run(*args, **kwargs):
+            start = now(self.device)
+            result = function(*args, **kwargs)
+            self.seconds[part] += now(self.device) - start
+            return result
+        return run
+
+
+@contextlib.contextmanager
+def patched(owner, **values):
+    """Attributes of a module, class or object have other values for a while."""
+    before = {name: vars(owner)[name] for name in values if name in vars(owner)}
+    for name, value in values.items():
+        setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        for name in values:
+            if name in before:
+                setattr(owner, name, before[name])
+            else:
+                delattr(owner, name)
 
 
 def installed(package):
@@ -90,541 +140,708 @@ def installed(package):
 
 
 def machine(device, gigabytes, size):
-    """What there is and what it can do: a copy that moves so many GB, a size x size matmul. -> dict"""
-    cuda = torch.device(device).type == "cuda"
-    x, y = (torch.rand(int(gigabytes * 1e9 / 8), device=device) for _ in range(2))      # read one, write one
-    copied = gigabytes / seconds(lambda: x.copy_(y), device)
-    a, b = (torch.randn(size, size, device=device, dtype=torch.bfloat16 if cuda else torch.float32)
-            for _ in range(2))
-    multiplied = 2 * size**3 / seconds(lambda: a @ b, device) / 1e12
-    info = Path("/proc/cpuinfo")
-    model = re.search("model name\\s*: (.*)", info.read_text()) if info.exists() else None
-    packages = ("torch", "triton", "transformers", "trl", "liger_kernel")
-    return {"device": torch.cuda.get_device_name(device) if cuda else "cpu",
-            "cpu": f"{model[1].strip() if model else platform.machine()}, {os.cpu_count()} cores",
+    """What there is, and what it can do: a copy that moves so many GB, a matmul of size x size.
+    -> dict"""
+    n = int(gigabytes * 1e9 / 8)                    # floats that are read; as many are written
+    source = torch.rand(n, device=device)
+    target = torch.rand(n, device=device)
+    copy_seconds = seconds(functools.partial(target.copy_, source), device)
+
+    dtype = torch.bfloat16 if is_cuda(device) else torch.float32
+    a = torch.randn(size, size, device=device, dtype=dtype)
+    b = torch.randn(size, size, device=device, dtype=dtype)
+    matmul_seconds = seconds(functools.partial(torch.mm, a, b), device)
+
+    versions = {"python": platform.python_version()}
+    for package in ("torch", "triton", "transformers", "trl", "liger_kernel"):
+        if installed(package):
+            versions[package] = version(package)
+    return {"device": torch.cuda.get_device_name(device) if is_cuda(device) else "cpu",
+            "cpu": f"{cpu_name()}, {os.cpu_count()} cores",
             "threads": torch.get_num_threads(),
-            "versions": {"python": platform.python_version()} | {
-                name: version(name) for name in packages if installed(name)},
-            "copy_GB_per_s": copied, "matmul_TFLOP_per_s": multiplied, "matmul_dtype": str(a.dtype)[6:]}
+            "versions": versions,
+            "copy_GB_per_s": gigabytes / copy_seconds,
+            "matmul_TFLOP_per_s": 2 * size**3 / matmul_seconds / 1e12,
+            "matmul_dtype": dtype_name(dtype)}
 
 
-def first_line(m):
-    where = m["device"] if m["device"] != "cpu" else f"CPU ({m['cpu']}), {m['threads']} thread(s)"
-    versions = ", ".join(f"{name} {number}" for name, number in m["versions"].items())
-    return (f"{where}: copy {m['copy_GB_per_s']:.0f} GB/s, matmul {m['matmul_TFLOP_per_s']:.2g} TFLOP/s in "
-            f"{m['matmul_dtype']}; {versions}")
+def cpu_name():
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        model = re.search("model name\\s*: (.*)", info.read_text())
+        if model:
+            return model[1].strip()
+    return platform.machine()
 
 
-@contextlib.contextmanager
-def patched(owner, **values):
-    """Attributes of a module, class or object that have other values for a while."""
-    missing = object()
-    before = {name: vars(owner).get(name, missing) for name in values}
-    for name, value in values.items():
-        setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            delattr(owner, name) if value is missing else setattr(owner, name, value)
+def dtype_name(dtype):
+    return str(dtype).removeprefix("torch.")
 
 
-def timed(times, part, job, device):
-    """The job, adding the seconds it takes to times[part]; `part` may depend on when it is called."""
-    @functools.wraps(job)
-    def run(*args, **kwargs):
-        name, start = part() if callable(part) else part, now(device)
-        result = job(*args, **kwargs)
-        times[name] = times.get(name, 0.0) + now(device) - start
-        return result
-    return run
+def first_line(machine):
+    where = machine["device"]
+    if where == "cpu":
+        where = f"CPU ({machine['cpu']}), {machine['threads']} thread(s)"
+    versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items())
+    return (f"{where}: copy {machine['copy_GB_per_s']:.0f} GB/s, "
+            f"matmul {machine['matmul_TFLOP_per_s']:.2g} TFLOP/s in {machine['matmul_dtype']}; "
+            f"{versions}")
 
 
-# ---- 2. kernels -----------------------------------------------------------------------------------------
+# ---- 2. kernels ------------------------------------------------------------------------------
+
+def ours_from_logits(logits, tokens):
+    """(N, V), (N,) -> logps, entropy (N,)"""
+    logps, _, entropy = logprob(logits, tokens)
+    return logps, entropy
+
+
+def torch_from_logits(logits, tokens):
+    """(N, V), (N,) -> logps, entropy (N,)"""
+    logps, _, entropy = logprob_torch(logits, tokens)
+    return logps, entropy
+
+
+def trl_from_logits(logits, tokens):
+    """(N, V), (N,) -> logps, entropy (N,)"""
+    from trl.kernels.logprob_entropy import selective_log_softmax_and_entropy
+    return selective_log_softmax_and_entropy(logits, tokens)
+
+
+def liger_from_logits(logits, tokens):
+    """The loss (1, N - 1) of GRPO at once, for Liger has no log-probs. The last row is not read."""
+    from liger_kernel.transformers.grpo_loss import triton_grpo_loss
+    outputs = triton_grpo_loss(
+        logits[None], None, None, tokens[None, :-1].contiguous(), logits.new_ones(1),
+        temperature=1.0, beta=0.0, inplace=False, loss_type="grpo", reduce=False)
+    return outputs[:1]
+
 
 def from_logits(device):
-    """Who makes logps and entropy of logits: name -> f(logits (N, V), tokens (N,)) -> logps, entropy (N,).
-    Liger's goes on to the loss in one go, (1, N - 1), and skips the last row."""
-    found = {"ours": lambda x, a: logprob(x, a)[::2], "torch": lambda x, a: logprob_torch(x, a)[::2]}
-    if torch.device(device).type != "cuda":         # the others have nothing to compile to
-        return found
-    torch.compiler.reset()                  # else, after eight shapes, it quietly runs what is not compiled
-    compiled = torch.compile(logprob_torch, dynamic=False)
-    found["torch.compile"] = lambda x, a: compiled(x, a)[::2]
-    with contextlib.suppress(ImportError):
-        from trl.kernels.logprob_entropy import selective_log_softmax_and_entropy
-        found["TRL"] = selective_log_softmax_and_entropy
-    with contextlib.suppress(ImportError):
-        from liger_kernel.transformers.grpo_loss import triton_grpo_loss
-        found["Liger's GRPO loss"] = lambda x, a: triton_grpo_loss(
-            x[None], None, None, a[None, :-1].contiguous(), x.new_ones(1), temperature=1.0,
-            beta=0.0, inplace=False, loss_type="grpo", reduce=False)[:1]
-    return found
+    """Who makes log-probs and entropies of logits. -> {name: function(logits, tokens)}"""
+    providers = {"ours": ours_from_logits, "torch": torch_from_logits}
+    if not is_cuda(device):                         # the others have nothing to compile to
+        return providers
+    torch.compiler.reset()                          # else the ninth shape runs uncompiled
+    providers["torch.compile"] = torch.compile(torch_from_logits, dynamic=False)
+    if installed("trl"):
+        providers["TRL"] = trl_from_logits
+    if installed("liger_kernel"):
+        providers["Liger's GRPO loss"] = liger_from_logits
+    return providers
 
 
-def exact(logits, tokens, rows=256):
-    """logps and entropy (N,) in fp64, some rows at a time."""
-    chunks = zip(logits.detach().split(rows), tokens.split(rows))
-    parts = [logprob_torch(x.double(), a)[::2] for x, a in chunks]
-    return [torch.cat(part) for part in zip(*parts)]
+def exact(logits, tokens, size=256):
+    """logps and entropy (N,) in fp64, `size` rows at a time."""
+    parts = []
+    for some_logits, some_tokens in zip(logits.detach().split(size), tokens.split(size)):
+        parts.append(torch_from_logits(some_logits.double(), some_tokens))
+    return [torch.cat(values) for values in zip(*parts)]
+
+
+def measure_if_possible(measure, row, *args):
+    """Call measure(row, *args), which fills in the row. The kernels of others may not suit this
+    GPU; then the row says why, and stays as it is."""
+    if "failed" not in row:
+        try:
+            measure(row, *args)
+        except Exception as error:
+            row["failed"] = f"{type(error).__name__}: {error}"[:200]
+
+
+def measure_logits(row, provider, logits, tokens, truth, device):
+    """Time both passes once, and compare the outputs with the truth."""
+    forward = functools.partial(provider, logits, tokens)
+    forward()                                       # compiles
+    outputs, row["forward_bytes"] = peak(forward, device)
+    gradients = [torch.randn_like(x) for x in outputs]
+    backward = functools.partial(
+        torch.autograd.grad, outputs, logits, gradients, retain_graph=True)
+    _, row["backward_bytes"] = peak(backward, device)
+    row["seconds"].append([seconds(forward, device), seconds(backward, device)])
+    if len(outputs) == 2:
+        errors = [(x - y).abs() / (1 + y.abs()) for x, y in zip(outputs, truth)]
+        row["error"] = max(error.max().item() for error in errors)
 
 
 def logits_rows(N, V, dtype, device, copy_rate, providers=None):
-    """Rows of the table for N x V logits: seconds and extra bytes of both passes, largest error of logps and
-    entropy, relative to 1 + |value|. Whoever cannot do it has a row that says why."""
-    logits = (3 * torch.randn(N, V, device=device)).to(dtype).requires_grad_()                      # (N, V)
-    tokens = torch.randint(V, (N,), device=device)                                                  # (N,)
-    truth, rows = exact(logits, tokens), {}
+    """Rows of the table for N x V logits: seconds and extra bytes of both passes, and the largest
+    error of logps and entropy, relative to 1 + |value|. -> list of dicts"""
+    logits = (3 * torch.randn(N, V, device=device)).to(dtype).requires_grad_()
+    tokens = torch.randint(V, (N,), device=device)
+    truth = exact(logits, tokens)
     providers = providers or from_logits(device)
+    rows = {}
+    for name in providers:
+        rows[name] = {"who": name, "N": N, "V": V, "dtype": dtype_name(dtype), "seconds": []}
     for _ in range(2):                              # in turn, twice
-        for name, make in providers.items():
-            row = rows.setdefault(name, {"who": name, "N": N, "V": V, "dtype": str(dtype)[6:], "seconds": []})
-            if "failed" in row:
-                continue
-            try:
-                run = functools.partial(make, logits, tokens)
-                run()                               # compiles
-                out, row["forward_bytes"] = peak(run, device)
-                g = [torch.randn_like(x) for x in out]
-                back = functools.partial(torch.autograd.grad, out, logits, g, retain_graph=True)
-                row["backward_bytes"] = peak(back, device)[1]
-                row["seconds"].append([seconds(run, device), seconds(back, device)])
-                if len(out) == 2:
-                    row["error"] = max(
-                        ((x - y).abs() / (1 + y.abs())).max().item() for x, y in zip(out, truth))
-            except Exception as error:              # theirs may not suit this GPU; the others still count
-                row["failed"] = f"{type(error).__name__}: {error}"[:200]
-    if device != "cpu" and "failed" not in rows.get("ours", {"failed": ""}):    # the gradient over the logits
-        out = logprob(logits.detach().clone().requires_grad_() * 1, tokens, inplace=True)[0]
-        rows["ours"]["backward_bytes_in_place"] = peak(out.sum().backward, device)[1] - logits.nbytes
+        for name, provider in providers.items():
+            measure_if_possible(
+                measure_logits, rows[name], provider, logits, tokens, truth, device)
+
     for row in rows.values():
         if "failed" not in row:
-            for part, taken, times in zip(("forward", "backward"), zip(*row["seconds"]), (1, 2)):
-                row[part] = statistics.mean(taken)
-                row[f"{part}_share_of_copy"] = times * logits.nbytes / (copy_rate * 1e9) / row[part]
+            copy_seconds = logits.nbytes / (copy_rate * 1e9)
+            row["forward"] = statistics.mean(forward for forward, _ in row["seconds"])
+            row["backward"] = statistics.mean(backward for _, backward in row["seconds"])
+            row["forward_share_of_copy"] = copy_seconds / row["forward"]
+            row["backward_share_of_copy"] = 2 * copy_seconds / row["backward"]
+    if is_cuda(device) and "ours" in rows and "failed" not in rows["ours"]:
+        rows["ours"]["backward_bytes_in_place"] = bytes_in_place(logits, tokens, device)
     return list(rows.values())
+
+
+def bytes_in_place(logits, tokens, device):
+    """The extra bytes of a backward pass that writes the gradient over the logits."""
+    head_output = logits.detach().clone().requires_grad_() * 1
+    logps, _, _ = logprob(head_output, tokens, inplace=True)
+    _, extra_bytes = peak(logps.sum().backward, device)
+    return extra_bytes - logits.nbytes              # autograd's gradient of `* 1`
 
 
 def sweep_rows(N, V, device, copy_rate):
-    """kernels/logprob.py's fixed rule beside other tiles, in bf16: is it still the right one?"""
+    """The tile that kernels/logprob.py always takes, beside others, in bf16. -> list of dicts"""
     rows = []
     for threads in (64, 128, 256):
-        for each in (16, 32, 64):
-            with patched(kernels.logprob, THREADS=threads, PER_THREAD=each):
-                ours = {f"{threads} threads x {each}": lambda x, a: logprob(x, a)[::2]}
-                rows += logits_rows(N, V, torch.bfloat16, device, copy_rate, ours)
+        for per_thread in (16, 32, 64):
+            with patched(logprob_kernels, THREADS=threads, PER_THREAD=per_thread):
+                providers = {f"{threads} threads x {per_thread}": ours_from_logits}
+                rows += logits_rows(N, V, torch.bfloat16, device, copy_rate, providers)
     return rows
 
 
+def ours_from_hidden(hidden, head, tokens):
+    """(N, D), (V, D), (N,) -> logps, entropy (N,)"""
+    logps, _, entropy = linear_logprob(hidden, head, tokens)
+    return logps, entropy
+
+
+def in_memory_from_hidden(hidden, head, tokens):
+    """(N, D), (V, D), (N,) -> logps, entropy (N,)"""
+    return ours_from_logits(hidden @ head.T, tokens)
+
+
+def trl_from_hidden(hidden, head, tokens):
+    """(N, D), (V, D), (N,) -> logps, entropy (N,)"""
+    from trl.kernels.chunked_logprob import ChunkedLogProbFunction
+    outputs = ChunkedLogProbFunction.apply(
+        hidden, head, None, tokens, 1.0, 8192, None, 1.0, ("entropy",))
+    return outputs[:2]
+
+
+def liger_from_hidden(hidden, head, tokens):
+    """(N, D), (V, D), (N,) -> the mean of -logps alone"""
+    from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
+    return [liger_fused_linear_cross_entropy(hidden, head, tokens)]
+
+
 def from_hidden(device):
-    """Who makes logps of hidden states, and entropy, but for Liger: name -> f(hidden, head (V, D), tokens)"""
-    found = {"ours": lambda h, w, a: linear_logprob(h, w, a)[::2],
-             "ours, logits in memory": lambda h, w, a: logprob(h @ w.T, a)[::2]}
-    if torch.device(device).type != "cuda":
-        return found
-    with contextlib.suppress(ImportError):
-        from trl.kernels.chunked_logprob import ChunkedLogProbFunction
-        found["TRL, chunked"] = lambda h, w, a: ChunkedLogProbFunction.apply(
-            h, w, None, a, 1.0, 8192, None, 1.0, ("entropy",))[:2]
-    with contextlib.suppress(ImportError):
-        from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
-        found["Liger, cross entropy only"] = lambda h, w, a: (liger_fused_linear_cross_entropy(h, w, a),)
-    return found
+    """Who makes log-probs of hidden states. -> {name: function(hidden, head, tokens)}"""
+    providers = {"ours": ours_from_hidden, "ours, logits in memory": in_memory_from_hidden}
+    if is_cuda(device):
+        if installed("trl"):
+            providers["TRL, chunked"] = trl_from_hidden
+        if installed("liger_kernel"):
+            providers["Liger, cross entropy only"] = liger_from_hidden
+    return providers
+
+
+def measure_linear(row, provider, hidden, head, tokens, device):
+    """Time both passes together once."""
+    def both_passes():
+        outputs = [x for x in provider(hidden, head, tokens) if x is not None]
+        ones = [torch.ones_like(x) for x in outputs]
+        return torch.autograd.grad(outputs, (hidden, head), ones)
+    both_passes()                                   # compiles
+    _, row["bytes"] = peak(both_passes, device)
+    row["seconds"].append(seconds(both_passes, device))
 
 
 def linear_rows(N, D, V, device, matmul_rate, providers=None):
-    """Rows of the table for N hidden states of width D: seconds of both passes together, their share of what
-    the three matmuls take at the measured rate, extra bytes, gradients included."""
-    dtype = torch.bfloat16 if device != "cpu" else torch.float32
-    hidden = torch.randn(N, D, device=device, dtype=dtype).requires_grad_()                         # (N, D)
-    head = (3 * D**-0.5 * torch.randn(V, D, device=device)).to(dtype).requires_grad_()              # (V, D)
-    tokens, rows = torch.randint(V, (N,), device=device), {}
+    """Rows of the table for N hidden states of width D: seconds of both passes together, what the
+    three matmuls take at the measured rate as a share of that, and extra bytes, gradients included.
+    -> list of dicts"""
+    dtype = torch.bfloat16 if is_cuda(device) else torch.float32
+    hidden = torch.randn(N, D, device=device, dtype=dtype).requires_grad_()
+    head = (3 * D**-0.5 * torch.randn(V, D, device=device)).to(dtype).requires_grad_()
+    tokens = torch.randint(V, (N,), device=device)
     providers = providers or from_hidden(device)
+    rows = {name: {"who": name, "N": N, "D": D, "V": V, "seconds": []} for name in providers}
+    for _ in range(2):                              # in turn, twice
+        for name, provider in providers.items():
+            measure_if_possible(
+                measure_linear, rows[name], provider, hidden, head, tokens, device)
 
-    def both(make):
-        out = [x for x in make(hidden, head, tokens) if x is not None]
-        return torch.autograd.grad(out, (hidden, head), [torch.ones_like(x) for x in out])
-
-    for _ in range(2):
-        for name, make in providers.items():
-            row = rows.setdefault(name, {"who": name, "N": N, "D": D, "V": V, "seconds": []})
-            if "failed" in row:
-                continue
-            try:
-                both(make)
-                row["bytes"] = peak(functools.partial(both, make), device)[1]
-                row["seconds"].append(seconds(functools.partial(both, make), device))
-                row["both"] = statistics.mean(row["seconds"])
-                row["share_of_limit"] = 6 * N * V * D / (matmul_rate * 1e12) / row["both"]
-            except Exception as error:
-                row["failed"] = f"{type(error).__name__}: {error}"[:200]
+    limit = 6 * N * V * D / (matmul_rate * 1e12)
+    for row in rows.values():
+        if "failed" not in row:
+            row["both"] = statistics.mean(row["seconds"])
+            row["share_of_limit"] = limit / row["both"]
     return list(rows.values())
 
 
-# ---- 3. the same weights, lengths and rewards for both --------------------------------------------------
+# ---- 3. the same weights, lengths and rewards for both ---------------------------------------
 
 def lengths_of(kind, B, T, seed=0):
     """Tokens of each completion, END included. -> (B,)"""
     if kind == "fixed":
         return torch.full((B,), T)
-    random = common.generator(seed, "lengths")
-    short = torch.randint(min(4, T), min(8, T) + 1, (B,), generator=random)
-    return torch.where(torch.randperm(B, generator=random) < B - B // 10, short, T)
+    generator = common.generator(seed, "lengths")
+    short = torch.randint(min(4, T), min(8, T) + 1, (B,), generator=generator)
+    is_short = torch.randperm(B, generator=generator) < B - B // 10
+    return torch.where(is_short, short, T)
 
 
 def rewards_of(kind, P, G):
-    """Half of each group is right; of the last kind, only in every fourth group. -> P * G floats"""
-    live = [p % 4 == 0 or kind != KINDS[2] for p in range(P)]
-    return [float(live[p] and g % 2 == 0) for p in range(P) for g in range(G)]
+    """Half of each group is right; in the last kind, only in every fourth group. -> list of B"""
+    rewards = []
+    for p in range(P):
+        group_has_signal = p % 4 == 0 or kind != KINDS[2]
+        rewards += [float(group_has_signal and g % 2 == 0) for g in range(G)]
+    return rewards
 
 
 def uniforms_of(lengths, T, seed=0):
-    """Uniforms that make an untrained policy of ours end its rows so. -> (B, T)"""
-    uniforms = 0.98 * torch.rand(len(lengths), T, generator=common.generator(seed, "uniforms"))
-    uniforms[torch.arange(len(lengths)), lengths - 1] = 1.0         # the last id; below .98 it is not drawn
+    """Uniforms that make an untrained policy of ours end its rows after `lengths` (B,).
+    -> (B, T)"""
+    B = len(lengths)
+    uniforms = 0.98 * torch.rand(B, T, generator=common.generator(seed, "uniforms"))
+    uniforms[torch.arange(B), lengths - 1] = 1.0    # draws the last id; up to .98 none does
     return uniforms
 
 
 def up_to_end(tokens):
     """The mask of what comes before END, END included. (B, T) -> (B, T)"""
-    ended = (tokens == END).int()
-    return ended.cumsum(1) - ended == 0
+    is_end = (tokens == END).int()
+    num_ends_before = is_end.cumsum(dim=1) - is_end
+    return num_ends_before == 0
 
 
 def check_lengths(who, mask, lengths):
-    """Exit if the tokens that were made are not those that were ordered: nothing would be comparable."""
-    made = mask.sum(1).long().cpu()
-    if not torch.equal(made, lengths):
-        common.fail(f"{who}: made {int(made.sum())} tokens instead of {int(lengths.sum())}", code=1)
+    """Exit if the completions have other lengths than ordered: nothing would be comparable."""
+    sampled = mask.sum(dim=1).long().cpu()
+    if not torch.equal(sampled, lengths):
+        common.fail(f"{who}: sampled {int(sampled.sum())} tokens instead of {int(lengths.sum())}",
+                    code=1)
 
 
-def llama_weights(policy, cfg):
-    """The weights of a policy under the names that transformers gives them."""
-    H, KV, hd = cfg.num_attention_heads, cfg.num_key_value_heads, cfg.hidden_size // cfg.num_attention_heads
+# The names of a block's weights, ours and those of transformers.
+LLAMA_NAMES = {
+    "attention_norm": "input_layernorm",
+    "attention.query": "self_attn.q_proj",
+    "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj",
+    "attention.out": "self_attn.o_proj",
+    "mlp_norm": "post_attention_layernorm",
+    "mlp.gate": "mlp.gate_proj",
+    "mlp.up": "mlp.up_proj",
+    "mlp.down": "mlp.down_proj"}
+
+
+def llama_weights(policy):
+    """The weights of a policy under the names that transformers gives them. -> dict"""
     ours = policy.state_dict()
-    theirs = {"model.embed_tokens.weight": ours["embed.weight"], "lm_head.weight": ours["embed.weight"],
+    theirs = {"model.embed_tokens.weight": ours["embed.weight"],
+              "lm_head.weight": ours["embed.weight"],
               "model.norm.weight": ours["norm.weight"]}
-    for i in range(cfg.num_hidden_layers):
-        mine = {name: ours[f"blocks.{i}.{name}.weight"] for name in (
-            "attention_norm", "mlp_norm", "qkv", "out", "gate_up", "down")}
-        parts = {"input_layernorm": mine["attention_norm"], "post_attention_layernorm": mine["mlp_norm"],
-                 "self_attn.o_proj": mine["out"], "mlp.down_proj": mine["down"]}
-        parts |= zip(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-                     mine["qkv"].split([H * hd, KV * hd, KV * hd]))
-        parts |= zip(("mlp.gate_proj", "mlp.up_proj"), mine["gate_up"].chunk(2))
-        theirs |= {f"model.layers.{i}.{name}.weight": weight for name, weight in parts.items()}
+    for i in range(len(policy.blocks)):
+        for our_name, their_name in LLAMA_NAMES.items():
+            weight = ours[f"blocks.{i}.{our_name}.weight"]
+            theirs[f"model.layers.{i}.{their_name}.weight"] = weight
     return theirs
 
 
-def llama(policy, cfg, lengths, width):
-    """The policy as transformers' LlamaForCausalLM; its generate() has rows end as `lengths` says."""
+def llama(policy, cfg, lengths, prompt_width):
+    """The policy as transformers' LlamaForCausalLM, whose generate() ends rows after `lengths`
+    (B,)."""
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, LogitsProcessor
-    shape = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-             "num_key_value_heads")
     model = LlamaForCausalLM(LlamaConfig(
-        vocab_size=grpo.VOCAB, rms_norm_eps=torch.finfo(torch.float32).eps, max_position_embeddings=1024,
-        tie_word_embeddings=True, bos_token_id=None, eos_token_id=END, pad_token_id=grpo.PAD,
-        **{name: getattr(cfg, name) for name in shape}))
-    model.load_state_dict(llama_weights(policy, cfg))
+        vocab_size=grpo.VOCAB_SIZE, hidden_size=cfg.hidden_size,
+        intermediate_size=cfg.intermediate_size, num_hidden_layers=cfg.num_hidden_layers,
+        num_attention_heads=cfg.num_attention_heads, num_key_value_heads=cfg.num_key_value_heads,
+        rms_norm_eps=torch.finfo(torch.float32).eps, max_position_embeddings=1024,
+        tie_word_embeddings=True, bos_token_id=None, eos_token_id=END, pad_token_id=grpo.PAD))
+    model.load_state_dict(llama_weights(policy))
     model.to(cfg.device)
 
-    class Ends(LogitsProcessor):
+    class EndOnTime(LogitsProcessor):
         def __call__(self, ids, scores):
-            due = lengths.to(ids.device) == ids.shape[1] - width + 1                    # (B,)
-            scores[:, END] = torch.where(due, 1e9, float("-inf")).to(scores)
+            is_last = lengths.to(ids.device) == ids.shape[1] - prompt_width + 1     # (B,)
+            scores[:, END] = torch.where(is_last, 1e9, float("-inf")).to(scores)
             return scores
 
     model.generation_config = GenerationConfig(
-        max_new_tokens=cfg.max_completion_length, do_sample=True, top_k=0, top_p=1.0, temperature=1.0,
-        eos_token_id=END, pad_token_id=grpo.PAD)
-    model.generate = functools.partial(model.generate, logits_processor=[Ends()])
+        max_new_tokens=cfg.max_completion_length, do_sample=True, top_k=0, top_p=1.0,
+        temperature=1.0, eos_token_id=END, pad_token_id=grpo.PAD)
+    model.generate = functools.partial(model.generate, logits_processor=[EndOnTime()])
     return model
 
 
-# ---- 4. rollouts and steps ------------------------------------------------------------------------------
+# ---- 4. rollouts and steps -------------------------------------------------------------------
 
-def config(device, size, P=32, G=8, T=32):
-    """grpo.py's with one optimizer step a batch, so small that the policy stays as it is."""
+def config(device, flags, P=32, G=8, T=32):
+    """grpo.py's Config with one optimizer step a batch, so small that the policy stays as it is."""
     return grpo.Config(device=device, num_prompts=P, num_generations=G, max_completion_length=T,
-                       num_mini_batches=1, learning_rate=1e-7, **size)
+                       num_mini_batches=1, learning_rate=1e-7, **flags)
 
 
-def gain(theirs, ours):
-    """How many times faster ours were: median and quartiles of the ratios of neighbours in time."""
-    low, middle, high = statistics.quantiles([x / y for x, y in zip(theirs, ours)], n=4)
+def gain(their_times, our_times):
+    """How many times faster ours were: median and quartiles of the ratios of neighbours. -> dict"""
+    ratios = [theirs / ours for theirs, ours in zip(their_times, our_times)]
+    low, middle, high = statistics.quantiles(ratios, n=4)
     return {"low": low, "median": middle, "high": high}
 
 
 def rollout_row(size, kind, cfg, repeats):
-    """A batch sampled by ours and by transformers' generate, if there is one, in turn. -> dict"""
+    """A batch sampled by ours and, if installed, by transformers' generate, in turn. -> dict"""
+    G = cfg.num_generations
+    T = cfg.max_completion_length
     policy = grpo.GPT(cfg).to(cfg.device)
-    P, G, T = cfg.num_prompts, cfg.num_generations, cfg.max_completion_length
-    problems = common.sample_problems(cfg.task, P, "bench", **cfg.options)
-    prompts = grpo.encode_prompts([problem.prompt for problem in problems], cfg)                    # (P, W)
-    lengths = lengths_of(kind, P * G, T)                                                            # (B,)
-    uniforms = uniforms_of(lengths, T).to(cfg.device)
-    jobs = {"ours": lambda: grpo.rollout(policy, prompts, cfg, G, uniforms).mask}
+    task = common.load_task(cfg, grpo.verify)
+    problems = common.sample_problems(task, cfg.num_prompts, "bench")
+    problems = [problem for problem in problems for _ in range(G)]              # B
+    texts = [problem.prompt for problem in problems]
+    prompts = grpo.encode_prompts(texts, task, cfg.device)                      # (B, W)
+    W = prompts.shape[1]
+    lengths = lengths_of(kind, len(prompts), T)                                 # (B,)
+    uniforms = uniforms_of(lengths, T).to(cfg.device)                           # (B, T)
+
+    def ours():
+        return grpo.rollout(policy, prompts, problems, task, cfg, uniforms).mask
+    jobs = {"ours": ours}
     if installed("transformers"):
-        model, W = llama(policy, cfg, lengths, prompts.shape[1]), prompts.shape[1]
-        repeated = prompts.repeat_interleave(G, 0)
-        attention = torch.ones_like(repeated)
-        jobs["HF generate"] = lambda: up_to_end(model.generate(repeated, attention_mask=attention)[:, W:])
+        model = llama(policy, cfg, lengths, W)
+        attention_mask = torch.ones_like(prompts)
+
+        def theirs():
+            tokens = model.generate(prompts, attention_mask=attention_mask)
+            return up_to_end(tokens[:, W:])
+        jobs["HF generate"] = theirs
+
     times = {name: [] for name in jobs}
     with patched(grpo, EOS=END):
-        for _ in range(1 + repeats):
+        for repeat in range(1 + repeats):
             for name, job in jobs.items():
                 start = now(cfg.device)
                 mask = job()
-                times[name].append(now(cfg.device) - start)
+                taken = now(cfg.device) - start
                 check_lengths(name, mask, lengths)
-    times = {name: taken[1:] for name, taken in times.items()}                  # the first one warmed up
+                if repeat > 0:                      # the first one warms up
+                    times[name].append(taken)
     row = {"size": size, "kind": kind, "tokens": int(lengths.sum()), "seconds": times,
            "median": {name: statistics.median(taken) for name, taken in times.items()}}
-    return row | ({"gain": gain(times["HF generate"], times["ours"])} if len(times) == 2 else {})
+    if "HF generate" in times:
+        row["gain"] = gain(times["HF generate"], times["ours"])
+    return row
 
 
-def our_step(policy, ref, optimizer, cfg, step, lengths, rewards):
-    """A step of grpo.py's main(). -> seconds of each part; "score": problems, verdicts, advantages, metrics;
-    "reference": log-probs without a gradient"""
-    device, times = cfg.device, {}
-    real = {name: getattr(grpo, name) for name in ("rollout", "verify", "score")}
-    uniforms, verdicts = uniforms_of(lengths, cfg.max_completion_length).to(device), iter(rewards)
-
-    def rollout(model, prompts, cfg, copies, _, problems):
-        return real["rollout"](model, prompts, cfg, copies, uniforms, problems)
+def our_step(policy, reference, optimizer, cfg, step, lengths, rewards):
+    """A step of grpo.py's main(). "score" is problems, verdicts, advantages and metrics;
+    "reference" is log-probs without a gradient. -> {part: seconds}, and of all"""
+    clock = Clock(cfg.device)
+    uniforms = uniforms_of(lengths, cfg.max_completion_length).to(cfg.device)
+    verdicts = iter(rewards)
+    real_rollout = grpo.rollout
+    real_score = grpo.score
+    score_reference = clock.timed("reference", real_score)
 
     def verify(problem, text):
-        real["verify"](problem, text)               # what it says of noise is no use
+        grpo.verify(problem, text)                  # takes its time; of noise its verdict is no use
         return next(verdicts)
 
-    def part():
-        return "forward of the policy" if torch.is_grad_enabled() else "reference"
+    def rollout(model, prompts, problems, task, cfg, _):
+        return real_rollout(model, prompts, problems, task, cfg, uniforms)
 
-    time_it = functools.partial(timed, times, device=device)
-    start = now(device)
-    with (patched(grpo, EOS=END, verify=verify, rollout=time_it("generate", rollout),
-                  score=time_it(part, real["score"])),
-          patched(torch.Tensor, backward=time_it("backward", torch.Tensor.backward)),
-          patched(optimizer, step=time_it("optimiser", optimizer.step)),
-          patched(torch.nn.utils, clip_grad_norm_=time_it("optimiser", torch.nn.utils.clip_grad_norm_))):
-        batch = grpo.sample_batch(policy, cfg, step)
-        A = grpo.advantages(batch.rewards, cfg.scale_rewards).view(-1).to(device)
-        updating = now(device)
-        grpo.update(policy, ref, optimizer, batch, A, cfg, step)
-        updated = now(device)
-        common.describe(batch) | common.tasks.describe(batch, cfg.reward, step)
-    times["all"] = now(device) - start
-    check_lengths("ours", batch.out.mask, lengths)
-    known = {name: times.get(name, 0.0) for name in PARTS}
-    known["forward"] = updated - updating - sum(known[name] for name in PARTS[2:] if name != "forward")
-    return known | {"score": times["all"] - (updated - updating) - known["generate"], "all": times["all"]}
+    def score(*args, **kwargs):
+        if torch.is_grad_enabled():
+            return real_score(*args, **kwargs)
+        return score_reference(*args, **kwargs)
+
+    task = common.load_task(cfg, verify)
+    clip = clock.timed("optimiser", torch.nn.utils.clip_grad_norm_)
+    with (patched(grpo, EOS=END, rollout=clock.timed("generate", rollout), score=score),
+          patched(torch.Tensor, backward=clock.timed("backward", torch.Tensor.backward)),
+          patched(torch.nn.utils, clip_grad_norm_=clip),
+          patched(optimizer, step=clock.timed("optimiser", optimizer.step))):
+        start = now(cfg.device)
+        batch = grpo.sample_batch(policy, task, cfg, step)
+        A = grpo.advantages(batch.rewards, cfg.scale_rewards).flatten().to(cfg.device)
+        update_start = now(cfg.device)
+        grpo.update(policy, reference, optimizer, batch, A, cfg, step)
+        update_end = now(cfg.device)
+        common.describe(batch)
+        task.describe(batch, step)
+        end = now(cfg.device)
+    check_lengths("ours", batch.mask, lengths)
+
+    # what is not timed by itself is what is left of the update, and of the step
+    parts = clock.seconds
+    update_parts = ("reference", "backward", "optimiser")
+    update_seconds = update_end - update_start
+    parts["forward"] = update_seconds - sum(parts[name] for name in update_parts)
+    parts["score"] = end - start - update_seconds - parts["generate"]
+    return parts | {"all": end - start}
 
 
 def trl_steps(policy, cfg, lengths, rewards, steps, between):
-    """So many steps of TRL's GRPOTrainer, between() called after each. -> a list of what our_step returns;
-    "optimiser" is what no other part is. No KL, no checkpointing, no logs: what costs least."""
+    """So many steps of TRL's GRPOTrainer, with between() called after each. There is no KL, no
+    checkpointing and no log, which costs least. "optimiser" is what is in no other part. -> list of
+    dicts like that of our_step"""
     import transformers
     from datasets import Dataset
-    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
+    from trl import GRPOTrainer
     transformers.logging.set_verbosity_error()
-    words = Tokenizer(models.WordLevel({chr(i): i for i in range(grpo.VOCAB)}, unk_token=chr(0)))
-    words.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token=chr(END), pad_token=chr(grpo.PAD))
-    P, G, B, device = cfg.num_prompts, cfg.num_generations, len(lengths), cfg.device
-    problems = common.sample_problems(cfg.task, P * steps, "bench", **cfg.options)
+    task = common.load_task(cfg, grpo.verify)
+    problems = common.sample_problems(task, cfg.num_prompts * steps, "bench")
+    problem_of = {problem.prompt: problem for problem in problems}
     model = llama(policy, cfg, lengths, len(problems[0].prompt))
-    known = {problem.prompt: problem for problem in problems}
-    times, seen = {}, []
+    clock = Clock(cfg.device)
+    history = []
 
     def reward(prompts, completions, completion_ids, **_):
         for prompt, text in zip(prompts, completions):
-            grpo.verify(known[prompt], text)
-        made = torch.tensor([len(ids) for ids in completion_ids])                       # (B,)
-        check_lengths("TRL", torch.arange(cfg.max_completion_length) < made[:, None], lengths)
+            grpo.verify(problem_of[prompt], text)
+        sampled = torch.tensor([len(ids) for ids in completion_ids])            # (B,)
+        mask = torch.arange(cfg.max_completion_length) < sampled[:, None]       # (B, T)
+        check_lengths("TRL", mask, lengths)
         return rewards
 
-    class Clock(TrainerCallback):
+    class StepTimer(transformers.TrainerCallback):
         def on_step_begin(self, *_, **__):
-            times.clear()
-            times["start"] = now(device)
+            clock.seconds = dict.fromkeys(PARTS, 0.0)
+            self.start = now(cfg.device)
 
         def on_step_end(self, *_, **__):
-            total = now(device) - times["start"]
-            parts = {name: times.get(name, 0.0) for name in PARTS} | {"all": total}
-            parts["score"] -= parts["generate"]
-            parts["optimiser"] = total - sum(parts[name] for name in PARTS if name != "optimiser")
-            seen.append(parts)
+            total = now(cfg.device) - self.start
+            parts = clock.seconds
+            parts["score"] -= parts["generate"]     # which it contains
+            parts["optimiser"] = total - sum(parts.values())
+            history.append(parts | {"all": total})
             between()
 
     with tempfile.TemporaryDirectory() as folder:
-        size = min(cfg.micro_batch_size, B)
         trainer = GRPOTrainer(
-            model, reward, processing_class=tokenizer, callbacks=[Clock()],
+            model, reward, processing_class=trl_tokenizer(), callbacks=[StepTimer()],
             train_dataset=Dataset.from_list([{"prompt": problem.prompt} for problem in problems]),
-            args=GRPOConfig(
-                folder, max_steps=steps, per_device_train_batch_size=size, seed=0,
-                gradient_accumulation_steps=B // size, num_generations=G, temperature=cfg.temperature,
-                max_completion_length=cfg.max_completion_length, loss_type="grpo", beta=0.0,
-                epsilon=cfg.epsilon, epsilon_high=cfg.epsilon_high, max_grad_norm=cfg.max_grad_norm,
-                learning_rate=cfg.learning_rate, lr_scheduler_type="constant", weight_decay=cfg.weight_decay,
-                use_cpu=device == "cpu", bf16=False, gradient_checkpointing=False, disable_tqdm=True,
-                dataloader_pin_memory=False, report_to="none", save_strategy="no", logging_strategy="no"))
+            args=trl_config(folder, cfg, len(lengths), steps))
         trainer.remove_callback(transformers.PrinterCallback)
-        for owner, name, part in (
-                (model, "generate", "generate"), (trainer, "_prepare_inputs", "score"),
-                (trainer, "compute_loss", "forward"), (trainer.accelerator, "backward", "backward")):
-            setattr(owner, name, timed(times, part, getattr(owner, name), device))
+        model.generate = clock.timed("generate", model.generate)
+        trainer._prepare_inputs = clock.timed("score", trainer._prepare_inputs)
+        trainer.compute_loss = clock.timed("forward", trainer.compute_loss)
+        accelerator = trainer.accelerator
+        accelerator.backward = clock.timed("backward", accelerator.backward)
         trainer.train()
-    return seen
+    return history
+
+
+def trl_tokenizer():
+    """A tokenizer of transformers with one token for each character, as many as we have."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    ids = {chr(i): i for i in range(grpo.VOCAB_SIZE)}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=chr(0)))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=chr(END), pad_token=chr(grpo.PAD))
+
+
+def trl_config(folder, cfg, B, steps):
+    """What GRPOTrainer needs to do the same as grpo.py with cfg."""
+    from trl import GRPOConfig
+    micro_batch_size = min(cfg.micro_batch_size, B)
+    return GRPOConfig(
+        folder, max_steps=steps, seed=0, use_cpu=cfg.device == "cpu",
+        per_device_train_batch_size=micro_batch_size,
+        gradient_accumulation_steps=B // micro_batch_size,
+        num_generations=cfg.num_generations, temperature=cfg.temperature,
+        max_completion_length=cfg.max_completion_length, loss_type="grpo", beta=0.0,
+        epsilon=cfg.epsilon, epsilon_high=cfg.epsilon_high, max_grad_norm=cfg.max_grad_norm,
+        learning_rate=cfg.learning_rate, lr_scheduler_type="constant",
+        weight_decay=cfg.weight_decay, bf16=False, gradient_checkpointing=False,
+        dataloader_pin_memory=False, disable_tqdm=True, report_to="none", save_strategy="no",
+        logging_strategy="no")
 
 
 def step_rows(size, kind, cfg, repeats):
-    """A step of ours and one of TRL, if there is one, in turn. -> [dict], ours first"""
+    """A step of ours and, if it is installed, one of TRL, in turn. -> list of dicts, ours first"""
+    P = cfg.num_prompts
+    G = cfg.num_generations
     policy = grpo.GPT(cfg).to(cfg.device)
-    P, G = cfg.num_prompts, cfg.num_generations
-    lengths, rewards = lengths_of(kind, P * G, cfg.max_completion_length), rewards_of(kind, P, G)
-    theirs, ours, ref = copy.deepcopy(policy), [], copy.deepcopy(policy)
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
+    reference = copy.deepcopy(policy)
+    their_policy = copy.deepcopy(policy)
+    optimizer = torch.optim.AdamW(
+        policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
+    lengths = lengths_of(kind, P * G, cfg.max_completion_length)                # (B,)
+    rewards = rewards_of(kind, P, G)                                            # B
+    our_steps = []
 
     def step():
-        ours.append(our_step(policy, ref, optimizer, cfg, len(ours), lengths, rewards))
-
-    taken = {"ours": ours}
+        our_steps.append(
+            our_step(policy, reference, optimizer, cfg, len(our_steps), lengths, rewards))
+    steps = {"ours": our_steps}
     if installed("trl"):
-        taken["TRL"] = trl_steps(theirs, cfg, lengths, rewards, 1 + repeats, step)
+        steps["TRL"] = trl_steps(their_policy, cfg, lengths, rewards, 1 + repeats, step)
     else:
         for _ in range(1 + repeats):
             step()
+
     rows = []
-    for who, steps in taken.items():
-        by_part = {part: [parts[part] for parts in steps[1:]] for part in (*PARTS, "all")}
+    for who, history in steps.items():
+        history = history[1:]                       # the first one warms up
+        medians = {}
+        for part in (*PARTS, "all"):
+            medians[part] = statistics.median(parts[part] for parts in history)
         rows.append({"size": size, "kind": kind, "who": who, "tokens": int(lengths.sum()),
-                     "seconds": by_part["all"],
-                     "median": {part: statistics.median(taken) for part, taken in by_part.items()}})
+                     "seconds": [parts["all"] for parts in history], "median": medians})
     if len(rows) == 2:
-        rows[0]["gain"] = gain(rows[1]["seconds"], rows[0]["seconds"])
+        ours, theirs = rows
+        ours["gain"] = gain(theirs["seconds"], ours["seconds"])
     return rows
 
 
-# ---- 5. tables ------------------------------------------------------------------------------------------
+# ---- 5. tables -------------------------------------------------------------------------------
 
-def table(head, rows):
-    """Markdown of cells."""
-    return "".join("| " + " | ".join(row) + " |\n" for row in (head, ["---"] * len(head), *rows)) + "\n"
+def gain_cell(row):
+    if "gain" not in row:
+        return "-"
+    return "{median:.1f}x ({low:.1f} - {high:.1f})".format(**row["gain"])
 
 
-def times_faster(row):
-    return "{median:.1f}x ({low:.1f} - {high:.1f})".format(**row["gain"]) if "gain" in row else "-"
+def rate_cell(num_tokens, seconds):
+    return f"{num_tokens / seconds / 1e3:.0f}k"
 
 
 def logits_cells(row):
-    shape = [f"{row['N']} x {row['V']} {row['dtype']}", row["who"]]
+    cells = [f"{row['N']} x {row['V']} {row['dtype']}", row["who"]]
     if "failed" in row:
-        return [*shape, "failed", *["-"] * 5]
-    passes = [cell for part in ("forward", "backward") for cell in (
-        f"{row[part] * 1e6:.0f}", f"{100 * row[f'{part}_share_of_copy']:.0f}%")]
-    memory = [row[f"{part}_bytes"] for part in ("forward", "backward")]
-    return [*shape, *passes, "-" if None in memory else " + ".join(f"{x / 2**20:.0f}" for x in memory),
-            f"{row['error']:.0e}" if "error" in row else "-"]
+        return [*cells, "failed", *["-"] * 5]
+    for part in ("forward", "backward"):
+        cells.append(f"{row[part] * 1e6:.0f}")
+        cells.append(f"{100 * row[f'{part}_share_of_copy']:.0f}%")
+    if row["forward_bytes"] is None:
+        cells.append("-")
+    else:
+        cells.append(f"{row['forward_bytes'] / 2**20:.0f} + {row['backward_bytes'] / 2**20:.0f}")
+    cells.append(f"{row['error']:.0e}" if "error" in row else "-")
+    return cells
 
 
 def linear_cells(row):
-    shape = [f"{row['N']} x {row['D']} x {row['V']}", row["who"]]
+    cells = [f"{row['N']} x {row['D']} x {row['V']}", row["who"]]
     if "failed" in row:
-        return [*shape, "failed", "-", "-"]
-    return [*shape, f"{row['both'] * 1e3:.1f}", f"{100 * row['share_of_limit']:.0f}%",
-            "-" if row["bytes"] is None else f"{row['bytes'] / 2**30:.2f}"]
+        return [*cells, "failed", "-", "-"]
+    gigabytes = "-" if row["bytes"] is None else f"{row['bytes'] / 2**30:.2f}"
+    return [*cells, f"{row['both'] * 1e3:.1f}", f"{100 * row['share_of_limit']:.0f}%", gigabytes]
 
 
 def rollout_cells(row):
-    cells = [f"{row['median'][who] * 1e3:.0f} ms, {row['tokens'] / row['median'][who] / 1e3:.0f}k/s"
-             if who in row["median"] else "-" for who in ("ours", "HF generate")]
-    return [row["size"], row["kind"], *cells, times_faster(row)]
+    cells = [row["size"], row["kind"]]
+    for who in ("ours", "HF generate"):
+        if who in row["median"]:
+            taken = row["median"][who]
+            cells.append(f"{taken * 1e3:.0f} ms, {rate_cell(row['tokens'], taken)}/s")
+        else:
+            cells.append("-")
+    return [*cells, gain_cell(row)]
 
 
 def step_cells(row):
     milliseconds = [f"{row['median'][part] * 1e3:.0f}" for part in (*PARTS, "all")]
-    return [row["size"], row["kind"], row["who"], *milliseconds,
-            f"{row['tokens'] / row['median']['all'] / 1e3:.0f}k", times_faster(row)]
+    rate = rate_cell(row["tokens"], row["median"]["all"])
+    return [row["size"], row["kind"], row["who"], *milliseconds, rate, gain_cell(row)]
 
 
 def tables(record):
     """A record as Markdown."""
     text = first_line(record["machine"]).replace("; ", ";\n") + ".\n\n"
     if record["logits"]:
-        text += "Log-prob and entropy of logits, and their gradient:\n\n" + table(
-            ["logits", "who", "forward us", "% of copy", "backward us", "% of copy", "extra MiB", "error"],
-            map(logits_cells, record["logits"]))
+        head = ["logits", "who", "forward us", "% of copy", "backward us", "% of copy", "extra MiB",
+                "error"]
+        text += "Log-prob and entropy of logits, and their gradient:\n\n"
+        text += table(head, [logits_cells(row) for row in record["logits"]]) + "\n"
     if record["linear"]:
-        text += "The same from hidden states, in bf16, both passes:\n\n" + table(
-            ["N x D x V", "who", "ms", "% of limit", "peak GiB"], map(linear_cells, record["linear"]))
+        head = ["N x D x V", "who", "ms", "% of limit", "peak GiB"]
+        text += "The same from hidden states, in bf16, both passes:\n\n"
+        text += table(head, [linear_cells(row) for row in record["linear"]]) + "\n"
     P, G, W, T = record["shape"]
-    text += (f"Rollout of {P} x {G} completions, prompts of {W} tokens, at most {T} new ones (ours with "
-             "log-probs and entropies,\ntheirs without):\n\n") + table(
-        ["parameters", "lengths", "ours", "HF generate", "gain"], map(rollout_cells, record["rollout"]))
-    text += "A step of GRPO, milliseconds:\n\n" + table(
-        ["parameters", "batch", "who", *PARTS, "all", "tokens/s", "gain"], map(step_cells, record["step"]))
+    head = ["parameters", "lengths", "ours", "HF generate", "gain"]
+    text += (f"Rollout of {P} x {G} completions, prompts of {W} tokens, at most {T} new ones (ours "
+             "with log-probs and entropies,\ntheirs without):\n\n")
+    text += table(head, [rollout_cells(row) for row in record["rollout"]]) + "\n"
+    head = ["parameters", "batch", "who", *PARTS, "all", "tokens/s", "gain"]
+    text += "A step of GRPO, milliseconds:\n\n"
+    text += table(head, [step_cells(row) for row in record["step"]]) + "\n"
     return text + "".join(f"{line}\n" for line in record["remarks"]) + "\n"
 
 
 def remarks(device):
-    """What a record lacks here, and why."""
-    lines = [] if device == "cuda" else [
-        "Kernel rows need a GPU: here the kernels' speed is unmeasured."]
-    for package, rows in (("transformers", "HF generate"), ("trl", "TRL"), ("liger_kernel", "Liger")):
-        if not installed(package) and (device == "cuda" or package != "liger_kernel"):
+    """What a record lacks here, and why. -> list of lines"""
+    lines = []
+    if device != "cuda":
+        lines.append("Kernel rows need a GPU: here the kernels' speed is unmeasured.")
+    needed = {"HF generate": "transformers", "TRL": "trl"}
+    if device == "cuda":
+        needed["Liger"] = "liger_kernel"
+    for rows, package in needed.items():
+        if not installed(package):
             lines.append(f"No rows of {rows}: the package {package} is not installed.")
     return lines
 
 
 def measure(device, repeats, sizes=SIZES, P=32, G=8, T=32, roof=(0.5, 1024)):
-    """All that this machine can show, printed as it comes. -> the record"""
-    cuda = device == "cuda"
-    record = {"machine": machine(device, *((8.6, 8192) if cuda else roof)), "repeats": repeats,
-              "remarks": remarks(device),
-              **{name: [] for name in ("logits", "linear", "sweep", "rollout", "step")}}
-    print(first_line(record["machine"]), *record["remarks"], sep="\n", flush=True)
+    """All that this machine can show, printed as it comes. `roof` is the GB of the copy and the
+    size of the matmul that show what a CPU can do. -> the record"""
+    gigabytes, matmul_size = (8.6, 8192) if device == "cuda" else roof
+    found = machine(device, gigabytes, matmul_size)
+    record = {"machine": found, "repeats": repeats, "remarks": remarks(device),
+              "logits": [], "linear": [], "sweep": [], "rollout": [], "step": []}
+    print(first_line(found), *record["remarks"], sep="\n", flush=True)
 
     def add(name, rows, cells):
         record[name] += rows
         for row in rows:
             print("  ".join(cells(row)), row.get("failed", ""), flush=True)
 
-    if cuda:
-        copies, multiplies = (record["machine"][name] for name in ("copy_GB_per_s", "matmul_TFLOP_per_s"))
+    if device == "cuda":
+        copy_rate = found["copy_GB_per_s"]
         for dtype in (torch.bfloat16, torch.float32):
             for N, V in LOGITS:
-                add("logits", logits_rows(N, V, dtype, device, copies), logits_cells)
+                add("logits", logits_rows(N, V, dtype, device, copy_rate), logits_cells)
         for N, D, V in LINEAR:
-            add("linear", linear_rows(N, D, V, device, multiplies), linear_cells)
-        for N, V in LOGITS[1], LOGITS[3], LOGITS[4]:
-            add("sweep", sweep_rows(N, V, device, copies), logits_cells)
-    for name, size in sizes.items():
-        cfg = config(device, size, P, G, T)
-        record["shape"] = [P, G, common.load_task(cfg.task).width(**cfg.options), T]
-        for kind in KINDS[:2]:                                  # rewards do not matter to a rollout
+            rows = linear_rows(N, D, V, device, found["matmul_TFLOP_per_s"])
+            add("linear", rows, linear_cells)
+        for N, V in SWEEP:
+            add("sweep", sweep_rows(N, V, device, copy_rate), logits_cells)
+    for name, flags in sizes.items():
+        cfg = config(device, flags, P, G, T)
+        record["shape"] = [P, G, common.load_task(cfg, grpo.verify).prompt_width, T]
+        for kind in KINDS[:2]:                      # rewards do not matter to a rollout
             add("rollout", [rollout_row(name, kind, cfg, repeats)], rollout_cells)
-    for name, size in sizes.items():
+    for name, flags in sizes.items():
+        cfg = config(device, flags, P, G, T)
         for kind in KINDS:
-            add("step", step_rows(name, kind, config(device, size, P, G, T), repeats), step_cells)
+            add("step", step_rows(name, kind, cfg, repeats), step_cells)
     return record
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--threads", type=int, default=1, help="of the CPU, for all that are compared [1]")
+    default_device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", default=default_device)
+    parser.add_argument("--threads", type=int, default=1,
+                        help="of the CPU, for all that are compared [1]")
     parser.add_argument("--repeats", type=int, default=5, help="of a rollout or a step [5]")
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
     record = measure(args.device, args.repeats)
+
     name = re.sub("[^a-z0-9]+", "-", record["machine"]["device"].lower())
-    (ROOT / "docs").mkdir(exist_ok=True)
-    (ROOT / "docs" / f"bench-{name}.json").write_text(json.dumps(record, indent=1) + "\n")
-    files = sorted((ROOT / "docs").glob("bench-*.json"))
-    put("speed", "".join(tables(json.loads(file.read_text())) for file in files), "bench")
+    DOCS.mkdir(exist_ok=True)
+    (DOCS / f"bench-{name}.json").write_text(json.dumps(record, indent=1) + "\n")
+    text = ""
+    for file in sorted(DOCS.glob("bench-*.json")):
+        text += tables(json.loads(file.read_text()))
+    put("speed", text, "bench")
 
 
 if __name__ == "__main__":

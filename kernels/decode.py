@@ -1,154 +1,261 @@
 """Rollouts on CUDA: one decode step is recorded as a graph, and replayed for every token.
 
-A step of a small model is a hundred kernels of some 2 us each, and Python takes 5 us or more to launch one:
-most of the time the GPU waits for Python. A graph is a recording of launches, sent as a whole: kernels, sizes
-and addresses. So all that a step reads or changes are tensors that stay where they are, and Python knows no
-number that changes from step to step:
+A step of a small model is about a hundred kernels, which take some 2 us each. Python needs 5 us or
+more to launch one, so the GPU mostly waits for Python. A CUDA graph is a recording of launches that
+is sent as a whole: kernels, sizes and addresses. Therefore everything that a step reads or changes
+is a tensor that keeps its address, and Python knows no number that changes from step to step:
 
-- the cache of keys and values is as long as it will ever get. Attention is over all of it, with a mask: a
-  token at position p sees those at 0 .. p. Few key/value heads stay few: the query heads that share one are
-  its queries.
-- `slot`, which counts the steps, is a tensor: it tells where the cache and the outputs are written, and which
-  uniforms are used.
-- sampling is part of the step: inverse CDF, one uniform a row, all drawn before.
-- a row that has ended goes on and writes PAD and zeros. Whether all have ended is looked at every 8 steps;
-  nothing else waits for the GPU.
+- The keys and values have room for all positions from the start. Attention is over all of them,
+  with a mask: a token at position p attends to positions 0 .. p. The query heads that share a
+  key/value head are passed as several queries of that head, so its keys and values are stored once.
+- `slot` counts the steps in a tensor. It says which position and which slot of the outputs are
+  written, and which uniforms are used.
+- Sampling is part of the step. The uniforms are drawn before, one for each row and slot.
+- A row that has ended goes on, and writes PAD and zeros. Whether all rows have ended is looked up
+  every 8 steps. Nothing else waits for the GPU.
 
-Weights, too, are read where they are. An optimizer changes them in place, so that a graph is good for a whole
-run: it is kept as long as its model lives. The prompts are read by the model itself, once each, and give the
-first token. Without CUDA the same step runs as it is written: that is how it is tested.
+The weights keep their addresses, too: an optimizer changes them in place. So one graph serves a
+whole run, and is kept as long as its model exists. The prompts are read by the model itself, not by
+the graph; that gives the first token. Without CUDA the same step runs as plain torch, which is how
+it is tested.
 """
 from __future__ import annotations
 
+import dataclasses
 import functools
 import weakref
-from types import SimpleNamespace
 
 import torch
-from torch import nn
+import torch.nn.functional as F
 
-from kernels import choose
+import kernels
 from kernels.logprob import logprob_torch
 
-# P prompts, B = P * copies rows, W prompt tokens, T slots of completion tokens, L positions in the cache,
-# V vocabulary, D width, H heads, KV key/value heads, hd width of a head.
+# Shapes: B rows, W prompt tokens, T slots for completion tokens, L positions (at least W + T),
+# V vocabulary, D width, H heads, KV key/value heads, hd head size.
 
-GRAPHS = weakref.WeakKeyDictionary()    # model -> {all that a graph depends on: (state, replay)}
-LOOK = 8                                # steps from one look at whether all rows have ended to the next
+GRAPHS = weakref.WeakKeyDictionary()    # model -> {what a graph depends on: (state, replay)}
+CHECK_EVERY = 8                         # steps between looking up whether all rows have ended
 
 
-# ---- 1. what a step reads and writes --------------------------------------------------------------------
+# ---- 1. what a step reads and writes ---------------------------------------------------------
 
-def allocate(model, B, W, T, temperature, uniforms, eos, pad, kernel):
-    """Every tensor of a step that is no weight, and what does not change. -> namespace"""
-    weight, block = model.embed.weight, model.blocks[0]
+@dataclasses.dataclass
+class State:
+    """What a step reads and writes, but for the weights. The tensors change in place only."""
+    # constants
+    prompt_width: int
+    temperature: float
+    eos: int
+    pad: int
+    kernel: str
+    cos: torch.Tensor               # (L, hd)     of rotary positions, see `rotate`
+    sin: torch.Tensor               # (L, hd)
+    attention_mask: torch.Tensor    # (L, L)      added to attention scores: 0 or -inf
+    # given for each batch
+    uniforms: torch.Tensor | None   # (B, T)      None: the likeliest token is taken
+    # where the step is
+    slot: torch.Tensor              # (1,)        of the last token
+    token: torch.Tensor             # (B,)        the last token
+    has_ended: torch.Tensor         # (B,)        whether that, or one before it, was EOS
+    keys: torch.Tensor              # (blocks, B, KV, L, hd)
+    values: torch.Tensor            # (blocks, B, KV, L, hd)
+    # outputs; behind the end of a row, tokens are PAD and the rest is 0
+    tokens: torch.Tensor            # (B, T)
+    mask: torch.Tensor              # (B, T)
+    logps: torch.Tensor             # (B, T)
+    entropy: torch.Tensor           # (B, T)
+
+
+def allocate(model, B, W, T, temperature, uniforms_dtype, eos, pad, kernel):
+    """Room for B prompts of W tokens and completions of up to T tokens. -> State"""
+    weight = model.embed.weight
+    attention = model.blocks[0].attention
     full = functools.partial(torch.full, device=weight.device)
-    L, hd = (W + T + 15) // 16 * 16, weight.shape[1] // block.H     # by 16: rows of the mask are aligned
-    angles = torch.arange(L, device=weight.device)[:, None] * model.frequencies                 # (L, hd / 2)
-    return SimpleNamespace(
-        W=W, temperature=temperature, eos=eos, pad=pad,
-        logprob=choose(kernel, weight.device) or logprob_torch,
-        slot=full((1,), 0),                                                         # (1,) of the last token
-        token=full((B,), pad), ended=full((B,), False),                             # (B,), (B,)
-        uniforms=None if uniforms is None else torch.empty_like(uniforms, device=weight.device),    # (B, T)
-        tokens=full((B, T), pad),                                                   # (B, T)
-        values=full((3, B, T), 0.0, dtype=torch.promote_types(weight.dtype, torch.float32)),
-        cache=full((len(model.blocks), 2, B, block.KV, L, hd), 0.0, dtype=weight.dtype),
-        rotary=torch.stack([angles.cos(), angles.sin()]),                           # (2, L, hd / 2)
-        mask=full((L, L), float("-inf"), dtype=weight.dtype).triu(1))               # (L, L) added to scores
+    output_dtype = torch.promote_types(weight.dtype, torch.float32)
+
+    L = (W + T + 15) // 16 * 16             # attention wants rows of the mask to be aligned
+    num_kv_heads = attention.key.out_features // attention.head_size
+    cache_shape = (len(model.blocks), B, num_kv_heads, L, attention.head_size)
+    positions = torch.arange(L, device=weight.device)
+    angles = positions[:, None] * model.frequencies                             # (L, hd / 2)
+    uniforms = None
+    if uniforms_dtype is not None:
+        uniforms = full((B, T), 0.0, dtype=uniforms_dtype)
+    return State(
+        prompt_width=W, temperature=temperature, eos=eos, pad=pad, kernel=kernel,
+        cos=torch.cat([angles.cos(), angles.cos()], dim=1),
+        sin=torch.cat([-angles.sin(), angles.sin()], dim=1),
+        attention_mask=full((L, L), float("-inf"), dtype=weight.dtype).triu(1),
+        uniforms=uniforms,
+        slot=full((1,), 0),
+        token=full((B,), pad),
+        has_ended=full((B,), False),
+        keys=full(cache_shape, 0.0, dtype=weight.dtype),
+        values=full(cache_shape, 0.0, dtype=weight.dtype),
+        tokens=full((B, T), pad),
+        mask=full((B, T), 0.0, dtype=output_dtype),
+        logps=full((B, T), 0.0, dtype=output_dtype),
+        entropy=full((B, T), 0.0, dtype=output_dtype))
 
 
-def start(model, s, prompts, copies, uniforms):
-    """Begin a batch: nothing of an earlier one stays; prompts (P, W) are read, the first token is sampled."""
-    for buffer, value in ((s.slot, 0), (s.ended, False), (s.tokens, s.pad), (s.values, 0), (s.cache, 0)):
-        buffer.fill_(value)
+def start(model, state, prompts, uniforms):
+    """Begin a batch: forget the one before, read the prompts (B, W), and sample the first token."""
+    state.slot.zero_()
+    state.has_ended.zero_()
+    state.keys.zero_()
+    state.values.zero_()
+    state.tokens.fill_(state.pad)
+    state.mask.zero_()
+    state.logps.zero_()
+    state.entropy.zero_()
     if uniforms is not None:
-        s.uniforms.copy_(uniforms)
-    prefix = {}
-    logits = model(prompts, prefix, logits_to_keep=1)[:, 0].repeat_interleave(copies, 0)        # (B, V)
-    for block, cache in zip(model.blocks, s.cache):     # the rows of a prompt are neighbours
-        cache.unflatten(1, (-1, copies))[..., :s.W, :] = prefix[block].unsqueeze(2)
-    sample(s, logits)
+        state.uniforms.copy_(uniforms)
+
+    # rows with equal prompts are read once
+    distinct, prompt_index = prompts.unique(dim=0, return_inverse=True)
+    cache = PromptCache()
+    hidden = model.hidden(distinct, cache)[:, -1]                               # (distinct, D)
+    for block, keys, values in zip(model.blocks, state.keys, state.values):
+        k, v = cache.layers[block.attention]                            # (distinct, KV, W, hd)
+        keys[:, :, :state.prompt_width] = k[prompt_index]
+        values[:, :, :state.prompt_width] = v[prompt_index]
+    logits = F.linear(hidden, model.embed.weight)                               # (distinct, V)
+    sample(state, logits[prompt_index])
 
 
-# ---- 2. the step ----------------------------------------------------------------------------------------
+class PromptCache:
+    """What the scripts' Cache is to a model that reads prompts, and no more."""
 
-def sample(s, logits):
-    """Fill this slot: a token from logits (B, V) for every row that has not ended."""
-    logits = logits.to(s.values.dtype)
-    if s.uniforms is None:
-        token = logits.argmax(-1)                                                       # (B,)
-    else:                                                       # inverse CDF, which does not end at quite 1
-        cdf = torch.softmax(logits / s.temperature, -1).cumsum(-1)                      # (B, V)
-        u = s.uniforms.index_select(1, s.slot) * cdf[:, -1:]                            # (B, 1)
-        token = torch.searchsorted(cdf, u, right=True)[:, 0].clamp(max=cdf.shape[1] - 1)
-    logps, _, entropy = s.logprob(logits, token, temperature=s.temperature)             # (B,), (B,)
-    s.token.copy_(token.masked_fill(s.ended, s.pad))
-    s.tokens.index_copy_(1, s.slot, s.token[:, None])
-    values = torch.stack([torch.ones_like(logps), logps, entropy]).masked_fill(s.ended, 0)      # (3, B)
-    s.values.index_copy_(2, s.slot, values[..., None])
-    s.ended.logical_or_(token == s.eos)
+    def __init__(self):
+        self.layers = {}
+
+    def __len__(self):
+        return 0
+
+    def append(self, layer, k, v):
+        self.layers[layer] = (k, v)
+        return k, v
 
 
-def step(model, s):
-    """Read the last token of every row, and sample the next. Only tensors of `s` change."""
-    position = s.slot + s.W                                                             # (1,)
-    s.slot.add_(1)
-    cos, sin = s.rotary.index_select(1, position)                                       # (1, hd / 2) each
-    mask = s.mask.index_select(0, position)[None, None]                                 # (1, 1, 1, L)
-    x = model.embed(s.token)                                                            # (B, D)
-    for block, cache in zip(model.blocks, s.cache):                                     # (2, B, KV, L, hd)
-        H, KV, hd = block.H, block.KV, cache.shape[-1]
-        qk, v = block.qkv(block.attention_norm(x)).view(len(x), -1, hd).split([H + KV, KV], 1)
-        left, right = qk.chunk(2, -1)                                                   # (B, H + KV, hd / 2)
-        qk = torch.cat([left * cos - right * sin, left * sin + right * cos], -1)        # (B, H + KV, hd)
-        cache.index_copy_(3, position, torch.stack([qk[:, H:], v]).unsqueeze(3))
-        q = qk[:, :H].unflatten(1, (KV, -1))                                            # (B, KV, H / KV, hd)
-        y = nn.functional.scaled_dot_product_attention(q, *cache, attn_mask=mask)       # (B, KV, H / KV, hd)
-        x = x + block.out(y.reshape(x.shape))
-        gate, up = block.gate_up(block.mlp_norm(x)).chunk(2, -1)
-        x = x + block.down(nn.functional.silu(gate) * up)
-    sample(s, nn.functional.linear(model.norm(x), model.embed.weight))
+# ---- 2. the step -----------------------------------------------------------------------------
+
+def sample(state, logits):
+    """Fill this slot: a token from logits (B, V) in every row that has not ended."""
+    logits = logits.to(state.logps.dtype)
+    if state.uniforms is None:
+        token = logits.argmax(dim=-1)                                           # (B,)
+    else:
+        cdf = F.softmax(logits / state.temperature, dim=-1).cumsum(dim=-1)      # (B, V)
+        uniforms = state.uniforms.index_select(1, state.slot)                   # (B, 1)
+        threshold = uniforms * cdf[:, -1:]                  # the cdf does not end at quite 1
+        token = torch.searchsorted(cdf, threshold, right=True).squeeze(1)
+        token = token.clamp(max=logits.shape[1] - 1)                            # (B,)
+
+    if kernels.applies(state.kernel, logits):
+        logps, entropy = kernels.logprobs(logits, token, state.temperature)     # (B,), (B,)
+    else:
+        logps, _, entropy = logprob_torch(logits, token, temperature=state.temperature)
+
+    state.token.copy_(token.masked_fill(state.has_ended, state.pad))
+    write(state.tokens, state.slot, state.token)
+    write(state.mask, state.slot, (~state.has_ended).to(logps))
+    write(state.logps, state.slot, logps.masked_fill(state.has_ended, 0))
+    write(state.entropy, state.slot, entropy.masked_fill(state.has_ended, 0))
+    state.has_ended.logical_or_(token == state.eos)
+
+
+def write(output, slot, column):
+    """Write a column (B,) to an output (B, T), at slot (1,)."""
+    output.index_copy_(1, slot, column[:, None])
+
+
+def step(model, state):
+    """Read the last token of every row, and sample the next one."""
+    position = state.slot + state.prompt_width                                  # (1,)
+    state.slot.add_(1)
+    cos = state.cos.index_select(0, position)                                   # (1, hd)
+    sin = state.sin.index_select(0, position)                                   # (1, hd)
+    attention_mask = state.attention_mask.index_select(0, position)[None, None]     # (1, 1, 1, L)
+
+    x = model.embed(state.token)                                                # (B, D)
+    for block, keys, values in zip(model.blocks, state.keys, state.values):     # (B, KV, L, hd)
+        attention = block.attention
+        heads = (-1, attention.head_size)
+        y = block.attention_norm(x)
+        q = attention.query(y).unflatten(1, heads)                              # (B, H, hd)
+        k = attention.key(y).unflatten(1, heads)                                # (B, KV, hd)
+        v = attention.value(y).unflatten(1, heads)                              # (B, KV, hd)
+        q = rotate(q, cos, sin)
+        k = rotate(k, cos, sin)
+        keys.index_copy_(2, position, k.unsqueeze(2))
+        values.index_copy_(2, position, v.unsqueeze(2))
+        q = q.unflatten(1, (k.shape[1], -1))                            # (B, KV, H / KV, hd)
+        y = F.scaled_dot_product_attention(q, keys, values, attn_mask=attention_mask)
+        x = x + attention.out(y.reshape(x.shape))                               # (B, D)
+        x = x + block.mlp(block.mlp_norm(x))                                    # (B, D)
+    sample(state, F.linear(model.norm(x), model.embed.weight))
+
+
+def rotate(x, cos, sin):
+    """The rotary positions of the scripts, in fewer kernels. cos (1, hd) holds the cosines twice,
+    sin the sines with a minus and without. (B, heads, hd) -> the same"""
+    swapped = x.roll(x.shape[-1] // 2, dims=-1)
+    return x * cos + swapped * sin
 
 
 def capture(function):
-    """Call function() once, and record another call, which is not carried out. -> what carries it out"""
-    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    """Call function() once, then record a call of it without carrying it out.
+    -> a function that carries out the recorded call"""
+    stream = torch.cuda.Stream()
+    graph = torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        function()          # makes what cannot be made during a recording: library handles, compiled kernels
+        function()          # makes what cannot be made while recording: library handles, kernels
     torch.cuda.current_stream().wait_stream(stream)
     with torch.cuda.graph(graph, stream=stream):
         function()
     return graph.replay
 
 
-# ---- 3. what a script calls -----------------------------------------------------------------------------
+# ---- 3. what is called -----------------------------------------------------------------------
 
 @torch.no_grad()
-def decode(model, prompts, copies, max_new_tokens, temperature, uniforms, eos, pad, kernel="auto",
+def decode(model, prompts, max_new_tokens, temperature, uniforms, eos, pad, kernel="auto",
            captured=None):
-    """The rollout of the scripts, for their GPT: `copies` completions of each prompt (P, W), side by side.
+    """The scripts' rollout of prompts (B, W). -> tokens, mask, logps, entropy, (B, T) each
 
-    uniforms[i, t] (B, T) draws slot t of row i; if None, the likeliest token is taken. kernel: as --kernel.
-    captured: whether a graph is replayed, None: on CUDA. -> tokens, mask, logps, entropy, (B, T) each; behind
-    the first eos of a row tokens are pad and the rest is 0."""
-    (P, W), T = prompts.shape, max_new_tokens
-    if uniforms is not None and uniforms.shape != (P * copies, T):
-        raise ValueError(f"uniforms {tuple(uniforms.shape)}: need one per row and slot, {(P * copies, T)}")
-    captured = T > 1 and (prompts.is_cuda if captured is None else captured)
-    shape = (P * copies, W, T, temperature, None if uniforms is None else uniforms.dtype, eos, pad, kernel)
-    key = (*shape, *((weight.data_ptr(), weight.dtype) for weight in model.parameters()))
-    kept = GRAPHS.setdefault(model, {}) if captured else {}
+    The model is a script's GPT. uniforms[i, t] (B, T) draws slot t of row i; if it is None, the
+    likeliest token is taken. The kernel is that of --kernel. `captured` says whether a graph is
+    replayed; None means on CUDA.
+    """
+    B, W = prompts.shape
+    T = max_new_tokens
+    uniforms_dtype = None
+    if uniforms is not None:
+        uniforms_dtype = uniforms.dtype
+        if uniforms.shape != (B, T):
+            raise ValueError(f"uniforms {tuple(uniforms.shape)}: need one per row and slot, "
+                             f"{(B, T)}")
+
+    # a graph depends on all of these
+    settings = (B, W, T, temperature, uniforms_dtype, eos, pad, kernel)
+    weights = tuple((weight.data_ptr(), weight.dtype) for weight in model.parameters())
+    if captured is None:
+        captured = prompts.is_cuda
+    captured = captured and T > 1           # one token takes no step
+    graphs = GRAPHS.setdefault(model, {}) if captured else {}
+
     with torch.cuda.device_of(prompts):
-        if key not in kept:
-            s = allocate(model, P * copies, W, T, temperature, uniforms, eos, pad, kernel)
-            once = functools.partial(step, model, s)
-            kept[key] = s, capture(once) if captured else once
-        s, replay = kept[key]
-        start(model, s, prompts, copies, uniforms)
+        if (settings, weights) not in graphs:
+            new_state = allocate(model, *settings)
+            one_step = functools.partial(step, model, new_state)
+            graphs[settings, weights] = (new_state, capture(one_step) if captured else one_step)
+        state, replay = graphs[settings, weights]
+        start(model, state, prompts, uniforms)
         for t in range(1, T):
-            if t % LOOK == 0 and s.ended.all():
+            if t % CHECK_EVERY == 0 and state.has_ended.all():
                 break
             replay()
-        return s.tokens.clone(), *s.values.clone()
+        outputs = (state.tokens, state.mask, state.logps, state.entropy)
+        return tuple(output.clone() for output in outputs)

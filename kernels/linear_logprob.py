@@ -1,135 +1,172 @@
-"""Log-probability, ratio and entropy of sampled tokens from hidden states and the head, without the logits.
+"""Log-probability, ratio and entropy of sampled tokens from hidden states, without all logits.
 
-N hidden states h_n of width D and the V rows w_j of the head make N x V logits x_nj = h_n . w_j, of which
-kernels/logprob.py makes three numbers a row. 8192 x 151,936 logits are 2.5 GB in bf16, as is their gradient,
-and a softmax in fp32 is twice that. Here at most `budget` bytes of all this exist at any time.
+N hidden states h_n of width D and the V rows w_j of the head make N x V logits.
+kernels/logprob.py makes three numbers of each row of them. 8192 x 151,936 logits in bf16 take 2.5
+GB; their gradient takes as much, and a softmax in fp32 twice that. Here at most `budget` bytes of
+all this exist at a time.
 
-Forward, by rows: what a row gives depends on no other. Of a chunk of rows H, and then of the next,
+To use it in a script's `score`, let hidden = completion_states(model, prompts, completions), call
+linear_logprob(hidden, model.embed.weight, completions, temperature=temperature), and return its
+logps and entropy.
 
-  X = H W^T -> logp, entropy, and m, S with p_nj = exp((x_nj - m_n) / tau) / S_n       (1)
+Forward, by rows. What a row gives depends on no other row, so a chunk of rows at a time is done:
 
-Backward, by columns. m and S make p_nj of x_nj alone, so the gradient by logits can be had of any part of
-them, made once more. With G and g for the loss's gradients by logp (ratio included) and entropy, it is
+  x_nj    = h_n . w_j                                                                   (1)
 
-  e_nj = (1[j = a_n] G_n - p_nj (G_n + g_n (entropy_n + ln p_nj))) / tau               (2)
-  dL/dw_j = sum_n e_nj h_n                                                             (3)
-  dL/dh_n = sum_j e_nj w_j                                                             (4)
+From x_nj the row kernel makes logp_n and entropy_n, and it keeps m_n and S_n, which give
+p_nj = exp((x_nj - m_n) / tau) / S_n.
 
-A slice of the vocabulary finishes its rows of (3) in one matmul, rounded once. Chunks of rows would each add
-to all V x D of them: a second copy in fp32, or rounding errors that pile up. It is (4) that is summed over
-slices, in fp32: N x D, which is small.
+Backward, by columns. With m_n and S_n, any part of the logits is enough to know p_nj there, so
+the gradient is made for a slice of the vocabulary at a time, from logits that are computed again.
+Let a_n be the token of row n, G_n the derivative of the loss by logp_n, the ratio included, and
+g_n that by entropy_n. Then
 
-Why no kernel that keeps the logits in registers? Their matmul takes 2 D flops a logit. To write and read one
-in bf16 takes an H200 as long as 2 * 367 flops: 9% of it at D = 4096, 36% at 1024. A matmul of one's own loses
-more than 9% to the library's. So the library multiplies, in parts that fit the budget, and the row kernels do
-the rest: 8 N V D flops in all, 6 of them without the second X. On a GPU it saves memory, not time: where they
-fit, there is logprob(hidden @ weight.T, ...).
+  e_nj    = (1[j = a_n] G_n - p_nj (G_n + g_n (entropy_n + ln p_nj))) / tau             (2)
+  dL/dw_j = sum_n e_nj h_n                                                              (3)
+  dL/dh_n = sum_j e_nj w_j                                                              (4)
+
+A slice of the vocabulary finishes its rows of (3) in one matmul, which is rounded once. Chunks of
+rows would each add to all V x D of them, which takes a second copy in fp32, or piles up rounding
+errors. Only (4) is summed over slices. Its sum has N x D numbers in fp32, which is little.
+
+Why is there no kernel that keeps the logits in registers? Their matmul takes 2 D flops a logit.
+To write and read a logit in bf16 takes an H200 as long as 2 * 367 flops, which is 9% of the
+matmul at D = 4096 and 36% at D = 1024. A matmul of our own would be slower than the library's by
+more than 9%. So the library multiplies, in parts that fit the budget, and the row kernels do the
+rest. That takes 8 N V D flops, where 6 N V D would do without computing logits again. On a GPU it
+saves memory, not time: where the logits fit into memory, take logprob(hidden @ weight.T, ...).
 """
 from __future__ import annotations
 
-import math
-
 import torch
 
-from kernels.logprob import available, backward_kernel, forward_kernel, launch
+from kernels.logprob import DTYPES, available, check_arguments, run_backward, run_forward
 
 
-def fused(x):
-    """Whether kernels/logprob.py's kernels do the rows, or plain torch."""
-    return x.numel() > 0 and available(x.device) and x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+def uses_kernels(x):
+    """Whether the kernels of kernels/logprob.py compute the rows; if not, plain torch does."""
+    return x.numel() > 0 and available(x.device) and x.dtype in DTYPES
 
 
-def wide(x):
-    """x as what sums are made in, fp32 or fp64."""
+def widened(x):
+    """Returns x in the dtype of sums, fp32 or fp64."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def at_once(budget, hidden, length):
-    """How many rows of `length` logits, or columns, there is room for: one at least."""
-    size = hidden.element_size()                # of a logit; in torch x and p, in fp32 or fp64
-    n = int(budget) // ((size if fused(hidden) else 2 * max(size, 4)) * max(length, 1))
-    return max(n // 64 * 64 or n, 1)            # by 64: whole tiles of a matmul, aligned loads of a slice
+def chunk_size(budget, hidden, length):
+    """Returns how many rows, or columns, of `length` logits fit into the budget; at least one."""
+    bytes_per_logit = hidden.element_size()
+    if not uses_kernels(hidden):                # plain torch makes x and p, in fp32 or fp64
+        bytes_per_logit = 2 * max(bytes_per_logit, 4)
+    size = int(budget) // (bytes_per_logit * max(length, 1))
+    if size >= 64:                              # whole tiles of a matmul, and aligned loads
+        size = size // 64 * 64
+    return max(size, 1)
 
 
-# ---- 1. a chunk of rows, a slice of columns -------------------------------------------------------------
+# ---- 1. a chunk of rows, a slice of columns --------------------------------------------------
 
 def rows_forward(hidden, weight, tokens, temperature):
-    """hidden (c, D), weight (V, D), tokens (c,) -> logps, entropy, m, S, (c,) each"""
-    x = hidden @ weight.T                                                               # (c, V)  eq. (1)
-    if fused(hidden):
-        logps, ratio, entropy, m, S = (x.new_empty(len(x), dtype=torch.float32) for _ in range(5))
-        launch(forward_kernel, x[None], (tokens, logps, logps, ratio, entropy, m, S), x[None].stride()[:2],
-               math.log2(math.e) / temperature, ON_POLICY=True)
+    """Returns logps, entropy, m and S, (c,) each, of hidden (c, D), weight (V, D), tokens (c,)."""
+    x = hidden @ weight.T                                                       # (c, V)  eq. (1)
+    if uses_kernels(hidden):
+        logps, _, entropy, m, S = run_forward(x[None], tokens, None, temperature)
         return logps, entropy, m, S
-    m = wide(x.amax(1))                                                                 # (c,)
-    x = wide(x).sub_(m[:, None]).div_(temperature)                                      # (c, V)
-    p = x.exp()                                 # times S; the second (c, V), and there is no third
-    S, chosen = p.sum(1), x.gather(1, tokens[:, None])[:, 0]                            # (c,), (c,)
-    return chosen - S.log(), S.log() - p.mul_(x).sum(1) / S, m, S
+
+    # in place, so that there are two (c, V) at most
+    m = widened(x.amax(dim=1))                                                  # (c,)
+    x = widened(x).sub_(m[:, None]).div_(temperature)                           # (c, V)
+    p = x.exp()                                 # times S
+    S = p.sum(dim=1)                                                            # (c,)
+    logps = x.gather(1, tokens[:, None]).squeeze(1) - S.log()                   # (c,)
+    entropy = S.log() - p.mul_(x).sum(dim=1) / S                                # (c,)
+    return logps, entropy, m, S
 
 
 def columns_backward(hidden, weight, tokens, entropy, m, S, G, g, temperature):
-    """hidden (N, D), a slice of weight (s, D), tokens (N,) counted from it, s: elsewhere, ... -> e (N, s)"""
-    x, s = hidden @ weight.T, len(weight)                                               # (N, s)
-    if fused(hidden):
-        none, strides = torch.zeros_like(G), x[None].stride()[:2]       # G has the ratio's gradient already
-        launch(backward_kernel, x[None], (tokens, none, entropy, m, S, G, none, g, x), strides * 2,
-               math.log2(math.e) / temperature)
-        return x                                # it holds e now
-    x = wide(x).sub_(m[:, None]).div_(temperature)                                      # (N, s)
-    p = x.exp().div_(S[:, None])                                                        # (N, s)
-    e = x.sub_((S.log() - entropy)[:, None]).mul_(g[:, None]).add_(G[:, None]).mul_(p).neg_()
-    del p                                       # room for e in another dtype
-    e.scatter_add_(1, tokens.clamp(max=s - 1)[:, None], torch.where(tokens < s, G, 0)[:, None])
-    return e.div_(temperature).to(hidden.dtype)                                         # (N, s)  eq. (2)
+    """Returns e (N, s) of hidden (N, D) and a slice of the weight (s, D). The tokens (N,) are
+    counted from the first row of the slice; s stands for those outside it. entropy, m, S, G and g
+    are (N,) each, see (2)."""
+    s = len(weight)
+    x = hidden @ weight.T                                                       # (N, s)
+    if uses_kernels(hidden):
+        zero = torch.zeros_like(G)              # G holds the gradient by the ratio, too
+        run_backward(x[None], (tokens, zero, entropy, m, S, G, zero, g), x[None], temperature)
+        return x                                # e has taken the place of x
+
+    # in place, so that there are two (N, s) at most
+    x = widened(x).sub_(m[:, None]).div_(temperature)                           # (N, s)
+    p = x.exp().div_(S[:, None])                                                # (N, s)
+    x.sub_((S.log() - entropy)[:, None])        # ln p + entropy
+    e = x.mul_(g[:, None]).add_(G[:, None]).mul_(p).neg_()                      # (N, s)
+    del p                                       # makes room for e in another dtype
+    column = tokens.clamp(max=s - 1)[:, None]                                   # (N, 1)
+    at_token = torch.where(tokens < s, G, 0)[:, None]                           # (N, 1)
+    e.scatter_add_(1, column, at_token)
+    return e.div_(temperature).to(hidden.dtype)                                 # (N, s)  eq. (2)
 
 
-# ---- 2. what autograd knows -----------------------------------------------------------------------------
+# ---- 2. what autograd knows ------------------------------------------------------------------
 
 class LinearLogProb(torch.autograd.Function):
-    """hidden (N, D), weight (V, D), tokens (N,) and no padding -> logps, entropy (N,)"""
+    """Returns logps and entropy, (N,) each, of hidden (N, D), weight (V, D) and tokens (N,). No
+    token is padding."""
 
     @staticmethod
     def forward(ctx, hidden, weight, tokens, temperature, budget):
-        size = at_once(budget, hidden, len(weight))
-        chunks = zip(hidden.split(size), tokens.split(size))
-        parts = [rows_forward(rows, weight, some, temperature) for rows, some in chunks]
-        logps, entropy, m, S = (torch.cat(part) for part in zip(*parts))
-        ctx.temperature, ctx.size = temperature, at_once(budget, hidden, len(hidden))
+        size = chunk_size(budget, hidden, len(weight))
+        chunks = []
+        for some_hidden, some_tokens in zip(hidden.split(size), tokens.split(size)):
+            chunks.append(rows_forward(some_hidden, weight, some_tokens, temperature))
+        logps, entropy, m, S = (torch.cat(parts) for parts in zip(*chunks))
+        ctx.temperature = temperature
+        ctx.slice_size = chunk_size(budget, hidden, len(hidden))
         ctx.save_for_backward(hidden, weight, tokens, entropy, m, S)
         return logps, entropy
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, *g):
-        hidden, weight, tokens, *rows = ctx.saved_tensors
-        d_hidden, d_weight = wide(torch.zeros_like(hidden)), torch.empty_like(weight)
-        for start in range(0, len(weight), ctx.size):
-            W, dW = (x[start:start + ctx.size] for x in (weight, d_weight))             # (s, D) each
-            here = torch.where((tokens >= start) & (tokens < start + len(W)), tokens - start, len(W))   # (N,)
-            e = columns_backward(hidden, W, here, *rows, *g, ctx.temperature)           # (N, s)
-            torch.mm(e.T, hidden, out=dW)                                               # (s, D)  eq. (3)
-            d_hidden += e @ W                                                           # (N, D)  eq. (4)
-            del e                               # else it is still there while the next is made
+    def backward(ctx, G, g):
+        hidden, weight, tokens, entropy, m, S = ctx.saved_tensors
+        d_hidden = widened(torch.zeros_like(hidden))                            # (N, D)
+        d_weight = torch.empty_like(weight)                                     # (V, D)
+        for start in range(0, len(weight), ctx.slice_size):
+            end = start + ctx.slice_size
+            W = weight[start:end]                                               # (s, D)
+            is_here = (tokens >= start) & (tokens < end)                        # (N,)
+            column = torch.where(is_here, tokens - start, len(W))               # (N,)
+            e = columns_backward(hidden, W, column, entropy, m, S, G, g, ctx.temperature)
+            torch.mm(e.T, hidden, out=d_weight[start:end])                      # (s, D)  eq. (3)
+            d_hidden += e @ W                                                   # (N, D)  eq. (4)
+            del e                               # else it still exists while the next one is made
         return d_hidden, d_weight, None, None, None
 
 
-# ---- 3. what a script calls -----------------------------------------------------------------------------
+# ---- 3. what is called -----------------------------------------------------------------------
 
 def linear_logprob(hidden, weight, tokens, old_logps=None, temperature=1.0, budget=256 * 2**20):
-    """(..., D), (V, D), (...), (...) or None -> logps, ratio, entropy (...), fp32, or fp64 from fp64.
+    """Returns logps, ratio and entropy, (...) each, in fp32, or in fp64 where the arguments are.
 
-    What logprob(hidden @ weight.T, tokens, old_logps, temperature) gives, all three differentiable in hidden
-    and weight, with at most `budget` bytes of logits and all that is made of them (or of one row, if that is
-    more). Padding (token < 0) costs nothing: 0, 1, 0, no gradient, whatever its hidden states are."""
-    for name, x in (("tokens", tokens), ("old_logps", old_logps)):
-        if x is not None and x.shape != hidden.shape[:-1]:
-            raise ValueError(f"{name} {tuple(x.shape)} for hidden {tuple(hidden.shape)}: need one per row")
-    if not temperature > 0:
-        raise ValueError(f"temperature={temperature}: must be > 0; the limit 0 is argmax")
-    h, a = hidden.reshape(-1, hidden.shape[-1]), tokens.reshape(-1).long()              # (all, D), (all,)
-    real = (a >= 0).nonzero()[:, 0]                                                     # (N,)
-    out = LinearLogProb.apply(h.index_select(0, real), weight, a[real], temperature, budget)
-    logps, entropy = (x.new_zeros(len(a)).index_copy(0, real, x).view(tokens.shape) for x in out)
-    old = (logps if old_logps is None else old_logps.to(logps)).detach()                # (...)
-    return logps, torch.where(tokens < 0, 0, logps - old).exp(), entropy
+    They are those of logprob(hidden @ weight.T, tokens, old_logps, temperature), for hidden
+    (..., D), weight (V, D), tokens (...) and old_logps (...) or None, and are differentiable in
+    hidden and weight. The logits, and all that is made of them, take at most `budget` bytes, or
+    what one row takes if that is more. Padding (token < 0) costs nothing: it has logp 0, ratio 1,
+    entropy 0 and no gradient, whatever its hidden states are.
+    """
+    check_arguments("hidden", hidden, tokens, old_logps, temperature)
+    all_hidden = hidden.reshape(-1, hidden.shape[-1])                           # (all, D)
+    all_tokens = tokens.reshape(-1).long()                                      # (all,)
+    rows = (all_tokens >= 0).nonzero().squeeze(1)                               # (N,) no padding
+    outputs = LinearLogProb.apply(all_hidden.index_select(0, rows), weight, all_tokens[rows],
+                                  temperature, budget)
+
+    def with_padding(values):
+        zeros = values.new_zeros(len(all_tokens))
+        return zeros.index_copy(0, rows, values).view(tokens.shape)
+
+    logps, entropy = (with_padding(values) for values in outputs)               # (...)
+    if old_logps is None:
+        old_logps = logps
+    log_ratio = logps - old_logps.to(logps).detach()
+    ratio = torch.where(tokens < 0, 0, log_ratio).exp()                         # (...)
+    return logps, ratio, entropy

@@ -1,120 +1,213 @@
-"""gridworld: walk to a prize on a small map. +5 is far, +4 is near, but most ways to it lead over the -3.
+"""Gridworld: walk to a prize on a small map. +5 is far, +4 is near, but most ways to it cross -3.
 
-The prompt names map, start and limit of moves, `A b3 7`; the completion is moves, one character each: URDL. A
-move earns what the cell is worth in which it ends: 5 or 4, a prize, which ends the episode, -3 at x, else -1.
-If a wall or the edge is in the way, that is the cell it began in, and so it is for any other character. After
-the end each costs 1; to stop early costs nothing. RURR on `A b3 7` earns -1, -1, -1, +5.
+The prompt names map, start and limit of moves, `A b3 7`; the completion is moves, one character
+each: URDL. A move earns what the cell is worth in which it ends: 5 or 4, a prize, which ends the
+episode, -3 at x, else -1. If a wall or the edge is in the way, that is the cell it began in, and so
+it is for any other character. After the end, each character earns -1; to stop early costs nothing.
+RURR on `A b3 7` earns -1, -1, -1, +5.
 
-With --slip a move may go astray, to its left or right. After each one the environment then says where it led,
-Rc3Uc4 .., which earns 0. problem.hidden, (slip, seed), and the number of the move decide how it goes.
+With --slip a move may go astray, to its left or right. After each move the environment then says
+where it led, Rc3Uc4 .., which earns 0. Problem.secret is (slip, seed); with the number of the move,
+it decides where that leads.
 """
+import dataclasses
 import functools
 import random
+from typing import NamedTuple
 
+import common
 from common import Problem
 
 ROWS = ("#...5  oo...  ...5#  .....  .o#.5  ...5.",     # of the maps A to F; # is a wall, o a start
         "oo...  oo..5  ....o  ....5  oo..#  ..#..",
         "#oo..  oxo..  ooox4  ooox4  #oo..  oooxo",
         "4xoo#  #4###  .ooo#  #o#oo  4xooo  .o#4#")
-MAPS = {name: {column + rank: mark for rank, row in zip("4321", rows) for column, mark in zip("abcde", row)
-               if mark != "#"} for name, rows in zip("ABCDEF", zip(*map(str.split, ROWS)))}
-STARTS = [f"{name} {cell}" for name, world in MAPS.items() for cell, mark in world.items() if mark == "o"]
+PRIZES = ("4", "5")
+WORTH = {"5": 5.0, "4": 4.0, "x": -3.0}                 # of cells; of all others -1
 LIMITS = range(5, 10)
-MOVES = {"U": (0, 1, "LR"), "R": (1, 0, "UD"), "D": (0, -1, "RL"), "L": (-1, 0, "DU"), "": (0, 0, ("", ""))}
-CALLS = tuple("URDL")
-FLAGS = {"max_completion_length": 3 * LIMITS[-1] + 1, "base_steps": 400}
+MOVES = {"U": (0, 1), "R": (1, 0), "D": (0, -1), "L": (-1, 0)}
+SIDES = {"U": "LR", "R": "UD", "D": "RL", "L": "DU"}    # the moves to the left and right of a move
+UNREACHABLE = -99.0
 
 
-def width(slip=0.0):
-    """Characters of a prompt."""
-    return len("A b3 7")
+def read_maps():
+    """The cells of each map that are no wall, by name: a1 is at the lower left. -> name -> cell ->
+    mark"""
+    maps = {name: {} for name in "ABCDEF"}
+    for rank, row in zip("4321", ROWS):
+        for name, marks in zip(maps, row.split()):
+            for column, mark in zip("abcde", marks):
+                if mark != "#":
+                    maps[name][column + rank] = mark
+    return maps
+
+
+def find_starts():
+    """All starts, such as "A b3". -> list"""
+    return [f"{name} {cell}" for name in MAPS for cell, mark in MAPS[name].items() if mark == "o"]
+
+
+MAPS = read_maps()
+STARTS = find_starts()
+
+
+class Gridworld(common.Task):
+    """An episode of moves, each with a reward of its own."""
+    prompt_width = len("A b3 7")
+    call_tokens = tuple(MOVES)
+    defaults = {"max_completion_length": len("Rc3") * LIMITS[-1] + 1, "base_steps": 400}
+    options = ("slip",)
+
+    def sample(self, rng):
+        secret = None
+        if self.cfg.slip > 0:
+            secret = (self.cfg.slip, rng.getrandbits(32))
+        return Problem(f"{rng.choice(STARTS)} {rng.choice(LIMITS)}", answer="", secret=secret)
+
+    def demonstration(self, problem, rng, phase):
+        """The best walk to a prize: in the textbook to either one, in the forum four times of five
+        to the near one."""
+        share_of_near = {"textbook": 0.5, "forum": 0.8}[phase]
+        prize = "4" if rng.random() < share_of_near else "5"
+        _, Q = values(problem.prompt, slip_of(problem), prize=prize)
+        text = ""
+        episode = play(problem, text)
+        while not episode.is_over:
+            t = len(episode.cells) - 1
+            returns = Q[t][episode.cells[t]]
+            text += max(returns, key=returns.get)
+            text += self.respond(problem, text)
+            episode = play(problem, text)
+        return text
+
+    def verify(self, problem, text):
+        """What each character earns. -> list of float"""
+        return play(problem, text).rewards
+
+    def is_correct(self, problem, verdict):
+        """Whether an episode earned what the best policy earns on average. -> bool"""
+        return sum(verdict) >= self.best_return(problem) - 1e-6
+
+    def best_return(self, problem):
+        V, _ = values(problem.prompt, slip_of(problem))
+        _, start, _ = problem.prompt.split()
+        return V[0][start]
+
+    def respond(self, problem, text):
+        """Where the move led that the text ends in, if moves may slip and the episode goes on."""
+        is_move = text[-1:] in self.call_tokens
+        return play(problem, text).response if problem.secret and is_move else ""
+
+
+def slip_of(problem):
+    """How often a move of this problem goes astray. -> float"""
+    return problem.secret[0] if problem.secret else 0.0
+
+
+# ---- the world -------------------------------------------------------------------------------
+
+class Outcome(NamedTuple):
+    """How a move may end."""
+    cell: str
+    reward: float
+    probability: float
 
 
 @functools.cache
 def outcomes(name, cell, move, slip=0.0):
-    """How a move may end, straight on, to its left, to its right. -> [(cell, reward)], probabilities"""
-    ends = []
-    for x, y, _ in (MOVES[way] for way in (move, *MOVES[move][2])):
-        to = chr(ord(cell[0]) + x) + chr(ord(cell[1]) + y)
-        to = to if to in MAPS[name] else cell
-        ends.append((to, {"5": 5.0, "4": 4.0, "x": -3.0}.get(MAPS[name][to], -1.0)))
-    return ends, (1 - slip, slip / 2, slip / 2)
+    """How a move on a map may end: straight on, to its left, to its right. "" is a wasted move,
+    which ends where it began. -> list of Outcome"""
+    left, right = SIDES.get(move, ("", ""))
+    found = []
+    for direction, probability in ((move, 1 - slip), (left, slip / 2), (right, slip / 2)):
+        x, y = MOVES.get(direction, (0, 0))
+        end = chr(ord(cell[0]) + x) + chr(ord(cell[1]) + y)
+        if end not in MAPS[name]:
+            end = cell
+        found.append(Outcome(end, WORTH.get(MAPS[name][end], -1.0), probability))
+    return found
+
+
+@dataclasses.dataclass
+class Episode:
+    """What came of a text."""
+    rewards: list           # for each character
+    cells: list             # the start, and the cell after each move
+    is_over: bool = False
+    response: str = ""      # what the environment inserts now, or what is left of it
 
 
 def play(problem, text):
-    """-> rewards, one per character; start and cell after each move; is it over; what the environment says"""
-    (name, start, limit), (slip, seed) = problem.prompt.split(), problem.hidden or (0.0, 0)
-    rewards, cells, over, said = [], [start], False, ""
-    for char in text:
-        reward = -1.0
-        if char == said[:1]:                                    # no move of the policy's
-            reward, said = 0.0, said[1:]
-        elif not over:
-            move, luck = char if char in CALLS else "", f"{seed} {len(cells)}"
-            ends, chances = outcomes(name, cells[-1], move, slip)
-            cell, reward = random.Random(luck).choices(ends, chances)[0] if slip else ends[0]
-            cells.append(cell)
-            over = MAPS[name][cell] in "45" or len(cells) > int(limit)
-            said = cell if slip and move and not over else ""
-        rewards.append(reward)
-    return rewards, cells, over, said
-
-
-def verify(problem, text):
-    """What each character earns. -> list of float"""
-    return play(problem, text)[0]
-
-
-def respond(problem, text):
-    """Where the move led that the text ends in, if moves may slip and the episode goes on."""
-    return play(problem, text)[3] if problem.hidden and text[-1:] in CALLS else ""
+    """Make the moves of a text. -> Episode"""
+    name, start, limit = problem.prompt.split()
+    slip, seed = problem.secret or (0.0, 0)
+    episode = Episode(rewards=[], cells=[start])
+    for character in text:
+        if character == episode.response[:1]:               # the environment's, no move
+            episode.rewards.append(0.0)
+            episode.response = episode.response[1:]
+        elif episode.is_over:
+            episode.rewards.append(-1.0)
+        else:
+            move = character if character in MOVES else ""
+            ends = outcomes(name, episode.cells[-1], move, slip)
+            end = ends[0]
+            if slip > 0:
+                rng = random.Random(f"{seed} {len(episode.cells)}")
+                [end] = rng.choices(ends, [outcome.probability for outcome in ends])
+            episode.rewards.append(end.reward)
+            episode.cells.append(end.cell)
+            is_last = len(episode.cells) > int(limit)
+            episode.is_over = is_last or MAPS[name][end.cell] in PRIZES
+            is_told = slip > 0 and move and not episode.is_over
+            episode.response = end.cell if is_told else ""
+    return episode
 
 
 @functools.lru_cache(4096)
 def values(prompt, slip=0.0, policy=None, prize=""):
-    """Exact expected returns of what follows t moves, V[t][cell] and Q[t][cell][move], from the last back.
-    policy(t, cell) -> {move: probability}, stopping with what lacks to 1. None: the best policy, or the best
-    that goes for this prize alone and does not stop."""
+    """The exact expected returns of what follows t moves, from the last back: V[t][cell], and
+    Q[t][cell][move] with that move first. policy(t, cell) is {move: probability}; it stops with
+    what lacks to 1. None is the best policy, or with a prize the best of those that go for this
+    prize alone and do not stop. -> V, Q, a list by t each"""
     name, _, limit = prompt.split()
-    ends = {cell: -99.0 * (mark in "45" and mark != (prize or mark)) for cell, mark in MAPS[name].items()}
-    V, Q = [ends], []
+    at_end = dict.fromkeys(MAPS[name], 0.0)
+    for cell, mark in MAPS[name].items():
+        if prize and mark in PRIZES and mark != prize:
+            at_end[cell] = UNREACHABLE
+    V = [at_end]
+    Q = []
     for t in reversed(range(int(limit))):
-        q = {cell: {move: sum(p * (reward + V[0][to]) for (to, reward), p in zip(
-            *outcomes(name, cell, move, slip))) for move in CALLS} for cell in ends}
-        v = {cell: max(-99.0 if prize else 0.0, *q[cell].values()) if policy is None else
-             sum(p * q[cell][move] for move, p in policy(t, cell).items()) for cell in ends}
-        V.insert(0, {cell: ends[cell] if mark in "45" else v[cell] for cell, mark in MAPS[name].items()})
-        Q.insert(0, q)
+        V_after = V[0]
+        V_now = dict(at_end)
+        Q_now = {}
+        for cell, mark in MAPS[name].items():
+            returns = {}
+            for move in MOVES:
+                ends = outcomes(name, cell, move, slip)
+                returns[move] = sum(p * (reward + V_after[end]) for end, reward, p in ends)
+            Q_now[cell] = returns
+            if mark in PRIZES:
+                continue                                    # the episode is over
+            if policy is None:
+                to_stop = UNREACHABLE if prize else 0.0
+                V_now[cell] = max(to_stop, *returns.values())
+            else:
+                chances = policy(t, cell)
+                V_now[cell] = sum(p * returns[move] for move, p in chances.items())
+        V.insert(0, V_now)
+        Q.insert(0, Q_now)
     return V, Q
 
 
-def best(problem):
-    """The highest expected return."""
-    return values(problem.prompt, problem.hidden[0] if problem.hidden else 0.0)[0][0][problem.prompt[2:4]]
-
-
-def sample(rng, slip=0.0):
-    """A start and a limit; `slip` is the probability that a move goes astray."""
-    hidden = (slip, rng.getrandbits(32)) if slip else None
-    return Problem("gridworld", f"{rng.choice(STARTS)} {rng.choice(LIMITS)}", "", hidden=hidden)
-
-
-def corpus(problem, rng, phase):
-    """The best walk to a prize: either one in the textbook, four times of five the near one in the forum."""
-    prize = "4" if rng.random() < {"textbook": 0.5, "forum": 0.8}[phase] else "5"
-    Q = values(problem.prompt, problem.hidden[0] if problem.hidden else 0.0, prize=prize)[1]
-    text, cells, over = "", [problem.prompt[2:4]], False
-    while not over:
-        worth = Q[len(cells) - 1][cells[-1]]
-        text += max(worth, key=worth.get)
-        text += respond(problem, text)
-        _, cells, over, _ = play(problem, text)
-    return text
-
-
 def draw(problem, text):
-    """The map with the path: * where it led, @ where it ends."""
-    cells = play(problem, text)[1]
-    marks = MAPS[problem.prompt[0]] | dict.fromkeys(cells, "*") | {cells[-1]: "@"}
-    return "\n".join("".join(marks.get(column + rank, "#") for column in "abcde") for rank in "4321")
+    """The map with the path: * where it led, @ where it ends. -> str of four lines"""
+    cells = play(problem, text).cells
+    marks = dict(MAPS[problem.prompt[0]])
+    for cell in cells:
+        marks[cell] = "*"
+    marks[cells[-1]] = "@"
+    lines = []
+    for rank in "4321":
+        lines.append("".join(marks.get(column + rank, "#") for column in "abcde"))
+    return "\n".join(lines)

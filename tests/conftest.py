@@ -1,12 +1,12 @@
-"""What the tests share: the scripts on the path, and policies so small that a test takes milliseconds."""
+"""What the tests share: scripts, tiny configurations of them, and numbers to check them with."""
 import importlib
 import os
 import signal
 import sys
 from pathlib import Path
 
-# Before torch and numpy are loaded: tests fork, and a child of a process with a pool of threads may wait for
-# them for ever.
+# Before torch and numpy are loaded: some tests fork, and the child of a process with a pool of
+# threads may wait for them for ever.
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 import pytest
@@ -17,26 +17,37 @@ sys.path.insert(0, str(ROOT))
 
 torch.set_num_threads(1)        # sums differ between thread counts in the last bit
 
-SCRIPTS = [name for name in ("reinforce", "ppo", "grpo", "gspo", "dpo") if (ROOT / f"{name}.py").is_file()]
+# fixtures for all tests
+pytest_plugins = ["small_policies", "update_scenes", "made_runs", "echo_task",
+                  "small_runs"]
+
+SCRIPTS = ["reinforce", "ppo", "grpo", "gspo", "dpo"]
+TINY = {"device": "cpu", "num_threads": 1, "operands": "3", "hidden_size": 16,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 16,
+        "num_prompts": 4, "num_generations": 4, "max_completion_length": 8,
+        "learning_rate": 0.01, "num_mini_batches": 1}
 
 
 def scripts(*names):
     """A mark: the test is run for each of these scripts, instead of grpo.py alone."""
-    return pytest.mark.parametrize("script", [name for name in SCRIPTS if name in names], indirect=True)
+    in_order = [name for name in SCRIPTS if name in names]
+    return pytest.mark.parametrize("script", in_order, indirect=True)
 
 
 every_script = scripts(*SCRIPTS)
 
 
 def f64(values):
+    """A tensor in float64."""
     return torch.tensor(values, dtype=torch.float64)
 
 
 def ragged():
-    """Made-up log-probs, new and old, advantages and a mask, of which one slot is off inside its row."""
-    draw = torch.Generator().manual_seed(0)
-    logps = -torch.rand(3, 4, generator=draw).double() - 0.5
-    noise = torch.randn(3, 4, generator=draw).double()
+    """Made-up numbers of three rows: log-probs (3, 4), older ones (3, 4), advantages (3,), and a
+    mask (3, 4) of which one slot is 0 inside its row."""
+    generator = torch.Generator().manual_seed(0)
+    logps = -torch.rand(3, 4, generator=generator).double() - 0.5
+    noise = torch.randn(3, 4, generator=generator).double()
     mask = f64([[1, 0, 0, 0], [1, 0, 1, 1], [1, 1, 1, 1]])
     return logps, logps + 0.3 * noise, f64([1.5, -2.0, 0.7]), mask
 
@@ -50,16 +61,27 @@ def script(request):
 @pytest.fixture
 def config(script):
     """config(**changes): the Config of a tiny policy."""
-    tiny = {"device": "cpu", "num_threads": 1, "operands": "3", "hidden_size": 16, "num_attention_heads": 4,
-            "num_key_value_heads": 2, "intermediate_size": 16, "num_prompts": 4, "num_generations": 4,
-            "max_completion_length": 8, "learning_rate": 0.01, "num_mini_batches": 1}
-    return lambda **changes: script.Config(**(tiny | changes))
+    def make(**changes):
+        return script.Config(**(TINY | changes))
+    return make
 
 
 @pytest.fixture
-def no_picture(monkeypatch):
-    """A run draws no picture, which would take longer than it, and leaves Ctrl-C as it was."""
-    monkeypatch.setitem(sys.modules, "tools.report", None)
+def load_task(script):
+    """load_task(cfg): the task object that the script makes."""
+    def load(cfg):
+        return script.common.load_task(cfg, script.verify)
+    return load
+
+
+@pytest.fixture
+def restored_ctrl_c():
+    """Leaves Ctrl-C as it was, although a run handles it."""
     on_ctrl_c = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, on_ctrl_c)
+
+
+@pytest.fixture
+def no_picture(restored_ctrl_c):
+    """Another name for restored_ctrl_c."""

@@ -1,29 +1,46 @@
-"""The bench measures what it says it does: tiny policies, and nobody installed but what the scripts need."""
+"""The bench measures what it says it does: with tiny policies, and without the packages it compares
+with."""
 import importlib.util
 import json
 
 import pytest
 import torch
 
+import common
 import grpo
 from kernels import bench
 
-TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "intermediate_size": 24}
+TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 24}
 
 
 @pytest.fixture
 def alone(monkeypatch):
-    """As if no package was there to compare with."""
-    monkeypatch.setattr(bench, "installed", lambda package: package == "torch")
+    """As if there was no package to compare with."""
+    def installed(package):
+        return package == "torch"
+    monkeypatch.setattr(bench, "installed", installed)
 
 
 @pytest.fixture
 def record(alone, capsys):
     """All that a CPU machine can show, at a tiny size."""
-    made = bench.measure("cpu", 2, {"tiny": TINY}, P=4, G=4, T=12, roof=(0.01, 64))
-    made["printed"] = capsys.readouterr().out
-    return made
+    measured = bench.measure("cpu", 2, {"tiny": TINY}, P=4, G=4, T=12, roof=(0.01, 64))
+    measured["printed"] = capsys.readouterr().out
+    return measured
+
+
+def broken(*_):
+    """A provider that cannot do it."""
+    raise RuntimeError("no such device")
+
+
+def logits_providers():
+    return bench.from_logits("cpu") | {"theirs": broken}
+
+
+def hidden_providers():
+    return bench.from_hidden("cpu") | {"theirs": broken}
 
 
 def test_a_record_has_a_row_for_every_kind_with_all_its_parts(record):
@@ -34,12 +51,22 @@ def test_a_record_has_a_row_for_every_kind_with_all_its_parts(record):
     for row in record["step"]:
         assert set(row["median"]) == {*bench.PARTS, "all"} and len(row["seconds"]) == 2
         assert all(seconds >= 0 for seconds in row["median"].values())
-    assert record["rollout"][0]["tokens"] == 16 * 12 > record["rollout"][1]["tokens"]
-    assert record["machine"]["copy_GB_per_s"] > 0 and record["machine"]["matmul_TFLOP_per_s"] > 0
+        for part in ("generate", "reference", "forward", "backward", "optimiser", "all"):
+            assert row["median"][part] > 0, part
+    fixed, ragged = record["rollout"]
+    assert fixed["tokens"] == 16 * 12 > ragged["tokens"]
+    assert record["machine"]["copy_GB_per_s"] > 0
+    assert record["machine"]["matmul_TFLOP_per_s"] > 0
     assert json.loads(json.dumps(record)) == record
 
 
-def test_the_first_line_says_what_the_machine_can_do_and_what_lacks_is_said(record):
+def test_the_parts_of_a_step_add_up_to_all_of_it(alone):
+    row, = bench.step_rows("tiny", "fixed", bench.config("cpu", TINY, 2, 2, 4), 1)
+    parts = sum(row["median"][part] for part in bench.PARTS)
+    assert parts == pytest.approx(row["median"]["all"])
+
+
+def test_the_first_line_says_what_the_machine_can_do_and_what_is_missing_is_said(record):
     first, *others = record["printed"].splitlines()
     assert "GB/s" in first and "TFLOP/s" in first and "torch" in first
     for words in ("need a GPU", "transformers is not installed", "trl is not installed"):
@@ -47,51 +74,60 @@ def test_the_first_line_says_what_the_machine_can_do_and_what_lacks_is_said(reco
 
 
 def test_every_line_of_a_table_has_as_many_cells_as_its_head(record):
-    record["logits"] = bench.logits_rows(8, 32, torch.float32, "cpu", 10.0, failing())
-    record["linear"] = bench.linear_rows(8, 16, 32, "cpu", 0.1, failing(3))
-    blocks = [block for block in bench.tables(record).split("\n\n") if block.startswith("|")]
-    assert len(blocks) == 4
-    for block in blocks:
-        assert len({line.count("|") for line in block.splitlines()}) == 1, block
-
-
-def failing(arguments=2):
-    """Providers of which one cannot do it."""
-    def broken(*_):
-        raise RuntimeError("no such device")
-    return {**(bench.from_logits if arguments == 2 else bench.from_hidden)("cpu"), "theirs": broken}
+    record["logits"] = bench.logits_rows(8, 32, torch.float32, "cpu", 10.0, logits_providers())
+    record["linear"] = bench.linear_rows(8, 16, 32, "cpu", 0.1, hidden_providers())
+    paragraphs = bench.tables(record).split("\n\n")
+    tables = [paragraph for paragraph in paragraphs if paragraph.startswith("|")]
+    assert len(tables) == 4
+    for table in tables:
+        assert len({line.count("|") for line in table.splitlines()}) == 1, table
 
 
 def test_rows_of_kernels_count_b_bytes_forward_and_twice_that_backward():
-    ours, torchs, theirs = bench.logits_rows(64, 128, torch.bfloat16, "cpu", 10.0, failing())
-    for row in (ours, torchs):
-        for part, times in (("forward", 1), ("backward", 2)):
-            at_copy_rate = times * 64 * 128 * 2 / 10e9
-            assert row[f"{part}_share_of_copy"] == pytest.approx(at_copy_rate / row[part])
+    rows = bench.logits_rows(64, 128, torch.bfloat16, "cpu", 10.0, logits_providers())
+    ours, in_torch, theirs = rows
+    copy_seconds = 64 * 128 * 2 / 10e9
+    for row in (ours, in_torch):
+        assert row["forward_share_of_copy"] == pytest.approx(copy_seconds / row["forward"])
+        assert row["backward_share_of_copy"] == pytest.approx(2 * copy_seconds / row["backward"])
         assert row["error"] < 3e-6 and row["forward_bytes"] is None
     assert "no such device" in theirs["failed"]
 
 
 def test_a_sweep_tries_other_tiles_and_leaves_the_rule_as_it_was():
-    rule = bench.kernels.logprob.THREADS, bench.kernels.logprob.PER_THREAD
+    def rule():
+        return bench.logprob_kernels.THREADS, bench.logprob_kernels.PER_THREAD
+    threads, per_thread = rule()
     rows = bench.sweep_rows(8, 32, "cpu", 10.0)
-    assert f"{rule[0]} threads x {rule[1]}" in {row["who"] for row in rows} and len(rows) == 9
-    assert rule == (bench.kernels.logprob.THREADS, bench.kernels.logprob.PER_THREAD)
+    assert f"{threads} threads x {per_thread}" in {row["who"] for row in rows}
+    assert len(rows) == 9 and rule() == (threads, per_thread)
 
 
 def test_the_error_of_a_row_is_the_largest_of_both_outputs_against_fp64():
-    def wrong(x, a):
-        logps, entropy = bench.from_logits("cpu")["ours"](x, a)
-        return logps, entropy + 0.1 * (torch.arange(len(a)) == 3)
-    row = bench.logits_rows(8, 32, torch.float32, "cpu", 10.0, {"ours": wrong})[0]
+    def wrong(logits, tokens):
+        logps, entropy = bench.ours_from_logits(logits, tokens)
+        return logps, entropy + 0.1 * (torch.arange(len(tokens)) == 3)
+    row, = bench.logits_rows(8, 32, torch.float32, "cpu", 10.0, {"ours": wrong})
     assert 0.1 / (1 + torch.tensor(32.0).log()) <= row["error"] <= 0.1
 
 
 def test_rows_of_hidden_states_know_the_limit_of_three_matmuls():
-    ours, in_memory, theirs = bench.linear_rows(64, 16, 128, "cpu", 0.5, failing(3))
+    ours, in_memory, theirs = bench.linear_rows(64, 16, 128, "cpu", 0.5, hidden_providers())
+    limit = 6 * 64 * 16 * 128 / 0.5e12
     for row in (ours, in_memory):
-        assert row["share_of_limit"] == pytest.approx(6 * 64 * 16 * 128 / 0.5e12 / row["both"])
+        assert row["share_of_limit"] == pytest.approx(limit / row["both"])
     assert "failed" in theirs
+
+
+def test_all_who_make_log_probs_of_hidden_states_make_the_same():
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(8, 16, generator=generator)
+    head = torch.randn(32, 16, generator=generator)
+    tokens = torch.randint(32, (8,), generator=generator)
+    expected = bench.exact(hidden @ head.T, tokens, size=3)
+    for provider in bench.from_hidden("cpu").values():
+        for values, exact in zip(provider(hidden, head, tokens), expected):
+            torch.testing.assert_close(values.double(), exact, atol=1e-5, rtol=1e-5)
 
 
 def test_nine_of_ten_ragged_completions_are_short_and_the_seed_decides_which():
@@ -102,9 +138,10 @@ def test_nine_of_ten_ragged_completions_are_short_and_the_seed_decides_which():
 
 
 def test_only_in_the_last_kind_do_groups_lack_signal():
-    for kind, live in zip(bench.KINDS, (8, 8, 2)):
+    for kind, expected in zip(bench.KINDS, (8, 8, 2)):
         rewards = torch.tensor(bench.rewards_of(kind, 8, 4)).view(8, 4)
-        assert int(grpo.has_signal(rewards).sum()) == live
+        has_signal = rewards.amax(dim=1) > rewards.amin(dim=1)
+        assert int(has_signal.sum()) == expected
 
 
 def test_completions_of_another_length_than_was_ordered_end_the_bench(capsys):
@@ -112,13 +149,13 @@ def test_completions_of_another_length_than_was_ordered_end_the_bench(capsys):
     bench.check_lengths("x", mask, torch.tensor([2, 1]))
     with pytest.raises(SystemExit):
         bench.check_lengths("x", mask, torch.tensor([1, 2]))
-    assert "x: made" in capsys.readouterr().err
+    assert "x: sampled" in capsys.readouterr().err
 
 
 def test_what_the_bench_patches_is_as_before_when_it_is_done(alone):
     def patches():
-        return (grpo.EOS, grpo.rollout, grpo.verify, grpo.score, torch.Tensor.backward,
-                torch.nn.utils.clip_grad_norm_)
+        return [grpo.EOS, grpo.rollout, grpo.verify, grpo.score, torch.Tensor.backward,
+                torch.nn.utils.clip_grad_norm_]
     before = patches()
     bench.step_rows("tiny", "fixed", bench.config("cpu", TINY, 2, 2, 4), 2)
     assert patches() == before
@@ -127,58 +164,95 @@ def test_what_the_bench_patches_is_as_before_when_it_is_done(alone):
 def test_a_patch_ends_with_its_block_and_leaves_nothing_behind():
     class Thing:
         inherited = 1
-    with pytest.raises(KeyError), bench.patched(thing := Thing(), inherited=2, new=3):
-        assert (thing.inherited, thing.new) == (2, 3)
+    thing = Thing()
+    with pytest.raises(KeyError), bench.patched(thing, inherited=2, new=3):
+        assert thing.inherited == 2 and thing.new == 3
         raise KeyError
     assert vars(thing) == {} and thing.inherited == 1
 
 
 def test_a_gain_is_a_ratio_of_neighbours():
-    assert bench.gain([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]) == {"low": 2.0, "median": 2.0, "high": 2.0}
+    gain = bench.gain([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
+    assert gain == {"low": 2.0, "median": 2.0, "high": 2.0}
+
+
+def test_a_step_samples_verifies_and_learns_from_what_was_ordered(alone, monkeypatch):
+    """Lengths, and rewards by the order of the rows."""
+    batches = []
+
+    def describe(batch):
+        batches.append(batch)
+        return {}
+    monkeypatch.setattr(common, "describe", describe)
+    cfg = bench.config("cpu", TINY, 4, 4, 12)
+    bench.step_rows("tiny", "ragged", cfg, 1)
+    for batch in batches:
+        assert torch.equal(batch.mask.sum(dim=1).long(), bench.lengths_of("ragged", 16, 12))
+        assert batch.rewards.flatten().tolist() == bench.rewards_of("ragged", 4, 4)
+    assert len(batches) == 2
+
+
+def norm_by_hand(x, weight):
+    return x * (x.square().mean(-1, keepdim=True) + torch.finfo(x.dtype).eps).rsqrt() * weight
+
+
+def rotate_by_hand(x):
+    """Rotary positions of (B, heads, L, hd), as complex numbers."""
+    _, _, L, hd = x.shape
+    angles = torch.arange(L)[:, None] * 10_000.0 ** (-torch.arange(0, hd, 2) / hd)
+    left, right = x.chunk(2, dim=-1)
+    turned = torch.complex(left, right) * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([turned.real, turned.imag], dim=-1)
+
+
+def attention_by_hand(y, weights, cfg):
+    """(B, L, D) -> (B, L, D); the weights are those of a layer, by transformers' names"""
+    H = cfg.num_attention_heads
+    KV = cfg.num_key_value_heads
+    L = y.shape[1]
+
+    def heads(name, num_heads):
+        x = y @ weights[f"self_attn.{name}_proj.weight"].T
+        return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)                 # (B, heads, L, hd)
+    q = rotate_by_hand(heads("q", H))
+    k = rotate_by_hand(heads("k", KV)).repeat_interleave(H // KV, dim=1)
+    v = heads("v", KV).repeat_interleave(H // KV, dim=1)
+    is_later = torch.ones(L, L).triu(1).bool()
+    scores = (q @ k.mT / q.shape[-1]**0.5).masked_fill(is_later, float("-inf"))
+    attended = (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)              # (B, L, D)
+    return attended @ weights["self_attn.o_proj.weight"].T
 
 
 def llama_by_hand(weights, cfg, tokens):
-    """The logits that Llama's equations give, with transformers' names of the weights. (B, L) -> (B, L, V)"""
-    D, H, KV = cfg.hidden_size, cfg.num_attention_heads, cfg.num_key_value_heads
-    hd, L = D // H, tokens.shape[1]
-
-    def norm(x, name):
-        return x * (x.square().mean(-1, keepdim=True) + torch.finfo(x.dtype).eps).rsqrt() * weights[name]
-
-    def heads(x, n, turn=True):                                             # (B, L, n * hd) -> (B, n, L, hd)
-        x = x.unflatten(-1, (n, hd)).transpose(1, 2)
-        angle = torch.arange(L)[:, None] * 10_000.0 ** (-torch.arange(0, hd, 2) / hd)
-        turned = torch.view_as_complex(torch.stack(x.chunk(2, -1), -1).contiguous()) * torch.polar(
-            torch.ones_like(angle), angle)
-        return torch.cat([turned.real, turned.imag], -1) if turn else x
-
+    """The logits that Llama's equations give, by transformers' names of the weights.
+    (B, L) -> (B, L, V)"""
     x = weights["model.embed_tokens.weight"][tokens]
     for i in range(cfg.num_hidden_layers):
-        w = {name.removeprefix(f"model.layers.{i}."): weight for name, weight in weights.items()}
-        y = norm(x, f"model.layers.{i}.input_layernorm.weight")
-        q, k, v = (heads(y @ w[f"self_attn.{name}_proj.weight"].T, n, name != "v")
-                   for name, n in (("q", H), ("k", KV), ("v", KV)))
-        k, v = (z.repeat_interleave(H // KV, 1) for z in (k, v))
-        scores = (q @ k.mT / hd**0.5).masked_fill(torch.ones(L, L).triu(1).bool(), float("-inf"))
-        x = x + (scores.softmax(-1) @ v).transpose(1, 2).flatten(2) @ w["self_attn.o_proj.weight"].T
-        y = norm(x, f"model.layers.{i}.post_attention_layernorm.weight")
-        gate, up = (y @ w[f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))
-        x = x + (torch.nn.functional.silu(gate) * up) @ w["mlp.down_proj.weight"].T
-    return norm(x, "model.norm.weight") @ weights["lm_head.weight"].T
+        prefix = f"model.layers.{i}."
+        layer = {name.removeprefix(prefix): weight for name, weight in weights.items()}
+        y = norm_by_hand(x, layer["input_layernorm.weight"])
+        x = x + attention_by_hand(y, layer, cfg)
+        y = norm_by_hand(x, layer["post_attention_layernorm.weight"])
+        gate = y @ layer["mlp.gate_proj.weight"].T
+        up = y @ layer["mlp.up_proj.weight"].T
+        x = x + (gate * torch.sigmoid(gate) * up) @ layer["mlp.down_proj.weight"].T
+    return norm_by_hand(x, weights["model.norm.weight"]) @ weights["lm_head.weight"].T
 
 
 def test_their_model_has_our_weights_and_our_logits():
-    """Against transformers itself where it is installed, and against Llama's equations everywhere."""
+    """Against Llama's equations, and against transformers itself where it is installed."""
     cfg = bench.config("cpu", TINY)
-    policy, tokens = grpo.GPT(cfg), torch.randint(grpo.VOCAB, (3, 7))
+    policy = grpo.GPT(cfg)
+    tokens = torch.randint(grpo.VOCAB_SIZE, (3, 7))
     for weight in policy.parameters():                  # norms of 1 would hide which is which
         weight.data += 0.1 * torch.randn_like(weight)
-    weights = bench.llama_weights(policy, cfg)
     with torch.no_grad():
         ours = policy(tokens)
-        torch.testing.assert_close(llama_by_hand(weights, cfg, tokens), ours, atol=2e-5, rtol=1e-4)
+        by_hand = llama_by_hand(bench.llama_weights(policy), cfg, tokens)
+        torch.testing.assert_close(by_hand, ours, atol=2e-5, rtol=1e-4)
         if importlib.util.find_spec("transformers"):
-            theirs = bench.llama(policy, cfg, torch.tensor([2, 1, 3]), 7)
+            lengths = torch.tensor([2, 1, 3])
+            theirs = bench.llama(policy, cfg, lengths, 7)
             torch.testing.assert_close(theirs(tokens).logits, ours, atol=2e-5, rtol=1e-4)
-            made = bench.up_to_end(theirs.generate(tokens)[:, 7:])
-            assert made.sum(1).tolist() == [2, 1, 3]
+            mask = bench.up_to_end(theirs.generate(tokens)[:, 7:])
+            assert torch.equal(mask.sum(dim=1), lengths)

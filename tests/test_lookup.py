@@ -1,4 +1,5 @@
-"""The lookup task: problems, demonstrations, what the environment says to any call, and the verifier."""
+"""The lookup task: problems, demonstrations, what the environment inserts after any call, and the
+verifier."""
 import random
 import re
 import time
@@ -7,25 +8,29 @@ import pytest
 
 import common
 import grpo
-from common import Problem, sample_corpus, sample_problems
-from tasks import lookup, tool_reward
+from common import Problem
+from tasks import lookup
+from tasks.rewards import tool_reward
 
+TASK = common.load_task(grpo.Config(task="lookup"), grpo.verify)
 PEOPLE = ("ka", "mi", "to", "re", "su", "no")
 TABLE = tuple(zip(PEOPLE, PEOPLE[1:] + PEOPLE[:1]))
-PROBLEM = Problem("lookup", "boss of boss of ka?", "to", "", 2, TABLE)
+PROBLEM = Problem("boss of boss of ka?", "to", "", 2, TABLE)
 ASKED = "<search>ka</search><information>mi</information>"
-PIECES = ["<search>", "<search>", "<search>", "</search>", "</search>", "</search>", "<information>",
-          "</information>", "<think>", "</think>", "<answer>", "<answer>", "</answer>", "</answer>", "ka",
-          "mi", "to", "to", "xx", " ", "\n", "\x00", "\u0663", "<", "k" * 30]
+PIECES = ["<search>", "<search>", "<search>", "</search>", "</search>", "</search>",
+          "<information>", "</information>", "<think>", "</think>", "<answer>", "<answer>",
+          "</answer>", "</answer>", "ka", "mi", "to", "to", "xx", " ", "\n", "\x00", "\u0663", "<",
+          "k" * 30]
 BLOCK = r"<information>[a-z]{1,8}( [a-z]{1,8})?</information>"
 UNCLOSED = "<information>unclosed</information>"
 
 
-def said(text, problem=PROBLEM):
-    return re.fullmatch("<information>(.*)</information>", lookup.respond(problem, text))[1]
+def response(text, problem=PROBLEM):
+    """What stands in the block that the environment inserts."""
+    return re.fullmatch("<information>(.*)</information>", TASK.respond(problem, text))[1]
 
 
-# ---- the environment ------------------------------------------------------------------------------------
+# ---- the environment -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text, value", [
@@ -35,9 +40,10 @@ def said(text, problem=PROBLEM):
     ("<answer>xx</answer><search>to</search>", "re"), ("<information><search>su</search>", "no"),
     ("<search>xx</search><information>unknown</information><search>to</search>", "re"),
     ("<search></search><information>empty</information><search>to</search>", "re"),
-    ("<search>ka<search></search><information>nested</information><search>to</search>", "re")], ids=ascii)
+    ("<search>ka<search></search><information>nested</information><search>to</search>", "re")],
+    ids=ascii)
 def test_a_call_is_answered_with_the_value_of_its_key(text, value):
-    assert said(text) == value
+    assert response(text) == value
 
 
 @pytest.mark.parametrize("text, words", [
@@ -47,160 +53,184 @@ def test_a_call_is_answered_with_the_value_of_its_key(text, value):
     ("<search>ka\x00</search>", "unknown"), ("<search>kami</search>", "unknown"),
     ("<search>ka<think></search>", "unknown"), ("<search>None</search>", "unknown"),
     ("<search></search>", "empty"), ("<search>  \n </search>", "empty"),
-    ("<search>" + "x" * 21 + "</search>", "too long"), ("<search>" + " " * 30 + "ka</search>", "too long"),
+    ("<search>" + "x" * 20 + "</search>", "unknown"),
+    ("<search>" + "x" * 21 + "</search>", "too long"),
+    ("<search>" + " " * 30 + "ka</search>", "too long"),
     ("<search>" + "ka" * 50_000 + "</search>", "too long"),
     ("<search>ka<information>mi</information></search>", "too long"), ("</search>", "unopened"),
-    ("ka</search>", "unopened"), ("<Search>ka</search>", "unopened"), (ASKED + "</search>", "unopened"),
-    (ASKED + "mi</search>", "unopened"), ("<think>ka</search>", "unopened"),
-    ("<search>ka", "unclosed"), ("<think><search>ka</think>", "unclosed"), (ASKED + "<search>", "unclosed"),
+    ("ka</search>", "unopened"), ("<Search>ka</search>", "unopened"),
+    (ASKED + "</search>", "unopened"), (ASKED + "mi</search>", "unopened"),
+    ("<think>ka</search>", "unopened"), ("<search>ka", "unclosed"),
+    ("<think><search>ka</think>", "unclosed"), (ASKED + "<search>", "unclosed"),
     ("<search>" + "ka" * 50_000, "unclosed"), (9 * ASKED + "<search>ka", "unclosed"),
     ("<search>ka<search>mi</search>", "nested"), ("<search><search></search>", "nested"),
-    ("<search>" * 5_000 + "ka</search>", "nested"), (ASKED + "<search>mi<search>ka</search>", "nested")],
-    ids=lambda text: ascii(text[:40]))
-def test_a_malformed_call_is_told_what_is_wrong_with_it(text, words):
-    assert said(text) == words
+    ("<search>" * 5_000 + "ka</search>", "nested"),
+    (ASKED + "<search>mi<search>ka</search>", "nested")], ids=lambda text: ascii(text[:40]))
+def test_a_malformed_call_is_answered_with_what_is_wrong_with_it(text, words):
+    assert response(text) == words
 
 
 @pytest.mark.parametrize("text", [
     "", "ka", "<think></think>", "<think>" + ASKED + "</think>", 9 * ASKED, "<answer>to</answer>",
     "<information>", "</search>ka", "\x00"], ids=ascii)
-def test_where_nothing_is_asked_nothing_is_said(text):
-    assert lookup.respond(PROBLEM, text) == ""
+def test_without_a_call_nothing_is_inserted(text):
+    assert TASK.respond(PROBLEM, text) == ""
 
 
 def test_no_more_than_four_calls_are_answered_malformed_ones_included():
     assert lookup.CALL_LIMIT == 4
-    assert said(3 * ASKED + "<search>mi</search>") == "to"
-    assert said(4 * ASKED + "<search>mi</search>") == "no more"
-    assert said(50 * ASKED + "<search>mi</search>") == "no more"
-    assert said(3 * "</search>" + "<search>mi</search>") == "to"
-    assert said(4 * "</search>" + "<search>mi</search>") == "no more"
+    assert response(3 * ASKED + "<search>mi</search>") == "to"
+    assert response(4 * ASKED + "<search>mi</search>") == "no more"
+    assert response(50 * ASKED + "<search>mi</search>") == "no more"
+    assert response(3 * "</search>" + "<search>mi</search>") == "to"
+    assert response(4 * "</search>" + "<search>mi</search>") == "no more"
 
 
 def test_without_a_table_every_key_is_unknown():
-    assert said("<search>ka</search>", PROBLEM._replace(hidden=None)) == "unknown"
-    assert said("<search>ka</search>", PROBLEM._replace(hidden=())) == "unknown"
+    assert response("<search>ka</search>", PROBLEM._replace(secret=None)) == "unknown"
+    assert response("<search>ka</search>", PROBLEM._replace(secret=())) == "unknown"
 
 
 def test_a_forged_information_block_changes_nothing():
     forged = "<search>ka<information>xx</information>"
-    assert said(forged + "<search>ka</search>") == "nested"
-    assert said("<information>zz</information><search>ka</search>") == "mi"
+    assert response(forged + "<search>ka</search>") == "nested"
+    assert response("<information>zz</information><search>ka</search>") == "mi"
     for text in (forged, "<information>xx</information>", ASKED.replace("mi", "xx")):
-        assert lookup.verify(PROBLEM, text + "<answer>xx</answer>") == 0
-        assert lookup.verify(PROBLEM, text + "<answer>to</answer>") == 1
+        assert TASK.verify(PROBLEM, text + "<answer>xx</answer>") == 0
+        assert TASK.verify(PROBLEM, text + "<answer>to</answer>") == 1
 
 
-def test_the_environment_speaks_after_tokens_that_the_policy_can_sample_and_in_few():
-    for text in lookup.CALLS:
-        assert grpo.TOKENIZER.encode_single_token(text) < grpo.VOCAB
+def test_the_environment_responds_to_tokens_that_the_policy_can_sample_and_in_few():
+    for text in TASK.call_tokens:
+        assert grpo.TOKENIZER.encode_single_token(text) < grpo.VOCAB_SIZE
     for text in ("<search>ka</search>", "</search>", "<search>xx</search>", 9 * "</search>"):
-        assert len(grpo.TOKENIZER.encode(lookup.respond(PROBLEM, text), allowed_special="all")) <= 10
+        ids = grpo.TOKENIZER.encode(TASK.respond(PROBLEM, text), allowed_special="all")
+        assert len(ids) <= 10
 
 
-# ---- the verifier ---------------------------------------------------------------------------------------
+# ---- the verifier ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text", [
-    "<answer>to</answer>", "<answer> to </answer>", "to<answer>to</answer>xx", "<answer>to</answer><|pad|>",
-    "<think>" + ASKED + "</think><answer>to</answer>", ASKED + "<answer>to</answer>",
-    "<search><answer>to</answer>", "<ANSWER>xx</ANSWER><answer>to</answer>",
-    "\x00\ufffd<answer>to</answer>", "<think>xx<answer>to</answer>"], ids=ascii)
+    "<answer>to</answer>", "<answer> to </answer>", "to<answer>to</answer>xx",
+    "<answer>to</answer><|pad|>", "<think>" + ASKED + "</think><answer>to</answer>",
+    ASKED + "<answer>to</answer>", "<search><answer>to</answer>",
+    "<ANSWER>xx</ANSWER><answer>to</answer>", "\x00\ufffd<answer>to</answer>",
+    "<think>xx<answer>to</answer>"], ids=ascii)
 def test_the_right_name_in_one_answer_block_earns_one(text):
-    assert lookup.verify(PROBLEM, text) == 1.0
+    assert TASK.verify(PROBLEM, text) == 1.0
 
 
 @pytest.mark.parametrize("text", [
     "", "to", "<answer>", "<answer></answer>", "<answer> </answer>", "<answer>mi</answer>",
     "<answer>ka</answer>", "<answer>TO</answer>", "<answer>To</answer>", "<answer>t</answer>",
-    "<answer>too</answer>", "<answer>t o</answer>", "<answer>to.</answer>", "<answer>to mi</answer>",
-    "<answer>mi to</answer>", "<answer>to\n</answer>", "<answer>\u0442o</answer>",
-    "<answer>to\x00</answer>", "<answer>to\u200b</answer>", "<answer>to", "to</answer>",
-    "</answer>to<answer>", "<answer>to</answer><answer>to</answer>",
+    "<answer>too</answer>", "<answer>t o</answer>", "<answer>to.</answer>",
+    "<answer>to mi</answer>", "<answer>mi to</answer>", "<answer>to\n</answer>",
+    "<answer>\u0442o</answer>", "<answer>to\x00</answer>", "<answer>to\u200b</answer>",
+    "<answer>to", "to</answer>", "</answer>to<answer>", "<answer>to</answer><answer>to</answer>",
     "<answer>mi</answer><answer>to</answer>", "<answer><answer>to</answer></answer>",
     "<answer>to</answer></answer>", "<Answer>to</Answer>", "<answer>ot</answer>",
     "<information>to</information>", "<search>to</search>",
     "<answer><information>to</information></answer>", "<answer>None</answer>",
-    "<answer>ka|mi|to|re|su|no</answer>", "<answer>.*</answer>", "<answer>unknown</answer>"], ids=ascii)
+    "<answer>ka|mi|to|re|su|no</answer>", "<answer>.*</answer>", "<answer>unknown</answer>"],
+    ids=ascii)
 def test_anything_else_earns_nothing(text):
-    assert lookup.verify(PROBLEM, text) == 0.0 and isinstance(lookup.verify(PROBLEM, text), float)
+    verdict = TASK.verify(PROBLEM, text)
+    assert verdict == 0.0 and isinstance(verdict, float)
+
+
+def random_text(rng, i):
+    """Pieces, or random bytes."""
+    if i % 2:
+        return "".join(rng.choices(PIECES, k=rng.randrange(1, 12)))
+    return rng.randbytes(rng.randrange(40)).decode(errors="replace")
+
+
+def check_response(text, block):
+    """What is inserted after any text is one short block, or nothing where there is no call."""
+    if text.endswith("</search>"):
+        assert re.fullmatch(BLOCK, block), text
+    else:
+        assert block in ("", UNCLOSED), text
+    words = block[13:-14]
+    if words in PEOPLE:                                         # the boss of who was asked for
+        key = re.search(r"<search>\s*(\w\w)\s*</search>$", text)[1]
+        assert dict(TABLE)[key] == words, text
 
 
 def test_a_hundred_thousand_random_texts_raise_nothing_and_are_answered_with_one_short_block():
-    rng, right, found = random.Random(0), 0, set()
-    texts = ["".join(rng.choices(PIECES, k=rng.randrange(1, 12))) if i % 2 else
-             rng.randbytes(rng.randrange(40)).decode(errors="replace") for i in range(100_000)]
+    rng = random.Random(0)
+    texts = [random_text(rng, i) for i in range(100_000)]
     start = time.perf_counter()
-    answers = [(lookup.verify(PROBLEM, text), lookup.respond(PROBLEM, text), lookup.predicted(text))
-               for text in texts]
+    verdicts = [TASK.verify(PROBLEM, text) for text in texts]
+    blocks = [TASK.respond(PROBLEM, text) for text in texts]
+    calls = [TASK.predicted_calls(text) for text in texts]
     assert (time.perf_counter() - start) / len(texts) < 1e-3
-    for text, (reward, block, calls) in zip(texts, answers):
-        assert re.fullmatch(BLOCK, block) if text.endswith("</search>") else block in ("", UNCLOSED), text
-        asked = re.search(r"<search>\s*(\w\w)\s*</search>$", text)
-        if block[13:-14] in PEOPLE:                                     # the boss of who was asked for
-            assert dict(TABLE)[asked[1]] == block[13:-14], text
+    for text, verdict, block, predicted in zip(texts, verdicts, blocks, calls):
+        check_response(text, block)
         inside = re.findall("<answer>(.*?)</answer>", text, re.S)
-        alone = text.count("<answer>") == text.count("</answer>") == 1
-        assert reward == float(alone and len(inside) == 1 and inside[0].strip(" ") == "to"), text
-        assert len(calls) == text.count("</search>")
-        found.add(block[13:-14])
-        right += reward
-    assert right > 20
-    assert found >= {"mi", "to", "re", "unknown", "empty", "nested", "unopened", "too long", "no more",
-                     "unclosed"}
+        is_alone = text.count("<answer>") == text.count("</answer>") == len(inside) == 1
+        assert verdict == float(is_alone and inside[0].strip(" ") == "to"), text
+        assert len(predicted) == text.count("</search>")
+    assert sum(verdicts) > 20
+    assert {block[13:-14] for block in blocks} >= {
+        "mi", "to", "re", "unknown", "empty", "nested", "unopened", "too long", "no more",
+        "unclosed"}
 
 
 @pytest.mark.parametrize("text", [
-    "<search>" * 5_000, "</search>" * 5_000, "<search>ka</search>" * 3_000, "<" * 50_000, "\x00" * 50_000,
-    "<search>" + "ka" * 20_000 + "</search>", "\ud800" * 20_000, "<answer>" * 5_000,
-    "<answer>" + "to" * 20_000 + "</answer>", "<information>" * 5_000 + "</search>",
-    "\n" * 50_000 + "</search>"], ids=lambda text: ascii(text[:20]))
+    "<search>" * 5_000, "</search>" * 5_000, "<search>ka</search>" * 3_000, "<" * 50_000,
+    "\x00" * 50_000, "<search>" + "ka" * 20_000 + "</search>", "\ud800" * 20_000,
+    "<answer>" * 5_000, "<answer>" + "to" * 20_000 + "</answer>",
+    "<information>" * 5_000 + "</search>", "\n" * 50_000 + "</search>"],
+    ids=lambda text: ascii(text[:20]))
 def test_hostile_text_costs_about_a_millisecond(text):
     best = float("inf")
     for _ in range(5):
         start = time.perf_counter()
-        assert lookup.verify(PROBLEM, text) == 0.0 and len(lookup.respond(PROBLEM, text)) <= 40
+        assert TASK.verify(PROBLEM, text) == 0.0 and len(TASK.respond(PROBLEM, text)) <= 40
         best = min(best, time.perf_counter() - start)
     assert best < 2e-3
 
 
-# ---- problems and demonstrations ------------------------------------------------------------------------
+# ---- problems and demonstrations -------------------------------------------------------------
 
 
 def test_an_answer_is_the_prompts_number_of_look_ups_away_from_its_key():
-    problems = sample_problems("lookup", 2000, 0)
+    problems = common.sample_problems(TASK, 2000, 0)
     for problem in problems:
-        hops, table = problem.prompt.count("boss of "), dict(problem.hidden)
-        assert problem.prompt == "boss of " * hops + problem.prompt[-3:-1] + "?"
+        hops = problem.prompt.count("boss of ")
+        table = dict(problem.secret)
         name = problem.prompt[-3:-1]
-        for call in lookup.calls(problem):
+        assert problem.prompt == "boss of " * hops + name + "?"
+        assert problem.answer != name and len(TASK.true_calls(problem)) == hops
+        for call in TASK.true_calls(problem):
             assert call == ("search", {"key": name})
             name = table[name]
         assert (problem.task, problem.difficulty, problem.answer) == ("lookup", hops, name)
-        assert len(lookup.calls(problem)) == hops and problem.answer not in problem.prompt[-3:-1]
-        assert len(problem.prompt) <= lookup.width()
+        assert len(problem.prompt) <= TASK.prompt_width
         assert len(table) == 6 and set(table) == set(table.values())
         assert all(name != boss and table[boss] != name for name, boss in table.items())
     assert {problem.difficulty for problem in problems} == {1, 2}
-    assert max(len(problem.prompt) for problem in problems) == lookup.width()
+    assert max(len(problem.prompt) for problem in problems) == TASK.prompt_width
     assert 0.4 < sum(problem.difficulty == 1 for problem in problems) / 2000 < 0.6
 
 
 def test_the_answer_of_a_problem_earns_one_and_that_of_another_does_not():
-    problems = sample_problems("lookup", 300, 0) + sample_problems("lookup", 300, 0, "test")
+    problems = common.sample_problems(TASK, 300, 0) + common.sample_problems(TASK, 300, 0, "test")
     for p, q in zip(problems, problems[1:]):
-        assert lookup.verify(p, "<answer>" + p.answer + "</answer>") == 1
-        assert lookup.verify(p, "<answer>" + q.answer + "</answer>") == (p.answer == q.answer)
+        assert TASK.verify(p, "<answer>" + p.answer + "</answer>") == 1
+        assert TASK.verify(p, "<answer>" + q.answer + "</answer>") == (p.answer == q.answer)
 
 
 def test_the_order_of_the_table_says_nothing_of_the_answer():
-    for problem in sample_problems("lookup", 50, 0):
-        assert list(problem.hidden) == sorted(problem.hidden)
+    for problem in common.sample_problems(TASK, 50, 0):
+        assert list(problem.secret) == sorted(problem.secret)
 
 
 def test_the_same_question_has_another_answer_in_another_table():
     answers = {}
-    for problem in sample_problems("lookup", 20_000, 0):
+    for problem in common.sample_problems(TASK, 20_000, 0):
         answers.setdefault(problem.prompt, []).append(problem.answer)
     several = [found for found in answers.values() if len(found) > 4]
     assert len(answers) > 1000 and len(several) > 500
@@ -208,10 +238,12 @@ def test_the_same_question_has_another_answer_in_another_table():
 
 
 def test_no_problem_is_in_both_splits_and_no_demonstration_is_of_a_held_out_problem():
-    test, train = ({p.prompt for p in sample_problems("lookup", 20_000, 0, split)}
-                   for split in ("test", "train"))
-    shown = {p.prompt for phase in ("textbook", "forum")
-             for p, _ in sample_corpus("lookup", 10_000, 0, phase)}
+    test = {p.prompt for p in common.sample_problems(TASK, 20_000, 0, "test")}
+    train = {p.prompt for p in common.sample_problems(TASK, 20_000, 0, "train")}
+    shown = set()
+    for phase in ("textbook", "forum"):
+        pairs = common.sample_demonstrations(TASK, 10_000, 0, phase)
+        shown |= {problem.prompt for problem, _ in pairs}
     assert len(test) > 100 and len(shown) > 1000
     assert not test & train and not test & shown
     assert 0.05 < len(test) / len(test | train) < 0.15
@@ -219,30 +251,33 @@ def test_no_problem_is_in_both_splits_and_no_demonstration_is_of_a_held_out_prob
 
 @pytest.mark.parametrize("phase, share", [("textbook", 0.9), ("forum", 0.2)])
 def test_who_asks_is_right_and_who_guesses_is_not(phase, share):
-    corpus, asked, lucky = sample_corpus("lookup", 5000, 0, phase), 0, 0
-    assert corpus == sample_corpus("lookup", 5000, 0, phase)
-    for problem, text in corpus:
+    shown = common.sample_demonstrations(TASK, 5000, 0, phase)
+    assert shown == common.sample_demonstrations(TASK, 5000, 0, phase)
+    num_asking = 0
+    num_lucky = 0
+    for problem, text in shown:
         if "<search>" in text:
-            asked += 1
-            assert lookup.verify(problem, text) == 1
-            assert tool_reward(lookup.calls(problem), lookup.predicted(text)) == 1
+            num_asking += 1
+            assert TASK.verify(problem, text) == 1
+            assert tool_reward(TASK.true_calls(problem), TASK.predicted_calls(text)) == 1
         else:
-            lucky += lookup.verify(problem, text)
+            num_lucky += TASK.verify(problem, text)
             assert re.fullmatch("<answer>[a-z][a-z]</answer>", text)
-    assert abs(asked / 5000 - share) < 0.02
-    assert lucky / (5000 - asked) < 0.01
+    assert abs(num_asking / 5000 - share) < 0.02
+    assert num_lucky / (5000 - num_asking) < 0.01
 
 
 def test_demonstrations_hold_what_the_environment_would_insert_where_it_would():
-    for problem, text in sample_corpus("lookup", 500, 0, "textbook"):
+    for problem, text in common.sample_demonstrations(TASK, 500, 0, "textbook"):
         pieces = re.split("(?<=</search>)", text)
         for i in range(1, len(pieces)):
-            assert pieces[i].startswith(lookup.respond(problem, "".join(pieces[:i])))
+            assert pieces[i].startswith(TASK.respond(problem, "".join(pieces[:i])))
         assert text.count("<information>") == text.count("<search>") <= lookup.CALL_LIMIT
 
 
 def test_a_worked_answer_fits_into_a_completion():
-    for _, text in sample_corpus("lookup", 200, 0, "textbook"):
+    for _, text in common.sample_demonstrations(TASK, 200, 0, "textbook"):
         ids = grpo.TOKENIZER.encode(text, allowed_special="all")
-        assert len(ids) + 10 < lookup.FLAGS["max_completion_length"]    # end and a failed call included
-    assert set(lookup.FLAGS) <= set(common.Config.__dataclass_fields__)
+        # the end and a failed call included
+        assert len(ids) + 10 < TASK.defaults["max_completion_length"]
+    assert set(TASK.defaults) <= set(common.Config.__dataclass_fields__)

@@ -1,163 +1,237 @@
 """The reward model of ppo.py --reward model."""
 import json
 import math
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 import torch
 
 import common
 import ppo
-from tasks import mix, preferences
+from tasks import preferences
+
+SMALL = ["--base_steps", "3", "--num_prompts", "4", "--num_eval_problems", "4",
+         "--num_eval_samples", "2", "--hidden_size", "16", "--max_completion_length", "6",
+         "--stop_at", "2"]
+TOKENS = torch.tensor([[65, 66, 264, 265], [67, 264, 265, 265]])
+LENGTHS = torch.tensor([3, 2])
+ONE_PAIR = torch.tensor([[True, False]])
 
 
-def batch_of(cfg, tokens, lengths, right):
-    """A batch of one prompt for each group of `right` (P, G), with these tokens (B, T)."""
-    P, G = right.shape
+def batch_of(tokens, lengths, is_correct):
+    """A batch with a prompt for each group of is_correct (P, G), and these tokens (B, T)."""
+    P, G = is_correct.shape
     prompts = torch.randint(0, 256, (P, 5), generator=torch.Generator().manual_seed(1))
-    out = SimpleNamespace(tokens=tokens, lengths=lengths)
-    return SimpleNamespace(prompts=prompts, of=torch.arange(P * G) // G, out=out, right=right,
-                           texts=[""] * (P * G), rewards=torch.zeros(P, G))
+    zeros = torch.zeros(tokens.shape)
+    return common.Batch(
+        tokens=tokens, mask=zeros, logps=zeros, entropy=zeros, lengths=lengths,
+        problems=[common.Problem("1=", "1")] * (P * G), prompts=prompts.repeat_interleave(G, dim=0),
+        texts=[""] * (P * G), verdicts=[0.0] * (P * G), rewards=torch.zeros(P, G),
+        is_correct=is_correct, is_truncated=torch.zeros(P * G).bool(), accuracy=0.0)
+
+
+def pairs_of(is_correct, mistakes):
+    """The pairs of a batch of which only is_correct (P, G) matters. -> lists of rows"""
+    B = is_correct.numel()
+    batch = batch_of(torch.zeros(B, 2).long(), torch.ones(B).long(), is_correct)
+    chosen, rejected = preferences.pairs(batch, mistakes, common.generator(0))
+    return chosen.tolist(), rejected.tolist()
 
 
 @pytest.fixture
-def f64():
+def in_float64():
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture
-def model(f64):
-    policy = ppo.GPT(ppo.Config(hidden_size=16, intermediate_size=16, num_attention_heads=2))
+def policy():
+    return ppo.GPT(ppo.Config(hidden_size=16, intermediate_size=16, num_attention_heads=2))
+
+
+@pytest.fixture
+def model(in_float64, policy):
+    """A reward model with an opinion."""
     model = preferences.RewardModel(policy)
     torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
     return model
 
 
-TOKENS = torch.tensor([[65, 66, 264, 265], [67, 264, 265, 265]])
+# ---- the model -------------------------------------------------------------------------------
 
 
-def test_a_reward_model_that_has_learned_nothing_says_nothing(f64):
-    model = preferences.RewardModel(ppo.GPT(ppo.Config(hidden_size=16, intermediate_size=16)))
-    batch = batch_of(None, TOKENS, torch.tensor([3, 2]), torch.tensor([[True, False]]))
-    assert model.rewards(batch).tolist() == [[0.0, 0.0]]
+def test_the_ratings_of_a_reward_model_that_has_learned_nothing_are_0(policy):
+    model = preferences.RewardModel(policy)
+    assert model.rewards(batch_of(TOKENS, LENGTHS, ONE_PAIR)).tolist() == [[0.0, 0.0]]
 
 
-def test_a_reward_model_reads_behind_the_eos_and_nothing_that_follows(model):
-    right, lengths = torch.tensor([[True, False]]), torch.tensor([3, 2])
-    before = model.rewards(batch_of(None, TOKENS, lengths, right))
+def test_a_reward_model_reads_the_state_at_the_eos_and_nothing_that_follows(model):
+    before = model.rewards(batch_of(TOKENS, LENGTHS, ONE_PAIR))
     padded = TOKENS.clone()
     padded[1, 2:] = 70                                      # behind the second completion
-    torch.testing.assert_close(model.rewards(batch_of(None, padded, lengths, right)), before)
+    torch.testing.assert_close(model.rewards(batch_of(padded, LENGTHS, ONE_PAIR)), before)
     other = TOKENS.clone()
     other[1, 1] = 71                                        # its last token, the EOS
-    after = model.rewards(batch_of(None, other, lengths, right))
+    after = model.rewards(batch_of(other, LENGTHS, ONE_PAIR))
     assert after[0, 0] == before[0, 0] and abs(after[0, 1] - before[0, 1]) > 1e-3
 
 
-def test_a_completion_that_fills_all_slots_is_read_behind_its_last_token(model):
-    right = torch.tensor([[True, False]])
+def test_a_completion_that_fills_all_slots_is_rated_at_its_last_token(model):
     full = torch.tensor([[65, 66, 67, 68], [69, 70, 71, 72]])
-    batch = batch_of(None, full, torch.tensor([4, 4]), right)
-    ids = torch.cat([batch.prompts[[0, 0]], full], 1)
-    states = model.gpt.hidden(ids, keep=1)[:, 0]                                            # (2, D)
-    torch.testing.assert_close(model.rewards(batch), model.head(states).view(1, 2).detach())
+    batch = batch_of(full, torch.tensor([4, 4]), ONE_PAIR)
+    hidden = model.gpt.hidden(torch.cat([batch.prompts, full], dim=1))[:, -1]               # (2, D)
+    expected = model.head(hidden).view(1, 2).detach()
+    torch.testing.assert_close(model.rewards(batch), expected)
+
+
+def test_a_completion_is_rated_together_with_its_prompt(model):
+    batch = batch_of(TOKENS[[0, 0]], LENGTHS[[0, 0]], torch.tensor([[True], [False]]))
+    assert not torch.equal(batch.prompts[0], batch.prompts[1])
+    ratings = model.rewards(batch)                                                          # (2, 1)
+    assert abs(ratings[0, 0] - ratings[1, 0]) > 1e-3
+    some = model.rate(batch, torch.tensor([1]))
+    torch.testing.assert_close(some.detach(), ratings[1])
+
+
+def test_the_policy_is_copied(policy):
+    model = preferences.RewardModel(policy)
+    before = policy.embed.weight.clone()
+    model.gpt.embed.weight.data += 1
+    assert torch.equal(policy.embed.weight, before)
+
+
+# ---- what it learns --------------------------------------------------------------------------
 
 
 def test_a_pair_is_a_right_and_a_wrong_completion_of_one_group_and_equals_make_none():
-    right = torch.tensor([[False, True, True], [True] * 3, [True, False, False], [False] * 3])
-    batch = batch_of(None, torch.zeros(12, 2).long(), torch.ones(12).long(), right)
-    chosen, rejected = preferences.pairs(batch, 0.0, common.generator(0))
-    assert chosen.tolist() == [1, 6] and rejected.tolist() == [0, 7]
-    swapped = preferences.pairs(batch, 1.0, common.generator(0))
-    assert [rows.tolist() for rows in swapped] == [[0, 7], [1, 6]]
+    is_correct = torch.tensor(
+        [[False, True, True], [True] * 3, [True, False, False], [False] * 3])
+    assert pairs_of(is_correct, mistakes=0.0) == ([1, 6], [0, 7])
+    assert pairs_of(is_correct, mistakes=1.0) == ([0, 7], [1, 6])
+    assert pairs_of(is_correct[1::2], mistakes=0.0) == ([], [])
 
 
 def test_one_pair_in_ten_is_swapped():
-    right = torch.tensor([[True, False]]).repeat(2000, 1)
-    batch = batch_of(None, torch.zeros(4000, 2).long(), torch.ones(4000).long(), right)
-    chosen, _ = preferences.pairs(batch, preferences.MISTAKES, common.generator(0))
-    assert 150 < (chosen % 2).sum() < 250
+    chosen, rejected = pairs_of(ONE_PAIR.repeat(2000, 1), preferences.MISTAKES)
+    is_swapped = [row % 2 for row in chosen]
+    assert 150 < sum(is_swapped) < 250
+    assert all(one // 2 == other // 2 and one != other for one, other in zip(chosen, rejected))
 
 
-def test_the_loss_teaches_what_the_person_prefers_and_the_scale_is_that_of_a_verdict(monkeypatch):
+def test_the_loss_teaches_what_the_person_prefers_and_the_scale_is_that_of_a_verdict(
+        policy, monkeypatch):
     monkeypatch.setattr(preferences, "BATCHES", 60)
-    policy = ppo.GPT(ppo.Config(hidden_size=16, intermediate_size=16, num_attention_heads=2))
 
     def sample(name):                                       # right completions begin with A
-        random = common.generator(name)
-        right = torch.rand(16, 4, generator=random) < 0.5
-        tokens = torch.randint(66, 90, (64, 3), generator=random)
-        tokens[right.view(-1), 0] = 65
-        return batch_of(None, tokens, torch.full((64,), 3), right)
+        generator = common.generator(name)
+        is_correct = torch.rand(16, 4, generator=generator) < 0.5
+        tokens = torch.randint(66, 90, (64, 3), generator=generator)
+        tokens[is_correct.flatten(), 0] = 65
+        return batch_of(tokens, torch.full((64,), 3), is_correct)
 
     model = preferences.RewardModel(policy)
-    assert preferences.fit(model, sample, lambda label, steps: steps, 0) > 0.95
-    seen = torch.cat([model.rewards(sample(f"preferences {i}")) for i in range(60)])
-    assert abs(seen.mean() - 0.5) < 1e-3 and abs(seen.std() - 0.5) < 1e-3
+    assert preferences.fit(model, sample, common.silent, 0) > 0.95
+    ratings = torch.cat([model.rewards(sample(f"preferences {i}")) for i in range(60)])
+    assert abs(ratings.mean() - 0.5) < 1e-3 and abs(ratings.std() - 0.5) < 1e-3
     batch = sample("more")
-    rewards = model.rewards(batch)
-    assert rewards[batch.right].mean() - rewards[~batch.right].mean() > 0.7
+    ratings = model.rewards(batch)
+    assert ratings[batch.is_correct].mean() - ratings[~batch.is_correct].mean() > 0.7
 
 
-def test_ppo_is_told_what_the_reward_model_says_and_logs_what_is_true(tmp_path, monkeypatch, capsys):
+def test_the_loss_at_no_difference_is_log_two_with_slope_one_half():
+    margin = torch.zeros(1, requires_grad=True, dtype=torch.float64)
+    loss = -torch.nn.functional.logsigmoid(margin).mean()
+    loss.backward()
+    assert math.isclose(loss.item(), math.log(2)) and math.isclose(margin.grad.item(), -0.5)
+
+
+# ---- ppo.py --reward model -------------------------------------------------------------------
+
+
+@pytest.fixture
+def lucky(tmp_path, monkeypatch):
+    """Of the completions that ppo.py samples, all that are longer than the mean count as correct;
+    the verifier still gives them 0."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(preferences, "BATCHES", 2)
-    sampled = ppo.sample_batch
+    sample_batch = ppo.sample_batch
 
-    def lucky(*args, **options):                            # whatever is long is right
-        batch = sampled(*args, **options)
-        batch.right = (batch.out.lengths > batch.out.lengths.float().mean()).view_as(batch.right)
+    def sample(*arguments, **options):
+        batch = sample_batch(*arguments, **options)
+        is_long = batch.lengths > batch.lengths.float().mean()
+        batch.is_correct = is_long.view_as(batch.is_correct)
         return batch
+    monkeypatch.setattr(ppo, "sample_batch", sample)
 
-    monkeypatch.setattr(ppo, "sample_batch", lucky)
-    flags = ["--reward", "accuracy+model", "--max_steps", "2", "--base_steps", "3", "--num_prompts", "4",
-             "--num_eval_problems", "4", "--num_eval_samples", "2", "--hidden_size", "16",
-             "--max_completion_length", "6", "--output_dir", "run", "--stop_at", "2"]
-    ppo.main(flags)
-    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+
+def stored_reward_model(folder):
+    """The weights of the reward model in the checkpoint of a run."""
+    checkpoint = common.load(Path(folder, "checkpoint.pt"), "cpu")
+    [found] = [part for part in checkpoint.values()
+               if "head.weight" in part and "gpt.embed.weight" in part and part is not
+               checkpoint["critic"]]
+    return found
+
+
+@pytest.mark.usefixtures("lucky", "no_picture")
+def test_ppo_learns_from_the_ratings_of_the_reward_model_and_logs_what_is_true(capsys):
+    ppo.main([*SMALL, "--reward", "accuracy+model", "--max_steps", "2", "--output_dir", "run"])
+    lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
     printed = capsys.readouterr().out
     assert "reward model:" in printed and "in memory: policy and critic" in printed
-    assert all(line["accuracy"] == 0 for line in lines if "accuracy" in line)       # the verifier's word
-    assert any(line["reward"] != 0 for line in lines if "reward" in line)
-    assert all(line["rewards/model/mean"] == pytest.approx(line["reward"] - line["rewards/accuracy/mean"])
-               for line in lines)
-    judge = common.load("run/checkpoint.pt", "cpu")["judge"]
-    ppo.main(["--resume_from_checkpoint", "run", "--max_steps", "3"])               # with the same judge
-    again = common.load("run/checkpoint.pt", "cpu")["judge"]
-    assert all(torch.equal(judge[name], again[name]) for name in judge)
+    assert all(line["accuracy"] == 0 for line in lines)                 # by the verifier
+    assert any(line["reward"] != 0 for line in lines)
+    for line in lines:
+        others = line["reward"] - line["rewards/accuracy/mean"]
+        assert line["rewards/model/mean"] == pytest.approx(others)
+
+    before = stored_reward_model("run")
+    ppo.main(["--resume_from_checkpoint", "run", "--max_steps", "3"])   # with the same reward model
+    after = stored_reward_model("run")
+    assert all(torch.equal(before[name], after[name]) for name in before)
     assert "reward model:" not in capsys.readouterr().out
 
 
-def test_what_the_reward_model_says_is_added_to_the_other_rewards():
-    batch, said = SimpleNamespace(rewards=torch.tensor([[0.0, 1.0]])), torch.tensor([[0.5, 0.25]])
-    judge = SimpleNamespace(rewards=lambda batch: said)
-    after = mix.judged(batch, {"judge": judge})
-    assert after.rewards.tolist() == [[0.5, 1.25]] and after.judged is said
-    assert batch.rewards.tolist() == [[0.0, 1.0]] and mix.judged(batch, {}) is batch
+@pytest.mark.usefixtures("lucky", "no_picture")
+@pytest.mark.parametrize("names, accuracy", [("model", 0.0), ("accuracy+model", 1.0)])
+def test_the_ratings_of_the_reward_model_are_added_to_the_other_rewards(
+        names, accuracy, monkeypatch):
+    monkeypatch.setattr(ppo, "verify", lambda problem, text: 1.0)
+    heard = []
+    ratings = preferences.RewardModel.rewards
+    compute_advantages = ppo.compute_advantages
+
+    def listen(critic, reference, batch, *more, **options):
+        heard.append(batch)
+        return compute_advantages(critic, reference, batch, *more, **options)
+
+    monkeypatch.setattr(ppo, "compute_advantages", listen)
+    rated = []
+
+    def note(self, batch):
+        rated.append(ratings(self, batch))
+        return rated[-1]
+
+    monkeypatch.setattr(preferences.RewardModel, "rewards", note)
+    ppo.main([*SMALL, "--reward", names, "--max_steps", "1"])
+    [batch] = heard
+    assert rated[-1].std() > 0
+    torch.testing.assert_close(batch.rewards, accuracy + rated[-1])
 
 
-def test_the_critic_that_learns_alone_hears_the_reward_model_too(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(preferences, "BATCHES", 2)
-    sampled, heard, credit = ppo.sample_batch, [], ppo.assign_credit
+@pytest.mark.usefixtures("lucky", "no_picture")
+def test_the_critic_that_learns_alone_hears_the_reward_model_too(monkeypatch):
+    heard = []
+    compute_advantages = ppo.compute_advantages
 
-    def lucky(*args, **options):
-        batch = sampled(*args, **options)
-        batch.right = (batch.out.lengths > batch.out.lengths.float().mean()).view_as(batch.right)
-        return batch
-
-    def spy(critic, ref, batch, *more, **options):
+    def listen(critic, reference, batch, *more, **options):
         heard.append(batch.rewards.std().item())
-        return credit(critic, ref, batch, *more, **options)
+        return compute_advantages(critic, reference, batch, *more, **options)
 
-    monkeypatch.setattr(ppo, "sample_batch", lucky)
-    monkeypatch.setattr(ppo, "assign_credit", spy)
-    ppo.main(["--reward", "model", "--critic_pretrain_steps", "2", "--max_steps", "1", "--base_steps", "3",
-              "--num_prompts", "4", "--num_eval_problems", "4", "--num_eval_samples", "2", "--hidden_size",
-              "16", "--max_completion_length", "6", "--stop_at", "2"])
-    assert len(heard) == 3 and min(heard) > 0               # the verifier has nothing but 0 for them
+    monkeypatch.setattr(ppo, "compute_advantages", listen)
+    ppo.main([*SMALL, "--reward", "model", "--critic_pretrain_steps", "2", "--max_steps", "1"])
+    assert len(heard) == 3 and min(heard) > 0               # the verifier gives nothing but 0
 
 
 @pytest.mark.parametrize("script", ["grpo", "reinforce", "gspo", "dpo"])
@@ -168,17 +242,11 @@ def test_only_ppo_has_a_reward_model(script, tmp_path, monkeypatch, capsys):
     assert "model" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
-def test_the_loss_at_no_difference_is_log_two_with_slope_one_half():
-    margin = torch.zeros(1, requires_grad=True, dtype=torch.float64)
-    loss = -torch.nn.functional.logsigmoid(margin).mean()
-    loss.backward()
-    assert math.isclose(loss.item(), math.log(2)) and math.isclose(margin.grad.item(), -0.5)
-
-
+@pytest.mark.usefixtures("no_picture")
 def test_a_base_that_is_never_right_gets_one_line_that_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(preferences, "BATCHES", 1)
     with pytest.raises(SystemExit) as stopped:
-        ppo.main(["--reward", "model", "--base_steps", "0", "--num_prompts", "2", "--hidden_size", "16",
-                  "--max_completion_length", "4"])
+        ppo.main(["--reward", "model", "--base_steps", "0", "--num_prompts", "2", "--hidden_size",
+                  "16", "--max_completion_length", "4"])
     assert stopped.value.code == 1 and "no group of the base" in capsys.readouterr().err

@@ -1,23 +1,39 @@
-"""report.html: what it holds of a run folder, and that nothing a policy writes can become a part of the page.
-How it looks was seen in a browser; here it is read by html.parser."""
+"""report.html: what it holds of a run folder, and that no text of a policy becomes a part of the
+page. How it looks was seen in a browser; here it is read by html.parser."""
 import html.parser
 import json
 import math
+import sys
 
 import pytest
 
-import tools.report
-from tools.report import compare_configs, main, read_log, read_run, render, write_report
+from tools.report import (
+    TEMPLATE,
+    compare_configs,
+    draw_curve,
+    main,
+    read_log,
+    read_run,
+    render,
+    write_report,
+)
 
 HOSTILE = ("</script><script>alert(1)</script><!--<script> & <img src=x onerror=alert(2)>"
            " \u2028\u2029 {{TITLE}} \ud800")
-SUMMARY = {"base": {"greedy": 0.1, "problems": 8}, "trained": {"greedy": 0.9, "problems": 8}, "steps": 2,
-           "seconds_warm_start": 1.0, "seconds_total": 3.0}
-GROUP = {"step": 1, "prompt": "1+1=", "answer": "2", "shade": "ratio", "completions": [
-    {"text": "<answer>2", "reward": 1.0, "advantage": 0.5, "length": 2.0, "tokens": ["<answer>", "2"],
-     "shade": [1.5, None], "mask": [1, 0]}]}
+SUMMARY = {"base": {"greedy": 0.1, "problems": 8}, "trained": {"greedy": 0.9, "problems": 8},
+           "steps": 2, "seconds_warm_start": 1.0, "seconds_total": 3.0}
+COMPLETION = {"text": "<answer>2", "reward": 1.0, "advantage": 0.5, "length": 2.0,
+              "tokens": ["<answer>", "2"], "shade": [1.5, None], "mask": [1, 0]}
+GROUP = {"step": 1, "prompt": "1+1=", "answer": "2", "shade": "ratio",
+         "completions": [COMPLETION]}
 PAIR = {"prompt": "1+1=", "answer": "2", "base": {"text": "3", "right": False},
         "trained": {"text": "2", "right": True}}
+
+
+def write_log(folder, name, *records):
+    """Write these records as the log NAME.jsonl."""
+    text = "".join(json.dumps(record) + "\n" for record in records)
+    (folder / f"{name}.jsonl").write_text(text)
 
 
 @pytest.fixture
@@ -26,13 +42,13 @@ def run(tmp_path):
     def make(name="run", **flags):
         folder = tmp_path / name
         folder.mkdir(parents=True)
-        config = {"script": "grpo.py", "argv": ["--prompt", "a b"], "python": "3.11.2 (main)", "torch": "2.6",
-                  "config": {"task": "arithmetic", "seed": 0} | flags}
+        config = {"script": "grpo.py", "argv": ["--output_dir", "a b"], "python": "3.11.2 (main)",
+                  "torch": "2.6", "config": {"task": "arithmetic", "seed": 0} | flags}
         (folder / "config.json").write_text(json.dumps(config))
         (folder / "summary.json").write_text(json.dumps(SUMMARY))
-        for log, records in (("metrics", [{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.75}]),
-                             ("samples", [GROUP]), ("evaluation", [PAIR])):
-            (folder / f"{log}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+        write_log(folder, "metrics", {"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.75})
+        write_log(folder, "samples", GROUP)
+        write_log(folder, "evaluation", PAIR)
         return folder
     return make
 
@@ -42,14 +58,19 @@ class Page(html.parser.HTMLParser):
 
     def __init__(self, path):
         super().__init__()
-        self.tags, self.texts, self.inside, self.page = [], {}, None, path.read_text(encoding="utf-8")
+        self.tags = []
+        self.texts = {}             # (tag, id) -> text
+        self.inside = None
+        self.page = path.read_text(encoding="utf-8")
         self.feed(self.page)
         self.close()
-        self.title, self.data = self.texts[("title", None)], json.loads(self.texts[("script", "data")])
+        self.title = self.texts[("title", None)]
+        self.data = json.loads(self.texts[("script", "data")])
 
     def handle_starttag(self, tag, attributes):
-        self.tags.append((tag, dict(attributes)))
-        self.inside = tag, dict(attributes).get("id")
+        attributes = dict(attributes)
+        self.tags.append((tag, attributes))
+        self.inside = (tag, attributes.get("id"))
 
     def handle_endtag(self, tag):
         self.inside = None
@@ -65,8 +86,11 @@ def names(page):
 def test_the_page_embeds_what_the_run_logged(run):
     page = Page(write_report(run("first")))
     [shown] = page.data["runs"]
-    assert (shown["name"], shown["command"]) == ("first", "python grpo.py --prompt 'a b'")
-    assert shown["summary"] == SUMMARY and shown["samples"] == [GROUP] and shown["evaluation"] == [PAIR]
+    assert shown["name"] == "first"
+    assert shown["command"] == "python grpo.py --output_dir 'a b'"
+    assert shown["summary"] == SUMMARY
+    assert shown["samples"] == [GROUP]
+    assert shown["evaluation"] == [PAIR]
     assert [line["reward"] for line in shown["metrics"]] == [0.5, 0.75]
     assert page.title == "first"
 
@@ -75,14 +99,15 @@ def test_a_hostile_completion_stays_a_text(run):
     folder = run("plain")
     ordinary = Page(write_report(folder))
     hostile = run("hostile")
-    for name, record in (("samples", GROUP | {"prompt": HOSTILE, "completions": [{"text": HOSTILE}]}),
-                         ("evaluation", PAIR | {"base": {"text": HOSTILE, "right": False}}),
-                         ("metrics", {"step": 1, HOSTILE: 1.0})):
-        (hostile / f"{name}.jsonl").write_text(json.dumps(record) + "\n")
+    group = {"prompt": HOSTILE, "completions": [{"text": HOSTILE}]}
+    write_log(hostile, "samples", GROUP | group)
+    write_log(hostile, "evaluation", PAIR | {"base": {"text": HOSTILE, "right": False}})
+    write_log(hostile, "metrics", {"step": 1, HOSTILE: 1.0})
     page = Page(write_report(hostile))
     assert names(page) == names(ordinary)
-    assert page.data["runs"][0]["samples"][0]["completions"][0]["text"] == HOSTILE
-    assert page.data["runs"][0]["evaluation"][0]["base"]["text"] == HOSTILE
+    [shown] = page.data["runs"]
+    assert shown["samples"][0]["completions"][0]["text"] == HOSTILE
+    assert shown["evaluation"][0]["base"]["text"] == HOSTILE
     embedded = page.texts[("script", "data")]
     assert embedded.isascii() and not set("<>&") & set(embedded)
 
@@ -90,17 +115,20 @@ def test_a_hostile_completion_stays_a_text(run):
 def test_a_hostile_folder_name_and_flag_stay_texts(run):
     name = "<img src=x onerror=alert(1)>&amp;{{DATA}}</title>".replace("/", "\u2028")
     page = Page(write_report(run(name, task=HOSTILE)))
-    assert page.title == name and names(page) == names(Page(write_report(run("plain"))))
+    assert page.title == name
+    assert names(page) == names(Page(write_report(run("plain"))))
     assert ["task", False, [HOSTILE]] in page.data["config"]
 
 
 def test_a_folder_name_that_is_no_unicode_can_be_written(run):
-    assert b"<title>run &#56575;</title>" in render([read_run(run()) | {"name": "run \udcff"}]).encode()
+    page = render([read_run(run()) | {"name": "run \udcff"}])
+    assert b"<title>run &#56575;</title>" in page.encode()
 
 
 def test_the_page_puts_no_logged_text_into_markup():
-    template = tools.report.TEMPLATE.read_text()
-    for sink in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function("):
+    template = TEMPLATE.read_text()
+    for sink in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(",
+                 "Function("):
         assert sink not in template
 
 
@@ -108,7 +136,8 @@ def test_the_page_needs_no_network(run):
     page = Page(write_report(run()))
     assert not {"link", "img", "iframe", "base", "object"} & set(names(page))
     assert not any({"src", "href"} & attributes.keys() for _, attributes in page.tags)
-    policy = next(a["content"] for _, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
+    [policy] = [attributes["content"] for _, attributes in page.tags
+                if attributes.get("http-equiv") == "Content-Security-Policy"]
     assert "default-src 'none'" in policy and "http" not in policy
     for call in ("fetch(", "import(", "XMLHttpRequest", "url(", "@import"):
         assert call not in page.page
@@ -118,14 +147,17 @@ def test_of_several_runs_the_flags_that_differ_are_marked(run):
     folders = [run("a", seed=0, beta=0.1), run("b", seed=1), run("c", seed=0)]
     data = Page(write_report(*folders)).data
     rows = {flag: (differs, values) for flag, differs, values in data["config"]}
-    assert rows["seed"] == (True, [0, 1, 0]) and rows["task"] == (False, ["arithmetic"] * 3)
+    assert rows["seed"] == (True, [0, 1, 0])
+    assert rows["task"] == (False, ["arithmetic"] * 3)
     assert rows["beta"] == (True, [0.1, None, None])
     assert [shown["name"] for shown in data["runs"]] == ["a", "b", "c"]
-    assert (folders[0] / "report.html").exists() and not (folders[1] / "report.html").exists()
+    assert (folders[0] / "report.html").exists()
+    assert not (folders[1] / "report.html").exists()
 
 
 def test_a_difference_between_the_later_runs_counts():
-    assert compare_configs([{"seed": 1}, {"seed": 1}, {"seed": 2}]) == [["seed", True, [1, 1, 2]]]
+    configs = [{"seed": 1}, {"seed": 1}, {"seed": 2}]
+    assert compare_configs(configs) == [["seed", True, [1, 1, 2]]]
 
 
 def test_runs_of_one_name_are_told_apart_by_their_paths(run):
@@ -141,7 +173,8 @@ def test_a_run_that_was_killed_or_made_only_the_base_has_a_report(run):
         assert Page(write_report(folder)).data["runs"][0]["command"]
     (folder / "metrics.jsonl").write_text("")
     [shown] = Page(write_report(folder)).data["runs"]
-    assert shown["summary"] is None and shown["metrics"] == shown["samples"] == shown["evaluation"] == []
+    assert shown["summary"] is None
+    assert shown["metrics"] == shown["samples"] == shown["evaluation"] == []
 
 
 def test_a_damaged_line_is_skipped_and_the_rest_is_kept(tmp_path):
@@ -157,12 +190,15 @@ def test_numbers_that_are_none_in_a_browser_become_null(tmp_path):
 
 
 def test_samples_of_an_older_run_need_no_tokens(run):
-    folder, old = run(), {"step": 1, "prompt": "1+1=", "completions": [{"text": "2", "reward": math.nan}]}
-    (folder / "samples.jsonl").write_text(json.dumps(old) + "\n")
+    folder = run()
+    completion = {"text": "2", "reward": math.nan}
+    write_log(folder, "samples", {"step": 1, "prompt": "1+1=", "completions": [completion]})
     assert read_run(folder)["samples"][0]["completions"] == [{"text": "2", "reward": None}]
 
 
-@pytest.mark.parametrize("config", [None, "", "{", "[]", "{}", '{"script": "a.py"}', '{"script": 1}'])
+@pytest.mark.parametrize("config", [
+    None, "", "{", "[]", "{}", '{"script": "a.py"}', '{"script": 1}',
+    '{"script": "a.py", "argv": [], "python": "", "torch": "", "config": {}}'])
 def test_a_folder_that_is_no_run_gets_one_line_and_exit_code_2(run, tmp_path, capsys, config):
     folder = tmp_path / "none"
     folder.mkdir()
@@ -170,18 +206,45 @@ def test_a_folder_that_is_no_run_gets_one_line_and_exit_code_2(run, tmp_path, ca
         (folder / "config.json").write_text(config)
     with pytest.raises(SystemExit) as exit:
         main([str(run()), str(folder)])
-    said = capsys.readouterr()
-    assert exit.value.code == 2 and not said.out
-    assert said.err == f"error: {folder}: has no readable config.json; name the folder of a run\n"
+    printed = capsys.readouterr()
+    assert exit.value.code == 2 and not printed.out
+    assert printed.err == (f"error: {folder}: has no readable config.json; "
+                           "name the folder of a run\n")
     assert not (tmp_path / "run" / "report.html").exists()
 
 
-def test_the_command_writes_into_the_first_run_or_where_it_is_told(run, tmp_path, capsys):
-    first, second = run("first"), run("second")
+def test_the_command_writes_into_the_first_run_or_where_output_says(run, tmp_path, capsys):
+    first = run("first")
+    second = run("second")
     main([str(first), str(second)])
     assert capsys.readouterr().out == f"{first / 'report.html'}\n"
     main([str(second), "--output", str(tmp_path / "elsewhere.html")])
-    assert Page(tmp_path / "elsewhere.html").title == "second" and not (second / "report.html").exists()
+    assert Page(tmp_path / "elsewhere.html").title == "second"
+    assert not (second / "report.html").exists()
     with pytest.raises(SystemExit) as exit:
         main([str(first), "--output", str(tmp_path / "no" / "folder.html")])
     assert exit.value.code == 2 and capsys.readouterr().err.count("\n") == 1
+
+
+# ---- curve.png -------------------------------------------------------------------------------
+
+def test_the_curves_of_a_run_are_drawn_with_gaps_where_a_number_is_missing(run):
+    folder = run()
+    write_log(folder, "metrics", {"step": 1, "accuracy": 0.5, "entropy": None},
+              {"step": 2, "accuracy": 0.75, "entropy": 0.1, "eval/greedy": 0.7})
+    draw_curve(folder)
+    assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_the_error_says_what_to_install(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ImportError, match="pip install matplotlib"):
+        draw_curve(run())
+
+
+def test_a_run_without_a_summary_has_no_curve(run):
+    folder = run()
+    (folder / "summary.json").unlink()
+    with pytest.raises(OSError):
+        draw_curve(folder)
+    assert not (folder / "curve.png").exists()

@@ -1,4 +1,4 @@
-"""How an answer is read, ToolRL's measure of tool calls, and the table of rewards, row by row."""
+"""How an answer is read, ToolRL's measure of tool calls, and the rows of --reward, one by one."""
 import random
 import subprocess
 import sys
@@ -8,20 +8,34 @@ from types import SimpleNamespace
 import pytest
 from conftest import ROOT
 
+import common
 import grpo
-import tasks
+import ppo
 from common import Problem
-from tasks import REWARDS, extract, tool_reward
+from tasks import extract
+from tasks.rewards import REWARDS, Rewards, tool_reward
 
-WORK = "<search>ka</search><information>mi</information><search>mi</search><information>to</information>"
-TWO_HOPS = Problem("lookup", "boss of boss of ka?", "to", WORK, 2, (("ka", "mi"), ("mi", "to"), ("to", "ka")))
-SEVEN = Problem("arithmetic", "(3+4)=", "7", "3+4=7")
-PIECES = ["<answer>", "<answer>", "</answer>", "</answer>", "<think>", "</think>", "<search>", "</search>",
-          "<information>", "</information>", "7", "7", "ka", " ", "\n", "\x00", "\u0667", "<", ">", "/"]
+WORK = ("<search>ka</search><information>mi</information>"
+        "<search>mi</search><information>to</information>")
+TABLE = (("ka", "mi"), ("mi", "to"), ("to", "ka"))
+TWO_HOPS = Problem("boss of boss of ka?", "to", WORK, 2, TABLE, "lookup")
+SEVEN = Problem("(3+4)=", "7", "3+4=7", task="arithmetic")
+PIECES = ["<answer>", "<answer>", "</answer>", "</answer>", "<think>", "</think>", "<search>",
+          "</search>", "<information>", "</information>", "7", "7", "ka", " ", "\n", "\x00",
+          "\u0667", "<", ">", "/"]
 
 
-def reward(name, text, problem=SEVEN, verdict=0.0, progress=0.0):
-    return REWARDS[name](problem, text, verdict, progress)
+def load(name, **flags):
+    """A task with these flags."""
+    return common.load_task(grpo.Config(task=name, **flags), grpo.verify)
+
+
+TASKS = {name: load(name) for name in ("arithmetic", "lookup", "gridworld")}
+
+
+def reward(name, text, problem=SEVEN, verdict=0.0, step=0):
+    """What a row gives a completion."""
+    return REWARDS[name](TASKS[problem.task], problem, text, verdict, step)
 
 
 def random_text(rng):
@@ -31,34 +45,38 @@ def random_text(rng):
 
 
 def test_rewards_need_no_torch():
-    code = "import sys, tasks; sys.exit('torch' in sys.modules or 'common' in sys.modules)"
+    code = ("import sys, tasks, tasks.rewards; "
+            "sys.exit('torch' in sys.modules or 'common' in sys.modules)")
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
-# ---- how an answer is read ------------------------------------------------------------------------------
+# ---- how an answer is read -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("text, answer", [
-    ("<answer>7</answer>", "7"), ("<think>x</think><answer> mi \t</answer>", None), ("", None), ("7", None),
-    ("<answer> mi </answer>", "mi"), ("<answer> </answer>", ""), ("<answer></answer>", None),
-    ("</answer>7<answer>", None), ("<answer>7</answer></answer>", None), ("<answer>7\n</answer>", None),
+    ("<answer>7</answer>", "7"), ("<think>x</think><answer> mi \t</answer>", None), ("", None),
+    ("7", None), ("<answer> mi </answer>", "mi"), ("<answer> </answer>", ""),
+    ("<answer></answer>", None), ("</answer>7<answer>", None),
+    ("<answer>7</answer></answer>", None), ("<answer>7\n</answer>", None),
     ("<answer>\u0667</answer>", None), ("<answer>" + "7" * 201 + "</answer>", None),
     ("<answer>" + "7" * 200 + "</answer>", "7" * 200), ("<answer><b>7</b></answer>", "<b>7</b>"),
-    ("<answer>7</answer><answer>7</answer>", None), ("<ANSWER>8</ANSWER><answer>7</answer>", "7")], ids=ascii)
+    ("<answer>7</answer><answer>7</answer>", None),
+    ("<ANSWER>8</ANSWER><answer>7</answer>", "7")], ids=ascii)
 def test_an_answer_is_what_the_one_answer_block_holds(text, answer):
     assert extract(text) == answer == grpo.extract(text)
 
 
 def test_tasks_read_an_answer_as_the_scripts_do():
-    rng, found = random.Random(0), 0
+    rng = random.Random(0)
+    num_answers = 0
     for _ in range(20_000):
         text = random_text(rng)
         assert extract(text) == grpo.extract(text), text
-        found += extract(text) is not None
-    assert found > 100
+        num_answers += extract(text) is not None
+    assert num_answers > 100
 
 
-# ---- ToolRL ---------------------------------------------------------------------------------------------
+# ---- ToolRL ----------------------------------------------------------------------------------
 
 
 def call(name, **parameters):
@@ -70,18 +88,18 @@ def search(key):
 
 
 @pytest.mark.parametrize("true, predicted, expected", [
-    ([call("get", a=1, b=2)], [call("get", a=1, c=3)], (1 + 1 / 3 + 1) / 4),            # golden numbers
+    ([call("get", a=1, b=2)], [call("get", a=1, c=3)], (1 + 1 / 3 + 1) / 4),    # golden numbers
     ([call("search", q="x")], [call("search", q="y")], 2 / 3),
     ([call("get", a=1, b=2)], [call("get", a=1, b=2)], 1),
-    ([call("get", a=1, b=2)], [call("get", b=1, a=2)], (1 + 1 + 0) / 4),                # values swapped
+    ([call("get", a=1, b=2)], [call("get", b=1, a=2)], (1 + 1 + 0) / 4),        # values swapped
     ([call("get", a=1, b=2)], [call("get")], (1 + 0 + 0) / 4),
-    ([call("get", a=1, b=2)], [call("set", a=1, b=2)], 0),                              # another tool
+    ([call("get", a=1, b=2)], [call("set", a=1, b=2)], 0),                      # another tool
     ([call("get", a=1, b=2)], [], 0),
-    ([search("x"), search("y")], [search("y"), search("x")], 1),                        # order does not count
+    ([search("x"), search("y")], [search("y"), search("x")], 1),                # in any order
     ([search("x"), search("y")], [search("x")], (1 / 2 + 2) / 5),
-    ([search("x"), search("x")], [search("x")], (1 / 2 + 2) / 5),                       # matched only once
+    ([search("x"), search("x")], [search("x")], (1 / 2 + 2) / 5),               # matched only once
     ([search("x")], [search("x"), search("x")], (1 / 2 + 2) / 3),
-    ([search("x")], [search("z"), search("x")], (1 / 2 + 2) / 3),                       # the best is taken
+    ([search("x")], [search("z"), search("x")], (1 / 2 + 2) / 3),               # the best is taken
     ([search("x")], [search("x"), call("get")], (1 / 2 + 2) / 3),
     ([call("now")], [call("now")], 1), ([call("now")], [call("now", tz=1)], (1 + 0 + 0) / 2),
     ([], [], 1), ([], [search("x")], 0)])
@@ -95,29 +113,46 @@ def test_in_the_units_of_the_paper_the_golden_calls_earn_a_half_and_one():
     assert (6 * half - 3, 6 * one - 3) == pytest.approx((0.5, 1.0))
 
 
+def random_calls(rng):
+    """Up to three calls of two tools, with up to two parameters."""
+    calls = []
+    for _ in range(rng.randrange(4)):
+        name = rng.choice("fg")
+        calls.append((name, {key: rng.randrange(2) for key in "ab"[:rng.randrange(3)]}))
+    return calls
+
+
 def test_tool_reward_is_one_for_the_same_calls_in_any_order_and_for_nothing_else():
     rng = random.Random(0)
     for _ in range(3000):
-        true, other = ([(rng.choice("fg"), {key: rng.randrange(2) for key in "ab"[:rng.randrange(3)]})
-                        for _ in range(rng.randrange(4))] for _ in range(2))
-        same = sorted(map(repr, true)) == sorted(map(repr, other))
-        assert (tool_reward(true, other) == 1.0) == same
+        true = random_calls(rng)
+        other = random_calls(rng)
+        is_same = sorted(map(repr, true)) == sorted(map(repr, other))
+        assert (tool_reward(true, other) == 1.0) == is_same
         assert 0 <= tool_reward(true, other) <= 1
         assert tool_reward(true, rng.sample(true, len(true))) == 1.0
 
 
-# ---- the table ------------------------------------------------------------------------------------------
+# ---- the rows --------------------------------------------------------------------------------
 
 
 def test_accuracy_is_the_verdict_or_the_sum_of_a_list():
     assert reward("accuracy", "", verdict=1.0) == 1 and reward("accuracy", "", verdict=0.0) == 0
-    assert reward("accuracy", "", verdict=[-1.0, -1.0, 5.0]) == 3 and reward("accuracy", "", verdict=[]) == 0
+    walk = Problem("A b3 7", "", task="gridworld")
+    assert reward("accuracy", "", walk, [-1.0, -1.0, 5.0]) == 3
+    assert reward("accuracy", "", walk, []) == 0
+
+
+def test_accuracy_is_the_reward_of_a_task_that_has_one_of_its_own():
+    task = SimpleNamespace(reward=lambda problem, text, verdict, step: verdict / 2 + step)
+    assert REWARDS["accuracy"](task, SEVEN, "", 1.0, 3) == 3.5
 
 
 @pytest.mark.parametrize("text", [
     "<think>3+4=7</think><answer>7</answer>", "<think></think><answer>8</answer>",
     "<think>\n</think><answer></answer>", "<think>" + WORK + "</think><answer>to</answer>",
-    "<think>None</think><answer>None</answer>", "<think>\u0667 <b></think><answer>\x00</answer>"], ids=ascii)
+    "<think>None</think><answer>None</answer>", "<think>\u0667 <b></think><answer>\x00</answer>"],
+    ids=ascii)
 def test_format_is_one_think_block_then_one_answer_block(text):
     assert reward("format", text) == 1.0
 
@@ -125,12 +160,15 @@ def test_format_is_one_think_block_then_one_answer_block(text):
 @pytest.mark.parametrize("text", [
     "", "7", "<answer>7</answer>", "<think>7</think>", "<answer>7</answer><think>3+4=7</think>",
     "<think>3+4=7</think> <answer>7</answer>", " <think>3+4=7</think><answer>7</answer>",
-    "<think>3+4=7</think><answer>7</answer>\n", "<think>3+4=7</think><answer>7</answer><answer>7</answer>",
-    "<think>3</think><think>4</think><answer>7</answer>", "<think><think>3</think><answer>7</answer>",
-    "<think>3<answer>7</answer></think>", "<think>3<answer>7</think></answer>",
-    "3</think><answer>7</answer>", "<think>3</think><answer>7", "<think>3</think>4<answer>7</answer>",
-    "<think>3<answer>7</answer>", "<Think>3</Think><answer>7</answer>",
-    "</think>3<think><answer>7</answer>", "<think>None</think><answer><think></answer>",
+    "<think>3+4=7</think><answer>7</answer>\n",
+    "<think>3+4=7</think><answer>7</answer><answer>7</answer>",
+    "<think>3</think><think>4</think><answer>7</answer>",
+    "<think><think>3</think><answer>7</answer>", "<think>3<answer>7</answer></think>",
+    "<think>3<answer>7</think></answer>", "3</think><answer>7</answer>",
+    "<think>3</think><answer>7", "<think>3</think>4<answer>7</answer>",
+    "<think>3<answer>7</answer>",
+    "<Think>3</Think><answer>7</answer>", "</think>3<think><answer>7</answer>",
+    "<think>None</think><answer><think></answer>",
     "<think></answer></think><answer>None</answer>"], ids=ascii)
 def test_anything_else_is_not_the_format(text):
     assert reward("format", text) == 0.0
@@ -147,64 +185,138 @@ def test_anything_else_is_not_the_format(text):
     ("thi<think>nk>456789</think>", 0.0225, 0.045, 0.03),
     ("<think><information>" + 99 * "x" + "</information>0123</think>", 0.01, 0.02, 0.04 / 3),
     ("<answer>" + 99 * "7" + "</answer><think>0123</think>", 0.01, 0.02, 0.04 / 3)], ids=ascii)
-def test_the_length_bonus_grows_with_the_policys_own_thought_up_to_a_cap(text, fixed, at_start, halfway):
-    for progress in (0.0, 0.5, 1.0):
-        assert reward("length", text, progress=progress) == pytest.approx(fixed)
-    assert reward("growing_length", text, progress=0.0) == pytest.approx(at_start)
-    assert reward("growing_length", text, progress=0.5) == pytest.approx(halfway)
-    assert reward("growing_length", text, progress=1.0) == pytest.approx(fixed)
+def test_the_length_bonus_grows_with_the_policys_own_thought_up_to_a_cap(
+        text, fixed, at_start, halfway):
+    for step in (0, 25, 50, 1000):
+        assert reward("length", text, step=step) == pytest.approx(fixed)
+    assert reward("growing_length", text, step=0) == pytest.approx(at_start)
+    assert reward("growing_length", text, step="pairs") == pytest.approx(at_start)
+    assert reward("growing_length", text, step=25) == pytest.approx(halfway)
+    assert reward("growing_length", text, step=50) == pytest.approx(fixed)
+    assert reward("growing_length", text, step=1000) == pytest.approx(fixed)
 
 
 @pytest.mark.parametrize("text, fine, coarse", [
     ("<think>" + WORK + "</think><answer>to</answer>", 2, 1),
     ("<think>" + WORK + "</think><answer>xx</answer>", 2, 1),           # rates no answer
-    (WORK, 1, 1), ("<answer>to</answer>", 0, 0), ("", 0, 0), ("<think></think><answer>to</answer>", 1, 0),
+    (WORK, 1, 1), ("<answer>to</answer>", 0, 0), ("", 0, 0),
+    ("<think></think><answer>to</answer>", 1, 0),
     ("<search>mi</search><search> ka </search>", 1, 1),
     ("<search>ka</search>", 0.5, 0), ("<search>zz</search>", (1 / 2 + 1) / 5, 0),
     ("<search>ka</search><search>zz</search>", (1 + 2 + 1) / 5, 0),
     (WORK + "<search>to</search>", (2 / 3 + 4) / 5, 0), (WORK + "</search>", (2 / 3 + 4) / 5, 0),
     (WORK + "<search>", 1, 1), ("<search>ka<search>mi</search>", (1 / 2 + 1) / 5, 0),
-    ("<search></search><search></search>", (1 + 2) / 5, 0), ("</search></search>", 0, 0)], ids=ascii)
+    ("<search></search><search></search>", (1 + 2) / 5, 0), ("</search></search>", 0, 0)],
+    ids=ascii)
 def test_fine_rates_each_part_of_a_call_and_coarse_only_all_of_them(text, fine, coarse):
     assert reward("fine", text, TWO_HOPS) == pytest.approx(fine, abs=1e-12)
     assert reward("coarse", text, TWO_HOPS) == coarse
 
 
-def test_rows_are_summed_by_name():
-    module = SimpleNamespace(predicted=None)
-    assert tasks.rows("accuracy", {"arithmetic": SimpleNamespace()}) == [REWARDS["accuracy"]]
-    text = "<think>3+4=7</think><answer>7</answer>"
-    rows = tasks.rows("accuracy+format+length", {"arithmetic": SimpleNamespace()})
-    assert sum(row(SEVEN, text, 1.0, 0.0) for row in rows) == pytest.approx(2.0125)
-    assert tasks.rows("fine+coarse", {"lookup": module}) == [REWARDS["fine"], REWARDS["coarse"]]
+# ---- --reward --------------------------------------------------------------------------------
+
+THOUGHT = "<think>3+4=7</think><answer>7</answer>"
+
+
+def test_rows_are_added_up_by_name():
+    assert load("arithmetic", reward="accuracy").reward(SEVEN, THOUGHT, 1.0, 0) == 1
+    task = load("arithmetic", reward="accuracy+format+length")
+    assert task.reward(SEVEN, THOUGHT, 1.0, 0) == pytest.approx(2.0125)
+    assert task.reward(SEVEN, "7", 0.0, 0) == 0
+    task = load("lookup", reward="fine+coarse")
+    assert task.reward(TWO_HOPS, WORK, 0.0, 0) == pytest.approx(2.0)
+    assert isinstance(load("lookup", reward="fine"), Rewards)
+
+
+def test_the_step_reaches_the_rows():
+    task = load("arithmetic", reward="growing_length")
+    text = "<think>" + 20 * "x" + "</think>"
+    assert task.reward(SEVEN, text, 0.0, 0) == pytest.approx(0.1)
+    assert task.reward(SEVEN, text, 0.0, 50) == pytest.approx(0.05)
+
+
+def test_but_for_the_reward_the_task_is_the_one_that_it_was():
+    plain = load("lookup")
+    task = load("lookup", reward="fine")
+    assert (task.name, task.prompt_width, task.call_tokens) \
+        == (plain.name, plain.prompt_width, plain.call_tokens)
+    assert common.sample_problems(task, 20, 0) == common.sample_problems(plain, 20, 0)
+    assert task.respond(TWO_HOPS, "<search>ka</search>") == "<information>mi</information>"
+    assert task.verify(TWO_HOPS, "<answer>to</answer>") == 1.0
+    task.state = {"seen": 3}
+    assert task.state == task.task.state == {"seen": 3}
+
+
+def test_in_a_mix_each_completion_is_rated_by_its_own_task():
+    task = load("lookup,arithmetic", reward="accuracy+format")
+    assert task.reward(SEVEN, THOUGHT, 1.0, 0) == 2
+    assert task.reward(TWO_HOPS, WORK, 0.0, 0) == 0
+    task = load("lookup,lookup", reward="fine")
+    assert task.reward(TWO_HOPS, WORK, 0.0, 0) == 1
 
 
 @pytest.mark.parametrize("names", [
-    "", "acuracy", "accuracy+", "+accuracy", "accuracy,format", "Accuracy", "accuracy + format", "__doc__"])
+    "", "acuracy", "accuracy+", "+accuracy", "accuracy,format", "Accuracy", "accuracy + format",
+    "__doc__", "model", "accuracy+model"])
 def test_an_unknown_reward_is_named_with_those_that_there_are(names):
+    cfg = grpo.Config(reward=names)
     with pytest.raises(ValueError, match="growing_length") as error:
-        tasks.rows(names, {})
+        Rewards(cfg, TASKS["arithmetic"])
     assert f"--reward {names}: " in str(error.value) and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["fine", "coarse"])
 def test_a_reward_of_tool_calls_is_refused_for_a_task_without_them(name):
-    with pytest.raises(ValueError, match=f"{name}.*arithmetic"):
-        tasks.rows("accuracy+" + name,
-                   {"lookup": SimpleNamespace(predicted=None), "arithmetic": SimpleNamespace()})
+    for task in (TASKS["arithmetic"], load("lookup,arithmetic")):
+        with pytest.raises(ValueError, match=f"{name}.*arithmetic"):
+            Rewards(grpo.Config(reward=f"accuracy+{name}"), task)
+
+
+def test_the_row_of_a_reward_model_adds_nothing_before_the_model_has_rated():
+    for names, expected in (("model", 0.0), ("accuracy+model", 1.0)):
+        task = Rewards(ppo.Config(reward=names), TASKS["arithmetic"])
+        found = task.reward(SEVEN, THOUGHT, 1.0, 0)
+        assert found == expected and isinstance(found, float)
+
+
+def test_dynamic_sampling_by_a_reward_model_alone_is_refused():
+    for names in ("model", "model+model"):
+        with pytest.raises(ValueError, match="--dynamic_sampling 3.*accuracy.model"):
+            Rewards(ppo.Config(reward=names, dynamic_sampling=3), TASKS["arithmetic"])
+    Rewards(ppo.Config(reward="accuracy+model", dynamic_sampling=3), TASKS["arithmetic"])
+
+
+def test_of_several_rows_the_mean_of_each_is_logged():
+    texts = [f"<think>{'1' * 20}</think><answer>7</answer>", "<answer>7</answer>", "7",
+             "<think>8</think>"]
+    batch = SimpleNamespace(problems=[TWO_HOPS] * 4, texts=texts, verdicts=[1.0, 1.0, 0.0, 0.0])
+    found = load("lookup", reward="accuracy+format+length").describe(batch, 5)
+    del found["tools/call_frequency"]
+    assert found == pytest.approx({"rewards/accuracy/mean": 0.5, "rewards/format/mean": 0.25,
+                                   "rewards/length/mean": 0.1 * (0.5 + 1 / 40) / 4})
+    assert load("lookup", reward="fine").describe(batch, 5) == {"tools/call_frequency": 0}
+    found = Rewards(ppo.Config(reward="accuracy+model"), TASKS["lookup"]).describe(batch, 5)
+    assert found == {"tools/call_frequency": 0, "rewards/accuracy/mean": 0.5}
+
+
+# ---- hostile text ----------------------------------------------------------------------------
 
 
 def test_a_hundred_thousand_random_texts_are_rated_within_bounds():
-    rng, seen, start = random.Random(0), {name: set() for name in REWARDS}, time.perf_counter()
-    highest = {"accuracy": 1, "format": 1, "length": 0.1, "growing_length": 0.1, "fine": 2, "coarse": 1}
+    rng = random.Random(0)
+    highest = {"accuracy": 1, "format": 1, "length": 0.1, "growing_length": 0.1, "fine": 2,
+               "coarse": 1}
+    found = {name: set() for name in REWARDS}
+    start = time.perf_counter()
     for _ in range(100_000):
-        text, progress = random_text(rng), rng.random()
-        for name, row in REWARDS.items():
-            value = row(TWO_HOPS, text, 0.0, progress)
+        text = random_text(rng)
+        step = rng.randrange(60)
+        for name in REWARDS:
+            value = reward(name, text, TWO_HOPS, 0.0, step)
             assert isinstance(value, float) and 0 <= value <= highest[name], (name, text)
-            seen[name].add(round(value, 2))
+            found[name].add(round(value, 2))
     assert time.perf_counter() - start < 100                            # 1 ms each
-    assert len(seen["format"]) == 2 and len(seen["length"]) > 3 and len(seen["fine"]) > 4
+    assert len(found["format"]) == 2 and len(found["length"]) > 3 and len(found["fine"]) > 4
 
 
 @pytest.mark.parametrize("text", [

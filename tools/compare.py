@@ -1,13 +1,12 @@
-"""All scripts on one task, from one base: python -m tools.compare --task NAME --seeds 0 1 2 (make compare).
+"""All scripts on one task, from one base: python -m tools.compare --task NAME --seeds 0 1 2.
 
-Runs every script with its defaults, but an evaluation every second step, once for each seed, one after the
-other so that seconds can be compared; those of evaluations do not count. Writes docs/compare.json,
-docs/compare.png (accuracy against samples and against seconds) and, between its marks in README.md, a table.
+Runs every script with its defaults, but an evaluation every second step, once for each seed, one
+after the other so that seconds can be compared; those of evaluations do not count. Writes
+docs/compare.json, docs/compare.png (accuracy against samples and against seconds) and, between its
+marks in README.md, a table (make compare).
 """
 import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -15,63 +14,112 @@ from pathlib import Path
 
 import numpy
 
-from tools.seeds import ROOT, put
+from tools.runs import (
+    DOCS,
+    MACHINE,
+    ROOT,
+    import_pyplot,
+    joined,
+    put,
+    read_metrics,
+    read_summary,
+    record,
+    table,
+)
 
-RUNS = {"reinforce.py": [], "ppo.py": [], "grpo.py": [], "gspo.py": [], "dpo.py": [],
-        "dpo.py, online": ["--online", "yes"]}
-HEAD = ("| script | greedy, each seed | pass@1 | thinks | steps | samples | seconds of training |\n"
-        + "|---" * 7 + "|\n")
+RUNS = {                                    # name: script and flags
+    "reinforce.py": ["reinforce.py"],
+    "ppo.py": ["ppo.py"],
+    "grpo.py": ["grpo.py"],
+    "gspo.py": ["gspo.py"],
+    "dpo.py": ["dpo.py"],
+    "dpo.py, online": ["dpo.py", "--online"]}
+HEAD = ["script", "greedy, each seed", "pass@1", "thinks", "steps", "samples",
+        "seconds of training"]
+UNITS = {"samples": "completions sampled", "seconds": "seconds of training"}
+
+
+# ---- 1. the runs -----------------------------------------------------------------------------
+
+def start(folder, script, *flags):
+    """Run a script in `folder`, where all runs find the same base."""
+    subprocess.run([sys.executable, ROOT / script, *flags], cwd=folder, check=True,
+                   stdout=subprocess.DEVNULL)
+
+
+def accuracy_curve(run_folder, summary):
+    """The greedy accuracy of a run at each evaluation, and what it had cost until then. -> list of
+    dicts"""
+    config = json.loads((run_folder / "config.json").read_text())["config"]
+    samples_a_step = config["num_prompts"] * config["num_generations"]
+    seconds = [0.0]                                     # after step 0, 1, 2 ...
+    greedy = {}                                         # by step
+    for line in read_metrics(run_folder):
+        seconds.append(seconds[-1] + line["step_time"])
+        if "eval/greedy" in line:
+            greedy[line["step"]] = line["eval/greedy"]
+    greedy[summary["steps"]] = summary["trained"]["greedy"]
+    return [{"step": step, "samples": step * samples_a_step, "seconds": seconds[step],
+             "greedy": greedy[step]} for step in sorted(greedy)]
 
 
 def run(name, seed, task, folder):
-    """Run a row of RUNS in `folder`, whose base it shares. -> its summary, and the curve of its accuracy"""
-    script = name.split(",")[0]
-    flags = ["--task", task, "--seed", str(seed), "--eval_steps", "2", *RUNS[name]]
-    subprocess.run([sys.executable, ROOT / script, *flags], cwd=folder, check=True, capture_output=True)
-    made = max(Path(folder, "runs").glob(f"{Path(script).stem}-*"), key=lambda path: path.stat().st_mtime)
-    config = json.loads((made / "config.json").read_text())["config"]
-    summary = json.loads((made / "summary.json").read_text())
-    lines = [json.loads(line) for line in (made / "metrics.jsonl").read_text().splitlines()]
-    seconds = numpy.cumsum([0.0] + [line["step_time"] for line in lines if "step_time" in line])
-    points = {line["step"]: line["eval/greedy"] for line in lines if "eval/greedy" in line}
-    points[summary["steps"]] = summary["trained"]["greedy"]
-    per_step = config["num_prompts"] * config["num_generations"]
-    return summary | {"curve": [{"step": step, "samples": step * per_step, "seconds": float(seconds[step]),
-                                 "greedy": greedy} for step, greedy in sorted(points.items())]}
+    """Run a row of RUNS. -> its summary, with the curve of its accuracy"""
+    script, *flags = RUNS[name]
+    start(folder, script, "--task", task, "--seed", str(seed), "--eval_steps", "2", *flags)
+    made = Path(folder, "runs").glob(f"{Path(script).stem}-*")
+    run_folder = max(made, key=lambda path: path.stat().st_mtime)
+    summary = read_summary(run_folder)
+    return summary | {"curve": accuracy_curve(run_folder, summary)}
+
+
+# ---- 2. table and picture --------------------------------------------------------------------
+
+def span(values, form):
+    """From the least to the greatest, or one number if they are written alike. -> str"""
+    low = f"{min(values):{form}}"
+    high = f"{max(values):{form}}"
+    return low if low == high else f"{low} - {high}"
 
 
 def row(name, results):
-    """A line of the table, from the summaries of a row of RUNS."""
-    def span(values, form):
-        low, high = (f"{value:{form}}" for value in (min(values), max(values)))
-        return low if low == high else f"{low} - {high}"
+    """The cells of a row of RUNS, from the summaries of its seeds. -> list"""
     trained = [result["trained"] for result in results]
-    return "| " + " | ".join([
-        name, ", ".join(f"{scores['greedy']:.3f}" for scores in trained),
-        span([scores["pass@1"] for scores in trained], ".3f"),
-        span([scores["think_share"] for scores in trained], ".2f"),
-        span([result["steps"] for result in results], "d"),
-        span([result["curve"][-1]["samples"] for result in results], "d"),
-        span([result["curve"][-1]["seconds"] for result in results], ".0f")]) + " |\n"
+    ends = [result["curve"][-1] for result in results]
+    return [name,
+            joined([scores["greedy"] for scores in trained], ".3f"),
+            span([scores["pass@1"] for scores in trained], ".3f"),
+            span([scores["think_share"] for scores in trained], ".2f"),
+            span([result["steps"] for result in results], "d"),
+            span([end["samples"] for end in ends], "d"),
+            span([end["seconds"] for end in ends], ".0f")]
+
+
+def draw_runs(axis, name, results, unit, color):
+    """Draw the accuracy of each seed faintly and their mean strongly, against `unit`."""
+    lines = []
+    for result in results:
+        x = [point[unit] for point in result["curve"]]
+        y = [point["greedy"] for point in result["curve"]]
+        lines.append((x, y))
+        axis.plot(x, y, color=color, alpha=0.25, linewidth=1)
+
+    # a run that has ended stays in the mean as good as it was
+    first = min(x[0] for x, _ in lines)
+    last = max(x[-1] for x, _ in lines)
+    grid = numpy.geomspace(first, last, 200)
+    mean = numpy.mean([numpy.interp(grid, x, y) for x, y in lines], axis=0)
+    axis.plot(grid, mean, color=color, linewidth=2, label=name)
 
 
 def draw(results, path):
-    """Accuracy against samples and against seconds: seeds faint, their mean strong, the base dashed."""
-    import matplotlib
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    """Draw accuracy against samples and against seconds, the base dashed."""
+    pyplot = import_pyplot()
+    base = first_base(results)
     figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), sharey=True, layout="constrained")
-    labels = {"samples": "completions sampled", "seconds": "seconds of training"}
-    for axis, (unit, label) in zip(axes, labels.items()):
-        for i, (name, runs) in enumerate(results.items()):
-            curves = [([point[unit] for point in run["curve"]], [point["greedy"] for point in run["curve"]])
-                      for run in runs]
-            grid = numpy.geomspace(min(xs[0] for xs, _ in curves), max(xs[-1] for xs, _ in curves), 200)
-            for xs, ys in curves:
-                axis.plot(xs, ys, color=f"C{i}", alpha=0.25, linewidth=1)
-            average = numpy.mean([numpy.interp(grid, xs, ys) for xs, ys in curves], 0)  # ended: as it ended
-            axis.plot(grid, average, color=f"C{i}", linewidth=2, label=name)
-        base = next(iter(results.values()))[0]["base"]
+    for axis, (unit, label) in zip(axes, UNITS.items()):
+        for number, (name, runs) in enumerate(results.items()):
+            draw_runs(axis, name, runs, unit, color=f"C{number}")
         axis.axhline(base["greedy"], color="gray", linestyle="--", label="base")
         axis.set_xscale("log")
         axis.set_xlabel(label)
@@ -83,28 +131,33 @@ def draw(results, path):
     pyplot.close(figure)
 
 
+def first_base(results):
+    """The scores of the base, which all runs share. -> dict"""
+    runs = next(iter(results.values()))
+    return runs[0]["base"]
+
+
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--task", default="arithmetic")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     args = parser.parse_args(argv)
+
     results = {}
     with tempfile.TemporaryDirectory() as folder:
-        base_only = [sys.executable, ROOT / "grpo.py", "--task", args.task, "--max_steps", "0"]
-        subprocess.run(base_only, cwd=folder, check=True, capture_output=True)
-        print(HEAD, end="", flush=True)
+        start(folder, "grpo.py", "--task", args.task, "--max_steps", "0")       # makes the base
         for name in RUNS:
             results[name] = [run(name, seed, args.task, folder) for seed in args.seeds]
-            print(row(name, results[name]), end="", flush=True)
-    machine = f"{os.cpu_count()} CPU cores ({platform.machine()}), Python {platform.python_version()}"
-    record = {"machine": machine, "task": args.task, "seeds": args.seeds, "results": results}
-    (ROOT / "docs").mkdir(exist_ok=True)
-    (ROOT / "docs" / "compare.json").write_text(json.dumps(record, indent=1) + "\n")
-    draw(results, ROOT / "docs" / "compare.png")
-    base = next(iter(results.values()))[0]["base"]
-    table = "".join(row(name, runs) for name, runs in results.items())
-    put("compare", f"{HEAD}{table}\nFrom one base (greedy {base['greedy']:.3f}), seeds "
-        f"{', '.join(map(str, args.seeds))}; {base['problems']} held-out problems; {machine}.\n", "compare")
+            print(table(HEAD, [row(name, results[name])]), flush=True)
+
+    record("compare", task=args.task, seeds=args.seeds, results=results)
+    draw(results, DOCS / "compare.png")
+    base = first_base(results)
+    seeds = ", ".join(str(seed) for seed in args.seeds)
+    rows = [row(name, runs) for name, runs in results.items()]
+    note = (f"From one base (greedy {base['greedy']:.3f}), seeds {seeds}; "
+            f"{base['problems']} held-out problems; {MACHINE}.")
+    put("compare", f"{table(HEAD, rows)}\n{note}\n", "compare")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""What a run looks like: python -m tools.report RUN [RUN ...] writes report.html into the first folder: its
-curves, config and where that differs between runs, samples, problems before and after. It needs no network.
+"""What a run looks like: python -m tools.report RUN [RUN ...] writes report.html in the first RUN.
 
-Every run draws its own report.html and curve.png at its end, from config.json, metrics.jsonl, samples.jsonl,
-evaluation.jsonl and summary.json; all but the first may be missing, as after a kill. Only curve.png needs a
-package, matplotlib, which is imported to draw.
+The page shows curves, the config and where it differs between runs, samples, and held-out problems
+before and after. It needs no network. Every run makes its own report.html and curve.png at its end,
+from config.json, metrics.jsonl, samples.jsonl, evaluation.jsonl and summary.json; all but the first
+may be missing, as after a kill. Only curve.png needs a package, matplotlib.
 """
 import argparse
-import functools
 import html
 import json
 import math
@@ -15,28 +14,43 @@ import shlex
 import sys
 from pathlib import Path
 
-PANELS = (              # of curve.png: title, what is drawn: key in metrics.jsonl -> label
-    ("accuracy", {"accuracy": "of the samples trained on", "eval/greedy": "greedy, held out"}),
-    ("tokens per completion", {"completions/mean_length": "samples", "eval/mean_length": "greedy, held out"}),
-    ("exploration", {"entropy": "entropy (nats)", "signal": "share of groups with signal"}),
-    ("update", {"kl": "KL to the base (nats)", "grad_norm": "gradient norm"}),
-)
 TEMPLATE = Path(__file__).with_suffix(".html")
+# The panels of curve.png: a title, and what is drawn: name in metrics.jsonl -> label.
+PANELS = {
+    "accuracy": {
+        "accuracy": "of the samples trained on",
+        "eval/greedy": "greedy, held out"},
+    "tokens per completion": {
+        "completions/mean_length": "samples",
+        "eval/mean_length": "greedy, held out"},
+    "exploration": {
+        "entropy": "entropy (nats)",
+        "signal": "share of groups with signal"},
+    "update": {
+        "kl": "KL to the base (nats)",
+        "grad_norm": "gradient norm"}}
 
-# ---- report.html ----------------------------------------------------------------------------------------
+
+# ---- 1. what a run left ----------------------------------------------------------------------
 
 def finite(digits):
-    """The number, or None where it is none that a browser's JSON can hold."""
-    return x if math.isfinite(x := float(digits)) else None
+    """The number, or None where it is none that a browser's JSON can hold, such as 1e999."""
+    number = float(digits)
+    return number if math.isfinite(number) else None
 
 
-loads = functools.partial(json.loads, parse_constant=finite, parse_float=finite)
+def loads(text):
+    """json.loads for a browser: NaN and infinities become None."""
+    return json.loads(text, parse_constant=finite, parse_float=finite)
 
 
 def read_log(path, *keys):
-    """The records of a log that have these keys; [] without a log. What a kill left of a line is skipped."""
+    """The records of a log that have these keys; [] if there is no log. Lines that are no record,
+    such as the half of one that a kill left, are skipped. -> list of dicts"""
+    if not path.exists():
+        return []
     records = []
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else ():
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         try:
             record = loads(line)
         except ValueError:
@@ -46,57 +60,99 @@ def read_log(path, *keys):
     return records
 
 
-def read_run(folder):
-    """What the report tells of one run, as a dict. ValueError if the folder is not one."""
-    folder = Path(folder)
+def read_config(folder):
+    """The command of a run, and its flags and versions. ValueError if the folder is no run's.
+    -> str, dict"""
     try:
         record = loads((folder / "config.json").read_text(encoding="utf-8"))
         command = shlex.join(["python", record["script"], *record["argv"]])
-        config = {"script": record["script"], "python": record["python"].split()[0], "torch": record["torch"]}
-        config |= record["config"]
+        python, *_ = record["python"].split()
+        versions = {"script": record["script"], "python": python, "torch": record["torch"]}
+        return command, versions | record["config"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(f"{folder}: has no readable config.json; name the folder of a run") from None
-    summary = folder / "summary.json"
-    return {"name": folder.resolve().name, "command": command, "config": config,
-            "summary": loads(summary.read_text(encoding="utf-8")) if summary.exists() else None,
-            "metrics": read_log(folder / "metrics.jsonl", "step"),
-            "samples": read_log(folder / "samples.jsonl", "step", "prompt", "completions"),
-            "evaluation": read_log(folder / "evaluation.jsonl", "prompt", "base", "trained")}
+        raise ValueError(f"{folder}: has no readable config.json; "
+                         "name the folder of a run") from None
 
+
+def read_run(folder):
+    """What the report tells of one run. ValueError if the folder is no run's. -> dict"""
+    folder = Path(folder)
+    command, config = read_config(folder)
+    summary = None
+    if (folder / "summary.json").exists():
+        summary = loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return {
+        "name": folder.resolve().name,
+        "command": command,
+        "config": config,
+        "summary": summary,
+        "metrics": read_log(folder / "metrics.jsonl", "step"),
+        "samples": read_log(folder / "samples.jsonl", "step", "prompt", "completions"),
+        "evaluation": read_log(folder / "evaluation.jsonl", "prompt", "base", "trained")}
+
+
+# ---- 2. report.html --------------------------------------------------------------------------
 
 def compare_configs(configs):
-    """One row per flag that any of the runs has: [flag, do the runs differ?, its value in each, or None]."""
-    flags = dict.fromkeys(flag for config in configs for flag in config)
-    values = {flag: [config.get(flag) for config in configs] for flag in flags}
-    return [[flag, any(value != row[0] for value in row), row] for flag, row in values.items()]
+    """A row for each flag that any run has: the flag, whether the runs differ in it, and its value
+    in each run, None where a run lacks it. -> list of [str, bool, list]"""
+    flags = {}                                          # a dict keeps the order, a set does not
+    for config in configs:
+        flags |= dict.fromkeys(config)
+    rows = []
+    for flag in flags:
+        values = [config.get(flag) for config in configs]
+        differs = any(value != values[0] for value in values)
+        rows.append([flag, differs, values])
+    return rows
+
+
+def embed(data):
+    """JSON inside a script element: ASCII, without any character that could end the element or
+    begin a tag. -> str"""
+    text = json.dumps(data, allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def escape(text):
+    """Text inside an element, in ASCII. -> str"""
+    return html.escape(text).encode("ascii", "xmlcharrefreplace").decode()
 
 
 def render(runs):
-    """The page, of what read_run returns. Nothing in it can end the data's script element or begin a tag."""
+    """The page about runs, each a dict of read_run. -> str"""
     data = {"config": compare_configs([run["config"] for run in runs]), "runs": runs}
-    text = json.dumps(data, allow_nan=False)                        # all in ASCII: U+2028 is escaped, too
-    for character in "<>&":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    title = html.escape(", ".join(run["name"] for run in runs)).encode("ascii", "xmlcharrefreplace").decode()
-    parts = {"TITLE": title, "DATA": text}
-    return re.sub(r"\{\{(TITLE|DATA)\}\}", lambda mark: parts[mark[1]], TEMPLATE.read_text(encoding="utf-8"))
+    title = ", ".join(run["name"] for run in runs)
+    parts = {"TITLE": escape(title), "DATA": embed(data)}
+
+    def fill(mark):
+        return parts[mark[1]]
+
+    # in one pass: what is filled in may hold such marks
+    template = TEMPLATE.read_text(encoding="utf-8")
+    return re.sub(r"\{\{(TITLE|DATA)\}\}", fill, template)
 
 
 def write_report(folder, *others, output=None):
-    """Write the report on these runs to `output`, by default report.html in the first folder. -> its path"""
-    folders = [Path(folder), *map(Path, others)]
+    """Write the report on these runs to `output`, else to report.html in the first folder. -> its
+    path"""
+    folders = [Path(path) for path in (folder, *others)]
     runs = [read_run(path) for path in folders]
-    if len({run["name"] for run in runs}) < len(runs):
-        runs = [run | {"name": str(path)} for path, run in zip(folders, runs)]
+    names = {run["name"] for run in runs}
+    if len(names) < len(runs):                          # several have one name
+        for path, run in zip(folders, runs):
+            run["name"] = str(path)
     path = Path(output or folders[0] / "report.html")
     path.write_text(render(runs), encoding="utf-8")
     return path
 
 
-# ---- curve.png ------------------------------------------------------------------------------------------
+# ---- 3. curve.png ----------------------------------------------------------------------------
 
 def draw_curve(folder):
-    """Draw RUN/curve.png. ImportError, with the remedy, if matplotlib is not installed."""
+    """Draw curve.png in the folder of a run. ImportError, with the remedy, without matplotlib."""
     try:
         import matplotlib
         matplotlib.use("Agg")
@@ -104,14 +160,13 @@ def draw_curve(folder):
     except ImportError as error:
         raise ImportError("pictures need matplotlib: pip install matplotlib") from error
     folder = Path(folder)
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lines = read_log(folder / "metrics.jsonl", "step")
     base = json.loads((folder / "summary.json").read_text())["base"]
+
     figure, axes = pyplot.subplots(2, 2, figsize=(9, 6), sharex=True, layout="constrained")
-    for axis, (title, series) in zip(axes.flat, PANELS):
-        for key, label in series.items():
-            points = [(line["step"], line[key]) for line in lines if key in line]
-            marker = "o" if key.startswith("eval/") else ""
-            axis.plot([x for x, _ in points], [y for _, y in points], marker=marker, label=label)
+    for axis, (title, series) in zip(axes.flat, PANELS.items()):
+        for name, label in series.items():
+            draw_metric(axis, lines, name, label)
         axis.set_title(title)
         axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
@@ -125,13 +180,23 @@ def draw_curve(folder):
     pyplot.close(figure)
 
 
-# ---- the command ----------------------------------------------------------------------------------------
+def draw_metric(axis, lines, name, label):
+    """Draw a metric against the steps that have it; dots show how often a policy was evaluated."""
+    steps = [line["step"] for line in lines if name in line]
+    values = [line[name] for line in lines if name in line]
+    marker = "o" if name.startswith("eval/") else ""
+    axis.plot(steps, values, marker=marker, label=label)
+
+
+# ---- 4. the command --------------------------------------------------------------------------
 
 def main(argv=None):
-    """Write one report on the runs that `argv` names; a folder that is no run gets one line, exit code 2."""
+    """Write one report on the runs that `argv` names. Exits with one line, code 2, if a folder is
+    no run's."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folder; the first gets the report")
+    parser.add_argument("runs", nargs="+", metavar="RUN",
+                        help="run folder; the first gets the report")
     parser.add_argument("--output", metavar="FILE", help="write there instead")
     args = parser.parse_args(argv)
     try:

@@ -1,53 +1,67 @@
 """RLHF as it was before verifiers, in one picture: python -m tools.rlhf (make rlhf).
 
-Supervised learning makes the base; a Bradley-Terry reward model learns from comparisons of its completions;
-PPO runs against that model, without and with a penalty on the KL to the base. The picture shows on one axis
-what PPO is told (the proxy), what is true, and how far the policy has gone. Writes docs/rlhf.json,
-docs/rlhf.png and, between its marks in README.md, a table.
+Supervised learning makes the base; a Bradley-Terry reward model learns from comparisons of its
+completions; PPO runs against that model, without and with a penalty on the KL to the base. The
+picture shows on one axis the reward that PPO maximizes (the proxy), the true accuracy, and the KL
+to the base. Writes docs/rlhf.json, docs/rlhf.png and, between its marks in README.md, a table.
 """
 import tempfile
 from pathlib import Path
 
-from tools.runs import MACHINE, curve, picture, record, run, table
-from tools.seeds import put
+from tools.runs import MACHINE, curve, picture, put, record, run, table
 
 STEPS = 60
+SEEDS = (0, 1, 2)
 RUNS = {"no penalty": ["--beta", 0], "--beta 0.1": ["--beta", 0.1]}
 LINES = {"proxy reward": "reward", "true accuracy": "accuracy", "KL to the base": "kl"}
+HEAD = ["PPO", "seed", "best step", "true accuracy: at first", "at best", "at the end",
+        "proxy: at first", "at best", "at the end", "KL to the base, a token"]
 
 
-def panel(name, found):
-    """A function that draws a run into an axis."""
+def train(folder, seed, flags, work):
+    """Run PPO against the reward model. -> its summary, and the LINES of its curves by label"""
+    summary = run("ppo.py", folder, "--reward", "model", "--stop_at", 2, "--max_steps", STEPS,
+                  "--seed", seed, *flags, cwd=work)
+    return summary, {label: curve(folder, metric) for label, metric in LINES.items()}
+
+
+def row(name, seed, lines):
+    """The cells of a run: how it began, where the true accuracy was best, how it ended. -> list"""
+    accuracy = lines["true accuracy"]
+    best = accuracy.index(max(accuracy))
+    cells = [name, seed, best + 1]
+    for line in (accuracy, lines["proxy reward"]):
+        cells += [f"{line[0]:.2f}", f"{line[best]:.2f}", f"{line[-1]:.2f}"]
+    cells.append(f"{lines['KL to the base'][-1]:.2f}")
+    return cells
+
+
+def panel(name, lines):
+    """A function that draws the curves of a run into an axis."""
     def fill(axis):
-        steps, *values = found
-        for (label, _), line in zip(LINES.items(), values):
-            axis.plot(steps, line, label=label)
+        for label, line in lines.items():
+            axis.plot(range(1, len(line) + 1), line, label=label)
         axis.set(title=f"PPO against a reward model, {name}", xlabel="step", ylim=(-0.05, 1.4))
         axis.legend(frameon=False, fontsize=8)
     return fill
 
 
 def main():
-    rows, panels, results = [], [], {}
+    rows = []
+    panels = []
+    results = {}
     with tempfile.TemporaryDirectory() as work:
-        for seed in (0, 1, 2):
+        for seed in SEEDS:
             for name, flags in RUNS.items():
                 folder = Path(work, f"rlhf-{len(rows)}")
-                summary = run("ppo.py", folder, "--reward", "model", "--stop_at", 2, "--max_steps", STEPS,
-                              "--seed", seed, *flags, cwd=work)
-                found = curve(folder, *LINES.values())
-                _, proxy, true, distance = found
-                best = max(range(len(true)), key=true.__getitem__)
-                values = [line[i] for line in (true, proxy) for i in (0, best, -1)] + [distance[-1]]
-                rows.append([name, seed, best + 1, *(f"{value:.2f}" for value in values)])
-                results[f"{name}, seed {seed}"] = {"summary": summary, "curve": found}
-                if seed == 0:
-                    panels.append(panel(name, found))
-    head = ["PPO", "seed", "best step", "true accuracy: at first", "at best", "at the end",
-            "proxy: at first", "at best", "at the end", "KL to the base, a token"]
+                summary, lines = train(folder, seed, flags, work)
+                rows.append(row(name, seed, lines))
+                results[f"{name}, seed {seed}"] = {"summary": summary, "curve": lines}
+                if seed == SEEDS[0]:
+                    panels.append(panel(name, lines))
     record("rlhf", results=results)
     picture("rlhf", panels, width=5)
-    put("rlhf", table(head, rows) + f"\n{MACHINE}.\n", "rlhf")
+    put("rlhf", f"{table(HEAD, rows)}\n{MACHINE}.\n", "rlhf")
 
 
 if __name__ == "__main__":

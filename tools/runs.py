@@ -1,4 +1,5 @@
-"""Runs for tables and pictures: start a script, read what it left."""
+"""What the tools that fill README.md have in common: start a script, read what it left, write down
+what was found in docs/ and, between its marks, in README.md."""
 import json
 import os
 import platform
@@ -6,50 +7,97 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tools.seeds import ROOT
-
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
 MACHINE = f"{os.cpu_count()} CPU cores ({platform.machine()}), Python {platform.python_version()}"
 
 
+# ---- 1. runs ---------------------------------------------------------------------------------
+
 def run(script, folder, *flags, cwd=ROOT, quiet=False):
-    """Run a script into a new `folder`, its lines going where ours go, or nowhere. -> its summary. Exits as
-    the script does if it fails."""
-    command = [sys.executable, ROOT / script, *map(str, flags), "--output_dir", folder]
-    print(f"$ python {script} {' '.join(map(str, flags))} --output_dir {folder}", flush=True)
-    done = subprocess.run(command, cwd=cwd, stdout=subprocess.DEVNULL if quiet else None)
-    if done.returncode:
+    """Run a script into a new `folder`, its lines going where ours go, or nowhere if `quiet`. Exits
+    as the script does if it fails. -> its summary"""
+    words = [str(flag) for flag in flags] + ["--output_dir", str(folder)]
+    print(f"$ python {script} {' '.join(words)}", flush=True)
+    output = subprocess.DEVNULL if quiet else None
+    done = subprocess.run([sys.executable, ROOT / script, *words], cwd=cwd, stdout=output)
+    if done.returncode != 0:
         raise SystemExit(done.returncode)
-    return json.loads(Path(cwd, folder, "summary.json").read_text())
+    return read_summary(Path(cwd, folder))
 
 
-def curve(folder, *names):
-    """The metrics `names` of a run step by step. -> list of steps, one list of values for each name"""
-    lines = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
-    lines = [line for line in lines if "step_time" in line]
-    return [line["step"] for line in lines], *([line.get(name) for line in lines] for name in names)
+def read_summary(folder):
+    """The scores of base and trained policy, and the times. -> dict"""
+    return json.loads(Path(folder, "summary.json").read_text())
 
+
+def read_metrics(folder):
+    """The lines of metrics.jsonl. -> list of dicts"""
+    text = Path(folder, "metrics.jsonl").read_text()
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def curve(folder, name):
+    """The values of a metric of a run, step by step; None where it was not logged. -> list"""
+    return [line.get(name) for line in read_metrics(folder)]
+
+
+# ---- 2. docs/ --------------------------------------------------------------------------------
 
 def record(name, **content):
-    """Write docs/NAME.json, with the machine."""
-    (ROOT / "docs").mkdir(exist_ok=True)
-    (ROOT / "docs" / f"{name}.json").write_text(json.dumps({"machine": MACHINE} | content, indent=2) + "\n")
+    """Write docs/NAME.json, which says on which machine the numbers were found."""
+    DOCS.mkdir(exist_ok=True)
+    text = json.dumps({"machine": MACHINE} | content, indent=2)
+    (DOCS / f"{name}.json").write_text(text + "\n")
 
 
-def table(head, rows):
-    """A table of README.md: head, a list of headings; rows, lists of cells."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)
-
-
-def picture(name, panels, width=4.2):
-    """Draw docs/NAME.png: panels, a list of functions that fill an axis each."""
+def import_pyplot():
+    """matplotlib's pyplot, which draws into files. -> module"""
     import matplotlib
     matplotlib.use("Agg")
     from matplotlib import pyplot
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(width * len(panels), 3.4), squeeze=False)
+    return pyplot
+
+
+def picture(name, panels, width=4.2):
+    """Draw docs/NAME.png: `panels` is a list of functions, each of which fills an axis."""
+    pyplot = import_pyplot()
+    size = (width * len(panels), 3.4)
+    figure, axes = pyplot.subplots(1, len(panels), figsize=size, squeeze=False)
     for axis, fill in zip(axes[0], panels):
         fill(axis)
         axis.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
-    figure.savefig(ROOT / "docs" / f"{name}.png", dpi=110)
+    figure.savefig(DOCS / f"{name}.png", dpi=110)
     pyplot.close(figure)
+
+
+# ---- 3. README.md ----------------------------------------------------------------------------
+
+def table(head, rows):
+    """A table in Markdown. head: list of headings; rows: lists of cells. -> str"""
+    rule = ["---"] * len(head)
+    text = ""
+    for row in [head, rule, *rows]:
+        cells = " | ".join(str(cell) for cell in row)
+        text += f"| {cells} |\n"
+    return text
+
+
+def joined(values, form):
+    """Numbers in one cell, such as those of several seeds: 0.95, 0.97. -> str"""
+    return ", ".join(f"{value:{form}}" for value in values)
+
+
+def put(name, text, target):
+    """Replace what stands in README.md between the mark `made by make TARGET: NAME` and the mark
+    `end of NAME`."""
+    start = f"<!-- made by make {target}: {name} -->\n"
+    end = f"<!-- end of {name} -->"
+    path = ROOT / "README.md"
+    readme = path.read_text()
+    before, found_start, rest = readme.partition(start)
+    _, found_end, after = rest.partition(end)
+    if not (found_start and found_end):
+        raise ValueError(f"{path}: lacks the marks {start.strip()} and {end}")
+    path.write_text(f"{before}{start}{text}{end}{after}")

@@ -1,12 +1,9 @@
-"""The table of seeds and the example of README.md: python tools/seeds.py 0 1 2 3 4 (make seeds).
+"""The table of seeds and the example of README.md: python -m tools.seeds 0 1 2 3 4 (make seeds).
 
-Runs the main job once for each seed, in an empty folder, so that every run warm-starts a base of its own
-(--base_seed is the seed, too). Writes docs/seeds.json, docs/curve.png (of the first seed) and, between their
-marks in README.md, the table and what the first seed printed, its middle left out.
+Runs the main job once for each seed, in an empty folder, so that every run makes a base of its own
+(--base_seed is the seed, too). Writes docs/seeds.json, docs/curve.png (of the first seed) and,
+between their marks in README.md, the table and parts of what the first seed printed.
 """
-import json
-import os
-import platform
 import re
 import shutil
 import statistics
@@ -15,62 +12,70 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-HEAD = ("| seed | greedy, base | greedy, trained | pass@1 | thinks | tokens | steps | warm start | all |\n"
-        + "|---" * 9 + "|\n")
+from tools.runs import DOCS, MACHINE, ROOT, put, read_summary, record, table
+
+HEAD = ["seed", "greedy, base", "greedy, trained", "pass@1", "thinks", "tokens", "steps",
+        "warm start", "all"]
 
 
 def row(seed, summary):
-    base, trained = summary["base"], summary["trained"]
-    pairs = " | ".join(f"{base[key]:{form}} -> {trained[key]:{form}}" for key, form in (
-        ("pass@1", ".3f"), ("think_share", ".2f"), ("mean_length", ".0f")))
-    return (f"| {seed} | {base['greedy']:.3f} | {trained['greedy']:.3f} | {pairs} | {summary['steps']} | "
-            f"{summary['seconds_warm_start']:.0f} s | {summary['seconds_total']:.0f} s |\n")
-
-
-def put(name, text, target="seeds"):
-    """Replace what stands in README.md between the marks `made by make TARGET: NAME` and `end of NAME`."""
-    readme = (ROOT / "README.md").read_text()
-    start, end = f"<!-- made by make {target}: {name} -->\n", f"<!-- end of {name} -->"
-    before, after = readme.split(start)[0], readme.split(end)[1]
-    (ROOT / "README.md").write_text(before + start + text + end + after)
+    """The cells of a seed. -> list"""
+    base = summary["base"]
+    trained = summary["trained"]
+    cells = [seed, f"{base['greedy']:.3f}", f"{trained['greedy']:.3f}"]
+    for name, form in (("pass@1", ".3f"), ("think_share", ".2f"), ("mean_length", ".0f")):
+        cells.append(f"{base[name]:{form}} -> {trained[name]:{form}}")
+    cells.append(summary["steps"])
+    for name in ("seconds_warm_start", "seconds_total"):
+        cells.append(f"{summary[name]:.0f} s")
+    return cells
 
 
 def example(printed):
-    """Of a run's console: the base, the first step and its samples, the last step, what has changed."""
+    """What README.md shows of a run's console: the base, the first step and its samples, the last
+    step, what has changed. -> str"""
     lines = printed.splitlines()
 
-    def at(pattern):
-        return [i for i, line in enumerate(lines) if re.match(pattern, line)]
+    def find(pattern):
+        """The numbers of the lines that match."""
+        return [number for number, line in enumerate(lines) if re.match(pattern, line)]
 
-    base, head, table, greedy, end = (at(pattern)[0] for pattern in (
-        "base: ", " step ", " +base trained", " +greedy ", "[0-9]+ steps, "))
-    last = at(" *[0-9]+ +[0-9.]+ ")[-1]
-    shown = [base, *range(head, head + 4), None, last, table, greedy, end, end + 1]
-    return "```\n" + "\n".join("  ..." if i is None else lines[i] for i in shown) + "\n```\n"
+    base = find("base: ")[0]
+    head = find(" step ")[0]
+    last_step = find(" *[0-9]+ +[0-9.]+ ")[-1]
+    scores = find(" +base trained")[0]
+    greedy = find(" +greedy ")[0]
+    end = find("[0-9]+ steps, ")[0]
+    shown = [lines[base], *lines[head:head + 4], "  ...", lines[last_step],
+             lines[scores], lines[greedy], *lines[end:end + 2]]
+    return "```\n" + "\n".join(shown) + "\n```\n"
+
+
+def run_seed(seed, is_first):
+    """Run the main job in an empty folder; the first one is also the example. -> its summary"""
+    with tempfile.TemporaryDirectory() as empty:
+        command = [sys.executable, ROOT / "grpo.py", "--seed", seed, "--base_seed", seed]
+        done = subprocess.run(command, cwd=empty, check=True, stdout=subprocess.PIPE, text=True)
+        folder = Path(empty, f"runs/grpo-arithmetic-s{seed}")
+        if is_first:
+            DOCS.mkdir(exist_ok=True)
+            put("example", example(done.stdout), "seeds")
+            shutil.copyfile(folder / "curve.png", DOCS / "curve.png")
+        return read_summary(folder)
 
 
 def main(seeds):
     results = {}
-    (ROOT / "docs").mkdir(exist_ok=True)
     for seed in seeds:
-        with tempfile.TemporaryDirectory() as empty:
-            command = [sys.executable, ROOT / "grpo.py", "--seed", seed, "--base_seed", seed]
-            printed = subprocess.run(command, cwd=empty, check=True, capture_output=True, text=True).stdout
-            folder = Path(empty, f"runs/grpo-arithmetic-s{seed}")
-            results[seed] = json.loads((folder / "summary.json").read_text())
-            if seed == seeds[0]:
-                put("example", example(printed))
-                shutil.copyfile(folder / "curve.png", ROOT / "docs" / "curve.png")
-        print(HEAD + row(seed, results[seed]), flush=True)
+        results[seed] = run_seed(seed, is_first=seed == seeds[0])
+        print(table(HEAD, [row(seed, results[seed])]), flush=True)
+    record("seeds", seeds=results)
     problems = results[seeds[0]]["base"]["problems"]
-    machine = f"{os.cpu_count()} CPU cores ({platform.machine()}), Python {platform.python_version()}"
     seconds = statistics.median(summary["seconds_total"] for summary in results.values())
-    record = json.dumps({"machine": machine, "seeds": results}, indent=2)
-    (ROOT / "docs" / "seeds.json").write_text(record + "\n")
-    table = "".join(row(seed, summary) for seed, summary in results.items())
-    put("table", f"{HEAD}{table}\n{problems} held-out problems; {machine}; median {seconds:.0f} s.\n")
+    rows = [row(seed, summary) for seed, summary in results.items()]
+    note = f"{problems} held-out problems; {MACHINE}; median {seconds:.0f} s."
+    put("table", f"{table(HEAD, rows)}\n{note}\n", "seeds")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or list("01234"))
+    main(sys.argv[1:] or ["0", "1", "2", "3", "4"])

@@ -1,11 +1,13 @@
-"""Keep the scripts in step: a top-level name that two scripts define has one text, unless it is a lesson.
+"""Keep the scripts in step: code that several of them need has one text.
 
-  python tools/sync.py FROM          copy FROM's shared pieces into the other scripts (make sync FROM=grpo.py)
-  python tools/sync.py --diff A B    the lesson: what B does otherwise than A (make diff A=grpo B=gspo)
+  python tools/sync.py FROM          copy it from FROM to the others (make sync FROM=grpo.py)
+  python tools/sync.py --diff A B    the lesson: what B does differently (make diff A=grpo B=gspo)
 
-A script is self-contained, so code stands in several on purpose; tests/test_sync.py fails when it drifts. A
-piece is an assignment, function or class with its decorators and the comments directly above it. Docstrings,
-imports, comments that stand alone (section rules, the legend) and the order of pieces are each script's own.
+A script is self-contained, so the same code stands in several on purpose; tests/test_sync.py fails
+when the copies drift apart. Below the marker line is the machinery, one text for all scripts. Above
+the line, a function, class or assignment that several scripts define also has one text, which
+includes its decorators and the comments directly above it; only the names in LESSONS may differ.
+Docstrings, imports, comments that stand alone and the order of definitions are each script's own.
 """
 import ast
 import difflib
@@ -13,107 +15,186 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ("reinforce.py", "ppo.py", "grpo.py", "gspo.py", "dpo.py")
-# What a script is there to teach, and so may differ.
-LESSONS = {"Config", "COLUMNS", "advantages", "log_ratio", "policy_loss", "backward", "update", "main"}
+MARKER = "# ==== the machinery: from here on, the text is the same in all scripts ===="
+MACHINERY = "the machinery"                 # the name of what is below the line, in messages
+# What the scripts are written to show, and so may differ.
+LESSONS = {"Config", "COLUMNS", "advantages", "log_ratio", "policy_loss", "compute_advantages",
+           "backward", "update", "main"}
+USAGE = "say make sync FROM=grpo.py, or make diff A=grpo.py B=gspo.py"
+
+
+# ---- 1. the parts of a script ----------------------------------------------------------------
+
+def split(source):
+    """The lesson, and the machinery from the marker line on; together they are the whole text.
+    ValueError if there is not exactly one such line. -> (str, str)"""
+    line = "\n" + MARKER
+    if source.count(line) != 1:
+        raise ValueError(f"{source.count(line)} lines begin with {MARKER!r}, instead of one")
+    lesson, _, rest = source.partition(line)
+    return lesson + "\n", MARKER + rest
 
 
 def names(node):
-    """The names that a top-level statement defines."""
+    """The names that a top-level statement defines. -> list of str"""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return [node.name]
-    targets = getattr(node, "targets", [getattr(node, "target", None)])     # as an assignment has
-    return [x.id for target in targets if target for x in ast.walk(target) if isinstance(x, ast.Name)]
-
-
-def pieces(source):
-    """Every top-level name of a script's text -> the lines of its piece, (first, after the last) from 0."""
-    lines, found = source.split("\n"), {}
-    for node in ast.parse(source).body:
-        first = min(part.lineno for part in (node, *getattr(node, "decorator_list", ()))) - 1
-        while first and lines[first - 1].startswith("#"):                   # a comment attached to it
-            first -= 1
-        found |= dict.fromkeys(names(node), (first, node.end_lineno))
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, (ast.AnnAssign, ast.AugAssign)):
+        targets = [node.target]
+    else:
+        return []
+    found = []
+    for target in targets:
+        found += [part.id for part in ast.walk(target) if isinstance(part, ast.Name)]
     return found
 
 
-def texts(source):
-    """Every top-level name of a script's text -> the text of its piece."""
-    lines = source.split("\n")
-    return {name: "\n".join(lines[first:end]) for name, (first, end) in pieces(source).items()}
+class Piece(NamedTuple):
+    """The text of a top-level statement, and its lines, counted from 0: first <= line < end."""
+    first: int
+    end: int
+    text: str
+
+
+def pieces(lesson):
+    """The pieces of a text by the names that they define. -> dict of str -> Piece"""
+    lines = lesson.split("\n")
+    found = {}
+    for node in ast.parse(lesson).body:
+        decorators = getattr(node, "decorator_list", [])
+        first = min(part.lineno for part in [node, *decorators]) - 1
+        while first > 0 and lines[first - 1].startswith("#"):   # a comment directly above it
+            first -= 1
+        text = "\n".join(lines[first:node.end_lineno])
+        for name in names(node):
+            found[name] = Piece(first, node.end_lineno, text)
+    return found
+
+
+# ---- 2. two scripts --------------------------------------------------------------------------
+
+def shared_names(one, other):
+    """The names that both dicts of pieces have and that are no lessons. -> sorted list"""
+    return sorted(one.keys() & other.keys() - LESSONS)
 
 
 def drifted(one, other):
-    """The names that are no lessons and have different texts in two scripts' sources."""
-    one, other = texts(one), texts(other)
-    return sorted(name for name in one.keys() & other.keys() - LESSONS if one[name] != other[name])
+    """What two scripts should have in common, but have in different texts. -> list of names"""
+    lesson, machinery = split(one)
+    other_lesson, other_machinery = split(other)
+    here = pieces(lesson)
+    there = pieces(other_lesson)
+    found = [name for name in shared_names(here, there) if here[name].text != there[name].text]
+    if machinery != other_machinery:
+        found.append(MACHINERY)
+    return found
 
 
 def sync(source, target):
-    """`target` with its shared pieces replaced by those of `source`; nothing comes, moves or goes."""
-    here, there, wanted, lines = pieces(source), pieces(target), texts(source), target.split("\n")
-    shared = here.keys() & there.keys() - LESSONS
-    spans = {there[name]: wanted[name] for name in shared}
-    for first, end in sorted(spans, reverse=True):                          # from below: what is above stays
-        lines[first:end] = spans[first, end].split("\n")
-    result = "\n".join(lines)
-    if len({here[name] for name in shared}) != len(spans) or pieces(result).keys() != there.keys():
-        raise ValueError("what one statement defines here, several define there; make these alike by hand: "
-                         + ", ".join(drifted(source, target)))
-    return result
+    """`target` with all that it shares with `source` in the text of `source`. Nothing is added,
+    moved or removed above the line. -> str"""
+    lesson, machinery = split(source)
+    old_lesson, _ = split(target)
+    here = pieces(lesson)
+    there = pieces(old_lesson)
+    shared = shared_names(here, there)
+
+    # a statement may define several names, and is then replaced once
+    new_texts = {}
+    for name in shared:
+        new_texts[there[name].first, there[name].end] = here[name].text
+    lines = old_lesson.split("\n")
+    for first, end in sorted(new_texts, reverse=True):      # from below: line numbers above stay
+        lines[first:end] = new_texts[first, end].split("\n")
+    new_lesson = "\n".join(lines)
+
+    num_source_pieces = len({here[name] for name in shared})
+    if num_source_pieces != len(new_texts) or pieces(new_lesson).keys() != there.keys():
+        unlike = [name for name in shared if here[name].text != there[name].text]
+        raise ValueError("what one statement defines here, several define there; make these alike "
+                         f"by hand: {', '.join(unlike)}")
+    return new_lesson + machinery
+
+
+def body(source):
+    """The lines of a script without its docstring and without empty lines. -> list of str"""
+    end_of_docstring = ast.parse(source).body[0].end_lineno
+    lines = source.split("\n")[end_of_docstring:]
+    return [line for line in lines if line.strip()]
 
 
 def difference(one, other):
-    """The removed and added lines between two scripts' sources, without docstrings and empty lines."""
-    bodies = [source.split("\n")[ast.parse(source).body[0].end_lineno:] for source in (one, other)]
-    lines = difflib.ndiff(*([line for line in body if line.strip()] for body in bodies))
-    return [line for line in lines if line[0] in "+-"]
+    """The lines that were removed and added between two scripts' bodies, marked - and +."""
+    return [line for line in difflib.ndiff(body(one), body(other)) if line[0] in "+-"]
 
+
+# ---- 3. the commands -------------------------------------------------------------------------
 
 def present():
+    """The scripts that are there; a copy of the repository may lack some."""
     return [name for name in SCRIPTS if (ROOT / name).is_file()]
 
 
 def read(word):
-    """The text of a script, which may be named without .py."""
+    """The text of a script, which may be named without .py. ValueError if it cannot be used."""
     name = word.removesuffix(".py") + ".py"
     if name not in present():
         raise ValueError(f"{word!r} is none of the scripts, {', '.join(present())}")
     source = (ROOT / name).read_text()
     try:
         ast.parse(source)
+        split(source)
     except SyntaxError as error:
         raise ValueError(f"{name}, line {error.lineno}: {error.msg}") from None
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
     return source
 
 
 def write(path, text):
-    """The whole text or nothing of it, under the file's old permissions."""
+    """Write the whole text or nothing of it, and keep the permissions of the file."""
     part = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     part.write_text(text)
     shutil.copymode(path, part)
     os.replace(part, path)
 
 
-def main(words):
-    """Exits with 2 and one line on stderr if words or scripts make no sense; then nothing was written."""
-    try:
-        if len(words) != 1 + 2 * (words[:1] == ["--diff"]):
-            raise ValueError("say make sync FROM=grpo.py, or make diff A=grpo.py B=gspo.py")
-        if words[0] == "--diff":
-            lines = difference(*map(read, words[1:]))
-            return print(*lines, f"{len(lines)} lines", sep="\n")
-        source, old = read(words[0]), {name: read(name) for name in present()}
-        new = {name: sync(source, text) for name, text in old.items()}
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+def print_difference(one, other):
+    """Print what `other` does differently, and how many lines that takes."""
+    lines = difference(read(one), read(other))
+    print(*lines, f"{len(lines)} lines", sep="\n")
+
+
+def repair(word):
+    """Copy what scripts share from one into the others, and print what was done. Nothing is
+    written before it is known that all scripts can be."""
+    source = read(word)
+    old = {name: read(name) for name in present()}
+    new = {name: sync(source, text) for name, text in old.items()}
     for name, text in old.items():
         print(f"{name}: {', '.join(drifted(source, text)) or 'in step'}")
         if new[name] != text:
             write(ROOT / name, new[name])
+
+
+def main(words):
+    """Exits with 2 and one line on stderr if words or scripts make no sense."""
+    try:
+        if len(words) == 3 and words[0] == "--diff":
+            print_difference(words[1], words[2])
+        elif len(words) == 1 and words[0] != "--diff":
+            repair(words[0])
+        else:
+            raise ValueError(USAGE)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
-"""The other tasks, three seeds each, a base for every seed: python -m tools.tasks [NAME ...] (make tasks).
+"""The other tasks, three seeds each, a base for every seed: python -m tools.tasks [NAME ...].
 
-countdown: how far GRPO with DAPO's knobs gets from what the base can do. gridworld: return against the best
-there is, found or missed. lookup: rewards compared, and what goes wrong without the tool, or if its words are
-learned. Two runs go side by side. Writes docs/tasks.json and, between its marks in README.md, their tables.
+countdown: how far GRPO with the settings of DAPO gets from what the base can do. gridworld: the
+return against the best there is, and how a low temperature misses it. lookup: rewards compared, and
+what goes wrong without the tool, or if what it says is learned. Two runs go side by side. Writes
+docs/tasks.json and, between its marks in README.md, their tables (make tasks).
 """
 import argparse
 import json
@@ -12,12 +13,12 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tools.runs import MACHINE, ROOT, record, run, table
-from tools.seeds import put
+from tools.runs import DOCS, MACHINE, ROOT, joined, put, read_summary, record, run, table
 
 SEEDS = (0, 1, 2)
-RUNS = {
-    "countdown": {"grpo.py --loss_type dapo": ["grpo.py", "--loss_type", "dapo"]},
+RUNS = {                                    # task: name of a row: script and flags
+    "countdown": {
+        "grpo.py --loss_type dapo": ["grpo.py", "--loss_type", "dapo"]},
     "gridworld": {
         "reinforce.py --view token": ["reinforce.py", "--view", "token", "--stop_at", 2],
         "the same with --temperature 0.1": ["reinforce.py", "--view", "token", "--stop_at", 2,
@@ -27,77 +28,139 @@ RUNS = {
         "accuracy": ["grpo.py"],
         "fine": ["grpo.py", "--reward", "fine"],
         "coarse": ["grpo.py", "--reward", "coarse"],
-        "accuracy, tool tokens learned": ["grpo.py", "--mask_tool_tokens", "no"]}}
-SILENT = "import tasks.mix; tasks.mix.respond = lambda problem, text: ''"
+        "accuracy, tool tokens learned": ["grpo.py", "--mask_tool_tokens", "false"]}}
+# A program that runs grpo.py where the tool of lookup says nothing.
+SILENT_TOOL = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+import grpo
+from tasks.lookup import Lookup
+Lookup.respond = lambda self, problem, text: ""
+grpo.main(sys.argv[1:])
+"""
 
 
-def without_tool(folder, work):
-    """The summary of a trained policy whose environment says nothing."""
-    code = (f"import sys; sys.path.insert(0, {str(ROOT)!r}); {SILENT}; import grpo; "
-            f"grpo.main(['--task', 'lookup', '--init_from', {str(folder)!r}, '--max_steps', '0', "
-            f"'--output_dir', {str(folder) + '-silent'!r}])")
-    subprocess.run([sys.executable, "-c", code], cwd=work, check=True)
-    return json.loads(Path(str(folder) + "-silent", "summary.json").read_text())
+# ---- 1. the runs -----------------------------------------------------------------------------
+
+def run_task(task, pool, work):
+    """All rows of a task, each with every seed. -> summaries, a list for each row"""
+    def start(number, command, seed):
+        script, *flags = command
+        flags = ["--task", task, "--seed", seed, "--base_seed", seed, *flags]
+        return run(script, run_folder(work, task, number, seed), *flags, cwd=work, quiet=True)
+
+    futures = {}
+    for number, (name, command) in enumerate(RUNS[task].items()):
+        futures[name] = [pool.submit(start, number, command, seed) for seed in SEEDS]
+    results = {name: [future.result() for future in some] for name, some in futures.items()}
+    if task == "lookup":
+        results["accuracy, then without the tool"] = [
+            evaluate_without_tool(run_folder(work, task, 0, seed), work) for seed in SEEDS]
+    return results
 
 
-def three(runs, who, name, form=".3f"):
-    """A score of three runs, for a cell."""
-    return ", ".join(f"{summary[who][name]:{form}}" for summary in runs)
+def run_folder(work, task, number, seed):
+    """Where row `number` of a task is run with a seed. -> Path"""
+    return Path(work, f"{task}-{number}-{seed}")
 
 
-def countdown(results):
-    """-> head, rows of its table"""
+def evaluate_without_tool(folder, work):
+    """Evaluate the trained policy of a run where the tool says nothing. -> summary"""
+    silent = Path(f"{folder}-silent")
+    flags = ["--task", "lookup", "--init_from", folder, "--max_steps", "0", "--output_dir", silent]
+    subprocess.run([sys.executable, "-c", SILENT_TOOL, *flags], cwd=work, check=True)
+    return read_summary(silent)
+
+
+# ---- 2. the tables ---------------------------------------------------------------------------
+
+def scores(runs, policy, name, form=".3f"):
+    """A score of "base" or "trained", for each seed. -> cell"""
+    return joined([summary[policy][name] for summary in runs], form)
+
+
+def ratios(runs, one, other, form):
+    """For each seed, one score over another; each is (policy, name). -> cell"""
+    quotients = []
+    for summary in runs:
+        numerator = summary[one[0]][one[1]]
+        denominator = summary[other[0]][other[1]]
+        quotients.append(numerator / denominator)
+    return joined(quotients, form)
+
+
+def seconds(runs):
+    """How long each seed took without the warm start. -> cell"""
+    times = [summary["seconds_total"] - summary["seconds_warm_start"] for summary in runs]
+    return ", ".join(f"{time:.0f} s" for time in times)
+
+
+def countdown_table(results):
     head = ["countdown", "pass@1, base", "pass@8, base", "pass@1", "pass@8", "greedy",
             "times the base's pass@1", "training"]
-    return head, [[name, three(runs, "base", "pass@1"), three(runs, "base", "pass@8"),
-                   *(three(runs, "trained", score) for score in ("pass@1", "pass@8", "greedy")),
-                   ", ".join(f"{s['trained']['pass@1'] / s['base']['pass@1']:.1f}" for s in runs),
-                   ", ".join(f"{s['seconds_total'] - s['seconds_warm_start']:.0f} s" for s in runs)]
-                  for name, runs in results.items()]
+    rows = []
+    for name, runs in results.items():
+        rows.append([name,
+                     scores(runs, "base", "pass@1"),
+                     scores(runs, "base", "pass@8"),
+                     scores(runs, "trained", "pass@1"),
+                     scores(runs, "trained", "pass@8"),
+                     scores(runs, "trained", "greedy"),
+                     ratios(runs, ("trained", "pass@1"), ("base", "pass@1"), ".1f"),
+                     seconds(runs)])
+    return table(head, rows)
 
 
-def gridworld(results):
-    """-> head, rows of its table"""
-    head = ["gridworld", "return, base", "return", "best return", "of the best", "optimal walks, greedy",
-            "training"]
-    return head, [[name, three(runs, "base", "return", ".2f"), three(runs, "trained", "return", ".2f"),
-                   three(runs, "trained", "best_return", ".2f"),
-                   ", ".join(f"{s['trained']['return'] / s['trained']['best_return']:.3f}" for s in runs),
-                   three(runs, "trained", "greedy"),
-                   ", ".join(f"{s['seconds_total'] - s['seconds_warm_start']:.0f} s" for s in runs)]
-                  for name, runs in results.items()]
+def gridworld_table(results):
+    head = ["gridworld", "return, base", "return", "best return", "of the best",
+            "optimal walks, greedy", "training"]
+    rows = []
+    for name, runs in results.items():
+        rows.append([name,
+                     scores(runs, "base", "return", ".2f"),
+                     scores(runs, "trained", "return", ".2f"),
+                     scores(runs, "trained", "best_return", ".2f"),
+                     ratios(runs, ("trained", "return"), ("trained", "best_return"), ".3f"),
+                     scores(runs, "trained", "greedy"),
+                     seconds(runs)])
+    return table(head, rows)
 
 
-def lookup(results):
-    """-> head, rows of its table"""
-    head = ["lookup, reward", "pass@1, base", "tool used, base", "greedy", "pass@1", "tool used", "steps"]
-    return head, [[name, three(runs, "base", "pass@1"), three(runs, "base", "think_share", ".2f"),
-                   three(runs, "trained", "greedy"), three(runs, "trained", "pass@1"),
-                   three(runs, "trained", "think_share"), ", ".join(str(s["steps"]) for s in runs)]
-                  for name, runs in results.items()]
+def lookup_table(results):
+    head = ["lookup, reward", "pass@1, base", "tool used, base", "greedy", "pass@1", "tool used",
+            "steps"]
+    rows = []
+    for name, runs in results.items():
+        rows.append([name,
+                     scores(runs, "base", "pass@1"),
+                     scores(runs, "base", "think_share", ".2f"),
+                     scores(runs, "trained", "greedy"),
+                     scores(runs, "trained", "pass@1"),
+                     scores(runs, "trained", "think_share"),
+                     joined([summary["steps"] for summary in runs], "d")])
+    return table(head, rows)
+
+
+TABLES = {"countdown": countdown_table, "gridworld": gridworld_table, "lookup": lookup_table}
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("tasks", nargs="*", default=list(RUNS), metavar="NAME")
     args = parser.parse_args(argv)
-    kept = ROOT / "docs" / "tasks.json"
+
+    # the tables of tasks that are not run again stay
+    kept = DOCS / "tasks.json"
     results = json.loads(kept.read_text())["results"] if kept.exists() else {}
     with tempfile.TemporaryDirectory() as work, ThreadPoolExecutor(2) as pool:
-        def start(task, i, script, *flags, seed):
-            flags = "--task", task, "--seed", seed, "--base_seed", seed, *flags
-            return run(script, Path(work, f"{task}-{i}-{seed}"), *flags, cwd=work, quiet=True)
         for task in args.tasks:
-            futures = {name: [pool.submit(start, task, i, *command, seed=seed) for seed in SEEDS]
-                       for i, (name, command) in enumerate(RUNS[task].items())}
-            results[task] = {name: [future.result() for future in some] for name, some in futures.items()}
-            if task == "lookup":
-                results[task]["accuracy, then without the tool"] = [
-                    without_tool(Path(work, f"lookup-0-{seed}"), work) for seed in SEEDS]
+            results[task] = run_task(task, pool, work)
             record("tasks", results=results)
-    tables = [table(*globals()[task](results[task])) for task in RUNS if task in results]
-    put("tasks", "\n".join(tables)
-        + f"\nSeeds 0, 1, 2, each with its own base; 512 held-out problems; {MACHINE}.\n", "tasks")
+
+    tables = [TABLES[task](results[task]) for task in RUNS if task in results]
+    seeds = ", ".join(str(seed) for seed in SEEDS)
+    note = f"Seeds {seeds}, each with its own base; 512 held-out problems; {MACHINE}."
+    put("tasks", "\n".join(tables) + f"\n{note}\n", "tasks")
 
 
 if __name__ == "__main__":

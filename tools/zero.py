@@ -1,51 +1,60 @@
 """R1-Zero in miniature, in one picture: python -m tools.zero (make zero).
 
-GRPO from the base, with a point for the right answer and a point for the format, and nothing else: what
-becomes of format, accuracy and length. Writes docs/zero.json, docs/zero.png and, between its marks in
-README.md, a table.
+GRPO from the base, with a point for the right answer and a point for the format, and nothing else:
+what becomes of format, accuracy and length. Writes docs/zero.json, docs/zero.png and, between its
+marks in README.md, a table.
 """
 import tempfile
 from pathlib import Path
 
-from tools.runs import MACHINE, curve, picture, record, run, table
-from tools.seeds import put
+from tools.runs import MACHINE, curve, picture, put, record, run, table
 
-LINES = {"accuracy": "accuracy", "format": "rewards/format/mean"}
+SEEDS = (0, 1, 2)
+LINES = {"accuracy": "accuracy", "format": "rewards/format/mean",
+         "tokens": "completions/mean_length"}
+COLORS = {"accuracy": "tab:blue", "format": "tab:orange", "tokens": "tab:green"}
+HEAD = ["seed", "steps", "accuracy", "format", "tokens", "greedy, held out"]
 
 
-def shares(found):
-    """A function that draws accuracy and format into an axis."""
+def row(seed, lines, summary):
+    """The cells of a seed: the first step and the last. -> list"""
+    cells = [seed, len(lines["accuracy"])]
+    for name, form in (("accuracy", ".2f"), ("format", ".2f"), ("tokens", ".0f")):
+        line = lines[name]
+        cells.append(f"{line[0]:{form}} -> {line[-1]:{form}}")
+    cells.append(f"{summary['trained']['greedy']:.3f}")
+    return cells
+
+
+def panel(lines, names, title, top):
+    """A function that draws some of the lines into an axis, which ends at `top`, if not None."""
     def fill(axis):
-        for label, line in zip(LINES, found[1:]):
-            axis.plot(found[0], line, label=label)
-        axis.set(title="share of completions", xlabel="step", ylim=(0, 1.02))
-        axis.legend(frameon=False)
-    return fill
-
-
-def lengths(found):
-    """A function that draws the length into an axis."""
-    def fill(axis):
-        axis.plot(found[0], found[-1], color="tab:green")
-        axis.set(title="tokens per completion", xlabel="step", ylim=(0, None))
+        for name in names:
+            line = lines[name]
+            axis.plot(range(1, len(line) + 1), line, color=COLORS[name], label=name)
+        axis.set(title=title, xlabel="step", ylim=(0, top))
+        if len(names) > 1:
+            axis.legend(frameon=False)
     return fill
 
 
 def main():
-    rows, results = [], {}
+    rows = []
+    results = {}
     with tempfile.TemporaryDirectory() as work:
-        for seed in (0, 1, 2):
+        for seed in SEEDS:
             folder = Path(work, f"zero-{seed}")
-            summary = run("grpo.py", folder, "--reward", "accuracy+format", "--seed", seed, cwd=work)
-            found = curve(folder, *LINES.values(), "completions/mean_length")
-            results[seed] = {"summary": summary, "curve": found}
-            rows.append([seed, len(found[0]), *(f"{line[0]:.2f} -> {line[-1]:.2f}" for line in found[1:3]),
-                         f"{found[3][0]:.0f} -> {found[3][-1]:.0f}", f"{summary['trained']['greedy']:.3f}"])
+            flags = ["--reward", "accuracy+format", "--seed", seed]
+            summary = run("grpo.py", folder, *flags, cwd=work)
+            lines = {name: curve(folder, metric) for name, metric in LINES.items()}
+            results[seed] = {"summary": summary, "curve": lines}
+            rows.append(row(seed, lines, summary))
     record("zero", results=results)
-    first = results[0]["curve"]
-    picture("zero", [shares(first), lengths(first)])
-    head = ["seed", "steps", "accuracy", "format", "tokens", "greedy, held out"]
-    put("zero", table(head, rows) + f"\n{MACHINE}.\n", "zero")
+    first = results[SEEDS[0]]["curve"]
+    picture("zero", [
+        panel(first, ["accuracy", "format"], "share of completions", top=1.02),
+        panel(first, ["tokens"], "tokens per completion", top=None)])
+    put("zero", f"{table(HEAD, rows)}\n{MACHINE}.\n", "zero")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,152 @@
+"""The rows that --reward adds up by name, as in --reward accuracy+format.
+
+A row is a function of (task, problem, completion text, verdict, step) and returns a float. The
+verdict is what the task's verify returned, a float or a list of floats.
+"""
+import re
+from collections import Counter
+
+from tasks import Wrapper, block
+
+
+def accuracy(task, problem, text, verdict, step):
+    """What the task itself rewards: the verdict, or the sum of it where each move is rewarded."""
+    return task.reward(problem, text, verdict, step)
+
+
+def well_formed(task, problem, text, verdict, step):
+    """1.0 if the text is one think block, then one answer block, and nothing else, as for R1-Zero;
+    else 0.0."""
+    thought = block(text, "think")
+    answer = block(text, "answer")
+    if thought is None or answer is None:
+        return 0.0
+    return float(text == f"<think>{thought}</think><answer>{answer}</answer>")
+
+
+def length(task, problem, text, verdict, step):
+    """0.1 * min(1, n / 40) for n characters of thought, right or wrong."""
+    return 0.1 * min(1.0, thought_length(text) / 40)
+
+
+def growing_length(task, problem, text, verdict, step):
+    """The same with a target that grows from 20 characters to 40, in 50 steps: ToolRL's dynamic
+    length reward. What is sampled before training has no number, and counts as step 0."""
+    progress = min(1.0, step / 50) if isinstance(step, int) else 0.0
+    target = 20 * (1 + progress)
+    return 0.1 * min(1.0, thought_length(text) / target)
+
+
+def fine(task, problem, text, verdict, step):
+    """ToolRL's decomposition: how right the calls are, in 0..1, plus 1.0 for the format."""
+    calls = tool_reward(task.true_calls(problem), task.predicted_calls(text))
+    return calls + well_formed(task, problem, text, verdict, step)
+
+
+def coarse(task, problem, text, verdict, step):
+    """1.0 if every call is exactly right, and there is none besides; else 0.0."""
+    return float(tool_reward(task.true_calls(problem), task.predicted_calls(text)) == 1.0)
+
+
+REWARDS = {"accuracy": accuracy, "format": well_formed, "length": length,
+           "growing_length": growing_length, "fine": fine, "coarse": coarse}
+MODEL = "model"                     # the row of a reward model, which ppo.py adds itself
+TOOL_ROWS = ("fine", "coarse")      # rows for tasks with true_calls and predicted_calls, as lookup
+
+
+class Rewards(Wrapper):
+    """A task whose completions earn the sum of the rows that --reward names."""
+
+    def __init__(self, cfg, task):
+        super().__init__(task)
+        self.names = cfg.reward.split("+")
+        self.parts = getattr(task, "parts", {task.name: task})
+        self.check(cfg)
+
+    def check(self, cfg):
+        """ValueError for a row that is not there, or not for this task."""
+        known = [*REWARDS, MODEL] if cfg.has_reward_model else [*REWARDS]
+        for name in self.names:
+            if name not in known:
+                raise ValueError(f"--reward {cfg.reward}: there is no {name!r}; there are "
+                                 f"{', '.join(known)}")
+            for part in self.parts.values():
+                if name in TOOL_ROWS and not hasattr(part, "predicted_calls"):
+                    raise ValueError(f"--reward {cfg.reward}: {name} rates tool calls, {part.name} "
+                                     "has none; use lookup")
+        if cfg.dynamic_sampling > 0 and set(self.names) == {MODEL}:
+            raise ValueError(f"--dynamic_sampling {cfg.dynamic_sampling}: looks for signal before "
+                             "the reward model has rated anything; leave it out, or take --reward "
+                             "accuracy+model")
+
+    def row(self, name, problem, text, verdict, step):
+        """What the row `name` gives a completion. -> float"""
+        if name == MODEL:
+            return 0.0
+        part = self.parts.get(problem.task, self.task)
+        return REWARDS[name](part, problem, text, verdict, step)
+
+    def reward(self, problem, text, verdict, step):
+        return sum(self.row(name, problem, text, verdict, step) for name in self.names)
+
+    def describe(self, batch, step):
+        """The mean of each row, if there are several."""
+        metrics = self.task.describe(batch, step)
+        for name in self.names if len(self.names) > 1 else ():
+            if name != MODEL:
+                found = []
+                for problem, text, verdict in zip(batch.problems, batch.texts, batch.verdicts):
+                    found.append(self.row(name, problem, text, verdict, step))
+                metrics[f"rewards/{name}/mean"] = sum(found) / len(found)
+        return metrics
+
+
+# ---- what the rows measure -------------------------------------------------------------------
+
+def thought_length(text):
+    """Characters of the one think block, without blocks of information, which cost the policy
+    nothing. -> int"""
+    thought = block(text, "think") or ""
+    return len(re.sub("<information>[^<]*</information>", "", thought))
+
+
+def agreement(a, b):
+    """Intersection over union of two multisets; 1 if both are empty. -> float"""
+    a = Counter(a)
+    b = Counter(b)
+    return (a & b).total() / (a | b).total() if a or b else 1.0
+
+
+def tool_reward(true_calls, predicted_calls):
+    """How right calls (name, {parameter: value}) are: S / S_max of ToolRL (arXiv:2504.13958), in
+    0..1.
+
+    S adds up how far the names of the calls agree, once, and for each true call how far the best
+    predicted call of its name fits that no other true call was matched with: how far the names of
+    their parameters agree, and how many of its values are equal.
+    """
+    true_names = [name for name, _ in true_calls]
+    predicted_names = [name for name, _ in predicted_calls]
+    S = agreement(true_names, predicted_names)
+    S_max = 1
+    left = list(predicted_calls)
+    for call in true_calls:
+        S_max += 1 + len(call[1])
+        fits = [call_fit(call, other) for other in left]
+        best = max(fits, default=-1.0)
+        if best >= 0:
+            S += best
+            del left[fits.index(best)]
+    return S / S_max
+
+
+def call_fit(true_call, predicted_call):
+    """How far the parameters of two calls agree, plus the number of equal values; -1 for calls of
+    another name. -> float"""
+    true_name, true_parameters = true_call
+    name, parameters = predicted_call
+    if name != true_name:
+        return -1.0
+    num_equal = sum(key in parameters and parameters[key] == value
+                    for key, value in true_parameters.items())
+    return agreement(list(true_parameters), list(parameters)) + num_equal

@@ -1,0 +1,131 @@
+"""Every flag of the algorithm, of sampling and of the optimizer changes what is learned."""
+import dataclasses
+from typing import NamedTuple
+
+import pytest
+import torch
+from conftest import SCRIPTS, every_script
+
+pytestmark = pytest.mark.usefixtures("talkative")           # an environment inserts tokens
+
+
+class Change(NamedTuple):
+    """Values of a flag that have to change the weights after two steps."""
+    values: str
+    needs: str = ""             # the other flags with which they do
+
+
+SHARED = {
+    "seed": Change("1"),
+    "base_seed": Change("1"),
+    "operands": Change("4"),
+    "num_prompts": Change("3"),
+    "num_generations": Change("3"),
+    "max_completion_length": Change("5"),
+    "temperature": Change("0.7"),
+    "dynamic_sampling": Change("1 8", "--num_generations 2"),
+    "curriculum": Change("true", "--operands 3-5"),
+    "mask_tool_tokens": Change("false"),
+    "num_mini_batches": Change("2"),
+    "max_grad_norm": Change("0.01"),
+    "learning_rate": Change("0.01"),
+    "warmup_steps": Change("4"),
+    "weight_decay": Change("0.5")}
+PASSES = {
+    "num_iterations": Change("1"),
+    "entropy_coef": Change("0.1"),
+    "entropy_decay_steps": Change("2", "--entropy_coef 0.1"),
+    "beta": Change("0.5")}
+GROUP = PASSES | {
+    "loss_type": Change("bnpo dr_grpo dapo cispo sapo"),
+    "scale_rewards": Change("batch none"),
+    "epsilon": Change("0.01"),
+    "epsilon_high": Change("0.01"),
+    "kl_estimator": Change("k1 k2", "--beta 0.5"),
+    "overlong_buffer": Change("3")}
+OWN = {
+    "reinforce": PASSES | {
+        "method": Change("rejection"),
+        "baseline": Change("mean rloo batch optimal"),
+        "view": Change("token", "--gamma 0.9"),
+        "gamma": Change("0.9 0")},
+    "grpo": GROUP,
+    "gspo": GROUP | {
+        "epsilon": Change("0.95"),
+        "epsilon_high": Change("0.5"),
+        "importance_sampling_level": Change("sequence_token", "--loss_type cispo")},
+    "ppo": PASSES | {
+        "gamma": Change("0.9"),
+        "lam": Change("0.5"),
+        "critic_lam": Change("1 0"),
+        "length_adaptive": Change("true"),
+        "alpha": Change("3", "--length_adaptive"),
+        "trust_region": Change("penalty trpo"),
+        "epsilon": Change("0.01"),
+        "epsilon_high": Change("0.01"),
+        "cliprange_value": Change("0.01", "--critic_learning_rate 0.1"),
+        "penalty_coef": Change("3", "--trust_region penalty"),
+        "target_kl": Change("0.01", "--trust_region penalty"),
+        "max_kl": Change("0.05", "--trust_region trpo"),
+        "damping": Change("1", "--trust_region trpo"),
+        "critic_learning_rate": Change("0.1"),
+        "critic_pretrain_steps": Change("1"),
+        "kl_target": Change("0.001", "--beta 0.5"),
+        "nll_coef": Change("0.5")},
+    "dpo": {
+        "beta": Change("0.5"),
+        "loss_type": Change("ipo hinge"),
+        "label_smoothing": Change("0.1"),
+        "online": Change("true"),
+        "num_iterations": Change("1")}}
+CHANGES = {name: SHARED | OWN[name] for name in SCRIPTS}
+TWO_PASSES = "--num_iterations 2"
+
+
+@pytest.mark.parametrize("script, name", [
+    (script, name) for script in SCRIPTS for name in CHANGES[script]], indirect=["script"])
+def test_the_flag_changes_what_is_learned(script, train, name):
+    change = CHANGES[script.__name__][name]
+    common_flags = f"{TWO_PASSES} {change.needs}"
+    ends = [train(common_flags).weights()]
+    for value in change.values.split():
+        ends.append(train(f"{common_flags} --{name} {value}").weights())
+    for i, end in enumerate(ends):
+        assert end.isfinite().all()
+        assert not any(torch.equal(end, other) for other in ends[:i])
+
+
+@every_script
+def test_without_another_flag_exactly_the_same_is_learned(train):
+    assert torch.equal(train(TWO_PASSES).weights(), train(TWO_PASSES).weights())
+
+
+@pytest.fixture
+def float64_by_default():
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(default)
+
+
+@every_script
+def test_the_size_of_a_micro_batch_changes_nothing_that_is_learned(train, float64_by_default):
+    ends = []
+    for size in (64, 3, 1):
+        run = train(f"{TWO_PASSES} --num_mini_batches 2 --micro_batch_size {size}")
+        ends.append(run.weights())
+        assert ends[-1].dtype == torch.float64
+        torch.testing.assert_close(ends[-1], ends[0], atol=1e-10, rtol=0)
+
+
+@every_script
+def test_the_table_of_changes_is_complete(script):
+    changes = CHANGES[script.__name__]
+    fields = [field for field in dataclasses.fields(script.Config)
+              if field.metadata["group"] in ("algorithm", "sampling", "optimizer")]
+    missing = {field.name for field in fields} - changes.keys()
+    assert missing == {"micro_batch_size"}                      # which must not change anything
+    for field in fields:
+        if field.metadata["choices"]:
+            tried = {*changes[field.name].values.split(), field.default}
+            assert tried == {*field.metadata["choices"]}, field.name

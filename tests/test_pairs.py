@@ -1,0 +1,152 @@
+"""Pairs of completions, for dpo.py: which they are, what is logged of them, and who wrote them."""
+import math
+
+import pytest
+import torch
+from conftest import f64, scripts
+from update_scenes import made_batch
+
+pytestmark = scripts("dpo")
+
+
+def as_pairs(chosen, rejected):
+    return list(zip(chosen.tolist(), rejected.tolist()))
+
+
+# ---- which they are --------------------------------------------------------------------------
+
+REWARDS = torch.tensor([[0.0, 3, 1, 2], [5, 5, 5, 5], [0, 1, 0, 0], [1, 0, 1, 1]])
+
+
+def test_the_best_of_a_group_is_paired_with_its_worst_and_so_on_inwards_while_they_differ(script):
+    assert as_pairs(*script.preferences(REWARDS)) == [(1, 0), (3, 2), (9, 11), (12, 13)]
+
+
+def test_of_an_odd_group_the_middle_one_has_no_partner(script):
+    assert as_pairs(*script.preferences(REWARDS[:, :3])) == [(1, 0), (7, 8), (9, 10)]
+
+
+def test_equals_are_not_paired(script):
+    assert as_pairs(*script.preferences(torch.ones(2, 4))) == []
+
+
+# ---- what is logged --------------------------------------------------------------------------
+
+def test_the_metrics_match_a_hand_computed_batch(script, config, bigram):
+    """To the policy every token has probability 1 / V; to the reference, too, but token 4 has one
+    half at first."""
+    V, EOS, PAD = script.VOCAB_SIZE, script.EOS, script.PAD
+    policy = bigram(torch.zeros(V, V, dtype=torch.float64))
+    reference = bigram(torch.zeros(V, V, dtype=torch.float64))
+    reference.table.data[1, 4] = math.log(V - 1)
+    tokens = [[4, EOS, PAD], [5, 6, EOS], [4, 7, 8], [4, 9, EOS]]
+    mask = f64([[1, 1, 0], [1, 1, 1], [1, 1, 1], [1, 1, 1]])
+    batch = made_batch(script, [[1]] * 4, tokens, mask, mask, 4)
+    cfg = config(beta=0.1, num_prompts=1, max_grad_norm=1e9)
+    optimizer = torch.optim.SGD(policy.parameters())
+    chosen = torch.tensor([0, 1])
+    rejected = torch.tensor([1, 2])
+    metrics = script.update(policy, reference, optimizer, batch, chosen, rejected, cfg, 0)
+
+    down = math.log(2 / V)                      # log pi / pi_ref of token 4
+    up = math.log((2 * V - 2) / V)              # of another one at first
+    margins = [0.1 * (down - up), 0.1 * (up - down)]
+    k3_down = math.exp(down) - 1 - down         # samples of the base: KL(base || policy)
+    k3_up = math.exp(up) - 1 - up
+    kl_of_pairs = [(k3_down / 2 + k3_up / 3) / 2, (k3_up / 3 + k3_down / 3) / 2]
+    expected = {
+        "loss": sum(math.log(1 + math.exp(-margin)) for margin in margins) / 2,
+        "rewards/chosen": 0.1 * (down + up) / 2,
+        "rewards/rejected": 0.1 * (up + down) / 2,
+        "rewards/margins": 0.0,
+        "rewards/accuracies": 0.5,
+        "logps/chosen": -math.log(V) * 5 / 2,
+        "logps/rejected": -math.log(V) * 3,
+        "kl": sum(kl_of_pairs) / 2,
+        "pairs": 2,
+        "learning_rate": cfg.learning_rate,
+        "grad_norm": metrics["grad_norm"]}
+    assert metrics == pytest.approx(expected, rel=1e-6, abs=1e-12)
+
+
+def test_online_samples_are_those_of_the_policy_in_the_kl(script, config, bigram):
+    """Of a token that the policy finds four times as likely as the base."""
+    V = script.VOCAB_SIZE
+    table = torch.zeros(V, V, dtype=torch.float64)
+    reference = bigram(table)
+    table[1, 4] = math.log(4 * (V - 1) / (V - 4))               # probability 4 / V
+    policy = bigram(table)
+    mask = torch.ones(2, 1, dtype=torch.float64)
+    batch = made_batch(script, [[1]] * 2, [[4], [4]], mask, mask, 2)
+    x = math.log(4)                                             # log pi / pi_ref
+    for online, expected in ((True, math.exp(-x) - 1 + x), (False, math.exp(x) - 1 - x)):
+        cfg = config(online=online, num_prompts=1)
+        _, metrics = script.pair_loss(
+            policy, reference, batch, torch.tensor([0]), torch.tensor([1]), cfg)
+        assert metrics["kl"].item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("chosen, rejected, is_ordered", [
+    (1, 0, 1), (2, 0, 1), (0, 1, 0), (1, 2, 0)])
+def test_a_pair_is_ordered_if_the_chosen_gained_more_than_the_rejected_even_if_both_lost(
+        script, config, bigram, chosen, rejected, is_ordered):
+    """Log-probs against the base: of token 4 -2, of 5 -1, of 6 +1."""
+    V = script.VOCAB_SIZE
+    table = torch.zeros(V, V, dtype=torch.float64)
+    gains = f64([-2, -1, 1])
+    table[1, 4:7] = gains
+    policy = bigram(table)
+    reference = bigram(0 * table)
+    mask = torch.ones(3, 1, dtype=torch.float64)
+    batch = made_batch(script, [[1]] * 3, [[4], [5], [6]], mask, mask, 3)
+    _, metrics = script.pair_loss(policy, reference, batch, torch.tensor([chosen]),
+                                  torch.tensor([rejected]), config(beta=0.1))
+    assert metrics["rewards/accuracies"].item() == is_ordered
+    margin = 0.1 * (gains[chosen] - gains[rejected])
+    torch.testing.assert_close(metrics["rewards/margins"], margin[None], atol=1e-9, rtol=0)
+
+
+def test_where_the_policy_is_the_reference_no_pair_has_a_margin(fresh_scene):
+    metrics = fresh_scene().update()
+    assert metrics["loss"] == pytest.approx(math.log(2), abs=1e-12)
+    assert metrics["pairs"] == 8
+    assert metrics["rewards/margins"] == metrics["kl"] == 0
+    assert metrics["logps/chosen"] < 0
+    assert metrics["grad_norm"] > 0
+
+
+def test_pairs_that_are_not_learned_from_are_measured_likewise(script, scene):
+    scene = scene()
+    chosen, rejected = script.preferences(scene.A.view(7, 2))
+    args = [scene.policy, scene.reference, scene.batch, chosen, rejected, scene.cfg]
+    measured = script.evaluate_pairs(*args)
+    assert all(weight.grad is None for weight in scene.policy.parameters())
+    assert measured == pytest.approx(script.backward(*args))
+
+
+def test_without_pairs_there_is_nothing_to_measure(script, scene):
+    scene = scene()
+    none = torch.zeros(0, dtype=torch.long)
+    measured = script.evaluate_pairs(
+        scene.policy, scene.reference, scene.batch, none, none, scene.cfg)
+    assert set(measured.values()) == {0.0}
+
+
+# ---- who wrote them --------------------------------------------------------------------------
+
+@pytest.mark.parametrize("flags, is_base", [("", True), ("--online", False)])
+def test_the_base_answers_held_out_problems_and_it_or_the_policy_those_to_learn_from(
+        script, train, monkeypatch, flags, is_base):
+    sample_batch = script.sample_batch
+    models = []
+    calls = []
+
+    def spied(model, task, cfg, step, split="train"):
+        models.append(model)
+        calls.append((step, split, model is models[0]))
+        return sample_batch(model, task, cfg, step, split)
+    monkeypatch.setattr(script, "sample_batch", spied)
+    run = train(flags, num_steps=4)
+    steps = [(step, "train", is_base) for step in range(4)]
+    assert calls == [("pairs", "test", True), *steps]
+    assert run.policy is not models[0]
