@@ -401,6 +401,14 @@ class Arithmetic(Task):
         return {"checks/share": len(checks) / len(batch.texts), "checks/repaired": mean(checks)}
 
 
+def extract(text):
+    """The answer in the one <answer> block of a text, printable ASCII. -> str, or None without"""
+    if text.count("<answer>") != 1 or text.count("</answer>") != 1:
+        return None
+    block = re.search("<answer>([ -~]{1,200})</answer>", text)
+    return block[1].strip() if block else None
+
+
 def span(numbers, name):
     """What "3-7" or "5" stands for: (3, 7), (5, 5). ValueError on the flag `name` for others."""
     found = re.fullmatch("([0-9]{1,2})(?:-([0-9]{1,2}))?", str(numbers))
@@ -609,6 +617,22 @@ def micro_batches(rows, lengths, size, by_length=True):
     return rows.split(size) if len(rows) > 0 else []
 
 
+def token_rewards(batch, decode):
+    """r_t: a reward for a character is paid with the token that writes it, what is left of a row's
+    reward with its last sampled token. -> (B, T)"""
+    rewards = torch.zeros_like(batch.mask)                                      # (B, T)
+    for row, verdict in enumerate(batch.verdicts):
+        if isinstance(verdict, list):                       # a reward for each character
+            ids = batch.tokens[row, :batch.lengths[row]].tolist()
+            ends = [len(decode(ids[:t])) for t in range(1 + len(ids))]
+            for t in range(len(ids)):
+                rewards[row, t] = sum(verdict[ends[t]:ends[t + 1]])
+    rewards = rewards * batch.mask                          # inserted tokens earn nothing
+    last = batch.mask.cumsum(dim=1).argmax(dim=1, keepdim=True)                 # (B, 1)
+    left = batch.rewards.view(-1, 1).to(rewards) - rewards.sum(dim=1, keepdim=True)
+    return rewards.scatter_add(1, last, left)
+
+
 def warm_up(cfg, step):
     """The learning rate of a step: linear warm-up, then constant. -> float"""
     return cfg.learning_rate * min(1.0, (step + 1) / max(1, cfg.warmup_steps))
@@ -647,6 +671,13 @@ def sample_records(batch, advantages, shade, decode):
 def mean(values):
     """The mean of a list; None if it is empty."""
     return sum(values) / len(values) if values else None
+
+
+def explained_variance(values, returns, mask):
+    """1 - Var(returns - values) / Var(returns) over the valid slots: 1 if V is perfect. -> float"""
+    variance = returns[mask > 0].var()
+    error = (returns - values)[mask > 0].var()
+    return (1 - error / variance).item() if variance > 1e-8 else 0.0
 
 
 def mean_metrics(history):
@@ -731,17 +762,17 @@ def maj_at_k(task, problems, answers, n, k):
     return mean(verdicts)
 
 
-def scores(task, problems, texts, answers, lengths, num_samples):
+def scores(task, problems, texts, lengths, num_samples):
     """What an evaluation says of num_samples completions of each problem, side by side, or of one
-    greedy completion if num_samples is 0. answers are those that the texts give, or None. -> dict:
-    lists go by k, None stands where nothing counts, and "examples" are for the report"""
+    greedy completion if num_samples is 0. -> dict: lists go by k, None stands where nothing counts,
+    and "examples" are for the report"""
     verdicts = [task.verify(problem, text) for problem, text in zip(problems, texts)]
     is_correct = [task.is_correct(problem, v) for problem, v in zip(problems, verdicts)]
     thinks = ["<think>" in text for text in texts]
     name = "pass@1" if num_samples else "greedy"
     found = {name: mean(is_correct)}
     if num_samples > 0:
-        found |= sample_scores(task, problems, answers, is_correct, num_samples)
+        found |= sample_scores(task, problems, texts, is_correct, num_samples)
         found["accuracy_given_think"] = mean([c for c, t in zip(is_correct, thinks) if t])
         found["accuracy_given_direct"] = mean([c for c, t in zip(is_correct, thinks) if not t])
     else:
@@ -767,8 +798,9 @@ def scores(task, problems, texts, answers, lengths, num_samples):
                     "problems": len(problems) // max(num_samples, 1)}
 
 
-def sample_scores(task, problems, answers, is_correct, n):
+def sample_scores(task, problems, texts, is_correct, n):
     """pass@k and maj@k for k = 1 .. n, as lists, and by name for k = 8 and n. -> dict"""
+    answers = [extract(text) for text in texts]
     num_correct = [sum(is_correct[first:first + n]) for first in range(0, len(problems), n)]
     curves = {"pass@k": []}
     for k in range(1, n + 1):
@@ -1035,7 +1067,8 @@ class Run:
         cfg = self.cfg
         num_rows = min(4 * cfg.num_generations, len(batch.texts))
         if values is None:
-            prompts, tokens = batch.prompts[:num_rows], batch.tokens[:num_rows]
+            prompts = batch.prompts[:num_rows]
+            tokens = batch.tokens[:num_rows]
             with torch.no_grad():
                 logps, _ = score(self.policy, prompts, tokens, cfg.temperature, cfg.kernel)
             shade = (logps - batch.logps[:num_rows]).exp()                      # (num_rows, T)

@@ -6,8 +6,11 @@ one with the highest expected reward R less beta KL(pi || pi_ref) is
 
   pi*(y | q) = pi_ref(y | q) exp(R(q, y) / beta) / Z(q)
 
-in which Z(q) makes the sum over y 1; for the difference is beta log Z(q) - beta KL(pi || pi*). So
-the reward for which pi* is best is R(q, y) = beta log(pi*(y | q) / pi_ref(y | q)) + beta log Z(q).
+where Z(q) makes the probabilities add up to 1. (That objective is equal to beta log Z(q) -
+beta KL(pi || pi*).) Conversely, a policy pi* is the best one for the reward
+
+  R(q, y) = beta log(pi*(y | q) / pi_ref(y | q)) + beta log Z(q)
+
 Suppose that w is chosen with probability sigmoid(R(q, w) - R(q, l)), the model of Bradley and
 Terry. Then Z(q) cancels, and the likelihood of a pair depends on the policy alone. L is its
 negative logarithm:
@@ -17,12 +20,12 @@ negative logarithm:
   L     = -(1 - e) log sigmoid(beta M) - e log sigmoid(-beta M)                      (3)
   KL_t  = pi_ref / pi - log(pi_ref / pi) - 1                                         (4)
 
-beta h(y) is the reward that pi stands for, up to beta log Z(q). e is the chance that w and l were
-mixed up: 0 in DPO, more in cDPO. (4) is not in the loss; it is a metric of how far pi is from
-pi_ref, the base policy. Two other losses take the place of (3):
+pi_ref is the base policy. beta h(y) is the reward that pi stands for, but for beta log Z(q). e is
+the chance that w and l were mixed up: 0 in DPO, more in cDPO (--label_smoothing). (4) is not in the
+loss, but a metric of how far pi is from pi_ref. Two other losses take the place of (3):
 
   L     = (M - 1 / (2 beta))^2                        IPO (2310.12036)               (5)
-  L     = max(0, 1 - beta M)                          hinge                          (6)
+  L     = max(0, 1 - beta M)                          hinge (2309.06657)             (6)
 
 The pairs: of G outputs to a question, the one with the best reward is chosen over that with the
 worst, the second best over the second worst, and so on while the rewards differ. The base policy
@@ -137,7 +140,7 @@ def pair_loss(policy, reference, batch, chosen, rejected, cfg):
     with torch.no_grad():
         reward_chosen = cfg.beta * (logp_chosen - ref_chosen)
         reward_rejected = cfg.beta * (logp_rejected - ref_rejected)
-        if cfg.online:                                      # (4) takes samples of its first policy
+        if cfg.online:                                      # (4) is for samples of its pi
             token_kl = kl(logps * mask, ref_logps * mask)                       # (2 N, T)
         else:
             token_kl = kl(ref_logps * mask, logps * mask)
@@ -251,8 +254,10 @@ VOCAB_SIZE = 320                                                # padded to a mu
 
 def encode_prompts(prompts, task, device):
     """Token ids, padded on the left; a prompt's text is bytes, never a special token. -> (B, W)"""
-    rows = [TOKENIZER.encode_ordinary(prompt) for prompt in prompts]
-    rows = [[PAD] * (task.prompt_width - len(ids)) + ids for ids in rows]
+    rows = []
+    for prompt in prompts:
+        ids = TOKENIZER.encode_ordinary(prompt)
+        rows.append([PAD] * (task.prompt_width - len(ids)) + ids)
     return torch.tensor(rows, device=device)
 
 
@@ -262,17 +267,9 @@ def decode(ids):
     return TOKENIZER.decode_bytes(known).decode(errors="replace")
 
 
-def extract(text):
-    """The answer in the one <answer> block of a text, printable ASCII. -> str, or None without"""
-    if text.count("<answer>") != 1 or text.count("</answer>") != 1:
-        return None
-    block = re.search("<answer>([ -~]{1,200})</answer>", text)
-    return block[1].strip() if block else None
-
-
 def verify(problem, text):
-    """Arithmetic: whether the one answer block of a text holds the right number. -> 1.0 or 0.0"""
-    number = re.fullmatch("-?[0-9]{1,20}", extract(text) or "")
+    """Arithmetic: whether the one <answer> block of a text holds the right number. -> 1.0 or 0.0"""
+    number = re.fullmatch("-?[0-9]{1,20}", common.extract(text) or "")
     return float(number is not None and int(number[0]) == int(problem.answer))
 
 
@@ -310,8 +307,6 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """SwiGLU."""
-
     def __init__(self, cfg):
         super().__init__()
         self.gate = nn.Linear(cfg.hidden_size, cfg.intermediate_size, bias=False)
@@ -319,7 +314,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(cfg.intermediate_size, cfg.hidden_size, bias=False)
 
     def forward(self, x):
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        return self.down(F.silu(self.gate(x)) * self.up(x))                     # SwiGLU
 
 
 class Block(nn.Module):
@@ -449,8 +444,8 @@ def rollout(model, prompts, problems, task, cfg, uniforms=None):
     responds takes the place of what would be sampled. -> Rollout"""
     B, T = len(prompts), cfg.max_completion_length
     if common.kernels and common.kernels.captures(prompts, task, cfg):          # as a CUDA graph
-        slots = common.kernels.captured_rollout(model, prompts, cfg, uniforms, EOS, PAD)
-        return common.Rollout(*slots, lengths=slots[1].sum(dim=1).long())
+        return common.Rollout(
+            *common.kernels.captured_rollout(model, prompts, cfg, uniforms, EOS, PAD))
     call_tokens = [TOKENIZER.encode_single_token(text) for text in task.call_tokens]
     forced_tokens = [deque() for _ in range(B)]                 # what is still to be inserted
 
@@ -506,8 +501,8 @@ def completion_texts(completions):
 
 
 def sample_batch(policy, task, cfg, step, split="train"):
-    """P problems and G completions of each, verified and rewarded; with dynamic sampling, of more
-    problems those whose groups have signal. A function of policy, task, seed and step. -> Batch"""
+    """P problems and G completions of each, rewarded; with dynamic sampling, of more problems those
+    whose groups have signal. A function of policy, task, seed and step. -> Batch"""
     batch = sample_groups(policy, task, cfg, step, 0, split)
     for attempt in range(1, 1 + cfg.dynamic_sampling):
         if common.has_signal(batch.rewards).sum() >= cfg.num_prompts:
@@ -570,16 +565,15 @@ def warm_start(model, task, cfg, progress):
             sequences = torch.cat([prompts[rows], tokens[rows, :T]], dim=1)     # (b, W + T)
             logits = model(sequences[:, :-1])[:, -T:]                           # (b, T, V)
             logps, _ = logprobs(logits, tokens[rows, :T])                       # (b, T)
-            loss = -(logps * mask[rows, :T]).sum() / lengths.sum()
-            loss.backward()
+            token_loss = -logps * mask[rows, :T]
+            (token_loss.sum() / lengths.sum()).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         muon.step()
         adamw.step()
 
 
 def evaluate(policy, task, cfg, num_samples=0, progress=common.silent):
-    """Complete the held-out problems, the same ones with the same random numbers for every run:
-    greedily, or num_samples times each. -> scores"""
+    """Complete the held-out problems, in every run with the same random numbers. -> scores"""
     problems = common.sample_problems(task, cfg.num_eval_problems, "evaluation", split="test")
     problems = [problem for problem in problems for _ in range(max(1, num_samples))]
     generator = common.generator("evaluation")
@@ -594,8 +588,7 @@ def evaluate(policy, task, cfg, num_samples=0, progress=common.silent):
         out = rollout(policy, prompts, part, task, cfg, uniforms)
         texts += completion_texts(out)
         lengths += out.mask.sum(dim=1).tolist()
-    answers = [extract(text) for text in texts]
-    return common.scores(task, problems, texts, answers, lengths, num_samples)
+    return common.scores(task, problems, texts, lengths, num_samples)
 
 
 if __name__ == "__main__":

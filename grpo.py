@@ -135,13 +135,12 @@ def kl(logps, ref_logps, estimator="k3"):
 def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None):
     """The average of token losses (B, T). num_sequences and num_tokens count the whole optimizer
     step (default: this call), so that the gradients of its micro-batches add up. -> scalar"""
-    if num_sequences is None:
-        num_sequences = len(x)
-    if num_tokens is None:
-        num_tokens = mask.sum().clamp(min=1)
+    num_sequences = len(x) if num_sequences is None else num_sequences
+    num_tokens = mask.sum().clamp(min=1) if num_tokens is None else num_tokens
     x = x * mask
     if how == "sequence_mean":              # GRPO, GSPO: every output counts alike
-        return (x.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).sum() / num_sequences
+        means = x.sum(dim=1) / mask.sum(dim=1).clamp(min=1)                     # (B,)
+        return means.sum() / num_sequences
     if how == "token_mean":                 # PPO, DAPO: every token counts alike
         return x.sum() / num_tokens
     if how == "sequence_sum":               # REINFORCE, RLOO
@@ -260,8 +259,10 @@ VOCAB_SIZE = 320                                                # padded to a mu
 
 def encode_prompts(prompts, task, device):
     """Token ids, padded on the left; a prompt's text is bytes, never a special token. -> (B, W)"""
-    rows = [TOKENIZER.encode_ordinary(prompt) for prompt in prompts]
-    rows = [[PAD] * (task.prompt_width - len(ids)) + ids for ids in rows]
+    rows = []
+    for prompt in prompts:
+        ids = TOKENIZER.encode_ordinary(prompt)
+        rows.append([PAD] * (task.prompt_width - len(ids)) + ids)
     return torch.tensor(rows, device=device)
 
 
@@ -271,17 +272,9 @@ def decode(ids):
     return TOKENIZER.decode_bytes(known).decode(errors="replace")
 
 
-def extract(text):
-    """The answer in the one <answer> block of a text, printable ASCII. -> str, or None without"""
-    if text.count("<answer>") != 1 or text.count("</answer>") != 1:
-        return None
-    block = re.search("<answer>([ -~]{1,200})</answer>", text)
-    return block[1].strip() if block else None
-
-
 def verify(problem, text):
-    """Arithmetic: whether the one answer block of a text holds the right number. -> 1.0 or 0.0"""
-    number = re.fullmatch("-?[0-9]{1,20}", extract(text) or "")
+    """Arithmetic: whether the one <answer> block of a text holds the right number. -> 1.0 or 0.0"""
+    number = re.fullmatch("-?[0-9]{1,20}", common.extract(text) or "")
     return float(number is not None and int(number[0]) == int(problem.answer))
 
 
@@ -319,8 +312,6 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """SwiGLU."""
-
     def __init__(self, cfg):
         super().__init__()
         self.gate = nn.Linear(cfg.hidden_size, cfg.intermediate_size, bias=False)
@@ -328,7 +319,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(cfg.intermediate_size, cfg.hidden_size, bias=False)
 
     def forward(self, x):
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        return self.down(F.silu(self.gate(x)) * self.up(x))                     # SwiGLU
 
 
 class Block(nn.Module):
@@ -458,8 +449,8 @@ def rollout(model, prompts, problems, task, cfg, uniforms=None):
     responds takes the place of what would be sampled. -> Rollout"""
     B, T = len(prompts), cfg.max_completion_length
     if common.kernels and common.kernels.captures(prompts, task, cfg):          # as a CUDA graph
-        slots = common.kernels.captured_rollout(model, prompts, cfg, uniforms, EOS, PAD)
-        return common.Rollout(*slots, lengths=slots[1].sum(dim=1).long())
+        return common.Rollout(
+            *common.kernels.captured_rollout(model, prompts, cfg, uniforms, EOS, PAD))
     call_tokens = [TOKENIZER.encode_single_token(text) for text in task.call_tokens]
     forced_tokens = [deque() for _ in range(B)]                 # what is still to be inserted
 
@@ -515,8 +506,8 @@ def completion_texts(completions):
 
 
 def sample_batch(policy, task, cfg, step, split="train"):
-    """P problems and G completions of each, verified and rewarded; with dynamic sampling, of more
-    problems those whose groups have signal. A function of policy, task, seed and step. -> Batch"""
+    """P problems and G completions of each, rewarded; with dynamic sampling, of more problems those
+    whose groups have signal. A function of policy, task, seed and step. -> Batch"""
     batch = sample_groups(policy, task, cfg, step, 0, split)
     for attempt in range(1, 1 + cfg.dynamic_sampling):
         if common.has_signal(batch.rewards).sum() >= cfg.num_prompts:
@@ -579,16 +570,15 @@ def warm_start(model, task, cfg, progress):
             sequences = torch.cat([prompts[rows], tokens[rows, :T]], dim=1)     # (b, W + T)
             logits = model(sequences[:, :-1])[:, -T:]                           # (b, T, V)
             logps, _ = logprobs(logits, tokens[rows, :T])                       # (b, T)
-            loss = -(logps * mask[rows, :T]).sum() / lengths.sum()
-            loss.backward()
+            token_loss = -logps * mask[rows, :T]
+            (token_loss.sum() / lengths.sum()).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         muon.step()
         adamw.step()
 
 
 def evaluate(policy, task, cfg, num_samples=0, progress=common.silent):
-    """Complete the held-out problems, the same ones with the same random numbers for every run:
-    greedily, or num_samples times each. -> scores"""
+    """Complete the held-out problems, in every run with the same random numbers. -> scores"""
     problems = common.sample_problems(task, cfg.num_eval_problems, "evaluation", split="test")
     problems = [problem for problem in problems for _ in range(max(1, num_samples))]
     generator = common.generator("evaluation")
@@ -603,8 +593,7 @@ def evaluate(policy, task, cfg, num_samples=0, progress=common.silent):
         out = rollout(policy, prompts, part, task, cfg, uniforms)
         texts += completion_texts(out)
         lengths += out.mask.sum(dim=1).tolist()
-    answers = [extract(text) for text in texts]
-    return common.scores(task, problems, texts, answers, lengths, num_samples)
+    return common.scores(task, problems, texts, lengths, num_samples)
 
 
 if __name__ == "__main__":

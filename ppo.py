@@ -1,9 +1,8 @@
 """PPO: proximal policy optimization (1707.06347), with TRPO (1502.05477) and VAPO (2504.05118).
 
-A second model, the critic, predicts the reward of an output o to a question q while it is written.
-By GAE (1506.02438) each token then has an advantage of its own: how much better than predicted
-things went from there on. Several optimizer steps are taken on the same outputs, and a trust region
-keeps the policy near pi_old, which wrote them.
+A critic predicts the reward of an output o to a question q while it is written. By GAE (1506.02438)
+each token then has an advantage of its own: how much better than predicted things went from there.
+Several optimizer steps are taken on the same outputs; a trust region keeps pi near pi_old.
 
   A_t   = delta_t + gamma lam A_t+1,       delta_t = r_t + gamma V_t+1 - V_t         (1)
   rho_t = pi(o_t | q, o_<t) / pi_old(o_t | q, o_<t)                                  (2)
@@ -14,31 +13,23 @@ keeps the policy near pi_old, which wrote them.
   LV_t  = 1/2 max((V_t - R_t)^2, (V_old + clip(V_t - V_old, -c, c) - R_t)^2)         (7)
   r_t   = r(o_t) - beta log(pi_old / pi_ref)                                         (8)
 
-The policy descends L, and the critic the mean of LV_t, over the N tokens of an optimizer step. V_t
-is predicted before o_t is read; V_old is that of the critic before the update, as in (1) and (6).
-After the last token, V and A are 0. L has the A_t whitened: mean 0, variance 1. r(o_t) is the
-verifier's reward, all of it at the last token, unless the task rewards each move. H_t is the
-entropy. m_t is N / M at the M tokens of correct outputs, else 0. (4) estimates KL(pi || pi_ref) from
-samples of pi; with pi_old and pi in place of pi and pi_ref, it is how far the policy has moved.
+V_t is predicted before o_t is read, V_old by the critic before the update; after the last token, V
+and A are 0. In L the A_t are whitened: mean 0, variance 1. Of the N tokens of an optimizer step, M
+are in correct outputs; there m_t is N / M, else 0. The critic descends the mean of LV_t. The reward
+r(o_t) comes with the last token, unless the task rewards each move. H_t is the entropy of pi.
 
-VAPO has a lam for each number n of tokens. TRPO penalizes the KL instead of clipping, or takes one
-step along s, where g is the gradient of the mean of rho_t A_t, and F, the Fisher matrix, the second
-derivative of the mean of KL(pi_old || pi).
+VAPO has a lam for each output of n tokens. TRPO has a penalty in place of the clip, or steps along
+s; g is the gradient of mean rho_t A_t, F the second derivative of mean KL(pi_old || pi):
 
   lam   = max(0, 1 - 1 / (alpha n))                                                  (9)
   L_t   = -rho_t A_t + c_KL (rho_t - 1 - log rho_t)                                  (10)
   theta - theta_old = sqrt(2 max_kl / (s^T F s)) s,       F s = g                    (11)
 
-Departures from the papers: means, clips and KLs are per token; rewards come from a verifier.
-
-Usage: python ppo.py --task arithmetic
-
-The base policy of grpo.py, right one time in seven, learns to think first. After 40 seconds on a
-CPU it is right 99 times in 100.
+Departures from the papers: means, clips, KLs are per token; a verifier rewards; V is its own model.
+Usage: python ppo.py --task arithmetic     40 seconds on a CPU, once there is a base
 """
 import copy
 import dataclasses
-import functools
 import re
 from collections import deque
 
@@ -69,18 +60,17 @@ class Config(common.Config):
     epsilon_high: float = flag(0.2, "upper clip range (eps_high) (VAPO: 0.28)", low=0)
     cliprange_value: float = flag(0.2, "clip range of the critic (c)", low=0)
     penalty_coef: float = flag(1.0, "c_KL at first", low=0, needs="trust_region penalty")
-    target_kl: float = flag(0.0, "KL for c_KL to adapt to; clip: stop at 1.5 times; 0: off", low=0)
+    target_kl: float = flag(0.0, "KL that c_KL adapts to; clip: stop at 1.5 times; 0: off", low=0)
     max_kl: float = flag(0.01, "the trust region of (11)", low=1e-9, needs="trust_region trpo")
     damping: float = flag(0.1, "added to the diagonal of F", low=0, needs="trust_region trpo")
     num_iterations: int = flag(1, "passes over a batch (paper: 3 to 15); trpo: the critic's", low=1)
     critic_learning_rate: float = flag(2e-3, "of the critic's Adam", low=0)
-    critic_pretrain_steps: int = flag(0, "batches for the critic alone, at first (VAPO: 50)", low=0)
+    critic_pretrain_steps: int = flag(0, "batches for the critic alone, first (VAPO: 50)", low=0)
     beta: float = flag(0.0, "weight of the KL to the base, at first", low=0)
-    kl_target: float = flag(0.0, "KL a token for beta to adapt to; 0: off", low=0, needs="beta")
+    kl_target: float = flag(0.0, "KL per token that beta adapts to; 0: off", low=0, needs="beta")
     nll_coef: float = flag(0.0, "weight of correct outputs' likelihood (mu) (VAPO: 0.1)", low=0)
     entropy_coef: float = flag(0.0, "weight of the entropy bonus (c_H)", low=0)
     entropy_decay_steps: int = flag(0, "steps in which c_H falls to 0; 0: it stays", low=0)
-
     has_reward_model = True
 
 
@@ -167,13 +157,12 @@ def kl(logps, ref_logps, estimator="k3"):
 def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None):
     """The average of token losses (B, T). num_sequences and num_tokens count the whole optimizer
     step (default: this call), so that the gradients of its micro-batches add up. -> scalar"""
-    if num_sequences is None:
-        num_sequences = len(x)
-    if num_tokens is None:
-        num_tokens = mask.sum().clamp(min=1)
+    num_sequences = len(x) if num_sequences is None else num_sequences
+    num_tokens = mask.sum().clamp(min=1) if num_tokens is None else num_tokens
     x = x * mask
     if how == "sequence_mean":              # GRPO, GSPO: every output counts alike
-        return (x.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).sum() / num_sequences
+        means = x.sum(dim=1) / mask.sum(dim=1).clamp(min=1)                     # (B,)
+        return means.sum() / num_sequences
     if how == "token_mean":                 # PPO, DAPO: every token counts alike
         return x.sum() / num_tokens
     if how == "sequence_sum":               # REINFORCE, RLOO
@@ -182,22 +171,6 @@ def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None
         return x.sum() / (num_sequences * (max_length or x.shape[1]))
     return x.sum() / mask.sum().clamp(min=1) * len(x) / num_sequences   # BNPO, of a micro-batch
 
-
-def adapt_coefficient(coefficient, kl, target):
-    """The weight of a KL after an update that led to `kl`; without a target it stays. -> float"""
-    if target == 0 or target / 1.5 <= kl <= 1.5 * target:
-        return coefficient
-    return 2 * coefficient if kl > target else coefficient / 2
-
-
-def explained_variance(values, returns, mask):
-    """1 - Var(returns - values) / Var(returns) over the valid slots: 1 if V is perfect. -> float"""
-    variance = returns[mask > 0].var()
-    error = (returns - values)[mask > 0].var()
-    return (1 - error / variance).item() if variance > 1e-8 else 0.0
-
-
-# ---- 2b. TRPO --------------------------------------------------------------------------------
 
 def conjugate_gradients(product, b, iterations=10):
     """x with M x = b for a positive definite matrix M, of which product(v) is M v. (n,) -> (n,)"""
@@ -257,22 +230,6 @@ class Critic(nn.Module):
         return completion_states(self.gpt, prompts, completions) @ self.head    # (B, T)
 
 
-def token_rewards(batch):
-    """r_t: a reward for a character is paid with the token that writes it, what is left of a row's
-    reward with its last sampled token. -> (B, T)"""
-    rewards = torch.zeros_like(batch.mask)                                      # (B, T)
-    for row, verdict in enumerate(batch.verdicts):
-        if isinstance(verdict, list):                       # a reward for each character
-            ids = batch.tokens[row, :batch.lengths[row]].tolist()
-            ends = [len(decode(ids[:t])) for t in range(1 + len(ids))]
-            for t in range(len(ids)):
-                rewards[row, t] = sum(verdict[ends[t]:ends[t + 1]])
-    rewards = rewards * batch.mask                          # inserted tokens earn nothing
-    last = batch.mask.cumsum(dim=1).argmax(dim=1, keepdim=True)                 # (B, 1)
-    left = batch.rewards.view(-1, 1).to(rewards) - rewards.sum(dim=1, keepdim=True)
-    return rewards.scatter_add(1, last, left)
-
-
 @dataclasses.dataclass
 class Advantages:
     advantages: torch.Tensor        # (B, T)  A_t, whitened
@@ -287,7 +244,7 @@ def compute_advantages(critic, reference, batch, cfg, beta, critic_lam):
     mask = batch.mask
     ref_logps, _ = score(reference, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
     token_kl = kl(batch.logps, ref_logps, "k1") * mask
-    rewards = token_rewards(batch) - beta * token_kl                            # (B, T)  eq. (8)
+    rewards = common.token_rewards(batch, decode) - beta * token_kl             # (B, T)  eq. (8)
     values = critic(batch.prompts, batch.tokens) * mask                         # (B, T)
     lam = cfg.lam
     if cfg.length_adaptive:
@@ -305,10 +262,9 @@ def fit_critic(critic, optimizer, batch, estimates, rows, cfg):
     for part in common.micro_batches(rows, batch.lengths, cfg.micro_batch_size):
         T = batch.lengths[part].max()
         mask = batch.mask[part, :T]                                             # (b, T)
-        old_values = estimates.values[part, :T]
-        returns = estimates.returns[part, :T]
         values = critic(batch.prompts[part], batch.tokens[part, :T])
-        token_loss = value_loss(values, old_values, returns, mask, cfg.cliprange_value)
+        token_loss = value_loss(values, estimates.values[part, :T], estimates.returns[part, :T],
+                                mask, cfg.cliprange_value)
         loss = aggregate(token_loss, mask, "token_mean", num_tokens=num_tokens)
         loss.backward()
         loss_sum += loss.item()
@@ -358,37 +314,44 @@ def backward(policy, batch, A, rows, cfg, entropy_coef, penalty_coef):
 
 def trpo_update(policy, batch, A, cfg, entropy_coef):
     """Move the policy by (11), with all rows in memory at once. -> metrics"""
+    mask = batch.mask
     m = likelihood_weight(batch, torch.arange(len(A)))                          # (B, 1)
 
-    def read():                                             # log_p of all the vocabulary (B, T, V)
+    def read():                                             # (B, T, V), (B, T), (B, T)
         hidden = completion_states(policy, batch.prompts, batch.tokens)
         logits = F.linear(hidden, policy.embed.weight) / cfg.temperature
-        logps, entropy = logprobs(logits, batch.tokens, kernel="torch")         # (B, T) each
+        logps, entropy = logprobs(logits, batch.tokens, kernel="torch")
         return F.log_softmax(logits, dim=-1), logps, entropy
 
     def objective():
         log_p, logps, entropy = read()
         token_kl = (old_log_p.exp() * (old_log_p - log_p)).sum(dim=-1)          # (B, T)
-        gain = log_ratio(logps, batch.logps, batch.mask).exp() * A
+        gain = log_ratio(logps, batch.logps, mask).exp() * A
         gain = gain + entropy_coef * entropy + cfg.nll_coef * m * logps
-        surrogate = aggregate(gain, batch.mask, "token_mean")
-        return surrogate, aggregate(token_kl, batch.mask, "token_mean")
+        return aggregate(gain, mask, "token_mean"), aggregate(token_kl, mask, "token_mean")
 
     with nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):        # differentiable twice
         with torch.no_grad():
             old_log_p, logps, _ = read()
         metrics = trpo_step(list(policy.parameters()), objective, cfg.max_kl, cfg.damping)
-    log_rho = log_ratio(logps, batch.logps, batch.mask)
+    log_rho = log_ratio(logps, batch.logps, mask)
     return metrics | {"max_log_ratio": log_rho.abs().max().item()}
 
 
+def adapt_coefficient(coefficient, kl, target):
+    """The weight of a KL after an update that ended at `kl`; without a target it stays. -> float"""
+    if target == 0 or target / 1.5 <= kl <= 1.5 * target:
+        return coefficient
+    return 2 * coefficient if kl > target else coefficient / 2
+
+
 def update(policy, critic, optimizer, critic_optimizer, batch, estimates, cfg, step, penalty_coef):
-    """num_iterations passes over the batch, num_mini_batches optimizer steps each. -> metrics"""
+    """num_iterations passes over the batch, num_mini_batches optimizer steps each: of the critic,
+    then of the policy, which in TRPO takes only one. -> metrics"""
     critic_history = []
     for rows in common.mini_batches(batch, cfg, "shuffle", step):
-        metrics = fit_critic(critic, critic_optimizer, batch, estimates, rows, cfg)
-        common.check_finite(step, metrics)
-        critic_history.append(metrics)
+        critic_history.append(fit_critic(critic, critic_optimizer, batch, estimates, rows, cfg))
+        common.check_finite(step, critic_history[-1])
 
     learning_rate = common.warm_up(cfg, step)
     optimizer.param_groups[0]["lr"] = learning_rate
@@ -396,30 +359,31 @@ def update(policy, critic, optimizer, critic_optimizer, batch, estimates, cfg, s
     A = estimates.advantages
     history = []
     for rows in common.mini_batches(batch, cfg, "shuffle", step):
-        if cfg.trust_region == "trpo":                      # one step, over all rows
-            history.append(trpo_update(policy, batch, A, cfg, entropy_coef))
-            break
-        optimizer.zero_grad(set_to_none=False)
-        metrics = backward(policy, batch, A, rows, cfg, entropy_coef, penalty_coef)
-        grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm)
-        metrics["grad_norm"] = grad_norm.item()
+        if cfg.trust_region == "trpo":
+            metrics = trpo_update(policy, batch, A, cfg, entropy_coef)      # of all rows
+        else:
+            optimizer.zero_grad(set_to_none=False)
+            metrics = backward(policy, batch, A, rows, cfg, entropy_coef, penalty_coef)
+            grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm)
+            metrics["grad_norm"] = grad_norm.item()
         common.check_finite(step, metrics)
         history.append(metrics)
-        if cfg.trust_region == "clip" and 0 < 1.5 * cfg.target_kl < metrics["policy_kl"]:
+        is_far = cfg.trust_region == "clip" and 0 < 1.5 * cfg.target_kl < metrics["policy_kl"]
+        if is_far or cfg.trust_region == "trpo":
             break                                           # the policy has gone as far as it may
         optimizer.step()
 
     metrics = common.mean_metrics(history) | common.mean_metrics(critic_history)
+    metrics["explained_variance"] = common.explained_variance(
+        estimates.values, estimates.returns, batch.mask)
     if cfg.trust_region != "trpo":                          # how far it has gone, by some rows
         prompts, tokens, mask = batch.prompts[::8], batch.tokens[::8], batch.mask[::8]
         with torch.no_grad():
             logps, _ = score(policy, prompts, tokens, cfg.temperature, cfg.kernel)
         token_kl = kl(batch.logps[::8], logps) * mask
         metrics["policy_kl"] = (token_kl.sum() / mask.sum()).item()
-    return metrics | {
-        "learning_rate": learning_rate,
-        "explained_variance": explained_variance(estimates.values, estimates.returns, batch.mask),
-        "sampling/sampling_logp_difference/max": history[0]["max_log_ratio"]}
+    return metrics | {"learning_rate": learning_rate,
+                      "sampling/sampling_logp_difference/max": history[0]["max_log_ratio"]}
 
 
 # ---- 4. training -----------------------------------------------------------------------------
@@ -441,41 +405,29 @@ def main(argv=None):
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=cfg.critic_learning_rate)
     parts = {"policy": policy, "optimizer": optimizer,
              "critic": critic, "critic_optimizer": critic_optimizer}
-    sample = functools.partial(sample_batch, policy, task, cfg)
-    reward_model = None
+    sample = sample_batch
     if "model" in cfg.reward.split("+"):
         from tasks import preferences
-        reward_model = preferences.RewardModel(policy)      # if resumed, `steps` loads its weights
-        if not run.resumed:
-            reward_model = preferences.train_reward_model(policy, sample, cfg, run.console.progress)
-        parts["reward_model"] = reward_model
-
+        parts["reward_model"] = preferences.make_reward_model(policy, task, sample_batch, cfg, run)
+        sample = parts["reward_model"].sample_batch         # which adds its rewards
     num_batches = 0 if run.resumed else cfg.critic_pretrain_steps
     for i in run.console.progress("critic", range(num_batches)):            # the policy stays
-        batch = sample(f"critic {i}")
-        if reward_model is not None:
-            batch.rewards += reward_model.rewards(batch)
+        batch = sample(policy, task, cfg, f"critic {i}")
         estimates = compute_advantages(critic, reference, batch, cfg, cfg.beta, critic_lam=1.0)
         for rows in common.mini_batches(batch, cfg, "critic", i):
             fit_critic(critic, critic_optimizer, batch, estimates, rows, cfg)
 
     for step in run.steps(evaluate, **parts):
         beta = run.state.setdefault("beta", cfg.beta)
-        penalty_coef = run.state.setdefault("penalty_coef", cfg.penalty_coef)
-        batch = sample(step)                                # q, o and r(o)
-        if reward_model is not None:
-            model_rewards = reward_model.rewards(batch)                         # (P, G)
-            batch.rewards += model_rewards
+        c_KL = run.state.setdefault("penalty_coef", cfg.penalty_coef)
+        batch = sample(policy, task, cfg, step)             # q, o and r(o)
         estimates = compute_advantages(critic, reference, batch, cfg, beta, cfg.critic_lam)
-        metrics = update(policy, critic, optimizer, critic_optimizer, batch, estimates, cfg, step,
-                         penalty_coef)
-        metrics |= {"kl": estimates.kl, "beta": beta, "penalty_coef": penalty_coef}
-        if "+" in cfg.reward and reward_model is not None:
-            metrics["rewards/model/mean"] = model_rewards.mean().item()
+        metrics = update(
+            policy, critic, optimizer, critic_optimizer, batch, estimates, cfg, step, c_KL)
+        metrics |= {"kl": estimates.kl, "beta": beta, "penalty_coef": c_KL}
         run.state["beta"] = adapt_coefficient(beta, estimates.kl, cfg.kl_target)
         if cfg.trust_region == "penalty":
-            run.state["penalty_coef"] = adapt_coefficient(
-                penalty_coef, metrics["policy_kl"], cfg.target_kl)
+            run.state["penalty_coef"] = adapt_coefficient(c_KL, metrics["policy_kl"], cfg.target_kl)
         run.log(batch, estimates.advantages, metrics, decode, values=estimates.values)
     return run.finish()
 
@@ -497,8 +449,10 @@ VOCAB_SIZE = 320                                                # padded to a mu
 
 def encode_prompts(prompts, task, device):
     """Token ids, padded on the left; a prompt's text is bytes, never a special token. -> (B, W)"""
-    rows = [TOKENIZER.encode_ordinary(prompt) for prompt in prompts]
-    rows = [[PAD] * (task.prompt_width - len(ids)) + ids for ids in rows]
+    rows = []
+    for prompt in prompts:
+        ids = TOKENIZER.encode_ordinary(prompt)
+        rows.append([PAD] * (task.prompt_width - len(ids)) + ids)
     return torch.tensor(rows, device=device)
 
 
@@ -508,17 +462,9 @@ def decode(ids):
     return TOKENIZER.decode_bytes(known).decode(errors="replace")
 
 
-def extract(text):
-    """The answer in the one <answer> block of a text, printable ASCII. -> str, or None without"""
-    if text.count("<answer>") != 1 or text.count("</answer>") != 1:
-        return None
-    block = re.search("<answer>([ -~]{1,200})</answer>", text)
-    return block[1].strip() if block else None
-
-
 def verify(problem, text):
-    """Arithmetic: whether the one answer block of a text holds the right number. -> 1.0 or 0.0"""
-    number = re.fullmatch("-?[0-9]{1,20}", extract(text) or "")
+    """Arithmetic: whether the one <answer> block of a text holds the right number. -> 1.0 or 0.0"""
+    number = re.fullmatch("-?[0-9]{1,20}", common.extract(text) or "")
     return float(number is not None and int(number[0]) == int(problem.answer))
 
 
@@ -556,8 +502,6 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """SwiGLU."""
-
     def __init__(self, cfg):
         super().__init__()
         self.gate = nn.Linear(cfg.hidden_size, cfg.intermediate_size, bias=False)
@@ -565,7 +509,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(cfg.intermediate_size, cfg.hidden_size, bias=False)
 
     def forward(self, x):
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        return self.down(F.silu(self.gate(x)) * self.up(x))                     # SwiGLU
 
 
 class Block(nn.Module):
@@ -695,8 +639,8 @@ def rollout(model, prompts, problems, task, cfg, uniforms=None):
     responds takes the place of what would be sampled. -> Rollout"""
     B, T = len(prompts), cfg.max_completion_length
     if common.kernels and common.kernels.captures(prompts, task, cfg):          # as a CUDA graph
-        slots = common.kernels.captured_rollout(model, prompts, cfg, uniforms, EOS, PAD)
-        return common.Rollout(*slots, lengths=slots[1].sum(dim=1).long())
+        return common.Rollout(
+            *common.kernels.captured_rollout(model, prompts, cfg, uniforms, EOS, PAD))
     call_tokens = [TOKENIZER.encode_single_token(text) for text in task.call_tokens]
     forced_tokens = [deque() for _ in range(B)]                 # what is still to be inserted
 
@@ -752,8 +696,8 @@ def completion_texts(completions):
 
 
 def sample_batch(policy, task, cfg, step, split="train"):
-    """P problems and G completions of each, verified and rewarded; with dynamic sampling, of more
-    problems those whose groups have signal. A function of policy, task, seed and step. -> Batch"""
+    """P problems and G completions of each, rewarded; with dynamic sampling, of more problems those
+    whose groups have signal. A function of policy, task, seed and step. -> Batch"""
     batch = sample_groups(policy, task, cfg, step, 0, split)
     for attempt in range(1, 1 + cfg.dynamic_sampling):
         if common.has_signal(batch.rewards).sum() >= cfg.num_prompts:
@@ -816,16 +760,15 @@ def warm_start(model, task, cfg, progress):
             sequences = torch.cat([prompts[rows], tokens[rows, :T]], dim=1)     # (b, W + T)
             logits = model(sequences[:, :-1])[:, -T:]                           # (b, T, V)
             logps, _ = logprobs(logits, tokens[rows, :T])                       # (b, T)
-            loss = -(logps * mask[rows, :T]).sum() / lengths.sum()
-            loss.backward()
+            token_loss = -logps * mask[rows, :T]
+            (token_loss.sum() / lengths.sum()).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         muon.step()
         adamw.step()
 
 
 def evaluate(policy, task, cfg, num_samples=0, progress=common.silent):
-    """Complete the held-out problems, the same ones with the same random numbers for every run:
-    greedily, or num_samples times each. -> scores"""
+    """Complete the held-out problems, in every run with the same random numbers. -> scores"""
     problems = common.sample_problems(task, cfg.num_eval_problems, "evaluation", split="test")
     problems = [problem for problem in problems for _ in range(max(1, num_samples))]
     generator = common.generator("evaluation")
@@ -840,8 +783,7 @@ def evaluate(policy, task, cfg, num_samples=0, progress=common.silent):
         out = rollout(policy, prompts, part, task, cfg, uniforms)
         texts += completion_texts(out)
         lengths += out.mask.sum(dim=1).tolist()
-    answers = [extract(text) for text in texts]
-    return common.scores(task, problems, texts, answers, lengths, num_samples)
+    return common.scores(task, problems, texts, lengths, num_samples)
 
 
 if __name__ == "__main__":

@@ -8,22 +8,27 @@ but for the last. The more the return R of an output exceeds a baseline b, the l
   L_t   = -A_t log pi(o_t | q, o_<t)                                                 (3)
   KL_t  = pi_ref / pi - log(pi_ref / pi) - 1                                         (4)
   L     = 1/B sum_i sum_t (L_t - c_H H_t)                                            (5)
-
-G_t is what is earned from token t on, R = G_1, H_t the entropy of the policy at token t, c_H its
-weight, and B the number of outputs. --baseline is 0 (none), or the mean return of the batch, of the
-group, that is the outputs to q (mean), or of the others in the group (rloo, 2402.14740); or else,
-estimated from these others, the b of least variance (optimal, 2505.23585):
-
   b*    = E[|g|^2 R] / E[|g|^2],   g = grad log pi(o | q)                            (6)
 
---beta lowers r_t by beta log(pi / pi_ref), which like (4) estimates the KL to the base pi_ref. With
---method rejection (RFT, 2308.01825), right outputs have reward 1, others 0; B counts the former.
+G_t is what is earned from token t on, and R = G_1. H_t is the entropy of the policy at token t, c_H
+its weight, and B the number of outputs. If gamma is 1 and b does not depend on o, the mean of -grad
+sum_t L_t is the gradient of the mean of R, and b only changes the variance. These are b:
+
+  --baseline none      0
+  --baseline batch     the mean return of all outputs
+  --baseline mean      the mean return of the group, which is the outputs to q
+  --baseline rloo      the mean return of the others in the group (2402.14740)
+  --baseline optimal   b*, which has the least variance (2505.23585), with E over these others
+
+--beta lowers r_t by beta log(pi / pi_ref), which like (4) estimates, at token t, the KL to the base
+policy pi_ref. --method rejection (RFT, 2308.01825) makes (5) supervised learning of right outputs:
+they have reward 1, all others 0, and B counts only the right ones.
 
 Departures from the papers: rewards come from a verifier; the gradient lacks a factor gamma^t, as is
 usual; a batch serves for several steps, though after the first its samples are not those of pi.
 
 Usage: python reinforce.py --task arithmetic
-In 20 seconds on a CPU, the base policy of grpo.py, right one time in seven, is right 98 in 100.
+In 20 seconds on a CPU, the base policy of grpo.py, right one time in seven, is right 99 in 100.
 """
 import copy
 import dataclasses
@@ -47,10 +52,11 @@ from common import flag
 
 @dataclasses.dataclass(frozen=True)
 class Config(common.Config):
-    method: str = flag("reinforce", "or of supervised learning", choices=("reinforce", "rejection"))
+    method: str = flag("reinforce", "rejection: supervised learning of right outputs",
+                       choices=("reinforce", "rejection"))
     baseline: str = flag("none", "b in (2)", choices=("none", "batch", "mean", "rloo", "optimal"))
     view: str = flag("sequence", "whether A_t is R - b or G_t - b", choices=("sequence", "token"))
-    gamma: float = flag(1.0, "discount; below 1, outputs that succeed get shorter", low=0, high=1)
+    gamma: float = flag(1.0, "discount; below 1, right outputs get shorter", low=0, high=1)
     num_iterations: int = flag(1, "passes over each batch (mu)", low=1)
     beta: float = flag(0.0, "weight of the KL to the base", low=0)
     entropy_coef: float = flag(0.0, "weight of the entropy bonus (c_H)", low=0)
@@ -62,10 +68,10 @@ class Config(common.Config):
 def rewards_to_go(rewards, mask, gamma):
     """G_t, 0 in masked slots, which are no steps. (B, T), (B, T) -> (B, T)"""
     to_go = torch.zeros_like(rewards)
-    G = torch.zeros_like(rewards[:, 0])                                         # (B,)
+    G_t = torch.zeros_like(rewards[:, 0])                                       # (B,)
     for t in reversed(range(rewards.shape[1])):
-        G = torch.where(mask[:, t] > 0, rewards[:, t] + gamma * G, G)           # (B,)  eq. (1)
-        to_go[:, t] = G * mask[:, t]
+        G_t = torch.where(mask[:, t] > 0, rewards[:, t] + gamma * G_t, G_t)     # (B,)  eq. (1)
+        to_go[:, t] = G_t * mask[:, t]
     return to_go
 
 
@@ -76,18 +82,18 @@ def optimal_baseline(rewards, sq_grad_norms, weights):
 
 
 def advantages(rewards, baseline="none", sq_grad_norms=None):
-    """Returns less the baseline; sq_grad_norms are the |g|^2 of (6). (P, G) each -> (P, G)"""
+    """R - b, where `rewards` are R and sq_grad_norms the |g|^2 of (6). (P, G) each -> (P, G)"""
     if baseline == "none":
         return rewards
     if baseline == "batch":
         return rewards - rewards.mean()
     if baseline == "mean":
-        b = rewards.mean(dim=1, keepdim=True)
+        b = rewards.mean(dim=1, keepdim=True)           # its own share shrinks A by 1/G
     elif baseline == "rloo":
         b = (rewards.sum(dim=1, keepdim=True) - rewards) / (rewards.shape[1] - 1)
     else:
         is_other = 1 - torch.eye(rewards.shape[1]).to(rewards)                  # (G, G)
-        norms = sq_grad_norms[:, None] + 1e-30          # equal weights, if all of them are 0
+        norms = sq_grad_norms[:, None] + 1e-30          # (P, 1, G)  if all are 0, they are equal
         b = optimal_baseline(rewards[:, None], norms, is_other)                 # (P, G)
     A = rewards - b                                                             # (P, G)  eq. (2)
     return torch.where(common.has_signal(rewards), A, 0.0)      # exactly 0 among equals, not 1e-8
@@ -112,13 +118,12 @@ def kl(logps, ref_logps, estimator="k3"):
 def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None):
     """The average of token losses (B, T). num_sequences and num_tokens count the whole optimizer
     step (default: this call), so that the gradients of its micro-batches add up. -> scalar"""
-    if num_sequences is None:
-        num_sequences = len(x)
-    if num_tokens is None:
-        num_tokens = mask.sum().clamp(min=1)
+    num_sequences = len(x) if num_sequences is None else num_sequences
+    num_tokens = mask.sum().clamp(min=1) if num_tokens is None else num_tokens
     x = x * mask
     if how == "sequence_mean":              # GRPO, GSPO: every output counts alike
-        return (x.sum(dim=1) / mask.sum(dim=1).clamp(min=1)).sum() / num_sequences
+        means = x.sum(dim=1) / mask.sum(dim=1).clamp(min=1)                     # (B,)
+        return means.sum() / num_sequences
     if how == "token_mean":                 # PPO, DAPO: every token counts alike
         return x.sum() / num_tokens
     if how == "sequence_sum":               # REINFORCE, RLOO
@@ -129,22 +134,6 @@ def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None
 
 
 # ---- 3. the update ---------------------------------------------------------------------------
-
-def token_rewards(batch):
-    """r_t: a reward for a character is paid with the token that writes it, what is left of a row's
-    reward with its last sampled token. -> (B, T)"""
-    rewards = torch.zeros_like(batch.mask)                                      # (B, T)
-    for row, verdict in enumerate(batch.verdicts):
-        if isinstance(verdict, list):                       # a reward for each character
-            ids = batch.tokens[row, :batch.lengths[row]].tolist()
-            ends = [len(decode(ids[:t])) for t in range(1 + len(ids))]
-            for t in range(len(ids)):
-                rewards[row, t] = sum(verdict[ends[t]:ends[t + 1]])
-    rewards = rewards * batch.mask                          # inserted tokens earn nothing
-    last = batch.mask.cumsum(dim=1).argmax(dim=1, keepdim=True)                 # (B, 1)
-    left = batch.rewards.view(-1, 1).to(rewards) - rewards.sum(dim=1, keepdim=True)
-    return rewards.scatter_add(1, last, left)
-
 
 def squared_gradient_norms(policy, batch, cfg):
     """|g|^2 of (6) for each row, which takes a gradient for each row. -> (B,)"""
@@ -166,12 +155,13 @@ def squared_gradient_norms(policy, batch, cfg):
 @torch.no_grad()
 def compute_advantages(policy, reference, batch, cfg):
     """A_t, 0 in masked slots. -> (B, T)"""
-    if cfg.method == "rejection":
+    if cfg.method == "rejection":                           # 1 for right outputs, nothing else
         batch = dataclasses.replace(batch, verdicts=[], rewards=batch.is_correct)
-    rewards = token_rewards(batch)                                              # (B, T)
+    rewards = common.token_rewards(batch, decode)                               # (B, T)
     if cfg.beta > 0:
         ref_logps, _ = score(reference, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
         rewards = rewards - cfg.beta * kl(batch.logps, ref_logps, "k1") * batch.mask
+
     to_go = rewards_to_go(rewards, batch.mask, cfg.gamma)                       # (B, T)
     R = to_go[:, 0].view_as(batch.rewards)                                      # (P, G)
     is_optimal = cfg.baseline == "optimal"
@@ -218,6 +208,7 @@ def update(policy, reference, optimizer, batch, A, cfg, step):
         common.check_finite(step, metrics)
         optimizer.step()
         history.append(metrics)
+
     every = 1 if cfg.beta > 0 else 8                    # for a metric, some rows are enough
     prompts, tokens, mask = batch.prompts[::every], batch.tokens[::every], batch.mask[::every]
     with torch.no_grad():
@@ -269,8 +260,10 @@ VOCAB_SIZE = 320                                                # padded to a mu
 
 def encode_prompts(prompts, task, device):
     """Token ids, padded on the left; a prompt's text is bytes, never a special token. -> (B, W)"""
-    rows = [TOKENIZER.encode_ordinary(prompt) for prompt in prompts]
-    rows = [[PAD] * (task.prompt_width - len(ids)) + ids for ids in rows]
+    rows = []
+    for prompt in prompts:
+        ids = TOKENIZER.encode_ordinary(prompt)
+        rows.append([PAD] * (task.prompt_width - len(ids)) + ids)
     return torch.tensor(rows, device=device)
 
 
@@ -280,17 +273,9 @@ def decode(ids):
     return TOKENIZER.decode_bytes(known).decode(errors="replace")
 
 
-def extract(text):
-    """The answer in the one <answer> block of a text, printable ASCII. -> str, or None without"""
-    if text.count("<answer>") != 1 or text.count("</answer>") != 1:
-        return None
-    block = re.search("<answer>([ -~]{1,200})</answer>", text)
-    return block[1].strip() if block else None
-
-
 def verify(problem, text):
-    """Arithmetic: whether the one answer block of a text holds the right number. -> 1.0 or 0.0"""
-    number = re.fullmatch("-?[0-9]{1,20}", extract(text) or "")
+    """Arithmetic: whether the one <answer> block of a text holds the right number. -> 1.0 or 0.0"""
+    number = re.fullmatch("-?[0-9]{1,20}", common.extract(text) or "")
     return float(number is not None and int(number[0]) == int(problem.answer))
 
 
@@ -328,8 +313,6 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """SwiGLU."""
-
     def __init__(self, cfg):
         super().__init__()
         self.gate = nn.Linear(cfg.hidden_size, cfg.intermediate_size, bias=False)
@@ -337,7 +320,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(cfg.intermediate_size, cfg.hidden_size, bias=False)
 
     def forward(self, x):
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        return self.down(F.silu(self.gate(x)) * self.up(x))                     # SwiGLU
 
 
 class Block(nn.Module):
@@ -467,8 +450,8 @@ def rollout(model, prompts, problems, task, cfg, uniforms=None):
     responds takes the place of what would be sampled. -> Rollout"""
     B, T = len(prompts), cfg.max_completion_length
     if common.kernels and common.kernels.captures(prompts, task, cfg):          # as a CUDA graph
-        slots = common.kernels.captured_rollout(model, prompts, cfg, uniforms, EOS, PAD)
-        return common.Rollout(*slots, lengths=slots[1].sum(dim=1).long())
+        return common.Rollout(
+            *common.kernels.captured_rollout(model, prompts, cfg, uniforms, EOS, PAD))
     call_tokens = [TOKENIZER.encode_single_token(text) for text in task.call_tokens]
     forced_tokens = [deque() for _ in range(B)]                 # what is still to be inserted
 
@@ -524,8 +507,8 @@ def completion_texts(completions):
 
 
 def sample_batch(policy, task, cfg, step, split="train"):
-    """P problems and G completions of each, verified and rewarded; with dynamic sampling, of more
-    problems those whose groups have signal. A function of policy, task, seed and step. -> Batch"""
+    """P problems and G completions of each, rewarded; with dynamic sampling, of more problems those
+    whose groups have signal. A function of policy, task, seed and step. -> Batch"""
     batch = sample_groups(policy, task, cfg, step, 0, split)
     for attempt in range(1, 1 + cfg.dynamic_sampling):
         if common.has_signal(batch.rewards).sum() >= cfg.num_prompts:
@@ -588,16 +571,15 @@ def warm_start(model, task, cfg, progress):
             sequences = torch.cat([prompts[rows], tokens[rows, :T]], dim=1)     # (b, W + T)
             logits = model(sequences[:, :-1])[:, -T:]                           # (b, T, V)
             logps, _ = logprobs(logits, tokens[rows, :T])                       # (b, T)
-            loss = -(logps * mask[rows, :T]).sum() / lengths.sum()
-            loss.backward()
+            token_loss = -logps * mask[rows, :T]
+            (token_loss.sum() / lengths.sum()).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         muon.step()
         adamw.step()
 
 
 def evaluate(policy, task, cfg, num_samples=0, progress=common.silent):
-    """Complete the held-out problems, the same ones with the same random numbers for every run:
-    greedily, or num_samples times each. -> scores"""
+    """Complete the held-out problems, in every run with the same random numbers. -> scores"""
     problems = common.sample_problems(task, cfg.num_eval_problems, "evaluation", split="test")
     problems = [problem for problem in problems for _ in range(max(1, num_samples))]
     generator = common.generator("evaluation")
@@ -612,8 +594,7 @@ def evaluate(policy, task, cfg, num_samples=0, progress=common.silent):
         out = rollout(policy, prompts, part, task, cfg, uniforms)
         texts += completion_texts(out)
         lengths += out.mask.sum(dim=1).tolist()
-    answers = [extract(text) for text in texts]
-    return common.scores(task, problems, texts, answers, lengths, num_samples)
+    return common.scores(task, problems, texts, lengths, num_samples)
 
 
 if __name__ == "__main__":

@@ -52,8 +52,9 @@ def captures(prompts, task, cfg):
 
 def captured_rollout(model, prompts, cfg, uniforms, eos, pad):
     """The rollout of prompts (B, W) as a CUDA graph, see decode.py.
-    -> tokens, mask, logps, entropy, (B, T) each"""
+    -> tokens, mask, logps, entropy (B, T), lengths (B,)"""
     # Not at the top, since decode.py imports this file.
     from kernels.decode import decode
-    return decode(model, prompts, cfg.max_completion_length, cfg.temperature, uniforms, eos, pad,
-                  cfg.kernel)
+    tokens, mask, logps, entropy = decode(
+        model, prompts, cfg.max_completion_length, cfg.temperature, uniforms, eos, pad, cfg.kernel)
+    return tokens, mask, logps, entropy, mask.sum(dim=1).long()

@@ -11,6 +11,7 @@ over-optimization, which a penalty on the KL to the base delays. Here the person
 who in one of ten cases says the opposite.
 """
 import copy
+import functools
 
 import torch
 from torch import nn
@@ -24,8 +25,9 @@ BATCHES = 20                    # of completions of the base to compare, two of 
 class RewardModel(nn.Module):
     """s: a copy of the base, and a head that reads its state at the last token; 0 at first."""
 
-    def __init__(self, policy):
+    def __init__(self, policy, sample_batch=None):
         super().__init__()
+        self.sample_unrated = sample_batch
         self.gpt = copy.deepcopy(policy)
         self.head = nn.Linear(policy.embed.embedding_dim, 1)
         nn.init.zeros_(self.head.weight)
@@ -47,6 +49,12 @@ class RewardModel(nn.Module):
         """s of all completions of a batch. -> (P, G)"""
         found = self(batch.prompts, batch.tokens, batch.lengths)                # (B,)
         return found.view_as(batch.rewards).cpu()
+
+    def sample_batch(self, policy, task, cfg, step):
+        """A batch of the script's sample_batch, with the ratings added to its rewards. -> Batch"""
+        batch = self.sample_unrated(policy, task, cfg, step)
+        batch.rewards += self.rewards(batch)
+        return batch
 
 
 def pairs(batch, mistakes, generator):
@@ -101,10 +109,14 @@ def scale_to_verdicts(model, batches):
     model.head.bias.copy_((model.head.bias - ratings.mean()) / scale + 0.5)
 
 
-def train_reward_model(policy, sample, cfg, progress):
-    """A reward model of batches sample(name) of the base; says how good it is. -> RewardModel"""
-    model = RewardModel(policy)
-    accuracy = fit(model, sample, progress, cfg.seed)
+def make_reward_model(policy, task, sample_batch, cfg, run):
+    """A reward model trained on batches of the base, by the script's sample_batch; prints how good
+    it is. A run that is resumed loads its own. -> RewardModel"""
+    model = RewardModel(policy, sample_batch)
+    if run.resumed:
+        return model
+    sample = functools.partial(sample_batch, policy, task, cfg)
+    accuracy = fit(model, sample, run.console.progress, cfg.seed)
     num_bytes = sum(weight.numel() * weight.element_size() for weight in policy.parameters())
     megabytes = num_bytes / 1e6
     print(f"reward model: {accuracy:.3f} of new pairs in the right order")

@@ -92,12 +92,17 @@ class Rewards(Wrapper):
     def describe(self, batch, step):
         """The mean of each row, if there are several."""
         metrics = self.task.describe(batch, step)
-        for name in self.names if len(self.names) > 1 else ():
-            if name != MODEL:
-                found = []
-                for problem, text, verdict in zip(batch.problems, batch.texts, batch.verdicts):
-                    found.append(self.row(name, problem, text, verdict, step))
-                metrics[f"rewards/{name}/mean"] = sum(found) / len(found)
+        if len(self.names) == 1:
+            return metrics
+        rest = batch.rewards.mean().item()
+        for name in self.names:
+            found = []
+            for problem, text, verdict in zip(batch.problems, batch.texts, batch.verdicts):
+                found.append(self.row(name, problem, text, verdict, step))
+            metrics[f"rewards/{name}/mean"] = sum(found) / len(found)
+            rest -= metrics[f"rewards/{name}/mean"]
+        if MODEL in self.names:                         # what the other rows do not explain
+            metrics[f"rewards/{MODEL}/mean"] = rest
         return metrics
 
 

@@ -1,4 +1,5 @@
-"""The base policy: which runs share one, what makes another, and that a damaged one is made again."""
+"""The base policy: which runs share one, what makes another, and that a damaged one is made
+again."""
 import dataclasses
 import shutil
 from pathlib import Path
@@ -163,7 +164,8 @@ def test_an_edit_of_common_makes_another_base(copies):
 @pytest.mark.parametrize("task, is_new", [
     ("lookup", True), ("arithmetic", False), ("countdown", False), ("arithmetic,lookup", True)])
 def test_an_edit_of_a_task_makes_another_base_of_this_task(copies, task, is_new):
-    before, after = base_after(Path("tasks/lookup.py"), "import common\n", "import common  #\n", task)
+    before, after = base_after(
+        Path("tasks/lookup.py"), "CALL_LIMIT = 4", "CALL_LIMIT = 5", task)
     assert (after != before) == is_new
 
 

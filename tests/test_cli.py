@@ -1,4 +1,5 @@
-"""Bad input gets one line that names the value and the remedy, and exit code 2; nothing is touched."""
+"""Bad input gets one line that names the value and the remedy, and exit code 2; nothing is
+touched."""
 import contextlib
 import dataclasses
 import importlib
@@ -202,21 +203,26 @@ def test_two_values_that_do_not_go_together_are_refused(refused, argv, words):
     refused(argv, *words)
 
 
-NEEDY_FLAGS = {"reinforce": 1, "ppo": 6, "grpo": 2, "gspo": 2, "dpo": 1}
+NEEDY_FLAGS = {"reinforce": 1, "ppo": 6, "grpo": 2, "gspo": 2, "dpo": 2}
 
 
 @every_script
-def test_a_flag_that_does_nothing_without_another_is_refused_alone(script, refused):
-    needy = {name: field for name, field in all_fields(script).items() if field.metadata["needs"]}
+def test_a_flag_that_does_nothing_without_another_is_refused(script, refused):
+    fields = all_fields(script)
+    needy = {name: field for name, field in fields.items() if field.metadata["needs"]}
     assert len(needy) == NEEDY_FLAGS[script.__name__]
     for name, field in needy.items():
-        needs = field.metadata["needs"]
         value = {"kl_estimator": "k2", "cold_start": 3}.get(name, 0.5)
-        refused(f"--{name} {value}", f"--{name} {value}", f"nothing without --{needs}")
+        given = f"--{name} {value}"
+        needs = field.metadata["needs"]
         flag, _, wanted = needs.partition(" ")
-        some_value = "true" if all_fields(script)[flag].type is bool else "0.1"
-        common.parse_flags(script.Config, [f"--{name}", str(value), f"--{flag}",
-                                           wanted or some_value])
+        without = ""
+        if wanted and wanted == fields[flag].default:       # it is there unless it is changed
+            without = f"--{flag} {other_value(fields[flag])}"
+        refused(f"{given} {without}", given, f"does nothing without --{needs}")
+        some_value = "true" if fields[flag].type is bool else "0.1"
+        with_it = f"{given} --{flag} {wanted or some_value}"
+        common.parse_flags(script.Config, with_it.split())
 
 
 @pytest.mark.parametrize("flags", ["--numbers 9-3", "--numbers 3", "--slip 0.5"])

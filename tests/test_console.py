@@ -1,5 +1,5 @@
-"""What a run prints: 80 columns, colour for a terminal only, nothing that a pipe would choke on; and
-what it prints where there is only common.py."""
+"""What a run prints: 80 columns, colour for a terminal only, nothing that a pipe would choke on;
+and what it prints where there is only common.py."""
 import contextlib
 import io
 import itertools
@@ -184,7 +184,7 @@ def test_the_base_is_shown_by_its_first_scores_in_80_columns(pipe, rich, made_ru
     assert pipe.lines() == [
         "32 prompts x 8 completions = 256 per step, log-probs by torch",
         "base: greedy 0.125, pass@1 0.250, pass@8 0.500, maj@8 0.500, pass@64 0.500",
-        " step  reward  secs  left"]
+        " step   reward  secs  left"]
 
 
 def test_a_base_that_is_never_right_is_warned_of_with_a_remedy(terminal, rich, made_run):
@@ -250,13 +250,16 @@ def test_without_matplotlib_the_report_is_still_written(pipe, new_run, monkeypat
 # ---- a run -----------------------------------------------------------------------------------
 
 @every_script
-def test_the_console_shows_base_then_steps_then_what_changed_and_how_to_ask(new_run, pipe):
+def test_the_console_shows_base_then_steps_then_what_changed_and_how_to_ask(
+        script, new_run, pipe):
     folder = new_run(max_steps=4)
     text = pipe.text()
     summary = read_summary(folder)
     assert "4 prompts x 8 completions = 32 per step" in text
     numbers = [STEP.match(line)[1] for line in pipe.lines() if STEP.match(line)]
     assert numbers == ["1", "2", "3", "4"]
+    [headings] = [line for line in pipe.lines() if line.startswith(" step ")]
+    assert all(f" {heading}" in headings for heading in script.COLUMNS)
     table = {line.split()[0]: line.split()[1:] for line in pipe.lines() if len(line.split()) == 3}
     lengths = [summary[when]["mean_length"] for when in ("base", "trained")]
     assert table["mean_length"] == [f"{length:.3f}" for length in lengths]
@@ -418,18 +421,17 @@ def plain(monkeypatch):
 
 @every_script
 def test_the_plain_console_prints_a_line_a_step_and_what_has_changed(
-        plain, whole, new_run, pipe):
+        script, plain, whole, new_run, pipe):
     folder = new_run(max_steps=2)
     summary = read_summary(folder)
     metrics = lines(folder / "metrics.jsonl")
     first, _, base, headings, *rest = pipe.lines()          # the second is the file of the base
     assert str(folder) in first
     assert base.startswith("base: ") and str(summary["base"]["greedy"]) in base
-    heading_words = headings.split()
-    assert heading_words[:2] == ["step", "reward"]
+    assert headings == " ".join(["step", *script.COLUMNS])
     for number, line in enumerate(rest[:2]):
         words = line.split()
-        assert len(words) == len(heading_words)
+        assert len(words) == 1 + len(script.COLUMNS)
         assert words[:2] == [str(number + 1), str(round(metrics[number]["reward"], 3))]
     changed = [f"{name}: {summary['base'][name]} -> {summary['trained'][name]}"
                for name in summary["base"]]

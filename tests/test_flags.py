@@ -5,8 +5,16 @@ import re
 import pytest
 from conftest import ROOT, every_script
 from small_runs import COMMON_FIELDS, all_fields, other_value, own_fields
+from test_base import SHAPES_A_BASE
+from test_flags_matter import CHANGES
+from test_run import ACTS
 
 import common
+
+# What these flags do is not for every run, or changes nothing of what a run learns and logs; they
+# have tests of their own.
+ELSEWHERE = {"device", "num_threads", "output_dir", "save_steps", "micro_batch_size", "init_from",
+             "cold_start", "resume_from_checkpoint", "kernel", "numbers", "slip"}
 
 
 def yes_or_no_flags(script):
@@ -116,7 +124,7 @@ def test_help_gives_every_flag_in_its_group_with_its_meaning_and_default(script,
     for entries in help_groups.values():
         for name, entry in entries.items():
             assert f"[{fields[name].default}]" in entry
-            meaning = re.sub(rf"--[\w-]+|\[.*\]|{name}", "", entry)
+            meaning = re.sub(rf"--[\w-]+|\[[^]]*\]|{name}", "", entry)
             assert re.search("[a-z]{2}", meaning), entry
 
 
@@ -137,6 +145,12 @@ def test_the_algorithms_own_flags_come_first_in_help(script, help_groups):
 
 
 # ---- every flag is there for something -------------------------------------------------------
+
+@every_script
+def test_every_flag_has_a_test_that_shows_what_it_does(script):
+    shown = ACTS.keys() | SHAPES_A_BASE.keys() | CHANGES[script.__name__].keys() | ELSEWHERE
+    assert shown == all_fields(script).keys()
+
 
 @every_script
 def test_every_flag_is_read_somewhere(script):

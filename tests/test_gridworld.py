@@ -128,7 +128,7 @@ def test_a_reward_falls_on_the_token_of_its_move_and_eos_earns_nothing():
         problems=[GOLDEN], prompts=torch.zeros(1, 6).long(), texts=["RURR"],
         verdicts=[verify(GOLDEN, "RURR")], rewards=f64([[2]]), is_correct=torch.tensor([[True]]),
         is_truncated=torch.tensor([False]), accuracy=1.0)
-    assert reinforce.token_rewards(batch).tolist() == [[-1, -1, -1, 5, 0, 0]]
+    assert common.token_rewards(batch, reinforce.decode).tolist() == [[-1, -1, -1, 5, 0, 0]]
 
 
 def test_an_episode_is_correct_if_it_earns_the_best_return():

@@ -61,7 +61,7 @@ def test_the_rows_of_these_tests_are_as_different_as_rows_can_be(played):
     inserted = is_inserted(game.out.tokens)
     lengths = game.out.lengths.tolist()
     ends = [n - 1 for n in lengths if n < 24]
-    assert any(inserted[:, t].any() for t in ends)      # one row ends while another is told
+    assert any(inserted[:, t].any() for t in ends)      # one row ends, another is in a response
     is_full = game.out.lengths == 24
     assert inserted[is_full, 23].any()                  # a response is cut at the end of its row
     median = sorted(lengths)[12]                        # now the others have moved up in the cache
@@ -215,7 +215,7 @@ def test_in_a_mix_only_problems_of_a_task_with_an_environment_are_answered(playe
     assert "?" in "".join(grpo.completion_texts(out)[:4])
 
 
-def test_on_cuda_a_batch_that_may_be_told_something_is_not_sampled_by_a_graph(played):
+def test_on_cuda_a_batch_with_an_environment_is_not_sampled_by_a_graph(played):
     game = played()
     on_cuda = SimpleNamespace(is_cuda=True)             # all that `captures` asks of prompts
     assert not kernels.captures(on_cuda, game.task, game.cfg)

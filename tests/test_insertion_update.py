@@ -190,7 +190,7 @@ def test_a_reward_for_a_character_lands_on_its_token_also_behind_a_response(scri
             return rewards
     cfg, policy = asker()
     batch = script.sample_batch(policy, Rising(cfg), cfg, 0)
-    found = script.token_rewards(batch)
+    found = common.token_rewards(batch, script.decode)
     num_calls = 0
     for row, verdict in enumerate(batch.verdicts):
         n = batch.lengths[row].item()

@@ -53,7 +53,7 @@ def fifth_loss_is_nan(script, monkeypatch):
     loss = getattr(script, name)
     update = script.update
     numbers = itertools.count(1)
-    now = {}
+    now = {"step": 0}                               # it is evaluated before the first one
 
     def counted(*args):
         now["step"] = next(numbers)

@@ -21,11 +21,14 @@ close = functools.partial(torch.testing.assert_close, atol=1e-10, rtol=0)
 
 def plain_loss(scene, rows, entropy_coef=0.0, A=None, average=None):
     """Equation (5) of grpo.py and gspo.py as it stands: all rows at once, none skipped."""
-    script, cfg, batch = scene.script, scene.cfg, scene.batch
+    script = scene.script
+    cfg = scene.cfg
+    batch = scene.batch
     A = scene.A if A is None else A
     average = average or AVERAGES[cfg.loss_type]
-    prompts, tokens, mask = batch.prompts[rows], batch.tokens[rows], batch.mask[rows]
-    logps, entropy = script.score(scene.policy, prompts, tokens, cfg.temperature)
+    mask = batch.mask[rows]
+    logps, entropy = script.score(
+        scene.policy, batch.prompts[rows], batch.tokens[rows], cfg.temperature)
     loss_type = cfg.loss_type if cfg.loss_type in AVERAGES else "grpo"
     options = [loss_type, cfg.epsilon, cfg.epsilon_high]
     if script.__name__ == "gspo":
@@ -136,11 +139,11 @@ def test_a_whole_update_does_not_depend_on_the_size_of_micro_batches(scene, loss
 
 def plain_reinforce_loss(scene, rows, A, entropy_coef=0.0):
     """Equation (5) of reinforce.py as it stands."""
-    script, batch = scene.script, scene.batch
-    logps, entropy = script.score(
+    batch = scene.batch
+    logps, entropy = scene.script.score(
         scene.policy, batch.prompts[rows], batch.tokens[rows], scene.cfg.temperature)
     mask = batch.mask[rows]
-    token_loss = script.policy_loss(logps, A[rows], mask) - entropy_coef * entropy
+    token_loss = scene.script.policy_loss(logps, A[rows], mask) - entropy_coef * entropy
     return (token_loss * mask).sum() / len(rows)
 
 
@@ -199,8 +202,12 @@ def test_a_row_of_which_one_token_has_an_advantage_is_not_skipped(scene):
 
 def plain_ppo_loss(scene, rows, entropy_coef, penalty_coef):
     """Equation (5) of ppo.py as it stands."""
-    script, cfg, batch = scene.script, scene.cfg, scene.batch
-    mask, old_logps, A = batch.mask[rows], batch.logps[rows], scene.A[rows]
+    script = scene.script
+    cfg = scene.cfg
+    batch = scene.batch
+    A = scene.A[rows]
+    mask = batch.mask[rows]
+    old_logps = batch.logps[rows]
     logps, entropy = script.score(
         scene.policy, batch.prompts[rows], batch.tokens[rows], cfg.temperature)
     if cfg.trust_region == "clip":
@@ -264,7 +271,8 @@ def test_the_gradient_of_the_critic_is_that_of_equation_7(script, scene, rows, s
 
 def plain_dpo_loss(scene, chosen, rejected):
     """The mean of L of dpo.py as it stands."""
-    cfg, batch = scene.cfg, scene.batch
+    cfg = scene.cfg
+    batch = scene.batch
     logps, _ = scene.script.score(scene.policy, batch.prompts, batch.tokens, cfg.temperature)
     h = ((logps - scene.ref_logps()) * batch.mask).sum(dim=1)           # (B,)
     M = h[chosen] - h[rejected]
@@ -288,7 +296,8 @@ def test_the_gradient_of_dpo_is_that_of_its_loss(
     scene = scene(loss_type=loss_type, label_smoothing=label_smoothing, beta=0.3)
     chosen, rejected = script.preferences(scene.A.view(7, 2))
     assert len(chosen) >= 6
-    chosen, rejected = chosen[pairs], rejected[pairs]
+    chosen = chosen[pairs]
+    rejected = rejected[pairs]
     loss = plain_dpo_loss(scene, chosen, rejected)
     expected = gradient_of(loss, scene.policy)
     assert expected.norm() > 0.01

@@ -146,6 +146,24 @@ def test_the_loss_at_no_difference_is_log_two_with_slope_one_half():
     assert math.isclose(loss.item(), math.log(2)) and math.isclose(margin.grad.item(), -0.5)
 
 
+def test_ratings_are_added_to_the_rewards_of_what_is_sampled(policy):
+    batch = batch_of(TOKENS, LENGTHS, ONE_PAIR)
+    batch.rewards += torch.tensor([[1.0, 0.5]])
+    asked = []
+
+    def sample_batch(*arguments):
+        asked.append(arguments)
+        return batch
+
+    model = preferences.RewardModel(policy, sample_batch)
+    torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
+    ratings = model.rewards(batch)
+    assert ratings.std() > 0
+    found = model.sample_batch(policy, "task", "cfg", 7)
+    assert asked == [(policy, "task", "cfg", 7)]
+    torch.testing.assert_close(found.rewards, torch.tensor([[1.0, 0.5]]) + ratings)
+
+
 # ---- ppo.py --reward model -------------------------------------------------------------------
 
 
@@ -167,11 +185,7 @@ def lucky(tmp_path, monkeypatch):
 
 def stored_reward_model(folder):
     """The weights of the reward model in the checkpoint of a run."""
-    checkpoint = common.load(Path(folder, "checkpoint.pt"), "cpu")
-    [found] = [part for part in checkpoint.values()
-               if "head.weight" in part and "gpt.embed.weight" in part and part is not
-               checkpoint["critic"]]
-    return found
+    return common.load(Path(folder, "checkpoint.pt"), "cpu")["reward_model"]
 
 
 @pytest.mark.usefixtures("lucky", "no_picture")

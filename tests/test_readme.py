@@ -1,4 +1,5 @@
-"""README.md: its commands run, its tables agree with the code, its numbers with what make targets wrote."""
+"""README.md: its commands run, its tables agree with the code, and its numbers with what make
+targets wrote."""
 import ast
 import contextlib
 import dataclasses
@@ -15,16 +16,15 @@ import pytest
 from conftest import ROOT, SCRIPTS
 
 import common
-import tasks
-from tools import report
+from tasks import rewards
+from tools import ask, console, report
 
 README = (ROOT / "README.md").read_text()
 GENERATED = re.compile(r"<!-- made by make (\w+): (\w+) -->\n(.*?)<!-- end of (\w+) -->\n", re.S)
 PROSE = GENERATED.sub("", README)                       # what somebody has written
 MODULES = {name: importlib.import_module(name) for name in SCRIPTS}
-TASKS = ["arithmetic", *sorted(path.stem for path in (ROOT / "tasks").glob("*.py")
-                               if hasattr(importlib.import_module(f"tasks.{path.stem}"), "sample"))]
-RUN = "runs/grpo-arithmetic-s0"                         # the run that the README's commands go on with
+RUN = "runs/grpo-arithmetic-s0"                         # with which the README's commands go on
+
 # So little that a command takes a moment; what a command itself says comes after it and counts.
 TINY = shlex.split("""
     --device cpu --base_steps 2 --base_batch_size 4 --hidden_size 16 --num_attention_heads 2
@@ -32,16 +32,18 @@ TINY = shlex.split("""
     --max_completion_length 8 --num_eval_problems 8 --num_eval_samples 2 --eval_steps 1""")
 # A base that is right now and then: else nobody votes, and a reward model has nothing to compare.
 ANSWERS = shlex.split("""
-    --operands 2 --textbook 0 --base_steps 200 --base_batch_size 16 --hidden_size 32 --intermediate_size 32
-    --max_completion_length 12 --num_prompts 8 --num_generations 8""")
-# Commands that are no runs of a script: executed by tests/test_copying.py, by a test below, by nobody here.
+    --operands 2 --textbook_share 0 --base_steps 200 --base_batch_size 16 --hidden_size 32
+    --intermediate_size 32 --max_completion_length 12 --num_prompts 8 --num_generations 8""")
+# Executed by tests/test_copying.py, by a test below, and by nobody here.
 COPYING = {"cp grpo.py mine.py", "python mine.py", "python grpo.py --task sorting"}
 DRAW = "python -m tools.report "
+ASK = "python -m tools.ask "
 ELSEWHERE = ("trl ", "python3 -m verl.", "pip install ", "python grpo.py --device mps")
 
+pytestmark = pytest.mark.usefixtures("no_picture")
 
-# ---- reading it -------------------------------------------------------------------------------------------
 
+# ---- reading it ------------------------------------------------------------------------------
 
 def section(title):
     """What stands between a heading and the next."""
@@ -50,31 +52,40 @@ def section(title):
 
 def cells(line):
     """The cells of a line of a table; \\| is no border."""
-    return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line.strip())[1:-1]]
+    parts = re.split(r"(?<!\\)\|", line.strip())[1:-1]
+    return [cell.strip().replace("\\|", "|") for cell in parts]
+
+
+def first_table(text):
+    """Of the first table of a text: {heading: cell} for each row."""
+    heading, _, *rows = re.search(r"(?:^\|.*\n)+", text, re.M)[0].splitlines()
+    return [dict(zip(cells(heading), cells(row))) for row in rows]
 
 
 def table(title):
-    """Of the first table of a section: {heading: cell} for each row."""
-    lines = re.search(r"(?:^\|.*\n)+", section(title), re.M)[0].splitlines()
-    return [dict(zip(cells(lines[0]), cells(line))) for line in lines[2:]]
+    """The first table of a section."""
+    return first_table(section(title))
 
 
 def commands():
     """Every command: the lines of the blocks that name no language, and what stands in the text."""
     blocks = re.compile(r"^```(\w*)\n(.*?)^```$", re.S | re.M)
-    plain = [block for language, block in blocks.findall(PROSE) if not language]
-    lines = [line.split("  #")[0].strip() for block in plain for line in block.splitlines()]
-    inline = re.findall(r"`((?:python3?|make|trl|cp|pip) [^`]*)`", blocks.sub("", PROSE))
-    return list(dict.fromkeys(line for line in lines + inline if line))
+    found = []
+    for language, block in blocks.findall(PROSE):
+        if not language:
+            found += [line.split("  #")[0].strip() for line in block.splitlines()]
+    found += re.findall(r"`((?:python3?|make|trl|cp|pip) [^`]*)`", blocks.sub("", PROSE))
+    return list(dict.fromkeys(command for command in found if command))
 
 
 def is_run(command):
     """Whether a command is a run of a script that can be made here."""
-    return bool(re.match(r"python \w+\.py( |$)", command)) and (
-        command not in COPYING and not command.startswith(ELSEWHERE))
+    is_script = re.match(r"python \w+\.py( |$)", command) is not None
+    return is_script and command not in COPYING and not command.startswith(ELSEWHERE)
 
 
-pytestmark = pytest.mark.usefixtures("no_picture")
+def make_targets():
+    return re.search(r"\.PHONY: (.*)", (ROOT / "Makefile").read_text())[1].split()
 
 
 @pytest.fixture(scope="module")
@@ -84,29 +95,32 @@ def folder(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
         patch.chdir(folder)
         patch.setitem(sys.modules, "tools.report", None)
-        MODULES["grpo"].main([*TINY, "--max_steps", "2"])
+        MODULES["grpo"].main([*TINY, "--max_completion_length", "48", "--max_steps", "2"])
     return folder
 
 
 def execute(command, steps=2):
-    """Run `python SCRIPT.py FLAGS` in this process, in small, for two steps at most. -> the summary"""
+    """Run `python SCRIPT.py FLAGS` in this process, in small, for two steps at most. -> summary"""
     script, *flags = shlex.split(command)[1:]
-    given = [] if "--resume_from_checkpoint" in flags else TINY + ANSWERS * ("model" in flags)
-    with contextlib.redirect_stdout(io.StringIO()) as said:
-        summary = MODULES[script.removesuffix(".py")].main(
-            [*given, *flags, *([] if "--prompt" in flags else ["--max_steps", str(steps)])])
-    return summary or said.getvalue()
+    small = list(TINY)
+    if "model" in flags:
+        small += ANSWERS
+    if "--resume_from_checkpoint" in flags:
+        small = []
+    main = MODULES[script.removesuffix(".py")].main
+    with contextlib.redirect_stdout(io.StringIO()):
+        return main([*small, *flags, "--max_steps", str(steps)])
 
 
-# ---- commands ---------------------------------------------------------------------------------------------
-
+# ---- commands --------------------------------------------------------------------------------
 
 def test_every_command_is_executed_by_a_test_or_is_a_make_target():
-    targets = re.search(r"\.PHONY: (.*)", (ROOT / "Makefile").read_text())[1].split()
     for command in commands():
-        executed = is_run(command) or command in COPYING or command.startswith((*ELSEWHERE, DRAW))
-        executed = executed or command.startswith("make ") and command.split()[1] in targets
-        assert executed, f"nothing executes `{command}`"
+        is_target = command.startswith("make ") and command.split()[1] in make_targets()
+        is_tested = command in COPYING or command.startswith((DRAW, ASK))
+        is_said_to_be_untested = command.startswith(ELSEWHERE)
+        assert is_run(command) or is_target or is_tested or is_said_to_be_untested, (
+            f"nothing executes `{command}`")
 
 
 @pytest.mark.parametrize("command", [command for command in commands() if is_run(command)])
@@ -125,63 +139,75 @@ def test_the_command_that_draws_a_report_again_draws_it(folder, tmp_path, monkey
     assert Path(RUN, "report.html").is_file()
 
 
+def test_the_command_that_asks_the_policy_gets_an_answer(folder, tmp_path, monkeypatch, capsys):
+    (command,) = (command for command in commands() if command.startswith(ASK))
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folder / RUN, RUN)
+    ask.main(shlex.split(command)[3:])
+    assert capsys.readouterr().out.strip()
+
+
 def test_commands_that_no_test_runs_are_said_to_be_such():
     said = section("From here to a real model").split("so no test runs them:")[1]
-    long = [command for command in commands() if re.match("trl .* --dataset_name|python3 -m verl", command)]
-    assert len(long) == 2 and all(command in said for command in long)
+    pattern = "trl .* --dataset_name|python3 -m verl"
+    long = [command for command in commands() if re.match(pattern, command)]
+    assert len(long) == 2
+    assert all(command in said for command in long)
     assert PROSE.count("nobody has run it yet") == 4
 
 
-# ---- tables -----------------------------------------------------------------------------------------------
-
-
-def first_table():
-    lines = re.search(r"(?:^\|.*\n)+", README, re.M)[0].splitlines()
-    return [dict(zip(cells(lines[0]), cells(line))) for line in lines[2:]]
-
+# ---- tables ----------------------------------------------------------------------------------
 
 def test_the_first_screen_has_all_it_should():
     screen = README.split("\n## ")[0]
     assert len(screen.splitlines()) <= 50
     assert "**The loss is about 0 on-policy by construction; watch the reward.**" in screen
-    assert "docs/compare.png" in screen and "\nmake run " in screen and "\nmake test " in screen
+    assert "docs/compare.png" in screen
+    assert "\nmake run " in screen
+    assert "\nmake test " in screen
     assert re.findall(r"\[(\w+)\.py\]\(\1\.py\)", screen) == SCRIPTS
 
 
-@pytest.mark.parametrize("row", first_table(), ids=lambda row: row["file"])
-def test_a_script_has_as_many_lines_as_the_readme_says_and_an_idea_of_six_words(row):
+@pytest.mark.parametrize("row", first_table(README), ids=lambda row: row["file"])
+def test_the_lines_of_lesson_and_script_are_those_the_readme_says(row):
     name = re.match(r"\[(.*)\]", row["file"])[1]
-    count = len((ROOT / name).read_text().splitlines())
-    assert int(row["lines"]) == count
+    source = (ROOT / name).read_text()
+    lesson = source.partition(common.MACHINERY)[0]
+    assert int(row["lesson, lines"]) == len(lesson.splitlines())
+    assert int(row["in all"]) == len(source.splitlines())
     assert len(row["idea"].split()) == 6
 
 
 def bare(text):
+    """A text without spaces."""
     return re.sub(r"\s+", "", text)
 
 
 def statements(script):
     """The equations of a docstring: number -> the line that states it, without spaces."""
-    return {int(n): bare(line) for line, n in re.findall(r"^(.*)\((\d+)\)\s*$", script.__doc__, re.M)}
+    numbered = re.findall(r"^  (\S.*)\((\d+)\)\s*$", script.__doc__, re.M)
+    return {int(number): bare(line) for line, number in numbered}
 
 
 def tags(script):
     """Where the equations of a script are computed: number -> names of functions with that tag."""
     source = Path(script.__file__).read_text()
-    lines, found = source.splitlines(), {}
+    lines = source.splitlines()
+    found = {}
     for node in ast.parse(source).body:
-        for line in lines[node.lineno - 1:node.end_lineno] if isinstance(node, ast.FunctionDef) else ():
-            for n in re.findall(r"eq\. \((\d+)\)", line):
-                found.setdefault(int(n), set()).add(node.name)
+        if isinstance(node, ast.FunctionDef):
+            text = "\n".join(lines[node.lineno - 1:node.end_lineno])
+            for number in re.findall(r"eq\. \((\d+)\)", text):
+                found.setdefault(int(number), set()).add(node.name)
     return found
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_map_has_every_equation_with_the_function_that_computes_it(name):
-    rows = [row for row in table("From math to code") if row[name]]
     found = {}
-    for row in rows:
-        found.setdefault(int(row[name]), set()).add(row["function"])
+    for row in table("From math to code"):
+        if row[name]:
+            found.setdefault(int(row[name]), set()).add(row["function"])
     assert found == tags(MODULES[name])
     assert found.keys() == statements(MODULES[name]).keys()
 
@@ -193,19 +219,28 @@ def test_a_formula_of_the_map_is_that_of_a_docstring(row):
     assert any(formula in line for line in stated.values()), stated
 
 
+AVERAGES = {"sequence_sum": ("sums of answers", "right answers"), "token_mean": ("tokens",),
+            "sequence_mean": ("each answer",), "constant": ("a constant",), "pairs": ("pairs",),
+            "micro_batch_mean": ("micro-batch",)}
+
+
 @pytest.mark.parametrize("row", table("The matrix of methods"), ids=lambda row: row["recipe"])
 def test_the_matrix_says_how_a_recipe_averages_and_where_its_kl_is(row):
     script, *flags = shlex.split(row["command"].strip("`"))[1:]
     module = MODULES[script.removesuffix(".py")]
-    cfg = module.Config.parse([*flags, "--device", "cpu"])
-    how = {"reinforce.py": "sequence_sum", "ppo.py": "token_mean", "dpo.py": "pairs"}.get(script)
-    how = how or module.LOSS_TYPES[cfg.loss_type][1]
-    said = {"sequence_sum": ("sums of answers", "right answers"), "token_mean": ("tokens",),
-            "sequence_mean": ("each answer",), "constant": ("a constant",), "pairs": ("pairs",),
-            "micro_batch_mean": ("micro-batch",)}
-    assert row["averages over"] in said[how]
-    place = "in the reward" if script in ("reinforce.py", "ppo.py") else "in the loss"
-    assert row["KL to the base"].startswith(place) if cfg.beta else not row["KL to the base"]
+    cfg = common.parse_flags(module.Config, [*flags, "--device", "cpu"])
+    averages = {"reinforce.py": "sequence_sum", "ppo.py": "token_mean", "dpo.py": "pairs"}
+    if script in averages:
+        average = averages[script]
+    else:
+        _, average = module.LOSS_TYPES[cfg.loss_type]
+    assert row["averages over"] in AVERAGES[average]
+    if cfg.beta > 0:
+        is_in_reward = script in ("reinforce.py", "ppo.py")
+        place = "in the reward" if is_in_reward else "in the loss"
+        assert row["KL to the base"].startswith(place)
+    else:
+        assert not row["KL to the base"]
     if script in ("grpo.py", "gspo.py"):
         assert ("/ std" in row["baseline"]) == (cfg.scale_rewards == "group")
         assert row["ratio of"].startswith("answer" if script == "gspo.py" else "token")
@@ -213,37 +248,42 @@ def test_the_matrix_says_how_a_recipe_averages_and_where_its_kl_is(row):
 
 def test_the_matrix_has_every_published_recipe():
     recipes = {row["recipe"] for row in table("The matrix of methods")}
-    assert {"REINFORCE", "RLOO", "PPO", "GRPO", "Dr. GRPO", "DAPO", "GSPO", "CISPO", "SAPO", "VAPO", "TRPO",
-            "DPO", "IPO", "cDPO", "rejection sampling"} <= recipes
+    assert {"REINFORCE", "RLOO", "PPO", "GRPO", "Dr. GRPO", "DAPO", "GSPO", "CISPO", "SAPO", "VAPO",
+            "TRPO", "DPO", "IPO", "cDPO", "rejection sampling"} <= recipes
     found = re.findall(r"--loss_type (\w+)", section("The matrix of methods"))
     assert {*found, "grpo"} == {*MODULES["grpo"].LOSS_TYPES, "ipo", "hinge"}
 
 
-def flags():
+def flag_names():
     """The flags of all scripts."""
-    return {f.name for module in MODULES.values() for f in dataclasses.fields(module.Config)}
+    names = set()
+    for module in MODULES.values():
+        names |= {field.name for field in dataclasses.fields(module.Config)}
+    return names
 
 
 def test_every_flag_that_the_readme_names_is_there():
+    of_others = {"model_name_or_path", "dataset_name", "reward_funcs", "help"}
     for name in re.findall(r"(?<![\w-])--(\w+)", PROSE):
-        assert name in flags() | {"model_name_or_path", "dataset_name", "reward_funcs", "help"}, name
+        assert name in flag_names() | of_others, name
+    values = {"dapo", "dr_grpo", "sapo", "k2", "k3"}
     for row in table("Flags: ours, TRL's, verl's"):
         for name in re.sub(r"\(.*\)", "", row["ours"]).split(", "):
-            assert name.split()[0] in flags() | {"dapo", "dr_grpo", "sapo", "k2", "k3"}, name
+            assert name.split()[0] in flag_names() | values, name
 
 
 def test_the_rewards_of_the_readme_are_those_of_the_table_in_the_code():
     rows = re.search(r"\| row \| reward \|\n\|.*\n((?:\|.*\n)+)", README)[1].splitlines()
-    assert [cells(row)[0] for row in rows] == [*tasks.REWARDS, "model"]
+    assert [cells(row)[0] for row in rows] == [*rewards.REWARDS, "model"]
 
 
 def test_every_task_has_its_paragraph():
-    described = re.findall(r"^- \*\*(\w+)\*\*", section("Tasks"), re.M)
-    assert {"arithmetic", "countdown", "gridworld", "lookup"} <= set(described) <= set(TASKS)   # + one's own
+    described = set(re.findall(r"^- \*\*(\w+)\*\*", section("Tasks"), re.M))
+    assert {"arithmetic", "countdown", "gridworld", "lookup"} <= described
+    assert described <= set(common.task_names())        # which may have one's own, too
 
 
-# ---- metrics ----------------------------------------------------------------------------------------------
-
+# ---- metrics ---------------------------------------------------------------------------------
 
 def glossary():
     """The patterns of the glossary: a word in capitals, like TASK, stands for anything."""
@@ -257,90 +297,116 @@ def glossary():
 
 
 def explained(key, names):
-    return [name for name in names if re.fullmatch(re.sub(r"\\?[A-Z]+", r"[\\w/-]+", re.escape(name)), key)]
+    """Those of the names, patterns of the glossary, that fit a key."""
+    found = []
+    for name in names:
+        pattern = re.sub(r"\\?[A-Z]+", r"[\\w/-]+", re.escape(name))
+        if re.fullmatch(pattern, key):
+            found.append(name)
+    return found
 
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory):
-    """Every key of metrics.jsonl and of the scores in summary.json that any script logs for any task."""
-    folder, keys = tmp_path_factory.mktemp("metrics"), set()
-    runs = [f"python {name}.py --task {task}" for name in SCRIPTS for task in TASKS]
-    runs += ["python ppo.py --trust_region trpo", "python grpo.py --operands 2-3 --reward accuracy+format",
-             shlex.join(["python", "grpo.py", *ANSWERS])]
-    runs += [f"python grpo.py --task {','.join(TASKS)} --num_prompts 12"] * (len(TASKS) > 1)
+    """Every key of metrics.jsonl, and of the scores in summary.json, that any script logs for any
+    task."""
+    tasks = common.task_names()
+    runs = [f"python {name}.py --task {task}" for name in SCRIPTS for task in tasks]
+    runs.append("python ppo.py --trust_region trpo")
+    runs.append("python grpo.py --operands 2-3 --reward accuracy+format")
+    runs.append(shlex.join(["python", "grpo.py", *ANSWERS]))
+    runs.append(f"python grpo.py --task {','.join(tasks)} --num_prompts 12")
+    folder = tmp_path_factory.mktemp("metrics")
+    keys = set()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setitem(sys.modules, "tools.report", None)
         for number, command in enumerate(runs):
             execute(f"{command} --output_dir {number}", steps=1)
-            lines = [json.loads(line) for line in Path(str(number), "metrics.jsonl").read_text().splitlines()]
+            for line in Path(str(number), "metrics.jsonl").read_text().splitlines():
+                keys |= {key.removeprefix("eval/") for key in json.loads(line)}
             summary = json.loads(Path(str(number), "summary.json").read_text())
-            keys |= {key.removeprefix("eval/") for line in lines for key in line} | set(summary["trained"])
+            keys |= set(summary["trained"])
     return keys
 
 
 def test_every_metric_has_its_line(logged):
-    missing = sorted(key for key in logged if not explained(key, glossary()))
-    assert not missing
+    assert sorted(key for key in logged if not explained(key, glossary())) == []
 
 
 def test_every_line_of_the_glossary_is_of_a_metric(logged):
-    unused = [name for name in glossary() if not any(explained(key, [name]) for key in logged)]
-    assert not unused
+    unused = []
+    for name in glossary():
+        if not any(explained(key, [name]) for key in logged):
+            unused.append(name)
+    assert unused == []
+
+
+def test_every_column_of_a_console_is_in_the_glossary():
+    for module in MODULES.values():
+        for metric in module.COLUMNS.values():
+            assert explained(metric, glossary()), metric
 
 
 def test_the_symptoms_name_metrics_and_every_warning_has_its_symptom():
     rows = table("When it does not work")
-    names = {name for row in rows for name in re.findall(r"`([^`]+)`", row["metric"])}
-    for name in names:
-        assert explained(name.removeprefix("eval/"), glossary()), name
+    for row in rows:
+        for name in re.findall(r"`([^`]+)`", row["metric"]):
+            assert explained(name.removeprefix("eval/"), glossary()), name
     knobs = " ".join(row["knob"] for row in rows)
-    for _, message in common.tools.WARNINGS:
+    worst = {"frac_reward_zero_std": 1, "accuracy": 0.0, "completions/clipped_ratio": 1.0,
+             "entropy": 0.0, "rewards/chosen": -1.0, "sampling/sampling_logp_difference/max": 1.0}
+    messages = list(console.warnings(worst))
+    assert len(messages) == 5
+    for message in messages:
         for flag in re.findall(r"--\w+", message):
             assert flag in knobs, f"{message}: has no line"
 
 
-# ---- numbers and pictures ---------------------------------------------------------------------------------
-
+# ---- numbers and pictures --------------------------------------------------------------------
 
 def test_generated_blocks_are_closed_and_made_by_make_targets():
-    targets = re.search(r"\.PHONY: (.*)", (ROOT / "Makefile").read_text())[1].split()
-    found = [(target, name, end) for target, name, _, end in GENERATED.findall(README)]
-    assert all(target in targets and name == end for target, name, end in found)
-    assert README.count("<!-- made by") == README.count("<!-- end of") == len(found)
-    assert sorted(name for _, name, _ in found) == [
+    blocks = GENERATED.findall(README)
+    for target, name, _, end in blocks:
+        assert target in make_targets()
+        assert name == end
+    assert README.count("<!-- made by") == README.count("<!-- end of") == len(blocks)
+    assert sorted(name for _, name, _, _ in blocks) == [
         "compare", "example", "passk", "r1", "rlhf", "speed", "table", "tasks", "zero"]
 
 
 def test_every_picture_is_there():
     pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README)
-    assert pictures and not [name for name in pictures if not (ROOT / name).is_file()]
+    assert pictures
+    assert [name for name in pictures if not (ROOT / name).is_file()] == []
 
 
 def test_every_link_leads_somewhere():
+    anchors = set()
+    for title in re.findall(r"^#+ (.*)", README, re.M):
+        anchors.add("#" + re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-"))
     for target in re.findall(r"(?<!!)\[[^\]]+\]\(([^)]+)\)", PROSE):
-        if target.startswith("#"):
-            titles = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
-                      for title in re.findall(r"^#+ (.*)", README, re.M)]
-            assert target[1:] in titles
-        else:
-            assert (ROOT / target).exists(), target
+        assert target in anchors or (ROOT / target).exists(), target
 
 
-@pytest.mark.parametrize("claim, holds", [
-    ("in about a minute", lambda base, trained, run: run["seconds_total"] <= 80),
-    ("one or two times in ten", lambda base, trained, run: 0.08 <= base["greedy"] <= 0.22),
-    ("nearly\nalways right", lambda base, trained, run: base["accuracy_given_think"] >= 0.95),
-    ("mostly blurts", lambda base, trained, run: base["think_share"] <= 0.4),
-    ("it nearly always thinks", lambda base, trained, run: trained["think_share"] >= 0.95),
-    ("greedy accuracy 0.94 or more", lambda base, trained, run: trained["greedy"] >= 0.94),
-])
-def test_what_the_readme_says_in_words_was_measured(claim, holds):
+CLAIMS = {              # what the README says in words, and when that holds of a run of make seeds
+    "in about a minute": lambda base, trained, run: run["seconds_total"] <= 80,
+    "one or two times in ten": lambda base, trained, run: 0.08 <= base["greedy"] <= 0.22,
+    "nearly always right": lambda base, trained, run: base["accuracy_given_think"] >= 0.95,
+    "mostly answers without thinking": lambda base, trained, run: base["think_share"] <= 0.4,
+    "it nearly always thinks": lambda base, trained, run: trained["think_share"] >= 0.95,
+    "greedy accuracy 0.94 or more": lambda base, trained, run: trained["greedy"] >= 0.94}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_what_the_readme_says_in_words_was_measured(claim):
     assert bare(claim) in bare(PROSE)
     runs = json.loads((ROOT / "docs/seeds.json").read_text())["seeds"]
-    assert all(holds(run["base"], run["trained"], run) for run in runs.values())
+    for run in runs.values():
+        assert CLAIMS[claim](run["base"], run["trained"], run)
 
 
 def test_the_versions_said_to_be_tested_are_those_of_the_requirements():
-    pinned = re.search(r"^torch==(\d+\.\d+)", (ROOT / "requirements.txt").read_text(), re.M)[1]
+    requirements = (ROOT / "requirements.txt").read_text()
+    pinned = re.search(r"^torch==(\d+\.\d+)", requirements, re.M)[1]
     assert f"torch {pinned} on a CPU" in section("Contributing")

@@ -10,7 +10,6 @@ from small_runs import (
     difference,
     difference_but_for_flags,
     leaves,
-    lines,
     load,
     outcome,
     policy_of,
@@ -19,6 +18,8 @@ from small_runs import (
     shuffle_the_global_generators,
     steps,
 )
+
+import common
 
 pytestmark = pytest.mark.usefixtures("at_work_folder")
 
@@ -116,8 +117,8 @@ def evaluations(script, monkeypatch):
     seen = []
     evaluate = script.evaluate
 
-    def recorded(policy, task, cfg, num_samples=0, **options):
-        scores = evaluate(policy, task, cfg, num_samples, **options)
+    def recorded(policy, task, cfg, num_samples=0, progress=common.silent):
+        scores = evaluate(policy, task, cfg, num_samples, progress)
         seen.append((num_samples, scores))
         return scores
     monkeypatch.setattr(script, "evaluate", recorded)

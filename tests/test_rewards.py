@@ -1,18 +1,16 @@
 """How an answer is read, ToolRL's measure of tool calls, and the rows of --reward, one by one."""
 import random
-import subprocess
-import sys
 import time
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT
+import torch
 
 import common
 import grpo
 import ppo
 from common import Problem
-from tasks import extract
+from tasks import block, extract
 from tasks.rewards import REWARDS, Rewards, tool_reward
 
 WORK = ("<search>ka</search><information>mi</information>"
@@ -44,12 +42,6 @@ def random_text(rng):
     return "".join(rng.choices(PIECES, k=rng.randrange(1, 12)))
 
 
-def test_rewards_need_no_torch():
-    code = ("import sys, tasks, tasks.rewards; "
-            "sys.exit('torch' in sys.modules or 'common' in sys.modules)")
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
-
-
 # ---- how an answer is read -------------------------------------------------------------------
 
 
@@ -63,15 +55,17 @@ def test_rewards_need_no_torch():
     ("<answer>7</answer><answer>7</answer>", None),
     ("<ANSWER>8</ANSWER><answer>7</answer>", "7")], ids=ascii)
 def test_an_answer_is_what_the_one_answer_block_holds(text, answer):
-    assert extract(text) == answer == grpo.extract(text)
+    assert extract(text) == common.extract(text) == answer
 
 
-def test_tasks_read_an_answer_as_the_scripts_do():
+def test_an_answer_is_read_as_a_second_program_reads_it():
     rng = random.Random(0)
     num_answers = 0
     for _ in range(20_000):
         text = random_text(rng)
-        assert extract(text) == grpo.extract(text), text
+        inside = block(text, "answer") or ""
+        is_answer = inside.isascii() and inside.isprintable() and 0 < len(inside) <= 200
+        assert extract(text) == (inside.strip() if is_answer else None), text
         num_answers += extract(text) is not None
     assert num_answers > 100
 
@@ -289,14 +283,16 @@ def test_dynamic_sampling_by_a_reward_model_alone_is_refused():
 def test_of_several_rows_the_mean_of_each_is_logged():
     texts = [f"<think>{'1' * 20}</think><answer>7</answer>", "<answer>7</answer>", "7",
              "<think>8</think>"]
-    batch = SimpleNamespace(problems=[TWO_HOPS] * 4, texts=texts, verdicts=[1.0, 1.0, 0.0, 0.0])
+    batch = SimpleNamespace(problems=[TWO_HOPS] * 4, texts=texts, verdicts=[1.0, 1.0, 0.0, 0.0],
+                            rewards=torch.tensor([[1.5, 2.0], [0.75, 0.0]]))
     found = load("lookup", reward="accuracy+format+length").describe(batch, 5)
     del found["tools/call_frequency"]
     assert found == pytest.approx({"rewards/accuracy/mean": 0.5, "rewards/format/mean": 0.25,
                                    "rewards/length/mean": 0.1 * (0.5 + 1 / 40) / 4})
     assert load("lookup", reward="fine").describe(batch, 5) == {"tools/call_frequency": 0}
     found = Rewards(ppo.Config(reward="accuracy+model"), TASKS["lookup"]).describe(batch, 5)
-    assert found == {"tools/call_frequency": 0, "rewards/accuracy/mean": 0.5}
+    assert found == pytest.approx({"tools/call_frequency": 0, "rewards/accuracy/mean": 0.5,
+                                   "rewards/model/mean": 4.25 / 4 - 0.5})
 
 
 # ---- hostile text ----------------------------------------------------------------------------

@@ -236,7 +236,8 @@ def test_a_rollout_that_kernels_captures_is_left_to_it(sampled, monkeypatch):
 
     def captured_rollout(*args):
         asked.append(args)
-        return one.out.tokens, one.out.mask, one.out.logps, one.out.entropy
+        out = one.out
+        return out.tokens, out.mask, out.logps, out.entropy, out.lengths
 
     def captures(prompts, task, cfg):
         asked.append((prompts, task, cfg))

@@ -1,4 +1,4 @@
-"""What each token of a completion earned: rewards, returns, advantages of reinforce.py and ppo.py."""
+"""What each token earned: rewards, returns and advantages of reinforce.py and ppo.py."""
 import math
 
 import pytest
@@ -6,12 +6,20 @@ import torch
 from conftest import f64, scripts
 from update_scenes import made_batch, shift
 
+import common
+
 HALF = math.log(2)              # log pi / pi_ref where the base finds a token half as likely
 with_token_rewards = scripts("reinforce", "ppo")
 
 
 def close(found, expected, tolerance=1e-10):
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
+
+
+def random_bigram(script, bigram):
+    """A policy that finds no two tokens equally likely."""
+    V = script.VOCAB_SIZE
+    return bigram(torch.randn(V, V, generator=torch.Generator().manual_seed(0)).double())
 
 
 # ---- the token that a reward is paid with ----------------------------------------------------
@@ -38,7 +46,7 @@ def test_rewards_are_paid_with_sampled_tokens(
     batch = made_batch(script, [[1]], [[*b"abxxcd"]], mask, 0 * mask, rewards=f64([[reward]]))
     batch.lengths = torch.tensor([6])
     batch.verdicts = [verdict]
-    close(script.token_rewards(batch), f64([expected]))
+    close(common.token_rewards(batch, script.decode), f64([expected]))
 
     # and what comes after a token is what it is worth, without a critic
     to_go = f64([expected]).flip(1).cumsum(dim=1).flip(1) * mask
@@ -54,13 +62,14 @@ def test_rewards_are_paid_with_sampled_tokens(
 
 @scripts("reinforce")
 def test_a_reward_for_each_move_belongs_to_the_token_that_makes_it(script, config, bigram):
-    THINK, EOS, PAD = 256, script.EOS, script.PAD
     policy = bigram(torch.zeros(script.VOCAB_SIZE, script.VOCAB_SIZE, dtype=torch.float64))
     # n, then an e with accent of two bytes, an arrow of three, a tag of seven characters
-    tokens = [[*"n\u00e9\u2191".encode(), THINK, EOS], [*b"ab", EOS, *[PAD] * 5]]
+    think = script.TOKENIZER.encode_single_token("<think>")
+    first = [*"n\u00e9\u2191".encode(), think, script.EOS]
+    second = [*b"ab", script.EOS, *[script.PAD] * 5]
     mask = f64([[1.0] * 8, [1.0] * 3 + [0.0] * 5])
     batch = made_batch(
-        script, [[1]] * 2, tokens, mask, mask, 2, f64([[31.0, 0.75]]))
+        script, [[1]] * 2, [first, second], mask, mask, 2, f64([[31.0, 0.75]]))
     batch.verdicts = [[1.0, 2.0, 4.0, 8.0, 16.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.5, 0.25]]
     assert [len(text) for text in batch.texts] == [10, 2]
     A = script.compute_advantages(policy, policy, batch, config(view="token", num_prompts=1))
@@ -75,8 +84,9 @@ def test_a_reward_for_each_move_belongs_to_the_token_that_makes_it(script, confi
 def reinforce_case(script, config, bigram):
     """reinforce_case(**changes) -> a batch and its advantages, with these flags. Of four answers,
     the third is right. The base finds every token half as likely as the policy that sampled."""
-    V, EOS, PAD = script.VOCAB_SIZE, script.EOS, script.PAD
-    reference = bigram(torch.randn(V, V, generator=torch.Generator().manual_seed(0)).double())
+    EOS = script.EOS
+    PAD = script.PAD
+    reference = random_bigram(script, bigram)
     tokens = [[7, 8, EOS], [EOS, PAD, PAD], [5, 6, 7], [7, EOS, PAD]]
     mask = f64([[1, 1, 1], [1, 0, 0], [1, 1, 1], [1, 1, 0]])
     batch = made_batch(script, [[1]] * 4, tokens, mask, mask, 4, f64([[0, 0, 1, 0]]))
@@ -163,7 +173,8 @@ def test_squared_norms_are_those_of_the_gradient_of_each_completion(script, rand
 def test_the_baseline_of_the_returns_is_taken_off_every_reward_to_go(
         script, random_scene, baseline):
     scene = random_scene(view="token", baseline=baseline, beta=0.1, gamma=0.9)
-    batch, mask = scene.batch, scene.batch.mask
+    batch = scene.batch
+    mask = batch.mask
     A = script.compute_advantages(scene.policy, scene.reference, batch, scene.cfg)
     assert not A.requires_grad                  # a loss has no gradient through a reward
     assert (A[mask == 0] == 0).all()
@@ -191,10 +202,10 @@ def constant_critic(values):
 def ppo_case(script, config, bigram):
     """ppo_case(beta, critic_lam, **changes) -> Advantages of two rows of three tokens and one. The
     first is right. The base finds every token half as likely as the policy that sampled."""
-    V, EOS, PAD = script.VOCAB_SIZE, script.EOS, script.PAD
-    reference = bigram(torch.randn(V, V, generator=torch.Generator().manual_seed(0)).double())
-    batch = made_batch(script, [[1]] * 2, [[5, 6, 7], [EOS, PAD, PAD]], PPO_MASK, PPO_MASK, 2,
-                       torch.tensor([[1.0, 0.0]]))
+    reference = random_bigram(script, bigram)
+    tokens = [[5, 6, 7], [script.EOS, script.PAD, script.PAD]]
+    batch = made_batch(
+        script, [[1]] * 2, tokens, PPO_MASK, PPO_MASK, 2, torch.tensor([[1.0, 0.0]]))
     ref_logps, _ = script.score(reference, batch.prompts, batch.tokens)
     batch.logps = (ref_logps.detach() + HALF) * PPO_MASK
     critic = constant_critic(PPO_VALUES)

@@ -2,7 +2,7 @@
 import pytest
 import torch
 from conftest import scripts
-from update_scenes import has_token_advantages, weights
+from update_scenes import weights
 
 pytestmark = scripts("ppo")
 
@@ -51,8 +51,8 @@ def test_only_with_the_clip_do_passes_end_early(scene, spy, trust_region, num_st
 
 def test_trpo_goes_uphill_but_not_out_of_the_trust_region(script, fresh_scene):
     scene = fresh_scene(trust_region="trpo", max_kl=0.02)
-    batch, mask, cfg = scene.batch, scene.batch.mask, scene.cfg
-    assert has_token_advantages(script)
+    batch = scene.batch
+    mask = batch.mask
     A = script.whiten(scene.A, mask)
     metrics = scene.update(A=A)
 
@@ -62,7 +62,8 @@ def test_trpo_goes_uphill_but_not_out_of_the_trust_region(script, fresh_scene):
     def log_p(policy):
         """Of all tokens of the vocabulary, (B, T, V)."""
         hidden = script.completion_states(policy, batch.prompts, batch.tokens)
-        return (hidden @ policy.embed.weight.T / cfg.temperature).log_softmax(dim=-1).detach()
+        logits = hidden @ policy.embed.weight.T / scene.cfg.temperature
+        return logits.log_softmax(dim=-1).detach()
     old = log_p(scene.reference)
     new = log_p(scene.policy)
     policy_kl = mean((old.exp() * (old - new)).sum(dim=-1))
@@ -86,7 +87,8 @@ def test_trpo_weighs_entropy_and_likelihood_as_equation_5_does(script, fresh_sce
 
 def scene_loss(scene):
     """Equation (5) before the update: all ratios are 1."""
-    batch, mask = scene.batch, scene.batch.mask
+    batch = scene.batch
+    mask = batch.mask
     right = mask * batch.is_correct.view(-1, 1)
     surrogate = (scene.A * mask).sum() / mask.sum()
     entropy = (batch.entropy * mask).sum() / mask.sum()

@@ -12,7 +12,7 @@ import common
 
 with_ratios = scripts("grpo", "gspo")
 with_advantages = scripts("reinforce", "grpo", "gspo")      # one update, but for the loss
-with_an_entropy_bonus = scripts("reinforce", "ppo", "grpo", "gspo")
+learning_from_rows = scripts("reinforce", "ppo", "grpo", "gspo")       # dpo.py: from pairs
 
 
 # ---- which tokens learn ----------------------------------------------------------------------
@@ -141,7 +141,7 @@ def check_orders(scene, steps, everything):
         assert orders(steps, 3)[0] not in passes
 
 
-@with_an_entropy_bonus
+@learning_from_rows
 def test_every_pass_takes_every_row_once_by_whole_groups_in_a_new_order(scene, spy):
     scene = scene(num_iterations=3, num_mini_batches=6)
     steps = spy(rows_of)
@@ -195,7 +195,7 @@ def test_the_learning_rate_warms_up_linearly_and_stays(scene):
     assert rates == pytest.approx([0.125, 0.25, 0.375, 0.5, 0.5, 0.5], rel=1e-4)
 
 
-@with_an_entropy_bonus
+@learning_from_rows
 @pytest.mark.parametrize("decay_steps, expected", [(0, [0.1] * 4), (2, [0.1, 0.05, 0, 0])])
 def test_the_entropy_bonus_falls_linearly_to_zero_or_stays(
         script, scene, spy, decay_steps, expected):
@@ -217,7 +217,7 @@ def total(scene, quantity):
     return (values * batch.mask).sum().item()
 
 
-@with_an_entropy_bonus
+@learning_from_rows
 def test_the_entropy_bonus_raises_the_entropy(scene):
     scene = scene(entropy_coef=1.0, max_grad_norm=0.5, num_iterations=1)
     found = []

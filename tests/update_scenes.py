@@ -122,7 +122,8 @@ def update_ppo(scene, optimizer, A, cfg, step):
     """PPO's update, with a critic of its own."""
     script = scene.script
     critic = script.Critic(script.GPT(cfg)).double()
-    estimates = script.Advantages(advantages=A, returns=A, values=0 * A, kl=0.0)
+    mask = scene.batch.mask
+    estimates = script.Advantages(advantages=A, returns=mask, values=0 * mask, kl=0.0)
     critic_optimizer = torch.optim.SGD(critic.parameters())
     return script.update(scene.policy, critic, optimizer, critic_optimizer, scene.batch, estimates,
                          cfg, step, cfg.penalty_coef)

@@ -91,7 +91,7 @@ class RichConsole(common.Console):
         if base["pass@1"] == 0:
             say("warning: no sample of the base is right: try more --base_steps, or easier tasks",
                 "yellow")
-        headings = "".join(f"{heading:>8}" for heading in run.columns)
+        headings = "".join(f"{heading:>9}" for heading in run.columns)
         print(f" step{headings}  secs  left", flush=True)
 
     def step(self, run, metrics):
@@ -99,7 +99,7 @@ class RichConsole(common.Console):
         number = run.state["steps"]
         seconds = metrics["step_time"]
         values = [round(metrics[name], 3) + 0.0 for name in run.columns.values()]   # no -0.000
-        cells = "".join(f"{value:8.3f}" for value in values)
+        cells = "".join(f"{value:9.3f}" for value in values)
         left = seconds * (run.cfg.max_steps - number)
         print(f"{number:5d}{cells}{seconds:6.2f}{left:5.0f}s", flush=True)
         held_out = [f"{name} {value:.3f}" for name, value in metrics.items()

@@ -7,6 +7,7 @@ docs/tasks.json and, between its marks in README.md, their tables (make tasks).
 """
 import argparse
 import json
+import math
 import subprocess
 import sys
 import tempfile
@@ -80,12 +81,12 @@ def scores(runs, policy, name, form=".3f"):
 
 
 def ratios(runs, one, other, form):
-    """For each seed, one score over another; each is (policy, name). -> cell"""
+    """For each seed, one score over another, each named (policy, score). -> cell"""
     quotients = []
     for summary in runs:
         numerator = summary[one[0]][one[1]]
         denominator = summary[other[0]][other[1]]
-        quotients.append(numerator / denominator)
+        quotients.append(numerator / denominator if denominator else math.inf)
     return joined(quotients, form)
 
 
