@@ -324,6 +324,8 @@ class Task:
 
     def is_correct(self, problem, verdict):
         """Whether a verdict is the best there is. -> bool"""
+        if isinstance(verdict, list):
+            return sum(verdict) >= self.best_return(problem) - 1e-6
         return verdict == 1
 
     def best_return(self, problem):
@@ -496,9 +498,11 @@ def draw_problems(task, draw, n, seed, split):
         if len(problems) == n:
             return problems
         problem = draw(rng)
+        if not problem.task:
+            problem = problem._replace(task=task.name)
         is_test = zlib.crc32(problem.prompt.encode()) % 10 == 0
         if is_test == (split == "test") and (is_test or task.wants(problem, rng)):
-            problems.append(problem if problem.task else problem._replace(task=task.name))
+            problems.append(problem)
     fail(f"--task {task.name}: has hardly any {split} problems; it needs more variety")
 
 

@@ -13,13 +13,14 @@ Several optimizer steps are taken on the same outputs; a trust region keeps pi n
   LV_t  = 1/2 max((V_t - R_t)^2, (V_old + clip(V_t - V_old, -c, c) - R_t)^2)         (7)
   r_t   = r(o_t) - beta log(pi_old / pi_ref)                                         (8)
 
-V_t is predicted before o_t is read, V_old by the critic before the update; after the last token, V
-and A are 0. In L the A_t are whitened: mean 0, variance 1. Of the N tokens of an optimizer step, M
-are in correct outputs; there m_t is N / M, else 0. The critic descends the mean of LV_t. The reward
-r(o_t) comes with the last token, unless the task rewards each move. H_t is the entropy of pi.
+The policy descends L, the critic the mean of LV_t, over the N tokens of an optimizer step. V_t is
+predicted before o_t is read, V_old by the critic before the update, as in (1) and (6). After the
+last token V and A are 0. In L the A_t are whitened: mean 0, variance 1. The reward r comes with
+the last token, unless the task rewards each move. H_t is the entropy of pi; m_t is N / M at the M
+tokens of correct outputs, else 0. pi_ref is the base. (4) from pi_old to pi is how far pi moved.
 
 VAPO has a lam for each output of n tokens. TRPO has a penalty in place of the clip, or steps along
-s; g is the gradient of mean rho_t A_t, F the second derivative of mean KL(pi_old || pi):
+s; g is the gradient of mean rho_t A_t, F (Fisher) the second derivative of mean KL(pi_old || pi):
 
   lam   = max(0, 1 - 1 / (alpha n))                                                  (9)
   L_t   = -rho_t A_t + c_KL (rho_t - 1 - log rho_t)                                  (10)
@@ -235,7 +236,7 @@ class Advantages:
     advantages: torch.Tensor        # (B, T)  A_t, whitened
     returns: torch.Tensor           # (B, T)  R_t
     values: torch.Tensor            # (B, T)  V_old
-    kl: float                       # mean of log(pi_old / pi_ref)
+    kl: float                       # mean of log(pi_old / pi_ref) over the tokens
 
 
 @torch.no_grad()
@@ -317,7 +318,7 @@ def trpo_update(policy, batch, A, cfg, entropy_coef):
     mask = batch.mask
     m = likelihood_weight(batch, torch.arange(len(A)))                          # (B, 1)
 
-    def read():                                             # (B, T, V), (B, T), (B, T)
+    def read():                         # -> log pi (B, T, V), logps (B, T), entropy (B, T)
         hidden = completion_states(policy, batch.prompts, batch.tokens)
         logits = F.linear(hidden, policy.embed.weight) / cfg.temperature
         logps, entropy = logprobs(logits, batch.tokens, kernel="torch")
@@ -410,8 +411,7 @@ def main(argv=None):
         from tasks import preferences
         parts["reward_model"] = preferences.make_reward_model(policy, task, sample_batch, cfg, run)
         sample = parts["reward_model"].sample_batch         # which adds its rewards
-    num_batches = 0 if run.resumed else cfg.critic_pretrain_steps
-    for i in run.console.progress("critic", range(num_batches)):            # the policy stays
+    for i in run.console.progress("critic", range(0 if run.resumed else cfg.critic_pretrain_steps)):
         batch = sample(policy, task, cfg, f"critic {i}")
         estimates = compute_advantages(critic, reference, batch, cfg, cfg.beta, critic_lam=1.0)
         for rows in common.mini_batches(batch, cfg, "critic", i):

@@ -1,4 +1,4 @@
-"""Tasks besides arithmetic, what --reward names, and what several tasks become one by.
+"""Tasks besides arithmetic, the rows of --reward, and what wraps tasks or puts them together.
 
 Here is what these files share: how a completion is read, and the base of what wraps a task.
 """

@@ -7,8 +7,8 @@ it is for any other character. After the end, each character earns -1; to stop e
 RURR on `A b3 7` earns -1, -1, -1, +5.
 
 With --slip a move may go astray, to its left or right. After each move the environment then says
-where it led, Rc3Uc4 .., which earns 0. Problem.secret is (slip, seed); with the number of the move,
-it decides where that leads.
+where it led, Rc3Uc4 .., which earns 0. Problem.secret is (slip, seed); seed and number of a move
+decide whether it goes astray, and to which side.
 """
 import dataclasses
 import functools
@@ -83,10 +83,6 @@ class Gridworld(common.Task):
     def verify(self, problem, text):
         """What each character earns. -> list of float"""
         return play(problem, text).rewards
-
-    def is_correct(self, problem, verdict):
-        """Whether an episode earned what the best policy earns on average. -> bool"""
-        return sum(verdict) >= self.best_return(problem) - 1e-6
 
     def best_return(self, problem):
         V, _ = values(problem.prompt, slip_of(problem))

@@ -1,12 +1,12 @@
 """Plausible mistakes, each of which the tests have to see: make mutants, or python tests/mutants.py
 WORD ...
 
-One at a time, in a copy of the repository, the old text of a mistake is replaced by the new, and the
-tests named with it run until one fails: the mistake is killed. One that survives is a test that is
-missing. It is an error if the old text does not occur exactly once, if the mistake breaks the import
-(that, anyone sees), or if its tests fail without it. A function that several scripts share is changed
-in the one that the tests look at; tests/test_sync.py, which would see any change of it, is not asked.
-A WORD is of the script, name or tests.
+One at a time, in a copy of the repository, the old text of a mistake is replaced by the new, and
+the tests named with it run until one fails: the mistake is killed. One that survives is a test that
+is missing. It is an error if the old text does not occur exactly once, if the mistake breaks the
+import (that, anyone sees), or if its tests fail without it. A function that several scripts share
+is changed in the one that the tests look at; tests/test_sync.py, which would see any change of it,
+is not asked. A WORD is of the script, name or tests.
 
 The mistakes are in mistakes.txt. `== script | tests` says whose mistakes follow and who should see
 them: a file, and an expression for pytest -k. Then, of each, its name, the lines that are replaced
@@ -103,15 +103,15 @@ def start(folder, tests):
     """A process that runs the tests."""
     context = multiprocessing.get_context("fork" if FORK else "spawn")
     process = context.Process(target=run_tests, args=(folder, tests))
-    gc.freeze()                     # else each fork would look for garbage in all of torch, ten times
+    gc.freeze()                     # else each fork would look for garbage in all of torch
     process.start()
     gc.unfreeze()
     return process
 
 
 def verdict(process, folder, seconds):
-    """What came of the tests. -> "passed", "failed" or "broken", and which test failed, or why; None
-    while they run"""
+    """What came of the tests. -> "passed", "failed" or "broken", and which test failed, or why;
+    None while they run"""
     if process.is_alive():
         if seconds < SECONDS:
             return None
@@ -158,8 +158,8 @@ class Job:
 
 
 def run_all(orders, base, scratch):
-    """Run the tests of orders, (mutant or None, tests), as many at a time as there are cores. Yields
-    a Job as it ends."""
+    """Run the tests of orders, (mutant or None, tests), as many at a time as there are cores.
+    Yields a Job as it ends."""
     waiting = list(orders)
     running = []
     started = 0

@@ -142,7 +142,7 @@ def copies(tmp_path, monkeypatch):
     monkeypatch.setattr(common, "HERE", tmp_path)
     getfile = common.inspect.getfile
     monkeypatch.setattr(common.inspect, "getfile", lambda thing: getfile(thing).replace(
-        str(ROOT), str(tmp_path)))
+        str(ROOT / "tasks"), str(tmp_path / "tasks")))
 
 
 def test_an_edit_of_the_lesson_keeps_the_base(copies):

@@ -21,7 +21,7 @@ class Limits:
 
 SCRIPT = Limits(9.0, 0.03, 0.04, lines=620, lesson=260)
 LIMITS = {f"{name}.py": SCRIPT for name in SCRIPTS} | {
-    "ppo.py": dataclasses.replace(SCRIPT, lines=790, lesson=430),
+    "ppo.py": dataclasses.replace(SCRIPT, lines=790, lesson=435),
     "common.py": Limits(9.0, 0.03, 0.04)}
 ELSEWHERE = Limits(9.3, 0.04, 0.05)
 FILES = [*LIMITS] + [path.relative_to(ROOT).as_posix() for folder in ("tasks", "tools", "kernels")
@@ -87,7 +87,7 @@ AT_THE_LIMIT = {
         (lesson_of(260), lesson_of(261), "a lesson of 261 lines, at most 260")],
     "ppo.py": [
         ("#\n" * 790, "#\n" * 791, "791 lines, at most 790"),
-        (lesson_of(430), lesson_of(431), "a lesson of 431 lines, at most 430")],
+        (lesson_of(435), lesson_of(436), "a lesson of 436 lines, at most 435")],
     "tools/report.py": [
         (list_of(6) * 7 + list_of(7) * 3, list_of(6) * 6 + list_of(7) * 4, "9.40 syntax nodes"),
         (DEEP * 4 + "f(1)\n" * 96, DEEP * 5 + "f(1)\n" * 95, "5.00% of its statements are deep"),
