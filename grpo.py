@@ -9,22 +9,25 @@ better than the mean of its group. The group mean is the baseline, so no critic 
   KL_t  = pi_ref / pi - log(pi_ref / pi) - 1                                         (4)
   L     = 1/B sum_i 1/|o_i| sum_t (L_t + beta KL_t - c_H H_t)                        (5)
 
-H_t is the entropy of the policy at token t, and B the number of outputs. Variants change one term.
-CISPO (2506.13585) and SAPO (2511.20347) replace (3); sg is stop-gradient:
+t counts the tokens of an output, whose index i is left out in (2) to (4). pi_old is the policy that
+sampled, pi_ref the base. H_t is the entropy of pi at token t, B the number of outputs in an
+optimizer step. Variants change one term. CISPO (2506.13585, without a lower bound, as in its
+experiments) and SAPO (2511.20347) replace (3); sg is stop-gradient:
 
   L_t   = -sg(min(rho_t, 1 + eps_high)) A log pi(o_t | q, o_<t)                      (6)
   L_t   = -4/tau sigmoid(tau (rho_t - 1)) A,          tau = 1 if A > 0, else 1.05    (7)
 
 DAPO (2503.14476), Dr. GRPO (2503.20783) and TRL's BNPO replace the average in (5), see LOSS_TYPES.
-DAPO also has eps_high > eps_low, dynamic sampling, and a penalty for outputs of n_i tokens near
-the limit T, with a buffer of c tokens:
+DAPO also has eps_high > eps_low, dynamic sampling (--dynamic_sampling), and a penalty that is added
+to r_i, for outputs of n_i tokens near the limit T, with a buffer of c tokens:
 
   R_i   = min(0, max(-1, (T - c - n_i) / c))                                         (8)
 
 Departures from the papers: rewards come from a verifier, not from a reward model; by default beta
-is 0 and eps_high 0.28; std has ddof 1, as in TRL; DAPO and CISPO average over the tokens of the
-whole step, not of one question; KL_t has no importance ratio, though from a batch's second step on
-its samples are those of pi_old.
+is 0 and eps_high 0.28; std has ddof 1 and 1e-4 is added, as in TRL; pi_ref stays the base; DAPO and
+CISPO average over the tokens of a whole optimizer step, not of one question; dynamic sampling
+looks at rewards, DAPO at right and wrong. As in the paper, KL_t has no importance ratio, though
+from the second optimizer step on a batch its samples are those of pi_old, not of pi.
 
 Usage: python grpo.py --task arithmetic
 The base policy mostly answers without thinking and is right one time in seven. It is made in 40
@@ -52,7 +55,7 @@ from common import flag
 
 LOSS_TYPES = {                              # what stands for (3), and the average in (5)
     "grpo": ("clip", "sequence_mean"),
-    "dr_grpo": ("clip", "constant"),        # in the paper with --scale_rewards none
+    "dr_grpo": ("clip", "constant"),        # the paper's needs --scale_rewards none, too
     "dapo": ("clip", "token_mean"),
     "cispo": ("cispo", "token_mean"),
     "sapo": ("sapo", "sequence_mean"),
@@ -60,11 +63,11 @@ LOSS_TYPES = {                              # what stands for (3), and the avera
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(common.Config):
+class Config(common.Config):                # G, P, T and others: common.Config
     loss_type: str = flag("grpo", "surrogate and average", choices=tuple(LOSS_TYPES))
     scale_rewards: str = flag("group", "whose std in (1)", choices=("group", "batch", "none"))
     epsilon: float = flag(0.2, "lower clip range (eps_low)", low=0)
-    epsilon_high: float = flag(0.28, "upper clip range (eps_high); TRL's CISPO: 1 + this", low=0)
+    epsilon_high: float = flag(0.28, "upper clip range (eps_high); TRL's of CISPO is 1 + it", low=0)
     num_iterations: int = flag(1, "passes over each batch (mu)", low=1)
     beta: float = flag(0.0, "weight of the KL to the base", low=0)
     kl_estimator: str = flag("k3", "of KL_t; (4) is k3", choices=("k1", "k2", "k3"), needs="beta")
@@ -82,11 +85,11 @@ def advantages(rewards, scale_rewards="group", eps=1e-4):
         A = A / (rewards.std(dim=1, keepdim=True) + eps)                        # (P, G)  eq. (1)
     elif scale_rewards == "batch":
         A = A / (rewards.std() + eps)
-    return torch.where(common.has_signal(rewards), A, 0.0)      # exactly 0 among equals, not 1e-8
+    return torch.where(common.has_signal(rewards), A, 0.0)      # equal rewards: exactly 0, not 1e-8
 
 
 def overlong_penalty(lengths, max_length, buffer):
-    """From 0 at max_length - buffer tokens down to -1 at max_length. Any shape -> the same"""
+    """From 0 at max_length - buffer tokens to -1 at max_length; 0 without a buffer. -> (P, G)"""
     slope = (max_length - buffer - lengths) / max(buffer, 1)
     return slope.clamp(-1.0, 0.0)                                               # eq. (8)
 
@@ -108,14 +111,14 @@ def policy_loss(logps, old_logps, advantages, mask,
     elif surrogate == "cispo":
         weight = ratio.clamp(max=1 + epsilon_high).detach()
         token_loss = -weight * A * logps                                        # (B, T)  eq. (6)
-    else:
+    else:                                               # sapo
         tau = 1 + 0.05 * (A <= 0).to(A)                 # 1, or 1.05 where A is not positive
         token_loss = -4 / tau * torch.sigmoid(tau * (ratio - 1)) * A            # (B, T)  eq. (7)
     return torch.where(mask > 0, token_loss, 0.0)
 
 
 def is_clipped(log_rho, A, epsilon, epsilon_high):
-    """Where (3) has no gradient: rho has left the range on the side A pushes it to. -> (B, T)"""
+    """Where (3) has no gradient: the ratio has left the range on A's side. -> bool (B, T)"""
     ratio = log_rho.exp()
     above = (A > 0) & (ratio > 1 + epsilon_high)
     below = (A < 0) & (ratio < 1 - epsilon)
@@ -129,6 +132,7 @@ def kl(logps, ref_logps, estimator="k3"):
         return x                            # unbiased; as a loss, its gradient is only noise
     if estimator == "k2":
         return x.square() / 2               # biased; as a loss, it has the gradient of the KL
+    assert estimator == "k3", estimator
     return torch.expm1(-x) + x              # unbiased and never negative               eq. (4)
 
 
@@ -138,16 +142,17 @@ def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None
     num_sequences = len(x) if num_sequences is None else num_sequences
     num_tokens = mask.sum().clamp(min=1) if num_tokens is None else num_tokens
     x = x * mask
-    if how == "sequence_mean":              # GRPO, GSPO: every output counts alike
+    if how == "sequence_mean":              # GRPO, GSPO:     1/B sum_i 1/|o_i| sum_t x_t
         means = x.sum(dim=1) / mask.sum(dim=1).clamp(min=1)                     # (B,)
         return means.sum() / num_sequences
-    if how == "token_mean":                 # PPO, DAPO: every token counts alike
+    if how == "token_mean":                 # PPO, DAPO:      1/sum_i |o_i| sum_i sum_t x_t
         return x.sum() / num_tokens
-    if how == "sequence_sum":               # REINFORCE, RLOO
+    if how == "sequence_sum":               # REINFORCE:      1/B sum_i sum_t x_t
         return x.sum() / num_sequences
-    if how == "constant":                   # Dr. GRPO
+    if how == "constant":                   # Dr. GRPO:       1/(B T) sum_i sum_t x_t
         return x.sum() / (num_sequences * (max_length or x.shape[1]))
-    return x.sum() / mask.sum().clamp(min=1) * len(x) / num_sequences   # BNPO, of a micro-batch
+    assert how == "micro_batch_mean", how   # BNPO: token_mean of a micro-batch, by its share of B
+    return x.sum() / mask.sum().clamp(min=1) * len(x) / num_sequences
 
 
 # ---- 3. the update ---------------------------------------------------------------------------
@@ -157,7 +162,7 @@ def backward(policy, batch, ref_logps, A, rows, cfg, entropy_coef):
     _, average = LOSS_TYPES[cfg.loss_type]
     num_sequences = len(rows)
     num_tokens = batch.mask[rows].sum()
-    is_bnpo = average == "micro_batch_mean"             # it averages over rows as they come
+    is_bnpo = average == "micro_batch_mean"             # whose value depends on how rows are split
     if cfg.beta == 0 and entropy_coef == 0 and not is_bnpo:
         rows = rows[A[rows].cpu() != 0]                 # the others have no gradient
 
@@ -194,7 +199,7 @@ def update(policy, reference, optimizer, batch, A, cfg, step):
     learning_rate = common.warm_up(cfg, step)
     optimizer.param_groups[0]["lr"] = learning_rate
     entropy_coef = common.decay_entropy(cfg, step)
-    every = 1 if cfg.beta > 0 else 8                    # for a metric, some rows are enough
+    every = 1 if cfg.beta > 0 else 8                    # for the metric alone, some rows are enough
     prompts, tokens = batch.prompts[::every], batch.tokens[::every]
     with torch.no_grad():
         ref_logps, _ = score(reference, prompts, tokens, cfg.temperature, cfg.kernel)
@@ -237,7 +242,7 @@ def main(argv=None):
         lengths = batch.mask.sum(dim=1).view_as(batch.rewards).cpu()            # (P, G)
         batch.rewards += overlong_penalty(lengths, cfg.max_completion_length, cfg.overlong_buffer)
         A = advantages(batch.rewards, cfg.scale_rewards).flatten().to(cfg.device)       # (B,)
-        metrics = update(policy, reference, optimizer, batch, A, cfg, step)     # steps down (5)
+        metrics = update(policy, reference, optimizer, batch, A, cfg, step)     # lower (5)
         run.log(batch, A, metrics, decode, score)
     return run.finish()
 

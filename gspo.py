@@ -1,7 +1,7 @@
 """GSPO: group sequence policy optimization (arXiv:2507.18071).
 
-GRPO with one change: the reward judges a whole output, so the importance ratio is that of the whole
-output, too, the geometric mean of its tokens' ratios rho_t, and there is one clip for all of them.
+GRPO with one change. The reward judges a whole output, so the importance ratio is that of the whole
+output: the geometric mean of the ratios rho_t of its tokens. One clip then holds for all of them.
 
   A_i   = (r_i - mean(r)) / (std(r) + 1e-4)                                          (1)
   s_i   = exp(1/|o_i| sum_t log rho_t)                                               (2)
@@ -9,15 +9,17 @@ output, too, the geometric mean of its tokens' ratios rho_t, and there is one cl
   KL_t  = pi_ref / pi - log(pi_ref / pi) - 1                                         (4)
   L     = 1/B sum_i 1/|o_i| sum_t (L_i + beta KL_t - c_H H_t)                        (5)
 
-rho_t is the ratio of one token, H_t the entropy of the policy and B the number of outputs, as in
-grpo.py. log s_i, a mean, stays near 0, so the clip range is 700 times narrower. The variants of
-grpo.py are here with s for rho; sg is stop-gradient, n_i the number of tokens, c a buffer:
+rho_t = pi(o_t | q, o_<t) / pi_old(o_t | q, o_<t); H_t is the entropy of pi, B the number of outputs
+in an optimizer step. log s_i, a mean, stays near 0, so the clip range is 700 times narrower. The
+CISPO loss (6), SAPO's (7) and DAPO's penalty (8) are those of grpo.py with s for rho; sg stops the
+gradient:
 
   L_t   = -sg(min(s, 1 + eps_high)) A log pi(o_t | q, o_<t)                          (6)
   L_t   = -4/tau sigmoid(tau (s - 1)) A,          tau = 1 if A > 0, else 1.05        (7)
   R_i   = min(0, max(-1, (T - c - n_i) / c))                                         (8)
 
-GSPO-token lets A differ within an output. Its ratio has the value of s_i:
+GSPO-token lets A differ within an output: its ratio has the value of s_i, and the gradient of token
+t alone. With one A for an output, as here, that is the gradient of GSPO.
 
   s_t   = sg(s_i) pi(o_t | q, o_<t) / sg(pi(o_t | q, o_<t))                          (9)
 
@@ -48,7 +50,7 @@ from common import flag
 
 LOSS_TYPES = {                              # what stands for (3), and the average in (5)
     "grpo": ("clip", "sequence_mean"),
-    "dr_grpo": ("clip", "constant"),        # in the paper with --scale_rewards none
+    "dr_grpo": ("clip", "constant"),        # the paper's needs --scale_rewards none, too
     "dapo": ("clip", "token_mean"),
     "cispo": ("cispo", "token_mean"),
     "sapo": ("sapo", "sequence_mean"),
@@ -62,7 +64,7 @@ class Config(common.Config):
     loss_type: str = flag("grpo", "surrogate and average", choices=tuple(LOSS_TYPES))
     scale_rewards: str = flag("group", "whose std in (1)", choices=("group", "batch", "none"))
     epsilon: float = flag(3e-4, "lower clip range (eps_low)", low=0)
-    epsilon_high: float = flag(4e-4, "upper clip range (eps_high); TRL's CISPO: 1 + this", low=0)
+    epsilon_high: float = flag(4e-4, "upper clip range (eps_high); TRL's of CISPO is 1 + it", low=0)
     num_iterations: int = flag(1, "passes over each batch (mu)", low=1)
     beta: float = flag(0.0, "weight of the KL to the base", low=0)
     kl_estimator: str = flag("k3", "of KL_t; (4) is k3", choices=("k1", "k2", "k3"), needs="beta")
@@ -80,17 +82,17 @@ def advantages(rewards, scale_rewards="group", eps=1e-4):
         A = A / (rewards.std(dim=1, keepdim=True) + eps)                        # (P, G)  eq. (1)
     elif scale_rewards == "batch":
         A = A / (rewards.std() + eps)
-    return torch.where(common.has_signal(rewards), A, 0.0)      # exactly 0 among equals, not 1e-8
+    return torch.where(common.has_signal(rewards), A, 0.0)      # equal rewards: exactly 0, not 1e-8
 
 
 def overlong_penalty(lengths, max_length, buffer):
-    """From 0 at max_length - buffer tokens down to -1 at max_length. Any shape -> the same"""
+    """From 0 at max_length - buffer tokens to -1 at max_length; 0 without a buffer. -> (P, G)"""
     slope = (max_length - buffer - lengths) / max(buffer, 1)
     return slope.clamp(-1.0, 0.0)                                               # eq. (8)
 
 
 def log_ratio(logps, old_logps, mask, level="sequence"):
-    """log s_i in every slot, or log s_t; 0 in masked slots. (B, T) each -> (B, T)"""
+    """log s_i in every slot of the mask, or log s_t; 0 elsewhere. (B, T) each -> (B, T)"""
     log_rho = torch.where(mask > 0, logps - old_logps.detach(), 0.0)
     lengths = mask.sum(dim=1, keepdim=True).clamp(min=1)
     log_s = log_rho.sum(dim=1, keepdim=True) / lengths                          # (B, 1)
@@ -111,14 +113,14 @@ def policy_loss(logps, old_logps, advantages, mask,
     elif surrogate == "cispo":
         weight = ratio.clamp(max=1 + epsilon_high).detach()
         token_loss = -weight * A * logps                                        # (B, T)  eq. (6)
-    else:
+    else:                                               # sapo
         tau = 1 + 0.05 * (A <= 0).to(A)                 # 1, or 1.05 where A is not positive
         token_loss = -4 / tau * torch.sigmoid(tau * (ratio - 1)) * A            # (B, T)  eq. (7)
     return torch.where(mask > 0, token_loss, 0.0)
 
 
 def is_clipped(log_rho, A, epsilon, epsilon_high):
-    """Where (3) has no gradient: rho has left the range on the side A pushes it to. -> (B, T)"""
+    """Where (3) has no gradient: the ratio has left the range on A's side. -> bool (B, T)"""
     ratio = log_rho.exp()
     above = (A > 0) & (ratio > 1 + epsilon_high)
     below = (A < 0) & (ratio < 1 - epsilon)
@@ -132,6 +134,7 @@ def kl(logps, ref_logps, estimator="k3"):
         return x                            # unbiased; as a loss, its gradient is only noise
     if estimator == "k2":
         return x.square() / 2               # biased; as a loss, it has the gradient of the KL
+    assert estimator == "k3", estimator
     return torch.expm1(-x) + x              # unbiased and never negative               eq. (4)
 
 
@@ -141,16 +144,17 @@ def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None
     num_sequences = len(x) if num_sequences is None else num_sequences
     num_tokens = mask.sum().clamp(min=1) if num_tokens is None else num_tokens
     x = x * mask
-    if how == "sequence_mean":              # GRPO, GSPO: every output counts alike
+    if how == "sequence_mean":              # GRPO, GSPO:     1/B sum_i 1/|o_i| sum_t x_t
         means = x.sum(dim=1) / mask.sum(dim=1).clamp(min=1)                     # (B,)
         return means.sum() / num_sequences
-    if how == "token_mean":                 # PPO, DAPO: every token counts alike
+    if how == "token_mean":                 # PPO, DAPO:      1/sum_i |o_i| sum_i sum_t x_t
         return x.sum() / num_tokens
-    if how == "sequence_sum":               # REINFORCE, RLOO
+    if how == "sequence_sum":               # REINFORCE:      1/B sum_i sum_t x_t
         return x.sum() / num_sequences
-    if how == "constant":                   # Dr. GRPO
+    if how == "constant":                   # Dr. GRPO:       1/(B T) sum_i sum_t x_t
         return x.sum() / (num_sequences * (max_length or x.shape[1]))
-    return x.sum() / mask.sum().clamp(min=1) * len(x) / num_sequences   # BNPO, of a micro-batch
+    assert how == "micro_batch_mean", how   # BNPO: token_mean of a micro-batch, by its share of B
+    return x.sum() / mask.sum().clamp(min=1) * len(x) / num_sequences
 
 
 # ---- 3. the update ---------------------------------------------------------------------------
@@ -160,7 +164,7 @@ def backward(policy, batch, ref_logps, A, rows, cfg, entropy_coef):
     _, average = LOSS_TYPES[cfg.loss_type]
     num_sequences = len(rows)
     num_tokens = batch.mask[rows].sum()
-    is_bnpo = average == "micro_batch_mean"             # it averages over rows as they come
+    is_bnpo = average == "micro_batch_mean"             # whose value depends on how rows are split
     if cfg.beta == 0 and entropy_coef == 0 and not is_bnpo:
         rows = rows[A[rows].cpu() != 0]                 # the others have no gradient
 
@@ -186,7 +190,7 @@ def backward(policy, batch, ref_logps, A, rows, cfg, entropy_coef):
         log_s = log_ratio(logps.detach(), old_logps, mask)
         clipped = is_clipped(log_s, A[part, None], cfg.epsilon, cfg.epsilon_high)
         log_rho = (logps.detach() - old_logps) * mask
-        clipped_by_token = is_clipped(log_rho, A[part, None], 0.2, 0.28)        # as GRPO would clip
+        clipped_by_token = is_clipped(log_rho, A[part, None], 0.2, 0.28)    # with grpo.py's range
         loss_sum += loss.item()
         clipped_sum += (clipped * mask).sum().item()
         clipped_by_token_sum += (clipped_by_token * mask).sum().item()
@@ -202,7 +206,7 @@ def update(policy, reference, optimizer, batch, A, cfg, step):
     learning_rate = common.warm_up(cfg, step)
     optimizer.param_groups[0]["lr"] = learning_rate
     entropy_coef = common.decay_entropy(cfg, step)
-    every = 1 if cfg.beta > 0 else 8                    # for a metric, some rows are enough
+    every = 1 if cfg.beta > 0 else 8                    # for the metric alone, some rows are enough
     prompts, tokens = batch.prompts[::every], batch.tokens[::every]
     with torch.no_grad():
         ref_logps, _ = score(reference, prompts, tokens, cfg.temperature, cfg.kernel)
@@ -246,7 +250,7 @@ def main(argv=None):
         lengths = batch.mask.sum(dim=1).view_as(batch.rewards).cpu()            # (P, G)
         batch.rewards += overlong_penalty(lengths, cfg.max_completion_length, cfg.overlong_buffer)
         A = advantages(batch.rewards, cfg.scale_rewards).flatten().to(cfg.device)       # (B,)
-        metrics = update(policy, reference, optimizer, batch, A, cfg, step)     # steps down (5)
+        metrics = update(policy, reference, optimizer, batch, A, cfg, step)     # lower (5)
         run.log(batch, A, metrics, decode, score)
     return run.finish()
 

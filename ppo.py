@@ -138,7 +138,7 @@ def value_loss(values, old_values, returns, mask, cliprange_value):
 
 
 def is_clipped(log_rho, A, epsilon, epsilon_high):
-    """Where (3) has no gradient: rho has left the range on the side A pushes it to. -> (B, T)"""
+    """Where (3) has no gradient: the ratio has left the range on A's side. -> bool (B, T)"""
     ratio = log_rho.exp()
     above = (A > 0) & (ratio > 1 + epsilon_high)
     below = (A < 0) & (ratio < 1 - epsilon)
@@ -152,6 +152,7 @@ def kl(logps, ref_logps, estimator="k3"):
         return x                            # unbiased; as a loss, its gradient is only noise
     if estimator == "k2":
         return x.square() / 2               # biased; as a loss, it has the gradient of the KL
+    assert estimator == "k3", estimator
     return torch.expm1(-x) + x              # unbiased and never negative               eq. (4)
 
 
@@ -161,16 +162,17 @@ def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None
     num_sequences = len(x) if num_sequences is None else num_sequences
     num_tokens = mask.sum().clamp(min=1) if num_tokens is None else num_tokens
     x = x * mask
-    if how == "sequence_mean":              # GRPO, GSPO: every output counts alike
+    if how == "sequence_mean":              # GRPO, GSPO:     1/B sum_i 1/|o_i| sum_t x_t
         means = x.sum(dim=1) / mask.sum(dim=1).clamp(min=1)                     # (B,)
         return means.sum() / num_sequences
-    if how == "token_mean":                 # PPO, DAPO: every token counts alike
+    if how == "token_mean":                 # PPO, DAPO:      1/sum_i |o_i| sum_i sum_t x_t
         return x.sum() / num_tokens
-    if how == "sequence_sum":               # REINFORCE, RLOO
+    if how == "sequence_sum":               # REINFORCE:      1/B sum_i sum_t x_t
         return x.sum() / num_sequences
-    if how == "constant":                   # Dr. GRPO
+    if how == "constant":                   # Dr. GRPO:       1/(B T) sum_i sum_t x_t
         return x.sum() / (num_sequences * (max_length or x.shape[1]))
-    return x.sum() / mask.sum().clamp(min=1) * len(x) / num_sequences   # BNPO, of a micro-batch
+    assert how == "micro_batch_mean", how   # BNPO: token_mean of a micro-batch, by its share of B
+    return x.sum() / mask.sum().clamp(min=1) * len(x) / num_sequences
 
 
 def conjugate_gradients(product, b, iterations=10):
@@ -203,8 +205,7 @@ def trpo_step(weights, objective, max_kl=0.01, damping=0.1):
         return flatten(change) + damping * v
 
     s = conjugate_gradients(fisher, gradient)
-    length = (2 * max_kl / (s @ fisher(s)).clamp(min=1e-20)).sqrt()
-    step = length * s                                                           # (n,)  eq. (11)
+    step = (2 * max_kl / (s @ fisher(s)).clamp(min=1e-20)).sqrt() * s           # (n,)  eq. (11)
     for backtracks in range(11):                            # F is the KL to second order only: look
         end = start + 0.8 ** backtracks * step if backtracks < 10 else start
         for weight, part in zip(weights, end.split([weight.numel() for weight in weights])):
@@ -347,8 +348,7 @@ def adapt_coefficient(coefficient, kl, target):
 
 
 def update(policy, critic, optimizer, critic_optimizer, batch, estimates, cfg, step, penalty_coef):
-    """num_iterations passes over the batch, num_mini_batches optimizer steps each: of the critic,
-    then of the policy, which in TRPO takes only one. -> metrics"""
+    """num_iterations passes over the batch of the critic, then of the policy (one step in TRPO)."""
     critic_history = []
     for rows in common.mini_batches(batch, cfg, "shuffle", step):
         critic_history.append(fit_critic(critic, critic_optimizer, batch, estimates, rows, cfg))

@@ -112,6 +112,7 @@ def kl(logps, ref_logps, estimator="k3"):
         return x                            # unbiased; as a loss, its gradient is only noise
     if estimator == "k2":
         return x.square() / 2               # biased; as a loss, it has the gradient of the KL
+    assert estimator == "k3", estimator
     return torch.expm1(-x) + x              # unbiased and never negative               eq. (4)
 
 
@@ -121,16 +122,17 @@ def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None
     num_sequences = len(x) if num_sequences is None else num_sequences
     num_tokens = mask.sum().clamp(min=1) if num_tokens is None else num_tokens
     x = x * mask
-    if how == "sequence_mean":              # GRPO, GSPO: every output counts alike
+    if how == "sequence_mean":              # GRPO, GSPO:     1/B sum_i 1/|o_i| sum_t x_t
         means = x.sum(dim=1) / mask.sum(dim=1).clamp(min=1)                     # (B,)
         return means.sum() / num_sequences
-    if how == "token_mean":                 # PPO, DAPO: every token counts alike
+    if how == "token_mean":                 # PPO, DAPO:      1/sum_i |o_i| sum_i sum_t x_t
         return x.sum() / num_tokens
-    if how == "sequence_sum":               # REINFORCE, RLOO
+    if how == "sequence_sum":               # REINFORCE:      1/B sum_i sum_t x_t
         return x.sum() / num_sequences
-    if how == "constant":                   # Dr. GRPO
+    if how == "constant":                   # Dr. GRPO:       1/(B T) sum_i sum_t x_t
         return x.sum() / (num_sequences * (max_length or x.shape[1]))
-    return x.sum() / mask.sum().clamp(min=1) * len(x) / num_sequences   # BNPO, of a micro-batch
+    assert how == "micro_batch_mean", how   # BNPO: token_mean of a micro-batch, by its share of B
+    return x.sum() / mask.sum().clamp(min=1) * len(x) / num_sequences
 
 
 # ---- 3. the update ---------------------------------------------------------------------------

@@ -85,7 +85,7 @@ def toy(tmp_path):
         code = f"""
 import mutants
 mutants.ROOT = mutants.Path({str(tmp_path)!r})
-mutants.SECONDS = 3
+mutants.SECONDS = 8
 mutants.PRELOAD = ()
 mutants.MISTAKES = {mistakes!r}
 raise SystemExit(mutants.main([]))
