@@ -262,6 +262,7 @@ def check_flags(cfg):
 
     # flags that need a folder of this repository, which a copied script may not have
     if not (HERE / "tasks").is_dir():
+        need("," not in cfg.task, "task", f"there is no {HERE / 'tasks'}")
         for name in ("reward", "curriculum"):
             need(getattr(cfg, name) == getattr(Config, name), name, f"there is no {HERE / 'tasks'}")
     if kernels:
@@ -622,15 +623,15 @@ def micro_batches(rows, lengths, size, by_length=True):
 
 
 def token_rewards(batch, decode):
-    """r_t: a reward for a character is paid with the token that writes it, what is left of a row's
+    """A reward for a character is paid with the token that writes it, what is left of a row's
     reward with its last sampled token. -> (B, T)"""
     rewards = torch.zeros_like(batch.mask)                                      # (B, T)
     for row, verdict in enumerate(batch.verdicts):
         if isinstance(verdict, list):                       # a reward for each character
             ids = batch.tokens[row, :batch.lengths[row]].tolist()
             ends = [len(decode(ids[:t])) for t in range(1 + len(ids))]
-            for t in range(len(ids)):
-                rewards[row, t] = sum(verdict[ends[t]:ends[t + 1]])
+            paid = [sum(verdict[ends[t]:ends[t + 1]]) for t in range(len(ids))]
+            rewards[row, :len(ids)] = rewards.new_tensor(paid)
     rewards = rewards * batch.mask                          # inserted tokens earn nothing
     last = batch.mask.cumsum(dim=1).argmax(dim=1, keepdim=True)                 # (B, 1)
     left = batch.rewards.view(-1, 1).to(rewards) - rewards.sum(dim=1, keepdim=True)

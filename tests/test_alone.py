@@ -135,6 +135,7 @@ def test_a_script_with_tasks_but_without_tools_runs_a_task_that_rewards_each_mov
 REFUSED = {
     "--task lookup": "tasks/lookup.py",
     "--task arithmetic,lookup": "tasks/lookup.py",
+    "--task arithmetic,arithmetic": "there is no",
     "--reward format": "there is no",
     "--curriculum": "there is no",
     "--curriculum true": "there is no",
