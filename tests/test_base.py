@@ -156,8 +156,9 @@ def test_an_edit_of_the_machinery_makes_another_base(copies):
     assert after != before
 
 
-def test_an_edit_of_common_makes_another_base(copies):
-    before, after = base_after(Path("common.py"), "SHORTER = 0.2", "SHORTER = 0.3")
+@pytest.mark.parametrize("task", ["arithmetic", "lookup"])
+def test_an_edit_of_common_makes_another_base(copies, task):
+    before, after = base_after(Path("common.py"), "SHORTER = 0.2", "SHORTER = 0.3", task)
     assert after != before
 
 

@@ -330,7 +330,9 @@ def test_on_a_terminal_warm_start_and_evaluations_have_a_progress_line(
 def test_lines_of_held_out_scores_fit_where_tasks_are_mixed(new_run, pipe):
     """Each task has a score of its own there, which metrics.jsonl and the table have room for."""
     folder = new_run(task="arithmetic,lookup", base_steps=0, eval_steps=1, max_steps=1)
-    assert [line for line in pipe.lines() if line.startswith("      eval/greedy 0.")]
+    (scores,) = [line for line in pipe.lines() if line.startswith("      eval/greedy 0.")]
+    assert "eval/think_share" in scores
+    assert "eval/greedy/" not in scores
     too_long = [line for line in pipe.lines() if len(line) > 80]
     assert all(str(folder) in line for line in too_long)
     assert "eval/greedy/lookup" in (folder / "metrics.jsonl").read_text()

@@ -177,9 +177,12 @@ def test_ctrl_c_in_the_last_evaluation_loses_no_step(script, new_run, monkeypatc
     folder = tmp_path / "run0"
 
     def interrupted(*args, **options):
-        if len(lines(folder / "metrics.jsonl")) == 3:
+        if len(lines(folder / "metrics.jsonl")) == 3 and not presses:
+            presses.append(1)
             press_ctrl_c()
         return evaluate(*args, **options)
+
+    presses = []
     monkeypatch.setattr(script, "evaluate", interrupted)
     with pytest.raises(SystemExit) as stop:
         new_run(max_steps=3, save_steps=100, eval_steps=100)
