@@ -58,7 +58,7 @@ LOSS_TYPES = {                              # what stands for (3), and the avera
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(common.Config):
+class Config(common.Config):                # G, P, T and others: common.Config
     importance_sampling_level: str = flag("sequence", "the ratio: (2), or (9)",
                                           choices=("sequence", "sequence_token"))
     loss_type: str = flag("grpo", "surrogate and average", choices=tuple(LOSS_TYPES))
@@ -168,7 +168,11 @@ def backward(policy, batch, ref_logps, A, rows, cfg, entropy_coef):
     if cfg.beta == 0 and entropy_coef == 0 and not is_bnpo:
         rows = rows[A[rows].cpu() != 0]                 # the others have no gradient
 
-    loss_sum, clipped_sum, clipped_by_token_sum, token_sum, max_log_ratio = 0.0, 0.0, 0.0, 0.0, 0.0
+    loss_sum = 0.0
+    clipped_sum = 0.0
+    clipped_by_token_sum = 0.0
+    token_sum = 0.0
+    max_log_ratio = 0.0
     for part in common.micro_batches(rows, batch.lengths, cfg.micro_batch_size, not is_bnpo):
         T = batch.lengths[part].max()
         tokens = batch.tokens[part, :T]                                         # (b, T)
@@ -207,7 +211,8 @@ def update(policy, reference, optimizer, batch, A, cfg, step):
     optimizer.param_groups[0]["lr"] = learning_rate
     entropy_coef = common.decay_entropy(cfg, step)
     every = 1 if cfg.beta > 0 else 8                    # for the metric alone, some rows are enough
-    prompts, tokens = batch.prompts[::every], batch.tokens[::every]
+    prompts = batch.prompts[::every]
+    tokens = batch.tokens[::every]
     with torch.no_grad():
         ref_logps, _ = score(reference, prompts, tokens, cfg.temperature, cfg.kernel)
 
