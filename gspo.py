@@ -10,9 +10,8 @@ output: the geometric mean of the ratios rho_t of its tokens. One clip then hold
   L     = 1/B sum_i 1/|o_i| sum_t (L_i + beta KL_t - c_H H_t)                        (5)
 
 rho_t = pi(o_t | q, o_<t) / pi_old(o_t | q, o_<t); H_t is the entropy of pi, B the number of outputs
-in an optimizer step. log s_i, a mean, stays near 0, so the clip range is 700 times narrower. The
-CISPO loss (6), SAPO's (7) and DAPO's penalty (8) are those of grpo.py with s for rho; sg stops the
-gradient:
+in an optimizer step. log s_i, a mean, stays near 0, so the clip range is 700 times narrower. CISPO
+(6), SAPO (7) and DAPO's penalty (8) are those of grpo.py with s for rho; sg is stop-gradient:
 
   L_t   = -sg(min(s, 1 + eps_high)) A log pi(o_t | q, o_<t)                          (6)
   L_t   = -4/tau sigmoid(tau (s - 1)) A,          tau = 1 if A > 0, else 1.05        (7)
@@ -25,7 +24,6 @@ t alone. With one A for an output, as here, that is the gradient of GSPO.
 
 Departures from the paper: a verifier, not a reward model, rewards; std has ddof 1, as in TRL; KL_t
 has no importance ratio, though from a batch's second step on its samples are those of pi_old.
-
 Usage: python gspo.py --task arithmetic     15 seconds on a CPU, once there is a base
 """
 import copy
