@@ -37,7 +37,7 @@ Departures from the paper: a verifier chooses, not people; pi_ref is not trained
 outputs first.
 
 Usage: python dpo.py --task arithmetic
-In a minute on a CPU, the base policy of grpo.py, right one time in seven, is right 98 in 100. With
+In a minute on a CPU, the base policy of grpo.py, right one time in ten, is right 98 in 100. With
 --learning_rate 5e-4 it gets there, too, but then collapses.
 """
 import copy
