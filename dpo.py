@@ -37,8 +37,8 @@ Departures from the paper: a verifier chooses, not people; pi_ref is not trained
 outputs first.
 
 Usage: python dpo.py --task arithmetic
-In a minute on a CPU, the base policy of grpo.py, right one time in ten, is right 98 in 100. With
---learning_rate 5e-4 it gets there, too, but then collapses.
+In 20 seconds on a CPU, the base policy of grpo.py, right one time in ten, is right 73 to 100 times
+in 100, by seed: some runs go past their best. With --online all three seeds tried end at 100.
 """
 import copy
 import dataclasses
