@@ -290,3 +290,16 @@ def test_over_several_tokens_no_estimate_summed_in_the_loss_has_the_gradient_of_
     assert not torch.allclose(found, exact, atol=1e-12)
     if estimator == "k2":           # exact at the last token: no later state depends on it
         close(found[1:], exact[1:])
+
+
+@every_script
+def test_an_unknown_estimator_is_refused(script):
+    with pytest.raises(AssertionError, match="k9"):
+        script.kl(REF.log(), REF.log(), "k9")
+
+
+@pytest.mark.parametrize("script", (reinforce, ppo, grpo, gspo), ids=lambda script: script.__name__)
+def test_an_unknown_average_is_refused(script):
+    losses = torch.ones(2, 3)
+    with pytest.raises(AssertionError, match="sequence_meen"):
+        script.aggregate(losses, losses, "sequence_meen")
