@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import itertools
 import json
 import math
 import os
@@ -28,6 +29,19 @@ import torch
 
 HERE = Path(__file__).resolve().parent
 MACHINERY = "\n# ==== the machinery"        # where the text begins that all scripts have in common
+
+
+def start(main):
+    """Run a command. If nobody reads its output any more (| head -1), it ends without a word: a run
+    is then left as a kill would leave it, and can be resumed."""
+    try:
+        try:
+            main()
+        finally:
+            print(end="", flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())     # for the flush at exit
+        raise SystemExit(1) from None
 
 
 def fail(message, code=2):
@@ -51,8 +65,9 @@ kernels = optional("kernels")
 
 def flag(default, help, group="algorithm", low=None, high=math.inf, choices=(), why="", needs=""):
     """A field of a Config that is also a command-line flag. Numbers are finite and in low .. high;
-    `why` goes on with the message about a number outside. A flag does nothing without the flag
-    that it `needs`, "name" or "name value", and is then refused. -> dataclass field"""
+    `why` goes on with the message about a number outside. A default of None stands for what `help`
+    says. A flag does nothing without the flag that it `needs`, "name" or "name value", and is then
+    refused. -> dataclass field"""
     metadata = {"help": help, "group": group, "low": low, "high": high,
                 "choices": choices, "why": why, "needs": needs}
     return dataclasses.field(default=default, metadata=metadata)
@@ -94,7 +109,7 @@ class Config:
     save_steps: int = run_flag(10, "steps between checkpoints", low=1)
     resume_from_checkpoint: str = run_flag("", "run folder to go on with, its flags included")
     init_from: str = run_flag("", "run folder whose trained policy takes the place of the base")
-    cold_start: int = run_flag(0, "batches of worked examples to learn from first", low=0,
+    cold_start: int = run_flag(0, "batches of examples with their work, to learn from first", low=0,
                                needs="init_from")
     # the task
     reward: str = task_flag("accuracy", "rows of tasks.rewards, added: accuracy+format, fine ...")
@@ -120,7 +135,7 @@ class Config:
     micro_batch_size: int = step_flag(32, "rows per backward pass; bounds the memory", low=1)
     # evaluation
     eval_steps: int = eval_flag(10, "steps between greedy evaluations", low=1)
-    num_eval_problems: int = eval_flag(512, "held-out problems", low=1)
+    num_eval_problems: int = eval_flag(512, "different held-out problems at most", low=1)
     num_eval_samples: int = eval_flag(8, "samples of each at start and end (k of pass@k)", low=1)
     # the base policy
     hidden_size: int = base_flag(64, "width (D)", low=1)
@@ -136,7 +151,14 @@ class Config:
     base_learning_rate: float = base_flag(4e-3, "warm-start peak, falling linearly to 0", low=0)
 
     has_reward_model = False        # whether a script knows --reward model
+    does_nothing_with = {}          # flag -> "another" or "another value|value", which idles it
 
+
+# Flags of the base that do nothing where another policy takes its place.
+BASE_FLAGS_IDLE = {"base_steps": "init_from", "textbook_share": "init_from"}
+
+# Flags that look at which completions are right.
+JUDGED_FLAGS = {"stop_at", "curriculum", "method", "nll_coef"}
 
 # What a resumed run may do otherwise than it began.
 MAY_DIFFER = {"max_steps", "stop_at", "save_steps", "eval_steps", "num_eval_problems",
@@ -160,7 +182,8 @@ def make_parser(config_class):
     own_fields_last = sorted(dataclasses.fields(config_class),
                              key=lambda field: field.name not in Config.__annotations__)
     for field in own_fields_last:
-        options = {"type": field.type, "help": f"{field.metadata['help']} [{field.default}]"}
+        default = "" if field.default is None else f" [{field.default}]"
+        options = {"type": field.type, "help": field.metadata["help"] + default}
         if field.type is bool:
             options |= {"type": boolean, "nargs": "?", "const": True, "metavar": "true|false"}
         elif field.metadata["choices"]:
@@ -192,7 +215,7 @@ def parse_flags(config_class, argv=None):
     else:
         stored = task_defaults(config_class, given.get("task", config_class.task))
     cfg = config_class(**(stored | given))
-    check_flags(cfg)
+    check_flags(cfg, given)
     return cfg
 
 
@@ -211,12 +234,10 @@ def stored_flags(config_class, given):
     """The flags of the run to resume. Exits if there is none, or if a given flag contradicts it."""
     folder = given["resume_from_checkpoint"]
     script = Path(inspect.getfile(config_class)).name
-    types = {field.name: field.type for field in dataclasses.fields(config_class)}
     try:
         saved = json.loads(Path(folder, "config.json").read_text())
         stored = saved["config"]
-        stored_types = {name: type(value) for name, value in stored.items()}
-        if saved["script"] != script or stored_types != types:
+        if saved["script"] != script or not are_flags_of(config_class, stored):
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         fail(f"--resume_from_checkpoint {folder}: no run of {script} with these folders; name one")
@@ -227,8 +248,25 @@ def stored_flags(config_class, given):
     return stored
 
 
-def check_flags(cfg):
-    """Exit with one line for a value, or a pair of values, that cannot work or does nothing."""
+def are_flags_of(config_class, values):
+    """Whether a dict has a value of the right type for each flag, and nothing else. -> bool"""
+    fields = {field.name: field for field in dataclasses.fields(config_class)}
+    if values.keys() != fields.keys():
+        return False
+    types = {name: (field.type, type(field.default)) for name, field in fields.items()}
+    return all(type(value) in types[name] for name, value in values.items())
+
+
+def is_set(cfg, condition):
+    """Whether flags fulfil a condition, "name" or "name value|value". -> bool"""
+    name, _, values = condition.partition(" ")
+    value = getattr(cfg, name)
+    return str(value) in values.split("|") if values else bool(value)
+
+
+def check_flags(cfg, given=()):
+    """Exit with one line for a value, or a pair of values, that cannot work, or for a flag, of
+    those given by the user, that would do nothing."""
     def need(fits, name, words):
         if not fits:
             fail(f"--{name} {getattr(cfg, name)}: {words}")
@@ -237,16 +275,23 @@ def check_flags(cfg):
     for field in dataclasses.fields(cfg):
         value = getattr(cfg, field.name)
         low, high = field.metadata["low"], field.metadata["high"]
-        if low is not None:
+        if low is not None and value is not None:
             at_most = f", at most {high}" if high < math.inf else ""
             need(low <= value <= high and value < math.inf, field.name,
                  f"must be finite, at least {low}{at_most}{field.metadata['why']}")
         choices = field.metadata["choices"]
         need(not choices or value in choices, field.name, f"must be one of {', '.join(choices)}")
-        name, _, wanted = field.metadata["needs"].partition(" ")
-        if name and value != field.default:
-            present = getattr(cfg, name) == wanted if wanted else getattr(cfg, name)
-            need(present, field.name, f"does nothing without --{name} {wanted}".rstrip())
+        if field.metadata["needs"] and field.name in given:
+            need(is_set(cfg, field.metadata["needs"]), field.name,
+                 f"does nothing without --{field.metadata['needs']}")
+    idle = BASE_FLAGS_IDLE | cfg.does_nothing_with
+    if not cfg.cold_start:
+        idle |= dict.fromkeys(("base_seed", "base_batch_size", "base_learning_rate"), "init_from")
+    for name, other in idle.items():
+        if name in given and is_set(cfg, other):
+            other_name = other.partition(" ")[0]
+            value = getattr(cfg, other_name)
+            need(False, name, f"does nothing with --{other_name} {value}".removesuffix(" True"))
 
     # flags that have to fit each other
     H = cfg.num_attention_heads
@@ -296,6 +341,8 @@ class Task:
     call_tokens = ()        # behind these tokens respond() may insert text into a completion
     defaults = {}           # defaults of flags for this task
     options = ()            # the task flags that it understands
+    held_out_tenths = 1     # of ten prompts so many are for the evaluation alone
+    is_judged = True        # false: luck decides how it ends, so nothing counts as right or wrong
 
     def __init__(self, cfg):
         self.cfg = cfg
@@ -311,7 +358,8 @@ class Task:
         return self.sample(rng)
 
     def demonstration(self, problem, rng, phase):
-        """A completion for the warm start; phase is "textbook" or "forum". -> str"""
+        """A completion for the warm start; phase is "textbook", "forum" or "cold_start", in which
+        every example shows its work. -> str"""
         raise NotImplementedError
 
     def verify(self, problem, text):
@@ -324,7 +372,9 @@ class Task:
         return float(sum(verdict) if isinstance(verdict, list) else verdict)
 
     def is_correct(self, problem, verdict):
-        """Whether a verdict is the best there is. -> bool"""
+        """Whether a verdict is the best there is. -> bool, or None where that cannot be said"""
+        if not self.is_judged:
+            return None
         if isinstance(verdict, list):
             return sum(verdict) >= self.best_return(problem) - 1e-6
         return verdict == 1
@@ -332,6 +382,14 @@ class Task:
     def best_return(self, problem):
         """The highest expected sum of rewards, for a task that rewards each move. -> float, None"""
         return None
+
+    def canonical(self, problem, answer):
+        """The same text for answers that are the same: by it maj@k counts votes. -> str"""
+        return answer
+
+    def is_held_out(self, problem):
+        """Whether a problem is for the evaluation alone, which the hash of its prompt decides."""
+        return zlib.crc32(problem.prompt.encode()) % 10 < self.held_out_tenths
 
     def respond(self, problem, text):
         """What the environment inserts after a call token; text: the completion so far. -> str"""
@@ -384,7 +442,8 @@ class Arithmetic(Task):
         return self.sample(rng, self.SHORTER)
 
     def demonstration(self, problem, rng, phase):
-        """The textbook works nine of ten answers out; in the forum seven of ten only answer."""
+        """The textbook works nine of ten answers out; in the forum seven of ten only answer; a cold
+        start always works them out."""
         steps = problem.work.split(";")
         if phase == "textbook" and rng.random() < self.SELF_CHECKS:
             slip = rng.randrange(len(steps))
@@ -392,10 +451,15 @@ class Arithmetic(Task):
             wrong = (int(right) + rng.randint(1, 20)) % 21
             steps[slip] = f"{left}={wrong};wait,{steps[slip]}"
         answer = f"<answer>{problem.answer}</answer>"
-        share_that_thinks = {"textbook": 0.9, "forum": 0.3}[phase]
+        share_that_thinks = {"textbook": 0.9, "forum": 0.3, "cold_start": 1.0}[phase]
         if rng.random() < share_that_thinks:
             return f"<think>{';'.join(steps)}</think>" + answer
         return answer
+
+    def canonical(self, problem, answer):
+        """7 for 07, as the verifier reads numbers."""
+        number = re.fullmatch("-?[0-9]{1,20}", answer)
+        return str(int(answer)) if number else answer
 
     def describe(self, batch, step):
         """How often a completion checks itself, and how often it is then right."""
@@ -475,6 +539,15 @@ def load_task(cfg, verify):
             fail(f"--{field.name} {value}: is not for {cfg.task}")
     if not cfg.mask_tool_tokens and not task.call_tokens:
         fail(f"--mask_tool_tokens {cfg.mask_tool_tokens}: {cfg.task} has no tools")
+    for field in dataclasses.fields(cfg):
+        value = getattr(cfg, field.name)
+        is_off = value == field.default or field.name == "stop_at" and value > 1
+        if field.name in JUDGED_FLAGS and not is_off and not task.is_judged:
+            fail(f"--{field.name} {value}: nothing in {cfg.task} counts as right or wrong, because "
+                 "luck decides")
+    if cfg.curriculum and len({level(problem) for problem in sample_problems(task, 200, 0)}) < 2:
+        fail(f"--curriculum {cfg.curriculum}: all problems are of one difficulty; mix several, as "
+             "with --operands 3-7")
 
     # what changes its rewards, and which of its problems are sampled
     if cfg.reward != Config.reward:
@@ -489,8 +562,8 @@ def load_task(cfg, verify):
 
 
 def draw_problems(task, draw, n, seed, split):
-    """n problems by draw(rng), a function of the arguments. A tenth of all prompts, by hash, is
-    held out for the split "test"; the others are "train"."""
+    """n problems by draw(rng), a function of the arguments: of the split "test", which the task
+    holds out, or "train", the others."""
     if split not in ("train", "test"):
         raise ValueError(f"split {split!r}: must be train or test")
     rng = random.Random(repr((task.name, seed, split)))
@@ -501,7 +574,7 @@ def draw_problems(task, draw, n, seed, split):
         problem = draw(rng)
         if not problem.task:
             problem = problem._replace(task=task.name)
-        is_test = zlib.crc32(problem.prompt.encode()) % 10 == 0
+        is_test = task.is_held_out(problem)
         if is_test == (split == "test") and (is_test or task.wants(problem, rng)):
             problems.append(problem)
     fail(f"--task {task.name}: has hardly any {split} problems; it needs more variety")
@@ -510,6 +583,31 @@ def draw_problems(task, draw, n, seed, split):
 def sample_problems(task, n, seed, split="train"):
     """n problems, a function of the arguments; those of "test" never occur in training."""
     return draw_problems(task, task.sample, n, seed, split)
+
+
+@functools.lru_cache(8)
+def held_out_problems(task, n):
+    """n different problems of the split "test", or as many as there are; each task of a mix has the
+    same share, if it has so many. A function of the arguments. -> tuple"""
+    parts = getattr(task, "parts", {task.name: task})
+    share = max(1, n // len(parts))
+    by_part = [different_problems(part, share) for part in parts.values()]
+    in_turn = itertools.chain(*itertools.zip_longest(*by_part))
+    return tuple(problem for problem in in_turn if problem is not None)
+
+
+def different_problems(task, n):
+    """n problems of the split "test" with different prompts, or as many as there are: then at least
+    500 draws in a row brought none that was new. Where luck decides, a problem with another secret
+    is another problem. -> list"""
+    found = {}
+    for block in itertools.count():
+        num_before = len(found)
+        for problem in sample_problems(task, max(n, 500), ("evaluation", block), "test"):
+            luck = "" if task.is_judged else repr(problem.secret)
+            found.setdefault((problem.prompt, luck), problem)
+        if len(found) >= n or len(found) == num_before:
+            return list(found.values())[:n]
 
 
 def sample_demonstrations(task, n, seed, phase):
@@ -546,25 +644,30 @@ class Batch(Rollout):
     texts: list                 # B
     verdicts: list              # B       of the verifier: floats, or a list of floats for each row
     rewards: torch.Tensor       # (P, G)
-    is_correct: torch.Tensor    # (P, G)
+    is_correct: torch.Tensor    # (P, G)  all False where luck decides
     is_truncated: torch.Tensor  # (B,)    no end within T tokens
-    accuracy: float             # of all that was sampled, before dynamic sampling chose
+    pass_rates: dict            # level -> share of right completions of each group that was sampled
 
 
 def make_batch(rollout, task, problems, prompts, texts, is_truncated, G, step):
     """Verify and reward the completions of a rollout. -> Batch"""
     verdicts = []
     rewards = []
-    is_correct = []
+    judgements = []
     for problem, text in zip(problems, texts):
         verdict = task.verify(problem, text)
         verdicts.append(verdict)
         rewards.append(task.reward(problem, text, verdict, step))
-        is_correct.append(task.is_correct(problem, verdict))
+        judgements.append(task.is_correct(problem, verdict))
+    is_correct = torch.tensor([bool(judgement) for judgement in judgements]).view(-1, G)
+    pass_rates = {}
+    for group, rate in enumerate(is_correct.double().mean(dim=1).tolist()):
+        if judgements[group * G] is not None:
+            pass_rates.setdefault(level(problems[group * G]), []).append(rate)
     return Batch(
         **vars(rollout), problems=problems, prompts=prompts, texts=texts, verdicts=verdicts,
-        rewards=torch.tensor(rewards).view(-1, G), is_correct=torch.tensor(is_correct).view(-1, G),
-        is_truncated=is_truncated, accuracy=mean(is_correct))
+        rewards=torch.tensor(rewards).view(-1, G), is_correct=is_correct,
+        is_truncated=is_truncated, pass_rates=pass_rates)
 
 
 def join_batches(one, other):
@@ -577,8 +680,10 @@ def join_batches(one, other):
             joined[field.name] = torch.cat([values, more])
         elif field.type is list:
             joined[field.name] = values + more
-    accuracy = joined["is_correct"].float().mean().item()
-    return Batch(**joined, accuracy=accuracy)
+        else:
+            joined[field.name] = {
+                name: values.get(name, []) + more.get(name, []) for name in values | more}
+    return Batch(**joined)
 
 
 def has_signal(rewards):
@@ -589,10 +694,14 @@ def has_signal(rewards):
 def keep_groups(batch, num_groups):
     """num_groups of a batch in their order, those with signal if there are enough. -> Batch"""
     order = has_signal(batch.rewards)[:, 0].int().argsort(descending=True, stable=True)
-    groups = order[:num_groups].sort().values
+    return select_groups(batch, order[:num_groups].sort().values)
+
+
+def select_groups(batch, groups):
+    """Some groups of a batch; its pass rates stay those of all that was sampled. -> Batch"""
     G = batch.rewards.shape[1]
     rows = (groups[:, None] * G + torch.arange(G)).flatten()                    # (B,)
-    kept = {"accuracy": batch.accuracy}
+    kept = {"pass_rates": batch.pass_rates}
     for field in dataclasses.fields(Batch):
         values = getattr(batch, field.name)
         if field.name in ("rewards", "is_correct"):
@@ -686,8 +795,12 @@ def explained_variance(values, returns, mask):
 
 
 def mean_metrics(history):
-    """The mean of each metric over the optimizer steps of a batch. list of dicts -> dict"""
-    return {name: mean([metrics[name] for metrics in history]) for name in history[0]}
+    """The mean of each metric over the optimizer steps of a batch, of the largest change of a
+    log-probability the maximum. list of dicts -> dict"""
+    means = {name: mean([metrics[name] for metrics in history]) for name in history[0]}
+    if "max_log_ratio" in means:
+        means["max_log_ratio"] = max(metrics["max_log_ratio"] for metrics in history)
+    return means
 
 
 def check_finite(step, metrics):
@@ -699,19 +812,22 @@ def check_finite(step, metrics):
 
 
 def describe(batch):
-    """What the samples of a step are like, in TRL's words. -> metrics"""
+    """What the samples of a step are like, in TRL's words: accuracy and frontier of all that was
+    sampled, the others of the groups that dynamic sampling kept. -> metrics"""
     rewards = batch.rewards
     lengths = batch.mask.sum(dim=1)
     signal = has_signal(rewards).double().mean().item()
     entropy = (batch.entropy * batch.mask).sum() / lengths.sum()
-    return {"reward": rewards.mean().item(),
-            "reward_std": rewards.std(dim=1).mean().item(),
-            "signal": signal,
-            "frac_reward_zero_std": 1 - signal,
-            "accuracy": batch.accuracy,
-            "completions/mean_length": lengths.mean().item(),
-            "completions/clipped_ratio": batch.is_truncated.float().mean().item(),
-            "entropy": entropy.item()} | frontier(batch)
+    metrics = {"reward": rewards.mean().item(),
+               "reward_std": rewards.std(dim=1).mean().item(),
+               "signal": signal,
+               "frac_reward_zero_std": 1 - signal}
+    if batch.pass_rates:
+        metrics["accuracy"] = mean(sum(batch.pass_rates.values(), []))
+    return metrics | {
+        "completions/mean_length": lengths.mean().item(),
+        "completions/clipped_ratio": batch.is_truncated.float().mean().item(),
+        "entropy": entropy.item()} | frontier(batch.pass_rates)
 
 
 def level(problem):
@@ -719,21 +835,11 @@ def level(problem):
     return f"{problem.task}-{problem.difficulty}"
 
 
-def pass_rates(batch):
-    """Level -> the share of right completions of each of its groups. -> dict of lists"""
-    rates = {}
-    P, G = batch.rewards.shape
-    for group, rate in enumerate(batch.is_correct.float().mean(dim=1).tolist()):
-        rates.setdefault(level(batch.problems[group * G]), []).append(rate)
-    return dict(sorted(rates.items()))
-
-
-def frontier(batch):
+def frontier(pass_rates):
     """Of each difficulty, if there are several: which share of its groups is all wrong, mixed, and
     all right. -> metrics"""
     metrics = {}
-    rates = pass_rates(batch)
-    for name, groups in rates.items() if len(rates) > 1 else ():
+    for name, groups in sorted(pass_rates.items()) if len(pass_rates) > 1 else ():
         wrong = groups.count(0.0) / len(groups)
         right = groups.count(1.0) / len(groups)
         metrics[f"frontier/{name}/wrong"] = wrong
@@ -773,22 +879,16 @@ def scores(task, problems, texts, lengths, num_samples):
     and "examples" are for the report"""
     verdicts = [task.verify(problem, text) for problem, text in zip(problems, texts)]
     is_correct = [task.is_correct(problem, v) for problem, v in zip(problems, verdicts)]
-    thinks = ["<think>" in text for text in texts]
-    name = "pass@1" if num_samples else "greedy"
-    found = {name: mean(is_correct)}
-    if num_samples > 0:
-        found |= sample_scores(task, problems, texts, is_correct, num_samples)
-        found["accuracy_given_think"] = mean([c for c, t in zip(is_correct, thinks) if t])
-        found["accuracy_given_direct"] = mean([c for c, t in zip(is_correct, thinks) if not t])
-    else:
+    found = {}
+    judged = [i for i, correct in enumerate(is_correct) if correct is not None]
+    if judged:
+        found |= judged_scores(
+            task, [problems[i] for i in judged], [texts[i] for i in judged],
+            [is_correct[i] for i in judged], num_samples)
+    if num_samples == 0:
         found["examples"] = [
             {"prompt": problem.prompt, "answer": problem.answer, "text": text, "right": correct}
             for problem, text, correct in zip(problems[:64], texts, is_correct)]
-
-    # each task of a mix
-    tasks = sorted({problem.task for problem in problems})
-    for part in tasks if len(tasks) > 1 else ():
-        found[f"{name}/{part}"] = mean([c for p, c in zip(problems, is_correct) if p.task == part])
 
     # tasks that reward each move
     returns = []
@@ -798,14 +898,31 @@ def scores(task, problems, texts, lengths, num_samples):
             returns.append(sum(verdict))
             best_returns.append(task.best_return(problem))
     if returns:
-        found |= {"return": mean(returns), "best_return": mean(best_returns)}
+        name = "return" if num_samples else "greedy_return"
+        found |= {name: mean(returns), "best_return": mean(best_returns)}
+    thinks = ["<think>" in text for text in texts]
     return found | {"think_share": mean(thinks), "mean_length": mean(lengths),
-                    "problems": len(problems) // max(num_samples, 1)}
+                    "problems": len(problems) // max(num_samples, 1), "samples": num_samples}
+
+
+def judged_scores(task, problems, texts, is_correct, num_samples):
+    """The scores of completions that are right or wrong. -> dict"""
+    name = "pass@1" if num_samples else "greedy"
+    found = {name: mean(is_correct)}
+    if num_samples > 0:
+        found |= sample_scores(task, problems, texts, is_correct, num_samples)
+        thinks = ["<think>" in text for text in texts]
+        found["accuracy_given_think"] = mean([c for c, t in zip(is_correct, thinks) if t])
+        found["accuracy_given_direct"] = mean([c for c, t in zip(is_correct, thinks) if not t])
+    tasks = sorted({problem.task for problem in problems})
+    for part in tasks if len(tasks) > 1 else ():
+        found[f"{name}/{part}"] = mean([c for p, c in zip(problems, is_correct) if p.task == part])
+    return found
 
 
 def sample_scores(task, problems, texts, is_correct, n):
     """pass@k and maj@k for k = 1 .. n, as lists, and by name for k = 8 and n. -> dict"""
-    answers = [extract(text) for text in texts]
+    answers = votes(task, problems, texts, n)
     num_correct = [sum(is_correct[first:first + n]) for first in range(0, len(problems), n)]
     curves = {"pass@k": []}
     for k in range(1, n + 1):
@@ -819,6 +936,20 @@ def sample_scores(task, problems, texts, is_correct, n):
     return found | curves
 
 
+def votes(task, problems, texts, n):
+    """The answers of n completions of each problem; those that are the same, as 3*4 and 4*3, are
+    written as the first of them is. None where there is no answer. -> list of str"""
+    found = []
+    for i, (problem, text) in enumerate(zip(problems, texts)):
+        if i % n == 0:
+            first_answers = {}                          # by their canonical form
+        answer = extract(text)
+        if answer is not None:
+            answer = first_answers.setdefault(task.canonical(problem, answer), answer)
+        found.append(answer)
+    return found
+
+
 # ---- 5. the console --------------------------------------------------------------------------
 
 def silent(label, steps):
@@ -828,6 +959,7 @@ def silent(label, steps):
 
 class Console:
     """What a run prints: one plain line a step. tools/console.py has one for terminals."""
+    has_heading = False
 
     def progress(self, label, steps):
         """The items of the list `steps`; a console may say how long they will take."""
@@ -836,12 +968,15 @@ class Console:
     def start(self, run):
         """Before the first step: the scores of the base."""
         base = {name: score for name, score in run.state["base"].items() if name != "examples"}
-        print("base:", base)
-        print("step", *run.columns, flush=True)
+        print("base:", base, flush=True)
 
     def step(self, run, metrics):
-        """After a step."""
-        values = [round(metrics[name], 3) for name in run.columns.values() if name in metrics]
+        """After a step; of the run's columns, those that the step has."""
+        shown = {heading: name for heading, name in run.columns.items() if name in metrics}
+        if not self.has_heading:
+            print("step", *shown)
+            self.has_heading = True
+        values = [round(metrics[name], 3) for name in shown.values()]
         print(run.state["steps"], *values, flush=True)
 
     def samples(self, batch, advantages):
@@ -903,7 +1038,7 @@ class Run:
         self.clock = time.perf_counter()
         self.is_stepping = False            # from the first step on, Ctrl-C waits for its end
         self.is_interrupted = False
-        self.state = {"steps": 0, "recent": [], "base": {}, "seconds_total": 0.0}
+        self.state = {"steps": 0, "recent": [], "base": {}, "asked": [], "seconds_total": 0.0}
         self.parts = {}
         self.resumed = {}                   # the checkpoint of the run that is resumed
         default = f"runs/{self.script.stem}-{cfg.task}-s{cfg.seed}"
@@ -920,7 +1055,7 @@ class Run:
             saved = load(Path(folder, name), self.cfg.device)
             self.policy.load_state_dict(saved["policy"] if name == "checkpoint.pt" else saved)
         except Exception as error:
-            fail(f"--{flag_name} {folder}: its {name} holds no policy of this shape "
+            fail(f"--{flag_name} {folder}: {Path(folder, name)} holds no policy of this shape "
                  f"({type(error).__name__}); name another run")
         return saved
 
@@ -928,8 +1063,8 @@ class Run:
         """Take up the state of the run; the policy stays the base until `steps` loads the parts."""
         self.resumed = self.read("resume_from_checkpoint", self.folder)
         if not self.resumed.keys() >= {"state", "task", "logs"}:
-            fail(f"--resume_from_checkpoint {self.folder}: its checkpoint.pt holds a policy, but "
-                 f"no run; take --init_from {self.folder}")
+            fail(f"--resume_from_checkpoint {self.folder}: {self.folder / 'checkpoint.pt'} holds a "
+                 f"policy, but no run; take --init_from {self.folder}")
         self.read("resume_from_checkpoint", self.folder, "base.pt")
         self.state |= self.resumed["state"]
         self.task.state = self.resumed["task"]
@@ -968,8 +1103,7 @@ class Run:
               flush=True)
         if not self.resumed:
             if cfg.cold_start:
-                textbook = dataclasses.replace(cfg, base_steps=cfg.cold_start, textbook_share=1.0)
-                warm_start(self.policy, self.task, textbook, self.console.progress)
+                warm_start(self.policy, self.task, cfg, self.console.progress)
             elif not cfg.init_from:
                 self.share_base(warm_start)
             write(self.folder / "base.pt", self.policy.state_dict())
@@ -1004,9 +1138,10 @@ class Run:
         self.cut_logs()
 
         # the policy still is the base
-        asked = {"samples": cfg.num_eval_samples, "problems": cfg.num_eval_problems}
-        if not asked.items() <= state["base"].items():
+        asked = [cfg.num_eval_problems, cfg.num_eval_samples]
+        if state["asked"] != asked:
             state["base"] = self.evaluate_fully()
+            state["asked"] = asked
         if self.resumed:
             for name, part in parts.items():
                 part.load_state_dict(self.resumed[name])
@@ -1039,8 +1174,7 @@ class Run:
 
     def evaluate_fully(self):
         """Greedy scores and those of samples, on held-out problems. -> dict"""
-        asked = {"samples": self.cfg.num_eval_samples, "problems": self.cfg.num_eval_problems}
-        return self.evaluate(0) | self.evaluate(self.cfg.num_eval_samples) | asked
+        return self.evaluate(0) | self.evaluate(self.cfg.num_eval_samples)
 
     def is_evaluation_step(self, step):
         """Whether the held-out problems are answered after this step. -> bool"""
@@ -1061,7 +1195,8 @@ class Run:
                 if isinstance(value, float):
                     metrics[f"eval/{name}"] = value
         self.append("metrics.jsonl", {"step": step + 1} | metrics)
-        state["recent"] = [*state["recent"], metrics["accuracy"]][-5:]
+        if "accuracy" in metrics:
+            state["recent"] = [*state["recent"], metrics["accuracy"]][-5:]
         self.task.learn(batch)
         self.console.step(self, metrics)
         if step == 0 or self.is_evaluation_step(step):

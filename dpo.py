@@ -22,7 +22,8 @@ negative logarithm:
 
 pi_ref is the base policy. beta h(y) is the reward that pi stands for, but for beta log Z(q). e is
 the chance that w and l were mixed up: 0 in DPO, more in cDPO (--label_smoothing). (4) is not in the
-loss, but a metric of how far pi is from pi_ref. Two other losses take the place of (3):
+loss, but says at evaluations, over samples of pi, how far pi is from pi_ref. Two other losses
+replace (3):
 
   L     = (M - 1 / (2 beta))^2                        IPO (2310.12036)               (5)
   L     = max(0, 1 - beta M)                          hinge (2309.06657)             (6)
@@ -33,12 +34,14 @@ writes the outputs, so the pairs of a run are a fixed data set, though made step
 --online, the policy writes them. As the loss sees only M, the chosen output may become less likely,
 too (rewards/chosen < 0), if the rejected one loses more.
 
-Departures from the paper: a verifier chooses, not people; pi_ref is not trained on the chosen
-outputs first.
+Departures from the papers: a verifier chooses, not people; pi_ref is not trained on the chosen
+outputs first. (5) has sums over tokens, as in its paper; TRL takes means, so that with the same
+beta the margin of outputs of n tokens has to be n times as large.
 
 Usage: python dpo.py --task arithmetic
-In 20 seconds on a CPU, the base policy of grpo.py, right one time in ten, is right 73 to 100 times
-in 100, by seed: some runs go past their best. With --online all three seeds tried end at 100.
+In 20 seconds on a CPU, the base policy of grpo.py, whose likeliest answers are right one time in
+ten, is right 73 to 100 times in 100, by seed: some runs go past their best. With --online all three
+seeds tried end at 100.
 """
 import copy
 import dataclasses
@@ -118,7 +121,7 @@ def kl(logps, ref_logps, estimator="k3"):
 # ---- 3. the update ---------------------------------------------------------------------------
 
 METRICS = ("loss", "rewards/chosen", "rewards/rejected", "rewards/margins", "rewards/accuracies",
-           "logps/chosen", "logps/rejected", "kl")
+           "logps/chosen", "logps/rejected")
 
 
 def pair_loss(policy, reference, batch, chosen, rejected, cfg):
@@ -141,17 +144,11 @@ def pair_loss(policy, reference, batch, chosen, rejected, cfg):
     with torch.no_grad():
         reward_chosen = cfg.beta * (logp_chosen - ref_chosen)
         reward_rejected = cfg.beta * (logp_rejected - ref_rejected)
-        if cfg.online:                                      # (4) is for samples of its pi
-            token_kl = kl(logps * mask, ref_logps * mask)                       # (2 N, T)
-        else:
-            token_kl = kl(ref_logps * mask, logps * mask)
-        mean_kl = token_kl.sum(dim=1) / mask.sum(dim=1)                         # (2 N,)
     return losses, {
         "loss": losses, "rewards/chosen": reward_chosen, "rewards/rejected": reward_rejected,
         "rewards/margins": reward_chosen - reward_rejected,
         "rewards/accuracies": reward_chosen > reward_rejected,
-        "logps/chosen": logp_chosen, "logps/rejected": logp_rejected,
-        "kl": (mean_kl[:N] + mean_kl[N:]) / 2}
+        "logps/chosen": logp_chosen, "logps/rejected": logp_rejected}
 
 
 def backward(policy, reference, batch, chosen, rejected, cfg):
@@ -176,6 +173,14 @@ def evaluate_pairs(policy, reference, batch, chosen, rejected, cfg):
         return dict.fromkeys(METRICS, 0.0)
     _, metrics = pair_loss(policy, reference, batch, chosen, rejected, cfg)
     return {name: values.sum().item() / len(chosen) for name, values in metrics.items()}
+
+
+@torch.no_grad()
+def kl_to_base(reference, batch, cfg):
+    """The mean of (4) over the tokens of completions that the policy sampled. -> float"""
+    ref_logps, _ = score(reference, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
+    token_kl = kl(batch.logps * batch.mask, ref_logps * batch.mask)             # (B, T)
+    return (token_kl.sum() / batch.mask.sum()).item()
 
 
 def update(policy, reference, optimizer, batch, chosen, rejected, cfg, step):
@@ -220,10 +225,12 @@ def main(argv=None):
     held_out_pairs = preferences(held_out.rewards)
 
     def evaluate_both(policy, task, cfg, num_samples=0, progress=common.silent):
-        """The scores of completions, and the metrics of held-out pairs."""
+        """The scores of completions, the metrics of held-out pairs, and the KL to the base."""
         scores = evaluate(policy, task, cfg, num_samples, progress)
         metrics = evaluate_pairs(policy, reference, held_out, *held_out_pairs, cfg)
-        return scores | {f"pairs/{name}": value for name, value in metrics.items()}
+        scores |= {f"pairs/{name}": value for name, value in metrics.items()}
+        samples = sample_groups(policy, task, cfg, "kl", 0, split="test")
+        return scores | {"kl": kl_to_base(reference, samples, cfg)}
 
     for step in run.steps(evaluate_both, policy=policy, optimizer=optimizer):
         sampler = policy if cfg.online else reference
@@ -539,25 +546,40 @@ def demonstration_batch(task, cfg, step, phase):
     lengths = torch.tensor([len(row) for row in ids], device=cfg.device)
     T = int(lengths.max())
     tokens = torch.tensor([row + [PAD] * (T - len(row)) for row in ids], device=cfg.device)
-    opening = tokens == TOKENIZER.encode_single_token("<information>")
-    closing = tokens == TOKENIZER.encode_single_token("</information>")
-    is_inserted = (opening.cumsum(dim=1) > closing.cumsum(dim=1)) | closing     # (b, T)
-    is_token = torch.arange(T, device=cfg.device) < lengths[:, None]            # (b, T)
-    return prompts, tokens, is_token & ~is_inserted, lengths
+    masks = [sampled_mask(task, problem, row) for (problem, _), row in zip(examples, ids)]
+    mask = torch.tensor([row + [0.0] * (T - len(row)) for row in masks], device=cfg.device)
+    return prompts, tokens, mask, lengths
+
+
+def sampled_mask(task, problem, ids):
+    """1.0 for the tokens of a completion that a policy writes, 0.0 for what the environment inserts
+    behind a call. -> list"""
+    call_tokens = [TOKENIZER.encode_single_token(text) for text in task.call_tokens]
+    mask = []
+    while len(mask) < len(ids):
+        mask.append(1.0)
+        if ids[len(mask) - 1] in call_tokens:
+            response = task.respond(problem, decode(ids[:len(mask)]))
+            mask += [0.0] * len(TOKENIZER.encode(response, allowed_special="all"))
+    return mask[:len(ids)]
 
 
 def warm_start(model, task, cfg, progress):
     """Make the base policy by supervised learning: from a textbook, which shows its work, then from
-    a forum, where most people only answer. Muon takes half as many batches as AdamW alone."""
+    a forum, where most people only answer. In a cold start, all examples show their work. Muon
+    takes half as many batches as AdamW alone."""
+    num_steps = cfg.cold_start or cfg.base_steps
     matrices = [weight for weight in model.blocks.parameters() if weight.dim() == 2]
     others = [weight for weight in model.parameters() if not any(weight is m for m in matrices)]
     muon = torch.optim.Muon(matrices, weight_decay=0.0)
     adamw = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)
-    for step in progress("warm start", range(cfg.base_steps)):
-        rate = cfg.base_learning_rate * min((step + 1) / 50, 1 - step / cfg.base_steps)
+    for step in progress("warm start", range(num_steps)):
+        rate = cfg.base_learning_rate * min((step + 1) / 50, 1 - step / num_steps)
         adamw.param_groups[0]["lr"] = rate
         muon.param_groups[0]["lr"] = 5 * rate
-        phase = "textbook" if step < cfg.textbook_share * cfg.base_steps else "forum"
+        phase = "textbook" if step < cfg.textbook_share * num_steps else "forum"
+        if cfg.cold_start:
+            phase = "cold_start"
         prompts, tokens, mask, lengths = demonstration_batch(task, cfg, step, phase)
         model.zero_grad()
         half = (len(tokens) + 1) // 2
@@ -574,8 +596,8 @@ def warm_start(model, task, cfg, progress):
 
 
 def evaluate(policy, task, cfg, num_samples=0, progress=common.silent):
-    """Complete the held-out problems, in every run with the same random numbers. -> scores"""
-    problems = common.sample_problems(task, cfg.num_eval_problems, "evaluation", split="test")
+    """Complete different held-out problems, with the same random numbers in every run. -> scores"""
+    problems = common.held_out_problems(task, cfg.num_eval_problems)
     problems = [problem for problem in problems for _ in range(max(1, num_samples))]
     generator = common.generator("evaluation")
     T = cfg.max_completion_length
@@ -593,4 +615,4 @@ def evaluate(policy, task, cfg, num_samples=0, progress=common.silent):
 
 
 if __name__ == "__main__":
-    main()
+    common.start(main)

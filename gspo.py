@@ -53,6 +53,7 @@ LOSS_TYPES = {                              # what stands for (3), and the avera
     "cispo": ("cispo", "token_mean"),
     "sapo": ("sapo", "sequence_mean"),
     "bnpo": ("clip", "micro_batch_mean")}
+CLIP_METRICS = {"clip": "clip_ratio/region_mean", "cispo": "clip_ratio/capped_mean"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,8 +68,10 @@ class Config(common.Config):                # G, P, T and others: common.Config
     beta: float = flag(0.0, "weight of the KL to the base", low=0)
     kl_estimator: str = flag("k3", "of KL_t; (4) is k3", choices=("k1", "k2", "k3"), needs="beta")
     entropy_coef: float = flag(0.0, "weight of the entropy bonus (c_H)", low=0)
-    entropy_decay_steps: int = flag(0, "steps in which c_H falls to 0; 0: it stays", low=0)
+    entropy_decay_steps: int = flag(0, "steps in which c_H falls to 0; 0: it stays", low=0,
+                                     needs="entropy_coef")
     overlong_buffer: int = flag(0, "buffer of (8) in tokens (c); 0: no penalty", low=0)
+    does_nothing_with = {"epsilon": "loss_type cispo|sapo", "epsilon_high": "loss_type sapo"}
 
 
 # ---- 2. the algorithm ------------------------------------------------------------------------
@@ -159,7 +162,7 @@ def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None
 
 def backward(policy, batch, ref_logps, A, rows, cfg, entropy_coef):
     """Accumulate the gradient of (5) over `rows`, in micro-batches. -> metrics"""
-    _, average = LOSS_TYPES[cfg.loss_type]
+    surrogate, average = LOSS_TYPES[cfg.loss_type]
     num_sequences = len(rows)
     num_tokens = batch.mask[rows].sum()
     is_bnpo = average == "micro_batch_mean"             # whose value depends on how rows are split
@@ -169,7 +172,6 @@ def backward(policy, batch, ref_logps, A, rows, cfg, entropy_coef):
     loss_sum = 0.0
     clipped_sum = 0.0
     clipped_by_token_sum = 0.0
-    token_sum = 0.0
     max_log_ratio = 0.0
     for part in common.micro_batches(rows, batch.lengths, cfg.micro_batch_size, not is_bnpo):
         T = batch.lengths[part].max()
@@ -190,17 +192,22 @@ def backward(policy, batch, ref_logps, A, rows, cfg, entropy_coef):
         loss.backward()
 
         log_s = log_ratio(logps.detach(), old_logps, mask)
-        clipped = is_clipped(log_s, A[part, None], cfg.epsilon, cfg.epsilon_high)
+        if surrogate == "clip":
+            clipped = is_clipped(log_s, A[part, None], cfg.epsilon, cfg.epsilon_high)
+        else:                                               # the weights that (6) caps
+            clipped = (log_s.exp() > 1 + cfg.epsilon_high) & (A[part, None] != 0)
         log_rho = (logps.detach() - old_logps) * mask
         clipped_by_token = is_clipped(log_rho, A[part, None], 0.2, 0.28)    # with grpo.py's range
         loss_sum += loss.item()
         clipped_sum += (clipped * mask).sum().item()
         clipped_by_token_sum += (clipped_by_token * mask).sum().item()
-        token_sum += mask.sum().item()
         max_log_ratio = max(max_log_ratio, log_rho.abs().max().item())
-    return {"loss": loss_sum, "max_log_ratio": max_log_ratio,
-            "clip_ratio/region_mean": clipped_sum / max(1.0, token_sum),
-            "clip_ratio/token_region_mean": clipped_by_token_sum / max(1.0, token_sum)}
+    metrics = {"loss": loss_sum, "max_log_ratio": max_log_ratio}
+    if surrogate in CLIP_METRICS:
+        metrics[CLIP_METRICS[surrogate]] = clipped_sum / num_tokens.item()
+    if surrogate == "clip":
+        metrics["clip_ratio/token_region_mean"] = clipped_by_token_sum / num_tokens.item()
+    return metrics
 
 
 def update(policy, reference, optimizer, batch, A, cfg, step):
@@ -235,7 +242,8 @@ def update(policy, reference, optimizer, batch, A, cfg, step):
 
 COLUMNS = {"reward": "reward", "signal": "signal", "length": "completions/mean_length",
            "entropy": "entropy", "clip": "clip_ratio/region_mean",
-           "by token": "clip_ratio/token_region_mean", "grad": "grad_norm"}
+           "by token": "clip_ratio/token_region_mean", "capped": "clip_ratio/capped_mean",
+           "grad": "grad_norm"}
 
 
 def main(argv=None):
@@ -250,7 +258,7 @@ def main(argv=None):
 
     for step in run.steps(evaluate, policy=policy, optimizer=optimizer):
         batch = sample_batch(policy, task, cfg, step)       # questions, G outputs of each, rewards
-        lengths = batch.mask.sum(dim=1).view_as(batch.rewards).cpu()            # (P, G)
+        lengths = batch.lengths.view_as(batch.rewards).cpu()                    # (P, G)
         batch.rewards += overlong_penalty(lengths, cfg.max_completion_length, cfg.overlong_buffer)
         A = advantages(batch.rewards, cfg.scale_rewards).flatten().to(cfg.device)       # (B,)
         metrics = update(policy, reference, optimizer, batch, A, cfg, step)     # lower (5)
@@ -559,25 +567,40 @@ def demonstration_batch(task, cfg, step, phase):
     lengths = torch.tensor([len(row) for row in ids], device=cfg.device)
     T = int(lengths.max())
     tokens = torch.tensor([row + [PAD] * (T - len(row)) for row in ids], device=cfg.device)
-    opening = tokens == TOKENIZER.encode_single_token("<information>")
-    closing = tokens == TOKENIZER.encode_single_token("</information>")
-    is_inserted = (opening.cumsum(dim=1) > closing.cumsum(dim=1)) | closing     # (b, T)
-    is_token = torch.arange(T, device=cfg.device) < lengths[:, None]            # (b, T)
-    return prompts, tokens, is_token & ~is_inserted, lengths
+    masks = [sampled_mask(task, problem, row) for (problem, _), row in zip(examples, ids)]
+    mask = torch.tensor([row + [0.0] * (T - len(row)) for row in masks], device=cfg.device)
+    return prompts, tokens, mask, lengths
+
+
+def sampled_mask(task, problem, ids):
+    """1.0 for the tokens of a completion that a policy writes, 0.0 for what the environment inserts
+    behind a call. -> list"""
+    call_tokens = [TOKENIZER.encode_single_token(text) for text in task.call_tokens]
+    mask = []
+    while len(mask) < len(ids):
+        mask.append(1.0)
+        if ids[len(mask) - 1] in call_tokens:
+            response = task.respond(problem, decode(ids[:len(mask)]))
+            mask += [0.0] * len(TOKENIZER.encode(response, allowed_special="all"))
+    return mask[:len(ids)]
 
 
 def warm_start(model, task, cfg, progress):
     """Make the base policy by supervised learning: from a textbook, which shows its work, then from
-    a forum, where most people only answer. Muon takes half as many batches as AdamW alone."""
+    a forum, where most people only answer. In a cold start, all examples show their work. Muon
+    takes half as many batches as AdamW alone."""
+    num_steps = cfg.cold_start or cfg.base_steps
     matrices = [weight for weight in model.blocks.parameters() if weight.dim() == 2]
     others = [weight for weight in model.parameters() if not any(weight is m for m in matrices)]
     muon = torch.optim.Muon(matrices, weight_decay=0.0)
     adamw = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)
-    for step in progress("warm start", range(cfg.base_steps)):
-        rate = cfg.base_learning_rate * min((step + 1) / 50, 1 - step / cfg.base_steps)
+    for step in progress("warm start", range(num_steps)):
+        rate = cfg.base_learning_rate * min((step + 1) / 50, 1 - step / num_steps)
         adamw.param_groups[0]["lr"] = rate
         muon.param_groups[0]["lr"] = 5 * rate
-        phase = "textbook" if step < cfg.textbook_share * cfg.base_steps else "forum"
+        phase = "textbook" if step < cfg.textbook_share * num_steps else "forum"
+        if cfg.cold_start:
+            phase = "cold_start"
         prompts, tokens, mask, lengths = demonstration_batch(task, cfg, step, phase)
         model.zero_grad()
         half = (len(tokens) + 1) // 2
@@ -594,8 +617,8 @@ def warm_start(model, task, cfg, progress):
 
 
 def evaluate(policy, task, cfg, num_samples=0, progress=common.silent):
-    """Complete the held-out problems, in every run with the same random numbers. -> scores"""
-    problems = common.sample_problems(task, cfg.num_eval_problems, "evaluation", split="test")
+    """Complete different held-out problems, with the same random numbers in every run. -> scores"""
+    problems = common.held_out_problems(task, cfg.num_eval_problems)
     problems = [problem for problem in problems for _ in range(max(1, num_samples))]
     generator = common.generator("evaluation")
     T = cfg.max_completion_length
@@ -613,4 +636,4 @@ def evaluate(policy, task, cfg, num_samples=0, progress=common.silent):
 
 
 if __name__ == "__main__":
-    main()
+    common.start(main)

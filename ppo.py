@@ -20,7 +20,8 @@ the last token, unless the task rewards each move. H_t is the entropy of pi; m_t
 tokens of correct outputs, else 0. pi_ref is the base. (4) from pi_old to pi is how far pi moved.
 
 VAPO has a lam for each output of n tokens. TRPO has a penalty in place of the clip, or steps along
-s; g is the gradient of mean rho_t A_t, F (Fisher) the second derivative of mean KL(pi_old || pi):
+s; g is the gradient of mean rho_t A_t, F (Fisher's matrix) the second derivative of the mean of
+KL(pi_old || pi), plus --damping on its diagonal:
 
   lam   = max(0, 1 - 1 / (alpha n))                                                  (9)
   L_t   = -rho_t A_t + c_KL (rho_t - 1 - log rho_t)                                  (10)
@@ -53,15 +54,17 @@ from common import flag
 class Config(common.Config):
     gamma: float = flag(1.0, "discount in (1)", low=0, high=1)
     lam: float = flag(0.95, "lambda in (1): 0 trusts the critic, 1 the rewards", low=0, high=1)
-    critic_lam: float = flag(-1.0, "lambda for (6); -1: that of (1) (VAPO: 1)", low=-1, high=1)
+    critic_lam: float = flag(None, "lambda for (6), else that of (1) (VAPO: 1)", low=0, high=1)
     length_adaptive: bool = flag(False, "lambda in (1) by (9) (VAPO: true)")
     alpha: float = flag(1.0, "of (9) (VAPO, long texts: 0.05)", low=1e-9, needs="length_adaptive")
     trust_region: str = flag("clip", "(3), (10) or (11)", choices=("clip", "penalty", "trpo"))
-    epsilon: float = flag(0.2, "lower clip range (eps_low)", low=0)
-    epsilon_high: float = flag(0.2, "upper clip range (eps_high) (VAPO: 0.28)", low=0)
+    epsilon: float = flag(0.2, "lower clip range (eps_low)", low=0, needs="trust_region clip")
+    epsilon_high: float = flag(0.2, "upper clip range (eps_high) (VAPO: 0.28)", low=0,
+                               needs="trust_region clip")
     cliprange_value: float = flag(0.2, "clip range of the critic (c)", low=0)
     penalty_coef: float = flag(1.0, "c_KL at first", low=0, needs="trust_region penalty")
-    target_kl: float = flag(0.0, "KL that c_KL adapts to; clip: stop at 1.5 times; 0: off", low=0)
+    target_kl: float = flag(0.0, "KL that c_KL adapts to; clip: stop at 1.5 times; 0: off", low=0,
+                            needs="trust_region clip|penalty")
     max_kl: float = flag(0.01, "the trust region of (11)", low=1e-9, needs="trust_region trpo")
     damping: float = flag(0.1, "added to the diagonal of F", low=0, needs="trust_region trpo")
     num_iterations: int = flag(1, "passes over a batch (paper: 3 to 15); trpo: the critic's", low=1)
@@ -71,8 +74,11 @@ class Config(common.Config):
     kl_target: float = flag(0.0, "KL per token that beta adapts to; 0: off", low=0, needs="beta")
     nll_coef: float = flag(0.0, "weight of correct outputs' likelihood (mu) (VAPO: 0.1)", low=0)
     entropy_coef: float = flag(0.0, "weight of the entropy bonus (c_H)", low=0)
-    entropy_decay_steps: int = flag(0, "steps in which c_H falls to 0; 0: it stays", low=0)
+    entropy_decay_steps: int = flag(0, "steps in which c_H falls to 0; 0: it stays", low=0,
+                                     needs="entropy_coef")
     has_reward_model = True
+    does_nothing_with = {"lam": "length_adaptive"} | dict.fromkeys(
+        ("learning_rate", "warmup_steps", "weight_decay"), "trust_region trpo")
 
 
 # ---- 2. the algorithm ------------------------------------------------------------------------
@@ -238,6 +244,7 @@ class Advantages:
     returns: torch.Tensor           # (B, T)  R_t
     values: torch.Tensor            # (B, T)  V_old
     kl: float                       # mean of log(pi_old / pi_ref) over the tokens
+    explained_variance: float       # of the returns of (6) with lam 1, in which there is no critic
 
 
 @torch.no_grad()
@@ -252,8 +259,10 @@ def compute_advantages(critic, reference, batch, cfg, beta, critic_lam):
     if cfg.length_adaptive:
         lam = length_adaptive_lambda(mask.sum(dim=1), cfg.alpha)                # (B, 1)
     A, _ = gae(rewards, values, mask, cfg.gamma, lam)
-    _, returns = gae(rewards, values, mask, cfg.gamma, lam if critic_lam < 0 else critic_lam)
-    return Advantages(whiten(A, mask), returns, values, (token_kl.sum() / mask.sum()).item())
+    _, returns = gae(rewards, values, mask, cfg.gamma, lam if critic_lam is None else critic_lam)
+    _, monte_carlo = gae(rewards, values, mask, cfg.gamma, 1.0)
+    return Advantages(whiten(A, mask), returns, values, (token_kl.sum() / mask.sum()).item(),
+                      common.explained_variance(values, monte_carlo, mask))
 
 
 def fit_critic(critic, optimizer, batch, estimates, rows, cfg):
@@ -309,9 +318,11 @@ def backward(policy, batch, A, rows, cfg, entropy_coef, penalty_coef):
         kl_sum += kl(old_logps * mask, logps.detach() * mask).sum().item()
         clipped_sum += (clipped * mask).sum().item()
         max_log_ratio = max(max_log_ratio, log_rho.abs().max().item())
-    return {"loss": loss_sum, "max_log_ratio": max_log_ratio,
-            "policy_kl": kl_sum / num_tokens.item(),
-            "clip_ratio/region_mean": clipped_sum / num_tokens.item()}
+    metrics = {"loss": loss_sum, "max_log_ratio": max_log_ratio,
+               "policy_kl": kl_sum / num_tokens.item()}
+    if cfg.trust_region == "clip":
+        metrics["clip_ratio/region_mean"] = clipped_sum / num_tokens.item()
+    return metrics
 
 
 def trpo_update(policy, batch, A, cfg, entropy_coef):
@@ -375,8 +386,7 @@ def update(policy, critic, optimizer, critic_optimizer, batch, estimates, cfg, s
         optimizer.step()
 
     metrics = common.mean_metrics(history) | common.mean_metrics(critic_history)
-    metrics["explained_variance"] = common.explained_variance(
-        estimates.values, estimates.returns, batch.mask)
+    metrics["explained_variance"] = estimates.explained_variance
     if cfg.trust_region != "trpo":                          # how far it has gone, by some rows
         prompts, tokens, mask = batch.prompts[::8], batch.tokens[::8], batch.mask[::8]
         with torch.no_grad():
@@ -733,25 +743,40 @@ def demonstration_batch(task, cfg, step, phase):
     lengths = torch.tensor([len(row) for row in ids], device=cfg.device)
     T = int(lengths.max())
     tokens = torch.tensor([row + [PAD] * (T - len(row)) for row in ids], device=cfg.device)
-    opening = tokens == TOKENIZER.encode_single_token("<information>")
-    closing = tokens == TOKENIZER.encode_single_token("</information>")
-    is_inserted = (opening.cumsum(dim=1) > closing.cumsum(dim=1)) | closing     # (b, T)
-    is_token = torch.arange(T, device=cfg.device) < lengths[:, None]            # (b, T)
-    return prompts, tokens, is_token & ~is_inserted, lengths
+    masks = [sampled_mask(task, problem, row) for (problem, _), row in zip(examples, ids)]
+    mask = torch.tensor([row + [0.0] * (T - len(row)) for row in masks], device=cfg.device)
+    return prompts, tokens, mask, lengths
+
+
+def sampled_mask(task, problem, ids):
+    """1.0 for the tokens of a completion that a policy writes, 0.0 for what the environment inserts
+    behind a call. -> list"""
+    call_tokens = [TOKENIZER.encode_single_token(text) for text in task.call_tokens]
+    mask = []
+    while len(mask) < len(ids):
+        mask.append(1.0)
+        if ids[len(mask) - 1] in call_tokens:
+            response = task.respond(problem, decode(ids[:len(mask)]))
+            mask += [0.0] * len(TOKENIZER.encode(response, allowed_special="all"))
+    return mask[:len(ids)]
 
 
 def warm_start(model, task, cfg, progress):
     """Make the base policy by supervised learning: from a textbook, which shows its work, then from
-    a forum, where most people only answer. Muon takes half as many batches as AdamW alone."""
+    a forum, where most people only answer. In a cold start, all examples show their work. Muon
+    takes half as many batches as AdamW alone."""
+    num_steps = cfg.cold_start or cfg.base_steps
     matrices = [weight for weight in model.blocks.parameters() if weight.dim() == 2]
     others = [weight for weight in model.parameters() if not any(weight is m for m in matrices)]
     muon = torch.optim.Muon(matrices, weight_decay=0.0)
     adamw = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)
-    for step in progress("warm start", range(cfg.base_steps)):
-        rate = cfg.base_learning_rate * min((step + 1) / 50, 1 - step / cfg.base_steps)
+    for step in progress("warm start", range(num_steps)):
+        rate = cfg.base_learning_rate * min((step + 1) / 50, 1 - step / num_steps)
         adamw.param_groups[0]["lr"] = rate
         muon.param_groups[0]["lr"] = 5 * rate
-        phase = "textbook" if step < cfg.textbook_share * cfg.base_steps else "forum"
+        phase = "textbook" if step < cfg.textbook_share * num_steps else "forum"
+        if cfg.cold_start:
+            phase = "cold_start"
         prompts, tokens, mask, lengths = demonstration_batch(task, cfg, step, phase)
         model.zero_grad()
         half = (len(tokens) + 1) // 2
@@ -768,8 +793,8 @@ def warm_start(model, task, cfg, progress):
 
 
 def evaluate(policy, task, cfg, num_samples=0, progress=common.silent):
-    """Complete the held-out problems, in every run with the same random numbers. -> scores"""
-    problems = common.sample_problems(task, cfg.num_eval_problems, "evaluation", split="test")
+    """Complete different held-out problems, with the same random numbers in every run. -> scores"""
+    problems = common.held_out_problems(task, cfg.num_eval_problems)
     problems = [problem for problem in problems for _ in range(max(1, num_samples))]
     generator = common.generator("evaluation")
     T = cfg.max_completion_length
@@ -787,4 +812,4 @@ def evaluate(policy, task, cfg, num_samples=0, progress=common.silent):
 
 
 if __name__ == "__main__":
-    main()
+    common.start(main)

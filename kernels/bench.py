@@ -771,6 +771,8 @@ def tables(record):
     head = ["parameters", "batch", "who", *PARTS, "all", "tokens/s", "gain"]
     text += "A step of GRPO, milliseconds:\n\n"
     text += table(head, [step_cells(row) for row in record["step"]]) + "\n"
+    text += (f"Rollouts and steps: {record['repeats']} of each, after one that warms up; weights "
+             "and lengths of seed 0. No policy is\nevaluated, so no held-out problem is needed.\n")
     return text + "".join(f"{line}\n" for line in record["remarks"]) + "\n"
 
 
@@ -845,4 +847,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    main()
+    common.start(main)

@@ -13,8 +13,9 @@ hits the target is written as an expression:
 The textbook searches; in the forum one in five does, and the others answer at once, with any signs.
 RL makes searching the habit within twenty steps; from then on each try becomes a little better.
 """
-import collections
+import math
 import re
+from collections import Counter, deque
 from typing import NamedTuple
 
 import common
@@ -23,7 +24,7 @@ from tasks import extract
 
 LIMIT = 30          # of totals and targets in problems and demonstrations; the verifier has none
 TRIES = 5           # of a demonstration at most; a policy may go on to max_completion_length
-MAX_TOKENS = 40     # of an answer: nine numbers, eight signs, and more parentheses than it needs
+MAX_TOKENS = 40     # of an expression: nine numbers, eight signs, more parentheses than it needs
 
 
 class Countdown(common.Task):
@@ -31,6 +32,7 @@ class Countdown(common.Task):
     disguise. Targets have two digits."""
     defaults = {"max_completion_length": 128, "base_steps": 1300, "base_batch_size": 16}
     options = ("numbers",)
+    held_out_tenths = 2     # some 550 different problems, of 2600
 
     def __init__(self, cfg):
         super().__init__(cfg)
@@ -50,10 +52,10 @@ class Countdown(common.Task):
                 return Problem(prompt, solution.expression, solution.steps, num_numbers)
 
     def demonstration(self, problem, rng, phase):
-        """A search chooses the last sign of each try well, and its last try is the one by which the
-        problem was made."""
+        """The textbook and a cold start search, in the forum one in five does. A search chooses the
+        last sign of each try well, and its last try is the one by which the problem was made."""
         *numbers, target = map(int, re.findall("[0-9]+", problem.prompt))
-        share_that_searches = {"textbook": 1.0, "forum": 0.2}[phase]
+        share_that_searches = {"textbook": 1.0, "forum": 0.2, "cold_start": 1.0}[phase]
         if rng.random() > share_that_searches:
             return f"<answer>{combine(rng, numbers).expression}</answer>"
         lines = []
@@ -72,14 +74,18 @@ class Countdown(common.Task):
         are written as in the prompt; there may be spaces; an answer of more than MAX_TOKENS numbers
         and signs is wrong."""
         *numbers, target = re.findall("[0-9]+", problem.prompt)
-        tokens = collections.deque(re.findall("[0-9]+|[^ ]", extract(text) or ""))
-        if len(tokens) > MAX_TOKENS:
+        answer = extract(text) or ""
+        terms = parse(answer)
+        if terms is None:
             return 0.0
-        try:
-            value = parse_sum(tokens, numbers)
-        except (ValueError, IndexError):        # no expression, or a number that is not there
-            return 0.0
-        return float(value == int(target) and not tokens)
+        are_given = Counter(re.findall("[0-9]+", answer)) <= Counter(numbers)       # 07 is not
+        return float(are_given and total(terms) == int(target))
+
+    def canonical(self, problem, answer):
+        """(8-2)*3 for 3*(8-2), 3+8-2 for 8-(2-3): sums and products in one order, and only the
+        parentheses that are needed. What is no expression stays as it is."""
+        terms = parse(answer)
+        return answer if terms is None else spell(terms)
 
 
 class Try(NamedTuple):
@@ -115,36 +121,72 @@ def combine(rng, numbers, aim=None):
 
 # ---- the parser ------------------------------------------------------------------------------
 
-# Recursive descent. Each function takes what it reads off the front of `tokens`, and the numbers in
-# it out of `numbers`. Values are sums and products of given numbers, so they stay small. Raises
-# ValueError or IndexError for what is no expression.
+# Recursive descent: parse_sum, parse_product and parse_factor take what they read off the front of
+# `tokens`, and raise ValueError or IndexError for what is no expression. Each returns a sum, a list
+# of terms: that of a number, or of a product of several factors, has one.
 
-def parse_sum(tokens, numbers):
-    """The value of products that are added and subtracted, from left to right. -> int"""
-    value = parse_product(tokens, numbers)
+class Term(NamedTuple):
+    """What a sum adds or subtracts, a product."""
+    sign: int               # 1 or -1
+    value: int              # of the factors
+    factors: list           # in canonical spelling: ["(8-2)", "3"]
+
+
+def total(terms):
+    """The value of a sum. -> int"""
+    return sum(term.sign * term.value for term in terms)
+
+
+def spell(terms):
+    """The canonical spelling of a sum, an expression again: its first term is never subtracted, and
+    + comes before - in ASCII. -> str"""
+    signs = {1: "+", -1: "-"}
+    products = [signs[term.sign] + "*".join(sorted(term.factors)) for term in terms]
+    return "".join(sorted(products)).removeprefix("+")
+
+
+def parse(answer):
+    """The terms of an expression of + - * ( ) and numbers; None for any other text. -> list"""
+    tokens = deque(re.findall("[0-9]+|[^ ]", answer))
+    if len(tokens) > MAX_TOKENS or not answer.isascii():
+        return None
+    try:
+        terms = parse_sum(tokens)
+    except (ValueError, IndexError):
+        return None
+    return None if tokens else terms
+
+
+def parse_sum(tokens):
+    """Products that are added and subtracted, from left to right. -> list of Term"""
+    terms = parse_product(tokens)
     while tokens and tokens[0] in "+-":
-        sign = tokens.popleft()
-        operand = parse_product(tokens, numbers)
-        value = value + operand if sign == "+" else value - operand
-    return value
+        sign = {"+": 1, "-": -1}[tokens.popleft()]
+        for term in parse_product(tokens):              # of 8-(2-3), the terms 2 and -3
+            terms.append(term._replace(sign=sign * term.sign))
+    return terms
 
 
-def parse_product(tokens, numbers):
-    """The value of factors that are multiplied. -> int"""
-    value = parse_factor(tokens, numbers)
+def parse_product(tokens):
+    """Factors that are multiplied; one alone needs no parentheses. -> list of Term"""
+    sums = [parse_factor(tokens)]
     while tokens and tokens[0] == "*":
         tokens.popleft()
-        value = value * parse_factor(tokens, numbers)
-    return value
+        sums.append(parse_factor(tokens))
+    if len(sums) == 1:
+        return sums[0]
+    factors = []
+    for terms in sums:                                  # a product in a product, or a sum
+        factors += terms[0].factors if len(terms) == 1 else [f"({spell(terms)})"]
+    return [Term(1, math.prod(map(total, sums)), factors)]
 
 
-def parse_factor(tokens, numbers):
-    """The value of a number, or of a sum in parentheses. -> int"""
+def parse_factor(tokens):
+    """A number, or a sum in parentheses. -> list of Term"""
     token = tokens.popleft()
     if token != "(":
-        numbers.remove(token)               # as text: 07, or a number of a million digits, is none
-        return int(token)                   # of them, and is never converted
-    value = parse_sum(tokens, numbers)
+        return [Term(1, int(token), [token])]
+    terms = parse_sum(tokens)
     if tokens.popleft() != ")":
         raise ValueError("a parenthesis is not closed")
-    return value
+    return terms

@@ -4,11 +4,12 @@ The prompt names map, start and limit of moves, `A b3 7`; the completion is move
 each: URDL. A move earns what the cell is worth in which it ends: 5 or 4, a prize, which ends the
 episode, -3 at x, else -1. If a wall or the edge is in the way, that is the cell it began in, and so
 it is for any other character. After the end, each character earns -1; to stop early costs nothing.
-RURR on `A b3 7` earns -1, -1, -1, +5.
+RURR on `A b3 7` earns -1, -1, -1, +5, and so does LULL on `G d3 7`, its mirror image.
 
 With --slip a move may go astray, to its left or right. After each move the environment then says
 where it led, Rc3Uc4 .., which earns 0. Problem.secret is (slip, seed); seed and number of a move
-decide whether it goes astray, and to which side.
+decide whether it goes astray, and to which side. What a walk earns is then partly luck, so nothing
+counts as right or wrong.
 """
 import dataclasses
 import functools
@@ -19,7 +20,7 @@ import common
 from common import Problem
 
 ROWS = ("#...5  oo...  ...5#  .....  .o#.5  ...5.",     # of the maps A to F; # is a wall, o a start
-        "oo...  oo..5  ....o  ....5  oo..#  ..#..",
+        "oo...  .o..5  ....o  ....5  oo..#  ..#..",
         "#oo..  oxo..  ooox4  ooox4  #oo..  oooxo",
         "4xoo#  #4###  .ooo#  #o#oo  4xooo  .o#4#")
 PRIZES = ("4", "5")
@@ -31,11 +32,13 @@ UNREACHABLE = -99.0
 
 
 def read_maps():
-    """The cells of each map that are no wall, by name: a1 is at the lower left. -> name -> cell ->
-    mark"""
-    maps = {name: {} for name in "ABCDEF"}
+    """The cells of each map that are no wall, by name: a1 is at the lower left. Maps G to L are A
+    to F in a mirror, so that their left is right. -> name -> cell -> mark"""
+    maps = {name: {} for name in "ABCDEFGHIJKL"}
     for rank, row in zip("4321", ROWS):
-        for name, marks in zip(maps, row.split()):
+        drawn = row.split()
+        mirrored = [marks[::-1] for marks in drawn]
+        for name, marks in zip(maps, drawn + mirrored):
             for column, mark in zip("abcde", marks):
                 if mark != "#":
                     maps[name][column + rank] = mark
@@ -54,9 +57,15 @@ STARTS = find_starts()
 class Gridworld(common.Task):
     """An episode of moves, each with a reward of its own."""
     prompt_width = len("A b3 7")
-    call_tokens = tuple(MOVES)
-    defaults = {"max_completion_length": len("Rc3") * LIMITS[-1] + 1, "base_steps": 400}
+    defaults = {"max_completion_length": len("Rc3") * LIMITS[-1] + 1, "base_steps": 600,
+                "num_prompts": 64}
     options = ("slip",)
+    held_out_tenths = 3     # 114 of 370 prompts
+
+    def __init__(self, cfg):
+        super().__init__(cfg)
+        self.is_judged = cfg.slip == 0
+        self.call_tokens = tuple(MOVES) if cfg.slip > 0 else ()
 
     def sample(self, rng):
         secret = None
@@ -65,9 +74,9 @@ class Gridworld(common.Task):
         return Problem(f"{rng.choice(STARTS)} {rng.choice(LIMITS)}", answer="", secret=secret)
 
     def demonstration(self, problem, rng, phase):
-        """The best walk to a prize: in the textbook to either one, in the forum four times of five
-        to the near one."""
-        share_of_near = {"textbook": 0.5, "forum": 0.8}[phase]
+        """The best walk to a prize: in the textbook and a cold start to either one, in the forum
+        four times of five to the near one."""
+        share_of_near = {"textbook": 0.5, "forum": 0.8, "cold_start": 0.5}[phase]
         prize = "4" if rng.random() < share_of_near else "5"
         _, Q = values(problem.prompt, slip_of(problem), prize=prize)
         text = ""
@@ -91,7 +100,7 @@ class Gridworld(common.Task):
 
     def respond(self, problem, text):
         """Where the move led that the text ends in, if moves may slip and the episode goes on."""
-        is_move = text[-1:] in self.call_tokens
+        is_move = text[-1:] in MOVES
         return play(problem, text).response if problem.secret and is_move else ""
 
 

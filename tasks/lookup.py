@@ -37,8 +37,9 @@ class Lookup(common.Task):
         return Problem(prompt, people[num_hops], work, num_hops, secret=tuple(table))
 
     def demonstration(self, problem, rng, phase):
-        """The textbook asks the tool nine times of ten; the forum guesses four times of five."""
-        share_that_asks = {"textbook": 0.9, "forum": 0.2}[phase]
+        """The textbook asks the tool nine times of ten, a cold start always; the forum guesses four
+        times of five."""
+        share_that_asks = {"textbook": 0.9, "forum": 0.2, "cold_start": 1.0}[phase]
         if rng.random() < share_that_asks:
             return f"<think>{problem.work}</think><answer>{problem.answer}</answer>"
         return f"<answer>{rng.choice(NAMES)}</answer>"

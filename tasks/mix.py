@@ -1,5 +1,5 @@
 """What takes several tasks, or several difficulties, at once: --task A,B and --curriculum."""
-import dataclasses
+import torch
 
 import common
 from tasks import Wrapper
@@ -14,6 +14,7 @@ class Mix:
         self.cfg = cfg
         self.names = [part.name for part in parts]
         self.name = ",".join(self.names)
+        self.is_judged = any(part.is_judged for part in parts)
         self.parts = {part.name: part for part in parts}
         self.options = tuple(name for part in parts for name in part.options)
         self.prompt_width = max(part.prompt_width for part in parts)
@@ -49,6 +50,9 @@ class Mix:
         """The task that a problem is of."""
         return self.parts[problem.task]
 
+    def is_held_out(self, problem):
+        return self.part_of(problem).is_held_out(problem)
+
     def demonstration(self, problem, rng, phase):
         return self.part_of(problem).demonstration(problem, rng, phase)
 
@@ -63,6 +67,9 @@ class Mix:
 
     def is_correct(self, problem, verdict):
         return self.part_of(problem).is_correct(problem, verdict)
+
+    def canonical(self, problem, answer):
+        return self.part_of(problem).canonical(problem, answer)
 
     def best_return(self, problem):
         return self.part_of(problem).best_return(problem)
@@ -80,14 +87,16 @@ class Mix:
             part.learn(batch)
 
     def describe(self, batch, step):
-        """The metrics of the tasks that the batch has problems of. Each sees the texts of its own
-        completions; the others are empty. So its shares are of all completions."""
-        tasks = [problem.task for problem in batch.problems]
+        """The metrics of the tasks that the batch has problems of. Each sees the groups of its own
+        problems only."""
+        G = batch.rewards.shape[1]
+        tasks = [problem.task for problem in batch.problems[::G]]               # P
         metrics = {}
         for name, part in self.parts.items():
-            if name in tasks:
-                texts = [text if task == name else "" for task, text in zip(tasks, batch.texts)]
-                metrics |= part.describe(dataclasses.replace(batch, texts=texts), step)
+            groups = [group for group, task in enumerate(tasks) if task == name]
+            if groups:
+                its_own = common.select_groups(batch, torch.tensor(groups))
+                metrics |= part.describe(its_own, step)
         return metrics
 
 
@@ -99,8 +108,8 @@ def preference(rate):
 
 class Curriculum(Wrapper):
     """A task that takes, of the training problems, most from the difficulties that are solved half
-    of the time. `rates` are the shares of right completions of each difficulty, running means over
-    about five steps; what there is no rate of is always taken."""
+    of the time. `rates` are the shares of right completions of each difficulty, in all groups that
+    were sampled, running means over about five steps; what there is no rate of is always taken."""
 
     def __init__(self, task):
         super().__init__(task)
@@ -122,7 +131,7 @@ class Curriculum(Wrapper):
         return self.task.wants(problem, rng)
 
     def learn(self, batch):
-        for level, groups in common.pass_rates(batch).items():
+        for level, groups in batch.pass_rates.items():
             rate = common.mean(groups)
             before = self.rates.get(level, rate)
             self.rates[level] = 0.8 * before + 0.2 * rate

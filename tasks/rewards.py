@@ -74,6 +74,9 @@ class Rewards(Wrapper):
                 if name in TOOL_ROWS and not hasattr(part, "predicted_calls"):
                     raise ValueError(f"--reward {cfg.reward}: {name} rates tool calls, {part.name} "
                                      "has none; use lookup")
+        if MODEL in self.names and not self.task.is_judged:
+            raise ValueError(f"--reward {cfg.reward}: a reward model learns from right and wrong "
+                             f"answers, and {self.task.name} with luck has none")
         if cfg.dynamic_sampling > 0 and set(self.names) == {MODEL}:
             raise ValueError(f"--dynamic_sampling {cfg.dynamic_sampling}: looks for signal before "
                              "the reward model has rated anything; leave it out, or take --reward "

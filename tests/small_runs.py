@@ -20,10 +20,9 @@ import common
 # The base knows what an answer looks like, so that some groups have signal.
 SMALL = {"device": "cpu", "num_threads": 1, "operands": "2", "hidden_size": 32,
          "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 32,
-         "base_steps": 150, "base_batch_size": 16, "learning_rate": 1e-3, "num_prompts": 4,
-         "num_generations": 8, "max_completion_length": 16, "num_mini_batches": 1,
-         "num_eval_problems": 16, "num_eval_samples": 2, "eval_steps": 2, "save_steps": 3,
-         "max_steps": 10}
+         "base_steps": 150, "base_batch_size": 16, "num_prompts": 4, "num_generations": 8,
+         "max_completion_length": 16, "num_mini_batches": 1, "num_eval_problems": 16,
+         "num_eval_samples": 2, "eval_steps": 2, "save_steps": 3, "max_steps": 10}
 
 # All that has a state between steps, or could have. Some scripts have several ways to learn.
 STATEFUL = {"num_mini_batches": 2, "num_iterations": 2, "dynamic_sampling": 8, "beta": 0.05,
@@ -82,6 +81,13 @@ def arguments(flags):
     for name, value in flags.items():
         words += [f"--{name}", str(value)]
     return words
+
+
+def begun_from(folder, flags):
+    """The flags of a run that begins with the policy of another one: it makes no base."""
+    idle = ("base_steps", "base_batch_size")
+    return {name: value for name, value in flags.items() if name not in idle} | {
+        "init_from": folder}
 
 
 # ---- what a run leaves -----------------------------------------------------------------------
@@ -238,8 +244,9 @@ def new_run(script, tmp_path):
     """new_run(**flags): the folder of a new run, run0, run1 and so on in the folder of the test."""
     numbers = itertools.count()
 
-    def run(**flags):
+    def run(init_from=None, **flags):
         folder = tmp_path / f"run{next(numbers)}"
-        script.main(arguments(SMALL | {"output_dir": folder} | flags))
+        small = begun_from(init_from, SMALL) if init_from else SMALL
+        script.main(arguments(small | {"output_dir": folder} | flags))
         return folder
     return run

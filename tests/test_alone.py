@@ -145,31 +145,50 @@ REFUSED = {
     "--kernel triton": "there is no",
     "--kl_estimator k2": "nothing without --beta",
     "--cold_start 3": "nothing without --init_from",
+    "--entropy_decay_steps 3": "nothing without --entropy_coef",
+    "--epsilon 0.2 --loss_type cispo": "nothing with --loss_type cispo",
+    "--epsilon_high 0.2 --loss_type sapo": "nothing with --loss_type sapo",
+    "--base_steps 3 --init_from run": "nothing with --init_from run",
+    "--textbook_share 0.1 --init_from run": "nothing with --init_from run",
     "--overlong_buffer 100": "longer",
-    "--init_from run": "no policy",
+    "--init_from run": "run/checkpoint.pt holds no policy",
     "--resume_from_checkpoint run": "no run of grpo.py"}
+REFUSED_BY_PPO = {
+    "--target_kl 0.1 --trust_region trpo": "nothing without --trust_region clip|penalty",
+    "--epsilon 0.2 --trust_region penalty": "nothing without --trust_region clip",
+    "--learning_rate 0.1 --trust_region trpo": "nothing with --trust_region trpo",
+    "--lam 0.5 --length_adaptive": "nothing with --length_adaptive",
+    "--critic_lam -1": "at least 0",
+    "--reward model": "there is no"}
+REFUSED_BY_REINFORCE = {
+    "--reward accuracy --method rejection": "nothing with --method rejection",
+    "--entropy_decay_steps 3": "nothing without --entropy_coef"}
 MAIN_WITH_EACH = """
-import sys, grpo
-for argv in sys.argv[1:]:
+import importlib, sys
+script = importlib.import_module(sys.argv[1])
+for argv in sys.argv[2:]:
     try:
-        grpo.main(argv.split())
+        script.main(argv.split())
     except SystemExit as stop:
         print(stop.code)
 """
 
 
-def test_a_script_alone_refuses_what_needs_a_folder_or_another_flag_that_is_not_there(
-        script, alone):
+@pytest.mark.parametrize("script, refused", [
+    ("grpo", REFUSED), ("ppo", REFUSED_BY_PPO), ("reinforce", REFUSED_BY_REINFORCE)],
+    indirect=["script"])
+def test_a_script_alone_refuses_what_needs_a_folder_that_is_not_there_and_what_would_do_nothing(
+        script, refused, alone):
     folder = alone(script)
     before = contents(folder)
-    done = run_python("-c", MAIN_WITH_EACH, *REFUSED, cwd=folder)
-    assert done.stdout.split() == ["2"] * len(REFUSED)
+    done = run_python("-c", MAIN_WITH_EACH, script.__name__, *refused, cwd=folder)
+    assert done.stdout.split() == ["2"] * len(refused)
     errors = done.stderr.splitlines()
-    assert len(errors) == len(REFUSED)
-    for error, (flags, words) in zip(errors, REFUSED.items()):
+    assert len(errors) == len(refused)
+    for error, (flags, words) in zip(errors, refused.items()):
         name = flags.split()[0]
         assert error.startswith(f"error: {name}") and words in error, error
-    for flags in ("--reward format", "--curriculum", "--kernel triton"):
-        missing = "kernels" if "kernel" in flags else "tasks"
-        assert errors[list(REFUSED).index(flags)].endswith(f"there is no {folder / missing}")
+        if words == "there is no" and "," not in flags:
+            missing = "kernels" if "kernel" in flags else "tasks"
+            assert error.endswith(f"there is no {folder / missing}")
     assert contents(folder) == before

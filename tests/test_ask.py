@@ -1,4 +1,5 @@
 """python -m tools.ask RUN PROMPT prints what a policy answers, or one line about bad input."""
+import dataclasses
 import json
 import shlex
 import shutil
@@ -145,6 +146,20 @@ def test_the_example_is_that_which_the_run_proposed(capsys, monkeypatch, tmp_pat
         f"python -m tools.ask runs/grpo-lookup-s0 {shlex.quote(known.prompt)}\n")
 
 
+def test_a_flag_that_was_not_given_may_have_no_value(run, answer, monkeypatch):
+    """Its default is None, and it has another type when it is given."""
+    @dataclasses.dataclass(frozen=True)
+    class Config(grpo.Config):
+        own_lam: float = common.flag(None, "that of another equation")
+    monkeypatch.setattr(grpo, "Config", Config)
+    before = None
+    for value in (None, 0.5):
+        change_config(run, own_lam=value)
+        text = answer(run, "(3+4)=")
+        assert before in (None, text)
+        before = text
+
+
 def test_what_only_training_needs_is_left_out(run, answer):
     """A run on another device, with Triton, rewards or a curriculum, is asked here all the same."""
     before = answer(run, "(3+4)=")
@@ -185,7 +200,8 @@ def test_a_run_of_no_script_is_refused(refused, run, script):
 
 
 @pytest.mark.parametrize("flags, said", [
-    ({"chess": 1}, "flags"), ({"seed": "0"}, "flags"), ({"hidden_size": 15}, "--hidden_size 15"),
+    ({"chess": 1}, "flags"), ({"seed": "0"}, "flags"), ({"seed": None}, "flags"),
+    ({"hidden_size": 15}, "--hidden_size 15"),
     ({"task": "chess"}, "--task chess"), ({"operands": "1"}, "--operands 1")])
 def test_a_run_with_flags_that_make_no_sense_is_refused(refused, run, flags, said):
     change_config(run, **flags)

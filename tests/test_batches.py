@@ -1,8 +1,10 @@
 """A batch: its prompts, completions, verdicts and rewards belong together, and are a function of
-seed and step. Dynamic sampling chooses groups. The overlong penalty comes after that."""
+seed and step. Dynamic sampling chooses groups, and what is said of accuracy is of all that were
+sampled. The overlong penalty comes after that."""
 import dataclasses
 import random
 import zlib
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -125,8 +127,9 @@ def test_the_reward_of_a_task_that_rewards_each_move_is_the_sum_of_its_rewards(
     assert batch.rewards.flatten().tolist() == [0.5 * len(text) for text in batch.texts]
     is_correct = [len(text) >= 5 for text in batch.texts]
     assert batch.is_correct.flatten().tolist() == is_correct
-    assert batch.accuracy == sum(is_correct) / 16
-    assert 0 < batch.accuracy < 1
+    rates = [sum(is_correct[first:first + 4]) / 4 for first in range(0, 16, 4)]
+    assert batch.pass_rates == {"arithmetic-3": rates}
+    assert 0 < sum(rates) < 4
 
 
 # ---- dynamic sampling ------------------------------------------------------------------------
@@ -163,7 +166,7 @@ def test_dynamic_sampling_fills_the_batch_with_groups_that_have_signal(
     # groups that had signal from the beginning stay, in their order
     kept = [plain.problems[4 * p] for p in range(4) if had_signal[p]]
     assert batch.problems[:4 * len(kept):4] == kept
-    assert batch.accuracy < batch.rewards.mean().item()         # it is of all that was sampled
+    assert common.describe(batch)["accuracy"] < batch.rewards.mean()    # of all that was sampled
     assert capsys.readouterr().out == ""
 
 
@@ -177,7 +180,89 @@ def test_the_accuracy_is_that_of_all_that_was_sampled(config, talker, load_task,
     cfg = config(dynamic_sampling=8)
     batch = grpo.sample_batch(talker(cfg), load_task(cfg), cfg, 0)
     assert len(verdicts) > 16
-    assert batch.accuracy == pytest.approx(sum(verdicts) / len(verdicts))
+    accuracy = common.describe(batch)["accuracy"]
+    assert accuracy == pytest.approx(sum(verdicts) / len(verdicts))
+
+
+class Sampled(NamedTuple):
+    """A batch whose groups dynamic sampling chose, and the pass rates of all that were sampled."""
+    batch: common.Batch
+    task: common.Task
+    rates: dict
+
+
+def right_by_level(problem, text):
+    """All right with two operands, all wrong with three, and with four now so, now so."""
+    return float({2: True, 3: False, 4: len(text) % 2 == 1}[problem.difficulty])
+
+
+@pytest.fixture
+def sampled(config, talker, load_task, monkeypatch):
+    """A Sampled of several attempts, in which only groups with four operands have signal."""
+    asked = []
+
+    def verify(problem, text):
+        asked.append((problem, right_by_level(problem, text)))
+        return asked[-1][1]
+    monkeypatch.setattr(grpo, "verify", verify)
+    cfg = config(operands="2-4", num_prompts=3, dynamic_sampling=8, curriculum=True, seed=3)
+    task = load_task(cfg)
+    batch = grpo.sample_batch(talker(cfg), task, cfg, 0)
+    rates = {}
+    for first in range(0, len(asked), 4):
+        verdicts = [verdict for _, verdict in asked[first:first + 4]]
+        rates.setdefault(common.level(asked[first][0]), []).append(sum(verdicts) / 4)
+    levels = [common.level(problem) for problem, _ in asked[::4]]
+    assert len(levels) > 6 and set(levels[:3]) < set(levels)    # others were added
+    assert {problem.difficulty for problem in batch.problems} == {4}
+    return Sampled(batch, task, rates)
+
+
+def test_the_pass_rates_are_those_of_all_groups_that_were_sampled(sampled):
+    """Also of those that dynamic sampling has thrown away."""
+    assert sampled.rates.keys() == {"arithmetic-2", "arithmetic-3", "arithmetic-4"}
+    assert sampled.batch.pass_rates == sampled.rates
+    rates = sum(sampled.rates.values(), [])
+    accuracy = common.describe(sampled.batch)["accuracy"]
+    assert accuracy == pytest.approx(sum(rates) / len(rates))
+
+
+def test_the_frontier_has_the_groups_that_are_all_wrong_or_all_right(sampled):
+    metrics = common.describe(sampled.batch)
+    for level, wrong, right in (("arithmetic-2", 0, 1), ("arithmetic-3", 1, 0)):
+        assert metrics[f"frontier/{level}/wrong"] == wrong
+        assert metrics[f"frontier/{level}/mixed"] == 0
+        assert metrics[f"frontier/{level}/right"] == right
+    rates = sampled.rates["arithmetic-4"]
+    shares = {"wrong": rates.count(0.0) / len(rates), "right": rates.count(1.0) / len(rates)}
+    for name, share in shares.items():
+        assert metrics[f"frontier/arithmetic-4/{name}"] == pytest.approx(share)
+    mixed = 1 - sum(shares.values())
+    assert metrics["frontier/arithmetic-4/mixed"] == pytest.approx(mixed) and mixed > 0.3
+    assert metrics["signal"] == 1                       # of the groups that it kept
+
+
+def test_a_curriculum_learns_from_all_groups_that_were_sampled(sampled):
+    sampled.task.learn(sampled.batch)
+    for level, rates in sampled.rates.items():
+        assert sampled.task.rates[level] == pytest.approx(sum(rates) / len(rates)), level
+
+
+def test_groups_are_selected_in_the_order_asked_for_and_leave_the_pass_rates_as_they_are(
+        config, talker, load_task, monkeypatch):
+    monkeypatch.setattr(grpo, "verify", odd_lengths_of_some_prompts)
+    cfg = config(num_prompts=5, operands="5")
+    policy = talker(cfg)
+    task = load_task(cfg)
+    batch = grpo.sample_batch(policy, task, cfg, 0)
+    chosen = common.select_groups(batch, torch.tensor([3, 0]))
+    assert chosen.problems == batch.problems[12:16] + batch.problems[:4]
+    assert chosen.verdicts == batch.verdicts[12:16] + batch.verdicts[:4]
+    assert torch.equal(chosen.rewards, batch.rewards[[3, 0]])
+    assert torch.equal(chosen.is_correct, batch.is_correct[[3, 0]])
+    assert torch.equal(chosen.tokens, torch.cat([batch.tokens[12:16], batch.tokens[:4]]))
+    check_rows(grpo, policy, task, chosen)
+    assert chosen.pass_rates == batch.pass_rates
 
 
 @pytest.mark.parametrize("extra", [0, 1, 3])
@@ -226,14 +311,31 @@ def test_long_completions_are_rewarded_less_if_there_is_an_overlong_buffer(
     batches = train(PENALTY).batches
     seen = set()
     for batch, plain in zip(batches, without, strict=True):
-        lengths = batch.mask.sum(dim=1).tolist()
+        lengths = batch.lengths.tolist()
         assert batch.rewards.flatten().tolist() == [SHARE.get(length, 1.0) for length in lengths]
-        assert batch.accuracy == 1.0
+        assert common.describe(batch)["accuracy"] == 1.0
         assert batch.verdicts == [1.0] * 16
         assert torch.equal(plain.tokens, batch.tokens)
         assert (plain.rewards == 1).all()
         seen |= set(lengths)
     assert {1, 6} <= seen
+
+
+@scripts("grpo", "gspo")
+def test_the_overlong_penalty_counts_what_the_environment_inserts_as_the_limit_does(
+        script, train, talkative, monkeypatch):
+    monkeypatch.setattr(script, "verify", lambda problem, text: 1.0)
+    rewards = []
+    for flags in ("", "--mask_tool_tokens false"):
+        rewards.append([])
+        for batch in train(f"{PENALTY} {flags}").batches:
+            assert batch.rewards.flatten().tolist() == [
+                SHARE.get(length, 1.0) for length in batch.lengths.tolist()]
+            assert (batch.rewards.flatten()[batch.is_truncated] == 0).all()
+            rewards[-1] += batch.rewards.flatten().tolist()
+    assert rewards[0] == rewards[1]                     # what is learned from changes no reward
+    assert any(length > batch.mask[row].sum()           # else nothing was inserted
+               for row, length in enumerate(train(PENALTY).batches[0].lengths))
 
 
 @scripts("grpo", "gspo")

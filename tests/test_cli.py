@@ -8,6 +8,7 @@ import json
 import math
 import os
 import pickle
+import re
 import shlex
 import shutil
 import subprocess
@@ -24,6 +25,7 @@ from small_runs import (
     all_fields,
     arguments,
     at_work,
+    begun_from,
     contents,
     other_value,
     own_fields,
@@ -76,7 +78,9 @@ def refused(script, capsys):
     nothing."""
     def check(argv, *words):
         argv = shlex.split(argv)
-        if "--resume_from_checkpoint" not in argv:
+        if "--init_from" in argv and "--resume_from_checkpoint" not in argv:
+            argv = arguments(begun_from(argv[argv.index("--init_from") + 1], INSTANT)) + argv
+        elif "--resume_from_checkpoint" not in argv:
             argv = arguments(INSTANT) + argv
         before = contents()
         with pytest.raises(SystemExit) as stop, warnings.catch_warnings(record=True) as warned:
@@ -203,7 +207,9 @@ def test_two_values_that_do_not_go_together_are_refused(refused, argv, words):
     refused(argv, *words)
 
 
-NEEDY_FLAGS = {"reinforce": 1, "ppo": 6, "grpo": 2, "gspo": 2, "dpo": 2}
+# What else is needed for some flags of ppo.py: another value of the flag that they need.
+OTHERWISE = {"trust_region clip": "trpo", "trust_region clip|penalty": "trpo"}
+NEEDY_FLAGS = {"reinforce": 2, "ppo": 10, "grpo": 3, "gspo": 3, "dpo": 2}
 
 
 @every_script
@@ -212,17 +218,119 @@ def test_a_flag_that_does_nothing_without_another_is_refused(script, refused):
     needy = {name: field for name, field in fields.items() if field.metadata["needs"]}
     assert len(needy) == NEEDY_FLAGS[script.__name__]
     for name, field in needy.items():
-        value = {"kl_estimator": "k2", "cold_start": 3}.get(name, 0.5)
+        value = {"kl_estimator": "k2", "cold_start": 3, "entropy_decay_steps": 3}.get(name, 0.5)
         given = f"--{name} {value}"
         needs = field.metadata["needs"]
         flag, _, wanted = needs.partition(" ")
         without = ""
-        if wanted and wanted == fields[flag].default:       # it is there unless it is changed
-            without = f"--{flag} {other_value(fields[flag])}"
+        if wanted and fields[flag].default in wanted.split("|"):    # there unless changed
+            without = f"--{flag} {OTHERWISE.get(needs) or other_value(fields[flag])}"
         refused(f"{given} {without}", given, f"does nothing without --{needs}")
         some_value = "true" if fields[flag].type is bool else "0.1"
-        with_it = f"{given} --{flag} {wanted or some_value}"
-        common.parse_flags(script.Config, with_it.split())
+        for with_it in (wanted or some_value).split("|"):
+            common.parse_flags(script.Config, f"{given} --{flag} {with_it}".split())
+
+
+# What does nothing with another flag, in which script, and what the line says of the other one.
+IDLE = [
+    ("grpo gspo", "--epsilon 0.2", "--loss_type cispo"),
+    ("grpo gspo", "--epsilon 0.1", "--loss_type sapo"),
+    ("grpo gspo", "--epsilon_high 0.28", "--loss_type sapo"),
+    ("reinforce ppo grpo gspo", "--entropy_decay_steps 5", "--entropy_coef 0"),
+    ("ppo", "--target_kl 0.01", "--trust_region trpo"),
+    ("ppo", "--epsilon 0.2", "--trust_region trpo"),
+    ("ppo", "--epsilon_high 0.3", "--trust_region trpo"),
+    ("ppo", "--epsilon 0.1", "--trust_region penalty"),
+    ("ppo", "--epsilon_high 0.2", "--trust_region penalty"),
+    ("ppo", "--lam 0.95", "--length_adaptive"),
+    ("ppo", "--learning_rate 0.0005", "--trust_region trpo"),
+    ("ppo", "--warmup_steps 3", "--trust_region trpo"),
+    ("ppo", "--weight_decay 0.1", "--trust_region trpo"),
+    ("reinforce", "--reward accuracy+format", "--method rejection"),
+    ("reinforce", "--reward accuracy", "--method rejection"),
+    (" ".join(SCRIPTS), "--base_steps 1000", "--init_from run"),
+    (" ".join(SCRIPTS), "--textbook_share 0.5", "--init_from run"),
+    ("grpo", "--textbook_share 0.5", "--init_from run --cold_start 3"),
+    ("grpo", "--base_batch_size 16", "--init_from run"),
+    ("grpo", "--base_learning_rate 0.1", "--init_from run")]
+IDLE_IN_EACH = [(script, given, other) for scripts, given, other in IDLE
+                for script in scripts.split()]
+
+
+@pytest.mark.parametrize("script, given, other", IDLE_IN_EACH, indirect=["script"],
+                         ids=lambda value: str(value).replace(" ", "="))
+def test_a_flag_that_does_nothing_with_another_is_refused_even_with_its_default(
+        refused, given, other):
+    refused(f"{given} {other}", f"error: {given}: does nothing with", other.split()[0])
+    refused(f"{other} {given}", f"error: {given}: does nothing with", other.split()[0])
+
+
+def test_every_flag_that_a_script_says_does_nothing_with_another_is_in_the_list_above():
+    for name in SCRIPTS:
+        idle = common.BASE_FLAGS_IDLE | importlib.import_module(name).Config.does_nothing_with
+        found = {(flag, condition.split()[0]) for flag, condition in idle.items()}
+        listed = {(given[2:].split()[0], other[2:].split()[0])
+                  for script, given, other in IDLE_IN_EACH if script == name}
+        assert found <= listed
+
+
+@scripts("ppo")
+@pytest.mark.parametrize("value", ["-1", "-0.5", "-1.0", "nan"])
+def test_no_lambda_of_the_critic_is_below_zero(refused, value):
+    """What says "that of the advantages" is to leave it out."""
+    refused(f"--critic_lam {value}", f"--critic_lam {float(value)}", "at least 0, at most 1")
+
+
+@pytest.mark.parametrize("script, flags", [
+    ("grpo", "--loss_type cispo --epsilon_high 0.3"), ("gspo", "--loss_type cispo"),
+    ("grpo", "--loss_type dapo --epsilon 0.1 --epsilon_high 0.3"), ("grpo", "--loss_type sapo"),
+    ("grpo", "--entropy_coef 0.1 --entropy_decay_steps 5"), ("grpo", "--entropy_coef 0.1"),
+    ("ppo", "--trust_region trpo --critic_learning_rate 0.1 --num_iterations 2 --lam 0.5"),
+    ("ppo", "--trust_region trpo --entropy_coef 0.1 --entropy_decay_steps 2 --max_grad_norm 2"),
+    ("ppo", "--target_kl 0.1"), ("ppo", "--trust_region penalty --target_kl 0.1"),
+    ("ppo", "--trust_region penalty --learning_rate 0.1 --weight_decay 0.1 --warmup_steps 2"),
+    ("ppo", "--length_adaptive false --lam 0.5"), ("ppo", "--length_adaptive --critic_lam 0.5"),
+    ("ppo", "--length_adaptive --alpha 0.5"), ("ppo", "--critic_lam 0"), ("ppo", "--lam 1"),
+    ("reinforce", "--method rejection --beta 0.1 --baseline rloo --num_iterations 2"),
+    ("reinforce", "--method reinforce --reward accuracy+format"),
+    ("grpo", "--init_from run --cold_start 3 --base_learning_rate 0.1 --base_batch_size 16"),
+    ("grpo", "--init_from run --cold_start 3 --base_seed 1"),
+    ("grpo", "--base_steps 3 --textbook_share 0.5"), ("grpo", "--operands 2-3 --curriculum"),
+    ("grpo", "--task arithmetic,lookup --curriculum"), ("grpo", "--curriculum false")],
+    indirect=["script"])
+def test_flags_that_do_something_with_each_other_are_accepted(script, flags):
+    cfg = common.parse_flags(script.Config, flags.split())
+    common.load_task(cfg, script.verify)
+
+
+def test_the_recipes_of_the_readme_have_no_flag_that_does_nothing():
+    text = (ROOT / "README.md").read_text()
+    recipes = re.findall(r"^\| [^|]+ \| `python (\w+)\.py([^`]*)` \|", text, re.MULTILINE)
+    assert len(recipes) >= 26 and {name for name, _ in recipes} == set(SCRIPTS)
+    for name, flags in recipes:
+        script = importlib.import_module(name)
+        common.load_task(common.parse_flags(script.Config, flags.split()), script.verify)
+
+
+@pytest.mark.parametrize("flags", [
+    "", "--operands 3", "--operands 3-3", "--task gridworld --operands 5",
+    "--task arithmetic,arithmetic"])
+def test_a_curriculum_is_refused_where_all_problems_are_of_one_difficulty(refused, flags):
+    refused(f"{flags} --curriculum", "--curriculum True", "one difficulty", "--operands 3-7")
+
+
+JUDGED = [("--stop_at 0.5", SCRIPTS), ("--method rejection", ["reinforce"]),
+          ("--nll_coef 0.1", ["ppo"]), ("--curriculum", SCRIPTS)]
+
+
+@pytest.mark.parametrize("script, given", [
+    (script, given) for given, names in JUDGED for script in names], indirect=["script"])
+def test_what_looks_at_right_answers_is_refused_where_luck_decides(script, refused, given):
+    gridworld = "--task gridworld --operands 5"
+    refused(f"{gridworld} --slip 0.5 {given}", given)
+    if given != "--curriculum":
+        cfg = common.parse_flags(script.Config, f"{gridworld} {given}".split())
+        common.load_task(cfg, script.verify)
 
 
 @pytest.mark.parametrize("flags", ["--numbers 9-3", "--numbers 3", "--slip 0.5"])
@@ -417,21 +525,22 @@ def test_a_damaged_checkpoint_is_refused_and_no_code_in_it_runs(
         script.main(argv.split())           # killed before the first checkpoint: it starts over
         assert (run / "checkpoint.pt").exists()
     else:
-        refused(argv, argv)
+        refused(argv, argv, str(run / "checkpoint.pt"))
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_base_is_refused_and_no_code_in_it_runs(refused, run, damage):
     DAMAGES[damage](run / "base.pt")
-    refused("--resume_from_checkpoint run", "--resume_from_checkpoint run")
+    refused("--resume_from_checkpoint run", "--resume_from_checkpoint run", str(run / "base.pt"))
 
 
 def test_a_checkpoint_that_is_only_a_policy_can_be_begun_from_but_not_resumed(
         script, refused, run):
     path = run / "checkpoint.pt"
     torch.save({"policy": torch.load(path, weights_only=True)["policy"]}, path)
-    refused("--resume_from_checkpoint run", "--resume_from_checkpoint run", "--init_from run")
-    script.main(arguments(INSTANT | {"init_from": "run"}))
+    refused("--resume_from_checkpoint run", "--resume_from_checkpoint run", "--init_from run",
+            str(path))
+    script.main(arguments(begun_from("run", INSTANT)))
 
 
 # ---- from a shell ----------------------------------------------------------------------------

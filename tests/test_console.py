@@ -169,27 +169,76 @@ def made_run(script, tmp_path, load_task):
     """made_run(**base): what a console looks at in a run of seven steps."""
     def make(**base):
         cfg = script.Config(device="cpu", max_steps=7)
-        state = {"base": base, "steps": 7, "seconds_total": 8.9,
+        state = {"base": {"problems": 512} | base, "steps": 7, "seconds_total": 8.9,
                  "recent": [0.9, 1.0, 1.0, 1.0, 1.0]}
+        columns = {"reward": "reward", "clip": "clip_ratio/region_mean",
+                   "capped": "clip_ratio/capped_mean"}
         return SimpleNamespace(folder=tmp_path, cfg=cfg, script=tmp_path / "grpo.py", state=state,
-                               columns={"reward": "reward"}, task=load_task(cfg))
+                               columns=columns, task=load_task(cfg))
     return make
 
 
-def test_the_base_is_shown_by_its_first_scores_in_80_columns(pipe, rich, made_run):
+def test_the_base_is_shown_by_the_scores_that_fit_in_80_columns_and_how_many_problems_it_solved(
+        pipe, rich, made_run):
     found = {"greedy": 0.125, "think_share": 0.5, "pass@1": 0.25, "pass@k": [0.25] * 64,
-             "greedy/lookup": 0.2}
+             "greedy/lookup": 0.2, "problems": 112, "maj@1": None}
     found |= {f"{name}@{k}": 0.5 for k in (8, 64) for name in ("pass", "maj")}
     rich.start(made_run(**found))
     assert pipe.lines() == [
         "32 prompts x 8 completions = 256 per step, log-probs by torch",
-        "base: greedy 0.125, pass@1 0.250, pass@8 0.500, maj@8 0.500, pass@64 0.500",
-        " step   reward  secs  left"]
+        "base, 112 held-out problems: greedy 0.125, pass@1 0.250, pass@8 0.500"]
+
+
+def test_as_many_scores_are_listed_as_fit_in_80_columns():
+    scores = {"a" * 20: 0.1, "b" * 20: 0.2, "c" * 10: 0.25}
+    line = f"head: {'a' * 20} 0.100, {'b' * 20} 0.200, {'c' * 10} 0.250"
+    assert console.listed("head:", scores) == line
+    longer = "x" * (80 - len(line))
+    assert console.listed(longer + "head:", scores) == longer + line
+    assert console.listed(longer + "xhead:", scores).endswith(" 0.200")
+    assert console.listed("head:", {}) == "head:"
+
+
+# What a run logs of a task that luck decides: no accuracy, pass@k or greedy, but returns.
+RETURNS = {"problems": 112, "greedy_return": -0.5, "best_return": 1.5, "think_share": 0.0,
+           "return": 0.25}
+STEP_OF_RETURNS = {"reward": 0.25, "frac_reward_zero_std": 0.0, "entropy": 0.001, "step_time": 1.0,
+                   "completions/clipped_ratio": 0.1, "eval/greedy_return": 0.5,
+                   "eval/best_return": 1.5}
+
+
+def test_where_nothing_is_right_or_wrong_returns_are_shown_and_nothing_is_warned_of(
+        pipe, rich, made_run):
+    run = made_run(**RETURNS)
+    run.state |= {"recent": [], "steps": 3}
+    rich.start(run)
+    rich.step(run, STEP_OF_RETURNS)
+    rich.finish(run, {"base": run.state["base"], "trained": run.state["base"]})
+    said = pipe.lines()
+    assert said[1] == "base, 112 held-out problems: greedy_return -0.500, return 0.250"
+    assert said[4] == "      held out: greedy_return 0.500, best_return 1.500"
+    assert "accurate" not in pipe.text() and "warning" not in pipe.text()
+    assert ["greedy_return", "-0.500", "-0.500"] in [line.split() for line in said]
+
+
+def test_the_heading_comes_with_the_first_step_and_has_the_columns_whose_metric_it_has(
+        pipe, rich, made_run):
+    run = made_run()
+    rich.start(run)
+    metrics = HEALTHY | {"step_time": 1.0, "clip_ratio/capped_mean": 0.25}
+    run.state["steps"] = 6                              # that of a resumed run, too
+    rich.step(run, metrics)
+    run.state["steps"] = 7
+    rich.step(run, metrics | {"clip_ratio/region_mean": 0.125})
+    assert pipe.lines()[2:] == [
+        " step   reward   capped  secs  left",
+        "    6    0.500    0.250  1.00    1s",
+        "    7    0.500    0.250  1.00    0s"]
 
 
 def test_a_base_that_is_never_right_is_warned_of_with_a_remedy(terminal, rich, made_run):
     rich.start(made_run(**{"greedy": 0.0, "pass@1": 0.0, "pass@8": 0.0}))
-    said = terminal.frames()[2]
+    said = terminal.frames()[-2]
     assert said.startswith("warning: no sample of the base is right")
     assert "--base_steps" in said
     assert len(said) <= 80
@@ -259,12 +308,16 @@ def test_the_console_shows_base_then_steps_then_what_changed_and_how_to_ask(
     numbers = [STEP.match(line)[1] for line in pipe.lines() if STEP.match(line)]
     assert numbers == ["1", "2", "3", "4"]
     [headings] = [line for line in pipe.lines() if line.startswith(" step ")]
-    assert all(f" {heading}" in headings for heading in script.COLUMNS)
+    logged = lines(folder / "metrics.jsonl")[0]
+    for heading, name in script.COLUMNS.items():
+        assert (f" {heading} " in headings) == (name in logged), name
     table = {line.split()[0]: line.split()[1:] for line in pipe.lines() if len(line.split()) == 3}
     lengths = [summary[when]["mean_length"] for when in ("base", "trained")]
     assert table["mean_length"] == [f"{length:.3f}" for length in lengths]
-    order = [f"greedy {summary['base']['greedy']:.3f}", "\n step ", "eval/greedy",
-             "mean_length  ", f"folder {folder}.", "python -m tools.ask"]
+    problems = summary["base"]["problems"]
+    order = [f"base, {problems} held-out problems: greedy {summary['base']['greedy']:.3f}",
+             "\n step ", "held out: greedy ", "mean_length  ", f"folder {folder}.",
+             "python -m tools.ask"]
     places = [text.index(words) for words in order]
     assert places == sorted(places)
 
@@ -330,12 +383,25 @@ def test_on_a_terminal_warm_start_and_evaluations_have_a_progress_line(
 def test_lines_of_held_out_scores_fit_where_tasks_are_mixed(new_run, pipe):
     """Each task has a score of its own there, which metrics.jsonl and the table have room for."""
     folder = new_run(task="arithmetic,lookup", base_steps=0, eval_steps=1, max_steps=1)
-    (scores,) = [line for line in pipe.lines() if line.startswith("      eval/greedy 0.")]
-    assert "eval/think_share" in scores
-    assert "eval/greedy/" not in scores
+    (scores,) = [line for line in pipe.lines() if line.startswith("      held out: greedy 0.")]
+    assert "think_share" in scores
+    assert "greedy/" not in scores
     too_long = [line for line in pipe.lines() if len(line) > 80]
     assert all(str(folder) in line for line in too_long)
     assert "eval/greedy/lookup" in (folder / "metrics.jsonl").read_text()
+
+
+def test_a_run_that_luck_decides_shows_returns_from_beginning_to_end(new_run, pipe):
+    folder = new_run(task="gridworld", slip=0.3, operands="5", base_steps=0, eval_steps=1,
+                     max_steps=2)
+    logged = lines(folder / "metrics.jsonl")
+    assert not any("accuracy" in line or "eval/greedy" in line for line in logged)
+    text = pipe.text()
+    places = [text.index(words) for words in (
+        " held-out problems: greedy_return ", "\n step ", "held out: greedy_return ",
+        "           greedy_return ", "2 steps, ")]
+    assert places == sorted(places)
+    assert "pass@" not in text and "accurate" not in text and "is right" not in text
 
 
 def test_hostile_completions_reach_the_console_escaped_and_cut_and_the_log_whole(
@@ -406,6 +472,11 @@ def test_a_healthy_run_and_a_solved_task_are_not_warned_of(metrics):
     assert list(console.warnings(metrics)) == []
 
 
+def test_no_signal_is_warned_of_where_nothing_is_right_or_wrong_too():
+    [message] = console.warnings(STEP_OF_RETURNS | {"frac_reward_zero_std": 1.0})
+    assert "signal" in message
+
+
 def test_a_base_that_no_reward_can_teach_is_warned_of_before_it_is_trained(new_run, pipe):
     new_run(max_steps=0)
     assert "warning" not in pipe.text()
@@ -430,10 +501,11 @@ def test_the_plain_console_prints_a_line_a_step_and_what_has_changed(
     first, _, base, headings, *rest = pipe.lines()          # the second is the file of the base
     assert str(folder) in first
     assert base.startswith("base: ") and str(summary["base"]["greedy"]) in base
-    assert headings == " ".join(["step", *script.COLUMNS])
+    columns = [heading for heading, name in script.COLUMNS.items() if name in metrics[0]]
+    assert headings == " ".join(["step", *columns])
     for number, line in enumerate(rest[:2]):
         words = line.split()
-        assert len(words) == 1 + len(script.COLUMNS)
+        assert len(words) == 1 + len(columns)
         assert words[:2] == [str(number + 1), str(round(metrics[number]["reward"], 3))]
     changed = [f"{name}: {summary['base'][name]} -> {summary['trained'][name]}"
                for name in summary["base"]]

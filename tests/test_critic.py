@@ -2,7 +2,7 @@
 import pytest
 import torch
 from conftest import scripts
-from update_scenes import weights
+from update_scenes import made_estimates, weights
 
 pytestmark = scripts("ppo")
 
@@ -40,7 +40,7 @@ def test_the_value_of_a_slot_is_what_to_expect_before_its_token_is_read(critic_c
 def test_it_learns_from_the_gradient_of_this_step_alone(script, scene):
     scene = scene()
     zeros = torch.zeros_like(scene.batch.mask)
-    estimates = script.Advantages(advantages=zeros, returns=zeros + 1, values=zeros, kl=0.0)
+    estimates = made_estimates(script, zeros, returns=zeros + 1, values=zeros)
     ends = []
     for before in (0.0, 1.0):
         critic = script.Critic(scene.policy)
@@ -68,7 +68,7 @@ def test_before_training_it_learns_whole_returns_while_the_policy_stays(
     assert len({str(tokens) for _, tokens in calls}) == 7       # each batch is another
     calls.clear()
     plain = train("", num_steps=4).metrics
-    assert [critic_lam for critic_lam, _ in calls] == [-1.0] * 4
+    assert [critic_lam for critic_lam, _ in calls] == [None] * 4
     assert calls[0][1] == first_step[1]                         # the policy is still the base
     assert alone_first[0]["entropy"] == plain[0]["entropy"]
     assert alone_first[0]["explained_variance"] != plain[0]["explained_variance"]

@@ -82,7 +82,8 @@ def evaluated(config, load_task, monkeypatch):
             bars.append((label, list(steps)))
             return steps
         scores = grpo.evaluate(None, task, cfg, num_samples, progress)
-        problems = common.sample_problems(task, NUM_PROBLEMS, "evaluation", "test")
+        problems = common.held_out_problems(task, NUM_PROBLEMS)
+        assert len(problems) == NUM_PROBLEMS
         return Evaluation(policy, problems, scores, bars)
     return evaluate
 
@@ -90,9 +91,11 @@ def evaluated(config, load_task, monkeypatch):
 def test_greedy_scores_are_those_of_one_answer_to_each_problem(evaluated):
     found = evaluated(0)
     scores = found.scores
-    assert scores.keys() == {"greedy", "examples", "think_share", "mean_length", "problems"}
+    assert scores.keys() == {
+        "greedy", "examples", "think_share", "mean_length", "problems", "samples"}
     assert scores["greedy"] == pytest.approx(0.34)
     assert scores["problems"] == NUM_PROBLEMS
+    assert scores["samples"] == 0
     expected = [(p.prompt, p.answer, n % 3 == 0) for n, p in enumerate(found.problems[:64])]
     assert [(e["prompt"], e["answer"], e["right"]) for e in scores["examples"]] == expected
     assert found.policy.prompts["greedy"] == [p.prompt for p in found.problems]
@@ -109,7 +112,7 @@ def test_scores_of_samples_are_those_of_each_problem_answered_so_often(evaluated
     # One right sample of four is outvoted when the others agree (1), and not when all differ (6);
     # two of four win a tie because they came first (7).
     expected = {
-        "pass@1": 0.5, "pass@4": 0.8, "maj@4": 0.7, "problems": NUM_PROBLEMS,
+        "pass@1": 0.5, "pass@4": 0.8, "maj@4": 0.7, "problems": NUM_PROBLEMS, "samples": 4,
         "think_share": 0.6, "mean_length": sum(found.policy.lengths) / 400,
         "accuracy_given_think": (2 + 3 + 4) / 12, "accuracy_given_direct": (0 + 1) / 8}
     assert found.scores.keys() == {*expected, "pass@k", "maj@k"}
@@ -143,6 +146,18 @@ def test_evaluation_says_none_where_there_is_nothing_to_average(config, talker, 
     assert scores["accuracy_given_direct"] == 0
     assert scores["think_share"] == 0
     assert scores["problems"] == 3
+
+
+@pytest.mark.parametrize("num_samples", [0, 3])
+def test_where_there_are_fewer_problems_than_asked_for_each_counts_once(
+        config, talker, load_task, num_samples):
+    cfg = config(operands="2", num_eval_problems=512)
+    task = load_task(cfg)
+    problems = common.held_out_problems(task, 512)
+    scores = grpo.evaluate(talker(cfg), task, cfg, num_samples)
+    assert scores["problems"] == len({problem.prompt for problem in problems}) == len(problems)
+    assert 5 < scores["problems"] < 100
+    assert scores["samples"] == num_samples
 
 
 def test_evaluation_is_the_same_for_every_seed_and_every_time(config, talker, load_task):

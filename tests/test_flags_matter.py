@@ -1,10 +1,13 @@
 """Every flag of the algorithm, of sampling and of the optimizer changes what is learned."""
 import dataclasses
+import importlib
 from typing import NamedTuple
 
 import pytest
 import torch
 from conftest import SCRIPTS, every_script
+
+import common
 
 pytestmark = pytest.mark.usefixtures("talkative")           # an environment inserts tokens
 
@@ -93,6 +96,50 @@ def test_the_flag_changes_what_is_learned(script, train, name):
     for i, end in enumerate(ends):
         assert end.isfinite().all()
         assert not any(torch.equal(end, other) for other in ends[:i])
+
+
+# Values, not the default, of the flags that other flags idle, or that need others.
+IDLE_VALUES = {
+    "epsilon": "0.01", "epsilon_high": "0.01", "lam": "0.5", "learning_rate": "0.01",
+    "warmup_steps": "4", "weight_decay": "0.5", "reward": "accuracy+format", "kl_estimator": "k1",
+    "entropy_decay_steps": "2", "alpha": "3", "penalty_coef": "3", "target_kl": "0.01",
+    "max_kl": "0.05", "damping": "1", "kl_target": "0.001", "label_smoothing": "0.1"}
+
+
+def idle_cases():
+    """Each flag that a script refuses, with the flags with which it does. -> list of (script, name,
+    flags)"""
+    cases = []
+    for name in SCRIPTS:
+        config = importlib.import_module(name).Config
+        for idle, other in config.does_nothing_with.items():
+            flag, _, values = other.partition(" ")
+            for value in values.split("|"):
+                cases.append((name, idle, f"--{flag} {value}".strip()))
+        fields = {field.name: field for field in dataclasses.fields(config)}
+        for field in fields.values():
+            flag, _, wanted = field.metadata["needs"].partition(" ")
+            if not wanted and flag not in ("", "init_from"):    # MadeRun has no base
+                cases.append((name, field.name, ""))
+            for value in fields[flag].metadata["choices"] if wanted else ():
+                if value not in wanted.split("|"):
+                    cases.append((name, field.name, f"--{flag} {value}"))
+    return cases
+
+
+def check_nothing(cfg, given):
+    """Takes every flag."""
+
+
+@pytest.mark.parametrize("script, name, flags", idle_cases(), indirect=["script"])
+def test_a_flag_that_is_refused_would_have_changed_nothing(
+        script, train, monkeypatch, name, flags):
+    with pytest.raises(SystemExit):
+        train(f"{TWO_PASSES} {flags} --{name} {IDLE_VALUES[name]}")
+    without = train(f"{TWO_PASSES} {flags}").weights()
+    monkeypatch.setattr(common, "check_flags", check_nothing)
+    end = train(f"{TWO_PASSES} {flags} --{name} {IDLE_VALUES[name]}").weights()
+    assert torch.equal(end, without)
 
 
 @every_script

@@ -46,8 +46,10 @@ def slippery(prompt, seed, slip=0.3):
 
 
 def drawn_rows(start):
-    """The four rows of the map of a start, as they are drawn. -> list of str"""
-    return [row.split()["ABCDEF".index(start[0])] for row in ROWS]
+    """The four rows of the map of a start, as they are drawn, or in a mirror. -> list of str"""
+    number = "ABCDEFGHIJKL".index(start[0])
+    rows = [row.split()[number % 6] for row in ROWS]
+    return [row[::-1] for row in rows] if number >= 6 else rows
 
 
 def make_episode(problem, policy, rng):
@@ -114,6 +116,9 @@ def test_the_move_that_enters_the_far_prize_earns_it():
     ("C e3 5", "D", [4]),
     ("C e3 5", "LU", [-1, 5]),
     ("D e1 9", "U", [4]),
+    ("G d3 7", "LULL", [-1, -1, -1, 5]),                            # A b3 7 in a mirror
+    ("G d3 7", "RUL", [-1, -1, -1]),                                # the edge, a wall
+    ("L b1 8", "UR", [-3, -1]),
     ("B a2 5", "RD", [-3, 4])], ids=ascii)
 def test_each_character_earns_what_the_cell_is_worth_in_which_it_ends(prompt, text, rewards):
     assert verify(Problem(prompt, ""), text) == rewards
@@ -127,8 +132,17 @@ def test_a_reward_falls_on_the_token_of_its_move_and_eos_earns_nothing():
         tokens=tokens, mask=mask, logps=zeros, entropy=zeros, lengths=torch.tensor([5]),
         problems=[GOLDEN], prompts=torch.zeros(1, 6).long(), texts=["RURR"],
         verdicts=[verify(GOLDEN, "RURR")], rewards=f64([[2]]), is_correct=torch.tensor([[True]]),
-        is_truncated=torch.tensor([False]), accuracy=1.0)
+        is_truncated=torch.tensor([False]), pass_rates={})
     assert common.token_rewards(batch, reinforce.decode).tolist() == [[-1, -1, -1, 5, 0, 0]]
+
+
+def test_where_moves_slip_nothing_is_correct_or_wrong():
+    """Else an optimal walk would be wrong where a move went astray, and a bad one right by luck."""
+    assert TASK.is_judged and not load(0.3).is_judged
+    problem = slippery("A b3 7", 1)
+    for rewards in ([-1.0, -1.0, -1.0, 5.0], [-1.0] * 7, []):
+        assert load(0.3).is_correct(problem, rewards) is None
+        assert TASK.is_correct(GOLDEN, rewards) == (sum(rewards) == 2)
 
 
 def test_an_episode_is_correct_if_it_earns_the_best_return():
@@ -144,7 +158,7 @@ def test_any_text_gets_a_reward_for_each_character_and_never_more_than_the_best_
               "\u0663", "\ufffd", "\U0001f600", "RURR", "u" * 40]
     tasks = [load(slip) for slip in (0.0, 0.0, 0.2, 1.0)]
     problems = [task.sample(rng) for task in tasks for _ in range(50)]
-    start = time.perf_counter()
+    start = time.process_time()
     for i in range(100_000):
         problem = problems[i % 200]
         text = "".join(rng.choices(pieces, k=rng.randrange(12)))
@@ -153,7 +167,7 @@ def test_any_text_gets_a_reward_for_each_character_and_never_more_than_the_best_
         assert len(rewards) == len(text) and all(isinstance(reward, float) for reward in rewards)
         assert problem.secret or sum(rewards) <= best_return(problem) + 1e-9
         assert response == "" or problem.secret and len(response) == 2
-    assert time.perf_counter() - start < 100                        # 1 ms each
+    assert time.process_time() - start < 100                        # 1 ms each
     assert verify(GOLDEN, "U" * 100_000) == [-1.0] * 100_000
 
 
@@ -165,8 +179,28 @@ def test_held_out_prompts_are_many_and_occur_neither_in_training_nor_in_the_warm
     trained = {problem.prompt for problem in common.sample_problems(TASK, 3000, 0)}
     pairs = common.sample_demonstrations(TASK, 1000, 0, "textbook")
     shown = {problem.prompt for problem, _ in pairs}
-    assert len(held_out) >= 15 and len(trained) >= 150 and not held_out & (trained | shown)
+    assert len(held_out) >= 100 and len(trained) >= 250 and not held_out & (trained | shown)
     assert {len(prompt) for prompt in held_out | trained} == {TASK.prompt_width}
+
+
+def test_no_start_is_held_out_with_all_of_its_limits():
+    """The policy reads no map: of a start that it never began at, it could only guess the way."""
+    for start in STARTS:
+        problems = [Problem(f"{start} {limit}", "") for limit in LIMITS]
+        assert not all(map(TASK.is_held_out, problems)), start
+
+
+def test_each_map_has_a_mirror_image_in_which_left_is_right():
+    """With the same rewards for the mirrored walk from the mirrored start."""
+    rng = random.Random(2)
+    cells = str.maketrans("ABCDEFabcde", "GHIJKLedcba")
+    walks = str.maketrans("LR", "RL")
+    mirrored = [start.translate(cells) for start in STARTS[:len(STARTS) // 2]]
+    assert sorted(mirrored) == sorted(STARTS[len(STARTS) // 2:]) and len(set(STARTS)) == 74
+    for start in STARTS[:len(STARTS) // 2]:
+        walk = "".join(rng.choices("URDL", k=8))
+        image = Problem(f"{start.translate(cells)} 8", "")
+        assert verify(image, walk.translate(walks)) == verify(Problem(f"{start} 8", ""), walk)
 
 
 def neighbors(rows, r, c):
@@ -219,7 +253,8 @@ def test_who_always_takes_the_near_prize_earns_a_fifth_of_the_best_return():
 
 
 @pytest.mark.parametrize("slip", [0.0, 0.3])
-@pytest.mark.parametrize("phase, share_of_near", [("textbook", 0.5), ("forum", 0.8)])
+@pytest.mark.parametrize("phase, share_of_near", [
+    ("textbook", 0.5), ("forum", 0.8), ("cold_start", 0.5)])
 def test_demonstrations_walk_to_a_prize_in_the_forum_mostly_to_the_near_one(
         phase, share_of_near, slip):
     task = load(slip)
@@ -234,6 +269,8 @@ def test_demonstrations_walk_to_a_prize_in_the_forum_mostly_to_the_near_one(
 
 def test_the_path_is_drawn_on_the_map():
     assert gridworld.draw(GOLDEN, "RURR").split() == ["#.**@", "o**..", "#oo..", "4xoo#"]
+    mirrored = Problem("G d3 7", "")
+    assert gridworld.draw(mirrored, "LULL").split() == ["@**.#", "..**o", "..oo#", "#oox4"]
     assert gridworld.draw(GOLDEN, "").split() == ["#...5", "o@...", "#oo..", "4xoo#"]
 
 
@@ -452,3 +489,13 @@ def test_a_critic_that_learns_as_in_ppo_comes_near_the_exact_values():
     with torch.no_grad():
         error = (critic(ids[rows], completions[rows]) - V[rows])[is_token]
     assert error.square().mean() < 0.15 * V[rows][is_token].var()
+
+
+def test_there_is_an_environment_only_where_moves_may_slip(capsys):
+    assert TASK.call_tokens == () and set(load(slip=0.1).call_tokens) == set("URDL")
+    cfg = grpo.Config(task="gridworld", mask_tool_tokens=False)
+    with pytest.raises(SystemExit):
+        common.load_task(cfg, grpo.verify)
+    assert "gridworld has no tools" in capsys.readouterr().err
+    slippery_cfg = grpo.Config(task="gridworld", mask_tool_tokens=False, slip=0.1)
+    assert common.load_task(slippery_cfg, grpo.verify).call_tokens

@@ -173,6 +173,19 @@ class Silent(Echo):
         return ""
 
 
+@every_script
+@pytest.mark.parametrize("task_class", [Echo, LongResponses, Questions, Ends, Silent])
+def test_the_mask_of_a_text_that_is_given_is_that_of_the_same_tokens_where_they_are_sampled(
+        script, played, task_class):
+    """As the warm start needs it for its examples."""
+    game = played(task_class=task_class)
+    out = game.out
+    for row, problem in enumerate(game.problems):
+        n = out.lengths[row].item()
+        found = script.sampled_mask(game.task, problem, out.tokens[row, :n].tolist())
+        assert found == out.mask[row, :n].tolist()
+
+
 def test_nothing_is_inserted_where_the_environment_has_nothing_to_say(played):
     game = played(task_class=Silent)
     out = game.out
@@ -240,7 +253,7 @@ def test_verdicts_prompts_and_responses_of_a_row_are_those_of_its_problem(asker)
     num_calls = torch.tensor([text.count("?") for text in batch.texts]).view(6, 4)
     assert torch.equal(batch.is_correct, num_calls >= 2)
     assert torch.equal(batch.rewards, num_calls.float())
-    assert batch.accuracy == pytest.approx(batch.is_correct.float().mean().item())
+    assert batch.pass_rates == {"echo-0": (num_calls >= 2).double().mean(dim=1).tolist()}
     is_ended = (batch.tokens == grpo.EOS).any(dim=1)
     assert torch.equal(batch.is_truncated, ~is_ended)
     assert 0 < batch.is_truncated.sum() < 24

@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import every_script, scripts
 from echo_task import Echo, is_inserted
-from update_scenes import Scene, as_advantages, has_token_advantages, shift, weights
+from update_scenes import Scene, as_advantages, has_token_advantages, made_estimates, shift, weights
 
 import common
 
@@ -53,7 +53,7 @@ def learn_by_critic_and_trpo(scene):
     script, batch, cfg, A = scene.script, scene.batch, scene.cfg, scene.A
     critic = script.Critic(scene.policy)
     optimizer = torch.optim.SGD(critic.parameters())
-    estimates = script.Advantages(advantages=A, returns=A + 1.0 * (batch.mask > 0), values=A, kl=0)
+    estimates = made_estimates(script, A, returns=A + 1.0 * (batch.mask > 0), values=A)
     critic_metrics = script.fit_critic(
         critic, optimizer, batch, estimates, torch.arange(24), cfg)
     policy = copy.deepcopy(scene.policy)
@@ -163,21 +163,26 @@ def test_without_the_mask_what_is_inserted_is_learned_and_counted_like_the_rest(
 # ---- rewards ---------------------------------------------------------------------------------
 
 @scripts("grpo", "gspo")
-def test_the_overlong_penalty_counts_no_inserted_token(script, asker, monkeypatch, train):
-    """main adds it to rewards of one for each ?, with 24 tokens at most and a buffer of 12."""
+@pytest.mark.parametrize("is_masked", ["true", "false"])
+def test_the_overlong_penalty_counts_what_the_limit_counts_inserted_tokens_too(
+        script, asker, monkeypatch, train, is_masked):
+    """main adds it to rewards of one for each ?, with 24 tokens at most and a buffer of 12. A
+    completion that is cut at the limit is so with or without the mask."""
     cfg, policy = asker(dtype=torch.float32)
     task = Echo(cfg)
     monkeypatch.setattr(script, "GPT", lambda cfg: policy)
     monkeypatch.setattr(common, "load_task", lambda cfg, verify: task)
     run = train("--max_completion_length 24 --overlong_buffer 12 --num_prompts 6 "
-                "--temperature 0.8 --learning_rate 0", num_steps=1)
+                f"--temperature 0.8 --learning_rate 0 --mask_tool_tokens {is_masked}", num_steps=1)
     batch = run.batches[0]
-    num_sampled = batch.mask.sum(dim=1)
     num_calls = torch.tensor([text.count("?") for text in batch.texts])
-    penalty = ((12 - num_sampled) / 12).clamp(-1, 0)
-    torch.testing.assert_close(batch.rewards.flatten(), num_calls + penalty)
-    assert ((num_sampled <= 12) & (batch.lengths > 12)).any()
-    assert (penalty < 0).any()
+    penalty = ((12 - batch.lengths) / 12).clamp(-1, 0)
+    found = batch.rewards.flatten() - num_calls
+    torch.testing.assert_close(found, penalty)
+    assert (found[batch.is_truncated] == -1).all()
+    num_sampled = (~is_inserted(batch.tokens) & (batch.tokens != script.PAD)).sum(dim=1)
+    assert (batch.is_truncated & (num_sampled <= 12)).any()     # cut although it said little
+    assert ((penalty > -1) & (penalty < 0)).any()
 
 
 @scripts("reinforce", "ppo")
@@ -218,7 +223,8 @@ def advantages_of(scene):
         return [script.compute_advantages(scene.policy, scene.reference, batch, cfg)]
     found = script.compute_advantages(
         script.Critic(scene.policy), scene.reference, batch, scene.cfg, 0.1, 1.0)
-    return [found.advantages, found.returns, found.values, torch.tensor(found.kl)]
+    numbers = torch.tensor([found.kl, found.explained_variance])
+    return [found.advantages, found.returns, found.values, numbers]
 
 
 @scripts("reinforce", "ppo")

@@ -362,3 +362,17 @@ def test_all_of_this_holds_with_the_row_kernels_in_tritons_interpreter():
     done = subprocess.run(command, cwd=HERE.parents[1], env=os.environ | {"TRITON_INTERPRET": "1"},
                           capture_output=True, text=True, timeout=500)
     assert done.returncode == 0 and "skipped" not in done.stdout, done.stdout[-3000:]
+
+
+# ---- the docstring ---------------------------------------------------------------------------
+
+def test_the_share_of_the_logits_in_the_docstring_follows_from_its_data_sheet():
+    words = " ".join(linear.__doc__.split())
+    rates = re.search(r"([\d.]+) TFLOP/s in bf16 and moves ([\d.]+) TB/s", words)
+    [said] = re.findall(r"as long as 2 \* (\d+) flops", words)
+    per_logit = 4 * float(rates[1]) / float(rates[2]) / 2           # written and read, two bytes
+    assert round(per_logit) == int(said)
+    shares = re.findall(r"(\d+)% (?:of the matmul )?at D = (\d+)", words)
+    assert len(shares) == 2
+    for share, D in shares:
+        assert round(100 * per_logit / int(D)) == int(share)

@@ -5,6 +5,7 @@ import re
 import time
 
 import pytest
+from conftest import takes_less_than
 
 import common
 import grpo
@@ -161,11 +162,11 @@ def check_response(text, block):
 def test_a_hundred_thousand_random_texts_raise_nothing_and_are_answered_with_one_short_block():
     rng = random.Random(0)
     texts = [random_text(rng, i) for i in range(100_000)]
-    start = time.perf_counter()
+    start = time.process_time()
     verdicts = [TASK.verify(PROBLEM, text) for text in texts]
     blocks = [TASK.respond(PROBLEM, text) for text in texts]
     calls = [TASK.predicted_calls(text) for text in texts]
-    assert (time.perf_counter() - start) / len(texts) < 1e-3
+    assert (time.process_time() - start) / len(texts) < 1e-3
     for text, verdict, block, predicted in zip(texts, verdicts, blocks, calls):
         check_response(text, block)
         inside = re.findall("<answer>(.*?)</answer>", text, re.S)
@@ -185,12 +186,9 @@ def test_a_hundred_thousand_random_texts_raise_nothing_and_are_answered_with_one
     "<information>" * 5_000 + "</search>", "\n" * 50_000 + "</search>"],
     ids=lambda text: ascii(text[:20]))
 def test_hostile_text_costs_about_a_millisecond(text):
-    best = float("inf")
-    for _ in range(5):
-        start = time.perf_counter()
-        assert TASK.verify(PROBLEM, text) == 0.0 and len(TASK.respond(PROBLEM, text)) <= 40
-        best = min(best, time.perf_counter() - start)
-    assert best < 2e-3
+    assert TASK.verify(PROBLEM, text) == 0.0 and len(TASK.respond(PROBLEM, text)) <= 40
+    assert takes_less_than(1e-3, TASK.verify, PROBLEM, text)
+    assert takes_less_than(1e-3, TASK.respond, PROBLEM, text)
 
 
 # ---- problems and demonstrations -------------------------------------------------------------
@@ -249,7 +247,8 @@ def test_no_problem_is_in_both_splits_and_no_demonstration_is_of_a_held_out_prob
     assert 0.05 < len(test) / len(test | train) < 0.15
 
 
-@pytest.mark.parametrize("phase, share", [("textbook", 0.9), ("forum", 0.2)])
+@pytest.mark.parametrize("phase, share", [
+    ("textbook", 0.9), ("forum", 0.2), ("cold_start", 1.0)])
 def test_who_asks_is_right_and_who_guesses_is_not(phase, share):
     shown = common.sample_demonstrations(TASK, 5000, 0, phase)
     assert shown == common.sample_demonstrations(TASK, 5000, 0, phase)
@@ -264,7 +263,7 @@ def test_who_asks_is_right_and_who_guesses_is_not(phase, share):
             num_lucky += TASK.verify(problem, text)
             assert re.fullmatch("<answer>[a-z][a-z]</answer>", text)
     assert abs(num_asking / 5000 - share) < 0.02
-    assert num_lucky / (5000 - num_asking) < 0.01
+    assert num_lucky <= 0.01 * (5000 - num_asking)
 
 
 def test_demonstrations_hold_what_the_environment_would_insert_where_it_would():

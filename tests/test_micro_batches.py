@@ -6,7 +6,7 @@ import functools
 import pytest
 import torch
 from conftest import scripts
-from update_scenes import NUM_ROWS, clear_gradients, gradient_of, gradients, weights
+from update_scenes import NUM_ROWS, clear_gradients, gradient_of, gradients, made_estimates, weights
 
 # What the papers average over; BNPO, which averages over micro-batches, has tests of its own.
 AVERAGES = {"grpo": "sequence_mean", "dr_grpo": "constant", "dapo": "token_mean",
@@ -161,30 +161,57 @@ def test_the_gradient_of_reinforce_is_that_of_equation_5(scene, rows, entropy_co
         close(metrics["loss"], loss.item())
 
 
-@scripts("reinforce")
-@pytest.mark.parametrize("rows", [ALL_ROWS, SOME_ROWS], ids=["all", "some"])
-def test_rejection_sampling_averages_over_the_right_answers_only(scene, rows):
-    scene = scene(method="rejection", micro_batch_size=4)
-    mask = scene.batch.mask
-    is_correct = (scene.A != 0).any(dim=1)                      # made up
-    scene.batch.is_correct = is_correct.view(7, 2)
-    right_rows = rows[is_correct[rows]]
-    loss = plain_reinforce_loss(scene, right_rows, mask)        # all advantages are 1
-    metrics, gradient = scene.backward(rows, A=mask * is_correct[:, None])
-    close(gradient, gradient_of(loss, scene.policy))
-    close(metrics["loss"], loss.item())
+@pytest.fixture
+def rejection(scene):
+    """rejection(right, rows=ALL_ROWS, **changes) -> scene, metrics and gradient of (5) over `rows`
+    where the rows `right` of the batch are the right ones."""
+    def make(right, rows=ALL_ROWS, **changes):
+        one = scene(method="rejection", micro_batch_size=4, **changes)
+        one.batch.is_correct = torch.isin(ALL_ROWS, torch.tensor(right)).view(7, 2)
+        A = one.script.compute_advantages(one.policy, one.reference, one.batch, one.cfg)
+        metrics, gradient = one.backward(rows, one.cfg.entropy_coef, A=A)
+        return one, metrics, gradient
+    return make
 
 
 @scripts("reinforce")
-def test_rejection_sampling_does_not_count_wrong_answers_with_an_advantage(scene):
-    """With a baseline they have one."""
-    scene = scene(method="rejection")
-    mask = scene.batch.mask
-    is_correct = (scene.A != 0).any(dim=1)
-    scene.batch.is_correct = is_correct.view(7, 2)
-    loss = plain_reinforce_loss(scene, ALL_ROWS, mask) * NUM_ROWS / is_correct.sum().item()
-    _, gradient = scene.backward(ALL_ROWS, A=mask)
-    close(gradient, gradient_of(loss, scene.policy))
+@pytest.mark.parametrize("right", [[5], [0, 3, 4, 9, 10, 12, 13], [*range(14)]], ids=len)
+def test_rejection_sampling_is_the_mean_likelihood_of_the_right_answers(rejection, right):
+    one, metrics, gradient = rejection(right)
+    likelihood = plain_reinforce_loss(one, torch.tensor(right), one.batch.mask)     # A is 1
+    close(gradient, gradient_of(likelihood, one.policy))
+    close(metrics["loss"], likelihood.item())
+    assert gradient.norm() > 0.01
+
+
+@scripts("reinforce")
+def test_the_mini_batches_of_rejection_sampling_have_the_mean_likelihood_as_their_mean(rejection):
+    """Each right answer counts the same, however many others are in its mini-batch."""
+    right = [0, 1, 2, 9]
+    _, _, whole = rejection(right)
+    parts = [rejection(right, rows)[2] for rows in (ALL_ROWS[:7], ALL_ROWS[7:])]
+    close((parts[0] + parts[1]) / 2, whole)
+
+
+@scripts("reinforce")
+@pytest.mark.parametrize("changes", [{"beta": 0.1}, {"entropy_coef": 0.03}], ids=str)
+def test_the_kl_and_the_entropy_bonus_of_rejection_sampling_do_not_grow_as_right_ones_get_rare(
+        rejection, changes):
+    terms = []
+    for right in ([], [5], [0, 3, 4, 9, 10, 12, 13]):
+        _, _, gradient = rejection(right, **changes)
+        _, _, likelihood = rejection(right)
+        terms.append(gradient - likelihood)
+    close(terms[1], terms[0])
+    close(terms[2], terms[0])
+    assert terms[0].norm() > 1e-3
+
+
+@scripts("reinforce")
+def test_without_a_right_answer_rejection_sampling_learns_nothing(rejection):
+    _, metrics, gradient = rejection([])
+    assert metrics["loss"] == 0
+    assert (gradient == 0).all()
 
 
 @scripts("reinforce")
@@ -248,7 +275,7 @@ def test_the_gradient_of_the_critic_is_that_of_equation_7(script, scene, rows, s
     generator = torch.Generator().manual_seed(1)
     values = torch.randn(NUM_ROWS, 8, generator=generator).double() * batch.mask
     returns = torch.randn(NUM_ROWS, 8, generator=generator).double() * batch.mask
-    estimates = script.Advantages(advantages=scene.A, returns=returns, values=values, kl=0.0)
+    estimates = made_estimates(script, scene.A, returns, values)
     critic = script.Critic(scene.policy)
     critic.head.data.copy_(torch.linspace(-1, 1, 16))
 

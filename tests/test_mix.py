@@ -4,11 +4,13 @@ import collections
 import inspect
 import random
 import re
+import subprocess
+import sys
 import zlib
 
 import pytest
 import torch
-from conftest import every_script
+from conftest import ROOT, every_script
 
 import common
 import grpo
@@ -30,8 +32,8 @@ def levels(problems):
 
 
 @pytest.mark.parametrize("name, flags, checksum", [
-    ("arithmetic", {"operands": "3-5"}, 1875984358), ("countdown", {}, 1063879475),
-    ("gridworld", {}, 3752187203), ("gridworld", {"slip": 0.3}, 472865815),
+    ("arithmetic", {"operands": "3-5"}, 1875984358), ("countdown", {}, 874251245),
+    ("gridworld", {}, 305710151), ("gridworld", {"slip": 0.3}, 1673125815),
     ("lookup", {}, 3696101308), ("arithmetic,lookup", {}, 2533541809)])
 def test_the_problems_and_demonstrations_of_a_seed_stay_the_same(name, flags, checksum):
     """Reported results depend on them."""
@@ -117,9 +119,9 @@ def test_a_curriculum_that_knows_nothing_samples_what_the_task_would():
 
 
 def test_a_curriculum_changes_no_held_out_problem_and_takes_none_for_training():
-    plain = load(operands="3")
-    task = load(operands="3", curriculum=True)
-    task.rates = {"arithmetic-3": 0.1}
+    plain = load(operands="3-4")
+    task = load(operands="3-4", curriculum=True)
+    task.rates = {"arithmetic-3": 0.1, "arithmetic-4": 1.0}
     held_out = common.sample_problems(plain, 2000, 1, "test")
     assert common.sample_problems(task, 2000, 1, "test") == held_out
     trained = {problem.prompt for problem in common.sample_problems(task, 2000, 0)}
@@ -131,12 +133,14 @@ def batch_of(problems, is_correct, texts):
     is_correct = torch.tensor(is_correct).bool()
     P, G = is_correct.shape
     none = torch.zeros(P * G, 1)
+    pass_rates = {}
+    for problem, rate in zip(problems, is_correct.double().mean(dim=1).tolist()):
+        pass_rates.setdefault(common.level(problem), []).append(rate)
     return common.Batch(
         tokens=none.long(), mask=none, logps=none, entropy=none, lengths=none[:, 0].long(),
         problems=[problem for problem in problems for _ in range(G)], prompts=none.long(),
         texts=texts, verdicts=is_correct.flatten().float().tolist(), rewards=is_correct.float(),
-        is_correct=is_correct, is_truncated=none[:, 0].bool(),
-        accuracy=is_correct.float().mean().item())
+        is_correct=is_correct, is_truncated=none[:, 0].bool(), pass_rates=pass_rates)
 
 
 def problems_of(task, *difficulties):
@@ -147,7 +151,7 @@ def test_the_share_of_right_answers_is_a_running_mean_for_each_difficulty():
     problems = problems_of("arithmetic", 3, 3, 4) + problems_of("lookup", 4)
     is_correct = [[1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0]]
     batch = batch_of(problems, is_correct, [""] * 16)
-    task = load(curriculum=True)
+    task = load(operands="3-5", curriculum=True)
     task.learn(batch)
     assert task.rates == pytest.approx({
         "arithmetic-3": 0.75, "arithmetic-4": 0.25, "lookup-4": 0.0})
@@ -156,6 +160,19 @@ def test_the_share_of_right_answers_is_a_running_mean_for_each_difficulty():
     assert task.rates == pytest.approx({
         "arithmetic-3": 0.8 * 0.25 + 0.2 * 0.75, "arithmetic-4": 0.25, "lookup-4": 0.0,
         "arithmetic-9": 0.5})                           # of which there was none, stays
+
+
+def test_a_curriculum_sees_the_groups_that_dynamic_sampling_left_out():
+    """A level with three groups that are all right and a mixed one, the only one that is kept, is
+    no level that is solved half of the time."""
+    problems = problems_of("arithmetic", 3, 3, 3, 3, 4, 5)
+    is_correct = [[1, 1], [1, 1], [1, 1], [1, 0], [1, 1], [0, 1]]
+    batch = common.keep_groups(batch_of(problems, is_correct, [""] * 12), 2)
+    assert batch.rewards.tolist() == [[1, 0], [0, 1]]
+    task = load(operands="3-5", curriculum=True)
+    task.learn(batch)
+    assert task.rates == pytest.approx({
+        "arithmetic-3": 0.875, "arithmetic-4": 1.0, "arithmetic-5": 0.5})
 
 
 def test_a_checkpoint_keeps_what_a_curriculum_has_learned():
@@ -216,18 +233,16 @@ def test_the_frontier_counts_groups_that_are_all_wrong_mixed_and_all_right():
     problems = problems_of("arithmetic", 3, 3, 3, 3, 4)
     is_correct = [[1, 1], [1, 1], [0, 0], [0, 1], [0, 0]]
     batch = batch_of(problems, is_correct, [""] * 10)
-    assert common.frontier(batch) == pytest.approx({
+    assert common.frontier(batch.pass_rates) == pytest.approx({
         "frontier/arithmetic-3/wrong": 0.25, "frontier/arithmetic-3/mixed": 0.25,
         "frontier/arithmetic-3/right": 0.5, "frontier/arithmetic-4/wrong": 1.0,
         "frontier/arithmetic-4/mixed": 0.0, "frontier/arithmetic-4/right": 0.0})
-    assert common.pass_rates(batch) == {
-        "arithmetic-3": [1.0, 1.0, 0.0, 0.5], "arithmetic-4": [0.0]}
-    assert common.frontier(batch).items() <= common.describe(batch).items()
+    assert common.frontier(batch.pass_rates).items() <= common.describe(batch).items()
 
 
 def test_one_difficulty_has_no_frontier():
     batch = batch_of(problems_of("arithmetic", 5, 5), [[1, 0], [0, 0]], [""] * 4)
-    assert common.frontier(batch) == {}
+    assert common.frontier(batch.pass_rates) == {}
 
 
 def test_completions_that_check_themselves_are_counted_and_those_that_are_then_right():
@@ -249,13 +264,13 @@ def test_calls_of_a_tool_are_counted_where_there_is_one():
         assert load(name).describe(batch, 0) == {}
 
 
-def test_in_a_mix_each_task_counts_in_its_own_completions_of_all_completions():
+def test_in_a_mix_each_task_counts_in_its_own_completions():
     task = load("arithmetic,lookup,countdown")
     problems = problems_of("arithmetic", 5) + problems_of("lookup", 1, 1, 1)
     texts = ["<search>;wait,", ";wait,", "<search><search>", ";wait,", "<search>", "", "", ""]
     batch = batch_of(problems, [[1, 0], [1, 1], [0, 0], [0, 0]], texts)
     assert task.describe(batch, 0) == {
-        "checks/share": 2 / 8, "checks/repaired": 1 / 2, "tools/call_frequency": 3 / 8}
+        "checks/share": 2 / 2, "checks/repaired": 1 / 2, "tools/call_frequency": 3 / 6}
     assert batch.texts == texts
     batch = batch_of(problems_of("lookup", 1, 1), [[0, 0], [0, 0]], texts[:4])
     assert task.describe(batch, 0) == {"tools/call_frequency": 3 / 4}
@@ -285,7 +300,8 @@ def test_a_task_that_is_named_twice_has_twice_the_share():
 def test_a_mix_has_all_that_a_task_has():
     task = load("arithmetic,lookup")
     for name, _ in inspect.getmembers(load("lookup")):
-        if not name.startswith("_") and name not in ("true_calls", "predicted_calls"):
+        is_of_lookup = name in ("true_calls", "predicted_calls")
+        if not name.startswith("_") and not is_of_lookup and name != "held_out_tenths":
             assert hasattr(task, name), name
     methods = dict(inspect.getmembers(common.Task, inspect.isfunction))
     for name in methods.keys() - {"__init__"}:
@@ -299,7 +315,7 @@ def test_a_mix_asks_the_task_that_a_problem_is_of(monkeypatch):
     methods = {name: list(inspect.signature(method).parameters)
                for name, method in inspect.getmembers(common.Task, inspect.isfunction)}
     names = [name for name, parameters in methods.items() if parameters[1:2] == ["problem"]]
-    assert len(names) == 7
+    assert len(names) == 9
     for name in names:
         for part in task.parts.values():
             def note(*arguments, name=name, part=part.name):
@@ -334,6 +350,30 @@ def test_a_mix_understands_the_flags_of_its_tasks(capsys):
         with pytest.raises(SystemExit):
             load(name, **flags)
         assert f"is not for {name}" in capsys.readouterr().err
+
+
+def test_of_a_mix_each_task_holds_out_its_own_problems():
+    task = load("arithmetic,countdown")
+    for split in ("train", "test"):
+        for problem in common.sample_problems(task, 300, 0, split):
+            part = task.parts[problem.task]
+            assert task.is_held_out(problem) == part.is_held_out(problem) == (split == "test")
+
+
+def test_a_mix_is_judged_if_one_of_its_tasks_is():
+    """Then only the problems of that task are right or wrong."""
+    assert not load("gridworld", slip=0.5).is_judged
+    task = load("gridworld,lookup", slip=0.5)
+    assert task.is_judged and load("gridworld,lookup").is_judged
+    walk = Problem("A b3 7", "", secret=(0.5, 0), task="gridworld")
+    question = Problem("boss of ka?", "mi", task="lookup")
+    assert task.is_correct(walk, [5.0]) is None and task.is_correct(question, 1.0) is True
+    alone = load("gridworld,gridworld", slip=0.5)
+    assert not alone.is_judged
+
+
+def test_tasks_may_be_imported_before_anything_else():
+    subprocess.run([sys.executable, "-c", "import tasks.mix"], check=True, timeout=60, cwd=ROOT)
 
 
 def test_prompts_of_all_tasks_have_one_width():

@@ -4,6 +4,7 @@ import math
 import pytest
 import torch
 from conftest import f64, scripts
+from made_runs import MadeRun
 from update_scenes import made_batch
 
 pytestmark = scripts("dpo")
@@ -51,9 +52,6 @@ def test_the_metrics_match_a_hand_computed_batch(script, config, bigram):
     down = math.log(2 / V)                      # log pi / pi_ref of token 4
     up = math.log((2 * V - 2) / V)              # of another one at first
     margins = [0.1 * (down - up), 0.1 * (up - down)]
-    k3_down = math.exp(down) - 1 - down         # samples of the base: KL(base || policy)
-    k3_up = math.exp(up) - 1 - up
-    kl_of_pairs = [(k3_down / 2 + k3_up / 3) / 2, (k3_up / 3 + k3_down / 3) / 2]
     expected = {
         "loss": sum(math.log(1 + math.exp(-margin)) for margin in margins) / 2,
         "rewards/chosen": 0.1 * (down + up) / 2,
@@ -62,28 +60,10 @@ def test_the_metrics_match_a_hand_computed_batch(script, config, bigram):
         "rewards/accuracies": 0.5,
         "logps/chosen": -math.log(V) * 5 / 2,
         "logps/rejected": -math.log(V) * 3,
-        "kl": sum(kl_of_pairs) / 2,
         "pairs": 2,
         "learning_rate": cfg.learning_rate,
         "grad_norm": metrics["grad_norm"]}
     assert metrics == pytest.approx(expected, rel=1e-6, abs=1e-12)
-
-
-def test_online_samples_are_those_of_the_policy_in_the_kl(script, config, bigram):
-    """Of a token that the policy finds four times as likely as the base."""
-    V = script.VOCAB_SIZE
-    table = torch.zeros(V, V, dtype=torch.float64)
-    reference = bigram(table)
-    table[1, 4] = math.log(4 * (V - 1) / (V - 4))               # probability 4 / V
-    policy = bigram(table)
-    mask = torch.ones(2, 1, dtype=torch.float64)
-    batch = made_batch(script, [[1]] * 2, [[4], [4]], mask, mask, 2)
-    x = math.log(4)                                             # log pi / pi_ref
-    for online, expected in ((True, math.exp(-x) - 1 + x), (False, math.exp(x) - 1 - x)):
-        cfg = config(online=online, num_prompts=1)
-        _, metrics = script.pair_loss(
-            policy, reference, batch, torch.tensor([0]), torch.tensor([1]), cfg)
-        assert metrics["kl"].item() == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("chosen, rejected, is_ordered", [
@@ -110,7 +90,7 @@ def test_where_the_policy_is_the_reference_no_pair_has_a_margin(fresh_scene):
     metrics = fresh_scene().update()
     assert metrics["loss"] == pytest.approx(math.log(2), abs=1e-12)
     assert metrics["pairs"] == 8
-    assert metrics["rewards/margins"] == metrics["kl"] == 0
+    assert metrics["rewards/margins"] == 0
     assert metrics["logps/chosen"] < 0
     assert metrics["grad_norm"] > 0
 
@@ -150,3 +130,60 @@ def test_the_base_answers_held_out_problems_and_it_or_the_policy_those_to_learn_
     steps = [(step, "train", is_base) for step in range(4)]
     assert calls == [("pairs", "test", True), *steps]
     assert run.policy is not models[0]
+
+
+# ---- how far the policy has gone from the base -----------------------------------------------
+
+def test_the_kl_is_that_of_the_policy_from_the_base_per_sampled_token(script, config, bigram):
+    """By all completions of two tokens, of which the policy finds each of sixteen equally likely.
+    The base knows no other tokens, either."""
+    V = script.VOCAB_SIZE
+    four = [4, 5, 6, 7]
+    table = torch.full((V, V), -900.0, dtype=torch.float64)
+    table[:, four] = 0.0
+    policy = bigram(table)
+    base_chances = f64([0.97, 0.01, 0.01, 0.01])
+    table[:, four] = base_chances.log()
+    table[4, four] = 0.0                                        # behind a 4 it is the policy
+    reference = bigram(table)
+    tokens = [[first, second, 9] for first in four for second in four]
+    mask = f64([[1, 1, 0]] * 16)                                # the 9 was inserted
+    prompts = torch.ones(16, 1, dtype=torch.long)
+    logps, _ = script.score(policy, prompts, torch.tensor(tokens))
+    batch = made_batch(script, [[1]] * 16, tokens, mask, logps.detach())
+    batch.logps[:, 2] = -3.0
+    of_one_token = (0.25 * (0.25 / base_chances).log()).sum().item()
+    expected = (of_one_token + 0.75 * of_one_token) / 2
+    assert script.kl_to_base(reference, batch, config()) == pytest.approx(expected)
+    the_other_way = (base_chances * (base_chances / 0.25).log()).sum().item()
+    assert abs(the_other_way - of_one_token) > 0.5
+
+
+@pytest.mark.parametrize("flags", ["", "--online"])
+def test_an_evaluation_has_the_kl_of_samples_of_the_policy_on_held_out_problems(
+        script, train, monkeypatch, flags):
+    sample_groups = script.sample_groups
+    sampled = []
+    found = []
+
+    def spied(model, task, cfg, step, attempt, split):
+        batch = sample_groups(model, task, cfg, step, attempt, split)
+        if step == "kl":
+            sampled.append((model, split, batch))
+        return batch
+
+    def steps(run, evaluate, **parts):
+        found.append(evaluate(run.policy, run.task, run.cfg))
+        yield from range(3)
+        found.append(evaluate(run.policy, run.task, run.cfg, 2))
+    monkeypatch.setattr(script, "sample_groups", spied)
+    monkeypatch.setattr(MadeRun, "steps", steps)
+    run = train(f"{flags} --num_eval_problems 4")
+    assert all(model is run.policy for model, _, _ in sampled)
+    assert [split for _, split, _ in sampled] == ["test", "test"]
+    assert found[0]["kl"] == pytest.approx(0, abs=1e-6)         # it is the base
+    assert found[1]["kl"] > 1e-3
+    batch = sampled[1][2]
+    logps, _ = script.score(run.policy, batch.prompts, batch.tokens)
+    torch.testing.assert_close(logps * batch.mask, batch.logps * batch.mask, atol=1e-5, rtol=0)
+    assert all(run.task.is_held_out(problem) for problem in batch.problems)

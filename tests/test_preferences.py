@@ -27,7 +27,7 @@ def batch_of(tokens, lengths, is_correct):
         tokens=tokens, mask=zeros, logps=zeros, entropy=zeros, lengths=lengths,
         problems=[common.Problem("1=", "1")] * (P * G), prompts=prompts.repeat_interleave(G, dim=0),
         texts=[""] * (P * G), verdicts=[0.0] * (P * G), rewards=torch.zeros(P, G),
-        is_correct=is_correct, is_truncated=torch.zeros(P * G).bool(), accuracy=0.0)
+        is_correct=is_correct, is_truncated=torch.zeros(P * G).bool(), pass_rates={})
 
 
 def pairs_of(is_correct, mistakes):

@@ -3,9 +3,12 @@ page. How it looks was seen in a browser; here it is read by html.parser."""
 import html.parser
 import json
 import math
+import subprocess
 import sys
+from typing import NamedTuple
 
 import pytest
+from conftest import ROOT
 
 from tools.report import (
     TEMPLATE,
@@ -226,7 +229,80 @@ def test_the_command_writes_into_the_first_run_or_where_output_says(run, tmp_pat
     assert exit.value.code == 2 and capsys.readouterr().err.count("\n") == 1
 
 
+def test_the_command_loads_nothing_that_takes_long(run):
+    """torch and matplotlib take seconds, where the report itself takes a moment."""
+    program = ("import sys; sys.modules |= {'torch': None, 'matplotlib': None, 'common': None}; "
+               "from tools import report; report.main()")
+    done = subprocess.run([sys.executable, "-c", program, run()], cwd=ROOT, capture_output=True,
+                          text=True)
+    assert done.returncode == 0 and done.stdout.endswith("report.html\n"), done.stderr
+
+
+def test_a_completion_that_nobody_judges_is_embedded_as_neither_right_nor_wrong(run):
+    folder = run()
+    unjudged = {"base": {"text": "3", "right": None}, "trained": {"text": "2", "right": None}}
+    write_log(folder, "evaluation", PAIR | unjudged)
+    [shown] = Page(write_report(folder)).data["runs"][0]["evaluation"]
+    assert shown["base"]["right"] is None
+    assert 'right === null ? ""' in TEMPLATE.read_text()
+
+
 # ---- curve.png -------------------------------------------------------------------------------
+
+class Panel(NamedTuple):
+    labels: list
+    bottom: float
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """drawn(folder): the panels of curve.png by title, with the labels of their lines."""
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+
+    def draw(folder):
+        panels = {}
+
+        def close(figure):
+            for axis in figure.axes:
+                _, labels = axis.get_legend_handles_labels()
+                panels[axis.get_title()] = Panel(labels, axis.get_ylim()[0])
+        with monkeypatch.context() as patch:
+            patch.setattr(pyplot, "close", close)
+            draw_curve(folder)
+        pyplot.close()
+        return panels
+    return draw
+
+
+def test_accuracy_is_drawn_from_0_on_beside_that_of_the_base(run, drawn):
+    folder = run()
+    write_log(folder, "metrics", {"step": 1, "accuracy": 0.5, "reward": 0.5, "eval/greedy": 0.7,
+                                  "eval/kl": 0.1})
+    panels = drawn(folder)
+    assert panels["accuracy"].labels == [
+        "of the samples trained on", "greedy, held out", "base, greedy"]
+    assert panels["accuracy"].bottom == 0
+    assert panels["update"].labels == ["KL to the base (nats), held out"]
+    assert panels["exploration"].labels == []           # there is nothing to show
+
+
+def test_where_nothing_is_right_or_wrong_returns_are_drawn_below_0_too(run, drawn):
+    folder = run()
+    base = {"greedy_return": -0.5, "best_return": 1.5, "return": 0.1}
+    (folder / "summary.json").write_text(json.dumps(SUMMARY | {"base": base, "trained": base}))
+    write_log(folder, "metrics", {"step": 1, "reward": -0.5, "eval/greedy_return": 0.7})
+    panels = drawn(folder)
+    assert "accuracy" not in panels
+    labels = ["reward of the samples trained on", "greedy, held out", "base, greedy"]
+    assert panels["return"].labels == labels
+    assert panels["return"].bottom < -0.5
+
+
+def test_a_base_without_any_of_these_scores_has_no_line(run, drawn):
+    folder = run()
+    (folder / "summary.json").write_text(json.dumps(SUMMARY | {"base": {}, "trained": {}}))
+    assert drawn(folder)["return"].labels == ["reward of the samples trained on"]
+
 
 def test_the_curves_of_a_run_are_drawn_with_gaps_where_a_number_is_missing(run):
     folder = run()

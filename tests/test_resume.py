@@ -127,7 +127,7 @@ def evaluations(script, monkeypatch):
 
 @every_script
 def test_a_run_can_be_evaluated_once_more_with_more_samples(new_run, evaluations):
-    folder = new_run(max_steps=4, num_eval_problems=32)
+    folder = new_run(max_steps=4, num_eval_problems=32, learning_rate=2e-3)
     before = read_summary(folder)
     weights = policy_of(folder)
     log = steps(folder)
@@ -154,6 +154,20 @@ def test_a_resumed_run_evaluates_the_base_anew_only_for_other_numbers(new_run, e
         summary = resume(folder, **flags)
         assert [num_samples for num_samples, _ in evaluations] == counts
         assert summary["base"]["problems"] == summary["trained"]["problems"] == num_problems
+
+
+def test_a_resumed_run_that_asks_for_more_problems_than_there_are_keeps_the_scores_of_its_base(
+        new_run, evaluations):
+    folder = new_run(max_steps=1, num_eval_problems=400)
+    num_problems = read_summary(folder)["base"]["problems"]
+    assert 5 < num_problems < 100
+    evaluations.clear()
+    summary = resume(folder, max_steps=2)
+    assert [num_samples for num_samples, _ in evaluations] == [0, 0, 2]     # a step, and the end
+    evaluations.clear()
+    summary = resume(folder, num_eval_problems=num_problems)                # the same, by name
+    assert [num_samples for num_samples, _ in evaluations] == [0, 2, 0, 2]
+    assert summary["base"]["problems"] == summary["trained"]["problems"] == num_problems
 
 
 @every_script
@@ -195,11 +209,9 @@ def test_a_cold_start_goes_on_with_worked_examples_before_the_run_begins(
         new_run, whole, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flags = {"init_from": whole, "cold_start": 3}
-    one = new_run(**flags, max_steps=2, textbook_share=0.2)
+    one = new_run(**flags, max_steps=2)
     assert changed_weights(load(one / "base.pt"), policy_of(whole))
     assert not (tmp_path / "runs/base").exists()
-    other = new_run(**flags, max_steps=2, textbook_share=0.9)       # it is always all textbook
-    assert not difference_but_for_flags(outcome(one), outcome(other))
     resumed = new_run(**flags, max_steps=1)
     resume(resumed, max_steps=2)                                    # without a second cold start
     assert not difference_but_for_flags(outcome(one), outcome(resumed))

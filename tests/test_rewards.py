@@ -1,16 +1,19 @@
 """How an answer is read, ToolRL's measure of tool calls, and the rows of --reward, one by one."""
 import random
+import re
 import time
 from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import takes_less_than
 
 import common
 import grpo
 import ppo
 from common import Problem
 from tasks import block, extract
+from tasks.gridworld import Gridworld
 from tasks.rewards import REWARDS, Rewards, tool_reward
 
 WORK = ("<search>ka</search><information>mi</information>"
@@ -273,6 +276,15 @@ def test_the_row_of_a_reward_model_adds_nothing_before_the_model_has_rated():
         assert found == expected and isinstance(found, float)
 
 
+def test_a_reward_model_is_refused_where_nothing_is_right_or_wrong():
+    for slip, names in ((0.2, "model"), (0.2, "accuracy+model")):
+        cfg = ppo.Config(task="gridworld", slip=slip, reward=names)
+        with pytest.raises(ValueError, match=f"--reward {re.escape(names)}: .*right and wrong"):
+            Rewards(cfg, Gridworld(cfg))
+    cfg = ppo.Config(task="gridworld", reward="model")
+    Rewards(cfg, Gridworld(cfg))
+
+
 def test_dynamic_sampling_by_a_reward_model_alone_is_refused():
     for names in ("model", "model+model"):
         with pytest.raises(ValueError, match="--dynamic_sampling 3.*accuracy.model"):
@@ -303,7 +315,7 @@ def test_a_hundred_thousand_random_texts_are_rated_within_bounds():
     highest = {"accuracy": 1, "format": 1, "length": 0.1, "growing_length": 0.1, "fine": 2,
                "coarse": 1}
     found = {name: set() for name in REWARDS}
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(100_000):
         text = random_text(rng)
         step = rng.randrange(60)
@@ -311,7 +323,7 @@ def test_a_hundred_thousand_random_texts_are_rated_within_bounds():
             value = reward(name, text, TWO_HOPS, 0.0, step)
             assert isinstance(value, float) and 0 <= value <= highest[name], (name, text)
             found[name].add(round(value, 2))
-    assert time.perf_counter() - start < 100                            # 1 ms each
+    assert time.process_time() - start < 100                            # 1 ms each
     assert len(found["format"]) == 2 and len(found["length"]) > 3 and len(found["fine"]) > 4
 
 
@@ -321,6 +333,4 @@ def test_a_hundred_thousand_random_texts_are_rated_within_bounds():
     "<think>" + "<information></information>" * 10_000 + "</think>"], ids=lambda text: text[:30])
 def test_huge_texts_are_rated_in_a_moment(text):
     for name in REWARDS:
-        start = time.perf_counter()
-        reward(name, text, TWO_HOPS)
-        assert time.perf_counter() - start < 0.2
+        assert takes_less_than(0.2, reward, name, text, TWO_HOPS)

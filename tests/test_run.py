@@ -2,6 +2,7 @@
 import dataclasses
 import json
 import math
+import re
 import sys
 from pathlib import Path
 
@@ -30,9 +31,9 @@ import common
 
 # What a line of metrics.jsonl holds in every script, and what it holds in one.
 METRICS = {"step", "loss", "reward", "reward_std", "signal", "frac_reward_zero_std", "accuracy",
-           "entropy", "kl", "grad_norm", "learning_rate", "completions/mean_length",
+           "entropy", "grad_norm", "learning_rate", "completions/mean_length",
            "completions/clipped_ratio", "checks/share", "checks/repaired", "step_time"}
-RATIO = {"sampling/sampling_logp_difference/max", "max_log_ratio"}
+RATIO = {"kl", "sampling/sampling_logp_difference/max", "max_log_ratio"}
 OWN_METRICS = {
     "reinforce": RATIO,
     "ppo": RATIO | {"clip_ratio/region_mean", "policy_kl", "value_loss", "critic_grad_norm",
@@ -91,8 +92,8 @@ def test_the_summary_compares_the_base_with_the_trained_policy(script, whole, ne
     assert summary.keys() == {"base", "trained", "steps", "seconds_warm_start", "seconds_total"}
     scores = {"greedy", "pass@1", "pass@2", "maj@2", "pass@k", "maj@k", "accuracy_given_think",
               "accuracy_given_direct", "think_share", "mean_length", "problems", "samples"}
-    own = {name for name in summary["base"] if name.startswith("pairs/")}
-    assert bool(own) == (script.__name__ == "dpo")          # its loss and margins on held-out pairs
+    own = {name for name in summary["base"] if re.match("pairs/|kl$", name)}
+    assert bool(own) == (script.__name__ == "dpo")          # of held-out pairs, and of samples
     assert summary["base"].keys() == summary["trained"].keys() == scores | own
     assert summary["steps"] == 10
     assert summary["trained"]["problems"] == 16
@@ -218,7 +219,7 @@ def test_the_advantage_of_a_sample_is_the_mean_of_those_of_its_tokens(script, wh
 @every_script
 def test_the_held_out_problems_are_shown_before_and_after(script, whole, load_task):
     task = load_task(script.Config(operands="2"))
-    problems = common.sample_problems(task, 16, "evaluation", "test")
+    problems = common.held_out_problems(task, 16)
     records = lines(whole / "evaluation.jsonl")
     assert [(record["prompt"], record["answer"]) for record in records] == [
         (problem.prompt, problem.answer) for problem in problems]

@@ -37,14 +37,45 @@ print(json.dumps({"seconds": seconds, "drew": "matplotlib" in sys.modules}))
 
 def test_importing_a_script_is_quick_and_has_no_side_effects(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    slowest = []
+    for _ in range(3):                              # one run alone may be held up by the machine
+        done = subprocess.run(
+            [sys.executable, "-B", "-c", IMPORT, ROOT, *SCRIPTS], text=True, capture_output=True,
+            timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        assert done.returncode == 0 and done.stderr == "", done.stderr
+        result = json.loads(done.stdout)            # it has printed nothing else
+        assert not result["drew"]
+        assert contents() == {}
+        slowest.append(max(result["seconds"].values()))
+        if slowest[-1] < 0.6:
+            break
+    assert min(slowest) < 0.6
+
+
+# Imports each of the modules in a process that has imported none of ours.
+IMPORT_FIRST = """
+import importlib, os, sys
+import torch, tiktoken
+sys.path.insert(0, sys.argv[1])
+for name in sys.argv[2:]:
+    pid = os.fork()
+    if pid == 0:
+        importlib.import_module(name)
+        print(name, flush=True)
+        os._exit(0)
+    os.waitpid(pid, 0)
+"""
+
+
+def test_any_module_of_tasks_can_be_the_first_that_a_process_imports(tmp_path):
+    names = ["common", "kernels", "tasks"]
+    names += [f"tasks.{path.stem}" for path in (ROOT / "tasks").glob("[a-z]*.py")]
+    assert {"tasks.mix", "tasks.rewards", "tasks.preferences"} < set(names)
     done = subprocess.run(
-        [sys.executable, "-B", "-c", IMPORT, ROOT, *SCRIPTS], text=True, capture_output=True,
-        timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0 and done.stderr == "", done.stderr
-    result = json.loads(done.stdout)                # it has printed nothing else
-    assert not result["drew"]
-    assert contents() == {}
-    assert max(result["seconds"].values()) < 0.6
+        [sys.executable, "-B", "-c", IMPORT_FIRST, ROOT, *names], text=True, capture_output=True,
+        cwd=tmp_path, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.stderr == ""
+    assert done.stdout.split() == names
 
 
 @every_script

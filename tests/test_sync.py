@@ -189,7 +189,8 @@ def test_the_machinery_is_all_that_no_paper_is_about():
     assert {"EOS", "PAD", "VOCAB_SIZE", "verify", "GPT", "Cache", "logprobs", "score", "rollout",
             "warm_start", "evaluate"} <= names
     assert not names & sync.LESSONS
-    assert machinery_of("grpo.py").endswith('\n\n\nif __name__ == "__main__":\n    main()\n')
+    assert machinery_of("grpo.py").endswith(
+        '\n\n\nif __name__ == "__main__":\n    common.start(main)\n')
 
 
 def test_the_base_that_scripts_share_is_keyed_by_the_text_below_the_line():
@@ -275,7 +276,7 @@ def test_drift_of_any_shared_piece_is_named_and_repaired(script):
 @pytest.mark.parametrize("script", SOURCES)
 @pytest.mark.parametrize("old, new", [
     ("====\n", "=====\n"), ("def rollout(", "def roll_out("), ("return", "yield"),
-    ("\n    main()\n", "\n    main()\n\n")])
+    ("\n    common.start(main)\n", "\n    common.start(main)\n\n")])
 def test_drift_of_the_machinery_is_named_and_repaired(script, old, new):
     before, _, after = machinery_of(script).rpartition(old)
     changed = lesson_of(script) + before + new + after

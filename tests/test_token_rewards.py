@@ -127,7 +127,7 @@ def test_a_baseline_is_taken_off_every_token(reinforce_case):
 @scripts("reinforce")
 def test_rejection_sampling_takes_what_is_right_whatever_it_earned(reinforce_case):
     batch, advantages = reinforce_case
-    expected = f64([[0], [0], [1], [0]]) * batch.mask
+    expected = f64([[0], [0], [4], [0]]) * batch.mask       # one of four
     close(advantages(method="rejection"), expected)
     batch.rewards = f64([[0.1, 0.0, 1.3, 1.0]])         # a bonus makes no answer right
     close(advantages(method="rejection"), expected)
@@ -210,7 +210,7 @@ def ppo_case(script, config, bigram):
     batch.logps = (ref_logps.detach() + HALF) * PPO_MASK
     critic = constant_critic(PPO_VALUES)
 
-    def advantages(beta=0.0, critic_lam=-1.0, **changes):
+    def advantages(beta=0.0, critic_lam=None, **changes):
         cfg = config(**changes)
         return script.compute_advantages(critic, reference, batch, cfg, beta, critic_lam)
     return advantages
@@ -234,6 +234,7 @@ def test_advantages_are_whitened_and_returns_are_not(script, ppo_case):
 def test_the_critic_may_have_a_lambda_of_its_own(ppo_case):
     found = ppo_case(lam=0.5, critic_lam=1.0)
     close(found.returns, f64([[1, 1, 1], [0, 0, 0]]))
+    close(ppo_case(lam=0.5, critic_lam=0.0).returns, f64([[0.5, 0.8, 1], [0, 0, 0]]))
     close(found.advantages, ppo_case(lam=0.5).advantages)
 
 
@@ -249,10 +250,47 @@ def test_lambda_may_adapt_to_the_length(ppo_case):
     close(adaptive.advantages, ppo_case(lam=0.5).advantages, 1e-6)
 
 
+@pytest.fixture
+def judged_critic(script, scene):
+    """judged_critic(values, beta=0.0, **changes) -> the Advantages that a critic that says `values`
+    finds in a scene in which every other answer is right."""
+    def judge(values, beta=0.0, **changes):
+        one = scene(**changes)
+        one.batch.rewards = (torch.arange(14) % 2).double().view(7, 2)
+        one.batch.verdicts = one.batch.rewards.flatten().tolist()
+        return script.compute_advantages(
+            constant_critic(values), one.reference, one.batch, one.cfg, beta, None)
+    return judge
+
+
+@scripts("ppo")
+@pytest.mark.parametrize("lam", [0.0, 0.1, 0.95])
+def test_a_random_critic_explains_nothing_even_where_it_makes_up_its_own_target(
+        judged_critic, lam):
+    values = torch.randn(14, 8, generator=torch.Generator().manual_seed(0)).double()
+    for size in (0.2, 1.0):
+        found = judged_critic(size * values, lam=lam)
+        assert found.explained_variance < 0.1
+    lengths = {"length_adaptive": True, "alpha": 1 / 8}         # lambda is 0
+    assert judged_critic(values, **lengths).explained_variance < 0.1
+
+
+@scripts("ppo")
+def test_a_critic_that_says_what_comes_explains_everything_whatever_lambda_is(judged_critic):
+    """And the explained variance of a worse one does not depend on lambda, either."""
+    shape = torch.zeros(14, 8, dtype=torch.float64)
+    exact = judged_critic(shape, beta=0.1, gamma=0.9, lam=1.0).returns
+    for lam in (0.0, 0.5, 1.0):
+        found = judged_critic(exact, beta=0.1, gamma=0.9, lam=lam)
+        assert found.explained_variance == pytest.approx(1.0)
+        found = judged_critic(exact / 2, beta=0.1, gamma=0.9, lam=lam)
+        assert found.explained_variance == pytest.approx(0.75)
+
+
 @scripts("ppo")
 def test_estimates_carry_no_gradient_to_the_critic(script, scene):
     scene = scene()
     critic = script.Critic(scene.policy)
-    found = script.compute_advantages(critic, scene.reference, scene.batch, scene.cfg, 0.1, -1.0)
+    found = script.compute_advantages(critic, scene.reference, scene.batch, scene.cfg, 0.1, None)
     for values in (found.advantages, found.returns, found.values):
         assert not values.requires_grad

@@ -12,6 +12,9 @@ import common
 with_a_kl = scripts("reinforce", "grpo", "gspo")
 
 
+PASS_RATES = {"arithmetic-5": [0.5, 0.0, 0.0], "arithmetic-6": [0.5]}     # of a group more
+
+
 # ---- numbers worked out by hand --------------------------------------------------------------
 
 @pytest.fixture
@@ -29,7 +32,7 @@ def known_scene(script, config, bigram):
                   [0.5, 1.5, 1, 1], [1, 1, 1, 1]])
     rewards = torch.tensor([[0.0, 1.0], [0.5, 0.5], [0.2, 0.2]])
     old_logps = -math.log(V) - ratios.log()
-    batch = made_batch(script, [[1]] * 6, tokens, mask, old_logps, 2, rewards, accuracy=0.25)
+    batch = made_batch(script, [[1]] * 6, tokens, mask, old_logps, 2, rewards, PASS_RATES)
     cfg = config(num_prompts=3, num_generations=2, max_completion_length=4, beta=0.1,
                  max_grad_norm=1e9, epsilon=0.2,
                  epsilon_high=0.28 if script.__name__ == "grpo" else 0.2)
@@ -67,12 +70,69 @@ def test_metrics_match_a_hand_computed_batch(known_scene, losses, clipped):
     assert metrics == pytest.approx(expected, rel=1e-6)
 
 
+# With an upper bound of 0.1: how many of the 14 tokens have a weight above it, in rows with an
+# advantage of either sign.
+@pytest.mark.parametrize("script, num_capped", [
+    ("grpo", 3),                            # ratios 1.5 and 1.2, 1.4, not 1.5 in the fifth row
+    ("gspo", 3 + 2)],                       # the second row and the fourth
+    indirect=["script"], ids=["grpo", "gspo"])
+def test_cispo_says_which_share_of_the_weights_is_capped(known_scene, num_capped):
+    metrics, _ = known_scene.backward(
+        torch.arange(6), loss_type="cispo", epsilon=0.6, epsilon_high=0.1)
+    assert clip_metrics(metrics) == {"clip_ratio/capped_mean": pytest.approx(num_capped / 14)}
+
+
+@pytest.mark.parametrize("script", ["grpo", "gspo"], indirect=True)
+@pytest.mark.parametrize("loss_type", ["grpo", "cispo"])
+def test_the_share_that_is_clipped_is_of_all_tokens_with_and_without_a_kl(known_scene, loss_type):
+    with_kl, _ = known_scene.backward(torch.arange(6), loss_type=loss_type, beta=0.1)
+    without, _ = known_scene.backward(torch.arange(6), loss_type=loss_type, beta=0.0)
+    assert clip_metrics(with_kl) == pytest.approx(clip_metrics(without))
+    assert min(clip_metrics(with_kl).values()) > 0
+
+
+def clip_metrics(metrics):
+    return {name: value for name, value in metrics.items() if "clip" in name}
+
+
+REGION = {"clip_ratio/region_mean"}
+BOTH_REGIONS = REGION | {"clip_ratio/token_region_mean"}
+CAPPED = {"clip_ratio/capped_mean"}
+
+
+@pytest.mark.parametrize("script, changes, expected", [
+    *(("grpo", {"loss_type": name}, REGION) for name in ("grpo", "dr_grpo", "dapo", "bnpo")),
+    ("grpo", {"loss_type": "cispo"}, CAPPED),
+    ("grpo", {"loss_type": "sapo"}, set()),
+    ("gspo", {}, BOTH_REGIONS),
+    ("gspo", {"loss_type": "cispo"}, CAPPED),
+    ("gspo", {"loss_type": "sapo"}, set()),
+    ("ppo", {}, REGION),
+    ("ppo", {"trust_region": "penalty"}, set()),
+    ("ppo", {"trust_region": "trpo"}, set()),
+    ("reinforce", {}, set()),
+    ("dpo", {}, set())], indirect=["script"], ids=str)
+def test_what_is_clipped_is_said_only_where_something_clips(scene, changes, expected):
+    assert clip_metrics(scene(**changes).update()).keys() == expected
+
+
 def test_the_description_of_a_batch_matches_one_computed_by_hand(known_scene):
     expected = {
         "reward": 0.4, "reward_std": math.sqrt(0.5) / 3, "signal": 1 / 3,
         "frac_reward_zero_std": 2 / 3, "accuracy": 0.25, "entropy": 0.5,
-        "completions/mean_length": 14 / 6, "completions/clipped_ratio": 1 / 6}
+        "completions/mean_length": 14 / 6, "completions/clipped_ratio": 1 / 6,
+        "frontier/arithmetic-5/wrong": 2 / 3, "frontier/arithmetic-5/mixed": 1 / 3,
+        "frontier/arithmetic-5/right": 0, "frontier/arithmetic-6/wrong": 0,
+        "frontier/arithmetic-6/mixed": 1, "frontier/arithmetic-6/right": 0}
     assert common.describe(known_scene.batch) == pytest.approx(expected, rel=1e-6)
+
+
+def test_where_nothing_is_judged_there_is_no_accuracy(known_scene):
+    described = common.describe(known_scene.batch)
+    known_scene.batch.pass_rates = {}
+    of_what_is_right = {name for name in described if name.startswith(("accuracy", "frontier"))}
+    assert len(of_what_is_right) == 7
+    assert common.describe(known_scene.batch).keys() == described.keys() - of_what_is_right
 
 
 # ---- means over optimizer steps --------------------------------------------------------------
@@ -83,18 +143,25 @@ def metrics_of(args, metrics):
 
 
 @every_script
-def test_metrics_are_means_over_the_optimizer_steps_but_for_the_first_ratio(script, scene, spy):
+def test_metrics_are_means_over_the_optimizer_steps_but_for_the_largest_and_the_first_ratio(
+        script, scene, spy):
     scene = scene(num_iterations=2, num_mini_batches=3)
     steps = spy(metrics_of)
     metrics = scene.update()
     assert len(steps) == 6
-    for name in steps[0].keys() - {"policy_kl"}:
+    for name in steps[0].keys() - {"policy_kl", "max_log_ratio"}:
         mean = sum(step[name] for step in steps) / 6
         assert metrics[name] == pytest.approx(mean), name
     if script.__name__ != "dpo":                        # which has no ratio
-        first = steps[0]["max_log_ratio"]
-        assert metrics["sampling/sampling_logp_difference/max"] == first
-        assert metrics["max_log_ratio"] != first
+        ratios = [step["max_log_ratio"] for step in steps]
+        assert metrics["sampling/sampling_logp_difference/max"] == ratios[0]
+        assert metrics["max_log_ratio"] == max(ratios)
+        assert len(set(ratios)) > 3
+
+
+@scripts("ppo")
+def test_the_explained_variance_is_that_of_the_estimates(scene):
+    assert scene().update()["explained_variance"] == 0.25       # made up
 
 
 @scripts("ppo")

@@ -58,7 +58,7 @@ def reference_logps(script, reference, batch, cfg):
         return script.score(reference, batch.prompts, batch.tokens, cfg.temperature)[0]
 
 
-def made_batch(script, prompts, tokens, mask, logps, G=1, rewards=None, accuracy=0.0):
+def made_batch(script, prompts, tokens, mask, logps, G=1, rewards=None, pass_rates=None):
     """A batch of which all is known: a row for each prompt, in groups of G."""
     tokens = torch.tensor(tokens)
     lengths = mask.sum(dim=1).long()
@@ -68,7 +68,13 @@ def made_batch(script, prompts, tokens, mask, logps, G=1, rewards=None, accuracy
         **vars(rollout), problems=[common.Problem("1=", "1")] * len(tokens),
         prompts=torch.tensor(prompts), texts=script.completion_texts(rollout),
         verdicts=rewards.flatten().tolist(), rewards=rewards, is_correct=rewards == 1,
-        is_truncated=(tokens != script.EOS).all(dim=1), accuracy=accuracy)
+        is_truncated=(tokens != script.EOS).all(dim=1), pass_rates=pass_rates or {})
+
+
+def made_estimates(script, advantages, returns, values):
+    """The Advantages of ppo.py that a critic and a policy are to learn from, (B, T) each."""
+    return script.Advantages(
+        advantages=advantages, returns=returns, values=values, kl=0.0, explained_variance=0.25)
 
 
 @dataclasses.dataclass
@@ -123,7 +129,7 @@ def update_ppo(scene, optimizer, A, cfg, step):
     script = scene.script
     critic = script.Critic(script.GPT(cfg)).double()
     mask = scene.batch.mask
-    estimates = script.Advantages(advantages=A, returns=mask, values=0 * mask, kl=0.0)
+    estimates = made_estimates(script, A, returns=mask, values=0 * mask)
     critic_optimizer = torch.optim.SGD(critic.parameters())
     return script.update(scene.policy, critic, optimizer, critic_optimizer, scene.batch, estimates,
                          cfg, step, cfg.penalty_coef)

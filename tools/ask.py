@@ -5,7 +5,6 @@ has an environment, what this responds is part of the answer; of a table that no
 knows only the one that belongs to the example which the run proposed at its end.
 """
 import argparse
-import dataclasses
 import importlib
 import json
 from pathlib import Path
@@ -39,8 +38,7 @@ def read_run(folder):
         record = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         script = import_script(record["script"])
         flags = record["config"]
-        types = {field.name: field.type for field in dataclasses.fields(script.Config)}
-        if {name: type(value) for name, value in flags.items()} != types:
+        if not common.are_flags_of(script.Config, flags):
             raise ValueError("its flags are not those that the script has now")
     except (OSError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{folder}: has no readable config.json; "
@@ -118,4 +116,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    main()
+    common.start(main)

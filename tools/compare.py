@@ -14,16 +14,18 @@ from pathlib import Path
 
 import numpy
 
+import common
 from tools.runs import (
     DOCS,
-    MACHINE,
     ROOT,
     import_pyplot,
     joined,
+    note,
     put,
-    read_metrics,
+    read_log,
     read_summary,
     record,
+    span,
     table,
 )
 
@@ -54,7 +56,7 @@ def accuracy_curve(run_folder, summary):
     samples_a_step = config["num_prompts"] * config["num_generations"]
     seconds = [0.0]                                     # after step 0, 1, 2 ...
     greedy = {}                                         # by step
-    for line in read_metrics(run_folder):
+    for line in read_log(run_folder, "metrics"):
         seconds.append(seconds[-1] + line["step_time"])
         if "eval/greedy" in line:
             greedy[line["step"]] = line["eval/greedy"]
@@ -74,13 +76,6 @@ def run(name, seed, task, folder):
 
 
 # ---- 2. table and picture --------------------------------------------------------------------
-
-def span(values, form):
-    """From the least to the greatest, or one number if they are written alike. -> str"""
-    low = f"{min(values):{form}}"
-    high = f"{max(values):{form}}"
-    return low if low == high else f"{low} - {high}"
-
 
 def row(name, results):
     """The cells of a row of RUNS, from the summaries of its seeds. -> list"""
@@ -152,13 +147,11 @@ def main(argv=None):
 
     record("compare", task=args.task, seeds=args.seeds, results=results)
     draw(results, DOCS / "compare.png")
-    base = first_base(results)
-    seeds = ", ".join(str(seed) for seed in args.seeds)
+    base = f"from one base (greedy {first_base(results)['greedy']:.3f})"
     rows = [row(name, runs) for name, runs in results.items()]
-    note = (f"From one base (greedy {base['greedy']:.3f}), seeds {seeds}; "
-            f"{base['problems']} held-out problems; {MACHINE}.")
-    put("compare", f"{table(HEAD, rows)}\n{note}\n", "compare")
+    said = note(sum(results.values(), []), args.seeds, base)
+    put("compare", f"{table(HEAD, rows)}\n{said}", "compare")
 
 
 if __name__ == "__main__":
-    main()
+    common.start(main)

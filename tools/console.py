@@ -35,13 +35,26 @@ def escape(text):
     return text.encode("unicode_escape").decode()
 
 
+def listed(head, scores):
+    """A line of 80 columns: the head, and as many of the scores (name -> number) as fit behind it.
+    -> str"""
+    line = head
+    for name, score in scores.items():
+        more = f"{name} {score:.3f}"
+        more = f" {more}" if line == head else f", {more}"
+        if len(line + more) > 80:
+            break
+        line += more
+    return line
+
+
 def warnings(metrics):
     """What to say of a step that shows that learning cannot work. Yields sentences"""
-    if metrics["frac_reward_zero_std"] == 1 and metrics["accuracy"] < 0.5:
+    if metrics["frac_reward_zero_std"] == 1 and metrics.get("accuracy", 0) < 0.5:
         yield "no group has signal: raise --num_generations, or take a better base"
     if metrics["completions/clipped_ratio"] > 0.5:
         yield "most completions are truncated: raise --max_completion_length"
-    if metrics["entropy"] < 0.005 and metrics["accuracy"] < 0.9:
+    if metrics["entropy"] < 0.005 and metrics.get("accuracy", 1) < 0.9:
         yield "entropy has collapsed: lower --learning_rate, or raise --entropy_coef"
     if metrics.get("rewards/chosen", 0) < 0:
         yield "chosen answers lose probability, too: try a lower --learning_rate"
@@ -53,6 +66,7 @@ class RichConsole(common.Console):
     """Progress, a line a step, the best and the worst sample, warnings, report and pictures."""
 
     def __init__(self):
+        self.columns = {}                   # those of the heading; none before the first step
         self.warned = set()
 
     def progress(self, label, steps):
@@ -77,7 +91,7 @@ class RichConsole(common.Console):
             print("\r\033[K", end="", flush=True)
 
     def start(self, run):
-        """What a step is made of, how good the base is, and the heading of the steps."""
+        """What a step is made of, and how good the base is."""
         cfg = run.cfg
         base = run.state["base"]
         P = cfg.num_prompts
@@ -86,26 +100,31 @@ class RichConsole(common.Console):
         if common.kernels and common.kernels.applies(cfg.kernel, torch.empty(0, device=cfg.device)):
             kernel = "triton"
         say(f"{P} prompts x {G} completions = {P * G} per step, log-probs by {kernel}")
-        names = [name for name in base if re.fullmatch("greedy|return|.*@[0-9]+", name)]
-        say("base: " + ", ".join(f"{name} {base[name]:.3f}" for name in names[:5]))
-        if base["pass@1"] == 0:
+        shown = {name: score for name, score in base.items()
+                 if score is not None and re.fullmatch("greedy|(greedy_)?return|.*@[0-9]+", name)}
+        say(listed(f"base, {base['problems']} held-out problems:", shown))
+        if base.get("pass@1") == 0:
             say("warning: no sample of the base is right: try more --base_steps, or easier tasks",
                 "yellow")
-        headings = "".join(f"{heading:>9}" for heading in run.columns)
-        print(f" step{headings}  secs  left", flush=True)
 
     def step(self, run, metrics):
-        """The line of a step, that of its evaluation, and warnings, each once in a run."""
+        """The line of a step, that of its evaluation, and warnings, each once in a run. The columns
+        are those whose metric the first step has; it comes with the heading."""
+        if not self.columns:
+            self.columns = {heading: name for heading, name in run.columns.items()
+                            if name in metrics}
+            headings = "".join(f"{heading:>9}" for heading in self.columns)
+            print(f" step{headings}  secs  left", flush=True)
         number = run.state["steps"]
         seconds = metrics["step_time"]
-        values = [round(metrics[name], 3) + 0.0 for name in run.columns.values()]   # no -0.000
+        values = [round(metrics[name], 3) + 0.0 for name in self.columns.values()]  # no -0.000
         cells = "".join(f"{value:9.3f}" for value in values)
         left = seconds * (run.cfg.max_steps - number)
         print(f"{number:5d}{cells}{seconds:6.2f}{left:5.0f}s", flush=True)
-        held_out = [f"{name} {value:.3f}" for name, value in metrics.items()
-                    if re.fullmatch("eval/[^/]*", name)]
+        held_out = {name.removeprefix("eval/"): value for name, value in metrics.items()
+                    if re.fullmatch("eval/[^/]*", name)}
         if held_out:
-            print("      " + ", ".join(held_out[:3]), flush=True)
+            print(listed("      held out:", held_out), flush=True)
         for message in warnings(metrics):
             if message not in self.warned:
                 say(f"warning: {message}", "yellow")
@@ -136,7 +155,7 @@ class RichConsole(common.Console):
             except (ImportError, OSError, ValueError) as error:
                 say(f"no {name}: {escape(str(error))}")
         steps = run.state["steps"]
-        if steps < run.cfg.max_steps:
+        if steps < run.cfg.max_steps and run.state["recent"]:
             accuracy = sum(run.state["recent"]) / 5
             say(f"The last 5 batches are {accuracy:.3f} accurate: --stop_at {run.cfg.stop_at}")
         seconds = run.state["seconds_total"]

@@ -9,11 +9,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tools.runs import MACHINE, ROOT, picture, put, read_summary, record, run, table
+import common
+from tools.runs import ROOT, note, picture, put, read_summary, record, run, table
 
 K = 64
 SHOWN = (1, 8, K)                           # the k of the table
-PROBLEMS = 256
+PROBLEMS = 256                              # at most
 TASKS = ("arithmetic", "countdown")
 HEAD = ["task", "policy", *(f"pass@{k}" for k in SHOWN), *(f"maj@{k}" for k in SHOWN)]
 
@@ -47,7 +48,8 @@ def panel(task, summary):
         axis.set(title=task, xlabel="k", xscale="log", ylim=(0, 1.02))
         ticks = [1, 2, 4, 8, 16, 32, 64]
         axis.set_xticks(ticks, ticks)
-        axis.legend(frameon=False, fontsize=8, loc="lower right")
+        if task == TASKS[0]:                            # where there is room
+            axis.legend(frameon=False, fontsize=8, loc="lower right")
     return fill
 
 
@@ -62,8 +64,10 @@ def main():
             rows.append(row(task, "trained", summary["trained"]))
     record("passk", results=results)
     picture("passk", [panel(task, summary) for task, summary in results.items()])
-    put("passk", f"{table(HEAD, rows)}\n{PROBLEMS} held-out problems; {MACHINE}.\n", "passk")
+    problems = [f"{results[task]['trained']['problems']} of {task}" for task in TASKS]
+    said = note(results.values(), [0], "a base for each task", ", ".join(problems))
+    put("passk", f"{table(HEAD, rows)}\n{said}", "passk")
 
 
 if __name__ == "__main__":
-    main()
+    common.start(main)

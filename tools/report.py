@@ -11,15 +11,21 @@ import json
 import math
 import re
 import shlex
+import signal
 import sys
 from pathlib import Path
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 # The panels of curve.png: a title, and what is drawn: name in metrics.jsonl -> label.
-PANELS = {
+ACCURACY = {
     "accuracy": {
         "accuracy": "of the samples trained on",
-        "eval/greedy": "greedy, held out"},
+        "eval/greedy": "greedy, held out"}}
+RETURN = {                                  # in its place, where nothing counts as right or wrong
+    "return": {
+        "reward": "reward of the samples trained on",
+        "eval/greedy_return": "greedy, held out"}}
+PANELS = {
     "tokens per completion": {
         "completions/mean_length": "samples",
         "eval/mean_length": "greedy, held out"},
@@ -28,6 +34,7 @@ PANELS = {
         "signal": "share of groups with signal"},
     "update": {
         "kl": "KL to the base (nats)",
+        "eval/kl": "KL to the base (nats), held out",
         "grad_norm": "gradient norm"}}
 
 
@@ -163,16 +170,21 @@ def draw_curve(folder):
     lines = read_log(folder / "metrics.jsonl", "step")
     base = json.loads((folder / "summary.json").read_text())["base"]
 
+    score = "greedy" if "greedy" in base else "greedy_return"
+    panels = (ACCURACY if score == "greedy" else RETURN) | PANELS
     figure, axes = pyplot.subplots(2, 2, figsize=(9, 6), sharex=True, layout="constrained")
-    for axis, (title, series) in zip(axes.flat, PANELS.items()):
+    for axis, (title, series) in zip(axes.flat, panels.items()):
         for name, label in series.items():
             draw_metric(axis, lines, name, label)
         axis.set_title(title)
-        axis.set_ylim(bottom=0)
+        if title != "return":                           # which may be below 0
+            axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
-    axes[0, 0].axhline(base["greedy"], color="gray", linestyle="--", label="base, greedy")
+    if score in base:
+        axes[0, 0].axhline(base[score], color="gray", linestyle="--", label="base, greedy")
     for axis in axes.flat:
-        axis.legend(fontsize="small")
+        if axis.lines:
+            axis.legend(fontsize="small")
     for axis in axes[1]:
         axis.set_xlabel("step")
     figure.suptitle(folder.name)
@@ -181,11 +193,13 @@ def draw_curve(folder):
 
 
 def draw_metric(axis, lines, name, label):
-    """Draw a metric against the steps that have it; dots show how often a policy was evaluated."""
+    """Draw a metric, if there is one, against the steps that have it; dots show how often a policy
+    was evaluated."""
     steps = [line["step"] for line in lines if name in line]
     values = [line[name] for line in lines if name in line]
     marker = "o" if name.startswith("eval/") else ""
-    axis.plot(steps, values, marker=marker, label=label)
+    if steps:
+        axis.plot(steps, values, marker=marker, label=label)
 
 
 # ---- 4. the command --------------------------------------------------------------------------
@@ -207,4 +221,6 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    if hasattr(signal, "SIGPIPE"):          # a closed pipe (| head -1) ends it without a traceback
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     main()

@@ -8,14 +8,16 @@ to the base. Writes docs/rlhf.json, docs/rlhf.png and, between its marks in READ
 import tempfile
 from pathlib import Path
 
-from tools.runs import MACHINE, curve, picture, put, record, run, table
+import common
+from tools.runs import curve, note, picture, put, record, run, table
 
 STEPS = 60
 SEEDS = (0, 1, 2)
 RUNS = {"no penalty": ["--beta", 0], "--beta 0.1": ["--beta", 0.1]}
 LINES = {"proxy reward": "reward", "true accuracy": "accuracy", "KL to the base": "kl"}
 HEAD = ["PPO", "seed", "best step", "true accuracy: at first", "at best", "at the end",
-        "proxy: at first", "at best", "at the end", "KL to the base, a token"]
+        "proxy: at first", "at best", "at the end", "KL to the base, a token",
+        "greedy, held out"]
 
 
 def train(folder, seed, flags, work):
@@ -25,7 +27,7 @@ def train(folder, seed, flags, work):
     return summary, {label: curve(folder, metric) for label, metric in LINES.items()}
 
 
-def row(name, seed, lines):
+def row(name, seed, lines, summary):
     """The cells of a run: how it began, where the true accuracy was best, how it ended. -> list"""
     accuracy = lines["true accuracy"]
     best = accuracy.index(max(accuracy))
@@ -33,6 +35,7 @@ def row(name, seed, lines):
     for line in (accuracy, lines["proxy reward"]):
         cells += [f"{line[0]:.2f}", f"{line[best]:.2f}", f"{line[-1]:.2f}"]
     cells.append(f"{lines['KL to the base'][-1]:.2f}")
+    cells.append(f"{summary['trained']['greedy']:.3f}")
     return cells
 
 
@@ -42,7 +45,8 @@ def panel(name, lines):
         for label, line in lines.items():
             axis.plot(range(1, len(line) + 1), line, label=label)
         axis.set(title=f"PPO against a reward model, {name}", xlabel="step", ylim=(-0.05, 1.4))
-        axis.legend(frameon=False, fontsize=8)
+        if name == list(RUNS)[-1]:                      # where there is room
+            axis.legend(frameon=False, fontsize=8)
     return fill
 
 
@@ -55,14 +59,16 @@ def main():
             for name, flags in RUNS.items():
                 folder = Path(work, f"rlhf-{len(rows)}")
                 summary, lines = train(folder, seed, flags, work)
-                rows.append(row(name, seed, lines))
+                rows.append(row(name, seed, lines, summary))
                 results[f"{name}, seed {seed}"] = {"summary": summary, "curve": lines}
                 if seed == SEEDS[0]:
                     panels.append(panel(name, lines))
     record("rlhf", results=results)
     picture("rlhf", panels, width=5)
-    put("rlhf", f"{table(HEAD, rows)}\n{MACHINE}.\n", "rlhf")
+    said = note([result["summary"] for result in results.values()], SEEDS, "from one base")
+    remark = "All but the last column: of the samples trained on."
+    put("rlhf", f"{table(HEAD, rows)}\n{remark} {said}", "rlhf")
 
 
 if __name__ == "__main__":
-    main()
+    common.start(main)

@@ -31,15 +31,15 @@ def read_summary(folder):
     return json.loads(Path(folder, "summary.json").read_text())
 
 
-def read_metrics(folder):
-    """The lines of metrics.jsonl. -> list of dicts"""
-    text = Path(folder, "metrics.jsonl").read_text()
+def read_log(folder, name):
+    """The lines of NAME.jsonl. -> list of dicts"""
+    text = Path(folder, f"{name}.jsonl").read_text()
     return [json.loads(line) for line in text.splitlines()]
 
 
 def curve(folder, name):
     """The values of a metric of a run, step by step; None where it was not logged. -> list"""
-    return [line.get(name) for line in read_metrics(folder)]
+    return [line.get(name) for line in read_log(folder, "metrics")]
 
 
 # ---- 2. docs/ --------------------------------------------------------------------------------
@@ -87,6 +87,26 @@ def table(head, rows):
 def joined(values, form):
     """Numbers in one cell, such as those of several seeds: 0.95, 0.97. -> str"""
     return ", ".join(f"{value:{form}}" for value in values)
+
+
+def span(values, form):
+    """From the least to the greatest, or one number if they are written alike. -> str"""
+    low = f"{min(values):{form}}"
+    high = f"{max(values):{form}}"
+    return low if low == high else f"{low} - {high}"
+
+
+def note(summaries, seeds, bases, problems=""):
+    """What is said below a table about the runs in it: how many different held-out problems they
+    were evaluated on, their seeds, from what base or bases they start, how many steps they took,
+    and where. `problems` gives the numbers where there are several tasks. -> str"""
+    if not problems:
+        problems = span([summary["trained"]["problems"] for summary in summaries], "d")
+    steps = [summary["steps"] for summary in summaries if summary["steps"] > 0]
+    word = "seeds" if len(seeds) > 1 else "seed"
+    numbers = ", ".join(str(seed) for seed in seeds)
+    return (f"Held-out problems, all different: {problems}; {word} {numbers}, {bases}; "
+            f"{span(steps, 'd')} steps; {MACHINE}.\n")
 
 
 def put(name, text, target):

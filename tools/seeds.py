@@ -12,7 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tools.runs import DOCS, MACHINE, ROOT, put, read_summary, record, table
+import common
+from tools.runs import DOCS, ROOT, note, put, read_summary, record, table
 
 HEAD = ["seed", "greedy, base", "greedy, trained", "pass@1", "thinks", "tokens", "steps",
         "warm start", "all"]
@@ -40,7 +41,7 @@ def example(printed):
         """The numbers of the lines that match."""
         return [number for number, line in enumerate(lines) if re.match(pattern, line)]
 
-    base = find("base: ")[0]
+    base = find("base, ")[0]
     head = find(" step ")[0]
     last_step = find(" *[0-9]+ +[0-9.]+ ")[-1]
     scores = find(" +base trained")[0]
@@ -64,18 +65,18 @@ def run_seed(seed, is_first):
         return read_summary(folder)
 
 
-def main(seeds):
+def main():
+    seeds = sys.argv[1:] or ["0", "1", "2", "3", "4"]
     results = {}
     for seed in seeds:
         results[seed] = run_seed(seed, is_first=seed == seeds[0])
         print(table(HEAD, [row(seed, results[seed])]), flush=True)
     record("seeds", seeds=results)
-    problems = results[seeds[0]]["base"]["problems"]
     seconds = statistics.median(summary["seconds_total"] for summary in results.values())
     rows = [row(seed, summary) for seed, summary in results.items()]
-    note = f"{problems} held-out problems; {MACHINE}; median {seconds:.0f} s."
-    put("table", f"{table(HEAD, rows)}\n{note}\n", "seeds")
+    said = note(results.values(), seeds, "each with its own base")
+    put("table", f"{table(HEAD, rows)}\nMedian of all: {seconds:.0f} s. {said}", "seeds")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or ["0", "1", "2", "3", "4"])
+    common.start(main)

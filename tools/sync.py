@@ -13,6 +13,7 @@ import ast
 import difflib
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -198,4 +199,6 @@ def main(words):
 
 
 if __name__ == "__main__":
+    if hasattr(signal, "SIGPIPE"):          # a closed pipe (| head -1) ends it without a traceback
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     main(sys.argv[1:])

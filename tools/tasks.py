@@ -1,22 +1,26 @@
 """The other tasks, three seeds each, a base for every seed: python -m tools.tasks [NAME ...].
 
 countdown: how far GRPO with the settings of DAPO gets from what the base can do. gridworld: the
-return against the best there is, and how a low temperature misses it. lookup: rewards compared, and
-what goes wrong without the tool, or if what it says is learned. Two runs go side by side. Writes
-docs/tasks.json and, between its marks in README.md, their tables (make tasks).
+return against the best there is, and how a low temperature misses it. lookup: rewards compared, how
+many of the greedy answers call the tool, and what goes wrong without it, or if what it says is
+learned. Two runs go side by side. Writes docs/tasks.json and, between its marks in README.md, their
+tables (make tasks).
 """
 import argparse
 import json
 import math
+import re
 import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tools.runs import DOCS, MACHINE, ROOT, joined, put, read_summary, record, run, table
+import common
+from tools.runs import DOCS, ROOT, joined, note, put, read_log, read_summary, record, run, table
 
 SEEDS = (0, 1, 2)
+CALL = re.compile("<search>[^<]+</search>")
 RUNS = {                                    # task: name of a row: script and flags
     "countdown": {
         "grpo.py --loss_type dapo": ["grpo.py", "--loss_type", "dapo"]},
@@ -48,7 +52,9 @@ def run_task(task, pool, work):
     def start(number, command, seed):
         script, *flags = command
         flags = ["--task", task, "--seed", seed, "--base_seed", seed, *flags]
-        return run(script, run_folder(work, task, number, seed), *flags, cwd=work, quiet=True)
+        folder = run_folder(work, task, number, seed)
+        summary = run(script, folder, *flags, cwd=work, quiet=True)
+        return count_calls(folder, summary) if task == "lookup" else summary
 
     futures = {}
     for number, (name, command) in enumerate(RUNS[task].items()):
@@ -70,13 +76,26 @@ def evaluate_without_tool(folder, work):
     silent = Path(f"{folder}-silent")
     flags = ["--task", "lookup", "--init_from", folder, "--max_steps", "0", "--output_dir", silent]
     subprocess.run([sys.executable, "-c", SILENT_TOOL, *flags], cwd=work, check=True)
-    return read_summary(silent)
+    return count_calls(silent, read_summary(silent))
+
+
+def count_calls(folder, summary):
+    """The summary of a run, with the score "calls": which share of the greedy answers kept in
+    evaluation.jsonl call the tool. -> summary"""
+    records = read_log(folder, "evaluation")
+    for policy in ("base", "trained"):
+        texts = [record[policy]["text"] for record in records]
+        num_calling = sum(CALL.search(text) is not None for text in texts)
+        summary[policy]["calls"] = num_calling / len(texts)
+    return summary
 
 
 # ---- 2. the tables ---------------------------------------------------------------------------
 
 def scores(runs, policy, name, form=".3f"):
-    """A score of "base" or "trained", for each seed. -> cell"""
+    """A score of "base" or "trained", for each seed; - for a base that nobody trained. -> cell"""
+    if policy == "base" and all(summary["steps"] == 0 for summary in runs):
+        return "-"
     return joined([summary[policy][name] for summary in runs], form)
 
 
@@ -128,21 +147,28 @@ def gridworld_table(results):
 
 
 def lookup_table(results):
-    head = ["lookup, reward", "pass@1, base", "tool used, base", "greedy", "pass@1", "tool used",
-            "steps"]
+    head = ["lookup, reward", "pass@1, base", "calls the tool, base", "greedy", "pass@1",
+            "calls the tool", "steps"]
     rows = []
     for name, runs in results.items():
         rows.append([name,
                      scores(runs, "base", "pass@1"),
-                     scores(runs, "base", "think_share", ".2f"),
+                     scores(runs, "base", "calls", ".2f"),
                      scores(runs, "trained", "greedy"),
                      scores(runs, "trained", "pass@1"),
-                     scores(runs, "trained", "think_share"),
+                     scores(runs, "trained", "calls", ".2f"),
                      joined([summary["steps"] for summary in runs], "d")])
     return table(head, rows)
 
 
 TABLES = {"countdown": countdown_table, "gridworld": gridworld_table, "lookup": lookup_table}
+REMARKS = {"lookup": "Calls the tool: share of the first 64 greedy answers that do. "}
+
+
+def section(task, results):
+    """The table of a task, and what is said below it. -> str"""
+    said = note(sum(results.values(), []), SEEDS, "each with its own base")
+    return f"{TABLES[task](results)}\n{REMARKS.get(task, '')}{said}"
 
 
 def main(argv=None):
@@ -158,11 +184,9 @@ def main(argv=None):
             results[task] = run_task(task, pool, work)
             record("tasks", results=results)
 
-    tables = [TABLES[task](results[task]) for task in RUNS if task in results]
-    seeds = ", ".join(str(seed) for seed in SEEDS)
-    note = f"Seeds {seeds}, each with its own base; 512 held-out problems; {MACHINE}."
-    put("tasks", "\n".join(tables) + f"\n{note}\n", "tasks")
+    sections = [section(task, results[task]) for task in RUNS if task in results]
+    put("tasks", "\n".join(sections), "tasks")
 
 
 if __name__ == "__main__":
-    main()
+    common.start(main)

@@ -7,7 +7,8 @@ marks in README.md, a table.
 import tempfile
 from pathlib import Path
 
-from tools.runs import MACHINE, curve, picture, put, record, run, table
+import common
+from tools.runs import curve, note, picture, put, record, run, table
 
 SEEDS = (0, 1, 2)
 LINES = {"accuracy": "accuracy", "format": "rewards/format/mean",
@@ -54,8 +55,9 @@ def main():
     picture("zero", [
         panel(first, ["accuracy", "format"], "share of completions", top=1.02),
         panel(first, ["tokens"], "tokens per completion", top=None)])
-    put("zero", f"{table(HEAD, rows)}\n{MACHINE}.\n", "zero")
+    said = note([result["summary"] for result in results.values()], SEEDS, "from one base")
+    put("zero", f"{table(HEAD, rows)}\n{said}", "zero")
 
 
 if __name__ == "__main__":
-    main()
+    common.start(main)
