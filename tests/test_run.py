@@ -28,6 +28,7 @@ from small_runs import (
 )
 
 import common
+from tasks.rewards import REWARDS
 
 # What a line of metrics.jsonl holds in every script, and what it holds in one.
 METRICS = {"step", "loss", "reward", "reward_std", "signal", "frac_reward_zero_std", "accuracy",
@@ -152,13 +153,13 @@ def test_the_metrics_have_one_line_a_step_in_the_words_of_trl_with_its_evaluatio
     assert evaluations[-1]["eval/greedy"] == read_summary(whole)["trained"]["greedy"]
 
 
-def test_the_rows_of_a_reward_add_up_to_it_at_every_step(new_run):
-    """Also where the target of a row grows from step to step."""
-    folder = new_run(reward="accuracy+growing_length", max_steps=4)
-    for line in steps(folder):
-        growing = line["rewards/growing_length/mean"]
-        assert growing > 0
-        total = line["rewards/accuracy/mean"] + growing
+def test_the_rows_of_a_reward_add_up_to_it_at_every_step(new_run, monkeypatch):
+    """Also where a row grows from step to step."""
+    monkeypatch.setitem(REWARDS, "growing", lambda task, problem, text, verdict, step: step / 10)
+    folder = new_run(reward="accuracy+growing", max_steps=4)
+    for i, line in enumerate(steps(folder)):
+        assert line["rewards/growing/mean"] == pytest.approx(i / 10)
+        total = line["rewards/accuracy/mean"] + i / 10
         assert line["reward"] == pytest.approx(total, rel=1e-5)
 
 
