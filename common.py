@@ -588,7 +588,7 @@ def sample_problems(task, n, seed, split="train"):
 @functools.lru_cache(8)
 def held_out_problems(task, n):
     """n different problems of the split "test", or as many as there are; each task of a mix has the
-    same share, if it has so many. A function of the arguments. -> tuple"""
+    same share, at least one, if it has so many. A function of the arguments. -> tuple"""
     parts = getattr(task, "parts", {task.name: task})
     share = max(1, n // len(parts))
     by_part = [different_problems(part, share) for part in parts.values()]

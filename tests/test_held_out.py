@@ -140,6 +140,7 @@ def test_each_task_of_a_mix_has_the_same_share_where_it_has_so_many():
     num_walks = len(common.held_out_problems(load("gridworld"), 512))
     assert few == {"arithmetic": 200, "gridworld": num_walks, "countdown": 200}
     assert num_walks < 200
+    assert len(common.held_out_problems(mix, 1)) == 3           # one of each
 
 
 @pytest.mark.parametrize("slip, expected", [(0.0, 114), (0.2, 512)])

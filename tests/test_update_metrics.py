@@ -142,6 +142,11 @@ def metrics_of(args, metrics):
     return metrics
 
 
+def test_the_largest_ratio_of_a_batch_may_be_that_of_any_optimizer_step():
+    history = [{"loss": loss, "max_log_ratio": ratio} for loss, ratio in ((1, 0), (2, 5), (6, 3))]
+    assert common.mean_metrics(history) == {"loss": 3, "max_log_ratio": 5}
+
+
 @every_script
 def test_metrics_are_means_over_the_optimizer_steps_but_for_the_largest_and_the_first_ratio(
         script, scene, spy):
