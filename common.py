@@ -132,7 +132,7 @@ class Config:
     weight_decay: float = step_flag(0.0, "of AdamW", low=0)
     max_grad_norm: float = step_flag(1.0, "longer gradients are scaled down to this norm", low=1e-9)
     num_mini_batches: int = step_flag(2, "optimizer steps per pass over the batch", low=1)
-    micro_batch_size: int = step_flag(32, "rows per backward pass; bounds the memory", low=1)
+    micro_batch_size: int = step_flag(32, "rows per backward pass, of short ones more", low=1)
     # evaluation
     eval_steps: int = eval_flag(10, "steps between greedy evaluations", low=1)
     num_eval_problems: int = eval_flag(512, "different held-out problems at most", low=1)
@@ -144,7 +144,7 @@ class Config:
     num_key_value_heads: int = base_flag(1, "key/value heads (KV)", low=1)
     intermediate_size: int = base_flag(176, "width of the SwiGLU layer", low=1)
     base_seed: int = base_flag(0, "of the initial weights and the demonstrations", low=0)
-    base_steps: int = base_flag(1000, "warm-start batches", low=0)
+    base_steps: int = base_flag(800, "warm-start batches", low=0)
     base_batch_size: int = base_flag(32, "demonstrations per warm-start batch", low=1)
     textbook_share: float = base_flag(0.6, "of the batches; the others are from the forum", low=0,
                                       high=1)
@@ -724,11 +724,20 @@ def mini_batches(batch, cfg, *purpose):
 
 
 def micro_batches(rows, lengths, size, by_length=True):
-    """Parts of `rows` that fit in memory, of similar length, so that little of them is padding, or
-    as they come. -> list of rows"""
-    if by_length:
-        rows = rows[lengths[rows].cpu().argsort(stable=True)]
-    return rows.split(size) if len(rows) > 0 else []
+    """Parts of `rows` that fit in memory. In a part no row is more than twice as long as another,
+    so that little of it is padding, and it has at most the tokens of `size` rows as long as the
+    longest. Rows keep their order, for those of a group share a prompt, which is read once a part.
+    Or parts of `size` rows as they come. -> list of rows"""
+    if not by_length:
+        return list(rows.split(size)) if len(rows) > 0 else []
+    lengths = lengths.cpu()
+    parts = []
+    while len(rows) > 0:
+        is_alike = lengths[rows] <= 2 * lengths[rows].min()
+        alike = rows[is_alike]
+        parts += alike.split(size * int(lengths.max()) // int(lengths[alike].max()))
+        rows = rows[~is_alike]
+    return parts
 
 
 def token_rewards(batch, decode):
@@ -780,7 +789,50 @@ def sample_records(batch, advantages, shade, decode):
     return records
 
 
-# ---- 4. metrics and scores -------------------------------------------------------------------
+# ---- 4. an optimizer -------------------------------------------------------------------------
+
+class Muon:
+    """Momentum for matrices, made orthogonal: a step goes equally far in all directions of a matrix
+    (Jordan and others, 2024). As torch.optim.Muon, but matrices of one shape are stacked, and the
+    products are in float32, which many CPUs multiply faster than bfloat16."""
+
+    def __init__(self, matrices, momentum=0.95):
+        self.momentum = momentum
+        by_shape = {}
+        for matrix in matrices:
+            by_shape.setdefault(tuple(sorted(matrix.shape)), []).append(matrix)
+        self.stacks = list(by_shape.values())
+        self.means = [torch.stack([wide(torch.zeros_like(matrix)) for matrix in stack])
+                      for stack in self.stacks]
+
+    @torch.no_grad()
+    def step(self, learning_rate):
+        for stack, mean in zip(self.stacks, self.means):
+            gradients = torch.stack([wide(matrix.grad) for matrix in stack])   # (n, rows, columns)
+            mean.lerp_(gradients, 1 - self.momentum)
+            updates = orthogonal(gradients.lerp(mean, self.momentum))           # as Nesterov
+            for matrix, update in zip(stack, updates):
+                rows, columns = matrix.shape
+                scale = max(1, rows / columns) ** 0.5
+                wide(matrix).add_(update, alpha=-learning_rate * scale)
+
+
+def wide(matrix):
+    """The matrix, or its transpose if it has more rows than columns."""
+    return matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
+
+
+def orthogonal(x):
+    """The matrices with singular values near 1 (0.7 to 1.2), by five steps of Newton and Schulz.
+    (n, rows, columns), rows <= columns -> (n, rows, columns)"""
+    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(5):
+        gram = x @ x.mT                                                         # (n, rows, rows)
+        x = 3.4445 * x + (-4.775 * gram + 2.0315 * gram @ gram) @ x
+    return x
+
+
+# ---- 5. metrics and scores -------------------------------------------------------------------
 
 def mean(values):
     """The mean of a list; None if it is empty."""
@@ -950,7 +1002,7 @@ def votes(task, problems, texts, n):
     return found
 
 
-# ---- 5. the console --------------------------------------------------------------------------
+# ---- 6. the console --------------------------------------------------------------------------
 
 def silent(label, steps):
     """The steps, and no word about them."""
@@ -996,7 +1048,7 @@ def make_console():
     return rich.RichConsole() if rich else Console()
 
 
-# ---- 6. the run ------------------------------------------------------------------------------
+# ---- 7. the run ------------------------------------------------------------------------------
 
 def write(path, content):
     """Save text or tensors under a temporary name, then rename: a reader, or a kill at any time,

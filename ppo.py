@@ -768,27 +768,26 @@ def warm_start(model, task, cfg, progress):
     num_steps = cfg.cold_start or cfg.base_steps
     matrices = [weight for weight in model.blocks.parameters() if weight.dim() == 2]
     others = [weight for weight in model.parameters() if not any(weight is m for m in matrices)]
-    muon = torch.optim.Muon(matrices, weight_decay=0.0)
+    muon = common.Muon(matrices)
     adamw = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)
     for step in progress("warm start", range(num_steps)):
         rate = cfg.base_learning_rate * min((step + 1) / 50, 1 - step / num_steps)
-        adamw.param_groups[0]["lr"] = rate
-        muon.param_groups[0]["lr"] = 5 * rate
+        adamw.param_groups[0]["lr"] = 2 * rate
         phase = "textbook" if step < cfg.textbook_share * num_steps else "forum"
         if cfg.cold_start:
             phase = "cold_start"
         prompts, tokens, mask, lengths = demonstration_batch(task, cfg, step, phase)
         model.zero_grad()
-        half = (len(tokens) + 1) // 2
-        for rows in common.micro_batches(torch.arange(len(tokens)), lengths, half):
+        for rows in common.micro_batches(torch.arange(len(tokens)), lengths, len(tokens)):
             T = int(lengths[rows].max())
             sequences = torch.cat([prompts[rows], tokens[rows, :T]], dim=1)     # (b, W + T)
-            logits = model(sequences[:, :-1])[:, -T:]                           # (b, T, V)
+            hidden = model.hidden(sequences[:, :-1])[:, -T:]                    # (b, T, D)
+            logits = F.linear(hidden, model.embed.weight)                       # (b, T, V)
             logps, _ = logprobs(logits, tokens[rows, :T])                       # (b, T)
             token_loss = -logps * mask[rows, :T]
             (token_loss.sum() / lengths.sum()).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        muon.step()
+        muon.step(5 * rate)
         adamw.step()
 
 

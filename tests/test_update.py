@@ -325,11 +325,29 @@ def test_the_order_of_mini_batches_is_a_function_of_seed_purpose_step_and_pass(c
     assert steps[:2] != steps[2:]
 
 
-def test_micro_batches_are_of_rows_of_similar_length_or_as_they_come():
+def test_a_micro_batch_has_rows_of_similar_length_in_their_order():
+    lengths = torch.tensor([4, 32, 8, 5, 9, 16, 3, 31, 7])
+    rows = torch.tensor([8, 1, 3, 4, 5, 6, 2])              # 7, 32, 5, 9, 16, 3 and 8 tokens
+    parts = common.micro_batches(rows, lengths, 10)
+    assert [part.tolist() for part in parts] == [[3, 6], [8, 4, 2], [1, 5]]
+    assert len(common.micro_batches(rows[:0], lengths, 10)) == 0
+
+
+def test_a_micro_batch_has_at_most_the_tokens_of_so_many_of_the_longest_rows():
+    lengths = torch.tensor([5] * 20 + [7] * 3 + [16] * 5)
+    rows = torch.arange(20)                                 # without the longest
+    assert [len(part) for part in common.micro_batches(rows, lengths, 2)] == [6, 6, 6, 2]
+    rows = torch.arange(28)
+    parts = common.micro_batches(rows, lengths, 2)
+    assert torch.cat(parts).sort().values.tolist() == rows.tolist()
+    assert [len(part) for part in parts] == [4, 4, 4, 4, 4, 3, 2, 2, 1]
+    for part in parts:
+        assert len(part) * lengths[part].max() <= 2 * 16
+
+
+def test_micro_batches_as_they_come_have_so_many_rows():
     lengths = torch.tensor([5, 1, 4, 1, 3, 9])
     rows = torch.tensor([5, 0, 1, 2, 3])
-    by_length = common.micro_batches(rows, lengths, 2)
-    assert [part.tolist() for part in by_length] == [[1, 3], [2, 0], [5]]
-    as_they_come = common.micro_batches(rows, lengths, 2, by_length=False)
-    assert [part.tolist() for part in as_they_come] == [[5, 0], [1, 2], [3]]
-    assert len(common.micro_batches(rows[:0], lengths, 2)) == 0
+    parts = common.micro_batches(rows, lengths, 2, by_length=False)
+    assert [part.tolist() for part in parts] == [[5, 0], [1, 2], [3]]
+    assert len(common.micro_batches(rows[:0], lengths, 2, by_length=False)) == 0

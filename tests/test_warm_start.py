@@ -64,6 +64,57 @@ def test_it_reads_six_tenths_of_a_textbook_then_a_forum_and_nothing_twice(
     assert len(set(reads)) == 10
 
 
+# ---- its optimizer ---------------------------------------------------------------------------
+
+def random_matrices(*shapes):
+    """A parameter of each shape, in float64, with a gradient."""
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for shape in shapes:
+        weight = torch.nn.Parameter(torch.randn(shape, generator=generator).double())
+        weight.grad = torch.randn(shape, generator=generator).double()
+        found.append(weight)
+    return found
+
+
+def test_the_optimizer_takes_the_steps_of_torchs_muon():
+    """Which rounds to bfloat16, so that they agree to two digits."""
+    shapes = ((6, 6), (4, 9), (9, 4), (6, 6), (12, 3), (1, 5))
+    ours = random_matrices(*shapes)
+    theirs = random_matrices(*shapes)
+    common_muon = common.Muon(ours)
+    torch_muon = torch.optim.Muon(theirs, lr=0.3, weight_decay=0.0)
+    for step in range(3):
+        before = [weight.detach().clone() for weight in ours]
+        for weight, other in zip(ours, theirs):
+            weight.grad = weight.grad.roll(1, dims=0) * (step + 1)
+            other.grad = weight.grad.clone()
+        common_muon.step(0.3)
+        torch_muon.step()
+        for weight, other, old in zip(ours, theirs, before):
+            moved = (weight - old).norm()
+            assert moved > 0.1
+            assert (weight - other).norm() < 0.05 * (step + 1) * moved
+
+
+def test_the_optimizer_changes_all_directions_of_a_matrix_by_about_as_much():
+    tall, flat = random_matrices((12, 3), (3, 12))
+    before = [tall.detach().clone(), flat.detach().clone()]
+    common.Muon([tall, flat]).step(0.1)
+    for weight, old, scale in ((tall, before[0], 2.0), (flat, before[1], 1.0)):
+        sizes = torch.linalg.svdvals(old - weight.detach()) / (0.1 * scale)
+        assert 0.68 < sizes.min() < sizes.max() < 1.21
+
+
+def test_a_matrix_without_gradient_stays_and_does_not_become_nan():
+    still, moving = random_matrices((4, 4), (4, 4))
+    still.grad.zero_()
+    before = still.detach().clone()
+    common.Muon([still, moving]).step(0.1)
+    assert torch.equal(still, before)
+    assert moving.isfinite().all()
+
+
 # ---- a cold start ----------------------------------------------------------------------------
 
 @every_script
