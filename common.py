@@ -144,7 +144,7 @@ class Config:
     num_key_value_heads: int = base_flag(1, "key/value heads (KV)", low=1)
     intermediate_size: int = base_flag(176, "width of the SwiGLU layer", low=1)
     base_seed: int = base_flag(0, "of the initial weights and the demonstrations", low=0)
-    base_steps: int = base_flag(800, "warm-start batches", low=0)
+    base_steps: int = base_flag(900, "warm-start batches", low=0)
     base_batch_size: int = base_flag(32, "demonstrations per warm-start batch", low=1)
     textbook_share: float = base_flag(0.6, "of the batches; the others are from the forum", low=0,
                                       high=1)

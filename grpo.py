@@ -589,7 +589,7 @@ def warm_start(model, task, cfg, progress):
     adamw = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)
     for step in progress("warm start", range(num_steps)):
         rate = cfg.base_learning_rate * min((step + 1) / 50, 1 - step / num_steps)
-        adamw.param_groups[0]["lr"] = 2 * rate
+        adamw.param_groups[0]["lr"] = rate
         phase = "textbook" if step < cfg.textbook_share * num_steps else "forum"
         if cfg.cold_start:
             phase = "cold_start"
