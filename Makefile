@@ -14,13 +14,19 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/installed
 endif
 
-.PHONY: run test lint mutants sync diff seeds compare tasks r1 zero rlhf passk report screenshot bench clean
+# A process for each core, at most 8, since each holds torch; who is idle takes over others' tests.
+PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
+
+.PHONY: run test quick lint mutants sync diff seeds compare tasks r1 zero rlhf passk report screenshot bench gpu clean
 
 run: $(READY)            ## the main job: make the base, train it by GRPO on arithmetic; see runs/
 	$(PY) grpo.py --task arithmetic
 
-test: $(READY)           ## run all tests
-	$(PY) -m pytest
+test: $(READY)           ## run all tests, on all cores
+	$(PY) $(PYTEST)
+
+quick: $(READY)          ## after each edit: equations, golden numbers, a tiny run of each script
+	$(PY) $(PYTEST) -m quick
 
 lint: $(READY)           ## check the style
 	$(PY) -m ruff check .
@@ -62,8 +68,11 @@ screenshot:              ## make screenshot RUN=runs/a: docs/report.png; needs C
 	chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1400,2096 \
 	  --screenshot=docs/report.png "file://$(abspath $(RUN))/report.html"
 
-bench: $(READY)          ## speed, next to other libraries that are installed: tables in README.md
-	$(PY) -m kernels.bench
+bench: $(READY)          ## speed, and how cost grows: README.md; ROWS=scaling measures some alone
+	$(PY) -m kernels.bench $(if $(ROWS),--rows $(ROWS))
+
+gpu: $(READY)            ## with a GPU: does all of it run there? docs/gpu-DEVICE.md; DRY=1 needs none
+	$(PY) -m tools.gpu $(if $(DRY),--dry_run) $(PARTS)
 
 clean:                   ## remove .venv, runs/ and caches
 	rm -rf .venv runs .pytest_cache .ruff_cache

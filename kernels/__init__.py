@@ -4,6 +4,7 @@ logprob.py          log-probabilities and entropies of logits, in Triton
 decode.py           rollouts, one step of which is a CUDA graph
 linear_logprob.py   log-probabilities without the logits in memory; no script calls it
 bench.py            how fast all this is: make bench
+scaling.py          what it costs as completions and policies grow; a part of the same
 """
 import functools
 

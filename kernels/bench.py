@@ -13,6 +13,7 @@ compared with a data sheet.
   rollout  the `rollout` of grpo.py beside `generate` of transformers, with the same weights.
   step     sampling and update of grpo.py beside those of TRL's GRPOTrainer, with the same weights
            and rewards.
+  scaling  time and memory of both as completions and policies grow: scaling.py.
 
 Rows that need transformers, trl or liger_kernel are left out where these are not installed, and a
 line says so.
@@ -23,7 +24,9 @@ untrained and hardly prefers any token. So in ours a uniform of 1 draws the last
 vocabulary, which stands for EOS here, and a smaller one never does. In theirs a logits processor
 makes that id win when it is time.
 
-Writes docs/bench-DEVICE.json and, of all such files, the tables between the marks in README.md.
+Writes docs/bench-DEVICE.json and, of all such files, the tables between the marks in README.md and
+the pictures docs/scaling-DEVICE.png. --rows rollout,step measures only these; other rows stay as
+this machine measured them before.
 """
 import argparse
 import contextlib
@@ -61,6 +64,8 @@ END = grpo.VOCAB_SIZE - 1               # stands for EOS here
 LOGITS = [(8192, 32000), (8192, 50257), (8192, 128256), (8192, 151936), (65536, 512)]   # N, V
 LINEAR = [(8192, 1024, 151936), (8192, 4096, 151936)]                                   # N, D, V
 SWEEP = [(8192, 50257), (8192, 151936), (65536, 512)]                                   # N, V
+KERNEL_ROWS = ("logits", "linear", "sweep")         # which need a GPU
+ROWS = (*KERNEL_ROWS, "rollout", "step", "scaling")     # what --rows can name
 
 
 # ---- 1. clocks -------------------------------------------------------------------------------
@@ -763,14 +768,16 @@ def tables(record):
         head = ["N x D x V", "who", "ms", "% of limit", "peak GiB"]
         text += "The same from hidden states, in bf16, both passes:\n\n"
         text += table(head, [linear_cells(row) for row in record["linear"]]) + "\n"
-    P, G, W, T = record["shape"]
-    head = ["parameters", "lengths", "ours", "HF generate", "gain"]
-    text += (f"Rollout of {P} x {G} completions, prompts of {W} tokens, at most {T} new ones (ours "
-             "with log-probs and entropies,\ntheirs without):\n\n")
-    text += table(head, [rollout_cells(row) for row in record["rollout"]]) + "\n"
-    head = ["parameters", "batch", "who", *PARTS, "all", "tokens/s", "gain"]
-    text += "A step of GRPO, milliseconds:\n\n"
-    text += table(head, [step_cells(row) for row in record["step"]]) + "\n"
+    if record["rollout"]:
+        P, G, W, T = record["shape"]
+        head = ["parameters", "lengths", "ours", "HF generate", "gain"]
+        text += (f"Rollout of {P} x {G} completions, prompts of {W} tokens, at most {T} new ones "
+                 "(ours with log-probs and entropies,\ntheirs without):\n\n")
+        text += table(head, [rollout_cells(row) for row in record["rollout"]]) + "\n"
+    if record["step"]:
+        head = ["parameters", "batch", "who", *PARTS, "all", "tokens/s", "gain"]
+        text += "A step of GRPO, milliseconds:\n\n"
+        text += table(head, [step_cells(row) for row in record["step"]]) + "\n"
     text += (f"Rollouts and steps: {record['repeats']} of each, after one that warms up; weights "
              "and lengths of seed 0. No policy is\nevaluated, so no held-out problem is needed.\n")
     return text + "".join(f"{line}\n" for line in record["remarks"]) + "\n"
@@ -790,13 +797,15 @@ def remarks(device):
     return lines
 
 
-def measure(device, repeats, sizes=SIZES, P=32, G=8, T=32, roof=(0.5, 1024)):
-    """All that this machine can show, printed as it comes. `roof` is the GB of the copy and the
-    size of the matmul that show what a CPU can do. -> the record"""
+def measure(device, repeats, sizes=SIZES, P=32, G=8, T=32, roof=(0.5, 1024), rows=ROWS,
+            points=None):
+    """Those of the rows that this machine can show, printed as they come. `roof` is the GB of the
+    copy and the size of the matmul that show what a CPU can do, `points` those of scaling.py, if
+    not all. -> the record"""
     gigabytes, matmul_size = (8.6, 8192) if device == "cuda" else roof
     found = machine(device, gigabytes, matmul_size)
-    record = {"machine": found, "repeats": repeats, "remarks": remarks(device),
-              "logits": [], "linear": [], "sweep": [], "rollout": [], "step": []}
+    record = {"machine": found, "repeats": repeats, "remarks": remarks(device)}
+    record |= {name: [] for name in ROWS}
     print(first_line(found), *record["remarks"], sep="\n", flush=True)
 
     def add(name, rows, cells):
@@ -804,26 +813,63 @@ def measure(device, repeats, sizes=SIZES, P=32, G=8, T=32, roof=(0.5, 1024)):
         for row in rows:
             print("  ".join(cells(row)), row.get("failed", ""), flush=True)
 
-    if device == "cuda":
-        copy_rate = found["copy_GB_per_s"]
+    copy_rate = found["copy_GB_per_s"]
+    matmul_rate = found["matmul_TFLOP_per_s"]
+    if device != "cuda":
+        rows = [name for name in rows if name not in KERNEL_ROWS]
+    if "logits" in rows:
         for dtype in (torch.bfloat16, torch.float32):
             for N, V in LOGITS:
                 add("logits", logits_rows(N, V, dtype, device, copy_rate), logits_cells)
+    if "linear" in rows:
         for N, D, V in LINEAR:
-            rows = linear_rows(N, D, V, device, found["matmul_TFLOP_per_s"])
-            add("linear", rows, linear_cells)
+            add("linear", linear_rows(N, D, V, device, matmul_rate), linear_cells)
+    if "sweep" in rows:
         for N, V in SWEEP:
             add("sweep", sweep_rows(N, V, device, copy_rate), logits_cells)
-    for name, flags in sizes.items():
-        cfg = config(device, flags, P, G, T)
+    configs = {name: config(device, flags, P, G, T) for name, flags in sizes.items()}
+    for cfg in configs.values():
         record["shape"] = [P, G, common.load_task(cfg, grpo.verify).prompt_width, T]
-        for kind in KINDS[:2]:                      # rewards do not matter to a rollout
-            add("rollout", [rollout_row(name, kind, cfg, repeats)], rollout_cells)
-    for name, flags in sizes.items():
-        cfg = config(device, flags, P, G, T)
-        for kind in KINDS:
-            add("step", step_rows(name, kind, cfg, repeats), step_cells)
+    if "rollout" in rows:
+        for name, cfg in configs.items():
+            for kind in KINDS[:2]:                  # rewards do not matter to a rollout
+                add("rollout", [rollout_row(name, kind, cfg, repeats)], rollout_cells)
+    if "step" in rows:
+        for name, cfg in configs.items():
+            for kind in KINDS:
+                add("step", step_rows(name, kind, cfg, repeats), step_cells)
+    if "scaling" in rows:
+        # Not at the top, since scaling.py imports this file.
+        from kernels import scaling
+        for point in points or scaling.points(device):
+            add("scaling", [scaling.measure(point)], scaling.cells)
     return record
+
+
+def some_rows(text):
+    """The names in a list with commas. ValueError for one that is none of ROWS."""
+    names = text.split(",")
+    if not set(names) <= set(ROWS):
+        raise ValueError(text)
+    return names
+
+
+def slug(record):
+    """The device of a record, as file names have it: nvidia-h200. -> str"""
+    return re.sub("[^a-z0-9]+", "-", record["machine"]["device"].lower())
+
+
+def merged(old, new, rows):
+    """A new record of `rows` alone, with the other rows of an older one, which are left out where
+    another machine, or the same with other software, has measured them. -> record"""
+    def who(record):
+        return [record["machine"][name] for name in ("device", "cpu", "threads", "versions")]
+    if old is None or who(old) != who(new):
+        return new
+    others = {name: old[name] for name in ROWS if name in old and name not in rows}
+    if not {"rollout", "step"} & set(rows):
+        others |= {name: old[name] for name in ("machine", "repeats", "shape") if name in old}
+    return new | others
 
 
 def main(argv=None):
@@ -833,17 +879,32 @@ def main(argv=None):
     parser.add_argument("--threads", type=int, default=1,
                         help="of the CPU, for all that are compared [1]")
     parser.add_argument("--repeats", type=int, default=5, help="of a rollout or a step [5]")
+    parser.add_argument("--rows", type=some_rows, default=ROWS, metavar="A,B",
+                        help=f"measure only these, of {','.join(ROWS)}; others stay as they were")
     args = parser.parse_args(argv)
     torch.set_num_threads(args.threads)
-    record = measure(args.device, args.repeats)
+    record = measure(args.device, args.repeats, rows=args.rows)
 
-    name = re.sub("[^a-z0-9]+", "-", record["machine"]["device"].lower())
+    path = DOCS / f"bench-{slug(record)}.json"
+    old = json.loads(path.read_text()) if path.is_file() else None
     DOCS.mkdir(exist_ok=True)
-    (DOCS / f"bench-{name}.json").write_text(json.dumps(record, indent=1) + "\n")
-    text = ""
+    path.write_text(json.dumps(merged(old, record, args.rows), indent=1) + "\n")
+    publish()
+
+
+def publish():
+    """Make the tables, sentences and pictures of all records in docs/."""
+    # Not at the top, since scaling.py imports this file.
+    from kernels import scaling
+    speed = ""
+    growth = ""
     for file in sorted(DOCS.glob("bench-*.json")):
-        text += tables(json.loads(file.read_text()))
-    put("speed", text, "bench")
+        record = json.loads(file.read_text())
+        speed += tables(record)
+        if record.get("scaling"):
+            growth += scaling.report(record["scaling"], record["machine"]["device"], slug(record))
+    put("speed", speed, "bench")
+    put("scaling", growth, "bench")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ torch.set_num_threads(1)        # sums differ between thread counts in the last 
 
 # fixtures for all tests
 pytest_plugins = ["small_policies", "update_scenes", "made_runs", "echo_task",
-                  "small_runs"]
+                  "small_runs", "warm_python"]
 
 SCRIPTS = ["reinforce", "ppo", "grpo", "gspo", "dpo"]
 TINY = {"device": "cpu", "num_threads": 1, "operands": "3", "hidden_size": 16,
@@ -36,6 +36,13 @@ def scripts(*names):
 
 
 every_script = scripts(*SCRIPTS)
+
+
+def pytest_ignore_collect(collection_path, config):
+    """With -m quick, a file that has no such test is not even imported."""
+    if config.option.markexpr == "quick" and collection_path.suffix == ".py":
+        return "mark.quick" not in collection_path.read_text() or None
+    return None
 
 
 def f64(values):
@@ -94,6 +101,8 @@ def restored_ctrl_c():
     signal.signal(signal.SIGINT, on_ctrl_c)
 
 
-@pytest.fixture
-def no_picture(restored_ctrl_c):
-    """Another name for restored_ctrl_c."""
+@pytest.fixture(autouse=True)
+def no_picture(restored_ctrl_c, monkeypatch):
+    """Runs of the tests draw none, which takes longer than these runs. A test that wants one takes
+    this patch back."""
+    monkeypatch.setitem(sys.modules, "tools.report", None)

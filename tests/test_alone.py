@@ -1,44 +1,13 @@
 """A script that was copied out, with common.py alone: it runs the main job, goes on after a kill,
 and refuses what needs a folder that is not there."""
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, SCRIPTS, every_script
 from small_runs import INSTANT, arguments, changed_weights, contents, lines, load, policy_of
-
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-
-# Runs each of the scripts in a folder of its own, as from a shell, but imports torch once for all.
-RUN_EACH = """
-import os, runpy, signal, sys
-import torch, torch._dynamo
-for folder in sys.argv[1].split(":"):
-    pid = os.fork()
-    if pid == 0:
-        signal.alarm(100)
-        os.chdir(folder)
-        for number, name in ((1, "stdout.txt"), (2, "stderr.txt")):
-            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), number)
-        name = os.path.basename(folder) + ".py"
-        sys.path[0] = folder
-        sys.argv = [name, *sys.argv[2:]]
-        runpy.run_path(name, run_name="__main__")
-        sys.stdout.flush()
-        os._exit(0)
-    os.waitpid(pid, 0)
-"""
-
-
-def run_python(*words, **options):
-    """python WORDS, as one types it. -> CompletedProcess"""
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=120,
-                          **{"env": ENVIRONMENT} | options)
 
 
 def copy(*names):
@@ -54,34 +23,37 @@ def empty_folder(tmp_path, monkeypatch, restored_ctrl_c):
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory):
+def alone(tmp_path_factory, warm_python):
     """alone(script): the folder that held the script and common.py, where it was run for two
     steps."""
-    folder = tmp_path_factory.mktemp("alone")
-    for name in SCRIPTS:
-        (folder / name).mkdir()
-        for path in (f"{name}.py", "common.py"):
-            shutil.copy(ROOT / path, folder / name)
-
     # packages of the names of our folders, as PyPI has them
     others = tmp_path_factory.mktemp("others")
     for package in ("kernels", "tasks", "tools"):
         (others / package).mkdir()
         (others / package / "__init__.py").write_text("raise OSError('imported')")
 
-    folders = ":".join(str(folder / name) for name in SCRIPTS)
-    done = run_python("-c", RUN_EACH, folders, *arguments(INSTANT | {"max_steps": 2}), cwd=folder,
-                      env=ENVIRONMENT | {"PYTHONPATH": str(others)})
-    assert done.returncode == 0 and done.stderr == "", done.stderr
-    return lambda script: folder / script.__name__
+    folder = tmp_path_factory.mktemp("alone")
+
+    def run(script):
+        name = script.__name__
+        own = folder / name
+        if not own.exists():
+            own.mkdir()
+            for path in (f"{name}.py", "common.py"):
+                shutil.copy(ROOT / path, own)
+            done = warm_python.run(f"{name}.py", *arguments(INSTANT | {"max_steps": 2}), cwd=own,
+                                   env={"PYTHONPATH": str(others)})
+            assert (done.returncode, done.stderr) == (0, ""), done.stderr
+            (folder / f"{name}.txt").write_text(done.stdout)
+        return own
+    return run
 
 
 @every_script
 def test_a_script_and_common_alone_in_a_folder_train(script, alone):
     folder = alone(script)
-    assert (folder / "stderr.txt").read_text() == ""
     run = f"runs/{script.__name__}-arithmetic-s0"
-    said = (folder / "stdout.txt").read_text().splitlines()
+    said = folder.with_suffix(".txt").read_text().splitlines()
     assert said[0].endswith(f"run folder {run}")
     assert said[-1] == f"2 steps, folder {run}"
     assert len([line for line in said if re.match(r"[12] [-\d]", line)]) == 2
@@ -90,29 +62,27 @@ def test_a_script_and_common_alone_in_a_folder_train(script, alone):
         "config.json", "metrics.jsonl", "samples.jsonl", "evaluation.jsonl", "summary.json",
         "checkpoint.pt", "base.pt", f"{script.__name__}.py"}
     assert {path.name for path in folder.iterdir()} == {
-        f"{script.__name__}.py", "common.py", "stdout.txt", "stderr.txt", "runs"}
-    assert {path.name for path in folder.parent.iterdir()} == set(SCRIPTS)
+        f"{script.__name__}.py", "common.py", "runs"}
+    assert {path.stem for path in folder.parent.iterdir()} <= set(SCRIPTS)
 
 
-def test_a_script_alone_that_is_killed_goes_on_and_ends_as_it_does_in_the_repository(script):
+def test_a_script_alone_that_is_killed_goes_on_and_ends_as_it_does_in_the_repository(
+        script, warm_python):
     copy("grpo.py", "common.py")
-    flags = INSTANT | {"base_steps": 20, "entropy_coef": 0.1, "max_steps": 40, "save_steps": 3,
+    flags = INSTANT | {"base_steps": 20, "entropy_coef": 0.1, "max_steps": 16, "save_steps": 3,
                        "stop_at": 2}
-    running = subprocess.Popen(
-        [sys.executable, "grpo.py", *arguments(flags | {"output_dir": "killed"})], text=True,
-        stdout=subprocess.PIPE, env=ENVIRONMENT)
+    running = warm_python.start("grpo.py", *arguments(flags | {"output_dir": "killed"}))
     assert any(re.match("5 ", line) for line in running.stdout)
-    running.kill()
-    running.communicate()
+    running.end()
     killed = Path("killed")
     whole = Path("whole")
     assert not (killed / "summary.json").exists()
-    done = run_python("grpo.py", "--resume_from_checkpoint", "killed")
+    done = warm_python.run("grpo.py", "--resume_from_checkpoint", "killed")
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
     summary = script.main(arguments(flags | {"output_dir": "whole"}))
     alone = json.loads((killed / "summary.json").read_text())
-    assert alone["steps"] == 40
+    assert alone["steps"] == 16
     assert alone["base"] == summary["base"] and alone["trained"] == summary["trained"]
     assert not changed_weights(load(killed / "base.pt"), load(whole / "base.pt"))
     assert not changed_weights(policy_of(killed), policy_of(whole))
@@ -121,11 +91,12 @@ def test_a_script_alone_that_is_killed_goes_on_and_ends_as_it_does_in_the_reposi
         line["loss"] for line in lines(whole / "metrics.jsonl")]
 
 
-def test_a_script_with_tasks_but_without_tools_runs_a_task_that_rewards_each_move():
+def test_a_script_with_tasks_but_without_tools_runs_a_task_that_rewards_each_move(
+        warm_python):
     copy("reinforce.py", "common.py")
     shutil.copytree(ROOT / "tasks", "tasks")
     flags = INSTANT | {"task": "gridworld", "operands": "5", "base_steps": 2}
-    done = run_python("reinforce.py", *arguments(flags))
+    done = warm_python.run("reinforce.py", *arguments(flags))
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     [path] = Path().glob("runs/*/summary.json")
     assert {"return", "best_return"} <= json.loads(path.read_text())["trained"].keys()
@@ -178,10 +149,10 @@ for argv in sys.argv[2:]:
     ("grpo", REFUSED), ("ppo", REFUSED_BY_PPO), ("reinforce", REFUSED_BY_REINFORCE)],
     indirect=["script"])
 def test_a_script_alone_refuses_what_needs_a_folder_that_is_not_there_and_what_would_do_nothing(
-        script, refused, alone):
+        script, refused, alone, warm_python):
     folder = alone(script)
     before = contents(folder)
-    done = run_python("-c", MAIN_WITH_EACH, script.__name__, *refused, cwd=folder)
+    done = warm_python.run("-c", MAIN_WITH_EACH, script.__name__, *refused, cwd=folder)
     assert done.stdout.split() == ["2"] * len(refused)
     errors = done.stderr.splitlines()
     assert len(errors) == len(refused)

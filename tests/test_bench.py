@@ -8,7 +8,7 @@ import torch
 
 import common
 import grpo
-from kernels import bench
+from kernels import bench, scaling
 
 TINY = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2, "intermediate_size": 24}
@@ -23,9 +23,12 @@ def alone(monkeypatch):
 
 
 @pytest.fixture
-def record(alone, capsys):
+def record(alone, capsys, monkeypatch):
     """All that a CPU machine can show, at a tiny size."""
-    measured = bench.measure("cpu", 2, {"tiny": TINY}, P=4, G=4, T=12, roof=(0.01, 64))
+    monkeypatch.setattr(scaling, "measure", scaling.measure_point)      # in this process
+    points = scaling.points("cpu", {"tiny": (TINY, 1)}, lengths=(2, 4), G=2)
+    measured = bench.measure(
+        "cpu", 2, {"tiny": TINY}, P=4, G=4, T=12, roof=(0.01, 64), points=points)
     measured["printed"] = capsys.readouterr().out
     return measured
 
@@ -53,11 +56,76 @@ def test_a_record_has_a_row_for_every_kind_with_all_its_parts(record):
         assert all(seconds >= 0 for seconds in row["median"].values())
         for part in ("generate", "reference", "forward", "backward", "optimiser", "all"):
             assert row["median"][part] > 0, part
+    assert [(row["job"], row["T"]) for row in record["scaling"]] == [
+        ("rollout", 2), ("rollout", 4), ("update", 2), ("update", 4)]
     fixed, ragged = record["rollout"]
     assert fixed["tokens"] == 16 * 12 > ragged["tokens"]
     assert record["machine"]["copy_GB_per_s"] > 0
     assert record["machine"]["matmul_TFLOP_per_s"] > 0
     assert json.loads(json.dumps(record)) == record
+
+
+@pytest.mark.parametrize("asked, title, absent", [
+    ("rollout", "Rollout of 2 x 2", "A step of GRPO"),
+    ("step", "A step of GRPO", "Rollout of")])
+def test_only_the_rows_that_are_asked_for_are_measured(alone, asked, title, absent):
+    record = bench.measure(
+        "cpu", 2, {"tiny": TINY}, P=2, G=2, T=4, roof=(0.01, 64), rows=[asked])
+    assert [name for name in bench.ROWS if record[name]] == [asked]
+    assert title in bench.tables(record) and absent not in bench.tables(record)
+
+
+def test_rows_are_named_by_a_list_and_a_wrong_name_is_refused(capsys):
+    assert bench.some_rows("linear,step") == ["linear", "step"]
+    with pytest.raises(SystemExit):
+        bench.main(["--rows", "linear,steps"])
+    assert "linear,steps" in capsys.readouterr().err
+
+
+def made_record(**changes):
+    """A record of which only the names of the rows matter."""
+    machine = {"device": "cpu", "cpu": "x", "threads": 1, "versions": {"torch": "2"},
+               "copy_GB_per_s": 1.0} | changes.pop("machine", {})
+    made = {"machine": machine, "repeats": 5, "shape": [1, 2, 3, 4], "remarks": []}
+    return made | {name: [] for name in bench.ROWS} | changes
+
+
+def test_rows_that_were_not_asked_for_stay_as_this_machine_measured_them():
+    old = made_record(step=["old step"], rollout=["old rollout"], scaling=["old"], repeats=7)
+    new = made_record(scaling=["new"], machine={"copy_GB_per_s": 0.5})
+    found = bench.merged(old, new, ["scaling"])
+    assert (found["scaling"], found["step"]) == (["new"], ["old step"])
+    assert found["repeats"] == 7 and found["machine"]["copy_GB_per_s"] == 1.0   # those of the steps
+    found = bench.merged(old, made_record(step=["new step"]), ["step"])
+    assert (found["step"], found["rollout"]) == (["new step"], ["old rollout"])
+    assert found["repeats"] == 5
+    old.pop("scaling")                      # older records have no such rows
+    assert bench.merged(old, made_record(step=["new step"]), ["step"])["scaling"] == []
+
+
+@pytest.mark.parametrize("name, value", [("device", "H100"), ("cpu", "y"), ("threads", 2),
+                                         ("versions", {"torch": "3"})])
+def test_rows_of_another_machine_or_other_software_do_not_stay(name, value):
+    old = made_record(step=["old step"], machine={name: value})
+    new = made_record(scaling=["new"])
+    assert bench.merged(old, new, ["scaling"]) == bench.merged(None, new, ["scaling"]) == new
+
+
+def test_readme_gets_the_tables_of_all_records_and_what_grows(tmp_path, monkeypatch, record):
+    texts = {}
+    monkeypatch.setattr(bench, "DOCS", tmp_path)
+    monkeypatch.setattr(bench, "put", lambda name, text, target: texts.update({name: text}))
+    monkeypatch.setattr(scaling, "report", lambda rows, device, slug: f"{len(rows)} {slug} ")
+    record["machine"]["cpu"] = "one"
+    (tmp_path / "bench-cpu.json").write_text(json.dumps(record))
+    record["machine"] |= {"device": "NVIDIA H100", "cpu": "two"}
+    (tmp_path / "bench-nvidia-h100.json").write_text(json.dumps(record))
+    record["machine"] |= {"device": "NVIDIA old"}
+    record.pop("scaling")
+    (tmp_path / "bench-nvidia-old.json").write_text(json.dumps(record))
+    bench.publish()
+    assert texts["scaling"] == "4 cpu 4 nvidia-h100 "
+    assert texts["speed"].count("A step of GRPO") == 3 and "CPU (one)" in texts["speed"]
 
 
 def test_the_parts_of_a_step_add_up_to_all_of_it(alone):

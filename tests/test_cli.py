@@ -6,13 +6,10 @@ import importlib
 import io
 import json
 import math
-import os
 import pickle
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -547,10 +544,8 @@ def test_a_checkpoint_that_is_only_a_policy_can_be_begun_from_but_not_resumed(
 
 @pytest.mark.parametrize("argv, words", [
     ("--num_generations 1", "no group"), ("--resume_from_checkpoint nowhere", "nowhere")])
-def test_from_a_shell_bad_input_is_one_line_and_exit_code_two(argv, words):
-    done = subprocess.run(
-        [sys.executable, "-B", ROOT / "grpo.py", *argv.split()], text=True, capture_output=True,
-        timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
+def test_from_a_shell_bad_input_is_one_line_and_exit_code_two(warm_python, argv, words):
+    done = warm_python.run(ROOT / "grpo.py", *argv.split())
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.count("\n") == 1, done.stderr

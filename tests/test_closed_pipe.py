@@ -12,8 +12,6 @@ from small_runs import INSTANT, arguments, difference, outcome, resume
 
 import common
 
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-
 
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path, monkeypatch, restored_ctrl_c):
@@ -30,18 +28,21 @@ def path(request):
     return Path(shutil.copy(ROOT / "grpo.py", "grpo.py"))
 
 
-def run_until(num_lines, *words):
-    """python WORDS, of which so many lines are read before the pipe is closed. -> those lines, exit
-    code, stderr"""
-    running = subprocess.Popen([sys.executable, *words], text=True, env=ENVIRONMENT,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    said = [running.stdout.readline() for _ in range(num_lines)]
-    running.stdout.close()
-    error = running.stderr.read()
-    return said, running.wait(timeout=60), error
+@pytest.fixture
+def run_until(warm_python):
+    """run_until(num_lines, *words): python WORDS, of which so many lines are read before the pipe
+    is closed. -> those lines, exit code, stderr"""
+    def run(num_lines, *words):
+        running = warm_python.start(*words)
+        said = [running.stdout.readline() for _ in range(num_lines)]
+        running.stdout.close()
+        ending = (running.wait(), running.stderr())
+        running.end()
+        return said, *ending
+    return run
 
 
-def test_help_into_a_pipe_that_nobody_reads_ends_without_a_word(path):
+def test_help_into_a_pipe_that_nobody_reads_ends_without_a_word(path, run_until):
     _, code, error = run_until(0, path, "--help")
     assert code in (0, 1)               # argparse does not look whether its text was read
     assert error == ""
@@ -50,7 +51,7 @@ def test_help_into_a_pipe_that_nobody_reads_ends_without_a_word(path):
 @pytest.mark.parametrize("path, num_lines", [
     ("in the repository", 4), ("with common.py alone", 1)], indirect=["path"])
 def test_a_run_into_a_pipe_that_is_closed_ends_without_a_word_and_can_be_resumed(
-        script, path, num_lines):
+        script, path, num_lines, run_until):
     flags = INSTANT | {"base_steps": 5, "entropy_coef": 0.1, "max_steps": 8, "save_steps": 1,
                        "stop_at": 2}
     said, code, error = run_until(num_lines, path, *arguments(flags | {"output_dir": "cut"}))
@@ -63,14 +64,14 @@ def test_a_run_into_a_pipe_that_is_closed_ends_without_a_word_and_can_be_resumed
 
 
 def test_in_a_shell_head_has_its_line_and_no_other_is_printed():
+    """Here Python starts as it does for a user; in the other tests it has read torch before."""
     command = f"{sys.executable} {ROOT / 'grpo.py'} --help | head -1"
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60,
-                          env=ENVIRONMENT)
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
     assert done.stdout.startswith("usage: grpo.py") and done.stdout.count("\n") == 1
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_bad_input_says_its_line_though_nobody_reads_the_output():
+def test_bad_input_says_its_line_though_nobody_reads_the_output(run_until):
     _, code, error = run_until(0, ROOT / "grpo.py", "--seed", "x")
     assert code == 2
     assert error.startswith("error: ") and error.count("\n") == 1

@@ -40,14 +40,20 @@ def tree(tmp_path):
     return tmp_path
 
 
-def shell(command, tree, *more):
-    """Run a command of the README in the copy. -> CompletedProcess"""
-    words = [sys.executable if word == "python" else word for word in shlex.split(command)]
-    if words[0] == "make":
-        words.append(f"PYTHON={sys.executable}")
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run([*words, *more], cwd=tree, env=environment, capture_output=True,
-                          text=True, timeout=120)
+@pytest.fixture
+def shell(tree, warm_python):
+    """shell(command, *more): run a command of the README in the copy. -> returncode, stdout,
+    stderr"""
+    def run(command, *more):
+        words = [*shlex.split(command), *more]
+        if words[0] == "python":
+            return warm_python.run(*words[1:], cwd=tree)
+        if words[0] == "make":
+            words.append(f"PYTHON={sys.executable}")
+        environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+        return subprocess.run(words, cwd=tree, env=environment, capture_output=True, text=True,
+                              timeout=120)
+    return run
 
 
 # ---- your own task ---------------------------------------------------------------------------
@@ -59,12 +65,12 @@ def read_task():
     return name, re.search(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[1]
 
 
-def test_your_own_task_is_a_file_of_about_20_lines_that_runs(tree):
+def test_your_own_task_is_a_file_of_about_20_lines_that_runs(tree, shell):
     name, source = read_task()
     assert len(source.splitlines()) <= 25
     (tree / f"tasks/{name}.py").write_text(source)
     command = re.search(rf"^python .* --task {name}$", section("Your own task"), re.MULTILINE)[0]
-    done = shell(command, tree, *TINY)
+    done = shell(command, *TINY)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     folder = tree / f"runs/grpo-{name}-s0"
     assert json.loads((folder / "summary.json").read_text())["steps"] == 2
@@ -108,12 +114,12 @@ def test_nothing_breaks_the_verifier_of_your_own_task(own_task, text):
 # ---- your own algorithm ----------------------------------------------------------------------
 
 @pytest.fixture
-def mine(tree):
+def mine(tree, shell):
     """mine.py in the copy, made as steps 1 to 3 say; the lines that were removed and added."""
     text = section("Your own algorithm")
     assert re.findall(r"^(\d)\. ", text, re.MULTILINE) == ["1", "2", "3", "4"]
     copying = re.search(r"`(cp [^`]+)`", text)[1]
-    assert shell(copying, tree).returncode == 0                                         # 1.
+    assert shell(copying).returncode == 0                                               # 1.
     [removed] = re.findall(r"^-(.*)$", text, re.MULTILINE)
     [added] = re.findall(r"^\+(.*)$", text, re.MULTILINE)
     path = tree / "mine.py"
@@ -128,20 +134,20 @@ def mine(tree):
     return path, removed, added
 
 
-def test_your_own_algorithm_runs_and_the_difference_is_your_paper(tree, mine):
+def test_your_own_algorithm_runs_and_the_difference_is_your_paper(tree, shell, mine):
     _, removed, added = mine
-    done = shell("python mine.py", tree, *TINY)                                         # 4.
+    done = shell("python mine.py", *TINY)                                               # 4.
     assert done.returncode == 0 and done.stderr == "", done.stderr
     summary = tree / "runs/mine-arithmetic-s0/summary.json"
     assert json.loads(summary.read_text())["steps"] == 2
-    shown = shell("make diff A=grpo B=mine", tree).stdout.splitlines()
+    shown = shell("make diff A=grpo B=mine").stdout.splitlines()
     assert [line.rstrip() for line in shown if line[0] in "+-"] == [f"- {removed}", f"+ {added}"]
 
 
-def test_a_test_says_when_your_own_algorithm_has_drifted_and_make_sync_repairs_it(tree, mine):
+def test_a_test_says_when_your_own_algorithm_has_drifted_and_make_sync_repairs_it(shell, mine):
     path, _, _ = mine
     tests = "python -m pytest -q -p no:cacheprovider --noconftest tests/test_sync.py -k"
-    kept = shell(tests, tree, "every_shared_name or one_text or marker_line or twice")
+    kept = shell(tests, "every_shared_name or one_text or marker_line or twice")
     assert kept.returncode == 0, kept.stdout
     edited = path.read_text()
     for old, new, test, name in (
@@ -149,7 +155,7 @@ def test_a_test_says_when_your_own_algorithm_has_drifted_and_make_sync_repairs_i
             ('estimator="k3"', 'estimator="k2"', "every_shared_name", "kl is not the same")):
         assert edited.count(old) == 1
         path.write_text(edited.replace(old, new))
-        drifted = shell(tests, tree, test)
+        drifted = shell(tests, test)
         assert drifted.returncode == 1 and name in drifted.stdout, drifted.stdout
-        assert shell("make sync FROM=grpo.py", tree).returncode == 0
+        assert shell("make sync FROM=grpo.py").returncode == 0
         assert path.read_text() == edited

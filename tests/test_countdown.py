@@ -156,14 +156,14 @@ def random_text(rng, problem):
     return f"<answer>{text}</answer>"
 
 
-def test_the_verifier_agrees_with_pythons_parser_on_100_000_random_texts_and_is_fast():
+def test_the_verifier_agrees_with_pythons_parser_on_20_000_random_texts_and_is_fast():
     rng = random.Random(0)
-    cases = [(problem, random_text(rng, problem)) for problem in rng.choices(SAMPLED, k=100_000)]
+    cases = [(problem, random_text(rng, problem)) for problem in rng.choices(SAMPLED, k=20_000)]
     start = time.process_time()
     verdicts = [TASK.verify(*case) for case in cases]
-    assert time.process_time() - start < 100                    # 1 ms each
+    assert time.process_time() - start < 20                     # 1 ms each
     assert verdicts == [expected_verdict(*case) for case in cases]
-    assert 500 < sum(verdicts) < 10_000                         # and not all of them are garbage
+    assert 100 < sum(verdicts) < 2_000                          # and not all of them are garbage
 
 
 @pytest.mark.parametrize("text", [

@@ -10,6 +10,8 @@ from conftest import f64
 
 import dpo
 
+pytestmark = pytest.mark.quick
+
 LOSS_TYPES = ("sigmoid", "ipo", "hinge")
 close = functools.partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
 golden = functools.partial(torch.testing.assert_close, atol=6e-8, rtol=0)   # written with 7 digits

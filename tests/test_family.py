@@ -14,6 +14,8 @@ import gspo
 import ppo
 import reinforce
 
+pytestmark = pytest.mark.quick
+
 AVERAGES = ("sequence_mean", "token_mean", "sequence_sum", "constant")
 LEVELS = ("sequence", "sequence_token")
 CLIPPING = ("grpo", "bnpo", "dr_grpo", "dapo")          # the loss types with eq. (3)

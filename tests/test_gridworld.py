@@ -76,6 +76,7 @@ def make_episode(problem, policy, rng):
 # ---- rewards ---------------------------------------------------------------------------------
 
 
+@pytest.mark.quick
 def test_the_move_that_enters_the_far_prize_earns_it():
     """The worked example: right, up, right, right; 2, 3, 4, 5 are to come, or with a discount of
     0.9: 0.935, 2.15, 3.5, 5."""
@@ -124,6 +125,7 @@ def test_each_character_earns_what_the_cell_is_worth_in_which_it_ends(prompt, te
     assert verify(Problem(prompt, ""), text) == rewards
 
 
+@pytest.mark.quick
 def test_a_reward_falls_on_the_token_of_its_move_and_eos_earns_nothing():
     tokens = torch.tensor([[*b"RURR", reinforce.EOS, reinforce.PAD]])
     mask = f64([[1, 1, 1, 1, 1, 0]])
@@ -136,6 +138,7 @@ def test_a_reward_falls_on_the_token_of_its_move_and_eos_earns_nothing():
     assert common.token_rewards(batch, reinforce.decode).tolist() == [[-1, -1, -1, 5, 0, 0]]
 
 
+@pytest.mark.quick
 def test_where_moves_slip_nothing_is_correct_or_wrong():
     """Else an optimal walk would be wrong where a move went astray, and a bad one right by luck."""
     assert TASK.is_judged and not load(0.3).is_judged
@@ -145,6 +148,7 @@ def test_where_moves_slip_nothing_is_correct_or_wrong():
         assert TASK.is_correct(GOLDEN, rewards) == (sum(rewards) == 2)
 
 
+@pytest.mark.quick
 def test_an_episode_is_correct_if_it_earns_the_best_return():
     assert TASK.is_correct(GOLDEN, verify(GOLDEN, "RURR"))
     assert not TASK.is_correct(GOLDEN, verify(GOLDEN, "RURRR"))
@@ -152,6 +156,7 @@ def test_an_episode_is_correct_if_it_earns_the_best_return():
     assert not TASK.is_correct(GOLDEN, [])
 
 
+@pytest.mark.quick
 def test_any_text_gets_a_reward_for_each_character_and_never_more_than_the_best_return():
     rng = random.Random(0)
     pieces = [*"URDL" * 6, "<answer>", "</search>", "c3", "a", "5", "x", " ", "\n", "\x00",
@@ -159,7 +164,7 @@ def test_any_text_gets_a_reward_for_each_character_and_never_more_than_the_best_
     tasks = [load(slip) for slip in (0.0, 0.0, 0.2, 1.0)]
     problems = [task.sample(rng) for task in tasks for _ in range(50)]
     start = time.process_time()
-    for i in range(100_000):
+    for i in range(20_000):
         problem = problems[i % 200]
         text = "".join(rng.choices(pieces, k=rng.randrange(12)))
         rewards = verify(problem, text)
@@ -167,7 +172,7 @@ def test_any_text_gets_a_reward_for_each_character_and_never_more_than_the_best_
         assert len(rewards) == len(text) and all(isinstance(reward, float) for reward in rewards)
         assert problem.secret or sum(rewards) <= best_return(problem) + 1e-9
         assert response == "" or problem.secret and len(response) == 2
-    assert time.process_time() - start < 100                        # 1 ms each
+    assert time.process_time() - start < 20                         # 1 ms each
     assert verify(GOLDEN, "U" * 100_000) == [-1.0] * 100_000
 
 
@@ -267,6 +272,7 @@ def test_demonstrations_walk_to_a_prize_in_the_forum_mostly_to_the_near_one(
     assert longest < task.defaults["max_completion_length"]         # there is a slot for EOS
 
 
+@pytest.mark.quick
 def test_the_path_is_drawn_on_the_map():
     assert gridworld.draw(GOLDEN, "RURR").split() == ["#.**@", "o**..", "#oo..", "4xoo#"]
     mirrored = Problem("G d3 7", "")
@@ -379,6 +385,7 @@ def test_in_the_same_problem_the_same_moves_go_astray():
     assert rewards[0] == rewards[1]
 
 
+@pytest.mark.quick
 def test_without_slips_the_environment_is_silent():
     assert TASK.sample(random.Random(0)).secret is None
     assert load(0.2).sample(random.Random(0)).secret[0] == 0.2

@@ -9,6 +9,8 @@ from conftest import f64, ragged
 
 import grpo
 
+pytestmark = pytest.mark.quick
+
 SCALES = ("group", "batch", "none")
 CLIPPING = ("grpo", "bnpo", "dr_grpo", "dapo")          # the loss types with eq. (3)
 LOSS_TYPES = (*CLIPPING, "cispo", "sapo")

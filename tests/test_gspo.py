@@ -9,6 +9,8 @@ from conftest import f64, ragged
 import grpo
 import gspo
 
+pytestmark = pytest.mark.quick
+
 LEVELS = ("sequence", "sequence_token")
 CLIPPING = ("grpo", "bnpo", "dr_grpo", "dapo")          # the loss types with eq. (3)
 LOSS_TYPES = (*CLIPPING, "cispo", "sapo")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import SCRIPTS, every_script
+from conftest import every_script, scripts
 
 import common
 import kernels
@@ -61,34 +61,20 @@ def test_log_probs_without_logits_in_memory_teach_the_same(
     assert_close(trained_weights(tmp_path / "in_memory"), trained_weights(tmp_path / "without"))
 
 
-INTERPRETED = """
-import importlib, sys
-for name in sys.argv[1].split(","):
-    importlib.import_module(name).main([*sys.argv[2:], "--output_dir", name])
-"""
-
-
-@pytest.fixture(scope="module")
-def interpreted(tmp_path_factory):
-    """The folder in which each script ran with the Triton kernel, in Triton's interpreter."""
-    pytest.importorskip("triton")
-    folder = tmp_path_factory.mktemp("interpreted")
-    flags = words(TINY | {"kernel": "triton"})
-    env = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", INTERPRETED, ",".join(SCRIPTS), *flags],
-                          cwd=folder, capture_output=True, text=True, timeout=300, env=env)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.count("log-probs by triton") == len(SCRIPTS), done.stdout
-    return folder
-
-
-@every_script
+@scripts("ppo")
 def test_log_probs_of_the_triton_kernel_in_its_interpreter_teach_the_same(
-        script, interpreted, tmp_path, monkeypatch, restored_ctrl_c):
+        script, tmp_path, monkeypatch):
+    """One script for all, since each calls kernels.logprobs in the machinery, which is one text;
+    this one has most to score."""
+    pytest.importorskip("triton")
     monkeypatch.chdir(tmp_path)
+    flags = words(TINY | {"kernel": "triton", "output_dir": "by_triton"})
+    done = subprocess.run([sys.executable, script.__file__, *flags], capture_output=True, text=True,
+                          timeout=300, env=os.environ | {"TRITON_INTERPRET": "1"})
+    assert done.returncode == 0, done.stderr
+    assert "log-probs by triton" in done.stdout, done.stdout
     script.main(words(TINY | {"kernel": "torch", "output_dir": "torch"}))
-    by_triton = trained_weights(interpreted / script.__name__)
-    assert_close(trained_weights(tmp_path / "torch"), by_triton)
+    assert_close(trained_weights(tmp_path / "torch"), trained_weights(tmp_path / "by_triton"))
 
 
 def test_logprobs_are_those_of_the_definition_without_the_ratio():

@@ -13,6 +13,8 @@ import gspo
 import ppo
 import reinforce
 
+pytestmark = pytest.mark.quick
+
 SCRIPTS = (reinforce, ppo, grpo, gspo, dpo)
 ESTIMATORS = ("k1", "k2", "k3")
 close = functools.partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)

@@ -123,9 +123,9 @@ def test_odd_sizes_agree(dtype, N, V, D):
 def test_any_budget_gives_the_same_result(dtype):
     inputs, args, g = problem(dtype, N=80, V=150)
     whole = run(linear_logprob, inputs, args, g)
-    budgets = [1000, 5e3, 30_000, 77_777, 10**5, 2**62]
+    budgets = [5e3, 30_000, 77_777, 10**5, 2**62]
     if not INTERPRETED:
-        budgets += [0, 1]
+        budgets += [0, 1, 1000]
     sizes = set()
     for budget in budgets:
         rows = linear.chunk_size(budget, inputs[0], 150)
@@ -133,9 +133,11 @@ def test_any_budget_gives_the_same_result(dtype):
         sizes.add((rows, columns))
         for a, b in zip(run(linear_logprob, inputs, args, g, budget=budget), whole):
             assert_close(a, b, rtol=0, atol=TOLERANCES[dtype] * (1 + b.abs().max().item()))
-    assert len(sizes) > 4 and 1 in set(itertools.chain(*sizes))
+    assert len(sizes) > 3
+    assert INTERPRETED or 1 in set(itertools.chain(*sizes))
 
 
+@outside                                # of the matmul, not of the row kernels
 def test_many_slices_of_the_vocabulary_round_the_gradient_by_hidden_states_as_little_as_one():
     inputs, args, g = problem(torch.bfloat16, N=40, V=4000, D=16)
     *_, exact, _ = run(definition, doubled(inputs), args, g)

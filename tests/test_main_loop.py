@@ -2,6 +2,8 @@
 import pytest
 from conftest import SCRIPTS, scripts
 
+pytestmark = pytest.mark.quick
+
 PPO_WITH_TRPO = ("ppo", "--trust_region trpo")
 
 

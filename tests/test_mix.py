@@ -4,13 +4,11 @@ import collections
 import inspect
 import random
 import re
-import subprocess
-import sys
 import zlib
 
 import pytest
 import torch
-from conftest import ROOT, every_script
+from conftest import every_script
 
 import common
 import grpo
@@ -370,10 +368,6 @@ def test_a_mix_is_judged_if_one_of_its_tasks_is():
     assert task.is_correct(walk, [5.0]) is None and task.is_correct(question, 1.0) is True
     alone = load("gridworld,gridworld", slip=0.5)
     assert not alone.is_judged
-
-
-def test_tasks_may_be_imported_before_anything_else():
-    subprocess.run([sys.executable, "-c", "import tasks.mix"], check=True, timeout=60, cwd=ROOT)
 
 
 def test_prompts_of_all_tasks_have_one_width():

@@ -1,9 +1,13 @@
 """mutants.py itself: all its mistakes can be made, and it tells mistakes that tests see from those
 that no test sees."""
+import os
+import py_compile
 import subprocess
 import sys
 from collections import Counter
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import SimpleNamespace
 
 import mutants
 import pytest
@@ -33,6 +37,27 @@ def test_triple():
 
 def test_that_fails_anyway():
     assert False
+'''
+TEST_OF_ORDER = '''import time
+
+import toy
+
+called = []
+
+
+def test_slow():
+    called.append("slow")
+    time.sleep(1)
+    assert toy.double(1) == 2
+
+
+def test_quick():
+    called.append("quick")
+    assert toy.double(1) == 2
+
+
+def test_after_the_quick_one():
+    assert "quick" in called
 '''
 
 
@@ -80,6 +105,9 @@ def toy(tmp_path):
     (tmp_path / "toy.py").write_text(TOY)
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_toy.py").write_text(TEST)
+    (tmp_path / "tests" / "test_order.py").write_text(TEST_OF_ORDER)
+    # options of plugins that are not loaded
+    (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\naddopts = "-n 2"\n')
 
     def run(mistakes):
         code = f"""
@@ -124,27 +152,76 @@ twice
 half a line
 - 2 * x
 + 2 *
-{HALF}""")
+{HALF}
+== toy.py | test_toy.py nothing_of_this_name
+double
+- 2 * x
++ 4 * x
+""")
     words = {}
     for line in printed[1:-1]:
         mistake = line.split("toy.py: ")[1].split("  [")[0]
         words[mistake] = line.split()[0]
     assert words == {"four": "SURVIVED", "nowhere": "BROKEN", "twice": "BROKEN",
-                     "half a line": "BROKEN", "half": "killed"}
+                     "half a line": "BROKEN", "half": "killed", "double": "BROKEN"}
     assert code == 1
-    assert printed[-1].startswith("1/5 killed")
+    assert printed[-1].startswith("1/6 killed")
 
 
 def test_tests_that_fail_or_are_not_there_without_a_mistake_tell_nothing(toy):
-    expected = {"test_toy.py anyway": "failed", "test_toy.py nothing_of_this_name": "broken",
-                "test_no.py": "broken", "test_toy.py double": "passed"}
-    printed, code = toy("".join(f"== toy.py | {tests}\n{HALF}" for tests in expected))
+    all_tests = ("test_toy.py anyway", "test_no.py", "test_toy.py double", "test_order.py quick")
+    printed, code = toy("".join(f"== toy.py | {tests}\n{HALF}" for tests in all_tests))
     words = {}
     for line in printed:
         if "no mistake: " in line:
-            tests = line.split("no mistake: ")[1].split("  ")[0]
-            words[tests] = line.split()[0]
-    assert words == expected
+            file = line.split("no mistake: ")[1].split()[0]
+            assert file not in words            # each file is run once
+            words[file] = line.split()[0]
+    assert words == {"test_toy.py": "failed", "test_no.py": "broken", "test_order.py": "failed"}
     assert code == 1
     assert printed[-1].startswith("tests have to be there")
     assert "killed" not in "".join(printed)
+
+
+def test_a_quick_test_is_asked_before_a_slow_one(toy):
+    printed, code = toy(f"== toy.py | test_order.py slow or quick and not after\n{HALF}")
+    assert code == 0
+    assert printed[1].split()[-1] == "[test_quick]"
+
+
+def test_a_test_is_asked_earlier_after_each_mistake_that_it_has_killed(monkeypatch):
+    seen = []
+
+    def run_all(orders, prices, base, scratch):
+        for mutant, _ in orders:
+            seen.append(dict(prices))
+            yield SimpleNamespace(mutant=mutant, result=("failed", "slow", {}), seconds=4.0)
+    monkeypatch.setattr(mutants, "run_all", run_all)
+    assert mutants.count_killed(ALL[:3], {"slow": 4.0, "quick": 1.0}, None, None) == 3
+    assert seen == [{"slow": price, "quick": 1.0} for price in (4.0, 2.0, 1.0)]
+
+
+def test_what_was_compiled_without_the_mistake_is_not_run_for_it(tmp_path):
+    path = tmp_path / "toy.py"
+    path.write_text(TOY)
+    before = path.stat()
+    compiled = Path(py_compile.compile(path))
+    mistake = mutants.Mutant("toy.py", "half", "2 * x", "x / 2", "")
+    assert mutants.make_mistake(mistake, tmp_path) == ""
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert path.stat().st_size == before.st_size
+    names = {}
+    exec(SourceFileLoader("toy", str(path)).get_code("toy"), names)
+    assert names["double"](1) == 0.5
+    assert compiled.parent.is_dir()
+
+
+def test_what_a_run_without_mistakes_compiled_is_there_for_the_others(tmp_path):
+    for cache in ("__pycache__", "tests/__pycache__", "tmp/test0/__pycache__"):
+        (tmp_path / "copy" / cache).mkdir(parents=True)
+        (tmp_path / "copy" / cache / "toy.pyc").write_text(cache)
+    (tmp_path / "base" / "tests" / "__pycache__").mkdir(parents=True)
+    mutants.keep_compiled(tmp_path / "copy", tmp_path / "base")
+    kept = sorted(path for path in (tmp_path / "base").rglob("*") if path.is_file())
+    assert kept == [tmp_path / "base" / "__pycache__" / "toy.pyc",
+                    tmp_path / "base" / "tests" / "__pycache__" / "toy.pyc"]

@@ -7,7 +7,7 @@ from conftest import f64, scripts
 from made_runs import MadeRun
 from update_scenes import made_batch
 
-pytestmark = scripts("dpo")
+pytestmark = [pytest.mark.quick, scripts("dpo")]
 
 
 def as_pairs(chosen, rejected):

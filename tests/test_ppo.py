@@ -12,6 +12,8 @@ from update_scenes import made_batch
 import common
 import ppo
 
+pytestmark = pytest.mark.quick
+
 WILD = f64([[-1e30, 1e30, -1e4, 1e4]])                  # log-probs that masked slots may hold
 OLD_WILD = f64([[1e30, 1e30, 1e4, -1e4]])
 close = functools.partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)

@@ -188,7 +188,7 @@ def stored_reward_model(folder):
     return common.load(Path(folder, "checkpoint.pt"), "cpu")["reward_model"]
 
 
-@pytest.mark.usefixtures("lucky", "no_picture")
+@pytest.mark.usefixtures("lucky")
 def test_ppo_learns_from_the_ratings_of_the_reward_model_and_logs_what_is_true(capsys):
     ppo.main([*SMALL, "--reward", "accuracy+model", "--max_steps", "2", "--output_dir", "run"])
     lines = [json.loads(line) for line in Path("run/metrics.jsonl").read_text().splitlines()]
@@ -207,7 +207,7 @@ def test_ppo_learns_from_the_ratings_of_the_reward_model_and_logs_what_is_true(c
     assert "reward model:" not in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("lucky", "no_picture")
+@pytest.mark.usefixtures("lucky")
 @pytest.mark.parametrize("names, accuracy", [("model", 0.0), ("accuracy+model", 1.0)])
 def test_the_ratings_of_the_reward_model_are_added_to_the_other_rewards(
         names, accuracy, monkeypatch):
@@ -234,7 +234,7 @@ def test_the_ratings_of_the_reward_model_are_added_to_the_other_rewards(
     torch.testing.assert_close(batch.rewards, accuracy + rated[-1])
 
 
-@pytest.mark.usefixtures("lucky", "no_picture")
+@pytest.mark.usefixtures("lucky")
 def test_the_critic_that_learns_alone_hears_the_reward_model_too(monkeypatch):
     heard = []
     compute_advantages = ppo.compute_advantages
@@ -256,7 +256,6 @@ def test_only_ppo_has_a_reward_model(script, tmp_path, monkeypatch, capsys):
     assert "model" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
-@pytest.mark.usefixtures("no_picture")
 def test_a_base_that_is_never_right_gets_one_line_that_says_so(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(preferences, "BATCHES", 1)

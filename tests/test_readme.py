@@ -45,8 +45,6 @@ DRAW = "python -m tools.report "
 ASK = "python -m tools.ask "
 ELSEWHERE = ("trl ", "python3 -m verl.", "pip install ", "python grpo.py --device mps")
 
-pytestmark = pytest.mark.usefixtures("no_picture")
-
 
 # ---- reading it ------------------------------------------------------------------------------
 
@@ -486,7 +484,8 @@ def test_generated_blocks_are_closed_and_made_by_make_targets():
         assert name == end
     assert README.count("<!-- made by") == README.count("<!-- end of") == len(blocks)
     assert sorted(name for _, name, _, _ in blocks) == [
-        "compare", "example", "passk", "r1", "rlhf", "speed", "table", "tasks", "zero"]
+        "compare", "example", "passk", "r1", "rlhf", "scaling", "speed", "table", "tasks",
+        "zero"]
 
 
 def test_every_picture_is_there():

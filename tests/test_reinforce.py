@@ -9,6 +9,8 @@ from conftest import f64
 
 import reinforce
 
+pytestmark = pytest.mark.quick
+
 BASELINES = ("none", "batch", "mean", "rloo", "optimal")
 OF_THE_GROUP = ("mean", "rloo", "optimal")
 close = functools.partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)

@@ -84,6 +84,7 @@ def search(key):
     return "search", {"key": key}
 
 
+@pytest.mark.quick
 @pytest.mark.parametrize("true, predicted, expected", [
     ([call("get", a=1, b=2)], [call("get", a=1, c=3)], (1 + 1 / 3 + 1) / 4),    # golden numbers
     ([call("search", q="x")], [call("search", q="y")], 2 / 3),
@@ -104,6 +105,7 @@ def test_tool_reward_is_the_sum_over_names_parameters_and_values(true, predicted
     assert tool_reward(true, predicted) == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.quick
 def test_in_the_units_of_the_paper_the_golden_calls_earn_a_half_and_one():
     half = tool_reward([call("get", a=1, b=2)], [call("get", a=1, c=3)])
     one = tool_reward([call("search", q="x")], [call("search", q="y")])

@@ -57,7 +57,7 @@ def test_the_run_of_these_tests_has_something_to_learn_from(whole):
     assert changed_weights(base, policy_of(whole)) == sorted(f"/{name}" for name in base)
 
 
-@every_script
+@scripts("grpo", "dpo")                             # whose metrics differ most
 def test_a_run_folder_has_every_file_and_no_other(script, new_run, monkeypatch):
     monkeypatch.delitem(sys.modules, "tools.report")
     folder = new_run(max_steps=2)
@@ -81,6 +81,7 @@ def test_the_config_tells_how_the_run_was_made(script, whole):
     assert saved["config"] == flags
 
 
+@pytest.mark.quick
 @every_script
 def test_main_returns_the_summary(script, tmp_path):
     summary = script.main(arguments(SMALL | {"max_steps": 1, "output_dir": tmp_path / "run"}))

@@ -9,6 +9,8 @@ import torch
 import grpo
 from common import Arithmetic, Problem, maj_at_k, majority, pass_at_k, scores, votes
 
+pytestmark = pytest.mark.quick
+
 close = functools.partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
 golden = functools.partial(torch.testing.assert_close, atol=6e-8, rtol=0)   # written with 7 digits
 

@@ -13,6 +13,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from tools import sync  # noqa: E402
 
+pytestmark = pytest.mark.quick
+
 SOURCES = {name: (ROOT / name).read_text() for name in sync.present()}
 PAIRS = [("grpo", "gspo"), ("reinforce", "grpo"), ("ppo", "grpo")]
 MOST_LINES = 60                         # that gspo.py may remove from grpo.py and add to it

@@ -8,6 +8,8 @@ from update_scenes import made_batch, shift
 
 import common
 
+pytestmark = pytest.mark.quick
+
 HALF = math.log(2)              # log pi / pi_ref where the base finds a token half as likely
 with_token_rewards = scripts("reinforce", "ppo")
 

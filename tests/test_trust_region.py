@@ -4,7 +4,7 @@ import torch
 from conftest import scripts
 from update_scenes import weights
 
-pytestmark = scripts("ppo")
+pytestmark = [pytest.mark.quick, scripts("ppo")]
 
 
 # ---- passes that end early -------------------------------------------------------------------

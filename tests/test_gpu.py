@@ -1,0 +1,580 @@
+"""make gpu, without a GPU: a part that goes wrong stops no other, the report says what happened,
+and no part says that all is well where it is not."""
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import ROOT
+
+from kernels import bench
+from tools import gpu, gpu_parts, runs
+
+CRASHES = "import os, signal\ndef falls():\n    os.kill(os.getpid(), signal.SIGSEGV)\nfalls()"
+# A part whose child would write a file, if it lived.
+HANGS = """
+import subprocess, sys, time
+print("nearly there", flush=True)
+late = "import time; time.sleep(2.5); open('late', 'w')"
+subprocess.Popen([sys.executable, "-c", f"import os; os.chdir({FOLDER!r}); {late}"])
+def waits():
+    time.sleep(60)
+waits()
+"""
+WORKS = "print('result: all of it'); print('bye')"
+
+
+def fake(name, code, share=60.0):
+    """A part that runs some Python."""
+    return gpu.Part(name, f"the part {name}", share, [sys.executable, "-c", code])
+
+
+def run_fakes(folder, *parts):
+    return gpu.run_all(parts, folder, minutes=10)
+
+
+@pytest.fixture(autouse=True)
+def signals_as_before(restored_ctrl_c):
+    """main() handles signals that say that the terminal is gone."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    """The folders of logs and of docs/ lie in a temporary one. -> that"""
+    monkeypatch.setattr(gpu, "FOLDER", tmp_path / "gpu")
+    monkeypatch.setattr(gpu, "DOCS", tmp_path / "docs")
+    return tmp_path
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """As if there was a GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+
+
+@pytest.fixture
+def job(tmp_path):
+    """job(seconds): what a part is told in a dry run."""
+    def make(seconds=60.0, dry_run=True):
+        return gpu_parts.Job(tmp_path, time.time() + seconds, dry_run)
+    return make
+
+
+def logits_row(who="ours", V=151936, dtype="bfloat16", forward=1.0, backward=2.0, **more):
+    """A row of the bench that reaches all that it could."""
+    return {"who": who, "N": 8192, "V": V, "dtype": dtype, "forward": forward, "error": 1e-6,
+            "backward": backward, "forward_share_of_copy": 0.95, "backward_share_of_copy": 0.94,
+            "forward_bytes": 16 * 8192, "backward_bytes": 0, "backward_bytes_in_place": 0} | more
+
+
+def a_record(**rows):
+    """A record of the bench that has only these rows."""
+    machine = {"device": "NVIDIA Thing 9", "cpu": "x", "threads": 1, "versions": {"torch": "2"},
+               "copy_GB_per_s": 1.0, "matmul_TFLOP_per_s": 1.0, "matmul_dtype": "bfloat16"}
+    record = {"machine": machine, "repeats": 3, "remarks": [], "shape": [1, 2, 3, 4]}
+    return record | {name: [] for name in bench.ROWS} | rows
+
+
+def a_result(name="sees", outcome="ok", said="all", lines=()):
+    return gpu.Result(gpu.Part(name, f"the part {name}", 1, []), outcome, said, 1.0, list(lines))
+
+
+# ---- 1. run the parts ------------------------------------------------------------------------
+
+def test_parts_that_fail_crash_or_hang_are_named_and_stop_no_other(tmp_path, capsys):
+    begin = time.perf_counter()
+    results = run_fakes(
+        tmp_path, fake("fails", "print('so far')\nraise ValueError('wrong number')", share=0.5),
+        fake("crashes", CRASHES, share=0.5),
+        fake("hangs", f"FOLDER = {str(tmp_path)!r}" + HANGS, share=0.5), fake("works", WORKS))
+    assert time.perf_counter() - begin < 20
+    outcomes = [result.outcome for result in results]
+    assert outcomes[0] == "failed with exit code 1"
+    assert outcomes[1] == "killed by SIGSEGV"
+    assert outcomes[2].startswith("stopped after ")
+    assert outcomes[3] == "ok"
+    fails, crashes, hangs, works = results
+    assert fails.said == "ValueError: wrong number" and "so far" in fails.lines
+    assert crashes.said.endswith("in falls")
+    assert hangs.said.endswith("in waits") and "nearly there" in hangs.lines
+    assert works.said == "all of it"
+    assert hangs.seconds < 10
+
+    printed = capsys.readouterr().out
+    text = gpu.report(results, None, dry_run=False)
+    for result in results:
+        assert f"{result.part.title} ... {result.outcome}" in printed and result.said in printed
+        assert f"| {result.part.name} | {result.outcome} |" in text
+    assert "## the part fails: failed with exit code 1\n" in text and "so far\n" in text
+    assert "## the part works" not in text
+    time.sleep(max(0, 3.5 - (time.perf_counter() - begin)))
+    assert not (tmp_path / "late").exists()         # the child of what hung was killed with it
+
+
+def test_a_part_may_take_its_share_and_what_those_before_it_have_left(tmp_path):
+    show = "import sys, time; print('result:', float(sys.argv[-1]) - time.time())"
+    first, second = run_fakes(tmp_path, fake("a", show, share=30), fake("b", show, share=20))
+    assert 25 < float(first.said) <= 30
+    assert 42 < float(second.said) <= 50
+    [halved] = gpu.run_all([fake("a", show, share=30)], tmp_path, minutes=5)
+    assert 10 < float(halved.said) <= 15
+
+
+def test_all_parts_together_take_no_more_than_is_said():
+    shares = [share for _, share in gpu.PARTS.values()]
+    assert sum(shares) == 600 and min(shares) > 0
+    assert list(gpu.PARTS) == list(gpu_parts.PARTS)
+
+
+@pytest.fixture
+def sleeper(tmp_path):
+    """A part that writes its process id into the file "pid", and sleeps."""
+    path = str(tmp_path / "pid")
+    code = f"import os, time; open({path!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    return fake("sleeps", code)
+
+
+def send_to_us(number, folder, *delays):
+    """Send a signal to this process once the sleeper sleeps, after each of the delays."""
+    def send():
+        while not (folder / "pid").is_file():
+            time.sleep(0.05)
+        for seconds in delays:
+            time.sleep(seconds)
+            os.kill(os.getpid(), number)
+    threading.Thread(target=send, daemon=True).start()
+
+
+@pytest.mark.parametrize("delays, next_outcome", [([0.2], "ok"), ([0.2, 0.5], "skipped")])
+def test_ctrl_c_skips_a_part_and_the_second_one_all_that_are_left(
+        tmp_path, sleeper, delays, next_outcome):
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    send_to_us(signal.SIGINT, tmp_path, *delays)
+    sleeps, works = run_fakes(tmp_path, sleeper, fake("works", WORKS))
+    assert sleeps.outcome != "ok" and sleeps.seconds < 20
+    if next_outcome == "ok":
+        assert sleeps.outcome == "interrupted"
+    assert works.outcome == next_outcome
+
+
+def test_a_terminal_that_is_gone_takes_the_part_under_way_along(tmp_path, sleeper):
+    signal.signal(signal.SIGHUP, gpu.end_at_once)
+    send_to_us(signal.SIGHUP, tmp_path, 0.2)
+    with pytest.raises(SystemExit):
+        run_fakes(tmp_path, sleeper)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_of_a_long_log_the_end_is_shown_and_of_a_crash_its_innermost_call():
+    lines = [f"line {i}" for i in range(100)]
+    assert gpu.explanation(lines) == lines[-gpu.NUM_LINES:]
+    trace = ["Fatal Python error: Aborted", "Current thread 0x1 (most recent call first):",
+             '  File "a.py", line 1 in inner', *['  File "b.py", line 2 in outer'] * 50]
+    shown = gpu.explanation(lines + trace)
+    assert shown[:6] == [*lines[-5:], trace[0]] and len(shown) == gpu.NUM_LINES
+    assert gpu.finding(lines + trace, "killed by SIGABRT") == 'File "a.py", line 1 in inner'
+    assert gpu.finding(["result: fine", "ValueError"], "failed with exit code 1") == "ValueError"
+    assert gpu.finding([], "ok") == ""
+
+
+# ---- 2. goals and report ---------------------------------------------------------------------
+
+def verdicts(record):
+    """What becomes of each goal: its name -> what was measured, verdict."""
+    rows = [gpu.goal_row(goal, record) for goal in gpu.GOALS]
+    return {what: (measured, verdict) for what, _, measured, verdict in rows}
+
+
+def test_without_measurements_no_goal_is_reached_or_missed():
+    assert set(verdicts(a_record()).values()) == {("-", "not measured")}
+
+
+def a_full_record():
+    """In which all goals are reached, just."""
+    logits = [logits_row(V=V, forward=1.0, backward=2.0) for V in (512, *gpu.LARGE)]
+    for who, forward, backward in (("TRL", 1.4, 2.1), ("torch", 12, 9), ("torch.compile", 1.3, 9)):
+        logits.append(logits_row(who, forward=forward, backward=backward))
+    linear = [{"who": "ours", "N": 8192, "D": D, "V": 151936, "both": 0.05, "bytes": 2.0e9,
+               "share_of_limit": 0.667} for D in (1024, 4096)]
+    rollout = {"size": "0.81M", "kind": "fixed", "tokens": 8000, "gain": {"median": 10.0, "low": 9,
+               "high": 11}, "median": {"ours": 0.008, "HF generate": 0.08}}
+    return a_record(logits=logits, linear=linear, rollout=[rollout])
+
+
+def test_goals_that_are_just_reached_are_reached():
+    assert {verdict for _, verdict in verdicts(a_full_record()).values()} == {"reached"}
+
+
+@pytest.mark.parametrize("what, changes", [
+    ("logps and entropy forward, of a copy", {"forward_share_of_copy": 0.91}),
+    ("their gradient, of a copy", {"backward_share_of_copy": 0.91}),
+    ("forward against TRL", {"forward": 1.1}), ("backward against TRL", {"backward": 2.2}),
+    ("forward against torch", {"forward": 1.1}),
+    ("forward against torch.compile", {"forward": 1.1}),
+    ("error of logps and entropy", {"error": 1e-5}),
+    ("forward, extra bytes a token", {"forward_bytes": 20 * 8192}),
+    ("backward in place, extra bytes a token", {"backward_bytes_in_place": 9000})])
+def test_a_goal_that_the_worst_row_misses_is_missed(what, changes):
+    record = a_full_record()
+    [row] = (row for row in record["logits"] if row["who"] == "ours" and row["V"] == 151936)
+    row |= changes
+    assert verdicts(record)[what][1] == "missed"
+
+
+@pytest.mark.parametrize("V, what", [
+    (50257, "forward, V = 50257, which no vector divides"), (512, "forward, V = 512")])
+def test_vocabularies_with_goals_of_their_own_do_not_count_for_others(V, what):
+    record = a_full_record()
+    [row] = (row for row in record["logits"] if row["V"] == V)
+    row["forward_share_of_copy"] = 0.70
+    missed = [name for name, (_, verdict) in verdicts(record).items() if verdict == "missed"]
+    assert missed == [what]
+
+
+def test_the_goals_of_hidden_states_and_rollouts_are_those_of_the_large_shape():
+    record = a_full_record()
+    small, large = record["linear"]
+    small |= {"share_of_limit": 0.1, "bytes": 9e9}
+    assert verdicts(record)["linear, D = 4096: bytes"] == ("2.00e+09", "reached")
+    large |= {"share_of_limit": 0.6, "bytes": 2.1e9}
+    record["rollout"][0]["median"]["ours"] = 0.0081
+    record["rollout"][0]["gain"]["median"] = 9.9
+    found = verdicts(record)
+    for what in ("linear, D = 4096: of what three matmuls take", "linear, D = 4096: bytes",
+                 "rollout, 0.81M: tokens a second", "rollout, 0.81M: against HF generate"):
+        assert found[what][1] == "missed", what
+
+
+def test_rows_that_failed_and_rows_in_float32_do_not_count():
+    record = a_record(logits=[logits_row(dtype="float32"),
+                              {"who": "ours", "N": 8192, "V": 151936, "dtype": "bfloat16",
+                               "seconds": [], "failed": "RuntimeError: no"}])
+    assert set(verdicts(record).values()) == {("-", "not measured")}
+
+
+def test_the_report_has_the_machine_the_goals_the_rows_and_who_failed():
+    record = a_full_record()
+    failed = {"who": "TRL", "N": 1, "V": 7, "dtype": "bfloat16", "seconds": [],
+              "failed": "RuntimeError: not on this one"}
+    record["logits"].append(failed)
+    text = gpu.report([a_result()], record, dry_run=False)
+    assert bench.first_line(record["machine"]) in text
+    assert "| forward against TRL | at least 1.40 | 1.40 | reached |" in text
+    assert "\nlogits, TRL, V 7: RuntimeError: not on this one\n" in text
+    assert text.endswith(bench.tables(record))
+    assert "dry run" not in text and "dry run" in gpu.report([], record, dry_run=True)
+
+
+def test_a_cell_of_the_report_has_no_borders_of_its_own():
+    line = gpu.results_table([a_result(said="a | b")]).splitlines()[-1]
+    assert len(re.findall(r"(?<!\\)\|", line)) == 5
+
+
+# ---- 3. the command --------------------------------------------------------------------------
+
+def run_main(monkeypatch, words, outcome="ok", record=None):
+    """main() with parts that end as given. -> the parts that it ran"""
+    ran = []
+
+    def run_all(parts, folder, minutes):
+        ran.extend(parts)
+        if record:
+            (folder / "record.json").write_text(json.dumps(record))
+        return [a_result(part.name, outcome) for part in parts]
+    monkeypatch.setattr(gpu, "run_all", run_all)
+    gpu.main(words)
+    return ran
+
+
+def test_the_report_and_the_record_go_to_docs_under_the_name_of_the_device(
+        places, on_gpu, monkeypatch, capsys):
+    record = a_full_record()
+    ran = run_main(monkeypatch, [], record=record)
+    assert [part.name for part in ran] == list(gpu.PARTS)
+    assert not any("--dry_run" in part.command for part in ran)
+    assert "at least 1.40" in (places / "docs/gpu-nvidia-thing-9.md").read_text()
+    assert json.loads((places / "docs/bench-nvidia-thing-9.json").read_text()) == record
+    assert "docs/gpu-nvidia-thing-9.md" in capsys.readouterr().out
+    assert signal.getsignal(signal.SIGHUP) is signal.getsignal(signal.SIGTERM) is gpu.end_at_once
+
+
+@pytest.mark.parametrize("words", [["--dry_run"], ["sees", "logits"]])
+def test_a_dry_run_or_some_parts_alone_write_nothing_to_docs(places, on_gpu, monkeypatch, words):
+    ran = run_main(monkeypatch, words, record=a_full_record())
+    assert not (places / "docs").exists()
+    assert (places / "gpu/gpu-nvidia-thing-9.md").is_file()
+    assert all(("--dry_run" in part.command) == ("--dry_run" in words) for part in ran)
+    assert len(ran) == (2 if "sees" in words else len(gpu.PARTS))
+
+
+def test_rows_that_this_machine_measured_before_and_not_now_stay(places, on_gpu, monkeypatch):
+    run_main(monkeypatch, [], record=a_full_record())
+    newer = a_record(logits=[logits_row(V=512)])
+    run_main(monkeypatch, [], record=newer)
+    kept = json.loads((places / "docs/bench-nvidia-thing-9.json").read_text())
+    assert kept["logits"] == newer["logits"] and len(kept["linear"]) == 2
+
+
+def test_if_nothing_was_measured_there_is_a_report_and_no_record(places, on_gpu, monkeypatch):
+    with pytest.raises(SystemExit):
+        run_main(monkeypatch, [], outcome="killed by SIGSEGV")
+    assert [path.name for path in (places / "docs").iterdir()] == ["gpu-unknown.md"]
+
+
+@pytest.mark.parametrize("outcome", ["failed with exit code 1", "skipped", "interrupted"])
+def test_the_exit_code_is_1_unless_every_part_is_ok(places, on_gpu, monkeypatch, outcome):
+    with pytest.raises(SystemExit) as end:
+        run_main(monkeypatch, ["sees"], outcome=outcome)
+    assert end.value.code == 1
+    run_main(monkeypatch, ["sees"])
+
+
+def test_without_a_gpu_or_with_an_unknown_part_one_line_says_what_to_do(
+        places, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(gpu, "run_all", lambda *_: pytest.fail("parts are run"))
+    for words, said in (([], "sees no GPU"), (["--dry_run", "nothing"], "no part nothing")):
+        with pytest.raises(SystemExit) as end:
+            gpu.main(words)
+        error = capsys.readouterr().err
+        assert end.value.code == 2 and error.count("\n") == 1 and said in error
+    assert not (places / "gpu").exists()
+
+
+def test_a_dry_run_of_some_parts_really_runs_them(places, capsys):
+    gpu.main(["--dry_run", "kernel", "rollout"])
+    text = (places / "gpu/gpu-cpu.md").read_text()
+    assert "| kernel | ok |" in text and "| rollout | ok |" in text
+    assert "both passes are right" in text and "| tiny | ragged |" in text
+    assert json.loads((places / "gpu/bench-cpu.json").read_text())["rollout"]
+    assert not (places / "docs").exists()
+
+
+def test_a_part_that_fails_says_why_last(tmp_path):
+    """Whatever the libraries say as a process ends comes before it, or not at all."""
+    command = [sys.executable, "-m", "tools.gpu_parts", "sees", str(tmp_path / "nowhere")]
+    done = subprocess.run([*command, "--until", "1", "--dry_run"], cwd=ROOT, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1].startswith("FileNotFoundError: ")
+
+
+# ---- 4. the parts ----------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name, words", [
+    ("sees", "a CPU"), ("decode", "the same tokens"), ("logits", "4 of 4 shapes; ours forward"),
+    ("linear", "1 of 1 shapes"), ("rollout", "2 of 2 shapes; tiny | fixed"),
+    ("step", "3 of 3 shapes")])
+def test_a_part_runs_on_a_cpu_and_says_what_it_found(name, words, job, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "installed", lambda package: package == "torch")
+    gpu_parts.PARTS[name](job())
+    lines = capsys.readouterr().out.splitlines()
+    assert words in gpu.finding(lines, "ok")
+    if name in bench.ROWS:
+        record = json.loads((job().folder / "record.json").read_text())
+        assert record[name] and bench.tables(record)
+
+
+def test_what_begins_has_time_for_one_and_a_half_of_the_slowest_before_it(monkeypatch, capsys):
+    clock = SimpleNamespace(time=lambda: clock.now, now=100.0)
+    monkeypatch.setattr(gpu_parts, "time", clock)
+    done = []
+    for item in gpu_parts.in_time([4, 10, 1, 2, 3], until=129.5):
+        done.append(item)
+        clock.now += item
+    assert done == [4, 10, 1]
+    assert "the last 2: [2, 3]" in capsys.readouterr().out
+    assert list(gpu_parts.in_time([7, 8], until=200)) == [7, 8]
+
+
+def fill(job, measure, shapes=((1,), (2,), (3,))):
+    return gpu_parts.fill(job, "logits", shapes, measure, cells=lambda row: [row["who"]])
+
+
+def test_a_shape_without_memory_is_left_out_and_a_crash_leaves_what_was_before(job):
+    def measure(machine, n):
+        if n == 1:
+            raise torch.OutOfMemoryError("too little")
+        if n == 3:
+            raise ZeroDivisionError
+        return [{"who": "ours", "n": n}]
+    with pytest.raises(ZeroDivisionError):
+        fill(job(), measure)
+    record = json.loads((job().folder / "record.json").read_text())
+    assert record["logits"] == [{"who": "ours", "n": 2}]
+    rows, counts = fill(job(), measure, shapes=[(1,), (2,)])
+    assert len(rows) == 1 and counts == "1 of 2 shapes"
+    with pytest.raises(RuntimeError, match="nothing could be measured"):
+        fill(job(), measure, shapes=[(1,)])
+
+
+def test_a_bench_in_which_ours_fails_fails_and_if_others_do_it_does_not(job):
+    def failing(who):
+        return lambda machine, n: [{"who": who, "failed": "RuntimeError: no"}]
+    fill(job(), failing("TRL"))
+    with pytest.raises(RuntimeError, match="ours, .*no"):
+        fill(job(), failing("ours"))
+
+
+def test_every_file_of_tests_that_asks_for_a_gpu_is_run_with_one():
+    asking = [path for path in sorted(Path(ROOT, "tests").glob("test_*.py"))
+              if "torch.cuda.is_available()" in path.read_text() and path != Path(__file__)]
+    assert {f"tests/{path.name}" for path in asking} == set(gpu_parts.TESTS)
+
+
+SKIPPED = '<testcase name="b"><skipped message="no CUDA device"/></testcase>'
+
+
+@pytest.mark.parametrize("case, code, dry_run, error", [
+    ("", 0, False, None), (SKIPPED, 0, True, None),
+    (SKIPPED, 0, False, "1 passed, 1 skipped: no CUDA device"),
+    ('<testcase name="b"><failure/></testcase>', 1, True, "1 passed, 1 failure")])
+def test_with_a_gpu_a_test_that_is_skipped_is_a_failure(
+        case, code, dry_run, error, job, monkeypatch, capsys):
+    def main(options):
+        [log] = (word.partition("=")[2] for word in options if word.startswith("--junitxml="))
+        Path(log).write_text(f'<testsuite><testcase name="a"/>{case}</testsuite>')
+        assert set(gpu_parts.TESTS) < set(options)
+        return code
+    monkeypatch.setattr(gpu_parts, "pytest", SimpleNamespace(main=main))
+    if error:
+        with pytest.raises(RuntimeError, match=error):
+            gpu_parts.tests(job(dry_run=dry_run))
+    else:
+        gpu_parts.tests(job(dry_run=dry_run))
+        assert "result: 1 passed" in capsys.readouterr().out
+
+
+def off_by(amount):
+    """Like bench.ours_from_logits, but for the logps."""
+    def ours(logits, tokens):
+        logps, entropy = bench.torch_from_logits(logits.float(), tokens)
+        return logps + amount, entropy
+    return ours
+
+
+def test_a_kernel_that_cannot_run_or_computes_something_else_fails(job, monkeypatch):
+    monkeypatch.setattr(gpu_parts, "logprob", SimpleNamespace(available=lambda device: True))
+    monkeypatch.setattr(bench, "ours_from_logits", off_by(0.0))
+    gpu_parts.kernel(job())
+    monkeypatch.setattr(bench, "ours_from_logits", off_by(0.001))
+    with pytest.raises(AssertionError):
+        gpu_parts.kernel(job())
+    monkeypatch.setattr(gpu_parts, "logprob", SimpleNamespace(available=lambda device: False))
+    with pytest.raises(RuntimeError, match="needs the package triton"):
+        gpu_parts.kernel(job())
+
+
+def test_a_kernel_with_a_wrong_gradient_fails(job, monkeypatch):
+    def ours(logits, tokens):
+        logps, entropy = bench.torch_from_logits(logits.float(), tokens)
+        return logps, entropy.detach() + 0 * logps
+    monkeypatch.setattr(gpu_parts, "logprob", SimpleNamespace(available=lambda device: True))
+    monkeypatch.setattr(bench, "ours_from_logits", ours)
+    with pytest.raises(AssertionError):
+        gpu_parts.kernel(job())
+
+
+@pytest.mark.parametrize("which", ["tokens", "logps"])
+@pytest.mark.parametrize("captured", [None, False])
+def test_a_decode_with_another_token_or_log_prob_fails(which, captured, job, monkeypatch):
+    """In the graph, where `captured` is None, or in the step without it."""
+    real = gpu_parts.decode
+
+    def wrong(*args, **options):
+        tokens, mask, logps, entropy = real(*args, **options)
+        if options.get("captured") is captured:
+            if which == "tokens":
+                tokens[3, 2] += 1
+            else:
+                logps[3, 0] += 0.01
+        return tokens, mask, logps, entropy
+    monkeypatch.setattr(gpu_parts, "decode", wrong)
+    if which == "logps" and captured is False:      # only its tokens are looked at
+        gpu_parts.decode_part(job())
+    else:
+        with pytest.raises((RuntimeError, AssertionError), match="same tokens|not close"):
+            gpu_parts.decode_part(job())
+
+
+STEP = {"loss": 0.0, "reward": 0.5, "entropy": 1.0, "completions/mean_length": 6.0,
+        "grad_norm": 1.0, "signal": 0.5, "sampling/sampling_logp_difference/max": 1e-6}
+
+
+@pytest.fixture
+def scripts_with(job, monkeypatch, tmp_path):
+    """scripts_with(changes): the part where each script logs STEP, but for what `changes` say of
+    (script, kernel)."""
+    def run(changes):
+        def metrics_of(script, kernel, job):
+            change = changes.get((script, kernel), {})
+            if isinstance(change, BaseException):
+                raise change
+            last = dict(STEP)
+            if script == "dpo":
+                del last["sampling/sampling_logp_difference/max"]
+            return [last | change, last]
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setitem(sys.modules, "tools.report", None)
+        monkeypatch.setattr(gpu_parts, "metrics_of", metrics_of)
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 2**20)
+        gpu_parts.scripts(job(dry_run=False))
+    return run
+
+
+def test_scripts_that_log_the_same_with_either_kernel_are_fine(scripts_with, capsys):
+    scripts_with({("ppo", "triton"): {"grad_norm": 1.02, "reward": 0.504}})
+    assert "result: 5 scripts" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("changes, said", [
+    ({("ppo", "triton"): {"grad_norm": 1.1}}, "ppo.py, triton and torch: grad_norm 1.1"),
+    ({("dpo", "torch"): {"loss": 0.1}}, "dpo.py, triton and torch: loss"),
+    ({("gspo", "triton"): {"sampling/sampling_logp_difference/max": 0.01}},
+     "gspo.py, triton: rollout and update differ by 1.0e-02"),
+    ({("grpo", "torch"): {"sampling/sampling_logp_difference/max": float("nan")}},
+     "grpo.py, torch: rollout and update differ"),
+    ({("reinforce", "torch"): {"signal": 0.0}}, "reinforce.py: no group has signal"),
+    ({("reinforce", "triton"): ValueError("no such thing"), ("gspo", "torch"): SystemExit(2)},
+     "reinforce.py: ValueError: no such thing; gspo.py: SystemExit: 2")])
+def test_a_script_that_does_something_else_with_triton_is_named(scripts_with, changes, said):
+    with pytest.raises(RuntimeError) as error:
+        scripts_with(changes)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("name, task, score, base, trained, has_learned", [
+    ("arithmetic", "arithmetic", "greedy", 0.1, 0.9, True),
+    ("arithmetic", "arithmetic", "greedy", 0.1, 0.89, False),
+    ("countdown", "countdown", "pass@1", 0.1, 0.16, True),
+    ("countdown", "countdown", "pass@1", 0.2, 0.25, False),
+    ("countdown", "countdown", "pass@1", 0.0, 0.1, False)])
+def test_a_policy_that_has_not_learned_fails_unless_it_is_a_dry_run(
+        name, task, score, base, trained, has_learned, job, monkeypatch, capsys):
+    def run(script, folder, *flags, cwd):
+        assert script == "grpo.py" and flags[:2] == ("--task", task)
+        assert ("--hidden_size" in flags) == is_dry and flags[3] == ("cpu" if is_dry else "cuda")
+        return {"base": {score: base}, "trained": {score: trained}, "steps": 9,
+                "seconds_warm_start": 20.0, "seconds_total": 26.0}
+    monkeypatch.setattr(runs, "run", run)
+    for is_dry in (True, False):
+        if has_learned or is_dry:
+            gpu_parts.PARTS[name](job(dry_run=is_dry))
+            said = f"{score} {base:.3f} -> {trained:.3f}, 9 steps, warm start 20 s, training 6 s"
+            assert f"result: {said}" in capsys.readouterr().out
+        else:
+            with pytest.raises(RuntimeError, match="has not learned"):
+                gpu_parts.PARTS[name](job(dry_run=is_dry))
