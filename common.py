@@ -724,16 +724,16 @@ def mini_batches(batch, cfg, *purpose):
 
 
 def micro_batches(rows, lengths, size, by_length=True):
-    """Parts of `rows` that fit in memory. In a part no row is more than twice as long as another,
-    so that little of it is padding, and it has at most the tokens of `size` rows as long as the
-    longest. Rows keep their order, for those of a group share a prompt, which is read once a part.
-    Or parts of `size` rows as they come. -> list of rows"""
+    """Parts of `rows` that fit in memory. In a part no row is more than three times as long as
+    another, so that little of it is padding, and it has at most the tokens of `size` rows as long
+    as the longest. Rows keep their order, for those of a group share a prompt, which is read once a
+    part. Or parts of `size` rows as they come. -> list of rows"""
     if not by_length:
         return list(rows.split(size)) if len(rows) > 0 else []
     lengths = lengths.cpu()
     parts = []
     while len(rows) > 0:
-        is_alike = lengths[rows] <= 2 * lengths[rows].min()
+        is_alike = lengths[rows] <= 3 * lengths[rows].min()
         alike = rows[is_alike]
         parts += alike.split(size * int(lengths.max()) // int(lengths[alike].max()))
         rows = rows[~is_alike]

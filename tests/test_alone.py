@@ -113,7 +113,8 @@ REFUSED = {
     "--mask_tool_tokens false": "no tools",
     "--numbers 3": "not for arithmetic",
     "--slip 0.5": "not for arithmetic",
-    "--kernel triton": "there is no",
+    # taken instead of refused, it trains; not for long
+    "--kernel triton --base_steps 1 --max_steps 1 --num_eval_problems 4": "there is no",
     "--kl_estimator k2": "nothing without --beta",
     "--cold_start 3": "nothing without --init_from",
     "--entropy_decay_steps 3": "nothing without --entropy_coef",

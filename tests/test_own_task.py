@@ -114,7 +114,7 @@ def test_of_several_tasks_the_largest_default_counts_and_ours_for_a_task_without
 def test_a_task_without_a_method_is_refused_with_what_it_lacks(script, put, capsys, method):
     put(TASK.replace(f"def {method}(", f"def other_{method}("))
     with pytest.raises(SystemExit) as stop:
-        script.main(["--task", "parrot"])
+        script.main(arguments(INSTANT | {"task": "parrot"}))
     assert stop.value.code == 2
     error = capsys.readouterr().err
     assert error.startswith("error: --task parrot: ") and error.count("\n") == 1
@@ -129,7 +129,7 @@ def test_a_task_without_a_method_is_refused_with_what_it_lacks(script, put, caps
 def test_a_file_without_one_complete_task_is_refused(script, put, capsys, source, words):
     put(source)
     with pytest.raises(SystemExit) as stop:
-        script.main(["--task", "parrot"])
+        script.main(arguments(INSTANT | {"task": "parrot"}))
     assert stop.value.code == 2
     assert words in capsys.readouterr().err
 
