@@ -40,7 +40,7 @@ PASSES = {
     "entropy_decay_steps": Change("2", "--entropy_coef 0.1"),
     "beta": Change("0.5")}
 GROUP = PASSES | {
-    "loss_type": Change("bnpo dr_grpo dapo cispo sapo"),
+    "loss_type": Change("bnpo dr_grpo dapo cispo sapo", "--micro_batch_size 3"),
     "scale_rewards": Change("batch none"),
     "epsilon": Change("0.01"),
     "epsilon_high": Change("0.01"),
