@@ -13,8 +13,9 @@ import common
 @every_script
 def test_it_learns_every_token_of_a_completion_its_eos_included_and_no_padding(
         script, config, load_task):
-    """The gradient that the first batch leaves behind is that of the mean over these tokens."""
-    cfg = config(base_steps=1, base_batch_size=7, base_learning_rate=0.0)
+    """The gradient that the first batch, of short and long examples, leaves behind is that of the
+    mean over these tokens."""
+    cfg = config(base_steps=1, base_batch_size=7, base_learning_rate=0.0, textbook_share=0.0)
     task = load_task(cfg)
     model = script.GPT(cfg).double()
     script.warm_start(model, task, cfg, common.silent)
@@ -23,13 +24,16 @@ def test_it_learns_every_token_of_a_completion_its_eos_included_and_no_padding(
     model.zero_grad()
     total = 0.0
     num_tokens = 0
-    for problem, text in common.sample_demonstrations(task, 7, (0, 0), "textbook"):
+    lengths = []
+    for problem, text in common.sample_demonstrations(task, 7, (0, 0), "forum"):
         ids = [*script.TOKENIZER.encode(text, allowed_special="all"), script.EOS]
         prompt = script.encode_prompts([problem.prompt], task, "cpu")
         sequence = torch.cat([prompt, torch.tensor([ids])], dim=1)
         logits = model(sequence)[0, prompt.shape[1] - 1:-1]
         total = total - logits.log_softmax(dim=-1)[range(len(ids)), ids].sum()
         num_tokens += len(ids)
+        lengths.append(len(ids))
+    assert max(lengths) > 3 * min(lengths)                      # or they were in one micro-batch
     (total / num_tokens).backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     expected = [weight.grad for weight in model.parameters()]
