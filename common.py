@@ -828,7 +828,8 @@ def orthogonal(x):
     x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
     for _ in range(5):
         gram = x @ x.mT                                                         # (n, rows, rows)
-        x = 3.4445 * x + (-4.775 * gram + 2.0315 * gram @ gram) @ x
+        even = torch.baddbmm(gram, gram, gram, beta=-4.775, alpha=2.0315)
+        x = torch.baddbmm(x, even, x, beta=3.4445)          # 3.4445 x - 4.775 x^3 + 2.0315 x^5
     return x
 
 

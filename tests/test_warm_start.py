@@ -159,17 +159,16 @@ def test_the_examples_of_a_cold_start_are_not_those_of_the_base_and_all_think(
 
 @pytest.fixture
 def token_gradients(script, monkeypatch):
-    """A list that will hold tokens and the gradient of their log-probs, (b, T) each, of every
-    micro-batch. Neither is there before the backward pass."""
-    logprobs = script.logprobs
+    """A list of tokens and of the gradient of their losses, (b, T) each, of every micro-batch,
+    once its gradients are computed."""
+    cross_entropy = script.F.cross_entropy
     kept = []
 
-    def keep(logits, tokens, *options):
-        logps, entropy = logprobs(logits, tokens, *options)
-        logps.retain_grad()
-        kept.append((tokens, logps))
-        return logps, entropy
-    monkeypatch.setattr(script, "logprobs", keep)
+    def keep(logits, tokens, **options):
+        losses = cross_entropy(logits, tokens, **options)
+        losses.register_hook(lambda gradients: kept.append((tokens, gradients)))
+        return losses
+    monkeypatch.setattr(script.F, "cross_entropy", keep)
     return kept
 
 
@@ -209,8 +208,8 @@ def test_it_does_not_learn_what_an_environment_says_but_what_is_said_around_it(
     script.warm_start(script.GPT(cfg), load_task(cfg), cfg, common.silent)
     num_inserted = 0
     num_others = 0
-    for tokens, logps in token_gradients:
-        for ids, gradients in zip(tokens.tolist(), logps.grad.tolist()):
+    for tokens, of_losses in token_gradients:
+        for ids, gradients in zip(tokens.tolist(), of_losses.tolist()):
             text = script.decode([i for i in ids if i not in (script.PAD, script.EOS)])
             mask = token_mask(script, text, inserted(text))
             has_gradient = [float(gradient != 0) for gradient in gradients]
