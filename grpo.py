@@ -31,7 +31,7 @@ from the second optimizer step on a batch its samples are those of pi_old, not o
 
 Usage: python grpo.py --task arithmetic
 The base policy mostly answers without thinking. Its likeliest answers are right one time in ten,
-its samples, from which RL learns, three to four times. It is made in 40 seconds on a CPU; in 15
+its samples, from which RL learns, three to four times. It is made in 40 seconds on a CPU; in 20
 more, GRPO teaches it to think first, and it is right 99 times in 100.
 """
 import copy

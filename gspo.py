@@ -24,7 +24,7 @@ t alone. With one A for an output, as here, that is the gradient of GSPO.
 
 Departures from the paper: a verifier, not a reward model, rewards; std has ddof 1, as in TRL; KL_t
 has no importance ratio, though from a batch's second step on its samples are those of pi_old.
-Usage: python gspo.py --task arithmetic     15 seconds on a CPU, once there is a base
+Usage: python gspo.py --task arithmetic     20 seconds on a CPU, once there is a base
 """
 import copy
 import dataclasses

@@ -28,7 +28,7 @@ KL(pi_old || pi), plus --damping on its diagonal:
   theta - theta_old = sqrt(2 max_kl / (s^T F s)) s,       F s = g                    (11)
 
 Departures from the papers: means, clips, KLs are per token; a verifier rewards; V is its own model.
-Usage: python ppo.py --task arithmetic     40 seconds on a CPU, once there is a base
+Usage: python ppo.py --task arithmetic     50 seconds on a CPU, once there is a base
 """
 import copy
 import dataclasses

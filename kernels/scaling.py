@@ -4,12 +4,12 @@ Each point is a policy, a number of rows and a length of completions, which all 
 are `rollout` and `update` of grpo.py, the update with the reference, both passes, the clipping and
 AdamW, in micro-batches of the default size. Of a point are kept:
 
-  seconds  the median of three runs after one that warms up; of fewer, if need be of one, where
-           they take longer than 5 s together. On a CPU they run on one thread, and the seconds are
-           those of the processor: points cannot take turns, and other work would lengthen some.
-  bytes    the peak of the first run, beyond the weights, gradients and AdamW's moments, which are
-           counted by themselves. On a CPU, a process of its own runs each point, and its resident
-           memory is looked at; on CUDA, torch counts.
+  seconds  the median of three runs after one that warms up; of one or two, where they take longer
+           than 5 s together. On a CPU they run on one thread, and the seconds are those of the
+           processor: points cannot take turns, and other work would lengthen some.
+  bytes    the peak of the first run, beyond the weights and, in an update, the reference, gradients
+           and AdamW's moments, which are counted by themselves. On a CPU, a process of its own runs
+           each point, and its resident memory is looked at; on CUDA, torch counts.
   flops    that the matmuls of the point need, each prompt read once, and each pair of a token and
            one before it, or itself, counted once; those of attention apart. Divided by what a
            matmul of the policy's width reaches in the same process, they are the floor.
@@ -157,7 +157,7 @@ def attend_to_itself(q, k, v, **_):
     """What takes the place of attention where its time is looked for: a token sees itself alone.
     (B, H, L, hd), (B, KV, S, hd) twice -> (B, H, L, hd)"""
     L = q.shape[2]
-    own = (k + v)[:, :, -L:]                                                    # (B, KV, L, hd)
+    own = k[:, :, -L:] + v[:, :, -L:]                                           # (B, KV, L, hd)
     return q + own.repeat_interleave(q.shape[1] // own.shape[1], dim=1)
 
 
@@ -222,29 +222,31 @@ def memory_peak(device):
     if bench.is_cuda(device):
         return torch.cuda.max_memory_allocated(device)
     if sys.platform == "linux":             # where ru_maxrss begins with what the parent had
-        status = Path("/proc/self/status").read_text()
-        return 1024 * int(re.search("VmHWM:\\s*([0-9]+) kB", status)[1])
+        peak = re.search("VmHWM:\\s*([0-9]+) kB", Path("/proc/self/status").read_text())
+        if peak:                            # some containers do not tell
+            return 1024 * int(peak[1])
+        return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss       # of macOS: bytes
 
 
 def in_turn(jobs, device, repeats=3):
-    """Run functions in turn, `repeats` times after a first time, as long as they have not taken
-    PATIENCE. -> {name: seconds of each run but the first, or of that alone if there is no other},
-    the bytes by which the first function raised the peak when it first ran"""
+    """Run functions in turn: once to warm up, a second time, and up to `repeats` times as long as
+    they have not taken PATIENCE. -> {name: seconds of each run after the first}, the bytes by which
+    the first function raised the peak when it first ran"""
     times = {name: [] for name in jobs}
     forget_peak(device)
     before = memory_peak(device)
     extra_bytes = None
-    for _ in range(1 + repeats):
+    for number in range(1 + repeats):
         for name, job in jobs.items():
             start = now(device)
             job()
             times[name].append(now(device) - start)
             if extra_bytes is None:
                 extra_bytes = memory_peak(device) - before
-        if sum(map(sum, times.values())) > PATIENCE:
+        if number > 0 and sum(map(sum, times.values())) > PATIENCE:
             break
-    return {name: taken[1:] or taken for name, taken in times.items()}, extra_bytes
+    return {name: taken[1:] for name, taken in times.items()}, extra_bytes
 
 
 def measure_point(point):
@@ -479,8 +481,10 @@ def report(rows, device, slug):
     note = (
         f"On {where}; k, floor and shares at T = {longest}. The floor is what the FLOPs of the "
         "matmuls, attention included, take at the rate that a matmul of the policy's width "
-        "reaches. Memory is the peak, with weights, gradients and AdamW's moments; that of an "
-        "update is bounded by its micro-batches, of 32 rows by default.")
+        "reaches. Times are medians of one to three runs after one that warms up. Memory is the "
+        "peak, with the weights, in an update also with those of the reference, gradients and "
+        "AdamW's moments; that of an update is bounded by its micro-batches, of 32 rows by "
+        "default.")
     return (
         f"![time and memory of a rollout and an update against the length](docs/{name}.png)\n\n"
         f"{textwrap.fill(sentence(rows), 118)}\n\n{table_of(rows)}\n"

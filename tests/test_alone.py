@@ -69,20 +69,22 @@ def test_a_script_and_common_alone_in_a_folder_train(script, alone):
 def test_a_script_alone_that_is_killed_goes_on_and_ends_as_it_does_in_the_repository(
         script, warm_python):
     copy("grpo.py", "common.py")
-    flags = INSTANT | {"base_steps": 20, "entropy_coef": 0.1, "max_steps": 16, "save_steps": 3,
-                       "stop_at": 2}
-    running = warm_python.start("grpo.py", *arguments(flags | {"output_dir": "killed"}))
+    flags = INSTANT | {"base_steps": 20, "entropy_coef": 0.1, "save_steps": 3, "stop_at": 2}
+    running = warm_python.start(
+        "grpo.py", *arguments(flags | {"output_dir": "killed", "max_steps": 500}))
     assert any(re.match("5 ", line) for line in running.stdout)
     running.end()
     killed = Path("killed")
     whole = Path("whole")
     assert not (killed / "summary.json").exists()
-    done = warm_python.run("grpo.py", "--resume_from_checkpoint", "killed")
+    num_steps = load(killed / "checkpoint.pt")["state"]["steps"] + 2
+    done = warm_python.run(
+        "grpo.py", "--resume_from_checkpoint", "killed", "--max_steps", num_steps)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
 
-    summary = script.main(arguments(flags | {"output_dir": "whole"}))
+    summary = script.main(arguments(flags | {"output_dir": "whole", "max_steps": num_steps}))
     alone = json.loads((killed / "summary.json").read_text())
-    assert alone["steps"] == 16
+    assert alone["steps"] == num_steps
     assert alone["base"] == summary["base"] and alone["trained"] == summary["trained"]
     assert not changed_weights(load(killed / "base.pt"), load(whole / "base.pt"))
     assert not changed_weights(policy_of(killed), policy_of(whole))

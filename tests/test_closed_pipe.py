@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, every_script
-from small_runs import INSTANT, arguments, difference, outcome, resume
+from small_runs import INSTANT, arguments, difference, load, outcome, resume
 
 import common
 
@@ -52,14 +52,15 @@ def test_help_into_a_pipe_that_nobody_reads_ends_without_a_word(path, run_until)
     ("in the repository", 4), ("with common.py alone", 1)], indirect=["path"])
 def test_a_run_into_a_pipe_that_is_closed_ends_without_a_word_and_can_be_resumed(
         script, path, num_lines, run_until):
-    flags = INSTANT | {"base_steps": 5, "entropy_coef": 0.1, "max_steps": 8, "save_steps": 1,
-                       "stop_at": 2}
-    said, code, error = run_until(num_lines, path, *arguments(flags | {"output_dir": "cut"}))
+    flags = INSTANT | {"base_steps": 5, "entropy_coef": 0.1, "save_steps": 1, "stop_at": 2}
+    said, code, error = run_until(
+        num_lines, path, *arguments(flags | {"output_dir": "cut", "max_steps": 500}))
     assert (code, error) == (1, "")
     assert said[0].startswith("grpo.py: arithmetic on cpu")
     assert Path("cut/config.json").exists() and not Path("cut/summary.json").exists()
-    resume(Path("cut"))
-    script.main(arguments(flags | {"output_dir": "whole"}))
+    num_steps = load(Path("cut/checkpoint.pt"))["state"]["steps"] + 2
+    resume(Path("cut"), max_steps=num_steps)
+    script.main(arguments(flags | {"output_dir": "whole", "max_steps": num_steps}))
     assert not difference(outcome("cut"), outcome("whole"))
 
 

@@ -105,8 +105,8 @@ def test_mistakes_are_read_line_by_line():
 
 @pytest.fixture
 def toy(tmp_path):
-    """toy(mistakes) -> what make mutants prints about them, and its exit code, in a tree of one
-    script."""
+    """toy(mistakes, seconds) -> what make mutants prints about them, and its exit code, in a tree of
+    one script, where tests may take so long."""
     (tmp_path / "toy.py").write_text(TOY)
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_toy.py").write_text(TEST)
@@ -114,11 +114,11 @@ def toy(tmp_path):
     # options of plugins that are not loaded
     (tmp_path / "pyproject.toml").write_text('[tool.pytest.ini_options]\naddopts = "-n 2"\n')
 
-    def run(mistakes):
+    def run(mistakes, seconds=60):
         code = f"""
 import mutants
 mutants.ROOT = mutants.Path({str(tmp_path)!r})
-mutants.SECONDS = 8
+mutants.SECONDS = {seconds}
 mutants.PRELOAD = ()
 mutants.MISTAKES = {mistakes!r}
 raise SystemExit(mutants.main([]))
@@ -136,7 +136,7 @@ HALF = "half\n- 2 * x\n+ x / 2\n"
 
 def test_a_mistake_is_killed_by_a_test_that_fails_and_by_one_that_does_not_end(toy):
     forever = "forever\n- return 2 * x\n+ while True:\n+         pass"
-    printed, code = toy(f"== toy.py | test_toy.py double\n{HALF}{forever}")
+    printed, code = toy(f"== toy.py | test_toy.py double\n{HALF}{forever}", seconds=8)
     assert code == 0
     assert printed[-1].startswith("2/2 killed")
     assert all(line.startswith("killed") for line in printed[1:-1])

@@ -12,14 +12,18 @@ import common
 
 @every_script
 def test_it_learns_every_token_of_a_completion_its_eos_included_and_no_padding(
-        script, config, load_task):
-    """The gradient that the first batch, of short and long examples, leaves behind is that of the
-    mean over these tokens."""
+        script, config, load_task, monkeypatch):
+    """The gradient of the first batch, of short and long examples, is that of the mean over these
+    tokens, before it is clipped."""
+    limits = []
+    monkeypatch.setattr(
+        torch.nn.utils, "clip_grad_norm_", lambda weights, limit: limits.append(limit))
     cfg = config(base_steps=1, base_batch_size=7, base_learning_rate=0.0, textbook_share=0.0)
     task = load_task(cfg)
     model = script.GPT(cfg).double()
     script.warm_start(model, task, cfg, common.silent)
     found = [weight.grad.clone() for weight in model.parameters()]
+    assert limits == [1.0]
 
     model.zero_grad()
     total = 0.0
@@ -33,11 +37,27 @@ def test_it_learns_every_token_of_a_completion_its_eos_included_and_no_padding(
         total = total - logits.log_softmax(dim=-1)[range(len(ids)), ids].sum()
         num_tokens += len(ids)
         lengths.append(len(ids))
-    assert max(lengths) > 3 * min(lengths)                      # or they were in one micro-batch
+    assert max(lengths) > 3 * min(lengths)          # so that length makes parts, too
     (total / num_tokens).backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     expected = [weight.grad for weight in model.parameters()]
     torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
+
+
+@every_script
+@pytest.mark.parametrize("device, num_threads", [("cpu", 2), ("cpu:0", 1)])
+def test_halves_of_a_batch_are_in_two_threads_only_on_a_cpu(
+        script, config, load_task, monkeypatch, device, num_threads):
+    """cpu:0 stands for another device. torch crashes if two threads use MPS."""
+    executor = script.ThreadPoolExecutor
+    asked = []
+
+    def remember(num_threads):
+        asked.append(num_threads)
+        return executor(num_threads)
+    monkeypatch.setattr(script, "ThreadPoolExecutor", remember)
+    cfg = config(base_steps=1, base_batch_size=2, device=device)
+    script.warm_start(script.GPT(cfg), load_task(cfg), cfg, common.silent)
+    assert asked == [num_threads]
 
 
 @pytest.fixture

@@ -5,8 +5,10 @@ on to the end of the interpreter, as if it had been started alone: it has its ow
 environment and files, an unhandled exception prints its traceback, and what is left in a buffer is
 written last.
 """
+import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -83,8 +85,10 @@ class Command:
         self.returncode = None
 
     def send_signal(self, number):
-        if self.returncode is None:
-            os.kill(self.pid, number)
+        has_ended = bool(select.select([self.status], [], [], 0)[0])    # its exit code is there
+        if self.returncode is None and not has_ended:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def wait(self):
         """-> exit code, below zero if a signal ended it"""
@@ -130,7 +134,8 @@ class WarmPython:
         socket.send_fds(self.channel, [json.dumps(job).encode()], theirs)
         for file in (in_read, out_write, status_write):
             os.close(file)
-        return Command(open(in_write, "w"), open(out_read), stderr, open(status_read))
+        return Command(open(in_write, "w"), open(out_read), stderr,
+                       os.fdopen(status_read, "rb", buffering=0))
 
     def run(self, *words, **options):
         """Run python WORDS to its end. -> returncode, stdout, stderr"""
