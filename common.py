@@ -104,7 +104,7 @@ class Config:
     device: str = run_flag(devices()[-1], "where to run; CUDA if there is one", choices=devices())
     kernel: str = run_flag("auto", "auto: Triton kernels on CUDA, else plain torch",
                            choices=("auto", "torch", "triton"))
-    num_threads: int = run_flag(1, "CPU threads; a second one, if idle, gains 1.15x here", low=1)
+    num_threads: int = run_flag(1, "CPU threads of an operation; here a second gains 1.15x", low=1)
     output_dir: str = run_flag("", "run folder; else runs/SCRIPT-TASK-sSEED, or with -2, -3 ...")
     save_steps: int = run_flag(10, "steps between checkpoints", low=1)
     resume_from_checkpoint: str = run_flag("", "run folder to go on with, its flags included")
@@ -148,7 +148,7 @@ class Config:
     base_batch_size: int = base_flag(32, "demonstrations per warm-start batch", low=1)
     textbook_share: float = base_flag(0.6, "of the batches; the others are from the forum", low=0,
                                       high=1)
-    base_learning_rate: float = base_flag(4e-3, "warm-start peak, falling linearly to 0", low=0)
+    base_learning_rate: float = base_flag(4e-3, "warm-start peak, of matrices 5 times it", low=0)
 
     has_reward_model = False        # whether a script knows --reward model
     does_nothing_with = {}          # flag -> "another" or "another value|value", which idles it
