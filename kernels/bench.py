@@ -244,17 +244,28 @@ def exact(logits, tokens, size=256):
     return [torch.cat(values) for values in zip(*parts)]
 
 
-def measure_if_possible(measure, row, *args):
-    """Call measure(row, *args), which fills in the row. The kernels of others may not suit this
-    GPU; then the row says why, and stays as it is."""
-    if "failed" not in row:
+def reason(error):
+    """An exception in one line. -> str"""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def measure_if_possible(measure, row, device, *args):
+    """Call measure(row, device, *args), which fills in the row. What others wrote may not suit this
+    machine; then the row says why, and stays as it is. RuntimeError if that broke the GPU, for
+    whoever comes next would fail, too, and be blamed for it."""
+    if "failed" in row:
+        return
+    try:
+        measure(row, device, *args)
+    except Exception as error:
+        row["failed"] = reason(error)[:200]
         try:
-            measure(row, *args)
-        except Exception as error:
-            row["failed"] = f"{type(error).__name__}: {error}"[:200]
+            now(device)
+        except Exception as broken:
+            raise RuntimeError(f"{row['who']} broke the GPU: {row['failed']}") from broken
 
 
-def measure_logits(row, provider, logits, tokens, truth, device):
+def measure_logits(row, device, provider, logits, tokens, truth):
     """Time both passes once, and compare the outputs with the truth."""
     forward = functools.partial(provider, logits, tokens)
     forward()                                       # compiles
@@ -282,7 +293,7 @@ def logits_rows(N, V, dtype, device, copy_rate, providers=None):
     for _ in range(2):                              # in turn, twice
         for name, provider in providers.items():
             measure_if_possible(
-                measure_logits, rows[name], provider, logits, tokens, truth, device)
+                measure_logits, rows[name], device, provider, logits, tokens, truth)
 
     for row in rows.values():
         if "failed" not in row:
@@ -351,7 +362,7 @@ def from_hidden(device):
     return providers
 
 
-def measure_linear(row, provider, hidden, head, tokens, device):
+def measure_linear(row, device, provider, hidden, head, tokens):
     """Time both passes together once."""
     def both_passes():
         outputs = [x for x in provider(hidden, head, tokens) if x is not None]
@@ -375,7 +386,7 @@ def linear_rows(N, D, V, device, matmul_rate, providers=None):
     for _ in range(2):                              # in turn, twice
         for name, provider in providers.items():
             measure_if_possible(
-                measure_linear, rows[name], provider, hidden, head, tokens, device)
+                measure_linear, rows[name], device, provider, hidden, head, tokens)
 
     limit = 6 * N * V * D / (matmul_rate * 1e12)
     for row in rows.values():
@@ -423,11 +434,12 @@ def up_to_end(tokens):
 
 
 def check_lengths(who, mask, lengths):
-    """Exit if the completions have other lengths than ordered: nothing would be comparable."""
+    """RuntimeError if the completions have other lengths than ordered: nothing would be
+    comparable."""
     sampled = mask.sum(dim=1).long().cpu()
     if not torch.equal(sampled, lengths):
-        common.fail(f"{who}: sampled {int(sampled.sum())} tokens instead of {int(lengths.sum())}",
-                    code=1)
+        raise RuntimeError(
+            f"{who} sampled {int(sampled.sum())} tokens instead of {int(lengths.sum())}")
 
 
 # The names of a block's weights, ours and those of transformers.
@@ -498,7 +510,8 @@ def gain(their_times, our_times):
 
 
 def rollout_row(size, kind, cfg, repeats):
-    """A batch sampled by ours and, if installed, by transformers' generate, in turn. -> dict"""
+    """A batch sampled by ours and, if installed, by transformers' generate, in turn. If theirs
+    fails, the row is of ours alone, and says why. -> dict"""
     G = cfg.num_generations
     T = cfg.max_completion_length
     policy = grpo.GPT(cfg).to(cfg.device)
@@ -510,33 +523,40 @@ def rollout_row(size, kind, cfg, repeats):
     W = prompts.shape[1]
     lengths = lengths_of(kind, len(prompts), T)                                 # (B,)
     uniforms = uniforms_of(lengths, T).to(cfg.device)                           # (B, T)
+    attention_mask = torch.ones_like(prompts)
 
-    def ours():
+    def our_mask():
         return grpo.rollout(policy, prompts, problems, task, cfg, uniforms).mask
-    jobs = {"ours": ours}
-    if installed("transformers"):
-        model = llama(policy, cfg, lengths, W)
-        attention_mask = torch.ones_like(prompts)
 
-        def theirs():
-            tokens = model.generate(prompts, attention_mask=attention_mask)
-            return up_to_end(tokens[:, W:])
-        jobs["HF generate"] = theirs
+    @functools.cache                                # made as it warms up
+    def model():
+        return llama(policy, cfg, lengths, W)
 
-    times = {name: [] for name in jobs}
+    def their_mask():
+        tokens = model().generate(prompts, attention_mask=attention_mask)
+        return up_to_end(tokens[:, W:])
+
+    def measure(row, device, sampled_mask):
+        start = now(device)
+        mask = sampled_mask()
+        row["seconds"].append(now(device) - start)
+        check_lengths(row["who"], mask, lengths)
+
+    ours = {"who": "ours", "seconds": []}
+    theirs = {"who": "HF generate", "seconds": []}
     with patched(grpo, EOS=END):
-        for repeat in range(1 + repeats):
-            for name, job in jobs.items():
-                start = now(cfg.device)
-                mask = job()
-                taken = now(cfg.device) - start
-                check_lengths(name, mask, lengths)
-                if repeat > 0:                      # the first one warms up
-                    times[name].append(taken)
-    row = {"size": size, "kind": kind, "tokens": int(lengths.sum()), "seconds": times,
-           "median": {name: statistics.median(taken) for name, taken in times.items()}}
-    if "HF generate" in times:
+        for _ in range(1 + repeats):
+            measure(ours, cfg.device, our_mask)
+            if installed("transformers"):
+                measure_if_possible(measure, theirs, cfg.device, their_mask)
+    times = {"ours": ours["seconds"][1:]}           # the first one warms up
+    row = {"size": size, "kind": kind, "tokens": int(lengths.sum()), "seconds": times}
+    if "failed" in theirs:
+        row["failed"] = f"{theirs['who']}: {theirs['failed']}"
+    elif theirs["seconds"]:
+        times["HF generate"] = theirs["seconds"][1:]
         row["gain"] = gain(times["HF generate"], times["ours"])
+    row["median"] = {name: statistics.median(taken) for name, taken in times.items()}
     return row
 
 
@@ -668,7 +688,8 @@ def trl_config(folder, cfg, B, steps):
 
 
 def step_rows(size, kind, cfg, repeats):
-    """A step of ours and, if it is installed, one of TRL, in turn. -> list of dicts, ours first"""
+    """A step of ours and, if it is installed, one of TRL, in turn. If TRL fails, its row says why.
+    -> list of dicts, ours first"""
     P = cfg.num_prompts
     G = cfg.num_generations
     policy = grpo.GPT(cfg).to(cfg.device)
@@ -683,23 +704,28 @@ def step_rows(size, kind, cfg, repeats):
     def step():
         our_steps.append(
             our_step(policy, reference, optimizer, cfg, len(our_steps), lengths, rewards))
-    steps = {"ours": our_steps}
-    if installed("trl"):
-        steps["TRL"] = trl_steps(their_policy, cfg, lengths, rewards, 1 + repeats, step)
-    else:
-        for _ in range(1 + repeats):
-            step()
 
-    rows = []
-    for who, history in steps.items():
-        history = history[1:]                       # the first one warms up
-        medians = {}
-        for part in (*PARTS, "all"):
-            medians[part] = statistics.median(parts[part] for parts in history)
-        rows.append({"size": size, "kind": kind, "who": who, "tokens": int(lengths.sum()),
-                     "seconds": [parts["all"] for parts in history], "median": medians})
-    if len(rows) == 2:
-        ours, theirs = rows
+    def measure_trl(row, _):
+        row["steps"] = trl_steps(their_policy, cfg, lengths, rewards, 1 + repeats, step)
+
+    ours = {"size": size, "kind": kind, "who": "ours", "tokens": int(lengths.sum()), "seconds": []}
+    theirs = ours | {"who": "TRL", "seconds": []}
+    rows = [ours]
+    if installed("trl"):
+        measure_if_possible(measure_trl, theirs, cfg.device)
+        rows.append(theirs)
+    while len(our_steps) < 1 + repeats:             # those that TRL has not asked for
+        step()
+    ours["steps"] = our_steps
+
+    for row in rows:
+        if "failed" not in row:
+            history = row.pop("steps")[1:]          # the first one warms up
+            row["seconds"] = [parts["all"] for parts in history]
+            row["median"] = {}
+            for part in (*PARTS, "all"):
+                row["median"][part] = statistics.median(parts[part] for parts in history)
+    if theirs["seconds"]:
         ours["gain"] = gain(theirs["seconds"], ours["seconds"])
     return rows
 
@@ -751,9 +777,12 @@ def rollout_cells(row):
 
 
 def step_cells(row):
+    cells = [row["size"], row["kind"], row["who"]]
+    if "failed" in row:
+        return [*cells, "failed", *["-"] * (len(PARTS) + 2)]
     milliseconds = [f"{row['median'][part] * 1e3:.0f}" for part in (*PARTS, "all")]
     rate = rate_cell(row["tokens"], row["median"]["all"])
-    return [row["size"], row["kind"], row["who"], *milliseconds, rate, gain_cell(row)]
+    return [*cells, *milliseconds, rate, gain_cell(row)]
 
 
 def tables(record):

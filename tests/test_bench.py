@@ -144,6 +144,7 @@ def test_the_first_line_says_what_the_machine_can_do_and_what_is_missing_is_said
 def test_every_line_of_a_table_has_as_many_cells_as_its_head(record):
     record["logits"] = bench.logits_rows(8, 32, torch.float32, "cpu", 10.0, logits_providers())
     record["linear"] = bench.linear_rows(8, 16, 32, "cpu", 0.1, hidden_providers())
+    record["step"].append({"size": "tiny", "kind": "fixed", "who": "TRL", "failed": "no"})
     paragraphs = bench.tables(record).split("\n\n")
     tables = [paragraph for paragraph in paragraphs if paragraph.startswith("|")]
     assert len(tables) == 4
@@ -160,6 +161,42 @@ def test_rows_of_kernels_count_b_bytes_forward_and_twice_that_backward():
         assert row["backward_share_of_copy"] == pytest.approx(2 * copy_seconds / row["backward"])
         assert row["error"] < 3e-6 and row["forward_bytes"] is None
     assert "no such device" in theirs["failed"]
+
+
+def test_who_breaks_the_gpu_is_named_and_nobody_else_measured(monkeypatch):
+    def synchronize(device):
+        raise RuntimeError("CUDA error: an illegal memory access")
+    row = {"who": "theirs"}
+    bench.measure_if_possible(broken, row, "cpu")
+    assert row["failed"] == "RuntimeError: no such device"
+    monkeypatch.setattr(bench, "now", synchronize)
+    with pytest.raises(RuntimeError, match="theirs broke the GPU: RuntimeError: no such device"):
+        bench.measure_if_possible(broken, {"who": "theirs"}, "cpu")
+
+
+def test_a_rollout_or_step_of_others_that_fails_says_so_and_ours_is_measured(monkeypatch):
+    def trl_steps(policy, cfg, lengths, rewards, steps, between):
+        between()
+        raise TypeError("no such\nargument")
+    monkeypatch.setattr(bench, "installed", lambda package: True)
+    monkeypatch.setattr(bench, "trl_steps", trl_steps)
+    monkeypatch.setattr(bench, "llama", broken)
+    cfg = bench.config("cpu", TINY, 2, 2, 4)
+    ours, theirs = bench.step_rows("tiny", "fixed", cfg, 2)
+    assert len(ours["seconds"]) == 2 and ours["median"]["all"] > 0 and "gain" not in ours
+    assert theirs["failed"] == "TypeError: no such argument"
+    row = bench.rollout_row("tiny", "fixed", cfg, 2)
+    assert len(row["seconds"]["ours"]) == 2 and "gain" not in row
+    assert row["failed"] == "HF generate: RuntimeError: no such device"
+    assert "-" in bench.rollout_cells(row) and "failed" in bench.step_cells(theirs)
+
+
+def test_a_rollout_or_step_of_ours_that_fails_is_no_row(alone, monkeypatch):
+    monkeypatch.setattr(grpo, "rollout", broken)
+    cfg = bench.config("cpu", TINY, 2, 2, 4)
+    for rows in (bench.rollout_row, bench.step_rows):
+        with pytest.raises(RuntimeError, match="no such device"):
+            rows("tiny", "fixed", cfg, 1)
 
 
 def test_a_sweep_tries_other_tiles_and_leaves_the_rule_as_it_was():
@@ -212,12 +249,11 @@ def test_only_in_the_last_kind_do_groups_lack_signal():
         assert int(has_signal.sum()) == expected
 
 
-def test_completions_of_another_length_than_was_ordered_end_the_bench(capsys):
+def test_completions_of_another_length_than_was_ordered_are_an_error():
     mask = torch.tensor([[1.0, 1.0, 0.0], [1.0, 0.0, 0.0]])
     bench.check_lengths("x", mask, torch.tensor([2, 1]))
-    with pytest.raises(SystemExit):
+    with pytest.raises(RuntimeError, match="x sampled 3 tokens"):
         bench.check_lengths("x", mask, torch.tensor([1, 2]))
-    assert "x: sampled" in capsys.readouterr().err
 
 
 def test_what_the_bench_patches_is_as_before_when_it_is_done(alone):

@@ -1,8 +1,10 @@
 """make gpu, without a GPU: a part that goes wrong stops no other, the report says what happened,
 and no part says that all is well where it is not."""
+import fcntl
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -15,16 +17,18 @@ import pytest
 import torch
 from conftest import ROOT
 
-from kernels import bench
-from tools import gpu, gpu_parts, runs
+import grpo
+from kernels import bench, logprob
+from tools import gpu, gpu_parts
 
 CRASHES = "import os, signal\ndef falls():\n    os.kill(os.getpid(), signal.SIGSEGV)\nfalls()"
-# A part whose child would write a file, if it lived.
+# A part that has a child; the lock is held as long as one of both lives.
 HANGS = """
-import subprocess, sys, time
-print("nearly there", flush=True)
-late = "import time; time.sleep(2.5); open('late', 'w')"
-subprocess.Popen([sys.executable, "-c", f"import os; os.chdir({FOLDER!r}); {late}"])
+import fcntl, subprocess, time
+lock = open(LOCK, "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+subprocess.Popen(["sleep", "60"], pass_fds=[lock.fileno()])
+print("nearly there")
 def waits():
     time.sleep(60)
 waits()
@@ -38,14 +42,17 @@ def fake(name, code, share=60.0):
 
 
 def run_fakes(folder, *parts):
-    return gpu.run_all(parts, folder, minutes=10)
+    """Run parts whose shares are seconds."""
+    return gpu.run_all(parts, folder, minutes=sum(part.share for part in parts) / 60)
 
 
 @pytest.fixture(autouse=True)
 def signals_as_before(restored_ctrl_c):
-    """main() handles signals that say that the terminal is gone."""
+    """main() handles signals that say that the terminal is gone, and forbids core files."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    limits = resource.getrlimit(resource.RLIMIT_CORE)
     yield
+    resource.setrlimit(resource.RLIMIT_CORE, limits)
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -76,7 +83,7 @@ def logits_row(who="ours", V=151936, dtype="bfloat16", forward=1.0, backward=2.0
     """A row of the bench that reaches all that it could."""
     return {"who": who, "N": 8192, "V": V, "dtype": dtype, "forward": forward, "error": 1e-6,
             "backward": backward, "forward_share_of_copy": 0.95, "backward_share_of_copy": 0.94,
-            "forward_bytes": 16 * 8192, "backward_bytes": 0, "backward_bytes_in_place": 0} | more
+            "forward_bytes": 20 * 8192, "backward_bytes": 0, "backward_bytes_in_place": 0} | more
 
 
 def a_record(**rows):
@@ -93,13 +100,26 @@ def a_result(name="sees", outcome="ok", said="all", lines=()):
 
 # ---- 1. run the parts ------------------------------------------------------------------------
 
+def is_free(lock):
+    """Whether a process that held a lock is gone, at the latest after a second."""
+    with open(lock) as file:
+        for _ in range(20):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                time.sleep(0.05)
+    return False
+
+
 def test_parts_that_fail_crash_or_hang_are_named_and_stop_no_other(tmp_path, capsys):
-    begin = time.perf_counter()
+    lock = tmp_path / "lock"
     results = run_fakes(
-        tmp_path, fake("fails", "print('so far')\nraise ValueError('wrong number')", share=0.5),
-        fake("crashes", CRASHES, share=0.5),
-        fake("hangs", f"FOLDER = {str(tmp_path)!r}" + HANGS, share=0.5), fake("works", WORKS))
-    assert time.perf_counter() - begin < 20
+        tmp_path, fake("fails", "print('so far')\nraise ValueError('wrong number')", share=30),
+        fake("crashes", CRASHES, share=30))
+    results += run_fakes(tmp_path, fake("hangs", f"LOCK = {str(lock)!r}" + HANGS, share=2))
+    assert is_free(lock)                            # its child was killed with it
+    results += run_fakes(tmp_path, fake("works", WORKS))
     outcomes = [result.outcome for result in results]
     assert outcomes[0] == "failed with exit code 1"
     assert outcomes[1] == "killed by SIGSEGV"
@@ -119,8 +139,6 @@ def test_parts_that_fail_crash_or_hang_are_named_and_stop_no_other(tmp_path, cap
         assert f"| {result.part.name} | {result.outcome} |" in text
     assert "## the part fails: failed with exit code 1\n" in text and "so far\n" in text
     assert "## the part works" not in text
-    time.sleep(max(0, 3.5 - (time.perf_counter() - begin)))
-    assert not (tmp_path / "late").exists()         # the child of what hung was killed with it
 
 
 def test_a_part_may_take_its_share_and_what_those_before_it_have_left(tmp_path):
@@ -128,8 +146,24 @@ def test_a_part_may_take_its_share_and_what_those_before_it_have_left(tmp_path):
     first, second = run_fakes(tmp_path, fake("a", show, share=30), fake("b", show, share=20))
     assert 25 < float(first.said) <= 30
     assert 42 < float(second.said) <= 50
-    [halved] = gpu.run_all([fake("a", show, share=30)], tmp_path, minutes=5)
-    assert 10 < float(halved.said) <= 15
+    some = [fake("a", show, share=30), fake("b", show, share=20)]
+    first, second = gpu.run_all(some, tmp_path, minutes=10)     # which have all of it
+    assert 355 < float(first.said) <= 360
+    assert 592 < float(second.said) <= 600
+
+
+def test_a_part_sees_the_first_gpu_alone_and_what_it_prints_is_in_its_log_at_once(
+        tmp_path, monkeypatch):
+    dies = ("import os; print('result:', os.environ['CUDA_VISIBLE_DEVICES'])\n"
+            "os.kill(os.getpid(), 9)")
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    for visible, first in ((None, "0"), ("3,1", "3"), ("", "")):
+        if visible is None:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        else:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        [result] = run_fakes(tmp_path, fake("dies", dies))
+        assert result.said == f"result: {first}"
 
 
 def test_all_parts_together_take_no_more_than_is_said():
@@ -195,11 +229,20 @@ def test_of_a_long_log_the_end_is_shown_and_of_a_crash_its_innermost_call():
 def verdicts(record):
     """What becomes of each goal: its name -> what was measured, verdict."""
     rows = [gpu.goal_row(goal, record) for goal in gpu.GOALS]
-    return {what: (measured, verdict) for what, _, measured, verdict in rows}
+    return {what: (measured, verdict) for what, _, measured, _, verdict in rows}
 
 
 def test_without_measurements_no_goal_is_reached_or_missed():
     assert set(verdicts(a_record()).values()) == {("-", "not measured")}
+
+
+def test_our_forward_pass_makes_as_many_bytes_a_token_as_its_goal_allows(monkeypatch):
+    [goal] = (goal for goal in gpu.GOALS if goal.what == "forward, extra bytes a token")
+    monkeypatch.setattr(logprob, "launch", lambda *_, **__: None)
+    monkeypatch.setattr(logprob, "forward_kernel", None, raising=False)     # without Triton
+    tokens = torch.zeros(8, dtype=torch.long)
+    outputs = logprob.run_forward(torch.zeros(2, 4, 16), tokens, None, 1.0)
+    assert sum(x.nbytes for x in outputs) == goal.bound * len(tokens)
 
 
 def a_full_record():
@@ -225,7 +268,7 @@ def test_goals_that_are_just_reached_are_reached():
     ("forward against torch", {"forward": 1.1}),
     ("forward against torch.compile", {"forward": 1.1}),
     ("error of logps and entropy", {"error": 1e-5}),
-    ("forward, extra bytes a token", {"forward_bytes": 20 * 8192}),
+    ("forward, extra bytes a token", {"forward_bytes": 21 * 8192}),
     ("backward in place, extra bytes a token", {"backward_bytes_in_place": 9000})])
 def test_a_goal_that_the_worst_row_misses_is_missed(what, changes):
     record = a_full_record()
@@ -270,10 +313,14 @@ def test_the_report_has_the_machine_the_goals_the_rows_and_who_failed():
     failed = {"who": "TRL", "N": 1, "V": 7, "dtype": "bfloat16", "seconds": [],
               "failed": "RuntimeError: not on this one"}
     record["logits"].append(failed)
+    record["rollout"][0]["failed"] = "HF generate: TypeError: no"
     text = gpu.report([a_result()], record, dry_run=False)
     assert bench.first_line(record["machine"]) in text
-    assert "| forward against TRL | at least 1.40 | 1.40 | reached |" in text
-    assert "\nlogits, TRL, V 7: RuntimeError: not on this one\n" in text
+    assert "| forward against TRL | at least 1.40 | 1.40 | 1 | reached |" in text
+    assert "| linear, D = 4096: bytes | at most 2.00e+09 | 2.00e+09 | 1 | reached |" in text
+    assert "| their gradient, of a copy | at least 92% | 94% | 3 | reached |" in text
+    assert "\nlogits, who TRL, V 7, dtype bfloat16: RuntimeError: not on this one\n" in text
+    assert "\nrollout, size 0.81M, kind fixed: HF generate: TypeError: no\n" in text
     assert text.endswith(bench.tables(record))
     assert "dry run" not in text and "dry run" in gpu.report([], record, dry_run=True)
 
@@ -311,6 +358,13 @@ def test_the_report_and_the_record_go_to_docs_under_the_name_of_the_device(
     assert signal.getsignal(signal.SIGHUP) is signal.getsignal(signal.SIGTERM) is gpu.end_at_once
 
 
+def test_a_part_that_crashes_leaves_no_core_file(places, on_gpu, monkeypatch):
+    _, most = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (most, most))
+    run_main(monkeypatch, ["sees"])
+    assert resource.getrlimit(resource.RLIMIT_CORE) == (0, most)
+
+
 @pytest.mark.parametrize("words", [["--dry_run"], ["sees", "logits"]])
 def test_a_dry_run_or_some_parts_alone_write_nothing_to_docs(places, on_gpu, monkeypatch, words):
     ran = run_main(monkeypatch, words, record=a_full_record())
@@ -346,7 +400,7 @@ def test_without_a_gpu_or_with_an_unknown_part_one_line_says_what_to_do(
         places, monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(gpu, "run_all", lambda *_: pytest.fail("parts are run"))
-    for words, said in (([], "sees no GPU"), (["--dry_run", "nothing"], "no part nothing")):
+    for words, said in (([], "Does nvidia-smi?"), (["--dry_run", "nothing"], "no part nothing")):
         with pytest.raises(SystemExit) as end:
             gpu.main(words)
         error = capsys.readouterr().err
@@ -363,16 +417,76 @@ def test_a_dry_run_of_some_parts_really_runs_them(places, capsys):
     assert not (places / "docs").exists()
 
 
-def test_a_part_that_fails_says_why_last(tmp_path):
-    """Whatever the libraries say as a process ends comes before it, or not at all."""
-    command = [sys.executable, "-m", "tools.gpu_parts", "sees", str(tmp_path / "nowhere")]
-    done = subprocess.run([*command, "--until", "1", "--dry_run"], cwd=ROOT, text=True,
+@pytest.mark.parametrize("ends, last", [
+    ("raise ValueError('no, and\\nmore of it')", "ValueError: no, and more of it"),
+    ("common.fail('no')", "error: no")])
+def test_a_part_that_fails_says_why_last_and_in_one_line(ends, last, tmp_path):
+    """What it has printed comes before that, also where somebody starts it by hand; what libraries
+    say as a process ends is not said."""
+    code = ("import atexit, common\nfrom tools import gpu_parts\n"
+            f"def part(job):\n    print('so far')\n    {ends}\n"
+            "gpu_parts.PARTS['sees'] = part\natexit.register(print, 'bye')\n"
+            f"gpu_parts.main(['sees', {str(tmp_path)!r}, '--until', '1', '--dry_run'])")
+    environment = gpu.environment()
+    if "raise" in ends:
+        del environment["PYTHONUNBUFFERED"]
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert done.returncode == 1
-    assert done.stdout.splitlines()[-1].startswith("FileNotFoundError: ")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "so far" and lines[-1] == last
+    if "fail" in ends:
+        assert len(lines) == 2                      # no traceback
+    else:
+        assert "line 5, in part" in done.stdout
+
+
+def test_a_part_has_one_thread_as_make_bench_has(monkeypatch):
+    """Else the rows of make bench would be taken for those of another machine, and dropped."""
+    calls = []
+    monkeypatch.setattr(torch, "set_num_threads", calls.append)
+    monkeypatch.setitem(gpu_parts.PARTS, "sees", lambda job: calls.append("the part"))
+    gpu_parts.main(["sees", "nowhere", "--until", "1"])
+    assert calls == [1, "the part"]
 
 
 # ---- 4. the parts ----------------------------------------------------------------------------
+
+def test_a_part_that_sees_a_gpu_needs_torch_alone_and_looks_before_it_takes_memory(
+        job, monkeypatch, capsys):
+    calls = []
+
+    def mem_get_info():
+        calls.append("looks")
+        return 3 * 2**30, 4 * 2**30
+
+    def rand(*shape):
+        calls.append("takes")
+        return torch.ones(shape)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA Thing 9")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 1))
+    monkeypatch.setattr(torch, "rand", rand)
+    monkeypatch.setattr(gpu_parts, "driver", lambda: "570.1")
+    monkeypatch.setattr(gpu_parts.Job, "device", "cpu")
+    monkeypatch.setattr(bench, "machine", lambda *_: pytest.fail("it needs what the bench needs"))
+    gpu_parts.sees(job(dry_run=False))
+    assert calls == ["looks", "takes"]
+    said = gpu.finding(capsys.readouterr().out.splitlines(), "ok")
+    assert said == (f"NVIDIA Thing 9, capability 9.1, driver 570.1, torch {torch.__version__} with "
+                    f"CUDA {torch.version.cuda}, 3.0 of 4.0 GiB free")
+    assert not hasattr(gpu_parts, "pytest")
+
+
+def test_a_driver_that_nobody_names_or_that_hangs_is_unknown(monkeypatch):
+    errors = [FileNotFoundError(), subprocess.TimeoutExpired("nvidia-smi", 10)]
+
+    def run(command, timeout, **_):
+        raise errors.pop()
+    monkeypatch.setattr(subprocess, "run", run)
+    assert (gpu_parts.driver(), gpu_parts.driver()) == ("?", "?")
+    assert not errors
+
 
 @pytest.mark.parametrize("name, words", [
     ("sees", "a CPU"), ("decode", "the same tokens"), ("logits", "4 of 4 shapes; ours forward"),
@@ -441,21 +555,27 @@ SKIPPED = '<testcase name="b"><skipped message="no CUDA device"/></testcase>'
 @pytest.mark.parametrize("case, code, dry_run, error", [
     ("", 0, False, None), (SKIPPED, 0, True, None),
     (SKIPPED, 0, False, "1 passed, 1 skipped: no CUDA device"),
-    ('<testcase name="b"><failure/></testcase>', 1, True, "1 passed, 1 failure")])
+    ('<testcase name="b"><failure/></testcase>', 1, True, "ended with 1, 1 passed, 1 failure: b")])
 def test_with_a_gpu_a_test_that_is_skipped_is_a_failure(
         case, code, dry_run, error, job, monkeypatch, capsys):
     def main(options):
         [log] = (word.partition("=")[2] for word in options if word.startswith("--junitxml="))
         Path(log).write_text(f'<testsuite><testcase name="a"/>{case}</testsuite>')
-        assert set(gpu_parts.TESTS) < set(options)
+        assert {*gpu_parts.TESTS, "faulthandler_timeout=60"} < set(options)
         return code
-    monkeypatch.setattr(gpu_parts, "pytest", SimpleNamespace(main=main))
+    monkeypatch.setattr(pytest, "main", main)
     if error:
         with pytest.raises(RuntimeError, match=error):
             gpu_parts.tests(job(dry_run=dry_run))
     else:
         gpu_parts.tests(job(dry_run=dry_run))
         assert "result: 1 passed" in capsys.readouterr().out
+
+
+def test_a_pytest_that_ends_without_a_test_is_a_failure(job, monkeypatch):
+    monkeypatch.setattr(pytest, "main", lambda options: 4)
+    with pytest.raises(RuntimeError, match="tested nothing, and ended with 4"):
+        gpu_parts.tests(job())
 
 
 def off_by(amount):
@@ -466,10 +586,17 @@ def off_by(amount):
     return ours
 
 
-def test_a_kernel_that_cannot_run_or_computes_something_else_fails(job, monkeypatch):
-    monkeypatch.setattr(gpu_parts, "logprob", SimpleNamespace(available=lambda device: True))
+def triton_that_runs():
+    """In place of kernels/logprob.py."""
+    return SimpleNamespace(
+        available=lambda device: True, triton=SimpleNamespace(__version__="3.99"))
+
+
+def test_a_kernel_that_cannot_run_or_computes_something_else_fails(job, monkeypatch, capsys):
+    monkeypatch.setattr(gpu_parts, "logprob", triton_that_runs())
     monkeypatch.setattr(bench, "ours_from_logits", off_by(0.0))
     gpu_parts.kernel(job())
+    assert "both passes are right, interpreted by Triton 3.99" in capsys.readouterr().out
     monkeypatch.setattr(bench, "ours_from_logits", off_by(0.001))
     with pytest.raises(AssertionError):
         gpu_parts.kernel(job())
@@ -482,7 +609,7 @@ def test_a_kernel_with_a_wrong_gradient_fails(job, monkeypatch):
     def ours(logits, tokens):
         logps, entropy = bench.torch_from_logits(logits.float(), tokens)
         return logps, entropy.detach() + 0 * logps
-    monkeypatch.setattr(gpu_parts, "logprob", SimpleNamespace(available=lambda device: True))
+    monkeypatch.setattr(gpu_parts, "logprob", triton_that_runs())
     monkeypatch.setattr(bench, "ours_from_logits", ours)
     with pytest.raises(AssertionError):
         gpu_parts.kernel(job())
@@ -563,13 +690,17 @@ def test_a_script_that_does_something_else_with_triton_is_named(scripts_with, ch
     ("countdown", "countdown", "pass@1", 0.2, 0.25, False),
     ("countdown", "countdown", "pass@1", 0.0, 0.1, False)])
 def test_a_policy_that_has_not_learned_fails_unless_it_is_a_dry_run(
-        name, task, score, base, trained, has_learned, job, monkeypatch, capsys):
-    def run(script, folder, *flags, cwd):
-        assert script == "grpo.py" and flags[:2] == ("--task", task)
-        assert ("--hidden_size" in flags) == is_dry and flags[3] == ("cpu" if is_dry else "cuda")
+        name, task, score, base, trained, has_learned, job, monkeypatch, capsys, tmp_path):
+    def main(words):
+        assert os.path.samefile(".", tmp_path)      # where its base lies
+        flags = dict(zip(words[::2], words[1::2]))
+        assert flags["--task"] == flags["--output_dir"] == task
+        assert flags["--device"] == ("cpu" if is_dry else "cuda")
+        assert flags.get("--hidden_size") == ("32" if is_dry else None)
         return {"base": {score: base}, "trained": {score: trained}, "steps": 9,
                 "seconds_warm_start": 20.0, "seconds_total": 26.0}
-    monkeypatch.setattr(runs, "run", run)
+    monkeypatch.setattr(grpo, "main", main)
+    monkeypatch.chdir(ROOT)
     for is_dry in (True, False):
         if has_learned or is_dry:
             gpu_parts.PARTS[name](job(dry_run=is_dry))

@@ -13,7 +13,6 @@ import importlib
 import importlib.util
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -21,7 +20,6 @@ import traceback
 from pathlib import Path
 from xml.etree import ElementTree
 
-import pytest
 import torch
 
 import common
@@ -66,8 +64,8 @@ def say(text):
 
 
 def in_time(items, until):
-    """The items of a list, as long as there is time for one and a half like the slowest so far.
-    Says which are left out."""
+    """Yield the items of a list as long as there is time for 1.5 times what the slowest so far has
+    taken. Print which are left out."""
     slowest = 0.0
     for number, item in enumerate(items):
         begin = time.time()
@@ -82,29 +80,28 @@ def in_time(items, until):
 
 def driver():
     """The version of NVIDIA's driver, "?" where nobody says it. -> str"""
-    if not shutil.which("nvidia-smi"):
-        return "?"
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return "?"
     return done.stdout.partition("\n")[0].strip() or "?"
 
 
 def sees(job):
-    """Whether torch can use the device, and what that is."""
+    """Whether torch can use the device, and what that is. This needs torch alone."""
+    found = f"a CPU, torch {torch.__version__}"
+    if not job.dry_run:
+        free, total = torch.cuda.mem_get_info()     # before anything of ours is there
+        major, minor = torch.cuda.get_device_capability()
+        found = (f"{torch.cuda.get_device_name()}, capability {major}.{minor}, driver {driver()}, "
+                 f"torch {torch.__version__} with CUDA {torch.version.cuda}, "
+                 f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free")
+    print(found, flush=True)                        # it may be all that can be said
     a = torch.rand(64, 64)
     on_device = a.to(job.device)
     torch.testing.assert_close((on_device @ on_device).cpu(), a @ a, atol=1e-3, rtol=1e-3)
-    machine = open_record(job)["machine"]
-    print(bench.first_line(machine))
-    if job.dry_run:
-        say(f"a CPU, torch {torch.__version__}")
-        return
-    major, minor = torch.cuda.get_device_capability()
-    free, total = torch.cuda.mem_get_info()
-    triton = machine["versions"].get("triton", "none")
-    say(f"{machine['device']}, capability {major}.{minor}, driver {driver()}, torch "
-        f"{torch.__version__} with CUDA {torch.version.cuda}, triton {triton}, "
-        f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free")
+    say(found)
 
 
 def kernel(job):
@@ -125,27 +122,38 @@ def kernel(job):
         exact_gradient, = torch.autograd.grad(sum(exact).sum(), exact_logits)
         torch.testing.assert_close(gradient.double(), exact_gradient, atol=1e-5, rtol=rtol)
     word = job.choose("compiled", "interpreted")
-    say(f"both passes are right, {word} in {time.perf_counter() - start:.1f} s")
+    taken = time.perf_counter() - start
+    say(f"both passes are right, {word} by Triton {logprob.triton.__version__} in {taken:.1f} s")
 
 
 def tests(job):
     """The tests that do more where there is a GPU, but not those that look at what is compiled, or
     start an interpreter of kernels, as they do anywhere. With a GPU none may be skipped."""
+    # Not at the top, since the other parts do without.
+    import pytest
     log = job.folder / "tests.xml"
     elsewhere = "interpreter or slow_kernel or compiled_loops or instructions_per_logit"
     words = job.choose(f"not ({elsewhere})", "any_temperature or eager_step")
     workers = ["-n", "4"] if importlib.util.find_spec("xdist") else []
-    options = ["-rs", "-p", "no:cacheprovider", f"--junitxml={log}", "-k", words]
+    # a worker that hangs says where, which its parent could not
+    options = ["-rfEs", "-p", "no:cacheprovider", "-o", "faulthandler_timeout=60",
+               f"--junitxml={log}", "-k", words]
     code = pytest.main([*options, *job.choose(workers, []), *TESTS])
+    if not log.is_file():
+        raise RuntimeError(f"pytest has tested nothing, and ended with {int(code)}")
     outcomes = {"passed": 0, "failure": 0, "error": 0, "skipped": 0}
+    wrong = []
     reasons = set()
     for case in ElementTree.parse(log).iter("testcase"):
         found = [child for child in case if child.tag in outcomes]
-        outcomes[found[0].tag if found else "passed"] += 1
+        outcome = found[0].tag if found else "passed"
+        outcomes[outcome] += 1
+        if outcome in ("failure", "error"):
+            wrong.append(case.get("name"))
         reasons |= {child.get("message") for child in found if child.tag == "skipped"}
     counts = ", ".join(f"{number} {name}" for name, number in outcomes.items() if number)
     if code != 0:
-        raise RuntimeError(counts)
+        raise RuntimeError(f"pytest ended with {int(code)}, {counts}: {', '.join(wrong)}")
     if outcomes["skipped"] and not job.dry_run:
         raise RuntimeError(f"{counts}: {'; '.join(sorted(reasons))}")
     say(counts)
@@ -246,11 +254,12 @@ def scripts(job):
 def learn(job, task, score, least, factor):
     """GRPO on a task, from nothing, with its defaults. The score of the trained policy has to be
     `least`, and so many times that of the base; but a dry run learns nothing."""
-    flags = ["--task", task, "--device", job.device]
+    os.chdir(job.folder)                        # where the base is kept
+    flags = ["--task", task, "--device", job.device, "--output_dir", task]
     if job.dry_run:
         for name, value in {**SMALL, "base_steps": 4}.items():
-            flags += [f"--{name}", value]
-    summary = runs.run("grpo.py", job.folder / task, *flags, cwd=job.folder)
+            flags += [f"--{name}", str(value)]
+    summary = grpo.main(flags)                  # in this process: if it hangs, it says where
     base = summary["base"][score]
     trained = summary["trained"][score]
     warm_start = summary["seconds_warm_start"]
@@ -391,11 +400,14 @@ def main(argv=None):
     parser.add_argument("--until", type=float, required=True, help="when it is stopped, as time()")
     parser.add_argument("--dry_run", action="store_true")
     args = parser.parse_args(argv)
+    torch.set_num_threads(1)    # like make bench, whose rows else are those of another machine
     try:
         PARTS[args.name](Job(args.folder.absolute(), args.until, args.dry_run))
-    except BaseException:
-        traceback.print_exc()
-        sys.stdout.flush()
+    except BaseException as error:
+        sys.stdout.flush()                      # the reason comes last
+        if not isinstance(error, SystemExit):   # whoever raised that has said why
+            traceback.print_exc()
+            print(bench.reason(error), file=sys.stderr, flush=True)
         os._exit(1)             # to clean up after a broken GPU may hang, and hides what was wrong
 
 
