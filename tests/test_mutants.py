@@ -105,8 +105,8 @@ def test_mistakes_are_read_line_by_line():
 
 @pytest.fixture
 def toy(tmp_path):
-    """toy(mistakes, seconds) -> what make mutants prints about them, and its exit code, in a tree of
-    one script, where tests may take so long."""
+    """toy(mistakes, seconds) -> what make mutants prints about them, and its exit code, in a tree
+    of one script. A mutant's tests may take that many seconds."""
     (tmp_path / "toy.py").write_text(TOY)
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_toy.py").write_text(TEST)
