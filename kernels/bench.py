@@ -890,14 +890,19 @@ def slug(record):
 
 def merged(old, new, rows):
     """A new record of `rows` alone, with the other rows of an older one, which are left out where
-    another machine, or the same with other software, has measured them. -> record"""
-    def who(record):
-        return [record["machine"][name] for name in ("device", "cpu", "threads", "versions")]
-    if old is None or who(old) != who(new):
+    another machine has measured them, or another version of a package that both had. -> record"""
+    if old is None:
+        return new
+    one, other = old["machine"], new["machine"]
+    names = one["versions"].keys() & other["versions"].keys()
+    is_same = (all(one[name] == other[name] for name in ("device", "cpu", "threads"))
+               and all(one["versions"][name] == other["versions"][name] for name in names))
+    if not is_same:
         return new
     others = {name: old[name] for name in ROWS if name in old and name not in rows}
     if not {"rollout", "step"} & set(rows):
-        others |= {name: old[name] for name in ("machine", "repeats", "shape") if name in old}
+        kept = ("machine", "repeats", "shape", "remarks")
+        others |= {name: old[name] for name in kept if name in old}
     return new | others
 
 

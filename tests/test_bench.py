@@ -111,6 +111,16 @@ def test_rows_of_another_machine_or_other_software_do_not_stay(name, value):
     assert bench.merged(old, new, ["scaling"]) == bench.merged(None, new, ["scaling"]) == new
 
 
+def test_rows_stay_where_a_package_that_they_needed_is_not_installed_any_more():
+    versions = {"torch": "2", "trl": "1"}
+    old = made_record(step=["old step"], machine={"versions": versions})
+    new = made_record(scaling=["new"], machine={"versions": {"torch": "2", "triton": "3"}},
+                      remarks=["No rows of TRL"])
+    found = bench.merged(old, new, ["scaling"])
+    assert (found["scaling"], found["step"], found["remarks"]) == (["new"], ["old step"], [])
+    assert found["machine"]["versions"] == versions
+
+
 def test_readme_gets_the_tables_of_all_records_and_what_grows(tmp_path, monkeypatch, record):
     texts = {}
     monkeypatch.setattr(bench, "DOCS", tmp_path)
