@@ -88,6 +88,21 @@ def test_it_reads_six_tenths_of_a_textbook_then_a_forum_and_nothing_twice(
     assert len(set(reads)) == 10
 
 
+@every_script
+def test_its_rates_rise_in_50_batches_and_fall_to_nothing_and_those_of_matrices_are_5_times_as_high(
+        script, config, load_task, monkeypatch):
+    muon_rates = []
+    adamw_rates = []
+    monkeypatch.setattr(common.Muon, "step", lambda self, rate: muon_rates.append(rate))
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda self: adamw_rates.append(
+        self.param_groups[0]["lr"]))
+    cfg = config(base_steps=80, base_batch_size=2, base_learning_rate=0.01)
+    script.warm_start(script.GPT(cfg), load_task(cfg), cfg, common.silent)
+    expected = [0.01 * min((step + 1) / 50, (80 - step) / 80) for step in range(80)]
+    assert adamw_rates == pytest.approx(expected)
+    assert muon_rates == pytest.approx([5 * rate for rate in expected])
+
+
 # ---- its optimizer ---------------------------------------------------------------------------
 
 def random_matrices(*shapes):
