@@ -6,6 +6,7 @@ console for terminals and the report, kernels/ faster code for CUDA.
 """
 import argparse
 import collections
+import copy
 import dataclasses
 import functools
 import importlib
@@ -150,15 +151,12 @@ class Config:
                                       high=1)
     base_learning_rate: float = base_flag(4e-3, "warm-start peak, of matrices 5 times it", low=0)
 
-    has_reward_model = False        # whether a script knows --reward model
-    does_nothing_with = {}          # flag -> "another" or "another value|value", which idles it
+    judged_flags = {"stop_at", "curriculum"}        # those that look at what is right
+    does_nothing_with = {}          # flag -> "another, another value|value", which idle it
 
 
 # Flags of the base that do nothing where another policy takes its place.
 BASE_FLAGS_IDLE = {"base_steps": "init_from", "textbook_share": "init_from"}
-
-# Flags that look at which completions are right.
-JUDGED_FLAGS = {"stop_at", "curriculum", "method", "nll_coef"}
 
 # What a resumed run may do otherwise than it began.
 MAY_DIFFER = {"max_steps", "stop_at", "save_steps", "eval_steps", "num_eval_problems",
@@ -287,11 +285,12 @@ def check_flags(cfg, given=()):
     idle = BASE_FLAGS_IDLE | cfg.does_nothing_with
     if not cfg.cold_start:
         idle |= dict.fromkeys(("base_seed", "base_batch_size", "base_learning_rate"), "init_from")
-    for name, other in idle.items():
-        if name in given and is_set(cfg, other):
-            other_name = other.partition(" ")[0]
-            value = getattr(cfg, other_name)
-            need(False, name, f"does nothing with --{other_name} {value}".removesuffix(" True"))
+    for name, others in idle.items():
+        for other in others.split(", "):
+            if name in given and is_set(cfg, other):
+                other_name = other.partition(" ")[0]
+                value = getattr(cfg, other_name)
+                need(False, name, f"does nothing with --{other_name} {value}".removesuffix(" True"))
 
     # flags that have to fit each other
     H = cfg.num_attention_heads
@@ -304,12 +303,15 @@ def check_flags(cfg, given=()):
     if hasattr(cfg, "overlong_buffer"):
         need(cfg.overlong_buffer <= cfg.max_completion_length, "overlong_buffer",
              f"is longer than a completion may be, {cfg.max_completion_length}")
+        need(cfg.delta == 0 or cfg.delta > 1 + cfg.epsilon_high, "delta",
+             f"must be 0, or above 1 + epsilon_high {cfg.epsilon_high}, where the clip begins")
 
     # flags that need a folder of this repository, which a copied script may not have
     if not (HERE / "tasks").is_dir():
         need("," not in cfg.task, "task", f"there is no {HERE / 'tasks'}")
-        for name in ("reward", "curriculum"):
-            need(getattr(cfg, name) == getattr(Config, name), name, f"there is no {HERE / 'tasks'}")
+        for name in ("reward", "curriculum", "pairs"):
+            value = getattr(cfg, name, "")
+            need(value in ("", getattr(Config, name, "")), name, f"there is no {HERE / 'tasks'}")
     if kernels:
         try:
             kernels.check(cfg.kernel, torch.device(cfg.device))
@@ -343,6 +345,7 @@ class Task:
     options = ()            # the task flags that it understands
     held_out_tenths = 1     # of ten prompts so many are for the evaluation alone
     is_judged = True        # false: luck decides how it ends, so nothing counts as right or wrong
+    reward_model = None     # rates batches, too, where --reward model asks for one
 
     def __init__(self, cfg):
         self.cfg = cfg
@@ -542,7 +545,7 @@ def load_task(cfg, verify):
     for field in dataclasses.fields(cfg):
         value = getattr(cfg, field.name)
         is_off = value == field.default or field.name == "stop_at" and value > 1
-        if field.name in JUDGED_FLAGS and not is_off and not task.is_judged:
+        if field.name in cfg.judged_flags and not is_off and not task.is_judged:
             fail(f"--{field.name} {value}: nothing in {cfg.task} counts as right or wrong, because "
                  "luck decides")
     if cfg.curriculum and len({level(problem) for problem in sample_problems(task, 200, 0)}) < 2:
@@ -664,10 +667,13 @@ def make_batch(rollout, task, problems, prompts, texts, is_truncated, G, step):
     for group, rate in enumerate(is_correct.double().mean(dim=1).tolist()):
         if judgements[group * G] is not None:
             pass_rates.setdefault(level(problems[group * G]), []).append(rate)
-    return Batch(
+    batch = Batch(
         **vars(rollout), problems=problems, prompts=prompts, texts=texts, verdicts=verdicts,
         rewards=torch.tensor(rewards).view(-1, G), is_correct=is_correct,
         is_truncated=is_truncated, pass_rates=pass_rates)
+    if task.reward_model is not None:
+        batch.rewards += task.reward_model.rewards(batch)
+    return batch
 
 
 def join_batches(one, other):
@@ -695,6 +701,19 @@ def keep_groups(batch, num_groups):
     """num_groups of a batch in their order, those with signal if there are enough. -> Batch"""
     order = has_signal(batch.rewards)[:, 0].int().argsort(descending=True, stable=True)
     return select_groups(batch, order[:num_groups].sort().values)
+
+
+def load_pairs(cfg, task, encode_examples, score):
+    """sample(policy, task, cfg, step) -> Batch, the pairs of --pairs as groups of two; None without
+    the flag. Exits with one line if the file is malformed."""
+    for name in ("pairs", "save_pairs"):
+        value = getattr(cfg, name)
+        if value and task.call_tokens:
+            fail(f"--{name} {value}: {task.name} inserts text into completions, and a file does "
+                 "not say where")
+    if not cfg.pairs:
+        return None
+    return importlib.import_module("tasks.pairs").load(cfg, task, encode_examples, score)
 
 
 def select_groups(batch, groups):
@@ -787,6 +806,45 @@ def sample_records(batch, advantages, shade, decode):
             "mask": batch.mask[row, :length].int().tolist(),
             "shade": [round(x, 4) for x in shades[:length]]})
     return records
+
+
+class Sampler:
+    """The policy as it was `lag` steps ago, or at first, as asynchronous training samples from it;
+    with lag 0 the policy itself. A part of checkpoints."""
+
+    def __init__(self, policy, lag):
+        self.lag = lag
+        self.policy = copy.deepcopy(policy) if lag > 0 else policy
+        self.past = [weights_of(policy)] if lag > 0 else []         # the last `lag` steps, and now
+
+    def follow(self, policy):
+        """The policy has made a step."""
+        if self.lag > 0:
+            self.past = [*self.past, weights_of(policy)][-1 - self.lag:]
+            self.policy.load_state_dict(self.past[0])
+
+    def state_dict(self):
+        return {"past": self.past}
+
+    def load_state_dict(self, state):
+        self.past = state["past"]
+        if self.lag > 0:
+            self.policy.load_state_dict(self.past[0])
+
+
+def lag_metrics(batch, sampler_logps, w):
+    """How far the sampler of a batch was from the policy, and what its tokens weigh. -> dict"""
+    num_tokens = batch.mask.sum()
+    difference = ((batch.logps - sampler_logps) * batch.mask).abs()
+    return {
+        "sampling/sampling_logp_difference/mean": (difference.sum() / num_tokens).item(),
+        "sampling/sampling_logp_difference/max": difference.max().item(),
+        "sampling/importance_sampling_ratio/mean": (w.sum() / num_tokens).item()}
+
+
+def weights_of(model):
+    """A copy of its weights. -> dict"""
+    return {name: weight.clone() for name, weight in model.state_dict().items()}
 
 
 # ---- 4. an optimizer -------------------------------------------------------------------------
@@ -1077,11 +1135,13 @@ class Run:
     values that is saved with each checkpoint; a script may keep values of its own in it. Nothing
     is written before load_base.
     """
-    logs = ("metrics.jsonl", "samples.jsonl")
 
     def __init__(self, cfg, task, policy, columns, argv=None):
         torch.set_num_threads(cfg.num_threads)
         self.cfg = cfg
+        self.logs = ["metrics.jsonl", "samples.jsonl"]
+        if getattr(cfg, "save_pairs", False):
+            self.logs.append("pairs.jsonl")
         self.task = task
         self.policy = policy
         self.columns = columns
@@ -1101,16 +1161,28 @@ class Run:
         elif cfg.init_from:
             self.read("init_from", cfg.init_from)
 
-    def read(self, flag_name, folder, name="checkpoint.pt"):
-        """Load the policy from a file of a run folder. Exits with one line if the file is not
-        there, is damaged, or does not fit. -> what it holds"""
+    def read(self, flag_name, folder, name="checkpoint.pt", model=None):
+        """Load the policy, or another model of its shape, from a file of a run folder. Exits with
+        one line if the file is not there, is damaged, or does not fit. -> what it holds"""
+        model = self.policy if model is None else model
         try:
             saved = load(Path(folder, name), self.cfg.device)
-            self.policy.load_state_dict(saved["policy"] if name == "checkpoint.pt" else saved)
+            model.load_state_dict(saved["policy"] if name == "checkpoint.pt" else saved)
         except Exception as error:
             fail(f"--{flag_name} {folder}: {Path(folder, name)} holds no policy of this shape "
                  f"({type(error).__name__}); name another run")
         return saved
+
+    def load_teacher(self, folder):
+        """The policy of a run folder. It is saved with each checkpoint, so that a run that is
+        resumed has the same. -> model, or None without a folder"""
+        if not folder:
+            return None
+        teacher = copy.deepcopy(self.policy)
+        if not self.resumed:
+            self.read("teacher", folder, model=teacher)
+        self.parts["teacher"] = teacher
+        return teacher
 
     def resume(self):
         """Take up the state of the run; the policy stays the base until `steps` loads the parts."""
@@ -1164,10 +1236,19 @@ class Run:
         for weight in self.policy.parameters():         # not those of the warm start
             weight.grad = torch.zeros_like(weight)
 
+    def load_reward_model(self, sample_batch):
+        """With --reward model: train one on what the base samples by sample_batch(policy, task,
+        cfg, name), or take that of the run that is resumed. From now on its ratings are added to
+        the rewards of batches."""
+        if "model" in self.cfg.reward.split("+"):
+            preferences = importlib.import_module("tasks.preferences")
+            model = preferences.make_reward_model(self, sample_batch)
+            self.parts["reward_model"] = self.task.reward_model = model
+
     def share_base(self, warm_start):
         """Load the base from runs/base/, or make it and keep it there."""
         path = base_path(self.cfg, self.script)
-        fresh = {name: weight.clone() for name, weight in self.policy.state_dict().items()}
+        fresh = weights_of(self.policy)
         try:
             self.policy.load_state_dict(load(path, self.cfg.device))
             print(f"base: {path}", flush=True)
@@ -1185,7 +1266,7 @@ class Run:
         training, and greedily (num_samples = 0) every eval_steps."""
         cfg = self.cfg
         state = self.state
-        self.parts = parts
+        self.parts |= parts
         self.evaluate = functools.partial(
             evaluate, self.policy, self.task, cfg, progress=self.console.progress)
         self.cut_logs()
@@ -1196,7 +1277,7 @@ class Run:
             state["base"] = self.evaluate_fully()
             state["asked"] = asked
         if self.resumed:
-            for name, part in parts.items():
+            for name, part in self.parts.items():
                 part.load_state_dict(self.resumed[name])
         self.save()
         self.console.start(self)
@@ -1274,6 +1355,19 @@ class Run:
             record["shade"] = "ratio" if values is None else "value"
             self.append("samples.jsonl", {"step": self.state["steps"]} | record)
         self.console.samples(batch, advantages)
+
+    def append_pairs(self, batch, chosen, rejected, encode_examples):
+        """Add pairs of rows of a batch to pairs.jsonl, but for those with a completion whose text
+        would be read as other tokens: it has no end, is no UTF-8, or spells a special token."""
+        examples = list(zip(batch.problems, batch.texts))
+        _, tokens, _, lengths = encode_examples(examples, self.task, self.cfg)
+        can_be_read = [torch.equal(read[:n], sampled[:n]) for read, sampled, n
+                       in zip(tokens, batch.tokens, lengths.tolist())]
+        for best, worst in zip(chosen.tolist(), rejected.tolist()):
+            if can_be_read[best] and can_be_read[worst]:
+                self.append("pairs.jsonl", {
+                    "prompt": batch.problems[best].prompt,
+                    "chosen": batch.texts[best], "rejected": batch.texts[worst]})
 
     def append(self, name, record):
         """Add a line to a log. JSON has no infinities: they become null."""

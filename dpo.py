@@ -22,21 +22,29 @@ negative logarithm:
 
 pi_ref is the base policy. beta h(y) is the reward that pi stands for, but for beta log Z(q). e is
 the chance that w and l were mixed up: 0 in DPO, more in cDPO (--label_smoothing). (4) is not in the
-loss, but says at evaluations, over samples of pi, how far pi is from pi_ref. Two other losses
-replace (3):
+loss, but says at evaluations, over samples of pi, how far pi is from pi_ref. Other losses replace
+(3): IPO (2310.12036), hinge (2309.06657), robust DPO (2403.00409) and SimPO (2405.14734).
 
-  L     = (M - 1 / (2 beta))^2                        IPO (2310.12036)               (5)
-  L     = max(0, 1 - beta M)                          hinge (2309.06657)             (6)
+  L     = (M - 1 / (2 beta))^2                                                       (5)
+  L     = max(0, 1 - beta M)                                                         (6)
+  L     = (-(1 - e) log sigmoid(beta M) + e log sigmoid(-beta M)) / (1 - 2 e)        (7)
+  L     = -log sigmoid(beta (log pi(w | q) / |w| - log pi(l | q) / |l|) - gamma)     (8)
+
+|w| is the number of tokens of w. If a share e of the pairs is mixed up, the mean of (7) is that of
+(3), with its e = 0, if none were. SimPO has no pi_ref. With --average_logps, h(y) is divided by |y|
+in the other losses, too. As the loss sees only M, the chosen output may become less likely
+(rewards/chosen < 0), if the rejected one loses more. Against this, RPO (2404.19733) adds
+
+  -alpha / |w| log pi(w | q)                                                         (9)
 
 The pairs: of G outputs to a question, the one with the best reward is chosen over that with the
 worst, the second best over the second worst, and so on while the rewards differ. The base policy
 writes the outputs, so the pairs of a run are a fixed data set, though made step by step; with
---online, the policy writes them. As the loss sees only M, the chosen output may become less likely,
-too (rewards/chosen < 0), if the rejected one loses more.
+--online, the policy writes them; with --pairs, a file holds them.
 
 Departures from the papers: a verifier chooses, not people; pi_ref is not trained on the chosen
 outputs first. (5) has sums over tokens, as in its paper; TRL takes means, so that with the same
-beta the margin of outputs of n tokens has to be n times as large.
+beta the margin of outputs of n tokens has to be n times as large; so does --average_logps.
 
 Usage: python dpo.py --task arithmetic
 In 30 seconds on a CPU, the base policy of grpo.py, whose likeliest answers are right one time in
@@ -67,12 +75,21 @@ from common import flag
 @dataclasses.dataclass(frozen=True)
 class Config(common.Config):
     beta: float = flag(0.1, "weight of the KL to the base; ipo wants more, 0.5", low=1e-9)
-    loss_type: str = flag("sigmoid", "(3), (5) or (6)", choices=("sigmoid", "ipo", "hinge"))
+    loss_type: str = flag("sigmoid", "(3), (5), (6), (7) or (8)",
+                          choices=("sigmoid", "ipo", "hinge", "robust", "simpo"))
     label_smoothing: float = flag(0.0, "chance that a pair is the wrong way round (e)",
-                                  low=0, high=0.5, needs="loss_type sigmoid")
+                                  low=0, high=0.49, needs="loss_type sigmoid|robust")
+    simpo_gamma: float = flag(0.5, "margin that (8) asks for (gamma)", low=0,
+                              needs="loss_type simpo")
+    average_logps: bool = flag(False, "divide log-probabilities of outputs by their lengths")
+    nll_coef: float = flag(0.0, "weight of (9), the likelihood of chosen outputs (alpha)", low=0)
     online: bool = flag(False, "pairs are made of outputs of the policy, not of the base")
+    pairs: str = flag("", "file of pairs to learn from: lines with prompt, chosen, rejected")
+    save_pairs: bool = flag(False, "write the pairs of each step to pairs.jsonl in the run folder")
     num_iterations: int = flag(1, "passes over the pairs of each batch", low=1)
     learning_rate: float = common.step_flag(1e-4, "of AdamW", low=0)
+    does_nothing_with = {"average_logps": "loss_type simpo", "online": "pairs",
+                         "save_pairs": "pairs"}
 
 
 # ---- 2. the algorithm ------------------------------------------------------------------------
@@ -89,34 +106,45 @@ def preferences(rewards):
     return chosen[differ], rejected[differ]
 
 
-def sequence_logps(logps, mask):
-    """log pi(y | q) of whole completions y. (B, T), (B, T) -> (B,)"""
-    return torch.where(mask > 0, logps, 0.0).sum(dim=1)
+def sequence_logps(logps, mask, average=False):
+    """log pi(y | q) of whole completions y, or log pi(y | q) / |y|. (B, T), (B, T) -> (B,)"""
+    total = torch.where(mask > 0, logps, 0.0).sum(dim=1)
+    return total / mask.sum(dim=1).clamp(min=1) if average else total
 
 
 def dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta,
-             loss_type="sigmoid", label_smoothing=0.0):
+             loss_type="sigmoid", label_smoothing=0.0, gamma=0.0):
     """L of pairs, from the log-probabilities of whole completions. (N,) each -> (N,)"""
+    e = label_smoothing
     h_chosen = chosen - ref_chosen                                              # (N,)  eq. (1)
     h_rejected = rejected - ref_rejected
     M = h_chosen - h_rejected                                                   # (N,)  eq. (2)
-    if loss_type == "sigmoid":
-        e = label_smoothing
-        return -(1 - e) * F.logsigmoid(beta * M) - e * F.logsigmoid(-beta * M)  # (N,)  eq. (3)
     if loss_type == "ipo":
         return (M - 1 / (2 * beta)).square()                                    # (N,)  eq. (5)
-    return (1 - beta * M).clamp(min=0)                                          # (N,)  eq. (6)
+    if loss_type == "hinge":
+        return (1 - beta * M).clamp(min=0)                                      # (N,)  eq. (6)
+    if loss_type == "simpo":
+        return -F.logsigmoid(beta * (chosen - rejected) - gamma)                # (N,)  eq. (8)
+    right, mixed_up = -F.logsigmoid(beta * M), -F.logsigmoid(-beta * M)
+    if loss_type == "robust":
+        return ((1 - e) * right - e * mixed_up) / (1 - 2 * e)                   # (N,)  eq. (7)
+    assert loss_type == "sigmoid", loss_type
+    return (1 - e) * right + e * mixed_up                                       # (N,)  eq. (3)
 
 
-def kl(logps, ref_logps, estimator="k3"):
-    """Estimates KL(pi || pi_ref) at each token, from samples of pi. (B, T), (B, T) -> (B, T)"""
+def kl(logps, ref_logps, estimator="k3", log_rho=None):
+    """Estimates KL(pi || pi_ref) at each token, from samples of pi; k3_ratio from those of pi_old,
+    where log_rho is log(pi / pi_old). (B, T) each -> (B, T)"""
     x = logps - ref_logps
     if estimator == "k1":
         return x                            # unbiased; as a loss, its gradient is only noise
     if estimator == "k2":
         return x.square() / 2               # biased; as a loss, it has the gradient of the KL
+    k3 = torch.expm1(-x) + x                # unbiased and never negative               eq. (4)
+    if estimator == "k3_ratio":
+        return log_rho.exp() * k3           # as a loss, too, it is unbiased
     assert estimator == "k3", estimator
-    return torch.expm1(-x) + x              # unbiased and never negative               eq. (4)
+    return k3
 
 
 # ---- 3. the update ---------------------------------------------------------------------------
@@ -133,14 +161,20 @@ def pair_loss(policy, reference, batch, chosen, rejected, cfg):
     tokens = batch.tokens[rows, :T]                                             # (2 N, T)
     mask = batch.mask[rows, :T]
     logps, _ = score(policy, prompts, tokens, cfg.temperature, cfg.kernel)      # (2 N, T)
-    with torch.no_grad():
-        ref_logps, _ = score(reference, prompts, tokens, cfg.temperature, cfg.kernel)
+    is_simpo = cfg.loss_type == "simpo"
+    if is_simpo:
+        ref_logps = torch.zeros_like(logps)                 # there is no reference
+    else:
+        with torch.no_grad():
+            ref_logps, _ = score(reference, prompts, tokens, cfg.temperature, cfg.kernel)
 
     N = len(chosen)
-    logp_chosen, logp_rejected = sequence_logps(logps, mask).split(N)           # (N,) each
-    ref_chosen, ref_rejected = sequence_logps(ref_logps, mask).split(N)
+    average = cfg.average_logps or is_simpo
+    logp_chosen, logp_rejected = sequence_logps(logps, mask, average).split(N)          # (N,) each
+    ref_chosen, ref_rejected = sequence_logps(ref_logps, mask, average).split(N)
     losses = dpo_loss(logp_chosen, logp_rejected, ref_chosen, ref_rejected,
-                      cfg.beta, cfg.loss_type, cfg.label_smoothing)
+                      cfg.beta, cfg.loss_type, cfg.label_smoothing, cfg.simpo_gamma)
+    losses = losses - cfg.nll_coef * sequence_logps(logps[:N], mask[:N], average=True)  # eq. (9)
 
     with torch.no_grad():
         reward_chosen = cfg.beta * (logp_chosen - ref_chosen)
@@ -216,9 +250,11 @@ COLUMNS = {"reward": "reward", "pairs": "pairs", "chosen": "rewards/chosen",
 def main(argv=None):
     cfg = common.parse_flags(Config, argv)
     task = common.load_task(cfg, verify)
+    sample = common.load_pairs(cfg, task, encode_examples, score) or sample_batch
     policy = GPT(cfg).to(cfg.device)
     run = common.Run(cfg, task, policy, COLUMNS, argv)
     run.load_base(warm_start)
+    run.load_reward_model(sample_batch)                     # which --reward model asks for
     reference = copy.deepcopy(policy)
     optimizer = torch.optim.AdamW(
         policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
@@ -235,13 +271,15 @@ def main(argv=None):
 
     for step in run.steps(evaluate_both, policy=policy, optimizer=optimizer):
         sampler = policy if cfg.online else reference
-        batch = sample_batch(sampler, task, cfg, step)      # questions, G outputs of each, rewards
+        batch = sample(sampler, task, cfg, step)            # questions, G outputs of each, rewards
         chosen, rejected = preferences(batch.rewards)                           # (N,) each
         metrics = update(                                                       # steps down L
             policy, reference, optimizer, batch, chosen, rejected, cfg, step)
         labels = torch.zeros(len(batch.texts))                                  # (B,)
         labels[chosen] = 1.0
         labels[rejected] = -1.0
+        if cfg.save_pairs:
+            run.append_pairs(batch, chosen, rejected, encode_examples)
         run.log(batch, labels, metrics, decode, score)
     return run.finish()
 
@@ -538,10 +576,15 @@ def sample_groups(policy, task, cfg, step, attempt, split):
 # ---- 8. warm start and evaluation ------------------------------------------------------------
 
 def demonstration_batch(task, cfg, step, phase):
-    """Worked examples for supervised learning. The mask is 0 behind the end of a completion and on
-    what the environment inserts. -> prompts (b, W), tokens (b, T), mask (b, T), lengths (b,)"""
+    """Worked examples for supervised learning, as encode_examples has them."""
     seed = (cfg.base_seed, step)
     examples = common.sample_demonstrations(task, cfg.base_batch_size, seed, phase)
+    return encode_examples(examples, task, cfg)
+
+
+def encode_examples(examples, task, cfg):
+    """Pairs (problem, completion) as tensors. The mask is 0 behind the end of a completion and on
+    what the environment inserts. -> prompts (b, W), tokens (b, T), mask (b, T), lengths (b,)"""
     prompts = encode_prompts([problem.prompt for problem, _ in examples], task, cfg.device)
     ids = [TOKENIZER.encode(text, allowed_special="all") + [EOS] for _, text in examples]
     lengths = torch.tensor([len(row) for row in ids], device=cfg.device)

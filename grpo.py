@@ -19,15 +19,32 @@ experiments) and SAPO (2511.20347) replace (3); sg is stop-gradient:
 
 DAPO (2503.14476), Dr. GRPO (2503.20783) and TRL's BNPO replace the average in (5), see LOSS_TYPES.
 DAPO also has eps_high > eps_low, dynamic sampling (--dynamic_sampling), and a penalty that is added
-to r_i, for outputs that take n_i of at most T tokens, inserted ones included, with a buffer of c:
+to r_i, for outputs that take n_i of at most T tokens, inserted ones included, with a buffer of c.
+Or it leaves outputs without an end out of (5) (--mask_truncated_completions).
 
   R_i   = min(0, max(-1, (T - c - n_i) / c))                                         (8)
 
-Departures from the papers: rewards come from a verifier, not from a reward model; by default beta
-is 0 and eps_high 0.28; std has ddof 1 and 1e-4 is added, as in TRL; pi_ref stays the base; DAPO and
-CISPO average over the tokens of a whole optimizer step, not of one question; dynamic sampling
-looks at rewards, DAPO at right and wrong. As in the paper, KL_t has no importance ratio, though
-from the second optimizer step on a batch its samples are those of pi_old, not of pi.
+Smaller changes: where A < 0, nothing in (3) bounds rho_t from above; with --delta it is cut there,
+so that L_t is at most delta |A| (1912.09729, 2505.07291). MaxRL (2602.02710, --scale_rewards mean)
+divides in (1) by mean(r), which makes rare success count more: over right and wrong, the mean
+gradient is that of log p, expanded in 1 - p up to the power G - 1, where p is the chance of being
+right. (4) has the gradient of the KL only while samples are those of pi, so not from the second
+optimizer step on a batch on; rho_t KL_t has it always (2512.02556, --kl_estimator k3_ratio).
+
+With --sampler_lag K, outputs are sampled by mu, the policy of K steps ago, as when sampling and
+training run side by side. (2) stays, and A is weighed by w_t (2110.00641, 2505.24298), where
+--importance_sampling_correction truncate cuts w_t at C, and mask makes it 0 above (2510.18855).
+
+  w_t   = pi_old(o_t | q, o_<t) / mu(o_t | q, o_<t)                                  (9)
+
+A sampler with top-k, top-p or a temperature of its own is such a mu even without a lag. Projects
+that score without these take its samples for those of pi_old; and what it never samples, no w_t
+brings back. Here, one --temperature is that of sampling and of scoring.
+
+Departures from the papers: a verifier rewards, or with --reward model a reward model; by default
+beta is 0 and eps_high 0.28; std has ddof 1 and 1e-4 is added, as in TRL; pi_ref stays the base;
+DAPO and CISPO average over the tokens of a whole optimizer step, not of one question; dynamic
+sampling looks at rewards, DAPO at right and wrong.
 
 Usage: python grpo.py --task arithmetic
 The base policy mostly answers without thinking. Its likeliest answers are right one time in ten,
@@ -68,17 +85,29 @@ CLIP_METRICS = {"clip": "clip_ratio/region_mean", "cispo": "clip_ratio/capped_me
 @dataclasses.dataclass(frozen=True)
 class Config(common.Config):                # G, P, T and others: common.Config
     loss_type: str = flag("grpo", "surrogate and average", choices=tuple(LOSS_TYPES))
-    scale_rewards: str = flag("group", "whose std in (1)", choices=("group", "batch", "none"))
+    scale_rewards: str = flag("group", "what divides in (1): a std, the mean, 1",
+                              choices=("group", "batch", "mean", "none"))
     epsilon: float = flag(0.2, "lower clip range (eps_low)", low=0)
     epsilon_high: float = flag(0.28, "upper clip range (eps_high); TRL's of CISPO is 1 + it", low=0)
+    delta: float = flag(0.0, "upper bound of the unclipped ratio in (3); 0: none", low=0)
     num_iterations: int = flag(1, "passes over each batch (mu)", low=1)
     beta: float = flag(0.0, "weight of the KL to the base", low=0)
-    kl_estimator: str = flag("k3", "of KL_t; (4) is k3", choices=("k1", "k2", "k3"), needs="beta")
+    kl_estimator: str = flag("k3", "of KL_t; (4) is k3", needs="beta",
+                             choices=("k1", "k2", "k3", "k3_ratio"))
     entropy_coef: float = flag(0.0, "weight of the entropy bonus (c_H)", low=0)
     entropy_decay_steps: int = flag(0, "steps in which c_H falls to 0; 0: it stays", low=0,
                                      needs="entropy_coef")
     overlong_buffer: int = flag(0, "buffer of (8) in tokens (c); 0: no penalty", low=0)
-    does_nothing_with = {"epsilon": "loss_type cispo|sapo", "epsilon_high": "loss_type sapo"}
+    mask_truncated_completions: bool = flag(False, "learn nothing from outputs without an end")
+    sampler_lag: int = flag(0, "sample from the policy of so many steps ago (mu)", low=0)
+    importance_sampling_correction: str = flag(
+        "none", "w_t above C is cut to C or made 0, by token or by sequence; none: w_t is 1",
+        choices=("none", "truncate", "mask", "sequence_truncate", "sequence_mask"),
+        needs="sampler_lag")
+    importance_sampling_cap: float = flag(2.0, "the highest weight of (9) (C)", low=1e-9)
+    does_nothing_with = {"epsilon": "loss_type cispo|sapo", "epsilon_high": "loss_type sapo",
+                         "delta": "loss_type cispo|sapo",
+                         "importance_sampling_cap": "importance_sampling_correction none"}
 
 
 # ---- 2. the algorithm ------------------------------------------------------------------------
@@ -90,6 +119,9 @@ def advantages(rewards, scale_rewards="group", eps=1e-4):
         A = A / (rewards.std(dim=1, keepdim=True) + eps)                        # (P, G)  eq. (1)
     elif scale_rewards == "batch":
         A = A / (rewards.std() + eps)
+    elif scale_rewards == "mean":
+        means = rewards.mean(dim=1, keepdim=True)                               # (P, 1)
+        A = torch.where(means > 0, A / means, 0.0)
     return torch.where(common.has_signal(rewards), A, 0.0)      # equal rewards: exactly 0, not 1e-8
 
 
@@ -105,13 +137,15 @@ def log_ratio(logps, old_logps, mask):
 
 
 def policy_loss(logps, old_logps, advantages, mask,
-                loss_type="grpo", epsilon=0.2, epsilon_high=0.2):
+                loss_type="grpo", epsilon=0.2, epsilon_high=0.2, delta=0.0):
     """L_t, 0 in masked slots; advantages are (B,) or (B, T). -> (B, T)"""
     A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
     ratio = log_ratio(logps, old_logps, mask).exp()                             # (B, T)  eq. (2)
     surrogate, _ = LOSS_TYPES[loss_type]
     if surrogate == "clip":
         clipped_ratio = ratio.clamp(1 - epsilon, 1 + epsilon_high)
+        if delta > 0:
+            ratio = ratio.clamp(max=delta)              # so the loss is at most delta |A|
         token_loss = -torch.min(ratio * A, clipped_ratio * A)                   # (B, T)  eq. (3)
     elif surrogate == "cispo":
         weight = ratio.clamp(max=1 + epsilon_high).detach()
@@ -130,15 +164,32 @@ def is_clipped(log_rho, A, epsilon, epsilon_high):
     return above | below
 
 
-def kl(logps, ref_logps, estimator="k3"):
-    """Estimates KL(pi || pi_ref) at each token, from samples of pi. (B, T), (B, T) -> (B, T)"""
+def importance_weights(old_logps, sampler_logps, mask, correction="truncate", cap=2.0):
+    """w_t, 0 in masked slots: how likely pi_old finds what mu sampled. (B, T) each -> (B, T)"""
+    if correction == "none":
+        return mask
+    log_w = torch.where(mask > 0, old_logps - sampler_logps, 0.0)               # (B, T)
+    if correction.startswith("sequence"):
+        log_w = log_w.sum(dim=1, keepdim=True)                                  # (B, 1)
+    w = log_w.exp() * mask                                                      # (B, T)  eq. (9)
+    if correction.endswith("truncate"):
+        return w.clamp(max=cap)
+    return torch.where(w <= cap, w, 0.0)
+
+
+def kl(logps, ref_logps, estimator="k3", log_rho=None):
+    """Estimates KL(pi || pi_ref) at each token, from samples of pi; k3_ratio from those of pi_old,
+    where log_rho is log(pi / pi_old). (B, T) each -> (B, T)"""
     x = logps - ref_logps
     if estimator == "k1":
         return x                            # unbiased; as a loss, its gradient is only noise
     if estimator == "k2":
         return x.square() / 2               # biased; as a loss, it has the gradient of the KL
+    k3 = torch.expm1(-x) + x                # unbiased and never negative               eq. (4)
+    if estimator == "k3_ratio":
+        return log_rho.exp() * k3           # as a loss, too, it is unbiased
     assert estimator == "k3", estimator
-    return torch.expm1(-x) + x              # unbiased and never negative               eq. (4)
+    return k3
 
 
 def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None):
@@ -165,11 +216,13 @@ def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None
 def backward(policy, batch, ref_logps, A, rows, cfg, entropy_coef):
     """Accumulate the gradient of (5) over `rows`, in micro-batches. -> metrics"""
     surrogate, average = LOSS_TYPES[cfg.loss_type]
+    if cfg.mask_truncated_completions:
+        rows = rows[~batch.is_truncated[rows].cpu()]
     num_sequences = len(rows)
-    num_tokens = batch.mask[rows].sum()
+    num_tokens = batch.mask[rows].sum().clamp(min=1)
     is_bnpo = average == "micro_batch_mean"             # whose value depends on how rows are split
     if cfg.beta == 0 and entropy_coef == 0 and not is_bnpo:
-        rows = rows[A[rows].cpu() != 0]                 # the others have no gradient
+        rows = rows[A[rows].any(dim=1).cpu()]           # the others have no gradient
 
     loss_sum = 0.0
     clipped_sum = 0.0
@@ -182,9 +235,11 @@ def backward(policy, batch, ref_logps, A, rows, cfg, entropy_coef):
 
         logps, entropy = score(policy, batch.prompts[part], tokens, cfg.temperature, cfg.kernel)
         token_loss = policy_loss(
-            logps, old_logps, A[part], mask, cfg.loss_type, cfg.epsilon, cfg.epsilon_high)
+            logps, old_logps, A[part, :T], mask, cfg.loss_type, cfg.epsilon, cfg.epsilon_high,
+            cfg.delta)
         if cfg.beta > 0:
-            token_kl = kl(logps * mask, ref_logps[part, :T] * mask, cfg.kl_estimator)
+            token_kl = kl(logps * mask, ref_logps[part, :T] * mask, cfg.kl_estimator,
+                          log_ratio(logps, old_logps, mask))
             token_loss = token_loss + cfg.beta * token_kl
         token_loss = token_loss - entropy_coef * entropy
         loss = aggregate(                                                       # eq. (5)
@@ -193,9 +248,9 @@ def backward(policy, batch, ref_logps, A, rows, cfg, entropy_coef):
 
         log_rho = log_ratio(logps.detach(), old_logps, mask)
         if surrogate == "clip":
-            clipped = is_clipped(log_rho, A[part, None], cfg.epsilon, cfg.epsilon_high)
+            clipped = is_clipped(log_rho, A[part, :T], cfg.epsilon, cfg.epsilon_high)
         else:                                               # the weights that (6) caps
-            clipped = (log_rho.exp() > 1 + cfg.epsilon_high) & (A[part, None] != 0)
+            clipped = (log_rho.exp() > 1 + cfg.epsilon_high) & (A[part, :T] != 0)
         loss_sum += loss.item()
         clipped_sum += (clipped * mask).sum().item()
         max_log_ratio = max(max_log_ratio, log_rho.abs().max().item())
@@ -203,6 +258,19 @@ def backward(policy, batch, ref_logps, A, rows, cfg, entropy_coef):
     if surrogate in CLIP_METRICS:
         metrics[CLIP_METRICS[surrogate]] = clipped_sum / num_tokens.item()
     return metrics
+
+
+@torch.no_grad()
+def correct_for_lag(policy, batch, cfg):
+    """Put log pi_old in the place of log mu in a batch. -> w_t (B, T), metrics"""
+    if cfg.sampler_lag == 0:
+        return batch.mask, {}                           # mu is pi_old
+    sampler_logps = batch.logps
+    batch.logps, _ = score(policy, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
+    w = importance_weights(
+        batch.logps, sampler_logps, batch.mask, cfg.importance_sampling_correction,
+        cfg.importance_sampling_cap)
+    return w, common.lag_metrics(batch, sampler_logps, w)
 
 
 def update(policy, reference, optimizer, batch, A, cfg, step):
@@ -246,17 +314,22 @@ def main(argv=None):
     policy = GPT(cfg).to(cfg.device)
     run = common.Run(cfg, task, policy, COLUMNS, argv)
     run.load_base(warm_start)
+    run.load_reward_model(sample_batch)                     # which --reward model asks for
     reference = copy.deepcopy(policy)
+    sampler = common.Sampler(policy, cfg.sampler_lag)
     optimizer = torch.optim.AdamW(
         policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
 
-    for step in run.steps(evaluate, policy=policy, optimizer=optimizer):
-        batch = sample_batch(policy, task, cfg, step)       # questions, G outputs of each, rewards
+    for step in run.steps(evaluate, policy=policy, optimizer=optimizer, sampler=sampler):
+        batch = sample_batch(sampler.policy, task, cfg, step)       # questions, outputs, rewards
         lengths = batch.lengths.view_as(batch.rewards).cpu()                    # (P, G)
         batch.rewards += overlong_penalty(lengths, cfg.max_completion_length, cfg.overlong_buffer)
-        A = advantages(batch.rewards, cfg.scale_rewards).flatten().to(cfg.device)       # (B,)
+        A = advantages(batch.rewards, cfg.scale_rewards).view(-1, 1).to(cfg.device)     # (B, 1)
+        w, differences = correct_for_lag(policy, batch, cfg)                    # (B, T)
+        A = w * A                                                               # (B, T)
         metrics = update(policy, reference, optimizer, batch, A, cfg, step)     # lower (5)
-        run.log(batch, A, metrics, decode, score)
+        sampler.follow(policy)
+        run.log(batch, A, metrics | differences, decode, score)
     return run.finish()
 
 
@@ -552,10 +625,15 @@ def sample_groups(policy, task, cfg, step, attempt, split):
 # ---- 8. warm start and evaluation ------------------------------------------------------------
 
 def demonstration_batch(task, cfg, step, phase):
-    """Worked examples for supervised learning. The mask is 0 behind the end of a completion and on
-    what the environment inserts. -> prompts (b, W), tokens (b, T), mask (b, T), lengths (b,)"""
+    """Worked examples for supervised learning, as encode_examples has them."""
     seed = (cfg.base_seed, step)
     examples = common.sample_demonstrations(task, cfg.base_batch_size, seed, phase)
+    return encode_examples(examples, task, cfg)
+
+
+def encode_examples(examples, task, cfg):
+    """Pairs (problem, completion) as tensors. The mask is 0 behind the end of a completion and on
+    what the environment inserts. -> prompts (b, W), tokens (b, T), mask (b, T), lengths (b,)"""
     prompts = encode_prompts([problem.prompt for problem, _ in examples], task, cfg.device)
     ids = [TOKENIZER.encode(text, allowed_special="all") + [EOS] for _, text in examples]
     lengths = torch.tensor([len(row) for row in ids], device=cfg.device)

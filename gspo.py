@@ -11,19 +11,21 @@ output: the geometric mean of the ratios rho_t of its tokens. One clip then hold
 
 rho_t = pi(o_t | q, o_<t) / pi_old(o_t | q, o_<t); H_t is the entropy of pi, B the number of outputs
 in an optimizer step. log s_i, a mean, stays near 0, so the clip range is 700 times narrower. CISPO
-(6), SAPO (7) and DAPO's penalty (8) are those of grpo.py with s for rho; sg is stop-gradient:
+(6), SAPO (7), DAPO's penalty (8) and the weight of A where mu sampled, the policy of K steps ago
+(9), are those of grpo.py with s for rho, and so are --delta, --scale_rewards mean, --kl_estimator
+k3_ratio (its ratio stays rho_t) and --mask_truncated_completions; sg is stop-gradient:
 
   L_t   = -sg(min(s, 1 + eps_high)) A log pi(o_t | q, o_<t)                          (6)
   L_t   = -4/tau sigmoid(tau (s - 1)) A,          tau = 1 if A > 0, else 1.05        (7)
   R_i   = min(0, max(-1, (T - c - n_i) / c))                                         (8)
+  w_t   = pi_old(o_t | q, o_<t) / mu(o_t | q, o_<t)                                  (9)
 
 GSPO-token lets A differ within an output: its ratio has the value of s_i, and the gradient of token
-t alone. With one A for an output, as here, that is the gradient of GSPO.
+t alone. With one A for an output, that is the gradient of GSPO; here, only (9) makes A differ.
 
-  s_t   = sg(s_i) pi(o_t | q, o_<t) / sg(pi(o_t | q, o_<t))                          (9)
+  s_t   = sg(s_i) pi(o_t | q, o_<t) / sg(pi(o_t | q, o_<t))                          (10)
 
-Departures from the paper: a verifier, not a reward model, rewards; std has ddof 1, as in TRL; KL_t
-has no importance ratio, though from a batch's second step on its samples are those of pi_old.
+Departures from the paper: by default a verifier rewards; std has ddof 1, as in TRL.
 Usage: python gspo.py --task arithmetic     20 seconds on a CPU, once there is a base
 """
 import copy
@@ -62,17 +64,29 @@ class Config(common.Config):                # G, P, T and others: common.Config
     importance_sampling_level: str = flag("sequence", "the ratio: (2), or (9)",
                                           choices=("sequence", "sequence_token"))
     loss_type: str = flag("grpo", "surrogate and average", choices=tuple(LOSS_TYPES))
-    scale_rewards: str = flag("group", "whose std in (1)", choices=("group", "batch", "none"))
+    scale_rewards: str = flag("group", "what divides in (1): a std, the mean, 1",
+                              choices=("group", "batch", "mean", "none"))
     epsilon: float = flag(3e-4, "lower clip range (eps_low)", low=0)
     epsilon_high: float = flag(4e-4, "upper clip range (eps_high); TRL's of CISPO is 1 + it", low=0)
+    delta: float = flag(0.0, "upper bound of the unclipped ratio in (3); 0: none", low=0)
     num_iterations: int = flag(1, "passes over each batch (mu)", low=1)
     beta: float = flag(0.0, "weight of the KL to the base", low=0)
-    kl_estimator: str = flag("k3", "of KL_t; (4) is k3", choices=("k1", "k2", "k3"), needs="beta")
+    kl_estimator: str = flag("k3", "of KL_t; (4) is k3", needs="beta",
+                             choices=("k1", "k2", "k3", "k3_ratio"))
     entropy_coef: float = flag(0.0, "weight of the entropy bonus (c_H)", low=0)
     entropy_decay_steps: int = flag(0, "steps in which c_H falls to 0; 0: it stays", low=0,
                                      needs="entropy_coef")
     overlong_buffer: int = flag(0, "buffer of (8) in tokens (c); 0: no penalty", low=0)
-    does_nothing_with = {"epsilon": "loss_type cispo|sapo", "epsilon_high": "loss_type sapo"}
+    mask_truncated_completions: bool = flag(False, "learn nothing from outputs without an end")
+    sampler_lag: int = flag(0, "sample from the policy of so many steps ago (mu)", low=0)
+    importance_sampling_correction: str = flag(
+        "none", "w_t above C is cut to C or made 0, by token or by sequence; none: w_t is 1",
+        choices=("none", "truncate", "mask", "sequence_truncate", "sequence_mask"),
+        needs="sampler_lag")
+    importance_sampling_cap: float = flag(2.0, "the highest weight of (9) (C)", low=1e-9)
+    does_nothing_with = {"epsilon": "loss_type cispo|sapo", "epsilon_high": "loss_type sapo",
+                         "delta": "loss_type cispo|sapo",
+                         "importance_sampling_cap": "importance_sampling_correction none"}
 
 
 # ---- 2. the algorithm ------------------------------------------------------------------------
@@ -84,6 +98,9 @@ def advantages(rewards, scale_rewards="group", eps=1e-4):
         A = A / (rewards.std(dim=1, keepdim=True) + eps)                        # (P, G)  eq. (1)
     elif scale_rewards == "batch":
         A = A / (rewards.std() + eps)
+    elif scale_rewards == "mean":
+        means = rewards.mean(dim=1, keepdim=True)                               # (P, 1)
+        A = torch.where(means > 0, A / means, 0.0)
     return torch.where(common.has_signal(rewards), A, 0.0)      # equal rewards: exactly 0, not 1e-8
 
 
@@ -104,13 +121,15 @@ def log_ratio(logps, old_logps, mask, level="sequence"):
 
 
 def policy_loss(logps, old_logps, advantages, mask,
-                loss_type="grpo", epsilon=0.2, epsilon_high=0.2, level="sequence"):
+                loss_type="grpo", epsilon=0.2, epsilon_high=0.2, delta=0.0, level="sequence"):
     """L_t, 0 in masked slots; advantages are (B,) or (B, T). -> (B, T)"""
     A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
-    ratio = log_ratio(logps, old_logps, mask, level).exp()              # (B, T)  eq. (2), eq. (9)
+    ratio = log_ratio(logps, old_logps, mask, level).exp()              # (B, T)  eq. (2), eq. (10)
     surrogate, _ = LOSS_TYPES[loss_type]
     if surrogate == "clip":
         clipped_ratio = ratio.clamp(1 - epsilon, 1 + epsilon_high)
+        if delta > 0:
+            ratio = ratio.clamp(max=delta)              # so the loss is at most delta |A|
         token_loss = -torch.min(ratio * A, clipped_ratio * A)                   # (B, T)  eq. (3)
     elif surrogate == "cispo":
         weight = ratio.clamp(max=1 + epsilon_high).detach()
@@ -129,15 +148,32 @@ def is_clipped(log_rho, A, epsilon, epsilon_high):
     return above | below
 
 
-def kl(logps, ref_logps, estimator="k3"):
-    """Estimates KL(pi || pi_ref) at each token, from samples of pi. (B, T), (B, T) -> (B, T)"""
+def importance_weights(old_logps, sampler_logps, mask, correction="truncate", cap=2.0):
+    """w_t, 0 in masked slots: how likely pi_old finds what mu sampled. (B, T) each -> (B, T)"""
+    if correction == "none":
+        return mask
+    log_w = torch.where(mask > 0, old_logps - sampler_logps, 0.0)               # (B, T)
+    if correction.startswith("sequence"):
+        log_w = log_w.sum(dim=1, keepdim=True)                                  # (B, 1)
+    w = log_w.exp() * mask                                                      # (B, T)  eq. (9)
+    if correction.endswith("truncate"):
+        return w.clamp(max=cap)
+    return torch.where(w <= cap, w, 0.0)
+
+
+def kl(logps, ref_logps, estimator="k3", log_rho=None):
+    """Estimates KL(pi || pi_ref) at each token, from samples of pi; k3_ratio from those of pi_old,
+    where log_rho is log(pi / pi_old). (B, T) each -> (B, T)"""
     x = logps - ref_logps
     if estimator == "k1":
         return x                            # unbiased; as a loss, its gradient is only noise
     if estimator == "k2":
         return x.square() / 2               # biased; as a loss, it has the gradient of the KL
+    k3 = torch.expm1(-x) + x                # unbiased and never negative               eq. (4)
+    if estimator == "k3_ratio":
+        return log_rho.exp() * k3           # as a loss, too, it is unbiased
     assert estimator == "k3", estimator
-    return torch.expm1(-x) + x              # unbiased and never negative               eq. (4)
+    return k3
 
 
 def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None):
@@ -164,11 +200,13 @@ def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None
 def backward(policy, batch, ref_logps, A, rows, cfg, entropy_coef):
     """Accumulate the gradient of (5) over `rows`, in micro-batches. -> metrics"""
     surrogate, average = LOSS_TYPES[cfg.loss_type]
+    if cfg.mask_truncated_completions:
+        rows = rows[~batch.is_truncated[rows].cpu()]
     num_sequences = len(rows)
-    num_tokens = batch.mask[rows].sum()
+    num_tokens = batch.mask[rows].sum().clamp(min=1)
     is_bnpo = average == "micro_batch_mean"             # whose value depends on how rows are split
     if cfg.beta == 0 and entropy_coef == 0 and not is_bnpo:
-        rows = rows[A[rows].cpu() != 0]                 # the others have no gradient
+        rows = rows[A[rows].any(dim=1).cpu()]           # the others have no gradient
 
     loss_sum = 0.0
     clipped_sum = 0.0
@@ -182,10 +220,11 @@ def backward(policy, batch, ref_logps, A, rows, cfg, entropy_coef):
 
         logps, entropy = score(policy, batch.prompts[part], tokens, cfg.temperature, cfg.kernel)
         token_loss = policy_loss(
-            logps, old_logps, A[part], mask, cfg.loss_type, cfg.epsilon, cfg.epsilon_high,
-            cfg.importance_sampling_level)
+            logps, old_logps, A[part, :T], mask, cfg.loss_type, cfg.epsilon, cfg.epsilon_high,
+            cfg.delta, cfg.importance_sampling_level)
         if cfg.beta > 0:
-            token_kl = kl(logps * mask, ref_logps[part, :T] * mask, cfg.kl_estimator)
+            token_kl = kl(logps * mask, ref_logps[part, :T] * mask, cfg.kl_estimator,
+                          (logps - old_logps) * mask)   # of rho_t, not of s_i
             token_loss = token_loss + cfg.beta * token_kl
         token_loss = token_loss - entropy_coef * entropy
         loss = aggregate(                                                       # eq. (5)
@@ -194,11 +233,11 @@ def backward(policy, batch, ref_logps, A, rows, cfg, entropy_coef):
 
         log_s = log_ratio(logps.detach(), old_logps, mask)
         if surrogate == "clip":
-            clipped = is_clipped(log_s, A[part, None], cfg.epsilon, cfg.epsilon_high)
+            clipped = is_clipped(log_s, A[part, :T], cfg.epsilon, cfg.epsilon_high)
         else:                                               # the weights that (6) caps
-            clipped = (log_s.exp() > 1 + cfg.epsilon_high) & (A[part, None] != 0)
+            clipped = (log_s.exp() > 1 + cfg.epsilon_high) & (A[part, :T] != 0)
         log_rho = (logps.detach() - old_logps) * mask
-        clipped_by_token = is_clipped(log_rho, A[part, None], 0.2, 0.28)    # with grpo.py's range
+        clipped_by_token = is_clipped(log_rho, A[part, :T], 0.2, 0.28)    # with grpo.py's range
         loss_sum += loss.item()
         clipped_sum += (clipped * mask).sum().item()
         clipped_by_token_sum += (clipped_by_token * mask).sum().item()
@@ -209,6 +248,19 @@ def backward(policy, batch, ref_logps, A, rows, cfg, entropy_coef):
     if surrogate == "clip":
         metrics["clip_ratio/token_region_mean"] = clipped_by_token_sum / num_tokens.item()
     return metrics
+
+
+@torch.no_grad()
+def correct_for_lag(policy, batch, cfg):
+    """Put log pi_old in the place of log mu in a batch. -> w_t (B, T), metrics"""
+    if cfg.sampler_lag == 0:
+        return batch.mask, {}                           # mu is pi_old
+    sampler_logps = batch.logps
+    batch.logps, _ = score(policy, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
+    w = importance_weights(
+        batch.logps, sampler_logps, batch.mask, cfg.importance_sampling_correction,
+        cfg.importance_sampling_cap)
+    return w, common.lag_metrics(batch, sampler_logps, w)
 
 
 def update(policy, reference, optimizer, batch, A, cfg, step):
@@ -253,17 +305,22 @@ def main(argv=None):
     policy = GPT(cfg).to(cfg.device)
     run = common.Run(cfg, task, policy, COLUMNS, argv)
     run.load_base(warm_start)
+    run.load_reward_model(sample_batch)                     # which --reward model asks for
     reference = copy.deepcopy(policy)
+    sampler = common.Sampler(policy, cfg.sampler_lag)
     optimizer = torch.optim.AdamW(
         policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
 
-    for step in run.steps(evaluate, policy=policy, optimizer=optimizer):
-        batch = sample_batch(policy, task, cfg, step)       # questions, G outputs of each, rewards
+    for step in run.steps(evaluate, policy=policy, optimizer=optimizer, sampler=sampler):
+        batch = sample_batch(sampler.policy, task, cfg, step)       # questions, outputs, rewards
         lengths = batch.lengths.view_as(batch.rewards).cpu()                    # (P, G)
         batch.rewards += overlong_penalty(lengths, cfg.max_completion_length, cfg.overlong_buffer)
-        A = advantages(batch.rewards, cfg.scale_rewards).flatten().to(cfg.device)       # (B,)
+        A = advantages(batch.rewards, cfg.scale_rewards).view(-1, 1).to(cfg.device)     # (B, 1)
+        w, differences = correct_for_lag(policy, batch, cfg)                    # (B, T)
+        A = w * A                                                               # (B, T)
         metrics = update(policy, reference, optimizer, batch, A, cfg, step)     # lower (5)
-        run.log(batch, A, metrics, decode, score)
+        sampler.follow(policy)
+        run.log(batch, A, metrics | differences, decode, score)
     return run.finish()
 
 
@@ -559,10 +616,15 @@ def sample_groups(policy, task, cfg, step, attempt, split):
 # ---- 8. warm start and evaluation ------------------------------------------------------------
 
 def demonstration_batch(task, cfg, step, phase):
-    """Worked examples for supervised learning. The mask is 0 behind the end of a completion and on
-    what the environment inserts. -> prompts (b, W), tokens (b, T), mask (b, T), lengths (b,)"""
+    """Worked examples for supervised learning, as encode_examples has them."""
     seed = (cfg.base_seed, step)
     examples = common.sample_demonstrations(task, cfg.base_batch_size, seed, phase)
+    return encode_examples(examples, task, cfg)
+
+
+def encode_examples(examples, task, cfg):
+    """Pairs (problem, completion) as tensors. The mask is 0 behind the end of a completion and on
+    what the environment inserts. -> prompts (b, W), tokens (b, T), mask (b, T), lengths (b,)"""
     prompts = encode_prompts([problem.prompt for problem, _ in examples], task, cfg.device)
     ids = [TOKENIZER.encode(text, allowed_special="all") + [EOS] for _, text in examples]
     lengths = torch.tensor([len(row) for row in ids], device=cfg.device)

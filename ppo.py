@@ -77,7 +77,7 @@ class Config(common.Config):
     entropy_coef: float = flag(0.0, "weight of the entropy bonus (c_H)", low=0)
     entropy_decay_steps: int = flag(0, "steps in which c_H falls to 0; 0: it stays", low=0,
                                      needs="entropy_coef")
-    has_reward_model = True
+    judged_flags = common.Config.judged_flags | {"nll_coef"}
     does_nothing_with = {"lam": "length_adaptive"} | dict.fromkeys(
         ("learning_rate", "warmup_steps", "weight_decay"), "trust_region trpo")
 
@@ -152,15 +152,19 @@ def is_clipped(log_rho, A, epsilon, epsilon_high):
     return above | below
 
 
-def kl(logps, ref_logps, estimator="k3"):
-    """Estimates KL(pi || pi_ref) at each token, from samples of pi. (B, T), (B, T) -> (B, T)"""
+def kl(logps, ref_logps, estimator="k3", log_rho=None):
+    """Estimates KL(pi || pi_ref) at each token, from samples of pi; k3_ratio from those of pi_old,
+    where log_rho is log(pi / pi_old). (B, T) each -> (B, T)"""
     x = logps - ref_logps
     if estimator == "k1":
         return x                            # unbiased; as a loss, its gradient is only noise
     if estimator == "k2":
         return x.square() / 2               # biased; as a loss, it has the gradient of the KL
+    k3 = torch.expm1(-x) + x                # unbiased and never negative               eq. (4)
+    if estimator == "k3_ratio":
+        return log_rho.exp() * k3           # as a loss, too, it is unbiased
     assert estimator == "k3", estimator
-    return torch.expm1(-x) + x              # unbiased and never negative               eq. (4)
+    return k3
 
 
 def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None):
@@ -410,28 +414,23 @@ def main(argv=None):
     policy = GPT(cfg).to(cfg.device)
     run = common.Run(cfg, task, policy, COLUMNS, argv)
     run.load_base(warm_start)
+    run.load_reward_model(sample_batch)                     # which --reward model asks for
     reference = copy.deepcopy(policy)
     critic = Critic(policy)
     optimizer = torch.optim.AdamW(
         policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=cfg.critic_learning_rate)
-    parts = {"policy": policy, "optimizer": optimizer,
-             "critic": critic, "critic_optimizer": critic_optimizer}
-    sample = sample_batch
-    if "model" in cfg.reward.split("+"):
-        from tasks import preferences
-        parts["reward_model"] = preferences.make_reward_model(policy, task, sample_batch, cfg, run)
-        sample = parts["reward_model"].sample_batch         # which adds its rewards
     for i in run.console.progress("critic", range(0 if run.resumed else cfg.critic_pretrain_steps)):
-        batch = sample(policy, task, cfg, f"critic {i}")
+        batch = sample_batch(policy, task, cfg, f"critic {i}")
         estimates = compute_advantages(critic, reference, batch, cfg, cfg.beta, critic_lam=1.0)
         for rows in common.mini_batches(batch, cfg, "critic", i):
             fit_critic(critic, critic_optimizer, batch, estimates, rows, cfg)
 
-    for step in run.steps(evaluate, **parts):
+    for step in run.steps(evaluate, policy=policy, optimizer=optimizer,
+                          critic=critic, critic_optimizer=critic_optimizer):
         beta = run.state.setdefault("beta", cfg.beta)
         c_KL = run.state.setdefault("penalty_coef", cfg.penalty_coef)
-        batch = sample(policy, task, cfg, step)             # q, o and r(o)
+        batch = sample_batch(policy, task, cfg, step)       # q, o and r(o)
         estimates = compute_advantages(critic, reference, batch, cfg, beta, cfg.critic_lam)
         metrics = update(
             policy, critic, optimizer, critic_optimizer, batch, estimates, cfg, step, c_KL)
@@ -735,10 +734,15 @@ def sample_groups(policy, task, cfg, step, attempt, split):
 # ---- 8. warm start and evaluation ------------------------------------------------------------
 
 def demonstration_batch(task, cfg, step, phase):
-    """Worked examples for supervised learning. The mask is 0 behind the end of a completion and on
-    what the environment inserts. -> prompts (b, W), tokens (b, T), mask (b, T), lengths (b,)"""
+    """Worked examples for supervised learning, as encode_examples has them."""
     seed = (cfg.base_seed, step)
     examples = common.sample_demonstrations(task, cfg.base_batch_size, seed, phase)
+    return encode_examples(examples, task, cfg)
+
+
+def encode_examples(examples, task, cfg):
+    """Pairs (problem, completion) as tensors. The mask is 0 behind the end of a completion and on
+    what the environment inserts. -> prompts (b, W), tokens (b, T), mask (b, T), lengths (b,)"""
     prompts = encode_prompts([problem.prompt for problem, _ in examples], task, cfg.device)
     ids = [TOKENIZER.encode(text, allowed_special="all") + [EOS] for _, text in examples]
     lengths = torch.tensor([len(row) for row in ids], device=cfg.device)

@@ -23,6 +23,13 @@ sum_t L_t is the gradient of the mean of R, and b only changes the variance. The
 No b has less variance than b*. An estimate of b* has more, and other baselines may have more than
 none: from the base of arithmetic, rloo has.
 
+With --teacher, a policy pi_T takes the place of the verifier: on-policy distillation (2306.13649),
+whose samples are the student's, as in (3), and whose rewards say at each token who knows better.
+With --view token --gamma 0, the mean of -grad sum_t L_t is -grad sum_t KL(pi || pi_T) at the
+prefixes that pi wrote, and with gamma 1 that of the KL of whole outputs:
+
+  r_t   = log pi_T(o_t | q, o_<t) - log pi(o_t | q, o_<t)                            (7)
+
 --beta lowers r_t by beta log(pi / pi_ref), which like (4) estimates, at token t, the KL to the base
 policy pi_ref. --method rejection (RFT, 2308.01825) makes (5) supervised learning of right outputs:
 if M of the N outputs of a batch are right, these have reward N / M, all others 0.
@@ -67,7 +74,9 @@ class Config(common.Config):
     entropy_coef: float = flag(0.0, "weight of the entropy bonus (c_H)", low=0)
     entropy_decay_steps: int = flag(0, "steps in which c_H falls to 0; 0: it stays", low=0,
                                      needs="entropy_coef")
-    does_nothing_with = {"reward": "method rejection"}
+    teacher: str = flag("", "run folder of the policy that rewards by (7)")
+    judged_flags = common.Config.judged_flags | {"method"}
+    does_nothing_with = {"reward": "method rejection, teacher", "method": "teacher"}
 
 
 # ---- 2. the algorithm ------------------------------------------------------------------------
@@ -112,15 +121,19 @@ def policy_loss(logps, advantages, mask):
     return torch.where(mask > 0, -A * logps, 0.0)                               # (B, T)  eq. (3)
 
 
-def kl(logps, ref_logps, estimator="k3"):
-    """Estimates KL(pi || pi_ref) at each token, from samples of pi. (B, T), (B, T) -> (B, T)"""
+def kl(logps, ref_logps, estimator="k3", log_rho=None):
+    """Estimates KL(pi || pi_ref) at each token, from samples of pi; k3_ratio from those of pi_old,
+    where log_rho is log(pi / pi_old). (B, T) each -> (B, T)"""
     x = logps - ref_logps
     if estimator == "k1":
         return x                            # unbiased; as a loss, its gradient is only noise
     if estimator == "k2":
         return x.square() / 2               # biased; as a loss, it has the gradient of the KL
+    k3 = torch.expm1(-x) + x                # unbiased and never negative               eq. (4)
+    if estimator == "k3_ratio":
+        return log_rho.exp() * k3           # as a loss, too, it is unbiased
     assert estimator == "k3", estimator
-    return torch.expm1(-x) + x              # unbiased and never negative               eq. (4)
+    return k3
 
 
 def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None):
@@ -162,12 +175,20 @@ def squared_gradient_norms(policy, batch, cfg):
 
 
 @torch.no_grad()
-def compute_advantages(policy, reference, batch, cfg):
-    """A_t, 0 in masked slots. -> (B, T)"""
+def token_rewards(teacher, batch, cfg):
+    """r_t, 0 in masked slots. -> (B, T)"""
+    if teacher is not None:
+        logps, _ = score(teacher, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
+        return (logps - batch.logps) * batch.mask                               # eq. (7)
     if cfg.method == "rejection":                           # so that (5) averages over right ones
         share = batch.is_correct.double().mean().clamp(min=1e-9)
         batch = dataclasses.replace(batch, verdicts=[], rewards=batch.is_correct / share)
-    rewards = common.token_rewards(batch, decode)                               # (B, T)
+    return common.token_rewards(batch, decode)
+
+
+@torch.no_grad()
+def compute_advantages(policy, reference, batch, rewards, cfg):
+    """A_t, 0 in masked slots, from r_t. (B, T) -> (B, T)"""
     if cfg.beta > 0:
         ref_logps, _ = score(reference, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
         rewards = rewards - cfg.beta * kl(batch.logps, ref_logps, "k1") * batch.mask
@@ -238,15 +259,20 @@ def main(argv=None):
     task = common.load_task(cfg, verify)
     policy = GPT(cfg).to(cfg.device)
     run = common.Run(cfg, task, policy, COLUMNS, argv)
+    teacher = run.load_teacher(cfg.teacher)                 # or None
     run.load_base(warm_start)
+    run.load_reward_model(sample_batch)                     # which --reward model asks for
     reference = copy.deepcopy(policy)
     optimizer = torch.optim.AdamW(
         policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
 
     for step in run.steps(evaluate, policy=policy, optimizer=optimizer):
         batch = sample_batch(policy, task, cfg, step)       # questions, G outputs of each, rewards
-        A = compute_advantages(policy, reference, batch, cfg)                   # (B, T)
+        rewards = token_rewards(teacher, batch, cfg)                            # (B, T)
+        A = compute_advantages(policy, reference, batch, rewards, cfg)          # (B, T)
         metrics = update(policy, reference, optimizer, batch, A, cfg, step)     # steps down (5)
+        if teacher is not None:
+            metrics["teacher_kl"] = -(rewards.sum() / batch.mask.sum()).item()
         run.log(batch, A, metrics, decode, score)
     return run.finish()
 
@@ -543,10 +569,15 @@ def sample_groups(policy, task, cfg, step, attempt, split):
 # ---- 8. warm start and evaluation ------------------------------------------------------------
 
 def demonstration_batch(task, cfg, step, phase):
-    """Worked examples for supervised learning. The mask is 0 behind the end of a completion and on
-    what the environment inserts. -> prompts (b, W), tokens (b, T), mask (b, T), lengths (b,)"""
+    """Worked examples for supervised learning, as encode_examples has them."""
     seed = (cfg.base_seed, step)
     examples = common.sample_demonstrations(task, cfg.base_batch_size, seed, phase)
+    return encode_examples(examples, task, cfg)
+
+
+def encode_examples(examples, task, cfg):
+    """Pairs (problem, completion) as tensors. The mask is 0 behind the end of a completion and on
+    what the environment inserts. -> prompts (b, W), tokens (b, T), mask (b, T), lengths (b,)"""
     prompts = encode_prompts([problem.prompt for problem, _ in examples], task, cfg.device)
     ids = [TOKENIZER.encode(text, allowed_special="all") + [EOS] for _, text in examples]
     lengths = torch.tensor([len(row) for row in ids], device=cfg.device)

@@ -590,7 +590,7 @@ def our_step(policy, reference, optimizer, cfg, step, lengths, rewards):
           patched(optimizer, step=clock.timed("optimiser", optimizer.step))):
         start = now(cfg.device)
         batch = grpo.sample_batch(policy, task, cfg, step)
-        A = grpo.advantages(batch.rewards, cfg.scale_rewards).flatten().to(cfg.device)
+        A = grpo.advantages(batch.rewards, cfg.scale_rewards).view(-1, 1).to(cfg.device)
         update_start = now(cfg.device)
         grpo.update(policy, reference, optimizer, batch, A, cfg, step)
         update_end = now(cfg.device)

@@ -149,7 +149,7 @@ def update_job(cfg, policy, reference, optimizer):
         texts=[""] * B, verdicts=[0.0] * B, rewards=torch.zeros(P, G),
         is_correct=torch.zeros(P, G, dtype=torch.bool),
         is_truncated=torch.ones(B, dtype=torch.bool), pass_rates={})
-    A = 1.0 - 2.0 * (torch.arange(B, device=cfg.device) % 2)                    # (B,)
+    A = 1.0 - 2.0 * (torch.arange(B, device=cfg.device)[:, None] % 2)           # (B, 1)
     return functools.partial(grpo.update, policy, reference, optimizer, batch, A, cfg, 0)
 
 

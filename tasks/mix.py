@@ -9,6 +9,7 @@ class Mix:
     """Several tasks as one, each with the same share of the problems. It has all methods of
     common.Task; those that are given a problem ask the task that it is of, by problem.task."""
     defaults = {}           # common.task_defaults takes those of the parts together
+    reward_model = None
 
     def __init__(self, cfg, parts):
         self.cfg = cfg

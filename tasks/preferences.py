@@ -1,11 +1,11 @@
-"""The reward model of ppo.py --reward model: RLHF as it was before verifiers (2203.02155).
+"""The reward model of --reward model: RLHF as it was before verifiers (2203.02155).
 
 A person says which of two completions of a prompt is better. A model s, a GPT with a number as its
 output after the last token, learns from such pairs
 
   L = -log sigmoid(s(chosen) - s(rejected))                 (Bradley-Terry)
 
-and takes that person's place. It has seen what the base writes, nothing else, and PPO searches for
+and takes that person's place. It has seen what the base writes, nothing else, and RL searches for
 what it rates highly. Its rating (the proxy) and what is right part ways sooner or later. That is
 over-optimization, which a penalty on the KL to the base delays. Here the person is the verifier,
 who in one of ten cases says the opposite.
@@ -25,9 +25,8 @@ BATCHES = 20                    # of completions of the base to compare, two of 
 class RewardModel(nn.Module):
     """s: a copy of the base, and a head that reads its state at the last token; 0 at first."""
 
-    def __init__(self, policy, sample_batch=None):
+    def __init__(self, policy):
         super().__init__()
-        self.sample_unrated = sample_batch
         self.gpt = copy.deepcopy(policy)
         self.head = nn.Linear(policy.embed.embedding_dim, 1)
         nn.init.zeros_(self.head.weight)
@@ -49,12 +48,6 @@ class RewardModel(nn.Module):
         """s of all completions of a batch. -> (P, G)"""
         found = self(batch.prompts, batch.tokens, batch.lengths)                # (B,)
         return found.view_as(batch.rewards).cpu()
-
-    def sample_batch(self, policy, task, cfg, step):
-        """A batch of the script's sample_batch, with the ratings added to its rewards. -> Batch"""
-        batch = self.sample_unrated(policy, task, cfg, step)
-        batch.rewards += self.rewards(batch)
-        return batch
 
 
 def pairs(batch, mistakes, generator):
@@ -109,17 +102,18 @@ def scale_to_verdicts(model, batches):
     model.head.bias.copy_((model.head.bias - ratings.mean()) / scale + 0.5)
 
 
-def make_reward_model(policy, task, sample_batch, cfg, run):
-    """A reward model trained on batches of the base, by the script's sample_batch; prints how good
-    it is. A run that is resumed loads its own. -> RewardModel"""
-    model = RewardModel(policy, sample_batch)
+def make_reward_model(run, sample_batch):
+    """A reward model for a run, trained on batches of the base, by the script's sample_batch;
+    prints how good it is. A run that is resumed loads its own. -> RewardModel"""
+    model = RewardModel(run.policy)
     if run.resumed:
+        model.load_state_dict(run.resumed["reward_model"])
         return model
-    sample = functools.partial(sample_batch, policy, task, cfg)
-    accuracy = fit(model, sample, run.console.progress, cfg.seed)
-    num_bytes = sum(weight.numel() * weight.element_size() for weight in policy.parameters())
+    sample = functools.partial(sample_batch, run.policy, run.task, run.cfg)
+    accuracy = fit(model, sample, run.console.progress, run.cfg.seed)
+    num_bytes = sum(weight.numel() * weight.element_size() for weight in run.policy.parameters())
     megabytes = num_bytes / 1e6
     print(f"reward model: {accuracy:.3f} of new pairs in the right order")
-    print(f"in memory: policy and critic {4 * megabytes:.1f} MB each, with gradients and Adam's "
-          f"two moments; reference and reward model {megabytes:.1f} MB each", flush=True)
+    print(f"in memory: {4 * megabytes:.1f} MB for each model that learns, with gradients and "
+          f"Adam's two moments; {megabytes:.1f} MB for each of the others, as this one", flush=True)
     return model

@@ -50,7 +50,7 @@ def coarse(task, problem, text, verdict, step):
 
 REWARDS = {"accuracy": accuracy, "format": well_formed, "length": length,
            "growing_length": growing_length, "fine": fine, "coarse": coarse}
-MODEL = "model"                     # the row of a reward model, which ppo.py adds itself
+MODEL = "model"                     # the row of a reward model, which rates whole batches
 TOOL_ROWS = ("fine", "coarse")      # rows for tasks with true_calls and predicted_calls, as lookup
 
 
@@ -65,7 +65,7 @@ class Rewards(Wrapper):
 
     def check(self, cfg):
         """ValueError for a row that is not there, or not for this task."""
-        known = [*REWARDS, MODEL] if cfg.has_reward_model else [*REWARDS]
+        known = [*REWARDS, MODEL]
         for name in self.names:
             if name not in known:
                 raise ValueError(f"--reward {cfg.reward}: there is no {name!r}; there are "
@@ -77,10 +77,6 @@ class Rewards(Wrapper):
         if MODEL in self.names and not self.task.is_judged:
             raise ValueError(f"--reward {cfg.reward}: a reward model learns from right and wrong "
                              f"answers, and {self.task.name} with luck has none")
-        if cfg.dynamic_sampling > 0 and set(self.names) == {MODEL}:
-            raise ValueError(f"--dynamic_sampling {cfg.dynamic_sampling}: looks for signal before "
-                             "the reward model has rated anything; leave it out, or take --reward "
-                             "accuracy+model")
 
     def row(self, name, problem, text, verdict, step):
         """What the row `name` gives a completion. -> float"""

@@ -1,5 +1,6 @@
 """Runs of main in which all but the learning is made up: no folder, no base, an untrained policy,
 and a verifier that goes by the text. Fixtures for tests of main; no tests."""
+import copy
 import zlib
 from string import digits, punctuation
 
@@ -34,6 +35,18 @@ class MadeRun:
     def load_base(self, warm_start):
         for weight in self.policy.parameters():
             weight.grad = torch.full_like(weight, self.gradient)
+
+    def load_reward_model(self, sample_batch):
+        assert "model" not in self.cfg.reward
+
+    def load_teacher(self, folder):
+        """None, or some other policy."""
+        if not folder:
+            return None
+        teacher = copy.deepcopy(self.policy)
+        for weight in teacher.parameters():
+            weight.data.mul_(1.5)
+        return teacher
 
     def steps(self, evaluate, **parts):
         yield from range(self.num_steps)

@@ -35,8 +35,9 @@ EVERYTHING = {
                 "nll_coef": 0.1, "critic_pretrain_steps": 2, "length_adaptive": True,
                 "critic_lam": 1},
             {"trust_region": "trpo", "kl_target": 0.001, "beta": 0.05}],
-    "grpo": [STATEFUL | BONUS | {"overlong_buffer": 8}],
-    "gspo": [STATEFUL | BONUS | {"overlong_buffer": 8}],
+    "grpo": [STATEFUL | BONUS | {"overlong_buffer": 8, "sampler_lag": 2}],
+    "gspo": [STATEFUL | BONUS | {"overlong_buffer": 8, "sampler_lag": 4,
+                                 "importance_sampling_correction": "truncate"}],
     "dpo": [STATEFUL | {"online": True}, {"loss_type": "ipo", "num_mini_batches": 3}]}
 
 # A run that takes no time, and learns nothing.

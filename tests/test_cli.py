@@ -199,6 +199,8 @@ def test_cuda_is_refused_where_there_is_none(refused, monkeypatch):
     ("--hidden_size 12 --num_attention_heads 4", ["--hidden_size 12", "multiple"]),  # odd heads
     ("--num_attention_heads 2 --num_key_value_heads 4", ["--num_key_value_heads 4", "2"]),
     ("--overlong_buffer 100", ["--overlong_buffer 100", "longer"]),
+    ("--delta 1.28", ["--delta 1.28", "above 1 + epsilon_high 0.28"]),
+    ("--epsilon_high 2 --delta 2.9", ["--delta 2.9", "above 1 + epsilon_high 2"]),
     ("--num_mini_batches 3", ["--num_mini_batches 3", "2 groups"])])    # which are never torn apart
 def test_two_values_that_do_not_go_together_are_refused(refused, argv, words):
     refused(argv, *words)
@@ -206,7 +208,9 @@ def test_two_values_that_do_not_go_together_are_refused(refused, argv, words):
 
 # What else is needed for some flags of ppo.py: another value of the flag that they need.
 OTHERWISE = {"trust_region clip": "trpo", "trust_region clip|penalty": "trpo"}
-NEEDY_FLAGS = {"reinforce": 2, "ppo": 10, "grpo": 3, "gspo": 3, "dpo": 2}
+NEEDY_FLAGS = {"reinforce": 2, "ppo": 10, "grpo": 4, "gspo": 4, "dpo": 3}
+VALUES = {"kl_estimator": "k2", "importance_sampling_correction": "mask", "cold_start": 3,
+          "entropy_decay_steps": 3}
 
 
 @every_script
@@ -215,15 +219,14 @@ def test_a_flag_that_does_nothing_without_another_is_refused(script, refused):
     needy = {name: field for name, field in fields.items() if field.metadata["needs"]}
     assert len(needy) == NEEDY_FLAGS[script.__name__]
     for name, field in needy.items():
-        value = {"kl_estimator": "k2", "cold_start": 3, "entropy_decay_steps": 3}.get(name, 0.5)
-        given = f"--{name} {value}"
+        given = f"--{name} {VALUES.get(name, 0.49)}"
         needs = field.metadata["needs"]
         flag, _, wanted = needs.partition(" ")
         without = ""
         if wanted and fields[flag].default in wanted.split("|"):    # there unless changed
             without = f"--{flag} {OTHERWISE.get(needs) or other_value(fields[flag])}"
         refused(f"{given} {without}", given, f"does nothing without --{needs}")
-        some_value = "true" if fields[flag].type is bool else "0.1"
+        some_value = {bool: "true", int: "1"}.get(fields[flag].type, "0.1")
         for with_it in (wanted or some_value).split("|"):
             common.parse_flags(script.Config, f"{given} --{flag} {with_it}".split())
 
@@ -233,6 +236,10 @@ IDLE = [
     ("grpo gspo", "--epsilon 0.2", "--loss_type cispo"),
     ("grpo gspo", "--epsilon 0.1", "--loss_type sapo"),
     ("grpo gspo", "--epsilon_high 0.28", "--loss_type sapo"),
+    ("grpo gspo", "--delta 3.0", "--loss_type cispo"),
+    ("grpo gspo", "--delta 0.0", "--loss_type sapo"),
+    ("grpo gspo", "--importance_sampling_cap 2.0",
+     "--importance_sampling_correction none --sampler_lag 4"),
     ("reinforce ppo grpo gspo", "--entropy_decay_steps 5", "--entropy_coef 0"),
     ("ppo", "--target_kl 0.01", "--trust_region trpo"),
     ("ppo", "--epsilon 0.2", "--trust_region trpo"),
@@ -245,6 +252,11 @@ IDLE = [
     ("ppo", "--weight_decay 0.1", "--trust_region trpo"),
     ("reinforce", "--reward accuracy+format", "--method rejection"),
     ("reinforce", "--reward accuracy", "--method rejection"),
+    ("reinforce", "--reward accuracy", "--teacher run"),
+    ("reinforce", "--method reinforce", "--teacher run"),
+    ("dpo", "--average_logps True", "--loss_type simpo"),
+    ("dpo", "--online True", "--pairs file"),
+    ("dpo", "--save_pairs False", "--pairs file"),
     (" ".join(SCRIPTS), "--base_steps 1000", "--init_from run"),
     (" ".join(SCRIPTS), "--textbook_share 0.5", "--init_from run"),
     ("grpo", "--textbook_share 0.5", "--init_from run --cold_start 3"),
@@ -265,7 +277,8 @@ def test_a_flag_that_does_nothing_with_another_is_refused_even_with_its_default(
 def test_every_flag_that_a_script_says_does_nothing_with_another_is_in_the_list_above():
     for name in SCRIPTS:
         idle = common.BASE_FLAGS_IDLE | importlib.import_module(name).Config.does_nothing_with
-        found = {(flag, condition.split()[0]) for flag, condition in idle.items()}
+        found = {(flag, condition.split()[0]) for flag, conditions in idle.items()
+                 for condition in conditions.split(", ")}
         listed = {(given[2:].split()[0], other[2:].split()[0])
                   for script, given, other in IDLE_IN_EACH if script == name}
         assert found <= listed
@@ -338,14 +351,6 @@ def test_a_flag_of_another_task_is_refused(refused, flags):
 @pytest.mark.parametrize("task", ["arithmetic", "countdown --operands 5"])
 def test_to_learn_what_tools_say_is_refused_where_there_are_no_tools(refused, task):
     refused(f"--task {task} --mask_tool_tokens false", "--mask_tool_tokens", "no tools")
-
-
-@scripts("ppo")
-def test_dynamic_sampling_by_a_reward_model_that_has_rated_nothing_is_refused(script, refused):
-    refused("--reward model --dynamic_sampling 3", "--dynamic_sampling 3", "accuracy+model")
-    cfg = common.parse_flags(
-        script.Config, ["--reward", "accuracy+model", "--dynamic_sampling", "3"])
-    common.load_task(cfg, script.verify)
 
 
 # ---- tasks and rewards -----------------------------------------------------------------------

@@ -466,9 +466,11 @@ def test_a_warning_is_about_one_thing_and_names_a_flag_to_turn(word):
 
 @pytest.mark.parametrize("metrics", [
     HEALTHY,
-    HEALTHY | {"frac_reward_zero_std": 1.0, "accuracy": 1.0, "entropy": 0.001}],
-    ids=["healthy", "solved"])
-def test_a_healthy_run_and_a_solved_task_are_not_warned_of(metrics):
+    HEALTHY | {"frac_reward_zero_std": 1.0, "accuracy": 1.0, "entropy": 0.001},
+    HEALTHY | {"sampling/sampling_logp_difference/max": 1.0,
+               "sampling/importance_sampling_ratio/mean": 1.0}],
+    ids=["healthy", "solved", "sampled by older weights"])
+def test_a_healthy_run_a_solved_task_and_a_lag_are_not_warned_of(metrics):
     assert list(console.warnings(metrics)) == []
 
 

@@ -19,9 +19,9 @@ class Limits:
     lesson: float = float("inf")            # lines above the marker
 
 
-SCRIPT = Limits(9.0, 0.03, 0.04, lines=655, lesson=270)
+SCRIPT = Limits(9.0, 0.03, 0.04, lines=725, lesson=335)
 LIMITS = {f"{name}.py": SCRIPT for name in SCRIPTS} | {
-    "ppo.py": dataclasses.replace(SCRIPT, lines=830, lesson=445),
+    "ppo.py": dataclasses.replace(SCRIPT, lines=835, lesson=445),
     "common.py": Limits(9.0, 0.03, 0.04)}
 ELSEWHERE = Limits(9.3, 0.04, 0.05)
 FILES = [*LIMITS] + [path.relative_to(ROOT).as_posix() for folder in ("tasks", "tools", "kernels")
@@ -83,10 +83,10 @@ AT_THE_LIMIT = {
         (DEEP * 3 + "f(1)\n" * 97, DEEP * 4 + "f(1)\n" * 96, "4.00% of its statements are deep"),
         (TUPLE * 3 + "x = 1\n" * 97, TUPLE * 4 + "x = 1\n" * 96, "4.00% of its assignments"),
         ("#" * 100, "#\n" + "#" * 101, "line 2 has 101 columns"),
-        ("#\n" * 655, "#\n" * 656, "656 lines, at most 655"),
-        (lesson_of(270), lesson_of(271), "a lesson of 271 lines, at most 270")],
+        ("#\n" * 725, "#\n" * 726, "726 lines, at most 725"),
+        (lesson_of(335), lesson_of(336), "a lesson of 336 lines, at most 335")],
     "ppo.py": [
-        ("#\n" * 830, "#\n" * 831, "831 lines, at most 830"),
+        ("#\n" * 835, "#\n" * 836, "836 lines, at most 835"),
         (lesson_of(445), lesson_of(446), "a lesson of 446 lines, at most 445")],
     "tools/report.py": [
         (list_of(6) * 7 + list_of(7) * 3, list_of(6) * 6 + list_of(7) * 4, "9.40 syntax nodes"),

@@ -12,7 +12,7 @@ import dpo
 
 pytestmark = pytest.mark.quick
 
-LOSS_TYPES = ("sigmoid", "ipo", "hinge")
+LOSS_TYPES = ("sigmoid", "ipo", "hinge", "robust")          # those with a reference
 close = functools.partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
 golden = functools.partial(torch.testing.assert_close, atol=6e-8, rtol=0)   # written with 7 digits
 
@@ -44,6 +44,36 @@ def test_the_losses_of_a_margin_of_two():
     golden(loss_and_slope(2.0, label_smoothing=0.1)[0], 0.6181389)
     close(pair_with_margin(2.0, loss_type="ipo"), (9.0, -6.0, 6.0))
     close(pair_with_margin(2.0, loss_type="hinge"), (0.8, -0.1, 0.1))
+
+
+def test_the_losses_of_a_margin_of_seven_tenths():
+    pair = (f64([-4.0]), f64([-5.0]), f64([-4.5]), f64([-4.8]), 0.1)
+    golden(dpo.dpo_loss(*pair).item(), 0.658759555)
+    golden(dpo.dpo_loss(*pair, label_smoothing=0.1).item(), 0.665759555)
+    golden(dpo.dpo_loss(*pair, loss_type="robust", label_smoothing=0.1).item(), 0.650009555)
+    golden(dpo.dpo_loss(*pair, loss_type="robust").item(), 0.658759555)
+
+
+def test_the_loss_of_simpo_asks_for_a_margin_of_averages_and_has_no_reference():
+    simpo = functools.partial(dpo.dpo_loss, f64([-0.4]), f64([-0.9]), beta=2.0, loss_type="simpo")
+    zero = f64([0.0])
+    golden(simpo(zero, zero, gamma=0.5).item(), 0.474076984)
+    close(simpo(f64([-3.0]), f64([7.0]), gamma=0.5), simpo(zero, zero, gamma=0.5))
+    close(simpo(zero, zero).item(), math.log(1 + math.exp(-1)))    # gamma is 0, if none is given
+
+
+@pytest.mark.parametrize("e", [0.1, 0.3])
+@pytest.mark.parametrize("M", [-3.0, 0.0, 2.0])
+def test_the_robust_loss_of_pairs_of_which_some_are_mixed_up_is_on_average_that_of_true_pairs(M, e):
+    true = loss_and_slope(M)
+    loss, slope = loss_and_slope(M, loss_type="robust", label_smoothing=e)
+    mixed_up_loss, mixed_up_slope = loss_and_slope(-M, loss_type="robust", label_smoothing=e)
+    close(((1 - e) * loss + e * mixed_up_loss, (1 - e) * slope - e * mixed_up_slope), true)
+
+
+def test_an_unknown_loss_is_refused():
+    with pytest.raises(AssertionError, match="ippo"):
+        loss_and_slope(1.0, loss_type="ippo")
 
 
 @pytest.mark.parametrize("beta", [0.1, 2.0])
@@ -199,6 +229,14 @@ def test_the_log_prob_of_a_completion_is_the_sum_over_its_own_tokens_however_wil
     close(gradient(sums, given), mask, atol=0, rtol=0)
 
 
+def test_an_average_log_prob_is_the_sum_over_its_own_tokens_divided_by_their_number():
+    logps = f64([[-1, -2, -4], [-8, 1e30, -32], [-64, 1, 1]]).requires_grad_()
+    mask = f64([[1, 1, 1], [1, 0, 1], [0, 0, 0]])
+    means = dpo.sequence_logps(logps, mask, average=True)
+    close(means.detach(), f64([-7 / 3, -20, 0]))
+    close(gradient(means, logps), f64([[1 / 3] * 3, [1 / 2, 0, 1 / 2], [0, 0, 0]]))
+
+
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)
 def test_every_loss_takes_sums_not_means_so_that_each_token_counts_the_same(loss_type):
     logps = (-0.1 * torch.ones(2, 4).double()).requires_grad_()
@@ -225,6 +263,7 @@ def test_shapes_and_types_are_kept_and_no_argument_is_changed(dtype):
     assert sums.shape == (4,)
     assert sums.dtype == dtype
     losses = [dpo.dpo_loss(*pairs, 0.1, loss_type) for loss_type in LOSS_TYPES]
+    losses.append(dpo.dpo_loss(*pairs, 0.1, "simpo", gamma=0.5))
     losses.append(dpo.dpo_loss(*pairs, beta=0.1, loss_type="sigmoid", label_smoothing=0.1))
     for loss in losses:
         assert loss.shape == (5,)

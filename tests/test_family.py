@@ -489,13 +489,14 @@ def test_masked_slots_never_reach_the_gradient_of_any_weight(name):
 
 EVERYWHERE = {
     "logprobs": "logits, tokens, temperature=1.0, kernel='auto'",
-    "kl": "logps, ref_logps, estimator='k3'"}
+    "kl": "logps, ref_logps, estimator='k3', log_rho=None"}
 AVERAGED = EVERYWHERE | {
     "aggregate": "x, mask, how, num_sequences=None, num_tokens=None, max_length=None"}
 GROUPED = AVERAGED | {
     "advantages": "rewards, scale_rewards='group', eps=0.0001",
     "overlong_penalty": "lengths, max_length, buffer",
-    "is_clipped": "log_rho, A, epsilon, epsilon_high"}
+    "is_clipped": "log_rho, A, epsilon, epsilon_high",
+    "importance_weights": "old_logps, sampler_logps, mask, correction='truncate', cap=2.0"}
 RATIO = "logps, old_logps, advantages, mask"
 CLIP = "epsilon=0.2, epsilon_high=0.2"
 CALLED = {
@@ -513,14 +514,14 @@ CALLED = {
         "value_loss": "values, old_values, returns, mask, cliprange_value"},
     "grpo": GROUPED | {
         "log_ratio": "logps, old_logps, mask",
-        "policy_loss": f"{RATIO}, loss_type='grpo', {CLIP}"},
+        "policy_loss": f"{RATIO}, loss_type='grpo', {CLIP}, delta=0.0"},
     "gspo": GROUPED | {
         "log_ratio": "logps, old_logps, mask, level='sequence'",
-        "policy_loss": f"{RATIO}, loss_type='grpo', {CLIP}, level='sequence'"},
+        "policy_loss": f"{RATIO}, loss_type='grpo', {CLIP}, delta=0.0, level='sequence'"},
     "dpo": EVERYWHERE | {
-        "sequence_logps": "logps, mask",
+        "sequence_logps": "logps, mask, average=False",
         "dpo_loss": "chosen, rejected, ref_chosen, ref_rejected, beta, loss_type='sigmoid', "
-                    "label_smoothing=0.0"}}
+                    "label_smoothing=0.0, gamma=0.0"}}
 
 
 @pytest.mark.parametrize("script", [*SCRIPTS.values(), dpo], ids=[*SCRIPTS, "dpo"])

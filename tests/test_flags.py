@@ -6,7 +6,7 @@ import pytest
 from conftest import ROOT, every_script
 from small_runs import COMMON_FIELDS, all_fields, other_value, own_fields
 from test_base import SHAPES_A_BASE
-from test_flags_matter import CHANGES
+from test_flags_matter import CHANGES, FILES
 from test_run import ACTS
 
 import common
@@ -62,7 +62,8 @@ def test_what_is_no_flag_keeps_its_hyphens(parse):
 def test_a_yes_or_no_flag_stands_alone_or_with_true_or_false(script, parse):
     names = yes_or_no_flags(script)
     expected = {"curriculum", "mask_tool_tokens"}
-    expected |= {"dpo": {"online"}, "ppo": {"length_adaptive"}}.get(script.__name__, set())
+    expected |= {"dpo": {"online", "average_logps", "save_pairs"}, "ppo": {"length_adaptive"},
+                 "reinforce": set()}.get(script.__name__, {"mask_truncated_completions"})
     assert set(names) == expected
     for name in names:
         assert getattr(parse(f"--{name}"), name) is True
@@ -151,6 +152,7 @@ def test_the_algorithms_own_flags_come_first_in_help(script, help_groups):
 @every_script
 def test_every_flag_has_a_test_that_shows_what_it_does(script):
     shown = ACTS.keys() | SHAPES_A_BASE.keys() | CHANGES[script.__name__].keys() | ELSEWHERE
+    shown |= FILES.get(script.__name__, set())
     assert shown == all_fields(script).keys()
 
 

@@ -11,7 +11,7 @@ import grpo
 
 pytestmark = pytest.mark.quick
 
-SCALES = ("group", "batch", "none")
+SCALES = ("group", "batch", "mean", "none")
 CLIPPING = ("grpo", "bnpo", "dr_grpo", "dapo")          # the loss types with eq. (3)
 LOSS_TYPES = (*CLIPPING, "cispo", "sapo")
 AVERAGES = ("sequence_mean", "token_mean", "sequence_sum", "constant")
@@ -44,6 +44,7 @@ def test_advantages_of_one_right_answer_in_four():
     close(grpo.advantages(rewards), f64([[-0.25, -0.25, 0.75, -0.25]]) / (0.5 + 1e-4))
     close(grpo.advantages(rewards, eps=0.0), f64([[-0.5, -0.5, 1.5, -0.5]]))
     close(grpo.advantages(rewards, "none"), f64([[-0.25, -0.25, 0.75, -0.25]]))
+    close(grpo.advantages(rewards, "mean"), f64([[-1, -1, 3, -1]]))
 
 
 def test_the_standard_deviation_has_one_degree_of_freedom_less_than_the_group_has_members():
@@ -102,6 +103,39 @@ def test_a_group_has_no_advantage_exactly_if_all_of_it_is_right_or_all_of_it_is_
     chances = (0.9 - 0.8 * groups).prod(dim=1)                  # each is right with probability 0.1
     has_no_advantage = (grpo.advantages(groups) == 0).all(dim=1)
     golden(chances[has_no_advantage].sum().item(), 0.4304672)   # 0.9 ** 8 + 0.1 ** 8
+
+
+def test_scale_rewards_mean_divides_every_group_by_its_own_mean():
+    rewards = f64([[0, 0, 1, 0], [1, 1, 0, 1], [0, 0, 0, 0], [0.5, 0, 0, 0.5]])
+    third = 1 / 3
+    close(grpo.advantages(rewards, "mean"), f64([
+        [-1, -1, 3, -1], [third, third, -1, third], [0, 0, 0, 0], [1, -1, -1, 1]]))
+
+
+def test_a_group_whose_mean_is_not_positive_teaches_nothing_by_scale_rewards_mean():
+    """Penalties can make it negative, and a negative divisor would turn good into bad."""
+    rewards = f64([[-1, 0, 0, 0], [-0.5, 0.5, 0, 0]])
+    assert (grpo.advantages(rewards, "mean") == 0).all()
+
+
+@pytest.mark.parametrize("is_right", [(0, 0, 1), (0, 1, 1)])
+@pytest.mark.parametrize("G", [2, 3, 5])
+def test_scale_rewards_mean_has_the_gradient_of_a_truncated_log_likelihood_of_being_right(
+        G, is_right):
+    """log p = -sum_k (1 - p)^k / k; a group of G takes the terms k < G. By enumeration of all
+    groups of G outputs, of three."""
+    theta = f64([0.3, -0.2, -1.1]).requires_grad_()
+    logps = theta.log_softmax(dim=0)
+    groups = torch.tensor(list(itertools.product(range(3), repeat=G)))          # (3^G, G)
+    rewards = f64(is_right)[groups]
+    A = grpo.advantages(rewards, "mean")
+    chances = logps.detach()[groups].sum(dim=1).exp()
+    gains = (A * logps[groups]).mean(dim=1)
+    found = torch.autograd.grad((chances * gains).sum(), theta, retain_graph=True)[0]
+
+    wrong = 1 - (logps.exp() * f64(is_right)).sum()
+    log_likelihood = -sum(wrong ** k / k for k in range(1, G))
+    close(found, torch.autograd.grad(log_likelihood, theta)[0])
 
 
 def test_the_overlong_penalty_is_a_ramp_over_the_buffer():

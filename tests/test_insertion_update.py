@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import every_script, scripts
 from echo_task import Echo, is_inserted
-from update_scenes import Scene, as_advantages, has_token_advantages, made_estimates, shift, weights
+from update_scenes import Scene, as_advantages, made_estimates, shift, weights
 
 import common
 
@@ -32,8 +32,7 @@ def echo_scene(script, asker):
         shift(reference, 0.02, generator)
         shift(policy, 0.02, generator)
         A = torch.randn(24, generator=generator).double()
-        if has_token_advantages(script):
-            A = as_advantages(script, A, batch.mask * torch.rand(24, 24, generator=generator))
+        A = as_advantages(script, A, batch.mask * torch.rand(24, 24, generator=generator))
         assert is_inserted(batch.tokens).any(dim=1).sum() > 5
         return Scene(script, cfg, policy, reference, batch, A)
     return make
@@ -220,7 +219,8 @@ def advantages_of(scene):
     script, batch = scene.script, scene.batch
     if script.__name__ == "reinforce":
         cfg = dataclasses.replace(scene.cfg, beta=0.1, view="token", baseline="rloo", gamma=0.9)
-        return [script.compute_advantages(scene.policy, scene.reference, batch, cfg)]
+        rewards = script.token_rewards(None, batch, cfg)
+        return [script.compute_advantages(scene.policy, scene.reference, batch, rewards, cfg)]
     found = script.compute_advantages(
         script.Critic(scene.policy), scene.reference, batch, scene.cfg, 0.1, 1.0)
     numbers = torch.tensor([found.kl, found.explained_variance])

@@ -169,6 +169,34 @@ def test_on_samples_of_an_older_policy_the_estimates_need_the_ratio_to_have_thei
     assert not torch.allclose(found(k3), reverse_kl, atol=0.01)
 
 
+@every_script
+def test_k3_by_the_ratio_has_the_value_and_the_gradient_of_the_kl_on_samples_of_another_policy(
+        script):
+    theta = f64([0.3, -0.8, 1.1]).requires_grad_()
+    logps = theta.log_softmax(dim=0)
+    ref_logps = f64([-0.2, 0.5, 0.4]).log_softmax(dim=0)
+    old_logps = f64([0.6, -0.1, 0.2]).log_softmax(dim=0)
+    old = old_logps.exp()
+    mean = (old * script.kl(logps, ref_logps, "k3_ratio", logps - old_logps)).sum()
+    golden(mean.item(), 0.263452454)
+    golden(gradient(mean, theta), f64([0.012166811, -0.164330733, 0.152163922]))
+    close(mean, exact_kl(logps.exp(), ref_logps.exp()))
+    without = (old * script.kl(logps, ref_logps, "k3")).sum()
+    golden(gradient(without, theta), f64([0.275374875, -0.739900732, 0.464525857]))
+
+
+@every_script
+def test_k3_by_a_ratio_of_one_is_k3_with_the_gradient_of_the_kl(script):
+    theta, _, ref = four_states()
+    p = theta.softmax(dim=-1)
+    log_rho = p.log() - p.log().detach()
+    k3 = estimates(script, p, ref, "k3")
+    found = script.kl(p.log(), ref.log(), "k3_ratio", log_rho)
+    close(found, k3)
+    sampled = p.detach() * found
+    close(gradient(sampled.sum(), theta), gradient(exact_kl(p, ref).sum(), theta))
+
+
 # ---- in the reward ---------------------------------------------------------------------------
 
 @every_script

@@ -30,10 +30,10 @@ def plain_loss(scene, rows, entropy_coef=0.0, A=None, average=None):
     logps, entropy = script.score(
         scene.policy, batch.prompts[rows], batch.tokens[rows], cfg.temperature)
     loss_type = cfg.loss_type if cfg.loss_type in AVERAGES else "grpo"
-    options = [loss_type, cfg.epsilon, cfg.epsilon_high]
+    options = {"loss_type": loss_type, "epsilon": cfg.epsilon, "epsilon_high": cfg.epsilon_high}
     if script.__name__ == "gspo":
-        options.append(cfg.importance_sampling_level)
-    token_loss = script.policy_loss(logps, batch.logps[rows], A[rows], mask, *options)
+        options["level"] = cfg.importance_sampling_level
+    token_loss = script.policy_loss(logps, batch.logps[rows], A[rows], mask, **options)
     token_kl = script.kl(logps, scene.ref_logps()[rows], cfg.kl_estimator)
     token_loss = token_loss + cfg.beta * token_kl - entropy_coef * entropy
     return script.aggregate(token_loss, mask, average, max_length=cfg.max_completion_length)
@@ -168,7 +168,9 @@ def rejection(scene):
     def make(right, rows=ALL_ROWS, **changes):
         one = scene(method="rejection", micro_batch_size=4, **changes)
         one.batch.is_correct = torch.isin(ALL_ROWS, torch.tensor(right)).view(7, 2)
-        A = one.script.compute_advantages(one.policy, one.reference, one.batch, one.cfg)
+        rewards = one.script.token_rewards(None, one.batch, one.cfg)
+        A = one.script.compute_advantages(
+            one.policy, one.reference, one.batch, rewards, one.cfg)
         metrics, gradient = one.backward(rows, one.cfg.entropy_coef, A=A)
         return one, metrics, gradient
     return make

@@ -112,6 +112,55 @@ def test_without_pairs_there_is_nothing_to_measure(script, scene):
     assert set(measured.values()) == {0.0}
 
 
+# ---- what is added to the loss, and divided by lengths -----------------------------------------
+
+def logps_of(scene, model, rows, average):
+    """Sums or means of the log-probs of completions, read one by one. (b,)"""
+    found = []
+    for row in rows.tolist():
+        n = scene.batch.lengths[row]
+        logps, _ = scene.script.score(
+            model, scene.batch.prompts[row:row + 1], scene.batch.tokens[row:row + 1, :n],
+            scene.cfg.temperature)
+        mask = scene.batch.mask[row, :n]
+        total = (logps[0] * mask).sum()
+        found.append(total / mask.sum() if average else total)
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("flags", [
+    {"nll_coef": 0.3},
+    {"average_logps": True, "nll_coef": 0.3},
+    {"average_logps": True, "loss_type": "ipo"},
+    {"loss_type": "robust", "label_smoothing": 0.2},
+    {"loss_type": "simpo", "beta": 2.0, "simpo_gamma": 0.7, "nll_coef": 0.1}], ids=str)
+def test_the_loss_of_a_pair_is_that_of_its_log_probs_and_of_the_chosen_ones_likelihood(
+        script, scene, flags):
+    made = scene(**flags)
+    cfg = made.cfg
+    chosen, rejected = script.preferences(made.A.view(7, 2))
+    losses, metrics = script.pair_loss(
+        made.policy, made.reference, made.batch, chosen, rejected, cfg)
+    is_simpo = cfg.loss_type == "simpo"
+    average = cfg.average_logps or is_simpo
+    with torch.no_grad():
+        w = logps_of(made, made.policy, chosen, average)
+        other = logps_of(made, made.policy, rejected, average)
+        ref_w = logps_of(made, made.reference, chosen, average)
+        ref_other = logps_of(made, made.reference, rejected, average)
+        nll = -logps_of(made, made.policy, chosen, True)
+    if is_simpo:
+        expected = -torch.nn.functional.logsigmoid(2.0 * (w - other) - 0.7)
+        reward = 2.0 * w
+    else:
+        expected = script.dpo_loss(
+            w, other, ref_w, ref_other, cfg.beta, cfg.loss_type, cfg.label_smoothing)
+        reward = cfg.beta * (w - ref_w)
+    torch.testing.assert_close(losses, expected + cfg.nll_coef * nll)
+    torch.testing.assert_close(metrics["rewards/chosen"], reward)
+    torch.testing.assert_close(metrics["logps/rejected"], other)
+
+
 # ---- who wrote them --------------------------------------------------------------------------
 
 @pytest.mark.parametrize("flags, is_base", [("", True), ("--online", False)])

@@ -134,6 +134,10 @@ def test_a_command_runs(command, folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if RUN in command:
         shutil.copytree(folder / RUN, RUN)
+    if "--pairs" in command:
+        pairs = Path(shlex.split(command)[-1])
+        pairs.parent.mkdir(parents=True)
+        pairs.write_text('{"prompt": "(1+2)=", "chosen": "3", "rejected": "4"}\n')
     assert execute(command)
 
 
@@ -248,7 +252,7 @@ def test_the_matrix_says_how_a_recipe_averages_and_where_its_kl_is(row):
     else:
         _, average = module.LOSS_TYPES[cfg.loss_type]
     assert row["averages over"] in AVERAGES[average]
-    if cfg.beta > 0:
+    if cfg.beta > 0 and "simpo" not in flags:
         is_in_reward = script in ("reinforce.py", "ppo.py")
         place = "in the reward" if is_in_reward else "in the loss"
         assert row["KL to the base"].startswith(place)
@@ -256,15 +260,30 @@ def test_the_matrix_says_how_a_recipe_averages_and_where_its_kl_is(row):
         assert not row["KL to the base"]
     if script in ("grpo.py", "gspo.py"):
         assert ("/ std" in row["baseline"]) == (cfg.scale_rewards == "group")
+        assert ("/ mean" in row["baseline"]) == (cfg.scale_rewards == "mean")
         assert row["ratio of"].startswith("answer" if script == "gspo.py" else "token")
 
 
 def test_the_matrix_has_every_published_recipe():
     recipes = {row["recipe"] for row in table("The matrix of methods")}
     assert {"REINFORCE", "RLOO", "PPO", "GRPO", "Dr. GRPO", "DAPO", "GSPO", "CISPO", "SAPO", "VAPO",
-            "TRPO", "DPO", "IPO", "cDPO", "rejection sampling"} <= recipes
+            "TRPO", "DPO", "IPO", "cDPO", "rejection sampling", "MaxRL", "dual clip", "RPO",
+            "LN-DPO", "robust DPO", "SimPO", "on-policy distillation"} <= recipes
+
+
+def test_each_recipe_says_what_goes_wrong_with_it_and_the_metric_that_shows_it():
+    for row in table("The matrix of methods"):
+        named = re.findall(r"`([^`]+)`", row["failure mode"])
+        metrics = [name for name in named if not name.startswith("--")]
+        assert metrics, row["recipe"]
+        for name in metrics:
+            assert explained(name.removeprefix("eval/"), glossary()), name
+
+
+def test_the_matrix_has_every_loss_type_that_is_published():
     found = re.findall(r"--loss_type (\w+)", section("The matrix of methods"))
-    assert {*found, "grpo"} == {*MODULES["grpo"].LOSS_TYPES, "ipo", "hinge"}
+    assert {*found, "grpo"} == {
+        *MODULES["grpo"].LOSS_TYPES, "ipo", "hinge", "robust", "simpo"}
 
 
 def flag_names():
@@ -279,7 +298,7 @@ def test_every_flag_that_the_readme_names_is_there():
     of_others = {"model_name_or_path", "dataset_name", "reward_funcs", "help"}
     for name in re.findall(r"(?<![\w-])--(\w+)", PROSE):
         assert name in flag_names() | of_others, name
-    values = {"dapo", "dr_grpo", "sapo", "k2", "k3", "hinge"}
+    values = {"dapo", "dr_grpo", "sapo", "k2", "k3", "hinge", "simpo", "sequence_mask"}
     for row in table("Flags: ours, TRL's, verl's"):
         for name in re.sub(r"\(.*\)", "", row["ours"]).split(", "):
             assert name.split()[0] in flag_names() | values, name
@@ -425,6 +444,8 @@ def logged(tmp_path_factory):
     runs = [f"python {name}.py --task {task}" for name in SCRIPTS for task in tasks]
     runs.append("python ppo.py --trust_region trpo")
     runs.append("python grpo.py --loss_type cispo")
+    runs.append("python grpo.py --sampler_lag 1")
+    runs.append("python reinforce.py --teacher 0 --view token")     # the folder of the first
     runs.append("python grpo.py --operands 2-3 --reward accuracy+format")
     runs.append(shlex.join(["python", "grpo.py", *ANSWERS]))
     runs.append(f"python grpo.py --task {','.join(tasks)} --num_prompts 12")

@@ -256,7 +256,7 @@ def test_in_a_mix_each_completion_is_rated_by_its_own_task():
 
 @pytest.mark.parametrize("names", [
     "", "acuracy", "accuracy+", "+accuracy", "accuracy,format", "Accuracy", "accuracy + format",
-    "__doc__", "model", "accuracy+model"])
+    "__doc__"])
 def test_an_unknown_reward_is_named_with_those_that_there_are(names):
     cfg = grpo.Config(reward=names)
     with pytest.raises(ValueError, match="growing_length") as error:
@@ -285,13 +285,6 @@ def test_a_reward_model_is_refused_where_nothing_is_right_or_wrong():
             Rewards(cfg, Gridworld(cfg))
     cfg = ppo.Config(task="gridworld", reward="model")
     Rewards(cfg, Gridworld(cfg))
-
-
-def test_dynamic_sampling_by_a_reward_model_alone_is_refused():
-    for names in ("model", "model+model"):
-        with pytest.raises(ValueError, match="--dynamic_sampling 3.*accuracy.model"):
-            Rewards(ppo.Config(reward=names, dynamic_sampling=3), TASKS["arithmetic"])
-    Rewards(ppo.Config(reward="accuracy+model", dynamic_sampling=3), TASKS["arithmetic"])
 
 
 def test_of_several_rows_the_mean_of_each_is_logged():

@@ -24,6 +24,12 @@ def random_bigram(script, bigram):
     return bigram(torch.randn(V, V, generator=torch.Generator().manual_seed(0)).double())
 
 
+def advantages_of(script, reference, batch, cfg, policy=None):
+    """What reinforce.py makes of a batch that the verifier rewards."""
+    rewards = script.token_rewards(None, batch, cfg)
+    return script.compute_advantages(policy or reference, reference, batch, rewards, cfg)
+
+
 # ---- the token that a reward is paid with ----------------------------------------------------
 
 MOVES = [0.5, -1.0, 0, 0, 2.0, 0.25]        # a verdict for each of six characters
@@ -54,7 +60,7 @@ def test_rewards_are_paid_with_sampled_tokens(
     to_go = f64([expected]).flip(1).cumsum(dim=1).flip(1) * mask
     policy = bigram(torch.zeros(script.VOCAB_SIZE, script.VOCAB_SIZE, dtype=torch.float64))
     if script.__name__ == "reinforce":
-        A = script.compute_advantages(policy, policy, batch, config(view="token", num_prompts=1))
+        A = advantages_of(script, policy, batch, config(view="token", num_prompts=1))
         close(A, to_go)
     else:
         found = script.compute_advantages(
@@ -74,7 +80,7 @@ def test_a_reward_for_each_move_belongs_to_the_token_that_makes_it(script, confi
         script, [[1]] * 2, [first, second], mask, mask, 2, f64([[31.0, 0.75]]))
     batch.verdicts = [[1.0, 2.0, 4.0, 8.0, 16.0, 0.0, 0.0, 0.0, 0.0, 0.0], [0.5, 0.25]]
     assert [len(text) for text in batch.texts] == [10, 2]
-    A = script.compute_advantages(policy, policy, batch, config(view="token", num_prompts=1))
+    A = advantages_of(script, policy, batch, config(view="token", num_prompts=1))
     assert A[:, 0].tolist() == pytest.approx([31.0, 0.75])
     assert A[0, [0, 1, 3, 6, 7]].tolist() == pytest.approx([31, 30, 28, 24, 0])
     assert A[1].tolist() == pytest.approx([0.75, 0.25, 0, 0, 0, 0, 0, 0])
@@ -97,7 +103,7 @@ def reinforce_case(script, config, bigram):
 
     def advantages(**changes):
         cfg = config(num_prompts=1, **changes)
-        return script.compute_advantages(reference, reference, batch, cfg)
+        return advantages_of(script, reference, batch, cfg)
     return batch, advantages
 
 
@@ -177,7 +183,8 @@ def test_the_baseline_of_the_returns_is_taken_off_every_reward_to_go(
     scene = random_scene(view="token", baseline=baseline, beta=0.1, gamma=0.9)
     batch = scene.batch
     mask = batch.mask
-    A = script.compute_advantages(scene.policy, scene.reference, batch, scene.cfg)
+    verdicts = script.token_rewards(None, batch, scene.cfg)
+    A = script.compute_advantages(scene.policy, scene.reference, batch, verdicts, scene.cfg)
     assert not A.requires_grad                  # a loss has no gradient through a reward
     assert (A[mask == 0] == 0).all()
 

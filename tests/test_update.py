@@ -57,7 +57,7 @@ def test_how_likely_the_models_find_the_padding_changes_nothing(script, config, 
         tokens = [[EOS, PAD, PAD], [7, 8, EOS]]
         batch = made_batch(script, [[1], [1]], tokens, mask, -6.0 * mask)
         cfg = config(beta=0.1, kl_estimator=estimator)
-        scene = Scene(script, cfg, policy, reference, batch, f64([1.0, -1.0]))
+        scene = Scene(script, cfg, policy, reference, batch, f64([[1.0], [-1.0]]))
         metrics, gradient = scene.backward(torch.arange(2), entropy_coef=0.1)
         seen.append((gradient, *metrics.values()))
     torch.testing.assert_close(seen[1], seen[0], atol=1e-10, rtol=0)
@@ -281,7 +281,7 @@ def test_a_gradient_too_long_for_a_float_stops_the_run_before_a_weight_is_touche
         setattr(batch, name, getattr(batch, name).float())
     scene.reference.float()
     with pytest.raises(SystemExit):
-        scene.update(A=torch.full((16,), -1.0))
+        scene.update(A=torch.full((16, 1), -1.0))
     assert "'grad_norm': inf" in capsys.readouterr().err
     assert torch.equal(weights(scene.policy), start)
 

@@ -38,7 +38,7 @@ def known_scene(script, config, bigram):
     cfg = config(num_prompts=3, num_generations=2, max_completion_length=4, beta=0.1,
                  max_grad_norm=1e9, epsilon=0.2,
                  epsilon_high=0.28 if script.__name__ == "grpo" else 0.2)
-    A = f64([-1, 2, 1, -1, 0, 0])
+    A = as_advantages(script, f64([-1, 2, 1, -1, 0, 0]), mask)
     return Scene(script, cfg, policy, reference, batch, A)
 
 

@@ -42,14 +42,9 @@ def shift(model, size, generator):
         weight.data += size * torch.randn(weight.shape, generator=generator).to(weight)
 
 
-def has_token_advantages(script):
-    """Whether the update takes an advantage for each token, (B, T), not for each row, (B,)."""
-    return script.__name__ in ("reinforce", "ppo")
-
-
 def as_advantages(script, A, mask):
-    """Advantages (B,) as the script's update takes them."""
-    return A[:, None] * mask if has_token_advantages(script) else A
+    """Advantages (B,) as the script's update takes them: for each token, (B, T), but in dpo.py."""
+    return A if script.__name__ == "dpo" else A[:, None] * mask
 
 
 def reference_logps(script, reference, batch, cfg):

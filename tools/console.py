@@ -58,7 +58,8 @@ def warnings(metrics):
         yield "entropy has collapsed: lower --learning_rate, or raise --entropy_coef"
     if metrics.get("rewards/chosen", 0) < 0:
         yield "chosen answers lose probability, too: try a lower --learning_rate"
-    if metrics.get("sampling/sampling_logp_difference/max", 0) > 1e-3:
+    has_lag = "sampling/importance_sampling_ratio/mean" in metrics          # older weights sampled
+    if not has_lag and metrics.get("sampling/sampling_logp_difference/max", 0) > 1e-3:
         yield "the first ratio is not 1: try --kernel torch"
 
 
