@@ -650,6 +650,11 @@ class Batch(Rollout):
     is_correct: torch.Tensor    # (P, G)  all False where luck decides
     is_truncated: torch.Tensor  # (B,)    no end within T tokens
     pass_rates: dict            # level -> share of right completions of each group that was sampled
+    weights: torch.Tensor = None            # (B, T)  of the tokens in the loss; at first the mask
+
+    def __post_init__(self):
+        if self.weights is None:
+            self.weights = self.mask
 
 
 def make_batch(rollout, task, problems, prompts, texts, is_truncated, G, step):
@@ -832,14 +837,14 @@ class Sampler:
             self.policy.load_state_dict(self.past[0])
 
 
-def lag_metrics(batch, sampler_logps, w):
+def lag_metrics(batch, sampler_logps):
     """How far the sampler of a batch was from the policy, and what its tokens weigh. -> dict"""
     num_tokens = batch.mask.sum()
     difference = ((batch.logps - sampler_logps) * batch.mask).abs()
     return {
         "sampling/sampling_logp_difference/mean": (difference.sum() / num_tokens).item(),
         "sampling/sampling_logp_difference/max": difference.max().item(),
-        "sampling/importance_sampling_ratio/mean": (w.sum() / num_tokens).item()}
+        "sampling/importance_sampling_ratio/mean": (batch.weights.sum() / num_tokens).item()}
 
 
 def weights_of(model):

@@ -30,10 +30,11 @@ loss, but says at evaluations, over samples of pi, how far pi is from pi_ref. Ot
   L     = (-(1 - e) log sigmoid(beta M) + e log sigmoid(-beta M)) / (1 - 2 e)        (7)
   L     = -log sigmoid(beta (log pi(w | q) / |w| - log pi(l | q) / |l|) - gamma)     (8)
 
-|w| is the number of tokens of w. If a share e of the pairs is mixed up, the mean of (7) is that of
-(3), with its e = 0, if none were. SimPO has no pi_ref. With --average_logps, h(y) is divided by |y|
-in the other losses, too. As the loss sees only M, the chosen output may become less likely
-(rewards/chosen < 0), if the rejected one loses more. Against this, RPO (2404.19733) adds
+|w| is the number of tokens of w. If a share e of the pairs is mixed up, (7) is on average what (3)
+with e = 0 is on the same pairs in the right order. SimPO has no pi_ref, which here is for metrics
+alone. With --average_logps, h(y) is divided by |y| in the other losses, too. As the loss sees only
+M, the chosen output may become less likely (rewards/chosen < 0), if the rejected one loses more.
+Against this, RPO (2404.19733) adds
 
   -alpha / |w| log pi(w | q)                                                         (9)
 
@@ -42,9 +43,9 @@ worst, the second best over the second worst, and so on while the rewards differ
 writes the outputs, so the pairs of a run are a fixed data set, though made step by step; with
 --online, the policy writes them; with --pairs, a file holds them.
 
-Departures from the papers: a verifier chooses, not people; pi_ref is not trained on the chosen
-outputs first. (5) has sums over tokens, as in its paper; TRL takes means, so that with the same
-beta the margin of outputs of n tokens has to be n times as large; so does --average_logps.
+Departures from the papers: by default a verifier chooses, not people; pi_ref is not trained on the
+chosen outputs first. (5) has sums over tokens, as in its paper. TRL takes means, as --average_logps
+does: with the same beta, the margin of outputs of n tokens then has to be n times as large.
 
 Usage: python dpo.py --task arithmetic
 In 30 seconds on a CPU, the base policy of grpo.py, whose likeliest answers are right one time in
@@ -74,7 +75,7 @@ from common import flag
 
 @dataclasses.dataclass(frozen=True)
 class Config(common.Config):
-    beta: float = flag(0.1, "weight of the KL to the base; ipo wants more, 0.5", low=1e-9)
+    beta: float = flag(0.1, "weight of the KL to the base; ipo: 0.5, simpo: 2", low=1e-9)
     loss_type: str = flag("sigmoid", "(3), (5), (6), (7) or (8)",
                           choices=("sigmoid", "ipo", "hinge", "robust", "simpo"))
     label_smoothing: float = flag(0.0, "chance that a pair is the wrong way round (e)",
@@ -88,8 +89,8 @@ class Config(common.Config):
     save_pairs: bool = flag(False, "write the pairs of each step to pairs.jsonl in the run folder")
     num_iterations: int = flag(1, "passes over the pairs of each batch", low=1)
     learning_rate: float = common.step_flag(1e-4, "of AdamW", low=0)
-    does_nothing_with = {"average_logps": "loss_type simpo", "online": "pairs",
-                         "save_pairs": "pairs"}
+    does_nothing_with = {"average_logps": "loss_type simpo"} | dict.fromkeys(
+        ("online", "save_pairs", "dynamic_sampling", "curriculum", "stop_at"), "pairs")
 
 
 # ---- 2. the algorithm ------------------------------------------------------------------------
@@ -142,9 +143,9 @@ def kl(logps, ref_logps, estimator="k3", log_rho=None):
         return x.square() / 2               # biased; as a loss, it has the gradient of the KL
     k3 = torch.expm1(-x) + x                # unbiased and never negative               eq. (4)
     if estimator == "k3_ratio":
-        return log_rho.exp() * k3           # as a loss, too, it is unbiased
+        return log_rho.exp() * k3           # as a loss, it has the gradient of the KL
     assert estimator == "k3", estimator
-    return k3
+    return k3                               # as a loss, it has that of KL(pi_ref || pi)
 
 
 # ---- 3. the update ---------------------------------------------------------------------------
@@ -161,15 +162,11 @@ def pair_loss(policy, reference, batch, chosen, rejected, cfg):
     tokens = batch.tokens[rows, :T]                                             # (2 N, T)
     mask = batch.mask[rows, :T]
     logps, _ = score(policy, prompts, tokens, cfg.temperature, cfg.kernel)      # (2 N, T)
-    is_simpo = cfg.loss_type == "simpo"
-    if is_simpo:
-        ref_logps = torch.zeros_like(logps)                 # there is no reference
-    else:
-        with torch.no_grad():
-            ref_logps, _ = score(reference, prompts, tokens, cfg.temperature, cfg.kernel)
+    with torch.no_grad():
+        ref_logps, _ = score(reference, prompts, tokens, cfg.temperature, cfg.kernel)
 
     N = len(chosen)
-    average = cfg.average_logps or is_simpo
+    average = cfg.average_logps or cfg.loss_type == "simpo"
     logp_chosen, logp_rejected = sequence_logps(logps, mask, average).split(N)          # (N,) each
     ref_chosen, ref_rejected = sequence_logps(ref_logps, mask, average).split(N)
     losses = dpo_loss(logp_chosen, logp_rejected, ref_chosen, ref_rejected,
@@ -254,7 +251,7 @@ def main(argv=None):
     policy = GPT(cfg).to(cfg.device)
     run = common.Run(cfg, task, policy, COLUMNS, argv)
     run.load_base(warm_start)
-    run.load_reward_model(sample_batch)                     # which --reward model asks for
+    run.load_reward_model(sample_batch)                     # if --reward names it
     reference = copy.deepcopy(policy)
     optimizer = torch.optim.AdamW(
         policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)

@@ -19,32 +19,37 @@ experiments) and SAPO (2511.20347) replace (3); sg is stop-gradient:
 
 DAPO (2503.14476), Dr. GRPO (2503.20783) and TRL's BNPO replace the average in (5), see LOSS_TYPES.
 DAPO also has eps_high > eps_low, dynamic sampling (--dynamic_sampling), and a penalty that is added
-to r_i, for outputs that take n_i of at most T tokens, inserted ones included, with a buffer of c.
-Or it leaves outputs without an end out of (5) (--mask_truncated_completions).
+to r_i, for outputs that take n_i of at most T tokens, inserted ones included, with a buffer of c:
 
   R_i   = min(0, max(-1, (T - c - n_i) / c))                                         (8)
 
-Smaller changes: where A < 0, nothing in (3) bounds rho_t from above; with --delta it is cut there,
-so that L_t is at most delta |A| (1912.09729, 2505.07291). MaxRL (2602.02710, --scale_rewards mean)
-divides in (1) by mean(r), which makes rare success count more: over right and wrong, the mean
-gradient is that of log p, expanded in 1 - p up to the power G - 1, where p is the chance of being
-right. (4) has the gradient of the KL only while samples are those of pi, so not from the second
-optimizer step on a batch on; rho_t KL_t has it always (2512.02556, --kl_estimator k3_ratio).
+With --mask_truncated_completions, outputs without an end count in (1), but not in (5) and its B.
 
-With --sampler_lag K, outputs are sampled by mu, the policy of K steps ago, as when sampling and
-training run side by side. (2) stays, and A is weighed by w_t (2110.00641, 2505.24298), where
---importance_sampling_correction truncate cuts w_t at C, and mask makes it 0 above (2510.18855).
+Smaller changes. Where A < 0, nothing in (3) bounds rho_t from above; --delta caps it there, so that
+L_t is at most delta |A| (1912.09729, 2505.07291). MaxRL (2602.02710, --scale_rewards mean) divides
+in (1) by mean(r), so that rare success counts more. If rewards are 1 with chance p, or else 0, and
+(5) does not divide by |o_i| (dr_grpo), the mean gradient is that of log p, whose series in 1 - p
+ends with the power G - 1. (4) estimates KL(pi || pi_ref), but as a loss on samples of pi, it has
+the gradient of KL(pi_ref || pi). rho_t KL_t has that of KL(pi || pi_ref), on samples of pi_old, too
+(2512.02556, --kl_estimator k3_ratio).
+
+With --sampler_lag K, outputs are sampled by mu, the policy of K batches ago, as when sampling and
+training run side by side. pi_old in (2) is then the policy before the update, and L_t + beta KL_t
+is multiplied by w_t (2110.00641, 2505.24298), if --importance_sampling_correction says so: truncate
+cuts w_t at C, mask makes it 0 above C (2510.18855, which has a lower bound, too). The w_t of a
+token corrects the chance of this token, not of those before it; with sequence_truncate and
+sequence_mask, w_t is the product of (9) over the output.
 
   w_t   = pi_old(o_t | q, o_<t) / mu(o_t | q, o_<t)                                  (9)
 
-A sampler with top-k, top-p or a temperature of its own is such a mu even without a lag. Projects
-that score without these take its samples for those of pi_old; and what it never samples, no w_t
-brings back. Here, one --temperature is that of sampling and of scoring.
+A sampler with top-k, top-p or a temperature of its own is such a mu even without a lag. Whoever
+scores its samples without these, and does not correct, takes samples of mu for those of pi_old. No
+w_t brings back a token that mu never samples. Here one --temperature is for both.
 
-Departures from the papers: a verifier rewards, or with --reward model a reward model; by default
-beta is 0 and eps_high 0.28; std has ddof 1 and 1e-4 is added, as in TRL; pi_ref stays the base;
-DAPO and CISPO average over the tokens of a whole optimizer step, not of one question; dynamic
-sampling looks at rewards, DAPO at right and wrong.
+Departures from the papers: by default a verifier rewards, beta is 0 and eps_high 0.28; std has ddof
+1 and 1e-4 is added, as in TRL; pi_ref stays the base; DAPO and CISPO average over the tokens of a
+whole optimizer step, not of one question; dynamic sampling looks at rewards, DAPO at right and
+wrong.
 
 Usage: python grpo.py --task arithmetic
 The base policy mostly answers without thinking. Its likeliest answers are right one time in ten,
@@ -85,23 +90,23 @@ CLIP_METRICS = {"clip": "clip_ratio/region_mean", "cispo": "clip_ratio/capped_me
 @dataclasses.dataclass(frozen=True)
 class Config(common.Config):                # G, P, T and others: common.Config
     loss_type: str = flag("grpo", "surrogate and average", choices=tuple(LOSS_TYPES))
-    scale_rewards: str = flag("group", "what divides in (1): a std, the mean, 1",
+    scale_rewards: str = flag("group", "divisor in (1): std of group or batch, mean of a group",
                               choices=("group", "batch", "mean", "none"))
     epsilon: float = flag(0.2, "lower clip range (eps_low)", low=0)
     epsilon_high: float = flag(0.28, "upper clip range (eps_high); TRL's of CISPO is 1 + it", low=0)
-    delta: float = flag(0.0, "upper bound of the unclipped ratio in (3); 0: none", low=0)
+    delta: float = flag(0.0, "where A < 0, upper bound of the ratio in (3); 0: none", low=0)
     num_iterations: int = flag(1, "passes over each batch (mu)", low=1)
     beta: float = flag(0.0, "weight of the KL to the base", low=0)
-    kl_estimator: str = flag("k3", "of KL_t; (4) is k3", needs="beta",
+    kl_estimator: str = flag("k3", "of KL_t: (4) is k3, times the ratio k3_ratio", needs="beta",
                              choices=("k1", "k2", "k3", "k3_ratio"))
     entropy_coef: float = flag(0.0, "weight of the entropy bonus (c_H)", low=0)
     entropy_decay_steps: int = flag(0, "steps in which c_H falls to 0; 0: it stays", low=0,
                                      needs="entropy_coef")
     overlong_buffer: int = flag(0, "buffer of (8) in tokens (c); 0: no penalty", low=0)
-    mask_truncated_completions: bool = flag(False, "learn nothing from outputs without an end")
-    sampler_lag: int = flag(0, "sample from the policy of so many steps ago (mu)", low=0)
+    mask_truncated_completions: bool = flag(False, "leave outputs without an end out of (5)")
+    sampler_lag: int = flag(0, "sample from the policy of so many batches ago (K)", low=0)
     importance_sampling_correction: str = flag(
-        "none", "w_t above C is cut to C or made 0, by token or by sequence; none: w_t is 1",
+        "none", "what w_t above C becomes: C, or 0; none: every w_t is 1",
         choices=("none", "truncate", "mask", "sequence_truncate", "sequence_mask"),
         needs="sampler_lag")
     importance_sampling_cap: float = flag(2.0, "the highest weight of (9) (C)", low=1e-9)
@@ -157,7 +162,7 @@ def policy_loss(logps, old_logps, advantages, mask,
 
 
 def is_clipped(log_rho, A, epsilon, epsilon_high):
-    """Where (3) has no gradient: the ratio has left the range on A's side. -> bool (B, T)"""
+    """Where the range stops the gradient of (3): the ratio left it on A's side. -> bool (B, T)"""
     ratio = log_rho.exp()
     above = (A > 0) & (ratio > 1 + epsilon_high)
     below = (A < 0) & (ratio < 1 - epsilon)
@@ -165,13 +170,14 @@ def is_clipped(log_rho, A, epsilon, epsilon_high):
 
 
 def importance_weights(old_logps, sampler_logps, mask, correction="truncate", cap=2.0):
-    """w_t, 0 in masked slots: how likely pi_old finds what mu sampled. (B, T) each -> (B, T)"""
+    """w_t, 0 in masked slots: how much likelier than mu pi_old is to sample what mu sampled.
+    (B, T) each -> (B, T)"""
     if correction == "none":
         return mask
     log_w = torch.where(mask > 0, old_logps - sampler_logps, 0.0)               # (B, T)
     if correction.startswith("sequence"):
         log_w = log_w.sum(dim=1, keepdim=True)                                  # (B, 1)
-    w = log_w.exp() * mask                                                      # (B, T)  eq. (9)
+    w = torch.where(mask > 0, log_w.exp(), 0.0)                                 # (B, T)  eq. (9)
     if correction.endswith("truncate"):
         return w.clamp(max=cap)
     return torch.where(w <= cap, w, 0.0)
@@ -187,9 +193,9 @@ def kl(logps, ref_logps, estimator="k3", log_rho=None):
         return x.square() / 2               # biased; as a loss, it has the gradient of the KL
     k3 = torch.expm1(-x) + x                # unbiased and never negative               eq. (4)
     if estimator == "k3_ratio":
-        return log_rho.exp() * k3           # as a loss, too, it is unbiased
+        return log_rho.exp() * k3           # as a loss, it has the gradient of the KL
     assert estimator == "k3", estimator
-    return k3
+    return k3                               # as a loss, it has that of KL(pi_ref || pi)
 
 
 def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None):
@@ -241,7 +247,7 @@ def backward(policy, batch, ref_logps, A, rows, cfg, entropy_coef):
             token_kl = kl(logps * mask, ref_logps[part, :T] * mask, cfg.kl_estimator,
                           log_ratio(logps, old_logps, mask))
             token_loss = token_loss + cfg.beta * token_kl
-        token_loss = token_loss - entropy_coef * entropy
+        token_loss = batch.weights[part, :T] * token_loss - entropy_coef * entropy
         loss = aggregate(                                                       # eq. (5)
             token_loss, mask, average, num_sequences, num_tokens, cfg.max_completion_length)
         loss.backward()
@@ -262,15 +268,15 @@ def backward(policy, batch, ref_logps, A, rows, cfg, entropy_coef):
 
 @torch.no_grad()
 def correct_for_lag(policy, batch, cfg):
-    """Put log pi_old in the place of log mu in a batch. -> w_t (B, T), metrics"""
+    """Put log pi_old in the place of log mu in a batch, and weigh its tokens by w_t. -> metrics"""
     if cfg.sampler_lag == 0:
-        return batch.mask, {}                           # mu is pi_old
+        return {}                                       # mu is pi_old
     sampler_logps = batch.logps
     batch.logps, _ = score(policy, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
-    w = importance_weights(
+    batch.weights = importance_weights(
         batch.logps, sampler_logps, batch.mask, cfg.importance_sampling_correction,
         cfg.importance_sampling_cap)
-    return w, common.lag_metrics(batch, sampler_logps, w)
+    return common.lag_metrics(batch, sampler_logps)
 
 
 def update(policy, reference, optimizer, batch, A, cfg, step):
@@ -314,7 +320,7 @@ def main(argv=None):
     policy = GPT(cfg).to(cfg.device)
     run = common.Run(cfg, task, policy, COLUMNS, argv)
     run.load_base(warm_start)
-    run.load_reward_model(sample_batch)                     # which --reward model asks for
+    run.load_reward_model(sample_batch)                     # if --reward names it
     reference = copy.deepcopy(policy)
     sampler = common.Sampler(policy, cfg.sampler_lag)
     optimizer = torch.optim.AdamW(
@@ -325,8 +331,7 @@ def main(argv=None):
         lengths = batch.lengths.view_as(batch.rewards).cpu()                    # (P, G)
         batch.rewards += overlong_penalty(lengths, cfg.max_completion_length, cfg.overlong_buffer)
         A = advantages(batch.rewards, cfg.scale_rewards).view(-1, 1).to(cfg.device)     # (B, 1)
-        w, differences = correct_for_lag(policy, batch, cfg)                    # (B, T)
-        A = w * A                                                               # (B, T)
+        differences = correct_for_lag(policy, batch, cfg)
         metrics = update(policy, reference, optimizer, batch, A, cfg, step)     # lower (5)
         sampler.follow(policy)
         run.log(batch, A, metrics | differences, decode, score)

@@ -11,9 +11,9 @@ output: the geometric mean of the ratios rho_t of its tokens. One clip then hold
 
 rho_t = pi(o_t | q, o_<t) / pi_old(o_t | q, o_<t); H_t is the entropy of pi, B the number of outputs
 in an optimizer step. log s_i, a mean, stays near 0, so the clip range is 700 times narrower. CISPO
-(6), SAPO (7), DAPO's penalty (8) and the weight of A where mu sampled, the policy of K steps ago
-(9), are those of grpo.py with s for rho, and so are --delta, --scale_rewards mean, --kl_estimator
-k3_ratio (its ratio stays rho_t) and --mask_truncated_completions; sg is stop-gradient:
+(6) and SAPO (7) are those of grpo.py with s for rho, where sg is stop-gradient. DAPO's penalty (8),
+the weight of samples of mu, an older policy (9), --delta, which bounds s, --scale_rewards mean,
+--kl_estimator k3_ratio, by rho_t, and --mask_truncated_completions are as there:
 
   L_t   = -sg(min(s, 1 + eps_high)) A log pi(o_t | q, o_<t)                          (6)
   L_t   = -4/tau sigmoid(tau (s - 1)) A,          tau = 1 if A > 0, else 1.05        (7)
@@ -21,7 +21,8 @@ k3_ratio (its ratio stays rho_t) and --mask_truncated_completions; sg is stop-gr
   w_t   = pi_old(o_t | q, o_<t) / mu(o_t | q, o_<t)                                  (9)
 
 GSPO-token lets A differ within an output: its ratio has the value of s_i, and the gradient of token
-t alone. With one A for an output, that is the gradient of GSPO; here, only (9) makes A differ.
+t alone. With one A for an output, as here, that is the gradient of GSPO, unless (9) differs within
+an output. (Of GSPO, only the mean of w_t over an output changes the gradient.)
 
   s_t   = sg(s_i) pi(o_t | q, o_<t) / sg(pi(o_t | q, o_<t))                          (10)
 
@@ -61,26 +62,26 @@ CLIP_METRICS = {"clip": "clip_ratio/region_mean", "cispo": "clip_ratio/capped_me
 
 @dataclasses.dataclass(frozen=True)
 class Config(common.Config):                # G, P, T and others: common.Config
-    importance_sampling_level: str = flag("sequence", "the ratio: (2), or (9)",
+    importance_sampling_level: str = flag("sequence", "the ratio: (2), or (10)",
                                           choices=("sequence", "sequence_token"))
     loss_type: str = flag("grpo", "surrogate and average", choices=tuple(LOSS_TYPES))
-    scale_rewards: str = flag("group", "what divides in (1): a std, the mean, 1",
+    scale_rewards: str = flag("group", "divisor in (1): std of group or batch, mean of a group",
                               choices=("group", "batch", "mean", "none"))
     epsilon: float = flag(3e-4, "lower clip range (eps_low)", low=0)
     epsilon_high: float = flag(4e-4, "upper clip range (eps_high); TRL's of CISPO is 1 + it", low=0)
-    delta: float = flag(0.0, "upper bound of the unclipped ratio in (3); 0: none", low=0)
+    delta: float = flag(0.0, "where A < 0, upper bound of the ratio in (3); 0: none", low=0)
     num_iterations: int = flag(1, "passes over each batch (mu)", low=1)
     beta: float = flag(0.0, "weight of the KL to the base", low=0)
-    kl_estimator: str = flag("k3", "of KL_t; (4) is k3", needs="beta",
+    kl_estimator: str = flag("k3", "of KL_t: (4) is k3, times the ratio k3_ratio", needs="beta",
                              choices=("k1", "k2", "k3", "k3_ratio"))
     entropy_coef: float = flag(0.0, "weight of the entropy bonus (c_H)", low=0)
     entropy_decay_steps: int = flag(0, "steps in which c_H falls to 0; 0: it stays", low=0,
                                      needs="entropy_coef")
     overlong_buffer: int = flag(0, "buffer of (8) in tokens (c); 0: no penalty", low=0)
-    mask_truncated_completions: bool = flag(False, "learn nothing from outputs without an end")
-    sampler_lag: int = flag(0, "sample from the policy of so many steps ago (mu)", low=0)
+    mask_truncated_completions: bool = flag(False, "leave outputs without an end out of (5)")
+    sampler_lag: int = flag(0, "sample from the policy of so many batches ago (K)", low=0)
     importance_sampling_correction: str = flag(
-        "none", "w_t above C is cut to C or made 0, by token or by sequence; none: w_t is 1",
+        "none", "what w_t above C becomes: C, or 0; none: every w_t is 1",
         choices=("none", "truncate", "mask", "sequence_truncate", "sequence_mask"),
         needs="sampler_lag")
     importance_sampling_cap: float = flag(2.0, "the highest weight of (9) (C)", low=1e-9)
@@ -141,7 +142,7 @@ def policy_loss(logps, old_logps, advantages, mask,
 
 
 def is_clipped(log_rho, A, epsilon, epsilon_high):
-    """Where (3) has no gradient: the ratio has left the range on A's side. -> bool (B, T)"""
+    """Where the range stops the gradient of (3): the ratio left it on A's side. -> bool (B, T)"""
     ratio = log_rho.exp()
     above = (A > 0) & (ratio > 1 + epsilon_high)
     below = (A < 0) & (ratio < 1 - epsilon)
@@ -149,13 +150,14 @@ def is_clipped(log_rho, A, epsilon, epsilon_high):
 
 
 def importance_weights(old_logps, sampler_logps, mask, correction="truncate", cap=2.0):
-    """w_t, 0 in masked slots: how likely pi_old finds what mu sampled. (B, T) each -> (B, T)"""
+    """w_t, 0 in masked slots: how much likelier than mu pi_old is to sample what mu sampled.
+    (B, T) each -> (B, T)"""
     if correction == "none":
         return mask
     log_w = torch.where(mask > 0, old_logps - sampler_logps, 0.0)               # (B, T)
     if correction.startswith("sequence"):
         log_w = log_w.sum(dim=1, keepdim=True)                                  # (B, 1)
-    w = log_w.exp() * mask                                                      # (B, T)  eq. (9)
+    w = torch.where(mask > 0, log_w.exp(), 0.0)                                 # (B, T)  eq. (9)
     if correction.endswith("truncate"):
         return w.clamp(max=cap)
     return torch.where(w <= cap, w, 0.0)
@@ -171,9 +173,9 @@ def kl(logps, ref_logps, estimator="k3", log_rho=None):
         return x.square() / 2               # biased; as a loss, it has the gradient of the KL
     k3 = torch.expm1(-x) + x                # unbiased and never negative               eq. (4)
     if estimator == "k3_ratio":
-        return log_rho.exp() * k3           # as a loss, too, it is unbiased
+        return log_rho.exp() * k3           # as a loss, it has the gradient of the KL
     assert estimator == "k3", estimator
-    return k3
+    return k3                               # as a loss, it has that of KL(pi_ref || pi)
 
 
 def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None):
@@ -226,7 +228,7 @@ def backward(policy, batch, ref_logps, A, rows, cfg, entropy_coef):
             token_kl = kl(logps * mask, ref_logps[part, :T] * mask, cfg.kl_estimator,
                           (logps - old_logps) * mask)   # of rho_t, not of s_i
             token_loss = token_loss + cfg.beta * token_kl
-        token_loss = token_loss - entropy_coef * entropy
+        token_loss = batch.weights[part, :T] * token_loss - entropy_coef * entropy
         loss = aggregate(                                                       # eq. (5)
             token_loss, mask, average, num_sequences, num_tokens, cfg.max_completion_length)
         loss.backward()
@@ -252,15 +254,15 @@ def backward(policy, batch, ref_logps, A, rows, cfg, entropy_coef):
 
 @torch.no_grad()
 def correct_for_lag(policy, batch, cfg):
-    """Put log pi_old in the place of log mu in a batch. -> w_t (B, T), metrics"""
+    """Put log pi_old in the place of log mu in a batch, and weigh its tokens by w_t. -> metrics"""
     if cfg.sampler_lag == 0:
-        return batch.mask, {}                           # mu is pi_old
+        return {}                                       # mu is pi_old
     sampler_logps = batch.logps
     batch.logps, _ = score(policy, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
-    w = importance_weights(
+    batch.weights = importance_weights(
         batch.logps, sampler_logps, batch.mask, cfg.importance_sampling_correction,
         cfg.importance_sampling_cap)
-    return w, common.lag_metrics(batch, sampler_logps, w)
+    return common.lag_metrics(batch, sampler_logps)
 
 
 def update(policy, reference, optimizer, batch, A, cfg, step):
@@ -305,7 +307,7 @@ def main(argv=None):
     policy = GPT(cfg).to(cfg.device)
     run = common.Run(cfg, task, policy, COLUMNS, argv)
     run.load_base(warm_start)
-    run.load_reward_model(sample_batch)                     # which --reward model asks for
+    run.load_reward_model(sample_batch)                     # if --reward names it
     reference = copy.deepcopy(policy)
     sampler = common.Sampler(policy, cfg.sampler_lag)
     optimizer = torch.optim.AdamW(
@@ -316,8 +318,7 @@ def main(argv=None):
         lengths = batch.lengths.view_as(batch.rewards).cpu()                    # (P, G)
         batch.rewards += overlong_penalty(lengths, cfg.max_completion_length, cfg.overlong_buffer)
         A = advantages(batch.rewards, cfg.scale_rewards).view(-1, 1).to(cfg.device)     # (B, 1)
-        w, differences = correct_for_lag(policy, batch, cfg)                    # (B, T)
-        A = w * A                                                               # (B, T)
+        differences = correct_for_lag(policy, batch, cfg)
         metrics = update(policy, reference, optimizer, batch, A, cfg, step)     # lower (5)
         sampler.follow(policy)
         run.log(batch, A, metrics | differences, decode, score)

@@ -27,7 +27,8 @@ KL(pi_old || pi), plus --damping on its diagonal:
   L_t   = -rho_t A_t + c_KL (rho_t - 1 - log rho_t)                                  (10)
   theta - theta_old = sqrt(2 max_kl / (s^T F s)) s,       F s = g                    (11)
 
-Departures from the papers: means, clips, KLs are per token; a verifier rewards; V is its own model.
+Departures from the papers: means, clips, KLs are per token; by default a verifier rewards; V is a
+model of its own.
 Usage: python ppo.py --task arithmetic     50 seconds on a CPU, once there is a base
 """
 import copy
@@ -145,7 +146,7 @@ def value_loss(values, old_values, returns, mask, cliprange_value):
 
 
 def is_clipped(log_rho, A, epsilon, epsilon_high):
-    """Where (3) has no gradient: the ratio has left the range on A's side. -> bool (B, T)"""
+    """Where the range stops the gradient of (3): the ratio left it on A's side. -> bool (B, T)"""
     ratio = log_rho.exp()
     above = (A > 0) & (ratio > 1 + epsilon_high)
     below = (A < 0) & (ratio < 1 - epsilon)
@@ -162,9 +163,9 @@ def kl(logps, ref_logps, estimator="k3", log_rho=None):
         return x.square() / 2               # biased; as a loss, it has the gradient of the KL
     k3 = torch.expm1(-x) + x                # unbiased and never negative               eq. (4)
     if estimator == "k3_ratio":
-        return log_rho.exp() * k3           # as a loss, too, it is unbiased
+        return log_rho.exp() * k3           # as a loss, it has the gradient of the KL
     assert estimator == "k3", estimator
-    return k3
+    return k3                               # as a loss, it has that of KL(pi_ref || pi)
 
 
 def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None):
@@ -414,7 +415,7 @@ def main(argv=None):
     policy = GPT(cfg).to(cfg.device)
     run = common.Run(cfg, task, policy, COLUMNS, argv)
     run.load_base(warm_start)
-    run.load_reward_model(sample_batch)                     # which --reward model asks for
+    run.load_reward_model(sample_batch)                     # if --reward names it
     reference = copy.deepcopy(policy)
     critic = Critic(policy)
     optimizer = torch.optim.AdamW(

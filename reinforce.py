@@ -24,9 +24,9 @@ No b has less variance than b*. An estimate of b* has more, and other baselines 
 none: from the base of arithmetic, rloo has.
 
 With --teacher, a policy pi_T takes the place of the verifier: on-policy distillation (2306.13649),
-whose samples are the student's, as in (3), and whose rewards say at each token who knows better.
-With --view token --gamma 0, the mean of -grad sum_t L_t is -grad sum_t KL(pi || pi_T) at the
-prefixes that pi wrote, and with gamma 1 that of the KL of whole outputs:
+whose samples are the student's, as in (3), and whose rewards are high at tokens that the teacher
+finds likelier. With --view token --gamma 0, the mean of -grad sum_t L_t is -grad sum_t KL(pi ||
+pi_T) at the prefixes that pi wrote, and with gamma 1 that of the KL of whole outputs:
 
   r_t   = log pi_T(o_t | q, o_<t) - log pi(o_t | q, o_<t)                            (7)
 
@@ -34,8 +34,9 @@ prefixes that pi wrote, and with gamma 1 that of the KL of whole outputs:
 policy pi_ref. --method rejection (RFT, 2308.01825) makes (5) supervised learning of right outputs:
 if M of the N outputs of a batch are right, these have reward N / M, all others 0.
 
-Departures from the papers: rewards come from a verifier; the gradient lacks a factor gamma^t, as is
-usual; a batch serves for several steps, though after the first its samples are not those of pi.
+Departures from the papers: by default a verifier rewards; the gradient lacks a factor gamma^t, as
+is usual; a batch serves for several steps, though after the first its samples are not those of pi;
+distillation takes the gradient of the KL from the sampled tokens, not over the whole vocabulary.
 
 Usage: python reinforce.py --task arithmetic
 In 20 seconds on a CPU, the base policy of grpo.py, right one time in ten, and three to four times
@@ -131,9 +132,9 @@ def kl(logps, ref_logps, estimator="k3", log_rho=None):
         return x.square() / 2               # biased; as a loss, it has the gradient of the KL
     k3 = torch.expm1(-x) + x                # unbiased and never negative               eq. (4)
     if estimator == "k3_ratio":
-        return log_rho.exp() * k3           # as a loss, too, it is unbiased
+        return log_rho.exp() * k3           # as a loss, it has the gradient of the KL
     assert estimator == "k3", estimator
-    return k3
+    return k3                               # as a loss, it has that of KL(pi_ref || pi)
 
 
 def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None):
@@ -261,7 +262,7 @@ def main(argv=None):
     run = common.Run(cfg, task, policy, COLUMNS, argv)
     teacher = run.load_teacher(cfg.teacher)                 # or None
     run.load_base(warm_start)
-    run.load_reward_model(sample_batch)                     # which --reward model asks for
+    run.load_reward_model(sample_batch)                     # if --reward names it
     reference = copy.deepcopy(policy)
     optimizer = torch.optim.AdamW(
         policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)

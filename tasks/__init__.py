@@ -34,3 +34,11 @@ class Wrapper:
     @state.setter
     def state(self, state):
         self.task.state = state
+
+    @property
+    def reward_model(self):
+        return self.task.reward_model
+
+    @reward_model.setter
+    def reward_model(self, model):
+        self.task.reward_model = model

@@ -11,6 +11,7 @@ over-optimization, which a penalty on the KL to the base delays. Here the person
 who in one of ten cases says the opposite.
 """
 import copy
+import dataclasses
 import functools
 
 import torch
@@ -109,7 +110,8 @@ def make_reward_model(run, sample_batch):
     if run.resumed:
         model.load_state_dict(run.resumed["reward_model"])
         return model
-    sample = functools.partial(sample_batch, run.policy, run.task, run.cfg)
+    cfg = dataclasses.replace(run.cfg, dynamic_sampling=0)          # which waits for rewards
+    sample = functools.partial(sample_batch, run.policy, run.task, cfg)
     accuracy = fit(model, sample, run.console.progress, run.cfg.seed)
     num_bytes = sum(weight.numel() * weight.element_size() for weight in run.policy.parameters())
     megabytes = num_bytes / 1e6

@@ -93,15 +93,13 @@ class Rewards(Wrapper):
         metrics = self.task.describe(batch, step)
         if len(self.names) == 1:
             return metrics
-        rest = batch.rewards.mean().item()
         for name in self.names:
             found = []
             for problem, text, verdict in zip(batch.problems, batch.texts, batch.verdicts):
                 found.append(self.row(name, problem, text, verdict, step))
             metrics[f"rewards/{name}/mean"] = sum(found) / len(found)
-            rest -= metrics[f"rewards/{name}/mean"]
-        if MODEL in self.names:                         # what the other rows do not explain
-            metrics[f"rewards/{MODEL}/mean"] = rest
+        if MODEL in self.names:
+            metrics[f"rewards/{MODEL}/mean"] = self.reward_model.rewards(batch).mean().item()
         return metrics
 
 

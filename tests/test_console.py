@@ -468,9 +468,10 @@ def test_a_warning_is_about_one_thing_and_names_a_flag_to_turn(word):
     HEALTHY,
     HEALTHY | {"frac_reward_zero_std": 1.0, "accuracy": 1.0, "entropy": 0.001},
     HEALTHY | {"sampling/sampling_logp_difference/max": 1.0,
-               "sampling/importance_sampling_ratio/mean": 1.0}],
-    ids=["healthy", "solved", "sampled by older weights"])
-def test_a_healthy_run_a_solved_task_and_a_lag_are_not_warned_of(metrics):
+               "sampling/importance_sampling_ratio/mean": 1.0},
+    HEALTHY | {"frac_reward_zero_std": 1.0, "accuracy": 0.0, "teacher_kl": 0.1}],
+    ids=["healthy", "solved", "sampled by older weights", "rewarded by a teacher"])
+def test_a_healthy_run_is_not_warned_of(metrics):
     assert list(console.warnings(metrics)) == []
 
 

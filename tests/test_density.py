@@ -19,7 +19,7 @@ class Limits:
     lesson: float = float("inf")            # lines above the marker
 
 
-SCRIPT = Limits(9.0, 0.03, 0.04, lines=725, lesson=335)
+SCRIPT = Limits(9.0, 0.03, 0.04, lines=730, lesson=340)
 LIMITS = {f"{name}.py": SCRIPT for name in SCRIPTS} | {
     "ppo.py": dataclasses.replace(SCRIPT, lines=835, lesson=445),
     "common.py": Limits(9.0, 0.03, 0.04)}
@@ -83,8 +83,8 @@ AT_THE_LIMIT = {
         (DEEP * 3 + "f(1)\n" * 97, DEEP * 4 + "f(1)\n" * 96, "4.00% of its statements are deep"),
         (TUPLE * 3 + "x = 1\n" * 97, TUPLE * 4 + "x = 1\n" * 96, "4.00% of its assignments"),
         ("#" * 100, "#\n" + "#" * 101, "line 2 has 101 columns"),
-        ("#\n" * 725, "#\n" * 726, "726 lines, at most 725"),
-        (lesson_of(335), lesson_of(336), "a lesson of 336 lines, at most 335")],
+        ("#\n" * 730, "#\n" * 731, "731 lines, at most 730"),
+        (lesson_of(340), lesson_of(341), "a lesson of 341 lines, at most 340")],
     "ppo.py": [
         ("#\n" * 835, "#\n" * 836, "836 lines, at most 835"),
         (lesson_of(445), lesson_of(446), "a lesson of 446 lines, at most 445")],

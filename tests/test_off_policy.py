@@ -139,6 +139,14 @@ def test_a_weight_at_the_cap_is_not_masked(script):
     assert found.item() == 1
 
 
+def test_an_infinite_weight_of_a_sequence_is_cut_and_masked_slots_stay_zero(script):
+    old_logps = f64([[-1.0, -1.0]])
+    mask = f64([[1, 0]])
+    for correction, expected in (("sequence_truncate", 2.0), ("sequence_mask", 0.0)):
+        found = script.importance_weights(old_logps, old_logps - 1e4, mask, correction, 2.0)
+        assert found.tolist() == [[expected, 0.0]]
+
+
 def test_wild_values_in_masked_slots_have_weight_zero(script):
     wild = f64([[0.0, 1e30], [0.0, -1e30], [0.0, 1e4]])
     mask = f64([[1, 0]]).expand(3, 2)
@@ -200,18 +208,25 @@ def test_weighed_by_the_token_the_prefixes_are_still_those_of_the_sampler(script
     assert not torch.allclose(found, exact, atol=1e-3)
 
 
-def test_a_weight_of_the_advantage_is_a_weight_of_the_loss(script):
-    """So it is enough to weigh A."""
-    generator = torch.Generator().manual_seed(0)
-    logps, old_logps = -torch.rand(2, 6, 4, generator=generator).double()
-    A = torch.randn(6, generator=generator).double()
-    w = torch.rand(6, 4, generator=generator).double()
-    mask = torch.ones(6, 4)
-    for loss_type in script.LOSS_TYPES:
-        for delta in (0.0, 1.3):
-            options = RANGE | {"loss_type": loss_type, "delta": delta}
-            loss = script.policy_loss(logps, old_logps, A, mask, **options)
-            close(script.policy_loss(logps, old_logps, w * A[:, None], mask, **options), w * loss)
+def test_an_update_weighs_each_token_of_the_loss_but_for_the_entropy(script, scene):
+    """Both the surrogate and the KL are means over what mu sampled."""
+    made = scene(beta=0.3, kl_estimator="k3_ratio", loss_type="dapo")
+    batch, cfg, mask = made.batch, made.cfg, made.batch.mask
+    w = mask * torch.rand(mask.shape, generator=torch.Generator().manual_seed(1)).double()
+    batch.weights = w
+    rows = torch.arange(len(batch.texts))
+    metrics, found = made.backward(rows, entropy_coef=0.05)
+
+    logps, entropy = script.score(made.policy, batch.prompts, batch.tokens, cfg.temperature)
+    loss = script.policy_loss(logps, batch.logps, made.A, mask, "dapo", cfg.epsilon,
+                              cfg.epsilon_high)
+    rho = ((logps - batch.logps) * mask).exp()
+    loss = loss + cfg.beta * rho * script.kl(logps * mask, made.ref_logps() * mask, "k3")
+    loss = ((w * loss - 0.05 * entropy) * mask).sum() / mask.sum()
+    close(metrics["loss"], loss.item())
+    made.policy.zero_grad()
+    loss.backward()
+    close(found, gradients(made.policy))
 
 
 # ---- the sampler -----------------------------------------------------------------------------
@@ -255,8 +270,8 @@ def test_a_sampler_that_was_saved_goes_on_as_if_it_had_not_been(script, lag):
 def test_without_a_lag_the_batch_stays_and_every_weight_is_one(script, scene):
     made = scene()
     logps = made.batch.logps.clone()
-    w, metrics = script.correct_for_lag(made.policy, made.batch, made.cfg)
-    assert torch.equal(w, made.batch.mask) and metrics == {}
+    assert script.correct_for_lag(made.policy, made.batch, made.cfg) == {}
+    assert torch.equal(made.batch.weights, made.batch.mask)
     assert torch.equal(made.batch.logps, logps)
 
 
@@ -268,7 +283,8 @@ def test_with_a_lag_the_batch_gets_the_log_probs_of_the_policy_and_says_how_far_
     with torch.no_grad():
         scored, _ = script.score(
             made.policy, made.batch.prompts, made.batch.tokens, made.cfg.temperature)
-    w, metrics = script.correct_for_lag(made.policy, made.batch, made.cfg)
+    metrics = script.correct_for_lag(made.policy, made.batch, made.cfg)
+    w = made.batch.weights
     assert torch.equal(made.batch.logps, scored)
     expected = script.importance_weights(scored, sampled, mask, "mask", 1.1)
     assert torch.equal(w, expected)

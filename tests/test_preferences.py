@@ -251,7 +251,16 @@ def test_every_script_learns_from_the_ratings_of_a_reward_model(
         script, new_run, at_work_folder, monkeypatch):
     monkeypatch.setattr(preferences, "BATCHES", 4)
     flags = {"reward": "model", "dynamic_sampling": 2}
+    waiting = []
+    sample_batch = script.sample_batch
+
+    def spied(policy, task, cfg, step, **options):
+        if str(step).startswith("preferences"):
+            waiting.append(cfg.dynamic_sampling)
+        return sample_batch(policy, task, cfg, step, **options)
+    monkeypatch.setattr(script, "sample_batch", spied)
     four = new_run(max_steps=4, **flags)
+    assert waiting == [0] * 5                   # before there is a model, all rewards are equal
     for line in steps(four):
         assert line["reward"] not in (0, line["accuracy"]) and line["signal"] > 0.5
     two = new_run(max_steps=2, **flags)

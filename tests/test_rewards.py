@@ -14,6 +14,7 @@ import ppo
 from common import Problem
 from tasks import block, extract
 from tasks.gridworld import Gridworld
+from tasks.mix import Curriculum
 from tasks.rewards import REWARDS, Rewards, tool_reward
 
 WORK = ("<search>ka</search><information>mi</information>"
@@ -297,9 +298,17 @@ def test_of_several_rows_the_mean_of_each_is_logged():
     assert found == pytest.approx({"rewards/accuracy/mean": 0.5, "rewards/format/mean": 0.25,
                                    "rewards/length/mean": 0.1 * (0.5 + 1 / 40) / 4})
     assert load("lookup", reward="fine").describe(batch, 5) == {"tools/call_frequency": 0}
-    found = Rewards(ppo.Config(reward="accuracy+model"), TASKS["lookup"]).describe(batch, 5)
-    assert found == pytest.approx({"tools/call_frequency": 0, "rewards/accuracy/mean": 0.5,
-                                   "rewards/model/mean": 4.25 / 4 - 0.5})
+
+
+def test_the_mean_of_a_reward_model_is_that_of_its_ratings_whatever_else_is_in_a_reward():
+    """Such as the overlong penalty; and where a curriculum wraps the task, too."""
+    batch = SimpleNamespace(problems=[TWO_HOPS] * 2, texts=["7"] * 2, verdicts=[1.0, 0.0],
+                            rewards=torch.tensor([[1.5, -2.0]]))
+    task = Rewards(ppo.Config(reward="accuracy+model"), load("lookup"))
+    around = Curriculum(task)
+    around.reward_model = SimpleNamespace(rewards=lambda batch: torch.tensor([[0.5, 1.0]]))
+    assert task.describe(batch, 5) == {
+        "tools/call_frequency": 0, "rewards/accuracy/mean": 0.5, "rewards/model/mean": 0.75}
 
 
 # ---- hostile text ----------------------------------------------------------------------------

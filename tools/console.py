@@ -50,7 +50,9 @@ def listed(head, scores):
 
 def warnings(metrics):
     """What to say of a step that shows that learning cannot work. Yields sentences"""
-    if metrics["frac_reward_zero_std"] == 1 and metrics.get("accuracy", 0) < 0.5:
+    has_teacher = "teacher_kl" in metrics                       # who rewards each token
+    is_equal = metrics["frac_reward_zero_std"] == 1 and not has_teacher
+    if is_equal and metrics.get("accuracy", 0) < 0.5:
         yield "no group has signal: raise --num_generations, or take a better base"
     if metrics["completions/clipped_ratio"] > 0.5:
         yield "most completions are truncated: raise --max_completion_length"
