@@ -28,9 +28,9 @@ With --mask_truncated_completions, outputs without an end count in (1), but not 
 Smaller changes. Where A < 0, nothing in (3) bounds rho_t from above; --delta caps it there, so that
 L_t is at most delta |A| (1912.09729, 2505.07291). MaxRL (2602.02710, --scale_rewards mean) divides
 in (1) by mean(r), so that rare success counts more. If rewards are 1 with chance p, or else 0, and
-(5) does not divide by |o_i| (dr_grpo), the mean gradient is that of log p, whose series in 1 - p
-ends with the power G - 1. (4) estimates KL(pi || pi_ref), but as a loss on samples of pi, it has
-the gradient of KL(pi_ref || pi). rho_t KL_t has that of KL(pi || pi_ref), on samples of pi_old, too
+(5) does not divide by |o_i| (dr_grpo), the mean gradient is that of log p as a series in 1 - p, up
+to the power G - 1. (4) estimates KL(pi || pi_ref), but as a loss on samples of pi, it has the
+gradient of KL(pi_ref || pi). rho_t KL_t has that of KL(pi || pi_ref), on samples of pi_old, too
 (2512.02556, --kl_estimator k3_ratio).
 
 With --sampler_lag K, outputs are sampled by mu, the policy of K batches ago, as when sampling and
