@@ -5,6 +5,7 @@ from conftest import every_script
 from small_runs import arguments, at_work
 
 import dpo
+import grpo
 
 SEED = 1
 FLAGS = {"device": "cpu", "num_threads": 1, "seed": SEED, "base_seed": SEED, "operands": 3,
@@ -64,3 +65,16 @@ def test_dpo_learns_to_think_from_pairs_that_the_base_alone_has_made(folder):
     assert trained["think_share"] > base["think_share"] + 0.24
     assert trained["mean_length"] > 1.35 * base["mean_length"]
     assert trained["pairs/rewards/accuracies"] > 0.55
+
+
+@pytest.mark.parametrize("correction", ["none", "truncate"])
+def test_a_policy_learns_from_samples_of_four_batches_ago_corrected_or_not(folder, correction):
+    """With seeds 0, 1, 2, greedy accuracy rises by 0.45, 0.37, 0.36 without a correction, by 0.35,
+    0.39, 0.64 with one, and the share that thinks by at least 0.46."""
+    changes = {"sampler_lag": 4, "max_steps": 19, "importance_sampling_correction": correction}
+    with at_work(folder):
+        summary = grpo.main(arguments(FLAGS | changes | {"output_dir": f"runs/lag-{correction}"}))
+    base = summary["base"]
+    trained = summary["trained"]
+    assert trained["greedy"] > base["greedy"] + 0.23
+    assert trained["think_share"] > base["think_share"] + 0.3
