@@ -18,6 +18,7 @@ import os
 import random
 import re
 import shlex
+import shutil
 import signal
 import sys
 import time
@@ -29,6 +30,7 @@ from typing import Any, NamedTuple
 import torch
 
 HERE = Path(__file__).resolve().parent
+GIVEN_PAIRS = "given-pairs.jsonl"           # in a run folder: the copy of dpo.py's --pairs
 MACHINERY = "\n# ==== the machinery"        # where the text begins that all scripts have in common
 
 
@@ -235,10 +237,14 @@ def stored_flags(config_class, given):
     try:
         saved = json.loads(Path(folder, "config.json").read_text())
         stored = saved["config"]
-        if saved["script"] != script or not are_flags_of(config_class, stored):
+        if saved["script"] != script:
             raise ValueError
+        is_as_today = are_flags_of(config_class, stored)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         fail(f"--resume_from_checkpoint {folder}: no run of {script} with these folders; name one")
+    if not is_as_today:
+        fail(f"--resume_from_checkpoint {folder}: its flags are not those that {script} has now; "
+             f"take --init_from {folder}")
     for name in given.keys() - MAY_DIFFER:
         if given[name] != stored[name]:
             fail(f"--{name} {given[name]}: the run has {stored[name]!r}; omit it or "
@@ -303,6 +309,9 @@ def check_flags(cfg, given=()):
     if hasattr(cfg, "overlong_buffer"):
         need(cfg.overlong_buffer <= cfg.max_completion_length, "overlong_buffer",
              f"is longer than a completion may be, {cfg.max_completion_length}")
+        is_binary = cfg.reward == "accuracy" and cfg.overlong_buffer == 0
+        need(cfg.scale_rewards != "mean" or is_binary, "scale_rewards",
+             "divides by a mean that must not be negative: no --reward, no --overlong_buffer")
         need(cfg.delta == 0 or cfg.delta > 1 + cfg.epsilon_high, "delta",
              f"must be 0, or above 1 + epsilon_high {cfg.epsilon_high}, where the clip begins")
 
@@ -1172,6 +1181,10 @@ class Run:
         model = self.policy if model is None else model
         try:
             saved = load(Path(folder, name), self.cfg.device)
+            config = json.loads(Path(folder, "config.json").read_text())["config"]
+            for shape in ("num_attention_heads", "num_key_value_heads"):    # no weight shows them
+                if config[shape] != getattr(self.cfg, shape):
+                    raise ValueError
             model.load_state_dict(saved["policy"] if name == "checkpoint.pt" else saved)
         except Exception as error:
             fail(f"--{flag_name} {folder}: {Path(folder, name)} holds no policy of this shape "
@@ -1221,6 +1234,8 @@ class Run:
             "script": self.script.name, "argv": self.argv, "python": sys.version,
             "torch": torch.__version__, "config": config}, indent=2))
         write(self.folder / self.script.name, self.script.read_text())
+        if getattr(cfg, "pairs", "") and not cfg.resume_from_checkpoint:
+            shutil.copyfile(cfg.pairs, self.folder / GIVEN_PAIRS)
 
     def load_base(self, warm_start):
         """Make the run folder, and give the policy its first weights: those of --init_from, or of
@@ -1344,7 +1359,7 @@ class Run:
     def keep_samples(self, batch, advantages, decode, score, values):
         """Add four groups of a batch to samples.jsonl, and print what the console shows of them."""
         cfg = self.cfg
-        num_rows = min(4 * cfg.num_generations, len(batch.texts))
+        num_rows = min(4 * batch.rewards.shape[1], len(batch.texts))
         if values is None:
             prompts = batch.prompts[:num_rows]
             tokens = batch.tokens[:num_rows]
@@ -1354,7 +1369,8 @@ class Run:
         else:
             shade = values[:num_rows]                                           # (num_rows, T)
         if advantages.dim() == 2:
-            advantages = advantages.sum(dim=1) / batch.mask.sum(dim=1)          # (B,)
+            total = (advantages * batch.mask).sum(dim=1)
+            advantages = total / batch.mask.sum(dim=1)                          # (B,)
         records = sample_records(batch, advantages, shade, decode)
         for record in records:
             record["shade"] = "ratio" if values is None else "value"

@@ -90,7 +90,7 @@ class Config(common.Config):
     num_iterations: int = flag(1, "passes over the pairs of each batch", low=1)
     learning_rate: float = common.step_flag(1e-4, "of AdamW", low=0)
     does_nothing_with = {"average_logps": "loss_type simpo"} | dict.fromkeys(
-        ("online", "save_pairs", "dynamic_sampling", "curriculum", "stop_at"), "pairs")
+        ("online", "save_pairs", "reward", "dynamic_sampling", "curriculum", "stop_at"), "pairs")
 
 
 # ---- 2. the algorithm ------------------------------------------------------------------------

@@ -252,7 +252,7 @@ def update(policy, reference, optimizer, batch, A, cfg, step):
 # ---- 4. training -----------------------------------------------------------------------------
 
 COLUMNS = {"reward": "reward", "signal": "signal", "length": "completions/mean_length",
-           "entropy": "entropy", "kl": "kl", "grad": "grad_norm"}
+           "entropy": "entropy", "kl": "kl", "teacher": "teacher_kl", "grad": "grad_norm"}
 
 
 def main(argv=None):

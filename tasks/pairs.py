@@ -1,9 +1,11 @@
 """Preference pairs in a file: dpo.py --pairs FILE.jsonl.
 
 Each line is a JSON object with three strings, {"prompt": "(3+4)=", "chosen": "<answer>7</answer>",
-"rejected": "<answer>8</answer>"}. dpo.py --save_pairs writes such a file.
+"rejected": "<answer>8</answer>"}; the end of a completion is added. dpo.py --save_pairs writes such
+a file. The run folder keeps a copy, with which a run that is resumed goes on.
 """
 import json
+from pathlib import Path
 
 import torch
 
@@ -15,23 +17,33 @@ NAMES = ("prompt", "chosen", "rejected")
 def load(cfg, task, encode_examples, score):
     """sample(policy, task, cfg, step) -> Batch, of the pairs of --pairs; encode_examples and score
     are the script's. Exits with one line about the first line of the file that is malformed."""
+    path = Path(cfg.resume_from_checkpoint or "", common.GIVEN_PAIRS)       # as it was then
+    if not cfg.resume_from_checkpoint:
+        path = Path(cfg.pairs)
+        if path.exists() and not path.is_file():
+            common.fail(f"--pairs {path}: is no file")
     pairs = []
     try:
-        with open(cfg.pairs, "rb") as lines:
+        with open(path, "rb") as lines:
             for number, line in enumerate(lines, start=1):
                 try:
                     pairs.append(check(json.loads(line), cfg, task, encode_examples))
                 except (ValueError, RecursionError) as error:
-                    common.fail(f"--pairs {cfg.pairs}: line {number}: {error}")
+                    common.fail(f"--pairs {path}: line {number}: {error}")
     except OSError as error:
-        common.fail(f"--pairs {cfg.pairs}: cannot be read ({error.strerror})")
+        common.fail(f"--pairs {path}: cannot be read ({error.strerror})")
     if not pairs:
-        common.fail(f"--pairs {cfg.pairs}: has no lines")
+        common.fail(f"--pairs {path}: has no lines")
+    name = task.name.split(",")[0]          # of a mix, one task, so that all can be asked of it
+    asked = [common.Problem(pair["prompt"], "", task=name) for pair in pairs]
+    held_out = sum(task.is_held_out(problem) for problem in asked)
+    if held_out:
+        print(f"pairs: {held_out} of {len(pairs)} have a prompt that is held out for evaluations")
 
     def sample_batch(policy, task, cfg, step):
         """The pairs of a step, each a group of the chosen and the rejected completion. -> Batch"""
         picked = pick(pairs, cfg.num_prompts * (cfg.num_generations // 2), cfg.seed, step)
-        problems = [common.Problem(pair["prompt"], "", task=task.name)
+        problems = [common.Problem(pair["prompt"], "", task=name)
                     for pair in picked for _ in range(2)]
         texts = [pair[name] for pair in picked for name in ("chosen", "rejected")]
         examples = list(zip(problems, texts))

@@ -13,6 +13,7 @@ who in one of ten cases says the opposite.
 import copy
 import dataclasses
 import functools
+import math
 
 import torch
 from torch import nn
@@ -29,7 +30,8 @@ class RewardModel(nn.Module):
     def __init__(self, policy):
         super().__init__()
         self.gpt = copy.deepcopy(policy)
-        self.head = nn.Linear(policy.embed.embedding_dim, 1)
+        device = policy.embed.weight.device
+        self.head = nn.Linear(policy.embed.embedding_dim, 1, device=device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
@@ -115,7 +117,8 @@ def make_reward_model(run, sample_batch):
     accuracy = fit(model, sample, run.console.progress, run.cfg.seed)
     num_bytes = sum(weight.numel() * weight.element_size() for weight in run.policy.parameters())
     megabytes = num_bytes / 1e6
-    print(f"reward model: {accuracy:.3f} of new pairs in the right order")
+    found = f"{accuracy:.3f} of new pairs in the right order"
+    print("reward model:", "not tested, for want of a pair" if math.isnan(accuracy) else found)
     print(f"in memory: {4 * megabytes:.1f} MB for each model that learns, with gradients and "
           f"Adam's two moments; {megabytes:.1f} MB for each of the others, as this one", flush=True)
     return model

@@ -200,6 +200,8 @@ def test_cuda_is_refused_where_there_is_none(refused, monkeypatch):
     ("--num_attention_heads 2 --num_key_value_heads 4", ["--num_key_value_heads 4", "2"]),
     ("--overlong_buffer 100", ["--overlong_buffer 100", "longer"]),
     ("--delta 1.28", ["--delta 1.28", "above 1 + epsilon_high 0.28"]),
+    ("--scale_rewards mean --overlong_buffer 3", ["--scale_rewards mean", "negative"]),
+    ("--scale_rewards mean --reward accuracy+format", ["--scale_rewards mean", "negative"]),
     ("--epsilon_high 2 --delta 2.9", ["--delta 2.9", "above 1 + epsilon_high 2"]),
     ("--num_mini_batches 3", ["--num_mini_batches 3", "2 groups"])])    # which are never torn apart
 def test_two_values_that_do_not_go_together_are_refused(refused, argv, words):
@@ -257,6 +259,7 @@ IDLE = [
     ("dpo", "--average_logps True", "--loss_type simpo"),
     ("dpo", "--online True", "--pairs file"),
     ("dpo", "--save_pairs False", "--pairs file"),
+    ("dpo", "--reward accuracy", "--pairs file"),
     ("dpo", "--dynamic_sampling 8", "--pairs file"),
     ("dpo", "--curriculum True", "--pairs file"),
     ("dpo", "--stop_at 0.98", "--pairs file"),
@@ -408,7 +411,10 @@ def test_an_empty_run_name_does_not_begin_a_new_run(refused):
 
 
 def test_init_from_a_policy_of_another_shape_is_refused(refused, run):
-    for flags in ("--hidden_size 32", "--num_hidden_layers 2", "--intermediate_size 32"):
+    """Of other heads, too, though the weights may be as large."""
+    other_heads = "--num_attention_heads 4 --num_key_value_heads 2"
+    for flags in ("--hidden_size 32", "--num_hidden_layers 2", "--intermediate_size 32",
+                  other_heads):
         refused(f"--init_from run {flags}", "--init_from run", "shape")
 
 
@@ -479,6 +485,12 @@ def test_a_damaged_config_is_refused(refused, run, damage):
     text = DAMAGED_CONFIGS[damage](json.loads(path.read_text()))
     path.write_bytes(text.encode(errors="surrogateescape"))
     refused("--resume_from_checkpoint run", "--")
+
+
+def test_a_run_with_other_flags_than_there_are_now_is_named_as_such(refused, run):
+    path = run / "config.json"
+    path.write_text(config_without(json.loads(path.read_text()), "beta"))
+    refused("--resume_from_checkpoint run", "its flags are not those", "--init_from run")
 
 
 class Trap:

@@ -8,6 +8,7 @@ from conftest import scripts
 from small_runs import arguments, at_work, difference, lines, outcome, resume, steps
 from update_scenes import made_batch
 
+import common
 from tasks import pairs
 
 pytestmark = [pytest.mark.quick, scripts("dpo")]
@@ -63,6 +64,20 @@ def test_a_batch_has_a_group_of_two_for_each_pair_and_nothing_counts_as_right(
     assert "accuracy" not in script.common.describe(batch)
 
 
+@pytest.mark.parametrize("task", ["arithmetic", "arithmetic,countdown"])
+def test_prompts_that_evaluations_hold_out_are_counted_aloud(
+        script, config, load_task, tmp_path, capsys, task):
+    prompts = [f"({a}+{b})=" for a in range(1, 10) for b in range(1, 10)]
+    path = write(tmp_path / "pairs.jsonl", [GOOD | {"prompt": prompt} for prompt in prompts])
+    cfg = config(pairs=str(path), task=task)
+    arithmetic = load_task(config())
+    held_out = sum(arithmetic.is_held_out(common.Problem(prompt, "")) for prompt in prompts)
+    script.common.load_pairs(cfg, load_task(cfg), script.encode_examples, script.score)
+    assert capsys.readouterr().out == (
+        f"pairs: {held_out} of 81 have a prompt that is held out for evaluations\n")
+    assert held_out > 0
+
+
 # ---- runs ------------------------------------------------------------------------------------
 
 def test_the_pairs_that_a_run_saved_teach_another_one(new_run, at_work_folder):
@@ -90,6 +105,7 @@ def test_runs_on_a_file_and_files_of_runs_go_on_bit_for_bit(new_run, at_work_fol
     path.write_text((six / "pairs.jsonl").read_text())
     whole = new_run(pairs=path, max_steps=4)
     half = new_run(pairs=path, max_steps=2)
+    path.unlink()                               # the run has a copy
     resume(half, max_steps=4)
     assert not difference(outcome(whole), outcome(half))
 
@@ -158,10 +174,13 @@ def test_a_malformed_line_is_named_and_nothing_is_written(
 
 @pytest.mark.parametrize("content, words", [
     (None, "cannot be read (No such file or directory)"), (b"", "has no lines"),
+    ("a folder", "is no file"),
     (b"\xff\xfe\n", "line 1: ")])
 def test_a_file_that_cannot_be_read_gets_one_line(script, tmp_path, capsys, content, words):
     path = tmp_path / "pairs.jsonl"
-    if content is not None:
+    if content == "a folder":
+        path.mkdir()
+    elif content is not None:
         path.write_bytes(content)
     with at_work(tmp_path), pytest.raises(SystemExit) as stopped:
         script.main(arguments({"pairs": path}))
