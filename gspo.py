@@ -21,8 +21,8 @@ the weight of samples of mu, an older policy (9), --delta, which bounds s, --sca
   w_t   = pi_old(o_t | q, o_<t) / mu(o_t | q, o_<t)                                  (9)
 
 GSPO-token lets A differ within an output: its ratio has the value of s_i, and the gradient of token
-t alone. With one A for an output, as here, that is the gradient of GSPO, unless (9) differs within
-an output. (Of GSPO, only the mean of w_t over an output changes the gradient.)
+t alone. With one A for an output, as here, that is the gradient of GSPO, unless w_t differs within
+an output: of GSPO's gradient it changes only the length, by its mean over the output.
 
   s_t   = sg(s_i) pi(o_t | q, o_<t) / sg(pi(o_t | q, o_<t))                          (10)
 
