@@ -30,8 +30,8 @@ loss, but says at evaluations, over samples of pi, how far pi is from pi_ref. Ot
   L     = (-(1 - e) log sigmoid(beta M) + e log sigmoid(-beta M)) / (1 - 2 e)        (7)
   L     = -log sigmoid(beta (log pi(w | q) / |w| - log pi(l | q) / |l|) - gamma)     (8)
 
-|w| is the number of tokens of w. If a share e of the pairs is mixed up, (7) is on average what (3)
-with e = 0 is on the same pairs in the right order. SimPO has no pi_ref, which here is for metrics
+|w| is the number of tokens of w. If a share e of the pairs is mixed up, (7) is on average what the
+loss of DPO is on the same pairs in the right order. SimPO has no pi_ref, which here is for metrics
 alone. With --average_logps, h(y) is divided by |y| in the other losses, too. As the loss sees only
 M, the chosen output may become less likely (rewards/chosen < 0), if the rejected one loses more.
 Against this, RPO (2404.19733) adds
