@@ -78,6 +78,20 @@ def test_the_kl_by_the_ratio_in_an_update_has_the_gradient_of_the_ratio_of_each_
 
 # ---- outputs without an end ------------------------------------------------------------------
 
+def loss_of_rows(made, rows, entropy_coef):
+    """Equation (5) of these rows, which counts no others."""
+    script, cfg, batch = made.script, made.cfg, made.batch
+    mask = batch.mask[rows]
+    logps, entropy = script.score(
+        made.policy, batch.prompts[rows], batch.tokens[rows], cfg.temperature)
+    loss = script.policy_loss(logps, batch.logps[rows], made.A[rows], mask, cfg.loss_type,
+                              cfg.epsilon, cfg.epsilon_high)
+    loss = loss + cfg.beta * script.kl(logps * mask, made.ref_logps()[rows] * mask)
+    _, average = script.LOSS_TYPES[cfg.loss_type]
+    return script.aggregate(loss - entropy_coef * entropy, mask, average,
+                            max_length=cfg.max_completion_length)
+
+
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "bnpo"])
 def test_outputs_without_an_end_are_left_out_as_if_they_had_not_been_sampled(
         script, scene, loss_type):
@@ -92,6 +106,7 @@ def test_outputs_without_an_end_are_left_out_as_if_they_had_not_been_sampled(
     everything, other_gradient = made.backward(rows, entropy_coef=0.01)
     assert masked == alone
     assert torch.equal(masked_gradient, gradient)
+    close(masked["loss"], loss_of_rows(made, ended, 0.01).item())
     assert masked["loss"] != everything["loss"]
     assert not torch.allclose(gradient, other_gradient)
 
