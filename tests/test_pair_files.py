@@ -5,7 +5,16 @@ from collections import Counter
 import pytest
 import torch
 from conftest import scripts
-from small_runs import arguments, at_work, difference, lines, outcome, resume, steps
+from small_runs import (
+    INSTANT,
+    arguments,
+    at_work,
+    difference,
+    lines,
+    outcome,
+    resume,
+    steps,
+)
 from update_scenes import made_batch
 
 import common
@@ -13,6 +22,8 @@ from tasks import pairs
 
 pytestmark = [pytest.mark.quick, scripts("dpo")]
 
+SMALL_POLICY = {name: value for name, value in INSTANT.items()
+                if name not in ("operands", "max_completion_length")}
 GOOD = {"prompt": "(3+4)=", "chosen": "<answer>7</answer>", "rejected": "<answer>8</answer>"}
 
 
@@ -164,7 +175,7 @@ def test_a_malformed_line_is_named_and_nothing_is_written(
     work = tmp_path / "work"
     work.mkdir()
     with at_work(work), pytest.raises(SystemExit) as stopped:
-        script.main(arguments({"pairs": path}))
+        script.main(arguments(SMALL_POLICY | {"pairs": path}))
     message = capsys.readouterr().err
     assert stopped.value.code == 2
     assert message.startswith(f"error: --pairs {path}: line 3: ") and words in message
@@ -183,7 +194,7 @@ def test_a_file_that_cannot_be_read_gets_one_line(script, tmp_path, capsys, cont
     elif content is not None:
         path.write_bytes(content)
     with at_work(tmp_path), pytest.raises(SystemExit) as stopped:
-        script.main(arguments({"pairs": path}))
+        script.main(arguments(SMALL_POLICY | {"pairs": path}))
     assert stopped.value.code == 2
     message = capsys.readouterr().err
     assert f"--pairs {path}: {words}" in message and message.count("\n") == 1
@@ -196,6 +207,6 @@ def test_a_file_that_cannot_be_read_gets_one_line(script, tmp_path, capsys, cont
 def test_a_flag_that_does_not_go_with_a_file_is_refused(script, tmp_path, capsys, flags, words):
     path = write(tmp_path / "pairs.jsonl", [GOOD])
     with at_work(tmp_path), pytest.raises(SystemExit) as stopped:
-        script.main(arguments({"pairs": path} | flags))
+        script.main(arguments(SMALL_POLICY | {"pairs": path} | flags))
     assert stopped.value.code == 2
     assert words in capsys.readouterr().err

@@ -6,7 +6,17 @@ import shutil
 import pytest
 import torch
 from conftest import scripts
-from small_runs import arguments, at_work, difference, outcome, resume, steps
+from small_runs import (
+    arguments,
+    at_work,
+    changed_weights,
+    difference,
+    load,
+    outcome,
+    policy_of,
+    resume,
+    steps,
+)
 from update_scenes import made_batch
 
 pytestmark = [pytest.mark.quick, scripts("reinforce")]
@@ -116,6 +126,15 @@ def test_a_student_gets_closer_to_its_teacher(new_run, teacher, at_work_folder):
     found = [line["teacher_kl"] for line in steps(folder)]
     assert found[0] > 0.01
     assert abs(sum(found[-4:]) / 4) < 0.3 * found[0]
+
+
+def test_the_teacher_is_the_policy_of_its_run_and_the_student_begins_as_the_base(
+        new_run, teacher, at_work_folder):
+    folder = new_run(teacher=teacher, max_steps=1)
+    saved = load(folder / "checkpoint.pt")
+    for name, weight in policy_of(teacher).items():
+        assert torch.equal(saved["teacher"][name], weight)
+    assert not changed_weights(load(folder / "base.pt"), load(teacher / "base.pt"))
 
 
 def test_a_run_whose_teacher_is_gone_goes_on_with_the_one_that_it_has_saved(
