@@ -289,7 +289,7 @@ def test_the_level_of_the_ratio_is_the_sequence_unless_one_is_given():
     close(gradient_of_token[1], f64([1, 0, 0, 0]))
 
 
-@pytest.mark.parametrize("scale_rewards", ["group", "batch", "none"])
+@pytest.mark.parametrize("scale_rewards", ["group", "batch", "mean", "none"])
 def test_group_advantages_are_those_of_grpo(scale_rewards):
     rewards = f64([[0, 0, 1, 0], [1, 1, 0, 1], [0.1, 0.1, 0.1, 0.1]])
     close(gspo.advantages(rewards, scale_rewards), grpo.advantages(rewards, scale_rewards))

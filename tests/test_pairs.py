@@ -143,20 +143,24 @@ def test_the_loss_of_a_pair_is_that_of_its_log_probs_and_of_the_chosen_ones_like
         made.policy, made.reference, made.batch, chosen, rejected, cfg)
     is_simpo = cfg.loss_type == "simpo"
     average = cfg.average_logps or is_simpo
+    w = logps_of(made, made.policy, chosen, average)
+    other = logps_of(made, made.policy, rejected, average)
+    nll = -logps_of(made, made.policy, chosen, True)
     with torch.no_grad():
-        w = logps_of(made, made.policy, chosen, average)
-        other = logps_of(made, made.policy, rejected, average)
         ref_w = logps_of(made, made.reference, chosen, average)
         ref_other = logps_of(made, made.reference, rejected, average)
-        nll = -logps_of(made, made.policy, chosen, True)
     if is_simpo:
         expected = -torch.nn.functional.logsigmoid(2.0 * (w - other) - 0.7)
     else:
         expected = script.dpo_loss(
             w, other, ref_w, ref_other, cfg.beta, cfg.loss_type, cfg.label_smoothing)
-    torch.testing.assert_close(losses, expected + cfg.nll_coef * nll)
-    torch.testing.assert_close(metrics["rewards/chosen"], cfg.beta * (w - ref_w))
-    torch.testing.assert_close(metrics["logps/rejected"], other)
+    expected = expected + cfg.nll_coef * nll
+    torch.testing.assert_close(losses, expected)
+    weight = made.policy.embed.weight
+    (found,) = torch.autograd.grad(losses.sum(), weight)
+    torch.testing.assert_close(found, torch.autograd.grad(expected.sum(), weight)[0])
+    torch.testing.assert_close(metrics["rewards/chosen"], cfg.beta * (w - ref_w).detach())
+    torch.testing.assert_close(metrics["logps/rejected"].detach(), other.detach())
 
 
 # ---- who wrote them --------------------------------------------------------------------------
