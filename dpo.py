@@ -171,7 +171,9 @@ def pair_loss(policy, reference, batch, chosen, rejected, cfg):
     ref_chosen, ref_rejected = sequence_logps(ref_logps, mask, average).split(N)
     losses = dpo_loss(logp_chosen, logp_rejected, ref_chosen, ref_rejected,
                       cfg.beta, cfg.loss_type, cfg.label_smoothing, cfg.simpo_gamma)
-    losses = losses - cfg.nll_coef * sequence_logps(logps[:N], mask[:N], average=True)  # eq. (9)
+    if cfg.nll_coef > 0:
+        nll = -cfg.nll_coef * sequence_logps(logps[:N], mask[:N], average=True)         # eq. (9)
+        losses = losses + nll
 
     with torch.no_grad():
         reward_chosen = cfg.beta * (logp_chosen - ref_chosen)

@@ -1,0 +1,160 @@
+"""A script as what its page shows: the lesson's text, the equations and their lines, and the values
+that the lines take on the worked example."""
+import ast
+import dataclasses
+import re
+from pathlib import Path
+
+import torch
+
+import common
+from tools.read import example, paper, watch
+
+ROOT = Path(__file__).resolve().parents[2]
+ELSEWHERE = "other arguments"
+
+
+@dataclasses.dataclass
+class Note:
+    """What a line assigned: name -> watch.Value. `origin` says with which flags, if not by default,
+    or that it was in another call of the function than the values above and below."""
+    values: dict
+    origin: str = ""
+
+
+class Lesson:
+    """The part of a script above the machinery, as it is when the example runs.
+
+    sections: titles, first and last lines; blocks: of the docstring; equations: number -> text;
+    where: number -> lines with that tag; functions: list of watch.Function; notes: line -> Note;
+    idle: lines that do not run by default; silent: names of functions that never run.
+    """
+
+    def __init__(self, name):
+        self.name = name
+        self.source = (ROOT / f"{name}.py").read_text()
+        self.lines = self.source.split("\n")
+        text = self.source.partition(common.MACHINERY)[0]
+        self.sections = sections(text)
+        self.blocks = paper.blocks(ast.get_docstring(ast.parse(text), clean=False))
+        self.equations = {block.number: block.text for block in self.blocks if block.number}
+        self.where = {}
+        for line, numbers in tags(text).items():
+            for number in numbers:
+                self.where.setdefault(number, []).append(line)
+        self.functions = watch.functions(text)
+        self.notes = {}
+        self.run_example()
+
+    def run_example(self):
+        """By default, then with each of the flags that let other lines run."""
+        by_default = example.run(self.name, "", self.functions)
+        self.ran = {call.function.name: set() for call in by_default}
+        for call in by_default:
+            self.ran[call.function.name] |= call.ran
+        self.take_notes(by_default, "")
+        self.clipped = returned(by_default, "is_clipped")
+
+        reached = set(self.ran)
+        for flags in example.variants(self.name)[1:]:
+            calls = example.run(self.name, flags, self.functions)
+            reached |= {call.function.name for call in calls}
+            self.take_notes(calls, flags)
+        self.silent = []
+        self.idle = set()
+        for function in self.functions:
+            if function.name in reached:
+                self.idle |= set(self.unreached(function))
+            else:
+                self.silent.append(function.name)
+
+    def take_notes(self, calls, flags):
+        """Keep values for lines that have none. Those of a function come from its fullest call, so
+        that they fit each other."""
+        fullest = sorted(calls, key=lambda call: -len(call.ran))
+        seen = set()
+        for call in fullest:
+            name = call.function.name
+            origin = ELSEWHERE if name in seen and not flags else flags
+            seen.add(name)
+            for line, values in call.values.items():
+                is_new = call.function.statements[line].lineno not in self.ran.get(name, ())
+                if line not in self.notes and (is_new or not flags):
+                    self.notes[line] = Note(values, origin)
+
+    def unreached(self, function):
+        """The lines of a function that do not run by default. -> list"""
+        ran = self.ran.get(function.name, set())
+        bodies = function.body_lines()
+        lines = []
+        for line, statement in function.statements.items():
+            if statement.lineno in bodies - ran:
+                lines.append(line)
+                if self.lines[line - 2].strip() == "else:":
+                    lines.append(line - 1)
+        return lines
+
+    def numbers_of(self, line):
+        """The equations that a line computes. -> list"""
+        return [number for number, lines in self.where.items() if line in lines]
+
+
+def sections(text):
+    """Titles, first and last lines of the sections of a lesson. -> list"""
+    lines = text.rstrip().split("\n")
+    heads = {}
+    for number, line in enumerate(lines, start=1):
+        head = re.fullmatch(r"# ---- (\d+\. .*?) -+", line)
+        if head:
+            heads[number] = head[1]
+    ends = [*heads][1:] + [len(lines) + 1]
+    found = []
+    for start, end in zip(heads, ends):
+        first, last = start + 1, end - 1
+        while not lines[first - 1].strip():
+            first += 1
+        while not lines[last - 1].strip():
+            last -= 1
+        found.append((heads[start], first, last))
+    return found
+
+
+def tags(text):
+    """The equations named by the comments of a text: line -> numbers. -> dict"""
+    found = {}
+    for number, line in enumerate(text.split("\n"), start=1):
+        equations = re.findall(r"eq\. \((\d+)\)", line)
+        if equations:
+            found[number] = equations
+    return found
+
+
+def returned(calls, name):
+    """What the first call of a function returned; None if there is none. -> tensor"""
+    for call in calls:
+        for values in call.values.values():
+            if call.function.name == name and f"-> {name}" in values:
+                return values[f"-> {name}"].tensor
+    return None
+
+
+def in_batch(value):
+    """A value in the places of the batch: a list of four rows of up to three numbers, None for rows
+    that it does not have; None if it has no rows. A number for a pair stands at the chosen one."""
+    tensor = value.tensor
+    if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:
+        return None
+    if tensor.shape == (10,):                           # one number for each token
+        whole = torch.zeros_like(example.MASK)
+        whole[example.MASK > 0] = tensor.to(whole)
+        return whole.tolist()
+    if tensor.shape == (1, 4):                          # (P, G)
+        tensor = tensor.T
+    rows = value.rows if value.rows and len(value.rows) == len(tensor) else range(len(tensor))
+    is_of_batch = len(tensor) <= 4 and tensor.dim() <= 2 and tensor[0].numel() <= 3
+    if not is_of_batch:
+        return None
+    found = [None] * 4
+    for row, numbers in zip(rows, tensor.reshape(len(tensor), -1).tolist()):
+        found[row] = numbers
+    return found
