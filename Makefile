@@ -1,6 +1,6 @@
-# make run trains a policy, make test runs the tests. The first target that needs packages installs
-# them in .venv. PYTHON=python3.12 chooses the interpreter; VENV=none makes no .venv, but uses the
-# packages that this interpreter has (torch, tiktoken, pytest ...).
+# make run trains a policy, make test runs the tests, make help lists all targets. The first target
+# that needs packages installs them in .venv. PYTHON=python3.12 chooses the interpreter; VENV=none
+# makes no .venv, but uses the packages that this interpreter has (torch, tiktoken, pytest ...).
 PYTHON ?= python3
 VENV ?= .venv
 SEEDS ?= 0 1 2 3 4
@@ -17,10 +17,28 @@ endif
 # A process for each core, at most 8, since each holds torch; who is idle takes over others' tests.
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: run test quick lint mutants sync diff seeds compare tasks r1 zero rlhf passk report screenshot bench gpu clean
+.PHONY: run read film report help test quick lint mutants sync diff seeds compare tasks r1 zero \
+        rlhf passk bench gpu screenshot clean
+
+##@ To start
 
 run: $(READY)            ## the main job: make the base, train it by GRPO on arithmetic; see runs/
 	$(PY) grpo.py --task arithmetic
+
+read: $(READY)           ## the reading pages of all scripts, docs/read/
+	$(PY) -m tools.read
+
+film: $(READY)           ## make film RUN=runs/a: docs/learning.svg, what that run learned
+	$(PY) -m tools.film $(RUN)
+
+report: $(READY)         ## make report RUN="runs/a runs/b": report.html about several runs
+	$(PY) -m tools.report $(RUN)
+
+help:                    ## this list
+	@awk -F ':.*## *' '/^##@ / { printf "\n%s\n", substr($$0, 5) } \
+	  /^[a-z0-9]+:.*## / { printf "  make %-10s  %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+##@ To check
 
 test: $(READY)           ## run all tests, on all cores
 	$(PY) $(PYTEST)
@@ -34,45 +52,48 @@ lint: $(READY)           ## check the style
 mutants: $(READY)        ## make each of a list of mistakes in a copy: do the tests see it?
 	$(PY) tests/mutants.py
 
+##@ To keep the scripts in step
+
 sync:                    ## make sync FROM=grpo.py: copy what scripts share to the other scripts
 	$(PYTHON) tools/sync.py $(FROM)
 
 diff:                    ## make diff A=grpo B=gspo: the lines that B removes and adds
 	$(PYTHON) tools/sync.py --diff $(A) $(B)
 
-seeds: $(READY)          ## the main job with several seeds, a base for each: table in README.md
+##@ To measure, and write down in docs/ and on the page that is named
+
+seeds: $(READY)          ## the main job with several seeds, a base for each: lab.md, README.md
 	$(PY) -m tools.seeds $(SEEDS)
 
-compare: $(READY)        ## all scripts from one base, three seeds: table in README.md, a picture
+compare: $(READY)        ## all scripts from one base, three seeds: lab.md, a picture
 	$(PY) -m tools.compare --task $(TASK)
 
-tasks: $(READY)          ## countdown, gridworld, lookup, three seeds each: tables in README.md
+tasks: $(READY)          ## countdown, gridworld, lookup, three seeds each: tasks.md
 	$(PY) -m tools.tasks
 
-r1: $(READY)             ## the four stages of R1, on three tasks: table in README.md
+r1: $(READY)             ## the four stages of R1, on three tasks: pipelines.md
 	$(PY) -m tools.r1
 
-zero: $(READY)           ## R1-Zero, format and accuracy: table in README.md, a picture
+zero: $(READY)           ## R1-Zero, format and accuracy: pipelines.md, a picture
 	$(PY) -m tools.zero
 
-rlhf: $(READY)           ## PPO against a reward model: table in README.md, a picture
+rlhf: $(READY)           ## PPO against a reward model: pipelines.md, a picture
 	$(PY) -m tools.rlhf
 
-passk: $(READY)          ## pass@k and maj@k, before and after: table in README.md, a picture
+passk: $(READY)          ## pass@k and maj@k, before and after: pipelines.md, a picture
 	$(PY) -m tools.passk
 
-report: $(READY)         ## make report RUN="runs/a runs/b": report.html about several runs
-	$(PY) -m tools.report $(RUN)
+bench: $(READY)          ## speed, and how cost grows: speed.md; ROWS=scaling measures some alone
+	$(PY) -m kernels.bench $(if $(ROWS),--rows $(ROWS))
+
+gpu: $(READY)            ## with a GPU: does all of it run there? gpu-DEVICE.md; DRY=1 needs none
+	$(PY) -m tools.gpu $(if $(DRY),--dry_run) $(PARTS)
+
+##@ Housekeeping
 
 screenshot:              ## make screenshot RUN=runs/a: docs/report.png; needs Chromium
 	chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1400,2096 \
 	  --screenshot=docs/report.png "file://$(abspath $(RUN))/report.html"
-
-bench: $(READY)          ## speed, and how cost grows: README.md; ROWS=scaling measures some alone
-	$(PY) -m kernels.bench $(if $(ROWS),--rows $(ROWS))
-
-gpu: $(READY)            ## with a GPU: does all of it run there? docs/gpu-DEVICE.md; DRY=1 needs none
-	$(PY) -m tools.gpu $(if $(DRY),--dry_run) $(PARTS)
 
 clean:                   ## remove .venv, runs/ and caches
 	rm -rf .venv runs .pytest_cache .ruff_cache

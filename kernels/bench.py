@@ -24,9 +24,9 @@ untrained and hardly prefers any token. So in ours a uniform of 1 draws the last
 vocabulary, which stands for EOS here, and a smaller one never does. In theirs a logits processor
 makes that id win when it is time.
 
-Writes docs/bench-DEVICE.json and, of all such files, the tables between the marks in README.md and
-the pictures docs/scaling-DEVICE.png. --rows rollout,step measures only these; other rows stay as
-this machine measured them before.
+Writes docs/bench-DEVICE.json and, of all such files, the tables between the marks in docs/speed.md
+and the pictures docs/scaling-DEVICE.png. --rows rollout,step measures only these; other rows stay
+as this machine measured them before.
 """
 import argparse
 import contextlib

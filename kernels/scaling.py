@@ -472,7 +472,7 @@ def draw(rows, name):
 
 
 def report(rows, device, slug):
-    """Draw the picture of a device, docs/scaling-SLUG.png. -> what README.md says about it, in
+    """Draw the picture of a device, docs/scaling-SLUG.png. -> what docs/speed.md says about it, in
     Markdown"""
     name = f"scaling-{slug}" if slug != "cpu" else "scaling"
     draw(rows, name)
@@ -486,7 +486,7 @@ def report(rows, device, slug):
         "AdamW's moments; that of an update is bounded by its micro-batches, of 32 rows by "
         "default.")
     return (
-        f"![time and memory of a rollout and an update against the length](docs/{name}.png)\n\n"
+        f"![time and memory of a rollout and an update against the length]({name}.png)\n\n"
         f"{textwrap.fill(sentence(rows), 118)}\n\n{table_of(rows)}\n"
         f"{textwrap.fill(note, 118)}\n\n")
 

@@ -259,7 +259,7 @@ def main(words):
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder, "base")
         scratch = Path(folder, "work")
-        ignored = shutil.ignore_patterns(".*", "runs", "docs", "__pycache__")
+        ignored = shutil.ignore_patterns(".*", "runs", "__pycache__")
         shutil.copytree(ROOT, base, ignore=ignored)
         seconds = seconds_without_mistakes(mutants, base, scratch)
         if not seconds:

@@ -156,12 +156,13 @@ def outcome(folder):
     checkpoint = load(folder / "checkpoint.pt")
     sizes = checkpoint.pop("logs")
     assert sizes == {name: (folder / name).stat().st_size
-                     for name in ("metrics.jsonl", "samples.jsonl")}
+                     for name in ("metrics.jsonl", "samples.jsonl", "greedy.jsonl")}
     everything = leaves({
         "checkpoint": checkpoint,
         "base": load(folder / "base.pt"),
         "metrics": lines(folder / "metrics.jsonl"),
         "samples": lines(folder / "samples.jsonl"),
+        "greedy": lines(folder / "greedy.jsonl"),
         "evaluation": lines(folder / "evaluation.jsonl"),
         "summary": read_summary(folder),
         "config": json.loads((folder / "config.json").read_text())["config"],

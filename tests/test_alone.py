@@ -59,8 +59,8 @@ def test_a_script_and_common_alone_in_a_folder_train(script, alone):
     assert len([line for line in said if re.match(r"[12] [-\d]", line)]) == 2
     assert json.loads((folder / run / "summary.json").read_text())["steps"] == 2
     assert {path.name for path in (folder / run).iterdir()} == {
-        "config.json", "metrics.jsonl", "samples.jsonl", "evaluation.jsonl", "summary.json",
-        "checkpoint.pt", "base.pt", f"{script.__name__}.py"}
+        "config.json", "metrics.jsonl", "samples.jsonl", "greedy.jsonl", "evaluation.jsonl",
+        "summary.json", "checkpoint.pt", "base.pt", f"{script.__name__}.py"}
     assert {path.name for path in folder.iterdir()} == {
         f"{script.__name__}.py", "common.py", "runs"}
     assert {path.stem for path in folder.parent.iterdir()} <= set(SCRIPTS)

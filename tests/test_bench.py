@@ -121,7 +121,7 @@ def test_rows_stay_where_a_package_that_they_needed_is_not_installed_any_more():
     assert found["machine"]["versions"] == versions
 
 
-def test_readme_gets_the_tables_of_all_records_and_what_grows(tmp_path, monkeypatch, record):
+def test_the_page_gets_the_tables_of_all_records_and_what_grows(tmp_path, monkeypatch, record):
     texts = {}
     monkeypatch.setattr(bench, "DOCS", tmp_path)
     monkeypatch.setattr(bench, "put", lambda name, text, target: texts.update({name: text}))

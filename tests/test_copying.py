@@ -1,5 +1,5 @@
-"""README's "Your own task" and "Your own algorithm", followed word for word in a copy of the
-repository. That a script and common.py run alone is in test_alone.py."""
+"""docs/extending.md, its "Your own task" and "Your own algorithm", followed word for word in a copy
+of the repository. That a script and common.py run alone is in test_alone.py."""
 import json
 import os
 import random
@@ -15,15 +15,15 @@ from small_runs import INSTANT, arguments, lines
 
 import common
 
-README = (ROOT / "README.md").read_text()
+PAGE = (ROOT / "docs/extending.md").read_text()
 TINY = arguments(INSTANT | {"operands": "5", "base_steps": 2, "base_batch_size": 4,
                             "num_generations": 4, "max_completion_length": 8,
                             "num_eval_problems": 8, "max_steps": 2})
 
 
 def section(title):
-    """The text below a heading of the README."""
-    return re.search(rf"^## {title}\n(.*?)^## ", README, re.DOTALL | re.MULTILINE)[1]
+    """The text below a heading of the page."""
+    return re.search(rf"^## {title}\n(.*?)^## ", PAGE, re.DOTALL | re.MULTILINE)[1]
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def tree(tmp_path):
 
 @pytest.fixture
 def shell(tree, warm_python):
-    """shell(command, *more): run a command of the README in the copy. -> returncode, stdout,
+    """shell(command, *more): run a command of the page in the copy. -> returncode, stdout,
     stderr"""
     def run(command, *more):
         words = [*shlex.split(command), *more]
@@ -59,7 +59,7 @@ def shell(tree, warm_python):
 # ---- your own task ---------------------------------------------------------------------------
 
 def read_task():
-    """Name and text of the task that the README shows."""
+    """Name and text of the task that the page shows."""
     text = section("Your own task")
     name = re.search(r"tasks/(\w+)\.py", text)[1]
     return name, re.search(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[1]
@@ -82,7 +82,7 @@ def test_your_own_task_is_a_file_of_about_20_lines_that_runs(tree, shell):
 
 @pytest.fixture
 def own_task(script):
-    """The task of the README."""
+    """The task of the page."""
     name, source = read_task()
     module = {"__name__": f"tasks.{name}"}
     exec(compile(source, name, "exec"), module)

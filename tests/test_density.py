@@ -25,7 +25,7 @@ LIMITS = {f"{name}.py": SCRIPT for name in SCRIPTS} | {
     "common.py": Limits(9.0, 0.03, 0.04)}
 ELSEWHERE = Limits(9.3, 0.04, 0.05)
 FILES = [*LIMITS] + [path.relative_to(ROOT).as_posix() for folder in ("tasks", "tools", "kernels")
-                     for path in sorted((ROOT / folder).glob("*.py"))]
+                     for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
 def excesses(name, source):

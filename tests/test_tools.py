@@ -1,5 +1,6 @@
-"""The tools that fill README.md: what they say below a table, how they count calls of a tool, and
-that a closed pipe ends a tool without a traceback. Nothing is trained here."""
+"""The tools that measure: what they say below a table and on which page they write it, how they
+count calls of a tool, and that a closed pipe ends a tool without a traceback. Nothing is trained
+here."""
 import json
 import os
 import re
@@ -73,6 +74,52 @@ def test_every_row_has_as_many_cells_as_its_head():
     assert len(compare.row("grpo.py", [result])) == len(compare.HEAD)
     for line in tasks.lookup_table({"accuracy": [summary()]}).splitlines():
         assert line.count("|") == 8
+
+
+# ---- pages -----------------------------------------------------------------------------------
+
+BLOCK = "<!-- made by make seeds: table -->\nold\n<!-- end of table -->\n"
+
+
+@pytest.fixture
+def pages(tmp_path, monkeypatch):
+    """pages(**texts): write these pages, README.md and docs/NAME.md. -> the folder"""
+    monkeypatch.setattr(runs, "ROOT", tmp_path)
+    monkeypatch.setattr(runs, "DOCS", tmp_path / "docs")
+
+    def write(readme, **others):
+        (tmp_path / "docs").mkdir()
+        (tmp_path / "README.md").write_text(readme)
+        for name, text in others.items():
+            (tmp_path / f"docs/{name}.md").write_text(text)
+        return tmp_path
+    return write
+
+
+def test_a_text_goes_between_its_marks_on_the_first_page(pages):
+    folder = pages(f"before\n{BLOCK}after\n", lab="nothing\n")
+    runs.put("table", "new\n", "seeds")
+    assert (folder / "README.md").read_text() == f"before\n{BLOCK}after\n".replace("old", "new")
+    assert (folder / "docs/lab.md").read_text() == "nothing\n"
+
+
+def test_a_text_goes_between_its_marks_on_the_page_in_docs_that_has_them(pages):
+    other = BLOCK.replace("table", "example")
+    folder = pages(f"{other}", lab=f"before\n{BLOCK}after\n", speed="nothing\n")
+    runs.put("table", "new\n", "seeds")
+    assert (folder / "README.md").read_text() == other
+    assert (folder / "docs/lab.md").read_text() == f"before\n{BLOCK}after\n".replace("old", "new")
+
+
+@pytest.mark.parametrize("texts, words", [
+    ({"readme": "", "lab": BLOCK.replace("seeds", "compare")}, "on none"),
+    ({"readme": BLOCK, "lab": BLOCK}, "on README.md, lab.md"),
+    ({"readme": BLOCK.replace("end of table", "end of it")}, "lacks the mark")])
+def test_marks_that_are_not_on_exactly_one_page_are_an_error(pages, texts, words):
+    folder = pages(**texts)
+    with pytest.raises(ValueError, match=words):
+        runs.put("table", "new\n", "seeds")
+    assert (folder / "README.md").read_text() == texts["readme"]
 
 
 # ---- calls of a tool -------------------------------------------------------------------------

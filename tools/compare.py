@@ -3,7 +3,7 @@
 Runs every script with its defaults, but an evaluation every second step, once for each seed, one
 after the other so that seconds can be compared; those of evaluations do not count. Writes
 docs/compare.json, docs/compare.png (accuracy against samples and against seconds) and, between its
-marks in README.md, a table (make compare).
+marks in docs/lab.md, a table (make compare).
 """
 import argparse
 import json

@@ -2,7 +2,7 @@
 
 pass@k and maj@k for k = 1 .. 64 of base and trained policy, on arithmetic and on countdown, by
 evaluating a run again: --resume_from_checkpoint RUN --max_steps 0 --num_eval_samples 64. Writes
-docs/passk.json, docs/passk.png and, between its marks in README.md, a table.
+docs/passk.json, docs/passk.png and, between its marks in docs/pipelines.md, a table.
 """
 import subprocess
 import sys

@@ -2,7 +2,7 @@
 
 Each stage is one command, printed as it starts; --init_from hands the policy on. The examples of
 the cold start all think, and are drawn for it, not taken from the base's textbook. Prints a table,
-stage by task, and writes it between its marks in README.md; also docs/r1.json.
+stage by task, and writes it between its marks in docs/pipelines.md; also docs/r1.json.
 
 Departure from the paper: its third stage selects answers of the policy once, and fine-tunes the
 base model on them. Ours goes on from the policy, which at every step learns from those of its new

@@ -3,7 +3,8 @@
 Supervised learning makes the base; a Bradley-Terry reward model learns from comparisons of its
 completions; PPO runs against that model, without and with a penalty on the KL to the base. The
 picture shows on one axis the reward that PPO maximizes (the proxy), the true accuracy, and the KL
-to the base. Writes docs/rlhf.json, docs/rlhf.png and, between its marks in README.md, a table.
+to the base. Writes docs/rlhf.json, docs/rlhf.png and, between its marks in docs/pipelines.md, a
+table.
 """
 import tempfile
 from pathlib import Path

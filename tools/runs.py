@@ -1,5 +1,5 @@
-"""What the tools that fill README.md have in common: start a script, read what it left, write down
-what was found in docs/ and, between its marks, in README.md."""
+"""What the tools that measure have in common: start a script, read what it left, write down what
+was found in docs/ and, between its marks, on the page that has them, README.md or one in docs/."""
 import json
 import os
 import platform
@@ -72,7 +72,7 @@ def picture(name, panels, width=4.2):
     pyplot.close(figure)
 
 
-# ---- 3. README.md ----------------------------------------------------------------------------
+# ---- 3. pages --------------------------------------------------------------------------------
 
 def table(head, rows):
     """A table in Markdown. head: list of headings; rows: lists of cells. -> str"""
@@ -110,14 +110,18 @@ def note(summaries, seeds, bases, problems=""):
 
 
 def put(name, text, target):
-    """Replace what stands in README.md between the mark `made by make TARGET: NAME` and the mark
-    `end of NAME`."""
+    """Replace what stands between the mark `made by make TARGET: NAME` and the mark `end of NAME`
+    on the page that has them. ValueError unless exactly one page has."""
     start = f"<!-- made by make {target}: {name} -->\n"
     end = f"<!-- end of {name} -->"
-    path = ROOT / "README.md"
-    readme = path.read_text()
-    before, found_start, rest = readme.partition(start)
+    pages = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
+    marked = [page for page in pages if start in page.read_text()]
+    if len(marked) != 1:
+        names = ", ".join(page.name for page in marked) or "none"
+        raise ValueError(f"the mark {start.strip()} has to be on one page, and is on {names}")
+    [page] = marked
+    before, _, rest = page.read_text().partition(start)
     _, found_end, after = rest.partition(end)
-    if not (found_start and found_end):
-        raise ValueError(f"{path}: lacks the marks {start.strip()} and {end}")
-    path.write_text(f"{before}{start}{text}{end}{after}")
+    if not found_end:
+        raise ValueError(f"{page}: lacks the mark {end}")
+    page.write_text(f"{before}{start}{text}{end}{after}")

@@ -1,8 +1,8 @@
-"""The table of seeds and the example of README.md: python -m tools.seeds 0 1 2 3 4 (make seeds).
+"""The main job with several seeds: python -m tools.seeds 0 1 2 3 4 (make seeds).
 
 Runs the main job once for each seed, in an empty folder, so that every run makes a base of its own
 (--base_seed is the seed, too). Writes docs/seeds.json, docs/curve.png (of the first seed) and,
-between their marks in README.md, the table and parts of what the first seed printed.
+between their marks, a table in docs/lab.md and parts of what the first seed printed in README.md.
 """
 import re
 import shutil

@@ -3,8 +3,8 @@
 countdown: how far GRPO with the settings of DAPO gets from what the base can do. gridworld: the
 return against the best there is, and how a low temperature misses it. lookup: rewards compared, how
 many of the greedy answers call the tool, and what goes wrong without it, or if what it says is
-learned. Two runs go side by side. Writes docs/tasks.json and, between its marks in README.md, their
-tables (make tasks).
+learned. Two runs go side by side. Writes docs/tasks.json and, between its marks in docs/tasks.md,
+their tables (make tasks).
 """
 import argparse
 import json

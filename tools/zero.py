@@ -2,7 +2,7 @@
 
 GRPO from the base, with a point for the right answer and a point for the format, and nothing else:
 what becomes of format, accuracy and length. Writes docs/zero.json, docs/zero.png and, between its
-marks in README.md, a table.
+marks in docs/pipelines.md, a table.
 """
 import tempfile
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""README.md: its commands run, its tables agree with the code, and its numbers with what make
-targets wrote."""
+"""README.md, CONTRIBUTING.md and the pages in docs/: their commands run, their tables agree with
+the code, their numbers with what make targets wrote, and their links lead somewhere."""
 import ast
 import contextlib
 import dataclasses
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import test_density
+import test_sync
 import torch
 import torch.nn.functional as F
 from conftest import ROOT, SCRIPTS
@@ -23,11 +24,26 @@ import common
 from tasks import rewards
 from tools import ask, console, report
 
-README = (ROOT / "README.md").read_text()
 GENERATED = re.compile(r"<!-- made by make (\w+): (\w+) -->\n(.*?)<!-- end of (\w+) -->\n", re.S)
-PROSE = GENERATED.sub("", README)                       # what somebody has written
 MODULES = {name: importlib.import_module(name) for name in SCRIPTS}
-RUN = "runs/grpo-arithmetic-s0"                         # with which the README's commands go on
+RUN = "runs/grpo-arithmetic-s0"                         # with which the commands go on
+
+
+def read_pages():
+    """Name -> text of each page; docs/gpu-DEVICE.md is a report of make gpu."""
+    found = {name: (ROOT / name).read_text() for name in ("README.md", "CONTRIBUTING.md")}
+    for path in sorted(ROOT.glob("docs/*.md")):
+        if not path.name.startswith("gpu-"):
+            found[f"docs/{path.name}"] = path.read_text()
+    return found
+
+
+PAGES = read_pages()
+README = PAGES["README.md"]
+PROSE = {name: GENERATED.sub("", text) for name, text in PAGES.items()}     # what somebody wrote
+ALL_PROSE = "\n".join(PROSE.values())
+LANGUAGE_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.S | re.M)
+MOST_LINES = 180                                        # of README.md
 
 # So little that a command takes a moment; what a command itself says comes after it and counts.
 TINY = shlex.split("""
@@ -39,18 +55,19 @@ QUICK_BASE = ["--base_steps", "2", "--base_batch_size", "4"]     # not with --in
 ANSWERS = shlex.split("""
     --operands 2 --textbook_share 0 --base_steps 200 --base_batch_size 16 --hidden_size 32
     --intermediate_size 32 --max_completion_length 12 --num_prompts 8 --num_generations 8""")
-# Executed by tests/test_copying.py, by a test below, and by nobody here.
+# Executed by tests/test_copying.py, by tests below, and by nobody here.
 COPYING = {"cp grpo.py mine.py", "python mine.py", "python grpo.py --task sorting"}
 DRAW = "python -m tools.report "
 ASK = "python -m tools.ask "
 ELSEWHERE = ("trl ", "python3 -m verl.", "pip install ", "python grpo.py --device mps")
 
 
-# ---- reading it ------------------------------------------------------------------------------
+# ---- reading them ----------------------------------------------------------------------------
 
-def section(title):
-    """What stands between a heading and the next."""
-    return re.search(rf"^##+ {re.escape(title)}\n(.*?)(?=^##? |\Z)", README, re.S | re.M)[1]
+def section(page, title):
+    """What stands on a page between a heading and the next."""
+    heading = rf"^#+ {re.escape(title)}\n(.*?)(?=^##? |\Z)"
+    return re.search(heading, PAGES[page], re.S | re.M)[1]
 
 
 def cells(line):
@@ -65,19 +82,32 @@ def first_table(text):
     return [dict(zip(cells(heading), cells(row))) for row in rows]
 
 
-def table(title):
-    """The first table of a section."""
-    return first_table(section(title))
+def table(page, title):
+    """The first table of a section of a page."""
+    return first_table(section(page, title))
+
+
+MATRIX = table("docs/methods.md", "The matrix of methods")
+MAP = table("docs/methods.md", "From math to code")
+FLAGS = table("docs/flags.md", "Flags: ours, TRL's, verl's")
+METRICS = table("docs/metrics.md", "What the metrics mean")
+SYMPTOMS = table("docs/metrics.md", "When it does not work")
+
+
+def bare(text):
+    """A text without spaces."""
+    return re.sub(r"\s+", "", text)
 
 
 def commands():
-    """Every command: the lines of the blocks that name no language, and what stands in the text."""
-    blocks = re.compile(r"^```(\w*)\n(.*?)^```$", re.S | re.M)
+    """Every command of the pages: the lines of the blocks that name no language, and what stands
+    in the text."""
     found = []
-    for language, block in blocks.findall(PROSE):
+    for language, block in LANGUAGE_BLOCK.findall(ALL_PROSE):
         if not language:
             found += [line.split("  #")[0].strip() for line in block.splitlines()]
-    found += re.findall(r"`((?:python3?|make|trl|cp|pip) [^`]*)`", blocks.sub("", PROSE))
+    text = LANGUAGE_BLOCK.sub("", ALL_PROSE)
+    found += re.findall(r"`((?:python3?|make|trl|cp|pip) [^`]*)`", text)
     return list(dict.fromkeys(command for command in found if command))
 
 
@@ -88,13 +118,14 @@ def is_run(command):
 
 
 def make_targets():
-    return re.search(r"\.PHONY: (.*)", (ROOT / "Makefile").read_text())[1].split()
+    makefile = (ROOT / "Makefile").read_text().replace("\\\n", " ")
+    return re.search(r"\.PHONY: (.*)", makefile)[1].split()
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder in which the run that the README speaks of has been made, as small as can be."""
-    folder = tmp_path_factory.mktemp("readme")
+    """A folder in which the run that the pages speak of has been made, as small as can be."""
+    folder = tmp_path_factory.mktemp("pages")
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()):
         patch.chdir(folder)
         patch.setitem(sys.modules, "tools.report", None)
@@ -142,7 +173,7 @@ def test_a_command_runs(command, folder, tmp_path, monkeypatch):
 
 
 def test_the_command_that_draws_a_report_again_draws_it(folder, tmp_path, monkeypatch, capsys):
-    (command,) = (command for command in commands() if command.startswith(DRAW))
+    [command] = [command for command in commands() if command.startswith(DRAW)]
     monkeypatch.chdir(tmp_path)
     shutil.copytree(folder / RUN, RUN)
     report.main(shlex.split(command)[3:])
@@ -150,7 +181,7 @@ def test_the_command_that_draws_a_report_again_draws_it(folder, tmp_path, monkey
 
 
 def test_the_command_that_asks_the_policy_gets_an_answer(folder, tmp_path, monkeypatch, capsys):
-    (command,) = (command for command in commands() if command.startswith(ASK))
+    [command] = [command for command in commands() if command.startswith(ASK)]
     monkeypatch.chdir(tmp_path)
     shutil.copytree(folder / RUN, RUN)
     ask.main(shlex.split(command)[3:])
@@ -158,39 +189,64 @@ def test_the_command_that_asks_the_policy_gets_an_answer(folder, tmp_path, monke
 
 
 def test_commands_that_no_test_runs_are_said_to_be_such():
-    said = section("From here to a real model").split("so no test runs them:")[1]
+    page = section("docs/real-models.md", "From here to a real model")
+    said = page.split("so no test runs them:")[1]
     pattern = "trl .* --dataset_name|python3 -m verl"
     long = [command for command in commands() if re.match(pattern, command)]
     assert len(long) == 2
     assert all(command in said for command in long)
-    assert PROSE.count("nobody has run it yet") == 4
+    assert README.count("nobody has run it yet") == 4
+    assert bare("**neither CUDA nor MPS has been run yet.**") in bare(PAGES["docs/speed.md"])
+
+
+# ---- the first page --------------------------------------------------------------------------
+
+def test_the_first_page_is_short_enough_to_be_read_to_its_end():
+    assert len(README.splitlines()) <= MOST_LINES
+    said = re.search(r"README\.md, which has at most (\d+) lines", PROSE["CONTRIBUTING.md"])
+    assert int(said[1]) == MOST_LINES
+
+
+def test_the_first_screen_has_all_it_should():
+    screen = README.split("\n## Run it")[0]
+    assert len(screen.splitlines()) <= 25
+    assert "docs/learning.svg" in screen
+    assert re.findall(r"\[(\w+)\.py\]\(\1\.py\)", screen) == SCRIPTS
+    assert re.findall(r"\(docs/read/(\w+)\.html\)", screen) == [*SCRIPTS, "index"]
+
+
+def test_the_first_page_says_how_to_run_it_and_what_to_watch():
+    text = section("README.md", "Run it")
+    assert "\nmake run " in text
+    assert "\nmake test " in text
+    assert "**The loss is about 0 on-policy by construction; watch the reward.**" in text
+    assert "docs/compare.png" in text
+
+
+def test_the_first_page_has_a_line_for_each_other_page():
+    rows = table("README.md", "Where to go next")
+    pages = [re.match(r"\[(.*)\]\(\1\)$", row["page"])[1] for row in rows]
+    others = {*PAGES, "docs/read/index.html", "CHANGELOG.md"} - {"README.md"}
+    assert sorted(pages) == sorted(others)
+    assert all(row["what is in it"] for row in rows)
+
+
+def test_each_other_page_leads_back_to_the_first():
+    for name in PAGES.keys() - {"README.md", "CONTRIBUTING.md"}:
+        assert "[Back to the first page](../README.md)" in PAGES[name], name
 
 
 # ---- tables ----------------------------------------------------------------------------------
 
-def test_the_first_screen_has_all_it_should():
-    screen = README.split("\n## ")[0]
-    assert len(screen.splitlines()) <= 50
-    assert "**The loss is about 0 on-policy by construction; watch the reward.**" in screen
-    assert "docs/compare.png" in screen
-    assert "\nmake run " in screen
-    assert "\nmake test " in screen
-    assert re.findall(r"\[(\w+)\.py\]\(\1\.py\)", screen) == SCRIPTS
-
 
 @pytest.mark.parametrize("row", first_table(README), ids=lambda row: row["file"])
-def test_the_lines_of_lesson_and_script_are_those_the_readme_says(row):
+def test_the_lines_of_lesson_and_script_are_those_the_first_page_says(row):
     name = re.match(r"\[(.*)\]", row["file"])[1]
     source = (ROOT / name).read_text()
     lesson = source.partition(common.MACHINERY)[0]
     assert int(row["lesson, lines"]) == len(lesson.splitlines())
     assert int(row["in all"]) == len(source.splitlines())
     assert len(row["idea"].split()) == 6
-
-
-def bare(text):
-    """A text without spaces."""
-    return re.sub(r"\s+", "", text)
 
 
 def statements(script):
@@ -215,7 +271,7 @@ def tags(script):
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_map_has_every_equation_with_the_function_that_computes_it(name):
     found = {}
-    for row in table("From math to code"):
+    for row in MAP:
         if row[name]:
             found.setdefault(int(row[name]), set()).add(row["function"])
     assert found == tags(MODULES[name])
@@ -228,7 +284,7 @@ def in_letters_of_grpo(formula):
     return formula.replace("A_t", "A").replace("L_i", "L_t")
 
 
-@pytest.mark.parametrize("row", table("From math to code"), ids=lambda row: row["formula"])
+@pytest.mark.parametrize("row", MAP, ids=lambda row: row["formula"])
 def test_a_formula_of_the_map_is_that_of_each_docstring_in_whose_column_it_has_a_number(row):
     formula = in_letters_of_grpo(row["formula"].strip("`"))
     for name in SCRIPTS:
@@ -241,7 +297,7 @@ AVERAGES = {"sequence_sum": ("sums of answers", "right answers"), "token_mean": 
             "micro_batch_mean": ("micro-batch",)}
 
 
-@pytest.mark.parametrize("row", table("The matrix of methods"), ids=lambda row: row["recipe"])
+@pytest.mark.parametrize("row", MATRIX, ids=lambda row: row["recipe"])
 def test_the_matrix_says_how_a_recipe_averages_and_where_its_kl_is(row):
     script, *flags = shlex.split(row["command"].strip("`"))[1:]
     module = MODULES[script.removesuffix(".py")]
@@ -265,14 +321,14 @@ def test_the_matrix_says_how_a_recipe_averages_and_where_its_kl_is(row):
 
 
 def test_the_matrix_has_every_published_recipe():
-    recipes = {row["recipe"] for row in table("The matrix of methods")}
+    recipes = {row["recipe"] for row in MATRIX}
     assert {"REINFORCE", "RLOO", "PPO", "GRPO", "Dr. GRPO", "DAPO", "GSPO", "CISPO", "SAPO", "VAPO",
             "TRPO", "DPO", "IPO", "cDPO", "rejection sampling", "MaxRL", "dual clip", "RPO",
             "LN-DPO", "robust DPO", "SimPO", "on-policy distillation"} <= recipes
 
 
 def test_each_recipe_says_what_goes_wrong_with_it_and_the_metric_that_shows_it():
-    for row in table("The matrix of methods"):
+    for row in MATRIX:
         named = re.findall(r"`([^`]+)`", row["failure mode"])
         metrics = [name for name in named if not name.startswith("--")]
         assert metrics, row["recipe"]
@@ -281,7 +337,8 @@ def test_each_recipe_says_what_goes_wrong_with_it_and_the_metric_that_shows_it()
 
 
 def test_the_matrix_has_every_loss_type_that_is_published():
-    found = re.findall(r"--loss_type (\w+)", section("The matrix of methods"))
+    recipes = " ".join(row["command"] for row in MATRIX)
+    found = re.findall(r"--loss_type (\w+)", recipes)
     assert {*found, "grpo"} == {
         *MODULES["grpo"].LOSS_TYPES, "ipo", "hinge", "robust", "simpo"}
 
@@ -294,12 +351,12 @@ def flag_names():
     return names
 
 
-def test_every_flag_that_the_readme_names_is_there():
+def test_every_flag_that_a_page_names_is_there():
     of_others = {"model_name_or_path", "dataset_name", "reward_funcs", "help"}
-    for name in re.findall(r"(?<![\w-])--(\w+)", PROSE):
+    for name in re.findall(r"(?<![\w-])--(\w+)", ALL_PROSE):
         assert name in flag_names() | of_others, name
     values = {"dapo", "dr_grpo", "sapo", "k2", "k3", "hinge", "simpo", "sequence_mask"}
-    for row in table("Flags: ours, TRL's, verl's"):
+    for row in FLAGS:
         for name in re.sub(r"\(.*\)", "", row["ours"]).split(", "):
             assert name.split()[0] in flag_names() | values, name
 
@@ -308,28 +365,35 @@ NUMBERS = {"one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "ten": 10, "ele
 
 
 def number(pattern):
-    """The number that the README spells where its text fits a pattern with one group."""
-    words = re.sub(r"\s+", " ", PROSE)
-    return NUMBERS[re.search(pattern, words)[1]]
+    """The number that a page spells where its text fits a pattern with one group."""
+    words = re.sub(r"\s+", " ", ALL_PROSE)
+    return NUMBERS[re.search(pattern, words)[1].lower()]
 
 
-def test_the_limits_of_scripts_are_those_that_the_readme_says():
-    limits = re.search(r"A script has at most (\d+) lines \(ppo\.py (\d+)\)", PROSE)
-    assert int(limits[1]) == test_density.LIMITS["grpo.py"].lines
-    assert int(limits[2]) == test_density.LIMITS["ppo.py"].lines
+def test_the_limits_of_scripts_are_those_that_contributing_says():
+    words = re.sub(r"\s+", " ", PROSE["CONTRIBUTING.md"])
+    limits = test_density.LIMITS["grpo.py"]
+    density = re.search(r"at most (\d+) syntax nodes .* over (\d+) columns, at most (\d+)% .* "
+                        r"under (\d+)%", words)
+    assert [float(number) for number in density.groups()] == [
+        limits.nodes_a_line, limits.longest_line, 100 * limits.deep_share, 100 * limits.tuple_share]
+    lines = re.search(r"at most (\d+) lines \(ppo\.py (\d+)\), `make .*` at most (\d+)\.", words)
+    longest = test_density.LIMITS["ppo.py"].lines
+    assert [int(number) for number in lines.groups()] == [
+        limits.lines, longest, test_sync.MOST_LINES]
 
 
-def test_as_many_prompts_are_held_out_as_the_readme_says():
-    said = dict.fromkeys(("arithmetic", "lookup"), number("Of ten prompts (one), by its hash"))
-    said["countdown"] = number(r"of countdown's (\w+)")
-    said["gridworld"] = number(r"of gridworld's (\w+)")
+def test_as_many_prompts_are_held_out_as_the_page_of_tasks_says():
+    said = dict.fromkeys(("arithmetic", "lookup"), number("(One) prompt in ten, chosen by its"))
+    said["countdown"] = number(r"of countdown's (\w+) in ten")
+    said["gridworld"] = number(r"of gridworld's (\w+),")
     for name, tenths in said.items():
         assert common.find_task(name, name).held_out_tenths == tenths, name
 
 
 # ---- claims about methods --------------------------------------------------------------------
 
-def test_the_baselines_differ_in_variance_as_the_readme_says():
+def test_the_baselines_differ_in_variance_as_the_lab_says():
     """One output is likely and right, so that the gradients of the others are longer; exact, from
     all groups of 8 that there may be."""
     G = 8
@@ -357,7 +421,7 @@ def test_the_baselines_differ_in_variance_as_the_readme_says():
     assert variance(advantages(R, "rloo")) > 10 * without
 
 
-def test_trpo_takes_as_many_fisher_products_as_the_readme_says_and_damps_them_all(monkeypatch):
+def test_trpo_takes_as_many_fisher_products_as_the_matrix_says_and_damps_them_all(monkeypatch):
     calls = []
     plain = torch.autograd.grad
 
@@ -380,7 +444,7 @@ def test_trpo_takes_as_many_fisher_products_as_the_readme_says_and_damps_them_al
     torch.testing.assert_close((step.square() * (curvature + 3.0)).sum().item(), 2 * 0.01)
 
 
-def test_dpo_losses_differ_from_those_of_trl_as_the_readme_says():
+def test_dpo_losses_differ_from_those_of_trl_as_the_page_of_flags_says():
     """Those of TRL 1.16, from its dpo_trainer.py."""
     dpo_loss = MODULES["dpo"].dpo_loss
     zero = torch.zeros(1, dtype=torch.float64)
@@ -398,17 +462,17 @@ def test_dpo_losses_differ_from_those_of_trl_as_the_readme_says():
         dpo_loss(M, zero, zero, zero, beta, label_smoothing=e), first + second)
     robust = (first - second) / (1 - 2 * e)
     assert (first + second - robust).abs() > 0.01
-    [row] = (row for row in table("Flags: ours, TRL's, verl's") if "smoothing" in row["ours"])
+    [row] = [row for row in FLAGS if "smoothing" in row["ours"]]
     assert row["TRL"].startswith("none")
 
 
-def test_the_rewards_of_the_readme_are_those_of_the_table_in_the_code():
-    rows = re.search(r"\| row \| reward \|\n\|.*\n((?:\|.*\n)+)", README)[1].splitlines()
-    assert [cells(row)[0] for row in rows] == [*rewards.REWARDS, "model"]
+def test_the_rewards_of_the_page_are_those_of_the_table_in_the_code():
+    rows = table("docs/tasks.md", "Rewards")
+    assert [row["row"] for row in rows] == [*rewards.REWARDS, "model"]
 
 
 def test_every_task_has_its_paragraph():
-    described = set(re.findall(r"^- \*\*(\w+)\*\*", section("Tasks"), re.M))
+    described = set(re.findall(r"^- \*\*(\w+)\*\*", section("docs/tasks.md", "Tasks"), re.M))
     assert {"arithmetic", "countdown", "gridworld", "lookup"} <= described
     assert described <= set(common.task_names())        # which may have one's own, too
 
@@ -418,7 +482,7 @@ def test_every_task_has_its_paragraph():
 def glossary():
     """The patterns of the glossary: a word in capitals, like TASK, stands for anything."""
     found = []
-    for row in table("What the metrics mean"):
+    for row in METRICS:
         for name in re.findall(r"`([^`]+)`", row["metric"]):
             if name.startswith("..."):
                 name = found[-1].rpartition("/")[0] + name[3:]
@@ -482,11 +546,10 @@ def test_every_column_of_a_console_is_in_the_glossary():
 
 
 def test_the_symptoms_name_metrics_and_every_warning_has_its_symptom():
-    rows = table("When it does not work")
-    for row in rows:
+    for row in SYMPTOMS:
         for name in re.findall(r"`([^`]+)`", row["metric"]):
             assert explained(name.removeprefix("eval/"), glossary()), name
-    knobs = " ".join(row["knob"] for row in rows)
+    knobs = " ".join(row["what to change"] for row in SYMPTOMS)
     worst = {"frac_reward_zero_std": 1, "accuracy": 0.0, "completions/clipped_ratio": 1.0,
              "entropy": 0.0, "rewards/chosen": -1.0, "sampling/sampling_logp_difference/max": 1.0}
     messages = list(console.warnings(worst))
@@ -496,34 +559,72 @@ def test_the_symptoms_name_metrics_and_every_warning_has_its_symptom():
             assert flag in knobs, f"{message}: has no line"
 
 
-# ---- numbers and pictures --------------------------------------------------------------------
+# ---- numbers, pictures and links -------------------------------------------------------------
+
+MADE = {                                    # the generated blocks: page, target, name
+    ("README.md", "seeds", "example"), ("docs/lab.md", "seeds", "table"),
+    ("docs/lab.md", "compare", "compare"), ("docs/tasks.md", "tasks", "tasks"),
+    ("docs/pipelines.md", "zero", "zero"), ("docs/pipelines.md", "r1", "r1"),
+    ("docs/pipelines.md", "rlhf", "rlhf"), ("docs/pipelines.md", "passk", "passk"),
+    ("docs/speed.md", "bench", "speed"), ("docs/speed.md", "bench", "scaling")}
+
 
 def test_generated_blocks_are_closed_and_made_by_make_targets():
-    blocks = GENERATED.findall(README)
-    for target, name, _, end in blocks:
-        assert target in make_targets()
-        assert name == end
-    assert README.count("<!-- made by") == README.count("<!-- end of") == len(blocks)
-    assert sorted(name for _, name, _, _ in blocks) == [
-        "compare", "example", "passk", "r1", "rlhf", "scaling", "speed", "table", "tasks",
-        "zero"]
+    found = []
+    for page, text in PAGES.items():
+        blocks = GENERATED.findall(text)
+        for target, name, _, end in blocks:
+            assert target in make_targets()
+            assert name == end
+            found.append((page, target, name))
+        assert text.count("<!-- made by") == text.count("<!-- end of") == len(blocks), page
+    assert sorted(found) == sorted(MADE)
 
 
-def test_every_picture_is_there():
-    pictures = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", README)
-    assert pictures
-    assert [name for name in pictures if not (ROOT / name).is_file()] == []
+def links(page, pattern):
+    """The targets of a page's links, or pictures: (target, path from the root, anchor)."""
+    text = LANGUAGE_BLOCK.sub("", PAGES[page])
+    found = []
+    for target in re.findall(pattern, text):
+        path, _, anchor = target.partition("#")
+        place = (ROOT / page).parent / path if path else ROOT / page
+        found.append((target, place.resolve(), anchor))
+    return found
 
 
-def test_every_link_leads_somewhere():
-    anchors = set()
-    for title in re.findall(r"^#+ (.*)", README, re.M):
-        anchors.add("#" + re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-"))
-    for target in re.findall(r"(?<!!)\[[^\]]+\]\(([^)]+)\)", PROSE):
-        assert target in anchors or (ROOT / target).exists(), target
+def anchors(path):
+    """What links may name in a page behind a #: its headings, as GitHub spells them."""
+    found = set()
+    for title in re.findall(r"^#+ (.*)", LANGUAGE_BLOCK.sub("", path.read_text()), re.M):
+        found.add(re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-"))
+    return found
 
 
-CLAIMS = {              # what the README says in words, and when that holds of a run of make seeds
+@pytest.mark.parametrize("page", PAGES)
+def test_every_picture_is_there(page):
+    for target, path, _ in links(page, r"!\[[^\]]+\]\(([^)]+)\)"):
+        assert path.is_file(), target
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_picture_says_what_it_shows(page):
+    assert "![](" not in PAGES[page]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page):
+    for target, path, anchor in links(page, r"(?<!!)\[[^\]]+\]\(([^)]+)\)"):
+        assert path.is_relative_to(ROOT) and path.exists(), target
+        assert not anchor or anchor in anchors(path), target
+
+
+def test_an_anchor_is_a_heading_in_small_letters_without_marks(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# A library's `beta`, and more\n\n```\n# no heading\n```\n## Two\n")
+    assert anchors(page) == {"a-librarys-beta-and-more", "two"}
+
+
+CLAIMS = {              # what README.md says in words, and when that holds of a run of make seeds
     "in about a minute": lambda base, trained, run: run["seconds_total"] <= 80,
     "likeliest answer is right one time in ten":
         lambda base, trained, run: 0.08 <= base["greedy"] <= 0.15,
@@ -532,12 +633,14 @@ CLAIMS = {              # what the README says in words, and when that holds of 
     "nearly always right": lambda base, trained, run: base["accuracy_given_think"] >= 0.95,
     "mostly answers without thinking": lambda base, trained, run: base["think_share"] <= 0.4,
     "the policy nearly always thinks": lambda base, trained, run: trained["think_share"] >= 0.95,
+    "More than half of that time": lambda base, trained, run:
+        run["seconds_warm_start"] > 0.5 * run["seconds_total"],
     "greedy accuracy 0.99 or more": lambda base, trained, run: trained["greedy"] >= 0.99}
 
 
 @pytest.mark.parametrize("claim", CLAIMS)
-def test_what_the_readme_says_in_words_was_measured(claim):
-    assert bare(claim) in bare(PROSE)
+def test_what_the_first_page_says_in_words_was_measured(claim):
+    assert bare(claim) in bare(PROSE["README.md"])
     runs = json.loads((ROOT / "docs/seeds.json").read_text())["seeds"]
     for run in runs.values():
         assert CLAIMS[claim](run["base"], run["trained"], run)
@@ -546,4 +649,4 @@ def test_what_the_readme_says_in_words_was_measured(claim):
 def test_the_versions_said_to_be_tested_are_those_of_the_requirements():
     requirements = (ROOT / "requirements.txt").read_text()
     pinned = re.search(r"^torch==(\d+\.\d+)", requirements, re.M)[1]
-    assert f"torch {pinned} on a CPU" in section("Contributing")
+    assert f"torch {pinned} on a CPU" in section("README.md", "What it costs")

@@ -1,0 +1,62 @@
+"""The Makefile: make alone is make run, and make help lists every target, each in a group."""
+import re
+import shutil
+import subprocess
+
+import pytest
+from conftest import ROOT
+
+MAKEFILE = (ROOT / "Makefile").read_text()
+GROUPS = {
+    "To start": "run read film report help",
+    "To check": "test quick lint mutants",
+    "To keep the scripts in step": "sync diff",
+    "To measure": "seeds compare tasks r1 zero rlhf passk bench gpu",
+    "Housekeeping": "screenshot clean"}
+
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+
+
+def make(*words):
+    """What make prints."""
+    return subprocess.run(["make", *words], cwd=ROOT, capture_output=True, text=True, check=True,
+                          timeout=60).stdout
+
+
+def listed():
+    """The targets that make help lists: group -> {target: what is said of it}."""
+    found = {}
+    targets = {}
+    for line in make("help").splitlines():
+        target = re.fullmatch(r"  make (\w+) +(\S.*)", line)
+        if target:
+            targets[target[1]] = target[2]
+        elif line:
+            targets = found[line] = {}
+    return found
+
+
+def test_make_help_lists_every_target_in_its_group():
+    phony = re.search(r"^\.PHONY: (.*)", MAKEFILE.replace("\\\n", " "), re.M)[1].split()
+    found = listed()
+    targets = [target for group in found.values() for target in group]
+    assert sorted(targets) == sorted(phony)
+    for (head, names), (said, group) in zip(GROUPS.items(), found.items(), strict=True):
+        assert said.startswith(head)
+        assert list(group) == names.split()
+
+
+def test_no_line_of_make_help_is_wider_than_a_page_of_text():
+    assert max(len(line) for line in make("help").splitlines()) <= 100
+
+
+def test_every_target_but_that_of_the_packages_is_phony():
+    phony = re.search(r"^\.PHONY: (.*)", MAKEFILE.replace("\\\n", " "), re.M)[1].split()
+    targets = re.findall(r"^([^\s:#=]+):(?!=)", MAKEFILE, re.M)
+    assert sorted(targets) == sorted([".PHONY", "$(VENV)/installed", *phony])
+
+
+def test_make_alone_is_make_run():
+    options = ("--dry-run", "VENV=none")
+    assert make(*options) == make(*options, "run")
+    assert "grpo.py" in make(*options)

@@ -1,0 +1,357 @@
+"""The reading pages: they show the scripts as they are, with the numbers that these compute."""
+import dataclasses
+import html
+import importlib
+import re
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from conftest import ROOT, SCRIPTS
+
+from tools import sync
+from tools.read import __main__ as read
+from tools.read import course, example, page, paper
+from tools.read.lesson import Lesson, in_batch
+from tools.read.watch import Value
+
+FOLDER = ROOT / "docs" / "read"
+LESSONS = {name: Lesson(name) for name in SCRIPTS}
+PAGES = course.all_pages(LESSONS)
+NUMBER = re.compile(r"−?\d+\.\d+")
+
+
+def plain(fragment):
+    """HTML as a reader sees it."""
+    return html.unescape(re.sub(r"<[^>]+>", "", fragment))
+
+
+def value(name, function, label, flags=""):
+    """What a function of a script assigned on the example, in the places of the batch."""
+    lesson = LESSONS[name]
+    (found,) = (f for f in lesson.functions if f.name == function)
+    for line, note in lesson.notes.items():
+        if line in found.statements and note.origin == flags and label in note.values:
+            return in_batch(note.values[label])
+    raise AssertionError(f"no {label} in {function}")
+
+
+# ---- the files -------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_in_docs_is_what_the_scripts_give_today(name):
+    there = (FOLDER / name).read_text(encoding="utf-8")
+    assert NUMBER.sub("#", there) == NUMBER.sub("#", PAGES[name]), "run make read"
+    numbers = [[float(x.replace("−", "-")) for x in NUMBER.findall(text)]
+               for text in (there, PAGES[name])]
+    for old, new in zip(*numbers):
+        assert old == pytest.approx(new, abs=1.001e-3), "run make read"
+
+
+def test_there_are_no_other_pages_in_docs():
+    assert {path.name for path in FOLDER.iterdir()} == set(PAGES)
+
+
+def test_the_command_writes_the_same_bytes_each_time(tmp_path, capsys):
+    threads = torch.get_num_threads()
+    paths = read.main(["--output_dir", str(tmp_path / "new")])
+    first = [path.read_bytes() for path in paths]
+    again = read.main(["--output_dir", str(tmp_path / "new")])
+    torch.set_num_threads(threads)
+    assert [path.read_bytes() for path in again] == first
+    assert {path.name for path in paths} == set(PAGES)
+    assert "grpo.html" in capsys.readouterr().out
+
+
+class Reader(HTMLParser):
+    """Reads a page: what is open at its end, the anchors, and the addresses that it names."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.anchors, self.addresses, self.tags = [], [], [], set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.tags.add(tag)
+        if tag not in ("meta", "input", "mspace"):
+            self.open.append(tag)
+        self.anchors += [attributes["id"]] if "id" in attributes else []
+        self.addresses += [attributes[name] for name in ("href", "src") if name in attributes]
+
+    def handle_startendtag(self, tag, attributes):
+        self.tags.add(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag, f"</{tag}> at {self.getpos()}"
+
+
+READERS = {name: Reader(text) for name, text in PAGES.items()}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_well_formed_and_its_links_lead_somewhere(name):
+    reader = READERS[name]
+    assert reader.open == []
+    assert len(reader.anchors) == len(set(reader.anchors))
+    for address in reader.addresses:
+        if address.startswith("https://arxiv.org/abs/"):
+            continue
+        target, _, anchor = address.partition("#")
+        assert not anchor or anchor in READERS[target or name].anchors, address
+        assert target in ("", *PAGES), address
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_has_no_script_no_font_and_no_picture_and_is_not_large(name):
+    assert not READERS[name].tags & {"script", "link", "img", "iframe", "object", "svg"}
+    assert not re.search(r"url\(|@import|@font-face|javascript:|\son\w+=", PAGES[name])
+    assert len(PAGES[name].encode()) < 140_000
+
+
+# ---- the text --------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_code_on_the_page_is_the_lesson_of_the_script(name):
+    shown = re.findall(r"<a href=#L(\d+)>\d+</a><code>(.*?)</code>", PAGES[f"{name}.html"])
+    lines = LESSONS[name].source.split("\n")
+    for number, text in shown:
+        assert plain(text) == lines[int(number) - 1]
+    lesson = sync.split(LESSONS[name].source)[0].split("\n")
+    first = next(i for i, line in enumerate(lesson) if line.startswith("# ---- 1."))
+    wanted = {i for i, line in enumerate(lesson, 1) if line.strip() and i > first + 1}
+    heads = {i for i, line in enumerate(lesson, 1) if line.startswith("# ----")}
+    assert {int(number) for number, _ in shown} >= wanted - heads
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_each_equation_has_one_line_and_each_tag_an_equation(name):
+    lesson = LESSONS[name]
+    assert lesson.where.keys() == lesson.equations.keys()
+    for number, lines in lesson.where.items():
+        assert len(lines) == 1, f"({number}) is on the lines {lines}"
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_an_equation_and_its_line_light_up_together(name):
+    text = PAGES[f"{name}.html"]
+    for number, (line,) in LESSONS[name].where.items():
+        classes = rf'class="[^"]*\be{number}\b[^"]*"'
+        assert re.search(rf"{classes} id=L{line}>", text)
+        assert re.search(rf'{classes} id="eq{number}">', text)
+        assert f"body:has(.e{number}:is(:hover," in text
+
+
+def letters(text):
+    """Its letters, digits, sums and gradients, sorted."""
+    return sorted(re.findall(r"[^\W_]|[∑∇]", text))
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_no_letter_of_an_equation_is_lost(name):
+    for block in LESSONS[name].blocks:
+        if block.kind not in ("equation", "formula"):
+            continue
+        wanted = re.sub(r"sqrt", "", block.text)
+        wanted = re.sub(r"(\d)e-(\d)", r"10 \2" if "1e-" in block.text else r"\1 10 \2", wanted)
+        for word, letter in {**paper.GREEK, "sum": "∑"}.items():
+            wanted = re.sub(rf"(?<![A-Za-z]){word}(?![A-Za-z])", letter, wanted)
+        shown = plain(page.typeset(block.text))
+        assert letters(shown) == letters(wanted)
+
+
+def test_equations_hold_symbols_only_but_for_remarks():
+    words = set()
+    for lesson in LESSONS.values():
+        for text in lesson.equations.values():
+            words |= set(re.findall(r"<mtext>&nbsp;(\w+)&nbsp;", page.typeset(text)))
+    assert words == {"if", "else"}
+
+
+LEFT, RIGHT = '<mo stretchy="false">(</mo>', '<mo stretchy="false">)</mo>'
+BEFORE = '<mo lspace="0" rspace="0">&lt;</mo>'
+
+
+@pytest.mark.parametrize("ascii, mathml", [
+    ("a / b c", f"<mfrac><mi>a</mi><mi>b</mi></mfrac>{paper.THIN_SPACE}<mi>c</mi>"),
+    ("log p / n", f'<mfrac><mrow><mi mathvariant="normal">log</mi>{paper.THIN_SPACE}<mi>p</mi>'
+                  "</mrow><mi>n</mi></mfrac>"),
+    ("(a - b)^2", f"<msup><mrow>{LEFT}<mi>a</mi><mo>−</mo><mi>b</mi>{RIGHT}</mrow><mn>2</mn>"
+                  "</msup>"),
+    ("(a - b) / c", "<mfrac><mrow><mi>a</mi><mo>−</mo><mi>b</mi></mrow><mi>c</mi></mfrac>"),
+    ("o_<t", f"<msub><mi>o</mi><mrow>{BEFORE}<mi>t</mi></mrow></msub>"),
+    ("sqrt(a b)", f"<msqrt><mi>a</mi>{paper.THIN_SPACE}<mi>b</mi></msqrt>")])
+def test_a_formula_becomes_the_mathml_that_it_means(ascii, mathml):
+    assert paper.Formula(ascii).row() == mathml
+
+
+def test_in_a_sentence_symbols_are_set_as_such_and_words_are_not():
+    text = paper.prose("A sampler of mu has a lag K, see (3), (44), LOSS_TYPES, k3_ratio and "
+                       "--delta (2402.03300).", {"3": ""})
+    assert re.findall(r"<math>(.*?)</math>", text) == ["<mi>μ</mi>", "<mi>K</mi>"]
+    assert '<a class="ref e3" href="#eq3">(3)</a>' in text
+    assert "(44), LOSS_TYPES, k3_ratio and <code>--delta</code>" in text
+    assert 'href="https://arxiv.org/abs/2402.03300"' in text
+
+
+# ---- the numbers -----------------------------------------------------------------------------
+
+def results(name, flags, watched, monkeypatch):
+    """All that the lesson's functions return while the example runs."""
+    script = importlib.import_module(name)
+    found = []
+
+    def recording(function):
+        def call(*args, **kwargs):
+            result = function(*args, **kwargs)
+            found.append(vars(result) if dataclasses.is_dataclass(result) else result)
+            return result
+        return call
+
+    with monkeypatch.context() as patch:
+        for function in LESSONS[name].functions:
+            original = getattr(script, function.name)
+            patch.setattr(script, function.name, recording(original))
+        calls = example.run(name, flags, watched)
+    return found, calls
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_functions_return_the_same_when_they_are_watched(name, monkeypatch):
+    for flags in example.variants(name):
+        found, calls = results(name, flags, LESSONS[name].functions, monkeypatch)
+        alone, none = results(name, flags, (), monkeypatch)
+        assert none == []
+        assert len(calls) == len(found) > 0
+        torch.testing.assert_close(found, alone, rtol=0, atol=0)
+
+
+def test_functions_without_numbers_are_those_that_need_a_network_or_an_optimizer():
+    assert {name: lesson.silent for name, lesson in LESSONS.items()} == {
+        "reinforce": ["squared_gradient_norms", "update", "main"],
+        "ppo": ["trpo_update", "update", "main"],
+        "grpo": ["update", "main"],
+        "gspo": ["update", "main"],
+        "dpo": ["evaluate_pairs", "update", "main"]}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_pale_lines_that_assign_have_the_values_of_a_flag_but_in_functions_for_all_scripts(name):
+    lesson = LESSONS[name]
+    for function in lesson.functions:
+        if function.name in ("kl", "aggregate"):            # not every script reaches each branch
+            continue
+        for line in function.body_lines() & lesson.idle:
+            statement = function.statements[line]
+            if type(statement).__name__ in ("Assign", "Return"):
+                last = lesson.lines[statement.end_lineno - 1]
+                is_shown = statement.end_lineno in lesson.notes
+                assert is_shown or "return {}" in last or "batch = " in last \
+                    or "return coefficient" in last, last
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_every_flag_of_the_example_lets_a_line_run(name):
+    origins = {note.origin for note in LESSONS[name].notes.values()}
+    for flags in example.variants(name):
+        if name == "gspo" or flags != "--beta 0.02 --kl_target 0.5":
+            assert flags in origins or flags == "--view token", flags
+
+
+def test_the_ratios_and_the_gradients_of_grpo_are_those_computed_by_hand():
+    ratio = (example.MOVED * example.MASK).exp()
+    A = torch.tensor([-0.5, -0.5, 1.5, -0.5])[:, None]
+    taken = torch.zeros(4, 3, dtype=torch.bool)
+    taken[1, 0] = taken[2, 0] = True
+    gradient = torch.where(taken, 0.0, -ratio * A)
+    gradient = gradient * example.MASK / example.MASK.sum(dim=1, keepdim=True) / 4
+    torch.testing.assert_close(torch.tensor(value("grpo", "policy_loss", "ratio")), ratio)
+    found = torch.tensor(value("grpo", "backward", "∂L/∂log π"))
+    torch.testing.assert_close(found, gradient, atol=2e-4, rtol=0)
+    assert (LESSONS["grpo"].clipped == taken).all()
+
+
+def test_gspo_clips_whole_answers_and_their_gradients_are_0():
+    assert LESSONS["gspo"].clipped.tolist() == [
+        [False] * 3, [True, True, False], [True] * 3, [False] * 3]
+    gradient = value("gspo", "backward", "∂L/∂log π")
+    assert gradient[1] == gradient[2] == [0.0, 0.0, 0.0]
+    assert gradient[0][0] > 0
+
+
+def test_the_values_of_a_loop_over_tokens_stand_each_in_its_place():
+    (line,) = LESSONS["reinforce"].where["1"]
+    assert in_batch(LESSONS["reinforce"].notes[line].values["G_t"]) == [
+        [0.0] * 3, [0.0] * 3, [1.0] * 3, [0.0] * 3]
+    V = torch.tensor(value("ppo", "gae", "V"))
+    torch.testing.assert_close(V, example.VALUES)
+    A = torch.tensor(value("ppo", "gae", "A"))
+    delta = torch.tensor(value("ppo", "gae", "delta"))
+    torch.testing.assert_close(A[2, 0], delta[2] @ torch.tensor([1.0, 0.95, 0.95 ** 2]))
+
+
+def test_rows_that_are_left_out_have_an_empty_box():
+    loss = value("reinforce", "policy_loss", "-> policy_loss")
+    assert loss[:2] == [None, None] and loss[3] is None
+    assert loss[2] == pytest.approx([1.0, 0.8, 0.2])
+    strip = page.strip("x", Value(torch.tensor([[1.5, 2.0, 2.5]]), [2]))
+    assert strip.count("<s></s>") == 3
+    assert "<i>1.500</i><i>2.000</i><i>2.500</i>" in strip
+
+
+@pytest.mark.parametrize("numbers, text", [
+    ([1.0, 0.0], ["1", "0"]), ([0.25, -0.5], ["0.250", "−0.500"]), ([0.9997, 1.0], ["0.9997",
+     "1.0000"]), ([1e-9, -1e-9], ["0.000", "0.000"]), ([True, False], ["yes", "no"])])
+def test_numbers_have_as_many_digits_as_tell_them_apart(numbers, text):
+    assert [page.number_text(x, numbers) for x in numbers] == text
+
+
+def test_values_of_a_function_fit_each_other():
+    """kl of ppo.py is called twice, with other arguments: k3 has to be that of the x above it."""
+    x = torch.tensor(value("ppo", "kl", "x"))
+    k3 = torch.tensor(value("ppo", "kl", "k3"))
+    torch.testing.assert_close(k3, torch.expm1(-x) + x, atol=1e-6, rtol=0)
+    assert value("ppo", "kl", "-> kl", "other arguments") != x.tolist()
+
+
+# ---- two scripts, and the course -------------------------------------------------------------
+
+@pytest.mark.parametrize("part", [part for part in course.COURSE if len(part.names) == 2],
+                         ids=lambda part: part.title)
+def test_the_page_of_two_scripts_has_every_line_that_differs(part):
+    one, two = (LESSONS[name] for name in part.names)
+    text = PAGES[part.address]
+    shown = [plain(code).strip() for code in re.findall(r"<code>(.*?)</code>", text)]
+    changed = sync.difference(one.source, two.source)
+    assert f"{len(changed)} lines of code differ" in text
+    for line in changed:
+        text = line[2:]
+        is_comment = text.startswith("#")                   # which belongs to no function
+        is_moved = text in one.lines and text in two.lines
+        assert is_comment or is_moved or text.strip() in shown, line
+
+
+def test_equal_lines_with_other_numbers_stand_beside_each_other():
+    pairs = PAGES["grpo-gspo.html"].split('<div class="pair ')
+    (pair,) = [text for text in pairs if "clipped_ratio = " in text]
+    assert pair.startswith("same")
+    assert "<i>1.280</i>" in pair and "<i>1.0004</i>" in pair
+
+
+def test_the_course_has_every_page_and_three_questions_on_each():
+    assert [part.title for part in course.COURSE] == [
+        "reinforce", "reinforce | grpo", "grpo", "grpo | gspo", "gspo", "ppo", "ppo | grpo", "dpo"]
+    assert course.links().keys() == {"course", *(part.title for part in course.COURSE)}
+    assert sorted(course.scripts()) == sorted(SCRIPTS)
+    for part in course.COURSE:
+        assert len(part.questions) == 3
+        assert any(course.REFERENCE.search(answer) for _, answer in part.questions)
+    assert "{" not in plain(PAGES["index.html"].partition("</style>")[2])
+
+
+def test_an_answer_has_the_number_of_the_page():
+    text = course.fill("{policy_loss.ratio 1,1}, {grpo:policy_loss.weight 3,2 | --loss_type cispo}",
+                       LESSONS, ("gspo",))
+    assert text == "<b>1.181</b>, <b>0.741</b>"
+    with pytest.raises(KeyError, match="gspo: no value policy_loss.ration"):
+        course.fill("{policy_loss.ration 1,1}", LESSONS, ("gspo",))
