@@ -1153,7 +1153,7 @@ class Run:
     def __init__(self, cfg, task, policy, columns, argv=None):
         torch.set_num_threads(cfg.num_threads)
         self.cfg = cfg
-        self.logs = ["metrics.jsonl", "samples.jsonl"]
+        self.logs = ["metrics.jsonl", "samples.jsonl", "greedy.jsonl"]
         if getattr(cfg, "save_pairs", False):
             self.logs.append("pairs.jsonl")
         self.task = task
@@ -1320,9 +1320,10 @@ class Run:
         return not (is_solved or is_over or self.is_interrupted)
 
     def cut_logs(self):
-        """Cut the logs to what the checkpoint knows: a killed run may have logged more."""
+        """Cut the logs to what the checkpoint knows: a killed run may have logged more. A log that
+        it does not know yet, as it is older, begins now."""
         for name in self.logs:
-            size = self.resumed["logs"][name] if self.resumed else 0
+            size = self.resumed["logs"].get(name, 0) if self.resumed else 0
             with open(self.folder / name, "ab") as log:
                 log.truncate(min(log.tell(), size))
 
@@ -1335,9 +1336,10 @@ class Run:
         return (step + 1) % self.cfg.eval_steps == 0
 
     def log(self, batch, advantages, metrics, decode, score=None, values=None):
-        """The step is done: evaluate if it is time, then log and print. Of some steps samples are
-        kept, with advantages (B,) or (B, T); their tokens are shaded by a critic's values (B, T),
-        or by the ratio pi / pi_old, for which `score` is the script's, as is `decode`."""
+        """The step is done: if it is time, evaluate and keep what was answered; then log and print.
+        Of some steps samples are kept, with advantages (B,) or (B, T); their tokens are shaded by a
+        critic's values (B, T), or by the ratio pi / pi_old, for which `score` is the script's, as
+        is `decode`."""
         state = self.state
         seconds = time.perf_counter() - self.step_clock
         step = state["steps"]
@@ -1345,7 +1347,9 @@ class Run:
         metrics = describe(batch) | self.task.describe(batch, step) | metrics
         metrics["step_time"] = seconds
         if self.is_evaluation_step(step):
-            for name, value in self.evaluate(0).items():
+            found = self.evaluate(0)
+            self.append("greedy.jsonl", {"step": step + 1, "examples": found["examples"]})
+            for name, value in found.items():
                 if isinstance(value, float):
                     metrics[f"eval/{name}"] = value
         self.append("metrics.jsonl", {"step": step + 1} | metrics)

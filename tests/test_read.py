@@ -63,6 +63,16 @@ def test_the_command_writes_the_same_bytes_each_time(tmp_path, capsys):
     assert "grpo.html" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("words", [["--output_dir", __file__], ["--ouput_dir", "x"], ["x"]])
+def test_what_cannot_be_done_gets_one_line(words, capsys):
+    threads = torch.get_num_threads()
+    with pytest.raises(SystemExit) as exit:
+        read.main(words)
+    torch.set_num_threads(threads)
+    assert exit.value.code == 2
+    assert re.fullmatch("error: .*\n", capsys.readouterr().err)
+
+
 class Reader(HTMLParser):
     """Reads a page: what is open at its end, the anchors, and the addresses that it names."""
 

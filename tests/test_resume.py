@@ -3,6 +3,7 @@ import itertools
 import math
 
 import pytest
+import torch
 from conftest import SCRIPTS, every_script
 from small_runs import (
     EVERYTHING,
@@ -10,6 +11,7 @@ from small_runs import (
     difference,
     difference_but_for_flags,
     leaves,
+    lines,
     load,
     outcome,
     policy_of,
@@ -75,11 +77,22 @@ def test_a_log_that_was_deleted_begins_anew_on_resume(new_run):
 
 def test_log_lines_behind_the_checkpoint_are_cut_off_on_resume(new_run, whole):
     folder = new_run(max_steps=5)
-    for name in ("metrics.jsonl", "samples.jsonl"):
+    for name in ("metrics.jsonl", "samples.jsonl", "greedy.jsonl"):
         with open(folder / name, "a") as log:
             log.write('{"step": 6, "reward": 1.0}\n{"step": 7, "rew')
     resume(folder, max_steps=10)
     assert not difference(outcome(folder), outcome(whole))
+
+
+def test_a_run_from_before_a_log_was_invented_goes_on_and_begins_it(new_run):
+    folder = new_run(max_steps=2)
+    checkpoint = load(folder / "checkpoint.pt")
+    del checkpoint["logs"]["greedy.jsonl"]
+    torch.save(checkpoint, folder / "checkpoint.pt")
+    (folder / "greedy.jsonl").unlink()
+    resume(folder, max_steps=6)
+    assert [line["step"] for line in steps(folder)] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in lines(folder / "greedy.jsonl")] == [4, 6]
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_over(new_run, whole):

@@ -63,8 +63,8 @@ def test_a_run_folder_has_every_file_and_no_other(script, new_run, monkeypatch):
     folder = new_run(max_steps=2)
     name = f"{script.__name__}.py"
     assert {path.name for path in folder.iterdir()} == {
-        "config.json", "metrics.jsonl", "samples.jsonl", "evaluation.jsonl", "summary.json",
-        "checkpoint.pt", "base.pt", "curve.png", "report.html", name}
+        "config.json", "metrics.jsonl", "samples.jsonl", "greedy.jsonl", "evaluation.jsonl",
+        "summary.json", "checkpoint.pt", "base.pt", "curve.png", "report.html", name}
     assert script_of(folder) == name
     assert (folder / name).read_bytes() == (ROOT / name).read_bytes()
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
@@ -231,6 +231,20 @@ def test_the_held_out_problems_are_shown_before_and_after(script, whole, load_ta
                          for problem, record in zip(problems, records)]
         assert sum(right) / 16 == read_summary(whole)[when]["greedy"]
     assert any(record["base"]["text"] != record["trained"]["text"] for record in records)
+
+
+@every_script
+def test_the_likeliest_answers_are_kept_at_each_evaluation(script, whole):
+    """Those of the last step are those of the trained policy."""
+    logged = lines(whole / "greedy.jsonl")
+    pairs = lines(whole / "evaluation.jsonl")
+    assert [line["step"] for line in logged] == [2, 4, 6, 8, 10]
+    assert logged[-1]["examples"] == [pair["trained"] for pair in pairs]
+    for line in logged:
+        assert line.keys() == {"step", "examples"}
+        right = [example["right"] for example in line["examples"]]
+        assert sum(right) / 16 == steps(whole)[line["step"] - 1]["eval/greedy"]
+    assert logged[0] != logged[-1]
 
 
 # ---- flags -----------------------------------------------------------------------------------

@@ -4,27 +4,33 @@ from pathlib import Path
 
 import torch
 
+import common
 from tools.read import course
 from tools.read.lesson import ROOT, Lesson
 
 
 def main(argv=None):
-    """-> the paths that were written"""
-    parser = argparse.ArgumentParser(prog="python -m tools.read", description=__doc__)
+    """Write the pages, and print their sizes. Exits with one line, code 2, where it cannot write.
+    -> their paths"""
+    parser = argparse.ArgumentParser(prog="python -m tools.read", description=__doc__,
+                                     allow_abbrev=False)
+    parser.error = common.fail
     parser.add_argument("--output_dir", type=Path, default=ROOT / "docs" / "read",
                         help="where the pages go (default: docs/read)")
     folder = parser.parse_args(argv).output_dir
     torch.set_num_threads(1)                            # so that sums have one order everywhere
     lessons = {name: Lesson(name) for name in course.scripts()}
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, text in course.all_pages(lessons).items():
-        path = folder / name
-        path.write_text(text, encoding="utf-8")
-        print(f"{len(text.encode()) // 1000:4d} kB  {path}")
-        paths.append(path)
-    return paths
+    pages = course.all_pages(lessons)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in pages.items():
+            (folder / name).write_text(text, encoding="utf-8")
+    except OSError as error:
+        common.fail(error)
+    for name, text in pages.items():
+        print(f"{len(text.encode()) // 1000:4d} kB  {folder / name}")
+    return [folder / name for name in pages]
 
 
 if __name__ == "__main__":
-    main()
+    common.start(main)
