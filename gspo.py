@@ -70,7 +70,7 @@ class Config(common.Config):                # G, P, T and others: common.Config
     epsilon: float = flag(3e-4, "lower clip range (eps_low)", low=0)
     epsilon_high: float = flag(4e-4, "upper clip range (eps_high); TRL's of CISPO is 1 + it", low=0)
     delta: float = flag(0.0, "where A < 0, upper bound of the ratio in (3); 0: none", low=0)
-    num_iterations: int = flag(1, "passes over each batch (mu)", low=1)
+    num_iterations: int = flag(1, "passes over each batch", low=1)
     beta: float = flag(0.0, "weight of the KL to the base", low=0)
     kl_estimator: str = flag("k3", "of KL_t: (4) is k3, times the ratio k3_ratio", needs="beta",
                              choices=("k1", "k2", "k3", "k3_ratio"))

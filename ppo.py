@@ -19,9 +19,9 @@ last token V and A are 0. In L the A_t are whitened: mean 0, variance 1. The rew
 the last token, unless the task rewards each move. H_t is the entropy of pi; m_t is N / M at the M
 tokens of correct outputs, else 0. pi_ref is the base. (4) from pi_old to pi is how far pi moved.
 
-VAPO has a lam for each output of n tokens. TRPO has a penalty in place of the clip, or steps along
-s; g is the gradient of mean rho_t A_t, F (Fisher's matrix) the second derivative of the mean of
-KL(pi_old || pi), plus --damping on its diagonal:
+VAPO has a lam for each output of n tokens. PPO's other form has the penalty (10) for the clip. TRPO
+steps along s; g is the gradient of mean rho_t A_t, F (Fisher's matrix) the second derivative of the
+mean of KL(pi_old || pi), plus --damping on its diagonal:
 
   lam   = max(0, 1 - 1 / (alpha n))                                                  (9)
   L_t   = -rho_t A_t + c_KL (rho_t - 1 - log rho_t)                                  (10)

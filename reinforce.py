@@ -12,16 +12,17 @@ but for the last. The more the return R of an output exceeds a baseline b, the l
 
 G_t is what is earned from token t on, and R = G_1. H_t is the entropy of the policy at token t, c_H
 its weight, and B the number of outputs. If gamma is 1 and b does not depend on o, the mean of -grad
-sum_t L_t is the gradient of the mean of R, and b only changes the variance. These are b:
+sum_t L_t is the gradient of the mean of R. b adds nothing to it, since grad log pi(o | q) is 0 in
+the mean, but it changes the variance. These are b:
 
   --baseline none      0
   --baseline batch     the mean return of all outputs
-  --baseline mean      the mean return of the group, which is the outputs to q
-  --baseline rloo      the mean return of the others in the group (2402.14740)
+  --baseline mean      the mean return of the G outputs to q: A_t is (G - 1) / G of that of rloo
+  --baseline rloo      the mean return of the other outputs to q (2402.14740)
   --baseline optimal   b*, which has the least variance (2505.23585), estimated from these others
 
-No b has less variance than b*. An estimate of b* has more, and other baselines may have more than
-none: from the base of arithmetic, rloo has.
+No other number b for all outputs to q has less variance than b*. An estimate of b* has more, and
+other baselines may have more than none: from the base of arithmetic, rloo has.
 
 With --teacher, a policy pi_T takes the place of the verifier: on-policy distillation (2306.13649),
 whose samples are the student's, as in (3), and whose rewards are high at tokens that the teacher
@@ -70,7 +71,7 @@ class Config(common.Config):
     baseline: str = flag("none", "b in (2)", choices=("none", "batch", "mean", "rloo", "optimal"))
     view: str = flag("sequence", "whether A_t is R - b or G_t - b", choices=("sequence", "token"))
     gamma: float = flag(1.0, "discount; below 1, right outputs get shorter", low=0, high=1)
-    num_iterations: int = flag(1, "passes over each batch (mu)", low=1)
+    num_iterations: int = flag(1, "passes over each batch", low=1)
     beta: float = flag(0.0, "weight of the KL to the base", low=0)
     entropy_coef: float = flag(0.0, "weight of the entropy bonus (c_H)", low=0)
     entropy_decay_steps: int = flag(0, "steps in which c_H falls to 0; 0: it stays", low=0,

@@ -15,6 +15,8 @@ from torch import nn
 import common
 from tools.read.watch import Watch
 
+QUESTIONS = dict.fromkeys(("reinforce", "ppo", "grpo", "gspo"), "6+7=") | {"dpo": "3*4="}
+ANSWERS = [["1", "2", "⏎"], ["9", "⏎"], ["1", "3", "⏎"], ["7", "⏎"]]      # and their tokens
 END = 0.0                                   # a slot behind the end of an answer
 MASK = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, END], [1.0, 1.0, 1.0], [1.0, 1.0, END]])
 REWARDS = torch.tensor([[0.0, 0.0, 1.0, 0.0]])
@@ -62,18 +64,18 @@ VARIANTS = {
         --baseline mean
         --baseline rloo
         --baseline optimal
+        --view token
         --teacher RUN --view token --gamma 0
         --method rejection
-        --beta 0.02
-        --view token""",
+        --beta 0.02""",
     "ppo": """
         --length_adaptive
         --trust_region penalty
         --trust_region trpo
-        --beta 0.02 --kl_target 0.02
-        --beta 0.02 --kl_target 0.5""",
+        --beta 0.02 --kl_target 0.01
+        --beta 0.02 --kl_target 0.005""",
     "grpo": OF_GROUPS,
-    "gspo": "--importance_sampling_level sequence_token\n" + OF_GROUPS,
+    "gspo": "--importance_sampling_level sequence_token" + OF_GROUPS,
     "dpo": """
         --loss_type ipo --beta 0.5
         --loss_type hinge
@@ -131,12 +133,12 @@ def run_reinforce(script, cfg, policy):
     rewards = script.token_rewards(teacher, batch, cfg)
     A = script.compute_advantages(policy, Network(REF_LOGPS), batch, rewards, cfg)
     script.backward(policy, batch, A, ROWS, cfg, cfg.entropy_coef)
-    if cfg.beta == 0:
-        script.kl(OLD_LOGPS, REF_LOGPS)                 # (4) itself, which a run only logs
+    script.kl(policy.numbers, REF_LOGPS)                # (4), of which a run has other uses
 
 
 def run_ppo(script, cfg, policy):
     batch = make_batch()
+    script.kl(policy.numbers, REF_LOGPS)                # (4), of which a run has other uses
     critic = Network(VALUES)
     estimates = script.compute_advantages(
         critic, Network(REF_LOGPS), batch, cfg, cfg.beta, cfg.critic_lam)
@@ -170,6 +172,7 @@ def run_dpo(script, cfg, policy):
     reference = Network(REF_LOGPS)
     chosen, rejected = script.preferences(batch.rewards)
     script.backward(policy, reference, batch, chosen, rejected, cfg)
+    batch.logps = policy.numbers.detach()               # it samples once more, the same answers
     script.kl_to_base(reference, batch, cfg)
 
 
@@ -192,7 +195,7 @@ INPUTS = {
 
 # ---- running it ------------------------------------------------------------------------------
 
-def parse(script, name, flags):
+def parse(script, flags):
     """The flags of a run of the example. -> Config"""
     small = ["--device", "cpu", "--num_generations", "4", "--max_completion_length", "4"]
     default_task = ["--task", "arithmetic"]
@@ -214,7 +217,7 @@ def run(name, flags="", watched=()):
     """Call the functions of a script on the example. -> list of watch.Call, of the functions
     `watched`"""
     script = importlib.import_module(name)
-    cfg = parse(script, name, flags)
+    cfg = parse(script, flags)
     policy = Network(OLD_LOGPS + MOVED)
     gradients = {"backward": ("∂L/∂log π", lambda: policy.numbers.grad),
                  "fit_critic": ("∂LV/∂V", lambda: policy.critic.numbers.grad)}

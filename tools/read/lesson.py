@@ -11,14 +11,17 @@ import common
 from tools.read import example, paper, watch
 
 ROOT = Path(__file__).resolve().parents[2]
-ELSEWHERE = "other arguments"
+# Functions in whose values the tokens are marked at which the clip of the policy acts.
+CLIPPED = ("log_ratio", "policy_loss", "is_clipped", "aggregate", "backward")
 
 
 @dataclasses.dataclass
 class Note:
-    """What a line assigned: name -> watch.Value. `origin` says with which flags, if not by default,
-    or that it was in another call of the function than the values above and below."""
+    """What a statement assigned, name -> watch.Value, and the first of its lines. `origin` is
+    "with" and the flags, if not by default, or "called by" and who, if by another than the values
+    around it."""
     values: dict
+    first: int
     origin: str = ""
 
 
@@ -26,8 +29,9 @@ class Lesson:
     """The part of a script above the machinery, as it is when the example runs.
 
     sections: titles, first and last lines; blocks: of the docstring; equations: number -> text;
-    where: number -> lines with that tag; functions: list of watch.Function; notes: line -> Note;
-    idle: lines that do not run by default; silent: names of functions that never run.
+    where: number -> lines with that tag; functions: list of watch.Function; notes: the last line of
+    a statement -> Note; idle: lines that do not run by default; silent: names of functions that
+    never run, as they need a network or an optimizer; clipped: bool (4, 3), or None.
     """
 
     def __init__(self, name):
@@ -69,18 +73,22 @@ class Lesson:
                 self.silent.append(function.name)
 
     def take_notes(self, calls, flags):
-        """Keep values for lines that have none. Those of a function come from its fullest call, so
-        that they fit each other."""
-        fullest = sorted(calls, key=lambda call: -len(call.ran))
+        """Keep values for statements that have none; with flags, only for those that do not run
+        without. A function may be called several times. Its values come from one call, so that they
+        fit each other: from the one that runs most statements, else that by the example itself or
+        by backward. Other calls have the rest, and say so."""
         seen = set()
-        for call in fullest:
+        for call in sorted(calls, key=rank):
             name = call.function.name
-            origin = ELSEWHERE if name in seen and not flags else flags
+            origin = f"with {flags}" if flags else ""
+            if name in seen and not flags:
+                origin = f"called by {call.caller}"
             seen.add(name)
             for line, values in call.values.items():
-                is_new = call.function.statements[line].lineno not in self.ran.get(name, ())
+                first = call.function.statements[line].lineno
+                is_new = first not in self.ran.get(name, ())
                 if line not in self.notes and (is_new or not flags):
-                    self.notes[line] = Note(values, origin)
+                    self.notes[line] = Note(values, first, origin)
 
     def unreached(self, function):
         """The lines of a function that do not run by default. -> list"""
@@ -93,6 +101,12 @@ class Lesson:
                 if self.lines[line - 2].strip() == "else:":
                     lines.append(line - 1)
         return lines
+
+    def clipped_on(self, line):
+        """Which tokens to mark in the values of a line. -> bool (4, 3), or None"""
+        is_marked = any(line in function.statements for function in self.functions
+                        if function.name in CLIPPED)
+        return self.clipped if is_marked and not self.notes[line].origin else None
 
     def numbers_of(self, line):
         """The equations that a line computes. -> list"""
@@ -138,11 +152,18 @@ def returned(calls, name):
     return None
 
 
+def rank(call):
+    """What puts calls in order, those first whose values are shown. -> tuple"""
+    by_whom = {"": 0, "backward": 1}
+    return -len(call.ran), by_whom.get(call.caller, 2)
+
+
 def in_batch(value):
     """A value in the places of the batch: a list of four rows of up to three numbers, None for rows
-    that it does not have; None if it has no rows. A number for a pair stands at the chosen one."""
+    that it does not have. A number for a pair stands at the chosen one. None if the value has no
+    rows, or is one number, or numbers of rows."""
     tensor = value.tensor
-    if not isinstance(tensor, torch.Tensor) or tensor.dim() == 0:
+    if not isinstance(tensor, torch.Tensor) or tensor.numel() == 1:
         return None
     if tensor.shape == (10,):                           # one number for each token
         whole = torch.zeros_like(example.MASK)
@@ -150,10 +171,12 @@ def in_batch(value):
         return whole.tolist()
     if tensor.shape == (1, 4):                          # (P, G)
         tensor = tensor.T
-    rows = value.rows if value.rows and len(value.rows) == len(tensor) else range(len(tensor))
     is_of_batch = len(tensor) <= 4 and tensor.dim() <= 2 and tensor[0].numel() <= 3
-    if not is_of_batch:
+    are_rows = tensor.dtype == torch.long and tensor[0].numel() == 1
+    if not is_of_batch or are_rows:
         return None
+    has_all = value.rows is None or len(value.rows) != len(tensor)
+    rows = range(len(tensor)) if has_all else value.rows
     found = [None] * 4
     for row, numbers in zip(rows, tensor.reshape(len(tensor), -1).tolist()):
         found[row] = numbers

@@ -5,6 +5,7 @@ import functools
 import html
 import io
 import keyword
+import math
 import re
 import tokenize
 from pathlib import Path
@@ -21,13 +22,13 @@ STYLE = Path(__file__).with_name("read.css")
 
 # ---- a document ------------------------------------------------------------------------------
 
-def document(title, body, numbers=()):
-    """A whole page. `numbers` are those of equations, which light up together with their lines."""
+def document(title, body, equations=()):
+    """A whole page. Each of `equations`, names like e3, lights up together with its lines."""
     rules = []
-    for number in sorted(numbers, key=int):
-        pointed_at = f".e{number}:is(:hover,:focus-within,:target)"
-        rules.append(f"body:has({pointed_at}) :is(.eq,.l).e{number}{{background:var(--mark)}}")
-    style = re.sub(r"/\*.*?\*/|\n\s*", "", STYLE.read_text(), flags=re.S)
+    for name in equations:
+        pointed_at = f".{name}:is(:hover,:focus-within,:target)"
+        rules.append(f"body:has({pointed_at}) :is(.eq,.l).{name}{{background:var(--mark)}}")
+    style = re.sub(r"/\*.*?\*/|\n\s*", "", STYLE.read_text(encoding="utf-8"), flags=re.S)
     return f"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
@@ -55,12 +56,14 @@ def number_text(x, numbers):
     """A number as it stands beside others, all with as many digits."""
     if isinstance(x, bool):
         return "yes" if x else "no"
-    if all(y == int(y) for y in numbers):
+    if not math.isfinite(x):
+        return str(x)
+    numbers = [y for y in numbers if math.isfinite(y)]
+    if all(y == round(y) for y in numbers):
         text = str(int(x))
     else:
-        distance = max(abs(y - round(y)) for y in numbers)
-        digits = 4 if 5e-5 < distance < 5e-3 else 3         # 0.9997 is not 1.000
-        text = f"{x:.{digits}f}"
+        is_nearly_whole = any(round(y) != 0 and 5e-5 < abs(y - round(y)) < 2e-3 for y in numbers)
+        text = f"{x:.{4 if is_nearly_whole else 3}f}"       # 0.9997 is not 1.000
     if float(text) == 0:
         text = text.removeprefix("-")
     return text.replace("-", "−")
@@ -80,7 +83,7 @@ def boxes(value, clipped):
     """A box for each answer with a number for each token, always in the same place. -> HTML"""
     rows = in_batch(value)
     if rows is None:
-        return f"<u>{html.escape(plain_text(value.tensor))}</u>"
+        return f"<p>{html.escape(plain_text(value.tensor))}</p>"
     numbers = [x for row in rows for x in row or ()]
     found = []
     for index, row in enumerate(rows):
@@ -93,7 +96,7 @@ def boxes(value, clipped):
             elif is_token and clipped is not None and clipped[index, t]:
                 kind = " class=hit"
             cells += f"<i{kind}>{number_text(x, numbers)}</i>"
-        found.append(f"<s>{cells}</s>")
+        found.append(f"<div>{cells}</div>")
     return "".join(found)
 
 
@@ -101,7 +104,8 @@ def strip(name, value, clipped=None):
     """A line of values with its name and its shape. -> HTML"""
     tensor = value.tensor
     has_shape = isinstance(tensor, torch.Tensor) and tensor.dim() > 0
-    shape = f" <small>{tuple(tensor.shape)}</small>".replace(",)", ",)") if has_shape else ""
+    is_short = len(name) < 16                           # with its shape it fits in its column
+    shape = f" <small>{tuple(tensor.shape)}</small>" if has_shape and is_short else ""
     label = html.escape(name.replace("-> ", "→ "))
     return f'<div class=v><b>{label}{shape}</b>{boxes(value, clipped)}</div>'
 
@@ -111,7 +115,7 @@ def strips(lesson, line):
     note = lesson.notes.get(line)
     if note is None:
         return ""
-    clipped = None if note.origin else lesson.clipped
+    clipped = lesson.clipped_on(line)
     return "".join(strip(name, value, clipped) for name, value in note.values.items())
 
 
@@ -169,40 +173,34 @@ def reference(match, equations):
     return f'<a class="ref e{number}" href="#eq{number}">{match[0]}</a>'
 
 
-def code_line(lesson, line, prefix="", flag=""):
-    """A line of code. Where two lessons share a page, `prefix` tells their equations apart, and
-    lines are no anchors; `flag` says with what flag the line runs."""
-    classes = ["l"] + [f"e{number}" for number in lesson.numbers_of(line)]
+def code_line(lesson, line, prefix):
+    """A line of code. Where two lessons share a page, `prefix` tells their anchors apart."""
+    classes = ["l"] + [f"{prefix}e{number}" for number in lesson.numbers_of(line)]
     if line in lesson.idle:
         classes.append("idle")
     text = highlight(lesson.source, tuple(lesson.equations))[line]
-    if prefix:
-        number = f"<a>{line}</a>"
-        anchor = ""
-    else:
-        number = f"<a href=#L{line}>{line}</a>"
-        anchor = f" id=L{line}"
-    label = f"<div class=with>with {html.escape(flag)}</div>" if flag else ""
-    return (f'{label}<div class="{" ".join(classes)}"{anchor}>{number}'
+    anchor = f"{prefix}L{line}"
+    return (f'<div class="{" ".join(classes)}" id={anchor}><a href=#{anchor}>{line}</a>'
             f"<code>{with_prefix(text, prefix)}</code></div>")
 
 
 def with_prefix(text, prefix):
-    """HTML whose links to equations lead to those with a prefix."""
-    return text.replace('href="#eq', f'href="#{prefix}eq')
+    """HTML whose references to equations are to those with a prefix."""
+    text = text.replace('href="#eq', f'href="#{prefix}eq')
+    return text.replace('class="ref e', f'class="ref {prefix}e')
 
 
-def with_values(lesson, lines, prefix):
-    """Lines, each with its values, and above them the flag, where another one than before lets
-    them run. -> HTML"""
+def with_values(lesson, lines, prefix=""):
+    """Lines, each with its values, and above them with what flag they run, where that is another
+    one than before. -> HTML"""
+    origins = {note.first: note.origin for line, note in lesson.notes.items() if line in lines}
     parts = []
     origin = ""
     for line in lines:
-        note = lesson.notes.get(line)
-        flag = note.origin if note and note.origin != origin else ""
-        if note:
-            origin = note.origin
-        parts.append(code_line(lesson, line, prefix, flag) + strips(lesson, line))
+        if origins.get(line, origin) != origin:
+            origin = origins[line]
+            parts.append(f"<div class=with>{html.escape(origin)}</div>" if origin else "")
+        parts.append(code_line(lesson, line, prefix) + strips(lesson, line))
     return "".join(parts)
 
 
@@ -211,7 +209,7 @@ def code(lesson):
     parts = []
     for title, first, last in lesson.sections:
         parts.append(f"<h2>{html.escape(title)}</h2>")
-        parts.append(with_values(lesson, range(first, last + 1), ""))
+        parts.append(with_values(lesson, range(first, last + 1)))
     return "\n".join(parts)
 
 
@@ -232,24 +230,24 @@ def typeset(text):
 
 
 def equation(lesson, block, prefix, kinds):
-    """An equation with its number, the lines that compute it, and the value that it takes."""
+    """An equation with its number, the line that computes it, and the value that it takes."""
     number = block.number
-    page = f"{lesson.name}.html" if prefix else ""      # which has all lines, as two lessons do not
     (line,) = lesson.where[number]
-    address = f"{page}#L{line}"
-    side = f'<a href="{address}">({number})<small>line {line}</small></a>'
-    return (f'<div class="{kinds} e{number}" id="{prefix}eq{number}">{typeset(block.text)}{side}'
-            f"{last_strip(lesson, line)}</div>")
+    link = f'href="#{prefix}L{line}"'
+    note, values = values_of(lesson, line)
+    origin = f"<div class=with>{html.escape(note.origin)}</div>" if note.origin else ""
+    return (f'<div class="{kinds} {prefix}e{number}" id="{prefix}eq{number}">{typeset(block.text)}'
+            f'<a {link}>({number})</a>{values}<a class="at" {link}>line {line}</a>{origin}</div>')
 
 
-def last_strip(lesson, line):
-    """The last value of a line: that of the equation with which it is tagged."""
-    while line not in lesson.notes and line < len(lesson.lines):
-        line += 1                                       # a statement of several lines
-    note = lesson.notes[line]
-    name, value = [*note.values.items()][-1]
-    flag = f"<div class=with>with {html.escape(note.origin)}</div>" if note.origin else ""
-    return strip(name, value, None if note.origin else lesson.clipped) + flag
+def values_of(lesson, line):
+    """The note of the statement with a tag on `line`, and its last value, that of the equation.
+    -> Note, HTML"""
+    for last, note in lesson.notes.items():
+        if note.first <= line <= last:
+            name, value = [*note.values.items()][-1]
+            return note, strip(name, value, lesson.clipped_on(last))
+    raise KeyError(f"{lesson.name}, line {line}: computes an equation, but never runs")
 
 
 def docstring(lesson, prefix="", other=None):
@@ -281,47 +279,57 @@ def docstring(lesson, prefix="", other=None):
 
 # ---- a lesson --------------------------------------------------------------------------------
 
+GIVEN = ("What a network would compute is given: <code>old_logps</code> are the log-probs of its "
+         "tokens when the answers were sampled, <code>logps</code> those after one optimizer step, "
+         "<code>ref_logps</code> those of the base.")
 EXPLAINED = {
-    "dpo": "The log-probs are given; the rewards make two pairs, o<sub>1</sub> chosen over "
-           "o<sub>3</sub> and o<sub>2</sub> over o<sub>4</sub>. What belongs to a pair stands in "
-           "the box of its chosen answer.",
-    "reinforce": "What a network would compute is given. Without a baseline, which is the default, "
-                 "only the right answer has a gradient, and the loss is made of its tokens alone."}
-GIVEN = ("What a network would compute is given: <code>old_logps</code> when the answers were "
-         "sampled, <code>logps</code> after one optimizer step on them.")
+    "reinforce": " Without a baseline only the right answer has a gradient, and the loss is made "
+                 "of its tokens alone: the others have empty boxes.",
+    "ppo": " With <code>--trust_region trpo</code>, the policy has no other weights than its ten "
+           "log-probs.",
+    "dpo": " The rewards make two pairs, o<sub>1</sub> chosen over o<sub>3</sub> and o<sub>2</sub> "
+           "over o<sub>4</sub>. What belongs to a pair stands in the box of its chosen answer."}
 CLIP_WORDS = ' <i class="hit">Marked</i>: tokens at which the clip stops the gradient.'
 
 
 def heads(lesson):
     """The names of the four answers, above their boxes. -> HTML"""
     names = ""
-    for number, right in enumerate((example.INPUTS[lesson.name]["rewards"] == 1)[0], start=1):
-        names += f"<s>o<sub>{number}</sub>{' ✓' if right else ''}</s>"
-    return f'<div class="v head"><b></b>{names}</div>'
+    rewards = example.INPUTS[lesson.name]["rewards"][0].tolist()
+    for number, (reward, tokens) in enumerate(zip(rewards, example.ANSWERS), start=1):
+        mark = " ✓" if reward == 1 else ""
+        names += f"<div><i>o</i><sub>{number}</sub>: {''.join(tokens[:-1])}{mark}</div>"
+    return f'<div class="v head"><b>{example.QUESTIONS[lesson.name]}</b>{names}</div>'
 
 
-def example_box(lesson):
+def example_box(*lessons):
     """What is given in the example, and how to read the values. -> HTML"""
-    clip_words = CLIP_WORDS if lesson.clipped is not None else ""
-    rows = [heads(lesson)]
-    for name, tensor in example.INPUTS[lesson.name].items():
-        rows.append(strip(name, Value(tensor, None)))
-    return f"""<aside><p><b>One question, four answers.</b> {EXPLAINED.get(lesson.name, GIVEN)}
-The functions below were called on these numbers, as <code>main</code> calls them. Under each
-assignment stands the value that it took: a box for each answer, in it a number for each token,
-always in the same place.{clip_words} <i class="off">Pale</i>: behind the end of an answer. Pale
-code does not run by default; its values are from a run with the flag above it.</p>
+    clip_words = CLIP_WORDS if any(lesson.clipped is not None for lesson in lessons) else ""
+    words = GIVEN + "".join(EXPLAINED.get(lesson.name, "") for lesson in lessons)
+    inputs = {}
+    for lesson in lessons:
+        inputs |= example.INPUTS[lesson.name]
+    rows = [heads(lessons[0])] + [strip(name, Value(tensor, None))
+                                  for name, tensor in inputs.items()]
+    return f"""<aside><p><b>One question, four answers</b> of two or three tokens: their digits, and
+an end. {words} The functions below were called on these numbers, as <code>main</code> calls them.
+Under each assignment stands the value that it took: a box for each answer, in it a number for each
+token, always in the same place.{clip_words} <i class="off">Pale numbers</i>: behind the end of an
+answer. Pale code does not run by default; its values are from a run with the flag above it.
+Functions without any values need a network or an optimizer.</p>
 {"".join(rows)}</aside>"""
 
 
-def lesson_page(lesson, links):
-    """The page of a script."""
+def lesson_page(lesson, links, questions):
+    """The page of a script. links: names and addresses of all pages; questions: HTML."""
     body = f"""{header(links, lesson.name)}
 <main><article>{docstring(lesson)}</article>
 <section>{example_box(lesson)}
 {code(lesson)}
+{questions}
 </section></main>"""
-    return document(f"{lesson.name}.py, to read", body, lesson.equations)
+    names = [f"e{number}" for number in lesson.equations]
+    return document(f"{lesson.name}.py, to read", body, names)
 
 
 # ---- two lessons -----------------------------------------------------------------------------
@@ -387,18 +395,34 @@ def compare_code(one, two):
     return "\n".join(parts)
 
 
-def difference_page(one, two, links):
-    """What the second of two scripts changes: the equations, then the code."""
+def difference_page(one, two, links, questions):
+    """What the second of two scripts changes: the equations, then the code. links and questions as
+    in lesson_page."""
     num_changed = len(sync.difference(one.source, two.source))
-    clip_words = CLIP_WORDS if one.clipped is not None or two.clipped is not None else ""
     body = f"""{header(links, f"{one.name} | {two.name}")}
 <main class="two"><article>{docstring(one, "a", two)}</article>
 <article>{docstring(two, "b", one)}</article>
-<section><h2>{num_changed} lines of code differ</h2>
+<section>{example_box(one, two)}
+<h2>{num_changed} lines of code differ</h2>
 <p class="how"><code>make diff A={one.name} B={two.name}</code> prints them. Coloured lines are in
-one of the two only. Below equal lines stand those of them on which the numbers differ.
-{clip_words}</p>
+one of the two only. Below equal lines stand those of them on which the numbers differ.</p>
 {pair(heads(one), heads(two), "names")}
 {compare_code(one, two)}
+{questions}
 </section></main>"""
-    return document(f"{one.name} and {two.name}", body, one.equations | two.equations)
+    lessons = {"a": one, "b": two}
+    names = [f"{prefix}e{number}" for prefix, lesson in lessons.items()
+             for number in lesson.equations]
+    return document(f"{one.name} and {two.name}", with_pages(body, lessons), names)
+
+
+def with_pages(body, lessons):
+    """HTML whose links to lines that are not on it lead to the pages of the lessons, prefix ->
+    Lesson."""
+    shown = set(re.findall(r" id=(\w+)>", body))
+
+    def address(link):
+        anchor, prefix, line = link.groups()
+        return link[0] if anchor in shown else f'href="{lessons[prefix].name}.html#L{line}"'
+
+    return re.sub(r'href="#(([ab])L(\d+))"', address, body)

@@ -130,6 +130,8 @@ def identifier(token):
     if name == "sum":
         below = subscript(index) if index else "<mrow></mrow>"
         return f"<munder><mo>∑</mo>{below}</munder>"
+    if name in UPRIGHT and name.islower() and index:
+        return f'<mi mathvariant="normal">{token}</mi>'         # a flag: max_kl
     if name in GREEK or len(name) == 1:
         base = f"<mi>{GREEK.get(name, name)}</mi>"
     elif name in UPRIGHT:
@@ -170,9 +172,10 @@ def display(text):
 
 SYMBOL = r"""
     \|[A-Za-z](?:_\w)?\|                                    # |A|
-  | (?<![\w-]) (?: [A-Za-z] | KL | LV | sum | rho | pi | eps ) _ <?[A-Za-z0-9]+ \b
-  | (?<![\w-]) (?: alpha | beta | gamma | delta | eps | theta | lam | mu | pi | rho | tau | grad
-        | sigmoid ) (?: \^[a-z] )? \b
+  | \bKL\([^()]*\)
+  | (?<!\w)(?<!\w-) (?: [A-Za-z] | KL | LV | sum | rho | pi | eps ) _ <?[A-Za-z0-9]+ \b
+  | (?<!\w)(?<!\w-)(?<!--) (?: alpha | beta | gamma | delta | eps | theta | lam | mu | pi | rho
+        | tau | grad | sigmoid ) (?: \^[a-z] )? \b
   | (?<![\w.'@-]) [A-Za-z]\*? (?! [\w'@] | -[a-z] | \.\w )
 """
 INLINE = re.compile(rf"""
@@ -187,12 +190,17 @@ def prose(text, equations=()):
     parts = []
     end = 0
     for match in INLINE.finditer(text):
-        parts.append(html.escape(text[end:match.start()], quote=False))
+        parts.append(words(text[end:match.start()]))
         parts.append(inline(match, equations))
         end = match.end()
-    parts.append(html.escape(text[end:], quote=False))
+    parts.append(words(text[end:]))
     with_point = r"(<math>(?:(?!</math>).)*</math>)([,.;:)]+)"      # which stay on one line
     return re.sub(with_point, r"<span>\1\2</span>", "".join(parts))
+
+
+def words(text):
+    """What is neither a symbol nor a link, with a minus where no hyphen is meant. -> HTML"""
+    return html.escape(re.sub(r"(?<![\w-])-(?=\s|$)", "−", text), quote=False)
 
 
 def inline(match, equations):

@@ -1,6 +1,8 @@
 """What the functions of a script do while they run: which statements, and which values they assign.
 
-The script itself is not changed: Python reports each line to a trace function before it runs.
+The script itself is not changed: Python reports each line to a trace function before it runs. Of
+the scripts two habits are used: `part` holds the rows of a micro-batch, whoever has it or is called
+by who has it, and a loop over `t` goes over the tokens.
 """
 import ast
 import dataclasses
@@ -9,11 +11,14 @@ import sys
 import torch
 
 SIMPLE = (int, float, str, bool)
+ROWS = "part"
+TOKEN = "t"
 
 
 @dataclasses.dataclass
 class Function:
-    """A function at the top of a file, and which statement stands on each of its lines."""
+    """A function at the top of a file, and which statement stands on each of its lines. A function
+    in it is one statement."""
     name: str
     node: ast.FunctionDef
     statements: dict            # line -> statement; of an if or a loop only the lines of its head
@@ -27,15 +32,15 @@ class Function:
 
     def add(self, body):
         for statement in body:
-            inner = getattr(statement, "body", None)
-            last = inner[0].lineno - 1 if inner else statement.end_lineno
+            is_simple = isinstance(statement, ast.FunctionDef) or not hasattr(statement, "body")
+            inner = [] if is_simple else statement.body
+            last = statement.end_lineno if is_simple else inner[0].lineno - 1
             for line in range(statement.lineno, last + 1):
                 self.statements[line] = statement
-            if isinstance(statement, ast.For) and ast.unparse(statement.target) == "t":
+            if isinstance(statement, ast.For) and ast.unparse(statement.target) == TOKEN:
                 self.over_tokens |= set(range(statement.lineno, statement.end_lineno + 1))
-            if not isinstance(statement, ast.FunctionDef):
-                self.add(inner or [])
-                self.add(getattr(statement, "orelse", []))
+            self.add(inner)
+            self.add(getattr(statement, "orelse", []))
 
     def body_lines(self):
         """The first lines of its statements, without those of strings. -> set"""
@@ -63,6 +68,7 @@ class Value:
 class Call:
     """One call of a function."""
     function: Function
+    caller: str                 # the watched function that calls it; "" if none does
     rows: list                  # of the batch, which its tensors are about; None: all
     ran: set = dataclasses.field(default_factory=set)       # first lines of statements
     values: dict = dataclasses.field(default_factory=dict)  # statement's last line -> name: Value
@@ -72,7 +78,7 @@ class Call:
         """Keep what was assigned first, or, for token t, one column of it."""
         if isinstance(value, torch.Tensor):
             value = value.detach().clone()
-        elif isinstance(value, dict):
+        elif isinstance(value, dict) and name.startswith("->"):
             for key, part in value.items():
                 self.note(line, key, part)
             return
@@ -143,8 +149,8 @@ class Watch:
         is_ours = code.co_filename == self.path and function and function.name == code.co_name
         if not is_ours:
             return None
-        rows = self.stack[-1].rows if self.stack else None
-        call = Call(function, rows)
+        above = self.stack[-1] if self.stack else None
+        call = Call(function, above.function.name if above else "", above.rows if above else None)
         self.calls.append(call)
         self.stack.append(call)
         return self.step
@@ -168,11 +174,11 @@ class Watch:
     def complete(self, call, frame):
         """Note what the current statement, which has run, has assigned."""
         statement = call.current
-        part = frame.f_locals.get("part")
-        if isinstance(part, torch.Tensor):
-            call.rows = part.tolist()
-        t = frame.f_locals["t"] if statement and statement.lineno in call.function.over_tokens \
-            else None
+        rows = frame.f_locals.get(ROWS)
+        if isinstance(rows, torch.Tensor):
+            call.rows = rows.tolist()
+        is_over_tokens = statement and statement.lineno in call.function.over_tokens
+        t = frame.f_locals[TOKEN] if is_over_tokens else None
         for name, value in assigned(statement, frame):
             call.note(statement.end_lineno, name, value, t)
         is_call = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
@@ -182,8 +188,9 @@ class Watch:
 
 
 def assigned(statement, frame):
-    """Names and values of what a statement assigns: x, x.y, and x where it assigns x[i]. Nothing
-    where it only writes down a constant. Yields pairs"""
+    """Names and values of what a statement assigns: x, x.y, of a tensor x where it assigns x[i], of
+    a dict x its key where it assigns x[key]. Nothing where it only writes down a constant. Yields
+    pairs"""
     targets = []
     if isinstance(statement, ast.Assign):
         targets = statement.targets
@@ -193,14 +200,18 @@ def assigned(statement, frame):
         return
     for target in targets:
         for part in getattr(target, "elts", [target]):
-            name = ast.unparse(part)
-            value = eval(name, frame.f_globals, frame.f_locals)
-            while isinstance(part, ast.Subscript) and isinstance(value, torch.Tensor):
-                part = part.value
-                name = ast.unparse(part)
-                value = eval(name, frame.f_globals, frame.f_locals)
-            if name != "_":
-                yield name, value
+            if not isinstance(part, ast.Subscript):
+                if ast.unparse(part) != "_":
+                    yield ast.unparse(part), look_up(part, frame)
+            elif isinstance(look_up(part.value, frame), dict):
+                yield look_up(part.slice, frame), look_up(part, frame)
+            else:
+                yield ast.unparse(part.value), look_up(part.value, frame)
+
+
+def look_up(expression, frame):
+    """The value of a name, of x.y or x[y], where a function now stands."""
+    return eval(ast.unparse(expression), frame.f_globals, frame.f_locals)
 
 
 def is_constant(expression):
