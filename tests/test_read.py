@@ -3,6 +3,7 @@ import dataclasses
 import html
 import importlib
 import re
+import unicodedata
 from html.parser import HTMLParser
 
 import pytest
@@ -11,7 +12,7 @@ from conftest import ROOT, SCRIPTS
 
 from tools import sync
 from tools.read import __main__ as read
-from tools.read import course, example, page, paper
+from tools.read import course, example, page, paper, watch
 from tools.read.lesson import Lesson, in_batch
 from tools.read.watch import Value
 
@@ -205,7 +206,125 @@ def test_in_a_sentence_symbols_are_set_as_such_and_words_are_not():
     assert 'href="https://arxiv.org/abs/2402.03300"' in text
 
 
+def test_the_letters_are_those_of_the_names():
+    names = {"lam": "lamda", "eps": "epsilon", "sigmoid": "sigma", "grad": "nabla"}
+    for name, letter in paper.GREEK.items():
+        assert unicodedata.name(letter).lower().split()[-1] == names.get(name, name)
+    shown = plain(paper.math("a <= b - c >= d .. e || f"))
+    assert shown == "a≤b−c≥d…e∥f"
+
+
 # ---- the numbers -----------------------------------------------------------------------------
+
+WATCHED = '''
+def outer(rows, x):
+    part = rows
+    total, twice = inner(x[part]), 2
+    found = {}
+    for _ in range(3):
+        total = total + 1
+        found["sum"] = total
+    for t in reversed(range(2)):
+        column = x[:, t] * 10
+        x[:, t] = 0 * column
+    return total, found
+
+
+def inner(x):
+    def nested():
+        return 1
+    if x.sum() > 100:
+        return nested()
+    else:
+        return x * 2
+'''
+
+
+@pytest.fixture
+def calls(tmp_path):
+    """What is seen of the functions above, for the rows 1 and 3 of a tensor."""
+    path = tmp_path / "watched.py"
+    path.write_text(WATCHED)
+    scope = {}
+    exec(compile(WATCHED, path, "exec"), scope)
+    with watch.Watch(path, watch.functions(WATCHED), {}) as seen:
+        scope["outer"](torch.tensor([1, 3]), torch.arange(8.0).view(4, 2))
+    return {call.function.name: call for call in seen.calls}
+
+
+def test_a_watch_sees_what_is_assigned_first_and_the_columns_of_a_loop_over_tokens(calls):
+    values = {}
+    for names in calls["outer"].values.values():
+        values |= {name: value.tensor for name, value in names.items() if name not in values}
+    assert values["total"].tolist() == [[4.0, 6.0], [12.0, 14.0]]
+    assert values["sum"].tolist() == [[5.0, 7.0], [13.0, 15.0]]         # not that of the third time
+    assert values["column"].tolist() == [[0, 10], [20, 30], [40, 50], [60, 70]]
+    assert values["x"].tolist() == torch.zeros(4, 2).tolist()           # when the loop is over
+    assert values["-> outer, 1"].tolist() == [[7.0, 9.0], [15.0, 17.0]]
+    assert "twice" in values and "found" not in values
+
+
+def test_a_watch_knows_who_calls_and_which_rows_a_value_is_of(calls):
+    assert calls["outer"].caller == "" and calls["inner"].caller == "outer"
+    ((value,),) = [names.values() for names in calls["inner"].values.values()]
+    assert value.rows == [1, 3]
+    assert value.tensor.tolist() == [[4.0, 6.0], [12.0, 14.0]]
+
+
+def test_a_function_in_a_function_is_one_statement(calls):
+    function = calls["inner"].function
+    lines = WATCHED.split("\n")
+    first = lines.index("    def nested():") + 1
+    assert function.statements[first] is function.statements[first + 1]
+    ran = {lines[line - 1].strip() for line in calls["inner"].ran}
+    assert ran == {"def nested():", "if x.sum() > 100:", "return x * 2"}
+
+
+def test_what_is_given_on_the_page_is_what_the_functions_get():
+    for name in ("reinforce", "ppo", "grpo", "gspo"):
+        inputs = example.INPUTS[name]
+        assert inputs["rewards"] is example.REWARDS
+        label = "log_ratio" if name == "reinforce" else "log_rho"
+        found = value(name, "backward", label)
+        moved = (inputs["logps"] - inputs["old_logps"]).tolist()
+        for row, numbers in enumerate(found):
+            assert numbers is None or numbers == pytest.approx(moved[row])
+    lagged = torch.tensor(value("grpo", "correct_for_lag", "sampler_logps", "with --sampler_lag 1"))
+    torch.testing.assert_close(lagged, example.INPUTS["grpo"]["sampler_logps"])
+    values = torch.tensor(value("ppo", "fit_critic", "values"))
+    torch.testing.assert_close(values, example.INPUTS["ppo"]["values"] * example.MASK)
+    rewards = torch.tensor(value("reinforce", "compute_advantages", "rewards", "with --beta 0.02"))
+    given = example.INPUTS["reinforce"]
+    last = torch.zeros(4, 3)
+    last[2, 2] = 1.0
+    wanted = last - 0.02 * (given["old_logps"] - given["ref_logps"])
+    torch.testing.assert_close(rewards, wanted)
+    chosen = torch.tensor(value("dpo", "dpo_loss", "h_chosen")[:2]).flatten()
+    h = (example.INPUTS["dpo"]["logps"] - example.INPUTS["dpo"]["ref_logps"]).sum(dim=1)
+    torch.testing.assert_close(chosen, h[:2])
+
+
+def test_the_pairs_are_those_that_the_page_of_dpo_names():
+    chosen, rejected = importlib.import_module("dpo").preferences(example.GRADED)
+    said = re.findall(r"o(\d) (?:chosen )?over o(\d)", plain(page.EXPLAINED["dpo"]))
+    assert [(int(winner) - 1, int(loser) - 1) for winner, loser in said] == [
+        *zip(chosen.tolist(), rejected.tolist())]
+
+
+def test_the_answers_have_as_many_tokens_as_the_mask():
+    assert [len(tokens) for tokens in example.ANSWERS] == example.MASK.sum(dim=1).tolist()
+    for name, question in example.QUESTIONS.items():
+        right = example.INPUTS[name]["rewards"].argmax()
+        assert "".join(example.ANSWERS[right][:-1]) == str(eval(question.rstrip("=")))
+
+
+def test_the_tokens_that_the_clip_takes_are_marked_and_those_behind_the_end_are_pale():
+    (line,) = LESSONS["grpo"].where["3"]
+    cells = re.findall(r"<i( class=\w+)?>", page.strips(LESSONS["grpo"], line))
+    kinds = [cell.removeprefix(" class=") for cell in cells]
+    assert kinds == ["", "", "", "hit", "", "off", "hit", "", "", "", "", "off"]
+
+
 
 def results(name, flags, watched, monkeypatch):
     """All that the lesson's functions return while the example runs."""
