@@ -10,8 +10,8 @@ from tools.read.lesson import ROOT, Lesson
 
 
 def main(argv=None):
-    """Write the pages, and print their sizes. Exits with one line, code 2, where it cannot write.
-    -> their paths"""
+    """Write the pages, and print their sizes. Exits with one line, code 2, if a script has no page
+    to show or if it cannot write. -> their paths"""
     parser = argparse.ArgumentParser(prog="python -m tools.read", description=__doc__,
                                      allow_abbrev=False)
     parser.error = common.fail
@@ -19,13 +19,13 @@ def main(argv=None):
                         help="where the pages go (default: docs/read)")
     folder = parser.parse_args(argv).output_dir
     torch.set_num_threads(1)                            # so that sums have one order everywhere
-    lessons = {name: Lesson(name) for name in course.scripts()}
-    pages = course.all_pages(lessons)
     try:
+        lessons = {name: Lesson(name) for name in course.scripts()}
+        pages = course.all_pages(lessons)
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in pages.items():
             (folder / name).write_text(text, encoding="utf-8")
-    except OSError as error:
+    except (OSError, ValueError) as error:
         common.fail(error)
     for name, text in pages.items():
         print(f"{len(text.encode()) // 1000:4d} kB  {folder / name}")

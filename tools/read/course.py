@@ -41,7 +41,12 @@ def read(text):
     for part in re.split(r"^# ", text, flags=re.M)[1:]:
         names, _, rest = part.partition("\n")
         adds, *questions = [" ".join(block.split()) for block in rest.strip().split("\n\n")]
-        pairs = [re.fullmatch(r"\? (.*) ! (.*)", question).groups() for question in questions]
+        pairs = []
+        for question in questions:
+            found = re.fullmatch(r"\? (.*) ! (.*)", question)
+            if not found:
+                raise ValueError(f"course.txt: no question with its answer: {question}")
+            pairs.append(found.groups())
         pages.append(Page(tuple(names.split(" | ")), adds, pairs))
     return pages
 
@@ -52,9 +57,9 @@ COURSE = read(Path(__file__).with_name("course.txt").read_text(encoding="utf-8")
 def look_up(lesson, function, name, row, token, flags):
     """The number on the page that a reference names, and the line below which it stands. -> str,
     int"""
-    (found,) = (f for f in lesson.functions if f.name == function)
+    lines = [line for f in lesson.functions if f.name == function for line in f.statements]
     for line, note in sorted(lesson.notes.items()):
-        if line not in found.statements or note.origin != (f"with {flags}" if flags else ""):
+        if line not in lines or note.origin != (f"with {flags}" if flags else ""):
             continue
         for label, value in note.values.items():
             if label.replace(" ", "") != name:
@@ -64,7 +69,7 @@ def look_up(lesson, function, name, row, token, flags):
                 return page.plain_text(value.tensor), line
             numbers = [x for numbers in rows for x in numbers or ()]
             return page.number_text(rows[int(row) - 1][int(token or 1) - 1], numbers), line
-    raise KeyError(f"{lesson.name}: no value {function}.{name} {flags or ''}")
+    raise ValueError(f"course.txt: {lesson.name}.py has no value {function}.{name} {flags or ''}")
 
 
 def fill(text, lessons, names):

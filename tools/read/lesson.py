@@ -46,9 +46,21 @@ class Lesson:
         for line, numbers in tags(text).items():
             for number in numbers:
                 self.where.setdefault(number, []).append(line)
+        self.check_equations()
         self.functions = watch.functions(text)
         self.notes = {}
         self.run_example()
+
+    def check_equations(self):
+        """ValueError unless each equation has one line, and each tag an equation."""
+        for number in self.equations.keys() | self.where.keys():
+            lines = self.where.get(number, [])
+            if number not in self.equations:
+                raise ValueError(f"{self.name}.py, line {lines[0]}: the docstring has no equation "
+                                 f"({number})")
+            if len(lines) != 1:
+                raise ValueError(f"{self.name}.py: eq. ({number}) is on {len(lines)} lines, "
+                                 "instead of on one")
 
     def run_example(self):
         """By default, then with each of the flags that let other lines run."""

@@ -247,7 +247,8 @@ def values_of(lesson, line):
         if note.first <= line <= last:
             name, value = [*note.values.items()][-1]
             return note, strip(name, value, lesson.clipped_on(last))
-    raise KeyError(f"{lesson.name}, line {line}: computes an equation, but never runs")
+    raise ValueError(f"{lesson.name}.py, line {line}: computes an equation, but no run of "
+                     "tools/read/example.py gets there")
 
 
 def docstring(lesson, prefix="", other=None):

@@ -27,6 +27,7 @@ class Formula:
     is a factor, or a fraction of two; a factor is an atom with its arguments and its power."""
 
     def __init__(self, text):
+        self.text = text
         self.tokens = TOKEN.findall(text.strip())
 
     def peek(self):
@@ -35,8 +36,10 @@ class Formula:
 
     def take(self):
         """Remove the next token that is no space. -> str"""
-        while self.tokens[0].isspace():
+        while self.tokens and self.tokens[0].isspace():
             self.tokens.pop(0)
+        if not self.tokens:
+            raise ValueError(f"a formula ends too early: {self.text}")
         return self.tokens.pop(0)
 
     def row(self, end=""):
