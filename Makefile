@@ -29,7 +29,7 @@ read: $(READY)           ## the reading pages of all scripts, docs/read/
 	$(PY) -m tools.read
 
 film: $(READY)           ## make film RUN=runs/a: docs/learning.svg, what that run learned
-	$(PY) -m tools.film $(RUN)
+	$(PY) -m tools.film $(if $(RUN),"$(RUN)")
 
 report: $(READY)         ## make report RUN="runs/a runs/b": report.html about several runs
 	$(PY) -m tools.report $(RUN)

@@ -143,12 +143,12 @@ def test_the_numbers_of_a_scene_are_those_of_the_policy_after_its_step(usual, dr
     summary = json.loads((usual / "summary.json").read_text())
     curves = film.read_curves(metrics, summary)
     assert curves["likeliest"] == {0: 0.125, 2: 0.402, 4: 0.404, 7: 1.0}
-    assert curves["sampled"] == {0: 0.25, 1: 0.302, 2: 0.303, 3: 0.304, 4: 0.305, 5: 0.306,
-                                 6: 0.307, 7: 0.75}
-    assert curves["length"] == {0: 5, 1: 12, 2: 13, 3: 14, 4: 15, 5: 16, 6: 17, 7: 20}
+    assert curves["sampled"] == {0: 0.301, 1: 0.302, 2: 0.303, 3: 0.304, 4: 0.305, 5: 0.306,
+                                 6: 0.307, 7: 0.307}
+    assert curves["length"] == {0: 11, 1: 12, 2: 13, 3: 14, 4: 15, 5: 16, 6: 17, 7: 17}
     assert picture.texts("likeliest number") == ["12 %", "40 %", "40 %", "100 %"]
-    assert picture.texts("sampled number") == ["25 %", "30 %", "30 %", "75 %"]
-    assert picture.texts("length number") == ["5", "13", "15", "20"]
+    assert picture.texts("sampled number") == ["30 %", "30 %", "30 %", "31 %"]
+    assert picture.texts("length number") == ["11", "13", "15", "17"]
 
 
 def test_title_and_description_say_what_is_seen(usual, draw):
@@ -158,7 +158,7 @@ def test_title_and_description_say_what_is_seen(usual, draw):
     assert root[0].text == "grpo.py learns arithmetic"
     said = root[1].text
     for words in ("(2+4)+8=", "Step 0: <answer>9</answer> (wrong).", f"Step 7: {THOUGHT} (right).",
-                  "from 12 % right to 100 %", "from 25 % to 75 % and from 5 tokens to 20"):
+                  "from 12 % right to 100 %", "from 30 % to 31 % and from 11 tokens to 17"):
         assert words in said
 
 
@@ -314,7 +314,7 @@ def test_the_line_of_a_curve_goes_through_its_values(usual, draw):
     lines = {element.get("class"): element.get("points")
              for element in picture.root.iter(f"{SVG}polyline")}
     assert lines["likeliest line"] == "520.0,159.2 580.6,139.9 641.1,139.7 732.0,98.0"
-    assert lines["length line"].startswith("520.0,259.0 ")      # a quarter of the way up: 5 of 20
+    assert lines["length line"].startswith("520.0,235.2 ")      # 11 of 17 of the way up
     assert lines["length line"].endswith(" 732.0,214.0")
 
 
@@ -352,8 +352,27 @@ def test_the_committed_picture_is_of_a_run_that_learns_to_think_and_has_todays_l
     assert picture.texts("station")[:5] == ["0", "2", "5", "10", "20"]
     assert "<think>" not in "".join(picture.scenes[0].itertext())
     assert "<think>" in "".join(picture.scenes[-1].itertext())
+    said = picture.root[1].text
+    numbers = {style: picture.texts(f"{style} number") for style in film.CURVES}
+    for style in ("likeliest", "sampled"):
+        assert f"{numbers[style][0]}" in said and f"to {numbers[style][-1]}" in said
+    assert f"from {numbers['length'][0]} tokens to {numbers['length'][-1]}" in said
+    for step, scene in zip(picture.texts("station"), picture.scenes):
+        verdict = "right" if picture.texts("verdict right", scene) else "wrong"
+        assert re.search(rf"Step {step}: [^:]*\({verdict}\)", said)
+        [shown] = picture.texts(f"words {verdict}", scene)
+        assert f"{shown} ({verdict})" in said
     same = [line for line in film.TEMPLATE.read_text().splitlines() if "$" not in line]
     assert set(same) <= set(text.splitlines()), "run make film again"
+
+
+def test_each_number_stands_above_its_name():
+    root = ElementTree.fromstring((ROOT / "docs/learning.svg").read_text(encoding="utf-8"))
+    texts = list(root.iter(f"{SVG}text"))
+    for style in ("likeliest", "sampled"):
+        [label] = [text for text in texts if text.text == style]
+        number = next(text for text in texts if text.get("class") == f"{style} number")
+        assert label.get("x") == number.get("x")
 
 
 def test_places_in_the_template_are_those_of_the_tool():
@@ -400,6 +419,29 @@ def test_a_run_that_has_no_film_is_refused_and_nothing_is_written(run, capsys, t
     killed = run(learned)
     (killed / "summary.json").unlink()
     assert "has not ended" in said(killed)
+
+
+def test_a_run_that_was_resumed_and_did_not_end_is_refused(usual, capsys):
+    with open(usual / "metrics.jsonl", "a") as log:
+        log.write('{"step": 8, "step_time": 1.0}\n')
+    assert "has not the 7 steps of summary.json" in refusal(capsys, usual)
+
+
+@pytest.mark.parametrize("name, content, said", [
+    ("summary.json", "{}", "its logs are damaged"),
+    ("summary.json", "[]", "its logs are damaged"),
+    ("evaluation.jsonl", "", "evaluation.jsonl is missing or empty"),
+    ("metrics.jsonl", "", "metrics.jsonl has not the 7 steps")])
+def test_a_damaged_log_is_named(usual, capsys, name, content, said):
+    (usual / name).write_text(content)
+    assert said in refusal(capsys, usual)
+
+
+def test_a_very_long_answer_does_not_fill_the_description(run, draw):
+    long = "<think>" + "1+1=2;" * 10_000 + "</think><answer>14</answer>"
+    folder = run({0: ("<answer>9</answer>", False), 2: ("<answer>8</answer>", False),
+                  4: (long, True), 7: (long, True)})
+    assert len(draw(folder).text) < 30_000
 
 
 def test_a_place_where_nothing_can_be_written_is_refused(usual, capsys, tmp_path):

@@ -581,6 +581,44 @@ def test_generated_blocks_are_closed_and_made_by_make_targets():
     assert sorted(found) == sorted(MADE)
 
 
+def numbers_in(content):
+    """All numbers of a JSON file, however deep."""
+    if isinstance(content, dict):
+        content = list(content.values())
+    if isinstance(content, list):
+        return [number for part in content for number in numbers_in(part)]
+    is_number = isinstance(content, (int, float)) and not isinstance(content, bool)
+    return [content] if is_number else []
+
+
+# Of two numbers of the file; and what the console printed, of which a run keeps more digits.
+DERIVED = ("times the base's pass@1", "of the best")
+NOT_IN_A_FILE = ("example", "speed", "scaling")
+
+
+@pytest.mark.parametrize("page, target, name", sorted(
+    block for block in MADE if block[2] not in NOT_IN_A_FILE))
+def test_numbers_of_a_table_are_in_the_file_that_its_target_wrote(page, target, name):
+    known = set()
+    for number in numbers_in(json.loads((ROOT / f"docs/{target}.json").read_text())):
+        known |= {f"{number:.{digits}f}" for digits in range(4)}
+    (block,) = [text for where, title, text, _ in GENERATED.findall(PAGES[page])
+                if (where, title) == (target, name)]
+    compared = 0
+    columns = []
+    for line in block.splitlines():
+        row = cells(line) if line.startswith("|") else []
+        columns = columns or row                            # the heading of a table
+        columns = columns if row else []
+        for column, cell in zip(columns, row):
+            if column in DERIVED:
+                continue
+            for number in re.findall(r"(?<![\w.])\d+\.\d+(?![\w.]*\d)", cell):
+                assert number in known, f"{number} ({column}) is not in docs/{target}.json"
+                compared += 1
+    assert compared > 10
+
+
 def links(page, pattern):
     """The targets of a page's links, or pictures: (target, path from the root, anchor)."""
     text = LANGUAGE_BLOCK.sub("", PAGES[page])

@@ -114,7 +114,9 @@ def test_a_text_goes_between_its_marks_on_the_page_in_docs_that_has_them(pages):
 @pytest.mark.parametrize("texts, words", [
     ({"readme": "", "lab": BLOCK.replace("seeds", "compare")}, "on none"),
     ({"readme": BLOCK, "lab": BLOCK}, "on README.md, lab.md"),
-    ({"readme": BLOCK.replace("end of table", "end of it")}, "lacks the mark")])
+    ({"readme": BLOCK.replace("end of table", "end of it")}, "lacks the mark"),
+    ({"readme": BLOCK + BLOCK}, "twice"),
+    ({"readme": BLOCK.replace("<!-- end of table -->\n", "") + BLOCK}, "lacks the mark")])
 def test_marks_that_are_not_on_exactly_one_page_are_an_error(pages, texts, words):
     folder = pages(**texts)
     with pytest.raises(ValueError, match=words):

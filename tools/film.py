@@ -32,6 +32,7 @@ MOVE = 0.7                  # seconds before a scene in which the curves go on t
 FADE = 0.3                  # seconds before a scene in which its answer takes the other's place
 COLUMNS = 46                # characters in a line of an answer
 MOST_POINTS = 50            # of a curve
+MOST_SAID = 400             # characters of an answer in the description
 LEFT = 28                   # where the bar below begins; END: where it and the curves end
 RIGHT = 520                 # where the curves begin
 END = 732
@@ -39,7 +40,6 @@ END = 732
 CURVES = {"likeliest": ("eval/greedy", 168, 98),
           "sampled": ("accuracy", 168, 98),
           "length": ("completions/mean_length", 274, 214)}
-ENDS = {"likeliest": "greedy", "sampled": "pass@1", "length": "mean_length"}    # in summary.json
 
 
 class Scene(NamedTuple):
@@ -75,22 +75,27 @@ def pick_problem(answers):
 
 
 def read_curves(metrics, summary):
-    """The curves. A step trains on samples of the policy before it; at both ends, samples are of
-    held-out problems. -> {name: {step: value}}"""
+    """The curves. The likeliest answers are to held-out problems. Samples are those that the run
+    trained on: a step trains on samples of the policy before it, so that those of the last policy
+    are not known, and the last batch stands for them. -> {name: {step: value}}"""
     curves = {}
     for name, (metric, *_) in CURVES.items():
         shift = 0 if name == "likeliest" else 1
         curve = {line["step"] - shift: line[metric] for line in metrics
                  if line.get(metric) is not None}
-        curve[0] = summary["base"][ENDS[name]]
-        curve[summary["steps"]] = summary["trained"][ENDS[name]]
-        curves[name] = dict(sorted(curve.items()))
-    return curves
+        curves[name] = curve
+    last = summary["steps"]
+    curves["likeliest"] |= {0: summary["base"]["greedy"], last: summary["trained"]["greedy"]}
+    for name in ("sampled", "length"):
+        curves[name][last] = curves[name].get(last - 1)
+    return {name: dict(sorted(curve.items())) for name, curve in curves.items()}
 
 
 def read_answers(folder, last):
     """What was answered to held-out problems. -> {step: {prompt: example}}"""
     pairs = read_log(folder / "evaluation.jsonl", "prompt", "base", "trained")
+    if not pairs:
+        raise ValueError(f"{folder}: evaluation.jsonl is missing or empty")
     logged = {line["step"]: line["examples"]
               for line in read_log(folder / "greedy.jsonl", "step", "examples")}
     logged[0] = [pair["base"] for pair in pairs]
@@ -126,6 +131,9 @@ def read_run(folder):
     # the steps at which all is known, then the problem, by what was answered at them
     last = summary["steps"]
     metrics = read_log(folder / "metrics.jsonl", "step", "step_time")
+    if [line["step"] for line in metrics] != list(range(1, last + 1)):
+        raise ValueError(f"{folder}: metrics.jsonl has not the {last} steps of summary.json; "
+                         "resume the run")
     curves = read_curves(metrics, summary)
     answers = read_answers(folder, last)
     evaluated = [step for step in sorted(answers) if 0 < step < last
@@ -188,7 +196,7 @@ def place(name, step, curves):
     """Where a curve is at a step. Both curves of accuracies end at 1. -> x, y"""
     _, low, high = CURVES[name]
     curve = curves[name]
-    most = max(curve.values()) if name == "length" else 1
+    most = max(1, *curve.values()) if name == "length" else 1
     x = RIGHT + (END - RIGHT) * step / max(curve)
     return x, low - (low - high) * curve[step] / most
 
@@ -315,7 +323,7 @@ def describe(problem, scenes, curves):
     said = f"The held-out problem {problem['prompt']} and the likeliest answer to it."
     for scene in scenes:
         verdict = "right" if scene.is_right else "wrong"
-        said += f" Step {scene.step}: {scene.text} ({verdict})."
+        said += f" Step {scene.step}: {scene.text[:MOST_SAID]} ({verdict})."
     first, last = scenes[0].step, scenes[-1].step
     likeliest, sampled, length = (curves[name] for name in CURVES)
     return said + (
@@ -356,8 +364,13 @@ def main(argv=None):
     args = parser.parse_args(argv)
     try:
         picture = render(*read_run(Path(args.run)))
-        args.output.write_text(picture, encoding="utf-8")
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        common.fail(f"{args.run}: its logs are damaged: {error!r}")
     except (OSError, ValueError) as error:
+        common.fail(error)
+    try:
+        args.output.write_text(picture, encoding="utf-8")
+    except OSError as error:
         common.fail(error)
     print(args.output)
 

@@ -121,7 +121,9 @@ def put(name, text, target):
         raise ValueError(f"the mark {start.strip()} has to be on one page, and is on {names}")
     [page] = marked
     before, _, rest = page.read_text().partition(start)
-    _, found_end, after = rest.partition(end)
-    if not found_end:
+    old, found_end, after = rest.partition(end)
+    if not found_end or "<!-- made by" in old:
         raise ValueError(f"{page}: lacks the mark {end}")
+    if start in after:
+        raise ValueError(f"{page}: has the mark {start.strip()} twice")
     page.write_text(f"{before}{start}{text}{end}{after}")
