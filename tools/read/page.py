@@ -17,6 +17,7 @@ from tools.read import example, paper
 from tools.read.lesson import in_batch
 from tools.read.watch import Value
 
+LONG = 72                   # characters of an equation that is set smaller, to fit in its column
 STYLE = Path(__file__).with_name("read.css")
 
 
@@ -236,6 +237,7 @@ def equation(lesson, block, prefix, kinds):
     link = f'href="#{prefix}L{line}"'
     note, values = values_of(lesson, line)
     origin = f"<div class=with>{html.escape(note.origin)}</div>" if note.origin else ""
+    kinds += " long" if len(block.text) > LONG else ""
     return (f'<div class="{kinds} {prefix}e{number}" id="{prefix}eq{number}">{typeset(block.text)}'
             f'<a {link}>({number})</a>{values}<a class="at" {link}>line {line}</a>{origin}</div>')
 
