@@ -366,6 +366,36 @@ def test_the_committed_picture_is_of_a_run_that_learns_to_think_and_has_todays_l
     assert set(same) <= set(text.splitlines()), "run make film again"
 
 
+def test_a_share_is_rounded_to_whole_percents():
+    assert [film.percent(share) for share in (0.0, 0.086, 0.996, 1.0)] == [
+        "0 %", "9 %", "100 %", "100 %"]
+
+
+def test_what_is_too_long_for_its_place_ends_in_an_ellipsis(run, draw):
+    picture = draw(run({0: ("<answer>" + "9" * 80, False), 2: ("8", False), 4: (THOUGHT, True),
+                        7: (THOUGHT, True)}, prompt="1+" * 40 + "1="))
+    [question] = picture.texts("question")
+    assert 20 < len(question) <= 34 and question.endswith("…")
+    [answer] = picture.texts("words wrong", picture.scenes[0])
+    [verdict] = picture.texts("verdict wrong", picture.scenes[0])
+    assert answer.endswith("…")
+    assert len(answer) + len(verdict) <= film.COLUMNS
+
+
+def test_the_card_and_its_curtain_are_dark_where_all_is_dark():
+    dark = film.TEMPLATE.read_text().split("(prefers-color-scheme: dark) {")[1:]
+    assert len(dark) == 2
+    assert re.search(r"\.card { fill: #0d1117 }", dark[0])
+    assert re.search(r"\.curtain { fill: #0d1117 }", dark[1])
+
+
+def test_the_film_goes_to_docs_if_no_other_place_is_named(usual, tmp_path, monkeypatch, capsys):
+    assert film.DOCS == ROOT / "docs"
+    monkeypatch.setattr(film, "DOCS", tmp_path)
+    film.main([str(usual)])
+    assert (tmp_path / "learning.svg").is_file()
+
+
 def test_each_number_stands_above_its_name():
     root = ElementTree.fromstring((ROOT / "docs/learning.svg").read_text(encoding="utf-8"))
     texts = list(root.iter(f"{SVG}text"))

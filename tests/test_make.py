@@ -1,10 +1,8 @@
 """The Makefile: make alone is make run, and make help lists every target, each in a group."""
 import os
 import re
-import shutil
 import subprocess
 
-import pytest
 from conftest import ROOT
 
 MAKEFILE = (ROOT / "Makefile").read_text()
@@ -14,9 +12,6 @@ GROUPS = {
     "To keep the scripts in step": "sync diff",
     "To measure": "seeds compare tasks r1 zero rlhf passk bench gpu",
     "Housekeeping": "screenshot clean"}
-
-pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
-
 
 def make(*words):
     """What make prints, also where make itself runs the tests."""
