@@ -17,7 +17,7 @@ endif
 # A process for each core, at most 8, since each holds torch; who is idle takes over others' tests.
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: run read film report help test quick lint mutants sync diff seeds compare tasks r1 zero \
+.PHONY: run read film play report help test quick lint mutants sync diff seeds compare tasks r1 zero \
         rlhf passk bench gpu screenshot clean
 
 ##@ To start
@@ -30,6 +30,9 @@ read: $(READY)           ## the reading pages of all scripts, docs/read/
 
 film: $(READY)           ## make film RUN=runs/a: docs/learning.svg, what that run learned
 	$(PY) -m tools.film $(if $(RUN),"$(RUN)")
+
+play: $(READY)           ## make play RUN=runs/a: docs/play.html, its policies in a browser
+	$(PY) -m tools.play $(if $(RUN),"$(RUN)")
 
 report: $(READY)         ## make report RUN="runs/a runs/b": report.html about several runs
 	$(PY) -m tools.report $(RUN)

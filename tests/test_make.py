@@ -7,7 +7,7 @@ from conftest import ROOT
 
 MAKEFILE = (ROOT / "Makefile").read_text()
 GROUPS = {
-    "To start": "run read film report help",
+    "To start": "run read film play report help",
     "To check": "test quick lint mutants",
     "To keep the scripts in step": "sync diff",
     "To measure": "seeds compare tasks r1 zero rlhf passk bench gpu",

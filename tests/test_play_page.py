@@ -1,0 +1,343 @@
+"""The playground as a reader uses it, in Chromium: asked, read with the keyboard, and trained. The
+page is made of the policies in docs/play.html and today's parts; what it computes is tested in
+test_play.py, without a browser."""
+import re
+import shutil
+import time
+
+import pytest
+
+from tools.play import build
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")    # else playwright's own
+
+HOSTILE = "<img src=x onerror='window.hacked=1'>"
+WIDTHS = (1300, 400)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium without a window."""
+    with sync_api.sync_playwright() as playwright:
+        try:
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--disable-gpu"])
+        except sync_api.Error as error:
+            if CHROMIUM is not None or "Executable doesn't exist" not in str(error):
+                raise
+            pytest.skip("Chromium is not installed")
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    """Where the page is."""
+    path = tmp_path_factory.mktemp("play") / "play.html"
+    data = build.data_of(build.PAGE.read_text(encoding="utf-8"))
+    path.write_text(build.assemble(data), encoding="utf-8")
+    return path.as_uri()
+
+
+@pytest.fixture
+def open_page(browser, address):
+    """open_page(**how the reader looks at it): the page in a window of its own. What goes wrong in
+    it, and what it asks of others, is an error at the end of the test."""
+    contexts = []
+    faults = []
+
+    def listen(page):
+        page.on("console", lambda message: faults.append(f"console: {message.text}"))
+        page.on("pageerror", lambda error: faults.append(f"error: {error}"))
+        page.on("request", lambda request: faults.append(f"request: {request.url}"))
+
+    def make(**how):
+        options = {"viewport": {"width": 1300, "height": 900}, "reduced_motion": "reduce"}
+        context = browser.new_context(**(options | how))
+        contexts.append(context)
+        page = context.new_page()
+        listen(page)
+        page.goto(address)
+        faults.remove(f"request: {address}")
+        page.faults = faults
+        return page
+
+    yield make
+    for context in contexts:
+        context.close()
+    assert faults == []
+
+
+@pytest.fixture
+def page(open_page):
+    """The page in a wide window; what moves is there at once."""
+    return open_page()
+
+
+def tokens(page, box):
+    """The texts of the tokens in the first line of a box."""
+    return page.locator(f"{box} .tokens").first.locator("span").all_text_contents()
+
+
+def ask(page, prompt):
+    """Type a problem and press Enter."""
+    page.fill("#problem", prompt)
+    page.press("#problem", "Enter")
+
+
+def draw_signal(page):
+    """Draw problems until a group of the base has signal."""
+    for _ in range(50):
+        if "No signal" not in page.text_content("#group-note"):
+            return
+        page.click("#group .draw")
+    raise AssertionError("50 groups without signal")
+
+
+def train_until(page, num_steps):
+    """Press Train, wait for some steps, and pause."""
+    page.click("#train-button")
+    end = time.monotonic() + 120
+    while page.evaluate("() => history.length") < num_steps and time.monotonic() < end:
+        page.wait_for_timeout(50)
+    assert page.is_disabled("#start-over") and page.is_disabled("#learn")
+    page.click("#train-button")
+    page.locator("#train-button", has_text="Go on").wait_for()
+
+
+def shown_group(page):
+    """Rewards and advantages as they are written in the rows of the group."""
+    rows = page.locator("#group-rows .row").all()
+    rewards = [int(row.locator(".reward").text_content()[-1]) for row in rows]
+    written = [row.locator(".advantage > span").last.text_content() for row in rows]
+    return rewards, [float(text.replace("−", "-")) for text in written]
+
+
+# ---- it is safe ------------------------------------------------------------------------------
+
+def test_all_sections_are_there_without_a_message_or_a_request(page):
+    expected = ["Ask them", "One group, as GRPO sees it", "Train it yourself",
+                "Was it there all along?", "Small print"]
+    assert page.locator("h2").all_text_contents() == expected
+    assert page.locator("#answers .card").count() == 2
+    assert page.locator("#group-rows .row").count() == 8
+
+
+def test_no_script_but_its_own_runs_and_nothing_can_be_fetched(page):
+    page.evaluate("""() => {
+        const script = document.createElement("script");
+        script.textContent = "window.hacked = 1";
+        document.body.append(script);
+        document.body.insertAdjacentHTML("beforeend", "<p onclick='window.hacked = 1'>x</p>");
+        document.body.lastChild.click();
+        return fetch("http://127.0.0.1:9/").catch(() => null); }""")
+    assert page.evaluate("() => window.hacked") is None
+    refused = [fault for fault in page.faults if "Content Security Policy" in fault]
+    assert len(refused) >= 3
+    assert not [fault for fault in page.faults if fault.startswith("request: http://127")]
+    page.faults.clear()
+
+
+def test_typed_markup_stays_text(page):
+    ask(page, "<b>1</b>")
+    assert page.input_value("#problem") == "<b>1</b>="
+    assert "nobody can check" in page.text_content("#truth")
+    assert page.locator("#group-figures dd").first.text_content() == "<b>1</b>="
+    assert page.locator("#group-figures b, #live-answer b").count() == 0
+
+
+def test_markup_in_a_completion_stays_text(page):
+    page.evaluate("""(text) => {
+        const written = [...utf8.encode(text), cfg.EOS];
+        rollout = function* (tree, prompts) {
+            const completions = score(tree, prompts.map((prompt) => ({ prompt, tokens: written })));
+            yield completions;
+            return completions;
+        };
+        pose(problem); }""", HOSTILE)
+    for box in ("#group-rows", "#live-answer"):
+        assert "".join(tokens(page, box)).replace("␣", " ") == HOSTILE + "<|eos|>"
+    assert page.locator("img").count() == 0
+    assert page.evaluate("() => window.hacked") is None
+
+
+def test_without_javascript_it_says_what_is_missing(open_page):
+    page = open_page(java_script_enabled=False)
+    assert page.locator("noscript .note").is_visible()
+
+
+# ---- it can be read in any window ------------------------------------------------------------
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_cut_off_in_a_narrow_or_a_wide_window(open_page, width, scheme):
+    page = open_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+    assert page.evaluate("() => document.documentElement.scrollWidth") == width
+    for control in page.locator("button, select, input").all():
+        box = control.bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= width
+
+
+def test_dark_and_light_have_other_colours(open_page):
+    colours = [open_page(color_scheme=scheme).evaluate(
+        "() => getComputedStyle(document.body).backgroundColor") for scheme in ("light", "dark")]
+    assert colours == ["rgb(246, 246, 243)", "rgb(22, 24, 27)"]
+
+
+def test_answers_are_written_token_by_token_or_at_once_if_nothing_may_move(open_page):
+    moving = open_page(reduced_motion="no-preference")
+    still = open_page()
+    at_once = "() => { pose(problem); return byId('answers').textContent; }"
+    assert moving.evaluate(at_once).count("tokens ·") == 0
+    assert still.evaluate(at_once).count("tokens ·") == 2
+    moving.locator("#answers .card:last-child small", has_text="tokens ·").wait_for()
+
+
+# ---- ask -------------------------------------------------------------------------------------
+
+def test_a_typed_problem_is_answered_by_both_policies(page):
+    ask(page, "((((6-1)-2)*4)+8)")
+    assert page.input_value("#problem") == "((((6-1)-2)*4)+8)="
+    assert page.text_content("#truth").startswith("The right answer is 20.")
+    heads = page.locator("#answers h3").all_text_contents()
+    verdicts = page.locator("#answers strong").all_text_contents()
+    assert heads == ["base", "trained"]
+    assert verdicts[1] == "✓ right: 20"
+    assert tokens(page, "#answers .card:nth-child(2)")[0] == "<think>"
+
+
+def test_a_problem_that_is_too_long_is_refused_and_the_answers_stay(page):
+    before = page.text_content("#answers")
+    ask(page, "((((16-1)-2)*4)+8)=")
+    assert "This has 19 bytes" in page.text_content("#truth")
+    assert page.text_content("#answers") == before
+
+
+def test_drawn_problems_were_kept_from_training(page):
+    for button in page.locator(".draw").all():
+        before = page.input_value("#problem")
+        button.click()
+        assert page.input_value("#problem") != before
+        assert "kept from training" in page.text_content("#truth")
+
+
+def test_the_arrow_keys_go_from_token_to_token_and_show_what_else_might_have_stood_there(page):
+    ask(page, "((((6-1)-2)*4)+8)")
+    page.focus("#ask-mode")
+    page.keyboard.press("Tab")                          # the first token of the first answer
+    texts = tokens(page, "#answers")
+    focused = "() => document.activeElement.textContent"
+    assert page.evaluate(focused) == texts[0]
+    assert page.locator("#tip").is_visible()
+    chances = page.locator("#tip output").all_text_contents()
+    assert page.locator("#tip .own code").text_content() == texts[0]
+    assert len(chances) in (5, 6)
+    for key, at in (("ArrowRight", 1), ("End", -1), ("Home", 0), ("ArrowLeft", 0)):
+        page.keyboard.press(key)
+        assert page.evaluate(focused) == texts[at], key
+    assert "entropy" in page.text_content("#tip")
+    assert page.evaluate("() => document.activeElement.getAttribute('aria-describedby')") == "tip"
+    page.keyboard.press("Escape")
+    assert page.locator("#tip").is_hidden()
+
+
+def test_everything_is_reached_by_the_tab_key(page):
+    missing = {control.get_attribute("id") for control in
+               page.locator("button[id]:enabled, select, input").all()}
+    page.evaluate("() => document.activeElement.blur()")
+    for _ in range(80):
+        page.keyboard.press("Tab")
+        missing.discard(page.evaluate("() => document.activeElement.id"))
+    assert missing == set()
+
+
+# ---- one group -------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("method, advantage", [
+    ("GRPO", lambda r, mean, std: (r - mean) / (std + 1e-4)),
+    ("Dr. GRPO", lambda r, mean, std: r - mean),
+    ("RLOO", lambda r, mean, std: r - (8 * mean - r) / 7),
+    ("MaxRL", lambda r, mean, std: (r - mean) / mean)])
+def test_a_method_gives_the_advantages_of_its_formula(page, method, advantage):
+    draw_signal(page)
+    page.select_option("#group-method", method)
+    rewards, advantages = shown_group(page)
+    mean = sum(rewards) / 8
+    std = (sum((r - mean) ** 2 for r in rewards) / 7) ** 0.5
+    assert advantages == pytest.approx([advantage(r, mean, std) for r in rewards], abs=0.0051)
+    figures = dict(zip(page.locator("#group-figures dt").all_text_contents(),
+                       page.locator("#group-figures dd").all_text_contents()))
+    assert figures["right"] == f"{sum(rewards)} of 8"
+    assert figures["mean"] == f"{mean:.3f}" and figures["std"] == f"{std:.3f}"
+
+
+def test_a_group_without_signal_teaches_nothing_and_says_so(page):
+    page.select_option("#group-policy", "trained")
+    page.evaluate("() => { byId('temperature').value = 0.1; sampleGroup(); }")
+    rewards, advantages = shown_group(page)
+    assert rewards == [1] * 8 and advantages == [0] * 8
+    assert page.text_content("#group-note").startswith("No signal. All eight are right")
+    assert page.is_disabled("#learn")
+
+
+def test_one_step_on_a_group_changes_how_likely_its_answers_are(page):
+    draw_signal(page)
+    rewards, _ = shown_group(page)
+    assert page.text_content("#learn") == "Learn from it (yours: base + 1 step)"
+    page.click("#learn")
+    changes = [float(text[1:]) for text in
+               page.locator("#group-rows .advantage strong").all_text_contents()]
+    right = [change for change, r in zip(changes, rewards) if r]
+    wrong = [change for change, r in zip(changes, rewards) if not r]
+    assert len(changes) == 8
+    assert sum(right) / len(right) > 1 and sum(right) / len(right) > sum(wrong) / len(wrong)
+    assert page.locator("#answers h3").all_text_contents() == ["base", "trained", "yours"]
+    assert page.is_disabled("#learn")
+    page.click("#sample")
+    assert page.text_content("#learn") == "Learn from it (yours: base + 2 steps)"
+
+
+# ---- train, and count ------------------------------------------------------------------------
+
+def test_it_pauses_goes_on_and_starts_over(page):
+    train_until(page, 2)
+    steps = page.evaluate("() => history.length")
+    page.wait_for_timeout(200)
+    assert page.evaluate("() => [yours.steps, history.length]") == [steps, steps]
+    assert page.text_content("#train-status").startswith(f"Step {steps}:")
+    train_until(page, steps + 1)
+    assert page.evaluate("() => yours.steps") > steps
+    page.click("#start-over")
+    assert page.text_content("#train-button") == "Train"
+    assert page.evaluate("() => [yours.steps, history.length]") == [0, 0]
+    assert page.evaluate("() => policies.yours.data.every((x, i) => x === base.data[i])")
+
+
+def test_the_base_learns_to_answer_95_of_100_held_out_problems(page):
+    page.click("#train-button")
+    page.locator("#exam").wait_for(timeout=240_000)
+    page.locator("#train-button", has_text="Go on").wait_for()
+    names = page.locator("#exam th").all_text_contents()
+    right = [int(text.split()[0]) for text in page.locator("#exam td").all_text_contents()]
+    assert names == ["base", "trained", "yours"]
+    assert right[0] <= 25 and right[1] >= 95 and right[2] >= 95
+    label = page.locator("#share-chart svg").get_attribute("aria-label")
+    shares = dict(re.findall(r"(\w+) (\d\.\d\d)", label))
+    assert float(shares["right"]) >= 0.95 and float(shares["think"]) >= 0.9
+    assert page.locator("#answers h3").all_text_contents() == ["base", "trained", "yours"]
+    assert page.input_value("#group-policy") == "yours"
+
+
+def test_pass_at_k_is_drawn_as_it_is_sampled_and_can_be_stopped(page):
+    page.click("#count")
+    page.locator("#count-status", has_text="held-out problems").wait_for()
+    page.click("#count")
+    page.locator("#count", has_text="Sample 25 more").wait_for()
+    count = int(page.text_content("#count-status").split()[0])
+    assert 1 <= count <= 25
+    label = page.locator("#passk-chart svg").get_attribute("aria-label")
+    ends = {name: float(value) for name, value in re.findall(r"(\w+ \w+) (\d\.\d\d)", label)}
+    assert ends.keys() == {"base pass", "base maj", "trained pass", "trained maj"}
+    assert ends["trained pass"] >= 0.95
+    page.click("#count-anew")
+    assert "nothing yet" in page.locator("#passk-chart svg").get_attribute("aria-label")

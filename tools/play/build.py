@@ -1,0 +1,191 @@
+"""The page of the playground: what it holds, and that the policies in it answer as before.
+
+The base is stored in half precision, the trained policy as its difference from that, in whole steps
+of a size that each tensor has. Of 200 held-out problems all greedy answers of both must be those of
+the run's own weights.
+"""
+import base64
+import hashlib
+import json
+import re
+import string
+from pathlib import Path
+
+import torch
+
+import common
+from tools.ask import load_policy, read_run
+from tools.runs import DOCS
+
+FOLDER = Path(__file__).parent
+PAGE = DOCS / "play.html"
+SCRIPTS = ("engine.js", "arithmetic.js", "view.js", "ask.js", "group.js", "train.js", "passk.js")
+NUM_CHECKED = 200
+MOST_BYTES = 600_000
+DATA = re.compile('<script id="data" type="application/json">(.*?)</script>', re.DOTALL)
+
+
+# ---- 1. the weights --------------------------------------------------------------------------
+
+def pack(base, trained):
+    """The weights of two policies, which have the same names and shapes, as text. A vector is a
+    matrix of one column. -> dict for JSON"""
+    halves = {name: weight.half() for name, weight in base.items()}
+    differences = {name: trained[name] - half.float() for name, half in halves.items()}
+    scales = {name: difference.abs().max().clamp(min=1e-12).item() / 127
+              for name, difference in differences.items()}
+    steps = {name: (difference / scales[name]).round().to(torch.int8)
+             for name, difference in differences.items()}
+    return {"shapes": [[name, *shape(weight)] for name, weight in base.items()],
+            "scales": list(scales.values()),
+            "base": encode(halves, "<f2"),
+            "difference": encode(steps, "i1")}
+
+
+def shape(weight):
+    """Rows and columns of a weight."""
+    return [len(weight), weight[0].numel()]
+
+
+def num_weights(packed):
+    """How many numbers each policy has."""
+    return sum(rows * columns for _, rows, columns in packed["shapes"])
+
+
+def encode(weights, kind):
+    """All tensors, one behind the other, as text. kind: of a number, as numpy calls it"""
+    flat = torch.cat([weight.flatten() for weight in weights.values()])
+    return base64.b64encode(flat.numpy().astype(kind).tobytes()).decode()
+
+
+def unpack(packed):
+    """The weights as the page computes with them: of the base, and of the trained policy. -> two
+    dicts of float32"""
+    halves = torch.frombuffer(bytearray(base64.b64decode(packed["base"])), dtype=torch.float16)
+    steps = torch.frombuffer(bytearray(base64.b64decode(packed["difference"])), dtype=torch.int8)
+    base = {}
+    trained = {}
+    start = 0
+    for (name, rows, columns), scale in zip(packed["shapes"], packed["scales"]):
+        part = slice(start, start + rows * columns)
+        size = (rows,) if columns == 1 else (rows, columns)
+        base[name] = halves[part].float().view(size)
+        trained[name] = base[name] + steps[part].float().view(size) * scale
+        start = part.stop
+    return base, trained
+
+
+def count_changed(script, cfg, task, weights, packed_weights):
+    """Of NUM_CHECKED held-out problems, how many the same GPT answers otherwise with other weights,
+    greedily. -> int"""
+    problems = list(common.held_out_problems(task, NUM_CHECKED))
+    prompts = script.encode_prompts([problem.prompt for problem in problems], task, cfg.device)
+    answers = []
+    for state in (weights, packed_weights):
+        policy = script.GPT(cfg)
+        policy.load_state_dict(state)
+        answers.append(script.rollout(policy, prompts, problems, task, cfg).tokens)
+    return int((answers[0] != answers[1]).any(dim=1).sum())
+
+
+# ---- 2. the run ------------------------------------------------------------------------------
+
+def read_weights(folder, script, cfg):
+    """The weights of the base and of the trained policy of a run. ValueError if one of them cannot
+    be loaded. -> two dicts"""
+    trained = load_policy(folder, script, cfg).state_dict()
+    path = folder / "base.pt"
+    try:
+        base = common.load(path, cfg.device)
+        script.GPT(cfg).load_state_dict(base)
+    except Exception as error:              # a damaged file raises nearly anything
+        raise ValueError(f"{path}: holds no policy of this run "
+                         f"({type(error).__name__})") from None
+    return base, trained
+
+
+def check_run(folder, config):
+    """ValueError for a run of which the page would not tell the truth."""
+    flags = config["config"]
+    wanted = {"task": "arithmetic", "reward": "accuracy", "init_from": ""}
+    for name, value in wanted.items():
+        if flags[name] != value:
+            raise ValueError(f"{folder}: was trained with --{name} {flags[name]}; name a run of "
+                             f"arithmetic{' from the base' if name == 'init_from' else ''} "
+                             "that was rewarded for right answers alone")
+    if config["script"] == "dpo.py":
+        raise ValueError(f"{folder}: is a run of dpo.py, which learns from pairs; name a run of a "
+                         "script that learns from rewards")
+
+
+def sizes(script, cfg, task):
+    """What the engine has to know of the policy, the tokenizer and the task; letters as in the
+    shapes of the scripts, F is the width of the MLP. -> dict"""
+    return {"D": cfg.hidden_size, "H": cfg.num_attention_heads, "KV": cfg.num_key_value_heads,
+            "F": cfg.intermediate_size, "numLayers": cfg.num_hidden_layers,
+            "T": cfg.max_completion_length, "promptWidth": task.prompt_width,
+            "EOS": script.EOS, "PAD": script.PAD, "specialTokens": script.SPECIAL_TOKENS,
+            "eps": torch.finfo(torch.float32).eps,      # of nn.RMSNorm
+            "minOperands": task.min_operands, "maxOperands": task.max_operands,
+            "learningRate": cfg.learning_rate}
+
+
+def read(folder):
+    """All that the page has to know of a run. ValueError if there is no page to make of it. ->
+    dict for JSON"""
+    script, cfg = read_run(folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    check_run(folder, config)
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except OSError:
+        raise ValueError(f"{folder}: has not ended; resume it") from None
+    task = common.load_task(cfg, script.verify)
+    weights = read_weights(folder, script, cfg)
+    packed = pack(*weights)
+    for name, state, packed_state in zip(("base", "trained"), weights, unpack(packed)):
+        changed = count_changed(script, cfg, task, state, packed_state)
+        if changed > 0:
+            raise ValueError(f"{folder}: packed, the policy {name} answers {changed} of "
+                             f"{NUM_CHECKED} problems otherwise; name another run")
+    run = {"script": config["script"], "steps": summary["steps"],
+           "base": summary["base"]["greedy"], "trained": summary["trained"]["greedy"]}
+    return {"cfg": sizes(script, cfg, task), "run": run, "packed": packed}
+
+
+# ---- 3. the page -----------------------------------------------------------------------------
+
+def sha256(text):
+    """What a content security policy calls this text, which alone may run."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def assemble(data):
+    """The text of the page. ValueError if it is too large."""
+    texts = [(FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS]
+    script = '\n"use strict";\n' + "\n".join(texts)
+    style = "\n" + (FOLDER / "page.css").read_text(encoding="utf-8")
+    template = string.Template((FOLDER / "page.html").read_text(encoding="utf-8"))
+    run, cfg = data["run"], data["cfg"]
+    low, high = cfg["minOperands"], cfg["maxOperands"]
+    text = template.substitute(
+        style=style, style_hash=sha256(style),
+        script_text=script, script_hash=sha256(script),
+        script=run["script"], steps=run["steps"],
+        base=round(100 * run["base"]), trained=round(100 * run["trained"]),
+        num_weights=f"{num_weights(data['packed']):,}", learning_rate=cfg["learningRate"],
+        operands=high if low == high else f"{low} to {high}",
+        data=json.dumps(data).replace("<", r"\u003c"))
+    if len(text.encode()) > MOST_BYTES:
+        raise ValueError(f"the page would have {len(text.encode()) // 1000} kB, more than "
+                         f"{MOST_BYTES // 1000}; name a run of a smaller policy")
+    return text
+
+
+def data_of(page):
+    """What assemble() made a page of. ValueError for the text of another page. -> dict"""
+    found = DATA.search(page)
+    if found is None:
+        raise ValueError("this page is none that tools/play has made; name a run")
+    return json.loads(found[1])

@@ -1,0 +1,694 @@
+// What grpo.py does, for a browser, to be read beside it: the sections have its numbers, the
+// functions its names. Two things are different.
+//
+// There is no torch. A matrix is a Float32Array, row after row, and below each operation stands its
+// gradient, worked out by hand: fooBackward takes the gradient of what foo returns, and adds to
+// those of its inputs. Tests compare all of it with torch.
+//
+// There is no Cache. All that is read lies in a Tree, in which the parent of a token is the token
+// before it. Texts that begin alike share their beginning, which is read once: the prompt of a
+// group, and the same thought in six of its eight answers. It is read when it is sampled, and what
+// was computed then is all that the gradient needs. That makes a step several times faster.
+//
+// Shapes: B completions; n nodes of a tree, of which `rows` lists some; V vocabulary, D width,
+// H heads, KV key/value heads, hd head size. A linear layer's weight is (O, I), as in torch.
+
+// ---- 2. the algorithm ------------------------------------------------------------------------
+
+// Of each method: how much better a reward r did than its group of G with this mean and std, and
+// what a token of an answer weighs that has so many of at most T.
+const METHODS = {
+  "GRPO": {
+    advantage: (r, { mean, std }) => (r - mean) / (std + 1e-4),                 // eq. (1)
+    tokenWeight: (length, T) => 1 / length,                                     // eq. (5)
+    formula: "(r − mean) / (std + 0.0001)",
+    weight: "1 / its length",
+    command: "python grpo.py",
+  },
+  "Dr. GRPO": {
+    advantage: (r, { mean }) => r - mean,
+    tokenWeight: (length, T) => 1 / T,
+    formula: "r − mean",
+    weight: "1 / the longest possible",
+    command: "python grpo.py --loss_type dr_grpo --scale_rewards none",
+  },
+  "RLOO": {
+    advantage: (r, { mean, G }) => r - (G * mean - r) / (G - 1),
+    tokenWeight: (length, T) => 1,
+    formula: "r − mean of the others",
+    weight: "1",
+    command: "python reinforce.py --baseline rloo",
+  },
+  "MaxRL": {
+    advantage: (r, { mean }) => (r - mean) / mean,
+    tokenWeight: (length, T) => 1 / T,
+    formula: "(r − mean) / mean",
+    weight: "1 / the longest possible",
+    command: "python grpo.py --loss_type dr_grpo --scale_rewards mean",
+  },
+};
+
+function mean(values) {
+  return values.reduce((sum, value) => sum + value, 0) / values.length;
+}
+
+function std(values) {
+  const center = mean(values);
+  const squares = values.map((value) => (value - center) ** 2);
+  return Math.sqrt(squares.reduce((a, b) => a + b, 0) / (values.length - 1));
+}
+
+function hasSignal(rewards) {
+  return Math.max(...rewards) > Math.min(...rewards);
+}
+
+// The advantages of one group: (G) -> (G). Equal rewards teach nothing.
+function advantages(rewards, method) {
+  const group = { mean: mean(rewards), std: std(rewards), G: rewards.length };
+  return rewards.map((r) => hasSignal(rewards) ? METHODS[method].advantage(r, group) : 0);
+}
+
+// How strongly each completion of a group is pushed: the factor of the gradient of log pi(o_t) in
+// that of -(5), which is the mean over B completions. (G) -> (G)
+function pushes(A, completions, method, T, B) {
+  return completions.map(({ tokens }, i) =>
+    A[i] * METHODS[method].tokenWeight(tokens.length, T) / B);
+}
+
+// ---- 3. the update ---------------------------------------------------------------------------
+
+// One step of AdamW with torch's defaults and no weight decay, along a gradient that is first cut
+// to norm 1. -> the norm before
+function adamW(policy, gradient, optimizer, learningRate) {
+  const [beta1, beta2, eps] = [0.9, 0.999, 1e-8];
+  const norm = Math.sqrt(gradient.data.reduce((sum, g) => sum + g * g, 0));
+  const cut = Math.min(1, 1 / (norm + 1e-6));
+  const { m, v } = optimizer;
+  optimizer.steps += 1;
+  const mScale = 1 - beta1 ** optimizer.steps;
+  const vScale = 1 - beta2 ** optimizer.steps;
+  for (let i = 0; i < policy.data.length; i++) {
+    const g = gradient.data[i] * cut;
+    m[i] += (1 - beta1) * (g - m[i]);
+    v[i] += (1 - beta2) * (g * g - v[i]);
+    policy.data[i] -= learningRate * (m[i] / mScale) / (Math.sqrt(v[i] / vScale) + eps);
+  }
+  return norm;
+}
+
+function newOptimizer(policy) {
+  const size = policy.data.length;
+  return { m: new Float32Array(size), v: new Float32Array(size), steps: 0 };
+}
+
+// ---- 5. tokenizer ----------------------------------------------------------------------------
+
+const utf8 = new TextEncoder();
+
+// Token ids of a prompt: its bytes, padded on the left to the width of the longest problem.
+function encodePrompt(prompt, cfg) {
+  const bytes = Array.from(utf8.encode(prompt));
+  const padding = Array(cfg.promptWidth - bytes.length).fill(cfg.PAD);
+  return [...padding, ...bytes];
+}
+
+function bytesOf(id, cfg) {
+  if (id < 256) return [id];
+  const special = cfg.specialTokens[id - 256];
+  return special === undefined ? [0xff] : Array.from(utf8.encode(special));
+}
+
+// The text of token ids; what is no UTF-8, or no token, becomes U+FFFD.
+function decode(ids, cfg) {
+  const bytes = Uint8Array.from(ids.flatMap((id) => bytesOf(id, cfg)));
+  return new TextDecoder("utf-8", { ignoreBOM: true }).decode(bytes);
+}
+
+// ---- 6. the policy ---------------------------------------------------------------------------
+
+// A matrix of some columns to which rows can be added; new ones are 0.
+class Matrix {
+  constructor(columns, rows = 64) {
+    this.columns = columns;
+    this.data = new Float32Array(rows * columns);
+  }
+
+  grow(rows) {
+    const size = rows * this.columns;
+    if (size <= this.data.length) return;
+    const larger = new Float32Array(2 * size);
+    larger.set(this.data);
+    this.data = larger;
+  }
+
+  row(i) {
+    return this.data.subarray(i * this.columns, (i + 1) * this.columns);
+  }
+}
+
+// The weights of a GPT by the names that they have in grpo.py, policy.blocks[0].mlp.up.weight, as
+// parts of one array. shapes: [name, O, I] of each, in the order of the array. Gradients of a
+// policy are such an object, too.
+function viewWeights(cfg, shapes, data) {
+  const policy = { cfg, shapes, data };
+  let start = 0;
+  for (const [name, O, I] of shapes) {
+    const path = name.split(".");
+    const last = path.pop();
+    const owner = path.reduce((object, part) => object[part] ??= {}, policy);
+    owner[last] = { data: data.subarray(start, start + O * I), O, I };
+    start += O * I;
+  }
+  policy.blocks = Object.values(policy.blocks);
+  return policy;
+}
+
+function copyOf(policy) {
+  return viewWeights(policy.cfg, policy.shapes, policy.data.slice());
+}
+
+function zerosLike(policy) {
+  return viewWeights(policy.cfg, policy.shapes, new Float32Array(policy.data.length));
+}
+
+// What one policy has read, and how likely it found each next token at one temperature.
+class Tree {
+  constructor(policy, temperature = 1) {
+    const { D, H, KV, F, numLayers } = policy.cfg;
+    const kvSize = KV * D / H;
+    this.policy = policy;
+    this.temperature = temperature;
+    this.roots = new Map();             // token -> node
+    this.tokens = [];                   // and so on: of each node
+    this.children = [];                 // token -> node
+    this.paths = [];                    // the nodes that it sees: from its root to itself
+    this.next = [];                     // { p (V), entropy } of the next token, see predict()
+    this.numRead = 0;
+    this.layers = Array.from({ length: numLayers }, () => ({
+      input: new Matrix(D),
+      normed: new Matrix(D),
+      q: new Matrix(D),
+      k: new Matrix(kvSize),
+      v: new Matrix(kvSize),
+      weights: [],                      // of each node: (H, length of its path)
+      attended: new Matrix(D),
+      middle: new Matrix(D),
+      middleNormed: new Matrix(D),
+      gate: new Matrix(F),
+      up: new Matrix(F),
+      activated: new Matrix(F),
+    }));
+    this.output = new Matrix(D);
+    this.hidden = new Matrix(D);
+  }
+
+  // The node of a token behind another node, or behind nothing (-1). -> node
+  add(parent, token) {
+    const siblings = parent < 0 ? this.roots : this.children[parent];
+    if (siblings.has(token)) return siblings.get(token);
+    const node = this.tokens.length;
+    siblings.set(token, node);
+    this.tokens.push(token);
+    this.children.push(new Map());
+    this.paths.push(Int32Array.of(...(parent < 0 ? [] : this.paths[parent]), node));
+    return node;
+  }
+
+  // The node of the last of some tokens. -> node
+  addAll(parent, tokens) {
+    return tokens.reduce((node, token) => this.add(node, token), parent);
+  }
+
+  matrices() {
+    const parts = this.layers.flatMap((layer) => Object.values(layer));
+    return [...parts, this.output, this.hidden].filter((part) => part instanceof Matrix);
+  }
+}
+
+// y += x w^T in some rows. (n, I), (O, I) -> (n, O)
+function linear(y, x, { data: w, O, I }, rows) {
+  for (let m = 0; m < rows.length; m += 4) {
+    if (m + 4 <= rows.length) {
+      fourProducts(y.data, x.data, w, O, I, rows, m);
+    } else {
+      for (const row of rows.slice(m)) product(y.data, x.data, w, O, I, row);
+    }
+  }
+}
+
+// Four rows at a time, each weight is fetched once for all of them.
+function fourProducts(y, x, w, O, I, rows, m) {
+  const [x0, x1, x2, x3] = [rows[m] * I, rows[m + 1] * I, rows[m + 2] * I, rows[m + 3] * I];
+  const [y0, y1, y2, y3] = [rows[m] * O, rows[m + 1] * O, rows[m + 2] * O, rows[m + 3] * O];
+  for (let o = 0; o < O; o++) {
+    let a = 0, b = 0, c = 0, d = 0;
+    const start = o * I;
+    for (let i = 0; i < I; i++) {
+      const weight = w[start + i];
+      a += weight * x[x0 + i];
+      b += weight * x[x1 + i];
+      c += weight * x[x2 + i];
+      d += weight * x[x3 + i];
+    }
+    y[y0 + o] += a;
+    y[y1 + o] += b;
+    y[y2 + o] += c;
+    y[y3 + o] += d;
+  }
+}
+
+// One row: four sums, so that no addition waits for the one before it.
+function product(y, x, w, O, I, row) {
+  const X = row * I;
+  for (let o = 0; o < O; o++) {
+    const start = o * I;
+    let a = 0, b = 0, c = 0, d = 0;
+    let i = 0;
+    for (; i + 4 <= I; i += 4) {
+      a += w[start + i] * x[X + i];
+      b += w[start + i + 1] * x[X + i + 1];
+      c += w[start + i + 2] * x[X + i + 2];
+      d += w[start + i + 3] * x[X + i + 3];
+    }
+    for (; i < I; i++) a += w[start + i] * x[X + i];
+    y[row * O + o] += a + b + c + d;
+  }
+}
+
+// dx += dy w and dw += dy^T x
+function linearBackward(dx, dw, dy, x, { data: w, O, I }, rows) {
+  const columns = Array.from({ length: O }, (_, o) => o);
+  for (const row of rows) addWeighted(dx.data, row * I, w, columns, dy.data, row * O, 1, I);
+  for (const o of columns) addWeighted(dw.data, o * I, x.data, rows, dy.data, o, O, I);
+}
+
+// y[at ...] += the sum over k of rows: factors[first + k * stride] * x[k]   (x: rows of I numbers)
+function addWeighted(y, at, x, rows, factors, first, stride, I) {
+  let m = 0;
+  for (; m + 4 <= rows.length; m += 4) {
+    const r0 = rows[m], r1 = rows[m + 1], r2 = rows[m + 2], r3 = rows[m + 3];
+    const a = factors[first + r0 * stride];
+    const b = factors[first + r1 * stride];
+    const c = factors[first + r2 * stride];
+    const d = factors[first + r3 * stride];
+    const x0 = r0 * I, x1 = r1 * I, x2 = r2 * I, x3 = r3 * I;
+    for (let i = 0; i < I; i++) {
+      y[at + i] += a * x[x0 + i] + b * x[x1 + i] + c * x[x2 + i] + d * x[x3 + i];
+    }
+  }
+  for (; m < rows.length; m++) {
+    const factor = factors[first + rows[m] * stride];
+    const start = rows[m] * I;
+    for (let i = 0; i < I; i++) y[at + i] += factor * x[start + i];
+  }
+}
+
+// y = x / rms(x) * w, rms the root of the mean square
+function rmsNorm(y, x, { data: w, O: D }, rows, eps) {
+  for (const row of rows) {
+    const start = row * D;
+    const scale = 1 / rootMeanSquare(x, start, D, eps);
+    for (let i = 0; i < D; i++) y.data[start + i] = x.data[start + i] * scale * w[i];
+  }
+}
+
+function rootMeanSquare(x, start, D, eps) {
+  let squares = 0;
+  for (let i = 0; i < D; i++) squares += x.data[start + i] ** 2;
+  return Math.sqrt(squares / D + eps);
+}
+
+// x moves its rms, too, by which all elements are divided: the second term.
+function rmsNormBackward(dx, dw, dy, x, { data: w, O: D }, rows, eps) {
+  for (const row of rows) {
+    const start = row * D;
+    const scale = 1 / rootMeanSquare(x, start, D, eps);
+    let dot = 0;
+    for (let i = 0; i < D; i++) dot += dy.data[start + i] * w[i] * x.data[start + i];
+    for (let i = 0; i < D; i++) {
+      const slope = dy.data[start + i];
+      dw.data[i] += slope * x.data[start + i] * scale;
+      dx.data[start + i] += slope * w[i] * scale - x.data[start + i] * dot * scale ** 3 / D;
+    }
+  }
+}
+
+// Rotary positions: pairs of features turn by an angle that grows with the position. Turning is
+// undone by the other direction, -1, which is its gradient, too.
+function rotate(x, tree, rows, direction) {
+  const { D, H } = tree.policy.cfg;
+  const hd = D / H;
+  const half = hd / 2;
+  for (const row of rows) {
+    const position = tree.paths[row].length - 1;
+    for (let j = 0; j < half; j++) {
+      const angle = direction * position * 10000 ** (-j / half);
+      const cos = Math.cos(angle);
+      const sin = Math.sin(angle);
+      for (let at = row * x.columns + j; at < (row + 1) * x.columns; at += hd) {
+        const left = x.data[at];
+        const right = x.data[at + half];
+        x.data[at] = left * cos - right * sin;
+        x.data[at + half] = left * sin + right * cos;
+      }
+    }
+  }
+}
+
+// Each head of a node mixes the values on its path, by how well their keys fit its query.
+function attend(layer, tree, rows) {
+  const { D, H, KV } = tree.policy.cfg;
+  const hd = D / H;
+  const [Q, K, values, out] = [layer.q.data, layer.k.data, layer.v.data, layer.attended.data];
+  for (const row of rows) {
+    const path = tree.paths[row];
+    const weights = new Float32Array(H * path.length);
+    for (let h = 0; h < H; h++) {
+      const own = row * D + h * hd;                     // where this head's query begins
+      const kvHead = Math.floor(h * KV / H) * hd;
+      const p = weights.subarray(h * path.length, (h + 1) * path.length);
+      for (let k = 0; k < path.length; k++) {
+        const other = path[k] * KV * hd + kvHead;
+        let dot = 0;
+        for (let j = 0; j < hd; j++) dot += Q[own + j] * K[other + j];
+        p[k] = dot / Math.sqrt(hd);
+      }
+      softmax(p);
+      for (let k = 0; k < path.length; k++) {
+        const other = path[k] * KV * hd + kvHead;
+        for (let j = 0; j < hd; j++) out[own + j] += p[k] * values[other + j];
+      }
+    }
+    layer.weights[row] = weights;
+  }
+}
+
+function attendBackward(gradient, layer, tree, rows) {
+  const { D, H, KV } = tree.policy.cfg;
+  const hd = D / H;
+  const [Q, K, values] = [layer.q.data, layer.k.data, layer.v.data];
+  const [dQ, dK, dValues, dOut] =
+    [gradient.q.data, gradient.k.data, gradient.v.data, gradient.attended.data];
+  for (const row of rows) {
+    const path = tree.paths[row];
+    const slopes = new Float32Array(path.length);       // of the attention weights
+    for (let h = 0; h < H; h++) {
+      const own = row * D + h * hd;
+      const kvHead = Math.floor(h * KV / H) * hd;
+      const p = layer.weights[row].subarray(h * path.length, (h + 1) * path.length);
+      let center = 0;
+      for (let k = 0; k < path.length; k++) {
+        const other = path[k] * KV * hd + kvHead;
+        let dot = 0;
+        for (let j = 0; j < hd; j++) {
+          dot += dOut[own + j] * values[other + j];
+          dValues[other + j] += p[k] * dOut[own + j];
+        }
+        slopes[k] = dot;
+        center += p[k] * dot;
+      }
+      for (let k = 0; k < path.length; k++) {
+        const other = path[k] * KV * hd + kvHead;
+        const slope = p[k] * (slopes[k] - center) / Math.sqrt(hd);      // of the dot product
+        for (let j = 0; j < hd; j++) {
+          dQ[own + j] += slope * K[other + j];
+          dK[other + j] += slope * Q[own + j];
+        }
+      }
+    }
+  }
+}
+
+// In place: numbers become probabilities. (n) -> (n)
+function softmax(x, temperature = 1) {
+  let most = -Infinity;
+  for (let i = 0; i < x.length; i++) most = Math.max(most, x[i]);
+  let sum = 0;
+  for (let i = 0; i < x.length; i++) {
+    x[i] = Math.exp((x[i] - most) / temperature);
+    sum += x[i];
+  }
+  for (let i = 0; i < x.length; i++) x[i] /= sum;
+}
+
+// SwiGLU: silu(gate) * up
+function activate(layer, rows) {
+  const { gate, up, activated } = layer;
+  for (const row of rows) {
+    for (let at = row * gate.columns; at < (row + 1) * gate.columns; at++) {
+      const sigmoid = 1 / (1 + Math.exp(-gate.data[at]));
+      activated.data[at] = gate.data[at] * sigmoid * up.data[at];
+    }
+  }
+}
+
+function activateBackward(gradient, layer, rows) {
+  const { gate, up } = layer;
+  for (const row of rows) {
+    for (let at = row * gate.columns; at < (row + 1) * gate.columns; at++) {
+      const sigmoid = 1 / (1 + Math.exp(-gate.data[at]));
+      const silu = gate.data[at] * sigmoid;
+      const slope = gradient.activated.data[at];
+      gradient.up.data[at] += slope * silu;
+      gradient.gate.data[at] += slope * up.data[at] * (sigmoid + silu * (1 - sigmoid));
+    }
+  }
+}
+
+function addRows(y, x, rows) {
+  for (const row of rows) {
+    for (let at = row * x.columns; at < (row + 1) * x.columns; at++) y.data[at] += x.data[at];
+  }
+}
+
+// x + attention(norm(x)), and to this mlp(norm(...)); the result goes to `output`.
+function readBlock(block, layer, output, tree, rows) {
+  const { eps } = tree.policy.cfg;
+  rmsNorm(layer.normed, layer.input, block.attention_norm.weight, rows, eps);
+  linear(layer.q, layer.normed, block.attention.query.weight, rows);
+  linear(layer.k, layer.normed, block.attention.key.weight, rows);
+  linear(layer.v, layer.normed, block.attention.value.weight, rows);
+  rotate(layer.q, tree, rows, 1);
+  rotate(layer.k, tree, rows, 1);
+  attend(layer, tree, rows);
+  addRows(layer.middle, layer.input, rows);
+  linear(layer.middle, layer.attended, block.attention.out.weight, rows);
+
+  rmsNorm(layer.middleNormed, layer.middle, block.mlp_norm.weight, rows, eps);
+  linear(layer.gate, layer.middleNormed, block.mlp.gate.weight, rows);
+  linear(layer.up, layer.middleNormed, block.mlp.up.weight, rows);
+  activate(layer, rows);
+  addRows(output, layer.middle, rows);
+  linear(output, layer.activated, block.mlp.down.weight, rows);
+}
+
+// The same backwards. gradient: of the block's weights; d: of its activations, all 0 so far.
+function readBlockBackward(gradient, d, dOutput, block, layer, tree, rows) {
+  const { eps } = tree.policy.cfg;
+  linearBackward(d.activated, gradient.mlp.down.weight, dOutput,
+                 layer.activated, block.mlp.down.weight, rows);
+  addRows(d.middle, dOutput, rows);
+  activateBackward(d, layer, rows);
+  linearBackward(d.middleNormed, gradient.mlp.up.weight, d.up,
+                 layer.middleNormed, block.mlp.up.weight, rows);
+  linearBackward(d.middleNormed, gradient.mlp.gate.weight, d.gate,
+                 layer.middleNormed, block.mlp.gate.weight, rows);
+  rmsNormBackward(d.middle, gradient.mlp_norm.weight, d.middleNormed,
+                  layer.middle, block.mlp_norm.weight, rows, eps);
+
+  linearBackward(d.attended, gradient.attention.out.weight, d.middle,
+                 layer.attended, block.attention.out.weight, rows);
+  addRows(d.input, d.middle, rows);
+  attendBackward(d, layer, tree, rows);
+  rotate(d.k, tree, rows, -1);
+  rotate(d.q, tree, rows, -1);
+  linearBackward(d.normed, gradient.attention.value.weight, d.v,
+                 layer.normed, block.attention.value.weight, rows);
+  linearBackward(d.normed, gradient.attention.key.weight, d.k,
+                 layer.normed, block.attention.key.weight, rows);
+  linearBackward(d.normed, gradient.attention.query.weight, d.q,
+                 layer.normed, block.attention.query.weight, rows);
+  rmsNormBackward(d.input, gradient.attention_norm.weight, d.normed,
+                  layer.input, block.attention_norm.weight, rows, eps);
+}
+
+// Read the nodes that were added to a tree since the last time, all at once.
+function read(tree) {
+  const { policy, layers } = tree;
+  const total = tree.tokens.length;
+  const rows = Array.from({ length: total - tree.numRead }, (_, i) => tree.numRead + i);
+  for (const matrix of tree.matrices()) matrix.grow(total);
+  for (const row of rows) layers[0].input.row(row).set(rowOf(policy.embed.weight, tree.tokens[row]));
+  policy.blocks.forEach((block, i) => {
+    const output = i + 1 < layers.length ? layers[i + 1].input : tree.output;
+    readBlock(block, layers[i], output, tree, rows);
+  });
+  rmsNorm(tree.hidden, tree.output, policy.norm.weight, rows, policy.cfg.eps);
+  tree.numRead = total;
+}
+
+function rowOf({ data, I }, row) {
+  return data.subarray(row * I, (row + 1) * I);
+}
+
+// Of each of these nodes, how likely every next token is, and the entropy in nats.
+function predict(tree, nodes) {
+  const { embed } = tree.policy;
+  const rows = [...new Set(nodes)].filter((node) => tree.next[node] === undefined);
+  const logits = new Matrix(embed.weight.O, tree.tokens.length);
+  linear(logits, tree.hidden, embed.weight, rows);
+  for (const row of rows) {
+    const p = logits.row(row).slice();
+    softmax(p, tree.temperature);
+    let entropy = 0;
+    for (const chance of p) if (chance > 0) entropy -= chance * Math.log(chance);
+    tree.next[row] = { p, entropy };
+  }
+}
+
+// Add to `gradient` that of - sum_i pushes[i] sum_t log pi(o_t), over completions i of a tree.
+function backward(gradient, tree, completions, pushes) {
+  const { policy, layers } = tree;
+  const { D, H, KV, F, eps } = policy.cfg;
+  const total = tree.tokens.length;
+
+  // the gradient of the logits: p, and -1 more at the token that was chosen
+  const dLogits = new Matrix(policy.embed.weight.O, total);
+  const predicting = new Set();
+  completions.forEach(({ tokens, nodes }, i) => {
+    if (pushes[i] === 0) return;
+    const push = pushes[i] / tree.temperature;
+    tokens.forEach((token, t) => {
+      const slopes = dLogits.row(nodes[t]);
+      const { p } = tree.next[nodes[t]];
+      for (let v = 0; v < p.length; v++) slopes[v] += push * p[v];
+      slopes[token] -= push;
+      predicting.add(nodes[t]);
+    });
+  });
+  const rows = [...new Set([...predicting].flatMap((node) => [...tree.paths[node]]))];
+
+  // backwards through all that was computed
+  const dHidden = new Matrix(D, total);
+  let dOutput = new Matrix(D, total);
+  linearBackward(dHidden, gradient.embed.weight, dLogits, tree.hidden, policy.embed.weight,
+                 [...predicting]);
+  rmsNormBackward(dOutput, gradient.norm.weight, dHidden, tree.output, policy.norm.weight, rows,
+                  eps);
+  for (let i = layers.length - 1; i >= 0; i--) {
+    const d = {};
+    for (const [name, part] of Object.entries(layers[i])) {
+      if (part instanceof Matrix) d[name] = new Matrix(part.columns, total);
+    }
+    readBlockBackward(gradient.blocks[i], d, dOutput, policy.blocks[i], layers[i], tree, rows);
+    dOutput = d.input;
+  }
+  for (const row of rows) {
+    const slopes = rowOf(gradient.embed.weight, tree.tokens[row]);
+    dOutput.row(row).forEach((slope, i) => slopes[i] += slope);
+  }
+}
+
+// ---- 7. rollouts -----------------------------------------------------------------------------
+
+// One token by inverse CDF, or the likeliest without a uniform number. (V) -> token
+function sampleToken(p, uniform) {
+  if (uniform === null) return p.indexOf(Math.max(...p));
+  let cdf = 0;
+  for (let v = 0; v < p.length; v++) {
+    cdf += p[v];
+    if (uniform < cdf) return v;
+  }
+  return p.findLastIndex((chance) => chance > 0);       // the sum ends near 1
+}
+
+// Complete prompts in a tree, one token of each at a time. uniforms[i * T + t] draws token t of
+// completion i; without them, decoding is greedy. Yields after each token, and returns, the
+// completions: tokens, and the nodes that each was predicted from.
+function* rollout(tree, prompts, uniforms = null) {
+  const { cfg } = tree.policy;
+  const { EOS, T } = cfg;
+  const completions = prompts.map((prompt) => ({ prompt, tokens: [], nodes: [] }));
+  let ends = prompts.map((prompt) => tree.addAll(-1, encodePrompt(prompt, cfg)));
+  let rows = prompts.map((_, i) => i);                  // those that have not ended
+  for (let t = 0; t < T && rows.length > 0; t++) {
+    read(tree);
+    predict(tree, rows.map((i) => ends[i]));
+    for (const i of rows) {
+      const { p } = tree.next[ends[i]];
+      const token = sampleToken(p, uniforms && uniforms[i * T + t]);
+      completions[i].tokens.push(token);
+      completions[i].nodes.push(ends[i]);
+    }
+    yield completions;
+    rows = rows.filter((i) => completions[i].tokens[t] !== EOS);
+    if (t + 1 < T) for (const i of rows) ends[i] = tree.add(ends[i], completions[i].tokens[t]);
+  }
+  return completions;
+}
+
+// What a generator returns in the end.
+function finish(generator) {
+  for (;;) {
+    const { value, done } = generator.next();
+    if (done) return value;
+  }
+}
+
+function completionText({ tokens }, cfg) {
+  return decode(tokens.filter((token) => token !== cfg.EOS), cfg);
+}
+
+// log pi(o_1), log pi(o_2) ... of a completion that a tree predicted
+function logProbs(tree, { tokens, nodes }) {
+  return tokens.map((token, t) => Math.log(tree.next[nodes[t]].p[token]));
+}
+
+// The same completions, as another tree (of another policy) predicts them.
+function score(tree, completions) {
+  const { cfg } = tree.policy;
+  const again = completions.map(({ prompt, tokens }) => {
+    let node = tree.addAll(-1, encodePrompt(prompt, cfg));
+    const nodes = [node];
+    for (const token of tokens.slice(0, -1)) {
+      node = tree.add(node, token);
+      nodes.push(node);
+    }
+    return { prompt, tokens, nodes };
+  });
+  read(tree);
+  predict(tree, again.flatMap(({ nodes }) => nodes));
+  return again;
+}
+
+function uniformNumbers(count, random) {
+  return Float64Array.from({ length: count }, random);
+}
+
+// ---- 8. what the page holds ------------------------------------------------------------------
+
+function bytes(base64) {
+  return Uint8Array.from(atob(base64), (character) => character.charCodeAt(0)).buffer;
+}
+
+// The number that 16 bits stand for: a sign, 5 bits of exponent, 10 of fraction.
+function half(bits) {
+  const sign = bits >> 15 ? -1 : 1;
+  const exponent = bits >> 10 & 31;
+  const fraction = (bits & 1023) / 1024;
+  return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction) : 2 ** -14 * fraction);
+}
+
+// The two policies that build.py packed: the base in half precision, and the trained one as its
+// difference from that, in steps of a size that each weight has. -> { base, trained }
+function unpack(packed, cfg) {
+  const data = Float32Array.from(new Uint16Array(bytes(packed.base)), half);
+  const base = viewWeights(cfg, packed.shapes, data);
+  const trained = copyOf(base);
+  const steps = new Int8Array(bytes(packed.difference));
+  let at = 0;
+  packed.shapes.forEach(([, O, I], i) => {
+    for (const end = at + O * I; at < end; at++) trained.data[at] += steps[at] * packed.scales[i];
+  });
+  return { base, trained };
+}
