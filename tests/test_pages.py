@@ -210,6 +210,7 @@ def test_the_first_page_is_short_enough_to_be_read_to_its_end():
 def test_the_first_screen_has_all_it_should():
     screen = README.split("\n## Run it")[0]
     assert len(screen.splitlines()) <= 25
+    assert re.search(r"\]\((.*?)\)", screen)[1] == "docs/play.html"
     assert "docs/learning.svg" in screen
     assert re.findall(r"\[(\w+)\.py\]\(\1\.py\)", screen) == SCRIPTS
     assert re.findall(r"\(docs/read/(\w+)\.html\)", screen) == [*SCRIPTS, "index"]
@@ -226,7 +227,7 @@ def test_the_first_page_says_how_to_run_it_and_what_to_watch():
 def test_the_first_page_has_a_line_for_each_other_page():
     rows = table("README.md", "Where to go next")
     pages = [re.match(r"\[(.*)\]\(\1\)$", row["page"])[1] for row in rows]
-    others = {*PAGES, "docs/read/index.html", "CHANGELOG.md"} - {"README.md"}
+    others = {*PAGES, "docs/read/index.html", "docs/play.html", "CHANGELOG.md"} - {"README.md"}
     assert sorted(pages) == sorted(others)
     assert all(row["what is in it"] for row in rows)
 

@@ -30,14 +30,17 @@ DATA = re.compile('<script id="data" type="application/json">(.*?)</script>', re
 def pack(base, trained):
     """The weights of two policies, which have the same names and shapes, as text. A vector is a
     matrix of one column. -> dict for JSON"""
-    halves = {name: weight.half() for name, weight in base.items()}
-    differences = {name: trained[name] - half.float() for name, half in halves.items()}
-    scales = {name: difference.abs().max().clamp(min=1e-12).item() / 127
-              for name, difference in differences.items()}
-    steps = {name: (difference / scales[name]).round().to(torch.int8)
-             for name, difference in differences.items()}
+    halves = {}
+    steps = {}
+    scales = []
+    for name, weight in base.items():
+        halves[name] = weight.half()
+        difference = trained[name] - halves[name].float()
+        scale = max(difference.abs().max().item(), 1e-12) / 127
+        steps[name] = (difference / scale).round().to(torch.int8)
+        scales.append(scale)
     return {"shapes": [[name, *shape(weight)] for name, weight in base.items()],
-            "scales": list(scales.values()),
+            "scales": scales,
             "base": encode(halves, "<f2"),
             "difference": encode(steps, "i1")}
 
@@ -55,14 +58,20 @@ def num_weights(packed):
 def encode(weights, kind):
     """All tensors, one behind the other, as text. kind: of a number, as numpy calls it"""
     flat = torch.cat([weight.flatten() for weight in weights.values()])
-    return base64.b64encode(flat.numpy().astype(kind).tobytes()).decode()
+    numbers = flat.numpy().astype(kind)
+    return base64.b64encode(numbers.tobytes()).decode()
+
+
+def decode(text, dtype):
+    """What encode() wrote. -> (n,)"""
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=dtype)
 
 
 def unpack(packed):
     """The weights as the page computes with them: of the base, and of the trained policy. -> two
     dicts of float32"""
-    halves = torch.frombuffer(bytearray(base64.b64decode(packed["base"])), dtype=torch.float16)
-    steps = torch.frombuffer(bytearray(base64.b64decode(packed["difference"])), dtype=torch.int8)
+    halves = decode(packed["base"], torch.float16)
+    steps = decode(packed["difference"], torch.int8)
     base = {}
     trained = {}
     start = 0
@@ -85,7 +94,8 @@ def count_changed(script, cfg, task, weights, packed_weights):
         policy = script.GPT(cfg)
         policy.load_state_dict(state)
         answers.append(script.rollout(policy, prompts, problems, task, cfg).tokens)
-    return int((answers[0] != answers[1]).any(dim=1).sum())
+    is_changed = (answers[0] != answers[1]).any(dim=1)
+    return int(is_changed.sum())
 
 
 # ---- 2. the run ------------------------------------------------------------------------------
@@ -111,8 +121,7 @@ def check_run(folder, config):
     for name, value in wanted.items():
         if flags[name] != value:
             raise ValueError(f"{folder}: was trained with --{name} {flags[name]}; name a run of "
-                             f"arithmetic{' from the base' if name == 'init_from' else ''} "
-                             "that was rewarded for right answers alone")
+                             "arithmetic, from the base, that was rewarded for right answers alone")
     if config["script"] == "dpo.py":
         raise ValueError(f"{folder}: is a run of dpo.py, which learns from pairs; name a run of a "
                          "script that learns from rewards")
@@ -169,16 +178,19 @@ def assemble(data):
     template = string.Template((FOLDER / "page.html").read_text(encoding="utf-8"))
     run, cfg = data["run"], data["cfg"]
     low, high = cfg["minOperands"], cfg["maxOperands"]
+    size = num_weights(data["packed"])
+    data_text = json.dumps(data).replace("<", r"\u003c")       # so that it cannot end its element
     text = template.substitute(
         style=style, style_hash=sha256(style),
         script_text=script, script_hash=sha256(script),
         script=run["script"], steps=run["steps"],
         base=round(100 * run["base"]), trained=round(100 * run["trained"]),
-        num_weights=f"{num_weights(data['packed']):,}", learning_rate=cfg["learningRate"],
+        num_weights=f"{size:,}", learning_rate=cfg["learningRate"],
         operands=high if low == high else f"{low} to {high}",
-        data=json.dumps(data).replace("<", r"\u003c"))
-    if len(text.encode()) > MOST_BYTES:
-        raise ValueError(f"the page would have {len(text.encode()) // 1000} kB, more than "
+        data=data_text)
+    num_bytes = len(text.encode())
+    if num_bytes > MOST_BYTES:
+        raise ValueError(f"the page would have {num_bytes // 1000} kB, more than "
                          f"{MOST_BYTES // 1000}; name a run of a smaller policy")
     return text
 
