@@ -126,7 +126,8 @@ function majority(answers) {
   return best;
 }
 
-// How often the majority of k answers is right, over groups of k of them.
+// How often the majority of k answers is `right`, over the blocks of k of them; numbers are written
+// as `right` is, without zeros in front. k is at most their number.
 function majAtK(right, answers, k) {
   const wins = [];
   for (let start = 0; start + k <= answers.length; start += k) {

@@ -71,10 +71,15 @@ function pose(next) {
   showLiveAnswer();
 }
 
-// What was typed, if it is short enough.
+// A problem as the policies have read them, of what people type.
+function normalized(typed) {
+  const prompt = typed.replace(/\s/g, "").replace(/[×·]/g, "*").replace(/[−–]/g, "-");
+  return prompt.endsWith("=") ? prompt : prompt + "=";
+}
+
+// Ask what was typed, if it is short enough.
 function poseTyped() {
-  const typed = byId("problem").value.trim();
-  const prompt = typed.endsWith("=") ? typed : typed + "=";
+  const prompt = normalized(byId("problem").value);
   const length = utf8.encode(prompt).length;
   if (length > cfg.promptWidth) {
     byId("truth").textContent = `This has ${length} bytes with its =; the policies have never ` +

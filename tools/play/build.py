@@ -127,6 +127,18 @@ def check_run(folder, config):
                          "script that learns from rewards")
 
 
+def read_summary(folder):
+    """How long a run took, and what its policies got right. ValueError if it does not say."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        return {"steps": summary["steps"], "base": summary["base"]["greedy"],
+                "trained": summary["trained"]["greedy"]}
+    except OSError:
+        raise ValueError(f"{folder}: has not ended; resume it") from None
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{folder}: its summary.json is damaged; name another run") from None
+
+
 def sizes(script, cfg, task):
     """What the engine has to know of the policy, the tokenizer and the task; letters as in the
     shapes of the scripts, F is the width of the MLP. -> dict"""
@@ -145,10 +157,7 @@ def read(folder):
     script, cfg = read_run(folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     check_run(folder, config)
-    try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except OSError:
-        raise ValueError(f"{folder}: has not ended; resume it") from None
+    run = {"script": config["script"], **read_summary(folder)}
     task = common.load_task(cfg, script.verify)
     weights = read_weights(folder, script, cfg)
     packed = pack(*weights)
@@ -157,8 +166,6 @@ def read(folder):
         if changed > 0:
             raise ValueError(f"{folder}: packed, the policy {name} answers {changed} of "
                              f"{NUM_CHECKED} problems otherwise; name another run")
-    run = {"script": config["script"], "steps": summary["steps"],
-           "base": summary["base"]["greedy"], "trained": summary["trained"]["greedy"]}
     return {"cfg": sizes(script, cfg, task), "run": run, "packed": packed}
 
 

@@ -14,6 +14,8 @@
 // H heads, KV key/value heads, hd head size. A linear layer's weight is (O, I), as in torch.
 
 // ---- 2. the algorithm ------------------------------------------------------------------------
+// There: advantages, policy_loss, aggregate. Here a batch is used for one step, so that all ratios
+// are 1, nothing is clipped, and the gradient of (3) is that of -A log pi(o_t).
 
 // Of each method: how much better a reward r did than its group of G with this mean and std, and
 // what a token of an answer weighs that has so many of at most T.
@@ -76,6 +78,7 @@ function pushes(A, completions, method, T, B) {
 }
 
 // ---- 3. the update ---------------------------------------------------------------------------
+// There: update, with torch's clip_grad_norm_ and AdamW. The gradient itself: backward, below.
 
 // One step of AdamW with torch's defaults and no weight decay, along a gradient that is first cut
 // to norm 1. -> the norm before
@@ -102,6 +105,7 @@ function newOptimizer(policy) {
 }
 
 // ---- 5. tokenizer ----------------------------------------------------------------------------
+// There: TOKENIZER, encode_prompts, decode. The verifier stands in arithmetic.js.
 
 const utf8 = new TextEncoder();
 
@@ -125,6 +129,7 @@ function decode(ids, cfg) {
 }
 
 // ---- 6. the policy ---------------------------------------------------------------------------
+// There: rotate, Attention, MLP, Block, GPT, Cache, logprobs, score.
 
 // A matrix of some columns to which rows can be added; new ones are 0.
 class Matrix {
@@ -552,7 +557,7 @@ function backward(gradient, tree, completions, pushes) {
   const { D, H, KV, F, eps } = policy.cfg;
   const total = tree.tokens.length;
 
-  // the gradient of the logits: p, and -1 more at the token that was chosen
+  // of -log softmax(logits / temperature)[token]: p, less 1 at the token, all over temperature
   const dLogits = new Matrix(policy.embed.weight.O, total);
   const predicting = new Set();
   completions.forEach(({ tokens, nodes }, i) => {
@@ -590,6 +595,7 @@ function backward(gradient, tree, completions, pushes) {
 }
 
 // ---- 7. rollouts -----------------------------------------------------------------------------
+// There: sample_token, rollout, completion_texts.
 
 // One token by inverse CDF, or the likeliest without a uniform number. (V) -> token
 function sampleToken(p, uniform) {
@@ -665,7 +671,7 @@ function uniformNumbers(count, random) {
   return Float64Array.from({ length: count }, random);
 }
 
-// ---- 8. what the page holds ------------------------------------------------------------------
+// ---- what the page holds ---------------------------------------------------------------------
 
 function bytes(base64) {
   return Uint8Array.from(atob(base64), (character) => character.charCodeAt(0)).buffer;

@@ -111,13 +111,6 @@ function showLearnButton() {
   byId("learn").disabled = isTraining || !hasSignal(rewards) || changes !== null;
 }
 
-// Make `yours` a copy of another policy.
-function beginFrom(name) {
-  policies.yours = copyOf(policies[name]);
-  Object.assign(yours, { optimizer: newOptimizer(policies.yours), steps: 0, from: name });
-  fillSelect(byId("group-policy"), Object.keys(policies), "yours");
-}
-
 // One real optimizer step on the group, and how likely its answers are then.
 function learnFromGroup() {
   const { name, tree, completions, rewards } = group;
@@ -136,6 +129,7 @@ function learnFromGroup() {
     likelihood(after, scored[i]) - likelihood(tree, completion));
   showGroup();
   answerAll();
+  showLiveAnswer();
   forgetCounts();
 }
 

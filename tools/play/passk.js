@@ -40,6 +40,7 @@ async function countMore() {
   }
   isCounting = false;
   byId("count").textContent = "Sample 25 more";
+  byId("count").disabled = false;
   byId("count-anew").disabled = false;
 }
 
@@ -71,7 +72,8 @@ function clearCounts() {
 
 byId("count").addEventListener("click", () => {
   if (isCounting) {
-    isCounting = false;
+    isCounting = false;                                 // after the problem that is under way
+    byId("count").disabled = true;
   } else {
     countMore();
   }

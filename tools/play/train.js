@@ -39,7 +39,8 @@ async function trainStep(P, method) {
 }
 
 async function train() {
-  if (policies.yours === undefined) beginFrom("base");
+  const hasBegun = policies.yours !== undefined && yours.from === "base";
+  if (!hasBegun) beginFrom("base");
   setTraining(true);
   let isDone = false;
   while (isTraining && !isDone) {
@@ -49,6 +50,7 @@ async function train() {
     const recent = history.slice(-5).map(({ reward }) => reward);
     isDone = recent.length === 5 && mean(recent) >= ENOUGH;
   }
+  byId("train-button").disabled = true;
   if (isDone) await examine();
   setTraining(false);
   forgetCounts();
@@ -60,22 +62,28 @@ async function train() {
 function setTraining(isOn) {
   isTraining = isOn;
   byId("train-button").textContent = isOn ? "Pause" : history.length ? "Go on" : "Train";
+  byId("train-button").disabled = false;
   byId("start-over").disabled = isOn;
   showLearnButton();
 }
 
-function startOver() {
-  beginFrom("base");
+// Make `yours` a copy of another policy, of which nothing is known yet.
+function beginFrom(name) {
+  policies.yours = copyOf(policies[name]);
+  Object.assign(yours, { optimizer: newOptimizer(policies.yours), steps: 0, from: name });
+  fillSelect(byId("group-policy"), Object.keys(policies), "yours");
   history = [];
+  forgetCounts();
+  showCurves();
+  showIntroduction();
   byId("exam").hidden = true;
   byId("live-group").replaceChildren();
-  setTraining(false);
-  forgetCounts();
-  showIntroduction();
-  showCurves();
-  answerAll();
-  showLiveAnswer();
-  sampleGroup();
+  byId("train-button").textContent = "Train";
+}
+
+function startOver() {
+  beginFrom("base");
+  pose(problem);
 }
 
 // ---- what is seen of it ----------------------------------------------------------------------
@@ -177,6 +185,7 @@ fillSelect(byId("train-method"), Object.keys(METHODS), "GRPO");
 byId("train-button").addEventListener("click", () => {
   if (isTraining) {
     isTraining = false;                                 // after the step that is under way
+    byId("train-button").disabled = true;
   } else {
     train();
   }
