@@ -1,6 +1,7 @@
 """The playground as a reader uses it, in Chromium: asked, read with the keyboard, and trained. The
 page is made of the policies in docs/play.html and today's parts; what it computes is tested in
 test_play.py, without a browser."""
+import math
 import re
 import shutil
 import time
@@ -12,6 +13,14 @@ from tools.play import build
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")    # else playwright's own
 
+# A page draws its numbers by Math.random; here, the same ones each time (a linear generator).
+SEEDED = """
+let state = 7;
+Math.random = () => {
+  state = (state * 1103515245 + 12345) % 2147483648;
+  return state / 2147483648;
+};
+"""
 HOSTILE = "<img src=x onerror='window.hacked=1'>"
 WIDTHS = (1300, 400)
 
@@ -55,6 +64,7 @@ def open_page(browser, address):
         options = {"viewport": {"width": 1300, "height": 900}, "reduced_motion": "reduce"}
         context = browser.new_context(**(options | how))
         contexts.append(context)
+        context.add_init_script(SEEDED)
         page = context.new_page()
         listen(page)
         page.goto(address)
@@ -109,7 +119,7 @@ def shown_group(page):
     """Rewards and advantages as they are written in the rows of the group."""
     rows = page.locator("#group-rows .row").all()
     rewards = [int(row.locator(".reward").text_content()[-1]) for row in rows]
-    written = [row.locator(".advantage > span").last.text_content() for row in rows]
+    written = [row.locator(".advantage [title=advantage]").text_content() for row in rows]
     return rewards, [float(text.replace("−", "-")) for text in written]
 
 
@@ -282,15 +292,14 @@ def test_a_group_without_signal_teaches_nothing_and_says_so(page):
 
 def test_one_step_on_a_group_changes_how_likely_its_answers_are(page):
     draw_signal(page)
-    rewards, _ = shown_group(page)
     assert page.text_content("#learn") == "Learn from it (yours: base + 1 step)"
     page.click("#learn")
-    changes = [float(text[1:]) for text in
-               page.locator("#group-rows .advantage strong").all_text_contents()]
-    right = [change for change, r in zip(changes, rewards) if r]
-    wrong = [change for change, r in zip(changes, rewards) if not r]
-    assert len(changes) == 8
-    assert sum(right) / len(right) > 1 and sum(right) / len(right) > sum(wrong) / len(wrong)
+    changes = page.evaluate("() => group.changes")
+    shown = page.locator("#group-rows .advantage strong").all_text_contents()
+    assert shown == [f"×{math.exp(change):.2f}" for change in changes]
+    lengths = page.evaluate("() => group.completions.map(({ tokens }) => tokens.length)")
+    _, A = shown_group(page)
+    assert sum(a * change / n for a, change, n in zip(A, changes, lengths)) > 0.01
     assert page.locator("#answers h3").all_text_contents() == ["base", "trained", "yours"]
     assert page.is_disabled("#learn")
     page.click("#sample")
@@ -341,3 +350,13 @@ def test_pass_at_k_is_drawn_as_it_is_sampled_and_can_be_stopped(page):
     assert ends["trained pass"] >= 0.95
     page.click("#count-anew")
     assert "nothing yet" in page.locator("#passk-chart svg").get_attribute("aria-label")
+
+
+def test_the_chart_of_pass_at_k_has_the_means_over_problems(page):
+    page.evaluate("""() => {
+        counts = { base: [{ pass: [0, 0, 0, 0.5, 1, 1], maj: [0, 0, 0, 0, 0, 0] },
+                          { pass: [0, 0, 0, 0, 0.5, 0.5], maj: [0, 0, 0, 0, 0.5, 0.5] }] };
+        showCounts(); }""")
+    label = page.locator("#passk-chart svg").get_attribute("aria-label")
+    assert label.endswith("base pass 0.75, base maj 0.25")
+    assert page.text_content("#count-status").startswith("2 held-out problems")
