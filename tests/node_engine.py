@@ -20,7 +20,7 @@ READ = """
 const kinds = { Float32Array, Float64Array };
 const given = JSON.parse(require("fs").readFileSync(0, "utf8"), (key, value) => {
   const kind = kinds[value?.kind];
-  return kind ? new kind(bytes(value.base64)) : value;
+  return kind ? new kind(bytesOfBase64(value.base64)) : value;
 });
 const { inputs, stored } = given;
 const cfg = stored?.cfg;

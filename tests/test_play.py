@@ -128,7 +128,7 @@ READ = """
 const result = {};
 for (const [name, policy] of Object.entries({ base, trained })) {
   const tree = new Tree(policy, inputs.temperature);
-  const again = score(tree, inputs.completions);
+  const again = readAgain(tree, inputs.completions);
   const nodes = again.flatMap((completion) => completion.nodes);
   const logits = new Matrix(policy.embed.weight.O, tree.tokens.length);
   linear(logits, tree.hidden, policy.embed.weight, [...new Set(nodes)]);
@@ -219,7 +219,7 @@ return {
   completions,
   texts: completions.map((completion) => completionText(completion, cfg)),
   logps: completions.map((completion) => logProbs(tree, completion)),
-  again: score(other, completions).map((completion) => logProbs(other, completion)),
+  again: readAgain(other, completions).map((completion) => logProbs(other, completion)),
   unread: tree.tokens.length - tree.numRead,
 };
 """
@@ -296,7 +296,7 @@ const found = {};
 const tree = new Tree(base, inputs.temperature);
 const other = new Tree(base, inputs.temperature);
 const sampled = finish(rollout(tree, inputs.prompts, inputs.uniforms));
-const again = score(other, sampled);
+const again = readAgain(other, sampled);
 found.completions = sampled;
 for (const method of Object.keys(METHODS)) {
   const factors = inputs.rewards.flatMap((rewards, i) => {
@@ -368,7 +368,7 @@ def test_gradients_add_up_and_without_a_push_there_is_none(case):
     completions = made_up_completions()[:6]
     found = run(case.stored, """
         const tree = new Tree(base, inputs.temperature);
-        const again = score(tree, inputs.completions);
+        const again = readAgain(tree, inputs.completions);
         const factors = [[0.5, -2, 0, 1, 0, 0.25], [0, -1.5, 0, 1, 0, 0.25], [0, 0, 0, 0, 0, 0]];
         const gradients = factors.map((pushes) => {
           const gradient = zerosLike(base);
@@ -809,3 +809,9 @@ def test_a_page_that_is_too_large_or_cannot_be_written_is_refused_in_one_line(
     assert stop.value.code == 2 and not (tmp_path / output).exists()
     assert printed.err.startswith("error: ") and printed.err.count("\n") == 1
     assert said in printed.err
+
+
+def test_no_line_of_the_page_is_wider_than_those_of_the_scripts():
+    for path in (ROOT / "tools/play").iterdir():
+        if path.is_file():
+            assert max(map(len, path.read_text(encoding="utf-8").splitlines()), default=0) <= 100

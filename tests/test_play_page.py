@@ -108,18 +108,18 @@ def train_until(page, num_steps):
     """Press Train, wait for some steps, and pause."""
     page.click("#train-button")
     end = time.monotonic() + 120
-    while page.evaluate("() => history.length") < num_steps and time.monotonic() < end:
+    while page.evaluate("() => log.length") < num_steps and time.monotonic() < end:
         page.wait_for_timeout(50)
-    assert page.is_disabled("#start-over") and page.is_disabled("#learn")
+    assert page.is_disabled("#start-over") and page.is_disabled("#count")
     page.click("#train-button")
     page.locator("#train-button", has_text="Go on").wait_for()
 
 
 def shown_group(page):
     """Rewards and advantages as they are written in the rows of the group."""
-    rows = page.locator("#group-rows .row").all()
+    rows = page.locator("#group-rows .row:not(.head)").all()
     rewards = [int(row.locator(".reward").text_content()[-1]) for row in rows]
-    written = [row.locator(".advantage [title=advantage]").text_content() for row in rows]
+    written = [row.locator(".advantage .number").text_content() for row in rows]
     return rewards, [float(text.replace("−", "-")) for text in written]
 
 
@@ -130,7 +130,7 @@ def test_all_sections_are_there_without_a_message_or_a_request(page):
                 "Was it there all along?", "Small print"]
     assert page.locator("h2").all_text_contents() == expected
     assert page.locator("#answers .card").count() == 2
-    assert page.locator("#group-rows .row").count() == 8
+    assert page.locator("#group-rows .row:not(.head)").count() == 8
 
 
 def test_no_script_but_its_own_runs_and_nothing_can_be_fetched(page):
@@ -160,7 +160,7 @@ def test_markup_in_a_completion_stays_text(page):
     page.evaluate("""(text) => {
         const written = [...utf8.encode(text), cfg.EOS];
         rollout = function* (tree, prompts) {
-            const completions = score(tree, prompts.map((prompt) => ({ prompt, tokens: written })));
+            const completions = readAgain(tree, prompts.map((prompt) => ({ prompt, tokens: written })));
             yield completions;
             return completions;
         };
@@ -239,7 +239,7 @@ def test_the_arrow_keys_go_from_token_to_token_and_show_what_else_might_have_sto
     focused = "() => document.activeElement.textContent"
     assert page.evaluate(focused) == texts[0]
     assert page.locator("#tip").is_visible()
-    chances = page.locator("#tip output").all_text_contents()
+    chances = page.locator("#tip span").all_text_contents()
     assert page.locator("#tip .own code").text_content() == texts[0]
     assert len(chances) in (5, 6)
     for key, at in (("ArrowRight", 1), ("End", -1), ("Home", 0), ("ArrowLeft", 0)):
@@ -308,17 +308,32 @@ def test_one_step_on_a_group_changes_how_likely_its_answers_are(page):
 
 # ---- train, and count ------------------------------------------------------------------------
 
+def test_nothing_else_learns_or_counts_while_it_trains(page):
+    draw_signal(page)
+    assert page.is_enabled("#learn") and page.is_enabled("#count")
+    page.click("#train-button")
+    for paused in (False, True):
+        if paused:
+            page.click("#train-button")
+        found = page.evaluate("""() => {
+            sampleGroup();                              // also in the step that is still under way
+            const ids = ["learn", "count", "start-over"];
+            return [activity, ids.map((id) => byId(id).disabled)]; }""")
+        assert found in (["training", [True, True, True]], [None, [False, False, False]])
+    page.locator("#train-button", has_text="Go on").wait_for()
+
+
 def test_it_pauses_goes_on_and_starts_over(page):
     train_until(page, 2)
-    steps = page.evaluate("() => history.length")
+    steps = page.evaluate("() => log.length")
     page.wait_for_timeout(200)
-    assert page.evaluate("() => [yours.steps, history.length]") == [steps, steps]
+    assert page.evaluate("() => [yours.steps, log.length]") == [steps, steps]
     assert page.text_content("#train-status").startswith(f"Step {steps}:")
     train_until(page, steps + 1)
     assert page.evaluate("() => yours.steps") > steps
     page.click("#start-over")
     assert page.text_content("#train-button") == "Train"
-    assert page.evaluate("() => [yours.steps, history.length]") == [0, 0]
+    assert page.evaluate("() => [yours.steps, log.length]") == [0, 0]
     assert page.evaluate("() => policies.yours.data.every((x, i) => x === base.data[i])")
 
 
@@ -339,10 +354,11 @@ def test_the_base_learns_to_answer_95_of_100_held_out_problems(page):
 
 def test_pass_at_k_is_drawn_as_it_is_sampled_and_can_be_stopped(page):
     page.click("#count")
-    page.locator("#count-status", has_text="held-out problems").wait_for()
+    page.locator("#num-counted", has_text=re.compile("[1-9]")).wait_for()
+    assert page.is_disabled("#train-button") and page.is_disabled("#learn")
     page.click("#count")
     page.locator("#count", has_text="Sample 25 more").wait_for()
-    count = int(page.text_content("#count-status").split()[0])
+    count = int(page.text_content("#num-counted"))
     assert 1 <= count <= 25
     label = page.locator("#passk-chart svg").get_attribute("aria-label")
     ends = {name: float(value) for name, value in re.findall(r"(\w+ \w+) (\d\.\d\d)", label)}
@@ -359,4 +375,4 @@ def test_the_chart_of_pass_at_k_has_the_means_over_problems(page):
         showCounts(); }""")
     label = page.locator("#passk-chart svg").get_attribute("aria-label")
     assert label.endswith("base pass 0.75, base maj 0.25")
-    assert page.text_content("#count-status").startswith("2 held-out problems")
+    assert page.text_content("#num-counted") == "2"

@@ -80,6 +80,13 @@ function solve(prompt) {
   }
 }
 
+// Whether a prompt looks like those of the task: one number, and each sign in brackets of its own.
+function hasTaskForm(prompt) {
+  const opened = /^\(*/.exec(prompt)[0].length;
+  const signs = prompt.match(/[-+*][1-9]\)/g) ?? [];
+  return opened === signs.length && /^\(+[1-9]([-+*][1-9]\))+=$/.test(prompt);
+}
+
 // Numbers in 0 .. 1 that are a function of the seed (mulberry32). -> a function like Math.random
 function generator(seed) {
   return () => {

@@ -2,10 +2,10 @@
 
 let problem = sampleProblem(Math.random, true, cfg);    // { prompt, answer }, asked in all sections
 
-// A card with the answer of a policy, which grows as it is written.
-async function writeAnswer(name, card) {
+// A card with the answer of a policy, which grows as it is written. said: the verdicts so far
+async function writeAnswer(name, card, said) {
   const verdict = element("strong");
-  const line = emptyLine();
+  const line = emptyLine(`answer of ${name}`);
   const facts = element("small");
   const head = element("h3", { class: `dot ${name}` }, name);
   card.replaceChildren(element("div", { class: "split" }, head, verdict), line, facts);
@@ -20,12 +20,15 @@ async function writeAnswer(name, card) {
     addToken(line, tokenElement(tokens.at(-1), tree.next[nodes.at(-1)]));
     if (tokens.at(-1) === cfg.EOS || tokens.length === cfg.T) {
       showVerdict(verdict, answer, completionText(completion, cfg));
+      said[name] = verdict.textContent;
+      say(Object.entries(said).map((pair) => pair.join(": ")).join("; "));
       facts.append(factsOf(tree, completion));
     }
     if (mayMove) await pause(28);
   }
 }
 
+// What the verifier says of an answer.
 function showVerdict(node, answer, text) {
   const found = extract(text);
   if (answer === null) {
@@ -40,7 +43,7 @@ function showVerdict(node, answer, text) {
 }
 
 function factsOf(tree, completion) {
-  const likelihood = Math.exp(logProbs(tree, completion).reduce((sum, x) => sum + x, 0));
+  const likelihood = Math.exp(logLikelihood(tree, completion));
   const entropy = mean(completion.nodes.map((node) => tree.next[node].entropy));
   return `${completion.tokens.length} tokens · all of it was ${percent(likelihood)} likely · ` +
          `entropy ${entropy.toFixed(2)} nats a token`;
@@ -54,13 +57,15 @@ function answerAll() {
     byId("truth").textContent = "No sum of whole numbers with + − * and brackets: they will " +
                                 "answer, but nobody can check it.";
   } else {
-    const note = isHeldOut(prompt) ? " It was kept from training." : "";
+    const isKept = hasTaskForm(prompt) && isHeldOut(prompt);
+    const note = isKept ? " The problem was kept from training." : "";
     byId("truth").textContent = `The right answer is ${answer}.${note}`;
   }
   const names = Object.keys(policies);
   const cards = names.map(() => element("div", { class: "card" }));
   byId("answers").replaceChildren(...cards);
-  names.forEach((name, i) => writeAnswer(name, cards[i]));
+  const said = {};
+  names.forEach((name, i) => writeAnswer(name, cards[i], said));
 }
 
 // Ask another problem everywhere.
@@ -83,7 +88,7 @@ function poseTyped() {
   const length = utf8.encode(prompt).length;
   if (length > cfg.promptWidth) {
     byId("truth").textContent = `This has ${length} bytes with its =; the policies have never ` +
-                                `read more than ${cfg.promptWidth}.`;
+      `read more than ${cfg.promptWidth}. Below are still the answers to ${problem.prompt}`;
   } else {
     pose({ prompt, answer: solve(prompt) });
   }

@@ -131,8 +131,8 @@ def read_summary(folder):
     """How long a run took, and what its policies got right. ValueError if it does not say."""
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        return {"steps": summary["steps"], "base": summary["base"]["greedy"],
-                "trained": summary["trained"]["greedy"]}
+        return {"steps": summary["steps"], "problems": summary["base"]["problems"],
+                "base": summary["base"]["greedy"], "trained": summary["trained"]["greedy"]}
     except OSError:
         raise ValueError(f"{folder}: has not ended; resume it") from None
     except (ValueError, KeyError, TypeError):
@@ -157,7 +157,8 @@ def read(folder):
     script, cfg = read_run(folder)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     check_run(folder, config)
-    run = {"script": config["script"], **read_summary(folder)}
+    run = {"script": config["script"], "batch_size": cfg.num_prompts * cfg.num_generations,
+           "num_updates": cfg.num_iterations * cfg.num_mini_batches, **read_summary(folder)}
     task = common.load_task(cfg, script.verify)
     weights = read_weights(folder, script, cfg)
     packed = pack(*weights)
@@ -192,7 +193,10 @@ def assemble(data):
         script_text=script, script_hash=sha256(script),
         script=run["script"], steps=run["steps"],
         base=round(100 * run["base"]), trained=round(100 * run["trained"]),
+        num_problems=run["problems"],
         num_weights=f"{size:,}", learning_rate=cfg["learningRate"],
+        max_tokens=cfg["T"], batch_size=run["batch_size"],
+        num_updates=f"{run['num_updates']} step{'s' * (run['num_updates'] > 1)}",
         operands=high if low == high else f"{low} to {high}",
         data=data_text)
     num_bytes = len(text.encode())

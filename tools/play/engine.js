@@ -1,5 +1,8 @@
-// What grpo.py does, for a browser, to be read beside it: the sections have its numbers, the
-// functions its names. Two things are different.
+// What grpo.py does, for a browser, to be read beside it. The sections have its numbers, and each
+// says what stands there that stands here, too. What is not here is in arithmetic.js (the task and
+// the verifier), in train.js (main), or was done in Python (the warm start). Three things differ.
+//
+// There is one optimizer step a batch, so that the policy that learns is the one that sampled.
 //
 // There is no torch. A matrix is a Float32Array, row after row, and below each operation stands its
 // gradient, worked out by hand: fooBackward takes the gradient of what foo returns, and adds to
@@ -8,17 +11,17 @@
 // There is no Cache. All that is read lies in a Tree, in which the parent of a token is the token
 // before it. Texts that begin alike share their beginning, which is read once: the prompt of a
 // group, and the same thought in six of its eight answers. It is read when it is sampled, and what
-// was computed then is all that the gradient needs. That makes a step several times faster.
+// was computed then is all that the gradient needs. That saves most of the work of a step.
 //
 // Shapes: B completions; n nodes of a tree, of which `rows` lists some; V vocabulary, D width,
 // H heads, KV key/value heads, hd head size. A linear layer's weight is (O, I), as in torch.
 
 // ---- 2. the algorithm ------------------------------------------------------------------------
-// There: advantages, policy_loss, aggregate. Here a batch is used for one step, so that all ratios
-// are 1, nothing is clipped, and the gradient of (3) is that of -A log pi(o_t).
+// There: advantages, policy_loss, aggregate. With one step a batch all ratios are 1, nothing is
+// clipped, and the gradient of (3) is that of -A log pi(o_t).
 
-// Of each method: how much better a reward r did than its group of G with this mean and std, and
-// what a token of an answer weighs that has so many of at most T.
+// Of each method: the advantage of a reward r in a group of G rewards with this mean and std; the
+// weight of a token in an answer of this length, of at most T tokens; and both in words.
 const METHODS = {
   "GRPO": {
     advantage: (r, { mean, std }) => (r - mean) / (std + 1e-4),                 // eq. (1)
@@ -70,8 +73,8 @@ function advantages(rewards, method) {
   return rewards.map((r) => hasSignal(rewards) ? METHODS[method].advantage(r, group) : 0);
 }
 
-// How strongly each completion of a group is pushed: the factor of the gradient of log pi(o_t) in
-// that of -(5), which is the mean over B completions. (G) -> (G)
+// The factor of the gradient of log pi(o_t) in minus the gradient of (5), or of what the method has
+// in its place: advantage * weight / B, for each completion of a group. (G) -> (G)
 function pushes(A, completions, method, T, B) {
   return completions.map(({ tokens }, i) =>
     A[i] * METHODS[method].tokenWeight(tokens.length, T) / B);
@@ -80,18 +83,18 @@ function pushes(A, completions, method, T, B) {
 // ---- 3. the update ---------------------------------------------------------------------------
 // There: update, with torch's clip_grad_norm_ and AdamW. The gradient itself: backward, below.
 
-// One step of AdamW with torch's defaults and no weight decay, along a gradient that is first cut
-// to norm 1. -> the norm before
+// One step of AdamW with torch's defaults and no weight decay. A gradient that is longer than 1 is
+// first scaled down to norm 1. -> the norm before
 function adamW(policy, gradient, optimizer, learningRate) {
   const [beta1, beta2, eps] = [0.9, 0.999, 1e-8];
   const norm = Math.sqrt(gradient.data.reduce((sum, g) => sum + g * g, 0));
-  const cut = Math.min(1, 1 / (norm + 1e-6));
+  const scale = Math.min(1, 1 / (norm + 1e-6));
   const { m, v } = optimizer;
   optimizer.steps += 1;
   const mScale = 1 - beta1 ** optimizer.steps;
   const vScale = 1 - beta2 ** optimizer.steps;
   for (let i = 0; i < policy.data.length; i++) {
-    const g = gradient.data[i] * cut;
+    const g = gradient.data[i] * scale;
     m[i] += (1 - beta1) * (g - m[i]);
     v[i] += (1 - beta2) * (g * g - v[i]);
     policy.data[i] -= learningRate * (m[i] / mScale) / (Math.sqrt(v[i] / vScale) + eps);
@@ -129,7 +132,8 @@ function decode(ids, cfg) {
 }
 
 // ---- 6. the policy ---------------------------------------------------------------------------
-// There: rotate, Attention, MLP, Block, GPT, Cache, logprobs, score.
+// There: rotate, Attention, MLP, Block, GPT, Cache; logprobs (here predict), score (readAgain and
+// logProbs); and of section 3, backward.
 
 // A matrix of some columns to which rows can be added; new ones are 0.
 class Matrix {
@@ -234,15 +238,15 @@ class Tree {
 function linear(y, x, { data: w, O, I }, rows) {
   for (let m = 0; m < rows.length; m += 4) {
     if (m + 4 <= rows.length) {
-      fourProducts(y.data, x.data, w, O, I, rows, m);
+      productsOfFourRows(y.data, x.data, w, O, I, rows, m);
     } else {
-      for (const row of rows.slice(m)) product(y.data, x.data, w, O, I, row);
+      for (const row of rows.slice(m)) productOfRow(y.data, x.data, w, O, I, row);
     }
   }
 }
 
 // Four rows at a time, each weight is fetched once for all of them.
-function fourProducts(y, x, w, O, I, rows, m) {
+function productsOfFourRows(y, x, w, O, I, rows, m) {
   const [x0, x1, x2, x3] = [rows[m] * I, rows[m + 1] * I, rows[m + 2] * I, rows[m + 3] * I];
   const [y0, y1, y2, y3] = [rows[m] * O, rows[m + 1] * O, rows[m + 2] * O, rows[m + 3] * O];
   for (let o = 0; o < O; o++) {
@@ -263,7 +267,7 @@ function fourProducts(y, x, w, O, I, rows, m) {
 }
 
 // One row: four sums, so that no addition waits for the one before it.
-function product(y, x, w, O, I, row) {
+function productOfRow(y, x, w, O, I, row) {
   const X = row * I;
   for (let o = 0; o < O; o++) {
     const start = o * I;
@@ -523,7 +527,9 @@ function read(tree) {
   const total = tree.tokens.length;
   const rows = Array.from({ length: total - tree.numRead }, (_, i) => tree.numRead + i);
   for (const matrix of tree.matrices()) matrix.grow(total);
-  for (const row of rows) layers[0].input.row(row).set(rowOf(policy.embed.weight, tree.tokens[row]));
+  for (const row of rows) {
+    layers[0].input.row(row).set(rowOf(policy.embed.weight, tree.tokens[row]));
+  }
   policy.blocks.forEach((block, i) => {
     const output = i + 1 < layers.length ? layers[i + 1].input : tree.output;
     readBlock(block, layers[i], output, tree, rows);
@@ -549,6 +555,33 @@ function predict(tree, nodes) {
     for (const chance of p) if (chance > 0) entropy -= chance * Math.log(chance);
     tree.next[row] = { p, entropy };
   }
+}
+
+// log pi(o_1), log pi(o_2) ... of a completion that a tree predicted
+function logProbs(tree, { tokens, nodes }) {
+  return tokens.map((token, t) => Math.log(tree.next[nodes[t]].p[token]));
+}
+
+// log pi(o), of all of it
+function logLikelihood(tree, completion) {
+  return logProbs(tree, completion).reduce((sum, logp) => sum + logp, 0);
+}
+
+// The same completions, as another tree (of another policy) predicts them.
+function readAgain(tree, completions) {
+  const { cfg } = tree.policy;
+  const again = completions.map(({ prompt, tokens }) => {
+    let node = tree.addAll(-1, encodePrompt(prompt, cfg));
+    const nodes = [node];
+    for (const token of tokens.slice(0, -1)) {
+      node = tree.add(node, token);
+      nodes.push(node);
+    }
+    return { prompt, tokens, nodes };
+  });
+  read(tree);
+  predict(tree, again.flatMap(({ nodes }) => nodes));
+  return again;
 }
 
 // Add to `gradient` that of - sum_i pushes[i] sum_t log pi(o_t), over completions i of a tree.
@@ -634,9 +667,9 @@ function* rollout(tree, prompts, uniforms = null) {
 }
 
 // What a generator returns in the end.
-function finish(generator) {
+function finish(steps) {
   for (;;) {
-    const { value, done } = generator.next();
+    const { value, done } = steps.next();
     if (done) return value;
   }
 }
@@ -645,40 +678,18 @@ function completionText({ tokens }, cfg) {
   return decode(tokens.filter((token) => token !== cfg.EOS), cfg);
 }
 
-// log pi(o_1), log pi(o_2) ... of a completion that a tree predicted
-function logProbs(tree, { tokens, nodes }) {
-  return tokens.map((token, t) => Math.log(tree.next[nodes[t]].p[token]));
-}
-
-// The same completions, as another tree (of another policy) predicts them.
-function score(tree, completions) {
-  const { cfg } = tree.policy;
-  const again = completions.map(({ prompt, tokens }) => {
-    let node = tree.addAll(-1, encodePrompt(prompt, cfg));
-    const nodes = [node];
-    for (const token of tokens.slice(0, -1)) {
-      node = tree.add(node, token);
-      nodes.push(node);
-    }
-    return { prompt, tokens, nodes };
-  });
-  read(tree);
-  predict(tree, again.flatMap(({ nodes }) => nodes));
-  return again;
-}
-
 function uniformNumbers(count, random) {
   return Float64Array.from({ length: count }, random);
 }
 
 // ---- what the page holds ---------------------------------------------------------------------
 
-function bytes(base64) {
-  return Uint8Array.from(atob(base64), (character) => character.charCodeAt(0)).buffer;
+function bytesOfBase64(text) {
+  return Uint8Array.from(atob(text), (character) => character.charCodeAt(0)).buffer;
 }
 
 // The number that 16 bits stand for: a sign, 5 bits of exponent, 10 of fraction.
-function half(bits) {
+function float16(bits) {
   const sign = bits >> 15 ? -1 : 1;
   const exponent = bits >> 10 & 31;
   const fraction = (bits & 1023) / 1024;
@@ -688,10 +699,10 @@ function half(bits) {
 // The two policies that build.py packed: the base in half precision, and the trained one as its
 // difference from that, in steps of a size that each weight has. -> { base, trained }
 function unpack(packed, cfg) {
-  const data = Float32Array.from(new Uint16Array(bytes(packed.base)), half);
+  const data = Float32Array.from(new Uint16Array(bytesOfBase64(packed.base)), float16);
   const base = viewWeights(cfg, packed.shapes, data);
   const trained = copyOf(base);
-  const steps = new Int8Array(bytes(packed.difference));
+  const steps = new Int8Array(bytesOfBase64(packed.difference));
   let at = 0;
   packed.shapes.forEach(([, O, I], i) => {
     for (const end = at + O * I; at < end; at++) trained.data[at] += steps[at] * packed.scales[i];

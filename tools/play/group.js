@@ -1,7 +1,8 @@
 // One group, as GRPO sees it: eight answers, their rewards and advantages, and one step on them.
 
-let group = null;       // { name, tree, completions, rewards, changes } of the answers that are shown
-let isTraining = false; // while train.js trains, nothing else may
+// What is shown: { name, tree, completions, rewards, changes, prompt, answer }; name is of the
+// policy, changes are those of log pi(o) by a step on the group, or null.
+let group = null;
 
 function sampleGroup() {
   const name = byId("group-policy").value;
@@ -17,23 +18,25 @@ function sampleGroup() {
 // How hard each token of each completion is pushed: share, from -1 to 1 of the hardest push of the
 // group, and why, in words.
 function tokenPushes({ tree, completions }, A, method) {
-  const weights = completions.map(({ tokens }) => METHODS[method].tokenWeight(tokens.length, cfg.T));
-  const sizes = completions.map(({ tokens, nodes }, i) => tokens.map((id, t) =>
-    A[i] * weights[i] * (1 - tree.next[nodes[t]].p[id])));
+  const factors = pushes(A, completions, method, cfg.T, 1);
+  const chances = completions.map(({ tokens, nodes }) =>
+    tokens.map((id, t) => tree.next[nodes[t]].p[id]));
+  const sizes = chances.map((row, i) => row.map((p) => factors[i] * (1 - p) / tree.temperature));
   const hardest = Math.max(...sizes.flat().map(Math.abs));
-  return sizes.map((row, i) => row.map((size, t) => {
-    const { tokens, nodes } = completions[i];
-    const p = tree.next[nodes[t]].p[tokens[t]];
-    return { share: hardest > 0 ? size / hardest : 0, why: reasonFor(A[i], weights[i], p) };
-  }));
+  return sizes.map((row, i) => row.map((size, t) => ({
+    share: hardest > 0 ? size / hardest : 0,
+    why: reasonFor(A[i], factors[i], chances[i][t], tree.temperature, size),
+  })));
 }
 
-function reasonFor(advantage, weight, p) {
+function reasonFor(advantage, factor, p, temperature, size) {
   if (advantage === 0) return "not pushed: the advantage is 0";
   const word = advantage > 0 ? "up" : "down";
-  const share = weight === 1 ? "" : ` × 1/${Math.round(1 / weight)}`;
-  const size = signed(advantage * weight * (1 - p), 4);
-  return `pushed ${word}: ${signed(advantage)}${share} × (1 − ${p.toFixed(2)}) = ${size}`;
+  const length = Math.round(advantage / factor);
+  const weight = length === 1 ? "" : ` × 1/${length}`;
+  const heat = temperature === 1 ? "" : ` / ${temperature}`;
+  return `pushed ${word}: ${signed(advantage)}${weight} × (1 − ${p.toFixed(2)})${heat} = ` +
+         signed(size, 4);
 }
 
 function showGroup() {
@@ -42,19 +45,25 @@ function showGroup() {
   const A = advantages(rewards, method);
   const pushed = tokenPushes(group, A, method);
   const longest = Math.max(1, ...A.map(Math.abs));
-  byId("group-rows").replaceChildren(...completions.map((completion, i) =>
-    element("div", { class: "row" },
-      element("span", { class: rewards[i] ? "reward good" : "reward bad", title: "reward" },
-              rewards[i] ? "✓ 1" : "✗ 0"),
-      tokenLine(tree, completion, pushed[i]),
-      element("div", { class: "advantage" },
-        advantageBar(A[i], longest),
-        element("span", { title: "advantage" }, signed(A[i])),
-        changes && element("strong", { title: "how many times as likely as before the step" },
-                           `×${Math.exp(changes[i]).toFixed(2)}`)))));
+  const head = element("div", { class: "row head" }, element("span", {}, "reward"),
+    element("span", {}, "answer"),
+    element("span", {}, changes ? "advantage, and how many times as likely now" : "advantage"));
+  const rows = completions.map((completion, i) => element("div", { class: "row" },
+    rewardMark(rewards[i]),
+    tokenLine(`answer ${i + 1} of ${G}`, tree, completion, pushed[i]),
+    element("div", { class: "advantage" },
+      advantageBar(A[i], longest),
+      element("span", { class: "number" }, signed(A[i])),
+      changes && element("strong", {}, `×${Math.exp(changes[i]).toFixed(2)}`))));
+  byId("group-rows").replaceChildren(head, ...rows);
   showFigures(method);
-  byId("group-note").replaceChildren(...noteOn(A, method));
-  showLearnButton();
+  byId("group-note").replaceChildren(...noteOn(A));
+  showButtons();
+}
+
+function rewardMark(reward) {
+  const kind = reward ? "good" : "bad";
+  return element("span", { class: `reward ${kind}` }, reward ? "✓ 1" : "✗ 0");
 }
 
 // A bar from the middle, to the right where the advantage is positive.
@@ -67,48 +76,52 @@ function advantageBar(advantage, longest) {
 }
 
 function showFigures(method) {
-  const { prompt, rewards } = group;
+  const { name, prompt, rewards } = group;
   const right = rewards.reduce((sum, r) => sum + r, 0);
   const figures = {
-    "problem": prompt, "right": `${right} of ${G}`, "mean": mean(rewards).toFixed(3),
-    "std": std(rewards).toFixed(3), "advantage": METHODS[method].formula,
-    "weight of a token": METHODS[method].weight, "as in": METHODS[method].command };
-  byId("group-figures").replaceChildren(...Object.entries(figures).map(([name, value]) =>
-    element("div", {}, element("dt", {}, name), element("dd", {}, element("code", {}, value)))));
+    "problem": prompt, "answered by": name, "right": `${right} of ${G}`,
+    "mean": mean(rewards).toFixed(3), "std": std(rewards).toFixed(3),
+    "advantage": METHODS[method].formula, "weight of a token": METHODS[method].weight,
+    "the method in Python": METHODS[method].command };
+  byId("group-figures").replaceChildren(...Object.entries(figures).map(([term, value]) =>
+    element("div", {}, element("dt", {}, term), element("dd", {}, element("code", {}, value)))));
 }
 
 // What there is to see in a group. -> nodes
-function noteOn(A, method) {
+function noteOn(A) {
   const { answer, rewards, changes } = group;
   if (answer === null) {
-    return [element("strong", {}, "No signal. "), "Nobody can verify this, so nothing is rewarded."];
+    return [element("strong", {}, "No signal. "),
+            "Nobody can verify this, so nothing is rewarded."];
   }
   if (!hasSignal(rewards)) {
-    const advice = rewards[0] ? "A harder problem or a weaker policy would."
-                              : "Sample again, or raise the temperature.";
+    const advice = rewards[0] ? "A harder problem or a weaker policy would give signal."
+                              : "Sample again, or raise the temperature, to get a right one.";
     return [element("strong", {}, "No signal. "),
             `All eight are ${rewards[0] ? "right" : "wrong"}: none is better than the mean, every `,
             `advantage is 0, and this group teaches nothing. ${advice}`];
   }
   if (changes !== null) {
     return [element("strong", {}, "After one step "),
-            `of AdamW on this group alone, with learning rate ${cfg.learningRate}: ×2.00 is twice `,
-            "as likely as before. Answers that begin alike share a fate: a wrong one can rise ",
-            "with the right ones. What has learned is kept as yours; sample it, and go on."];
+            `of AdamW on this group alone, with learning rate ${cfg.learningRate}: ×2.00 is `,
+            "twice as likely as before. Answers that begin alike share a fate: a wrong one can ",
+            "rise with the right ones. What has learned is kept as yours; sample it, and go on."];
   }
   return [`A right answer gets ${signed(A[rewards.indexOf(1)])}, a wrong one `,
           `${signed(A[rewards.indexOf(0)])}. A token is pushed by advantage × weight × `,
-          "(1 − its probability): where the policy was sure, there is nothing to learn. So the ",
-          "colour sits where answers part, mostly at the first token: think, or blurt?"];
+          "(1 − its probability): where the policy was sure, there is little to push. So the ",
+          "colour sits where answers part: at the first tag, which is to think or to blurt, and ",
+          "at the digits of a guess. With rewards of 0 and 1 the methods differ within one group ",
+          "only by a factor, and GRPO in that a token of a long answer weighs less. The factor ",
+          "counts where groups are added up: MaxRL gives rare success more."];
 }
 
-function showLearnButton() {
-  const { name, rewards, changes } = group;
+// What the next step on the group would make of "yours".
+function learnLabel() {
+  const { name } = group;
   const origin = name === "yours" ? yours.from : name;
   const steps = name === "yours" ? yours.steps + 1 : 1;
-  byId("learn").textContent =
-    `Learn from it (yours: ${origin} + ${steps} step${steps > 1 ? "s" : ""})`;
-  byId("learn").disabled = isTraining || !hasSignal(rewards) || changes !== null;
+  return `Learn from it (yours: ${origin} + ${steps} step${steps > 1 ? "s" : ""})`;
 }
 
 // One real optimizer step on the group, and how likely its answers are then.
@@ -121,16 +134,15 @@ function learnFromGroup() {
   backward(gradient, tree, completions, pushes(A, completions, method, cfg.T, G));
   adamW(policies.yours, gradient, yours.optimizer, cfg.learningRate);
   yours.steps += 1;
+  forgetCounts();
 
   const after = new Tree(policies.yours, tree.temperature);
-  const scored = score(after, completions);
-  const likelihood = (of, completion) => logProbs(of, completion).reduce((sum, x) => sum + x, 0);
+  const again = readAgain(after, completions);
   group.changes = completions.map((completion, i) =>
-    likelihood(after, scored[i]) - likelihood(tree, completion));
+    logLikelihood(after, again[i]) - logLikelihood(tree, completion));
   showGroup();
   answerAll();
   showLiveAnswer();
-  forgetCounts();
 }
 
 fillSelect(byId("group-policy"), Object.keys(policies), "base");
@@ -138,7 +150,13 @@ fillSelect(byId("group-method"), Object.keys(METHODS), "GRPO");
 byId("sample").addEventListener("click", sampleGroup);
 byId("learn").addEventListener("click", learnFromGroup);
 byId("group-policy").addEventListener("change", sampleGroup);
-byId("group-method").addEventListener("change", showGroup);
+byId("group-method").addEventListener("change", () => {
+  if (group.changes === null) {
+    showGroup();
+  } else {
+    sampleGroup();                      // what has changed was by the other method
+  }
+});
 byId("temperature").addEventListener("change", sampleGroup);
 byId("temperature").addEventListener("input", ({ target }) => {
   byId("temperature-value").textContent = Number(target.value).toFixed(1);

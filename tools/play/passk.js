@@ -3,7 +3,6 @@
 const NUM_SAMPLES = 32;
 const KS = [1, 2, 4, 8, 16, 32];
 let counts = {};        // of each policy: of each problem, pass@k and maj@k at each of KS
-let isCounting = false;
 
 // The number that an answer stands for, 7 for 07; null where there is none.
 function vote(text) {
@@ -24,13 +23,12 @@ function countOne(policy, { prompt, answer }) {
   };
 }
 
+// 25 problems more, the same ones for all policies.
 async function countMore() {
-  isCounting = true;
-  byId("count").textContent = "Stop";
-  byId("count-anew").disabled = true;
   const names = Object.keys(policies);
-  if (names.some((name) => counts[name] === undefined)) counts = {};    // all on the same problems
-  for (let i = 0; i < 25 && isCounting; i++) {
+  if (names.some((name) => counts[name] === undefined)) counts = {};
+  begin("counting");
+  for (let i = 0; i < 25 && !isStopping; i++) {
     const one = sampleProblem(Math.random, true, cfg);
     for (const name of names) {
       (counts[name] ??= []).push(countOne(policies[name], one));
@@ -38,10 +36,8 @@ async function countMore() {
     }
     showCounts();
   }
-  isCounting = false;
-  byId("count").textContent = "Sample 25 more";
-  byId("count").disabled = false;
-  byId("count-anew").disabled = false;
+  end();
+  say(byId("passk-chart").firstChild.getAttribute("aria-label"));
 }
 
 function showCounts() {
@@ -49,31 +45,25 @@ function showCounts() {
   const series = names.flatMap((name) => ["pass", "maj"].map((kind) => ({
     name: `${name} ${kind}`, kind: kind === "maj" ? `${name} dashed` : name,
     points: KS.map((k, i) => [k, mean(counts[name].map((one) => one[kind][i]))]) })));
-  chart(byId("passk-chart"), "pass@k and maj@k by k", series, { x: KS, y: [0, 0.5, 1] },
+  chart(byId("passk-chart"), "pass@k and maj@k at k = 32", series, { x: KS, y: [0, 0.5, 1] },
         (k) => Math.log2(k) / 5);
-  if (names.length > 0) {
-    byId("count-status").textContent = `${counts[names[0]].length} held-out problems, 32 answers ` +
-      "to each, at temperature 1. Lines: pass@k. Dashes: maj@k. Across: k.";
-  }
-}
-
-// The reader's policy has changed: what was counted of it is of another one.
-function forgetCounts() {
-  delete counts.yours;
-  showCounts();
+  byId("num-counted").textContent = names.length > 0 ? counts[names[0]].length : 0;
 }
 
 function clearCounts() {
   counts = {};
-  byId("count-anew").disabled = true;
-  byId("count").textContent = "Sample 25 problems";
   showCounts();
+  showButtons();
+}
+
+// The reader's policy has changed: what was counted is of another one, so all begins anew.
+function forgetCounts() {
+  if (counts.yours) clearCounts();
 }
 
 byId("count").addEventListener("click", () => {
-  if (isCounting) {
-    isCounting = false;                                 // after the problem that is under way
-    byId("count").disabled = true;
+  if (activity === "counting") {
+    stop();
   } else {
     countMore();
   }
@@ -87,6 +77,7 @@ showIntroduction();
 showCurves();
 showCounts();
 addEventListener("resize", () => {
+  hideTip();
   showCurves();
   showCounts();
 });

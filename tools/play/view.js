@@ -1,14 +1,15 @@
 // What the sections of the page share: the policies, tokens that can be looked into, and charts.
 
 const stored = JSON.parse(document.getElementById("data").textContent);
-const { cfg, run } = stored;
+const { cfg } = stored;
 const { base, trained } = unpack(stored.packed, cfg);
 
 // The policies by name. The reader's own joins them as "yours", once it has learned a step.
 const policies = { base, trained };
-const yours = { optimizer: null, steps: 0 };
+const yours = { optimizer: null, steps: 0, from: "base" };
 
 const G = 8;                                            // answers in a group
+const THINK = 256 + cfg.specialTokens.indexOf("<think>");
 const mayMove = !matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 // ---- elements --------------------------------------------------------------------------------
@@ -17,8 +18,8 @@ function byId(id) {
   return document.getElementById(id);
 }
 
-// A new element. All that a policy has written enters the page through here, as text nodes, never
-// as markup. Children that are null are left out.
+// A new element. Strings among its children become text nodes: what a policy has written enters the
+// page like this or by append, never as markup. Children that are null are left out.
 function element(tag, attributes = {}, ...children) {
   const isSvg = ["svg", "path", "line", "text"].includes(tag);
   const namespace = isSvg ? "http://www.w3.org/2000/svg" : "http://www.w3.org/1999/xhtml";
@@ -47,8 +48,49 @@ function signed(x, digits = 2) {
 
 function percent(p) {
   if (p > 0 && p < 0.001) return "< 0.1%";
-  const nearAnEnd = p < 0.0995 || p > 0.99 && p < 0.9995;
+  const nearAnEnd = p > 0 && p < 0.0995 || p > 0.99 && p < 0.9995;
   return (100 * p).toFixed(nearAnEnd ? 1 : 0) + "%";
+}
+
+// For those who listen: what has changed on the page, apart from what they are reading.
+function say(text) {
+  byId("said").textContent = text;
+}
+
+// ---- what is going on ------------------------------------------------------------------------
+
+let activity = null;    // "training", "counting", or null; one at a time, since both take a while
+let isStopping = false; // it has been asked to stop, and will after the step that is under way
+
+function begin(name) {
+  activity = name;
+  isStopping = false;
+  showButtons();
+}
+
+function stop() {
+  isStopping = true;
+  showButtons();
+}
+
+function end() {
+  activity = null;
+  showButtons();
+}
+
+// What can be pressed now, and what it is called.
+function showButtons() {
+  const isIdle = activity === null;
+  byId("learn").disabled = !isIdle || !hasSignal(group.rewards) || group.changes !== null;
+  byId("learn").textContent = learnLabel();
+  byId("train-button").disabled = isStopping && !isIdle || activity === "counting";
+  byId("train-button").textContent =
+    activity === "training" ? "Pause" : log.length > 0 ? "Go on" : "Train";
+  byId("start-over").disabled = !isIdle;
+  byId("count").disabled = isStopping && !isIdle || activity === "training";
+  byId("count").textContent =
+    activity === "counting" ? "Stop" : counts.base ? "Sample 25 more" : "Sample 25 problems";
+  byId("count-anew").disabled = !isIdle || !counts.base;
 }
 
 // ---- time ------------------------------------------------------------------------------------
@@ -86,21 +128,22 @@ function tokenElement(id, next, push = null) {
   const classes = id >= 256 ? `${kind} tag` : kind;
   const node = element("span", { class: classes, tabindex: -1 }, tokenLabel(id));
   node.token = { id, next, why: push ? push.why : null };
-  return styled(node, { "--strength": (0.85 * strength).toFixed(3) });
+  return styled(node, { "--strength": (0.75 * strength).toFixed(3) });
 }
 
-// The tokens of a completion that `tree` predicted. pushes: of each token, or null
-function tokenLine(tree, { tokens, nodes }, pushes = null) {
-  const line = emptyLine();
+// The tokens of a completion that `tree` predicted. label: what is read out; pushes: of each token,
+// or null
+function tokenLine(label, tree, { tokens, nodes }, pushes = null) {
+  const line = emptyLine(label);
   tokens.forEach((id, t) => {
     addToken(line, tokenElement(id, tree.next[nodes[t]], pushes && pushes[t]));
   });
   return line;
 }
 
-function emptyLine() {
-  const label = "tokens; the arrow keys go from one to the next";
-  return element("div", { class: "tokens", role: "group", "aria-label": label });
+function emptyLine(label) {
+  const help = `${label}, tokens; the arrow keys go from one to the next`;
+  return element("div", { class: "tokens", role: "group", "aria-label": help });
 }
 
 // The first token of a line is reached by the tab key, the others by arrow keys.
@@ -118,7 +161,7 @@ function showTip(node) {
   const lines = shown.map((v) => element("div", { class: v === id ? "own" : "" },
     element("code", {}, tokenLabel(v)),
     styled(element("i"), { "--length": `${100 * next.p[v]}%` }),
-    element("output", {}, percent(next.p[v]))));
+    element("span", {}, percent(next.p[v]))));
   const notes = [`entropy ${next.entropy.toFixed(2)} nats`, why].filter((text) => text !== null);
   const tip = byId("tip");
   tip.replaceChildren(...lines, ...notes.map((text) => element("small", {}, text)));
@@ -155,7 +198,7 @@ document.addEventListener("focusout", hideTip);
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") hideTip();
   const from = event.target;
-  if (!from.token) return;
+  if (!from.token || event.altKey || event.ctrlKey || event.metaKey) return;
   const to = {
     ArrowRight: from.nextSibling, ArrowLeft: from.previousSibling,
     Home: from.parentNode.firstChild, End: from.parentNode.lastChild,
