@@ -595,7 +595,7 @@ def test_the_majority_of_answers_is_that_of_the_scripts(odd):
 def test_every_finite_number_of_16_bits_is_read():
     numbers = run(None, """
         const bits = Array.from({ length: 65536 }, (_, i) => i);
-        return Float32Array.from(bits.filter((i) => (i & 0x7c00) !== 0x7c00), half);
+        return Float32Array.from(bits.filter((i) => (i & 0x7c00) !== 0x7c00), float16);
         """)
     halves = torch.frombuffer(bytearray(struct.pack("<65536H", *range(65536))), dtype=torch.float16)
     wanted = halves[halves.isfinite()].float()
@@ -656,13 +656,14 @@ def folder(tmp_path):
     record = {"script": "grpo.py", "config": dataclasses.asdict(cfg)}
     (tmp_path / "config.json").write_text(json.dumps(record))
     (tmp_path / "summary.json").write_text(json.dumps(
-        {"steps": 30, "base": {"greedy": 0.125}, "trained": {"greedy": 0.875}}))
+        {"steps": 30, "base": {"greedy": 0.125, "problems": 8}, "trained": {"greedy": 0.875}}))
     return tmp_path
 
 
 def test_a_page_holds_the_policies_of_a_run_its_sizes_and_its_scores(folder):
     data = json.loads(json.dumps(build.read(folder)))
-    assert data["run"] == {"script": "grpo.py", "steps": 30, "base": 0.125, "trained": 0.875}
+    assert data["run"] == {"script": "grpo.py", "batch_size": 256, "num_updates": 2, "steps": 30,
+                           "problems": 8, "base": 0.125, "trained": 0.875}
     expected = {"D": 16, "H": 4, "KV": 1, "F": 12, "numLayers": 2, "T": 4, "promptWidth": 10,
                 "EOS": grpo.EOS, "PAD": grpo.PAD, "specialTokens": grpo.SPECIAL_TOKENS,
                 "eps": 2.0 ** -23, "minOperands": 3, "maxOperands": 3, "learningRate": 0.002}
@@ -783,9 +784,63 @@ def test_the_page_holds_the_data_and_allows_its_own_script_and_style_alone(folde
     assert script.lstrip().startswith('"use strict";')
 
 
-def test_the_text_of_another_page_is_refused():
-    with pytest.raises(ValueError, match="name a run"):
-        build.data_of("<title>another page</title>")
+@pytest.mark.parametrize("data", [None, "{", "[]", "{}", '{"run": {}, "cfg": {}, "packed": {}}'])
+def test_without_a_run_a_page_that_is_none_or_damaged_is_refused(tmp_path, capsys, data):
+    path = tmp_path / "a.html"
+    element = f'<script id="data" type="application/json">{data}</script>'
+    text = "<title>another page</title>" if data is None else element
+    path.write_text(text)
+    with pytest.raises(SystemExit) as stop:
+        play.main(["--output", str(path)])
+    printed = capsys.readouterr().err
+    assert stop.value.code == 2 and printed.count("\n") == 1
+    assert printed.startswith(f"error: {path}: ") and "name a run" in printed
+    assert path.read_text() == text
+
+
+def test_without_a_run_the_page_keeps_its_policies_and_is_made_anew(folder, tmp_path):
+    path = tmp_path / "a.html"
+    play.main([str(folder), "--output", str(path)])
+    page = path.read_text(encoding="utf-8")
+    path.write_text(page.replace("Small print", "Large print"), encoding="utf-8")
+    play.main(["--output", str(path)])
+    assert path.read_text(encoding="utf-8") == page
+    assert [other.name for other in tmp_path.glob("a.html*")] == ["a.html"]
+
+
+def test_a_page_whose_writing_is_broken_off_stays_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / "a.html"
+    path.write_text("old")
+
+    def write_half(self, text, **_):
+        with open(self, "w") as file:
+            file.write(text[:3])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(path), "write_text", write_half)
+    with pytest.raises(KeyboardInterrupt):
+        build.write(path, "new text")
+    assert path.read_text() == "old"
+
+
+def test_the_committed_page_is_made_of_todays_parts():
+    page = build.PAGE.read_text(encoding="utf-8")
+    data = build.data_of(page)
+    assert build.assemble(data) == page
+    cfg = grpo.Config(device="cpu")
+    today = build.sizes(grpo, cfg, common.load_task(cfg, grpo.verify))
+    assert data["cfg"] == json.loads(json.dumps(today))
+    shapes = [[name, *build.shape(weight)] for name, weight in grpo.GPT(cfg).state_dict().items()]
+    assert data["packed"]["shapes"] == shapes
+    assert len(page.encode()) < 600_000
+
+
+@pytest.mark.parametrize("prompt, expected", [
+    ("((((6-1)-2)*4)+8)=", True), ("(3+4)=", True), ("3+4=", False), ("(3+4)", False),
+    ("((3+4)=", False), ("(3+4))=", False), ("(3/4)=", False), ("(13+4)=", False),
+    ("(3+0)=", False), ("(3+(4*2))=", False), ("7=", False), ("", False)])
+def test_a_prompt_of_the_task_is_known_by_its_form(prompt, expected):
+    assert run(None, "return hasTaskForm(inputs.prompt);", prompt=prompt) is expected
 
 
 def test_the_page_is_written_where_the_command_says(folder, tmp_path, capsys):
@@ -809,6 +864,15 @@ def test_a_page_that_is_too_large_or_cannot_be_written_is_refused_in_one_line(
     assert stop.value.code == 2 and not (tmp_path / output).exists()
     assert printed.err.startswith("error: ") and printed.err.count("\n") == 1
     assert said in printed.err
+
+
+@pytest.mark.parametrize("content", [
+    "{}", "[]", "", '{"steps": 1, "base": 3}',
+    '{"steps": "<b>", "base": {"greedy": 0, "problems": 1}, "trained": {"greedy": 1}}',
+    '{"steps": 1, "base": {"greedy": null, "problems": 1}, "trained": {"greedy": 1}}'])
+def test_a_damaged_summary_is_refused(folder, refusal, content):
+    (folder / "summary.json").write_text(content)
+    assert "summary.json is damaged" in refusal()
 
 
 def test_no_line_of_the_page_is_wider_than_those_of_the_scripts():

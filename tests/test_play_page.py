@@ -13,14 +13,10 @@ from tools.play import build
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")    # else playwright's own
 
-# A page draws its numbers by Math.random; here, the same ones each time (a linear generator).
-SEEDED = """
-let state = 7;
-Math.random = () => {
-  state = (state * 1103515245 + 12345) % 2147483648;
-  return state / 2147483648;
-};
-"""
+# A page draws its numbers by Math.random; here, the same ones each time.
+SEEDED = """() => {
+    Math.random = generator(100);
+    pose(sampleProblem(Math.random, true, cfg)); }"""
 HOSTILE = "<img src=x onerror='window.hacked=1'>"
 WIDTHS = (1300, 400)
 
@@ -64,11 +60,12 @@ def open_page(browser, address):
         options = {"viewport": {"width": 1300, "height": 900}, "reduced_motion": "reduce"}
         context = browser.new_context(**(options | how))
         contexts.append(context)
-        context.add_init_script(SEEDED)
         page = context.new_page()
         listen(page)
         page.goto(address)
         faults.remove(f"request: {address}")
+        if how.get("java_script_enabled", True):
+            page.evaluate(SEEDED)
         page.faults = faults
         return page
 
@@ -160,7 +157,8 @@ def test_markup_in_a_completion_stays_text(page):
     page.evaluate("""(text) => {
         const written = [...utf8.encode(text), cfg.EOS];
         rollout = function* (tree, prompts) {
-            const completions = readAgain(tree, prompts.map((prompt) => ({ prompt, tokens: written })));
+            const all = prompts.map((prompt) => ({ prompt, tokens: written }));
+            const completions = readAgain(tree, all);
             yield completions;
             return completions;
         };
@@ -203,6 +201,21 @@ def test_answers_are_written_token_by_token_or_at_once_if_nothing_may_move(open_
     moving.locator("#answers .card:last-child small", has_text="tokens ·").wait_for()
 
 
+@pytest.mark.parametrize("size", ["100%", "200%"])
+def test_large_letters_do_not_make_the_page_wider_than_a_telephone(open_page, size):
+    page = open_page(viewport={"width": 400, "height": 800})
+    page.evaluate("(size) => { document.documentElement.style.fontSize = size; }", size)
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 400
+
+
+def test_the_policy_allows_nothing_but_its_own_script_and_style(page):
+    content = page.get_attribute("meta[http-equiv]", "content")
+    assert [part.split("'sha256-")[0].split() for part in content.split(";")] == [
+        ["default-src", "'none'"], ["base-uri", "'none'"], ["form-action", "'none'"],
+        ["script-src"], ["style-src"]]
+    assert content.count("'sha256-") == 2
+
+
 # ---- ask -------------------------------------------------------------------------------------
 
 def test_a_typed_problem_is_answered_by_both_policies(page):
@@ -214,6 +227,73 @@ def test_a_typed_problem_is_answered_by_both_policies(page):
     assert heads == ["base", "trained"]
     assert verdicts[1] == "✓ right: 20"
     assert tokens(page, "#answers .card:nth-child(2)")[0] == "<think>"
+
+
+def test_the_facts_below_an_answer_are_those_of_its_tokens(page):
+    facts = page.locator("#answers .card:nth-child(2) small").text_content()
+    found = page.evaluate("""() => {
+        const tokens = [...document.querySelectorAll("#answers .card:nth-child(2) .tokens span")];
+        return tokens.map(({ token }) => [token.next.p[token.id], token.next.entropy]); }""")
+    likelihood = math.prod(p for p, _ in found)
+    entropy = sum(entropy for _, entropy in found) / len(found)
+    written = re.fullmatch(r"(\d+) tokens · all of it was ([\d.]+)% likely · "
+                           r"entropy ([\d.]+) nats a token", facts)
+    assert int(written[1]) == len(found)
+    assert float(written[2]) == pytest.approx(100 * likelihood, abs=0.5)
+    assert float(written[3]) == pytest.approx(entropy, abs=0.005)
+
+
+def test_greedy_answers_stay_and_those_by_chance_vary(page):
+    texts = {}
+    for mode in ("greedy", "sampled"):
+        page.select_option("#ask-mode", mode)
+        texts[mode] = set()
+        for _ in range(6):
+            page.click("#ask button.main")
+            texts[mode].add(page.locator("#answers .tokens").first.text_content())
+    assert len(texts["greedy"]) == 1 and len(texts["sampled"]) > 1
+
+
+def test_what_is_typed_is_kept_until_it_is_asked_and_read_as_people_mean_it(page):
+    page.fill("#problem", "2 × 3 − 1")
+    page.select_option("#ask-mode", "sampled")
+    assert page.input_value("#problem") == "2 × 3 − 1"
+    page.press("#problem", "Enter")
+    assert page.input_value("#problem") == "2*3-1="
+    assert page.text_content("#truth") == "The right answer is 5."
+
+
+def test_a_verdict_names_what_was_answered_and_what_is_right(page):
+    ask(page, "99999+1=")
+    for verdict in page.locator("#answers strong").all_text_contents():
+        assert re.fullmatch(r"✗ wrong: -?\d+, not 100000|✗ no answer", verdict)
+
+
+def test_a_token_is_shaded_by_how_unlikely_it_was_and_shows_the_likeliest(page):
+    token = page.locator("#answers .card:first-child .tokens span").nth(1)
+    p = token.evaluate("(node) => Array.from(node.token.next.p)")
+    own = token.evaluate("(node) => node.token.id")
+    strength = float(token.evaluate("(node) => node.style.getPropertyValue('--strength')"))
+    assert strength == pytest.approx(0.75 * (1 - p[own]), abs=0.001)
+    token.hover()
+    likeliest = sorted(range(len(p)), key=lambda v: -p[v])[:5]
+    labels = page.evaluate("(ids) => ids.map(tokenLabel)", likeliest)
+    assert page.locator("#tip code").all_text_contents()[:5] == labels
+    written = [float(text.removeprefix("< ").rstrip("%"))
+               for text in page.locator("#tip span").all_text_contents()[:5]]
+    assert written == pytest.approx([100 * p[v] for v in likeliest], abs=0.5)
+    page.mouse.move(5, 5)
+    assert page.locator("#tip").is_hidden()
+
+
+def test_what_is_shown_of_a_token_stays_inside_the_window(open_page):
+    page = open_page(viewport={"width": 400, "height": 500})
+    for box in ("#answers .card:last-child .tokens", "#group-rows"):
+        for token in page.locator(f"{box} span[tabindex]").all()[::4]:
+            token.focus()
+            tip = page.locator("#tip").bounding_box()
+            assert tip["x"] >= 0 and tip["x"] + tip["width"] <= 400
+            assert tip["y"] >= 0
 
 
 def test_a_problem_that_is_too_long_is_refused_and_the_answers_stay(page):
@@ -281,6 +361,29 @@ def test_a_method_gives_the_advantages_of_its_formula(page, method, advantage):
     assert figures["mean"] == f"{mean:.3f}" and figures["std"] == f"{std:.3f}"
 
 
+def test_bars_and_shades_point_where_the_advantage_does(page):
+    draw_signal(page)
+    rewards, A = shown_group(page)
+    of_all = lambda what, body: page.locator(what).evaluate_all(f"(all) => all.map((x) => {body})")
+    bars = of_all("#group-rows .track i",
+                  "[x.className, parseFloat(x.style.getPropertyValue('--left'))]")
+    shades = of_all("#group-rows .tokens", "x.firstChild.className.split(' ')[0]")
+    marks = of_all("#group-rows .reward", "x.className")
+    for reward, a, (kind, left), shade, mark in zip(rewards, A, bars, shades, marks):
+        assert kind == shade == ("up" if a > 0 else "down")
+        assert (left == 50) == (a > 0) and left <= 50
+        assert mark == ("reward good" if reward else "reward bad")
+
+
+def test_policy_and_temperature_are_those_that_are_chosen(page):
+    page.select_option("#group-policy", "trained")
+    assert page.evaluate("() => group.tree.policy === trained")
+    assert page.locator("#group-figures dd").nth(1).text_content() == "trained"
+    page.fill("#temperature", "0.3")
+    assert page.evaluate("() => group.tree.temperature") == 0.3
+    assert page.text_content("#temperature-value") == "0.3"
+
+
 def test_a_group_without_signal_teaches_nothing_and_says_so(page):
     page.select_option("#group-policy", "trained")
     page.evaluate("() => { byId('temperature').value = 0.1; sampleGroup(); }")
@@ -306,7 +409,71 @@ def test_one_step_on_a_group_changes_how_likely_its_answers_are(page):
     assert page.text_content("#learn") == "Learn from it (yours: base + 2 steps)"
 
 
+@pytest.mark.parametrize("method, name", [("RLOO", "base"), ("GRPO", "trained")])
+def test_what_has_learned_is_a_copy_after_one_step_of_adamw(page, method, name):
+    page.evaluate("() => { byId('temperature').value = 1.5; }")
+    page.select_option("#group-policy", name)
+    page.select_option("#group-method", method)
+    page.evaluate("() => { do sampleGroup(); while (!hasSignal(group.rewards)); }")
+    differs = page.evaluate("""([method, name]) => {
+        const { tree, completions, rewards } = group;
+        const expected = copyOf(policies[name]);
+        const gradient = zerosLike(expected);
+        const A = advantages(rewards, method);
+        backward(gradient, tree, completions, pushes(A, completions, method, cfg.T, G));
+        adamW(expected, gradient, newOptimizer(expected), cfg.learningRate);
+        learnFromGroup();
+        const after = new Tree(expected, 1.5);
+        const again = readAgain(after, completions);
+        const change = logLikelihood(after, again[0]) - logLikelihood(tree, completions[0]);
+        return [expected.data.some((x, i) => x !== policies.yours.data[i]),
+                change - group.changes[0], yours.from]; }""", [method, name])
+    assert differs == [False, 0, name]
+
+
+def test_another_method_after_a_step_has_a_group_of_its_own(page):
+    draw_signal(page)
+    page.click("#learn")
+    page.select_option("#group-method", "RLOO")
+    assert page.locator("#group-rows strong").count() == 0
+    assert page.evaluate("() => group.name") == "yours"
+
+
 # ---- train, and count ------------------------------------------------------------------------
+
+def test_a_step_trains_on_the_problems_and_by_the_method_that_are_chosen(page):
+    page.select_option("#num-prompts", "4")
+    page.select_option("#train-method", "RLOO")
+    assert page.text_content("#train-status").startswith("One step: 4 groups of 8 answers.")
+    page.evaluate("""() => {
+        window.calls = [];
+        const [drawn, pushed, stepped] = [sampleProblem, pushes, adamW];
+        sampleProblem = (random, heldOut, cfg) => {
+            calls.push(["problem", heldOut]);
+            return drawn(random, heldOut, cfg);
+        };
+        pushes = (A, completions, method, T, B) => {
+            if (B > 1) calls.push(["pushes", method, T, B]);
+            return pushed(A, completions, method, T, B);
+        };
+        adamW = (policy, gradient, optimizer, rate) => {
+            calls.push(["step", policy === policies.yours, optimizer === yours.optimizer, rate]);
+            return stepped(policy, gradient, optimizer, rate);
+        }; }""")
+    train_until(page, 1)
+    steps = page.evaluate("() => log.length")
+    calls = page.evaluate("() => calls")
+    one = [["problem", False], ["pushes", "RLOO", 48, 32]] * 4 + [["step", True, True, 5e-4]]
+    assert calls == one * steps
+
+
+def test_the_exam_has_100_different_problems_that_were_kept_from_training(page):
+    prompts = page.evaluate("() => examProblems(100).map(({ prompt }) => prompt)")
+    assert len(set(prompts)) == 100
+    assert page.evaluate("(prompts) => prompts.every(isHeldOut)", prompts)
+    again = page.evaluate("() => { Math.random(); return examProblems(100); }")
+    assert [problem["prompt"] for problem in again] == prompts
+
 
 def test_nothing_else_learns_or_counts_while_it_trains(page):
     draw_signal(page)
@@ -364,6 +531,7 @@ def test_pass_at_k_is_drawn_as_it_is_sampled_and_can_be_stopped(page):
     ends = {name: float(value) for name, value in re.findall(r"(\w+ \w+) (\d\.\d\d)", label)}
     assert ends.keys() == {"base pass", "base maj", "trained pass", "trained maj"}
     assert ends["trained pass"] >= 0.95
+    assert count < 25
     page.click("#count-anew")
     assert "nothing yet" in page.locator("#passk-chart svg").get_attribute("aria-label")
 
@@ -376,3 +544,30 @@ def test_the_chart_of_pass_at_k_has_the_means_over_problems(page):
     label = page.locator("#passk-chart svg").get_attribute("aria-label")
     assert label.endswith("base pass 0.75, base maj 0.25")
     assert page.text_content("#num-counted") == "2"
+
+
+def test_answers_are_counted_by_what_they_say(page):
+    found = page.evaluate("""() => {
+        const texts = [...Array(8).fill("<answer>07</answer>"),
+                       ...Array(12).fill("<answer>8</answer>"), ...Array(12).fill("7")];
+        rollout = function* (tree, prompts) {
+            return prompts.map((prompt, i) => ({ tokens: [...utf8.encode(texts[i])], nodes: [] }));
+        };
+        return countOne(base, { prompt: "(3+4)=", answer: "7" }); }""")
+    none_right = [math.comb(24, k) / math.comb(32, k) for k in (1, 2, 4, 8, 16, 32)]
+    assert found["pass"] == pytest.approx([1 - share for share in none_right])
+    assert found["maj"] == pytest.approx([8 / 32, 4 / 16, 2 / 8, 1 / 4, 1 / 2, 0])
+
+
+def test_what_was_counted_of_a_policy_is_forgotten_when_it_learns(page):
+    train_until(page, 1)
+    page.click("#count")
+    page.locator("#num-counted", has_text=re.compile("[1-9]")).wait_for()
+    page.click("#count")
+    page.locator("#count", has_text="Sample 25 more").wait_for()
+    lengths = page.evaluate("() => Object.values(counts).map((one) => one.length)")
+    assert len(lengths) == 3 and len(set(lengths)) == 1
+    train_until(page, 2)
+    assert page.evaluate("() => counts") == {}
+    assert page.text_content("#num-counted") == "0"
+    assert page.text_content("#count") == "Sample 25 problems"

@@ -52,7 +52,6 @@ function factsOf(tree, completion) {
 // Let all policies answer the problem.
 function answerAll() {
   const { answer, prompt } = problem;
-  byId("problem").value = prompt;
   if (answer === null) {
     byId("truth").textContent = "No sum of whole numbers with + − * and brackets: they will " +
                                 "answer, but nobody can check it.";
@@ -71,6 +70,7 @@ function answerAll() {
 // Ask another problem everywhere.
 function pose(next) {
   problem = next;
+  byId("problem").value = problem.prompt;
   answerAll();
   sampleGroup();
   showLiveAnswer();

@@ -131,8 +131,9 @@ def read_summary(folder):
     """How long a run took, and what its policies got right. ValueError if it does not say."""
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        return {"steps": summary["steps"], "problems": summary["base"]["problems"],
-                "base": summary["base"]["greedy"], "trained": summary["trained"]["greedy"]}
+        return {"steps": int(summary["steps"]), "problems": int(summary["base"]["problems"]),
+                "base": float(summary["base"]["greedy"]),
+                "trained": float(summary["trained"]["greedy"])}
     except OSError:
         raise ValueError(f"{folder}: has not ended; resume it") from None
     except (ValueError, KeyError, TypeError):
@@ -207,8 +208,21 @@ def assemble(data):
 
 
 def data_of(page):
-    """What assemble() made a page of. ValueError for the text of another page. -> dict"""
-    found = DATA.search(page)
-    if found is None:
-        raise ValueError("this page is none that tools/play has made; name a run")
-    return json.loads(found[1])
+    """What assemble() made a page of. -> dict"""
+    return json.loads(DATA.search(page)[1])
+
+
+def made_anew(path):
+    """The text of the page with the policies that it has. ValueError for another page."""
+    try:
+        return assemble(data_of(path.read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: is no page that tools/play has made, or a damaged one; "
+                         f"name a run ({type(error).__name__})") from None
+
+
+def write(path, text):
+    """Write a page whole or, if the command is killed, not at all."""
+    beside = path.with_name(path.name + ".tmp")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)

@@ -134,6 +134,7 @@ function learnFromGroup() {
   backward(gradient, tree, completions, pushes(A, completions, method, cfg.T, G));
   adamW(policies.yours, gradient, yours.optimizer, cfg.learningRate);
   yours.steps += 1;
+  byId("exam").hidden = true;
   forgetCounts();
 
   const after = new Tree(policies.yours, tree.temperature);

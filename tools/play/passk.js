@@ -74,6 +74,7 @@ byId("count-anew").addEventListener("click", clearCounts);
 
 pose(problem);
 showIntroduction();
+byId("live-group").append("They come with the first step.");
 showCurves();
 showCounts();
 addEventListener("resize", () => {

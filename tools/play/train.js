@@ -1,6 +1,6 @@
 // Train it yourself: the loop of main() in grpo.py, in slices between which the browser draws.
 
-const ENOUGH = 0.98;    // as stop_at: stop when this share of the answers was right
+const ENOUGH = 0.97;    // as stop_at: stop when this share of the answers was right
 const RECENT = 10;      // of so many steps
 let log = [];           // what trainStep returns, of each step
 
@@ -44,6 +44,7 @@ async function trainStep(P, method) {
 async function train() {
   if (log.length === 0) beginFrom("base");
   const first = log.length;
+  byId("exam").hidden = true;
   begin("training");
   let isDone = false;
   while (!isStopping && !isDone) {
@@ -75,7 +76,7 @@ function beginFrom(name) {
   showCurves();
   showIntroduction();
   byId("exam").hidden = true;
-  byId("live-group").replaceChildren();
+  byId("live-group").replaceChildren("They come with the first step.");
 }
 
 function startOver() {
@@ -86,8 +87,8 @@ function startOver() {
 // ---- what is seen of it ----------------------------------------------------------------------
 
 function showIntroduction() {
-  byId("train-status").textContent = "One step: 8 groups of 8 answers. The base thinks in about " +
-    "one answer of four, and is then nearly always right.";
+  byId("train-status").textContent = `One step: ${byId("num-prompts").value} groups of ${G} ` +
+    "answers. At first, few of them think; watch those become more.";
 }
 
 function showStep({ reward, signal, length, numTokens, gradNorm, seconds, example }) {
@@ -193,3 +194,6 @@ byId("train-button").addEventListener("click", () => {
   }
 });
 byId("start-over").addEventListener("click", startOver);
+byId("num-prompts").addEventListener("change", () => {
+  if (log.length === 0) showIntroduction();
+});

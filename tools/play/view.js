@@ -73,9 +73,13 @@ function stop() {
   showButtons();
 }
 
+// The button that was pressed to stop was disabled until now, which loses the focus in Firefox.
 function end() {
+  const button = byId(activity === "training" ? "train-button" : "count");
+  const wasLost = document.activeElement === document.body;
   activity = null;
   showButtons();
+  if (wasLost) button.focus({ preventScroll: true });
 }
 
 // What can be pressed now, and what it is called.
