@@ -109,7 +109,9 @@ def train_until(page, num_steps):
         page.wait_for_timeout(50)
     assert page.is_disabled("#start-over") and page.is_disabled("#count")
     page.click("#train-button")
-    page.locator("#train-button", has_text="Go on").wait_for()
+    steps = page.evaluate("() => log.length")
+    page.locator("#train-button", has_text="Go on").wait_for(timeout=10_000)
+    assert page.evaluate("() => log.length") <= steps + 1
 
 
 def shown_group(page):
@@ -465,6 +467,15 @@ def test_a_step_trains_on_the_problems_and_by_the_method_that_are_chosen(page):
     calls = page.evaluate("() => calls")
     one = [["problem", False], ["pushes", "RLOO", 48, 32]] * 4 + [["step", True, True, 5e-4]]
     assert calls == one * steps
+
+
+def test_the_exam_is_of_all_three_policies(page):
+    page.evaluate("""() => {
+        beginFrom("trained");
+        examScore = (policy) => Object.values(policies).indexOf(policy);
+        return examine(); }""")
+    assert page.locator("#exam tr").all_text_contents() == [
+        "base0 of 100 right", "trained1 of 100 right", "yours2 of 100 right"]
 
 
 def test_the_exam_has_100_different_problems_that_were_kept_from_training(page):
