@@ -5,12 +5,12 @@
 // There is one optimizer step a batch, so that the policy that learns is the one that sampled.
 //
 // There is no torch. A matrix is a Float32Array, row after row, and below each operation stands its
-// gradient, worked out by hand: fooBackward takes the gradient of what foo returns, and adds to
-// those of its inputs. Tests compare all of it with torch.
+// gradient, worked out by hand: linearBackward takes the gradient of what linear computes, and adds
+// to those of its inputs; so do the others. Tests compare all of it with torch.
 //
 // There is no Cache. All that is read lies in a Tree, in which the parent of a token is the token
 // before it. Texts that begin alike share their beginning, which is read once: the prompt of a
-// group, and the same thought in six of its eight answers. It is read when it is sampled, and what
+// group, and a thought that several of its answers share. It is read when it is sampled, and what
 // was computed then is all that the gradient needs. That saves most of the work of a step.
 //
 // Shapes: B completions; n nodes of a tree, of which `rows` lists some; V vocabulary, D width,
