@@ -587,7 +587,7 @@ function readAgain(tree, completions) {
 // Add to `gradient` that of - sum_i pushes[i] sum_t log pi(o_t), over completions i of a tree.
 function backward(gradient, tree, completions, pushes) {
   const { policy, layers } = tree;
-  const { D, H, KV, F, eps } = policy.cfg;
+  const { D, eps } = policy.cfg;
   const total = tree.tokens.length;
 
   // of -log softmax(logits / temperature)[token]: p, less 1 at the token, all over temperature
