@@ -377,6 +377,29 @@ def test_bars_and_shades_point_where_the_advantage_does(page):
         assert mark == ("reward good" if reward else "reward bad")
 
 
+@pytest.mark.parametrize("method, weight", [
+    ("GRPO", lambda length: 1 / length), ("Dr. GRPO", lambda length: 1 / 48),
+    ("RLOO", lambda length: 1)])
+def test_a_token_of_a_group_is_shaded_by_how_hard_it_is_pushed_and_says_why(page, method, weight):
+    page.evaluate("() => { byId('temperature').value = 2; sampleGroup(); }")
+    draw_signal(page)
+    page.select_option("#group-method", method)
+    _, shown = shown_group(page)
+    rows = page.evaluate("""() => [...document.querySelectorAll("#group-rows .tokens")].map((row) =>
+        [...row.children].map(({ token, style }) => [
+            token.next.p[token.id], token.why, style.getPropertyValue("--strength")]))""")
+    A = page.evaluate("(method) => advantages(group.rewards, method)", method)
+    sizes = [[a * weight(len(row)) * (1 - p) / 2 for p, _, _ in row] for a, row in zip(A, rows)]
+    hardest = max(abs(size) for row in sizes for size in row)
+    for a, written, row, row_sizes in zip(A, shown, rows, sizes):
+        assert written == pytest.approx(a, abs=0.0051)
+        for (_, why, strength), size in zip(row, row_sizes):
+            assert float(strength) == pytest.approx(0.75 * (abs(size) / hardest) ** 0.5, abs=0.001)
+            said = re.fullmatch(r"pushed (up|down): .* = ([+−]?)([\d.]+)", why)
+            assert said[1] == ("up" if a > 0 else "down")
+            assert float(said[3]) == pytest.approx(abs(size), abs=0.00006)
+
+
 def test_policy_and_temperature_are_those_that_are_chosen(page):
     page.select_option("#group-policy", "trained")
     assert page.evaluate("() => group.tree.policy === trained")
@@ -582,3 +605,25 @@ def test_what_was_counted_of_a_policy_is_forgotten_when_it_learns(page):
     assert page.evaluate("() => counts") == {}
     assert page.text_content("#num-counted") == "0"
     assert page.text_content("#count") == "Sample 25 problems"
+
+
+def test_a_chart_draws_greater_values_higher_and_its_names_apart(page):
+    page.evaluate("""() => {
+        const step = { reward: 0.2, thinks: 0.2, signal: 0.21, length: 5 };
+        log = [step, { ...step, reward: 0.9 }, { ...step, reward: 1, thinks: 0.25 }];
+        showCurves(); }""")
+    path = page.get_attribute("#share-chart path.yours", "d")
+    heights = [float(point.split()[1]) for point in path[1:].split("L")]
+    assert heights == sorted(heights, reverse=True) and heights[0] > heights[-1]
+    names = sorted(float(text.get_attribute("y"))
+                   for text in page.locator("#share-chart text.label").all())
+    assert len(names) == 3
+    assert all(below - above >= 14.9 for above, below in zip(names, names[1:]))
+
+
+def test_the_best_answer_of_a_group_stands_above_the_worst(page):
+    draw_signal(page)
+    page.evaluate("""() => showExtremes({
+        ...group, A: advantages(group.rewards, "GRPO"), method: "GRPO" })""")
+    marks = page.locator("#live-group .reward").all_text_contents()
+    assert marks == ["✓ 1", "✗ 0"]
