@@ -18,7 +18,7 @@ endif
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: run read film play report help test quick lint mutants sync diff seeds compare tasks r1 zero \
-        rlhf passk bench gpu screenshot clean
+        rlhf passk lab bench gpu screenshot clean
 
 ##@ To start
 
@@ -85,6 +85,12 @@ rlhf: $(READY)           ## PPO against a reward model: pipelines.md, a picture
 
 passk: $(READY)          ## pass@k and maj@k, before and after: pipelines.md, a picture
 	$(PY) -m tools.passk
+
+lab: $(READY)            ## what papers claim, in miniature: lab.md; one alone is make lab-NAME
+	$(PY) -m lab
+
+lab-%: $(READY)
+	$(PY) -m lab.$*
 
 bench: $(READY)          ## speed, and how cost grows: speed.md; ROWS=scaling measures some alone
 	$(PY) -m kernels.bench $(if $(ROWS),--rows $(ROWS))

@@ -24,7 +24,8 @@ LIMITS = {f"{name}.py": SCRIPT for name in SCRIPTS} | {
     "ppo.py": dataclasses.replace(SCRIPT, lines=835, lesson=445),
     "common.py": Limits(9.0, 0.03, 0.04)}
 ELSEWHERE = Limits(9.3, 0.04, 0.05)
-FILES = [*LIMITS] + [path.relative_to(ROOT).as_posix() for folder in ("tasks", "tools", "kernels")
+FOLDERS = ("tasks", "tools", "lab", "kernels")
+FILES = [*LIMITS] + [path.relative_to(ROOT).as_posix() for folder in FOLDERS
                      for path in sorted((ROOT / folder).rglob("*.py"))]
 
 

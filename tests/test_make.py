@@ -10,7 +10,7 @@ GROUPS = {
     "To start": "run read film play report help",
     "To check": "test quick lint mutants",
     "To keep the scripts in step": "sync diff",
-    "To measure": "seeds compare tasks r1 zero rlhf passk bench gpu",
+    "To measure": "seeds compare tasks r1 zero rlhf passk lab bench gpu",
     "Housekeeping": "screenshot clean"}
 
 def make(*words):
@@ -47,10 +47,14 @@ def test_no_line_of_make_help_is_wider_than_a_page_of_text():
     assert max(len(line) for line in make("help").splitlines()) <= 100
 
 
-def test_every_target_but_that_of_the_packages_is_phony():
+def test_every_target_but_those_of_the_packages_and_of_an_experiment_is_phony():
     phony = re.search(r"^\.PHONY: (.*)", MAKEFILE.replace("\\\n", " "), re.M)[1].split()
     targets = re.findall(r"^([^\s:#=]+):(?!=)", MAKEFILE, re.M)
-    assert sorted(targets) == sorted([".PHONY", "$(VENV)/installed", *phony])
+    assert sorted(targets) == sorted([".PHONY", "$(VENV)/installed", "lab-%", *phony])
+
+
+def test_each_experiment_of_the_lab_has_its_target():
+    assert make("--dry-run", "VENV=none", "lab-seeds").endswith(" -m lab.seeds\n")
 
 
 def test_make_alone_is_make_run():

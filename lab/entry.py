@@ -1,0 +1,256 @@
+"""What the experiments of the lab have in common.
+
+lab/NAME.py is an experiment, run by `python -m lab.NAME` (make lab-NAME). Its docstring begins with
+a title; then it says what is claimed and by whom, what we expected before the runs, and what is
+done. It defines
+
+  SEEDS               the seeds it runs with by default
+  measure(seeds)      -> dict that JSON can hold: all that was found
+  tables(found)       -> list of pairs (heads, rows), as tools.runs.table has them
+  panels(found)       -> list of functions, each of which fills an axis of the picture
+  claims(found)       -> list of Claim
+  note(found)         -> one sentence for below the tables: problems, samples and the like
+
+docs/lab/NAME.json keeps what was found, docs/lab/NAME.png shows it, and docs/lab.md tells it, all
+made by `publish`. With --draw nothing is measured: picture and page are made anew from the file.
+"""
+import argparse
+import concurrent.futures
+import importlib
+import inspect
+import json
+import os
+import re
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+import common
+from tools.runs import DOCS, curve, picture, put, record, run, table
+
+# The order of docs/lab.md, and of make lab.
+NAMES = ("variance", "gae", "signal", "std", "length", "exploration", "reuse", "staleness", "kl",
+         "klgradient", "trust", "dpo", "credit", "bugs", "seeds")
+SHOWN = "shown"
+NOT_SHOWN = "not shown at this scale"
+CONTRADICTED = "contradicted"
+
+
+class Claim(NamedTuple):
+    """A sentence that somebody claims, and what we saw of it."""
+    text: str
+    seen: str               # the numbers
+    verdict: str            # SHOWN, NOT_SHOWN or CONTRADICTED
+
+
+def sign_test(differences):
+    """What differences say, one for each seed, that a claim says are above 0: it is shown if all of
+    them are, contradicted if all are below. By luck alone, n seeds agree once in 2^n times."""
+    if all(difference > 0 for difference in differences):
+        return SHOWN
+    if all(difference < 0 for difference in differences):
+        return CONTRADICTED
+    return NOT_SHOWN
+
+
+def compared(text, differences, form="+.3f"):
+    """The claim that differences, one for each seed, are above 0. -> Claim"""
+    differences = list(differences)
+    return Claim(text, mean_and_spread(differences, form), sign_test(differences))
+
+
+def minus(one, other):
+    """The differences of two lists, seed by seed. -> list"""
+    return [a - b for a, b in zip(one, other)]
+
+
+# ---- runs ------------------------------------------------------------------------------------
+
+def run_all(variants, seeds, metrics=("reward",), at_once=0):
+    """Run {name: [script, flag, value ...]} with each seed, `at_once` of them side by side, or as
+    many as there are cores; 1 if seconds matter. -> {name: [result of each seed]}; a result is a
+    dict: the summary, and for each of `metrics` its values step by step"""
+    with tempfile.TemporaryDirectory() as work:
+        make_base(next(iter(variants.values())))        # which most of them share
+
+        def result(name, script, flags, seed):
+            folder = Path(work, f"{name}-s{seed}".replace(" ", "-"))
+            summary = run(script, folder, "--seed", seed, *flags, quiet=True)
+            curves = {metric: rounded(curve(folder, metric)) for metric in metrics}
+            return {"summary": summary} | curves
+
+        with concurrent.futures.ThreadPoolExecutor(at_once or os.cpu_count()) as pool:
+            futures = {name: [pool.submit(result, name, script, flags, seed) for seed in seeds]
+                       for name, (script, *flags) in variants.items()}
+            return {name: [future.result() for future in waiting]
+                    for name, waiting in futures.items()}
+
+
+def seconds_a_step(variants, seed, steps=5):
+    """The median seconds of the steps of a short run of each variant, which is alone meanwhile. The
+    first step, which takes longer, does not count. -> {name: float}"""
+    short = {name: [*words, "--max_steps", steps] for name, words in variants.items()}
+    found = {}
+    for name, [result] in run_all(short, [seed], ["step_time"], at_once=1).items():
+        found[name] = round(statistics.median(result["step_time"][1:]), 3)
+    return found
+
+
+def rounded(values):
+    """Numbers with five decimals, None where there was none. -> list"""
+    return [None if value is None else round(value, 5) for value in values]
+
+
+BASE_RUN = ["--max_steps", "0", "--num_eval_problems", "1", "--num_eval_samples", "1"]
+
+
+def make_base(variant):
+    """Make the base of a variant, or find it in runs/base/. -> its weights"""
+    script, *flags = variant
+    with tempfile.TemporaryDirectory() as work:
+        flags = [*base_flags(flags), *BASE_RUN]
+        run(script, Path(work, "base"), *flags, quiet=True)
+        return torch.load(Path(work, "base", "base.pt"), weights_only=True)
+
+
+def base_flags(flags):
+    """Those of the flags that shape the task or the base, with their values. -> list"""
+    groups = {field.name: field.metadata["group"] for field in
+              common.Config.__dataclass_fields__.values()}
+    kept = []
+    for name, value in zip(flags[::2], flags[1::2]):
+        if groups.get(str(name).lstrip("-")) in ("task", common.BASE_GROUP) or name == "--task":
+            kept += [name, value]
+    return kept
+
+
+def load_base(script, *flags):
+    """What the module of a script has before its first step. -> Config, task, policy"""
+    words = [str(flag) for flag in flags]
+    cfg = common.parse_flags(script.Config, words)
+    task = common.load_task(cfg, script.verify)
+    policy = script.GPT(cfg)
+    policy.load_state_dict(make_base([f"{script.__name__}.py", *words]))
+    return cfg, task, policy
+
+
+# ---- the picture -----------------------------------------------------------------------------
+
+def mean_curve(curves):
+    """The mean of the curves of several seeds, step by step. -> list"""
+    return [statistics.mean(values) for values in zip(*curves)]
+
+
+def draw_curves(axis, runs, **labels):
+    """The mean of the curves of the seeds of each run, {name: list of curves}, against the step."""
+    for name, curves in runs.items():
+        mean = mean_curve(curves)
+        axis.plot(range(1, 1 + len(mean)), mean, label=name)
+    axis.set(xlabel="step", **labels)
+    axis.legend(frameon=False, fontsize=8)
+
+
+def draw_points(axis, runs, **labels):
+    """A point for each seed, in a row for each run, {name: list of numbers}, from the top down."""
+    for row, values in enumerate(runs.values()):
+        axis.barh(row, statistics.mean(values), color="C0", alpha=0.3)
+        axis.plot(values, [row] * len(values), "k.", markersize=4)
+    axis.set_yticks(range(len(runs)), runs)
+    axis.invert_yaxis()
+    axis.set(**labels)
+
+
+# ---- the page --------------------------------------------------------------------------------
+
+def mean_and_spread(values, form=".3f"):
+    """The mean of numbers, and from which to which they go: 0.950 (0.940 - 0.960). -> str"""
+    values = list(values)
+    if len(set(values)) == 1:
+        return f"{values[0]:{form}}"
+    return f"{statistics.mean(values):{form}} ({min(values):{form}} - {max(values):{form}})"
+
+
+def title(module):
+    """The first line of the docstring, without its full stop. -> str"""
+    return inspect.getdoc(module).splitlines()[0].rstrip(".")
+
+
+def section(name, module, found):
+    """What docs/lab.md has of an experiment, as Markdown; a function of the docstring of the module
+    and of what was found. -> str"""
+    told = inspect.getdoc(module).partition("\n\n")[2]
+    told = re.sub(r"(\A|\n\n)(\w+\.) ", r"\1**\2** ", told)        # Claim. Prediction. Method.
+    rows = [[claim.text, claim.seen, f"**{claim.verdict}**"] for claim in module.claims(found)]
+    tables = [table(*pair) for pair in module.tables(found)]
+    shown = f"![{title(module)}](lab/{name}.png)"
+    parts = [f"### {title(module)}", told, f"`make lab-{name}`", shown, *tables,
+             table(["claim", "seen", "verdict"], rows)]
+    seeds = ", ".join(str(seed) for seed in found["seeds"])
+    seeds = f"seeds {seeds}; " if len(found["seeds"]) > 1 else ""
+    said = f"{module.note(found)}; {seeds}{found['seconds']:.0f} s; {found['machine']}.\n"
+    return "\n".join(part.rstrip("\n") + "\n" for part in [*parts, said])
+
+
+def index():
+    """The top of docs/lab.md: how the claims of each experiment came out, and which of them were
+    contradicted. -> str"""
+    rows = []
+    contradicted = ""
+    for name in NAMES:
+        if not (DOCS / "lab" / f"{name}.json").exists():
+            continue
+        module = importlib.import_module(f"lab.{name}")
+        listed = module.claims(load(name))
+        verdicts = [claim.verdict for claim in listed]
+        counts = [verdicts.count(verdict) or "" for verdict in (SHOWN, NOT_SHOWN, CONTRADICTED)]
+        rows.append([link(module, title(module)), *counts])
+        for claim in listed:
+            if claim.verdict == CONTRADICTED:
+                contradicted += f"- {link(module, name)}: {claim.text}\n"
+    heads = ["experiment, and how many of its claims are", SHOWN, NOT_SHOWN, CONTRADICTED]
+    return f"{table(heads, rows)}\nContradicted here:\n\n{contradicted}"
+
+
+def link(module, words):
+    """A link to the section of an experiment, whose heading GitHub spells as an anchor. -> str"""
+    anchor = re.sub(r"[^\w -]", "", title(module).lower()).replace(" ", "-")
+    return f"[{words}](#{anchor})"
+
+
+def load(name):
+    """What docs/lab/NAME.json has. -> dict"""
+    return json.loads((DOCS / "lab" / f"{name}.json").read_text())
+
+
+def publish(name, module, found):
+    """Write the picture and the page from what was found."""
+    picture(f"lab/{name}", module.panels(found))
+    put(f"lab-{name}", section(name, module, found), f"lab-{name}")
+    put("index", index(), "lab")
+
+
+def perform(name, module, seeds, draw=False):
+    """Measure, unless it is only to draw again; then write what docs/ has of an experiment."""
+    if not draw:
+        clock = time.perf_counter()
+        found = {"seeds": seeds} | module.measure(seeds)
+        record(f"lab/{name}", **found, seconds=round(time.perf_counter() - clock))
+    publish(name, module, load(name))
+
+
+def main(module):
+    """The command of an experiment, whose module runs as __main__."""
+    common.start(lambda: command(module))
+
+
+def command(module, argv=None):
+    """Perform an experiment as the flags say."""
+    parser = argparse.ArgumentParser(description=inspect.getdoc(module).splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=module.SEEDS)
+    parser.add_argument("--draw", action="store_true", help="measure nothing; draw again")
+    args = parser.parse_args(argv)
+    perform(Path(module.__file__).stem, module, args.seeds, args.draw)

@@ -1,0 +1,32 @@
+"""The loop of a script in this process, for experiments that look at its batches or its policy."""
+import concurrent.futures
+import copy
+import itertools
+import multiprocessing
+import os
+
+import torch
+
+
+def training(script, cfg, task, policy, engine=lambda policy: policy):
+    """Train `policy` as the main of grpo.py or gspo.py does, without an end. Batches are sampled
+    by engine(policy). Yields (batch, metrics) of each step, after its update"""
+    reference = copy.deepcopy(policy)
+    optimizer = torch.optim.AdamW(
+        policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
+    for weight in policy.parameters():
+        weight.grad = torch.zeros_like(weight)
+    for step in itertools.count():
+        batch = script.sample_batch(engine(policy), task, cfg, step)
+        script.correct_for_lag(policy, batch, cfg)
+        A = script.advantages(batch.rewards, cfg.scale_rewards).view(-1, 1)     # (B, 1)
+        metrics = script.update(policy, reference, optimizer, batch, A, cfg, step)
+        task.learn(batch)
+        yield batch, metrics
+
+
+def side_by_side(function, jobs):
+    """What a function returns for the arguments of each job, in processes of their own. -> list"""
+    context = multiprocessing.get_context("spawn")      # a fork may hang with torch's threads
+    with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), context) as pool:
+        return list(pool.map(function, *zip(*jobs)))
