@@ -160,12 +160,11 @@ def panels(found):
         for row, pair in enumerate(pairs):
             low, mean, high = found["found"][pair]
             axis.plot([low, high], [row, row], color="C0")
-            axis.plot(mean, row, "o", color="C0")
-        names = [pair.replace(" / ", "\n") for pair in pairs]
-        axis.set_yticks(range(len(pairs)), names, fontsize=5)
+            axis.plot(mean, row, "o", color="C0", markersize=4)
+            axis.text(-0.98, row - 0.15, pair.replace(" / ", "  and  ", 1), fontsize=6)
+        axis.set_yticks([])
         axis.invert_yaxis()
-        axis.set(xlabel="cosine: mean, least and most", xlim=(-0.4, 1.05))
-        axis.grid(axis="x", alpha=0.3)
+        axis.set(xlabel="cosine of two gradients: mean, least, most", xlim=(-1, 1.05))
     return [cosines]
 
 

@@ -160,7 +160,7 @@ def tables(found):
     heads = ["weight of a prompt, 1 at p = 0.5", *(f"p = {p}" for p in (0.01, 0.05, 0.95, 0.99))]
     rows = []
     for scale, name in SCALES.items():
-        for G in SIZES:
+        for G in SIZES if scale != "none" else [GROUP]:
             weights = [relative(scale, G, p) for p in (0.01, 0.05, 0.95, 0.99)]
             rows.append([f"{name}, G = {G}", *(f"{weight:.2f}" for weight in weights)])
     heads_of_shares = [f"share of the sizes of A, G = {GROUP}"]

@@ -4,6 +4,7 @@ import copy
 import itertools
 import multiprocessing
 import os
+import pickle
 
 import torch
 
@@ -27,6 +28,14 @@ def training(script, cfg, task, policy, engine=lambda policy: policy):
 
 def side_by_side(function, jobs):
     """What a function returns for the arguments of each job, in processes of their own. -> list"""
+    # torch would give tensors to other processes in shared memory, so that all jobs trained the
+    # same policy; as bytes they are copies.
+    packed = [pickle.dumps((function, job)) for job in jobs]
     context = multiprocessing.get_context("spawn")      # a fork may hang with torch's threads
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), context) as pool:
-        return list(pool.map(function, *zip(*jobs)))
+        return list(pool.map(unpack_and_call, packed))
+
+
+def unpack_and_call(packed):
+    function, arguments = pickle.loads(packed)
+    return function(*arguments)

@@ -1,16 +1,18 @@
 """The lab: what its experiments share, and that docs/lab.md tells what their files hold."""
 import importlib
 import json
+import operator
 import re
 import types
 
 import matplotlib.image
 import pytest
+import torch
 from conftest import ROOT
 from small_runs import INSTANT, arguments
 
 import grpo
-from lab import entry, reuse, seeds
+from lab import entry, reuse, seeds, training
 from tools import runs
 
 FILES = sorted(path.stem for path in ROOT.glob("lab/*.py") if not path.stem.startswith("_"))
@@ -205,9 +207,16 @@ def test_the_base_that_is_loaded_is_the_one_that_a_run_begins_with(tmp_path, mon
     monkeypatch.chdir(tmp_path)
     cfg, task, policy = entry.load_base(grpo, *arguments(small))
     grpo.main([*arguments(INSTANT), "--output_dir", "run"])
-    begun = entry.torch.load("run/base.pt", weights_only=True)
+    begun = torch.load("run/base.pt", weights_only=True)
     assert all((policy.state_dict()[name] == begun[name]).all() for name in begun)
     assert (cfg.num_prompts, task.name) == (2, "arithmetic")
+
+
+def test_jobs_side_by_side_do_not_see_what_others_do_to_a_tensor():
+    tensor = torch.zeros(2)
+    found = training.side_by_side(operator.iadd, [(tensor, 1), (tensor, 1), (tensor, 1)])
+    assert [values.tolist() for values in found] == [[1, 1]] * 3
+    assert tensor.tolist() == [0, 0]
 
 
 # ---- seeds and reuse -------------------------------------------------------------------------

@@ -76,6 +76,7 @@ def test_a_run_is_described_step_by_step_from_the_base_on(config, monkeypatch):
 
 def test_the_level_is_reached_when_two_batches_in_a_row_are_as_accurate():
     assert length.steps_to_level([0.1, 0.95, 0.8, 0.9, 0.9, 0.9]) == 4
+    assert length.steps_to_level([0.9, 0.9, 0.1]) == 1
     assert length.steps_to_level([0.1, 0.2, 0.3, 0.4]) == 6
 
 
