@@ -16,6 +16,7 @@ made by `publish`. With --draw nothing is measured: picture and page are made an
 """
 import argparse
 import concurrent.futures
+import functools
 import importlib
 import inspect
 import json
@@ -111,9 +112,13 @@ BASE_RUN = ["--max_steps", "0", "--num_eval_problems", "1", "--num_eval_samples"
 def make_base(variant):
     """Make the base of a variant, or find it in runs/base/. -> its weights"""
     script, *flags = variant
+    return base_weights(script, tuple(base_flags(flags)))
+
+
+@functools.cache
+def base_weights(script, flags):
     with tempfile.TemporaryDirectory() as work:
-        flags = [*base_flags(flags), *BASE_RUN]
-        run(script, Path(work, "base"), *flags, quiet=True)
+        run(script, Path(work, "base"), *flags, *BASE_RUN, quiet=True)
         return torch.load(Path(work, "base", "base.pt"), weights_only=True)
 
 

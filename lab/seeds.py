@@ -23,11 +23,12 @@ VARIANTS = {script: [script, "--max_steps", STEPS, "--stop_at", 2]
 
 def measure(seeds):
     results = run_all(VARIANTS, seeds, ["accuracy"])
-    found = {name: [result["summary"]["trained"]["pass@1"] for result in runs]
-             for name, runs in results.items()}
-    problems = results["grpo.py"][0]["summary"]["trained"]["problems"]
+    found = {}
+    for name, runs in results.items():
+        trained = [result["summary"]["trained"] for result in runs]
+        found[name] = [scores["pass@1"] for scores in trained]
     accuracy = [result["accuracy"] for result in results["grpo.py"]]
-    return {"pass@1": found, "accuracy": accuracy, "problems": problems}
+    return {"pass@1": found, "accuracy": accuracy, "problems": trained[0]["problems"]}
 
 
 def half_differences(values):
@@ -48,7 +49,8 @@ def wrong_ranks(one, other, size):
     verdicts = []
     for some in itertools.combinations(one, size):
         for others in itertools.combinations(other, size):
-            verdicts.append((statistics.mean(some) > statistics.mean(others)) != sign)
+            is_more = statistics.mean(some) > statistics.mean(others)
+            verdicts.append(is_more != sign)
     return statistics.mean(verdicts)
 
 
