@@ -35,7 +35,7 @@ from tools.runs import DOCS, curve, picture, put, record, run, table
 
 # The order of docs/lab.md, and of make lab.
 NAMES = ("variance", "gae", "signal", "std", "length", "exploration", "reuse", "staleness", "kl",
-         "klgradient", "trust", "dpo", "credit", "bugs", "seeds")
+         "klgradient", "trust", "credit", "bugs", "seeds")
 SHOWN = "shown"
 NOT_SHOWN = "not shown at this scale"
 CONTRADICTED = "contradicted"
@@ -206,17 +206,16 @@ def index():
     rows = []
     contradicted = ""
     for name in NAMES:
-        if not (DOCS / "lab" / f"{name}.json").exists():
-            continue
         module = importlib.import_module(f"lab.{name}")
         listed = module.claims(load(name))
         verdicts = [claim.verdict for claim in listed]
         counts = [verdicts.count(verdict) or "" for verdict in (SHOWN, NOT_SHOWN, CONTRADICTED)]
-        rows.append([link(module, title(module)), *counts])
+        rows.append([link(module, name), title(module), *counts])
         for claim in listed:
             if claim.verdict == CONTRADICTED:
                 contradicted += f"- {link(module, name)}: {claim.text}\n"
-    heads = ["experiment, and how many of its claims are", SHOWN, NOT_SHOWN, CONTRADICTED]
+    heads = ["experiment", "what it looks at, and how many claims are", SHOWN, NOT_SHOWN,
+             CONTRADICTED]
     return f"{table(heads, rows)}\nContradicted here:\n\n{contradicted}"
 
 

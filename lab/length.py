@@ -19,6 +19,7 @@ begins to think says how much of a step is about thinking.
 """
 import itertools
 import math
+import statistics
 import sys
 
 import torch
@@ -136,6 +137,10 @@ def late(run, kind):
     return mean_length(run[kind][-WINDOW:])
 
 
+def late_accuracy(run):
+    return statistics.mean(run["accuracy"][-WINDOW:])
+
+
 def growth(run, kind):
     """How much longer the outputs of the last steps are than those of the first. -> tokens"""
     return late(run, kind) - mean_length(run[kind][:WINDOW])
@@ -158,13 +163,15 @@ def paired(found, function, other):
 
 def tables(found):
     heads = ["average", "a token of a guess beside one of a thought", "cosine to thinking",
-             f"steps to {LEVEL}", *(f"tokens, {kind}" for kind in KINDS)]
+             f"steps to {LEVEL}", "accuracy, last ten steps",
+             *(f"tokens, {kind}" for kind in KINDS)]
     rows = []
     for name, average in AVERAGES.items():
         runs = found["runs"][name]
         row = [f"{average} ({name})", f"{guess_beside_thought(name):.1f}",
                mean_and_spread([run["pull"] for run in runs], ".2f"),
-               mean_and_spread([steps_to_level(run["accuracy"]) for run in runs], ".0f")]
+               mean_and_spread([steps_to_level(run["accuracy"]) for run in runs], ".0f"),
+               mean_and_spread([late_accuracy(run) for run in runs])]
         for kind in KINDS:
             row.append(mean_and_spread([late(run, kind) for run in runs], ".1f"))
         rows.append(row)

@@ -19,6 +19,8 @@ policy whose weights are rounded, the engine's log-probabilities standing in for
 truncate, corrected by the weight of each token.
 """
 import copy
+import importlib
+import itertools
 import math
 import statistics
 import sys
@@ -27,7 +29,17 @@ import torch
 
 import grpo
 import gspo
-from lab.entry import Claim, load_base, main, mean_and_spread, rounded, run_all, sign_test
+from lab.entry import (
+    compared,
+    draw_points,
+    load_base,
+    main,
+    mean_and_spread,
+    minus,
+    rounded,
+    run_all,
+)
+from lab.training import side_by_side, training
 
 SEEDS = [0, 1, 2, 3, 4]
 NOISY_SEEDS = 3                             # as many of them for the rounded engines
@@ -42,13 +54,13 @@ NOISES = [0.01, 0.3]                        # about what 8 and 4 bits do
 CLIPS = {"GRPO": (0.2, 0.28), "GSPO": (3e-4, 4e-4)}     # the ranges that the scripts have
 TRUNCATE = ["--sampler_lag", 1, "--importance_sampling_correction", "truncate"]
 ENGINES = {                                 # name: script, bits (0: as they are), flags
-    "GRPO, exact": (grpo, 0, []),
-    "GRPO, 8 bits": (grpo, 8, []),
-    "GRPO, 4 bits": (grpo, 4, []),
-    "GRPO, 4 bits, truncate": (grpo, 4, TRUNCATE),
-    "GSPO, exact": (gspo, 0, []),
-    "GSPO, 8 bits": (gspo, 8, []),
-    "GSPO, 4 bits": (gspo, 4, [])}
+    "GRPO, exact": ("grpo", 0, []),
+    "GRPO, 8 bits": ("grpo", 8, []),
+    "GRPO, 4 bits": ("grpo", 4, []),
+    "GRPO, 4 bits, truncate": ("grpo", 4, TRUNCATE),
+    "GSPO, exact": ("gspo", 0, []),
+    "GSPO, 8 bits": ("gspo", 8, []),
+    "GSPO, 4 bits": ("gspo", 4, [])}
 
 
 def variants():
@@ -117,20 +129,16 @@ def engine(policy, bits):
     return sampler
 
 
-def train(script, bits, flags, seed):
+def train(name, bits, flags, seed):
     """Learn from samples of an engine. -> pass@1 of the policy, problems, share that is clipped"""
-    cfg, task, policy = load_base(script, *FLAGS, *EVALUATION, "--seed", seed, *flags)
-    reference = copy.deepcopy(policy)
-    optimizer = torch.optim.AdamW(policy.parameters(), cfg.learning_rate, weight_decay=0)
-    shares = []
-    for step in range(UPDATES):
-        batch = script.sample_batch(engine(policy, bits), task, cfg, step)
-        script.correct_for_lag(policy, batch, cfg)
-        A = script.advantages(batch.rewards).view(-1, 1)
-        metrics = script.update(policy, reference, optimizer, batch, A, cfg, step)
-        shares.append(metrics["clip_ratio/region_mean"])
+    torch.set_num_threads(1)
+    script = importlib.import_module(name)
+    cfg, task, policy = load_base(script, *FLAGS, "--seed", seed, *flags)
+    steps = training(script, cfg, task, policy, lambda policy: engine(policy, bits))
+    updates = [metrics for _, metrics in itertools.islice(steps, UPDATES)]
+    clipped = statistics.mean(metrics["clip_ratio/region_mean"] for metrics in updates)
     scores = script.evaluate(policy, task, cfg, cfg.num_eval_samples)
-    return round(scores["pass@1"], 5), scores["problems"], round(statistics.mean(shares), 5)
+    return round(scores["pass@1"], 5), scores["problems"], round(clipped, 5)
 
 
 @torch.no_grad()
@@ -150,10 +158,13 @@ def deviations(bits):
 def measure(seeds):
     noise = {str(noise): [exact_noise(length, noise) for length in LENGTHS] for noise in NOISES}
     rounding = {str(bits): deviations(bits) for bits in (8, 4)}
+    some = seeds[:NOISY_SEEDS]
+    results = iter(side_by_side(train, [(*words, seed) for words in ENGINES.values()
+                                        for seed in some]))
     engines = {}
-    for name, (script, bits, flags) in ENGINES.items():
-        results = [train(script, bits, flags, seed) for seed in seeds[:NOISY_SEEDS]]
-        engines[name] = dict(zip(["pass@1", "problems", "clipped"], zip(*results)))
+    for name in ENGINES:
+        columns = zip(*[next(results) for _ in some])
+        engines[name] = dict(zip(["pass@1", "problems", "clipped"], columns))
     runs = {name: [result["accuracy"] for result in results]
             for name, results in run_all(variants(), seeds, ["accuracy"]).items()}
     return {"noise": noise, "rounding": rounding, "engines": engines, "runs": runs}
@@ -164,11 +175,6 @@ def measure(seeds):
 def after(found, name):
     """The accuracy of the policies after 16 to 19 updates, of each seed. -> list"""
     return [statistics.mean(values[-4:]) for values in found["runs"][name]]
-
-
-def more(one, other):
-    """How much more the first is, seed by seed. -> list"""
-    return [a - b for a, b in zip(one, other)]
 
 
 def tables(found):
@@ -195,13 +201,13 @@ def claims(found):
     listed = []
 
     def differences(text, values, form="+.3f"):
-        listed.append(Claim(text, mean_and_spread(values, form), sign_test(values)))
+        listed.append(compared(text, values, form))
 
     fresh = after(found, "lag 0")
     for lag in LAGS[1:]:
-        differences(f"a lag of {lag} costs accuracy", more(fresh, after(found, f"lag {lag}")))
+        differences(f"a lag of {lag} costs accuracy", minus(fresh, after(found, f"lag {lag}")))
     for correction in CORRECTIONS:
-        gains = more(after(found, f"lag 8, {correction}"), after(found, "lag 8"))
+        gains = minus(after(found, f"lag 8, {correction}"), after(found, "lag 8"))
         differences(f"with a lag of 8, {correction} is better than none", gains)
     for noise, rows in found["noise"].items():
         smaller = [row["GRPO"][0] / row["GSPO"][0] - 1 for row in rows[1:]]
@@ -211,12 +217,12 @@ def claims(found):
         differences(f"noise {noise}: GSPO's is clipped less often", fewer, "+.2f")
     scores = {name: engine["pass@1"] for name, engine in found["engines"].items()}
     for bits in (8, 4):
-        lost = {name: more(scores[f"{name}, exact"], scores[f"{name}, {bits} bits"])
+        lost = {name: minus(scores[f"{name}, exact"], scores[f"{name}, {bits} bits"])
                 for name in ("GRPO", "GSPO")}
         differences(f"GSPO loses less than GRPO by an engine of {bits} bits",
-                    more(lost["GRPO"], lost["GSPO"]))
+                    minus(lost["GRPO"], lost["GSPO"]))
     differences("by the weight of a token, GRPO tolerates 4 bits better",
-                more(scores["GRPO, 4 bits, truncate"], scores["GRPO, 4 bits"]))
+                minus(scores["GRPO, 4 bits, truncate"], scores["GRPO, 4 bits"]))
     return listed
 
 
@@ -237,12 +243,8 @@ def panels(found):
 
     def corrections(axis):
         names = ["lag 0", "lag 8", *(f"lag 8, {name}" for name in CORRECTIONS)]
-        for number, name in enumerate(names):
-            values = after(found, name)
-            axis.plot(values, [number] * len(values), "o", alpha=0.5, color=f"C{number}")
-        axis.set_yticks(range(len(names)), names)
-        axis.invert_yaxis()
-        axis.set(title="corrections", xlabel="accuracy, a point for each seed")
+        rows = {name: after(found, name) for name in names}
+        draw_points(axis, rows, title="corrections", xlabel="accuracy, a point for each seed")
 
     def variances(axis):
         for name in ("GRPO", "GSPO", "product"):

@@ -153,7 +153,17 @@ def test_the_command_measures_and_writes_the_file_the_picture_and_the_page(empty
     assert (empty_docs / "lab/made_up.png").is_file()
     page = (empty_docs / "lab.md").read_text()
     assert entry.section("made_up", made_up, found) in page
-    assert "| [Made up: nothing](#made-up-nothing) | 1 |  |  |\n" in page
+    assert "| [made_up](#made-up-nothing) | Made up: nothing | 1 |  |  |\n" in page
+
+
+def test_what_is_contradicted_is_listed(empty_docs, made_up):
+    made_up.claims = lambda found: [entry.Claim("so", "6", entry.NOT_SHOWN),
+                                    entry.Claim("not so", "7", entry.CONTRADICTED)]
+    entry.command(made_up, [])
+    page = (empty_docs / "lab.md").read_text()
+    assert "| Made up: nothing |  | 1 | 1 |\n" in page
+    assert page.count("- [made_up](#made-up-nothing): ") == 1
+    assert "- [made_up](#made-up-nothing): not so\n" in page
 
 
 def test_drawing_again_measures_nothing(empty_docs, made_up):

@@ -93,7 +93,7 @@ def test_training_samples_from_the_engine_and_compares_with_its_log_probs(policy
         fresh = staleness.gspo.GPT(cfg)
         monkeypatch.setattr(staleness, "load_base", lambda *_, made=(cfg, task, fresh): made)
         monkeypatch.setattr(staleness, "UPDATES", 1)
-        pass_at_1, problems, shares[bits] = staleness.train(staleness.gspo, bits, [], 0)
+        pass_at_1, problems, shares[bits] = staleness.train("gspo", bits, [], 0)
         assert 0 <= pass_at_1 <= 1
         assert problems == 4
     assert shares[0] == 0
