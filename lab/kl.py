@@ -8,7 +8,9 @@ and Munos, 2506.09477).
 Prediction. Near the base, k3 has the least variance. After 20 steps it has the most: answers
 without thinking have become rare, and wherever one is still sampled, pi_ref / pi is large. In the
 runs, k2, k3, k3_ratio and k1 in the reward hold the KL, k3 at the price of accuracy, because it
-forbids that any answer of the base gets rare. k1 in the loss holds nothing, and changes nothing.
+forbids that any answer of the base gets rare. k1 in the loss holds nothing. It is not nothing,
+though, where GRPO divides by the length: there its gradient is that of the mean of 1 / |o|, which
+asks for longer outputs, by too little to be seen in runs.
 
 Method. Bias and variance: exact, over the vocabulary, at the tokens that grpo.py samples, on its
 way from the base without a penalty. Then runs of grpo.py, and reinforce.py for k1 in the reward,
