@@ -229,8 +229,8 @@ def claims(found):
 def note(found):
     problems = found["engines"]["GRPO, exact"]["problems"][0]
     return ("Problems, all different: 12 in each batch, with 8 samples each; for the engines "
-            f"{problems} held-out ones and {NOISY_SEEDS} seeds; a noise of 0.3 takes the ratio just "
-            "past the range of GRPO")
+            f"{problems} held-out ones and {NOISY_SEEDS} seeds; a noise of 0.3 takes the ratio "
+            "just past the range of GRPO")
 
 
 def panels(found):
