@@ -69,6 +69,15 @@ def minus(one, other):
     return [a - b for a, b in zip(one, other)]
 
 
+def steps_to_level(accuracy, level):
+    """How many batches were learned from when the mean of two batches in a row reached `level`;
+    half as many again as there were if none did. -> number"""
+    for step in range(1, len(accuracy)):
+        if accuracy[step - 1] + accuracy[step] >= 2 * level:
+            return step
+    return 1.5 * len(accuracy)
+
+
 # ---- runs ------------------------------------------------------------------------------------
 
 def run_all(variants, seeds, metrics=("reward",), at_once=0):

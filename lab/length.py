@@ -36,6 +36,7 @@ from lab.entry import (
     main,
     mean_and_spread,
     sign_test,
+    steps_to_level,
 )
 from lab.training import side_by_side, training
 
@@ -146,15 +147,6 @@ def growth(run, kind):
     return late(run, kind) - mean_length(run[kind][:WINDOW])
 
 
-def steps_to_level(accuracy):
-    """The steps until the mean of two batches in a row reached LEVEL; half as many again as there
-    were if none did. -> number"""
-    for step in range(1, len(accuracy)):
-        if accuracy[step - 1] + accuracy[step] >= 2 * LEVEL:
-            return step
-    return 1.5 * len(accuracy)
-
-
 def paired(found, function, other):
     """A number of each run with 1/|o|, minus that with another average. -> list"""
     runs = found["runs"]
@@ -170,7 +162,7 @@ def tables(found):
         runs = found["runs"][name]
         row = [f"{average} ({name})", f"{guess_beside_thought(name):.1f}",
                mean_and_spread([run["pull"] for run in runs], ".2f"),
-               mean_and_spread([steps_to_level(run["accuracy"]) for run in runs], ".0f"),
+               mean_and_spread([steps_to_level(run["accuracy"], LEVEL) for run in runs], ".0f"),
                mean_and_spread([late_accuracy(run) for run in runs])]
         for kind in KINDS:
             row.append(mean_and_spread([late(run, kind) for run in runs], ".1f"))
@@ -194,7 +186,7 @@ def claims(found):
     listed.append(compared("with 1/length, wrong thoughts get longer in training, in tokens",
                            growths, "+.1f"))
     for name in list(AVERAGES)[1:]:
-        slower = paired(found, lambda run: math.log(steps_to_level(run["accuracy"])), name)
+        slower = paired(found, lambda run: math.log(steps_to_level(run["accuracy"], LEVEL)), name)
         factors = [math.exp(value) for value in slower]
         listed.append(Claim(f"1/length needs more steps to {LEVEL} than {name}",
                             f"{mean_and_spread(factors, '.2f')} times", sign_test(slower)))

@@ -24,6 +24,7 @@ from lab.entry import (
     run_all,
     seconds_a_step,
     sign_test,
+    steps_to_level,
 )
 
 SEEDS = [0, 1, 2, 3, 4]
@@ -61,18 +62,9 @@ def measure(seeds):
     return {"runs": found, "seconds a step": seconds_a_step(variants(), seeds[0])}
 
 
-def steps_to_level(accuracy):
-    """How many batches were learned from when the mean of two batches in a row reached LEVEL; half
-    as many again as there were if none did. -> number"""
-    for step in range(1, len(accuracy)):
-        if accuracy[step - 1] + accuracy[step] >= 2 * LEVEL:
-            return step
-    return 1.5 * len(accuracy)
-
-
 def costs(found, name):
     """What each seed needed until LEVEL. -> {"samples": list, "seconds": list}"""
-    steps = [steps_to_level(accuracy) for accuracy in found["runs"][name]["accuracy"]]
+    steps = [steps_to_level(accuracy, LEVEL) for accuracy in found["runs"][name]["accuracy"]]
     seconds = found["seconds a step"][name]
     return {"samples": [SAMPLES_A_STEP * n for n in steps],
             "seconds": [seconds * n for n in steps]}

@@ -241,8 +241,9 @@ def test_one_seed_ranks_otherwise_as_often_as_its_pairs_do():
 
 
 def test_samples_are_counted_to_the_step_from_which_the_level_is_held_for_two():
-    assert reuse.steps_to_level([0.3, 0.8, 0.5, 0.7, 0.7, 0.9]) == 4
-    assert reuse.steps_to_level([0.3, 0.3, 0.4, 0.5]) == 6
+    assert entry.steps_to_level([0.3, 0.8, 0.5, 0.7, 0.7, 0.9], 0.7) == 4
+    assert entry.steps_to_level([0.3, 0.3, 0.4, 0.5], 0.7) == 6
+    assert entry.steps_to_level([0.9, 0.9, 0.1], 0.9) == 1
 
 
 def made_run(first, pass_at_1):

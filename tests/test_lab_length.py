@@ -74,12 +74,6 @@ def test_a_run_is_described_step_by_step_from_the_base_on(config, monkeypatch):
 
 # ---- what was found --------------------------------------------------------------------------
 
-def test_the_level_is_reached_when_two_batches_in_a_row_are_as_accurate():
-    assert length.steps_to_level([0.1, 0.95, 0.8, 0.9, 0.9, 0.9]) == 4
-    assert length.steps_to_level([0.9, 0.9, 0.1]) == 1
-    assert length.steps_to_level([0.1, 0.2, 0.3, 0.4]) == 6
-
-
 def test_lengths_are_means_over_outputs_not_over_steps():
     assert length.mean_length([[1, 5], [3, 99]]) == 26
     assert length.mean_length([[0, 0]]) == 0

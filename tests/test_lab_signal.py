@@ -4,7 +4,7 @@ import types
 
 import pytest
 import torch
-from small_runs import INSTANT, SMALL, arguments, at_work, load
+from small_runs import INSTANT, SMALL, arguments, at_work, changed_weights, load
 
 import common
 import grpo
@@ -41,19 +41,21 @@ def test_problems_that_differ_have_more_silent_groups_than_their_mean_says():
 # ---- training --------------------------------------------------------------------------------
 
 def test_training_is_the_loop_of_the_script(tmp_path):
-    flags = SMALL | {"operands": "2-3", "base_steps": 20, "max_steps": 3, "dynamic_sampling": 2,
+    flags = SMALL | {"operands": "2-3", "num_prompts": 16, "max_steps": 3, "dynamic_sampling": 2,
                      "curriculum": True, "num_mini_batches": 2, "num_eval_problems": 1}
     with at_work(tmp_path):
         grpo.main(arguments(flags | {"output_dir": "run"}))
     cfg = common.parse_flags(grpo.Config, arguments(flags))
     task = common.load_task(cfg, grpo.verify)
     policy = grpo.GPT(cfg)
-    policy.load_state_dict(load(tmp_path / "run" / "base.pt"))
+    base = load(tmp_path / "run" / "base.pt")
+    policy.load_state_dict(base)
     for _ in zip(range(3), signal.training(grpo, cfg, task, policy)):
         pass
     after = load(tmp_path / "run" / "checkpoint.pt")
     assert all(torch.equal(weight, after["policy"][name])
                for name, weight in policy.state_dict().items())
+    assert changed_weights(base, after["policy"]), "nothing was learned"
     assert task.state == after["task"]
 
 
