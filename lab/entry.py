@@ -34,8 +34,8 @@ import common
 from tools.runs import DOCS, curve, picture, put, record, run, table
 
 # The order of docs/lab.md, and of make lab.
-NAMES = ("variance", "gae", "signal", "std", "length", "exploration", "reuse", "staleness", "kl",
-         "klgradient", "trust", "credit", "dpo", "bugs", "seeds")
+NAMES = ("variance", "states", "gae", "signal", "std", "length", "exploration", "reuse",
+         "staleness", "kl", "klgradient", "trust", "credit", "dpo", "bugs", "seeds")
 SHOWN = "shown"
 NOT_SHOWN = "not shown at this scale"
 CONTRADICTED = "contradicted"
