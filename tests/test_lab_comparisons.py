@@ -24,6 +24,7 @@ def batches(monkeypatch, talker):
     policy = talker(cfg)
     monkeypatch.setattr(comparisons, "load_base", lambda *_: (cfg, task, policy))
     monkeypatch.setattr(preferences, "BATCHES", 3)
+    monkeypatch.setattr(preferences, "MISTAKES", 0.5)
     names = []
     real = ppo.sample_batch
 
