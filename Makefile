@@ -68,8 +68,9 @@ diff:                    ## make diff A=grpo B=gspo: the lines that B removes an
 seeds: $(READY)          ## the main job with several seeds, a base for each: lab.md, README.md
 	$(PY) -m tools.seeds $(SEEDS)
 
-compare: $(READY)        ## all scripts from one base, three seeds: lab.md, a picture
+compare: $(READY)        ## all scripts from one base, also on countdown: lab.md, two pictures
 	$(PY) -m tools.compare --task $(TASK)
+	$(PY) -m lab.methods
 
 tasks: $(READY)          ## countdown, gridworld, lookup, three seeds each: tasks.md
 	$(PY) -m tools.tasks

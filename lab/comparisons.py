@@ -36,11 +36,10 @@ from tasks import preferences
 from tools.runs import ROOT, curve, read_summary
 
 SEEDS = [0, 1, 2]
-SAME = ["--max_steps", 30, "--stop_at", 2, "--eval_steps", 5, "--num_eval_problems", 256,
-        "--num_eval_samples", 4]
-METHODS = {"DPO": ["dpo.py", "--num_generations", 4, *SAME],
-           "PPO": ["ppo.py", "--reward", "model", *SAME],
-           "PPO, beta 0.1": ["ppo.py", "--reward", "model", "--beta", 0.1, *SAME]}
+SAME = ["--max_steps", 30, "--eval_steps", 5, "--num_eval_problems", 256, "--num_eval_samples", 4]
+PPO = ["ppo.py", "--reward", "model", "--stop_at", 2, *SAME]
+METHODS = {"DPO": ["dpo.py", "--num_generations", 4, *SAME], "PPO": PPO,
+           "PPO, beta 0.1": [*PPO, "--beta", 0.1]}
 QUANTITIES = {"pass@1": ".3f", "best greedy": ".3f", "seconds": ".0f", "MiB": ".0f"}
 
 
