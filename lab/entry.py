@@ -35,8 +35,8 @@ from tools.runs import DOCS, curve, picture, put, record, run, table
 
 # The order of docs/lab.md, and of make lab.
 NAMES = ("variance", "states", "gae", "signal", "std", "length", "exploration", "reuse",
-         "staleness", "kl", "klgradient", "trust", "credit", "critic", "dpo", "zero",
-         "sharpen", "compute", "tools", "bugs", "seeds")
+         "staleness", "kl", "klgradient", "trust", "credit", "tokens", "critic", "dpo",
+         "comparisons", "zero", "sharpen", "compute", "tools", "bugs", "seeds")
 SHOWN = "shown"
 NOT_SHOWN = "not shown at this scale"
 CONTRADICTED = "contradicted"
