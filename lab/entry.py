@@ -36,8 +36,8 @@ from tools.runs import DOCS, curve, picture, put, record, run, table
 # The order of docs/lab.md, and of make lab.
 NAMES = ("variance", "states", "gae", "signal", "std", "length", "exploration", "reuse",
          "staleness", "kl", "klgradient", "trust", "credit", "tokens", "critic", "criticstart",
-         "dpo", "comparisons", "zero", "languages", "sharpen", "compute", "tools", "hacking",
-         "bugs", "seeds")
+         "methods", "dpo", "comparisons", "zero", "languages", "sharpen", "compute", "tools",
+         "hacking", "bugs", "seeds")
 SHOWN = "shown"
 NOT_SHOWN = "not shown at this scale"
 CONTRADICTED = "contradicted"

@@ -9,10 +9,10 @@ NEVER = float("inf")
 
 def made_up(steps=10, held_out=0.2, seconds=2.0):
     """What would be found if all were alike and twice as good as the base from batch `steps` on."""
-    accuracy = [0.1] * (steps - methods.WINDOW) + [0.2] * 35
+    accuracy = [0.1] * (steps - methods.WINDOW) + [0.2001] * 35
     run = {"accuracy": [accuracy] * 5, "step_time": [[seconds] * len(accuracy)] * 5,
            "pass@1": [held_out] * 5}
-    return {"base": 0.1, "problems": 7, "runs": {name: dict(run) for name in methods.METHODS}}
+    return {"base": 0.05, "problems": 7, "runs": {name: dict(run) for name in methods.METHODS}}
 
 
 def verdicts(found):
@@ -32,10 +32,13 @@ def test_samples_and_seconds_are_those_of_all_steps_until_then():
     assert methods.needed(found, "ppo.py", "seconds") == [36] * 5
 
 
-def test_the_level_is_twice_the_base():
+def test_the_level_is_twice_what_the_first_batches_have():
     found = made_up()
-    found["base"] = 0.101
-    assert methods.needed(found, "ppo.py", "samples") == [NEVER] * 5
+    assert methods.level(found) == pytest.approx(0.2)
+    first = found["runs"]["ppo.py"]["accuracy"]
+    found["runs"]["ppo.py"]["accuracy"] = [[0.4, *accuracy[1:]] for accuracy in first]
+    assert methods.level(found) == pytest.approx(0.3)           # one of six methods
+    assert methods.needed(found, "grpo.py", "samples") == [NEVER] * 5
 
 
 def test_the_median_can_be_told_where_some_never_got_there():
@@ -49,7 +52,9 @@ def test_no_claim_is_shown_where_all_are_alike():
 
 def test_two_runs_that_never_got_there_do_not_differ():
     found = made_up()
-    found["base"] = 1
+    for run in found["runs"].values():
+        run["accuracy"] = [[1.0] + [0.2] * 20] * 5
+    assert methods.needed(found, "ppo.py", "seconds") == [NEVER] * 5
     assert set(verdicts(found)) == {NOT_SHOWN}
 
 
