@@ -154,7 +154,7 @@ def panels(found):
         smooth = {}
         for name, run in found["runs"].items():
             smooth[name] = [moving_mean(accuracy) for accuracy in run["accuracy"]]
-        draw_curves(axis, smooth, ylabel="pass@1 of five batches", title="countdown, in the same colours")
+        draw_curves(axis, smooth, ylabel="pass@1 of five batches", title="countdown, same colours")
         axis.axhline(level(found), color="0.5", linestyle=":")
         axis.get_legend().remove()                      # the other two name the colours
         axis.set(xlabel="steps of 256 samples", ylim=(0, None))
