@@ -2,9 +2,9 @@
 
 Claim. The majority of several samples is right more often than one (self-consistency, Wang and
 others, 2203.11171). With as many samples, the one that a trained verifier rates highest is better
-than a majority (Cobbe and others, 2110.14168), and where samples are so many that some fool the
-verifier it gets worse again. Tokens may also go into one longer thought; which use of them is best
-depends on the problem (Snell and others, 2408.03314).
+than a majority (Lightman and others, 2305.20050), and where samples are so many that some fool the
+verifier it gets worse again (Cobbe and others, 2110.14168). Tokens may also go into one longer
+thought; which use of them is best depends on the problem (Snell and others, 2408.03314).
 
 Prediction. The base mostly guesses, and a guess takes few tokens. For the tokens of one thought
 there are three outputs of the base on arithmetic and four on countdown. One thought is right 98 of

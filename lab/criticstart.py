@@ -3,8 +3,8 @@
 Claim. InstructGPT (Ouyang and others, 2203.02155) starts the critic from the reward model. VC-PPO
 (2503.01491) says that this start is biased before the last token, since a reward model has learned
 to read whole outputs only and rates unfinished ones lower, and that a critic has to be pretrained
-on the policy's own values. One body for policy and critic would save half of the memory (PPO,
-1707.06347), but two do better (Andrychowicz and others, 2006.05990).
+on the policy's own values. Policy and critic may share one body (PPO, 1707.06347), which saves
+memory, but two do better (Andrychowicz and others, 2006.05990).
 
 Prediction. A reward model says nothing of unfinished outputs, so before it has learned this start
 is worse than the mean of the values, and no better than a head of 0. Its body tells right steps
@@ -292,7 +292,8 @@ def claims(found):
     return [
         compared("before it learns, a critic from the reward model is nearer to the values than "
                  "one that says 0", minus(of_base[0], first)),
-        compared("it stays nearer on the average of the batches than one from the base",
+        compared("on average, from before the first batch to the last, it is nearer than one from "
+                 "the base",
                  minus(of_base[1], average)),
         compared("the reward model's squared difference is larger for unfinished outputs than for "
                  "whole ones", minus(early, at(found, WHOLE, "error"))),

@@ -20,9 +20,10 @@ base; and a frozen model with as many pairs as the fresh one: we expect a later 
 
 Method. grpo.py on arithmetic, 30 steps, with the score of a reward model as reward. The frozen one
 is trained once, on samples of the base; the fresh one is trained again every 6 steps, on as many of
-the policy of then. A third has all five trainings at the start, on samples of the base. A tenth of
-all pairs is wrong. The score that is shown is that of the model at the start. In the grid world,
-without slip, exactly: the best walks by each reward, from the last move back; equally good moves
+the policy at that time. A third has all five trainings at the start, on samples of the base. A
+tenth of all pairs is wrong. The score that is shown is that of the model at the start. In the grid
+world a move costs 1, one onto a cell of the penalty costs 3, and a prize of 4 or 5 ends the walk.
+Without slip, exactly: the best walks by each reward, from the last move back; equally good moves
 are equally likely. Then 30 steps of grpo.py with each reward, and what the walks earn by it and in
 truth. Compared are means of five steps.
 """
@@ -327,7 +328,9 @@ def claims(found):
 def note(found):
     return (f"{32 * STEPS} problems of arithmetic a run, nearly all different, and 640 more for "
             f"each training of a reward model; {found['prompts']} prompts of the grid world, those "
-            f"held out are not among them; the bases saw 600 and 60 batches of demonstrations")
+            "held out are not among them; the bases saw 600 and 60 batches of demonstrations; with "
+            "the true reward, the short base learns to stop at once, and with this its walks by "
+            "other rewards are compared")
 
 
 def panels(found):

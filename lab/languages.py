@@ -18,10 +18,10 @@ any pilot; the base and a few steps of one seed with accuracy alone were then lo
 
 Method. Arithmetic, whose demonstrations write the numbers of a thought as letters, a for 0 to j for
 9: 3+4=7 is d+e=h, or D+E=H. Neither notation is shorter or nearer to the problem, which has digits.
-Three of four thoughts begin with small letters; behind each step, one of ten changes. One base
-learns from these, textbook and forum as usual. From it, grpo.py learns with four rewards: accuracy
-alone; and plus the share of steps in either notation, in the common one, in the rarer one; 0
-without a thought. Mixing is the share of thoughts with steps in both, or with both in a step.
+Three of four thoughts begin with small letters; after each step, one in ten changes notation. One
+base learns from these, textbook and forum as usual. From it, grpo.py learns with four rewards:
+accuracy alone; and plus the share of steps in either notation, in the common one, in the rarer one;
+0 without a thought. Mixing is the share of thoughts with steps in both, or with both in a step.
 """
 import collections
 import functools

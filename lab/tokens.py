@@ -1,10 +1,10 @@
 """Credit in language: which token of an answer deserves it.
 
-Claim. Few tokens decide: the advantage of an answer is earned at forks, such as whether to think
-(Wang and others, 2506.01939), and GRPO gives it to all tokens alike. Values from K rollouts of the
-policy from each prefix find the forks, a critic finds them less well (VinePPO, Kazemnejad and
-others, 2410.01679). Rewards for right steps tell where a thought goes wrong (Lightman and others,
-2305.20050).
+Claim. Few tokens decide: a fifth of them, those of high entropy, are forks, and learning from these
+alone does as well (Wang and others, 2506.01939). GRPO gives its advantage to all tokens alike.
+Values from K rollouts of the policy from each prefix find the forks, a critic finds them less well
+(VinePPO, Kazemnejad and others, 2410.01679). Rewards for right steps tell where a thought goes
+wrong (Lightman and others, 2305.20050).
 
 Prediction. More than half of all |A| falls on a tenth of the tokens: the first, which decides about
 thinking, and those of a wrong step. One advantage for all tokens correlates with theirs by less
@@ -17,6 +17,7 @@ Method. A base of arithmetic after 450 of 900 batches, whose thoughts are right 
 From each prefix of each of 8 answers to 5 problems, 272 rollouts: 256 stand for the value itself,
 and of the other 16 the first K estimate it. The critic is that of ppo.py, after 60 batches of 256
 answers of the same policy. A step has 1 if it is as the problem asks, else -1, for all its tokens.
+Advantages by rollouts and by "critic, lambda 0" are the differences of successive values.
 """
 import dataclasses
 import itertools
@@ -220,7 +221,7 @@ def claims(found):
         return compared(f"{one}: correlates with the advantages of tokens more than {other}",
                         minus(of(found, one), of(found, other)))
 
-    return [Claim(f"more than half of the sizes of A falls on {FORKS:.0%} of the tokens",
+    return [Claim(f"more than half of the sum of |A| falls on {FORKS:.0%} of the tokens",
                   mean_and_spread(forks), sign_test([share - 0.5 for share in forks])),
             better(EIGHT, WHOLE), better(EIGHT, CRITIC), better(CRITIC, WHOLE),
             better(STEPS_RIGHT, WHOLE)]

@@ -18,8 +18,8 @@ after this was written: one needless call in 4608 outputs; the tool's part of th
 as long; in five steps, tool tokens learned was the slower one.)
 
 Method. lookup asks for a boss (one hop) or a boss's boss (two), whom only a call can tell. grpo.py
-with batches of 16 problems, 36 steps from one base; ppo.py with the same. No tool: respond says
-nothing in training. Made up: the trained policy meets such a tool, calls it, and writes the block
+with batches of 16 problems, 36 steps from one base; ppo.py with the same. No tool: the tool is
+silent in training. Made up: the trained policy meets a silent tool, calls it, and writes the block
 of information itself. Needless are calls beyond the hops. What one pays is computed from rewards of
 two right outputs. The first gradient, on 64 problems with tool tokens learned, is the sum of two
 parts, one of the tokens of each kind. A fall is from the best mean of five steps to a later one.

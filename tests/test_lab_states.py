@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from lab import states
-from lab.entry import CONTRADICTED, NOT_SHOWN, SHOWN
+from lab.entry import CONTRADICTED, SHOWN
 
 KIND = (1, 3)
 
@@ -88,9 +88,9 @@ def verdicts(found):
 
 
 def test_verdicts_follow_from_the_shares():
-    assert verdicts(made_up()) == [SHOWN, NOT_SHOWN, SHOWN, NOT_SHOWN]
+    assert verdicts(made_up()) == [SHOWN, CONTRADICTED, SHOWN, CONTRADICTED]
     assert verdicts(made_up(**{"V(s)": 0.9}))[:2] == [CONTRADICTED, SHOWN]
-    assert verdicts(made_up(**{"V(s)": 1.11}))[2] == NOT_SHOWN
+    assert verdicts(made_up(**{"V(s)": 1.11}))[2] == CONTRADICTED
     assert verdicts(made_up(**{"Q - V": 0.5}))[3] == SHOWN
 
 
