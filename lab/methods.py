@@ -145,8 +145,8 @@ def claims(found):
 def note(found):
     return (f"Held-out problems, all different: {found['problems']}; of these the base solves "
             f"{found['base']:.3f}, of those of its batches {level(found) / 2:.3f}; "
-            f"{SAMPLES_A_STEP} samples a step; REINFORCE's first two runs and PPO's last took up to "
-            "twice as long at first, as something else ran, too")
+            f"{SAMPLES_A_STEP} samples a step; REINFORCE's first two runs and PPO's last took up "
+            "to twice as long at first, as something else ran, too")
 
 
 def panels(found):
