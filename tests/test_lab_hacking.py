@@ -38,6 +38,10 @@ def test_each_reward_pays_for_what_it_is_named_after():
     assert returns("alive", "A b3 7", [text[:3], text]) == [3, 3 - 3 + 4 - 1]
 
 
+def test_the_bonus_is_for_coming_nearer_and_not_for_going_away():
+    assert returns("nearer", "A b3 7", ["R", "L"]) == [2, -1]           # the 5 is at e4
+
+
 def test_a_difference_of_a_potential_gives_every_group_the_same_advantages():
     texts = [*FOUR_MOVES, "RURRRR", "x", "RURR!", "LLLLLLLLLL"]
     for prompt in ("A b3 7", *PROMPTS):

@@ -113,6 +113,41 @@ def test_the_share_at_forks_is_that_of_a_tenth_of_the_tokens():
     assert tokens.share_at_forks(torch.ones(20)) == pytest.approx(0.1)
 
 
+def test_estimates_are_held_against_the_advantages_of_the_reference(sampled, monkeypatch):
+    """A critic that knows nothing gives the reward to the last token; the reference is random."""
+    policy, task, cfg, _ = sampled
+    task.verify = lambda problem, text: float(zlib.crc32(text.encode()) % 2)
+    monkeypatch.setattr(tokens, "PROBLEMS", 2)
+    monkeypatch.setattr(tokens, "GROUP", 2)
+    monkeypatch.setattr(tokens, "load_base", lambda *_: (cfg, task, policy))
+    monkeypatch.setattr(tokens, "train_critic", lambda *_: lambda prompts, ids: 0.0 * ids)
+    kept = {}
+
+    def values(policy, task, cfg, batch):
+        generator = torch.Generator().manual_seed(0)
+        kept["batch"] = batch
+        kept["V"] = torch.rand(batch.mask.shape, generator=generator) * batch.mask
+        return kept["V"], {8: kept["V"] / 2}
+    monkeypatch.setattr(tokens, "rollout_values", values)
+    found = tokens.measure_seed(0)["correlations"]
+
+    batch = kept["batch"]
+    is_token = batch.mask > 0
+    last = batch.lengths - 1
+    rows = torch.arange(4)
+    at_end = torch.zeros(batch.mask.shape)
+    at_end[rows, last] = batch.rewards.flatten()
+
+    def advantages(V):
+        behind = torch.cat([V[:, 1:], torch.zeros(4, 1)], dim=1)
+        return (at_end + behind - V)[is_token]
+    exact = advantages(kept["V"])
+    estimates = {tokens.EIGHT: advantages(kept["V"] / 2), tokens.CRITIC: at_end[is_token]}
+    for name, A in estimates.items():
+        expected = torch.corrcoef(torch.stack([A, exact]))[0, 1].item()
+        assert found[name] == pytest.approx(expected, abs=1e-4), name
+
+
 def made_up(forks=0.5, **changes):
     names = [tokens.WHOLE, tokens.STEPS_RIGHT, tokens.EIGHT, tokens.CRITIC]
     one = {"correlations": dict.fromkeys(names, 0.5) | changes, "forks": forks,
