@@ -154,6 +154,8 @@ class Config:
     base_learning_rate: float = base_flag(4e-3, "warm-start peak, of matrices 5 times it", low=0)
 
     judged_flags = {"stop_at", "curriculum"}        # those that look at what is right
+    lacks = ()                      # those of these flags that this script does not have
+    has_task_defaults = True        # whether a task may ask for other defaults
     does_nothing_with = {}          # flag -> "another, another value|value", which idle it
 
 
@@ -163,6 +165,12 @@ BASE_FLAGS_IDLE = {"base_steps": "init_from", "textbook_share": "init_from"}
 # What a resumed run may do otherwise than it began.
 MAY_DIFFER = {"max_steps", "stop_at", "save_steps", "eval_steps", "num_eval_problems",
               "num_eval_samples", "device", "output_dir", "resume_from_checkpoint"}
+
+
+def flags_of(config_class):
+    """The fields of a Config that are flags of its script. -> list"""
+    return [field for field in dataclasses.fields(config_class)
+            if field.name not in config_class.lacks]
 
 
 def boolean(text):
@@ -179,7 +187,7 @@ def make_parser(config_class):
         argument_default=argparse.SUPPRESS, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.error = lambda message: fail(f"{message} (--help lists the flags)")
     groups = {name: parser.add_argument_group(name) for name in GROUPS}
-    own_fields_last = sorted(dataclasses.fields(config_class),
+    own_fields_last = sorted(flags_of(config_class),
                              key=lambda field: field.name not in Config.__annotations__)
     for field in own_fields_last:
         default = "" if field.default is None else f" [{field.default}]"
@@ -221,6 +229,8 @@ def parse_flags(config_class, argv=None):
 
 def task_defaults(config_class, names):
     """The defaults that the tasks ask for; of several tasks, the largest of each. -> dict"""
+    if not config_class.has_task_defaults:
+        return {}
     classes = [find_task(name, names) for name in names.split(",")]
     defaults = {}
     for field in dataclasses.fields(config_class):      # a task may ask for what one script has
@@ -254,7 +264,7 @@ def stored_flags(config_class, given):
 
 def are_flags_of(config_class, values):
     """Whether a dict has a value of the right type for each flag, and nothing else. -> bool"""
-    fields = {field.name: field for field in dataclasses.fields(config_class)}
+    fields = {field.name: field for field in flags_of(config_class)}
     if values.keys() != fields.keys():
         return False
     types = {name: (field.type, type(field.default)) for name, field in fields.items()}
@@ -557,11 +567,15 @@ def load_task(cfg, verify):
         if field.name in cfg.judged_flags and not is_off and not task.is_judged:
             fail(f"--{field.name} {value}: nothing in {cfg.task} counts as right or wrong, because "
                  "luck decides")
+    return wrap_task(cfg, task)
+
+
+def wrap_task(cfg, task):
+    """The task with what the flags add: the rewards of --reward, and a curriculum. Exits with one
+    line if these are not for it."""
     if cfg.curriculum and len({level(problem) for problem in sample_problems(task, 200, 0)}) < 2:
         fail(f"--curriculum {cfg.curriculum}: all problems are of one difficulty; mix several, as "
              "with --operands 3-7")
-
-    # what changes its rewards, and which of its problems are sampled
     if cfg.reward != Config.reward:
         rewards = importlib.import_module("tasks.rewards")
         try:
@@ -1165,15 +1179,20 @@ class Run:
         self.clock = time.perf_counter()
         self.is_stepping = False            # from the first step on, Ctrl-C waits for its end
         self.is_interrupted = False
-        self.state = {"steps": 0, "recent": [], "base": {}, "asked": [], "seconds_total": 0.0}
+        self.state = {"steps": 0, "recent": [], "base": {}, "asked": [],
+                      "seconds_warm_start": 0.0, "seconds_total": 0.0}
         self.parts = {}
         self.resumed = {}                   # the checkpoint of the run that is resumed
-        default = f"runs/{self.script.stem}-{cfg.task}-s{cfg.seed}"
+        default = f"runs/{self.script.stem}-{task.name}-s{cfg.seed}"
         self.folder = Path(cfg.resume_from_checkpoint or cfg.output_dir or default)
-        if cfg.resume_from_checkpoint and (self.folder / "checkpoint.pt").exists():
+        if cfg.resume_from_checkpoint and self.has_checkpoint():
             self.resume()
         elif cfg.init_from:
             self.read("init_from", cfg.init_from)
+
+    def has_checkpoint(self):
+        """Whether there is one to resume from; a run that was killed early has none. -> bool"""
+        return (self.folder / "checkpoint.pt").exists()
 
     def read(self, flag_name, folder, name="checkpoint.pt", model=None):
         """Load the policy, or another model of its shape, from a file of a run folder. Exits with
@@ -1229,7 +1248,8 @@ class Run:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             fail(f"--output_dir {self.folder}: cannot be made ({error.strerror})")
-        config = dataclasses.asdict(cfg) | {"resume_from_checkpoint": ""}
+        config = {field.name: getattr(cfg, field.name) for field in flags_of(type(cfg))}
+        config["resume_from_checkpoint"] = ""
         write(self.folder / "config.json", json.dumps({
             "script": self.script.name, "argv": self.argv, "python": sys.version,
             "torch": torch.__version__, "config": config}, indent=2))
@@ -1237,15 +1257,19 @@ class Run:
         if getattr(cfg, "pairs", "") and not cfg.resume_from_checkpoint:
             shutil.copyfile(cfg.pairs, self.folder / GIVEN_PAIRS)
 
-    def load_base(self, warm_start):
-        """Make the run folder, and give the policy its first weights: those of --init_from, or of
-        the base that scripts share, which the first run that needs it makes by
-        warm_start(policy, task, cfg, progress)."""
-        cfg = self.cfg
+    def begin(self):
+        """Make the run folder, say where it is, and from now on handle Ctrl-C."""
         self.make_folder()
         signal.signal(signal.SIGINT, self.on_interrupt)
-        print(f"{self.script.name}: {cfg.task} on {cfg.device}, run folder {self.folder}",
-              flush=True)
+        print(f"{self.script.name}: {self.task.name} on {self.cfg.device}, run folder "
+              f"{self.folder}", flush=True)
+
+    def load_base(self, warm_start):
+        """Begin, and give the policy its first weights: those of --init_from, or of the base that
+        scripts share, which the first run that needs it makes by
+        warm_start(policy, task, cfg, progress)."""
+        cfg = self.cfg
+        self.begin()
         if not self.resumed:
             if cfg.cold_start:
                 warm_start(self.policy, self.task, cfg, self.console.progress)
@@ -1297,8 +1321,7 @@ class Run:
             state["base"] = self.evaluate_fully()
             state["asked"] = asked
         if self.resumed:
-            for name, part in self.parts.items():
-                part.load_state_dict(self.resumed[name])
+            self.load_parts()
         self.save()
         self.console.start(self)
 
@@ -1312,6 +1335,11 @@ class Run:
         self.is_stepping = False
         if self.is_interrupted:
             self.leave()
+
+    def load_parts(self):
+        """Bring the policy, its optimizer and other parts to where the resumed run has them."""
+        for name, part in self.parts.items():
+            part.load_state_dict(self.resumed[name])
 
     def goes_on(self):
         """Whether there is another step to do. -> bool"""
@@ -1425,6 +1453,12 @@ class Run:
         """What goes on with the run in a shell."""
         folder = shlex.quote(str(self.folder))
         return f"python {self.script.name} --resume_from_checkpoint {folder}"
+
+    def question(self):
+        """What asks the trained policy in a shell."""
+        prompt = sample_problems(self.task, 1, "example", "test")[0].prompt
+        folder = shlex.quote(str(self.folder))
+        return f"python -m tools.ask {folder} {shlex.quote(prompt)}"
 
     def leave(self):
         """End the run, and say how to go on. os.write, because a print may be under way."""

@@ -6,7 +6,6 @@ pipe gets plain lines. Nothing is wider than 80 columns, but for paths.
 import importlib
 import os
 import re
-import shlex
 import sys
 import time
 
@@ -163,9 +162,7 @@ class RichConsole(common.Console):
             say(f"The last 5 batches are {accuracy:.3f} accurate: --stop_at {run.cfg.stop_at}")
         seconds = run.state["seconds_total"]
         print(f"{steps} steps, {seconds:.0f} s, folder {run.folder}. Ask the policy:")
-        prompt = common.sample_problems(run.task, 1, "example", "test")[0].prompt
-        folder = shlex.quote(str(run.folder))
-        print(f"  python -m tools.ask {folder} {shlex.quote(prompt)}", flush=True)
+        print(f"  {run.question()}", flush=True)
 
 
 def cell(score):

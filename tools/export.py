@@ -1,0 +1,241 @@
+"""The policy of a run as a Hugging Face folder, and back. Needs examples/requirements.txt.
+
+  python -m tools.export RUN DIR            # what was trained; with --base what it started from
+  python -m tools.export DIR RUN --back     # a run folder, for --init_from RUN
+
+The policy is a Llama, so that only names change: the weights stay as they are, bit for bit. The
+tokenizer has a token for each byte and merges none. <think>, <answer> and their kin are ordinary
+added tokens, which trainers keep when they decode with skip_special_tokens; <|eos|> and <|pad|> are
+special ones.
+"""
+import argparse
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import os
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+
+import common
+import grpo
+from tools import ask
+
+NAMES = {"embed": "model.embed_tokens", "norm": "model.norm"}
+LAYER_NAMES = {
+    "attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm",
+    "attention.query": "self_attn.q_proj", "attention.key": "self_attn.k_proj",
+    "attention.value": "self_attn.v_proj", "attention.out": "self_attn.o_proj",
+    "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj"}
+SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+         "intermediate_size")
+MATTERS = ("model_type", "vocab_size", "head_dim", "hidden_act", "attention_bias", "mlp_bias",
+           "tie_word_embeddings", "rms_norm_eps", "rope_parameters")    # in what a Llama computes
+
+
+# ---- 1. the folder ---------------------------------------------------------------------------
+
+def llama_name(name):
+    """What transformers calls a weight of our GPT. -> str"""
+    module, _, kind = name.rpartition(".")
+    if module in NAMES:
+        return f"{NAMES[module]}.{kind}"
+    _, number, part = module.split(".", 2)                      # blocks.0.attention.query
+    return f"model.layers.{number}.{LAYER_NAMES[part]}.{kind}"
+
+
+def llama_config(cfg):
+    """config.json of a policy with these flags. -> dict"""
+    return {name: getattr(cfg, name) for name in SHAPE} | {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama",
+        "vocab_size": grpo.VOCAB_SIZE, "head_dim": cfg.hidden_size // cfg.num_attention_heads,
+        "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
+        "tie_word_embeddings": True, "max_position_embeddings": 2048,
+        "rms_norm_eps": torch.finfo(torch.float32).eps,         # torch's own; 1e-6 is not near
+        "rope_theta": 10_000.0, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        "dtype": "float32", "bos_token_id": None, "eos_token_id": grpo.EOS,
+        "pad_token_id": grpo.PAD}
+
+
+def generation_config(cfg):
+    """generation_config.json: sample as the run did. -> dict"""
+    return {"do_sample": True, "temperature": cfg.temperature, "top_k": 0, "top_p": 1.0,
+            "max_new_tokens": cfg.max_completion_length,
+            "eos_token_id": grpo.EOS, "pad_token_id": grpo.PAD}
+
+
+def tokenizer_config(width):
+    """tokenizer_config.json. In the chat template a prompt that is shorter than the width of the
+    task is filled up with PAD, which the policy has learned to read. -> dict"""
+    content = "messages[-1]['content']"
+    return {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|eos|>",
+            "pad_token": "<|pad|>", "padding_side": "left", "model_max_length": 2048,
+            "clean_up_tokenization_spaces": False,
+            "chat_template": f"{{{{ '<|pad|>' * ({width} - {content}|length) + {content} }}}}"}
+
+
+def make_tokenizer():
+    """grpo.TOKENIZER as one of the package tokenizers."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    # the characters that byte-level tokenizers write for bytes: itself, if it can be printed
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [byte for byte in range(256) if byte not in printable]
+    vocabulary = {chr(byte): byte for byte in printable}
+    vocabulary |= {chr(256 + number): byte for number, byte in enumerate(others)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    for name in grpo.SPECIAL_TOKENS:
+        is_special = name.startswith("<|")
+        tokenizer.add_tokens([AddedToken(name, special=is_special, normalized=False)])
+    return tokenizer
+
+
+def readme(cfg, run, width):
+    """README.md of the folder. -> str"""
+    return f"""# {cfg.task}: the policy of {Path(run).name}
+
+A Llama of {cfg.hidden_size} x {cfg.num_hidden_layers} that reads bytes, exported from a run of
+reinforcement learning. It completes prompts of the task {cfg.task}; nothing else makes sense.
+
+```
+python examples/pretrained.py --model DIR --task {cfg.task}
+python -m tools.export DIR RUN --back
+```
+
+DIR is this folder. The first command trains it on, the second makes a run folder of it, for
+`--init_from RUN`. In transformers:
+
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+model = AutoModelForCausalLM.from_pretrained("DIR")
+tokenizer = AutoTokenizer.from_pretrained("DIR")
+prompt = [{{"role": "user", "content": "..."}}]
+inputs = tokenizer.apply_chat_template(
+    prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+print(tokenizer.decode(model.generate(**inputs)[0], skip_special_tokens=True))
+```
+
+- Prompts have {width} characters. In front of a shorter one stands the token `<|pad|>`, as often as
+  characters are missing, and the policy reads it: its attention mask is 1, and positions count it.
+  The chat template puts it there. Whoever does without the template writes it into the prompt.
+- `<think>`, `<answer>` and their kin are tokens that `skip_special_tokens=True` keeps.
+- `rms_norm_eps` is that of torch, {torch.finfo(torch.float32).eps:.7e}. With 1e-6 logits move.
+"""
+
+
+# ---- 2. there and back -----------------------------------------------------------------------
+
+def read_policy(run, name):
+    """The weights in checkpoint.pt or base.pt of a run, and its flags. Exits with one line if there
+    are none. -> dict, Config"""
+    try:
+        script, cfg = ask.read_run(run)
+        saved = common.load(run / name, "cpu")
+        policy = script.GPT(cfg)
+        policy.load_state_dict(saved["policy"] if name == "checkpoint.pt" else saved)
+    except ValueError as error:
+        common.fail(error)
+    except Exception as error:              # a damaged file raises nearly anything
+        common.fail(f"{run / name}: holds no policy of this run ({type(error).__name__})")
+    return policy.state_dict(), cfg
+
+
+@contextlib.contextmanager
+def new_folder(path):
+    """A folder to fill, which gets its name when it is full: a kill leaves none that is half. Exits
+    with one line if it cannot be made."""
+    part = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        part.mkdir(parents=True)
+        yield part
+        os.replace(part, path)
+    except OSError as error:
+        common.fail(f"{path}: cannot be made ({error.strerror})")
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def export(run, folder, name="checkpoint.pt"):
+    """Write the policy of a run to a new folder, in the layout of a Llama."""
+    from safetensors.torch import save_file
+    weights, cfg = read_policy(run, name)
+    width = common.load_task(cfg, grpo.verify).prompt_width
+    files = {"config": llama_config(cfg), "generation_config": generation_config(cfg),
+             "tokenizer_config": tokenizer_config(width)}
+    with new_folder(folder) as part:
+        save_file({llama_name(name): weight.contiguous() for name, weight in weights.items()},
+                  part / "model.safetensors", metadata={"format": "pt"})
+        make_tokenizer().save(str(part / "tokenizer.json"))
+        for name, content in files.items():
+            (part / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
+        (part / "README.md").write_text(readme(cfg, run, width))
+
+
+def read_llama(folder):
+    """The policy in a Hugging Face folder that `export` made, trained since or not. ValueError if
+    it is no Llama of this kind. -> GPT, Config"""
+    from transformers import AutoConfig, AutoModelForCausalLM
+    found = AutoConfig.from_pretrained(folder).to_dict()
+    cfg = grpo.Config(**{name: found[name] for name in SHAPE}, device="cpu")
+    wanted = llama_config(cfg)
+    for name in MATTERS:
+        if found.get(name) != wanted[name]:
+            raise ValueError(f"its {name} is {found.get(name)!r}, ours {wanted[name]!r}")
+    llama, info = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True)
+    if info["missing_keys"]:
+        raise ValueError(f"it lacks {min(info['missing_keys'])}")
+    weights = llama.state_dict()
+    policy = grpo.GPT(cfg)
+    policy.load_state_dict({name: weights[llama_name(name)] for name in policy.state_dict()})
+    return policy, cfg
+
+
+def export_back(folder, run):
+    """Write a new run folder with the weights of a Hugging Face folder. Exits with one line if
+    that is none of ours."""
+    try:
+        policy, cfg = read_llama(folder)
+    except Exception as error:              # a damaged file raises nearly anything
+        common.fail(f"{folder}: is no folder that tools.export made ({error})")
+    record = {"script": "grpo.py", "argv": ["--init_from", str(folder)], "python": sys.version,
+              "torch": torch.__version__, "config": dataclasses.asdict(cfg)}
+    with new_folder(run) as part:
+        common.write(part / "config.json", json.dumps(record, indent=2))
+        common.write(part / "base.pt", policy.state_dict())
+        common.write(part / "checkpoint.pt", {"policy": policy.state_dict()})
+
+
+def main(argv=None):
+    """Write the folder. Exits with one line, code 2, if there is nothing to export, or if there
+    would be something else in the folder."""
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.error = common.fail
+    parser.add_argument("source", metavar="RUN", type=Path, help="run folder; with --back, DIR")
+    parser.add_argument("target", metavar="DIR", type=Path, help="new folder; with --back, RUN")
+    parser.add_argument("--base", action="store_true", help="what the run started from")
+    parser.add_argument("--back", action="store_true", help="from Hugging Face's layout to ours")
+    args = parser.parse_args(argv)
+    if args.base and args.back:
+        common.fail("--base: does nothing with --back")
+    if args.target.is_file() or args.target.is_dir() and common.is_used(args.target):
+        common.fail(f"{args.target}: is not empty; name a new folder")
+    for name in ("transformers", "tokenizers", "safetensors"):
+        if importlib.util.find_spec(name) is None:
+            common.fail(f"{name} is missing: pip install -r examples/requirements.txt")
+    if args.back:
+        export_back(args.source, args.target)
+        print(f"{args.target}: train it on with --init_from {shlex.quote(str(args.target))}")
+    else:
+        export(args.source, args.target, "base.pt" if args.base else "checkpoint.pt")
+        print(f"{args.target}: README.md in it says how to use it")
+
+
+if __name__ == "__main__":
+    common.start(main)
