@@ -1185,14 +1185,10 @@ class Run:
         self.resumed = {}                   # the checkpoint of the run that is resumed
         default = f"runs/{self.script.stem}-{task.name}-s{cfg.seed}"
         self.folder = Path(cfg.resume_from_checkpoint or cfg.output_dir or default)
-        if cfg.resume_from_checkpoint and self.has_checkpoint():
+        if cfg.resume_from_checkpoint:
             self.resume()
-        elif cfg.init_from:
+        if cfg.init_from and not self.resumed:
             self.read("init_from", cfg.init_from)
-
-    def has_checkpoint(self):
-        """Whether there is one to resume from; a run that was killed early has none. -> bool"""
-        return (self.folder / "checkpoint.pt").exists()
 
     def read(self, flag_name, folder, name="checkpoint.pt", model=None):
         """Load the policy, or another model of its shape, from a file of a run folder. Exits with
@@ -1222,7 +1218,10 @@ class Run:
         return teacher
 
     def resume(self):
-        """Take up the state of the run; the policy stays the base until `steps` loads the parts."""
+        """Take up the state of the run, if it was not killed before its first checkpoint; the
+        policy stays the base until `steps` loads the parts."""
+        if not (self.folder / "checkpoint.pt").exists():
+            return
         self.resumed = self.read("resume_from_checkpoint", self.folder)
         if not self.resumed.keys() >= {"state", "task", "logs"}:
             fail(f"--resume_from_checkpoint {self.folder}: {self.folder / 'checkpoint.pt'} holds a "
@@ -1432,14 +1431,17 @@ class Run:
             log.write(json.dumps(finite) + "\n")
 
     def save(self):
-        """Write a checkpoint, with the sizes that the logs have now."""
+        """Write a checkpoint."""
+        parts = {name: part.state_dict() for name, part in self.parts.items()}
+        write(self.folder / "checkpoint.pt", self.record() | parts)
+
+    def record(self):
+        """What a checkpoint holds beside the parts, with the sizes that the logs have now."""
         now = time.perf_counter()
         self.state["seconds_total"] += now - self.clock
         self.clock = now
-        write(self.folder / "checkpoint.pt", {
-            "state": self.state, "task": self.task.state,
-            "logs": {name: (self.folder / name).stat().st_size for name in self.logs},
-            **{name: part.state_dict() for name, part in self.parts.items()}})
+        sizes = {name: (self.folder / name).stat().st_size for name in self.logs}
+        return {"state": self.state, "task": self.task.state, "logs": sizes}
 
     # -- the end
 
@@ -1452,7 +1454,8 @@ class Run:
     def command(self):
         """What goes on with the run in a shell."""
         folder = shlex.quote(str(self.folder))
-        return f"python {self.script.name} --resume_from_checkpoint {folder}"
+        script = shlex.quote(os.path.relpath(self.script))
+        return f"python {script} --resume_from_checkpoint {folder}"
 
     def question(self):
         """What asks the trained policy in a shell."""

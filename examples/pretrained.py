@@ -1,0 +1,415 @@
+"""The equations of the scripts on a pretrained model: any causal language model of transformers.
+
+  python examples/pretrained.py --model DIR_OR_NAME --task countdown
+  python examples/pretrained.py --model DIR_OR_NAME --data train.jsonl --eval_data test.jsonl
+  torchrun --nproc_per_node 8 examples/pretrained.py --model DIR_OR_NAME --parallel fsdp ...
+
+Advantages, ratios, losses, KL and averages are imported from grpo.py, gspo.py and reinforce.py; the
+numbers of equations are those of their docstrings. New is what the scripts do without: prompts of
+several lengths, a sampler that computes otherwise than the trainer, and several processes. Of these
+each knows the whole batch, samples its share of it, and learns from its share of the micro-batches;
+the gradients are added up, so that the result is that of one process. With --parallel fsdp each
+keeps but a part of weights, gradients and optimizer. docs/real-models.md says what fits where.
+"""
+import dataclasses
+import functools
+import sys
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.distributed import is_torchelastic_launched
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import common
+import grpo
+import gspo
+import reinforce
+from common import flag, run_flag, sample_flag, step_flag, task_flag
+from tasks import problems as problem_files
+
+try:
+    import transformers
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+    from tools import processes
+    from tools.processes import WORLD_SIZE, merged, share
+except ImportError as error:
+    common.fail(f"{error.name} is missing: pip install -r examples/requirements.txt")
+
+# Shapes: as in the scripts. A prompt that is shorter than W tokens has NO_TOKEN on its left.
+NO_TOKEN = -1
+METHODS = {"grpo": grpo, "gspo": gspo, "reinforce": reinforce}
+
+
+# ---- 1. configuration ------------------------------------------------------------------------
+
+@dataclasses.dataclass(frozen=True)
+class Config(grpo.Config):
+    model: str = run_flag("", "a causal language model: a folder, or its name on Hugging Face")
+    dtype: str = run_flag("float32", "of products; weights stay float32",
+                          choices=("float32", "bfloat16"))
+    parallel: str = run_flag("replicate", "each process has the model, or a part of it",
+                             choices=("replicate", "fsdp"))
+    data: str = task_flag("", "file of lines {\"prompt\": ..., \"answer\": ...}, not a task")
+    eval_data: str = task_flag("", "a held-out one; else a tenth of --data", needs="data")
+    instruction: str = task_flag("", "text that comes before each prompt")
+    method: str = flag("grpo", "the script with the equations", choices=tuple(METHODS))
+    baseline: str = flag("none", "with reinforce: b in (2)",
+                         choices=("none", "batch", "mean", "rloo"))
+    epsilon: float = flag(None, "lower clip range [as in the script]", low=0)
+    epsilon_high: float = flag(None, "upper clip range [as in the script]", low=0)
+    importance_sampling_correction: str = flag(
+        "none", "what w_t of (9) above C becomes: C, or 0; none: every w_t is 1",
+        choices=("none", "truncate", "mask", "sequence_truncate", "sequence_mask"))
+    max_completion_length: int = sample_flag(256, "tokens per completion at most (T)", low=1)
+    sample_batch_size: int = sample_flag(256, "rows that are sampled together", low=1)
+    learning_rate: float = step_flag(1e-6, "of AdamW", low=0)
+    micro_batch_size: int = step_flag(8, "rows per backward pass, of short ones more", low=1)
+    gradient_checkpointing: bool = step_flag(False, "compute activations twice, and store few")
+
+    lacks = {"init_from", "cold_start", "curriculum", "dynamic_sampling", "sampler_lag",
+             "mask_tool_tokens", "entropy_coef", "entropy_decay_steps", "overlong_buffer"} | {
+        field.name for field in dataclasses.fields(common.Config)
+        if field.metadata["group"] == common.BASE_GROUP}
+    has_task_defaults = False               # they are for small policies
+    does_nothing_with = {
+        "task": "data", "operands": "data", "numbers": "data", "slip": "data",
+        "loss_type": "method reinforce", "scale_rewards": "method reinforce",
+        "beta": "method reinforce", "baseline": "method grpo|gspo",
+        "epsilon": "method reinforce, loss_type cispo|sapo",
+        "epsilon_high": "method reinforce, loss_type sapo",
+        "delta": "method reinforce, loss_type cispo|sapo",
+        "importance_sampling_cap": "importance_sampling_correction none"}
+
+    def __post_init__(self):
+        for name in ("epsilon", "epsilon_high"):
+            if getattr(self, name) is None:
+                own = METHODS.get(self.method, grpo).Config
+                object.__setattr__(self, name, getattr(own, name, 0.0))
+
+
+def load_task(cfg):
+    """The task, or that of --data. Exits with one line if flags or processes do not fit."""
+    if not cfg.model:
+        common.fail("--model: is missing; name a folder, or a model on Hugging Face")
+    if cfg.num_prompts % WORLD_SIZE != 0:
+        common.fail(f"--num_prompts {cfg.num_prompts}: must be a multiple of the number of "
+                    f"processes, {WORLD_SIZE}")
+    if cfg.parallel == "fsdp" and not is_torchelastic_launched():
+        common.fail("--parallel fsdp: needs torchrun, for one process with --nproc_per_node 1")
+    if "model" in cfg.reward.split("+"):
+        common.fail(f"--reward {cfg.reward}: only the scripts have a reward model")
+    if cfg.data:
+        return common.wrap_task(cfg, problem_files.FromFile(cfg))
+    task = common.load_task(cfg, grpo.verify)
+    if task.call_tokens:
+        common.fail(f"--task {cfg.task}: inserts text into completions, as only the scripts can")
+    return task
+
+
+# ---- 2. the policy ---------------------------------------------------------------------------
+
+class Policy:
+    """A causal language model, its tokenizer, and `ends`, the tokens that end a completion."""
+
+    def __init__(self, path, cfg):
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(path)
+            self.model, info = AutoModelForCausalLM.from_pretrained(
+                path, dtype=torch.float32, output_loading_info=True)
+        except Exception as error:          # what is no model raises nearly anything
+            common.fail(f"--model {path}: cannot be loaded: {' '.join(str(error).split())}")
+        found = self.model.generation_config.eos_token_id
+        found = found if isinstance(found, list) else [found]
+        self.ends = sorted({*found, self.tokenizer.eos_token_id} - {None})
+        if info["missing_keys"] or not self.ends:
+            lacking = sorted(info["missing_keys"]) or ["token that ends a text"]
+            common.fail(f"--model {path}: has no {lacking[0]}")
+        # its own top_p or repetition_penalty would sample otherwise than score() computes
+        self.model.generation_config = GenerationConfig(
+            eos_token_id=self.ends, pad_token_id=self.ends[0])
+        for module in self.model.modules():             # so would dropout
+            for name, value in list(vars(module).items()):
+                if isinstance(value, float) and (name == "p" or "drop" in name):
+                    setattr(module, name, 0.0)
+        if cfg.gradient_checkpointing:
+            self.model.gradient_checkpointing_enable()
+        if cfg.parallel == "fsdp":
+            processes.shard(self.model, cfg.dtype)
+        self.model.to(cfg.device).train()               # in which checkpointing works
+        self.cfg = cfg
+        is_cast = cfg.dtype == "bfloat16" and cfg.parallel == "replicate"       # FSDP casts itself
+        self.autocast = functools.partial(
+            torch.autocast, cfg.device, dtype=torch.bfloat16, enabled=is_cast)
+
+    def encode(self, texts):
+        """Token ids of prompts, by the model's chat template if it has one. -> (B, W)"""
+        T = self.cfg.max_completion_length
+        is_chat = bool(self.tokenizer.chat_template)
+        rows = []
+        for text in texts:
+            text = self.cfg.instruction + text
+            if is_chat:
+                text = self.tokenizer.apply_chat_template(
+                    [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False)
+            rows.append(self.tokenizer(text, add_special_tokens=not is_chat).input_ids)
+        W = max(len(row) for row in rows)
+        longest = getattr(self.model.config, "max_position_embeddings", None)
+        if longest and longest < W + T:
+            common.fail(f"--max_completion_length {T}: a prompt has {W} tokens, the model reads "
+                        f"{longest}")
+        rows = [[NO_TOKEN] * (W - len(row)) + row for row in rows]
+        return torch.tensor(rows, device=self.cfg.device)
+
+    def decode(self, ids):
+        """The text of token ids, but for their end. -> str"""
+        return self.tokenizer.decode([i for i in ids if i not in self.ends])
+
+
+def score(policy, prompts, completions, temperature=1.0, kernel="auto"):
+    """Log-probabilities and entropies of completions. (B, W), (B, T) -> (B, T), (B, T)"""
+    ids = torch.cat([prompts, completions], dim=1)                              # (B, W + T)
+    is_token = (ids != NO_TOKEN).long()
+    positions = (is_token.cumsum(dim=1) - 1).clamp(min=0)
+    with policy.autocast():
+        logits = policy.model(
+            input_ids=ids.clamp(min=0), attention_mask=is_token, position_ids=positions,
+            use_cache=False, logits_to_keep=completions.shape[1] + 1).logits[:, :-1]
+    return grpo.logprobs(logits.float(), completions, temperature, kernel)
+
+
+@torch.no_grad()
+def score_all(policy, prompts, completions, temperature=1.0, kernel="auto"):
+    """The same without a gradient, by all processes, a few rows at a time."""
+    found = []
+    for rows in share(len(prompts)).split(policy.cfg.micro_batch_size):
+        found.append(score(policy, prompts[rows], completions[rows], temperature, kernel))
+    logps, entropy = [merged(torch.cat(parts), len(prompts)) for parts in zip(*found)]
+    return logps, entropy
+
+
+# ---- 3. sampling -----------------------------------------------------------------------------
+
+class Draw(transformers.LogitsProcessor):
+    """Leaves each row one token: uniforms[i, t] draws token t of row i, so that no row depends on
+    another; without them it is the likeliest. Keeps log-probabilities and entropies."""
+
+    def __init__(self, uniforms, temperature):
+        self.uniforms = uniforms                                                # (b, T) or None
+        self.temperature = temperature
+        self.logps = []
+        self.entropies = []
+
+    def __call__(self, ids, logits):
+        log_p = torch.log_softmax(logits.float() / self.temperature, dim=-1)    # (b, V)
+        token = log_p.argmax(dim=-1, keepdim=True)                              # (b, 1)
+        if self.uniforms is not None:
+            cdf = log_p.exp().cumsum(dim=-1)
+            threshold = self.uniforms[:, len(self.logps), None] * cdf[:, -1:]   # it ends near 1
+            token = torch.searchsorted(cdf, threshold, right=True).clamp(max=cdf.shape[1] - 1)
+        self.logps.append(log_p.gather(1, token))
+        self.entropies.append(-(log_p.exp() * log_p.clamp(min=-1e4)).sum(dim=-1, keepdim=True))
+        return torch.full_like(logits, -torch.inf).scatter(1, token, 0.0)
+
+
+@torch.no_grad()
+def complete(policy, prompts, cfg, uniforms=None):
+    """The engine: complete prompts (b, W). Another one, such as vLLM, would stand here, and its
+    log-probabilities go where these go. -> tokens, log-probabilities, entropies, (b, T) each"""
+    draw = Draw(uniforms, cfg.temperature)
+    policy.model.eval()
+    with policy.autocast():
+        ids = policy.model.generate(
+            input_ids=prompts.clamp(min=0), attention_mask=(prompts != NO_TOKEN).long(),
+            do_sample=False, logits_processor=[draw], synced_gpus=False,
+            max_new_tokens=cfg.max_completion_length)
+    policy.model.train()
+    found = [ids[:, prompts.shape[1]:], torch.cat(draw.logps, dim=1),
+             torch.cat(draw.entropies, dim=1)]                                  # (b, t), t <= T
+    return [nn.functional.pad(x, (0, cfg.max_completion_length - x.shape[1])) for x in found]
+
+
+def rollout(policy, problems, cfg, uniforms=None, progress=common.silent):
+    """Complete the prompts of problems, greedily without uniforms (B, T), each process its share.
+    -> prompts (B, W), Rollout, texts, is_truncated (B,)"""
+    prompts = policy.encode([problem.prompt for problem in problems])           # (B, W)
+    parts = []
+    with processes.unsharded(policy.model):
+        for rows in progress("sampling", share(len(prompts)).split(cfg.sample_batch_size)):
+            row_uniforms = None if uniforms is None else uniforms[rows].to(cfg.device)
+            parts.append(complete(policy, prompts[rows], cfg, row_uniforms))
+    tokens, logps, entropy = [merged(torch.cat(x), len(prompts)) for x in zip(*parts)]
+    is_end = torch.isin(tokens, torch.tensor(policy.ends, device=tokens.device))        # (B, T)
+    mask = (is_end.cumsum(dim=1) - is_end.long() == 0).to(logps)        # no end before a slot
+    lengths = mask.sum(dim=1).long()
+    texts = [policy.decode(ids[:n]) for ids, n in zip(tokens.tolist(), lengths.tolist())]
+    out = common.Rollout(tokens, mask, logps * mask, entropy * mask, lengths)
+    return prompts, out, texts, ~is_end.any(dim=1)
+
+
+def sample_batch(policy, task, cfg, step):
+    """P problems and G completions of each, rewarded: a function of policy, task, seed and step, by
+    the random numbers of the scripts. -> Batch"""
+    P, G, T = cfg.num_prompts, cfg.num_generations, cfg.max_completion_length
+    if cfg.data:
+        problems = task.passes(step * P, P)
+    else:
+        problems = common.sample_problems(task, P, (cfg.seed, step, 0))
+    problems = [problem for problem in problems for _ in range(G)]              # B
+    uniforms = torch.rand(P * G, T, generator=common.generator(cfg.seed, "rollout", step, 0))
+    prompts, out, texts, is_truncated = rollout(policy, problems, cfg, uniforms)
+    return common.make_batch(out, task, problems, prompts, texts, is_truncated, G, step)
+
+
+def evaluate(policy, task, cfg, num_samples=0, progress=common.silent):
+    """Complete different held-out problems, with the same random numbers in every run. -> scores"""
+    problems = common.held_out_problems(task, cfg.num_eval_problems)
+    problems = [problem for problem in problems for _ in range(max(1, num_samples))]
+    uniforms = None
+    if num_samples > 0:
+        generator = common.generator("evaluation")
+        uniforms = torch.rand(len(problems), cfg.max_completion_length, generator=generator)
+    _, out, texts, _ = rollout(policy, problems, cfg, uniforms, progress)
+    return common.scores(task, problems, texts, out.lengths.tolist(), num_samples)
+
+
+# ---- 4. the update ---------------------------------------------------------------------------
+
+def advantages(batch, cfg):
+    """How much better each completion did than expected. -> (B, 1)"""
+    if cfg.method == "reinforce":
+        A = reinforce.advantages(batch.rewards, cfg.baseline)                   # (P, G)
+    else:
+        A = METHODS[cfg.method].advantages(batch.rewards, cfg.scale_rewards)
+    return A.view(-1, 1).to(cfg.device)
+
+
+def correct(policy, batch, cfg):
+    """Put the trainer's log pi_old in the place of the sampler's, and weigh tokens by w_t, if the
+    flags say so. -> metrics"""
+    how = cfg.importance_sampling_correction
+    if how == "none":
+        return {}
+    sampler_logps = batch.logps
+    logps, _ = score_all(policy, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
+    batch.logps = logps * batch.mask
+    batch.weights = grpo.importance_weights(
+        batch.logps, sampler_logps, batch.mask, how, cfg.importance_sampling_cap)
+    return common.lag_metrics(batch, sampler_logps)
+
+
+def token_losses(logps, batch, ref_logps, A, rows, cfg):
+    """What (5) takes the average of, for some rows. (b, T) -> (b, T)"""
+    T = logps.shape[1]
+    mask = batch.mask[rows, :T]
+    old_logps = batch.logps[rows, :T]
+    if cfg.method == "reinforce":
+        token_loss = reinforce.policy_loss(logps, A[rows], mask)
+    else:
+        token_loss = METHODS[cfg.method].policy_loss(
+            logps, old_logps, A[rows], mask, cfg.loss_type, cfg.epsilon, cfg.epsilon_high,
+            cfg.delta)
+    if cfg.beta > 0:
+        token_kl = grpo.kl(logps * mask, ref_logps[rows, :T] * mask, cfg.kl_estimator,
+                           grpo.log_ratio(logps, old_logps, mask))
+        token_loss = token_loss + cfg.beta * token_kl
+    return batch.weights[rows, :T] * token_loss
+
+
+def backward(policy, weights, batch, ref_logps, A, rows, cfg):
+    """The gradient of (5) over `rows`, of whose micro-batches each process takes its share.
+    -> metrics"""
+    method = METHODS[cfg.method]
+    average = "sequence_sum" if method is reinforce else method.LOSS_TYPES[cfg.loss_type][1]
+    if cfg.mask_truncated_completions:
+        rows = rows[~batch.is_truncated[rows].cpu()]
+    num_sequences = len(rows)                                   # of all processes
+    num_tokens = batch.mask[rows].sum().clamp(min=1)
+    is_bnpo = average == "micro_batch_mean"
+    if cfg.beta == 0 and not is_bnpo:
+        rows = rows[(A[rows, 0] != 0).cpu()]                    # the others have no gradient
+    parts = common.micro_batches(rows, batch.lengths, cfg.micro_batch_size, not is_bnpo)
+
+    for weight in weights:
+        weight.grad = torch.zeros_like(weight)          # zeros: Adam steps even without signal
+    sums = torch.zeros(3, dtype=torch.float64)
+    max_log_ratio = 0.0
+    for part, counts in processes.passes(parts):
+        tokens = batch.tokens[part, :batch.lengths[part].max()]                 # (b, T)
+        mask = batch.mask[part, :tokens.shape[1]]
+        logps, _ = score(policy, batch.prompts[part], tokens, cfg.temperature, cfg.kernel)
+        token_loss = token_losses(logps, batch, ref_logps, A, part, cfg)
+        loss = method.aggregate(                                                # eq. (5)
+            token_loss, mask, average, num_sequences, num_tokens, cfg.max_completion_length)
+        processes.backward(counts * loss, cfg.parallel)
+
+        old_logps = batch.logps[part, :tokens.shape[1]]
+        log_rho = grpo.log_ratio(logps.detach(), old_logps, mask)               # (b, T)
+        log_s = gspo.log_ratio(log_rho, 0 * log_rho, mask) if method is gspo else log_rho
+        clipped = grpo.is_clipped(log_s, A[part], cfg.epsilon, cfg.epsilon_high) * mask
+        sums += counts * torch.stack([loss.detach(), clipped.sum(), log_rho.abs().sum()]).cpu()
+        max_log_ratio = max(max_log_ratio, log_rho.abs().max().item())
+    processes.add_gradients(weights, cfg.parallel)
+    loss_sum, clipped_sum, difference_sum = sum(processes.gathered(sums)).tolist()
+    metrics = {"loss": loss_sum, "max_log_ratio": max(processes.gathered(max_log_ratio)),
+               DIFFERENCE: difference_sum / batch.mask[rows].sum().clamp(min=1).item()}
+    if average != "sequence_sum" and method.LOSS_TYPES[cfg.loss_type][0] == "clip":
+        metrics["clip_ratio/region_mean"] = clipped_sum / num_tokens.item()
+    return metrics
+
+
+def update(policy, optimizer, batch, ref_logps, A, cfg, step):
+    """num_iterations passes over the batch, num_mini_batches optimizer steps each. -> metrics"""
+    learning_rate = common.warm_up(cfg, step)
+    optimizer.param_groups[0]["lr"] = learning_rate
+    weights = optimizer.param_groups[0]["params"]
+    history = []
+    for rows in common.mini_batches(batch, cfg, "shuffle", step):
+        metrics = backward(policy, weights, batch, ref_logps, A, rows, cfg)
+        metrics["grad_norm"] = processes.clip_gradients(weights, cfg.max_grad_norm)
+        common.check_finite(step, metrics)
+        optimizer.step()
+        history.append(metrics)
+    metrics = common.mean_metrics(history) | {
+        "learning_rate": learning_rate, DIFFERENCE: history[0][DIFFERENCE]}
+    if cfg.beta > 0:
+        token_kl = grpo.kl(batch.logps, ref_logps, "k1") * batch.mask           # (B, T)
+        metrics["kl"] = (token_kl.sum() / batch.mask.sum()).item()
+    return metrics
+
+
+# ---- 5. training -----------------------------------------------------------------------------
+
+COLUMNS = {"reward": "reward", "signal": "signal", "length": "completions/mean_length",
+           "entropy": "entropy", "kl": "kl", "clip": "clip_ratio/region_mean", "grad": "grad_norm"}
+DIFFERENCE = "sampling/sampling_logp_difference/mean"           # between sampler and trainer
+
+
+def main(argv=None):
+    cfg = common.parse_flags(Config, argv)
+    task = load_task(cfg)
+    processes.join(cfg)
+    policy = Policy(cfg.model, cfg)
+    reference = Policy(cfg.model, cfg) if cfg.beta > 0 else None
+    run = processes.Run(cfg, task, policy, COLUMNS, argv)
+    run.begin()
+    optimizer = torch.optim.AdamW(
+        policy.model.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
+
+    for step in run.steps(evaluate, model=policy.model, optimizer=optimizer):
+        batch = sample_batch(policy, task, cfg, step)       # questions, outputs, rewards
+        A = advantages(batch, cfg)                                              # (B, 1)
+        differences = correct(policy, batch, cfg)
+        ref_logps = None
+        if reference is not None:
+            ref_logps, _ = score_all(reference, batch.prompts, batch.tokens, cfg.temperature)
+        metrics = update(policy, optimizer, batch, ref_logps, A, cfg, step)     # lower (5)
+        run.log(batch, A, metrics | differences, policy.decode, score_all)
+    return run.finish()
+
+
+if __name__ == "__main__":
+    processes.start(main)

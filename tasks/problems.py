@@ -1,0 +1,108 @@
+"""Problems from a file of JSON lines, {"prompt": ..., "answer": ...}, whose answers are numbers or
+words: what --data of examples/pretrained.py names.
+
+The scripts have no use for it, since a file has no demonstrations from which a base could be made.
+"""
+import functools
+import json
+import random
+import re
+from fractions import Fraction
+from pathlib import Path
+
+import common
+from tasks import block
+
+NUMBER = r"[0-9]{1,50}(?:\.[0-9]{1,50}|/0*[1-9][0-9]{0,49})?"
+
+
+class FromFile(common.Task):
+    """Problems of --data, whose answers are numbers or words."""
+
+    def __init__(self, cfg):
+        super().__init__(cfg)
+        self.name = Path(cfg.data).stem
+        self.seed = cfg.seed
+        self.train = self.read("data", cfg.data)
+        if cfg.eval_data:
+            self.test = self.read("eval_data", cfg.eval_data)
+        else:
+            by_hash = super().is_held_out
+            self.test = [problem for problem in self.train if by_hash(problem)]
+        self.test_prompts = {problem.prompt for problem in self.test}
+        self.train = [problem for problem in self.train if not self.is_held_out(problem)]
+        for split, problems in (("held-out", self.test), ("training", self.train)):
+            if not problems:
+                common.fail(f"--data {cfg.data}: there are no {split} problems; name more lines, "
+                            "or another --eval_data")
+
+    def read(self, flag_name, path):
+        """The problems of a file. Exits with one line at a line that is none. -> list"""
+        try:
+            lines = Path(path).read_text(encoding="utf-8").split("\n")
+        except (OSError, UnicodeDecodeError) as error:
+            common.fail(f"--{flag_name} {path}: cannot be read ({error})")
+        problems = []
+        for number, line in enumerate(lines, start=1):
+            try:
+                record = json.loads(line) if line.strip() else None
+                if record is not None:
+                    prompt = str(record["prompt"])
+                    answer = str(record["answer"]).strip()
+                    assert prompt and answer and isinstance(record["prompt"], str)
+                    assert type(record["answer"]) in (str, int, float)
+                    problems.append(common.Problem(prompt, answer, task=self.name))
+            except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
+                common.fail(f"--{flag_name} {path}: line {number} is not "
+                            f'{{"prompt": "...", "answer": "..."}}: {line[:40]!a}')
+        return problems
+
+    def sample(self, rng):
+        return rng.choice(self.train if rng.random() < 0.5 else self.test)
+
+    def is_held_out(self, problem):
+        return problem.prompt in self.test_prompts
+
+    def passes(self, first, n):
+        """n training problems from the first-th on; each pass has an order of its own. -> list"""
+        found = []
+        for place in range(first, first + n):
+            number, i = divmod(place, len(self.train))
+            found.append(self.train[shuffled(len(self.train), self.seed, number)[i]])
+        return found
+
+    def verify(self, problem, text):
+        """Whether the answer in a text is the right number, or to the letter. -> 1.0 or 0.0"""
+        given = find_answer(text).strip()
+        is_equal = given == problem.answer
+        number = to_number(given)
+        return float(is_equal or number is not None and number == to_number(problem.answer))
+
+
+@functools.lru_cache(2)
+def shuffled(n, *seed):
+    """The numbers below n in random order, a function of the arguments. -> list"""
+    return random.Random(repr((seed, "pass"))).sample(range(n), n)
+
+
+def find_answer(text):
+    """What stands in the one answer block of a text; without a tag of it, in its last \\boxed{};
+    without one, its last number. -> str, "" if there is none"""
+    if "<answer>" in text:
+        return block(text, "answer") or ""
+    _, boxed, rest = text.rpartition("\\boxed{")
+    if boxed:
+        depth = 1
+        for end, letter in enumerate(rest):
+            depth += (letter == "{") - (letter == "}")
+            if depth == 0:
+                return rest[:end]
+        return ""
+    numbers = re.findall(rf"(?:(?<![0-9])-)?\$?(?:[0-9]{{1,3}}(?:,[0-9]{{3}})+)?{NUMBER}", text)
+    return numbers[-1] if numbers else ""
+
+
+def to_number(text):
+    """The number that a text is, exactly: 1200 for $1,200.00. -> Fraction, None if it is none"""
+    plain = text.strip(" .%").replace("$", "").replace(",", "")
+    return Fraction(plain) if re.fullmatch(f"-?{NUMBER}", plain) else None
