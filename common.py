@@ -156,6 +156,7 @@ class Config:
     judged_flags = {"stop_at", "curriculum"}        # those that look at what is right
     lacks = ()                      # those of these flags that this script does not have
     has_task_defaults = True        # whether a task may ask for other defaults
+    starts_from = "init_from"       # the flag that names a run to start from
     does_nothing_with = {}          # flag -> "another, another value|value", which idle it
 
 
@@ -254,11 +255,11 @@ def stored_flags(config_class, given):
         fail(f"--resume_from_checkpoint {folder}: no run of {script} with these folders; name one")
     if not is_as_today:
         fail(f"--resume_from_checkpoint {folder}: its flags are not those that {script} has now; "
-             f"take --init_from {folder}")
+             f"take --{config_class.starts_from} {folder}")
     for name in given.keys() - MAY_DIFFER:
         if given[name] != stored[name]:
             fail(f"--{name} {given[name]}: the run has {stored[name]!r}; omit it or "
-                 f"--init_from {folder}")
+                 f"--{config_class.starts_from} {folder}")
     return stored
 
 

@@ -2,7 +2,7 @@
 
   python examples/pretrained.py --model DIR_OR_NAME --task countdown
   python examples/pretrained.py --model DIR_OR_NAME --data train.jsonl --eval_data test.jsonl
-  torchrun --nproc_per_node 8 examples/pretrained.py --model DIR_OR_NAME --parallel fsdp ...
+  torchrun --nproc_per_node 8 examples/pretrained.py --model DIR_OR_NAME --parallel fsdp
 
 Advantages, ratios, losses, KL and averages are imported from grpo.py, gspo.py and reinforce.py; the
 numbers of equations are those of their docstrings. New is what the scripts do without: prompts of
@@ -18,7 +18,6 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.distributed import is_torchelastic_launched
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import common
@@ -30,10 +29,8 @@ from tasks import problems as problem_files
 
 try:
     import transformers
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
     from tools import processes
-    from tools.processes import WORLD_SIZE, merged, share
 except ImportError as error:
     common.fail(f"{error.name} is missing: pip install -r examples/requirements.txt")
 
@@ -73,6 +70,7 @@ class Config(grpo.Config):
         field.name for field in dataclasses.fields(common.Config)
         if field.metadata["group"] == common.BASE_GROUP}
     has_task_defaults = False               # they are for small policies
+    starts_from = "model"
     does_nothing_with = {
         "task": "data", "operands": "data", "numbers": "data", "slip": "data",
         "loss_type": "method reinforce", "scale_rewards": "method reinforce",
@@ -90,14 +88,9 @@ class Config(grpo.Config):
 
 
 def load_task(cfg):
-    """The task, or that of --data. Exits with one line if flags or processes do not fit."""
+    """The task, or that of --data. Exits with one line if a flag does not fit it."""
     if not cfg.model:
         common.fail("--model: is missing; name a folder, or a model on Hugging Face")
-    if cfg.num_prompts % WORLD_SIZE != 0:
-        common.fail(f"--num_prompts {cfg.num_prompts}: must be a multiple of the number of "
-                    f"processes, {WORLD_SIZE}")
-    if cfg.parallel == "fsdp" and not is_torchelastic_launched():
-        common.fail("--parallel fsdp: needs torchrun, for one process with --nproc_per_node 1")
     if "model" in cfg.reward.split("+"):
         common.fail(f"--reward {cfg.reward}: only the scripts have a reward model")
     if cfg.data:
@@ -116,9 +109,10 @@ class Policy:
     def __init__(self, path, cfg):
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
+        path = processes.last_checkpoint(path) or path              # of a run folder
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(path)
-            self.model, info = AutoModelForCausalLM.from_pretrained(
+            self.tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+            self.model, info = transformers.AutoModelForCausalLM.from_pretrained(
                 path, dtype=torch.float32, output_loading_info=True)
         except Exception as error:          # what is no model raises nearly anything
             common.fail(f"--model {path}: cannot be loaded: {' '.join(str(error).split())}")
@@ -128,15 +122,16 @@ class Policy:
         if info["missing_keys"] or not self.ends:
             lacking = sorted(info["missing_keys"]) or ["token that ends a text"]
             common.fail(f"--model {path}: has no {lacking[0]}")
-        # its own top_p or repetition_penalty would sample otherwise than score() computes
-        self.model.generation_config = GenerationConfig(
+        # its top_p or repetition_penalty would sample otherwise than score() computes
+        self.generation_config = self.model.generation_config       # which checkpoints keep
+        self.model.generation_config = transformers.GenerationConfig(
             eos_token_id=self.ends, pad_token_id=self.ends[0])
         for module in self.model.modules():             # so would dropout
             for name, value in list(vars(module).items()):
                 if isinstance(value, float) and (name == "p" or "drop" in name):
                     setattr(module, name, 0.0)
         if cfg.gradient_checkpointing:
-            self.model.gradient_checkpointing_enable()
+            self.model.activation_checkpointing_enable()
         if cfg.parallel == "fsdp":
             processes.shard(self.model, cfg.dtype)
         self.model.to(cfg.device).train()               # in which checkpointing works
@@ -148,7 +143,7 @@ class Policy:
     def encode(self, texts):
         """Token ids of prompts, by the model's chat template if it has one. -> (B, W)"""
         T = self.cfg.max_completion_length
-        is_chat = bool(self.tokenizer.chat_template)
+        is_chat = self.tokenizer.chat_template is not None
         rows = []
         for text in texts:
             text = self.cfg.instruction + text
@@ -185,9 +180,9 @@ def score(policy, prompts, completions, temperature=1.0, kernel="auto"):
 def score_all(policy, prompts, completions, temperature=1.0, kernel="auto"):
     """The same without a gradient, by all processes, a few rows at a time."""
     found = []
-    for rows in share(len(prompts)).split(policy.cfg.micro_batch_size):
+    for rows in processes.share(len(prompts)).split(policy.cfg.micro_batch_size):
         found.append(score(policy, prompts[rows], completions[rows], temperature, kernel))
-    logps, entropy = [merged(torch.cat(parts), len(prompts)) for parts in zip(*found)]
+    logps, entropy = [processes.merged(torch.cat(parts), len(prompts)) for parts in zip(*found)]
     return logps, entropy
 
 
@@ -205,13 +200,14 @@ class Draw(transformers.LogitsProcessor):
 
     def __call__(self, ids, logits):
         log_p = torch.log_softmax(logits.float() / self.temperature, dim=-1)    # (b, V)
+        p = log_p.exp()
         token = log_p.argmax(dim=-1, keepdim=True)                              # (b, 1)
         if self.uniforms is not None:
-            cdf = log_p.exp().cumsum(dim=-1)
+            cdf = p.cumsum(dim=-1)
             threshold = self.uniforms[:, len(self.logps), None] * cdf[:, -1:]   # it ends near 1
             token = torch.searchsorted(cdf, threshold, right=True).clamp(max=cdf.shape[1] - 1)
         self.logps.append(log_p.gather(1, token))
-        self.entropies.append(-(log_p.exp() * log_p.clamp(min=-1e4)).sum(dim=-1, keepdim=True))
+        self.entropies.append(-(p * log_p.clamp(min=-1e4)).sum(dim=-1, keepdim=True))
         return torch.full_like(logits, -torch.inf).scatter(1, token, 0.0)
 
 
@@ -238,10 +234,11 @@ def rollout(policy, problems, cfg, uniforms=None, progress=common.silent):
     prompts = policy.encode([problem.prompt for problem in problems])           # (B, W)
     parts = []
     with processes.unsharded(policy.model):
-        for rows in progress("sampling", share(len(prompts)).split(cfg.sample_batch_size)):
+        share = processes.share(len(prompts))
+        for rows in progress("sampling", share.split(cfg.sample_batch_size)):
             row_uniforms = None if uniforms is None else uniforms[rows].to(cfg.device)
             parts.append(complete(policy, prompts[rows], cfg, row_uniforms))
-    tokens, logps, entropy = [merged(torch.cat(x), len(prompts)) for x in zip(*parts)]
+    tokens, logps, entropy = [processes.merged(torch.cat(x), len(prompts)) for x in zip(*parts)]
     is_end = torch.isin(tokens, torch.tensor(policy.ends, device=tokens.device))        # (B, T)
     mask = (is_end.cumsum(dim=1) - is_end.long() == 0).to(logps)        # no end before a slot
     lengths = mask.sum(dim=1).long()
@@ -254,10 +251,8 @@ def sample_batch(policy, task, cfg, step):
     """P problems and G completions of each, rewarded: a function of policy, task, seed and step, by
     the random numbers of the scripts. -> Batch"""
     P, G, T = cfg.num_prompts, cfg.num_generations, cfg.max_completion_length
-    if cfg.data:
-        problems = task.passes(step * P, P)
-    else:
-        problems = common.sample_problems(task, P, (cfg.seed, step, 0))
+    seed = (cfg.seed, step, 0)
+    problems = task.passes(step * P, P) if cfg.data else common.sample_problems(task, P, seed)
     problems = [problem for problem in problems for _ in range(G)]              # B
     uniforms = torch.rand(P * G, T, generator=common.generator(cfg.seed, "rollout", step, 0))
     prompts, out, texts, is_truncated = rollout(policy, problems, cfg, uniforms)
@@ -278,52 +273,40 @@ def evaluate(policy, task, cfg, num_samples=0, progress=common.silent):
 
 # ---- 4. the update ---------------------------------------------------------------------------
 
-def advantages(batch, cfg):
-    """How much better each completion did than expected. -> (B, 1)"""
-    if cfg.method == "reinforce":
-        A = reinforce.advantages(batch.rewards, cfg.baseline)                   # (P, G)
-    else:
-        A = METHODS[cfg.method].advantages(batch.rewards, cfg.scale_rewards)
-    return A.view(-1, 1).to(cfg.device)
-
-
 def correct(policy, batch, cfg):
     """Put the trainer's log pi_old in the place of the sampler's, and weigh tokens by w_t, if the
     flags say so. -> metrics"""
-    how = cfg.importance_sampling_correction
-    if how == "none":
+    if cfg.importance_sampling_correction == "none":
         return {}
     sampler_logps = batch.logps
     logps, _ = score_all(policy, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
     batch.logps = logps * batch.mask
     batch.weights = grpo.importance_weights(
-        batch.logps, sampler_logps, batch.mask, how, cfg.importance_sampling_cap)
+        batch.logps, sampler_logps, batch.mask, cfg.importance_sampling_correction,
+        cfg.importance_sampling_cap)
     return common.lag_metrics(batch, sampler_logps)
 
 
-def token_losses(logps, batch, ref_logps, A, rows, cfg):
-    """What (5) takes the average of, for some rows. (b, T) -> (b, T)"""
-    T = logps.shape[1]
-    mask = batch.mask[rows, :T]
-    old_logps = batch.logps[rows, :T]
+def token_losses(logps, old_logps, ref_logps, A, mask, cfg):
+    """What (5) takes the average of. (b, T) each, A (b, 1) -> (b, T)"""
     if cfg.method == "reinforce":
-        token_loss = reinforce.policy_loss(logps, A[rows], mask)
-    else:
-        token_loss = METHODS[cfg.method].policy_loss(
-            logps, old_logps, A[rows], mask, cfg.loss_type, cfg.epsilon, cfg.epsilon_high,
-            cfg.delta)
+        return reinforce.policy_loss(logps, A, mask)
+    token_loss = METHODS[cfg.method].policy_loss(
+        logps, old_logps, A, mask, cfg.loss_type, cfg.epsilon, cfg.epsilon_high, cfg.delta)
     if cfg.beta > 0:
-        token_kl = grpo.kl(logps * mask, ref_logps[rows, :T] * mask, cfg.kl_estimator,
+        token_kl = grpo.kl(logps * mask, ref_logps * mask, cfg.kl_estimator,
                            grpo.log_ratio(logps, old_logps, mask))
         token_loss = token_loss + cfg.beta * token_kl
-    return batch.weights[rows, :T] * token_loss
+    return token_loss
 
 
 def backward(policy, weights, batch, ref_logps, A, rows, cfg):
     """The gradient of (5) over `rows`, of whose micro-batches each process takes its share.
     -> metrics"""
     method = METHODS[cfg.method]
-    average = "sequence_sum" if method is reinforce else method.LOSS_TYPES[cfg.loss_type][1]
+    surrogate, average = "none", "sequence_sum"
+    if method is not reinforce:
+        surrogate, average = method.LOSS_TYPES[cfg.loss_type]
     if cfg.mask_truncated_completions:
         rows = rows[~batch.is_truncated[rows].cpu()]
     num_sequences = len(rows)                                   # of all processes
@@ -338,17 +321,19 @@ def backward(policy, weights, batch, ref_logps, A, rows, cfg):
     sums = torch.zeros(3, dtype=torch.float64)
     max_log_ratio = 0.0
     for part, counts in processes.passes(parts):
-        tokens = batch.tokens[part, :batch.lengths[part].max()]                 # (b, T)
-        mask = batch.mask[part, :tokens.shape[1]]
+        T = batch.lengths[part].max()
+        tokens = batch.tokens[part, :T]                                         # (b, T)
+        mask = batch.mask[part, :T]
+        old_logps = batch.logps[part, :T]
         logps, _ = score(policy, batch.prompts[part], tokens, cfg.temperature, cfg.kernel)
-        token_loss = token_losses(logps, batch, ref_logps, A, part, cfg)
+        token_loss = token_losses(logps, old_logps, ref_logps[part, :T], A[part], mask, cfg)
         loss = method.aggregate(                                                # eq. (5)
-            token_loss, mask, average, num_sequences, num_tokens, cfg.max_completion_length)
+            batch.weights[part, :T] * token_loss, mask, average, num_sequences, num_tokens,
+            cfg.max_completion_length)
         processes.backward(counts * loss, cfg.parallel)
 
-        old_logps = batch.logps[part, :tokens.shape[1]]
         log_rho = grpo.log_ratio(logps.detach(), old_logps, mask)               # (b, T)
-        log_s = gspo.log_ratio(log_rho, 0 * log_rho, mask) if method is gspo else log_rho
+        log_s = gspo.log_ratio(logps.detach(), old_logps, mask) if method is gspo else log_rho
         clipped = grpo.is_clipped(log_s, A[part], cfg.epsilon, cfg.epsilon_high) * mask
         sums += counts * torch.stack([loss.detach(), clipped.sum(), log_rho.abs().sum()]).cpu()
         max_log_ratio = max(max_log_ratio, log_rho.abs().max().item())
@@ -356,7 +341,7 @@ def backward(policy, weights, batch, ref_logps, A, rows, cfg):
     loss_sum, clipped_sum, difference_sum = sum(processes.gathered(sums)).tolist()
     metrics = {"loss": loss_sum, "max_log_ratio": max(processes.gathered(max_log_ratio)),
                DIFFERENCE: difference_sum / batch.mask[rows].sum().clamp(min=1).item()}
-    if average != "sequence_sum" and method.LOSS_TYPES[cfg.loss_type][0] == "clip":
+    if surrogate == "clip":
         metrics["clip_ratio/region_mean"] = clipped_sum / num_tokens.item()
     return metrics
 
@@ -398,13 +383,15 @@ def main(argv=None):
     run.begin()
     optimizer = torch.optim.AdamW(
         policy.model.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
+    method = METHODS[cfg.method]
+    which = cfg.baseline if method is reinforce else cfg.scale_rewards
 
     for step in run.steps(evaluate, model=policy.model, optimizer=optimizer):
         batch = sample_batch(policy, task, cfg, step)       # questions, outputs, rewards
-        A = advantages(batch, cfg)                                              # (B, 1)
+        A = method.advantages(batch.rewards, which).view(-1, 1).to(cfg.device)  # (B, 1)
         differences = correct(policy, batch, cfg)
-        ref_logps = None
-        if reference is not None:
+        ref_logps = batch.logps                             # of no use without beta
+        if cfg.beta > 0:
             ref_logps, _ = score_all(reference, batch.prompts, batch.tokens, cfg.temperature)
         metrics = update(policy, optimizer, batch, ref_logps, A, cfg, step)     # lower (5)
         run.log(batch, A, metrics | differences, policy.decode, score_all)

@@ -5,15 +5,20 @@ The scripts have no use for it, since a file has no demonstrations from which a 
 """
 import functools
 import json
+import math
 import random
 import re
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 
 import common
 from tasks import block
 
-NUMBER = r"[0-9]{1,50}(?:\.[0-9]{1,50}|/0*[1-9][0-9]{0,49})?"
+WHOLE = r"(?:[0-9]{1,50}|[0-9]{1,3}(?:,[0-9]{3}){1,16})"
+NUMBER = rf"-?\$?(?:{WHOLE}(?:\.[0-9]{{1,50}}|/0{{0,9}}[1-9][0-9]{{0,49}})?|\.[0-9]{{1,50}})"
+# in a text; some are none, as 1,2 and 3/4/5, which is better than to take the last part for one
+LIKE_A_NUMBER = r"(?:(?<![0-9])-)?\$?(?:(?<![\w.])\.)?[0-9]+(?:[.,/][0-9]+)*"
 
 
 class FromFile(common.Task):
@@ -45,14 +50,10 @@ class FromFile(common.Task):
         problems = []
         for number, line in enumerate(lines, start=1):
             try:
-                record = json.loads(line) if line.strip() else None
-                if record is not None:
-                    prompt = str(record["prompt"])
-                    answer = str(record["answer"]).strip()
-                    assert prompt and answer and isinstance(record["prompt"], str)
-                    assert type(record["answer"]) in (str, int, float)
+                if line.strip():
+                    prompt, answer = parse(line)
                     problems.append(common.Problem(prompt, answer, task=self.name))
-            except (ValueError, KeyError, TypeError, AssertionError, RecursionError):
+            except (ValueError, KeyError, TypeError, RecursionError):
                 common.fail(f"--{flag_name} {path}: line {number} is not "
                             f'{{"prompt": "...", "answer": "..."}}: {line[:40]!a}')
         return problems
@@ -85,10 +86,27 @@ def shuffled(n, *seed):
     return random.Random(repr((seed, "pass"))).sample(range(n), n)
 
 
+def parse(line):
+    """The prompt and the answer of a line. ValueError, KeyError, TypeError or RecursionError if it
+    has none. -> str, str"""
+    record = json.loads(line)
+    prompt = record["prompt"]
+    answer = record["answer"]
+    if type(prompt) is not str or type(answer) not in (str, int, float):
+        raise TypeError
+    if type(answer) is float:
+        answer = format(Decimal(str(answer)), "f") if math.isfinite(answer) else ""
+    answer = str(answer).strip()                                # 0.00001, not 1e-05
+    if not prompt or not answer:
+        raise ValueError
+    (prompt + answer).encode()                                  # half a surrogate pair is no text
+    return prompt, answer
+
+
 def find_answer(text):
     """What stands in the one answer block of a text; without a tag of it, in its last \\boxed{};
     without one, its last number. -> str, "" if there is none"""
-    if "<answer>" in text:
+    if "<answer>" in text or "</answer>" in text:
         return block(text, "answer") or ""
     _, boxed, rest = text.rpartition("\\boxed{")
     if boxed:
@@ -98,11 +116,12 @@ def find_answer(text):
             if depth == 0:
                 return rest[:end]
         return ""
-    numbers = re.findall(rf"(?:(?<![0-9])-)?\$?(?:[0-9]{{1,3}}(?:,[0-9]{{3}})+)?{NUMBER}", text)
+    numbers = re.findall(LIKE_A_NUMBER, text)
     return numbers[-1] if numbers else ""
 
 
 def to_number(text):
     """The number that a text is, exactly: 1200 for $1,200.00. -> Fraction, None if it is none"""
-    plain = text.strip(" .%").replace("$", "").replace(",", "")
-    return Fraction(plain) if re.fullmatch(f"-?{NUMBER}", plain) else None
+    plain = text.lstrip(" $\\").rstrip(" .%$\\")                # in TeX, $5 is \$5, and 18% is 18\%
+    is_number = re.fullmatch(NUMBER, plain)
+    return Fraction(re.sub("[$,]", "", plain)) if is_number else None

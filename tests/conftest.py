@@ -20,7 +20,7 @@ torch.set_num_threads(1)        # sums differ between thread counts in the last 
 
 # fixtures for all tests
 pytest_plugins = ["small_policies", "update_scenes", "made_runs", "echo_task",
-                  "small_runs", "warm_python"]
+                  "small_runs", "small_models", "warm_python"]
 
 SCRIPTS = ["reinforce", "ppo", "grpo", "gspo", "dpo"]
 TINY = {"device": "cpu", "num_threads": 1, "operands": "3", "hidden_size": 16,

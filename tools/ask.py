@@ -68,6 +68,8 @@ def check_prompt(prompt, width):
     """ValueError for a prompt that no task has, or that is longer than the width of this one."""
     if not prompt:
         raise ValueError("the prompt is empty; say what to answer")
+    if width is None:
+        return                              # a pretrained model reads any text
     if not prompt.isascii():
         raise ValueError(f"the prompt {prompt!a} is not in ASCII, as those of all tasks are")
     if len(prompt) > width:
@@ -94,6 +96,28 @@ def answer(script, cfg, task, policy, prompt):
     return script.completion_texts(completions)[0]
 
 
+def answer_of_pretrained(folder, flags, prompt):
+    """What a model that examples/pretrained.py trained completes a prompt with, greedily. -> str"""
+    pretrained = importlib.import_module("examples.pretrained")
+    if not common.are_flags_of(pretrained.Config, flags):
+        raise ValueError(f"{folder}: its flags are not those that pretrained.py has now")
+    flags |= {"device": "cpu", "kernel": "auto", "parallel": "replicate"}
+    cfg = pretrained.Config(**flags)
+    is_trained = pretrained.processes.last_checkpoint(folder) is not None
+    policy = pretrained.Policy(folder if is_trained else cfg.model, cfg)
+    _, _, texts, _ = pretrained.rollout(policy, [common.Problem(prompt, answer="")], cfg)
+    return texts[0]
+
+
+def flags_of_pretrained(folder):
+    """The flags of a run of examples/pretrained.py; None if the folder is none of those. -> dict"""
+    try:
+        record = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        return record["config"] if record["script"] == "pretrained.py" else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
 def main(argv=None):
     """Print the answer. Exits with one line, code 2, if there is no run to ask, or no prompt."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
@@ -103,7 +127,11 @@ def main(argv=None):
     parser.add_argument("prompt", metavar="PROMPT", help="such as the prompts that the task has")
     args = parser.parse_args(argv)
     folder = Path(args.run)
+    flags = flags_of_pretrained(folder)
     try:
+        if flags is not None:
+            check_prompt(args.prompt, width=None)
+            return print(escape(answer_of_pretrained(folder, flags, args.prompt)))
         script, cfg = read_run(folder)
         common.check_flags(cfg)
         task = common.load_task(cfg, script.verify)

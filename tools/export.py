@@ -58,7 +58,7 @@ def llama_config(cfg):
         "rms_norm_eps": torch.finfo(torch.float32).eps,         # torch's own; 1e-6 is not near
         "rope_theta": 10_000.0, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
         "dtype": "float32", "bos_token_id": None, "eos_token_id": grpo.EOS,
-        "pad_token_id": grpo.PAD}
+        "pad_token_id": None}           # else the embedding of PAD, which is read, would not learn
 
 
 def generation_config(cfg):
@@ -97,13 +97,19 @@ def make_tokenizer():
 
 def readme(cfg, run, width):
     """README.md of the folder. -> str"""
+    flags = f"--task {cfg.task}"
+    for field in dataclasses.fields(common.Config):     # those that shape its problems
+        value = getattr(cfg, field.name)
+        is_of_task = field.metadata["group"] == "task"
+        if is_of_task and value != field.default:
+            flags += f" --{field.name} {value}"
     return f"""# {cfg.task}: the policy of {Path(run).name}
 
 A Llama of {cfg.hidden_size} x {cfg.num_hidden_layers} that reads bytes, exported from a run of
 reinforcement learning. It completes prompts of the task {cfg.task}; nothing else makes sense.
 
 ```
-python examples/pretrained.py --model DIR --task {cfg.task}
+python examples/pretrained.py --model DIR {flags}
 python -m tools.export DIR RUN --back
 ```
 
@@ -179,7 +185,11 @@ def export(run, folder, name="checkpoint.pt"):
 def read_llama(folder):
     """The policy in a Hugging Face folder that `export` made, trained since or not. ValueError if
     it is no Llama of this kind. -> GPT, Config"""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, logging
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    if not folder.is_dir():                 # else its name is looked up on Hugging Face
+        raise ValueError("it is no folder")
     found = AutoConfig.from_pretrained(folder).to_dict()
     cfg = grpo.Config(**{name: found[name] for name in SHAPE}, device="cpu")
     wanted = llama_config(cfg)
@@ -190,7 +200,11 @@ def read_llama(folder):
         folder, dtype=torch.float32, output_loading_info=True)
     if info["missing_keys"]:
         raise ValueError(f"it lacks {min(info['missing_keys'])}")
+    if info["unexpected_keys"]:
+        raise ValueError(f"it has {min(info['unexpected_keys'])}")
     weights = llama.state_dict()
+    if not torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"]):
+        raise ValueError("its lm_head is not its embed_tokens")         # whatever its config says
     policy = grpo.GPT(cfg)
     policy.load_state_dict({name: weights[llama_name(name)] for name in policy.state_dict()})
     return policy, cfg
@@ -202,7 +216,8 @@ def export_back(folder, run):
     try:
         policy, cfg = read_llama(folder)
     except Exception as error:              # a damaged file raises nearly anything
-        common.fail(f"{folder}: is no folder that tools.export made ({error})")
+        reason = " ".join(str(error).split())           # those of transformers have several lines
+        common.fail(f"{folder}: is no folder that tools.export made ({reason})")
     record = {"script": "grpo.py", "argv": ["--init_from", str(folder)], "python": sys.version,
               "torch": torch.__version__, "config": dataclasses.asdict(cfg)}
     with new_folder(run) as part:
@@ -224,6 +239,8 @@ def main(argv=None):
     args = parser.parse_args(argv)
     if args.base and args.back:
         common.fail("--base: does nothing with --back")
+    if not args.target.name:
+        common.fail(f"{args.target}: has no name; name a new folder")
     if args.target.is_file() or args.target.is_dir() and common.is_used(args.target):
         common.fail(f"{args.target}: is not empty; name a new folder")
     for name in ("transformers", "tokenizers", "safetensors"):

@@ -32,7 +32,13 @@ def start(main):
 # ---- 1. shares -------------------------------------------------------------------------------
 
 def join(cfg):
-    """Let the processes of torchrun find each other. Of several GPUs each takes its own."""
+    """Let the processes of torchrun find each other. Of several GPUs each takes its own. Exits with
+    one line if a flag does not fit their number."""
+    if cfg.num_prompts % WORLD_SIZE != 0:
+        common.fail(f"--num_prompts {cfg.num_prompts}: must be a multiple of the number of "
+                    f"processes, {WORLD_SIZE}")
+    if cfg.parallel == "fsdp" and not dist.is_torchelastic_launched():
+        common.fail("--parallel fsdp: needs torchrun, for one process with --nproc_per_node 1")
     if dist.is_torchelastic_launched():
         if cfg.device == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -164,6 +170,7 @@ class Run(common.Run):
             return
         part = folder.with_suffix(".tmp")
         self.policy.model.save_pretrained(part, state_dict=weights)
+        self.policy.generation_config.save_pretrained(part)
         self.policy.tokenizer.save_pretrained(part)
         torch.save(record | {"optimizer": optimizer}, part / "run.pt")
         os.replace(part, folder)
