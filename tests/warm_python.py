@@ -20,9 +20,11 @@ import pytest
 
 # Between this process and the command's there is one that waits for it, and says how it ended.
 SERVER = """
-import json, os, runpy, signal, socket, sys
+import importlib, json, os, runpy, signal, socket, sys
 import torch, torch._dynamo             # the second, or the first optimizer would read it each time
 
+for name in sys.argv[2:]:
+    importlib.import_module(name)
 channel = socket.socket(fileno=int(sys.argv[1]))
 waiting = set()
 while True:
@@ -110,14 +112,14 @@ class Command:
 
 
 class WarmPython:
-    """A process that has read torch, with a channel to it."""
+    """A process that has read torch, and more modules, with a channel to it."""
 
-    def __init__(self):
+    def __init__(self, *modules):
         self.channel, theirs = socket.socketpair()
         environment = os.environ | {"OMP_NUM_THREADS": "1"}
         # -B: no __pycache__ beside the scripts that run. stdout is no terminal, so it is buffered.
         self.server = subprocess.Popen(
-            [sys.executable, "-B", "-c", SERVER, str(theirs.fileno())], env=environment,
+            [sys.executable, "-B", "-c", SERVER, str(theirs.fileno()), *modules], env=environment,
             pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
         theirs.close()
 
@@ -156,5 +158,17 @@ class WarmPython:
 def warm_python():
     """The process of this session, which takes commands."""
     python = WarmPython()
+    yield python
+    python.end()
+
+
+@pytest.fixture(scope="session")
+def warm_transformers():
+    """The same for what examples/pretrained.py needs."""
+    pytest.importorskip("transformers", reason="needs examples/requirements.txt")
+    python = WarmPython(
+        "transformers.models.llama.modeling_llama", "transformers.generation.utils",
+        "transformers.models.auto.modeling_auto", "torch.distributed.fsdp",
+        "torch.distributed.checkpoint.state_dict", "torch.distributed.tensor", "safetensors.torch")
     yield python
     python.end()

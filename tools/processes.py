@@ -23,10 +23,13 @@ WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))   # how many there are
 def start(main):
     """common.start in the first process. The others say nothing, unless they fail."""
     if RANK == 0:
-        return common.start(main)
-    with (open(os.devnull, "w") as nowhere,
-          contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere)):
-        main()              # a traceback is written behind this line
+        common.start(main)
+    else:
+        with (open(os.devnull, "w") as nowhere,
+              contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere)):
+            main()          # a traceback is written behind this line
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 # ---- 1. shares -------------------------------------------------------------------------------
@@ -168,6 +171,8 @@ class Run(common.Run):
             self.policy.model, self.parts["optimizer"], options=options)
         if RANK > 0 or folder.exists():
             return
+        for name in self.policy.model.all_tied_weights_keys:        # which are another weight
+            weights.pop(name, None)
         part = folder.with_suffix(".tmp")
         self.policy.model.save_pretrained(part, state_dict=weights)
         self.policy.generation_config.save_pretrained(part)

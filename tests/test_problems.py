@@ -1,0 +1,354 @@
+"""tasks/problems.py: which lines of a file are problems, how they are split, in which order they
+are trained on, and which answers are right."""
+import collections
+import dataclasses
+import json
+import zlib
+
+import pytest
+from conftest import takes_less_than
+
+import common
+import grpo
+from tasks import problems
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(grpo.Config):
+    """Flags as those of examples/pretrained.py, which needs transformers."""
+    data: str = common.task_flag("", "")
+    eval_data: str = common.task_flag("", "")
+
+
+def records(n, name="q"):
+    """n problems, as lines of a file have them."""
+    return [{"prompt": f"{name}{i}", "answer": i} for i in range(n)]
+
+
+@pytest.fixture
+def write(tmp_path):
+    """write(name, lines): the path of a file of these lines, texts or what becomes JSON."""
+    def make(name, lines):
+        texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+        path = tmp_path / name
+        path.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+        return str(path)
+    return make
+
+
+@pytest.fixture
+def load(write):
+    """load(lines, eval_lines, **flags): the task of a file, or of two."""
+    def make(lines, eval_lines=None, **flags):
+        eval_data = "" if eval_lines is None else write("test.jsonl", eval_lines)
+        cfg = Config(data=write("train.jsonl", lines), eval_data=eval_data, device="cpu", **flags)
+        return problems.FromFile(cfg)
+    return make
+
+
+@pytest.fixture
+def read(load):
+    """read(lines): (prompt, answer) of the problems of a file."""
+    def call(lines):
+        task = load(lines, [{"prompt": "held out", "answer": 0}])
+        return [(problem.prompt, problem.answer) for problem in task.train]
+    return call
+
+
+@pytest.fixture
+def refused(capsys):
+    """refused(function, *args, said=...): exit code 2, and one line of ASCII that says this."""
+    def call(function, *args, said):
+        with pytest.raises(SystemExit) as exit:
+            function(*args)
+        printed = capsys.readouterr()
+        assert exit.value.code == 2 and printed.out == ""
+        assert printed.err.startswith("error: --") and printed.err.count("\n") == 1
+        assert said in printed.err and printed.err.isascii()
+    return call
+
+
+def prompts(found):
+    return [problem.prompt for problem in found]
+
+
+def verify(answer, text):
+    """What the task says of a text, where this answer is right."""
+    return problems.FromFile.verify(None, common.Problem("", answer), text)
+
+
+# ---- lines -----------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("answer, wanted", [
+    ("7", "7"), ("twelve", "twelve"), (" 7\n", "7"), ("a b", "a b"), (7, "7"), (-7, "-7"),
+    (0, "0"), (0.5, "0.5"), (3.0, "3.0"), (1e-5, "0.00001"), (-2.5e-7, "-0.00000025"),
+    (1e22, "10000000000000000000000"), (12345678901234567890, "12345678901234567890"),
+    ("inf", "inf"), ("nan", "nan"), ("1e5", "1e5"), ("\u00e9\u4e2d", "\u00e9\u4e2d")])
+def test_an_answer_is_a_text_or_a_number(read, answer, wanted):
+    assert read([{"prompt": "q", "answer": answer}]) == [("q", wanted)]
+
+
+@pytest.mark.parametrize("prompt", [
+    "1+1=", " a\nb\t ", "\u00e9\u4e2d\U0001f600", "a\u2028b\u2029c\x85d", "\x00\x1c\x1d",
+    "<answer>"])
+def test_a_prompt_is_any_text_as_it_stands(read, prompt):
+    for is_ascii in (True, False):
+        line = json.dumps({"prompt": prompt, "answer": 1}, ensure_ascii=is_ascii)
+        assert read([line]) == [(prompt, "1")]
+
+
+def test_blank_lines_other_ends_of_lines_and_other_keys_do_not_matter(tmp_path):
+    path = tmp_path / "a.b.jsonl"
+    path.write_bytes(b'\n  \t\n{"prompt": "q", "answer": 1, "level": [2]}\r\n\r\n'
+                     b'\t{"answer": "2", "prompt": "r"} \n\n{"prompt": "s", "answer": 3}')
+    held_out = tmp_path / "test.jsonl"
+    held_out.write_text('{"prompt": "t", "answer": 4}')
+    task = problems.FromFile(Config(data=str(path), eval_data=str(held_out)))
+    assert task.name == "a.b"
+    assert task.train == [common.Problem(prompt, answer, task="a.b")
+                          for prompt, answer in (("q", "1"), ("r", "2"), ("s", "3"))]
+    assert task.test == [common.Problem("t", "4", task="a.b")]
+
+
+BAD = ["nothing", "{", '{"prompt": "q", "answer": 1', '{"prompt": "q", "answer": 1} {}', "[]",
+       '["q", 1]', "7", "null", '"prompt answer"', "{}", '{"answer": 1}', '{"prompt": "q"}',
+       '{"prompt": "", "answer": 1}', '{"prompt": 7, "answer": 1}', '{"prompt": null, "answer": 1}',
+       '{"prompt": ["q"], "answer": 1}', '{"prompt": "q", "answer": null}',
+       '{"prompt": "q", "answer": true}', '{"prompt": "q", "answer": false}',
+       '{"prompt": "q", "answer": [1]}', '{"prompt": "q", "answer": {"a": 1}}',
+       '{"prompt": "q", "answer": ""}', '{"prompt": "q", "answer": " \\n"}',
+       '{"prompt": "q", "answer": NaN}', '{"prompt": "q", "answer": -Infinity}',
+       '{"prompt": "q", "answer": 1e400}', '{"prompt": "\\ud800", "answer": 1}',
+       '{"prompt": "q", "answer": "\\udfff"}', "[" * 100_000,
+       '{"prompt": "q", "answer": ' + "9" * 5_000 + "}", '{"prompt": "\u00e9", "answer": null}']
+
+
+@pytest.mark.parametrize("line", BAD, ids=range(len(BAD)))
+def test_a_line_that_is_no_problem_is_refused_with_its_number(refused, load, line, tmp_path):
+    lines = [*records(20), "", line, *records(20)]
+    path = tmp_path / "train.jsonl"
+    said = f'--data {path}: line 22 is not {{"prompt": "...", "answer": "..."}}: {line[:40]!a}\n'
+    refused(load, lines, said=said)
+
+
+def test_a_line_of_the_held_out_file_is_refused_by_the_name_of_its_flag(refused, load, tmp_path):
+    refused(load, records(20), ["{}"], said=f"--eval_data {tmp_path / 'test.jsonl'}: line 1 is not")
+
+
+def test_a_file_that_cannot_be_read_is_refused(refused, write, tmp_path):
+    good = write("good.jsonl", records(100))
+    (tmp_path / "bytes.jsonl").write_bytes(b'{"prompt": "\xff", "answer": 1}\n')
+    for name in ("missing.jsonl", "bytes.jsonl", "."):
+        path = str(tmp_path / name)
+        refused(problems.FromFile, Config(data=path), said=f"--data {path}: cannot be read (")
+        refused(problems.FromFile, Config(data=good, eval_data=path),
+                said=f"--eval_data {path}: cannot be read (")
+
+
+def test_a_file_with_too_few_problems_is_refused(refused, load, tmp_path):
+    name = f"--data {tmp_path / 'train.jsonl'}: "
+    trained = next(record for record in records(20) if not is_in_tenth(record["prompt"]))
+    tested = next(record for record in records(99) if is_in_tenth(record["prompt"]))
+    refused(load, [], said=name + "there are no held-out problems")
+    refused(load, [trained], said=name + "there are no held-out problems")
+    refused(load, [tested], said=name + "there are no training problems")
+    refused(load, records(9), records(9), said=name + "there are no training problems")
+    refused(load, records(9), [], said=name + "there are no held-out problems")
+    assert load([trained, tested]).train
+
+
+# ---- the split -------------------------------------------------------------------------------
+
+def is_in_tenth(prompt):
+    return zlib.crc32(prompt.encode()) % 10 == 0
+
+
+def test_without_a_second_file_a_tenth_is_held_out_by_the_hash_of_the_prompt(load):
+    task = load([*records(2_000), *records(10)])
+    names = [f"q{i}" for i in [*range(2_000), *range(10)]]
+    assert prompts(task.test) == [name for name in names if is_in_tenth(name)]
+    assert prompts(task.train) == [name for name in names if not is_in_tenth(name)]
+    assert 150 < len(task.test) < 250
+
+
+def test_the_split_depends_on_no_other_line_and_on_no_seed(load):
+    alone = set(prompts(load(records(100)).test))
+    assert alone == set(prompts(load(records(300)[::-1], seed=3).test)) & {
+        f"q{i}" for i in range(100)}
+
+
+def test_what_is_in_the_held_out_file_is_not_trained_on(load):
+    task = load(records(100), [{"prompt": "q7", "answer": "another"}, *records(5, "new")])
+    assert prompts(task.train) == [f"q{i}" for i in range(100) if i != 7]
+    assert prompts(task.test) == ["q7", "new0", "new1", "new2", "new3", "new4"]
+    assert task.test[0].answer == "another"
+    assert task.is_held_out(common.Problem("q7", "7"))
+    assert not task.is_held_out(common.Problem("q8", "8"))
+
+
+def test_the_scripts_functions_sample_from_both_parts(load):
+    task = load(records(300))
+    test = common.sample_problems(task, 200, 0, "test")
+    train = common.sample_problems(task, 200, 0, "train")
+    assert set(test) <= set(task.test) and len(set(test)) > 20
+    assert set(train) <= set(task.train) and len(set(train)) > 100
+    assert {problem.task for problem in (*test, *train)} == {"train"}
+    assert len(common.held_out_problems(task, 10)) == 10
+    assert sorted(common.held_out_problems(task, 512)) == sorted(task.test)
+
+
+def test_few_held_out_problems_among_many_are_found(load):
+    task = load(records(5_000), records(3, "new"))
+    assert sorted(common.held_out_problems(task, 512)) == sorted(task.test)
+
+
+def test_other_rewards_can_be_added(load):
+    cfg = Config(reward="accuracy+format", device="cpu")
+    task = common.wrap_task(cfg, load(records(100)))
+    text = "<think>x</think><answer>7</answer>"
+    problem = common.Problem("q7", "7", task="train")
+    assert task.reward(problem, text, task.verify(problem, text), 0) == 2.0
+    assert common.held_out_problems(task, 3) and task.passes(0, 1)
+
+
+# ---- the order -------------------------------------------------------------------------------
+
+def test_every_pass_has_each_training_problem_once(load):
+    task = load(records(50))
+    n = len(task.train)
+    for number in range(4):
+        found = task.passes(number * n, n)
+        assert found != task.train and sorted(found) == sorted(task.train)
+
+
+def test_each_pass_and_each_seed_has_an_order_of_its_own(load):
+    tasks = [load(records(50), seed=seed) for seed in (0, 1, 2)]
+    n = len(tasks[0].train)
+    orders = [tuple(prompts(task.passes(number * n, n))) for task in tasks for number in range(3)]
+    assert len(set(orders)) == len(orders) == 9
+    firsts = collections.Counter(order[0] for order in orders)
+    assert len(firsts) > 4                  # no order is another one, begun elsewhere or reversed
+
+
+def test_the_order_is_a_function_of_the_arguments(load):
+    task = load(records(50), seed=5)
+    n = len(task.train)
+    before = [task.passes(first, 7) for first in range(0, 5 * n, 7)]
+    problems.shuffled.cache_clear()
+    after = [task.passes(first, 7) for first in reversed(range(0, 5 * n, 7))]
+    assert before == after[::-1]
+    assert load(records(50), seed=5).passes(3, 2 * n) == task.passes(3, 2 * n)
+
+
+@pytest.mark.parametrize("size", [1, 7, 45, 100])
+def test_steps_of_any_size_go_through_the_same_order(load, size):
+    task = load(records(50))
+    together = task.passes(0, 300)
+    assert sum((task.passes(first, size) for first in range(0, 300, size)), [])[:300] == together
+
+
+def test_a_step_does_not_shuffle_a_large_file_for_each_problem():
+    task = problems.FromFile.__new__(problems.FromFile)
+    task.train = records(30_000)
+    task.seed = 0
+    assert takes_less_than(1, task.passes, 29_900, 200)
+
+
+# ---- answers ---------------------------------------------------------------------------------
+
+RIGHT = [
+    # the one answer block comes first
+    ("7", "<answer>7</answer>"), ("7", "<think>8</think><answer> 7\n</answer> or 9"),
+    ("7", "\\boxed{8} <answer>7</answer> 9"), ("7", "<answer>7.0</answer>"),
+    # then the last box
+    ("7", "\\boxed{7}"), ("7", "\\boxed{5}, no, \\boxed{ 7 }. There are 3"),
+    ("\\frac{1}{2}", "\\boxed{\\frac{1}{2}} or 1"), ("{{}}{}", "\\boxed{{{}}{}} }"),
+    # then the last number
+    ("7", "7"), ("7", "5 + 2 is 7."), ("7", "3, 5, 7"), ("7", "it is 7, I think"), ("2", "5-3=2"),
+    ("3", "5-3"), ("-3", "2-5=-3"), ("-3", "it is -3."), ("7", "at 12:07"), ("7", "x7"),
+    ("1234.5", "It costs $1,234.50."), ("1234567", "1,234,567 people"), ("1234567", "1234567"),
+    ("-20", "-$20"), ("0.5", "about .5"), ("-0.5", "-.5"), ("5", "so...5"), ("5", "6..5"),
+    ("18", "18%"), ("1/2", "1/2 of it"), ("0.5", "3/6"), ("7", "\u0663 7 \u0663"),
+    # numbers are equal, however they are written
+    ("1234.5", "<answer>$1,234.50</answer>"), ("18", "<answer>18%</answer>"),
+    ("18", "<answer>18 %.</answer>"), ("1/2", "<answer>0.5</answer>"), ("0.5", "\\boxed{1/2}"),
+    ("$1,234.50", "<answer>1234.5</answer>"), ("18%", "<answer>18</answer>"),
+    ("5", "\\boxed{$5$}"), ("5", "\\boxed{\\$5}"), ("18", "\\boxed{18\\%}"), ("-7", "\\boxed{-07}"),
+    ("0", "<answer>-0.00</answer>"), (".5", "<answer>0.5</answer>"), ("2", "<answer>4/02</answer>"),
+    ("1000000", "<answer>1,000,000</answer>"), ("1e5", "<answer>1e5</answer>"),
+    ("12345678901234567890", "<answer>12345678901234567890.0</answer>"),
+    ("0.1", "<answer>0.10000000000000000000</answer>"),
+    # words, to the letter
+    ("Paris", "<answer>Paris</answer>"), ("a  b", "\\boxed{ a  b }"),
+    ("1,2", "<answer>1,2</answer>"), ("x<3", "<answer>x<3</answer>"), ("1/0", "<answer>1/0</answer>")]
+
+
+@pytest.mark.parametrize("answer, text", RIGHT, ids=range(len(RIGHT)))
+def test_a_right_answer_is_found(answer, text):
+    assert verify(answer, text) == 1.0
+
+
+WRONG = [
+    ("7", ""), ("7", "<answer></answer>"), ("7", "<answer>8</answer> 7"), ("7", "seven"),
+    ("7", "\u0667"), ("7", "<answer>\uff17</answer>"), ("7", "7 or 8"), ("7", "-7"),
+    ("7", "<answer>-7</answer>"), ("7", "<answer>7 apples</answer>"), ("7", "<answer>6+1</answer>"),
+    # two blocks, or a tag without the other
+    ("7", "<answer>7</answer><answer>7</answer>"), ("7", "<answer><answer>7</answer>"),
+    ("7", "<answer>7</answer></answer>"), ("7", "<answer>7"), ("7", "7</answer>"),
+    ("7", "</answer>7<answer>"), ("7", "<answer>x</answer> \\boxed{7}"),
+    # the last box is another, is empty or has no end
+    ("7", "\\boxed{7} \\boxed{8}"), ("7", "\\boxed{8} 7"), ("7", "\\boxed{} 7"),
+    ("7", "\\boxed{7"), ("7", "\\boxed{{7} 7"), ("7", "\\boxed{7} and \\boxed{"),
+    # what looks like a part of a number
+    ("5", "<answer>.5</answer>"), ("5", "it is .5"), ("234.5", "$1,234.50"), ("12", "1,2"),
+    ("12", "<answer>1,2</answer>"), ("2", "<answer>1,2</answer>"), ("12", "<answer>1$2</answer>"),
+    ("1234", "<answer>12,34</answer>"), ("4", "3/4"), ("2024", "3/4/2024"), ("7", "1.6.7"),
+    ("7", "7" * 51), ("0", "0." + "3" * 60), ("1", "1e5"), ("5", "<answer>%5</answer>"),
+    ("100000", "<answer>1e5</answer>"), ("0.18", "<answer>18%</answer>"),
+    # nearly the same
+    ("12345678901234567890", "<answer>12345678901234567891</answer>"),
+    ("0.1", "<answer>0.10000000000000000001</answer>"), ("1/3", "<answer>0.3333333333</answer>"),
+    ("Paris", "<answer>paris</answer>"), ("Paris", "Paris"), ("a b", "<answer>a  b</answer>"),
+    ("Paris", "<answer>Paris.</answer>"), ("x 7", "<answer>7</answer>"),
+    ("1/0", "<answer>0</answer>")]
+
+
+@pytest.mark.parametrize("answer, text", WRONG, ids=range(len(WRONG)))
+def test_a_wrong_answer_is_not_taken_for_a_right_one(answer, text):
+    assert verify(answer, text) == 0.0
+
+
+MANY = 100_000
+HOSTILE = [
+    "<answer>" * MANY, "</answer>" * MANY, "<answer>" + "7" * MANY + "</answer>",
+    "<answer>" + " " * MANY + "</answer>", "<answer>" + "$\\" * MANY + "</answer>",
+    "<answer>" + ".%" * MANY + "</answer>", "<answer>1" + ",000" * MANY + "</answer>",
+    "<answer>1/" + "0" * 5_000 + "1</answer>", "<answer>0." + "0" * 5_000 + "</answer>",
+    "\\boxed{" * MANY, "\\boxed{" + "{" * MANY, "\\boxed{" + "{" * MANY + "}" * MANY,
+    "7" * MANY, "-" * MANY, "$" * MANY, "." * MANY, "," * MANY, "1," * MANY, "1." * MANY,
+    "1" + ",000" * MANY, "1,000" * MANY, "1/" * MANY, "/1" * MANY, "-1" * MANY, ".1" * MANY,
+    "-$" * MANY, "1/" + "0" * MANY + "1", "1/0", "<answer>1/0</answer>", "1/00", "0/0",
+    "\u0667" * MANY, "\u00b2", "<answer>\u0661/\u0662</answer>", "\x00" * MANY,
+    "<answer>\x007\x00</answer>", "\\boxed{\x00}", "\ud800", "<answer>\udfff</answer>", "\ufffd",
+    "<answer>nan</answer>", "<answer>inf</answer>", "<answer>1e999999999</answer>",
+    "<answer>7_7</answer>", "<answer>+77</answer>", "<answer>0x7</answer>"]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_hostile_text_is_worth_nothing_and_costs_nothing(text):
+    for answer in ("77", "word", "7/2"):
+        assert verify(answer, text) == 0.0
+        assert takes_less_than(0.5, verify, answer, text)
+
+
+@pytest.mark.parametrize("answer", [
+    "7", 7, -7, 0, 0.5, -0.25, 1e-5, 1e22, 3.0, 12345678901234567890, 10 ** 80, "1/2", "1/0", ".5",
+    "$1,234.50", "18%", "5.", "-", "%", "$", "1,2", "Paris", "a b", " padded ", "x<3",
+    "\\frac{1}{2}", "\\boxed{7}", "}", "\u0667", "\u4e2d", "nan", "two\nlines", "\x00"])
+def test_the_answer_of_a_line_is_right(load, answer):
+    task = load([{"prompt": "q", "answer": answer}], [{"prompt": "held out", "answer": 0}])
+    [problem] = task.train
+    assert task.verify(problem, f"<answer>{problem.answer}</answer>") == 1.0
+    assert task.verify(problem, f"<answer>{problem.answer}1</answer>") == 0.0
+    assert task.is_correct(problem, 1.0) and not task.is_correct(problem, 0.0)
+    assert common.maj_at_k(task, [problem], [problem.answer], 1, 1) == 1.0
