@@ -4,15 +4,14 @@
   python examples/pretrained.py --model DIR_OR_NAME --data train.jsonl --eval_data test.jsonl
   torchrun --nproc_per_node 8 examples/pretrained.py --model DIR_OR_NAME --parallel fsdp
 
-Advantages, ratios, losses, KL and averages are imported from grpo.py, gspo.py and reinforce.py; the
-numbers of equations are those of their docstrings. New is what the scripts do without: prompts of
-several lengths, a sampler that computes otherwise than the trainer, and several processes. Of these
-each knows the whole batch, samples its share of it, and learns from its share of the micro-batches;
-the gradients are added up, so that the result is that of one process. With --parallel fsdp each
-keeps but a part of weights, gradients and optimizer. docs/real-models.md says what fits where.
+Advantages, ratios, losses, KL and averages are imported from grpo.py, gspo.py and reinforce.py,
+whose docstrings have the equations. New is what the scripts do without: prompts of several lengths,
+a sampler that computes otherwise than the trainer, and several processes. Of these each knows the
+whole batch, samples its share of it, and learns from its share of the micro-batches; the gradients
+are added up, so that the result is that of one process. With --parallel fsdp each keeps but a part
+of weights, gradients and optimizer. docs/real-models.md says what fits where.
 """
 import dataclasses
-import functools
 import sys
 from pathlib import Path
 
@@ -137,20 +136,20 @@ class Policy:
         self.model.to(cfg.device).train()               # in which checkpointing works
         self.cfg = cfg
         is_cast = cfg.dtype == "bfloat16" and cfg.parallel == "replicate"       # FSDP casts itself
-        self.autocast = functools.partial(
-            torch.autocast, cfg.device, dtype=torch.bfloat16, enabled=is_cast)
+        self.autocast = lambda: torch.autocast(
+            cfg.device, dtype=torch.bfloat16, enabled=is_cast)
 
     def encode(self, texts):
         """Token ids of prompts, by the model's chat template if it has one. -> (B, W)"""
         T = self.cfg.max_completion_length
-        is_chat = self.tokenizer.chat_template is not None
         rows = []
         for text in texts:
             text = self.cfg.instruction + text
-            if is_chat:
+            if self.tokenizer.chat_template:                # which has special tokens of its own
                 text = self.tokenizer.apply_chat_template(
                     [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False)
-            rows.append(self.tokenizer(text, add_special_tokens=not is_chat).input_ids)
+            found = self.tokenizer(text, add_special_tokens=not self.tokenizer.chat_template)
+            rows.append(found.input_ids)
         W = max(len(row) for row in rows)
         longest = getattr(self.model.config, "max_position_embeddings", None)
         if longest and longest < W + T:
@@ -263,10 +262,9 @@ def evaluate(policy, task, cfg, num_samples=0, progress=common.silent):
     """Complete different held-out problems, with the same random numbers in every run. -> scores"""
     problems = common.held_out_problems(task, cfg.num_eval_problems)
     problems = [problem for problem in problems for _ in range(max(1, num_samples))]
-    uniforms = None
-    if num_samples > 0:
-        generator = common.generator("evaluation")
-        uniforms = torch.rand(len(problems), cfg.max_completion_length, generator=generator)
+    shape = (len(problems), cfg.max_completion_length)
+    uniforms = torch.rand(shape, generator=common.generator("evaluation"))
+    uniforms = uniforms if num_samples > 0 else None        # or greedily
     _, out, texts, _ = rollout(policy, problems, cfg, uniforms, progress)
     return common.scores(task, problems, texts, out.lengths.tolist(), num_samples)
 

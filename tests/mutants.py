@@ -34,7 +34,9 @@ SECONDS = 120                           # a mistake that makes the tests hang is
 FORK = sys.platform == "linux"          # elsewhere each process imports torch itself
 # What all that runs imports, here once for all forks; the second by the first optimizer step.
 PRELOAD = ("torch", "torch._dynamo", "pytest", "_pytest.junitxml", "pdb", "tiktoken",
-           "tiktoken_ext.openai_public", "matplotlib.pyplot", "matplotlib.backends.backend_agg")
+           "tiktoken_ext.openai_public", "matplotlib.pyplot", "matplotlib.backends.backend_agg",
+           "transformers.models.llama.modeling_llama", "transformers.generation.utils",
+           "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict", "safetensors.torch")
 
 
 class Mutant(NamedTuple):

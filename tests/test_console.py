@@ -434,7 +434,8 @@ SICK = {                                    # a word of the warning: the metrics
     "truncated": {"completions/clipped_ratio": 0.9},
     "collapsed": {"entropy": 0.001},
     "chosen": {"rewards/chosen": -0.1},
-    "ratio": {"sampling/sampling_logp_difference/max": 0.5}}
+    "ratio": {"sampling/sampling_logp_difference/max": 0.5},
+    "differ": {"sampling/sampling_logp_difference/mean": 0.5}}
 
 
 @every_script
@@ -468,9 +469,11 @@ def test_a_warning_is_about_one_thing_and_names_a_flag_to_turn(word):
     HEALTHY,
     HEALTHY | {"frac_reward_zero_std": 1.0, "accuracy": 1.0, "entropy": 0.001},
     HEALTHY | {"sampling/sampling_logp_difference/max": 1.0,
+               "sampling/sampling_logp_difference/mean": 1.0,
                "sampling/importance_sampling_ratio/mean": 1.0},
+    HEALTHY | {"sampling/sampling_logp_difference/mean": 0.005},
     HEALTHY | {"frac_reward_zero_std": 1.0, "accuracy": 0.0, "teacher_kl": 0.1}],
-    ids=["healthy", "solved", "sampled by older weights", "rewarded by a teacher"])
+    ids=["healthy", "solved", "sampled by older weights", "in bfloat16", "rewarded by a teacher"])
 def test_a_healthy_run_is_not_warned_of(metrics):
     assert list(console.warnings(metrics)) == []
 

@@ -61,7 +61,8 @@ ANSWERS = shlex.split("""
 COPYING = {"cp grpo.py mine.py", "python mine.py", "python grpo.py --task sorting"}
 DRAW = "python -m tools.report "
 ASK = "python -m tools.ask "
-ELSEWHERE = ("trl ", "python3 -m verl.", "pip install ", "python grpo.py --device mps")
+ELSEWHERE = ("trl ", "python3 -m verl.", "pip install ", "python grpo.py --device mps",
+             "python examples/pretrained.py --model Qwen/", "torchrun ", "until torchrun ")
 
 
 # ---- reading them ----------------------------------------------------------------------------
@@ -113,10 +114,16 @@ def commands():
     return list(dict.fromkeys(command for command in found if command))
 
 
+# Executed in this order by tests/test_real_models.py.
+THERE_AND_BACK = re.search(r"^```\n(.*?)^```$", section(
+    "docs/real-models.md", "There and back, with nothing to download"), re.S | re.M)[1].splitlines()
+
+
 def is_run(command):
     """Whether a command is a run of a script that can be made here."""
     is_script = re.match(r"python \w+\.py( |$)", command) is not None
-    return is_script and command not in COPYING and not command.startswith(ELSEWHERE)
+    is_elsewhere = command.startswith(ELSEWHERE) or command in [*COPYING, *THERE_AND_BACK]
+    return is_script and not is_elsewhere
 
 
 def make_targets():
@@ -157,7 +164,8 @@ def execute(command, steps=2):
 def test_every_command_is_executed_by_a_test_or_is_a_make_target():
     for command in commands():
         is_target = command.startswith("make ") and command.split()[1] in make_targets()
-        is_tested = command in COPYING or command.startswith((DRAW, ASK))
+        is_tested = (command in [*COPYING, *THERE_AND_BACK]
+                     or command.startswith((DRAW, ASK)))
         is_said_to_be_untested = command.startswith(ELSEWHERE)
         assert is_run(command) or is_target or is_tested or is_said_to_be_untested, (
             f"nothing executes `{command}`")
@@ -192,13 +200,17 @@ def test_the_command_that_asks_the_policy_gets_an_answer(folder, tmp_path, monke
 
 
 def test_commands_that_no_test_runs_are_said_to_be_such():
-    page = section("docs/real-models.md", "From here to a real model")
-    said = page.split("so no test runs them:")[1]
+    said = section("docs/real-models.md", "The same in TRL and verl")
+    said = said.split("so no test runs them:")[1]
     pattern = "trl .* --dataset_name|python3 -m verl"
     long = [command for command in commands() if re.match(pattern, command)]
     assert len(long) == 2
     assert all(command in said for command in long)
     assert README.count("nobody has run it yet") == 4
+    said = section("docs/real-models.md", "A pretrained model").partition("```")[0]
+    assert "Nobody has run them yet" in said
+    assert "Only processes on one CPU have been tried" in " ".join(section(
+        "docs/real-models.md", "Several GPUs").split())
     assert bare("**neither CUDA nor MPS has been run yet.**") in bare(PAGES["docs/speed.md"])
 
 
@@ -357,7 +369,12 @@ def flag_names():
 
 def test_every_flag_that_a_page_names_is_there():
     of_others = {"model_name_or_path", "dataset_name", "reward_funcs", "help"}
-    of_others |= set(re.findall(r'"--(\w+)"', (ROOT / "tools/film.py").read_text()))
+    of_others |= {"nproc_per_node", "nnodes", "rdzv_backend", "rdzv_endpoint"}      # of torchrun
+    for name in ("tools/film.py", "tools/export.py"):
+        of_others |= set(re.findall(r'"--(\w+)"', (ROOT / name).read_text()))
+    source = ast.parse((ROOT / "examples/pretrained.py").read_text())       # which needs packages
+    [config] = [node for node in source.body if getattr(node, "name", "") == "Config"]
+    of_others |= {node.target.id for node in config.body if isinstance(node, ast.AnnAssign)}
     for name in re.findall(r"(?<![\w-])--(\w+)", ALL_PROSE):
         assert name in flag_names() | of_others, name
     values = {"dapo", "dr_grpo", "sapo", "k2", "k3", "hinge", "simpo", "sequence_mask"}
@@ -556,9 +573,10 @@ def test_the_symptoms_name_metrics_and_every_warning_has_its_symptom():
             assert explained(name.removeprefix("eval/"), glossary()), name
     knobs = " ".join(row["what to change"] for row in SYMPTOMS)
     worst = {"frac_reward_zero_std": 1, "accuracy": 0.0, "completions/clipped_ratio": 1.0,
-             "entropy": 0.0, "rewards/chosen": -1.0, "sampling/sampling_logp_difference/max": 1.0}
+             "entropy": 0.0, "rewards/chosen": -1.0, "sampling/sampling_logp_difference/max": 1.0,
+             "sampling/sampling_logp_difference/mean": 1.0}
     messages = list(console.warnings(worst))
-    assert len(messages) == 5
+    assert len(messages) == 6
     for message in messages:
         for flag in re.findall(r"--\w+", message):
             assert flag in knobs, f"{message}: has no line"

@@ -68,17 +68,17 @@ def test_in_bfloat16_they_are_near(family, folder_of):
 def test_a_folder_may_ask_for_another_way_to_sample_and_is_not_heard(family, folder_of, tmp_path):
     other = save_random(tmp_path / "model", family)
     asked = {"do_sample": True, "top_p": 0.5, "top_k": 5, "repetition_penalty": 1.5,
-             "temperature": 0.3, "eos_token_id": [grpo.EOS, ord("}")], "pad_token_id": grpo.PAD,
+             "temperature": 0.3, "eos_token_id": [ord("]"), ord("}")], "pad_token_id": grpo.PAD,
              "min_new_tokens": 3, "no_repeat_ngram_size": 2, "suppress_tokens": [50, 51]}
     (other / "generation_config.json").write_text(json.dumps(asked))
     out, logps, _ = sample(other)
     torch.testing.assert_close(logps, out.logps, rtol=0, atol=1e-5)
     plain, _, _ = sample(folder_of(family))
-    long = out.lengths == plain.lengths                         # } ends a completion here
+    long = out.lengths == plain.lengths                         # ] and } end a completion here
     assert torch.equal(out.tokens[long] * out.mask[long], plain.tokens[long] * out.mask[long])
     assert (out.lengths <= plain.lengths).all()
     policy = pretrained.Policy(other, config_of())
-    assert policy.ends == sorted([grpo.EOS, ord("}")])
+    assert policy.ends == [ord("]"), ord("}"), grpo.EOS]        # the tokenizer's, too
     assert policy.generation_config.top_p == 0.5                # for its checkpoints
 
 
@@ -121,12 +121,22 @@ def test_tokens_are_as_frequent_as_they_are_likely():
     torch.testing.assert_close(draw.entropies[0][0, 0], entropy)
 
 
-def test_the_highest_random_number_draws_a_token_that_there_is():
-    logits = torch.full((1, 50_000), -20.0)
-    logits[0, 0] = 10.0
-    draw = pretrained.Draw(torch.tensor([[1 - 2**-24, 0.5]]), temperature=1.0)
-    for _ in range(2):
-        assert draw(None, logits).argmax() < 50_000
+def test_each_token_has_a_random_number_of_its_own():
+    uniforms = torch.tensor([[0.1, 0.6, 0.9], [0.6, 0.1, 0.4]])
+    draw = pretrained.Draw(uniforms, temperature=1.0)
+    tokens = [draw(None, torch.zeros(2, 2)).argmax(dim=1).tolist() for _ in range(3)]
+    assert tokens == [[0, 1], [1, 0], [1, 0]]
+
+
+def test_the_highest_and_the_lowest_random_number_draw_a_token_that_has_a_chance():
+    generator = torch.Generator().manual_seed(0)
+    ends = [1.0]
+    while ends[-1] >= 1 - 2**-22:                       # until chances add up to less than 1
+        some = torch.randn(5_000, generator=generator)
+        logits = torch.cat([some, torch.full((10,), -torch.inf)])[None]
+        ends.append(torch.log_softmax(logits, dim=1).exp().cumsum(dim=1)[0, -1].item())
+    draw = pretrained.Draw(torch.tensor([[1 - 2**-24]]), temperature=1.0)
+    assert draw(None, logits).argmax() < 5_000
     assert torch.isfinite(draw.logps[0]).all()
     zero = pretrained.Draw(torch.tensor([[0.0]]), temperature=1.0)
     zero(None, torch.tensor([[-torch.inf, 0.0, 0.0]]))

@@ -273,14 +273,15 @@ RIGHT = [
     ("1234.5", "<answer>$1,234.50</answer>"), ("18", "<answer>18%</answer>"),
     ("18", "<answer>18 %.</answer>"), ("1/2", "<answer>0.5</answer>"), ("0.5", "\\boxed{1/2}"),
     ("$1,234.50", "<answer>1234.5</answer>"), ("18%", "<answer>18</answer>"),
-    ("5", "\\boxed{$5$}"), ("5", "\\boxed{\\$5}"), ("18", "\\boxed{18\\%}"), ("-7", "\\boxed{-07}"),
+    ("5", "\\boxed{$5$}"), ("-5", "\\boxed{$-5$}"), ("5", "\\boxed{\\$5}"), ("18", "\\boxed{18\\%}"), ("-7", "\\boxed{-07}"),
     ("0", "<answer>-0.00</answer>"), (".5", "<answer>0.5</answer>"), ("2", "<answer>4/02</answer>"),
     ("1000000", "<answer>1,000,000</answer>"), ("1e5", "<answer>1e5</answer>"),
     ("12345678901234567890", "<answer>12345678901234567890.0</answer>"),
     ("0.1", "<answer>0.10000000000000000000</answer>"),
     # words, to the letter
     ("Paris", "<answer>Paris</answer>"), ("a  b", "\\boxed{ a  b }"),
-    ("1,2", "<answer>1,2</answer>"), ("x<3", "<answer>x<3</answer>"), ("1/0", "<answer>1/0</answer>")]
+    ("1,2", "<answer>1,2</answer>"), ("x<3", "<answer>x<3</answer>"),
+    ("1/0", "<answer>1/0</answer>")]
 
 
 @pytest.mark.parametrize("answer, text", RIGHT, ids=range(len(RIGHT)))

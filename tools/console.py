@@ -62,6 +62,8 @@ def warnings(metrics):
     has_lag = "sampling/importance_sampling_ratio/mean" in metrics          # older weights sampled
     if not has_lag and metrics.get("sampling/sampling_logp_difference/max", 0) > 1e-3:
         yield "the first ratio is not 1: try --kernel torch"
+    if not has_lag and metrics.get("sampling/sampling_logp_difference/mean", 0) > 0.01:
+        yield "sampler and trainer differ: --importance_sampling_correction truncate"
 
 
 class RichConsole(common.Console):

@@ -1,7 +1,8 @@
 """The policy of a run as a Hugging Face folder, and back. Needs examples/requirements.txt.
 
   python -m tools.export RUN DIR            # what was trained; with --base what it started from
-  python -m tools.export DIR RUN --back     # a run folder, for --init_from RUN
+  python -m tools.export DIR RUN --back     # a run folder, for --init_from RUN; DIR may be a run of
+                                            # examples/pretrained.py
 
 The policy is a Llama, so that only names change: the weights stay as they are, bit for bit. The
 tokenizer has a token for each byte and merges none. <think>, <answer> and their kin are ordinary
@@ -211,10 +212,11 @@ def read_llama(folder):
 
 
 def export_back(folder, run):
-    """Write a new run folder with the weights of a Hugging Face folder. Exits with one line if
-    that is none of ours."""
+    """Write a new run folder with the weights of a Hugging Face folder, or of the last checkpoint
+    in a run of examples/pretrained.py. Exits with one line if that is none of ours."""
+    from tools import processes
     try:
-        policy, cfg = read_llama(folder)
+        policy, cfg = read_llama(processes.last_checkpoint(folder) or folder)
     except Exception as error:              # a damaged file raises nearly anything
         reason = " ".join(str(error).split())           # those of transformers have several lines
         common.fail(f"{folder}: is no folder that tools.export made ({reason})")

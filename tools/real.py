@@ -113,9 +113,10 @@ def save_random(folder, shape):
     transformers.logging.disable_progress_bar()
     config = transformers.LlamaConfig(
         vocab_size=grpo.VOCAB_SIZE, tie_word_embeddings=True, bos_token_id=None,
-        eos_token_id=grpo.VOCAB_SIZE, **shape)
+        eos_token_id=None, **shape)
     transformers.set_seed(0)
     model = transformers.LlamaForCausalLM(config)
+    model.generation_config.eos_token_id = grpo.VOCAB_SIZE
     model.save_pretrained(folder)
     tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=export.make_tokenizer())
     tokenizer.save_pretrained(folder)
