@@ -18,7 +18,7 @@ endif
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: run read film play report help test quick lint mutants sync diff seeds compare tasks r1 zero \
-        rlhf passk lab bench gpu screenshot clean
+        rlhf passk lab bench real gpu screenshot clean
 
 ##@ To start
 
@@ -95,6 +95,9 @@ lab-%: $(READY)
 
 bench: $(READY)          ## speed, and how cost grows: speed.md; ROWS=scaling measures some alone
 	$(PY) -m kernels.bench $(if $(ROWS),--rows $(ROWS))
+
+real: $(READY)           ## pretrained.py beside grpo.py, and larger models: real-models.md
+	$(PY) -m tools.real
 
 gpu: $(READY)            ## with a GPU: does all of it run there? gpu-DEVICE.md; DRY=1 needs none
 	$(PY) -m tools.gpu $(if $(DRY),--dry_run) $(PARTS)

@@ -530,9 +530,11 @@ def find_task(name, flag_value):
 
 
 def task_names():
-    """The tasks that there are: arithmetic, and the files of tasks/ with a subclass of Task."""
+    """The tasks that there are: arithmetic, and the files of tasks/ with a subclass of Task that
+    has demonstrations."""
     files = sorted((HERE / "tasks").glob("*.py"))
-    defining = re.compile(r"^class \w+\((common\.)?Task\):", re.MULTILINE)
+    defining = re.compile(r"^class \w+\((common\.)?Task\):.*^    def demonstration\(",
+                          re.MULTILINE | re.DOTALL)
     return ["arithmetic", *(path.stem for path in files if defining.search(path.read_text()))]
 
 

@@ -173,8 +173,10 @@ def made_run(script, tmp_path, load_task):
                  "recent": [0.9, 1.0, 1.0, 1.0, 1.0]}
         columns = {"reward": "reward", "clip": "clip_ratio/region_mean",
                    "capped": "clip_ratio/capped_mean"}
-        return SimpleNamespace(folder=tmp_path, cfg=cfg, script=tmp_path / "grpo.py", state=state,
-                               columns=columns, task=load_task(cfg))
+        run = SimpleNamespace(folder=tmp_path, cfg=cfg, script=tmp_path / "grpo.py", state=state,
+                              columns=columns, task=load_task(cfg))
+        run.question = lambda: common.Run.question(run)
+        return run
     return make
 
 

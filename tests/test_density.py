@@ -25,7 +25,7 @@ LIMITS = {f"{name}.py": SCRIPT for name in SCRIPTS} | {
     "common.py": Limits(9.0, 0.03, 0.04),
     "examples/pretrained.py": Limits(9.0, 0.03, 0.04, lines=400)}
 ELSEWHERE = Limits(9.3, 0.04, 0.05)
-FOLDERS = ("tasks", "tools", "lab", "kernels")
+FOLDERS = ("tasks", "tools", "lab", "kernels", "examples")
 FILES = [*LIMITS] + [path.relative_to(ROOT).as_posix() for folder in FOLDERS
                      for path in sorted((ROOT / folder).rglob("*.py"))]
 

@@ -23,6 +23,7 @@ import grpo
 from tools import ask, export
 
 transformers = pytest.importorskip("transformers", reason="needs examples/requirements.txt")
+tokenizers = pytest.importorskip("tokenizers", reason="needs examples/requirements.txt")
 safetensors = pytest.importorskip("safetensors.torch", reason="needs examples/requirements.txt")
 
 # A run that learns what an answer looks like; without signal, the bonus changes the policy.
@@ -253,11 +254,13 @@ def test_every_token_is_the_same(tokenizer):
     assert tokenizer.padding_side == "left"
 
 
-def test_what_a_verifier_reads_is_not_skipped_as_special(tokenizer):
+def test_what_a_verifier_reads_is_not_skipped_as_special(tokenizer, exported):
+    alone = tokenizers.Tokenizer.from_file(str(exported / "tokenizer.json"))
     names = "".join(name for name in grpo.SPECIAL_TOKENS if not name.startswith("<|"))
     ids = grpo.TOKENIZER.encode(f"<|pad|>{names} 7<|eos|><|pad|>", allowed_special="all")
     assert "<think></think><answer></answer><search>" in names
     assert tokenizer.decode(ids, skip_special_tokens=True) == f"{names} 7"
+    assert alone.decode(ids, skip_special_tokens=True) == f"{names} 7"
 
 
 def test_decoding_leaves_the_spaces_before_punctuation(tokenizer):
@@ -504,7 +507,8 @@ def test_a_target_that_holds_something_is_refused(refused, run, folder, tmp_path
         target.mkdir()
         (target / ("mine" if kind == "folder" else "config.json.1.tmp")).write_text("mine")
     source = folder if options == ["--back"] else run
-    refused([source, target, *options], f"{target}: ", "empty")
+    said = "cannot be made" if kind == "leftover" else "is not empty; name a new folder"
+    refused([source, target, *options], f"{target}: {said}")
 
 
 def test_a_target_that_is_an_empty_folder_is_filled(run, tmp_path):

@@ -10,7 +10,7 @@ GROUPS = {
     "To start": "run read film play report help",
     "To check": "test quick lint mutants",
     "To keep the scripts in step": "sync diff",
-    "To measure": "seeds compare tasks r1 zero rlhf passk lab bench gpu",
+    "To measure": "seeds compare tasks r1 zero rlhf passk lab bench real gpu",
     "Housekeeping": "screenshot clean"}
 
 def make(*words):

@@ -399,10 +399,11 @@ def test_the_limits_of_scripts_are_those_that_contributing_says():
                         r"under (\d+)%", words)
     assert [float(number) for number in density.groups()] == [
         limits.nodes_a_line, limits.longest_line, 100 * limits.deep_share, 100 * limits.tuple_share]
-    lines = re.search(r"at most (\d+) lines \(ppo\.py (\d+)\), `make .*` at most (\d+)\.", words)
-    longest = test_density.LIMITS["ppo.py"].lines
+    lines = re.search(r"at most (\d+) lines \(ppo\.py (\d+)\), examples/pretrained\.py (\d+), "
+                      r"`make .*` at most (\d+)\.", words)
+    longest = [test_density.LIMITS[name].lines for name in ("ppo.py", "examples/pretrained.py")]
     assert [int(number) for number in lines.groups()] == [
-        limits.lines, longest, test_sync.MOST_LINES]
+        limits.lines, *longest, test_sync.MOST_LINES]
 
 
 def test_as_many_prompts_are_held_out_as_the_page_of_tasks_says():
@@ -590,6 +591,7 @@ MADE = {                                    # the generated blocks: page, target
     ("docs/pipelines.md", "zero", "zero"), ("docs/pipelines.md", "r1", "r1"),
     ("docs/pipelines.md", "rlhf", "rlhf"), ("docs/pipelines.md", "passk", "passk"),
     ("docs/speed.md", "bench", "speed"), ("docs/speed.md", "bench", "scaling"),
+    ("docs/real-models.md", "real", "beside"), ("docs/real-models.md", "real", "sizes"),
     ("docs/lab.md", "lab", "index")}
 MADE |= {("docs/lab.md", f"lab-{name}", f"lab-{name}") for name in entry.NAMES}
 

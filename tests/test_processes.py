@@ -129,6 +129,7 @@ def test_two_processes_make_the_steps_of_one(
 def test_with_fsdp_each_process_keeps_half_of_weights_gradients_and_optimizer(
         small_llama, warm_transformers, tmp_path):
     code = KEEPING + """
+assert all(sharded) and len(sharded) > 3, sharded
 found = torch.tensor([0, 0, 0])
 for weight in held[0].param_groups[0]["params"]:
     state = held[0].state[weight]["exp_avg"]
@@ -138,6 +139,15 @@ for weight in held[0].param_groups[0]["params"]:
 """
     code = code.replace("kept = []", """kept = []
 held = []
+sharded = []                                        # after each time that it sampled
+plain_rollout = pretrained.rollout
+
+def rollout(policy, *rest):
+    found = plain_rollout(policy, *rest)
+    sharded.append(all(hasattr(weight, "to_local") for weight in policy.model.parameters()))
+    return found
+
+pretrained.rollout = rollout
 Plain = torch.optim.AdamW
 torch.optim.AdamW = lambda *args, **options: held.append(Plain(*args, **options)) or held[0]
 """)

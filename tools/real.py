@@ -155,7 +155,8 @@ def weigh(words, num_processes=1):
             peaks.append(usage.ru_maxrss * MEGABYTES)
     finally:
         for worker in workers:
-            worker.kill()                               # which leaves alone what has ended
+            worker.kill()                               # both leave alone what has ended
+            worker.wait()
     return max(peaks)
 
 
