@@ -44,7 +44,7 @@ class FromFile(common.Task):
     def read(self, flag_name, path):
         """The problems of a file. Exits with one line at a line that is none. -> list"""
         try:
-            lines = Path(path).read_text(encoding="utf-8").split("\n")
+            lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             common.fail(f"--{flag_name} {path}: cannot be read ({error})")
         problems = []
@@ -106,6 +106,7 @@ def parse(line):
 def find_answer(text):
     """What stands in the one answer block of a text; without a tag of it, in its last \\boxed{};
     without one, its last number. -> str, "" if there is none"""
+    text = text.replace("\u2212", "-")                          # the minus of typesetters
     if "<answer>" in text or "</answer>" in text:
         return block(text, "answer") or ""
     _, boxed, rest = text.rpartition("\\boxed{")

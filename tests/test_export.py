@@ -373,6 +373,14 @@ def test_the_readme_names_the_flags_of_the_task(exported, tmp_path):
     assert f"{command} countdown\n" in (tmp_path / "folder" / "README.md").read_text()
 
 
+def test_the_readme_does_not_promise_to_train_on_with_tools(exported, tmp_path):
+    make_run(tmp_path / "run", task="lookup", operands="5")
+    export.export(tmp_path / "run", tmp_path / "folder")
+    command = "python examples/pretrained.py"
+    assert command not in (tmp_path / "folder/README.md").read_text()
+    assert command in (exported / "README.md").read_text()
+
+
 def test_what_the_readme_shows_works(exported, tmp_path, capsys):
     text = (exported / "README.md").read_text()
     code = re.search("```python\n(.*?)```", text, re.DOTALL)[1]

@@ -347,6 +347,23 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over(run, small_llama):
     assert not difference(outcome(folder), outcome(whole))
 
 
+def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(run, small_llama, monkeypatch):
+    whole = run("whole", model=small_llama, max_steps=6)
+    plain = torch.save
+
+    def killed(content, path):
+        if "checkpoint-6" in str(path):
+            raise KeyboardInterrupt
+        plain(content, path)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(torch, "save", killed)
+        run(model=small_llama, max_steps=6)
+    folder = whole.parent / "run"
+    assert (folder / "checkpoint-3").is_dir()
+    resume(folder)
+    assert not difference(outcome(folder), outcome(whole))
+
+
 def test_of_two_checkpoints_a_run_goes_on_with_the_later(run, small_llama):
     whole = run("whole", model=small_llama, max_steps=12, save_steps=1)
     folder = run(model=small_llama, max_steps=9)

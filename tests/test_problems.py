@@ -354,3 +354,13 @@ def test_the_answer_of_a_line_is_right(load, answer):
     assert task.verify(problem, f"<answer>{problem.answer}1</answer>") == 0.0
     assert task.is_correct(problem, 1.0) and not task.is_correct(problem, 0.0)
     assert common.maj_at_k(task, [problem], [problem.answer], 1, 1) == 1.0
+
+
+def test_the_minus_of_typesetters_is_a_minus():
+    assert verify("-5", "it is \u22125") == 1
+    assert verify("5", "it is \u22125") == 0
+
+
+def test_a_file_may_begin_with_the_mark_of_utf_8(read):
+    first, second = records(2)
+    assert read(["\ufeff" + json.dumps(first), second]) == [("q0", "0"), ("q1", "1")]

@@ -96,26 +96,28 @@ def make_tokenizer():
     return tokenizer
 
 
-def readme(cfg, run, width):
+def readme(cfg, run, task):
     """README.md of the folder. -> str"""
-    flags = f"--task {cfg.task}"
+    width = task.prompt_width
+    flags = f"--task {task.name}"
     for field in dataclasses.fields(common.Config):     # those that shape its problems
         value = getattr(cfg, field.name)
         is_of_task = field.metadata["group"] == "task"
         if is_of_task and value != field.default:
             flags += f" --{field.name} {value}"
+    train = f"python examples/pretrained.py --model DIR {flags}\n"
+    if task.call_tokens:                                # which only the scripts can train
+        train = ""
     return f"""# {cfg.task}: the policy of {Path(run).name}
 
 A Llama of {cfg.hidden_size} x {cfg.num_hidden_layers} that reads bytes, exported from a run of
 reinforcement learning. It completes prompts of the task {cfg.task}; nothing else makes sense.
 
 ```
-python examples/pretrained.py --model DIR {flags}
-python -m tools.export DIR RUN --back
+{train}python -m tools.export DIR RUN --back
 ```
 
-DIR is this folder. The first command trains it on, the second makes a run folder of it, for
-`--init_from RUN`. In transformers:
+DIR is this folder, and RUN a run folder, for `--init_from RUN` of a script. In transformers:
 
 ```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -171,16 +173,16 @@ def export(run, folder, name="checkpoint.pt"):
     """Write the policy of a run to a new folder, in the layout of a Llama."""
     from safetensors.torch import save_file
     weights, cfg = read_policy(run, name)
-    width = common.load_task(cfg, grpo.verify).prompt_width
+    task = common.load_task(cfg, grpo.verify)
     files = {"config": llama_config(cfg), "generation_config": generation_config(cfg),
-             "tokenizer_config": tokenizer_config(width)}
+             "tokenizer_config": tokenizer_config(task.prompt_width)}
     with new_folder(folder) as part:
         save_file({llama_name(name): weight.contiguous() for name, weight in weights.items()},
                   part / "model.safetensors", metadata={"format": "pt"})
         make_tokenizer().save(str(part / "tokenizer.json"))
         for name, content in files.items():
             (part / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
-        (part / "README.md").write_text(readme(cfg, run, width))
+        (part / "README.md").write_text(readme(cfg, run, task))
 
 
 def read_llama(folder):
