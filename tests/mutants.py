@@ -40,7 +40,8 @@ PRELOAD = ("torch", "torch._dynamo", "pytest", "_pytest.junitxml", "pdb", "tikto
 
 
 # Tests that are skipped without it.
-OF_TRANSFORMERS = ("test_pretrained", "test_processes", "test_export", "test_real")
+OF_TRANSFORMERS = ("test_pretrained", "test_processes", "test_export", "test_real",
+                   "test_gpu.py pretrained")
 
 
 class Mutant(NamedTuple):

@@ -488,6 +488,49 @@ def test_a_driver_that_nobody_names_or_that_hangs_is_unknown(monkeypatch):
     assert not errors
 
 
+@pytest.fixture
+def torchruns_variables(monkeypatch):
+    """Takes back what a part says to torch of its processes."""
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+                 "TORCHELASTIC_RUN_ID"):
+        monkeypatch.setenv(name, "")
+
+
+def test_a_pretrained_model_runs_with_and_without_fsdp(
+        job, monkeypatch, tmp_path, capsys, torchruns_variables):
+    pytest.importorskip("transformers", reason="needs examples/requirements.txt")
+    monkeypatch.chdir(tmp_path)
+    gpu_parts.PARTS["pretrained"](job())
+    [found] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("result: ")]
+    assert re.fullmatch(r"result: 0\.0\d million parameters; replicate \d+ tokens/s, differ by .*; "
+                        r"fsdp \d+ tokens/s, differ by .*", found)
+    for name in ("replicate", "fsdp"):
+        config = json.loads((tmp_path / name / "config.json").read_text())["config"]
+        assert (config["parallel"], config["dtype"]) == (name, "bfloat16")
+        assert len((tmp_path / name / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_sampler_that_is_not_the_trainers_fails_the_part(
+        job, monkeypatch, tmp_path, torchruns_variables):
+    pytest.importorskip("transformers", reason="needs examples/requirements.txt")
+    from examples import pretrained
+    plain = pretrained.score
+    monkeypatch.setattr(pretrained, "score", lambda *args: (plain(*args)[0] - 0.1, plain(*args)[1]))
+    monkeypatch.chdir(tmp_path)
+    try:
+        with pytest.raises(RuntimeError, match="replicate: sampler and trainer differ by 1.0e-01"):
+            gpu_parts.PARTS["pretrained"](job())
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
+
+def test_without_transformers_the_part_is_left_out(job, monkeypatch, capsys):
+    monkeypatch.setattr(gpu_parts.importlib.util, "find_spec", lambda name: None)
+    gpu_parts.PARTS["pretrained"](job())
+    assert capsys.readouterr().out == "result: left out, for transformers is missing\n"
+
+
 @pytest.mark.parametrize("name, words", [
     ("sees", "a CPU"), ("decode", "the same tokens"), ("logits", "4 of 4 shapes; ours forward"),
     ("linear", "1 of 1 shapes"), ("rollout", "2 of 2 shapes; tiny | fixed"),

@@ -12,12 +12,12 @@ import common
 import grpo
 from tools import export
 
+pytest.importorskip("transformers", reason=NEEDS)
 PAGE = "docs/real-models.md"
 TEXT = " ".join((ROOT / PAGE).read_text().split())
 
 
 def test_the_commands_lead_to_transformers_and_back(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("transformers", reason=NEEDS)
     monkeypatch.chdir(tmp_path)
     base = {name: value for name, value in SMALL.items() if name != "max_steps"}
     small = {"grpo.py": base, "examples/pretrained.py": LIKE_SMALL | {"max_steps": 2}}

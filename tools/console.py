@@ -108,8 +108,8 @@ class RichConsole(common.Console):
                  if score is not None and re.fullmatch("greedy|(greedy_)?return|.*@[0-9]+", name)}
         say(listed(f"base, {base['problems']} held-out problems:", shown))
         if base.get("pass@1") == 0:
-            say("warning: no sample of the base is right: try more --base_steps, or easier tasks",
-                "yellow")
+            better = "another --model" if hasattr(cfg, "model") else "more --base_steps"
+            say(f"warning: no sample of the base is right: try {better}, or easier tasks", "yellow")
 
     def step(self, run, metrics):
         """The line of a step, that of its evaluation, and warnings, each once in a run. The columns

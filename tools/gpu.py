@@ -46,16 +46,17 @@ class Result(NamedTuple):
 
 PARTS = {                           # name: title, share
     "sees": ("torch sees the GPU", 30),
-    "kernel": ("Triton compiles here, and computes what torch does", 30),
-    "tests": ("the tests that do more with a GPU", 110),
+    "kernel": ("Triton compiles here, and computes what torch does", 25),
+    "tests": ("the tests that do more with a GPU", 100),
     "decode": ("the captured decode samples what the plain one does", 25),
     "scripts": ("three steps of each script, by Triton and by torch", 60),
     "arithmetic": ("grpo.py learns arithmetic", 60),
     "countdown": ("grpo.py learns countdown", 60),
-    "logits": ("bench: log-probs from logits", 110),
+    "pretrained": ("examples/pretrained.py: 0.3 billion parameters, bfloat16, FSDP", 60),
+    "logits": ("bench: log-probs from logits", 80),
     "linear": ("bench: log-probs from hidden states", 30),
-    "rollout": ("bench: rollouts", 35),
-    "step": ("bench: steps of GRPO", 50)}
+    "rollout": ("bench: rollouts", 30),
+    "step": ("bench: steps of GRPO", 40)}
 FOLDER = ROOT / "runs" / "gpu"
 NUM_LINES = 20                      # of a log, in the report
 

@@ -38,6 +38,15 @@ THREE_STEPS = {"operands": 2, "textbook_share": 0, "base_steps": 300, "base_batc
 SMALL = {"hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 1,
          "intermediate_size": 32, "num_prompts": 4, "max_completion_length": 10,
          "num_eval_problems": 4, "num_eval_samples": 2, "max_steps": 2}
+# A Llama of 0.3 billion parameters, and what it is trained with. Its rewards are all 0, and of all
+# losses only bnpo computes gradients all the same.
+LLAMA = {"hidden_size": 1024, "num_attention_heads": 16, "num_hidden_layers": 24,
+         "intermediate_size": 2816}
+LIKE_A_MODEL = {"model": "random", "loss_type": "bnpo", "dtype": "bfloat16", "max_steps": 2,
+                "num_prompts": 16, "num_generations": 8, "max_completion_length": 128,
+                "micro_batch_size": 16, "num_eval_problems": 8, "num_eval_samples": 1,
+                "save_steps": 100}
+SMALL_MODEL = {"num_prompts": 2, "num_generations": 2, "max_completion_length": 8}
 # Metrics of a first step, which do not depend on the kernel.
 METRICS = ("loss", "reward", "entropy", "completions/mean_length", "grad_norm")
 
@@ -279,6 +288,39 @@ def countdown(job):
     learn(job, "countdown", "pass@1", least=0.15, factor=1.5)
 
 
+def pretrained(job):
+    """Two steps of examples/pretrained.py in bfloat16, with random weights and 320 tokens, then two
+    with FSDP in one process. The rewards are the same, and sampler and trainer nearly agree."""
+    if importlib.util.find_spec("transformers") is None:
+        return say("left out, for transformers is missing")
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost",
+                   "MASTER_PORT": "29513", "TORCHELASTIC_RUN_ID": "gpu"}    # as torchrun does
+    os.chdir(job.folder)
+    sys.modules["tools.report"] = None          # nobody looks at these reports
+    real = importlib.import_module("tools.real")
+    example = importlib.import_module("examples.pretrained")
+    parameters = real.save_random(Path("random"), job.choose(LLAMA, TINY))
+    found = []
+    for parallel in ("replicate", "fsdp"):
+        flags = LIKE_A_MODEL | job.choose({}, SMALL_MODEL)
+        flags |= {"device": job.device, "parallel": parallel, "output_dir": parallel}
+        words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+        example.main(words)
+        torch.distributed.destroy_process_group()
+        *_, step = runs.read_log(parallel, "metrics")
+        gap = step["sampling/sampling_logp_difference/mean"]
+        if not gap < 0.02:
+            raise RuntimeError(f"{parallel}: sampler and trainer differ by {gap:.1e}")
+        num_tokens = (flags["num_prompts"] * flags["num_generations"]
+                      * step["completions/mean_length"])
+        text = f"{parallel} {num_tokens / step['step_time']:.0f} tokens/s, differ by {gap:.1e}"
+        if not job.dry_run:
+            text += f", peak {torch.cuda.max_memory_allocated() / 2**20:.0f} MiB"
+            torch.cuda.reset_peak_memory_stats()
+        found.append(text)
+    say(f"{parameters / 1e6:.2f} million parameters; {'; '.join(found)}")
+
+
 # ---- 3. the bench ----------------------------------------------------------------------------
 
 REPEATS = 5
@@ -389,8 +431,8 @@ def step(job):
 
 
 PARTS = {"sees": sees, "kernel": kernel, "tests": tests, "decode": decode_part, "scripts": scripts,
-         "arithmetic": arithmetic, "countdown": countdown, "logits": logits, "linear": linear,
-         "rollout": rollout, "step": step}
+         "arithmetic": arithmetic, "countdown": countdown, "pretrained": pretrained,
+         "logits": logits, "linear": linear, "rollout": rollout, "step": step}
 
 
 def main(argv=None):
