@@ -493,7 +493,7 @@ def torchruns_variables(monkeypatch):
     """Takes back what a part says to torch of its processes."""
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
                  "TORCHELASTIC_RUN_ID"):
-        monkeypatch.setenv(name, "")
+        monkeypatch.setenv(name, "1" if name == "WORLD_SIZE" else "0")
 
 
 def test_a_pretrained_model_runs_with_and_without_fsdp(
