@@ -157,6 +157,7 @@ class Config:
     lacks = ()                      # those of these flags that this script does not have
     has_task_defaults = True        # whether a task may ask for other defaults
     starts_from = "init_from"       # the flag that names a run to start from
+    may_differ = set()              # what else a resumed run may do otherwise
     does_nothing_with = {}          # flag -> "another, another value|value", which idle it
 
 
@@ -256,7 +257,7 @@ def stored_flags(config_class, given):
     if not is_as_today:
         fail(f"--resume_from_checkpoint {folder}: its flags are not those that {script} has now; "
              f"take --{config_class.starts_from} {folder}")
-    for name in given.keys() - MAY_DIFFER:
+    for name in given.keys() - MAY_DIFFER - config_class.may_differ:
         if given[name] != stored[name]:
             fail(f"--{name} {given[name]}: the run has {stored[name]!r}; omit it or "
                  f"--{config_class.starts_from} {folder}")

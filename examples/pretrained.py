@@ -11,6 +11,7 @@ whole batch, samples its share of it, and learns from its share of the micro-bat
 are added up, so that the result is that of one process. With --parallel fsdp each keeps but a part
 of weights, gradients and optimizer. docs/real-models.md says what fits where.
 """
+import collections
 import dataclasses
 import sys
 from pathlib import Path
@@ -29,7 +30,7 @@ from tasks import problems as problem_files
 try:
     import transformers
 
-    from tools import processes
+    from tools import models, processes
 except ImportError as error:
     common.fail(f"{error.name} is missing: pip install -r examples/requirements.txt")
 
@@ -50,6 +51,7 @@ class Config(grpo.Config):
     data: str = task_flag("", "file of lines {\"prompt\": ..., \"answer\": ...}, not a task")
     eval_data: str = task_flag("", "a held-out one; else a tenth of --data", needs="data")
     instruction: str = task_flag("", "text that comes before each prompt")
+    chat_template: bool = task_flag(True, "prompts are conversations, if the tokenizer can do that")
     method: str = flag("grpo", "the script with the equations", choices=tuple(METHODS))
     baseline: str = flag("none", "with reinforce: b in (2)",
                          choices=("none", "batch", "mean", "rloo"))
@@ -70,6 +72,7 @@ class Config(grpo.Config):
         if field.metadata["group"] == common.BASE_GROUP}
     has_task_defaults = False               # they are for small policies
     starts_from = "model"
+    may_differ = {"micro_batch_size", "sample_batch_size", "gradient_checkpointing", "parallel"}
     does_nothing_with = {
         "task": "data", "operands": "data", "numbers": "data", "slip": "data",
         "loss_type": "method reinforce", "scale_rewards": "method reinforce",
@@ -106,35 +109,21 @@ class Policy:
     """A causal language model, its tokenizer, and `ends`, the tokens that end a completion."""
 
     def __init__(self, path, cfg):
-        transformers.logging.set_verbosity_error()
-        transformers.logging.disable_progress_bar()
-        path = processes.last_checkpoint(path) or path              # of a run folder
-        try:
-            self.tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-            self.model, info = transformers.AutoModelForCausalLM.from_pretrained(
-                path, dtype=torch.float32, output_loading_info=True)
-        except Exception as error:          # what is no model raises nearly anything
-            common.fail(f"--model {path}: cannot be loaded: {' '.join(str(error).split())}")
-        found = self.model.generation_config.eos_token_id
-        found = found if isinstance(found, list) else [found]
-        self.ends = sorted({*found, self.tokenizer.eos_token_id} - {None})
-        if info["missing_keys"] or not self.ends:
-            lacking = sorted(info["missing_keys"]) or ["token that ends a text"]
-            common.fail(f"--model {path}: has no {lacking[0]}")
+        self.cfg = cfg
+        self.model, self.tokenizer = models.load(path)
+        self.ends = models.end_tokens(self.model, self.tokenizer)
+        if not self.ends:
+            common.fail(f"--model {path}: has no token that ends a text")
         # its top_p or repetition_penalty would sample otherwise than score() computes
         self.generation_config = self.model.generation_config       # which checkpoints keep
         self.model.generation_config = transformers.GenerationConfig(
             eos_token_id=self.ends, pad_token_id=self.ends[0])
-        for module in self.model.modules():             # so would dropout
-            for name, value in list(vars(module).items()):
-                if isinstance(value, float) and (name == "p" or "drop" in name):
-                    setattr(module, name, 0.0)
+        models.remove_dropout(self.model)
         if cfg.gradient_checkpointing:
             self.model.activation_checkpointing_enable()
         if cfg.parallel == "fsdp":
             processes.shard(self.model, cfg.dtype)
         self.model.to(cfg.device).train()               # in which checkpointing works
-        self.cfg = cfg
         is_cast = cfg.dtype == "bfloat16" and cfg.parallel == "replicate"       # FSDP casts itself
         self.autocast = lambda: torch.autocast(
             cfg.device, dtype=torch.bfloat16, enabled=is_cast)
@@ -142,14 +131,15 @@ class Policy:
     def encode(self, texts):
         """Token ids of prompts, by the model's chat template if it has one. -> (B, W)"""
         T = self.cfg.max_completion_length
+        is_chat = self.cfg.chat_template and self.tokenizer.chat_template is not None
         rows = []
         for text in texts:
             text = self.cfg.instruction + text
-            if self.tokenizer.chat_template:                # which has special tokens of its own
+            if is_chat:
                 text = self.tokenizer.apply_chat_template(
                     [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False)
-            found = self.tokenizer(text, add_special_tokens=not self.tokenizer.chat_template)
-            rows.append(found.input_ids)
+            # a template has special tokens of its own
+            rows.append(self.tokenizer(text, add_special_tokens=not is_chat).input_ids)
         W = max(len(row) for row in rows)
         longest = getattr(self.model.config, "max_position_embeddings", None)
         if longest and longest < W + T:
@@ -165,6 +155,7 @@ class Policy:
 
 def score(policy, prompts, completions, temperature=1.0, kernel="auto"):
     """Log-probabilities and entropies of completions. (B, W), (B, T) -> (B, T), (B, T)"""
+    prompts = prompts[:, (prompts != NO_TOKEN).any(dim=0)]      # no wider than the longest here
     ids = torch.cat([prompts, completions], dim=1)                              # (B, W + T)
     is_token = (ids != NO_TOKEN).long()
     positions = (is_token.cumsum(dim=1) - 1).clamp(min=0)
@@ -298,7 +289,7 @@ def token_losses(logps, old_logps, ref_logps, A, mask, cfg):
     return token_loss
 
 
-def backward(policy, weights, batch, ref_logps, A, rows, cfg):
+def backward(policy, parameters, batch, ref_logps, A, rows, cfg):
     """The gradient of (5) over `rows`, of whose micro-batches each process takes its share.
     -> metrics"""
     method = METHODS[cfg.method]
@@ -312,13 +303,14 @@ def backward(policy, weights, batch, ref_logps, A, rows, cfg):
     is_bnpo = average == "micro_batch_mean"
     if cfg.beta == 0 and not is_bnpo:
         rows = rows[(A[rows, 0] != 0).cpu()]                    # the others have no gradient
-    parts = common.micro_batches(rows, batch.lengths, cfg.micro_batch_size, not is_bnpo)
+    lengths = batch.lengths + (batch.prompts != NO_TOKEN).sum(dim=1)
+    parts = common.micro_batches(rows, lengths, cfg.micro_batch_size, not is_bnpo)
 
-    for weight in weights:
-        weight.grad = torch.zeros_like(weight)          # zeros: Adam steps even without signal
-    sums = torch.zeros(3, dtype=torch.float64)
+    for parameter in parameters:
+        parameter.grad = torch.zeros_like(parameter)    # zeros: Adam steps even without signal
+    sums = collections.Counter()
     max_log_ratio = 0.0
-    for part, counts in processes.passes(parts):
+    for part, is_real in processes.rounds(parts):       # or it fills up, and has no weight
         T = batch.lengths[part].max()
         tokens = batch.tokens[part, :T]                                         # (b, T)
         mask = batch.mask[part, :T]
@@ -328,19 +320,21 @@ def backward(policy, weights, batch, ref_logps, A, rows, cfg):
         loss = method.aggregate(                                                # eq. (5)
             batch.weights[part, :T] * token_loss, mask, average, num_sequences, num_tokens,
             cfg.max_completion_length)
-        processes.backward(counts * loss, cfg.parallel)
+        processes.backward(is_real * loss, cfg.parallel)
 
         log_rho = grpo.log_ratio(logps.detach(), old_logps, mask)               # (b, T)
         log_s = gspo.log_ratio(logps.detach(), old_logps, mask) if method is gspo else log_rho
         clipped = grpo.is_clipped(log_s, A[part], cfg.epsilon, cfg.epsilon_high) * mask
-        sums += counts * torch.stack([loss.detach(), clipped.sum(), log_rho.abs().sum()]).cpu()
+        sums["loss"] += is_real * loss.item()
+        sums["clipped"] += is_real * clipped.sum().item()
+        sums["difference"] += is_real * log_rho.abs().sum().item()
         max_log_ratio = max(max_log_ratio, log_rho.abs().max().item())
-    processes.add_gradients(weights, cfg.parallel)
-    loss_sum, clipped_sum, difference_sum = sum(processes.gathered(sums)).tolist()
-    metrics = {"loss": loss_sum, "max_log_ratio": max(processes.gathered(max_log_ratio)),
-               DIFFERENCE: difference_sum / batch.mask[rows].sum().clamp(min=1).item()}
+    processes.add_gradients(parameters, cfg.parallel)
+    sums = {name: sum(processes.gathered(sums[name])) for name in ("loss", "clipped", "difference")}
+    metrics = {"loss": sums["loss"], "max_log_ratio": max(processes.gathered(max_log_ratio)),
+               DIFFERENCE: sums["difference"] / batch.mask[rows].sum().clamp(min=1).item()}
     if surrogate == "clip":
-        metrics["clip_ratio/region_mean"] = clipped_sum / num_tokens.item()
+        metrics["clip_ratio/region_mean"] = sums["clipped"] / num_tokens.item()
     return metrics
 
 
@@ -348,11 +342,11 @@ def update(policy, optimizer, batch, ref_logps, A, cfg, step):
     """num_iterations passes over the batch, num_mini_batches optimizer steps each. -> metrics"""
     learning_rate = common.warm_up(cfg, step)
     optimizer.param_groups[0]["lr"] = learning_rate
-    weights = optimizer.param_groups[0]["params"]
+    parameters = optimizer.param_groups[0]["params"]
     history = []
     for rows in common.mini_batches(batch, cfg, "shuffle", step):
-        metrics = backward(policy, weights, batch, ref_logps, A, rows, cfg)
-        metrics["grad_norm"] = processes.clip_gradients(weights, cfg.max_grad_norm)
+        metrics = backward(policy, parameters, batch, ref_logps, A, rows, cfg)
+        metrics["grad_norm"] = processes.clip_gradients(parameters, cfg.max_grad_norm)
         common.check_finite(step, metrics)
         optimizer.step()
         history.append(metrics)
@@ -375,12 +369,16 @@ def main(argv=None):
     cfg = common.parse_flags(Config, argv)
     task = load_task(cfg)
     processes.join(cfg)
+    cfg = dataclasses.replace(cfg, model=str(processes.last_checkpoint(cfg.model) or cfg.model))
     policy = Policy(cfg.model, cfg)
+    for problems in task.in_parts() if cfg.data else ():
+        policy.encode([problem.prompt for problem in problems])     # is one too long?
     reference = Policy(cfg.model, cfg) if cfg.beta > 0 else None
     run = processes.Run(cfg, task, policy, COLUMNS, argv)
     run.begin()
     optimizer = torch.optim.AdamW(
-        policy.model.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
+        policy.model.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay,
+        foreach=False)                          # which else takes 4 bytes more per parameter
     method = METHODS[cfg.method]
     which = cfg.baseline if method is reinforce else cfg.scale_rewards
 

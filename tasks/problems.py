@@ -72,6 +72,11 @@ class FromFile(common.Task):
             found.append(self.train[shuffled(len(self.train), self.seed, number)[i]])
         return found
 
+    def in_parts(self, size=1000):
+        """All problems, so many at a time. -> list of lists"""
+        problems = self.train + self.test
+        return [problems[start:start + size] for start in range(0, len(problems), size)]
+
     def verify(self, problem, text):
         """Whether the answer in a text is the right number, or to the letter. -> 1.0 or 0.0"""
         given = find_answer(text).strip()

@@ -408,6 +408,75 @@ def test_a_resumed_run_keeps_its_flags(run, small_llama, capsys):
         f"error: --learning_rate 0.001: the run has 0.0005; omit it or --model {folder}")
 
 
+def test_what_is_for_memory_alone_may_change_on_resume(run, small_llama, capsys):
+    whole = run("whole", model=small_llama, max_steps=6)
+    folder = run(model=small_llama, max_steps=3)
+    resume(folder, max_steps=6, micro_batch_size=7, sample_batch_size=3,
+           gradient_checkpointing="true")
+    for one, other in zip(steps(whole), steps(folder), strict=True):
+        assert one["reward"] == other["reward"]
+        assert one["loss"] == pytest.approx(other["loss"], abs=1e-5)
+
+
+def test_a_run_that_starts_from_another_keeps_to_the_checkpoint_that_it_had(run, small_llama):
+    first = run("first", model=small_llama, max_steps=3)
+    second = run("second", model=first, max_steps=1)
+    config = json.loads((second / "config.json").read_text())["config"]
+    assert config["model"] == str(first / "checkpoint-3")
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_run_in_one_line(
+        run, small_llama, monkeypatch, capsys):
+    def full(content, path):
+        raise RuntimeError("unexpected pos 64 vs 0")
+    plain = torch.save
+    monkeypatch.setattr(torch, "save", lambda content, path: (
+        full if "checkpoint-3" in str(path) else plain)(content, path))
+    with pytest.raises(SystemExit) as stop:
+        run(model=small_llama, max_steps=3)
+    assert stop.value.code == 1
+    assert capsys.readouterr().err.endswith(
+        "checkpoint-3: cannot be written: unexpected pos 64 vs 0\n")
+
+
+def test_a_prompt_that_is_too_long_is_refused_before_the_run_begins(
+        files, capsys, tmp_path, small_llama):
+    with open(files[0], "a") as file:
+        file.write(json.dumps({"prompt": "1+" * 1100 + "1=", "answer": "1101"}) + "\n")
+    with pytest.raises(SystemExit) as stop:
+        pretrained.main(arguments(DATA | {
+            "model": small_llama, "data": files[0], "output_dir": tmp_path / "new"}))
+    assert stop.value.code == 2
+    assert "a prompt has 2202 tokens, the model reads 2048" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_run_of_a_script_or_an_empty_folder_is_no_model(capsys, tmp_path, small_base):
+    (tmp_path / "empty").mkdir()
+    line = refused(capsys, tmp_path, model=small_base)
+    assert line == (f"--model {small_base}: is a run of a script; python -m tools.export makes a "
+                    "model of it")
+    line = refused(capsys, tmp_path, model=tmp_path / "empty")
+    assert line == f"--model {tmp_path / 'empty'}: cannot be loaded: there is no config.json"
+
+
+def test_long_prompts_make_micro_batches_smaller(run, files, small_llama, monkeypatch):
+    seen = []
+    plain = pretrained.score
+
+    def score(policy, prompts, completions, *rest):
+        if torch.is_grad_enabled():
+            lengths = (prompts != pretrained.NO_TOKEN).sum(dim=1) + completions.shape[1]
+            seen.append((len(prompts), int(lengths.max())))
+        return plain(policy, prompts, completions, *rest)
+    monkeypatch.setattr(pretrained, "score", score)
+    run(model=small_llama, max_steps=2, micro_batch_size=4, instruction="1+" * 50,
+        operands="2-9", loss_type="dapo", beta=0.1, max_completion_length=32)
+    longest = max(length for _, length in seen)
+    assert max(rows * length for rows, length in seen) <= 4 * longest
+    assert max(rows for rows, _ in seen) >= 4
+
+
 def test_a_run_starts_from_what_another_has_trained(run, small_llama):
     first = run("first", model=small_llama, max_steps=3)
     second = run("second", model=first, max_steps=1)

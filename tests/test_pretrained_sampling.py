@@ -178,9 +178,12 @@ def test_a_chat_template_is_used_if_there_is_one_and_adds_the_only_special_token
     policy.tokenizer.__class__ = type("Spy", (type(policy.tokenizer),), {"__call__": spy})
     [row] = policy.encode(["hi"]).tolist()
     assert row == [grpo.PAD, *b"user:hi!"]
+    plain_policy = pretrained.Policy(folder, config_of(chat_template=False))
+    plain_policy.tokenizer = policy.tokenizer
+    assert plain_policy.encode(["hi"]).tolist() == [[*b"hi"]]
     policy.tokenizer.chat_template = None
     policy.encode(["hi"])
-    assert [options["add_special_tokens"] for options in called] == [False, True]
+    assert [options["add_special_tokens"] for options in called] == [False, True, True]
 
 
 def test_a_completion_ends_with_its_first_end_which_its_text_lacks(folder_of):
@@ -237,6 +240,20 @@ def test_checkpointed_activations_are_computed_twice_and_the_gradient_stays(fold
         calls.append(len(count))
     assert calls == [1, 2]
     torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)
+
+
+def test_a_part_of_a_batch_is_no_wider_than_its_longest_prompt(folder_of, monkeypatch):
+    policy = pretrained.Policy(folder_of("llama"), config_of())
+    ids = policy.encode(PROMPTS)
+    tokens = torch.randint(0, 256, (5, 3), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        together, _ = pretrained.score(policy, ids, tokens)
+        widths = []
+        policy.model.model.embed_tokens.register_forward_hook(
+            lambda module, x, y: widths.append(y.shape[1]))
+        alone, _ = pretrained.score(policy, ids[1:2], tokens[1:2])
+    assert widths == [len(PROMPTS[1]) + 3]
+    torch.testing.assert_close(alone, together[1:2], rtol=0, atol=1e-5)
 
 
 def test_logits_are_computed_for_completions_alone(folder_of, monkeypatch):

@@ -15,6 +15,7 @@ from small_models import LIKE_SMALL, NEEDS, load_example
 from small_runs import arguments, difference, lines, steps
 from test_pretrained_runs import outcome
 
+import common
 from tools import processes
 
 transformers = pytest.importorskip("transformers", reason=NEEDS)
@@ -177,7 +178,7 @@ def test_prompts_that_cannot_be_shared_are_refused_by_one_process_in_one_line(
     assert [said for _, said, _ in ended] == ["", ""]
     assert ended[0][2] == (
         "error: --num_prompts 3: must be a multiple of the number of processes, 2\n")
-    assert ended[1][2] == ""
+    assert ended[1][2] == f"process 1: {ended[0][2]}"       # torchrun would have ended it before
     assert list(tmp_path.iterdir()) == []
 
 
@@ -227,7 +228,7 @@ def test_shares_are_equally_large_and_together_are_all_rows_in_order(n, monkeypa
 
 
 @pytest.mark.parametrize("n", [0, 1, 3, 4, 7])
-def test_passes_are_equally_many_and_each_part_counts_once(n, monkeypatch):
+def test_rounds_are_equally_many_and_each_part_is_real_once(n, monkeypatch):
     size = 3
     monkeypatch.setattr(processes, "WORLD_SIZE", size)
     parts = [torch.tensor([i]) for i in range(n)]
@@ -235,18 +236,20 @@ def test_passes_are_equally_many_and_each_part_counts_once(n, monkeypatch):
     numbers = set()
     for rank in range(size):
         monkeypatch.setattr(processes, "RANK", rank)
-        found = processes.passes(parts)
+        found = processes.rounds(parts)
         numbers.add(len(found))
-        counted += [part.item() for part, counts in found if counts == 1.0]
-        assert all(counts in (0.0, 1.0) for _, counts in found)
+        counted += [part.item() for part, is_real in found if is_real == 1.0]
+        assert all(is_real in (0.0, 1.0) for _, is_real in found)
     assert len(numbers) == 1
     assert sorted(counted) == list(range(n))
 
 
 def test_the_last_checkpoint_is_that_of_the_highest_step(tmp_path):
     assert processes.last_checkpoint(tmp_path) is None
-    for name in ("checkpoint-9", "checkpoint-10", "checkpoint-11.tmp", "other"):
+    for name in ("checkpoint-9", "checkpoint-10", "checkpoint-11.tmp", "checkpoint-best", "12"):
         (tmp_path / name).mkdir()
+        (tmp_path / name / "run.pt").touch()
+    (tmp_path / "checkpoint-500").mkdir()               # another trainer's
     assert processes.last_checkpoint(tmp_path).name == "checkpoint-10"
     assert processes.last_checkpoint(str(tmp_path)).name == "checkpoint-10"
 
@@ -257,6 +260,10 @@ def test_a_process_that_is_not_the_first_is_silent_unless_it_fails(monkeypatch, 
         print("complained", file=sys.stderr)
         raise ValueError("a bug")
     monkeypatch.setattr(processes, "RANK", 1)
+    monkeypatch.setattr(processes.time, "sleep", lambda seconds: None)
     with pytest.raises(ValueError, match="a bug"):
         processes.start(talk)
     assert capsys.readouterr() == ("", "")
+    with pytest.raises(SystemExit):
+        processes.start(lambda: common.fail("--data x: cannot be read"))
+    assert capsys.readouterr() == ("", "process 1: error: --data x: cannot be read\n")

@@ -324,6 +324,17 @@ def test_the_page_says_on_which_machine_it_was_measured(measured):
     assert page.count(runs.MACHINE) == 2
 
 
+def test_a_machine_that_others_use_is_said_to_be_none_to_measure_on(monkeypatch, capsys):
+    def stop(work):
+        raise KeyboardInterrupt
+    monkeypatch.setattr(real, "measure_beside", stop)
+    for load, is_said in ((0.4, False), (2.6, True)):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        with pytest.raises(KeyboardInterrupt):
+            real.main()
+        assert ("others use this machine (load 2.6)" in capsys.readouterr().out) == is_said
+
+
 def test_without_transformers_it_ends_with_one_line(monkeypatch, capsys):
     monkeypatch.setattr(real.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit) as stop:

@@ -67,6 +67,6 @@ def test_the_memory_of_each_model_is_its_parameters_times_bytes():
         billions = float(parameters.removesuffix(" billion"))
         expected = [18 * billions, 22 * billions, (16 / 8 + 2) * billions]
         assert memory == [f"{number:.1f} GB" for number in expected], model
-    assert 2 * 28 * 2 * 128 * 2 == 28_672 and "= 28,672 bytes a token" in TEXT
-    assert f"of 512 tokens {28_672 * 256 * 512 / 1e9:.1f} GB" in TEXT
-    assert f"8 rows of 256, {8 * 256 * 151_936 * 4 / 1e9:.1f} GB each" in TEXT
+    assert 2 * 28 * 2 * 128 * 4 == 57_344 and "= 57,344 bytes a token" in TEXT
+    assert f"256 rows of 512 tokens {57_344 * 256 * 512 / 1e9:.1f} GB" in TEXT
+    assert f"8 rows of 256 that is {8 * 256 * 151_936 * 4 / 1e9:.1f} GB each" in TEXT

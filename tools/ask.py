@@ -103,8 +103,8 @@ def answer_of_pretrained(folder, flags, prompt):
         raise ValueError(f"{folder}: its flags are not those that pretrained.py has now")
     flags |= {"device": "cpu", "kernel": "auto", "parallel": "replicate"}
     cfg = pretrained.Config(**flags)
-    is_trained = pretrained.processes.last_checkpoint(folder) is not None
-    policy = pretrained.Policy(folder if is_trained else cfg.model, cfg)
+    last = pretrained.processes.last_checkpoint(folder)
+    policy = pretrained.Policy(last if last else cfg.model, cfg)
     _, _, texts, _ = pretrained.rollout(policy, [common.Problem(prompt, answer="")], cfg)
     return texts[0]
 

@@ -2,9 +2,13 @@
 run whose checkpoints are Hugging Face folders. For examples/pretrained.py; one process alone is a
 job, too."""
 import contextlib
+import datetime
+import io
 import os
 import shutil
+import sys
 import tempfile
+import time
 from pathlib import Path
 
 import torch
@@ -21,13 +25,20 @@ WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))   # how many there are
 
 
 def start(main):
-    """common.start in the first process. The others say nothing, unless they fail."""
+    """common.start in the first process. The others say nothing, unless they alone fail: where all
+    do, torchrun ends these before they have spoken."""
     if RANK == 0:
         common.start(main)
     else:
-        with (open(os.devnull, "w") as nowhere,
-              contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere)):
-            main()          # a traceback is written behind this line
+        said = io.StringIO()
+        try:
+            with (open(os.devnull, "w") as nowhere,
+                  contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(said)):
+                main()
+        except SystemExit as error:
+            time.sleep(2)
+            print(f"process {RANK}: {said.getvalue()}", end="", file=sys.stderr)
+            raise error
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -45,7 +56,9 @@ def join(cfg):
     if dist.is_torchelastic_launched():
         if cfg.device == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        dist.init_process_group("nccl" if cfg.device == "cuda" else "gloo")
+        # the others wait while the first one writes a checkpoint
+        dist.init_process_group("nccl" if cfg.device == "cuda" else "gloo",
+                                timeout=datetime.timedelta(hours=2))
 
 
 def gathered(x):
@@ -66,9 +79,9 @@ def merged(x, n):
     return torch.stack(gathered(x.cpu()), dim=1).flatten(0, 1)[:n].to(x.device)
 
 
-def passes(parts):
-    """The part for each pass of this process, and 1.0; or 0.0 for a pass that is only there because
-    all processes make equally many, as FSDP wants. list -> list of pairs"""
+def rounds(parts):
+    """The micro-batches of this process, each with 1.0. With FSDP nobody may go ahead, so that all
+    do equally many: some end with one that another does, too, and with 0.0. -> list of pairs"""
     number_in_all = len(parts) + -len(parts) % WORLD_SIZE
     return [(parts[i % len(parts)], float(i < len(parts)))
             for i in range(RANK, number_in_all, WORLD_SIZE)]
@@ -94,10 +107,12 @@ def unsharded(model):
     for module in modules:
         module.set_reshard_after_forward(False, recurse=False)
         module.unshard()
-    yield
-    for module in modules:
-        module.set_reshard_after_forward(module is not model, recurse=False)
-        module.reshard()
+    try:
+        yield
+    finally:
+        for module in modules:
+            module.set_reshard_after_forward(module is not model, recurse=False)
+            module.reshard()
 
 
 def backward(loss, parallel):
@@ -106,16 +121,16 @@ def backward(loss, parallel):
     (loss * WORLD_SIZE if parallel == "fsdp" else loss).backward()
 
 
-def add_gradients(weights, parallel):
+def add_gradients(parameters, parallel):
     """Replace each gradient by its sum over the processes, which FSDP has done already."""
     if parallel == "replicate" and WORLD_SIZE > 1:
-        for weight in weights:
-            dist.all_reduce(weight.grad)
+        for parameter in parameters:
+            dist.all_reduce(parameter.grad)
 
 
-def clip_gradients(weights, max_norm):
+def clip_gradients(parameters, max_norm):
     """Scale the gradients down to a norm, if it is longer. -> the norm before, a float"""
-    norm = torch.nn.utils.clip_grad_norm_(weights, max_norm)
+    norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
     return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
 
 
@@ -146,7 +161,7 @@ class Run(common.Run):
 
     def refuse(self, error):
         common.fail(f"--resume_from_checkpoint {self.cfg.resume_from_checkpoint}: {self.last} is "
-                    f"damaged ({type(error).__name__}); remove it to start over")
+                    f"damaged, or not of this kind ({' '.join(str(error).split())})")
 
     def load_parts(self):
         model, optimizer = self.policy.model, self.parts["optimizer"]
@@ -158,6 +173,7 @@ class Run(common.Run):
                 model, optimizer, self.resumed["optimizer"], options=options)
         except Exception as error:
             self.refuse(error)
+        del self.resumed["optimizer"]           # which is large
 
     def save(self):
         """Write a checkpoint and remove the one before. Before the first step there is nothing that
@@ -174,14 +190,28 @@ class Run(common.Run):
         for name in self.policy.model.all_tied_weights_keys:        # which are another weight
             weights.pop(name, None)
         part = folder.with_suffix(".tmp")
-        self.policy.model.save_pretrained(part, state_dict=weights)
-        self.policy.generation_config.save_pretrained(part)
-        self.policy.tokenizer.save_pretrained(part)
-        torch.save(record | {"optimizer": optimizer}, part / "run.pt")
-        os.replace(part, folder)
+        try:
+            self.policy.model.save_pretrained(part, state_dict=weights)
+            self.policy.generation_config.save_pretrained(part)
+            self.policy.tokenizer.save_pretrained(part)
+            torch.save(record | {"optimizer": optimizer}, part / "run.pt")
+            os.replace(part, folder)
+        except (OSError, RuntimeError) as error:        # torch's of a full disk is the second
+            common.fail(f"{folder}: cannot be written: {' '.join(str(error).split())}", code=1)
         for other in self.folder.glob("checkpoint-*"):
             if other != folder:
                 shutil.rmtree(other)
+
+    def command(self):
+        alone = super().command()
+        if WORLD_SIZE == 1 and self.cfg.parallel == "replicate":
+            return alone
+        return f"torchrun --nproc_per_node {WORLD_SIZE} {alone.removeprefix('python ')}"
+
+    def leave(self):
+        if RANK == 0:
+            super().leave()
+        raise SystemExit(130)
 
     def goes_on(self):
         self.is_interrupted = any(gathered(self.is_interrupted))
@@ -189,6 +219,7 @@ class Run(common.Run):
 
 
 def last_checkpoint(run):
-    """The newest checkpoint of a run folder. -> Path, or None"""
-    found = [path for path in Path(run).glob("checkpoint-*") if path.suffix != ".tmp"]
+    """The newest checkpoint of a run folder; None if it has none, as the folder of a model."""
+    found = [path for path in Path(run).glob("checkpoint-*")
+             if path.name.removeprefix("checkpoint-").isdigit() and (path / "run.pt").is_file()]
     return max(found, key=lambda path: int(path.name.removeprefix("checkpoint-")), default=None)
