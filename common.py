@@ -774,11 +774,12 @@ def mini_batches(batch, cfg, *purpose):
             yield (part.sort().values[:, None] * G + torch.arange(G)).flatten()
 
 
-def micro_batches(rows, lengths, size, by_length=True):
+def micro_batches(rows, lengths, size, by_length=True, prompt_length=0):
     """Parts of `rows` that fit in memory. In a part no row is more than three times as long as
     another, so that little of it is padding, and it has at most the tokens of `size` rows as long
     as the longest. Rows keep their order, for those of a group share a prompt, which is read once a
-    part. Or parts of `size` rows as they come. -> list of rows"""
+    part; where it is read for each row, prompt_length counts, too. Or parts of `size` rows as they
+    come. -> list of rows"""
     if not by_length:
         return list(rows.split(size)) if len(rows) > 0 else []
     lengths = lengths.cpu()
@@ -786,7 +787,8 @@ def micro_batches(rows, lengths, size, by_length=True):
     while len(rows) > 0:
         is_alike = lengths[rows] <= 3 * lengths[rows].min()
         alike = rows[is_alike]
-        parts += alike.split(size * int(lengths.max()) // int(lengths[alike].max()))
+        longest = int(lengths.max()) + prompt_length
+        parts += alike.split(size * longest // (int(lengths[alike].max()) + prompt_length))
         rows = rows[~is_alike]
     return parts
 

@@ -303,8 +303,8 @@ def backward(policy, parameters, batch, ref_logps, A, rows, cfg):
     is_bnpo = average == "micro_batch_mean"
     if cfg.beta == 0 and not is_bnpo:
         rows = rows[(A[rows, 0] != 0).cpu()]                    # the others have no gradient
-    lengths = batch.lengths + (batch.prompts != NO_TOKEN).sum(dim=1)
-    parts = common.micro_batches(rows, lengths, cfg.micro_batch_size, not is_bnpo)
+    W = batch.prompts.shape[1]
+    parts = common.micro_batches(rows, batch.lengths, cfg.micro_batch_size, not is_bnpo, W)
 
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)    # zeros: Adam steps even without signal

@@ -466,15 +466,14 @@ def test_long_prompts_make_micro_batches_smaller(run, files, small_llama, monkey
 
     def score(policy, prompts, completions, *rest):
         if torch.is_grad_enabled():
-            lengths = (prompts != pretrained.NO_TOKEN).sum(dim=1) + completions.shape[1]
-            seen.append((len(prompts), int(lengths.max())))
+            seen.append((len(prompts), prompts.shape[1], completions.shape[1]))
         return plain(policy, prompts, completions, *rest)
     monkeypatch.setattr(pretrained, "score", score)
     run(model=small_llama, max_steps=2, micro_batch_size=4, instruction="1+" * 50,
         operands="2-9", loss_type="dapo", beta=0.1, max_completion_length=32)
-    longest = max(length for _, length in seen)
-    assert max(rows * length for rows, length in seen) <= 4 * longest
-    assert max(rows for rows, _ in seen) >= 4
+    longest = max(W for _, W, _ in seen) + max(T for _, _, T in seen)
+    assert max(rows * (W + T) for rows, W, T in seen) <= 4 * longest
+    assert min(T for _, _, T in seen) < 8 and max(rows for rows, _, _ in seen) >= 4
 
 
 def test_a_run_starts_from_what_another_has_trained(run, small_llama):

@@ -1,6 +1,7 @@
 """Two processes do what one does, and a job that was killed goes on."""
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -193,8 +194,14 @@ def test_a_job_whose_worker_is_killed_goes_on_to_the_same_end(
     ended = job(warm_transformers, whole, ROOT / "examples/pretrained.py", *arguments(flags))
     assert_all_ended_well(ended)
 
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2",
-                "--master_port", str(free_port()), str(ROOT / "examples/pretrained.py")]
+    page = (ROOT / "docs/real-models.md").read_text()
+    [loop] = re.findall("^until .*", page, re.MULTILINE)
+    for old, new in (("torchrun", f"{sys.executable} -m torch.distributed.run"),
+                     ("_node 8", f"_node 2 --master_port {free_port()}"), ("runs/big", "run"),
+                     ("examples/pretrained.py", str(ROOT / "examples/pretrained.py"))):
+        assert loop.count(old) == 1
+        loop = loop.replace(old, new)
+    torchrun = loop.removeprefix("until ").partition(" --resume")[0].split()
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
     first = subprocess.Popen([*torchrun, *arguments(flags)], cwd=tmp_path, env=env,
                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -205,9 +212,9 @@ def test_a_job_whose_worker_is_killed_goes_on_to_the_same_end(
     os.kill(int(children[1]), signal.SIGKILL)
     assert first.wait(timeout=60) == 1
     assert not (tmp_path / "run/summary.json").exists()
-    ended = job(warm_transformers, tmp_path, ROOT / "examples/pretrained.py",
-                "--resume_from_checkpoint", "run")
-    assert_all_ended_well(ended)
+    done = subprocess.run(["bash", "-c", loop], cwd=tmp_path, env=env, capture_output=True,
+                          text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
     assert not difference(outcome(tmp_path / "run"), outcome(whole / "run"))
 
 
