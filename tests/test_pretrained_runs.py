@@ -473,7 +473,7 @@ def test_long_prompts_make_micro_batches_smaller(run, files, small_llama, monkey
         operands="2-9", loss_type="dapo", beta=0.1, max_completion_length=32)
     longest = max(W for _, W, _ in seen) + max(T for _, _, T in seen)
     assert max(rows * (W + T) for rows, W, T in seen) <= 4 * longest
-    assert min(T for _, _, T in seen) < 8 and max(rows for rows, _, _ in seen) >= 4
+    assert 2 * min(T for _, _, T in seen) < max(T for _, _, T in seen)
 
 
 def test_a_run_starts_from_what_another_has_trained(run, small_llama):

@@ -197,8 +197,8 @@ def main():
         common.fail("transformers is missing: pip install -r examples/requirements.txt")
     load = os.getloadavg()[0]
     if load > 0.5:
-        print(f"others use this machine (load {load:.1f}): all will be slow, and two threads on two "
-              "cores several times slower", flush=True)
+        print(f"others use this machine (load {load:.1f}): all will be slow, and two threads on "
+              "two cores several times slower", flush=True)
     with tempfile.TemporaryDirectory() as work:
         beside = measure_beside(work)
         imports = weigh(["-c", IMPORTS])
