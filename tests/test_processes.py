@@ -14,13 +14,14 @@ import torch
 from conftest import ROOT
 from small_models import LIKE_SMALL, NEEDS, load_example
 from small_runs import arguments, difference, lines, steps
-from test_pretrained_runs import outcome
 
 import common
-from tools import processes
 
 transformers = pytest.importorskip("transformers", reason=NEEDS)
 from safetensors.torch import load_file  # noqa: E402  (behind the line that may skip)
+from test_pretrained_runs import outcome  # noqa: E402
+
+from tools import processes  # noqa: E402
 
 pretrained = load_example()
 FLAGS = LIKE_SMALL | {"stop_at": 2, "max_steps": 3, "num_mini_batches": 2, "eval_steps": 1,
