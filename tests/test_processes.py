@@ -275,3 +275,6 @@ def test_a_process_that_is_not_the_first_is_silent_unless_it_fails(monkeypatch, 
     with pytest.raises(SystemExit):
         processes.start(lambda: common.fail("--data x: cannot be read"))
     assert capsys.readouterr() == ("", "process 1: error: --data x: cannot be read\n")
+    with pytest.raises(SystemExit):
+        processes.start(sys.exit)                       # as after Ctrl-C
+    assert capsys.readouterr() == ("", "")

@@ -35,10 +35,11 @@ def start(main):
             with (open(os.devnull, "w") as nowhere,
                   contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(said)):
                 main()
-        except SystemExit as error:
-            time.sleep(2)
-            print(f"process {RANK}: {said.getvalue()}", end="", file=sys.stderr)
-            raise error
+        except SystemExit:
+            if said.getvalue():
+                time.sleep(2)
+                print(f"process {RANK}: {said.getvalue()}", end="", file=sys.stderr)
+            raise
     if dist.is_initialized():
         dist.destroy_process_group()
 
