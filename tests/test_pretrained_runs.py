@@ -1,8 +1,10 @@
 """Runs of examples/pretrained.py: their flags, their problems, their checkpoints, and how they go
 on."""
+import importlib
 import json
 import math
 import shutil
+import sys
 
 import pytest
 import torch
@@ -482,6 +484,16 @@ def test_a_run_starts_from_what_another_has_trained(run, small_llama):
     first = run("first", model=small_llama, max_steps=3)
     second = run("second", model=first, max_steps=1)
     assert read_summary(second)["base"] == read_summary(first)["trained"]
+
+
+def test_its_report_shows_the_command_that_was_typed(run, small_llama, monkeypatch):
+    monkeypatch.delitem(sys.modules, "tools.report")
+    folder = run(model=small_llama, max_steps=2)
+    report = importlib.import_module("tools.report")
+    command, flags = report.read_config(folder)
+    assert command.startswith("python examples/pretrained.py --max_completion_length 16 ")
+    assert flags["model"] == str(small_llama)
+    assert "examples/pretrained.py" in (folder / "report.html").read_text()
 
 
 def test_a_run_of_no_steps_says_how_good_the_base_is_and_leaves_no_checkpoint(run, small_llama):

@@ -72,7 +72,10 @@ def read_config(folder):
     -> str, dict"""
     try:
         record = loads((folder / "config.json").read_text(encoding="utf-8"))
-        command = shlex.join(["python", record["script"], *record["argv"]])
+        script = record["script"]
+        is_example = (TEMPLATE.parent.parent / "examples" / script).is_file()
+        command = shlex.join([
+            "python", f"examples/{script}" if is_example else script, *record["argv"]])
         python, *_ = record["python"].split()
         versions = {"script": record["script"], "python": python, "torch": record["torch"]}
         return command, versions | record["config"]
