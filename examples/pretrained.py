@@ -388,7 +388,8 @@ def main(argv=None):
         differences = correct(policy, batch, cfg)
         ref_logps = batch.logps                             # of no use without beta
         if cfg.beta > 0:
-            ref_logps, _ = score_all(reference, batch.prompts, batch.tokens, cfg.temperature)
+            ref_logps, _ = score_all(
+                reference, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
         metrics = update(policy, optimizer, batch, ref_logps, A, cfg, step)     # lower (5)
         run.log(batch, A, metrics | differences, policy.decode, score_all)
     return run.finish()

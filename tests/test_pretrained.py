@@ -120,7 +120,7 @@ def test_loss_and_gradient_of_reinforce_are_those_of_the_script(off_policy, base
 
 @pytest.mark.parametrize("flags", [
     {}, {"num_mini_batches": 2, "num_iterations": 2, "beta": 0.05, "warmup_steps": 8},
-    {"loss_type": "dapo", "scale_rewards": "none"},
+    {"loss_type": "dapo", "scale_rewards": "none"}, {"temperature": 0.7, "beta": 0.05},
     {"temperature": 0.7, "weight_decay": 20.0, "max_grad_norm": 0.1}], ids=repr)
 @pytest.mark.parametrize("method", ["grpo", "gspo"])
 def test_a_run_is_that_of_the_script_from_the_same_base(

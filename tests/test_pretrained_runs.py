@@ -243,6 +243,10 @@ def test_a_correction_takes_the_trainers_log_probs_and_weighs_tokens(
     assert corrected["sampling/sampling_logp_difference/mean"] == pytest.approx(0.5, abs=1e-4)
     w = math.exp(0.5)
     assert corrected["sampling/importance_sampling_ratio/mean"] == pytest.approx(w, rel=1e-4)
+    capped = steps(run("capped", model=small_llama, max_steps=1, temperature=0.7,
+                       importance_sampling_correction="truncate", importance_sampling_cap=1.2))[0]
+    assert capped["max_log_ratio"] < 1e-4
+    assert capped["sampling/importance_sampling_ratio/mean"] == pytest.approx(1.2, rel=1e-4)
     monkeypatch.setattr(pretrained, "complete", plain)
     plain_run = steps(run("plain", model=small_llama, max_steps=1))[0]
     assert corrected["grad_norm"] == pytest.approx(w * plain_run["grad_norm"], rel=1e-3)
