@@ -5,27 +5,32 @@
   torchrun --nproc_per_node 8 examples/pretrained.py --model DIR_OR_NAME --parallel fsdp
 
 Advantages, ratios, losses, KL and averages are imported from grpo.py, gspo.py and reinforce.py,
-whose docstrings have the equations. New is what the scripts do without: prompts of several lengths,
-a sampler that computes otherwise than the trainer, and several processes. Of these each knows the
-whole batch, samples its share of it, and learns from its share of the micro-batches; the gradients
-are added up, so that the result is that of one process. With --parallel fsdp each keeps but a part
-of weights, gradients and optimizer. docs/real-models.md says what fits where.
+whose docstrings have the equations, and the weights that correct a sampler which computes otherwise
+than the trainer from examples/lag.py. New is what the scripts do without: prompts of several
+lengths, and several processes. Of these each knows the whole batch, samples its share of it, and
+learns from its share of the micro-batches; the gradients are added up, so that the result is that
+of one process. With --parallel fsdp each keeps but a part of weights, gradients and optimizer.
+docs/real-models.md says what fits where.
 """
 import collections
 import dataclasses
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Literal
 
 import torch
 from torch import nn
+from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import common
 import grpo
 import gspo
 import reinforce
-from common import flag, run_flag, sample_flag, step_flag, task_flag
+from examples import lag
 from tasks import problems as problem_files
+from tasks import rewards
 
 try:
     import transformers
@@ -41,66 +46,70 @@ METHODS = {"grpo": grpo, "gspo": gspo, "reinforce": reinforce}
 
 # ---- 1. configuration ------------------------------------------------------------------------
 
+# flags that do nothing here, or not with each method
+OF_SCRIPTS = (*common.Base.__annotations__, "init_from", "curriculum", "dynamic_sampling",
+              "mask_tool_tokens", "entropy_coef", "overlong_buffer")
+OF_RATIOS = ("loss_type", "scale_rewards", "beta", "delta")
+# flags for memory alone, so that a resumed run may have other ones
+common.MAY_DIFFER |= {"micro_batch_size", "sample_batch_size", "gradient_checkpointing", "parallel"}
+
+
 @dataclasses.dataclass(frozen=True)
 class Config(grpo.Config):
-    model: str = run_flag("", "a causal language model: a folder, or its name on Hugging Face")
-    dtype: str = run_flag("float32", "of products; weights stay float32",
-                          choices=("float32", "bfloat16"))
-    parallel: str = run_flag("replicate", "each process has the model, or a part of it",
-                             choices=("replicate", "fsdp"))
-    data: str = task_flag("", "file of lines {\"prompt\": ..., \"answer\": ...}, not a task")
-    eval_data: str = task_flag("", "a held-out one; else a tenth of --data", needs="data")
-    instruction: str = task_flag("", "text that comes before each prompt")
-    chat_template: bool = task_flag(True, "prompts are conversations, if the tokenizer can do that")
-    method: str = flag("grpo", "the script with the equations", choices=tuple(METHODS))
-    baseline: str = flag("none", "with reinforce: b in (2)",
-                         choices=("none", "batch", "mean", "rloo"))
-    epsilon: float = flag(None, "lower clip range [as in the script]", low=0)
-    epsilon_high: float = flag(None, "upper clip range [as in the script]", low=0)
-    importance_sampling_correction: str = flag(
-        "none", "what w_t of (9) above C becomes: C, or 0; none: every w_t is 1",
-        choices=("none", "truncate", "mask", "sequence_truncate", "sequence_mask"))
-    max_completion_length: int = sample_flag(256, "tokens per completion at most (T)", low=1)
-    sample_batch_size: int = sample_flag(256, "rows that are sampled together", low=1)
-    learning_rate: float = step_flag(1e-6, "of AdamW", low=0)
-    micro_batch_size: int = step_flag(8, "rows per backward pass, of short ones more", low=1)
-    gradient_checkpointing: bool = step_flag(False, "compute activations twice, and store few")
-
-    lacks = {"init_from", "cold_start", "curriculum", "dynamic_sampling", "sampler_lag",
-             "mask_tool_tokens", "entropy_coef", "entropy_decay_steps", "overlong_buffer"} | {
-        field.name for field in dataclasses.fields(common.Config)
-        if field.metadata["group"] == common.BASE_GROUP}
-    has_task_defaults = False               # they are for small policies
-    starts_from = "model"
-    may_differ = {"micro_batch_size", "sample_batch_size", "gradient_checkpointing", "parallel"}
-    does_nothing_with = {
-        "task": "data", "operands": "data", "numbers": "data", "slip": "data",
-        "loss_type": "method reinforce", "scale_rewards": "method reinforce",
-        "beta": "method reinforce", "baseline": "method grpo|gspo",
-        "epsilon": "method reinforce, loss_type cispo|sapo",
-        "epsilon_high": "method reinforce, loss_type sapo",
-        "delta": "method reinforce, loss_type cispo|sapo",
-        "importance_sampling_cap": "importance_sampling_correction none"}
+    model: str = ""                     # a causal language model: a folder, or a name on the Hub
+    dtype: Literal["float32", "bfloat16"] = "float32"   # of products; weights stay float32
+    parallel: Literal["replicate", "fsdp"] = "replicate"    # has a process the model, or a part?
+    data: str = ""                      # file of lines {"prompt": ..., "answer": ...}, not a task
+    eval_data: str = ""                 # a held-out one; else a tenth of --data
+    instruction: str = ""               # text that comes before each prompt
+    chat_template: bool = True          # prompts are conversations, if the tokenizer can do that
+    method: Literal[tuple(METHODS)] = "grpo"    # the script with the equations
+    baseline: Literal["none", "batch", "mean", "rloo"] = "none"     # with reinforce: b in (2)
+    epsilon: float = None               # lower clip range (eps_low); None: that of the script
+    epsilon_high: float = None          # upper clip range (eps_high); None: that of the script
+    importance_sampling_correction: Literal[lag.CORRECTIONS] = "none"   # see examples/lag.py
+    importance_sampling_cap: float = 2.0    # the highest weight (C)
+    max_completion_length: int = 256    # tokens per completion at most (T)
+    sample_batch_size: int = 256        # rows that are sampled together
+    learning_rate: float = 1e-6         # of AdamW
+    micro_batch_size: int = 8           # rows per backward pass, of short ones more
+    gradient_checkpointing: bool = False    # compute activations twice, and store few
+    save_steps: int = 10                # steps between checkpoints: 12 bytes per parameter
+    has_task_defaults = False           # they are for small policies
 
     def __post_init__(self):
         for name in ("epsilon", "epsilon_high"):
             if getattr(self, name) is None:
-                own = METHODS.get(self.method, grpo).Config
+                own = METHODS[self.method].Config
                 object.__setattr__(self, name, getattr(own, name, 0.0))
+
+    def rules(self):
+        yield from super().rules()
+        yield self.model != "", "--model: is missing; name a folder, or a model on Hugging Face"
+        yield self.data or not self.eval_data, "--eval_data: does nothing without --data"
+        has_model = "model" in self.reward.split("+")
+        yield not has_model, f"--reward {self.reward}: only the scripts have a reward model"
+        others = dict.fromkeys(OF_SCRIPTS, "the scripts")
+        if self.method == "reinforce":
+            others |= dict.fromkeys(OF_RATIOS, "grpo and gspo")
+        else:
+            others["baseline"] = "reinforce"
+        if self.data:
+            others["task"] = "runs without --data"
+        for name, whose in others.items():
+            is_default = getattr(self, name) == self.__dataclass_fields__[name].default
+            yield is_default, f"--{name}: is for {whose}"
 
 
 def load_task(cfg):
     """The task, or that of --data. Exits with one line if a flag does not fit it."""
-    if not cfg.model:
-        common.fail("--model: is missing; name a folder, or a model on Hugging Face")
-    if "model" in cfg.reward.split("+"):
-        common.fail(f"--reward {cfg.reward}: only the scripts have a reward model")
-    if cfg.data:
-        return common.wrap_task(cfg, problem_files.FromFile(cfg))
-    task = common.load_task(cfg, grpo.verify)
-    if task.call_tokens:
-        common.fail(f"--task {cfg.task}: inserts text into completions, as only the scripts can")
-    return task
+    if not cfg.data:
+        task = common.load_task(cfg, grpo.verify)
+        if task.call_tokens:
+            common.fail(f"--task {cfg.task}: inserts text, as only the scripts can")
+        return task
+    task = problem_files.FromFile(cfg)
+    return task if cfg.reward == "accuracy" else rewards.Rewards(cfg, task)
 
 
 # ---- 2. the policy ---------------------------------------------------------------------------
@@ -121,20 +130,20 @@ class Policy:
         models.remove_dropout(self.model)
         if cfg.gradient_checkpointing:
             self.model.activation_checkpointing_enable()
-        if cfg.parallel == "fsdp":
+        if cfg.parallel == "fsdp" and processes.is_job():       # tools.ask is none
             processes.shard(self.model, cfg.dtype)
         self.model.to(cfg.device).train()               # in which checkpointing works
         is_cast = cfg.dtype == "bfloat16" and cfg.parallel == "replicate"       # FSDP casts itself
         self.autocast = lambda: torch.autocast(
             cfg.device, dtype=torch.bfloat16, enabled=is_cast)
 
-    def encode(self, texts):
+    def encode(self, problems):
         """Token ids of prompts, by the model's chat template if it has one. -> (B, W)"""
         T = self.cfg.max_completion_length
         is_chat = self.cfg.chat_template and self.tokenizer.chat_template is not None
         rows = []
-        for text in texts:
-            text = self.cfg.instruction + text
+        for problem in problems:
+            text = self.cfg.instruction + problem.prompt
             if is_chat:
                 text = self.tokenizer.apply_chat_template(
                     [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False)
@@ -202,7 +211,7 @@ class Draw(transformers.LogitsProcessor):
 
 
 @torch.no_grad()
-def complete(policy, prompts, cfg, uniforms=None):
+def generate(policy, prompts, cfg, uniforms=None):
     """The engine: complete prompts (b, W). Another one, such as vLLM, would stand here, and its
     log-probabilities go where these go. -> tokens, log-probabilities, entropies, (b, T) each"""
     draw = Draw(uniforms, cfg.temperature)
@@ -218,66 +227,66 @@ def complete(policy, prompts, cfg, uniforms=None):
     return [nn.functional.pad(x, (0, cfg.max_completion_length - x.shape[1])) for x in found]
 
 
-def rollout(policy, problems, cfg, uniforms=None, progress=common.silent):
-    """Complete the prompts of problems, greedily without uniforms (B, T), each process its share.
-    -> prompts (B, W), Rollout, texts, is_truncated (B,)"""
-    prompts = policy.encode([problem.prompt for problem in problems])           # (B, W)
+def complete(policy, task, cfg, problems, generator=None):
+    """Completions of the prompts of problems, greedy ones without a generator, each process its
+    share. -> Batch"""
+    prompts = policy.encode(problems)                                           # (B, W)
+    uniforms = None
+    if generator is not None:
+        shape = (len(problems), cfg.max_completion_length)
+        uniforms = torch.rand(shape, generator=generator)                       # (B, T)
     parts = []
     with processes.unsharded(policy.model):
-        share = processes.share(len(prompts))
-        for rows in progress("sampling", share.split(cfg.sample_batch_size)):
+        share = processes.share(len(prompts)).split(cfg.sample_batch_size)
+        for rows in tqdm(share, "sampling", leave=False, disable=None):
             row_uniforms = None if uniforms is None else uniforms[rows].to(cfg.device)
-            parts.append(complete(policy, prompts[rows], cfg, row_uniforms))
+            parts.append(generate(policy, prompts[rows], cfg, row_uniforms))
     tokens, logps, entropy = [processes.merged(torch.cat(x), len(prompts)) for x in zip(*parts)]
     is_end = torch.isin(tokens, torch.tensor(policy.ends, device=tokens.device))        # (B, T)
     mask = (is_end.cumsum(dim=1) - is_end.long() == 0).to(logps)        # no end before a slot
     lengths = mask.sum(dim=1).long()
     texts = [policy.decode(ids[:n]) for ids, n in zip(tokens.tolist(), lengths.tolist())]
-    out = common.Rollout(tokens, mask, logps * mask, entropy * mask, lengths)
-    return prompts, out, texts, ~is_end.any(dim=1)
+    return common.Batch(tokens, mask, logps * mask, entropy * mask, lengths, ~is_end.any(dim=1),
+                        problems, prompts, texts)
 
 
 def sample_batch(policy, task, cfg, step):
     """P problems and G completions of each, rewarded: a function of policy, task, seed and step, by
     the random numbers of the scripts. -> Batch"""
-    P, G, T = cfg.num_prompts, cfg.num_generations, cfg.max_completion_length
-    seed = (cfg.seed, step, 0)
-    problems = task.passes(step * P, P) if cfg.data else common.sample_problems(task, P, seed)
-    problems = [problem for problem in problems for _ in range(G)]              # B
-    uniforms = torch.rand(P * G, T, generator=common.generator(cfg.seed, "rollout", step, 0))
-    prompts, out, texts, is_truncated = rollout(policy, problems, cfg, uniforms)
-    return common.make_batch(out, task, problems, prompts, texts, is_truncated, G, step)
+    P = cfg.num_prompts
+    if cfg.data:
+        problems = task.passes(step * P, P)
+    else:
+        problems = common.sample_problems(task, P, (cfg.seed, step))
+    problems = [problem for problem in problems for _ in range(cfg.num_generations)]    # B
+    generator = common.generator(cfg.seed, "rollout", step)
+    batch = complete(policy, task, cfg, problems, generator)
+    return batch.judge(task, cfg.num_generations, step)
 
 
-def evaluate(policy, task, cfg, num_samples=0, progress=common.silent):
+def evaluate(policy, task, cfg, num_samples=0):
     """Complete different held-out problems, with the same random numbers in every run. -> scores"""
+    G = max(1, num_samples)
     problems = common.held_out_problems(task, cfg.num_eval_problems)
-    problems = [problem for problem in problems for _ in range(max(1, num_samples))]
-    shape = (len(problems), cfg.max_completion_length)
-    uniforms = torch.rand(shape, generator=common.generator("evaluation"))
-    uniforms = uniforms if num_samples > 0 else None        # or greedily
-    _, out, texts, _ = rollout(policy, problems, cfg, uniforms, progress)
-    return common.scores(task, problems, texts, out.lengths.tolist(), num_samples)
+    problems = [problem for problem in problems for _ in range(G)]
+    generator = common.generator("evaluation") if num_samples > 0 else None
+    batch = complete(policy, task, cfg, problems, generator)
+    return common.scores(batch.judge(task, G, "evaluation"), task, num_samples)
 
 
 # ---- 4. the update ---------------------------------------------------------------------------
 
 def correct(policy, batch, cfg):
-    """Put the trainer's log pi_old in the place of the sampler's, and weigh tokens by w_t, if the
-    flags say so. -> metrics"""
+    """Put the trainer's log pi_old in the place of the sampler's, if the flags say so.
+    -> weights (B, T), metrics"""
     if cfg.importance_sampling_correction == "none":
-        return {}
-    sampler_logps = batch.logps
+        return batch.mask, {}
     logps, _ = score_all(policy, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
-    batch.logps = logps * batch.mask
-    batch.weights = grpo.importance_weights(
-        batch.logps, sampler_logps, batch.mask, cfg.importance_sampling_correction,
-        cfg.importance_sampling_cap)
-    return common.lag_metrics(batch, sampler_logps)
+    return lag.correct(batch, logps * batch.mask, cfg)
 
 
 def token_losses(logps, old_logps, ref_logps, A, mask, cfg):
-    """What (5) takes the average of. (b, T) each, A (b, 1) -> (b, T)"""
+    """What (5) takes the average of. (b, T) each -> (b, T)"""
     if cfg.method == "reinforce":
         return reinforce.policy_loss(logps, A, mask)
     token_loss = METHODS[cfg.method].policy_loss(
@@ -293,18 +302,17 @@ def backward(policy, parameters, batch, ref_logps, A, rows, cfg):
     """The gradient of (5) over `rows`, of whose micro-batches each process takes its share.
     -> metrics"""
     method = METHODS[cfg.method]
-    surrogate, average = "none", "sequence_sum"
+    average = "sequence_sum"
     if method is not reinforce:
-        surrogate, average = method.LOSS_TYPES[cfg.loss_type]
+        _, average = method.LOSS_TYPES[cfg.loss_type]
     if cfg.mask_truncated_completions:
         rows = rows[~batch.is_truncated[rows].cpu()]
     num_sequences = len(rows)                                   # of all processes
     num_tokens = batch.mask[rows].sum().clamp(min=1)
-    is_bnpo = average == "micro_batch_mean"
-    if cfg.beta == 0 and not is_bnpo:
-        rows = rows[(A[rows, 0] != 0).cpu()]                    # the others have no gradient
-    W = batch.prompts.shape[1]
-    parts = common.micro_batches(rows, batch.lengths, cfg.micro_batch_size, not is_bnpo, W)
+    if cfg.beta == 0:
+        rows = rows[A[rows].any(dim=1).cpu()]                   # the others have no gradient
+    sizes = batch.prompts.shape[1] + batch.lengths              # a prompt needs memory, too
+    parts = common.micro_batches(rows, sizes, cfg.micro_batch_size)
 
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)    # zeros: Adam steps even without signal
@@ -316,15 +324,14 @@ def backward(policy, parameters, batch, ref_logps, A, rows, cfg):
         mask = batch.mask[part, :T]
         old_logps = batch.logps[part, :T]
         logps, _ = score(policy, batch.prompts[part], tokens, cfg.temperature, cfg.kernel)
-        token_loss = token_losses(logps, old_logps, ref_logps[part, :T], A[part], mask, cfg)
+        token_loss = token_losses(logps, old_logps, ref_logps[part, :T], A[part, :T], mask, cfg)
         loss = method.aggregate(                                                # eq. (5)
-            batch.weights[part, :T] * token_loss, mask, average, num_sequences, num_tokens,
-            cfg.max_completion_length)
+            token_loss, mask, average, num_sequences, num_tokens, cfg.max_completion_length)
         processes.backward(is_real * loss, cfg.parallel)
 
         log_rho = grpo.log_ratio(logps.detach(), old_logps, mask)               # (b, T)
         log_s = gspo.log_ratio(logps.detach(), old_logps, mask) if method is gspo else log_rho
-        clipped = grpo.is_clipped(log_s, A[part], cfg.epsilon, cfg.epsilon_high) * mask
+        clipped = grpo.is_clipped(log_s, A[part, :T], cfg.epsilon, cfg.epsilon_high) * mask
         sums["loss"] += is_real * loss.item()
         sums["clipped"] += is_real * clipped.sum().item()
         sums["difference"] += is_real * log_rho.abs().sum().item()
@@ -333,25 +340,21 @@ def backward(policy, parameters, batch, ref_logps, A, rows, cfg):
     sums = {name: sum(processes.gathered(sums[name])) for name in ("loss", "clipped", "difference")}
     metrics = {"loss": sums["loss"], "max_log_ratio": max(processes.gathered(max_log_ratio)),
                DIFFERENCE: sums["difference"] / batch.mask[rows].sum().clamp(min=1).item()}
-    if surrogate == "clip":
+    if method is not reinforce:
         metrics["clip_ratio/region_mean"] = sums["clipped"] / num_tokens.item()
     return metrics
 
 
 def update(policy, optimizer, batch, ref_logps, A, cfg, step):
     """num_iterations passes over the batch, num_mini_batches optimizer steps each. -> metrics"""
-    learning_rate = common.warm_up(cfg, step)
-    optimizer.param_groups[0]["lr"] = learning_rate
     parameters = optimizer.param_groups[0]["params"]
     history = []
     for rows in common.mini_batches(batch, cfg, "shuffle", step):
         metrics = backward(policy, parameters, batch, ref_logps, A, rows, cfg)
         metrics["grad_norm"] = processes.clip_gradients(parameters, cfg.max_grad_norm)
-        common.check_finite(step, metrics)
         optimizer.step()
         history.append(metrics)
-    metrics = common.mean_metrics(history) | {
-        "learning_rate": learning_rate, DIFFERENCE: history[0][DIFFERENCE]}
+    metrics = common.mean_metrics(history) | {DIFFERENCE: history[0][DIFFERENCE]}
     if cfg.beta > 0:
         token_kl = grpo.kl(batch.logps, ref_logps, "k1") * batch.mask           # (B, T)
         metrics["kl"] = (token_kl.sum() / batch.mask.sum()).item()
@@ -372,26 +375,26 @@ def main(argv=None):
     cfg = dataclasses.replace(cfg, model=str(processes.last_checkpoint(cfg.model) or cfg.model))
     policy = Policy(cfg.model, cfg)
     for problems in task.in_parts() if cfg.data else ():
-        policy.encode([problem.prompt for problem in problems])     # is one too long?
+        policy.encode(problems)                         # is a prompt too long?
     reference = Policy(cfg.model, cfg) if cfg.beta > 0 else None
-    run = processes.Run(cfg, task, policy, COLUMNS, argv)
-    run.begin()
+    run = processes.Run(cfg, task, policy, COLUMNS)
+    run.begin(SimpleNamespace(score=score_all, decode=policy.decode))
     optimizer = torch.optim.AdamW(
         policy.model.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay,
         foreach=False)                          # which else takes 4 bytes more per parameter
     method = METHODS[cfg.method]
     which = cfg.baseline if method is reinforce else cfg.scale_rewards
 
-    for step in run.steps(evaluate, model=policy.model, optimizer=optimizer):
+    for step in run.steps(evaluate, optimizer):
         batch = sample_batch(policy, task, cfg, step)       # questions, outputs, rewards
         A = method.advantages(batch.rewards, which).view(-1, 1).to(cfg.device)  # (B, 1)
-        differences = correct(policy, batch, cfg)
+        weights, differences = correct(policy, batch, cfg)
         ref_logps = batch.logps                             # of no use without beta
         if cfg.beta > 0:
             ref_logps, _ = score_all(
                 reference, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
-        metrics = update(policy, optimizer, batch, ref_logps, A, cfg, step)     # lower (5)
-        run.log(batch, A, metrics | differences, policy.decode, score_all)
+        metrics = update(policy, optimizer, batch, ref_logps, weights * A, cfg, step)
+        run.log(batch, A, metrics | differences)
     return run.finish()
 
 

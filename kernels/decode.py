@@ -15,21 +15,20 @@ is a tensor that keeps its address, and Python knows no number that changes from
   every 8 steps. Nothing else waits for the GPU.
 
 The weights keep their addresses, too: an optimizer changes them in place. So one graph serves a
-whole run, and is kept as long as its model exists. The prompts are read by the model itself, not by
-the graph; that gives the first token. Without CUDA the same step runs as plain torch, which is how
-it is tested.
+whole run, and is kept as long as its model exists. What draws a token and what scores it are the
+script's own functions; so is what reads the prompts, before the graph. Without CUDA the same step
+runs as plain torch, which is how it is tested.
 """
 from __future__ import annotations
 
 import dataclasses
 import functools
+import sys
+import types
 import weakref
 
 import torch
 import torch.nn.functional as F
-
-import kernels
-from kernels.logprob import logprob_torch
 
 # Shapes: B rows, W prompt tokens, T slots for completion tokens, L positions (at least W + T),
 # V vocabulary, D width, H heads, KV key/value heads, hd head size.
@@ -44,20 +43,19 @@ CHECK_EVERY = 8                         # steps between looking up whether all r
 class State:
     """What a step reads and writes, but for the weights. The tensors change in place only."""
     # constants
-    prompt_width: int
+    script: types.ModuleType        # whose model it is
     temperature: float
-    eos: int
-    pad: int
     kernel: str
-    cos: torch.Tensor               # (L, hd)     of rotary positions, see `rotate`
-    sin: torch.Tensor               # (L, hd)
-    attention_mask: torch.Tensor    # (L, L)      added to attention scores: 0 or -inf
+    prompt_width: int
+    cos: torch.Tensor               # (L, hd / 2)     of rotary positions
+    sin: torch.Tensor               # (L, hd / 2)
+    attention_mask: torch.Tensor    # (L, L)          added to attention scores: 0 or -inf
     # given for each batch
-    uniforms: torch.Tensor | None   # (B, T)      None: the likeliest token is taken
+    uniforms: torch.Tensor | None   # (B, T)          None: the likeliest token is taken
     # where the step is
-    slot: torch.Tensor              # (1,)        of the last token
-    token: torch.Tensor             # (B,)        the last token
-    has_ended: torch.Tensor         # (B,)        whether that, or one before it, was EOS
+    slot: torch.Tensor              # (1,)            of the last token
+    token: torch.Tensor             # (B,)            the last token
+    has_ended: torch.Tensor         # (B,)            whether that, or one before it, was EOS
     keys: torch.Tensor              # (blocks, B, KV, L, hd)
     values: torch.Tensor            # (blocks, B, KV, L, hd)
     # outputs; behind the end of a row, tokens are PAD and the rest is 0
@@ -67,115 +65,86 @@ class State:
     entropy: torch.Tensor           # (B, T)
 
 
-def allocate(model, B, W, T, temperature, uniforms_dtype, eos, pad, kernel):
-    """Room for B prompts of W tokens and completions of up to T tokens. -> State"""
+def allocate(model, prompts, cfg, uniforms):
+    """Room for as many prompts, and completions of them, as these are. -> State"""
+    B, W = prompts.shape
+    T = cfg.max_completion_length
+    L = (W + T + 15) // 16 * 16             # attention wants rows of the mask to be aligned
     weight = model.embed.weight
     attention = model.blocks[0].attention
-    full = functools.partial(torch.full, device=weight.device)
-    output_dtype = torch.promote_types(weight.dtype, torch.float32)
-
-    L = (W + T + 15) // 16 * 16             # attention wants rows of the mask to be aligned
     num_kv_heads = attention.key.out_features // attention.head_size
     cache_shape = (len(model.blocks), B, num_kv_heads, L, attention.head_size)
     positions = torch.arange(L, device=weight.device)
     angles = positions[:, None] * model.frequencies                             # (L, hd / 2)
-    uniforms = None
-    if uniforms_dtype is not None:
-        uniforms = full((B, T), 0.0, dtype=uniforms_dtype)
     return State(
-        prompt_width=W, temperature=temperature, eos=eos, pad=pad, kernel=kernel,
-        cos=torch.cat([angles.cos(), angles.cos()], dim=1),
-        sin=torch.cat([-angles.sin(), angles.sin()], dim=1),
-        attention_mask=full((L, L), float("-inf"), dtype=weight.dtype).triu(1),
-        uniforms=uniforms,
-        slot=full((1,), 0),
-        token=full((B,), pad),
-        has_ended=full((B,), False),
-        keys=full(cache_shape, 0.0, dtype=weight.dtype),
-        values=full(cache_shape, 0.0, dtype=weight.dtype),
-        tokens=full((B, T), pad),
-        mask=full((B, T), 0.0, dtype=output_dtype),
-        logps=full((B, T), 0.0, dtype=output_dtype),
-        entropy=full((B, T), 0.0, dtype=output_dtype))
+        script=sys.modules[type(model).__module__],
+        temperature=cfg.temperature,
+        kernel=cfg.kernel,
+        prompt_width=W,
+        cos=angles.cos(),
+        sin=angles.sin(),
+        attention_mask=weight.new_full((L, L), float("-inf")).triu(1),
+        uniforms=None if uniforms is None else torch.zeros_like(uniforms),
+        slot=prompts.new_zeros(1),
+        token=prompts.new_zeros(B),
+        has_ended=prompts.new_zeros(B, dtype=torch.bool),
+        keys=weight.new_zeros(cache_shape),
+        values=weight.new_zeros(cache_shape),
+        tokens=prompts.new_zeros(B, T),
+        mask=weight.new_zeros(B, T),
+        logps=weight.new_zeros(B, T),
+        entropy=weight.new_zeros(B, T))
 
 
 def start(model, state, prompts, uniforms):
     """Begin a batch: forget the one before, read the prompts (B, W), and sample the first token."""
-    state.slot.zero_()
-    state.has_ended.zero_()
-    state.keys.zero_()
-    state.values.zero_()
-    state.tokens.fill_(state.pad)
-    state.mask.zero_()
-    state.logps.zero_()
-    state.entropy.zero_()
+    state.tokens.fill_(state.script.PAD)
+    for x in (state.slot, state.has_ended, state.mask, state.logps, state.entropy):
+        x.zero_()
+    for x in (state.keys, state.values):
+        x.zero_()                               # what is masked counts 0 times, which is nan of nan
     if uniforms is not None:
         state.uniforms.copy_(uniforms)
 
-    # rows with equal prompts are read once
-    distinct, prompt_index = prompts.unique(dim=0, return_inverse=True)
-    cache = PromptCache()
-    hidden = model.hidden(distinct, cache)[:, -1]                               # (distinct, D)
+    cache = {}
+    hidden = state.script.read_prompts(model, prompts, cache)                   # (B, 1, D)
     for block, keys, values in zip(model.blocks, state.keys, state.values):
-        k, v = cache.layers[block.attention]                            # (distinct, KV, W, hd)
-        keys[:, :, :state.prompt_width] = k[prompt_index]
-        values[:, :, :state.prompt_width] = v[prompt_index]
-    logits = F.linear(hidden, model.embed.weight)                               # (distinct, V)
-    sample(state, logits[prompt_index])
-
-
-class PromptCache:
-    """What the scripts' Cache is to a model that reads prompts, and no more."""
-
-    def __init__(self):
-        self.layers = {}
-
-    def __len__(self):
-        return 0
-
-    def append(self, layer, k, v):
-        self.layers[layer] = (k, v)
-        return k, v
+        k, v = cache[block.attention]                                           # (B, KV, W, hd)
+        keys[:, :, :state.prompt_width] = k
+        values[:, :, :state.prompt_width] = v
+    sample(state, F.linear(hidden[:, 0], model.embed.weight))
 
 
 # ---- 2. the step -----------------------------------------------------------------------------
 
 def sample(state, logits):
     """Fill this slot: a token from logits (B, V) in every row that has not ended."""
-    logits = logits.to(state.logps.dtype)
-    if state.uniforms is None:
-        token = logits.argmax(dim=-1)                                           # (B,)
-    else:
-        cdf = F.softmax(logits / state.temperature, dim=-1).cumsum(dim=-1)      # (B, V)
-        uniforms = state.uniforms.index_select(1, state.slot)                   # (B, 1)
-        threshold = uniforms * cdf[:, -1:]                  # the cdf does not end at quite 1
-        token = torch.searchsorted(cdf, threshold, right=True).squeeze(1)
-        token = token.clamp(max=logits.shape[1] - 1)                            # (B,)
+    script = state.script
+    uniforms = None
+    if state.uniforms is not None:
+        uniforms = state.uniforms.index_select(1, state.slot)[:, 0]             # (B,)
+    token = script.sample_token(logits, uniforms, state.temperature)            # (B,)
+    logps, entropy = script.logprobs(logits, token, state.temperature, state.kernel)
 
-    if kernels.applies(state.kernel, logits):
-        logps, entropy = kernels.logprobs(logits, token, state.temperature)     # (B,), (B,)
-    else:
-        logps, _, entropy = logprob_torch(logits, token, temperature=state.temperature)
-
-    state.token.copy_(token.masked_fill(state.has_ended, state.pad))
+    state.token.copy_(token.masked_fill(state.has_ended, script.PAD))
     write(state.tokens, state.slot, state.token)
-    write(state.mask, state.slot, (~state.has_ended).to(logps))
+    write(state.mask, state.slot, ~state.has_ended)
     write(state.logps, state.slot, logps.masked_fill(state.has_ended, 0))
     write(state.entropy, state.slot, entropy.masked_fill(state.has_ended, 0))
-    state.has_ended.logical_or_(token == state.eos)
+    state.has_ended.logical_or_(token == script.EOS)
 
 
 def write(output, slot, column):
     """Write a column (B,) to an output (B, T), at slot (1,)."""
-    output.index_copy_(1, slot, column[:, None])
+    output.index_copy_(1, slot, column[:, None].to(output.dtype))
 
 
 def step(model, state):
     """Read the last token of every row, and sample the next one."""
     position = state.slot + state.prompt_width                                  # (1,)
     state.slot.add_(1)
-    cos = state.cos.index_select(0, position)                                   # (1, hd)
-    sin = state.sin.index_select(0, position)                                   # (1, hd)
+    cos = state.cos.index_select(0, position)                                   # (1, hd / 2)
+    sin = state.sin.index_select(0, position)                                   # (1, hd / 2)
     attention_mask = state.attention_mask.index_select(0, position)[None, None]     # (1, 1, 1, L)
 
     x = model.embed(state.token)                                                # (B, D)
@@ -186,8 +155,9 @@ def step(model, state):
         q = attention.query(y).unflatten(1, heads)                              # (B, H, hd)
         k = attention.key(y).unflatten(1, heads)                                # (B, KV, hd)
         v = attention.value(y).unflatten(1, heads)                              # (B, KV, hd)
-        q = rotate(q, cos, sin)
-        k = rotate(k, cos, sin)
+        num_heads = [q.shape[1], k.shape[1]]
+        turned = state.script.rotate(torch.cat([q, k], dim=1), cos, sin)        # (B, H + KV, hd)
+        q, k = turned.split(num_heads, dim=1)
         keys.index_copy_(2, position, k.unsqueeze(2))
         values.index_copy_(2, position, v.unsqueeze(2))
         q = q.unflatten(1, (k.shape[1], -1))                            # (B, KV, H / KV, hd)
@@ -195,13 +165,6 @@ def step(model, state):
         x = x + attention.out(y.reshape(x.shape))                               # (B, D)
         x = x + block.mlp(block.mlp_norm(x))                                    # (B, D)
     sample(state, F.linear(model.norm(x), model.embed.weight))
-
-
-def rotate(x, cos, sin):
-    """The rotary positions of the scripts, in fewer kernels. cos (1, hd) holds the cosines twice,
-    sin the sines with a minus and without. (B, heads, hd) -> the same"""
-    swapped = x.roll(x.shape[-1] // 2, dims=-1)
-    return x * cos + swapped * sin
 
 
 def capture(function):
@@ -221,41 +184,33 @@ def capture(function):
 # ---- 3. what is called -----------------------------------------------------------------------
 
 @torch.no_grad()
-def decode(model, prompts, max_new_tokens, temperature, uniforms, eos, pad, kernel="auto",
-           captured=None):
-    """The scripts' rollout of prompts (B, W). -> tokens, mask, logps, entropy, (B, T) each
-
-    The model is a script's GPT. uniforms[i, t] (B, T) draws slot t of row i; if it is None, the
-    likeliest token is taken. The kernel is that of --kernel. `captured` says whether a graph is
-    replayed; None means on CUDA.
-    """
-    B, W = prompts.shape
-    T = max_new_tokens
-    uniforms_dtype = None
-    if uniforms is not None:
-        uniforms_dtype = uniforms.dtype
-        if uniforms.shape != (B, T):
-            raise ValueError(f"uniforms {tuple(uniforms.shape)}: need one per row and slot, "
-                             f"{(B, T)}")
-
-    # a graph depends on all of these
-    settings = (B, W, T, temperature, uniforms_dtype, eos, pad, kernel)
-    weights = tuple((weight.data_ptr(), weight.dtype) for weight in model.parameters())
+def rollout(model, prompts, problems, cfg, uniforms=None, captured=None):
+    """The scripts' rollout of prompts (B, W); no environment looks at the problems. uniforms[i, t]
+    (B, T) draws slot t of row i; without them the likeliest token is taken. `captured` says whether
+    a graph is replayed; None means on CUDA.
+    -> tokens, mask, logps, entropy (B, T), lengths (B,)"""
+    T = cfg.max_completion_length
     if captured is None:
         captured = prompts.is_cuda
-    captured = captured and T > 1           # one token takes no step
+    captured = captured and T > 1               # one token takes no step
     graphs = GRAPHS.setdefault(model, {}) if captured else {}
 
+    # a graph depends on all of these
+    uniforms_dtype = None if uniforms is None else uniforms.dtype
+    weights = tuple(weight.data_ptr() for weight in model.parameters())
+    end = sys.modules[type(model).__module__].EOS
+    key = (prompts.shape, T, cfg.temperature, cfg.kernel, uniforms_dtype, end, weights)
     with torch.cuda.device_of(prompts):
-        if (settings, weights) not in graphs:
-            new_state = allocate(model, *settings)
+        if key not in graphs:
+            new_state = allocate(model, prompts, cfg, uniforms)
             one_step = functools.partial(step, model, new_state)
-            graphs[settings, weights] = (new_state, capture(one_step) if captured else one_step)
-        state, replay = graphs[settings, weights]
+            graphs[key] = (new_state, capture(one_step) if captured else one_step)
+        state, replay = graphs[key]
         start(model, state, prompts, uniforms)
         for t in range(1, T):
             if t % CHECK_EVERY == 0 and state.has_ended.all():
                 break
             replay()
         outputs = (state.tokens, state.mask, state.logps, state.entropy)
-        return tuple(output.clone() for output in outputs)
+        tokens, mask, logps, entropy = (output.clone() for output in outputs)
+    return tokens, mask, logps, entropy, mask.sum(dim=1).long()

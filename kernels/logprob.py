@@ -8,6 +8,11 @@ For V logits x, a temperature tau and a sampled token a, let y = x / tau and p =
 
 The entropy is in nats. Without an old_logp, logp takes its place, and the ratio is 1.
 
+The scripts take logp and entropy from here, and compute (2) themselves: where a loss needs the
+ratio it is one exp of B x T numbers, not of B x T x V; GSPO's is a mean over a sequence; and pi_old
+would have to be passed through the scoring. The ratio is here for a loss of your own: `logprob`
+returns it with its gradient.
+
 `logprob_torch` computes these equations as they stand. It makes several tensors as large as the
 logits, each of which is written and read again. The kernels below it keep a few sums for each row
 instead, and read the logits once; the gradient needs them once more.
@@ -303,27 +308,15 @@ class LogProb(torch.autograd.Function):
 
 # ---- 4. what is called -----------------------------------------------------------------------
 
-def available(device):
-    """Whether logprob runs the kernels on this device. Print it: otherwise nobody sees that a run
-    takes the slow path."""
+def can_run(device):
+    """Whether the kernels run on a device: there is Triton, and CUDA of capability 8.0. -> bool"""
     if triton is None:
         return False
     if not isinstance(forward_kernel, triton.JITFunction):      # TRITON_INTERPRET=1: any device
         return True
-    if torch.device(device).type != "cuda":
+    if torch.device(device).type != "cuda" or not torch.cuda.is_available():
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-def check_arguments(name, rows, tokens, old_logps, temperature):
-    """ValueError unless each row of `rows` (..., any) has its token and old_logp, if there are any,
-    and the temperature is positive."""
-    for other_name, other in (("tokens", tokens), ("old_logps", old_logps)):
-        if other is not None and other.shape != rows.shape[:-1]:
-            raise ValueError(f"{other_name} {tuple(other.shape)} for {name} {tuple(rows.shape)}: "
-                             "need one per row")
-    if not temperature > 0:                     # true of nan, too
-        raise ValueError(f"temperature={temperature}: must be > 0; the limit 0 is argmax")
 
 
 def logprob(logits, tokens, old_logps=None, temperature=1.0, inplace=False):
@@ -333,13 +326,18 @@ def logprob(logits, tokens, old_logps=None, temperature=1.0, inplace=False):
     old_logps (...) are constants. None stands for logps as they are now: the ratio is 1, and has a
     gradient. Padding (token < 0) is not read; it has logp 0, ratio 1, entropy 0 and gradient 0.
     With inplace=True the gradient overwrites the logits, so nothing else may need them. Where the
-    kernels do not run (see `available`), and for other dtypes than DTYPES, it is logprob_torch.
+    kernels do not run (see `can_run`), and for other dtypes than DTYPES, it is logprob_torch.
     """
-    check_arguments("logits", logits, tokens, old_logps, temperature)
+    for name, rows in (("tokens", tokens), ("old_logps", old_logps)):
+        if rows is not None and rows.shape != logits.shape[:-1]:
+            raise ValueError(f"{name} {tuple(rows.shape)} for logits {tuple(logits.shape)}: need "
+                             "one per row")
+    if not temperature > 0:                     # true of nan, too
+        raise ValueError(f"temperature={temperature}: must be > 0; the limit 0 is argmax")
     if inplace and not logits.is_contiguous():
         raise ValueError(f"inplace=True, but strides {logits.stride()} may share memory: "
                          "use inplace=False")
-    if logits.dtype not in DTYPES or not available(logits.device):
+    if logits.dtype not in DTYPES or not can_run(logits.device):
         return logprob_torch(logits, tokens, old_logps, temperature)
 
     x = logits if logits.stride(-1) == 1 else logits.contiguous()
@@ -350,3 +348,23 @@ def logprob(logits, tokens, old_logps=None, temperature=1.0, inplace=False):
         old_logps = old_logps.detach().float().reshape(-1)                  # (N,)
     outputs = LogProb.apply(x, tokens.reshape(-1), old_logps, temperature, inplace)
     return tuple(values.view(tokens.shape) for values in outputs)
+
+
+def applies(kernel, logits):
+    """Whether Triton computes the log-probabilities of these logits: --kernel "triton" wants it,
+    "auto" on CUDA. ValueError for another name than these and "torch", or if it cannot run here."""
+    if kernel == "triton" and not can_run(logits.device):
+        raise ValueError(f"--kernel triton: on {logits.device} needs the package triton and CUDA "
+                         "8.0; take torch")
+    if kernel not in ("auto", "torch", "triton"):
+        raise ValueError(f"--kernel {kernel}: must be auto, torch or triton")
+    if kernel == "auto":
+        return logits.is_cuda and can_run(logits.device)
+    return kernel == "triton"
+
+
+def logprobs(logits, tokens, temperature):
+    """Log-probability of each token and entropy of softmax(logits / temperature), differentiable.
+    (..., V), (...) -> (...), (...)"""
+    logps, _, entropy = logprob(logits, tokens, temperature=temperature)
+    return logps, entropy

@@ -24,17 +24,8 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from lab.entry import (
-    NOT_SHOWN,
-    SHOWN,
-    Claim,
-    main,
-    mean_and_spread,
-    mean_curve,
-    rounded,
-    run_all,
-)
-from tools.runs import ROOT, run
+from lab.entry import NOT_SHOWN, SHOWN, Claim, main, mean_and_spread, mean_curve, run_all
+from tools.runs import ROOT, rounded, run
 
 SEEDS = [0, 1, 2]
 STEPS = 20
@@ -66,14 +57,14 @@ test_kl.py::test_k1_and_k3_average_to_the_kl_and_k2_does_not
 
 no EOS in the mask
 the token that ends a completion is not trained
-out.mask[rows, t] = (is_sampled | (not cfg.mask_tool_tokens)).to(out.mask)
-out.mask[rows, t] = (token != EOS).to(out.mask)
+return tokens, mask, logps, entropy, mask.sum(dim=1).long()
+return tokens, mask * (tokens != EOS), logps, entropy, mask.sum(dim=1).long()
 test_update.py::test_the_eos_that_ends_a_completion_has_a_gradient_and_the_padding_behind_it_none
 
 prompts tiled
 prompts are tiled, rewards are read as if they were repeated, so a group has several prompts
-problems = [problem for problem in problems for _ in range(G)]
-problems = problems * G
+[problem for problem in problems for _ in range(cfg.num_generations)]
+problems * cfg.num_generations
 test_batches.py::test_each_completion_is_verified_against_its_own_problem
 
 cold sampler

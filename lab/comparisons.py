@@ -24,15 +24,14 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 
 import common
-import dpo
 import ppo
 from lab.entry import compared, draw_points, load_base, main, mean_and_spread, minus
 from tasks import preferences
+from tasks.pairs import encode
 from tools.runs import ROOT, curve, read_summary
 
 SEEDS = [0, 1, 2]
@@ -54,16 +53,18 @@ def compared_pairs(seed):
         batch = ppo.sample_batch(policy, task, cfg, f"preferences {number}")
         chosen, rejected = preferences.pairs(batch, preferences.MISTAKES, generator)
         total += len(chosen)
-        written += readable(batch, chosen, rejected, task, cfg)
+        written += readable(batch, chosen, rejected)
     return written, total
 
 
-def readable(batch, chosen, rejected, task, cfg):
-    """The pairs of these rows as dpo.py writes them into a file. -> list of dicts"""
-    written = []
-    keeper = SimpleNamespace(task=task, cfg=cfg, append=lambda name, pair: written.append(pair))
-    common.Run.append_pairs(keeper, batch, chosen, rejected, dpo.encode_examples)
-    return written
+def readable(batch, chosen, rejected):
+    """The pairs of these rows that dpo.py would write into a file. -> list of dicts"""
+    rows = zip(batch.tokens.tolist(), batch.lengths.tolist(), batch.texts)
+    can_be_read = [ids[:n] == encode(text, ppo) for ids, n, text in rows]
+    return [{"prompt": batch.problems[best].prompt,
+             "chosen": batch.texts[best], "rejected": batch.texts[worst]}
+            for best, worst in zip(chosen.tolist(), rejected.tolist())
+            if can_be_read[best] and can_be_read[worst]]
 
 
 def measure(seeds):

@@ -35,9 +35,10 @@ import torch
 import common
 import grpo
 from lab.entry import compared, main, make_base, mean_and_spread, mean_curve, minus
-from lab.sharpen import THINK, continued
-from lab.training import side_by_side
+from lab.sharpen import THINK
+from lab.training import continued, side_by_side
 from tasks import preferences
+from tools.scores import votes
 
 SEEDS = [0, 1, 2, 3, 4]
 TASKS = {"arithmetic": [], "countdown": ["--task", "countdown"]}
@@ -52,7 +53,7 @@ THOUGHT_VOTE = "majority of thoughts"
 # ---- 1. ways to choose among the outputs to a problem ----------------------------------------
 
 class Outputs(NamedTuple):
-    """The n outputs to a problem: answers as common.votes has them, ratings, and so on."""
+    """The n outputs to a problem: answers as tools.scores.votes has them, ratings, and so on."""
     answers: list
     ratings: list
     right: list             # True or False
@@ -109,7 +110,7 @@ def outputs(policy, task, cfg, model, part):
     """Samples of the base for some held-out problems. -> list of Outputs"""
     cfg = dataclasses.replace(cfg, num_prompts=PART, num_generations=SAMPLES)
     batch = grpo.sample_batch(policy, task, cfg, ("part", part), "test")
-    answers = common.votes(task, batch.problems, batch.texts, SAMPLES)
+    answers = votes(task, batch.problems, batch.texts, SAMPLES)
     ratings = model.rewards(batch).flatten().tolist()
     lengths = batch.mask.sum(dim=1).tolist()
     return split(SAMPLES, answers, ratings, batch.is_correct.flatten().tolist(), lengths)
@@ -117,7 +118,7 @@ def outputs(policy, task, cfg, model, part):
 
 def asked(task, cfg, part):
     """The problems that sample_batch draws for `outputs`. -> list"""
-    return common.sample_problems(task, PART, (cfg.seed, ("part", part), 0), "test")
+    return common.sample_problems(task, PART, (cfg.seed, ("part", part)), "test")
 
 
 def thoughts(policy, task, cfg, part):
@@ -126,11 +127,12 @@ def thoughts(policy, task, cfg, part):
     problems = [problem for problem in asked(task, cfg, part) for _ in range(THOUGHTS)]       # B
     generator = common.generator(cfg.seed, "thoughts", part)
     uniforms = torch.rand(len(problems), cfg.max_completion_length, generator=generator)
-    first = torch.full((len(problems),), THINK)
-    _, out, texts = continued(policy, task, cfg, problems, first, uniforms)
-    answers = common.votes(task, problems, texts, THOUGHTS)
+    first = torch.full((len(problems), 1), THINK)
+    prompts = grpo.encode_prompts(problems, task, cfg.device)
+    _, _, mask, texts = continued(grpo, policy, cfg, problems, prompts, first, uniforms)
+    answers = votes(task, problems, texts, THOUGHTS)
     right = [task.verify(problem, text) == 1 for problem, text in zip(problems, texts)]
-    lengths = (out.mask.sum(dim=1) + 1).tolist()                                # with <think>
+    lengths = (mask.sum(dim=1) + 1).tolist()                                # with <think>
     return split(THOUGHTS, answers, [0.0] * len(right), right, lengths)
 
 
@@ -147,7 +149,7 @@ def spend(name, seed, weights):
     policy.load_state_dict(weights)
     model = preferences.RewardModel(policy)
     sample = functools.partial(grpo.sample_batch, policy, task, cfg)
-    in_order = preferences.fit(model, sample, common.silent, seed)
+    in_order = preferences.fit(model, sample, seed)
 
     parts = range(PROBLEMS // PART)
     sampled = sum((outputs(policy, task, cfg, model, part) for part in parts), [])

@@ -85,7 +85,8 @@ def make_batch(task, cfg, step):
     """Walks, G of each of P problems, as the critic reads them, and their exact values. The rows of
     `steps` are lists of (cell, move, reward). -> namespace"""
     problems = common.sample_problems(task, cfg.num_prompts, (cfg.seed, step))
-    texts = [problem.prompt for problem in problems for _ in range(cfg.num_generations)]
+    problems = [problem for problem in problems for _ in range(cfg.num_generations)]
+    texts = [problem.prompt for problem in problems]
     rng = random.Random(f"{cfg.seed} {step}")
     walks = [walk(text, 0, text.split()[1], rng) for text in texts]
     T = max(gridworld.LIMITS)
@@ -99,7 +100,7 @@ def make_batch(task, cfg, step):
             numbers[:, row, t] = torch.tensor([1, reward, value, Q[t][cell][move] - value])
     mask, rewards, values, exact = numbers
     return SimpleNamespace(
-        texts=texts, steps=walks, prompts=ppo.encode_prompts(texts, task, "cpu"), tokens=tokens,
+        texts=texts, steps=walks, prompts=ppo.encode_prompts(problems, task, "cpu"), tokens=tokens,
         mask=mask, lengths=mask.sum(dim=1).long(), token_rewards=rewards, V=values, A=exact,
         rewards=rewards.sum(dim=1).view(-1, cfg.num_generations))
 
@@ -114,12 +115,10 @@ def train_critic(cfg, task, policy):
     errors = []
     for step in range(STEPS):
         batch = make_batch(task, cfg, step)
-        values = critic(batch.prompts, batch.tokens).detach() * batch.mask
-        errors.append(value_error(values, batch))
-        _, returns = ppo.gae(batch.token_rewards, values, batch.mask, cfg.gamma, cfg.lam)
-        estimates = SimpleNamespace(values=values, returns=returns)
-        for rows in common.mini_batches(batch, cfg, "shuffle", step):
-            ppo.fit_critic(critic, optimizer, batch, estimates, rows, cfg)
+        batch.values = critic(batch.prompts, batch.tokens).detach() * batch.mask
+        errors.append(value_error(batch.values, batch))
+        _, returns = ppo.gae(batch.token_rewards, batch.values, batch.mask, cfg.gamma, cfg.lam)
+        ppo.fit_critic(critic, optimizer, batch, returns, cfg, "shuffle", step)
     return critic, errors
 
 

@@ -62,7 +62,7 @@ SEEN = 0.1                                      # the share of a reward that cou
 SAME = ["--stop_at", 2, "--num_eval_problems", 1, "--num_eval_samples", 1, "--eval_steps", 1000]
 GRID = ["--task", "gridworld", *SAME, "--num_prompts", PROMPTS["grid"],
         "--max_steps", STEPS["grid"]]
-COUNTDOWN = ["--task", "countdown", "--numbers", 3, *SAME, "--num_prompts", PROMPTS["countdown"],
+COUNTDOWN = ["--task", "countdown:3", *SAME, "--num_prompts", PROMPTS["countdown"],
              "--max_steps", STEPS["countdown"]]
 LAMBDAS = {
     "lambda 0.95": {"lam": 0.95},
@@ -71,7 +71,7 @@ LAMBDAS = {
 PARTS = {                                       # of VAPO, and their flags
     "pretraining": ["--critic_pretrain_steps", PRETRAINING],
     "critic's lambda": ["--critic_lam", 1],
-    "lambda by length": ["--length_adaptive", True]}
+    "lambda by length": ["--length_adaptive"]}
 OTHER_PARTS = ["--epsilon_high", 0.28, "--nll_coef", 0.1]
 
 

@@ -33,7 +33,6 @@ import sys
 import torch
 from torch import nn
 
-import common
 import ppo
 from lab.entry import (
     compared,
@@ -89,19 +88,14 @@ def make_critics(policy, cfg, model):
 
 def returns_of(batch):
     """The reward at the end, for each token. -> (B, T)"""
-    rewards = common.token_rewards(batch, ppo.decode)
-    _, returns = ppo.gae(rewards, torch.zeros_like(rewards), batch.mask, 1.0, 1.0)
-    return returns
+    return batch.rewards.view(-1, 1) * batch.mask
 
 
 def learn(critic, optimizer, batch, cfg, step):
     """What ppo.py does with a critic and a batch."""
     with torch.no_grad():
-        values = critic(batch.prompts, batch.tokens) * batch.mask
-    returns = returns_of(batch)
-    estimates = ppo.Advantages(returns, returns, values, 0.0, 0.0)
-    for rows in common.mini_batches(batch, cfg, "shuffle", step):
-        ppo.fit_critic(critic, optimizer, batch, estimates, rows, cfg)
+        batch.values = critic(batch.prompts, batch.tokens) * batch.mask
+    ppo.fit_critic(critic, optimizer, batch, returns_of(batch), cfg, "shuffle", step)
 
 
 @torch.no_grad()
@@ -203,7 +197,7 @@ def measure_seed(seed):
     sample = functools.partial(ppo.sample_batch, policy, task, cfg)
     batches = [sample(f"critic {step}") for step in range(BATCHES)]
     model = preferences.RewardModel(policy)
-    accuracy = preferences.fit(model, sample, common.silent, seed)
+    accuracy = preferences.fit(model, sample, seed)
     asking = dataclasses.replace(cfg, num_prompts=PROBLEMS, num_generations=GROUP)
     held = ppo.sample_batch(policy, task, asking, "held out", "test")
     reference = reference_values(policy, task, asking, held)

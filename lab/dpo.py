@@ -41,9 +41,9 @@ FIXED = ["dpo.py", "--max_steps", 30, "--num_generations", 4, "--eval_steps", 10
 LEARNING = {"offline": FRESH,
             "beta 0.5": [*FRESH, "--beta", 0.5],
             "rate 3e-5": [*FRESH, "--learning_rate", 3e-5],
-            "online": [*FRESH, "--online", "true"]}
+            "online": [*FRESH, "--online"]}
 PAIRS = ["--max_steps", 30, "--stop_at", 2, "--learning_rate", 0, "--eval_steps", 1000,
-         "--save_pairs", "true", *EVALUATION]
+         "--save_pairs", *EVALUATION]
 LOSSES = {"DPO": [],
           "cDPO": ["--label_smoothing", FLIPS],
           "robust DPO": ["--label_smoothing", FLIPS, "--loss_type", "robust"],

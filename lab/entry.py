@@ -15,23 +15,17 @@ docs/lab/NAME.json keeps what was found, docs/lab/NAME.png shows it, and docs/la
 made by `publish`. With --draw nothing is measured: picture and page are made anew from the file.
 """
 import argparse
-import concurrent.futures
-import functools
 import importlib
 import inspect
 import json
-import os
 import re
 import statistics
-import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
-
 import common
-from tools.runs import DOCS, curve, picture, put, record, run, table
+from tools.runs import DOCS, make_base, picture, put, record, run_all, table
 
 # The order of docs/lab.md, and of make lab.
 NAMES = ("variance", "states", "gae", "signal", "std", "length", "exploration", "reuse",
@@ -82,26 +76,6 @@ def steps_to_level(accuracy, level):
 
 # ---- runs ------------------------------------------------------------------------------------
 
-def run_all(variants, seeds, metrics=("reward",), at_once=0):
-    """Run {name: [script, flag, value ...]} with each seed, `at_once` of them side by side, or as
-    many as there are cores; 1 if seconds matter. -> {name: [result of each seed]}; a result is a
-    dict: the summary, and for each of `metrics` its values step by step"""
-    with tempfile.TemporaryDirectory() as work:
-        make_base(next(iter(variants.values())))        # which most of them share
-
-        def result(name, script, flags, seed):
-            folder = Path(work, f"{name}-s{seed}".replace(" ", "-"))
-            summary = run(script, folder, "--seed", seed, *flags, quiet=True)
-            curves = {metric: rounded(curve(folder, metric)) for metric in metrics}
-            return {"summary": summary} | curves
-
-        with concurrent.futures.ThreadPoolExecutor(at_once or os.cpu_count()) as pool:
-            futures = {name: [pool.submit(result, name, script, flags, seed) for seed in seeds]
-                       for name, (script, *flags) in variants.items()}
-            return {name: [future.result() for future in waiting]
-                    for name, waiting in futures.items()}
-
-
 def seconds_a_step(variants, seed, steps=5):
     """The median seconds of the steps of a short run of each variant, which is alone meanwhile. The
     first step, which takes longer, does not count. -> {name: float}"""
@@ -110,38 +84,6 @@ def seconds_a_step(variants, seed, steps=5):
     for name, [result] in run_all(short, [seed], ["step_time"], at_once=1).items():
         found[name] = round(statistics.median(result["step_time"][1:]), 3)
     return found
-
-
-def rounded(values):
-    """Numbers with five decimals, None where there was none. -> list"""
-    return [None if value is None else round(value, 5) for value in values]
-
-
-BASE_RUN = ["--max_steps", "0", "--num_eval_problems", "1", "--num_eval_samples", "1"]
-
-
-def make_base(variant):
-    """Make the base of a variant, or find it in runs/base/. -> its weights"""
-    script, *flags = variant
-    return base_weights(script, tuple(base_flags(flags)))
-
-
-@functools.cache
-def base_weights(script, flags):
-    with tempfile.TemporaryDirectory() as work:
-        run(script, Path(work, "base"), *flags, *BASE_RUN, quiet=True)
-        return torch.load(Path(work, "base", "base.pt"), weights_only=True)
-
-
-def base_flags(flags):
-    """Those of the flags that shape the task or the base, with their values. -> list"""
-    groups = {field.name: field.metadata["group"] for field in
-              common.Config.__dataclass_fields__.values()}
-    kept = []
-    for name, value in zip(flags[::2], flags[1::2]):
-        if groups.get(str(name).lstrip("-")) in ("task", common.BASE_GROUP) or name == "--task":
-            kept += [name, value]
-    return kept
 
 
 def load_base(script, *flags):

@@ -45,12 +45,11 @@ from lab.entry import (
     mean_and_spread,
     mean_curve,
     minus,
-    rounded,
     sign_test,
 )
 from lab.training import side_by_side, training
 from tasks import gridworld, preferences
-from tools.runs import joined
+from tools.runs import joined, rounded
 
 SEEDS = [0, 1, 2]
 STEPS = 30
@@ -93,8 +92,8 @@ def make(flags, seed):
 def please(trainings, seed, policy):
     """Train against a reward model, which is trained so often before a step. -> {word: list}"""
     cfg, task = make([], seed)
-    task.reward = lambda *_: 0.0                # the model alone rewards
-    model = task.reward_model = preferences.RewardModel(policy)
+    model = preferences.RewardModel(policy)
+    task.rewards = lambda batch, step: model.rewards(batch)
     at_start = preferences.RewardModel(policy)
     steps = training(grpo, cfg, task, policy)
     found = {"score": [], "accuracy": [], "kl": [], "pairs": []}
@@ -102,7 +101,7 @@ def please(trainings, seed, policy):
         for turn in range(trainings.get(step, 0)):
             def sample(name, step=step, turn=turn):
                 return grpo.sample_batch(policy, task, cfg, f"{name}, {step}, {turn}")
-            preferences.fit(model, sample, lambda _, names: names, seed)
+            preferences.fit(model, sample, seed)
         if step == 0:
             at_start.load_state_dict(model.state_dict())
         batch, metrics = next(steps)

@@ -43,11 +43,11 @@ from lab.entry import (
     main,
     mean_and_spread,
     minus,
-    rounded,
     steps_to_level,
 )
 from lab.training import side_by_side, training
 from tasks import Wrapper, block
+from tools.runs import rounded
 
 SEEDS = [0, 1, 2, 3]
 STEPS = 30
@@ -99,13 +99,16 @@ class TwoNotations(Wrapper):
         super().__init__(task)
         self.targets = targets
 
-    def demonstration(self, problem, rng, phase):
-        text = self.task.demonstration(problem, rng, phase)
-        thought = block(text, "think")
-        return text.replace(thought, in_notations(thought, rng), 1) if thought else text
+    def demonstration(self, rng, phase):
+        problem = self.task.demonstration(rng, phase)
+        thought = block(problem.completion, "think") or ""
+        text = problem.completion.replace(thought, in_notations(thought, rng), 1)
+        return problem._replace(completion=text)
 
     def reward(self, problem, text, verdict, step):
         return verdict + consistency(text, self.targets)
+
+    rewards = common.Task.rewards       # the rewards of a batch by this one, not by the task's
 
 
 def in_notations(thought, rng):
@@ -161,7 +164,7 @@ def make_base():
     """-> the policy, and what its samples are like"""
     cfg, task = setting(ALONE, "--num_prompts", OUTPUTS // 8)
     base = grpo.GPT(cfg)
-    grpo.warm_start(base, task, cfg, common.silent)
+    grpo.warm_start(base, task, cfg)
     batch = grpo.sample_batch(base, task, cfg, "base")
     kinds = {name: rounded(pair) for name, pair in look(batch).items()}
     seen = {word: round(value, 5) for word, value in numbers(batch).items()}

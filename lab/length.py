@@ -5,14 +5,14 @@ that wrong outputs grow longer and longer; a constant divisor stops this (Dr. GR
 DAPO (2503.14476) averages over all tokens alike, so that long outputs count in full.
 
 Prediction. Here a guess has five tokens and a worked answer about 33, so that with 1/|o| a token of
-a guess weighs 6.6 times as much; with the other three averages all tokens of a batch weigh the
+a guess weighs 6.6 times as much; with the other two averages all tokens of a batch weigh the
 same. What is to be learned is to work answers out: the digits of guesses, which are noise, then
 fill the gradient, less of it points to thinking, and 1/|o| needs the most steps to an accuracy of
 0.9. Wrong outputs get longer with every average, because guesses die out. Among outputs that think
 the length is a matter of the problem, so wrong ones do not get longer with 1/|o| than without.
 
-Method. grpo.py with --loss_type grpo, dr_grpo, dapo and bnpo, else the same: advantages are divided
-by the std, the learning rate is one. Lengths are those of all outputs of the last ten steps. The
+Method. grpo.py with --loss_type grpo, dr_grpo and dapo, else the same: advantages are divided by
+the std, the learning rate is one. Lengths are those of all outputs of the last ten steps. The
 weights of tokens are the gradient of grpo.aggregate. Before training, on batches of the base, the
 cosine between the descent of the loss and the gradient of the mean log-probability that an output
 begins to think says how much of a step is about thinking.
@@ -44,8 +44,7 @@ SEEDS = [0, 1, 2, 3, 4]
 STEPS = 26
 WINDOW = 10                                     # steps whose lengths are compared, at both ends
 LEVEL = 0.9                                     # of accuracy, to which steps are counted
-AVERAGES = {"grpo": "1/length", "dr_grpo": "constant", "dapo": "all tokens of a step",
-            "bnpo": "all tokens of a micro-batch"}
+AVERAGES = {"grpo": "1/length", "dr_grpo": "constant", "dapo": "all tokens of a step"}
 GUESS, THOUGHT = 5, 33                          # tokens
 KINDS = ("right outputs", "wrong outputs", "wrong thoughts")
 
@@ -85,7 +84,7 @@ def pull_to_think(policy, batch, cfg):
     """The cosine between the descent of the loss and the gradient of log pi(<think>). -> float"""
     A = grpo.advantages(batch.rewards, cfg.scale_rewards).view(-1, 1)           # (B, 1)
     clear_gradient(policy)
-    grpo.backward(policy, batch, None, A, torch.arange(len(A)), cfg, entropy_coef=0.0)
+    grpo.backward(policy, batch, None, A, torch.arange(len(A)), cfg)
     descent = -flat_gradient(policy)
     first = torch.full((len(A), 1), grpo.TOKENIZER.encode_single_token("<think>"))
     logps, _ = grpo.score(policy, batch.prompts, first)                         # (B, 1)
@@ -204,15 +203,15 @@ def note(found):
 
 def panels(found):
     def accuracy(axis):
-        curves = {name: [run["accuracy"] for run in runs] for name, runs in found["runs"].items()}
+        curves = {name: [run["accuracy"] for run in found["runs"][name]] for name in AVERAGES}
         draw_curves(axis, curves, title="how fast it learns", ylabel="accuracy of the samples")
         axis.axhline(LEVEL, color="black", linestyle=":", linewidth=1)
 
     def lengths(axis, kind):
-        for name, runs in found["runs"].items():
+        for name in AVERAGES:
             values = []
             for step in range(3, 1 + STEPS):
-                pairs = [pair for run in runs for pair in run[kind][step - 3:step]]
+                pairs = [pair for run in found["runs"][name] for pair in run[kind][step - 3:step]]
                 values.append(mean_length(pairs))
             axis.plot(range(3, 1 + STEPS), values, label=name)
         axis.set(title=f"{kind}, three steps", xlabel="step", ylabel="tokens", ylim=(0, 48))

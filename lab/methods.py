@@ -47,7 +47,7 @@ METHODS = {
     "grpo.py": ["grpo.py", *FLAGS],
     "grpo.py, mean over tokens": ["grpo.py", *FLAGS, "--loss_type", "dapo"],
     "gspo.py": ["gspo.py", *FLAGS],
-    "dpo.py, online": ["dpo.py", *FLAGS, "--online", "true"]}
+    "dpo.py, online": ["dpo.py", *FLAGS, "--online"]}
 # Of which method more is said to be needed than of which other.
 SLOWER = (("grpo.py", "grpo.py, mean over tokens", "samples"),
           ("grpo.py", "gspo.py", "samples"),

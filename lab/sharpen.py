@@ -45,11 +45,11 @@ from lab.entry import (
     mean_and_spread,
     mean_curve,
     minus,
-    rounded,
     steps_to_level,
 )
+from lab.training import continued
 from tools.ask import load_policy
-from tools.runs import curve, run
+from tools.runs import curve, rounded, run
 
 SEEDS = [0, 1, 2]
 KS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -106,28 +106,17 @@ def taught(teacher, seed, size, work):
 # ---- 2. CoT decoding -------------------------------------------------------------------------
 
 @torch.no_grad()
-def certainty(policy, prompts, out):
+def certainty(policy, prompts, tokens, mask):
     """By how much the likeliest token is likelier than the second, mean over the tokens of the
-    answer in a Rollout; 0 without one. -> (B,)"""
-    hidden = grpo.completion_states(policy, prompts, out.tokens)                # (B, T, D)
+    answer; 0 without one. (B, W), (B, T), (B, T) -> (B,)"""
+    hidden = grpo.completion_states(policy, prompts, tokens)                    # (B, T, D)
     logits = torch.nn.functional.linear(hidden, policy.embed.weight)            # (B, T, V)
     two = logits.softmax(dim=-1).topk(2, dim=-1).values                         # (B, T, 2)
-    is_tag = out.tokens == ANSWER
+    is_tag = tokens == ANSWER
     has_begun = (prompts == ANSWER).any(dim=1, keepdim=True) | (is_tag.cumsum(dim=1) > is_tag.int())
-    has_ended = (out.tokens == ANSWERED).cumsum(dim=1) > 0
-    mask = out.mask * (has_begun & ~has_ended)                                  # (B, T)
+    has_ended = (tokens == ANSWERED).cumsum(dim=1) > 0
+    mask = mask * (has_begun & ~has_ended)                                      # (B, T)
     return ((two[..., 0] - two[..., 1]) * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1)
-
-
-def continued(policy, task, cfg, problems, first, uniforms=None):
-    """Complete prompts after a first token (B,), greedily without uniforms. -> the longer prompts,
-    Rollout of the tokens behind it, texts with it"""
-    prompts = grpo.encode_prompts([problem.prompt for problem in problems], task, cfg.device)
-    prompts = torch.cat([prompts, first[:, None]], dim=1)                       # (B, W + 1)
-    out = grpo.rollout(policy, prompts, problems, task, cfg, uniforms)
-    texts = [grpo.decode([token]) + text
-             for token, text in zip(first.tolist(), grpo.completion_texts(out))]
-    return prompts, out, texts
 
 
 @torch.no_grad()
@@ -135,18 +124,19 @@ def paths(policy, task, cfg, problems, places=FIRST):
     """Greedy outputs after each of the likeliest first tokens; the first is plain greedy's. -> for
     each path the chances of the first token, whether this is <think>, whether the output is right,
     and how certain it is, (n,) each"""
-    prompts = grpo.encode_prompts([problem.prompt for problem in problems], task, cfg.device)
+    prompts = grpo.encode_prompts(problems, task, cfg.device)
     first_chances = policy(prompts)[:, -1].softmax(dim=-1)                      # (n, V)
     chances, firsts = first_chances.topk(places, dim=-1)                        # (n, places)
     found = []
     for chance, first in zip(chances.T, firsts.T):
-        longer, out, texts = continued(policy, task, cfg, problems, first)
+        longer, tokens, mask, texts = continued(
+            grpo, policy, cfg, problems, prompts, first[:, None])
         # an output that ends at once has no answer, whatever would be written behind its end
         is_right = [float(token != grpo.EOS and task.verify(problem, text) == 1)
                     for token, problem, text in zip(first.tolist(), problems, texts)]
         found.append({"chance": chance, "thinks": (first == THINK).float(),
                       "right": torch.tensor(is_right),
-                      "certainty": certainty(policy, longer, out)})
+                      "certainty": certainty(policy, longer, tokens, mask)})
     return found
 
 

@@ -37,16 +37,16 @@ from lab.entry import (
     main,
     mean_and_spread,
     minus,
-    rounded,
     sign_test,
 )
 from lab.training import side_by_side, training
+from tools.runs import rounded
 
 SEEDS = [0, 1, 2, 3, 4]
-FLAGS = ["--operands", "2-7", "--base_steps", 600, "--max_completion_length", 64,
+FLAGS = ["--task", "arithmetic:2-7", "--base_steps", 600, "--max_completion_length", 64,
          "--num_eval_problems", 256]
 GROUPS = ["--num_prompts", 64, "--num_generations", 4]      # of the runs
-VARIANTS = {"plain": [], "dynamic": ["--dynamic_sampling", 4], "curriculum": ["--curriculum", True]}
+VARIANTS = {"plain": [], "dynamic": ["--dynamic_sampling", 4], "curriculum": ["--curriculum"]}
 SIZES = (4, 8, 16)                              # G
 TEMPERATURES = (1.0, 0.7, 0.5, 0.3, 0.1)
 PROBLEMS, OUTPUTS = 96, 128
@@ -113,7 +113,7 @@ def learn(flags, policy, budget=BUDGET):
     curves = {name: [] for name in ("samples", "all wrong", "all right", "pass@1")}
     samples = 0
     for batch, _ in training(grpo, cfg, task, policy):
-        rates = sum(batch.pass_rates.values(), [])      # of all groups, also those left out
+        rates = [rate for _, rate in batch.pass_rates]  # of all groups, also those left out
         samples += len(rates) * cfg.num_generations
         curves["samples"].append(samples)
         curves["all wrong"].append(rates.count(0.0) / len(rates))

@@ -11,7 +11,7 @@ that is independent from token to token, GSPO's ratio keeps a share of 1 / lengt
 more often than GRPO's, as its range is 700 times narrower. Rounding to 8 bits hurts neither method,
 4 bits hurt GSPO more.
 
-Method. grpo.py with --sampler_lag at twice the usual learning rate, with which a lag of 8 hurt in a
+Method. examples/lag.py at twice the usual learning rate, with which a lag of 8 hurt in a
 pilot; accuracy is that of the policies after 16 to 19 updates, whenever they came to sample. Then
 noise of +s or -s on the log-probability of each token, each with chance 1/2: all its outcomes are
 enumerated, so variances and clipped shares are exact. Then training on samples of a copy of the
@@ -19,7 +19,6 @@ policy whose weights are rounded, the engine's log-probabilities standing in for
 truncate, corrected by the weight of each token.
 """
 import copy
-import importlib
 import itertools
 import math
 import statistics
@@ -29,17 +28,10 @@ import torch
 
 import grpo
 import gspo
-from lab.entry import (
-    compared,
-    draw_points,
-    load_base,
-    main,
-    mean_and_spread,
-    minus,
-    rounded,
-    run_all,
-)
+from examples import lag
+from lab.entry import compared, draw_points, load_base, main, mean_and_spread, minus, run_all
 from lab.training import side_by_side, training
+from tools.runs import rounded
 
 SEEDS = [0, 1, 2, 3, 4]
 NOISY_SEEDS = 3                             # as many of them for the rounded engines
@@ -52,23 +44,22 @@ EVALUATION = ["--num_eval_problems", 128, "--num_eval_samples", 4]
 LENGTHS = [1, 4, 16, 64, 256, 1024]
 NOISES = [0.01, 0.3]                        # about what 8 and 4 bits do
 CLIPS = {"GRPO": (0.2, 0.28), "GSPO": (3e-4, 4e-4)}     # the ranges that the scripts have
-TRUNCATE = ["--sampler_lag", 1, "--importance_sampling_correction", "truncate"]
-ENGINES = {                                 # name: script, bits (0: as they are), flags
-    "GRPO, exact": ("grpo", 0, []),
-    "GRPO, 8 bits": ("grpo", 8, []),
-    "GRPO, 4 bits": ("grpo", 4, []),
-    "GRPO, 4 bits, truncate": ("grpo", 4, TRUNCATE),
-    "GSPO, exact": ("gspo", 0, []),
-    "GSPO, 8 bits": ("gspo", 8, []),
-    "GSPO, 4 bits": ("gspo", 4, [])}
+ENGINES = {                                 # name: script, bits (0: as they are), correction
+    "GRPO, exact": ("grpo", 0, "none"),
+    "GRPO, 8 bits": ("grpo", 8, "none"),
+    "GRPO, 4 bits": ("grpo", 4, "none"),
+    "GRPO, 4 bits, truncate": ("grpo", 4, "truncate"),
+    "GSPO, exact": ("gspo", 0, "none"),
+    "GSPO, 8 bits": ("gspo", 8, "none"),
+    "GSPO, 4 bits": ("gspo", 4, "none")}
 
 
 def variants():
     """{name: script and flags}: the lags, then the corrections of the longest."""
     named = {}
-    for lag in LAGS:
-        flags = ["--sampler_lag", lag, "--max_steps", UPDATES + lag]
-        named[f"lag {lag}"] = ["grpo.py", *FLAGS, *NO_EVALUATION, *flags]
+    for K in LAGS:
+        flags = ["--sampler_lag", K, "--max_steps", UPDATES + K]
+        named[f"lag {K}"] = ["examples/lag.py", *FLAGS, *NO_EVALUATION, *flags]
     for correction in CORRECTIONS:
         flags = ["--importance_sampling_correction", correction]
         named[f"lag 8, {correction}"] = named["lag 8"] + flags
@@ -98,7 +89,7 @@ def exact_noise(length, noise):
     mask = torch.ones_like(log_rho)
     logs = {"GRPO": grpo.log_ratio(log_rho, nothing, mask),
             "GSPO": gspo.log_ratio(log_rho, nothing, mask)}
-    weights = grpo.importance_weights(log_rho, nothing, mask, "sequence_truncate", math.inf)
+    weights = lag.importance_weights(log_rho, nothing, mask, "sequence_truncate", math.inf)
     found = {"product": [variance(weights, chances), None]}
     for name, log_ratio in logs.items():
         clipped = [grpo.is_clipped(log_ratio, sign * mask, *CLIPS[name]) for sign in (1, -1)]
@@ -129,12 +120,16 @@ def engine(policy, bits):
     return sampler
 
 
-def train(name, bits, flags, seed):
+def train(name, bits, correction, seed):
     """Learn from samples of an engine. -> pass@1 of the policy, problems, share that is clipped"""
     torch.set_num_threads(1)
-    script = importlib.import_module(name)
-    cfg, task, policy = load_base(script, *FLAGS, "--seed", seed, *flags)
-    steps = training(script, cfg, task, policy, lambda policy: engine(policy, bits))
+    script = lag.METHODS[name]
+    cfg, task, policy = load_base(script, *FLAGS, "--seed", seed)
+    has_lag = int(correction != "none")                 # else mu stands in for pi_old
+    corrected = lag.Config(**vars(cfg), method=name, sampler_lag=has_lag,
+                           importance_sampling_correction=correction)
+    steps = training(script, cfg, task, policy, lambda policy: engine(policy, bits),
+                     lambda batch: lag.correct_for_lag(policy, batch, corrected)[0])
     updates = [metrics for _, metrics in itertools.islice(steps, UPDATES)]
     clipped = statistics.mean(metrics["clip_ratio/region_mean"] for metrics in updates)
     scores = script.evaluate(policy, task, cfg, cfg.num_eval_samples)
@@ -204,8 +199,8 @@ def claims(found):
         listed.append(compared(text, values, form))
 
     fresh = after(found, "lag 0")
-    for lag in LAGS[1:]:
-        differences(f"a lag of {lag} costs accuracy", minus(fresh, after(found, f"lag {lag}")))
+    for K in LAGS[1:]:
+        differences(f"a lag of {K} costs accuracy", minus(fresh, after(found, f"lag {K}")))
     for correction in CORRECTIONS:
         gains = minus(after(found, f"lag 8, {correction}"), after(found, "lag 8"))
         differences(f"with a lag of 8, {correction} is better than none", gains)
@@ -235,10 +230,10 @@ def note(found):
 
 def panels(found):
     def lags(axis):
-        for lag in LAGS:
-            curves = [values[lag:] for values in found["runs"][f"lag {lag}"]]
+        for K in LAGS:
+            curves = [values[K:] for values in found["runs"][f"lag {K}"]]
             mean = [statistics.mean(step) for step in zip(*curves)]
-            axis.plot(range(len(mean)), mean, label=f"lag {lag}")
+            axis.plot(range(len(mean)), mean, label=f"lag {K}")
         axis.set(title="learning from old samples", xlabel="updates", ylabel="accuracy",
                  ylim=(0, 1))
         axis.legend(frameon=False, fontsize=8, loc="lower left", ncols=2)

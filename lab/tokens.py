@@ -39,7 +39,7 @@ from lab.entry import (
     minus,
     sign_test,
 )
-from lab.training import side_by_side
+from lab.training import continued, side_by_side
 
 SEEDS = [0, 1, 2]
 FLAGS = ["--base_steps", 450]
@@ -58,16 +58,11 @@ FORKS = 0.1                             # the share of tokens that is asked abou
 # ---- the value of a prefix -------------------------------------------------------------------
 
 def rollout_rewards(policy, task, cfg, problems, prompts, prefixes, name):
-    """Complete a prefix (n, t) of a completion of each prompt (n, W), which the policy reads as if
-    it had sampled the prefix itself. -> rewards (n,)"""
+    """Complete a prefix (n, t) of a completion of each prompt (n, W). -> rewards (n,)"""
     T = cfg.max_completion_length - prefixes.shape[1]
     rest = dataclasses.replace(cfg, max_completion_length=T)
     uniforms = torch.rand(len(prompts), T, generator=common.generator(cfg.seed, name))
-    read = torch.cat([prompts, prefixes], dim=1)                                # (n, W + t)
-    out = ppo.rollout(policy, read, problems, task, rest, uniforms)
-    out.tokens = torch.cat([prefixes, out.tokens], dim=1)                       # (n, T)
-    out.lengths = out.lengths + prefixes.shape[1]
-    texts = ppo.completion_texts(out)
+    *_, texts = continued(ppo, policy, rest, problems, prompts, prefixes, uniforms)
     return torch.tensor([task.verify(problem, text) for problem, text in zip(problems, texts)])
 
 
@@ -107,13 +102,11 @@ def train_critic(policy, task, cfg):
     optimizer = torch.optim.Adam(critic.parameters(), lr=cfg.critic_learning_rate)
     for step in range(BATCHES):
         batch = ppo.sample_batch(policy, task, cfg, step)
-        rewards = common.token_rewards(batch, ppo.decode)
         with torch.no_grad():
-            values = critic(batch.prompts, batch.tokens) * batch.mask
-        _, returns = ppo.gae(rewards, values, batch.mask, cfg.gamma, cfg.lam)
-        learned = ppo.Advantages(returns, returns, values, 0.0, 0.0)
-        for rows in common.mini_batches(batch, cfg, "shuffle", step):
-            ppo.fit_critic(critic, optimizer, batch, learned, rows, cfg)
+            batch.values = critic(batch.prompts, batch.tokens) * batch.mask
+        rewards = task.token_rewards(batch)
+        _, returns = ppo.gae(rewards, batch.values, batch.mask, cfg.gamma, cfg.lam)
+        ppo.fit_critic(critic, optimizer, batch, returns, cfg, "shuffle", step)
     return critic
 
 
@@ -171,7 +164,7 @@ def measure_seed(seed):
     with torch.no_grad():
         learned = critic(batch.prompts, batch.tokens) * batch.mask
 
-    rewards = common.token_rewards(batch, ppo.decode)
+    rewards = task.token_rewards(batch)
     mask = batch.mask
     exact, _ = ppo.gae(rewards, reference, mask, 1.0, 0.0)
     A = {WHOLE: grpo.advantages(batch.rewards).view(-1, 1).expand_as(mask),

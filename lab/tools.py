@@ -64,7 +64,7 @@ PPO = ["ppo.py", *FLAGS, "--max_steps", STEPS, "--stop_at", 2, "--eval_steps", 1
 NO_TOOL = "no tool"
 RUNS = {                                        # of grpo.py
     "accuracy": [],
-    "tool tokens learned": ["--mask_tool_tokens", "false"],
+    "tool tokens learned": ["--no-mask_tool_tokens"],
     NO_TOOL: [],
     "fine": ["--reward", "fine"],
     "coarse + format": ["--reward", "coarse+format"],
@@ -106,9 +106,8 @@ def gradient_parts(policy, batch, cfg):
     learned = dataclasses.replace(batch, mask=is_token)
     norms = {}
     for word, weights in {"own": batch.mask, "tool": 1 - batch.mask}.items():
-        learned.weights = weights
         clear_gradient(policy)
-        grpo.backward(policy, learned, None, A, torch.arange(len(A)), cfg, entropy_coef=0.0)
+        grpo.backward(policy, learned, None, weights * A, torch.arange(len(A)), cfg)
         norms[word] = round(flat_gradient(policy).norm().item(), 5)
     return norms
 

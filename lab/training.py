@@ -9,21 +9,34 @@ import pickle
 import torch
 
 
-def training(script, cfg, task, policy, engine=lambda policy: policy):
+def training(script, cfg, task, policy, engine=lambda policy: policy, weigh=lambda batch: 1.0):
     """Train `policy` as the main of grpo.py or gspo.py does, without an end. Batches are sampled
-    by engine(policy). Yields (batch, metrics) of each step, after its update"""
+    by engine(policy), advantages multiplied by weigh(batch). Yields (batch, metrics) of each step,
+    after its update"""
     reference = copy.deepcopy(policy)
     optimizer = torch.optim.AdamW(
         policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
     for weight in policy.parameters():
         weight.grad = torch.zeros_like(weight)
     for step in itertools.count():
-        batch = script.sample_batch(engine(policy), task, cfg, step)
-        script.correct_for_lag(policy, batch, cfg)
+        batch = script.sample_with_signal(engine(policy), task, cfg, step)
         A = script.advantages(batch.rewards, cfg.scale_rewards).view(-1, 1)     # (B, 1)
+        A = A * weigh(batch)                                                    # or (B, T)
         metrics = script.update(policy, reference, optimizer, batch, A, cfg, step)
-        task.learn(batch)
+        task.observe(batch, step)
         yield batch, metrics
+
+
+def continued(script, policy, cfg, problems, prompts, prefixes, uniforms=None):
+    """Complete prompts (n, W) after the first t tokens (n, t) of completions, greedily without
+    uniforms. -> the longer prompts, tokens and mask behind them (n, T), texts of both"""
+    longer = torch.cat([prompts, prefixes], dim=1)                              # (n, W + t)
+    tokens, mask, *_ = script.rollout(policy, longer, problems, cfg, uniforms)
+    whole = torch.cat([prefixes, tokens], dim=1)                                # (n, t + T)
+    lengths = prefixes.shape[1] + mask.sum(dim=1).long()
+    texts = [script.decode([i for i in ids[:length] if i != script.EOS])
+             for ids, length in zip(whole.tolist(), lengths.tolist())]
+    return longer, tokens, mask, texts
 
 
 def side_by_side(function, jobs):

@@ -10,10 +10,11 @@ Clip and penalty are alike. TRPO learns more slowly per sample, as its one step 
 beside the eight of the others, and much more slowly per second, as each step takes ten products
 with F. Without a bound the largest KL is several times that of the clip, and the reward is lower.
 
-Method. ppo.py with four passes (of TRPO's critic, too) over batches of 16 problems, 15 steps, with
-the clip of 0.2, with the penalty and TRPO at a KL of 0.01, and with a clip of 1e9, which bounds
-nothing. The KL of an update is metrics.jsonl's policy_kl: TRPO's is exact on its samples, that of
-the others is estimated from every eighth row. The seconds of a step are those of a short run alone.
+Method. ppo.py, for TRPO examples/trpo.py, with four passes (of TRPO's critic, too) over batches of
+16 problems, 15 steps: with the clip of 0.2, with the penalty and TRPO at a KL of 0.01, and with a
+clip of 1e9, which bounds nothing. The KL of an update is metrics.jsonl's policy_kl: TRPO's is exact
+on its samples, that of the others is estimated from every eighth row. The seconds of a step are
+those of a short run alone.
 """
 import statistics
 import sys
@@ -39,13 +40,13 @@ MAX_KL = 0.01
 FORMS = {"mean KL": ".4f", "largest KL": ".4f", "steps to the level": ".1f",
          "seconds to the level": ".1f"}
 EVALUATION = ["--num_eval_problems", 1, "--num_eval_samples", 1, "--eval_steps", 1000]
-SAME = ["ppo.py", "--num_iterations", 4, "--num_prompts", 16, "--max_steps", STEPS, "--stop_at", 2,
+SAME = ["--num_iterations", 4, "--num_prompts", 16, "--max_steps", STEPS, "--stop_at", 2,
         *EVALUATION]
 VARIANTS = {
-    "clip": [*SAME, "--trust_region", "clip"],
-    "penalty": [*SAME, "--trust_region", "penalty", "--target_kl", MAX_KL],
-    "TRPO": [*SAME, "--trust_region", "trpo", "--max_kl", MAX_KL],
-    "no bound": [*SAME, "--trust_region", "clip", "--epsilon", 1e9, "--epsilon_high", 1e9]}
+    "clip": ["ppo.py", *SAME, "--trust_region", "clip"],
+    "penalty": ["ppo.py", *SAME, "--trust_region", "penalty", "--target_kl", MAX_KL],
+    "TRPO": ["examples/trpo.py", *SAME, "--max_kl", MAX_KL],
+    "no bound": ["ppo.py", *SAME, "--epsilon", 1e9, "--epsilon_high", 1e9]}
 
 
 def measure(seeds):

@@ -46,15 +46,15 @@ FIXED = "5 operands"
 MOVING = "3-7, curriculum"
 CONSTANT = "3-7, dr_grpo"
 COLD = "3-7, cold start"
-TO_7 = ["--operands", "3-7", "--curriculum", True]
-VARIANTS = {FIXED: ["--operands", 5], MOVING: TO_7, CONSTANT: [*TO_7, "--loss_type", "dr_grpo"],
+TO_7 = ["--task", "arithmetic:3-7", "--curriculum"]
+VARIANTS = {FIXED: [], MOVING: TO_7, CONSTANT: [*TO_7, "--loss_type", "dr_grpo"],
             COLD: TO_7}
 SAME = ["--max_completion_length", 64, "--num_eval_problems", 256]
 STEPS, WINDOW = 60, 10
 WRITES_AT, COLD_STEPS = 20, 40                  # when R1-Zero writes examples; the RL behind them
 LATE = 4                                        # the window of steps 31 to 40
 EXAMPLES = 160
-COLD_START = {"cold_start": 40, "base_batch_size": 4, "base_learning_rate": 1e-3}
+COLD_START = {"base_steps": 40, "base_batch_size": 4, "base_learning_rate": 1e-3}
 PARTS = ("more thinking", "harder problems", "longer outputs")
 
 
@@ -67,11 +67,9 @@ class OwnAnswers(Wrapper):
         super().__init__(task)
         self.texts = texts
 
-    def sample_to_demonstrate(self, rng):
-        return rng.choice(list(self.texts))
-
-    def demonstration(self, problem, rng, phase):
-        return self.texts[problem]
+    def demonstration(self, rng, phase):
+        problem = rng.choice(list(self.texts))
+        return problem._replace(completion=self.texts[problem])
 
 
 def setting(name, seed, prompt_width):
@@ -108,7 +106,7 @@ def start_cold(policy, seed, prompt_width):
         pass
     texts = right_thoughts(writer, task, cfg, EXAMPLES)
     supervised = dataclasses.replace(cfg, **COLD_START)
-    grpo.warm_start(policy, OwnAnswers(task.task, texts), supervised, common.silent)
+    grpo.warm_start(policy, OwnAnswers(task.task, texts), supervised)
 
 
 def look(batches, policy, task, cfg):

@@ -13,9 +13,9 @@ hits the target is written as an expression:
 The textbook searches; in the forum one in five does, and the others answer at once, with any signs.
 RL makes searching the habit within twenty steps; from then on each try becomes a little better.
 """
-import math
+import ast
 import re
-from collections import Counter, deque
+from collections import Counter
 from typing import NamedTuple
 
 import common
@@ -29,17 +29,15 @@ MAX_TOKENS = 40     # of an expression: nine numbers, eight signs, more parenthe
 
 class Countdown(common.Task):
     """Numbers are different digits, in ascending order, so that no problem is another one in
-    disguise. Targets have two digits."""
+    disguise. Targets have two digits. The level is how many numbers there are, or a range."""
     defaults = {"max_completion_length": 128, "base_steps": 1300, "base_batch_size": 16}
-    options = ("numbers",)
     held_out_tenths = 2     # some 550 different problems, of 2600
 
-    def __init__(self, cfg):
-        super().__init__(cfg)
-        self.min_numbers, self.max_numbers = common.span(cfg.numbers, "numbers")
+    def __init__(self, cfg, level=""):
+        super().__init__(cfg, level)
+        self.min_numbers, self.max_numbers = common.span(level or "3-4")
         if self.max_numbers > 9:
-            raise ValueError(f"--numbers {cfg.numbers}: there are only 9 different digits from "
-                             "1 to 9")
+            common.fail(f"--task countdown:{level}: there are only 9 different digits from 1 to 9")
         self.prompt_width = len("1 ") * self.max_numbers - 1 + len(">30:")
 
     def sample(self, rng):
@@ -51,13 +49,15 @@ class Countdown(common.Task):
                 prompt = f"{' '.join(map(str, numbers))}>{solution.total}:"
                 return Problem(prompt, solution.expression, solution.steps, num_numbers)
 
-    def demonstration(self, problem, rng, phase):
+    def demonstration(self, rng, phase):
         """The textbook and a cold start search, in the forum one in five does. A search chooses the
         last sign of each try well, and its last try is the one by which the problem was made."""
+        problem = self.sample(rng)
         *numbers, target = map(int, re.findall("[0-9]+", problem.prompt))
         share_that_searches = {"textbook": 1.0, "forum": 0.2, "cold_start": 1.0}[phase]
         if rng.random() > share_that_searches:
-            return f"<answer>{combine(rng, numbers).expression}</answer>"
+            guess = combine(rng, numbers).expression
+            return problem._replace(completion=f"<answer>{guess}</answer>")
         lines = []
         total = None
         while total != target:
@@ -66,7 +66,8 @@ class Countdown(common.Task):
                 steps, expression, total = Try(problem.work, problem.answer, target)
             lines.append(f"{steps}?{target}")
         thought = "\n".join(lines)
-        return f"<think>{thought}</think><answer>{expression}</answer>"
+        text = f"<think>{thought}</think><answer>{expression}</answer>"
+        return problem._replace(completion=text)
 
     def verify(self, problem, text):
         """1.0 if the one answer block is an expression of + - * ( ) that uses given numbers only,
@@ -119,17 +120,43 @@ def combine(rng, numbers, aim=None):
     return Try(";".join(steps), expression, total)
 
 
-# ---- the parser ------------------------------------------------------------------------------
-
-# Recursive descent: parse_sum, parse_product and parse_factor take what they read off the front of
-# `tokens`, and raise ValueError or IndexError for what is no expression. Each returns a sum, a list
-# of terms: that of a number, or of a product of several factors, has one.
+# ---- expressions -----------------------------------------------------------------------------
 
 class Term(NamedTuple):
     """What a sum adds or subtracts, a product."""
     sign: int               # 1 or -1
     value: int              # of the factors
     factors: list           # in canonical spelling: ["(8-2)", "3"]
+
+
+def parse(answer):
+    """The terms of an expression of + - * ( ) and numbers; None for any other text. Python's parser
+    reads it, which runs nothing. -> list of Term"""
+    tokens = re.findall("[0-9]+|[^ ]", answer)
+    if len(tokens) > MAX_TOKENS or not re.fullmatch("[0-9 +*()-]*", answer):
+        return None
+    try:
+        return terms_of(ast.parse(" ".join(tokens), mode="eval").body)
+    except (SyntaxError, ValueError):
+        return None
+
+
+def terms_of(node):
+    """The terms of a syntax tree. ValueError for a sign without a number before it, and what else
+    is no sum or product. -> list of Term"""
+    if isinstance(node, ast.Constant):
+        return [Term(1, node.value, [str(node.value)])]
+    if not isinstance(node, ast.BinOp):
+        raise ValueError
+    left = terms_of(node.left)
+    right = terms_of(node.right)
+    if not isinstance(node.op, ast.Mult):
+        sign = 1 if isinstance(node.op, ast.Add) else -1
+        return left + [term._replace(sign=sign * term.sign) for term in right]
+    factors = []
+    for terms in (left, right):                         # a product in a product, or a sum
+        factors += terms[0].factors if len(terms) == 1 else [f"({spell(terms)})"]
+    return [Term(1, total(left) * total(right), factors)]
 
 
 def total(terms):
@@ -143,50 +170,3 @@ def spell(terms):
     signs = {1: "+", -1: "-"}
     products = [signs[term.sign] + "*".join(sorted(term.factors)) for term in terms]
     return "".join(sorted(products)).removeprefix("+")
-
-
-def parse(answer):
-    """The terms of an expression of + - * ( ) and numbers; None for any other text. -> list"""
-    tokens = deque(re.findall("[0-9]+|[^ ]", answer))
-    if len(tokens) > MAX_TOKENS or not answer.isascii():
-        return None
-    try:
-        terms = parse_sum(tokens)
-    except (ValueError, IndexError):
-        return None
-    return None if tokens else terms
-
-
-def parse_sum(tokens):
-    """Products that are added and subtracted, from left to right. -> list of Term"""
-    terms = parse_product(tokens)
-    while tokens and tokens[0] in "+-":
-        sign = {"+": 1, "-": -1}[tokens.popleft()]
-        for term in parse_product(tokens):              # of 8-(2-3), the terms 2 and -3
-            terms.append(term._replace(sign=sign * term.sign))
-    return terms
-
-
-def parse_product(tokens):
-    """Factors that are multiplied; one alone needs no parentheses. -> list of Term"""
-    sums = [parse_factor(tokens)]
-    while tokens and tokens[0] == "*":
-        tokens.popleft()
-        sums.append(parse_factor(tokens))
-    if len(sums) == 1:
-        return sums[0]
-    factors = []
-    for terms in sums:                                  # a product in a product, or a sum
-        factors += terms[0].factors if len(terms) == 1 else [f"({spell(terms)})"]
-    return [Term(1, math.prod(map(total, sums)), factors)]
-
-
-def parse_factor(tokens):
-    """A number, or a sum in parentheses. -> list of Term"""
-    token = tokens.popleft()
-    if token != "(":
-        return [Term(1, int(token), [token])]
-    terms = parse_sum(tokens)
-    if tokens.popleft() != ")":
-        raise ValueError("a parenthesis is not closed")
-    return terms

@@ -6,15 +6,18 @@ episode, -3 at x, else -1. If a wall or the edge is in the way, that is the cell
 it is for any other character. After the end, each character earns -1; to stop early costs nothing.
 RURR on `A b3 7` earns -1, -1, -1, +5, and so does LULL on `G d3 7`, its mirror image.
 
-With --slip a move may go astray, to its left or right. After each move the environment then says
-where it led, Rc3Uc4 .., which earns 0. Problem.secret is (slip, seed); seed and number of a move
-decide whether it goes astray, and to which side. What a walk earns is then partly luck, so nothing
-counts as right or wrong.
+In gridworld:0.2 one move in five goes astray, to its left or right. After each move the environment
+then says where it led, Rc3Uc4 .., which earns 0. Problem.secret is (slip, seed); seed and number of
+a move decide whether it goes astray, and to which side. What a walk earns is then partly luck, so
+nothing counts as right or wrong.
 """
 import dataclasses
 import functools
 import random
+import re
 from typing import NamedTuple
+
+import torch
 
 import common
 from common import Problem
@@ -45,13 +48,8 @@ def read_maps():
     return maps
 
 
-def find_starts():
-    """All starts, such as "A b3". -> list"""
-    return [f"{name} {cell}" for name in MAPS for cell, mark in MAPS[name].items() if mark == "o"]
-
-
 MAPS = read_maps()
-STARTS = find_starts()
+STARTS = [f"{name} {cell}" for name in MAPS for cell in MAPS[name] if MAPS[name][cell] == "o"]
 
 
 class Gridworld(common.Task):
@@ -59,23 +57,27 @@ class Gridworld(common.Task):
     prompt_width = len("A b3 7")
     defaults = {"max_completion_length": len("Rc3") * LIMITS[-1] + 1, "base_steps": 600,
                 "num_prompts": 64}
-    options = ("slip",)
     held_out_tenths = 3     # 114 of 370 prompts
 
-    def __init__(self, cfg):
-        super().__init__(cfg)
-        self.is_judged = cfg.slip == 0
-        self.call_tokens = tuple(MOVES) if cfg.slip > 0 else ()
+    def __init__(self, cfg, level=""):
+        super().__init__(cfg, level)
+        if not re.fullmatch(r"0?\.[0-9]{1,9}|[01]|", level):
+            common.fail(f"--task gridworld:{level}: the level must be a share of moves, 0 to 1")
+        if getattr(cfg, "scale_rewards", "") == "mean":
+            common.fail("--scale_rewards mean: the mean of gridworld's rewards may be negative")
+        self.slip = float(level or 0)
+        self.is_judged = self.slip == 0
+        self.call_tokens = tuple(MOVES) if self.slip > 0 else ()
 
     def sample(self, rng):
-        secret = None
-        if self.cfg.slip > 0:
-            secret = (self.cfg.slip, rng.getrandbits(32))
-        return Problem(f"{rng.choice(STARTS)} {rng.choice(LIMITS)}", answer="", secret=secret)
+        prompt = f"{rng.choice(STARTS)} {rng.choice(LIMITS)}"
+        secret = (self.slip, rng.getrandbits(32)) if self.slip > 0 else None
+        return Problem(prompt, answer="", secret=secret)
 
-    def demonstration(self, problem, rng, phase):
+    def demonstration(self, rng, phase):
         """The best walk to a prize: in the textbook and a cold start to either one, in the forum
         four times of five to the near one."""
+        problem = self.sample(rng)
         share_of_near = {"textbook": 0.5, "forum": 0.8, "cold_start": 0.5}[phase]
         prize = "4" if rng.random() < share_of_near else "5"
         _, Q = values(problem.prompt, slip_of(problem), prize=prize)
@@ -87,13 +89,32 @@ class Gridworld(common.Task):
             text += max(returns, key=returns.get)
             text += self.respond(problem, text)
             episode = play(problem, text)
-        return text
+        return problem._replace(completion=text)
 
     def verify(self, problem, text):
         """What each character earns. -> list of float"""
         return play(problem, text).rewards
 
+    def is_correct(self, problem, verdict):
+        """Whether the walk is the best; where moves slip, luck decides, and nothing is right."""
+        return self.is_judged and sum(verdict) >= self.best_return(problem) - 1e-6
+
+    def token_rewards(self, batch):
+        """What a character earns is paid with the token that writes it, what is left of a row's
+        reward with its last sampled token. -> (B, T)"""
+        decode = self.machinery.decode
+        paid = torch.zeros_like(batch.mask)                                     # (B, T)
+        for row, verdict in enumerate(batch.verdicts):
+            ids = batch.tokens[row, :batch.lengths[row]].tolist()
+            ends = [len(decode(ids[:t])) for t in range(1 + len(ids))]
+            earned = [sum(verdict[start:end]) for start, end in zip(ends, ends[1:])]
+            paid[row, :len(ids)] = paid.new_tensor(earned)
+        paid = paid * batch.mask                        # inserted tokens earn nothing
+        left = batch.rewards - paid.sum(dim=1).view_as(batch.rewards).to(batch.rewards)
+        return paid + super().token_rewards(dataclasses.replace(batch, rewards=left))
+
     def best_return(self, problem):
+        """The highest expected sum of rewards. -> float"""
         V, _ = values(problem.prompt, slip_of(problem))
         _, start, _ = problem.prompt.split()
         return V[0][start]
@@ -203,16 +224,3 @@ def values(prompt, slip=0.0, policy=None, prize=""):
         V.insert(0, V_now)
         Q.insert(0, Q_now)
     return V, Q
-
-
-def draw(problem, text):
-    """The map with the path: * where it led, @ where it ends. -> str of four lines"""
-    cells = play(problem, text).cells
-    marks = dict(MAPS[problem.prompt[0]])
-    for cell in cells:
-        marks[cell] = "*"
-    marks[cells[-1]] = "@"
-    lines = []
-    for rank in "4321":
-        lines.append("".join(marks.get(column + rank, "#") for column in "abcde"))
-    return "\n".join(lines)

@@ -36,13 +36,15 @@ class Lookup(common.Task):
         table = sorted(zip(people, bosses))
         return Problem(prompt, people[num_hops], work, num_hops, secret=tuple(table))
 
-    def demonstration(self, problem, rng, phase):
+    def demonstration(self, rng, phase):
         """The textbook asks the tool nine times of ten, a cold start always; the forum guesses four
         times of five."""
+        problem = self.sample(rng)
         share_that_asks = {"textbook": 0.9, "forum": 0.2, "cold_start": 1.0}[phase]
+        text = f"<answer>{rng.choice(NAMES)}</answer>"
         if rng.random() < share_that_asks:
-            return f"<think>{problem.work}</think><answer>{problem.answer}</answer>"
-        return f"<answer>{rng.choice(NAMES)}</answer>"
+            text = f"<think>{problem.work}</think><answer>{problem.answer}</answer>"
+        return problem._replace(completion=text)
 
     def verify(self, problem, text):
         """1.0 if the one answer block holds the right name, asked for or guessed; else 0.0."""
@@ -69,7 +71,7 @@ class Lookup(common.Task):
             response = table.get(key.strip(), "unknown")
         return f"<information>{response}</information>"
 
-    def describe(self, batch, step):
+    def observe(self, batch, step):
         """How often a completion calls the tool, on average."""
         num_calls = sum(text.count("<search>") for text in batch.texts)
         return {"tools/call_frequency": num_calls / len(batch.texts)}

@@ -1,4 +1,7 @@
 """What takes several tasks, or several difficulties, at once: --task A,B and --curriculum."""
+import random
+from statistics import fmean
+
 import torch
 
 import common
@@ -6,98 +9,80 @@ from tasks import Wrapper
 
 
 class Mix:
-    """Several tasks as one, each with the same share of the problems. It has all methods of
-    common.Task; those that are given a problem ask the task that it is of, by problem.task."""
-    defaults = {}           # common.task_defaults takes those of the parts together
-    reward_model = None
+    """Several tasks as one, each with the same share of the problems. It has all of common.Task;
+    what is asked of one problem is answered by the task that it is of, problem.task."""
 
     def __init__(self, cfg, parts):
         self.cfg = cfg
-        self.names = [part.name for part in parts]
-        self.name = ",".join(self.names)
-        self.is_judged = any(part.is_judged for part in parts)
+        self.name = ",".join(part.name for part in parts)
         self.parts = {part.name: part for part in parts}
-        self.options = tuple(name for part in parts for name in part.options)
+        if len(self.parts) < len(parts):
+            common.fail(f"--task {cfg.task}: names a task twice; a range of levels is one task")
+        self.machinery = parts[0].machinery
+        self.is_judged = all(part.is_judged for part in parts)
         self.prompt_width = max(part.prompt_width for part in parts)
         self.call_tokens = tuple(sorted({text for part in parts for text in part.call_tokens}))
-
-    @property
-    def state(self):
-        """The states of the parts that have one, by name."""
-        return {name: part.state for name, part in self.parts.items() if part.state}
-
-    @state.setter
-    def state(self, state):
-        for name, part in self.parts.items():
-            part.state = state.get(name, {})
-
-    # -- problems
-
-    def choose_part(self, rng):
-        """One of the tasks, each as often."""
-        return self.parts[rng.choice(self.names)]
+        self.state = {}                                 # of all parts
+        for part in parts:
+            self.state |= part.state
+            part.state = self.state
 
     def sample(self, rng):
-        part = self.choose_part(rng)
+        part = self.choose(rng)
         return part.sample(rng)._replace(task=part.name)
 
-    def sample_to_demonstrate(self, rng):
-        part = self.choose_part(rng)
-        return part.sample_to_demonstrate(rng)._replace(task=part.name)
+    def demonstration(self, rng, phase):
+        part = self.choose(rng)
+        return part.demonstration(rng, phase)._replace(task=part.name)
 
-    # -- what is asked of one problem
-
-    def part_of(self, problem):
-        """The task that a problem is of."""
-        return self.parts[problem.task]
+    def choose(self, rng):
+        """One of the tasks, each as often."""
+        return self.parts[rng.choice(list(self.parts))]
 
     def is_held_out(self, problem):
-        return self.part_of(problem).is_held_out(problem)
-
-    def demonstration(self, problem, rng, phase):
-        return self.part_of(problem).demonstration(problem, rng, phase)
-
-    def wants(self, problem, rng):
-        return self.part_of(problem).wants(problem, rng)
+        return self.parts[problem.task].is_held_out(problem)
 
     def verify(self, problem, text):
-        return self.part_of(problem).verify(problem, text)
-
-    def reward(self, problem, text, verdict, step):
-        return self.part_of(problem).reward(problem, text, verdict, step)
+        return self.parts[problem.task].verify(problem, text)
 
     def is_correct(self, problem, verdict):
-        return self.part_of(problem).is_correct(problem, verdict)
+        return self.parts[problem.task].is_correct(problem, verdict)
 
-    def canonical(self, problem, answer):
-        return self.part_of(problem).canonical(problem, answer)
-
-    def best_return(self, problem):
-        return self.part_of(problem).best_return(problem)
+    def reward(self, problem, text, verdict, step):
+        return self.parts[problem.task].reward(problem, text, verdict, step)
 
     def respond(self, problem, text):
         """The response of the problem's own task, if the text ends in one of its call tokens, not
         in that of another task."""
-        part = self.part_of(problem)
+        part = self.parts[problem.task]
         return part.respond(problem, text) if text.endswith(part.call_tokens) else ""
 
-    # -- batches
-
-    def learn(self, batch):
-        for part in self.parts.values():
-            part.learn(batch)
-
-    def describe(self, batch, step):
-        """The metrics of the tasks that the batch has problems of. Each sees the groups of its own
-        problems only."""
-        G = batch.rewards.shape[1]
+    def of_parts(self, batch):
+        """Each task that a batch has problems of, which groups these are, and the batch that they
+        make. Yields triples"""
+        G = batch.is_correct.shape[1]
         tasks = [problem.task for problem in batch.problems[::G]]               # P
-        metrics = {}
         for name, part in self.parts.items():
-            groups = [group for group, task in enumerate(tasks) if task == name]
-            if groups:
-                its_own = common.select_groups(batch, torch.tensor(groups))
-                metrics |= part.describe(its_own, step)
+            groups = torch.tensor([group for group, task in enumerate(tasks) if task == name])
+            if len(groups) > 0:
+                yield part, groups, batch.take(groups)
+
+    def rewards(self, batch, step):
+        found = torch.zeros(batch.is_correct.shape)                             # (P, G)
+        for part, groups, its_own in self.of_parts(batch):
+            found[groups] = part.rewards(its_own, step)
+        return found
+
+    def token_rewards(self, batch):
+        found = torch.zeros_like(batch.mask).unflatten(0, batch.is_correct.shape)       # (P, G, T)
+        for part, groups, its_own in self.of_parts(batch):
+            found[groups] = part.token_rewards(its_own).unflatten(0, its_own.is_correct.shape)
+        return found.flatten(0, 1)
+
+    def observe(self, batch, step):
+        metrics = {}
+        for part, _, its_own in self.of_parts(batch):
+            metrics |= part.observe(its_own, step)
         return metrics
 
 
@@ -109,31 +94,40 @@ def preference(rate):
 
 class Curriculum(Wrapper):
     """A task that takes, of the training problems, most from the difficulties that are solved half
-    of the time. `rates` are the shares of right completions of each difficulty, in all groups that
-    were sampled, running means over about five steps; what there is no rate of is always taken."""
+    of the time. state["rates"] are the shares of right completions of each difficulty, in all
+    groups that were sampled, running means over about five steps; what there is no rate of is
+    always taken."""
 
     def __init__(self, task):
         super().__init__(task)
-        self.rates = {}
+        if not task.is_judged:
+            common.fail(f"--curriculum: nothing in {task.name} counts as right, luck decides")
+        rng = random.Random(0)
+        if len({self.level(task.sample(rng)) for _ in range(200)}) < 2:
+            common.fail(f"--curriculum: all problems of {task.name} are of one difficulty; take "
+                        "several, as in --task arithmetic:3-7")
+        self.state["rates"] = {}
 
-    @property
-    def state(self):
-        return self.task.state | {"rates": self.rates}
+    def level(self, problem):
+        """The name that problems of one task and difficulty have in common. -> str"""
+        return f"{problem.task or self.name}-{problem.difficulty}"
 
-    @state.setter
-    def state(self, state):
-        self.rates = state["rates"]
-        self.task.state = {name: value for name, value in state.items() if name != "rates"}
+    def sample(self, rng):
+        while True:
+            problem = self.task.sample(rng)
+            rate = self.state["rates"].get(self.level(problem))
+            is_exempt = rate is None or self.is_held_out(problem)
+            if is_exempt or rng.random() < preference(rate):
+                return problem
 
-    def wants(self, problem, rng):
-        level = common.level(problem)
-        if level in self.rates and rng.random() >= preference(self.rates[level]):
-            return False
-        return self.task.wants(problem, rng)
-
-    def learn(self, batch):
-        for level, groups in batch.pass_rates.items():
-            rate = common.mean(groups)
-            before = self.rates.get(level, rate)
-            self.rates[level] = 0.8 * before + 0.2 * rate
-        self.task.learn(batch)
+    def observe(self, batch, step):
+        """Follow the rates. -> the metrics of the task, and the rates"""
+        rates = self.state["rates"]
+        by_level = {}
+        for problem, rate in batch.pass_rates:
+            by_level.setdefault(self.level(problem), []).append(rate)
+        for name, found in by_level.items():
+            rate = fmean(found)
+            rates[name] = 0.8 * rates.get(name, rate) + 0.2 * rate
+        shown = {f"curriculum/{name}": rate for name, rate in sorted(rates.items())}
+        return self.task.observe(batch, step) | shown

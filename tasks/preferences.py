@@ -11,14 +11,14 @@ over-optimization, which a penalty on the KL to the base delays. Here the person
 who in one of ten cases says the opposite.
 """
 import copy
-import dataclasses
 import functools
-import math
 
 import torch
 from torch import nn
+from tqdm import tqdm
 
 import common
+from tasks.rewards import Rewards
 
 MISTAKES = 0.1                  # share of pairs in which the person says the opposite
 BATCHES = 20                    # of completions of the base to compare, two of each group
@@ -30,27 +30,22 @@ class RewardModel(nn.Module):
     def __init__(self, policy):
         super().__init__()
         self.gpt = copy.deepcopy(policy)
-        device = policy.embed.weight.device
-        self.head = nn.Linear(policy.embed.embedding_dim, 1, device=device)
+        self.head = nn.Linear(policy.embed.embedding_dim, 1, device=policy.embed.weight.device)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
-    def forward(self, prompts, tokens, lengths):
-        """s of completions. (b, W), (b, T), (b,) -> (b,)"""
-        hidden = self.gpt.hidden(torch.cat([prompts, tokens], dim=1))           # (b, W + T, D)
-        rows = torch.arange(len(tokens), device=tokens.device)
-        last = prompts.shape[1] + lengths - 1                                   # (b,)
-        return self.head(hidden[rows, last])[:, 0]
-
-    def rate(self, batch, rows):
-        """s of some rows (b,) of a batch. -> (b,)"""
-        return self(batch.prompts[rows], batch.tokens[rows], batch.lengths[rows])
+    def forward(self, batch, rows):
+        """s of some rows of a batch. (b,) -> (b,)"""
+        tokens = torch.cat([batch.prompts[rows], batch.tokens[rows]], dim=1)    # (b, W + T)
+        last = batch.prompts.shape[1] + batch.lengths[rows] - 1                 # (b,)
+        hidden = self.gpt.hidden(tokens)                                        # (b, W + T, D)
+        return self.head(hidden[torch.arange(len(rows)), last])[:, 0]
 
     @torch.no_grad()
     def rewards(self, batch):
         """s of all completions of a batch. -> (P, G)"""
-        found = self(batch.prompts, batch.tokens, batch.lengths)                # (B,)
-        return found.view_as(batch.rewards).cpu()
+        found = self(batch, torch.arange(len(batch.tokens)))                    # (B,)
+        return found.view_as(batch.is_correct).cpu()
 
 
 def pairs(batch, mistakes, generator):
@@ -68,12 +63,12 @@ def pairs(batch, mistakes, generator):
     return chosen, rejected
 
 
-def fit(model, sample, progress, seed):
+def fit(model, sample, seed):
     """Train a reward model on pairs out of batches of the base, sample(name), and scale it: on
     these batches it has mean 1/2 and standard deviation 1/2, as a verdict may have. -> accuracy:
     the share of new pairs, without mistakes, that it puts in the right order"""
-    names = [f"preferences {i}" for i in range(BATCHES)]
-    batches = [sample(name) for name in progress("preferences", names)]
+    numbers = tqdm(range(BATCHES), "preferences", leave=False, disable=None)
+    batches = [sample(f"preferences {i}") for i in numbers]
     generator = common.generator(seed, "mistakes")
     found = [pairs(batch, MISTAKES, generator) for batch in batches]
     if not any(len(chosen) > 0 for chosen, _ in found):
@@ -82,7 +77,7 @@ def fit(model, sample, progress, seed):
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for batch, (chosen, rejected) in zip(batches, found):
         if len(chosen) > 0:
-            margin = model.rate(batch, chosen) - model.rate(batch, rejected)    # (N,)
+            margin = model(batch, chosen) - model(batch, rejected)  # (N,)
             loss = -nn.functional.logsigmoid(margin).mean()
             optimizer.zero_grad()
             loss.backward()
@@ -105,20 +100,20 @@ def scale_to_verdicts(model, batches):
     model.head.bias.copy_((model.head.bias - ratings.mean()) / scale + 0.5)
 
 
-def make_reward_model(run, sample_batch):
-    """A reward model for a run, trained on batches of the base, by the script's sample_batch;
-    prints how good it is. A run that is resumed loads its own. -> RewardModel"""
-    model = RewardModel(run.policy)
-    if run.resumed:
-        model.load_state_dict(run.resumed["reward_model"])
-        return model
-    cfg = dataclasses.replace(run.cfg, dynamic_sampling=0)          # which waits for rewards
-    sample = functools.partial(sample_batch, run.policy, run.task, cfg)
-    accuracy = fit(model, sample, run.console.progress, run.cfg.seed)
-    num_bytes = sum(weight.numel() * weight.element_size() for weight in run.policy.parameters())
-    megabytes = num_bytes / 1e6
-    found = f"{accuracy:.3f} of new pairs in the right order"
-    print("reward model:", "not tested, for want of a pair" if math.isnan(accuracy) else found)
-    print(f"in memory: {4 * megabytes:.1f} MB for each model that learns, with gradients and "
-          f"Adam's two moments; {megabytes:.1f} MB for each of the others, as this one", flush=True)
-    return model
+class Trainer(common.Observer):
+    """Makes the reward model of a run before its first step, and gives it to the task's rewards.
+    Checkpoints hold it, and a run that is resumed has its own."""
+
+    def start(self, run):
+        model = RewardModel(run.policy)
+        if run.resumed:
+            model.load_state_dict(run.resumed["reward_model"])
+        else:
+            sample = functools.partial(run.machinery.sample_batch, run.policy, run.task, run.cfg)
+            accuracy = fit(model, sample, run.cfg.seed)
+            print(f"reward model: {accuracy:.3f} of new pairs in the right order", flush=True)
+        run.parts["reward_model"] = model
+        task = run.task
+        while not isinstance(task, Rewards):            # which a curriculum may wrap
+            task = task.task
+        task.model = model

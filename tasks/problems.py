@@ -65,12 +65,8 @@ class FromFile(common.Task):
         return problem.prompt in self.test_prompts
 
     def passes(self, first, n):
-        """n training problems from the first-th on; each pass has an order of its own. -> list"""
-        found = []
-        for place in range(first, first + n):
-            number, i = divmod(place, len(self.train))
-            found.append(self.train[shuffled(len(self.train), self.seed, number)[i]])
-        return found
+        """n training problems from the first-th on. -> list"""
+        return passes(self.train, first, n, self.seed)
 
     def in_parts(self, size=1000):
         """All problems, so many at a time. -> list of lists"""
@@ -83,6 +79,15 @@ class FromFile(common.Task):
         is_equal = given == problem.answer
         number = to_number(given)
         return float(is_equal or number is not None and number == to_number(problem.answer))
+
+
+def passes(items, first, n, seed):
+    """n items from the first-th on; each pass over them has an order of its own. -> list"""
+    found = []
+    for place in range(first, first + n):
+        number, i = divmod(place, len(items))
+        found.append(items[shuffled(len(items), seed, number)[i]])
+    return found
 
 
 @functools.lru_cache(2)

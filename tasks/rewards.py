@@ -1,11 +1,15 @@
 """The rows that --reward adds up by name, as in --reward accuracy+format.
 
 A row is a function of (task, problem, completion text, verdict, step) and returns a float. The
-verdict is what the task's verify returned, a float or a list of floats.
+verdict is what the task's verify returned, a float or a list of floats. One row rates whole
+batches: model, a reward model.
 """
 import re
 from collections import Counter
 
+import torch
+
+import common
 from tasks import Wrapper, block
 
 
@@ -50,56 +54,60 @@ def coarse(task, problem, text, verdict, step):
 
 REWARDS = {"accuracy": accuracy, "format": well_formed, "length": length,
            "growing_length": growing_length, "fine": fine, "coarse": coarse}
-MODEL = "model"                     # the row of a reward model, which rates whole batches
 TOOL_ROWS = ("fine", "coarse")      # rows for tasks with true_calls and predicted_calls, as lookup
 
 
 class Rewards(Wrapper):
     """A task whose completions earn the sum of the rows that --reward names."""
+    model = None                    # of the row "model", once preferences.py has trained it
 
     def __init__(self, cfg, task):
         super().__init__(task)
         self.names = cfg.reward.split("+")
         self.parts = getattr(task, "parts", {task.name: task})
-        self.check(cfg)
-
-    def check(self, cfg):
-        """ValueError for a row that is not there, or not for this task."""
-        known = [*REWARDS, MODEL]
+        known = [*REWARDS, "model"]
         for name in self.names:
-            if name not in known:
-                raise ValueError(f"--reward {cfg.reward}: there is no {name!r}; there are "
-                                 f"{', '.join(known)}")
+            if name not in known or self.names.count(name) > 1:
+                common.fail(f"--reward {cfg.reward}: must be some of {', '.join(known)}, each once")
             for part in self.parts.values():
                 if name in TOOL_ROWS and not hasattr(part, "predicted_calls"):
-                    raise ValueError(f"--reward {cfg.reward}: {name} rates tool calls, {part.name} "
-                                     "has none; use lookup")
-        if MODEL in self.names and not self.task.is_judged:
-            raise ValueError(f"--reward {cfg.reward}: a reward model learns from right and wrong "
-                             f"answers, and {self.task.name} with luck has none")
+                    common.fail(f"--reward {name}: rates the calls of lookup, not {part.name}")
+        if "model" in self.names and not task.is_judged:
+            common.fail(f"--reward model: {task.name} has no right and wrong to learn from")
+
+    def rows(self, batch, step):
+        """What each row gives the completions of a batch. -> name -> (P, G)"""
+        found = {}
+        for name in self.names:
+            if name == "accuracy":
+                found[name] = self.task.rewards(batch, step)
+            elif name == "model":
+                none = torch.zeros(batch.is_correct.shape)
+                found[name] = self.model.rewards(batch) if self.model else none
+            else:
+                judged = zip(batch.problems, batch.texts, batch.verdicts)
+                rewards = [self.row(name, *completion, step) for completion in judged]
+                found[name] = torch.tensor(rewards).view_as(batch.is_correct)
+        return found
 
     def row(self, name, problem, text, verdict, step):
-        """What the row `name` gives a completion. -> float"""
-        if name == MODEL:
-            return 0.0
+        """What a row gives one completion. -> float"""
         part = self.parts.get(problem.task, self.task)
         return REWARDS[name](part, problem, text, verdict, step)
 
     def reward(self, problem, text, verdict, step):
-        return sum(self.row(name, problem, text, verdict, step) for name in self.names)
+        names = [name for name in self.names if name != "model"]
+        return float(sum(self.row(name, problem, text, verdict, step) for name in names))
 
-    def describe(self, batch, step):
-        """The mean of each row, if there are several."""
-        metrics = self.task.describe(batch, step)
-        if len(self.names) == 1:
-            return metrics
-        for name in self.names:
-            found = []
-            for problem, text, verdict in zip(batch.problems, batch.texts, batch.verdicts):
-                found.append(self.row(name, problem, text, verdict, step))
-            metrics[f"rewards/{name}/mean"] = sum(found) / len(found)
-        if MODEL in self.names:
-            metrics[f"rewards/{MODEL}/mean"] = self.reward_model.rewards(batch).mean().item()
+    def rewards(self, batch, step):
+        return sum(self.rows(batch, step).values())
+
+    def observe(self, batch, step):
+        """The metrics of the task, and the mean of each row, if there are several."""
+        metrics = self.task.observe(batch, step)
+        if len(self.names) > 1:
+            for name, rewards in self.rows(batch, step).items():
+                metrics[f"rewards/{name}/mean"] = rewards.mean().item()
         return metrics
 
 

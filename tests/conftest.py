@@ -1,10 +1,11 @@
-"""What the tests share: scripts, tiny configurations of them, and numbers to check them with."""
+"""What the tests share: scripts, tiny configurations and policies, and made-up numbers."""
 import importlib
 import os
 import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 # Before torch and numpy are loaded: some tests fork, and the child of a process with a pool of
 # threads may wait for them for ever.
@@ -19,11 +20,10 @@ sys.path.insert(0, str(ROOT))
 torch.set_num_threads(1)        # sums differ between thread counts in the last bit
 
 # fixtures for all tests
-pytest_plugins = ["small_policies", "update_scenes", "made_runs", "echo_task",
-                  "small_runs", "small_models", "warm_python"]
+pytest_plugins = ["small_runs", "update_scenes", "small_models", "echo_task", "warm_python"]
 
 SCRIPTS = ["reinforce", "ppo", "grpo", "gspo", "dpo"]
-TINY = {"device": "cpu", "num_threads": 1, "operands": "3", "hidden_size": 16,
+TINY = {"device": "cpu", "num_threads": 1, "task": "arithmetic:3", "hidden_size": 16,
         "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 16,
         "num_prompts": 4, "num_generations": 4, "max_completion_length": 8,
         "learning_rate": 0.01, "num_mini_batches": 1}
@@ -61,8 +61,7 @@ def ragged():
 
 
 def takes_less_than(seconds, function, *args):
-    """Whether one of three calls takes less of the processor's time. One alone may be held up by
-    what is not its own: Python collects the garbage of a thousand tests, or the machine stands."""
+    """Whether one of three calls takes less of the processor's time: one alone may be held up."""
     for _ in range(3):
         start = time.process_time()
         function(*args)
@@ -80,17 +79,47 @@ def script(request):
 @pytest.fixture
 def config(script):
     """config(**changes): the Config of a tiny policy."""
-    def make(**changes):
-        return script.Config(**(TINY | changes))
-    return make
+    return lambda **changes: script.Config(**(TINY | changes))
 
 
 @pytest.fixture
 def load_task(script):
     """load_task(cfg): the task object that the script makes."""
-    def load(cfg):
-        return script.common.load_task(cfg, script.verify)
-    return load
+    return lambda cfg: script.common.load_task(cfg, script.verify)
+
+
+@pytest.fixture
+def talker(script):
+    """talker(cfg): an untrained policy whose next token depends on all before it, and which soon
+    comes to an end, so that rows are of all lengths. embed.weight[:, 0] is the bias of its
+    logits."""
+    class Talker(script.GPT):
+        def __init__(self, cfg):
+            super().__init__(cfg)
+            is_end = torch.arange(script.VOCAB_SIZE) == script.EOS
+            self.embed.weight.data *= 20
+            self.embed.weight.data[:, 0] = 4.0 * is_end
+
+        def hidden(self, tokens, cache=None):
+            others = super().hidden(tokens, cache)[..., 1:]
+            return torch.cat([torch.ones_like(others[..., :1]), others], dim=-1)
+    Talker.__module__ = script.__name__             # by which its script is found
+    return Talker
+
+
+@pytest.fixture
+def bigram():
+    """bigram(table): a policy whose logits are table[last token], so that its gradient is in plain
+    sight. The numbers of the table have to be finite."""
+    class Bigram(torch.nn.Module):
+        def __init__(self, table):
+            super().__init__()
+            self.table = torch.nn.Parameter(table.clone())
+            self.embed = SimpleNamespace(weight=torch.eye(len(table)).to(table))
+
+        def hidden(self, tokens, cache=None):
+            return self.table[tokens]
+    return Bigram
 
 
 @pytest.fixture

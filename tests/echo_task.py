@@ -6,6 +6,7 @@ import torch
 
 import common
 import grpo
+from tasks import calls
 
 # Tokens that the policy never samples: digits, capitals, bytes that are no ASCII, tags, PAD, and
 # ids without a token. The environment says nothing else.
@@ -24,10 +25,6 @@ class Echo(common.Task):
     ?<information>B2</information>. Every ? is worth one."""
     prompt_width = 4
     call_tokens = ("?",)
-
-    def __init__(self, cfg):
-        super().__init__(cfg)
-        self.name = "echo"
 
     def sample(self, rng):
         return common.Problem(f"{rng.randint(0, 999)}=", chr(rng.randint(65, 90)))
@@ -67,10 +64,7 @@ class Played:
     problems: list                      # B
     prompts: torch.Tensor               # (B, W)
     uniforms: torch.Tensor | None       # (B, T)
-    out: common.Rollout
-
-    def texts(self):
-        return grpo.completion_texts(self.out)
+    out: tuple                          # tokens, mask, logps, entropy, lengths
 
 
 @pytest.fixture
@@ -80,14 +74,12 @@ def played(script, asker):
         cfg, policy = asker(**changes)
         task = task_class(cfg)
         copies = 1 if greedy else 4
-        problems = []
-        for problem in common.sample_problems(task, cfg.num_prompts, 0):
-            problems += [problem] * copies
-        prompts = script.encode_prompts([problem.prompt for problem in problems], task, "cpu")
-        uniforms = None
-        if not greedy:
-            uniforms = torch.rand(len(prompts), cfg.max_completion_length, dtype=torch.float64,
-                                  generator=torch.Generator().manual_seed(0))
-        out = script.rollout(policy, prompts, problems, task, cfg, uniforms)
+        problems = common.sample_problems(task, cfg.num_prompts, 0)
+        problems = [problem for problem in problems for _ in range(copies)]
+        prompts = script.encode_prompts(problems, task, "cpu")
+        generator = torch.Generator().manual_seed(0)
+        shape = (len(problems), cfg.max_completion_length)
+        uniforms = None if greedy else torch.rand(shape, generator=generator).double()
+        out = calls.rollout(task, policy, prompts, problems, cfg, uniforms)
         return Played(cfg, task, policy, problems, prompts, uniforms, out)
     return make

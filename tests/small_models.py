@@ -2,7 +2,6 @@
 random weights in the shapes of other families. Fixtures and helpers; no tests."""
 import importlib
 import os
-from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"          # before transformers is loaded
 
@@ -10,16 +9,14 @@ import pytest
 import torch
 from small_runs import SMALL, arguments, at_work
 
-import common
 import grpo
-from tools import export
 
 NEEDS = "needs examples/requirements.txt"
 # As small runs have it. The flags of the policy are not among those of examples/pretrained.py.
-LIKE_SMALL = {"max_completion_length": 16, "learning_rate": 5e-4, "num_prompts": 4,
-              "num_generations": 8, "num_mini_batches": 1, "num_eval_problems": 16,
-              "num_eval_samples": 2, "eval_steps": 2, "save_steps": 3, "max_steps": 10,
-              "operands": "2", "device": "cpu", "num_threads": 1, "micro_batch_size": 32}
+LIKE_SMALL = {name: SMALL[name] for name in (
+    "max_completion_length", "num_prompts", "num_generations", "num_mini_batches", "task", "device",
+    "num_eval_problems", "num_eval_samples", "eval_steps", "save_steps", "max_steps",
+    "num_threads")} | {"learning_rate": 5e-4, "micro_batch_size": 32}
 # The shapes of other families, and what makes them different from a Llama.
 FAMILIES = {
     "llama": {"rope_theta": 10_000.0},
@@ -39,18 +36,12 @@ def config_of(**flags):
     return load_example().Config(**(LIKE_SMALL | {"model": "none"} | flags))
 
 
-def save_tokenizer(folder, **changes):
-    """Write the tokenizer of tools.export there, without a chat template."""
-    from transformers import PreTrainedTokenizerFast
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=export.make_tokenizer(), eos_token="<|eos|>", pad_token="<|pad|>",
-        **changes)
-    tokenizer.save_pretrained(folder)
-
-
 def save_random(folder, family="llama", seed=0, scale=1.0, **changes):
-    """Write a model of a family with random weights, so large that tokens differ in probability."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    """Write a model of a family with random weights, so large that tokens differ in probability,
+    and the tokenizer of tools.export without a chat template. -> folder"""
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    from tools import export
     config = AutoConfig.for_model(family, **({
         "vocab_size": grpo.VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 32,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -58,12 +49,13 @@ def save_random(folder, family="llama", seed=0, scale=1.0, **changes):
         "bos_token_id": None} | FAMILIES[family] | changes))
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.dim() == 2:
-                weight.mul_(4 * scale)
+    for weight in model.parameters():
+        if weight.dim() == 2:
+            weight.data.mul_(4 * scale)
     model.save_pretrained(folder)
-    save_tokenizer(folder)
+    PreTrainedTokenizerFast(
+        tokenizer_object=export.make_tokenizer(), eos_token="<|eos|>",
+        pad_token="<|pad|>").save_pretrained(folder)
     return folder
 
 
@@ -80,25 +72,7 @@ def small_base(tmp_path_factory):
 def small_llama(small_base, tmp_path_factory):
     """The same base as a Hugging Face folder."""
     pytest.importorskip("transformers", reason=NEEDS)
+    from tools import export
     folder = tmp_path_factory.mktemp("llama") / "model"
     export.export(small_base, folder)
     return folder
-
-
-def policy_of(run):
-    """The policy of a run folder of ours. -> GPT"""
-    weights, cfg = export.read_policy(Path(run), "checkpoint.pt")
-    policy = grpo.GPT(cfg)
-    policy.load_state_dict(weights)
-    return policy
-
-
-def export_policy(policy, cfg, folder):
-    """Write a policy to a Hugging Face folder. -> folder"""
-    run = Path(f"{folder}-run")
-    run.mkdir()
-    record = {"script": "grpo.py", "config": vars(cfg)}
-    common.write(run / "config.json", __import__("json").dumps(record))
-    common.write(run / "checkpoint.pt", {"policy": policy.state_dict()})
-    export.export(run, Path(folder))
-    return Path(folder)

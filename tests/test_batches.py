@@ -1,10 +1,9 @@
 """A batch: its prompts, completions, verdicts and rewards belong together, and are a function of
 seed and step. Dynamic sampling chooses groups, and what is said of accuracy is of all that were
-sampled. The overlong penalty comes after that."""
+sampled. The overlong penalty comes after that. Optimizer steps and micro-batches divide it."""
 import dataclasses
 import random
 import zlib
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -13,93 +12,83 @@ from conftest import every_script, scripts
 import common
 import grpo
 
+of_groups = scripts("grpo", "gspo")
 
-def fields_of(batch):
-    """What two batches that are the same have in common."""
-    return [batch.tokens.tolist(), batch.rewards.tolist(), batch.texts, batch.problems]
+
+@pytest.fixture
+def setting(script, config, talker, load_task, monkeypatch):
+    """setting(verify, **changes) -> cfg, a policy in float64, a task with this verifier; and a list
+    that will hold (problem, text, verdict) of each call of it."""
+    def make(verify=script.verify, **changes):
+        asked = []
+
+        def recorded(problem, text):
+            asked.append((problem, text, verify(problem, text)))
+            return asked[-1][2]
+        monkeypatch.setattr(script, "verify", recorded)
+        cfg = config(**({"task": "arithmetic:5"} | changes))
+        return cfg, talker(cfg).double(), load_task(cfg), asked
+    return make
+
+
+def check_rows(script, policy, task, batch):
+    """Each row of a batch has the prompt and the text of its problem and its tokens, and the
+    log-probs are those that its completion has behind its prompt."""
+    G = batch.rewards.shape[1]
+    for row, problem in enumerate(batch.problems):
+        assert problem == batch.problems[row - row % G]
+        assert torch.equal(batch.prompts[row], script.encode_prompts([problem], task, "cpu")[0])
+        ids = batch.tokens[row, :batch.lengths[row]].tolist()
+        assert batch.texts[row] == script.decode([i for i in ids if i != script.EOS])
+        assert batch.is_truncated[row] == (script.EOS not in ids)
+    logps, _ = script.score(policy, batch.prompts, batch.tokens)
+    torch.testing.assert_close(logps * batch.mask, batch.logps, atol=1e-9, rtol=0)
+    assert torch.equal(batch.lengths, (batch.logps != 0).sum(dim=1))
 
 
 # ---- a function of seed and step -------------------------------------------------------------
 
-def test_a_batch_is_a_function_of_the_seed_and_the_step(config, talker, load_task):
-    cfg = config()
-    policy = talker(cfg)
-    task = load_task(cfg)
+@every_script
+def test_a_batch_is_a_function_of_policy_task_seed_step_and_split(setting, script, monkeypatch):
+    cfg, policy, task, _ = setting()
     torch.manual_seed(1)
     random.seed(1)
-    batch = grpo.sample_batch(policy, task, cfg, 3)
+    batch = script.sample_batch(policy, task, cfg, 3)
     torch.manual_seed(2)
     random.seed(2)
     state = torch.get_rng_state()
-    again = grpo.sample_batch(policy, task, cfg, 3)
-    assert fields_of(again) == fields_of(batch)
+    again = script.sample_batch(policy, task, cfg, 3)
+    assert torch.equal(again.tokens, batch.tokens)
+    assert (again.problems, again.texts) == (batch.problems, batch.texts)
     assert torch.equal(torch.get_rng_state(), state)
-    next_step = grpo.sample_batch(policy, task, cfg, 4)
-    next_seed = grpo.sample_batch(policy, task, dataclasses.replace(cfg, seed=1), 3)
-    for other in (next_step, next_seed):
-        assert other.problems != batch.problems
+    for args in ((cfg, 4), (dataclasses.replace(cfg, seed=1), 3), (cfg, 3, "test")):
+        assert script.sample_batch(policy, task, *args).problems != batch.problems
+    monkeypatch.setattr(common, "sample_problems", lambda *_, **__: batch.problems[::4])
+    for args in ((cfg, 4), (dataclasses.replace(cfg, seed=1), 3)):
+        other = script.sample_batch(policy, task, *args)        # the same prompts
+        assert other.problems == batch.problems
         assert not torch.equal(other.tokens, batch.tokens)
 
 
-@every_script
-@pytest.mark.parametrize("step, seed", [(1, 0), (0, 1)])
-def test_the_same_prompts_get_other_completions_in_another_step_and_with_another_seed(
-        script, config, talker, load_task, monkeypatch, step, seed):
-    cfg = config()
-    policy = talker(cfg)
-    task = load_task(cfg)
-    problems = common.sample_problems(task, 4, 0)
-    monkeypatch.setattr(common, "sample_problems", lambda *_, **__: problems)
-    one = script.sample_batch(policy, task, cfg, 0)
-    other = script.sample_batch(policy, task, dataclasses.replace(cfg, seed=seed), step)
-    assert one.problems == other.problems
-    assert not torch.equal(one.tokens, other.tokens)
-
-
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_a_batch_holds_problems_of_the_split_that_is_asked_for(config, talker, load_task, split):
-    cfg = config(num_prompts=20, operands="5")
-    policy = talker(cfg)
-    task = load_task(cfg)
+def test_a_batch_holds_problems_of_the_split_that_is_asked_for(setting, split):
+    cfg, policy, task, _ = setting(num_prompts=20)
     problems = grpo.sample_batch(policy, task, cfg, 0, split).problems
-    assert problems[::4] == common.sample_problems(task, 20, (0, 0, 0), split)
+    assert problems[::4] == common.sample_problems(task, 20, (0, 0), split)
     is_default = problems == grpo.sample_batch(policy, task, cfg, 0).problems
     assert is_default == (split == "train")
 
 
 # ---- what belongs together -------------------------------------------------------------------
 
-def check_rows(script, policy, task, batch):
-    """Each row of a batch has the prompt and the text of its problem and its tokens, and the
-    log-probs are those that its completion has behind its prompt."""
-    for row, problem in enumerate(batch.problems):
-        assert problem == batch.problems[row - row % batch.rewards.shape[1]]
-        prompt = script.encode_prompts([problem.prompt], task, "cpu")[0]
-        assert torch.equal(batch.prompts[row], prompt)
-    assert batch.texts == script.completion_texts(batch)
-    logps, _ = script.score(policy, batch.prompts, batch.tokens)
-    torch.testing.assert_close(logps * batch.mask, batch.logps, atol=1e-5, rtol=0)
-    assert torch.equal(batch.lengths, (batch.logps != 0).sum(dim=1))
-
-
-def test_each_completion_is_verified_against_its_own_problem(
-        config, talker, load_task, monkeypatch):
-    asked = []
-
-    def verify(problem, text):
-        asked.append((problem, text))
-        return len(asked) / 100                         # tells which call it was
-    monkeypatch.setattr(grpo, "verify", verify)
-    cfg = config(num_generations=3, operands="5")
-    policy = talker(cfg).double()
-    task = load_task(cfg)
+def test_each_completion_is_verified_and_scored_against_its_own_problem(setting):
+    numbers = iter(range(100))
+    cfg, policy, task, asked = setting(lambda *_: next(numbers) / 100, num_generations=3)
     batch = grpo.sample_batch(policy, task, cfg, 0)
     assert batch.rewards.shape == (4, 3)
     assert len({problem.prompt for problem in batch.problems}) == 4
     for row, verdict in enumerate(batch.verdicts):
-        problem, text = asked[round(100 * verdict) - 1]
-        assert problem == batch.problems[row]
-        assert text == batch.texts[row]
+        assert asked[round(100 * verdict)] == (batch.problems[row], batch.texts[row], verdict)
         assert batch.rewards[row // 3, row % 3] == pytest.approx(verdict)
     check_rows(grpo, policy, task, batch)
     shifted = batch.prompts.roll(3, dims=0)             # with the prompts of other groups
@@ -107,29 +96,46 @@ def test_each_completion_is_verified_against_its_own_problem(
     assert ((batch.logps - logps) * batch.mask).abs().max() > 0.1
 
 
-def test_a_row_without_eos_is_truncated(config, talker, load_task):
-    cfg = config()
-    batch = grpo.sample_batch(talker(cfg), load_task(cfg), cfg, 0)
-    expected = [grpo.EOS not in tokens for tokens in batch.tokens.tolist()]
-    assert batch.is_truncated.tolist() == expected
-    assert 0 < sum(expected) < 16
-
-
 def test_the_reward_of_a_task_that_rewards_each_move_is_the_sum_of_its_rewards(
-        config, talker, load_task, monkeypatch):
-    class Moves(common.Arithmetic):
-        def is_correct(self, problem, verdict):
-            return sum(verdict) >= 2.5
-    monkeypatch.setattr(common, "Arithmetic", Moves)
-    monkeypatch.setattr(grpo, "verify", lambda problem, text: [0.5] * len(text))
-    cfg = config()
-    batch = grpo.sample_batch(talker(cfg), load_task(cfg), cfg, 0)
+        setting, monkeypatch):
+    monkeypatch.setattr(
+        common.Arithmetic, "is_correct", lambda self, problem, verdict: sum(verdict) >= 2.5)
+    cfg, policy, task, _ = setting(lambda problem, text: [0.5] * len(text))
+    batch = grpo.sample_batch(policy, task, cfg, 0)
     assert batch.rewards.flatten().tolist() == [0.5 * len(text) for text in batch.texts]
     is_correct = [len(text) >= 5 for text in batch.texts]
     assert batch.is_correct.flatten().tolist() == is_correct
     rates = [sum(is_correct[first:first + 4]) / 4 for first in range(0, 16, 4)]
-    assert batch.pass_rates == {"arithmetic-3": rates}
+    assert batch.pass_rates == list(zip(batch.problems[::4], rates))
     assert 0 < sum(rates) < 4
+
+
+def test_the_last_token_that_was_sampled_earns_what_the_completion_does(setting):
+    cfg, policy, task, _ = setting(lambda problem, text: len(text) / 10)
+    batch = grpo.sample_batch(policy, task, cfg, 0)
+    batch.mask[0, int(batch.lengths[0]) - 1] = 0.0      # which an environment may have inserted
+    earned = task.token_rewards(batch)
+    assert torch.equal(earned.sum(dim=1).float(), batch.rewards.flatten())
+    for row, mask in enumerate(batch.mask.tolist()):
+        before = [t for t, value in enumerate(mask) if value == 1][:-1]
+        assert (earned[row, before] == 0).all() and (earned[row][batch.mask[row] == 0] == 0).all()
+
+
+def test_groups_are_taken_in_the_order_asked_for_and_batches_joined(setting):
+    cfg, policy, task, _ = setting(lambda problem, text: float(len(text) % 2), num_prompts=5)
+    batch = grpo.sample_batch(policy, task, cfg, 0)
+    chosen = batch.take(torch.tensor([3, 0]))
+    assert chosen.problems == batch.problems[12:16] + batch.problems[:4]
+    assert chosen.verdicts == batch.verdicts[12:16] + batch.verdicts[:4]
+    assert torch.equal(chosen.rewards, batch.rewards[[3, 0]])
+    assert torch.equal(chosen.is_correct, batch.is_correct[[3, 0]])
+    check_rows(grpo, policy, task, chosen)
+    assert chosen.pass_rates == batch.pass_rates
+    joined = chosen.join(grpo.sample_batch(policy, task, cfg, 1))
+    check_rows(grpo, policy, task, joined)
+    assert joined.rewards.shape == (7, 4)
+    assert joined.rewards.flatten().tolist() == joined.verdicts
+    assert len(joined.pass_rates) == 10
 
 
 # ---- dynamic sampling ------------------------------------------------------------------------
@@ -140,213 +146,128 @@ def odd_lengths_of_some_prompts(problem, text):
     return float(is_lucky and len(text) % 2 == 1)
 
 
-def test_dynamic_sampling_fills_the_batch_with_groups_that_have_signal(
-        config, talker, load_task, monkeypatch, capsys):
-    verify = odd_lengths_of_some_prompts
-    monkeypatch.setattr(grpo, "verify", verify)
-    cfg = config(dynamic_sampling=8)
-    policy = talker(cfg)
-    task = load_task(cfg)
-    plain = grpo.sample_batch(policy, task, dataclasses.replace(cfg, dynamic_sampling=0), 0)
-    batch = grpo.sample_batch(policy, task, cfg, 0)
+@of_groups
+def test_dynamic_sampling_fills_the_batch_with_groups_that_have_signal(script, setting):
+    cfg, policy, task, asked = setting(odd_lengths_of_some_prompts, dynamic_sampling=8)
+    plain = script.sample_batch(policy, task, cfg, 0)
+    asked.clear()
+    batch = script.sample_with_signal(policy, task, cfg, 0)
     had_signal = common.has_signal(plain.rewards)[:, 0]
-    assert not had_signal.all()                         # else there is nothing to fill
+    assert had_signal.any() and not had_signal.all()
     assert batch.rewards.shape == (4, 4)
     assert common.has_signal(batch.rewards).all()
+    check_rows(script, policy, task, batch)             # what belongs together stayed together
+    verdicts = [odd_lengths_of_some_prompts(*pair) for pair in zip(batch.problems, batch.texts)]
+    assert batch.verdicts == batch.rewards.flatten().tolist() == verdicts
 
-    # what belongs together has stayed together
-    check_rows(grpo, policy, task, batch)
-    verdicts = [verify(problem, text) for problem, text in zip(batch.problems, batch.texts)]
-    assert batch.verdicts == verdicts
-    assert batch.rewards.flatten().tolist() == verdicts
-    assert torch.equal(batch.is_correct, batch.rewards == 1)
-    is_truncated = [grpo.EOS not in tokens for tokens in batch.tokens.tolist()]
-    assert batch.is_truncated.tolist() == is_truncated
+    # groups that had signal from the beginning stay, the order is that of sampling
+    prompts = [problem.prompt for problem, _, _ in asked[::4]]
+    chosen = [prompts.index(problem.prompt) for problem in batch.problems[::4]]
+    assert chosen == sorted(chosen)
+    assert {p for p in range(4) if had_signal[p]} <= set(chosen)
 
-    # groups that had signal from the beginning stay, in their order
-    kept = [plain.problems[4 * p] for p in range(4) if had_signal[p]]
-    assert batch.problems[:4 * len(kept):4] == kept
-    assert common.describe(batch)["accuracy"] < batch.rewards.mean()    # of all that was sampled
-    assert capsys.readouterr().out == ""
-
-
-def test_the_accuracy_is_that_of_all_that_was_sampled(config, talker, load_task, monkeypatch):
-    verdicts = []
-
-    def verify(problem, text):
-        verdicts.append(odd_lengths_of_some_prompts(problem, text))
-        return verdicts[-1]
-    monkeypatch.setattr(grpo, "verify", verify)
-    cfg = config(dynamic_sampling=8)
-    batch = grpo.sample_batch(talker(cfg), load_task(cfg), cfg, 0)
-    assert len(verdicts) > 16
-    accuracy = common.describe(batch)["accuracy"]
-    assert accuracy == pytest.approx(sum(verdicts) / len(verdicts))
+    # pass rates are those of all that was sampled
+    assert len(asked) > 16
+    rates = [sum(verdict for _, _, verdict in asked[first:first + 4]) / 4
+             for first in range(0, len(asked), 4)]
+    assert batch.pass_rates == [(problem, rate) for (problem, _, _), rate in zip(asked[::4], rates)]
 
 
-class Sampled(NamedTuple):
-    """A batch whose groups dynamic sampling chose, and the pass rates of all that were sampled."""
-    batch: common.Batch
-    task: common.Task
-    rates: dict
-
-
-def right_by_level(problem, text):
-    """All right with two operands, all wrong with three, and with four now so, now so."""
-    return float({2: True, 3: False, 4: len(text) % 2 == 1}[problem.difficulty])
-
-
-@pytest.fixture
-def sampled(config, talker, load_task, monkeypatch):
-    """A Sampled of several attempts, in which only groups with four operands have signal."""
-    asked = []
-
-    def verify(problem, text):
-        asked.append((problem, right_by_level(problem, text)))
-        return asked[-1][1]
-    monkeypatch.setattr(grpo, "verify", verify)
-    cfg = config(operands="2-4", num_prompts=3, dynamic_sampling=8, curriculum=True, seed=3)
-    task = load_task(cfg)
-    batch = grpo.sample_batch(talker(cfg), task, cfg, 0)
-    rates = {}
-    for first in range(0, len(asked), 4):
-        verdicts = [verdict for _, verdict in asked[first:first + 4]]
-        rates.setdefault(common.level(asked[first][0]), []).append(sum(verdicts) / 4)
-    levels = [common.level(problem) for problem, _ in asked[::4]]
-    assert len(levels) > 6 and set(levels[:3]) < set(levels)    # others were added
-    assert {problem.difficulty for problem in batch.problems} == {4}
-    return Sampled(batch, task, rates)
-
-
-def test_the_pass_rates_are_those_of_all_groups_that_were_sampled(sampled):
-    """Also of those that dynamic sampling has thrown away."""
-    assert sampled.rates.keys() == {"arithmetic-2", "arithmetic-3", "arithmetic-4"}
-    assert sampled.batch.pass_rates == sampled.rates
-    rates = sum(sampled.rates.values(), [])
-    accuracy = common.describe(sampled.batch)["accuracy"]
-    assert accuracy == pytest.approx(sum(rates) / len(rates))
-
-
-def test_the_frontier_has_the_groups_that_are_all_wrong_or_all_right(sampled):
-    metrics = common.describe(sampled.batch)
-    for level, wrong, right in (("arithmetic-2", 0, 1), ("arithmetic-3", 1, 0)):
-        assert metrics[f"frontier/{level}/wrong"] == wrong
-        assert metrics[f"frontier/{level}/mixed"] == 0
-        assert metrics[f"frontier/{level}/right"] == right
-    rates = sampled.rates["arithmetic-4"]
-    shares = {"wrong": rates.count(0.0) / len(rates), "right": rates.count(1.0) / len(rates)}
-    for name, share in shares.items():
-        assert metrics[f"frontier/arithmetic-4/{name}"] == pytest.approx(share)
-    mixed = 1 - sum(shares.values())
-    assert metrics["frontier/arithmetic-4/mixed"] == pytest.approx(mixed) and mixed > 0.3
-    assert metrics["signal"] == 1                       # of the groups that it kept
-
-
-def test_a_curriculum_learns_from_all_groups_that_were_sampled(sampled):
-    sampled.task.learn(sampled.batch)
-    for level, rates in sampled.rates.items():
-        assert sampled.task.rates[level] == pytest.approx(sum(rates) / len(rates)), level
-
-
-def test_groups_are_selected_in_the_order_asked_for_and_leave_the_pass_rates_as_they_are(
-        config, talker, load_task, monkeypatch):
-    monkeypatch.setattr(grpo, "verify", odd_lengths_of_some_prompts)
-    cfg = config(num_prompts=5, operands="5")
-    policy = talker(cfg)
-    task = load_task(cfg)
-    batch = grpo.sample_batch(policy, task, cfg, 0)
-    chosen = common.select_groups(batch, torch.tensor([3, 0]))
-    assert chosen.problems == batch.problems[12:16] + batch.problems[:4]
-    assert chosen.verdicts == batch.verdicts[12:16] + batch.verdicts[:4]
-    assert torch.equal(chosen.rewards, batch.rewards[[3, 0]])
-    assert torch.equal(chosen.is_correct, batch.is_correct[[3, 0]])
-    assert torch.equal(chosen.tokens, torch.cat([batch.tokens[12:16], batch.tokens[:4]]))
-    check_rows(grpo, policy, task, chosen)
-    assert chosen.pass_rates == batch.pass_rates
-
-
+@of_groups
 @pytest.mark.parametrize("extra", [0, 1, 3])
 def test_dynamic_sampling_adds_so_many_batches_at_most_and_then_takes_what_there_is(
-        config, talker, load_task, monkeypatch, extra):
-    asked = []
-
-    def verify(problem, text):
-        asked.append(problem)
-        return 1.0
-    monkeypatch.setattr(grpo, "verify", verify)
-    cfg = config(dynamic_sampling=extra, num_generations=3, operands="5")
-    batch = grpo.sample_batch(talker(cfg), load_task(cfg), cfg, 0)
-    assert len(asked) == 12 * (1 + extra)
-    assert len(set(asked)) == 4 * (1 + extra)
-    assert batch.problems == asked[:12]                 # of groups that are as good, the first
+        script, setting, extra):
+    cfg, policy, task, asked = setting(
+        lambda *_: 1.0, dynamic_sampling=extra, num_generations=3)
+    batch = script.sample_with_signal(policy, task, cfg, 0)
+    problems = [problem for problem, _, _ in asked]
+    assert len(problems) == 12 * (1 + extra)
+    assert len(set(problems)) == 4 * (1 + extra)
+    assert batch.problems == problems[:12]              # of groups that are as good, the first
     assert batch.rewards.shape == (4, 3)
     assert len(batch.texts) == len(batch.verdicts) == 12
-    assert common.describe(batch)["signal"] == 0        # which says that it was in vain
 
 
-def test_each_batch_that_is_added_has_uniforms_of_its_own(config, talker, load_task, monkeypatch):
-    monkeypatch.setattr(grpo, "verify", lambda problem, text: 1.0)
-    cfg = config(dynamic_sampling=1)
-    task = load_task(cfg)
-    problems = common.sample_problems(task, 4, 0)
-    monkeypatch.setattr(common, "sample_problems", lambda *_, **__: problems)
-    policy = talker(cfg)
-    first = grpo.sample_groups(policy, task, cfg, 0, 0, "train")
-    second = grpo.sample_groups(policy, task, cfg, 0, 1, "train")
-    assert first.problems == second.problems
-    assert not torch.equal(first.tokens, second.tokens)
+@of_groups
+def test_without_the_flag_and_where_all_have_signal_the_batch_is_that_of_the_step(script, setting):
+    for verify, flags in ((lambda *_: 1.0, {}),
+                          (lambda problem, text: random.random(), {"dynamic_sampling": 3})):
+        cfg, policy, task, asked = setting(verify, **flags)
+        batch = script.sample_with_signal(policy, task, cfg, 5)
+        assert len(asked) == 16
+        assert torch.equal(batch.tokens, script.sample_batch(policy, task, cfg, 5).tokens)
 
 
 # ---- the overlong penalty --------------------------------------------------------------------
 
-PENALTY = "--max_completion_length 6 --overlong_buffer 4 --learning_rate 0"
-SHARE = {3: 0.75, 4: 0.5, 5: 0.25, 6: 0.0}              # of the reward that is left, by length
-
-
-@scripts("grpo", "gspo")
-def test_long_completions_are_rewarded_less_if_there_is_an_overlong_buffer(
+@of_groups
+def test_long_completions_are_rewarded_less_and_dynamic_sampling_looks_before_that(
         script, train, monkeypatch):
-    monkeypatch.setattr(script, "verify", lambda problem, text: 1.0)
-    without = train("--max_completion_length 6 --learning_rate 0").batches
-    batches = train(PENALTY).batches
-    seen = set()
-    for batch, plain in zip(batches, without, strict=True):
-        lengths = batch.lengths.tolist()
-        assert batch.rewards.flatten().tolist() == [SHARE.get(length, 1.0) for length in lengths]
-        assert common.describe(batch)["accuracy"] == 1.0
-        assert batch.verdicts == [1.0] * 16
-        assert torch.equal(plain.tokens, batch.tokens)
-        assert (plain.rewards == 1).all()
-        seen |= set(lengths)
-    assert {1, 6} <= seen
-
-
-@scripts("grpo", "gspo")
-def test_the_overlong_penalty_counts_what_the_environment_inserts_as_the_limit_does(
-        script, train, talkative, monkeypatch):
-    monkeypatch.setattr(script, "verify", lambda problem, text: 1.0)
-    rewards = []
-    for flags in ("", "--mask_tool_tokens false"):
-        rewards.append([])
-        for batch in train(f"{PENALTY} {flags}").batches:
-            assert batch.rewards.flatten().tolist() == [
-                SHARE.get(length, 1.0) for length in batch.lengths.tolist()]
-            assert (batch.rewards.flatten()[batch.is_truncated] == 0).all()
-            rewards[-1] += batch.rewards.flatten().tolist()
-    assert rewards[0] == rewards[1]                     # what is learned from changes no reward
-    assert any(length > batch.mask[row].sum()           # else nothing was inserted
-               for row, length in enumerate(train(PENALTY).batches[0].lengths))
-
-
-@scripts("grpo", "gspo")
-def test_dynamic_sampling_looks_at_rewards_before_the_overlong_penalty(script, train, monkeypatch):
     """As DAPO does, it looks for groups in which some answers are right and some are not."""
-    num_asked = []
+    monkeypatch.setattr(script, "verify", lambda problem, text: 1.0)
+    record = train("--overlong_buffer 4 --learning_rate 0 --dynamic_sampling 1")
+    share = {3: 0.75, 4: 0.5, 5: 0.25, 6: 0.0}          # of the reward that is left, by length
+    for batch, metrics in zip(record.batches, record.metrics, strict=True):
+        lengths = batch.lengths.tolist()
+        assert batch.rewards.flatten().tolist() == [share.get(n, 1.0) for n in lengths]
+        assert {1, 6} <= set(lengths)
+        assert len(batch.pass_rates) == 8               # so a second batch was added
+        assert metrics["accuracy"] == 1.0
+        assert batch.verdicts == [1.0] * 16
 
-    def verify(problem, text):
-        num_asked.append(text)
-        return 1.0
-    monkeypatch.setattr(script, "verify", verify)
-    batches = train(f"{PENALTY} --dynamic_sampling 3").batches
-    assert len(num_asked) == 2 * 4 * 16                 # two steps of four batches each
-    assert common.has_signal(batches[0].rewards).any()  # now, by the penalty
+
+# ---- optimizer steps and micro-batches -------------------------------------------------------
+
+@dataclasses.dataclass
+class Groups:
+    """All that mini_batches reads of a batch."""
+    rewards: torch.Tensor
+
+
+def mini_batches(cfg, num_prompts, *purpose):
+    """The rows of every optimizer step, for groups of four."""
+    batch = Groups(torch.zeros(num_prompts, 4))
+    return [rows.tolist() for rows in common.mini_batches(batch, cfg, *purpose)]
+
+
+@pytest.mark.parametrize("num_prompts, num_mini_batches, sizes", [
+    (6, 2, [12, 12]), (7, 3, [12, 8, 8]), (2, 5, [4, 4]), (6, 1, [24])])
+def test_mini_batches_are_of_whole_groups_and_take_every_row_once_a_pass(
+        config, num_prompts, num_mini_batches, sizes):
+    cfg = config(num_mini_batches=num_mini_batches, num_iterations=3)
+    steps = mini_batches(cfg, num_prompts, "shuffle", 4)
+    assert [len(rows) for rows in steps] == sizes * 3
+    for rows in steps:
+        assert rows == sorted(rows)
+        assert all(4 * (row // 4) + g in rows for row in rows for g in range(4))
+    for first in range(0, len(steps), len(sizes)):
+        assert sorted(sum(steps[first:first + len(sizes)], [])) == list(range(4 * num_prompts))
+
+
+def test_the_order_of_mini_batches_is_a_function_of_seed_purpose_step_and_pass(config):
+    cfg = config(num_mini_batches=2, num_iterations=2)
+    steps = mini_batches(cfg, 6, "shuffle", 4)
+    assert mini_batches(cfg, 6, "shuffle", 4) == steps
+    others = [mini_batches(cfg, 6, "shuffle", 5), mini_batches(cfg, 6, "critic", 4),
+              mini_batches(dataclasses.replace(cfg, seed=1), 6, "shuffle", 4)]
+    assert steps not in others
+    assert steps[:2] != steps[2:]
+
+
+def test_a_micro_batch_has_rows_of_similar_length_in_their_order():
+    lengths = torch.tensor([4, 32, 8, 5, 9, 16, 3, 31, 7])
+    rows = torch.tensor([8, 1, 3, 4, 5, 6, 2])              # 7, 32, 5, 9, 16, 3 and 8 tokens
+    parts = common.micro_batches(rows, lengths, 10)
+    assert [part.tolist() for part in parts] == [[8, 3, 4, 6, 2], [1, 5]]
+    assert len(common.micro_batches(rows[:0], lengths, 10)) == 0
+
+
+def test_a_micro_batch_has_at_most_the_tokens_of_so_many_of_the_longest_rows():
+    lengths = torch.tensor([5] * 20 + [7] * 3 + [16] * 5)
+    rows = torch.arange(20)                                 # without the longest
+    assert [len(part) for part in common.micro_batches(rows, lengths, 2)] == [6, 6, 6, 2]
+    rows = torch.arange(28)
+    parts = common.micro_batches(rows, lengths, 2)
+    assert torch.cat(parts).sort().values.tolist() == rows.tolist()
+    assert [len(part) for part in parts] == [4, 4, 4, 4, 4, 3, 2, 2, 1]
+    assert all(len(part) * lengths[part].max() <= 2 * 16 for part in parts)

@@ -1,18 +1,24 @@
-"""The algorithm of dpo.py: numbers worked out by hand, and what each loss makes of preferences with
-known probabilities, by enumeration of all pairs."""
+"""dpo.py: losses of pairs against numbers worked out by hand and by enumeration, which outputs are
+paired, what is logged, and pairs in files."""
 import functools
 import itertools
+import json
 import math
+from collections import Counter
 
 import pytest
 import torch
-from conftest import f64
+from conftest import f64, scripts
+from small_runs import INSTANT, arguments, at_work, difference, lines, outcome, resume, steps
+from update_scenes import made_batch
 
+import common
 import dpo
+from tasks import pairs
+from tasks.problems import passes
 
 pytestmark = pytest.mark.quick
 
-LOSS_TYPES = ("sigmoid", "ipo", "hinge", "robust")          # those with a reference
 close = functools.partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
 golden = functools.partial(torch.testing.assert_close, atol=6e-8, rtol=0)   # written with 7 digits
 
@@ -31,17 +37,11 @@ def pair_with_margin(M, beta=0.1, **options):
     return loss.item(), gradient(loss, chosen).item(), gradient(loss, rejected).item()
 
 
-def loss_and_slope(M, beta=0.1, **options):
-    """The loss of a pair with this margin, and its gradient in the margin. -> two floats"""
-    loss, slope, _ = pair_with_margin(M, beta, **options)
-    return loss, slope
-
-
 # ---- the loss of a pair ----------------------------------------------------------------------
 
 def test_the_losses_of_a_margin_of_two():
     golden(pair_with_margin(2.0), (0.5981389, -0.0450166, 0.0450166))
-    golden(loss_and_slope(2.0, label_smoothing=0.1)[0], 0.6181389)
+    golden(pair_with_margin(2.0, label_smoothing=0.1)[0], 0.6181389)
     close(pair_with_margin(2.0, loss_type="ipo"), (9.0, -6.0, 6.0))
     close(pair_with_margin(2.0, loss_type="hinge"), (0.8, -0.1, 0.1))
 
@@ -64,85 +64,36 @@ def test_the_loss_of_simpo_asks_for_a_margin_of_averages_and_has_no_reference():
 
 @pytest.mark.parametrize("e", [0.1, 0.3])
 @pytest.mark.parametrize("M", [-3.0, 0.0, 2.0])
-def test_the_robust_loss_of_pairs_of_which_some_are_mixed_up_is_on_average_that_of_true_pairs(M, e):
-    true = loss_and_slope(M)
-    loss, slope = loss_and_slope(M, loss_type="robust", label_smoothing=e)
-    mixed_up_loss, mixed_up_slope = loss_and_slope(-M, loss_type="robust", label_smoothing=e)
-    close(((1 - e) * loss + e * mixed_up_loss, (1 - e) * slope - e * mixed_up_slope), true)
-
-
-def test_an_unknown_loss_is_refused():
-    with pytest.raises(AssertionError, match="ippo"):
-        loss_and_slope(1.0, loss_type="ippo")
+def test_of_labels_that_are_wrong_with_probability_e_smoothing_is_the_mean_and_robust_the_truth(
+        M, e):
+    loss, slope, _ = pair_with_margin(M)
+    mixed_up, mixed_up_slope, _ = pair_with_margin(-M)
+    found = pair_with_margin(M, label_smoothing=e)[:2]
+    close(found, ((1 - e) * loss + e * mixed_up, (1 - e) * slope - e * mixed_up_slope))
+    robust, robust_slope, _ = pair_with_margin(M, loss_type="robust", label_smoothing=e)
+    other, other_slope, _ = pair_with_margin(-M, loss_type="robust", label_smoothing=e)
+    close(((1 - e) * robust + e * other, (1 - e) * robust_slope - e * other_slope), (loss, slope))
+    best = math.log((1 - e) / e) / 0.1                      # the log-odds of the labels
+    close(pair_with_margin(best, label_smoothing=e)[1], 0.0)
 
 
 @pytest.mark.parametrize("beta", [0.1, 2.0])
 def test_the_margin_is_how_much_further_the_chosen_one_rose_above_the_reference(beta):
-    generator = torch.Generator().manual_seed(0)
-    numbers = torch.randn(4, 9, generator=generator).double()
+    numbers = torch.randn(4, 9, generator=torch.Generator().manual_seed(0)).double()
     chosen, rejected, ref_chosen, ref_rejected = numbers
     M = (chosen - ref_chosen) - (rejected - ref_rejected)
     pair_loss = functools.partial(dpo.dpo_loss, *numbers, beta)
     close(pair_loss(), -(beta * M).sigmoid().log())             # "sigmoid", if none is named
-    close(pair_loss(loss_type="sigmoid"), pair_loss())
     close(pair_loss(loss_type="ipo"), (M - 1 / (2 * beta)) ** 2)
     close(pair_loss(loss_type="hinge"), (1 - beta * M).clamp(min=0))
-
-
-@pytest.mark.parametrize("ref_chosen, ref_rejected", [(-1.0, -50.0), (-50.0, -1.0), (-3.0, -3.0)])
-def test_a_policy_that_is_the_reference_has_loss_log_two_and_gradient_half_beta_whatever_it_prefers(
-        ref_chosen, ref_rejected):
-    chosen = f64([ref_chosen]).requires_grad_()
-    rejected = f64([ref_rejected]).requires_grad_()
-    loss = dpo.dpo_loss(chosen, rejected, f64([ref_chosen]), f64([ref_rejected]), 0.1)
-    golden(loss.item(), 0.6931472)
-    close(gradient(loss, chosen).item(), -0.05)
-    close(gradient(loss, rejected).item(), 0.05)
-
-
-def test_the_more_a_pair_is_ranked_wrongly_the_larger_its_gradient():
-    margins = (-30.0, -3.0, 0.0, 3.0, 30.0)
-    weights = [-loss_and_slope(M)[1] for M in margins]
-    close(weights, [0.1 / (1 + math.exp(0.1 * M)) for M in margins])
-    assert weights == sorted(weights, reverse=True)
-
-
-@pytest.mark.parametrize("e", [0.0, 0.1, 0.5])
-@pytest.mark.parametrize("M", [-3.0, 0.0, 2.0])
-def test_label_smoothing_is_the_mean_over_labels_that_are_wrong_with_that_probability(M, e):
-    loss, slope = loss_and_slope(M)
-    mixed_up_loss, mixed_up_slope = loss_and_slope(-M)
-    expected = ((1 - e) * loss + e * mixed_up_loss, (1 - e) * slope - e * mixed_up_slope)
-    close(loss_and_slope(M, label_smoothing=e), expected)
-
-
-@pytest.mark.parametrize("e", [0.1, 0.3])
-def test_with_label_smoothing_the_best_margin_is_the_log_odds_of_the_labels_and_no_larger(e):
-    best = math.log((1 - e) / e) / 0.1
-
-    def slope(M, **options):
-        return loss_and_slope(M, **options)[1]
-    close(slope(best, label_smoothing=e), 0.0)
-    assert slope(best - 1, label_smoothing=e) < -1e-4
-    assert slope(best + 1, label_smoothing=e) > 1e-4
-    assert slope(best + 1) < 0                                  # without it, there is no best one
-
-
-@pytest.mark.parametrize("beta", [0.1, 1.0])
-def test_the_best_margin_of_ipo_is_one_over_two_beta_and_no_larger(beta):
-    best = 1 / (2 * beta)
-    close(loss_and_slope(best - 1, beta, loss_type="ipo"), (1.0, -2.0))
-    close(loss_and_slope(best, beta, loss_type="ipo"), (0.0, 0.0))
-    close(loss_and_slope(best + 1, beta, loss_type="ipo"), (1.0, 2.0))
+    with pytest.raises(AssertionError, match="ippo"):
+        pair_loss(loss_type="ippo")
 
 
 @pytest.mark.parametrize("M, loss, slope", [
-    (-5.0, 1.5, -0.1),
-    (9.9, 0.01, -0.1),
-    (10.1, 0.0, 0.0),
-    (50.0, 0.0, 0.0)])
+    (-5.0, 1.5, -0.1), (9.9, 0.01, -0.1), (10.1, 0.0, 0.0), (50.0, 0.0, 0.0)])
 def test_the_hinge_is_straight_up_to_a_margin_of_one_over_beta_and_flat_from_there(M, loss, slope):
-    close(loss_and_slope(M, loss_type="hinge"), (loss, slope))
+    close(pair_with_margin(M, loss_type="hinge")[:2], (loss, slope))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -161,8 +112,8 @@ REF = f64([0.5, 0.3, 0.2])
 REWARDS = f64([1.0, 0.0, 0.0])
 BETA = 0.5
 ALL_PAIRS = torch.tensor(list(itertools.permutations(range(3), 2)))     # (6, 2) chosen, rejected
-MARGINS = REWARDS[ALL_PAIRS[:, 0]] - REWARDS[ALL_PAIRS[:, 1]]
-PREFERENCES = MARGINS.sigmoid() / 3         # of Bradley and Terry, each pair shown equally often
+# of Bradley and Terry, each pair shown equally often
+PREFERENCES = (REWARDS[ALL_PAIRS[:, 0]] - REWARDS[ALL_PAIRS[:, 1]]).sigmoid() / 3
 
 
 def mean_loss(theta, pairs, weights, **options):
@@ -184,11 +135,12 @@ def optimum():
     return weights / weights.sum()
 
 
-def test_at_the_optimum_of_the_reward_less_the_kl_the_loss_has_no_gradient():
-    close(PREFERENCES.sum().item(), 1.0)
+@pytest.mark.parametrize("often", [[1, 1, 1, 1, 1, 1], [1, 5, 1, 2, 5, 2]])
+def test_at_the_optimum_of_the_reward_less_the_kl_the_loss_has_no_gradient(often):
+    """However often each of ALL_PAIRS is shown, if its mirror image is shown as often."""
     golden(optimum(), f64([0.8807971, 0.0715218, 0.0476812]))
     theta = optimum().log().requires_grad_()
-    close(gradient(mean_loss(theta, ALL_PAIRS, PREFERENCES), theta), f64([0, 0, 0]))
+    close(gradient(mean_loss(theta, ALL_PAIRS, PREFERENCES * f64(often)), theta), f64([0, 0, 0]))
 
 
 def test_on_preferences_of_bradley_and_terry_the_optimum_is_learned_and_implies_the_reward():
@@ -200,12 +152,6 @@ def test_on_preferences_of_bradley_and_terry_the_optimum_is_learned_and_implies_
     golden(log_pi.exp(), optimum())
     implied = BETA * (log_pi - REF.log())                       # up to a constant
     close(implied - implied[1], REWARDS, atol=1e-6, rtol=0)
-
-
-def test_how_often_a_pair_is_shown_does_not_move_the_optimum():
-    theta = optimum().log().requires_grad_()
-    often = f64([1, 5, 1, 2, 5, 2]) / 16            # of each of ALL_PAIRS as of its mirror image
-    close(gradient(mean_loss(theta, ALL_PAIRS, PREFERENCES * often), theta), f64([0, 0, 0]))
 
 
 def test_from_certain_preferences_ipo_learns_a_bounded_margin():
@@ -220,62 +166,307 @@ def test_from_certain_preferences_ipo_learns_a_bounded_margin():
 # ---- sequences -------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("wild", [0.0, 1e30, -1e30])
-def test_the_log_prob_of_a_completion_is_the_sum_over_its_own_tokens_however_wild_the_others(wild):
-    logps = f64([[-1, -2, -4], [-8, -16, -32], [-64, 1, 1]])
+def test_the_log_prob_of_a_completion_is_the_sum_or_mean_over_its_own_tokens(wild):
+    """However wild the others are."""
     mask = f64([[1, 1, 1], [1, 0, 1], [0, 0, 0]])
+    logps = f64([[-1, -2, -4], [-8, -16, -32], [-64, 1, 1]])
     given = torch.where(mask == 1, logps, wild).requires_grad_()
     sums = dpo.sequence_logps(given, mask)
     close(sums.detach(), f64([-7, -40, 0]), atol=0, rtol=0)
     close(gradient(sums, given), mask, atol=0, rtol=0)
-
-
-def test_an_average_log_prob_is_the_sum_over_its_own_tokens_divided_by_their_number():
-    logps = f64([[-1, -2, -4], [-8, 1e30, -32], [-64, 1, 1]]).requires_grad_()
-    mask = f64([[1, 1, 1], [1, 0, 1], [0, 0, 0]])
-    means = dpo.sequence_logps(logps, mask, average=True)
+    means = dpo.sequence_logps(given, mask, average=True)
     close(means.detach(), f64([-7 / 3, -20, 0]))
-    close(gradient(means, logps), f64([[1 / 3] * 3, [1 / 2, 0, 1 / 2], [0, 0, 0]]))
+    close(gradient(means, given), mask / f64([[3], [2], [1]]))
 
-
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
-def test_every_loss_takes_sums_not_means_so_that_each_token_counts_the_same(loss_type):
-    logps = (-0.1 * torch.ones(2, 4).double()).requires_grad_()
-    mask = f64([[1, 0, 0, 0], [1, 1, 1, 1]])
-    chosen, rejected = dpo.sequence_logps(logps, mask)[:, None]
-    loss = dpo.dpo_loss(chosen, rejected, f64([-0.2]), f64([-0.3]), 0.1, loss_type)
-    slopes = gradient(loss, logps)
-    close(slopes, slopes[0, 0] * f64([[1, 0, 0, 0], [-1, -1, -1, -1]]))
-    M = (-0.1 + 0.2) - (-0.4 + 0.3)
-    close(loss.item(), loss_and_slope(M, loss_type=loss_type)[0])
-
-
-# ---- shapes, arguments -----------------------------------------------------------------------
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_shapes_and_types_are_kept_and_no_argument_is_changed(dtype):
     generator = torch.Generator().manual_seed(0)
     logps = -torch.rand(4, 3, generator=generator).to(dtype)
-    mask = torch.ones(4, 3).to(dtype)
-    pairs = list(-torch.rand(4, 5, generator=generator).to(dtype))
-    arguments = [logps, mask, *pairs]
+    rows = list(-torch.rand(4, 5, generator=generator).to(dtype))
+    arguments = [logps, torch.ones(4, 3).to(dtype), *rows]
     before = [x.clone() for x in arguments]
-    sums = dpo.sequence_logps(logps, mask)
-    assert sums.shape == (4,)
-    assert sums.dtype == dtype
-    losses = [dpo.dpo_loss(*pairs, 0.1, loss_type) for loss_type in LOSS_TYPES]
-    losses.append(dpo.dpo_loss(*pairs, 0.1, "simpo", gamma=0.5))
-    losses.append(dpo.dpo_loss(*pairs, beta=0.1, loss_type="sigmoid", label_smoothing=0.1))
-    for loss in losses:
-        assert loss.shape == (5,)
-        assert loss.dtype == dtype
+    assert dpo.sequence_logps(*arguments[:2]).dtype == dtype
+    for loss_type in ("sigmoid", "ipo", "hinge", "robust", "simpo"):
+        loss = dpo.dpo_loss(*rows, 0.1, loss_type)
+        assert (loss.shape, loss.dtype) == ((5,), dtype)
     assert all(torch.equal(x, y) for x, y in zip(arguments, before))
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_pairs_are_rows_of_the_batch_in_order_of_their_groups_and_rewards_stay(dtype):
-    rewards = torch.tensor([[0, 2, 1, 3], [1, 0, 0, 0]], dtype=dtype)
+# ---- which outputs are paired ----------------------------------------------------------------
+
+@pytest.mark.parametrize("rewards, expected", [
+    ([[0, 3, 1, 2], [5, 5, 5, 5], [0, 1, 0, 0], [1, 0, 1, 1]],
+     [(1, 0), (3, 2), (9, 11), (12, 13)]),
+    ([[0, 3, 1], [5, 5, 5], [0, 1, 0], [1, 0, 1]], [(1, 0), (7, 8), (9, 10)]),   # one is left over
+    ([[1, 1], [0, 0]], [])])
+def test_the_best_of_a_group_is_paired_with_its_worst_and_so_on_inwards_while_they_differ(
+        rewards, expected):
+    rewards = f64(rewards)
     before = rewards.clone()
     chosen, rejected = dpo.preferences(rewards)
-    assert chosen.tolist() == [3, 1, 4]
-    assert rejected.tolist() == [0, 2, 7]
+    assert list(zip(chosen.tolist(), rejected.tolist())) == expected
     assert torch.equal(rewards, before)
+
+
+# ---- the update ------------------------------------------------------------------------------
+
+@scripts("dpo")
+def test_the_metrics_match_a_hand_computed_batch(script, config, bigram):
+    """To the policy every token has probability 1 / V; to the reference, too, but token 4 has one
+    half at first."""
+    V, EOS, PAD = script.VOCAB_SIZE, script.EOS, script.PAD
+    policy = bigram(torch.zeros(V, V, dtype=torch.float64))
+    reference = bigram(torch.zeros(V, V, dtype=torch.float64))
+    reference.table.data[1, 4] = math.log(V - 1)
+    tokens = [[4, EOS, PAD], [5, 6, EOS], [4, 7, 8], [4, 9, EOS]]
+    mask = f64([[1, 1, 0], [1, 1, 1], [1, 1, 1], [1, 1, 1]])
+    batch = made_batch(script, [[1]] * 4, tokens, mask, mask, 4)
+    cfg = config(beta=0.1, num_prompts=1, max_grad_norm=1e9)
+    optimizer = torch.optim.SGD(policy.parameters())
+    chosen = torch.tensor([0, 1])
+    rejected = torch.tensor([1, 2])
+    metrics = script.update(policy, reference, optimizer, batch, chosen, rejected, cfg, 0)
+    down = math.log(2 / V)                      # log pi / pi_ref of token 4
+    up = math.log((2 * V - 2) / V)              # of another one at first
+    margins = [0.1 * (down - up), 0.1 * (up - down)]
+    expected = {
+        "loss": sum(math.log(1 + math.exp(-margin)) for margin in margins) / 2,
+        "rewards/chosen": 0.1 * (down + up) / 2, "rewards/rejected": 0.1 * (up + down) / 2,
+        "rewards/margins": 0.0, "rewards/accuracies": 0.5,
+        "logps/chosen": -math.log(V) * 5 / 2, "logps/rejected": -math.log(V) * 3,
+        "pairs": 2, "grad_norm": metrics["grad_norm"]}
+    assert metrics == pytest.approx(expected, rel=1e-6, abs=1e-7)
+
+
+def logps_of(scene, model, rows, average):
+    """Sums or means of the log-probs of completions, read one by one. (b,)"""
+    found = []
+    for row in rows.tolist():
+        n = scene.batch.lengths[row]
+        logps, _ = scene.script.score(
+            model, scene.batch.prompts[row:row + 1], scene.batch.tokens[row:row + 1, :n],
+            scene.cfg.temperature)
+        mask = scene.batch.mask[row, :n]
+        total = (logps[0] * mask).sum()
+        found.append(total / mask.sum() if average else total)
+    return torch.stack(found)
+
+
+@scripts("dpo")
+@pytest.mark.parametrize("flags", [
+    {}, {"nll_coef": 0.3}, {"average_logps": True, "nll_coef": 0.3},
+    {"average_logps": True, "loss_type": "ipo"}, {"loss_type": "robust", "label_smoothing": 0.2},
+    {"loss_type": "simpo", "beta": 2.0, "simpo_gamma": 0.7, "nll_coef": 0.1}], ids=str)
+def test_an_update_descends_the_loss_of_log_probs_and_of_the_chosen_ones_likelihood(
+        script, scene, flags):
+    """Whatever the micro-batches; without gradients the same call measures."""
+    made = scene(**flags)
+    cfg = made.cfg
+    chosen, rejected = script.preferences(made.A[:, 0].view(7, 2))
+    average = cfg.average_logps or cfg.loss_type == "simpo"
+    w = logps_of(made, made.policy, chosen, average)
+    other = logps_of(made, made.policy, rejected, average)
+    with torch.no_grad():
+        ref_w = logps_of(made, made.reference, chosen, average)
+        ref_other = logps_of(made, made.reference, rejected, average)
+    expected = script.dpo_loss(w, other, ref_w, ref_other, cfg.beta, cfg.loss_type,
+                               cfg.label_smoothing, cfg.simpo_gamma)
+    expected = expected - cfg.nll_coef * logps_of(made, made.policy, chosen, True)
+    wanted = torch.autograd.grad(expected.mean(), list(made.policy.parameters()))
+    wanted = torch.cat([g.flatten() for g in wanted])
+    for size in (1, 6, 64):
+        metrics, found = made.backward(None, micro_batch_size=size)
+        close(found, wanted, atol=1e-9, rtol=1e-7)
+        assert metrics["loss"] == pytest.approx(expected.mean().item(), rel=1e-5)
+        assert metrics["rewards/chosen"] == pytest.approx(
+            cfg.beta * (w - ref_w).mean().item(), rel=1e-4, abs=1e-6)
+        assert metrics["logps/rejected"] == pytest.approx(other.mean().item(), rel=1e-5)
+    args = (made.policy, made.reference, made.batch, chosen, rejected, cfg)
+    made.policy.zero_grad()
+    with torch.no_grad():
+        assert script.backward(*args) == pytest.approx(metrics, rel=1e-5, abs=1e-6)
+    none = torch.zeros(0, dtype=torch.long)
+    assert set(script.backward(*args[:3], none, none, cfg).values()) == {0.0}
+    assert all(weight.grad is None for weight in made.policy.parameters())
+
+
+@scripts("dpo")
+@pytest.mark.parametrize("flags, is_base", [("", True), ("--online", False)])
+def test_the_base_answers_held_out_problems_and_it_or_the_policy_those_to_learn_from(
+        script, train, monkeypatch, flags, is_base):
+    sample_batch = script.sample_batch
+    models = []
+    calls = []
+
+    def spied(model, task, cfg, step, split="train"):
+        models.append(model)
+        calls.append((step, split, model is models[0]))
+        return sample_batch(model, task, cfg, step, split)
+    monkeypatch.setattr(script, "sample_batch", spied)
+    run = train(flags, num_steps=2).run
+    learned = [call for call in calls if call[0] != "kl"]
+    assert learned == [("pairs", "test", True), (0, "train", is_base), (1, "train", is_base)]
+    assert {call[1:] for call in calls if call[0] == "kl"} == {("test", False)}
+    assert run.policy is not models[0]
+
+
+@scripts("dpo")
+def test_an_evaluation_has_the_kl_of_the_policy_from_the_base_per_sampled_token(script, train):
+    """By k3 on samples, whose mean over all tokens is the exact KL of these two next tokens."""
+    found = train(num_steps=4)
+    base = found.run.state["base"]
+    assert base["kl"] == pytest.approx(0, abs=1e-6) and base["pairs/loss"] == pytest.approx(
+        math.log(2) * (base["pairs/logps/chosen"] != 0), abs=1e-6)
+    again = found.run.evaluate(0)
+    batch = script.sample_batch(found.run.policy, found.run.task, found.run.cfg, "kl", "test")
+    reference = script.GPT(found.run.cfg)
+    common.load_policy(reference, found.run.folder / "base.pt")
+    ref_logps, _ = script.score(reference, batch.prompts, batch.tokens)
+    x = ((batch.logps - ref_logps) * batch.mask).double()
+    expected = (torch.expm1(-x) + x).sum() / batch.mask.sum()
+    assert again["kl"] == pytest.approx(expected.item(), rel=1e-4) and again["kl"] > 1e-4
+
+
+# ---- pairs in files --------------------------------------------------------------------------
+
+GOOD = {"prompt": "(3+4)=", "chosen": "<answer>7</answer>", "rejected": "<answer>8</answer>"}
+ROOM = INSTANT | {"task": "arithmetic", "max_completion_length": 48}
+
+
+def write(path, records):
+    """A file with these lines, of which a dict is written as JSON."""
+    texts = [record if isinstance(record, str) else json.dumps(record) for record in records]
+    path.write_text("".join(text + "\n" for text in texts))
+    return path
+
+
+@pytest.mark.parametrize("n", [1, 3, 7, 10, 25])
+def test_steps_take_every_pair_equally_often_in_a_new_order_each_time(n):
+    few = list(range(10))
+    taken = [number for step in range(20) for number in passes(few, step * n, n, 0)]
+    assert len(taken) == 20 * n
+    rounds = [taken[i:i + 10] for i in range(0, len(taken) - 9, 10)]
+    assert all(Counter(one) == Counter(few) for one in rounds)
+    assert len({tuple(one) for one in rounds}) == len(rounds)
+    assert passes(few, 0, 10, 1) != passes(few, 0, 10, 0)
+
+
+@scripts("dpo")
+def test_a_batch_has_a_group_of_two_for_each_pair_and_nothing_counts_as_right(
+        script, config, load_task, tmp_path):
+    path = write(tmp_path / "pairs.jsonl", [GOOD, GOOD | {"prompt": "9-1=", "chosen": "<think>"}])
+    cfg = config(pairs=str(path), num_prompts=1)
+    task = load_task(cfg)
+    policy = script.GPT(cfg)
+    batch = pairs.Given(cfg, task).sample_batch(policy, task, cfg, 0)
+    assert sorted(zip(batch.texts[::2], batch.texts[1::2])) == sorted(
+        [(GOOD["chosen"], GOOD["rejected"]), ("<think>", GOOD["rejected"])])
+    chosen, rejected = script.preferences(batch.rewards)
+    assert chosen.tolist() == [0, 2] and rejected.tolist() == [1, 3]
+    assert batch.pass_rates == [] and not batch.is_correct.any()
+    for row, text in enumerate(batch.texts):
+        n = batch.lengths[row]
+        assert batch.tokens[row, n - 1] == script.EOS
+        assert script.decode(batch.tokens[row, :n - 1].tolist()) == text
+        assert batch.mask[row].tolist() == [1.0] * n + [0.0] * (len(batch.mask[row]) - n)
+    assert torch.equal(batch.prompts, script.encode_prompts(batch.problems, task, "cpu"))
+    logps, _ = script.score(policy, batch.prompts, batch.tokens, cfg.temperature)
+    torch.testing.assert_close(batch.logps, logps.detach() * batch.mask)
+
+
+@scripts("dpo")
+def test_saved_pairs_teach_another_run_and_both_go_on_bit_for_bit(
+        new_run, at_work_folder, tmp_path, capsys):
+    saving = {"save_pairs": True, "num_prompts": 16}
+    six = new_run(**saving, max_steps=6)
+    saved = lines(six / "pairs.jsonl")
+    assert 0 < len(saved) <= sum(line["pairs"] for line in steps(six))
+    assert all(set(pair) == {"prompt", "chosen", "rejected"} for pair in saved)
+    three = new_run(**saving, max_steps=3)
+    with open(three / "pairs.jsonl", "a") as log:
+        log.write('{"prompt": "half a li')
+    resume(three, max_steps=6)
+    assert (three / "pairs.jsonl").read_text() == (six / "pairs.jsonl").read_text()
+
+    held_out = {"prompt": "(9*2)=", "chosen": "<answer>18</answer>", "rejected": "7"}
+    path = write(tmp_path / "pairs.jsonl", [*saved, held_out])
+    whole = new_run(pairs=path, max_steps=4, learning_rate=1e-3)
+    is_held_out = common.Task(None).is_held_out(common.Problem(held_out["prompt"], ""))
+    assert is_held_out == ("1 of " in capsys.readouterr().out)
+    half = new_run(pairs=path, max_steps=2, learning_rate=1e-3)
+    path.unlink()                               # the run has a copy
+    resume(half, max_steps=4)
+    assert not difference(outcome(whole), outcome(half))
+    metrics = steps(whole)
+    assert metrics[-1]["rewards/margins"] > 0.1 > abs(metrics[0]["rewards/margins"])
+    assert all("accuracy" not in line and line["reward"] == 0.5 for line in metrics)
+
+
+def test_a_pair_that_a_file_would_change_is_not_saved():
+    """An output without an end would be read with one, no byte of U+FFFD was written, and letters
+    that spell a special token would become that token."""
+    rows = [pairs.encode("<think>7</think>", dpo), pairs.encode("8", dpo),
+            list(b"7" * 9), pairs.encode("8", dpo),
+            pairs.encode("7", dpo), [0xff, dpo.EOS],
+            [*b"<think>", dpo.EOS], pairs.encode("8", dpo),
+            pairs.encode("7", dpo), pairs.encode("", dpo)]
+    tokens = [row + [dpo.PAD] * (9 - len(row)) for row in rows]
+    mask = f64([[1.0] * len(row) + [0.0] * (9 - len(row)) for row in rows])
+    batch = made_batch(dpo, [[1]] * 10, tokens, mask, mask, 2, rewards=f64([[1, 0]] * 5))
+    assert batch.texts[6] == "<think>" and batch.texts[5] == "\ufffd"
+    saved = []
+
+    class Run:
+        machinery = dpo
+
+        def append(self, name, record):
+            saved.append((name, record["chosen"], record["rejected"]))
+    pairs.Saver().step(Run(), batch, None, {})
+    assert saved == [("pairs.jsonl", "<think>7</think>", "8"), ("pairs.jsonl", "7", "")]
+
+
+@pytest.mark.parametrize("line, words", [
+    ("{", "Expecting"), ("", "Expecting value"), ("1" * 5000, ""), ("[" * 100_000, ""),
+    ("[]", "must be an object with the strings prompt, chosen, rejected"),
+    ({"prompt": "1+1=", "chosen": "2"}, "must be an object with the strings"),
+    (GOOD | {"chosen": 7}, "must be an object with the strings"),
+    (GOOD | {"rejected": GOOD["chosen"]}, "chosen and rejected are the same"),
+    (GOOD | {"prompt": "1" * 99}, "a prompt of 99 bytes; arithmetic has 18"),
+    (GOOD | {"chosen": "7<|eos|>8"}, "chosen contains <|eos|>"),
+    (GOOD | {"rejected": "x" * 48}, "rejected has 49 tokens, its end included"),
+    *((GOOD | {name: "\ud800"}, "utf-8") for name in GOOD),
+    (None, "cannot be read"), (b"\xff\xfe\n", "cannot be read"), (b"", "line 1: ")],
+    ids=lambda value: repr(value)[:30])
+def test_a_file_that_is_bad_gets_one_line_and_nothing_is_written(tmp_path, capsys, line, words):
+    path = tmp_path / "pairs.jsonl"
+    if isinstance(line, bytes):
+        path.write_bytes(line)
+    elif line is not None:
+        write(path, [GOOD, GOOD, line, GOOD])
+    work = tmp_path / "work"
+    work.mkdir()
+    with at_work(work), pytest.raises(SystemExit) as stopped:
+        dpo.main(arguments(ROOM | {"pairs": path}))
+    message = capsys.readouterr().err
+    assert stopped.value.code == 2 and not list(work.iterdir())
+    number = "line 3: " if isinstance(line, (str, dict)) else ""
+    assert message.startswith(f"error: --pairs {path}: {number}") and words in message
+    assert message.count("\n") == 1 and len(message) < 300
+
+
+@pytest.mark.parametrize("flags, words", [
+    ({"online": True}, "--online"), ({"save_pairs": True}, "--save_pairs"),
+    ({"reward": "format"}, "--reward"), ({"task": "lookup"}, "inserts text"),
+    ({"pairs": "", "save_pairs": True, "task": "lookup"}, "inserts text"),
+    ({"pairs": "", "beta": 0}, "--beta"), ({"pairs": "", "label_smoothing": 0.5}, "below 0.5"),
+    ({"pairs": "", "label_smoothing": 0.1, "loss_type": "ipo"}, "--label_smoothing"),
+    ({"pairs": "", "simpo_gamma": 1}, "needs --loss_type simpo")], ids=str)
+def test_flags_that_contradict_each_other_are_refused(tmp_path, capsys, flags, words):
+    path = write(tmp_path / "pairs.jsonl", [GOOD])
+    flags = {name: value for name, value in (ROOM | {"pairs": path} | flags).items() if value != ""}
+    with at_work(tmp_path), pytest.raises(SystemExit) as stopped:
+        dpo.main(arguments(flags))
+    message = capsys.readouterr().err
+    assert stopped.value.code == 2 and words in message and message.count("\n") == 1
+    assert list(tmp_path.iterdir()) == [path]

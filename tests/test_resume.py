@@ -1,249 +1,237 @@
-"""A run that is stopped and goes on ends as one that was not; and what a run may begin with."""
-import itertools
+"""A run that is stopped, in whatever way, and goes on ends as one that was not, bit for bit."""
+import importlib
+import json
 import math
+import random
+import re
+import shlex
+import shutil
+import signal
+import time
+from pathlib import Path
 
 import pytest
 import torch
-from conftest import SCRIPTS, every_script
-from small_runs import (
-    EVERYTHING,
-    changed_weights,
-    difference,
-    difference_but_for_flags,
-    leaves,
-    lines,
-    load,
-    outcome,
-    policy_of,
-    read_summary,
-    resume,
-    shuffle_the_global_generators,
-    steps,
-)
+from conftest import ROOT, SCRIPTS, every_script
+from small_runs import SMALL, arguments, changed_weights, difference, load, outcome, resume, steps
 
 import common
 
 pytestmark = pytest.mark.usefixtures("at_work_folder")
 
-WAYS_TO_LEARN = []
-for name in SCRIPTS:
-    for i, flags in enumerate([{}, *EVERYTHING[name]]):
-        words = f"{name}-everything{i}" if i > 0 else f"{name}-defaults"
-        WAYS_TO_LEARN.append(pytest.param(name, flags, id=words))
+# All that has a state between steps, or could have.
+STATEFUL = {"num_mini_batches": 2, "num_iterations": 2, "beta": 0.05, "weight_decay": 0.1}
+EVERYTHING = {
+    "reinforce": STATEFUL | {"baseline": "optimal", "view": "token", "gamma": 0.9},
+    "ppo": STATEFUL | {"trust_region": "penalty", "target_kl": 0.001, "kl_target": 0.001,
+                       "nll_coef": 0.1, "critic_pretrain_steps": 2, "length_adaptive": True},
+    "grpo": STATEFUL | {"dynamic_sampling": 3, "overlong_buffer": 8, "curriculum": True,
+                        "task": "arithmetic:2-3"},
+    "gspo": STATEFUL | {"dynamic_sampling": 3, "curriculum": True, "base_steps": 20,
+                        "task": "arithmetic:2,lookup", "reward": "accuracy+growing_length"},
+    "dpo": STATEFUL | {"online": True, "save_pairs": True}}
+
+
+def shuffle_the_global_generators(seed):
+    """What a run draws must not depend on them: another process has others."""
+    torch.manual_seed(seed)
+    random.seed(seed)
 
 
 # ---- going on --------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("script, flags", WAYS_TO_LEARN, indirect=["script"])
-def test_six_steps_equal_three_and_three_after_a_resume_bit_for_bit(new_run, flags):
+@every_script
+def test_ten_steps_equal_five_and_five_after_a_resume_bit_for_bit(whole, new_run):
+    assert sum(line["signal"] > 0 for line in steps(whole)) >= 5        # there is what to learn
+    assert changed_weights(load(whole / "base.pt")["policy"], load(whole / "checkpoint.pt")["policy"])
     shuffle_the_global_generators(1)
-    six = new_run(**flags, max_steps=6)
+    five = new_run(max_steps=5)
+    assert difference(outcome(five), outcome(whole))
     shuffle_the_global_generators(2)
-    three = new_run(**flags, max_steps=3)
-    assert len(steps(three)) == 3
-    assert difference(outcome(three), outcome(six))
-    saved = leaves(load(three / "checkpoint.pt"))
-    assert all(math.isfinite(value) for value in saved.values() if isinstance(value, float))
-    shuffle_the_global_generators(3)
-    resume(three, max_steps=6)
-    assert not difference(outcome(three), outcome(six))
+    resume(five, max_steps=10)
+    assert not difference(outcome(five), outcome(whole))
+    resume(five)                                        # there is nothing left to do
+    assert not difference(outcome(five), outcome(whole))
 
 
-@pytest.mark.parametrize("flags", [
-    {"curriculum": True, "operands": "2-3", "reward": "accuracy+growing_length"},
-    {"curriculum": True, "task": "arithmetic,lookup", "operands": "5"}], ids=["one task", "a mix"])
-def test_the_rates_of_a_curriculum_go_on_as_well(new_run, flags):
-    few = {"base_steps": 20} | flags
-    four = new_run(**few, max_steps=4)
-    two = new_run(**few, max_steps=2)
-    assert load(two / "checkpoint.pt")["task"]["rates"]
+@every_script
+def test_so_do_four_steps_and_two_and_two_of_all_that_has_a_state(script, new_run):
+    flags = EVERYTHING[script.__name__]
+    four = new_run(**flags, max_steps=4)
+    two = new_run(**flags, max_steps=2)
     resume(two, max_steps=4)
     assert not difference(outcome(two), outcome(four))
 
 
-@every_script
-def test_a_finished_run_that_is_resumed_stays_as_it_is(new_run, whole):
-    folder = new_run()
-    resume(folder)
-    assert not difference(outcome(folder), outcome(whole))
+@pytest.mark.parametrize("script, flag", [
+    ("grpo", "init_from"), ("reinforce", "teacher")], indirect=["script"])
+def test_a_run_goes_on_without_the_other_run_that_it_began_with(script, new_run, flag):
+    other = new_run(max_steps=3)
+    flags = {flag: other, "max_steps": 3}
+    three = new_run(**flags)
+    one = new_run(**flags | {"max_steps": 1})
+    shutil.rmtree(other)
+    shutil.rmtree("runs/base") if flag == "init_from" else None         # nor without the base
+    resume(one, max_steps=3)
+    assert not difference(outcome(one), outcome(three))
 
 
-def test_a_log_that_was_deleted_begins_anew_on_resume(new_run):
-    folder = new_run(max_steps=2)
-    (folder / "metrics.jsonl").unlink()
-    resume(folder, max_steps=4)
-    assert [line["step"] for line in steps(folder)] == [3, 4]
-
-
-def test_log_lines_behind_the_checkpoint_are_cut_off_on_resume(new_run, whole):
+def test_log_lines_behind_the_checkpoint_are_cut_off_and_a_lost_log_begins_anew(new_run, whole):
     folder = new_run(max_steps=5)
     for name in ("metrics.jsonl", "samples.jsonl", "greedy.jsonl"):
         with open(folder / name, "a") as log:
             log.write('{"step": 6, "reward": 1.0}\n{"step": 7, "rew')
     resume(folder, max_steps=10)
     assert not difference(outcome(folder), outcome(whole))
+    (folder / "metrics.jsonl").unlink()
+    resume(folder, max_steps=11)
+    assert [line["step"] for line in steps(folder)] == [11]
 
 
-def test_a_run_from_before_a_log_was_invented_goes_on_and_begins_it(new_run):
-    folder = new_run(max_steps=2)
-    checkpoint = load(folder / "checkpoint.pt")
-    del checkpoint["logs"]["greedy.jsonl"]
-    torch.save(checkpoint, folder / "checkpoint.pt")
-    (folder / "greedy.jsonl").unlink()
-    resume(folder, max_steps=6)
-    assert [line["step"] for line in steps(folder)] == [1, 2, 3, 4, 5, 6]
-    assert [line["step"] for line in lines(folder / "greedy.jsonl")] == [4, 6]
-
-
-def test_a_run_killed_before_its_first_checkpoint_starts_over(new_run, whole):
-    folder = new_run()
-    for name in ("checkpoint.pt", "base.pt", "summary.json"):
-        (folder / name).unlink()
-    resume(folder)
+def test_a_run_from_before_a_flag_was_invented_goes_on_with_its_default(script, new_run, whole):
+    folder = new_run(max_steps=5)
+    path = folder / "config.json"
+    record = json.loads(path.read_text())
+    del record["config"]["delta"]
+    path.write_text(json.dumps(record))
+    resume(folder, max_steps=10)
     assert not difference(outcome(folder), outcome(whole))
+    _, flags = common.read_config(folder)
+    assert flags["delta"] == script.Config.delta
 
-
-def test_a_resumed_run_needs_no_cached_base(new_run, tmp_path, monkeypatch):
-    folder = new_run(max_steps=1)
-    elsewhere = tmp_path / "elsewhere"
-    elsewhere.mkdir()
-    monkeypatch.chdir(elsewhere)
-    resume(folder, max_steps=2)
-    assert len(steps(folder)) == 2
-    assert not list(elsewhere.iterdir())
-
-
-# ---- what may change -------------------------------------------------------------------------
 
 def test_a_resumed_run_may_evaluate_otherwise(new_run):
     folder = new_run(max_steps=2)
-    summary = resume(folder, max_steps=4, num_eval_samples=3, num_eval_problems=9, eval_steps=1,
-                     save_steps=1)
-    assert summary["steps"] == 4
-    assert summary["trained"]["problems"] == 9
+    summary = resume(folder, max_steps=4, num_eval_samples=3, eval_steps=1, save_steps=1)
+    assert "pass@3" in summary["trained"]
     assert [line["step"] for line in steps(folder) if "eval/greedy" in line] == [2, 3, 4]
 
 
-@pytest.fixture
-def evaluations(script, monkeypatch):
-    """The number of samples of each evaluation since the test began, and how it came out."""
-    seen = []
-    evaluate = script.evaluate
+# ---- kill -9 ---------------------------------------------------------------------------------
 
-    def recorded(policy, task, cfg, num_samples=0, progress=common.silent):
-        scores = evaluate(policy, task, cfg, num_samples, progress)
-        seen.append((num_samples, scores))
-        return scores
-    monkeypatch.setattr(script, "evaluate", recorded)
-    return seen
+KILLED = """
+import os, pathlib, signal, sys
+sys.path.insert(0, {root!r})
+import torch, common, {script}
 
+def at(name, number, function, half=lambda *args: None):
+    "The function, but the process dies in the middle of its call of this number about this file."
+    calls = []
+    def mortal(*args, **options):
+        calls.extend(1 for value in args if str(value).endswith(name))
+        if len(calls) == number:
+            half(*args)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **options)
+    return mortal
 
-@every_script
-def test_a_run_can_be_evaluated_once_more_with_more_samples(new_run, evaluations):
-    folder = new_run(max_steps=4, num_eval_problems=32, learning_rate=2e-3)
-    before = read_summary(folder)
-    weights = policy_of(folder)
-    log = steps(folder)
-    evaluations.clear()
-    summary = resume(folder, max_steps=0, num_eval_samples=16)
-    assert [num_samples for num_samples, _ in evaluations] == [0, 16, 0, 16]
-    assert summary == read_summary(folder)
-    assert summary["steps"] == 4
-    for when, found in (("base", evaluations[:2]), ("trained", evaluations[2:])):
-        (_, greedy), (_, sampled) = found
-        assert summary[when]["samples"] == 16
-        assert summary[when]["pass@16"] == sampled["pass@16"] == summary[when]["pass@k"][15]
-        assert summary[when]["greedy"] == greedy["greedy"] == before[when]["greedy"]
-    assert summary["trained"]["pass@k"] != summary["base"]["pass@k"]    # each of its own policy
-    assert not changed_weights(policy_of(folder), weights)
-    assert steps(folder) == log
+def append_half(run, name, record):
+    with open(run.folder / name, "a") as log:
+        log.write(str(record)[:20])
 
-
-def test_a_resumed_run_evaluates_the_base_anew_only_for_other_numbers(new_run, evaluations):
-    folder = new_run(max_steps=1)
-    for flags, counts, num_problems in (
-            ({}, [0, 2], 16), ({"num_eval_problems": 9}, [0, 2, 0, 2], 9), ({}, [0, 2], 9)):
-        evaluations.clear()
-        summary = resume(folder, **flags)
-        assert [num_samples for num_samples, _ in evaluations] == counts
-        assert summary["base"]["problems"] == summary["trained"]["problems"] == num_problems
+{moment}
+{script}.main(sys.argv[1:])
+"""
+MOMENTS = {
+    "before its config is there": "os.replace = at('config.json', 1, os.replace)",
+    "before its base is there": "os.replace = at('base.pt', 1, os.replace)",
+    "before its first checkpoint is there": "os.replace = at('checkpoint.pt', 1, os.replace)",
+    "in a checkpoint": "torch.save = at('.tmp', 4, torch.save, lambda _, path: "
+                       "path.write_bytes(b'half'))",
+    "between log and checkpoint": "common.Run.save = at('', 10**9, common.Run.save)",
+    "in a line of a log": "common.Run.append = at('metrics.jsonl', 5, common.Run.append, "
+                          "append_half)"}
 
 
-def test_a_resumed_run_that_asks_for_more_problems_than_there_are_keeps_the_scores_of_its_base(
-        new_run, evaluations):
-    folder = new_run(max_steps=1, num_eval_problems=400)
-    num_problems = read_summary(folder)["base"]["problems"]
-    assert 5 < num_problems < 100
-    evaluations.clear()
-    summary = resume(folder, max_steps=2)
-    assert [num_samples for num_samples, _ in evaluations] == [0, 0, 2]     # a step, and the end
-    evaluations.clear()
-    summary = resume(folder, num_eval_problems=num_problems)                # the same, by name
-    assert [num_samples for num_samples, _ in evaluations] == [0, 2, 0, 2]
-    assert summary["base"]["problems"] == summary["trained"]["problems"] == num_problems
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(warm_python, whole, tmp_path, moment):
+    code = KILLED.format(root=str(ROOT), script="grpo", moment=MOMENTS[moment])
+    words = arguments(SMALL | {"output_dir": tmp_path / "run"})
+    done = warm_python.run("-c", code, *words, cwd=Path.cwd())
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    if moment == "before its config is there":
+        assert not (tmp_path / "run/config.json").exists()
+        shutil.rmtree(tmp_path / "run")
+        importlib.import_module("grpo").main(words)
+    else:
+        resume(tmp_path / "run")
+    assert not difference(outcome(tmp_path / "run"), outcome(whole))
 
+
+# ---- Ctrl-C ----------------------------------------------------------------------------------
 
 @every_script
-def test_no_steps_make_and_evaluate_the_base_only(new_run, whole):
-    folder = new_run(max_steps=0)
-    summary = read_summary(folder)
-    assert summary["trained"] == summary["base"] == read_summary(whole)["base"]
-    assert summary["steps"] == 0
-    assert steps(folder) == []
-    assert not changed_weights(policy_of(folder), load(folder / "base.pt"))
-
-
-def test_a_run_stops_when_five_batches_in_a_row_are_accurate_enough(script, new_run, monkeypatch):
+def test_ctrl_c_ends_a_run_that_goes_on_by_the_command_that_it_prints(
+        script, new_run, capfd, monkeypatch, tmp_path, whole):
     update = script.update
-    monkeypatch.setattr(
-        script, "update", lambda *args: update(*args) | {"accuracy": next(accuracy)})
-    accuracy = iter([0.8, 0.95, 1, 1, 1, 1, 1, 1, 1, 1])
-    assert len(steps(new_run(stop_at=0.98))) == 6   # .99 on average, from the second to the sixth
-    accuracy = itertools.repeat(1)
-    assert len(steps(new_run(stop_at=2))) == 10
-    assert len(steps(new_run(stop_at=1))) == 5
-    resumed = new_run(stop_at=1, max_steps=3)
-    resume(resumed, max_steps=10)
-    assert len(steps(resumed)) == 5
+    left = iter(range(4))
+
+    def interrupted(*args):
+        if next(left, None) is None:
+            signal.raise_signal(signal.SIGINT)
+        return update(*args)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
+        patch.setattr(script, "update", interrupted)
+        new_run(save_steps=1)
+    assert stop.value.code == 130
+    error = capfd.readouterr().err
+    assert "Traceback" not in error
+    assert load(tmp_path / "run0/checkpoint.pt")["state"]["steps"] == 4
+    python, path, *words = shlex.split(error.splitlines()[-1])
+    assert python == "python" and Path(path).resolve() == ROOT / f"{script.__name__}.py"
+    script.main(words)
+    changed = difference(outcome(tmp_path / "run0"), outcome(whole))
+    assert changed == ["/config/save_steps"]
 
 
-# ---- what a run begins with ------------------------------------------------------------------
-
-def test_init_from_starts_from_the_trained_weights_of_the_other_run(new_run, whole, tmp_path,
-                                                                    monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folder = new_run(init_from=whole, max_steps=0, seed=1)
-    assert not changed_weights(load(folder / "base.pt"), policy_of(whole))
-    assert read_summary(folder)["base"] == read_summary(whole)["trained"]
-    assert not (tmp_path / "runs/base").exists()    # no base of the shared ones is made of it
-
-
-def test_a_cold_start_goes_on_with_worked_examples_before_the_run_begins(
-        new_run, whole, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    flags = {"init_from": whole, "cold_start": 3}
-    one = new_run(**flags, max_steps=2)
-    assert changed_weights(load(one / "base.pt"), policy_of(whole))
-    assert not (tmp_path / "runs/base").exists()
-    resumed = new_run(**flags, max_steps=1)
-    resume(resumed, max_steps=2)                                    # without a second cold start
-    assert not difference_but_for_flags(outcome(one), outcome(resumed))
+def test_ctrl_c_in_a_shell_during_the_warm_start_leaves_no_half_base(warm_python, tmp_path):
+    words = arguments(SMALL | {"base_steps": 30_000, "output_dir": "run", "max_steps": 1})
+    running = warm_python.start(ROOT / "grpo.py", *words, cwd=tmp_path)
+    assert any(line.startswith("grpo.py: ") for line in running.stdout)
+    time.sleep(1)
+    running.send_signal(signal.SIGINT)
+    assert running.wait() == 130
+    error = running.stderr()
+    assert "Traceback" not in error and error.endswith("grpo.py --resume_from_checkpoint run\n")
+    assert not [*tmp_path.rglob("*.pt")]
 
 
-@pytest.mark.parametrize("lost", [(), ("checkpoint.pt", "base.pt", "summary.json")],
-                         ids=["later", "before its first checkpoint"])
-def test_a_run_that_was_started_with_init_from_can_be_resumed(new_run, whole, lost):
-    flags = {"init_from": whole, "seed": 1}
-    four = new_run(**flags, max_steps=4)
-    two = new_run(**flags, max_steps=2)
-    for name in lost:
-        (two / name).unlink()
-    resume(two, max_steps=4)
-    assert not difference(outcome(two), outcome(four))
+def test_after_the_run_ctrl_c_is_what_it_was(new_run):
+    new_run(max_steps=0)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
 
 
-def test_a_run_that_was_started_with_init_from_goes_on_without_the_other_run(new_run):
-    other = new_run(max_steps=0)
-    folder = new_run(init_from=other, max_steps=1)
-    (other / "checkpoint.pt").unlink()
-    assert resume(folder, max_steps=2)["steps"] == 2
+# ---- what is not finite ----------------------------------------------------------------------
+
+LOSSES = {"reinforce": "policy_loss", "ppo": "policy_loss", "grpo": "policy_loss",
+          "gspo": "policy_loss", "dpo": "dpo_loss"}
+
+
+@every_script
+def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
+        script, new_run, whole, capsys, tmp_path, monkeypatch):
+    loss = getattr(script, LOSSES[script.__name__])
+    update = script.update
+    steps_begun = []
+
+    def counted(*args):
+        steps_begun.append(1)
+        return update(*args)
+
+    def failing(*args, **options):
+        return loss(*args, **options) * (math.nan if len(steps_begun) >= 5 else 1)
+    with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
+        patch.setattr(script, "update", counted)
+        patch.setattr(script, LOSSES[script.__name__], failing)
+        new_run()
+    assert stop.value.code == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and re.search(r"step \d+: .*'loss': nan", error)
+    assert load(tmp_path / "run0/checkpoint.pt")["state"]["steps"] == 3
+    resume(tmp_path / "run0")
+    assert not difference(outcome(tmp_path / "run0"), outcome(whole))
+
+
+def test_every_script_is_stopped():
+    assert sorted(LOSSES) == sorted(EVERYTHING) == sorted(SCRIPTS)

@@ -1,191 +1,172 @@
-"""Scores of several answers to a problem: pass@k, and the answer that most of them give, however it
-is written."""
+"""Scores of an evaluation: pass@k, the answer that most completions give, however it is written,
+and tasks in which luck decides, beside others or alone."""
 import functools
 import itertools
 
 import pytest
 import torch
 
+import common
 import grpo
-from common import Arithmetic, Problem, maj_at_k, majority, pass_at_k, scores, votes
+from common import Problem
+from tools.scores import maj_at_k, majority, scores, votes
 
 pytestmark = pytest.mark.quick
 
-close = functools.partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
 golden = functools.partial(torch.testing.assert_close, atol=6e-8, rtol=0)   # written with 7 digits
+SUM = Problem("3+4=", "7", task="arithmetic")
+CFG = grpo.Config(device="cpu")
+ARITHMETIC = common.load_task(CFG, grpo.verify)
 
 
-@pytest.mark.parametrize("n, c, k, value", [
-    (4, 1, 2, 0.5),
-    (8, 3, 4, 0.9285714),
-    (8, 0, 8, 0),
-    (8, 1, 8, 1),
-    (8, 2, 1, 0.25),
-    (5, 5, 2, 1)])
-def test_pass_at_k_is_the_share_of_subsets_that_hold_a_right_answer(n, c, k, value):
-    found = float(pass_at_k(n, c, k))
-    golden(found, float(value))
-    answers = [True] * c + [False] * (n - c)
-    has_right_answer = [any(subset) for subset in itertools.combinations(answers, k)]
-    close(found, sum(has_right_answer) / len(has_right_answer))
-
-
-@pytest.mark.parametrize("answers, winner", [
-    (["3", "5", "5"], "5"),
-    (["3", "5", "5", "3"], "3"),
-    (["5", "3", "3", "5"], "5"),
-    ([None, None, None, "4"], "4"),
-    ([None, "2", "1", None, None], "2"),
-    ([None, None], None),
-    ([], None)])
-def test_the_majority_is_the_answer_given_most_often_and_the_first_of_those_that_tie(
-        answers, winner):
-    assert majority(answers) == winner
-
-
-class OneNumber:
-    """A task whose verifier gives a reward for each move where there is no answer to compare."""
-
-    def verify(self, problem, text):
-        if not problem.answer:
-            return [1.0]
-        return float(text == f"<answer>{problem.answer}</answer>")
-
-
-SUM = Problem("3+4=", "7")
-WALK = Problem("maze", "")
-
-
-def test_problems_without_a_known_answer_are_not_voted_on():
-    problems = [SUM, SUM, WALK, WALK]
-    assert maj_at_k(OneNumber(), problems, ["7", "7", None, "7"], n=2, k=2) == 1.0
-    assert maj_at_k(OneNumber(), [WALK, WALK], [None, "7"], n=2, k=2) is None
-
-
-def test_every_block_of_k_answers_to_a_problem_votes_once_and_what_is_left_over_does_not():
-    problems = [SUM] * 5
-    answers = ["7", "7", "8", "8", "7"]
-    assert maj_at_k(OneNumber(), problems, answers, n=5, k=1) == 3 / 5
-    assert maj_at_k(OneNumber(), problems, answers, n=5, k=2) == 1 / 2
-    assert maj_at_k(OneNumber(), problems, answers, n=5, k=3) == 1.0
-    assert maj_at_k(OneNumber(), problems, answers, n=5, k=5) == 1.0
-
-
-# ---- answers that are the same ---------------------------------------------------------------
-
-ARITHMETIC = Arithmetic(grpo.Config(), grpo.verify)
-
-
-@pytest.mark.parametrize("answer, same", [
-    ("07", "7"), ("007", "7"), ("7", "7"), ("0", "0"), ("00", "0"), ("-07", "-7"), ("10", "10"),
-    ("100", "100"), ("-0", "0"), ("-00", "0"), ("x07", "x07"), ("seven", "seven"), ("", "")])
-def test_arithmetic_writes_a_number_in_one_way(answer, same):
-    assert ARITHMETIC.canonical(SUM, answer) == same
+def batch_of(task, problems, texts, G=1):
+    """Judged completions, of which only the texts matter."""
+    B = len(texts)
+    slots = torch.ones(B, 2)
+    ended = torch.zeros(B, dtype=torch.bool)
+    problems = [problem for problem in problems for _ in range(G)]
+    batch = common.Batch(slots.long(), slots, slots, slots, slots.sum(dim=1), ended, problems,
+                         slots.long(), texts)
+    return batch.judge(task, G, "evaluation")
 
 
 def answered(*answers):
     """Completions that give these answers."""
-    return [f"<think>3+4=7</think><answer>{answer}</answer>" for answer in answers]
+    return [f"<answer>{answer}</answer>" for answer in answers]
 
 
-def test_answers_that_are_the_same_are_written_as_the_first_of_them_is():
-    texts = [*answered("07", "7"), "no answer", *answered("8", "007")]
-    assert votes(ARITHMETIC, [SUM] * 5, texts, n=5) == ["07", "07", None, "8", "07"]
+@pytest.mark.parametrize("n, c, k, value", [
+    (4, 1, 2, 0.5), (8, 3, 4, 0.9285714), (8, 0, 8, 0), (8, 1, 8, 1), (8, 2, 1, 0.25),
+    (5, 5, 2, 1)])
+def test_pass_at_k_is_the_share_of_subsets_that_hold_a_right_answer(n, c, k, value):
+    found = float(common.pass_at_k(n, c, k))
+    golden(found, float(value))
+    subsets = [*itertools.combinations([True] * c + [False] * (n - c), k)]
+    assert found == pytest.approx(sum(map(any, subsets)) / len(subsets), abs=1e-12)
 
 
-def test_each_problem_has_a_first_answer_of_its_own():
-    problems = [SUM, SUM, Problem("2+5=", "7"), Problem("2+5=", "7")]
-    found = votes(ARITHMETIC, problems, answered("07", "7", "7", "07"), n=2)
-    assert found == ["07", "07", "7", "7"]
+@pytest.mark.parametrize("answers, winner", [
+    (["3", "5", "5"], "5"), (["3", "5", "5", "3"], "3"), (["5", "3", "3", "5"], "5"),
+    ([None, None, None, "4"], "4"), ([None, "2", "1", None, None], "2"), ([None, None], None),
+    ([], None)])
+def test_the_majority_is_the_most_frequent_answer_and_the_first_of_those_that_tie(answers, winner):
+    assert majority(answers) == winner
 
 
-def test_answers_that_are_the_same_do_not_split_the_vote():
-    texts = answered("8", "7", "8", "07", "007")
-    found = scores(ARITHMETIC, [SUM] * 5, texts, [1] * 5, num_samples=5)
-    assert found["maj@5"] == 1.0
-    assert found["maj@k"] == [3 / 5, 0.0, 0.0, 0.0, 1.0]    # of two and of four, a tie
+def test_each_block_of_k_answers_votes_once_and_problems_without_an_answer_do_not():
+    answers = ["7", "7", "8", "8", "7"]
+    found = [maj_at_k(ARITHMETIC, [SUM] * 5, answers, n=5, k=k) for k in range(1, 6)]
+    assert found == [3 / 5, 1 / 2, 1.0, 1.0, 1.0]
+    walk = Problem("maze", "", task="arithmetic")
+    assert maj_at_k(ARITHMETIC, [SUM, SUM, walk, walk], ["7", "7", None, "7"], n=2, k=2) == 1.0
+    assert maj_at_k(ARITHMETIC, [walk, walk], [None, "7"], n=2, k=2) is None
 
 
-class Product(Arithmetic):
-    """The answer is a product of two factors, in any order; as text, only so: 3*4."""
+def test_the_scores_of_four_samples_are_those_computed_by_hand():
+    """Of problem n the first n % 5 samples are right; they think if n % 5 is 2 or more; if n is
+    odd, the wrong ones agree, and else they all differ."""
+    texts = []
+    for n in range(100):
+        thought = "<think></think>" if n % 5 >= 2 else ""
+        wrong = [30 + g if n % 2 == 0 else 30 for g in range(4)]
+        texts += [thought + text for text in answered(*[7] * (n % 5), *wrong[n % 5:])]
+    batch = batch_of(ARITHMETIC, [SUM] * 100, texts, 4)
+    found = common.scores(batch, ARITHMETIC, 4)
+    assert found["pass@1"] == pytest.approx(0.5) and found["pass@4"] == pytest.approx(0.8)
+    # Of c right ones of four samples, two find one with 1 - C(4 - c, 2) / C(4, 2).
+    expected = [0.5, (0 + 3 + 5 + 6 + 6) / 30, (0 + 3 + 4 + 4 + 4) / 20, 0.8]
+    assert found["pass@k"] == pytest.approx(expected)
+    # n % 10:  0 1 2 3 4 5 6 7 8 9
+    # maj@4:   0 0 1 1 1 0 1 1 1 1
+    # One right sample of four is outvoted when the others agree (1), and not when all differ (6);
+    # two of four win a tie because they came first (7). maj@2 is of samples 1 and 2, then 3 and 4:
+    # 0, 1, 1, 2, 2 of two; maj@3 of samples 1 to 3.
+    expected = [0.5, (0 + 1 + 1 + 2 + 2) / 10, (0 + 0.5 + 3) / 5, 0.7]
+    assert found["maj@k"] == pytest.approx(expected) and found["maj@4"] == pytest.approx(0.7)
+    assert found["accuracy_given_think"] == pytest.approx((2 + 3 + 4) / 12)
+    assert found["accuracy_given_direct"] == pytest.approx((0 + 1) / 8)
+    assert (found["think_share"], found["mean_length"]) == (pytest.approx(0.6), 2.0)
+    assert (found["problems"], found["samples"]) == (100, 4)
 
-    def __init__(self):
-        super().__init__(grpo.Config(), grpo.verify)
-        self.verify = self.is_product
 
-    def is_product(self, problem, text):
-        return float(text in ("<answer>3*4</answer>", "<answer>4*3</answer>"))
-
-    def canonical(self, problem, answer):
-        return "product of " + " and ".join(sorted(answer.split("*")))
+def test_where_nobody_thinks_nothing_is_said_of_those_who_do():
+    found = scores(batch_of(ARITHMETIC, [SUM], answered(7, 8), 2), ARITHMETIC, 2)
+    assert (found["accuracy_given_think"], found["accuracy_given_direct"]) == (None, 0.5)
 
 
-def test_a_task_says_which_answers_are_the_same_and_its_verifier_sees_one_of_them_as_written():
-    texts = [f"<answer>{answer}</answer>" for answer in ("2*6", "4*3", "2*6", "3*4", "4*3")]
-    found = scores(Product(), [Problem("12", "3*4")] * 5, texts, [1] * 5, num_samples=5)
-    assert found["pass@1"] == 3 / 5
-    assert found["maj@5"] == 1.0
+def test_a_greedy_evaluation_keeps_64_examples():
+    texts = answered(*[7, 8] * 40)
+    found = common.scores(batch_of(ARITHMETIC, [SUM] * 80, texts), ARITHMETIC, 0)
+    expected = [{"prompt": "3+4=", "answer": "7", "text": text, "right": "7" in text}
+                for text in texts[:64]]
+    assert found["greedy"] == 0.5 and found["samples"] == 0 and found["examples"] == expected
+
+
+@pytest.mark.parametrize("task, problem, texts, maj", [
+    # as numbers 7, 07 and 007 are one answer: of two and of four, a tie
+    (ARITHMETIC, SUM, answered("8", "7", "8", "07", "007"), [3 / 5, 0.0, 0.0, 0.0, 1.0]),
+    (common.load_task(grpo.Config(device="cpu", task="countdown"), grpo.verify),
+     Problem("3,4:12", "3*4", task="countdown"), answered("3+4", "4*3", "3+4", "3*4", "4*3"),
+     [3 / 5, 0.0, 0.0, 0.0, 1.0])], ids=["arithmetic", "countdown"])
+def test_answers_that_are_the_same_do_not_split_the_vote(task, problem, texts, maj):
+    assert scores(batch_of(task, [problem], texts, 5), task, 5)["maj@k"] == maj
+
+
+def test_answers_that_are_the_same_are_written_as_the_first_to_the_same_problem_is():
+    texts = [*answered("07", "7"), "no answer", "<answer>-0</answer>", *answered("7", "07", "x", 7)]
+    assert votes(ARITHMETIC, [SUM] * 8, texts, n=4) == [
+        "07", "07", None, "-0", "7", "7", "x", "7"]
 
 
 # ---- what is neither right nor wrong ---------------------------------------------------------
 
-class Luck(Arithmetic):
-    """Each character earns a half. What is of the task luck is not judged; what is of walk is."""
+class Luck(common.Task):
+    """Each character is worth one, and nothing is right or wrong."""
+    is_judged = False
+    prompt_width = 4
 
-    def __init__(self):
-        super().__init__(grpo.Config(), grpo.verify)
-        self.verify = self.moves
-
-    def moves(self, problem, text):
-        return grpo.verify(problem, text) if problem.task == "sum" else [0.5] * len(text)
+    def verify(self, problem, text):
+        return [1.0] * len(text)
 
     def is_correct(self, problem, verdict):
-        return {"luck": None, "walk": verdict == [0.5], "sum": verdict == 1}[problem.task]
+        return False
 
     def best_return(self, problem):
-        return 2.0
+        return 5.0
 
 
-LUCK = Problem("luck", "", task="luck")
-MIXED = [LUCK, SUM._replace(task="sum"), LUCK, SUM._replace(task="sum")]
+class Mixed(common.Task):
+    """Sums beside luck."""
+
+    def __init__(self):
+        super().__init__(CFG)
+        self.parts = {"arithmetic": ARITHMETIC, "sum": ARITHMETIC, "luck": Luck(CFG)}
+
+    def verify(self, problem, text):
+        return self.parts[problem.task].verify(problem, text)
 
 
-def test_where_luck_decides_there_are_returns_and_nothing_that_is_right():
-    found = scores(Luck(), [LUCK] * 2, ["ab", "abcd"], [2, 4], num_samples=0)
-    examples = found.pop("examples")
-    assert found == {"greedy_return": 1.5, "best_return": 2.0, "think_share": 0.0,
-                     "mean_length": 3.0, "problems": 2, "samples": 0}
-    assert [example["right"] for example in examples] == [None, None]
-    found = scores(Luck(), [LUCK] * 4, ["ab", "abcd", "", "ab"], [2, 4, 0, 2], num_samples=2)
-    assert found == {"return": 1.0, "best_return": 2.0, "think_share": 0.0, "mean_length": 2.0,
-                     "problems": 2, "samples": 2}
+WALK = Problem("maze", "", task="luck")
 
 
-def test_of_a_mix_only_what_is_judged_is_scored():
-    texts = ["ab", "<answer>7</answer>", "abcd", "<think></think>"]
-    found = scores(Luck(), MIXED, texts, [2, 4, 4, 2], num_samples=0)
-    assert found["greedy"] == 0.5
-    assert found["greedy_return"] == 1.5
-    assert [example["right"] for example in found["examples"]] == [None, True, None, False]
-    assert (found["think_share"], found["mean_length"], found["problems"]) == (0.25, 3.0, 4)
-    assert not [name for name in found if "luck" in name]
+def test_where_luck_decides_there_are_returns_and_no_share_of_right_answers():
+    task = Luck(CFG)
+    found = common.scores(batch_of(task, [WALK] * 2, ["abc", "a"]), task, 0)
+    assert (found["greedy_return"], found["best_return"]) == (2.0, 5.0)
+    assert "greedy" not in found and [e["right"] for e in found["examples"]] == [None, None]
+    found = common.scores(batch_of(task, [WALK], ["abc", "a"], 2), task, 2)
+    assert found["return"] == 2.0
+    assert not [name for name in found if "@" in name or "accuracy" in name]
 
 
-def test_of_the_samples_of_a_mix_only_those_that_are_judged_are_scored():
-    problems = [problem for problem in MIXED for _ in range(2)]
-    texts = ["ab", "a", "<think></think><answer>7</answer>", "<answer>8</answer>",
-             "abcd", "a", "<answer>9</answer>", "<answer>7</answer>"]
-    found = scores(Luck(), problems, texts, [1] * 8, num_samples=2)
-    assert found["pass@1"] == 0.5
-    assert found["pass@2"] == 1.0
-    assert found["maj@2"] == 0.5                                # of two that differ, the first
-    assert (found["accuracy_given_think"], found["accuracy_given_direct"]) == (1.0, 1 / 3)
-    assert found["return"] == 1.0                               # of 2, 1, 4 and 1 characters
-    assert (found["problems"], found["samples"], found["think_share"]) == (4, 2, 1 / 8)
-
-
-def test_a_mix_of_two_tasks_that_are_judged_has_a_score_of_each():
-    problems = [MIXED[0]._replace(task="walk"), *MIXED[:2]]
-    found = scores(Luck(), problems, ["a", "ab", "<answer>8</answer>"], [1] * 3, num_samples=0)
-    assert (found["greedy/walk"], found["greedy/sum"], found["greedy"]) == (1.0, 0.0, 0.5)
-    assert not [name for name in found if "luck" in name]
+def test_of_a_mix_only_what_is_judged_is_scored_and_each_task_by_itself():
+    task = Mixed()
+    other = SUM._replace(task="sum")
+    texts = ["ab", "a", *answered(7, 8, 9, 9)]
+    found = common.scores(batch_of(task, [WALK, SUM, other], texts, 2), task, 2)
+    assert (found["pass@1"], found["pass@2"], found["maj@2"]) == (0.25, 0.5, 0.5)
+    assert (found["pass@1/arithmetic"], found["pass@1/sum"]) == (0.5, 0.0)
+    assert (found["return"], found["best_return"], found["problems"]) == (1.5, 5.0, 3)
+    found = common.scores(batch_of(task, [WALK, SUM, other], texts[1:4]), task, 0)
+    assert (found["greedy"], found["greedy/sum"], found["greedy_return"]) == (0.5, 0.0, 1.0)
+    assert [e["right"] for e in found["examples"]] == [None, True, False]

@@ -1,6 +1,5 @@
-"""The tools that measure: what they say below a table and on which page they write it, how they
-count calls of a tool, and that a closed pipe ends a tool without a traceback. Nothing is trained
-here."""
+"""The tools that measure: their tables, what they say below them and on which page they write it;
+and that a closed pipe ends a tool without a traceback. Nothing is trained here."""
 import json
 import os
 import re
@@ -12,8 +11,7 @@ from conftest import ROOT
 
 import common
 import grpo
-from kernels import bench
-from tools import compare, console, r1, rlhf, runs, seeds, tasks
+from tools import compare, passk, r1, rlhf, runs, seeds, tasks, zero
 
 FILES = [*sorted(ROOT.glob("tools/*.py")), ROOT / "kernels/bench.py"]
 COMMANDS = [path for path in FILES if "__main__" in path.read_text()]
@@ -21,29 +19,21 @@ COMMANDS = [path for path in FILES if "__main__" in path.read_text()]
 
 def summary(problems=112, steps=60, **trained):
     """What a run leaves in summary.json, as far as tables need it."""
-    scores = {"problems": problems, "greedy": 0.5, "pass@1": 0.25, "calls": 0.125}
+    scores = {"problems": problems, "greedy": 0.5, "pass@1": 0.25, "calls": 0.125,
+              "think_share": 0.5, "mean_length": 9.0}
     return {"base": dict(scores), "trained": scores | trained, "steps": steps,
             "seconds_total": 9.0, "seconds_warm_start": 4.0}
 
 
-# ---- below a table ---------------------------------------------------------------------------
+# ---- tables ----------------------------------------------------------------------------------
 
 def test_below_a_table_stand_the_problems_the_seeds_the_steps_and_the_machine():
     said = runs.note([summary(steps=39), summary(steps=58)], [0, 1], "each with its own base")
     assert said == ("Held-out problems, all different: 112; seeds 0, 1, each with its own base; "
                     f"39 - 58 steps; {runs.MACHINE}.\n")
-
-
-def test_numbers_of_problems_that_differ_are_all_said():
-    differing = [summary(problems=112), summary(problems=130)]
-    assert "all different: 112 - 130; seed 0, " in runs.note(differing, [0], "from one base")
-    said = runs.note(differing, [0], "from one base", "112 of gridworld, 130 of lookup")
-    assert "all different: 112 of gridworld, 130 of lookup; seed 0, " in said
-
-
-def test_a_run_that_only_evaluates_has_no_part_in_the_steps():
-    said = runs.note([summary(steps=0), summary(steps=20)], [0], "from one base")
-    assert "; 20 steps; " in said
+    differing = [summary(problems=112, steps=0), summary(problems=130, steps=20)]
+    said = runs.note(differing, [0], "from one base")       # one that only evaluates has no steps
+    assert "all different: 112 - 130; seed 0, from one base; 20 steps; " in said
 
 
 def test_the_numbers_of_r1_are_those_of_the_problems_that_its_stages_are_evaluated_on():
@@ -55,25 +45,44 @@ def test_the_numbers_of_r1_are_those_of_the_problems_that_its_stages_are_evaluat
     assert int(said["lookup"]) == sum(problem.prompt.startswith("boss") for problem in problems)
 
 
-def test_the_bench_says_how_often_it_measured_and_that_nothing_is_evaluated():
-    machine = {"device": "cpu", "cpu": "x", "threads": 1, "versions": {}, "copy_GB_per_s": 1.0,
-               "matmul_TFLOP_per_s": 1.0, "matmul_dtype": "float32"}
-    record = {"machine": machine, "repeats": 3, "remarks": [], "logits": [], "linear": [],
-              "rollout": [], "step": [], "shape": [1, 2, 3, 4]}
-    said = bench.tables(record).replace("\n", " ")
-    assert "Rollouts and steps: 3 of each" in said and "seed 0" in said
-    assert "No policy is evaluated" in said
-
-
 def test_every_row_has_as_many_cells_as_its_head():
-    lines = {name: [0.1, 0.3, 0.2] for name in rlhf.LINES}
-    assert len(rlhf.row("no penalty", 0, lines, summary())) == len(rlhf.HEAD)
-    scores = {f"pass@1/{task}": 0.5 for task in r1.TASKS} | {"mean_length": 9.0}
-    assert len(r1.row("base", summary(**scores))) == len(r1.HEAD)
-    result = summary(think_share=0.5) | {"curve": [{"samples": 0, "seconds": 0.0}]}
-    assert len(compare.row("grpo.py", [result])) == len(compare.HEAD)
-    for line in tasks.lookup_table({"accuracy": [summary()]}).splitlines():
-        assert line.count("|") == 8
+    curves = [0.1, 0.3, 0.2]
+    metrics = dict.fromkeys([*rlhf.LINES.values(), *zero.LINES.values()], curves)
+    result = {"summary": summary(**{"pass@k": [0.5] * 64, "maj@k": [0.5] * 64})} | metrics
+    assert len(rlhf.row("no penalty", 0, result)) == len(rlhf.HEAD)
+    assert len(zero.row(0, result)) == len(zero.HEAD)
+    assert len(passk.row("a", "trained", result["summary"]["trained"])) == len(passk.HEAD)
+    by_task = {f"pass@1/{task}": 0.5 for task in r1.TASKS}
+    assert len(r1.row("base", summary(**by_task))) == len(r1.HEAD)
+    assert len(seeds.row(0, summary())) == len(seeds.HEAD)
+    assert len(compare.row("a", [summary() | {"curve": [{"samples": 0, "seconds": 0.0}]}])) == len(
+        compare.HEAD)
+
+
+def test_an_accuracy_is_drawn_where_it_was_measured_and_at_the_end():
+    result = {"summary": summary(greedy=0.9), "step_time": [1.0, 2.0, 4.0],
+              "eval/greedy": [None, 0.5, None]}
+    assert compare.accuracy_curve(result, 8) == [
+        {"step": 2, "samples": 16, "seconds": 3.0, "greedy": 0.5},
+        {"step": 3, "samples": 24, "seconds": 7.0, "greedy": 0.9}]
+
+
+def test_the_tables_of_tasks_follow_from_their_file():
+    results = json.loads((ROOT / "docs/tasks.json").read_text())["results"]
+    page = (ROOT / "docs/tasks.md").read_text()
+    assert all(tasks.section(task, results[task]) in page for task in tasks.RUNS)
+
+
+def test_what_calls_the_tool_is_counted_and_not_what_thinks(tmp_path):
+    base = ["<answer>ka</answer>", "<think>ka</think>", "<search>ka", "</search>"]
+    trained = ["<think><search>ka</search><information>mi</information></think>",
+               "<search>ka</search>", "<search></search>", "<search>mi</search><search>to</search>"]
+    with open(tmp_path / "evaluation.jsonl", "w") as log:
+        for one, other in zip(base, trained):
+            log.write(json.dumps({"base": {"text": one}, "trained": {"text": other}}) + "\n")
+    (tmp_path / "summary.json").write_text('{"base": {}, "trained": {"greedy": 1.0}}')
+    found = tasks.count_calls(tmp_path)
+    assert found == {"base": {"calls": 0.0}, "trained": {"greedy": 1.0, "calls": 0.75}}
 
 
 # ---- pages -----------------------------------------------------------------------------------
@@ -83,99 +92,62 @@ BLOCK = "<!-- made by make seeds: table -->\nold\n<!-- end of table -->\n"
 
 @pytest.fixture
 def pages(tmp_path, monkeypatch):
-    """pages(**texts): write these pages, README.md and docs/NAME.md. -> the folder"""
+    """pages(readme, lab): write README.md and docs/lab.md. -> the folder"""
     monkeypatch.setattr(runs, "ROOT", tmp_path)
     monkeypatch.setattr(runs, "DOCS", tmp_path / "docs")
 
-    def write(readme, **others):
+    def write(readme, lab):
         (tmp_path / "docs").mkdir()
         (tmp_path / "README.md").write_text(readme)
-        for name, text in others.items():
-            (tmp_path / f"docs/{name}.md").write_text(text)
+        (tmp_path / "docs/lab.md").write_text(lab)
         return tmp_path
     return write
 
 
-def test_a_text_goes_between_its_marks_on_the_first_page(pages):
-    folder = pages(f"before\n{BLOCK}after\n", lab="nothing\n")
-    runs.put("table", "new\n", "seeds")
-    assert (folder / "README.md").read_text() == f"before\n{BLOCK}after\n".replace("old", "new")
-    assert (folder / "docs/lab.md").read_text() == "nothing\n"
-
-
-def test_a_text_goes_between_its_marks_on_the_page_in_docs_that_has_them(pages):
+def test_a_text_goes_between_its_marks_on_the_one_page_that_has_them(pages):
     other = BLOCK.replace("table", "example")
-    folder = pages(f"{other}", lab=f"before\n{BLOCK}after\n", speed="nothing\n")
+    folder = pages(other, f"before\n{BLOCK}after\n")
     runs.put("table", "new\n", "seeds")
     assert (folder / "README.md").read_text() == other
     assert (folder / "docs/lab.md").read_text() == f"before\n{BLOCK}after\n".replace("old", "new")
 
 
-@pytest.mark.parametrize("texts, words", [
-    ({"readme": "", "lab": BLOCK.replace("seeds", "compare")}, "on none"),
-    ({"readme": BLOCK, "lab": BLOCK}, "on README.md, lab.md"),
-    ({"readme": BLOCK.replace("end of table", "end of it")}, "lacks the mark"),
-    ({"readme": BLOCK + BLOCK}, "twice"),
-    ({"readme": BLOCK.replace("<!-- end of table -->\n", "") + BLOCK}, "lacks the mark")])
-def test_marks_that_are_not_on_exactly_one_page_are_an_error(pages, texts, words):
-    folder = pages(**texts)
+@pytest.mark.parametrize("readme, lab, words", [
+    ("", BLOCK.replace("seeds", "compare"), "on none"),
+    (BLOCK, BLOCK, "on README.md, lab.md"),
+    (BLOCK.replace("end of table", "end of it"), "", "lacks the mark"),
+    (BLOCK + BLOCK, "", "twice"),
+    (BLOCK.replace("<!-- end of table -->\n", "") + BLOCK, "", "lacks the mark")])
+def test_marks_that_are_not_on_exactly_one_page_are_an_error(pages, readme, lab, words):
+    folder = pages(readme, lab)
     with pytest.raises(ValueError, match=words):
         runs.put("table", "new\n", "seeds")
-    assert (folder / "README.md").read_text() == texts["readme"]
+    assert (folder / "README.md").read_text() == readme
 
 
-# ---- calls of a tool -------------------------------------------------------------------------
-
-def test_what_calls_the_tool_is_counted_and_not_what_thinks(tmp_path):
-    base = ["<answer>ka</answer>", "<think>ka</think>", "<search>ka", "</search>"]
-    trained = ["<think><search>ka</search><information>mi</information></think>",
-               "<search>ka</search>", "<search></search>", "<search>mi</search><search>to</search>"]
-    with open(tmp_path / "evaluation.jsonl", "w") as log:
-        for one, other in zip(base, trained):
-            log.write(json.dumps({"base": {"text": one}, "trained": {"text": other}}) + "\n")
-    found = tasks.count_calls(tmp_path, {"base": {}, "trained": {"greedy": 1.0}})
-    assert found == {"base": {"calls": 0.0}, "trained": {"greedy": 1.0, "calls": 0.75}}
-
-
-def test_below_the_table_of_lookup_stands_what_calls_are_a_share_of():
-    said = tasks.section("lookup", {"accuracy": [summary(steps=25)] * 3})
-    assert "| calls the tool |" in said and "| 0.12, 0.12, 0.12 | 25, 25, 25 |" in said
-    assert "share of the first 64 greedy answers" in said
-    assert "seeds 0, 1, 2, each with its own base; 25 steps; " in said
-
-
-def test_a_policy_that_was_only_evaluated_has_no_base_in_the_table():
-    evaluated = [summary(steps=0)] * 2
-    assert tasks.scores(evaluated, "base", "pass@1") == "-"
-    assert tasks.scores(evaluated, "trained", "pass@1") == "0.250, 0.250"
-    assert tasks.scores([summary()] * 2, "base", "pass@1") == "0.250, 0.250"
-
-
-# ---- the example of README.md ----------------------------------------------------------------
-
-def test_the_example_is_what_the_console_printed_of_base_first_and_last_step_and_end(capsys):
-    print("grpo.py: arithmetic on cpu, run folder runs/grpo-arithmetic-s0")
-    print(console.listed("base, 512 held-out problems:", {"greedy": 0.088, "pass@1": 0.347}))
-    print(" step   reward  secs  left")
-    print("    1    0.375  0.22   13s")
-    print("       1.00 +1.21 (1+1)=best\n       0.00 -0.72 (1+1)=worst")
-    print("    2    0.500  0.22   12s\n      held out: greedy 0.990\n    3    0.984  1.15   24s")
-    print(f"{'base':>32} trained\n{'greedy':>24}   0.088   0.998")
-    print("3 steps, 77 s, folder runs/x. Ask the policy:\n  python -m tools.ask runs/x '1+1='")
-    shown = seeds.example(capsys.readouterr().out).splitlines()
-    assert shown == [
-        "```", "base, 512 held-out problems: greedy 0.088, pass@1 0.347",
-        " step   reward  secs  left", "    1    0.375  0.22   13s",
-        "       1.00 +1.21 (1+1)=best", "       0.00 -0.72 (1+1)=worst", "  ...",
-        "    3    0.984  1.15   24s", f"{'base':>32} trained", f"{'greedy':>24}   0.088   0.998",
-        "3 steps, 77 s, folder runs/x. Ask the policy:", "  python -m tools.ask runs/x '1+1='",
-        "```"]
+def test_the_example_is_what_was_printed_of_base_first_and_last_step_and_end():
+    printed = """grpo.py: arithmetic on cpu, run folder runs/grpo-arithmetic-s0
+base: greedy 0.088, pass@1 0.347
+ step   reward  secs
+    1    0.375  0.22
+       1.00 +1.21 (1+1)=best
+       0.00 -0.72 (1+1)=worst
+    2    0.500  0.22
+held out: greedy 0.890
+    3    0.984  1.15
+held out: greedy 0.990, pass@1 0.980
+3 steps, 77 s, folder runs/x
+Ask the policy:
+  python -m tools.ask runs/x '1+1='
+"""
+    lines = printed.splitlines()
+    assert seeds.example(printed).splitlines() == [
+        "```", *lines[1:6], "  ...", lines[8], *lines[9:], "```"]
 
 
 # ---- a closed pipe ---------------------------------------------------------------------------
 
-@pytest.mark.parametrize("command", [
-    "-m tools.report --help", "-m tools.ask --help", "tools/sync.py --diff grpo ppo"])
+@pytest.mark.parametrize("command", ["-m tools.ask --help", "tools/sync.py --diff grpo ppo"])
 def test_a_pipe_that_nobody_reads_ends_a_tool_without_a_word(command):
     read_end, write_end = os.pipe()
     os.close(read_end)

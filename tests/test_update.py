@@ -1,40 +1,136 @@
-"""An update: which rows and tokens it learns from, its schedules, and what it leaves alone."""
+"""An update: its gradient is that of the equation, however many micro-batches it is computed in;
+which rows and tokens it learns from, what it leaves alone, and what it logs. The gradients of
+reinforce.py, ppo.py and dpo.py have tests beside their losses."""
 import copy
 import dataclasses
+import functools
 import math
 
 import pytest
 import torch
 from conftest import every_script, f64, scripts
-from update_scenes import NUM_ROWS, Scene, as_advantages, gradients, made_batch, weights
+from update_scenes import NUM_ROWS, Scene, gradient_of, gradients, made_batch, shift, weights
 
 import common
 
+AVERAGES = {"grpo": "sequence_mean", "dr_grpo": "constant", "dapo": "token_mean",
+            "cispo": "token_mean", "sapo": "sequence_mean"}
+ALL_ROWS = torch.arange(NUM_ROWS)
+SOME_ROWS = torch.tensor([13, 2, 6, 5, 9, 0, 11])           # of a mini-batch
 with_ratios = scripts("grpo", "gspo")
-with_advantages = scripts("reinforce", "grpo", "gspo")      # one update, but for the loss
-learning_from_rows = scripts("reinforce", "ppo", "grpo", "gspo")       # dpo.py: from pairs
+from_rows = scripts("reinforce", "ppo", "grpo", "gspo")     # dpo.py learns from pairs
+with_a_kl = scripts("grpo", "gspo")                         # to the base, in the loss
+close = functools.partial(torch.testing.assert_close, atol=1e-10, rtol=0)
+
+
+# ---- equation (5) ----------------------------------------------------------------------------
+
+def plain_loss(scene, cfg, rows, A):
+    """Equation (5) of grpo.py and gspo.py as it stands: all rows at once, none skipped."""
+    script, batch = scene.script, scene.batch
+    if cfg.mask_truncated_completions:
+        rows = rows[~batch.is_truncated[rows]]
+    mask = batch.mask[rows]
+    old_logps = batch.logps[rows]
+    logps, entropy = script.score(
+        scene.policy, batch.prompts[rows], batch.tokens[rows], cfg.temperature)
+    options = {"loss_type": cfg.loss_type, "delta": cfg.delta}
+    if script.__name__ == "gspo":
+        options["level"] = cfg.importance_sampling_level
+    token_loss = script.policy_loss(logps, old_logps, A[rows], mask, epsilon=0.2, epsilon_high=0.28,
+                                    **options)
+    log_rho = (logps - old_logps) * mask
+    token_kl = script.kl(logps, scene.ref_logps()[rows], cfg.kl_estimator, log_rho)
+    x = (token_loss + cfg.beta * token_kl - cfg.entropy_coef * entropy) * mask
+    how = AVERAGES[cfg.loss_type]
+    if how == "sequence_mean":
+        return (x.sum(dim=1) / mask.sum(dim=1)).mean()
+    return x.sum() / (len(rows) * cfg.max_completion_length if how == "constant" else mask.sum())
+
+
+WITH_ALL_TERMS = [{"loss_type": name, "beta": 0.2, "entropy_coef": 0.03} for name in AVERAGES]
+CASES = [*WITH_ALL_TERMS, *({"loss_type": name} for name in AVERAGES),
+         *({"beta": 0.2, "kl_estimator": name} for name in ("k1", "k2", "k3_ratio")),
+         {"delta": 1.3}, {"mask_truncated_completions": True},
+         *({"mask_truncated_completions": True} | flags for flags in WITH_ALL_TERMS[:3])]
+
+
+@with_ratios
+@pytest.mark.parametrize("flags", CASES, ids=str)
+def test_the_gradient_is_that_of_equation_5_in_any_number_of_micro_batches(script, scene, flags):
+    scene = scene(**flags)
+    levels = ("sequence", "sequence_token") if script.__name__ == "gspo" else ("",)
+    for rows, level in ((ALL_ROWS, levels[0]), (SOME_ROWS, levels[-1])):
+        option = {"importance_sampling_level": level} if level else {}
+        cfg = dataclasses.replace(scene.cfg, **option)
+        loss = plain_loss(scene, cfg, rows, scene.A)
+        expected = gradient_of(loss, scene.policy)
+        assert expected.norm() > 0.01
+        logged = []
+        for size in (14, 4, 1):
+            metrics, gradient = scene.backward(rows, micro_batch_size=size, **option)
+            close(gradient, expected)
+            assert metrics["loss"] == pytest.approx(loss.item(), abs=1e-10)
+            logged.append(metrics)
+        assert logged[1] == pytest.approx(logged[0]) and logged[2] == pytest.approx(logged[0])
+
+
+@with_ratios
+@pytest.mark.parametrize("flags", [{"beta": 0.2}, {"entropy_coef": 0.03}], ids=str)
+def test_rows_without_advantage_still_feel_the_kl_and_the_entropy_bonus(scene, flags):
+    scene = scene(**flags)
+    no_advantage = 0 * scene.A
+    loss = plain_loss(scene, scene.cfg, ALL_ROWS, no_advantage)
+    _, gradient = scene.backward(ALL_ROWS, no_advantage)
+    close(gradient, gradient_of(loss, scene.policy))
+    assert gradient.norm() > 1e-4
+
+
+@with_ratios
+def test_an_update_of_outputs_without_an_end_alone_learns_nothing(scene):
+    scene = scene(mask_truncated_completions=True)
+    scene.batch.is_truncated[:] = True
+    metrics, gradient = scene.backward(ALL_ROWS)
+    assert set(metrics.values()) == {0}
+    assert (gradient == 0).all()
+
+
+@every_script
+def test_a_whole_update_does_not_depend_on_the_size_of_micro_batches(scene):
+    ends = []
+    logged = []
+    for size in (14, 3, 1):
+        one = scene(beta=0.2, num_iterations=2, num_mini_batches=3, micro_batch_size=size)
+        start = weights(one.policy)
+        metrics = one.update()
+        ends.append(weights(one.policy))
+        logged.append({name: metrics[name] for name in ("loss", "grad_norm")})
+        assert (ends[-1] - start).norm() > 0.005
+    for end, metrics in zip(ends, logged):
+        close(end, ends[0])
+        assert metrics == pytest.approx(logged[0])
 
 
 # ---- which tokens learn ----------------------------------------------------------------------
 
-@with_advantages
+@from_rows
 def test_the_eos_that_ends_a_completion_has_a_gradient_and_the_padding_behind_it_none(
-        script, config, bigram, load_task):
+        script, config, bigram):
     a, b, c, d = 1, 2, 3, 4
     EOS, PAD, V = script.EOS, script.PAD, script.VOCAB_SIZE
     likely = torch.zeros(V, V, dtype=torch.float64)
     for token, next_token in ((a, b), (b, EOS), (c, d), (d, 5), (5, 6), (6, EOS)):
         likely[token, next_token] = 9.0
-    cfg = config(beta=0.1)
+    cfg = config(beta=0.1, entropy_coef=0.1)
     policy = bigram(likely)
     reference = bigram(likely + torch.linspace(0, 1, V).double())
     prompts = [[a], [c]]
-    out = script.rollout(policy, torch.tensor(prompts), [None, None], load_task(cfg), cfg)
-    assert out.tokens.tolist() == [[b, EOS] + [PAD] * 6, [d, 5, 6, EOS] + [PAD] * 4]
+    tokens, mask, logps, _, _ = script.rollout(policy, torch.tensor(prompts), [None, None], cfg)
+    assert tokens.tolist() == [[b, EOS] + [PAD] * 6, [d, 5, 6, EOS] + [PAD] * 4]
 
-    batch = made_batch(script, prompts, out.tokens.tolist(), out.mask, out.logps)
-    A = as_advantages(script, f64([1.0, -1.0]), out.mask)
-    Scene(script, cfg, policy, reference, batch, A).backward(torch.arange(2), entropy_coef=0.1)
+    batch = made_batch(script, prompts, tokens.tolist(), mask, logps)
+    A = f64([[1.0], [-1.0]]) * mask
+    Scene(script, cfg, policy, reference, batch, A).backward(torch.arange(2))
     has_gradient = policy.table.grad.abs().sum(dim=1) > 0
     assert has_gradient.nonzero().flatten().tolist() == [a, b, c, d, 5, 6]
     assert policy.table.grad[b, EOS] < 0            # which makes it more likely
@@ -42,7 +138,7 @@ def test_the_eos_that_ends_a_completion_has_a_gradient_and_the_padding_behind_it
 
 
 @with_ratios
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "k3_ratio"])
 def test_how_likely_the_models_find_the_padding_changes_nothing(script, config, bigram, estimator):
     """However far apart they are: exp(2000) is infinite, and infinity times 0 is not a number."""
     EOS, PAD, V = script.EOS, script.PAD, script.VOCAB_SIZE
@@ -56,18 +152,20 @@ def test_how_likely_the_models_find_the_padding_changes_nothing(script, config, 
         mask = f64([[1.0, 0, 0], [1, 1, 1]])
         tokens = [[EOS, PAD, PAD], [7, 8, EOS]]
         batch = made_batch(script, [[1], [1]], tokens, mask, -6.0 * mask)
-        cfg = config(beta=0.1, kl_estimator=estimator)
-        scene = Scene(script, cfg, policy, reference, batch, f64([[1.0], [-1.0]]))
-        metrics, gradient = scene.backward(torch.arange(2), entropy_coef=0.1)
+        cfg = config(beta=0.1, kl_estimator=estimator, entropy_coef=0.1)
+        scene = Scene(script, cfg, policy, reference, batch, f64([[1.0], [-1.0]]) * mask)
+        metrics, gradient = scene.backward(torch.arange(2))
         seen.append((gradient, *metrics.values()))
-    torch.testing.assert_close(seen[1], seen[0], atol=1e-10, rtol=0)
+    close(seen[1], seen[0])
 
+
+# ---- optimizer steps -------------------------------------------------------------------------
 
 @every_script
 def test_an_optimizer_step_forgets_the_gradient_before_it(scene):
     ends = []
     for before in (0.0, 1.0):
-        one = scene(max_grad_norm=1e9, num_mini_batches=1, num_iterations=1)
+        one = scene(max_grad_norm=1e9)
         for weight in one.policy.parameters():
             weight.grad = torch.full_like(weight, before)
         one.update()
@@ -83,8 +181,7 @@ def test_a_step_without_any_signal_leaves_zeros_not_nothing_so_that_adam_moves_o
     before = weights(scene.policy)
     metrics = scene.update(optimizer, step=1, A=0 * scene.A)
     assert (gradients(scene.policy) == 0).all()
-    assert metrics["loss"] == 0
-    assert metrics["grad_norm"] == 0
+    assert metrics["loss"] == metrics["grad_norm"] == 0
     assert (weights(scene.policy) - before).norm() > 1e-3       # by its momentum
 
 
@@ -100,80 +197,10 @@ def test_the_reference_the_batch_and_the_advantages_are_left_as_they_are(scene):
     assert all(weight.grad is None for weight in scene.reference.parameters())
 
 
-# ---- passes and mini-batches -----------------------------------------------------------------
-
-def rows_of(args, metrics):
-    """The rows that an optimizer step learns from."""
-    indices = [value for value in args if is_indices(value)]
-    return indices[0].tolist()
-
-
-def pairs_of(args, metrics):
-    """The pairs of rows, chosen and rejected, that an optimizer step of dpo.py learns from."""
-    chosen, rejected = [value for value in args if is_indices(value)]
-    return list(zip(chosen.tolist(), rejected.tolist()))
-
-
-def is_indices(value):
-    return isinstance(value, torch.Tensor) and value.dtype == torch.long
-
-
-def orders(steps, num_passes):
-    """The rows of each pass, in the order in which they are learned from."""
-    steps_a_pass = len(steps) // num_passes
-    passes = []
-    for first in range(0, len(steps), steps_a_pass):
-        passes.append(sum(steps[first:first + steps_a_pass], []))
-    return passes
-
-
-def check_orders(scene, steps, everything):
-    """Three passes take everything once, each in an order of its own; so does another update."""
-    passes = orders(steps, 3)
-    for found in passes:
-        assert sorted(found) == sorted(everything)
-    assert passes[0] != passes[1]
-    assert passes[1] != passes[2]
-    assert passes[0] != passes[2]
-    for step, seed in ((1, 0), (0, 1)):
-        steps.clear()
-        scene.update(step=step, seed=seed)
-        assert orders(steps, 3)[0] not in passes
-
-
-@learning_from_rows
-def test_every_pass_takes_every_row_once_by_whole_groups_in_a_new_order(scene, spy):
-    scene = scene(num_iterations=3, num_mini_batches=6)
-    steps = spy(rows_of)
-    scene.update()
-    assert len(steps) == 18
-    assert {len(rows) for rows in steps} == {2, 4}      # seven groups of two in six mini-batches
-    for rows in steps:
-        assert rows == sorted(rows)
-        assert all(row ^ 1 in rows for row in rows)     # the other one of the group
-    check_orders(scene, steps, range(NUM_ROWS))
-
-
-@scripts("dpo")
-def test_every_pass_takes_every_pair_once_in_a_new_order(script, scene, spy):
-    scene = scene(num_iterations=3, num_mini_batches=6)
-    scene.A = scene.A + torch.arange(NUM_ROWS) % 2 / 100        # now no two of a group are equal
-    chosen, rejected = script.preferences(scene.A.view(7, 2))
-    pairs = list(zip(chosen.tolist(), rejected.tolist()))
-    assert len(pairs) == 7
-    steps = spy(pairs_of)
-    scene.update()
-    assert len(steps) == 18
-    assert {len(step) for step in steps} == {1, 2}
-    check_orders(scene, steps, pairs)
-
-
-# ---- learning rate, clipping, entropy bonus --------------------------------------------------
-
 @every_script
 @pytest.mark.parametrize("limit", [0.01, 100.0])
 def test_a_long_gradient_is_scaled_down_to_the_maximum_and_a_short_one_is_left(scene, limit):
-    scene = scene(max_grad_norm=limit, learning_rate=0.5, num_iterations=1)
+    scene = scene(max_grad_norm=limit, learning_rate=0.5)
     start = weights(scene.policy)
     metrics = scene.update()
     assert metrics["grad_norm"] > 0.02                          # as it was before
@@ -181,34 +208,32 @@ def test_a_long_gradient_is_scaled_down_to_the_maximum_and_a_short_one_is_left(s
     assert length == pytest.approx(0.5 * min(limit, metrics["grad_norm"]), rel=1e-4)
 
 
-@every_script
-def test_the_learning_rate_warms_up_linearly_and_stays(scene):
-    scene = scene(warmup_steps=4, learning_rate=0.5, num_iterations=1)
-    optimizer = torch.optim.SGD(scene.policy.parameters())
-    rates = []
-    for step in range(6):
-        start = weights(scene.policy)
-        metrics = scene.update(optimizer, step)
-        length = (weights(scene.policy) - start).norm().item()
-        rates.append(length / min(1.0, metrics["grad_norm"]))
-        assert metrics["learning_rate"] == pytest.approx(rates[-1], rel=1e-4)
-    assert rates == pytest.approx([0.125, 0.25, 0.375, 0.5, 0.5, 0.5], rel=1e-4)
+def rows_of(args, metrics):
+    """The rows that an optimizer step learns from."""
+    [rows] = [value for value in args
+              if isinstance(value, torch.Tensor) and value.dtype == torch.long]
+    return rows.tolist()
 
 
-@learning_from_rows
-@pytest.mark.parametrize("decay_steps, expected", [(0, [0.1] * 4), (2, [0.1, 0.05, 0, 0])])
-def test_the_entropy_bonus_falls_linearly_to_zero_or_stays(
-        script, scene, spy, decay_steps, expected):
-    scene = scene(entropy_coef=0.1, entropy_decay_steps=decay_steps, num_iterations=1)
-    place = -2 if script.__name__ == "ppo" else -1              # among the arguments of backward
-    coefficients = spy(lambda args, metrics: args[place])
-    for step in range(4):
-        scene.update(step=step)
-    assert coefficients == pytest.approx(expected)
+@from_rows
+def test_every_pass_takes_every_row_once_by_whole_groups_in_a_new_order(scene, spy):
+    scene = scene(num_iterations=3, num_mini_batches=6)
+    steps = spy(rows_of)
+    orders = []
+    for step, seed in ((0, 0), (1, 0), (0, 1)):
+        scene.update(step=step, seed=seed)
+        assert sorted(len(rows) for rows in steps) == [2] * 15 + [4] * 3    # seven groups of two
+        for first in (0, 6, 12):
+            order = sum(steps[first:first + 6], [])
+            assert sorted(order) == list(range(NUM_ROWS))
+            orders.append(order)
+        assert all(row ^ 1 in rows for rows in steps for row in rows)   # the other one of the group
+        steps.clear()
+    assert len({str(order) for order in orders}) == 9
 
 
-def total(scene, quantity):
-    """The sum over the tokens of the batch of "entropy", or of the "kl" to the reference."""
+def mean_over_tokens(scene, quantity):
+    """The "entropy" of the policy, or its "kl" from the reference, in the batch."""
     batch = scene.batch
     logps, entropy = scene.script.score(
         scene.policy, batch.prompts, batch.tokens, scene.cfg.temperature)
@@ -217,137 +242,157 @@ def total(scene, quantity):
     return (values * batch.mask).sum().item()
 
 
-@learning_from_rows
-def test_the_entropy_bonus_raises_the_entropy(scene):
-    scene = scene(entropy_coef=1.0, max_grad_norm=0.5, num_iterations=1)
-    found = []
-    for _ in range(4):
-        found.append(total(scene, "entropy"))
-        scene.update(A=0 * scene.A)
-    assert found == sorted(found)
-    assert found[-1] > found[0] + 1e-3
+@from_rows
+def test_the_entropy_bonus_raises_the_entropy_and_a_kl_in_the_loss_pulls_to_the_reference(
+        script, scene):
+    cases = [("entropy", {"entropy_coef": 1.0}, 1)]
+    if script.__name__ in ("grpo", "gspo"):
+        cases.append(("kl", {"beta": 1.0}, -1))
+    for quantity, flags, sign in cases:
+        one = scene(max_grad_norm=0.5, **flags)
+        found = []
+        for _ in range(4):
+            found.append(sign * mean_over_tokens(one, quantity))
+            one.update(A=0 * one.A)
+        assert found == sorted(found)
+        assert found[-1] > found[0] + 1e-3
 
 
-@with_ratios
-def test_a_kl_in_the_loss_pulls_the_policy_to_the_reference(scene):
-    scene = scene(beta=1.0, max_grad_norm=0.5, num_iterations=1)
-    found = []
-    for _ in range(4):
-        found.append(total(scene, "kl"))
-        scene.update(A=0 * scene.A)
-    assert found == sorted(found, reverse=True)
-    assert found[-1] < found[0] - 1e-3
+# ---- what is logged --------------------------------------------------------------------------
+
+@pytest.fixture
+def known_scene(script, config, bigram):
+    """Six rows of a policy to which every token has probability 1 / V. To the reference, too, but
+    for token 4 after token 3, which has one half."""
+    V, EOS, PAD = script.VOCAB_SIZE, script.EOS, script.PAD
+    policy = bigram(torch.zeros(V, V, dtype=torch.float64))
+    reference = bigram(torch.zeros(V, V, dtype=torch.float64))
+    reference.table.data[3, 4] = math.log(V - 1)
+    tokens = [[EOS, PAD, PAD, PAD], [3, 4, EOS, PAD], [5, 6, 7, 8], [5, EOS, PAD, PAD],
+              [9, EOS, PAD, PAD], [9, EOS, PAD, PAD]]
+    mask = f64([[1, 0, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 0, 0]])
+    ratios = f64([[0.5, 1, 1, 1], [1, 1.5, 1.2, 1], [1, 1, 1, 0.7], [1.4, 1, 1, 1],
+                  [0.5, 1.5, 1, 1], [1, 1, 1, 1]])
+    rewards = torch.tensor([[0.0, 1.0], [0.5, 0.5], [0.2, 0.2]])
+    batch = made_batch(
+        script, [[1]] * 6, tokens, mask, -math.log(V) - ratios.log(), 2, rewards)
+    cfg = config(num_prompts=3, num_generations=2, max_completion_length=4, beta=0.1,
+                 max_grad_norm=1e9, epsilon=0.2,
+                 epsilon_high=0.28 if script.__name__ == "grpo" else 0.2)
+    A = f64([-1, 2, 1, -1, 0, 0])[:, None] * mask
+    return Scene(script, cfg, policy, reference, batch, A)
 
 
-# ---- steps that are not finite ---------------------------------------------------------------
+# The loss of each row, and how many of the 14 tokens are clipped: with GRPO the first row's, and
+# the ratio 1.5; with GSPO the first two rows.
+@pytest.mark.parametrize("script, losses, num_clipped", [
+    ("grpo", [0.8, -(2 + 2.56 + 2.4) / 3, -3.7 / 4, (1.4 + 1) / 2], 1 + 1),
+    ("gspo", [0.8, -2.4, -0.7 ** (1 / 4), 1.4 ** (1 / 2)], 1 + 3)],
+    indirect=["script"], ids=["grpo", "gspo"])
+def test_metrics_match_a_hand_computed_batch(known_scene, losses, num_clipped):
+    V = 320
+    _, gradient = known_scene.backward(torch.arange(6))
+    metrics = known_scene.update()
+    x = math.log(2 / V)                     # log pi / pi_ref of token 4 after token 3
+    k3 = math.exp(-x) + x - 1
+    sum_of_log_ratios = math.log(0.5 * 1.5 * 1.2 * 0.7 * 1.4 * 0.5 * 1.5)
+    expected = {
+        "loss": sum(losses) / 6 + 0.1 * k3 / 3 / 6,
+        "kl": (x - sum_of_log_ratios) / 14,
+        "max_log_ratio": math.log(2),
+        "sampling/sampling_logp_difference/max": math.log(2),
+        "clip_ratio/region_mean": num_clipped / 14,
+        "grad_norm": gradient.norm().item()}
+    assert metrics == pytest.approx(expected, rel=1e-6)
+    without, _ = known_scene.backward(torch.arange(6), beta=0.0)        # skips two rows
+    assert without["clip_ratio/region_mean"] == pytest.approx(num_clipped / 14)
+
+
+def test_the_description_of_a_batch_matches_one_computed_by_hand(known_scene):
+    assert common.describe(known_scene.batch) == pytest.approx({
+        "reward": 0.4, "reward_std": math.sqrt(0.5) / 3, "signal": 1 / 3,
+        "frac_reward_zero_std": 2 / 3, "entropy": 0.5, "completions/mean_length": 14 / 6,
+        "completions/clipped_ratio": 1 / 6}, rel=1e-6)
+
 
 @every_script
-def test_a_step_that_is_not_finite_stops_the_run_before_the_weights_are_touched(
-        script, scene, capsys, monkeypatch):
-    scene = scene()
-    start = weights(scene.policy)
-    A = scene.A * math.inf
-    if script.__name__ == "dpo":
-        A = scene.A
-        loss = script.dpo_loss
-        monkeypatch.setattr(script, "dpo_loss", lambda *args: loss(*args) * math.inf)
-    with pytest.raises(SystemExit) as stop:
-        scene.update(step=6, A=A)
-    assert stop.value.code == 1
-    assert "step 7" in capsys.readouterr().err
-    assert torch.equal(weights(scene.policy), start)
+def test_metrics_are_means_over_the_optimizer_steps_but_for_the_first_ratio(script, scene, spy):
+    scene = scene(num_iterations=2, num_mini_batches=3)
+    steps = spy(lambda args, metrics: metrics)
+    metrics = scene.update()
+    assert len(steps) == 6
+    for name in steps[0].keys() - {"policy_kl"}:
+        assert metrics[name] == pytest.approx(sum(step[name] for step in steps) / 6), name
+    if script.__name__ != "dpo":                        # which has no ratio
+        ratios = [step["max_log_ratio"] for step in steps]
+        assert metrics["sampling/sampling_logp_difference/max"] == ratios[0]
+        assert len(set(ratios)) > 3
 
 
-@scripts("ppo")
-def test_a_step_of_trpo_that_is_not_finite_stops_the_run_too(scene, capsys):
-    scene = scene(trust_region="trpo")
-    start = weights(scene.policy)
-    with pytest.raises(SystemExit) as stop:
-        scene.update(step=6, A=scene.A * math.inf)
-    assert stop.value.code == 1
-    assert "step 7" in capsys.readouterr().err
-    assert torch.equal(weights(scene.policy), start)
+@from_rows
+def test_on_fresh_samples_the_first_ratio_is_one(fresh_scene):
+    metrics = fresh_scene().update()
+    assert metrics["sampling/sampling_logp_difference/max"] < 1e-12
+    assert metrics.get("clip_ratio/region_mean", 0) == 0
 
 
-@with_ratios
-def test_a_gradient_too_long_for_a_float_stops_the_run_before_a_weight_is_touched(
-        script, fresh_scene, capsys):
-    scene = fresh_scene(temperature=1.0)
-    scene.policy.float()
-    start = weights(scene.policy)
+@pytest.fixture
+def kl_scene(script, config, talker, load_task):
+    """kl_scene(**changes): 32 rows that the policy has just sampled, one inserted token among them,
+    and a reference some way off."""
+    def make(**changes):
+        cfg = config(num_prompts=8, num_generations=4, temperature=0.7, **changes)
+        policy = talker(cfg).double()
+        reference = copy.deepcopy(policy)
+        reference.embed.weight.data *= 1.1
+        shift(reference, 0.01, torch.Generator().manual_seed(0))
+        batch = script.sample_batch(policy, load_task(cfg), cfg, 0)
+        batch.mask[8, 0] = 0.0
+        A = torch.linspace(-1, 1, 32, dtype=torch.float64)[:, None] * batch.mask
+        return Scene(script, cfg, policy, reference, batch, A)
+    return make
+
+
+@with_a_kl
+@pytest.mark.parametrize("beta, every", [(0.0, 8), (0.5, 1)])
+def test_the_kl_is_that_of_the_policy_that_sampled_and_without_a_weight_by_every_eighth_row(
+        script, kl_scene, monkeypatch, beta, every):
+    scene = kl_scene(beta=beta)
     batch = scene.batch
-    batch.logps[0] -= 50 * batch.mask[0]        # the ratio is e^50, the square of it infinite
-    for name in ("mask", "logps"):
-        setattr(batch, name, getattr(batch, name).float())
-    scene.reference.float()
-    with pytest.raises(SystemExit):
-        scene.update(A=torch.full((16, 1), -1.0))
-    assert "'grad_norm': inf" in capsys.readouterr().err
-    assert torch.equal(weights(scene.policy), start)
+    is_sampled = batch.mask[::every] == 1
+    expected = (batch.logps - scene.ref_logps())[::every][is_sampled].mean().item()
+    known = scene.known(None, {})
+    score = script.score
+    num_rows = []
+
+    def counting_score(model, prompts, tokens, *options):
+        if model is scene.reference:
+            num_rows.append(len(tokens))
+        return score(model, prompts, tokens, *options)
+    monkeypatch.setattr(script, "score", counting_score)
+    monkeypatch.setattr(scene, "known", lambda A, changes: known)
+    assert scene.update()["kl"] == pytest.approx(expected, rel=1e-9)
+    assert num_rows == [32 // every]
+    assert abs(expected) > 1e-3
 
 
-# ---- mini-batches ----------------------------------------------------------------------------
-
-@dataclasses.dataclass
-class Groups:
-    """All that mini_batches reads of a batch."""
-    rewards: torch.Tensor
-
-
-def mini_batches(cfg, num_prompts, *purpose):
-    """The rows of every optimizer step, for groups of four."""
-    batch = Groups(torch.zeros(num_prompts, 4))
-    return [rows.tolist() for rows in common.mini_batches(batch, cfg, *purpose)]
-
-
-@pytest.mark.parametrize("num_prompts, num_mini_batches, sizes", [
-    (6, 2, [12, 12]), (7, 3, [12, 8, 8]), (2, 5, [4, 4]), (6, 1, [24])])
-def test_mini_batches_are_of_whole_groups_and_take_every_row_once_a_pass(
-        config, num_prompts, num_mini_batches, sizes):
-    cfg = config(num_mini_batches=num_mini_batches, num_iterations=3)
-    steps = mini_batches(cfg, num_prompts, "shuffle", 4)
-    assert [len(rows) for rows in steps] == sizes * 3
-    for rows in steps:
-        assert rows == sorted(rows)
-        groups = {row // 4 for row in rows}
-        assert all(4 * group + g in rows for group in groups for g in range(4))
-    for rows in orders(steps, 3):
-        assert sorted(rows) == list(range(4 * num_prompts))
+@with_a_kl
+def test_in_a_loss_each_row_has_the_reference_of_its_own_prompt_and_completion(kl_scene):
+    scene = kl_scene(beta=0.5, num_mini_batches=2, max_grad_norm=1e9)
+    twin = copy.copy(scene)
+    twin.policy = copy.deepcopy(scene.policy)
+    start = weights(scene.policy)
+    optimizer = torch.optim.SGD(twin.policy.parameters(), scene.cfg.learning_rate)
+    for rows in common.mini_batches(scene.batch, scene.cfg, "shuffle", 0):
+        twin.backward(rows)
+        optimizer.step()
+    scene.update()
+    close(weights(scene.policy), weights(twin.policy))
+    assert not torch.equal(weights(scene.policy), start)
 
 
-def test_the_order_of_mini_batches_is_a_function_of_seed_purpose_step_and_pass(config):
-    cfg = config(num_mini_batches=2, num_iterations=2)
-    steps = mini_batches(cfg, 6, "shuffle", 4)
-    assert mini_batches(cfg, 6, "shuffle", 4) == steps
-    assert mini_batches(cfg, 6, "shuffle", 5) != steps
-    assert mini_batches(cfg, 6, "critic", 4) != steps
-    assert mini_batches(dataclasses.replace(cfg, seed=1), 6, "shuffle", 4) != steps
-    assert steps[:2] != steps[2:]
-
-
-def test_a_micro_batch_has_rows_of_similar_length_in_their_order():
-    lengths = torch.tensor([4, 32, 8, 5, 9, 16, 3, 31, 7])
-    rows = torch.tensor([8, 1, 3, 4, 5, 6, 2])              # 7, 32, 5, 9, 16, 3 and 8 tokens
-    parts = common.micro_batches(rows, lengths, 10)
-    assert [part.tolist() for part in parts] == [[8, 3, 4, 6, 2], [1, 5]]
-    assert len(common.micro_batches(rows[:0], lengths, 10)) == 0
-
-
-def test_a_micro_batch_has_at_most_the_tokens_of_so_many_of_the_longest_rows():
-    lengths = torch.tensor([5] * 20 + [7] * 3 + [16] * 5)
-    rows = torch.arange(20)                                 # without the longest
-    assert [len(part) for part in common.micro_batches(rows, lengths, 2)] == [6, 6, 6, 2]
-    rows = torch.arange(28)
-    parts = common.micro_batches(rows, lengths, 2)
-    assert torch.cat(parts).sort().values.tolist() == rows.tolist()
-    assert [len(part) for part in parts] == [4, 4, 4, 4, 4, 3, 2, 2, 1]
-    for part in parts:
-        assert len(part) * lengths[part].max() <= 2 * 16
-
-
-def test_micro_batches_as_they_come_have_so_many_rows():
-    lengths = torch.tensor([5, 1, 4, 1, 3, 9])
-    rows = torch.tensor([5, 0, 1, 2, 3])
-    parts = common.micro_batches(rows, lengths, 2, by_length=False)
-    assert [part.tolist() for part in parts] == [[5, 0], [1, 2], [3]]
-    assert len(common.micro_batches(rows[:0], lengths, 2, by_length=False)) == 0
+@from_rows
+def test_the_reference_of_a_run_stays_where_the_policy_began(train):
+    kl = [metrics["kl"] for metrics in train("", num_steps=4).metrics]
+    assert abs(kl[0]) < 1e-4
+    assert kl[3] > 0.01

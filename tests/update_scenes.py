@@ -1,12 +1,16 @@
-"""What tests of an update start from: a scene with a ragged batch, batches made by hand, and one
-way to call backward and update of every script. No tests."""
+"""What tests of an update start from: a scene with a ragged batch, batches made by hand, one way to
+call backward and update of every script, and short runs of main. No tests."""
 import copy
 import dataclasses
+import functools
+import inspect
+import zlib
 from types import ModuleType
 
 import pytest
 import torch
-from conftest import f64
+from conftest import TINY, f64
+from small_runs import arguments
 
 import common
 
@@ -30,111 +34,74 @@ def gradient_of(loss, model):
     return torch.cat([gradient.flatten() for gradient in found])
 
 
-def clear_gradients(model):
-    """Set all gradients to zero; before, there may have been none."""
-    for weight in model.parameters():
-        weight.grad = torch.zeros_like(weight)
-
-
 def shift(model, size, generator):
     """Move all weights of a model by random amounts."""
     for weight in model.parameters():
         weight.data += size * torch.randn(weight.shape, generator=generator).to(weight)
 
 
-def as_advantages(script, A, mask):
-    """Advantages (B,) as the script's update takes them: for each token, (B, T), but in dpo.py."""
-    return A if script.__name__ == "dpo" else A[:, None] * mask
-
-
-def reference_logps(script, reference, batch, cfg):
-    """The log-probs (B, T) that a loss with a KL needs, as `update` computes them."""
-    with torch.no_grad():
-        return script.score(reference, batch.prompts, batch.tokens, cfg.temperature)[0]
-
-
 def made_batch(script, prompts, tokens, mask, logps, G=1, rewards=None, pass_rates=None):
     """A batch of which all is known: a row for each prompt, in groups of G."""
     tokens = torch.tensor(tokens)
     lengths = mask.sum(dim=1).long()
-    rollout = common.Rollout(tokens, mask, logps * mask, 0.5 * mask, lengths)
     rewards = torch.zeros(len(tokens) // G, G) if rewards is None else rewards
+    texts = [script.decode([i for i in ids[:n] if i != script.EOS])
+             for ids, n in zip(tokens.tolist(), lengths.tolist())]
     return common.Batch(
-        **vars(rollout), problems=[common.Problem("1=", "1")] * len(tokens),
-        prompts=torch.tensor(prompts), texts=script.completion_texts(rollout),
+        tokens, mask, logps * mask, 0.5 * mask, lengths,
+        is_truncated=(tokens != script.EOS).all(dim=1), prompts=torch.tensor(prompts),
+        problems=[common.Problem("1=", "1")] * len(tokens), texts=texts,
         verdicts=rewards.flatten().tolist(), rewards=rewards, is_correct=rewards == 1,
-        is_truncated=(tokens != script.EOS).all(dim=1), pass_rates=pass_rates or {})
+        pass_rates=pass_rates or [], values=0 * mask)
 
 
-def made_estimates(script, advantages, returns, values):
-    """The Advantages of ppo.py that a critic and a policy are to learn from, (B, T) each."""
-    return script.Advantages(
-        advantages=advantages, returns=returns, values=values, kl=0.0, explained_variance=0.25)
+def call(function, **known):
+    """Call a function of some script with those arguments that it has."""
+    return function(**{name: known[name] for name in inspect.signature(function).parameters})
 
 
 @dataclasses.dataclass
 class Scene:
-    """A policy and what it is to learn from, in float64."""
+    """A policy and what it is to learn from, in float64. dpo.py takes the advantages of first
+    tokens for rewards, and learns from all pairs that they give."""
     script: ModuleType
     cfg: common.Config
     policy: torch.nn.Module
     reference: torch.nn.Module      # some way off
     batch: common.Batch             # ragged rows, sampled by an older policy
-    A: torch.Tensor                 # (B,) or (B, T), with zeros among them
+    A: torch.Tensor                 # (B, T), with rows of zeros among them
 
     def ref_logps(self):
-        return reference_logps(self.script, self.reference, self.batch, self.cfg)
+        batch = self.batch
+        with torch.no_grad():
+            return self.script.score(
+                self.reference, batch.prompts, batch.tokens, self.cfg.temperature)[0]
 
-    def backward(self, rows, entropy_coef=0.0, A=None, penalty_coef=0.5, **changes):
-        """What one optimizer step computes; in dpo.py over the pairs that the rewards of the batch
-        give, whatever the rows. -> metrics, gradient"""
+    def known(self, A, changes):
+        """What the functions of a script may ask for. -> dict"""
         cfg = dataclasses.replace(self.cfg, **changes)
         A = self.A if A is None else A
-        name = self.script.__name__
-        clear_gradients(self.policy)
-        if name == "reinforce":
-            args = [self.batch, A, rows, cfg, entropy_coef]
-        elif name == "ppo":
-            args = [self.batch, A, rows, cfg, entropy_coef, penalty_coef]
-        elif name == "dpo":
-            pairs = self.script.preferences(self.batch.rewards)
-            args = [self.reference, self.batch, *pairs, cfg]
-        else:
-            args = [self.batch, self.ref_logps(), A, rows, cfg, entropy_coef]
-        metrics = self.script.backward(self.policy, *args)
+        found = {"policy": self.policy, "reference": self.reference, "batch": self.batch, "A": A,
+                 "cfg": cfg, "ref_logps": self.ref_logps(), "penalty_coef": 0.5}
+        if self.script.__name__ == "dpo":
+            groups = A[:, 0].view(-1, cfg.num_generations)
+            found["chosen"], found["rejected"] = self.script.preferences(groups)
+        return found
+
+    def backward(self, rows, A=None, **changes):
+        """What one optimizer step computes. -> metrics, gradient"""
+        for weight in self.policy.parameters():
+            weight.grad = torch.zeros_like(weight)
+        metrics = call(self.script.backward, rows=rows, **self.known(A, changes))
         return metrics, gradients(self.policy)
 
     def update(self, optimizer=None, step=0, A=None, **changes):
         """One update of the policy, by plain gradient descent if there is no optimizer. -> metrics
         """
-        cfg = dataclasses.replace(self.cfg, **changes)
-        A = self.A if A is None else A
-        optimizer = optimizer or torch.optim.SGD(self.policy.parameters())
-        update = {"ppo": update_ppo, "dpo": update_dpo}.get(self.script.__name__, update_plainly)
-        return update(self, optimizer, A, cfg, step)
-
-
-def update_plainly(scene, optimizer, A, cfg, step):
-    return scene.script.update(
-        scene.policy, scene.reference, optimizer, scene.batch, A, cfg, step)
-
-
-def update_ppo(scene, optimizer, A, cfg, step):
-    """PPO's update, with a critic of its own."""
-    script = scene.script
-    critic = script.Critic(script.GPT(cfg)).double()
-    mask = scene.batch.mask
-    estimates = made_estimates(script, A, returns=mask, values=0 * mask)
-    critic_optimizer = torch.optim.SGD(critic.parameters())
-    return script.update(scene.policy, critic, optimizer, critic_optimizer, scene.batch, estimates,
-                         cfg, step, cfg.penalty_coef)
-
-
-def update_dpo(scene, optimizer, A, cfg, step):
-    """DPO's update, on the pairs that the advantages, taken for rewards, give."""
-    chosen, rejected = scene.script.preferences(A.view(cfg.num_prompts, cfg.num_generations))
-    return scene.script.update(
-        scene.policy, scene.reference, optimizer, scene.batch, chosen, rejected, cfg, step)
+        known = self.known(A, changes)
+        optimizer = optimizer or torch.optim.SGD(
+            self.policy.parameters(), known["cfg"].learning_rate)
+        return call(self.script.update, optimizer=optimizer, step=step, **known)
 
 
 @pytest.fixture
@@ -153,8 +120,8 @@ def scene(script, config, talker, load_task):
         assert len(set(batch.lengths.tolist())) > 3             # else it tests little
         noise = torch.randn(NUM_ROWS, 8, generator=generator).double()
         batch.logps.add_(0.4 * noise * batch.mask)
-        scale = 1 + torch.rand(NUM_ROWS, 8, generator=generator)
-        A = as_advantages(script, f64(ADVANTAGES), batch.mask * scale)
+        scale = 1 + torch.rand(NUM_ROWS, 8, generator=generator).double()
+        A = f64(ADVANTAGES)[:, None] * batch.mask * scale
         return Scene(script, cfg, policy, reference, batch, A)
     return make
 
@@ -167,8 +134,7 @@ def fresh_scene(script, config, talker, load_task):
         cfg = config(**({"temperature": 0.7, "num_iterations": 1} | changes))
         policy = talker(cfg).double()
         batch = script.sample_batch(policy, load_task(cfg), cfg, 0)
-        A = torch.linspace(-1, 1, len(batch.texts), dtype=torch.float64)
-        A = as_advantages(script, A, batch.mask)
+        A = torch.linspace(-1, 1, len(batch.texts), dtype=torch.float64)[:, None] * batch.mask
         return Scene(script, cfg, policy, copy.deepcopy(policy), batch, A)
     return make
 
@@ -180,6 +146,7 @@ def spy(script, monkeypatch):
         backward = script.backward
         seen = []
 
+        @functools.wraps(backward)
         def spied(*args):
             metrics = backward(*args)
             seen.append(look(args, dict(metrics)))
@@ -187,3 +154,42 @@ def spy(script, monkeypatch):
         monkeypatch.setattr(script, "backward", spied)
         return seen
     return install
+
+
+# ---- short runs of main ----------------------------------------------------------------------
+
+class Record(common.Observer):
+    """The run, and the batches and metrics of its steps."""
+
+    def start(self, run):
+        self.run = run
+        self.batches = []
+        self.metrics = []
+
+    def step(self, run, batch, advantages, metrics):
+        self.batches.append(batch)
+        self.metrics.append(dict(metrics))
+
+
+def half_can_earn(problem, text):
+    """A verdict that completions of only half of the prompts can earn."""
+    is_lucky = zlib.crc32(problem.prompt.encode()) % 2 == 1
+    return float(is_lucky and zlib.crc32(text.encode()) % 2 == 1)
+
+
+@pytest.fixture
+def train(script, monkeypatch, talker, tmp_path):
+    """train(flags="", num_steps=2): what main did with an untrained policy and a verifier that goes
+    by the text. -> a Record"""
+    monkeypatch.setattr(script, "verify", half_can_earn)
+    monkeypatch.setattr(script, "GPT", talker)
+    monkeypatch.chdir(tmp_path)
+
+    def run_main(flags="", num_steps=2):
+        record = Record()
+        monkeypatch.setattr(common, "Console", lambda: record)
+        instant = {"base_steps": 0, "max_steps": num_steps, "stop_at": 2, "learning_rate": 0.03,
+                   "max_completion_length": 6, "num_eval_problems": 2, "num_eval_samples": 2}
+        script.main([*arguments(TINY | instant), *flags.split()])
+        return record
+    return run_main

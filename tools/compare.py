@@ -6,28 +6,13 @@ docs/compare.json, docs/compare.png (accuracy against samples and against second
 marks in docs/lab.md, a table (make compare).
 """
 import argparse
-import json
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
+import importlib
+import itertools
 
 import numpy
 
 import common
-from tools.runs import (
-    DOCS,
-    ROOT,
-    import_pyplot,
-    joined,
-    note,
-    put,
-    read_log,
-    read_summary,
-    record,
-    span,
-    table,
-)
+from tools.runs import joined, note, publish, run_all, span
 
 RUNS = {                                    # name: script and flags
     "reinforce.py": ["reinforce.py"],
@@ -43,36 +28,30 @@ UNITS = {"samples": "completions sampled", "seconds": "seconds of training"}
 
 # ---- 1. the runs -----------------------------------------------------------------------------
 
-def start(folder, script, *flags):
-    """Run a script in `folder`, where all runs find the same base."""
-    subprocess.run([sys.executable, ROOT / script, *flags], cwd=folder, check=True,
-                   stdout=subprocess.DEVNULL)
+def measure(task, seeds):
+    """-> {name: [summary of each seed, with the curve of its accuracy]}"""
+    variants = {name: [*words, "--task", task, "--eval_steps", 2] for name, words in RUNS.items()}
+    found = {}
+    metrics = ["step_time", "eval/greedy"]
+    for name, results in run_all(variants, seeds, metrics, at_once=1).items():
+        script, *flags = variants[name]
+        module = importlib.import_module(script.removesuffix(".py"))
+        cfg = common.parse_flags(module.Config, [str(flag) for flag in flags])
+        samples_a_step = cfg.num_prompts * cfg.num_generations
+        found[name] = [result["summary"] | {"curve": accuracy_curve(result, samples_a_step)}
+                       for result in results]
+    return found
 
 
-def accuracy_curve(run_folder, summary):
+def accuracy_curve(result, samples_a_step):
     """The greedy accuracy of a run at each evaluation, and what it had cost until then. -> list of
     dicts"""
-    config = json.loads((run_folder / "config.json").read_text())["config"]
-    samples_a_step = config["num_prompts"] * config["num_generations"]
-    seconds = [0.0]                                     # after step 0, 1, 2 ...
-    greedy = {}                                         # by step
-    for line in read_log(run_folder, "metrics"):
-        seconds.append(seconds[-1] + line["step_time"])
-        if "eval/greedy" in line:
-            greedy[line["step"]] = line["eval/greedy"]
-    greedy[summary["steps"]] = summary["trained"]["greedy"]
-    return [{"step": step, "samples": step * samples_a_step, "seconds": seconds[step],
-             "greedy": greedy[step]} for step in sorted(greedy)]
-
-
-def run(name, seed, task, folder):
-    """Run a row of RUNS. -> its summary, with the curve of its accuracy"""
-    script, *flags = RUNS[name]
-    start(folder, script, "--task", task, "--seed", str(seed), "--eval_steps", "2", *flags)
-    made = Path(folder, "runs").glob(f"{Path(script).stem}-*")
-    run_folder = max(made, key=lambda path: path.stat().st_mtime)
-    summary = read_summary(run_folder)
-    return summary | {"curve": accuracy_curve(run_folder, summary)}
+    summary = result["summary"]
+    greedy = result["eval/greedy"][:-1] + [summary["trained"]["greedy"]]
+    seconds = itertools.accumulate(result["step_time"])
+    return [{"step": step, "samples": step * samples_a_step, "seconds": total, "greedy": value}
+            for step, (total, value) in enumerate(zip(seconds, greedy), start=1)
+            if value is not None]
 
 
 # ---- 2. table and picture --------------------------------------------------------------------
@@ -107,29 +86,17 @@ def draw_runs(axis, name, results, unit, color):
     axis.plot(grid, mean, color=color, linewidth=2, label=name)
 
 
-def draw(results, path):
-    """Draw accuracy against samples and against seconds, the base dashed."""
-    pyplot = import_pyplot()
-    base = first_base(results)
-    figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), sharey=True, layout="constrained")
-    for axis, (unit, label) in zip(axes, UNITS.items()):
+def panel(results, base, unit, label):
+    """A function that draws accuracy against `unit` into an axis, the base dashed."""
+    def fill(axis):
         for number, (name, runs) in enumerate(results.items()):
             draw_runs(axis, name, runs, unit, color=f"C{number}")
-        axis.axhline(base["greedy"], color="gray", linestyle="--", label="base")
-        axis.set_xscale("log")
-        axis.set_xlabel(label)
+        axis.axhline(base, color="gray", linestyle="--", label="base")
+        axis.set(xscale="log", xlabel=label, ylabel="greedy accuracy, held out", ylim=(0, 1.02))
         axis.grid(alpha=0.3)
-    axes[0].set_ylabel("greedy accuracy, held-out problems")
-    axes[0].set_ylim(0, 1.02)
-    axes[1].legend(fontsize="small", loc="lower right")
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-
-
-def first_base(results):
-    """The scores of the base, which all runs share. -> dict"""
-    runs = next(iter(results.values()))
-    return runs[0]["base"]
+        if unit == list(UNITS)[-1]:                     # where there is room
+            axis.legend(fontsize="small", loc="lower right")
+    return fill
 
 
 def main(argv=None):
@@ -138,19 +105,14 @@ def main(argv=None):
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     args = parser.parse_args(argv)
 
-    results = {}
-    with tempfile.TemporaryDirectory() as folder:
-        start(folder, "grpo.py", "--task", args.task, "--max_steps", "0")       # makes the base
-        for name in RUNS:
-            results[name] = [run(name, seed, args.task, folder) for seed in args.seeds]
-            print(table(HEAD, [row(name, results[name])]), flush=True)
-
-    record("compare", task=args.task, seeds=args.seeds, results=results)
-    draw(results, DOCS / "compare.png")
-    base = f"from one base (greedy {first_base(results)['greedy']:.3f})"
+    results = measure(args.task, args.seeds)
+    summaries = sum(results.values(), [])
+    base = summaries[0]["base"]["greedy"]               # of all runs
     rows = [row(name, runs) for name, runs in results.items()]
-    said = note(sum(results.values(), []), args.seeds, base)
-    put("compare", f"{table(HEAD, rows)}\n{said}", "compare")
+    said = note(summaries, args.seeds, f"from one base (greedy {base:.3f})")
+    panels = [panel(results, base, unit, label) for unit, label in UNITS.items()]
+    publish("compare", HEAD, rows, said, panels, width=5.5, task=args.task, seeds=args.seeds,
+            results=results)
 
 
 if __name__ == "__main__":

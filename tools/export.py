@@ -17,7 +17,6 @@ import json
 import os
 import shlex
 import shutil
-import sys
 from pathlib import Path
 
 import torch
@@ -99,13 +98,7 @@ def make_tokenizer():
 def readme(cfg, run, task):
     """README.md of the folder. -> str"""
     width = task.prompt_width
-    flags = f"--task {task.name}"
-    for field in dataclasses.fields(common.Config):     # those that shape its problems
-        value = getattr(cfg, field.name)
-        is_of_task = field.metadata["group"] == "task"
-        if is_of_task and value != field.default:
-            flags += f" --{field.name} {value}"
-    train = f"python examples/pretrained.py --model DIR {flags}\n"
+    train = f"python examples/pretrained.py --model DIR --task {cfg.task}\n"
     if task.call_tokens:                                # which only the scripts can train
         train = ""
     return f"""# {cfg.task}: the policy of {Path(run).name}
@@ -140,18 +133,12 @@ print(tokenizer.decode(model.generate(**inputs)[0], skip_special_tokens=True))
 # ---- 2. there and back -----------------------------------------------------------------------
 
 def read_policy(run, name):
-    """The weights in checkpoint.pt or base.pt of a run, and its flags. Exits with one line if there
-    are none. -> dict, Config"""
-    try:
-        script, cfg = ask.read_run(run)
-        saved = common.load(run / name, "cpu")
-        policy = script.GPT(cfg)
-        policy.load_state_dict(saved["policy"] if name == "checkpoint.pt" else saved)
-    except ValueError as error:
-        common.fail(error)
-    except Exception as error:              # a damaged file raises nearly anything
-        common.fail(f"{run / name}: holds no policy of this run ({type(error).__name__})")
-    return policy.state_dict(), cfg
+    """The policy in checkpoint.pt or base.pt of a run, and its flags. Exits with one line if there
+    is none. -> GPT, Config"""
+    script, cfg = ask.read_run(run)
+    if not hasattr(script, "GPT"):
+        common.fail(f"{run}: is a run of {script.__name__}, whose checkpoints are such folders")
+    return ask.load_policy(run, script, cfg, name), cfg
 
 
 @contextlib.contextmanager
@@ -172,13 +159,13 @@ def new_folder(path):
 def export(run, folder, name="checkpoint.pt"):
     """Write the policy of a run to a new folder, in the layout of a Llama."""
     from safetensors.torch import save_file
-    weights, cfg = read_policy(run, name)
+    policy, cfg = read_policy(run, name)
+    weights = {llama_name(name): weight.detach() for name, weight in policy.named_parameters()}
     task = common.load_task(cfg, grpo.verify)
     files = {"config": llama_config(cfg), "generation_config": generation_config(cfg),
              "tokenizer_config": tokenizer_config(task.prompt_width)}
     with new_folder(folder) as part:
-        save_file({llama_name(name): weight.contiguous() for name, weight in weights.items()},
-                  part / "model.safetensors", metadata={"format": "pt"})
+        save_file(weights, part / "model.safetensors", metadata={"format": "pt"})
         make_tokenizer().save(str(part / "tokenizer.json"))
         for name, content in files.items():
             (part / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
@@ -209,7 +196,8 @@ def read_llama(folder):
     if not torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"]):
         raise ValueError("its lm_head is not its embed_tokens")         # whatever its config says
     policy = grpo.GPT(cfg)
-    policy.load_state_dict({name: weights[llama_name(name)] for name in policy.state_dict()})
+    ours = {name: weights[llama_name(name)] for name, _ in policy.named_parameters()}
+    policy.load_state_dict(policy.state_dict() | ours)
     return policy, cfg
 
 
@@ -222,11 +210,9 @@ def export_back(folder, run):
     except Exception as error:              # a damaged file raises nearly anything
         reason = " ".join(str(error).split())           # those of transformers have several lines
         common.fail(f"{folder}: is no folder that tools.export made ({reason})")
-    record = {"script": "grpo.py", "argv": ["--init_from", str(folder)], "python": sys.version,
-              "torch": torch.__version__, "config": dataclasses.asdict(cfg)}
+    record = {"script": "grpo.py", "torch": torch.__version__, "config": dataclasses.asdict(cfg)}
     with new_folder(run) as part:
         common.write(part / "config.json", json.dumps(record, indent=2))
-        common.write(part / "base.pt", policy.state_dict())
         common.write(part / "checkpoint.pt", {"policy": policy.state_dict()})
 
 
@@ -245,7 +231,7 @@ def main(argv=None):
         common.fail("--base: does nothing with --back")
     if not args.target.name:
         common.fail(f"{args.target}: has no name; name a new folder")
-    if args.target.is_file() or args.target.is_dir() and common.is_used(args.target):
+    if args.target.is_file() or args.target.is_dir() and any(args.target.iterdir()):
         common.fail(f"{args.target}: is not empty; name a new folder")
     for name in ("transformers", "tokenizers", "safetensors"):
         if importlib.util.find_spec(name) is None:

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import common
-from tools.console import escape
-from tools.report import read_config, read_log
+from tools.observers import escape
+from tools.report import read_log
 from tools.runs import DOCS
 
 TEMPLATE = Path(__file__).with_suffix(".svg")
@@ -118,14 +118,14 @@ def scene(step, example, metrics):
 
 
 def read_run(folder):
-    """A title, the problem with its answer, the scenes and the curves. ValueError if the folder is
-    no run's, or if the run has no film to show. -> str, dict, list of Scene, dict"""
-    _, config = read_config(folder)
+    """A title, the problem with its answer, the scenes and the curves. ValueError if the run has no
+    film to show. -> str, dict, list of Scene, dict"""
+    script, flags = common.read_config(folder)
     if not (folder / "summary.json").exists():
         raise ValueError(f"{folder}: has not ended; resume it")
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     if "greedy" not in summary["base"]:
-        raise ValueError(f"{folder}: no answer to {config['task']} is right or wrong; "
+        raise ValueError(f"{folder}: no answer to {flags['task']} is right or wrong; "
                          "name a run of another task")
 
     # the steps at which all is known, then the problem, by what was answered at them
@@ -149,7 +149,7 @@ def read_run(folder):
                          "rightly to the end; name a run that learned more")
     scenes = [scene(step, answers[step][prompt], metrics) for step in steps]
     curves = {name: thinned(curve, steps) for name, curve in curves.items()}
-    return f"{config['script']} learns {config['task']}", answers[0][prompt], scenes, curves
+    return f"{script} learns {flags['task']}", answers[0][prompt], scenes, curves
 
 
 # ---- 2. words --------------------------------------------------------------------------------

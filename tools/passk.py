@@ -1,32 +1,17 @@
 """What RL sharpens and what it does not add: python -m tools.passk (make passk).
 
 pass@k and maj@k for k = 1 .. 64 of base and trained policy, on arithmetic and on countdown, by
-evaluating a run again: --resume_from_checkpoint RUN --max_steps 0 --num_eval_samples 64. Writes
-docs/passk.json, docs/passk.png and, between its marks in docs/pipelines.md, a table.
+--num_eval_samples 64. Writes docs/passk.json, docs/passk.png and, between its marks in
+docs/pipelines.md, a table.
 """
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
-
 import common
-from tools.runs import ROOT, note, picture, put, read_summary, record, run, table
+from tools.runs import note, publish, run_all
 
 K = 64
 SHOWN = (1, 8, K)                           # the k of the table
-PROBLEMS = 256                              # at most
 TASKS = ("arithmetic", "countdown")
+FLAGS = ["--num_eval_samples", K, "--num_eval_problems", 256]
 HEAD = ["task", "policy", *(f"pass@{k}" for k in SHOWN), *(f"maj@{k}" for k in SHOWN)]
-
-
-def train_and_evaluate(task, work):
-    """Train on a task, then evaluate again with K samples of each problem. -> summary"""
-    folder = Path(work, task)
-    run("grpo.py", folder, "--task", task, cwd=work)
-    again = ["--resume_from_checkpoint", folder, "--max_steps", "0",
-             "--num_eval_samples", str(K), "--num_eval_problems", str(PROBLEMS)]
-    subprocess.run([sys.executable, ROOT / "grpo.py", *again], cwd=work, check=True)
-    return read_summary(folder)
 
 
 def row(task, policy, scores):
@@ -54,19 +39,14 @@ def panel(task, summary):
 
 
 def main():
-    results = {}
-    rows = []
-    with tempfile.TemporaryDirectory() as work:
-        for task in TASKS:
-            summary = train_and_evaluate(task, work)
-            results[task] = summary
-            rows.append(row(task, "base", summary["base"]))
-            rows.append(row(task, "trained", summary["trained"]))
-    record("passk", results=results)
-    picture("passk", [panel(task, summary) for task, summary in results.items()])
+    runs = run_all({task: ["grpo.py", "--task", task, *FLAGS] for task in TASKS}, [0], at_once=1)
+    results = {task: result["summary"] for task, [result] in runs.items()}
+    rows = [row(task, policy, summary[policy])
+            for task, summary in results.items() for policy in ("base", "trained")]
+    panels = [panel(task, summary) for task, summary in results.items()]
     problems = [f"{results[task]['trained']['problems']} of {task}" for task in TASKS]
     said = note(results.values(), [0], "a base for each task", ", ".join(problems))
-    put("passk", f"{table(HEAD, rows)}\n{said}", "passk")
+    publish("passk", HEAD, rows, said, panels, results=results)
 
 
 if __name__ == "__main__":

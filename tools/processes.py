@@ -2,10 +2,12 @@
 run whose checkpoints are Hugging Face folders. For examples/pretrained.py; one process alone is a
 job, too."""
 import contextlib
+import dataclasses
 import datetime
 import io
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -19,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 import common
+from tools.observers import Samples
 
 RANK = int(os.environ.get("RANK", 0))               # the number of this process
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))   # how many there are
@@ -60,6 +63,11 @@ def join(cfg):
         # the others wait while the first one writes a checkpoint
         dist.init_process_group("nccl" if cfg.device == "cuda" else "gloo",
                                 timeout=datetime.timedelta(hours=2))
+
+
+def is_job():
+    """Whether `join` has found other processes, or would have."""
+    return dist.is_initialized()
 
 
 def gathered(x):
@@ -137,90 +145,127 @@ def clip_gradients(parameters, max_norm):
 
 # ---- 3. the run ------------------------------------------------------------------------------
 
-class Run(common.Run):
-    """A run whose checkpoints are Hugging Face folders, RUN/checkpoint-STEP, with run.pt beside the
-    weights: what is not the model's. All processes go through the same steps, and one writes."""
+WHOLE = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
 
-    def __init__(self, cfg, task, policy, columns, argv=None):
-        super().__init__(cfg, task, policy, columns, argv)
+
+class Weights:
+    """Model and optimizer of a run, a part of its checkpoints. Those of the model are in a folder,
+    which `load_state_dict` reads."""
+
+    def __init__(self, model, optimizer, folder):
+        self.model = model
+        self.optimizer = optimizer
+        self.folder = folder
+
+    def state_dict(self):
+        return states.get_optimizer_state_dict(self.model, self.optimizer, options=WHOLE)
+
+    def load_state_dict(self, saved):
+        try:
+            model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32)
+            states.set_model_state_dict(self.model, model.state_dict(), options=WHOLE)
+            states.set_optimizer_state_dict(self.model, self.optimizer, saved, options=WHOLE)
+        except Exception as error:              # a damaged file raises nearly anything
+            common.fail(f"{self.folder}: is damaged ({' '.join(str(error).split())})")
+        saved.clear()                           # which is large
+
+
+class Run(common.Run):
+    """A run whose weights are Hugging Face folders, RUN/checkpoint-STEP; the last stays, and beside
+    it checkpoint.pt, with what is not the model's. All processes go through the same steps, and one
+    writes."""
+
+    def __init__(self, cfg, task, policy, columns):
+        super().__init__(dataclasses.replace(cfg, resume_from_checkpoint=""), task, policy, columns)
+        self.cfg = cfg
+        self.is_interrupted = False
+        if cfg.resume_from_checkpoint:
+            self.folder = Path(cfg.resume_from_checkpoint)
+            self.resume()
+        self.written = self.state["steps"]                      # the step of the last checkpoint
+        self.last = self.folder / f"checkpoint-{self.written}"
         if RANK > 0:
-            self.console = common.Console()
             self.scratch = tempfile.TemporaryDirectory()
-            self.folder = Path(self.scratch.name)           # which nobody reads
+            self.folder = Path(self.scratch.name)               # which nobody reads
+            # these compute log-probabilities, in which all have to take part
+            self.observers = [one for one in self.observers if isinstance(one, Samples)]
 
     def resume(self):
-        """Take up the state of the run; the policy stays the base until `steps` loads the parts."""
-        self.last = last_checkpoint(self.folder)
-        if self.last is None:
+        """Take up the state of a run, if it has a checkpoint. The model is loaded by `steps`."""
+        path = self.folder / "checkpoint.pt"
+        if not path.exists():
             return
         try:
-            self.resumed = common.load(self.last / "run.pt", "cpu")
-            self.state |= self.resumed["state"]
-            self.task.state = self.resumed["task"]
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+            self.state |= saved["state"]
+            self.task.state.update(saved["task"])
         except Exception as error:              # a damaged file raises nearly anything
-            self.refuse(error)
+            common.fail(f"{path}: is damaged ({type(error).__name__})")
+        if self.state["steps"] > 0:             # else it begins with --model again
+            self.resumed = saved
 
-    def refuse(self, error):
-        common.fail(f"--resume_from_checkpoint {self.cfg.resume_from_checkpoint}: {self.last} is "
-                    f"damaged, or not of this kind ({' '.join(str(error).split())})")
+    def begin(self, machinery):
+        """Make the run folder. `machinery` has the functions that observers call."""
+        self.machinery = machinery
+        self.make_folder()
+        for observer in self.observers:
+            observer.start(self)
 
-    def load_parts(self):
-        model, optimizer = self.policy.model, self.parts["optimizer"]
-        options = states.StateDictOptions(full_state_dict=True)
-        try:
-            saved = AutoModelForCausalLM.from_pretrained(self.last, dtype=torch.float32)
-            states.set_model_state_dict(model, saved.state_dict(), options=options)
-            states.set_optimizer_state_dict(
-                model, optimizer, self.resumed["optimizer"], options=options)
-        except Exception as error:
-            self.refuse(error)
-        del self.resumed["optimizer"]           # which is large
+    def steps(self, evaluate, optimizer):
+        """Yield the steps still to do. After Ctrl-C the step is finished and saved, for it may take
+        minutes; the second time the run ends at once."""
+        weights = Weights(self.policy.model, optimizer, self.last)
+        for step in super().steps(evaluate, weights=weights):
+            signal.signal(signal.SIGINT, self.interrupt)
+            yield step
+            if any(gathered(self.is_interrupted)):
+                self.save()
+                self.leave()
+        signal.signal(signal.SIGINT, self.leave)
+
+    def interrupt(self, *_):
+        self.is_interrupted = True
+        signal.signal(signal.SIGINT, self.leave)
 
     def save(self):
-        """Write a checkpoint and remove the one before. Before the first step there is nothing that
-        a run could not begin with."""
+        """Write a checkpoint, and remove the folders before. Until checkpoint.pt is replaced, a run
+        that is killed goes on with the folder before."""
         folder = self.folder / f"checkpoint-{self.state['steps']}"
-        record = self.record()
-        if self.state["steps"] == 0:
-            return
-        options = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
-        weights, optimizer = states.get_state_dict(
-            self.policy.model, self.parts["optimizer"], options=options)
-        if RANK > 0 or folder.exists():
-            return
-        for name in self.policy.model.all_tied_weights_keys:        # which are another weight
-            weights.pop(name, None)
-        part = folder.with_suffix(".tmp")
-        try:
-            self.policy.model.save_pretrained(part, state_dict=weights)
-            self.policy.generation_config.save_pretrained(part)
-            self.policy.tokenizer.save_pretrained(part)
-            torch.save(record | {"optimizer": optimizer}, part / "run.pt")
-            os.replace(part, folder)
-        except (OSError, RuntimeError) as error:        # torch's of a full disk is the second
-            common.fail(f"{folder}: cannot be written: {' '.join(str(error).split())}", code=1)
+        if self.state["steps"] != self.written:
+            weights = states.get_model_state_dict(self.policy.model, options=WHOLE)
+            if RANK == 0:
+                self.write_folder(folder, weights)
+            self.written = self.state["steps"]
+        super().save()
         for other in self.folder.glob("checkpoint-*"):
             if other != folder:
                 shutil.rmtree(other)
 
-    def command(self):
-        alone = super().command()
-        if WORLD_SIZE == 1 and self.cfg.parallel == "replicate":
-            return alone
-        return f"torchrun --nproc_per_node {WORLD_SIZE} {alone.removeprefix('python ')}"
+    def write_folder(self, folder, weights):
+        """Write model and tokenizer as transformers does."""
+        for name in self.policy.model.all_tied_weights_keys:        # which are another weight
+            weights.pop(name, None)
+        part = folder.with_suffix(".tmp")
+        self.policy.model.save_pretrained(part, state_dict=weights)
+        self.policy.generation_config.save_pretrained(part)
+        self.policy.tokenizer.save_pretrained(part)
+        shutil.rmtree(folder, ignore_errors=True)       # of a run that was killed, and did it again
+        os.replace(part, folder)
 
-    def leave(self):
+    def leave(self, *_):
         if RANK == 0:
-            super().leave()
+            launcher = "python"
+            if dist.is_initialized():
+                launcher = f"torchrun --nproc_per_node {WORLD_SIZE}"
+            command = f"{os.path.relpath(self.script)} --resume_from_checkpoint {self.folder}"
+            os.write(2, f"\ninterrupted; go on with:\n  {launcher} {command}\n".encode())
         raise SystemExit(130)
-
-    def goes_on(self):
-        self.is_interrupted = any(gathered(self.is_interrupted))
-        return super().goes_on()
 
 
 def last_checkpoint(run):
-    """The newest checkpoint of a run folder; None if it has none, as the folder of a model."""
+    """The newest folder with weights of a run; None if it has none, as the folder of a model."""
     found = [path for path in Path(run).glob("checkpoint-*")
-             if path.name.removeprefix("checkpoint-").isdigit() and (path / "run.pt").is_file()]
-    return max(found, key=lambda path: int(path.name.removeprefix("checkpoint-")), default=None)
+             if path.name.removeprefix("checkpoint-").isdigit()]
+    if found and Path(run, "checkpoint.pt").is_file():          # else another trainer made them
+        return max(found, key=lambda path: int(path.name.removeprefix("checkpoint-")))
+    return None

@@ -1,7 +1,7 @@
 """The four stages of R1 (2501.12948) in miniature: python -m tools.r1 (make r1).
 
-Each stage is one command, printed as it starts; --init_from hands the policy on. The examples of
-the cold start all think, and are drawn for it, not taken from the base's textbook. Prints a table,
+Each stage is one command, printed as it starts; --init_from hands the policy on. The cold start is
+tools/coldstart.py, whose examples all think, and a run without steps evaluates it. Prints a table,
 stage by task, and writes it between its marks in docs/pipelines.md; also docs/r1.json.
 
 Departure from the paper: its third stage selects answers of the policy once, and fine-tunes the
@@ -9,33 +9,27 @@ base model on them. Ours goes on from the policy, which at every step learns fro
 answers that are right.
 """
 import collections
+import subprocess
+import sys
 import tempfile
+import time
 from pathlib import Path
-from typing import NamedTuple
 
 import common
 import grpo
-from tools.runs import note, put, record, run, table
+from tools.runs import ROOT, note, publish, run, table
 
 TASKS = ("arithmetic", "countdown", "lookup")
 HEAD = ["stage", *TASKS, "tokens", "steps", "time"]
-
-
-class Stage(NamedTuple):
-    name: str
-    script: str
-    flags: list
-
-
-STAGES = (                                  # each but the first starts from the one before
-    Stage("base: textbook and forum", "grpo.py", ["--max_steps", 0]),
-    Stage("1. cold start: supervised, 160 worked examples", "grpo.py",
-          ["--max_steps", 0, "--cold_start", 40, "--base_batch_size", 4,
-           "--base_learning_rate", 1e-3]),
-    Stage("2. reasoning RL", "grpo.py", ["--max_steps", 60, "--stop_at", 2]),
-    Stage("3. rejection sampling on its own right answers", "reinforce.py",
-          ["--method", "rejection", "--max_steps", 20, "--learning_rate", 2e-4, "--stop_at", 2]),
-    Stage("4. RL over all tasks", "grpo.py", ["--max_steps", 60, "--stop_at", 2]))
+COLD_START = "1. cold start: supervised, 160 worked examples"
+STAGES = {                                  # each but the first starts from the one before
+    "base: textbook and forum": ["grpo.py", "--max_steps", 0],
+    COLD_START: ["grpo.py", "--max_steps", 0],
+    "2. reasoning RL": ["grpo.py", "--max_steps", 60, "--stop_at", 2],
+    "3. rejection sampling on its own right answers": [
+        "reinforce.py", "--method", "rejection", "--max_steps", 20, "--learning_rate", 2e-4,
+        "--stop_at", 2],
+    "4. RL over all tasks": ["grpo.py", "--max_steps", 60, "--stop_at", 2]}
 
 
 def row(name, summary):
@@ -55,21 +49,33 @@ def problems_by_task():
     return ", ".join(f"{counts[name]} of {name}" for name in TASKS)
 
 
+def cold_start(folder, new):
+    """Let the policy of a run learn from worked examples. -> seconds"""
+    clock = time.perf_counter()
+    words = ["-m", "tools.coldstart", str(folder), str(new)]
+    print(f"$ python {' '.join(words)}", flush=True)
+    subprocess.run([sys.executable, *words], cwd=ROOT, check=True)
+    return time.perf_counter() - clock
+
+
 def main():
     results = {}
-    rows = []
     start_from = []
     with tempfile.TemporaryDirectory() as work:
-        for number, stage in enumerate(STAGES):
+        for number, (name, (script, *flags)) in enumerate(STAGES.items()):
             folder = Path(work, f"stage-{number}")
-            flags = ["--task", ",".join(TASKS), *stage.flags, *start_from]
-            results[stage.name] = run(stage.script, folder, *flags, cwd=work)
+            seconds = 0
+            if name == COLD_START:
+                seconds = cold_start(start_from[1], f"{folder}-start")
+                start_from[1] = f"{folder}-start"
+            flags = ["--task", ",".join(TASKS), *flags, *start_from]
+            results[name] = run(script, folder, *flags, cwd=work)
+            results[name]["seconds_total"] += seconds
             start_from = ["--init_from", folder]
-            rows.append(row(stage.name, results[stage.name]))
-            print("\n" + table(HEAD, rows), flush=True)
-    record("r1", results=results)
+            print("\n" + table(HEAD, [row(*stage) for stage in results.items()]), flush=True)
+    rows = [row(name, summary) for name, summary in results.items()]
     said = note(results.values(), [0], "from one base", problems_by_task())
-    put("r1", f"{table(HEAD, rows)}\nThe columns of tasks are pass@1. {said}", "r1")
+    publish("r1", HEAD, rows, f"The columns of tasks are pass@1. {said}", results=results)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ held. Writes docs/real.json and, between their marks in docs/real-models.md, two
 import importlib.util
 import multiprocessing
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -28,92 +27,76 @@ EVALUATION = ["--device", "cpu", "--stop_at", 2, "--num_eval_problems", 8, "--nu
 SEEDS = (0, 1, 2)
 STEPS = 10
 LIKE_GRPO = ["--task", "arithmetic", "--max_completion_length", 48, "--learning_rate", 5e-4,
-             "--micro_batch_size", 32]      # the defaults of grpo.py
+             "--micro_batch_size", 32, "--save_steps", 1]       # the defaults of grpo.py
 
-# sizes. With random weights each reward is 0, and of all losses only bnpo leaves no row out.
+# sizes. With random weights each reward is 0, and rows without an advantage are left out unless
+# there is a KL.
 SIZE_STEPS = 3
 SIZE_JOB = ["--task", "arithmetic", "--num_prompts", 8, "--num_generations", 8,
-            "--max_completion_length", 48, "--micro_batch_size", 8, "--loss_type", "bnpo",
+            "--max_completion_length", 48, "--micro_batch_size", 8, "--beta", 0.001,
             "--max_steps", SIZE_STEPS, "--save_steps", 100, *EVALUATION]
-SHAPES = [
-    {"hidden_size": 128, "num_hidden_layers": 5, "num_attention_heads": 2,
-     "intermediate_size": 352},
-    {"hidden_size": 320, "num_hidden_layers": 8, "num_attention_heads": 5,
-     "intermediate_size": 864},
-    {"hidden_size": 640, "num_hidden_layers": 8, "num_attention_heads": 10,
-     "intermediate_size": 1728}]
-VARIANTS = {                                # name: number of processes, flags
-    "float32": (1, ["--num_threads", 2]),
-    "bfloat16": (1, ["--num_threads", 2, "--dtype", "bfloat16"]),
-    "float32, checkpointing": (1, ["--num_threads", 2, "--gradient_checkpointing"]),
-    "float32, 2 processes, replicate": (2, ["--num_threads", 1]),
-    "float32, 2 processes, fsdp": (2, ["--num_threads", 1, "--parallel", "fsdp"])}
+SHAPES = [(128, 5, 2, 352), (320, 8, 5, 864), (640, 8, 10, 1728)]   # in the order of export.SHAPE
+ALONE = [sys.executable]
+TWO = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", 2]
+VARIANTS = {                                # name: launcher, flags
+    "float32": (ALONE, ["--num_threads", 2]),
+    "bfloat16": (ALONE, ["--num_threads", 2, "--dtype", "bfloat16"]),
+    "float32, checkpointing": (ALONE, ["--num_threads", 2, "--gradient_checkpointing"]),
+    "float32, 2 processes, replicate": (TWO, ["--num_threads", 1]),
+    "float32, 2 processes, fsdp": (TWO, ["--num_threads", 1, "--parallel", "fsdp"])}
 IMPORTS = "import transformers; from examples import pretrained; transformers.LlamaForCausalLM"
 MEGABYTES = 1e-6 if sys.platform == "darwin" else 1024e-6       # what ru_maxrss counts in
 
 
-def median_step(seconds):
-    """The median of the steps but the first, in which what is used first is set up. -> seconds"""
-    return statistics.median(seconds[1:])
+def median_step(folder):
+    """The median seconds of the steps but the first, which sets up what is used first. -> float"""
+    return statistics.median(curve(folder, "step_time")[1:])
 
 
 # ---- 1. beside grpo.py -----------------------------------------------------------------------
 
 def measure_beside(work):
-    """Both scripts from the same base, by turns. -> a dict for each seed"""
+    """Both scripts from the same base, by turns. -> rows of the table"""
     base = Path(work, "base")
     model = Path(work, "model")
     run("grpo.py", base, "--max_steps", 0, *EVALUATION, quiet=True)
     export.export(base, model)
-    starts = {"grpo.py": ["--init_from", base], EXAMPLE: ["--model", model, *LIKE_GRPO]}
-    found = []
+    rows = []
     for seed in SEEDS:
-        runs = {}
-        for script, flags in starts.items():
-            folder = Path(work, f"{Path(script).stem}-{seed}")
-            run(script, folder, *flags, "--max_steps", STEPS, "--seed", seed, *EVALUATION,
-                quiet=True)
-            seconds = curve(folder, "step_time")
-            runs[script] = {"seconds": seconds, "median": median_step(seconds),
-                            "rewards": curve(folder, "reward")}
-        found.append({"seed": seed, "runs": runs} | compare(runs["grpo.py"], runs[EXAMPLE]))
-    return found
+        ours = Path(work, f"ours-{seed}")
+        theirs = Path(work, f"theirs-{seed}")
+        job = ["--max_steps", STEPS, "--seed", seed, *EVALUATION]
+        run("grpo.py", ours, "--init_from", base, *job, quiet=True)
+        run(EXAMPLE, theirs, "--model", model, *LIKE_GRPO, *job, quiet=True)
+        seconds = [median_step(folder) for folder in (ours, theirs)]
+        rewards = [curve(folder, "reward") for folder in (ours, theirs)]
+        num_equal = sum(one == other for one, other in zip(*rewards, strict=True))
+        rows.append([seed, f"{seconds[0]:.3f}", f"{seconds[1]:.3f}",
+                     f"{seconds[1] / seconds[0]:.2f}", f"{rewards[0][0]:.3f}",
+                     f"{rewards[0][-1]:.3f}", f"{rewards[1][-1]:.3f}", f"{num_equal} of {STEPS}"])
+    return rows
 
 
-def compare(ours, theirs):
-    """How much longer a step of theirs takes, and how many steps have the same reward. -> dict"""
-    pairs = zip(ours["rewards"], theirs["rewards"], strict=True)
-    return {"ratio": theirs["median"] / ours["median"],
-            "equal_rewards": sum(one == other for one, other in pairs)}
-
-
-def beside_table(found):
-    """The table of the seeds, and what is said below it. -> str"""
+def beside_table(rows):
     head = ["seed", "grpo.py, s a step", "pretrained.py, s a step", "ratio",
             "reward, step 1", f"step {STEPS}, grpo.py", f"step {STEPS}, pretrained.py",
             "steps with equal rewards"]
-    rows = []
-    for one in found:
-        ours = one["runs"]["grpo.py"]
-        theirs = one["runs"][EXAMPLE]
-        rows.append([one["seed"], f"{ours['median']:.3f}", f"{theirs['median']:.3f}",
-                     f"{one['ratio']:.2f}", f"{ours['rewards'][0]:.3f}",
-                     f"{ours['rewards'][-1]:.3f}", f"{theirs['rewards'][-1]:.3f}",
-                     f"{one['equal_rewards']} of {STEPS}"])
     return (f"{table(head, rows)}\nFrom one base, by turns; 32 prompts, 8 completions of each; "
             f"one thread. Seconds: the median of steps 2 to {STEPS}. {MACHINE}.\n")
 
 
 # ---- 2. larger models ------------------------------------------------------------------------
 
-def save_random(folder, shape):
+def save_random(folder, *shape):
     """Write a Llama with random weights, which reads bytes. What ends a text is no token that it
     can write, so that completions have all their tokens. -> its number of parameters"""
     import transformers
     transformers.logging.disable_progress_bar()
+    size, layers, heads, inner = shape
     config = transformers.LlamaConfig(
         vocab_size=grpo.VOCAB_SIZE, tie_word_embeddings=True, bos_token_id=None,
-        eos_token_id=None, **shape)
+        eos_token_id=None, hidden_size=size, num_hidden_layers=layers, num_attention_heads=heads,
+        intermediate_size=inner)
     transformers.set_seed(0)
     model = transformers.LlamaForCausalLM(config)
     model.generation_config.eos_token_id = grpo.VOCAB_SIZE
@@ -123,86 +106,51 @@ def save_random(folder, shape):
     return model.num_parameters()
 
 
-def apart(function, *args):
-    """What a function returns, in a process of its own. The peak of a process that we start begins
-    with the memory that we hold; so we hold less than what it needs for its imports."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(function, *args).result()
+def weigh(*words):
+    """Run a command. Exits as it does if it fails. -> the most memory that a process of it held, in
+    MB, or that we hold, with which its peak begins"""
+    process = subprocess.Popen(map(str, words), cwd=ROOT, stdout=subprocess.DEVNULL)
+    _, status, usage = os.wait4(process.pid, 0)         # of the processes that it started, too
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode != 0:
+        raise SystemExit(process.returncode)
+    return usage.ru_maxrss * MEGABYTES
 
 
-def weigh(words, num_processes=1):
-    """Run Python with these words, in several processes as torchrun starts them. Exits as they do
-    if one fails. -> the most memory that one of them held, in MB"""
-    words = [sys.executable, *(str(word) for word in words)]
-    settings = [{}]
-    if num_processes > 1:
-        with socket.create_server(("localhost", 0)) as server:
-            port = server.getsockname()[1]              # a free one
-        settings = [{"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_processes),
-                     "MASTER_ADDR": "localhost", "MASTER_PORT": str(port),
-                     "TORCHELASTIC_RUN_ID": "real"} for rank in range(num_processes)]
-    workers = []
-    peaks = []
-    try:
-        for setting in settings:
-            workers.append(subprocess.Popen(
-                words, cwd=ROOT, env=os.environ | setting, stdout=subprocess.DEVNULL))
-        for worker in workers:
-            _, status, usage = os.wait4(worker.pid, 0)
-            worker.returncode = os.waitstatus_to_exitcode(status)
-            if worker.returncode != 0:
-                raise SystemExit(worker.returncode)
-            peaks.append(usage.ru_maxrss * MEGABYTES)
-    finally:
-        for worker in workers:
-            worker.kill()                               # both leave alone what has ended
-            worker.wait()
-    return max(peaks)
-
-
-def measure_sizes(work):
-    """Each size in each variant. -> a dict for each"""
-    found = []
+def measure_sizes(work, imports):
+    """Each size in each variant. -> rows of the table"""
+    rows = []
+    spawn = multiprocessing.get_context("spawn")        # so that we hold no model
     for number, shape in enumerate(SHAPES):
         model = Path(work, f"random-{number}")
-        parameters = apart(save_random, model, shape)
-        for variant, (num_processes, flags) in VARIANTS.items():
-            folder = Path(work, f"size-{len(found)}")
+        with ProcessPoolExecutor(1, spawn) as pool:
+            parameters = pool.submit(save_random, model, *shape).result()
+        for variant, (launcher, flags) in VARIANTS.items():
+            folder = Path(work, f"size-{len(rows)}")
             print(f"{parameters:,} parameters, {variant}", flush=True)
-            words = [EXAMPLE, "--model", model, *SIZE_JOB, *flags, "--output_dir", folder]
-            peak = weigh(words, num_processes)
-            seconds = curve(folder, "step_time")
-            found.append({"parameters": parameters, "variant": variant, "seconds": seconds,
-                          "median": median_step(seconds), "peak_MB": peak})
-    return found
+            peak = weigh(*launcher, EXAMPLE, "--model", model, *SIZE_JOB, *flags,
+                         "--output_dir", folder)
+            rows.append([f"{parameters:,}", variant, f"{median_step(folder):.2f}",
+                         f"{peak:.0f}", f"{peak - imports:.0f}"])
+    return rows
 
 
-def sizes_table(found, imports):
-    """The table of sizes and variants, and what is said below it. -> str"""
+def sizes_table(rows, imports):
     head = ["parameters", "variant", "s a step", "peak of a process, MB", "without imports, MB"]
-    rows = []
-    for one in found:
-        rows.append([f"{one['parameters']:,}", one["variant"], f"{one['median']:.2f}",
-                     f"{one['peak_MB']:.0f}", f"{one['peak_MB'] - imports:.0f}"])
     return (f"{table(head, rows)}\nA process that only imports what the others import has a peak "
             f"of {imports:.0f} MB. A step: 8 prompts, 8 completions of each, all of 48 tokens, "
-            "since what ends a text is no token of these models; micro-batches of 8. Each reward "
-            "is 0: `--loss_type bnpo` has gradients computed all the same, and they are 0. Seconds:"
-            f" the median of steps 2 to {SIZE_STEPS}; one process with two threads, or two with "
-            f"one. {MACHINE}.\n")
+            "since what ends a text is no token of these models; micro-batches of 8; with a "
+            f"reference, for `--beta 0.001`. Seconds: the median of steps 2 to {SIZE_STEPS}; one "
+            f"process with two threads, or two with one. {MACHINE}.\n")
 
 
 def main():
     if importlib.util.find_spec("transformers") is None:
         common.fail("transformers is missing: pip install -r examples/requirements.txt")
-    load = os.getloadavg()[0]
-    if load > 0.5:
-        print(f"others use this machine (load {load:.1f}): all will be slow, and two threads on "
-              "two cores several times slower", flush=True)
     with tempfile.TemporaryDirectory() as work:
         beside = measure_beside(work)
-        imports = weigh(["-c", IMPORTS])
-        sizes = measure_sizes(work)
+        imports = weigh(*ALONE, "-c", IMPORTS)
+        sizes = measure_sizes(work, imports)
     record("real", beside=beside, imports_MB=imports, sizes=sizes)
     put("beside", beside_table(beside), "real")
     put("sizes", sizes_table(sizes, imports), "real")

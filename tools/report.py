@@ -6,14 +6,16 @@ from config.json, metrics.jsonl, samples.jsonl, evaluation.jsonl and summary.jso
 may be missing, as after a kill. Only curve.png needs a package, matplotlib.
 """
 import argparse
+import dataclasses
 import html
+import importlib
 import json
 import math
 import re
 import shlex
-import signal
-import sys
 from pathlib import Path
+
+import common
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 # The panels of curve.png: a title, and what is drawn: name in metrics.jsonl -> label.
@@ -67,34 +69,45 @@ def read_log(path, *keys):
     return records
 
 
-def read_config(folder):
-    """The command of a run, and its flags and versions. ValueError if the folder is no run's.
-    -> str, dict"""
+def import_script(name):
+    """The module of a script of this repository, or of its examples. ValueError if there is none of
+    this name."""
+    for package in ("", "examples"):
+        path = common.HERE / package / name
+        if path.name == name and path.suffix == ".py" and path.is_file():
+            module = importlib.import_module(f"{package}.{path.stem}".lstrip("."))
+            if hasattr(module, "main"):
+                return module
+    raise ValueError(f"{name!a} is no script of this repository")
+
+
+def command(name, flags):
+    """What starts such a run: the script, and the flags that are not as it has them. -> str"""
     try:
-        record = loads((folder / "config.json").read_text(encoding="utf-8"))
-        script = record["script"]
-        is_example = (TEMPLATE.parent.parent / "examples" / script).is_file()
-        command = shlex.join([
-            "python", f"examples/{script}" if is_example else script, *record["argv"]])
-        python, *_ = record["python"].split()
-        versions = {"script": record["script"], "python": python, "torch": record["torch"]}
-        return command, versions | record["config"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise ValueError(f"{folder}: has no readable config.json; "
-                         "name the folder of a run") from None
+        script = import_script(name)
+    except (ImportError, ValueError):
+        return shlex.join(["python", name])
+    words = ["python", script.__name__.replace(".", "/") + ".py"]
+    for field in dataclasses.fields(script.Config):
+        value = flags.get(field.name, field.default)
+        if isinstance(value, bool) and value != field.default:
+            words.append(f"--{field.name}" if value else f"--no-{field.name}")
+        elif value != field.default:
+            words += [f"--{field.name}", str(value)]
+    return shlex.join(words)
 
 
 def read_run(folder):
-    """What the report tells of one run. ValueError if the folder is no run's. -> dict"""
+    """What the report tells of one run. Exits with one line if the folder is no run's. -> dict"""
     folder = Path(folder)
-    command, config = read_config(folder)
+    script, flags = common.read_config(folder)
     summary = None
     if (folder / "summary.json").exists():
         summary = loads((folder / "summary.json").read_text(encoding="utf-8"))
     return {
         "name": folder.resolve().name,
-        "command": command,
-        "config": config,
+        "command": command(script, flags),
+        "config": {"script": script} | flags,
         "summary": summary,
         "metrics": read_log(folder / "metrics.jsonl", "step"),
         "samples": read_log(folder / "samples.jsonl", "step", "prompt", "completions"),
@@ -208,10 +221,10 @@ def draw_metric(axis, lines, name, label):
 # ---- 4. the command --------------------------------------------------------------------------
 
 def main(argv=None):
-    """Write one report on the runs that `argv` names. Exits with one line, code 2, if a folder is
-    no run's."""
+    """Write one report on the runs that `argv` names."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.error = common.fail
     parser.add_argument("runs", nargs="+", metavar="RUN",
                         help="run folder; the first gets the report")
     parser.add_argument("--output", metavar="FILE", help="write there instead")
@@ -219,11 +232,8 @@ def main(argv=None):
     try:
         print(write_report(*args.runs, output=args.output))
     except (OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        common.fail(error)
 
 
 if __name__ == "__main__":
-    if hasattr(signal, "SIGPIPE"):          # a closed pipe (| head -1) ends it without a traceback
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-    main()
+    common.start(main)

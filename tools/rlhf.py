@@ -6,44 +6,35 @@ picture shows on one axis the reward that PPO maximizes (the proxy), the true ac
 to the base. Writes docs/rlhf.json, docs/rlhf.png and, between its marks in docs/pipelines.md, a
 table.
 """
-import tempfile
-from pathlib import Path
-
 import common
-from tools.runs import curve, note, picture, put, record, run, table
+from tools.runs import note, publish, run_all
 
-STEPS = 60
 SEEDS = (0, 1, 2)
-RUNS = {"no penalty": ["--beta", 0], "--beta 0.1": ["--beta", 0.1]}
+PPO = ["ppo.py", "--reward", "model", "--stop_at", 2, "--max_steps", 60]
+RUNS = {"no penalty": [*PPO, "--beta", 0], "--beta 0.1": [*PPO, "--beta", 0.1]}
 LINES = {"proxy reward": "reward", "true accuracy": "accuracy", "KL to the base": "kl"}
 HEAD = ["PPO", "seed", "best step", "true accuracy: at first", "at best", "at the end",
         "proxy: at first", "at best", "at the end", "KL to the base, a token",
         "greedy, held out"]
 
 
-def train(folder, seed, flags, work):
-    """Run PPO against the reward model. -> its summary, and the LINES of its curves by label"""
-    summary = run("ppo.py", folder, "--reward", "model", "--stop_at", 2, "--max_steps", STEPS,
-                  "--seed", seed, *flags, cwd=work)
-    return summary, {label: curve(folder, metric) for label, metric in LINES.items()}
-
-
-def row(name, seed, lines, summary):
+def row(name, seed, result):
     """The cells of a run: how it began, where the true accuracy was best, how it ended. -> list"""
-    accuracy = lines["true accuracy"]
+    accuracy = result["accuracy"]
     best = accuracy.index(max(accuracy))
     cells = [name, seed, best + 1]
-    for line in (accuracy, lines["proxy reward"]):
+    for line in (accuracy, result["reward"]):
         cells += [f"{line[0]:.2f}", f"{line[best]:.2f}", f"{line[-1]:.2f}"]
-    cells.append(f"{lines['KL to the base'][-1]:.2f}")
-    cells.append(f"{summary['trained']['greedy']:.3f}")
+    cells.append(f"{result['kl'][-1]:.2f}")
+    cells.append(f"{result['summary']['trained']['greedy']:.3f}")
     return cells
 
 
-def panel(name, lines):
+def panel(name, result):
     """A function that draws the curves of a run into an axis."""
     def fill(axis):
-        for label, line in lines.items():
+        for label, metric in LINES.items():
+            line = result[metric]
             axis.plot(range(1, len(line) + 1), line, label=label)
         axis.set(title=f"PPO against a reward model, {name}", xlabel="step", ylim=(-0.05, 1.4))
         if name == list(RUNS)[-1]:                      # where there is room
@@ -52,23 +43,14 @@ def panel(name, lines):
 
 
 def main():
-    rows = []
-    panels = []
-    results = {}
-    with tempfile.TemporaryDirectory() as work:
-        for seed in SEEDS:
-            for name, flags in RUNS.items():
-                folder = Path(work, f"rlhf-{len(rows)}")
-                summary, lines = train(folder, seed, flags, work)
-                rows.append(row(name, seed, lines, summary))
-                results[f"{name}, seed {seed}"] = {"summary": summary, "curve": lines}
-                if seed == SEEDS[0]:
-                    panels.append(panel(name, lines))
-    record("rlhf", results=results)
-    picture("rlhf", panels, width=5)
-    said = note([result["summary"] for result in results.values()], SEEDS, "from one base")
+    results = run_all(RUNS, SEEDS, LINES.values(), at_once=1)
+    rows = [row(name, seed, results[name][number])
+            for number, seed in enumerate(SEEDS) for name in RUNS]
+    panels = [panel(name, runs[0]) for name, runs in results.items()]
+    summaries = [result["summary"] for runs in results.values() for result in runs]
+    said = note(summaries, SEEDS, "from one base")
     remark = "All but the last column: of the samples trained on."
-    put("rlhf", f"{table(HEAD, rows)}\n{remark} {said}", "rlhf")
+    publish("rlhf", HEAD, rows, f"{remark} {said}", panels, width=5, results=results)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,18 @@
-"""What the tools that measure have in common: start a script, read what it left, write down what
-was found in docs/ and, between its marks, on the page that has them, README.md or one in docs/."""
+"""What the tools that measure have in common: run scripts, read what they left, write down what was
+found in docs/ and, between its marks, on the page that has them, README.md or one in docs/."""
+import concurrent.futures
+import functools
 import json
 import os
 import platform
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+
+import torch
+
+import common
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -40,6 +47,58 @@ def read_log(folder, name):
 def curve(folder, name):
     """The values of a metric of a run, step by step; None where it was not logged. -> list"""
     return [line.get(name) for line in read_log(folder, "metrics")]
+
+
+def run_all(variants, seeds, metrics=("reward",), at_once=0, seeded=("--seed",), look=None):
+    """Run {name: [script, flag, value ...]} with each seed, the value of the flags `seeded`;
+    `at_once` of them side by side, or as many as there are cores; 1 if seconds matter. -> {name:
+    [result of each seed]}; a result is a dict: the summary, for each of `metrics` its values step
+    by step, and what look(name, folder) finds"""
+    with tempfile.TemporaryDirectory() as work:
+        make_base(next(iter(variants.values())))        # which most of them share
+
+        def result(name, script, flags, seed):
+            folder = Path(work, f"{name}-s{seed}".replace(" ", "-"))
+            flags = [word for flag in seeded for word in (flag, seed)] + flags
+            summary = run(script, folder, *flags, quiet=True)
+            curves = {metric: rounded(curve(folder, metric)) for metric in metrics}
+            return {"summary": summary} | curves | (look(name, folder) if look else {})
+
+        with concurrent.futures.ThreadPoolExecutor(at_once or os.cpu_count()) as pool:
+            futures = {name: [pool.submit(result, name, script, flags, seed) for seed in seeds]
+                       for name, (script, *flags) in variants.items()}
+            return {name: [future.result() for future in waiting]
+                    for name, waiting in futures.items()}
+
+
+def rounded(values):
+    """Numbers with five decimals, None where there was none. -> list"""
+    return [None if value is None else round(value, 5) for value in values]
+
+
+BASE_RUN = ["--max_steps", "0", "--num_eval_problems", "1", "--num_eval_samples", "1"]
+
+
+def make_base(variant):
+    """Make the base of a variant, or find it in runs/base/. -> its weights"""
+    script, *flags = variant
+    return base_weights(script, tuple(base_flags(flags)))
+
+
+@functools.cache
+def base_weights(script, flags):
+    with tempfile.TemporaryDirectory() as work:
+        run(script, Path(work, "base"), *flags, *BASE_RUN, quiet=True)
+        return torch.load(Path(work, "base", "base.pt"), weights_only=True)["policy"]
+
+
+def base_flags(flags):
+    """Those of the flags that shape the task or the base, with their values. -> list"""
+    kept = []
+    for name, value in zip(flags, flags[1:]):
+        if str(name)[2:] in ("task", *common.Base.__annotations__):
+            kept += [name, value]
+    return kept
 
 
 # ---- 2. docs/ --------------------------------------------------------------------------------
@@ -107,6 +166,15 @@ def note(summaries, seeds, bases, problems=""):
     numbers = ", ".join(str(seed) for seed in seeds)
     return (f"Held-out problems, all different: {problems}; {word} {numbers}, {bases}; "
             f"{span(steps, 'd')} steps; {MACHINE}.\n")
+
+
+def publish(name, head, rows, said, panels=(), width=4.2, **found):
+    """Write down a table of runs: what was found in docs/NAME.json, docs/NAME.png if it has panels,
+    and the table, with what is said below it, between its marks."""
+    record(name, **found)
+    if panels:
+        picture(name, panels, width)
+    put(name, f"{table(head, rows)}\n{said}", name)
 
 
 def put(name, text, target):

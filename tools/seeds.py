@@ -34,21 +34,18 @@ def row(seed, summary):
 
 def example(printed):
     """What README.md shows of a run's console: the base, the first step and its samples, the last
-    step, what has changed. -> str"""
+    step, the last evaluation, and the end. -> str"""
     lines = printed.splitlines()
 
-    def find(pattern):
-        """The numbers of the lines that match."""
-        return [number for number, line in enumerate(lines) if re.match(pattern, line)]
+    def last(pattern):
+        """The number of the last line that matches."""
+        return max(number for number, line in enumerate(lines) if re.match(pattern, line))
 
-    base = find("base, ")[0]
-    head = find(" step ")[0]
-    last_step = find(" *[0-9]+ +[0-9.]+ ")[-1]
-    scores = find(" +base trained")[0]
-    greedy = find(" +greedy ")[0]
-    end = find("[0-9]+ steps, ")[0]
-    shown = [lines[base], *lines[head:head + 4], "  ...", lines[last_step],
-             lines[scores], lines[greedy], *lines[end:end + 2]]
+    head = last(" step ")
+    step = last(" *[0-9]+ +[0-9.]+ ")
+    end = last("[0-9]+ steps, ")
+    shown = [lines[last("base: ")], *lines[head:head + 4], "  ...", lines[step],
+             lines[last("held out: ")], *lines[end:]]
     return "```\n" + "\n".join(shown) + "\n```\n"
 
 
@@ -59,7 +56,6 @@ def run_seed(seed, is_first):
         done = subprocess.run(command, cwd=empty, check=True, stdout=subprocess.PIPE, text=True)
         folder = Path(empty, f"runs/grpo-arithmetic-s{seed}")
         if is_first:
-            DOCS.mkdir(exist_ok=True)
             put("example", example(done.stdout), "seeds")
             shutil.copyfile(folder / "curve.png", DOCS / "curve.png")
         return read_summary(folder)

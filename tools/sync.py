@@ -11,8 +11,6 @@ Docstrings, imports, comments that stand alone and the order of definitions are 
 """
 import ast
 import difflib
-import os
-import shutil
 import signal
 import sys
 from pathlib import Path
@@ -40,22 +38,6 @@ def split(source):
     return lesson + "\n", MARKER + rest
 
 
-def names(node):
-    """The names that a top-level statement defines. -> list of str"""
-    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-        return [node.name]
-    if isinstance(node, ast.Assign):
-        targets = node.targets
-    elif isinstance(node, (ast.AnnAssign, ast.AugAssign)):
-        targets = [node.target]
-    else:
-        return []
-    found = []
-    for target in targets:
-        found += [part.id for part in ast.walk(target) if isinstance(part, ast.Name)]
-    return found
-
-
 class Piece(NamedTuple):
     """The text of a top-level statement, and its lines, counted from 0: first <= line < end."""
     first: int
@@ -64,26 +46,25 @@ class Piece(NamedTuple):
 
 
 def pieces(lesson):
-    """The pieces of a text by the names that they define. -> dict of str -> Piece"""
+    """The functions, classes and assignments of a text. -> dict of name -> Piece"""
     lines = lesson.split("\n")
     found = {}
     for node in ast.parse(lesson).body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            name = node.name
+        elif isinstance(node, ast.Assign):
+            name = ast.unparse(node.targets[0])
+        else:
+            continue
         decorators = getattr(node, "decorator_list", [])
         first = min(part.lineno for part in [node, *decorators]) - 1
         while first > 0 and lines[first - 1].startswith("#"):   # a comment directly above it
             first -= 1
-        text = "\n".join(lines[first:node.end_lineno])
-        for name in names(node):
-            found[name] = Piece(first, node.end_lineno, text)
+        found[name] = Piece(first, node.end_lineno, "\n".join(lines[first:node.end_lineno]))
     return found
 
 
 # ---- 2. two scripts --------------------------------------------------------------------------
-
-def shared_names(one, other):
-    """The names that both dicts of pieces have and that are no lessons. -> sorted list"""
-    return sorted(one.keys() & other.keys() - LESSONS)
-
 
 def drifted(one, other):
     """What two scripts should have in common, but have in different texts. -> list of names"""
@@ -91,7 +72,8 @@ def drifted(one, other):
     other_lesson, other_machinery = split(other)
     here = pieces(lesson)
     there = pieces(other_lesson)
-    found = [name for name in shared_names(here, there) if here[name].text != there[name].text]
+    shared = sorted(here.keys() & there.keys() - LESSONS)
+    found = [name for name in shared if here[name].text != there[name].text]
     if machinery != other_machinery:
         found.append(MACHINERY)
     return found
@@ -103,24 +85,11 @@ def sync(source, target):
     lesson, machinery = split(source)
     old_lesson, _ = split(target)
     here = pieces(lesson)
-    there = pieces(old_lesson)
-    shared = shared_names(here, there)
-
-    # a statement may define several names, and is then replaced once
-    new_texts = {}
-    for name in shared:
-        new_texts[there[name].first, there[name].end] = here[name].text
     lines = old_lesson.split("\n")
-    for first, end in sorted(new_texts, reverse=True):      # from below: line numbers above stay
-        lines[first:end] = new_texts[first, end].split("\n")
-    new_lesson = "\n".join(lines)
-
-    num_source_pieces = len({here[name] for name in shared})
-    if num_source_pieces != len(new_texts) or pieces(new_lesson).keys() != there.keys():
-        unlike = [name for name in shared if here[name].text != there[name].text]
-        raise ValueError("what one statement defines here, several define there; make these alike "
-                         f"by hand: {', '.join(unlike)}")
-    return new_lesson + machinery
+    for name, piece in reversed(pieces(old_lesson).items()):    # line numbers above stay
+        if name in here and name not in LESSONS:
+            lines[piece.first:piece.end] = here[name].text.split("\n")
+    return "\n".join(lines) + machinery
 
 
 def body(source):
@@ -137,58 +106,38 @@ def difference(one, other):
 
 # ---- 3. the commands -------------------------------------------------------------------------
 
-def present():
-    """The scripts that are there; a copy of the repository may lack some."""
-    return [name for name in SCRIPTS if (ROOT / name).is_file()]
-
-
 def read(word):
     """The text of a script, which may be named without .py. ValueError if it cannot be used."""
     name = word.removesuffix(".py") + ".py"
-    if name not in present():
-        raise ValueError(f"{word!r} is none of the scripts, {', '.join(present())}")
+    if name not in SCRIPTS:
+        raise ValueError(f"{word!r} is none of the scripts, {', '.join(SCRIPTS)}")
     source = (ROOT / name).read_text()
     try:
         ast.parse(source)
         split(source)
-    except SyntaxError as error:
-        raise ValueError(f"{name}, line {error.lineno}: {error.msg}") from None
-    except ValueError as error:
+    except (SyntaxError, ValueError) as error:
         raise ValueError(f"{name}: {error}") from None
     return source
-
-
-def write(path, text):
-    """Write the whole text or nothing of it, and keep the permissions of the file."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    part.write_text(text)
-    shutil.copymode(path, part)
-    os.replace(part, path)
-
-
-def print_difference(one, other):
-    """Print what `other` does differently, and how many lines that takes."""
-    lines = difference(read(one), read(other))
-    print(*lines, f"{len(lines)} lines", sep="\n")
 
 
 def repair(word):
     """Copy what scripts share from one into the others, and print what was done. Nothing is
     written before it is known that all scripts can be."""
     source = read(word)
-    old = {name: read(name) for name in present()}
+    old = {name: read(name) for name in SCRIPTS}
     new = {name: sync(source, text) for name, text in old.items()}
-    for name, text in old.items():
-        print(f"{name}: {', '.join(drifted(source, text)) or 'in step'}")
-        if new[name] != text:
-            write(ROOT / name, new[name])
+    for name in SCRIPTS:
+        print(f"{name}: {', '.join(drifted(source, old[name])) or 'in step'}")
+        if new[name] != old[name]:
+            (ROOT / name).write_text(new[name])
 
 
 def main(words):
     """Exits with 2 and one line on stderr if words or scripts make no sense."""
     try:
         if len(words) == 3 and words[0] == "--diff":
-            print_difference(words[1], words[2])
+            lines = difference(read(words[1]), read(words[2]))
+            print(*lines, f"{len(lines)} lines", sep="\n")
         elif len(words) == 1 and words[0] != "--diff":
             repair(words[0])
         else:

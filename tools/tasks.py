@@ -12,12 +12,10 @@ import math
 import re
 import subprocess
 import sys
-import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import common
-from tools.runs import DOCS, ROOT, joined, note, put, read_log, read_summary, record, run, table
+from tools.runs import DOCS, ROOT, joined, note, put, read_log, read_summary, record, run_all, table
 
 SEEDS = (0, 1, 2)
 CALL = re.compile("<search>[^<]+</search>")
@@ -33,7 +31,7 @@ RUNS = {                                    # task: name of a row: script and fl
         "accuracy": ["grpo.py"],
         "fine": ["grpo.py", "--reward", "fine"],
         "coarse": ["grpo.py", "--reward", "coarse"],
-        "accuracy, tool tokens learned": ["grpo.py", "--mask_tool_tokens", "false"]}}
+        "accuracy, tool tokens learned": ["grpo.py", "--no-mask_tool_tokens"]}}
 # A program that runs grpo.py where the tool of lookup says nothing.
 SILENT_TOOL = f"""
 import sys
@@ -47,41 +45,35 @@ grpo.main(sys.argv[1:])
 
 # ---- 1. the runs -----------------------------------------------------------------------------
 
-def run_task(task, pool, work):
+def run_task(task):
     """All rows of a task, each with every seed. -> summaries, a list for each row"""
-    def start(number, command, seed):
-        script, *flags = command
-        flags = ["--task", task, "--seed", seed, "--base_seed", seed, *flags]
-        folder = run_folder(work, task, number, seed)
-        summary = run(script, folder, *flags, cwd=work, quiet=True)
-        return count_calls(folder, summary) if task == "lookup" else summary
-
-    futures = {}
-    for number, (name, command) in enumerate(RUNS[task].items()):
-        futures[name] = [pool.submit(start, number, command, seed) for seed in SEEDS]
-    results = {name: [future.result() for future in some] for name, some in futures.items()}
+    variants = {name: [*words, "--task", task] for name, words in RUNS[task].items()}
+    runs = run_all(variants, SEEDS, metrics=(), at_once=2, seeded=("--seed", "--base_seed"),
+                   look=look_at_calls if task == "lookup" else None)
+    results = {name: [result["summary"] for result in found] for name, found in runs.items()}
     if task == "lookup":
-        results["accuracy, then without the tool"] = [
-            evaluate_without_tool(run_folder(work, task, 0, seed), work) for seed in SEEDS]
+        silent = [result["silent"] for result in runs["accuracy"]]
+        results["accuracy, then without the tool"] = silent
     return results
 
 
-def run_folder(work, task, number, seed):
-    """Where row `number` of a task is run with a seed. -> Path"""
-    return Path(work, f"{task}-{number}-{seed}")
+def look_at_calls(name, folder):
+    """The summary of a run of lookup with how often it calls the tool; of the row "accuracy", also
+    that of the trained policy where the tool says nothing. -> dict"""
+    found = {"summary": count_calls(folder)}
+    if name == "accuracy":
+        silent = Path(f"{folder}-silent")
+        flags = ["--task", "lookup", "--init_from", folder, "--max_steps", "0"]
+        command = [sys.executable, "-c", SILENT_TOOL, *flags, "--output_dir", silent]
+        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        found["silent"] = count_calls(silent)
+    return found
 
 
-def evaluate_without_tool(folder, work):
-    """Evaluate the trained policy of a run where the tool says nothing. -> summary"""
-    silent = Path(f"{folder}-silent")
-    flags = ["--task", "lookup", "--init_from", folder, "--max_steps", "0", "--output_dir", silent]
-    subprocess.run([sys.executable, "-c", SILENT_TOOL, *flags], cwd=work, check=True)
-    return count_calls(silent, read_summary(silent))
-
-
-def count_calls(folder, summary):
+def count_calls(folder):
     """The summary of a run, with the score "calls": which share of the greedy answers kept in
     evaluation.jsonl call the tool. -> summary"""
+    summary = read_summary(folder)
     records = read_log(folder, "evaluation")
     for policy in ("base", "trained"):
         texts = [record[policy]["text"] for record in records]
@@ -115,60 +107,51 @@ def seconds(runs):
     return ", ".join(f"{time:.0f} s" for time in times)
 
 
-def countdown_table(results):
-    head = ["countdown", "pass@1, base", "pass@8, base", "pass@1", "pass@8", "greedy",
-            "times the base's pass@1", "training"]
-    rows = []
-    for name, runs in results.items():
-        rows.append([name,
-                     scores(runs, "base", "pass@1"),
-                     scores(runs, "base", "pass@8"),
-                     scores(runs, "trained", "pass@1"),
-                     scores(runs, "trained", "pass@8"),
-                     scores(runs, "trained", "greedy"),
-                     ratios(runs, ("trained", "pass@1"), ("base", "pass@1"), ".1f"),
-                     seconds(runs)])
-    return table(head, rows)
+def steps(runs):
+    return joined([summary["steps"] for summary in runs], "d")
 
 
-def gridworld_table(results):
-    head = ["gridworld", "return, base", "return", "best return", "of the best",
-            "optimal walks, greedy", "training"]
-    rows = []
-    for name, runs in results.items():
-        rows.append([name,
-                     scores(runs, "base", "return", ".2f"),
-                     scores(runs, "trained", "return", ".2f"),
-                     scores(runs, "trained", "best_return", ".2f"),
-                     ratios(runs, ("trained", "return"), ("trained", "best_return"), ".3f"),
-                     scores(runs, "trained", "greedy"),
-                     seconds(runs)])
-    return table(head, rows)
+def score(policy, name, form=".3f"):
+    """A column: this score of the runs of a row."""
+    return lambda runs: scores(runs, policy, name, form)
 
 
-def lookup_table(results):
-    head = ["lookup, reward", "pass@1, base", "calls the tool, base", "greedy", "pass@1",
-            "calls the tool", "steps"]
-    rows = []
-    for name, runs in results.items():
-        rows.append([name,
-                     scores(runs, "base", "pass@1"),
-                     scores(runs, "base", "calls", ".2f"),
-                     scores(runs, "trained", "greedy"),
-                     scores(runs, "trained", "pass@1"),
-                     scores(runs, "trained", "calls", ".2f"),
-                     joined([summary["steps"] for summary in runs], "d")])
-    return table(head, rows)
-
-
-TABLES = {"countdown": countdown_table, "gridworld": gridworld_table, "lookup": lookup_table}
+# task: the columns of its table, each a function of the runs of a row
+TABLES = {
+    "countdown": {
+        "pass@1, base": score("base", "pass@1"),
+        "pass@8, base": score("base", "pass@8"),
+        "pass@1": score("trained", "pass@1"),
+        "pass@8": score("trained", "pass@8"),
+        "greedy": score("trained", "greedy"),
+        "times the base's pass@1":
+            lambda runs: ratios(runs, ("trained", "pass@1"), ("base", "pass@1"), ".1f"),
+        "training": seconds},
+    "gridworld": {
+        "return, base": score("base", "return", ".2f"),
+        "return": score("trained", "return", ".2f"),
+        "best return": score("trained", "best_return", ".2f"),
+        "of the best":
+            lambda runs: ratios(runs, ("trained", "return"), ("trained", "best_return"), ".3f"),
+        "optimal walks, greedy": score("trained", "greedy"),
+        "training": seconds},
+    "lookup": {
+        "pass@1, base": score("base", "pass@1"),
+        "calls the tool, base": score("base", "calls", ".2f"),
+        "greedy": score("trained", "greedy"),
+        "pass@1": score("trained", "pass@1"),
+        "calls the tool": score("trained", "calls", ".2f"),
+        "steps": steps}}
+FIRST = {"countdown": "countdown", "gridworld": "gridworld", "lookup": "lookup, reward"}
 REMARKS = {"lookup": "Calls the tool: share of the first 64 greedy answers that do. "}
 
 
 def section(task, results):
     """The table of a task, and what is said below it. -> str"""
+    columns = TABLES[task]
+    rows = [[name, *(cell(runs) for cell in columns.values())] for name, runs in results.items()]
     said = note(sum(results.values(), []), SEEDS, "each with its own base")
-    return f"{TABLES[task](results)}\n{REMARKS.get(task, '')}{said}"
+    return f"{table([FIRST[task], *columns], rows)}\n{REMARKS.get(task, '')}{said}"
 
 
 def main(argv=None):
@@ -179,11 +162,9 @@ def main(argv=None):
     # the tables of tasks that are not run again stay
     kept = DOCS / "tasks.json"
     results = json.loads(kept.read_text())["results"] if kept.exists() else {}
-    with tempfile.TemporaryDirectory() as work, ThreadPoolExecutor(2) as pool:
-        for task in args.tasks:
-            results[task] = run_task(task, pool, work)
-            record("tasks", results=results)
-
+    for task in args.tasks:
+        results[task] = run_task(task)
+        record("tasks", results=results)
     sections = [section(task, results[task]) for task in RUNS if task in results]
     put("tasks", "\n".join(sections), "tasks")
 

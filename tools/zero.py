@@ -4,34 +4,32 @@ GRPO from the base, with a point for the right answer and a point for the format
 what becomes of format, accuracy and length. Writes docs/zero.json, docs/zero.png and, between its
 marks in docs/pipelines.md, a table.
 """
-import tempfile
-from pathlib import Path
-
 import common
-from tools.runs import curve, note, picture, put, record, run, table
+from tools.runs import note, publish, run_all
 
 SEEDS = (0, 1, 2)
+FLAGS = ["--reward", "accuracy+format"]
 LINES = {"accuracy": "accuracy", "format": "rewards/format/mean",
          "tokens": "completions/mean_length"}
 COLORS = {"accuracy": "tab:blue", "format": "tab:orange", "tokens": "tab:green"}
 HEAD = ["seed", "steps", "accuracy", "format", "tokens", "greedy, held out"]
 
 
-def row(seed, lines, summary):
+def row(seed, result):
     """The cells of a seed: the first step and the last. -> list"""
-    cells = [seed, len(lines["accuracy"])]
+    cells = [seed, result["summary"]["steps"]]
     for name, form in (("accuracy", ".2f"), ("format", ".2f"), ("tokens", ".0f")):
-        line = lines[name]
+        line = result[LINES[name]]
         cells.append(f"{line[0]:{form}} -> {line[-1]:{form}}")
-    cells.append(f"{summary['trained']['greedy']:.3f}")
+    cells.append(f"{result['summary']['trained']['greedy']:.3f}")
     return cells
 
 
-def panel(lines, names, title, top):
+def panel(result, names, title, top):
     """A function that draws some of the lines into an axis, which ends at `top`, if not None."""
     def fill(axis):
         for name in names:
-            line = lines[name]
+            line = result[LINES[name]]
             axis.plot(range(1, len(line) + 1), line, color=COLORS[name], label=name)
         axis.set(title=title, xlabel="step", ylim=(0, top))
         if len(names) > 1:
@@ -40,23 +38,13 @@ def panel(lines, names, title, top):
 
 
 def main():
-    rows = []
-    results = {}
-    with tempfile.TemporaryDirectory() as work:
-        for seed in SEEDS:
-            folder = Path(work, f"zero-{seed}")
-            flags = ["--reward", "accuracy+format", "--seed", seed]
-            summary = run("grpo.py", folder, *flags, cwd=work)
-            lines = {name: curve(folder, metric) for name, metric in LINES.items()}
-            results[seed] = {"summary": summary, "curve": lines}
-            rows.append(row(seed, lines, summary))
-    record("zero", results=results)
-    first = results[SEEDS[0]]["curve"]
-    picture("zero", [
-        panel(first, ["accuracy", "format"], "share of completions", top=1.02),
-        panel(first, ["tokens"], "tokens per completion", top=None)])
-    said = note([result["summary"] for result in results.values()], SEEDS, "from one base")
-    put("zero", f"{table(HEAD, rows)}\n{said}", "zero")
+    [results] = run_all({"zero": ["grpo.py", *FLAGS]}, SEEDS, LINES.values(), at_once=1).values()
+    first = results[0]
+    panels = [panel(first, ["accuracy", "format"], "share of completions", top=1.02),
+              panel(first, ["tokens"], "tokens per completion", top=None)]
+    rows = [row(seed, result) for seed, result in zip(SEEDS, results)]
+    said = note([result["summary"] for result in results], SEEDS, "from one base")
+    publish("zero", HEAD, rows, said, panels, results=results)
 
 
 if __name__ == "__main__":

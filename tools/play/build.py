@@ -87,13 +87,12 @@ def unpack(packed):
 def count_changed(script, cfg, task, weights, packed_weights):
     """Of NUM_CHECKED held-out problems, how many the same GPT answers otherwise with other weights,
     greedily. -> int"""
-    problems = list(common.held_out_problems(task, NUM_CHECKED))
-    prompts = script.encode_prompts([problem.prompt for problem in problems], task, cfg.device)
+    problems = common.held_out_problems(task, NUM_CHECKED)
     answers = []
     for state in (weights, packed_weights):
         policy = script.GPT(cfg)
-        policy.load_state_dict(state)
-        answers.append(script.rollout(policy, prompts, problems, task, cfg).tokens)
+        policy.load_state_dict(policy.state_dict() | state)
+        answers.append(script.complete(policy, task, cfg, problems).tokens)
     is_changed = (answers[0] != answers[1]).any(dim=1)
     return int(is_changed.sum())
 
@@ -101,28 +100,20 @@ def count_changed(script, cfg, task, weights, packed_weights):
 # ---- 2. the run ------------------------------------------------------------------------------
 
 def read_weights(folder, script, cfg):
-    """The weights of the base and of the trained policy of a run. ValueError if one of them cannot
-    be loaded. -> two dicts"""
-    trained = load_policy(folder, script, cfg).state_dict()
-    path = folder / "base.pt"
-    try:
-        base = common.load(path, cfg.device)
-        script.GPT(cfg).load_state_dict(base)
-    except Exception as error:              # a damaged file raises nearly anything
-        raise ValueError(f"{path}: holds no policy of this run "
-                         f"({type(error).__name__})") from None
-    return base, trained
+    """The weights of the base and of the trained policy of a run. -> two dicts"""
+    policies = [load_policy(folder, script, cfg, name) for name in ("base.pt", "checkpoint.pt")]
+    return [{name: weight.detach() for name, weight in policy.named_parameters()}
+            for policy in policies]
 
 
-def check_run(folder, config):
+def check_run(folder, name, flags):
     """ValueError for a run of which the page would not tell the truth."""
-    flags = config["config"]
     wanted = {"task": "arithmetic", "reward": "accuracy", "init_from": ""}
-    for name, value in wanted.items():
-        if flags[name] != value:
-            raise ValueError(f"{folder}: was trained with --{name} {flags[name]}; name a run of "
+    for flag, value in wanted.items():
+        if flags[flag].partition(":")[0] != value:          # arithmetic:3-7 is arithmetic
+            raise ValueError(f"{folder}: was trained with --{flag} {flags[flag]}; name a run of "
                              "arithmetic, from the base, that was rewarded for right answers alone")
-    if config["script"] == "dpo.py":
+    if name == "dpo.py":
         raise ValueError(f"{folder}: is a run of dpo.py, which learns from pairs; name a run of a "
                          "script that learns from rewards")
 
@@ -156,17 +147,17 @@ def read(folder):
     """All that the page has to know of a run. ValueError if there is no page to make of it. ->
     dict for JSON"""
     script, cfg = read_run(folder)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    check_run(folder, config)
-    run = {"script": config["script"], "batch_size": cfg.num_prompts * cfg.num_generations,
+    name, flags = common.read_config(folder)
+    check_run(folder, name, flags)
+    run = {"script": name, "batch_size": cfg.num_prompts * cfg.num_generations,
            "num_updates": cfg.num_iterations * cfg.num_mini_batches, **read_summary(folder)}
     task = common.load_task(cfg, script.verify)
     weights = read_weights(folder, script, cfg)
     packed = pack(*weights)
-    for name, state, packed_state in zip(("base", "trained"), weights, unpack(packed)):
+    for policy, state, packed_state in zip(("base", "trained"), weights, unpack(packed)):
         changed = count_changed(script, cfg, task, state, packed_state)
         if changed > 0:
-            raise ValueError(f"{folder}: packed, the policy {name} answers {changed} of "
+            raise ValueError(f"{folder}: packed, the policy {policy} answers {changed} of "
                              f"{NUM_CHECKED} problems otherwise; name another run")
     return {"cfg": sizes(script, cfg, task), "run": run, "packed": packed}
 
@@ -219,10 +210,3 @@ def made_anew(path):
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: is no page that tools/play has made, or a damaged one; "
                          f"name a run ({type(error).__name__})") from None
-
-
-def write(path, text):
-    """Write a page whole or, if the command is killed, not at all."""
-    beside = path.with_name(path.name + ".tmp")
-    beside.write_text(text, encoding="utf-8")
-    beside.replace(path)

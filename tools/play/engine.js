@@ -8,7 +8,7 @@
 // gradient, worked out by hand: linearBackward takes the gradient of what linear computes, and adds
 // to those of its inputs; so do the others. Tests compare all of it with torch.
 //
-// There is no Cache. All that is read lies in a Tree, in which the parent of a token is the token
+// There is no cache. All that is read lies in a Tree, in which the parent of a token is the token
 // before it. Texts that begin alike share their beginning, which is read once: the prompt of a
 // group, and a thought that several of its answers share. It is read when it is sampled, and what
 // was computed then is all that the gradient needs. That saves most of the work of a step.
@@ -132,7 +132,7 @@ function decode(ids, cfg) {
 }
 
 // ---- 6. the policy ---------------------------------------------------------------------------
-// There: rotate, Attention, MLP, Block, GPT, Cache; logprobs (here predict), score (readAgain and
+// There: rotate, Attention, MLP, Block, GPT; logprobs (here predict), score (readAgain and
 // logProbs); and of section 3, backward.
 
 // A matrix of some columns to which rows can be added; new ones are 0.
@@ -628,7 +628,7 @@ function backward(gradient, tree, completions, pushes) {
 }
 
 // ---- 7. rollouts -----------------------------------------------------------------------------
-// There: sample_token, rollout, completion_texts.
+// There: sample_token, rollout, and what complete() makes of it.
 
 // One token by inverse CDF, or the likeliest without a uniform number. (V) -> token
 function sampleToken(p, uniform) {

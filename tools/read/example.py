@@ -26,15 +26,13 @@ OLD_LOGPS = torch.tensor([[-1.6, -0.4, -0.7], [-0.9, -0.6, END],
 MOVED = torch.tensor([[0.5, -0.1, 0.1], [-0.4, 0.1, END], [0.4, -0.3, 0.1], [0.1, -0.1, END]])
 REF_LOGPS = OLD_LOGPS + torch.tensor([[-0.2, 0.1, 0.1], [0.1, -0.1, END],
                                       [-0.3, 0.0, 0.1], [0.2, -0.1, END]])
-LAGGED_LOGPS = OLD_LOGPS - torch.tensor([[0.3, 0.1, -0.2], [-0.1, 0.2, END],
-                                         [0.9, -0.1, 0.1], [0.1, -0.2, END]])
 TEACHER_LOGPS = torch.tensor([[-2.9, -1.2, -0.8], [-1.4, -2.1, END],
                               [-0.6, -0.3, -0.1], [-0.9, -1.7, END]])
 ENTROPY = torch.tensor([[0.9, 0.6, 0.8], [0.7, 0.5, END], [1.0, 0.8, 0.6], [0.9, 0.4, END]])
 VALUES = torch.tensor([[0.2, 0.1, 0.1], [0.3, 0.2, END], [0.4, 0.6, 0.8], [0.2, 0.1, END]])
 NEW_VALUES = VALUES + torch.tensor([[-0.1, 0.1, 0.0], [-0.3, 0.1, END],
                                     [0.3, 0.1, 0.1], [0.1, 0.0, END]])
-SQUARED_GRADIENTS = torch.tensor([2.0, 1.0, 4.0, 1.0])
+SQUARED_GRADIENTS = torch.tensor([[2.0, 1.0, 4.0, 1.0]])
 ROWS = torch.arange(4)
 
 # Flags with which lines run that do not by default, in the order of the code.
@@ -46,16 +44,11 @@ OF_GROUPS = """
     --loss_type dapo
     --loss_type cispo
     --loss_type sapo
-    --sampler_lag 1
-    --sampler_lag 1 --importance_sampling_correction truncate
-    --sampler_lag 1 --importance_sampling_correction mask
-    --sampler_lag 1 --importance_sampling_correction sequence_truncate
     --beta 0.04
     --beta 0.04 --kl_estimator k1
     --beta 0.04 --kl_estimator k2
     --beta 0.04 --kl_estimator k3_ratio
     --loss_type dr_grpo
-    --loss_type bnpo
     --mask_truncated_completions
 """
 VARIANTS = {
@@ -71,7 +64,7 @@ VARIANTS = {
     "ppo": """
         --length_adaptive
         --trust_region penalty
-        --trust_region trpo
+        --nll_coef 0.1
         --beta 0.02 --kl_target 0.01
         --beta 0.02 --kl_target 0.005""",
     "grpo": OF_GROUPS,
@@ -106,9 +99,9 @@ def make_batch(rewards=REWARDS):
     return common.Batch(
         tokens=torch.tensor([[5, 6, 7], [5, 7, 0], [8, 6, 7], [6, 7, 0]]), mask=MASK.clone(),
         logps=OLD_LOGPS.clone(), entropy=ENTROPY, lengths=MASK.sum(dim=1).long(),
-        problems=[None] * 4, prompts=ROWS[:, None], texts=[""] * 4, verdicts=[0.0, 0.0, 1.0, 0.0],
-        rewards=rewards.clone(), is_correct=REWARDS > 0,
-        is_truncated=torch.tensor([False, False, False, True]), pass_rates={})
+        is_truncated=torch.tensor([False, False, False, True]), problems=[None] * 4,
+        prompts=ROWS[:, None], texts=[""] * 4, verdicts=[0.0, 0.0, 1.0, 0.0],
+        is_correct=REWARDS > 0, rewards=rewards.clone(), pass_rates=[])
 
 
 # ---- what main does, on the example ----------------------------------------------------------
@@ -116,64 +109,41 @@ def make_batch(rewards=REWARDS):
 def run_groups(script, cfg, policy):
     """grpo.py and gspo.py."""
     batch = make_batch()
-    if cfg.overlong_buffer > 0:
+    if cfg.overlong_buffer > 0:                         # else it adds 0
         lengths = batch.lengths.view_as(batch.rewards)
         batch.rewards += script.overlong_penalty(
             lengths, cfg.max_completion_length, cfg.overlong_buffer)
     A = script.advantages(batch.rewards, cfg.scale_rewards).view(-1, 1)
-    if cfg.sampler_lag > 0:
-        batch.logps = LAGGED_LOGPS
-        script.correct_for_lag(Network(OLD_LOGPS), batch, cfg)
-    script.backward(policy, batch, REF_LOGPS, A, ROWS, cfg, cfg.entropy_coef)
+    script.backward(policy, batch, REF_LOGPS, A, ROWS, cfg)
 
 
 def run_reinforce(script, cfg, policy):
     batch = make_batch()
     teacher = Network(TEACHER_LOGPS) if cfg.teacher else None
-    rewards = script.token_rewards(teacher, batch, cfg)
-    A = script.compute_advantages(policy, Network(REF_LOGPS), batch, rewards, cfg)
-    script.backward(policy, batch, A, ROWS, cfg, cfg.entropy_coef)
+    rewards = script.token_rewards(common.Task(cfg), teacher, batch, cfg)
+    A, _ = script.compute_advantages(policy, Network(REF_LOGPS), batch, rewards, cfg)
+    script.backward(policy, batch, A, ROWS, cfg)
     script.kl(policy.numbers, REF_LOGPS)                # (4), of which a run has other uses
 
 
 def run_ppo(script, cfg, policy):
     batch = make_batch()
     script.kl(policy.numbers, REF_LOGPS)                # (4), of which a run has other uses
-    critic = Network(VALUES)
-    estimates = script.compute_advantages(
-        critic, Network(REF_LOGPS), batch, cfg, cfg.beta, cfg.critic_lam)
-    if cfg.trust_region == "trpo":
-        take_trpo_step(script, cfg, estimates.advantages)
-        return
+    A, returns, metrics = script.compute_advantages(
+        Network(VALUES), Network(REF_LOGPS), common.Task(cfg), batch, cfg, cfg.beta)
     policy.critic = Network(NEW_VALUES)                 # a part of it, where its gradient is found
     optimizer = torch.optim.SGD(policy.critic.parameters(), lr=0.0)
-    script.fit_critic(policy.critic, optimizer, batch, estimates, ROWS, cfg)
-    script.backward(
-        policy, batch, estimates.advantages, ROWS, cfg, cfg.entropy_coef, cfg.penalty_coef)
+    script.fit_critic(policy.critic, optimizer, batch, returns, cfg, "example")
+    script.backward(policy, batch, A, ROWS, cfg, cfg.penalty_coef)
     if cfg.kl_target > 0:
-        script.adapt_coefficient(cfg.beta, estimates.kl, cfg.kl_target)
-
-
-def take_trpo_step(script, cfg, A):
-    """TRPO on a policy whose only weights are the log-probs of the ten tokens."""
-    weights = OLD_LOGPS[MASK > 0].requires_grad_()                              # (10,)
-    old_logps = weights.detach().clone()
-
-    def objective():
-        log_rho = weights - old_logps
-        token_kl = script.kl(old_logps, weights)
-        return (log_rho.exp() * A[MASK > 0]).mean(), token_kl.mean()
-
-    script.trpo_step([weights], objective, cfg.max_kl, cfg.damping)
+        script.adapt_coefficient(cfg.beta, metrics["kl"], cfg.kl_target)
 
 
 def run_dpo(script, cfg, policy):
     batch = make_batch(GRADED)
-    reference = Network(REF_LOGPS)
     chosen, rejected = script.preferences(batch.rewards)
-    script.backward(policy, reference, batch, chosen, rejected, cfg)
-    batch.logps = policy.numbers.detach()               # it samples once more, the same answers
-    script.kl_to_base(reference, batch, cfg)
+    script.backward(policy, Network(REF_LOGPS), batch, chosen, rejected, cfg)
+    script.kl(policy.numbers, REF_LOGPS)                # (4), of which a run has other uses
 
 
 STORIES = {"reinforce": run_reinforce, "ppo": run_ppo, "grpo": run_groups, "gspo": run_groups,
@@ -183,13 +153,12 @@ STORIES = {"reinforce": run_reinforce, "ppo": run_ppo, "grpo": run_groups, "gspo
 # What is given, as the page shows it.
 COMMON = {"mask": MASK, "old_logps": OLD_LOGPS, "logps": OLD_LOGPS + MOVED, "ref_logps": REF_LOGPS,
           "entropy": ENTROPY}
-OF_SAMPLER = {"sampler_logps": LAGGED_LOGPS}
 INPUTS = {
     "reinforce": {"rewards": REWARDS} | COMMON | {
         "teacher": TEACHER_LOGPS, "sq_grad_norms": SQUARED_GRADIENTS},
     "ppo": {"rewards": REWARDS} | COMMON | {"old_values": VALUES, "values": NEW_VALUES},
-    "grpo": {"rewards": REWARDS} | COMMON | OF_SAMPLER,
-    "gspo": {"rewards": REWARDS} | COMMON | OF_SAMPLER,
+    "grpo": {"rewards": REWARDS} | COMMON,
+    "gspo": {"rewards": REWARDS} | COMMON,
     "dpo": {"rewards": GRADED, "mask": MASK, "logps": OLD_LOGPS + MOVED, "ref_logps": REF_LOGPS}}
 
 

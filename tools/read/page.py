@@ -288,8 +288,6 @@ GIVEN = ("What a network would compute is given: <code>old_logps</code> are the 
 EXPLAINED = {
     "reinforce": " Without a baseline only the right answer has a gradient, and the loss is made "
                  "of its tokens alone: the others have empty boxes.",
-    "ppo": " With <code>--trust_region trpo</code>, the policy has no other weights than its ten "
-           "log-probs.",
     "dpo": " The rewards make two pairs, o<sub>1</sub> chosen over o<sub>3</sub> and o<sub>2</sub> "
            "over o<sub>4</sub>. What belongs to a pair stands in the box of its chosen answer."}
 CLIP_WORDS = ' <i class="hit">Marked</i>: tokens at which the clip stops the gradient.'

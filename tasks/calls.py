@@ -1,0 +1,90 @@
+"""Completions into which an environment inserts text, behind the call tokens of a task.
+
+What it responds takes the place of the tokens that would be sampled next. A policy did not choose
+them, so they have no part in a loss: the mask is 0.0 there. The functions of the script, such as
+sample_token, are found by the class of the model, or by the task.
+"""
+import sys
+from collections import deque
+
+import torch
+import torch.nn.functional as F
+
+
+@torch.no_grad()
+def rollout(task, model, prompts, problems, cfg, uniforms=None):
+    """What the script's rollout returns, and for rows without a call the same to the bit. With
+    --no-mask_tool_tokens the mask is 1.0 on inserted tokens, too.
+    -> tokens, mask, logps, entropy (B, T), lengths (B,)"""
+    script = sys.modules[type(model).__module__]
+    calls = call_ids(task, script)
+    B, T = len(prompts), cfg.max_completion_length
+    to_insert = [deque() for _ in range(B)]
+    cache = {}
+    hidden = script.read_prompts(model, prompts, cache)                         # (B, 1, D)
+    tokens = prompts.new_full((B, T), script.PAD)
+    mask, logps, entropy = hidden.new_zeros(3, B, T)
+    lengths = prompts.new_full((B,), T)
+    rows = torch.arange(B, device=prompts.device)               # (b,) those that have not ended
+    for t in range(T):
+        # a token for each row, sampled or inserted
+        logits = F.linear(hidden, model.embed.weight)                           # (b, 1, V)
+        row_uniforms = None if uniforms is None else uniforms[rows, t]
+        token = script.sample_token(logits[:, 0], row_uniforms, cfg.temperature)        # (b,)
+        is_sampled = torch.tensor([not to_insert[row] for row in rows.tolist()])
+        is_sampled = is_sampled.to(token.device)                                # (b,)
+        for i, row in enumerate(rows.tolist()):
+            if to_insert[row]:
+                token[i] = to_insert[row].popleft()
+        logp, H = script.logprobs(logits, token[:, None], cfg.temperature, cfg.kernel)  # (b, 1)
+        tokens[rows, t] = token
+        mask[rows, t] = (is_sampled | (not cfg.mask_tool_tokens)).to(mask)
+        logps[rows, t] = logp[:, 0].to(logps)
+        entropy[rows, t] = H[:, 0].to(entropy)
+
+        # the environment responds to calls
+        for row, i, was_sampled in zip(rows.tolist(), token.tolist(), is_sampled.tolist()):
+            if was_sampled and i in calls:
+                text = script.decode(tokens[row, :t + 1].tolist())
+                to_insert[row].extend(encode(task.respond(problems[row], text), script))
+
+        # go on with the rows that have not ended
+        goes_on = ~(is_sampled & (token == script.EOS))
+        lengths[rows[~goes_on]] = t + 1
+        rows = rows[goes_on]
+        if len(rows) == 0 or t == T - 1:
+            break
+        if not goes_on.all():
+            script.take(cache, goes_on)
+        hidden = model.hidden(token[goes_on, None], cache)                      # (b, 1, D)
+    return tokens, mask, logps, entropy, lengths
+
+
+def sampled_masks(task, examples, ids):
+    """For the tokens of each completion, 1.0 where a policy writes them, 0.0 where the environment
+    inserts them behind a call. list of (T,) -> list of (T,)"""
+    script = task.machinery
+    calls = call_ids(task, script)
+    masks = []
+    for example, row in zip(examples, ids):
+        mask = torch.ones(len(row), device=row.device)
+        t = 0
+        while t < len(row):
+            t += 1
+            if row[t - 1] in calls:
+                response = task.respond(example, script.decode(row[:t].tolist()))
+                num_inserted = len(encode(response, script))
+                mask[t:t + num_inserted] = 0.0
+                t += num_inserted
+        masks.append(mask)
+    return masks
+
+
+def call_ids(task, script):
+    """The token ids behind which the environment may respond. -> list"""
+    return [script.TOKENIZER.encode_single_token(text) for text in task.call_tokens]
+
+
+def encode(response, script):
+    """The token ids of what an environment inserts, which may be special tokens. -> list"""
+    return script.TOKENIZER.encode(response, allowed_special="all")

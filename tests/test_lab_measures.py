@@ -1,0 +1,837 @@
+"""What each experiment of the lab measures, held against a closed form or an enumeration."""
+import dataclasses
+import importlib.util
+import itertools
+import math
+import random
+import re
+import statistics
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import ROOT, TINY, f64, scripts
+from small_runs import INSTANT, arguments
+
+import common
+import grpo
+import ppo
+import reinforce
+from lab import (
+    bugs,
+    comparisons,
+    compute,
+    credit,
+    critic,
+    criticstart,
+    dpo,
+    exploration,
+    gae,
+    hacking,
+    kl,
+    klgradient,
+    languages,
+    length,
+    methods,
+    reuse,
+    seeds,
+    sharpen,
+    signal,
+    staleness,
+    states,
+    std,
+    tokens,
+    tools,
+    training,
+    trust,
+    variance,
+    zero,
+)
+from lab.compute import ANY, BEST, MAJORITY, WEIGHTED
+from tasks import gridworld, preferences
+
+with_ppo = scripts("ppo")
+
+
+def problem_of(prompt, answer="", work="", difficulty=0, task="arithmetic"):
+    return common.Problem(prompt, answer, work, difficulty, task=task)
+
+
+# ---- baselines -------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_variance_of_a_small_policy(rate):
+    """Without a baseline it is that of one output, divided by their number; means that hold the own
+    reward shrink the gradient, no other baseline does; no number has less variance than b*."""
+    found = variance.small_policy(rate)
+    p = f64([rate, (1 - rate) / 2, (1 - rate) / 2])
+    gradient = f64([1, 0, 0]) - p                           # of the right output
+    mean = rate * gradient
+    expected = (rate * gradient @ gradient - mean @ mean) / 6
+    assert found["none"] == [1, pytest.approx(expected.item(), abs=1e-5)]
+    parts = {name: part for name, (part, _) in found.items()}
+    assert parts.pop("mean") == pytest.approx(2 / 3, abs=1e-5)
+    assert parts.pop("batch") == pytest.approx(5 / 6, abs=1e-5)
+    assert parts == dict.fromkeys(["none", "rloo", "optimal", "known mean", "known b*"], 1)
+    least = found["known b*"][1]
+    assert least < min(found[name][1] for name in ("known mean", "none", "optimal"))
+
+
+@pytest.mark.parametrize("baseline, size", [("rloo", 4), ("rloo", 32), ("optimal", 4)])
+def test_variance_of_a_group_is_that_of_drawn_groups(baseline, size, monkeypatch):
+    """The baseline is from the group itself, or from all. Groups of 4 of 32 outputs vary by a
+    factor 28/32 less than those of any number of outputs."""
+    monkeypatch.setattr(variance, "DEALS", 100)
+    generator = torch.Generator().manual_seed(1)
+    gradients = torch.randn(32, 2, generator=generator).double() + f64([1, 0])
+    gradients *= torch.arange(32)[:, None] / 16             # of all lengths
+    norms = gradients.square().sum(dim=1)
+    rewards = (torch.arange(32) % 3 == 0).double()
+    rows = torch.rand(5000, 32, generator=generator).argsort(dim=1)
+    some = rows[:, :size]
+    A = reinforce.advantages(rewards[some], baseline, norms[some])[:, :4, None]
+    estimates = (A * gradients[rows[:, :4]]).mean(dim=1)
+    expected = estimates.var(dim=0).sum().item() * 32 / 28
+    found = variance.group_variance(gradients @ gradients.T, rewards, baseline, size, group=4)
+    assert found == pytest.approx(expected, rel=0.08)
+
+
+def enumerated_variance(policy, credit_of):
+    """The variance over all outputs of the gradient by the logits of all states, credit_of(output)
+    being what each of its actions is credited with. -> float"""
+    chances = []
+    gradients = []
+    for output in states.OUTPUTS:
+        chance = f64(1.0)
+        blocks = {prefix: f64([0, 0, 0]) for prefix in states.PREFIXES}
+        for t, action in enumerate(output):
+            p = policy[output[:t]]
+            chance = chance * p[action]
+            blocks[output[:t]] = credit_of(output)[t] * (states.EYE[action] - p)
+        chances.append(chance)
+        gradients.append(torch.cat([*blocks.values()]))
+    chances = torch.stack(chances)
+    gradients = torch.stack(gradients)
+    mean = chances @ gradients
+    return (chances @ (gradients - mean).square().sum(dim=1)).item()
+
+
+def test_states_variances_are_those_of_the_whole_gradient():
+    policy, rewards = states.make_policy(0, 1, 3)
+    V = states.values(policy, rewards)
+    best = states.best_single(policy, V, states.visits(policy))
+    none = enumerated_variance(policy, lambda o: [rewards[o]] * 3)
+    found = states.variances(0, 1, 3)
+    credits = {
+        "mean": lambda o: [rewards[o] - V[()]] * 3,
+        "b*": lambda o: [rewards[o] - best] * 3,
+        "V(s)": lambda o: [rewards[o] - V[o[:t]] for t in range(3)],
+        "Q - V": lambda o: [V[o[:t + 1]] - V[o[:t]] for t in range(3)]}
+    for way, credit_of in credits.items():
+        assert found[way] == pytest.approx(enumerated_variance(policy, credit_of) / none), way
+    assert found["b*(s)"] < min(found[way] for way in ("none", "mean", "b*", "V(s)"))
+
+
+# ---- values and credit -----------------------------------------------------------------------
+
+def test_gae_walks_are_all_that_may_happen():
+    chance, rewards, mask, _, A, moments, _ = gae.all_walks("A b3 3")
+    assert chance[:, 0].sum() == pytest.approx(1)
+    V, _ = gridworld.values("A b3 3", gae.SLIP, gae.uniform)
+    assert chance[:, 0] @ rewards.sum(dim=1) == pytest.approx(V[0]["b3"])
+    for moment in moments[mask > 0].unique():
+        here = (moments == moment) & (mask > 0)
+        assert (chance[here] @ A[here]).abs() < 1e-9        # better and worse moves balance
+
+
+def test_gae_error_and_bias_of_two_moves_are_as_by_hand():
+    """At moment 0, move 1 leads to moment 3, where the critic errs by 2, and move 2 to an end. The
+    first has an error of 2, of which half is bias, the second of 0; the error at moment 3 is -2,
+    the same for all moves there."""
+    columns = [[[0.5, 0.5], [0.5, 0]], [[1, 1], [1, 0]], [[1, 1], [1, 0]],
+               [[1.5, 1], [1.5, 0]], [[0.5, 0], [-0.5, 0]], [[0, 3], [0, 0]], [[1, 4], [2, 0]]]
+    error, bias = gae.gae_errors(f64(columns), f64([0, 0, 0, 2, 0]), 0.0)
+    assert error == pytest.approx((0.5 * 4 + 0 + 0.5 * 4) / 1.5)
+    assert bias == pytest.approx((0.5 + 0.5 + 0) / 1.5)
+
+
+@pytest.fixture
+def walks():
+    """Config, task and a batch of credit.py."""
+    cfg = ppo.Config(task="gridworld", device="cpu", hidden_size=16, num_attention_heads=2,
+                     num_hidden_layers=1, intermediate_size=16, num_prompts=4)
+    task = common.load_task(cfg, ppo.verify)
+    return cfg, task, credit.make_batch(task, cfg, 0)
+
+
+def test_credit_walks_earn_what_the_task_says_and_on_average_the_exact_value(walks):
+    _, _, batch = walks
+    for row, steps in enumerate(batch.steps):
+        moves = "".join(move for _, move, _ in steps)
+        episode = gridworld.play(problem_of(batch.texts[row]), moves)
+        assert [reward for _, _, reward in steps] == episode.rewards and episode.is_over
+        assert ppo.decode(batch.tokens[row, :len(moves)].tolist()) == moves
+    rng = random.Random(0)
+    returns = f64([sum(reward for _, _, reward in credit.walk("C c2 5", 0, "c2", rng))
+                   for _ in range(2000)])
+    V, _ = gridworld.values("C c2 5", 0.0, credit.half_skilled("C c2 5"))
+    assert (returns.mean() - V[0]["c2"]).abs() < 4 * returns.std() / 2000 ** 0.5
+
+
+def test_credit_of_exact_values_is_exact_and_a_critic_learns_them(walks, monkeypatch):
+    cfg, task, batch = walks
+    A, _ = ppo.gae(batch.token_rewards, batch.V, batch.mask, 1.0, 0.0)
+    torch.testing.assert_close(A, batch.A)
+    assert credit.agreement(A, batch) == [1, 1] and credit.value_error(batch.V, batch) == 0
+    monkeypatch.setattr(credit, "STEPS", 10)
+    cfg = dataclasses.replace(cfg, num_prompts=32, critic_learning_rate=0.02, cliprange_value=10.0)
+    _, errors = credit.train_critic(cfg, task, ppo.GPT(cfg))
+    first = credit.make_batch(task, cfg, 0)
+    assert errors[0] == credit.value_error(torch.zeros_like(first.V), first)
+    assert len(errors) == 10 and max(errors[-2:]) < 0.8 * errors[0], errors
+
+
+@pytest.fixture
+def sampled(talker):
+    """Of ppo.py: a policy, a task whose verifier likes completions with a character under 64,
+    Config, and a batch of the policy."""
+    cfg = common.parse_flags(ppo.Config, [
+        "--num_prompts", "2", "--num_generations", "2", "--hidden_size", "16",
+        "--max_completion_length", "4"])
+    task = common.load_task(cfg, lambda problem, text: float(any(ord(c) < 64 for c in text)))
+    task.machinery = ppo
+    policy = talker(cfg)
+    return policy, task, cfg, ppo.sample_batch(policy, task, cfg, 0)
+
+
+@with_ppo
+def test_tokens_values_are_those_of_the_rest_of_a_completion(sampled, monkeypatch):
+    """Before the last slot, the value is the sum over what can stand there."""
+    policy, task, cfg, batch = sampled
+    monkeypatch.setattr(tokens, "ROLLOUTS", (1, 8))
+    monkeypatch.setattr(tokens, "NUM_REFERENCE", 200)
+    reference, estimates = tokens.rollout_values(policy, task, cfg, batch)
+    last = cfg.max_completion_length - 1
+    rows = [row for row in range(4) if batch.lengths[row] > last]
+    assert rows, "no completion is so long"
+    for row in rows:
+        ids = batch.tokens[row, :last]
+        logits = policy(torch.cat([batch.prompts[row], ids])[None])[0, -1]
+        value = 0.0
+        for token, chance in enumerate(logits.softmax(dim=-1).tolist()):
+            text = ppo.decode([i for i in [*ids.tolist(), token] if i != ppo.EOS])
+            value += chance * task.verify(None, text)
+        assert reference[row, last].item() == pytest.approx(value, abs=0.12)
+    for values in (reference, *estimates.values()):
+        assert (values[batch.mask == 0] == 0).all()
+    assert set(estimates[1].unique().tolist()) <= {0.0, 1.0}
+
+
+@pytest.mark.parametrize("text, marks", [
+    ("<think>3+4=7;7*2=13;13-5=8</think><answer>8</answer>", {"3+4=7": 1, "7*2=13": -1,
+                                                             "13-5=8": -1, "<answer>8": 0}),
+    ("<think>3+4=7;7*2=14;14-5=9;9+1=10</think>", {"14-5=9": 1, "9+1=10": -1, "<think>": 0}),
+    ("<answer>9</answer>", {"<answer>9</answer>": 0}), ("<think>3+4=7;7", {"3+4=7": 1})])
+def test_tokens_of_a_step_are_right_if_it_is_the_one_that_the_problem_asks_for(text, marks):
+    found = tokens.steps_right(text, problem_of("", "9", "3+4=7;7*2=14;14-5=9"))
+    assert len(found) == len(text)
+    for part, mark in marks.items():
+        place = text.index(part)
+        assert set(found[place:place + len(part)]) == {mark}, part
+    ids = ppo.TOKENIZER.encode(text, allowed_special="all")     # a token has that of its first one
+    assert tokens.by_tokens(found, ids)[ids.index(ord("9")) if "9" in text else 0] == 0 or marks
+
+
+@pytest.mark.parametrize("length", critic.LENGTHS)
+def test_critic_of_zeros_shows_the_first_token_a_share_of_the_reward(length):
+    assert critic.share_at_first(length, lam=0.95) == pytest.approx(0.95 ** (length - 1))
+    share = critic.share_at_first(length, alpha=1.0)
+    assert share == pytest.approx((1 - 1 / length) ** (length - 1)) and share > 1 / math.e
+
+
+@pytest.mark.parametrize("has_critic, numbers", [(False, 5), (True, 9)])
+def test_critic_counts_what_stands_in_memory_beside_gradients_and_reference(has_critic, numbers):
+    model = {"weight": torch.zeros(10, 4), "bias": torch.zeros(2)}
+    moments = {"state": {0: {"exp_avg": torch.zeros(42), "exp_avg_sq": torch.zeros(42)}}}
+    checkpoint = {"policy": model, "optimizer": moments, "state": {"steps": 3}}
+    if has_critic:
+        checkpoint |= {"critic": model, "critic_optimizer": moments}
+    assert critic.standing(checkpoint)["all"] == numbers
+
+
+@with_ppo
+def test_criticstart_from_a_reward_model_says_at_first_what_that_one_rates(sampled):
+    policy, _, _, batch = sampled
+    model = preferences.RewardModel(policy)
+    torch.nn.init.normal_(model.head.weight, generator=common.generator("head"))
+    torch.nn.init.constant_(model.head.bias, 0.7)
+    ratings = criticstart.ratings(model, batch)
+    values = criticstart.FromRewards(model)(batch.prompts, batch.tokens).detach()
+    torch.testing.assert_close(ratings[:, :-1], values, atol=1e-4, rtol=0)
+    at_end = ratings[torch.arange(len(ratings)), batch.lengths]
+    torch.testing.assert_close(at_end, model.rewards(batch).flatten(), atol=1e-4, rtol=0)
+
+
+@with_ppo
+def test_criticstart_moves_the_body_of_all_critics_but_the_one_with_a_head_alone(sampled):
+    policy, _, cfg, batch = sampled
+    before = criticstart.distributions(policy, batch)
+    model = preferences.RewardModel(policy)
+    for name, (value, rate) in criticstart.make_critics(policy, cfg, model).items():
+        at_first = value.head.detach().clone()
+        criticstart.train(value, rate, [batch], cfg, lambda critic: None)
+        assert not torch.equal(value.head, at_first), name
+        moved = not torch.equal(before, criticstart.distributions(value.gpt, batch))
+        assert moved == (name != criticstart.HEAD), name
+    head = criticstart.best_head(policy, [batch])           # leaves what no head explains
+    is_token = batch.mask > 0
+    hidden = ppo.completion_states(policy, batch.prompts, batch.tokens)[is_token].detach()
+    rest = criticstart.returns_of(batch)[is_token] - hidden @ head
+    torch.testing.assert_close(hidden.T @ rest, torch.zeros(16), atol=1e-3, rtol=0)
+
+
+def test_criticstart_errors_and_distances_are_closed_forms():
+    reference = f64([[0.2, 0.8, 0.5, 9.0], [0.6, 7.0, 7.0, 7.0]])   # the last of a row: no token
+    mask = f64([[1, 1, 1], [1, 0, 0]])
+    mean = torch.full_like(mask, (0.2 + 0.8 + 0.5 + 0.6) / 4)
+    assert criticstart.error(mean, reference, mask) == pytest.approx(1)
+    before = f64([[0.5, 0.5], [0.9, 0.1]]).log()
+    after = f64([[0.25, 0.75], [0.9, 0.1]]).log()
+    exact = (0.5 * math.log(2) + 0.5 * math.log(2 / 3)) / 2
+    assert criticstart.distance(before, after) == pytest.approx(exact)
+
+
+# ---- signal, weights of prompts, lengths -----------------------------------------------------
+
+@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.8, 1.0])
+def test_signal_prediction_is_right_on_average_over_the_outputs_that_it_is_made_from(p):
+    n, G = 9, 4
+    chances = [math.comb(n, c) * p ** c * (1 - p) ** (n - c) for c in range(n + 1)]
+    mean = sum(chance * signal.predicted(c, n, G) for c, chance in enumerate(chances))
+    assert mean == pytest.approx(p ** G + (1 - p) ** G)
+
+
+def test_signal_counts_groups_that_dynamic_sampling_leaves_out():
+    flags = {name: INSTANT[name] for name in INSTANT if name != "max_steps"}
+    words = arguments(flags | {"dynamic_sampling": 2})
+    policy = grpo.GPT(common.parse_flags(grpo.Config, words))       # untrained: always wrong
+    curves = signal.learn(words, policy, budget=25)
+    assert curves["samples"] == [12, 24, 36]                        # three times 2 groups of 2
+    assert curves["all wrong"] == [1, 1, 1] and curves["all right"] == [0, 0, 0]
+    assert curves["pass@1"] == [None, None, 0]
+
+
+@pytest.mark.parametrize("scale", std.SCALES)
+@pytest.mark.parametrize("p", [0.05, 0.3, 0.9])
+def test_std_weight_times_the_gradient_of_p_is_the_mean_gradient_over_all_outcomes(scale, p):
+    gradient = 0.0
+    size = 0.0
+    for outcome in itertools.product([0.0, 1.0], repeat=4):
+        rewards = f64([outcome])
+        chance = p ** sum(outcome) * (1 - p) ** (4 - sum(outcome))
+        A = grpo.advantages(rewards, scale)
+        slope = torch.where(rewards == 1, 1 / p, -1 / (1 - p))      # of the log-probability in p
+        gradient += chance * (A * slope).mean().item()
+        size += chance * A.abs().mean().item()
+    assert std.weight(p, 4, scale) == pytest.approx(gradient)
+    assert std.mean_size(p, 4, scale) == pytest.approx(size)
+
+
+def test_length_weighs_a_token_of_a_guess_more_only_with_the_mean_of_each_output():
+    assert length.guess_beside_thought("grpo") == pytest.approx(33 / 5)
+    for name in ("dr_grpo", "dapo"):
+        assert length.guess_beside_thought(name) == pytest.approx(1)
+
+
+def test_length_pull_points_to_thinking_where_it_pays(config, load_task):
+    cfg = config(loss_type="dr_grpo")
+    policy = grpo.GPT(cfg)
+    batch = grpo.sample_batch(policy, load_task(cfg), cfg, 0)
+    think = grpo.TOKENIZER.encode_single_token("<think>")
+    batch.tokens[:, 0] = torch.tensor([think, 65]).repeat(8)        # every second output thinks
+    with torch.no_grad():
+        batch.logps, _ = grpo.score(policy, batch.prompts, batch.tokens)
+    batch.rewards = torch.tensor([1.0, 0.0]).repeat(8).view(4, 4)
+    pull = length.pull_to_think(policy, batch, cfg)
+    assert 0.05 < pull < 1
+    assert length.pull_to_think(policy, batch, cfg) == pull         # it leaves no gradient behind
+    batch.rewards = 1 - batch.rewards
+    assert length.pull_to_think(policy, batch, cfg) == pytest.approx(-pull, rel=1e-4)
+
+
+# ---- clips, passes, lag, trust regions -------------------------------------------------------
+
+@pytest.mark.parametrize("p, epsilon_high", [(0.01, 0.2), (0.01, 0.28), (0.3, 0.2)])
+def test_exploration_the_clip_stops_a_token_at_its_bound(p, epsilon_high):
+    [after] = exploration.highest([p], epsilon_high, steps=100)
+    assert (1 + epsilon_high) * p < after < (1 + epsilon_high) * p * 1.011
+    clipped, free = [exploration.highest([0.9], clip, steps=100) for clip in (epsilon_high, 1e9)]
+    assert clipped == free                                  # none stops a likely token
+
+
+def test_reuse_and_trust_count_what_a_run_needed():
+    runs = {"clip, 1": {"accuracy": [[0.0] * 8 + [1.0] * 8]},
+            "clip, 2": {"accuracy": [[0.0] * 4 + [1.0] * 8]}}
+    found = {"runs": runs, "seconds a step": {"clip, 1": 1.0, "clip, 2": 2.0}}
+    assert reuse.gain(found, "clip, 2", "samples") == pytest.approx([math.log(9 / 5)])
+    assert reuse.gain(found, "clip, 2", "seconds") == pytest.approx([math.log(9 / 10)])
+    assert [trust.steps_to(rewards, 0.8) for rewards in ([0.3, 0.8, 0.7], [0.3, 0.79])] == [2, 3]
+
+
+@pytest.mark.parametrize("length", [1, 7, 64])
+@pytest.mark.parametrize("noise", [0.01, 0.3])
+def test_staleness_variances_are_those_of_closed_forms(length, noise):
+    found = staleness.exact_noise(length, noise)
+
+    def of_product(size):
+        return math.cosh(2 * size) ** length - math.cosh(size) ** (2 * length)
+    assert found["GRPO"][0] == pytest.approx(math.sinh(noise) ** 2, rel=1e-4)
+    assert found["GSPO"][0] == pytest.approx(of_product(noise / length), rel=1e-4)
+    assert found["product"][0] == pytest.approx(of_product(noise), rel=1e-4)
+
+
+def test_staleness_engines_round_and_what_they_sample_is_off_policy(config, monkeypatch):
+    """Nothing is clipped in the first step if the engine is exact, or its weight corrects it."""
+    policy = grpo.GPT(config())
+    step = policy.embed.weight.abs().amax(dim=1, keepdim=True) / 7
+    levels = staleness.engine(policy, 4).embed.weight / step
+    torch.testing.assert_close(levels, levels.round())
+    assert ((levels * step - policy.embed.weight).abs() <= 0.501 * step).all()
+    monkeypatch.setattr(staleness, "UPDATES", 1)
+    shares = {}
+    for name, bits, correction in (("gspo", 0, "none"), ("gspo", 4, "none"), ("grpo", 4, "none"),
+                                   ("grpo", 4, "truncate")):
+        script = staleness.lag.METHODS[name]
+        cfg = script.Config(**TINY, num_eval_problems=4)
+        task = common.load_task(cfg, lambda problem, text: float(len(text) % 2))
+        made = (cfg, task, script.GPT(cfg))
+        monkeypatch.setattr(staleness, "load_base", lambda *_, made=made: made)
+        *_, shares[name, bits, correction] = staleness.train(name, bits, correction, 0)
+    assert shares["gspo", 0, "none"] == 0 < 0.1 < shares["gspo", 4, "none"]
+    assert shares["grpo", 4, "truncate"] == 0
+
+
+# ---- KL --------------------------------------------------------------------------------------
+
+def test_kl_moments_are_those_of_a_coin_worked_out_by_hand():
+    """A coin (1/2, 1/2) against (9/10, 1/10), in the one slot that counts."""
+    log_p = f64([[[0.5, 0.5], [0.2, 0.8]]]).log()
+    log_ref = f64([[[0.9, 0.1], [0.7, 0.3]]]).log()
+    found = kl.moments(log_p, log_ref, f64([[1.0, 0.0]]))
+    heads, tails = math.log(5 / 9), math.log(5)
+    expected = {"k1": (heads, tails), "k2": (heads ** 2 / 2, tails ** 2 / 2),
+                "k3": (9 / 5 - 1 + heads, 1 / 5 - 1 + tails)}
+    for name, (one, other) in expected.items():
+        assert found[name] == pytest.approx([(one + other) / 2, abs(one - other) / 2], abs=1e-6)
+
+
+def test_kl_looks_at_the_vocabulary_of_the_tokens_that_were_sampled(config, load_task):
+    cfg = config()
+    policy = grpo.GPT(cfg)
+    batch = grpo.sample_batch(policy, load_task(cfg), cfg, 0)
+    log_p = kl.log_probs(policy, batch)
+    sampled = log_p.gather(-1, batch.tokens[..., None])[..., 0]
+    torch.testing.assert_close(sampled.float() * batch.mask, batch.logps * batch.mask)
+
+
+def test_klgradient_outputs_are_all_that_can_be_said_and_gradients_are_equal_where_the_math_says():
+    outputs = klgradient.Outputs()
+    assert len({tuple(row) for row in outputs.tokens.tolist()}) == 31
+    table = torch.randn(3, 3, generator=torch.Generator().manual_seed(3)).double()
+    assert outputs.logps(table).sum(dim=1).exp().sum().item() == pytest.approx(1)
+    found = klgradient.enumerate_gradients(0, draws=5)
+    assert max(found["norm of k1"]) < 1e-12
+    for pairs, are_equal in ((klgradient.SAME, True), (klgradient.OTHER, False)):
+        for pair in pairs.values():
+            assert (min(found[pair]) > 1 - 1e-9) == are_equal, pair
+
+
+# ---- methods, pairs, seeds -------------------------------------------------------------------
+
+def test_methods_are_there_when_five_batches_in_a_row_have_twice_what_the_base_has():
+    assert methods.steps_needed([0, 0, 0.5, 0, 0.5, 0, 0.5, 0], 0.3) == 7
+    assert methods.steps_needed([1, 0, 0, 0, 0, 1], 0.3) is None
+    run = {"accuracy": [[0.1] * 7 + [0.21] * 9], "step_time": [[3.0] * 16]}
+    found = {"runs": dict.fromkeys(methods.METHODS, run)}
+    assert methods.level(found) == pytest.approx(0.2)
+    assert methods.needed(found, "ppo.py", "samples") == [12 * 256]
+    assert methods.needed(found, "ppo.py", "seconds") == [36]
+    assert methods.median_and_range([3, 1, float("inf"), 2, 9]) == "3 (1 - never)"
+
+
+def test_seeds_are_split_and_ranked_as_often_as_there_are_ways():
+    assert seeds.half_differences([0, 1, 3, 6]) == [4, 2, 1]        # 01|36, 03|16, 06|13
+    assert seeds.wrong_ranks([1, 4], [2, 1.5], 1) == 0.5            # 1 < 2, 1 < 1.5
+    assert seeds.wrong_ranks([1, 4], [2, 1.5], 2) == 0
+
+
+def test_dpo_robust_is_unbiased_and_flips_give_the_margin_of_others_an_end():
+    """The loss is lowest where sigmoid(beta M) is the share of pairs in the right order."""
+    expected = dpo.expected_losses()
+    clean = expected["DPO, no flips"]
+    assert expected["robust DPO"] == pytest.approx(clean, abs=2e-5)
+    best = {name: dpo.MARGINS[losses.index(min(losses))] for name, losses in expected.items()}
+    assert best == {"DPO, no flips": dpo.MARGINS[-1], "DPO": 8, "cDPO": 4,
+                    "robust DPO": dpo.MARGINS[-1]}     # logit(.7) = .85, logit(.58) = .32
+
+
+def test_dpo_flips_about_the_share_of_pairs_and_changes_nothing_else():
+    pairs = [{"prompt": f"{i}", "chosen": f"c{i}", "rejected": f"r{i}"} for i in range(1000)]
+    flipped = dpo.flip(pairs, 0.3, seed=0)
+    assert 250 < sum(pair["chosen"].startswith("r") for pair in flipped) < 350
+    assert [set(pair.values()) for pair in flipped] == [set(pair.values()) for pair in pairs]
+    assert dpo.flip(pairs, 0.3, seed=0) == flipped != dpo.flip(pairs, 0.3, seed=1)
+
+
+@with_ppo
+def test_comparisons_have_the_pairs_that_the_reward_model_learns_from(talker, monkeypatch):
+    cfg = common.parse_flags(ppo.Config, [
+        "--num_prompts", "24", "--hidden_size", "16", "--max_completion_length", "3"])
+    task = common.load_task(cfg, lambda problem, text: float(len(text) % 2))
+    policy = talker(cfg)
+    monkeypatch.setattr(comparisons, "load_base", lambda *_: (cfg, task, policy))
+    monkeypatch.setattr(preferences, "BATCHES", 3)
+    monkeypatch.setattr(preferences, "MISTAKES", 0.5)
+    written, total = comparisons.compared_pairs(0)
+    generator = common.generator(0, "mistakes")
+    expected = []
+    for number in range(3):
+        batch = ppo.sample_batch(policy, task, cfg, f"preferences {number}")
+        for chosen, rejected in zip(*preferences.pairs(batch, 0.5, generator)):
+            expected.append({"prompt": batch.problems[chosen].prompt,
+                             "chosen": batch.texts[chosen], "rejected": batch.texts[rejected]})
+    assert total == len(expected) > len(written) > 0
+    assert [pair for pair in expected if pair in written] == written
+
+
+# ---- R1-Zero, languages ----------------------------------------------------------------------
+
+BEFORE = {"3 thinks": [10, 200], "3 guesses": [30, 150], "5 thinks": [5, 175],
+          "5 guesses": [15, 75]}
+
+
+@pytest.mark.parametrize("after, only", [
+    ({"3 thinks": [5, 100], "3 guesses": [15, 75], "5 thinks": [10, 350], "5 guesses": [30, 150]},
+     "harder problems"),
+    ({"3 thinks": [30, 600], "3 guesses": [10, 50], "5 thinks": [10, 350], "5 guesses": [10, 50]},
+     "more thinking"),
+    ({"3 thinks": [10, 230], "3 guesses": [30, 180], "5 thinks": [5, 190], "5 guesses": [15, 90]},
+     "longer outputs"),
+    ({"3 thinks": [12, 260], "5 thinks": [20, 720], "5 guesses": [4, 21], "7 thinks": [8, 400]},
+     "")])
+def test_zero_parts_add_up_to_the_growth_and_what_changes_alone_has_all_of_it(after, only):
+    found = zero.parts(BEFORE, after)
+    growth = zero.mean_length(after) - zero.mean_length(BEFORE)
+    assert sum(found.values()) == pytest.approx(growth)
+    if only:
+        assert found == pytest.approx(dict.fromkeys(zero.PARTS, 0.0) | {only: growth}, abs=1e-9)
+
+
+def test_zero_cold_start_shows_right_thoughts_of_a_copy_that_has_trained(config, monkeypatch):
+    base = torch.nn.Linear(1, 1)
+    first = base.weight.item()
+    seen = {}
+
+    def trained(script, cfg, task, policy):
+        while True:
+            policy.weight.data += 1
+            yield None, {}
+
+    def sample_batch(writer, task, cfg, step):
+        problems = common.sample_problems(task, 4, step)
+        texts = ["<think>1</think>", "1", "<think>2</think>", "<think>3"]
+        seen["trained for"] = writer.weight.item() - first
+        return SimpleNamespace(problems=problems, texts=texts,
+                               is_correct=torch.tensor([[True, True], [False, True]]))
+
+    def warm_start(policy, task, cfg):
+        shown = common.sample_problems(task, 200, 0, phase="cold_start")
+        seen["examples"] = len({problem.prompt for problem in shown})
+        seen["texts"] = {problem.completion for problem in shown}
+        seen["batches"] = (policy is base, cfg.base_steps, cfg.base_batch_size)
+
+    monkeypatch.setattr(zero, "training", trained)
+    monkeypatch.setattr(zero, "EXAMPLES", 6)
+    monkeypatch.setattr(grpo, "sample_batch", sample_batch)
+    monkeypatch.setattr(grpo, "warm_start", warm_start)
+    zero.start_cold(base, 0, 26)
+    assert seen == {"trained for": pytest.approx(20), "batches": (True, 40, 4), "examples": 6,
+                    "texts": {"<think>1</think>", "<think>3"}}
+    assert base.weight.item() == first
+
+
+@pytest.mark.parametrize("steps, kind, common_share, rarer_share", [
+    ("d+e=h;h-b=g", "common", 1, 0), ("D+E=H;H-B=G", "rarer", 0, 1),
+    ("d+e=h;H-B=G", "mixed", 0.5, 0.5), ("d+e=h;h-B=G", "mixed", 0.5, 0),
+    ("3+4=7;d+e=h", "mixed", 0.5, 0), ("", "no thought", 0, 0)])
+def test_languages_are_told_apart_and_rewarded_by_their_letters(
+        steps, kind, common_share, rarer_share, config, load_task):
+    text = f"<think>{steps}</think><answer>7</answer>"
+    assert languages.kind(text) == kind
+    for targets, share in ((["common"], common_share), (["rarer"], rarer_share)):
+        task = languages.TwoNotations(load_task(config()), targets)
+        batch = SimpleNamespace(problems=[None], texts=[text], verdicts=[1.0],
+                                is_correct=torch.tensor([[True]]))
+        assert task.rewards(batch, 0).tolist() == [[1 + share]]
+
+
+def test_languages_of_demonstrations_mix_as_often_as_said(config, load_task):
+    task = languages.TwoNotations(load_task(config(task="arithmetic:5")), [])
+    kinds = []
+    for problem in common.sample_problems(task, 400, 0, phase="cold_start"):
+        text = problem.completion
+        if problem.difficulty == 5:
+            kinds.append(languages.kind(text))
+        head, _, rest = text.removeprefix("<think>").partition("</think>")
+        assert head.lower().translate(str.maketrans("abcdefghij", "0123456789")) == problem.work
+        assert rest == f"<answer>{problem.answer}</answer>"
+    shares = {name: kinds.count(name) / len(kinds) for name in ("common", "rarer", "mixed")}
+    pure = 0.9 ** 3                             # three chances to change
+    assert shares == pytest.approx(
+        {"common": 0.75 * pure, "rarer": 0.25 * pure, "mixed": 1 - pure}, abs=0.06)
+
+
+def test_languages_mean_advantage_is_that_of_all_groups():
+    chances = {0.0: 0.2, 1.0: 0.3, 2.0: 0.5}
+    total = 0.0
+    for others in itertools.product(chances, repeat=3):
+        weight = math.prod(chances[reward] for reward in others)
+        total += weight * grpo.advantages(f64([[1.0, *others]]))[0, 0].item()
+    assert languages.mean_advantage(1.0, chances, G=4) == pytest.approx(total)
+    assert all(languages.pushed_down()) and len(languages.pushed_down()) == 72
+
+
+# ---- sharpening, test-time compute -----------------------------------------------------------
+
+@pytest.fixture
+def guesser(bigram):
+    """A policy that begins with <answer>, ends at once, thinks or says x, in this order; behind
+    <answer> it says 8 with a chance of 0.7 and 9 with 0.2, and each ends the answer."""
+    answer, answered, think = sharpen.ANSWER, sharpen.ANSWERED, sharpen.THINK
+    table = torch.full((grpo.VOCAB_SIZE, grpo.VOCAB_SIZE), -20.0).double()
+    follows = {"=": {answer: 0.5, grpo.EOS: 0.3, think: 0.15, ord("x"): 0.05},
+               answer: {ord("8"): 0.7, ord("9"): 0.2, ord("1"): 0.1},
+               grpo.EOS: {answer: 1.0}, think: {ord("8"): 1.0}, "x": {answer: 1.0},
+               "8": {answered: 0.99, grpo.EOS: 0.01}, answered: {grpo.EOS: 1.0}}
+    for token, chances in follows.items():
+        row = ord(token) if isinstance(token, str) else token
+        for other, chance in chances.items():
+            table[row, other] = f64(chance).log()
+    policy = bigram(table)
+    policy.forward = policy.hidden
+    return policy
+
+
+def test_sharpen_certainty_is_the_mean_margin_of_the_tokens_of_the_answer(guesser):
+    answer, answered = sharpen.ANSWER, sharpen.ANSWERED
+    end = [grpo.EOS, grpo.PAD]
+    cases = [([ord("x"), answer, ord("8"), answered, *end], 0.5),   # neither tag counts
+             ([answer, ord("8"), ord("x"), answered, *end], (0.5 + 0.98) / 2),
+             ([sharpen.THINK, ord("8"), *end], 0)]
+    for ids, margin in cases:
+        ids = torch.tensor([ids])
+        mask = (ids != grpo.PAD).double()
+        found = sharpen.certainty(guesser, torch.tensor([[ord("=")]]), ids, mask)
+        assert found.item() == pytest.approx(margin, abs=1e-6)
+
+
+def test_sharpen_paths_are_greedy_after_the_likeliest_first_tokens(guesser, config, load_task):
+    cfg = config(task="arithmetic:2")
+    eight = problem_of("(3+5)=", "8")
+    found = sharpen.paths(guesser, load_task(cfg), cfg, [eight, eight])
+    assert [path["chance"][1].item() for path in found] == pytest.approx([0.5, 0.3, 0.15, 0.05])
+    assert [path["thinks"][1].item() for path in found] == [0, 0, 1, 0]
+    # <answer>8</answer>; an end at once, whatever follows; <think>8</answer>; x<answer>8</answer>
+    assert [path["right"][1].item() for path in found] == [1, 0, 0, 1]
+    made = [{"right": f64([1, 0, 1]), "certainty": f64([0.9, 0.2, 0.5])},
+            {"right": f64([0, 1, 0]), "certainty": f64([0.3, 0.8, 0.6])}]
+    assert sharpen.most_certain(made).tolist() == [1, 1, 0]
+
+
+def test_compute_best_of_n_is_the_mean_over_all_choices():
+    ratings = [0.3, -0.5, 0.9, 0.1, 0.4]
+    right = [True, True, False, False, True]
+    for N in range(1, 6):
+        chosen = [max(choice, key=lambda i: ratings[i])
+                  for choice in itertools.combinations(range(5), N)]
+        expected = statistics.mean(right[i] for i in chosen)
+        assert compute.best_of(N, ratings, right) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("ratings, of_four", [
+    ([0.1, 0.1, 0.9, -9.0], [0, 1, 1, 1]), ([0.6, -5.0, 0.5, 0.0], [0, 0, 0, 1]),
+    ([0.6, 0.6, 50.0, 0.0], [0, 0, 1, 1])])
+def test_compute_a_rating_weighs_a_vote_and_is_cut_to_0_and_1(ratings, of_four):
+    outputs = compute.Outputs(["7", "7", "8", None], ratings, [False, False, True, False], None)
+    found = compute.ways(4, outputs)
+    assert [found[way] for way in (MAJORITY, WEIGHTED, BEST, ANY)] == of_four
+    assert set(compute.ways(1, outputs).values()) == {0.25}
+
+
+def test_compute_thoughts_are_about_the_problems_of_the_outputs(
+        config, load_task, talker, monkeypatch):
+    cfg = config(task="arithmetic:2", seed=5)
+    task = load_task(cfg)
+    asking = dataclasses.replace(cfg, num_prompts=compute.PART, num_generations=2)
+    batch = grpo.sample_batch(talker(cfg), task, asking, ("part", 3), "test")
+
+    def continued(script, policy, cfg, problems, prompts, first, uniforms):
+        assert problems[::compute.THOUGHTS] == batch.problems[::2]
+        assert first.unique().tolist() == [sharpen.THINK]
+        assert len(uniforms.unique(dim=0)) == len(problems) == len(prompts)
+        texts = [f"<think></think><answer>{problem.answer}</answer>" for problem in problems]
+        return None, None, torch.ones(len(problems), 4), texts
+    monkeypatch.setattr(compute, "continued", continued)
+    found = compute.thoughts(talker(cfg), task, cfg, 3)
+    assert [outputs.answers[0] for outputs in found] == [p.answer for p in batch.problems[::2]]
+    assert all(outputs.right == [True] * compute.THOUGHTS for outputs in found)
+    assert found[0].lengths == [5] * compute.THOUGHTS           # with <think>
+
+
+def test_a_completion_goes_on_as_it_did(config, load_task, talker):
+    """Without chance, and from any of its prefixes."""
+    cfg = config()
+    policy = talker(cfg)
+    problems = common.sample_problems(load_task(cfg), 5, 0)
+    batch = grpo.complete(policy, load_task(cfg), cfg, problems)
+    for t in range(int(batch.lengths.min())):
+        rest = dataclasses.replace(cfg, max_completion_length=cfg.max_completion_length - t)
+        _, found, mask, texts = training.continued(
+            grpo, policy, rest, problems, batch.prompts, batch.tokens[:, :t])
+        assert texts == batch.texts
+        assert torch.equal(found, batch.tokens[:, t:]) and torch.equal(mask, batch.mask[:, t:])
+
+
+# ---- tools, hacking --------------------------------------------------------------------------
+
+def test_tools_a_needless_call_costs_a_sixth_of_fine_and_earns_its_share_of_the_length():
+    earned = 0.1 * (38 - 19) / 40                       # characters of one call and of two
+    pays = {name: tools.needless_call_pays(name) for name in tools.RUNS}
+    assert pays["accuracy"] == 0 and pays["coarse + format"] == -1
+    assert pays["fine"] == pytest.approx(-1 / 6, abs=1e-5)
+    assert pays["fine + length"] == pytest.approx(earned - 1 / 6, abs=1e-5)
+    assert pays["accuracy + length"] == pytest.approx(earned)
+
+
+def test_tools_gradient_with_tool_tokens_is_that_without_plus_a_part_of_the_tool():
+    """A lookup whose every question is asked at once; the loss has a constant divisor, so that its
+    gradient is a sum over tokens."""
+    flags = ["--task", "lookup", "--num_prompts", "2", "--hidden_size", "16", "--loss_type",
+             "dr_grpo", "--max_completion_length", "24"]
+    found = {}
+    for learned in ("--mask_tool_tokens", "--no-mask_tool_tokens"):
+        cfg = common.parse_flags(grpo.Config, [*flags, learned])
+        task = common.load_task(cfg, grpo.verify)
+        call = grpo.TOKENIZER.encode("<search>ka</search>", allowed_special="all")
+        policy = grpo.GPT(cfg)
+        task.respond = lambda problem, text: "<information>mi</information>"
+        problems = common.sample_problems(task, 2, 0)
+        examples = [problem._replace(completion=f"{'<search>ka</search>' * n}"
+                                     f"<information>mi</information>{'x' * n}")
+                    for problem in problems for n in (1, 2)]
+        prompts, ids, mask, lengths = grpo.encode_examples(examples, task, "cpu")
+        if learned.startswith("--no"):
+            mask = (torch.arange(ids.shape[1]) < lengths[:, None]).to(mask)
+        with torch.no_grad():
+            logps, entropy = grpo.score(policy, prompts, ids)
+        batch = common.Batch(ids, mask, logps, entropy, lengths, lengths == 0, prompts=prompts,
+                             rewards=torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+        A = grpo.advantages(batch.rewards).view(-1, 1)
+        tools.clear_gradient(policy)
+        grpo.backward(policy, batch, None, A, torch.arange(4), cfg)
+        found[learned] = tools.flat_gradient(policy), batch, policy, cfg
+        assert call[0] in ids[0].tolist()
+    own, batch, policy, cfg = found["--mask_tool_tokens"]
+    both = found["--no-mask_tool_tokens"][0]
+    parts = tools.gradient_parts(policy, batch, cfg)
+    assert parts["own"] == pytest.approx(own.norm().item(), abs=1e-5)
+    assert parts["tool"] == pytest.approx((both - own).norm().item(), abs=1e-5)
+    assert min(parts.values()) > 0.01
+
+
+def proxies(kind, prompt, texts):
+    return [hacking.proxy(kind, problem_of(prompt), text) for text in texts]
+
+
+def test_hacking_a_difference_of_a_potential_gives_every_group_the_same_advantages():
+    texts = ["", "RL", "RLRL", "RURR", "RURRRR", "x", "RURR!", "LLLLLLLLLL", "DD"]
+    assert proxies("nearer", "A b3 7", texts[:3]) == [0, 1, 2]          # back and forth pays
+    for prompt in ("A b3 7", "C c2 4", "F c2 4"):
+        groups = [f64([proxies(kind, prompt, texts)]) for kind in ("true", "potential")]
+        one, other = [grpo.advantages(rewards) for rewards in groups]
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("kind", hacking.REWARDS)
+def test_hacking_best_walks_are_those_of_all_walks_that_earn_the_most(kind):
+    texts = ["".join(moves) for n in range(5) for moves in itertools.product("URDL", repeat=n)]
+    for prompt in ("A b3 4", "C c2 4"):
+        earned = proxies(kind, prompt, texts)
+        name, start, _ = prompt.split()
+        highest, true, moves = hacking.solve(kind, name)[4][start]
+        assert highest == max(earned)
+        best = [text for text, value in zip(texts, earned) if value == highest]
+        of_best = proxies("true", prompt, best)
+        assert min(of_best) <= true <= max(of_best)
+        assert min(map(len, best)) <= moves <= max(map(len, best))
+
+
+def test_hacking_models_alone_reward_and_are_trained_when_they_are_due(monkeypatch):
+    cfg = common.parse_flags(grpo.Config, arguments(INSTANT | {"num_generations": 4}))
+    task = common.load_task(cfg, grpo.verify)
+    batches = []
+
+    def fit(model, sample, seed):
+        batches.append(sample("preferences 0"))
+        model.head.bias.data.fill_(len(batches))
+
+    monkeypatch.setattr(hacking, "make", lambda flags, seed: (cfg, task))
+    monkeypatch.setattr(hacking, "STEPS", 3)
+    monkeypatch.setattr(preferences, "fit", fit)
+    found = hacking.please({0: 2, 2: 1}, 0, grpo.GPT(cfg))
+    assert len(batches) == 3
+    assert not torch.equal(batches[0].prompts, batches[1].prompts)
+    assert batches[1].rewards.unique().tolist() == [1.0]    # nothing but the model of then
+    assert found["score"] == [2.0] * 3                      # the model before the first step
+    pairs = hacking.in_order(torch.tensor([[0.9, 0.1, 0.95], [0.2, 0.2, 0.3]]),
+                             torch.tensor([[True, False, False], [True, False, True]]))
+    assert pairs == [2, 4]                                  # of one group; a tie is not in order
+
+
+# ---- bugs ------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("mistake", bugs.MISTAKES, ids=lambda mistake: mistake.name)
+def test_bugs_change_one_line_of_grpo_and_name_a_test_that_exists(mistake, tmp_path):
+    path = bugs.plant(mistake, tmp_path / "copy")
+    text = path.read_text()
+    compile(text, path, "exec")
+    before = (ROOT / "grpo.py").read_text().splitlines()
+    after = text.splitlines()
+    assert len(before) == len(after)
+    assert sum(one != other for one, other in zip(before, after)) == 1
+    file, test = mistake.test.split("::")
+    assert re.search(rf"^def {test}\(", (ROOT / "tests" / file).read_text(), re.M)
+
+
+def test_bugs_old_log_probs_with_a_gradient_teach_nothing(tmp_path):
+    [mistake] = [mistake for mistake in bugs.MISTAKES if mistake.name == "old not detached"]
+    path = bugs.plant(mistake, tmp_path / "copy")
+    spec = importlib.util.spec_from_file_location("grpo_with_a_mistake", path)
+    wrong = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, spec.name, wrong)        # dataclasses look there
+        spec.loader.exec_module(wrong)
+    logps = f64([[-0.5, -1.0], [-2.0, -0.1]]).requires_grad_()
+    old_logps = f64([[-0.4, -1.1], [-2, -0.3]])
+    for script, learns in ((grpo, True), (wrong, False)):
+        loss = script.policy_loss(logps, old_logps, f64([1, -2]), torch.ones(2, 2).double()).sum()
+        [gradient] = torch.autograd.grad(loss, logps)
+        assert gradient.any() == learns
+
+
+@pytest.mark.parametrize("values, found", [
+    ([3.1, 4.0, 9.0], "high"), ([3.0, 4.0, 5.0], ""), ([3.1, 2.9, 9.0], ""),
+    ([-0.1, -1.0, -2.0], "low"), ([0.0, -1.0, -1.0], ""), ([-5.0, 1.5, 9.0], "")])
+def test_bugs_are_told_by_values_that_are_further_off_than_the_right_ones_spread(values, found):
+    assert bugs.side(values, [1.0, 2.0, 1.5]) == found

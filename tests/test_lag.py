@@ -1,0 +1,247 @@
+"""examples/lag.py: what the weights of samples of an older policy are, and what they correct, by
+numbers worked out by hand and by enumeration of all that a small policy can say; and its runs."""
+import copy
+import dataclasses
+import functools
+import importlib
+import itertools
+
+import pytest
+import torch
+from conftest import f64, ragged, scripts
+from small_runs import SMALL, arguments, changed_weights, load, outcome, policy_of, steps
+from update_scenes import gradient_of
+
+import common
+import grpo
+import gspo
+
+lag = importlib.import_module("examples.lag")
+close = functools.partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
+CORRECTIONS = lag.CORRECTIONS[1:]
+RANGE = {"epsilon": 0.2, "epsilon_high": 0.28}
+
+
+# ---- the weights -----------------------------------------------------------------------------
+
+MU = f64([[0.5, 0.2, 0.1], [0.4, 0.5, 0.9]])
+OLD = f64([[0.25, 0.8, 0.3], [0.4, 0.5, 0.3]])          # w is 0.5, 4, 3 and 1, 1, 1/3
+MASK = f64([[1, 1, 0], [1, 1, 1]])
+
+
+@pytest.mark.parametrize("correction, expected", [
+    ("none", [[1, 1, 0], [1, 1, 1]]),
+    ("truncate", [[0.5, 1.5, 0], [1, 1, 1 / 3]]),
+    ("mask", [[0.5, 0, 0], [1, 1, 1 / 3]]),
+    ("sequence_truncate", [[1.5, 1.5, 0], [1 / 3, 1 / 3, 1 / 3]]),
+    ("sequence_mask", [[0, 0, 0], [1 / 3, 1 / 3, 1 / 3]])])
+def test_the_weight_is_how_much_likelier_the_old_policy_finds_a_sample_and_is_cut(
+        correction, expected):
+    close(lag.importance_weights(OLD.log(), MU.log(), MASK, correction, 1.5), f64(expected))
+
+
+@pytest.mark.parametrize("correction", lag.CORRECTIONS)
+def test_where_the_old_policy_sampled_every_weight_is_exactly_one_even_at_the_cap(correction):
+    found = lag.importance_weights(MU.log(), MU.log(), MASK, correction, 1.0)
+    assert torch.equal(found, MASK)
+
+
+@pytest.mark.parametrize("correction", CORRECTIONS)
+def test_wild_values_in_masked_slots_have_no_weight_and_infinite_weights_are_cut(correction):
+    wild = f64([[0.0, 1e30], [0.0, -1e30], [0.0, 1e4]])
+    mask = f64([[1, 0]]).expand(3, 2)
+    assert torch.equal(lag.importance_weights(wild, -wild, mask, correction), mask)
+    large = lag.importance_weights(f64([[-1.0, 0]]), f64([[-1e4, 0]]), mask[:1], correction, 3.0)
+    assert large.tolist() == [[3.0 if "truncate" in correction else 0.0, 0.0]]
+
+
+class Sequences:
+    """All nine sequences of two tokens, of three, and three policies of them: of the logits theta,
+    an old one, and the one that sampled. A policy has four states: the start, and after each first
+    token."""
+
+    def __init__(self):
+        generator = torch.Generator().manual_seed(0)
+        theta, old, mu = 0.5 * torch.randn(3, 4, 3, generator=generator).double()
+        self.theta = theta.requires_grad_()
+        self.tokens = torch.tensor(list(itertools.product(range(3), range(3))))     # (9, 2)
+        start = torch.zeros(9, dtype=torch.long)
+        self.states = torch.stack([start, 1 + self.tokens[:, 0]], dim=1)            # (9, 2)
+        self.old_logps = self.read(old)
+        self.mu_logps = self.read(mu)
+        self.A = torch.randn(9, 1, generator=generator).double()
+
+    def read(self, logits):
+        return logits.log_softmax(dim=-1)[self.states, self.tokens]                 # (9, 2)
+
+    def mean_gradient(self, script, sampler_logps, w):
+        """Of the loss of the sampler's samples, weighed by w (9, 2)."""
+        loss = script.policy_loss(
+            self.read(self.theta), self.old_logps, w * self.A, torch.ones(9, 2), **RANGE)
+        chances = sampler_logps.sum(dim=1, keepdim=True).exp()
+        return torch.autograd.grad((chances * loss).sum(), self.theta)[0]
+
+
+@pytest.mark.parametrize("script", [grpo, gspo], ids=["grpo", "gspo"])
+@pytest.mark.parametrize("correction, cap, is_exact", [
+    ("sequence_truncate", 1e9, True), ("sequence_mask", 1e9, True),
+    ("sequence_truncate", 1.2, False), ("sequence_mask", 1.2, False),
+    ("none", 1e9, False), ("truncate", 1e9, False)])
+def test_by_the_sequence_and_not_cut_the_mean_gradient_is_that_of_samples_of_the_old_policy(
+        script, correction, cap, is_exact):
+    """By the token, prefixes are still those of the sampler."""
+    all_of = Sequences()
+    ones = torch.ones(9, 2)
+    w = lag.importance_weights(all_of.old_logps, all_of.mu_logps, ones, correction, cap)
+    exact = all_of.mean_gradient(script, all_of.old_logps, ones)
+    found = all_of.mean_gradient(script, all_of.mu_logps, w)
+    assert torch.allclose(found, exact, atol=1e-12) == is_exact
+    assert is_exact or not torch.allclose(found, exact, atol=1e-3)
+
+
+# ---- w A in the place of A -------------------------------------------------------------------
+
+@pytest.mark.parametrize("loss_type", grpo.LOSS_TYPES)
+@pytest.mark.parametrize("script, options", [
+    (grpo, {}), (grpo, {"delta": 1.3}), (gspo, {}), (gspo, {"level": "sequence_token"})],
+    ids=["grpo", "delta", "gspo", "gspo-token"])
+def test_a_weighed_advantage_weighs_the_loss(script, options, loss_type):
+    logps, old_logps, A, mask = ragged()
+    w = 2 * torch.rand(3, 4, generator=torch.Generator().manual_seed(1)).double()
+    w[2, 1] = 0
+    options = RANGE | options | {"loss_type": loss_type}
+    found = script.policy_loss(logps, old_logps, w * A[:, None], mask, **options)
+    expected = w * script.policy_loss(logps, old_logps, A, mask, **options)
+    torch.testing.assert_close(found, expected, atol=1e-15, rtol=1e-15)
+    assert expected.count_nonzero() == 7
+
+
+@scripts("grpo", "gspo")
+def test_an_update_weighs_the_surrogate_but_neither_the_kl_nor_the_entropy(script, scene):
+    """And the log-probs of the policy before it stand in the place of the sampler's. Some tokens
+    have weight 0 by the cap, and one row has none at all."""
+    made = scene(loss_type="dapo", beta=0.3, kl_estimator="k3_ratio", entropy_coef=0.05)
+    batch, mask, T = made.batch, made.batch.mask, made.cfg.temperature
+    sampled = batch.logps.clone()
+    cfg = lag.Config(**dataclasses.asdict(made.cfg) | {
+        "method": script.__name__, "importance_sampling_correction": "mask",
+        "importance_sampling_cap": 1.3})
+    w, metrics = lag.correct_for_lag(made.policy, batch, cfg)
+    with torch.no_grad():
+        scored, _ = script.score(made.policy, batch.prompts, batch.tokens, T)
+    assert torch.equal(batch.logps, scored)
+    assert torch.equal(w, lag.importance_weights(scored, sampled, mask, "mask", 1.3))
+    assert 0 < (w == 0).sum() - (mask == 0).sum() < mask.sum()
+    difference = ((scored - sampled) * mask).abs()
+    assert metrics == {
+        "sampling/sampling_logp_difference/max": difference.max().item(),
+        "sampling/sampling_logp_difference/mean": (difference.sum() / mask.sum()).item(),
+        "sampling/importance_sampling_ratio/mean": (w.sum() / mask.sum()).item()}
+
+    w[3] = 0
+    made.policy.embed.weight.data += 0.1 * made.reference.embed.weight.data.roll(1)
+    found, gradient = made.backward(torch.arange(len(w)), A=w * made.A)
+    logps, entropy = script.score(made.policy, batch.prompts, batch.tokens, T)
+    loss = w * script.policy_loss(logps, scored, made.A, mask, "dapo", 0.2, 0.28)
+    log_rho = (logps - scored) * mask
+    loss = loss + 0.3 * script.kl(logps * mask, made.ref_logps() * mask, "k3_ratio", log_rho)
+    loss = ((loss - 0.05 * entropy) * mask).sum() / mask.sum()
+    assert found["loss"] == pytest.approx(loss.item(), rel=1e-12)
+    assert found["max_log_ratio"] > 0.01
+    close(gradient, gradient_of(loss, made.policy))
+
+
+@scripts("grpo", "gspo")
+def test_rows_and_tokens_without_weight_change_no_gradient_and_are_not_clipped(script, scene):
+    made = scene(micro_batch_size=3)
+    rows = torch.arange(len(made.A))
+    A = made.A.clone()
+    A[[0, 7]] = 0
+    A[2:5, 1:] = 0
+    metrics, gradient = made.backward(rows, A=A)
+    logps, _ = script.score(
+        made.policy, made.batch.prompts, made.batch.tokens, made.cfg.temperature)
+    mask = made.batch.mask
+    token_loss = script.policy_loss(logps, made.batch.logps, A, mask, epsilon_high=0.28)
+    close(gradient, gradient_of(script.aggregate(token_loss, mask, "sequence_mean"), made.policy))
+    log_s = script.log_ratio(logps, made.batch.logps, mask)
+    clipped = script.is_clipped(log_s, made.A, 0.2, 0.28) & (A != 0)
+    assert metrics["clip_ratio/region_mean"] == pytest.approx((clipped.sum() / mask.sum()).item())
+
+
+# ---- the sampler, and runs -------------------------------------------------------------------
+
+def numbered(number):
+    """A model with this one weight."""
+    model = torch.nn.Linear(1, 1, bias=False)
+    model.weight.data.fill_(number)
+    return model
+
+
+def sampled_by(sampler, policy, num_steps):
+    """Which weight samples at each of the steps, of which each adds 1 to the policy's."""
+    found = []
+    for _ in range(num_steps):
+        found.append(sampler.policy.weight.item())
+        policy.weight.data += 1
+        sampler.follow(policy)
+    return found
+
+
+@pytest.mark.parametrize("K, expected", [
+    (0, [0, 1, 2, 3, 4, 5]), (1, [0, 0, 1, 2, 3, 4]), (3, [0, 0, 0, 0, 1, 2])])
+def test_the_sampler_has_the_weights_of_so_many_steps_ago(K, expected):
+    policy = numbered(0.0)
+    assert sampled_by(lag.Sampler(policy, K), policy, 6) == expected
+
+
+def run(main, folder, **flags):
+    main(arguments(SMALL | {"output_dir": folder, "max_steps": 3, "stop_at": 2} | flags))
+
+
+def test_without_a_lag_a_run_is_that_of_the_script_bit_for_bit(at_work_folder):
+    run(grpo.main, "no-lag-grpo", overlong_buffer=4)
+    run(lag.main, "no-lag", overlong_buffer=4, sampler_lag=0)
+    for one, other in zip(steps("no-lag-grpo"), steps("no-lag"), strict=True):
+        assert one | {"step_time": 0} == other | {"step_time": 0}
+    assert not changed_weights(policy_of("no-lag-grpo"), policy_of("no-lag"))
+
+
+def test_a_run_that_is_resumed_ends_as_if_it_had_not_been_and_samples_from_older_policies(
+        at_work_folder, monkeypatch):
+    flags = {"method": "gspo", "sampler_lag": 2, "importance_sampling_correction": "truncate",
+             "dynamic_sampling": 2, "overlong_buffer": 8, "beta": 0.05, "num_mini_batches": 2}
+    sampled = []
+    plain = gspo.sample_with_signal
+
+    def spy(policy, *args):
+        sampled.append(copy.deepcopy(policy.state_dict()))
+        return plain(policy, *args)
+    monkeypatch.setattr(gspo, "sample_with_signal", spy)
+    run(lag.main, "lag-six", max_steps=6, **flags)
+    assert not changed_weights(sampled[0], load("lag-six/base.pt")["policy"])
+    assert not changed_weights(sampled[0], sampled[2]) and changed_weights(sampled[2], sampled[3])
+    w = [line["sampling/importance_sampling_ratio/mean"] for line in steps("lag-six")]
+    assert w[0] == pytest.approx(1, abs=1e-5) and w[2] != pytest.approx(1, abs=1e-5)
+
+    run(lag.main, "lag-three", **flags)
+    lag.main(arguments({"resume_from_checkpoint": "lag-three", "max_steps": 6}))
+    assert outcome("lag-three") == outcome("lag-six")
+
+
+def test_each_method_has_the_clip_range_of_its_script_unless_another_is_given():
+    for method in (grpo, gspo):
+        cfg = lag.Config(method=method.__name__, epsilon=0.1)
+        assert (cfg.epsilon, cfg.epsilon_high) == (0.1, method.Config.epsilon_high)
+
+
+@pytest.mark.parametrize("flags, words", [
+    ({"sampler_lag": 0, "importance_sampling_correction": "mask"},
+     "--importance_sampling_correction: "),
+    ({"importance_sampling_level": "sequence_token"}, "--importance_sampling_level: "),
+    ({"importance_sampling_cap": 0}, "--importance_sampling_cap 0: ")], ids=str)
+def test_flags_that_do_nothing_are_refused(flags, words, capsys):
+    with pytest.raises(SystemExit) as stop:
+        common.parse_flags(lag.Config, arguments(flags))
+    assert stop.value.code == 2
+    assert capsys.readouterr().err.startswith(f"error: {words}")

@@ -1,0 +1,173 @@
+"""What tools/observers.py logs, prints and warns of in a small run, and what becomes of it when the
+run is resumed."""
+import json
+import math
+import shlex
+import types
+
+import pytest
+import torch
+
+import common
+import grpo
+from tools import observers
+
+FLAGS = shlex.split("""
+    --device cpu --task arithmetic:2 --hidden_size 16 --num_attention_heads 2 --num_hidden_layers 1
+    --intermediate_size 16 --base_steps 2 --base_batch_size 4 --num_prompts 6 --num_generations 2
+    --max_completion_length 8 --num_eval_problems 4 --num_eval_samples 2 --eval_steps 2
+    --stop_at 2""")
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_run_logs_samples_and_answers_at_its_evaluations_and_once(empty_folder):
+    run = empty_folder / "run"
+    grpo.main([*FLAGS, "--max_steps", "3", "--output_dir", "run"])
+    for _ in range(2):                                  # the second time there is nothing to do
+        grpo.main(["--max_steps", "4", "--resume_from_checkpoint", "run"])
+    assert [group["step"] for group in lines(run / "samples.jsonl")] == [1] * 4 + [2] * 4 + [4] * 4
+    answers = lines(run / "greedy.jsonl")
+    assert [line["step"] for line in answers] == [0, 2, 4]
+    sides = lines(run / "evaluation.jsonl")
+    assert [side["base"] for side in sides] == answers[0]["examples"]
+    assert [side["trained"] for side in sides] == answers[2]["examples"]
+    summary = json.loads((run / "summary.json").read_text())
+    assert "examples" not in summary["base"].keys() | summary["trained"].keys()
+    metrics = lines(run / "metrics.jsonl")
+    assert [line["step"] for line in metrics] == [1, 2, 3, 4]
+    assert not any("frontier" in name for line in metrics for name in line)     # of one difficulty
+    assert all("checks/share" in line for line in metrics)
+
+
+# ---- one observer ----------------------------------------------------------------------------
+
+class FakeRun:
+    """What observers ask of a run, whose policy is still as likely to write what it sampled."""
+    machinery = types.SimpleNamespace(
+        decode=grpo.decode, score=lambda policy, prompts, tokens, *_: (tokens * 0 + 2.0, None))
+
+    def __init__(self, step=1):
+        self.cfg = grpo.Config(device="cpu")
+        self.task = common.load_task(self.cfg, grpo.verify)
+        self.state = {"steps": step}
+        self.resumed = {}
+        self.policy = None
+        self.logged = []
+
+    def append(self, name, record):
+        self.logged.append(json.loads(json.dumps(record, allow_nan=False)))
+
+
+def make_batch(*texts, difficulties=(5, 5), G=2):
+    """Groups of completions of two tokens, the first of which the environment inserted."""
+    problems = [common.Problem("3+4=", "7", difficulty=level, task="arithmetic")
+                for level in difficulties for _ in range(G)]
+    B = len(texts)
+    zeros = torch.zeros(B, 2)
+    batch = common.Batch(
+        torch.tensor([[ord("a"), ord("b")]] * B), zeros + torch.tensor([0.0, 1.0]), zeros + 2.0,
+        zeros, torch.full((B,), 2), torch.zeros(B, dtype=torch.bool), problems,
+        zeros.long(), list(texts))
+    task = FakeRun().task
+    return batch.judge(task, G, 0)
+
+
+RIGHT = "<answer>7</answer>"
+
+
+def test_samples_have_the_texts_tokens_advantages_and_ratios_of_their_rows():
+    run = FakeRun()
+    batch = make_batch(RIGHT, "x", "y", RIGHT)
+    batch.logps[0] = torch.tensor([2.0, -math.inf])             # a ratio that JSON cannot hold
+    A = torch.tensor([[9.0, 1.0], [9.0, -1.0], [9.0, -0.5], [9.0, 0.5]])
+    observers.Samples().step(run, batch, A, {})
+    first, second = run.logged
+    assert (first["step"], first["prompt"], first["answer"], first["shade"]) == (
+        1, "3+4=", "7", "ratio")
+    assert first["completions"][0] == {
+        "text": RIGHT, "reward": 1.0, "advantage": 1.0, "length": 1, "tokens": ["a", "b"],
+        "mask": [0, 1], "shade": [1.0, None]}
+    assert [one["text"] for one in second["completions"]] == ["y", RIGHT]
+    assert [one["advantage"] for one in second["completions"]] == [-0.5, 0.5]
+
+
+def test_a_critic_shades_by_its_values_and_advantages_may_be_one_a_row():
+    run = FakeRun()
+    batch = make_batch(RIGHT, "x", "y", RIGHT)
+    batch.values = torch.tensor([[0.25, 0.5]] * 4)
+    for A in (torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([[1.0], [2.0], [3.0], [4.0]])):
+        observers.Samples().step(run, batch, A, {})
+    for first, second in (run.logged[:2], run.logged[2:]):
+        completions = first["completions"] + second["completions"]
+        assert [one["advantage"] for one in completions] == [1.0, 2.0, 3.0, 4.0]
+        assert first["shade"] == "value" and completions[0]["shade"] == [0.25, 0.5]
+
+
+def test_the_best_and_the_worst_completion_are_printed_without_control_characters(capsys):
+    hostile = "\x1b[2J\r\n\t\x00\x9b\u202e\ud800" + RIGHT + "z" * 99
+    batch = make_batch("same", "same", hostile, "worst\x1b[1m")
+    observers.Samples().step(FakeRun(), batch, torch.tensor([0.0, 0.0, 1.5, -1.5]), {})
+    best, worst = capsys.readouterr().out.splitlines()
+    assert best.startswith(r"       1.00 +1.50 3+4=\x1b[2J\r\n\t\x00\x9b\u202e\ud800<answer>7")
+    assert worst == r"       0.00 -1.50 3+4=worst\x1b[1m"
+    assert len(best) == 80 and best.isascii() and best.isprintable()
+
+
+def test_difficulties_are_told_apart_if_there_are_several():
+    metrics = {}
+    batch = make_batch(RIGHT, RIGHT, RIGHT, "x", "x", "x", difficulties=(3, 3, 4))
+    observers.Frontier().step(FakeRun(), batch, None, metrics)
+    assert metrics == {
+        "frontier/arithmetic-3/wrong": 0.0, "frontier/arithmetic-3/mixed": 0.5,
+        "frontier/arithmetic-3/right": 0.5, "frontier/arithmetic-4/wrong": 1.0,
+        "frontier/arithmetic-4/mixed": 0.0, "frontier/arithmetic-4/right": 0.0}
+
+
+@pytest.mark.parametrize("texts, expected", [
+    (["a", "b"], {"checks/share": 0.0}),
+    (["3+4=8;wait,3+4=7" + RIGHT, "1;wait,2"], {"checks/share": 1.0, "checks/repaired": 0.5})])
+def test_completions_of_arithmetic_that_check_themselves_are_counted(texts, expected):
+    metrics = {}
+    batch = make_batch(*texts, difficulties=(5,))
+    observers.Checks().step(FakeRun(), batch, None, metrics)
+    assert metrics == expected
+
+
+GOOD = {"signal": 0.5, "accuracy": 0.3, "completions/clipped_ratio": 0.1, "entropy": 0.2}
+
+
+@pytest.mark.parametrize("metrics, said", [
+    ({}, ""),
+    ({"signal": 0.0}, "--num_generations"), ({"signal": 0.0, "accuracy": 1.0}, ""),
+    ({"signal": 0.0, "teacher_kl": 0.1}, ""),
+    ({"completions/clipped_ratio": 0.6}, "--max_completion_length"),
+    ({"entropy": 0.001}, "--entropy_coef"), ({"entropy": 0.001, "accuracy": 0.95}, ""),
+    ({"rewards/chosen": -0.1}, "--learning_rate"),
+    ({"sampling/sampling_logp_difference/max": 0.01}, "--kernel torch"),
+    ({"sampling/sampling_logp_difference/max": 0.01,
+      "sampling/importance_sampling_ratio/mean": 0.9}, ""),
+    ({"sampling/sampling_logp_difference/mean": 0.02}, "--importance_sampling_correction")])
+def test_a_warning_is_given_once_where_learning_cannot_work(metrics, said, capsys):
+    observer = observers.Warnings()
+    for _ in range(2):
+        observer.step(FakeRun(), None, None, GOOD | metrics)
+    printed = capsys.readouterr().out
+    assert printed.count("warning") == bool(said) and said in printed
+
+
+def test_a_base_that_is_never_right_is_warned_of(capsys):
+    observer = observers.Warnings()
+    observer.evaluate(FakeRun(step=0), {"pass@1": 0.01})
+    observer.evaluate(FakeRun(step=5), {"pass@1": 0.0})
+    assert capsys.readouterr().out == ""
+    observer.evaluate(FakeRun(step=0), {"pass@1": 0.0})
+    assert "--base_steps" in capsys.readouterr().out

@@ -1,0 +1,228 @@
+"""examples/trpo.py: conjugate gradients against a dense solve, the step against a policy whose
+Fisher matrix is known, the bound of the exact KL, and a run that is resumed."""
+import functools
+import importlib
+
+import pytest
+import torch
+from conftest import f64
+
+import common
+import ppo
+
+trpo = importlib.import_module("examples.trpo")
+pytestmark = pytest.mark.quick
+close = functools.partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
+almost = functools.partial(torch.testing.assert_close, atol=1e-8, rtol=1e-8)
+
+
+def randn(*shape, seed=0):
+    """Random numbers of float64, the same in each call."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).double()
+
+
+# ---- conjugate gradients ---------------------------------------------------------------------
+
+@pytest.mark.parametrize("n", [1, 2, 5, 10])
+def test_conjugate_gradients_solve_a_system_in_as_many_steps_as_it_has_unknowns(n):
+    root = randn(n, n, seed=n)
+    matrix = root @ root.T + 0.5 * torch.eye(n).double()
+    b = randn(n, seed=100 + n)
+    before = b.clone()
+    x = trpo.conjugate_gradients(lambda v: matrix @ v, b)       # in 10 iterations
+    almost(x, torch.linalg.solve(matrix, b))
+    almost(trpo.conjugate_gradients(lambda v: matrix @ v, b, iterations=n), x)
+    assert (trpo.conjugate_gradients(lambda v: matrix @ v, 0 * b) == 0).all()
+    assert torch.equal(b, before)
+
+
+# ---- the step --------------------------------------------------------------------------------
+
+class Softmax:
+    """A policy in two states with three actions, linear in features; the last logit is always 0. It
+    is to raise the mean of rho A over states and actions, within KL(first || now), both exact."""
+
+    def __init__(self, seed=0):
+        self.features = randn(2, 2, 3, seed=seed)       # states, free logits, weights
+        self.A = 2 * randn(2, 3, seed=seed + 10)
+        theta = randn(3, seed=seed + 20)
+        self.weights = [theta[:2].view(1, 2).clone().requires_grad_(),      # in two pieces
+                        theta[2:].clone().requires_grad_()]
+        self.first = self.probabilities().detach()
+
+    def probabilities(self):
+        """-> (2, 3)"""
+        logits = self.features @ trpo.flatten(self.weights)
+        return torch.cat([logits, torch.zeros(2, 1).double()], dim=1).softmax(dim=1)
+
+    def objective(self):
+        pi = self.probabilities()
+        kl = self.first * (self.first / pi).log()
+        return (pi * self.A).sum(dim=1).mean(), kl.sum(dim=1).mean()
+
+    def theta(self):
+        return trpo.flatten(self.weights).detach()
+
+    def set(self, theta):
+        self.weights[0].data.copy_(theta[:2].view(1, 2))
+        self.weights[1].data.copy_(theta[2:])
+
+    def gradient(self):
+        """Of the objective. -> (3,)"""
+        L, _ = self.objective()
+        return trpo.flatten(torch.autograd.grad(L, self.weights))
+
+    def fisher(self):
+        """The mean over states and actions of the outer product of the score with itself. -> (3, 3)
+        """
+        logit_gradients = torch.cat([self.features, torch.zeros(2, 1, 3).double()], dim=1)
+        mean = (self.first[:, :, None] * logit_gradients).sum(dim=1, keepdim=True)
+        scores = logit_gradients - mean                                         # (2, 3, 3)
+        return torch.einsum("sa,sai,saj->ij", self.first, scores, scores) / 2
+
+
+@pytest.mark.parametrize("damping", [0.1, 0.0, 2.0])
+def test_the_second_derivative_of_the_kl_is_the_fisher_matrix(damping, monkeypatch):
+    policy = Softmax()
+    systems = []
+
+    def solve(product, b):
+        matrix = torch.stack([product(row) for row in torch.eye(3).double()])
+        systems.append((matrix.detach(), b))
+        return torch.linalg.solve(matrix, b)
+    monkeypatch.setattr(trpo, "conjugate_gradients", solve)
+    gradient = policy.gradient()
+    trpo.trust_region_step(policy.weights, policy.objective, 0.01, damping)
+    [(matrix, b)] = systems
+    close(matrix, policy.fisher() + damping * torch.eye(3).double())
+    close(b, gradient)
+
+
+@pytest.mark.parametrize("damping", [0.1, 0.0])
+@pytest.mark.parametrize("max_kl", [1e-6, 0.01, 0.3, 10.0])
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_step_is_the_longest_of_its_parts_that_stays_in_the_region_and_pays(
+        damping, max_kl, seed):
+    policy = Softmax(seed)
+    start = policy.theta()
+    F = policy.fisher() + damping * torch.eye(3).double()
+    x = torch.linalg.solve(F, policy.gradient())
+    step = (2 * max_kl / (x @ F @ x)).sqrt() * x
+    before, _ = policy.objective()
+    metrics = trpo.trust_region_step(policy.weights, policy.objective, max_kl, damping)
+    after, kl = policy.objective()
+    backtracks = int(metrics["trpo/backtracks"])
+    assert after > before and kl <= max_kl and backtracks < 10
+    torch.testing.assert_close(
+        policy.theta(), start + 0.8 ** backtracks * step, atol=1e-7, rtol=1e-6)
+    close((metrics["policy_kl"], metrics["loss"]), (kl.item(), -before.item()))
+
+    if backtracks > 0:                                  # with one less, it would have been too long
+        policy.set(start + 0.8 ** (backtracks - 1) * step)
+        L, kl = policy.objective()
+        assert kl > max_kl or before >= L
+
+
+def end_of_a_step(unit):
+    """Where a softmax policy goes whose weights are measured in this unit."""
+    theta = f64([0.5 / unit, -0.3 / unit]).requires_grad_()
+
+    def probabilities():
+        return torch.cat([unit * theta, f64([0.0])]).softmax(dim=0)
+    first = probabilities().detach()
+
+    def objective():
+        pi = probabilities()
+        return pi @ f64([1.0, -2.0, 0.5]), first @ (first / pi).log()
+    trpo.trust_region_step([theta], objective, max_kl=0.01, damping=0.0)
+    return unit * theta.detach()
+
+
+def test_the_natural_gradient_does_not_depend_on_the_units_of_the_weights():
+    close(end_of_a_step(100.0), end_of_a_step(1.0), atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize("case", [
+    "it never pays", "it always leaves the region", "there is no gradient"])
+def test_if_nothing_helps_the_weights_stay_exactly_as_they_were(case):
+    policy = Softmax()
+    start = policy.theta()
+
+    def objective():
+        L, D = policy.objective()
+        if case == "it never pays":
+            return L - L.detach(), D
+        if case == "it always leaves the region":
+            return L, D + 1.0
+        return 0 * L, D
+    metrics = trpo.trust_region_step(policy.weights, objective, 0.01, 0.1)
+    assert metrics["trpo/backtracks"] == 10
+    assert torch.equal(policy.theta(), start)
+
+
+# ---- the update ------------------------------------------------------------------------------
+
+SMALL = {"device": "cpu", "task": "gridworld", "hidden_size": 16, "num_hidden_layers": 1,
+         "intermediate_size": 16, "num_prompts": 4, "num_generations": 4,
+         "max_completion_length": 8, "temperature": 0.7}
+
+
+@pytest.mark.parametrize("micro_batch_size", [3, 32])
+def test_an_update_goes_uphill_within_the_exact_kl_of_the_valid_tokens(micro_batch_size):
+    cfg = trpo.Config(**SMALL, max_kl=0.02, micro_batch_size=micro_batch_size)
+    policy = ppo.GPT(cfg).double()
+    policy.embed.weight.data *= 20                      # so that tokens differ
+    batch = ppo.sample_batch(policy, common.load_task(cfg, ppo.verify), cfg, 0)
+    batch.lengths = torch.arange(16) % 8 + 1
+    batch.mask = (torch.arange(8) < batch.lengths[:, None]).to(batch.mask)
+    batch.mask[::3, 1] = 0                              # inserted by an environment
+    A = randn(16, 8)
+
+    def log_p():
+        """Of all tokens of the vocabulary, (16, 8, V)."""
+        logits = policy(torch.cat([batch.prompts, batch.tokens], dim=1))[:, -9:-1]
+        return (logits / 0.7).log_softmax(dim=-1).detach()
+
+    def mean(x):
+        return ((x * batch.mask).sum() / batch.mask.sum()).item()
+    old = log_p()
+    batch.logps = old.gather(-1, batch.tokens[..., None])[..., 0] * batch.mask
+    metrics = trpo.update(policy, None, batch, A, cfg, 0, 1.0)
+    new = log_p()
+    kl = mean((old.exp() * (old - new)).sum(dim=-1))
+    assert metrics["policy_kl"] == pytest.approx(kl, rel=1e-6)
+    assert 0.3 * 0.02 < kl <= 0.02
+    ratio = (new - old).gather(-1, batch.tokens[..., None])[..., 0].exp()
+    assert mean(ratio * A) > mean(A) + 0.01
+    assert metrics["loss"] == pytest.approx(-mean(A), abs=1e-6)
+
+
+# ---- runs ------------------------------------------------------------------------------------
+
+def weights_of(folder):
+    saved = torch.load(folder / "checkpoint.pt", weights_only=True)
+    return torch.cat([weight.flatten() for part in ("policy", "critic")
+                      for weight in saved[part].values()])
+
+
+def test_a_run_that_is_resumed_ends_as_the_uninterrupted_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    flags = [f"--{name}={value}" for name, value in SMALL.items()]
+    flags += ["--base_steps=10", "--num_eval_problems=8", "--num_eval_samples=2"]
+    trpo.main([*flags, "--max_steps=4", "--output_dir=four"])
+    trpo.main([*flags, "--max_steps=2", "--output_dir=two"])
+    two = weights_of(tmp_path / "two")
+    trpo.main(["--resume_from_checkpoint=two", "--max_steps=4"])
+    assert torch.equal(weights_of(tmp_path / "two"), weights_of(tmp_path / "four"))
+    assert not torch.equal(weights_of(tmp_path / "two"), two)
+    assert (tmp_path / "two/trpo.py").exists()
+
+
+@pytest.mark.parametrize("flag", ["--trust_region=penalty", "--epsilon=0.1", "--max_kl=0"])
+def test_flags_that_trpo_does_not_have_are_refused(flag, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        trpo.main([flag])
+    assert stopped.value.code == 2
+    assert flag.partition("=")[0] in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
