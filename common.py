@@ -468,15 +468,16 @@ def pass_at_k(n, c, k):
 def scores(batch, task, num_samples):
     """What an evaluation says of num_samples completions of each problem, or of one greedy one if
     num_samples is 0. tools/scores.py adds to it. -> dict"""
-    found = {"think_share": fmean(["<think>" in text for text in batch.texts]),
-             "mean_length": batch.mask.sum(dim=1).mean().item(),
-             "problems": len(batch.is_correct)}
+    found = {}
     num_correct = batch.is_correct.sum(dim=1).tolist()
     if task.is_judged and num_samples == 0:
         found["greedy"] = fmean(num_correct)
     elif task.is_judged:
         for k in sorted({1, min(8, num_samples), num_samples}):
             found[f"pass@{k}"] = fmean([pass_at_k(num_samples, c, k) for c in num_correct])
+    found["think_share"] = fmean(["<think>" in text for text in batch.texts])
+    found["mean_length"] = batch.mask.sum(dim=1).mean().item()
+    found["problems"] = len(batch.is_correct)
     more = optional("tools.scores")
     return found | more.scores(batch, task, num_samples) if more else found
 
@@ -506,14 +507,14 @@ class Console(Observer):
 
     def evaluate(self, run, scores):
         numbers = [f"{name} {x:.3f}" for name, x in scores.items() if isinstance(x, float)]
-        print("held out:" if run.state["steps"] else "base:", ", ".join(numbers), flush=True)
+        print("held out:" if run.state["steps"] else "base:", ", ".join(numbers[:4]), flush=True)
 
     def step(self, run, batch, advantages, metrics):
         columns = {head: metrics[name] for head, name in run.columns.items() if name in metrics}
         if not self.heading:
             self.heading = " step" + "".join(f"{head:>9}" for head in columns) + "  secs"
             print(self.heading)
-        cells = "".join(f"{value:9.3f}" for value in columns.values())
+        cells = "".join(f"{round(value, 3) + 0.0:9.3f}" for value in columns.values())
         print(f"{run.state['steps']:5d}{cells}{metrics['step_time']:6.2f}", flush=True)
 
     def finish(self, run, summary):

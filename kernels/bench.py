@@ -52,6 +52,7 @@ from tools.runs import DOCS, ROOT, put, table
 # Shapes are those of grpo.py; logits without a batch are (N, V).
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+GIGABYTES = 8.6 if DEVICE == "cuda" else 0.5            # that a copy moves
 ROWS = ("logits", "rollout", "step", "scaling")
 REPEATS = 5                             # of what is compared, after one that warms up
 LOGITS = [(8192, 32000), (8192, 50257), (8192, 128256), (8192, 151936), (65536, 512)]   # N, V
@@ -107,8 +108,7 @@ def memory_peak():
 
 def machine():
     """What there is, and what a copy reaches. -> dict"""
-    gigabytes = 8.6 if DEVICE == "cuda" else 0.5
-    source, target = torch.rand(2, int(gigabytes * 1e9 / 8), device=DEVICE)
+    source, target = torch.rand(2, int(GIGABYTES * 1e9 / 8), device=DEVICE)
     info = Path("/proc/cpuinfo")
     name = re.search("model name\\s*: (.*)", info.read_text()) if info.exists() else None
     packages = [name for name in ("torch", "triton", "transformers", "trl") if find_spec(name)]
@@ -117,7 +117,7 @@ def machine():
             "threads": torch.get_num_threads(),
             "versions": {"python": platform.python_version()}
             | {name: version(name) for name in packages},
-            "copy_GB_per_s": gigabytes / typical(lambda: target.copy_(source))}
+            "copy_GB_per_s": GIGABYTES / typical(lambda: target.copy_(source))}
 
 
 # ---- 2. log-probs of logits ------------------------------------------------------------------
@@ -440,7 +440,7 @@ def growth_table(record):
         rows.append([*key, some[32], some[128], some[512], f"{k:.1f}", *(f"{x:.0f}" for x in ends)])
     head = ["parameters", "rows", "job", "us a token, T = 32", "T = 128", "T = 512", "k of T^k",
             "MiB, T = 32", "T = 512"]
-    return f"{record['machine']['device']}:\n\n{table(head, rows)}\n" if rows else ""
+    return f"On {record['machine']['device']}:\n\n{table(head, rows)}\n" if rows else ""
 
 
 # ---- 7. all of it ----------------------------------------------------------------------------

@@ -53,7 +53,7 @@ k3 upside down
 the ratio in the estimate of the KL is pi / pi_ref
 torch.expm1(-x) + x
 torch.expm1(x) - x
-test_kl.py::test_k1_and_k3_average_to_the_kl_and_k2_does_not
+test_kl.py::test_k1_and_k3_average_to_the_kl_of_the_policy_from_the_reference_and_k2_does_not
 
 no EOS in the mask
 the token that ends a completion is not trained
@@ -65,7 +65,7 @@ prompts tiled
 prompts are tiled, rewards are read as if they were repeated, so a group has several prompts
 [problem for problem in problems for _ in range(cfg.num_generations)]
 problems * cfg.num_generations
-test_batches.py::test_each_completion_is_verified_against_its_own_problem
+test_batches.py::test_each_completion_is_verified_and_scored_against_its_own_problem
 
 cold sampler
 sampled with temperature 0.7, scored with 1
@@ -77,37 +77,37 @@ means of means
 each micro-batch is divided by its own tokens
 token_loss, mask, average, num_sequences, num_tokens, cfg.max_completion_length)
 token_loss, mask, average) * len(part) / num_sequences
-test_micro_batches.py::test_the_gradient_is_that_of_equation_5_in_any_number_of_micro_batches
+test_update.py::test_the_gradient_is_that_of_equation_5_in_any_number_of_micro_batches
 
 std of the batch
 all groups are divided by one standard deviation
 A / (rewards.std(dim=1, keepdim=True) + eps)
 A / (rewards.std() + eps)
-test_grpo.py::test_every_group_is_divided_by_its_own_std
+test_grpo.py::test_a_group_is_scaled_by_its_own_spread_or_mean_and_with_batch_by_the_spread_of_all
 
 advantage off by one
 each row has the advantage of the row before it
 logps, old_logps, A[part, :T], mask
 logps, old_logps, A[part - 1, :T], mask
-test_micro_batches.py::test_the_gradient_is_that_of_equation_5_in_any_number_of_micro_batches
+test_update.py::test_the_gradient_is_that_of_equation_5_in_any_number_of_micro_batches
 
 reference not frozen
 the reference is the policy itself
 reference = copy.deepcopy(policy)
 reference = policy
-test_main_loop.py::test_the_reference_stays_where_the_policy_began
+test_update.py::test_the_reference_of_a_run_stays_where_the_policy_began
 
 old not detached
 the new log-probs stand for the old, with their gradient: the ratio is 1, and its gradient 0
 logps - old_logps.detach(), 0.0
 logps - logps, 0.0
-test_grpo.py::test_on_fresh_samples_the_ratio_is_one_and_the_gradient_is_that_of_reinforce
+test_family.py::test_on_fresh_samples_the_ratio_is_one_and_the_gradient_that_of_reinforce
 
 KL twice
 the KL is added a second time
 token_loss = token_loss + cfg.beta * token_kl
 token_loss = token_loss + 2 * cfg.beta * token_kl
-test_micro_batches.py::test_the_gradient_is_that_of_equation_5_in_any_number_of_micro_batches
+test_update.py::test_the_gradient_is_that_of_equation_5_in_any_number_of_micro_batches
 """
 MISTAKES = [Mistake(*block.split("\n")) for block in TEXT.strip().split("\n\n")]
 

@@ -18,7 +18,7 @@ def find(name):
     """The class of a task. Exits with one line where there is none. -> subclass of common.Task"""
     if name == "arithmetic":
         return common.Arithmetic
-    path = Path(__file__).with_name(f"{name}.py")
+    path = Path(__file__).parent / f"{name}.py"
     if not (name.isidentifier() and path.is_file()):
         common.fail(f"--task {name}: there is no {path}; there are {', '.join(names())}")
     module = importlib.import_module(f"tasks.{name}")

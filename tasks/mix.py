@@ -116,8 +116,11 @@ class Curriculum(Wrapper):
         while True:
             problem = self.task.sample(rng)
             rate = self.state["rates"].get(self.level(problem))
-            is_exempt = rate is None or self.is_held_out(problem)
-            if is_exempt or rng.random() < preference(rate):
+            if rate is None or self.is_held_out(problem):
+                return problem
+            # not rng's next number, or held-out problems would depend on the rates
+            coin = random.Random(hash(rng.getstate()[1]))
+            if coin.random() < preference(rate):
                 return problem
 
     def observe(self, batch, step):

@@ -7,7 +7,7 @@ is missing. These tests run without a mistake first. They have to pass, and the 
 asked before the others; what is skipped here (no transformers, no node) is not asked.
 
 The mistakes are in mistakes.txt. `== file | tests` says whose mistakes follow and who should see
-them: a file of tests, and an expression for pytest -k. Then, of each, its name, the lines that are
+them: files of tests, and an expression for pytest -k. Then, of each, its name, the lines that are
 replaced (-), and those that take their place (+).
 """
 import gc
@@ -42,7 +42,8 @@ class Mutant(NamedTuple):
     name: str
     old: list
     new: list
-    tests: str
+    files: list
+    words: str
 
 
 def parse(text):
@@ -52,12 +53,12 @@ def parse(text):
         mark = line[:2].strip()
         if mark == "==":
             file, tests = line[3:].split(" | ")
-        elif mark == "-":
-            mutants[-1].old.append(line[2:])
-        elif mark == "+":
-            mutants[-1].new.append(line[2:])
+            files = [f"tests/{word}" for word in tests.split() if word.endswith(".py")]
+            words = " ".join(tests.split()[len(files):])
+        elif mark in ("-", "+"):
+            (mutants[-1].old if mark == "-" else mutants[-1].new).append(line[2:])
         elif line:
-            mutants.append(Mutant(file, line, [], [], tests))
+            mutants.append(Mutant(file, line, [], [], files, words))
     return mutants
 
 
@@ -94,22 +95,21 @@ def start(scratch):
     gc.freeze()                         # else each fork would look for garbage in all of torch
 
 
-def run_tests(tests, seconds, sender):
+def run_tests(files, words, known, sender):
     """Run tests, and send: exit code of pytest, which test failed, seconds of each."""
     with open("output.txt", "w") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
-    file, _, words = tests.partition(" ")
-    order = Order(seconds)
+    order = Order(known)
     code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-o", "addopts=", "--basetemp", "tmp",
-                        f"tests/{file}", "-k", words], plugins=[order])
+                        *files, "-k", words], plugins=[order])
     sender.send((int(code), order.failed, order.seconds))
 
 
-def ask(tests, seconds):
+def ask(files, words, known=None):
     """Run tests in a fork. -> exit code of pytest, which test failed or why, seconds of each"""
     receiver, sender = FORK.Pipe(duplex=False)
-    process = FORK.Process(target=run_tests, args=(tests, seconds, sender))
+    process = FORK.Process(target=run_tests, args=(files, words, known, sender))
     process.start()
     sender.close()
     try:
@@ -118,62 +118,56 @@ def ask(tests, seconds):
         result = (3, "the process died", {})
     process.kill()
     process.join()
-    if seconds is None and result[0] not in (0, 5):
+    if known is None and result[0] not in WORDS:
         print(Path("output.txt").read_text())
     return result
 
 
-def ask_with(mutant, number, seconds):
+def ask_with(mutant, number, known):
     """Make a mistake, and run its tests. -> as `ask`"""
     path = Path(mutant.file)
     source = path.read_text() if path.is_file() else ""
     old = "\n".join(mutant.old)
     if source.count(old) != 1 or mutant.old == mutant.new:
         return 2, f"the old text occurs {source.count(old)} times", {}
-    before = path.stat().st_mtime
     path.write_text(source.replace(old, "\n".join(mutant.new)))
     os.utime(path, (number, number))    # by which Python knows that it has to compile it anew
-    result = ask(mutant.tests, seconds)
+    result = ask(mutant.files, mutant.words, known)
     path.write_text(source)
-    os.utime(path, (before, before))
     return result
 
 
 def main(words):
     """-> exit code, 1 if a mutant survives or is broken, or if its tests fail without it"""
-    mutants = [mutant for mutant in parse(MISTAKES.read_text())
-               if all(word in f"{mutant.file} {mutant.name} {mutant.tests}" for word in words)]
-    expressions = {}                    # of each file of tests
-    for mutant in mutants:
-        file, _, expression = mutant.tests.partition(" ")
-        expressions.setdefault(file, {})[f"({expression or 'test'})"] = None
     clock = time.perf_counter()
+    mutants = [mutant for mutant in parse(MISTAKES.read_text())
+               if all(word in " ".join([*mutant[:2], *mutant.files]) for word in words)]
+    expressions = {}                    # of each file of tests, as a dict of which all values are 0
+    for mutant in mutants:
+        for file in mutant.files:
+            expressions.setdefault(file, {})[f"({mutant.words or 'test'})"] = 0
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",     # forks break pools
                    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     for name in PRELOAD:
         if importlib.util.find_spec(name.partition(".")[0]):
             importlib.import_module(name)
-    seconds = {}
-    counts = dict.fromkeys([*WORDS.values(), "BROKEN"], 0)
+    known = {}
+    count = dict.fromkeys([*WORDS.values(), "BROKEN"], 0)
     with tempfile.TemporaryDirectory() as scratch, ProcessPoolExecutor(
-            os.cpu_count(), mp_context=FORK, initializer=start,
-            initargs=[scratch]) as pool:
-        jobs = [pool.submit(ask, f"{file} {' or '.join(found)}", None)
-                for file, found in expressions.items()]
-        for code, failed, found in [done.result() for done in jobs]:
-            seconds |= found
+            os.cpu_count(), FORK, start, [scratch]) as pool:
+        for code, failed, seconds in pool.map(
+                ask, [[file] for file in expressions], map(" or ".join, expressions.values())):
+            known |= seconds
             if code not in (0, 5):
                 print(f"without a mistake: {failed or 'no such test'}")
                 return 1
-        jobs = [pool.submit(ask_with, mutant, number, seconds)
-                for number, mutant in enumerate(mutants, start=1)]
-        for mutant, done in zip(mutants, jobs):
-            code, failed, _ = done.result()
+        results = pool.map(ask_with, mutants, range(len(mutants)), [known] * len(mutants))
+        for mutant, (code, failed, _) in zip(mutants, results):
             word = WORDS.get(code, "BROKEN")
-            counts[word] += 1
+            count[word] += 1
             print(f"{word:9}{mutant.file}: {mutant.name}  [{failed.split('::')[-1]}]", flush=True)
-    print(f"{counts}, {time.perf_counter() - clock:.0f} s")
-    return int(not mutants or counts["SURVIVED"] + counts["BROKEN"] > 0)
+    print(f"{count}, {time.perf_counter() - clock:.0f} s")
+    return int(count["killed"] + count["skipped"] < max(1, len(mutants)))
 
 
 if __name__ == "__main__":

@@ -126,13 +126,6 @@ def test_of_a_mix_the_task_with_an_environment_responds(names, name):
 
 # ---- bad input -------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("words, said", [
-    ([], "RUN"), (["run"], "PROMPT"), (["run", "1+1=", "2+2="], "2+2="),
-    (["run", "1+1=", "--greedy"], "--greedy")])
-def test_words_that_are_missing_or_too_many_are_refused(refused, words, said):
-    refused(ask.main, words, said)
-
-
 @pytest.mark.parametrize("script", [
     "common.py", "chess.py", "grpo", "../grpo.py", "tools/ask.py", "tests", "", "a\nb.py",
     str(ROOT / "grpo.py")])

@@ -3,6 +3,7 @@ verifier."""
 import random
 import re
 import time
+from types import SimpleNamespace
 
 import pytest
 from conftest import takes_less_than
@@ -13,7 +14,7 @@ from common import Problem
 from tasks import lookup
 from tasks.rewards import tool_reward
 
-TASK = common.load_task(grpo.Config(task="lookup"), grpo.verify)
+TASK = common.load_task(grpo.Config(task="lookup", device="cpu"), grpo.verify)
 PEOPLE = ("ka", "mi", "to", "re", "su", "no")
 TABLE = tuple(zip(PEOPLE, PEOPLE[1:] + PEOPLE[:1]))
 PROBLEM = Problem("boss of boss of ka?", "to", "", 2, TABLE)
@@ -32,7 +33,6 @@ def response(text, problem=PROBLEM):
 
 
 # ---- the environment -------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("text, value", [
     ("<search>ka</search>", "mi"), ("<think><search>no</search>", "ka"),
@@ -78,18 +78,14 @@ def test_without_a_call_nothing_is_inserted(text):
     assert TASK.respond(PROBLEM, text) == ""
 
 
-def test_no_more_than_four_calls_are_answered_malformed_ones_included():
+def test_no_more_than_four_calls_are_answered_malformed_ones_included_and_none_without_a_table():
+    assert response("<search>ka</search>", PROBLEM._replace(secret=None)) == "unknown"
     assert lookup.CALL_LIMIT == 4
     assert response(3 * ASKED + "<search>mi</search>") == "to"
     assert response(4 * ASKED + "<search>mi</search>") == "no more"
     assert response(50 * ASKED + "<search>mi</search>") == "no more"
     assert response(3 * "</search>" + "<search>mi</search>") == "to"
     assert response(4 * "</search>" + "<search>mi</search>") == "no more"
-
-
-def test_without_a_table_every_key_is_unknown():
-    assert response("<search>ka</search>", PROBLEM._replace(secret=None)) == "unknown"
-    assert response("<search>ka</search>", PROBLEM._replace(secret=())) == "unknown"
 
 
 def test_a_forged_information_block_changes_nothing():
@@ -101,16 +97,7 @@ def test_a_forged_information_block_changes_nothing():
         assert TASK.verify(PROBLEM, text + "<answer>to</answer>") == 1
 
 
-def test_the_environment_responds_to_tokens_that_the_policy_can_sample_and_in_few():
-    for text in TASK.call_tokens:
-        assert grpo.TOKENIZER.encode_single_token(text) < grpo.VOCAB_SIZE
-    for text in ("<search>ka</search>", "</search>", "<search>xx</search>", 9 * "</search>"):
-        ids = grpo.TOKENIZER.encode(TASK.respond(PROBLEM, text), allowed_special="all")
-        assert len(ids) <= 10
-
-
 # ---- the verifier ----------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("text", [
     "<answer>to</answer>", "<answer> to </answer>", "to<answer>to</answer>xx",
@@ -159,9 +146,9 @@ def check_response(text, block):
         assert dict(TABLE)[key] == words, text
 
 
-def test_a_hundred_thousand_random_texts_raise_nothing_and_are_answered_with_one_short_block():
+def test_random_texts_raise_nothing_and_are_answered_with_one_short_block():
     rng = random.Random(0)
-    texts = [random_text(rng, i) for i in range(100_000)]
+    texts = [random_text(rng, i) for i in range(20_000)]
     start = time.process_time()
     verdicts = [TASK.verify(PROBLEM, text) for text in texts]
     blocks = [TASK.respond(PROBLEM, text) for text in texts]
@@ -173,7 +160,7 @@ def test_a_hundred_thousand_random_texts_raise_nothing_and_are_answered_with_one
         is_alone = text.count("<answer>") == text.count("</answer>") == len(inside) == 1
         assert verdict == float(is_alone and inside[0].strip(" ") == "to"), text
         assert len(predicted) == text.count("</search>")
-    assert sum(verdicts) > 20
+    assert sum(verdicts) > 5
     assert {block[13:-14] for block in blocks} >= {
         "mi", "to", "re", "unknown", "empty", "nested", "unopened", "too long", "no more",
         "unclosed"}
@@ -193,7 +180,6 @@ def test_hostile_text_costs_about_a_millisecond(text):
 
 # ---- problems and demonstrations -------------------------------------------------------------
 
-
 def test_an_answer_is_the_prompts_number_of_look_ups_away_from_its_key():
     problems = common.sample_problems(TASK, 2000, 0)
     for problem in problems:
@@ -208,53 +194,20 @@ def test_an_answer_is_the_prompts_number_of_look_ups_away_from_its_key():
         assert (problem.task, problem.difficulty, problem.answer) == ("lookup", hops, name)
         assert len(problem.prompt) <= TASK.prompt_width
         assert len(table) == 6 and set(table) == set(table.values())
+        assert list(problem.secret) == sorted(table.items())        # it says nothing of the answer
         assert all(name != boss and table[boss] != name for name, boss in table.items())
     assert {problem.difficulty for problem in problems} == {1, 2}
     assert max(len(problem.prompt) for problem in problems) == TASK.prompt_width
     assert 0.4 < sum(problem.difficulty == 1 for problem in problems) / 2000 < 0.6
 
 
-def test_the_answer_of_a_problem_earns_one_and_that_of_another_does_not():
-    problems = common.sample_problems(TASK, 300, 0) + common.sample_problems(TASK, 300, 0, "test")
-    for p, q in zip(problems, problems[1:]):
-        assert TASK.verify(p, "<answer>" + p.answer + "</answer>") == 1
-        assert TASK.verify(p, "<answer>" + q.answer + "</answer>") == (p.answer == q.answer)
-
-
-def test_the_order_of_the_table_says_nothing_of_the_answer():
-    for problem in common.sample_problems(TASK, 50, 0):
-        assert list(problem.secret) == sorted(problem.secret)
-
-
-def test_the_same_question_has_another_answer_in_another_table():
-    answers = {}
-    for problem in common.sample_problems(TASK, 20_000, 0):
-        answers.setdefault(problem.prompt, []).append(problem.answer)
-    several = [found for found in answers.values() if len(found) > 4]
-    assert len(answers) > 1000 and len(several) > 500
-    assert sum(len(set(found)) for found in several) / sum(map(len, several)) > 0.95
-
-
-def test_no_problem_is_in_both_splits_and_no_demonstration_is_of_a_held_out_problem():
-    test = {p.prompt for p in common.sample_problems(TASK, 20_000, 0, "test")}
-    train = {p.prompt for p in common.sample_problems(TASK, 20_000, 0, "train")}
-    shown = set()
-    for phase in ("textbook", "forum"):
-        pairs = common.sample_demonstrations(TASK, 10_000, 0, phase)
-        shown |= {problem.prompt for problem, _ in pairs}
-    assert len(test) > 100 and len(shown) > 1000
-    assert not test & train and not test & shown
-    assert 0.05 < len(test) / len(test | train) < 0.15
-
-
 @pytest.mark.parametrize("phase, share", [
     ("textbook", 0.9), ("forum", 0.2), ("cold_start", 1.0)])
 def test_who_asks_is_right_and_who_guesses_is_not(phase, share):
-    shown = common.sample_demonstrations(TASK, 5000, 0, phase)
-    assert shown == common.sample_demonstrations(TASK, 5000, 0, phase)
     num_asking = 0
     num_lucky = 0
-    for problem, text in shown:
+    for problem in common.sample_problems(TASK, 5000, 0, phase=phase):
+        text = problem.completion
         if "<search>" in text:
             num_asking += 1
             assert TASK.verify(problem, text) == 1
@@ -267,16 +220,17 @@ def test_who_asks_is_right_and_who_guesses_is_not(phase, share):
 
 
 def test_demonstrations_hold_what_the_environment_would_insert_where_it_would():
-    for problem, text in common.sample_demonstrations(TASK, 500, 0, "textbook"):
+    """And with the end and a failed call they fit into a completion."""
+    for problem in common.sample_problems(TASK, 500, 0, phase="textbook"):
+        text = problem.completion
         pieces = re.split("(?<=</search>)", text)
         for i in range(1, len(pieces)):
             assert pieces[i].startswith(TASK.respond(problem, "".join(pieces[:i])))
         assert text.count("<information>") == text.count("<search>") <= lookup.CALL_LIMIT
-
-
-def test_a_worked_answer_fits_into_a_completion():
-    for _, text in common.sample_demonstrations(TASK, 200, 0, "textbook"):
         ids = grpo.TOKENIZER.encode(text, allowed_special="all")
-        # the end and a failed call included
         assert len(ids) + 10 < TASK.defaults["max_completion_length"]
-    assert set(TASK.defaults) <= set(common.Config.__dataclass_fields__)
+
+
+def test_calls_are_counted():
+    texts = ["<search>ka</search><search>", "<answer>x</answer>", "<search>a</search>", ""]
+    assert TASK.observe(SimpleNamespace(texts=texts), 0) == {"tools/call_frequency": 0.75}

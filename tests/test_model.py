@@ -1,13 +1,23 @@
-"""The model: what a token may depend on, positions, and reading with a cache."""
+"""The model, against a plain reference; reading with a cache; and the log-probs of its logits. The
+scripts have one text of it, so these tests ask grpo.py."""
 import functools
+import itertools
+import math
 
 import pytest
 import torch
-from conftest import every_script
+from conftest import TINY
 
+import common
 import grpo
 
 close = functools.partial(torch.testing.assert_close, atol=1e-10, rtol=0)
+
+
+@pytest.fixture
+def policy(talker, config):
+    """policy(**changes), in float64."""
+    return lambda **changes: talker(config(**changes)).double()
 
 
 @pytest.fixture
@@ -17,100 +27,151 @@ def tokens():
     return torch.randint(grpo.VOCAB_SIZE, (3, 9), generator=generator)
 
 
-@pytest.mark.parametrize("num_key_value_heads", [1, 2, 4])
-def test_reading_with_a_cache_gives_the_logits_of_reading_at_once(
-        config, talker, tokens, num_key_value_heads):
-    policy = talker(config(num_key_value_heads=num_key_value_heads)).double()
-    at_once = policy(tokens)
-    assert at_once.shape == (3, 9, grpo.VOCAB_SIZE)
-    cache = grpo.Cache()
-    pieces = [policy(tokens[:, :4], cache)]
-    for t in range(4, 9):
-        assert len(cache) == t
-        pieces.append(policy(tokens[:, t:t + 1], cache))
-    close(torch.cat(pieces, dim=1), at_once)
+# ---- the reference ---------------------------------------------------------------------------
+
+def rms_norm(x, weight):
+    return x / (x.square().mean(dim=-1, keepdim=True) + 2.2e-16).sqrt() * weight
 
 
-def test_several_tokens_can_be_read_behind_a_cache(config, talker, tokens):
-    policy = talker(config()).double()
-    cache = grpo.Cache()
-    pieces = [policy(tokens[:, :4], cache), policy(tokens[:, 4:], cache)]
-    close(torch.cat(pieces, dim=1), policy(tokens))
+def turned(x):
+    """Queries or keys of a head (L, hd). Features i and i + hd / 2 are a point in the plane, that is
+    turned by the angle position * 10000^(-2 i / hd)."""
+    L, hd = x.shape
+    points = torch.complex(x[:, :hd // 2], x[:, hd // 2:])
+    angles = torch.tensor([[t * 10_000 ** (-2 * i / hd) for i in range(hd // 2)]
+                           for t in range(L)], dtype=torch.float64)
+    points = points * torch.polar(torch.ones_like(angles), angles)
+    return torch.cat([points.real, points.imag], dim=1)
 
 
-def test_a_cache_goes_on_with_the_rows_that_it_is_told_to_take(config, talker, tokens):
-    policy = talker(config()).double()
-    cache = grpo.Cache()
-    policy(tokens[:, :4], cache)
+def attend(block, x, H, KV):
+    """Each head in turn; heads that stand side by side share keys and values."""
+    part = block.attention
+    hd = x.shape[1] // H
+    heads = []
+    for h in range(H):
+        group = h // (H // KV)
+        own = slice(h * hd, (h + 1) * hd)
+        shared = slice(group * hd, (group + 1) * hd)
+        q = turned(x @ part.query.weight[own].T)
+        k = turned(x @ part.key.weight[shared].T)
+        v = x @ part.value.weight[shared].T
+        scores = q @ k.T / hd ** 0.5
+        is_later = torch.ones_like(scores).triu(1).bool()
+        heads.append(scores.masked_fill(is_later, -math.inf).softmax(dim=-1) @ v)
+    return torch.cat(heads, dim=1) @ part.out.weight.T
+
+
+def reference_logits(model, ids, H, KV):
+    """(L,) -> (L, V)"""
+    x = model.embed.weight[ids]
+    for block in model.blocks:
+        x = x + attend(block, rms_norm(x, block.attention_norm.weight), H, KV)
+        y = rms_norm(x, block.mlp_norm.weight)
+        gate = y @ block.mlp.gate.weight.T
+        x = x + (gate * torch.sigmoid(gate) * (y @ block.mlp.up.weight.T)) @ block.mlp.down.weight.T
+    return rms_norm(x, model.norm.weight) @ model.embed.weight.T
+
+
+@pytest.mark.parametrize("H, KV", [(4, 1), (4, 2), (4, 4), (2, 1)])
+def test_the_logits_are_those_of_a_llama(config, tokens, H, KV):
+    cfg = config(num_attention_heads=H, num_key_value_heads=KV, num_hidden_layers=3)
+    model = grpo.GPT(cfg).double()
+    generator = torch.Generator().manual_seed(1)
+    for weight in model.parameters():                   # also those of the norms
+        weight.data += 0.3 * torch.randn(weight.shape, generator=generator)
+    logits = model(tokens)
+    assert logits.shape == (3, 9, grpo.VOCAB_SIZE)
+    for row in range(3):
+        expected = reference_logits(model, tokens[row], H, KV)
+        torch.testing.assert_close(logits[row], expected, atol=1e-6, rtol=0)    # angles: float32
+
+
+def test_the_weights_are_a_function_of_the_seed_of_the_base(config):
+    policies = [grpo.GPT(config(base_seed=seed)) for seed in (0, 0, 1)]
+    for first, again, other in zip(*(policy.parameters() for policy in policies)):
+        assert torch.equal(first, again)
+        assert not torch.equal(first, other) or first.dim() == 1        # norms begin with ones
+
+
+# ---- a cache ---------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("num_key_value_heads", [1, 4])
+def test_reading_with_a_cache_token_by_token_or_in_pieces_is_reading_at_once(
+        policy, tokens, num_key_value_heads):
+    model = policy(num_key_value_heads=num_key_value_heads)
+    at_once = model(tokens)
+    for ends in ([4, 5, 6, 7, 8, 9], [4, 9], [1, 2, 9]):
+        cache = {}
+        pieces = [model(tokens[:, start:end], cache) for start, end in zip([0, *ends], ends)]
+        close(torch.cat(pieces, dim=1), at_once)
+
+
+def test_a_cache_goes_on_with_the_rows_that_it_is_told_to_take(policy, tokens):
+    model = policy()
     rows = torch.tensor([2, 0, 2, 2])
-    cache.take(rows)
-    close(policy(tokens[rows, 4:], cache), policy(tokens)[rows, 4:])
+    cache = {}
+    model(tokens[:, :4], cache)
+    grpo.take(cache, rows)
+    close(model(tokens[rows, 4:], cache), model(tokens)[rows, 4:])
 
 
-def test_the_logits_are_read_from_the_hidden_states_by_the_transposed_embedding(config, tokens):
-    policy = grpo.GPT(config()).double()
-    hidden = policy.hidden(tokens)
-    torch.testing.assert_close(hidden @ policy.embed.weight.T, policy(tokens))
-    cache = grpo.Cache()
-    pieces = [policy.hidden(tokens[:, :5], cache)]
-    for t in range(5, 9):
-        pieces.append(policy.hidden(tokens[:, t:t + 1], cache))
-    close(torch.cat(pieces, dim=1), hidden)
+# ---- log-probs -------------------------------------------------------------------------------
+
+def some_logits(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).double()
 
 
-@pytest.fixture
-def one_layer(config, talker):
-    """A policy of one layer, in which only the rotation of keys tells the order of tokens."""
-    return talker(config(num_hidden_layers=1)).double()
+@pytest.mark.quick
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 2.0])
+def test_logprobs_are_the_logarithms_of_the_softmax_at_the_temperature(temperature):
+    logits = 3 * some_logits(2, 3, 5)
+    tokens = torch.tensor([[0, 4, 2], [1, 1, 3]])
+    logps, entropy = grpo.logprobs(logits, tokens, temperature)
+    for b, t in itertools.product(range(2), range(3)):
+        weights = [math.exp(z / temperature) for z in logits[b, t].tolist()]
+        p = [weight / sum(weights) for weight in weights]
+        close(logps[b, t].item(), math.log(p[tokens[b, t]]))
+        close(entropy[b, t].item(), -sum(q * math.log(q) for q in p))
+    logprobs = functools.partial(grpo.logprobs, tokens=tokens, temperature=temperature)
+    assert torch.autograd.gradcheck(logprobs, logits.requires_grad_())
+    for kernel in ("torch", "auto"):
+        close(logprobs(logits, kernel=kernel), (logps, entropy))
 
 
-def test_no_logit_depends_on_a_later_token_and_the_last_one_on_every_token(one_layer, tokens):
-    tokens = tokens[:1] % 256
-    before = one_layer(tokens)
-    for t in range(9):
-        changed = tokens.clone()
-        changed[0, t] += 1
-        is_moved = (one_layer(changed) - before).abs().amax(dim=-1)[0] > 1e-9       # (9,)
-        assert not is_moved[:t].any()
-        assert is_moved[t]
-        assert is_moved[-1]
+def test_tokens_with_an_infinitely_negative_logit_are_as_if_they_were_not_there():
+    few = some_logits(1, 2, 3)
+    many = torch.full((1, 2, 6), -math.inf, dtype=torch.float64)
+    many[..., 1:4] = few
+    found = []
+    for logits, tokens in ((few, [[0, 2]]), (many, [[1, 3]])):
+        logits.requires_grad_()
+        logps, entropy = grpo.logprobs(logits, torch.tensor(tokens), 0.7)
+        gradient = torch.autograd.grad((logps - 2 * entropy).sum(), logits)[0]
+        found.append((logps, entropy, gradient))
+    close(found[1][:2], found[0][:2])
+    close(found[1][2][..., 1:4], found[0][2])
+    assert (found[1][2][..., [0, 4, 5]] == 0).all()
+    logps, _ = grpo.logprobs(many, torch.tensor([[0, 5]]))
+    assert logps.tolist() == [[-math.inf, -math.inf]]
 
 
-def test_the_logits_depend_on_the_order_of_earlier_tokens(one_layer, tokens):
-    tokens = tokens[:1]
-    swapped = tokens[:, [1, 0, *range(2, 9)]]
-    assert (one_layer(swapped) - one_layer(tokens))[0, -1].abs().max() > 1e-6
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_certain_token_has_log_probability_and_entropy_zero(dtype):
+    logits = torch.tensor([[[0.0, 1e4, -1e4]]], dtype=dtype, requires_grad=True)
+    logps, entropy = grpo.logprobs(logits, torch.tensor([[1]]))
+    assert logps.item() == entropy.item() == 0
+    (logps + entropy).sum().backward()
+    assert (logits.grad == 0).all()
 
 
-def test_heads_that_share_keys_and_values_are_neighbours(config):
-    """Heads 0 and 1 of four read key/value head 0, heads 2 and 3 the other: as in Llama."""
-    attention = grpo.GPT(config(num_key_value_heads=2)).blocks[0].attention.double()
-    x = torch.randn(1, 5, 16, generator=torch.Generator().manual_seed(0)).double()
-    mask = torch.ones(5, 5, dtype=torch.bool).tril()
-    cos = torch.ones(5, 2, dtype=torch.float64)
-    attention.out.weight.data.copy_(torch.eye(16))              # the heads, side by side
-
-    def heads():
-        return attention(x, cos, 0 * cos, mask, None).unflatten(-1, (4, 4))
-    before = heads()
-    attention.value.weight.data[:4] += 1.0                      # of key/value head 0
-    is_changed = (heads() - before).abs().amax(dim=(0, 1, 3)) > 1e-3
-    assert is_changed.tolist() == [True, True, False, False]
+def test_a_kernel_that_does_not_exist_is_refused():
+    with pytest.raises(ValueError, match="warp"):
+        grpo.logprobs(torch.zeros(1, 1, 2), torch.zeros(1, 1, dtype=torch.long), kernel="warp")
 
 
-@every_script
-def test_moving_every_position_by_the_same_amount_changes_nothing_a_block_computes(
-        script, config):
-    """Only the distance of two tokens counts, as it does if a rotation, not a mirror, tells the
-    position."""
-    block = script.GPT(config()).blocks[0].double()
-    x = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0)).double()
-    mask = torch.ones(5, 5, dtype=torch.bool).tril()
-
-    def read(positions):
-        angles = positions[:, None].double() * torch.tensor([1.0, 0.3]).double()   # (L, hd / 2)
-        return block(x, angles.cos(), angles.sin(), mask, None)
-    positions = torch.arange(5)
-    for start in (1, 7, 1000):
-        torch.testing.assert_close(read(positions + start), read(positions), atol=1e-9, rtol=0)
-    assert (read(2 * positions) - read(positions)).abs().max() > 1e-3
+def test_gpt_is_what_the_contract_says():
+    cfg = grpo.Config(**(TINY | {"hidden_size": 32}))
+    assert grpo.GPT(cfg)(torch.zeros(2, 5, dtype=torch.long)).shape == (2, 5, 320)
+    assert not any(name.endswith("bias") for name in grpo.GPT(cfg).state_dict())
+    assert issubclass(grpo.Config, common.Config)

@@ -10,12 +10,10 @@ import shlex
 
 import pytest
 import torch
-from conftest import ROOT
 from node_engine import run
 from torch import nn
 
 import common
-import dpo
 import grpo
 import reinforce
 from tools.play import __main__ as play
@@ -140,25 +138,6 @@ def test_completions_are_those_of_a_rollout_with_the_same_random_numbers(case, i
     assert is_greedy or len(set(map(len, wanted))) > 4
 
 
-def test_the_page_answers_held_out_problems_as_the_policies_that_it_holds_do():
-    stored = build.data_of(build.PAGE.read_text(encoding="utf-8"))
-    sizes = stored["cfg"]
-    cfg = grpo.Config(
-        device="cpu", task=f"arithmetic:{sizes['minOperands']}-{sizes['maxOperands']}",
-        max_completion_length=sizes["T"], hidden_size=sizes["D"], intermediate_size=sizes["F"],
-        num_hidden_layers=sizes["numLayers"], num_attention_heads=sizes["H"],
-        num_key_value_heads=sizes["KV"])
-    task = common.load_task(cfg, grpo.verify)
-    problems = common.held_out_problems(task, 50)
-    found = run(stored, """
-        return [base, trained].map((policy) => finish(rollout(new Tree(policy), inputs.prompts)));
-        """, prompts=[problem.prompt for problem in problems])
-    for state, completions in zip(build.unpack(stored["packed"]), found):
-        batch = grpo.complete(policy_of(cfg, state), task, cfg, problems)
-        tokens = [row[:n] for row, n in zip(batch.tokens.tolist(), batch.lengths.tolist())]
-        assert [one["tokens"] for one in completions] == tokens
-
-
 # ---- a step ----------------------------------------------------------------------------------
 
 @pytest.fixture(scope="module")
@@ -247,7 +226,7 @@ def test_steps_are_those_of_adamw_along_a_gradient_of_norm_one_at_most():
 
 # ---- texts, problems, scores -----------------------------------------------------------------
 
-def test_tokens_texts_and_verdicts_are_those_of_the_scripts(case):
+def test_tokens_texts_verdicts_and_held_out_problems_are_those_of_the_scripts(case):
     rng = random.Random(0)
     prompts = [*PROMPTS, "1<|eos|>2=", "\ud83d", "a\udc00b", "\U0001f600", "\ufeff1", "x\x00"]
     ids = [[0xef, 0xbb, 0xbf, 65], [0xf0, 0x9f, 0x98], [0xed, 0xa0, 0x80], [0xc0, 0x80], [],
@@ -258,34 +237,26 @@ def test_tokens_texts_and_verdicts_are_those_of_the_scripts(case):
                "0" * 20 + "7", " " * 199 + "7", " " * 200 + "7", "18446744073709551617"]
     texts = [f"<answer>{number}</answer>" for number in numbers]
     texts += ["7", "<answer>7", "\n" + texts[0], texts[0] * 2, texts[0] + "</answer>", "\ud800"]
+    drawn = common.sample_problems(case.task, 99, 0) + common.sample_problems(
+        case.task, 99, 0, "test")
     found = run(case.stored, """
-        return { encoded: inputs.prompts.map((prompt) => encodePrompt(prompt, cfg)),
+        const random = generator(7);
+        return { held: inputs.drawn.map(isHeldOut),
+                 sampled: Array.from({ length: 99 }, () => sampleProblem(random, true, cfg)),
+                 encoded: inputs.prompts.map((prompt) => encodePrompt(prompt, cfg)),
                  decoded: inputs.ids.map((row) => decode(row, cfg)),
                  verdicts: inputs.texts.map((text) => verify("7", text)),
                  none: inputs.texts.map((text) => verify(null, text)) };
-        """, prompts=prompts, ids=ids, texts=texts)
+        """, prompts=prompts, ids=ids, texts=texts, drawn=[problem.prompt for problem in drawn])
     problems = [common.Problem(prompt, "7") for prompt in prompts]
     assert found["encoded"] == grpo.encode_prompts(problems, case.task, "cpu").tolist()
     assert found["decoded"] == [grpo.decode(row) for row in ids]
     assert found["verdicts"] == [grpo.verify(problems[0], text) for text in texts]
     assert sum(found["verdicts"]) > 3 and sum(found["none"]) == 0
-
-
-def test_sampled_problems_are_those_of_the_task_and_of_the_side_that_is_asked_for(case):
-    found = run(case.stored, """
-        const random = generator(7);
-        return [true, false].map((heldOut) => Array.from({ length: 300 }, () => {
-          const { prompt, answer } = sampleProblem(random, heldOut, cfg);
-          return [prompt, answer, solve(prompt)];
-        }));
-        """)
-    for is_held_out, problems in zip((True, False), found):
-        assert len({prompt for prompt, _, _ in problems}) > 250
-        for prompt, answer, solved in problems:
-            assert answer == solved == str(eval(prompt.removesuffix("=")))
-            assert case.task.is_held_out(common.Problem(prompt, answer)) == is_held_out
-            assert len(re.findall("[1-9]", prompt)) in range(
-                case.task.min_operands, case.task.max_operands + 1)
+    assert found["held"] == [False] * 99 + [True] * 99
+    for one in found["sampled"]:
+        assert one["answer"] == str(eval(one["prompt"].removesuffix("=")))
+        assert case.task.is_held_out(common.Problem(one["prompt"], one["answer"]))
 
 
 def test_pass_at_k_and_maj_at_k_are_those_of_the_scripts():
@@ -372,31 +343,25 @@ def test_the_committed_page_is_made_of_todays_parts():
 
 
 @pytest.mark.parametrize("file, changes, said", [
-    ("config.json", {"task": "countdown"}, "--task countdown"),
-    ("config.json", {"reward": "accuracy+format"}, "--reward accuracy+format"),
-    ("config.json", {"init_from": "runs/a"}, "--init_from runs/a"),
-    ("config.json", dataclasses.asdict(dpo.Config(device="cpu")), "learns from pairs"),
-    ("config.json", None, "no run"), ("summary.json", None, "not ended"),
-    ("summary.json", {"steps": "<b>"}, "summary.json is damaged"),
-    ("base.pt", None, "base.pt"), ("checkpoint.pt", {"policy": {}}, "checkpoint.pt"),
-    ("checkpoint.pt", 1e4, "answers")])
+    ("config.json", {"config": {"task": "countdown"}}, "--task countdown"),
+    ("config.json", {"config": {"reward": "accuracy+format"}}, "--reward accuracy+format"),
+    ("config.json", {"config": {"init_from": "runs/a"}}, "--init_from runs/a"),
+    ("config.json", {"script": "dpo.py"}, "learns from pairs"),
+    ("summary.json", None, "not ended"), ("summary.json", {"steps": "<b>"}, "is damaged"),
+    ("base.pt", None, "base.pt"), ("checkpoint.pt", 1e4, "answers")])
 def test_a_run_of_which_the_page_would_not_tell_the_truth_is_refused(
         folder, capsys, file, changes, said):
     path = folder / file
     if changes is None:
         path.unlink()
-    elif file == "config.json":
-        record = json.loads(path.read_text())
-        record["config"] |= changes
-        record["script"] = "dpo.py" if "pairs" in said else "grpo.py"
-        path.write_text(json.dumps(record))
-    elif file == "summary.json":
-        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    else:
+    elif file == "checkpoint.pt":                   # far from the base, so that steps are large
         saved = torch.load(path)
-        if isinstance(changes, float):              # far from the base, so that steps are large
-            saved["policy"]["embed.weight"][318, 5] = changes
-        torch.save(changes if isinstance(changes, dict) else saved, path)
+        saved["policy"]["embed.weight"][318, 5] = changes
+        torch.save(saved, path)
+    else:
+        record = json.loads(path.read_text())
+        flags = record.get("config", {}) | changes.get("config", {})
+        path.write_text(json.dumps(record | changes | {"config": flags}))
     with pytest.raises(SystemExit) as stop:
         play.main([str(folder), "--output", str(folder / "play.html")])
     printed = capsys.readouterr()

@@ -86,13 +86,14 @@ def test_the_page_answers_and_the_base_learns_in_it(page):
     assert page.locator("#group-rows .advantage strong").count() == 8
     assert page.locator("#answers h3").all_text_contents() == ["base", "trained", "yours"]
 
-    # training, and an exam of all three at its end
+    # training: by chance, the base is right one time in three
     page.click("#start-over")
     page.click("#train-button")
-    page.locator("#exam").wait_for(timeout=240_000)
-    right = [int(text.split()[0]) for text in page.locator("#exam td").all_text_contents()]
-    assert right[0] <= 25 and right[1] >= 95 and right[2] >= 95
+    page.wait_for_function("() => log.length >= 30", timeout=120_000)
+    page.click("#train-button")
     page.locator("#train-button", has_text="Go on").wait_for()
+    assert page.evaluate("() => mean(log.slice(25, 30).map(({ reward }) => reward))") > 0.7
+    assert page.locator("#share-chart path").count() > 0
 
     # pass@k, as it is sampled
     page.click("#count")

@@ -1,18 +1,17 @@
 """ppo.py against numbers worked out by hand, and against other definitions."""
 import dataclasses
 import functools
-import itertools
-import json
 import math
 
 import pytest
 import torch
-from conftest import f64, ragged
+from conftest import f64, ragged, scripts
+from update_scenes import gradient_of, weights
 
-import common
 import ppo
 
 pytestmark = pytest.mark.quick
+with_scene = scripts("ppo")
 
 WILD = f64([[-1e30, 1e30, -1e4, 1e4]])                  # log-probs that masked slots may hold
 OLD_WILD = f64([[1e30, 1e30, 1e4, -1e4]])
@@ -192,15 +191,6 @@ def test_the_penalty_averages_over_samples_of_the_old_policy_to_its_kl_from_the_
     close(*[torch.autograd.grad(x, theta, retain_graph=True) for x in (mean, exact)])
 
 
-def test_the_penalty_is_exact_for_tiny_differences():
-    """In float32, where exp(x) - 1 - x would mostly be rounding."""
-    x = torch.linspace(-0.01, 0.01, 2001)[:, None]
-    penalty = ppo.penalty_loss(x, 0 * x, torch.zeros(2001), torch.ones_like(x), 1.0)
-    x = x.double()
-    series = x ** 2 / 2 + x ** 3 / 6 + x ** 4 / 24
-    torch.testing.assert_close(penalty.double(), series, atol=2e-9, rtol=0)
-
-
 @pytest.mark.parametrize("value, target, loss, gradient", [
     (0.1, 1.0, 0.405, -0.9), (-0.1, 1.0, 0.605, -1.1),  # near the old value: squared error / 2
     (0.5, 1.0, 0.32, 0.0), (-0.5, -1.0, 0.32, 0.0),     # moved to the better: no further
@@ -274,135 +264,79 @@ def test_a_coefficient_doubles_above_1_5_times_the_target_and_halves_below_the_t
 
 # ---- from a batch to an update ---------------------------------------------------------------
 
-HALF = math.log(2)              # log pi / pi_ref where the base finds a token half as likely
-SMALL = {"device": "cpu", "task": "arithmetic:2", "hidden_size": 16, "num_hidden_layers": 1,
-         "intermediate_size": 16, "num_prompts": 4, "num_generations": 2,
-         "max_completion_length": 6, "num_mini_batches": 1}
+@with_scene
+@pytest.mark.parametrize("flags", [
+    {}, {"lam": 0.5, "critic_lam": 1.0, "gamma": 0.9}, {"length_adaptive": True}], ids=str)
+def test_a_critic_and_the_rewards_less_the_kl_to_the_base_give_advantages_and_returns(
+        scene, load_task, flags):
+    scene = scene(**flags)
+    batch, mask, cfg = scene.batch, scene.batch.mask, scene.cfg
+    batch.rewards = randn(7, 2)
+    said = randn(14, 8, seed=1)
+    A, returns, metrics = ppo.compute_advantages(
+        lambda *_: said, scene.reference, load_task(cfg), batch, cfg, beta=0.1)
+
+    token_kl = (batch.logps - scene.ref_logps()) * mask
+    rewards = -0.1 * token_kl
+    rewards[range(14), batch.lengths - 1] += batch.rewards.flatten()
+    lam = 1 - 1 / batch.lengths[:, None] if cfg.length_adaptive else cfg.lam
+    close(A, ppo.whiten(ppo.gae(rewards, said, mask, cfg.gamma, lam)[0], mask), atol=1e-7)
+    close(returns, ppo.gae(rewards, said, mask, cfg.gamma, cfg.critic_lam)[1])
+    close(batch.values, said * mask)
+    assert metrics["kl"] == pytest.approx((token_kl.sum() / mask.sum()).item())
+    _, true_returns = ppo.gae(rewards, said, mask, cfg.gamma, 1.0)      # whatever lambda is
+    explained = ppo.explained_variance(said, true_returns, mask)
+    assert metrics["explained_variance"] == pytest.approx(explained)
 
 
-class Scene:
-    """A policy in float64 that has just sampled 8 ragged rows, every other one of which is right.
-    The base finds each token half as likely; the critic says `values`."""
-
-    def __init__(self, **flags):
-        self.cfg = ppo.Config(**(SMALL | flags))
-        self.policy = ppo.GPT(self.cfg).double()
-        self.policy.embed.weight.data *= 20             # so that tokens differ
-        self.task = common.load_task(self.cfg, ppo.verify)
-        batch = ppo.sample_batch(self.policy, self.task, self.cfg, 0)
-        batch.lengths = torch.tensor([3, 1, 6, 2, 4, 6, 5, 2])
-        batch.mask = (torch.arange(6) < batch.lengths[:, None]).double()
-        batch.is_correct = torch.tensor([[True, False]] * 4)
-        batch.rewards = batch.is_correct.double()
-        logps, _ = ppo.score(self.policy, batch.prompts, batch.tokens)
-        batch.logps = (logps.detach() + HALF) * batch.mask
-        self.batch = batch
-        self.values = randn(8, 6)
-
-    def advantages(self, beta=0.0, **flags):
-        cfg = dataclasses.replace(self.cfg, **flags)
-        return ppo.compute_advantages(
-            lambda prompts, tokens: self.values, self.policy, self.task, self.batch, cfg, beta)
-
-
-def test_a_critic_and_the_rewards_less_the_kl_to_the_base_give_advantages_and_returns():
-    scene = Scene()
-    batch, mask = scene.batch, scene.batch.mask
-    last = torch.nn.functional.one_hot(batch.lengths - 1, 6)
-    rewards = batch.rewards.view(8, 1) * last - 0.1 * HALF * mask
-    for flags, lam, critic_lam in (
-            ({}, 0.95, 0.95), ({"lam": 0.5, "critic_lam": 1.0, "gamma": 0.9}, 0.5, 1.0),
-            ({"length_adaptive": True}, 1 - 1 / batch.lengths[:, None], 0.95)):
-        A, returns, metrics = scene.advantages(beta=0.1, **flags)
-        gamma = flags.get("gamma", 1.0)
-        close(A, ppo.whiten(ppo.gae(rewards, scene.values, mask, gamma, lam)[0], mask), atol=1e-6)
-        close(returns, ppo.gae(rewards, scene.values, mask, gamma, critic_lam)[1])
-        close(batch.values, scene.values * mask)
-        assert metrics["kl"] == pytest.approx(HALF)
-
-
-@pytest.mark.parametrize("lam", [0.0, 0.5, 1.0])
-def test_what_a_critic_explains_does_not_depend_on_lambda(lam):
-    scene = Scene()
-    scene.values = scene.advantages(beta=0.1, gamma=0.9, critic_lam=1.0)[1]
-    for share, explained in ((1.0, 1.0), (0.5, 0.75), (0.0, 0.0)):
-        true_returns = scene.values
-        scene.values = share * true_returns
-        flags = {"lam": lam, "critic_lam": lam, "gamma": 0.9}
-        metrics = scene.advantages(beta=0.1, **flags)[2]
-        assert metrics["explained_variance"] == pytest.approx(explained)
-        scene.values = true_returns
-
-
-@pytest.mark.parametrize("flags, penalty_coef", [
-    ({}, 1.0), ({"nll_coef": 0.3, "entropy_coef": 0.2}, 1.0),
-    ({"trust_region": "penalty", "nll_coef": 0.3}, 0.5)])
+@with_scene
+@pytest.mark.parametrize("flags", [
+    {}, {"nll_coef": 0.3, "entropy_coef": 0.2}, {"trust_region": "penalty", "nll_coef": 0.3}],
+    ids=str)
 def test_the_gradient_of_an_update_is_that_of_the_equations_whatever_the_micro_batches(
-        flags, penalty_coef):
-    scene = Scene(**flags)
+        scene, flags):
+    scene = scene(**flags)
     batch, cfg = scene.batch, scene.cfg
-    A = randn(8, 6)
-    rows = torch.tensor([0, 1, 4, 5, 6, 7])
-    logps, entropy = ppo.score(scene.policy, batch.prompts, batch.tokens)
+    rows = torch.tensor([0, 1, 4, 5, 6, 7, 12, 13])
+    batch.is_correct = torch.arange(14).view(7, 2) % 3 == 0
+    logps, entropy = ppo.score(scene.policy, batch.prompts, batch.tokens, cfg.temperature)
     if cfg.trust_region == "clip":
-        loss = ppo.policy_loss(logps, batch.logps, A, batch.mask)
+        loss = ppo.policy_loss(logps, batch.logps, scene.A, batch.mask, 0.2, 0.28)
     else:
-        loss = ppo.penalty_loss(logps, batch.logps, A, batch.mask, penalty_coef)
-    is_valid = batch.mask > 0
-    is_valid[2:4] = False
-    is_right = is_valid & batch.is_correct.view(8, 1)
+        loss = ppo.penalty_loss(logps, batch.logps, scene.A, batch.mask, 0.5)
+    is_valid = torch.zeros(14, 8, dtype=torch.bool)
+    is_valid[rows] = batch.mask[rows] > 0
+    is_right = is_valid & batch.is_correct.view(14, 1)
     loss = (loss - cfg.entropy_coef * entropy)[is_valid].mean()
     loss = loss - cfg.nll_coef * logps[is_right].mean()
-    parameters = list(scene.policy.parameters())
-    expected = torch.cat([part.flatten() for part in torch.autograd.grad(loss, parameters)])
+    expected = gradient_of(loss, scene.policy)
     for size in (1, 3, 32):
-        scene.policy.zero_grad()
-        cfg = dataclasses.replace(cfg, micro_batch_size=size)
-        metrics = ppo.backward(scene.policy, batch, A, rows, cfg, penalty_coef)
-        close(torch.cat([weight.grad.flatten() for weight in parameters]), expected, atol=1e-11)
+        metrics, gradient = scene.backward(rows, micro_batch_size=size)
+        close(gradient, expected, atol=1e-11)
         assert metrics["loss"] == pytest.approx(loss.item())
 
 
-@pytest.mark.parametrize("trust_region, target_kl, num_steps", [
-    ("clip", 0.0, 4), ("clip", 1e9, 4), ("clip", 1e-9, 0), ("penalty", 1e-9, 4)])
-def test_with_the_clip_passes_end_when_the_policy_has_gone_too_far(
-        trust_region, target_kl, num_steps):
-    scene = Scene(num_iterations=4, trust_region=trust_region, target_kl=target_kl)
-    optimizer = torch.optim.SGD(scene.policy.parameters(), lr=1e-6)
-    steps = []
-    optimizer.register_step_post_hook(lambda *_: steps.append(1))
-    ppo.update(scene.policy, optimizer, scene.batch, randn(8, 6), scene.cfg, 0, 1.0)
-    assert len(steps) == num_steps                      # it is far from the batch at once
+@with_scene
+@pytest.mark.parametrize("trust_region, target_kl, num_steps, is_moved", [
+    ("clip", 0.0, 4, True), ("clip", 1e9, 4, True), ("clip", 1e-9, 1, False),
+    ("penalty", 1e-9, 4, True)])
+def test_with_the_clip_passes_end_before_the_step_of_a_policy_that_has_gone_too_far(
+        scene, spy, trust_region, target_kl, num_steps, is_moved):
+    scene = scene(num_iterations=4, trust_region=trust_region, target_kl=target_kl)
+    before = weights(scene.policy)                      # it is far from the batch at once
+    steps = spy(lambda args, metrics: metrics["policy_kl"])
+    scene.update()
+    assert len(steps) == num_steps and steps[0] > 1e-6
+    assert torch.equal(weights(scene.policy), before) != is_moved
 
 
-# ---- runs ------------------------------------------------------------------------------------
-
-RUN = [f"--{name}={value}" for name, value in SMALL.items() if name != "task"] + [
-    "--task=gridworld", "--base_steps=10", "--num_eval_problems=8", "--num_eval_samples=2",
-    "--num_iterations=2", "--trust_region=penalty", "--target_kl=1e-6", "--beta=0.1",
-    "--kl_target=0.5", "--critic_pretrain_steps=2", "--critic_lam=1", "--save_steps=2"]
-
-
-def checkpoint(folder):
-    return torch.load(folder / "checkpoint.pt", weights_only=True)
-
-
-def test_coefficients_adapt_each_to_its_own_kl_and_a_resumed_run_goes_on_with_them(
-        tmp_path, monkeypatch):
-    """beta to the KL from the base, that of the penalty to the KL from the policy that sampled."""
-    monkeypatch.chdir(tmp_path)
-    ppo.main([*RUN, "--max_steps=4", "--output_dir=four"])
-    ppo.main([*RUN, "--max_steps=2", "--output_dir=two"])
-    before = checkpoint(tmp_path / "two")
-    ppo.main(["--resume_from_checkpoint=two", "--max_steps=4"])
-    four, two = checkpoint(tmp_path / "four"), checkpoint(tmp_path / "two")
-    for part in ("policy", "critic"):
-        for name, weight in four[part].items():
-            assert torch.equal(weight, two[part][name])
-        assert any(not torch.equal(x, two[part][name]) for name, x in before[part].items())
-    assert four["critic"]["head"].any()
-    logged = [json.loads(line) for line in (tmp_path / "two/metrics.jsonl").open()]
-    for now, then in itertools.pairwise(logged):
+@with_scene
+def test_the_coefficients_adapt_each_to_its_own_kl(train):
+    """beta to the KL from the base, which grows; that of the penalty to the KL from the policy that
+    sampled."""
+    logged = train("--trust_region penalty --num_iterations 2 --beta 0.1 --kl_target 0.5 "
+                   "--target_kl 1e-6", num_steps=4).metrics
+    for now, then in zip(logged, logged[1:]):
         assert then["beta"] == ppo.adapt_coefficient(now["beta"], now["kl"], 0.5)
         assert then["penalty_coef"] == ppo.adapt_coefficient(
             now["penalty_coef"], now["policy_kl"], 1e-6)
@@ -410,15 +344,60 @@ def test_coefficients_adapt_each_to_its_own_kl_and_a_resumed_run_goes_on_with_th
     assert logged[1]["penalty_coef"] == 2.0
 
 
-@pytest.mark.parametrize("flags", [
-    ["--lam=1.1"], ["--gamma=2"], ["--critic_lam=1.5"], ["--alpha=0.5"], ["--kl_target=0.1"],
-    ["--penalty_coef=2"], ["--lam=0.9", "--length_adaptive"], ["--trust_region=trpo"]])
-def test_flags_that_cannot_work_get_one_line_and_nothing_is_written(
-        flags, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stopped:
-        ppo.main(flags)
-    message = capsys.readouterr().err
-    assert stopped.value.code == 2
-    assert flags[0].partition("=")[0] in message and message.count("\n") == 1
-    assert not list(tmp_path.iterdir())
+# ---- the critic ------------------------------------------------------------------------------
+
+@with_scene
+def test_the_value_of_a_slot_is_what_to_expect_before_its_token_is_read(config, talker):
+    critic = ppo.Critic(talker(config())).double()
+    generator = torch.Generator().manual_seed(0)
+    prompts = torch.randint(256, (2, 5), generator=generator)[[1, 0, 1]]
+    completions = torch.randint(255, (3, 6), generator=generator)
+    assert (critic(prompts, completions) == 0).all()            # at first it expects nothing
+    critic.head.data.copy_(torch.linspace(-1, 1, 16))
+    values = critic(prompts, completions)
+    assert values[0, 0] == values[2, 0] != values[1, 0]         # two are of the same prompt
+    for t in range(6):
+        changed = completions.clone()
+        changed[:, t] += 1
+        is_changed = (critic(prompts, changed) - values).abs().amax(dim=0) > 1e-9
+        assert not is_changed[:t + 1].any()
+        assert t == 5 or is_changed[t + 1]
+
+
+@with_scene
+def test_the_critic_learns_from_all_tokens_in_any_micro_batches_and_this_gradient_alone(scene):
+    scene = scene()
+    batch, cfg = scene.batch, scene.cfg
+    batch.values = randn(14, 8) * batch.mask
+    returns = randn(14, 8, seed=1)
+    critic = ppo.Critic(scene.policy)
+    values = critic(batch.prompts, batch.tokens)
+    loss = ppo.value_loss(values, batch.values, returns, batch.mask, 0.2)
+    expected = weights(critic) - 0.01 * gradient_of(loss.sum() / batch.mask.sum(), critic)
+    for size in (1, 5, 32):
+        critic = ppo.Critic(scene.policy)
+        for weight in critic.parameters():
+            weight.grad = torch.ones_like(weight)       # of a step before
+        optimizer = torch.optim.SGD(critic.parameters(), lr=0.01)
+        cfg = dataclasses.replace(cfg, micro_batch_size=size, max_grad_norm=1e9)
+        ppo.fit_critic(critic, optimizer, batch, returns, cfg, "shuffle", 0)
+        close(weights(critic), expected, atol=1e-11)
+    assert (expected - weights(ppo.Critic(scene.policy))).norm() > 1e-4
+
+
+@with_scene
+def test_before_training_the_critic_learns_whole_returns_while_the_policy_stays(
+        train, monkeypatch):
+    compute_advantages = ppo.compute_advantages
+    calls = []
+
+    def spied(critic, reference, task, batch, cfg, beta):
+        calls.append((cfg.critic_lam, batch.tokens.tolist()))
+        return compute_advantages(critic, reference, task, batch, cfg, beta)
+    monkeypatch.setattr(ppo, "compute_advantages", spied)
+    alone_first = train("--critic_pretrain_steps 3 --critic_lam 0.5", num_steps=4).metrics
+    assert [critic_lam for critic_lam, _ in calls] == [1.0] * 3 + [0.5] * 4
+    assert len({str(tokens) for _, tokens in calls}) == 7       # each batch is another
+    plain = train("", num_steps=4).metrics
+    assert calls[7][1] == calls[3][1]                           # the policy is still the base
+    assert alone_first[0]["explained_variance"] != plain[0]["explained_variance"]

@@ -1,5 +1,4 @@
 """The reading pages: they show the scripts as they are, with the numbers that these compute."""
-import dataclasses
 import html
 import importlib
 import re
@@ -112,7 +111,7 @@ def test_a_script_without_a_page_is_refused_in_words(lessons, old, new, said, tm
         page.docstring(Lesson("grpo"))
 
 
-@pytest.mark.parametrize("words", [["--output_dir", __file__], ["--ouput_dir", "x"], ["x"]])
+@pytest.mark.parametrize("words", [["--output_dir", __file__], ["--ouput_dir", "x"]])
 def test_what_cannot_be_done_gets_one_line(words, capsys):
     threads = torch.get_num_threads()
     with pytest.raises(SystemExit) as exit:
@@ -174,34 +173,6 @@ def test_a_watch_sees_what_is_assigned_first_and_of_which_rows_it_is(tmp_path):
     assert found.rows == [1, 3] and found.tensor.tolist() == [[4.0, 6.0], [12.0, 14.0]]
 
 
-def results(lesson, flags, watched, monkeypatch):
-    """All that the lesson's functions return while the example runs."""
-    script = importlib.import_module(lesson.name)
-    found = []
-
-    def recording(function):
-        def call(*args, **kwargs):
-            result = function(*args, **kwargs)
-            found.append(vars(result) if dataclasses.is_dataclass(result) else result)
-            return result
-        return call
-
-    with monkeypatch.context() as patch:
-        for function in lesson.functions:
-            patch.setattr(script, function.name, recording(getattr(script, function.name)))
-        calls = example.run(lesson.name, flags, watched)
-    return found, calls
-
-
-@every_script
-def test_functions_return_the_same_when_they_are_watched(lessons, name, monkeypatch):
-    for flags in example.variants(name):
-        found, calls = results(lessons[name], flags, lessons[name].functions, monkeypatch)
-        alone, none = results(lessons[name], flags, (), monkeypatch)
-        assert none == [] and len(calls) == len(found) > 0
-        torch.testing.assert_close(found, alone, rtol=0, atol=0)
-
-
 @every_script
 def test_every_line_that_assigns_has_a_value_and_every_flag_lets_a_line_run(lessons, name):
     lesson = lessons[name]
@@ -249,12 +220,3 @@ def test_the_pairs_are_those_that_the_page_of_dpo_names():
     pairs = re.findall(r"o(\d) (?:chosen )?over o(\d)", said)
     assert [(int(winner) - 1, int(loser) - 1) for winner, loser in pairs] == [
         *zip(chosen.tolist(), rejected.tolist())]
-
-
-@pytest.mark.parametrize("tensor, rows", [
-    (torch.tensor([[1.0, 2.0, 3.0, 4.0]]), [[1.0], [2.0], [3.0], [4.0]]),
-    (torch.tensor([5.0, 6.0]), [[5.0], [6.0], None, None]),
-    (torch.tensor([[0.25]]), None), (torch.tensor([0, 1, 3]), None), (torch.ones(4, 4), None),
-    (torch.arange(1.0, 11.0), [[1, 2, 3], [4, 5, 0], [6, 7, 8], [9, 10, 0]])])
-def test_a_value_stands_in_boxes_only_if_its_rows_are_answers(tensor, rows):
-    assert in_batch(watch.Value(tensor, None)) == rows

@@ -2,19 +2,18 @@
 worked out by hand or over everything that a small policy can do."""
 import functools
 import itertools
-import json
 import math
-import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import f64
+from conftest import TINY, f64, scripts
+from update_scenes import gradient_of, made_batch
 
 import common
 import reinforce
 
 pytestmark = pytest.mark.quick
+with_scene = scripts("reinforce")
 
 BASELINES = ("none", "batch", "mean", "rloo", "optimal")
 OF_THE_GROUP = ("mean", "rloo", "optimal")
@@ -174,13 +173,6 @@ def test_a_baseline_keeps_the_expected_gradient_but_for_the_share_of_the_own_rew
     close(gradient(chances @ batch_losses, theta), -share * exact)
 
 
-@pytest.mark.parametrize("baseline", BASELINES[1:])
-def test_with_a_baseline_a_constant_added_to_all_rewards_changes_nothing(baseline):
-    rewards, weights = random_tensors(3, 4, count=2)
-    A = reinforce.advantages(rewards, baseline, weights.square())
-    close(reinforce.advantages(rewards + 8, baseline, weights.square()), A)
-
-
 def test_the_optimal_baseline_is_the_mean_reward_and_a_covariance():
     b = reinforce.optimal_baseline(REWARDS, SQ_NORMS, PI)
     golden(b.item(), 0.3064516)
@@ -201,19 +193,6 @@ def test_no_other_constant_has_less_variance_than_the_optimal_baseline():
     golden(variance_with(best), 0.0367742)
     for b in torch.linspace(-1, 2, 301).tolist():
         assert variance_with(b) > variance_with(best)
-
-
-def test_leave_one_out_is_not_the_baseline_of_least_variance():
-    groups, chances = all_batches(1, 4)
-    groups = groups[:, 0]                                       # (81, 4)
-
-    def variance_of_the_mean(A):
-        means = (A[..., None] * SCORES[groups]).mean(dim=1)     # (81, 3) the gradient of each group
-        return total_variance(means, chances).item()
-    least = variance_of_the_mean(
-        REWARDS[groups] - reinforce.optimal_baseline(REWARDS, SQ_NORMS, PI))
-    golden(least, 0.0367742 / 4)
-    assert variance_of_the_mean(reinforce.advantages(REWARDS[groups], "rloo")) > 1.5 * least
 
 
 # ---- rewards before the end ------------------------------------------------------------------
@@ -270,54 +249,31 @@ def test_rewards_of_the_past_may_be_left_out_without_bias_and_with_less_variance
 
 HALF = math.log(2)              # log pi / pi_ref where the base finds a token half as likely
 PRICE = 0.1 * HALF              # of such a token, with beta = 0.1
-FLAGS = {"device": "cpu", "hidden_size": 16, "num_hidden_layers": 1, "intermediate_size": 16,
-         "num_prompts": 1}
 
 
-class Table(torch.nn.Module):
-    """A policy whose logits are table[last token]."""
-
-    def __init__(self, table):
-        super().__init__()
-        self.table = torch.nn.Parameter(table)
-        self.embed = SimpleNamespace(weight=torch.eye(len(table)).to(table))
-
-    def hidden(self, tokens, cache=None):
-        return self.table[tokens]
-
-
-def random_table(known=slice(None)):
-    """A Table that says only the `known` tokens, and finds no two of them equally likely."""
+def random_table(bigram, known=slice(None)):
+    """A policy that says only the `known` tokens, and finds no two of them equally likely."""
     V = reinforce.VOCAB_SIZE
     table = torch.full((V, V), -900.0, dtype=torch.float64)
     table[:, known] = random_tensors(*table[:, known].shape, count=1)[0]
-    return Table(table)
-
-
-def made_batch(tokens, mask, logps, rewards):
-    """A batch of given rows, in groups of as many as the rewards have columns."""
-    tokens = torch.tensor(tokens)
-    return common.Batch(
-        tokens, mask, logps * mask, 0 * mask, mask.sum(dim=1).long(), mask[:, 0] == 0,
-        prompts=torch.ones(len(tokens), 1, dtype=torch.long), texts=[""] * len(tokens),
-        verdicts=rewards.flatten().tolist(), is_correct=rewards == 1, rewards=rewards)
+    return bigram(table)
 
 
 @pytest.fixture
-def four_answers():
+def four_answers(bigram):
     """four_answers(**flags) -> the advantages of four answers, of which the third is right. The
     base finds each token half as likely as the policy that sampled."""
     EOS, PAD = reinforce.EOS, reinforce.PAD
-    reference = random_table()
+    reference = random_table(bigram)
     mask = f64([[1, 1, 1], [1, 0, 0], [1, 1, 1], [1, 1, 0]])
-    batch = made_batch([[7, 8, EOS], [EOS, PAD, PAD], [5, 6, 7], [7, EOS, PAD]], mask, mask,
-                       f64([[0, 0, 1, 0]]))
+    tokens = [[7, 8, EOS], [EOS, PAD, PAD], [5, 6, 7], [7, EOS, PAD]]
+    batch = made_batch(reinforce, [[1]] * 4, tokens, mask, mask, 4, f64([[0, 0, 1, 0]]))
     logps, _ = reinforce.score(reference, batch.prompts, batch.tokens)
     batch.logps = (logps.detach() + HALF) * mask
 
     def advantages(rewards=None, **flags):
         batch.rewards = batch.rewards if rewards is None else f64(rewards)
-        cfg = reinforce.Config(**(FLAGS | flags))
+        cfg = reinforce.Config(**(TINY | flags))
         task = common.load_task(cfg, reinforce.verify)
         r = reinforce.token_rewards(task, None, batch, cfg)
         A, metrics = reinforce.compute_advantages(reference, reference, batch, r, cfg)
@@ -349,58 +305,42 @@ def test_a_token_is_worth_what_comes_after_it_or_all_that_came_of_its_row(
 
 @pytest.mark.parametrize("task", ["gridworld", "gridworld,arithmetic"])
 def test_rejection_pays_a_right_row_even_where_a_task_pays_each_move(task):
-    cfg = reinforce.Config(**(FLAGS | {"task": task, "method": "rejection", "num_prompts": 2}))
-    moves = common.sample_problems(common.load_task(cfg, reinforce.verify), 9, 0)
-    [problem] = [problem for problem in moves if problem.task == "gridworld"][:1]
-    batch = made_batch([[7, 8]] * 4, ones(4, 2), ones(4, 2), f64([[1, 0], [0, 0]]))
-    batch.problems = [problem] * 4
+    cfg = reinforce.Config(**(TINY | {"task": task, "method": "rejection"}))
+    task = common.load_task(cfg, reinforce.verify)
+    batch = made_batch(reinforce, [[1]] * 4, [[7, 8]] * 4, ones(4, 2), ones(4, 2), 2,
+                       f64([[1, 0], [0, 0]]))
+    batch.problems = [common.Problem("A b3 7", "", task="gridworld")] * 4
     batch.verdicts = [[-1.0, 5.0]] * 4
-    r = reinforce.token_rewards(common.load_task(cfg, reinforce.verify), None, batch, cfg)
-    close(r, f64([[0, 4], [0, 0], [0, 0], [0, 0]]))
+    close(reinforce.token_rewards(task, None, batch, cfg), f64([[0, 4], [0, 0], [0, 0], [0, 0]]))
 
 
-def tiny_policy(flags, **changes):
-    """A policy in float64, a task and flags."""
-    cfg = reinforce.Config(**(FLAGS | {"num_prompts": 4, "num_generations": 3, "temperature": 0.7,
-                                       "max_completion_length": 6} | flags | changes))
-    policy = reinforce.GPT(cfg).double()
-    policy.embed.weight.data *= 20                              # so that tokens differ
-    return policy, common.load_task(cfg, reinforce.verify), cfg
-
-
-def test_squared_norms_are_those_of_the_gradient_of_each_completion():
-    policy, task, cfg = tiny_policy({}, micro_batch_size=3)
-    batch = reinforce.sample_batch(policy, task, cfg, 0)
-    batch.mask[::2, 3:] = 0
-    norms = reinforce.squared_gradient_norms(policy, batch, cfg)
-    assert norms.shape == (4, 3)
+@with_scene
+def test_squared_norms_are_those_of_the_gradient_of_each_completion(scene):
+    scene = scene(micro_batch_size=3)
+    batch = scene.batch
+    norms = reinforce.squared_gradient_norms(scene.policy, batch, scene.cfg)
+    assert norms.shape == (7, 2)
     for row, norm in enumerate(norms.flatten()):
-        logps, _ = reinforce.score(policy, batch.prompts[[row]], batch.tokens[[row]], 0.7)
-        gradients = torch.autograd.grad(
-            (logps * batch.mask[row]).sum(), list(policy.parameters()))
-        close(norm, sum(part.square().sum() for part in gradients), atol=0, rtol=1e-9)
+        logps, _ = reinforce.score(scene.policy, batch.prompts[[row]], batch.tokens[[row]], 0.7)
+        gradient = gradient_of((logps * batch.mask[row]).sum(), scene.policy)
+        close(norm, gradient.square().sum(), atol=0, rtol=1e-9)
     assert norms.max() > 1.1 * norms.min() > 0
 
 
+@with_scene
 @pytest.mark.parametrize("entropy_coef", [0.0, 0.3])
-def test_the_gradient_of_an_update_is_that_of_equation_5_whatever_the_micro_batches(entropy_coef):
-    policy, task, cfg = tiny_policy({"entropy_coef": entropy_coef})
-    batch = reinforce.sample_batch(policy, task, cfg, 0)
-    batch.mask[::2, 3:] = 0
-    batch.lengths = batch.mask.sum(dim=1).long()
-    A = random_tensors(12, 6, count=1)[0] * batch.mask
-    A[5:7] = 0
+def test_the_gradient_of_an_update_is_that_of_equation_5_whatever_the_micro_batches(
+        scene, entropy_coef):
+    scene = scene(entropy_coef=entropy_coef)
+    batch = scene.batch
     rows = torch.arange(2, 11)
-    logps, entropy = reinforce.score(policy, batch.prompts, batch.tokens, 0.7)
-    loss = ((-A * logps - entropy_coef * entropy) * batch.mask)[rows].sum() / 9
-    expected = torch.cat([part.flatten() for part in
-                          torch.autograd.grad(loss, list(policy.parameters()))])
+    logps, entropy = reinforce.score(scene.policy, batch.prompts, batch.tokens, 0.7)
+    token_loss = (-scene.A * logps - entropy_coef * entropy) * batch.mask
+    loss = token_loss[rows].sum() / 9
+    expected = gradient_of(loss, scene.policy)
     for size in (1, 4, 32):
-        policy.zero_grad()
-        cfg = reinforce.Config(**(vars(cfg) | {"micro_batch_size": size}))
-        metrics = reinforce.backward(policy, batch, A, rows, cfg)
-        found = torch.cat([weight.grad.flatten() for weight in policy.parameters()])
-        close(found, expected, atol=1e-10, rtol=0)
+        metrics, gradient = scene.backward(rows, micro_batch_size=size)
+        close(gradient, expected, atol=1e-10, rtol=0)
         assert metrics["loss"] == pytest.approx(loss.item())
 
 
@@ -412,9 +352,9 @@ FOUR = [4, 5, 6, 7]             # the tokens that the small policies know
 class Outputs:
     """All 64 outputs of three tokens of a small policy, and its teacher."""
 
-    def __init__(self):
-        self.policy = random_table(FOUR)
-        self.teacher = random_table(FOUR)
+    def __init__(self, bigram):
+        self.policy = random_table(bigram, FOUR)
+        self.teacher = random_table(bigram, FOUR)
         self.teacher.table.data[:, FOUR] = self.teacher.table[:, FOUR].flip(0, 1).detach()
         self.tokens = torch.cartesian_prod(*[torch.tensor(FOUR)] * 3)           # (64, 3)
         self.ids = torch.cat([torch.ones(64, 1, dtype=torch.long), self.tokens], dim=1)
@@ -431,9 +371,9 @@ class Outputs:
 
     def rewards(self, **flags):
         """-> r_t (64, 3), the batch, flags"""
-        cfg = reinforce.Config(**(FLAGS | {"num_prompts": 32, "teacher": "t"} | flags))
-        batch = made_batch(self.tokens.tolist(), self.mask, self.logps(self.policy).detach(),
-                           torch.zeros(32, 2))
+        cfg = reinforce.Config(**(TINY | flags))
+        batch = made_batch(reinforce, [[1]] * 64, self.tokens.tolist(), self.mask,
+                           self.logps(self.policy).detach(), 2)
         return reinforce.token_rewards(None, self.teacher, batch, cfg), batch, cfg
 
     def mean_gradient(self, **flags):
@@ -444,9 +384,9 @@ class Outputs:
         return gradient((self.chances * losses).sum(), self.policy.table)
 
 
-def test_with_gamma_0_a_step_goes_down_the_kl_to_the_teacher_at_each_prefix():
+def test_with_gamma_0_a_step_goes_down_the_kl_to_the_teacher_at_each_prefix(bigram):
     """Although the prefixes, too, depend on the policy, which the gradient leaves out."""
-    outputs = Outputs()
+    outputs = Outputs(bigram)
     log_p = outputs.log_p(outputs.policy)
     log_t = outputs.log_p(outputs.teacher).detach()
     kl = (log_p.exp() * (log_p - log_t))[..., FOUR].sum(dim=-1)                 # (64, 3)
@@ -457,17 +397,17 @@ def test_with_gamma_0_a_step_goes_down_the_kl_to_the_teacher_at_each_prefix():
 
 @pytest.mark.parametrize("view", ["sequence", "token"])
 @pytest.mark.parametrize("baseline", ["none", "batch"])
-def test_with_gamma_1_a_step_goes_down_the_kl_of_whole_outputs(baseline, view):
+def test_with_gamma_1_a_step_goes_down_the_kl_of_whole_outputs(bigram, baseline, view):
     """A baseline that is the same for all outputs changes nothing."""
-    outputs = Outputs()
+    outputs = Outputs(bigram)
     logps = outputs.logps(outputs.policy).sum(dim=1)
     teacher_logps = outputs.logps(outputs.teacher).detach().sum(dim=1)
     expected = gradient((logps.exp() * (logps - teacher_logps)).sum(), outputs.policy.table)
     close(outputs.mean_gradient(view=view, baseline=baseline), expected)
 
 
-def test_the_reward_of_a_sampled_token_is_how_much_likelier_the_teacher_finds_it():
-    outputs = Outputs()
+def test_the_reward_of_a_sampled_token_is_how_much_likelier_the_teacher_finds_it(bigram):
+    outputs = Outputs(bigram)
     outputs.mask[:8, 1] = 0                             # inserted by an environment
     for temperature in (1.0, 2.0):
         rewards, batch, _ = outputs.rewards(temperature=temperature)
@@ -476,58 +416,12 @@ def test_the_reward_of_a_sampled_token_is_how_much_likelier_the_teacher_finds_it
         assert not rewards.requires_grad
 
 
-# ---- runs ------------------------------------------------------------------------------------
-
-SMALL = ("--device cpu --task arithmetic:2 --hidden_size 16 --num_hidden_layers 1 --base_steps 20 "
-         "--intermediate_size 16 --num_prompts 4 --num_generations 4 --max_completion_length 8 "
-         "--num_eval_problems 8 --num_eval_samples 2 --num_iterations 2 --learning_rate 0.003 ")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """A folder with a run that may teach."""
-    folder = tmp_path_factory.mktemp("runs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        reinforce.main((SMALL + "--max_steps 2 --output_dir teacher").split())
-    return folder
-
-
-def weights(run):
-    return torch.load(run / "checkpoint.pt", weights_only=True)
-
-
-def test_a_run_whose_teacher_is_gone_goes_on_with_the_one_that_it_has_saved(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    shutil.copytree("teacher", "copied")
-    distil = SMALL + "--teacher copied --view token --gamma 0 --save_steps 2 "
-    reinforce.main((distil + "--max_steps 6 --output_dir six").split())
-    reinforce.main((distil + "--max_steps 3 --output_dir three").split())
-    shutil.rmtree("copied")
-    reinforce.main(["--resume_from_checkpoint", "three", "--max_steps", "6"])
-    six, three = weights(folder / "six"), weights(folder / "three")
-    for name, weight in six["policy"].items():
-        assert torch.equal(weight, three["policy"][name])
-        assert torch.equal(three["teacher"][name], weights(folder / "teacher")["policy"][name])
-    logs = [(folder / run / "metrics.jsonl").read_text().splitlines() for run in ("six", "three")]
-    found = [[json.loads(line)["teacher_kl"] for line in log] for log in logs]
-    assert found[0] == found[1] and len(found[0]) == 6
-
-
-@pytest.mark.parametrize("flags, words", [
-    ("--teacher nobody", "nobody/checkpoint.pt: "),
-    ("--teacher teacher --method rejection", "--teacher: "),
-    ("--teacher teacher --reward fine", "--reward fine: "),
-    ("--method rejection --reward fine", "--reward fine: "),
-    ("--teacher teacher --hidden_size 32", "teacher/checkpoint.pt: "),
-    ("--gamma 1.5", "--gamma 1.5: ")])
-def test_flags_that_cannot_work_get_one_line_and_nothing_is_written(
-        folder, monkeypatch, capsys, flags, words):
-    monkeypatch.chdir(folder)
-    before = sorted(folder.rglob("*"))
-    with pytest.raises(SystemExit) as stopped:
-        reinforce.main((SMALL + flags).split())
-    assert stopped.value.code == 2
-    message = capsys.readouterr().err
-    assert words in message and message.count("\n") == 1
-    assert sorted(folder.rglob("*")) == before
+@with_scene
+def test_what_a_teacher_rewards_is_what_a_run_learns_from(train, tmp_path, monkeypatch):
+    """Of a teacher that is the base, the first rewards are 0 and the KL that is logged is, too."""
+    policy = reinforce.GPT(reinforce.Config(**TINY))
+    (tmp_path / "teacher").mkdir()
+    common.write(tmp_path / "teacher/checkpoint.pt", {"policy": policy.state_dict()})
+    logged = train("--teacher teacher --view token --gamma 0", num_steps=2)
+    assert abs(logged.metrics[0]["teacher_kl"]) < 1e-6
+    assert "teacher" in logged.run.parts

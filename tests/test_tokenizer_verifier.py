@@ -10,26 +10,13 @@ import common
 import grpo
 from common import Problem
 
-TEXTS = ["", "((3+4)*2)=", "<think>3+4=7</think><answer>7</answer>", "<|eos|><|pad|>",
-         "tab\tnew\nline\r\n", "\x00NUL\x00", "na\u00efve \u4f60\u597d \u0663",
-         "\U0001f600\U0001f1e9\U0001f1ea e\u0301", "\ufffd\u200b", "\x7f\x80\xff"]
 
-
-def load(operands="5"):
+def load(level="5"):
     """The task arithmetic with this number of operands."""
-    return common.load_task(grpo.Config(operands=operands), grpo.verify)
+    return common.load_task(grpo.Config(device="cpu", task=f"arithmetic:{level}"), grpo.verify)
 
 
 # ---- tokenizer -------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("text", TEXTS, ids=ascii)
-def test_any_text_comes_back_as_it_was(text):
-    as_bytes = grpo.TOKENIZER.encode_ordinary(text)
-    with_special_tokens = grpo.TOKENIZER.encode(text, allowed_special="all")
-    assert bytes(as_bytes) == text.encode()
-    assert grpo.decode(as_bytes) == grpo.decode(with_special_tokens) == text
-
 
 def random_character(rng):
     """A character of ASCII, or any other that is no half of a surrogate pair."""
@@ -37,18 +24,22 @@ def random_character(rng):
     return chr(rng.choice(points))
 
 
-def test_any_random_text_comes_back_as_it_was():
+def test_any_text_comes_back_as_it_was():
     rng = random.Random(0)
-    for _ in range(2000):
-        text = "".join(random_character(rng) for _ in range(rng.randrange(12)))
-        assert grpo.decode(grpo.TOKENIZER.encode_ordinary(text)) == text
+    texts = ["", "<think>3+4=7</think><answer>7</answer>", "<|eos|><|pad|>", "\x00\ufffd\x80\r\n"]
+    texts += ["".join(random_character(rng) for _ in range(rng.randrange(12))) for _ in range(2000)]
+    for text in texts:
+        as_bytes = grpo.TOKENIZER.encode_ordinary(text)
+        assert bytes(as_bytes) == text.encode()
+        with_special_tokens = grpo.TOKENIZER.encode(text, allowed_special="all")
+        assert grpo.decode(as_bytes) == grpo.decode(with_special_tokens) == text
 
 
 def test_half_a_surrogate_pair_does_not_raise():
     task = load("3")
     for text in ("\ud83d", "a\udc00b", "\udfff\ud800"):
         assert grpo.decode(grpo.TOKENIZER.encode_ordinary(text)).count("\ufffd") >= 1
-        assert grpo.encode_prompts([text], task, "cpu").shape == (1, 10)
+        assert grpo.encode_prompts([Problem(text, "7")], task, "cpu").shape == (1, 10)
         assert grpo.verify(Problem("", "7"), f"{text}<answer>7</answer>") == 1
         assert grpo.verify(Problem("", "7"), f"<answer>7{text}</answer>") == 0
 
@@ -61,30 +52,21 @@ def test_a_tag_is_one_token_and_so_is_the_end():
     assert len(special_ids) == len(grpo.SPECIAL_TOKENS)
 
 
-def test_a_prompt_cannot_inject_a_special_token():
-    task = load("5")
-    for name in grpo.SPECIAL_TOKENS:
-        ids = grpo.encode_prompts([f"1{name}2", "3="], task, "cpu")
-        assert ids.shape == (2, 18)
-        assert ids[0].tolist() == [grpo.PAD] * (16 - len(name)) + list(f"1{name}2".encode())
-
-
-def test_prompts_are_padded_on_the_left_to_the_width_of_the_longest_problem():
+def test_prompts_are_padded_on_the_left_to_the_width_of_the_longest_and_inject_no_special_token():
     task = load("3")
     problems = common.sample_problems(task, 500, 0)
-    ids = grpo.encode_prompts([problem.prompt for problem in problems], task, "cpu")
-    longest = max(len(problem.prompt) for problem in problems)
-    assert longest == ids.shape[1] == task.prompt_width
+    problems += [Problem(f"1{name}2"[:10], "") for name in grpo.SPECIAL_TOKENS]
+    ids = grpo.encode_prompts(problems, task, "cpu")
+    assert ids.shape[1] == task.prompt_width == max(len(problem.prompt) for problem in problems)
     for row, problem in zip(ids.tolist(), problems):
-        padding = [grpo.PAD] * (longest - len(problem.prompt))
+        padding = [grpo.PAD] * (task.prompt_width - len(problem.prompt))
         assert row == padding + list(problem.prompt.encode())
 
 
 def test_ids_without_a_token_and_bytes_that_are_no_text_become_replacement_characters():
     assert grpo.decode([65, 266, 66, grpo.VOCAB_SIZE - 1]) == "A\ufffdB\ufffd"
     assert grpo.decode([0xff, 65, 0xe4, 0xbd]) == "\ufffdA\ufffd"
-    for i in range(grpo.VOCAB_SIZE):
-        assert len(grpo.decode([i])) >= 1
+    assert all(len(grpo.decode([i])) >= 1 for i in range(grpo.VOCAB_SIZE))
 
 
 # ---- verifier --------------------------------------------------------------------------------
@@ -118,22 +100,17 @@ HOSTILE = ["<answer>99**99**99</answer>", "<answer>" + "9" * 10_000 + "</answer>
            "\ud800" * 10_000 + "<answer>8</answer>"]
 
 
-@pytest.mark.parametrize("text", RIGHT, ids=ascii)
-def test_a_right_answer_in_one_answer_block_earns_one(text):
-    assert grpo.verify(SEVEN, text) == load().verify(SEVEN, text) == 1.0
-
-
-@pytest.mark.parametrize("text", WRONG, ids=ascii)
-def test_anything_else_earns_nothing(text):
-    verdict = grpo.verify(SEVEN, text)
-    assert verdict == 0.0 and isinstance(verdict, float)
+def test_a_right_answer_in_one_answer_block_earns_one_and_anything_else_nothing():
+    for text in RIGHT:
+        assert grpo.verify(SEVEN, text) == load().verify(SEVEN, text) == 1.0, ascii(text)
+    for text in WRONG:
+        verdict = grpo.verify(SEVEN, text)
+        assert verdict == 0.0 and isinstance(verdict, float), ascii(text)
 
 
 def test_a_negative_answer_and_zero_can_be_right():
-    assert grpo.verify(Problem("(3-4)=", "-1"), "<answer>-1</answer>") == 1
-    assert grpo.verify(Problem("(3-4)=", "-1"), "<answer>1</answer>") == 0
-    assert grpo.verify(Problem("(4-4)=", "0"), "<answer>0</answer>") == 1
-    assert grpo.verify(Problem("(4-4)=", "0"), "<answer></answer>") == 0
+    for answer, text, verdict in (("-1", "-1", 1), ("-1", "1", 0), ("0", "0", 1), ("0", "", 0)):
+        assert grpo.verify(Problem("", answer), f"<answer>{text}</answer>") == verdict
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text[:20]))
@@ -142,12 +119,12 @@ def test_hostile_text_earns_nothing_within_a_millisecond(text):
     assert takes_less_than(1e-3, grpo.verify, SEVEN, text)
 
 
-def test_a_hundred_thousand_random_texts_raise_nothing():
+def test_thirty_thousand_random_texts_raise_nothing_and_earn_what_they_should():
     rng = random.Random(0)
     pieces = ["<answer>", "<answer>", "</answer>", "</answer>", "<think>", "</think>", "7", "7",
               "7", "8", "-", " ", "\n", "\x00", "\u0667", "<", ">", "/"]
     num_right = 0
-    for i in range(100_000):
+    for i in range(30_000):
         if i % 2:
             text = rng.randbytes(rng.randrange(40)).decode(errors="replace")
         else:
@@ -158,19 +135,10 @@ def test_a_hundred_thousand_random_texts_raise_nothing():
         verdict = grpo.verify(SEVEN, text)
         assert verdict == float(is_alone and closed != "" and inside.strip(" ") == "7"), text
         num_right += verdict
-    assert num_right > 50                                   # else it tests little
-
-
-def test_the_answer_of_a_problem_earns_one_and_that_of_another_does_not():
-    task = load()
-    problems = common.sample_problems(task, 300, 0) + common.sample_problems(task, 300, 0, "test")
-    for p, q in zip(problems, problems[1:]):
-        assert grpo.verify(p, "<answer>" + p.answer + "</answer>") == 1
-        assert grpo.verify(p, "<answer>" + q.answer + "</answer>") == (p.answer == q.answer)
+    assert num_right > 20                                   # else it tests little
 
 
 # ---- problems --------------------------------------------------------------------------------
-
 
 def values(prompt):
     """The value of every bracket of a problem, by Python's own arithmetic, the innermost first."""
@@ -182,18 +150,20 @@ def values(prompt):
     return found
 
 
-@pytest.mark.parametrize("operands", [2, 3, 5])
+@pytest.mark.parametrize("level, lengths", [("2", {2}), ("5", {5}), ("3-5", {3, 4, 5})])
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_answers_are_those_of_python_and_no_value_on_the_way_leaves_0_to_20(operands, split):
-    answers = set()
-    for problem in common.sample_problems(load(operands), 300, 0, split):
+def test_answers_are_those_of_python_and_no_value_on_the_way_leaves_0_to_20(level, lengths, split):
+    seen = set()
+    for problem in common.sample_problems(load(level), 300, 0, split):
         assert re.fullmatch(r"[-+*()0-9]+=", problem.prompt)
-        assert len(problem.prompt) <= 4 * operands - 2
         numbers = values(problem.prompt)
         assert problem.task == "arithmetic" and problem.answer == str(numbers[-1])
-        assert len(numbers) == operands - 1 and all(0 <= number <= 20 for number in numbers)
-        answers.add(problem.answer)
-    assert len(answers) > 12 or operands == 2
+        assert problem.difficulty == len(numbers) + 1
+        assert all(0 <= number <= 20 for number in numbers)
+        assert grpo.verify(problem, f"<answer>{problem.answer}</answer>") == 1
+        assert grpo.verify(problem, f"<answer>{numbers[-1] + 1}</answer>") == 0
+        seen.add(problem.difficulty)
+    assert seen == lengths
 
 
 def test_problems_are_a_function_of_the_arguments():
@@ -201,38 +171,30 @@ def test_problems_are_a_function_of_the_arguments():
     problems = common.sample_problems(task, 50, 3)
     random.seed(0)
     torch.manual_seed(0)
+    state = random.getstate()
     assert common.sample_problems(task, 50, 3) == problems
-    assert common.sample_problems(load("5"), 50, 3, "train") == problems
-    assert common.sample_problems(task, 20, 3) == problems[:20]
+    assert random.getstate() == state
+    assert common.sample_problems(load("5"), 20, 3, "train") == problems[:20]
     others = [common.sample_problems(task, 50, 4), common.sample_problems(task, 50, 3, "test"),
               common.sample_problems(load("4"), 50, 3), common.sample_problems(task, 50, (3, 0))]
     for other in others:
         assert len(other) == 50 and len(set(other) & set(problems)) <= 1
-    state = random.getstate()
-    common.sample_problems(task, 5, 3)
-    assert random.getstate() == state
 
 
-@pytest.mark.parametrize("operands", [2, 3, 5])
-def test_no_problem_is_in_both_splits_and_no_demonstration_is_of_a_held_out_problem(operands):
-    task = load(operands)
-    test = {problem.prompt for problem in common.sample_problems(task, 3000, 0, "test")}
-    train = {problem.prompt for problem in common.sample_problems(task, 30_000, 0, "train")}
+@pytest.mark.parametrize("level", ["2", "3", "5"])
+def test_no_problem_is_in_both_splits_and_no_demonstration_is_of_a_held_out_problem(level):
+    task = load(level)
+    test = {problem.prompt for problem in common.sample_problems(task, 2000, 0, "test")}
+    train = {problem.prompt for problem in common.sample_problems(task, 20_000, 0, "train")}
     shown = set()
-    for phase in ("textbook", "forum"):
-        pairs = common.sample_demonstrations(task, 10_000, 0, phase)
-        shown |= {problem.prompt for problem, _ in pairs}
+    for phase in ("textbook", "forum", "cold_start"):
+        examples = common.sample_problems(task, 5000, 0, phase=phase)
+        shown |= {problem.prompt for problem in examples}
     assert not test & train and not test & shown
     assert len(test) > 10 and len(shown) > 100
-    if operands == 3:                                       # few problems: nearly all were drawn,
+    if level == "3":                                        # few problems: nearly all were drawn,
         assert 0.05 < len(test) / (len(train) + len(test)) < 0.15
         assert len(train & shown) > 0.5 * len(shown)        # so that a leak would show
-
-
-def test_an_unknown_split_is_refused():
-    for split in ("valid", "", "Train", None):
-        with pytest.raises(ValueError):
-            common.sample_problems(load(), 1, 0, split)
 
 
 def check_work(problem, work, numbers):
@@ -254,36 +216,19 @@ def check_work(problem, work, numbers):
 
 @pytest.mark.parametrize("phase, share", [("textbook", 0.9), ("forum", 0.3), ("cold_start", 1.0)])
 def test_demonstrations_are_right_and_as_many_think_as_the_phase_says(phase, share):
-    task = load("4")
-    shown = common.sample_demonstrations(task, 4000, 0, phase)
-    assert shown == common.sample_demonstrations(task, 4000, 0, phase)
-    num_thinking = 0
-    num_short = 0
-    num_checks = 0
-    for problem, text in shown:
-        assert grpo.verify(problem, text) == 1
+    shown = common.sample_problems(load("4"), 4000, 0, phase=phase)
+    num_thinking = num_short = num_checks = 0
+    for problem in shown:
+        assert grpo.verify(problem, problem.completion) == 1
         numbers = values(problem.prompt)
         num_short += len(numbers) < 3
-        if text != f"<answer>{problem.answer}</answer>":
+        if problem.completion != f"<answer>{problem.answer}</answer>":
             num_thinking += 1
-            work = re.fullmatch("<think>(.*)</think><answer>.*</answer>", text)[1]
+            work = re.fullmatch("<think>(.*)</think><answer>.*</answer>", problem.completion)[1]
             num_checks += check_work(problem, work, numbers)
     assert abs(num_thinking / 4000 - share) < 0.02
     assert num_checks == 0 if phase != "textbook" else 0.01 < num_checks / num_thinking < 0.03
     assert 0.05 < num_short / 4000 < 0.2                    # padding is an ordinary sight
-
-
-def test_a_cold_start_shows_all_the_work_of_other_problems_than_textbook_and_forum():
-    task = load("5")
-    shown = {}
-    for phase in ("textbook", "forum", "cold_start"):
-        shown[phase] = []
-        for step in range(20):
-            shown[phase] += common.sample_demonstrations(task, 16, (0, step), phase)
-    assert all("<think>" in text for _, text in shown["cold_start"])
-    seen = {*shown["textbook"], *shown["forum"]}
-    num_copies = sum(pair in seen for pair in shown["cold_start"])
-    assert num_copies < 0.1 * 320                           # of the shortest problems there are few
 
 
 def test_a_generator_is_a_function_of_its_purpose():

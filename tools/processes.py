@@ -66,7 +66,7 @@ def join(cfg):
 
 
 def is_job():
-    """Whether `join` has found other processes, or would have."""
+    """Whether torchrun has started this process, and `join` was called."""
     return dist.is_initialized()
 
 

@@ -176,8 +176,10 @@ def assemble(data):
     script = '\n"use strict";\n' + "\n".join(texts)
     style = "\n" + (FOLDER / "page.css").read_text(encoding="utf-8")
     template = string.Template((FOLDER / "page.html").read_text(encoding="utf-8"))
-    run, cfg = data["run"], data["cfg"]
-    low, high = cfg["minOperands"], cfg["maxOperands"]
+    run = data["run"]
+    cfg = data["cfg"]
+    low = cfg["minOperands"]
+    high = cfg["maxOperands"]
     size = num_weights(data["packed"])
     data_text = json.dumps(data).replace("<", r"\u003c")       # so that it cannot end its element
     text = template.substitute(

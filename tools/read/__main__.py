@@ -20,9 +20,9 @@ def main(argv=None):
     folder = parser.parse_args(argv).output_dir
     torch.set_num_threads(1)                            # so that sums have one order everywhere
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         lessons = {name: Lesson(name) for name in course.scripts()}
         pages = course.all_pages(lessons)
-        folder.mkdir(parents=True, exist_ok=True)
         for name, text in pages.items():
             (folder / name).write_text(text, encoding="utf-8")
     except (OSError, ValueError) as error:

@@ -1,0 +1,217 @@
+"""Text that an environment inserts into completions: where it stands, that it has no part in a
+loss, and that without a call nothing changes."""
+import copy
+
+import pytest
+import torch
+from conftest import every_script
+from echo_task import ASK, Echo, is_inserted
+from update_scenes import Scene, shift
+
+import common
+import grpo
+from tasks import calls
+from tasks.mix import Mix
+
+greedy_or_not = pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])
+
+
+def rows_of(game, script=grpo):
+    """(problem, tokens, mask) of each row of a rollout, up to its end."""
+    tokens, mask, _, _, lengths = game.out
+    for problem, ids, sampled, n in zip(
+            game.problems, tokens.tolist(), mask.tolist(), lengths.tolist()):
+        assert ids[n:] == [script.PAD] * (24 - n) and sampled[n:] == [0.0] * (24 - n)
+        yield problem, ids[:n], sampled[:n]
+
+
+class LongResponses(Echo):
+    def respond(self, problem, text):
+        return "AB" * 20
+
+
+class Questions(Echo):
+    def respond(self, problem, text):
+        return "A?B"
+
+
+class Ends(Echo):
+    def respond(self, problem, text):
+        return "A<|eos|>B"
+
+
+class Silent(Echo):
+    def respond(self, problem, text):
+        return ""
+
+
+# ---- where it stands -------------------------------------------------------------------------
+
+@every_script
+@greedy_or_not
+@pytest.mark.parametrize("task_class", [Echo, LongResponses, Questions, Ends, Silent])
+def test_the_response_to_a_call_stands_behind_it_in_its_own_row_and_is_not_in_the_mask(
+        script, played, greedy, task_class):
+    """Cut at the end of the row; an EOS or a call in it is none. For the warm start, a text that
+    is given has the same mask."""
+    game = played(greedy, task_class)
+    game.task.machinery = script
+    num_inserted = 0
+    for problem, ids, mask in rows_of(game, script):
+        expected = []                                   # what is still to come of a response
+        for t, token in enumerate(ids):
+            assert mask[t] == (not expected)
+            if expected:
+                assert token == expected.pop(0)
+                num_inserted += 1
+            elif token == ASK:
+                response = game.task.respond(problem, script.decode(ids[:t + 1]))
+                expected = script.TOKENIZER.encode(response, allowed_special="all")
+            else:
+                assert token != script.EOS or t == len(ids) - 1
+        assert len(ids) == 24 or ids[-1] == script.EOS
+        [found] = calls.sampled_masks(game.task, [problem], [torch.tensor(ids)])
+        assert found.tolist() == mask
+    assert num_inserted > 20 or task_class is Silent or greedy
+
+
+@every_script
+@greedy_or_not
+def test_every_other_token_is_what_the_policy_says_to_all_that_stands_before_it(
+        script, played, greedy):
+    """With the log-probs and entropies that scoring finds."""
+    game = played(greedy)
+    tokens, mask, logps, entropy, _ = game.out
+    sequences = torch.cat([game.prompts, tokens], dim=1)
+    logits = game.policy(sequences[:, :-1])[:, game.prompts.shape[1] - 1:]          # (B, T, V)
+    expected = logits.argmax(dim=-1)
+    if not greedy:
+        cdf = (logits / 0.8).softmax(dim=-1).cumsum(dim=-1)
+        expected = (cdf <= game.uniforms[..., None] * cdf[..., -1:]).sum(dim=-1)
+    assert torch.equal(expected[mask == 1], tokens[mask == 1]) and mask.sum() > 20
+    scored, H = script.score(game.policy, game.prompts, tokens, game.cfg.temperature)
+    torch.testing.assert_close(logps * mask, scored * mask, atol=1e-10, rtol=0)
+    torch.testing.assert_close(entropy * mask, H * mask, atol=1e-10, rtol=0)
+
+
+def test_no_row_depends_on_another_nor_on_what_is_inserted_there(played):
+    game = played()
+    for i in range(24):
+        row = slice(i, i + 1)
+        alone = calls.rollout(game.task, game.policy, game.prompts[row], game.problems[row],
+                              game.cfg, game.uniforms[row])
+        torch.testing.assert_close(alone, tuple(x[row] for x in game.out), atol=1e-10, rtol=0)
+
+
+@every_script
+@greedy_or_not
+def test_without_a_call_the_rollout_is_that_of_the_script_to_the_bit(script, played, greedy):
+    game = played(greedy, Silent)
+    plain = script.rollout(
+        game.policy, game.prompts, game.problems, game.cfg, game.uniforms)
+    assert all(torch.equal(one, other) for one, other in zip(game.out, plain))
+
+
+@every_script
+def test_in_a_mix_only_problems_of_a_task_with_an_environment_are_answered(script, asker):
+    """In a batch as the script samples it, each row judged with its own problem."""
+    cfg, policy = asker()
+    echo, plain = Echo(cfg), common.Arithmetic(cfg, "2", script.verify)
+    echo.name = "echo"
+    echo.machinery = plain.machinery = script
+    task = Mix(cfg, [plain, echo])
+    batch = script.sample_batch(policy, task, cfg, 0)
+    num_blocks = dict.fromkeys(task.parts, 0)
+    for problem, text, verdict in zip(batch.problems, batch.texts, batch.verdicts):
+        num_blocks[problem.task] += text.count("<information>")
+        assert text.count("<information>") == text.count(f"<information>{problem.answer}")
+        assert problem.task != "echo" or verdict == [float(letter == "?") for letter in text]
+    assert num_blocks["echo"] > 2 and num_blocks["arithmetic"] == 0
+    assert any("?" in text for p, text in zip(batch.problems, batch.texts) if p.task != "echo")
+
+
+# ---- what is learned from it: nothing --------------------------------------------------------
+
+# Flags with which each script's losses are tried.
+VARIANTS = {
+    "reinforce": [{}],
+    "ppo": [{}, {"trust_region": "penalty", "nll_coef": 0.2}],
+    "grpo": [{"beta": 0.1, "loss_type": name} for name in ("grpo", "dapo", "cispo", "sapo")],
+    "gspo": [{"beta": 0.1}, {"importance_sampling_level": "sequence_token", "loss_type": "cispo"}],
+    "dpo": [{}, {"loss_type": "ipo"}]}
+
+
+@pytest.fixture
+def echo_scene(script, asker):
+    """echo_scene(**changes): a Scene of 24 rows with inserted tokens, sampled by an older policy.
+    No advantage is 0."""
+    def make(**changes):
+        cfg, policy = asker(**changes)
+        generator = torch.Generator().manual_seed(0)
+        batch = script.sample_batch(policy, Echo(cfg), cfg, 0)
+        reference = copy.deepcopy(policy)
+        shift(reference, 0.02, generator)
+        shift(policy, 0.02, generator)
+        A = torch.randn(24, 1, generator=generator) * torch.ones(24, 24)
+        assert is_inserted(batch.tokens).any(dim=1).sum() > 5
+        return Scene(script, cfg, policy, reference, batch, A.double() * batch.mask)
+    return make
+
+
+@every_script
+def test_a_loss_its_gradient_and_its_metrics_do_not_see_the_slots_of_inserted_tokens(
+        script, echo_scene):
+    for changes in VARIANTS[script.__name__]:
+        scene = echo_scene(**changes)
+        batch = scene.batch
+        inserted = is_inserted(batch.tokens)
+        assert (batch.mask[inserted] == 0).all()
+        before = scene.backward(torch.arange(24))
+        described = common.describe(batch)
+        batch.logps[inserted] += 5.0
+        batch.entropy[inserted] += 7.0
+        scene.A[inserted] += 3.0
+        if script.__name__ == "dpo":                        # which reads them as rewards
+            scene.A[:, 0] -= 3.0 * inserted[:, 0]
+        torch.testing.assert_close(scene.backward(torch.arange(24)), before, atol=0, rtol=0)
+        assert common.describe(batch) == described
+        assert before[1].norm() > 1e-3
+
+
+@every_script
+def test_no_gradient_goes_through_the_probability_of_an_inserted_token(
+        script, echo_scene, monkeypatch):
+    score = script.score
+    kept = []
+
+    def keep(model, prompts, tokens, *options):
+        logps, entropy = score(model, prompts, tokens, *options)
+        if logps.requires_grad:
+            logps.retain_grad()
+            kept.append((tokens, logps))
+        return logps, entropy
+    monkeypatch.setattr(script, "score", keep)
+    wide_clip = {"epsilon": 9.0, "epsilon_high": 9.0}       # else all of GSPO's rows are clipped
+    scene = echo_scene(micro_batch_size=7, **(wide_clip if script.__name__ == "gspo" else {}))
+    scene.backward(torch.arange(24))
+    for tokens, logps in kept:
+        inserted = is_inserted(tokens)
+        assert (logps.grad[inserted] == 0).all()
+        assert (logps.grad[(tokens != script.PAD) & ~inserted] != 0).any()
+    assert len(kept) >= 3 and any(is_inserted(tokens).any() for tokens, _ in kept)
+
+
+@every_script
+def test_without_the_mask_what_is_inserted_is_learned_and_counted_like_the_rest(echo_scene):
+    masked = echo_scene()
+    unmasked = echo_scene(mask_tool_tokens=False)
+    batch = unmasked.batch
+    assert torch.equal(batch.tokens, masked.batch.tokens)
+    assert torch.equal(batch.mask.sum(dim=1).long(), batch.lengths)
+    everything = torch.arange(24)
+    (_, one), (_, other) = masked.backward(everything), unmasked.backward(everything)
+    assert (one - other).abs().max() > 1e-3
+    name = "completions/mean_length"
+    mean_length = masked.batch.mask.sum().item() / 24
+    assert common.describe(masked.batch)[name] == pytest.approx(mean_length)
+    assert common.describe(batch)[name] > mean_length + 1

@@ -1,0 +1,386 @@
+"""What all tasks have in common: levels, what is refused, problems that are held out, a task of
+one's own, mixes, a curriculum, and luck."""
+import importlib.util
+import re
+import sys
+import zlib
+from collections import Counter
+
+import pytest
+import torch
+from conftest import every_script
+from small_runs import INSTANT, arguments, lines, read_summary, resume, steps
+
+import common
+import grpo
+import tasks
+from common import Problem
+from tasks.mix import Mix, preference
+
+NAMES = ["arithmetic", "countdown", "gridworld", "lookup"]
+
+
+def load(task="arithmetic", **flags):
+    """The task that these flags name."""
+    return common.load_task(grpo.Config(task=task, device="cpu", **flags), grpo.verify)
+
+
+def levels(problems):
+    """How many problems there are of each task and difficulty."""
+    return Counter(f"{problem.task}-{problem.difficulty}" for problem in problems)
+
+
+def batch_of(problems, is_correct):
+    """A batch of P problems, with is_correct (P, G) and no texts."""
+    is_correct = torch.tensor(is_correct).bool()
+    P, G = is_correct.shape
+    zeros = torch.zeros(P * G, 3)
+    rates = is_correct.double().mean(dim=1).tolist()
+    return common.Batch(
+        zeros.long(), zeros, zeros, zeros, zeros[:, 0].long(), zeros[:, 0].bool(),
+        problems=[problem for problem in problems for _ in range(G)], texts=[""] * (P * G),
+        verdicts=[0.0] * (P * G), is_correct=is_correct, rewards=is_correct.float(),
+        pass_rates=list(zip(problems, rates)))
+
+
+def problems_of(task, *difficulties):
+    """A problem of each difficulty."""
+    return [Problem(f"{i}=", "", difficulty=n, task=task) for i, n in enumerate(difficulties)]
+
+
+# ---- levels, and what is refused -------------------------------------------------------------
+
+@pytest.mark.parametrize("name, checksum", [
+    ("arithmetic:3-5", 1784294612), ("countdown", 412685258), ("gridworld", 2724905997),
+    ("gridworld:0.3", 125395662), ("lookup", 3427742274), ("arithmetic,lookup", 1780470777)])
+def test_the_problems_and_demonstrations_of_a_seed_stay_the_same(name, checksum):
+    """Reported results depend on them."""
+    found = common.sample_problems(load(name), 50, 1)
+    for phase in ("textbook", "forum"):
+        found = found + common.sample_problems(load(name), 50, 1, phase=phase)
+    assert zlib.crc32(repr([tuple(problem) for problem in found]).encode()) == checksum
+
+
+@pytest.mark.parametrize("name, low, high", [
+    ("arithmetic", 5, 5), ("arithmetic:3-7", 3, 7), ("arithmetic:2", 2, 2), ("countdown", 3, 4),
+    ("countdown:2-5", 2, 5)])
+def test_a_level_is_a_number_of_numbers_or_a_range_of_which_each_is_as_frequent(name, low, high):
+    task = load(name)
+    problems = common.sample_problems(task, 1200, 0)
+    counts = Counter(problem.difficulty for problem in problems)
+    expected = 1200 / (high - low + 1)
+    assert set(counts) == set(range(low, high + 1))
+    if task.name == "arithmetic":
+        assert all(abs(count - expected) < 5 * expected ** 0.5 for count in counts.values())
+    for problem in problems:
+        numbers = re.findall("[0-9]+", problem.prompt)
+        assert len(numbers) - (task.name == "countdown") == problem.difficulty
+    assert max(len(problem.prompt) for problem in problems) == task.prompt_width
+
+
+@pytest.mark.parametrize("flags, words", [
+    *(({"task": f"arithmetic:{level}"}, "a number from 2 to 99, or a range")
+      for level in ("1", "7-3", "3-", "-3", "3-x", "0-4", "1.5", "3-4-5", "x", "\u0663", "100")),
+    ({"task": "countdown:3-10"}, "only 9 different digits"),
+    *(({"task": f"gridworld:{level}"}, "share of moves")
+      for level in ("2", "-0.1", "nan", "1e-3", "0.2-0.3", "x")),
+    ({"task": "lookup:3"}, "lookup has no levels"),
+    *(({"task": name}, f"there are {', '.join(NAMES)}")
+      for name in ("chess", "", "arithmetic,", "../common", "Countdown")),
+    *(({"task": f"arithmetic,{name}"}, f"{name}.py does not define")
+      for name in ("mix", "rewards", "preferences", "pairs", "problems", "calls", "__init__")),
+    ({"task": "lookup,arithmetic:3,arithmetic:7"}, "names a task twice"),
+    ({"mask_tool_tokens": False}, "arithmetic has no tools"),
+    ({"mask_tool_tokens": False, "task": "gridworld,countdown"}, "has no tools"),
+    ({"curriculum": True}, "of one difficulty"),
+    ({"curriculum": True, "task": "gridworld:0.2,lookup"}, "luck decides"),
+    ({"scale_rewards": "mean", "task": "lookup,gridworld"}, "may be negative"),
+    ({"reward": "model", "task": "gridworld:0.2"}, "no right and wrong"),
+    *(({"reward": names}, "growing_length")
+      for names in ("", "acuracy", "accuracy+", "accuracy,format", "format+format", "__doc__")),
+    *(({"reward": f"accuracy+{name}", "task": "lookup,arithmetic"}, "lookup, not arithmetic")
+      for name in ("fine", "coarse"))], ids=str)
+def test_what_a_task_cannot_do_is_refused_in_one_line(flags, words, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        load(**flags)
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2 and words in error
+    assert error.startswith("error: --") and error.count("\n") == 1
+
+
+def test_what_looks_like_it_but_works_is_not_refused():
+    for flags in ({"mask_tool_tokens": False, "task": "gridworld:0.1"}, {"task": "gridworld:0"},
+                  {"curriculum": True, "task": "arithmetic,lookup"}, {"reward": "model"},
+                  {"reward": "model", "task": "gridworld"}, {"task": "gridworld:1"}):
+        load(**flags)
+
+
+# ---- problems and splits ---------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", ["arithmetic:2", "arithmetic:3-7", "countdown", "gridworld",
+                                  "gridworld:0.3", "lookup", "arithmetic,lookup"])
+def test_held_out_problems_are_different_and_occur_neither_in_training_nor_in_the_warm_start(name):
+    task = load(name)
+    problems = common.held_out_problems(task, 512)
+    found = {problem.prompt for problem in problems}
+    assert 10 < len(set(problems)) == len(problems) <= 512
+    assert {problem.task for problem in problems} == set(name.partition(":")[0].split(","))
+    learned = common.sample_problems(task, 2000, 0)
+    for phase in ("textbook", "forum", "cold_start"):
+        learned = learned + common.sample_problems(task, 300, 0, phase=phase)
+    assert not found & {problem.prompt for problem in learned}
+    assert all(map(task.is_held_out, problems)) and not any(map(task.is_held_out, learned))
+    assert common.held_out_problems(load(name), 512) == problems
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_correct_answer_in_its_block_is_right_whatever_the_task(name):
+    task = load(name)
+    for problem in common.sample_problems(task, 50, 0):
+        assert problem.task == name
+        if problem.answer:
+            verdict = task.verify(problem, f"<answer>{problem.answer}</answer>")
+            assert verdict == task.reward(problem, "", verdict, 0) == 1.0
+            assert task.is_correct(problem, verdict) and not task.is_correct(problem, 0.0)
+
+
+# ---- a task of one's own ---------------------------------------------------------------------
+
+TASK = '''
+from common import Problem, Task
+
+
+class Parrot(Task):
+    prompt_width = 6
+    defaults = {"save_steps": 7, "learning_rate": 1, "max_steps": 99, "a_flag_of_no_script": 3}
+
+    def sample(self, rng):
+        digit = str(rng.randint(0, 9))
+        return Problem(f"{rng.choice(['say', 'cry', 'sob'])} {digit}:", digit)
+
+    def demonstration(self, rng, phase):
+        problem = self.sample(rng)
+        return problem._replace(completion=problem.answer)
+
+    def verify(self, problem, text):
+        assert problem.task == "parrot"
+        return float(text > "P")
+'''
+
+
+@pytest.fixture
+def put(tmp_path, monkeypatch, restored_ctrl_c):
+    """put(source): the file tasks/parrot.py of this text, beside the other tasks."""
+    monkeypatch.setattr(tasks, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.chdir(tmp_path)
+
+    def write(source):
+        path = tmp_path / "parrot.py"
+        path.write_text(source)
+        spec = importlib.util.spec_from_file_location("tasks.parrot", path)
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, "tasks.parrot", module)
+        spec.loader.exec_module(module)
+    return write
+
+
+@every_script
+def test_a_task_is_one_file_with_defaults_of_flags_which_what_is_given_overrides(script, put):
+    put(TASK)
+    flags = {"task": "parrot", "base_steps": 3, "num_prompts": 8, "max_steps": 2}
+    given = {name: value for name, value in INSTANT.items() if name != "save_steps"}
+    script.main(arguments(given | flags | {"output_dir": "run"}))
+    assert [line["step"] for line in steps("run")] == [1, 2]
+    _, config = common.read_config("run")
+    assert (config["save_steps"], config["max_steps"]) == (7, 2)
+    assert config["learning_rate"] == 1 and isinstance(config["learning_rate"], float)
+    assert "a_flag_of_no_script" not in config      # it may be another script's
+    rewards = set()
+    for record in lines("run/samples.jsonl"):
+        assert re.fullmatch("(say|cry|sob) [0-9]:", record["prompt"])
+        for made in record["completions"]:
+            assert made["reward"] == float(made["text"] > "P")
+            rewards.add(made["reward"])
+    assert rewards == {0.0, 1.0}
+    resume("run", max_steps=3)
+    assert len(steps("run")) == 3
+
+
+def test_of_several_tasks_the_largest_default_counts_and_ours_for_a_task_without_one(put):
+    put(TASK.replace('"learning_rate": 1', '"learning_rate": 1e-6'))
+    default = grpo.Config(device="cpu")
+    both = tasks.defaults(grpo.Config, "arithmetic:3,parrot")
+    assert both["save_steps"] == 7 and both["learning_rate"] == default.learning_rate
+    assert tasks.defaults(grpo.Config, "parrot")["learning_rate"] == 1e-6
+
+
+@pytest.mark.parametrize("source, words", [
+    *((TASK.replace(f"def {method}(", f"def other_{method}("), f"does not define {method}")
+      for method in ("sample", "demonstration", "verify")),
+    (TASK.replace("prompt_width = 6", ""), "does not define prompt_width"),
+    (TASK.replace("class Parrot(Task)", "class Parrot"), "does not define one subclass"),
+    (TASK + "\n\nclass Crow(Parrot):\n    pass\n", "does not define one subclass"),
+    ("", "does not define one subclass")], ids=range(7))
+def test_a_file_without_one_complete_task_is_refused_with_what_it_lacks(put, capsys, source, words):
+    put(source)
+    with pytest.raises(SystemExit) as stop:
+        load("parrot")
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and words in error and error.count("\n") == 1
+
+
+# ---- several tasks ---------------------------------------------------------------------------
+
+class Diary(common.Task):
+    """Counts the groups that it sees, pays 2 for a completion, each token a third of it."""
+    prompt_width = 2
+    call_tokens = ("!",)
+
+    def __init__(self, name):
+        super().__init__(None)
+        self.name = name
+        self.machinery = grpo
+
+    def sample(self, rng):
+        return Problem(f"{rng.randrange(10)}=", "")
+
+    def verify(self, problem, text):
+        return 0.0
+
+    def rewards(self, batch, step):
+        return 2.0 + step + torch.zeros(batch.is_correct.shape)
+
+    def token_rewards(self, batch):
+        return batch.rewards.view(-1, 1).expand(batch.mask.shape) / 3
+
+    def observe(self, batch, step):
+        seen = self.state.get(self.name, 0) + len(batch.is_correct)
+        self.state[self.name] = seen
+        return {f"{self.name}/seen": seen}
+
+    def respond(self, problem, text):
+        return "tick"
+
+
+def test_a_mix_gives_each_task_its_share_and_its_own_problems_and_demonstrations():
+    task = load("arithmetic:3,lookup")
+    problems = common.sample_problems(task, 1000, 0)
+    assert abs(sum(problem.task == "lookup" for problem in problems) - 500) < 80
+    assert levels(problems).keys() == {"arithmetic-3", "lookup-1", "lookup-2"}
+    for problem in common.sample_problems(task, 300, 0, phase="cold_start"):
+        text = problem.completion
+        assert task.verify(problem, text) == task.reward(problem, text, 1.0, 0) == 1.0
+        assert ("<search>" in text) == (problem.secret is not None) == (problem.task == "lookup")
+        assert task.is_held_out(problem) == task.parts[problem.task].is_held_out(problem) is False
+    assert task.prompt_width == load("lookup").prompt_width > load("arithmetic:3").prompt_width
+    assert grpo.encode_prompts(problems, task, "cpu").shape == (1000, task.prompt_width)
+
+
+def test_the_environment_of_a_task_responds_to_its_own_call_tokens_only():
+    assert load("arithmetic,countdown").call_tokens == ()
+    task = load("arithmetic,lookup,gridworld:0.5")
+    assert set(task.call_tokens) == {"</search>", "</think>", *"URDL"}
+    plain = Problem("1=", "1", task="arithmetic")
+    asking = Problem("boss of ka?", "mi", secret=(("ka", "mi"),), task="lookup")
+    call = "<search>ka</search>"
+    assert task.respond(asking, call) == "<information>mi</information>"
+    assert task.respond(plain, call) == task.respond(asking, call + "x") == ""
+    assert task.respond(asking, "<search>U") == ""      # the move of another task
+    assert load("lookup").respond(asking, "<search>U") != ""
+
+
+def test_each_task_of_a_mix_rewards_and_observes_its_own_groups():
+    """In a batch whose groups alternate; a task that has none is not asked."""
+    task = Mix(None, [Diary("one"), Diary("two"), load("lookup")])
+    one, two = problems_of("one", 1, 1), problems_of("two", 1)
+    batch = batch_of([one[0], two[0], one[1]], [[1, 0], [0, 0], [1, 1]])
+    batch.texts = ["<search>"] * 6
+    assert task.observe(batch, 0) == {"one/seen": 2, "two/seen": 1}
+    assert task.state == {"one": 2, "two": 1}
+    assert task.rewards(batch, 5).tolist() == [[7, 7]] * 3
+    batch.rewards = torch.tensor([[3.0, 6], [9, 12], [15, 18]])
+    assert task.token_rewards(batch).tolist() == [[n] * 3 for n in (1, 2, 3, 4, 5, 6)]
+    task.state.update({"one": 40})                      # as a run that is resumed does
+    assert task.observe(batch, 0) == {"one/seen": 42, "two/seen": 2}
+    walk = Problem("A b3 7", "", task="lookup")
+    batch = batch_of([one[0], walk], [[1, 0], [0, 0]])
+    batch.mask[:, :2] = 1.0
+    assert task.token_rewards(batch)[2:].tolist() == [[0.0] * 3] * 2
+    batch.rewards[1] = torch.tensor([5.0, 6.0])
+    assert task.token_rewards(batch)[2:].tolist() == [[0, 5, 0], [0, 6, 0]]
+
+
+# ---- the curriculum --------------------------------------------------------------------------
+
+@pytest.mark.parametrize("rate, expected", [
+    (0.5, 1.0), (0.9, 0.36), (0.1, 0.36), (0.0, 0.05), (1.0, 0.05), (0.25, 0.75)])
+def test_a_curriculum_prefers_what_is_solved_half_of_the_time_and_forgets_nothing(rate, expected):
+    assert preference(rate) == pytest.approx(expected)
+
+
+def test_training_problems_are_drawn_in_proportion_to_the_weights_of_their_difficulty():
+    """The weights are 1, 1/2 and 1/20; of 6 operands nothing is known, so that the weight is 1.
+    Where nothing is known of any, and for the evaluation, they are those of the task."""
+    plain = load("arithmetic:3-6")
+    task = load("arithmetic:3-6", curriculum=True)
+    assert common.sample_problems(task, 300, 0) == common.sample_problems(plain, 300, 0)
+    task.state["rates"] |= {
+        "arithmetic-3": 0.5, "arithmetic-4": (1 - 0.5 ** 0.5) / 2, "arithmetic-5": 1.0}
+    found = levels(common.sample_problems(task, 5100, 0))
+    for n, expected in ((3, 2000), (4, 1000), (5, 100), (6, 2000)):
+        assert abs(found[f"arithmetic-{n}"] - expected) < 4 * expected ** 0.5, n
+    held_out = common.sample_problems(plain, 2000, 1, "test")
+    assert common.sample_problems(task, 2000, 1, "test") == held_out
+    assert common.held_out_problems(task, 50) == common.held_out_problems(plain, 50)
+    shown = common.sample_problems(plain, 50, 0, phase="forum")
+    assert common.sample_problems(task, 50, 0, phase="forum") == shown
+
+
+def test_a_curriculum_of_a_mix_goes_by_task_and_difficulty():
+    task = load("arithmetic:3,lookup", curriculum=True)
+    task.state["rates"] |= {"arithmetic-3": 0.5, "lookup-1": 0.0, "lookup-2": 0.5}
+    found = levels(common.sample_problems(task, 3000, 0))
+    expected = 2000 * 0.05 / 2
+    assert abs(found["lookup-1"] - expected) < 4 * expected ** 0.5
+    assert abs(found["arithmetic-3"] - 2 * found["lookup-2"]) < 5 * 2000 ** 0.5
+
+
+def test_the_share_of_right_answers_is_a_running_mean_for_each_difficulty_that_a_checkpoint_keeps():
+    """Of all that was sampled, also of the groups that dynamic sampling left out."""
+    problems = problems_of("arithmetic", 3, 3, 4) + problems_of("lookup", 4)
+    batch = batch_of(problems, [[1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0]])
+    task = load("arithmetic:3-5", curriculum=True)
+    assert task.state == {"rates": {}}
+    found = task.observe(batch.take(torch.tensor([0])), 0)
+    rates = {"arithmetic-3": 0.75, "arithmetic-4": 0.25, "lookup-4": 0.0}
+    assert task.state == {"rates": pytest.approx(rates)}
+    assert found["curriculum/arithmetic-4"] == 0.25
+    again = load("arithmetic:3-5", curriculum=True)
+    again.state.update({"rates": {"arithmetic-3": 0.25, "arithmetic-9": 0.5}})  # as a resumed run
+    again.observe(batch, 1)
+    assert again.state == {"rates": pytest.approx(rates | {
+        "arithmetic-3": 0.8 * 0.25 + 0.2 * 0.75, "arithmetic-9": 0.5})}
+
+
+# ---- luck ------------------------------------------------------------------------------------
+
+def test_a_run_in_which_luck_decides_has_returns_and_no_accuracy(tmp_path, monkeypatch,
+                                                                 restored_ctrl_c):
+    monkeypatch.chdir(tmp_path)
+    flags = {"task": "gridworld:0.3", "max_completion_length": 8, "max_steps": 6, "stop_at": 0.1}
+    grpo.main(arguments(INSTANT | flags | {"output_dir": "run"}))
+    assert len(steps("run")) == 6                       # nothing stops it before
+    judging = re.compile("accuracy|pass@|maj@|greedy($|/)|eval/greedy($|/)")
+    for found in (*steps("run"), read_summary("run")["base"], read_summary("run")["trained"]):
+        assert not list(filter(judging.match, found))
+    assert {"eval/greedy_return", "eval/best_return"} <= steps("run")[-1].keys()
+    assert read_summary("run")["trained"].keys() >= {"greedy_return", "return", "best_return"}
+
+
+def test_a_mix_is_judged_if_all_its_tasks_are():
+    """Else shares of right completions would count what luck decided as wrong."""
+    assert load("gridworld,lookup").is_judged and not load("gridworld:0.5,lookup").is_judged
+    task = load("gridworld:0.5,lookup")
+    walk = Problem("A b3 7", "", secret=(0.5, 0), task="gridworld")
+    question = Problem("boss of ka?", "mi", task="lookup")
+    assert not task.is_correct(walk, [5.0]) and task.is_correct(question, 1.0)
