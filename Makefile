@@ -54,6 +54,7 @@ lint: $(READY)           ## check the style
 
 mutants: $(READY)        ## make each of a list of mistakes in a copy: do the tests see it?
 	$(PY) tests/mutants.py
+	$(PY) tests/kernel_bugs.py
 
 ##@ To keep the scripts in step
 
@@ -100,7 +101,7 @@ real: $(READY)           ## pretrained.py beside grpo.py, and larger models: rea
 	$(PY) -m tools.real
 
 gpu: $(READY)            ## with a GPU: does all of it run there? gpu-DEVICE.md; DRY=1 needs none
-	$(PY) -m tools.gpu $(if $(DRY),--dry_run) $(PARTS)
+	$(PY) -m tools.gpu $(if $(DRY),--dry_run)
 
 ##@ Housekeeping
 

@@ -336,9 +336,7 @@ class Attention(nn.Module):
         q = rotate(q, cos, sin)
         k = rotate(k, cos, sin)
         if self in cache:                               # keys and values of earlier tokens
-            past_k, past_v = cache[self]
-            k = torch.cat([past_k, k], dim=2)
-            v = torch.cat([past_v, v], dim=2)
+            k, v = (torch.cat(pair, dim=2) for pair in zip(cache[self], (k, v)))
         cache[self] = (k, v)
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=attention_mask, enable_gqa=True)
         return self.out(y.transpose(1, 2).flatten(2))                           # (B, L, D)
@@ -454,8 +452,7 @@ def sample_token(logits, uniforms, temperature):
         return logits.argmax(dim=-1)
     cdf = F.softmax(logits / temperature, dim=-1).cumsum(dim=-1)                # (b, V)
     threshold = uniforms[:, None] * cdf[:, -1:]                                 # it ends near 1
-    token = torch.searchsorted(cdf, threshold, right=True).squeeze(-1)
-    return token.clamp(max=VOCAB_SIZE - 1)
+    return torch.searchsorted(cdf, threshold, right=True)[:, 0].clamp(max=VOCAB_SIZE - 1)
 
 
 @torch.no_grad()
@@ -542,9 +539,8 @@ def encode_examples(examples, task, device):
 def warm_start(model, task, cfg):
     """Make the base policy by supervised learning: from a textbook, which shows its work, then from
     a forum, where most people only answer. Muon takes half as many batches as AdamW alone."""
-    weights = list(model.parameters())
     matrices = [weight for weight in model.blocks.parameters() if weight.dim() == 2]
-    others = [weight for weight in weights if not any(weight is m for m in matrices)]
+    others = [weight for weight in model.parameters() if not any(weight is m for m in matrices)]
     muon = torch.optim.Muon(matrices, weight_decay=0.0)
     adamw = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)
     # Halves of a batch at the same time are 1.4 times faster on two cores. On MPS they would crash.
@@ -560,9 +556,9 @@ def warm_start(model, task, cfg):
             batch = encode_examples(examples, task, cfg.device)
             parts = batch[-1].argsort().chunk(num_parts)        # the shorter half first
             gradients = list(pool.map(gradient, [model] * num_parts, [batch] * num_parts, parts))
-            for weight, *terms in zip(weights, *gradients):
+            for weight, *terms in zip(model.parameters(), *gradients):
                 weight.grad = sum(terms)
-            nn.utils.clip_grad_norm_(weights, 1.0)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             muon.step()
             adamw.step()
 

@@ -16,8 +16,8 @@ from pathlib import Path
 KERNELS = Path(__file__).resolve().parent.parent / "kernels" / "logprob.py"
 BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 # (target, dtype, V, type of `scale`)
-VARIANTS = [(90, "bf16", 151936, "fp32"), (90, "fp32", 151936, "fp32"), (90, "fp16", 512, "fp64"),
-            (90, "bf16", 50257, "fp32"), (80, "bf16", 151936, "fp32")]
+VARIANTS = [(90, "bf16", 151936, "fp32"), (90, "fp16", 512, "fp64"), (90, "bf16", 50257, "fp32"),
+            (80, "bf16", 151936, "fp32")]
 
 
 def load(path):

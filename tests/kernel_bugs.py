@@ -1,5 +1,5 @@
-"""Plausible bugs of kernels/logprob.py, each of which the tests have to see: a part of make mutants,
-or python tests/kernel_bugs.py
+"""Plausible bugs of kernels/logprob.py, each of which the tests have to see: python
+tests/kernel_bugs.py, a part of make mutants.
 
 Each is (what is wrong, the old text, the new text), and is made in a copy of the file. Those in
 WRONG change a number: some tests of test_kernels.py run on the copy in Triton's interpreter, and

@@ -1,27 +1,26 @@
 """Plausible mistakes, each of which the tests have to see: make mutants, or python tests/mutants.py
-WORD ... for those that have all the words in file, name or tests.
+WORD ... for those that have all the words in file, name or files of tests.
 
-One at a time, in a copy of the repository, the old text of a mistake is replaced by the new, and
-the tests named with it run until one fails: the mistake is killed. One that survives is a test that
-is missing. These tests run without a mistake first. They have to pass, and the quick ones are then
-asked before the others; what is skipped here (no transformers, no node) is not asked.
+One at a time, in a copy of the repository, a mistake is made, and the tests named with it run, the
+quick ones first, until one fails: the mistake is killed. One that survives is a test that is
+missing. Before, they run without a mistake; what is skipped here (no transformers) is not asked.
 
-The mistakes are in mistakes.txt. `== file | tests` says whose mistakes follow and who should see
-them: files of tests, and an expression for pytest -k. Then, of each, its name, the lines that are
-replaced (-), and those that take their place (+).
+In mistakes.txt, `== file | tests` says whose mistakes follow and who should see them: files of
+tests, and an expression for pytest -k. Then, of each mistake, its name, the lines that are replaced
+(-), and those that take their place (+).
 """
+import contextlib
 import gc
 import importlib
-import importlib.util
 import multiprocessing
 import os
 import shutil
 import sys
 import tempfile
 import time
+from collections import namedtuple
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -37,13 +36,7 @@ PRELOAD = ("torch", "torch._dynamo", "_pytest.junitxml", "pdb", "tiktoken", "tqd
            "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict")
 
 
-class Mutant(NamedTuple):
-    file: str
-    name: str
-    old: list
-    new: list
-    files: list
-    words: str
+Mutant = namedtuple("Mutant", "file name old new files words")
 
 
 def parse(text):
@@ -63,8 +56,8 @@ def parse(text):
 
 
 class Order:
-    """A plugin of pytest, by which the tests of known seconds run, in the order of these; all of
-    them, if `known` is None. Remembers what each takes, and which fails first."""
+    """A plugin of pytest: of the tests, only those of known seconds run, in the order of these.
+    Without, all run. Remembers what each takes, and which fails first."""
 
     def __init__(self, known):
         self.known = known
@@ -97,9 +90,9 @@ def start(scratch):
 
 def run_tests(files, words, known, sender):
     """Run tests, and send: exit code of pytest, which test failed, seconds of each."""
-    with open("output.txt", "w") as output:
-        os.dup2(output.fileno(), 1)
-        os.dup2(output.fileno(), 2)
+    output = os.open("output.txt", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     order = Order(known)
     code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-o", "addopts=", "--basetemp", "tmp",
                         *files, "-k", words], plugins=[order])
@@ -149,7 +142,7 @@ def main(words):
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",     # forks break pools
                    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     for name in PRELOAD:
-        if importlib.util.find_spec(name.partition(".")[0]):
+        with contextlib.suppress(ImportError):
             importlib.import_module(name)
     known = {}
     count = dict.fromkeys([*WORDS.values(), "BROKEN"], 0)

@@ -69,7 +69,7 @@ def test_the_response_to_a_call_stands_behind_it_in_its_own_row_and_is_not_in_th
                 expected = script.TOKENIZER.encode(response, allowed_special="all")
             else:
                 assert token != script.EOS or t == len(ids) - 1
-        assert len(ids) == 24 or ids[-1] == script.EOS
+        assert len(ids) == 24 or ids[-1] == script.EOS and mask[-1] == 1
         [found] = calls.sampled_masks(game.task, [problem], [torch.tensor(ids)])
         assert found.tolist() == mask
     assert num_inserted > 20 or task_class is Silent or greedy

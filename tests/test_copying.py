@@ -1,7 +1,5 @@
-"""docs/extending.md, its "Your own task" and "Your own algorithm", followed word for word in a copy
-of the repository. That a script and common.py run alone is in test_alone.py."""
-import json
-import os
+"""docs/extending.md, its task and its algorithm, word for word in a copy of the repository. That a
+script and common.py run alone is in test_cli.py."""
 import random
 import re
 import shlex
@@ -11,151 +9,70 @@ import sys
 
 import pytest
 from conftest import ROOT
-from small_runs import INSTANT, arguments, lines
+from small_runs import INSTANT, arguments, lines, read_summary
 
 import common
 
 PAGE = (ROOT / "docs/extending.md").read_text()
-TINY = arguments(INSTANT | {"operands": "5", "base_steps": 2, "base_batch_size": 4,
-                            "num_generations": 4, "max_completion_length": 8,
-                            "num_eval_problems": 8, "max_steps": 2})
-
-
-def section(title):
-    """The text below a heading of the page."""
-    return re.search(rf"^## {title}\n(.*?)^## ", PAGE, re.DOTALL | re.MULTILINE)[1]
+TASK, ALGORITHM, _ = re.split("^## ", PAGE, flags=re.M)[1:]
+SOURCE = re.search(r"^```python\n(.*?)^```$", TASK, re.S | re.M)[1]
+TINY = arguments({name: value for name, value in INSTANT.items() if name != "task"})
 
 
 @pytest.fixture
 def tree(tmp_path):
-    """A copy of the repository, as after a clone; it draws no pictures, which would take longer
-    than everything else."""
+    """A copy of the repository."""
     for name in ("tasks", "tools", "tests"):
-        shutil.copytree(
-            ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for path in ROOT.iterdir():
-        if path.suffix in (".py", ".md", ".toml") or path.name == "Makefile":
-            shutil.copy(path, tmp_path)
-    (tmp_path / "tools/report.py").unlink()
+        ignored = shutil.ignore_patterns("__pycache__", "report.py")      # pictures take long
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
+    for path in [*ROOT.glob("*.py"), ROOT / "Makefile", ROOT / "pyproject.toml"]:
+        shutil.copy(path, tmp_path)
     return tmp_path
 
 
-@pytest.fixture
-def shell(tree, warm_python):
-    """shell(command, *more): run a command of the page in the copy. -> returncode, stdout,
-    stderr"""
-    def run(command, *more):
-        words = [*shlex.split(command), *more]
-        if words[0] == "python":
-            return warm_python.run(*words[1:], cwd=tree)
-        if words[0] == "make":
-            words.append(f"PYTHON={sys.executable}")
-        environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
-        return subprocess.run(words, cwd=tree, env=environment, capture_output=True, text=True,
-                              timeout=120)
-    return run
-
-
-# ---- your own task ---------------------------------------------------------------------------
-
-def read_task():
-    """Name and text of the task that the page shows."""
-    text = section("Your own task")
-    name = re.search(r"tasks/(\w+)\.py", text)[1]
-    return name, re.search(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[1]
-
-
-def test_your_own_task_is_a_file_of_about_20_lines_that_runs(tree, shell):
-    name, source = read_task()
-    assert len(source.splitlines()) <= 25
-    (tree / f"tasks/{name}.py").write_text(source)
-    command = re.search(rf"^python .* --task {name}$", section("Your own task"), re.MULTILINE)[0]
-    done = shell(command, *TINY)
-    assert done.returncode == 0 and done.stderr == "", done.stderr
+def test_your_own_task_is_a_file_that_runs(tree, warm_python):
+    name = re.search(r"tasks/(\w+)\.py", TASK)[1]
+    (tree / f"tasks/{name}.py").write_text(SOURCE)
+    command = re.search(rf"^python (.* --task {name})$", TASK, re.M)[1]
+    done = warm_python.run(*shlex.split(command), *TINY, cwd=tree)
+    assert (done.returncode, done.stderr) == (0, "")
     folder = tree / f"runs/grpo-{name}-s0"
-    assert json.loads((folder / "summary.json").read_text())["steps"] == 2
-    groups = lines(folder / "samples.jsonl")
-    assert groups
-    for group in groups:
-        assert "".join(sorted(group["prompt"][:-1])) == group["answer"]
+    assert read_summary(folder)["steps"] == 1
+    assert [group["answer"] for group in lines(folder / "samples.jsonl")]
 
 
-@pytest.fixture
-def own_task(script):
-    """The task of the page."""
-    name, source = read_task()
-    module = {"__name__": f"tasks.{name}"}
-    exec(compile(source, name, "exec"), module)
-    [task_class] = [value for value in module.values() if isinstance(value, type)
-                    and value.__module__ == module["__name__"]]
-    return task_class(script.Config())
-
-
-def test_the_base_of_your_own_task_is_right_sometimes(own_task):
-    rng = random.Random(0)
-    problems = [own_task.sample(rng) for _ in range(200)]
-    assert max(len(problem.prompt) for problem in problems) == own_task.prompt_width
+def test_the_base_of_your_own_task_is_right_sometimes_and_its_verifier_never_raises():
+    module = {"__name__": "tasks.sorting"}
+    exec(compile(SOURCE, "sorting", "exec"), module)
+    task = module["Sorting"](common.Config())
     for phase, low, high in (("textbook", 0.8, 1.0), ("forum", 0.2, 0.4)):
-        is_correct = []
-        for problem in problems:
-            text = own_task.demonstration(problem, rng, phase)
-            is_correct.append(own_task.is_correct(problem, own_task.verify(problem, text)))
-        assert low <= common.mean(is_correct) <= high
+        shown = common.sample_problems(task, 200, 0, phase=phase)
+        right = [task.is_correct(problem, task.verify(problem, problem.completion))
+                 for problem in shown]
+        assert low <= sum(right) / 200 <= high
+    problem = task.sample(random.Random(0))
+    assert len(problem.prompt) == task.prompt_width
+    for text in ("", "<answer>", "<answer>1</answer>" * 2, "\ud800", "\u0663" * 10_000):
+        assert task.verify(problem, text) == 0.0
 
 
-@pytest.mark.parametrize("text", [
-    "", "<answer>", "<answer></answer>", "<answer>1</answer>" * 2, "\ud800", "\u0663" * 10_000],
-    ids=ascii)
-def test_nothing_breaks_the_verifier_of_your_own_task(own_task, text):
-    problem = own_task.sample(random.Random(0))
-    assert own_task.verify(problem, text) == 0.0
-
-
-# ---- your own algorithm ----------------------------------------------------------------------
-
-@pytest.fixture
-def mine(tree, shell):
-    """mine.py in the copy, made as steps 1 to 3 say; the lines that were removed and added."""
-    text = section("Your own algorithm")
-    assert re.findall(r"^(\d)\. ", text, re.MULTILINE) == ["1", "2", "3", "4"]
-    copying = re.search(r"`(cp [^`]+)`", text)[1]
-    assert shell(copying).returncode == 0                                               # 1.
-    [removed] = re.findall(r"^-(.*)$", text, re.MULTILINE)
-    [added] = re.findall(r"^\+(.*)$", text, re.MULTILINE)
-    path = tree / "mine.py"
-    source = path.read_text()
+def test_your_own_algorithm_runs_and_the_difference_is_your_paper(tree, warm_python):
+    removed, added = re.search(r"^-(.*)\n\+(.*)$", ALGORITHM, re.M).groups()
+    source = (tree / "grpo.py").read_text()
     assert source.count(removed) == 1
-    path.write_text(source.replace(removed, added))                                     # 2.
+    (tree / "mine.py").write_text(source.replace(removed, added))
     sync = tree / "tools/sync.py"
-    before = sync.read_text()
-    after = re.sub(r'^(SCRIPTS = .*)\)$', r'\1, "mine.py")', before, flags=re.MULTILINE)
-    assert after != before
-    sync.write_text(after)                                                              # 3.
-    return path, removed, added
+    sync.write_text(sync.read_text().replace('"dpo.py")', '"dpo.py", "mine.py")'))
+    done = warm_python.run("mine.py", *TINY, cwd=tree)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert read_summary(tree / "runs/mine-arithmetic-s0")["steps"] == 1
 
-
-def test_your_own_algorithm_runs_and_the_difference_is_your_paper(tree, shell, mine):
-    _, removed, added = mine
-    done = shell("python mine.py", *TINY)                                               # 4.
-    assert done.returncode == 0 and done.stderr == "", done.stderr
-    summary = tree / "runs/mine-arithmetic-s0/summary.json"
-    assert json.loads(summary.read_text())["steps"] == 2
-    shown = shell("make diff A=grpo B=mine").stdout.splitlines()
-    assert [line.rstrip() for line in shown if line[0] in "+-"] == [f"- {removed}", f"+ {added}"]
-
-
-def test_a_test_says_when_your_own_algorithm_has_drifted_and_make_sync_repairs_it(shell, mine):
-    path, _, _ = mine
-    tests = "python -m pytest -q -p no:cacheprovider --noconftest tests/test_sync.py -k"
-    kept = shell(tests, "every_shared_name or one_text or marker_line or twice")
-    assert kept.returncode == 0, kept.stdout
-    edited = path.read_text()
-    for old, new, test, name in (
-            ("VOCAB_SIZE = 320", "VOCAB_SIZE = 384", "machinery_has_one_text", "[mine.py]"),
-            ('estimator="k3"', 'estimator="k2"', "every_shared_name", "kl is not the same")):
-        assert edited.count(old) == 1
-        path.write_text(edited.replace(old, new))
-        drifted = shell(tests, test)
-        assert drifted.returncode == 1 and name in drifted.stdout, drifted.stdout
-        assert shell("make sync FROM=grpo.py").returncode == 0
-        assert path.read_text() == edited
+    def make(*words):
+        return subprocess.run(["make", "--silent", f"PYTHON={sys.executable}", *words], cwd=tree,
+                              text=True, capture_output=True, check=True).stdout
+    shown = [line for line in make("diff", "A=grpo", "B=mine").splitlines() if line[0] in "+-"]
+    assert shown == [f"- {removed}", f"+ {added}"]
+    edited = (tree / "mine.py").read_text()
+    (tree / "mine.py").write_text(edited.replace("VOCAB_SIZE = 320", "VOCAB_SIZE = 384"))
+    assert "mine.py: the machinery" in make("sync", "FROM=grpo.py")
+    assert (tree / "mine.py").read_text() == edited

@@ -213,16 +213,24 @@ def test_a_run_that_is_resumed_ends_as_if_it_had_not_been_and_samples_from_older
              "dynamic_sampling": 2, "overlong_buffer": 8, "beta": 0.05, "num_mini_batches": 2}
     sampled = []
     plain = gspo.sample_with_signal
+    advantages = []
+    update = gspo.update
 
     def spy(policy, *args):
         sampled.append(copy.deepcopy(policy.state_dict()))
         return plain(policy, *args)
+
+    def spied_update(*args):
+        advantages.append(args[4])
+        return update(*args)
     monkeypatch.setattr(gspo, "sample_with_signal", spy)
+    monkeypatch.setattr(gspo, "update", spied_update)
     run(lag.main, "lag-six", max_steps=6, **flags)
     assert not changed_weights(sampled[0], load("lag-six/base.pt")["policy"])
     assert not changed_weights(sampled[0], sampled[2]) and changed_weights(sampled[2], sampled[3])
     w = [line["sampling/importance_sampling_ratio/mean"] for line in steps("lag-six")]
     assert w[0] == pytest.approx(1, abs=1e-5) and w[2] != pytest.approx(1, abs=1e-5)
+    assert advantages[2][:, 1].ne(advantages[2][:, 0]).any()        # tokens have their own weights
 
     run(lag.main, "lag-three", **flags)
     lag.main(arguments({"resume_from_checkpoint": "lag-three", "max_steps": 6}))

@@ -1,5 +1,4 @@
 """ppo.py against numbers worked out by hand, and against other definitions."""
-import dataclasses
 import functools
 import math
 
@@ -342,62 +341,3 @@ def test_the_coefficients_adapt_each_to_its_own_kl(train):
             now["penalty_coef"], now["policy_kl"], 1e-6)
     assert [step["beta"] for step in logged[:2]] == [0.1, 0.05]
     assert logged[1]["penalty_coef"] == 2.0
-
-
-# ---- the critic ------------------------------------------------------------------------------
-
-@with_scene
-def test_the_value_of_a_slot_is_what_to_expect_before_its_token_is_read(config, talker):
-    critic = ppo.Critic(talker(config())).double()
-    generator = torch.Generator().manual_seed(0)
-    prompts = torch.randint(256, (2, 5), generator=generator)[[1, 0, 1]]
-    completions = torch.randint(255, (3, 6), generator=generator)
-    assert (critic(prompts, completions) == 0).all()            # at first it expects nothing
-    critic.head.data.copy_(torch.linspace(-1, 1, 16))
-    values = critic(prompts, completions)
-    assert values[0, 0] == values[2, 0] != values[1, 0]         # two are of the same prompt
-    for t in range(6):
-        changed = completions.clone()
-        changed[:, t] += 1
-        is_changed = (critic(prompts, changed) - values).abs().amax(dim=0) > 1e-9
-        assert not is_changed[:t + 1].any()
-        assert t == 5 or is_changed[t + 1]
-
-
-@with_scene
-def test_the_critic_learns_from_all_tokens_in_any_micro_batches_and_this_gradient_alone(scene):
-    scene = scene()
-    batch, cfg = scene.batch, scene.cfg
-    batch.values = randn(14, 8) * batch.mask
-    returns = randn(14, 8, seed=1)
-    critic = ppo.Critic(scene.policy)
-    values = critic(batch.prompts, batch.tokens)
-    loss = ppo.value_loss(values, batch.values, returns, batch.mask, 0.2)
-    expected = weights(critic) - 0.01 * gradient_of(loss.sum() / batch.mask.sum(), critic)
-    for size in (1, 5, 32):
-        critic = ppo.Critic(scene.policy)
-        for weight in critic.parameters():
-            weight.grad = torch.ones_like(weight)       # of a step before
-        optimizer = torch.optim.SGD(critic.parameters(), lr=0.01)
-        cfg = dataclasses.replace(cfg, micro_batch_size=size, max_grad_norm=1e9)
-        ppo.fit_critic(critic, optimizer, batch, returns, cfg, "shuffle", 0)
-        close(weights(critic), expected, atol=1e-11)
-    assert (expected - weights(ppo.Critic(scene.policy))).norm() > 1e-4
-
-
-@with_scene
-def test_before_training_the_critic_learns_whole_returns_while_the_policy_stays(
-        train, monkeypatch):
-    compute_advantages = ppo.compute_advantages
-    calls = []
-
-    def spied(critic, reference, task, batch, cfg, beta):
-        calls.append((cfg.critic_lam, batch.tokens.tolist()))
-        return compute_advantages(critic, reference, task, batch, cfg, beta)
-    monkeypatch.setattr(ppo, "compute_advantages", spied)
-    alone_first = train("--critic_pretrain_steps 3 --critic_lam 0.5", num_steps=4).metrics
-    assert [critic_lam for critic_lam, _ in calls] == [1.0] * 3 + [0.5] * 4
-    assert len({str(tokens) for _, tokens in calls}) == 7       # each batch is another
-    plain = train("", num_steps=4).metrics
-    assert calls[7][1] == calls[3][1]                           # the policy is still the base
-    assert alone_first[0]["explained_variance"] != plain[0]["explained_variance"]

@@ -305,8 +305,10 @@ def test_long_prompts_make_micro_batches_smaller_and_logits_are_those_of_complet
         return plain(logits, tokens, *rest)
     monkeypatch.setattr(pretrained, "score", spy)
     monkeypatch.setattr(grpo, "logprobs", logprobs)
-    run(max_steps=2, micro_batch_size=4, instruction="1+" * 50, task="arithmetic:2-9", beta=0.1)
-    assert max(rows * width for rows, width in seen) <= 4 * max(width for _, width in seen)
+    run(max_steps=2, micro_batch_size=4, instruction="1+" * 50, task="arithmetic:2-9", beta=0.1,
+        max_completion_length=32)
+    widths = [width for _, width in seen]
+    assert max(rows * width for rows, width in seen) <= 4 * max(widths) and len(set(widths)) > 3
 
 
 # ---- problems of a file ----------------------------------------------------------------------
@@ -401,6 +403,7 @@ def test_a_checkpoint_is_a_folder_of_transformers_from_which_another_run_can_sta
     assert read_summary(second)["base"] == read_summary(first)["trained"]
     _, flags = common.read_config(second)
     assert flags["model"] == str(path)                  # though the first run may go on
+    assert not list(second.glob("checkpoint-*"))
     resume(second, max_steps=1)                         # it has no checkpoint, and begins again
     assert len(steps(second)) == 1
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, SCRIPTS, every_script
+from conftest import ROOT, every_script
 from small_runs import SMALL, arguments, difference, load, outcome, resume, steps
 
 import common
@@ -228,7 +228,3 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
     assert load(tmp_path / "run0/checkpoint.pt")["state"]["steps"] == 3
     resume(tmp_path / "run0")
     assert not difference(outcome(tmp_path / "run0"), outcome(whole))
-
-
-def test_every_script_is_stopped():
-    assert sorted(LOSSES) == sorted(EVERYTHING) == sorted(SCRIPTS)

@@ -13,7 +13,7 @@ import grpo
 import ppo
 from common import Problem
 from tasks import extract, preferences
-from tasks.mix import Curriculum
+from tasks.mix import Curriculum, Mix
 from tasks.rewards import REWARDS, Rewards, tool_reward
 
 WORK = ("<search>ka</search><information>mi</information>"
@@ -247,6 +247,10 @@ def test_in_a_mix_each_completion_is_rated_by_its_own_task():
     batch = judged([SEVEN] * 2 + [TWO_HOPS] * 2, [THOUGHT, "7", WORK, THOUGHT], [1, 1, 0, 1])
     assert task.rewards(batch, 0).tolist() == [[2, 1], [0, 2]]
     assert task.reward(SEVEN, THOUGHT, 1.0, 0) == 2 and task.reward(TWO_HOPS, WORK, 0.0, 0) == 0
+    other = load("lookup")
+    other.name = "other"
+    cfg = grpo.Config(reward="fine", device="cpu")
+    assert Rewards(cfg, Mix(cfg, [other, load("lookup")])).reward(TWO_HOPS, WORK, 0.0, 0) == 1
 
 
 # ---- the reward model ------------------------------------------------------------------------

@@ -15,10 +15,7 @@ from small_runs import (
     arguments,
     changed_weights,
     contents,
-    difference,
-    lines,
     load,
-    outcome,
     policy_of,
     read_summary,
     steps,
@@ -100,13 +97,6 @@ def test_default_folders_are_numbered_when_taken(script, tmp_path, monkeypatch):
 
 
 @every_script
-def test_another_seed_makes_another_run_from_the_same_base(new_run, whole):
-    changed = difference(outcome(new_run(seed=1)), outcome(whole))
-    assert [path for path in changed if path.startswith("/checkpoint/policy/")]
-    assert not [path for path in changed if path.startswith("/base/")]
-
-
-@every_script
 def test_no_steps_make_and_evaluate_the_base_only(new_run, whole):
     folder = new_run(max_steps=0)
     summary = read_summary(folder)
@@ -163,22 +153,6 @@ def test_observers_are_called_in_order_and_may_add_metrics(new_run, monkeypatch)
         ("start", 0), ("evaluate", 0), ("step", 1), ("step", 2), ("evaluate", 2), ("step", 3),
         ("evaluate", 3), ("finish", 3)]
     assert [line["mine"] for line in steps(folder)] == [32, 32, 32]
-
-
-@every_script
-def test_the_samples_are_whole_groups_with_rewards_and_advantages(script, whole):
-    groups = lines(whole / "samples.jsonl")
-    assert [group["step"] for group in groups] == [n for n in (1, 2, 4, 6, 8, 10) for _ in range(4)]
-    for group in groups:
-        problem = common.Problem(group["prompt"], group["answer"])
-        rewards = [made["reward"] for made in group["completions"]]
-        assert rewards == [script.verify(problem, made["text"]) for made in group["completions"]]
-        A = torch.tensor([[made["advantage"] for made in group["completions"]]])
-        if script.__name__ in ("grpo", "gspo"):
-            torch.testing.assert_close(A, script.advantages(torch.tensor([rewards])))
-        for made in group["completions"]:
-            assert sum(made["mask"]) == made["length"] == len(made["tokens"]) == len(made["shade"])
-    assert any(made["reward"] > 0 for group in groups for made in group["completions"])
 
 
 # ---- each flag does something ----------------------------------------------------------------

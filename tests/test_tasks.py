@@ -351,10 +351,9 @@ def test_the_share_of_right_answers_is_a_running_mean_for_each_difficulty_that_a
     batch = batch_of(problems, [[1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0]])
     task = load("arithmetic:3-5", curriculum=True)
     assert task.state == {"rates": {}}
-    found = task.observe(batch.take(torch.tensor([0])), 0)
+    assert task.observe(batch.take(torch.tensor([0])), 0) == {}
     rates = {"arithmetic-3": 0.75, "arithmetic-4": 0.25, "lookup-4": 0.0}
     assert task.state == {"rates": pytest.approx(rates)}
-    assert found["curriculum/arithmetic-4"] == 0.25
     again = load("arithmetic:3-5", curriculum=True)
     again.state.update({"rates": {"arithmetic-3": 0.25, "arithmetic-9": 0.5}})  # as a resumed run
     again.observe(batch, 1)

@@ -129,7 +129,7 @@ def main(argv=None):
         interpreter = {"TRITON_INTERPRET": "1"} if dry_run and "--kernel" in command else {}
         log = FOLDER / f"{name}.log"
         start = time.perf_counter()
-        outcome = run(command, limit, log, env | interpreter)
+        outcome = run(command, limit * (1 + dry_run), log, env | interpreter)
         seconds = time.perf_counter() - start
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         results[name] = (outcome, seconds, lines)
