@@ -581,6 +581,8 @@ class Run:
         self.folder = Path(cfg.resume_from_checkpoint or cfg.output_dir or default)
         if cfg.resume_from_checkpoint and (self.folder / "checkpoint.pt").exists():
             self.resumed = load_policy(policy, self.folder / "checkpoint.pt")
+            if "state" not in self.resumed:
+                fail(f"{self.folder}: has a policy, but no run; take --init_from {self.folder}")
             self.state |= self.resumed["state"]
             task.state.update(self.resumed["task"])
             load_policy(policy, self.folder / "base.pt")

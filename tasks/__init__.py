@@ -41,9 +41,11 @@ def names():
 
 def defaults(config_class, task_flag):
     """The defaults of flags that the tasks ask for; of several tasks, the largest of each, if the
-    script has the flag. -> dict"""
+    script has the flag and small policies, for which they are. -> dict"""
     classes = [find(part.partition(":")[0]) for part in task_flag.split(",")]
     wanted = {}
+    if not getattr(config_class, "has_task_defaults", True):
+        return wanted
     for field in dataclasses.fields(config_class):
         if any(field.name in task.defaults for task in classes):
             values = [task.defaults.get(field.name, field.default) for task in classes]

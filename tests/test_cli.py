@@ -52,9 +52,11 @@ def run(finished):
 
 
 @pytest.fixture
-def refused(capsys):
+def refused(capsys, monkeypatch):
     """refused(name, argv, *words): main of the script exits with 2 after one line that has the
     words, and touches nothing."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
     def check(name, argv, *words):
         before = contents()
         with pytest.raises(SystemExit) as stop:

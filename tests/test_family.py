@@ -255,43 +255,6 @@ def test_gspo_is_grpo_on_completions_of_one_token(clip, loss_type, level):
     close(loss_and_gradient(gspo.policy_loss, mask, A, log_rho, level=level, **options), of_grpo)
 
 
-@every_loss_type
-@pytest.mark.parametrize("spread, is_same", [(0.0, True), (0.3, False)])
-def test_gspo_is_grpo_when_all_tokens_of_an_answer_have_the_same_ratio_and_not_else(
-        spread, is_same, loss_type):
-    log_rho = f64([[0.1], [-0.15], [0.3], [-0.4]]) + spread * f64([[1, 0, -1, 0, 0]])
-    _, of_grpo = loss_and_gradient(grpo.policy_loss, RAGGED, A, log_rho, loss_type=loss_type)
-    _, of_gspo = loss_and_gradient(gspo.policy_loss, RAGGED, A, log_rho, loss_type=loss_type)
-    assert torch.allclose(of_grpo, of_gspo, atol=1e-12) == is_same
-
-
-@every_loss_type
-@pytest.mark.parametrize("is_constant", [True, False])
-def test_gspo_token_is_gspo_while_the_advantage_is_constant_over_an_answer_and_else_is_not(
-        is_constant, loss_type):
-    token_A = A[:, None].expand(4, 5) if is_constant else TOKEN_A
-    results = [loss_and_gradient(gspo.policy_loss, RAGGED, token_A, loss_type=loss_type, **level)
-               for level in ({}, {"level": "sequence"}, {"level": "sequence_token"})]
-    close(results[1], results[0])                       # the default
-    (losses, gradient), (token_losses, token_gradient) = results[1:]
-    close(token_losses, losses)                         # the value is the same either way
-    is_same = is_constant or loss_type == "cispo"       # whose ratio has no gradient
-    assert torch.allclose(token_gradient, gradient, atol=1e-12) == is_same
-
-
-@of_groups
-@pytest.mark.parametrize("loss_type, factor", [("dapo", 1), ("dr_grpo", 4)])
-def test_grpo_dapo_and_dr_grpo_up_to_a_constant_are_one_when_all_rows_are_full(
-        script, loss_type, factor):
-    full = torch.ones(4, 5).double()                    # 5 of 20 tokens
-    values = []
-    for name in ("grpo", loss_type):
-        losses, _ = loss_and_gradient(script.policy_loss, full, loss_type=name)
-        _, how = LOSS_TYPES[name]
-        values.append(script.aggregate(losses, full, how, max_length=20))
-    close(factor * values[1], values[0])
-
-
 # ---- baselines, critics, preferences ---------------------------------------------------------
 
 def some_rewards():

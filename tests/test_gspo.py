@@ -70,18 +70,6 @@ def test_an_answer_is_clipped_as_a_whole_and_only_beyond_the_bound_that_the_adva
     assert clipped.tolist() == [[not has_gradient] * 4]
 
 
-@every_level
-@pytest.mark.parametrize("A, s, gate, weight", [
-    (1, 0.5, 1.5101627, 0.4700074),
-    (1, 1.5, 2.4898373, 1.4100223),
-    (-1, 2.0, 2.8219996, 1.5362196)])
-def test_sapo_is_a_soft_gate_of_a_whole_answer(level, A, s, gate, weight):
-    log_rhos = [math.log(s) + 0.3, math.log(s) - 0.3]
-    loss, gradient = one_row(log_rhos, float(A), loss_type="sapo", level=level)
-    golden(loss, -gate * A)
-    golden(gradient, f64([[-weight * A / 2] * 2]))
-
-
 def test_gspo_token_gives_each_token_its_own_advantage_and_gspo_gives_it_their_mean():
     A = [3.0, -1.5, 0.9]                                # their mean is 0.8
     s = math.exp(0.1)

@@ -1,6 +1,7 @@
 """examples/pretrained.py computes what the scripts compute, on models of transformers of several
 families, and its runs go on where they were stopped."""
 import copy
+import dataclasses
 import functools
 import json
 import math
@@ -290,14 +291,17 @@ def test_dropout_is_off_and_checkpointed_activations_leave_the_gradient_as_it_is
 
 
 def test_long_prompts_make_micro_batches_smaller_and_logits_are_those_of_completions(
-        run, monkeypatch):
+        off_policy, monkeypatch):
+    batch, _, ref_logps, llama = off_policy
+    batch = dataclasses.replace(batch, prompts=batch.prompts.repeat(1, 20))
+    cfg = config_of(micro_batch_size=4, beta=0.1)
+    policy = pretrained.Policy(llama, cfg)
     seen = []
     plain = grpo.logprobs
     score = pretrained.score
 
     def spy(policy, prompts, completions, *rest):
-        if torch.is_grad_enabled():
-            seen.append((len(prompts), prompts.shape[1] + completions.shape[1]))
+        seen.append((len(prompts), prompts.shape[1] + completions.shape[1]))
         return score(policy, prompts, completions, *rest)
 
     def logprobs(logits, tokens, *rest):
@@ -305,10 +309,10 @@ def test_long_prompts_make_micro_batches_smaller_and_logits_are_those_of_complet
         return plain(logits, tokens, *rest)
     monkeypatch.setattr(pretrained, "score", spy)
     monkeypatch.setattr(grpo, "logprobs", logprobs)
-    run(max_steps=2, micro_batch_size=4, instruction="1+" * 50, task="arithmetic:2-9", beta=0.1,
-        max_completion_length=32)
-    widths = [width for _, width in seen]
-    assert max(rows * width for rows, width in seen) <= 4 * max(widths) and len(set(widths)) > 3
+    A = grpo.advantages(batch.rewards).view(-1, 1)
+    pretrained.backward(policy, list(policy.model.parameters()), batch, ref_logps, A,
+                        torch.arange(len(A)), cfg)
+    assert max(rows * width for rows, width in seen) <= 4 * max(width for _, width in seen)
 
 
 # ---- problems of a file ----------------------------------------------------------------------

@@ -127,19 +127,6 @@ def scene(script, config, talker, load_task):
 
 
 @pytest.fixture
-def fresh_scene(script, config, talker, load_task):
-    """fresh_scene(**changes): a Scene whose policy is the reference and has just sampled the batch.
-    Advantages go from -1 to 1."""
-    def make(**changes):
-        cfg = config(**({"temperature": 0.7, "num_iterations": 1} | changes))
-        policy = talker(cfg).double()
-        batch = script.sample_batch(policy, load_task(cfg), cfg, 0)
-        A = torch.linspace(-1, 1, len(batch.texts), dtype=torch.float64)[:, None] * batch.mask
-        return Scene(script, cfg, policy, copy.deepcopy(policy), batch, A)
-    return make
-
-
-@pytest.fixture
 def spy(script, monkeypatch):
     """spy(look) -> a list of look(args, metrics), one for each optimizer step of an update."""
     def install(look):
