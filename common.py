@@ -344,8 +344,8 @@ def sample_problems(task, n, seed, split="train", phase=""):
 
 @functools.lru_cache(8)
 def held_out_problems(task, n):
-    """n different problems of the split "test", or as many as 4 n draws have. -> list"""
-    drawn = sample_problems(task, 4 * n, "evaluation", "test")
+    """n different problems of the split "test", or as many as 8 n draws have. -> list"""
+    drawn = sample_problems(task, 8 * n, "evaluation", "test")
     return list({(problem.prompt, problem.secret): problem for problem in drawn}.values())[:n]
 
 
@@ -680,7 +680,7 @@ class Run:
         if not all(math.isfinite(value) for value in metrics.values()):
             fail(f"step {state['steps']}: not finite: {metrics}; the last checkpoint is kept", 1)
         metrics = describe(batch) | self.task.observe(batch, state["steps"] - 1) | metrics
-        if self.task.is_judged:
+        if self.task.is_judged and batch.pass_rates:        # which pairs from a file have not
             metrics["accuracy"] = fmean([rate for _, rate in batch.pass_rates])
             state["recent"] = [*state["recent"], metrics["accuracy"]][-5:]
         metrics["step_time"] = time.perf_counter() - self.step_clock

@@ -83,7 +83,7 @@ std of the batch
 all groups are divided by one standard deviation
 A / (rewards.std(dim=1, keepdim=True) + eps)
 A / (rewards.std() + eps)
-test_grpo.py::test_a_group_is_scaled_by_its_own_spread_or_mean_and_with_batch_by_the_spread_of_all
+test_grpo.py::test_a_group_is_scaled_by_its_own_spread_or_mean
 
 advantage off by one
 each row has the advantage of the row before it

@@ -39,7 +39,8 @@ class RewardModel(nn.Module):
         tokens = torch.cat([batch.prompts[rows], batch.tokens[rows]], dim=1)    # (b, W + T)
         last = batch.prompts.shape[1] + batch.lengths[rows] - 1                 # (b,)
         hidden = self.gpt.hidden(tokens)                                        # (b, W + T, D)
-        return self.head(hidden[torch.arange(len(rows)), last])[:, 0]
+        states = hidden[torch.arange(len(rows)), last]                          # (b, D)
+        return self.head(states)[:, 0]
 
     @torch.no_grad()
     def rewards(self, batch):
