@@ -27,7 +27,8 @@ def scores(batch, task, num_samples):
     if moves:
         name = "return" if num_samples else "greedy_return"
         found[name] = mean([sum(batch.verdicts[row]) for row in moves])
-        found["best_return"] = mean([parts[row].best_return(batch.problems[row]) for row in moves])
+        known = [row for row in moves if hasattr(parts[row], "best_return")]
+        found["best_return"] = mean([parts[row].best_return(batch.problems[row]) for row in known])
     return found
 
 
