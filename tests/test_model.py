@@ -34,7 +34,7 @@ def rms_norm(x, weight):
 
 
 def turned(x):
-    """Queries or keys of a head (L, hd). Features i and i + hd / 2 are a point in the plane, that is
+    """Queries or keys of a head (L, hd). Features i and i + hd / 2 are a point in a plane, that is
     turned by the angle position * 10000^(-2 i / hd)."""
     L, hd = x.shape
     points = torch.complex(x[:, :hd // 2], x[:, hd // 2:])

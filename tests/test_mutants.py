@@ -87,7 +87,7 @@ def toy(tmp_path):
     def run(mistakes):
         (tmp_path / "mistakes.txt").write_text(mistakes)
         code = (f"import mutants; mutants.ROOT = mutants.Path({str(tmp_path)!r}); "
-                "mutants.MISTAKES = mutants.ROOT / 'mistakes.txt'; mutants.SECONDS = 5; "
+                "mutants.MISTAKES = mutants.ROOT / 'mistakes.txt'; mutants.SECONDS = 15; "
                 "mutants.PRELOAD = (); raise SystemExit(mutants.main([]))")
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT / "tests", text=True,
                               capture_output=True)
