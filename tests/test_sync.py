@@ -14,7 +14,7 @@ from tools import sync  # noqa: E402
 pytestmark = pytest.mark.quick
 
 SOURCES = {name: (ROOT / name).read_text() for name in sync.SCRIPTS}
-MOST_LINES = {"common.py": 730, "machinery": 301, "reinforce.py": 276, "ppo.py": 360,
+MOST_LINES = {"common.py": 730, "machinery": 302, "reinforce.py": 276, "ppo.py": 360,
               "grpo.py": 272, "gspo.py": 267, "dpo.py": 266}      # of scripts, the lesson's
 
 # Two scripts in small, with every kind of piece and of what is none.
