@@ -180,7 +180,15 @@ REFUSED = """
     dpo --simpo_gamma 1                                 | needs --loss_type simpo
     dpo --pairs nowhere                                 | nowhere
     dpo --pairs file --online                           | --online
-    dpo --pairs file --curriculum                       | --curriculum"""
+    dpo --pairs file --save_pairs                       | --save_pairs
+    dpo --pairs file --reward format                    | --reward
+    dpo --pairs file --task lookup                      | inserts text
+    dpo --save_pairs --task lookup                      | inserts text
+    examples.lag --importance_sampling_correction mask --sampler_lag 0 | --importance_sampling_c
+    examples.lag --importance_sampling_level sequence_token | --importance_sampling_level
+    examples.lag --importance_sampling_cap 0            | --importance_sampling_cap
+    examples.trpo --trust_region penalty                | --trust_region
+    examples.trpo --max_kl 0                            | --max_kl"""
 
 
 @pytest.mark.parametrize("line", [line.strip() for line in REFUSED.split("\n") if line])

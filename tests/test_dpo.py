@@ -121,27 +121,16 @@ def mean_loss(theta, pairs, weights, **options):
     return weights @ losses
 
 
-def optimum():
-    """The policy with the highest expected reward less BETA times the KL to REF."""
-    weights = REF * (REWARDS / BETA).exp()
-    return weights / weights.sum()
-
-
-@pytest.mark.parametrize("often", [[1, 1, 1, 1, 1, 1], [1, 5, 1, 2, 5, 2]])
-def test_at_the_optimum_of_the_reward_less_the_kl_the_loss_has_no_gradient(often):
-    """However often each of ALL_PAIRS is shown, if its mirror image is shown as often."""
-    golden(optimum(), f64([0.8807971, 0.0715218, 0.0476812]))
-    theta = optimum().log().requires_grad_()
-    close(gradient(mean_loss(theta, ALL_PAIRS, PREFERENCES * f64(often)), theta), f64([0, 0, 0]))
-
-
 def test_on_preferences_of_bradley_and_terry_the_optimum_is_learned_and_implies_the_reward():
+    """That of the expected reward less BETA times the KL to REF."""
+    optimum = REF * (REWARDS / BETA).exp()
+    optimum = optimum / optimum.sum()
     theta = REF.log().requires_grad_()
     assert gradient(mean_loss(theta, ALL_PAIRS, PREFERENCES), theta).abs().max() > 0.02
     for _ in range(400):
         theta.data -= 20 * gradient(mean_loss(theta, ALL_PAIRS, PREFERENCES), theta)
     log_pi = theta.detach().log_softmax(dim=0)
-    golden(log_pi.exp(), optimum())
+    golden(log_pi.exp(), optimum)
     implied = BETA * (log_pi - REF.log())                       # up to a constant
     close(implied - implied[1], REWARDS, atol=1e-6, rtol=0)
 
@@ -388,20 +377,3 @@ def test_a_file_that_is_bad_gets_one_line_and_nothing_is_written(tmp_path, capsy
     number = "line 3: " if isinstance(line, (str, dict)) else ""
     assert message.startswith(f"error: --pairs {path}: {number}") and words in message
     assert message.count("\n") == 1 and len(message) < 300
-
-
-@pytest.mark.parametrize("flags, words", [
-    ({"online": True}, "--online"), ({"save_pairs": True}, "--save_pairs"),
-    ({"reward": "format"}, "--reward"), ({"task": "lookup"}, "inserts text"),
-    ({"pairs": "", "save_pairs": True, "task": "lookup"}, "inserts text"),
-    ({"pairs": "", "beta": 0}, "--beta"), ({"pairs": "", "label_smoothing": 0.5}, "below 0.5"),
-    ({"pairs": "", "label_smoothing": 0.1, "loss_type": "ipo"}, "--label_smoothing"),
-    ({"pairs": "", "simpo_gamma": 1}, "needs --loss_type simpo")], ids=str)
-def test_flags_that_contradict_each_other_are_refused(tmp_path, capsys, flags, words):
-    path = write(tmp_path / "pairs.jsonl", [GOOD])
-    flags = {name: value for name, value in (ROOM | {"pairs": path} | flags).items() if value != ""}
-    with at_work(tmp_path), pytest.raises(SystemExit) as stopped:
-        dpo.main(arguments(flags))
-    message = capsys.readouterr().err
-    assert stopped.value.code == 2 and words in message and message.count("\n") == 1
-    assert list(tmp_path.iterdir()) == [path]

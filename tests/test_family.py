@@ -127,15 +127,6 @@ def test_loss_and_gradient_are_those_of_the_formulas_with_an_advantage_a_row_and
     close(found(name, how, logps, A), found(name, how, logps, A[:, None].expand(4, 5)))
 
 
-def test_the_numbers_above_have_clipped_and_free_tokens_and_rows_on_both_sides():
-    for level in ("", "sequence_token"):
-        _, gradient = expected("clip", level, "token_mean", some_logps(), TOKEN_A)
-        is_free = gradient[RAGGED == 1] != 0
-        assert is_free.any() and not is_free.all()
-        _, bounded = expected("delta", level, "token_mean", some_logps(), TOKEN_A)
-        assert (bounded != gradient).any()
-
-
 @every_loss
 def test_masked_slots_never_reach_loss_or_gradient_and_arguments_stay_as_they_are(name):
     loss_function, _, _ = LOSSES[name]

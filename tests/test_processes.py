@@ -16,8 +16,6 @@ from conftest import ROOT
 from small_models import LIKE_SMALL, NEEDS, load_example
 from small_runs import arguments, difference, lines, steps
 
-import common
-
 transformers = pytest.importorskip("transformers", reason=NEEDS)
 from test_pretrained import outcome  # noqa: E402  (behind the line that may skip)
 
@@ -229,18 +227,3 @@ def test_the_last_checkpoint_is_that_of_the_highest_step_of_a_run(tmp_path):
     assert processes.last_checkpoint(tmp_path) is None              # another trainer's
     (tmp_path / "checkpoint.pt").touch()
     assert processes.last_checkpoint(str(tmp_path)).name == "checkpoint-10"
-
-
-def test_a_process_that_is_not_the_first_is_silent_unless_it_fails(monkeypatch, capsys):
-    def talk():
-        print("said")
-        print("complained", file=sys.stderr)
-        raise ValueError("a bug")
-    monkeypatch.setattr(processes, "RANK", 1)
-    monkeypatch.setattr(processes.time, "sleep", lambda seconds: None)
-    with pytest.raises(ValueError, match="a bug"):
-        processes.start(talk)
-    assert capsys.readouterr() == ("", "")
-    with pytest.raises(SystemExit):
-        processes.start(lambda: common.fail("--data x: cannot be read"))
-    assert capsys.readouterr() == ("", "process 1: error: --data x: cannot be read\n")

@@ -1,11 +1,7 @@
 """tools/real.py measures what it says: models of the sizes that it names, whose rows are all
 computed, and the most that a process held."""
-import dataclasses
-import subprocess
-import sys
 
 import pytest
-from conftest import ROOT
 from small_models import NEEDS, load_example
 
 import common
@@ -28,13 +24,6 @@ def test_the_flags_of_a_variant_fit_together(variant):
     assert number == 1 or variant.endswith(f"{number} processes, {cfg.parallel}")
 
 
-def test_the_job_beside_is_that_of_grpo():
-    words = ["--model", "none", *map(str, real.LIKE_GRPO)]
-    theirs = common.parse_flags(pretrained.Config, words)
-    for field in dataclasses.fields(grpo.Config):
-        assert getattr(theirs, field.name) == field.default, field.name
-
-
 def test_a_random_model_never_ends_a_completion_and_no_row_is_left_out(tmp_path, monkeypatch):
     assert real.save_random(tmp_path / "model", 64, 1, 2, 48) == 320 * 64 + 64 * (
         4 * 64 + 3 * 48 + 2) + 64
@@ -55,15 +44,3 @@ def test_a_random_model_never_ends_a_completion_and_no_row_is_left_out(tmp_path,
     weights = list(policy.model.parameters())
     pretrained.backward(policy, weights, batch, batch.logps, A, rows, cfg)
     assert scored == [8] * (len(rows) // 8) and len(rows) == 64 // cfg.num_mini_batches
-
-
-def test_the_largest_of_several_processes_counts():
-    """In a small process, since what a process holds when it starts another one counts there."""
-    hold = "import sys; held = b'1' * (10**6 * int(sys.argv[1]))"
-    start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {hold!r}, sys.argv[1]])"
-    weigh = ("import sys, types; sys.modules |= {name: types.ModuleType(name) for name in "
-             "('common', 'grpo', 'torch', 'tools.export')}; from tools import real; "
-             "print(real.weigh(*real.ALONE, '-c', *sys.argv[1:]))")
-    peaks = [float(subprocess.check_output([sys.executable, "-c", weigh, start, size], cwd=ROOT))
-             for size in ("0", "200")]
-    assert 190 < peaks[1] - peaks[0] < 210

@@ -96,6 +96,7 @@ def test_each_prompt_is_read_once_and_the_last_tokens_of_completions_not_at_all(
 def test_the_critic_reads_a_prompt_once_and_its_values_are_those_of_reading_all():
     case = Case([1, 0, 1, 1], 5)
     critic = ppo.Critic(case.policy)
+    assert (critic(case.prompts, case.tokens) == 0).all()       # it begins with no opinion
     critic.head.data.copy_(torch.linspace(-1, 1, 16))
     hidden = critic.gpt.hidden(torch.cat([case.prompts, case.tokens], dim=1))
     expected = hidden[:, 9:-1] @ critic.head

@@ -5,6 +5,7 @@ import importlib
 
 import pytest
 import torch
+from small_runs import INSTANT, arguments, difference, outcome
 
 import common
 import ppo
@@ -179,30 +180,9 @@ def test_an_update_goes_uphill_within_the_exact_kl_of_the_valid_tokens(micro_bat
 
 # ---- runs ------------------------------------------------------------------------------------
 
-def weights_of(folder):
-    saved = torch.load(folder / "checkpoint.pt", weights_only=True)
-    return torch.cat([weight.flatten() for part in ("policy", "critic")
-                      for weight in saved[part].values()])
-
-
-def test_a_run_that_is_resumed_ends_as_the_uninterrupted_one(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    flags = [f"--{name}={value}" for name, value in SMALL.items()]
-    flags += ["--base_steps=10", "--num_eval_problems=8", "--num_eval_samples=2"]
-    trpo.main([*flags, "--max_steps=4", "--output_dir=four"])
-    trpo.main([*flags, "--max_steps=2", "--output_dir=two"])
-    two = weights_of(tmp_path / "two")
-    trpo.main(["--resume_from_checkpoint=two", "--max_steps=4"])
-    assert torch.equal(weights_of(tmp_path / "two"), weights_of(tmp_path / "four"))
-    assert not torch.equal(weights_of(tmp_path / "two"), two)
-    assert (tmp_path / "two/trpo.py").exists()
-
-
-@pytest.mark.parametrize("flag", ["--trust_region=penalty", "--epsilon=0.1", "--max_kl=0"])
-def test_flags_that_trpo_does_not_have_are_refused(flag, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stopped:
-        trpo.main([flag])
-    assert stopped.value.code == 2
-    assert flag.partition("=")[0] in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+def test_a_run_that_is_resumed_ends_as_the_uninterrupted_one(at_work_folder):
+    for folder, num_steps in (("four", 4), ("two", 2)):
+        trpo.main(arguments(INSTANT | SMALL | {"max_steps": num_steps, "output_dir": folder}))
+    assert difference(outcome("two"), outcome("four"))
+    trpo.main(arguments({"resume_from_checkpoint": "two", "max_steps": 4}))
+    assert not difference(outcome("two"), outcome("four"))
