@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 torch.set_num_threads(1)        # sums differ between thread counts in the last bit
 
 # fixtures for all tests
-pytest_plugins = ["small_runs", "update_scenes", "small_models", "echo_task", "warm_python"]
+pytest_plugins = ["small_runs", "update_scenes", "small_models"]
 
 SCRIPTS = ["reinforce", "ppo", "grpo", "gspo", "dpo"]
 TINY = {"device": "cpu", "num_threads": 1, "task": "arithmetic:3", "hidden_size": 16,

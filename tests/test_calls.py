@@ -1,17 +1,93 @@
 """Text that an environment inserts into completions: where it stands, that it has no part in a
 loss, and that without a call nothing changes."""
 import copy
+import dataclasses
 
 import pytest
 import torch
 from conftest import every_script
-from echo_task import ASK, Echo, is_inserted
 from update_scenes import Scene, shift
 
 import common
 import grpo
 from tasks import calls
-from tasks.mix import Mix
+
+# Tokens that the policy never samples: digits, capitals, bytes that are no ASCII, tags, PAD, and
+# ids without a token. The environment says nothing else.
+NEVER_SAMPLED = torch.tensor([*range(48, 58), *range(65, 91), *range(128, 264), grpo.PAD,
+                              *range(266, grpo.VOCAB_SIZE)])
+ASK = ord("?")
+
+
+def is_inserted(tokens):
+    """Which tokens the environment said. -> like tokens, bool"""
+    return torch.isin(tokens, NEVER_SAMPLED) & (tokens != grpo.PAD)
+
+
+class Echo(common.Task):
+    """After each ? the environment says whose problem it is, and how often it was asked:
+    ?<information>B2</information>. Every ? is worth one."""
+    prompt_width = 4
+    call_tokens = ("?",)
+
+    def sample(self, rng):
+        return common.Problem(f"{rng.randint(0, 999)}=", chr(rng.randint(65, 90)))
+
+    def respond(self, problem, text):
+        return f"<information>{problem.answer}{text.count('?')}</information>"
+
+    def verify(self, problem, text):
+        return [float(character == "?") for character in text]
+
+    def is_correct(self, problem, verdict):
+        return sum(verdict) >= 2
+
+
+@pytest.fixture
+def asker(script, config, talker):
+    """asker(dtype, **changes) -> cfg, and a policy that asks now and then and never says what the
+    environment of Echo says."""
+    def make(dtype=torch.float64, **changes):
+        flags = {"max_completion_length": 24, "num_prompts": 6, "temperature": 0.8}
+        cfg = config(**(flags | changes))
+        policy = talker(cfg).to(dtype)
+        bias = policy.embed.weight.data[:, 0]
+        bias[NEVER_SAMPLED] = -40.0
+        bias[ASK] = 4.0
+        bias[script.EOS] = 3.0
+        return cfg, policy
+    return make
+
+
+@dataclasses.dataclass
+class Played:
+    """A rollout of Echo: four rows for each of six problems, or one if it is greedy."""
+    cfg: common.Config
+    task: common.Task
+    policy: torch.nn.Module
+    problems: list                      # B
+    prompts: torch.Tensor               # (B, W)
+    uniforms: torch.Tensor | None       # (B, T)
+    out: tuple                          # tokens, mask, logps, entropy, lengths
+
+
+@pytest.fixture
+def played(script, asker):
+    """played(greedy, task_class, **changes): a Played"""
+    def make(greedy=False, task_class=Echo, **changes):
+        cfg, policy = asker(**changes)
+        task = task_class(cfg)
+        copies = 1 if greedy else 4
+        problems = common.sample_problems(task, cfg.num_prompts, 0)
+        problems = [problem for problem in problems for _ in range(copies)]
+        prompts = script.encode_prompts(problems, task, "cpu")
+        generator = torch.Generator().manual_seed(0)
+        shape = (len(problems), cfg.max_completion_length)
+        uniforms = None if greedy else torch.rand(shape, generator=generator).double()
+        out = calls.rollout(task, policy, prompts, problems, cfg, uniforms)
+        return Played(cfg, task, policy, problems, prompts, uniforms, out)
+    return make
+
 
 greedy_or_not = pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])
 
@@ -112,24 +188,6 @@ def test_without_a_call_the_rollout_is_that_of_the_script_to_the_bit(script, pla
     assert all(torch.equal(one, other) for one, other in zip(game.out, plain))
 
 
-@every_script
-def test_in_a_mix_only_problems_of_a_task_with_an_environment_are_answered(script, asker):
-    """In a batch as the script samples it, each row judged with its own problem."""
-    cfg, policy = asker()
-    echo, plain = Echo(cfg), common.Arithmetic(cfg, "2", script.verify)
-    echo.name = "echo"
-    echo.machinery = plain.machinery = script
-    task = Mix(cfg, [plain, echo])
-    batch = script.sample_batch(policy, task, cfg, 0)
-    num_blocks = dict.fromkeys(task.parts, 0)
-    for problem, text, verdict in zip(batch.problems, batch.texts, batch.verdicts):
-        num_blocks[problem.task] += text.count("<information>")
-        assert text.count("<information>") == text.count(f"<information>{problem.answer}")
-        assert problem.task != "echo" or verdict == [float(letter == "?") for letter in text]
-    assert num_blocks["echo"] > 2 and num_blocks["arithmetic"] == 0
-    assert any("?" in text for p, text in zip(batch.problems, batch.texts) if p.task != "echo")
-
-
 # ---- what is learned from it: nothing --------------------------------------------------------
 
 # Flags with which each script's losses are tried.
@@ -176,29 +234,6 @@ def test_a_loss_its_gradient_and_its_metrics_do_not_see_the_slots_of_inserted_to
         torch.testing.assert_close(scene.backward(torch.arange(24)), before, atol=0, rtol=0)
         assert common.describe(batch) == described
         assert before[1].norm() > 1e-3
-
-
-@every_script
-def test_no_gradient_goes_through_the_probability_of_an_inserted_token(
-        script, echo_scene, monkeypatch):
-    score = script.score
-    kept = []
-
-    def keep(model, prompts, tokens, *options):
-        logps, entropy = score(model, prompts, tokens, *options)
-        if logps.requires_grad:
-            logps.retain_grad()
-            kept.append((tokens, logps))
-        return logps, entropy
-    monkeypatch.setattr(script, "score", keep)
-    wide_clip = {"epsilon": 9.0, "epsilon_high": 9.0}       # else all of GSPO's rows are clipped
-    scene = echo_scene(micro_batch_size=7, **(wide_clip if script.__name__ == "gspo" else {}))
-    scene.backward(torch.arange(24))
-    for tokens, logps in kept:
-        inserted = is_inserted(tokens)
-        assert (logps.grad[inserted] == 0).all()
-        assert (logps.grad[(tokens != script.PAD) & ~inserted] != 0).any()
-    assert len(kept) >= 3 and any(is_inserted(tokens).any() for tokens, _ in kept)
 
 
 @every_script

@@ -127,14 +127,3 @@ def test_cispo_bounds_the_weight_of_a_token_above_only_and_never_stops_its_gradi
 def test_sapo_is_a_soft_gate_with_a_higher_temperature_where_the_advantage_is_negative(
         A, ratio, gate, weight):
     golden(one_token(ratio, A, loss_type="sapo"), (-gate * A, -weight * A))
-
-
-# ---- flags -----------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("flags, is_good", [
-    ({}, True),
-    ({"delta": 1.28}, False), ({"delta": 1.29}, True), ({"delta": 2, "epsilon_high": 2.0}, False),
-    ({"scale_rewards": "mean"}, True), ({"scale_rewards": "mean", "overlong_buffer": 4}, False),
-    ({"scale_rewards": "mean", "reward": "accuracy+format"}, False)], ids=str)
-def test_flags_with_which_the_equations_would_be_nonsense_are_refused(flags, is_good):
-    assert all(holds for holds, _ in grpo.Config(device="cpu", **flags).rules()) == is_good

@@ -90,20 +90,6 @@ def test_tool_reward_is_the_sum_over_names_parameters_and_values(true, predicted
     assert tool_reward(true, predicted) == pytest.approx(expected, abs=1e-12)
 
 
-def test_tool_reward_is_one_for_the_same_calls_in_any_order_and_for_nothing_else():
-    rng = random.Random(0)
-
-    def random_calls():
-        parameters = [{key: rng.randrange(2) for key in "ab"[:rng.randrange(3)]} for _ in range(3)]
-        return [(rng.choice("fg"), each) for each in parameters[:rng.randrange(4)]]
-    for _ in range(3000):
-        true, other = random_calls(), random_calls()
-        is_same = sorted(map(repr, true)) == sorted(map(repr, other))
-        assert (tool_reward(true, other) == 1.0) == is_same
-        assert 0 <= tool_reward(true, other) <= 1
-        assert tool_reward(true, rng.sample(true, len(true))) == 1.0
-
-
 # ---- the rows --------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("text", [
@@ -371,11 +357,3 @@ def test_every_script_learns_from_the_ratings_of_a_reward_model(
     resume(two, max_steps=4)
     assert capsys.readouterr().out.count("reward model: ") == 1
     assert not difference(outcome(two), outcome(four))
-
-
-def test_a_base_that_is_never_right_gets_one_line_that_says_so(model, monkeypatch, capsys):
-    monkeypatch.setattr(preferences, "BATCHES", 1)
-    never = torch.zeros(2, 1, dtype=torch.bool)
-    with pytest.raises(SystemExit) as stopped:
-        preferences.fit(model, lambda name: batch_of(TOKENS, LENGTHS, never), 0)
-    assert stopped.value.code == 1 and "no group of the base" in capsys.readouterr().err
