@@ -54,7 +54,6 @@ lint: $(READY)           ## check the style
 
 mutants: $(READY)        ## make each of a list of mistakes in a copy: do the tests see it?
 	$(PY) tests/mutants.py
-	$(PY) tests/kernel_bugs.py
 
 ##@ To keep the scripts in step
 

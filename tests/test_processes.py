@@ -129,25 +129,6 @@ def test_two_processes_make_the_steps_of_one(parallel, flags, alone, small_llama
     assert texts[0] == texts[1]
 
 
-def test_fsdp_works_in_one_process_too_and_in_bfloat16(small_llama, tmp_path):
-    flags = {"model": small_llama, "parallel": "fsdp", "dtype": "bfloat16",
-             "gradient_checkpointing": True}
-    assert job(tmp_path, FLAGS | flags, size=1) == [0]
-    found = [line["sampling/sampling_logp_difference/mean"] for line in steps(tmp_path / "run")]
-    assert 0 < max(found) < 0.01
-    [path] = tmp_path.glob("run/checkpoint-*/")
-    model = transformers.AutoModelForCausalLM.from_pretrained(path)
-    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
-
-
-def test_prompts_that_cannot_be_shared_are_refused_in_one_line(small_llama, tmp_path):
-    assert job(tmp_path, FLAGS | {"model": small_llama, "num_prompts": 3}) == [2, 2]
-    line = "error: --num_prompts 3: must be a multiple of the number of processes, 2\n"
-    assert (tmp_path / "stderr-0").read_text() == line
-    assert (tmp_path / "stderr-1").read_text() == f"process 1: {line}"  # torchrun ends it before
-    assert not (tmp_path / "run").exists()
-
-
 # ---- jobs that are stopped -------------------------------------------------------------------
 
 def test_after_ctrl_c_in_one_process_the_step_is_finished_and_saved_by_all(

@@ -12,7 +12,7 @@ import common
 import grpo
 import ppo
 from common import Problem
-from tasks import extract, preferences
+from tasks import preferences
 from tasks.mix import Curriculum, Mix
 from tasks.rewards import REWARDS, Rewards, tool_reward
 
@@ -47,19 +47,6 @@ def random_text(rng):
 
 
 # ---- how an answer is read -------------------------------------------------------------------
-
-@pytest.mark.parametrize("text, answer", [
-    ("<answer>7</answer>", "7"), ("<think>x</think><answer> mi \t</answer>", None), ("", None),
-    ("7", None), ("<answer> mi </answer>", "mi"), ("<answer> </answer>", ""),
-    ("<answer></answer>", None), ("</answer>7<answer>", None),
-    ("<answer>7</answer></answer>", None), ("<answer>7\n</answer>", None),
-    ("<answer>\u0667</answer>", None), ("<answer>" + "7" * 201 + "</answer>", None),
-    ("<answer>" + "7" * 200 + "</answer>", "7" * 200), ("<answer><b>7</b></answer>", "<b>7</b>"),
-    ("<answer>7</answer><answer>7</answer>", None),
-    ("<ANSWER>8</ANSWER><answer>7</answer>", "7")], ids=ascii)
-def test_an_answer_is_what_the_one_answer_block_holds(text, answer):
-    assert extract(text) == answer
-
 
 # ---- ToolRL ----------------------------------------------------------------------------------
 
@@ -210,22 +197,6 @@ def test_accuracy_is_what_the_task_itself_rewards_also_where_it_rewards_whole_ba
     batch = judged([SEVEN] * 2, [THOUGHT, ""], [1, 0])
     cfg = grpo.Config(reward="accuracy+format", device="cpu")
     assert Rewards(cfg, task).rewards(batch, 2).tolist() == [[10.0, 9.0]]
-
-
-def test_but_for_the_reward_the_task_is_the_one_that_it_was():
-    plain = load("lookup")
-    task = load("lookup", reward="fine")
-    for name in ("name", "prompt_width", "call_tokens", "is_judged", "defaults"):
-        assert getattr(task, name) == getattr(plain, name)
-    assert common.sample_problems(task, 20, 0) == common.sample_problems(plain, 20, 0)
-    assert common.held_out_problems(task, 20) == common.held_out_problems(plain, 20)
-    assert task.respond(TWO_HOPS, "<search>ka</search>") == "<information>mi</information>"
-    assert task.verify(TWO_HOPS, "<answer>to</answer>") == 1.0
-    batch = judged([TWO_HOPS] * 2, [THOUGHT, "<search>"], [1, 0])
-    batch.rewards = torch.tensor([[2.0, 3.0]])
-    batch.mask[:, :1] = 1.0
-    assert task.token_rewards(batch).tolist() == [[2.0, 0.0], [3.0, 0.0]]
-    assert task.observe(batch, 0) == {"tools/call_frequency": 0.5}
 
 
 def test_in_a_mix_each_completion_is_rated_by_its_own_task():

@@ -81,23 +81,6 @@ class Softmax:
         return torch.einsum("sa,sai,saj->ij", self.first, scores, scores) / 2
 
 
-@pytest.mark.parametrize("damping", [0.1, 0.0, 2.0])
-def test_the_second_derivative_of_the_kl_is_the_fisher_matrix(damping, monkeypatch):
-    policy = Softmax()
-    systems = []
-
-    def solve(product, b):
-        matrix = torch.stack([product(row) for row in torch.eye(3).double()])
-        systems.append((matrix.detach(), b))
-        return torch.linalg.solve(matrix, b)
-    monkeypatch.setattr(trpo, "conjugate_gradients", solve)
-    gradient = policy.gradient()
-    trpo.trust_region_step(policy.weights, policy.objective, 0.01, damping)
-    [(matrix, b)] = systems
-    close(matrix, policy.fisher() + damping * torch.eye(3).double())
-    close(b, gradient)
-
-
 @pytest.mark.parametrize("damping", [0.1, 0.0])
 @pytest.mark.parametrize("max_kl", [1e-6, 0.01, 0.3, 10.0])
 @pytest.mark.parametrize("seed", [0, 1, 2])
