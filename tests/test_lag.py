@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import functools
 import importlib
-import itertools
 
 import pytest
 import torch
@@ -52,50 +51,6 @@ def test_wild_values_in_masked_slots_have_no_weight_and_infinite_weights_are_cut
     assert torch.equal(lag.importance_weights(wild, -wild, mask, correction), mask)
     large = lag.importance_weights(f64([[-1.0, 0]]), f64([[-1e4, 0]]), mask[:1], correction, 3.0)
     assert large.tolist() == [[3.0 if "truncate" in correction else 0.0, 0.0]]
-
-
-class Sequences:
-    """All nine sequences of two tokens, of three, and three policies of them: of the logits theta,
-    an old one, and the one that sampled. A policy has four states: the start, and after each first
-    token."""
-
-    def __init__(self):
-        generator = torch.Generator().manual_seed(0)
-        theta, old, mu = 0.5 * torch.randn(3, 4, 3, generator=generator).double()
-        self.theta = theta.requires_grad_()
-        self.tokens = torch.tensor(list(itertools.product(range(3), range(3))))     # (9, 2)
-        start = torch.zeros(9, dtype=torch.long)
-        self.states = torch.stack([start, 1 + self.tokens[:, 0]], dim=1)            # (9, 2)
-        self.old_logps = self.read(old)
-        self.mu_logps = self.read(mu)
-        self.A = torch.randn(9, 1, generator=generator).double()
-
-    def read(self, logits):
-        return logits.log_softmax(dim=-1)[self.states, self.tokens]                 # (9, 2)
-
-    def mean_gradient(self, script, sampler_logps, w):
-        """Of the loss of the sampler's samples, weighed by w (9, 2)."""
-        loss = script.policy_loss(
-            self.read(self.theta), self.old_logps, w * self.A, torch.ones(9, 2), **RANGE)
-        chances = sampler_logps.sum(dim=1, keepdim=True).exp()
-        return torch.autograd.grad((chances * loss).sum(), self.theta)[0]
-
-
-@pytest.mark.parametrize("script", [grpo, gspo], ids=["grpo", "gspo"])
-@pytest.mark.parametrize("correction, cap, is_exact", [
-    ("sequence_truncate", 1e9, True), ("sequence_mask", 1e9, True),
-    ("sequence_truncate", 1.2, False), ("sequence_mask", 1.2, False),
-    ("none", 1e9, False), ("truncate", 1e9, False)])
-def test_by_the_sequence_and_not_cut_the_mean_gradient_is_that_of_samples_of_the_old_policy(
-        script, correction, cap, is_exact):
-    """By the token, prefixes are still those of the sampler."""
-    all_of = Sequences()
-    ones = torch.ones(9, 2)
-    w = lag.importance_weights(all_of.old_logps, all_of.mu_logps, ones, correction, cap)
-    exact = all_of.mean_gradient(script, all_of.old_logps, ones)
-    found = all_of.mean_gradient(script, all_of.mu_logps, w)
-    assert torch.allclose(found, exact, atol=1e-12) == is_exact
-    assert is_exact or not torch.allclose(found, exact, atol=1e-3)
 
 
 # ---- w A in the place of A -------------------------------------------------------------------

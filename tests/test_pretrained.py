@@ -414,25 +414,16 @@ def test_what_cannot_work_is_refused_in_one_line(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_model_that_lacks_weights_or_an_end_is_refused(run, capsys, tmp_path):
+def test_a_model_that_lacks_weights_is_refused(run, capsys, tmp_path):
     from safetensors.torch import load_file, save_file
     folder = save_random(tmp_path / "model")
     weights = load_file(folder / "model.safetensors")
-    lost = weights.pop("model.layers.1.mlp.up_proj.weight")
+    del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(SystemExit):
         run(model=folder)
-    weights["model.layers.1.mlp.up_proj.weight"] = lost
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    for name in ("generation_config.json", "tokenizer_config.json"):
-        content = json.loads((folder / name).read_text())
-        content = {key: value for key, value in content.items() if "eos" not in key}
-        (folder / name).write_text(json.dumps(content))
-    with pytest.raises(SystemExit):
-        run(model=folder)
-    assert capsys.readouterr().err.splitlines() == [
-        f"error: --model {folder}: has no model.layers.1.mlp.up_proj.weight",
-        f"error: --model {folder}: has no token that ends a text"]
+    assert capsys.readouterr().err == (
+        f"error: --model {folder}: has no model.layers.1.mlp.up_proj.weight\n")
 
 
 @pytest.mark.parametrize("name", ["checkpoint.pt", "checkpoint-3/model.safetensors",
