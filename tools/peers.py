@@ -363,7 +363,8 @@ def settings():
             ours.temperature, args.temperature, cfg.actor_rollout_ref.rollout.temperature),
         "truncated outputs masked": (
             ours.mask_truncated_completions, args.mask_truncated_completions, "not offered"),
-        "weights pi_old / mu": ("none", "of vLLM: {}, {}".format(*lag), correction.rollout_is or "none"),
+        "weights pi_old / mu": (
+            "none", "of vLLM: {}, {}".format(*lag), correction.rollout_is or "none"),
         "learning rate": (ours.learning_rate, args.learning_rate, theirs.optim.lr),
         "weight decay": (ours.weight_decay, args.weight_decay, theirs.optim.weight_decay),
         "gradient's norm at most": (
