@@ -74,7 +74,7 @@ class Config(common.Config):
     beta: float = 0.1                       # weight of the KL to the base; ipo: 0.5, simpo: 2
     loss_type: Literal["sigmoid", "ipo", "hinge", "robust", "simpo"] = "sigmoid"    # (3), (5) ..
     label_smoothing: float = 0.0            # chance that a pair is the wrong way round (e)
-    simpo_gamma: float = 0.5                # margin that (8) asks for (gamma)
+    simpo_gamma: float = 0.5                # offset of the margin in (8) (gamma)
     average_logps: bool = False             # divide log-probabilities of outputs by their lengths
     nll_coef: float = 0.0                   # weight of (9), the likelihood of the chosen (alpha)
     online: bool = False                    # pairs are made of outputs of the policy, not the base

@@ -578,7 +578,7 @@ def main(argv=None):
     answers = {name: defaults(OURS | peers.PEERS, name) for name in ("here", "TRL", "verl")}
     for what, settings in peers.settings().items():
         for name, setting in zip(answers, settings):
-            answers[name][what] = {True: "yes", False: "no"}.get(setting, str(setting))
+            answers[name][what] = {"True": "yes", "False": "no"}.get(str(setting), str(setting))
     content = {"versions": peers.VERSIONS, "steps": steps, "defaults": answers, "rows": rows,
                "cases": [written(vars(cases[seed])) for seed in RECORDED]}
     record("conformance", **content)

@@ -340,13 +340,13 @@ PEERS = {
 
 def settings():
     """Defaults of grpo.py, GRPOTrainer, and verl's trainer. -> what: the three"""
+    fresh = "old_per_token_logps" not in sampled(conform.draw(0), as_is=True).batch
     ours = conform.config(grpo, {})
     args = trl.GRPOConfig(SCRATCH, use_cpu=True)
     with initialize_config_dir(f"{verl.__path__[0]}/trainer/config", version_base=None):
         cfg = compose("ppo_trainer")
     theirs = cfg.actor_rollout_ref.actor
     correction = cfg.algorithm.rollout_correction
-    fresh = "old_per_token_logps" not in sampled(conform.draw(0), as_is=True).batch
     lag = args.vllm_importance_sampling_mode, args.vllm_importance_sampling_clip_max
     return {
         "advantages": ("group's mean, std", "group's mean, std", cfg.algorithm.adv_estimator),
