@@ -72,14 +72,16 @@ def draw(seed):
     place = torch.arange(T)
     slots = (place < lengths[:, None]).double()
     can_be_hole = (place > 0) & (place != lengths[:, None] - 1)
-    mask = slots * ~(can_be_hole & (uniform(B, T) < 0.3 * (seed % 2)))
+    is_hole = can_be_hole & (uniform(B, T) < 0.3 * (seed % 2))
+    mask = slots * ~is_hole
     rewards = (uniform(P, G) < 0.5).double() if seed % 3 else uniform(P, G)
     rewards[0] = rewards[0, 0]
 
     def near(logps, spread):
         far = 3 * normal(B, T) * (uniform(B, T) < 0.1)
         rubbish = -40 * uniform(B, T)
-        return torch.where(mask > 0, logps + spread * normal(B, T) + far, rubbish).clamp(max=0)
+        moved = logps + spread * normal(B, T) + far
+        return torch.where(mask > 0, moved, rubbish).clamp(max=0)
 
     old = -3 * uniform(B, T)
     drawn = Case(
@@ -393,7 +395,9 @@ def difference(a, b, floor=0.0):
     taken relative to that. -> float"""
     assert a.shape == b.shape, (a.shape, b.shape)
     floor = (1e-3 * b.abs().max()).clamp(min=max(floor, 1e-300))
-    return ((a - b).abs() / torch.maximum(a.abs(), b.abs()).clamp(min=floor)).max().item()
+    size = torch.maximum(a.abs(), b.abs()).clamp(min=floor)
+    relative = (a - b).abs() / size
+    return relative.max().item()
 
 
 def differences(mine, answer):
@@ -457,8 +461,8 @@ def whole_step(peers, run, script, peer, passes, optimizer):
 
     theirs = getattr(peers, f"{peer}_steps")(run / "exported", batch, *learned, cfg, optimizer)
     ours = flat(policy.parameters())
-    difference = (ours - flat(theirs[export.llama_name(name)]
-                              for name, _ in policy.named_parameters())).abs()
+    names = [export.llama_name(name) for name, _ in policy.named_parameters()]
+    difference = (ours - flat(theirs[name] for name in names)).abs()
     is_apart = difference > 1e-5
     gradient = flat(weight.grad for weight in policy.parameters()).abs()
     return {"ours": f"{script.__name__}.py", "theirs": peer, "steps": passes,
@@ -485,7 +489,7 @@ def defaults(functions, name):
     def moves(rows, ratio):
         old = torch.where(x.mask > 0, x.logps - torch.tensor(ratio).log(), x.logps)
         found = outcome(functions, f"{name} loss", dataclasses.replace(x, old_logps=old))
-        return bool((found["logps"] * rows).any()) if "logps" in found else False
+        return "logps" in found and bool((found["logps"] * rows).any())
 
     def edge(rows, outside):
         if moves(rows, outside):
@@ -499,8 +503,8 @@ def defaults(functions, name):
     averages = {}
     for how in ("sequence_mean", "token_mean", "sequence_sum", "constant"):
         expected = group(x) * outcome(OURS, f"aggregate: how={how}", x)["losses"]
-        averages[how] = torch.cosine_similarity(
-            expected.flatten(), -at_once["logps"].flatten(), dim=0).item()
+        gradient = -at_once["logps"]
+        averages[how] = torch.cosine_similarity(expected.flatten(), gradient.flatten(), dim=0)
     tops = []
     for size in (1.0, 1e-3):
         A = ask(functions, f"{name} advantages", dataclasses.replace(x, rewards=size * rewards))
@@ -533,7 +537,8 @@ def verdict(row):
     if most(row["difference"]) <= SAME:
         return "same"
     shown = f" ({most(row['with_that']):.0e} with that)" if row["but"] else ""
-    return ("same, " if row["why"].startswith("but for") else "different ") + row["why"] + shown
+    word = "same," if row["why"].startswith("but for") else "different"
+    return f"{word} {row['why']}{shown}"
 
 
 def most(numbers):
