@@ -4,6 +4,8 @@ pass@k and maj@k for k = 1 .. 64 of base and trained policy, on arithmetic and o
 --num_eval_samples 64. Writes docs/passk.json, docs/passk.png and, between its marks in
 docs/pipelines.md, a table.
 """
+import argparse
+
 import common
 from tools.runs import note, publish, run_all
 
@@ -39,6 +41,7 @@ def panel(task, summary):
 
 
 def main():
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     runs = run_all({task: ["grpo.py", "--task", task, *FLAGS] for task in TASKS}, [0], at_once=1)
     results = {task: result["summary"] for task, [result] in runs.items()}
     rows = [row(task, policy, summary[policy])

@@ -8,6 +8,7 @@ Departure from the paper: its third stage selects answers of the policy once, an
 base model on them. Ours goes on from the policy, which at every step learns from those of its new
 answers that are right.
 """
+import argparse
 import collections
 import subprocess
 import sys
@@ -59,6 +60,7 @@ def cold_start(folder, new):
 
 
 def main():
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     results = {}
     start_from = []
     with tempfile.TemporaryDirectory() as work:

@@ -5,6 +5,7 @@ seeds: the seconds of a step, and in how many steps their rewards are equal. siz
 random weights, in one process and in two: the seconds of a step, and the most memory that a process
 held. Writes docs/real.json and, between their marks in docs/real-models.md, two tables.
 """
+import argparse
 import importlib.util
 import multiprocessing
 import os
@@ -145,6 +146,7 @@ def sizes_table(rows, imports):
 
 
 def main():
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     if importlib.util.find_spec("transformers") is None:
         common.fail("transformers is missing: pip install -r examples/requirements.txt")
     with tempfile.TemporaryDirectory() as work:

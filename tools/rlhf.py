@@ -6,6 +6,8 @@ picture shows on one axis the reward that PPO maximizes (the proxy), the true ac
 to the base. Writes docs/rlhf.json, docs/rlhf.png and, between its marks in docs/pipelines.md, a
 table.
 """
+import argparse
+
 import common
 from tools.runs import note, publish, run_all
 
@@ -43,6 +45,7 @@ def panel(name, result):
 
 
 def main():
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     results = run_all(RUNS, SEEDS, LINES.values(), at_once=1)
     rows = [row(name, seed, results[name][number])
             for number, seed in enumerate(SEEDS) for name in RUNS]

@@ -4,6 +4,7 @@ Runs the main job once for each seed, in an empty folder, so that every run make
 (--base_seed is the seed, too). Writes docs/seeds.json, docs/curve.png (of the first seed) and,
 between their marks, a table in docs/lab.md and parts of what the first seed printed in README.md.
 """
+import argparse
 import re
 import shutil
 import statistics
@@ -62,7 +63,9 @@ def run_seed(seed, is_first):
 
 
 def main():
-    seeds = sys.argv[1:] or ["0", "1", "2", "3", "4"]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("seeds", nargs="*", type=int, default=[0, 1, 2, 3, 4], metavar="SEED")
+    seeds = [str(seed) for seed in parser.parse_args().seeds]
     results = {}
     for seed in seeds:
         results[seed] = run_seed(seed, is_first=seed == seeds[0])

@@ -4,6 +4,8 @@ GRPO from the base, with a point for the right answer and a point for the format
 what becomes of format, accuracy and length. Writes docs/zero.json, docs/zero.png and, between its
 marks in docs/pipelines.md, a table.
 """
+import argparse
+
 import common
 from tools.runs import note, publish, run_all
 
@@ -38,6 +40,7 @@ def panel(result, names, title, top):
 
 
 def main():
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     [results] = run_all({"zero": ["grpo.py", *FLAGS]}, SEEDS, LINES.values(), at_once=1).values()
     first = results[0]
     panels = [panel(first, ["accuracy", "format"], "share of completions", top=1.02),
