@@ -191,7 +191,7 @@ CASES = [(name, change) for names, changes in CHANGES.items() for change in chan
 ELSEWHERE = {"max_steps", "stop_at", "device", "kernel", "num_threads", "output_dir", "save_steps",
              "resume_from_checkpoint", "init_from", "eval_steps", "num_eval_problems",
              "num_eval_samples", "micro_batch_size", "mask_tool_tokens", "teacher", "pairs",
-             "save_pairs", "importance_sampling_level"}
+             "save_pairs", "importance_sampling_level", "report_to"}
 TWO_STEPS = INSTANT | {"max_steps": 2, "eval_steps": 9, "num_eval_problems": 1, "stop_at": 2,
                        "num_prompts": 4, "num_generations": 4, "max_completion_length": 8,
                        "learning_rate": 0.02, "num_iterations": 3}
