@@ -158,6 +158,16 @@ def test_losses_have_the_type_of_the_log_probs(name, dtype):
     assert (losses.dtype, losses.shape) == (dtype, (4, 5))
 
 
+@every_loss
+def test_on_fresh_samples_the_ratio_is_one_and_the_gradient_that_of_reinforce(name):
+    loss_function, surrogate, _ = LOSSES[name]
+    logps = some_logps().requires_grad_()
+    losses = loss_function(logps, logps, A, RAGGED)
+    close(torch.autograd.grad(losses.sum(), logps)[0], -A[:, None] * RAGGED)
+    if surrogate in ("clip", "penalty", "delta"):       # the others have another value at one
+        assert torch.equal(losses, -A[:, None] * RAGGED)
+
+
 @of_groups
 def test_each_loss_type_has_the_surrogate_and_the_average_of_its_paper(script):
     assert script.LOSS_TYPES == LOSS_TYPES
