@@ -262,6 +262,9 @@ def test_leave_one_out_is_grpo_without_the_std_times_a_constant_and_grpo_divides
     close(script.advantages(rewards), centred / (rewards.std(dim=1, keepdim=True) + 1e-4))
     close(script.advantages(rewards, eps=0.5), centred / (rewards.std(dim=1, keepdim=True) + 0.5))
     close(script.advantages(rewards, "batch"), centred / (rewards.std() + 1e-4))
+    above_0 = rewards.abs()
+    by_mean = reinforce.advantages(above_0, "mean") / above_0.mean(dim=1, keepdim=True)
+    close(script.advantages(above_0, "mean"), by_mean)
     one = rewards[:1]                                   # the batch is the group
     close(script.advantages(one, "batch"), script.advantages(one))
     close(reinforce.advantages(one, "batch"), reinforce.advantages(one, "mean"))

@@ -235,6 +235,17 @@ def test_with_the_clip_passes_end_before_the_step_of_a_policy_that_has_gone_too_
 
 
 @with_scene
+def test_how_far_an_update_went_is_what_the_policy_says_after_it_to_every_eighth_row(scene):
+    scene = scene()
+    metrics = scene.update()
+    batch = scene.batch
+    logps, _ = ppo.score(scene.policy, batch.prompts[::8], batch.tokens[::8], 0.7)
+    token_kl = ppo.kl(batch.logps[::8], logps.detach()) * batch.mask[::8]
+    expected = token_kl.sum() / batch.mask[::8].sum()
+    assert metrics["policy_kl"] == pytest.approx(expected.item())
+
+
+@with_scene
 def test_the_coefficients_adapt_each_to_its_own_kl(train):
     """beta to the KL from the base, which grows; that of the penalty to the KL from the policy that
     sampled."""

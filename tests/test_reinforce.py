@@ -211,6 +211,8 @@ def test_rejection_pays_a_right_row_even_where_a_task_pays_each_move(task):
     batch.problems = [common.Problem("A b3 7", "", task="gridworld")] * 4
     batch.verdicts = [[-1.0, 5.0]] * 4
     close(reinforce.token_rewards(task, None, batch, cfg), f64([[0, 4], [0, 0], [0, 0], [0, 0]]))
+    batch.is_correct[:] = False                         # then nothing is learned
+    close(reinforce.token_rewards(task, None, batch, cfg), 0 * ones(4, 2))
 
 
 @with_scene
@@ -321,6 +323,7 @@ def test_what_a_teacher_rewards_is_what_a_run_learns_from(train, tmp_path, monke
     policy = reinforce.GPT(reinforce.Config(**TINY))
     (tmp_path / "teacher").mkdir()
     common.write(tmp_path / "teacher/checkpoint.pt", {"policy": policy.state_dict()})
-    logged = train("--teacher teacher --view token --gamma 0", num_steps=2)
+    logged = train("--teacher teacher --view token --gamma 0", num_steps=4)
     assert abs(logged.metrics[0]["teacher_kl"]) < 1e-6
+    assert logged.metrics[3]["teacher_kl"] > 0.1
     assert "teacher" in logged.run.parts
