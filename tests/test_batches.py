@@ -178,6 +178,8 @@ def test_dynamic_sampling_adds_so_many_batches_at_most_and_then_takes_what_there
     assert batch.problems == problems[:12]              # of groups that are as good, the first
     assert batch.rewards.shape == (4, 3)
     assert len(batch.texts) == len(batch.verdicts) == 12
+    script.sample_with_signal(policy, task, cfg, 1)
+    assert len({problem for problem, _, _ in asked}) == 8 * (1 + extra)     # others at other steps
 
 
 @of_groups

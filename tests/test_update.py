@@ -50,7 +50,7 @@ def plain_loss(scene, cfg, rows, A):
 WITH_ALL_TERMS = [{"loss_type": name, "beta": 0.2, "entropy_coef": 0.03} for name in AVERAGES]
 CASES = [*WITH_ALL_TERMS, *({"loss_type": name} for name in AVERAGES),
          *({"beta": 0.2, "kl_estimator": name} for name in ("k1", "k2", "k3_ratio")),
-         {"delta": 1.3}, {"mask_truncated_completions": True},
+         {"entropy_coef": 0.03}, {"delta": 1.3}, {"mask_truncated_completions": True},
          *({"mask_truncated_completions": True} | flags for flags in WITH_ALL_TERMS[:3])]
 
 
