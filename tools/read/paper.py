@@ -209,8 +209,8 @@ def words(text):
 def inline(match, equations):
     """What stands in a sentence for a match of INLINE. -> HTML"""
     found = match[0]
-    if match["number"] in equations:
-        return f'<a class="ref e{match["number"]}" href="#eq{match["number"]}">{found}</a>'
+    if match["number"]:
+        return link(match["number"], found, equations)
     if match["arxiv"]:
         return f'<a class="arxiv" href="https://arxiv.org/abs/{match["arxiv"]}">{found}</a>'
     if match["flag"]:
@@ -218,6 +218,13 @@ def inline(match, equations):
     if match["symbol"] and not is_word(match):
         return math(found)
     return html.escape(found, quote=False)
+
+
+def link(number, text, equations):
+    """A link to an equation, if there is one with that number. -> HTML"""
+    if number not in equations:
+        return text
+    return f'<a class="ref e{number}" href="#eq{number}">{text}</a>'
 
 
 def is_word(match):
