@@ -83,7 +83,7 @@ def short(value):
 def rich(words):
     """Words in which o_3 has its index below, and symbols are italic. -> SVG"""
     found = ""
-    for part in re.split(r"(\b[A-Za-zρπδ]_\w+|[ρπδ]|\b[ALMVhs]\b)", words):
+    for part in re.split(r"(\b[A-Za-zρπδ]_\w+|[ρπδ]|(?<!’)\b[ALMVhs]\b)", words):
         name, _, index = part.partition("_")
         if not re.fullmatch(r"[A-Za-zρπδ]_\w+|[ρπδALMVhs]", part):
             found += html.escape(part)
@@ -142,8 +142,7 @@ def group(question, answers, rewards, differences, A, std):
 
 
 def baselines(question, answers, rewards, rows):
-    """The advantage of each output with different baselines. rows: name of the baseline -> A. All
-    but the first are what the answer tells."""
+    """The advantage of each output with different baselines. rows: name of the baseline -> A."""
     d = Drawing(440, 64 + 68 * len(rows), "Advantages of the four outputs, by baseline")
     d.axes((0.5, 4.5), (0, 1), 110, 20, 0, 0)
     for index, (answer, reward) in enumerate(zip(answers, rewards), start=1):
@@ -152,15 +151,13 @@ def baselines(question, answers, rewards, rows):
     d.text(96, 18, question, "e code")
     for number, (name, A) in enumerate(rows.items()):
         y = 104 + 68 * number
-        d.parts.append("<g>" if number == 0 else '<g class="told">')
-        d.text(8, y - 8, name.replace("none", "no baseline"), "strong" if number == 0 else "")
+        d.text(8, y - 8, name, "strong")
         d.path([(d.x(0.5), y), (d.x(4.5), y)], "rule")
         for index, a in enumerate(A, start=1):
             if a != 0:
                 d.box(d.x(index) - 16, y, 32, -38 * a, side(a))
             above = y - 38 * a - 5 if a >= 0 else y - 38 * a + 15
             d.text(d.x(index), above, plain(a), f"m {side(a) if a else 'dim'}")
-        d.parts.append("</g>")
     return d.svg()
 
 
@@ -200,7 +197,7 @@ def sequences(tokens, s, low, high, wide):
     """The ratios of tokens, and that of their output. s: that of each output; wide: the range of
     GRPO's clip. What the answer adds has the class `told`."""
     d = Drawing(440, 318, "The ratio of each output among those of its tokens")
-    d.axes((0.58, 1.74), (0, 1), 8, 8, 0, 0)
+    d.axes((0.62, 1.7), (0, 1), 40, 54, 0, 0)
     d.box(d.x(wide[0]), 24, d.x(wide[1]) - d.x(wide[0]), 256, "range")
     d.text(d.x(wide[0]) + 6, 18, f"GRPO’s range, {wide[0]:g} to {wide[1]:g}", "dim")
     d.path([(d.x(1.0), 24), (d.x(1.0), 280)], "here")
@@ -213,18 +210,19 @@ def sequences(tokens, s, low, high, wide):
         is_hit = own[0].is_clipped
         d.text(8, y + 4, f"o_{index}", "strong")
         d.text(432, y + 4, f"A {'>' if A > 0 else '<'} 0", f"e {side(A)}")
-        d.path([(40, y), (384, y)], "rule")
+        d.path([(40, y), (392, y)], "rule")
         for token in own:
             d.add("circle", f"small {token.name}", cx=d.x(token.ratio), cy=y, r=8)
             d.text(d.x(token.ratio), y + 4, token.text, "m small")
         kind = f"{side(A)}{' hit' if is_hit else ''}"
         x = d.x(ratio)
         d.add("path", f"diamond {kind}", d=f"M{short(x)} {y - 30}l8 9l-8 9l-8 -9z")
-        d.text(x + 12, y - 17, f"s {plain(ratio)}", "")
+        d.text(x + (12 if ratio >= 1 else -12), y - 17, f"s {plain(ratio)}",
+               "" if ratio >= 1 else "e")
         if is_hit:
-            d.text(x + 62, y - 17, "no gradient", "clip told")
+            d.text(432, y - 17, "no gradient", "e clip told")
         elif abs(ratio - 1) > high - 1:
-            d.text(x + 62, y - 17, "leads back", "dim told")
+            d.text(432, y - 17, "leads back", "e dim told")
     return d.svg()
 
 
@@ -256,7 +254,7 @@ def clip(tokens, curve, A, low, high):
     d.text(46, top + 10, "L_t", "e")
     d.text(0, 12, f"A = {plain(A)}" if abs(A) != 1 else f"A {'>' if is_up else '<'} 0",
            f"strong {kind}")
-    d.text(86, 12, outputs if abs(A) != 1 else "L_t for each A of 1", "dim")
+    d.text(86, 12, outputs if abs(A) != 1 else "L_t / |A|", "dim")
     d.text(362 if is_up else 388, 12, "pushed to the right" if is_up else "pushed to the left",
            "e dim")
     d.arrow(368 if is_up else 268, 8, 20 if is_up else -20, 0, kind)
@@ -285,11 +283,12 @@ def gae(texts, V, reward, deltas, A, factor):
         d.path([(columns[t], height(levels[t])), (columns[t + 1], height(levels[t]))], "step")
         d.arrow(columns[t + 1], height(levels[t]), 0,
                 height(levels[t + 1]) - height(levels[t]), side(deltas[t]))
-        d.text(columns[t + 1] - 8, (height(levels[t]) + height(levels[t + 1])) / 2 + 4,
+        upper = min(height(levels[t]), height(levels[t + 1]))
+        d.text(columns[t + 1] - 8, upper + (16 if deltas[t] > 0 else -6),
                f"δ_{t + 1} {signed(deltas[t])}", f"e {side(deltas[t])}")
         d.text(middle, 172, texts[t], "m code")
         d.text(columns[t] + 4, height(levels[t]) + 16, plain(levels[t]), "dim")
-    d.text(columns[n], height(reward) - 8, f"r = {reward:g}", "m strong")
+    d.text(columns[n], height(reward) + (-8 if reward > 0 else 17), f"r = {reward:g}", "m strong")
     largest = max(abs(a) for a in A)
     zero = 310 if A[0] > 0 else 214
     d.text(8, 196, "A_t, the surprises from there on", "dim")
@@ -299,10 +298,10 @@ def gae(texts, V, reward, deltas, A, factor):
         for later in range(t, n):
             part = factor ** (later - t) * deltas[later] * 78 / largest
             d.box((columns[t] + columns[t + 1]) / 2 - 24, y, 48, -part,
-                  f"{side(deltas[later])} told s{later - t}" if later > t else side(deltas[later]))
+                  f"{side(deltas[later])} s{later - t}")
             y -= part
         d.text((columns[t] + columns[t + 1]) / 2, y + (-6 if A[t] > 0 else 16),
-               plain(A[t]), f"m strong told {side(A[t])}")
+               plain(A[t]), f"m strong {side(A[t])}")
     return d.svg()
 
 

@@ -48,9 +48,9 @@ OF_GROUPS = """
     --delta 1.5
     --loss_type cispo
     --loss_type sapo
-    --beta 0.04 --kl_estimator k1
-    --beta 0.04 --kl_estimator k2
-    --beta 0.04 --kl_estimator k3_ratio
+    --kl_estimator k1 --beta 0.04
+    --kl_estimator k2 --beta 0.04
+    --kl_estimator k3_ratio --beta 0.04
     --beta 0.04
     --loss_type dapo
     --loss_type dr_grpo
@@ -77,8 +77,8 @@ VARIANTS = {
         --length_adaptive
         --trust_region penalty --target_kl 0.01
         --nll_coef 0.1
-        --beta 0.02 --kl_target 0.01
-        --beta 0.02 --kl_target 0.005
+        --kl_target 0.01 --beta 0.02
+        --kl_target 0.005 --beta 0.02
         --target_kl 0.001
         --entropy_coef 0.01
         --critic_pretrain_steps 1

@@ -33,11 +33,12 @@ def legend(lesson):
 
 
 def of_reinforce(lesson):
-    A = {name: lesson.script.advantages(example.RIGHT, name, example.SQUARED_GRADIENTS)[0].tolist()
+    A = {f"b: {name}": lesson.script.advantages(
+            example.RIGHT, name, example.SQUARED_GRADIENTS)[0].tolist()
          for name in ("none", "mean", "rloo", "optimal")}
     picture = draw.baselines(example.QUESTIONS["reinforce"], NAMES, example.RIGHT[0].tolist(), A)
     return [(picture, "The example of this page: one question, four outputs, and the advantage of "
-                      "each. By default there is no baseline.")]
+                      "each, by --baseline. By default there is none.")]
 
 
 def of_grpo(lesson):

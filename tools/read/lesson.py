@@ -69,7 +69,6 @@ class Lesson:
         self.cfg = common.parse_flags(self.script.Config, example.words(name, ""))
         self.runs = self.run_example()
         self.sort_lines()
-        self.calls = {flags: self.best_calls(calls) for flags, calls in self.runs.items()}
         self.notes, self.given = {}, {}
         for flags in self.runs:
             self.take_notes(flags)
@@ -110,14 +109,17 @@ class Lesson:
         with_effects = lines.with_effects(self.functions.values())
         log = {}
         while True:
-            acts = {flags: reached(calls, log, "acts") for flags, calls in self.runs.items()}
+            kept = {flags: reached(calls, log) for flags, calls in self.runs.items()}
+            acts = {flags: by_function(calls, "acts") for flags, calls in kept.items()}
             idle = {name: lines.idle(self.functions[name], of) for name, of in acts[""].items()}
             found = {name: lines.for_the_log(self.functions[name], of, with_effects) - idle[name]
                      for name, of in acts[""].items()}
             if found == log:
                 break
             log = found
-        ran = {flags: reached(calls, log, "ran") for flags, calls in self.runs.items()}
+        ran = {flags: by_function(calls, "ran") for flags, calls in kept.items()}
+        self.calls = {flags: best_calls(calls) | best_calls(kept[flags])
+                      for flags, calls in self.runs.items()}
         self.called = list(acts[""])
         self.flags = {}
         for flags in self.runs:
@@ -148,17 +150,6 @@ class Lesson:
                              for part in [getattr(statement, "test", statement)]))
 
     # ---- values --------------------------------------------------------------------------------
-
-    def best_calls(self, calls):
-        """The call of each function whose values are shown, one, so that they fit each other: that
-        which runs most statements, then by backward, on the first line, in the last pass. -> dict"""
-        best = {}
-        for index, call in enumerate(calls):
-            by = call.above.function.name if call.above else ""
-            rank = len(call.ran), by == "backward", -call.site, index
-            best[call.function.name] = max(best.get(call.function.name, ((), None)), (rank, call),
-                                           key=lambda pair: pair[0])
-        return {name: call for name, (_, call) in best.items()}
 
     def take_notes(self, flags):
         """Keep values of statements that act only with these flags, or with those of the page, and
@@ -221,25 +212,50 @@ class Lesson:
             raise ValueError(f"{self.name}.txt: main calls {', '.join(self.called)}")
 
     def line_of(self, function, word):
-        """The first line of a function in which a word is called, or begins a loop. -> int"""
-        for line in sorted(self.functions[function].statements):
-            if re.search(rf"\b{word}(\(| in )", self.lines[line - 1]):
+        """The first line of a function that calls a word, or loops over it, in the loop of the
+        function if it is there. -> int"""
+        function = self.functions[function]
+        for line in sorted(function.statements, key=lambda line: (line < function.loop, line)):
+            is_folded = self.kinds.get(line) == "variant"
+            if not is_folded and re.search(rf"\b{word}(\(| in )", self.lines[line - 1]):
                 return line
-        raise ValueError(f"{self.name}.txt: {function} has no {word}")
+        raise ValueError(f"{self.name}.txt: {function.name} has no {word}")
 
 
-def reached(calls, log, which):
-    """The first lines of the statements that act, or only ran, but for calls from lines that do not
-    act, or for the log. log: function -> lines. -> dict: function -> set"""
-    kept = set()
-    found = {}
+def reached(calls, log):
+    """The calls but for those from lines that do not act, or for the log, and what these call. log:
+    function -> lines. -> list"""
+    kept = {}
     for call in calls:
         above = call.above
-        if above is None or (id(above) in kept and call.site in above.acts
-                             and call.site not in log.get(above.function.name, ())):
-            kept.add(id(call))
-            found.setdefault(call.function.name, set()).update(getattr(call, which))
+        if above is not None:
+            site = above.function.statements[call.site]
+            if (id(above) not in kept or call.site not in above.acts
+                    or call.site in log.get(above.function.name, ())
+                    or call.function.name not in lines.read_besides_dicts(site)):
+                continue
+        kept[id(call)] = call
+    return list(kept.values())
+
+
+def by_function(calls, which):
+    """The first lines of the statements that act, or only ran. -> dict: function -> set"""
+    found = {}
+    for call in calls:
+        found.setdefault(call.function.name, set()).update(getattr(call, which))
     return found
+
+
+def best_calls(calls):
+    """The call of each function whose values are shown, one, so that they fit each other: that which
+    runs most statements, then by backward, on the first line, in the last pass. -> dict"""
+    best = {}
+    for index, call in enumerate(calls):
+        by = call.above.function.name if call.above else ""
+        rank = len(call.ran), by == "backward", -call.site, index
+        best[call.function.name] = max(best.get(call.function.name, ((), None)), (rank, call),
+                                       key=lambda pair: pair[0])
+    return {name: call for name, (_, call) in best.items()}
 
 
 def in_batch(value):

@@ -122,7 +122,10 @@ def with_effects(functions):
 
 
 def read_besides_dicts(statement):
-    """The names in what is returned, but for parts with a dict, which holds metrics. -> set"""
+    """The names that a statement reads, but for parts of a returned tuple that have a dict, which
+    holds metrics. -> set"""
+    if not isinstance(statement, ast.Return):
+        return loaded(statement)
     parts = getattr(statement.value, "elts", [statement.value])
     return set().union(*(loaded(part) for part in parts
                          if not any(isinstance(inner, ast.Dict) for inner in ast.walk(part))))

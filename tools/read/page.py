@@ -136,7 +136,7 @@ def is_shown(name, value):
         is_given = any(tensor.shape == known.shape and torch.equal(tensor, known)
                        for known in (example.MASK, example.ENTROPY))
         is_number = tensor.dtype.is_floating_point or name.startswith("->")
-        return in_batch(value) is not None and is_number and not is_given
+        return in_batch(value) is not None and is_number and not is_given and tensor.any()
     is_number = isinstance(tensor, (float, torch.Tensor))
     return is_number and not float(tensor).is_integer()
 
@@ -253,10 +253,12 @@ def equation(block, prefix="", kinds="", target=""):
 def equations(lesson, names, prefix=""):
     """The equations that functions compute. Those of variants among others are hidden. -> HTML"""
     parts = []
+    seen = set()
     for block in lesson.blocks:
         line = lesson.where.get(block.number)
         if any(line in span(lesson.by_name[name]) for name in names):
-            is_extra = lesson.kinds.get(line) == "variant"
+            is_extra = lesson.kinds.get(line) == "variant" or line in seen
+            seen.add(line)
             parts.append(equation(block, prefix, "variant" if is_extra else "", f"#{prefix}L{line}"))
     return "".join(parts)
 
@@ -369,8 +371,9 @@ def folds(lesson, name):
 def fold(lesson, kind, group, body, why=""):
     """Lines that a click on their label shows, or the switch. -> HTML"""
     count = sum(1 for line in group if lesson.lines[line - 1].strip())
-    why += reasons(lesson, group)
-    why += {"log": " for the log", "idle": " without effect here", "variant": ""}[kind]
+    flags = reasons(lesson, group)
+    why += flags + {"log": ", for the log" if flags else " for the log",
+                    "idle": " without effect here", "variant": "" if flags else " not used here"}[kind]
     return (f'<div class="fold {kind}"><label><input type=checkbox>⋯ {count} '
             f"line{'s' if count > 1 else ''}{why}</label><div>{body}</div></div>")
 
@@ -380,8 +383,8 @@ def reasons(lesson, group):
     values = {}
     for line in group:
         for flags in lesson.flags.get(line, ()):
-            name, value = re.findall(r"--(\w+)(?: ([^-\s]\S*))?", flags)[-1]
-            values.setdefault(name, []).append(value)
+            name, value = re.search(r"--(\w+)(?: ([^-\s]\S*))?", flags).groups()
+            values.setdefault(name, []).append(value or "")
     return ": " + " ".join(f"<code>--{name} {', '.join(dict.fromkeys(of))}".rstrip() + "</code>"
                            for name, of in values.items()) if values else ""
 
@@ -425,13 +428,15 @@ def hero(lesson, lessons):
 def in_numbers(lesson, values):
     """The equations of the paper, each with its value. -> HTML"""
     rows = ""
+    seen = set()                            # lines, of whose equations the first is shown
     for number, text in lesson.equations.items():
         line = lesson.where[number]
         name = next(name for name in lesson.functions if line in span(lesson.by_name[name]))
         statement = lesson.functions[name].statements[line]
         note = lesson.notes.get(statement.end_lineno)
-        if lesson.kinds.get(line) or name in lesson.hidden or note is None:
+        if lesson.kinds.get(line) or name in lesson.hidden or note is None or line in seen:
             continue
+        seen.add(line)
         function = lesson.functions[name]
         for label, value in note.values.items():
             symbol = label_of(label)
@@ -441,10 +446,12 @@ def in_numbers(lesson, values):
                 found = values.row(function, label, value, note.flags)
                 rows += found.replace(f"<b>{label_of(label)}</b>", f'<b>{symbol} <a class="ref e'
                                       f'{number}" href="#eq{number}">({number})</a></b>')
+    command = f"python {lesson.name}.py {example.PAPER.get(lesson.name, '')}".strip()
+    marks = figures.legend(lesson)
     return f"""<section class=numbers><div><h2>In numbers</h2>
 <p>Below each line of code stands what it assigns: a box for each output, in it a number for each
-token. Log-probabilities, which need a network, are made up; all else is computed, by the lines that
-you see.{figures.legend(lesson)}</p></div>
+token. Log-probabilities, which need a network, are made up; all else is computed by the lines that
+you see, with <code>{command}</code>, in the second of two passes over this one batch.{marks}</p></div>
 <div>{rows}</div></section>"""
 
 
@@ -471,14 +478,13 @@ def algorithm(lesson, lessons):
     function = lesson.functions["main"]
     steps = {lesson.line_of("main", word): f"<p><b>{number}</b><span>{prose(said, lessons)}</span></p>"
              for word, number, said in section.rows}
-    loop = next(s.lineno for s in function.node.body if hasattr(s, "orelse"))
     groups = []
     for line in span(function.node):
         statement = function.statements.get(line)
         kind = lesson.kinds.get(line, "")
         is_inner = statement is not None and statement.__class__.__name__ == "FunctionDef"
         folded = "log" if is_inner else "variant" if kind == "variant" else ""
-        is_dim = statement and statement.lineno not in steps and (kind == "log" or line < loop)
+        is_dim = statement and statement.lineno not in steps and (kind == "log" or line < function.loop)
         body = (f"<div class=step>{code_line(lesson, line, '', link_of(lesson, line), 'dim' * bool(is_dim))}"
                 f"{steps.get(line, '')}</div>")
         if groups and groups[-1][0] == folded:
@@ -523,6 +529,8 @@ def machinery(lesson, name):
     """Of a function of the machinery not the code, but what it gives. -> HTML"""
     line = next(i for i, text in enumerate(lesson.lines, 1) if text.startswith(f"def {name}("))
     given = {"rewards": example.REWARDS[lesson.name], "logps": example.OLD_LOGPS}
+    if lesson.name == "dpo":
+        del given["logps"]                  # which it does not use
     rows = "".join(row(f"batch.{label}", Value(tensor)) for label, tensor in given.items())
     head = highlight(lesson.source, tuple(lesson.equations))[line]
     return f"""<div class=fn><div class=l><a></a><code>{head}</code></div>

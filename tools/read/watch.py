@@ -42,6 +42,11 @@ class Function:
             self.add(inner)
             self.add(getattr(statement, "orelse", []))
 
+    @property
+    def loop(self):
+        """The first line of its last loop, as that of main over the steps."""
+        return max(part.lineno for part in self.node.body if isinstance(part, ast.For))
+
 
 def first_line(statement):
     """The first line of a statement, its decorators included. -> int"""
