@@ -6,7 +6,8 @@ RULES = """body{min-height:100vh;display:grid;align-content:center}
 grid-template-columns:minmax(0,1fr) minmax(0,27rem)}.door header{grid-column:1/-1}
 .door h1{font-size:2.1rem;line-height:1.15}.door header p{margin-top:.6rem;max-width:52rem}
 .door img{width:100%;height:auto;display:block}.door h2{margin-bottom:.3rem}
-.door section{padding:0}.door section+section{margin-top:1rem}.door p{font-size:16px}
+.door section{padding:0}.door p{font-size:16px}
+.rooms{margin-top:1.2rem;display:grid;grid-template-columns:1fr 1fr;gap:0 2rem}
 .door ol{margin:.3rem 0 0;padding-left:1.3rem;font-size:16px;line-height:1.45}
 .door figcaption{margin-top:.6rem}
 @media(max-width:900px){.door{grid-template-columns:minmax(0,1fr)}}"""
@@ -24,7 +25,7 @@ def door(sections):
     body = f"""<main class=door>
 <header><h1>{title}</h1><p>{first.paragraphs[0]}</p></header>
 <figure><a href="learning.svg"><img src="learning.svg" width=760 height=360 alt="{film}"></a>
-<figcaption>{film}</figcaption>{rooms}</figure>
+<figcaption>{film}</figcaption><div class=rooms>{rooms}</div></figure>
 <section><h2>Read</h2><p>{first.paragraphs[1]}</p><ol>{items}</ol></section>
 </main>"""
     return page.document(title, first.paragraphs[0], "compare.png", body, RULES)

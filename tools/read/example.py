@@ -42,63 +42,27 @@ ROWS = torch.arange(4)
 PAPER = {"reinforce": "--baseline mean", "grpo": "--beta 0.04"}
 # More flags, with which lines run that do not with those, in the order of the code. With the last
 # ones a batch serves for one pass, which is the first.
-OF_GROUPS = """
-    --scale_rewards batch
-    --scale_rewards mean
-    --delta 1.5
-    --loss_type cispo
-    --loss_type sapo
-    --kl_estimator k1 --beta 0.04
-    --kl_estimator k2 --beta 0.04
-    --kl_estimator k3_ratio --beta 0.04
-    --beta 0.04
-    --loss_type dapo
-    --loss_type dr_grpo
-    --overlong_buffer 2
-    --mask_truncated_completions
-    --entropy_coef 0.01
-    --beta 0
-    --dynamic_sampling 1
-    --num_iterations 1
-"""
+OF_GROUPS = """--scale_rewards batch; --scale_rewards mean; --delta 1.5; --loss_type cispo;
+    --loss_type sapo; --kl_estimator k1 --beta 0.04; --kl_estimator k2 --beta 0.04;
+    --kl_estimator k3_ratio --beta 0.04; --loss_type dapo; --loss_type dr_grpo; --overlong_buffer 2;
+    --mask_truncated_completions; --entropy_coef 0.01; --dynamic_sampling 2; """
 VARIANTS = {
-    "reinforce": """
-        --baseline none
-        --baseline batch
-        --baseline rloo
-        --baseline optimal
-        --view token
-        --teacher RUN --view token --gamma 0
-        --method rejection
-        --beta 0.02
-        --entropy_coef 0.01
+    "reinforce": """--baseline none; --baseline batch; --baseline rloo; --baseline optimal;
+        --view token; --teacher RUN --view token --gamma 0; --method rejection; --beta 0.02;
         --num_iterations 1""",
-    "ppo": """
-        --length_adaptive
-        --trust_region penalty --target_kl 0.01
-        --nll_coef 0.1
-        --kl_target 0.01 --beta 0.02
-        --kl_target 0.005 --beta 0.02
-        --target_kl 0.001
-        --entropy_coef 0.01
-        --critic_pretrain_steps 1
-        --num_iterations 1""",
-    "grpo": OF_GROUPS,
-    "gspo": "--importance_sampling_level sequence_token" + OF_GROUPS,
-    "dpo": """
-        --label_smoothing 0.1
-        --loss_type ipo --beta 0.5
-        --loss_type hinge
-        --loss_type simpo --beta 2
-        --loss_type robust --label_smoothing 0.1
-        --nll_coef 1
-        --save_pairs
+    "ppo": """--length_adaptive; --trust_region penalty --target_kl 0.01; --nll_coef 0.1;
+        --kl_target 0.005 --beta 0.02; --target_kl 0.001; --entropy_coef 0.01;
+        --critic_pretrain_steps 1; --num_iterations 1""",
+    "grpo": OF_GROUPS + "--beta 0; --num_iterations 1 --beta 0",
+    "gspo": OF_GROUPS + "--importance_sampling_level sequence_token; --beta 0.04",
+    "dpo": """--loss_type ipo --beta 0.5; --loss_type hinge; --loss_type simpo --beta 2;
+        --loss_type robust --label_smoothing 0.1; --nll_coef 1; --save_pairs;
         --num_iterations 1"""}
 
 
 def variants(name):
     """The flags, besides those of PAPER, with which the example is run, at first none. -> list"""
-    return ["", *(line.strip() for line in VARIANTS[name].strip().splitlines())]
+    return ["", *(" ".join(flags.split()) for flags in VARIANTS[name].split(";"))]
 
 
 # ---- what stands for a run -------------------------------------------------------------------
@@ -210,6 +174,6 @@ def run(name, flags="", watched=(), losses=()):
                     if part is not None)
 
     with in_place_of_a_run(script, networks), Watch(
-            script.__file__, watched, losses, gradient) as watch:
+            script.__file__, watched, dict(losses), gradient) as watch:
         script.main(words(name, flags))
     return watch.calls

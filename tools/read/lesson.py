@@ -145,9 +145,9 @@ class Lesson:
 
     def names_read(self, function):
         """The names that those of its lines read which are not folded. -> set"""
-        return set().union(*(lines.loaded(part) for statement in function.statements.values()
+        return set().union(*(lines.loaded(part) for statement, heads in lines.simple(function.node.body)
                              if not self.kinds.get(statement.lineno)
-                             for part in [getattr(statement, "test", statement)]))
+                             for part in [statement, *map(lines.condition, heads)]))
 
     # ---- values --------------------------------------------------------------------------------
 

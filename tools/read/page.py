@@ -41,6 +41,7 @@ def document(title, description, picture, body, rules=""):
 <style>{style}{rules}</style>
 <body>
 {body}
+</body>
 </html>
 """
 
@@ -224,10 +225,11 @@ def look_up(reference, lessons):
     return f'<a class=n href="{lesson.name}.html{query}#L{line}">{text}</a>'
 
 
-def questions(pairs, lessons):
+def questions(pairs, lessons, has_links=True):
     """Questions, with answers that a click opens. -> HTML"""
-    return "".join(f"<details class=ask><summary>{prose(asked, lessons)}</summary>"
-                   f"<p>{prose(answer, lessons)}</p></details>" for asked, answer in pairs)
+    return "".join(f"<details class=ask><summary>{prose(asked, lessons, has_links)}</summary>"
+                   f"<p>{prose(answer, lessons, has_links)}</p></details>"
+                   for asked, answer in pairs)
 
 
 # ---- equations -------------------------------------------------------------------------------
@@ -382,7 +384,10 @@ def reasons(lesson, group):
     """The flags with which lines run, each name once. -> HTML"""
     values = {}
     for line in group:
-        for flags in lesson.flags.get(line, ()):
+        all_flags = lesson.flags.get(line, ())
+        for flags in all_flags:
+            if any(other != flags and other in flags for other in all_flags):
+                continue                                # fewer of them do as well
             name, value = re.search(r"--(\w+)(?: ([^-\s]\S*))?", flags).groups()
             values.setdefault(name, []).append(value or "")
     return ": " + " ".join(f"<code>--{name} {', '.join(dict.fromkeys(of))}".rstrip() + "</code>"
@@ -546,7 +551,7 @@ def flags(lesson, lessons):
     body = "".join(code_line(lesson, line) for node in names for line in span(node))
     said = "".join(f"<p>{prose(paragraph, lessons)}</p>" for paragraph in section.paragraphs)
     return f"""<section class=flags id=flags><h2>Flags</h2>{said}
-<details><summary>The flags of this script</summary>{body}</details>
+<details><summary>The flags of this script</summary><div class=fn>{body}</div></details>
 <details><summary>Its docstring, with the variants in words</summary>
 <article>{docstring(lesson)}</article></details></section>"""
 

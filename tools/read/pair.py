@@ -56,11 +56,11 @@ def with_pages(body, lessons):
 def pair_page(one, two, section, links):
     """The page of two lessons, in the order of the second. section: its words. -> HTML"""
     lessons = {one.name: one, two.name: two}
-    order = [*two.called[1:], "main", *two.by_name, *one.called[1:], *one.by_name]
+    order = [*section.head[1].split(", "), *two.called[1:], "main", *two.by_name, *one.called[1:], *one.by_name]
     names = [name for name in dict.fromkeys(order) if name != "Config"]
     same = [name for name in names if source_of(one, name) == source_of(two, name)]
     parts = "".join(part(one, two, name) for name in names if name not in same)
-    lead = "".join(f"<p>{page.prose(text, lessons)}</p>" for text in section.paragraphs)
+    lead = "".join(f"<p>{page.prose(text, lessons, False)}</p>" for text in section.paragraphs)
     equal = ", ".join(f'<a href="{two.name}.html#{name}"><code>{name}</code></a>'
                       for name in same if name not in two.hidden)
     title = f"{one.name.upper()} → {two.name.upper()}"
@@ -68,7 +68,7 @@ def pair_page(one, two, section, links):
 <header class=hero><div class=lead><h1>{title}</h1>
 <p class=source>what {two.name}.py changes; <code>make diff A={one.name} B={two.name}</code></p>
 {lead}</div>
-<div class=pictures>{page.questions(section.questions, lessons)}</div></header>
+<div class=pictures>{page.questions(section.questions, lessons, False)}</div></header>
 {page.bar(f"{one.name}.py, {two.name}.py", two)}
 <main>
 <p class=where>{"The same in both: " + equal + "." if equal else ""} Marked lines are in one of the

@@ -10,6 +10,7 @@ import sys
 
 import torch
 
+MISSING = object()          # the value of a name that has none yet
 SIMPLE = (int, float, str, bool)
 ROWS = "part"
 TOKEN = "t"
@@ -217,11 +218,11 @@ def targets(statement):
 
 
 def look_up(expression, frame):
-    """The value of an expression where a function now stands; None if there is none yet."""
+    """The value of an expression where a function now stands, or MISSING."""
     try:
         return eval(ast.unparse(expression), frame.f_globals, frame.f_locals)
     except (NameError, AttributeError):
-        return None
+        return MISSING
 
 
 def copy(value):
@@ -235,8 +236,9 @@ def is_same(one, two):
     """Whether two values are the same numbers, or the same thing. -> bool"""
     if isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor):
         return one.shape == two.shape and torch.equal(one, two)
-    are_plain = isinstance(one, (*SIMPLE, dict)) and isinstance(two, (*SIMPLE, dict))
-    return one is two or (are_plain and one == two)
+    if isinstance(one, dict) and isinstance(two, dict):
+        return one.keys() == two.keys() and all(is_same(one[key], two[key]) for key in one)
+    return one is two or (isinstance(one, SIMPLE) and isinstance(two, SIMPLE) and one == two)
 
 
 def is_constant(expression):
