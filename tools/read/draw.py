@@ -339,7 +339,7 @@ def pairs(names, chosen, rejected, M):
     d = Drawing(440, 92 + 104 * len(M), "Chosen and rejected outputs against the base, by pair")
     least = min(0, *chosen, *rejected)
     most = max(0, *chosen, *rejected)
-    d.axes((1.15 * least, most + 0.12 * (most - least)), (0, 1), 84, 24, 0, 0)
+    d.axes((1.3 * least, most + 0.12 * (most - least)), (0, 1), 84, 24, 0, 0)
     bottom = 62 + 104 * len(M)
     d.text(d.x(0), 14, "as in the base", "m dim")
     d.path([(d.x(0), 22), (d.x(0), bottom)], "one")
@@ -361,7 +361,7 @@ def pairs(names, chosen, rejected, M):
     return d.svg()
 
 
-def sigmoid(curve, points):
+def logistic(curve, points):
     """The loss of a pair against its margin. points: name, M, loss, slope of each pair."""
     d = Drawing(400, 262, "The loss of a pair against its margin")
     d.axes((curve[0][0], curve[-1][0]), (0, max(loss for _, loss in curve)), 44, 16, 20, 42)

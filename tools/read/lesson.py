@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 
 import common
-from tools.read import example, lines, paper, watch, words
+from tools.read import example, lines, watch, words
 
 ROOT = Path(__file__).resolve().parents[2]
-EQUATION = re.compile(r"eq\. \((\d+)\)")
+EQUATION = re.compile(r"^  (\S.*?)\s+\((\d+)\)$", re.M)
+TAG = re.compile(r"eq\. \((\d+)\)")
 
 
 @dataclasses.dataclass
@@ -43,8 +44,8 @@ class Token:
 class Lesson:
     """The part of a script above the machinery.
 
-    sections: of its text file, name of the first function -> words.Section; blocks: of the
-    docstring; equations: number -> text; where: number -> line; by_name: of functions and classes,
+    sections: of its text file, name of the first function -> words.Section; docstring;
+    equations: number -> text; where: number -> line; by_name: of functions and classes,
     name -> AST node; functions: name -> watch.Function; runs: flags -> list of watch.Call; calls:
     flags -> function -> that whose values are shown; notes: the last line of a statement -> Note;
     given: function -> Note of its arguments; kinds: line -> variant, log, or idle if it changes nothing
@@ -59,8 +60,8 @@ class Lesson:
         self.lines = self.source.split("\n")
         text = self.source.partition(common.MACHINERY)[0]
         self.module = ast.parse(text)
-        self.blocks = paper.blocks(ast.get_docstring(self.module, clean=False))
-        self.equations = {block.number: block.text for block in self.blocks if block.number}
+        self.docstring = ast.get_docstring(self.module, clean=False)
+        self.equations = {number: text for text, number in EQUATION.findall(self.docstring)}
         self.where = self.find_equations(text)
         self.by_name = {node.name: node for node in self.module.body
                         if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
@@ -79,7 +80,7 @@ class Lesson:
         """The line of each equation. ValueError unless it has one, and each tag an equation."""
         found = {number: [] for number in self.equations}
         for line, code in enumerate(text.split("\n"), start=1):
-            for number in EQUATION.findall(code):
+            for number in TAG.findall(code):
                 if number not in found:
                     raise ValueError(f"{self.name}.py, line {line}: the docstring has no equation "
                                      f"({number})")
@@ -155,6 +156,8 @@ class Lesson:
         """Keep values of statements that act only with these flags, or with those of the page, and
         what functions are given."""
         for name, call in self.calls[flags].items():
+            if not flags and self.hidden.get(name) == "variant":
+                continue
             self.given.setdefault(name, Note(call.given, flags))
             for line, values in call.values.items():
                 first = call.function.statements[line].lineno

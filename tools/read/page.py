@@ -10,13 +10,14 @@ from pathlib import Path
 
 import torch
 
-from tools.read import example, figures, paper
+from tools.read import example, figures, paper, words
 from tools.read.lesson import in_batch
 from tools.read.watch import Value, first_line
-from tools.read.words import REFERENCE
 
 STYLE = Path(__file__).with_name("read.css")
 MARKED = ("ratio", "clipped_ratio", "token_loss")       # rows in which clipped tokens are ringed
+LEGEND = (" Ratios outside the range are <b>bold</b>; <i class=hit>ringed</i> is what the clip has "
+          "taken the gradient from.")
 # The address keeps whether variants are shown; without it, the switch works all the same.
 SCRIPT = """<script>{const v=document.getElementById("variants");v.checked=location.search=="?variants";
 v.form.onchange=()=>history.replaceState(0,"",(v.checked?"?variants":location.pathname)+location.hash)}
@@ -148,6 +149,7 @@ class Values:
     def __init__(self, lesson):
         self.lesson = lesson
         self.shown = []                     # function, name, flags, numbers
+        self.flags = ()                     # the last function, with what flags its row was
         self.clipped = lesson.clipped()
         if self.clipped:
             self.limits = 1 - lesson.cfg.epsilon, 1 + lesson.cfg.epsilon_high
@@ -167,8 +169,10 @@ class Values:
         rows = [self.row(function, name, value, note.flags) for name, value in values.items()
                 if is_shown(name, value) and not self.is_repeated(function, name, value, note)]
         is_of_fold = note.flags and function.name not in self.lesson.hidden
-        if rows and note.flags:
+        if rows and note.flags and self.flags != (function.name, note.flags):
             rows.insert(0, f"<div class=with>with {html.escape(note.flags)}</div>")
+        if rows:
+            self.flags = function.name, note.flags
         return "".join(rows).replace('class="v', 'class="v flagged') if is_of_fold else "".join(rows)
 
     def is_repeated(self, function, name, value, note):
@@ -210,7 +214,7 @@ def prose(text, lessons, has_links=True):
 
 def look_up(reference, lessons):
     """The number that a reference names, with a link to the line below which it stands. -> HTML"""
-    match = REFERENCE.fullmatch(reference)
+    match = words.REFERENCE.fullmatch(reference)
     if match is None or (match["script"] or next(iter(lessons))) not in lessons:
         raise ValueError(f"no reference to a number: {reference}")
     lesson = lessons[match["script"] or next(iter(lessons))]
@@ -244,24 +248,19 @@ def typeset(text):
         for words in remarks)
 
 
-def equation(block, prefix="", kinds="", target=""):
-    """An equation with its number, which leads to its line. -> HTML"""
-    kinds = f"eq {prefix}e{block.number} {kinds}" + (" long" if len(block.text) > 50 else "")
-    anchor = f" id={prefix}eq{block.number}" if block.number and not target.startswith("#eq") else ""
-    number = f'<a href="{target}">({block.number})</a>' if block.number else ""
-    return f'<div class="{kinds.strip()}"{anchor}><div>{typeset(block.text)}</div>{number}</div>'
-
-
 def equations(lesson, names, prefix=""):
-    """The equations that functions compute. Those of variants among others are hidden. -> HTML"""
+    """The equations that functions compute, with links to their lines. Those of variants, and all but
+    the first of a line, are hidden. -> HTML"""
     parts = []
     seen = set()
-    for block in lesson.blocks:
-        line = lesson.where.get(block.number)
+    for number, text in lesson.equations.items():
+        line = lesson.where[number]
         if any(line in span(lesson.by_name[name]) for name in names):
             is_extra = lesson.kinds.get(line) == "variant" or line in seen
+            kinds = " variant" * is_extra + " long" * (len(text) > 50) + "er" * (len(text) > 70)
+            parts.append(f'<div class="eq {prefix}e{number}{kinds}" id={prefix}eq{number}><div>'
+                         f'{typeset(text)}</div><a href="#{prefix}L{line}">({number})</a></div>')
             seen.add(line)
-            parts.append(equation(block, prefix, "variant" if is_extra else "", f"#{prefix}L{line}"))
     return "".join(parts)
 
 
@@ -417,8 +416,6 @@ def hero(lesson, lessons):
     link = "".join(f' (<a href="https://arxiv.org/abs/{n}">{n}</a>)' for n in arxiv)
     lead = "".join(f"<p>{prose(paragraph, lessons)}</p>" for paragraph in text.paragraphs)
     ((asked, answer),) = text.questions
-    pictures = "".join(f"<figure>{svg}<figcaption>{caption}</figcaption></figure>"
-                       for svg, caption in figures.opening(lesson))
     return f"""<header class=hero>
 <div class=lead><h1>{lesson.name.upper()}</h1>
 <p class=source>{title}, <span>from {source}{link}</span></p>
@@ -426,8 +423,16 @@ def hero(lesson, lessons):
 <div class=asked><h2>{prose(asked, lessons)}</h2>
 <details><summary><span>Show why</span><span>Hide</span></summary>
 <p>{prose(answer, lessons)}</p></details></div>
-<div class=pictures>{pictures}</div>
+<div class=pictures>{pictures(lesson, lesson.name, lessons)}</div>
 </header>"""
+
+
+def pictures(lesson, place, lessons):
+    """The drawings of a place, with their captions. -> HTML"""
+    captions = {section.names[0]: section.paragraphs[0] for section in words.read("pictures")}
+    return "".join(f"<figure class={name}><div>{''.join(svgs)}</div><figcaption>"
+                   f"{prose(captions[name], lessons)}</figcaption></figure>"
+                   for name, svgs in figures.drawings(lesson, place))
 
 
 def in_numbers(lesson, values):
@@ -452,7 +457,7 @@ def in_numbers(lesson, values):
                 rows += found.replace(f"<b>{label_of(label)}</b>", f'<b>{symbol} <a class="ref e'
                                       f'{number}" href="#eq{number}">({number})</a></b>')
     command = f"python {lesson.name}.py {example.PAPER.get(lesson.name, '')}".strip()
-    marks = figures.legend(lesson)
+    marks = LEGEND if lesson.clipped() else ""
     return f"""<section class=numbers><div><h2>In numbers</h2>
 <p>Below each line of code stands what it assigns: a box for each output, in it a number for each
 token. Log-probabilities, which need a network, are made up; all else is computed by the lines that
@@ -467,8 +472,8 @@ def map_of(lesson, lessons):
         mark = "<b class=sign>sign</b> " if said.startswith("sign: ") else ""
         rows += (f"<tr><td>{prose(theirs, lessons, has_links=False)}</td><td>{prose(ours, lessons)}</td>"
                  f"<td>{mark}{prose(said.removeprefix('sign: '), lessons)}</td></tr>")
-    (text,) = (block.text for block in lesson.blocks if block.text.startswith("Departures from"))
-    departures = re.split(r"; |\. (?=[A-Z])", text.partition(": ")[2].rstrip("."))
+    text = re.search(r"^Departures from[^:]*: (.*?)\.\n(?:\n|Usage)", lesson.docstring, re.S | re.M)
+    departures = re.split(r"; |\. (?=[A-Z])", " ".join(text[1].split()))
     items = "".join(f"<li>{paper.prose(part, lesson.equations)}</li>"
                     for part in departures)
     return f"""<section class=map id=map><div><h2>From the paper’s equations to these</h2>
@@ -481,7 +486,7 @@ def algorithm(lesson, lessons):
     """main, beside it the algorithm of the paper. -> HTML"""
     section = lesson.sections["algorithm"]
     function = lesson.functions["main"]
-    steps = {lesson.line_of("main", word): f"<p><b>{number}</b><span>{prose(said, lessons)}</span></p>"
+    steps = {lesson.line_of("main", word): f"<p><b>{number}</b><span>{prose(said, lessons, False)}</span></p>"
              for word, number, said in section.rows}
     groups = []
     for line in span(function.node):
@@ -522,12 +527,13 @@ def part(lesson, section, lessons):
     shown += "".join(machinery(lesson, name) for name in section.names if name not in known)
     why = "".join(f"<p>{prose(paragraph, lessons)}</p>" for paragraph in section.paragraphs)
     names = ", ".join(section.names)
+    drawn = "".join(pictures(lesson, name, lessons) for name in section.names)
     anchors = "".join(f"<a id={name}></a>" for name in section.names[1:])
     return f"""<section class="part{" variant" if is_hidden else ""}" id={section.names[0]}>
 <div class=why>{anchors}<h2><code>{names}</code>{prose(title, lessons)}</h2>
 <p class=where>{paper.prose(where)}</p>
 {why}{questions(section.questions, lessons)}</div>
-<div class=code>{equations(lesson, known)}{shown}{figures.of(lesson, section.names)}</div></section>"""
+<div class=code>{equations(lesson, known)}{shown}{drawn}</div></section>"""
 
 
 def machinery(lesson, name):
@@ -553,20 +559,7 @@ def flags(lesson, lessons):
     return f"""<section class=flags id=flags><h2>Flags</h2>{said}
 <details><summary>The flags of this script</summary><div class=fn>{body}</div></details>
 <details><summary>Its docstring, with the variants in words</summary>
-<article>{docstring(lesson)}</article></details></section>"""
-
-
-def docstring(lesson):
-    """The docstring as it is, but for its title. -> HTML"""
-    parts = []
-    for block in lesson.blocks[1:]:
-        if block.kind in ("equation", "formula"):
-            parts.append(equation(block, target=f"#eq{block.number}"))
-        elif block.kind in ("command", "table"):
-            parts.append(f"<pre>{html.escape(block.text)}</pre>")
-        else:
-            parts.append(f"<p>{paper.prose(block.text, lesson.equations)}</p>")
-    return "".join(parts)
+<pre>{html.escape(lesson.docstring)}</pre></details></section>"""
 
 
 def lesson_page(lesson, lessons, links):
