@@ -345,9 +345,9 @@ def pairs(names, chosen, rejected, M):
     d.path([(d.x(0), 22), (d.x(0), bottom)], "one")
     d.text(84, bottom + 20, "← less likely", "dim")
     d.text(430, bottom + 20, "h", "e")
-    for number, (w, l, h_w, h_l, m) in enumerate(zip(*names, chosen, rejected, M)):
+    for number, (won, lost, h_w, h_l, m) in enumerate(zip(*names, chosen, rejected, M)):
         y = 52 + 104 * number
-        for name, value, place, kind in ((w, h_w, y, "up"), (l, h_l, y + 30, "down")):
+        for name, value, place, kind in ((won, h_w, y, "up"), (lost, h_l, y + 30, "down")):
             d.text(8, place + 4, f"o_{name} {'chosen' if kind == 'up' else 'rejected'}", kind)
             d.arrow(d.x(0), place, d.x(value) - d.x(0), 0, kind)
             is_left = value < -1.5

@@ -33,7 +33,7 @@ ENTROPY = torch.tensor([[0.9, 0.6, 0.8], [0.7, 0.5, END], [1.0, 0.8, 0.6], [0.9,
 VALUES = torch.tensor([[0.2, 0.1, 0.1], [0.3, 0.2, END], [0.4, 0.6, 0.8], [0.2, 0.1, END]])
 NEW_VALUES = VALUES + torch.tensor([[-0.1, 0.1, 0.0], [-0.3, 0.1, END],
                                     [0.3, 0.1, 0.1], [0.1, 0.0, END]])
-PREFERRED = REF_LOGPS + torch.tensor([[-0.4, -0.2, -0.2], [-3.5, -2.5, END],       # of dpo.py, later
+PREFERRED = REF_LOGPS + torch.tensor([[-0.4, -0.2, -0.2], [-3.5, -2.5, END],    # by dpo.py
                                       [-4.0, -3.0, -2.0], [-0.9, -0.6, END]])
 SQUARED_GRADIENTS = torch.tensor([[2.0, 1.0, 4.0, 1.0]])
 ROWS = torch.arange(4)

@@ -1,5 +1,5 @@
-"""A script as what its page shows: the lesson's text, the equations and their lines, the values that
-the lines take on the worked example, and which lines a first reading needs."""
+"""A script as what its page shows: the lesson's text, the equations and their lines, the values
+that the lines take on the worked example, and which lines a first reading needs."""
 import ast
 import dataclasses
 import importlib
@@ -48,9 +48,9 @@ class Lesson:
     equations: number -> text; where: number -> line; by_name: of functions and classes,
     name -> AST node; functions: name -> watch.Function; runs: flags -> list of watch.Call; calls:
     flags -> function -> that whose values are shown; notes: the last line of a statement -> Note;
-    given: function -> Note of its arguments; kinds: line -> variant, log, or idle if it changes nothing
-    in any run; flags: first line of a statement -> flags of variants with which it acts; called:
-    names of functions in the order in which main calls them; hidden: of functions that only
+    given: function -> Note of its arguments; kinds: line -> variant, log, or idle if it changes
+    nothing in any run; flags: first line of a statement -> flags of variants with which it acts;
+    called: names of functions in the order in which main calls them; hidden: of functions that only
     variants call, or only the log -> which.
     """
 
@@ -146,8 +146,9 @@ class Lesson:
 
     def names_read(self, function):
         """The names that those of its lines read which are not folded. -> set"""
-        return set().union(*(lines.loaded(part) for statement, heads in lines.simple(function.node.body)
-                             if not self.kinds.get(statement.lineno)
+        shown = [(statement, heads) for statement, heads in lines.simple(function.node.body)
+                 if not self.kinds.get(statement.lineno)]
+        return set().union(*(lines.loaded(part) for statement, heads in shown
                              for part in [statement, *map(lines.condition, heads)]))
 
     # ---- values --------------------------------------------------------------------------------
@@ -250,8 +251,8 @@ def by_function(calls, which):
 
 
 def best_calls(calls):
-    """The call of each function whose values are shown, one, so that they fit each other: that which
-    runs most statements, then by backward, on the first line, in the last pass. -> dict"""
+    """The call of each function whose values are shown, one, so that they fit each other: that
+    which runs most statements, then by backward, on the first line, in the last pass. -> dict"""
     best = {}
     for index, call in enumerate(calls):
         by = call.above.function.name if call.above else ""

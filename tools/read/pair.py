@@ -2,14 +2,14 @@
 import difflib
 import re
 
-from tools.read import page
+from tools.read import code, page
 
 
 def source_of(lesson, name):
     """The lines of a function or a class as text; none if the script has no such. -> list"""
     if name not in lesson.by_name:
         return []
-    return [lesson.lines[line - 1] for line in page.span(lesson.by_name[name])]
+    return [lesson.lines[line - 1] for line in code.span(lesson.by_name[name])]
 
 
 def changed_lines(one, two, name):
@@ -18,8 +18,8 @@ def changed_lines(one, two, name):
     found = set(), set()
     for kind, i, j, m, n in difflib.SequenceMatcher(None, *texts, autojunk=False).get_opcodes():
         if kind != "equal":
-            found[0].update(page.span(one.by_name[name])[i:j])
-            found[1].update(page.span(two.by_name[name])[m:n])
+            found[0].update(code.span(one.by_name[name])[i:j])
+            found[1].update(code.span(two.by_name[name])[m:n])
     return found
 
 
@@ -27,10 +27,10 @@ def column(lesson, name, prefix, changed):
     """The equations and the code of a function in one of the scripts. -> HTML"""
     head = f"<p class=where>{lesson.name}.py</p>"
     if name not in lesson.by_name:
-        return f"<div>{head}<p class=none>has no <code>{name}</code></p></div>"
-    values = None if name == "main" else page.Values(lesson)
+        return f"<div>{head}<p>has no <code>{name}</code></p></div>"
+    values = None if name == "main" else code.Values(lesson)
     return (f"<div>{head}{page.equations(lesson, [name], prefix)}"
-            f"{page.code(lesson, name, values, prefix, changed)}</div>")
+            f"{code.code(lesson, name, values, prefix, changed)}</div>")
 
 
 def part(one, two, name):
@@ -56,7 +56,8 @@ def with_pages(body, lessons):
 def pair_page(one, two, section, links):
     """The page of two lessons, in the order of the second. section: its words. -> HTML"""
     lessons = {one.name: one, two.name: two}
-    order = [*section.head[1].split(", "), *two.called[1:], "main", *two.by_name, *one.called[1:], *one.by_name]
+    order = [*section.head[1].split(", "), *two.called[1:], "main", *two.by_name,
+             *one.called[1:], *one.by_name]
     names = [name for name in dict.fromkeys(order) if name != "Config"]
     same = [name for name in names if source_of(one, name) == source_of(two, name)]
     parts = "".join(part(one, two, name) for name in names if name not in same)
@@ -75,6 +76,7 @@ def pair_page(one, two, section, links):
 two alone.</p>
 {parts}
 </main>"""
-    return page.document(title, f"What {two.name}.py changes in {one.name}.py, with the numbers "
-                         "that both compute.", "../compare.png", with_pages(body, {"a": one, "b": two}),
-                         page.rules({"a": one, "b": two}))
+    said = f"What {two.name}.py changes in {one.name}.py, with the numbers that both compute."
+    by_prefix = {"a": one, "b": two}
+    return page.document(title, said, "../compare.png", with_pages(body, by_prefix),
+                         page.rules(by_prefix))
