@@ -18,7 +18,7 @@ endif
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: run read film play report help test quick lint mutants sync diff seeds compare tasks r1 zero \
-        rlhf passk lab bench real gpu screenshot clean
+        rlhf passk lab bench real gpu conform screenshot clean
 
 ##@ To start
 
@@ -54,7 +54,6 @@ lint: $(READY)           ## check the style
 
 mutants: $(READY)        ## make each of a list of mistakes in a copy: do the tests see it?
 	$(PY) tests/mutants.py
-	$(PY) tests/kernel_bugs.py
 
 ##@ To keep the scripts in step
 
@@ -103,6 +102,9 @@ real: $(READY)           ## pretrained.py beside grpo.py, and larger models: rea
 gpu: $(READY)            ## with a GPU: does all of it run there? gpu-DEVICE.md; DRY=1 needs none
 	$(PY) -m tools.gpu $(if $(DRY),--dry_run)
 
+conform: .venv-conform/installed    ## our equations beside TRL's and verl's code: conformance.md
+	.venv-conform/bin/python -m tools.conform
+
 ##@ Housekeeping
 
 screenshot:              ## make screenshot RUN=runs/a: docs/report.png; needs Chromium
@@ -110,10 +112,18 @@ screenshot:              ## make screenshot RUN=runs/a: docs/report.png; needs C
 	  --screenshot=docs/report.png "file://$(abspath $(RUN))/report.html"
 
 clean:                   ## remove .venv, runs/ and caches
-	rm -rf .venv runs .pytest_cache .ruff_cache
+	rm -rf .venv .venv-conform runs .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/installed: requirements.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
+
+# verl requires a cluster's packages, and older versions of some: it is installed without.
+.venv-conform/installed: tools/conform-requirements.txt
+	$(PYTHON) -m venv .venv-conform
+	.venv-conform/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	.venv-conform/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	  $$(sed -n 's/^# no dependencies: //p' $<)
 	touch $@

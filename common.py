@@ -88,6 +88,7 @@ class Config(Base):
     resume_from_checkpoint: str = ""    # run folder to go on with, its flags included
     init_from: str = ""                 # run folder whose policy takes the place of the base
     eval_steps: int = 10                # steps between greedy evaluations
+    report_to: Literal["none", "tensorboard", "wandb", "trackio"] = "none"      # show the run there
     num_eval_problems: int = 512        # different held-out problems at most
     num_eval_samples: int = 8           # samples of each at start and end (k of pass@k)
     num_generations: int = 8            # completions per prompt (G)
@@ -116,6 +117,8 @@ class Config(Base):
         yield self.textbook_share <= 1, f"--textbook_share {self.textbook_share}: is above 1"
         has_device = self.device == "cpu" or torch.get_device_module(self.device).is_available()
         yield has_device, f"--device {self.device}: torch cannot use it here"
+        can_report = self.report_to == "none" or optional("tools.trackers")
+        yield can_report, f"--report_to {self.report_to}: needs the folder tools/"
         can_run = self.kernel != "triton" or kernels and kernels.can_run(self.device)
         yield can_run, "--kernel triton: needs the package triton and CUDA 8.0; take torch"
 
@@ -125,7 +128,7 @@ MAY_BE_ZERO = {"base_seed", "base_steps", "max_steps", "seed", "dynamic_sampling
 
 # What a resumed run may do otherwise than it began.
 MAY_DIFFER = {"max_steps", "stop_at", "save_steps", "eval_steps", "device", "output_dir",
-              "resume_from_checkpoint"}
+              "resume_from_checkpoint", "report_to"}
 
 
 def parse_flags(config_class, argv=None):

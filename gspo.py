@@ -485,9 +485,8 @@ def complete(policy, task, cfg, problems, generator=None):
         uniforms = torch.rand(shape, generator=generator).to(cfg.device)        # (B, T)
     roll_out = common.rollout_for(task, cfg) or rollout         # with calls, or as a CUDA graph
     tokens, *slots, lengths = roll_out(policy, prompts, problems, cfg, uniforms)
-    texts = []
-    for ids, length in zip(tokens.tolist(), lengths.tolist()):
-        texts.append(decode([i for i in ids[:length] if i != EOS]))
+    rows = zip(tokens.tolist(), lengths.tolist())
+    texts = [decode([i for i in ids[:length] if i != EOS]) for ids, length in rows]
     is_truncated = (tokens != EOS).all(dim=1)                                   # (B,)
     return common.Batch(tokens, *slots, lengths, is_truncated, problems, prompts, texts)
 
@@ -559,8 +558,10 @@ def gradient(model, batch, rows):
     -> a tensor for each weight"""
     prompts, tokens, mask, lengths = batch
     T = int(lengths[rows].max())
-    logps, _ = score(model, prompts[rows], tokens[rows, :T])                    # (b, T)
-    loss = -(logps * mask[rows, :T]).sum() / lengths.sum()
+    tokens = tokens[rows, :T]                                                   # (b, T)
+    logits = model(torch.cat([prompts[rows], tokens], dim=1)[:, :-1])[:, -T:]   # (b, T, V)
+    token_loss = F.cross_entropy(logits.mT, tokens, reduction="none")           # (b, T)
+    loss = (token_loss * mask[rows, :T]).sum() / lengths.sum()
     return torch.autograd.grad(loss, list(model.parameters()))
 
 

@@ -7,8 +7,8 @@ grpo.py or gspo.py stays the policy before the update, so that its clip bounds t
   w_t   = pi_old(o_t | q, o_<t) / mu(o_t | q, o_<t)                                  (1)
 
 The weight of a token corrects the chance of this token, not of those before it. With gspo.py, whose
-s_i all tokens share, it acts by its mean over the output. Instead, all tokens of an output may have
-the product of theirs, which corrects all and varies more:
+s_i all tokens share, it acts by its mean over the output, as a factor of the output's gradient.
+Instead, all tokens may have the product of theirs, which corrects all and varies more:
 
   w     = prod_t w_t                                                                 (2)
 
@@ -20,8 +20,8 @@ lower bound, too). It takes (1), or (2) as sequence_truncate and sequence_mask.
   mask:      w_t if w_t <= C, else 0                                                 (4)
 
 L_t is a multiple of |A|, so that w_t A in the place of A is all that it takes. KL_t has no weight,
-as in TRL: with --beta the penalty is an average over what mu sampled, and --kl_estimator k3_ratio
-corrects it from pi_old on alone.
+as in TRL, verl, and the code of 2110.00641: with --beta the penalty is an average over what mu
+sampled, and --kl_estimator k3_ratio corrects it from pi_old on alone.
 
 A sampler that rounds otherwise, or has top-k, top-p or a temperature of its own, is such a mu even
 without a lag. Whoever scores its samples without these and does not correct takes samples of mu for

@@ -16,13 +16,14 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+from tools import sync  # noqa: E402
 
 torch.set_num_threads(1)        # sums differ between thread counts in the last bit
 
 # fixtures for all tests
-pytest_plugins = ["small_runs", "update_scenes", "small_models", "echo_task", "warm_python"]
+pytest_plugins = ["small_runs", "update_scenes", "small_models"]
 
-SCRIPTS = ["reinforce", "ppo", "grpo", "gspo", "dpo"]
+SCRIPTS = [name.removesuffix(".py") for name in sync.SCRIPTS]
 TINY = {"device": "cpu", "num_threads": 1, "task": "arithmetic:3", "hidden_size": 16,
         "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 16,
         "num_prompts": 4, "num_generations": 4, "max_completion_length": 8,

@@ -6,7 +6,6 @@ import shutil
 
 import pytest
 import torch
-from conftest import ROOT
 
 import common
 import grpo
@@ -91,16 +90,6 @@ def test_no_control_character_reaches_the_terminal(trained, answer, monkeypatch)
     assert printed.isascii() and printed.isprintable()
 
 
-def test_flags_that_only_training_needs_or_that_are_older_or_newer_do_not_matter(run, answer):
-    before = answer(run, "(3+4)=")
-    change_config(run, device="cuda", kernel="triton", reward="model", curriculum=True,
-                  sampler_lag=3, operands="5")                  # which the script had once
-    record = json.loads((run / "config.json").read_text())
-    del record["config"]["delta"]                               # which it did not have yet
-    (run / "config.json").write_text(json.dumps(record))
-    assert answer(run, "(3+4)=") == before
-
-
 def test_the_run_of_an_example_is_asked_as_the_script_that_it_changes(run, answer):
     before = answer(run, "(3+4)=")
     change_config(run, "lag.py", sampler_lag=4)
@@ -116,44 +105,7 @@ def test_the_example_of_the_run_keeps_what_only_the_environment_knows():
     assert task.respond(other, "<search>ka</search>") == "<information>unknown</information>"
 
 
-@pytest.mark.parametrize("names, name", [
-    ("arithmetic,lookup", "lookup"), ("lookup,countdown", "lookup"),
-    ("countdown,arithmetic", "countdown")])
-def test_of_a_mix_the_task_with_an_environment_responds(names, name):
-    task = common.load_task(grpo.Config(task=names, device="cpu"), grpo.verify)
-    assert ask.problem_of(task, "1+1=").task == name
-
-
 # ---- bad input -------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("script", [
-    "common.py", "chess.py", "grpo", "../grpo.py", "tools/ask.py", "tests", "", "a\nb.py",
-    str(ROOT / "grpo.py")])
-def test_a_run_of_no_script_is_refused(refused, run, script):
-    change_config(run, script)
-    refused(ask.main, [run, "(3+4)="], str(run), "no script of this repository")
-
-
-@pytest.mark.parametrize("damage", ["missing", "cut", "flipped", "other shape"])
-def test_a_run_whose_policy_cannot_be_read_is_refused(refused, run, damage):
-    path = run / "checkpoint.pt"
-    content = path.read_bytes()
-    middle = len(content) // 2
-    if damage == "missing":
-        path.unlink()
-    elif damage == "cut":
-        path.write_bytes(content[:middle])
-    elif damage == "flipped":
-        path.write_bytes(content[:middle] + bytes([content[middle] ^ 255]) + content[middle + 1:])
-    else:
-        change_config(run, hidden_size=32)
-    refused(ask.main, [run, "(3+4)="], str(path))
-
-
-def test_a_folder_without_a_run_is_refused(refused, tmp_path):
-    for main, words in ((ask.main, [tmp_path, "(3+4)="]), (coldstart.main, [tmp_path, "new"])):
-        refused(main, words, str(tmp_path))
-
 
 @pytest.mark.parametrize("prompt, said", [
     ("", "empty"), ("(3+4)= ", "7 characters"), ("\u00e9=", r"'\xe9='"), ("\udcff", r"\udcff"),
@@ -185,15 +137,3 @@ def test_a_cold_start_teaches_to_think_and_a_run_begins_where_it_ended(
     grpo.main([*command[2:], *few, "--output_dir", "run"])
     begun = torch.load("run/base.pt")["policy"]
     assert all(torch.equal(begun[name], weight) for name, weight in taught.items())
-
-
-@pytest.mark.parametrize("flags, said", [
-    (["--batches", "0"], "--batches"), (["--batch_size", "-1"], "--batch_size"),
-    (["--learning_rate", "nan"], "--learning_rate"), (["--steps", "3"], "--steps"), ([], "new")])
-def test_a_cold_start_without_sense_or_into_a_folder_that_is_there_is_refused(
-        refused, trained, tmp_path, flags, said):
-    new = tmp_path / "new"
-    if not flags:
-        new.mkdir()
-    refused(coldstart.main, [trained, new, *flags], said)
-    assert not (new / "checkpoint.pt").exists()

@@ -1,63 +1,123 @@
 """Text that an environment inserts into completions: where it stands, that it has no part in a
 loss, and that without a call nothing changes."""
 import copy
+import dataclasses
 
 import pytest
 import torch
 from conftest import every_script
-from echo_task import ASK, Echo, is_inserted
 from update_scenes import Scene, shift
 
 import common
 import grpo
 from tasks import calls
-from tasks.mix import Mix
+
+# Tokens that the policy never samples: digits, capitals, bytes that are no ASCII, tags, PAD, and
+# ids without a token. The environment says nothing else.
+NEVER_SAMPLED = torch.tensor([*range(48, 58), *range(65, 91), *range(128, 264), grpo.PAD,
+                              *range(266, grpo.VOCAB_SIZE)])
+ASK = ord("?")
+
+
+def is_inserted(tokens):
+    """Which tokens the environment said. -> like tokens, bool"""
+    return torch.isin(tokens, NEVER_SAMPLED) & (tokens != grpo.PAD)
+
+
+class Echo(common.Task):
+    """After each ? the environment says whose problem it is, and how often it was asked:
+    ?<information>B2</information>. Every ? is worth one."""
+    prompt_width = 4
+    call_tokens = ("?",)
+
+    def sample(self, rng):
+        return common.Problem(f"{rng.randint(0, 999)}=", chr(rng.randint(65, 90)))
+
+    reply = None            # what it says instead, if it is not None
+
+    def respond(self, problem, text):
+        if self.reply is not None:
+            return self.reply
+        return f"<information>{problem.answer}{text.count('?')}</information>"
+
+    def verify(self, problem, text):
+        return [float(character == "?") for character in text]
+
+    def is_correct(self, problem, verdict):
+        return sum(verdict) >= 2
+
+
+@pytest.fixture
+def asker(script, config, talker):
+    """asker(**changes) -> cfg, and a policy that asks now and then and never says what the
+    environment of Echo says."""
+    def make(**changes):
+        flags = {"max_completion_length": 24, "num_prompts": 6, "temperature": 0.8}
+        cfg = config(**(flags | changes))
+        policy = talker(cfg).double()
+        bias = policy.embed.weight.data[:, 0]
+        bias[NEVER_SAMPLED] = -40.0
+        bias[ASK] = 4.0
+        bias[script.EOS] = 3.0
+        return cfg, policy
+    return make
+
+
+@dataclasses.dataclass
+class Played:
+    """A rollout of Echo: four rows for each of six problems, or one if it is greedy."""
+    cfg: common.Config
+    task: common.Task
+    policy: torch.nn.Module
+    problems: list                      # B
+    prompts: torch.Tensor               # (B, W)
+    uniforms: torch.Tensor | None       # (B, T)
+    out: tuple                          # tokens, mask, logps, entropy, lengths
+
+
+@pytest.fixture
+def played(script, asker):
+    """played(greedy, reply): a Played"""
+    def make(greedy=False, reply=None):
+        cfg, policy = asker()
+        task = Echo(cfg)
+        task.reply = reply
+        copies = 1 if greedy else 4
+        problems = common.sample_problems(task, cfg.num_prompts, 0)
+        problems = [problem for problem in problems for _ in range(copies)]
+        prompts = script.encode_prompts(problems, task, "cpu")
+        generator = torch.Generator().manual_seed(0)
+        shape = (len(problems), cfg.max_completion_length)
+        uniforms = None if greedy else torch.rand(shape, generator=generator).double()
+        out = calls.rollout(task, policy, prompts, problems, cfg, uniforms)
+        return Played(cfg, task, policy, problems, prompts, uniforms, out)
+    return make
+
 
 greedy_or_not = pytest.mark.parametrize("greedy", [False, True], ids=["sampled", "greedy"])
 
 
-def rows_of(game, script=grpo):
+def rows_of(game):
     """(problem, tokens, mask) of each row of a rollout, up to its end."""
     tokens, mask, _, _, lengths = game.out
     for problem, ids, sampled, n in zip(
             game.problems, tokens.tolist(), mask.tolist(), lengths.tolist()):
-        assert ids[n:] == [script.PAD] * (24 - n) and sampled[n:] == [0.0] * (24 - n)
+        assert ids[n:] == [grpo.PAD] * (24 - n) and sampled[n:] == [0.0] * (24 - n)
         yield problem, ids[:n], sampled[:n]
-
-
-class LongResponses(Echo):
-    def respond(self, problem, text):
-        return "AB" * 20
-
-
-class Questions(Echo):
-    def respond(self, problem, text):
-        return "A?B"
-
-
-class Ends(Echo):
-    def respond(self, problem, text):
-        return "A<|eos|>B"
-
-
-class Silent(Echo):
-    def respond(self, problem, text):
-        return ""
 
 
 # ---- where it stands -------------------------------------------------------------------------
 
-@every_script
 @greedy_or_not
-@pytest.mark.parametrize("task_class", [Echo, LongResponses, Questions, Ends, Silent])
+@pytest.mark.parametrize("reply", [None, "AB" * 20, "A?B", "A<|eos|>B", ""])
 def test_the_response_to_a_call_stands_behind_it_in_its_own_row_and_is_not_in_the_mask(
-        script, played, greedy, task_class):
+        script, played, greedy, reply):
     """Cut at the end of the row; an EOS or a call in it is none. For the warm start, a text that
     is given has the same mask."""
-    game = played(greedy, task_class)
+    game = played(greedy, reply)
     game.task.machinery = script
     num_inserted = 0
-    for problem, ids, mask in rows_of(game, script):
+    for problem, ids, mask in rows_of(game):
         expected = []                                   # what is still to come of a response
         for t, token in enumerate(ids):
             assert mask[t] == (not expected)
@@ -72,10 +132,9 @@ def test_the_response_to_a_call_stands_behind_it_in_its_own_row_and_is_not_in_th
         assert len(ids) == 24 or ids[-1] == script.EOS and mask[-1] == 1
         [found] = calls.sampled_masks(game.task, [problem], [torch.tensor(ids)])
         assert found.tolist() == mask
-    assert num_inserted > 20 or task_class is Silent or greedy
+    assert num_inserted > 20 or reply == "" or greedy
 
 
-@every_script
 @greedy_or_not
 def test_every_other_token_is_what_the_policy_says_to_all_that_stands_before_it(
         script, played, greedy):
@@ -103,31 +162,12 @@ def test_no_row_depends_on_another_nor_on_what_is_inserted_there(played):
         torch.testing.assert_close(alone, tuple(x[row] for x in game.out), atol=1e-10, rtol=0)
 
 
-@every_script
 @greedy_or_not
 def test_without_a_call_the_rollout_is_that_of_the_script_to_the_bit(script, played, greedy):
-    game = played(greedy, Silent)
+    game = played(greedy, "")
     plain = script.rollout(
         game.policy, game.prompts, game.problems, game.cfg, game.uniforms)
     assert all(torch.equal(one, other) for one, other in zip(game.out, plain))
-
-
-@every_script
-def test_in_a_mix_only_problems_of_a_task_with_an_environment_are_answered(script, asker):
-    """In a batch as the script samples it, each row judged with its own problem."""
-    cfg, policy = asker()
-    echo, plain = Echo(cfg), common.Arithmetic(cfg, "2", script.verify)
-    echo.name = "echo"
-    echo.machinery = plain.machinery = script
-    task = Mix(cfg, [plain, echo])
-    batch = script.sample_batch(policy, task, cfg, 0)
-    num_blocks = dict.fromkeys(task.parts, 0)
-    for problem, text, verdict in zip(batch.problems, batch.texts, batch.verdicts):
-        num_blocks[problem.task] += text.count("<information>")
-        assert text.count("<information>") == text.count(f"<information>{problem.answer}")
-        assert problem.task != "echo" or verdict == [float(letter == "?") for letter in text]
-    assert num_blocks["echo"] > 2 and num_blocks["arithmetic"] == 0
-    assert any("?" in text for p, text in zip(batch.problems, batch.texts) if p.task != "echo")
 
 
 # ---- what is learned from it: nothing --------------------------------------------------------
@@ -176,29 +216,6 @@ def test_a_loss_its_gradient_and_its_metrics_do_not_see_the_slots_of_inserted_to
         torch.testing.assert_close(scene.backward(torch.arange(24)), before, atol=0, rtol=0)
         assert common.describe(batch) == described
         assert before[1].norm() > 1e-3
-
-
-@every_script
-def test_no_gradient_goes_through_the_probability_of_an_inserted_token(
-        script, echo_scene, monkeypatch):
-    score = script.score
-    kept = []
-
-    def keep(model, prompts, tokens, *options):
-        logps, entropy = score(model, prompts, tokens, *options)
-        if logps.requires_grad:
-            logps.retain_grad()
-            kept.append((tokens, logps))
-        return logps, entropy
-    monkeypatch.setattr(script, "score", keep)
-    wide_clip = {"epsilon": 9.0, "epsilon_high": 9.0}       # else all of GSPO's rows are clipped
-    scene = echo_scene(micro_batch_size=7, **(wide_clip if script.__name__ == "gspo" else {}))
-    scene.backward(torch.arange(24))
-    for tokens, logps in kept:
-        inserted = is_inserted(tokens)
-        assert (logps.grad[inserted] == 0).all()
-        assert (logps.grad[(tokens != script.PAD) & ~inserted] != 0).any()
-    assert len(kept) >= 3 and any(is_inserted(tokens).any() for tokens, _ in kept)
 
 
 @every_script

@@ -1,6 +1,5 @@
 """docs/extending.md, its task and its algorithm, word for word in a copy of the repository. That a
 script and common.py run alone is in test_cli.py."""
-import random
 import re
 import shlex
 import shutil
@@ -10,8 +9,6 @@ import sys
 import pytest
 from conftest import ROOT
 from small_runs import INSTANT, arguments, lines, read_summary
-
-import common
 
 PAGE = (ROOT / "docs/extending.md").read_text()
 TASK, ALGORITHM, _ = re.split("^## ", PAGE, flags=re.M)[1:]
@@ -30,41 +27,24 @@ def tree(tmp_path):
     return tmp_path
 
 
-def test_your_own_task_is_a_file_that_runs(tree, warm_python):
+def test_your_own_task_is_a_file_that_runs(tree):
     name = re.search(r"tasks/(\w+)\.py", TASK)[1]
     (tree / f"tasks/{name}.py").write_text(SOURCE)
     command = re.search(rf"^python (.* --task {name})$", TASK, re.M)[1]
-    done = warm_python.run(*shlex.split(command), *TINY, cwd=tree)
-    assert (done.returncode, done.stderr) == (0, "")
+    subprocess.run([sys.executable, *shlex.split(command), *TINY], cwd=tree, check=True)
     folder = tree / f"runs/grpo-{name}-s0"
     assert read_summary(folder)["steps"] == 1
     assert [group["answer"] for group in lines(folder / "samples.jsonl")]
 
 
-def test_the_base_of_your_own_task_is_right_sometimes_and_its_verifier_never_raises():
-    module = {"__name__": "tasks.sorting"}
-    exec(compile(SOURCE, "sorting", "exec"), module)
-    task = module["Sorting"](common.Config())
-    for phase, low, high in (("textbook", 0.8, 1.0), ("forum", 0.2, 0.4)):
-        shown = common.sample_problems(task, 200, 0, phase=phase)
-        right = [task.is_correct(problem, task.verify(problem, problem.completion))
-                 for problem in shown]
-        assert low <= sum(right) / 200 <= high
-    problem = task.sample(random.Random(0))
-    assert len(problem.prompt) == task.prompt_width
-    for text in ("", "<answer>", "<answer>1</answer>" * 2, "\ud800", "\u0663" * 10_000):
-        assert task.verify(problem, text) == 0.0
-
-
-def test_your_own_algorithm_runs_and_the_difference_is_your_paper(tree, warm_python):
+def test_your_own_algorithm_runs_and_the_difference_is_your_paper(tree):
     removed, added = re.search(r"^-(.*)\n\+(.*)$", ALGORITHM, re.M).groups()
     source = (tree / "grpo.py").read_text()
     assert source.count(removed) == 1
     (tree / "mine.py").write_text(source.replace(removed, added))
     sync = tree / "tools/sync.py"
     sync.write_text(sync.read_text().replace('"dpo.py")', '"dpo.py", "mine.py")'))
-    done = warm_python.run("mine.py", *TINY, cwd=tree)
-    assert (done.returncode, done.stderr) == (0, "")
+    subprocess.run([sys.executable, "mine.py", *TINY], cwd=tree, check=True)
     assert read_summary(tree / "runs/mine-arithmetic-s0")["steps"] == 1
 
     def make(*words):

@@ -10,24 +10,6 @@ import ppo
 pytestmark = [pytest.mark.quick, scripts("ppo")]
 
 
-def test_at_first_it_expects_nothing_then_what_follows_before_a_token_is_read(config, talker):
-    critic = ppo.Critic(talker(config())).double()
-    generator = torch.Generator().manual_seed(0)
-    prompts = torch.randint(256, (2, 5), generator=generator)[[1, 0, 1]]
-    completions = torch.randint(255, (3, 6), generator=generator)
-    assert (critic(prompts, completions) == 0).all()
-    critic.head.data.copy_(torch.linspace(-1, 1, 16))
-    values = critic(prompts, completions)
-    assert values.shape == (3, 6)
-    assert values[0, 0] == values[2, 0] != values[1, 0]         # of the same prompt, of another
-    for t in range(6):
-        changed = completions.clone()
-        changed[:, t] += 1
-        is_changed = (critic(prompts, changed) - values).abs().amax(dim=0) > 1e-9
-        assert not is_changed[:t + 1].any()
-        assert t == 5 or is_changed[t + 1]
-
-
 @pytest.mark.parametrize("size", [14, 4, 1])
 def test_its_step_is_that_of_equation_7_over_all_tokens_and_forgets_the_gradient_before_it(
         scene, size):

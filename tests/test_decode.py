@@ -5,11 +5,9 @@ same operations on the same addresses, and nothing that Python did. With a CUDA 
 real graphs, too.
 """
 import dataclasses
-import gc
 import importlib
 import math
 import types
-import weakref
 
 import pytest
 import torch
@@ -19,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 import common
 import kernels
 from kernels import decode as decode_path
+from kernels import logprob as fused
 
 PROMPTS = ["(3+4)=", "((1+2)-1)=", "((9*2)-8)=", "(5-5)=", "((2*7)+6)=", "((8-3)*4)="]
 TINY = {"task": "arithmetic:3", "hidden_size": 16, "num_hidden_layers": 3,
@@ -100,15 +99,6 @@ def test_rows_that_end_at_any_time_are_the_same(kv_heads, temperature):
     assert len(lengths) > 9 and {1, 20} < lengths
 
 
-@pytest.mark.parametrize("greedy", [False, True])
-def test_float32_differs_by_rounding_alone(greedy):
-    case = make_case(dtype=torch.float32)
-    case = case.change(uniforms=None) if greedy else case
-    decoded = case.decode()
-    equal(decoded, case.rollout(), 2e-5)
-    assert all(x.dtype == torch.float32 for x in decoded[1:4])
-
-
 @pytest.mark.parametrize("T", [1, 2, 8, 9, 16, 17])
 def test_there_may_be_any_number_of_slots(T):
     case = make_case(max_completion_length=T)
@@ -122,15 +112,6 @@ def test_a_pad_that_was_sampled_is_a_token_like_any_other():
     tokens, mask, *_ = expected = case.rollout()
     assert ((tokens == PAD) & (mask == 1)).sum() > 5
     equal(case.decode(), expected)
-
-
-def test_on_cuda_it_takes_the_place_of_a_rollout_unless_torch_or_an_environment_is_asked_for():
-    def chosen(device, kernel, *call_tokens):
-        task = types.SimpleNamespace(call_tokens=call_tokens)
-        return common.rollout_for(task, types.SimpleNamespace(device=device, kernel=kernel))
-    assert chosen("cuda", "auto") is chosen("cuda", "triton") is kernels.rollout
-    assert chosen("cuda", "torch") is chosen("cpu", "auto") is chosen("mps", "auto") is None
-    assert chosen("cuda", "auto", "</search>") is not kernels.rollout
 
 
 # ---- 2. what it leaves alone -----------------------------------------------------------------
@@ -152,33 +133,6 @@ def test_nothing_but_the_result_is_different_afterwards():
 def test_the_kernel_that_is_asked_for_computes_the_log_probabilities():
     with pytest.raises(ValueError, match="--kernel triton: on cpu"):
         make_case(kernel="triton").decode()
-
-
-def test_it_stops_within_eight_steps_of_the_last_end(monkeypatch):
-    case = make_case(max_completion_length=60, end=4.0)
-    real_step = decode_path.step
-    steps = []
-
-    def step(model, state):
-        steps.append(1)
-        real_step(model, state)
-    monkeypatch.setattr(decode_path, "step", step)
-    expected = case.rollout()
-    last = int(expected[-1].max())
-    assert 8 < last < 40
-    equal(case.decode(), expected)
-    assert last - 1 <= len(steps) < last + 8 and len(steps) % 8 == 7    # one token takes no step
-
-
-def test_the_cache_holds_the_few_key_value_heads_once():
-    case = make_case(num_key_value_heads=1)
-    state = decode_path.allocate(case.policy, case.prompts, case.cfg, case.uniforms)
-    W = case.prompts.shape[1]
-    for cache in (state.keys, state.values):
-        num_blocks, B, num_kv_heads, L, _ = cache.shape
-        assert (num_blocks, B, num_kv_heads) == (3, 24, 1)
-        assert W + 20 <= L < W + 20 + 16
-        assert state.attention_mask.shape[1] == L and L % 16 == 0       # other masks are copied
 
 
 # ---- 3. one step, recorded -------------------------------------------------------------------
@@ -282,12 +236,6 @@ def test_what_a_recording_depends_on_is_recorded_anew(recordings, monkeypatch):
     assert all_are_right() == 21
 
 
-def test_one_slot_needs_no_recording(recordings):
-    case = make_case(max_completion_length=1)
-    equal(case.decode(captured=True), case.rollout())
-    assert not recordings
-
-
 def test_nothing_of_an_earlier_batch_stays(recordings):
     case = make_case()
     expected = case.rollout()
@@ -301,18 +249,27 @@ def test_nothing_of_an_earlier_batch_stays(recordings):
     assert len(recordings) == 1
 
 
-def test_a_recording_is_kept_as_long_as_its_model(recordings):
-    case = make_case()
-    case.decode(captured=True)
-    assert len(decode_path.GRAPHS[case.policy]) == 1
-    gone = weakref.ref(case.policy)
-    del case
-    recordings.clear()
-    gc.collect()
-    assert gone() is None and len(decode_path.GRAPHS) == 0
+# ---- 4. who takes it ---------------------------------------------------------------------------
+
+@pytest.mark.skipif(not fused.triton, reason="no Triton")
+def test_triton_is_taken_on_cuda_where_it_can_run_and_refused_elsewhere(monkeypatch):
+    cpu = torch.zeros(1, 2)
+    cuda = types.SimpleNamespace(device=torch.device("cuda"), is_cuda=True)     # stands for logits
+    assert not kernels.can_run("cpu") and not kernels.can_run("mps")
+    for there in (False, True):
+        monkeypatch.setattr(fused, "can_run", lambda device, there=there: there)
+        assert kernels.applies("auto", cuda) is there
+        assert not kernels.applies("auto", cpu)
+        assert not kernels.applies("torch", cuda)
+    assert kernels.applies("triton", cpu)
+    monkeypatch.setattr(fused, "can_run", lambda device: False)
+    with pytest.raises(ValueError, match="--kernel triton: on cuda needs the package triton"):
+        kernels.applies("triton", cuda)
+    with pytest.raises(ValueError, match="--kernel cuda: must be auto, torch or triton"):
+        kernels.applies("cuda", cpu)
 
 
-# ---- 4. with a CUDA device -------------------------------------------------------------------
+# ---- 5. with a CUDA device -------------------------------------------------------------------
 
 @cuda
 @pytest.mark.parametrize("greedy", [False, True])

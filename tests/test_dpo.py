@@ -1,7 +1,6 @@
-"""dpo.py: losses of pairs against numbers worked out by hand and by enumeration, which outputs are
-paired, what is logged, and pairs in files."""
+"""dpo.py: losses of pairs against numbers worked out by hand, which outputs are paired, what is
+logged, and pairs in files."""
 import functools
-import itertools
 import json
 import math
 
@@ -96,54 +95,6 @@ def test_even_absurd_margins_have_finite_losses_and_gradients(M, weight, dtype):
     loss = dpo.dpo_loss(chosen, zero, zero, zero, 0.1)
     torch.testing.assert_close(loss.item(), 0.1 * abs(M) * weight)
     torch.testing.assert_close(gradient(loss, chosen).item(), -0.1 * weight)
-
-
-# ---- what it makes of preferences ------------------------------------------------------------
-
-REF = f64([0.5, 0.3, 0.2])
-REWARDS = f64([1.0, 0.0, 0.0])
-BETA = 0.5
-ALL_PAIRS = torch.tensor(list(itertools.permutations(range(3), 2)))     # (6, 2) chosen, rejected
-# of Bradley and Terry, each pair shown equally often
-PREFERENCES = (REWARDS[ALL_PAIRS[:, 0]] - REWARDS[ALL_PAIRS[:, 1]]).sigmoid() / 3
-
-
-def mean_loss(theta, pairs, weights, **options):
-    """The weighted loss of pairs of answers of one token, by a policy with these logits."""
-    mask = torch.ones(len(pairs), 1).double()
-
-    def logps_of(log_pi, side):
-        return dpo.sequence_logps(log_pi[pairs[:, side], None], mask)
-    log_pi = theta.log_softmax(dim=0)
-    losses = dpo.dpo_loss(
-        logps_of(log_pi, 0), logps_of(log_pi, 1),
-        logps_of(REF.log(), 0), logps_of(REF.log(), 1), BETA, **options)
-    return weights @ losses
-
-
-def optimum():
-    """The policy with the highest expected reward less BETA times the KL to REF."""
-    weights = REF * (REWARDS / BETA).exp()
-    return weights / weights.sum()
-
-
-@pytest.mark.parametrize("often", [[1, 1, 1, 1, 1, 1], [1, 5, 1, 2, 5, 2]])
-def test_at_the_optimum_of_the_reward_less_the_kl_the_loss_has_no_gradient(often):
-    """However often each of ALL_PAIRS is shown, if its mirror image is shown as often."""
-    golden(optimum(), f64([0.8807971, 0.0715218, 0.0476812]))
-    theta = optimum().log().requires_grad_()
-    close(gradient(mean_loss(theta, ALL_PAIRS, PREFERENCES * f64(often)), theta), f64([0, 0, 0]))
-
-
-def test_on_preferences_of_bradley_and_terry_the_optimum_is_learned_and_implies_the_reward():
-    theta = REF.log().requires_grad_()
-    assert gradient(mean_loss(theta, ALL_PAIRS, PREFERENCES), theta).abs().max() > 0.02
-    for _ in range(400):
-        theta.data -= 20 * gradient(mean_loss(theta, ALL_PAIRS, PREFERENCES), theta)
-    log_pi = theta.detach().log_softmax(dim=0)
-    golden(log_pi.exp(), optimum())
-    implied = BETA * (log_pi - REF.log())                       # up to a constant
-    close(implied - implied[1], REWARDS, atol=1e-6, rtol=0)
 
 
 # ---- sequences -------------------------------------------------------------------------------
@@ -311,19 +262,12 @@ def test_a_batch_has_a_group_of_two_for_each_pair_and_nothing_counts_as_right(
 
 
 @scripts("dpo")
-def test_saved_pairs_teach_another_run_and_both_go_on_bit_for_bit(
+def test_saved_pairs_teach_another_run_which_goes_on_bit_for_bit(
         new_run, at_work_folder, tmp_path, capsys):
-    saving = {"save_pairs": True, "num_prompts": 16}
-    six = new_run(**saving, max_steps=6)
+    six = new_run(save_pairs=True, num_prompts=16, max_steps=6)
     saved = lines(six / "pairs.jsonl")
     assert 0 < len(saved) <= sum(line["pairs"] for line in steps(six))
     assert all(set(pair) == {"prompt", "chosen", "rejected"} for pair in saved)
-    three = new_run(**saving, max_steps=3)
-    with open(three / "pairs.jsonl", "a") as log:
-        log.write('{"prompt": "half a li')
-    resume(three, max_steps=6)
-    assert (three / "pairs.jsonl").read_text() == (six / "pairs.jsonl").read_text()
-
     held_out = {"prompt": "(9*2)=", "chosen": "<answer>18</answer>", "rejected": "7"}
     path = write(tmp_path / "pairs.jsonl", [*saved, held_out])
     whole = new_run(pairs=path, max_steps=4, learning_rate=1e-3)
@@ -388,20 +332,3 @@ def test_a_file_that_is_bad_gets_one_line_and_nothing_is_written(tmp_path, capsy
     number = "line 3: " if isinstance(line, (str, dict)) else ""
     assert message.startswith(f"error: --pairs {path}: {number}") and words in message
     assert message.count("\n") == 1 and len(message) < 300
-
-
-@pytest.mark.parametrize("flags, words", [
-    ({"online": True}, "--online"), ({"save_pairs": True}, "--save_pairs"),
-    ({"reward": "format"}, "--reward"), ({"task": "lookup"}, "inserts text"),
-    ({"pairs": "", "save_pairs": True, "task": "lookup"}, "inserts text"),
-    ({"pairs": "", "beta": 0}, "--beta"), ({"pairs": "", "label_smoothing": 0.5}, "below 0.5"),
-    ({"pairs": "", "label_smoothing": 0.1, "loss_type": "ipo"}, "--label_smoothing"),
-    ({"pairs": "", "simpo_gamma": 1}, "needs --loss_type simpo")], ids=str)
-def test_flags_that_contradict_each_other_are_refused(tmp_path, capsys, flags, words):
-    path = write(tmp_path / "pairs.jsonl", [GOOD])
-    flags = {name: value for name, value in (ROOM | {"pairs": path} | flags).items() if value != ""}
-    with at_work(tmp_path), pytest.raises(SystemExit) as stopped:
-        dpo.main(arguments(flags))
-    message = capsys.readouterr().err
-    assert stopped.value.code == 2 and words in message and message.count("\n") == 1
-    assert list(tmp_path.iterdir()) == [path]

@@ -94,24 +94,6 @@ def test_the_steps_are_the_evaluated_ones_that_are_nearest_and_both_ends(evaluat
     assert film.pick_steps(list(evaluated), last) == steps
 
 
-def test_the_problem_is_the_first_of_those_that_are_learned_with_the_most_different_answers():
-    def answered(*pairs):
-        return [{"text": text, "right": right} for text, right in pairs]
-    answers = {
-        "right at once": answered(("1", True), ("2", True), ("3", True)),
-        "never right": answered(("1", False), ("2", False), ("3", False)),
-        "not judged": answered(("1", None), ("2", None), ("3", None)),
-        "back to wrong": answered(("1", False), ("2", True), ("3", False), ("4", True)),
-        "two": answered(("1", False), ("2", True), ("2", True)),
-        "three": answered(("1", False), ("2", False), ("3", True)),
-        "three, later": answered(("4", False), ("5", True), ("6", True))}
-    assert film.pick_problem(answers) == "three"
-    del answers["three"], answers["three, later"]
-    assert film.pick_problem(answers) == "two"
-    del answers["two"]
-    assert film.pick_problem(answers) is None
-
-
 def test_a_hostile_or_endless_text_stays_a_text_in_its_box(run, draw):
     plain = draw(run({0: ("1", False), 3: ("2", False), 7: ("3", True)}))
     folder = run({0: (HOSTILE, False), 3: (HOSTILE * 900, False), 7: (f"1</think>{HOSTILE}", True)},
@@ -124,15 +106,6 @@ def test_a_hostile_or_endless_text_stays_a_text_in_its_box(run, draw):
     assert len(ElementTree.tostring(root)) < 30_000
 
 
-def test_where_nothing_may_move_the_first_scene_alone_is_seen(run, draw):
-    root = draw(run(LEARNED))
-    assert [scene.get("opacity") for scene in root.iter(f"{SVG}g")] == [None, "0", "0", "0"]
-    still, _, moving = root.find(f"{SVG}style").text.partition(
-        "@media (prefers-reduced-motion: no-preference) {")
-    assert "animation" not in still and "@keyframes" not in still
-    assert all(f"@keyframes scene{i} " in moving for i in range(4))
-
-
 @pytest.mark.parametrize("path", ["docs/learning.svg", "tools/film.svg"])
 def test_the_picture_has_no_script_and_no_foreign_address(path):
     text = (ROOT / path).read_text(encoding="utf-8")
@@ -140,24 +113,3 @@ def test_the_picture_has_no_script_and_no_foreign_address(path):
     assert not {"script", "image", "use", "foreignObject", "a", "animate"} & tags
     assert text.count("://") == text.count('xmlns="http://www.w3.org/2000/svg"') == 1
     assert not re.search(r"url\(|@import|@font-face|href|\bon\w+=", text)
-
-
-@pytest.mark.parametrize("answers, changes, said", [
-    ({0: ("1", False), 7: ("2", True)}, {}, "--eval_steps 1"),
-    ({0: ("1", False), 3: ("2", True), 7: ("3", False)}, {}, "no held-out problem"),
-    (LEARNED, {"base": {"greedy_return": 1.0}}, "right or wrong"),
-    (LEARNED, {"metrics.jsonl": ""}, "has not the 7 steps"),
-    (LEARNED, {"evaluation.jsonl": ""}, "missing or empty"),
-    (LEARNED, {"summary.json": "{}"}, "damaged"), (LEARNED, {"summary.json": None}, "not ended"),
-    (LEARNED, {"config.json": None}, "no run")])
-def test_a_run_that_has_no_film_is_refused_in_one_line(run, capsys, tmp_path, answers, changes,
-                                                       said):
-    files = {name: text for name, text in changes.items() if "." in name}
-    folder = run(answers, **{name: changes[name] for name in changes.keys() - files.keys()})
-    for name, text in files.items():
-        (folder / name).unlink() if text is None else (folder / name).write_text(text)
-    with pytest.raises(SystemExit) as stop:
-        film.main([str(folder), "--output", str(tmp_path / "film.svg")])
-    printed = capsys.readouterr().err
-    assert stop.value.code == 2 and printed.count("\n") == 1 and said in printed
-    assert not (tmp_path / "film.svg").exists()

@@ -158,20 +158,6 @@ def test_any_text_gets_a_reward_for_each_character_and_never_more_than_the_best_
 # ---- problems and demonstrations -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("level", ["", "0.3"])
-@pytest.mark.parametrize("phase, share_of_near", [("textbook", 0.5), ("forum", 0.8)])
-def test_demonstrations_walk_to_a_prize_in_the_forum_mostly_to_the_near_one(
-        phase, share_of_near, level):
-    task = load(level)
-    shown = common.sample_problems(task, 1000, 1, phase=phase)
-    lasts = [verify(problem, problem.completion)[-1] for problem in shown]
-    assert level or set(lasts) == {4, 5}
-    near, far = lasts.count(4), lasts.count(5)
-    assert abs(near / (near + far) - share_of_near) < (0.12 if level else 0.06)
-    longest = max(len(problem.completion) for problem in shown)
-    assert longest < task.defaults["max_completion_length"]         # there is a slot for EOS
-
-
 # ---- exact values ----------------------------------------------------------------------------
 
 @pytest.mark.parametrize("start", STARTS[::6])

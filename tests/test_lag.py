@@ -4,15 +4,13 @@ import copy
 import dataclasses
 import functools
 import importlib
-import itertools
 
 import pytest
 import torch
-from conftest import f64, ragged, scripts
+from conftest import f64, scripts
 from small_runs import SMALL, arguments, changed_weights, load, outcome, policy_of, steps
 from update_scenes import gradient_of
 
-import common
 import grpo
 import gspo
 
@@ -55,66 +53,7 @@ def test_wild_values_in_masked_slots_have_no_weight_and_infinite_weights_are_cut
     assert large.tolist() == [[3.0 if "truncate" in correction else 0.0, 0.0]]
 
 
-class Sequences:
-    """All nine sequences of two tokens, of three, and three policies of them: of the logits theta,
-    an old one, and the one that sampled. A policy has four states: the start, and after each first
-    token."""
-
-    def __init__(self):
-        generator = torch.Generator().manual_seed(0)
-        theta, old, mu = 0.5 * torch.randn(3, 4, 3, generator=generator).double()
-        self.theta = theta.requires_grad_()
-        self.tokens = torch.tensor(list(itertools.product(range(3), range(3))))     # (9, 2)
-        start = torch.zeros(9, dtype=torch.long)
-        self.states = torch.stack([start, 1 + self.tokens[:, 0]], dim=1)            # (9, 2)
-        self.old_logps = self.read(old)
-        self.mu_logps = self.read(mu)
-        self.A = torch.randn(9, 1, generator=generator).double()
-
-    def read(self, logits):
-        return logits.log_softmax(dim=-1)[self.states, self.tokens]                 # (9, 2)
-
-    def mean_gradient(self, script, sampler_logps, w):
-        """Of the loss of the sampler's samples, weighed by w (9, 2)."""
-        loss = script.policy_loss(
-            self.read(self.theta), self.old_logps, w * self.A, torch.ones(9, 2), **RANGE)
-        chances = sampler_logps.sum(dim=1, keepdim=True).exp()
-        return torch.autograd.grad((chances * loss).sum(), self.theta)[0]
-
-
-@pytest.mark.parametrize("script", [grpo, gspo], ids=["grpo", "gspo"])
-@pytest.mark.parametrize("correction, cap, is_exact", [
-    ("sequence_truncate", 1e9, True), ("sequence_mask", 1e9, True),
-    ("sequence_truncate", 1.2, False), ("sequence_mask", 1.2, False),
-    ("none", 1e9, False), ("truncate", 1e9, False)])
-def test_by_the_sequence_and_not_cut_the_mean_gradient_is_that_of_samples_of_the_old_policy(
-        script, correction, cap, is_exact):
-    """By the token, prefixes are still those of the sampler."""
-    all_of = Sequences()
-    ones = torch.ones(9, 2)
-    w = lag.importance_weights(all_of.old_logps, all_of.mu_logps, ones, correction, cap)
-    exact = all_of.mean_gradient(script, all_of.old_logps, ones)
-    found = all_of.mean_gradient(script, all_of.mu_logps, w)
-    assert torch.allclose(found, exact, atol=1e-12) == is_exact
-    assert is_exact or not torch.allclose(found, exact, atol=1e-3)
-
-
 # ---- w A in the place of A -------------------------------------------------------------------
-
-@pytest.mark.parametrize("loss_type", grpo.LOSS_TYPES)
-@pytest.mark.parametrize("script, options", [
-    (grpo, {}), (grpo, {"delta": 1.3}), (gspo, {}), (gspo, {"level": "sequence_token"})],
-    ids=["grpo", "delta", "gspo", "gspo-token"])
-def test_a_weighed_advantage_weighs_the_loss(script, options, loss_type):
-    logps, old_logps, A, mask = ragged()
-    w = 2 * torch.rand(3, 4, generator=torch.Generator().manual_seed(1)).double()
-    w[2, 1] = 0
-    options = RANGE | options | {"loss_type": loss_type}
-    found = script.policy_loss(logps, old_logps, w * A[:, None], mask, **options)
-    expected = w * script.policy_loss(logps, old_logps, A, mask, **options)
-    torch.testing.assert_close(found, expected, atol=1e-15, rtol=1e-15)
-    assert expected.count_nonzero() == 7
-
 
 @scripts("grpo", "gspo")
 def test_an_update_weighs_the_surrogate_but_neither_the_kl_nor_the_entropy(script, scene):
@@ -149,24 +88,6 @@ def test_an_update_weighs_the_surrogate_but_neither_the_kl_nor_the_entropy(scrip
     assert found["loss"] == pytest.approx(loss.item(), rel=1e-12)
     assert found["max_log_ratio"] > 0.01
     close(gradient, gradient_of(loss, made.policy))
-
-
-@scripts("grpo", "gspo")
-def test_rows_and_tokens_without_weight_change_no_gradient_and_are_not_clipped(script, scene):
-    made = scene(micro_batch_size=3)
-    rows = torch.arange(len(made.A))
-    A = made.A.clone()
-    A[[0, 7]] = 0
-    A[2:5, 1:] = 0
-    metrics, gradient = made.backward(rows, A=A)
-    logps, _ = script.score(
-        made.policy, made.batch.prompts, made.batch.tokens, made.cfg.temperature)
-    mask = made.batch.mask
-    token_loss = script.policy_loss(logps, made.batch.logps, A, mask, epsilon_high=0.28)
-    close(gradient, gradient_of(script.aggregate(token_loss, mask, "sequence_mean"), made.policy))
-    log_s = script.log_ratio(logps, made.batch.logps, mask)
-    clipped = script.is_clipped(log_s, made.A, 0.2, 0.28) & (A != 0)
-    assert metrics["clip_ratio/region_mean"] == pytest.approx((clipped.sum() / mask.sum()).item())
 
 
 # ---- the sampler, and runs -------------------------------------------------------------------
@@ -241,15 +162,3 @@ def test_each_method_has_the_clip_range_of_its_script_unless_another_is_given():
     for method in (grpo, gspo):
         cfg = lag.Config(method=method.__name__, epsilon=0.1)
         assert (cfg.epsilon, cfg.epsilon_high) == (0.1, method.Config.epsilon_high)
-
-
-@pytest.mark.parametrize("flags, words", [
-    ({"sampler_lag": 0, "importance_sampling_correction": "mask"},
-     "--importance_sampling_correction: "),
-    ({"importance_sampling_level": "sequence_token"}, "--importance_sampling_level: "),
-    ({"importance_sampling_cap": 0}, "--importance_sampling_cap 0: ")], ids=str)
-def test_flags_that_do_nothing_are_refused(flags, words, capsys):
-    with pytest.raises(SystemExit) as stop:
-        common.parse_flags(lag.Config, arguments(flags))
-    assert stop.value.code == 2
-    assert capsys.readouterr().err.startswith(f"error: {words}")

@@ -3,7 +3,6 @@ verifier."""
 import random
 import re
 import time
-from types import SimpleNamespace
 
 import pytest
 from conftest import takes_less_than
@@ -12,7 +11,6 @@ import common
 import grpo
 from common import Problem
 from tasks import lookup
-from tasks.rewards import tool_reward
 
 TASK = common.load_task(grpo.Config(task="lookup", device="cpu"), grpo.verify)
 PEOPLE = ("ka", "mi", "to", "re", "su", "no")
@@ -201,24 +199,6 @@ def test_an_answer_is_the_prompts_number_of_look_ups_away_from_its_key():
     assert 0.4 < sum(problem.difficulty == 1 for problem in problems) / 2000 < 0.6
 
 
-@pytest.mark.parametrize("phase, share", [
-    ("textbook", 0.9), ("forum", 0.2), ("cold_start", 1.0)])
-def test_who_asks_is_right_and_who_guesses_is_not(phase, share):
-    num_asking = 0
-    num_lucky = 0
-    for problem in common.sample_problems(TASK, 5000, 0, phase=phase):
-        text = problem.completion
-        if "<search>" in text:
-            num_asking += 1
-            assert TASK.verify(problem, text) == 1
-            assert tool_reward(TASK.true_calls(problem), TASK.predicted_calls(text)) == 1
-        else:
-            num_lucky += TASK.verify(problem, text)
-            assert re.fullmatch("<answer>[a-z][a-z]</answer>", text)
-    assert abs(num_asking / 5000 - share) < 0.02
-    assert num_lucky <= 0.01 * (5000 - num_asking)
-
-
 def test_demonstrations_hold_what_the_environment_would_insert_where_it_would():
     """And with the end and a failed call they fit into a completion."""
     for problem in common.sample_problems(TASK, 500, 0, phase="textbook"):
@@ -229,8 +209,3 @@ def test_demonstrations_hold_what_the_environment_would_insert_where_it_would():
         assert text.count("<information>") == text.count("<search>") <= lookup.CALL_LIMIT
         ids = grpo.TOKENIZER.encode(text, allowed_special="all")
         assert len(ids) + 10 < TASK.defaults["max_completion_length"]
-
-
-def test_calls_are_counted():
-    texts = ["<search>ka</search><search>", "<answer>x</answer>", "<search>a</search>", ""]
-    assert TASK.observe(SimpleNamespace(texts=texts), 0) == {"tools/call_frequency": 0.75}

@@ -165,11 +165,6 @@ def test_a_certain_token_has_log_probability_and_entropy_zero(dtype):
     assert (logits.grad == 0).all()
 
 
-def test_a_kernel_that_does_not_exist_is_refused():
-    with pytest.raises(ValueError, match="warp"):
-        grpo.logprobs(torch.zeros(1, 1, 2), torch.zeros(1, 1, dtype=torch.long), kernel="warp")
-
-
 def test_gpt_is_what_the_contract_says():
     cfg = grpo.Config(**(TINY | {"hidden_size": 32}))
     assert grpo.GPT(cfg)(torch.zeros(2, 5, dtype=torch.long)).shape == (2, 5, 320)

@@ -100,18 +100,6 @@ def test_samples_have_the_texts_tokens_advantages_and_ratios_of_their_rows():
     assert [one["advantage"] for one in second["completions"]] == [-0.5, 0.5]
 
 
-def test_a_critic_shades_by_its_values_and_advantages_may_be_one_a_row():
-    run = FakeRun()
-    batch = make_batch(RIGHT, "x", "y", RIGHT)
-    batch.values = torch.tensor([[0.25, 0.5]] * 4)
-    for A in (torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([[1.0], [2.0], [3.0], [4.0]])):
-        observers.Samples().step(run, batch, A, {})
-    for first, second in (run.logged[:2], run.logged[2:]):
-        completions = first["completions"] + second["completions"]
-        assert [one["advantage"] for one in completions] == [1.0, 2.0, 3.0, 4.0]
-        assert first["shade"] == "value" and completions[0]["shade"] == [0.25, 0.5]
-
-
 def test_the_best_and_the_worst_completion_are_printed_without_control_characters(capsys):
     hostile = "\x1b[2J\r\n\t\x00\x9b\u202e\ud800" + RIGHT + "z" * 99
     batch = make_batch("same", "same", hostile, "worst\x1b[1m")
@@ -120,26 +108,6 @@ def test_the_best_and_the_worst_completion_are_printed_without_control_character
     assert best.startswith(r"       1.00 +1.50 3+4=\x1b[2J\r\n\t\x00\x9b\u202e\ud800<answer>7")
     assert worst == r"       0.00 -1.50 3+4=worst\x1b[1m"
     assert len(best) == 80 and best.isascii() and best.isprintable()
-
-
-def test_difficulties_are_told_apart_if_there_are_several():
-    metrics = {}
-    batch = make_batch(RIGHT, RIGHT, RIGHT, "x", "x", "x", difficulties=(3, 3, 4))
-    observers.Frontier().step(FakeRun(), batch, None, metrics)
-    assert metrics == {
-        "frontier/arithmetic-3/wrong": 0.0, "frontier/arithmetic-3/mixed": 0.5,
-        "frontier/arithmetic-3/right": 0.5, "frontier/arithmetic-4/wrong": 1.0,
-        "frontier/arithmetic-4/mixed": 0.0, "frontier/arithmetic-4/right": 0.0}
-
-
-@pytest.mark.parametrize("texts, expected", [
-    (["a", "b"], {"checks/share": 0.0}),
-    (["3+4=8;wait,3+4=7" + RIGHT, "1;wait,2"], {"checks/share": 1.0, "checks/repaired": 0.5})])
-def test_completions_of_arithmetic_that_check_themselves_are_counted(texts, expected):
-    metrics = {}
-    batch = make_batch(*texts, difficulties=(5,))
-    observers.Checks().step(FakeRun(), batch, None, metrics)
-    assert metrics == expected
 
 
 GOOD = {"signal": 0.5, "accuracy": 0.3, "completions/clipped_ratio": 0.1, "entropy": 0.2}
@@ -162,12 +130,3 @@ def test_a_warning_is_given_once_where_learning_cannot_work(metrics, said, capsy
         observer.step(FakeRun(), None, None, GOOD | metrics)
     printed = capsys.readouterr().out
     assert printed.count("warning") == bool(said) and said in printed
-
-
-def test_a_base_that_is_never_right_is_warned_of(capsys):
-    observer = observers.Warnings()
-    observer.evaluate(FakeRun(step=0), {"pass@1": 0.01})
-    observer.evaluate(FakeRun(step=5), {"pass@1": 0.0})
-    assert capsys.readouterr().out == ""
-    observer.evaluate(FakeRun(step=0), {"pass@1": 0.0})
-    assert "--base_steps" in capsys.readouterr().out

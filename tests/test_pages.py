@@ -10,8 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, SCRIPTS, every_script
-from small_runs import lines, read_summary
+from conftest import ROOT, SCRIPTS
 
 import common
 
@@ -91,34 +90,6 @@ def without_folders(words):
     return [*kept, "--device", "cpu"]
 
 
-def flag_names():
-    """The flags of all scripts, examples and tools, by their text."""
-    names = {"help", "dry_run"}
-    for path in [*ROOT.glob("*.py"), *ROOT.glob("examples/*.py"), *ROOT.glob("tools/**/*.py"),
-                 *ROOT.glob("lab/*.py"), *ROOT.glob("kernels/*.py")]:
-        source = path.read_text()
-        names |= set(re.findall(r'"--([a-z]\w+)"', source))
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.ClassDef) and node.name in ("Base", "Config"):
-                names |= {part.target.id for part in node.body if isinstance(part, ast.AnnAssign)}
-    return names
-
-
-def test_every_flag_that_a_page_names_is_there():
-    of_others = {"model_name_or_path", "dataset_name", "reward_funcs"}          # of TRL
-    of_others |= {"nproc_per_node", "nnodes", "rdzv_backend", "rdzv_endpoint"}  # of torchrun
-    known = flag_names()
-    for page, text in PAGES.items():
-        if page != "docs/lab.md":
-            for name in re.findall(r"(?<![\w-])--(?:no-)?([a-z]\w+)", GENERATED.sub("", text)):
-                assert name in known | of_others, f"{page}: --{name}"
-    values = set(re.findall(r'"([a-z]\w+)"', "".join(
-        (ROOT / f"{name}.py").read_text() for name in [*SCRIPTS, "examples/lag"])))
-    for row in first_table(PAGES["docs/flags.md"]):
-        for name in re.sub(r"^\S+: |\(.*\)", "", row["ours"]).split(", "):
-            assert name.split()[0] in known | values, name
-
-
 def make(*words):
     """What make prints, also where make itself runs the tests."""
     outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
@@ -149,27 +120,6 @@ def test_the_map_has_every_equation_with_the_function_that_computes_it(name):
     assert {(row[name], row["function"]) for row in rows if row[name]} == tagged
 
 
-def glossary():
-    """The names in the glossary of metrics, as patterns: a word in capitals, like TASK, stands for
-    anything."""
-    found = []
-    for row in first_table(section("docs/metrics.md", "What the metrics mean")):
-        for name in re.findall(r"`([^`]+)`", row["metric"]):
-            if name.startswith("..."):
-                name = found[-1].rpartition("/")[0] + name[3:]
-            found.append(name)
-    return [re.sub(r"\\?[A-Z]+", r"[\\w/-]+", re.escape(name)) for name in found]
-
-
-@every_script
-def test_every_metric_has_its_line(script, whole):
-    keys = {name for line in lines(whole / "metrics.jsonl") for name in line}
-    keys |= read_summary(whole)["trained"].keys() | set(script.COLUMNS.values())
-    for key in keys:
-        name = key.removeprefix("eval/")
-        assert any(re.fullmatch(pattern, name) for pattern in glossary()), name
-
-
 def numbers_in(content):
     """All numbers of a JSON file, however deep."""
     if isinstance(content, dict):
@@ -181,7 +131,7 @@ def numbers_in(content):
 
 
 BLOCKS = [(page, *block) for page, text in PAGES.items() for block in GENERATED.findall(text)]
-# Computed from two numbers of the file; and tables that tests of the lab and of the bench make.
+# Computed from two numbers of the file; and tables that tests of lab, bench and conform make.
 DERIVED = ("times the base's pass@1", "of the best")
 
 
@@ -195,7 +145,8 @@ def test_generated_blocks_are_closed_and_made_by_make_targets():
 
 @pytest.mark.parametrize("target, block", [
     (target, block) for _, target, name, block, _ in BLOCKS
-    if "lab" not in target and name not in ("example", "speed", "scaling")])
+    if "lab" not in target and target != "conform"
+    and name not in ("example", "speed", "scaling")])
 def test_numbers_of_a_table_are_in_the_file_that_its_target_wrote(target, block):
     known = set()
     for number in numbers_in(json.loads((ROOT / f"docs/{target}.json").read_text())):

@@ -1,7 +1,6 @@
 """examples/pretrained.py computes what the scripts compute, on models of transformers of several
 families, and its runs go on where they were stopped."""
 import copy
-import dataclasses
 import functools
 import json
 import math
@@ -290,31 +289,6 @@ def test_dropout_is_off_and_checkpointed_activations_leave_the_gradient_as_it_is
     torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)
 
 
-def test_long_prompts_make_micro_batches_smaller_and_logits_are_those_of_completions(
-        off_policy, monkeypatch):
-    batch, _, ref_logps, llama = off_policy
-    batch = dataclasses.replace(batch, prompts=batch.prompts.repeat(1, 20))
-    cfg = config_of(micro_batch_size=4, beta=0.1)
-    policy = pretrained.Policy(llama, cfg)
-    seen = []
-    plain = grpo.logprobs
-    score = pretrained.score
-
-    def spy(policy, prompts, completions, *rest):
-        seen.append((len(prompts), prompts.shape[1] + completions.shape[1]))
-        return score(policy, prompts, completions, *rest)
-
-    def logprobs(logits, tokens, *rest):
-        assert logits.shape[:2] == tokens.shape
-        return plain(logits, tokens, *rest)
-    monkeypatch.setattr(pretrained, "score", spy)
-    monkeypatch.setattr(grpo, "logprobs", logprobs)
-    A = grpo.advantages(batch.rewards).view(-1, 1)
-    pretrained.backward(policy, list(policy.model.parameters()), batch, ref_logps, A,
-                        torch.arange(len(A)), cfg)
-    assert max(rows * width for rows, width in seen) <= 4 * max(width for _, width in seen)
-
-
 # ---- problems of a file ----------------------------------------------------------------------
 
 @pytest.fixture
@@ -412,15 +386,6 @@ def test_a_checkpoint_is_a_folder_of_transformers_from_which_another_run_can_sta
     assert len(steps(second)) == 1
 
 
-def test_what_is_for_memory_alone_may_change_on_resume(run, whole):
-    folder = run()
-    resume(folder, max_steps=6, micro_batch_size=3, sample_batch_size=3,
-           gradient_checkpointing=True)
-    for one, other in zip(steps(whole), steps(folder), strict=True):
-        assert one["reward"] == other["reward"]
-        assert one["loss"] == pytest.approx(other["loss"], abs=1e-5)
-
-
 # ---- what is refused -------------------------------------------------------------------------
 
 @pytest.mark.parametrize("flags, words", [
@@ -430,9 +395,7 @@ def test_what_is_for_memory_alone_may_change_on_resume(run, whole):
     ({"task": "lookup"}, "--task lookup: inserts text"),
     ({"reward": "accuracy+model"}, "--reward accuracy+model: only the scripts"),
     ({"parallel": "fsdp"}, "--parallel fsdp: needs torchrun"),
-    ({"hidden_size": 32}, "--hidden_size: is for the scripts"),
     ({"dynamic_sampling": 2}, "--dynamic_sampling: is for the scripts"),
-    ({"baseline": "rloo"}, "--baseline: is for reinforce"),
     ({"method": "reinforce", "beta": 0.1}, "--beta: is for grpo and gspo"),
     ({"eval_data": "x"}, "--eval_data: does nothing without --data"),
     ({"data": "x"}, "--task: is for runs without --data"),
@@ -451,25 +414,16 @@ def test_what_cannot_work_is_refused_in_one_line(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_model_that_lacks_weights_or_an_end_is_refused(run, capsys, tmp_path):
+def test_a_model_that_lacks_weights_is_refused(run, capsys, tmp_path):
     from safetensors.torch import load_file, save_file
     folder = save_random(tmp_path / "model")
     weights = load_file(folder / "model.safetensors")
-    lost = weights.pop("model.layers.1.mlp.up_proj.weight")
+    del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(SystemExit):
         run(model=folder)
-    weights["model.layers.1.mlp.up_proj.weight"] = lost
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    for name in ("generation_config.json", "tokenizer_config.json"):
-        content = json.loads((folder / name).read_text())
-        content = {key: value for key, value in content.items() if "eos" not in key}
-        (folder / name).write_text(json.dumps(content))
-    with pytest.raises(SystemExit):
-        run(model=folder)
-    assert capsys.readouterr().err.splitlines() == [
-        f"error: --model {folder}: has no model.layers.1.mlp.up_proj.weight",
-        f"error: --model {folder}: has no token that ends a text"]
+    assert capsys.readouterr().err == (
+        f"error: --model {folder}: has no model.layers.1.mlp.up_proj.weight\n")
 
 
 @pytest.mark.parametrize("name", ["checkpoint.pt", "checkpoint-3/model.safetensors",
@@ -484,15 +438,3 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(name, run, capsys):
     assert stop.value.code == 2
     [line] = capsys.readouterr().err.splitlines()
     assert f"{folder / 'checkpoint'}" in line and "is damaged" in line
-
-
-def test_flags_have_the_defaults_of_the_scripts_but_for_some_that_depend_on_the_model():
-    fields = pretrained.Config.__dataclass_fields__
-    other = {name: field.default for name, field in fields.items()
-             if getattr(grpo.Config, name, field.default) != field.default}
-    assert other == {"learning_rate": 1e-6, "max_completion_length": 256, "micro_batch_size": 8,
-                     "save_steps": 10, "epsilon": None, "epsilon_high": None}
-    for script in (grpo, gspo):
-        assert config_of(method=script.__name__).epsilon == script.Config.epsilon
-    cfg = common.parse_flags(pretrained.Config, ["--model", "m", "--task", "countdown"])
-    assert cfg.max_completion_length == 256             # not what countdown asks of small policies

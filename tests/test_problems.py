@@ -88,29 +88,13 @@ def test_an_answer_is_a_text_or_a_number(read, answer, wanted):
     assert read([{"prompt": "q", "answer": answer}]) == [("q", wanted)]
 
 
-def test_blank_lines_other_ends_of_lines_and_other_keys_do_not_matter(tmp_path):
-    path = tmp_path / "a.b.jsonl"
-    path.write_bytes(b'\xef\xbb\xbf\n  \t\n{"prompt": "q", "answer": 1, "level": [2]}\r\n\r\n'
-                     b'\t{"answer": "2", "prompt": "r"} \n\n{"prompt": "s", "answer": 3}')
-    held_out = tmp_path / "test.jsonl"
-    held_out.write_text('{"prompt": "t", "answer": 4}')
-    task = problems.FromFile(Config(data=str(path), eval_data=str(held_out)))
-    assert task.name == "a.b"
-    assert task.train == [common.Problem(prompt, answer, task="a.b")
-                          for prompt, answer in (("q", "1"), ("r", "2"), ("s", "3"))]
-    assert task.test == [common.Problem("t", "4", task="a.b")]
-
-
 BAD = ["nothing", "{", '{"prompt": "q", "answer": 1', '{"prompt": "q", "answer": 1} {}', "[]",
-       "null", '{"answer": 1}', '{"prompt": "q"}',
-       '{"prompt": "", "answer": 1}', '{"prompt": 7, "answer": 1}', '{"prompt": null, "answer": 1}',
-       '{"prompt": "q", "answer": null}', '{"prompt": "q", "answer": true}',
-       '{"prompt": "q", "answer": [1]}', '{"prompt": "q", "answer": {"a": 1}}',
-       '{"prompt": "q", "answer": ""}', '{"prompt": "q", "answer": " \\n"}',
-       '{"prompt": "q", "answer": NaN}', '{"prompt": "q", "answer": -Infinity}',
+       '{"prompt": "q"}', '{"prompt": "", "answer": 1}', '{"prompt": 7, "answer": 1}',
+       '{"prompt": "q", "answer": true}', '{"prompt": "q", "answer": [1]}',
+       '{"prompt": "q", "answer": " \\n"}', '{"prompt": "q", "answer": NaN}',
        '{"prompt": "q", "answer": 1e400}', '{"prompt": "\\ud800", "answer": 1}',
        '{"prompt": "q", "answer": "\\udfff"}', "[" * 100_000,
-       '{"prompt": "q", "answer": ' + "9" * 5_000 + "}", '{"prompt": "\u00e9", "answer": null}']
+       '{"prompt": "q", "answer": ' + "9" * 5_000 + "}"]
 
 
 @pytest.mark.parametrize("line", BAD, ids=range(len(BAD)))

@@ -16,8 +16,6 @@ from conftest import ROOT
 from small_models import LIKE_SMALL, NEEDS, load_example
 from small_runs import arguments, difference, lines, steps
 
-import common
-
 transformers = pytest.importorskip("transformers", reason=NEEDS)
 from test_pretrained import outcome  # noqa: E402  (behind the line that may skip)
 
@@ -131,25 +129,6 @@ def test_two_processes_make_the_steps_of_one(parallel, flags, alone, small_llama
     assert texts[0] == texts[1]
 
 
-def test_fsdp_works_in_one_process_too_and_in_bfloat16(small_llama, tmp_path):
-    flags = {"model": small_llama, "parallel": "fsdp", "dtype": "bfloat16",
-             "gradient_checkpointing": True}
-    assert job(tmp_path, FLAGS | flags, size=1) == [0]
-    found = [line["sampling/sampling_logp_difference/mean"] for line in steps(tmp_path / "run")]
-    assert 0 < max(found) < 0.01
-    [path] = tmp_path.glob("run/checkpoint-*/")
-    model = transformers.AutoModelForCausalLM.from_pretrained(path)
-    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
-
-
-def test_prompts_that_cannot_be_shared_are_refused_in_one_line(small_llama, tmp_path):
-    assert job(tmp_path, FLAGS | {"model": small_llama, "num_prompts": 3}) == [2, 2]
-    line = "error: --num_prompts 3: must be a multiple of the number of processes, 2\n"
-    assert (tmp_path / "stderr-0").read_text() == line
-    assert (tmp_path / "stderr-1").read_text() == f"process 1: {line}"  # torchrun ends it before
-    assert not (tmp_path / "run").exists()
-
-
 # ---- jobs that are stopped -------------------------------------------------------------------
 
 def test_after_ctrl_c_in_one_process_the_step_is_finished_and_saved_by_all(
@@ -229,18 +208,3 @@ def test_the_last_checkpoint_is_that_of_the_highest_step_of_a_run(tmp_path):
     assert processes.last_checkpoint(tmp_path) is None              # another trainer's
     (tmp_path / "checkpoint.pt").touch()
     assert processes.last_checkpoint(str(tmp_path)).name == "checkpoint-10"
-
-
-def test_a_process_that_is_not_the_first_is_silent_unless_it_fails(monkeypatch, capsys):
-    def talk():
-        print("said")
-        print("complained", file=sys.stderr)
-        raise ValueError("a bug")
-    monkeypatch.setattr(processes, "RANK", 1)
-    monkeypatch.setattr(processes.time, "sleep", lambda seconds: None)
-    with pytest.raises(ValueError, match="a bug"):
-        processes.start(talk)
-    assert capsys.readouterr() == ("", "")
-    with pytest.raises(SystemExit):
-        processes.start(lambda: common.fail("--data x: cannot be read"))
-    assert capsys.readouterr() == ("", "process 1: error: --data x: cannot be read\n")

@@ -5,7 +5,6 @@ import html.parser
 import json
 import math
 import shlex
-import sys
 
 import pytest
 
@@ -14,7 +13,6 @@ import gspo
 from tools.report import (
     TEMPLATE,
     command,
-    compare_configs,
     draw_curve,
     main,
     read_log,
@@ -104,11 +102,6 @@ def test_the_command_starts_the_same_run_again(flags):
     assert common.parse_flags(gspo.Config, words[2:]) == cfg
 
 
-def test_the_command_of_a_script_that_is_not_here_is_its_name():
-    for name in ("gone.py", "../grpo.py", "common.py", "tools/ask.py"):
-        assert command(name, {"seed": 3}) == f"python {name}"
-
-
 def test_hostile_texts_stay_texts(run):
     ordinary = Page(write_report(run("plain")))
     hostile = run("<img src=x onerror=alert(1)>&amp;{{DATA}}<\u2028title>", task=HOSTILE)
@@ -139,27 +132,6 @@ def test_the_page_needs_no_network_and_puts_no_logged_text_into_markup(run):
     for call in ("fetch(", "import(", "XMLHttpRequest", "url(", "@import", "innerHTML", "eval(",
                  "outerHTML", "insertAdjacentHTML", "document.write", "Function("):
         assert call not in template
-
-
-def test_of_several_runs_the_flags_that_differ_are_marked(run):
-    folders = [run("x/same", seed=0, beta=0.1), run("y/same", seed=1), run("c", seed=0)]
-    data = Page(write_report(*folders)).data
-    rows = {flag: (differs, values) for flag, differs, values in data["config"]}
-    assert rows["seed"] == (True, [0, 1, 0])
-    assert rows["task"] == (False, ["arithmetic"] * 3)
-    assert rows["beta"] == (True, [0.1, None, None])
-    assert [shown["name"] for shown in data["runs"]] == [str(folder) for folder in folders]
-    configs = [{"seed": 1}, {"seed": 1}, {"seed": 2}]
-    assert compare_configs(configs) == [["seed", True, [1, 1, 2]]]
-
-
-def test_the_command_writes_into_the_first_run_or_where_output_says(run, tmp_path, capsys):
-    first, second = run("first"), run("second")
-    main([str(first), str(second)])
-    assert capsys.readouterr().out == f"{first / 'report.html'}\n"
-    main([str(second), "--output", str(tmp_path / "elsewhere.html")])
-    assert Page(tmp_path / "elsewhere.html").title == "second"
-    assert not (second / "report.html").exists()
 
 
 def test_a_run_that_was_killed_or_made_only_the_base_has_a_report(run):
@@ -212,9 +184,3 @@ def test_curves_are_drawn_with_gaps_where_a_number_is_missing(run, base):
               {"step": 2, "accuracy": 0.75, "entropy": 0.1, "eval/greedy": 0.7})
     draw_curve(folder)
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_without_matplotlib_the_error_says_what_to_install(run, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ImportError, match="pip install matplotlib"):
-        draw_curve(run())

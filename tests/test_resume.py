@@ -1,12 +1,14 @@
 """A run that is stopped, in whatever way, and goes on ends as one that was not, bit for bit."""
-import importlib
 import json
 import math
+import os
 import random
 import re
 import shlex
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -107,52 +109,40 @@ def test_a_resumed_run_may_evaluate_more_often(new_run):
 
 # ---- kill -9 ---------------------------------------------------------------------------------
 
-KILLED = """
-import os, pathlib, signal, sys
-sys.path.insert(0, {root!r})
-import torch, common, {script}
-
-def at(name, number, function, half=lambda *args: None):
-    "The function, but the process dies in the middle of its call of this number about this file."
-    calls = []
-    def mortal(*args, **options):
-        calls.extend(1 for value in args if str(value).endswith(name))
-        if len(calls) == number:
-            half(*args)
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*args, **options)
-    return mortal
-
-def append_half(run, name, record):
-    with open(run.folder / name, "a") as log:
-        log.write(str(record)[:20])
-
-{moment}
-{script}.main(sys.argv[1:])
-"""
+# Whose function dies at which of its calls that name such a file.
 MOMENTS = {
-    "before its config is there": "os.replace = at('config.json', 1, os.replace)",
-    "before its base is there": "os.replace = at('base.pt', 1, os.replace)",
-    "before its first checkpoint is there": "os.replace = at('checkpoint.pt', 1, os.replace)",
-    "in a checkpoint": "torch.save = at('.tmp', 4, torch.save, lambda _, path: "
-                       "path.write_bytes(b'half'))",
-    "between log and checkpoint": "common.Run.save = at('', 2, common.Run.save)",
-    "in a line of a log": "common.Run.append = at('metrics.jsonl', 5, common.Run.append, "
-                          "append_half)"}
+    "before its base is there": (os, "replace", "base.pt", 1),
+    "before its first checkpoint is there": (os, "replace", "checkpoint.pt", 1),
+    "in a checkpoint": (torch, "save", ".tmp", 4),
+    "between log and checkpoint": (common.Run, "save", "", 2)}
+
+
+def die_in(owner, name, file, number):
+    """Let this call of a function write half a file, and kill the process."""
+    function = getattr(owner, name)
+    calls = []
+
+    def mortal(*args):
+        calls.extend(1 for value in args if str(value).endswith(file))
+        if len(calls) == number:
+            if owner is torch:
+                args[1].write_bytes(b"half")
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args)
+    setattr(owner, name, mortal)
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(warm_python, whole, tmp_path, moment):
-    code = KILLED.format(root=str(ROOT), script="grpo", moment=MOMENTS[moment])
+def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(script, whole, tmp_path, moment):
     words = arguments(SMALL | {"output_dir": tmp_path / "run"})
-    done = warm_python.run("-c", code, *words, cwd=Path.cwd())
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    if moment == "before its config is there":
-        assert not (tmp_path / "run/config.json").exists()
-        shutil.rmtree(tmp_path / "run")
-        importlib.import_module("grpo").main(words)
-    else:
-        resume(tmp_path / "run")
+    child = os.fork()
+    if child == 0:
+        die_in(*MOMENTS[moment])
+        script.main(words)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
+    resume(tmp_path / "run")
     assert not difference(outcome(tmp_path / "run"), outcome(whole))
 
 
@@ -181,14 +171,15 @@ def test_ctrl_c_ends_a_run_that_goes_on_by_the_command_that_it_prints(
     assert changed == ["/config/save_steps"]
 
 
-def test_ctrl_c_in_a_shell_during_the_warm_start_leaves_no_half_base(warm_python, tmp_path):
+def test_ctrl_c_in_a_shell_during_the_warm_start_leaves_no_half_base(tmp_path):
     words = arguments(SMALL | {"base_steps": 30_000, "output_dir": "run", "max_steps": 1})
-    running = warm_python.start(ROOT / "grpo.py", *words, cwd=tmp_path)
+    running = subprocess.Popen([sys.executable, ROOT / "grpo.py", *words], cwd=tmp_path, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert any(line.startswith("grpo.py: ") for line in running.stdout)
     time.sleep(1)
     running.send_signal(signal.SIGINT)
-    assert running.wait() == 130
-    error = running.stderr()
+    _, error = running.communicate(timeout=60)
+    assert running.returncode == 130
     assert "Traceback" not in error and error.endswith("grpo.py --resume_from_checkpoint run\n")
     assert not [*tmp_path.rglob("*.pt")]
 

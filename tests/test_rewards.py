@@ -12,7 +12,7 @@ import common
 import grpo
 import ppo
 from common import Problem
-from tasks import extract, preferences
+from tasks import preferences
 from tasks.mix import Curriculum, Mix
 from tasks.rewards import REWARDS, Rewards, tool_reward
 
@@ -48,19 +48,6 @@ def random_text(rng):
 
 # ---- how an answer is read -------------------------------------------------------------------
 
-@pytest.mark.parametrize("text, answer", [
-    ("<answer>7</answer>", "7"), ("<think>x</think><answer> mi \t</answer>", None), ("", None),
-    ("7", None), ("<answer> mi </answer>", "mi"), ("<answer> </answer>", ""),
-    ("<answer></answer>", None), ("</answer>7<answer>", None),
-    ("<answer>7</answer></answer>", None), ("<answer>7\n</answer>", None),
-    ("<answer>\u0667</answer>", None), ("<answer>" + "7" * 201 + "</answer>", None),
-    ("<answer>" + "7" * 200 + "</answer>", "7" * 200), ("<answer><b>7</b></answer>", "<b>7</b>"),
-    ("<answer>7</answer><answer>7</answer>", None),
-    ("<ANSWER>8</ANSWER><answer>7</answer>", "7")], ids=ascii)
-def test_an_answer_is_what_the_one_answer_block_holds(text, answer):
-    assert extract(text) == answer
-
-
 # ---- ToolRL ----------------------------------------------------------------------------------
 
 def call(name, **parameters):
@@ -88,20 +75,6 @@ def search(key):
     ([], [], 1), ([], [search("x")], 0)])
 def test_tool_reward_is_the_sum_over_names_parameters_and_values(true, predicted, expected):
     assert tool_reward(true, predicted) == pytest.approx(expected, abs=1e-12)
-
-
-def test_tool_reward_is_one_for_the_same_calls_in_any_order_and_for_nothing_else():
-    rng = random.Random(0)
-
-    def random_calls():
-        parameters = [{key: rng.randrange(2) for key in "ab"[:rng.randrange(3)]} for _ in range(3)]
-        return [(rng.choice("fg"), each) for each in parameters[:rng.randrange(4)]]
-    for _ in range(3000):
-        true, other = random_calls(), random_calls()
-        is_same = sorted(map(repr, true)) == sorted(map(repr, other))
-        assert (tool_reward(true, other) == 1.0) == is_same
-        assert 0 <= tool_reward(true, other) <= 1
-        assert tool_reward(true, rng.sample(true, len(true))) == 1.0
 
 
 # ---- the rows --------------------------------------------------------------------------------
@@ -224,22 +197,6 @@ def test_accuracy_is_what_the_task_itself_rewards_also_where_it_rewards_whole_ba
     batch = judged([SEVEN] * 2, [THOUGHT, ""], [1, 0])
     cfg = grpo.Config(reward="accuracy+format", device="cpu")
     assert Rewards(cfg, task).rewards(batch, 2).tolist() == [[10.0, 9.0]]
-
-
-def test_but_for_the_reward_the_task_is_the_one_that_it_was():
-    plain = load("lookup")
-    task = load("lookup", reward="fine")
-    for name in ("name", "prompt_width", "call_tokens", "is_judged", "defaults"):
-        assert getattr(task, name) == getattr(plain, name)
-    assert common.sample_problems(task, 20, 0) == common.sample_problems(plain, 20, 0)
-    assert common.held_out_problems(task, 20) == common.held_out_problems(plain, 20)
-    assert task.respond(TWO_HOPS, "<search>ka</search>") == "<information>mi</information>"
-    assert task.verify(TWO_HOPS, "<answer>to</answer>") == 1.0
-    batch = judged([TWO_HOPS] * 2, [THOUGHT, "<search>"], [1, 0])
-    batch.rewards = torch.tensor([[2.0, 3.0]])
-    batch.mask[:, :1] = 1.0
-    assert task.token_rewards(batch).tolist() == [[2.0, 0.0], [3.0, 0.0]]
-    assert task.observe(batch, 0) == {"tools/call_frequency": 0.5}
 
 
 def test_in_a_mix_each_completion_is_rated_by_its_own_task():
@@ -371,11 +328,3 @@ def test_every_script_learns_from_the_ratings_of_a_reward_model(
     resume(two, max_steps=4)
     assert capsys.readouterr().out.count("reward model: ") == 1
     assert not difference(outcome(two), outcome(four))
-
-
-def test_a_base_that_is_never_right_gets_one_line_that_says_so(model, monkeypatch, capsys):
-    monkeypatch.setattr(preferences, "BATCHES", 1)
-    never = torch.zeros(2, 1, dtype=torch.bool)
-    with pytest.raises(SystemExit) as stopped:
-        preferences.fit(model, lambda name: batch_of(TOKENS, LENGTHS, never), 0)
-    assert stopped.value.code == 1 and "no group of the base" in capsys.readouterr().err

@@ -9,7 +9,7 @@ import torch
 import common
 import grpo
 from common import Problem
-from tools.scores import maj_at_k, majority, scores, votes
+from tools.scores import maj_at_k, majority, scores
 
 pytestmark = pytest.mark.quick
 
@@ -89,11 +89,6 @@ def test_the_scores_of_four_samples_are_those_computed_by_hand():
     assert (found["problems"], found["samples"]) == (100, 4)
 
 
-def test_where_nobody_thinks_nothing_is_said_of_those_who_do():
-    found = scores(batch_of(ARITHMETIC, [SUM], answered(7, 8), 2), ARITHMETIC, 2)
-    assert (found["accuracy_given_think"], found["accuracy_given_direct"]) == (None, 0.5)
-
-
 def test_a_greedy_evaluation_keeps_64_examples():
     texts = answered(*[7, 8] * 40)
     found = common.scores(batch_of(ARITHMETIC, [SUM] * 80, texts), ARITHMETIC, 0)
@@ -110,12 +105,6 @@ def test_a_greedy_evaluation_keeps_64_examples():
      [3 / 5, 0.0, 0.0, 0.0, 1.0])], ids=["arithmetic", "countdown"])
 def test_answers_that_are_the_same_do_not_split_the_vote(task, problem, texts, maj):
     assert scores(batch_of(task, [problem], texts, 5), task, 5)["maj@k"] == maj
-
-
-def test_answers_that_are_the_same_are_written_as_the_first_to_the_same_problem_is():
-    texts = [*answered("07", "7"), "no answer", "<answer>-0</answer>", *answered("7", "07", "x", 7)]
-    assert votes(ARITHMETIC, [SUM] * 8, texts, n=4) == [
-        "07", "07", None, "-0", "7", "7", "x", "7"]
 
 
 # ---- what is neither right nor wrong ---------------------------------------------------------

@@ -41,24 +41,6 @@ def test_importing_a_script_has_no_side_effects_and_reads_nothing_that_few_runs_
     assert contents() == {}
 
 
-FIRST = """
-import importlib, sys
-for first in sys.argv[1:]:
-    importlib.import_module(first)
-    for name in list(sys.modules):
-        if name.partition(".")[0] in ("common", "tasks", "kernels"):
-            del sys.modules[name]
-"""
-
-
-def test_any_module_of_tasks_can_be_the_first_that_a_process_imports(warm_python):
-    names = ["common", "kernels", "tasks"]
-    names += [f"tasks.{path.stem}" for path in (ROOT / "tasks").glob("[a-z]*.py")]
-    assert {"tasks.mix", "tasks.rewards", "tasks.preferences"} < set(names)
-    done = warm_python.run("-c", FIRST, *names, cwd=ROOT)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 @every_script
 def test_a_script_imports_common_and_no_other_file_of_ours(script):
     names = set()

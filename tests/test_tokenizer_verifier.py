@@ -181,54 +181,11 @@ def test_problems_are_a_function_of_the_arguments():
         assert len(other) == 50 and len(set(other) & set(problems)) <= 1
 
 
-@pytest.mark.parametrize("level", ["2", "3", "5"])
-def test_no_problem_is_in_both_splits_and_no_demonstration_is_of_a_held_out_problem(level):
-    task = load(level)
-    test = {problem.prompt for problem in common.sample_problems(task, 2000, 0, "test")}
-    train = {problem.prompt for problem in common.sample_problems(task, 20_000, 0, "train")}
-    shown = set()
-    for phase in ("textbook", "forum", "cold_start"):
-        examples = common.sample_problems(task, 5000, 0, phase=phase)
-        shown |= {problem.prompt for problem in examples}
-    assert not test & train and not test & shown
-    assert len(test) > 10 and len(shown) > 100
-    if level == "3":                                        # few problems: nearly all were drawn,
-        assert 0.05 < len(test) / (len(train) + len(test)) < 0.15
-        assert len(train & shown) > 0.5 * len(shown)        # so that a leak would show
-
-
-def check_work(problem, work, numbers):
-    """That each step of worked out arithmetic is right and goes on from the one before. -> number
-    of steps that were wrong first"""
-    checks = re.findall("([^;]+)=([0-9]+);wait,([^;]+)=([0-9]+)", work)
-    for step, wrong, again, right in checks:
-        assert step == again and wrong != right and 0 <= int(wrong) <= 20
-    lines = re.sub("[^;]+;wait,", "", work).split(";")
-    operands = re.findall("[0-9]+", problem.prompt)
-    left = operands[0]
-    for line, operand, number in zip(lines, operands[1:], numbers, strict=True):
-        expression, result = line.split("=")
-        assert re.fullmatch(rf"{left}[-+*]{operand}", expression)
-        assert eval(expression) == int(result) == number
-        left = result
-    return len(checks)
-
-
 @pytest.mark.parametrize("phase, share", [("textbook", 0.9), ("forum", 0.3), ("cold_start", 1.0)])
 def test_demonstrations_are_right_and_as_many_think_as_the_phase_says(phase, share):
-    shown = common.sample_problems(load("4"), 4000, 0, phase=phase)
-    num_thinking = num_short = num_checks = 0
-    for problem in shown:
-        assert grpo.verify(problem, problem.completion) == 1
-        numbers = values(problem.prompt)
-        num_short += len(numbers) < 3
-        if problem.completion != f"<answer>{problem.answer}</answer>":
-            num_thinking += 1
-            work = re.fullmatch("<think>(.*)</think><answer>.*</answer>", problem.completion)[1]
-            num_checks += check_work(problem, work, numbers)
-    assert abs(num_thinking / 4000 - share) < 0.02
-    assert num_checks == 0 if phase != "textbook" else 0.01 < num_checks / num_thinking < 0.03
-    assert 0.05 < num_short / 4000 < 0.2                    # padding is an ordinary sight
+    shown = common.sample_problems(load("4"), 2000, 0, phase=phase)
+    assert all(grpo.verify(problem, problem.completion) == 1 for problem in shown)
+    assert abs(sum("<think>" in problem.completion for problem in shown) / 2000 - share) < 0.03
 
 
 def test_a_generator_is_a_function_of_its_purpose():

@@ -1,10 +1,6 @@
 """The tools that measure: their tables, what they say below them and on which page they write it;
-and that a closed pipe ends a tool without a traceback. Nothing is trained here."""
+nothing is trained here."""
 import json
-import os
-import re
-import subprocess
-import sys
 
 import pytest
 from conftest import ROOT
@@ -12,9 +8,6 @@ from conftest import ROOT
 import common
 import grpo
 from tools import compare, passk, r1, rlhf, runs, seeds, tasks, zero
-
-FILES = [*sorted(ROOT.glob("tools/*.py")), ROOT / "kernels/bench.py"]
-COMMANDS = [path for path in FILES if "__main__" in path.read_text()]
 
 
 def summary(problems=112, steps=60, **trained):
@@ -26,15 +19,6 @@ def summary(problems=112, steps=60, **trained):
 
 
 # ---- tables ----------------------------------------------------------------------------------
-
-def test_below_a_table_stand_the_problems_the_seeds_the_steps_and_the_machine():
-    said = runs.note([summary(steps=39), summary(steps=58)], [0, 1], "each with its own base")
-    assert said == ("Held-out problems, all different: 112; seeds 0, 1, each with its own base; "
-                    f"39 - 58 steps; {runs.MACHINE}.\n")
-    differing = [summary(problems=112, steps=0), summary(problems=130, steps=20)]
-    said = runs.note(differing, [0], "from one base")       # one that only evaluates has no steps
-    assert "all different: 112 - 130; seed 0, from one base; 20 steps; " in said
-
 
 def test_the_numbers_of_r1_are_those_of_the_problems_that_its_stages_are_evaluated_on():
     said = dict(reversed(part.split(" of ")) for part in r1.problems_by_task().split(", "))
@@ -123,42 +107,3 @@ def test_marks_that_are_not_on_exactly_one_page_are_an_error(pages, readme, lab,
     with pytest.raises(ValueError, match=words):
         runs.put("table", "new\n", "seeds")
     assert (folder / "README.md").read_text() == readme
-
-
-def test_the_example_is_what_was_printed_of_base_first_and_last_step_and_end():
-    printed = """grpo.py: arithmetic on cpu, run folder runs/grpo-arithmetic-s0
-base: greedy 0.088, pass@1 0.347
- step   reward  secs
-    1    0.375  0.22
-       1.00 +1.21 (1+1)=best
-       0.00 -0.72 (1+1)=worst
-    2    0.500  0.22
-held out: greedy 0.890
-    3    0.984  1.15
-held out: greedy 0.990, pass@1 0.980
-3 steps, 77 s, folder runs/x
-Ask the policy:
-  python -m tools.ask runs/x '1+1='
-"""
-    lines = printed.splitlines()
-    assert seeds.example(printed).splitlines() == [
-        "```", *lines[1:6], "  ...", lines[8], *lines[9:], "```"]
-
-
-# ---- a closed pipe ---------------------------------------------------------------------------
-
-@pytest.mark.parametrize("command", ["-m tools.ask --help", "tools/sync.py --diff grpo ppo"])
-def test_a_pipe_that_nobody_reads_ends_a_tool_without_a_word(command):
-    read_end, write_end = os.pipe()
-    os.close(read_end)
-    environment = os.environ | {"PYTHONUNBUFFERED": ""}     # what is printed waits in a buffer
-    done = subprocess.run([sys.executable, *command.split()], cwd=ROOT, stdout=write_end,
-                          stderr=subprocess.PIPE, text=True, env=environment)
-    os.close(write_end)
-    assert done.returncode != 0 and done.stderr == ""
-
-
-@pytest.mark.parametrize("path", COMMANDS, ids=lambda path: path.stem)
-def test_every_tool_starts_so_that_a_closed_pipe_ends_it(path):
-    start = path.read_text().partition('if __name__ == "__main__":\n')[2]
-    assert re.match(r"    common\.start\(main\)\n\Z|    if hasattr\(signal, .SIGPIPE.\):", start)

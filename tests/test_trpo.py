@@ -5,6 +5,7 @@ import importlib
 
 import pytest
 import torch
+from small_runs import INSTANT, arguments, difference, outcome
 
 import common
 import ppo
@@ -78,23 +79,6 @@ class Softmax:
         mean = (self.first[:, :, None] * logit_gradients).sum(dim=1, keepdim=True)
         scores = logit_gradients - mean                                         # (2, 3, 3)
         return torch.einsum("sa,sai,saj->ij", self.first, scores, scores) / 2
-
-
-@pytest.mark.parametrize("damping", [0.1, 0.0, 2.0])
-def test_the_second_derivative_of_the_kl_is_the_fisher_matrix(damping, monkeypatch):
-    policy = Softmax()
-    systems = []
-
-    def solve(product, b):
-        matrix = torch.stack([product(row) for row in torch.eye(3).double()])
-        systems.append((matrix.detach(), b))
-        return torch.linalg.solve(matrix, b)
-    monkeypatch.setattr(trpo, "conjugate_gradients", solve)
-    gradient = policy.gradient()
-    trpo.trust_region_step(policy.weights, policy.objective, 0.01, damping)
-    [(matrix, b)] = systems
-    close(matrix, policy.fisher() + damping * torch.eye(3).double())
-    close(b, gradient)
 
 
 @pytest.mark.parametrize("damping", [0.1, 0.0])
@@ -179,30 +163,9 @@ def test_an_update_goes_uphill_within_the_exact_kl_of_the_valid_tokens(micro_bat
 
 # ---- runs ------------------------------------------------------------------------------------
 
-def weights_of(folder):
-    saved = torch.load(folder / "checkpoint.pt", weights_only=True)
-    return torch.cat([weight.flatten() for part in ("policy", "critic")
-                      for weight in saved[part].values()])
-
-
-def test_a_run_that_is_resumed_ends_as_the_uninterrupted_one(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    flags = [f"--{name}={value}" for name, value in SMALL.items()]
-    flags += ["--base_steps=10", "--num_eval_problems=8", "--num_eval_samples=2"]
-    trpo.main([*flags, "--max_steps=4", "--output_dir=four"])
-    trpo.main([*flags, "--max_steps=2", "--output_dir=two"])
-    two = weights_of(tmp_path / "two")
-    trpo.main(["--resume_from_checkpoint=two", "--max_steps=4"])
-    assert torch.equal(weights_of(tmp_path / "two"), weights_of(tmp_path / "four"))
-    assert not torch.equal(weights_of(tmp_path / "two"), two)
-    assert (tmp_path / "two/trpo.py").exists()
-
-
-@pytest.mark.parametrize("flag", ["--trust_region=penalty", "--epsilon=0.1", "--max_kl=0"])
-def test_flags_that_trpo_does_not_have_are_refused(flag, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stopped:
-        trpo.main([flag])
-    assert stopped.value.code == 2
-    assert flag.partition("=")[0] in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
+def test_a_run_that_is_resumed_ends_as_the_uninterrupted_one(at_work_folder):
+    for folder, num_steps in (("four", 4), ("two", 2)):
+        trpo.main(arguments(INSTANT | SMALL | {"max_steps": num_steps, "output_dir": folder}))
+    assert difference(outcome("two"), outcome("four"))
+    trpo.main(arguments({"resume_from_checkpoint": "two", "max_steps": 4}))
+    assert not difference(outcome("two"), outcome("four"))

@@ -1,10 +1,8 @@
 """The warm start: which tokens of the demonstrations it learns, from what, and at which rates."""
 import re
-from types import SimpleNamespace
 
 import pytest
 import torch
-from update_scenes import weights
 
 import common
 import grpo
@@ -59,29 +57,6 @@ def test_its_gradient_is_that_of_the_mean_over_all_tokens_of_the_completions_and
     (total / sum(lengths)).backward()
     torch.testing.assert_close(
         found, [weight.grad for weight in model.parameters()], atol=1e-10, rtol=0)
-
-
-def test_two_threads_give_the_policy_that_one_gives(config, load_task, monkeypatch):
-    cfg = config(base_steps=8, base_batch_size=6, base_learning_rate=0.01)
-    ends = []
-    for pool in (grpo.ThreadPoolExecutor, lambda size: InTurn()):
-        monkeypatch.setattr(grpo, "ThreadPoolExecutor", pool)
-        model = grpo.GPT(cfg)
-        grpo.warm_start(model, load_task(cfg), cfg)
-        ends.append(weights(model))
-    assert torch.equal(*ends)
-    assert not torch.equal(ends[0], weights(grpo.GPT(cfg)))
-
-
-class InTurn:
-    """A pool that does one thing after the other, the last one first."""
-
-    def __enter__(self):
-        return SimpleNamespace(map=lambda function, *args: reversed(
-            [function(*arg) for arg in reversed(list(zip(*args)))]))
-
-    def __exit__(self, *_):
-        pass
 
 
 def test_it_reads_six_tenths_of_a_textbook_then_a_forum_and_nothing_twice(

@@ -13,14 +13,10 @@ import numpy
 
 import common
 from tools.runs import joined, note, publish, run_all, span
+from tools.sync import SCRIPTS
 
-RUNS = {                                    # name: script and flags
-    "reinforce.py": ["reinforce.py"],
-    "ppo.py": ["ppo.py"],
-    "grpo.py": ["grpo.py"],
-    "gspo.py": ["gspo.py"],
-    "dpo.py": ["dpo.py"],
-    "dpo.py, online": ["dpo.py", "--online"]}
+# name: script and flags
+RUNS = {script: [script] for script in SCRIPTS} | {"dpo.py, online": ["dpo.py", "--online"]}
 HEAD = ["script", "greedy, each seed", "pass@1", "thinks", "steps", "samples",
         "seconds of training"]
 UNITS = {"samples": "completions sampled", "seconds": "seconds of training"}

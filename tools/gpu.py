@@ -22,10 +22,11 @@ import torch
 
 import common
 from tools.runs import DOCS, ROOT, read_log, table
+from tools.sync import SCRIPTS
 
 DEVICE = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
 FOLDER = ROOT / "runs" / "gpu"
-SCRIPTS = ("reinforce", "ppo", "grpo", "gspo", "dpo")
+NAMES = [script.removesuffix(".py") for script in SCRIPTS]
 # A base that is right now and then, made in seconds, and three steps from it.
 SHORT = ("--task arithmetic:2 --textbook_share 0 --base_steps 300 --base_batch_size 16 "
          "--max_steps 3 --stop_at 2 --num_eval_problems 64 --num_eval_samples 2")
@@ -43,7 +44,7 @@ def commands(dry_run):
     size = f"{device} {TINY}" if dry_run else device
     tests = "test_bench.py" if dry_run else "test_kernels.py tests/test_decode.py -n 4"
     yield "tests", 90, f"pytest -rs tests/{tests}"
-    for script in SCRIPTS:
+    for script in NAMES:
         for kernel in ("triton", "torch"):
             run = f"--kernel {kernel} --output_dir runs/gpu/{script}-{kernel}"
             yield f"{script}-{kernel}", 30, f"{script} {SHORT} {run} {size}"
@@ -136,7 +137,7 @@ def main(argv=None):
         print(f"{outcome} ({seconds:.0f} s)", flush=True)
     good = {name for name, (outcome, *_) in results.items() if outcome == "ok"}
     wrong = []
-    for script in SCRIPTS:
+    for script in NAMES:
         wrong += differences(script) if {f"{script}-triton", f"{script}-torch"} <= good else []
     slug = re.sub("[^a-z0-9]+", "-", DEVICE.lower())
     path = (FOLDER if dry_run else DOCS) / f"gpu-{slug}.md"

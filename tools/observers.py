@@ -17,6 +17,8 @@ def observers(cfg):
     found = [Frontier(), Checks(), Samples(), Answers(), Warnings(), Report()]
     if "model" in cfg.reward.split("+"):
         found.append(importlib.import_module("tasks.preferences").Trainer())
+    if cfg.report_to != "none":                 # last, so that it sees what the others add
+        found.append(importlib.import_module("tools.trackers").tracker(cfg.report_to))
     return found
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
+# All scripts, in the order of the papers; a new one is a word here.
 SCRIPTS = ("reinforce.py", "ppo.py", "grpo.py", "gspo.py", "dpo.py")
 MARKER = "# ==== the machinery: from here on, the text is the same in all scripts ===="
 MACHINERY = "the machinery"                 # the name of what is below the line, in messages

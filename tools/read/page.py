@@ -218,7 +218,8 @@ def map_of(lesson, lessons):
     for theirs, ours, said in lesson.sections["map"].rows:
         mark = "<b class=sign>sign</b> " if said.startswith("sign: ") else ""
         rows += (f"<tr><td>{prose(theirs, lessons, has_links=False)}</td>"
-                 f"<td>{prose(ours, lessons)}</td><td>{mark}{prose(said.removeprefix('sign: '), lessons)}</td></tr>")
+                 f"<td>{prose(ours, lessons)}</td>"
+                 f"<td>{mark}{prose(said.removeprefix('sign: '), lessons)}</td></tr>")
     text = re.search(r"^Departures from[^:]*: (.*?)\.\n(?:\n|Usage)", lesson.docstring,
                      re.S | re.M)
     departures = re.split(r"; |\. (?=[A-Z])", " ".join(text[1].split()))
