@@ -143,7 +143,7 @@ def group(question, answers, rewards, differences, A, std):
 
 def baselines(question, answers, rewards, rows):
     """The advantage of each output with different baselines. rows: name of the baseline -> A."""
-    d = Drawing(440, 64 + 68 * len(rows), "Advantages of the four outputs, by baseline")
+    d = Drawing(440, 84 + 68 * len(rows), "Advantages of the four outputs, by baseline")
     d.axes((0.5, 4.5), (0, 1), 110, 20, 0, 0)
     for index, (answer, reward) in enumerate(zip(answers, rewards), start=1):
         d.text(d.x(index), 18, answer + (" ✓" if reward == 1 else ""), "m code")

@@ -138,7 +138,8 @@ def equations(lesson, names, prefix=""):
         line = lesson.where[number]
         if any(line in code.span(lesson.by_name[name]) for name in names):
             is_extra = lesson.kinds.get(line) == "variant" or line in seen
-            kinds = " variant" * is_extra + " long" * (len(text) > 50) + "er" * (len(text) > 70)
+            length = max(len(part) for part in re.split(r"\s{3,}", text))
+            kinds = " variant" * is_extra + " long" * (length > 50) + "er" * (length > 70)
             parts.append(f'<div class="eq {prefix}e{number}{kinds}" id={prefix}eq{number}><div>'
                          f'{typeset(text)}</div><a href="#{prefix}L{line}">({number})</a></div>')
             seen.add(line)
