@@ -25,7 +25,7 @@ PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 run: $(READY)            ## the main job: make the base, train it by GRPO on arithmetic; see runs/
 	$(PY) grpo.py --task arithmetic
 
-read: $(READY)           ## the reading pages of all scripts, docs/read/
+read: $(READY)           ## the reading pages, docs/read/, and their door, docs/index.html
 	$(PY) -m tools.read
 
 film: $(READY)           ## make film RUN=runs/a: docs/learning.svg, what that run learned

@@ -1,12 +1,28 @@
-"""python -m tools.read (make read): write docs/read/, the reading pages of all scripts."""
+"""python -m tools.read (make read): write docs/read/, the reading pages of all scripts, and
+docs/index.html, the page from which all others are found."""
 import argparse
 from pathlib import Path
 
 import torch
 
 import common
-from tools.read import course
+from tools.read import door, page, pair, words
 from tools.read.lesson import ROOT, Lesson
+
+
+def all_pages():
+    """The text of each page. ValueError if a script has none to show. -> dict: path -> text"""
+    first, *course = words.read("course")
+    links = {"start": "../index.html"}
+    links |= {" → ".join(part.names): "-".join(part.names) + ".html" for part in course}
+    lessons = {part.names[0]: Lesson(part.names[0]) for part in course if len(part.names) == 1}
+    found = {"index.html": door.door([first, *course])}
+    for part in course:
+        of_page = [lessons[name] for name in part.names]
+        text = (page.lesson_page(*of_page, lessons, links) if len(of_page) == 1
+                else pair.pair_page(*of_page, part, links))
+        found["read/" + "-".join(part.names) + ".html"] = text
+    return found
 
 
 def main(argv=None):
@@ -15,14 +31,13 @@ def main(argv=None):
     parser = argparse.ArgumentParser(prog="python -m tools.read", description=__doc__,
                                      allow_abbrev=False)
     parser.error = common.fail
-    parser.add_argument("--output_dir", type=Path, default=ROOT / "docs" / "read",
-                        help="where the pages go (default: docs/read)")
+    parser.add_argument("--output_dir", type=Path, default=ROOT / "docs",
+                        help="where the pages go (default: docs)")
     folder = parser.parse_args(argv).output_dir
     torch.set_num_threads(1)                            # so that sums have one order everywhere
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lessons = {name: Lesson(name) for name in course.scripts()}
-        pages = course.all_pages(lessons)
+        (folder / "read").mkdir(parents=True, exist_ok=True)
+        pages = all_pages()
         for name, text in pages.items():
             (folder / name).write_text(text, encoding="utf-8")
     except (OSError, ValueError) as error:

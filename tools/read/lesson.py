@@ -1,37 +1,57 @@
-"""A script as what its page shows: the lesson's text, the equations and their lines, and the values
-that the lines take on the worked example."""
+"""A script as what its page shows: the lesson's text, the equations and their lines, the values
+that the lines take on the worked example, and which lines a first reading needs."""
 import ast
 import dataclasses
+import importlib
 import re
 from pathlib import Path
 
 import torch
 
 import common
-from tools.read import example, paper, watch
+from tools.read import example, lines, watch, words
 
 ROOT = Path(__file__).resolve().parents[2]
-# Functions in whose values the tokens are marked at which the clip of the policy acts.
-CLIPPED = ("log_ratio", "policy_loss", "is_clipped", "aggregate", "backward")
+EQUATION = re.compile(r"^  (\S.*?)\s+\((\d+)\)$", re.M)
+TAG = re.compile(r"eq\. \((\d+)\)")
 
 
 @dataclasses.dataclass
 class Note:
-    """What a statement assigned, name -> watch.Value, and the first of its lines. `origin` is
-    "with" and the flags, if not by default, or "called by" and who, if by another than the values
-    around it."""
+    """What a statement assigned, name -> watch.Value, and the flags of the variant to which that
+    belongs, if it is not what the page shows."""
     values: dict
-    first: int
-    origin: str = ""
+    flags: str = ""
+
+
+@dataclasses.dataclass
+class Token:
+    """One token of the example, of an output and at a place in it, which count from 1."""
+    row: int
+    place: int
+    text: str
+    ratio: float
+    loss: float
+    A: float
+    is_clipped: bool
+
+    @property
+    def name(self):
+        """Its class, by which it lights up everywhere."""
+        return f"t{self.row}{self.place}"
 
 
 class Lesson:
-    """The part of a script above the machinery, as it is when the example runs.
+    """The part of a script above the machinery.
 
-    sections: titles, first and last lines; blocks: of the docstring; equations: number -> text;
-    where: number -> lines with that tag; functions: list of watch.Function; notes: the last line of
-    a statement -> Note; idle: lines that do not run by default; silent: names of functions that
-    never run, as they need a network or an optimizer; clipped: bool (4, 3), or None.
+    sections: of its text file, name of the first function -> words.Section; docstring;
+    equations: number -> text; where: number -> line; by_name: of functions and classes,
+    name -> AST node; functions: name -> watch.Function; runs: flags -> list of watch.Call; calls:
+    flags -> function -> that whose values are shown; notes: the last line of a statement -> Note;
+    given: function -> Note of its arguments; kinds: line -> variant, log, or idle if it changes
+    nothing in any run; flags: first line of a statement -> flags of variants with which it acts;
+    called: names of functions in the order in which main calls them; hidden: of functions that only
+    variants call, or only the log -> which.
     """
 
     def __init__(self, name):
@@ -39,148 +59,216 @@ class Lesson:
         self.source = (ROOT / f"{name}.py").read_text()
         self.lines = self.source.split("\n")
         text = self.source.partition(common.MACHINERY)[0]
-        self.sections = sections(text)
-        self.blocks = paper.blocks(ast.get_docstring(ast.parse(text), clean=False))
-        self.equations = {block.number: block.text for block in self.blocks if block.number}
-        self.where = {}
-        for line, numbers in tags(text).items():
-            for number in numbers:
-                self.where.setdefault(number, []).append(line)
-        self.check_equations()
-        self.functions = watch.functions(text)
-        self.notes = {}
-        self.run_example()
+        self.module = ast.parse(text)
+        self.docstring = ast.get_docstring(self.module, clean=False)
+        self.equations = {number: text for text, number in EQUATION.findall(self.docstring)}
+        self.where = self.find_equations(text)
+        self.by_name = {node.name: node for node in self.module.body
+                        if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+        self.functions = {function.name: function for function in watch.functions(text)}
+        self.script = importlib.import_module(name)
+        self.cfg = common.parse_flags(self.script.Config, example.words(name, ""))
+        self.runs = self.run_example()
+        self.sort_lines()
+        self.notes, self.given = {}, {}
+        for flags in self.runs:
+            self.take_notes(flags)
+        self.sections = {section.names[0]: section for section in words.read(name)}
+        self.check_words()
 
-    def check_equations(self):
-        """ValueError unless each equation has one line, and each tag an equation."""
-        for number in self.equations.keys() | self.where.keys():
-            lines = self.where.get(number, [])
-            if number not in self.equations:
-                raise ValueError(f"{self.name}.py, line {lines[0]}: the docstring has no equation "
-                                 f"({number})")
-            if len(lines) != 1:
-                raise ValueError(f"{self.name}.py: eq. ({number}) is on {len(lines)} lines, "
+    def find_equations(self, text):
+        """The line of each equation. ValueError unless it has one, and each tag an equation."""
+        found = {number: [] for number in self.equations}
+        for line, code in enumerate(text.split("\n"), start=1):
+            for number in TAG.findall(code):
+                if number not in found:
+                    raise ValueError(f"{self.name}.py, line {line}: the docstring has no equation "
+                                     f"({number})")
+                found[number].append(line)
+        for number, places in found.items():
+            if len(places) != 1:
+                raise ValueError(f"{self.name}.py: eq. ({number}) is on {len(places)} lines, "
                                  "instead of on one")
+        return {number: places[0] for number, places in found.items()}
 
     def run_example(self):
-        """By default, then with each of the flags that let other lines run."""
-        by_default = example.run(self.name, "", self.functions)
-        self.ran = {call.function.name: set() for call in by_default}
-        for call in by_default:
-            self.ran[call.function.name] |= call.ran
-        self.take_notes(by_default, "")
-        self.clipped = returned(by_default, "is_clipped")
+        """As the page shows it, and with the flags of each variant. Below losses of tokens or pairs
+        stands their derivative. -> dict"""
+        losses = {}
+        for number, text in self.equations.items():
+            left = text.partition("=")[0].strip()
+            if left.startswith("L"):
+                losses[self.where[number]] = left
+        return {flags: example.run(self.name, flags, self.functions.values(), losses)
+                for flags in example.variants(self.name)}
 
-        reached = set(self.ran)
-        for flags in example.variants(self.name)[1:]:
-            calls = example.run(self.name, flags, self.functions)
-            reached |= {call.function.name for call in calls}
-            self.take_notes(calls, flags)
-        self.silent = []
-        self.idle = set()
-        for function in self.functions:
-            if function.name in reached:
-                self.idle |= set(self.unreached(function))
-            else:
-                self.silent.append(function.name)
+    # ---- which lines ---------------------------------------------------------------------------
 
-    def take_notes(self, calls, flags):
-        """Keep values for statements that have none; with flags, only for those that do not run
-        without. A function may be called several times. Its values come from one call, so that they
-        fit each other: from the one that runs most statements, else that by the example itself or
-        by backward. Other calls have the rest, and say so."""
-        seen = set()
-        for call in sorted(calls, key=rank):
-            name = call.function.name
-            origin = f"with {flags}" if flags else ""
-            if name in seen and not flags:
-                origin = f"called by {call.caller}"
-            seen.add(name)
+    def sort_lines(self):
+        """Which lines and functions are of variants, which for the log. A call from a line for the
+        log does not make its callee run, so this goes on until no more lines are for the log."""
+        with_effects = lines.with_effects(self.functions.values())
+        log = {}
+        while True:
+            kept = {flags: reached(calls, log) for flags, calls in self.runs.items()}
+            acts = {flags: by_function(calls, "acts") for flags, calls in kept.items()}
+            idle = {name: lines.idle(self.functions[name], of) for name, of in acts[""].items()}
+            found = {name: lines.for_the_log(self.functions[name], of, with_effects) - idle[name]
+                     for name, of in acts[""].items()}
+            if found == log:
+                break
+            log = found
+        ran = {flags: by_function(calls, "ran") for flags, calls in kept.items()}
+        self.calls = {flags: best_calls(calls) | best_calls(kept[flags])
+                      for flags, calls in self.runs.items()}
+        self.called = list(acts[""])
+        self.flags = {}
+        for flags in self.runs:
+            for name, of in ran[flags].items():
+                new = of - ran[""].get(name, set()) | acts[flags].get(name, set())
+                for line in new - acts[""].get(name, set()):
+                    self.flags.setdefault(line, []).append(flags)
+        self.kinds = {}
+        for name in self.called:
+            function = self.functions[name]
+            self.kinds |= dict.fromkeys(log[name], "log")
+            for line in idle[name]:
+                first = function.statements.get(line, function.node).lineno
+                is_idle = first in ran[""][name] and first not in self.flags
+                is_idle = is_idle and isinstance(function.statements[line], ast.Assign)
+                self.kinds[line] = "idle" if is_idle else "variant"
+            self.kinds |= dict.fromkeys(lines.preparing(function, self.kinds), "variant")
+        for_log = {call.function.name for call in self.runs[""]}
+        self.hidden = {name: "log" if name in for_log else "variant" for name in self.functions
+                       if name not in self.called}
+        for of in acts.values():
+            self.hidden |= {name: "variant" for name in of if name in self.hidden}
+
+    def names_read(self, function):
+        """The names that those of its lines read which are not folded. -> set"""
+        shown = [(statement, heads) for statement, heads in lines.simple(function.node.body)
+                 if not self.kinds.get(statement.lineno)]
+        return set().union(*(lines.loaded(part) for statement, heads in shown
+                             for part in [statement, *map(lines.condition, heads)]))
+
+    # ---- values --------------------------------------------------------------------------------
+
+    def take_notes(self, flags):
+        """Keep values of statements that act only with these flags, or with those of the page, and
+        what functions are given."""
+        for name, call in self.calls[flags].items():
+            if not flags and self.hidden.get(name) == "variant":
+                continue
+            self.given.setdefault(name, Note(call.given, flags))
             for line, values in call.values.items():
                 first = call.function.statements[line].lineno
-                is_new = first not in self.ran.get(name, ())
-                if line not in self.notes and (is_new or not flags):
-                    self.notes[line] = Note(values, first, origin)
+                if line not in self.notes and (not flags or flags in self.flags.get(first, ())):
+                    self.notes[line] = Note(values, flags)
 
-    def unreached(self, function):
-        """The lines of a function that do not run by default. -> list"""
-        ran = self.ran.get(function.name, set())
-        bodies = function.body_lines()
-        lines = []
-        for line, statement in function.statements.items():
-            if statement.lineno in bodies - ran:
-                lines.append(line)
-                if self.lines[line - 2].strip() == "else:":
-                    lines.append(line - 1)
-        return lines
+    def value(self, function, name, flags=""):
+        """What a function assigned, also with the flags of a variant, and on which line.
+        -> watch.Value, int"""
+        if function in self.calls.get(flags or "", ()):
+            for line, values in sorted(self.calls[flags or ""][function].values.items()):
+                for label, value in values.items():
+                    if label.replace(" ", "") == name.replace(" ", ""):
+                        return value, line
+        raise ValueError(f"{self.name}.txt: {self.name}.py has no value {function}.{name} "
+                         f"{flags or ''}")
 
-    def clipped_on(self, line):
-        """Which tokens to mark in the values of a line. -> bool (4, 3), or None"""
-        is_marked = any(line in function.statements for function in self.functions
-                        if function.name in CLIPPED)
-        return self.clipped if is_marked and not self.notes[line].origin else None
+    def rows(self, function, name, flags=""):
+        """The same, as numbers of outputs and tokens. -> list of lists"""
+        return in_batch(self.value(function, name, flags)[0])
 
-    def numbers_of(self, line):
-        """The equations that a line computes. -> list"""
-        return [number for number, lines in self.where.items() if line in lines]
+    def tokens(self):
+        """The tokens of the example, with what the clip does to them. -> list of Token"""
+        A, ratio, loss = (self.rows("policy_loss", name) for name in ("A", "ratio", "token_loss"))
+        clipped = self.clipped()
+        return [Token(i + 1, t + 1, text, ratio[i][t], loss[i][t], A[i][t % len(A[i])],
+                      clipped[i][t])
+                for i, answer in enumerate(example.ANSWERS) for t, text in enumerate(answer)]
+
+    def clipped(self):
+        """Which tokens have an advantage and no gradient; None without a clip. -> lists of bool"""
+        if "is_clipped" not in self.functions:
+            return None
+        (name,) = (name for values in self.calls[""]["policy_loss"].values.values()
+                   for name in values if name.startswith("∂"))
+        A, gradients = self.rows("policy_loss", "A"), self.rows("policy_loss", name)
+        return [[g == 0 and a != 0 for g, a in zip(of_row, values * 3)]
+                for of_row, values in zip(gradients, A)]
+
+    # ---- words ---------------------------------------------------------------------------------
+
+    def check_words(self):
+        """ValueError unless the words are about functions that exist, each function is in them, and
+        those that are not hidden come as main calls them."""
+        about = [name for section in self.sections.values() for name in section.names]
+        about = [name for name in about if name not in ("algorithm", "map", "flags", self.name)]
+        for name in about:
+            if not hasattr(self.script, name):
+                raise ValueError(f"{self.name}.txt: {self.name}.py has no {name}")
+        for name in self.functions:
+            if name not in (*about, "main"):
+                raise ValueError(f"{self.name}.txt: nothing is said about {name}")
+        firsts = [name for name in self.sections if name in self.called]
+        if firsts != sorted(firsts, key=self.called.index):
+            raise ValueError(f"{self.name}.txt: main calls {', '.join(self.called)}")
+
+    def line_of(self, function, word):
+        """The first line of a function that calls a word, or loops over it, in the loop of the
+        function if it is there. -> int"""
+        function = self.functions[function]
+        for line in sorted(function.statements, key=lambda line: (line < function.loop, line)):
+            is_folded = self.kinds.get(line) == "variant"
+            if not is_folded and re.search(rf"\b{word}(\(| in )", self.lines[line - 1]):
+                return line
+        raise ValueError(f"{self.name}.txt: {function.name} has no {word}")
 
 
-def sections(text):
-    """Titles, first and last lines of the sections of a lesson. -> list"""
-    lines = text.rstrip().split("\n")
-    heads = {}
-    for number, line in enumerate(lines, start=1):
-        head = re.fullmatch(r"# ---- (\d+\. .*?) -+", line)
-        if head:
-            heads[number] = head[1]
-    ends = [*heads][1:] + [len(lines) + 1]
-    found = []
-    for start, end in zip(heads, ends):
-        first, last = start + 1, end - 1
-        while not lines[first - 1].strip():
-            first += 1
-        while not lines[last - 1].strip():
-            last -= 1
-        found.append((heads[start], first, last))
-    return found
-
-
-def tags(text):
-    """The equations named by the comments of a text: line -> numbers. -> dict"""
-    found = {}
-    for number, line in enumerate(text.split("\n"), start=1):
-        equations = re.findall(r"eq\. \((\d+)\)", line)
-        if equations:
-            found[number] = equations
-    return found
-
-
-def returned(calls, name):
-    """What the first call of a function returned; None if there is none. -> tensor"""
+def reached(calls, log):
+    """The calls but for those from lines that do not act, or for the log, and what these call. log:
+    function -> lines. -> list"""
+    kept = {}
     for call in calls:
-        for values in call.values.values():
-            if call.function.name == name and f"-> {name}" in values:
-                return values[f"-> {name}"].tensor
-    return None
+        above = call.above
+        if above is not None:
+            site = above.function.statements[call.site]
+            if (id(above) not in kept or call.site not in above.acts
+                    or call.site in log.get(above.function.name, ())
+                    or call.function.name not in lines.read_besides_dicts(site)):
+                continue
+        kept[id(call)] = call
+    return list(kept.values())
 
 
-def rank(call):
-    """What puts calls in order, those first whose values are shown. -> tuple"""
-    by_whom = {"": 0, "backward": 1}
-    return -len(call.ran), by_whom.get(call.caller, 2)
+def by_function(calls, which):
+    """The first lines of the statements that act, or only ran. -> dict: function -> set"""
+    found = {}
+    for call in calls:
+        found.setdefault(call.function.name, set()).update(getattr(call, which))
+    return found
+
+
+def best_calls(calls):
+    """The call of each function whose values are shown, one, so that they fit each other: that
+    which runs most statements, then by backward, on the first line, in the last pass. -> dict"""
+    best = {}
+    for index, call in enumerate(calls):
+        by = call.above.function.name if call.above else ""
+        rank = len(call.ran), by == "backward", -call.site, index
+        best[call.function.name] = max(best.get(call.function.name, ((), None)), (rank, call),
+                                       key=lambda pair: pair[0])
+    return {name: call for name, (_, call) in best.items()}
 
 
 def in_batch(value):
-    """A value in the places of the batch: a list of four rows of up to three numbers, None for rows
-    that it does not have. A number for a pair stands at the chosen one. None if the value has no
+    """A value in the places of the outputs: four lists of up to three numbers, without those behind
+    the end of an output. A number for a pair stands at the chosen output. None if the value has no
     rows, or is one number, or numbers of rows."""
     tensor = value.tensor
     if not isinstance(tensor, torch.Tensor) or tensor.numel() == 1:
         return None
-    if tensor.shape == (10,):                           # one number for each token
-        whole = torch.zeros_like(example.MASK)
-        whole[example.MASK > 0] = tensor.to(whole)
-        return whole.tolist()
     if tensor.shape == (1, 4):                          # (P, G)
         tensor = tensor.T
     is_of_batch = len(tensor) <= 4 and tensor.dim() <= 2 and tensor[0].numel() <= 3
@@ -189,7 +277,7 @@ def in_batch(value):
         return None
     has_all = value.rows is None or len(value.rows) != len(tensor)
     rows = range(len(tensor)) if has_all else value.rows
-    found = [None] * 4
+    found = [[], [], [], []]
     for row, numbers in zip(rows, tensor.reshape(len(tensor), -1).tolist()):
-        found[row] = numbers
+        found[row] = numbers[:len(example.ANSWERS[row])]
     return found

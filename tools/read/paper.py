@@ -1,6 +1,5 @@
-"""A docstring as a page of a paper: its blocks, and its formulas as MathML, which browsers
-typeset by themselves."""
-import dataclasses
+"""Formulas and sentences of docstrings as on a page of a paper: MathML, which browsers typeset by
+themselves, and links."""
 import html
 import re
 
@@ -209,8 +208,8 @@ def words(text):
 def inline(match, equations):
     """What stands in a sentence for a match of INLINE. -> HTML"""
     found = match[0]
-    if match["number"] in equations:
-        return f'<a class="ref e{match["number"]}" href="#eq{match["number"]}">{found}</a>'
+    if match["number"]:
+        return link(match["number"], found, equations)
     if match["arxiv"]:
         return f'<a class="arxiv" href="https://arxiv.org/abs/{match["arxiv"]}">{found}</a>'
     if match["flag"]:
@@ -220,43 +219,16 @@ def inline(match, equations):
     return html.escape(found, quote=False)
 
 
+def link(number, text, equations):
+    """A link to an equation, if there is one with that number. -> HTML"""
+    if number not in equations:
+        return text
+    return f'<a class="ref e{number}" href="#eq{number}">{text}</a>'
+
+
 def is_word(match):
     """Whether a letter is an article, a and, at the beginning of a sentence, A. -> bool"""
     if match[0] != "A":
         return match[0] in ("a", "I")
     begins = re.search(r"(^|[.:] )$", match.string[:match.start()])
     return begins is not None and re.match(r" [a-z]{3,}", match.string[match.end():]) is not None
-
-
-# ---- blocks ----------------------------------------------------------------------------------
-
-@dataclasses.dataclass(frozen=True)
-class Block:
-    """A part of a docstring; kind: title, prose, equation, formula, table, command. An equation is
-    a formula that has a number."""
-    kind: str
-    text: str
-    number: str = ""
-
-
-def blocks(docstring):
-    """The parts of a docstring, in its order. -> list of Block"""
-    title, *lines = docstring.strip("\n").split("\n")
-    found = [Block("title", title)]
-    is_new = True                               # whether the next line of prose begins a block
-    for line in lines:
-        numbered = re.fullmatch(r"  (\S.*?)\s+\((\d+)\)", line)
-        if numbered:
-            found.append(Block("equation", numbered[1], numbered[2]))
-        elif line.startswith("Usage: "):
-            found.append(Block("command", line.removeprefix("Usage: ")))
-        elif line.startswith("  --"):
-            found.append(Block("table", line.strip()))
-        elif line.startswith("  "):
-            found.append(Block("formula", line.strip()))
-        elif line and found[-1].kind == "prose" and not is_new:
-            found[-1] = Block("prose", found[-1].text + " " + line)
-        elif line:
-            found.append(Block("prose", line))
-        is_new = not line
-    return found

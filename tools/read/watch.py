@@ -1,4 +1,4 @@
-"""What the functions of a script do while they run: which statements, and which values they assign.
+"""What the functions of a script do while they run: which statements act, which values they assign.
 
 The script itself is not changed: Python reports each line to a trace function before it runs. Of
 the scripts two habits are used: `part` holds the rows of a micro-batch, whoever has it or is called
@@ -10,6 +10,7 @@ import sys
 
 import torch
 
+MISSING = object()          # the value of a name that has none yet
 SIMPLE = (int, float, str, bool)
 ROWS = "part"
 TOKEN = "t"
@@ -35,19 +36,22 @@ class Function:
             is_simple = isinstance(statement, ast.FunctionDef) or not hasattr(statement, "body")
             inner = [] if is_simple else statement.body
             last = statement.end_lineno if is_simple else inner[0].lineno - 1
-            for line in range(statement.lineno, last + 1):
+            for line in range(first_line(statement), last + 1):
                 self.statements[line] = statement
             if isinstance(statement, ast.For) and ast.unparse(statement.target) == TOKEN:
                 self.over_tokens |= set(range(statement.lineno, statement.end_lineno + 1))
             self.add(inner)
             self.add(getattr(statement, "orelse", []))
 
-    def body_lines(self):
-        """The first lines of its statements, without those of strings. -> set"""
-        is_string = {statement.lineno for statement in self.statements.values()
-                     if isinstance(statement, ast.Expr)
-                     and isinstance(statement.value, ast.Constant)}
-        return {statement.lineno for statement in self.statements.values()} - is_string
+    @property
+    def loop(self):
+        """The first line of its last loop, as that of main over the steps."""
+        return max(part.lineno for part in self.node.body if isinstance(part, ast.For))
+
+
+def first_line(statement):
+    """The first line of a statement, its decorators included. -> int"""
+    return min(part.lineno for part in [statement, *getattr(statement, "decorator_list", ())])
 
 
 def functions(source):
@@ -61,27 +65,27 @@ class Value:
     """What a statement assigned. Row i of a tensor belongs to row rows[i] of the batch; of a value
     that was assigned for one token after the other, `tensor` has a column for each."""
     tensor: object              # a tensor, a number or a string
-    rows: list
+    rows: list = None
 
 
 @dataclasses.dataclass
 class Call:
     """One call of a function."""
     function: Function
-    caller: str                 # the watched function that calls it; "" if none does
+    above: object               # the Call from which it comes, None for main
+    site: int                   # the line of that call from which it comes
     rows: list                  # of the batch, which its tensors are about; None: all
+    given: dict                 # its arguments that are tensors: name -> Value
     ran: set = dataclasses.field(default_factory=set)       # first lines of statements
+    acts: set = dataclasses.field(default_factory=set)      # of those that changed something
     values: dict = dataclasses.field(default_factory=dict)  # statement's last line -> name: Value
     current: ast.stmt = None
+    before: list = None         # what the current statement assigns to, as it was
 
     def note(self, line, name, value, t=None):
-        """Keep what was assigned first, or, for token t, one column of it."""
+        """Keep what was assigned last, or, for token t, one column of it."""
         if isinstance(value, torch.Tensor):
             value = value.detach().clone()
-        elif isinstance(value, dict) and name.startswith("->"):
-            for key, part in value.items():
-                self.note(line, key, part)
-            return
         elif isinstance(value, tuple):
             for number, part in enumerate(value, start=1):
                 self.note(line, f"{name}, {number}", part)
@@ -89,11 +93,10 @@ class Call:
         elif not isinstance(value, SIMPLE):
             return
         names = self.values.setdefault(line, {})
-        if t is None:
-            names.setdefault(name, Value(value, self.rows))
-        elif is_column(value):
-            columns = names.setdefault(name, Value({}, self.rows))
-            columns.tensor[t] = value.flatten()
+        if t is not None and is_column(value):
+            if not (name in names and isinstance(names[name].tensor, dict)):
+                names[name] = Value({}, self.rows)
+            names[name].tensor[t] = value.flatten()
         else:
             names[name] = Value(value, self.rows)
 
@@ -111,24 +114,17 @@ def is_column(value):
     return isinstance(value, torch.Tensor) and value.dim() > 0 and value.numel() == len(value) > 1
 
 
-def is_name_of_dict(statement, value):
-    """Whether a function returns a dict by its name, so that its entries stand above. -> bool"""
-    return isinstance(value, dict) and isinstance(statement.value, ast.Name)
-
-
 class Watch:
     """While entered, notes the calls of some functions of a file, in self.calls.
 
-    gradients: function name -> (name, function that returns a tensor), which is noted wherever that
-    function has called .backward()."""
+    losses: line -> name of the losses of tokens or pairs that it computes. Below them stands their
+    derivative, and that of whatever .backward() is called on; `gradient` finds it, and by what."""
 
-    def __init__(self, path, wanted, gradients):
+    def __init__(self, path, wanted, losses, gradient):
         self.path = str(path)
-        self.gradients = gradients
-        self.functions = {}                 # first line, decorators included -> Function
-        for function in wanted:
-            decorators = [decorator.lineno for decorator in function.node.decorator_list]
-            self.functions[min([function.node.lineno, *decorators])] = function
+        self.losses = losses
+        self.gradient = gradient
+        self.functions = {first_line(function.node): function for function in wanted}
         self.calls = []
         self.stack = []
 
@@ -150,7 +146,12 @@ class Watch:
         if not is_ours:
             return None
         above = self.stack[-1] if self.stack else None
-        call = Call(function, above.function.name if above else "", above.rows if above else None)
+        rows = above.rows if above else None
+        given = {name: Value(copy(frame.f_locals[name]), rows)
+                 for name in code.co_varnames[:code.co_argcount]
+                 if isinstance(frame.f_locals[name], torch.Tensor)}
+        site = above.current.lineno if above else 0
+        call = Call(function, above, site, rows, given)
         self.calls.append(call)
         self.stack.append(call)
         return self.step
@@ -161,57 +162,83 @@ class Watch:
         statement = call.function.statements.get(frame.f_lineno)
         if event == "line" and statement is not call.current:
             self.complete(call, frame)
-            call.current = statement
-            call.ran.add(statement.lineno)
+            self.begin(call, frame, statement)
         elif event == "return":
             self.complete(call, frame)
-            if isinstance(call.current, ast.Return) and not is_name_of_dict(call.current, arg):
-                line = call.current.end_lineno
-                call.note(line, f"-> {call.function.name}", arg)
+            if isinstance(call.current, ast.Return):
+                self.note(call, f"-> {call.function.name}", arg)
             self.stack.pop()
         return self.step
 
+    def begin(self, call, frame, statement):
+        """A statement is going to run."""
+        call.current = statement
+        call.ran.add(statement.lineno)
+        call.before = [copy(look_up(target, frame)) for target in targets(statement)]
+        if isinstance(statement, ast.Expr) and ast.unparse(statement).endswith(".backward()"):
+            symbol, gradient = self.gradient(look_up(statement.value.func.value, frame))
+            call.note(statement.end_lineno, f"∂L/∂{symbol}", gradient)
+
     def complete(self, call, frame):
-        """Note what the current statement, which has run, has assigned."""
+        """The current statement has run: note what it assigned, and whether that is new."""
         statement = call.current
         rows = frame.f_locals.get(ROWS)
         if isinstance(rows, torch.Tensor):
             call.rows = rows.tolist()
-        is_over_tokens = statement and statement.lineno in call.function.over_tokens
-        t = frame.f_locals[TOKEN] if is_over_tokens else None
-        for name, value in assigned(statement, frame):
-            call.note(statement.end_lineno, name, value, t)
-        is_call = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
-        if is_call and ast.unparse(statement).endswith(".backward()"):
-            name, gradient = self.gradients[call.function.name]
-            call.note(statement.end_lineno, name, gradient())
+        if statement is None:
+            return
+        found = [(target, look_up(target, frame)) for target in targets(statement)]
+        is_new = [not is_same(old, value) for old, (_, value) in zip(call.before, found)]
+        if any(is_new) or not found:
+            call.acts.add(statement.lineno)
+        t = frame.f_locals[TOKEN] if statement.lineno in call.function.over_tokens else None
+        for target, value in found:
+            name = ast.unparse(target)
+            if not is_constant(statement.value) and name != "_":
+                self.note(call, name, value, t)
+
+    def note(self, call, name, value, t=None):
+        """Keep what the current statement assigns or returns, and if that is a loss of each token
+        or pair, its derivative."""
+        statement = call.current
+        call.note(statement.end_lineno, name, value, t)
+        loss = next((name for line, name in self.losses.items()
+                     if statement.lineno <= line <= statement.end_lineno), None)
+        if loss and isinstance(value, torch.Tensor) and value.requires_grad and value.numel() > 1:
+            symbol, gradient = self.gradient(value)
+            call.note(statement.end_lineno, f"∂{loss}/∂{symbol}", gradient)
 
 
-def assigned(statement, frame):
-    """Names and values of what a statement assigns: x, x.y, of a tensor x where it assigns x[i], of
-    a dict x its key where it assigns x[key]. Nothing where it only writes down a constant. Yields
-    pairs"""
-    targets = []
-    if isinstance(statement, ast.Assign):
-        targets = statement.targets
-    elif isinstance(statement, ast.AugAssign):
-        targets = [statement.target]
-    if targets and is_constant(statement.value):
-        return
-    for target in targets:
-        for part in getattr(target, "elts", [target]):
-            if not isinstance(part, ast.Subscript):
-                if ast.unparse(part) != "_":
-                    yield ast.unparse(part), look_up(part, frame)
-            elif isinstance(look_up(part.value, frame), dict):
-                yield look_up(part.slice, frame), look_up(part, frame)
-            else:
-                yield ast.unparse(part.value), look_up(part.value, frame)
+def targets(statement):
+    """What a statement assigns to: x and x.y, and x itself where it assigns x[i]. -> list"""
+    found = statement.targets if isinstance(statement, ast.Assign) else []
+    found = [statement.target] if isinstance(statement, ast.AugAssign) else found
+    found = [part for target in found for part in getattr(target, "elts", [target])]
+    return [part.value if isinstance(part, ast.Subscript) else part for part in found]
 
 
 def look_up(expression, frame):
-    """The value of a name, of x.y or x[y], where a function now stands."""
-    return eval(ast.unparse(expression), frame.f_globals, frame.f_locals)
+    """The value of an expression where a function now stands, or MISSING."""
+    try:
+        return eval(ast.unparse(expression), frame.f_globals, frame.f_locals)
+    except (NameError, AttributeError):
+        return MISSING
+
+
+def copy(value):
+    """What a value is now, in case that it changes."""
+    if isinstance(value, dict):
+        return dict(value)
+    return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+def is_same(one, two):
+    """Whether two values are the same numbers, or the same thing. -> bool"""
+    if isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor):
+        return one.shape == two.shape and torch.equal(one, two)
+    if isinstance(one, dict) and isinstance(two, dict):
+        return one.keys() == two.keys() and all(is_same(one[key], two[key]) for key in one)
+    return one is two or (isinstance(one, SIMPLE) and isinstance(two, SIMPLE) and one == two)
 
 
 def is_constant(expression):

@@ -1,0 +1,55 @@
+"""The words of the pages, which stand in NAME.txt: one file for each script, pictures.txt, and
+course.txt for pairs of scripts and for the order in which to read.
+
+A line that begins with # names a section; fields are separated by |, names of functions by +. Then
+come paragraphs; questions behind ?, and behind ! their answers; or the rows of a table. In words,
+`code` is code, $a formula$ one in the ASCII of the docstrings, and {policy_loss.ratio 3,1} the
+number that stands on the page for `ratio` in a function, of output 3 and token 1, or without both;
+behind a | the flags with which a variant has it. On a page of two scripts, the script comes first:
+{grpo:policy_loss.ratio 1,1}. "-> kl" and "∂L/∂log π" are written without spaces.
+"""
+import dataclasses
+import re
+from pathlib import Path
+
+HERE = Path(__file__).parent
+REFERENCE = re.compile(r"""
+    \{ (?: (?P<script>\w+) : )?
+    (?P<function>\w+) \. (?P<name>[^{}\ |]+)
+    (?: \  (?P<row>\d) (?: , (?P<token>\d) )? )?
+    (?: \ \|\  (?P<flags>[^{}]+) )? \}""", re.VERBOSE)
+
+
+@dataclasses.dataclass
+class Section:
+    """A part of a text: what it is about, the other fields of its head, paragraphs, questions with
+    answers, and rows."""
+    names: list
+    head: list
+    paragraphs: list
+    questions: list
+    rows: list
+
+
+def read(name):
+    """The sections of a text. ValueError where a question has no answer. -> list of Section"""
+    found = []
+    text = (HERE / f"{name}.txt").read_text(encoding="utf-8")
+    for part in re.split(r"^# ", text, flags=re.M)[1:]:
+        head, _, rest = part.partition("\n")
+        names, *head = head.split(" | ")
+        section = Section(names.split(" + "), head, [], [], [])
+        for block in re.split(r"\n\s*\n", rest.strip()):
+            words = " ".join(block.split())
+            question = re.fullmatch(r"\? (.*\?) ! (.*)", words)
+            if question:
+                section.questions.append(question.groups())
+            elif words.startswith("?"):
+                raise ValueError(f"{name}.txt: no question with its answer: {words}")
+            elif all(" | " in line for line in block.split("\n")):
+                section.rows += [[field.strip() for field in line.split(" | ")]
+                                 for line in block.split("\n")]
+            elif words:
+                section.paragraphs.append(words)
+        found.append(section)
+    return found
