@@ -238,16 +238,6 @@ def test_mini_batches_are_of_whole_groups_and_take_every_row_once_a_pass(
         assert sorted(sum(steps[first:first + len(sizes)], [])) == list(range(4 * num_prompts))
 
 
-def test_the_order_of_mini_batches_is_a_function_of_seed_purpose_step_and_pass(config):
-    cfg = config(num_mini_batches=2, num_iterations=2)
-    steps = mini_batches(cfg, 6, "shuffle", 4)
-    assert mini_batches(cfg, 6, "shuffle", 4) == steps
-    others = [mini_batches(cfg, 6, "shuffle", 5), mini_batches(cfg, 6, "critic", 4),
-              mini_batches(dataclasses.replace(cfg, seed=1), 6, "shuffle", 4)]
-    assert steps not in others
-    assert steps[:2] != steps[2:]
-
-
 def test_a_micro_batch_has_rows_of_similar_length_in_their_order():
     lengths = torch.tensor([4, 32, 8, 5, 9, 16, 3, 31, 7])
     rows = torch.tensor([8, 1, 3, 4, 5, 6, 2])              # 7, 32, 5, 9, 16, 3 and 8 tokens

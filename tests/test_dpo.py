@@ -43,14 +43,6 @@ def test_the_losses_of_a_margin_of_two():
     close(pair_with_margin(2.0, loss_type="hinge"), (0.8, -0.1, 0.1))
 
 
-def test_the_losses_of_a_margin_of_seven_tenths():
-    pair = (f64([-4.0]), f64([-5.0]), f64([-4.5]), f64([-4.8]), 0.1)
-    golden(dpo.dpo_loss(*pair).item(), 0.658759555)
-    golden(dpo.dpo_loss(*pair, label_smoothing=0.1).item(), 0.665759555)
-    golden(dpo.dpo_loss(*pair, loss_type="robust", label_smoothing=0.1).item(), 0.650009555)
-    golden(dpo.dpo_loss(*pair, loss_type="robust").item(), 0.658759555)
-
-
 def test_the_loss_of_simpo_asks_for_a_margin_of_averages_and_has_no_reference():
     simpo = functools.partial(dpo.dpo_loss, f64([-0.4]), f64([-0.9]), beta=2.0, loss_type="simpo")
     zero = f64([0.0])

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 import torch
-from conftest import ROOT, every_script
+from conftest import ROOT
 from small_models import LIKE_SMALL, NEEDS, load_example
 from small_runs import SMALL, arguments, at_work, changed_weights, contents, load, policy_of, steps
 
@@ -135,18 +135,6 @@ def test_the_llama_computes_the_logits_of_the_policy_and_its_shape_comes_back(
     assert not changed_weights(found.state_dict(), policy.state_dict())
     change_config(tmp_path / "folder", rms_norm_eps=1e-6)       # what others have would be seen
     assert logits_differ(policy, load_llama(tmp_path / "folder")) > 1e-5
-
-
-@every_script
-def test_policies_of_every_script_are_exported_and_what_they_started_from(script, tmp_path):
-    policy = make_run(tmp_path / "run", script)
-    with torch.no_grad():
-        trained = {name: 2 * weight for name, weight in policy.state_dict().items()}
-    common.write(tmp_path / "run/checkpoint.pt", {"policy": trained})
-    export.main([str(tmp_path / "run"), str(tmp_path / "base"), "--base"])
-    assert logits_differ(policy, load_llama(tmp_path / "base")) < 1e-5
-    export.main([str(tmp_path / "run"), str(tmp_path / "trained")])
-    assert logits_differ(policy, load_llama(tmp_path / "trained")) > 0.1
 
 
 def test_greedy_answers_to_held_out_problems_are_the_same(made):
@@ -297,16 +285,6 @@ def test_what_a_trainer_saves_comes_back(made, folder):
 @pytest.mark.parametrize("target", ["run", "run/config.json"])
 def test_a_target_that_holds_something_is_refused(refused, run, target):
     refused([run, run.parent / target], f"{run.parent / target}: is not empty")
-
-
-@pytest.mark.parametrize("words, said", [
-    (["RUN", "NEW", "--base", "--back"], "--base"), (["NEW", "NEWER"], "there is no run"),
-    (["FOLDER", "NEW"], "there is no run"), (["RUN", "NEW", "--back"], "is no folder that"),
-    (["gpt2", "NEW", "--back"], "(it is no folder)")])      # it is not looked up
-def test_what_is_no_run_and_no_folder_of_ours_is_refused(
-        refused, run, folder, tmp_path, words, said):
-    places = {"RUN": run, "FOLDER": folder, "NEW": tmp_path / "new", "NEWER": tmp_path / "newer"}
-    refused([places.get(word, word) for word in words], said)
 
 
 @pytest.mark.parametrize("values, said", [

@@ -178,27 +178,6 @@ def test_hostile_text_costs_about_a_millisecond(text):
 
 # ---- problems and demonstrations -------------------------------------------------------------
 
-def test_an_answer_is_the_prompts_number_of_look_ups_away_from_its_key():
-    problems = common.sample_problems(TASK, 2000, 0)
-    for problem in problems:
-        hops = problem.prompt.count("boss of ")
-        table = dict(problem.secret)
-        name = problem.prompt[-3:-1]
-        assert problem.prompt == "boss of " * hops + name + "?"
-        assert problem.answer != name and len(TASK.true_calls(problem)) == hops
-        for call in TASK.true_calls(problem):
-            assert call == ("search", {"key": name})
-            name = table[name]
-        assert (problem.task, problem.difficulty, problem.answer) == ("lookup", hops, name)
-        assert len(problem.prompt) <= TASK.prompt_width
-        assert len(table) == 6 and set(table) == set(table.values())
-        assert list(problem.secret) == sorted(table.items())        # it says nothing of the answer
-        assert all(name != boss and table[boss] != name for name, boss in table.items())
-    assert {problem.difficulty for problem in problems} == {1, 2}
-    assert max(len(problem.prompt) for problem in problems) == TASK.prompt_width
-    assert 0.4 < sum(problem.difficulty == 1 for problem in problems) / 2000 < 0.6
-
-
 def test_demonstrations_hold_what_the_environment_would_insert_where_it_would():
     """And with the end and a failed call they fit into a completion."""
     for problem in common.sample_problems(TASK, 500, 0, phase="textbook"):

@@ -296,17 +296,6 @@ def test_with_gamma_0_a_step_goes_down_the_kl_to_the_teacher_at_each_prefix(bigr
     assert expected.abs().max() > 0.01
 
 
-@pytest.mark.parametrize("view", ["sequence", "token"])
-@pytest.mark.parametrize("baseline", ["none", "batch"])
-def test_with_gamma_1_a_step_goes_down_the_kl_of_whole_outputs(bigram, baseline, view):
-    """A baseline that is the same for all outputs changes nothing."""
-    outputs = Outputs(bigram)
-    logps = outputs.logps(outputs.policy).sum(dim=1)
-    teacher_logps = outputs.logps(outputs.teacher).detach().sum(dim=1)
-    expected = gradient((logps.exp() * (logps - teacher_logps)).sum(), outputs.policy.table)
-    close(outputs.mean_gradient(view=view, baseline=baseline), expected)
-
-
 def test_the_reward_of_a_sampled_token_is_how_much_likelier_the_teacher_finds_it(bigram):
     outputs = Outputs(bigram)
     outputs.mask[:8, 1] = 0                             # inserted by an environment

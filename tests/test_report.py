@@ -11,7 +11,6 @@ import pytest
 import common
 import gspo
 from tools.report import (
-    TEMPLATE,
     command,
     draw_curve,
     main,
@@ -119,19 +118,6 @@ def test_hostile_texts_stay_texts(run):
     assert embedded.isascii() and not set("<>&") & set(embedded)
     page = render([read_run(hostile) | {"name": "run \udcff"}])     # a name that is no unicode
     assert b"<title>run &#56575;</title>" in page.encode()
-
-
-def test_the_page_needs_no_network_and_puts_no_logged_text_into_markup(run):
-    page = Page(write_report(run()))
-    assert not {"link", "img", "iframe", "base", "object"} & set(page.names)
-    assert not any({"src", "href"} & attributes.keys() for _, attributes in page.tags)
-    [policy] = [attributes["content"] for _, attributes in page.tags
-                if attributes.get("http-equiv") == "Content-Security-Policy"]
-    assert "default-src 'none'" in policy and "http" not in policy
-    template = TEMPLATE.read_text()
-    for call in ("fetch(", "import(", "XMLHttpRequest", "url(", "@import", "innerHTML", "eval(",
-                 "outerHTML", "insertAdjacentHTML", "document.write", "Function("):
-        assert call not in template
 
 
 def test_a_run_that_was_killed_or_made_only_the_base_has_a_report(run):

@@ -231,20 +231,14 @@ def model(policy):
     return model
 
 
-def test_a_reward_model_reads_the_state_at_the_eos_and_nothing_that_follows(model, policy):
+def test_a_completion_is_rated_at_its_last_token_together_with_its_prompt(model, policy):
     fresh = preferences.RewardModel(policy).double()
     assert fresh.rewards(batch_of(TOKENS, LENGTHS, ONE_PAIR)).tolist() == [[0.0, 0.0]]
-    before = model.rewards(batch_of(TOKENS, LENGTHS, ONE_PAIR))
-    padded = TOKENS.clone()
-    padded[1, 2:] = 70                                      # behind the second completion
-    torch.testing.assert_close(model.rewards(batch_of(padded, LENGTHS, ONE_PAIR)), before)
-    other = TOKENS.clone()
-    other[1, 1] = 71                                        # its last token, the EOS
-    after = model.rewards(batch_of(other, LENGTHS, ONE_PAIR))
-    assert after[0, 0] == before[0, 0] and abs(after[0, 1] - before[0, 1]) > 1e-3
-
-
-def test_a_completion_is_rated_at_its_last_token_together_with_its_prompt(model, policy):
+    ended = batch_of(TOKENS, LENGTHS, ONE_PAIR)
+    before = model.rewards(ended)
+    ended.tokens = TOKENS.clone()
+    ended.tokens[1, 2:] = 70                                # behind the second completion
+    torch.testing.assert_close(model.rewards(ended), before)
     full = torch.tensor([[65, 66, 67, 68]] * 2)
     batch = batch_of(full, torch.tensor([4, 4]), torch.tensor([[True], [False]]))
     assert not torch.equal(batch.prompts[0], batch.prompts[1])

@@ -103,18 +103,6 @@ def test_a_prompt_alone_or_in_another_place_is_completed_as_it_is_among_others(s
         torch.testing.assert_close(again.logps, out.logps[rows], atol=1e-10, rtol=0)
 
 
-def test_a_prompt_is_read_once_for_its_completions_and_a_row_that_has_ended_not_any_more(sampled):
-    one = sampled()
-    out = one.rollout()
-    assert len({tuple(row) for row in out.tokens.tolist()}) > 12        # yet they differ
-    reads = []
-    one.policy.embed.register_forward_hook(
-        lambda module, args, output: reads.append(tuple(args[0].shape)))
-    one.rollout()
-    going_on = [(int((out.lengths > t).sum()), 1) for t in range(1, 12)]
-    assert reads == [(6, one.prompts.shape[1]), *going_on]
-
-
 def test_greedy_decoding_takes_the_likeliest_token_of_a_full_forward_pass(sampled):
     one = sampled(copies=1)
     lengths = set()
