@@ -108,7 +108,7 @@ conform: .venv-conform/installed    ## our equations beside TRL's and verl's cod
 ##@ Housekeeping
 
 screenshot:              ## make screenshot RUN=runs/a: docs/report.png; needs Chromium
-	chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1400,2096 \
+	chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1400,2180 \
 	  --screenshot=docs/report.png "file://$(abspath $(RUN))/report.html"
 
 clean:                   ## remove .venv, runs/ and caches

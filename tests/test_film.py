@@ -1,5 +1,5 @@
-"""learning.svg shows what the run logged, when its style sheet moves, and no text of a policy
-becomes a part of the picture. It is read as XML."""
+"""learning.svg shows what the run logged, moving or not, and no text of a policy becomes a part of
+the picture. It is read as XML."""
 import json
 import re
 import xml.etree.ElementTree as ElementTree
@@ -27,25 +27,23 @@ def write_log(folder, name, records):
 def run(tmp_path):
     """run(answers, last=7, ...): a new run folder, of a policy whose likeliest answer to the one
     held-out problem after each evaluated step is that of `answers`, step -> (text, right)."""
-    def make(answers, last=7, prompt="(2+4)+8=", task="arithmetic", **scores):
+    def make(answers, last=7, prompt="(2+4)+8=", task="arithmetic"):
         folder = tmp_path / f"run{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
         config = {"script": "grpo.py", "torch": "2.6", "config": {"task": task}}
         (folder / "config.json").write_text(json.dumps(config))
-        ends = {"base": {"greedy": 0.125, "pass@1": 0.25, "mean_length": 5.0},
-                "trained": {"greedy": 1.0, "pass@1": 0.75, "mean_length": 20.0}}
-        (folder / "summary.json").write_text(json.dumps(ends | {"steps": last} | scores))
+        summary = {"base": {"greedy": 0.125}, "trained": {"greedy": 1.0}, "steps": last}
+        (folder / "summary.json").write_text(json.dumps(summary))
         found = {step: {"prompt": prompt, "answer": "14", "text": text, "right": right}
                  for step, (text, right) in answers.items()}
         write_log(folder, "evaluation", [{"prompt": prompt, "answer": "14", "base": found[0],
                                           "trained": found[last]}])
         write_log(folder, "greedy", [{"step": step, "examples": [answer]}
                                      for step, answer in found.items()])
-        lines = [{"step": step, "step_time": 1.5, "accuracy": 0.3 + step / 1000,
-                  "completions/mean_length": 10 + step} for step in range(1, last + 1)]
-        for line in lines:
-            if line["step"] in answers:
-                line["eval/greedy"] = 0.4 + line["step"] / 1000
+        lines = [{"step": step, "step_time": 1.5, "accuracy": 0.3 + step / 1000}
+                 for step in range(1, last + 1)]
+        for step in answers.keys() - {0}:
+            lines[step - 1]["eval/greedy"] = 0.4 + step / 1000
         write_log(folder, "metrics", lines)
         return folder
     return make
@@ -67,24 +65,33 @@ def texts(root, style):
             if element.get("class") == style]
 
 
-def test_each_scene_has_its_step_its_seconds_its_answer_and_its_verdict_as_logged(run, draw):
-    """The samples of step 5 are those of the policy after step 4."""
+def test_the_picture_shows_the_answers_verdicts_and_shares_that_were_logged(run, draw):
+    """The answer of the base is always seen, of the others by default the last one. The samples of
+    step 5 are those of the policy after step 4."""
     root = draw(run(LEARNED))
-    found = []
-    for scene in root.iter(f"{SVG}g"):
-        words = [text for kind in ("thought", "wrong", "right")
-                 for text in texts(scene, f"words {kind}")]
-        verdict = texts(scene, "verdict right") + texts(scene, "verdict wrong")
-        found.append((*texts(scene, "step"), "".join(words), *verdict))
-    assert found == [("step 0", "<answer>9</answer>", "wrong, 14 is right"),
-                     ("step 2", "<answer>8</answer>", "wrong, 14 is right"),
-                     ("step 4", THOUGHT, "right"), ("step 7", THOUGHT, "right")]
-    assert [re.findall(r"\d+ s|before", when)[0] for when in texts(root, "when")] == [
-        "before", "3 s", "6 s", "10 s"]
-    assert texts(root, "likeliest number") == ["12 %", "40 %", "40 %", "100 %"]
-    assert texts(root, "sampled number") == ["30 %", "30 %", "30 %", "31 %"]
-    assert texts(root, "length number") == ["11", "13", "15", "17"]
+    assert "".join(texts(root, "words")) == "".join(text for text, _ in LEARNED.values())
+    assert [head for head in texts(root, "head") if "RL" in head] == [
+        "before RL", "step 2, 3 s of RL", "step 4, 6 s of RL", "step 7, 10 s of RL"]
+    scenes = list(root.iter(f"{SVG}g"))
+    assert [scene.get("opacity") for scene in scenes] == ["0", "0", None]
+    assert [texts(scene, "right verdict") for scene in scenes] == [[], ["right"], ["right"]]
+    assert len(texts(root, "wrong verdict")) == 2
+    assert texts(root, "likeliest number") == [
+        f"likeliest 12 → {now} %" for now in (40, 40, 100)]
+    assert texts(root, "sampled number") == [f"sampled 30 → {now} %" for now in (30, 30, 31)]
     assert "Step 0: <answer>9</answer> (wrong)." in root[1].text        # for who cannot see it
+
+
+def test_the_line_that_moves_stops_where_the_curves_have_the_values_of_the_scene(run, draw):
+    root = draw(run(LEARNED))
+    stops = re.search("@keyframes line {(.*)}", root[2].text)[1]
+    stops = list(dict.fromkeys(re.findall(r"translate\((.*?)px", stops)))
+    for name in film.CURVES:
+        dots = [f"{dot.get('cx')},{dot.get('cy')}" for dot in root.iter(f"{SVG}circle")
+                if dot.get("class") == f"{name} dot"]
+        [line] = [line.get("points").split() for line in root.iter(f"{SVG}polyline")
+                  if line.get("class") == f"{name} curve"]
+        assert set(dots) < set(line) and [dot.split(",")[0] for dot in dots] == stops
 
 
 @pytest.mark.parametrize("evaluated, last, steps", [
@@ -102,7 +109,7 @@ def test_a_hostile_or_endless_text_stays_a_text_in_its_box(run, draw):
     tags = [{element.tag for element in picture.iter()} for picture in (root, plain)]
     assert tags[0] - {f"{SVG}tspan"} == tags[1]
     assert HOSTILE[:20] in root[1].text and "alert(1)" in root[0].text
-    assert max(len(text) for text in texts(root, "words thought")) <= film.COLUMNS
+    assert max(len(text) for text in texts(root, "words")) <= film.COLUMNS
     assert len(ElementTree.tostring(root)) < 30_000
 
 

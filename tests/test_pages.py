@@ -181,7 +181,6 @@ def test_every_link_and_picture_leads_somewhere(page):
         assert not anchor or anchor in anchors(place), target
 
 
-def test_the_first_page_has_a_line_for_each_other_page():
-    rows = first_table(section("README.md", "Where to go next"))
-    named = {re.match(r"\[(.*)\]\(\1\)$", row["page"])[1] for row in rows}
-    assert named >= PAGES.keys() - {"README.md"}
+def test_the_first_page_links_each_other_page():
+    linked = set(re.findall(r"\]\(([^)#]*)", PAGES["README.md"]))
+    assert linked >= PAGES.keys() - {"README.md"}

@@ -1,10 +1,12 @@
-"""report.html holds what a run logged, and no text of a policy becomes a part of the page: it is
-read by html.parser. curve.png is drawn whatever is missing."""
+"""report.html says what a run logged, and no text of a policy becomes a part of it: html.parser and
+Chromium read it. curve.png is drawn whatever is missing."""
 import dataclasses
 import html.parser
 import json
 import math
+import re
 import shlex
+import shutil
 
 import pytest
 
@@ -12,11 +14,13 @@ import common
 import gspo
 from tools.report import (
     command,
+    counts,
     draw_curve,
     main,
     read_log,
     read_run,
     render,
+    sentence,
     write_report,
 )
 
@@ -30,6 +34,7 @@ GROUP = {"step": 1, "prompt": "1+1=", "answer": "2", "shade": "ratio",
          "completions": [COMPLETION]}
 PAIR = {"prompt": "1+1=", "answer": "2", "base": {"text": "3", "right": False},
         "trained": {"text": "2", "right": True}}
+LOGS = ("summary.json", "metrics.jsonl", "samples.jsonl", "evaluation.jsonl")
 
 
 def write_log(folder, name, *records):
@@ -56,39 +61,55 @@ def run(tmp_path):
 
 
 class Page(html.parser.HTMLParser):
-    """All start tags of a page with their attributes, its title, and the data embedded in it."""
+    """The start tags of a page, its title, and the data embedded in it."""
 
     def __init__(self, path):
         super().__init__()
-        self.tags = []
-        self.texts = {}             # (tag, id) -> text
-        self.inside = None
-        self.page = path.read_text(encoding="utf-8")
-        self.feed(self.page)
-        self.close()
-        self.names = [tag for tag, _ in self.tags]
-        self.title = self.texts[("title", None)]
-        self.data = json.loads(self.texts[("script", "data")])
+        self.tags = []              # (tag, attributes)
+        page = path.read_text(encoding="utf-8")
+        self.feed(page)
+        self.title = html.unescape(re.search("<title>(.*)</title>", page)[1])
+        self.embedded = re.search('json">(.*)</script>', page)[1]
+        self.data = json.loads(self.embedded)
 
     def handle_starttag(self, tag, attributes):
-        attributes = dict(attributes)
-        self.tags.append((tag, attributes))
-        self.inside = (tag, attributes.get("id"))
-
-    def handle_endtag(self, tag):
-        self.inside = None
-
-    def handle_data(self, data):
-        self.texts[self.inside] = self.texts.get(self.inside, "") + data
+        self.tags.append((tag, dict(attributes)))
 
 
-def test_the_page_embeds_what_the_run_logged(run):
-    page = Page(write_report(run("first", output_dir="a b", beta=0.1, curriculum=True)))
+def test_the_page_has_what_the_run_logged_and_does_without_any_of_it(run):
+    folder = run("first")
+    page = Page(write_report(folder))
     [shown] = page.data["runs"]
-    assert shown["command"] == "python grpo.py --curriculum --output_dir 'a b' --beta 0.1"
-    assert (shown["name"], page.title) == ("first", "first")
+    assert shown["name"] == page.title == "first" and shown["metrics"][1]["reward"] == 0.75
     assert (shown["summary"], shown["samples"], shown["evaluation"]) == (SUMMARY, [GROUP], [PAIR])
-    assert [line["reward"] for line in shown["metrics"]] == [0.5, 0.75]
+    for name in LOGS:
+        (folder / name).unlink()
+        [shown] = Page(write_report(folder)).data["runs"]
+    assert shown["command"] and "stopped after step 0" in shown["sentence"]
+    assert not any(shown[log] for log in ("summary", "metrics", "samples", "evaluation"))
+
+
+@pytest.mark.parametrize("base, trained, said", [
+    ({"greedy": 0.1, "think_share": 0.25}, {"greedy": 0.9, "think_share": 0.996}, "Greedy accuracy "
+     "0.100 → 0.900 in 2 steps, 2 s; it now thinks before 99.6% of its answers, at first before "
+     "25%."),
+    ({"greedy": 0.5, "greedy_return": 1.0}, {"greedy": 0.0, "greedy_return": 2.0},
+     "Greedy accuracy 0.500 → 0.000 in 2 steps, 2 s."),
+    ({"greedy_return": -1.0, "think_share": 0.0}, {"greedy_return": 0.5, "think_share": 0.0},
+     "Greedy return -1.000 → 0.500 in 2 steps, 2 s."),
+    ({}, {}, "Reward 0.500 → 0.750 in 2 steps, 2 s.")])
+def test_the_page_opens_with_what_happened(base, trained, said):
+    metrics = [{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.75}]
+    assert sentence(SUMMARY | {"base": base, "trained": trained}, metrics) == said
+
+
+def test_a_share_says_of_how_many_it_is():
+    scores = {"greedy": 0.75, "accuracy_given_direct": 1 / 3, "accuracy_given_think": None,
+              "think_share": 0.0, "problems": 4, "samples": 3, "samples_given_direct": 12,
+              "samples_given_think": 0, "pass@3": 0.5}
+    assert counts(scores) == {
+        "greedy": "3 of 4", "accuracy_given_direct": "4 of 12", "think_share": "0 of 12",
+        "pass@3": "4 problems", "mean_length": "12 samples"}
 
 
 @pytest.mark.parametrize("flags", [
@@ -101,22 +122,24 @@ def test_the_command_starts_the_same_run_again(flags):
     assert common.parse_flags(gspo.Config, words[2:]) == cfg
 
 
+def hostile_run(run):
+    """A run in whose name and logs all texts are hostile."""
+    folder = run("<img src=x onerror=alert(1)>&amp;{{DATA}}<\u2028title>", task=HOSTILE)
+    group = GROUP | {"prompt": HOSTILE, "completions": [{"text": HOSTILE}]}
+    write_log(folder, "samples", group)
+    write_log(folder, "evaluation", PAIR | {"base": {"text": HOSTILE, "right": False}})
+    write_log(folder, "metrics", {"step": 1, HOSTILE: 1.0})
+    return folder
+
+
 def test_hostile_texts_stay_texts(run):
-    ordinary = Page(write_report(run("plain")))
-    hostile = run("<img src=x onerror=alert(1)>&amp;{{DATA}}<\u2028title>", task=HOSTILE)
-    group = {"prompt": HOSTILE, "completions": [{"text": HOSTILE}]}
-    write_log(hostile, "samples", GROUP | group)
-    write_log(hostile, "evaluation", PAIR | {"base": {"text": HOSTILE, "right": False}})
-    write_log(hostile, "metrics", {"step": 1, HOSTILE: 1.0})
-    page = Page(write_report(hostile))
-    assert page.names == ordinary.names and page.title == hostile.name
+    folder = hostile_run(run)
+    page = Page(write_report(folder))
+    assert page.tags == Page(write_report(run())).tags and page.title == folder.name
     [shown] = page.data["runs"]
     assert shown["samples"][0]["completions"][0]["text"] == HOSTILE
-    assert shown["evaluation"][0]["base"]["text"] == HOSTILE
-    assert ["task", False, [HOSTILE]] in page.data["config"]
-    embedded = page.texts[("script", "data")]
-    assert embedded.isascii() and not set("<>&") & set(embedded)
-    page = render([read_run(hostile) | {"name": "run \udcff"}])     # a name that is no unicode
+    assert page.embedded.isascii() and not set("<>&") & set(page.embedded)
+    page = render([read_run(folder) | {"name": "run \udcff"}])      # a name that is no unicode
     assert b"<title>run &#56575;</title>" in page.encode()
 
 
@@ -155,6 +178,31 @@ def test_a_folder_that_is_no_run_gets_one_line_and_exit_code_2(run, tmp_path, ca
     assert exit.value.code == 2 and not printed.out
     assert printed.err.startswith(f"error: {folder}: ") and printed.err.count("\n") == 1
     assert not (tmp_path / "run" / "report.html").exists()
+
+
+def test_chromium_draws_whatever_there_is_and_shows_a_group_with_signal(run):
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("Chromium is not installed")
+    whole = run()
+    lost = COMPLETION | {"reward": 0.0}
+    write_log(whole, "samples", GROUP | {"prompt": "2+2=", "completions": [lost, lost]},
+              GROUP | {"completions": [COMPLETION, lost]})
+    write_log(whole, "evaluation", *[PAIR] * 9)
+    bare = run("bare")
+    for name in LOGS:
+        (bare / name).unlink()
+    faults = []
+    with sync_api.sync_playwright() as playwright:
+        page = playwright.chromium.launch(executable_path=chromium).new_page()
+        page.on("pageerror", lambda error: faults.append(error))
+        page.on("dialog", lambda dialog: faults.append(dialog.message))
+        for folders in ([bare], [hostile_run(run)], [whole, bare], [whole]):
+            page.goto(write_report(*folders).as_uri())
+        assert page.locator("[aria-label=prompt] :checked").text_content() == "1+1="
+        assert page.locator(".pair:visible").count() == 6
+    assert not faults
 
 
 # ---- curve.png -------------------------------------------------------------------------------

@@ -85,6 +85,7 @@ def test_the_scores_of_four_samples_are_those_computed_by_hand():
     assert found["maj@k"] == pytest.approx(expected) and found["maj@4"] == pytest.approx(0.7)
     assert found["accuracy_given_think"] == pytest.approx((2 + 3 + 4) / 12)
     assert found["accuracy_given_direct"] == pytest.approx((0 + 1) / 8)
+    assert (found["samples_given_think"], found["samples_given_direct"]) == (12 * 20, 8 * 20)
     assert (found["think_share"], found["mean_length"]) == (pytest.approx(0.6), 2.0)
     assert (found["problems"], found["samples"]) == (100, 4)
 

@@ -1,19 +1,20 @@
 """What a run learned, as a picture that moves: python -m tools.film RUN (make film RUN=...) writes
 docs/learning.svg.
 
-One held-out problem, and the likeliest answer to it before the first step, after about 2, 5, 10 and
-20 steps and at the end; beside it, how many answers are right and how long they are. A rule chooses
-the problem: of those that the base answers wrongly, that are right at the end, and that never go
-back from right to wrong, the first of those with the most different answers.
+One held-out problem: the likeliest answer of the base, and beside it the one after about 2, 5, 10
+and 20 steps and at the end; below, which share of all answers is right. A rule chooses the problem:
+of those that the base answers wrongly, that are right at the end, and that never go back from right
+to wrong, the first of those with the most different answers.
 
 The picture is text: no script, no font, nothing from elsewhere, and the same bytes each time. What
-always looks alike is in film.svg. Where nothing may move, the first scene stands beside the whole
-curves. The run has to be evaluated in the middle of training: python grpo.py --eval_steps 1.
+always looks alike is in film.svg. Where nothing may move, the last scene stands, with the answer of
+the base beside it. The film rests there before it begins anew. Opened on its own, it stops under
+the pointer; in a page, as an image, it cannot. The run has to be evaluated in the middle of
+training: python grpo.py --eval_steps 2.
 """
 import argparse
 import html
 import json
-import math
 import re
 import string
 from pathlib import Path
@@ -25,21 +26,20 @@ from tools.report import read_log
 from tools.runs import DOCS
 
 TEMPLATE = Path(__file__).with_suffix(".svg")
-STEPS = (2, 5, 10, 20)      # shown are the evaluated ones that are nearest, and both ends
-SCENE = 1.4                 # seconds that an answer is shown
-PAUSE = 2.4                 # seconds more for the last one
-MOVE = 0.7                  # seconds before a scene in which the curves go on to its step
-FADE = 0.3                  # seconds before a scene in which its answer takes the other's place
-COLUMNS = 46                # characters in a line of an answer
-MOST_POINTS = 50            # of a curve
+STEPS = (2, 5, 10, 20)      # shown are the evaluated ones that are nearest, and the last
+SCENE = 1.6                 # seconds that an answer is shown
+REST = 4.0                  # seconds more for the last one
+MOVE = 0.7                  # seconds at the end of a scene in which the curves go on
+FADE = 0.3                  # seconds in which an answer takes the place of another
+COLUMNS = 24                # characters in a line of an answer
 MOST_SAID = 400             # characters of an answer in the description
-LEFT = 28                   # where the bar below begins; END: where it and the curves end
-RIGHT = 520                 # where the curves begin
-END = 732
-# Of each curve: its metric, the height of 0, and that of its greatest value.
-CURVES = {"likeliest": ("eval/greedy", 168, 98),
-          "sampled": ("accuracy", 168, 98),
-          "length": ("completions/mean_length", 274, 214)}
+BEFORE = 24                 # where the answer of the base begins
+AFTER = 328                 # where the others begin
+LEFT = 92                   # where the curves begin
+RIGHT = 616                 # where they end
+TOP = 324                   # the height of 100 %
+BOTTOM = 412                # the height of 0 %
+CURVES = {"likeliest": "eval/greedy", "sampled": "accuracy"}    # name -> metric
 
 
 class Scene(NamedTuple):
@@ -47,7 +47,7 @@ class Scene(NamedTuple):
     step: int
     seconds: float
     text: str
-    is_right: bool
+    verdict: str            # "right" or "wrong"
 
 
 # ---- 1. what a run left ----------------------------------------------------------------------
@@ -75,19 +75,17 @@ def pick_problem(answers):
 
 
 def read_curves(metrics, summary):
-    """The curves. The likeliest answers are to held-out problems. Samples are those that the run
-    trained on: a step trains on samples of the policy before it, so that those of the last policy
-    are not known, and the last batch stands for them. -> {name: {step: value}}"""
+    """Which share is right. The likeliest answers are to held-out problems. Samples are those that
+    the run trained on: a step trains on samples of the policy before it, so that those of the last
+    policy are not known, and the last batch stands for them. -> {name: {step: share}}"""
     curves = {}
-    for name, (metric, *_) in CURVES.items():
-        shift = 0 if name == "likeliest" else 1
-        curve = {line["step"] - shift: line[metric] for line in metrics
-                 if line.get(metric) is not None}
-        curves[name] = curve
+    for name, metric in CURVES.items():
+        shift = 1 if name == "sampled" else 0
+        curves[name] = {line["step"] - shift: line[metric] for line in metrics
+                        if line.get(metric) is not None}
     last = summary["steps"]
     curves["likeliest"] |= {0: summary["base"]["greedy"], last: summary["trained"]["greedy"]}
-    for name in ("sampled", "length"):
-        curves[name][last] = curves[name].get(last - 1)
+    curves["sampled"][last] = curves["sampled"].get(last - 1)
     return {name: dict(sorted(curve.items())) for name, curve in curves.items()}
 
 
@@ -104,17 +102,11 @@ def read_answers(folder, last):
             for step, examples in logged.items()}
 
 
-def thinned(curve, kept):
-    """The curve with at most MOST_POINTS of its points, and those at the steps kept. -> dict"""
-    every = math.ceil(len(curve) / MOST_POINTS)
-    return {step: value for i, (step, value) in enumerate(curve.items())
-            if i % every == 0 or step in kept}
-
-
 def scene(step, example, metrics):
     """What was answered after a step. -> Scene"""
     seconds = sum(line["step_time"] for line in metrics if line["step"] <= step)
-    return Scene(step, seconds, example["text"], example["right"])
+    verdict = "right" if example["right"] else "wrong"
+    return Scene(step, seconds, example["text"], verdict)
 
 
 def read_run(folder):
@@ -140,7 +132,7 @@ def read_run(folder):
                  and all(step in curve for curve in curves.values())]
     if not evaluated:
         raise ValueError(f"{folder}: kept no answers from the middle of its training; "
-                         "train with --eval_steps 1")
+                         "train with --eval_steps 2")
     steps = pick_steps(evaluated, last)
     in_all = [prompt for prompt in answers[0] if all(prompt in answers[step] for step in steps)]
     prompt = pick_problem({prompt: [answers[step][prompt] for step in steps] for prompt in in_all})
@@ -148,7 +140,6 @@ def read_run(folder):
         raise ValueError(f"{folder}: no held-out problem is answered wrongly at first and then "
                          "rightly to the end; name a run that learned more")
     scenes = [scene(step, answers[step][prompt], metrics) for step in steps]
-    curves = {name: thinned(curve, steps) for name, curve in curves.items()}
     return f"{script} learns {flags['task']}", answers[0][prompt], scenes, curves
 
 
@@ -186,51 +177,36 @@ def say(x, y, style, text):
     return f'<text class="{style}" x="{x:g}" y="{y}">{shown}</text>'
 
 
-def percent(share):
-    return f"{100 * share:.0f} %"
+def describe(problem, scenes, curves):
+    """What is to be seen, in words. -> str"""
+    said = f"The held-out problem {problem['prompt']} and the likeliest answer to it."
+    for scene in scenes:
+        said += f" Step {scene.step}: {scene.text[:MOST_SAID]} ({scene.verdict})."
+    for name in CURVES:
+        said += f" Right answers, {name}: {change(name, scenes[-1], curves)}."
+    return said
+
+
+def change(name, scene, curves):
+    """How the share of right answers went from the base to a scene. -> str"""
+    before, now = curves[name][0], curves[name][scene.step]
+    return f"{100 * before:.0f} → {100 * now:.0f} %"
 
 
 # ---- 3. places and times ---------------------------------------------------------------------
 
-def place(name, step, curves):
-    """Where a curve is at a step. Both curves of accuracies end at 1. -> x, y"""
-    _, low, high = CURVES[name]
-    curve = curves[name]
-    most = max(1, *curve.values()) if name == "length" else 1
-    x = RIGHT + (END - RIGHT) * step / max(curve)
-    return x, low - (low - high) * curve[step] / most
+def across(step, scenes):
+    """Where a step is on the axis. -> x"""
+    return LEFT + (RIGHT - LEFT) * step / scenes[-1].step
 
 
-def station(i, scenes):
-    """Where scene i is on the bar below. -> x"""
-    return LEFT + (END - LEFT) * i / (len(scenes) - 1)
+def height(share):
+    return BOTTOM - (BOTTOM - TOP) * share
 
 
 def duration(scenes):
-    """The seconds until all begins anew."""
-    return len(scenes) * SCENE + PAUSE
-
-
-def arrivals(scenes, steps):
-    """When the curves come to each of the steps: they move before a scene begins, and rest at its
-    step while it is shown. -> list of (seconds, step)"""
-    found = [(0, 0)]
-    for i, (before, after) in enumerate(zip(scenes, scenes[1:]), start=1):
-        for step in steps:
-            if before.step <= step <= after.step:
-                share = (after.step - step) / (after.step - before.step)
-                found.append((i * SCENE - MOVE * share, step))
-    return [*found, (duration(scenes), scenes[-1].step)]
-
-
-def visibility(i, scenes):
-    """How visible scene i is, and when. -> list of (seconds, opacity)"""
-    total = duration(scenes)
-    begin = i * SCENE
-    end = total if i == len(scenes) - 1 else begin + SCENE
-    if i == 0:
-        return [(0, 1), (end - FADE, 1), (end, 0), (total - FADE, 0), (total, 1)]
-    return [(0, 0), (begin - FADE, 0), (begin, 1), (end - FADE, 1), (end, 0), (total, 0)]
+    """The seconds until all begins anew; the base is no scene of its own."""
+    return (len(scenes) - 1) * SCENE + REST
 
 
 def keyframes(style, moments, scenes):
@@ -238,116 +214,90 @@ def keyframes(style, moments, scenes):
     declaration). -> str"""
     total = duration(scenes)
     rules = "".join(f"{100 * seconds / total:.4g}%{{{does}}}" for seconds, does in moments)
-    name = style.replace(".", "-")
-    return f".{style} {{ animation-name: {name} }}\n@keyframes {name} {{ {rules} }}\n"
+    return f".{style} {{ animation-name: {style} }}\n@keyframes {style} {{ {rules} }}\n"
 
 
-def shift(x, y=0):
-    return f"transform:translate({x:.1f}px,{y:.1f}px)"
-
-
-def motion(scenes, curves):
-    """The part of the style sheet in which all moves. -> str"""
+def motion(scenes):
+    """The part of the style sheet in which all moves: scenes fade in and out, the line that says
+    where training is goes on to the next one, the curtain hides what comes after it. -> str"""
+    total = duration(scenes)
     text = ""
-    for i in range(len(scenes)):
-        fade = [(time, f"opacity:{opacity}") for time, opacity in visibility(i, scenes)]
-        text += keyframes(f"scene{i}", fade, scenes)
-    for name, curve in curves.items():
-        walk = arrivals(scenes, curve)
-        moments = [(time, shift(*place(name, step, curves))) for time, step in walk]
-        text += keyframes(f"{name}.dot", moments, scenes)
-    stops = [scene.step for scene in scenes]
-    walk = arrivals(scenes, stops)
-    width = END - RIGHT
-    slide = [(time, shift(width * step / stops[-1])) for time, step in walk]
-    ride = [(time, shift(station(stops.index(step), scenes), 314)) for time, step in walk]
-    return text + keyframes("curtain", slide, scenes) + keyframes("now.dot", ride, scenes)
+    line = []
+    curtain = []
+    for i, scene in enumerate(scenes[1:]):
+        begin = i * SCENE
+        is_last = i == len(scenes) - 2
+        end = total if is_last else begin + SCENE
+        fade = [(begin, 1), (end - FADE, 1), (end, 0)]
+        if i > 0:
+            fade = [(0, 0), (begin - FADE, 0), *fade]
+        fade += [] if is_last else [(total - FADE, 0), (total, 1 if i == 0 else 0)]
+        text += keyframes(f"scene{scene.step}", [(t, f"opacity:{x}") for t, x in fade], scenes)
+
+        x = across(scene.step, scenes)
+        for seconds in (begin, total if is_last else end - MOVE):
+            line.append((seconds, f"transform:translate({x:.1f}px)"))
+            hidden = (RIGHT - x) / (RIGHT - LEFT)
+            curtain.append((seconds, f"transform:translate({RIGHT}px) scale({hidden:.4f},1)"))
+    return text + keyframes("line", line, scenes) + keyframes("curtain", curtain, scenes)
 
 
 # ---- 4. the picture --------------------------------------------------------------------------
 
-def draw_box(y, height, style):
-    return f'<rect class="{style} box" x="{LEFT}" y="{y}" width="460" height="{height}" rx="8"/>'
-
-
-def draw_answer(scene, problem):
-    """The thought of a scene, its answer, and whether that is right. -> list of str"""
+def draw_answer(x, when, scene):
+    """What was answered, and whether that is right. -> list of str"""
     thought, answer = split(scene.text)
-    verdict = "right" if scene.is_right else "wrong"
-    said = verdict
-    if problem["answer"] and not scene.is_right:
-        [said] = wrap(f"wrong, {problem['answer']} is right", 28, rows=1)
-    if thought:
-        parts = [draw_box(122, 100, "thought"),
-                 say(LEFT + 446, 147, "verdict thought", "thinks")]
-        for row, line in enumerate(wrap(thought, COLUMNS - 8, rows=4)):
-            parts.append(say(LEFT + 14, 147 + 21 * row, "words thought", line))
-    else:
-        parts = [draw_box(122, 100, "none"), say(LEFT + 14, 147, "quiet", "no thought")]
-    [shown] = wrap(answer, COLUMNS - len(said), rows=1)
-    return [*parts, draw_box(234, 40, verdict),
-            say(LEFT + 14, 259, f"words {verdict}", shown),
-            say(LEFT + 446, 259, f"verdict {verdict}", said)]
+    rows = wrap(thought, COLUMNS, rows=4) if thought else []
+    verdict = scene.verdict
+    parts = [say(x, 106, "head", when), say(x + 288, 106, f"{verdict} verdict", verdict),
+             f'<rect class="{verdict} box" x="{x}" y="120" width="288" height="138" rx="8"/>']
+    if not thought:
+        parts.append(say(x + 13, 148, "quiet", "no thought"))
+    for row, words in enumerate([*rows, *wrap(answer, COLUMNS, rows=1)]):
+        y = 148 + 24 * row if row < len(rows) else 244
+        parts.append(say(x + 13, y, "words", words))
+    return parts
 
 
-def draw_scene(i, scenes, problem, curves):
-    """All that is seen only while scene i is. -> str"""
-    scene = scenes[i]
-    when = "before RL" if i == 0 else f"after {scene.seconds:.0f} s of RL"
-    x = station(i, scenes)
-    values = {name: curve[scene.step] for name, curve in curves.items()}
-    hidden = "" if i == 0 else ' opacity="0"'
-    return "\n".join([
-        f'<g class="scene scene{i}"{hidden}>',
-        say(LEFT, 106, "step", f"step {scene.step}"),
-        say(LEFT + 90, 106, "when", f"{when}, its likeliest answer:"),
-        *draw_answer(scene, problem),
-        say(RIGHT, 64, "likeliest number", percent(values["likeliest"])),
-        say(RIGHT + 110, 64, "sampled number", percent(values["sampled"])),
-        say(END, 203, "length number", f"{values['length']:.0f}"),
-        f'<path class="done bar" d="M{LEFT} 314H{x:.1f}"/>',
-        "</g>"])
+def draw_scene(scene, scenes, curves):
+    """All that is seen only while a scene is. -> str"""
+    x = across(scene.step, scenes)
+    parts = draw_answer(AFTER, f"step {scene.step}, {scene.seconds:.0f} s of RL", scene)
+    for name, curve in curves.items():
+        place = 180 if name == "likeliest" else RIGHT
+        parts.append(say(place, 300, f"{name} number", f"{name} {change(name, scene, curves)}"))
+        y = height(curve[scene.step])
+        parts.append(f'<circle class="{name} dot" cx="{x:.1f}" cy="{y:.1f}" r="6"/>')
+    hidden = "" if scene == scenes[-1] else ' opacity="0"'
+    return "\n".join([f'<g class="scene scene{scene.step}"{hidden}>', *parts, "</g>"])
 
 
-def draw_curve(name, curves):
-    """The line of a curve, and the dot that goes along it. -> str, str"""
-    points = [place(name, step, curves) for step in curves[name]]
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-    x, y = points[0]
-    return (f'<polyline class="{name} line" points="{line}"/>',
-            f'<circle class="{name} dot" r="5" transform="translate({x:.1f} {y:.1f})"/>')
-
-
-def describe(problem, scenes, curves):
-    """What is to be seen, in words. -> str"""
-    said = f"The held-out problem {problem['prompt']} and the likeliest answer to it."
-    for scene in scenes:
-        verdict = "right" if scene.is_right else "wrong"
-        said += f" Step {scene.step}: {scene.text[:MOST_SAID]} ({verdict})."
-    first, last = scenes[0].step, scenes[-1].step
-    likeliest, sampled, length = (curves[name] for name in CURVES)
-    return said + (
-        f" The likeliest answers go from {percent(likeliest[first])} right to "
-        f"{percent(likeliest[last])}, sampled ones from {percent(sampled[first])} to "
-        f"{percent(sampled[last])} and from {length[first]:.0f} tokens to {length[last]:.0f}.")
+def draw_curve(name, curve, scenes):
+    """The line of a curve. -> str"""
+    points = [f"{across(step, scenes):.1f},{height(share):.1f}" for step, share in curve.items()]
+    return f'<polyline class="{name} curve" points="{" ".join(points)}"/>'
 
 
 def render(title, problem, scenes, curves):
     """The picture. -> str"""
-    lines = [draw_curve(name, curves) for name in curves]
-    [question] = wrap(problem["prompt"], 34, rows=1)
-    stations = [say(station(i, scenes), 340, "station", str(scene.step))
-                for i, scene in enumerate(scenes)]
-    drawn = [draw_scene(i, scenes, problem, curves) for i in range(len(scenes))]
+    [shown_title] = wrap(title, 34, rows=1)
+    [question] = wrap(problem["prompt"], 26, rows=1)
+    [answer] = wrap(problem["answer"], 12, rows=1)
+    ticks = "".join(f"M{across(scene.step, scenes):.1f} {BOTTOM}v7" for scene in scenes)
+    drawn = [draw_scene(scene, scenes, curves) for scene in scenes[1:]]
     return string.Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         title=html.escape(escape(title)),
+        shown_title=html.escape(shown_title),
         desc=html.escape(escape(describe(problem, scenes, curves))),
         question=html.escape(question),
+        answer=html.escape(f"right: {answer}" if answer else ""),
         seconds=f"{duration(scenes):g}",
-        keyframes=motion(scenes, curves),
-        lines="\n".join(line for line, _ in lines),
-        dots="\n".join(dot for _, dot in lines),
-        stations="\n".join(stations), scenes="\n".join(drawn))
+        keyframes=motion(scenes),
+        before="\n".join(draw_answer(BEFORE, "before RL", scenes[0])),
+        curves="\n".join(draw_curve(*item, scenes) for item in curves.items()),
+        ticks=ticks,
+        last=f"step {scenes[-1].step}",
+        scenes="\n".join(drawn))
 
 
 # ---- 5. the command --------------------------------------------------------------------------

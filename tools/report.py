@@ -1,9 +1,9 @@
 """What a run looks like: python -m tools.report RUN [RUN ...] writes report.html in the first RUN.
 
-The page shows curves, the config and where it differs between runs, samples, and held-out problems
-before and after. It needs no network. Every run makes its own report.html and curve.png at its end,
-from config.json, metrics.jsonl, samples.jsonl, evaluation.jsonl and summary.json; all but the first
-may be missing, as after a kill. Only curve.png needs a package, matplotlib.
+The page says what happened, and shows scores, curves, samples, and answers to held-out problems,
+and where several runs differ. It needs no network. Every run makes its own report.html and
+curve.png at its end, from config.json, metrics.jsonl, samples.jsonl, evaluation.jsonl and
+summary.json; all but the first may be missing, as after a kill. Only curve.png needs a package.
 """
 import argparse
 import dataclasses
@@ -19,14 +19,12 @@ import common
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 # The panels of curve.png: a title, and what is drawn: name in metrics.jsonl -> label.
-ACCURACY = {
-    "accuracy": {
-        "accuracy": "of the samples trained on",
-        "eval/greedy": "greedy, held out"}}
-RETURN = {                                  # in its place, where nothing counts as right or wrong
-    "return": {
-        "reward": "reward of the samples trained on",
-        "eval/greedy_return": "greedy, held out"}}
+ACCURACY = {"accuracy": {
+    "accuracy": "of the samples trained on",
+    "eval/greedy": "greedy, held out"}}
+RETURN = {"return": {                       # in its place, where nothing counts as right or wrong
+    "reward": "reward of the samples trained on",
+    "eval/greedy_return": "greedy, held out"}}
 PANELS = {
     "tokens per completion": {
         "completions/mean_length": "samples",
@@ -38,6 +36,8 @@ PANELS = {
         "kl": "KL to the base (nats)",
         "eval/kl": "KL to the base (nats), held out",
         "grad_norm": "gradient norm"}}
+# What a run is about: the last of these that it has, name in summary.json -> in words.
+SUBJECTS = {"greedy_return": "greedy return", "greedy": "greedy accuracy"}
 
 
 # ---- 1. what a run left ----------------------------------------------------------------------
@@ -104,14 +104,61 @@ def read_run(folder):
     summary = None
     if (folder / "summary.json").exists():
         summary = loads((folder / "summary.json").read_text(encoding="utf-8"))
+    metrics = read_log(folder / "metrics.jsonl", "step")
     return {
         "name": folder.resolve().name,
         "command": command(script, flags),
         "config": {"script": script} | flags,
+        "sentence": sentence(summary, metrics),
         "summary": summary,
-        "metrics": read_log(folder / "metrics.jsonl", "step"),
+        "counts": summary and {end: counts(summary[end]) for end in ("base", "trained")},
+        "metrics": metrics,
         "samples": read_log(folder / "samples.jsonl", "step", "prompt", "completions"),
         "evaluation": read_log(folder / "evaluation.jsonl", "prompt", "base", "trained")}
+
+
+def sentence(summary, metrics):
+    """What happened, in one sentence. -> str"""
+    last = max((line["step"] for line in metrics), default=0)
+    if summary is None:
+        return f"It was stopped after step {last}, or still runs."
+    if summary["steps"] == 0:
+        return "No step was trained."
+    ends = [summary["base"], summary["trained"]]
+    rewards = [line["reward"] for line in metrics if line.get("reward") is not None]
+    subject = "reward"
+    values = [*rewards[:1], *rewards[-1:]]
+    for name, words in SUBJECTS.items():
+        if ends[0].get(name) is not None:
+            subject = words
+            values = [end[name] for end in ends]
+    change = " → ".join(f"{value:.3f}" for value in values)
+    seconds = summary["seconds_total"] - summary["seconds_warm_start"]
+    said = f"{subject} {change} in {summary['steps']} steps, {seconds:.0f} s"
+    before, after = (f"{100 * end.get('think_share', 0):.3g}%" for end in ends)
+    if {before, after} != {"0%"}:
+        said += f"; it now thinks before {after} of its answers, at first before {before}"
+    if last > summary["steps"]:
+        said += f"; only the curves know of what came then, up to step {last}"
+    return said[0].upper() + said[1:] + "."
+
+
+def counts(scores):
+    """How many of how many a score is, or of how many it is the mean, as far as the scores tell.
+    -> {name: "508 of 512"}"""
+    samples = scores.get("problems", 0) * scores.get("samples", 0)
+    found = {"mean_length": f"{samples} samples"}
+    of = {"think_share": samples}
+    if "samples_given_think" in scores:         # of those that are right or wrong
+        thinks = scores["samples_given_think"]
+        direct = scores["samples_given_direct"]
+        problems = (thinks + direct) // scores["samples"]
+        of |= {"greedy": problems, "pass@1": thinks + direct,
+               "accuracy_given_think": thinks, "accuracy_given_direct": direct}
+        found |= {name: f"{problems} problems" for name in scores if "@" in name}
+    shares = {name: f"{scores[name] * n:.0f} of {n}" for name, n in of.items()
+              if scores.get(name) is not None}
+    return found | shares if samples else {}
 
 
 # ---- 2. report.html --------------------------------------------------------------------------
@@ -119,14 +166,10 @@ def read_run(folder):
 def compare_configs(configs):
     """A row for each flag that any run has: the flag, whether the runs differ in it, and its value
     in each run, None where a run lacks it. -> list of [str, bool, list]"""
-    flags = {}                                          # a dict keeps the order, a set does not
-    for config in configs:
-        flags |= dict.fromkeys(config)
     rows = []
-    for flag in flags:
+    for flag in dict.fromkeys(flag for config in configs for flag in config):   # in their order
         values = [config.get(flag) for config in configs]
-        differs = any(value != values[0] for value in values)
-        rows.append([flag, differs, values])
+        rows.append([flag, any(value != values[0] for value in values), values])
     return rows
 
 
@@ -149,13 +192,9 @@ def render(runs):
     data = {"config": compare_configs([run["config"] for run in runs]), "runs": runs}
     title = ", ".join(run["name"] for run in runs)
     parts = {"TITLE": escape(title), "DATA": embed(data)}
-
-    def fill(mark):
-        return parts[mark[1]]
-
     # in one pass: what is filled in may hold such marks
     template = TEMPLATE.read_text(encoding="utf-8")
-    return re.sub(r"\{\{(TITLE|DATA)\}\}", fill, template)
+    return re.sub(r"\{\{(TITLE|DATA)\}\}", lambda mark: parts[mark[1]], template)
 
 
 def write_report(folder, *others, output=None):
@@ -163,8 +202,7 @@ def write_report(folder, *others, output=None):
     path"""
     folders = [Path(path) for path in (folder, *others)]
     runs = [read_run(path) for path in folders]
-    names = {run["name"] for run in runs}
-    if len(names) < len(runs):                          # several have one name
+    if len({run["name"] for run in runs}) < len(runs):  # several have one name
         for path, run in zip(folders, runs):
             run["name"] = str(path)
     path = Path(output or folders[0] / "report.html")
@@ -188,34 +226,24 @@ def draw_curve(folder):
 
     score = "greedy" if "greedy" in base else "greedy_return"
     panels = (ACCURACY if score == "greedy" else RETURN) | PANELS
-    figure, axes = pyplot.subplots(2, 2, figsize=(9, 6), sharex=True, layout="constrained")
+    figure, axes = pyplot.subplots(2, 2, figsize=(9, 6), layout="constrained")
+    if score in base:
+        axes[0, 0].axhline(base[score], color="gray", linestyle="--", label="base, greedy")
     for axis, (title, series) in zip(axes.flat, panels.items()):
         for name, label in series.items():
-            draw_metric(axis, lines, name, label)
-        axis.set_title(title)
+            known = {line["step"]: line[name] for line in lines if name in line}
+            marker = "o" if name.startswith("eval/") else ""    # how often it was evaluated
+            if known:
+                axis.plot(list(known), list(known.values()), marker=marker, label=label)
+        axis.set(title=title, xlabel="step", xlim=(0, None))
         if title != "return":                           # which may be below 0
             axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
-    if score in base:
-        axes[0, 0].axhline(base[score], color="gray", linestyle="--", label="base, greedy")
-    for axis in axes.flat:
         if axis.lines:
             axis.legend(fontsize="small")
-    for axis in axes[1]:
-        axis.set_xlabel("step")
     figure.suptitle(folder.name)
     figure.savefig(folder / "curve.png", dpi=120)
     pyplot.close(figure)
-
-
-def draw_metric(axis, lines, name, label):
-    """Draw a metric, if there is one, against the steps that have it; dots show how often a policy
-    was evaluated."""
-    steps = [line["step"] for line in lines if name in line]
-    values = [line[name] for line in lines if name in line]
-    marker = "o" if name.startswith("eval/") else ""
-    if steps:
-        axis.plot(steps, values, marker=marker, label=label)
 
 
 # ---- 4. the command --------------------------------------------------------------------------

@@ -51,8 +51,9 @@ def judged_scores(batch, task, is_correct, judged, num_samples):
             task, [batch.problems[row] for row in judged], [batch.texts[row] for row in judged],
             [is_correct[row] for row in judged], num_samples)
         for thinks, ending in ((True, "think"), (False, "direct")):
-            found[f"accuracy_given_{ending}"] = mean([
-                is_correct[row] for row in judged if ("<think>" in batch.texts[row]) == thinks])
+            rows = [row for row in judged if ("<think>" in batch.texts[row]) == thinks]
+            found[f"accuracy_given_{ending}"] = mean([is_correct[row] for row in rows])
+            found[f"samples_given_{ending}"] = len(rows)
     tasks = sorted({batch.problems[row].task for row in judged})
     for part in tasks if len(tasks) > 1 else ():
         found[f"{name}/{part}"] = mean([
