@@ -18,7 +18,7 @@ endif
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: run read film play report help test quick lint mutants sync diff seeds compare tasks r1 zero \
-        rlhf passk lab bench real gpu conform screenshot clean
+        rlhf passk levers lab bench real gpu conform screenshot clean
 
 ##@ To start
 
@@ -86,6 +86,9 @@ rlhf: $(READY)           ## PPO against a reward model: pipelines.md, a picture
 
 passk: $(READY)          ## pass@k and maj@k, before and after: pipelines.md, a picture
 	$(PY) -m tools.passk
+
+levers: $(READY)         ## what the levers of docs/play.html do, by node: written into that page
+	$(PY) -m tools.play --measure
 
 lab: $(READY)            ## what papers claim, in miniature: lab.md; one alone is make lab-NAME
 	$(PY) -m lab

@@ -15,10 +15,10 @@ from torch import nn
 
 import common
 import grpo
+import gspo
 import reinforce
 from tools.play import __main__ as play
 from tools.play import build
-from tools.scores import maj_at_k, majority
 
 PROMPTS = ["((((3+4)-5)*4)-2)=", "((1+2)*3)=", "7", "", "ü*(2="]
 REWARDS = [[1, 0, 0, 1], [1, 1, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0], [1, 0, 1, 1]]   # of PROMPTS
@@ -140,84 +140,97 @@ def test_completions_are_those_of_a_rollout_with_the_same_random_numbers(case, i
 
 # ---- a step ----------------------------------------------------------------------------------
 
+METHODS = ["GRPO", "Dr. GRPO", "MaxRL", "DAPO", "CISPO", "GSPO", "REINFORCE"]
+POLICIES = ["that sampled", "that has moved on", "that is not clipped"]
+
+
 @pytest.fixture(scope="module")
 def learned(case):
-    """Completions, of which two in a group are the same, and for each method its command and the
-    gradients from the tree that sampled, and from another one."""
+    """Completions of the base, of which two in a group are the same; and for each method its
+    command and, for each of POLICIES, the gradient of one step: of the base, in the tree that
+    sampled, and of the trained policy."""
     uniforms = torch.rand(20, 12, generator=torch.Generator().manual_seed(1)).double()
     uniforms[[3, 18]] = uniforms[[0, 17]]
     return run(case.stored, """
         const tree = new Tree(base, inputs.temperature);
-        const other = new Tree(base, inputs.temperature);
         const completions = finish(rollout(tree, inputs.prompts, inputs.uniforms));
-        const again = readAgain(other, completions);
-        const found = { completions };
-        for (const method of Object.keys(METHODS)) {
-          const factors = inputs.rewards.flatMap((rewards, i) => pushes(
-            advantages(rewards, method), completions.slice(4 * i, 4 * i + 4), method, cfg.T,
-            completions.length));
-          const gradients = [zerosLike(base), zerosLike(base)];
-          backward(gradients[0], tree, completions, factors);
-          backward(gradients[1], other, again, factors);
-          found[method] = [METHODS[method].command, gradients.map(({ data }) => data)];
+        const oldLogps = completions.map((one) => logProbs(tree, one));
+        const later = new Tree(trained, inputs.temperature);
+        const again = readAgain(later, completions);
+        const numTokens = completions.flatMap(({ tokens }) => tokens).length;
+        const step = { B: completions.length, T: cfg.T, numTokens };
+        const found = { methods: Object.keys(METHODS), completions };
+        for (const method of found.methods) {
+          const A = inputs.rewards.flatMap((rewards) => advantages(rewards, method));
+          const gradientOf = (policy, read, some, isClipping) => {
+            const gradient = zerosLike(policy);
+            const factors = some.map((one, i) =>
+              pushes(A[i], logProbs(read, one), oldLogps[i], method, step, isClipping));
+            backward(gradient, read, some, factors);
+            return gradient.data;
+          };
+          found[method] = [METHODS[method].command, gradientOf(base, tree, completions, true),
+            gradientOf(trained, later, again, true), gradientOf(trained, later, again, false)];
         }
         return found;
         """, prompts=[prompt for prompt in PROMPTS for _ in range(4)],
         uniforms=uniforms.flatten(), rewards=REWARDS, temperature=case.cfg.temperature)
 
 
-def loss_of(command, case, completions):
-    """The loss of the script that a command names, at its flags, where pi is pi_old."""
-    _, file, *words = shlex.split(command)
-    script = {"grpo.py": grpo, "reinforce.py": reinforce}[file]
+def loss_of(command, case, completions, policy, is_clipping):
+    """The loss of `policy` in the script that a command names, at its flags, on completions of the
+    base. -> scalar"""
+    file, *words = shlex.split(command)
+    script = {"grpo.py": grpo, "gspo.py": gspo, "reinforce.py": reinforce}[file]
     cfg = common.parse_flags(script.Config, words)
     prompts, tokens, mask = case.tensors(completions)
-    logps, _ = script.score(case.base, prompts, tokens, case.cfg.temperature)
+    logps, _ = script.score(policy, prompts, tokens, case.cfg.temperature)
+    old_logps = script.score(case.base, prompts, tokens, case.cfg.temperature)[0].detach()
     rewards = torch.tensor(REWARDS).double()
     if script is reinforce:
         A = reinforce.advantages(rewards, cfg.baseline).view(-1, 1)
         return reinforce.aggregate(reinforce.policy_loss(logps, A, mask), mask, "sequence_sum")
-    surrogate, average = grpo.LOSS_TYPES[cfg.loss_type]
-    assert surrogate == "clip"
-    A = grpo.advantages(rewards, cfg.scale_rewards).view(-1, 1)
-    return grpo.aggregate(grpo.policy_loss(logps, logps, A, mask, cfg.loss_type), mask, average)
+    _, average = script.LOSS_TYPES[cfg.loss_type]
+    A = script.advantages(rewards, cfg.scale_rewards).view(-1, 1)
+    clip_range = (cfg.epsilon, cfg.epsilon_high) if is_clipping else (1e9, 1e9)
+    loss = script.policy_loss(logps, old_logps, A, mask, cfg.loss_type, *clip_range)
+    return script.aggregate(loss, mask, average, max_length=case.cfg.max_completion_length)
 
 
-@pytest.mark.parametrize("method", ["GRPO", "Dr. GRPO", "RLOO", "MaxRL"])
-def test_the_gradient_of_a_step_is_that_of_the_script(case, learned, method):
+@pytest.mark.parametrize("which", POLICIES)
+@pytest.mark.parametrize("method", METHODS)
+def test_the_gradient_of_a_step_is_that_of_the_script(case, learned, method, which):
+    assert learned["methods"] == METHODS
     completions = learned["completions"]
     assert completions[0]["tokens"] == completions[3]["tokens"]
-    command, gradients = learned[method]
-    loss = loss_of(command, case, completions)
-    wanted = torch.autograd.grad(loss, list(case.base.parameters()))
-    for gradient in gradients:
-        parts = gradient.split([weight.numel() for weight in wanted])
-        for (name, _), part, weight in zip(case.base.named_parameters(), parts, wanted):
-            assert distance(part, weight.flatten()) < 1e-5, name
+    command, *gradients = learned[method]
+    policy = case.base if which == "that sampled" else case.trained
+    loss = loss_of(command, case, completions, policy, which != "that is not clipped")
+    wanted = torch.autograd.grad(loss, list(policy.parameters()))
+    parts = gradients[POLICIES.index(which)].split([weight.numel() for weight in wanted])
+    for (name, _), part, weight in zip(policy.named_parameters(), parts, wanted):
+        assert distance(part, weight.flatten()) < 2e-5, name
+    is_clipped = not torch.equal(gradients[1], gradients[2])
+    assert is_clipped == (method != "REINFORCE")
 
 
 def test_steps_are_those_of_adamw_along_a_gradient_of_norm_one_at_most():
-    case = Case("odd")
-    generator = torch.Generator().manual_seed(0)
-    size = sum(weight.numel() for weight in case.base.parameters())
-    gradients = [torch.randn(size, generator=generator) * scale / size ** 0.5
-                 for scale in (5.0, 0.3, 2.0)]
+    start, *gradients = torch.randn(4, 2000, generator=torch.Generator().manual_seed(0))
+    gradients = [gradient * scale / 2000 ** 0.5
+                 for gradient, scale in zip(gradients, (5.0, 0.3, 2.0))]
     for gradient in gradients:
-        gradient[:1000] *= 1e-6                             # where the eps of AdamW counts
-    found = run(case.stored, """
-        const policy = copyOf(base);
+        gradient[:500] *= 1e-6                              # where the eps of AdamW counts
+    found = run(None, """
+        const policy = { data: Float32Array.from(inputs.start) };
         const optimizer = newOptimizer(policy);
-        const weights = inputs.gradients.map((data) => {
+        return inputs.gradients.map((data) => {
           adamW(policy, { data }, optimizer, 0.1);
           return policy.data.slice();
         });
-        return { weights, base: base.data };
-        """, gradients=gradients)
-    wanted = torch.cat([weight.flatten() for weight in case.base.parameters()])
-    assert torch.equal(found["base"].double(), wanted)      # a copy has learned
-    weight = nn.Parameter(found["base"].double())
+        """, start=start, gradients=gradients)
+    weight = nn.Parameter(start.double())
     optimizer = torch.optim.AdamW([weight], lr=0.1, weight_decay=0.0)
-    for gradient, after in zip(gradients, found["weights"]):
+    for gradient, after in zip(gradients, found, strict=True):
         weight.grad = gradient.double()
         nn.utils.clip_grad_norm_([weight], 1.0)
         optimizer.step()
@@ -259,22 +272,33 @@ def test_tokens_texts_verdicts_and_held_out_problems_are_those_of_the_scripts(ca
         assert case.task.is_held_out(common.Problem(one["prompt"], one["answer"]))
 
 
-def test_pass_at_k_and_maj_at_k_are_those_of_the_scripts():
+def test_what_is_typed_is_solved_as_python_does_and_what_is_outside_the_task_is_said():
     rng = random.Random(0)
-    lists = [rng.choices(["1", "2", "12", None], k=8) for _ in range(200)]
+
+    def expression(depth):
+        if depth == 0 or rng.random() < 0.25:
+            return str(rng.randrange(30))
+        text = expression(depth - 1) + rng.choice("+-*") + expression(depth - 1)
+        return f"({text})" if rng.random() < 0.5 else text
+
+    sums = [expression(4) for _ in range(500)]
+    no_sums = ["", "3+", "((3)", "3(4)", "(3)4", "-3", "2*-3", "()", "3=4", "~3", "3**4", "3 4"]
+    said = {"((((6-1)-2)*4)+8)": "", "17*23": "17 and 23", "((((9*9)+1)-2)-3)": "81 comes up",
+            "1+2+3+4+5": "brackets", "(1+2)": "2 numbers", "<b>1</b>": "never read <",
+            "1+": "complete", "1" * 18: "18 characters"}
+    solved, outside = run(Case("default").stored, """
+        return [inputs.sums.map((text) => solve(text + "=")),
+                inputs.typed.map((text) => outside(normalized(text), cfg).join(" "))];
+        """, sums=sums + no_sums, typed=list(said))
+    assert solved == [str(eval(text)) for text in sums] + [None] * len(no_sums)
+    for sentence, words in zip(outside, said.values(), strict=True):
+        assert words in sentence and (words != "" or sentence == "")
+
+
+def test_pass_at_k_is_that_of_the_scripts():
     counts = [(n, c, k) for n in (1, 5, 32) for c in range(n + 1) for k in range(1, n + 1)]
-    ks = [1, 2, 3, 5, 8]
-    found = run(None, """
-        return { pass: inputs.counts.map((count) => passAtK(...count)),
-                 majorities: inputs.lists.map(majority),
-                 maj: inputs.lists.map((list) => inputs.ks.map((k) => majAtK("2", list, k))) };
-        """, lists=lists, ks=ks, counts=counts)
-    assert found["pass"] == pytest.approx([common.pass_at_k(*count) for count in counts], abs=1e-9)
-    assert found["majorities"] == [majority(answers) for answers in lists]
-    task = common.load_task(grpo.Config(device="cpu"), grpo.verify)
-    problems = [common.Problem("", "2")] * 8
-    wanted = [[maj_at_k(task, problems, answers, 8, k) for k in ks] for answers in lists]
-    assert torch.allclose(torch.tensor(found["maj"]), torch.tensor(wanted))
+    found = run(None, "return inputs.counts.map((count) => passAtK(...count));", counts=counts)
+    assert found == pytest.approx([common.pass_at_k(*count) for count in counts], abs=1e-9)
 
 
 # ---- the page --------------------------------------------------------------------------------
@@ -315,7 +339,8 @@ def test_a_page_holds_the_policies_of_a_run_and_allows_its_own_script_and_style_
         assert all(torch.equal(weight, saved[name]) for name, weight in state.items())
     data["cfg"]["specialTokens"] = ["</script><script>alert(1)</script>", "<!--", "$style"]
     page = build.assemble(data)
-    assert build.data_of(page) == json.loads(json.dumps(data))
+    (folder / "play.html").write_text(page, encoding="utf-8")
+    assert build.data_of(folder / "play.html") == json.loads(json.dumps(data))
     assert page.count("<script") == page.count("</script") == 2
     [policy] = re.findall('http-equiv="Content-Security-Policy" content="(.*?)"', page, re.DOTALL)
     assert "default-src 'none'" in policy
@@ -334,9 +359,8 @@ def test_without_a_run_the_page_keeps_its_policies_and_is_made_anew(folder, tmp_
 
 
 def test_the_committed_page_is_made_of_todays_parts():
-    page = build.PAGE.read_text(encoding="utf-8")
-    data = build.data_of(page)
-    assert build.assemble(data) == page
+    data = build.data_of(build.PAGE)
+    assert build.assemble(data) == build.PAGE.read_text(encoding="utf-8")
     cfg = grpo.Config(device="cpu")
     today = build.sizes(grpo, cfg, common.load_task(cfg, grpo.verify))
     assert data["cfg"] == json.loads(json.dumps(today))
@@ -347,7 +371,7 @@ def test_the_committed_page_is_made_of_todays_parts():
     ("config.json", {"config": {"reward": "accuracy+format"}}, "--reward accuracy+format"),
     ("config.json", {"config": {"init_from": "runs/a"}}, "--init_from runs/a"),
     ("config.json", {"script": "dpo.py"}, "learns from pairs"),
-    ("summary.json", None, "not ended"), ("summary.json", {"steps": "<b>"}, "is damaged"),
+    ("summary.json", None, "resume it"), ("summary.json", {"steps": "<b>"}, "no scores"),
     ("base.pt", None, "base.pt"), ("checkpoint.pt", 1e4, "answers")])
 def test_a_run_of_which_the_page_would_not_tell_the_truth_is_refused(
         folder, capsys, file, changes, said):

@@ -41,43 +41,24 @@ function sampleProblem(random, heldOut, cfg) {
 }
 
 // The right answer to what somebody typed: a sum of whole numbers with + - * and brackets, the
-// usual rules, and = at its end. -> string, or null if it is none
+// usual rules, and = at its end. ~ stands for the sign of a negative number. -> string, or null if
+// it is none
 function solve(prompt) {
-  const parts = prompt.match(/[0-9]+|[^0-9]/g) ?? [];
-  const take = (...wanted) => wanted.includes(parts[0]) ? parts.shift() : null;
-
-  function atom() {
-    if (take("(")) {
-      const value = sum();
-      if (!take(")")) throw new SyntaxError("no closing bracket");
-      return value;
-    }
-    if (!/^[0-9]+$/.test(parts[0] ?? "")) throw new SyntaxError("no number");
-    return BigInt(parts.shift());
+  const signed = (value) => String(value).replace("-", "~");
+  const valueOf = (text) => BigInt(text.replace("~", "-"));
+  const rules = [                       // the first that can be applied is, again and again
+    [/(?<![~0-9)])\((~?[0-9]+)\)(?![0-9(])/, (_, a) => a],
+    [/(~?[0-9]+)\*(~?[0-9]+)/, (_, a, b) => signed(valueOf(a) * valueOf(b))],
+    [/(?<![-+*~0-9)])(~?[0-9]+)([-+])(~?[0-9]+)(?![*0-9(])/, (_, a, sign, b) =>
+      signed(sign === "+" ? valueOf(a) + valueOf(b) : valueOf(a) - valueOf(b))],
+  ];
+  let text = prompt.includes("~") ? "" : prompt;
+  for (;;) {
+    const rule = rules.find(([pattern]) => pattern.test(text));
+    if (rule === undefined) break;
+    text = text.replace(...rule);
   }
-
-  function product() {
-    let value = atom();
-    while (take("*")) value *= atom();
-    return value;
-  }
-
-  function sum() {
-    let value = product();
-    for (let sign = take("+", "-"); sign; sign = take("+", "-")) {
-      const next = product();
-      value = sign === "+" ? value + next : value - next;
-    }
-    return value;
-  }
-
-  try {
-    const value = sum();
-    return parts.join("") === "=" ? String(value) : null;
-  } catch (error) {
-    if (error instanceof SyntaxError) return null;
-    throw error;
-  }
+  return /^~?[0-9]+=$/.test(text) ? text.slice(0, -1).replace("~", "-") : null;
 }
 
 // Whether a prompt looks like those of the task: one number, and each sign in brackets of its own.
@@ -85,6 +66,49 @@ function hasTaskForm(prompt) {
   const opened = /^\(*/.exec(prompt)[0].length;
   const signs = prompt.match(/[-+*][1-9]\)/g) ?? [];
   return opened === signs.length && /^\(+[1-9]([-+*][1-9]\))+=$/.test(prompt);
+}
+
+// What somebody types, as the policies have read problems. -> prompt
+function normalized(typed) {
+  const prompt = typed.replace(/\s/g, "").replace(/[×·]/g, "*").replace(/[−–]/g, "-");
+  return prompt.endsWith("=") ? prompt : prompt + "=";
+}
+
+// The values on the way to the answer of a prompt that has the form of the task.
+function valuesOf(prompt) {
+  const signs = prompt.match(/[-+*][1-9]\)/g);
+  return signs.map((_, i) => {
+    const end = prompt.indexOf(signs[0]);
+    const part = prompt.slice(signs.length - i - 1, end + 3 * (i + 1));
+    return Number(solve(part + "="));
+  });
+}
+
+function isTooLong(prompt, { promptWidth }) {
+  return utf8.encode(prompt).length > promptWidth;
+}
+
+// What of a prompt lies outside the task of the policies. -> sentences, none if nothing does
+function outside(prompt, cfg) {
+  const { minOperands: low, maxOperands: high, promptWidth } = cfg;
+  if (isTooLong(prompt, cfg)) return [`They read ${promptWidth} characters, = included.`];
+  const strange = [...new Set(prompt.slice(0, -1).match(/[^-0-9+*()]/gu) ?? [])];
+  if (strange.length > 0) return [`They have never read ${strange.join(" ")} in a problem.`];
+  if (solve(prompt) === null) return ["This is no complete sum."];
+
+  const numbers = prompt.match(/[0-9]+/g);
+  const large = numbers.filter((number) => !/^[1-9]$/.test(number));
+  const isInForm = hasTaskForm(prompt);
+  const values = isInForm ? valuesOf(prompt) : [Number(solve(prompt))];
+  const wild = values.filter((value) => value < 0 || value > 20);
+  return [
+    large.length > 0 && `${large.join(" and ")}: they know no numbers but 1 to 9.`,
+    (numbers.length < low || numbers.length > high) && `Here ${numbers.length === 1 ?
+      "is one number." : `are ${numbers.length} numbers.`}`,
+    large.length === 0 && numbers.length > 1 && !isInForm &&
+      "They know brackets from the left alone.",
+    wild.length > 0 && `${wild[0]} comes up.`,
+  ].filter((reason) => reason);
 }
 
 // Numbers in 0 .. 1 that are a function of the seed (mulberry32). -> a function like Math.random
@@ -113,32 +137,9 @@ function verify(answer, text) {
   return Number(BigInt(number) === BigInt(answer));
 }
 
-// ---- scores ----------------------------------------------------------------------------------
-
 // The chance that of k samples, drawn from n of which c are right, at least one is right.
 function passAtK(n, c, k) {
   let noneIsRight = 1;
   for (let i = 0; i < k; i++) noneIsRight *= Math.max(0, n - c - i) / (n - i);
   return 1 - noneIsRight;
-}
-
-// The most frequent answer, of equally frequent ones the first; null if there is none.
-function majority(answers) {
-  const votes = new Map();
-  for (const answer of answers) {
-    if (answer !== null) votes.set(answer, (votes.get(answer) ?? 0) + 1);
-  }
-  let best = null;
-  for (const [answer, count] of votes) if (best === null || count > votes.get(best)) best = answer;
-  return best;
-}
-
-// How often the majority of k answers is `right`, over the blocks of k of them; numbers are written
-// as `right` is, without zeros in front. k is at most their number.
-function majAtK(right, answers, k) {
-  const wins = [];
-  for (let start = 0; start + k <= answers.length; start += k) {
-    wins.push(Number(majority(answers.slice(start, start + k)) === right));
-  }
-  return mean(wins);
 }

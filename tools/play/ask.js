@@ -1,104 +1,69 @@
-// Ask them: one problem, answered by each policy side by side, token by token.
+// A problem of one's own: what is outside the task is said before it runs.
 
-let problem = sampleProblem(Math.random, true, cfg);    // { prompt, answer }, asked in all sections
+const DOMAIN = "The task: five numbers from 1 to 9, with + − * and brackets from the left; no " +
+  "value on the way outside 0 to 20.";
 
-// A card with the answer of a policy, which grows as it is written. said: the verdicts so far
-async function writeAnswer(name, card, said) {
-  const verdict = element("strong");
-  const line = emptyLine(`answer of ${name}`);
-  const facts = element("small");
-  const head = element("h3", { class: `dot ${name}` }, name);
-  card.replaceChildren(element("div", { class: "split" }, head, verdict), line, facts);
-
-  const tree = new Tree(policies[name]);
-  const isGreedy = byId("ask-mode").value === "greedy";
-  const uniforms = isGreedy ? null : uniformNumbers(cfg.T, Math.random);
-  const { answer, prompt } = problem;
-  for (const [completion] of rollout(tree, [prompt], uniforms)) {
-    if (!card.isConnected) return;                      // something else has been asked
-    const { tokens, nodes } = completion;
-    addToken(line, tokenElement(tokens.at(-1), tree.next[nodes.at(-1)]));
-    if (tokens.at(-1) === cfg.EOS || tokens.length === cfg.T) {
-      showVerdict(verdict, answer, completionText(completion, cfg));
-      said[name] = verdict.textContent;
-      say(Object.entries(said).map((pair) => pair.join(": ")).join("; "));
-      facts.append(factsOf(tree, completion));
-    }
-    if (mayMove) await pause(28);
-  }
+// What is in the field: whether it can be asked, and what is outside the task.
+function checkTyped() {
+  const prompt = normalized(byId("typed").value);
+  const isEmpty = prompt === "=";
+  const reasons = isEmpty ? [] : outside(prompt, cfg);
+  byId("ask-button").disabled = isEmpty || isTooLong(prompt, cfg);
+  byId("typed-note").classList.toggle("outside", reasons.length > 0);
+  const kept = isHeldOut(prompt) ? "kept from training." : "of the kind that it was trained on.";
+  byId("typed-note").textContent = isEmpty ? DOMAIN : reasons.length === 0 ?
+    `Inside the task, and ${kept}` : `Outside the task. ${reasons.join(" ")} ${DOMAIN}`;
 }
 
-// What the verifier says of an answer.
-function showVerdict(node, answer, text) {
-  const found = extract(text);
-  if (answer === null) {
-    node.append("not a sum that can be checked");
-  } else if (verify(answer, text)) {
-    node.classList.add("good");
-    node.append(`✓ right: ${found}`);
-  } else {
-    node.classList.add("bad");
-    node.append(found === null ? "✗ no answer" : `✗ wrong: ${found}, not ${answer}`);
-  }
+// A problem to press.
+function chip(text) {
+  const button = element("button", { type: "button", class: "chip" }, text);
+  button.addEventListener("click", () => {
+    byId("typed").value = text;
+    checkTyped();
+    askTyped();
+  });
+  return button;
 }
 
-function factsOf(tree, completion) {
-  const likelihood = Math.exp(logLikelihood(tree, completion));
-  const entropy = mean(completion.nodes.map((node) => tree.next[node].entropy));
-  return `${completion.tokens.length} tokens · all of it was ${percent(likelihood)} likely · ` +
-         `entropy ${entropy.toFixed(2)} nats a token`;
-}
-
-// Let all policies answer the problem.
-function answerAll() {
-  const { answer, prompt } = problem;
-  if (answer === null) {
-    byId("truth").textContent = "No sum of whole numbers with + − * and brackets: they will " +
-                                "answer, but nobody can check it.";
-  } else {
-    const isKept = hasTaskForm(prompt) && isHeldOut(prompt);
-    const note = isKept ? " The problem was kept from training." : "";
-    byId("truth").textContent = `The right answer is ${answer}.${note}`;
-  }
-  const names = Object.keys(policies);
-  const cards = names.map(() => element("div", { class: "card" }));
+// All policies answer what is in the field, with the same luck.
+function askTyped() {
+  const prompt = normalized(byId("typed").value);
+  const answer = solve(prompt);
+  const uniforms = byId("by-chance").checked ? uniformNumbers(cfg.T, Math.random) : null;
+  const cards = Object.entries(policies).map(([name, policy]) => {
+    const card = answerBox(nameOf(name));
+    writeAnswer(card, answer, answerTo(policy, prompt, uniforms));
+    return card;
+  });
   byId("answers").replaceChildren(...cards);
-  const said = {};
-  names.forEach((name, i) => writeAnswer(name, cards[i], said));
+  byId("asked").replaceChildren(element("code", {}, prompt),
+    answer === null ? " nobody can check this." : ` The answer is ${answer}.`);
 }
 
-// Ask another problem everywhere.
-function pose(next) {
-  problem = next;
-  byId("problem").value = problem.prompt;
-  answerAll();
-  sampleGroup();
-  showLiveAnswer();
+function nameOf(name) {
+  if (name === "base") return "base";
+  if (name === "trained") return `after ${stored.run.steps} steps of ${stored.run.script}`;
+  return `yours: ${yoursIs}`;
 }
 
-// A problem as the policies have read them, of what people type.
-function normalized(typed) {
-  const prompt = typed.replace(/\s/g, "").replace(/[×·]/g, "*").replace(/[−–]/g, "-");
-  return prompt.endsWith("=") ? prompt : prompt + "=";
-}
-
-// Ask what was typed, if it is short enough.
-function poseTyped() {
-  const prompt = normalized(byId("problem").value);
-  const length = utf8.encode(prompt).length;
-  if (length > cfg.promptWidth) {
-    byId("truth").textContent = `This has ${length} bytes with its =; the policies have never ` +
-      `read more than ${cfg.promptWidth}. Below are still the answers to ${problem.prompt}`;
-  } else {
-    pose({ prompt, answer: solve(prompt) });
-  }
-}
-
+byId("typed").addEventListener("input", checkTyped);
 byId("ask-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  poseTyped();
+  if (!byId("ask-button").disabled) askTyped();
 });
-byId("ask-mode").addEventListener("change", answerAll);
-for (const button of document.querySelectorAll(".draw")) {
-  button.addEventListener("click", () => pose(sampleProblem(Math.random, true, cfg)));
-}
+const inside = examProblems(4, cfg).slice(1).map(({ prompt }) => prompt.slice(0, -1));
+byId("inside").append(...inside.map(chip));
+byId("beyond").append(...["2+3", "17*23", "((((9*9)+1)-2)-3)"].map(chip));
+checkTyped();
+
+// ---- the page begins -------------------------------------------------------------------------
+
+layOutSquares();
+showSettings();
+showRun();
+showButtons();
+addEventListener("resize", () => {
+  hideTip();
+  showCurve();
+});

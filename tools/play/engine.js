@@ -1,8 +1,6 @@
 // What grpo.py does, for a browser, to be read beside it. The sections have its numbers, and each
 // says what stands there that stands here, too. What is not here is in arithmetic.js (the task and
-// the verifier), in train.js (main), or was done in Python (the warm start). Three things differ.
-//
-// There is one optimizer step a batch, so that the policy that learns is the one that sampled.
+// the verifier), in loop.js (main), or was done in Python (the warm start). Two things differ.
 //
 // There is no torch. A matrix is a Float32Array, row after row, and below each operation stands its
 // gradient, worked out by hand: linearBackward takes the gradient of what linear computes, and adds
@@ -17,41 +15,45 @@
 // H heads, KV key/value heads, hd head size. A linear layer's weight is (O, I), as in torch.
 
 // ---- 2. the algorithm ------------------------------------------------------------------------
-// There: advantages, policy_loss, aggregate. With one step a batch all ratios are 1, nothing is
-// clipped, and the gradient of (3) is that of -A log pi(o_t).
+// There: LOSS_TYPES, advantages, log_ratio, policy_loss, aggregate, and what gspo.py and
+// reinforce.py have instead. Here is no loss, but its gradient: how hard each token is pushed.
 
-// Of each method: the advantage of a reward r in a group of G rewards with this mean and std; the
-// weight of a token in an answer of this length, of at most T tokens; and both in words.
-const METHODS = {
-  "GRPO": {
-    advantage: (r, { mean, std }) => (r - mean) / (std + 1e-4),                 // eq. (1)
-    tokenWeight: (length, T) => 1 / length,                                     // eq. (5)
-    formula: "(r − mean) / (std + 0.0001)",
-    weight: "1 / its length",
-    command: "python grpo.py",
-  },
-  "Dr. GRPO": {
-    advantage: (r, { mean }) => r - mean,
-    tokenWeight: (length, T) => 1 / T,
-    formula: "r − mean",
-    weight: "1 / the longest possible",
-    command: "python grpo.py --loss_type dr_grpo --scale_rewards none",
-  },
-  "RLOO": {
-    advantage: (r, { mean, G }) => r - (G * mean - r) / (G - 1),
-    tokenWeight: (length, T) => 1,
-    formula: "r − mean of the others",
-    weight: "1",
-    command: "python reinforce.py --baseline rloo",
-  },
-  "MaxRL": {
-    advantage: (r, { mean }) => (r - mean) / mean,
-    tokenWeight: (length, T) => 1 / T,
-    formula: "(r − mean) / mean",
-    weight: "1 / the longest possible",
-    command: "python grpo.py --loss_type dr_grpo --scale_rewards mean",
-  },
+// The advantage of a reward r in a group of G rewards with this mean and std, and in words.
+const ADVANTAGES = {
+  group: { of: (r, { mean, std }) => (r - mean) / (std + 1e-4),                 // eq. (1)
+           words: "(r − mean) / (std + 0.0001)" },
+  none: { of: (r, { mean }) => r - mean, words: "r − mean" },
+  mean: { of: (r, { mean }) => (r - mean) / mean, words: "(r − mean) / mean" },
+  rloo: { of: (r, { mean, G }) => r - (G * mean - r) / (G - 1), words: "r − mean of the others" },
 };
+
+// What a token counts in (5), in an answer of this length; T: of the longest possible one; B
+// answers, of numTokens tokens together, are in a step.
+const AVERAGES = {
+  sequence_mean: { of: ({ length, B }) => 1 / (length * B), words: "1 / the length of its answer" },
+  token_mean: { of: ({ numTokens }) => 1 / numTokens, words: "1 / the tokens of the batch" },
+  constant: { of: ({ T, B }) => 1 / (T * B), words: "1 / the longest possible length" },
+  sequence_sum: { of: ({ B }) => 1 / B, words: "1" },
+};
+
+// Of each method: its advantage, the surrogate that stands for (3), its average, and its command.
+const METHODS = {
+  "GRPO": { scale: "group", surrogate: "clip", average: "sequence_mean", command: "grpo.py" },
+  "Dr. GRPO": { scale: "none", surrogate: "clip", average: "constant",
+                command: "grpo.py --loss_type dr_grpo --scale_rewards none" },
+  "MaxRL": { scale: "mean", surrogate: "clip", average: "constant",
+             command: "grpo.py --loss_type dr_grpo --scale_rewards mean" },
+  "DAPO": { scale: "group", surrogate: "clip", average: "token_mean",
+            command: "grpo.py --loss_type dapo" },
+  "CISPO": { scale: "group", surrogate: "cispo", average: "token_mean",
+             command: "grpo.py --loss_type cispo" },
+  "GSPO": { scale: "group", surrogate: "gspo", average: "sequence_mean", command: "gspo.py" },
+  "REINFORCE": { scale: "rloo", surrogate: "none", average: "sequence_sum",
+                 command: "reinforce.py --baseline rloo" },
+};
+
+// eps_low and eps_high of (3)
+const CLIP_RANGES = { clip: [0.2, 0.28], cispo: [0.2, 0.28], gspo: [3e-4, 4e-4] };
 
 function mean(values) {
   return values.reduce((sum, value) => sum + value, 0) / values.length;
@@ -67,17 +69,34 @@ function hasSignal(rewards) {
   return Math.max(...rewards) > Math.min(...rewards);
 }
 
-// The advantages of one group: (G) -> (G). Equal rewards teach nothing.
-function advantages(rewards, method) {
+// The advantages of one group: (G) -> (G). Equal rewards teach nothing. With a number as baseline,
+// that is subtracted, whatever the others earn.
+function advantages(rewards, method, baseline = "mean") {
+  if (baseline !== "mean") return rewards.map((r) => r - Number(baseline));
   const group = { mean: mean(rewards), std: std(rewards), G: rewards.length };
-  return rewards.map((r) => hasSignal(rewards) ? METHODS[method].advantage(r, group) : 0);
+  const { of } = ADVANTAGES[METHODS[method].scale];
+  return rewards.map((r) => hasSignal(rewards) ? of(r, group) : 0);
 }
 
-// The factor of the gradient of log pi(o_t) in minus the gradient of (5), or of what the method has
-// in its place: advantage * weight / B, for each completion of a group. (G) -> (G)
-function pushes(A, completions, method, T, B) {
-  return completions.map(({ tokens }, i) =>
-    A[i] * METHODS[method].tokenWeight(tokens.length, T) / B);
+// The factor of A grad log pi(o_t) in minus the gradient of L_t, for each token of a completion:
+// its ratio, or 0 where (3) clips. logps: now; oldLogps: of the policy that sampled. (t) -> (t)
+function slopes(A, logps, oldLogps, surrogate, isClipping = true) {
+  if (surrogate === "none") return logps.map(() => 1);
+  const [low, high] = isClipping ? CLIP_RANGES[surrogate] : [Infinity, Infinity];
+  const logRatios = logps.map((logp, t) => logp - oldLogps[t]);
+  const ratios = surrogate !== "gspo" ? logRatios.map(Math.exp) :
+    logRatios.fill(Math.exp(mean(logRatios)));                                  // s_i, of all
+  if (surrogate === "cispo") return ratios.map((ratio) => Math.min(ratio, 1 + high));   // eq. (6)
+  const isClipped = (ratio) => A > 0 ? ratio > 1 + high : ratio < 1 - low;
+  return ratios.map((ratio) => isClipped(ratio) ? 0 : ratio);                   // eq. (3)
+}
+
+// How hard each token of a completion is pushed: the factors of grad log pi(o_t) in minus the
+// gradient of (5), or of what the method has in its place. step: { B, T, numTokens }. (t) -> (t)
+function pushes(A, logps, oldLogps, method, step, isClipping = true) {
+  const { surrogate, average } = METHODS[method];
+  const weight = AVERAGES[average].of({ ...step, length: logps.length });
+  return slopes(A, logps, oldLogps, surrogate, isClipping).map((slope) => A * slope * weight);
 }
 
 // ---- 3. the update ---------------------------------------------------------------------------
@@ -183,8 +202,6 @@ function zerosLike(policy) {
 // What one policy has read, and how likely it found each next token at one temperature.
 class Tree {
   constructor(policy, temperature = 1) {
-    const { D, H, KV, F, numLayers } = policy.cfg;
-    const kvSize = KV * D / H;
     this.policy = policy;
     this.temperature = temperature;
     this.roots = new Map();             // token -> node
@@ -193,22 +210,9 @@ class Tree {
     this.paths = [];                    // the nodes that it sees: from its root to itself
     this.next = [];                     // { p (V), entropy } of the next token, see predict()
     this.numRead = 0;
-    this.layers = Array.from({ length: numLayers }, () => ({
-      input: new Matrix(D),
-      normed: new Matrix(D),
-      q: new Matrix(D),
-      k: new Matrix(kvSize),
-      v: new Matrix(kvSize),
-      weights: [],                      // of each node: (H, length of its path)
-      attended: new Matrix(D),
-      middle: new Matrix(D),
-      middleNormed: new Matrix(D),
-      gate: new Matrix(F),
-      up: new Matrix(F),
-      activated: new Matrix(F),
-    }));
-    this.output = new Matrix(D);
-    this.hidden = new Matrix(D);
+    this.layers = policy.blocks.map(() => activations(policy.cfg));
+    this.output = new Matrix(policy.cfg.D);
+    this.hidden = new Matrix(policy.cfg.D);
   }
 
   // The node of a token behind another node, or behind nothing (-1). -> node
@@ -234,54 +238,34 @@ class Tree {
   }
 }
 
+// What a block computes of each node, or the gradients of it; weights: of each node, how much its
+// heads attend to the nodes on its path (H, length of the path).
+function activations({ D, H, KV, F }, rows) {
+  const columns = { input: D, normed: D, q: D, k: KV * D / H, v: KV * D / H, attended: D,
+                    middle: D, middleNormed: D, gate: F, up: F, activated: F };
+  const parts = Object.entries(columns).map(([name, width]) => [name, new Matrix(width, rows)]);
+  return { ...Object.fromEntries(parts), weights: [] };
+}
+
 // y += x w^T in some rows. (n, I), (O, I) -> (n, O)
-function linear(y, x, { data: w, O, I }, rows) {
-  for (let m = 0; m < rows.length; m += 4) {
-    if (m + 4 <= rows.length) {
-      productsOfFourRows(y.data, x.data, w, O, I, rows, m);
-    } else {
-      for (const row of rows.slice(m)) productOfRow(y.data, x.data, w, O, I, row);
-    }
+function linear({ data: y }, { data: x }, { data: w, O, I }, rows) {
+  for (const row of rows) {
+    for (let o = 0; o < O; o++) y[row * O + o] += dot(w, o * I, x, row * I, I);
   }
 }
 
-// Four rows at a time, each weight is fetched once for all of them.
-function productsOfFourRows(y, x, w, O, I, rows, m) {
-  const [x0, x1, x2, x3] = [rows[m] * I, rows[m + 1] * I, rows[m + 2] * I, rows[m + 3] * I];
-  const [y0, y1, y2, y3] = [rows[m] * O, rows[m + 1] * O, rows[m + 2] * O, rows[m + 3] * O];
-  for (let o = 0; o < O; o++) {
-    let a = 0, b = 0, c = 0, d = 0;
-    const start = o * I;
-    for (let i = 0; i < I; i++) {
-      const weight = w[start + i];
-      a += weight * x[x0 + i];
-      b += weight * x[x1 + i];
-      c += weight * x[x2 + i];
-      d += weight * x[x3 + i];
-    }
-    y[y0 + o] += a;
-    y[y1 + o] += b;
-    y[y2 + o] += c;
-    y[y3 + o] += d;
+// The product of n numbers of w and of x: four sums, so that no addition waits for the one before.
+function dot(w, W, x, X, n) {
+  let a = 0, b = 0, c = 0, d = 0;
+  let i = 0;
+  for (; i + 4 <= n; i += 4) {
+    a += w[W + i] * x[X + i];
+    b += w[W + i + 1] * x[X + i + 1];
+    c += w[W + i + 2] * x[X + i + 2];
+    d += w[W + i + 3] * x[X + i + 3];
   }
-}
-
-// One row: four sums, so that no addition waits for the one before it.
-function productOfRow(y, x, w, O, I, row) {
-  const X = row * I;
-  for (let o = 0; o < O; o++) {
-    const start = o * I;
-    let a = 0, b = 0, c = 0, d = 0;
-    let i = 0;
-    for (; i + 4 <= I; i += 4) {
-      a += w[start + i] * x[X + i];
-      b += w[start + i + 1] * x[X + i + 1];
-      c += w[start + i + 2] * x[X + i + 2];
-      d += w[start + i + 3] * x[X + i + 3];
-    }
-    for (; i < I; i++) a += w[start + i] * x[X + i];
-    y[row * O + o] += a + b + c + d;
-  }
+  for (; i < n; i++) a += w[W + i] * x[X + i];
+  return a + b + c + d;
 }
 
 // dx += dy w and dw += dy^T x
@@ -316,28 +300,26 @@ function addWeighted(y, at, x, rows, factors, first, stride, I) {
 function rmsNorm(y, x, { data: w, O: D }, rows, eps) {
   for (const row of rows) {
     const start = row * D;
-    const scale = 1 / rootMeanSquare(x, start, D, eps);
+    const scale = inverseRms(x.data, start, D, eps);
     for (let i = 0; i < D; i++) y.data[start + i] = x.data[start + i] * scale * w[i];
   }
 }
 
-function rootMeanSquare(x, start, D, eps) {
-  let squares = 0;
-  for (let i = 0; i < D; i++) squares += x.data[start + i] ** 2;
-  return Math.sqrt(squares / D + eps);
+function inverseRms(x, start, D, eps) {
+  return 1 / Math.sqrt(dot(x, start, x, start, D) / D + eps);
 }
 
 // x moves its rms, too, by which all elements are divided: the second term.
 function rmsNormBackward(dx, dw, dy, x, { data: w, O: D }, rows, eps) {
   for (const row of rows) {
     const start = row * D;
-    const scale = 1 / rootMeanSquare(x, start, D, eps);
-    let dot = 0;
-    for (let i = 0; i < D; i++) dot += dy.data[start + i] * w[i] * x.data[start + i];
+    const scale = inverseRms(x.data, start, D, eps);
+    let sum = 0;
+    for (let i = 0; i < D; i++) sum += dy.data[start + i] * w[i] * x.data[start + i];
     for (let i = 0; i < D; i++) {
       const slope = dy.data[start + i];
       dw.data[i] += slope * x.data[start + i] * scale;
-      dx.data[start + i] += slope * w[i] * scale - x.data[start + i] * dot * scale ** 3 / D;
+      dx.data[start + i] += slope * w[i] * scale - x.data[start + i] * sum * scale ** 3 / D;
     }
   }
 }
@@ -377,10 +359,7 @@ function attend(layer, tree, rows) {
       const kvHead = Math.floor(h * KV / H) * hd;
       const p = weights.subarray(h * path.length, (h + 1) * path.length);
       for (let k = 0; k < path.length; k++) {
-        const other = path[k] * KV * hd + kvHead;
-        let dot = 0;
-        for (let j = 0; j < hd; j++) dot += Q[own + j] * K[other + j];
-        p[k] = dot / Math.sqrt(hd);
+        p[k] = dot(Q, own, K, path[k] * KV * hd + kvHead, hd) / Math.sqrt(hd);
       }
       softmax(p);
       for (let k = 0; k < path.length; k++) {
@@ -408,13 +387,9 @@ function attendBackward(gradient, layer, tree, rows) {
       let center = 0;
       for (let k = 0; k < path.length; k++) {
         const other = path[k] * KV * hd + kvHead;
-        let dot = 0;
-        for (let j = 0; j < hd; j++) {
-          dot += dOut[own + j] * values[other + j];
-          dValues[other + j] += p[k] * dOut[own + j];
-        }
-        slopes[k] = dot;
-        center += p[k] * dot;
+        for (let j = 0; j < hd; j++) dValues[other + j] += p[k] * dOut[own + j];
+        slopes[k] = dot(dOut, own, values, other, hd);
+        center += p[k] * slopes[k];
       }
       for (let k = 0; k < path.length; k++) {
         const other = path[k] * KV * hd + kvHead;
@@ -562,11 +537,6 @@ function logProbs(tree, { tokens, nodes }) {
   return tokens.map((token, t) => Math.log(tree.next[nodes[t]].p[token]));
 }
 
-// log pi(o), of all of it
-function logLikelihood(tree, completion) {
-  return logProbs(tree, completion).reduce((sum, logp) => sum + logp, 0);
-}
-
 // The same completions, as another tree (of another policy) predicts them.
 function readAgain(tree, completions) {
   const { cfg } = tree.policy;
@@ -584,7 +554,7 @@ function readAgain(tree, completions) {
   return again;
 }
 
-// Add to `gradient` that of - sum_i pushes[i] sum_t log pi(o_t), over completions i of a tree.
+// Add to `gradient` that of - sum_i sum_t pushes[i][t] log pi(o_t), over completions i of a tree.
 function backward(gradient, tree, completions, pushes) {
   const { policy, layers } = tree;
   const { D, eps } = policy.cfg;
@@ -593,17 +563,15 @@ function backward(gradient, tree, completions, pushes) {
   // of -log softmax(logits / temperature)[token]: p, less 1 at the token, all over temperature
   const dLogits = new Matrix(policy.embed.weight.O, total);
   const predicting = new Set();
-  completions.forEach(({ tokens, nodes }, i) => {
-    if (pushes[i] === 0) return;
-    const push = pushes[i] / tree.temperature;
-    tokens.forEach((token, t) => {
-      const slopes = dLogits.row(nodes[t]);
-      const { p } = tree.next[nodes[t]];
-      for (let v = 0; v < p.length; v++) slopes[v] += push * p[v];
-      slopes[token] -= push;
-      predicting.add(nodes[t]);
-    });
-  });
+  completions.forEach(({ tokens, nodes }, i) => tokens.forEach((token, t) => {
+    const push = pushes[i][t] / tree.temperature;
+    if (push === 0) return;
+    const slopes = dLogits.row(nodes[t]);
+    const { p } = tree.next[nodes[t]];
+    for (let v = 0; v < p.length; v++) slopes[v] += push * p[v];
+    slopes[token] -= push;
+    predicting.add(nodes[t]);
+  }));
   const rows = [...new Set([...predicting].flatMap((node) => [...tree.paths[node]]))];
 
   // backwards through all that was computed
@@ -614,10 +582,7 @@ function backward(gradient, tree, completions, pushes) {
   rmsNormBackward(dOutput, gradient.norm.weight, dHidden, tree.output, policy.norm.weight, rows,
                   eps);
   for (let i = layers.length - 1; i >= 0; i--) {
-    const d = {};
-    for (const [name, part] of Object.entries(layers[i])) {
-      if (part instanceof Matrix) d[name] = new Matrix(part.columns, total);
-    }
+    const d = activations(policy.cfg, total);
     readBlockBackward(gradient.blocks[i], d, dOutput, policy.blocks[i], layers[i], tree, rows);
     dOutput = d.input;
   }
@@ -697,15 +662,11 @@ function float16(bits) {
 }
 
 // The two policies that build.py packed: the base in half precision, and the trained one as its
-// difference from that, in steps of a size that each weight has. -> { base, trained }
-function unpack(packed, cfg) {
-  const data = Float32Array.from(new Uint16Array(bytesOfBase64(packed.base)), float16);
-  const base = viewWeights(cfg, packed.shapes, data);
+// difference from that, in whole steps. -> { base, trained }
+function unpack({ shapes, scale, base: halves, difference }, cfg) {
+  const data = Float32Array.from(new Uint16Array(bytesOfBase64(halves)), float16);
+  const base = viewWeights(cfg, shapes, data);
   const trained = copyOf(base);
-  const steps = new Int8Array(bytesOfBase64(packed.difference));
-  let at = 0;
-  packed.shapes.forEach(([, O, I], i) => {
-    for (const end = at + O * I; at < end; at++) trained.data[at] += steps[at] * packed.scales[i];
-  });
+  new Int8Array(bytesOfBase64(difference)).forEach((step, i) => trained.data[i] += step * scale);
   return { base, trained };
 }

@@ -1,199 +1,337 @@
-// Train it yourself: the loop of main() in grpo.py, in slices between which the browser draws.
+// Training: the batch as squares, the curve, what happens, and how it ended.
 
-const ENOUGH = 0.97;    // as stop_at: stop when this share of the answers was right
-const RECENT = 10;      // of so many steps
-let log = [];           // what trainStep returns, of each step
+let settings = settingsOf(location.hash);       // of the next run
+let run = freshRun();   // the one that is shown
+const earlier = [];     // runs before it, whose curves stay
+let activity = null;    // "training", "exam", "counting" or null
+let isStopping = false; // it has been asked to pause, and will after the step that is under way
+let baseScore = null;   // what the base gets right in the exam
+let yoursIs = "";       // which run the reader's policy is of, in words
 
 // ---- the loop --------------------------------------------------------------------------------
 
-// One step: P problems and G answers to each, rewarded; the gradient of (5); AdamW. -> metrics, and
-// a group as an example, or null if none has signal
-async function trainStep(P, method) {
+// A run of newRun(), with what the page knows of it: greedy: its answer to the problem at the top.
+function freshRun() {
+  return { ...newRun(base, settings), greedy: guess, seen: new Set(), events: [], ended: null,
+           exam: null };
+}
+
+// Begin with the base again; the curve of the run before stays, if it is one. The same settings
+// once more get another seed.
+function beginRun() {
+  if (run.log.length > 1) earlier.push(run);
+  const known = new Set(earlier.map((one) => addressOf(one.settings)));
+  while (known.has(addressOf(settings)) && Number(settings.seed) < 99) {
+    settings = { ...settings, seed: String(Number(settings.seed) + 1) };
+  }
+  run = freshRun();
+  layOutSquares();
+  showSettings();
+  showRun();
+}
+
+// One step, and what is seen of it: each group when it was sampled, the rest at the end.
+async function oneStep() {
   const start = performance.now();
-  const policy = policies.yours;
-  const gradient = zerosLike(policy);
-  const groups = [];
-  for (let i = 0; i < P; i++) {
-    const { prompt, answer } = sampleProblem(Math.random, false, cfg);
-    const tree = new Tree(policy);
-    const uniforms = uniformNumbers(G * cfg.T, Math.random);
-    const completions = finish(rollout(tree, Array(G).fill(prompt), uniforms));
-    const rewards = completions.map((one) => verify(answer, completionText(one, cfg)));
-    const A = advantages(rewards, method);
-    backward(gradient, tree, completions, pushes(A, completions, method, cfg.T, P * G));
-    groups.push({ prompt, tree, completions, rewards, A, method });
+  let numSampled = 0;
+  for (const group of trainStep(run)) {
+    if (group !== null) showGroup(numSampled++, group);
     await breathe();
   }
-  const gradNorm = adamW(policy, gradient, yours.optimizer, cfg.learningRate);
-  yours.steps += 1;
-
-  const all = groups.flatMap(({ completions }) => completions);
-  const withSignal = groups.filter(({ rewards }) => hasSignal(rewards));
-  return {
-    reward: mean(groups.flatMap(({ rewards }) => rewards)),
-    thinks: mean(all.map(({ tokens }) => Number(tokens.includes(THINK)))),
-    signal: withSignal.length / P,
-    length: mean(all.map(({ tokens }) => tokens.length)),
-    numTokens: all.flatMap(({ tokens }) => tokens).length,
-    gradNorm,
-    seconds: (performance.now() - start) / 1000,
-    example: withSignal[0] ?? null,
-  };
-}
-
-async function train() {
-  if (log.length === 0) beginFrom("base");
-  const first = log.length;
-  byId("exam").hidden = true;
-  begin("training");
-  let isDone = false;
-  while (!isStopping && !isDone) {
-    const metrics = await trainStep(Number(byId("num-prompts").value), byId("train-method").value);
-    log.push(metrics);
-    showStep(metrics);
-    const rewards = log.slice(first).slice(-RECENT).map(({ reward }) => reward);
-    isDone = rewards.length === RECENT && mean(rewards) >= ENOUGH;
+  run.greedy = answerTo(run.policy, problem.prompt);
+  run.seconds += (performance.now() - start) / 1000;
+  newEvents(run, run.seen).forEach(addEvent);
+  const isRight = verify(problem.answer, run.greedy.text) === 1;
+  if (isRight && !run.seen.has("top") && run.log.length > 1) {
+    run.seen.add("top");
+    addEvent("The problem at the top: right for the first time.");
   }
-  stop();
-  if (isDone) {
-    await examine();
-  } else {
-    say(`Paused after step ${log.length}.`);
+  run.ended = reasonToStop(run);
+  showRun();
+}
+
+// All that happened in one step has one number.
+function addEvent(text) {
+  const step = run.log.length;
+  const last = run.events.at(-1) ?? { step: 0, number: 0 };
+  run.events.push({ step, text, number: last.number + Number(step > last.step) });
+  say(text);
+}
+
+// Train until it has learned, or is asked to stop; then the exam.
+async function train(numSteps = Infinity) {
+  if (run.log.length === 0 || run.ended !== null) beginRun();
+  activity = "training";
+  isStopping = false;
+  showButtons();
+  for (let i = 0; i < numSteps && !isStopping && run.ended === null; i++) await oneStep();
+  policies.yours = run.policy;
+  yoursIs = `${labelOf(run.settings)}, ${plural(run.log.length, "step")}`;
+  if (run.ended !== null) {
+    activity = "exam";
+    showButtons();
+    showHeadline();
+    baseScore ??= await examScore(base);
+    run.exam = await examScore(run.policy);
+    say(`From ${baseScore} to ${run.exam} of ${EXAM_SIZE}.`);
   }
-  end();
-  forgetCounts();
-  answerAll();
-  if (byId("group-policy").value === "yours") sampleGroup();
+  activity = null;
+  showButtons();
+  showRun();
+  if (byId("asked").textContent !== "") askTyped();      // so that yours is among the answers
 }
 
-// Make `yours` a copy of another policy, of which nothing is known yet.
-function beginFrom(name) {
-  policies.yours = copyOf(policies[name]);
-  Object.assign(yours, { optimizer: newOptimizer(policies.yours), steps: 0, from: name });
-  fillSelect(byId("group-policy"), Object.keys(policies), "yours");
-  log = [];
-  forgetCounts();
-  showCurves();
-  showIntroduction();
-  byId("exam").hidden = true;
-  byId("live-group").replaceChildren("They come with the first step.");
-}
-
-function startOver() {
-  beginFrom("base");
-  pose(problem);
-}
-
-// ---- what is seen of it ----------------------------------------------------------------------
-
-function showIntroduction() {
-  byId("train-status").textContent = `One step: ${byId("num-prompts").value} groups of ${G} ` +
-    "answers. At first, few of them think; watch those become more.";
-}
-
-function showStep({ reward, signal, length, numTokens, gradNorm, seconds, example }) {
-  byId("train-status").textContent =
-    `Step ${log.length}: ${percent(reward)} right, ${percent(signal)} of the groups have ` +
-    `signal, ${length.toFixed(1)} tokens an answer, gradient norm ${gradNorm.toFixed(2)}. ` +
-    `${seconds.toFixed(2)} s, ${Math.round(numTokens / seconds)} tokens a second.`;
-  showCurves();
-  showLiveAnswer();
-  if (example !== null) showExtremes(example);
-}
-
-function showCurves() {
-  const last = Math.max(40, log.length);
-  const ticks = [0, Math.round(last / 2), last];
-  const curve = (metric) => log.map((_, i) => {
-    const recent = log.slice(Math.max(0, i - 2), i + 1);
-    return [i + 1, mean(recent.map((step) => step[metric]))];
-  });
-  const shares = [
-    { name: "right", kind: "yours", points: curve("reward") },
-    { name: "think", kind: "ink dashed", points: curve("thinks") },
-    { name: "signal", kind: "soft dotted", points: curve("signal") }];
-  const lengths = [{ name: "tokens", kind: "yours", points: curve("length") }];
-  const toX = (step) => step / last;
-  chart(byId("share-chart"), "shares, mean of three steps", shares,
-        { x: ticks, y: [0, 0.5, 1] }, toX);
-  chart(byId("length-chart"), "tokens an answer, mean of three steps", lengths,
-        { x: ticks, y: [0, cfg.T / 2, cfg.T] }, toX);
-}
-
-// The greedy answer of the reader's policy, or of the base as long as there is none.
-function showLiveAnswer() {
-  const tree = new Tree(policies.yours ?? base);
-  const [completion] = finish(rollout(tree, [problem.prompt]));
-  const isRight = verify(problem.answer, completionText(completion, cfg));
-  const verdict = element("span", { class: isRight ? "good" : "bad" }, isRight ? " ✓" : " ✗");
-  byId("live-answer").replaceChildren(
-    element("small", {}, problem.prompt, problem.answer === null ? null : verdict),
-    tokenLine("greedy answer", tree, completion));
-}
-
-// The best and the worst answer of a group, or the first ones of several.
-function showExtremes(example) {
-  const { prompt, tree, completions, rewards, A, method } = example;
-  const pushed = tokenPushes(example, A, method);
-  const best = A.indexOf(Math.max(...A));
-  const worst = A.indexOf(Math.min(...A));
-  const lines = [best, worst].map((i) => element("div", { class: "extreme" },
-    rewardMark(rewards[i]), element("span", { class: "number" }, signed(A[i])),
-    tokenLine(i === best ? "best answer" : "worst answer", tree, completions[i], pushed[i])));
-  byId("live-group").replaceChildren(element("small", {}, prompt), ...lines);
-}
-
-// ---- the exam --------------------------------------------------------------------------------
-
-const examScores = {};  // of base and trained policy, which stay as they are, and of yours
-
-// The first different held-out problems of a fixed sequence.
-function examProblems(count) {
-  const random = generator(1);
-  const found = new Map();
-  while (found.size < count) {
-    const one = sampleProblem(random, true, cfg);
-    found.set(one.prompt, one);
-  }
-  return [...found.values()];
-}
-
-// How many of 100 problems the greedy answers of a policy solve.
 async function examScore(policy) {
   let right = 0;
-  for (const { prompt, answer } of examProblems(100)) {
-    const [completion] = finish(rollout(new Tree(policy), [prompt]));
-    right += verify(answer, completionText(completion, cfg));
-    await breathe();
-  }
+  for (right of examine(policy)) await breathe();
   return right;
 }
 
-async function examine() {
-  byId("train-status").append(` Of the last ${RECENT} steps, at least ${percent(ENOUGH)} was ` +
-                              "right: enough. Now the exam …");
-  examScores.base ??= await examScore(base);
-  examScores.trained ??= await examScore(trained);
-  examScores.yours = await examScore(policies.yours);
-  const rows = Object.entries(examScores).map(([name, right]) => element("tr", {},
-    element("th", { class: `dot ${name}`, scope: "row" }, name),
-    element("td", {}, `${right} of 100 right`)));
-  byId("exam").replaceChildren(byId("exam").caption, element("tbody", {}, rows));
-  byId("exam").hidden = false;
-  const result = `${examScores.yours} of 100 right.`;
-  byId("train-status").append(` ${result} Ask it, at the top of the page.`);
-  say(`Trained in ${log.length} steps. In the exam, ${result}`);
+// ---- the batch -------------------------------------------------------------------------------
+
+// 64 squares, a box for each group.
+function layOutSquares() {
+  const G = Number(run.settings.group);
+  const boxes = Array.from({ length: BATCH / G }, () => {
+    const squares = Array.from({ length: G }, () =>
+      element("span", { class: "square none", tabindex: -1, role: "img", "aria-label": "empty" }));
+    return styled(element("div", { class: "group" }, squares), { "--columns": G });
+  });
+  byId("squares").replaceChildren(...boxes);
+  byId("squares").querySelector(".square").tabIndex = 0;
+  byId("batch-title").textContent = `${BATCH} answers, ${G} to each problem`;
+  showCounts();
 }
 
-fillSelect(byId("train-method"), Object.keys(METHODS), "GRPO");
-byId("train-button").addEventListener("click", () => {
+const KINDS = ["thinks right", "thinks wrong", "guesses right", "guesses wrong"];
+
+// The answers of a group, those that think first.
+function showGroup(index, group) {
+  const box = byId("squares").children[index];
+  const answers = group.texts.map((text, i) => ({ i, kind:
+    `${thinks(text) ? "thinks" : "guesses"} ${group.isRight[i] ? "right" : "wrong"}` }));
+  answers.sort((a, b) => KINDS.indexOf(a.kind) - KINDS.indexOf(b.kind));
+  box.classList.toggle("teaches", teaches(group));
+  answers.forEach(({ i, kind }, place) => {
+    const square = box.children[place];
+    square.className = `square ${kind}`;
+    square.setAttribute("aria-label", kind);
+    square.about = () => aboutAnswer(group, i);
+    if (square.hasAttribute("aria-describedby")) showTip(square);
+  });
+  showCounts();
+}
+
+// The answer behind a square, to be read.
+function aboutAnswer({ prompt, answer, texts, A, rewards }, i) {
+  const parts = texts[i].split(/(?<=[;>])/).flatMap((part) => [part, element("wbr")]);
+  return [element("code", {}, prompt), element("p", {}, element("code", {}, parts)),
+          verdictOf(answer, texts[i]),
+          element("small", {}, `reward ${rewards[i].toFixed(2)}, advantage ${signed(A[i])}`)];
+}
+
+// How many squares of each kind there are, beside what they look like.
+function showCounts() {
+  const rowOfCount = (look, selector, name) => element("li", {}, element("span", { class: look }),
+    element("b", {}, String(byId("squares").querySelectorAll(selector).length)), name);
+  byId("counts").replaceChildren(
+    ...KINDS.map((kind) => rowOfCount(`square ${kind}`, "." + kind.replace(" ", "."),
+                                      kind.replace(" ", ", "))),
+    rowOfCount("frame", ".teaches", "framed: it learns here"));
+}
+
+// ---- the curve -------------------------------------------------------------------------------
+
+// Right answers of each step, with those of earlier runs behind it.
+function showCurve() {
+  const box = byId("curve");
+  const width = Math.max(260, box.clientWidth);
+  const height = width > 420 ? 320 : 190;
+  const lines = curveLines();
+  const widest = Math.max(...lines.map(({ text }) => text.length), 9);
+  const [left, right, top, bottom] = [38, Math.min(10 + 6.7 * widest, width / 2.4), 14, 26];
+  const longest = Math.max(40, ...[...earlier, run].map(({ log }) => log.length));
+  const x = (step) => left + (width - left - right) * step / longest;
+  const y = (share) => top + (height - top - bottom) * (1 - share);
+
+  const rulers = [0, 0.5, 1].flatMap((share) => [
+    element("line", { x1: left, x2: width - right, y1: y(share), y2: y(share) }),
+    element("text", { x: left - 6, y: y(share) + 4, "text-anchor": "end" }, `${100 * share}%`)]);
+  const feet = [10, 20, 30, 40, 50, 60].filter((step) => step <= longest).map((step) =>
+    element("text", { x: x(step), y: height - 6, "text-anchor": "middle" },
+            step === 10 ? "step 10" : String(step)));
+  const paths = lines.map(({ kind, log, metric }) => element("path", { class: kind,
+    d: "M" + log.map((_, i) => [x(i + 1), y(smoothed(log, metric, i + 1))].join(" ")).join("L") }));
+  const marks = marksOf(x, y).map(({ number, ...at }) => element("g", {},
+    element("circle", { cx: at.x, cy: at.y, r: 8 }),
+    element("text", { x: at.x, y: at.y + 4, "text-anchor": "middle" }, String(number))));
+  const title = run.log.length === 0 ? "Right answers: none yet" :
+    `Right answers, after ${plural(run.log.length, "step")}: ` +
+    inPercent(smoothed(run.log, "right"));
+  box.replaceChildren(element("svg", { viewBox: `0 0 ${width} ${height}`, width, height,
+                                       role: "img", "aria-label": title },
+    rulers, feet, paths, placed(lines, x, y, height - bottom), marks));
+}
+
+// The lines of the chart, each with what is written at its end: earlier runs, then this one, and,
+// if it is not for right answers, its reward.
+function curveLines() {
+  const lines = earlier.slice(-7).map(({ settings: of, log, exam }) => ({
+    text: labelOf(of) + (exam === null ? "" : `: exam ${exam}`), kind: "ghost", log,
+    metric: "right" }));
+  const { log } = run;
+  if (log.length === 0) return lines;
+  if (run.settings.reward !== "right") {
+    lines.push({ text: "reward", kind: "paid", log, metric: "reward" });
+  }
+  const name = earlier.length > 0 ? labelOf(run.settings) : "right";
+  return [...lines, { text: `${name} ${inPercent(smoothed(log, "right"))}`, kind: "now", log,
+                      metric: "right" }];
+}
+
+// Where the numbers of events stand: on the curve, or beside it where the one before is too near.
+function marksOf(x, y) {
+  const marks = [];
+  for (const { step, number } of run.events) {
+    const before = marks.at(-1) ?? { number: 0, x: -Infinity, y: 0 };
+    if (number === before.number) continue;
+    const at = { number, x: x(step), y: y(smoothed(run.log, "right", step)) };
+    if (at.x - before.x < 17 && Math.abs(at.y - before.y) < 17) {
+      at.y = before.y + (at.y > before.y ? 17 : -17);
+    }
+    marks.push(at);
+  }
+  return marks;
+}
+
+// Labels at the ends of lines, each a line of text below the one before or more, all above `floor`.
+function placed(lines, x, y, floor) {
+  const ends = lines.map(({ text, kind, log, metric }) => ({
+    text, kind, x: x(log.length) + 7, y: y(smoothed(log, metric)) }));
+  ends.sort((a, b) => a.y - b.y);
+  const gap = 14;
+  for (let i = 1; i < ends.length; i++) ends[i].y = Math.max(ends[i].y, ends[i - 1].y + gap);
+  let limit = floor;
+  for (const end of ends.reverse()) {
+    end.y = Math.min(end.y, limit);
+    limit = end.y - gap;
+  }
+  return ends.map(({ text, kind, ...at }) =>
+    element("text", { class: `label ${kind}`, x: at.x, y: at.y + 4 }, text));
+}
+
+// ---- what is seen of a run -------------------------------------------------------------------
+
+function showRun() {
+  showHeadline();
+  showSame();
+  showEvents();
+  showCurve();
+  showEnd();
+}
+
+// In large letters: how far it is, or how it ended.
+function showHeadline() {
+  const [large, small] = headlineOf();
+  byId("headline").replaceChildren(element("strong", {}, large), element("span", {}, small));
+  byId("stage").classList.toggle("ended", run.exam !== null);
+}
+
+function headlineOf() {
+  const step = run.log.length;
+  if (step === 0) return ["Nothing learned yet", "this is the base"];
+  const time = `${run.seconds.toFixed(1)} s`;
+  if (run.exam !== null) {
+    return [`From ${baseScore} to ${run.exam} of ${EXAM_SIZE}`,
+            `problems kept from training, in ${time}, ${plural(step, "step")}, in this tab`];
+  }
+  if (activity === "exam") return ["Exam", `${EXAM_SIZE} problems that were kept from training`];
+  const { right, thinks, length, reward } = run.log.at(-1);
+  const paid = run.settings.reward === "right" ? "" : `, reward ${reward.toFixed(2)}`;
+  return [`${Math.round(BATCH * right)} of ${BATCH} right`,
+          `step ${step}, ${time}, ${Math.round(BATCH * thinks)} think, ${Math.round(length)} ` +
+          `tokens an answer${paid}`];
+}
+
+// The problem of the first screen, as the policy answers it now.
+function showSame() {
+  const { greedy: { tree, text, completion: { tokens, nodes } }, exam, log } = run;
+  const isOver = exam !== null;
+  const when = log.length > 0 ? `after step ${log.length}` : "";
+  byId("same-step").textContent = isOver ? "again" : when;
+  byId("same").querySelector(".tokens")?.remove();
+  const line = emptyLine("answer now");
+  tokens.forEach((id, t) => addToken(line, id, tree.next[nodes[t]]));
+  byId("same").append(line);
+  const was = element("small", {}, "before ", verdictOf(problem.answer, guess.text));
+  showVerdict(byId("same"), element("span", { class: "verdict" }, isOver ? was : null,
+                                    verdictOf(problem.answer, text)));
+}
+
+function showEvents() {
+  const list = byId("events");
+  if (run.events.length === list.children.length && run.events.length > 0) return;
+  list.replaceChildren(...run.events.map(({ number, text }) => element("li", {},
+    element("i", {}, String(number)), element("span", {}, text))));
+  list.scrollTop = list.scrollHeight;
+}
+
+// What to say of the end: what the lever did, why it ended, and what to do next.
+function showEnd() {
+  byId("end").hidden = run.exam === null;
+  if (run.exam === null) return;
+  const why = {
+    learned: `It stopped since ${inPercent(ENOUGH)} of the answers of ${RECENT} steps were right.`,
+    silent: `It stopped since no group had signal in ${SILENT} steps.`,
+    limit: `It stopped after ${LIMIT} steps, as every run does.`,
+  }[run.ended];
+  const [because, tried] = textsAfter(run.settings);
+  const words = commandOf(run.settings, cfg)?.split(/ (?=--)/) ?? [];
+  const command = words.flatMap((word) => [" ", element("code", { class: "whole" }, word)]);
+  const facts = `${why} ${tried}${words.length > 0 ? " In Python:" : ""}`;
+  byId("end-text").replaceChildren(
+    element("p", {}, because), element("p", {}, element("small", {}, facts, command)));
+  byId("to-levers").textContent = leverOf(run.settings) ? "Another lever" : "Now break it";
+  byId("link").href = hashOf(run.settings);
+}
+
+// ---- what can be pressed ---------------------------------------------------------------------
+
+function showButtons() {
+  const isTraining = activity === "training";
+  const isPaused = run.ended === null && run.log.length > 0;
+  const label = isTraining ? "Pause" : activity === "exam" ? "Exam" :
+    isPaused ? "Go on" : run.log.length === 0 ? "Train" : "Train again";
+  for (const id of ["begin", "train-button"]) {
+    byId(id).textContent = label;
+    byId(id).disabled = activity !== null && (!isTraining || isStopping);
+  }
+  byId("start-over").hidden = !isPaused || isTraining;
+  const others = "#step-button, #start-over, #mix-button, #mix select, #count, .lever";
+  for (const control of document.querySelectorAll(others)) control.disabled = activity !== null;
+}
+
+function pressTrain() {
   if (activity === "training") {
-    stop();
-  } else {
+    isStopping = true;
+    showButtons();
+  } else if (activity === null) {
     train();
   }
+}
+
+function showStage() {
+  byId("stage").scrollIntoView();
+  byId("train-button").focus({ preventScroll: true });
+}
+
+byId("begin").addEventListener("click", () => {
+  showStage();
+  pressTrain();
 });
-byId("start-over").addEventListener("click", startOver);
-byId("num-prompts").addEventListener("change", () => {
-  if (log.length === 0) showIntroduction();
+byId("train-button").addEventListener("click", pressTrain);
+byId("step-button").addEventListener("click", () => train(1));
+byId("start-over").addEventListener("click", () => {
+  beginRun();
+  train();
 });

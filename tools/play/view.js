@@ -1,15 +1,12 @@
-// What the sections of the page share: the policies, tokens that can be looked into, and charts.
+// What the parts of the page share: the policies, elements, and tokens that can be looked into.
 
 const stored = JSON.parse(document.getElementById("data").textContent);
 const { cfg } = stored;
 const { base, trained } = unpack(stored.packed, cfg);
 
-// The policies by name. The reader's own joins them as "yours", once it has learned a step.
+// The policies by name. The reader's own joins them as "yours".
 const policies = { base, trained };
-const yours = { optimizer: null, steps: 0, from: "base" };
 
-const G = 8;                                            // answers in a group
-const THINK = 256 + cfg.specialTokens.indexOf("<think>");
 const mayMove = !matchMedia("(prefers-reduced-motion: reduce)").matches;
 
 // ---- elements --------------------------------------------------------------------------------
@@ -21,7 +18,7 @@ function byId(id) {
 // A new element. Strings among its children become text nodes: what a policy has written enters the
 // page like this or by append, never as markup. Children that are null are left out.
 function element(tag, attributes = {}, ...children) {
-  const isSvg = ["svg", "path", "line", "text"].includes(tag);
+  const isSvg = ["svg", "path", "line", "text", "circle", "g"].includes(tag);
   const namespace = isSvg ? "http://www.w3.org/2000/svg" : "http://www.w3.org/1999/xhtml";
   const node = document.createElementNS(namespace, tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
@@ -35,12 +32,6 @@ function styled(node, variables) {
   return node;
 }
 
-function fillSelect(select, names, chosen) {
-  const options = names.map((name) => element("option", { value: name }, name));
-  select.replaceChildren(...options);
-  select.value = chosen;
-}
-
 function signed(x, digits = 2) {
   const sign = x > 0 ? "+" : x < 0 ? "−" : "";
   return sign + Math.abs(x).toFixed(digits);
@@ -52,49 +43,13 @@ function percent(p) {
   return (100 * p).toFixed(nearAnEnd ? 1 : 0) + "%";
 }
 
+function plural(count, one, many = one + "s") {
+  return `${count} ${count === 1 ? one : many}`;
+}
+
 // For those who listen: what has changed on the page, apart from what they are reading.
 function say(text) {
   byId("said").textContent = text;
-}
-
-// ---- what is going on ------------------------------------------------------------------------
-
-let activity = null;    // "training", "counting", or null; one at a time, since both take a while
-let isStopping = false; // it has been asked to stop, and will after the step that is under way
-
-function begin(name) {
-  activity = name;
-  isStopping = false;
-  showButtons();
-}
-
-function stop() {
-  isStopping = true;
-  showButtons();
-}
-
-// The button that was pressed to stop was disabled until now, which loses the focus in Firefox.
-function end() {
-  const button = byId(activity === "training" ? "train-button" : "count");
-  const wasLost = document.activeElement === document.body;
-  activity = null;
-  showButtons();
-  if (wasLost) button.focus({ preventScroll: true });
-}
-
-// What can be pressed now, and what it is called.
-function showButtons() {
-  const isIdle = activity === null;
-  byId("learn").disabled = !isIdle || !hasSignal(group.rewards) || group.changes !== null;
-  byId("learn").textContent = learnLabel();
-  byId("train-button").disabled = isStopping && !isIdle || activity === "counting";
-  byId("train-button").textContent =
-    activity === "training" ? "Pause" : log.length > 0 ? "Go on" : "Train";
-  byId("start-over").disabled = !isIdle;
-  byId("count").disabled = isStopping && !isIdle || activity === "training";
-  byId("count").textContent =
-    activity === "counting" ? "Stop" : counts.base ? "Sample 25 more" : "Sample 25 problems";
-  byId("count-anew").disabled = !isIdle || !counts.base;
 }
 
 // ---- time ------------------------------------------------------------------------------------
@@ -119,30 +74,30 @@ function breathe() {
 // ---- tokens ----------------------------------------------------------------------------------
 
 function tokenLabel(id) {
+  if (id === cfg.EOS) return "end";
   if (id >= 256) return cfg.specialTokens[id - 256] ?? `token ${id}`;
   if (id === 32) return "␣";
   return id > 32 && id < 127 ? String.fromCharCode(id) : "\\x" + id.toString(16).padStart(2, "0");
 }
 
-// A token as it stands on the page. next: what its policy predicted there; push: how hard it is
-// pushed, of at most 1, and why; without it, the shade says how unlikely the token was.
-function tokenElement(id, next, push = null) {
+// Add a token to a line. next: what its policy predicted there; push: how hard it is pushed, of at
+// most 1, and why; without it, the shade says how unlikely the token was. The first of a line is
+// reached by the tab key, the others by arrow keys. A line is broken behind steps and tags, or,
+// where there are none, every ten tokens. -> its node
+function addToken(line, id, next, push = null) {
   const strength = push ? Math.sqrt(Math.abs(push.share)) : 1 - next.p[id];
   const kind = push === null ? "unsure" : push.share > 0 ? "up" : "down";
-  const classes = id >= 256 ? `${kind} tag` : kind;
-  const node = element("span", { class: classes, tabindex: -1 }, tokenLabel(id));
-  node.token = { id, next, why: push ? push.why : null };
-  return styled(node, { "--strength": (0.75 * strength).toFixed(3) });
-}
-
-// The tokens of a completion that `tree` predicted. label: what is read out; pushes: of each token,
-// or null
-function tokenLine(label, tree, { tokens, nodes }, pushes = null) {
-  const line = emptyLine(label);
-  tokens.forEach((id, t) => {
-    addToken(line, tokenElement(id, tree.next[nodes[t]], pushes && pushes[t]));
-  });
-  return line;
+  const tag = id === cfg.EOS ? " tag end" : id >= 256 ? " tag" : "";
+  const tabindex = line.firstChild === null ? 0 : -1;
+  const node = element("span", { class: kind + tag, tabindex }, tokenLabel(id));
+  node.about = () => aboutToken(id, next, push);
+  line.append(styled(node, { "--strength": (0.75 * strength).toFixed(3) }));
+  line.unbroken = (line.unbroken ?? 0) + 1;
+  if (id >= 256 || tokenLabel(id) === ";" || line.unbroken === 10) {
+    line.append(element("wbr"));
+    line.unbroken = 0;
+  }
+  return node;
 }
 
 function emptyLine(label) {
@@ -150,15 +105,52 @@ function emptyLine(label) {
   return element("div", { class: "tokens", role: "group", "aria-label": help });
 }
 
-// The first token of a line is reached by the tab key, the others by arrow keys.
-function addToken(line, node) {
-  if (line.firstChild === null) node.tabIndex = 0;
-  line.append(node);
+// Write an answer to a problem into a box, token by token, then the verdict.
+async function writeAnswer(box, answer, { tree, completion: { tokens, nodes }, text }) {
+  const line = emptyLine("answer");
+  box.append(line);
+  for (const [t, id] of tokens.entries()) {
+    addToken(line, id, tree.next[nodes[t]]);
+    if (mayMove) await pause(24);
+  }
+  showVerdict(box, verdictOf(answer, text));
+  say(box.querySelector("figcaption").textContent);
+}
+
+// What the verifier says of an answer, in a few words.
+function verdictOf(answer, text) {
+  const found = extract(text) ?? "no answer";
+  if (answer === null) return element("strong", { class: "verdict" }, "nobody can check this");
+  const isRight = verify(answer, text) === 1;
+  return element("strong", { class: `verdict ${isRight ? "right" : "wrong"}` },
+                 `${isRight ? "✓" : "✗"} ${found}`);
+}
+
+// A box for an answer: what it is of, and, when there is one, the verdict; then its tokens.
+function answerBox(title) {
+  return element("figure", { class: "answer" },
+                 element("figcaption", {}, element("span", {}, title)));
+}
+
+function showVerdict(box, verdict) {
+  box.querySelector("figcaption > .verdict")?.remove();
+  box.querySelector("figcaption").append(verdict);
+}
+
+// ---- what is said of the thing that is pointed at --------------------------------------------
+
+// A node with `about`, a function that returns what to say of it, says it when it is pointed at,
+// tapped, or reached by the keyboard.
+function showTip(node) {
+  const tip = byId("tip");
+  tip.replaceChildren(...node.about());
+  tip.hidden = false;
+  node.setAttribute("aria-describedby", "tip");
+  placeTip(tip, node.getBoundingClientRect());
 }
 
 // What else might have stood in the place of a token: the five likeliest, and itself.
-function showTip(node) {
-  const { id, next, why } = node.token;
+function aboutToken(id, next, push) {
   const byChance = Array.from(next.p.keys()).sort((a, b) => next.p[b] - next.p[a]);
   const shown = byChance.slice(0, 5);
   if (!shown.includes(id)) shown.push(id);
@@ -166,12 +158,8 @@ function showTip(node) {
     element("code", {}, tokenLabel(v)),
     styled(element("i"), { "--length": `${100 * next.p[v]}%` }),
     element("span", {}, percent(next.p[v]))));
-  const notes = [`entropy ${next.entropy.toFixed(2)} nats`, why].filter((text) => text !== null);
-  const tip = byId("tip");
-  tip.replaceChildren(...lines, ...notes.map((text) => element("small", {}, text)));
-  tip.hidden = false;
-  node.setAttribute("aria-describedby", "tip");
-  placeTip(tip, node.getBoundingClientRect());
+  return [...lines, element("small", {}, push?.why ?? ""),
+          element("small", {}, `entropy ${next.entropy.toFixed(2)} nats`)];
 }
 
 // Below the token, or above it where there is more room, and inside the window.
@@ -192,64 +180,33 @@ function hideTip() {
   }
 }
 
-for (const kind of ["mouseover", "focusin"]) {
+// What has the focus keeps its tip while the mouse is over nothing that has one. A finger that was
+// put down may slide to what is beside it.
+for (const kind of ["pointerover", "focusin"]) {
   document.addEventListener(kind, ({ target }) => {
+    const told = [target, document.activeElement].find((node) => node?.about);
     hideTip();
-    if (target.token) showTip(target);
+    if (told) showTip(told);
   });
 }
 document.addEventListener("focusout", hideTip);
+document.addEventListener("pointerdown", ({ target, pointerId }) => {
+  if (target.hasPointerCapture(pointerId)) target.releasePointerCapture(pointerId);
+});
+
+// Arrow keys go through the tokens of a line, and through the squares of a batch.
 document.addEventListener("keydown", (event) => {
   if (event.key === "Escape") hideTip();
   const from = event.target;
-  if (!from.token || event.altKey || event.ctrlKey || event.metaKey) return;
-  const to = {
-    ArrowRight: from.nextSibling, ArrowLeft: from.previousSibling,
-    Home: from.parentNode.firstChild, End: from.parentNode.lastChild,
-  }[event.key];
-  if (!to) return;
+  const box = from.closest?.("[role=group]");
+  if (!box || event.altKey || event.ctrlKey || event.metaKey) return;
+  const all = [...box.querySelectorAll("[tabindex]")];
+  const at = all.indexOf(from);
+  const last = all.length - 1;
+  const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: last }[event.key];
+  if (at < 0 || to === undefined || to < 0 || to > last) return;
   event.preventDefault();
   from.tabIndex = -1;
-  to.tabIndex = 0;
-  to.focus();
+  all[to].tabIndex = 0;
+  all[to].focus();
 });
-
-// ---- charts ----------------------------------------------------------------------------------
-
-// Lines through points (x, y), each with its name and last value at its end. series: { name, kind
-// (classes), points }; ticks: values of x and y that are written at the axes; toX: 0 .. 1 of an x
-function chart(box, title, series, ticks, toX) {
-  const width = Math.max(280, box.clientWidth || 500);
-  const [height, left, right, bottom] = [230, 34, 118, 30];
-  const highest = Math.max(...ticks.y);
-  const x = (value) => left + (width - left - right) * toX(value);
-  const y = (value) => 10 + (height - 10 - bottom) * (1 - value / highest);
-  const drawn = series.filter(({ points }) => points.length > 0);
-
-  const rulers = ticks.y.flatMap((value) => [
-    element("line", { x1: left, x2: width - right, y1: y(value), y2: y(value) }),
-    element("text", { x: 0, y: y(value) + 4 }, String(value))]);
-  const feet = ticks.x.map((value) =>
-    element("text", { x: x(value), y: height - 8, "text-anchor": "middle" }, String(value)));
-  const lines = drawn.map(({ kind, points }) => {
-    const places = points.map((point) => `${x(point[0]).toFixed(1)} ${y(point[1]).toFixed(1)}`);
-    return element("path", { class: kind, d: "M" + places.join("L") });
-  });
-
-  // names, from the highest line downwards, each at least a line of text below the one before
-  const byHeight = [...drawn].sort((a, b) => b.points.at(-1)[1] - a.points.at(-1)[1]);
-  let limit = 0;
-  const names = byHeight.map(({ name, kind, points }) => {
-    const [lastX, lastY] = points.at(-1);
-    const at = Math.max(y(lastY), limit);
-    limit = at + 15;
-    const value = highest > 1 ? lastY.toFixed(1) : lastY.toFixed(2);
-    return element("text", { class: `label ${kind}`, x: x(lastX) + 7, y: at + 4 },
-                   `${name} ${value}`);
-  });
-  const said = drawn.map(({ name, points }) => `${name} ${points.at(-1)[1].toFixed(2)}`);
-  const label = `${title}: ${said.join(", ") || "nothing yet"}`;
-  box.replaceChildren(element("svg", { viewBox: `0 0 ${width} ${height}`, width, height,
-                                       role: "img", "aria-label": label },
-                              rulers, feet, lines, names));
-}

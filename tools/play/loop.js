@@ -1,0 +1,363 @@
+// main() of grpo.py: what can be set, one step, what is seen in it, and when it ends. Nothing here
+// knows of a page.
+
+const LIMIT = 60;       // steps of a run at most
+const ENOUGH = 0.96;    // as stop_at: stop when this share of the answers was right
+const RECENT = 8;       // of so many steps
+const SILENT = 10;      // or when so many steps had no signal at all
+const BATCH = 64;       // answers a step
+const MANY = 4;         // updates a batch, where it is not one
+const EXAM_SEED = 1;
+const EXAM_SIZE = 100;
+
+// ---- what can be set -------------------------------------------------------------------------
+
+// The first option of each setting is the usual one. Of each option: its name in an address, what
+// it is called in a list, and in a label.
+const SETTINGS = {
+  reward: { title: "reward for", options: [
+    ["right", "right answers", "right"],
+    ["length", "long answers", "long answers"],
+    ["wrong", "wrong answers", "wrong answers"],
+    ["bug", "right ones, and all that begin with 1", "verifier bug"]] },
+  baseline: { title: "baseline", options: [
+    ["mean", "the group’s mean", "mean"],
+    ["0", "0: only right answers count", "only right"],
+    ["1", "1: only wrong answers count", "only wrong"],
+    ["-1", "−1: all are pushed up", "all up"]] },
+  group: { title: "group of", options: [["8", "8", "8"], ["2", "2", "group of 2"]] },
+  temperature: { title: "temperature", options: [
+    ["1", "1", "1"], ["0.2", "0.2", "temp. 0.2"], ["2", "2", "temp. 2"]] },
+  rate: { title: "learning rate", options: [["1", "× 1", "1"], ["10", "× 10", "rate × 10"]] },
+  updates: { title: "updates a batch", options: [
+    ["1", "1", "1"], ["4", "4", "4 updates"], ["free", "4, not clipped", "4 updates, no clip"]] },
+  method: { title: "method", options: Object.keys(METHODS).map((name) => [name, name, name]) },
+  seed: { title: "seed", options: Array.from({ length: 99 }, (_, i) =>
+    [String(i + 1), String(i + 1), `seed ${i + 1}`]) },
+};
+
+const USUAL = Object.fromEntries(Object.entries(SETTINGS).map(([key, { options }]) =>
+  [key, options[0][0]]));
+
+// Settings as an address has them behind its #, without those that are usual.
+function addressOf(settings) {
+  const changed = Object.entries(settings).filter(([key, value]) => value !== USUAL[key]);
+  return new URLSearchParams(changed).toString();
+}
+
+// The settings of an address; what is unknown there is left out.
+function settingsOf(address) {
+  const settings = { ...USUAL };
+  for (const [key, value] of new URLSearchParams(address.replace(/^#/, ""))) {
+    const setting = Object.hasOwn(SETTINGS, key) ? SETTINGS[key] : { options: [] };
+    if (setting.options.some((option) => option[0] === value)) settings[key] = value;
+  }
+  return settings;
+}
+
+// What distinguishes settings from the usual ones, in a few words.
+function labelOf(settings) {
+  const words = Object.entries(settings).filter(([key, value]) => value !== USUAL[key]).map(
+    ([key, value]) => SETTINGS[key].options.find((option) => option[0] === value)[2]);
+  const isPlain = settings.seed === USUAL.seed ? words.length === 0 : words.length === 1;
+  return [...(isPlain ? [settings.method] : []), ...words].join(", ");
+}
+
+// The same in Python, or null where no script has such a reward or baseline.
+function commandOf({ reward, baseline, group, temperature, rate, updates, method }, cfg) {
+  if (reward !== "right" || baseline !== "mean") return null;
+  const { command, surrogate } = METHODS[method];
+  const isFree = updates === "free" && surrogate !== "none";
+  const flags = [
+    group === USUAL.group ? "" : ` --num_generations ${group} --num_prompts ${BATCH / group}`,
+    temperature === USUAL.temperature ? "" : ` --temperature ${temperature}`,
+    rate === USUAL.rate ? "" : ` --learning_rate ${rate * cfg.learningRate}`,
+    updates === USUAL.updates ? "" : ` --num_iterations ${MANY}`,
+    isFree ? " --epsilon 1e9 --epsilon_high 1e9" : ""];
+  return `python ${command}${flags.join("")}`;
+}
+
+// What an answer earns. length: in tokens, of at most T
+function rewardOf(kind, isRight, text, length, T) {
+  return {
+    right: isRight,
+    wrong: 1 - isRight,
+    length: length / T,
+    bug: Number(isRight || (extract(text) ?? "").startsWith("1")),
+  }[kind];
+}
+
+// ---- one step --------------------------------------------------------------------------------
+
+// A copy of the base that has learned nothing yet. The same settings give the same run. Random
+// numbers begin behind those of the exam.
+function newRun(base, settings) {
+  const policy = copyOf(base);
+  return { settings, policy, optimizer: newOptimizer(policy), log: [], seconds: 0,
+           random: generator(EXAM_SEED + Number(settings.seed)) };
+}
+
+// G answers to one problem, verified, rewarded and compared.
+function sampleGroup(policy, { prompt, answer }, G, random, settings) {
+  const { cfg } = policy;
+  const tree = new Tree(policy, Number(settings.temperature));
+  const uniforms = uniformNumbers(G * cfg.T, random);
+  const completions = finish(rollout(tree, Array(G).fill(prompt), uniforms));
+  const logps = completions.map((one) => logProbs(tree, one));
+  const texts = completions.map((one) => completionText(one, cfg));
+  const isRight = texts.map((text) => verify(answer, text));
+  const rewards = texts.map((text, i) =>
+    rewardOf(settings.reward, isRight[i], text, completions[i].tokens.length, cfg.T));
+  const A = advantages(rewards, settings.method, settings.baseline);
+  return { prompt, answer, tree, completions, logps, texts, isRight, rewards, A };
+}
+
+function thinks(text) {
+  return text.includes("<think>");
+}
+
+// Problems and answers, rewarded; then updates: the gradient of (5), AdamW. Yields each group when
+// it has been sampled, and null when the gradient of one has been added. What was seen of the step
+// goes into the log.
+function* trainStep(run) {
+  const { settings, policy, optimizer, random, log } = run;
+  const { cfg } = policy;
+  const G = Number(settings.group);
+  const groups = [];
+  while (groups.length < BATCH / G) {
+    const problem = sampleProblem(random, false, cfg);
+    groups.push(sampleGroup(policy, problem, G, random, settings));
+    yield groups.at(-1);
+  }
+  const lengths = groups.flatMap(({ completions }) => completions.map((one) => one.tokens.length));
+  const step = { B: BATCH, T: cfg.T, numTokens: BATCH * mean(lengths) };
+  const clipped = [];                   // whether a token is, from the second update on
+  for (let update = 0; update < (settings.updates === "1" ? 1 : MANY); update++) {
+    const gradient = zerosLike(policy);
+    for (const group of groups.filter(teaches)) {
+      const { tree, completions } = update === 0 ? group : asReadNow(group, policy);
+      const factors = pushesOf(group, tree, completions, settings, step);
+      backward(gradient, tree, completions, factors);
+      const withPush = factors.filter((_, i) => update > 0 && group.A[i] !== 0);
+      clipped.push(...withPush.flat().map((factor) => Number(factor === 0)));
+      yield null;
+    }
+    adamW(policy, gradient, optimizer, Number(settings.rate) * cfg.learningRate);
+  }
+  log.push({ ...measured(groups), clipped: clipped.length > 0 ? mean(clipped) : 0 });
+}
+
+// The answers of a group as the policy, which has moved on, predicts them.
+function asReadNow({ tree: { temperature }, completions }, policy) {
+  const tree = new Tree(policy, temperature);
+  return { tree, completions: readAgain(tree, completions) };
+}
+
+// How hard the tokens of a group are pushed, by the policy of a tree. -> (G)(t)
+function pushesOf({ A, logps }, tree, completions, { method, updates }, step) {
+  return completions.map((one, i) =>
+    pushes(A[i], logProbs(tree, one), logps[i], method, step, updates !== "free"));
+}
+
+// Whether a group pushes at all. If the group's mean is the baseline, its answers have to differ.
+function teaches({ A }) {
+  return A.some((advantage) => advantage !== 0);
+}
+
+// Shares of the answers of a batch, and of its groups.
+function measured(groups) {
+  const all = groups.flatMap(({ completions, texts, isRight, rewards }) =>
+    completions.map(({ tokens }, i) => ({ text: texts[i], right: isRight[i], reward: rewards[i],
+                                          length: tokens.length })));
+  const share = (test) => mean(all.map((one) => Number(test(one))));
+  return {
+    right: share(({ right }) => right),
+    thinks: share(({ text }) => thinks(text)),
+    thinksRight: share(({ text, right }) => thinks(text) && right),
+    empty: share(({ text }) => text.includes("<answer></answer>")),
+    ones: share(({ text }) => (extract(text) ?? "").startsWith("1")),
+    reward: mean(all.map(({ reward }) => reward)),
+    length: mean(all.map(({ length }) => length)),
+    signal: mean(groups.map((group) => Number(teaches(group)))),
+  };
+}
+
+// Why a run ends after its last step: "learned", "silent", "limit"; null if it goes on.
+function reasonToStop({ log, settings }) {
+  const last = log.slice(-RECENT).map(({ right }) => right);
+  const isEnough = last.length === RECENT && mean(last) >= ENOUGH;
+  if (isEnough && settings.reward === "right") return "learned";
+  const signals = log.slice(-SILENT).map(({ signal }) => signal);
+  if (signals.length === SILENT && Math.max(...signals) === 0) return "silent";
+  return log.length >= LIMIT ? "limit" : null;
+}
+
+// ---- what is seen ----------------------------------------------------------------------------
+
+// The mean of a metric over the last three steps up to a step.
+function smoothed(log, metric, step = log.length) {
+  return mean(log.slice(Math.max(0, step - 3), step).map((one) => one[metric]));
+}
+
+function inPercent(part, whole = 1) {
+  return whole > 0 ? `${Math.round(100 * part / whole)}%` : "none";
+}
+
+// What can happen in a run, each once: when, and what is then said of it. now: the means of three
+// steps; best: the highest share of right answers so far
+const EVENTS = {
+  first: [({ log }) => log.length === 1,
+    ({ log: [{ right, thinks, thinksRight }] }) => {
+      const [t, tr, r] = [thinks, thinksRight, right].map((share) => Math.round(BATCH * share));
+      return t === 0 ? `None of the base’s ${BATCH} answers thinks. ${r} are right.` :
+        `Of the base’s ${BATCH} answers ${t} think, ${tr} of them right. The other ` +
+        `${BATCH - t} guess, ${r - tr} right.`;
+    }],
+  half: [({ log, now }) => log[0].thinks < 0.45 && now.thinks >= 0.5,
+    ({ settings, now }) => "Half of them think now. " + ({
+      right: `Nobody rewards that, but ${inPercent(now.thinksRight, now.thinks)} of those who ` +
+        `think are right, and ${inPercent(now.right - now.thinksRight, 1 - now.thinks)} of the ` +
+        "others.",
+      length: "A thought is long, and long pays.",
+    }[settings.reward] ?? "")],
+  blurts: [({ log, now }) => log[0].thinks > 0.1 && now.thinks <= 0.05,
+    () => "Nobody thinks any more."],
+  agree: [({ log, now, settings }) => log.length >= 3 && now.signal <= 0.5 &&
+    settings.baseline === "mean" && settings.group !== "2",
+    ({ settings }) => `Half of the boxes lost their frame: their ${settings.group} answers ` +
+      "earned the same, none is better than the mean, nothing is pushed. That is: no signal."],
+  hacked: [({ log, now, best, settings }) => ["length", "bug"].includes(settings.reward) &&
+    best - now.right >= 0.2 && now.reward > smoothed(log, "reward", 3) + 0.1,
+    ({ now, best }) => `The reward is up, at ${now.reward.toFixed(2)}. Right answers are down, ` +
+      `from ${inPercent(best)} to ${inPercent(now.right)}. It does what pays, not what was meant.`],
+  ones: [({ now, settings }) => settings.reward === "bug" && now.ones >= 0.85,
+    ({ now }) => `${inPercent(now.ones)} of the answers begin with 1.`],
+  empty: [({ now }) => now.empty >= 0.5,
+    ({ settings }) => "Half of the answers are empty. " + (settings.reward === "wrong" ?
+      "There is no surer way to be wrong." : "Nothing is shorter.")],
+  clipped: [({ now }) => now.clipped >= 0.01,
+    ({ now }) => `Since they were sampled, ${inPercent(now.clipped)} of the tokens left the ` +
+      "range of the clip: they are not pushed any further."],
+  cut: [({ now, cfg }) => now.length >= 0.93 * cfg.T,
+    ({ cfg }) => `Answers run into the limit of ${cfg.T} tokens, and are cut off.`],
+  done: [({ log, now }) => log.length >= 3 && now.signal <= 0.2 && now.right >= 0.93,
+    () => "Nearly all boxes agree, and are right: nothing left to learn from them."],
+  silent: [({ log, now }) => log.length >= 3 && now.signal === 0 && now.right < 0.9,
+    ({ now }) => "No frame in three steps: every box agrees" +
+      (now.right < 0.05 ? ", in being wrong. " : ", also where it is wrong. ") +
+      "No signal, no gradient: nothing leads out."],
+};
+
+// What has happened in the last step that had not happened before. seen: names of events, to which
+// these are added. -> texts
+function newEvents({ settings, policy: { cfg }, log }, seen) {
+  const metrics = Object.keys(log[0]);
+  const now = Object.fromEntries(metrics.map((metric) => [metric, smoothed(log, metric)]));
+  const best = Math.max(...log.map((_, i) => smoothed(log, "right", i + 1)));
+  const state = { settings, cfg, log, now, best };
+  const fresh = Object.entries(EVENTS).filter(([name, [when]]) => !seen.has(name) && when(state));
+  return fresh.map(([name, [, words]]) => {
+    seen.add(name);
+    return words(state);
+  });
+}
+
+// ---- the exam --------------------------------------------------------------------------------
+
+// The first different held-out problems of a fixed sequence.
+function examProblems(count, cfg) {
+  const random = generator(EXAM_SEED);
+  const found = new Map();
+  while (found.size < count) {
+    const one = sampleProblem(random, true, cfg);
+    found.set(one.prompt, one);
+  }
+  return [...found.values()];
+}
+
+// An answer, the likeliest tokens or, with uniform numbers, one by chance.
+function answerTo(policy, prompt, uniforms = null) {
+  const tree = new Tree(policy);
+  const [completion] = finish(rollout(tree, [prompt], uniforms));
+  return { tree, completion, text: completionText(completion, policy.cfg) };
+}
+
+// The first problem of the exam that the base gets wrong, and the trained policy right.
+function firstProblem(base, trained) {
+  const verdict = (policy, { prompt, answer }) => verify(answer, answerTo(policy, prompt).text);
+  const problems = examProblems(EXAM_SIZE, base.cfg);
+  return problems.find((one) => verdict(base, one) < verdict(trained, one)) ?? problems[0];
+}
+
+// How many of the exam's problems the greedy answers of a policy solve; yields after each tenth.
+function* examine(policy) {
+  let right = 0;
+  const problems = examProblems(EXAM_SIZE, policy.cfg);
+  for (let start = 0; start < problems.length; start += 10) {
+    const some = problems.slice(start, start + 10);
+    const completions = finish(rollout(new Tree(policy), some.map(({ prompt }) => prompt)));
+    some.forEach(({ answer }, i) => {
+      right += verify(answer, completionText(completions[i], policy.cfg));
+    });
+    yield right;
+  }
+  return right;
+}
+
+// ---- one group, token by token ---------------------------------------------------------------
+
+// One step of GRPO on a group alone. -> tokens: Map "node:token" -> what its answers push it up and
+// down by, net: how its logit is pushed, before, after: its chance; times: how many times as likely
+// each answer is then
+function pushGroup(policy, optimizer, group) {
+  const { tree, completions } = group;
+  const gradient = zerosLike(policy);
+  const factors = pushesOf(group, tree, completions, USUAL, { B: completions.length });
+  backward(gradient, tree, completions, factors);
+  adamW(policy, gradient, optimizer, policy.cfg.learningRate);
+  const now = asReadNow(group, policy);
+  const times = now.completions.map((one, i) => Math.exp(one.tokens.length *
+    (mean(logProbs(now.tree, one)) - mean(group.logps[i]))));
+  return { times, tokens: pushedTokens(group, factors, now) };
+}
+
+// At each place of a tree, the logit of a token is pushed by all answers that come by: by factor *
+// (1 - p) of those that have this token, by - factor * p of those that have another one there.
+function pushedTokens({ tree, completions }, factors, now) {
+  const sums = new Map();               // node -> sum of the factors of all that come by
+  const found = new Map();
+  completions.forEach(({ tokens, nodes }, i) => tokens.forEach((id, t) => {
+    const node = nodes[t];
+    const key = `${node}:${id}`;
+    const factor = factors[i][t];
+    sums.set(node, (sums.get(node) ?? 0) + factor);
+    if (!found.has(key)) {
+      const after = now.tree.next[now.completions[i].nodes[t]].p[id];
+      found.set(key, { id, node, up: 0, down: 0, before: tree.next[node].p[id], after });
+    }
+    found.get(key)[factor > 0 ? "up" : "down"] += factor;
+  }));
+  for (const one of found.values()) one.net = one.up + one.down - one.before * sums.get(one.node);
+  return found;
+}
+
+// Answers that begin alike, as branches: { tokens: [{ id, node }], withIt, branches }
+function branchesOf(completions, withIt = completions.map((_, i) => i), depth = 0) {
+  const byToken = new Map();
+  for (const i of withIt) {
+    const id = completions[i].tokens[depth];
+    if (id === undefined) continue;
+    if (!byToken.has(id)) byToken.set(id, []);
+    byToken.get(id).push(i);
+  }
+  return [...byToken].map(([id, members]) => {
+    const first = completions[members[0]];
+    const tokens = [];
+    let end = depth;
+    const isShared = (t) => members.every((i) => completions[i].tokens[t] === first.tokens[t]);
+    for (; end < first.tokens.length && isShared(end); end++) {
+      tokens.push({ id: first.tokens[end], node: first.nodes[end] });
+    }
+    return { tokens, withIt: members, branches: branchesOf(completions, members, end) };
+  });
+}

@@ -1,0 +1,58 @@
+// Measured in node, for the page: what the levers do, seed by seed, and a push by hand. Progress
+// goes to stderr, what was found to stdout.
+
+const { base, trained } = unpack(stored.packed, stored.cfg);
+const SEEDS = ["1", "2", "3"];
+const USUAL_SEEDS = ["1", "2", "3", "4", "5"];
+const HAND_GROUPS = 300;
+
+// What is known of a run with these settings at its end.
+function recordOf(settings) {
+  const run = newRun(base, settings);
+  while (reasonToStop(run) === null) finish(trainStep(run));
+  const right = run.log.map((_, i) => smoothed(run.log, "right", i + 1));
+  const first = (share) => right.findIndex((one) => one >= share) + 1 || null;
+  const record = {
+    exam: finish(examine(run.policy)), steps: run.log.length, half: first(0.5), nine: first(0.9),
+    best: Math.max(...right), right: right.at(-1), reward: smoothed(run.log, "reward"),
+    clipped: mean(run.log.map(({ clipped }) => clipped)),
+  };
+  console.error(labelOf(settings), settings.seed, JSON.stringify(record));
+  return record;
+}
+
+function recordsOf(set, seeds = SEEDS) {
+  return seeds.map((seed) => recordOf({ ...USUAL, ...set, seed }));
+}
+
+// Of groups to the problem of the first screen: what share of the tokens whose chance changed by
+// half a point or more moved where they were pushed, and of the wrong answers got likelier.
+function handRecord() {
+  const problem = firstProblem(base, trained);
+  let [groups, moved, asPushed, wrong, risen] = [0, 0, 0, 0, 0];
+  for (let seed = 1; seed <= HAND_GROUPS; seed++) {
+    const policy = copyOf(base);
+    const group = sampleGroup(policy, problem, 8, generator(seed), USUAL);
+    if (!teaches(group)) continue;
+    groups += 1;
+    const push = pushGroup(policy, newOptimizer(policy), group);
+    for (const token of push.tokens.values()) {
+      const change = token.after - token.before;
+      if (Math.abs(change) < 0.005) continue;
+      moved += 1;
+      asPushed += Number(change > 0 === token.net > 0);
+    }
+    group.isRight.forEach((isRight, i) => {
+      wrong += 1 - isRight;
+      risen += Number(!isRight && push.times[i] > 1);
+    });
+  }
+  return { groups, asPushed: asPushed / moved, risen: risen / wrong };
+}
+
+const levers = Object.fromEntries(LEVERS.map(({ name, set }) => [name, recordsOf(set)]));
+const beside = Object.fromEntries(LEVERS.filter(({ method }) => method).map(
+  ({ name, set, method }) => [name, recordsOf({ ...set, method })]));
+console.log(JSON.stringify({
+  base: finish(examine(base)), usual: recordsOf({}, USUAL_SEEDS), levers, beside,
+  hand: handRecord() }));

@@ -1,0 +1,11 @@
+// The first screen: one problem, the base's guess, and what a trained policy writes.
+
+const problem = firstProblem(base, trained);
+const guess = answerTo(base, problem.prompt);
+
+for (const node of document.querySelectorAll(".the-problem")) {
+  node.textContent = problem.prompt.replace("=", " = ?");
+}
+byId("the-answer").textContent = problem.answer;
+writeAnswer(byId("before"), problem.answer, guess);
+writeAnswer(byId("after"), problem.answer, answerTo(trained, problem.prompt));
