@@ -251,6 +251,9 @@ def test_a_batch_has_a_group_of_two_for_each_pair_and_nothing_counts_as_right(
     assert torch.equal(batch.prompts, script.encode_prompts(batch.problems, task, "cpu"))
     logps, _ = script.score(policy, batch.prompts, batch.tokens, cfg.temperature)
     torch.testing.assert_close(batch.logps, logps.detach() * batch.mask)
+    cfg = config(pairs=str(path), num_prompts=1, num_generations=2)
+    given = pairs.Given(cfg, task)
+    assert len({given.sample_batch(policy, task, cfg, step).texts[0] for step in (0, 1)}) == 2
 
 
 @scripts("dpo")

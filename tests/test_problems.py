@@ -90,7 +90,8 @@ def test_an_answer_is_a_text_or_a_number(read, answer, wanted):
 
 BAD = ["nothing", "{", '{"prompt": "q", "answer": 1', '{"prompt": "q", "answer": 1} {}', "[]",
        '{"prompt": "q"}', '{"prompt": "", "answer": 1}', '{"prompt": 7, "answer": 1}',
-       '{"prompt": "q", "answer": true}', '{"prompt": "q", "answer": [1]}',
+       '{"prompt": "q", "answer": null}', '{"prompt": "q", "answer": true}',
+       '{"prompt": "q", "answer": [1]}',
        '{"prompt": "q", "answer": " \\n"}', '{"prompt": "q", "answer": NaN}',
        '{"prompt": "q", "answer": 1e400}', '{"prompt": "\\ud800", "answer": 1}',
        '{"prompt": "q", "answer": "\\udfff"}', "[" * 100_000,
@@ -154,6 +155,8 @@ def test_the_scripts_functions_sample_from_both_parts(load):
     assert {problem.task for problem in (*test, *train)} == {"train"}
     assert len(common.held_out_problems(task, 10)) == 10
     assert sorted(common.held_out_problems(task, 512)) == sorted(task.test)
+    other_answer = load(records(20), [{"prompt": "q7", "answer": 8}])
+    assert "q7" not in prompts(other_answer.train)
     few = load(records(2_000), records(3, "new"))
     assert sorted(common.held_out_problems(few, 512)) == sorted(few.test)
 
