@@ -4,7 +4,6 @@ import random
 import re
 import time
 from collections import Counter
-from statistics import fmean
 
 import pytest
 from conftest import takes_less_than
@@ -186,15 +185,3 @@ def test_problems_have_different_digits_a_target_of_two_and_an_answer_that_solve
         assert 10 <= target <= LIMIT and problem.difficulty == len(numbers)
         assert answered(problem.answer, problem) == 1
     assert len({problem.prompt for problem in SAMPLED}) > 600
-
-
-@pytest.mark.parametrize("phase, right, thinks", [
-    ("textbook", (1.0, 1.0), (1.0, 1.0)), ("cold_start", (1.0, 1.0), (1.0, 1.0)),
-    ("forum", (0.2, 0.35), (0.15, 0.25))])
-def test_the_textbook_thinks_and_is_right_and_the_forum_mostly_guesses(phase, right, thinks):
-    shown = common.sample_problems(TASK, 1000, 1, phase=phase)
-    verdicts = [TASK.verify(problem, problem.completion) for problem in shown]
-    does_think = ["<think>" in problem.completion for problem in shown]
-    assert right[0] <= fmean(verdicts) <= right[1]
-    assert thinks[0] <= fmean(does_think) <= thinks[1]
-    assert all(verdict == 1 for verdict, thinks in zip(verdicts, does_think) if thinks)

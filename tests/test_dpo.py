@@ -200,23 +200,6 @@ def test_the_base_answers_held_out_problems_and_it_or_the_policy_those_to_learn_
     assert run.policy is not models[0]
 
 
-@scripts("dpo")
-def test_an_evaluation_has_the_kl_of_the_policy_from_the_base_per_sampled_token(script, train):
-    """By k3 on samples, whose mean over all tokens is the exact KL of these two next tokens."""
-    found = train(num_steps=4)
-    base = found.run.state["base"]
-    assert base["kl"] == pytest.approx(0, abs=1e-6) and base["pairs/loss"] == pytest.approx(
-        math.log(2) * (base["pairs/logps/chosen"] != 0), abs=1e-6)
-    again = found.run.evaluate(0)
-    batch = script.sample_batch(found.run.policy, found.run.task, found.run.cfg, "kl", "test")
-    reference = script.GPT(found.run.cfg)
-    common.load_policy(reference, found.run.folder / "base.pt")
-    ref_logps, _ = script.score(reference, batch.prompts, batch.tokens)
-    x = ((batch.logps - ref_logps) * batch.mask).double()
-    expected = (torch.expm1(-x) + x).sum() / batch.mask.sum()
-    assert again["kl"] == pytest.approx(expected.item(), rel=1e-4) and again["kl"] > 1e-4
-
-
 # ---- pairs in files --------------------------------------------------------------------------
 
 GOOD = {"prompt": "(3+4)=", "chosen": "<answer>7</answer>", "rejected": "<answer>8</answer>"}

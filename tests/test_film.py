@@ -94,13 +94,6 @@ def test_the_line_that_moves_stops_where_the_curves_have_the_values_of_the_scene
         assert set(dots) < set(line) and [dot.split(",")[0] for dot in dots] == stops
 
 
-@pytest.mark.parametrize("evaluated, last, steps", [
-    (range(1, 35), 35, [0, 2, 5, 10, 20, 35]), ([10, 20, 30], 35, [0, 10, 20, 35]),
-    ([1, 3, 8, 12], 99, [0, 1, 3, 8, 12, 99]), ([1], 2, [0, 1, 2])])
-def test_the_steps_are_the_evaluated_ones_that_are_nearest_and_both_ends(evaluated, last, steps):
-    assert film.pick_steps(list(evaluated), last) == steps
-
-
 def test_a_hostile_or_endless_text_stays_a_text_in_its_box(run, draw):
     plain = draw(run({0: ("1", False), 3: ("2", False), 7: ("3", True)}))
     folder = run({0: (HOSTILE, False), 3: (HOSTILE * 900, False), 7: (f"1</think>{HOSTILE}", True)},

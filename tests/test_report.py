@@ -16,7 +16,6 @@ from tools.report import (
     command,
     counts,
     draw_curve,
-    main,
     read_log,
     read_run,
     render,
@@ -163,21 +162,6 @@ def test_damaged_lines_are_skipped_and_numbers_that_a_browser_lacks_become_null(
     completion = {"text": "2", "reward": math.nan}
     write_log(folder, "samples", {"step": 1, "prompt": "1+1=", "completions": [completion]})
     assert read_run(folder)["samples"][0]["completions"] == [{"text": "2", "reward": None}]
-
-
-@pytest.mark.parametrize("config", [
-    None, "", "{", "[]", "{}", '{"script": "a.py"}', '{"script": "a.py", "config": 1}'])
-def test_a_folder_that_is_no_run_gets_one_line_and_exit_code_2(run, tmp_path, capsys, config):
-    folder = tmp_path / "none"
-    folder.mkdir()
-    if config is not None:
-        (folder / "config.json").write_text(config)
-    with pytest.raises(SystemExit) as exit:
-        main([str(run()), str(folder)])
-    printed = capsys.readouterr()
-    assert exit.value.code == 2 and not printed.out
-    assert printed.err.startswith(f"error: {folder}: ") and printed.err.count("\n") == 1
-    assert not (tmp_path / "run" / "report.html").exists()
 
 
 def test_chromium_draws_whatever_there_is_and_shows_a_group_with_signal(run):
