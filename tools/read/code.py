@@ -12,6 +12,8 @@ from tools.read.lesson import in_batch
 from tools.read.watch import first_line
 
 MARKED = ("ratio", "clipped_ratio", "token_loss")       # rows in which clipped tokens are ringed
+FOLDED = {"": "", "idle": " without effect here", "variant": " not used here",
+          "log": " for the log"}                        # kinds of lines, the strongest last
 PARTS = re.compile(rf'''(?P<str>"""[\s\S]*?"""|"(?:\\.|[^"\\\n])*")|(?P<com>\#.*)
     |(?P<kw>\b(?:{"|".join(keyword.kwlist)})\b)|(?P<def>(?<=def\ )\w+|(?<=class\ )\w+)''', re.X)
 
@@ -55,7 +57,8 @@ def row(label, value, clipped=None, limits=None, kind=""):
         x = float(value.tensor)
         return f'<div class="v one{kind}"><b>{label}</b><span>{number_text(x, [x])}</span></div>'
     numbers = [x for of_row in rows for x in of_row]
-    is_one = all(max(of_row) - min(of_row) < 1e-6 for of_row in rows if of_row)
+    ranges = [max(of_row) - min(of_row) for of_row in rows if of_row]
+    is_one = max(ranges) < 1e-6
     boxes = []
     for i, of_row in enumerate(rows):
         cells = ""
@@ -97,8 +100,8 @@ class Values:
         if line == function.node.body[0].lineno - 1 and function.name in self.lesson.given:
             note = self.lesson.given[function.name]
             read = self.lesson.names_read(function)
-            values = {name: value for name, value in note.values.items() if name in read
-                      and not any(name == other for _, other, *_ in self.shown)}
+            names = read - {name for _, name, *_ in self.shown}
+            values = {name: value for name, value in note.values.items() if name in names}
         elif line in function.statements and line in self.lesson.notes:
             note = self.lesson.notes[line]
             values = note.values
@@ -197,7 +200,7 @@ def folds(lesson, name):
     for line, kind in zip(numbers, kinds):
         if groups and bool(groups[-1][0]) == bool(kind):
             groups[-1][1].append(line)
-            groups[-1][0] = "log" if "log" in (groups[-1][0], kind) else max(groups[-1][0], kind)
+            groups[-1][0] = max(groups[-1][0], kind, key=list(FOLDED).index)
         else:
             groups.append([kind, [line]])
     return groups
@@ -205,11 +208,11 @@ def folds(lesson, name):
 
 def fold(lesson, kind, group, body, why=""):
     """Lines that a click on their label shows, or the switch. -> HTML"""
-    count = sum(1 for line in group if lesson.lines[line - 1].strip())
+    count = len([line for line in group if lesson.lines[line - 1].strip()])
     flags = reasons(lesson, group)
-    without_flags = {"log": " for the log", "idle": " without effect here",
-                     "variant": " not used here"}
-    why += flags + ("," * bool(flags) + without_flags[kind] if kind == "log" or not flags else "")
+    if flags and kind == "log":
+        why += flags + ","
+    why += flags if flags and kind != "log" else FOLDED[kind]
     return (f'<div class="fold {kind}"><label><input type=checkbox>⋯ {count} '
             f"line{'s' if count > 1 else ''}{why}</label><div>{body}</div></div>")
 
@@ -223,9 +226,9 @@ def reasons(lesson, group):
             if any(other != flags and other in flags for other in all_flags):
                 continue                                # fewer of them do as well
             name, value = re.search(r"--(\w+)(?: ([^-\s]\S*))?", flags).groups()
-            values.setdefault(name, []).append(value or "")
-    return ": " + " ".join(f"<code>--{name} {', '.join(dict.fromkeys(of))}".rstrip() + "</code>"
-                           for name, of in values.items()) if values else ""
+            values.setdefault(name, {})[value or ""] = True     # each once, in their order
+    said = [f"--{name} {', '.join(of)}".rstrip() for name, of in values.items()]
+    return ": " * bool(said) + " ".join(f"<code>{flag}</code>" for flag in said)
 
 
 def span(node):
