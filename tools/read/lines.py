@@ -36,6 +36,11 @@ def simple(body, heads=()):
             yield statement, heads
 
 
+def leads_to(body, wanted):
+    """Whether one of the statements in a body is wanted. -> bool"""
+    return any(id(statement) in wanted for statement, _ in simple(body))
+
+
 def without(body, wanted):
     """The lines of statements that are none of `wanted`, a set of ids, and of each if or loop that
     leads to none. -> set"""
@@ -46,16 +51,15 @@ def without(body, wanted):
         if not isinstance(statement, BLOCKS):
             lines |= set() if id(statement) in wanted else all_lines(statement)
             continue
-        has = [any(id(s) in wanted for s, _ in simple(part)) for part in bodies(statement)]
-        if not any(has):
-            lines |= all_lines(statement)
-            continue
         first, other = bodies(statement)
-        lines |= without(first, wanted)
-        if other and not has[1]:                        # the line of its else, too
-            lines |= set(range(first[-1].end_lineno + 1, statement.end_lineno + 1))
-        else:
-            lines |= without(other, wanted)
+        if not leads_to(first + other, wanted):
+            lines |= all_lines(statement)
+        elif not other or leads_to(other, wanted):
+            lines |= without(first, wanted) | without(other, wanted)
+        else:                                           # the line of its else, too
+            last = first[-1].end_lineno
+            lines |= without(first, wanted)
+            lines |= {line for line in all_lines(statement) if line > last}
     return lines
 
 
@@ -100,9 +104,12 @@ def preparing(function, kinds):
         for part in (statement, *heads):
             for name in loaded(part if part is statement else condition(part)):
                 readers.setdefault(name, set()).add(kinds.get(part.lineno, ""))
-    return {line for statement, _ in simple(function.node.body) for line in all_lines(statement)
-            if kinds.get(line) == "log" and stored(statement)
-            and all(readers.get(name) == {"variant"} for name in stored(statement))}
+    found = set()
+    for statement, _ in simple(function.node.body):
+        by = [readers.get(name) for name in stored(statement)]
+        if by and all(kinds_of_readers == {"variant"} for kinds_of_readers in by):
+            found |= {line for line in all_lines(statement) if kinds.get(line) == "log"}
+    return found
 
 
 def trains(node, with_effects):
@@ -114,11 +121,12 @@ def with_effects(functions):
     """The names of the functions that train, or call one that does. -> set"""
     found = set()
     while True:
-        more = {f.name for f in functions
-                if any(trains(s, found) for s, _ in simple(f.node.body))} - found
-        if not more:
+        before = set(found)
+        for function in functions:
+            if any(trains(statement, found) for statement, _ in simple(function.node.body)):
+                found.add(function.name)
+        if found == before:
             return found
-        found |= more
 
 
 def read_besides_dicts(statement):
@@ -126,9 +134,11 @@ def read_besides_dicts(statement):
     holds metrics. -> set"""
     if not isinstance(statement, ast.Return):
         return loaded(statement)
-    parts = getattr(statement.value, "elts", [statement.value])
-    return set().union(*(loaded(part) for part in parts
-                         if not any(isinstance(inner, ast.Dict) for inner in ast.walk(part))))
+    found = set()
+    for part in getattr(statement.value, "elts", [statement.value]):
+        has_dict = any(isinstance(inner, ast.Dict) for inner in ast.walk(part))
+        found |= set() if has_dict else loaded(part)
+    return found
 
 
 def condition(head):
