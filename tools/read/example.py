@@ -119,9 +119,9 @@ def make_batch(rewards):
 def in_place_of_a_run(script, networks):
     """Within, the main of a script takes one batch, the example. Its networks go into a list."""
     name = script.__name__
-    start, then = OLD_LOGPS, OLD_LOGPS + MOVED
-    if name == "dpo":                                   # its policy begins as the base
-        start, then = REF_LOGPS, PREFERRED
+    is_dpo = name == "dpo"                              # its policy begins as the base
+    start = REF_LOGPS if is_dpo else OLD_LOGPS
+    then = PREFERRED if is_dpo else OLD_LOGPS + MOVED
     run = mock.MagicMock(resumed={}, state={}, parts={})
     run.steps.return_value = [0]
 
