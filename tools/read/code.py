@@ -49,13 +49,13 @@ def label_of(name):
     return html.escape(name)
 
 
-def row(label, value, clipped=None, limits=None, kind=""):
+def row(label, value, clipped=None, limits=None):
     """A line of values with its label, which is HTML: a box for each output, in it a number for
     each token, or one if they are equal. clipped: what to ring; outside limits it is bold."""
     rows = in_batch(value)
     if rows is None:
         x = float(value.tensor)
-        return f'<div class="v one{kind}"><b>{label}</b><span>{number_text(x, [x])}</span></div>'
+        return f'<div class="v one"><b>{label}</b><span>{number_text(x, [x])}</span></div>'
     numbers = [x for of_row in rows for x in of_row]
     ranges = [max(of_row) - min(of_row) for of_row in rows if of_row]
     is_one = max(ranges) < 1e-6
@@ -69,7 +69,7 @@ def row(label, value, clipped=None, limits=None, kind=""):
             attribute = f' class="{" ".join(kinds)}"' if kinds else ""
             cells += f"<i{attribute}>{number_text(x, numbers)}</i>"
         boxes.append(f'<div class="o{i + 1}{" whole" if is_one else ""}">{cells}</div>')
-    return f'<div class="v{kind}"><b>{label}</b>{"".join(boxes)}</div>'
+    return f'<div class="v"><b>{label}</b>{"".join(boxes)}</div>'
 
 
 def is_shown(name, value):
