@@ -281,7 +281,7 @@ def logistic(lesson):
     top = losses[0]
     middle = losses[28]                                 # where M is 0
     d = Drawing("The loss of a pair against its margin", 400, 262,
-                scale(left, right, 44, 384), scale(0, top, 220, 20))
+                scale(left, right, 44, 364), scale(0, top, 220, 20))
     d.line(left, 0, right, 0, "rule")
     d.line(0, 0, 0, top, "one")
     d.line(left, middle, 0, middle, "level")
