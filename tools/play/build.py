@@ -176,9 +176,8 @@ def assemble(data):
         style=style, style_hash=sha256(style),
         script_text=script, script_hash=sha256(script),
         script=run["script"], steps=run["steps"],
-        base=round(100 * run["base"]), trained=round(100 * run["trained"]),
-        num_problems=run["problems"],
-        num_weights=f"{size:,}", batch_size=run["batch_size"],
+        base=f"{100 * run['base']:.1f}", trained=f"{100 * run['trained']:.1f}",
+        num_problems=run["problems"], num_weights=f"{size:,}", batch_size=run["batch_size"],
         num_updates=f"{run['num_updates']} step{'s' * (run['num_updates'] > 1)}",
         data=data_text)
     num_bytes = len(text.encode())

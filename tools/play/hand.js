@@ -101,7 +101,7 @@ function leafFacts({ withIt: [i] }) {
 function notesOnHand() {
   const { stage, group, pushes, tried } = hand;
   const chosen = tried < 2 ? "" :
-    ` Of ${tried} groups that were drawn, it is the first in which all of this is seen.`;
+    ` Of ${tried} groups that were drawn, this is the first in which both are seen.`;
   return [
     () => [pushes === 0 ? "The policy is the base." :
            `The policy is the base after ${plural(pushes, "push", "pushes")}.`],

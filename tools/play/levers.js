@@ -59,7 +59,7 @@ const LEVERS = [
       "left the range, and were not pushed any further." },
   { name: "Four updates, no clip", set: { updates: "free" },
     watch: "The ratio may grow as it likes. Watch whether the curve gets rough.",
-    after: () => "In four updates few tokens get far enough to be clipped; the ratio does it." },
+    after: () => "The ratio corrects for what has changed; nothing limits how far it changes." },
   { name: "Four updates, no ratio", set: { updates: "4", method: "REINFORCE" },
     watch: "REINFORCE takes each batch for its own, though three updates of four come after it " +
       "has moved on. Watch the curve after its top.",
