@@ -3,7 +3,7 @@
 beside: grpo.py and examples/pretrained.py do the same job from the same base, by turns, with three
 seeds: the seconds of a step, and in how many steps their rewards are equal. sizes: Llamas with
 random weights, in one process and in two: the seconds of a step, and the most memory that a process
-held. Writes docs/real.json and, between their marks in docs/real-models.md, two tables.
+held. Writes docs/real.json and, between its marks in docs/real-models.md, a table.
 """
 import argparse
 import importlib.util
@@ -57,33 +57,22 @@ def median_step(folder):
 # ---- 1. beside grpo.py -----------------------------------------------------------------------
 
 def measure_beside(work):
-    """Both scripts from the same base, by turns. -> rows of the table"""
+    """Both scripts from the same base, by turns. -> list of dicts, one of each seed"""
     base = Path(work, "base")
     model = Path(work, "model")
     run("grpo.py", base, "--max_steps", 0, *EVALUATION, quiet=True)
     export.export(base, model)
-    rows = []
+    starts = {"grpo.py": ["--init_from", base], EXAMPLE: ["--model", model, *LIKE_GRPO]}
+    found = []
     for seed in SEEDS:
-        ours = Path(work, f"ours-{seed}")
-        theirs = Path(work, f"theirs-{seed}")
-        job = ["--max_steps", STEPS, "--seed", seed, *EVALUATION]
-        run("grpo.py", ours, "--init_from", base, *job, quiet=True)
-        run(EXAMPLE, theirs, "--model", model, *LIKE_GRPO, *job, quiet=True)
-        seconds = [median_step(folder) for folder in (ours, theirs)]
-        rewards = [curve(folder, "reward") for folder in (ours, theirs)]
-        num_equal = sum(one == other for one, other in zip(*rewards, strict=True))
-        rows.append([seed, f"{seconds[0]:.3f}", f"{seconds[1]:.3f}",
-                     f"{seconds[1] / seconds[0]:.2f}", f"{rewards[0][0]:.3f}",
-                     f"{rewards[0][-1]:.3f}", f"{rewards[1][-1]:.3f}", f"{num_equal} of {STEPS}"])
-    return rows
-
-
-def beside_table(rows):
-    head = ["seed", "grpo.py, s a step", "pretrained.py, s a step", "ratio",
-            "reward, step 1", f"step {STEPS}, grpo.py", f"step {STEPS}, pretrained.py",
-            "steps with equal rewards"]
-    return (f"{table(head, rows)}\nFrom one base, by turns; 32 prompts, 8 completions of each; "
-            f"one thread. Seconds: the median of steps 2 to {STEPS}. {MACHINE}.\n")
+        runs = {}
+        for script, start in starts.items():
+            folder = Path(work, f"{Path(script).stem}-{seed}")
+            run(script, folder, *start, "--max_steps", STEPS, "--seed", seed, *EVALUATION,
+                quiet=True)
+            runs[script] = {"median": median_step(folder), "rewards": curve(folder, "reward")}
+        found.append({"seed": seed, "runs": runs})
+    return found
 
 
 # ---- 2. larger models ------------------------------------------------------------------------
@@ -118,31 +107,46 @@ def weigh(*words):
     return usage.ru_maxrss * MEGABYTES
 
 
-def measure_sizes(work, imports):
-    """Each size in each variant. -> rows of the table"""
-    rows = []
+def measure_sizes(work):
+    """Each size in each variant. -> list of dicts"""
+    found = []
     spawn = multiprocessing.get_context("spawn")        # so that we hold no model
     for number, shape in enumerate(SHAPES):
         model = Path(work, f"random-{number}")
         with ProcessPoolExecutor(1, spawn) as pool:
             parameters = pool.submit(save_random, model, *shape).result()
         for variant, (launcher, flags) in VARIANTS.items():
-            folder = Path(work, f"size-{len(rows)}")
+            folder = Path(work, f"size-{len(found)}")
             print(f"{parameters:,} parameters, {variant}", flush=True)
             peak = weigh(*launcher, EXAMPLE, "--model", model, *SIZE_JOB, *flags,
                          "--output_dir", folder)
-            rows.append([f"{parameters:,}", variant, f"{median_step(folder):.2f}",
-                         f"{peak:.0f}", f"{peak - imports:.0f}"])
-    return rows
+            found.append({"parameters": parameters, "variant": variant,
+                          "median": median_step(folder), "peak_MB": peak})
+    return found
 
 
-def sizes_table(rows, imports):
-    head = ["parameters", "variant", "s a step", "peak of a process, MB", "without imports, MB"]
-    return (f"{table(head, rows)}\nA process that only imports what the others import has a peak "
-            f"of {imports:.0f} MB. A step: 8 prompts, 8 completions of each, all of 48 tokens, "
-            "since what ends a text is no token of these models; micro-batches of 8; with a "
-            f"reference, for `--beta 0.001`. Seconds: the median of steps 2 to {SIZE_STEPS}; one "
-            f"process with two threads, or two with one. {MACHINE}.\n")
+# ---- 3. the table ----------------------------------------------------------------------------
+
+def written(beside, imports_MB, sizes, machine):
+    """The table, and what is said below it. -> str"""
+    runs = [row["runs"] for row in beside]
+    medians = [statistics.median(pair[script]["median"] for pair in runs)
+               for script in ("grpo.py", EXAMPLE)]
+    rewards = [steps for pair in runs for steps in zip(pair["grpo.py"]["rewards"],
+                                                       pair[EXAMPLE]["rewards"])]
+    num_equal = sum(ours == theirs for ours, theirs in rewards)
+    rows = [["that of grpo.py", *(f"{seconds:.2f} s" for seconds in medians), *["-"] * 4]]
+    for parameters in dict.fromkeys(row["parameters"] for row in sizes):
+        cells = [f"{row['median']:.2f} s, {row['peak_MB']:.0f} MB" for row in sizes
+                 if row["parameters"] == parameters]
+        rows.append([f"{parameters:,}", "-", *cells])
+    head = ["parameters", "grpo.py", *VARIANTS]
+    return (f"{table(head, rows)}\nSeconds a step, and the peak of a process, of which "
+            f"{imports_MB:.0f} MB are imports. First row: the main job on one thread; in "
+            f"{num_equal} of {len(rewards)} steps the rewards are equal. The others: random "
+            "weights, 8 prompts, 8 completions of each, all of 48 tokens; each reward is 0, and "
+            "gradients are computed all the same; two threads, or two processes with one. "
+            f"Medians, without the first step. {machine}.\n")
 
 
 def main():
@@ -150,12 +154,10 @@ def main():
     if importlib.util.find_spec("transformers") is None:
         common.fail("transformers is missing: pip install -r examples/requirements.txt")
     with tempfile.TemporaryDirectory() as work:
-        beside = measure_beside(work)
-        imports = weigh(*ALONE, "-c", IMPORTS)
-        sizes = measure_sizes(work, imports)
-    record("real", beside=beside, imports_MB=imports, sizes=sizes)
-    put("beside", beside_table(beside), "real")
-    put("sizes", sizes_table(sizes, imports), "real")
+        found = {"beside": measure_beside(work), "imports_MB": weigh(*ALONE, "-c", IMPORTS),
+                 "sizes": measure_sizes(work)}
+    record("real", **found)
+    put("measured", written(**found, machine=MACHINE), "real")
 
 
 if __name__ == "__main__":
