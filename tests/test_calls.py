@@ -26,7 +26,7 @@ def is_inserted(tokens):
 
 class Echo(common.Task):
     """After each ? the environment says whose problem it is, and how often it was asked:
-    ?<information>B2</information>. Every ? is worth one."""
+    ?<information>B11</information>. Every ? is worth one."""
     prompt_width = 4
     call_tokens = ("?",)
 
@@ -38,7 +38,7 @@ class Echo(common.Task):
     def respond(self, problem, text):
         if self.reply is not None:
             return self.reply
-        return f"<information>{problem.answer}{text.count('?')}</information>"
+        return f"<information>{problem.answer}{'1' * text.count('?')}</information>"
 
     def verify(self, problem, text):
         return [float(character == "?") for character in text]

@@ -184,20 +184,31 @@ def test_an_update_descends_the_loss_of_log_probs_and_of_the_chosen_ones_likelih
 @pytest.mark.parametrize("flags, is_base", [("", True), ("--online", False)])
 def test_the_base_answers_held_out_problems_and_it_or_the_policy_those_to_learn_from(
         script, train, monkeypatch, flags, is_base):
+    """And the KL is that of the policy from the base, on what the policy samples."""
     sample_batch = script.sample_batch
     models = []
     calls = []
+    drawn = []
 
     def spied(model, task, cfg, step, split="train"):
         models.append(model)
         calls.append((step, split, model is models[0]))
-        return sample_batch(model, task, cfg, step, split)
+        batch = sample_batch(model, task, cfg, step, split)
+        if step == "kl":
+            batch.mask[:, 0] = 0.0                  # as if an environment had inserted that token
+            drawn.append(batch)
+        return batch
     monkeypatch.setattr(script, "sample_batch", spied)
-    run = train(flags, num_steps=2).run
+    run = train(f"{flags} --eval_steps 2", num_steps=2).run
     learned = [call for call in calls if call[0] != "kl"]
     assert learned == [("pairs", "test", True), (0, "train", is_base), (1, "train", is_base)]
     assert {call[1:] for call in calls if call[0] == "kl"} == {("test", False)}
     assert run.policy is not models[0]
+    batch = drawn[-1]
+    ref_logps, _ = script.score(models[0], batch.prompts, batch.tokens, 1.0, "torch")
+    x = (batch.logps - ref_logps)[batch.mask > 0]
+    [*_, line] = (run.folder / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line)["eval/kl"] == pytest.approx((torch.exp(-x) - 1 + x).mean().item(), 1e-4)
 
 
 # ---- pairs in files --------------------------------------------------------------------------

@@ -40,9 +40,9 @@ def write(tmp_path):
 def load(write):
     """load(lines, eval_lines, **flags): the task of a file, or of two."""
     def make(lines, eval_lines=None, **flags):
-        eval_data = "" if eval_lines is None else write("test.jsonl", eval_lines)
-        cfg = Config(data=write("train.jsonl", lines), eval_data=eval_data, **flags)
-        return problems.FromFile(cfg)
+        if eval_lines is not None:
+            flags["eval_data"] = write("test.jsonl", eval_lines)
+        return problems.FromFile(Config(data=write("train.jsonl", lines), **flags))
     return make
 
 
@@ -106,6 +106,11 @@ def test_a_line_that_is_no_problem_is_refused_with_its_number(refused, load, lin
     refused(load, lines, said=said)
     refused(load, records(20), [line],
             said=f"--eval_data {tmp_path / 'test.jsonl'}: line 1 is not")
+
+
+def test_a_file_is_read_as_editors_and_other_systems_write_it(read):
+    lines = ['\ufeff{"prompt": "a\u2028b", "answer": 1}\r', " ", '{"prompt": "c", "answer": 2}']
+    assert read(lines) == [("a\u2028b", "1"), ("c", "2")]
 
 
 def test_a_file_that_cannot_be_read_is_refused(refused, write, tmp_path):
