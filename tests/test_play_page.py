@@ -96,7 +96,7 @@ def test_problems_of_ones_own_one_step_by_hand_and_many_samples(open_page):
     page = open_page()
     said, verdicts = ask(page, "((((6-1)-2)*4)+8)")
     assert said.startswith("Inside the task") and verdicts[1] == "✓ 20"
-    assert "17 and 23: they know no numbers but 1 to 9" in ask(page, "17*23")[0]
+    assert "17 and 23: the models know no numbers but 1 to 9" in ask(page, "17*23")[0]
     assert "never read <" in ask(page, "<b>1</b>")[0]
 
     # what a policy writes stays text

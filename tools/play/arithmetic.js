@@ -102,7 +102,7 @@ function outside(prompt, cfg) {
   const values = isInForm ? valuesOf(prompt) : [Number(solve(prompt))];
   const wild = values.filter((value) => value < 0 || value > 20);
   return [
-    large.length > 0 && `${large.join(" and ")}: they know no numbers but 1 to 9.`,
+    large.length > 0 && `${large.join(" and ")}: the models know no numbers but 1 to 9.`,
     (numbers.length < low || numbers.length > high) && `Here ${numbers.length === 1 ?
       "is one number." : `are ${numbers.length} numbers.`}`,
     large.length === 0 && numbers.length > 1 && !isInForm &&

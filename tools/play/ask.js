@@ -59,9 +59,7 @@ checkTyped();
 
 // ---- the page begins -------------------------------------------------------------------------
 
-layOutSquares();
-showSettings();
-showRun();
+beginRun();
 showButtons();
 addEventListener("resize", () => {
   hideTip();

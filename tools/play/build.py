@@ -179,7 +179,8 @@ def assemble(data):
         base=f"{100 * run['base']:.1f}", trained=f"{100 * run['trained']:.1f}",
         num_problems=run["problems"], num_weights=f"{size:,}", batch_size=run["batch_size"],
         num_updates=f"{run['num_updates']} step{'s' * (run['num_updates'] > 1)}",
-        data=data_text)
+        layers=sum(name.endswith(".query.weight") for name, *_ in data["packed"]["shapes"]),
+        width=data["cfg"]["D"], data=data_text)
     num_bytes = len(text.encode())
     if num_bytes > MOST_BYTES:
         raise ValueError(f"the page would have {num_bytes // 1000} kB, more than "

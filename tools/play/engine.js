@@ -30,10 +30,10 @@ const ADVANTAGES = {
 // What a token counts in (5), in an answer of this length; T: of the longest possible one; B
 // answers, of numTokens tokens together, are in a step.
 const AVERAGES = {
-  sequence_mean: { of: ({ length, B }) => 1 / (length * B), words: "1 / the length of its answer" },
+  sequence_mean: { of: ({ length, B }) => 1 / (length * B), words: "1/B / its answer’s length" },
   token_mean: { of: ({ numTokens }) => 1 / numTokens, words: "1 / the tokens of the batch" },
-  constant: { of: ({ T, B }) => 1 / (T * B), words: "1 / the longest possible length" },
-  sequence_sum: { of: ({ B }) => 1 / B, words: "1" },
+  constant: { of: ({ T, B }) => 1 / (T * B), words: "1/B / the longest possible length" },
+  sequence_sum: { of: ({ B }) => 1 / B, words: "1/B" },
 };
 
 // Of each method: its advantage, the surrogate that stands for (3), its average, and its command.

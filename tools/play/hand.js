@@ -4,7 +4,7 @@ const HAND_G = 8;
 const STAGES = ["sample", "verify", "advantage", "push"];
 
 // What is shown: { policy, optimizer, pushes, stage: how many of STAGES are done, group, push: what
-// pushGroup() returned, tried: how many groups were drawn for the first one }
+// pushGroup() returned, isStuck: whether there is none, tried: how many groups were drawn }
 let hand = null;
 
 function handAnew() {
@@ -13,8 +13,8 @@ function handAnew() {
   showHand();
 }
 
-// The first of the groups with the seeds 1, 2, 3 ... in which right and wrong answers share a token,
-// and a push makes a wrong one likelier.
+// The first of the groups with the seeds 1, 2, 3 ... in which right and wrong answers share a
+// token, and a push makes a wrong one likelier.
 function tellingGroup() {
   for (hand.tried = 1; ; hand.tried += 1) {
     const group = sampleGroup(base, problem, HAND_G, generator(hand.tried), USUAL);
@@ -26,7 +26,7 @@ function tellingGroup() {
 }
 
 function handNext() {
-  if (hand.stage === 4) Object.assign(hand, { stage: 0, push: null, tried: 0 });
+  if (hand.stage === 4 || hand.isStuck) Object.assign(hand, { stage: 0, push: null, tried: 0 });
   if (hand.stage === 0) {
     hand.group = hand.group === null ? tellingGroup() :
       sampleGroup(hand.policy, problem, HAND_G, Math.random, USUAL);
@@ -43,10 +43,10 @@ function handNext() {
 
 function showHand() {
   const { stage, group, pushes } = hand;
-  const isStuck = stage === 3 && !teaches(group);
+  hand.isStuck = stage === 3 && !teaches(group);
   byId("hand-stages").replaceChildren(...STAGES.map((name, i) => element("li",
     i < stage ? { class: "done" } : i === stage ? { "aria-current": "step" } : {}, name)));
-  byId("hand-next").textContent = isStuck ? "Next group" : [
+  byId("hand-next").textContent = hand.isStuck ? "Next group" : [
     "Sample 8 answers", "Verify them", "Compare them", "Push", "Next group"][stage];
   byId("hand-anew").hidden = pushes === 0 && stage === 0;
   byId("hand-note").replaceChildren(...notesOnHand());
@@ -100,13 +100,13 @@ function leafFacts({ withIt: [i] }) {
 
 function notesOnHand() {
   const { stage, group, pushes, tried } = hand;
-  const chosen = tried < 2 ? "" :
-    ` Of ${tried} groups that were drawn, this is the first in which both are seen.`;
+  const chosen = tried < 2 || tried === 50 ? "" : ` Of ${tried} groups drawn, this is the first in ` +
+    "which right and wrong answers share a token, and the push makes a wrong one likelier.";
   return [
-    () => [pushes === 0 ? "The policy is the base." :
-           `The policy is the base after ${plural(pushes, "push", "pushes")}.`],
-    () => ["What begins alike is written once. A shade says how unlikely a token was, a number " +
-           `how many of the eight answers have it.${chosen}`],
+    () => [`The base${pushes > 0 ? ` after ${plural(pushes, "push", "pushes")}` : ""} answers ` +
+           "the problem at the top eight times."],
+    () => ["What begins alike is written once, with how many of the eight answers have it. The " +
+           `stronger its violet, the less likely a token was.${chosen}`],
     () => ["The verifier reads the number in the answer, not the thought: " +
            `${HAND_G * mean(group.isRight)} of ${HAND_G} are right, and earn 1.`],
     () => [noteOnAdvantages(group)],
@@ -129,14 +129,14 @@ function notesOnPush() {
   const shared = [...push.tokens.values()].filter(({ up, down, before, after }) =>
     up > 0 && down < 0 && Math.abs(after - before) >= 0.005);
   const said = shared.map(({ id, up, down, before, after }) => element("p", {},
-    element("code", {}, tokenLabel(id)), ` is in right and in wrong answers: pushed ` +
-    `${signed(up, 3)} and ${signed(down, 3)}, it ${after > before ? "rose" : "fell"} from ` +
-    `${percent(before)} to ${percent(after)}.`));
+    "Right answers push ", element("code", {}, tokenLabel(id)), ` by ${signed(up, 3)}, wrong ones ` +
+    `by ${signed(down, 3)} (each its advantage / ${HAND_G} / its length): it ` +
+    `${after > before ? "rose" : "fell"} from ${percent(before)} to ${percent(after)}.`));
   const wrong = push.times.map((times, i) => ({ times: isRight[i] ? 0 : times, i }));
   const risen = wrong.reduce((best, one) => one.times > best.times ? one : best);
   if (risen.times > 1.02) said.push(noteOnRisen(risen));
-  return said.length > 0 ? said : [element("p", {}, "Here no token is in a right and in a wrong " +
-    "answer: each moves as its own answers do, or makes room for others.")];
+  return [element("p", {}, "Blue was pushed up, orange down; below, the chance before and after " +
+    "where it moved by half a point."), ...said];
 }
 
 // Why a wrong answer is likelier now: the token of it that rose most.
@@ -154,9 +154,6 @@ function noteOnRisen({ times, i }) {
     ` rose from ${percent(most.before)} to ${percent(most.after)}. ${reason}`);
 }
 
-byId("hand-next").addEventListener("click", () => {
-  if (hand.stage === 3 && !teaches(hand.group)) hand.stage = 0;
-  handNext();
-});
+byId("hand-next").addEventListener("click", handNext);
 byId("hand-anew").addEventListener("click", handAnew);
 handAnew();

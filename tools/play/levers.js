@@ -6,34 +6,36 @@
 const LEVERS = [
   { name: "Reward long answers", set: { reward: "length" },
     watch: "It learns to think, as before. Watch the curve after its top, and what it writes.",
-    after: (of) => `A thought is long, so right answers came along, up to ${of("best")}. But the ` +
-      "longest answer pays best, and nothing asks for sense." },
+    after: (of) => `A thought is long, so right answers came along, in three runs up to ` +
+      `${of("best")}. But the longest answer pays best, and nothing asks for sense.` },
   { name: "Reward wrong answers", set: { reward: "wrong" },
     watch: "What is the surest way to be wrong? Watch what is left of the answer.",
     after: () => "Thinking goes first, since it is right too often. Then the number goes." },
   { name: "Give the verifier a bug", set: { reward: "bug" },
     watch: "It also accepts any answer that begins with 1. Watch reward and right answers part.",
-    after: (of) => `The reward ended at ${of("reward")}: who sees it alone sees no harm.` },
+    after: (of) => `In three runs the reward ended at ${of("reward")}; 1 is the most. Who sees ` +
+      "it alone sees no harm." },
   { name: "Learning rate × 10", set: { rate: "10" },
     watch: "Watch the first five steps.",
     after: () => "It jumped to thinking, and past it. Once all answers are wrong no group has " +
       "signal, and there is no way back." },
   { name: "Praise everybody", set: { baseline: "-1" }, method: "REINFORCE",
-    watch: "No mean is subtracted: right earns +2, wrong +1, and all of it is pushed up. Watch " +
-      "who profits.",
+    watch: "No mean is subtracted, 1 is added: right counts 2, wrong counts 1, and all of it is " +
+      "pushed up. Watch who profits.",
     after: () => "GRPO divides a push by the length of the answer, so short answers gain most " +
       "per token; REINFORCE does not divide. Less the group’s mean, a point for everybody " +
       "changes nothing." },
   { name: "Temperature 0.2", set: { temperature: "0.2" },
-    watch: "Samples are nearly greedy, and greedy never thinks. It starts late, and suddenly.",
-    after: (of) => `Half were right at step ${of("half")}, nine of ten at ${of("nine")}. Then ` +
-      "groups soon agree, also on what they get wrong." },
+    watch: "Nearly always the likeliest token is drawn, and likeliest is to guess. It starts " +
+      "late, and suddenly.",
+    after: (of) => `In three runs half were right at step ${of("half")}, nine of ten at ` +
+      `${of("nine")}. Then groups soon agree, also on what they get wrong.` },
   { name: "Temperature 2", set: { temperature: "2" },
     watch: "Hopeless to the end? Wait for the exam, which takes the likeliest tokens.",
-    after: (of) => `Of the samples never more than ${of("best")} were right. What was learned is ` +
-      "there, under the noise." },
+    after: (of) => `Of the samples of three runs never more than ${of("best")} were right. What ` +
+      "was learned is there, under the noise." },
   { name: "Only right answers (RFT)", set: { baseline: "0" }, method: "REINFORCE",
-    watch: "Wrong answers are left alone, as in rejection sampling. Watch how much slower it is.",
+    watch: "Wrong answers are left alone: rejection fine-tuning. Watch how much slower it is.",
     after: () => "A lucky guess is short, and GRPO pushes each of its tokens harder than those " +
       "of a thought. REINFORCE gives each token the same weight." },
   { name: "Only wrong answers", set: { baseline: "1" },
@@ -53,21 +55,22 @@ const LEVERS = [
     watch: "The baseline is the mean of the others; each token has weight 1.",
     after: () => "Its gradient is several times as long, which clipping and AdamW divide out." },
   { name: "Four updates a batch", set: { updates: "4" },
-    watch: "Each batch is used four times. From the second time on the policy is not the one " +
+    watch: "Each batch is used four times. From the second time on the model is not the one " +
       "that sampled: ratios differ from 1, and GRPO clips, as PPO does.",
-    after: (of) => `Half were right at step ${of("half")}. ${of("clipped")} of the tokens had ` +
-      "left the range, and were not pushed any further." },
+    after: (of) => `In three runs half were right at step ${of("half")}; ${of("clipped")} of ` +
+      "the tokens had left the range, and were not pushed any further." },
   { name: "Four updates, no clip", set: { updates: "free" },
     watch: "The ratio may grow as it likes. Watch whether the curve gets rough.",
     after: () => "The ratio corrects for what has changed; nothing limits how far it changes." },
   { name: "Four updates, no ratio", set: { updates: "4", method: "REINFORCE" },
     watch: "REINFORCE takes each batch for its own, though three updates of four come after it " +
       "has moved on. Watch the curve after its top.",
-    after: (of) => `Up to ${of("best")} were right. Pushed for what it no longer writes, it goes ` +
-      "too far." },
+    after: (of) => `In three runs up to ${of("best")} were right. Pushed for what it no longer ` +
+      "writes, it goes too far." },
   { name: "GSPO, four updates", set: { updates: "4", method: "GSPO" },
     watch: "One ratio for all of an answer, and a narrow range. With one update it would be GRPO.",
-    after: (of) => `${of("clipped")} of the tokens were clipped, whole answers at a time.` },
+    after: (of) => `${of("clipped")} of the tokens of three runs were clipped, whole answers at ` +
+      "a time." },
   { name: "CISPO, four updates", set: { updates: "4", method: "CISPO" },
     watch: "The ratio is cut, the gradient is not: every token goes on learning.",
     after: () => "With one update all ratios are 1, and it would be DAPO." },

@@ -2,7 +2,7 @@
 // knows of a page.
 
 const LIMIT = 60;       // steps of a run at most
-const ENOUGH = 0.96;    // as stop_at: stop when this share of the answers was right
+const ENOUGH = 0.92;    // as stop_at: stop when this share of the answers was right
 const RECENT = 8;       // of so many steps
 const SILENT = 10;      // or when so many steps had no signal at all
 const BATCH = 64;       // answers a step
@@ -224,11 +224,11 @@ const EVENTS = {
     () => "Nobody thinks any more."],
   agree: [({ log, now, settings }) => log.length >= 3 && now.signal <= 0.5 &&
     settings.baseline === "mean" && settings.group !== "2",
-    ({ settings }) => `Half of the boxes lost their frame: their ${settings.group} answers ` +
-      "earned the same, none is better than the mean, nothing is pushed. That is: no signal."],
+    ({ settings }) => `In half of the boxes all ${settings.group} answers earned the same: none ` +
+      "is better than the mean, nothing is pushed. No frame, no signal."],
   hacked: [({ log, now, best, settings }) => ["length", "bug"].includes(settings.reward) &&
     best - now.right >= 0.2 && now.reward > smoothed(log, "reward", 3) + 0.1,
-    ({ now, best }) => `The reward is up, at ${now.reward.toFixed(2)}. Right answers are down, ` +
+    ({ now, best }) => `Reward is up, at ${now.reward.toFixed(2)} of 1. Right answers are down, ` +
       `from ${inPercent(best)} to ${inPercent(now.right)}. It does what pays, not what was meant.`],
   ones: [({ now, settings }) => settings.reward === "bug" && now.ones >= 0.85,
     ({ now }) => `${inPercent(now.ones)} of the answers begin with 1.`],

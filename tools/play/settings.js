@@ -41,21 +41,22 @@ function textsAfter(settings) {
   const lever = leverOf(settings);
   const isUsual = addressOf({ ...settings, seed: USUAL.seed }) === "";
   if (measured === null || !lever && !isUsual) return ["", ""];
-  const usual = `With seeds 1 to ${measured.usual.length}: ${eachOf(measured.usual, "exam")}`;
-  if (isUsual) return ["", `${usual} of 100.`];
+  const usual = `with seeds 1 to ${measured.usual.length}: ${eachOf(measured.usual, "exam")}`;
+  if (isUsual) return ["", `Exams measured before, ${usual} of 100.`];
   const runs = measured.levers[lever.name];
   const others = measured.beside[lever.name];
   const more = others ? `; with ${lever.method}: ${eachOf(others, "exam")}` : "";
   return [lever.after((name) => eachOf(runs, name)),
-          `With seeds 1 to ${runs.length}: ${eachOf(runs, "exam")} of 100${more}. ` +
-          `${usual.replace("With", "As usual, with")}.`];
+          `Exams measured before, with seeds 1 to ${runs.length}: ${eachOf(runs, "exam")} of ` +
+          `100${more}. As usual, ${usual}.`];
 }
 
 // What one step does with these settings: in words, and for those who know the terms.
-function textsOfStep({ baseline, method, updates, rate }) {
+function textsOfStep({ reward, baseline, method, updates, rate, temperature }) {
   const { scale, average, surrogate } = METHODS[method];
+  const [, rewarded] = SETTINGS.reward.options.find(([name]) => name === reward);
   const push = {
-    "mean": "push up what earned more than the mean of its box, push down what earned less",
+    "mean": "push up (make likelier) what earned more than its box’s mean, down what earned less",
     "0": "push up what earned something, leave the rest alone",
     "1": "push down what earned less than 1, leave the rest alone",
     "-1": "push everything up, what earned more harder" }[baseline];
@@ -65,11 +66,12 @@ function textsOfStep({ baseline, method, updates, rate }) {
                    gspo: `ratio of the whole answer, clipped to ${1 - low} … ${1 + high}`,
                    cispo: `ratio cut at ${1 + high}` };
   const ratio = updates === "free" ? "ratio not clipped" : bounds[surrogate];
-  return [`A step: draw problems, and answers by chance; verify them; ${push}. Nothing else is ` +
-          "said to the model.",
-          `Advantage ${A}; weight of a token ${AVERAGES[average].words}; AdamW, learning rate ` +
+  return [`A step: draw problems, and answers by chance; reward ${rewarded}; ${push}. Nothing ` +
+          "else is said to the model.",
+          `Temperature ${temperature}; advantage ${A}, r from 0 to 1; weight of a token ` +
+          `${AVERAGES[average].words}, B = ${BATCH} answers; AdamW, learning rate ` +
           `${Number((rate * cfg.learningRate).toPrecision(3))}` +
-          `${updates === "1" ? "; one update, so every ratio is 1" : `; four updates, ${ratio}`}; ` +
+          `${updates === "1" ? "; one update, every ratio is 1" : `; four updates, ${ratio}`}; ` +
           "no KL penalty."];
 }
 
@@ -95,15 +97,9 @@ function showSettings() {
   byId("recipe").textContent = isUsual ? "" : `${name}. `;
   byId("watch").textContent = lever?.watch ?? "";
   byId("from-link").textContent = isUsual ? "" : `Set: ${name}.`;
-  const isInAddress = location.hash.includes("=") || !isUsual;
-  if (isInAddress && location.hash !== hashOf(settings)) {
-    history.replaceState(null, "", hashOf(settings));
+  if (!isUsual || location.hash.includes("=")) {
+    history.replaceState(null, "", "#" + addressOf(settings));
   }
-}
-
-// The end of an address with these settings; it tells the usual ones from no settings.
-function hashOf(wanted) {
-  return "#" + (addressOf(wanted) || `method=${USUAL.method}`);
 }
 
 for (const [key, { title, options }] of Object.entries(SETTINGS)) {

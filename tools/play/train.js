@@ -250,7 +250,7 @@ function headlineOf() {
   const paid = run.settings.reward === "right" ? "" : `, reward ${reward.toFixed(2)}`;
   return [`${Math.round(BATCH * right)} of ${BATCH} right`,
           `step ${step}, ${time}, ${Math.round(BATCH * thinks)} think, ${Math.round(length)} ` +
-          `tokens an answer${paid}`];
+          `tokens each${paid}`];
 }
 
 // The problem of the first screen, as the policy answers it now.
@@ -269,11 +269,8 @@ function showSame() {
 }
 
 function showEvents() {
-  const list = byId("events");
-  if (run.events.length === list.children.length && run.events.length > 0) return;
-  list.replaceChildren(...run.events.map(({ number, text }) => element("li", {},
+  byId("events").replaceChildren(...run.events.map(({ number, text }) => element("li", {},
     element("i", {}, String(number)), element("span", {}, text))));
-  list.scrollTop = list.scrollHeight;
 }
 
 // What to say of the end: what the lever did, why it ended, and what to do next.
@@ -281,9 +278,9 @@ function showEnd() {
   byId("end").hidden = run.exam === null;
   if (run.exam === null) return;
   const why = {
-    learned: `It stopped since ${inPercent(ENOUGH)} of the answers of ${RECENT} steps were right.`,
-    silent: `It stopped since no group had signal in ${SILENT} steps.`,
-    limit: `It stopped after ${LIMIT} steps, as every run does.`,
+    learned: `It stopped: ${inPercent(ENOUGH)} of its last ${RECENT * BATCH} answers were right.`,
+    silent: `It stopped: no group had signal in ${SILENT} steps.`,
+    limit: `It stopped after ${LIMIT} steps, the most that a run may take.`,
   }[run.ended];
   const [because, tried] = textsAfter(run.settings);
   const words = commandOf(run.settings, cfg)?.split(/ (?=--)/) ?? [];
@@ -292,7 +289,8 @@ function showEnd() {
   byId("end-text").replaceChildren(
     element("p", {}, because), element("p", {}, element("small", {}, facts, command)));
   byId("to-levers").textContent = leverOf(run.settings) ? "Another lever" : "Now break it";
-  byId("link").href = hashOf(run.settings);
+  byId("link").href = "#" + addressOf(run.settings);
+  byId("link").textContent = "Link to these settings";
 }
 
 // ---- what can be pressed ---------------------------------------------------------------------
@@ -306,6 +304,7 @@ function showButtons() {
     byId(id).textContent = label;
     byId(id).disabled = activity !== null && (!isTraining || isStopping);
   }
+  byId("step-button").textContent = isTraining || isPaused ? "One step" : "First step";
   byId("start-over").hidden = !isPaused || isTraining;
   const others = "#step-button, #start-over, #mix-button, #mix select, #count, .lever";
   for (const control of document.querySelectorAll(others)) control.disabled = activity !== null;
@@ -331,7 +330,11 @@ byId("begin").addEventListener("click", () => {
 });
 byId("train-button").addEventListener("click", pressTrain);
 byId("step-button").addEventListener("click", () => train(1));
-byId("start-over").addEventListener("click", () => {
-  beginRun();
-  train();
+byId("link").addEventListener("click", async (event) => {
+  event.preventDefault();
+  history.replaceState(null, "", byId("link").href);
+  const copying = navigator.clipboard?.writeText(location.href);
+  const said = await copying?.then(() => "Link copied", () => null);
+  byId("link").textContent = said ?? "It is in the address bar";
 });
+byId("start-over").addEventListener("click", trainAnew);
