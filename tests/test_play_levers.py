@@ -94,10 +94,10 @@ def test_an_address_holds_the_settings_and_the_command_is_one_of_the_scripts(ste
             continue
         python, file, *words = shlex.split(step["command"])
         cfg = common.parse_flags(SCRIPTS[file].Config, words)
-        assert cfg.num_generations == int(settings["group"])
+        assert cfg.num_generations == int(settings["group"]) == 64 / cfg.num_prompts
         assert cfg.temperature == float(settings["temperature"])
         assert cfg.learning_rate == pytest.approx(RATE * float(settings["rate"]))
-        assert cfg.num_iterations == step["numUpdates"]
+        assert cfg.num_iterations * cfg.num_mini_batches == step["numUpdates"]
         assert settings["updates"] != "free" or cfg.epsilon > 1e6 < cfg.epsilon_high
     strange = "#reward=<b>&seed=0&constructor=1&group=2&__proto__=1"
     read = run(STORED, "return settingsOf(inputs.strange);", strange=strange)

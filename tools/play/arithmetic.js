@@ -91,9 +91,9 @@ function isTooLong(prompt, { promptWidth }) {
 // What of a prompt lies outside the task of the policies. -> sentences, none if nothing does
 function outside(prompt, cfg) {
   const { minOperands: low, maxOperands: high, promptWidth } = cfg;
-  if (isTooLong(prompt, cfg)) return [`They read ${promptWidth} characters, = included.`];
+  if (isTooLong(prompt, cfg)) return [`The models read ${promptWidth} characters, = included.`];
   const strange = [...new Set(prompt.slice(0, -1).match(/[^-0-9+*()]/gu) ?? [])];
-  if (strange.length > 0) return [`They have never read ${strange.join(" ")} in a problem.`];
+  if (strange.length > 0) return [`The models have never read ${strange.join(" ")} in a problem.`];
   if (solve(prompt) === null) return ["This is no complete sum."];
 
   const numbers = prompt.match(/[0-9]+/g);
@@ -106,7 +106,7 @@ function outside(prompt, cfg) {
     (numbers.length < low || numbers.length > high) && `Here ${numbers.length === 1 ?
       "is one number." : `are ${numbers.length} numbers.`}`,
     large.length === 0 && numbers.length > 1 && !isInForm &&
-      "They know brackets from the left alone.",
+      "The models know brackets from the left alone.",
     wild.length > 0 && `${wild[0]} comes up.`,
   ].filter((reason) => reason);
 }

@@ -69,12 +69,12 @@ function commandOf({ reward, baseline, group, temperature, rate, updates, method
   const { command, surrogate } = METHODS[method];
   const isFree = updates === "free" && surrogate !== "none";
   const flags = [
-    group === USUAL.group ? "" : ` --num_generations ${group} --num_prompts ${BATCH / group}`,
+    group === USUAL.group ? "" : ` --num_generations ${group}`,
     temperature === USUAL.temperature ? "" : ` --temperature ${temperature}`,
     rate === USUAL.rate ? "" : ` --learning_rate ${rate * cfg.learningRate}`,
     updates === USUAL.updates ? "" : ` --num_iterations ${MANY}`,
     isFree ? " --epsilon 1e9 --epsilon_high 1e9" : ""];
-  return `python ${command}${flags.join("")}`;
+  return `python ${command} --num_prompts ${BATCH / group} --num_mini_batches 1${flags.join("")}`;
 }
 
 // What an answer earns. length: in tokens, of at most T

@@ -78,6 +78,8 @@ async function train(numSteps = Infinity) {
   activity = null;
   showButtons();
   showRun();
+  const button = byId("train-button");      // was disabled: who had pressed it has lost the focus
+  if (document.activeElement === document.body) button.focus({ preventScroll: true });
   if (byId("asked").textContent !== "") askTyped();      // so that yours is among the answers
 }
 
@@ -207,7 +209,7 @@ function marksOf(x, y) {
 // Labels at the ends of lines, each a line of text below the one before or more, all above `floor`.
 function placed(lines, x, y, floor) {
   const ends = lines.map(({ text, kind, log, metric }) => ({
-    text, kind, x: x(log.length) + 7, y: y(smoothed(log, metric)) }));
+    text, kind, x: x(log.length) + 11, y: y(smoothed(log, metric)) }));
   ends.sort((a, b) => a.y - b.y);
   const gap = 14;
   for (let i = 1; i < ends.length; i++) ends[i].y = Math.max(ends[i].y, ends[i - 1].y + gap);
