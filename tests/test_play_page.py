@@ -66,14 +66,14 @@ def test_the_base_learns_in_the_page_and_a_lever_breaks_it(open_page):
     assert sum(counts[:4]) == 64 and counts[0] > 50
     assert counts[4] == page.locator(".group.teaches").count()
     assert page.locator("#same .verdict.right").count() == 1
-    assert "python grpo.py" in page.text_content("#end-text")
+    assert "python grpo.py" in page.text_content("#end")
     assert page.locator("#events li").count() >= page.locator("#curve g").count() > 2
 
     # a lever: another run from the base, beside the curve of the first
     page.locator(".lever", has_text="Learning rate × 10").click()
     assert page.url.endswith("#rate=10")
     assert finish_training(page).endswith(" to 0 of 100")
-    assert "no group had signal" in page.text_content("#end-text")
+    assert "no group had signal" in page.text_content("#end")
     assert page.locator("#curve path.ghost").count() == page.locator("#curve path.now").count() == 1
     page.locator("#link[href='#rate=10']").click()
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 400

@@ -215,8 +215,8 @@ const EVENTS = {
     }],
   half: [({ log, now }) => log[0].thinks < 0.45 && now.thinks >= 0.5,
     ({ settings, now }) => "Half of them think now. " + ({
-      right: `Nobody rewards that, but ${inPercent(now.thinksRight, now.thinks)} of those who ` +
-        `think are right, and ${inPercent(now.right - now.thinksRight, 1 - now.thinks)} of the ` +
+      right: `Nobody rewards that as such: ${inPercent(now.thinksRight, now.thinks)} of those ` +
+        `who think are right, and ${inPercent(now.right - now.thinksRight, 1 - now.thinks)} of the ` +
         "others.",
       length: "A thought is long, and long pays.",
     }[settings.reward] ?? "")],

@@ -288,11 +288,11 @@ function showEnd() {
   const words = commandOf(run.settings, cfg)?.split(/ (?=--)/) ?? [];
   const command = words.flatMap((word) => [" ", element("code", { class: "whole" }, word)]);
   const facts = `${why} ${tried}${words.length > 0 ? " In Python:" : ""}`;
-  byId("end-text").replaceChildren(
-    element("p", {}, because), element("p", {}, element("small", {}, facts, command)));
+  byId("end-text").textContent = because;
+  byId("end-facts").replaceChildren(facts, ...command);
   byId("to-levers").textContent = leverOf(run.settings) ? "Another lever" : "Now break it";
   byId("link").href = "#" + addressOf(run.settings);
-  byId("link").textContent = "Link to these settings";
+  byId("link").textContent = "Copy link";
 }
 
 // ---- what can be pressed ---------------------------------------------------------------------
