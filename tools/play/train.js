@@ -160,8 +160,7 @@ function showCurve() {
     element("line", { x1: left, x2: width - right, y1: y(share), y2: y(share) }),
     element("text", { x: left - 6, y: y(share) + 4, "text-anchor": "end" }, `${100 * share}%`)]);
   const feet = [10, 20, 30, 40, 50, 60].filter((step) => step <= longest).map((step) =>
-    element("text", { x: x(step), y: height - 6, "text-anchor": "middle" },
-            step === 10 ? "step 10" : String(step)));
+    element("text", { x: x(step), y: height - 6, "text-anchor": "middle" }, String(step)));
   const paths = lines.map(({ kind, log, metric }) => element("path", { class: kind,
     d: "M" + log.map((_, i) => [x(i + 1), y(smoothed(log, metric, i + 1))].join(" ")).join("L") }));
   const marks = marksOf(x, y).map(({ number, ...at }) => element("g", {},
@@ -172,7 +171,7 @@ function showCurve() {
     inPercent(smoothed(run.log, "right"));
   box.replaceChildren(element("svg", { viewBox: `0 0 ${width} ${height}`, width, height,
                                        role: "img", "aria-label": title },
-    rulers, feet, paths, placed(lines, x, y, height - bottom), marks));
+    rulers, feet, paths, placed(lines, x, y, height - bottom, width - right), marks));
 }
 
 // The lines of the chart, each with what is written at its end: earlier runs, then this one, and,
@@ -206,10 +205,13 @@ function marksOf(x, y) {
   return marks;
 }
 
-// Labels at the ends of lines, each a line of text below the one before or more, all above `floor`.
-function placed(lines, x, y, floor) {
-  const ends = lines.map(({ text, kind, log, metric }) => ({
-    text, kind, x: x(log.length) + 11, y: y(smoothed(log, metric)) }));
+// Labels at the ends of lines, or, if there are several, at the edge, and led to; each a line of
+// text below the one before or more, all above `floor`.
+function placed(lines, x, y, floor, edge) {
+  const ends = lines.map(({ text, kind, log, metric }) => {
+    const at = { x1: x(log.length), y1: y(smoothed(log, metric)) };
+    return { text, kind, ...at, x: (lines.length > 1 ? edge : at.x1) + 11, y: at.y1 };
+  });
   ends.sort((a, b) => a.y - b.y);
   const gap = 14;
   for (let i = 1; i < ends.length; i++) ends[i].y = Math.max(ends[i].y, ends[i - 1].y + gap);
@@ -218,8 +220,9 @@ function placed(lines, x, y, floor) {
     end.y = Math.min(end.y, limit);
     limit = end.y - gap;
   }
-  return ends.map(({ text, kind, ...at }) =>
-    element("text", { class: `label ${kind}`, x: at.x, y: at.y + 4 }, text));
+  return ends.flatMap(({ text, kind, x1, y1, x: left, y: middle }) => [
+    element("line", { x1, y1, x2: left - 3, y2: middle }),
+    element("text", { class: `label ${kind}`, x: left, y: middle + 4 }, text)]);
 }
 
 // ---- what is seen of a run -------------------------------------------------------------------
