@@ -70,7 +70,7 @@ seeds: $(READY)          ## the main job with several seeds, a base for each: la
 
 compare: $(READY)        ## all scripts from one base, also on countdown: lab.md, two pictures
 	$(PY) -m tools.compare --task $(TASK)
-	$(PY) -m lab.methods
+	$(PY) -m lab methods
 
 tasks: $(READY)          ## countdown, gridworld, lookup, three seeds each: tasks.md
 	$(PY) -m tools.tasks
@@ -94,7 +94,7 @@ lab: $(READY)            ## what papers claim, in miniature: lab.md; one alone i
 	$(PY) -m lab
 
 lab-%: $(READY)
-	$(PY) -m lab.$*
+	$(PY) -m lab $*
 
 bench: $(READY)          ## speed, and how cost grows: speed.md; ROWS=scaling measures some alone
 	$(PY) -m kernels.bench $(if $(ROWS),--rows $(ROWS))

@@ -1,14 +1,29 @@
-"""All experiments of the lab, one after the other: python -m lab (make lab)."""
+"""Experiments of the lab, by name, or all of them: python -m lab NAME (make lab-NAME, make lab)."""
+import argparse
 import importlib
+import os
 
 import common
-from lab.entry import NAMES, perform
+from lab import entry, experiment
 
 
-def main():
-    for name in NAMES:
+def main(argv=None):
+    parser = argparse.ArgumentParser(description=__doc__)
+    names = (*experiment.NAMES, *entry.NAMES)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(names))
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="side by side")
+    parser.add_argument("--draw", action="store_true", help="measure nothing; draw again")
+    args = parser.parse_args(argv)
+    for name in args.names or names:
+        if name not in names:
+            parser.error(f"{name}: is none of {', '.join(names)}")
         module = importlib.import_module(f"lab.{name}")
-        perform(name, module, module.SEEDS)
+        if name in entry.NAMES:
+            entry.perform(name, module, module.SEEDS, args.draw)
+            continue
+        if not args.draw:
+            module.EXPERIMENT.perform(args.processes)
+        module.EXPERIMENT.publish()
 
 
 if __name__ == "__main__":

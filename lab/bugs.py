@@ -19,12 +19,11 @@ first five steps, and of that of the last five. Right runs with other seeds show
 false alarm. The tests that are named fail with the mistake, and pass without it.
 """
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from lab.entry import NOT_SHOWN, SHOWN, Claim, main, mean_and_spread, mean_curve, run_all
+from lab.entry import NOT_SHOWN, SHOWN, Claim, mean_and_spread, mean_curve, run_all
 from tools.runs import ROOT, rounded, run
 
 SEEDS = [0, 1, 2]
@@ -261,7 +260,3 @@ def panels(found):
         axis.grid(alpha=0.3)
     return [lambda axis: fill(axis, "reward", "reward"), lambda axis: fill(axis, "kl", "KL"),
             matrix]
-
-
-if __name__ == "__main__":
-    main(sys.modules[__name__])

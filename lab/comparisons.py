@@ -29,7 +29,7 @@ import torch
 
 import common
 import ppo
-from lab.entry import compared, draw_points, load_base, main, mean_and_spread, minus
+from lab.entry import compared, draw_points, load_base, mean_and_spread, minus
 from tasks import preferences
 from tasks.pairs import encode
 from tools.runs import ROOT, curve, read_summary
@@ -156,7 +156,3 @@ def panels(found):
         return lambda axis: draw_points(
             axis, {name: by_seed(found, name, quantity) for name in METHODS}, xlabel=quantity)
     return [curves, points("seconds"), points("MiB")]
-
-
-if __name__ == "__main__":
-    main(sys.modules[__name__])

@@ -27,17 +27,17 @@ import dataclasses
 import functools
 import math
 import statistics
-import sys
 from typing import NamedTuple
 
 import torch
 
 import common
 import grpo
-from lab.entry import compared, main, make_base, mean_and_spread, mean_curve, minus
+from lab.entry import compared, mean_and_spread, mean_curve, minus
 from lab.sharpen import THINK
 from lab.training import continued, side_by_side
 from tasks import preferences
+from tools.runs import make_base
 from tools.scores import votes
 
 SEEDS = [0, 1, 2, 3, 4]
@@ -293,7 +293,3 @@ def panels(found):
                 axis.legend(frameon=False, fontsize=8, loc="lower right")
         return fill
     return [by_tokens(task) for task in TASKS]
-
-
-if __name__ == "__main__":
-    main(sys.modules[__name__])

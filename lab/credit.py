@@ -19,7 +19,6 @@ and r + V' - V with the values of K rollouts from both cells, each compared with
 import functools
 import random
 import statistics
-import sys
 from types import SimpleNamespace
 
 import torch
@@ -27,7 +26,7 @@ import torch
 import common
 import grpo
 import ppo
-from lab.entry import Claim, load_base, main, mean_and_spread, sign_test
+from lab.entry import Claim, load_base, mean_and_spread, sign_test
 from tasks import gridworld
 
 SEEDS = [0, 1, 2]
@@ -230,7 +229,3 @@ def panels(found):
         axis.invert_yaxis()
         axis.set(title="advantages of single moves", xlabel="correlation with the exact Q - V")
     return [errors, correlations]
-
-
-if __name__ == "__main__":
-    main(sys.modules[__name__])

@@ -28,7 +28,6 @@ ppo.gae for values of 0.
 """
 import functools
 import statistics
-import sys
 import tempfile
 from pathlib import Path
 
@@ -40,7 +39,6 @@ from lab.entry import (
     SHOWN,
     Claim,
     compared,
-    main,
     mean_and_spread,
     mean_curve,
     minus,
@@ -249,7 +247,3 @@ def panels(found):
                  ylabel="share of the reward at the first", ylim=(0, 1.05))
         axis.legend(frameon=False, fontsize=8)
     return [lambda axis: learning(axis, "grid"), lambda axis: learning(axis, "countdown"), shares]
-
-
-if __name__ == "__main__":
-    main(sys.modules[__name__])

@@ -28,7 +28,6 @@ variance of the reference values: the mean of these has an error of 1.
 import dataclasses
 import functools
 import statistics
-import sys
 
 import torch
 from torch import nn
@@ -37,7 +36,6 @@ import ppo
 from lab.entry import (
     compared,
     load_base,
-    main,
     mean_and_spread,
     mean_curve,
     minus,
@@ -338,7 +336,3 @@ def panels(found):
         axis.set(xlabel="batches that a shared body learned values from",
                  ylabel="KL from the policy, nats a token")
     return [learning, places, moving]
-
-
-if __name__ == "__main__":
-    main(sys.modules[__name__])

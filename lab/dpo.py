@@ -23,14 +23,13 @@ prediction was written, we knew the table of make compare and 60 steps offline w
 """
 import json
 import random
-import sys
 import tempfile
 from pathlib import Path
 
 import torch
 
 import dpo
-from lab.entry import NOT_SHOWN, SHOWN, Claim, compared, main, mean_and_spread, minus, run_all
+from lab.entry import NOT_SHOWN, SHOWN, Claim, compared, mean_and_spread, minus, run_all
 from tools.runs import read_log, run
 
 SEEDS = [0, 1, 2]
@@ -197,7 +196,3 @@ def panels(found):
     return [losses,
             curves("chosen", "chosen answers, held out", "log-probability less the base's, nats"),
             curves("greedy", "a line for each seed", "greedy accuracy")]
-
-
-if __name__ == "__main__":
-    main(sys.modules[__name__])

@@ -1,6 +1,6 @@
-"""What the experiments of the lab have in common.
+"""What those experiments have in common that are not on lab/experiment.py yet.
 
-lab/NAME.py is an experiment, run by `python -m lab.NAME` (make lab-NAME). Its docstring begins with
+lab/NAME.py is an experiment, run by `python -m lab NAME` (make lab-NAME). Its docstring begins with
 a title; then it says what is claimed and by whom, what we expected before the runs, and what is
 done. It defines
 
@@ -11,27 +11,27 @@ done. It defines
   claims(found)       -> list of Claim
   note(found)         -> one sentence for below the tables: problems, samples and the like
 
-docs/lab/NAME.json keeps what was found, docs/lab/NAME.png shows it, and docs/lab.md tells it, all
-made by `publish`. With --draw nothing is measured: picture and page are made anew from the file.
+docs/lab/NAME.json keeps what was found, docs/lab/NAME.png shows it, and docs/lab-old.md tells it,
+all made by `publish`. With --draw nothing is measured: picture and page are made anew from the
+file.
 """
-import argparse
 import importlib
 import inspect
 import json
 import re
+import shlex
 import statistics
 import time
-from pathlib import Path
 from typing import NamedTuple
 
-import common
-from tools.runs import DOCS, make_base, picture, put, record, run_all, table
+from lab import training
+from tools.runs import DOCS, picture, put, record, run_all, table
 
-# The order of docs/lab.md, and of make lab.
+# The order of docs/lab-old.md.
 NAMES = ("variance", "states", "gae", "signal", "std", "length", "exploration", "reuse",
          "staleness", "kl", "klgradient", "trust", "credit", "tokens", "critic", "criticstart",
          "methods", "dpo", "comparisons", "zero", "languages", "sharpen", "compute", "tools",
-         "hacking", "bugs", "seeds")
+         "bugs", "seeds")
 SHOWN = "shown"
 NOT_SHOWN = "not shown at this scale"
 CONTRADICTED = "contradicted"
@@ -88,12 +88,7 @@ def seconds_a_step(variants, seed, steps=5):
 
 def load_base(script, *flags):
     """What the module of a script has before its first step. -> Config, task, policy"""
-    words = [str(flag) for flag in flags]
-    cfg = common.parse_flags(script.Config, words)
-    task = common.load_task(cfg, script.verify)
-    policy = script.GPT(cfg)
-    policy.load_state_dict(make_base([f"{script.__name__}.py", *words]))
-    return cfg, task, policy
+    return training.load_base(script, shlex.join(str(flag) for flag in flags))
 
 
 # ---- the picture -----------------------------------------------------------------------------
@@ -138,8 +133,8 @@ def title(module):
 
 
 def section(name, module, found):
-    """What docs/lab.md has of an experiment, as Markdown; a function of the docstring of the module
-    and of what was found. -> str"""
+    """What docs/lab-old.md has of an experiment, as Markdown; a function of the docstring of the
+    module and of what was found. -> str"""
     told = inspect.getdoc(module).partition("\n\n")[2]
     told = re.sub(r"(\A|\n\n)(\w+\.) ", r"\1**\2** ", told)        # Claim. Prediction. Method.
     rows = [[claim.text, claim.seen, f"**{claim.verdict}**"] for claim in module.claims(found)]
@@ -154,8 +149,8 @@ def section(name, module, found):
 
 
 def index():
-    """The top of docs/lab.md: how the claims of each experiment came out, and which of them were
-    contradicted. -> str"""
+    """The top of docs/lab-old.md: how the claims of each experiment came out, and which of them
+    were contradicted. -> str"""
     rows = []
     contradicted = ""
     for name in NAMES:
@@ -197,17 +192,3 @@ def perform(name, module, seeds, draw=False):
         found = {"seeds": seeds} | module.measure(seeds)
         record(f"lab/{name}", **found, seconds=round(time.perf_counter() - clock))
     publish(name, module, load(name))
-
-
-def main(module):
-    """The command of an experiment, whose module runs as __main__."""
-    common.start(lambda: command(module))
-
-
-def command(module, argv=None):
-    """Perform an experiment as the flags say."""
-    parser = argparse.ArgumentParser(description=inspect.getdoc(module).splitlines()[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=module.SEEDS)
-    parser.add_argument("--draw", action="store_true", help="measure nothing; draw again")
-    args = parser.parse_args(argv)
-    perform(Path(module.__file__).stem, module, args.seeds, args.draw)

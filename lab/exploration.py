@@ -20,12 +20,11 @@ with seed 0 and eps_high .2 chose steps and temperature (at 0.1 nothing is learn
 0.3 all in 10); those of arithmetic and of the other temperatures were seen before the prediction.
 """
 import statistics
-import sys
 
 import torch
 
 import grpo
-from lab.entry import NOT_SHOWN, SHOWN, Claim, main, mean_and_spread, run_all, sign_test
+from lab.entry import NOT_SHOWN, SHOWN, Claim, mean_and_spread, run_all, sign_test
 
 SEEDS = [0, 1, 2]
 CLIPS = {"eps_high .2": 0.2, "eps_high .28": 0.28, "no upper clip": 1e9}
@@ -153,7 +152,3 @@ def panels(found):
         return fill
     return [bounds, curves("arithmetic", "entropy", "arithmetic"),
             curves("gridworld", "accuracy", "grid world, temperature 0.2")]
-
-
-if __name__ == "__main__":
-    main(sys.modules[__name__])

@@ -11,12 +11,11 @@ exact Q - V. The critic is the exact value plus noise for each moment and cell; 
 of the noise. An error that all moves from a cell share is no bias, for it changes no choice.
 """
 import statistics
-import sys
 
 import torch
 
 import ppo
-from lab.entry import CONTRADICTED, SHOWN, Claim, compared, main, minus
+from lab.entry import CONTRADICTED, SHOWN, Claim, compared, minus
 from tasks import gridworld
 from tools.runs import joined
 
@@ -163,7 +162,3 @@ def panels(found):
                  yscale="log")
         axis.legend(frameon=False, fontsize=8)
     return [trade, noises]
-
-
-if __name__ == "__main__":
-    main(sys.modules[__name__])

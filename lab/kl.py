@@ -19,7 +19,6 @@ What the gradients of these losses are is in the experiment KL gradients.
 """
 import copy
 import statistics
-import sys
 
 import torch
 import torch.nn.functional as F
@@ -30,7 +29,6 @@ from lab.entry import (
     compared,
     draw_curves,
     load_base,
-    main,
     mean_and_spread,
     minus,
     run_all,
@@ -192,7 +190,3 @@ def panels(found):
                  ylabel="accuracy at the end")
         axis.legend(frameon=False, fontsize=8)
     return [deviations, curves, points]
-
-
-if __name__ == "__main__":
-    main(sys.modules[__name__])

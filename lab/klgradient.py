@@ -17,14 +17,13 @@ its samples are such.
 """
 import itertools
 import statistics
-import sys
 
 import torch
 import torch.nn.functional as F
 
 import grpo
 import reinforce
-from lab.entry import CONTRADICTED, SHOWN, Claim, main
+from lab.entry import CONTRADICTED, SHOWN, Claim
 
 SEEDS = [0]
 ESTIMATORS = ["k1", "k2", "k3"]
@@ -166,7 +165,3 @@ def panels(found):
         axis.invert_yaxis()
         axis.set(xlabel="cosine of two gradients: mean, least, most", xlim=(-1, 1.05))
     return [cosines]
-
-
-if __name__ == "__main__":
-    main(sys.modules[__name__])

@@ -28,7 +28,6 @@ import functools
 import itertools
 import math
 import statistics
-import sys
 
 import torch
 
@@ -40,7 +39,6 @@ from lab.entry import (
     Claim,
     compared,
     draw_curves,
-    main,
     mean_and_spread,
     minus,
     steps_to_level,
@@ -308,7 +306,3 @@ def panels(found):
                  title="right, in the other notation (exact)")
         axis.legend(frameon=False, fontsize=8)
     return [mixing, accuracy, exact]
-
-
-if __name__ == "__main__":
-    main(sys.modules[__name__])

@@ -20,7 +20,6 @@ begins to think says how much of a step is about thinking.
 import itertools
 import math
 import statistics
-import sys
 
 import torch
 
@@ -33,7 +32,6 @@ from lab.entry import (
     compared,
     draw_curves,
     load_base,
-    main,
     mean_and_spread,
     sign_test,
     steps_to_level,
@@ -218,7 +216,3 @@ def panels(found):
         axis.legend(frameon=False, fontsize=8)
     return [accuracy, lambda axis: lengths(axis, "wrong outputs"),
             lambda axis: lengths(axis, "wrong thoughts")]
-
-
-if __name__ == "__main__":
-    main(sys.modules[__name__])

@@ -22,13 +22,11 @@ runs.) The median of five seeds lies between the least and the greatest of them 
 94%, whatever their distribution.
 """
 import statistics
-import sys
 
 from lab.entry import (
     Claim,
     compared,
     draw_curves,
-    main,
     mean_and_spread,
     minus,
     run_all,
@@ -171,7 +169,3 @@ def panels(found):
             axis.set(xlabel=f"{unit} to twice the base's pass@1", xlim=(0, None))
         return fill
     return [by_step, points("samples"), points("seconds")]
-
-
-if __name__ == "__main__":
-    main(sys.modules[__name__])

@@ -12,12 +12,10 @@ samples of each. Accuracy is that of the next batch, whose problems are new. The
 again without a bound, with CISPO, with SAPO, and with --delta 2.
 """
 import math
-import sys
 
 from lab.entry import (
     Claim,
     compared,
-    main,
     mean_and_spread,
     mean_curve,
     minus,
@@ -135,7 +133,3 @@ def panels(found):
     others = ["clip, 8", *(f"{name}, 8" for name in OTHERS)]
     return [lambda axis: draw(axis, clipped, "passes over a batch"),
             lambda axis: draw(axis, others, "bounds, eight passes")]
-
-
-if __name__ == "__main__":
-    main(sys.modules[__name__])

@@ -11,9 +11,8 @@ split the ten of GRPO into halves, and all pairs of one seed (of three seeds) of
 """
 import itertools
 import statistics
-import sys
 
-from lab.entry import NOT_SHOWN, SHOWN, Claim, main, mean_and_spread, run_all
+from lab.entry import NOT_SHOWN, SHOWN, Claim, mean_and_spread, run_all
 
 SEEDS = list(range(10))
 STEPS = 20
@@ -106,7 +105,3 @@ def panels(found):
         axis.set_yticks([0, 1], found["pass@1"])
         axis.set(title="a point for each seed", xlabel="pass@1", ylim=(-0.5, 1.5))
     return [curves, points]
-
-
-if __name__ == "__main__":
-    main(sys.modules[__name__])

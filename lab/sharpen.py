@@ -28,7 +28,6 @@ the policy trained on arithmetic, with as many samples of a step, of the same pr
 import concurrent.futures
 import os
 import statistics
-import sys
 import tempfile
 from operator import itemgetter
 from pathlib import Path
@@ -40,8 +39,6 @@ import grpo
 from lab.entry import (
     compared,
     load_base,
-    main,
-    make_base,
     mean_and_spread,
     mean_curve,
     minus,
@@ -49,7 +46,7 @@ from lab.entry import (
 )
 from lab.training import continued
 from tools.ask import load_policy
-from tools.runs import curve, rounded, run
+from tools.runs import curve, make_base, rounded, run
 
 SEEDS = [0, 1, 2]
 KS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -280,7 +277,3 @@ def panels(found):
                  ylabel="accuracy, mean of the seeds", ylim=(0, 1.03))
         axis.legend(frameon=False, fontsize=8, loc="lower right")
     return [*map(by_k, TASKS), learning]
-
-
-if __name__ == "__main__":
-    main(sys.modules[__name__])

@@ -20,7 +20,6 @@ counted, also the groups that dynamic sampling left out.
 """
 import dataclasses
 import statistics
-import sys
 
 import numpy
 import torch
@@ -34,7 +33,6 @@ from lab.entry import (
     compared,
     draw_curves,
     load_base,
-    main,
     mean_and_spread,
     minus,
     sign_test,
@@ -253,7 +251,3 @@ def panels(found):
         axis.set(title="equal samples", xlabel="samples", ylabel="pass@1 on held-out problems")
         axis.legend(frameon=False)
     return [shares, over_training, learning]
-
-
-if __name__ == "__main__":
-    main(sys.modules[__name__])

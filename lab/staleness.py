@@ -22,14 +22,13 @@ import copy
 import itertools
 import math
 import statistics
-import sys
 
 import torch
 
 import grpo
 import gspo
 from examples import lag
-from lab.entry import compared, draw_points, load_base, main, mean_and_spread, minus, run_all
+from lab.entry import compared, draw_points, load_base, mean_and_spread, minus, run_all
 from lab.training import side_by_side, training
 from tools.runs import rounded
 
@@ -251,7 +250,3 @@ def panels(found):
                  ylabel="variance", xscale="log", yscale="log")
         axis.legend(frameon=False)
     return [lags, corrections, variances]
-
-
-if __name__ == "__main__":
-    main(sys.modules[__name__])

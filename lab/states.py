@@ -19,12 +19,11 @@ variance of the gradient is the sum of those of its states.
 """
 import itertools
 import statistics
-import sys
 
 import torch
 
 import reinforce
-from lab.entry import CONTRADICTED, SHOWN, Claim, main
+from lab.entry import CONTRADICTED, SHOWN, Claim
 
 SEEDS = [0]
 POLICIES = 200                          # of each kind
@@ -195,7 +194,3 @@ def panels(found):
                  xlim=(0.3, 10))
         axis.legend(frameon=False, fontsize=7)
     return [bars, shares]
-
-
-if __name__ == "__main__":
-    main(sys.modules[__name__])

@@ -22,7 +22,6 @@ import dataclasses
 import functools
 import math
 import statistics
-import sys
 
 import torch
 
@@ -34,7 +33,6 @@ from lab.entry import (
     Claim,
     compared,
     load_base,
-    main,
     mean_and_spread,
 )
 from lab.signal import FLAGS
@@ -238,7 +236,3 @@ def panels(found):
         axis.set(title="line exact, points measured", xlabel="pass rate", ylabel="mean of |A|",
                  ylim=(0, None))
     return [by_size, by_scale, on_samples]
-
-
-if __name__ == "__main__":
-    main(sys.modules[__name__])

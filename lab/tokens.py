@@ -22,7 +22,6 @@ Advantages by rollouts and by "critic, lambda 0" are the differences of successi
 import dataclasses
 import itertools
 import re
-import sys
 
 import torch
 
@@ -34,7 +33,6 @@ from lab.entry import (
     compared,
     draw_points,
     load_base,
-    main,
     mean_and_spread,
     minus,
     sign_test,
@@ -243,7 +241,3 @@ def panels(found):
         draw_points(axis, {name: of(found, name) for name in names(found)},
                     xlabel="correlation with A of tokens")
     return [sizes, correlations]
-
-
-if __name__ == "__main__":
-    main(sys.modules[__name__])

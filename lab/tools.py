@@ -29,7 +29,6 @@ outputs under a reward with those under accuracy.
 import dataclasses
 import functools
 import statistics
-import sys
 
 import torch
 
@@ -43,7 +42,6 @@ from lab.entry import (
     draw_curves,
     draw_points,
     load_base,
-    main,
     mean_and_spread,
     minus,
     run_all,
@@ -267,7 +265,3 @@ def panels(found):
                   for name in found["runs"] if name != NO_TOOL}
         draw_points(axis, points, xlabel=f"steps to an accuracy of {LEVEL}")
     return [accuracy, steps]
-
-
-if __name__ == "__main__":
-    main(sys.modules[__name__])

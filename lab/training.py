@@ -5,8 +5,22 @@ import itertools
 import multiprocessing
 import os
 import pickle
+import shlex
 
 import torch
+
+import common
+from tools.runs import make_base
+
+
+def load_base(script, flags):
+    """What the module of a script has before its first step. -> Config, task, policy"""
+    words = shlex.split(flags)
+    cfg = common.parse_flags(script.Config, words)
+    task = common.load_task(cfg, script.verify)
+    policy = script.GPT(cfg)
+    policy.load_state_dict(make_base([f"{script.__name__}.py", *words]))
+    return cfg, task, policy
 
 
 def training(script, cfg, task, policy, engine=lambda policy: policy, weigh=lambda batch: 1.0):

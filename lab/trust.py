@@ -17,7 +17,6 @@ on its samples, that of the others is estimated from every eighth row. The secon
 those of a short run alone.
 """
 import statistics
-import sys
 
 from lab.entry import (
     CONTRADICTED,
@@ -25,7 +24,6 @@ from lab.entry import (
     Claim,
     compared,
     draw_curves,
-    main,
     mean_and_spread,
     mean_curve,
     minus,
@@ -125,7 +123,3 @@ def panels(found):
             axis.plot(seconds, mean_curve(runs), label=name)
         axis.set(xlabel="seconds of training", ylabel="reward, mean of the seeds")
     return [rewards, distances, time]
-
-
-if __name__ == "__main__":
-    main(sys.modules[__name__])

@@ -17,7 +17,6 @@ them; what is known is taken from the 159 other outputs.
 """
 import dataclasses
 import statistics
-import sys
 
 import torch
 
@@ -28,7 +27,6 @@ from lab.entry import (
     Claim,
     draw_points,
     load_base,
-    main,
     mean_and_spread,
     sign_test,
 )
@@ -208,7 +206,3 @@ def panels(found):
         draw_points(axis, rows, title=f"base of arithmetic, G = {GROUP}",
                     xlabel="variance / that without a baseline")
     return [small, base]
-
-
-if __name__ == "__main__":
-    main(sys.modules[__name__])

@@ -30,13 +30,12 @@ import dataclasses
 import itertools
 import math
 import statistics
-import sys
 
 import torch
 
 import common
 import grpo
-from lab.entry import compared, load_base, main, mean_and_spread, mean_curve, minus
+from lab.entry import compared, load_base, mean_and_spread, mean_curve, minus
 from lab.signal import FLAGS
 from lab.training import side_by_side, training
 from tasks import Wrapper
@@ -303,7 +302,3 @@ def panels(found):
         axis.set(xlabel="RL steps", ylabel="pass@1, held out", ylim=(0, 1))
         axis.legend(frameon=False, fontsize=8, loc="lower right")
     return [lengths, sources, scores]
-
-
-if __name__ == "__main__":
-    main(sys.modules[__name__])

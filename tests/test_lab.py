@@ -1,11 +1,13 @@
-"""The lab: verdicts, runs and pages, which all experiments share; that docs/lab.md tells what their
+"""The lab: verdicts, runs and pages, which all experiments share; that the pages tell what their
 files hold; and that the scripts accept what the lab and the tables of runs ask of them."""
 import functools
 import importlib
 import inspect
 import json
+import math
 import operator
 import re
+import shlex
 import sys
 import types
 
@@ -16,145 +18,186 @@ from small_runs import INSTANT, SMALL, arguments, at_work, changed_weights, load
 
 import common
 import grpo
-from lab import entry, training
+from lab import draw, entry, experiment, training, verdict
 from tools import compare, passk, r1, rlhf, runs, tasks, zero
 
-FILES = sorted(path.stem for path in ROOT.glob("lab/*.py") if not path.stem.startswith("_"))
-PAGE = (ROOT / "docs/lab.md").read_text()
+EXPERIMENTS = {name: experiment.module(name).EXPERIMENT for name in experiment.NAMES}
+PAGE = (ROOT / "docs/lab-old.md").read_text()
 LAB = {name: importlib.import_module(f"lab.{name}") for name in entry.NAMES}
-each_experiment = pytest.mark.parametrize("name", LAB)
+SKELETON = ("draw", "entry", "experiment", "training", "verdict")
 
 
-def block(target, name):
-    """What stands between the marks on the page."""
-    found = re.search(f"<!-- made by make {target}: {name} -->\n(.*?)<!-- end of {name} -->", PAGE,
+def block(page, target, name):
+    """What stands between the marks on a page."""
+    found = re.search(f"<!-- made by make {target}: {name} -->\n(.*?)<!-- end of {name} -->", page,
                       re.S)
     return found[1]
 
 
-# ---- the gallery -----------------------------------------------------------------------------
+# ---- verdicts --------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("n, quantile", [(2, math.tan(0.475 * math.pi)), (3, 0.95 / 0.04875 ** 0.5),
+                                         (5, 2.776445), (12, 2.200985), (101, 1.983972)])
+def test_the_interval_is_students(n, quantile):
+    values = torch.randn(n, generator=torch.Generator().manual_seed(n)).double()
+    low, high = verdict.student(values.tolist())
+    assert (low + high) / 2 == pytest.approx(values.mean().item())
+    half = quantile * values.std().item() / n ** 0.5
+    assert (high - low) / 2 == pytest.approx(half, rel=1e-3)
+    assert verdict.student([3.0]) == (-math.inf, math.inf)
+
+
+@pytest.mark.parametrize("n", [3, 5, 8])
+def test_without_an_effect_one_interval_in_twenty_leaves_it_out(n):
+    draws = torch.randn(4000, n, generator=torch.Generator().manual_seed(n)).double().tolist()
+    intervals = [verdict.student(values) for values in draws]
+    wrong = sum(low > 0 or high < 0 for low, high in intervals) / len(intervals)
+    assert wrong == pytest.approx(0.05, abs=0.01)
+
+
+FIVE = [0.09, 0.1, 0.1, 0.1, 0.11]      # 0.1, from 0.091 to 0.109
+
+
+@pytest.mark.parametrize("values, region, judged, seen", [
+    (FIVE, {"at_least": 0.09}, "**shown**", "+0.1000 (+0.0912 to +0.1088)"),
+    (FIVE, {"at_least": 0.095}, "**undecided**", "+0.1000 (+0.0912 to +0.1088)"),
+    (FIVE, {"at_least": 0.11, "unit": "nats"}, "**contradicted**: no difference",
+     "+0.1000 nats (+0.0912 to +0.1088)"),
+    (FIVE, {"at_most": -0.01}, "**contradicted**", "+0.1000 (+0.0912 to +0.1088)"),
+    (FIVE, {"at_most": 0.11}, "**shown**", "+0.1000 (+0.0912 to +0.1088)"),
+    (FIVE, {"at_least": -0.2, "at_most": 0.2}, "**shown**", "+0.1000 (+0.0912 to +0.1088)"),
+    (FIVE, {"at_least": -0.1, "at_most": 0.1}, "**undecided**", "+0.1000 (+0.0912 to +0.1088)"),
+    (FIVE, {}, "**asked after the runs**", "+0.1000 (+0.0912 to +0.1088)"),
+    ([0.5], {"at_least": 0}, "**undecided**", "+0.500 (-inf to +inf)"),
+    ([2, 8], {"at_least": 1.5, "times": True, "exact": True}, "**shown**", "2 to 8 times"),
+    ([2, 2, 2], {"at_most": 1.5, "times": True}, "**contradicted**", "2 times (2 to 2)"),
+    ([1, 2, 4], {"at_least": 1.5, "times": True}, "**undecided**", "2 times (0.36 to 11)"),
+    ([0.5, 0.5], {"at_least": 0.5, "exact": True}, "**shown**", "0.5"),
+    ([0.5, 0.4], {"at_least": 0.5, "exact": True}, "**contradicted**", "0.4 to 0.5")])
+def test_a_claim_is_shown_if_its_interval_lies_where_it_says(values, region, judged, seen):
+    claim = verdict.Claim("so", verdict.OURS, values, **region)
+    assert (claim.judged, claim.seen) == (judged, seen)
+
+
+@pytest.mark.parametrize("values, times", [([1, float("nan")], False), ([1, 0], True)])
+def test_a_number_that_is_missing_is_no_effect(values, times):
+    with pytest.raises(ValueError, match="^so: "):
+        _ = verdict.Claim("so", verdict.OURS, values, at_least=1, times=times).verdict
+
+
+# ---- an experiment, from its runs to its page ------------------------------------------------
+
+@pytest.fixture
+def docs(tmp_path, monkeypatch):
+    """A folder docs/ with the marks of the lab alone."""
+    (tmp_path / "docs/lab").mkdir(parents=True)
+    (tmp_path / "README.md").write_text("")
+    marks = "<!-- made by make {}: {} -->\nold\n<!-- end of {} -->\n"
+    (tmp_path / "docs/lab.md").write_text(marks.format("lab", "findings", "findings"))
+    (tmp_path / "docs/metrics.md").write_text(marks.format("lab-made_up", "told", "told"))
+    for where in (runs, experiment):
+        monkeypatch.setattr(where, "DOCS", tmp_path / "docs")
+    monkeypatch.setattr(runs, "ROOT", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "docs"
+
+
+def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
+    def run(script, folder, *flags, quiet):             # in this process, which is quicker
+        return grpo.main([*map(str, flags), "--output_dir", str(folder)])
+
+    def page(ends, twice):
+        assert ends["a"]["reward"].shape == (2, 1) and ends["a"]["greedy"].shape == (2,)
+        yield verdict.Claim("twice is more", "Somebody", twice["x"]["value"], at_least=1,
+                            shown="It is twice as much")
+        yield verdict.Claim("as is right", verdict.OURS, ends["a"]["greedy"], at_most=0, exact=True)
+        yield draw.dots({"x": twice["x"]["value"]}, "It is twice as much")
+        yield draw.curves({"x": twice["x"]["steps"]}, "It goes on")
+        yield experiment.numbers(twice, {"value": "twice"}, by="what")
+        yield experiment.Block("told", "new\n")
+
+    module = types.ModuleType("lab.made_up")
+    made_up = module.EXPERIMENT = experiment.Experiment(
+        "lab/made_up.py", "Made up: nothing\n\nClaim. It is so.\n\nMethod. None.", seeds=[3, 4])
+    flags = " ".join(arguments(INSTANT | {"max_steps": 1}))
+    made_up.runs("ends", {"a": f"grpo.py {flags}"}, ["reward"], ["greedy"])
+
+    @made_up.measure(["x"], seeds=[1, 2])
+    def twice(seed, case):
+        return {"value": 2 * seed, "steps": [seed, 1 / 3][:seed]}       # one is shorter
+
+    module.page = page
+    monkeypatch.setitem(sys.modules, "lab.made_up", module)
+    monkeypatch.setattr(experiment, "run", run)
+    monkeypatch.setattr(experiment, "NAMES", ["made_up"])
+    made_up.perform(processes=1)
+    made_up.publish()
+    found = json.loads((docs / "lab/made_up.json").read_text())
+    assert found["twice"] == {"x": {"value": [2, 4], "steps": [[1], [2, 0.333333]]}}
+    text = (docs / "lab/made_up.md").read_text()
+    assert "| twice is more | Somebody | +3 (-10 to +16) | ≥ 1 | **undecided** |\n" in text
+    assert text.index("What papers claim") < text.index("as is right") < text.index("| x | 3.000 ")
+    assert "## Method\n\nNone.\n\n`make lab-made_up`: seeds 1, 2, 3, 4; " in text
+    assert "new" in (docs / "metrics.md").read_text()
+    assert "![twice is more: undecided](lab/made_up.png)" in (docs / "lab.md").read_text()
+    assert all((docs / f"lab/made_up{ending}").is_file() for ending in experiment.ENDINGS)
+
+
+def test_several_processes_find_what_one_does(monkeypatch):
+    exact = EXPERIMENTS["wrongrewards"]
+    monkeypatch.setattr(exact, "measures", {"best": exact.measures["best"]})
+    assert exact.found(processes=2) == exact.found(processes=1)
+
 
 def test_every_experiment_is_in_the_gallery():
-    assert sorted([*entry.NAMES, "entry", "training"]) == FILES
+    files = {path.stem for path in ROOT.glob("lab/*.py") if not path.stem.startswith("_")}
+    assert files == {*experiment.NAMES, *entry.NAMES, *SKELETON}
 
 
-@each_experiment
-def test_the_page_and_its_verdicts_follow_from_the_experiment_and_its_file(name):
+@pytest.mark.parametrize("name", experiment.measured())
+def test_the_page_follows_from_the_experiment_and_its_file(name):
+    made = EXPERIMENTS[name]
+    told, about = made.load()
+    assert made.path(".md").read_text() == made.text(told, about)
+    for picture, ending in zip(experiment.of(told, draw.Picture), experiment.ENDINGS):
+        assert made.path(ending).is_file() and re.search(r"\d", picture.title)
+    for text in experiment.of(told, experiment.Block):
+        page = (ROOT / "docs/metrics.md").read_text()
+        assert block(page, f"lab-{name}", text.name) == text.text
+
+
+def test_the_findings_are_those_of_the_experiments():
+    assert block((ROOT / "docs/lab.md").read_text(), "lab", "findings") == experiment.index()
+
+
+@pytest.mark.parametrize("name", LAB)
+def test_an_old_page_and_its_verdicts_follow_from_the_experiment_and_its_file(name):
     found = entry.load(name)
-    assert block(f"lab-{name}", f"lab-{name}") == entry.section(name, LAB[name], found)
-    verdicts = {claim.verdict for claim in LAB[name].claims(found)}
-    assert verdicts <= {entry.SHOWN, entry.NOT_SHOWN, entry.CONTRADICTED}
-    for heads, rows in LAB[name].tables(found):
-        assert {len(row) for row in rows} == {len(heads)}
+    assert block(PAGE, f"lab-{name}", f"lab-{name}") == entry.section(name, LAB[name], found)
 
 
-def test_the_list_of_claims_is_that_of_the_experiments():
-    assert block("lab", "index") == entry.index()
+def test_the_list_of_old_claims_is_that_of_the_experiments():
+    assert block(PAGE, "lab", "index") == entry.index()
 
 
-@each_experiment
+@pytest.mark.parametrize("name", [*EXPERIMENTS, *LAB])
 def test_an_experiment_says_what_is_claimed_and_what_was_expected(name):
-    told = LAB[name].__doc__
+    told = importlib.import_module(f"lab.{name}").__doc__
     order = [told.index(f"\n\n{word}. ") for word in ("Claim", "Prediction", "Method")]
     assert order == sorted(order)
     assert re.search(r"\d{4}\.\d{5}|\b(19|20)\d\d\b", told), "no source"
 
 
-# ---- verdicts --------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("differences, verdict", [
+@pytest.mark.parametrize("differences, judged", [
     ([0.1, 0.2, 3], entry.SHOWN), ([-0.1, -2, -0.5], entry.CONTRADICTED),
-    ([0.1, -0.1, 1], entry.NOT_SHOWN), ([0.1, 0, 1], entry.NOT_SHOWN),
-    ([-0.1, 0, -1], entry.NOT_SHOWN)])
-def test_a_claim_is_shown_if_all_seeds_agree(differences, verdict):
-    assert entry.sign_test(differences) == verdict
-    assert entry.compared("so", iter(differences)).verdict == verdict
-
-
-def test_numbers_are_told_by_their_mean_and_from_which_to_which_they_go():
-    assert entry.mean_and_spread([0.25, 0.5, 0.75]) == "0.500 (0.250 - 0.750)"
-    assert entry.mean_and_spread(iter([2, 4]), ".0f") == "3 (2 - 4)"
-    assert entry.mean_and_spread([0.5, 0.5]) == "0.500"
+    ([0.1, 0, 1], entry.NOT_SHOWN), ([-0.1, 0, -1], entry.NOT_SHOWN)])
+def test_an_old_claim_is_shown_if_all_seeds_agree(differences, judged):
+    assert entry.compared("so", iter(differences)).verdict == judged
 
 
 def test_steps_are_counted_until_the_level_is_held_for_two_or_as_half_as_many_again():
     assert entry.steps_to_level([0.3, 0.8, 0.5, 0.7, 0.7, 0.9], 0.7) == 4
     assert entry.steps_to_level([0.3, 0.3, 0.4, 0.5], 0.7) == 6
-    assert entry.steps_to_level([0.9, 0.9, 0.1], 0.9) == 1
-
-
-# ---- the page --------------------------------------------------------------------------------
-
-@pytest.fixture
-def made_up(tmp_path, monkeypatch):
-    """The module of an experiment that measures nothing, and a docs/ with only what it needs."""
-    module = types.ModuleType("made_up", "Made up: nothing.\n\nClaim. It is so (2402.03300).\n\n"
-                              "Prediction. It is\nnot. Claim. Method.\n\nMethod. None.")
-    module.__file__ = "lab/made_up.py"
-    module.SEEDS = [3, 4]
-    module.measure = lambda seeds: {"values": [2 * seed for seed in seeds]}
-    module.tables = lambda found: [(["a", "b"], [found["values"]])]
-    module.claims = lambda found: [entry.Claim("so", "6, 8", entry.SHOWN),
-                                   entry.Claim("not so", "7", entry.CONTRADICTED)]
-    module.note = lambda found: "Problems: 7"
-    module.panels = lambda found: [lambda axis: axis.plot(found["values"])]
-    (tmp_path / "docs/lab").mkdir(parents=True)
-    (tmp_path / "README.md").write_text("")
-    marks = ""
-    for target, name in (("lab", "index"), ("lab-made_up", "lab-made_up")):
-        marks += f"<!-- made by make {target}: {name} -->\n<!-- end of {name} -->\n"
-    (tmp_path / "docs/lab.md").write_text(marks)
-    for where in (runs, entry):
-        monkeypatch.setattr(where, "DOCS", tmp_path / "docs")
-    monkeypatch.setattr(runs, "ROOT", tmp_path)
-    monkeypatch.setattr(entry, "NAMES", ["made_up"])
-    monkeypatch.setitem(sys.modules, "lab.made_up", module)
-    return module
-
-
-def test_a_section_is_told_in_order(made_up):
-    found = {"seeds": [3, 4], "seconds": 17, "machine": "this", "values": [6, 8]}
-    assert entry.section("made_up", made_up, found) == """\
-### Made up: nothing
-
-**Claim.** It is so (2402.03300).
-
-**Prediction.** It is
-not. Claim. Method.
-
-**Method.** None.
-
-`make lab-made_up`
-
-![Made up: nothing](lab/made_up.png)
-
-| a | b |
-| --- | --- |
-| 6 | 8 |
-
-| claim | seen | verdict |
-| --- | --- | --- |
-| so | 6, 8 | **shown** |
-| not so | 7 | **contradicted** |
-
-Problems: 7; seeds 3, 4; 17 s; this.
-"""
-
-
-def test_the_command_measures_and_writes_file_picture_and_page_and_draws_again(made_up):
-    entry.command(made_up, ["--seeds", "1", "2"])
-    found = json.loads((entry.DOCS / "lab/made_up.json").read_text())
-    assert (found["seeds"], found["values"], found["seconds"]) == ([1, 2], [2, 4], 0)
-    page = (entry.DOCS / "lab.md").read_text()
-    assert entry.section("made_up", made_up, found) in page
-    assert "| [made_up](#made-up-nothing) | Made up: nothing | 1 |  | 1 |\n" in page
-    assert "- [made_up](#made-up-nothing): not so\n" in page
-    made_up.measure = None                              # which is not called any more
-    made_up.note = lambda found: "Problems: 8"
-    (entry.DOCS / "lab/made_up.png").unlink()
-    entry.command(made_up, ["--draw"])
-    assert (entry.DOCS / "lab/made_up.png").is_file()
-    assert "Problems: 8; seeds 1, 2;" in (entry.DOCS / "lab.md").read_text()
 
 
 # ---- runs ------------------------------------------------------------------------------------
@@ -241,6 +284,8 @@ def test_jobs_side_by_side_do_not_see_what_others_do_to_a_tensor():
 
 def commands():
     """The scripts and flags of all experiments, and of the tables of runs. Yields lists"""
+    for made in EXPERIMENTS.values():
+        yield from map(shlex.split, made.commands)
     for task_flags in LAB["exploration"].TASKS.values():
         for flags in LAB["exploration"].SETTINGS.values():
             yield ["grpo.py", *flags, *task_flags, *LAB["exploration"].ALWAYS]

@@ -46,6 +46,7 @@ from lab import (
     training,
     trust,
     variance,
+    wrongrewards,
     zero,
 )
 from lab.compute import ANY, BEST, MAJORITY, WEIGHTED
@@ -751,33 +752,34 @@ def test_tools_gradient_with_tool_tokens_is_that_without_plus_a_part_of_the_tool
 
 
 def proxies(kind, prompt, texts):
-    return [hacking.proxy(kind, problem_of(prompt), text) for text in texts]
+    return [wrongrewards.proxy(kind, problem_of(prompt), text) for text in texts]
 
 
-def test_hacking_a_difference_of_a_potential_gives_every_group_the_same_advantages():
+def test_a_difference_of_a_potential_gives_every_group_the_same_advantages():
     texts = ["", "RL", "RLRL", "RURR", "RURRRR", "x", "RURR!", "LLLLLLLLLL", "DD"]
-    assert proxies("nearer", "A b3 7", texts[:3]) == [0, 1, 2]          # back and forth pays
+    assert proxies(wrongrewards.NEARER, "A b3 7", texts[:3]) == [0, 1, 2]   # to and fro pays
     for prompt in ("A b3 7", "C c2 4", "F c2 4"):
-        groups = [f64([proxies(kind, prompt, texts)]) for kind in ("true", "potential")]
+        groups = [f64([proxies(kind, prompt, texts)])
+                  for kind in (wrongrewards.RIGHT, wrongrewards.POTENTIAL)]
         one, other = [grpo.advantages(rewards) for rewards in groups]
         torch.testing.assert_close(one, other)
 
 
-@pytest.mark.parametrize("kind", hacking.REWARDS)
-def test_hacking_best_walks_are_those_of_all_walks_that_earn_the_most(kind):
+@pytest.mark.parametrize("kind", wrongrewards.REWARDS)
+def test_best_walks_are_those_of_all_walks_that_earn_the_most(kind):
     texts = ["".join(moves) for n in range(5) for moves in itertools.product("URDL", repeat=n)]
     for prompt in ("A b3 4", "C c2 4"):
         earned = proxies(kind, prompt, texts)
         name, start, _ = prompt.split()
-        highest, true, moves = hacking.solve(kind, name)[4][start]
+        highest, true, moves = wrongrewards.solve(kind, name)[4][start]
         assert highest == max(earned)
         best = [text for text, value in zip(texts, earned) if value == highest]
-        of_best = proxies("true", prompt, best)
+        of_best = proxies(wrongrewards.RIGHT, prompt, best)
         assert min(of_best) <= true <= max(of_best)
         assert min(map(len, best)) <= moves <= max(map(len, best))
 
 
-def test_hacking_models_alone_reward_and_are_trained_when_they_are_due(monkeypatch):
+def test_reward_models_alone_reward_and_are_trained_when_they_are_due(monkeypatch):
     cfg = common.parse_flags(grpo.Config, arguments(INSTANT | {"num_generations": 4}))
     task = common.load_task(cfg, grpo.verify)
     batches = []
@@ -786,17 +788,18 @@ def test_hacking_models_alone_reward_and_are_trained_when_they_are_due(monkeypat
         batches.append(sample("preferences 0"))
         model.head.bias.data.fill_(len(batches))
 
-    monkeypatch.setattr(hacking, "make", lambda flags, seed: (cfg, task))
+    monkeypatch.setattr(hacking, "load_base", lambda script, flags: (cfg, task, grpo.GPT(cfg)))
     monkeypatch.setattr(hacking, "STEPS", 3)
+    monkeypatch.setitem(hacking.MODELS, "late", {0: 2, 2: 1})
     monkeypatch.setattr(preferences, "fit", fit)
-    found = hacking.please({0: 2, 2: 1}, 0, grpo.GPT(cfg))
+    found = hacking.models(0, "late")
     assert len(batches) == 3
     assert not torch.equal(batches[0].prompts, batches[1].prompts)
     assert batches[1].rewards.unique().tolist() == [1.0]    # nothing but the model of then
     assert found["score"] == [2.0] * 3                      # the model before the first step
-    pairs = hacking.in_order(torch.tensor([[0.9, 0.1, 0.95], [0.2, 0.2, 0.3]]),
-                             torch.tensor([[True, False, False], [True, False, True]]))
-    assert pairs == [2, 4]                                  # of one group; a tie is not in order
+    pairs = hacking.count_pairs(torch.tensor([[0.9, 0.1, 0.95], [0.2, 0.2, 0.3]]),
+                                torch.tensor([[True, False, False], [True, False, True]]))
+    assert pairs == (2, 4)                                  # of one group; a tie is not in order
 
 
 # ---- bugs ------------------------------------------------------------------------------------

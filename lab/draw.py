@@ -1,0 +1,138 @@
+"""Pictures that say one thing each: curves, dots, bars.
+
+A title states the result, names stand at what they name, a script has one colour everywhere, of
+those of Okabe and Ito, which the colour-blind tell apart. As GitHub shows it, a picture is 836
+pixels wide (it is saved with twice as many), and its letters are 11 pixels high or more.
+"""
+import textwrap
+from typing import NamedTuple
+
+import numpy
+from PIL import Image
+
+from tools.runs import import_pyplot
+
+INK = "#1f2328"
+GREY = "#8c959f"
+BLUE = "#0072B2"
+RED = "#D55E00"
+GREEN = "#009E73"
+PINK = "#CC79A7"
+SKY = "#56B4E9"
+ORANGE = "#E69F00"
+SCRIPTS = {"grpo.py": BLUE, "ppo.py": RED, "reinforce.py": GREEN, "dpo.py": PINK, "gspo.py": SKY,
+           "dpo.py, online": ORANGE}
+STYLE = {"font.size": 9, "xtick.labelsize": 8.5, "ytick.labelsize": 8.5, "axes.labelsize": 8.5,
+         "axes.spines.top": False, "axes.spines.right": False, "axes.edgecolor": GREY,
+         "axes.grid": True, "grid.color": "#e6e8eb", "axes.axisbelow": True, "ytick.major.size": 0}
+
+
+class Picture(NamedTuple):
+    title: str
+    fill: object                                # a function of an axis
+    height: float                               # inches, of 100 pixels
+
+    def save(self, path):
+        pyplot = import_pyplot()
+        lines = 1 + len(self.title) // 97
+        title = textwrap.fill(self.title, len(self.title) // lines + 8)
+        size = (8.36, self.height + 0.2 * lines)
+        with pyplot.rc_context(STYLE):
+            figure, axis = pyplot.subplots(figsize=size, layout="constrained")
+            self.fill(axis)
+            for side in (axis.xaxis, axis.yaxis):
+                if side.get_scale() == "log":
+                    side.set_major_formatter("{x:g}")
+            figure.suptitle(title, x=0.008, ha="left", fontsize=10.5, fontweight="bold")
+            figure.savefig(path, dpi=200)
+            pyplot.close(figure)
+        Image.open(path).convert("RGB").quantize(255).save(path, optimize=True)     # half
+
+
+def colours(names, given=None):
+    """A colour for each name: the one given, its script's, or the next that is free. -> dict"""
+    given = SCRIPTS | (given or {})
+    taken = {given[name] for name in names if name in given}
+    free = [colour for colour in (*SCRIPTS.values(), INK) if colour not in taken] * 3
+    return {name: given.get(name) or free.pop(0) for name in names}
+
+
+def dark(colour):
+    """The colour of letters, which have to stand out from white."""
+    return [0.7 * int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+
+
+def curves(lines, title, x=None, given=None, height=2.8, **axes):
+    """{name: a row for each seed (S, T)}: of each the mean, and faintly each seed, with the name at
+    the end. x: (T,), or {name: (T,)}; else the steps 1, 2 ... axes: what else is to be set, such as
+    xlabel and ylim. -> Picture"""
+    def fill(axis):
+        ends = []
+        for name, colour in colours(lines, given).items():
+            rows = numpy.asarray(lines[name], dtype=float)
+            mean = rows.mean(axis=0)
+            place = x[name] if isinstance(x, dict) else x
+            place = range(1, 1 + len(mean)) if place is None else place
+            axis.plot(place, rows.T, color=colour, alpha=0.25, linewidth=0.8)
+            axis.plot(place, mean, color="white", linewidth=4)
+            axis.plot(place, mean, color=colour, linewidth=2, marker="o" * (len(mean) < 9))
+            ends.append((mean[-1], name, dark(colour)))
+        axis.set(**{"xlabel": "step of training"} | axes)
+        axis.margins(x=0.01)
+        if axis.get_xscale() == "linear" and x is None:
+            axis.xaxis.get_major_locator().set_params(integer=True)
+        name_ends(axis, ends, 0.24 / height)
+    return Picture(title, fill, height)
+
+
+def name_ends(axis, ends, room):
+    """Write the names of curves at their ends, (y, name, colour) each, none on another."""
+    scale = axis.transData + axis.transAxes.inverted()
+    place = 2.0
+    for end, name, colour in sorted(ends, key=lambda end: -end[0]):
+        place = min(scale.transform((axis.get_xlim()[1], end))[1], place - room)
+        axis.text(1.008, place, name, color=colour, va="center", transform=axis.transAxes)
+
+
+def in_rows(names, title, fill, axes):
+    """A picture with a row for each name, from the top down."""
+    def fill_rows(axis):
+        axis.set_yticks(range(len(names)), names, fontsize=9)
+        axis.set_ylim(len(names) - 0.45, -0.95)
+        axis.grid(axis="y", visible=False)
+        fill(axis)
+        axis.set(**axes)
+    return Picture(title, fill_rows, 0.85 + 0.34 * len(names))
+
+
+def dots(rows, title, form=".2f", given=None, level=None, **axes):
+    """{name: a number for each seed}: rows of dots, and means. level: (x, words) of a line."""
+    def fill(axis):
+        for row, name in enumerate(rows):
+            values = numpy.ravel(rows[name])
+            mean = values.mean()
+            colour = (SCRIPTS | (given or {})).get(name, BLUE)
+            below = row + 0.24 * numpy.linspace(-1, 1, len(values)) * (len(values) > 1)
+            axis.scatter(values, below, s=34 if len(values) < 20 else 7, color=colour, linewidth=0)
+            axis.plot([mean] * 2, [row - 0.38, row + 0.38], color=INK, linewidth=1.5, zorder=0.9)
+            axis.text(1.01, row, f"{mean:{form}}", va="center", fontweight="bold",
+                      transform=axis.get_yaxis_transform())
+        if level:
+            axis.axvline(level[0], color=INK, linewidth=1, linestyle=(0, (4, 3)))
+            axis.text(level[0], -0.65, f" {level[1]}", va="center", fontsize=8.5)
+    return in_rows(list(rows), title, fill, axes)
+
+
+def bars(rows, title, given=None, **axes):
+    """{name: {part: share}}: a bar of parts with their shares; the first says their names."""
+    def fill(axis):
+        for row, shares in enumerate(rows.values()):
+            left = 0.0
+            for part, colour in colours(shares, given).items():
+                axis.barh(row, shares[part], left=left, color=colour, edgecolor="white", height=0.7)
+                number = f" {shares[part]:.0%}" if shares[part] > 0.03 else ""
+                axis.text(left, row, number, color="white", va="center", fontweight="bold")
+                axis.text(left, -0.65, part * (row == 0), va="center", color=dark(colour))
+                left += shares[part]
+        axis.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
+    return in_rows(list(rows), title, fill, axes)

@@ -1,0 +1,218 @@
+"""An experiment of the lab: what it measures, what it claims, and its page.
+
+lab/NAME.py is an experiment, run by `python -m lab NAME` (make lab-NAME). Its docstring is a title
+and paragraphs: Claim, Prediction and Method, written before the first run, and Outcome, which says
+afterwards what of the prediction was right. It has
+
+  EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5))
+  EXPERIMENT.runs("runs", {case: command line}, metrics)
+  @EXPERIMENT.measure([case ..])
+  def things(seed, case):       -> {column: a number, or a list with one for each step}
+  def page(runs, things):       yields Claim; Picture, two at most; tables as Markdown; Block
+
+`page` gets what was found as {case: {column: array}}, in which the first axis of an array is that
+of the seeds. docs/lab/NAME.json keeps it, docs/lab/NAME.md tells it, docs/lab.md has the findings.
+"""
+import concurrent.futures
+import importlib
+import json
+import multiprocessing
+import re
+import shlex
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy
+import torch
+
+from lab.draw import Picture
+from lab.verdict import OURS, Claim
+from tools.runs import DOCS, MACHINE, put, read_log, run, span, table
+
+NAMES = ("hacking", "wrongrewards")     # the order of docs/lab.md, and of make lab
+FINDINGS = 5                            # so many have their picture there
+ENDINGS = (".png", "-2.png")            # of the files of the pictures
+
+
+class Experiment:
+    def __init__(self, file, told, seeds):
+        self.name = Path(file).stem
+        self.seeds = list(seeds)
+        self.measures = {}                                      # name -> function, cases, seeds
+        self.commands = []                                      # of all runs
+        heads = "Claim|Prediction|Method|Outcome"
+        self.title, *parts = re.split(rf"\n\n(?=(?:{heads})\. )", told.strip())
+        self.told = [part.split(". ", 1) for part in parts]
+
+    def measure(self, cases, seeds=None):
+        """Decorates a function of a seed and a case. seeds: others than those of the experiment."""
+        def register(function):
+            chosen = self.seeds if seeds is None else list(seeds)
+            self.measures[function.__name__] = (function, list(cases), chosen)
+            return function
+        return register
+
+    def runs(self, name, commands, metrics=(), scores=(), seeds=None):
+        """Measure runs: of each step its metrics, and of the end its scores."""
+        def columns(seed, case):
+            return run_once(commands[case], seed, metrics, scores)
+        columns.__name__ = name
+        self.commands += commands.values()
+        self.measure(commands, seeds)(columns)
+
+    def found(self, processes):
+        """Measure, in so many processes. -> {measure: {case: {column: a list for each seed}}}"""
+        jobs = [(self.name, measure, seed, case)
+                for measure, (_, cases, seeds) in self.measures.items()
+                for case in cases for seed in seeds]
+        done = [perform(jobs[0])]                               # which makes the base
+        if processes > 1:
+            context = multiprocessing.get_context("spawn")      # a fork may hang with threads
+            with concurrent.futures.ProcessPoolExecutor(processes, context) as pool:
+                done += pool.map(perform, jobs[1:])
+        else:
+            done += map(perform, jobs[1:])
+        found = {}
+        for (_, measure, _, case), result in zip(jobs, done):
+            columns = found.setdefault(measure, {}).setdefault(case, {})
+            for column, values in result.items():
+                columns.setdefault(column, []).append(values)
+        return found
+
+    def path(self, ending):
+        return DOCS / "lab" / f"{self.name}{ending}"
+
+    def perform(self, processes):
+        """Measure, and keep what was found in docs/lab/NAME.json, a line for each column."""
+        clock = time.perf_counter()
+        found = self.found(processes)
+        about = {"seconds": round(time.perf_counter() - clock), "processes": processes,
+                 "machine": MACHINE, "torch": torch.__version__}
+        text = json.dumps({"about": about} | found)
+        self.path(".json").write_text(text.replace("]], ", "]],\n").replace("}, ", "},\n") + "\n")
+
+    def load(self):
+        """-> what `page` yields, and what is known about the measurement"""
+        content = json.loads(self.path(".json").read_text())
+        about = content.pop("about")
+        found = {measure: {case: {column: array(rows) for column, rows in columns.items()}
+                           for case, columns in cases.items()}
+                 for measure, cases in content.items()}
+        return list(module(self.name).page(**found)), about
+
+    def text(self, told, about):
+        """The page of the experiment. -> str"""
+        shown = [f"![{one.title}]({self.name}{ending})\n"
+                 for one, ending in zip(of(told, Picture), ENDINGS)]
+        parts = [f"# {self.title}\n", *shown[:1]]
+        for heading, ours in (("What papers claim", False), ("What else we asked", True)):
+            rows = [[claim.text, claim.source, claim.seen, claim.asked, claim.judged]
+                    for claim in of(told, Claim) if (claim.source == OURS) == ours]
+            heads = ["claim", "by", "effect (95% interval)", "claimed", "verdict"]
+            parts += [f"## {heading}\n", table(heads, rows)] * bool(rows)
+        parts += ["## Numbers\n", *shown[1:], *of(told, str)]
+        parts += [f"## {word}\n\n{words}\n" for word, words in self.told]
+        seeds = sorted({seed for *_, seeds in self.measures.values() for seed in seeds})
+        parts.append(f"`make lab-{self.name}`: seeds {', '.join(map(str, seeds))}; "
+                     f"{about['seconds']} s in {about['processes']} process"
+                     f"{'es' * (about['processes'] > 1)}; {about['machine']}, torch "
+                     f"{about['torch']}. [The lab](../lab.md)\n")
+        return "\n".join(parts)
+
+    def publish(self):
+        """Draw the pictures, and write the pages."""
+        told, about = self.load()
+        for picture, ending in zip(of(told, Picture), ENDINGS):
+            picture.save(self.path(ending))
+        self.path(".md").write_text(self.text(told, about))
+        for block in of(told, Block):
+            put(*block, f"lab-{self.name}")
+        put("findings", index(), "lab")
+
+
+class Block(NamedTuple):
+    """What an experiment writes on another page, between the marks with this name."""
+    name: str
+    text: str
+
+
+def of(told, kind):
+    return [one for one in told if type(one) is kind]
+
+
+def array(rows):
+    """Of lists of unequal lengths, the shorter ones are filled up with nan. -> float array"""
+    if isinstance(rows[0], list):
+        longest = max(map(len, rows))
+        rows = [row + [None] * (longest - len(row)) for row in rows]
+    return numpy.array(rows, dtype=float)
+
+
+def module(name):
+    return importlib.import_module(f"lab.{name}")
+
+
+def measured():
+    """Those of NAMES that have been measured. -> list"""
+    return [name for name in NAMES if (DOCS / "lab" / f"{name}.json").exists()]
+
+
+def perform(job):
+    """-> {column: values}, with six digits"""
+    experiment, measure, seed, case = job
+    torch.set_num_threads(1)
+    function, *_ = module(experiment).EXPERIMENT.measures[measure]
+    print(f"{experiment}: {measure}, {case}, seed {seed}", flush=True)
+    return {column: rounded(values) for column, values in function(seed, case).items()}
+
+
+def rounded(values):
+    if isinstance(values, (list, tuple)):
+        return [rounded(value) for value in values]
+    return values if values is None else float(f"{values:.6g}")
+
+
+def run_once(command, seed, metrics, scores):
+    """Run a command line. -> {column: values}"""
+    script, *flags = shlex.split(command)
+    with tempfile.TemporaryDirectory() as work:
+        folder = Path(work, "run")
+        trained = run(script, folder, *flags, "--seed", seed, quiet=True)["trained"]
+        log = read_log(folder, "metrics")
+    columns = {name: [line.get(name) for line in log] for name in metrics}
+    return columns | {name: trained[name] for name in scores}
+
+
+def numbers(cases, columns, form=".3f", by=""):
+    """A row for each case {column: a number for each seed}: of {column: heading} the mean of the
+    seeds, and their span. -> a table in Markdown"""
+    rows = []
+    for case, found in cases.items():
+        row = [case]
+        for column in columns:
+            values = numpy.ravel(found[column])
+            mean = f"{values.mean():{form}}"
+            row.append(mean if len(values) == 1 else f"{mean} ({span(values, form)})")
+        rows.append(row)
+    return table([by, *columns.values()], rows)
+
+
+def index():
+    """The top of docs/lab.md: findings with their pictures, then all experiments. -> str"""
+    parts = []
+    rows = []
+    for name in measured():
+        experiment = module(name).EXPERIMENT
+        claims = of(experiment.load()[0], Claim)
+        first = claims[0]
+        if len(parts) < FINDINGS:
+            parts.append(f"![{first.finding}](lab/{name}.png)\n\n{first.source}: {first.text}. "
+                         f"Here {first.judged}, {first.seen}. [More](lab/{name}.md)\n")
+        for claim in claims:
+            if claim is first or getattr(claim, claim.verdict, ""):
+                rows.append([claim.finding, claim.seen, f"{claim.source}: {claim.judged}",
+                             f"[{name}](lab/{name}.md)"])
+    heads = ["what was found", "effect (95% interval)", "verdict of the claim", "page"]
+    return "\n".join([*parts, "## All experiments\n", table(heads, rows)])

@@ -1,0 +1,127 @@
+"""What numbers say of a claim: the one rule of all verdicts.
+
+A claim says where an effect lies: at least so much, at most so much, or between the two, where so
+much is the smallest effect that matters, set before the run. The effect is the mean of a number for
+each seed (or each problem, if one policy is looked at). The claim is shown if all of the effect's
+95% interval lies there, contradicted if none does, else undecided. Exact numbers, which no luck is
+in, all have to lie there. What was asked after the runs has no bound, and gets no verdict.
+
+The interval is Student's: with 3, 5, 8 seeds 2.5, 1.2, 0.8 standard deviations to each side. Luck
+alone leaves 0 outside 5 times in 100. That all seeds have one sign is luck 25, 6, 1 times in 100;
+a bootstrap errs 25, 16, 11 times, for with three values it is the rule of signs (lab/seeds.py). The
+price: to be seen four times in five, an effect needs 3.3, 1.7, 1.2 standard deviations. Student
+supposes that seeds scatter evenly to both sides, as differences of runs do where there is only
+luck. Of what is long to one side, such as times and counts, take ratios.
+"""
+import functools
+import math
+import statistics
+from dataclasses import dataclass
+
+import numpy
+
+SHOWN, CONTRADICTED, UNDECIDED = "shown", "contradicted", "undecided"
+NO_VERDICT = "asked after the runs"
+OURS = "ours"                                   # the source of a claim that no paper makes
+# The 97.5% quantiles of Student's t with 1, 2 .. 9 degrees of freedom, and of the normal.
+T = [12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622]
+Z = 1.959964
+
+
+def student(values):
+    """The 95% interval of the mean of independent values; of one, all numbers. -> low, high"""
+    n = len(values) - 1
+    if n == 0:
+        return -math.inf, math.inf
+    # With many degrees of freedom, Cornish and Fisher's expansion has three digits or more.
+    t = Z + (Z**3 + Z) / (4 * n) + (5 * Z**5 + 16 * Z**3 + 3 * Z) / (96 * n**2)
+    if n <= len(T):
+        t = T[n - 1]
+    mean = statistics.fmean(values)
+    half = t * statistics.stdev(values) / math.sqrt(n + 1)
+    return mean - half, mean + half
+
+
+@dataclass
+class Claim:
+    """A sentence, who says it (a paper, or OURS), and the numbers that tell whether it is so."""
+    text: str
+    source: str
+    values: list
+    at_least: float = None      # the region in which the effect lies
+    at_most: float = None
+    times: bool = False         # values are ratios: their mean is that of their logarithms
+    exact: bool = False         # no luck is in the values
+    unit: str = ""
+    shown: str = ""             # what was found, in a sentence, if this is the verdict
+    contradicted: str = ""
+    undecided: str = ""
+
+    @functools.cached_property
+    def interval(self):
+        """-> effect, and from where to where it may lie"""
+        values = numpy.ravel(self.values).astype(float)
+        if not numpy.isfinite(values).all() or self.times and values.min() <= 0:
+            raise ValueError(f"{self.text}: {self.values}")
+        if self.times:
+            values = numpy.log(values)
+        low, high = (min(values), max(values)) if self.exact else student(values)
+        found = numpy.array([values.mean(), low, high])
+        return tuple((numpy.exp(found) if self.times else found).tolist())
+
+    @property
+    def verdict(self):
+        if self.at_least is None and self.at_most is None:
+            return NO_VERDICT
+        _, low, high = self.interval
+        least = -math.inf if self.at_least is None else self.at_least
+        most = math.inf if self.at_most is None else self.at_most
+        if least <= low and high <= most:
+            return SHOWN
+        if high < least or low > most or self.exact:
+            return CONTRADICTED
+        return UNDECIDED
+
+    # ---- in words ----
+
+    @property
+    def finding(self):
+        """What was found, in a sentence."""
+        sentences = {SHOWN: self.shown, CONTRADICTED: self.contradicted}
+        found = sentences.get(self.verdict, self.undecided)
+        return found or f"{self.text}: {self.verdict}"
+
+    @property
+    def judged(self):
+        """The verdict; and whether an effect that was claimed is too small to matter."""
+        _, low, high = self.interval
+        bound = self.at_least or self.at_most or 0
+        is_small = not self.exact and max(-low, high) < abs(bound)
+        is_told = is_small and not self.times and self.verdict == CONTRADICTED
+        return f"**{self.verdict}**" + ": no difference" * is_told
+
+    @property
+    def asked(self):
+        """The region."""
+        unit = " times" * self.times
+        if self.at_least is None:
+            return "" if self.at_most is None else f"≤ {self.at_most:g}{unit}"
+        if self.at_most is None:
+            return f"≥ {self.at_least:g}{unit}"
+        return f"{self.at_least:.2g} to {self.at_most:.2g}{unit}"
+
+    @property
+    def seen(self):
+        """The effect, with the two digits that its interval leaves open, and the interval."""
+        effect, low, high = self.interval
+        unit = " times" if self.times else self.unit and f" {self.unit}"
+        form = "+.3f"
+        if self.times or self.exact:
+            form = ".3g" if self.exact else ".2g"
+        elif 0 < high - low < math.inf:
+            digits = 2 - math.ceil(math.log10((high - low) / 2))
+            form = f"+.{min(6, max(0, digits))}f"
+        if self.exact:
+            ends = dict.fromkeys((f"{low:{form}}", f"{high:{form}}"))
+            return " to ".join(ends) + unit
+        return f"{effect:{form}}{unit} ({low:{form}} to {high:{form}})"
