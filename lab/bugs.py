@@ -1,4 +1,4 @@
-"""Bugs: what ten mistakes look like from outside.
+"""Bugs: what ten mistakes look like from outside
 
 Claim. How the code does it decides as much as the algorithm (Engstrom and others, 2005.12729), and
 mistakes in it are silent, as everybody says who has looked for one: nothing crashes, and the reward
@@ -13,34 +13,34 @@ lower. Means of means, the std of the batch and a KL that counts twice are seen 
 
 Method. Each mistake is a replacement in the text of grpo.py, in a copy beside common.py. All runs
 begin with one base and have the flags --loss_type dapo --beta 0.05 --num_iterations 2: without them
-some mistakes would do nothing. A metric tells of a mistake if with every seed it lies outside the
+some mistakes would do nothing. The reward rises if the interval of its rise, from the first five
+steps to the last, is above 0.05. A metric tells of a mistake if with every seed it lies outside the
 span of the right runs, widened by its own width at both ends; that is asked of the mean of the
 first five steps, and of that of the last five. Right runs with other seeds show how often this is a
 false alarm. The tests that are named fail with the mistake, and pass without it.
 """
-import statistics
 import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from lab.entry import NOT_SHOWN, SHOWN, Claim, mean_and_spread, mean_curve, run_all
-from tools.runs import ROOT, rounded, run
+import torch
 
-SEEDS = [0, 1, 2]
-STEPS = 20
-EVALUATION = ["--num_eval_problems", 1, "--num_eval_samples", 1, "--eval_steps", 1000]
-FLAGS = ["--loss_type", "dapo", "--beta", 0.05, "--num_iterations", 2, "--num_prompts", 16,
-         "--micro_batch_size", 16, "--max_steps", STEPS, "--stop_at", 2, *EVALUATION]
-METRICS = {"reward": "reward", "signal": "signal", "length": "completions/mean_length",
-           "entropy": "entropy", "KL": "kl", "clip": "clip_ratio/region_mean",
-           "log ratio": "max_log_ratio", "gradient": "grad_norm"}
-WINDOWS = {"first 5 steps": slice(5), "last 5 steps": slice(-5, None)}
-RIGHT = "none"
-CONTROL = "none, other seeds"
+from lab.draw import GREY, dots
+from lab.experiment import Block, Experiment, numbers, run_once
+from lab.verdict import OURS, Claim, student
+from tools.runs import ROOT, make_base, table
+
+FLAGS = ("--loss_type dapo --beta 0.05 --num_iterations 2 --num_prompts 16 --micro_batch_size 16 "
+         "--max_steps 20 --stop_at 2 --num_eval_problems 1 --num_eval_samples 1 --eval_steps 1000")
+METRICS = ("reward", "signal", "completions/mean_length", "entropy", "kl",
+           "clip_ratio/region_mean", "max_log_ratio", "grad_norm")
+WINDOWS = {"the first 5 steps": slice(5), "the last 5 steps": slice(-5, None)}
+RISE = 0.05                                     # of the reward, what counts as one
+RIGHT = "no mistake"
+CONTROL = "no mistake, other seeds"
 
 
 class Mistake(NamedTuple):
-    name: str
     words: str
     old: str            # text of grpo.py
     new: str
@@ -108,45 +108,32 @@ token_loss = token_loss + cfg.beta * token_kl
 token_loss = token_loss + 2 * cfg.beta * token_kl
 test_update.py::test_the_gradient_is_that_of_equation_5_in_any_number_of_micro_batches
 """
-MISTAKES = [Mistake(*block.split("\n")) for block in TEXT.strip().split("\n\n")]
+BLOCKS = [block.split("\n") for block in TEXT.strip().split("\n\n")]
+MISTAKES = {name: Mistake(*rest) for name, *rest in BLOCKS}
+EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5))
 
 
-def plant(mistake, folder):
+def plant(name, folder):
     """Make a folder with common.py and a grpo.py that has the mistake. -> path of the latter"""
     source = (ROOT / "grpo.py").read_text()
-    assert source.count(mistake.old) == 1, mistake.old
+    if name in MISTAKES:
+        assert source.count(MISTAKES[name].old) == 1, name
+        source = source.replace(MISTAKES[name].old, MISTAKES[name].new)
     folder.mkdir()
     (folder / "common.py").write_text((ROOT / "common.py").read_text())
-    (folder / "grpo.py").write_text(source.replace(mistake.old, mistake.new))
+    (folder / "grpo.py").write_text(source)
     return folder / "grpo.py"
 
 
-def measure(seeds):
+@EXPERIMENT.measure([RIGHT, *MISTAKES, CONTROL])
+def runs(seed, name):
+    """Runs from the base of the right code."""
+    base = make_base(["grpo.py"])
     with tempfile.TemporaryDirectory() as work:
-        base = Path(work, "base")
-        run("grpo.py", base, "--max_steps", 0, *EVALUATION, quiet=True)
-        flags = [*FLAGS, "--init_from", base]
-        variants = {RIGHT: ["grpo.py", *flags]}
-        for number, mistake in enumerate(MISTAKES):
-            variants[mistake.name] = [plant(mistake, Path(work, str(number))), *flags]
-        results = run_all(variants, seeds, METRICS.values())
-        other_seeds = [seed + 100 for seed in seeds]
-        results |= run_all({CONTROL: variants[RIGHT]}, other_seeds, METRICS.values())
-    found = {window: {name: means(runs, steps) for name, runs in results.items()}
-             for window, steps in WINDOWS.items()}
-    return found | {"reward": curves(results, "reward"), "kl": curves(results, "kl")}
-
-
-def means(runs, steps):
-    """The mean of each metric over some steps, of each seed. -> {word: list}"""
-    return {word: rounded([statistics.mean(result[metric][steps]) for result in runs])
-            for word, metric in METRICS.items()}
-
-
-def curves(results, metric):
-    """The mean of a metric over the seeds, step by step. -> {name: list}"""
-    return {name: rounded(mean_curve([result[metric] for result in runs]))
-            for name, runs in results.items()}
+        torch.save({"policy": base}, Path(work, "checkpoint.pt"))
+        script = plant(name, Path(work, "copy"))
+        return run_once(f"{script} {FLAGS} --init_from {work}", seed + 100 * (name == CONTROL),
+                        METRICS, ())
 
 
 def side(values, right):
@@ -159,104 +146,59 @@ def side(values, right):
     return ""
 
 
-def signs(found, name):
-    """What tells of a mistake. -> list of (word, "high" or "low", window)"""
+def means(found, metric, window):
+    """The mean of a metric over some steps. -> (S,)"""
+    return found[metric][:, WINDOWS[window]].mean(axis=1)
+
+
+def signs(runs, name):
+    """What tells of a mistake. -> list of (metric, "high" or "low", window)"""
     seen = []
-    for window in WINDOWS:
-        for word, right in found[window][RIGHT].items():
-            direction = side(found[window][name][word], right)
+    for metric in METRICS:
+        for window in WINDOWS:
+            values = means(runs[name], metric, window)
+            direction = side(values, means(runs[RIGHT], metric, window))
             if direction:
-                seen.append((word, direction, window))
+                seen.append((metric, direction, window))
     return seen
 
 
-def telling(found, name):
-    """The metrics that tell of a mistake, each once. -> list"""
-    return list(dict.fromkeys(word for word, _, _ in signs(found, name)))
+def page(runs):
+    told = {name: signs(runs, name) for name in runs}
+    first, last = WINDOWS
+    rise = {name: means(found, "reward", last) - means(found, "reward", first)
+            for name, found in runs.items()}
+    learning = [name for name in MISTAKES if student(rise[name])[0] > RISE]
+    in_reward = [name for name in MISTAKES if "reward" in dict(sign[:2] for sign in told[name])]
+    unseen = [name for name in MISTAKES if not told[name]]
+    silent = Claim("with most of the mistakes the reward still rises", OURS, len(learning),
+                   at_least=6, exact=True, unit="of 10",
+                   shown=f"With {len(learning)} of 10 bugs in the code the reward still rises")
+    yield silent
+    yield Claim("the reward tells of less than half of them", OURS, len(in_reward), at_most=4,
+                exact=True, unit="of 10")
+    yield Claim("no metric tells of some, which only a test sees", OURS, len(unseen), at_least=1,
+                exact=True, unit="of 10", shown=f"Of {len(unseen)} of 10 bugs no metric tells, "
+                f"only a test: {', '.join(unseen)}")
+    yield Claim("right runs with other seeds are taken for wrong ones at most once", OURS,
+                len(told[CONTROL]), at_most=1, exact=True, unit="of 16 numbers")
 
+    yield dots(rise, silent.finding, given={RIGHT: GREY, CONTROL: GREY}, level=(0, "no rise"),
+               xlabel="rise of the reward in 20 steps; a dot for each seed")
+    rows = []
+    for name, mistake in MISTAKES.items():
+        metrics = dict.fromkeys(f"`{metric}`" for metric, *_ in told[name])
+        rows.append([name, mistake.words, ", ".join(metrics) or "nothing", f"`{mistake.test}`"])
+    yield table(["mistake", "what is wrong", "what tells of it", "the test that sees it"], rows)
+    ends = {name: {metric: means(found, metric, last).mean() for metric in METRICS}
+            for name, found in runs.items()}
+    yield numbers(ends, {metric: f"`{metric}`" for metric in METRICS}, by=last)
 
-def learns(found, name):
-    """Whether the reward rises with every seed. -> bool"""
-    before, after = [found[window][name]["reward"] for window in WINDOWS]
-    return all(late > early for early, late in zip(before, after))
-
-
-def tables(found):
     looks = {}
-    names = [mistake.name for mistake in MISTAKES]
-    for word in METRICS:
-        for name in [*names, CONTROL]:
-            for sign in signs(found, name):
-                if sign[0] == word:
-                    looks.setdefault(sign, []).append(name)
-    seen = [[f"{word} too {direction}", window, ", ".join(some)]
-            for (word, direction, window), some in looks.items()]
-    known = []
-    for name, words, _, _, test in MISTAKES:
-        known.append([name, words, ", ".join(telling(found, name)) or "nothing", f"`{test}`"])
-    return [(["what you see", "when", "which mistakes look like that"], seen),
-            (["mistake", *METRICS], [last_values(found, name) for name in found["reward"]]),
-            (["mistake", "what is wrong", "what tells of it", "the test that sees it"], known)]
-
-
-def last_values(found, name):
-    """A row of the table of numbers; those that tell of the mistake are in bold. -> list"""
-    window = list(WINDOWS)[-1]
-    cells = [name]
-    for word, values in found[window][name].items():
-        cell = mean_and_spread(values) if name == RIGHT else f"{statistics.mean(values):.3f}"
-        is_told = side(values, found[window][RIGHT][word])
-        cells.append(f"**{cell}**" if is_told else cell)
-    return cells
-
-
-def claims(found):
-    names = [mistake.name for mistake in MISTAKES]
-    half = len(names) / 2
-    learning = [name for name in names if learns(found, name)]
-    in_reward = [name for name in names if "reward" in telling(found, name)]
-    unseen = [name for name in names if not telling(found, name)]
-    return [
-        Claim("with most of the mistakes the reward still rises",
-              f"{len(learning)} of {len(names)}", SHOWN if len(learning) > half else NOT_SHOWN),
-        Claim("the reward tells of less than half of them",
-              f"{len(in_reward)}: {', '.join(in_reward) or 'none'}",
-              SHOWN if len(in_reward) < half else NOT_SHOWN),
-        Claim("no metric tells of some, which only a test sees", ", ".join(unseen) or "none",
-              SHOWN if unseen else NOT_SHOWN)]
-
-
-def note(found):
-    checks = len(WINDOWS) * len(METRICS)
-    false = len(signs(found, CONTROL))
-    return (f"{16 * STEPS} problems a run, nearly all different; numbers are means of the last 5 "
-            "steps and of the seeds, in bold those that tell of the mistake; false alarms from "
-            f"right runs with other seeds: {false} of {checks} numbers")
-
-
-def panels(found):
-    def fill(axis, metric, word):
-        for name, values in found[metric].items():
-            if name != RIGHT:
-                is_told = word in telling(found, name)
-                style = {"label": name} if is_told else {"color": "0.8"}
-                axis.plot(range(1, 1 + len(values)), values, linewidth=1.2, **style)
-        axis.plot(range(1, 1 + STEPS), found[metric][RIGHT], "k", label="no mistake")
-        axis.set(xlabel="step", ylabel=word)
-        axis.legend(frameon=False, fontsize=6)
-
-    def matrix(axis):
-        names = [mistake.name for mistake in MISTAKES] + [CONTROL]
-        words = list(METRICS)
-        for row, name in enumerate(names):
-            for word, direction, window in signs(found, name):
-                shift = -0.15 if window.startswith("first") else 0.15
-                marker, color = ("^", "C3") if direction == "high" else ("v", "C0")
-                axis.plot(words.index(word) + shift, row, marker, color=color)
-        axis.set_yticks(range(len(names)), names, fontsize=7)
-        axis.set_xticks(range(len(words)), words, fontsize=7, rotation=45)
-        axis.set(xlim=(-0.5, len(words) - 0.5), ylim=(len(names) - 0.5, -0.5))
-        axis.set_title("up: too high; left: first 5 steps, right: last 5", fontsize=8)
-        axis.grid(alpha=0.3)
-    return [lambda axis: fill(axis, "reward", "reward"), lambda axis: fill(axis, "kl", "KL"),
-            matrix]
+    for name in MISTAKES:
+        for sign in told[name]:
+            looks.setdefault(sign, []).append(name)
+    rows = [[f"`{metric}` too {direction}", window, ", ".join(names)]
+            for (metric, direction, window), names in looks.items()]
+    heads = ["what you see", "when", "mistakes that look like that"]
+    yield Block("symptoms", table(heads, sorted(rows)))

@@ -31,7 +31,7 @@ from tools.runs import DOCS, picture, put, record, run_all, table
 NAMES = ("variance", "states", "gae", "signal", "std", "length", "exploration", "reuse",
          "staleness", "kl", "klgradient", "trust", "credit", "tokens", "critic", "criticstart",
          "methods", "dpo", "comparisons", "zero", "languages", "sharpen", "compute", "tools",
-         "bugs", "seeds")
+         "seeds")
 SHOWN = "shown"
 NOT_SHOWN = "not shown at this scale"
 CONTRADICTED = "contradicted"

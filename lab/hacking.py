@@ -9,11 +9,12 @@ trained on with fresh samples has seen the wrong answers that please it, so that
 This was written before any run. Pilots with seed 0 then showed the fall against a frozen model.
 Hence a frozen model with as many pairs as the fresh one: we expect a later fall, as deep.
 
-Method. grpo.py on arithmetic, 30 steps, with the score of a reward model as reward. The frozen one
-is trained once, on samples of the base; the fresh one is trained again every 6 steps, on as many of
-the policy at that time. A third has all five trainings at the start, on samples of the base. A
+Method. grpo.py on arithmetic, 60 steps, with the score of a reward model as reward. The frozen one
+is trained once, on samples of the base; the fresh one is trained again every 12 steps, on as many
+of the policy at that time. A third has all five trainings at the start, on samples of the base. A
 tenth of all pairs is wrong. The score that is shown is that of the model at the start. Compared are
-means of five steps.
+means of five steps. A run of 30 steps, with a training every 6, on seeds 0 to 4, had left the fall
+undecided (+0.24, from +0.03 to +0.45): so this one has twice the steps, and other seeds.
 """
 import numpy
 
@@ -25,12 +26,12 @@ from lab.verdict import OURS, Claim
 from tasks import preferences
 
 GAO = "[Gao and others](https://arxiv.org/abs/2210.10760)"
-STEPS = 30
-EVERY = 6                                       # steps from one training of the model to the next
+STEPS = 60
+EVERY = 12                                      # steps from one training of the model to the next
 MODELS = {"frozen": {0: 1}, "frozen, 5 times the pairs": {0: STEPS // EVERY},
           "fresh": dict.fromkeys(range(0, STEPS, EVERY), 1)}    # step -> trainings before it
 FALL = 0.05                                     # of accuracy, what counts as one
-EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5))
+EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5, 13))
 
 
 @EXPERIMENT.measure(MODELS)

@@ -89,7 +89,7 @@ class Claim:
         """What was found, in a sentence."""
         sentences = {SHOWN: self.shown, CONTRADICTED: self.contradicted}
         found = sentences.get(self.verdict, self.undecided)
-        return found or f"{self.text}: {self.verdict}"
+        return found or f"{self.text[0].upper()}{self.text[1:]}: {self.verdict}"
 
     @property
     def judged(self):

@@ -139,7 +139,7 @@ def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
     assert text.index("What papers claim") < text.index("as is right") < text.index("| x | 3.000 ")
     assert "## Method\n\nNone.\n\n`make lab-made_up`: seeds 1, 2, 3, 4; " in text
     assert "new" in (docs / "metrics.md").read_text()
-    assert "![twice is more: undecided](lab/made_up.png)" in (docs / "lab.md").read_text()
+    assert "![Twice is more: undecided](lab/made_up.png)" in (docs / "lab.md").read_text()
     assert all((docs / f"lab/made_up{ending}").is_file() for ending in experiment.ENDINGS)
 
 
@@ -302,7 +302,7 @@ def commands():
         yield ["grpo.py", *LAB["tools"].FLAGS, *flags]
     for flags in LAB["zero"].VARIANTS.values():
         yield ["grpo.py", *flags, *LAB["zero"].SAME]
-    yield from (LAB["tools"].PPO, ["grpo.py", *LAB["bugs"].FLAGS])
+    yield LAB["tools"].PPO
     for table in (compare.RUNS, r1.STAGES, rlhf.RUNS):
         yield from table.values()
     for task, table in tasks.RUNS.items():

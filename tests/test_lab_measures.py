@@ -804,22 +804,21 @@ def test_reward_models_alone_reward_and_are_trained_when_they_are_due(monkeypatc
 
 # ---- bugs ------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("mistake", bugs.MISTAKES, ids=lambda mistake: mistake.name)
-def test_bugs_change_one_line_of_grpo_and_name_a_test_that_exists(mistake, tmp_path):
-    path = bugs.plant(mistake, tmp_path / "copy")
+@pytest.mark.parametrize("name", bugs.MISTAKES)
+def test_bugs_change_one_line_of_grpo_and_name_a_test_that_exists(name, tmp_path):
+    path = bugs.plant(name, tmp_path / "copy")
     text = path.read_text()
     compile(text, path, "exec")
     before = (ROOT / "grpo.py").read_text().splitlines()
     after = text.splitlines()
     assert len(before) == len(after)
     assert sum(one != other for one, other in zip(before, after)) == 1
-    file, test = mistake.test.split("::")
+    file, test = bugs.MISTAKES[name].test.split("::")
     assert re.search(rf"^def {test}\(", (ROOT / "tests" / file).read_text(), re.M)
 
 
 def test_bugs_old_log_probs_with_a_gradient_teach_nothing(tmp_path):
-    [mistake] = [mistake for mistake in bugs.MISTAKES if mistake.name == "old not detached"]
-    path = bugs.plant(mistake, tmp_path / "copy")
+    path = bugs.plant("old not detached", tmp_path / "copy")
     spec = importlib.util.spec_from_file_location("grpo_with_a_mistake", path)
     wrong = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
