@@ -30,8 +30,7 @@ from tools.runs import DOCS, picture, put, record, run_all, table
 # The order of docs/lab-old.md.
 NAMES = ("variance", "states", "gae", "signal", "std", "length", "exploration", "reuse",
          "staleness", "kl", "klgradient", "trust", "credit", "tokens", "critic", "criticstart",
-         "methods", "dpo", "comparisons", "zero", "languages", "sharpen", "compute", "tools",
-         "seeds")
+         "methods", "dpo", "comparisons", "zero", "languages", "sharpen", "compute", "tools")
 SHOWN = "shown"
 NOT_SHOWN = "not shown at this scale"
 CONTRADICTED = "contradicted"

@@ -31,7 +31,7 @@ from lab.draw import Picture
 from lab.verdict import OURS, Claim
 from tools.runs import DOCS, MACHINE, put, read_log, run, span, table
 
-NAMES = ("hacking", "bugs", "wrongrewards")     # the order of docs/lab.md, and of make lab
+NAMES = ("hacking", "bugs", "seeds", "wrongrewards")     # the order of docs/lab.md, and of make lab
 FINDINGS = 5                            # so many have their picture there
 ENDINGS = (".png", "-2.png")            # of the files of the pictures
 

@@ -1,4 +1,4 @@
-"""Seeds: what luck alone does to a comparison.
+"""Seeds: what luck alone does to a comparison
 
 Claim. The averages of five and five other seeds of one and the same setting can look like two
 methods (Henderson and others, 1709.06560, figure 5), so one seed of each ranks nothing.
@@ -7,101 +7,103 @@ Prediction. The settings differ little from GRPO to GSPO, so that one seed of ea
 otherwise than ten do in at least one of five pairs.
 
 Method. Ten seeds of grpo.py and ten of gspo.py, all from one base, 20 steps each. Then all ways to
-split the ten of GRPO into halves, and all pairs of one seed (of three seeds) of each method.
+split the ten of GRPO into halves, of whose differences the median counts, and all pairs of one seed
+of each method. Rules of a verdict: how often a difference of nothing but luck leaves 0 outside,
+among draws from a normal distribution, and among deals of GRPO's ten seeds to two sides.
 """
 import itertools
 import statistics
 
-from lab.entry import NOT_SHOWN, SHOWN, Claim, mean_and_spread, run_all
+import numpy
 
-SEEDS = list(range(10))
-STEPS = 20
-VARIANTS = {script: [script, "--max_steps", STEPS, "--stop_at", 2]
-            for script in ("grpo.py", "gspo.py")}
+from lab.draw import GREY, RED, bars, dots
+from lab.experiment import Experiment, numbers
+from lab.verdict import OURS, Claim, student
+
+HENDERSON = "[Henderson and others](https://arxiv.org/abs/1709.06560)"
+SIGNS, BOOTSTRAP, STUDENT = RULES = (
+    "all seeds have one sign", "bootstrap", "Student's interval")
+SIZES = {f"{n} seeds": n for n in (3, 5, 8)}
+DRAWS = 4000
+NOISE = 0.01                                    # of a share of so many draws
+RUNS = {script: f"{script} --max_steps 20 --stop_at 2" for script in ("grpo.py", "gspo.py")}
+EXPERIMENT = Experiment(__file__, __doc__, seeds=range(10))
+EXPERIMENT.runs("runs", RUNS, scores=["pass@1"])
 
 
-def measure(seeds):
-    results = run_all(VARIANTS, seeds, ["accuracy"])
-    found = {}
-    for name, runs in results.items():
-        trained = [result["summary"]["trained"] for result in runs]
-        found[name] = [scores["pass@1"] for scores in trained]
-    accuracy = [result["accuracy"] for result in results["grpo.py"]]
-    return {"pass@1": found, "accuracy": accuracy, "problems": trained[0]["problems"]}
+def decisive(differences):
+    """How often each of RULES sees an effect in differences (N, n) that are luck. -> dict"""
+    n = differences.shape[1]
+    again = numpy.random.default_rng(0).integers(0, n, (1000, n))
+    found = numpy.zeros(len(RULES))
+    for values in differences:
+        means = values[again].mean(axis=1)
+        ends = [(values.min(), values.max()), numpy.quantile(means, [0.025, 0.975]),
+                student(values)]
+        found += [low > 0 or high < 0 for low, high in ends]
+    return dict(zip(RULES, found / len(differences)))
+
+
+@EXPERIMENT.measure(SIZES, seeds=[0])
+def luck(seed, size):
+    return decisive(numpy.random.default_rng(seed).normal(size=(DRAWS, SIZES[size])))
+
+
+def deals(values, n):
+    """Differences of n and n other seeds of one method, one by one. -> (DRAWS, n)"""
+    rng = numpy.random.default_rng(0)
+    dealt = rng.permuted(numpy.tile(values, (DRAWS, 1)), axis=1)
+    return dealt[:, :n] - dealt[:, n:2 * n]
 
 
 def half_differences(values):
     """How far apart the means of two halves are, for each way to split them. -> list"""
-    size = len(values) // 2
-    differences = []
-    for half in itertools.combinations(range(len(values)), size):
-        if 0 in half:                                   # each split once
-            others = [value for i, value in enumerate(values) if i not in half]
-            mean = statistics.mean(values[i] for i in half)
-            differences.append(abs(mean - statistics.mean(others)))
-    return differences
+    found = []
+    for half in itertools.combinations(range(len(values)), len(values) // 2):
+        if 0 in half:                                           # each split once
+            mean = values[list(half)].mean()
+            found.append(abs(mean - numpy.delete(values, half).mean()))
+    return found
 
 
 def wrong_ranks(one, other, size):
     """How often `size` seeds of each rank two methods otherwise than all seeds do. -> float"""
-    sign = statistics.mean(one) > statistics.mean(other)
-    verdicts = []
-    for some in itertools.combinations(one, size):
-        for others in itertools.combinations(other, size):
-            is_more = statistics.mean(some) > statistics.mean(others)
-            verdicts.append(is_more != sign)
-    return statistics.mean(verdicts)
+    means = [[statistics.fmean(some) for some in itertools.combinations(values, size)]
+             for values in (one, other)]
+    is_more = numpy.array(means[0])[:, None] > numpy.array(means[1])
+    return (is_more != (one.mean() > other.mean())).mean()
 
 
-def largest_and_difference(found):
-    """How far apart halves of GRPO's seeds are at most, and the means of the two methods."""
-    grpo, gspo = found["pass@1"].values()
-    return max(half_differences(grpo)), abs(statistics.mean(grpo) - statistics.mean(gspo))
+def page(runs, luck):
+    grpo, gspo = (found["pass@1"] for found in runs.values())
+    share = {size: {rule: found[rule].item() for rule in RULES} for size, found in luck.items()}
+    wrong = wrong_ranks(grpo, gspo, 1)
+    agree = share["3 seeds"][SIGNS]
+    ranks = Claim("one seed of each ranks two methods otherwise than ten, at least once in five",
+                  HENDERSON, wrong, at_least=0.2, exact=True, unit="of the pairs",
+                  shown="One seed of GRPO and one of GSPO rank the two otherwise than ten seeds do "
+                  f"in {wrong:.0%} of all pairs")
+    signs = Claim("seeds that all agree are luck at most 5 times in 100, be they three", OURS,
+                  agree, at_most=0.05 + NOISE, exact=True, unit="of comparisons",
+                  contradicted="That three seeds agree is no verdict: where there is nothing to "
+                  f"see, they agree {agree:.0%} of the time")
+    yield from (ranks, signs)
+    yield Claim("halves of the seeds of one setting differ, in the median, as much as two methods",
+                HENDERSON, statistics.median(half_differences(grpo)) / abs(grpo.mean()
+                - gspo.mean()), at_least=1, times=True, exact=True)
+    yield Claim("Student's interval of three, five, eight is wrong at most 5 times in 100", OURS,
+                [found[STUDENT] for found in share.values()], at_most=0.05 + NOISE, exact=True,
+                unit="of comparisons")
+    dealt = [decisive(deals(grpo, n))[STUDENT] for n in (3, 5)]
+    yield Claim("so it is if GRPO's own seeds are dealt to two sides, three or five each", OURS,
+                dealt, at_most=0.05 + NOISE, exact=True, unit="of comparisons")
 
-
-def tables(found):
-    grpo, gspo = found["pass@1"].values()
-    rows = []
-    for name, values in found["pass@1"].items():
-        rows.append([name, mean_and_spread(values), f"{statistics.stdev(values):.4f}"])
-    methods = ([f"pass@1 after {STEPS} steps", "mean, least and most", "standard deviation"], rows)
-
-    median = statistics.median(half_differences(grpo))
-    largest, difference = largest_and_difference(found)
-    rows = [["halves of GRPO's seeds, median difference", f"{median:.4f}"],
-            ["halves of GRPO's seeds, largest difference", f"{largest:.4f}"],
-            ["GRPO and GSPO, difference of the means", f"{difference:.4f}"]]
-    for size in (1, 2, 3):
-        share = wrong_ranks(grpo, gspo, size)
-        rows.append([f"ranked otherwise by {size} of each", f"{share:.3f}"])
-    return [methods, (["what luck does", "found"], rows)]
-
-
-def claims(found):
-    largest, difference = largest_and_difference(found)
-    share = wrong_ranks(*found["pass@1"].values(), 1)
-    return [
-        Claim("halves of the seeds of one setting differ as much as two methods",
-              f"{largest:.4f}, the methods {difference:.4f}",
-              SHOWN if largest >= difference else NOT_SHOWN),
-        Claim("one seed of each ranks two methods otherwise than ten, at least once in five times",
-              f"{share:.3f}", SHOWN if share >= 0.2 else NOT_SHOWN)]
-
-
-def note(found):
-    return f"Held-out problems, all different: {found['problems']}; {STEPS} steps"
-
-
-def panels(found):
-    def curves(axis):
-        for values in found["accuracy"]:
-            axis.plot(range(1, 1 + len(values)), values, color="C0", alpha=0.5, linewidth=1)
-        axis.set(title="GRPO, ten seeds", xlabel="step", ylabel="accuracy of the samples")
-
-    def points(axis):
-        for number, values in enumerate(found["pass@1"].values()):
-            axis.plot(values, [number] * len(values), "o", alpha=0.5)
-            axis.plot(statistics.mean(values), number, "k|", markersize=20)
-        axis.set_yticks([0, 1], found["pass@1"])
-        axis.set(title="a point for each seed", xlabel="pass@1", ylim=(-0.5, 1.5))
-    return [curves, points]
+    yield dots({"grpo.py": grpo, "gspo.py": gspo}, ranks.finding, form=".3f",
+               xlabel="pass@1 on held-out problems after 20 steps; a dot for each of ten seeds")
+    rows = {}
+    for rule, size in itertools.product(RULES, SIZES):
+        seen = share[size][rule]
+        rows[f"{size}: {rule}"] = {"sees an effect": seen, "undecided": 1 - seen}
+    yield bars(rows, signs.finding, given={"sees an effect": RED, "undecided": GREY},
+               xlabel="of comparisons in which there is nothing but luck")
+    yield numbers(runs, {"pass@1": "pass@1 after 20 steps"})

@@ -16,6 +16,9 @@ Method. In the grid world a move costs 1, one onto a cell of the penalty costs 3
 or 5 ends the walk. Without slip, exactly: the best walks by each reward, from the last move back;
 equally good moves are equally likely. Then 30 steps of grpo.py with each reward, from the usual
 base and from the short one, and what the walks of the last five steps earn by it and in truth.
+
+Outcome. Right: the exact walks, and without the penalty the trained ones. Wrong: from the usual
+base, training gets to neither way of wasting moves, and from the short one it gets to both.
 """
 import functools
 import itertools

@@ -291,7 +291,7 @@ def commands():
             yield ["grpo.py", *flags, *task_flags, *LAB["exploration"].ALWAYS]
     for table in (LAB["reuse"].variants(), LAB["staleness"].variants(), LAB["kl"].variants(),
                   LAB["trust"].VARIANTS, *LAB["critic"].VARIANTS.values(), LAB["methods"].METHODS,
-                  LAB["dpo"].LEARNING, LAB["comparisons"].METHODS, LAB["seeds"].VARIANTS):
+                  LAB["dpo"].LEARNING, LAB["comparisons"].METHODS):
         yield from table.values()
     yield ["dpo.py", *LAB["dpo"].PAIRS]
     for flags in LAB["dpo"].LOSSES.values():

@@ -9,6 +9,7 @@ import statistics
 import sys
 from types import SimpleNamespace
 
+import numpy
 import pytest
 import torch
 from conftest import ROOT, TINY, f64, scripts
@@ -462,9 +463,19 @@ def test_methods_are_there_when_five_batches_in_a_row_have_twice_what_the_base_h
 
 
 def test_seeds_are_split_and_ranked_as_often_as_there_are_ways():
-    assert seeds.half_differences([0, 1, 3, 6]) == [4, 2, 1]        # 01|36, 03|16, 06|13
-    assert seeds.wrong_ranks([1, 4], [2, 1.5], 1) == 0.5            # 1 < 2, 1 < 1.5
-    assert seeds.wrong_ranks([1, 4], [2, 1.5], 2) == 0
+    assert seeds.half_differences(numpy.array([0, 1, 3, 6])) == [4, 2, 1]   # 01|36, 03|16, 06|13
+    pair = numpy.array([1, 4]), numpy.array([2, 1.5])
+    assert seeds.wrong_ranks(*pair, 1) == 0.5                               # 1 < 2, 1 < 1.5
+    assert seeds.wrong_ranks(*pair, 2) == 0
+
+
+def test_three_seeds_agree_by_luck_once_in_four_times_and_an_effect_is_seen():
+    rng = numpy.random.default_rng(1)
+    found = seeds.decisive(rng.normal(size=(1000, 3)))
+    assert found[seeds.SIGNS] == pytest.approx(0.25, abs=0.03) > found[seeds.STUDENT]
+    assert set(seeds.decisive(10 + rng.normal(size=(50, 3))).values()) == {1.0}
+    dealt = seeds.deals(numpy.arange(10.0), 5)
+    assert (abs(dealt.sum(axis=1)) % 2 == 1).all() and abs(dealt.mean()) < 0.1
 
 
 def test_dpo_robust_is_unbiased_and_flips_give_the_margin_of_others_an_end():
