@@ -68,9 +68,9 @@ def half_differences(values):
 
 def wrong_ranks(one, other, size):
     """How often `size` seeds of each rank two methods otherwise than all seeds do. -> float"""
-    means = [[statistics.fmean(some) for some in itertools.combinations(values, size)]
-             for values in (one, other)]
-    is_more = numpy.array(means[0])[:, None] > numpy.array(means[1])
+    some = numpy.array(list(itertools.combinations(one, size))).mean(axis=1)
+    others = numpy.array(list(itertools.combinations(other, size))).mean(axis=1)
+    is_more = some[:, None] > others
     return (is_more != (one.mean() > other.mean())).mean()
 
 
