@@ -43,8 +43,8 @@ from lab.entry import (
     mean_curve,
     minus,
     run_all,
-    steps_to_level,
 )
+from lab.experiment import steps_to_level
 from tools.runs import curve, run
 
 SEEDS = [0, 1, 2]

@@ -28,9 +28,9 @@ from lab import training
 from tools.runs import DOCS, picture, put, record, run_all, table
 
 # The order of docs/lab-old.md.
-NAMES = ("variance", "states", "gae", "signal", "std", "length", "exploration", "reuse",
-         "staleness", "kl", "klgradient", "trust", "credit", "tokens", "critic", "criticstart",
-         "methods", "dpo", "comparisons", "zero", "languages", "sharpen", "compute", "tools")
+NAMES = ("variance", "states", "gae", "std", "length", "exploration", "reuse", "staleness", "kl",
+         "klgradient", "trust", "credit", "tokens", "critic", "criticstart", "methods", "dpo",
+         "comparisons", "zero", "languages", "compute", "tools")
 SHOWN = "shown"
 NOT_SHOWN = "not shown at this scale"
 CONTRADICTED = "contradicted"
@@ -62,15 +62,6 @@ def compared(text, differences, form="+.3f"):
 def minus(one, other):
     """The differences of two lists, seed by seed. -> list"""
     return [a - b for a, b in zip(one, other)]
-
-
-def steps_to_level(accuracy, level):
-    """How many batches were learned from when the mean of two batches in a row reached `level`;
-    half as many again as there were if none did. -> number"""
-    for step in range(1, len(accuracy)):
-        if accuracy[step - 1] + accuracy[step] >= 2 * level:
-            return step
-    return 1.5 * len(accuracy)
 
 
 # ---- runs ------------------------------------------------------------------------------------

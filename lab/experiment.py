@@ -31,8 +31,9 @@ from lab.draw import Picture
 from lab.verdict import OURS, Claim
 from tools.runs import DOCS, MACHINE, put, read_log, run, span, table
 
-NAMES = ("hacking", "bugs", "seeds", "wrongrewards")     # the order of docs/lab.md, and of make lab
-FINDINGS = 5                            # so many have their picture there
+NAMES = ("hacking", "bugs", "seeds", "signal", "sharpen", "wrongrewards")
+# The order of docs/lab.md, and of make lab; so many have their picture there:
+FINDINGS = 5
 ENDINGS = (".png", "-2.png")            # of the files of the pictures
 
 
@@ -183,6 +184,15 @@ def run_once(command, seed, metrics, scores):
         log = read_log(folder, "metrics")
     columns = {name: [line.get(name) for line in log] for name in metrics}
     return columns | {name: trained[name] for name in scores}
+
+
+def steps_to_level(curve, level):
+    """How many batches were learned from when the mean of two batches in a row reached `level`;
+    half as many again as there were if none did. -> number"""
+    for step in range(1, len(curve)):
+        if curve[step - 1] + curve[step] >= 2 * level:
+            return step
+    return 1.5 * len(curve)
 
 
 def numbers(cases, columns, form=".3f", by=""):

@@ -41,8 +41,8 @@ from lab.entry import (
     draw_curves,
     mean_and_spread,
     minus,
-    steps_to_level,
 )
+from lab.experiment import steps_to_level
 from lab.training import side_by_side, training
 from tasks import Wrapper, block
 from tools.runs import rounded

@@ -34,8 +34,8 @@ from lab.entry import (
     load_base,
     mean_and_spread,
     sign_test,
-    steps_to_level,
 )
+from lab.experiment import steps_to_level
 from lab.training import side_by_side, training
 
 SEEDS = [0, 1, 2, 3, 4]

@@ -22,8 +22,8 @@ from lab.entry import (
     run_all,
     seconds_a_step,
     sign_test,
-    steps_to_level,
 )
+from lab.experiment import steps_to_level
 
 SEEDS = [0, 1, 2, 3, 4]
 LEVEL = 0.7                                 # of accuracy, to which samples are counted

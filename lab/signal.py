@@ -1,4 +1,4 @@
-"""Signal: how many groups teach nothing, and what to do about them.
+"""Signal: how many groups teach nothing, and what to do about them
 
 Claim. A group whose outputs are all right, or all wrong, has no gradient. If a problem is solved
 with chance p, this happens with chance p^G + (1 - p)^G. The share of such groups grows in training;
@@ -16,44 +16,33 @@ Method. A base that has seen two thirds of the usual demonstrations, of 2 to 7 o
 problems are hard in several degrees. Half of 128 outputs to each of 96 problems predict how many
 groups of the other half are silent (seed 0). Then grpo.py with 64 groups of 4, where silence is
 frequent, as it is, with --dynamic_sampling 4, and with --curriculum. All that was sampled is
-counted, also the groups that dynamic sampling left out.
+counted, also the groups that dynamic sampling left out. Intervals are over problems, then seeds.
 """
 import dataclasses
-import statistics
 
 import numpy
-import torch
 
 import common
 import grpo
-from lab.entry import (
-    NOT_SHOWN,
-    SHOWN,
-    Claim,
-    compared,
-    draw_curves,
-    load_base,
-    mean_and_spread,
-    minus,
-    sign_test,
-)
-from lab.training import side_by_side, training
-from tools.runs import rounded
+from lab.draw import BLUE, GREEN, GREY, RED, Picture, curves, name_ends
+from lab.experiment import Experiment, numbers
+from lab.training import load_base, training
+from lab.verdict import OURS, Claim
 
-SEEDS = [0, 1, 2, 3, 4]
-FLAGS = ["--task", "arithmetic:2-7", "--base_steps", 600, "--max_completion_length", 64,
-         "--num_eval_problems", 256]
-GROUPS = ["--num_prompts", 64, "--num_generations", 4]      # of the runs
-VARIANTS = {"plain": [], "dynamic": ["--dynamic_sampling", 4], "curriculum": ["--curriculum"]}
+DAPO = "[DAPO](https://arxiv.org/abs/2503.14476)"
+BASE = "--task arithmetic:2-7 --base_steps 600 --max_completion_length 64 --num_eval_problems 256"
 SIZES = (4, 8, 16)                              # G
-TEMPERATURES = (1.0, 0.7, 0.5, 0.3, 0.1)
+TEMPERATURES = {f"temperature {t}": t for t in (1.0, 0.7, 0.5, 0.3, 0.1)}
+HOT, *_, COLD = TEMPERATURES
 PROBLEMS, OUTPUTS = 96, 128
+FLAGS = f"{BASE} --num_prompts 64 --num_generations 4"
+WAYS = {"plain": FLAGS, "dynamic sampling": f"{FLAGS} --dynamic_sampling 4",
+        "curriculum": f"{FLAGS} --curriculum"}
 BUDGET = 6400                                   # samples of a run
 EVERY = 4                                       # steps from one evaluation to the next
-TOLERANCE = 0.05                                # of a share
+GAIN = 0.02                                     # of pass@1, what counts as one
+EXPERIMENT = Experiment(__file__, __doc__, seeds=range(8))
 
-
-# ---- 1. how many groups are silent -----------------------------------------------------------
 
 def predicted(num_right, n, G):
     """The chance that G outputs to a problem are all right or all wrong, estimated without bias
@@ -63,191 +52,123 @@ def predicted(num_right, n, G):
     return (1 - some_right) + (1 - some_wrong)
 
 
-def silence(is_correct, G):
-    """The share of silent groups of G, from one half of the outputs (P, n) to each problem, and as
-    it is in the other half. -> dict"""
-    seen, others = is_correct.chunk(2, dim=1)                                   # (P, n / 2)
-    n = seen.shape[1]
-    rate = seen.double().mean().item()
-    groups = others.double().reshape(-1, G)
-    return {
-        "predicted": statistics.mean(predicted(c, n, G) for c in seen.sum(dim=1).tolist()),
-        "from the mean": rate ** G + (1 - rate) ** G,
-        "measured": 1 - common.has_signal(groups).double().mean().item()}
-
-
-def measure_silence(seed):
-    """Shares of silent groups of the base, for each temperature, and at 1 for each difficulty."""
-    cfg, task, policy = load_base(
-        grpo, *FLAGS, "--seed", seed, "--num_prompts", PROBLEMS, "--num_generations", OUTPUTS)
-    found = {}
-    for temperature in TEMPERATURES:
-        cfg = dataclasses.replace(cfg, temperature=temperature)
-        batch = grpo.sample_batch(policy, task, cfg, 0)
-        found[f"temperature {temperature}"] = batch.is_correct
-        if temperature == 1:
-            levels = torch.tensor([problem.difficulty for problem in batch.problems[::OUTPUTS]])
-            for level in levels.unique().tolist():
-                found[f"operands {level}"] = batch.is_correct[levels == level]
-    return {name: cell(is_correct) for name, is_correct in found.items()}, policy
-
-
-def cell(is_correct):
-    """The pass rate, and the shares of silent groups of each size. -> dict"""
-    shares = {"pass rate": round(is_correct.double().mean().item(), 5)}
+@EXPERIMENT.measure(TEMPERATURES, seeds=[0])
+def silence(seed, name):
+    """Of each problem its pass rate, and of each size the share of silent groups, as predicted and
+    as it is. -> (P,) each"""
+    flags = f"{BASE} --seed {seed} --num_prompts {PROBLEMS} --num_generations {OUTPUTS}"
+    cfg, task, policy = load_base(grpo, flags)
+    cfg = dataclasses.replace(cfg, temperature=TEMPERATURES[name])
+    batch = grpo.sample_batch(policy, task, cfg, 0)
+    seen, others = batch.is_correct.double().chunk(2, dim=1)                    # (P, n) each
+    found = {"level": [problem.difficulty for problem in batch.problems[::OUTPUTS]],
+             "rate": seen.mean(dim=1).tolist()}
     for G in SIZES:
-        values = silence(is_correct, G)
-        shares[str(G)] = {name: round(value, 5) for name, value in values.items()}
-    return shares
+        groups = others.reshape(-1, G)
+        is_silent = 1 - common.has_signal(groups).double().view(PROBLEMS, -1)
+        found[f"measured {G}"] = is_silent.mean(dim=1).tolist()
+        found[f"predicted {G}"] = [predicted(int(c), seen.shape[1], G) for c in seen.sum(dim=1)]
+    return found
 
 
-# ---- 2. training -----------------------------------------------------------------------------
-
-def learn(flags, policy, budget=BUDGET):
-    """Train with as many samples as the budget has. -> dict of lists, a number for each step"""
-    torch.set_num_threads(1)
-    cfg = common.parse_flags(grpo.Config, [str(flag) for flag in flags])
-    task = common.load_task(cfg, grpo.verify)
-    curves = {name: [] for name in ("samples", "all wrong", "all right", "pass@1")}
+@EXPERIMENT.measure(WAYS)
+def learning(seed, way, budget=BUDGET):
+    """Train with as many samples as the budget has."""
+    cfg, task, policy = load_base(grpo, f"{WAYS[way]} --seed {seed}")
+    found = {"samples": [], "all wrong": [], "all right": [], "pass@1": []}
     samples = 0
-    for batch, _ in training(grpo, cfg, task, policy):
+    for steps, (batch, _) in enumerate(training(grpo, cfg, task, policy), 1):
         rates = [rate for _, rate in batch.pass_rates]  # of all groups, also those left out
         samples += len(rates) * cfg.num_generations
-        curves["samples"].append(samples)
-        curves["all wrong"].append(rates.count(0.0) / len(rates))
-        curves["all right"].append(rates.count(1.0) / len(rates))
-        is_over = samples >= budget
+        found["samples"].append(samples)
+        found["all wrong"].append(rates.count(0.0) / len(rates))
+        found["all right"].append(rates.count(1.0) / len(rates))
         score = None
-        if is_over or len(curves["samples"]) % EVERY == 0:
-            score = grpo.evaluate(policy, task, cfg, num_samples=2)["pass@1"]
-        curves["pass@1"].append(score)
-        if is_over:
-            return {name: rounded(values) for name, values in curves.items()}
+        if samples >= budget or steps % EVERY == 0:
+            score = grpo.evaluate(policy, task, cfg, 2)["pass@1"]
+        found["pass@1"].append(score)
+        if samples >= budget:
+            return found
 
 
-def measure(seeds):
-    shares, policy = measure_silence(0)
-    jobs = [([*FLAGS, *GROUPS, "--seed", seed, *flags], policy)
-            for flags in VARIANTS.values() for seed in seeds]
-    results = side_by_side(learn, jobs)
-    runs = {}
-    for name in VARIANTS:
-        runs[name] = results[:len(seeds)]
-        results = results[len(seeds):]
-    return {"silence": shares, "runs": runs}
-
-
-# ---- 3. what was found -----------------------------------------------------------------------
-
-def evaluated(run):
-    """The steps after which a run was evaluated, its samples by then, and its scores. -> lists"""
-    steps = [step for step, score in enumerate(run["pass@1"]) if score is not None]
-    samples = [run["samples"][step] for step in steps]
-    scores = [run["pass@1"][step] for step in steps]
-    return steps, samples, scores
-
-
-def at_equal_samples(run):
-    """pass@1 when the budget was spent, between two evaluations if need be. -> float"""
-    _, samples, scores = evaluated(run)
-    return float(numpy.interp(BUDGET, samples, scores))
-
-
-def at_equal_steps(run, other):
-    """pass@1 of two runs after the last step at which both were evaluated. -> pair of floats"""
-    steps = [step for step in evaluated(run)[0] if step in evaluated(other)[0]]
-    return run["pass@1"][steps[-1]], other["pass@1"][steps[-1]]
-
-
-def cells(found, start):
-    """The shares of silent groups: (name, G) -> predicted, from the mean, measured; of the names
-    that begin with a word. -> dict"""
-    listed = {}
-    for name, shares in found["silence"].items():
-        for G in SIZES if name.startswith(start) else ():
-            listed[name, G] = shares[str(G)]
-    return listed
-
-
-def tables(found):
-    heads = ["problems", "pass rate"]
-    heads += [f"silent, G = {G}: predicted, measured" for G in SIZES]
+def by_samples(found, grid):
+    """pass@1 of each seed after so many samples, between two evaluations if need be. -> (S, n)"""
     rows = []
-    for name, shares in found["silence"].items():
-        pairs = [shares[str(G)] for G in SIZES]
-        rows.append([name, f"{shares['pass rate']:.3f}"])
-        rows[-1] += [f"{pair['predicted']:.3f}, {pair['measured']:.3f}" for pair in pairs]
-    more = []
-    for name, runs in found["runs"].items():
-        steps = [len(run["samples"]) for run in runs]
-        samples = [run["samples"][-1] / len(run["samples"]) for run in runs]
-        scores = [at_equal_samples(run) for run in runs]
-        more.append([name, mean_and_spread(steps, ".0f"), mean_and_spread(samples, ".0f"),
-                     mean_and_spread(scores)])
-    return [(heads, rows), (["run", f"steps with {BUDGET} samples", "samples a step",
-                             f"pass@1 after {BUDGET} samples"], more)]
+    for samples, scores in zip(found["samples"], found["pass@1"]):
+        is_known = ~numpy.isnan(scores)
+        rows.append(numpy.interp(grid, samples[is_known], scores[is_known]))
+    return numpy.array(rows)
 
 
-def claims(found):
-    runs = found["runs"]
-    by_temperature = cells(found, "temperature")
-    errors = [abs(cell["measured"] - cell["predicted"]) for cell in by_temperature.values()]
-    excess = [cell["measured"] - cell["from the mean"] for cell in by_temperature.values()]
-    silent = [by_temperature[f"temperature {t}", 8]["measured"] for t in TEMPERATURES]
-    growth = []
-    for run in runs["plain"]:
-        shares = [a + b for a, b in zip(run["all wrong"], run["all right"])]
-        growth.append(statistics.mean(shares[-5:]) - statistics.mean(shares[:5]))
-    pairs = [at_equal_steps(*both) for both in zip(runs["dynamic"], runs["plain"])]
-    after = {name: [at_equal_samples(run) for run in runs[name]] for name in VARIANTS}
-    return [
-        Claim(f"p^G + (1 - p)^G, p of each problem, is the share of silent groups (to {TOLERANCE})",
-              f"largest error {max(errors):.3f}",
-              SHOWN if max(errors) <= TOLERANCE else NOT_SHOWN),
-        Claim("with the mean pass rate as p, it says too little",
-              f"too little by {mean_and_spread(excess)}", sign_test(excess)),
-        Claim("the lower the temperature, the more groups are silent (G = 8)",
-              " - ".join(f"{share:.2f}" for share in silent),
-              sign_test(minus(silent[1:], silent))),
-        compared("in training, the share of silent groups grows", growth),
-        compared("in equal steps, dynamic sampling has a higher pass@1",
-                 [dynamic - plain for dynamic, plain in pairs]),
-        compared("in equal samples, dynamic sampling has a higher pass@1",
-                 minus(after["dynamic"], after["plain"])),
-        compared("in equal samples, the curriculum has a higher pass@1",
-                 minus(after["curriculum"], after["plain"]))]
+def at_equal_steps(one, other):
+    """How much more pass@1 `one` has after the last step at which both were evaluated. -> (S,)"""
+    gains = []
+    for pair in zip(one["pass@1"], other["pass@1"]):
+        length = min(map(len, pair))
+        gain = pair[0][:length] - pair[1][:length]
+        is_known = ~numpy.isnan(gain)
+        gains.append(gain[is_known][-1])
+    return numpy.array(gains)
 
 
-def note(found):
-    return f"Different problems: {PROBLEMS} for the shares, 256 held out for pass@1"
+def page(silence, learning):
+    grid = numpy.linspace(1600, BUDGET, 25)
+    scores = {way: by_samples(found, grid) for way, found in learning.items()}
+    end = {way: rows[:, -1] for way, rows in scores.items()}
+    plain, dynamic = end["plain"].mean(), end["dynamic sampling"].mean()
+    steps = learning["dynamic sampling"], learning["plain"]
+    said = (f"dynamic sampling ends at a pass@1 of {dynamic:.2f}, plain GRPO at {plain:.2f} after "
+            f"{BUDGET} samples")
+    paid = Claim("in equal samples, dynamic sampling has a higher pass@1", OURS,
+                 end["dynamic sampling"] - end["plain"], at_least=GAIN,
+                 shown=f"Dynamic sampling pays: {said}",
+                 contradicted=f"Dynamic sampling costs more than it saves: {said}",
+                 undecided=f"Whether dynamic sampling pays is undecided: {said}")
+    yield paid
+    yield Claim("in equal steps, dynamic sampling has a higher pass@1", DAPO,
+                at_equal_steps(*steps), at_least=GAIN)
+    yield Claim("in equal samples, the curriculum has a higher pass@1", OURS,
+                end["curriculum"] - end["plain"], at_least=GAIN)
+    silent = learning["plain"]["all wrong"] + learning["plain"]["all right"]
+    early = silent[:, :5].mean(axis=1)
+    late = silent[:, -5:].mean(axis=1)
+    yield Claim("in training, the share of silent groups grows", DAPO, late - early, at_least=0.05)
+    hot = {name: values[0] for name, values in silence[HOT].items()}
+    yield Claim("p^8 + (1 - p)^8, p of each problem, is the share of silent groups", OURS,
+                hot["measured 8"] - hot["predicted 8"], at_least=-0.05, at_most=0.05)
+    rate = hot["rate"].mean()
+    from_mean = rate ** 8 + (1 - rate) ** 8
+    yield Claim("with the mean pass rate as p, it says too little", OURS,
+                hot["measured 8"] - from_mean, at_least=0.05)
+    yield Claim("at a temperature of 0.1, more groups of 8 are silent than at 1", OURS,
+                silence[COLD]["measured 8"][0] - hot["measured 8"], at_least=0.05)
 
+    colours = dict(zip(WAYS, (BLUE, RED, GREEN)))
+    yield curves(scores, paid.finding, x=grid, given=colours, xlabel="samples",
+                 ylabel="pass@1 on held-out problems")
+    shares = {kind: learning["plain"][kind].mean(axis=0) for kind in ("all wrong", "all right")}
 
-def panels(found):
-    def shares(axis):
-        for number, G in enumerate(SIZES):
-            listed = {name.split()[1]: cell for (name, size), cell
-                      in cells(found, "operands").items() if size == G}
-            values = {kind: [cell[kind] for cell in listed.values()]
-                      for kind in ("predicted", "measured")}
-            axis.plot(list(listed), values["predicted"], color=f"C{number}", label=f"G = {G}")
-            axis.plot(list(listed), values["measured"], "o", color=f"C{number}")
-        axis.set(title="base: line predicted, points measured", xlabel="operands",
-                 ylabel="share of silent groups", ylim=(0, 1))
-        axis.legend(frameon=False)
-
-    def over_training(axis):
-        shares = {name: [run[name] for run in found["runs"]["plain"]]
-                  for name in ("all wrong", "all right")}
-        draw_curves(axis, shares, title="plain GRPO, G = 4", ylabel="share of groups", ylim=(0, 1))
-
-    def learning(axis):
-        for number, (name, runs) in enumerate(found["runs"].items()):
-            for run in runs:
-                _, samples, scores = evaluated(run)
-                axis.plot(samples, scores, color=f"C{number}", alpha=0.2, linewidth=1)
-            grid = numpy.linspace(max(evaluated(run)[1][0] for run in runs), BUDGET, 20)
-            curves = [numpy.interp(grid, *evaluated(run)[1:]) for run in runs]
-            axis.plot(grid, numpy.mean(curves, axis=0), color=f"C{number}", label=name)
-        axis.set(title="equal samples", xlabel="samples", ylabel="pass@1 on held-out problems")
-        axis.legend(frameon=False)
-    return [shares, over_training, learning]
+    def fill(axis):
+        sums = [shares["all wrong"], shares["all wrong"] + shares["all right"]]
+        x = range(1, 1 + len(sums[0]))
+        axis.fill_between(x, 0, sums[0], color=GREY, alpha=0.5, linewidth=0)
+        axis.fill_between(x, *sums, color=GREEN, alpha=0.5, linewidth=0)
+        axis.set(xlabel="step of plain GRPO, G = 4", ylabel="share of groups", ylim=(0, 1))
+        axis.margins(x=0)
+        name_ends(axis, [(sums[0][-1] / 2, "all wrong", GREY),
+                         (sum(sums)[-1] / 2, "all right", GREEN)], 0.1)
+    yield Picture(f"Groups that teach nothing: {early.mean():.0%} at first, {late.mean():.0%} "
+                  "at the end", fill, 2.4)
+    rows = {name: found | {"rate": found["rate"].mean()} for name, found in silence.items()}
+    for level in numpy.unique(hot["level"]):
+        is_such = hot["level"] == level
+        rows[f"{level:.0f} operands"] = {name: values[is_such] for name, values in hot.items()}
+    rows = {name: {column: values.mean() for column, values in found.items()}
+            for name, found in rows.items()}
+    heads = {f"{kind} {G}": f"silent, G = {G}: {kind}" for G in SIZES
+             for kind in ("predicted", "measured")}
+    yield numbers(rows, {"rate": "pass rate"} | heads, by="base")
+    last = {way: {"steps": numpy.isfinite(found["samples"]).sum(axis=1), "pass@1": end[way]}
+            for way, found in learning.items()}
+    yield numbers(last, {"steps": f"steps with {BUDGET} samples",
+                         "pass@1": f"pass@1 after {BUDGET} samples"}, by="run")

@@ -46,8 +46,8 @@ from lab.entry import (
     minus,
     run_all,
     sign_test,
-    steps_to_level,
 )
+from lab.experiment import steps_to_level
 from lab.length import clear_gradient, flat_gradient
 from lab.training import side_by_side, training
 

@@ -196,8 +196,8 @@ def test_an_old_claim_is_shown_if_all_seeds_agree(differences, judged):
 
 
 def test_steps_are_counted_until_the_level_is_held_for_two_or_as_half_as_many_again():
-    assert entry.steps_to_level([0.3, 0.8, 0.5, 0.7, 0.7, 0.9], 0.7) == 4
-    assert entry.steps_to_level([0.3, 0.3, 0.4, 0.5], 0.7) == 6
+    assert experiment.steps_to_level([0.3, 0.8, 0.5, 0.7, 0.7, 0.9], 0.7) == 4
+    assert experiment.steps_to_level([0.3, 0.3, 0.4, 0.5], 0.7) == 6
 
 
 # ---- runs ------------------------------------------------------------------------------------
@@ -296,8 +296,6 @@ def commands():
     yield ["dpo.py", *LAB["dpo"].PAIRS]
     for flags in LAB["dpo"].LOSSES.values():
         yield [*LAB["dpo"].FIXED, *flags]
-    for flags in LAB["sharpen"].TASKS.values():
-        yield ["grpo.py", *flags, *LAB["sharpen"].SAME, *LAB["sharpen"].MANY]
     for flags in LAB["tools"].RUNS.values():
         yield ["grpo.py", *LAB["tools"].FLAGS, *flags]
     for flags in LAB["zero"].VARIANTS.values():

@@ -314,14 +314,24 @@ def test_signal_prediction_is_right_on_average_over_the_outputs_that_it_is_made_
     assert mean == pytest.approx(p ** G + (1 - p) ** G)
 
 
-def test_signal_counts_groups_that_dynamic_sampling_leaves_out():
+def test_signal_counts_groups_that_dynamic_sampling_leaves_out(monkeypatch):
     flags = {name: INSTANT[name] for name in INSTANT if name != "max_steps"}
     words = arguments(flags | {"dynamic_sampling": 2})
-    policy = grpo.GPT(common.parse_flags(grpo.Config, words))       # untrained: always wrong
-    curves = signal.learn(words, policy, budget=25)
-    assert curves["samples"] == [12, 24, 36]                        # three times 2 groups of 2
-    assert curves["all wrong"] == [1, 1, 1] and curves["all right"] == [0, 0, 0]
-    assert curves["pass@1"] == [None, None, 0]
+    untrained = common.parse_flags(grpo.Config, words)              # always wrong
+    task = common.load_task(untrained, grpo.verify)
+    monkeypatch.setattr(signal, "load_base", lambda *_: (untrained, task, grpo.GPT(untrained)))
+    found = signal.learning(0, "plain", budget=25)
+    assert found["samples"] == [12, 24, 36]                         # three times 2 groups of 2
+    assert found["all wrong"] == [1, 1, 1] and found["all right"] == [0, 0, 0]
+    assert found["pass@1"] == [None, None, 0]
+
+
+def test_signal_compares_in_equal_samples_and_in_equal_steps():
+    nan = float("nan")
+    one = {"samples": numpy.array([[2, 4, 8, nan]]), "pass@1": numpy.array([[0.1, nan, 0.7, nan]])}
+    other = {"pass@1": numpy.array([[0.2, nan, 0.4, 0.5]])}
+    assert signal.by_samples(one, [2, 5, 8]).tolist() == [[0.1, pytest.approx(0.4), 0.7]]
+    assert signal.at_equal_steps(one, other) == pytest.approx([0.3])
 
 
 @pytest.mark.parametrize("scale", std.SCALES)
