@@ -289,7 +289,7 @@ def commands():
     for task_flags in LAB["exploration"].TASKS.values():
         for flags in LAB["exploration"].SETTINGS.values():
             yield ["grpo.py", *flags, *task_flags, *LAB["exploration"].ALWAYS]
-    for table in (LAB["reuse"].variants(), LAB["staleness"].variants(), LAB["kl"].variants(),
+    for table in (LAB["reuse"].variants(), LAB["staleness"].variants(),
                   LAB["trust"].VARIANTS, *LAB["critic"].VARIANTS.values(), LAB["methods"].METHODS,
                   LAB["dpo"].LEARNING, LAB["comparisons"].METHODS):
         yield from table.values()

@@ -31,7 +31,6 @@ from lab import (
     gae,
     hacking,
     kl,
-    klgradient,
     languages,
     length,
     methods,
@@ -447,16 +446,24 @@ def test_kl_looks_at_the_vocabulary_of_the_tokens_that_were_sampled(config, load
     torch.testing.assert_close(sampled.float() * batch.mask, batch.logps * batch.mask)
 
 
-def test_klgradient_outputs_are_all_that_can_be_said_and_gradients_are_equal_where_the_math_says():
-    outputs = klgradient.Outputs()
+def test_kl_outputs_are_all_that_can_be_said_and_gradients_are_equal_where_the_math_says():
+    outputs = kl.Outputs()
     assert len({tuple(row) for row in outputs.tokens.tolist()}) == 31
     table = torch.randn(3, 3, generator=torch.Generator().manual_seed(3)).double()
     assert outputs.logps(table).sum(dim=1).exp().sum().item() == pytest.approx(1)
-    found = klgradient.enumerate_gradients(0, draws=5)
+    found = kl.cosines(0, "policies", draws=5)
     assert max(found["norm of k1"]) < 1e-12
-    for pairs, are_equal in ((klgradient.SAME, True), (klgradient.OTHER, False)):
-        for pair in pairs.values():
-            assert (min(found[pair]) > 1 - 1e-9) == are_equal, pair
+    for pair, (_, are_equal) in kl.PAIRS.items():
+        assert (max(found[" / ".join(pair)]) == 0) == are_equal, pair
+
+
+def test_kl_penalties_are_compared_at_the_same_kl():
+    distance = {"a": [1.0], "b": [4.0], "c": [2.0], "d": [8.0]}
+    accuracy = {"a": [0.1], "b": [0.5], "c": [0.2], "d": [0.2]}
+    found = kl.at_equal_kl(distance, accuracy, ["b", "a"], ["c", "d"])
+    assert found == pytest.approx([0.1 + 0.75 * 0.4 - 0.2])         # in the middle of 2 and 4
+    with pytest.raises(ValueError, match="no KL in common"):
+        kl.at_equal_kl(distance | {"c": [5.0]}, accuracy, ["b", "a"], ["c", "d"])
 
 
 # ---- methods, pairs, seeds -------------------------------------------------------------------
