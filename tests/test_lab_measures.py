@@ -39,7 +39,6 @@ from lab import (
     sharpen,
     signal,
     staleness,
-    states,
     std,
     tokens,
     tools,
@@ -62,21 +61,19 @@ def problem_of(prompt, answer="", work="", difficulty=0, task="arithmetic"):
 # ---- baselines -------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("rate", [0.1, 0.5])
-def test_variance_of_a_small_policy(rate):
+def test_variance_of_a_small_policy(rate, monkeypatch):
     """Without a baseline it is that of one output, divided by their number; means that hold the own
     reward shrink the gradient, no other baseline does; no number has less variance than b*."""
-    found = variance.small_policy(rate)
+    monkeypatch.setitem(variance.RATES, "so", rate)
+    found = variance.small_policy(0, "so")
     p = f64([rate, (1 - rate) / 2, (1 - rate) / 2])
     gradient = f64([1, 0, 0]) - p                           # of the right output
     mean = rate * gradient
     expected = (rate * gradient @ gradient - mean @ mean) / 6
-    assert found["none"] == [1, pytest.approx(expected.item(), abs=1e-5)]
-    parts = {name: part for name, (part, _) in found.items()}
-    assert parts.pop("mean") == pytest.approx(2 / 3, abs=1e-5)
-    assert parts.pop("batch") == pytest.approx(5 / 6, abs=1e-5)
-    assert parts == dict.fromkeys(["none", "rloo", "optimal", "known mean", "known b*"], 1)
-    least = found["known b*"][1]
-    assert least < min(found[name][1] for name in ("known mean", "none", "optimal"))
+    assert found["none"] == pytest.approx(expected.item())
+    parts = {name: found[f"{name}: part"] for name in variance.LEFT}
+    assert parts == pytest.approx(variance.LEFT)
+    assert found["known b*"] < min(found[name] for name in ("known mean", "none", "optimal"))
 
 
 @pytest.mark.parametrize("baseline, size", [("rloo", 4), ("rloo", 32), ("optimal", 4)])
@@ -98,40 +95,26 @@ def test_variance_of_a_group_is_that_of_drawn_groups(baseline, size, monkeypatch
     assert found == pytest.approx(expected, rel=0.08)
 
 
-def enumerated_variance(policy, credit_of):
-    """The variance over all outputs of the gradient by the logits of all states, credit_of(output)
-    being what each of its actions is credited with. -> float"""
-    chances = []
-    gradients = []
-    for output in states.OUTPUTS:
-        chance = f64(1.0)
-        blocks = {prefix: f64([0, 0, 0]) for prefix in states.PREFIXES}
-        for t, action in enumerate(output):
-            p = policy[output[:t]]
-            chance = chance * p[action]
-            blocks[output[:t]] = credit_of(output)[t] * (states.EYE[action] - p)
-        chances.append(chance)
-        gradients.append(torch.cat([*blocks.values()]))
-    chances = torch.stack(chances)
-    gradients = torch.stack(gradients)
-    mean = chances @ gradients
-    return (chances @ (gradients - mean).square().sum(dim=1)).item()
-
-
-def test_states_variances_are_those_of_the_whole_gradient():
-    policy, rewards = states.make_policy(0, 1, 3)
-    V = states.values(policy, rewards)
-    best = states.best_single(policy, V, states.visits(policy))
-    none = enumerated_variance(policy, lambda o: [rewards[o]] * 3)
-    found = states.variances(0, 1, 3)
-    credits = {
-        "mean": lambda o: [rewards[o] - V[()]] * 3,
-        "b*": lambda o: [rewards[o] - best] * 3,
-        "V(s)": lambda o: [rewards[o] - V[o[:t]] for t in range(3)],
-        "Q - V": lambda o: [V[o[:t + 1]] - V[o[:t]] for t in range(3)]}
-    for way, credit_of in credits.items():
-        assert found[way] == pytest.approx(enumerated_variance(policy, credit_of) / none), way
+def test_variance_by_state_is_that_of_the_gradient_of_whole_outputs():
+    """Held against autograd: 27 outputs of a policy whose logits are the parameters."""
+    found = variance.variances(7, 1, 3)
+    generator = torch.Generator().manual_seed(7)
+    logits = torch.randn(13, 3, generator=generator).double().requires_grad_()
+    right = torch.randperm(27, generator=generator)[:3].tolist()
+    logps = logits.log_softmax(dim=-1)[variance.STATES, variance.OUTPUTS].sum(dim=1)
+    gradients = torch.stack([torch.autograd.grad(logp, logits, retain_graph=True)[0].flatten()
+                             for logp in logps])                        # (27, 39)
+    chance = logps.exp().detach()
+    rewards = f64([float(number in right) for number in range(27)])
+    norms = gradients.square().sum(dim=1)
+    assert chance.sum().item() == pytest.approx(1)
+    for way, b in (("none", f64(0.0)), ("mean", chance @ rewards),
+                   ("b*", (chance * norms) @ rewards / (chance @ norms))):
+        estimates = (rewards - b)[:, None] * gradients
+        errors = estimates - chance @ estimates
+        assert found[way] == pytest.approx((chance @ errors.square().sum(dim=1)).item()), way
     assert found["b*(s)"] < min(found[way] for way in ("none", "mean", "b*", "V(s)"))
+    assert found["Q - V"] < found["V(s)"]
 
 
 # ---- values and credit -----------------------------------------------------------------------
