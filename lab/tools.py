@@ -48,8 +48,7 @@ from lab.entry import (
     sign_test,
 )
 from lab.experiment import steps_to_level
-from lab.length import clear_gradient, flat_gradient
-from lab.training import side_by_side, training
+from lab.training import clear_gradient, flat_gradient, side_by_side, training
 
 SEEDS = [0, 1, 2, 3, 4]
 STEPS = 36

@@ -30,8 +30,7 @@ def training(script, cfg, task, policy, engine=lambda policy: policy, weigh=lamb
     reference = copy.deepcopy(policy)
     optimizer = torch.optim.AdamW(
         policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
-    for weight in policy.parameters():
-        weight.grad = torch.zeros_like(weight)
+    clear_gradient(policy)
     for step in itertools.count():
         batch = script.sample_with_signal(engine(policy), task, cfg, step)
         A = script.advantages(batch.rewards, cfg.scale_rewards).view(-1, 1)     # (B, 1)
@@ -39,6 +38,18 @@ def training(script, cfg, task, policy, engine=lambda policy: policy, weigh=lamb
         metrics = script.update(policy, reference, optimizer, batch, A, cfg, step)
         task.observe(batch, step)
         yield batch, metrics
+
+
+def flat_gradient(policy):
+    """The gradients of all weights in a row. It leaves zeros in their place"""
+    gradient = torch.cat([weight.grad.flatten() for weight in policy.parameters()])
+    clear_gradient(policy)
+    return gradient
+
+
+def clear_gradient(policy):
+    for weight in policy.parameters():
+        weight.grad = torch.zeros_like(weight)
 
 
 def continued(script, policy, cfg, problems, prompts, prefixes, uniforms=None):

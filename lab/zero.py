@@ -36,10 +36,11 @@ import torch
 import common
 import grpo
 from lab.entry import compared, load_base, mean_and_spread, mean_curve, minus
-from lab.signal import FLAGS
+from lab.signal import BASE
 from lab.training import side_by_side, training
 from tasks import Wrapper
 
+FLAGS = BASE.split()
 SEEDS = [0, 1, 2]
 FIXED = "5 operands"
 MOVING = "3-7, curriculum"

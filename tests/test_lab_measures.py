@@ -26,20 +26,19 @@ from lab import (
     credit,
     critic,
     criticstart,
+    divisors,
     dpo,
     exploration,
     gae,
     hacking,
     kl,
     languages,
-    length,
     methods,
     reuse,
     seeds,
     sharpen,
     signal,
     staleness,
-    std,
     tokens,
     tools,
     training,
@@ -316,29 +315,26 @@ def test_signal_compares_in_equal_samples_and_in_equal_steps():
     assert signal.at_equal_steps(one, other) == pytest.approx([0.3])
 
 
-@pytest.mark.parametrize("scale", std.SCALES)
+@pytest.mark.parametrize("scale", divisors.SCALES)
 @pytest.mark.parametrize("p", [0.05, 0.3, 0.9])
-def test_std_weight_times_the_gradient_of_p_is_the_mean_gradient_over_all_outcomes(scale, p):
+def test_weight_times_the_gradient_of_p_is_the_mean_gradient_over_all_outcomes(scale, p):
     gradient = 0.0
-    size = 0.0
     for outcome in itertools.product([0.0, 1.0], repeat=4):
         rewards = f64([outcome])
         chance = p ** sum(outcome) * (1 - p) ** (4 - sum(outcome))
         A = grpo.advantages(rewards, scale)
         slope = torch.where(rewards == 1, 1 / p, -1 / (1 - p))      # of the log-probability in p
         gradient += chance * (A * slope).mean().item()
-        size += chance * A.abs().mean().item()
-    assert std.weight(p, 4, scale) == pytest.approx(gradient)
-    assert std.mean_size(p, 4, scale) == pytest.approx(size)
+    assert divisors.weight(p, 4, scale) == pytest.approx(gradient)
 
 
-def test_length_weighs_a_token_of_a_guess_more_only_with_the_mean_of_each_output():
-    assert length.guess_beside_thought("grpo") == pytest.approx(33 / 5)
+def test_an_average_weighs_a_token_of_a_guess_more_only_with_the_mean_of_each_output():
+    assert divisors.guess_beside_thought("grpo") == pytest.approx(33 / 5)
     for name in ("dr_grpo", "dapo"):
-        assert length.guess_beside_thought(name) == pytest.approx(1)
+        assert divisors.guess_beside_thought(name) == pytest.approx(1)
 
 
-def test_length_pull_points_to_thinking_where_it_pays(config, load_task):
+def test_pull_points_to_thinking_where_it_pays(config, load_task):
     cfg = config(loss_type="dr_grpo")
     policy = grpo.GPT(cfg)
     batch = grpo.sample_batch(policy, load_task(cfg), cfg, 0)
@@ -347,11 +343,11 @@ def test_length_pull_points_to_thinking_where_it_pays(config, load_task):
     with torch.no_grad():
         batch.logps, _ = grpo.score(policy, batch.prompts, batch.tokens)
     batch.rewards = torch.tensor([1.0, 0.0]).repeat(8).view(4, 4)
-    pull = length.pull_to_think(policy, batch, cfg)
+    pull = divisors.pull_to_think(policy, batch, cfg)
     assert 0.05 < pull < 1
-    assert length.pull_to_think(policy, batch, cfg) == pull         # it leaves no gradient behind
+    assert divisors.pull_to_think(policy, batch, cfg) == pull         # it leaves no gradient behind
     batch.rewards = 1 - batch.rewards
-    assert length.pull_to_think(policy, batch, cfg) == pytest.approx(-pull, rel=1e-4)
+    assert divisors.pull_to_think(policy, batch, cfg) == pytest.approx(-pull, rel=1e-4)
 
 
 # ---- clips, passes, lag, trust regions -------------------------------------------------------
