@@ -1,4 +1,4 @@
-"""GAE: the lambda between trusting the critic and trusting the rewards.
+"""GAE: the lambda between trusting the critic and trusting the rewards
 
 Claim. With a critic that errs, some lambda between 0 and 1 is best: lambda 0 has the bias of the
 critic, lambda 1 the variance of the returns (Schulman and others, GAE, 1506.02438).
@@ -12,27 +12,23 @@ of the noise. An error that all moves from a cell share is no bias, for it chang
 """
 import statistics
 
+import numpy
 import torch
 
 import ppo
-from lab.entry import CONTRADICTED, SHOWN, Claim, compared, minus
+from lab.draw import BLUE, GREEN, ORANGE, RED, curves
+from lab.experiment import Experiment, numbers
+from lab.verdict import OURS, Claim
 from tasks import gridworld
-from tools.runs import joined
 
-SEEDS = [0, 1, 2]
+GAE = "[GAE](https://arxiv.org/abs/1506.02438)"
 PROMPTS = ("A b3 4", "C c2 4", "F c2 4")        # map, start, moves
 SLIP = 0.2
-NOISES = (0.0, 0.5, 1.0, 2.0)
-JUDGED = "1.0"                                  # the noise by which the claim is judged
+CRITICS = {"an exact critic": 0.0, "a critic off by 0.5": 0.5, "a critic off by 1": 1.0,
+           "a critic off by 2": 2.0}
+JUDGED = "a critic off by 1"                    # by which the claim is judged
 LAMBDAS = tuple(i / 10 for i in range(11))
-
-
-def measure(seeds):
-    worlds = [all_walks(prompt) for prompt in PROMPTS]
-    curves = {}
-    for noise in NOISES:
-        curves[noise] = [curve(worlds, noise, seed) for seed in seeds]
-    return {"curves": curves}
+EXPERIMENT = Experiment(__file__, __doc__, seeds=range(8))
 
 
 def uniform(t, cell):
@@ -89,76 +85,40 @@ def gae_errors(steps, noise, lam):
     return (squares @ chance / chance.sum()).tolist()
 
 
-def curve(worlds, noise, seed):
-    """For each lambda: squared error and squared bias, means of the starts. -> list of pairs"""
+@EXPERIMENT.measure(CRITICS)
+def errors(seed, critic):
+    """For each lambda: squared error and squared bias, means of the starts."""
     generator = torch.Generator().manual_seed(seed)
-    draws = noise * torch.randn(len(PROMPTS), 2000, generator=generator).double()
-    found = []
+    draws = CRITICS[critic] * torch.randn(len(PROMPTS), 2000, generator=generator).double()
+    worlds = [all_walks(prompt) for prompt in PROMPTS]
+    found = {"error": [], "bias": []}
     for lam in LAMBDAS:
-        errors = [gae_errors(steps, draw, lam) for steps, draw in zip(worlds, draws)]
-        found.append([round(statistics.mean(column), 5) for column in zip(*errors)])
+        pairs = [gae_errors(steps, draw, lam) for steps, draw in zip(worlds, draws)]
+        for name, values in zip(found, zip(*pairs)):
+            found[name].append(statistics.mean(values))
     return found
 
 
-def best_lambda(curve):
-    """The lambda with the least squared error. -> float"""
-    errors = [error for error, _ in curve]
-    return LAMBDAS[errors.index(min(errors))]
-
-
-def tables(found):
-    rows = []
-    for noise, curves in found["curves"].items():
-        best = [best_lambda(curve) for curve in curves]
-        least = [min(curve)[0] for curve in curves]
-        at_0, at_1 = [[curve[i][0] for curve in curves] for i in (0, -1)]
-        errors = [joined(values, ".2f") for values in (least, at_0, at_1)]
-        rows.append([noise, joined(best, "g"), *errors])
-    heads = ["noise of the critic", "best lambda, each seed", "its squared error", "with 0",
-             "with 1"]
-    return [(heads, rows)]
-
-
-def claims(found):
-    curves = found["curves"]
-    gains = []
-    for curve in curves[JUDGED]:
-        of_ends = min(curve[0][0], curve[-1][0])
-        gains.append(of_ends - min(curve)[0])
-    best = {noise: [best_lambda(curve) for curve in curves[noise]] for noise in curves}
-    return [
-        compared(f"with a critic off by {JUDGED}, some lambda between 0 and 1 has less error than "
-                 "both", gains, ".2f"),
-        Claim("an exact critic is best with lambda 0", joined(best["0.0"], "g"),
-              SHOWN if set(best["0.0"]) == {0} else CONTRADICTED),
-        compared("a critic off by 2 has a larger best lambda than one off by 0.5",
-                 minus(best["2.0"], best["0.5"]), ".1f")]
-
-
-def note(found):
-    return f"All walks of four moves from {len(PROMPTS)} starts"
-
-
-def panels(found):
-    def trade(axis):
-        curve = found["curves"][JUDGED][0]
-        errors, biases = zip(*curve)
-        variances = [error - bias for error, bias in curve]
-        axis.plot(LAMBDAS, errors, "k", label="squared error")
-        axis.plot(LAMBDAS, variances, label="variance")
-        axis.plot(LAMBDAS, biases, label="squared bias")
-        axis.plot(best_lambda(curve), min(errors), "ko")
-        axis.set(title=f"a critic off by {JUDGED}", xlabel="lambda", ylim=(0, None))
-        axis.legend(frameon=False, fontsize=8)
-
-    def noises(axis):
-        for number, (noise, curves) in enumerate(found["curves"].items()):
-            for curve in curves:
-                errors = [error for error, _ in curve]
-                axis.plot(LAMBDAS, errors, color=f"C{number}", linewidth=1)
-                axis.plot(best_lambda(curve), min(errors), "o", color=f"C{number}")
-            axis.plot([], [], color=f"C{number}", label=f"off by {noise}")
-        axis.set(title="a point at the least error", xlabel="lambda", ylabel="squared error",
-                 yscale="log")
-        axis.legend(frameon=False, fontsize=8)
-    return [trade, noises]
+def page(errors):
+    error = {critic: found["error"] for critic, found in errors.items()}
+    best = {critic: numpy.array(LAMBDAS)[rows.argmin(axis=1)] for critic, rows in error.items()}
+    judged = error[JUDGED]
+    between = Claim(
+        f"with {JUDGED}, some lambda between 0 and 1 has less error than both", GAE,
+        judged.min(axis=1) / judged[:, [0, -1]].min(axis=1), at_most=0.9, times=True,
+        shown=f"With {JUDGED}, a lambda of {best[JUDGED].mean():.1f} has "
+        f"{judged.min(axis=1).mean() / judged[:, 0].mean():.0%} of the error of 0, and "
+        f"{judged.min(axis=1).mean() / judged[:, -1].mean():.0%} of that of 1")
+    yield between
+    yield Claim("an exact critic is best with lambda 0", OURS, best["an exact critic"], at_most=0,
+                exact=True, unit="is the best lambda")
+    yield Claim("a critic off by 2 has a larger best lambda than one off by 0.5", OURS,
+                best["a critic off by 2"] - best["a critic off by 0.5"], at_least=0.05)
+    yield curves(error, between.finding, x=LAMBDAS, xlabel="lambda", yscale="log",
+                 ylabel="squared error of the advantages",
+                 given=dict(zip(CRITICS, (GREEN, BLUE, RED, ORANGE))))
+    rows = {critic: {"best": best[critic], "least": found["error"].min(axis=1),
+                     "bias": found["bias"][:, 0], "0": found["error"][:, 0],
+                     "1": found["error"][:, -1]} for critic, found in errors.items()}
+    yield numbers(rows, {"best": "best lambda", "least": "its squared error", "0": "with 0",
+                         "bias": "of which squared bias", "1": "with 1"}, ".2f", by="")

@@ -1,4 +1,4 @@
-"""Trust regions: how far an update goes, and what that is good for.
+"""Trust regions: how far an update goes, and what that is good for
 
 Claim. Updates that are bounded by KL(pi_old, pi) <= max_kl are a reliable way to improve a policy
 (Schulman and others, TRPO, 1502.05477). A clip of the ratio does as well as a penalty on the KL
@@ -10,116 +10,73 @@ Clip and penalty are alike. TRPO learns more slowly per sample, as its one step 
 beside the eight of the others, and much more slowly per second, as each step takes ten products
 with F. Without a bound the largest KL is several times that of the clip, and the reward is lower.
 
-Method. ppo.py, for TRPO examples/trpo.py, with four passes (of TRPO's critic, too) over batches of
-16 problems, 15 steps: with the clip of 0.2, with the penalty and TRPO at a KL of 0.01, and with a
-clip of 1e9, which bounds nothing. The KL of an update is metrics.jsonl's policy_kl: TRPO's is exact
-on its samples, that of the others is estimated from every eighth row. The seconds of a step are
-those of a short run alone.
+Method. ppo.py with four passes (of TRPO's critic, too) over batches of 16 problems, 15 steps, with
+the clip of 0.2, with the penalty and TRPO at a KL of 0.01, and with a clip of 1e9, which bounds
+nothing. The KL of an update is metrics.jsonl's policy_kl: TRPO's is exact on its samples, that of
+the others is estimated from every eighth row. The seconds of a step are the median of its run.
 """
-import statistics
+import numpy
 
-from lab.entry import (
-    CONTRADICTED,
-    SHOWN,
-    Claim,
-    compared,
-    draw_curves,
-    mean_and_spread,
-    mean_curve,
-    minus,
-    run_all,
-    seconds_a_step,
-)
+from lab.draw import BLUE, GREEN, GREY, RED, curves, dots
+from lab.experiment import Experiment, numbers
+from lab.verdict import OURS, Claim
 
-SEEDS = [0, 1, 2]
+PPO = "[PPO](https://arxiv.org/abs/1707.06347)"
+TRPO = "[TRPO](https://arxiv.org/abs/1502.05477)"
 STEPS = 15
 LEVEL = 0.8                                             # the reward that is timed
 MAX_KL = 0.01
-FORMS = {"mean KL": ".4f", "largest KL": ".4f", "steps to the level": ".1f",
-         "seconds to the level": ".1f"}
-EVALUATION = ["--num_eval_problems", 1, "--num_eval_samples", 1, "--eval_steps", 1000]
-SAME = ["--num_iterations", 4, "--num_prompts", 16, "--max_steps", STEPS, "--stop_at", 2,
-        *EVALUATION]
-VARIANTS = {
-    "clip": ["ppo.py", *SAME, "--trust_region", "clip"],
-    "penalty": ["ppo.py", *SAME, "--trust_region", "penalty", "--target_kl", MAX_KL],
-    "TRPO": ["examples/trpo.py", *SAME, "--max_kl", MAX_KL],
-    "no bound": ["ppo.py", *SAME, "--epsilon", 1e9, "--epsilon_high", 1e9]}
+FLAGS = (f"--num_iterations 4 --num_prompts 16 --max_steps {STEPS} --stop_at 2 "
+         "--num_eval_problems 1 --num_eval_samples 1 --eval_steps 1000")
+RUNS = {"clip": f"ppo.py {FLAGS}",
+        "penalty": f"ppo.py {FLAGS} --trust_region penalty --target_kl {MAX_KL}",
+        "TRPO": f"examples/trpo.py {FLAGS} --max_kl {MAX_KL}",
+        "no bound": f"ppo.py {FLAGS} --epsilon 1e9 --epsilon_high 1e9"}
+COLOURS = {"clip": RED, "penalty": BLUE, "TRPO": GREEN, "no bound": GREY}
+EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5))
+EXPERIMENT.runs("runs", RUNS, ["reward", "policy_kl", "step_time"])
 
 
-def measure(seeds):
-    results = run_all(VARIANTS, seeds, ["reward", "policy_kl"])
-    found = {metric: {name: [result[metric] for result in runs] for name, runs in results.items()}
-             for metric in ("reward", "policy_kl")}
-    return found | {"seconds_a_step": seconds_a_step(VARIANTS, seeds[0])}
+def steps_to(rewards):
+    """After how many steps a batch has the reward LEVEL; one more than there are if none has."""
+    return next((step for step, reward in enumerate(rewards, 1) if reward >= LEVEL), STEPS + 1)
 
 
-def steps_to(rewards, level):
-    """After how many steps a batch has this reward; one more than there are if none has. -> int"""
-    for step, reward in enumerate(rewards, start=1):
-        if reward >= level:
-            return step
-    return len(rewards) + 1
+def page(runs):
+    reward = {name: found["reward"].mean(axis=1) for name, found in runs.items()}
+    farthest = {name: found["policy_kl"].max(axis=1) for name, found in runs.items()}
+    a_step = {name: numpy.median(found["step_time"], axis=1) for name, found in runs.items()}
+    steps = {name: numpy.array(list(map(steps_to, found["reward"])))
+             for name, found in runs.items()}
+    seconds = {name: steps[name] * a_step[name] for name in RUNS}
 
+    gain = reward["clip"] - reward["TRPO"]
+    samples = Claim("from as many samples, TRPO has as high a mean reward as the clip", PPO, gain,
+                    at_least=-0.02, at_most=0.02, unit="reward", contradicted="From as many "
+                    f"samples, TRPO earns {gain.mean():.2f} less than PPO's clip")
+    bound = Claim(f"no update of TRPO has a KL above {MAX_KL}", TRPO, runs["TRPO"]["policy_kl"],
+                  at_most=MAX_KL, exact=True, unit="nats", shown=f"TRPO never leaves its region of "
+                  f"{MAX_KL} nats; PPO's clip goes {farthest['clip'].mean() / MAX_KL:.0f} times as "
+                  f"far, without a bound {farthest['no bound'].mean() / MAX_KL:.0f} times")
+    yield from (samples, bound)
+    yield Claim("the clip has as high a mean reward as the penalty, or higher", PPO,
+                reward["clip"] - reward["penalty"], at_least=-0.02, unit="reward")
+    yield Claim("clip and penalty have the same mean reward", OURS,
+                reward["clip"] - reward["penalty"], at_least=-0.02, at_most=0.02, unit="reward")
+    yield Claim(f"TRPO takes more seconds to a reward of {LEVEL} than the clip", PPO,
+                seconds["TRPO"] / seconds["clip"], at_least=1.2, times=True)
+    yield Claim("without a bound the largest KL is larger than with the clip", PPO,
+                farthest["no bound"] / farthest["clip"], at_least=1.2, times=True)
+    yield Claim("without a bound the mean reward is lower than with the clip", PPO,
+                reward["no bound"] - reward["clip"], at_most=-0.02, unit="reward")
 
-def by_seed(found, name):
-    """What is compared, a number for each seed. -> {word: list}"""
-    rewards = found["reward"][name]
-    kls = found["policy_kl"][name]
-    steps = [steps_to(values, LEVEL) for values in rewards]
-    return {"mean reward": [statistics.mean(values) for values in rewards],
-            "reward of the last 5 steps": [statistics.mean(values[-5:]) for values in rewards],
-            "mean KL": [statistics.mean(values) for values in kls],
-            "largest KL": [max(values) for values in kls],
-            "steps to the level": steps,
-            "seconds to the level": [count * found["seconds_a_step"][name] for count in steps]}
-
-
-def tables(found):
-    heads = ["trust region", *by_seed(found, "clip"), "seconds a step"]
-    rows = []
-    for name in VARIANTS:
-        cells = [mean_and_spread(values, FORMS.get(word, ".3f"))
-                 for word, values in by_seed(found, name).items()]
-        rows.append([name, *cells, f"{found['seconds_a_step'][name]:.2f}"])
-    return [(heads, rows)]
-
-
-def claims(found):
-    clip, penalty, trpo, unbound = [by_seed(found, name) for name in VARIANTS]
-    farthest = max(trpo["largest KL"])
-    return [
-        Claim(f"no update of TRPO has a KL above {MAX_KL}", f"at most {farthest:.5f}",
-              SHOWN if farthest <= MAX_KL else CONTRADICTED),
-        compared("the clip has a higher mean reward than the penalty",
-                 minus(clip["mean reward"], penalty["mean reward"])),
-        compared("the clip has a higher mean reward than TRPO, from as many samples",
-                 minus(clip["mean reward"], trpo["mean reward"])),
-        compared(f"TRPO takes more seconds to a reward of {LEVEL} than the clip",
-                 minus(trpo["seconds to the level"], clip["seconds to the level"]), "+.1f"),
-        compared("without a bound the largest KL is larger than with the clip",
-                 minus(unbound["largest KL"], clip["largest KL"])),
-        compared("without a bound the mean reward is lower than with the clip",
-                 minus(clip["mean reward"], unbound["mean reward"]))]
-
-
-def note(found):
-    return (f"{16 * STEPS} problems a run, nearly all different; the level is a reward of {LEVEL}; "
-            f"a run that never got there counts as {STEPS + 1} steps")
-
-
-def panels(found):
-    def rewards(axis):
-        draw_curves(axis, found["reward"], ylabel="reward, mean of the seeds")
-
-    def distances(axis):
-        draw_curves(axis, found["policy_kl"], ylabel="KL of an update, mean of the seeds",
-                    yscale="log")
-        axis.axhline(MAX_KL, color="0.5", linestyle=":")
-
-    def time(axis):
-        for name, runs in found["reward"].items():
-            seconds = [found["seconds_a_step"][name] * step for step in range(1, 1 + STEPS)]
-            axis.plot(seconds, mean_curve(runs), label=name)
-        axis.set(xlabel="seconds of training", ylabel="reward, mean of the seeds")
-    return [rewards, distances, time]
+    yield curves({name: found["reward"] for name, found in runs.items()}, samples.finding,
+                 given=COLOURS, ylabel="reward")
+    yield dots(farthest, bound.finding, form=".3f", given=COLOURS, xscale="log",
+               level=(MAX_KL, f"TRPO's bound, {MAX_KL}"),
+               xlabel="the largest KL of an update, nats; a dot for each seed")
+    rows = {name: {"reward": reward[name], "kl": found["policy_kl"].mean(axis=1),
+                   "steps": steps[name], "a step": a_step[name]} for name, found in runs.items()}
+    yield numbers(rows, {"reward": "mean reward", "kl": "mean KL of an update",
+                         "steps": f"steps to {LEVEL}", "a step": "seconds a step"},
+                  by="trust region")

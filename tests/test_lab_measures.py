@@ -366,7 +366,7 @@ def test_reuse_and_trust_count_what_a_run_needed():
     found = {"runs": runs, "seconds a step": {"clip, 1": 1.0, "clip, 2": 2.0}}
     assert reuse.gain(found, "clip, 2", "samples") == pytest.approx([math.log(9 / 5)])
     assert reuse.gain(found, "clip, 2", "seconds") == pytest.approx([math.log(9 / 10)])
-    assert [trust.steps_to(rewards, 0.8) for rewards in ([0.3, 0.8, 0.7], [0.3, 0.79])] == [2, 3]
+    assert [trust.steps_to(rewards) for rewards in ([0.3, 0.8, 0.7], [0.3, 0.79])] == [2, 16]
 
 
 @pytest.mark.parametrize("length", [1, 7, 64])
