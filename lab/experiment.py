@@ -205,7 +205,8 @@ def numbers(cases, columns, form=".3f", by=""):
         for column in columns:
             values = numpy.ravel(found[column])
             mean = f"{values.mean():{form}}"
-            row.append(mean if len(values) == 1 else f"{mean} ({span(values, form)})")
+            ends = span(values, form)
+            row.append(mean if mean == ends else f"{mean} ({ends})")
         rows.append(row)
     return table([by, *columns.values()], rows)
 

@@ -17,6 +17,11 @@ problems are hard in several degrees. Half of 128 outputs to each of 96 problems
 groups of the other half are silent (seed 0). Then grpo.py with 64 groups of 4, where silence is
 frequent, as it is, with --dynamic_sampling 4, and with --curriculum. All that was sampled is
 counted, also the groups that dynamic sampling left out. Intervals are over problems, then seeds.
+
+Outcome. Right: the formula, the share of silent groups that falls before it grows, the low
+temperature, equal samples. Wrong: at a temperature of 1 the mean pass rate does as well in the
+formula, as problems of this base are about equally hard. Equal steps and the curriculum are
+undecided.
 """
 import dataclasses
 
@@ -112,18 +117,18 @@ def at_equal_steps(one, other):
 
 
 def page(silence, learning):
-    grid = numpy.linspace(1600, BUDGET, 25)
+    first = [found["samples"][numpy.isfinite(found["pass@1"])].min() for found in learning.values()]
+    grid = numpy.linspace(max(first), BUDGET, 25)
     scores = {way: by_samples(found, grid) for way, found in learning.items()}
     end = {way: rows[:, -1] for way, rows in scores.items()}
     plain, dynamic = end["plain"].mean(), end["dynamic sampling"].mean()
     steps = learning["dynamic sampling"], learning["plain"]
-    said = (f"dynamic sampling ends at a pass@1 of {dynamic:.2f}, plain GRPO at {plain:.2f} after "
-            f"{BUDGET} samples")
+    said = f"after {BUDGET} of them pass@1 is {dynamic:.2f}, and without it {plain:.2f}"
     paid = Claim("in equal samples, dynamic sampling has a higher pass@1", OURS,
                  end["dynamic sampling"] - end["plain"], at_least=GAIN,
-                 shown=f"Dynamic sampling pays: {said}",
-                 contradicted=f"Dynamic sampling costs more than it saves: {said}",
-                 undecided=f"Whether dynamic sampling pays is undecided: {said}")
+                 shown=f"Dynamic sampling saves more samples than it costs: {said}",
+                 contradicted=f"Dynamic sampling costs more samples than it saves: {said}",
+                 undecided=f"Whether dynamic sampling saves samples is undecided: {said}")
     yield paid
     yield Claim("in equal steps, dynamic sampling has a higher pass@1", DAPO,
                 at_equal_steps(*steps), at_least=GAIN)
