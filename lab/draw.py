@@ -106,11 +106,13 @@ def in_rows(names, title, fill, axes):
 
 
 def dots(rows, title, form=".2f", given=None, level=None, **axes):
-    """{name: a number for each seed}: rows of dots, and means. level: (x, words) of a line."""
+    """{name: a number for each seed}: rows of dots, and means, of logarithms on a logarithmic axis.
+    level: (x, words) of a line."""
     def fill(axis):
         for row, name in enumerate(rows):
             values = numpy.ravel(rows[name])
-            mean = values.mean()
+            is_log = axes.get("xscale") == "log"
+            mean = numpy.exp(numpy.log(values).mean()) if is_log else values.mean()
             colour = (SCRIPTS | (given or {})).get(name, BLUE)
             below = row + 0.24 * numpy.linspace(-1, 1, len(values)) * (len(values) > 1)
             axis.scatter(values, below, s=34 if len(values) < 20 else 7, color=colour, linewidth=0)

@@ -96,7 +96,7 @@ class Claim:
         """The verdict; and whether an effect that was claimed is too small to matter."""
         _, low, high = self.interval
         bound = self.at_least or self.at_most or 0
-        is_small = not self.exact and max(-low, high) < abs(bound)
+        is_small = low <= 0 <= high and max(-low, high) < abs(bound) and not self.exact
         is_told = is_small and not self.times and self.verdict == CONTRADICTED
         return f"**{self.verdict}**" + ": no difference" * is_told
 

@@ -61,8 +61,10 @@ FIVE = [0.09, 0.1, 0.1, 0.1, 0.11]      # 0.1, from 0.091 to 0.109
 @pytest.mark.parametrize("values, region, judged, seen", [
     (FIVE, {"at_least": 0.09}, "**shown**", "+0.1000 (+0.0912 to +0.1088)"),
     (FIVE, {"at_least": 0.095}, "**undecided**", "+0.1000 (+0.0912 to +0.1088)"),
-    (FIVE, {"at_least": 0.11, "unit": "nats"}, "**contradicted**: no difference",
+    (FIVE, {"at_least": 0.11, "unit": "nats"}, "**contradicted**",
      "+0.1000 nats (+0.0912 to +0.1088)"),
+    ([0.1, -0.1, 0], {"at_least": 0.5}, "**contradicted**: no difference",
+     "+0.00 (-0.25 to +0.25)"),
     (FIVE, {"at_most": -0.01}, "**contradicted**", "+0.1000 (+0.0912 to +0.1088)"),
     (FIVE, {"at_most": 0.11}, "**shown**", "+0.1000 (+0.0912 to +0.1088)"),
     (FIVE, {"at_least": -0.2, "at_most": 0.2}, "**shown**", "+0.1000 (+0.0912 to +0.1088)"),
