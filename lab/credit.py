@@ -1,4 +1,4 @@
-"""Credit: which move deserves it.
+"""Credit: which move deserves it
 
 Claim. The advantage of a whole answer is a poor signal for its single steps. Values from K rollouts
 of the policy from where a step begins are nearer to the exact ones than those of a critic, and so
@@ -26,20 +26,20 @@ import torch
 import common
 import grpo
 import ppo
-from lab.entry import Claim, load_base, mean_and_spread, sign_test
+from lab.draw import BLUE, GREY, curves, dots
+from lab.experiment import Experiment, numbers
+from lab.training import load_base
+from lab.verdict import OURS, Claim
 from tasks import gridworld
 
-SEEDS = [0, 1, 2]
+VINE = "[VinePPO](https://arxiv.org/abs/2410.01679)"
 STEPS = 60
 SKILL = 0.5                             # how often the best move is made on purpose
 ROLLOUTS = (1, 2, 4, 8, 16)
-JUDGED = "rollouts, K = 8"
+EIGHT = "rollouts, K = 8"
 WHOLE = "whole walk (GRPO)"
 CRITIC = "critic"
-
-
-def measure(seeds):
-    return {"of seeds": [measure_seed(seed) for seed in seeds]}
+EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5))
 
 
 # ---- walks whose values are known ------------------------------------------------------------
@@ -125,7 +125,7 @@ def value_error(values, batch):
     """The mean squared error of values, as a share of the variance of the exact ones. -> float"""
     is_step = batch.mask > 0
     errors = (values - batch.V)[is_step]
-    return round((errors.square().mean() / batch.V[is_step].var()).item(), 5)
+    return (errors.square().mean() / batch.V[is_step].var()).item()
 
 
 def agreement(A, batch):
@@ -137,12 +137,14 @@ def agreement(A, batch):
     correlation = torch.corrcoef(torch.stack([found, exact]))[0, 1]
     differs = exact.abs() > 1e-4
     is_right = (found * exact)[differs] > 0
-    return [round(correlation.item(), 5), round(is_right.float().mean().item(), 5)]
+    return correlation.item(), is_right.float().mean().item()
 
 
-def measure_seed(seed):
-    """Errors of values and agreement of advantages, by name. -> dict"""
-    cfg, task, policy = load_base(ppo, "--task", "gridworld", "--seed", seed)
+@EXPERIMENT.measure(["walks"])
+def estimates(seed, case):
+    """The error of the critic as it learns; for each way to estimate, the error of values, and the
+    agreement of advantages."""
+    cfg, task, policy = load_base(ppo, f"--task gridworld --seed {seed}")
     critic, errors = train_critic(cfg, task, policy)
     batch = make_batch(task, cfg, STEPS)
     by_rollouts = torch.zeros(len(ROLLOUTS), *batch.mask.shape)
@@ -156,76 +158,39 @@ def measure_seed(seed):
     A = {WHOLE: grpo.advantages(batch.rewards).view(-1, 1).expand_as(batch.mask)}
     for name, V in values.items():
         A[name], _ = ppo.gae(batch.token_rewards, V, batch.mask, cfg.gamma, 0.0)
-    A[f"critic, lambda {cfg.lam}"], _ = ppo.gae(
-        batch.token_rewards, values[CRITIC], batch.mask, cfg.gamma, cfg.lam)
-    return {"learning": errors, "moves": int(batch.mask.sum()),
-            "problems": len(set(batch.texts)),
-            "values": {name: value_error(V, batch) for name, V in values.items()},
-            "advantages": {name: agreement(estimate, batch) for name, estimate in A.items()}}
+    A["critic, lambda 0.95"], _ = ppo.gae(
+        batch.token_rewards, values[CRITIC], batch.mask, cfg.gamma, 0.95)
+    found = {"learning": errors}
+    found |= {f"error: {name}": value_error(V, batch) for name, V in values.items()}
+    for name, estimate in A.items():
+        found[name], found[f"sign: {name}"] = agreement(estimate, batch)
+    return found
 
 
-# ---- what is shown ---------------------------------------------------------------------------
+# ---- what was found --------------------------------------------------------------------------
 
-def of(found, kind, name):
-    """What was found of one way to estimate, for each seed. -> list"""
-    return [one[kind][name] for one in found["of seeds"]]
-
-
-def tables(found):
-    first = found["of seeds"][0]
-    rows = []
-    for name in first["advantages"]:
-        pairs = of(found, "advantages", name)
-        has_values = name in first["values"]
-        rows.append([name, mean_and_spread(of(found, "values", name)) if has_values else "",
-                     mean_and_spread(correlation for correlation, _ in pairs),
-                     mean_and_spread(share for _, share in pairs)])
-    heads = ["by", "error of values / their variance", "correlation with Q - V", "right sign"]
-    return [(heads, rows)]
-
-
-def claims(found):
-    whole = [correlation for correlation, _ in of(found, "advantages", WHOLE)]
-    rollouts = [correlation for correlation, _ in of(found, "advantages", JUDGED)]
-    critic = [correlation for correlation, _ in of(found, "advantages", CRITIC)]
-    errors = list(zip(of(found, "values", CRITIC), of(found, "values", JUDGED)))
-    return [
-        Claim("the advantage of a whole walk correlates with that of a move by less than 0.5",
-              mean_and_spread(whole), sign_test([0.5 - correlation for correlation in whole])),
-        Claim(f"values by {JUDGED}, are nearer to the exact ones than the critic's",
-              "; ".join(f"error {other:.3f} against {error:.3f}" for error, other in errors),
-              sign_test([error - other for error, other in errors])),
-        Claim(f"advantages by {JUDGED}, correlate with the exact ones more than by the critic",
-              f"{mean_and_spread(rollouts)} against {mean_and_spread(critic)}",
-              sign_test([one - other for one, other in zip(rollouts, critic)]))]
-
-
-def note(found):
-    problems = [one["problems"] for one in found["of seeds"]]
-    moves = [one["moves"] for one in found["of seeds"]]
-    return (f"Different problems judged: {min(problems)} or more for each seed, "
-            f"moves: {min(moves)} or more; an advantage of 0 counts as a wrong sign; lambda is 0 "
-            "where nothing else is said")
-
-
-def panels(found):
-    def errors(axis):
-        for one in found["of seeds"]:
-            axis.plot(range(STEPS), one["learning"], color="C0", alpha=0.5)
-        for k in ROLLOUTS:
-            level = statistics.mean(of(found, "values", f"rollouts, K = {k}"))
-            axis.axhline(level, color="gray", linewidth=1)
-            axis.text(1.2 * STEPS, level, f"K = {k}", fontsize=8, va="bottom", ha="right")
-        axis.set(title="values: the critic, and K rollouts", xlabel="batches learned from",
-                 xlim=(0, 1.2 * STEPS), ylabel="squared error / variance", yscale="log")
-
-    def correlations(axis):
-        names = list(found["of seeds"][0]["advantages"])
-        for number, name in enumerate(names):
-            values = [correlation for correlation, _ in of(found, "advantages", name)]
-            axis.barh(number, statistics.mean(values), color="C0", alpha=0.4)
-            axis.plot(values, [number] * len(values), "k.", markersize=4)
-        axis.set_yticks(range(len(names)), names)
-        axis.invert_yaxis()
-        axis.set(title="advantages of single moves", xlabel="correlation with the exact Q - V")
-    return [errors, correlations]
+def page(estimates):
+    [found] = estimates.values()
+    names = [WHOLE, *(f"rollouts, K = {k}" for k in ROLLOUTS), CRITIC, "critic, lambda 0.95"]
+    better = Claim(f"advantages of moves by {EIGHT}, correlate with the exact ones more than by "
+                   "the critic", VINE, found[EIGHT] - found[CRITIC], at_least=0.05,
+                   shown="Which move deserves it: the advantage of the whole walk correlates by "
+                   f"{found[WHOLE].mean():.2f}, a critic's by {found[CRITIC].mean():.2f}, that of "
+                   f"eight rollouts by {found[EIGHT].mean():.2f}")
+    yield better
+    yield Claim(f"values by {EIGHT}, are nearer to the exact ones than the critic's", VINE,
+                found[f"error: {EIGHT}"] / found[f"error: {CRITIC}"], at_most=0.8, times=True)
+    yield Claim("the advantage of a whole walk correlates with that of a move by less than 0.5",
+                OURS, found[WHOLE], at_most=0.5)
+    yield dots({name: found[name] for name in names}, better.finding, given={WHOLE: GREY},
+               xlabel="correlation with the exact advantage of a move; a dot for each seed")
+    lines = {CRITIC: found["learning"]}
+    for k in ROLLOUTS:
+        lines[f"K = {k}"] = [[found[f"error: rollouts, K = {k}"].mean()] * STEPS]
+    given = {CRITIC: BLUE} | dict.fromkeys([f"K = {k}" for k in ROLLOUTS], GREY)
+    after = found[f"error: {CRITIC}"].mean()
+    yield curves(lines, f"After {STEPS} batches the critic's values are off by {after:.2f} of "
+                 "their variance", given=given, xlabel="batches that the critic learned from",
+                 ylabel="squared error / variance", yscale="log")
+    rows = {name: {"correlation": found[name], "sign": found[f"sign: {name}"]} for name in names}
+    yield numbers(rows, {"correlation": "correlation with Q - V", "sign": "right sign"}, by="by")

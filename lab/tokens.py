@@ -1,4 +1,4 @@
-"""Credit in language: which token of an answer deserves it.
+"""Credit in language: which token of an answer deserves it
 
 Claim. Few tokens decide: a fifth of them, those of high entropy, are forks, and learning from these
 alone does as well (Wang and others, 2506.01939). GRPO gives its advantage to all tokens alike.
@@ -16,11 +16,12 @@ eight rollouts do, for it says nothing of the fork between thought and guess.
 Method. A base of arithmetic after 450 of 900 batches, whose thoughts are right four times in five.
 From each prefix of each of 8 answers to 5 problems, 272 rollouts: 256 stand for the value itself,
 and of the other 16 the first K estimate it. The critic is that of ppo.py, after 60 batches of 256
-answers of the same policy. A step has 1 if it is as the problem asks, else -1, for all its tokens.
-Advantages by rollouts and by "critic, lambda 0" are the differences of successive values.
+answers of the same policy. Of the steps, the first that is not as the problem asks has -1 for all
+its tokens, and all else 0. (At commit 0516fa1 right ones had 1, and later wrong ones -1, which an
+advantage cannot have: where nothing is decided any more, it is 0.) Advantages by rollouts and by
+"critic, lambda 0" are the differences of successive values.
 """
 import dataclasses
-import itertools
 import re
 
 import torch
@@ -28,29 +29,28 @@ import torch
 import common
 import grpo
 import ppo
-from lab.entry import (
-    Claim,
-    compared,
-    draw_points,
-    load_base,
-    mean_and_spread,
-    minus,
-    sign_test,
-)
-from lab.training import continued, side_by_side
+from lab.draw import BLUE, GREY, curves, dots
+from lab.experiment import Experiment, numbers
+from lab.training import continued, load_base
+from lab.verdict import Claim
 
-SEEDS = [0, 1, 2]
-FLAGS = ["--base_steps", 450]
+WANG = "[Wang and others](https://arxiv.org/abs/2506.01939)"
+VINE = "[VinePPO](https://arxiv.org/abs/2410.01679)"
+LIGHTMAN = "[Lightman and others](https://arxiv.org/abs/2305.20050)"
 PROBLEMS, GROUP = 5, 8
 ROLLOUTS = (1, 2, 4, 8, 16)
 NUM_REFERENCE = 256
 BATCHES = 60                            # that the critic learns from
 ROWS = 1024                             # completed at a time
 WHOLE = "whole answer (GRPO)"
-STEPS_RIGHT = "steps right or wrong"
+WRONG_STEP = "the first wrong step"
 EIGHT = "rollouts, K = 8"
 CRITIC = "critic, lambda 0"
+NAMES = (WHOLE, WRONG_STEP, *(f"rollouts, K = {K}" for K in ROLLOUTS), CRITIC,
+         "critic, lambda 0.95")
 FORKS = 0.1                             # the share of tokens that is asked about
+GAIN = 0.05                             # of a correlation, what counts as one
+EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5))
 
 
 # ---- the value of a prefix -------------------------------------------------------------------
@@ -108,18 +108,18 @@ def train_critic(policy, task, cfg):
     return critic
 
 
-def steps_right(text, problem):
-    """1 for the characters of a step of the thought that is the problem's own, -1 for those of
-    another, 0 outside of the thought. -> list"""
+def first_wrong_step(text, problem):
+    """-1 for the characters of the first step of the thought that is not the problem's own, else 0.
+    -> list"""
     marks = [0.0] * len(text)
     thought = re.search("<think>(.*?)(</think>|$)", text, re.S)
     if thought:
         place = thought.start(1)
         wanted = problem.work.split(";")
         for number, step in enumerate(thought[1].split(";")):
-            is_right = number < len(wanted) and step == wanted[number]
-            for character in range(place, place + len(step)):
-                marks[character] = 1.0 if is_right else -1.0
+            if wanted[number:number + 1] != [step]:
+                marks[place:place + len(step)] = [-1.0] * len(step)
+                break
             place += len(step) + 1
     return marks
 
@@ -136,25 +136,20 @@ def by_tokens(marks, ids):
 
 
 def process_rewards(batch):
-    """steps_right, token by token. -> (B, T)"""
+    """first_wrong_step, token by token. -> (B, T)"""
     A = torch.zeros(batch.mask.shape)
     for row, (problem, text) in enumerate(zip(batch.problems, batch.texts)):
         ids = batch.tokens[row, :batch.lengths[row]].tolist()
-        A[row, :len(ids)] = torch.tensor(by_tokens(steps_right(text, problem), ids))
+        A[row, :len(ids)] = torch.tensor(by_tokens(first_wrong_step(text, problem), ids))
     return A
 
 
 # ---- the comparison --------------------------------------------------------------------------
 
-def share_at_forks(A):
-    """The share of the sum of |A| that falls on the FORKS tokens that have most of it. -> float"""
-    sizes = A.abs().sort(descending=True).values
-    return (sizes[:round(FORKS * len(A))].sum() / sizes.sum()).item()
-
-
-def measure_seed(seed):
-    torch.set_num_threads(1)
-    cfg, task, policy = load_base(ppo, *FLAGS, "--seed", seed)
+@EXPERIMENT.measure(["answers"])
+def credit(seed, case):
+    """The sizes of the advantages of tokens, and for each way to estimate them, the correlation."""
+    cfg, task, policy = load_base(ppo, f"--base_steps 450 --seed {seed}")
     critic = train_critic(policy, task, cfg)
     asking = dataclasses.replace(cfg, num_prompts=PROBLEMS, num_generations=GROUP)
     batch = ppo.sample_batch(policy, task, asking, "credit")
@@ -166,78 +161,42 @@ def measure_seed(seed):
     mask = batch.mask
     exact, _ = ppo.gae(rewards, reference, mask, 1.0, 0.0)
     A = {WHOLE: grpo.advantages(batch.rewards).view(-1, 1).expand_as(mask),
-         STEPS_RIGHT: process_rewards(batch)}
+         WRONG_STEP: process_rewards(batch)}
     for K, values in estimates.items():
         A[f"rollouts, K = {K}"], _ = ppo.gae(rewards, values, mask, 1.0, 0.0)
-    for lam in (0, cfg.lam):
-        A[f"critic, lambda {lam}"], _ = ppo.gae(rewards, learned, mask, 1.0, lam)
-
+    A[CRITIC], _ = ppo.gae(rewards, learned, mask, 1.0, 0.0)
+    A["critic, lambda 0.95"], _ = ppo.gae(rewards, learned, mask, 1.0, 0.95)
     is_token = mask > 0
-    exact = exact[is_token]
-    correlations = {}
+    sizes = exact[is_token].abs().sort(descending=True).values
+    shares = sizes.cumsum(0) / sizes.sum()          # of the tokens with most of it
+    found = {"shares": [shares[round(place / 100 * (len(shares) - 1))].item()
+                        for place in range(101)], "tokens": len(sizes)}
     for name, estimate in A.items():
-        pair = torch.stack([estimate[is_token], exact])
-        correlations[name] = round(torch.corrcoef(pair)[0, 1].item(), 5)
-    sizes = sorted(exact.abs().tolist(), reverse=True)
-    return {"correlations": correlations, "forks": round(share_at_forks(exact), 5),
-            "sizes": [round(size, 4) for size in sizes],
-            "problems": len({problem.prompt for problem in batch.problems})}
+        pair = torch.stack([estimate[is_token], exact[is_token]])
+        # without a wrong step the estimate is 0 everywhere, and says nothing
+        found[name] = torch.corrcoef(pair)[0, 1].nan_to_num().item()
+    return found
 
 
-def measure(seeds):
-    return {"of seeds": side_by_side(measure_seed, [(seed,) for seed in seeds])}
-
-
-# ---- what is shown ---------------------------------------------------------------------------
-
-def of(found, name):
-    """The correlation of each seed. -> list"""
-    return [one["correlations"][name] for one in found["of seeds"]]
-
-
-def names(found):
-    return list(found["of seeds"][0]["correlations"])
-
-
-def tables(found):
-    rows = [[name, mean_and_spread(of(found, name))] for name in names(found)]
-    heads = ["advantages of tokens, by", f"correlation with those of {NUM_REFERENCE} rollouts"]
-    return [(heads, rows)]
-
-
-def claims(found):
-    forks = [one["forks"] for one in found["of seeds"]]
-
-    def better(one, other):
-        return compared(f"{one}: correlates with the advantages of tokens more than {other}",
-                        minus(of(found, one), of(found, other)))
-
-    return [Claim(f"more than half of the sum of |A| falls on {FORKS:.0%} of the tokens",
-                  mean_and_spread(forks), sign_test([share - 0.5 for share in forks])),
-            better(EIGHT, WHOLE), better(EIGHT, CRITIC), better(CRITIC, WHOLE),
-            better(STEPS_RIGHT, WHOLE)]
-
-
-def note(found):
-    problems = [one["problems"] for one in found["of seeds"]]
-    tokens = [len(one["sizes"]) for one in found["of seeds"]]
-    return (f"Different problems: {min(problems)} for each seed; tokens of their answers: "
-            f"{', '.join(map(str, tokens))}")
-
-
-def panels(found):
-    def sizes(axis):
-        for seed, one in enumerate(found["of seeds"]):
-            total = sum(one["sizes"])
-            shares = [share / total for share in itertools.accumulate(one["sizes"])]
-            places = [(1 + number) / len(shares) for number in range(len(shares))]
-            axis.plot(places, shares, color="C0", label="each seed" if seed == 0 else None)
-        axis.plot([0, 1], [0, 1], ":", color="0.5", label="all alike, as in GRPO")
-        axis.set(xlabel="share of the tokens, those with most |A| first",
-                 ylabel="share of the sum of |A|")
-        axis.legend(frameon=False, fontsize=8, loc="lower right")
-
-    def correlations(axis):
-        draw_points(axis, {name: of(found, name) for name in names(found)},
-                    xlabel="correlation with A of tokens")
-    return [sizes, correlations]
+def page(credit):
+    [found] = credit.values()
+    at_forks = found["shares"][:, round(100 * FORKS)]
+    forks = Claim(f"more than half of the sum of |A| falls on {FORKS:.0%} of the tokens", WANG,
+                  at_forks, at_least=0.5, shown=f"Few tokens decide: {FORKS:.0%} of them have "
+                  f"{at_forks.mean():.0%} of the credit, which GRPO gives to all alike")
+    yield forks
+    for one, other, source in ((EIGHT, WHOLE, VINE), (EIGHT, CRITIC, VINE), (CRITIC, WHOLE, VINE),
+                               (WRONG_STEP, WHOLE, LIGHTMAN)):
+        yield Claim(f"{one}: correlates with the advantages of tokens more than {other}", source,
+                    found[one] - found[other], at_least=GAIN)
+    places = [place / 100 for place in range(101)]
+    yield curves({"each seed": found["shares"], "all alike": [places]}, forks.finding, x=places,
+                 given={"each seed": BLUE, "all alike": GREY}, ylabel="share of the sum of |A|",
+                 xlabel="share of the tokens, those with most |A| first")
+    yield dots({name: found[name] for name in NAMES}, "Whose credit is like that of 256 rollouts: "
+               f"GRPO's by {found[WHOLE].mean():.2f}, a critic's by {found[CRITIC].mean():.2f}, "
+               f"eight rollouts' by {found[EIGHT].mean():.2f}", given={WHOLE: GREY},
+               xlabel="correlation with the advantages of tokens; a dot for each seed")
+    yield numbers({name: {"r": found[name]} for name in NAMES},
+                  {"r": f"correlation with those of {NUM_REFERENCE} rollouts"},
+                  by="advantages of tokens, by")

@@ -166,7 +166,7 @@ def test_credit_of_exact_values_is_exact_and_a_critic_learns_them(walks, monkeyp
     cfg, task, batch = walks
     A, _ = ppo.gae(batch.token_rewards, batch.V, batch.mask, 1.0, 0.0)
     torch.testing.assert_close(A, batch.A)
-    assert credit.agreement(A, batch) == [1, 1] and credit.value_error(batch.V, batch) == 0
+    assert credit.agreement(A, batch) == (1, 1) and credit.value_error(batch.V, batch) == 0
     monkeypatch.setattr(credit, "STEPS", 10)
     cfg = dataclasses.replace(cfg, num_prompts=32, critic_learning_rate=0.02, cliprange_value=10.0)
     _, errors = credit.train_critic(cfg, task, ppo.GPT(cfg))
@@ -211,19 +211,16 @@ def test_tokens_values_are_those_of_the_rest_of_a_completion(sampled, monkeypatc
     assert set(estimates[1].unique().tolist()) <= {0.0, 1.0}
 
 
-@pytest.mark.parametrize("text, marks", [
-    ("<think>3+4=7;7*2=13;13-5=8</think><answer>8</answer>", {"3+4=7": 1, "7*2=13": -1,
-                                                             "13-5=8": -1, "<answer>8": 0}),
-    ("<think>3+4=7;7*2=14;14-5=9;9+1=10</think>", {"14-5=9": 1, "9+1=10": -1, "<think>": 0}),
-    ("<answer>9</answer>", {"<answer>9</answer>": 0}), ("<think>3+4=7;7", {"3+4=7": 1})])
-def test_tokens_of_a_step_are_right_if_it_is_the_one_that_the_problem_asks_for(text, marks):
-    found = tokens.steps_right(text, problem_of("", "9", "3+4=7;7*2=14;14-5=9"))
-    assert len(found) == len(text)
-    for part, mark in marks.items():
-        place = text.index(part)
-        assert set(found[place:place + len(part)]) == {mark}, part
+@pytest.mark.parametrize("text, wrong", [
+    ("<think>3+4=7;7*2=13;13-5=8</think><answer>8</answer>", "7*2=13"),
+    ("<think>3+4=7;7*2=14;14-5=9;9+1=10</think>", "9+1=10"),
+    ("<answer>9</answer>", ""), ("<think>3+4=7;7", "7")])
+def test_tokens_of_the_first_step_that_the_problem_does_not_ask_for_are_wrong(text, wrong):
+    found = tokens.first_wrong_step(text, problem_of("", "9", "3+4=7;7*2=14;14-5=9"))
+    place = text.rindex(wrong) if wrong else 0
+    assert found == [-1.0 if place <= i < place + len(wrong) else 0.0 for i in range(len(text))]
     ids = ppo.TOKENIZER.encode(text, allowed_special="all")     # a token has that of its first one
-    assert tokens.by_tokens(found, ids)[ids.index(ord("9")) if "9" in text else 0] == 0 or marks
+    assert tokens.by_tokens(found, ids).count(-1.0) == len(wrong)
 
 
 @pytest.mark.parametrize("length", critic.LENGTHS)
