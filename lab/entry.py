@@ -28,8 +28,8 @@ from lab import training
 from tools.runs import DOCS, picture, put, record, run_all, table
 
 # The order of docs/lab-old.md.
-NAMES = ("exploration", "reuse", "staleness", "critic", "criticstart", "methods", "dpo",
-         "comparisons", "zero", "languages", "compute", "tools")
+NAMES = ("exploration", "reuse", "staleness", "methods", "dpo", "comparisons", "zero", "languages",
+         "compute", "tools")
 SHOWN = "shown"
 NOT_SHOWN = "not shown at this scale"
 CONTRADICTED = "contradicted"

@@ -32,7 +32,8 @@ from lab.verdict import OURS, Claim
 from tools.runs import DOCS, MACHINE, put, read_log, run, span, table
 
 NAMES = ("hacking", "bugs", "seeds", "signal", "sharpen", "wrongrewards", "kl", "variance",
-         "divisors", "gae", "trust", "credit", "tokens")
+         "divisors", "gae", "trust", "credit", "tokens",
+         "critic")
 # The order of docs/lab.md, and of make lab; so many have their picture there:
 FINDINGS = 5
 ENDINGS = (".png", "-2.png")            # of the files of the pictures

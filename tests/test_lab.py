@@ -292,7 +292,7 @@ def commands():
         for flags in LAB["exploration"].SETTINGS.values():
             yield ["grpo.py", *flags, *task_flags, *LAB["exploration"].ALWAYS]
     for table in (LAB["reuse"].variants(), LAB["staleness"].variants(),
-                  *LAB["critic"].VARIANTS.values(), LAB["methods"].METHODS,
+                  LAB["methods"].METHODS,
                   LAB["dpo"].LEARNING, LAB["comparisons"].METHODS):
         yield from table.values()
     yield ["dpo.py", *LAB["dpo"].PAIRS]

@@ -25,7 +25,6 @@ from lab import (
     compute,
     credit,
     critic,
-    criticstart,
     divisors,
     dpo,
     exploration,
@@ -223,7 +222,7 @@ def test_tokens_of_the_first_step_that_the_problem_does_not_ask_for_are_wrong(te
     assert tokens.by_tokens(found, ids).count(-1.0) == len(wrong)
 
 
-@pytest.mark.parametrize("length", critic.LENGTHS)
+@pytest.mark.parametrize("length", [1, 2, 16, 1024])
 def test_critic_of_zeros_shows_the_first_token_a_share_of_the_reward(length):
     assert critic.share_at_first(length, lam=0.95) == pytest.approx(0.95 ** (length - 1))
     share = critic.share_at_first(length, alpha=1.0)
@@ -246,8 +245,8 @@ def test_criticstart_from_a_reward_model_says_at_first_what_that_one_rates(sampl
     model = preferences.RewardModel(policy)
     torch.nn.init.normal_(model.head.weight, generator=common.generator("head"))
     torch.nn.init.constant_(model.head.bias, 0.7)
-    ratings = criticstart.ratings(model, batch)
-    values = criticstart.FromRewards(model)(batch.prompts, batch.tokens).detach()
+    ratings = critic.ratings(model, batch)
+    values = critic.FromRewards(model)(batch.prompts, batch.tokens).detach()
     torch.testing.assert_close(ratings[:, :-1], values, atol=1e-4, rtol=0)
     at_end = ratings[torch.arange(len(ratings)), batch.lengths]
     torch.testing.assert_close(at_end, model.rewards(batch).flatten(), atol=1e-4, rtol=0)
@@ -256,18 +255,18 @@ def test_criticstart_from_a_reward_model_says_at_first_what_that_one_rates(sampl
 @with_ppo
 def test_criticstart_moves_the_body_of_all_critics_but_the_one_with_a_head_alone(sampled):
     policy, _, cfg, batch = sampled
-    before = criticstart.distributions(policy, batch)
+    before = critic.distributions(policy, batch)
     model = preferences.RewardModel(policy)
-    for name, (value, rate) in criticstart.make_critics(policy, cfg, model).items():
+    for name, (value, rate) in critic.make_critics(policy, cfg, model).items():
         at_first = value.head.detach().clone()
-        criticstart.train(value, rate, [batch], cfg, lambda critic: None)
+        critic.train(value, rate, [batch], cfg, lambda critic: None)
         assert not torch.equal(value.head, at_first), name
-        moved = not torch.equal(before, criticstart.distributions(value.gpt, batch))
-        assert moved == (name != criticstart.HEAD), name
-    head = criticstart.best_head(policy, [batch])           # leaves what no head explains
+        moved = not torch.equal(before, critic.distributions(value.gpt, batch))
+        assert moved == (name != critic.HEAD), name
+    head = critic.best_head(policy, [batch])           # leaves what no head explains
     is_token = batch.mask > 0
     hidden = ppo.completion_states(policy, batch.prompts, batch.tokens)[is_token].detach()
-    rest = criticstart.returns_of(batch)[is_token] - hidden @ head
+    rest = critic.returns_of(batch)[is_token] - hidden @ head
     torch.testing.assert_close(hidden.T @ rest, torch.zeros(16), atol=1e-3, rtol=0)
 
 
@@ -275,11 +274,11 @@ def test_criticstart_errors_and_distances_are_closed_forms():
     reference = f64([[0.2, 0.8, 0.5, 9.0], [0.6, 7.0, 7.0, 7.0]])   # the last of a row: no token
     mask = f64([[1, 1, 1], [1, 0, 0]])
     mean = torch.full_like(mask, (0.2 + 0.8 + 0.5 + 0.6) / 4)
-    assert criticstart.error(mean, reference, mask) == pytest.approx(1)
+    assert critic.error(mean, reference, mask) == pytest.approx(1)
     before = f64([[0.5, 0.5], [0.9, 0.1]]).log()
     after = f64([[0.25, 0.75], [0.9, 0.1]]).log()
     exact = (0.5 * math.log(2) + 0.5 * math.log(2 / 3)) / 2
-    assert criticstart.distance(before, after) == pytest.approx(exact)
+    assert critic.distance(before, after) == pytest.approx(exact)
 
 
 # ---- signal, weights of prompts, lengths -----------------------------------------------------
