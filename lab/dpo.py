@@ -29,8 +29,8 @@ from pathlib import Path
 import torch
 
 import dpo
-from lab.entry import NOT_SHOWN, SHOWN, Claim, compared, mean_and_spread, minus, run_all
-from tools.runs import read_log, run
+from lab.entry import NOT_SHOWN, SHOWN, Claim, compared, mean_and_spread, minus
+from tools.runs import read_log, run, run_all
 
 SEEDS = [0, 1, 2]
 FLIPS = 0.3                             # the share of pairs that are mixed up

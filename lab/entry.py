@@ -25,11 +25,10 @@ import time
 from typing import NamedTuple
 
 from lab import training
-from tools.runs import DOCS, picture, put, record, run_all, table
+from tools.runs import DOCS, picture, put, record, table
 
 # The order of docs/lab-old.md.
-NAMES = ("exploration", "reuse", "staleness", "methods", "dpo", "comparisons", "zero", "languages",
-         "compute", "tools")
+NAMES = ("exploration", "methods", "dpo", "comparisons", "zero", "languages", "compute", "tools")
 SHOWN = "shown"
 NOT_SHOWN = "not shown at this scale"
 CONTRADICTED = "contradicted"
@@ -64,16 +63,6 @@ def minus(one, other):
 
 
 # ---- runs ------------------------------------------------------------------------------------
-
-def seconds_a_step(variants, seed, steps=5):
-    """The median seconds of the steps of a short run of each variant, which is alone meanwhile. The
-    first step, which takes longer, does not count. -> {name: float}"""
-    short = {name: [*words, "--max_steps", steps] for name, words in variants.items()}
-    found = {}
-    for name, [result] in run_all(short, [seed], ["step_time"], at_once=1).items():
-        found[name] = round(statistics.median(result["step_time"][1:]), 3)
-    return found
-
 
 def load_base(script, *flags):
     """What the module of a script has before its first step. -> Config, task, policy"""

@@ -24,7 +24,8 @@ import statistics
 import torch
 
 import grpo
-from lab.entry import NOT_SHOWN, SHOWN, Claim, mean_and_spread, run_all, sign_test
+from lab.entry import NOT_SHOWN, SHOWN, Claim, mean_and_spread, sign_test
+from tools.runs import run_all
 
 SEEDS = [0, 1, 2]
 CLIPS = {"eps_high .2": 0.2, "eps_high .28": 0.28, "no upper clip": 1e9}

@@ -29,9 +29,9 @@ from lab.entry import (
     draw_curves,
     mean_and_spread,
     minus,
-    run_all,
     sign_test,
 )
+from tools.runs import run_all
 
 SEEDS = [0, 1, 2, 3, 4]
 STEPS = 32

@@ -1,4 +1,4 @@
-"""Staleness: learning from samples of another policy than the one that learns.
+"""Staleness: learning from samples of another policy than the one that learns
 
 Claim. Samples may be several batches old if the loss corrects for it, by a weight for each token
 that is cut off (2110.00641, 2505.24298) or masked (2510.18855), or for the whole output. An engine
@@ -15,97 +15,96 @@ Method. examples/lag.py at twice the usual learning rate, with which a lag of 8 
 pilot; accuracy is that of the policies after 16 to 19 updates, whenever they came to sample. Then
 noise of +s or -s on the log-probability of each token, each with chance 1/2: all its outcomes are
 enumerated, so variances and clipped shares are exact. Then training on samples of a copy of the
-policy whose weights are rounded, the engine's log-probabilities standing in for pi_old, or, with
-truncate, corrected by the weight of each token.
+policy whose weights are rounded: the engine's log-probabilities stand in for pi_old; or pi_old is
+recomputed by the policy, with weights of 1; or, with truncate, also corrected by the weight of each
+token. (At commit 0516fa1 the second was missing, and what it does was taken for the weight's.)
 """
 import copy
 import itertools
 import math
-import statistics
 
 import torch
 
 import grpo
 import gspo
 from examples import lag
-from lab.entry import compared, draw_points, load_base, mean_and_spread, minus, run_all
-from lab.training import side_by_side, training
-from tools.runs import rounded
+from lab.draw import GREY, curves, dots
+from lab.experiment import Experiment, numbers
+from lab.training import load_base, training
+from lab.verdict import OURS, Claim
+from tools.runs import table
 
-SEEDS = [0, 1, 2, 3, 4]
-NOISY_SEEDS = 3                             # as many of them for the rounded engines
+LAG = "[AReaL](https://arxiv.org/abs/2505.24298)"
+ICEPOP = "[IcePop](https://arxiv.org/abs/2510.18855)"
+GSPO = "[GSPO](https://arxiv.org/abs/2507.18071)"
 UPDATES = 20
 LAGS = [0, 1, 4, 8]
-CORRECTIONS = ["truncate", "mask", "sequence_truncate", "sequence_mask"]
-FLAGS = ["--num_prompts", 12, "--stop_at", 2, "--eval_steps", 1000, "--learning_rate", 0.001]
-NO_EVALUATION = ["--num_eval_problems", 1, "--num_eval_samples", 1]
-EVALUATION = ["--num_eval_problems", 128, "--num_eval_samples", 4]
+CORRECTIONS = {"truncate": LAG, "mask": ICEPOP, "sequence_truncate": OURS, "sequence_mask": OURS}
+FLAGS = "--num_prompts 12 --stop_at 2 --eval_steps 1000 --learning_rate 0.001"
+QUIET = f"examples/lag.py {FLAGS} --num_eval_problems 1 --num_eval_samples 1"
+RUNS = {f"lag {K}": f"{QUIET} --sampler_lag {K} --max_steps {UPDATES + K}" for K in LAGS}
+RUNS |= {f"lag 8, {name}": f"{RUNS['lag 8']} --importance_sampling_correction {name}"
+         for name in CORRECTIONS}
 LENGTHS = [1, 4, 16, 64, 256, 1024]
-NOISES = [0.01, 0.3]                        # about what 8 and 4 bits do
+NOISES = {"noise 0.01": 0.01, "noise 0.3": 0.3}         # about what 8 and 4 bits do
 CLIPS = {"GRPO": (0.2, 0.28), "GSPO": (3e-4, 4e-4)}     # the ranges that the scripts have
-ENGINES = {                                 # name: script, bits (0: as they are), correction
-    "GRPO, exact": ("grpo", 0, "none"),
-    "GRPO, 8 bits": ("grpo", 8, "none"),
-    "GRPO, 4 bits": ("grpo", 4, "none"),
-    "GRPO, 4 bits, truncate": ("grpo", 4, "truncate"),
-    "GSPO, exact": ("gspo", 0, "none"),
-    "GSPO, 8 bits": ("gspo", 8, "none"),
-    "GSPO, 4 bits": ("gspo", 4, "none")}
+# name: script, bits (0: as they are), whether pi_old is recomputed, correction
+ENGINES = {
+    "GRPO, exact": ("grpo", 0, False, "none"), "GRPO, 8 bits": ("grpo", 8, False, "none"),
+    "GRPO, 4 bits": ("grpo", 4, False, "none"),
+    "GRPO, 4 bits, recomputed": ("grpo", 4, True, "none"),
+    "GRPO, 4 bits, truncate": ("grpo", 4, True, "truncate"),
+    "GSPO, exact": ("gspo", 0, False, "none"), "GSPO, 8 bits": ("gspo", 8, False, "none"),
+    "GSPO, 4 bits": ("gspo", 4, False, "none"),
+    "GSPO, 4 bits, recomputed": ("gspo", 4, True, "none")}
+LOSS = 0.02                                             # of accuracy, what counts as one
+EXPERIMENT = Experiment(__file__, __doc__, seeds=range(8))
+EXPERIMENT.runs("runs", RUNS, ["accuracy"])
 
 
-def variants():
-    """{name: script and flags}: the lags, then the corrections of the longest."""
-    named = {}
-    for K in LAGS:
-        flags = ["--sampler_lag", K, "--max_steps", UPDATES + K]
-        named[f"lag {K}"] = ["examples/lag.py", *FLAGS, *NO_EVALUATION, *flags]
-    for correction in CORRECTIONS:
-        flags = ["--importance_sampling_correction", correction]
-        named[f"lag 8, {correction}"] = named["lag 8"] + flags
-    return named
-
-
-# ---- noise whose outcomes are all known ------------------------------------------------------
+# ---- 1. noise whose outcomes are all known ---------------------------------------------------
 
 def outcomes(length, noise):
     """log pi - log pi_old of outputs with 0 .. length tokens at +noise, the others at -noise, and
     the chance of each number. -> (length + 1, length), (length + 1,)"""
     numbers = torch.arange(length + 1)
     is_up = (torch.arange(length) < numbers[:, None]).double()
-    chances = [math.exp(log_binomial(length, k) - length * math.log(2)) for k in range(length + 1)]
+    chances = [math.comb(length, k) / 2 ** length for k in range(length + 1)]
     return noise * (2 * is_up - 1), torch.tensor(chances, dtype=torch.float64)
 
 
-def log_binomial(n, k):
-    return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
-
-
 def exact_noise(length, noise):
-    """{ratio: variance, and of GRPO's and GSPO's the share of tokens that are clipped, half of the
-    outputs having A = 1, half -1}"""
+    """The variance of each ratio, and of GRPO's and GSPO's the share of tokens that are clipped,
+    half of the outputs having A = 1, half -1. -> {name: float}"""
     log_rho, chances = outcomes(length, noise)
     nothing = torch.zeros_like(log_rho)
     mask = torch.ones_like(log_rho)
     logs = {"GRPO": grpo.log_ratio(log_rho, nothing, mask),
             "GSPO": gspo.log_ratio(log_rho, nothing, mask)}
     weights = lag.importance_weights(log_rho, nothing, mask, "sequence_truncate", math.inf)
-    found = {"product": [variance(weights, chances), None]}
+    found = {"variance, product": variance(weights, chances)}
     for name, log_ratio in logs.items():
         clipped = [grpo.is_clipped(log_ratio, sign * mask, *CLIPS[name]) for sign in (1, -1)]
-        share = (clipped[0].double() + clipped[1].double()).mean(dim=1) / 2     # (length + 1,)
-        found[name] = [variance(log_ratio.exp(), chances),
-                       round((chances * share).sum().item(), 5)]
+        share = torch.stack(clipped).double().mean(dim=(0, 2))                  # (length + 1,)
+        found[f"variance, {name}"] = variance(log_ratio.exp(), chances)
+        found[f"clipped, {name}"] = (chances * share).sum().item()
     return found
 
 
 def variance(values, chances):
-    """Over the tokens of all rows, which have these chances; five digits. (N, T), (N,) -> float"""
+    """Over the tokens of all rows, which have these chances. (N, T), (N,) -> float"""
     mean = (chances * values.mean(dim=1)).sum()
     squares = (values - mean).square().mean(dim=1)                              # (N,)
-    return float(f"{(chances * squares).sum().item():.5g}")
+    return (chances * squares).sum().item()
 
 
-# ---- engines that round ----------------------------------------------------------------------
+@EXPERIMENT.measure(NOISES, seeds=[0])
+def noise(seed, size):
+    found = [exact_noise(length, NOISES[size]) for length in LENGTHS]
+    return {name: [one[name] for one in found] for name in found[0]}
+
+
+# ---- 2. engines that round -------------------------------------------------------------------
 
 @torch.no_grad()
 def engine(policy, bits):
@@ -119,134 +118,68 @@ def engine(policy, bits):
     return sampler
 
 
-def train(name, bits, correction, seed):
-    """Learn from samples of an engine. -> pass@1 of the policy, problems, share that is clipped"""
-    torch.set_num_threads(1)
-    script = lag.METHODS[name]
-    cfg, task, policy = load_base(script, *FLAGS, "--seed", seed)
-    has_lag = int(correction != "none")                 # else mu stands in for pi_old
-    corrected = lag.Config(**vars(cfg), method=name, sampler_lag=has_lag,
+@EXPERIMENT.measure(ENGINES)
+def engines(seed, name):
+    """Learn from samples of an engine: pass@1 of the policy, and the share that is clipped."""
+    method, bits, is_recomputed, correction = ENGINES[name]
+    script = lag.METHODS[method]
+    cfg, task, policy = load_base(script, f"{FLAGS} --num_eval_problems 128 --seed {seed}")
+    corrected = lag.Config(**vars(cfg), method=method, sampler_lag=int(is_recomputed),
                            importance_sampling_correction=correction)
     steps = training(script, cfg, task, policy, lambda policy: engine(policy, bits),
                      lambda batch: lag.correct_for_lag(policy, batch, corrected)[0])
-    updates = [metrics for _, metrics in itertools.islice(steps, UPDATES)]
-    clipped = statistics.mean(metrics["clip_ratio/region_mean"] for metrics in updates)
-    scores = script.evaluate(policy, task, cfg, cfg.num_eval_samples)
-    return round(scores["pass@1"], 5), scores["problems"], round(clipped, 5)
+    clipped = [metrics["clip_ratio/region_mean"] for _, metrics in itertools.islice(steps, UPDATES)]
+    return {"pass@1": script.evaluate(policy, task, cfg, 4)["pass@1"], "clipped": clipped}
 
 
-@torch.no_grad()
-def deviations(bits):
-    """The standard deviation of log pi - log mu of a token on the engine's samples from the base,
-    that of its mean over an output, and what this would be if tokens were independent."""
-    cfg, task, policy = load_base(grpo, "--num_prompts", 64)
-    batch = grpo.sample_batch(engine(policy, bits), task, cfg, 0)
-    logps, _ = grpo.score(policy, batch.prompts, batch.tokens)
-    log_rho = grpo.log_ratio(logps, batch.logps, batch.mask)
-    of_tokens = log_rho[batch.mask > 0]
-    of_outputs = gspo.log_ratio(logps, batch.logps, batch.mask)[:, 0]
-    independent = of_tokens.std() * (1 / batch.mask.sum(dim=1)).mean().sqrt()
-    return rounded([of_tokens.std().item(), of_outputs.std().item(), independent.item()])
+# ---- 3. what was found -----------------------------------------------------------------------
 
-
-def measure(seeds):
-    noise = {str(noise): [exact_noise(length, noise) for length in LENGTHS] for noise in NOISES}
-    rounding = {str(bits): deviations(bits) for bits in (8, 4)}
-    some = seeds[:NOISY_SEEDS]
-    results = iter(side_by_side(train, [(*words, seed) for words in ENGINES.values()
-                                        for seed in some]))
-    engines = {}
-    for name in ENGINES:
-        columns = zip(*[next(results) for _ in some])
-        engines[name] = dict(zip(["pass@1", "problems", "clipped"], columns))
-    runs = {name: [result["accuracy"] for result in results]
-            for name, results in run_all(variants(), seeds, ["accuracy"]).items()}
-    return {"noise": noise, "rounding": rounding, "engines": engines, "runs": runs}
-
-
-# ---- the page --------------------------------------------------------------------------------
-
-def after(found, name):
-    """The accuracy of the policies after 16 to 19 updates, of each seed. -> list"""
-    return [statistics.mean(values[-4:]) for values in found["runs"][name]]
-
-
-def tables(found):
-    runs = [[name, mean_and_spread(after(found, name))] for name in found["runs"]]
-    engines = [[name, mean_and_spread(values["pass@1"]), mean_and_spread(values["clipped"])]
-               for name, values in found["engines"].items()]
-    rounding = [[bits, *[f"{value:.4f}" for value in values]]
-                for bits, values in found["rounding"].items()]
-    noise = []
-    for size, rows in found["noise"].items():
-        for length, row in zip(LENGTHS, rows):
-            variances = [f"{row[name][0]:.1e}" for name in ("GRPO", "GSPO", "product")]
-            shares = [f"{row[name][1]:.2f}" for name in ("GRPO", "GSPO")]
-            noise.append([size, length, *variances, *shares])
-    return [(["sampler", "accuracy after 16 to 19 updates"], runs),
-            (["noise of a token", "tokens", "variance of GRPO's ratio", "of GSPO's",
-              "of the product", "clipped, GRPO", "clipped, GSPO"], noise),
-            (["bits", "deviation of log pi / mu of a token", "of its mean over an output",
-              "if tokens were independent"], rounding),
-            (["engine", f"pass@1 after {UPDATES} updates", "clipped"], engines)]
-
-
-def claims(found):
-    listed = []
-
-    def differences(text, values, form="+.3f"):
-        listed.append(compared(text, values, form))
-
-    fresh = after(found, "lag 0")
-    for K in LAGS[1:]:
-        differences(f"a lag of {K} costs accuracy", minus(fresh, after(found, f"lag {K}")))
-    for correction in CORRECTIONS:
-        gains = minus(after(found, f"lag 8, {correction}"), after(found, "lag 8"))
-        differences(f"with a lag of 8, {correction} is better than none", gains)
-    for noise, rows in found["noise"].items():
-        smaller = [row["GRPO"][0] / row["GSPO"][0] - 1 for row in rows[1:]]
-        differences(f"noise {noise}: GSPO's ratio has less variance, at every length above 1",
-                    smaller, ".0f")
-        fewer = [row["GRPO"][1] - row["GSPO"][1] for row in rows[1:]]
-        differences(f"noise {noise}: GSPO's is clipped less often", fewer, "+.2f")
-    scores = {name: engine["pass@1"] for name, engine in found["engines"].items()}
+def page(runs, noise, engines):
+    # the policies after 16 to 19 updates, whenever they came to sample
+    after = {name: found["accuracy"][:, -4:].mean(axis=1) for name, found in runs.items()}
+    score = {name: found["pass@1"] for name, found in engines.items()}
+    old = Claim("a lag of 8 costs accuracy", OURS, after["lag 0"] - after["lag 8"], at_least=LOSS,
+                shown=f"Samples that are 8 batches old: accuracy {after['lag 8'].mean():.2f} "
+                f"instead of {after['lag 0'].mean():.2f}")
+    yield old
+    for K in LAGS[1:3]:
+        yield Claim(f"a lag of {K} costs no accuracy", LAG, after[f"lag {K}"] - after["lag 0"],
+                    at_least=-LOSS)
+    for name, source in CORRECTIONS.items():
+        yield Claim(f"with a lag of 8, {name} is better than none", source,
+                    after[f"lag 8, {name}"] - after["lag 8"], at_least=LOSS)
+    for name, found in noise.items():
+        yield Claim(f"{name}: GSPO's ratio has less variance, at every length above 1", GSPO,
+                    found["variance, GSPO"][0, 1:] / found["variance, GRPO"][0, 1:],
+                    at_most=1, times=True, exact=True)
+        yield Claim(f"{name}: GSPO's is clipped less often", GSPO,
+                    found["clipped, GSPO"][0, 1:] - found["clipped, GRPO"][0, 1:], at_most=0,
+                    exact=True, unit="of tokens")
+    lost = {name: score[f"{name.split(',')[0]}, exact"] - values for name, values in score.items()}
     for bits in (8, 4):
-        lost = {name: minus(scores[f"{name}, exact"], scores[f"{name}, {bits} bits"])
-                for name in ("GRPO", "GSPO")}
-        differences(f"GSPO loses less than GRPO by an engine of {bits} bits",
-                    minus(lost["GRPO"], lost["GSPO"]))
-    differences("by the weight of a token, GRPO tolerates 4 bits better",
-                minus(scores["GRPO, 4 bits, truncate"], scores["GRPO, 4 bits"]))
-    return listed
+        yield Claim(f"GSPO loses less than GRPO by an engine of {bits} bits", GSPO,
+                    lost[f"GRPO, {bits} bits"] - lost[f"GSPO, {bits} bits"], at_least=LOSS)
+    four = score["GRPO, 4 bits"], score["GRPO, 4 bits, recomputed"], score["GRPO, 4 bits, truncate"]
+    trusted = Claim("with 4 bits, GRPO is better if pi_old is recomputed", ICEPOP,
+                    four[1] - four[0], at_least=LOSS, shown="Samples of an engine of 4 bits: with "
+                    f"its own log-probs {four[0].mean():.2f} are right, with recomputed ones "
+                    f"{four[1].mean():.2f}, with weights, too, {four[2].mean():.2f}")
+    yield trusted
+    yield Claim("the weight of a token adds to that", ICEPOP, four[2] - four[1], at_least=LOSS)
 
-
-def note(found):
-    problems = found["engines"]["GRPO, exact"]["problems"][0]
-    return ("Problems, all different: 12 in each batch, with 8 samples each; for the engines "
-            f"{problems} held-out ones and {NOISY_SEEDS} seeds; a noise of 0.3 takes the ratio "
-            "just past the range of GRPO")
-
-
-def panels(found):
-    def lags(axis):
-        for K in LAGS:
-            curves = [values[K:] for values in found["runs"][f"lag {K}"]]
-            mean = [statistics.mean(step) for step in zip(*curves)]
-            axis.plot(range(len(mean)), mean, label=f"lag {K}")
-        axis.set(title="learning from old samples", xlabel="updates", ylabel="accuracy",
-                 ylim=(0, 1))
-        axis.legend(frameon=False, fontsize=8, loc="lower left", ncols=2)
-
-    def corrections(axis):
-        names = ["lag 0", "lag 8", *(f"lag 8, {name}" for name in CORRECTIONS)]
-        rows = {name: after(found, name) for name in names}
-        draw_points(axis, rows, title="corrections", xlabel="accuracy, a point for each seed")
-
-    def variances(axis):
-        for name in ("GRPO", "GSPO", "product"):
-            values = [row[name][0] for row in found["noise"][str(NOISES[0])]]
-            axis.plot(LENGTHS, values, "o-", label=name)
-        axis.set(title=f"variance of the ratio, noise {NOISES[0]}", xlabel="tokens of the output",
-                 ylabel="variance", xscale="log", yscale="log")
-        axis.legend(frameon=False)
-    return [lags, corrections, variances]
+    lines = {}
+    for K in LAGS:
+        lines[f"lag {K}"] = runs[f"lag {K}"]["accuracy"][:, K:]
+    yield curves(lines, old.finding, xlabel="updates", ylabel="accuracy")
+    exact = {name: GREY for name in ENGINES if name.endswith("exact")}
+    yield dots(score, trusted.finding, given=exact, xlabel="pass@1 after 20 updates on samples of "
+               "an engine; a dot for each seed")
+    yield numbers({name: {"after": values} for name, values in after.items()},
+                  {"after": "accuracy after 16 to 19 updates"}, by="sampler")
+    rows = {name: {"pass@1": found["pass@1"], "clipped": found["clipped"].mean(axis=1)}
+            for name, found in engines.items()}
+    yield numbers(rows, {"pass@1": "pass@1", "clipped": "clipped"}, by="engine")
+    columns = list(next(iter(noise.values())))
+    yield table(["noise of a token", "tokens", *columns], [
+        [name, length, *(f"{found[column][0, i]:.2g}" for column in columns)]
+        for name, found in noise.items() for i, length in enumerate(LENGTHS)])

@@ -44,11 +44,11 @@ from lab.entry import (
     load_base,
     mean_and_spread,
     minus,
-    run_all,
     sign_test,
 )
 from lab.experiment import steps_to_level
 from lab.training import clear_gradient, flat_gradient, side_by_side, training
+from tools.runs import run_all
 
 SEEDS = [0, 1, 2, 3, 4]
 STEPS = 36

@@ -227,15 +227,6 @@ def test_runs_are_those_of_the_variants_and_seeds(monkeypatch):
     assert result["at"] == ["a b", "a-b-s7"]
 
 
-def test_the_seconds_of_a_step_are_those_of_a_short_run_but_for_its_first(monkeypatch):
-    def run_all(variants, seeds, metrics, at_once):
-        assert (variants, seeds) == ({"a": ["ppo.py", "--max_steps", 50, "--max_steps", 5]}, [7])
-        assert (metrics, at_once) == (["step_time"], 1)
-        return {"a": [{"step_time": [9.0, 1.0, 2.0, 4.0]}]}
-    monkeypatch.setattr(entry, "run_all", run_all)
-    assert entry.seconds_a_step({"a": ["ppo.py", "--max_steps", 50]}, 7) == {"a": 2.0}
-
-
 def test_of_the_flags_of_a_run_the_base_has_those_that_shape_it():
     flags = ["--online", "--task", "arithmetic:3-7", "--curriculum", "--seed", 3, "--base_seed", 2,
              "--hidden_size", 32, "--learning_rate", 1]
@@ -291,9 +282,7 @@ def commands():
     for task_flags in LAB["exploration"].TASKS.values():
         for flags in LAB["exploration"].SETTINGS.values():
             yield ["grpo.py", *flags, *task_flags, *LAB["exploration"].ALWAYS]
-    for table in (LAB["reuse"].variants(), LAB["staleness"].variants(),
-                  LAB["methods"].METHODS,
-                  LAB["dpo"].LEARNING, LAB["comparisons"].METHODS):
+    for table in (LAB["methods"].METHODS, LAB["dpo"].LEARNING, LAB["comparisons"].METHODS):
         yield from table.values()
     yield ["dpo.py", *LAB["dpo"].PAIRS]
     for flags in LAB["dpo"].LOSSES.values():

@@ -33,7 +33,6 @@ from lab import (
     kl,
     languages,
     methods,
-    reuse,
     seeds,
     sharpen,
     signal,
@@ -41,7 +40,6 @@ from lab import (
     tokens,
     tools,
     training,
-    trust,
     variance,
     wrongrewards,
     zero,
@@ -356,15 +354,6 @@ def test_exploration_the_clip_stops_a_token_at_its_bound(p, epsilon_high):
     assert clipped == free                                  # none stops a likely token
 
 
-def test_reuse_and_trust_count_what_a_run_needed():
-    runs = {"clip, 1": {"accuracy": [[0.0] * 8 + [1.0] * 8]},
-            "clip, 2": {"accuracy": [[0.0] * 4 + [1.0] * 8]}}
-    found = {"runs": runs, "seconds a step": {"clip, 1": 1.0, "clip, 2": 2.0}}
-    assert reuse.gain(found, "clip, 2", "samples") == pytest.approx([math.log(9 / 5)])
-    assert reuse.gain(found, "clip, 2", "seconds") == pytest.approx([math.log(9 / 10)])
-    assert [trust.steps_to(rewards) for rewards in ([0.3, 0.8, 0.7], [0.3, 0.79])] == [2, 16]
-
-
 @pytest.mark.parametrize("length", [1, 7, 64])
 @pytest.mark.parametrize("noise", [0.01, 0.3])
 def test_staleness_variances_are_those_of_closed_forms(length, noise):
@@ -372,9 +361,9 @@ def test_staleness_variances_are_those_of_closed_forms(length, noise):
 
     def of_product(size):
         return math.cosh(2 * size) ** length - math.cosh(size) ** (2 * length)
-    assert found["GRPO"][0] == pytest.approx(math.sinh(noise) ** 2, rel=1e-4)
-    assert found["GSPO"][0] == pytest.approx(of_product(noise / length), rel=1e-4)
-    assert found["product"][0] == pytest.approx(of_product(noise), rel=1e-4)
+    assert found["variance, GRPO"] == pytest.approx(math.sinh(noise) ** 2, rel=1e-4)
+    assert found["variance, GSPO"] == pytest.approx(of_product(noise / length), rel=1e-4)
+    assert found["variance, product"] == pytest.approx(of_product(noise), rel=1e-4)
 
 
 def test_staleness_engines_round_and_what_they_sample_is_off_policy(config, monkeypatch):
@@ -386,16 +375,16 @@ def test_staleness_engines_round_and_what_they_sample_is_off_policy(config, monk
     assert ((levels * step - policy.embed.weight).abs() <= 0.501 * step).all()
     monkeypatch.setattr(staleness, "UPDATES", 1)
     shares = {}
-    for name, bits, correction in (("gspo", 0, "none"), ("gspo", 4, "none"), ("grpo", 4, "none"),
-                                   ("grpo", 4, "truncate")):
-        script = staleness.lag.METHODS[name]
+    for name in ("GSPO, exact", "GSPO, 4 bits", "GRPO, 4 bits", "GRPO, 4 bits, recomputed",
+                 "GRPO, 4 bits, truncate"):
+        script = staleness.lag.METHODS[name[:4].lower()]
         cfg = script.Config(**TINY, num_eval_problems=4)
         task = common.load_task(cfg, lambda problem, text: float(len(text) % 2))
         made = (cfg, task, script.GPT(cfg))
         monkeypatch.setattr(staleness, "load_base", lambda *_, made=made: made)
-        *_, shares[name, bits, correction] = staleness.train(name, bits, correction, 0)
-    assert shares["gspo", 0, "none"] == 0 < 0.1 < shares["gspo", 4, "none"]
-    assert shares["grpo", 4, "truncate"] == 0
+        [shares[name]] = staleness.engines(0, name)["clipped"]
+    assert shares["GSPO, exact"] == 0 < 0.1 < shares["GSPO, 4 bits"]
+    assert shares["GRPO, 4 bits, recomputed"] == shares["GRPO, 4 bits, truncate"] == 0
 
 
 # ---- KL --------------------------------------------------------------------------------------
