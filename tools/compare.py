@@ -2,24 +2,26 @@
 
 Runs every script with its defaults, but an evaluation every second step, once for each seed, one
 after the other so that seconds can be compared; those of evaluations do not count. Writes
-docs/compare.json, docs/compare.png (accuracy against samples and against seconds) and, between its
-marks in docs/lab.md, a table (make compare).
+docs/compare.json, docs/compare.png (completions until 95% are right, a dot for each seed) and,
+between its marks in docs/lab.md, a table (make compare). With --draw the picture is made anew.
 """
 import argparse
 import importlib
 import itertools
-
-import numpy
+import json
+import statistics
 
 import common
-from tools.runs import joined, note, publish, run_all, span
+from lab.draw import SCRIPTS as COLOURS
+from lab.draw import dots
+from tools.runs import DOCS, joined, note, publish, run_all, span
 from tools.sync import SCRIPTS
 
 # name: script and flags
 RUNS = {script: [script] for script in SCRIPTS} | {"dpo.py, online": ["dpo.py", "--online"]}
 HEAD = ["script", "greedy, each seed", "pass@1", "thinks", "steps", "samples",
         "seconds of training"]
-UNITS = {"samples": "completions sampled", "seconds": "seconds of training"}
+LEVEL = 0.95                    # greedy accuracy, to which completions are counted
 
 
 # ---- 1. the runs -----------------------------------------------------------------------------
@@ -65,50 +67,46 @@ def row(name, results):
             span([end["seconds"] for end in ends], ".0f")]
 
 
-def draw_runs(axis, name, results, unit, color):
-    """Draw the accuracy of each seed faintly and their mean strongly, against `unit`."""
-    lines = []
-    for result in results:
-        x = [point[unit] for point in result["curve"]]
-        y = [point["greedy"] for point in result["curve"]]
-        lines.append((x, y))
-        axis.plot(x, y, color=color, alpha=0.25, linewidth=1)
-
-    # a run that has ended stays in the mean as good as it was
-    first = min(x[0] for x, _ in lines)
-    last = max(x[-1] for x, _ in lines)
-    grid = numpy.geomspace(first, last, 200)
-    mean = numpy.mean([numpy.interp(grid, x, y) for x, y in lines], axis=0)
-    axis.plot(grid, mean, color=color, linewidth=2, label=name)
+def to_level(result, unit):
+    """What a run had cost when it was first evaluated at LEVEL; half as much again as in all if it
+    never was. -> number"""
+    costs = [point[unit] for point in result["curve"] if point["greedy"] >= LEVEL]
+    return costs[0] if costs else 1.5 * result["curve"][-1][unit]
 
 
-def panel(results, base, unit, label):
-    """A function that draws accuracy against `unit` into an axis, the base dashed."""
-    def fill(axis):
-        for number, (name, runs) in enumerate(results.items()):
-            draw_runs(axis, name, runs, unit, color=f"C{number}")
-        axis.axhline(base, color="gray", linestyle="--", label="base")
-        axis.set(xscale="log", xlabel=label, ylabel="greedy accuracy, held out", ylim=(0, 1.02))
-        axis.grid(alpha=0.3)
-        if unit == list(UNITS)[-1]:                     # where there is room
-            axis.legend(fontsize="small", loc="lower right")
-    return fill
+def picture(results):
+    """Completions until LEVEL, a row for each of RUNS, a dot for each seed. -> Picture"""
+    rows = {}
+    colours = {}
+    words = {}
+    for name, runs in results.items():
+        samples = [to_level(run, "samples") for run in runs]
+        seconds = statistics.mean(to_level(run, "seconds") for run in runs)
+        label = f"{name}   {seconds:.1f} s"
+        rows[label] = samples
+        colours[label] = COLOURS[name]
+        words.setdefault(f"{statistics.median(samples):,.0f}", []).append(name.replace(",", ""))
+    said = "; ".join(f"{number} with {', '.join(names)}" for number, names in words.items())
+    return dots(rows, f"Completions until {LEVEL:.0%} are right: {said}", form=",.0f",
+                given=colours, xlim=(0, None), xlabel="completions sampled, looked at every 512; a "
+                "dot for each seed; beside each name, its seconds of training")
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--task", default="arithmetic")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--draw", action="store_true", help="measure nothing; draw again")
     args = parser.parse_args(argv)
-
-    results = measure(args.task, args.seeds)
-    summaries = sum(results.values(), [])
-    base = summaries[0]["base"]["greedy"]               # of all runs
-    rows = [row(name, runs) for name, runs in results.items()]
-    said = note(summaries, args.seeds, f"from one base (greedy {base:.3f})")
-    panels = [panel(results, base, unit, label) for unit, label in UNITS.items()]
-    publish("compare", HEAD, rows, said, panels, width=5.5, task=args.task, seeds=args.seeds,
-            results=results)
+    if not args.draw:
+        results = measure(args.task, args.seeds)
+        summaries = sum(results.values(), [])
+        base = summaries[0]["base"]["greedy"]           # of all runs
+        rows = [row(name, runs) for name, runs in results.items()]
+        said = note(summaries, args.seeds, f"from one base (greedy {base:.3f})")
+        publish("compare", HEAD, rows, said, task=args.task, seeds=args.seeds, results=results)
+    found = json.loads((DOCS / "compare.json").read_text())
+    picture(found["results"]).save(DOCS / "compare.png")
 
 
 if __name__ == "__main__":
