@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy
 
 SHOWN, CONTRADICTED, UNDECIDED = "shown", "contradicted", "undecided"
-NO_VERDICT = "asked after the runs"
+NO_VERDICT = "no verdict"             # where no region was set before the runs
 OURS = "ours"                                   # the source of a claim that no paper makes
 # The 97.5% quantiles of Student's t with 1, 2 .. 9 degrees of freedom, and of the normal.
 T = [12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622]

@@ -18,7 +18,7 @@ from small_runs import INSTANT, SMALL, arguments, at_work, changed_weights, load
 
 import common
 import grpo
-from lab import draw, entry, experiment, training, verdict
+from lab import dpo, draw, entry, experiment, training, verdict
 from tools import compare, passk, r1, rlhf, runs, tasks, zero
 
 EXPERIMENTS = {name: experiment.module(name).EXPERIMENT for name in experiment.NAMES}
@@ -69,7 +69,7 @@ FIVE = [0.09, 0.1, 0.1, 0.1, 0.11]      # 0.1, from 0.091 to 0.109
     (FIVE, {"at_most": 0.11}, "**shown**", "+0.1000 (+0.0912 to +0.1088)"),
     (FIVE, {"at_least": -0.2, "at_most": 0.2}, "**shown**", "+0.1000 (+0.0912 to +0.1088)"),
     (FIVE, {"at_least": -0.1, "at_most": 0.1}, "**undecided**", "+0.1000 (+0.0912 to +0.1088)"),
-    (FIVE, {}, "**asked after the runs**", "+0.1000 (+0.0912 to +0.1088)"),
+    (FIVE, {}, "**no verdict**", "+0.1000 (+0.0912 to +0.1088)"),
     ([0.5], {"at_least": 0}, "**undecided**", "+0.500 (-inf to +inf)"),
     ([2, 8], {"at_least": 1.5, "times": True, "exact": True}, "**shown**", "2 to 8 times"),
     ([2, 2, 2], {"at_most": 1.5, "times": True}, "**contradicted**", "2 times (2 to 2)"),
@@ -282,11 +282,10 @@ def commands():
     for task_flags in LAB["exploration"].TASKS.values():
         for flags in LAB["exploration"].SETTINGS.values():
             yield ["grpo.py", *flags, *task_flags, *LAB["exploration"].ALWAYS]
-    for table in (LAB["methods"].METHODS, LAB["dpo"].LEARNING, LAB["comparisons"].METHODS):
-        yield from table.values()
-    yield ["dpo.py", *LAB["dpo"].PAIRS]
-    for flags in LAB["dpo"].LOSSES.values():
-        yield [*LAB["dpo"].FIXED, *flags]
+    yield from LAB["methods"].METHODS.values()
+    yield from (["dpo.py", *flags.split()] for flags in (dpo.PAIRS, *dpo.LEARNING.values()))
+    yield from (["dpo.py", *f"{dpo.FIXED} {flags}".split()] for flags in dpo.LOSSES.values())
+    yield from map(shlex.split, dpo.METHODS.values())
     for flags in LAB["tools"].RUNS.values():
         yield ["grpo.py", *LAB["tools"].FLAGS, *flags]
     for flags in LAB["zero"].VARIANTS.values():
