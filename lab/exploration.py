@@ -1,4 +1,4 @@
-"""Exploration: what the upper clip does to rare tokens, to entropy, and to pass@8.
+"""Exploration: what the upper clip does to rare tokens, to entropy, and to pass@8
 
 Claim. The clip lets a token of probability p rise to (1 + eps_high) p and no further, so that
 likely tokens win and rare ones are held back; entropy collapses. A higher eps_high, .28 instead of
@@ -19,47 +19,29 @@ accuracy is that of the samples over all steps: of walks, how many earn all ther
 with seed 0 and eps_high .2 chose steps and temperature (at 0.1 nothing is learned in 25 steps, at
 0.3 all in 10); those of arithmetic and of the other temperatures were seen before the prediction.
 """
-import statistics
-
+import numpy
 import torch
 
 import grpo
-from lab.entry import NOT_SHOWN, SHOWN, Claim, mean_and_spread, sign_test
-from tools.runs import run_all
+from lab.draw import BLUE, GREEN, GREY, RED, curves
+from lab.experiment import Experiment, numbers
+from lab.verdict import OURS, Claim
 
-SEEDS = [0, 1, 2]
+DAPO = "[DAPO](https://arxiv.org/abs/2503.14476)"
+A3C = "[A3C](https://arxiv.org/abs/1602.01783)"
 CLIPS = {"eps_high .2": 0.2, "eps_high .28": 0.28, "no upper clip": 1e9}
+BONUS = "eps_high .2, bonus"
 PROBABILITIES = [0.01, 0.03, 0.1, 0.3, 0.5, 0.7, 0.9]
-SETTINGS = {name: ["--epsilon_high", clip] for name, clip in CLIPS.items()} | {
-    "eps_high .2, bonus": ["--epsilon_high", 0.2, "--entropy_coef", 0.01]}
-TASKS = {"arithmetic": ["--max_steps", 12],
-         "gridworld": ["--max_steps", 20, "--task", "gridworld", "--temperature", 0.2]}
-ALWAYS = ["--stop_at", 2, "--num_mini_batches", 8, "--eval_steps", 1000,
-          "--num_eval_problems", 256]
-QUANTITIES = ("late entropy", "mean accuracy", "pass@1", "pass@8")
-
-# What is claimed, of which task and setting, and of which quantity it has more than eps_high .2.
-CLAIMS = (
-    ("clip-higher keeps more entropy", "arithmetic", "eps_high .28", "late entropy"),
-    ("no upper clip keeps more entropy", "arithmetic", "no upper clip", "late entropy"),
-    ("a bonus keeps more entropy", "arithmetic", "eps_high .2, bonus", "late entropy"),
-    ("clip-higher keeps a higher pass@8", "arithmetic", "eps_high .28", "pass@8"),
-    ("clip-higher keeps more entropy", "gridworld", "eps_high .28", "late entropy"),
-    ("clip-higher finds the best walks sooner", "gridworld", "eps_high .28", "mean accuracy"),
-    ("no upper clip finds them sooner", "gridworld", "no upper clip", "mean accuracy"),
-    ("a bonus finds them sooner", "gridworld", "eps_high .2, bonus", "mean accuracy"),
-    ("clip-higher ends with a higher pass@8", "gridworld", "eps_high .28", "pass@8"))
-
-
-def measure(seeds):
-    found = {"highest": {name: highest(PROBABILITIES, clip) for name, clip in CLIPS.items()}}
-    for task, task_flags in TASKS.items():
-        variants = {name: ["grpo.py", *flags, *task_flags, *ALWAYS]
-                    for name, flags in SETTINGS.items()}
-        results = run_all(variants, seeds, ["entropy", "accuracy"])
-        found[task] = {name: [outcome(**result) for result in runs]
-                       for name, runs in results.items()}
-    return found
+SETTINGS = {name: f"--epsilon_high {clip}" for name, clip in CLIPS.items()}
+SETTINGS[BONUS] = "--epsilon_high 0.2 --entropy_coef 0.01"
+TASKS = {"arithmetic": "--max_steps 12",
+         "gridworld": "--max_steps 20 --task gridworld --temperature 0.2"}
+ALWAYS = "--stop_at 2 --num_mini_batches 8 --eval_steps 1000 --num_eval_problems 256"
+RUNS = {f"{task}: {name}": f"grpo.py {flags} {task_flags} {ALWAYS}"
+        for task, task_flags in TASKS.items() for name, flags in SETTINGS.items()}
+GAIN = 0.02                             # of a share; of entropy, the smallest that matters is .005
+EXPERIMENT = Experiment(__file__, __doc__, seeds=range(8))
+EXPERIMENT.runs("runs", RUNS, ["entropy", "accuracy"], ["pass@1", "pass@8"])
 
 
 def highest(probabilities, epsilon_high, rate=0.005, steps=4000):
@@ -74,82 +56,52 @@ def highest(probabilities, epsilon_high, rate=0.005, steps=4000):
             logps, old_logps[:, :1], one, one[:, None], epsilon_high=epsilon_high)
         [gradient] = torch.autograd.grad(losses.sum(), logits)
         logits = (logits - rate * gradient).detach().requires_grad_()
-    return [round(value, 5) for value in logits.softmax(dim=1)[:, 0].tolist()]
+    return logits.softmax(dim=1)[:, 0].tolist()
 
 
-def outcome(summary, entropy, accuracy):
-    """What is kept of a run: its curves and QUANTITIES. -> dict"""
-    scores = summary["trained"]
-    kept = {"late entropy": statistics.mean(entropy[len(entropy) // 2:]),
-            "mean accuracy": statistics.mean(accuracy),
-            "pass@1": scores["pass@1"], "pass@8": scores["pass@8"]}
-    kept = {name: round(value, 5) for name, value in kept.items()}
-    curves = {"entropy": entropy, "accuracy": accuracy}
-    for name, values in curves.items():
-        curves[name] = [round(value, 5) for value in values]
-    return kept | curves | {"problems": scores["problems"]}
+@EXPERIMENT.measure(CLIPS, seeds=[0])
+def bounds(seed, name):
+    return {"highest": highest(PROBABILITIES, CLIPS[name])}
 
 
-def tables(found):
-    rows = [[name, *(f"{value:.4f}" for value in values)]
-            for name, values in found["highest"].items()]
-    pairs = [(["at most, from", *PROBABILITIES], rows)]
+def page(runs, bounds):
+    rare = {name: found["highest"][0, 0] / PROBABILITIES[0] for name, found in bounds.items()}
+    likely = {name: found["highest"][0, -1] for name, found in bounds.items()}
+    late = {name: numpy.array_split(found["entropy"], 2, axis=1)[1].mean(axis=1)
+            for name, found in runs.items()}
+    mean = {name: found["accuracy"].mean(axis=1) for name, found in runs.items()}
+    free = rare["no upper clip"] * PROBABILITIES[0]
+    stopped = Claim(
+        "exactly: the clip stops a token of .01 at (1 + eps_high) times that", DAPO,
+        [rare["eps_high .2"] / 1.2, rare["eps_high .28"] / 1.28], at_least=0.98, at_most=1.02,
+        times=True, exact=True, shown=f"In one batch, a rare token gets {rare['eps_high .2']:.2f} "
+        f"times as likely with a clip of .2, without one from .01 to {free:.2f}")
+    yield stopped
+    yield Claim("exactly: it stops one of .9 nowhere", DAPO,
+                likely["eps_high .2"] - likely["no upper clip"], at_least=-1e-6, exact=True)
     for task in TASKS:
-        rows = []
-        for name, runs in found[task].items():
-            cells = [mean_and_spread(run[quantity] for run in runs) for quantity in QUANTITIES]
-            rows.append([name, *cells])
-        pairs.append(([task, *QUANTITIES], rows))
-    return pairs
+        clipped = f"{task}: eps_high .2"
+        for name, source in (("eps_high .28", DAPO), ("no upper clip", OURS), (BONUS, A3C)):
+            yield Claim(f"{task}, {name}: keeps more entropy than eps_high .2", source,
+                        late[f"{task}: {name}"] - late[clipped], at_least=0.005, unit="nats")
+    for name, source in (("eps_high .28", DAPO), ("no upper clip", OURS), (BONUS, A3C)):
+        yield Claim(f"gridworld, {name}: finds the best walks sooner than eps_high .2", source,
+                    mean[f"gridworld: {name}"] - mean["gridworld: eps_high .2"], at_least=GAIN)
+    for task in TASKS:
+        yield Claim(f"{task}, eps_high .28: ends with a higher pass@8 than eps_high .2", DAPO,
+                    runs[f"{task}: eps_high .28"]["pass@8"]
+                    - runs[f"{task}: eps_high .2"]["pass@8"], at_least=GAIN)
 
-
-def holds_back_the_rare(highest):
-    """Whether the clip stops the rarest token at (1 + eps_high) p, and the likeliest one not."""
-    for name in ("eps_high .2", "eps_high .28"):
-        bound = (1 + CLIPS[name]) * PROBABILITIES[0]
-        is_at_bound = abs(highest[name][0] - bound) < 0.02 * bound
-        if not is_at_bound or highest[name][-1] < highest["no upper clip"][-1]:
-            return False
-    return True
-
-
-def claims(found):
-    highest = found["highest"]
-    rare, likely = highest["eps_high .2"][0], highest["eps_high .2"][-1]
-    seen = f".2: {rare:.4f}, {likely:.3f}; .28: {highest['eps_high .28'][0]:.4f}"
-    claims = [Claim("the clip stops a token of .01 at (1 + eps_high) times that, one of .9 nowhere",
-                    seen, SHOWN if holds_back_the_rare(highest) else NOT_SHOWN)]
-    for text, task, name, quantity in CLAIMS:
-        pairs = zip(found[task][name], found[task]["eps_high .2"])
-        differences = [run[quantity] - clipped[quantity] for run, clipped in pairs]
-        seen = ", ".join(f"{difference:+.4f}" for difference in differences)
-        claims.append(Claim(f"{task}: {text}", seen, sign_test(differences)))
-    return claims
-
-
-def note(found):
-    arithmetic, gridworld = [found[task]["eps_high .2"][0]["problems"] for task in TASKS]
-    return ("Seen are differences from eps_high .2, seed by seed. Held-out problems, all "
-            f"different: {arithmetic} of arithmetic and {gridworld} of gridworld")
-
-
-def panels(found):
-    def bounds(axis):
-        for name, values in found["highest"].items():
-            axis.plot(PROBABILITIES, values, "o-", markersize=3, label=name)
-        axis.plot(PROBABILITIES, PROBABILITIES, "k:", label="before")
-        axis.set(title="how far one batch may push", xlabel="probability of a token",
-                 ylabel="highest probability after", xscale="log", yscale="log")
-        axis.legend(frameon=False, fontsize=8)
-
-    def curves(task, metric, title):
-        def fill(axis):
-            for name, runs in found[task].items():
-                steps = zip(*(run[metric] for run in runs))
-                means = [statistics.mean(values) for values in steps]
-                axis.plot(range(1, 1 + len(means)), means, label=name)
-            axis.set(title=title, xlabel="step", ylabel=f"{metric} of the samples")
-            axis.legend(frameon=False, fontsize=8)
-        return fill
-    return [bounds, curves("arithmetic", "entropy", "arithmetic"),
-            curves("gridworld", "accuracy", "grid world, temperature 0.2")]
+    given = dict(zip((*CLIPS, "before"), (BLUE, GREEN, RED, GREY)))
+    lines = {name: found["highest"] for name, found in bounds.items()}
+    yield curves(lines | {"before": [PROBABILITIES]}, stopped.finding, x=PROBABILITIES, given=given,
+                 xlabel="probability of a token", ylabel="the highest after a batch", xscale="log",
+                 yscale="log")
+    walks = {name: runs[f"gridworld: {name}"]["accuracy"] for name in SETTINGS}
+    said = ", ".join(f"{name} {rows.mean():.2f}" for name, rows in walks.items())
+    yield curves(walks, f"Best walks in the grid world, mean of a run: {said}",
+                 ylabel="share of walks that earn all there is")
+    rows = {name: {"late": late[name], "mean": mean[name], "pass@1": found["pass@1"],
+                   "pass@8": found["pass@8"]} for name, found in runs.items()}
+    yield numbers(rows, {"late": "late entropy", "mean": "mean accuracy", "pass@1": "pass@1",
+                         "pass@8": "pass@8"}, by="run")

@@ -190,13 +190,6 @@ def test_an_experiment_says_what_is_claimed_and_what_was_expected(name):
     assert re.search(r"\d{4}\.\d{5}|\b(19|20)\d\d\b", told), "no source"
 
 
-@pytest.mark.parametrize("differences, judged", [
-    ([0.1, 0.2, 3], entry.SHOWN), ([-0.1, -2, -0.5], entry.CONTRADICTED),
-    ([0.1, 0, 1], entry.NOT_SHOWN), ([-0.1, 0, -1], entry.NOT_SHOWN)])
-def test_an_old_claim_is_shown_if_all_seeds_agree(differences, judged):
-    assert entry.compared("so", iter(differences)).verdict == judged
-
-
 def test_steps_are_counted_until_the_level_is_held_for_two_or_as_half_as_many_again():
     assert experiment.steps_to_level([0.3, 0.8, 0.5, 0.7, 0.7, 0.9], 0.7) == 4
     assert experiment.steps_to_level([0.3, 0.3, 0.4, 0.5], 0.7) == 6
@@ -279,10 +272,6 @@ def commands():
     """The scripts and flags of all experiments, and of the tables of runs. Yields lists"""
     for made in EXPERIMENTS.values():
         yield from map(shlex.split, made.commands)
-    for task_flags in LAB["exploration"].TASKS.values():
-        for flags in LAB["exploration"].SETTINGS.values():
-            yield ["grpo.py", *flags, *task_flags, *LAB["exploration"].ALWAYS]
-    yield from LAB["methods"].METHODS.values()
     yield from (["dpo.py", *flags.split()] for flags in (dpo.PAIRS, *dpo.LEARNING.values()))
     yield from (["dpo.py", *f"{dpo.FIXED} {flags}".split()] for flags in dpo.LOSSES.values())
     yield from map(shlex.split, dpo.METHODS.values())

@@ -432,14 +432,8 @@ def test_kl_penalties_are_compared_at_the_same_kl():
 # ---- methods, pairs, seeds -------------------------------------------------------------------
 
 def test_methods_are_there_when_five_batches_in_a_row_have_twice_what_the_base_has():
-    assert methods.steps_needed([0, 0, 0.5, 0, 0.5, 0, 0.5, 0], 0.3) == 7
-    assert methods.steps_needed([1, 0, 0, 0, 0, 1], 0.3) is None
-    run = {"accuracy": [[0.1] * 7 + [0.21] * 9], "step_time": [[3.0] * 16]}
-    found = {"runs": dict.fromkeys(methods.METHODS, run)}
-    assert methods.level(found) == pytest.approx(0.2)
-    assert methods.needed(found, "ppo.py", "samples") == [12 * 256]
-    assert methods.needed(found, "ppo.py", "seconds") == [36]
-    assert methods.median_and_range([3, 1, float("inf"), 2, 9]) == "3 (1 - never)"
+    assert methods.steps_needed(numpy.array([0, 0, 0.5, 0, 0.5, 0, 0.5, 0]), 0.3) == 7
+    assert methods.steps_needed(numpy.array([1, 0, 0, 0, 0, 1]), 0.3) == 9         # never
 
 
 def test_seeds_are_split_and_ranked_as_often_as_there_are_ways():
@@ -467,14 +461,6 @@ def test_dpo_robust_is_unbiased_and_flips_give_the_margin_of_others_an_end():
     best = {name: dpo.MARGINS[losses.argmin()] for name, losses in expected.items()}
     assert best == {"DPO, no flips": dpo.MARGINS[-1], "DPO": 4, "cDPO": 0,
                     "robust DPO": dpo.MARGINS[-1]}     # logit(.6) = .41, logit(.52) = .08
-
-
-def test_dpo_flips_about_the_share_of_pairs_and_changes_nothing_else():
-    pairs = [{"prompt": f"{i}", "chosen": f"c{i}", "rejected": f"r{i}"} for i in range(1000)]
-    flipped = dpo.flip(pairs, 0.3, seed=0)
-    assert 250 < sum(pair["chosen"].startswith("r") for pair in flipped) < 350
-    assert [set(pair.values()) for pair in flipped] == [set(pair.values()) for pair in pairs]
-    assert dpo.flip(pairs, 0.3, seed=0) == flipped != dpo.flip(pairs, 0.3, seed=1)
 
 
 @with_ppo
