@@ -28,7 +28,7 @@ from lab import training
 from tools.runs import DOCS, picture, put, record, table
 
 # The order of docs/lab-old.md.
-NAMES = ("zero", "languages", "compute", "tools")
+NAMES = ("zero", "languages", "compute")
 SHOWN = "shown"
 NOT_SHOWN = "not shown at this scale"
 CONTRADICTED = "contradicted"

@@ -275,11 +275,8 @@ def commands():
     yield from (["dpo.py", *flags.split()] for flags in (dpo.PAIRS, *dpo.LEARNING.values()))
     yield from (["dpo.py", *f"{dpo.FIXED} {flags}".split()] for flags in dpo.LOSSES.values())
     yield from map(shlex.split, dpo.METHODS.values())
-    for flags in LAB["tools"].RUNS.values():
-        yield ["grpo.py", *LAB["tools"].FLAGS, *flags]
     for flags in LAB["zero"].VARIANTS.values():
         yield ["grpo.py", *flags, *LAB["zero"].SAME]
-    yield LAB["tools"].PPO
     for table in (compare.RUNS, r1.STAGES, rlhf.RUNS):
         yield from table.values()
     for task, table in tasks.RUNS.items():
