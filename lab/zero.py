@@ -1,4 +1,4 @@
-"""R1-Zero: why answers get longer when nothing rewards length, and what a cold start saves.
+"""R1-Zero: why answers get longer when nothing rewards length, and what a cold start saves
 
 Claim. With rewards for right answers alone, a policy learns to think longer and longer, and checks
 itself more often (DeepSeek-R1-Zero, 2501.12948). A part of this length comes of GRPO's 1/|o|, and
@@ -18,47 +18,50 @@ Method. grpo.py, rewarded for right answers alone, from the base of lab/signal.p
 guesses; dr_grpo has a constant for 1/|o|. The growth of the mean length is taken apart exactly. One
 after the other, three factors become those of the end: the shares that think, for each number of
 operands (more thinking); the shares of 3 to 7 operands (harder problems); the lengths of those that
-think and of those that do not, for each number (longer outputs). At first we weighted each part by
-the means of before and after. Then "longer outputs" came to 8 tokens with five operands, because of
-three or four of 2560 late outputs: long ones that did not think, which weighed as much as a third
-of all. After seeing this we chose one after the other. A self-check is a "wait,". "At last" is
-steps 51-60, or 31-40 with the cold start: after 20 steps R1-Zero writes right answers that think,
-and the base learns from 160 of them, as in make r1; then 40 steps of RL. All from one base.
+think and of those that do not, for each number (longer outputs). A part depends on what has changed
+before it: verdicts are of its mean over all six orders, and all six are shown. (The first run had
+two ways, the second chosen after the runs.) A self-check is a "wait,". "At last" is steps 51-60, or
+31-40 with the cold start: after 20 steps R1-Zero writes right answers that think, and the base
+learns from 160 of them, as in make r1; then 40 steps of RL. All from one base.
 """
 import copy
 import dataclasses
 import itertools
-import math
-import statistics
 
-import torch
+import numpy
 
 import common
 import grpo
-from lab.entry import compared, load_base, mean_and_spread, mean_curve, minus
+from lab.draw import BLUE, GREEN, ORANGE, curves
+from lab.experiment import Experiment, numbers
 from lab.signal import BASE
-from lab.training import side_by_side, training
+from lab.training import load_base, training
+from lab.verdict import OURS, Claim
 from tasks import Wrapper
 
-FLAGS = BASE.split()
-SEEDS = [0, 1, 2]
+R1 = "[DeepSeek-R1](https://arxiv.org/abs/2501.12948)"
+DR_GRPO = "[Dr. GRPO](https://arxiv.org/abs/2503.20783)"
 FIXED = "5 operands"
 MOVING = "3-7, curriculum"
 CONSTANT = "3-7, dr_grpo"
 COLD = "3-7, cold start"
-TO_7 = ["--task", "arithmetic:3-7", "--curriculum"]
-VARIANTS = {FIXED: [], MOVING: TO_7, CONSTANT: [*TO_7, "--loss_type", "dr_grpo"],
-            COLD: TO_7}
-SAME = ["--max_completion_length", 64, "--num_eval_problems", 256]
+TO_7 = "--task arithmetic:3-7 --curriculum"
+RUNS = {FIXED: "", MOVING: TO_7, CONSTANT: f"{TO_7} --loss_type dr_grpo", COLD: TO_7}
+LEVELS = range(3, 8)                            # operands
 STEPS, WINDOW = 60, 10
 WRITES_AT, COLD_STEPS = 20, 40                  # when R1-Zero writes examples; the RL behind them
 LATE = 4                                        # the window of steps 31 to 40
 EXAMPLES = 160
 COLD_START = {"base_steps": 40, "base_batch_size": 4, "base_learning_rate": 1e-3}
 PARTS = ("more thinking", "harder problems", "longer outputs")
+ORDERS = list(itertools.permutations(range(len(PARTS))))
+LONGER = 1                                      # token, what counts as longer
+GAIN = 0.02                                     # of pass@1
+EXPERIMENT = Experiment(__file__, __doc__, seeds=range(8))
+EXPERIMENT.commands += [f"grpo.py {flags}" for flags in RUNS.values()]
 
 
-# ---- 1. runs ---------------------------------------------------------------------------------
+# ---- 1. training -----------------------------------------------------------------------------
 
 class OwnAnswers(Wrapper):
     """A task whose demonstrations are given: {problem: completion}."""
@@ -73,9 +76,9 @@ class OwnAnswers(Wrapper):
 
 
 def setting(name, seed, prompt_width):
-    """-> Config, task of a variant"""
-    words = [*VARIANTS[name], *SAME, "--seed", seed]
-    cfg = common.parse_flags(grpo.Config, [str(word) for word in words])
+    """-> Config, task of a run"""
+    flags = f"{RUNS[name]} --max_completion_length 64 --num_eval_problems 256 --seed {seed}"
+    cfg = common.parse_flags(grpo.Config, flags.split())
     task = common.load_task(cfg, grpo.verify)
     task.prompt_width = prompt_width            # five operands are padded as the base knows them
     return cfg, task
@@ -109,197 +112,130 @@ def start_cold(policy, seed, prompt_width):
     grpo.warm_start(policy, OwnAnswers(task.task, texts), supervised)
 
 
-def look(batches, policy, task, cfg):
-    """What some batches are like: the cells {"5 thinks": [number of outputs, tokens]}, by operands
-    and by whether outputs think; those that check themselves. And pass@1 on held-out problems."""
-    cells = {}
-    num_checks = 0
+def look(batches):
+    """Of outputs, by operands and by whether they think: how many there are, and their tokens, as
+    lists (5, 2); and the share of all that check themselves."""
+    number = numpy.zeros((len(LEVELS), 2))
+    tokens = numpy.zeros((len(LEVELS), 2))
+    checks = 0
     for batch in batches:
-        lengths = batch.mask.sum(dim=1).int().tolist()
+        lengths = batch.mask.sum(dim=1).tolist()
         for problem, text, length in zip(batch.problems, batch.texts, lengths):
-            kind = "thinks" if thinks(text) else "guesses"
-            cell = cells.setdefault(f"{problem.difficulty} {kind}", [0, 0])
-            cell[0] += 1
-            cell[1] += length
-            num_checks += ";wait," in text
-    pass_at_1 = grpo.evaluate(policy, task, cfg, num_samples=2)["pass@1"]
-    return {"cells": cells, "checks": num_checks, "pass@1": round(pass_at_1, 5)}
+            cell = problem.difficulty - LEVELS[0], int(thinks(text))
+            number[cell] += 1
+            tokens[cell] += length
+            checks += ";wait," in text
+    return {"number": number.tolist(), "tokens": tokens.tolist(), "checks": checks / number.sum()}
 
 
-def learn(name, seed, policy, prompt_width):
-    """Train. -> what is seen before and then in each window of steps, and after it on held-out
-    problems: list of dicts"""
-    torch.set_num_threads(1)
-    cfg, task = setting(name, seed, prompt_width)
-    num_steps = STEPS
+@EXPERIMENT.measure(RUNS)
+def learned(seed, name):
+    """Train: what outputs are like before and then in each window of steps, and pass@1 after it."""
+    _, task, policy = load_base(grpo, BASE)
+    cfg, task = setting(name, seed, task.prompt_width)
     if name == COLD:
-        start_cold(policy, seed, prompt_width)
-        num_steps = COLD_STEPS
+        start_cold(policy, seed, task.prompt_width)
     large = dataclasses.replace(cfg, num_prompts=4 * cfg.num_prompts)
-    before = grpo.sample_batch(policy, task, large, "before")
-    found = [look([before], policy, task, cfg)]
     steps = training(grpo, cfg, task, policy)
-    for _ in range(num_steps // WINDOW):
-        batches = [batch for batch, _ in itertools.islice(steps, WINDOW)]
-        found.append(look(batches, policy, task, cfg))
+    found = {}
+    for window in range(1 + (COLD_STEPS if name == COLD else STEPS) // WINDOW):
+        batches = [grpo.sample_batch(policy, task, large, "before")]
+        if window > 0:
+            batches = [batch for batch, _ in itertools.islice(steps, WINDOW)]
+        score = grpo.evaluate(policy, task, cfg, num_samples=2)["pass@1"]
+        for column, value in (look(batches) | {"pass@1": score}).items():
+            found.setdefault(column, []).append(value)
     return found
-
-
-def measure(seeds):
-    _, task, base = load_base(grpo, *FLAGS)
-    jobs = [(name, seed, base, task.prompt_width) for name in VARIANTS for seed in seeds]
-    results = iter(side_by_side(learn, jobs))
-    return {"runs": {name: [next(results) for _ in seeds] for name in VARIANTS}}
 
 
 # ---- 2. where length comes from --------------------------------------------------------------
 
-def factors(cells, name):
-    """Of a cell, such as "5 thinks": the share of outputs that think among those to five operands,
-    the share of five operands, and the tokens of an output; None where there is none. -> list"""
-    level = name.split()[0]
-    number, tokens = cells.get(name, [0, 0])
-    total = sum(pair[0] for pair in cells.values())
-    of_level = sum(pair[0] for other, pair in cells.items() if other.split()[0] == level)
-    share_of_kind = number / of_level if of_level else None
-    return [share_of_kind, of_level / total, tokens / number if number else None]
+def factors(number, tokens):
+    """Of each cell (5, 2): its share among those of its level, the share of the level, and the mean
+    length; nan where there is none. -> (3, 5, 2)"""
+    of_level = number.sum(axis=1, keepdims=True)
+    with numpy.errstate(invalid="ignore"):
+        levels = numpy.broadcast_to(of_level / number.sum(), number.shape)
+        return numpy.array([number / of_level, levels, tokens / number])
 
 
-def parts(before, after):
-    """What is added to the mean length when one factor after the other becomes that of `after`.
-    -> {part: tokens}"""
-    found = dict.fromkeys(PARTS, 0.0)
-    for name in before | after:
-        pairs = list(zip(factors(before, name), factors(after, name)))
-        now = [new if old is None else old for old, new in pairs]       # as if it had not changed
-        last = [old if new is None else new for old, new in pairs]
-        for i, which in enumerate(PARTS):
-            changed = [*now[:i], last[i], *now[i + 1:]]
-            found[which] += math.prod(changed) - math.prod(now)
-            now = changed
+def parts(before, after, order):
+    """What is added to the mean length when one factor after the other, in an order, becomes that
+    of `after`; pairs of numbers and tokens. -> (3,), as PARTS"""
+    first = factors(*before)
+    last = factors(*after)
+    now = numpy.nan_to_num(numpy.where(numpy.isnan(first), last, first))    # as if not changed
+    last = numpy.nan_to_num(numpy.where(numpy.isnan(last), first, last))
+    found = numpy.zeros(len(PARTS))
+    for which in order:
+        length = now.prod(axis=0).sum()
+        now[which] = last[which]
+        found[which] = now.prod(axis=0).sum() - length
     return found
 
 
-def mean_length(cells):
-    """The mean length of the outputs. -> float"""
-    number = sum(pair[0] for pair in cells.values())
-    return sum(pair[1] for pair in cells.values()) / max(1, number)
+def decomposed(found):
+    """The parts of the growth from before the first step to the last, in each of ORDERS.
+    -> (S, 6, 3)"""
+    pairs = numpy.stack([found["number"], found["tokens"]], axis=1)             # (S, 2, W, 5, 2)
+    return numpy.array([[parts(pair[:, 0], pair[:, -1], order) for order in ORDERS]
+                        for pair in pairs])
 
 
-def guess_length(cells):
-    """The mean length of the outputs that do not think. -> float"""
-    return mean_length({name: pair for name, pair in cells.items() if name.endswith("guesses")})
-
-
-def share_that_thinks(cells):
-    thinking = sum(number for name, (number, _) in cells.items() if name.endswith("thinks"))
-    return thinking / sum(number for number, _ in cells.values())
-
-
-def at(found, name, window, function):
-    """A function of the cells of a window of steps, by seed; 0 is before the first. -> list"""
-    return [function(run[window]["cells"]) for run in found["runs"][name]]
-
-
-def growth(found, name, first=0):
-    """How much longer the last outputs are than those of another window, by seed. -> list"""
-    return minus(at(found, name, -1, mean_length), at(found, name, first, mean_length))
-
-
-def part(found, name, which):
-    """What a part adds to the length from before to the last steps, by seed. -> list"""
-    return [parts(run[0]["cells"], run[-1]["cells"])[which] for run in found["runs"][name]]
-
-
-def held_out(found, name, step):
-    """pass@1 after some steps, by seed. -> list"""
-    return [run[step // WINDOW]["pass@1"] for run in found["runs"][name]]
+def mean_length(found):
+    """The mean length of the outputs of each window. -> (S, W)"""
+    return found["tokens"].sum(axis=(2, 3)) / found["number"].sum(axis=(2, 3))
 
 
 # ---- 3. what was found -----------------------------------------------------------------------
 
-def tables(found):
-    heads = ["RL", "share that thinks, at first", "at last", "tokens, at first", "at last", *PARTS]
-    rows = []
-    for name in VARIANTS:
-        row = [name]
-        for function, form in ((share_that_thinks, ".2f"), (mean_length, ".1f")):
-            row += [mean_and_spread(at(found, name, i, function), form) for i in (0, -1)]
-        row += [mean_and_spread(part(found, name, which), "+.1f") for which in PARTS]
-        rows.append(row)
-    moments = (0, 20, COLD_STEPS, STEPS)
-    heads_of_scores = ["pass@1, held out, 3-7 operands", *(f"{step} RL steps" for step in moments)]
-    scores = []
-    for name, steps in ((MOVING, moments), (COLD, moments[:-1])):
-        row = [name, *(mean_and_spread(held_out(found, name, step)) for step in steps), ""]
-        scores.append(row[:len(heads_of_scores)])
-    return [(heads, rows), (heads_of_scores, scores)]
-
-
-def claims(found):
-    longer = {name: part(found, name, "longer outputs") for name in VARIANTS}
-    checks = [run[-1]["checks"] - run[1]["checks"] for run in found["runs"][MOVING]]
-    cold = held_out(found, COLD, COLD_STEPS)
-    listed = []
+def page(learned):
+    length = {name: mean_length(found) for name, found in learned.items()}
+    orders = {name: decomposed(found) for name, found in learned.items()}
+    part = {name: values.mean(axis=1) for name, values in orders.items()}       # (S, 3)
+    longer = {name: values[:, PARTS.index("longer outputs")] for name, values in part.items()}
+    growth = length[MOVING][:, -1] - length[MOVING][:, 0]
+    said = (f"Answers grow by {growth.mean():.1f} tokens, of which {longer[MOVING].mean():+.1f} "
+            "are longer outputs of one kind to problems of one difficulty")
     for name in (FIXED, MOVING):
-        late = growth(found, name, LATE)
-        listed += [
-            compared(f"{name}: the length grows, in tokens", growth(found, name), "+.1f"),
-            compared(f"{name}: it still grows from steps 31-40 to 51-60", late, "+.1f"),
-            compared(f"{name}: outputs of a kind get longer at a given difficulty", longer[name],
-                     "+.1f")]
-    return listed + [
-        compared("from steps 31-40 to 51-60, the length grows more with the curriculum",
-                 minus(growth(found, MOVING, LATE), growth(found, FIXED, LATE)), "+.1f"),
-        compared("with 1/length, outputs of a kind grow more at a given difficulty than without",
-                 minus(longer[MOVING], longer[CONSTANT]), "+.2f"),
-        compared("outputs of the last steps that do not think are longer with 1/length (looked at "
-                 "only after the runs)",
-                 minus(at(found, MOVING, -1, guess_length), at(found, CONSTANT, -1, guess_length)),
-                 "+.1f"),
-        compared(f"more outputs check themselves in the last {WINDOW} steps than in the first",
-                 checks, "+.0f"),
-        compared(f"after {COLD_STEPS} RL steps, pass@1 is higher with the cold start",
-                 minus(cold, held_out(found, MOVING, COLD_STEPS))),
-        compared(f"it is higher, too, than without one after {STEPS}: the steps behind the "
-                 "examples count",
-                 minus(cold, held_out(found, MOVING, STEPS)))]
+        late = length[name][:, -1] - length[name][:, LATE]
+        yield Claim(f"{name}: outputs of a kind get longer at a given difficulty", R1, longer[name],
+                    at_least=LONGER, unit="tokens", shown=said, contradicted=said)
+        yield Claim(f"{name}: the length grows", R1, length[name][:, -1] - length[name][:, 0],
+                    at_least=LONGER, unit="tokens")
+        yield Claim(f"{name}: it still grows from steps 31-40 to 51-60", R1, late, at_least=LONGER,
+                    unit="tokens")
+    yield Claim("with 1/length, outputs of a kind grow more at a given difficulty than without",
+                DR_GRPO, longer[MOVING] - longer[CONSTANT], at_least=LONGER, unit="tokens")
+    checks = learned[MOVING]["checks"]
+    yield Claim(f"more outputs check themselves in the last {WINDOW} steps than in the first", R1,
+                checks[:, -1] - checks[:, 1], at_least=0.005, unit="of outputs")
+    score = {name: found["pass@1"] for name, found in learned.items()}
+    ahead = score[COLD][:, -1] - score[MOVING][:, COLD_STEPS // WINDOW]
+    yield Claim(f"after {COLD_STEPS} RL steps, pass@1 is higher with the cold start", R1, ahead,
+                at_least=GAIN)
+    yield Claim(f"it is higher, too, than without one after {STEPS}: the steps behind the examples "
+                "count", OURS, score[COLD][:, -1] - score[MOVING][:, -1], at_least=GAIN)
 
-
-def note(found):
-    checks = [sum(look["checks"] for look in run) for run in found["runs"][MOVING]]
-    return ("Problems: 32 new ones at each step, 8 outputs to each; 128 before the first step; 256 "
-            f"different held-out ones, 2 samples of each; self-checks among all outputs of "
-            f"{MOVING}: {sum(checks)}")
-
-
-def panels(found):
-    shown = (FIXED, MOVING, CONSTANT)
-    steps = range(0, STEPS + 1, WINDOW)
-
-    def lengths(axis):
-        for name in shown:
-            values = [at(found, name, i, mean_length) for i in range(len(steps))]
-            means = [statistics.mean(lengths) for lengths in values]
-            axis.plot(steps, means, ".-", label=name)
-        axis.set(xlabel=f"step, the last of {WINDOW}", ylabel="tokens of an output", ylim=(0, None))
-        axis.legend(frameon=False, fontsize=8, loc="lower right")
-
-    def sources(axis):
-        left = [0] * len(shown)
-        for color, which in enumerate(PARTS, start=3):
-            added = [statistics.mean(part(found, name, which)) for name in shown]
-            axis.barh(shown, added, left=left, color=f"C{color}", label=which)
-            left = [a + b for a, b in zip(left, added)]
-        axis.set(xlabel="growth of the length, in tokens", ylim=(4, -0.6))
-        axis.legend(frameon=False, fontsize=8, loc="lower right")
-
-    def scores(axis):
-        for name, first, style, label in (
-                (MOVING, 0, "C1.-", "R1-Zero"), (COLD, 0, "C2.-", "cold start, then RL"),
-                (COLD, WRITES_AT, "C2.:", "its examples' steps counted")):
-            means = mean_curve([[look["pass@1"] for look in run] for run in found["runs"][name]])
-            axis.plot([first + step for step, _ in zip(steps, means)], means, style, label=label)
-        axis.set(xlabel="RL steps", ylabel="pass@1, held out", ylim=(0, 1))
-        axis.legend(frameon=False, fontsize=8, loc="lower right")
-    return [lengths, sources, scores]
+    steps = {name: numpy.arange(rows.shape[1]) * WINDOW for name, rows in length.items()}
+    given = {MOVING: BLUE, CONSTANT: GREEN, COLD: ORANGE, "R1-Zero": BLUE, "cold start": ORANGE}
+    shown = {name: length[name] for name in (FIXED, MOVING, CONSTANT)}
+    yield curves(shown, said, x=steps, given=given, ylim=(0, None), ylabel="tokens of an output",
+                 xlabel=f"step, the last of {WINDOW}")
+    yield curves({"R1-Zero": score[MOVING], "cold start": score[COLD]},
+                 f"After {COLD_STEPS} steps of RL, a cold start is ahead by {ahead.mean():+.2f}",
+                 x={"R1-Zero": steps[MOVING], "cold start": steps[COLD]}, given=given,
+                 ylabel="pass@1, held out", ylim=(0, 1), xlabel="step of RL")
+    ends = {}
+    split = {}
+    for name, found in learned.items():
+        think = found["number"].sum(axis=2)[..., 1] / found["number"].sum(axis=(2, 3))
+        ends[name] = {f"{word} {when}": values[:, i] for when, i in (("at first", 0), ("late", -1))
+                      for word, values in (("thinks", think), ("tokens", length[name]),
+                                           ("pass@1", score[name]))}
+        split[f"{name}: mean of all orders"] = dict(zip(PARTS, part[name].T))
+        for i, order in enumerate(ORDERS):
+            words = ", ".join(PARTS[which] for which in order)
+            split[f"{name}: {words}"] = dict(zip(PARTS, orders[name][:, i].T))
+    yield numbers(ends, {column: column for column in ends[FIXED]}, ".2f", by="RL")
+    yield numbers(split, {which: which for which in PARTS}, "+.1f", by="tokens added, in an order")
