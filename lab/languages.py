@@ -1,4 +1,4 @@
-"""Languages: why thoughts mix them, and what a reward for one of them costs.
+"""Languages: why thoughts mix them, and what a reward for one of them costs
 
 Claim. A policy that learns by RL alone mixes languages in its thoughts. A reward for language
 consistency, the share of words of the target language in the thought, is added to that for right
@@ -23,42 +23,39 @@ base learns from these, textbook and forum as usual. From it, grpo.py learns wit
 accuracy alone; and plus the share of steps in either notation, in the common one, in the rarer one;
 0 without a thought. Mixing is the share of thoughts with steps in both, or with both in a step.
 """
-import collections
+import copy
 import functools
 import itertools
 import math
-import statistics
+from collections import Counter
 
+import numpy
 import torch
 
 import common
 import grpo
-from lab.entry import (
-    CONTRADICTED,
-    SHOWN,
-    Claim,
-    compared,
-    draw_curves,
-    mean_and_spread,
-    minus,
-)
-from lab.experiment import steps_to_level
-from lab.training import side_by_side, training
+from lab.draw import BLUE, GREEN, GREY, ORANGE, curves, dots
+from lab.experiment import Experiment, numbers, steps_to_level
+from lab.training import training
+from lab.verdict import OURS, Claim
 from tasks import Wrapper, block
-from tools.runs import rounded
+from tools.runs import table
 
-SEEDS = [0, 1, 2, 3]
+R1 = "[DeepSeek-R1](https://arxiv.org/abs/2501.12948)"
 STEPS = 30
 LAST = 5                                        # steps at the end that are compared
 RARE, CHANGES = 0.25, 0.1                       # thoughts with capital letters; changes after steps
 LETTERS = str.maketrans("0123456789", "abcdefghij")
 ALONE, EITHER, COMMON, RARER = "accuracy alone", "+ either", "+ common", "+ rarer"
 TARGETS = {ALONE: [], EITHER: ["common", "rarer"], COMMON: ["common"], RARER: ["rarer"]}
-FLAGS = ["--num_eval_problems", 256]
-OUTPUTS = 256 * 8                               # of the base, to look at
+KINDS = ("common", "rarer", "mixed", "no thought")
+OUTPUTS = 256                                   # groups of the base, to look at
 STOPPED = 0.01                                  # of the thoughts, what still may mix
+MIXES = 0.05                                    # of the thoughts, what counts as mixing
+GAIN = 0.01                                     # of pass@1, what counts as one
 RATES = (0.3, 0.6, 0.9)                         # of the exact part
 SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
+EXPERIMENT = Experiment(__file__, __doc__, seeds=range(8))
 
 
 # ---- 1. two notations ------------------------------------------------------------------------
@@ -121,62 +118,55 @@ def in_notations(thought, rng):
 
 # ---- 2. runs ---------------------------------------------------------------------------------
 
-def setting(name, *flags):
+def setting(name, flags):
     """-> Config, task of a run"""
-    cfg = common.parse_flags(grpo.Config, [str(word) for word in [*FLAGS, *flags]])
+    cfg = common.parse_flags(grpo.Config, f"--num_eval_problems 256 {flags}".split())
     return cfg, TwoNotations(common.load_task(cfg, grpo.verify), TARGETS[name])
 
 
-def look(batch):
-    """The share of each kind in a batch, and of right ones in each. -> {kind: [share, share]}"""
-    right = collections.defaultdict(list)
-    for text, is_right in zip(batch.texts, batch.is_correct.flatten().tolist()):
-        right[kind(text)].append(is_right)
-    return {name: [len(cases) / len(batch.texts), sum(cases) / len(cases)]
-            for name, cases in right.items()}
-
-
-def numbers(batch):
-    """What is followed step by step. -> dict"""
-    shares = {name: share for name, (share, _) in look(batch).items()}
-    steps = [name for text in batch.texts for name in notations(text)]
-    thinks = 1 - shares.get("no thought", 0)
-    return {"accuracy": batch.is_correct.double().mean().item(), "thinks": thinks,
-            "mixes": shares.get("mixed", 0) / thinks if thinks else 0.0,
-            "common": steps.count("common") / max(1, len(steps)),
-            "rarer": steps.count("rarer") / max(1, len(steps))}
-
-
-def learn(name, seed, policy):
-    """Train. -> {number: its values step by step}, and pass@1 on held-out problems"""
-    torch.set_num_threads(1)
-    cfg, task = setting(name, "--seed", seed)
-    steps = itertools.islice(training(grpo, cfg, task, policy), STEPS)
-    seen = [numbers(batch) for batch, _ in steps]
-    curves = {word: rounded(each[word] for each in seen) for word in seen[0]}
-    score = grpo.evaluate(policy, task, cfg, num_samples=4)["pass@1"]
-    return curves | {"pass@1": round(score, 5)}
-
-
+@functools.cache
 def make_base():
-    """-> the policy, and what its samples are like"""
-    cfg, task = setting(ALONE, "--num_prompts", OUTPUTS // 8)
+    """-> the policy that has learned from both notations"""
+    cfg, task = setting(ALONE, "")
     base = grpo.GPT(cfg)
     grpo.warm_start(base, task, cfg)
-    batch = grpo.sample_batch(base, task, cfg, "base")
-    kinds = {name: rounded(pair) for name, pair in look(batch).items()}
-    seen = {word: round(value, 5) for word, value in numbers(batch).items()}
-    score = grpo.evaluate(base, task, cfg, num_samples=4)["pass@1"]
-    return base, seen | {"kinds": kinds, "pass@1": round(score, 5)}
+    return base
 
 
-def measure(seeds):
-    torch.set_num_threads(1)
-    base, before = make_base()
-    jobs = [(name, seed, base) for name in TARGETS for seed in seeds]
-    results = iter(side_by_side(learn, jobs))
-    runs = {name: [next(results) for _ in seeds] for name in TARGETS}
-    return {"base": before, "runs": runs}
+def look(batch):
+    """Of the outputs, the share that is right, that thinks, of each of KINDS, and right in it; of
+    the thoughts those that mix, of their steps those in each notation. -> {name: float}"""
+    is_correct = batch.is_correct.flatten().tolist()
+    kinds = [kind(text) for text in batch.texts]
+    number = Counter(kinds)
+    right = Counter(name for name, is_right in zip(kinds, is_correct) if is_right)
+    steps = [name for text in batch.texts for name in notations(text)]
+    thoughts = len(kinds) - number["no thought"]
+    found = {"accuracy": sum(is_correct) / len(kinds), "thinks": thoughts / len(kinds),
+             "mixes": number["mixed"] / max(1, thoughts)}
+    for name in KINDS:
+        found[f"{name}: share"] = number[name] / len(kinds)
+        found[f"{name}: right"] = right[name] / max(1, number[name])
+    return found | {name: steps.count(name) / max(1, len(steps)) for name in KINDS[:2]}
+
+
+@EXPERIMENT.measure(["the base"], seeds=[0])
+def base(seed, case):
+    cfg, task = setting(ALONE, f"--num_prompts {OUTPUTS}")
+    found = look(grpo.sample_batch(make_base(), task, cfg, "base"))
+    return found | {"pass@1": grpo.evaluate(make_base(), task, cfg, 4)["pass@1"]}
+
+
+@EXPERIMENT.measure(TARGETS)
+def learned(seed, name):
+    """Train with a reward: what batches are like, and pass@1 on held-out problems."""
+    cfg, task = setting(name, f"--seed {seed}")
+    policy = copy.deepcopy(make_base())
+    steps = itertools.islice(training(grpo, cfg, task, policy), STEPS)
+    looks = [look(batch) for batch, _ in steps]
+    found = {word: [seen[word] for seen in looks]
+             for word in ("accuracy", "thinks", "mixes", *KINDS[:2])}
+    return found | {"pass@1": grpo.evaluate(policy, task, cfg, 4)["pass@1"]}
 
 
 # ---- 3. what the sum of rewards does, exactly ------------------------------------------------
@@ -188,7 +178,7 @@ def mean_advantage(own, chances, G=8):
     weights = []
     for others in groups:
         weight = math.factorial(G - 1)
-        for reward, count in collections.Counter(others).items():
+        for reward, count in Counter(others).items():
             weight *= chances[reward] ** count / math.factorial(count)
         weights.append(weight)
     rewards = torch.tensor([[own, *others] for others in groups], dtype=torch.float64)
@@ -214,95 +204,54 @@ def pushed_down():
 
 # ---- 4. what was found -----------------------------------------------------------------------
 
-def last(found, name, word):
-    """The mean of the last steps, by seed. -> list"""
-    return [statistics.mean(run[word][-LAST:]) for run in found["runs"][name]]
-
-
-def scores(found, name):
-    return [run["pass@1"] for run in found["runs"][name]]
-
-
-def steps_to_target(found, name):
-    """How many steps there were before 95% of all steps of thoughts are in the target. -> list"""
-    [target] = TARGETS[name]
-    return [steps_to_level(run[target], 0.95) for run in found["runs"][name]]
-
-
-def tables(found):
-    base = found["base"]
-    heads = ["reward", "thoughts that mix", "steps in the rarer notation", "outputs that think",
-             "pass@1, held out"]
-    words = ("mixes", "rarer", "thinks")
-    rows = [["the base", *(f"{base[word]:.3f}" for word in (*words, "pass@1"))]]
-    for name in TARGETS:
-        cells = [mean_and_spread(last(found, name, word)) for word in words]
-        rows.append([name, *cells, mean_and_spread(scores(found, name))])
-    heads_of_kinds = ["thoughts of the base", "share of outputs", "of these right"]
-    kinds = [[name, *(f"{value:.3f}" for value in base["kinds"].get(name, []))]
-             for name in ("common", "rarer", "mixed", "no thought")]
-    heads_of_exact = ["a right answer in the other notation: mean advantage (exact)",
-                      *(f"{share:.0%} in the target" for share in SHARES)]
-    exact = [[f"pass rate {p}", *(f"{in_the_other(p, share):+.2f}" for share in SHARES)]
-             for p in RATES]
-    return [(heads, rows), (heads_of_kinds, kinds), (heads_of_exact, exact)]
-
-
-def claims(found):
-    mixes = {name: last(found, name, "mixes") for name in TARGETS}
-    score = {name: scores(found, name) for name in TARGETS}
-    thinks = {name: [statistics.mean(run["thinks"]) for run in found["runs"][name]]
-              for name in TARGETS}
-    listed = [compared("with accuracy alone, thoughts mix more than those of the base",
-                       [mix - found["base"]["mixes"] for mix in mixes[ALONE]])]
+def page(base, learned):
+    [before] = base.values()
+    mixes = {name: found["mixes"][:, -LAST:].mean(axis=1) for name, found in learned.items()}
+    score = {name: found["pass@1"] for name, found in learned.items()}
+    thinks = {name: found["thinks"].mean(axis=1) for name, found in learned.items()}
+    said = (f"Rewarded for right answers alone, {mixes[ALONE].mean():.0%} of the thoughts mix "
+            f"notations; with a reward for one of them, {mixes[COMMON].mean():.1%}")
+    yield Claim("with accuracy alone, thoughts mix", R1, mixes[ALONE], at_least=MIXES,
+                unit="of thoughts", shown=said)
+    yield Claim("with accuracy alone, they mix less than those of the base", OURS,
+                mixes[ALONE] - before["mixes"], at_most=-0.02, unit="of thoughts")
     for name in (COMMON, RARER):
-        listed += [
-            compared(f"with accuracy alone, they mix more than with {name}",
-                     minus(mixes[ALONE], mixes[name])),
-            compared(f"{name}: fewer than {STOPPED:.0%} of thoughts mix, {STOPPED} minus these",
-                     [STOPPED - mix for mix in mixes[name]])]
-    later = minus(steps_to_target(found, RARER), steps_to_target(found, COMMON))
-    listed += [
-        compared(f"95% of the steps are in the target later with {RARER} than with {COMMON}, in "
-                 "steps of training", later, "+.1f"),
-        compared(f"more outputs think with {EITHER} than with accuracy alone, mean of all steps",
-                 minus(thinks[EITHER], thinks[ALONE]))]
-    for more, less in ((ALONE, COMMON), (ALONE, RARER), (EITHER, COMMON), (EITHER, RARER),
-                       (COMMON, RARER)):
-        listed.append(compared(f"pass@1 is higher with {more} than with {less}",
-                               minus(score[more], score[less])))
-    agreed = pushed_down()
-    listed.append(
-        Claim("+ a target: a right answer in the other notation, as a wrong one in the target, is "
-              "pushed down if pass rate and share of the target exceed 1 together, and else up",
-              f"in {sum(agreed)} of {len(agreed)} cases, exactly",
-              SHOWN if all(agreed) else CONTRADICTED))
-    return listed
+        yield Claim(f"{name}: at most {STOPPED:.0%} of thoughts mix", R1, mixes[name],
+                    at_most=STOPPED, unit="of thoughts")
+        yield Claim(f"{name} costs accuracy: pass@1 is higher with accuracy alone", R1,
+                    score[ALONE] - score[name], at_least=GAIN)
+    yield Claim(f"next to {EITHER}, {COMMON} costs no pass@1", OURS, score[EITHER] - score[COMMON],
+                at_most=GAIN)
+    yield Claim(f"next to {EITHER}, {RARER} costs pass@1", OURS, score[EITHER] - score[RARER],
+                at_least=GAIN)
+    steps = {}
+    for name in (COMMON, RARER):
+        [target] = TARGETS[name]
+        steps[name] = numpy.array([steps_to_level(row, 0.95) for row in learned[name][target]])
+    yield Claim(f"95% of the steps are in the target later with {RARER} than with {COMMON}", OURS,
+                steps[RARER] - steps[COMMON], at_least=1, unit="steps of training")
+    yield Claim(f"more outputs think with {EITHER} than with accuracy alone, mean of all steps",
+                OURS, thinks[EITHER] - thinks[ALONE], at_least=0.02, unit="of outputs")
+    yield Claim("a right answer in the other notation is pushed down if pass rate and share of the "
+                "target exceed 1 together, and else up: in all cases", OURS, pushed_down(),
+                at_least=1, exact=True)
 
-
-def note(found):
-    return (f"Problems: 32 new ones at each of {STEPS} steps, 8 outputs to each; 256 for what the "
-            f"base samples; 256 different held-out ones, 4 samples of each; compared are the last "
-            f"{LAST} steps")
-
-
-def panels(found):
-    def mixing(axis):
-        curves = {name: [run["mixes"] for run in runs] for name, runs in found["runs"].items()}
-        axis.axhline(found["base"]["mixes"], color="0.5", linestyle=":", label="the base")
-        draw_curves(axis, curves, ylabel="share of thoughts that mix", ylim=(0, 0.5))
-
-    def accuracy(axis):
-        curves = {name: [run["accuracy"] for run in runs] for name, runs in found["runs"].items()}
-        draw_curves(axis, curves, ylabel="accuracy of the batch", ylim=(0, 1))
-
-    def exact(axis):
-        shares = [i / 50 for i in range(51)]
-        for p in RATES:
-            values = [in_the_other(p, share) for share in shares]
-            axis.plot(shares, values, label=f"pass rate {p}")
-        axis.axhline(0, color="0.5", linestyle=":")
-        axis.set(xlabel="share of the target notation", ylabel="mean advantage",
-                 title="right, in the other notation (exact)")
-        axis.legend(frameon=False, fontsize=8)
-    return [mixing, accuracy, exact]
+    given = dict(zip(TARGETS, (GREY, BLUE, GREEN, ORANGE)))
+    yield curves({name: found["mixes"] for name, found in learned.items()}, said, given=given,
+                 ylabel="share of thoughts that mix", ylim=(0, 0.5))
+    yield dots(score, f"One notation costs little: pass@1 of {score[COMMON].mean():.3f} with the "
+               f"common one, {score[RARER].mean():.3f} with the rarer, {score[ALONE].mean():.3f} "
+               "without", form=".3f", given=given, xlabel="pass@1, held out; a dot for each seed")
+    rows = {"the base": before}
+    for name, found in learned.items():
+        late = {word: found[word][:, -LAST:].mean(axis=1) for word in ("mixes", "rarer", "thinks")}
+        rows[name] = late | {"pass@1": score[name]}
+    yield numbers(rows, {"mixes": "thoughts that mix", "rarer": "steps in the rarer notation",
+                         "thinks": "outputs that think", "pass@1": "pass@1"}, by="reward")
+    yield numbers({name: {word: before[f"{name}: {word}"] for word in ("share", "right")}
+                   for name in KINDS}, {"share": "share of outputs", "right": "of these right"},
+                  by="the base")
+    yield table(["a right answer in the other notation: mean advantage (exact)",
+                 *(f"{share:.0%} in the target" for share in SHARES)],
+                [[f"pass rate {p}", *(f"{in_the_other(p, share):+.2f}" for share in SHARES)]
+                 for p in RATES])
