@@ -1,4 +1,4 @@
-"""Test-time compute: thinking longer, voting, and choosing by a reward model, at equal tokens.
+"""Test-time compute: thinking longer, voting, and choosing by a reward model, at equal tokens
 
 Claim. The majority of several samples is right more often than one (self-consistency, Wang and
 others, 2203.11171). With as many samples, the one that a trained verifier rates highest is better
@@ -20,8 +20,8 @@ Method. Outputs of the base to held-out problems: 64 as it samples them, and 16 
 begin with a thought. The reward model is tasks/preferences.py's, trained on 20 batches of other
 problems for each seed. A weighted vote adds up the ratings of the outputs with an answer, cut to
 0..1. Best of N is its mean over all choices of N of the 64; votes are those of disjoint blocks. A
-budget is N times the mean tokens of an output. One thought that may have at most T tokens is right
-if it has come to its end within T; it costs the tokens it takes.
+budget is N times the mean tokens of an output. How a best of some 400
+samples does, which is where it got worse (Cobbe and others), is not looked at.
 """
 import dataclasses
 import functools
@@ -29,25 +29,29 @@ import math
 import statistics
 from typing import NamedTuple
 
+import numpy
 import torch
 
 import common
 import grpo
-from lab.entry import compared, mean_and_spread, mean_curve, minus
+from lab.draw import BLUE, GREEN, GREY, ORANGE, RED, curves
+from lab.experiment import Experiment, numbers
 from lab.sharpen import THINK
-from lab.training import continued, side_by_side
+from lab.training import continued, load_base
+from lab.verdict import OURS, Claim
 from tasks import preferences
-from tools.runs import make_base
 from tools.scores import votes
 
-SEEDS = [0, 1, 2, 3, 4]
-TASKS = {"arithmetic": [], "countdown": ["--task", "countdown"]}
+WANG = "[Wang and others](https://arxiv.org/abs/2203.11171)"
+LIGHTMAN = "[Lightman and others](https://arxiv.org/abs/2305.20050)"
+TASKS = {"arithmetic": "", "countdown": "--task countdown"}
 PROBLEMS, PART = 128, 8                         # of each task and seed, and in a batch
 FEW, SAMPLES, THOUGHTS = 8, 64, 16              # of each problem
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)         # N
-SHARES_OF_T = [part / 16 for part in range(4, 17)]          # of the longest thought
 MAJORITY, WEIGHTED, BEST, ANY = ("majority", "weighted vote", "best of N", "any of N (pass@N)")
 THOUGHT_VOTE = "majority of thoughts"
+GAIN = 0.02                                     # of accuracy, what counts as one
+EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5))
 
 
 # ---- 1. ways to choose among the outputs to a problem ----------------------------------------
@@ -136,160 +140,81 @@ def thoughts(policy, task, cfg, part):
     return split(THOUGHTS, answers, [0.0] * len(right), right, lengths)
 
 
-def mean(values):
-    return round(statistics.mean(values), 5)
-
-
-def spend(name, seed, weights):
-    """All ways to spend tokens on one task. -> dict"""
-    torch.set_num_threads(1)
-    cfg = common.parse_flags(grpo.Config, ["--seed", str(seed), *TASKS[name]])
-    task = common.load_task(cfg, grpo.verify)
-    policy = grpo.GPT(cfg)
-    policy.load_state_dict(weights)
-    model = preferences.RewardModel(policy)
-    sample = functools.partial(grpo.sample_batch, policy, task, cfg)
-    in_order = preferences.fit(model, sample, seed)
-
-    parts = range(PROBLEMS // PART)
-    sampled = sum((outputs(policy, task, cfg, model, part) for part in parts), [])
-    thought = sum((thoughts(policy, task, cfg, part) for part in parts), [])
-    found = {"in order": round(in_order, 5), "tokens": mean_tokens(sampled),
-             "thought tokens": mean_tokens(thought), "curves": curves(sampled, COUNTS)}
-    few = [N for N in COUNTS if N <= THOUGHTS]
-    found["curves"][THOUGHT_VOTE] = curves(thought, few)[MAJORITY]
-    prompts = {problem.prompt for part in parts for problem in asked(task, cfg, part)}
-    found["problems"] = len(prompts)
-    limits = [share * cfg.max_completion_length for share in SHARES_OF_T]
-    found["one thought"] = [limited(thought, T) for T in limits]
-    return found
-
-
 def mean_tokens(problems):
-    return mean(length for problem in problems for length in problem.lengths)
+    """Of all outputs to all problems. -> float"""
+    return statistics.mean(length for problem in problems for length in problem.lengths)
 
 
-def curves(problems, counts):
+def by_number(problems, counts):
     """How often each way to choose is right, for each number of outputs. -> {way: list}"""
     found = {}
     for N in counts:
         scores = [ways(N, problem) for problem in problems]
         for way in scores[0]:
-            found.setdefault(way, []).append(mean(score[way] for score in scores))
+            found.setdefault(way, []).append(statistics.mean(score[way] for score in scores))
     return found
 
 
-def limited(problems, T):
-    """What becomes of outputs that are stopped after T tokens: the mean number of tokens, and the
-    share that is right. -> list"""
-    tokens = []
-    right = []
-    for problem in problems:
-        for is_right, length in zip(problem.right, problem.lengths):
-            tokens.append(min(length, T))
-            right.append(float(is_right and length <= T))
-    return [mean(tokens), mean(right)]
-
-
-def measure(seeds):
-    jobs = [(name, seed, make_base(["grpo.py", *flags]))
-            for name, flags in reversed(TASKS.items()) for seed in seeds]
-    found = {name: [] for name in TASKS}
-    for (name, *_), result in zip(jobs, side_by_side(spend, jobs)):
-        found[name].append(result)
-    return found
+@EXPERIMENT.measure(reversed(TASKS))            # the longer ones first
+def spent(seed, name):
+    """All ways to spend tokens on a task."""
+    cfg, task, policy = load_base(grpo, f"--seed {seed} {TASKS[name]}")
+    model = preferences.RewardModel(policy)
+    sample = functools.partial(grpo.sample_batch, policy, task, cfg)
+    in_order = preferences.fit(model, sample, seed)
+    parts = range(PROBLEMS // PART)
+    sampled = sum((outputs(policy, task, cfg, model, part) for part in parts), [])
+    thought = sum((thoughts(policy, task, cfg, part) for part in parts), [])
+    few = [N for N in COUNTS if N <= THOUGHTS]
+    return by_number(sampled, COUNTS) | {
+        THOUGHT_VOTE: by_number(thought, few)[MAJORITY], "in order": in_order,
+        "tokens": mean_tokens(sampled), "thought tokens": mean_tokens(thought)}
 
 
 # ---- 3. what was found -----------------------------------------------------------------------
 
-def at(found, task, way, N):
-    """How often a way to choose among N outputs is right, for each seed. -> list"""
-    return [curves[way][COUNTS.index(N)] for curves in of(found, task, "curves")]
+def as_many(found, num_thoughts):
+    """The least N whose outputs have, on average, at least the tokens of so many thoughts."""
+    wanted = num_thoughts * found["thought tokens"].mean() / found["tokens"].mean()
+    return min(N for N in COUNTS if wanted <= N)
 
 
-def of(found, task, name):
-    """A number for each seed. -> list"""
-    return [result[name] for result in found[task]]
-
-
-def tokens(found, task, name="tokens"):
-    """The mean tokens of an output, or of a thought. -> float"""
-    return statistics.mean(of(found, task, name))
-
-
-def as_many_tokens(found, task, num_thoughts):
-    """The least N whose outputs of the base have, on average, at least the tokens of so many
-    thoughts. -> int"""
-    budget = num_thoughts * tokens(found, task, "thought tokens")
-    enough = [N for N in COUNTS if N * tokens(found, task) >= budget]
-    return enough[0]
-
-
-def tables(found):
-    heads = ["task", "N", *found["arithmetic"][0]["curves"]]
-    rows = []
+def page(spent):
     for task in TASKS:
-        for N in (1, 4, 16, 64):
-            ways_of_N = heads[2:] if N <= THOUGHTS else heads[2:-1]     # without that of thoughts
-            cells = [mean_and_spread(at(found, task, way, N)) for way in ways_of_N]
-            rows.append([task, N, *cells, *[""] * (len(heads) - 2 - len(cells))])
-    names = {"tokens": "tokens of an output", "thought tokens": "of a thought",
-             "in order": "pairs that the reward model has in order"}
-    costs = []
-    for task in TASKS:
-        costs.append([task, *(mean_and_spread(of(found, task, name)) for name in names)])
-    return [(heads, rows), (["task", *names.values()], costs)]
-
-
-def claims(found):
-    listed = []
-    for task in TASKS:
-        one = as_many_tokens(found, task, 1)
-        four = as_many_tokens(found, task, 4)
-        listed += [
-            compared(f"{task}: the majority of {SAMPLES} is right more often than one output",
-                     minus(at(found, task, MAJORITY, SAMPLES), at(found, task, MAJORITY, 1))),
-            compared(f"{task}: one thought is right more often than the majority of {one} outputs, "
-                     "which take as many tokens",
-                     minus(at(found, task, THOUGHT_VOTE, 1), at(found, task, MAJORITY, one))),
-            compared(f"{task}: the majority of 4 thoughts is right more often than the weighted "
-                     f"vote of {four} outputs, which take as many tokens",
-                     minus(at(found, task, THOUGHT_VOTE, 4), at(found, task, WEIGHTED, four)))]
+        found = spent[task]
+        lines = {way: found[way] for way in (BEST, WEIGHTED, MAJORITY, ANY, THOUGHT_VOTE)}
+        right = {way: dict(zip(COUNTS, rows.T)) for way, rows in lines.items()}     # way, N: (S,)
+        one = as_many(found, 1)
+        four = as_many(found, 4)
+        voted = right[MAJORITY][one]
+        thought = right[THOUGHT_VOTE][1]
+        said = (f"{task.capitalize()}: with the tokens of one thought, {one} outputs, a vote is "
+                f"right {voted.mean():.0%} of the time, the thought {thought.mean():.0%}")
+        yield Claim(f"{task}: one thought is right more often than the majority of {one} outputs, "
+                    "which take as many tokens", OURS, thought - voted, at_least=GAIN, shown=said)
+        yield Claim(f"{task}: the majority of 4 thoughts is right more often than the weighted "
+                    f"vote of {four} outputs, which take as many", OURS,
+                    right[THOUGHT_VOTE][4] - right[WEIGHTED][four], at_least=GAIN)
+        yield Claim(f"{task}: the majority of {SAMPLES} is right more often than one output", WANG,
+                    right[MAJORITY][SAMPLES] - right[MAJORITY][1], at_least=GAIN)
         for N in (FEW, SAMPLES):
-            best = at(found, task, BEST, N)
-            listed += [
-                compared(f"{task}: the best of {N} by the reward model is right more often than "
-                         "their majority", minus(best, at(found, task, MAJORITY, N))),
-                compared(f"{task}: the weighted vote of {N} is right more often than the best",
-                         minus(at(found, task, WEIGHTED, N), best))]
-        listed.append(
-            compared(f"{task}: the best of {SAMPLES} is right less often than the best of {FEW}",
-                     minus(at(found, task, BEST, FEW), at(found, task, BEST, SAMPLES))))
-    return listed
+            yield Claim(f"{task}: the best of {N} by the reward model is right more often than "
+                        "their majority", LIGHTMAN, right[BEST][N] - right[MAJORITY][N],
+                        at_least=GAIN)
+            yield Claim(f"{task}: the weighted vote of {N} is right more often than the best", OURS,
+                        right[WEIGHTED][N] - right[BEST][N], at_least=GAIN)
+        yield Claim(f"{task}: the best of {SAMPLES} is right less often than the best of {FEW}",
+                    OURS, right[BEST][SAMPLES] - right[BEST][FEW], at_most=-GAIN)
 
-
-def note(found):
-    different = [number for task in TASKS for number in of(found, task, "problems")]
-    return (f"{PROBLEMS} held-out problems for each task and seed, of them {min(different)} to "
-            f"{max(different)} different ones; {SAMPLES} outputs and {THOUGHTS} thoughts of each; "
-            "one base for each task")
-
-
-def panels(found):
-    def by_tokens(task):
-        def fill(axis):
-            for way in (BEST, WEIGHTED, MAJORITY, ANY, THOUGHT_VOTE):
-                means = mean_curve([curves[way] for curves in of(found, task, "curves")])
-                name = "thought tokens" if way == THOUGHT_VOTE else "tokens"
-                cost = tokens(found, task, name)
-                budgets = [N * cost for N in COUNTS[:len(means)]]
-                axis.plot(budgets, means, ":" if way == ANY else "-", label=way)
-            by_limit = zip(*of(found, task, "one thought"))
-            limits = [mean_curve(pairs) for pairs in by_limit]
-            axis.plot(*zip(*limits), "k.", markersize=4, label="one thought, stopped after T")
-            axis.set(title=task, xlabel="tokens for a problem", xscale="log", ylim=(0, 1.03),
-                     ylabel="share right, mean of the seeds")
-            if task == "arithmetic":                    # where there is room
-                axis.legend(frameon=False, fontsize=8, loc="lower right")
-        return fill
-    return [by_tokens(task) for task in TASKS]
+        x = {}
+        for way, rows in lines.items():
+            unit = "thought tokens" if way == THOUGHT_VOTE else "tokens"
+            x[way] = found[unit].mean() * numpy.array(COUNTS[:rows.shape[1]])
+        yield curves(lines, said, x=x, given=dict(zip(lines, (RED, ORANGE, BLUE, GREY, GREEN))),
+                     xscale="log", xlabel="tokens for a problem", ylim=(0, 1.03), height=3.2,
+                     ylabel="share right")
+        for counts, shown in (((1, 4, 16), list(lines)), ((SAMPLES,), list(lines)[:-1])):
+            rows = {f"N = {N}": {way: right[way][N] for way in shown} for N in counts}
+            yield numbers(rows, dict(zip(shown, shown)), by=task)
+    yield numbers(spent, {"tokens": "tokens of an output", "thought tokens": "of a thought",
+                          "in order": "pairs that the reward model has in order"}, by="task")
