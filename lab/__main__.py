@@ -1,15 +1,14 @@
 """Experiments of the lab, by name, or all of them: python -m lab NAME (make lab-NAME, make lab)."""
 import argparse
-import importlib
 import os
 
 import common
-from lab import entry, experiment
+from lab import experiment
 
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
-    names = (*experiment.NAMES, *entry.NAMES)
+    names = experiment.NAMES
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(names))
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="side by side")
     parser.add_argument("--draw", action="store_true", help="measure nothing; draw again")
@@ -17,13 +16,10 @@ def main(argv=None):
     for name in args.names or names:
         if name not in names:
             parser.error(f"{name}: is none of {', '.join(names)}")
-        module = importlib.import_module(f"lab.{name}")
-        if name in entry.NAMES:
-            entry.perform(name, module, module.SEEDS, args.draw)
-            continue
+        made = experiment.module(name).EXPERIMENT
         if not args.draw:
-            module.EXPERIMENT.perform(args.processes)
-        module.EXPERIMENT.publish()
+            made.perform(args.processes)
+        made.publish()
 
 
 if __name__ == "__main__":

@@ -33,8 +33,8 @@ from tools.runs import DOCS, MACHINE, put, read_log, run, span, table
 
 NAMES = ("hacking", "bugs", "seeds", "signal", "sharpen", "wrongrewards", "kl", "variance",
          "divisors", "gae", "trust", "credit", "tokens",
-         "critic", "reuse", "staleness", "dpo", "methods", "exploration",
-         "tools")
+         "critic", "reuse", "staleness", "dpo", "methods", "exploration", "tools", "zero",
+         "languages", "compute")
 # The order of docs/lab.md, and of make lab; so many have their picture there:
 FINDINGS = 5
 ENDINGS = (".png", "-2.png")            # of the files of the pictures
@@ -160,7 +160,7 @@ def module(name):
 
 def measured():
     """Those of NAMES that have been measured. -> list"""
-    return [name for name in NAMES if (DOCS / "lab" / f"{name}.json").exists()]
+    return [name for name in NAMES if (DOCS / "lab" / f"{name}.md").exists()]
 
 
 def perform(job):

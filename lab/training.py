@@ -1,10 +1,6 @@
 """The loop of a script in this process, for experiments that look at its batches or its policy."""
-import concurrent.futures
 import copy
 import itertools
-import multiprocessing
-import os
-import pickle
 import shlex
 
 import torch
@@ -62,18 +58,3 @@ def continued(script, policy, cfg, problems, prompts, prefixes, uniforms=None):
     texts = [script.decode([i for i in ids[:length] if i != script.EOS])
              for ids, length in zip(whole.tolist(), lengths.tolist())]
     return longer, tokens, mask, texts
-
-
-def side_by_side(function, jobs):
-    """What a function returns for the arguments of each job, in processes of their own. -> list"""
-    # torch would give tensors to other processes in shared memory, so that all jobs trained the
-    # same policy; as bytes they are copies.
-    packed = [pickle.dumps((function, job)) for job in jobs]
-    context = multiprocessing.get_context("spawn")      # a fork may hang with torch's threads
-    with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), context) as pool:
-        return list(pool.map(unpack_and_call, packed))
-
-
-def unpack_and_call(packed):
-    function, arguments = pickle.loads(packed)
-    return function(*arguments)

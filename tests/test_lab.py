@@ -5,7 +5,6 @@ import importlib
 import inspect
 import json
 import math
-import operator
 import re
 import shlex
 import sys
@@ -18,13 +17,11 @@ from small_runs import INSTANT, SMALL, arguments, at_work, changed_weights, load
 
 import common
 import grpo
-from lab import dpo, draw, entry, experiment, training, verdict
-from tools import compare, passk, r1, rlhf, runs, tasks, zero
+from lab import dpo, draw, experiment, training, verdict
+from tools import r1, runs, tables
 
 EXPERIMENTS = {name: experiment.module(name).EXPERIMENT for name in experiment.NAMES}
-PAGE = (ROOT / "docs/lab-old.md").read_text()
-LAB = {name: importlib.import_module(f"lab.{name}") for name in entry.NAMES}
-SKELETON = ("draw", "entry", "experiment", "training", "verdict")
+SKELETON = ("draw", "experiment", "training", "verdict")
 
 
 def block(page, target, name):
@@ -153,7 +150,7 @@ def test_several_processes_find_what_one_does(monkeypatch):
 
 def test_every_experiment_is_in_the_gallery():
     files = {path.stem for path in ROOT.glob("lab/*.py") if not path.stem.startswith("_")}
-    assert files == {*experiment.NAMES, *entry.NAMES, *SKELETON}
+    assert files == {*experiment.NAMES, *SKELETON}
 
 
 @pytest.mark.parametrize("name", experiment.measured())
@@ -172,17 +169,7 @@ def test_the_findings_are_those_of_the_experiments():
     assert block((ROOT / "docs/lab.md").read_text(), "lab", "findings") == experiment.index()
 
 
-@pytest.mark.parametrize("name", LAB)
-def test_an_old_page_and_its_verdicts_follow_from_the_experiment_and_its_file(name):
-    found = entry.load(name)
-    assert block(PAGE, f"lab-{name}", f"lab-{name}") == entry.section(name, LAB[name], found)
-
-
-def test_the_list_of_old_claims_is_that_of_the_experiments():
-    assert block(PAGE, "lab", "index") == entry.index()
-
-
-@pytest.mark.parametrize("name", [*EXPERIMENTS, *LAB])
+@pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_says_what_is_claimed_and_what_was_expected(name):
     told = importlib.import_module(f"lab.{name}").__doc__
     order = [told.index(f"\n\n{word}. ") for word in ("Claim", "Prediction", "Method")]
@@ -234,7 +221,7 @@ def test_the_base_that_is_loaded_is_the_one_that_a_run_begins_with(tmp_path, mon
     monkeypatch.setattr(runs, "run", run)
     monkeypatch.chdir(tmp_path)
     small = {name: value for name, value in INSTANT.items() if name != "max_steps"}
-    cfg, task, policy = entry.load_base(grpo, *arguments(small))
+    cfg, task, policy = training.load_base(grpo, shlex.join(arguments(small)))
     grpo.main([*arguments(INSTANT), "--output_dir", "run"])
     begun = load("run/base.pt")["policy"]
     assert changed_weights(policy.state_dict(), begun) == []
@@ -259,13 +246,6 @@ def test_training_is_the_loop_of_the_script(tmp_path):
     assert task.state == after["task"]
 
 
-def test_jobs_side_by_side_do_not_see_what_others_do_to_a_tensor():
-    tensor = torch.zeros(2)
-    found = training.side_by_side(operator.iadd, [(tensor, 1), (tensor, 1)])
-    assert [values.tolist() for values in found] == [[1, 1]] * 2
-    assert tensor.tolist() == [0, 0]
-
-
 # ---- what is asked of the scripts ------------------------------------------------------------
 
 def commands():
@@ -275,13 +255,10 @@ def commands():
     yield from (["dpo.py", *flags.split()] for flags in (dpo.PAIRS, *dpo.LEARNING.values()))
     yield from (["dpo.py", *f"{dpo.FIXED} {flags}".split()] for flags in dpo.LOSSES.values())
     yield from map(shlex.split, dpo.METHODS.values())
-    for flags in LAB["zero"].VARIANTS.values():
-        yield ["grpo.py", *flags, *LAB["zero"].SAME]
-    for table in (compare.RUNS, r1.STAGES, rlhf.RUNS):
-        yield from table.values()
-    for task, table in tasks.RUNS.items():
-        yield from ([*words, "--task", task] for words in table.values())
-    yield from (["grpo.py", *table.FLAGS] for table in (passk, zero))
+    yield from r1.STAGES.values()
+    for table in tables.TABLES.values():
+        for part in table.values():
+            yield from map(shlex.split, part.rows.values())
 
 
 def test_the_scripts_accept_what_experiments_and_tables_ask_for(monkeypatch):

@@ -432,8 +432,15 @@ def test_kl_penalties_are_compared_at_the_same_kl():
 # ---- methods, pairs, seeds -------------------------------------------------------------------
 
 def test_methods_are_there_when_five_batches_in_a_row_have_twice_what_the_base_has():
-    assert methods.steps_needed(numpy.array([0, 0, 0.5, 0, 0.5, 0, 0.5, 0]), 0.3) == 7
-    assert methods.steps_needed(numpy.array([1, 0, 0, 0, 0, 1]), 0.3) == 9         # never
+    ways = {"a": [0, 0, 0.5, 0, 0.5, 0, 0.5, 0], "never": [1, 0, 0, 0, 0, 1, 0, 0]}
+    runs = {name: {"accuracy": numpy.array([row]), "step_time": numpy.full((1, 8), 3.0)}
+            for name, row in ways.items()}
+    runs["a"]["accuracy"][0, 0] = -0.72                     # so that the base has 0.14
+    runs["a"]["eval/greedy"] = numpy.array([[0, 0.9, 0, 0.94, 0, 0.95, 0, 1]])
+    found = methods.cost("countdown", runs)
+    assert found["samples"] == {"a": [7 * 256], "never": [12 * 256]}
+    assert found["seconds"] == {"a": [21], "never": [36]}
+    assert methods.steps_needed("arithmetic", runs["a"], 0.14) == [6]
 
 
 def test_seeds_are_split_and_ranked_as_often_as_there_are_ways():
@@ -486,25 +493,29 @@ def test_dpo_has_the_pairs_that_the_reward_model_learns_from(talker, monkeypatch
 
 # ---- R1-Zero, languages ----------------------------------------------------------------------
 
-BEFORE = {"3 thinks": [10, 200], "3 guesses": [30, 150], "5 thinks": [5, 175],
-          "5 guesses": [15, 75]}
+BEFORE = {"3": (30, 150, 10, 200), "5": (15, 75, 5, 175)}  # number and tokens: guesses, thoughts
 
 
+def cells(levels):
+    """-> numbers of outputs and tokens, (2, 5, 2)"""
+    rows = [levels.get(str(level), (0, 0, 0, 0)) for level in zero.LEVELS]
+    return numpy.array(rows, dtype=float).reshape(5, 2, 2).transpose(2, 0, 1)
+
+
+@pytest.mark.parametrize("order", zero.ORDERS)
 @pytest.mark.parametrize("after, only", [
-    ({"3 thinks": [5, 100], "3 guesses": [15, 75], "5 thinks": [10, 350], "5 guesses": [30, 150]},
-     "harder problems"),
-    ({"3 thinks": [30, 600], "3 guesses": [10, 50], "5 thinks": [10, 350], "5 guesses": [10, 50]},
-     "more thinking"),
-    ({"3 thinks": [10, 230], "3 guesses": [30, 180], "5 thinks": [5, 190], "5 guesses": [15, 90]},
-     "longer outputs"),
-    ({"3 thinks": [12, 260], "5 thinks": [20, 720], "5 guesses": [4, 21], "7 thinks": [8, 400]},
-     "")])
-def test_zero_parts_add_up_to_the_growth_and_what_changes_alone_has_all_of_it(after, only):
-    found = zero.parts(BEFORE, after)
-    growth = zero.mean_length(after) - zero.mean_length(BEFORE)
-    assert sum(found.values()) == pytest.approx(growth)
+    ({"3": (15, 75, 5, 100), "5": (30, 150, 10, 350)}, "harder problems"),
+    ({"3": (10, 50, 30, 600), "5": (10, 50, 10, 350)}, "more thinking"),
+    ({"3": (30, 180, 10, 230), "5": (15, 90, 5, 190)}, "longer outputs"),
+    ({"3": (0, 0, 12, 260), "5": (4, 21, 20, 720), "7": (0, 0, 8, 400)}, "")])
+def test_zero_parts_add_up_to_the_growth_and_what_changes_alone_has_all_of_it(after, only, order):
+    before, after = cells(BEFORE), cells(after)
+    found = zero.parts(before, after, order)
+    growth = after[1].sum() / after[0].sum() - before[1].sum() / before[0].sum()
+    assert found.sum() == pytest.approx(growth)
     if only:
-        assert found == pytest.approx(dict.fromkeys(zero.PARTS, 0.0) | {only: growth}, abs=1e-9)
+        alone = [growth * (part == only) for part in zero.PARTS]
+        assert found.tolist() == pytest.approx(alone, abs=1e-9)
 
 
 def test_zero_cold_start_shows_right_thoughts_of_a_copy_that_has_trained(config, monkeypatch):
