@@ -4,7 +4,6 @@
 PYTHON ?= python3
 VENV ?= .venv
 SEEDS ?= 0 1 2 3 4
-TASK ?= arithmetic
 
 ifeq ($(VENV),none)
 PY := $(PYTHON)
@@ -68,24 +67,24 @@ diff:                    ## make diff A=grpo B=gspo: the lines that B removes an
 seeds: $(READY)          ## the main job with several seeds, a base for each: lab.md, README.md
 	$(PY) -m tools.seeds $(SEEDS)
 
-compare: $(READY)        ## all scripts from one base, also on countdown: lab.md, two pictures
-	$(PY) -m tools.compare --task $(TASK)
+compare: $(READY)        ## all scripts from one base, on two tasks: lab/methods.md, a picture
 	$(PY) -m lab methods
+	cp docs/lab/methods.png docs/compare.png
 
 tasks: $(READY)          ## countdown, gridworld, lookup, three seeds each: tasks.md
-	$(PY) -m tools.tasks
+	$(PY) -m tools.tables tasks
 
 r1: $(READY)             ## the four stages of R1, on three tasks: pipelines.md
 	$(PY) -m tools.r1
 
 zero: $(READY)           ## R1-Zero, format and accuracy: pipelines.md, a picture
-	$(PY) -m tools.zero
+	$(PY) -m tools.tables zero
 
 rlhf: $(READY)           ## PPO against a reward model: pipelines.md, a picture
-	$(PY) -m tools.rlhf
+	$(PY) -m tools.tables rlhf
 
 passk: $(READY)          ## pass@k and maj@k, before and after: pipelines.md, a picture
-	$(PY) -m tools.passk
+	$(PY) -m tools.tables passk
 
 levers: $(READY)         ## what the levers of docs/play.html do, by node: written into that page
 	$(PY) -m tools.play --measure

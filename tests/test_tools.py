@@ -7,7 +7,7 @@ from conftest import ROOT
 
 import common
 import grpo
-from tools import compare, passk, r1, rlhf, runs, seeds, tasks, zero
+from tools import r1, runs, seeds, tables
 
 
 def summary(problems=112, steps=60, **trained):
@@ -30,31 +30,31 @@ def test_the_numbers_of_r1_are_those_of_the_problems_that_its_stages_are_evaluat
 
 
 def test_every_row_has_as_many_cells_as_its_head():
-    curves = [0.1, 0.3, 0.2]
-    metrics = dict.fromkeys([*rlhf.LINES.values(), *zero.LINES.values()], curves)
-    result = {"summary": summary(**{"pass@k": [0.5] * 64, "maj@k": [0.5] * 64})} | metrics
-    assert len(rlhf.row("no penalty", 0, result)) == len(rlhf.HEAD)
-    assert len(zero.row(0, result)) == len(zero.HEAD)
-    assert len(passk.row("a", "trained", result["summary"]["trained"])) == len(passk.HEAD)
     by_task = {f"pass@1/{task}": 0.5 for task in r1.TASKS}
     assert len(r1.row("base", summary(**by_task))) == len(r1.HEAD)
     assert len(seeds.row(0, summary())) == len(seeds.HEAD)
-    assert len(compare.row("a", [summary() | {"curve": [{"samples": 0, "seconds": 0.0}]}])) == len(
-        compare.HEAD)
-
-
-def test_an_accuracy_is_drawn_where_it_was_measured_and_at_the_end():
-    result = {"summary": summary(greedy=0.9), "step_time": [1.0, 2.0, 4.0],
-              "eval/greedy": [None, 0.5, None]}
-    assert compare.accuracy_curve(result, 8) == [
-        {"step": 2, "samples": 16, "seconds": 3.0, "greedy": 0.5},
-        {"step": 3, "samples": 24, "seconds": 7.0, "greedy": 0.9}]
 
 
 def test_the_tables_of_tasks_follow_from_their_file():
     results = json.loads((ROOT / "docs/tasks.json").read_text())["results"]
     page = (ROOT / "docs/tasks.md").read_text()
-    assert all(tasks.section(task, results[task]) in page for task in tasks.RUNS)
+    for task, made in tables.TABLES["tasks"].items():
+        assert tables.section(made, results[task]) in page
+
+
+@pytest.mark.parametrize("name", tables.PICTURES)
+def test_a_table_says_how_a_run_began_and_how_it_was_at_its_best_and_at_the_end(name, tmp_path):
+    [made] = tables.TABLES[name].values()
+    result = summary(**{"pass@k": [0.5] * 64, "maj@k": [0.5] * 64})
+    result["base"] |= {"pass@k": [0.25] * 64, "maj@k": [0.125] * 64}
+    curves = dict.fromkeys(made.metrics, [5.0, 7.0, 6.0]) | {"accuracy": [0.1, 0.3, 0.2]}
+    results = {row: [result | curves] for row in made.rows}
+    text = tables.section(made, results)
+    told = {"zero": "| 60 | 0.10 -> 0.20 | 5.00 -> 6.00 | 5 -> 6 | 0.500 |",
+            "rlhf": "| 0.10 -> 0.20 | 0.30 | 5.00 -> 6.00 | 7.00 | 5.00 -> 6.00 | 0.500 |",
+            "passk": f"|{' 0.250 |' * 3}{' 0.125 |' * 3}{' 0.500 |' * 6}"}
+    assert told[name] in text
+    tables.PICTURES[name](results).save(tmp_path / "picture.png")
 
 
 def test_what_calls_the_tool_is_counted_and_not_what_thinks(tmp_path):
@@ -65,7 +65,7 @@ def test_what_calls_the_tool_is_counted_and_not_what_thinks(tmp_path):
         for one, other in zip(base, trained):
             log.write(json.dumps({"base": {"text": one}, "trained": {"text": other}}) + "\n")
     (tmp_path / "summary.json").write_text('{"base": {}, "trained": {"greedy": 1.0}}')
-    found = tasks.count_calls(tmp_path)
+    found = tables.count_calls(tmp_path)
     assert found == {"base": {"calls": 0.0}, "trained": {"greedy": 1.0, "calls": 0.75}}
 
 
