@@ -1,10 +1,9 @@
 """The reading pages: they show the scripts as they are, with the numbers that these compute, and
 what they fold a reader can do without."""
 import ast
+import copy
 import html
 import re
-import sys
-import types
 from html.parser import HTMLParser
 from pathlib import PurePosixPath
 
@@ -14,6 +13,7 @@ from conftest import ROOT, SCRIPTS
 
 from tools.read import __main__ as read
 from tools.read import code, example, lesson, lines, page, pair, watch, words
+from tools.read.lesson import span
 
 NUMBER = re.compile(r"−?\d*\.\d+")
 every_script = pytest.mark.parametrize("name", SCRIPTS)
@@ -89,11 +89,11 @@ def test_pages_are_well_formed_and_each_link_leads_to_a_paper_or_to_what_is_ther
 
 @every_script
 def test_the_code_on_the_page_is_the_lesson_of_the_script(lessons, pages, name):
-    shown = re.findall(r"<a href=#L(\d+) tabindex=-1>\d+</a><code>(.*?)</code>",
+    shown = re.findall(r'<a href="#L(\d+)" tabindex=-1>\d+</a><code>(.*?)</code>',
                        pages[f"read/{name}.html"])
     for number, text in shown:
         assert html.unescape(re.sub(r"<[^>]+>", "", text)) == lessons[name].lines[int(number) - 1]
-    wanted = {line for node in lessons[name].by_name.values() for line in code.span(node)
+    wanted = {line for of in lessons[name].functions.values() for line in span(of.node)
               if lessons[name].lines[line - 1].strip()}
     assert {int(number) for number, _ in shown} >= wanted
 
@@ -145,8 +145,10 @@ def test_words_that_do_not_fit_their_script_are_refused(lessons, old, new, said,
     assert old in text
     (tmp_path / "grpo.txt").write_text(text.replace(old, new))
     monkeypatch.setattr(words, "HERE", tmp_path)
+    of = copy.copy(lessons["grpo"])
     with pytest.raises(ValueError, match=said):
-        page.lesson_page(lesson.Lesson("grpo"), lessons, {})
+        of.read_words()
+        page.lesson_page(of, lessons, {})
 
 
 def test_a_number_in_the_words_is_that_of_the_page_and_leads_there(lessons):
@@ -170,14 +172,12 @@ def test_what_cannot_be_done_gets_one_line(flags, capsys):
 # ---- the numbers -----------------------------------------------------------------------------
 
 WATCHED = '''
-def outer(rows, x):
-    part = rows
-    total, twice = inner(x[part]), 2
+def outer(x):
+    total, twice = inner(x), 2
     found = {}
     for _ in range(3):
         total = total + 1
         found["sum"] = total
-        total = total * 1
     for t in reversed(range(2)):
         column = x[:, t] * 10
         x[:, t] = 0 * column
@@ -192,31 +192,30 @@ def inner(x):
 '''
 
 
-def test_a_watch_sees_what_is_assigned_what_changes_and_of_which_rows_it_is(tmp_path):
+def test_a_watch_sees_what_runs_and_what_is_assigned_last(tmp_path):
     path = tmp_path / "watched.py"
     path.write_text(WATCHED)
     scope = {}
     exec(compile(WATCHED, path, "exec"), scope)
-    with watch.Watch(path, watch.functions(WATCHED), {}, None) as seen:
-        scope["outer"](torch.tensor([1, 3]), torch.arange(8.0).view(4, 2))
+    functions = [watch.Function.read(node) for node in ast.parse(WATCHED).body]
+    with watch.Watch(path, functions, {}, None) as seen:
+        scope["outer"](torch.tensor([[2.0, 3.0], [6.0, 7.0]]))
     outer, inner = seen.calls
-    values = {name: value.tensor for names in outer.values.values()
-              for name, value in names.items()}
+    values = {name: value for names in outer.values.values() for name, value in names.items()}
     assert values["total"].tolist() == [[7.0, 9.0], [15.0, 17.0]]           # of the third time
-    assert values["column"].tolist() == [[0, 10], [20, 30], [40, 50], [60, 70]]
-    assert outer.ran - outer.acts == {9}                # total * 1 is what it was
-    ((found,),) = [names.values() for names in inner.values.values()]
-    assert inner.above is outer and found.rows == [1, 3]
-    assert found.tensor.tolist() == [[4.0, 6.0], [12.0, 14.0]]
+    assert values["column"].tolist() == [[20, 30], [60, 70]]
+    assert (inner.by, inner.site, inner.ran) == ("outer", 3, {15, 18})
+    assert inner.values[18]["-> inner"].tolist() == [[4.0, 6.0], [12.0, 14.0]]
 
 
 @every_script
 def test_every_line_runs_with_some_flags_and_each_of_these_lets_some_act(lessons, name):
     of = lessons[name]
-    ran = {line for calls in of.runs.values() for call in calls for line in call.ran}
-    missing = [of.lines[statement.lineno - 1].strip() for function in of.functions.values()
-               if function.name not in ("main", "kl", "aggregate", "squared_gradient_norms")
-               for statement, _ in lines.simple(function.node.body) if statement.lineno not in ran]
+    ran = of.ran.union(of.flags)
+    missing = [of.lines[statement.lineno - 1].strip() for name, function in of.functions.items()
+               if name not in ("main", "kl", "aggregate", "squared_gradient_norms")
+               for statement in function.statements.values()
+               if statement.lineno not in ran and not lines.is_kept(statement)]
     assert missing == [], "add a flag to VARIANTS in tools/read/example.py"
     used = {flags for of_line in of.flags.values() for flags in of_line}
     assert used >= {flags for flags in example.variants(name)[1:] if "num_iterations" not in flags}
@@ -233,7 +232,7 @@ def test_the_numbers_of_grpo_are_those_computed_by_hand(lessons):
     numbers = {"policy_loss.ratio": ratio, "backward.∂L/∂logπ": gradient}
     for name, wanted in numbers.items():
         value, _ = lessons["grpo"].value(*name.split("."))
-        torch.testing.assert_close(value.tensor * example.MASK, wanted * example.MASK,
+        torch.testing.assert_close(value * example.MASK, wanted * example.MASK,
                                    atol=2e-4, rtol=0)
     assert lessons["grpo"].clipped() == [
         of_row[:len(tokens)] for of_row, tokens in zip(taken.tolist(), example.ANSWERS)]
@@ -261,50 +260,35 @@ def test_below_a_loss_stands_its_derivative(lessons, name, loss, symbol):
 
 # ---- what is folded --------------------------------------------------------------------------
 
-class Fold(ast.NodeTransformer):
-    """A script without the lines that its page folds: what remains has to train in the same way."""
+FOLDED = '''
+def double(x):
+    seen = [x]
+    if x < 0:
+        x = 1 / 0
+    else:
+        x = x + x
+    seen.append(x)
+    return x, {"seen": seen}
+'''
 
-    def __init__(self, of):
-        self.of = of
-        self.trains = lines.with_effects(of.functions.values())
 
-    def visit_FunctionDef(self, node):
-        if node.name not in self.of.functions or node.name in self.of.hidden:
-            return node
-        node.body = self.kept(node.body)
-        if node.name in self.trains:                    # what it returns is for the log
-            last = self.of.functions[node.name].node.body[-1]
-            node.body.append(ast.copy_location(ast.Return(ast.Dict([], [])), last))
-        return node
+def test_what_is_taken_away_is_what_the_result_can_do_without():
+    def train(removed):
+        scope = {}
+        exec(lines.without(FOLDED, removed, "folded"), scope)
+        return [scope["double"](torch.tensor(2.0))[0]]
 
-    def kept(self, body):
-        found = []
-        for statement in body:
-            if self.of.kinds.get(statement.lineno, ""):
-                continue
-            for part in ("body", "orelse"):
-                if isinstance(statement, lines.BLOCKS) and hasattr(statement, part):
-                    setattr(statement, part, self.kept(getattr(statement, part)))
-            if isinstance(statement, ast.Return) and isinstance(statement.value, ast.Tuple):
-                statement.value.elts = [ast.Dict([], []) if isinstance(part, ast.Dict) else part
-                                        for part in statement.value.elts]
-            found.append(statement)
-        return found
+    assert lines.shorten(train, {3, 4, 5, 7, 8, 9}) == {3, 5, 8, 9}
 
 
 @every_script
-def test_without_the_lines_that_are_folded_a_script_computes_the_same_gradient(
-        lessons, name, monkeypatch):
+def test_without_the_lines_that_are_folded_a_script_computes_the_same_gradient(lessons, name):
     of = lessons[name]
-    tree = ast.fix_missing_locations(Fold(of).visit(ast.parse(of.source)))
-    folded = types.ModuleType(name)
-    folded.__file__ = of.script.__file__
-    monkeypatch.setitem(sys.modules, name, folded)
-    exec(compile(tree, of.script.__file__, "exec"), vars(folded))
-    calls = lesson.best_calls(example.run(name, "", of.functions.values()))
-    wanted, line = of.value("backward", "∂L/∂logπ")
-    torch.testing.assert_close(calls["backward"].values[line]["∂L/∂log π"].tensor, wanted.tensor)
-    assert sum(1 for kind in of.kinds.values() if kind) > 20
+    folded = frozenset(line for line, statement in of.statements.items() if lines.is_kept(statement)
+                       or of.kinds.get(line) and not isinstance(statement, ast.FunctionDef))
+    for wanted, found in zip(of.train("", frozenset()), of.train("", folded), strict=True):
+        torch.testing.assert_close(found, wanted)
+    assert len(folded) > 20
 
 
 def test_a_page_of_two_scripts_has_what_one_of_them_changes(lessons):
@@ -312,7 +296,7 @@ def test_a_page_of_two_scripts_has_what_one_of_them_changes(lessons):
     text = pair.pair_page(lessons["grpo"], lessons["gspo"], section, {})
     changed = re.findall(r'<section class="part two[^"]*" id=(\w+)>', text)
     assert changed == ["log_ratio", "policy_loss", "backward"]
-    new = re.findall(r'class="l[^"]* new" id=b\w+[^>]*>.*?<code>(.*?)</code>', text)
+    new = re.findall(r'class="l[^"]* new"[^>]*>.*?<code>(.*?)</code>', text)
     assert any("log_rho.sum(dim=1" in re.sub("<[^>]*>", "", line) for line in new)
 
 

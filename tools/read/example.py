@@ -4,7 +4,7 @@ right. The main of each script is called on it, for one batch and two passes, an
 What a network, a sampler and an optimizer would do is given here: log-probabilities, outputs, and
 where the policy is after a step. The numbers of a page are those of the second pass, when it moved.
 """
-import contextlib
+import functools
 import importlib
 import shlex
 from unittest import mock
@@ -85,23 +85,33 @@ class Network(nn.Module):
 
 
 class Step:
-    """In place of an optimizer: one step, and the policy has moved."""
+    """In place of an optimizer: one step, and the policy has moved. What it does is in `done`: the
+    gradients with which it steps, and something empty for zero_grad."""
 
-    def __init__(self, parameters, **_):
+    def __init__(self, done, parameters, **_):
+        self.done = done
         self.parameters = list(parameters)
 
     def zero_grad(self, set_to_none=True):
+        self.done.append(torch.empty(0))
         for parameter in self.parameters:
             parameter.grad = None
 
     def step(self):
         for parameter in self.parameters:
+            self.done.append(parameter.grad.clone())
             parameter.data = parameter.then.clone()
 
 
 def score(network, prompts, tokens, _temperature, _kernel):
     """Log-probs and entropies of tokens, as the scripts' own score has them. -> (B, T), (B, T)"""
-    return network(prompts, tokens), ENTROPY[prompts[:, 0], :tokens.shape[1]]
+    logps = network(prompts, tokens)
+    entropy = ENTROPY[prompts[:, 0], :tokens.shape[1]]
+    return logps, entropy - (logps - logps.detach())    # it falls as they rise
+
+
+def load_teacher(network, _path):
+    network.numbers.data.copy_(TEACHER_LOGPS)
 
 
 def make_batch(rewards):
@@ -115,18 +125,29 @@ def make_batch(rewards):
         is_correct=RIGHT > 0, rewards=rewards.clone(), pass_rates=[])
 
 
-@contextlib.contextmanager
-def in_place_of_a_run(script, networks):
-    """Within, the main of a script takes one batch, the example. Its networks go into a list."""
-    name = script.__name__
+@functools.cache
+def config(name, flags=""):
+    """The configuration of a run of the example. -> Config of the script"""
+    small = ("--device cpu --num_prompts 1 --num_generations 4 --max_completion_length 4 "
+             "--num_iterations 2 --num_mini_batches 1 --max_grad_norm 0.001 --task arithmetic")
+    words = shlex.split(f"{small} {PAPER.get(name, '')} {flags}")
+    return common.parse_flags(importlib.import_module(name).Config, words)
+
+
+def run(name, flags="", functions=(), watched=(), losses=()):
+    """Call main of a script on the example. functions: code of those that stand for its own; losses:
+    as Watch has them. -> what optimizers did, list of watch.Call of the functions `watched`"""
+    script = importlib.import_module(name)
     is_dpo = name == "dpo"                              # its policy begins as the base
     start = REF_LOGPS if is_dpo else OLD_LOGPS
     then = PREFERRED if is_dpo else OLD_LOGPS + MOVED
-    run = mock.MagicMock(resumed={}, state={}, parts={})
+    cfg = config(name, flags)
+    run = mock.MagicMock(cfg=cfg, resumed={}, state={}, parts={})
     run.steps.return_value = [0]
+    networks, done = [], []
 
-    def make_run(cfg, task, policy, columns):
-        run.cfg, run.task = cfg, task
+    def make_run(_cfg, task, *_):
+        run.task = task
         return run
 
     def make(*network):
@@ -137,35 +158,6 @@ def in_place_of_a_run(script, networks):
         is_first_of_several = getattr(cfg, "dynamic_sampling", 0) > 0 and step == 0
         return make_batch(0 * REWARDS[name] if is_first_of_several else REWARDS[name])
 
-    replaced = {"score": score, "sample_batch": sample_batch,
-                "GPT": lambda cfg: make("log π", start, then),
-                "Critic": lambda policy: make("V", VALUES, NEW_VALUES),
-                "squared_gradient_norms": lambda *_: SQUARED_GRADIENTS}
-    with contextlib.ExitStack() as stack:
-        for target, function in replaced.items():
-            if hasattr(script, target):
-                stack.enter_context(mock.patch.object(script, target, function))
-        stack.enter_context(mock.patch("common.Run", make_run))
-        stack.enter_context(mock.patch(
-            "common.load_policy", lambda policy, path: policy.numbers.data.copy_(TEACHER_LOGPS)))
-        stack.enter_context(mock.patch("torch.optim.AdamW", Step))
-        stack.enter_context(mock.patch("torch.optim.Adam", Step))
-        yield
-
-
-def words(name, flags):
-    """The command line of a run of the example. -> list of str"""
-    small = ("--device cpu --num_prompts 1 --num_generations 4 --max_completion_length 4 "
-             "--num_iterations 2 --num_mini_batches 1 --task arithmetic")
-    return shlex.split(f"{small} {PAPER.get(name, '')} {flags}")
-
-
-def run(name, flags="", watched=(), losses=()):
-    """Call main of a script on the example. -> list of watch.Call, of the functions `watched`.
-    losses: as Watch has them"""
-    script = importlib.import_module(name)
-    networks = []
-
     def gradient(loss):
         """By which network's numbers, and the derivative. -> str, (4, 3)"""
         found = torch.autograd.grad(loss.sum(), [network.numbers for network in networks],
@@ -173,7 +165,18 @@ def run(name, flags="", watched=(), losses=()):
         return next((network.symbol, part) for network, part in zip(networks, found)
                     if part is not None)
 
-    with in_place_of_a_run(script, networks), Watch(
-            script.__file__, watched, dict(losses), gradient) as watch:
-        script.main(words(name, flags))
-    return watch.calls
+    replaced = {"score": score, "sample_batch": sample_batch,
+                "GPT": lambda cfg: make("log π", start, then),
+                "Critic": lambda policy: make("V", VALUES, NEW_VALUES),
+                "squared_gradient_norms": lambda *_: SQUARED_GRADIENTS}
+    step = functools.partial(Step, done)
+    with (mock.patch.dict(vars(script)), mock.patch.multiple("torch.optim", AdamW=step, Adam=step),
+          mock.patch.multiple(common, Run=make_run, parse_flags=lambda *_: cfg,
+                              load_policy=load_teacher)):
+        for function in functions:
+            exec(function, vars(script))
+        vars(script).update(replaced)
+        with Watch(script.__file__, watched, losses, gradient) as watch:
+            script.main([])
+    state = [float(x) for x in run.state.values()]
+    return [*done, torch.tensor(state), torch.tensor(run.load_base.call_count)], watch.calls

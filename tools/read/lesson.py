@@ -2,6 +2,7 @@
 that the lines take on the worked example, and which lines a first reading needs."""
 import ast
 import dataclasses
+import functools
 import importlib
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch
 
 import common
 from tools.read import example, lines, watch, words
+from tools.read.watch import first_line
 
 ROOT = Path(__file__).resolve().parents[2]
 EQUATION = re.compile(r"^  (\S.*?)\s+\((\d+)\)$", re.M)
@@ -18,8 +20,8 @@ TAG = re.compile(r"eq\. \((\d+)\)")
 
 @dataclasses.dataclass
 class Note:
-    """What a statement assigned, name -> watch.Value, and the flags of the variant to which that
-    belongs, if it is not what the page shows."""
+    """What a statement assigned, name -> value, and the flags of the variant to which that belongs,
+    if it is not what the page shows."""
     values: dict
     flags: str = ""
 
@@ -45,41 +47,40 @@ class Lesson:
     """The part of a script above the machinery.
 
     sections: of its text file, name of the first function -> words.Section; docstring;
-    equations: number -> text; where: number -> line; by_name: of functions and classes,
-    name -> AST node; functions: name -> watch.Function; runs: flags -> list of watch.Call; calls:
-    flags -> function -> that whose values are shown; notes: the last line of a statement -> Note;
-    given: function -> Note of its arguments; kinds: line -> variant, log, or idle if it changes
-    nothing in any run; flags: first line of a statement -> flags of variants with which it acts;
-    called: names of functions in the order in which main calls them; hidden: of functions that only
-    variants call, or only the log -> which.
+    equations: number -> text; where: number -> line; by_name: of functions and classes, those of
+    the machinery, too, name -> AST node; functions: name -> watch.Function; statements: line -> AST node; ran: first
+    lines of statements that run without more flags; calls: flags -> function -> watch.Call whose
+    values are shown; notes: the last line of a statement or of a head -> Note; kinds: line ->
+    variant, or log; flags: first line of a statement -> flags of variants that need it; called:
+    names of functions in the order in which main calls them; hidden: of functions that only
+    variants call, or only the log -> which; names: function -> those that its shown lines have.
     """
 
     def __init__(self, name):
         self.name = name
         self.source = (ROOT / f"{name}.py").read_text()
         self.lines = self.source.split("\n")
-        text = self.source.partition(common.MACHINERY)[0]
-        self.module = ast.parse(text)
+        self.text = self.source.partition(common.MACHINERY)[0]
+        self.module = ast.parse(self.text)
         self.docstring = ast.get_docstring(self.module, clean=False)
         self.equations = {number: text for text, number in EQUATION.findall(self.docstring)}
-        self.where = self.find_equations(text)
-        self.by_name = {node.name: node for node in self.module.body
+        self.where = self.find_equations()
+        self.by_name = {node.name: node for node in ast.parse(self.source).body
                         if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-        self.functions = {function.name: function for function in watch.functions(text)}
+        self.functions = {node.name: watch.Function.read(node) for node in self.module.body
+                          if isinstance(node, ast.FunctionDef)}
+        self.statements = {line: statement for function in self.functions.values()
+                           for line, statement in function.statements.items()}
         self.script = importlib.import_module(name)
-        self.cfg = common.parse_flags(self.script.Config, example.words(name, ""))
-        self.runs = self.run_example()
-        self.sort_lines()
-        self.notes, self.given = {}, {}
-        for flags in self.runs:
-            self.take_notes(flags)
-        self.sections = {section.names[0]: section for section in words.read(name)}
-        self.check_words()
+        self.cfg = example.config(name)
+        self.run_example()
+        self.take_notes()
+        self.read_words()
 
-    def find_equations(self, text):
+    def find_equations(self):
         """The line of each equation. ValueError unless it has one, and each tag an equation."""
         found = {number: [] for number in self.equations}
-        for line, code in enumerate(text.split("\n"), start=1):
+        for line, code in enumerate(self.text.split("\n"), start=1):
             for number in TAG.findall(code):
                 if number not in found:
                     raise ValueError(f"{self.name}.py, line {line}: the docstring has no equation "
@@ -91,83 +92,103 @@ class Lesson:
                                  "instead of on one")
         return {number: places[0] for number, places in found.items()}
 
-    def run_example(self):
-        """As the page shows it, and with the flags of each variant. Below losses of tokens or pairs
-        stands their derivative. -> dict"""
+    # ---- the example ---------------------------------------------------------------------------
+
+    def train(self, flags, removed):
+        """What the script does without some lines. -> list of tensors"""
+        return example.run(self.name, flags, self.without(removed))[0]
+
+    def without(self, removed):
+        """Its functions without some lines. -> list of code"""
+        return [lines.without(self.text_of(name), removed.intersection(span(function.node)),
+                              self.script.__file__) for name, function in self.functions.items()]
+
+    def text_of(self, name):
+        """A function in its place: behind as many empty lines as stand before it. -> str"""
+        place = span(self.by_name[name])
+        return "\n" * (place[0] - 1) + "\n".join(self.lines[place[0] - 1:place[-1]])
+
+    def watch(self, flags, removed=frozenset()):
+        """Its calls without some lines. -> list of watch.Call"""
         losses = {}
-        for number, text in self.equations.items():
-            left = text.partition("=")[0].strip()
+        for number, line in self.where.items():
+            left, _, _ = self.equations[number].partition("=")
             if left.startswith("L"):
-                losses[self.where[number]] = left
-        return {flags: example.run(self.name, flags, self.functions.values(), losses)
-                for flags in example.variants(self.name)}
+                losses[self.statements[line].end_lineno] = left.strip()
+        return example.run(self.name, flags, self.without(removed), self.functions.values(),
+                           losses)[1]
 
-    # ---- which lines ---------------------------------------------------------------------------
-
-    def sort_lines(self):
-        """Which lines and functions are of variants, which for the log. A call from a line for the
-        log does not make its callee run, so this goes on until no more lines are for the log."""
-        with_effects = lines.with_effects(self.functions.values())
-        log = {}
-        while True:
-            kept = {flags: reached(calls, log) for flags, calls in self.runs.items()}
-            acts = {flags: by_function(calls, "acts") for flags, calls in kept.items()}
-            idle = {name: lines.idle(self.functions[name], of) for name, of in acts[""].items()}
-            found = {name: lines.for_the_log(self.functions[name], of, with_effects) - idle[name]
-                     for name, of in acts[""].items()}
-            if found == log:
-                break
-            log = found
-        ran = {flags: by_function(calls, "ran") for flags, calls in kept.items()}
-        self.calls = {flags: best_calls(calls) | best_calls(kept[flags])
-                      for flags, calls in self.runs.items()}
-        self.called = list(acts[""])
+    def run_example(self):
+        """Find which lines and functions are of variants, which for the log, and what all compute.
+        Asserts are not taken away."""
+        calls = self.watch("")
+        ran = lines_of(calls)
+        never = {statement.lineno for statement in self.statements.values()} - ran
+        lines_that_act = {line for line in ran if not isinstance(self.statements[line], ast.Assert)}
+        removed = lines.shorten(
+            functools.partial(self.train, ""), lines_that_act, frozenset(never))
+        idle = removed - never
+        short = self.watch("", removed)
+        self.ran = ran
+        self.calls = {"": best_calls(calls) | best_calls(short)}
+        self.called = list(dict.fromkeys(call.function.name for call in short))
+        self.hidden = {name: "log" if name in self.calls[""] else "variant"
+                       for name in self.functions if name not in self.called}
         self.flags = {}
-        for flags in self.runs:
-            for name, of in ran[flags].items():
-                new = of - ran[""].get(name, set()) | acts[flags].get(name, set())
-                for line in new - acts[""].get(name, set()):
-                    self.flags.setdefault(line, []).append(flags)
-        self.kinds = {}
+        for flags in example.variants(self.name)[1:]:
+            new = lines_of(self.watch(flags)) - ran
+            idle_here = lines.shorten(functools.partial(self.train, flags), idle)
+            calls = self.watch(flags, idle_here)
+            for line in new | (idle - idle_here):
+                self.flags.setdefault(line, []).append(flags)
+            self.hidden |= {call.function.name: "variant" for call in calls
+                            if call.function.name in self.hidden}
+            self.calls[flags] = best_calls(calls)
+        self.sort_lines(removed)
+
+    def sort_lines(self, removed):
+        """Of each line that is not needed the kind; a blank one, or an else, is like the next. Of
+        functions the names that the others have."""
+        self.kinds, self.names = {}, {}
         for name in self.called:
             function = self.functions[name]
-            self.kinds |= dict.fromkeys(log[name], "log")
-            for line in idle[name]:
-                first = function.statements.get(line, function.node).lineno
-                is_idle = first in ran[""][name] and first not in self.flags
-                is_idle = is_idle and isinstance(function.statements[line], ast.Assign)
-                self.kinds[line] = "idle" if is_idle else "variant"
-            self.kinds |= dict.fromkeys(lines.preparing(function, self.kinds), "variant")
-        for_log = {call.function.name for call in self.runs[""]}
-        self.hidden = {name: "log" if name in for_log else "variant" for name in self.functions
-                       if name not in self.called}
-        for of in acts.values():
-            self.hidden |= {name: "variant" for name in of if name in self.hidden}
+            short = lines.Without(removed).visit(ast.parse(self.text_of(name)))
+            self.names[name] = {part.id for part in ast.walk(short) if isinstance(part, ast.Name)}
+            kind = ""
+            for line in range(function.node.end_lineno, function.head, -1):
+                if line in function.statements:
+                    kind = self.kind(function.statements[line], removed)
+                self.kinds[line] = kind
 
-    def names_read(self, function):
-        """The names that those of its lines read which are not folded. -> set"""
-        shown = [(statement, heads) for statement, heads in lines.simple(function.node.body)
-                 if not self.kinds.get(statement.lineno)]
-        return set().union(*(lines.loaded(part) for statement, heads in shown
-                             for part in [statement, *map(lines.condition, heads)]))
+    def kind(self, statement, removed):
+        """What a statement is for: variant, log, or nothing that could be taken away. -> str"""
+        first = statement.lineno
+        if isinstance(statement, ast.FunctionDef):
+            return "log"
+        if first not in removed or lines.is_kept(statement):
+            return ""
+        inner = getattr(statement, "body", [statement])[0]
+        return "log" if inner.lineno in self.ran and first not in self.flags else "variant"
 
     # ---- values --------------------------------------------------------------------------------
 
-    def take_notes(self, flags):
-        """Keep values of statements that act only with these flags, or with those of the page, and
-        what functions are given."""
-        for name, call in self.calls[flags].items():
-            if not flags and self.hidden.get(name) == "variant":
-                continue
-            self.given.setdefault(name, Note(call.given, flags))
-            for line, values in call.values.items():
-                first = call.function.statements[line].lineno
-                if line not in self.notes and (not flags or flags in self.flags.get(first, ())):
-                    self.notes[line] = Note(values, flags)
+    def take_notes(self):
+        """Keep values of statements that act only with the flags of a variant, or with those of the
+        page, and what functions are given."""
+        self.notes = {}
+        for flags, calls in self.calls.items():
+            for name, call in calls.items():
+                if not flags and self.hidden.get(name) == "variant":
+                    continue
+                for line, values in call.values.items():
+                    by = self.flags.get(self.statements[line].lineno, ()) if line in self.statements \
+                        else [flags]
+                    if line not in self.notes and (not flags or flags in by):
+                        self.notes[line] = Note(values, flags)
 
     def value(self, function, name, flags=""):
         """What a function assigned, also with the flags of a variant, and on which line.
-        -> watch.Value, int"""
+        -> a tensor or a number, int"""
         if function in self.calls.get(flags or "", ()):
             for line, values in sorted(self.calls[flags or ""][function].values.items()):
                 for label, value in values.items():
@@ -179,6 +200,11 @@ class Lesson:
     def rows(self, function, name, flags=""):
         """The same, as numbers of outputs and tokens. -> list of lists"""
         return in_batch(self.value(function, name, flags)[0])
+
+    @property
+    def limits(self):
+        """The range of the clip. -> pair of floats"""
+        return 1 - self.cfg.epsilon, 1 + self.cfg.epsilon_high
 
     def tokens(self):
         """The tokens of the example, with what the clip does to them. -> list of Token"""
@@ -192,17 +218,17 @@ class Lesson:
         """Which tokens have an advantage and no gradient; None without a clip. -> lists of bool"""
         if "is_clipped" not in self.functions:
             return None
-        (name,) = (name for values in self.calls[""]["policy_loss"].values.values()
-                   for name in values if name.startswith("∂"))
-        A, gradients = self.rows("policy_loss", "A"), self.rows("policy_loss", name)
+        loss = self.equations["3"].partition("=")[0]
+        A, gradients = (self.rows("policy_loss", name) for name in ("A", f"∂{loss}/∂log π"))
         return [[g == 0 and a != 0 for g, a in zip(of_row, values * 3)]
                 for of_row, values in zip(gradients, A)]
 
     # ---- words ---------------------------------------------------------------------------------
 
-    def check_words(self):
+    def read_words(self):
         """ValueError unless the words are about functions that exist, each function is in them, and
         those that are not hidden come as main calls them."""
+        self.sections = {section.names[0]: section for section in words.read(self.name)}
         about = [name for section in self.sections.values() for name in section.names]
         about = [name for name in about if name not in ("algorithm", "map", "flags", self.name)]
         for name in about:
@@ -226,47 +252,24 @@ class Lesson:
         raise ValueError(f"{self.name}.txt: {function.name} has no {word}")
 
 
-def reached(calls, log):
-    """The calls but for those from lines that do not act, or for the log, and what these call. log:
-    function -> lines. -> list"""
-    kept = {}
-    for call in calls:
-        above = call.above
-        if above is not None:
-            site = above.function.statements[call.site]
-            if (id(above) not in kept or call.site not in above.acts
-                    or call.site in log.get(above.function.name, ())
-                    or call.function.name not in lines.read_besides_dicts(site)):
-                continue
-        kept[id(call)] = call
-    return list(kept.values())
-
-
-def by_function(calls, which):
-    """The first lines of the statements that act, or only ran. -> dict: function -> set"""
-    found = {}
-    for call in calls:
-        found.setdefault(call.function.name, set()).update(getattr(call, which))
-    return found
+def lines_of(calls):
+    """The first lines of the statements that ran. -> set"""
+    return set().union(*(call.ran for call in calls))
 
 
 def best_calls(calls):
     """The call of each function whose values are shown, one, so that they fit each other: that
     which runs most statements, then by backward, on the first line, in the last pass. -> dict"""
-    best = {}
-    for index, call in enumerate(calls):
-        by = call.above.function.name if call.above else ""
-        rank = len(call.ran), by == "backward", -call.site, index
-        best[call.function.name] = max(best.get(call.function.name, ((), None)), (rank, call),
-                                       key=lambda pair: pair[0])
-    return {name: call for name, (_, call) in best.items()}
+    def rank(call):
+        return len(call.ran), call.by == "backward", -call.site
+
+    return {call.function.name: call for call in sorted(calls, key=rank)}
 
 
-def in_batch(value):
+def in_batch(tensor):
     """A value in the places of the outputs: four lists of up to three numbers, without those behind
-    the end of an output. A number for a pair stands at the chosen output. None if the value has no
-    rows, or is one number, or numbers of rows."""
-    tensor = value.tensor
+    the end of an output. A number for a pair stands at the chosen output, which is the first or the
+    second. None if the value has no rows, or is one number, or numbers of rows."""
     if not isinstance(tensor, torch.Tensor) or tensor.numel() == 1:
         return None
     if tensor.shape == (1, 4):                          # (P, G)
@@ -275,9 +278,10 @@ def in_batch(value):
     are_rows = tensor.dtype == torch.long and tensor[0].numel() == 1
     if not is_of_batch or are_rows:
         return None
-    has_all = value.rows is None or len(value.rows) != len(tensor)
-    rows = range(len(tensor)) if has_all else value.rows
-    found = [[], [], [], []]
-    for row, numbers in zip(rows, tensor.reshape(len(tensor), -1).tolist()):
-        found[row] = numbers[:len(example.ANSWERS[row])]
-    return found
+    rows = tensor.reshape(len(tensor), -1).tolist() + [[]] * (4 - len(tensor))
+    return [row[:len(tokens)] for row, tokens in zip(rows, example.ANSWERS)]
+
+
+def span(node):
+    """The lines of a function or a class. -> range"""
+    return range(first_line(node), node.end_lineno + 1)

@@ -1,56 +1,42 @@
 """The page of two scripts: what the second one changes, function by function."""
 import difflib
-import re
 
 from tools.read import code, page
+from tools.read.lesson import span
 
 
 def source_of(lesson, name):
     """The lines of a function or a class as text; none if the script has no such. -> list"""
-    if name not in lesson.by_name:
-        return []
-    return [lesson.lines[line - 1] for line in code.span(lesson.by_name[name])]
+    return lesson.text_of(name).strip().split("\n") if name in lesson.by_name else []
 
 
-def changed_lines(one, two, name):
-    """Of a function that both have, the lines that are in only one of them. -> two sets"""
-    texts = source_of(one, name), source_of(two, name)
-    found = set(), set()
-    for kind, i, j, m, n in difflib.SequenceMatcher(None, *texts, autojunk=False).get_opcodes():
-        if kind != "equal":
-            found[0].update(code.span(one.by_name[name])[i:j])
-            found[1].update(code.span(two.by_name[name])[m:n])
-    return found
+def changed_lines(lesson, other, name):
+    """Of a function that both have, the lines that are only in the first. -> set"""
+    own, theirs = source_of(lesson, name), source_of(other, name)
+    same = set()
+    for i, _, size in difflib.SequenceMatcher(None, own, theirs, autojunk=False).get_matching_blocks():
+        same.update(span(lesson.by_name[name])[i:i + size])
+    return set(span(lesson.by_name[name])) - same if theirs else set()
 
 
-def column(lesson, name, prefix, changed):
+def column(lesson, other, name):
     """The equations and the code of a function in one of the scripts. -> HTML"""
     head = f"<p class=where>{lesson.name}.py</p>"
     if name not in lesson.by_name:
         return f"<div>{head}<p>has no <code>{name}</code></p></div>"
+    base = f"{lesson.name}.html"
     values = None if name == "main" else code.Values(lesson)
-    return (f"<div>{head}{page.equations(lesson, [name], prefix)}"
-            f"{code.code(lesson, name, values, prefix, changed)}</div>")
+    changed = changed_lines(lesson, other, name)
+    return (f"<div>{head}{page.equations(lesson, [name], base)}"
+            f"{code.code(lesson, name, values, base, changed)}</div>")
 
 
 def part(one, two, name):
     """What changes in a function. -> HTML"""
-    if name in one.by_name and name in two.by_name:
-        changed = changed_lines(one, two, name)
-    else:
-        changed = (), ()
     is_hidden = all(name in lesson.hidden or name not in lesson.by_name for lesson in (one, two))
-    columns = column(one, name, "a", changed[0]) + column(two, name, "b", changed[1])
-    return f"""<section class="part two{" variant" if is_hidden else ""}" id={name}>
-<h2><code>{name}</code></h2><div class=columns>{columns}</div></section>"""
-
-
-def with_pages(body, lessons):
-    """HTML whose links to equations that are not on it lead to the page of their script. lessons:
-    prefix -> Lesson"""
-    there = set(re.findall(r" id=(\w+)", body))
-    return re.sub(r'href="#(([ab])(eq\d+))"', lambda link: link[0] if link[1] in there else
-                  f'href="{lessons[link[2]].name}.html#{link[3]}"', body)
+    return f"""<section class="part two{" variant" * is_hidden}" id={name}>
+<h2><code>{name}</code></h2>
+<div class=columns>{column(one, two, name)}{column(two, one, name)}</div></section>"""
 
 
 def pair_page(one, two, section, links):
@@ -63,7 +49,7 @@ def pair_page(one, two, section, links):
     parts = "".join(part(one, two, name) for name in names if name not in same)
     lead = "".join(f"<p>{page.prose(text, lessons, False)}</p>" for text in section.paragraphs)
     equal = ", ".join(f'<a href="{two.name}.html#{name}"><code>{name}</code></a>'
-                      for name in same if name not in two.hidden)
+                      for name in same if name in two.called)
     title = f"{one.name.upper()} → {two.name.upper()}"
     body = f"""{page.navigation(links, f"{one.name}-{two.name}.html")}
 <header class=hero><div class=lead><h1>{title}</h1>
@@ -77,6 +63,4 @@ two alone.</p>
 {parts}
 </main>"""
     said = f"What {two.name}.py changes in {one.name}.py, with the numbers that both compute."
-    by_prefix = {"a": one, "b": two}
-    return page.document(title, said, "../compare.png", with_pages(body, by_prefix),
-                         page.rules(by_prefix))
+    return page.document(title, said, "../compare.png", body, page.rules(one, two))

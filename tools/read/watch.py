@@ -1,8 +1,7 @@
-"""What the functions of a script do while they run: which statements act, which values they assign.
+"""What the functions of a script do while they run: which statements run, what they assign.
 
 The script itself is not changed: Python reports each line to a trace function before it runs. Of
-the scripts two habits are used: `part` holds the rows of a micro-batch, whoever has it or is called
-by who has it, and a loop over `t` goes over the tokens.
+the scripts one habit is used: a loop over `t` goes over the tokens.
 """
 import ast
 import dataclasses
@@ -10,9 +9,7 @@ import sys
 
 import torch
 
-MISSING = object()          # the value of a name that has none yet
 SIMPLE = (int, float, str, bool)
-ROWS = "part"
 TOKEN = "t"
 
 
@@ -20,14 +17,12 @@ TOKEN = "t"
 class Function:
     """A function at the top of a file, and which statement stands on each of its lines. A function
     in it is one statement."""
-    name: str
     node: ast.FunctionDef
     statements: dict            # line -> statement; of an if or a loop only the lines of its head
-    over_tokens: set            # lines in a loop over t, the tokens
 
     @classmethod
     def read(cls, node):
-        found = cls(node.name, node, {}, set())
+        found = cls(node, {})
         found.add(node.body)
         return found
 
@@ -38,10 +33,17 @@ class Function:
             last = statement.end_lineno if is_simple else inner[0].lineno - 1
             for line in range(first_line(statement), last + 1):
                 self.statements[line] = statement
-            if isinstance(statement, ast.For) and ast.unparse(statement.target) == TOKEN:
-                self.over_tokens |= set(range(statement.lineno, statement.end_lineno + 1))
             self.add(inner)
             self.add(getattr(statement, "orelse", []))
+
+    @property
+    def name(self):
+        return self.node.name
+
+    @property
+    def head(self):
+        """The last line of its head, to which its arguments belong."""
+        return self.node.body[0].lineno - 1
 
     @property
     def loop(self):
@@ -54,77 +56,48 @@ def first_line(statement):
     return min(part.lineno for part in [statement, *getattr(statement, "decorator_list", ())])
 
 
-def functions(source):
-    """The functions at the top of a text, in its order. -> list of Function"""
-    return [Function.read(node) for node in ast.parse(source).body
-            if isinstance(node, ast.FunctionDef)]
-
-
-@dataclasses.dataclass
-class Value:
-    """What a statement assigned. Row i of a tensor belongs to row rows[i] of the batch; of a value
-    that was assigned for one token after the other, `tensor` has a column for each."""
-    tensor: object              # a tensor, a number or a string
-    rows: list = None
-
-
 @dataclasses.dataclass
 class Call:
     """One call of a function."""
     function: Function
-    above: object               # the Call from which it comes, None for main
-    site: int                   # the line of that call from which it comes
-    rows: list                  # of the batch, which its tensors are about; None: all
-    given: dict                 # its arguments that are tensors: name -> Value
+    by: str                     # the name of the function from which it comes
+    site: int                   # the line from which it comes
     ran: set = dataclasses.field(default_factory=set)       # first lines of statements
-    acts: set = dataclasses.field(default_factory=set)      # of those that changed something
-    values: dict = dataclasses.field(default_factory=dict)  # statement's last line -> name: Value
+    values: dict = dataclasses.field(default_factory=dict)  # last line -> name -> what it assigned
     current: ast.stmt = None
-    before: list = None         # what the current statement assigns to, as it was
 
     def note(self, line, name, value, t=None):
         """Keep what was assigned last, or, for token t, one column of it."""
-        if isinstance(value, torch.Tensor):
-            value = value.detach().clone()
-        elif isinstance(value, tuple):
+        names = self.values.setdefault(line, {})
+        if isinstance(value, tuple):
             for number, part in enumerate(value, start=1):
                 self.note(line, f"{name}, {number}", part)
-            return
-        elif not isinstance(value, SIMPLE):
-            return
-        names = self.values.setdefault(line, {})
-        if t is not None and is_column(value):
-            if not (name in names and isinstance(names[name].tensor, dict)):
-                names[name] = Value({}, self.rows)
-            names[name].tensor[t] = value.flatten()
-        else:
-            names[name] = Value(value, self.rows)
+        elif isinstance(value, torch.Tensor):
+            value = value.detach().clone()
+            is_column = t is not None and value.dim() > 0 and value.numel() == len(value)
+            names[name] = names.get(name, {}) | {t: value.flatten()} if is_column else value
+        elif isinstance(value, SIMPLE):
+            names[name] = value
 
     def finish(self):
         """Put the columns of values together."""
         for names in self.values.values():
-            for value in names.values():
-                if isinstance(value.tensor, dict):
-                    columns = [value.tensor[t] for t in sorted(value.tensor)]
-                    value.tensor = torch.stack(columns, dim=1)
-
-
-def is_column(value):
-    """Whether a value is a tensor with one number for each row. -> bool"""
-    return isinstance(value, torch.Tensor) and value.dim() > 0 and value.numel() == len(value) > 1
+            for name, value in names.items():
+                if isinstance(value, dict):
+                    names[name] = torch.stack([value[t] for t in sorted(value)], dim=1)
 
 
 class Watch:
     """While entered, notes the calls of some functions of a file, in self.calls.
 
-    losses: line -> name of the losses of tokens or pairs that it computes. Below them stands their
-    derivative, and that of whatever .backward() is called on; `gradient` finds it, and by what."""
+    losses: the last line of a statement -> name of the losses of tokens or pairs that it computes.
+    Below these stands their derivative, and that of whatever .backward() is called on; `gradient`
+    finds it, and by what."""
 
     def __init__(self, path, wanted, losses, gradient):
-        self.path = str(path)
+        self.functions = {(str(path), first_line(function.node)): function for function in wanted}
         self.losses = losses
         self.gradient = gradient
-        self.functions = {first_line(function.node): function for function in wanted}
         self.calls = []
         self.stack = []
 
@@ -141,17 +114,15 @@ class Watch:
     def enter(self, frame, _event, _arg):
         """Called by Python when a function begins. -> who is told of its lines, or None"""
         code = frame.f_code
-        function = self.functions.get(code.co_firstlineno)
-        is_ours = code.co_filename == self.path and function and function.name == code.co_name
-        if not is_ours:
+        function = self.functions.get((code.co_filename, code.co_firstlineno))
+        if function is None or function.name != code.co_name:
             return None
         above = self.stack[-1] if self.stack else None
-        rows = above.rows if above else None
-        given = {name: Value(copy(frame.f_locals[name]), rows)
-                 for name in code.co_varnames[:code.co_argcount]
-                 if isinstance(frame.f_locals[name], torch.Tensor)}
-        site = above.current.lineno if above else 0
-        call = Call(function, above, site, rows, given)
+        call = Call(function, *((above.function.name, above.current.lineno) if above else ("", 0)))
+        for name in code.co_varnames[:code.co_argcount]:
+            value = frame.f_locals[name]
+            if isinstance(value, torch.Tensor):
+                call.note(function.head, name, value)
         self.calls.append(call)
         self.stack.append(call)
         return self.step
@@ -162,7 +133,10 @@ class Watch:
         statement = call.function.statements.get(frame.f_lineno)
         if event == "line" and statement is not call.current:
             self.complete(call, frame)
-            self.begin(call, frame, statement)
+            call.current = statement
+            call.ran.add(statement.lineno)
+            if isinstance(statement, ast.Expr) and ast.unparse(statement).endswith(".backward()"):
+                self.note_gradient(call, "L", look_up(statement.value.func.value, frame))
         elif event == "return":
             self.complete(call, frame)
             if isinstance(call.current, ast.Return):
@@ -170,43 +144,25 @@ class Watch:
             self.stack.pop()
         return self.step
 
-    def begin(self, call, frame, statement):
-        """A statement is going to run."""
-        call.current = statement
-        call.ran.add(statement.lineno)
-        call.before = [copy(look_up(target, frame)) for target in targets(statement)]
-        if isinstance(statement, ast.Expr) and ast.unparse(statement).endswith(".backward()"):
-            symbol, gradient = self.gradient(look_up(statement.value.func.value, frame))
-            call.note(statement.end_lineno, f"∂L/∂{symbol}", gradient)
-
     def complete(self, call, frame):
-        """The current statement has run: note what it assigned, and whether that is new."""
-        statement = call.current
-        rows = frame.f_locals.get(ROWS)
-        if isinstance(rows, torch.Tensor):
-            call.rows = rows.tolist()
-        if statement is None:
-            return
-        found = [(target, look_up(target, frame)) for target in targets(statement)]
-        is_new = [not is_same(old, value) for old, (_, value) in zip(call.before, found)]
-        if any(is_new) or not found:
-            call.acts.add(statement.lineno)
-        t = frame.f_locals[TOKEN] if statement.lineno in call.function.over_tokens else None
-        for target, value in found:
-            name = ast.unparse(target)
-            if not is_constant(statement.value) and name != "_":
-                self.note(call, name, value, t)
+        """The current statement has run: note what it assigned."""
+        for target in targets(call.current):
+            if ast.unparse(target) != "_":
+                value = look_up(target, frame)
+                self.note(call, ast.unparse(target), value, frame.f_locals.get(TOKEN))
 
     def note(self, call, name, value, t=None):
         """Keep what the current statement assigns or returns, and if that is a loss of each token
         or pair, its derivative."""
-        statement = call.current
-        call.note(statement.end_lineno, name, value, t)
-        loss = next((name for line, name in self.losses.items()
-                     if statement.lineno <= line <= statement.end_lineno), None)
-        if loss and isinstance(value, torch.Tensor) and value.requires_grad and value.numel() > 1:
-            symbol, gradient = self.gradient(value)
-            call.note(statement.end_lineno, f"∂{loss}/∂{symbol}", gradient)
+        last = call.current.end_lineno
+        call.note(last, name, value, t)
+        is_loss = last in self.losses and isinstance(value, torch.Tensor) and value.requires_grad
+        if is_loss and value.numel() > 1:
+            self.note_gradient(call, self.losses[last], value)
+
+    def note_gradient(self, call, loss, value):
+        symbol, gradient = self.gradient(value)
+        call.note(call.current.end_lineno, f"∂{loss}/∂{symbol}", gradient)
 
 
 def targets(statement):
@@ -218,30 +174,5 @@ def targets(statement):
 
 
 def look_up(expression, frame):
-    """The value of an expression where a function now stands, or MISSING."""
-    try:
-        return eval(ast.unparse(expression), frame.f_globals, frame.f_locals)
-    except (NameError, AttributeError):
-        return MISSING
-
-
-def copy(value):
-    """What a value is now, in case that it changes."""
-    if isinstance(value, dict):
-        return dict(value)
-    return value.detach().clone() if isinstance(value, torch.Tensor) else value
-
-
-def is_same(one, two):
-    """Whether two values are the same numbers, or the same thing. -> bool"""
-    if isinstance(one, torch.Tensor) and isinstance(two, torch.Tensor):
-        return one.shape == two.shape and torch.equal(one, two)
-    if isinstance(one, dict) and isinstance(two, dict):
-        return one.keys() == two.keys() and all(is_same(one[key], two[key]) for key in one)
-    return one is two or (isinstance(one, SIMPLE) and isinstance(two, SIMPLE) and one == two)
-
-
-def is_constant(expression):
-    """Whether an expression says its value itself, as 0.0 does. -> bool"""
-    parts = getattr(expression, "elts", [expression])
-    return all(isinstance(part, ast.Constant) for part in parts)
+    """The value of an expression where a function now stands."""
+    return eval(ast.unparse(expression), frame.f_globals, frame.f_locals)
