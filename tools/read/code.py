@@ -2,6 +2,7 @@
 each line the numbers that it computes."""
 import functools
 import html
+import itertools
 import keyword
 import re
 
@@ -11,7 +12,6 @@ from tools.read import example, paper
 from tools.read.lesson import in_batch, span
 
 MARKED = ("ratio", "clipped_ratio", "token_loss")       # rows in which clipped tokens are ringed
-WHY = {"log": " without effect on the gradient", "variant": " not used here"}
 PARTS = re.compile(rf'''(?P<str>"""[\s\S]*?"""|"(?:\\.|[^"\\\n])*")|(?P<com>\#.*)
     |(?P<kw>\b(?:{"|".join(keyword.kwlist)})\b)|(?P<def>(?<=def\ )\w+|(?<=class\ )\w+)''', re.X)
 
@@ -45,35 +45,16 @@ def label_of(name):
     return html.escape(name)
 
 
-def cells(value, clipped=None, limits=None):
-    """A box for each output, in it a number for each token, or one if they are equal. clipped: what
-    to ring; outside limits it is bold. -> HTML"""
-    rows = in_batch(value)
-    if rows is None:
-        return f"<span>{number_text(float(value), [float(value)])}</span>"
-    numbers = [x for of_row in rows for x in of_row]
-    is_one = all(max(of_row) - min(of_row) < 1e-6 for of_row in rows if of_row)
-    boxes = ""
-    for i, of_row in enumerate(rows, start=1):
-        shown = of_row[:1] if is_one else of_row
-        boxes += f'<div class="o{i}{" whole" * is_one}">'
-        for t, x in enumerate(shown, start=1):
-            kinds = "" if is_one else f"t{i}{t}"
-            kinds += " hit" * bool(clipped and clipped[i - 1][t - 1])
-            kinds += " out" * bool(limits and not limits[0] <= x <= limits[1])
-            boxes += f'<i class="{kinds}">{number_text(x, numbers)}</i>'
-        boxes += "</div>"
-    return boxes
-
-
 def is_shown(name, value):
     """Whether a reader wants to see a value: no counts, no masks, nothing that is not computed."""
-    if isinstance(value, torch.Tensor) and value.numel() > 1:
-        is_given = any(value.shape == known.shape and torch.equal(value, known)
-                       for known in (example.MASK, example.ENTROPY))
-        is_number = value.dtype.is_floating_point or name.startswith("->")
-        return in_batch(value) is not None and is_number and not is_given and value.any()
-    return isinstance(value, (float, torch.Tensor)) and not float(value).is_integer()
+    if not isinstance(value, (float, torch.Tensor)):
+        return False
+    if not isinstance(value, torch.Tensor) or value.numel() == 1:
+        return not float(value).is_integer()
+    is_given = any(value.shape == known.shape and torch.equal(value, known)
+                   for known in (example.MASK, example.ENTROPY))
+    is_number = value.dtype.is_floating_point or name.startswith("->")
+    return in_batch(value) is not None and is_number and not is_given and value.any()
 
 
 class Values:
@@ -86,31 +67,43 @@ class Values:
         self.clipped = lesson.clipped()
 
     def below(self, function, line):
-        """What a line assigned, or, below the head of the function, its arguments. -> HTML"""
-        note = self.lesson.notes.get(line)
+        """What a line assigned, or, below the head of a function, its arguments. -> HTML"""
+        values, flags = self.lesson.notes.get(line, ({}, ""))
         rows = ""
-        for name, value in note.values.items() if note else ():
-            is_read = line > function.head or name in self.lesson.names.get(function.name, [name])
-            if is_read and is_shown(name, value):
-                row = self.row(function, name, value, note.flags)
-                numbers = note.flags, row.partition("</b>")[2]
+        for name, value in values.items():
+            if is_shown(name, value):
+                row = self.row(function, name, value, flags)
+                numbers = flags, row.partition("</b>")[2]
                 rows += row if numbers not in self.shown else ""
                 self.shown.add(numbers)
-        if not rows:
-            return ""
-        is_new = note.flags not in ("", self.flags)
-        self.flags = note.flags
-        return f"<div class=with>with {html.escape(note.flags)}</div>" * is_new + rows
+        if rows and flags not in ("", self.flags):
+            rows = f"<div class=with>with {html.escape(flags)}</div>{rows}"
+        self.flags = flags if rows else self.flags
+        return rows
 
     def row(self, function, name, value, flags="", label=""):
-        """A line of values with its label, by default its name. -> HTML"""
-        is_marked = self.clipped and not flags and (
+        """A line of values with its label, by default its name: a box for each output, in it a
+        number for each token, or one if they are equal. -> HTML"""
+        kind = "v flagged" if flags else "v"
+        rows = in_batch(value)
+        if rows is None:
+            boxes = f"<span>{number_text(float(value), [float(value)])}</span>"
+            return f'<div class="{kind} one"><b>{label or label_of(name)}</b>{boxes}</div>'
+        is_marked = self.clipped and not flags and function in ("policy_loss", "backward") and (
             name in MARKED or name.startswith(("∂L", "->")))
-        is_marked = is_marked and function.name in ("policy_loss", "backward")
-        limits = self.lesson.limits if is_marked and name == "ratio" else None
-        numbers = cells(value, self.clipped if is_marked else None, limits)
-        kind = " one" * (in_batch(value) is None) + " flagged" * bool(flags)
-        return f'<div class="v{kind}"><b>{label or label_of(name)}</b>{numbers}</div>'
+        low, high = self.lesson.limits if is_marked and name == "ratio" else (-1e9, 1e9)
+        numbers = [x for of_row in rows for x in of_row]
+        is_one = all(max(of_row) - min(of_row) < 1e-6 for of_row in rows if of_row)
+        boxes = ""
+        for i, of_row in enumerate(rows):
+            cells = ""
+            for t, x in enumerate(of_row[:1] if is_one else of_row):
+                kinds = "" if is_one else f"t{i + 1}{t + 1}"
+                kinds += " hit" * bool(is_marked and self.clipped[i][t])
+                kinds += " out" * (not low <= x <= high)
+                cells += f'<i class="{kinds}">{number_text(x, numbers)}</i>'
+            boxes += f'<div class="o{i + 1}{" whole" * is_one}">{cells}</div>'
+        return f'<div class="{kind}"><b>{label or label_of(name)}</b>{boxes}</div>'
 
 
 # ---- code ------------------------------------------------------------------------------------
@@ -153,50 +146,27 @@ def code(lesson, name, values=None, base="", changed=(), beside=None, is_folded=
     """The lines of a function or a class with its values. What a first reading can do without is
     folded. changed: lines to mark; beside: line -> words; is_folded: whether functions that only
     variants or the log call are. -> HTML"""
-    function = lesson.functions.get(name)
+    place = span(lesson.by_name[name])
     parts = ""
-    for kind, group in folds(lesson, name):
+    for kind, group in itertools.groupby(place, lambda line: bool(lesson.kinds.get(line))):
+        group = list(group)
         body = ""
         for line in group:
             mark = "new" if line in changed else ""
             body += code_line(lesson, line, base, mark, (beside or {}).get(line, ""))
-            body += values.below(function, line) if function and values else ""
-        parts += fold(lesson, kind, group, body) if kind else body
+            body += values.below(name, line) if values else ""
+        parts += fold(lesson, group, body) if kind else body
     if is_folded and name in lesson.hidden:
-        parts = fold(lesson, "log", span(function.node), parts, f": {name},")
+        parts = fold(lesson, place, parts, f": {name},")
     return f"<div class=fn>{parts}</div>"
 
 
-def folds(lesson, name):
-    """Lines that are shown or folded together. -> list of pairs: kind, lines"""
-    groups = []
-    for line in span(lesson.by_name[name]):
-        kind = lesson.kinds.get(line, "")
-        if groups and bool(groups[-1][0]) == bool(kind):
-            groups[-1][1].append(line)
-            groups[-1][0] = max(groups[-1][0], kind)            # variant is above log
-        else:
-            groups.append([kind, [line]])
-    return groups
-
-
-def fold(lesson, kind, group, body, why=""):
+def fold(lesson, group, body, said=""):
     """Lines that a click on their label shows, or the switch. -> HTML"""
     count = len([line for line in group if lesson.lines[line - 1].strip()])
-    why += reasons(lesson, group) or WHY[kind]
-    return (f'<div class="fold {kind}"><label><input type=checkbox>⋯ {count} '
-            f"line{'s' if count > 1 else ''}{why}</label><div>{body}</div></div>")
-
-
-def reasons(lesson, group):
-    """The flags with which lines run, each name once. -> HTML"""
-    values = {}
-    for line in group:
-        all_flags = lesson.flags.get(line, ())
-        for flags in all_flags:
-            if any(other != flags and other in flags for other in all_flags):
-                continue                                # fewer of them do as well
-            name, value = re.search(r"--(\w+)(?: ([^-\s]\S*))?", flags).groups()
-            values.setdefault(name, {})[value or ""] = True     # each once, in their order
-    said = [f"--{name} {', '.join(of)}".rstrip() for name, of in values.items()]
-    return ": " * bool(said) + " ".join(f"<code>{flag}</code>" for flag in said)
+    flags = [" ".join(flags.split()[:2]) for line in group for flags in lesson.flags.get(line, ())]
+    is_variant = any(lesson.kinds.get(line) == "variant" for line in group)
+    why = " not used here" if is_variant else " without effect on the gradient"
+    why = f": <code>{', '.join(dict.fromkeys(flags))}</code>" if flags and not said else why
+    return (f'<div class=fold><label><input type=checkbox>⋯ {count} '
+            f"line{'s' * (count > 1)}{said}{why}</label><div>{body}</div></div>")

@@ -53,7 +53,7 @@ VARIANTS = {
     "ppo": """--length_adaptive; --trust_region penalty --target_kl 0.01; --nll_coef 0.1;
         --kl_target 0.005 --beta 0.02; --target_kl 0.001; --entropy_coef 0.01;
         --critic_pretrain_steps 1; --num_iterations 1""",
-    "grpo": OF_GROUPS + "--beta 0; --num_iterations 1 --beta 0",
+    "grpo": OF_GROUPS + "--beta 0; --beta 0 --num_iterations 1",
     "gspo": OF_GROUPS + "--importance_sampling_level sequence_token; --beta 0.04",
     "dpo": """--loss_type ipo --beta 0.5; --loss_type hinge; --loss_type simpo --beta 2;
         --loss_type robust --label_smoothing 0.1; --nll_coef 1; --save_pairs;

@@ -1,10 +1,10 @@
 """A script as what its page shows: the lesson's text, the equations and their lines, the values
 that the lines take on the worked example, and which lines a first reading needs."""
 import ast
-import dataclasses
 import functools
 import importlib
 import re
+import types
 from pathlib import Path
 
 import torch
@@ -18,31 +18,6 @@ EQUATION = re.compile(r"^  (\S.*?)\s+\((\d+)\)$", re.M)
 TAG = re.compile(r"eq\. \((\d+)\)")
 
 
-@dataclasses.dataclass
-class Note:
-    """What a statement assigned, name -> value, and the flags of the variant to which that belongs,
-    if it is not what the page shows."""
-    values: dict
-    flags: str = ""
-
-
-@dataclasses.dataclass
-class Token:
-    """One token of the example, of an output and at a place in it, which count from 1."""
-    row: int
-    place: int
-    text: str
-    ratio: float
-    loss: float
-    A: float
-    is_clipped: bool
-
-    @property
-    def name(self):
-        """Its class, by which it lights up everywhere."""
-        return f"t{self.row}{self.place}"
-
-
 class Lesson:
     """The part of a script above the machinery.
 
@@ -50,10 +25,11 @@ class Lesson:
     equations: number -> text; where: number -> line; by_name: of functions and classes, those of
     the machinery, too, name -> AST node; functions: name -> watch.Function; statements: line -> AST node; ran: first
     lines of statements that run without more flags; calls: flags -> function -> watch.Call whose
-    values are shown; notes: the last line of a statement or of a head -> Note; kinds: line ->
+    values are shown; notes: the last line of a statement or of a head -> values by
+    name, and flags, if it is not what the page shows that has them; kinds: line ->
     variant, or log; flags: first line of a statement -> flags of variants that need it; called:
     names of functions in the order in which main calls them; hidden: of functions that only
-    variants call, or only the log -> which; names: function -> those that its shown lines have.
+    variants call, or only the log -> which.
     """
 
     def __init__(self, name):
@@ -147,13 +123,10 @@ class Lesson:
         self.sort_lines(removed)
 
     def sort_lines(self, removed):
-        """Of each line that is not needed the kind; a blank one, or an else, is like the next. Of
-        functions the names that the others have."""
-        self.kinds, self.names = {}, {}
+        """Of each line that is not needed the kind; a blank one, or an else, is like the next."""
+        self.kinds = {}
         for name in self.called:
             function = self.functions[name]
-            short = lines.Without(removed).visit(ast.parse(self.text_of(name)))
-            self.names[name] = {part.id for part in ast.walk(short) if isinstance(part, ast.Name)}
             kind = ""
             for line in range(function.node.end_lineno, function.head, -1):
                 if line in function.statements:
@@ -177,14 +150,13 @@ class Lesson:
         page, and what functions are given."""
         self.notes = {}
         for flags, calls in self.calls.items():
-            for name, call in calls.items():
-                if not flags and self.hidden.get(name) == "variant":
-                    continue
-                for line, values in call.values.items():
-                    by = self.flags.get(self.statements[line].lineno, ()) if line in self.statements \
-                        else [flags]
-                    if line not in self.notes and (not flags or flags in by):
-                        self.notes[line] = Note(values, flags)
+            shown = [call for name, call in calls.items()
+                     if flags or self.hidden.get(name) != "variant"]
+            for line, values in [pair for call in shown for pair in call.values.items()]:
+                statement = self.statements.get(line)
+                acts = not flags or not statement or flags in self.flags.get(statement.lineno, ())
+                if acts:
+                    self.notes.setdefault(line, (values, flags))
 
     def value(self, function, name, flags=""):
         """What a function assigned, also with the flags of a variant, and on which line.
@@ -207,12 +179,20 @@ class Lesson:
         return 1 - self.cfg.epsilon, 1 + self.cfg.epsilon_high
 
     def tokens(self):
-        """The tokens of the example, with what the clip does to them. -> list of Token"""
+        """The tokens of the example, with what the clip does to them; `name` is the class by which
+        one lights up everywhere, `kind` has all its classes in a drawing. -> list"""
         A, ratio, loss = (self.rows("policy_loss", name) for name in ("A", "ratio", "token_loss"))
         clipped = self.clipped()
-        return [Token(i + 1, t + 1, text, ratio[i][t], loss[i][t], A[i][t % len(A[i])],
-                      clipped[i][t])
-                for i, answer in enumerate(example.ANSWERS) for t, text in enumerate(answer)]
+        found = []
+        for i, t in [(i, t) for i, answer in enumerate(example.ANSWERS) for t in range(len(answer))]:
+            token = types.SimpleNamespace(row=i + 1, place=t + 1, text=example.ANSWERS[i][t])
+            token.A = A[i][t % len(A[i])]
+            token.ratio, token.loss, token.is_clipped = ratio[i][t], loss[i][t], clipped[i][t]
+            token.name = f"t{i + 1}{t + 1}"
+            side = "up" if token.A > 0 else "down"
+            token.kind = f"tok {side} {token.name}{' hit' * token.is_clipped}"
+            found.append(token)
+        return found
 
     def clipped(self):
         """Which tokens have an advantage and no gradient; None without a clip. -> lists of bool"""

@@ -198,11 +198,11 @@ def in_numbers(lesson):
     seen = set()                            # lines, of whose equations the first is shown
     for number, text in lesson.equations.items():
         line = lesson.where[number]
-        function = next((lesson.functions[name] for name in lesson.called
+        function = next((name for name in lesson.called
                          if line in span(lesson.by_name[name])), None)
         if function and not lesson.kinds.get(line) and line not in seen:
             place = f' <a class="ref e{number}" href="#eq{number}">({number})</a>'
-            computed = lesson.notes[lesson.statements[line].end_lineno].values
+            computed, _ = lesson.notes[lesson.statements[line].end_lineno]
             for name, value in computed.items():
                 symbol = paper.math(text.partition("=")[0])
                 symbol = code.label_of(name) if name.startswith("∂") else symbol
