@@ -197,7 +197,7 @@ def test_a_watch_sees_what_runs_and_what_is_assigned_last(tmp_path):
     path.write_text(WATCHED)
     scope = {}
     exec(compile(WATCHED, path, "exec"), scope)
-    functions = [watch.Function.read(node) for node in ast.parse(WATCHED).body]
+    functions = [watch.Function(node) for node in ast.parse(WATCHED).body]
     with watch.Watch(path, functions, {}, None) as seen:
         scope["outer"](torch.tensor([[2.0, 3.0], [6.0, 7.0]]))
     outer, inner = seen.calls

@@ -13,21 +13,22 @@ from tools.read.lesson import ROOT, Lesson
 def all_pages():
     """The text of each page. ValueError if a script has none to show. -> dict: path -> text"""
     first, *course = words.read("course")
+    addresses = ["-".join(part.names) + ".html" for part in course]
     links = {"start": "../index.html"}
-    links |= {" → ".join(part.names): "-".join(part.names) + ".html" for part in course}
+    links |= {" → ".join(part.names): to for part, to in zip(course, addresses)}
     lessons = {part.names[0]: Lesson(part.names[0]) for part in course if len(part.names) == 1}
-    found = {"index.html": door.door([first, *course])}
-    for part in course:
+    found = {"index.html": door.door(first, course)}
+    for part, address in zip(course, addresses):
         of_page = [lessons[name] for name in part.names]
-        text = (page.lesson_page(*of_page, lessons, links) if len(of_page) == 1
-                else pair.pair_page(*of_page, part, links))
-        found["read/" + "-".join(part.names) + ".html"] = text
+        found[f"read/{address}"] = (
+            page.lesson_page(*of_page, lessons, links) if len(of_page) == 1
+            else pair.pair_page(*of_page, part, links))
     return found
 
 
 def main(argv=None):
-    """Write the pages, and print their sizes. Exits with one line, code 2, if a script has no page
-    to show or if it cannot write. -> their paths"""
+    """Write the pages. Exits with one line, code 2, if a script has no page to show or if it cannot
+    write."""
     parser = argparse.ArgumentParser(prog="python -m tools.read", description=__doc__,
                                      allow_abbrev=False)
     parser.error = common.fail
@@ -37,14 +38,11 @@ def main(argv=None):
     torch.set_num_threads(1)                            # so that sums have one order everywhere
     try:
         (folder / "read").mkdir(parents=True, exist_ok=True)
-        pages = all_pages()
-        for name, text in pages.items():
+        for name, text in all_pages().items():
             (folder / name).write_text(text, encoding="utf-8")
+            print(f"{len(text.encode()) // 1000:4d} kB  {folder / name}")
     except (OSError, ValueError) as error:
         common.fail(error)
-    for name, text in pages.items():
-        print(f"{len(text.encode()) // 1000:4d} kB  {folder / name}")
-    return [folder / name for name in pages]
 
 
 if __name__ == "__main__":

@@ -128,13 +128,12 @@ def highlight(lesson, base):
 
 
 def code_line(lesson, line, base="", kind="", beside=""):
-    """A line of code, and words beside it. In narrow windows spaces inside it vanish, and those
-    before it shrink: they are in <s>. -> HTML"""
+    """A line of code, and words beside it. In narrow windows runs of spaces shrink: they are in
+    <s>. -> HTML"""
     text = highlight(lesson, base)[line - 1]
     bare = text.lstrip(" ")
     indent = len(text) - len(bare)
-    spaces = f"<s class=in>{' ' * indent}</s>" if indent else ""
-    text = spaces + re.sub("( {2,})", r"<s>\1</s>", bare)
+    text = re.sub("( {2,})", r"<s>\1</s>", text)
     kinds = ["l", *(f"e{number}" for number, at in lesson.where.items() if at == line), kind]
     number = f'<a href="{base}#L{line}" tabindex=-1>{line}</a>' if bare else "<a></a>"
     anchor = "" if base else f" id=L{line}"

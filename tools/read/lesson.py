@@ -22,8 +22,8 @@ class Lesson:
     """The part of a script above the machinery.
 
     sections: of its text file, name of the first function -> words.Section; docstring;
-    equations: number -> text; where: number -> line; by_name: of functions and classes, those of
-    the machinery, too, name -> AST node; functions: name -> watch.Function; statements: line -> AST node; ran: first
+    equations: number -> text; where: number -> line; by_name: name -> AST node of a function or a
+    class, those of the machinery, too; functions: name -> watch.Function; statements: line -> AST node; ran: first
     lines of statements that run without more flags; calls: flags -> function -> watch.Call whose
     values are shown; notes: the last line of a statement or of a head -> values by
     name, and flags, if it is not what the page shows that has them; kinds: line ->
@@ -43,7 +43,7 @@ class Lesson:
         self.where = self.find_equations()
         self.by_name = {node.name: node for node in ast.parse(self.source).body
                         if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-        self.functions = {node.name: watch.Function.read(node) for node in self.module.body
+        self.functions = {node.name: watch.Function(node) for node in self.module.body
                           if isinstance(node, ast.FunctionDef)}
         self.statements = {line: statement for function in self.functions.values()
                            for line, statement in function.statements.items()}
@@ -55,18 +55,18 @@ class Lesson:
 
     def find_equations(self):
         """The line of each equation. ValueError unless it has one, and each tag an equation."""
-        found = {number: [] for number in self.equations}
-        for line, code in enumerate(self.text.split("\n"), start=1):
-            for number in TAG.findall(code):
-                if number not in found:
-                    raise ValueError(f"{self.name}.py, line {line}: the docstring has no equation "
-                                     f"({number})")
-                found[number].append(line)
-        for number, places in found.items():
-            if len(places) != 1:
-                raise ValueError(f"{self.name}.py: eq. ({number}) is on {len(places)} lines, "
-                                 "instead of on one")
-        return {number: places[0] for number, places in found.items()}
+        tags = [(number, line) for line, text in enumerate(self.text.split("\n"), start=1)
+                for number in TAG.findall(text)]
+        for number, line in tags:
+            if number not in self.equations:
+                raise ValueError(f"{self.name}.py, line {line}: the docstring has no equation "
+                                 f"({number})")
+        for number in self.equations:
+            count = [of for of, _ in tags].count(number)
+            if count != 1:
+                raise ValueError(f"{self.name}.py: eq. ({number}) is on {count} lines, instead of "
+                                 "on one")
+        return dict(tags)
 
     # ---- the example ---------------------------------------------------------------------------
 
@@ -184,14 +184,14 @@ class Lesson:
         A, ratio, loss = (self.rows("policy_loss", name) for name in ("A", "ratio", "token_loss"))
         clipped = self.clipped()
         found = []
-        for i, t in [(i, t) for i, answer in enumerate(example.ANSWERS) for t in range(len(answer))]:
-            token = types.SimpleNamespace(row=i + 1, place=t + 1, text=example.ANSWERS[i][t])
-            token.A = A[i][t % len(A[i])]
-            token.ratio, token.loss, token.is_clipped = ratio[i][t], loss[i][t], clipped[i][t]
-            token.name = f"t{i + 1}{t + 1}"
-            side = "up" if token.A > 0 else "down"
-            token.kind = f"tok {side} {token.name}{' hit' * token.is_clipped}"
-            found.append(token)
+        for i, tokens in enumerate(example.ANSWERS):
+            for t, text in enumerate(tokens):
+                name = f"t{i + 1}{t + 1}"
+                worth = A[i][t % len(A[i])]
+                kind = f"tok {'up' if worth > 0 else 'down'} {name}{' hit' * clipped[i][t]}"
+                found.append(types.SimpleNamespace(
+                    row=i + 1, place=t + 1, text=text, name=name, kind=kind, A=worth,
+                    ratio=ratio[i][t], loss=loss[i][t], is_clipped=clipped[i][t]))
         return found
 
     def clipped(self):
@@ -221,15 +221,13 @@ class Lesson:
         if firsts != sorted(firsts, key=self.called.index):
             raise ValueError(f"{self.name}.txt: main calls {', '.join(self.called)}")
 
-    def line_of(self, function, word):
-        """The first line of a function that calls a word, or loops over it, in the loop of the
-        function if it is there. -> int"""
-        function = self.functions[function]
-        for line in sorted(function.statements, key=lambda line: (line < function.loop, line)):
-            is_folded = self.kinds.get(line) == "variant"
-            if not is_folded and re.search(rf"\b{word}(\(| in )", self.lines[line - 1]):
-                return line
-        raise ValueError(f"{self.name}.txt: {function.name} has no {word}")
+    def line_of(self, word):
+        """The last line of main that calls a word, or loops over it, and is not folded. -> int"""
+        found = [line for line in span(self.by_name["main"]) if not self.kinds.get(line)
+                 and re.search(rf"\b{word}(\(| in )", self.lines[line - 1])]
+        if not found:
+            raise ValueError(f"{self.name}.txt: main has no {word}")
+        return found[-1]
 
 
 def lines_of(calls):

@@ -5,11 +5,10 @@ import html
 import re
 from pathlib import Path
 
-from tools.read import code, example, figures, paper, words
+from tools.read import code, draw, example, figures, paper, words
 from tools.read.lesson import in_batch, span
 
 STYLE = Path(__file__).with_name("read.css")
-CAPTIONS = {section.names[0]: section.paragraphs[0] for section in words.read("pictures")}
 LEGEND = (" Ratios outside the range are <b>bold</b>; <i class=hit>ringed</i> is what the clip has "
           "taken the gradient from.")
 # The address keeps whether variants are shown; without it, the switch works all the same.
@@ -17,6 +16,8 @@ SCRIPT = """<script>{const v=document.getElementById("variants"), l=location;
 v.checked=l.search=="?variants";
 v.form.onchange=()=>history.replaceState(0,"",(v.checked?"?variants":l.pathname)+l.hash)}
 </script>"""
+# An equation lights up with the line that computes it, by mouse or keyboard.
+LIGHT = "body:has(.e#:is(:hover,:focus-within)) :is(.eq,.l).e#{background:var(--mark)}"
 INLINE = re.compile(rf"""
     `(?P<code>[^`]+)` | \$(?P<math>[^$]+)\$ | (?P<number>\{{[^{{}}]+\}})
   | (?P<equation>\(\d\d?\))
@@ -28,9 +29,10 @@ INLINE = re.compile(rf"""
 
 # ---- a document ------------------------------------------------------------------------------
 
-def document(title, description, picture, body, style=""):
-    """A whole page. picture: what links to it show. -> HTML"""
-    style = re.sub(r"/\*.*?\*/|\n\s*", "", STYLE.read_text(encoding="utf-8"), flags=re.S) + style
+def document(title, description, picture, body, name=""):
+    """A whole page. picture: what links to it show; name: of its script. -> HTML"""
+    style = re.sub(r"/\*.*?\*/|\n\s*", "", STYLE.read_text(encoding="utf-8"), flags=re.S)
+    style += "".join(LIGHT.replace("#", str(number)) for number in range(1, 12))
     tags = {"title": title, "description": description, "image": picture, "type": "article"}
     preview = "\n".join(f'<meta property="og:{name}" content="{html.escape(text)}">'
                         for name, text in tags.items())
@@ -42,38 +44,18 @@ def document(title, description, picture, body, style=""):
 <meta name="description" content="{html.escape(description)}">
 {preview}
 <style>{style}</style>
-<body>
+<body class="{name}">
 {body}
 </body>
 </html>
 """
 
 
-def rules(*lessons):
-    """What of the style depends on the example: how many tokens outputs have, which are better than
-    the others; a token, and an equation, lights up wherever it stands. -> CSS"""
-    found = [f":root{{--cols:{' '.join(f'{len(tokens)}fr' for tokens in example.ANSWERS)}}}"]
-    rewards = example.REWARDS[lessons[0].name][0]
-    for i, tokens in enumerate(example.ANSWERS, start=1):
-        found.append(f".o{i}{{--n:{len(tokens)}}}")
-        for t in range(1, len(tokens) + 1):
-            found.append(f"body:has(.t{i}{t}:hover) .t{i}{t}{{outline:1.5px solid var(--ink);"
-                         "stroke:var(--ink);stroke-width:2}")
-        if rewards[i - 1] > rewards.mean():
-            found.append(f".v>.o{i},.bar .v .o{i} i{{background:var(--up-tint)}}")
-    for number in dict.fromkeys(number for lesson in lessons for number in lesson.equations):
-        found.append(f"body:has(.e{number}:is(:hover,:focus-within)) :is(.eq,.l).e{number}"
-                     "{background:var(--mark)}")
-    return "".join(found)
-
-
 def navigation(links, here):
     """The line at the top. links: names -> addresses. -> HTML"""
-    parts = ""
-    for name, address in links.items():
-        place = " class=here aria-current=page" * (address == here)
-        parts += f'<a href="{address}"{place}>{html.escape(name)}</a>'
-    return f"<nav>{parts}</nav>"
+    return "<nav>" + "".join(
+        f'<a href="{address}"{" aria-current=page" * (address == here)}>{html.escape(name)}</a>'
+        for name, address in links.items()) + "</nav>"
 
 
 # ---- words -----------------------------------------------------------------------------------
@@ -137,7 +119,9 @@ def equations(lesson, names, base=""):
         if any(line in span(lesson.by_name[name]) for name in names):
             formula, *remarks = re.split(r"(?<!=)\s{3,}", re.sub(r"\s*=\s+", " = ", text, count=1))
             whole = paper.math(formula, ' displaystyle="true"')
-            whole += "".join(f"<div class=remark>{remark(words, lesson)}</div>" for words in remarks)
+            whole += "".join(f"<div class=remark>{prose(words, {lesson.name: lesson})}</div>"
+                             if "--" in words else f"<div class=remark>{paper.math(words)}</div>"
+                             for words in remarks)
             is_extra = lesson.kinds.get(line) == "variant" or line in seen
             kinds = " variant" * is_extra + " long" * (len(formula) > 50)
             anchor = "" if base else f" id=eq{number}"
@@ -145,11 +129,6 @@ def equations(lesson, names, base=""):
                       f'<a href="{base}#L{line}">({number})</a></div>')
             seen.add(line)
     return parts
-
-
-def remark(text, lesson):
-    """What stands behind an equation: a condition, or words with a flag. -> HTML"""
-    return prose(text, {lesson.name: lesson}) if "--" in text else paper.math(text)
 
 
 # ---- parts of the page -----------------------------------------------------------------------
@@ -172,14 +151,11 @@ def hero(lesson, lessons):
     """What it does, the question with which it opens, drawings. -> HTML"""
     text = lesson.sections[lesson.name]
     title, source = text.head
-    ((asked, answer),) = text.questions
     return f"""<header class=hero>
 <div class=lead><h1>{lesson.name.upper()}</h1>
 <p class=source>{title}, from {prose(source, lessons)}</p>
 {paragraphs(text.paragraphs, lessons)}</div>
-<div class=asked><h2>{prose(asked, lessons)}</h2>
-<details><summary><span>Show why</span><span>Hide</span></summary>
-<p>{prose(answer, lessons)}</p></details></div>
+<div class=asked>{questions(text.questions, lessons)}</div>
 <div class=pictures>{picture(lesson, lesson.name, lessons)}</div>
 </header>"""
 
@@ -188,7 +164,7 @@ def picture(lesson, place, lessons):
     """The drawing of a place, if it has one, with its caption. -> HTML"""
     name, svgs = figures.drawing(lesson, place)
     return svgs and (f"<figure class={name}><div>{''.join(svgs)}</div><figcaption>"
-                     f"{prose(CAPTIONS[name], lessons)}</figcaption></figure>") or ""
+                     f"{prose(draw.SECTIONS[name].paragraphs[0], lessons)}</figcaption></figure>") or ""
 
 
 def in_numbers(lesson):
@@ -239,7 +215,7 @@ def map_of(lesson, lessons):
 def algorithm(lesson, lessons):
     """main, beside it the algorithm of the paper. -> HTML"""
     section = lesson.sections["algorithm"]
-    steps = {lesson.line_of("main", word): f"<p><b>{number}</b>{prose(said, lessons, False)}</p>"
+    steps = {lesson.line_of(word): f"<p><b>{number}</b>{prose(said, lessons, False)}</p>"
              for word, number, said in section.rows}
     return f"""<section class=algorithm id=main><h2>The whole of it: <code>main</code></h2>
 <p class=where>{section.head[0]}</p>
@@ -292,4 +268,4 @@ def lesson_page(lesson, lessons, links):
     text = lesson.sections[lesson.name]
     return document(f"{lesson.name}.py, to read", f"{text.head[0]}: its equations, its code in one "
                     "file, and below each line the numbers that it computes.",
-                    "../compare.png", body, rules(lesson))
+                    "../compare.png", body, lesson.name)

@@ -12,11 +12,11 @@ def source_of(lesson, name):
 
 def changed_lines(lesson, other, name):
     """Of a function that both have, the lines that are only in the first. -> set"""
-    own, theirs = source_of(lesson, name), source_of(other, name)
-    same = set()
-    for i, _, size in difflib.SequenceMatcher(None, own, theirs, autojunk=False).get_matching_blocks():
-        same.update(span(lesson.by_name[name])[i:i + size])
-    return set(span(lesson.by_name[name])) - same if theirs else set()
+    place = span(lesson.by_name[name])
+    theirs = source_of(other, name)
+    match = difflib.SequenceMatcher(None, source_of(lesson, name), theirs, autojunk=False)
+    same = {line for i, _, size in match.get_matching_blocks() for line in place[i:i + size]}
+    return set(place) - same if theirs else set()
 
 
 def column(lesson, other, name):
@@ -63,4 +63,4 @@ two alone.</p>
 {parts}
 </main>"""
     said = f"What {two.name}.py changes in {one.name}.py, with the numbers that both compute."
-    return page.document(title, said, "../compare.png", body, page.rules(one, two))
+    return page.document(title, said, "../compare.png", body, two.name)

@@ -13,42 +13,26 @@ SIMPLE = (int, float, str, bool)
 TOKEN = "t"
 
 
-@dataclasses.dataclass
 class Function:
-    """A function at the top of a file, and which statement stands on each of its lines. A function
-    in it is one statement."""
-    node: ast.FunctionDef
-    statements: dict            # line -> statement; of an if or a loop only the lines of its head
+    """A function at the top of a file. statements: on each of its lines the statement, of an if or
+    a loop only on the lines of its head; a function in it is one. head: the last line of its own
+    head, to which its arguments belong."""
 
-    @classmethod
-    def read(cls, node):
-        found = cls(node, {})
-        found.add(node.body)
-        return found
+    def __init__(self, node):
+        self.node = node
+        self.name = node.name
+        self.head = node.body[0].lineno - 1
+        self.statements = {}
+        self.add(node.body)
 
     def add(self, body):
         for statement in body:
             is_simple = isinstance(statement, ast.FunctionDef) or not hasattr(statement, "body")
             inner = [] if is_simple else statement.body
             last = statement.end_lineno if is_simple else inner[0].lineno - 1
-            for line in range(first_line(statement), last + 1):
-                self.statements[line] = statement
-            self.add(inner)
-            self.add(getattr(statement, "orelse", []))
-
-    @property
-    def name(self):
-        return self.node.name
-
-    @property
-    def head(self):
-        """The last line of its head, to which its arguments belong."""
-        return self.node.body[0].lineno - 1
-
-    @property
-    def loop(self):
-        """The first line of its last loop, as that of main over the steps."""
-        return max(part.lineno for part in self.node.body if isinstance(part, ast.For))
+            lines = range(first_line(statement), last + 1)
+            self.statements |= dict.fromkeys(lines, statement)
+            self.add(inner + getattr(statement, "orelse", []))
 
 
 def first_line(statement):
@@ -60,8 +44,8 @@ def first_line(statement):
 class Call:
     """One call of a function."""
     function: Function
-    by: str                     # the name of the function from which it comes
-    site: int                   # the line from which it comes
+    by: str = ""                # the name of the function from which it comes
+    site: int = 0               # the line from which it comes
     ran: set = dataclasses.field(default_factory=set)       # first lines of statements
     values: dict = dataclasses.field(default_factory=dict)  # last line -> name -> what it assigned
     current: ast.stmt = None
@@ -117,12 +101,12 @@ class Watch:
         function = self.functions.get((code.co_filename, code.co_firstlineno))
         if function is None or function.name != code.co_name:
             return None
-        above = self.stack[-1] if self.stack else None
-        call = Call(function, *((above.function.name, above.current.lineno) if above else ("", 0)))
+        call = Call(function)
+        if self.stack:
+            call.by, call.site = self.stack[-1].function.name, self.stack[-1].current.lineno
         for name in code.co_varnames[:code.co_argcount]:
-            value = frame.f_locals[name]
-            if isinstance(value, torch.Tensor):
-                call.note(function.head, name, value)
+            if isinstance(frame.f_locals[name], torch.Tensor):
+                call.note(function.head, name, frame.f_locals[name])
         self.calls.append(call)
         self.stack.append(call)
         return self.step
