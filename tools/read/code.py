@@ -24,11 +24,8 @@ def number_text(x, numbers):
         return "0"
     if all(y == round(y) for y in numbers):
         return str(int(x)).replace("-", "−")
-    digits = 2
-    while max(abs(y) for y in numbers) < 0.5 * 10 ** (1 - digits):
-        digits += 1
-    if any(5e-5 < abs(y - round(y)) < 2e-3 and round(y) for y in numbers):
-        digits = 4                                      # 1.0004 is not 1.00
+    is_near_one = any(5e-5 < abs(y - round(y)) < 2e-3 and round(y) for y in numbers)
+    digits = 4 if is_near_one else 2                    # 1.0004 is not 1.00
     text = f"{x:.{digits}f}"
     if float(text) == 0:                                # nor is .003 0.00
         text = f"{x:.{digits + 1}f}".replace("0.", ".", 1)

@@ -1,7 +1,6 @@
 """A script as what its page shows: the lesson's text, the equations and their lines, the values
 that the lines take on the worked example, and which lines a first reading needs."""
 import ast
-import functools
 import importlib
 import re
 import types
@@ -47,6 +46,8 @@ class Lesson:
                           if isinstance(node, ast.FunctionDef)}
         self.statements = {line: statement for function in self.functions.values()
                            for line, statement in function.statements.items()}
+        self.losses = {self.statements[line].end_lineno: re.match(r"\w+", self.equations[number])[0]
+                       for number, line in self.where.items() if self.equations[number][0] == "L"}
         self.script = importlib.import_module(name)
         self.cfg = example.config(name)
         self.run_example()
@@ -70,41 +71,33 @@ class Lesson:
 
     # ---- the example ---------------------------------------------------------------------------
 
-    def train(self, flags, removed):
-        """What the script does without some lines. -> list of tensors"""
-        return example.run(self.name, flags, self.without(removed))[0]
-
-    def without(self, removed):
-        """Its functions without some lines. -> list of code"""
-        return [lines.without(self.text_of(name), removed.intersection(span(function.node)),
-                              self.script.__file__) for name, function in self.functions.items()]
-
     def text_of(self, name):
         """A function in its place: behind as many empty lines as stand before it. -> str"""
         place = span(self.by_name[name])
         return "\n" * (place[0] - 1) + "\n".join(self.lines[place[0] - 1:place[-1]])
 
-    def watch(self, flags, removed=frozenset()):
-        """Its calls without some lines. -> list of watch.Call"""
-        losses = {}
-        for number, line in self.where.items():
-            left, _, _ = self.equations[number].partition("=")
-            if left.startswith("L"):
-                losses[self.statements[line].end_lineno] = left.strip()
-        return example.run(self.name, flags, self.without(removed), self.functions.values(),
-                           losses)[1]
+    def run(self, flags="", removed=frozenset(), is_watched=True):
+        """The example without some lines. -> what it does, list of watch.Call"""
+        functions = [lines.without(self.text_of(name), removed.intersection(span(function.node)),
+                                   self.script.__file__)
+                     for name, function in self.functions.items()]
+        watched = self.functions.values() if is_watched else ()
+        return example.run(self.name, flags, functions, watched, self.losses)
+
+    def shorten(self, flags, candidates, removed=frozenset()):
+        """As lines.shorten."""
+        return lines.shorten(lambda lines: self.run(flags, lines, False)[0], candidates, removed)
 
     def run_example(self):
         """Find which lines and functions are of variants, which for the log, and what all compute.
         Asserts are not taken away."""
-        calls = self.watch("")
+        _, calls = self.run()
         ran = lines_of(calls)
         never = {statement.lineno for statement in self.statements.values()} - ran
         lines_that_act = {line for line in ran if not isinstance(self.statements[line], ast.Assert)}
-        removed = lines.shorten(
-            functools.partial(self.train, ""), lines_that_act, frozenset(never))
+        removed = self.shorten("", lines_that_act, frozenset(never))
         idle = removed - never
-        short = self.watch("", removed)
+        _, short = self.run("", removed)
         self.ran = ran
         self.calls = {"": best_calls(calls) | best_calls(short)}
         self.called = list(dict.fromkeys(call.function.name for call in short))
@@ -112,9 +105,9 @@ class Lesson:
                        for name in self.functions if name not in self.called}
         self.flags = {}
         for flags in example.variants(self.name)[1:]:
-            new = lines_of(self.watch(flags)) - ran
-            idle_here = lines.shorten(functools.partial(self.train, flags), idle)
-            calls = self.watch(flags, idle_here)
+            new = lines_of(self.run(flags)[1]) - ran
+            idle_here = self.shorten(flags, idle)
+            _, calls = self.run(flags, idle_here)
             for line in new | (idle - idle_here):
                 self.flags.setdefault(line, []).append(flags)
             self.hidden |= {call.function.name: "variant" for call in calls

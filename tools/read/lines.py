@@ -52,8 +52,15 @@ def shorten(train, lines, removed=frozenset()):
     last ones first. train: lines without which the script runs -> its gradients. -> frozenset"""
     wanted = train(removed)
 
+    def can_do_without(lines):
+        try:
+            found = train(lines)
+        except Exception:                   # whatever goes wrong, it went wrong without them
+            return False
+        return len(found) == len(wanted) and all(map(torch.equal, found, wanted))
+
     def without(lines, removed):
-        if is_same(train, removed.union(lines), wanted):
+        if can_do_without(removed.union(lines)):
             return removed.union(lines)
         if len(lines) < 2:
             return removed
@@ -61,12 +68,3 @@ def shorten(train, lines, removed=frozenset()):
         return without(lines[:middle], without(lines[middle:], removed))
 
     return without(sorted(lines), removed)
-
-
-def is_same(train, lines, wanted):
-    """Whether a script without these lines runs, and has the same gradients. -> bool"""
-    try:
-        found = train(lines)
-    except Exception:                       # whatever goes wrong, it went wrong without them
-        return False
-    return len(found) == len(wanted) and all(map(torch.equal, found, wanted))

@@ -9,8 +9,6 @@ from tools.read import code, draw, example, figures, paper, words
 from tools.read.lesson import in_batch, span
 
 STYLE = Path(__file__).with_name("read.css")
-LEGEND = (" Ratios outside the range are <b>bold</b>; <i class=hit>ringed</i> is what the clip has "
-          "taken the gradient from.")
 # The address keeps whether variants are shown; without it, the switch works all the same.
 SCRIPT = """<script>{const v=document.getElementById("variants"), l=location;
 v.checked=l.search=="?variants";
@@ -186,11 +184,9 @@ def in_numbers(lesson):
                     rows += values.row(function, name, value, "", symbol + place)
         seen.add(line)
     command = f"python {lesson.name}.py {example.PAPER.get(lesson.name, '')}".strip()
-    return f"""<section class=numbers><div><h2>In numbers</h2>
-<p>Below each line of code stands what it assigns: a box for each output, in it a number for each
-token. Log-probabilities, which need a network, are made up; all else is computed by the lines that
-you see, with <code>{command}</code>, in the second of two passes over this one batch.
-{LEGEND if lesson.clipped() else ""}</p></div>
+    said = " ".join(draw.SECTIONS["numbers"].paragraphs[:2 if lesson.clipped() else 1])
+    said = prose(said.replace("COMMAND", command), {lesson.name: lesson})
+    return f"""<section class=numbers><div><h2>In numbers</h2><p>{said}</p></div>
 <div>{rows}</div></section>"""
 
 
@@ -198,10 +194,8 @@ def map_of(lesson, lessons):
     """The equations of the paper, and ours; what departs from it. -> HTML"""
     rows = ""
     for theirs, ours, said in lesson.sections["map"].rows:
-        mark = "<b class=sign>sign</b> " * said.startswith("sign: ")
         rows += (f"<tr><td>{prose(theirs, lessons, has_links=False)}</td>"
-                 f"<td>{prose(ours, lessons)}</td>"
-                 f"<td>{mark}{prose(said.removeprefix('sign: '), lessons)}</td></tr>")
+                 f"<td>{prose(ours, lessons)}</td><td>{prose(said, lessons)}</td></tr>")
     text = re.search(r"^Departures from[^:]*: (.*?)\.\n(?:\n|Usage)", lesson.docstring,
                      re.S | re.M)
     items = "".join(f"<li>{prose(part, lessons)}</li>"
@@ -254,7 +248,7 @@ def lesson_page(lesson, lessons, links):
     """The page of a script. links: names and addresses of all pages. -> HTML"""
     lessons = {lesson.name: lesson} | lessons
     parts = [part(lesson, section, lessons) for name, section in lesson.sections.items()
-             if name not in (lesson.name, "map", "algorithm", "flags")]
+             if name in lesson.by_name]
     body = f"""{navigation(links, f"{lesson.name}.html")}
 {hero(lesson, lessons)}
 {bar(f"{lesson.name}.py", lesson)}

@@ -50,7 +50,7 @@ class Formula:
         if name != token:
             inner = self.row({"(": ")", "[": "]"}[token[-1]])
             bare, whole = self.parentheses(name, token[-1], inner)
-        elif token in APPLIED and not is_sign(f"<mo>{self.tokens[0]}</mo>", "[-+=<>,|)]*"):
+        elif token in APPLIED and self.tokens[0][:1].isalnum():
             whole = bare = whole + THIN_SPACE + self.factor()[1]
         if self.tokens[0] == "^":
             self.tokens.pop(0)
@@ -68,9 +68,9 @@ class Formula:
         return (whole if name else inner), whole
 
 
-def is_sign(mathml, signs="[^<]*"):
+def is_sign(mathml):
     """Whether MathML is one operator. -> bool"""
-    return re.fullmatch(f"<mo>{signs}</mo>", mathml) is not None
+    return re.fullmatch("<mo>[^<]*</mo>", mathml) is not None
 
 
 def group(mathml):
@@ -92,23 +92,16 @@ def symbol(token):
     if not token[:1].isalpha():
         return f"<mo>{html.escape(SIGNS.get(token, token))}</mo>" if token else ""
     name, _, index = token.partition("_")
-    base = name_of(name.rstrip("*"))
-    if name.endswith("*"):
-        base = f"<msup>{base}<mo>*</mo></msup>"
     if name == "sum":
-        return f"<munder>{base}{subscript(index)}</munder>"
+        return f"<munder><mo>∑</mo>{subscript(index)}</munder>"
+    bare = name.rstrip("*")
+    base = f"<mtext>&nbsp;{bare}&nbsp;</mtext>"         # a word that is no name stays a word
+    if bare in GREEK or len(bare) == 1:
+        base = f"<mi>{GREEK.get(bare, bare)}</mi>"
+    elif bare in UPRIGHT:
+        base = f'<mi mathvariant="normal">{bare}</mi>'
+    base = base if bare == name else f"<msup>{base}<mo>*</mo></msup>"
     return f"<msub>{base}{subscript(index)}</msub>" if index else base
-
-
-def name_of(name):
-    """A name without its index; a word that is no name stays a word. -> MathML"""
-    if name == "sum":
-        return "<mo>∑</mo>"
-    if name in GREEK or len(name) == 1:
-        return f"<mi>{GREEK.get(name, name)}</mi>"
-    if name in UPRIGHT:
-        return f'<mi mathvariant="normal">{name}</mi>'
-    return f"<mtext>&nbsp;{name}&nbsp;</mtext>"
 
 
 def subscript(index):

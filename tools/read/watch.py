@@ -57,18 +57,12 @@ class Call:
             for number, part in enumerate(value, start=1):
                 self.note(line, f"{name}, {number}", part)
         elif isinstance(value, torch.Tensor):
-            value = value.detach().clone()
-            is_column = t is not None and value.dim() > 0 and value.numel() == len(value)
-            names[name] = names.get(name, {}) | {t: value.flatten()} if is_column else value
+            if t is not None and value.dim() > 0 and value.numel() == len(value):
+                names.setdefault(name, torch.zeros(len(value), 3))[:, t] = value.flatten()
+            else:
+                names[name] = value.detach().clone()
         elif isinstance(value, SIMPLE):
             names[name] = value
-
-    def finish(self):
-        """Put the columns of values together."""
-        for names in self.values.values():
-            for name, value in names.items():
-                if isinstance(value, dict):
-                    names[name] = torch.stack([value[t] for t in sorted(value)], dim=1)
 
 
 class Watch:
@@ -92,8 +86,6 @@ class Watch:
 
     def __exit__(self, *_):
         sys.settrace(self.before)
-        for call in self.calls:
-            call.finish()
 
     def enter(self, frame, _event, _arg):
         """Called by Python when a function begins. -> who is told of its lines, or None"""

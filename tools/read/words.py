@@ -39,17 +39,15 @@ def read(name):
         head, _, rest = part.partition("\n")
         names, *head = head.split(" | ")
         section = Section(names.split(" + "), head, [], [], [])
-        for block in re.split(r"\n\s*\n", rest.strip()):
-            words = " ".join(block.split())
-            question = re.fullmatch(r"\? (.*\?) ! (.*)", words)
-            if question:
-                section.questions.append(question.groups())
-            elif words.startswith("?"):
-                raise ValueError(f"{name}.txt: no question with its answer: {words}")
-            elif all(" | " in line for line in block.split("\n")):
-                section.rows += [[field.strip() for field in line.split(" | ")]
-                                 for line in block.split("\n")]
-            elif words:
-                section.paragraphs.append(words)
         found.append(section)
+        for block in filter(None, re.split(r"\n\s*\n", rest.strip())):
+            words = " ".join(block.split())
+            if all(" | " in line for line in block.split("\n")):
+                section.rows += [re.split(r" \|(?: |$)", line) for line in block.split("\n")]
+            elif not words.startswith("?"):
+                section.paragraphs.append(words)
+            elif " ! " in words:
+                section.questions.append(words[2:].split(" ! "))
+            else:
+                raise ValueError(f"{name}.txt: no question with its answer: {words}")
     return found
