@@ -24,7 +24,7 @@ def number_text(x, numbers):
         return "0"
     if all(y == round(y) for y in numbers):
         return str(int(x)).replace("-", "−")
-    is_near_one = any(5e-5 < abs(y - round(y)) < 2e-3 and round(y) for y in numbers)
+    is_near_one = any(5e-5 < abs(y - 1) < 2e-3 for y in numbers)
     digits = 4 if is_near_one else 2                    # 1.0004 is not 1.00
     text = f"{x:.{digits}f}"
     if float(text) == 0:                                # nor is .003 0.00
@@ -95,10 +95,9 @@ class Values:
         for i, of_row in enumerate(rows):
             cells = ""
             for t, x in enumerate(of_row[:1] if is_one else of_row):
-                kinds = "" if is_one else f"t{i + 1}{t + 1}"
-                kinds += " hit" * bool(is_marked and self.clipped[i][t])
-                kinds += " out" * (not low <= x <= high)
-                cells += f'<i class="{kinds}">{number_text(x, numbers)}</i>'
+                kind = "" if low <= x <= high else "out"
+                kind += " hit" if is_marked and self.clipped[i][t] else ""
+                cells += f'<i class="{kind}">{number_text(x, numbers)}</i>'
             boxes += f'<div class="o{i + 1}{" whole" * is_one}">{cells}</div>'
         return f'<div class="{kind}"><b>{label or label_of(name)}</b>{boxes}</div>'
 
@@ -159,7 +158,7 @@ def code(lesson, name, values=None, base="", changed=(), beside=None, is_folded=
 
 def fold(lesson, group, body, said=""):
     """Lines that a click on their label shows, or the switch. -> HTML"""
-    count = len([line for line in group if lesson.lines[line - 1].strip()])
+    count = sum(1 for line in group if lesson.lines[line - 1].strip())
     flags = [" ".join(flags.split()[:2]) for line in group for flags in lesson.flags.get(line, ())]
     is_variant = any(lesson.kinds.get(line) == "variant" for line in group)
     why = " not used here" if is_variant else " without effect on the gradient"

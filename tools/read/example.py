@@ -135,8 +135,8 @@ def config(name, flags=""):
 
 
 def run(name, flags="", functions=(), watched=(), losses=()):
-    """Call main of a script on the example. functions: code of those that stand for its own; losses:
-    as Watch has them. -> what optimizers did, list of watch.Call of the functions `watched`"""
+    """Call main of a script on the example. functions: code of those that stand for its own;
+    losses: as Watch has them. -> what optimizers did, list of watch.Call of the functions `watched`"""
     script = importlib.import_module(name)
     is_dpo = name == "dpo"                              # its policy begins as the base
     start = REF_LOGPS if is_dpo else OLD_LOGPS

@@ -11,10 +11,10 @@ PLACES = {"reinforce": "group", "ppo": "gae", "grpo": "clip", "gspo": "sequences
 
 
 def drawing(lesson, place):
-    """The drawing of a place, none that the page has at its top already. -> name, list of SVGs"""
+    """The drawing of a place, none that the page has at its top already. -> name, SVG"""
     name = PLACES.get(place)
     is_there = place != lesson.name and name == PLACES[lesson.name]
-    return name, globals()[name](lesson) if name and not is_there else []
+    return name, globals()[name](lesson) if name and not is_there else ""
 
 
 # ---- what an output is worth -----------------------------------------------------------------
@@ -39,7 +39,7 @@ def group(lesson):
     if lesson.name != "reinforce":
         std = plain(example.RIGHT.std())
         d.text(4.5, 0, f"÷ std {std}", "dim", "10 82")
-    return [d.svg()]
+    return d.svg()
 
 
 def gae(lesson):
@@ -67,7 +67,7 @@ def gae(lesson):
             total += factor ** ahead * delta
             d.bar(middle, below, total, f"up s{ahead}")
         d.text(middle, total, A[t], "m strong up", "0 -10")
-    return [d.svg()]
+    return d.svg()
 
 
 # ---- the ratio and its clip ------------------------------------------------------------------
@@ -83,55 +83,65 @@ def sequences(lesson):
             fate = ", no gradient" if token.is_clipped else ""
             said = f"s {plain(token.ratio)}{fate}"
             d.text(0.62, y, output(y), "strong", "-32 0")
-            d.text(1.7, y, f"A {'>' if token.A > 0 else '<'} 0", f"e {side(token.A)}", "46 0")
+            sign = "A > 0" if token.A > 0 else "A < 0"
+            d.text(1.7, y, sign, f"e {side(token.A)}", "46 0")
             d.text(1.7, y, said, "e clip" if fate else "e", "46 -21")
             d.line(0.62, y, 1.7, y, "rule")
             d.dot(token.ratio, y - 0.25, token.kind, "s")
         own = example.MOVED[y - 1, token.place - 1].exp()
-        d.dot(own, y, f"small {token.name}", token.text)
-    return [d.svg()]
+        d.dot(own, y, "small", token.text)
+    return d.svg()
 
 
 def clip(lesson):
     """The loss of a token against its ratio, a panel for each sign of the advantage."""
-    tokens = lesson.tokens() if lesson.clipped() else []
+    if not lesson.clipped():
+        return ""
+    tokens = lesson.tokens()
     if lesson.name == "gspo":                           # dots are outputs
         tokens = [token for token in tokens if token.place == 1]
         for token in tokens:
             token.text = output(token.row)
-    return [panel(lesson, A, [token for token in tokens if token.A * A > 0])
-            for A in (1, -1) if tokens]
+    up = [token for token in tokens if token.A > 0]
+    down = [token for token in tokens if token.A < 0]
+    return panel(lesson, 1, up) + panel(lesson, -1, down)
 
 
 def panel(lesson, A, tokens):
     """The loss for one sign of the advantage, divided by its size."""
     low, high = lesson.limits
-    edge = high if A > 0 else low
-    end = 1.8 if A > 0 else 0.5
-    top = -0.3 if A > 0 else 1.9
+    if A > 0:
+        edge, top, left, right = high, -0.3, "curve up", "curve clip"
+        pushed = "A > 0, pushed to the right →"
+    else:
+        edge, top, left, right = low, 1.9, "curve clip", "curve down"
+        pushed = "A < 0, ← pushed to the left"
     loss = -A * edge
-    d = Drawing("clip", scale(0.5, 1.8, 52, 388), scale(top - 1.4, top, 186, 32))
-    d.range(low, high, top - 1.4, top)
+    floor = top - 1.4
+    d = Drawing("clip", scale(0.5, 1.8, 52, 388), scale(floor, top, 186, 32))
+    d.range(low, high, floor, top)
     d.line(edge, loss, edge + A / 10, loss - 0.1, "free")
-    points = curve(lesson, A)
-    d.curve([point for point in points if (point[0] - edge) * A <= 0], f"curve {side(A)}")
-    d.curve([point for point in points if (point[0] - edge) * A >= -1e-6], "curve clip")
-    d.text(end, loss, "no gradient", "e clip" if A > 0 else "clip", "0 -20")
-    outputs = " ".join(dict.fromkeys(output(token.row) for token in tokens))
-    pushed = "A > 0, pushed to the right →" if A > 0 else "A < 0, ← pushed to the left"
-    d.text(0.5, top, f"{outputs}: {pushed}", f"strong {side(A)}", "0 -18")
+    d.curve(curve(lesson, A, 0.5, edge), left)
+    d.curve(curve(lesson, A, edge, 1.8), right)
+    if A > 0:
+        d.text(1.8, loss, "no gradient", "e clip", "0 -20")
+    else:
+        d.text(0.5, loss, "no gradient", "clip", "0 -20")
+    outputs = dict.fromkeys(output(token.row) for token in tokens)
+    d.text(0.5, top, f"{' '.join(outputs)}: {pushed}", f"strong {side(A)}", "0 -18")
     for value in dict.fromkeys([plain(low), plain(high)]):
-        d.text(float(value), top - 1.4, value, "m dim", "0 14")
+        d.text(float(value), floor, value, "m dim", "0 14")
     for token in tokens:
         d.dot(token.ratio, token.loss / abs(token.A), token.kind, token.text)
     return d.svg()
 
 
-def curve(lesson, A):
+def curve(lesson, A, first, last):
     """The loss of a token against its ratio, for one advantage. -> pairs"""
-    ratios = torch.tensor([*lesson.limits, *torch.linspace(0.5, 1.8, 27)]).sort().values[:, None]
-    loss = lesson.script.policy_loss(                   # a row for each: GSPO takes means over rows
-        ratios.log(), 0 * ratios, A + 0 * ratios, 1 + 0 * ratios,
+    ratios = torch.linspace(first, last, 14)[:, None]   # a row each: GSPO takes means over rows
+    zero = 0 * ratios
+    loss = lesson.script.policy_loss(
+        ratios.log(), zero, zero + A, zero + 1,
         epsilon=lesson.cfg.epsilon, epsilon_high=lesson.cfg.epsilon_high)
     return torch.cat([ratios, loss], dim=1).tolist()
 
@@ -143,13 +153,15 @@ def estimators(lesson):
     d = Drawing("estimators", scale(-1, 1, 22, 330), scale(-0.75, 0.95, 198, 12))
     x = torch.linspace(-1.05, 1.05, 61)
     for name in ("k1", "k2", "k3"):
-        points = torch.stack([x, lesson.script.kl(x, 0 * x, name)], dim=1).tolist()
-        d.curve([place for place in points if abs(place[1] - 0.1) < 0.85], f"curve {name}")
+        y = lesson.script.kl(x, 0 * x, name)
+        is_inside = (y - 0.1).abs() < 0.85
+        points = torch.stack([x, y], dim=1)
+        d.curve(points[is_inside].tolist(), f"curve {name}")
     if lesson.name == "grpo":
         for logs, terms in zip(lesson.rows("kl", "x"), lesson.rows("kl", "->kl")):
             for place in zip(logs, terms):
                 d.dot(*place, "tok small")
-    return [d.svg()]
+    return d.svg()
 
 
 def logistic(lesson):
@@ -163,8 +175,9 @@ def logistic(lesson):
         margin, loss, slope = (lesson.rows("dpo_loss", name)[i][0]
                                for name in ("M", "->dpo_loss", "∂L/∂logπ"))
         rise = 5 * slope
+        said = f"{output(i + 1)} over {output(j + 1)}"
         d.line(margin - 5, loss - rise, margin + 5, loss + rise, "tangent")
         d.dot(margin, loss, "tok small up")
-        d.text(margin, loss, f"{output(i + 1)} over {output(j + 1)}", "strong", "12 -26")
+        d.text(margin, loss, said, "strong", "12 -26")
         d.text(margin, loss, f"slope {plain(slope, digits=3)}", "dim", "12 -11")
-    return [d.svg()]
+    return d.svg()

@@ -22,13 +22,13 @@ class Lesson:
 
     sections: of its text file, name of the first function -> words.Section; docstring;
     equations: number -> text; where: number -> line; by_name: name -> AST node of a function or a
-    class, those of the machinery, too; functions: name -> watch.Function; statements: line -> AST node; ran: first
-    lines of statements that run without more flags; calls: flags -> function -> watch.Call whose
-    values are shown; notes: the last line of a statement or of a head -> values by
-    name, and flags, if it is not what the page shows that has them; kinds: line ->
-    variant, or log; flags: first line of a statement -> flags of variants that need it; called:
-    names of functions in the order in which main calls them; hidden: of functions that only
-    variants call, or only the log -> which.
+    class, those of the machinery, too; functions: name -> watch.Function; statements: line -> AST
+    node; ran: first lines of statements that run without more flags; calls: flags -> function ->
+    watch.Call whose values are shown; notes: the last line of a statement or of a head -> values
+    by name, and with which flags, besides those of the page; kinds: line -> variant, or log; flags:
+    first line of a statement -> flags of variants that need it; called: names of functions in the
+    order in which main calls them; hidden: of functions that only variants call, or only the log
+    -> which.
     """
 
     def __init__(self, name):
@@ -74,7 +74,8 @@ class Lesson:
     def text_of(self, name):
         """A function in its place: behind as many empty lines as stand before it. -> str"""
         place = span(self.by_name[name])
-        return "\n" * (place[0] - 1) + "\n".join(self.lines[place[0] - 1:place[-1]])
+        before = place[0] - 1
+        return "\n" * before + "\n".join(self.lines[before:place[-1]])
 
     def run(self, flags="", removed=frozenset(), is_watched=True):
         """The example without some lines. -> what it does, list of watch.Call"""
@@ -172,19 +173,18 @@ class Lesson:
         return 1 - self.cfg.epsilon, 1 + self.cfg.epsilon_high
 
     def tokens(self):
-        """The tokens of the example, with what the clip does to them; `name` is the class by which
-        one lights up everywhere, `kind` has all its classes in a drawing. -> list"""
+        """The tokens of the example, with what the clip does to them; `kind` has the classes of one
+        in a drawing. -> list"""
         A, ratio, loss = (self.rows("policy_loss", name) for name in ("A", "ratio", "token_loss"))
         clipped = self.clipped()
         found = []
         for i, tokens in enumerate(example.ANSWERS):
             for t, text in enumerate(tokens):
-                name = f"t{i + 1}{t + 1}"
                 worth = A[i][t % len(A[i])]
-                kind = f"tok {'up' if worth > 0 else 'down'} {name}{' hit' * clipped[i][t]}"
+                kind = f"tok {'up' if worth > 0 else 'down'}{' hit' * clipped[i][t]}"
                 found.append(types.SimpleNamespace(
-                    row=i + 1, place=t + 1, text=text, name=name, kind=kind, A=worth,
-                    ratio=ratio[i][t], loss=loss[i][t], is_clipped=clipped[i][t]))
+                    row=i + 1, place=t + 1, text=text, kind=kind, A=worth, ratio=ratio[i][t],
+                    loss=loss[i][t], is_clipped=clipped[i][t]))
         return found
 
     def clipped(self):
@@ -216,8 +216,9 @@ class Lesson:
 
     def line_of(self, word):
         """The last line of main that calls a word, or loops over it, and is not folded. -> int"""
-        found = [line for line in span(self.by_name["main"]) if not self.kinds.get(line)
-                 and re.search(rf"\b{word}(\(| in )", self.lines[line - 1])]
+        pattern = re.compile(rf"\b{word}(\(| in )")
+        found = [line for line in span(self.by_name["main"])
+                 if not self.kinds.get(line) and pattern.search(self.lines[line - 1])]
         if not found:
             raise ValueError(f"{self.name}.txt: main has no {word}")
         return found[-1]

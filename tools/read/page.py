@@ -51,9 +51,11 @@ def document(title, description, picture, body, name=""):
 
 def navigation(links, here):
     """The line at the top. links: names -> addresses. -> HTML"""
-    return "<nav>" + "".join(
-        f'<a href="{address}"{" aria-current=page" * (address == here)}>{html.escape(name)}</a>'
-        for name, address in links.items()) + "</nav>"
+    parts = ""
+    for name, address in links.items():
+        place = " aria-current=page" if address == here else ""
+        parts += f'<a href="{address}"{place}>{name}</a>'
+    return f"<nav>{parts}</nav>"
 
 
 # ---- words -----------------------------------------------------------------------------------
@@ -82,12 +84,13 @@ def prose(text, lessons, has_links=True):
 def look_up(reference, lessons):
     """The number that a reference names, with a link to the line below which it stands. -> HTML"""
     match = words.REFERENCE.fullmatch(reference)
-    lesson = lessons.get(match["script"] or next(iter(lessons))) if match else None
-    if lesson is None:
+    if match is None:
         raise ValueError(f"no reference to a number: {reference}")
+    lesson = lessons[match["script"] or next(iter(lessons))]
     value, line = lesson.value(match["function"], match["name"], match["flags"])
     rows = in_batch(value) or [[float(value)]]
-    x = rows[int(match["row"] or 1) - 1][int(match["token"] or 1) - 1]
+    i, t = (int(match[name] or 1) for name in ("row", "token"))
+    x = rows[i - 1][t - 1]
     text = code.number_text(x, [x for of_row in rows for x in of_row])
     query = "?variants" if match["flags"] else ""
     return f'<a class=n href="{lesson.name}.html{query}#L{line}">{text}</a>'
@@ -136,7 +139,7 @@ def bar(names, lesson):
     boxes = ""
     rewards = example.REWARDS[lesson.name][0].tolist()
     for i, (tokens, reward) in enumerate(zip(example.ANSWERS, rewards), start=1):
-        cells = "".join(f"<i class=t{i}{t}>{token}</i>" for t, token in enumerate(tokens, 1))
+        cells = "".join(f"<i>{token}</i>" for token in tokens)
         boxes += (f"<div class=o{i}><span><em>o</em><sub>{i}</sub><small> reward</small> "
                   f"{reward:g}{' ✓' * (reward == 1)}</span>{cells}</div>")
     return f"""<div class=bar><div><form class=tools><strong>{names}</strong>
@@ -161,8 +164,10 @@ def hero(lesson, lessons):
 def picture(lesson, place, lessons):
     """The drawing of a place, if it has one, with its caption. -> HTML"""
     name, svgs = figures.drawing(lesson, place)
-    return svgs and (f"<figure class={name}><div>{''.join(svgs)}</div><figcaption>"
-                     f"{prose(draw.SECTIONS[name].paragraphs[0], lessons)}</figcaption></figure>") or ""
+    if not svgs:
+        return ""
+    caption = prose(draw.SECTIONS[name].paragraphs[0], lessons)
+    return f"<figure class={name}><div>{svgs}</div><figcaption>{caption}</figcaption></figure>"
 
 
 def in_numbers(lesson):
@@ -172,16 +177,15 @@ def in_numbers(lesson):
     seen = set()                            # lines, of whose equations the first is shown
     for number, text in lesson.equations.items():
         line = lesson.where[number]
-        function = next((name for name in lesson.called
-                         if line in span(lesson.by_name[name])), None)
-        if function and not lesson.kinds.get(line) and line not in seen:
+        by = [name for name in lesson.called if line in span(lesson.by_name[name])]
+        if by and not lesson.kinds.get(line) and line not in seen:
             place = f' <a class="ref e{number}" href="#eq{number}">({number})</a>'
             computed, _ = lesson.notes[lesson.statements[line].end_lineno]
             for name, value in computed.items():
                 symbol = paper.math(text.partition("=")[0])
                 symbol = code.label_of(name) if name.startswith("∂") else symbol
                 if code.is_shown(name, value):
-                    rows += values.row(function, name, value, "", symbol + place)
+                    rows += values.row(by[0], name, value, "", symbol + place)
         seen.add(line)
     command = f"python {lesson.name}.py {example.PAPER.get(lesson.name, '')}".strip()
     said = " ".join(draw.SECTIONS["numbers"].paragraphs[:2 if lesson.clipped() else 1])
@@ -198,8 +202,8 @@ def map_of(lesson, lessons):
                  f"<td>{prose(ours, lessons)}</td><td>{prose(said, lessons)}</td></tr>")
     text = re.search(r"^Departures from[^:]*: (.*?)\.\n(?:\n|Usage)", lesson.docstring,
                      re.S | re.M)
-    items = "".join(f"<li>{prose(part, lessons)}</li>"
-                    for part in re.split(r"; |\. (?=[A-Z])", " ".join(text[1].split())))
+    departures = re.split(r"; |\. (?=[A-Z])", " ".join(text[1].split()))
+    items = "".join(f"<li>{prose(part, lessons)}</li>" for part in departures)
     return f"""<section class=map id=map><div><h2>From the paper’s equations to these</h2>
 <table><thead><tr><th>paper</th><th>here</th><th>what differs</th></tr></thead>
 <tbody>{rows}</tbody></table></div>

@@ -21,14 +21,13 @@ def changed_lines(lesson, other, name):
 
 def column(lesson, other, name):
     """The equations and the code of a function in one of the scripts. -> HTML"""
-    head = f"<p class=where>{lesson.name}.py</p>"
-    if name not in lesson.by_name:
-        return f"<div>{head}<p>has no <code>{name}</code></p></div>"
-    base = f"{lesson.name}.html"
-    values = None if name == "main" else code.Values(lesson)
-    changed = changed_lines(lesson, other, name)
-    return (f"<div>{head}{page.equations(lesson, [name], base)}"
-            f"{code.code(lesson, name, values, base, changed)}</div>")
+    text = f"<p>has no <code>{name}</code></p>"
+    if name in lesson.by_name:
+        base = f"{lesson.name}.html"
+        values = code.Values(lesson) if name != "main" else None
+        text = page.equations(lesson, [name], base)
+        text += code.code(lesson, name, values, base, changed_lines(lesson, other, name))
+    return f"<div><p class=where>{lesson.name}.py</p>{text}</div>"
 
 
 def part(one, two, name):
