@@ -12,7 +12,7 @@ import torch
 from conftest import ROOT, SCRIPTS
 
 from tools.read import __main__ as read
-from tools.read import code, example, lesson, lines, page, pair, watch, words
+from tools.read import example, lesson, lines, page, pair, watch, words
 from tools.read.lesson import span
 
 NUMBER = re.compile(r"−?\d*\.\d+")

@@ -16,8 +16,6 @@ PARTS = re.compile(rf'''(?P<str>"""[\s\S]*?"""|"(?:\\.|[^"\\\n])*")|(?P<com>\#.*
     |(?P<kw>\b(?:{"|".join(keyword.kwlist)})\b)|(?P<def>(?<=def\ )\w+|(?<=class\ )\w+)''', re.X)
 
 
-# ---- numbers ---------------------------------------------------------------------------------
-
 def number_text(x, numbers):
     """A number as it stands beside others: two decimals, more where these say nothing."""
     if abs(x) < 1e-6:
@@ -60,7 +58,6 @@ class Values:
     def __init__(self, lesson):
         self.lesson = lesson
         self.shown = set()                  # flags, and numbers as they stand there
-        self.flags = ""                     # those of the last row
         self.clipped = lesson.clipped()
 
     def below(self, function, line):
@@ -73,10 +70,7 @@ class Values:
                 numbers = flags, row.partition("</b>")[2]
                 rows += row if numbers not in self.shown else ""
                 self.shown.add(numbers)
-        if rows and flags not in ("", self.flags):
-            rows = f"<div class=with>with {html.escape(flags)}</div>{rows}"
-        self.flags = flags if rows else self.flags
-        return rows
+        return f"<div class=with>with {flags}</div>{rows}" if rows and flags else rows
 
     def row(self, function, name, value, flags="", label=""):
         """A line of values with its label, by default its name: a box for each output, in it a
@@ -101,8 +95,6 @@ class Values:
             boxes += f'<div class="o{i + 1}{" whole" * is_one}">{cells}</div>'
         return f'<div class="{kind}"><b>{label or label_of(name)}</b>{boxes}</div>'
 
-
-# ---- code ------------------------------------------------------------------------------------
 
 @functools.cache
 def highlight(lesson, base):

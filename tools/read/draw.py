@@ -4,6 +4,7 @@ import html
 
 from tools.read import words
 
+OUTPUTS = ["", "o₁", "o₂", "o₃", "o₄"]       # their names, from 1
 SECTIONS = {section.names[0]: section for section in words.read("pictures")}
 
 
@@ -28,7 +29,9 @@ class Drawing:
         the middle of their height."""
         right, down = map(float, shift.split())
         said = plain(said) if isinstance(said, float) else html.escape(said)
-        place = f'x="{self.x(x) + right:.1f}" y="{self.y(y) + down + 4:.1f}"'
+        left = self.x(x) + right
+        base = self.y(y) + down + 4
+        place = f'x="{left:.1f}" y="{base:.1f}"'
         self.parts.append(f'<text class="{kind}" {place}>{said}</text>')
 
     def curve(self, points, kind):
@@ -72,11 +75,6 @@ def scale(low, high, first, last):
 def plain(x, sign="", digits=2):
     """So many decimals."""
     return f"{x:{sign}.{digits}f}".replace("-", "−")
-
-
-def output(i):
-    """The name of output i."""
-    return "o" + "₀₁₂₃₄"[i]
 
 
 def side(x):

@@ -36,7 +36,6 @@ NEW_VALUES = VALUES + torch.tensor([[-0.1, 0.1, 0.0], [-0.3, 0.1, END],
 PREFERRED = REF_LOGPS + torch.tensor([[-0.4, -0.2, -0.2], [-3.5, -2.5, END],    # by dpo.py
                                       [-4.0, -3.0, -2.0], [-0.9, -0.6, END]])
 SQUARED_GRADIENTS = torch.tensor([[2.0, 1.0, 4.0, 1.0]])
-ROWS = torch.arange(4)
 
 # The flags with which a page shows its script, where these are not the default ones.
 PAPER = {"reinforce": "--baseline mean", "grpo": "--beta 0.04"}
@@ -80,6 +79,9 @@ class Network(nn.Module):
     def forward(self, prompts, tokens):
         return self.numbers[prompts[:, 0], :tokens.shape[1]]    # a prompt is the number of its row
 
+    def become_teacher(self, _path):
+        self.numbers.data.copy_(TEACHER_LOGPS)
+
     def __deepcopy__(self, memo):
         return Network(self.symbol, REF_LOGPS, REF_LOGPS)
 
@@ -110,10 +112,6 @@ def score(network, prompts, tokens, _temperature, _kernel):
     return logps, entropy - (logps - logps.detach())    # it falls as they rise
 
 
-def load_teacher(network, _path):
-    network.numbers.data.copy_(TEACHER_LOGPS)
-
-
 def make_batch(rewards):
     """The four outputs as a batch. -> common.Batch"""
     problem = common.Problem(prompt="", answer="")
@@ -121,7 +119,7 @@ def make_batch(rewards):
         tokens=torch.tensor([[5, 6, 7], [5, 7, 0], [8, 6, 7], [6, 7, 0]]), mask=MASK.clone(),
         logps=OLD_LOGPS.clone(), entropy=ENTROPY, lengths=MASK.sum(dim=1).long(),
         is_truncated=torch.tensor([False, False, False, True]), problems=[problem] * 4,
-        prompts=ROWS[:, None], texts=[""] * 4, verdicts=[0.0, 0.0, 1.0, 0.0],
+        prompts=torch.arange(4)[:, None], texts=[""] * 4, verdicts=[0.0, 0.0, 1.0, 0.0],
         is_correct=RIGHT > 0, rewards=rewards.clone(), pass_rates=[])
 
 
@@ -136,7 +134,7 @@ def config(name, flags=""):
 
 def run(name, flags="", functions=(), watched=(), losses=()):
     """Call main of a script on the example. functions: code of those that stand for its own;
-    losses: as Watch has them. -> what optimizers did, list of watch.Call of the functions `watched`"""
+    losses: as Watch has them. -> what it did, calls of the functions `watched`"""
     script = importlib.import_module(name)
     is_dpo = name == "dpo"                              # its policy begins as the base
     start = REF_LOGPS if is_dpo else OLD_LOGPS
@@ -160,8 +158,8 @@ def run(name, flags="", functions=(), watched=(), losses=()):
 
     def gradient(loss):
         """By which network's numbers, and the derivative. -> str, (4, 3)"""
-        found = torch.autograd.grad(loss.sum(), [network.numbers for network in networks],
-                                    retain_graph=True, allow_unused=True)
+        numbers = [network.numbers for network in networks]
+        found = torch.autograd.grad(loss.sum(), numbers, retain_graph=True, allow_unused=True)
         return next((network.symbol, part) for network, part in zip(networks, found)
                     if part is not None)
 
@@ -172,7 +170,7 @@ def run(name, flags="", functions=(), watched=(), losses=()):
     step = functools.partial(Step, done)
     with (mock.patch.dict(vars(script)), mock.patch.multiple("torch.optim", AdamW=step, Adam=step),
           mock.patch.multiple(common, Run=make_run, parse_flags=lambda *_: cfg,
-                              load_policy=load_teacher)):
+                              load_policy=Network.become_teacher)):
         for function in functions:
             exec(function, vars(script))
         vars(script).update(replaced)

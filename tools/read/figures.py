@@ -3,7 +3,7 @@ script."""
 import torch
 
 from tools.read import example
-from tools.read.draw import Drawing, output, plain, scale, side
+from tools.read.draw import OUTPUTS, Drawing, plain, scale, side
 
 # Of scripts, with which drawing their pages open, and of functions, beside which one stands.
 PLACES = {"reinforce": "group", "ppo": "gae", "grpo": "clip", "gspo": "sequences",
@@ -16,8 +16,6 @@ def drawing(lesson, place):
     is_there = place != lesson.name and name == PLACES[lesson.name]
     return name, globals()[name](lesson) if name and not is_there else ""
 
-
-# ---- what an output is worth -----------------------------------------------------------------
 
 def group(lesson):
     """Rewards as bars that begin at the mean of their group, and advantages."""
@@ -32,7 +30,7 @@ def group(lesson):
         d.bar(at, mean, reward, kind)
         d.text(at, (mean + reward) / 2, plain(reward - mean, "+"), "m on")
         d.text(at, 0, answer, f"m code {kind}", "0 20")
-        d.text(at, 0, output(at), "m dim", "0 42")
+        d.text(at, 0, OUTPUTS[at], "m dim", "0 42")
         d.text(at, 0, A, f"m big {kind}", "0 82")
     d.text(4.6, mean, f"mean {plain(mean)}", "strong", "4 0")
     d.text(0.5, 0, example.QUESTIONS[lesson.name], "e code", "-10 20")
@@ -70,8 +68,6 @@ def gae(lesson):
     return d.svg()
 
 
-# ---- the ratio and its clip ------------------------------------------------------------------
-
 def sequences(lesson):
     """The ratios of tokens, and that of their output, with the range that GRPO has."""
     d = Drawing("sequences", scale(0.62, 1.7, 40, 386), scale(0, 4.5, 14, 290))
@@ -82,7 +78,7 @@ def sequences(lesson):
         if token.place == 1:
             fate = ", no gradient" if token.is_clipped else ""
             said = f"s {plain(token.ratio)}{fate}"
-            d.text(0.62, y, output(y), "strong", "-32 0")
+            d.text(0.62, y, OUTPUTS[y], "strong", "-32 0")
             sign = "A > 0" if token.A > 0 else "A < 0"
             d.text(1.7, y, sign, f"e {side(token.A)}", "46 0")
             d.text(1.7, y, said, "e clip" if fate else "e", "46 -21")
@@ -101,7 +97,7 @@ def clip(lesson):
     if lesson.name == "gspo":                           # dots are outputs
         tokens = [token for token in tokens if token.place == 1]
         for token in tokens:
-            token.text = output(token.row)
+            token.text = OUTPUTS[token.row]
     up = [token for token in tokens if token.A > 0]
     down = [token for token in tokens if token.A < 0]
     return panel(lesson, 1, up) + panel(lesson, -1, down)
@@ -127,7 +123,7 @@ def panel(lesson, A, tokens):
         d.text(1.8, loss, "no gradient", "e clip", "0 -20")
     else:
         d.text(0.5, loss, "no gradient", "clip", "0 -20")
-    outputs = dict.fromkeys(output(token.row) for token in tokens)
+    outputs = dict.fromkeys(OUTPUTS[token.row] for token in tokens)
     d.text(0.5, top, f"{' '.join(outputs)}: {pushed}", f"strong {side(A)}", "0 -18")
     for value in dict.fromkeys([plain(low), plain(high)]):
         d.text(float(value), floor, value, "m dim", "0 14")
@@ -145,8 +141,6 @@ def curve(lesson, A, first, last):
         epsilon=lesson.cfg.epsilon, epsilon_high=lesson.cfg.epsilon_high)
     return torch.cat([ratios, loss], dim=1).tolist()
 
-
-# ---- the KL, and pairs -----------------------------------------------------------------------
 
 def estimators(lesson):
     """Estimates of the KL against log(pi / pi_ref), and the tokens on that of the page."""
@@ -175,7 +169,7 @@ def logistic(lesson):
         margin, loss, slope = (lesson.rows("dpo_loss", name)[i][0]
                                for name in ("M", "->dpo_loss", "∂L/∂logπ"))
         rise = 5 * slope
-        said = f"{output(i + 1)} over {output(j + 1)}"
+        said = f"{OUTPUTS[i + 1]} over {OUTPUTS[j + 1]}"
         d.line(margin - 5, loss - rise, margin + 5, loss + rise, "tangent")
         d.dot(margin, loss, "tok small up")
         d.text(margin, loss, said, "strong", "12 -26")

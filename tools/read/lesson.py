@@ -21,14 +21,14 @@ class Lesson:
     """The part of a script above the machinery.
 
     sections: of its text file, name of the first function -> words.Section; docstring;
-    equations: number -> text; where: number -> line; by_name: name -> AST node of a function or a
-    class, those of the machinery, too; functions: name -> watch.Function; statements: line -> AST
-    node; ran: first lines of statements that run without more flags; calls: flags -> function ->
-    watch.Call whose values are shown; notes: the last line of a statement or of a head -> values
-    by name, and with which flags, besides those of the page; kinds: line -> variant, or log; flags:
-    first line of a statement -> flags of variants that need it; called: names of functions in the
-    order in which main calls them; hidden: of functions that only variants call, or only the log
-    -> which.
+    equations: number -> text; where: number -> line; first: line -> its first number; by_name: name
+    -> AST node of a function or a class, those of the machinery, too; functions: name ->
+    watch.Function; statements: line -> AST node; ran: first lines of statements that run without
+    more flags; calls: flags -> function -> watch.Call whose values are shown; notes: the last line
+    of a statement or of a head -> values by name, and the flags of a variant; kinds: line ->
+    variant, or log; flags: first line of a statement -> flags of variants that need it; called:
+    names of functions in the order in which main calls them; hidden: those that it calls only for
+    variants or the log.
     """
 
     def __init__(self, name):
@@ -40,6 +40,7 @@ class Lesson:
         self.docstring = ast.get_docstring(self.module, clean=False)
         self.equations = {number: text for text, number in EQUATION.findall(self.docstring)}
         self.where = self.find_equations()
+        self.first = {line: number for number, line in reversed(self.where.items())}
         self.by_name = {node.name: node for node in ast.parse(self.source).body
                         if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
         self.functions = {node.name: watch.Function(node) for node in self.module.body
@@ -68,8 +69,6 @@ class Lesson:
                 raise ValueError(f"{self.name}.py: eq. ({number}) is on {count} lines, instead of "
                                  "on one")
         return dict(tags)
-
-    # ---- the example ---------------------------------------------------------------------------
 
     def text_of(self, name):
         """A function in its place: behind as many empty lines as stand before it. -> str"""
@@ -102,8 +101,7 @@ class Lesson:
         self.ran = ran
         self.calls = {"": best_calls(calls) | best_calls(short)}
         self.called = list(dict.fromkeys(call.function.name for call in short))
-        self.hidden = {name: "log" if name in self.calls[""] else "variant"
-                       for name in self.functions if name not in self.called}
+        self.hidden = set(self.functions).difference(self.called)
         self.flags = {}
         for flags in example.variants(self.name)[1:]:
             new = lines_of(self.run(flags)[1]) - ran
@@ -111,8 +109,6 @@ class Lesson:
             _, calls = self.run(flags, idle_here)
             for line in new | (idle - idle_here):
                 self.flags.setdefault(line, []).append(flags)
-            self.hidden |= {call.function.name: "variant" for call in calls
-                            if call.function.name in self.hidden}
             self.calls[flags] = best_calls(calls)
         self.sort_lines(removed)
 
@@ -137,20 +133,18 @@ class Lesson:
         inner = getattr(statement, "body", [statement])[0]
         return "log" if inner.lineno in self.ran and first not in self.flags else "variant"
 
-    # ---- values --------------------------------------------------------------------------------
-
     def take_notes(self):
         """Keep values of statements that act only with the flags of a variant, or with those of the
         page, and what functions are given."""
         self.notes = {}
-        for flags, calls in self.calls.items():
-            shown = [call for name, call in calls.items()
-                     if flags or self.hidden.get(name) != "variant"]
-            for line, values in [pair for call in shown for pair in call.values.items()]:
-                statement = self.statements.get(line)
-                acts = not flags or not statement or flags in self.flags.get(statement.lineno, ())
-                if acts:
-                    self.notes.setdefault(line, (values, flags))
+        first, *variants = self.calls.items()
+        for flags, calls in [*variants, first]:
+            for name, call in calls.items():
+                for line, values in call.values.items():
+                    acts = not flags or name in self.hidden and line == call.function.head
+                    statement = self.statements.get(line, call.function.node)
+                    if acts or flags in self.flags.get(statement.lineno, ()):
+                        self.notes.setdefault(line, (values, flags))
 
     def value(self, function, name, flags=""):
         """What a function assigned, also with the flags of a variant, and on which line.
@@ -195,8 +189,6 @@ class Lesson:
         A, gradients = (self.rows("policy_loss", name) for name in ("A", f"∂{loss}/∂log π"))
         return [[g == 0 and a != 0 for g, a in zip(of_row, values * 3)]
                 for of_row, values in zip(gradients, A)]
-
-    # ---- words ---------------------------------------------------------------------------------
 
     def read_words(self):
         """ValueError unless the words are about functions that exist, each function is in them, and
@@ -246,9 +238,8 @@ def in_batch(tensor):
         return None
     if tensor.shape == (1, 4):                          # (P, G)
         tensor = tensor.T
-    is_of_batch = len(tensor) <= 4 and tensor.dim() <= 2 and tensor[0].numel() <= 3
     are_rows = tensor.dtype == torch.long and tensor[0].numel() == 1
-    if not is_of_batch or are_rows:
+    if are_rows or len(tensor) > 4 or tensor.dim() > 2 or tensor[0].numel() > 3:
         return None
     rows = tensor.reshape(len(tensor), -1).tolist() + [[]] * (4 - len(tensor))
     return [row[:len(tokens)] for row, tokens in zip(rows, example.ANSWERS)]

@@ -114,21 +114,17 @@ def equations(lesson, names, base=""):
     """The equations that functions compute, with links to their lines, and remarks behind them.
     Those of variants, and all but the first of a line, are hidden. -> HTML"""
     parts = ""
-    seen = set()
     for number, text in lesson.equations.items():
         line = lesson.where[number]
         if any(line in span(lesson.by_name[name]) for name in names):
             formula, *remarks = re.split(r"(?<!=)\s{3,}", re.sub(r"\s*=\s+", " = ", text, count=1))
             whole = paper.math(formula, ' displaystyle="true"')
-            whole += "".join(f"<div class=remark>{prose(words, {lesson.name: lesson})}</div>"
-                             if "--" in words else f"<div class=remark>{paper.math(words)}</div>"
-                             for words in remarks)
-            is_extra = lesson.kinds.get(line) == "variant" or line in seen
+            whole += "".join(f"<div class=remark>{paper.math(words)}</div>" for words in remarks)
+            is_extra = lesson.kinds.get(line) == "variant" or lesson.first[line] != number
             kinds = " variant" * is_extra + " long" * (len(formula) > 50)
             anchor = "" if base else f" id=eq{number}"
             parts += (f'<div class="eq e{number}{kinds}"{anchor}><div>{whole}</div>'
                       f'<a href="{base}#L{line}">({number})</a></div>')
-            seen.add(line)
     return parts
 
 
@@ -174,11 +170,10 @@ def in_numbers(lesson):
     """The equations of the paper, each with its value, and what the numbers are. -> HTML"""
     rows = ""
     values = code.Values(lesson)
-    seen = set()                            # lines, of whose equations the first is shown
     for number, text in lesson.equations.items():
         line = lesson.where[number]
         by = [name for name in lesson.called if line in span(lesson.by_name[name])]
-        if by and not lesson.kinds.get(line) and line not in seen:
+        if by and not lesson.kinds.get(line) and lesson.first[line] == number:
             place = f' <a class="ref e{number}" href="#eq{number}">({number})</a>'
             computed, _ = lesson.notes[lesson.statements[line].end_lineno]
             for name, value in computed.items():
@@ -186,7 +181,6 @@ def in_numbers(lesson):
                 symbol = code.label_of(name) if name.startswith("∂") else symbol
                 if code.is_shown(name, value):
                     rows += values.row(by[0], name, value, "", symbol + place)
-        seen.add(line)
     command = f"python {lesson.name}.py {example.PAPER.get(lesson.name, '')}".strip()
     said = " ".join(draw.SECTIONS["numbers"].paragraphs[:2 if lesson.clipped() else 1])
     said = prose(said.replace("COMMAND", command), {lesson.name: lesson})
@@ -237,15 +231,14 @@ def part(lesson, section, lessons):
 
 
 def flags(lesson, lessons):
-    """The configuration, and the docstring, folded. -> HTML"""
+    """The configuration, folded. -> HTML"""
     section = lesson.sections["flags"]
     nodes = [node for node in lesson.module.body
              if isinstance(node, ast.Assign) or getattr(node, "name", "") == "Config"]
     body = "".join(code.code_line(lesson, line) for node in nodes for line in span(node))
     return f"""<section class=flags id=flags><h2>Flags</h2>{paragraphs(section.paragraphs, lessons)}
 <details><summary>The flags of this script</summary><div class=fn>{body}</div></details>
-<details><summary>Its docstring, with the variants in words</summary>
-<pre>{html.escape(lesson.docstring)}</pre></details></section>"""
+</section>"""
 
 
 def lesson_page(lesson, lessons, links):
@@ -263,7 +256,6 @@ def lesson_page(lesson, lessons, links):
 {"".join(parts)}
 {flags(lesson, lessons)}
 </main>"""
-    text = lesson.sections[lesson.name]
-    return document(f"{lesson.name}.py, to read", f"{text.head[0]}: its equations, its code in one "
-                    "file, and below each line the numbers that it computes.",
-                    "../compare.png", body, lesson.name)
+    said = (f"{lesson.sections[lesson.name].head[0]}: its equations, its code in one file, and "
+            "below each line the numbers that it computes.")
+    return document(f"{lesson.name}.py, to read", said, "../compare.png", body, lesson.name)

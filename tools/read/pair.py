@@ -41,8 +41,9 @@ def part(one, two, name):
 def pair_page(one, two, section, links):
     """The page of two lessons, in the order of the second. section: its words. -> HTML"""
     lessons = {one.name: one, two.name: two}
-    order = [*section.head[1].split(", "), *two.called[1:], "main", *two.by_name,
-             *one.called[1:], *one.by_name]
+    order = section.head[1].split(", ")
+    for lesson in (two, one):
+        order += [*lesson.called[1:], "main", *lesson.by_name]
     names = [name for name in dict.fromkeys(order) if name != "Config"]
     same = [name for name in names if source_of(one, name) == source_of(two, name)]
     parts = "".join(part(one, two, name) for name in names if name not in same)

@@ -9,7 +9,7 @@ APPLIED = ("log", "grad", "sigmoid")        # without parentheses, too: log pi(o
 SIGNS = {"<=": "≤", ">=": "≥", "..": "…", "||": "∥", "-": "−", "|": "∣"}
 THIN_SPACE = '<mspace width=".17em"/>'
 TOKEN = re.compile(r"""
-    <= | >= | \.\. | \|\|
+    <= | >= | \.\. | \|\| | --\w+
   | \|[^|\s]+\|                                         # |o_i|
   | [A-Za-z]+\*? (?: _(?: <?[a-z](?:\+1)?\b | [A-Za-z0-9]+ ))? [([]?    # rho_t, o_<t, pi*, exp(
   | \d*\.?\d+ (?: e-?\d+ )?

@@ -10,7 +10,6 @@ import sys
 import torch
 
 SIMPLE = (int, float, str, bool)
-TOKEN = "t"
 
 
 class Function:
@@ -125,7 +124,7 @@ class Watch:
         for target in targets(call.current):
             if ast.unparse(target) != "_":
                 value = look_up(target, frame)
-                self.note(call, ast.unparse(target), value, frame.f_locals.get(TOKEN))
+                self.note(call, ast.unparse(target), value, frame.f_locals.get("t"))
 
     def note(self, call, name, value, t=None):
         """Keep what the current statement assigns or returns, and if that is a loss of each token

@@ -8,7 +8,7 @@ number that stands on the page for `ratio` in a function, of output 3 and token 
 behind a | the flags with which a variant has it. On a page of two scripts, the script comes first:
 {grpo:policy_loss.ratio 1,1}. "-> kl" and "∂L/∂log π" are written without spaces.
 """
-import dataclasses
+import collections
 import re
 from pathlib import Path
 
@@ -20,15 +20,8 @@ REFERENCE = re.compile(r"""
     (?: \ \|\  (?P<flags>[^{}]+) )? \}""", re.VERBOSE)
 
 
-@dataclasses.dataclass
-class Section:
-    """A part of a text: what it is about, the other fields of its head, paragraphs, questions with
-    answers, and rows."""
-    names: list
-    head: list
-    paragraphs: list
-    questions: list
-    rows: list
+# A part of a text: what it is about, the other fields of its head, what follows in it.
+Section = collections.namedtuple("Section", "names head paragraphs questions rows")
 
 
 def read(name):
@@ -43,7 +36,7 @@ def read(name):
         for block in filter(None, re.split(r"\n\s*\n", rest.strip())):
             words = " ".join(block.split())
             if all(" | " in line for line in block.split("\n")):
-                section.rows += [re.split(r" \|(?: |$)", line) for line in block.split("\n")]
+                section.rows.extend(re.split(r" \|(?: |$)", line) for line in block.split("\n"))
             elif not words.startswith("?"):
                 section.paragraphs.append(words)
             elif " ! " in words:
