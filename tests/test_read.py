@@ -87,6 +87,12 @@ def test_pages_are_well_formed_and_each_link_leads_to_a_paper_or_to_what_is_ther
         assert not re.search(r"url\((?!#)|@import|@font-face|javascript:|\son\w+=\"", pages[name])
 
 
+def test_each_box_of_numbers_belongs_to_an_output_in_a_row(pages):
+    for text in pages.values():
+        assert len(re.findall('<div class="o[1-4]( whole)?">', text)) == 4 * len(
+            re.findall('<div class="v( flagged)?"><b>', text))
+
+
 @every_script
 def test_the_code_on_the_page_is_the_lesson_of_the_script(lessons, pages, name):
     shown = re.findall(r'<a href="#L(\d+)" tabindex=-1>\d+</a><code>(.*?)</code>',

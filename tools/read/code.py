@@ -89,9 +89,9 @@ class Values:
         for i, of_row in enumerate(rows):
             cells = ""
             for t, x in enumerate(of_row[:1] if is_one else of_row):
-                kind = "" if low <= x <= high else "out"
-                kind += " hit" if is_marked and self.clipped[i][t] else ""
-                cells += f'<i class="{kind}">{number_text(x, numbers)}</i>'
+                marks = "" if low <= x <= high else "out"
+                marks += " hit" if is_marked and self.clipped[i][t] else ""
+                cells += f'<i class="{marks}">{number_text(x, numbers)}</i>'
             boxes += f'<div class="o{i + 1}{" whole" * is_one}">{cells}</div>'
         return f'<div class="{kind}"><b>{label or label_of(name)}</b>{boxes}</div>'
 
@@ -111,7 +111,7 @@ def highlight(lesson, base):
         return re.sub(r"^( *)(.+)$", rf"\1<span class={kind}>\2</span>", text, flags=re.M)
 
     text = PARTS.sub(coloured, html.escape(lesson.source, quote=False))
-    text = re.sub(rf"\b(?<!def )({names})(?=\()", r'<a class=to href="#\1">\1</a>', text)
+    text = re.sub(rf"(?<!def )(?<![\w.])({names})(?=\()", r'<a class=to href="#\1">\1</a>', text)
     return text.replace('href="#', f'href="{base}#').split("\n")
 
 
