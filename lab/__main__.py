@@ -8,15 +8,16 @@ from lab import experiment
 
 def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__)
-    names = experiment.NAMES
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(names))
+    names = ", ".join(experiment.NAMES)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=names)
     parser.add_argument("--processes", type=int, default=os.cpu_count(), help="side by side")
     parser.add_argument("--draw", action="store_true", help="measure nothing; draw again")
     args = parser.parse_args(argv)
-    for name in args.names or names:
-        if name not in names:
-            parser.error(f"{name}: is none of {', '.join(names)}")
-        made = experiment.module(name).EXPERIMENT
+    for name in args.names:
+        if name not in experiment.NAMES:
+            parser.error(f"{name}: is none of {names}")
+    chosen = args.names or (experiment.measured() if args.draw else experiment.NAMES)
+    for made in [experiment.module(name).EXPERIMENT for name in chosen]:
         if not args.draw:
             made.perform(args.processes)
         made.publish()

@@ -15,6 +15,8 @@ else, of which all values are known. The critic is that of ppo.py, from the base
 on 60 batches of 64 problems and 8 walks each; nothing moves the policy meanwhile, which helps it.
 Then, for each move of one more batch: the advantages of grpo.py, those of ppo.py with the critic,
 and r + V' - V with the values of K rollouts from both cells, each compared with the exact Q - V.
+
+Outcome. Right, all of it.
 """
 import functools
 import random
@@ -172,11 +174,13 @@ def estimates(seed, case):
 def page(estimates):
     [found] = estimates.values()
     names = [WHOLE, *(f"rollouts, K = {k}" for k in ROLLOUTS), CRITIC, "critic, lambda 0.95"]
+    said = (f"the advantage of the whole walk is like that of a move by {found[WHOLE].mean():.2f}, "
+            f"a critic's by {found[CRITIC].mean():.2f}, eight rollouts' by "
+            f"{found[EIGHT].mean():.2f}")
     better = Claim(f"advantages of moves by {EIGHT}, correlate with the exact ones more than by "
                    "the critic", VINE, found[EIGHT] - found[CRITIC], at_least=0.05,
-                   shown="Which move deserves it: the advantage of the whole walk correlates by "
-                   f"{found[WHOLE].mean():.2f}, a critic's by {found[CRITIC].mean():.2f}, that of "
-                   f"eight rollouts by {found[EIGHT].mean():.2f}")
+                   shown=f"Rollouts see the move that deserves it: {said}",
+                   contradicted=f"A critic sees the move that deserves it as well: {said}")
     yield better
     yield Claim(f"values by {EIGHT}, are nearer to the exact ones than the critic's", VINE,
                 found[f"error: {EIGHT}"] / found[f"error: {CRITIC}"], at_most=0.8, times=True)
@@ -188,9 +192,10 @@ def page(estimates):
     for k in ROLLOUTS:
         lines[f"K = {k}"] = [[found[f"error: rollouts, K = {k}"].mean()] * STEPS]
     given = {CRITIC: BLUE} | dict.fromkeys([f"K = {k}" for k in ROLLOUTS], GREY)
-    after = found[f"error: {CRITIC}"].mean()
-    yield curves(lines, f"After {STEPS} batches the critic's values are off by {after:.2f} of "
-                 "their variance", given=given, xlabel="batches that the critic learned from",
-                 ylabel="squared error / variance", yscale="log")
+    worth = (found["error: rollouts, K = 1"] / found[f"error: {CRITIC}"]).mean()
+    yield curves(lines, f"After {STEPS} batches the critic's values are as near as those of "
+                 f"{worth:.0f} rollouts", given=given,
+                 xlabel="batches that the critic learned from", yscale="log",
+                 ylabel="squared error / variance")
     rows = {name: {"correlation": found[name], "sign": found[f"sign: {name}"]} for name in names}
     yield numbers(rows, {"correlation": "correlation with Q - V", "sign": "right sign"}, by="by")

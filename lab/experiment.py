@@ -33,8 +33,8 @@ from tools.runs import DOCS, MACHINE, put, read_log, run, span, table
 
 NAMES = ("hacking", "bugs", "seeds", "signal", "sharpen", "wrongrewards", "kl", "variance",
          "divisors", "gae", "trust", "credit", "tokens",
-         "critic", "reuse", "staleness", "dpo", "methods", "exploration", "tools", "zero",
-         "languages", "compute")
+         "critic", "reuse", "staleness", "dpo", "methods", "exploration",
+         "tools", "compute", "languages", "zero")
 # The order of docs/lab.md, and of make lab; so many have their picture there:
 FINDINGS = 5
 ENDINGS = (".png", "-2.png")            # of the files of the pictures
@@ -160,7 +160,7 @@ def module(name):
 
 def measured():
     """Those of NAMES that have been measured. -> list"""
-    return [name for name in NAMES if (DOCS / "lab" / f"{name}.md").exists()]
+    return [name for name in NAMES if (DOCS / "lab" / f"{name}.json").exists()]
 
 
 def perform(job):
@@ -222,11 +222,17 @@ def index():
         claims = of(experiment.load()[0], Claim)
         first = claims[0]
         if len(parts) < FINDINGS:
-            parts.append(f"![{first.finding}](lab/{name}.png)\n\n{first.source}: {first.text}. "
-                         f"Here {first.judged}, {first.seen}. [More](lab/{name}.md)\n")
+            source = "Ours" if first.source == OURS else first.source
+            parts.append(f"![{first.finding}](lab/{name}.png)\n\n{source}: {first.text}. Here "
+                         f"{first.judged}, {first.seen}. [More](lab/{name}.md)\n")
         for claim in claims:
             if claim is first or getattr(claim, claim.verdict, ""):
                 rows.append([claim.finding, claim.seen, f"{claim.source}: {claim.judged}",
                              f"[{name}](lab/{name}.md)"])
     heads = ["what was found", "effect (95% interval)", "verdict of the claim", "page"]
-    return "\n".join([*parts, "## All experiments\n", table(heads, rows)])
+    told = [*parts, "## All experiments\n", table(heads, rows)]
+    waiting = [name for name in NAMES if name not in measured()]
+    if waiting:
+        told.append(f"Not measured from today's base yet, see [lab-old.md](lab-old.md): "
+                    f"{', '.join(waiting)}.\n")
+    return "\n".join(told)
