@@ -2,9 +2,8 @@
 
 Does all of this run here, is it right, and how fast is it? Each command is a process with a time
 limit, so that one that fails, crashes or hangs stops no other; Ctrl-C skips one. Writes the report,
-docs/gpu-DEVICE.md, and by the bench docs/bench-DEVICE.json; logs are in runs/gpu, which is emptied
-first. With --dry_run everything is tiny, on a CPU, and the report is there, too: this shows that
-the program works, and no more. Exits with 1 if something is wrong.
+docs/gpu-DEVICE.md, and by the bench docs/bench-DEVICE.json; logs are in runs/gpu, emptied first.
+With --dry_run all is tiny, on a CPU, which shows that it works, no more. Exits with 1 if it fails.
 """
 import argparse
 import contextlib
