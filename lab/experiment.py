@@ -34,7 +34,7 @@ from tools.runs import DOCS, MACHINE, put, read_log, run, span, table
 NAMES = ("hacking", "bugs", "seeds", "signal", "sharpen", "wrongrewards", "kl", "variance",
          "divisors", "gae", "trust", "credit", "tokens",
          "critic", "reuse", "staleness", "dpo", "methods", "exploration",
-         "tools", "compute", "languages", "zero")
+         "tools", "compute", "zero")
 # The order of docs/lab.md, and of make lab; so many have their picture there:
 FINDINGS = 5
 ENDINGS = (".png", "-2.png")            # of the files of the pictures

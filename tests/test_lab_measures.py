@@ -30,7 +30,6 @@ from lab import (
     gae,
     hacking,
     kl,
-    languages,
     methods,
     seeds,
     sharpen,
@@ -491,7 +490,7 @@ def test_dpo_has_the_pairs_that_the_reward_model_learns_from(talker, monkeypatch
     assert [pair for pair in expected if pair in written] == written
 
 
-# ---- R1-Zero, languages ----------------------------------------------------------------------
+# ---- R1-Zero ----------------------------------------------------------------------------------
 
 BEFORE = {"3": (30, 150, 10, 200), "5": (15, 75, 5, 175)}  # number and tokens: guesses, thoughts
 
@@ -549,47 +548,6 @@ def test_zero_cold_start_shows_right_thoughts_of_a_copy_that_has_trained(config,
     assert seen == {"trained for": pytest.approx(20), "batches": (True, 40, 4), "examples": 6,
                     "texts": {"<think>1</think>", "<think>3"}}
     assert base.weight.item() == first
-
-
-@pytest.mark.parametrize("steps, kind, common_share, rarer_share", [
-    ("d+e=h;h-b=g", "common", 1, 0), ("D+E=H;H-B=G", "rarer", 0, 1),
-    ("d+e=h;H-B=G", "mixed", 0.5, 0.5), ("d+e=h;h-B=G", "mixed", 0.5, 0),
-    ("3+4=7;d+e=h", "mixed", 0.5, 0), ("", "no thought", 0, 0)])
-def test_languages_are_told_apart_and_rewarded_by_their_letters(
-        steps, kind, common_share, rarer_share, config, load_task):
-    text = f"<think>{steps}</think><answer>7</answer>"
-    assert languages.kind(text) == kind
-    for targets, share in ((["common"], common_share), (["rarer"], rarer_share)):
-        task = languages.TwoNotations(load_task(config()), targets)
-        batch = SimpleNamespace(problems=[None], texts=[text], verdicts=[1.0],
-                                is_correct=torch.tensor([[True]]))
-        assert task.rewards(batch, 0).tolist() == [[1 + share]]
-
-
-def test_languages_of_demonstrations_mix_as_often_as_said(config, load_task):
-    task = languages.TwoNotations(load_task(config(task="arithmetic:5")), [])
-    kinds = []
-    for problem in common.sample_problems(task, 400, 0, phase="cold_start"):
-        text = problem.completion
-        if problem.difficulty == 5:
-            kinds.append(languages.kind(text))
-        head, _, rest = text.removeprefix("<think>").partition("</think>")
-        assert head.lower().translate(str.maketrans("abcdefghij", "0123456789")) == problem.work
-        assert rest == f"<answer>{problem.answer}</answer>"
-    shares = {name: kinds.count(name) / len(kinds) for name in ("common", "rarer", "mixed")}
-    pure = 0.9 ** 3                             # three chances to change
-    assert shares == pytest.approx(
-        {"common": 0.75 * pure, "rarer": 0.25 * pure, "mixed": 1 - pure}, abs=0.06)
-
-
-def test_languages_mean_advantage_is_that_of_all_groups():
-    chances = {0.0: 0.2, 1.0: 0.3, 2.0: 0.5}
-    total = 0.0
-    for others in itertools.product(chances, repeat=3):
-        weight = math.prod(chances[reward] for reward in others)
-        total += weight * grpo.advantages(f64([[1.0, *others]]))[0, 0].item()
-    assert languages.mean_advantage(1.0, chances, G=4) == pytest.approx(total)
-    assert all(languages.pushed_down()) and len(languages.pushed_down()) == 72
 
 
 # ---- sharpening, test-time compute -----------------------------------------------------------
