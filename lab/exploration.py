@@ -18,6 +18,12 @@ forum go to the near prize. Late entropy is that of the samples in the second ha
 accuracy is that of the samples over all steps: of walks, how many earn all there is to earn. Pilots
 with seed 0 and eps_high .2 chose steps and temperature (at 0.1 nothing is learned in 25 steps, at
 0.3 all in 10); those of arithmetic and of the other temperatures were seen before the prediction.
+
+Outcome. The bound is exact, and where eight optimizer steps share a batch it keeps no entropy: .28
+and no bound leave no .005 nats more than .2, in arithmetic as predicted, and in the grid world. The
+bonus keeps none, either, which was predicted wrongly: late in a run there is hardly any left. But
+it finds the far prize sooner, as predicted (+.15 of all walks). That a higher clip does so, too, is
+not seen: +.01, undecided.
 """
 import numpy
 import torch

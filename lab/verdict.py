@@ -108,7 +108,7 @@ class Claim:
             return "" if self.at_most is None else f"≤ {self.at_most:g}{unit}"
         if self.at_most is None:
             return f"≥ {self.at_least:g}{unit}"
-        return f"{self.at_least:.2g} to {self.at_most:.2g}{unit}"
+        return f"{self.at_least:.3g} to {self.at_most:.3g}{unit}"
 
     @property
     def seen(self):
