@@ -18,11 +18,10 @@ Method. grpo.py, rewarded for right answers alone, from the base of lab/signal.p
 guesses; dr_grpo has a constant for 1/|o|. The growth of the mean length is taken apart exactly. One
 after the other, three factors become those of the end: the shares that think, for each number of
 operands (more thinking); the shares of 3 to 7 operands (harder problems); the lengths of those that
-think and of those that do not, for each number (longer outputs). A part depends on what has changed
-before it: verdicts are of its mean over all six orders, and all six are shown. (The first run had
-two ways, the second chosen after the runs.) A self-check is a "wait,". "At last" is steps 51-60, or
-31-40 with the cold start: after 20 steps R1-Zero writes right answers that think, and the base
-learns from 160 of them, as in make r1; then 40 steps of RL. All from one base.
+think and of those that do not, for each number (more tokens for the same). A part depends on what
+has changed before it: verdicts are of its mean over all six orders, which are shown. (The first run
+had two ways, the second chosen after the runs.) A self-check is a "wait,". For the cold start, the
+base learns from 160 right answers that think, which R1-Zero wrote after 20 steps, as in make r1.
 """
 import copy
 import dataclasses
@@ -32,7 +31,7 @@ import numpy
 
 import common
 import grpo
-from lab.draw import BLUE, GREEN, ORANGE, curves
+from lab.draw import curves
 from lab.experiment import Experiment, numbers
 from lab.signal import BASE
 from lab.training import load_base, training
@@ -50,10 +49,10 @@ RUNS = {FIXED: "", MOVING: TO_7, CONSTANT: f"{TO_7} --loss_type dr_grpo", COLD: 
 LEVELS = range(3, 8)                            # operands
 STEPS, WINDOW = 60, 10
 WRITES_AT, COLD_STEPS = 20, 40                  # when R1-Zero writes examples; the RL behind them
-LATE = 4                                        # the window of steps 31 to 40
+MIDDLE = 4                                      # the window of steps 31 to 40
 EXAMPLES = 160
 COLD_START = {"base_steps": 40, "base_batch_size": 4, "base_learning_rate": 1e-3}
-PARTS = ("more thinking", "harder problems", "longer outputs")
+PARTS = ("more thinking", "harder problems", "more tokens for the same")
 ORDERS = list(itertools.permutations(range(len(PARTS))))
 LONGER = 1                                      # token, what counts as longer
 GAIN = 0.02                                     # of pass@1
@@ -84,10 +83,6 @@ def setting(name, seed, prompt_width):
     return cfg, task
 
 
-def thinks(text):
-    return text.startswith("<think>")
-
-
 def right_thoughts(policy, task, cfg, number):
     """Right answers of a policy that think, to different problems. -> {problem: completion}"""
     found = {}
@@ -95,7 +90,7 @@ def right_thoughts(policy, task, cfg, number):
         batch = grpo.sample_batch(policy, task, cfg, ("examples", attempt))
         is_correct = batch.is_correct.flatten().tolist()
         for problem, text, is_right in zip(batch.problems, batch.texts, is_correct):
-            if is_right and thinks(text):
+            if is_right and text.startswith("<think>"):
                 found.setdefault(problem, text)
             if len(found) == number:
                 return found
@@ -121,7 +116,7 @@ def look(batches):
     for batch in batches:
         lengths = batch.mask.sum(dim=1).tolist()
         for problem, text, length in zip(batch.problems, batch.texts, lengths):
-            cell = problem.difficulty - LEVELS[0], int(thinks(text))
+            cell = problem.difficulty - LEVELS[0], int(text.startswith("<think>"))
             number[cell] += 1
             tokens[cell] += length
             checks += ";wait," in text
@@ -137,76 +132,64 @@ def learned(seed, name):
         start_cold(policy, seed, task.prompt_width)
     large = dataclasses.replace(cfg, num_prompts=4 * cfg.num_prompts)
     steps = training(grpo, cfg, task, policy)
-    found = {}
+    found = []
     for window in range(1 + (COLD_STEPS if name == COLD else STEPS) // WINDOW):
         batches = [grpo.sample_batch(policy, task, large, "before")]
         if window > 0:
             batches = [batch for batch, _ in itertools.islice(steps, WINDOW)]
         score = grpo.evaluate(policy, task, cfg, num_samples=2)["pass@1"]
-        for column, value in (look(batches) | {"pass@1": score}).items():
-            found.setdefault(column, []).append(value)
-    return found
+        found.append(look(batches) | {"pass@1": score})
+    return {column: [one[column] for one in found] for column in found[0]}
 
 
 # ---- 2. where length comes from --------------------------------------------------------------
 
-def factors(number, tokens):
+def factors(found, window):
     """Of each cell (5, 2): its share among those of its level, the share of the level, and the mean
-    length; nan where there is none. -> (3, 5, 2)"""
-    of_level = number.sum(axis=1, keepdims=True)
+    length; nan where there is none. -> (3, S, 5, 2)"""
+    number = found["number"][:, window]                                         # (S, 5, 2)
+    of_level = number.sum(axis=2, keepdims=True)
+    levels = of_level / number.sum(axis=(1, 2), keepdims=True)
     with numpy.errstate(invalid="ignore"):
-        levels = numpy.broadcast_to(of_level / number.sum(), number.shape)
-        return numpy.array([number / of_level, levels, tokens / number])
+        return numpy.array([number / of_level, numpy.broadcast_to(levels, number.shape),
+                            found["tokens"][:, window] / number])
 
 
-def parts(before, after, order):
+def parts(found, order):
     """What is added to the mean length when one factor after the other, in an order, becomes that
-    of `after`; pairs of numbers and tokens. -> (3,), as PARTS"""
-    first = factors(*before)
-    last = factors(*after)
+    of the last window instead of that of the first. -> (3, S), as PARTS"""
+    first = factors(found, 0)
+    last = factors(found, -1)
     now = numpy.nan_to_num(numpy.where(numpy.isnan(first), last, first))    # as if not changed
     last = numpy.nan_to_num(numpy.where(numpy.isnan(last), first, last))
-    found = numpy.zeros(len(PARTS))
+    added = numpy.zeros(now.shape[:2])
     for which in order:
-        length = now.prod(axis=0).sum()
+        length = now.prod(axis=0).sum(axis=(1, 2))
         now[which] = last[which]
-        found[which] = now.prod(axis=0).sum() - length
-    return found
-
-
-def decomposed(found):
-    """The parts of the growth from before the first step to the last, in each of ORDERS.
-    -> (S, 6, 3)"""
-    pairs = numpy.stack([found["number"], found["tokens"]], axis=1)             # (S, 2, W, 5, 2)
-    return numpy.array([[parts(pair[:, 0], pair[:, -1], order) for order in ORDERS]
-                        for pair in pairs])
-
-
-def mean_length(found):
-    """The mean length of the outputs of each window. -> (S, W)"""
-    return found["tokens"].sum(axis=(2, 3)) / found["number"].sum(axis=(2, 3))
+        added[which] = now.prod(axis=0).sum(axis=(1, 2)) - length
+    return added
 
 
 # ---- 3. what was found -----------------------------------------------------------------------
 
 def page(learned):
-    length = {name: mean_length(found) for name, found in learned.items()}
-    orders = {name: decomposed(found) for name, found in learned.items()}
-    part = {name: values.mean(axis=1) for name, values in orders.items()}       # (S, 3)
-    longer = {name: values[:, PARTS.index("longer outputs")] for name, values in part.items()}
-    growth = length[MOVING][:, -1] - length[MOVING][:, 0]
-    said = (f"Answers grow by {growth.mean():.1f} tokens, of which {longer[MOVING].mean():+.1f} "
-            "are longer outputs of one kind to problems of one difficulty")
+    length = {name: found["tokens"].sum(axis=(2, 3)) / found["number"].sum(axis=(2, 3))
+              for name, found in learned.items()}                               # (S, W)
+    orders = {name: numpy.array([parts(found, order) for order in ORDERS])
+              for name, found in learned.items()}                               # (6, 3, S)
+    part = {name: dict(zip(PARTS, added.mean(axis=0))) for name, added in orders.items()}
+    longer = {name: added[PARTS[-1]] for name, added in part.items()}
+    by_part = ", ".join(f"{values.mean():+.1f} by {word}" for word, values in part[MOVING].items())
+    first, *_, last = length[MOVING].mean(axis=0)
+    said = f"R1-Zero: answers grow from {first:.0f} to {last:.0f} tokens, {by_part}"
+    yield Claim("outputs of a kind, thinking or not, get longer at a given difficulty", R1,
+                longer[MOVING], at_least=LONGER, unit="tokens", shown=said, contradicted=said,
+                undecided=said)
     for name in (FIXED, MOVING):
-        late = length[name][:, -1] - length[name][:, LATE]
-        yield Claim(f"{name}: outputs of a kind get longer at a given difficulty", R1, longer[name],
-                    at_least=LONGER, unit="tokens", shown=said, contradicted=said)
-        yield Claim(f"{name}: the length grows", R1, length[name][:, -1] - length[name][:, 0],
-                    at_least=LONGER, unit="tokens")
-        yield Claim(f"{name}: it still grows from steps 31-40 to 51-60", R1, late, at_least=LONGER,
-                    unit="tokens")
-    yield Claim("with 1/length, outputs of a kind grow more at a given difficulty than without",
-                DR_GRPO, longer[MOVING] - longer[CONSTANT], at_least=LONGER, unit="tokens")
+        yield Claim(f"{name}: answers still grow from steps 31-40 to 51-60", R1,
+                    length[name][:, -1] - length[name][:, MIDDLE], at_least=LONGER, unit="tokens")
+    yield Claim("with 1/length they grow more at a given difficulty than without", DR_GRPO,
+                longer[MOVING] - longer[CONSTANT], at_least=LONGER, unit="tokens")
     checks = learned[MOVING]["checks"]
     yield Claim(f"more outputs check themselves in the last {WINDOW} steps than in the first", R1,
                 checks[:, -1] - checks[:, 1], at_least=0.005, unit="of outputs")
@@ -217,25 +200,25 @@ def page(learned):
     yield Claim(f"it is higher, too, than without one after {STEPS}: the steps behind the examples "
                 "count", OURS, score[COLD][:, -1] - score[MOVING][:, -1], at_least=GAIN)
 
-    steps = {name: numpy.arange(rows.shape[1]) * WINDOW for name, rows in length.items()}
-    given = {MOVING: BLUE, CONSTANT: GREEN, COLD: ORANGE, "R1-Zero": BLUE, "cold start": ORANGE}
-    shown = {name: length[name] for name in (FIXED, MOVING, CONSTANT)}
-    yield curves(shown, said, x=steps, given=given, ylim=(0, None), ylabel="tokens of an output",
-                 xlabel=f"step, the last of {WINDOW}")
-    yield curves({"R1-Zero": score[MOVING], "cold start": score[COLD]},
-                 f"After {COLD_STEPS} steps of RL, a cold start is ahead by {ahead.mean():+.2f}",
-                 x={"R1-Zero": steps[MOVING], "cold start": steps[COLD]}, given=given,
-                 ylabel="pass@1, held out", ylim=(0, 1), xlabel="step of RL")
+    shown = {"5 operands": length[FIXED], "3 to 7 operands": length[MOVING]}
+    yield curves(shown, said, x=WINDOW * numpy.arange(1 + STEPS // WINDOW), ylim=(0, None),
+                 ylabel="tokens of an answer", xlabel=f"step, the last of {WINDOW}")
+    shown = {"R1-Zero": score[MOVING], "cold start": score[COLD]}
+    steps = {name: WINDOW * numpy.arange(rows.shape[1]) for name, rows in shown.items()}
+    yield curves(shown, f"After {COLD_STEPS} steps of RL, a cold start is ahead by "
+                 f"{ahead.mean():+.2f}", x=steps, ylabel="pass@1, held out", ylim=(0, 1),
+                 xlabel="step of RL")
     ends = {}
-    split = {}
     for name, found in learned.items():
-        think = found["number"].sum(axis=2)[..., 1] / found["number"].sum(axis=(2, 3))
-        ends[name] = {f"{word} {when}": values[:, i] for when, i in (("at first", 0), ("late", -1))
-                      for word, values in (("thinks", think), ("tokens", length[name]),
-                                           ("pass@1", score[name]))}
-        split[f"{name}: mean of all orders"] = dict(zip(PARTS, part[name].T))
-        for i, order in enumerate(ORDERS):
-            words = ", ".join(PARTS[which] for which in order)
-            split[f"{name}: {words}"] = dict(zip(PARTS, orders[name][:, i].T))
+        kinds = found["number"].sum(axis=2)                                     # (S, W, 2)
+        thinks = kinds[..., 1] / kinds.sum(axis=2)
+        columns = {"thinks": thinks, "tokens": length[name], "pass@1": score[name]}
+        ends[name] = {f"{word} {when}": values[:, place] for word, values in columns.items()
+                      for when, place in (("at first", 0), ("late", -1))}
     yield numbers(ends, {column: column for column in ends[FIXED]}, ".2f", by="RL")
-    yield numbers(split, {which: which for which in PARTS}, "+.1f", by="tokens added, in an order")
+    rows = {}
+    for name in (MOVING, CONSTANT):
+        for order, added in zip(ORDERS, orders[name]):
+            words = ", ".join(PARTS[which] for which in order)
+            rows[f"{name}: {words}"] = dict(zip(PARTS, added))
+    yield numbers(rows, {word: word for word in PARTS}, "+.1f", by="tokens added, in an order")
