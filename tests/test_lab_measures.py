@@ -54,22 +54,6 @@ def problem_of(prompt, answer="", work="", difficulty=0, task="arithmetic"):
 
 # ---- baselines -------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("rate", [0.1, 0.5])
-def test_variance_of_a_small_policy(rate, monkeypatch):
-    """Without a baseline it is that of one output, divided by their number; means that hold the own
-    reward shrink the gradient, no other baseline does; no number has less variance than b*."""
-    monkeypatch.setitem(variance.RATES, "so", rate)
-    found = variance.small_policy(0, "so")
-    p = f64([rate, (1 - rate) / 2, (1 - rate) / 2])
-    gradient = f64([1, 0, 0]) - p                           # of the right output
-    mean = rate * gradient
-    expected = (rate * gradient @ gradient - mean @ mean) / 6
-    assert found["none"] == pytest.approx(expected.item())
-    parts = {name: found[f"{name}: part"] for name in variance.LEFT}
-    assert parts == pytest.approx(variance.LEFT)
-    assert found["known b*"] < min(found[name] for name in ("known mean", "none", "optimal"))
-
-
 @pytest.mark.parametrize("baseline, size", [("rloo", 4), ("rloo", 32), ("optimal", 4)])
 def test_variance_of_a_group_is_that_of_drawn_groups(baseline, size, monkeypatch):
     """The baseline is from the group itself, or from all. Groups of 4 of 32 outputs vary by a
