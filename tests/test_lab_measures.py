@@ -263,14 +263,6 @@ def test_criticstart_errors_and_distances_are_closed_forms():
 
 # ---- signal, weights of prompts, lengths -----------------------------------------------------
 
-@pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.8, 1.0])
-def test_signal_prediction_is_right_on_average_over_the_outputs_that_it_is_made_from(p):
-    n, G = 9, 4
-    chances = [math.comb(n, c) * p ** c * (1 - p) ** (n - c) for c in range(n + 1)]
-    mean = sum(chance * signal.predicted(c, n, G) for c, chance in enumerate(chances))
-    assert mean == pytest.approx(p ** G + (1 - p) ** G)
-
-
 def test_signal_counts_groups_that_dynamic_sampling_leaves_out(monkeypatch):
     flags = {name: INSTANT[name] for name in INSTANT if name != "max_steps"}
     words = arguments(flags | {"dynamic_sampling": 2})
