@@ -3,30 +3,24 @@
 Claim. Few tokens decide: a fifth of them, those of high entropy, are forks, and learning from these
 alone does as well (Wang and others, 2506.01939). GRPO gives its advantage to all tokens alike.
 Values from K rollouts of the policy from each prefix find the forks, a critic finds them less well
-(VinePPO, Kazemnejad and others, 2410.01679). Rewards for right steps tell where a thought goes
-wrong (Lightman and others, 2305.20050).
+(VinePPO, Kazemnejad and others, 2410.01679).
 
 Prediction. More than half of all |A| falls on a tenth of the tokens: the first, which decides about
 thinking, and those of a wrong step. One advantage for all tokens correlates with theirs by less
 than 0.2; that of eight rollouts by more than 0.7, as the chance to be right moves by more than its
 noise at few tokens only. The critic knows whether an answer is a guess from its second token on,
-and does better than one rollout, worse than eight. Whether a step is right correlates less than the
-eight rollouts do, for it says nothing of the fork between thought and guess.
+and does better than one rollout, worse than eight.
 
 Method. A base of arithmetic after 450 of 900 batches, whose thoughts are right four times in five.
 From each prefix of each of 8 answers to 5 problems, 272 rollouts: 256 stand for the value itself,
 and of the other 16 the first K estimate it. The critic is that of ppo.py, after 60 batches of 256
-answers of the same policy. Of the steps, the first that is not as the problem asks has -1 for all
-its tokens, and all else 0. (At commit 0516fa1 right ones had 1, and later wrong ones -1, which an
-advantage cannot have: where nothing is decided any more, it is 0.) Advantages by rollouts and by
-"critic, lambda 0" are the differences of successive values.
+answers of the same policy. Advantages by rollouts and by "critic, lambda 0" are the differences of
+successive values.
 
 Outcome. Right: few tokens have most of it, and the critic does better than one rollout. Wrong: the
-one advantage for all correlates by a quarter. Whether the critic is worse than eight is undecided,
-and of wrong steps there were too few to judge a label by: that claim gets no verdict.
+one advantage for all correlates by a quarter. Whether the critic is worse than eight is undecided.
 """
 import dataclasses
-import re
 
 import torch
 
@@ -34,24 +28,22 @@ import common
 import grpo
 import ppo
 from lab.draw import BLUE, GREY, curves, dots
-from lab.experiment import Experiment, numbers
+from lab.experiment import Experiment
 from lab.training import continued, load_base
 from lab.verdict import Claim
 
 WANG = "[Wang and others](https://arxiv.org/abs/2506.01939)"
 VINE = "[VinePPO](https://arxiv.org/abs/2410.01679)"
-LIGHTMAN = "[Lightman and others](https://arxiv.org/abs/2305.20050)"
 PROBLEMS, GROUP = 5, 8
 ROLLOUTS = (1, 2, 4, 8, 16)
 NUM_REFERENCE = 256
 BATCHES = 60                            # that the critic learns from
 ROWS = 1024                             # completed at a time
 WHOLE = "whole answer (GRPO)"
-WRONG_STEP = "the first wrong step"
 EIGHT = "rollouts, K = 8"
 CRITIC = "critic, lambda 0"
-NAMES = (WHOLE, WRONG_STEP, *(f"rollouts, K = {K}" for K in ROLLOUTS), CRITIC,
-         "critic, lambda 0.95")
+SMOOTH = "critic, lambda 0.95"
+NAMES = (WHOLE, *(f"rollouts, K = {K}" for K in ROLLOUTS), CRITIC, SMOOTH)
 FORKS = 0.1                             # the share of tokens that is asked about
 GAIN = 0.05                             # of a correlation, what counts as one
 EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5))
@@ -85,101 +77,64 @@ def rewards_after(policy, task, cfg, batch, t):
 
 def rollout_values(policy, task, cfg, batch):
     """V of each token, before it is written: by the reference rollouts, and by the first K of the
-    others. -> (B, T), {K: (B, T)}"""
+    others. -> (B, T), {name: (B, T)}"""
     reference = torch.zeros(batch.mask.shape)
-    estimates = {K: torch.zeros(batch.mask.shape) for K in ROLLOUTS}
+    estimates = {f"rollouts, K = {K}": torch.zeros(batch.mask.shape) for K in ROLLOUTS}
     for t in range(int(batch.lengths.max())):
         rows, rewards = rewards_after(policy, task, cfg, batch, t)
         reference[rows, t] = rewards[:, max(ROLLOUTS):].mean(dim=1)
-        for K, values in estimates.items():
+        for K, values in zip(ROLLOUTS, estimates.values()):
             values[rows, t] = rewards[:, :K].mean(dim=1)
     return reference, estimates
 
 
-# ---- other estimates -------------------------------------------------------------------------
+# ---- all estimates, which lab/credit.py compares, too ----------------------------------------
 
-def train_critic(policy, task, cfg):
-    """ppo.py's critic, after BATCHES batches of this policy, which does not learn. -> ppo.Critic"""
+def train_critic(policy, task, cfg, sample):
+    """ppo.py's critic learns from BATCHES batches, sample(step), of a policy that does not learn.
+    -> ppo.Critic, the batches with the values that it had for them before it learned from them"""
     critic = ppo.Critic(policy)
     optimizer = torch.optim.Adam(critic.parameters(), lr=cfg.critic_learning_rate)
+    batches = []
     for step in range(BATCHES):
-        batch = ppo.sample_batch(policy, task, cfg, step)
-        with torch.no_grad():
-            batch.values = critic(batch.prompts, batch.tokens) * batch.mask
+        batch = sample(step)
+        batch.values = critic(batch.prompts, batch.tokens).detach() * batch.mask
         rewards = task.token_rewards(batch)
         _, returns = ppo.gae(rewards, batch.values, batch.mask, cfg.gamma, cfg.lam)
         ppo.fit_critic(critic, optimizer, batch, returns, cfg, "shuffle", step)
-    return critic
+        batches.append(batch)
+    return critic, batches
 
 
-def first_wrong_step(text, problem):
-    """-1 for the characters of the first step of the thought that is not the problem's own, else 0.
-    -> list"""
-    marks = [0.0] * len(text)
-    thought = re.search("<think>(.*?)(</think>|$)", text, re.S)
-    if thought:
-        place = thought.start(1)
-        wanted = problem.work.split(";")
-        for number, step in enumerate(thought[1].split(";")):
-            if wanted[number:number + 1] != [step]:
-                marks[place:place + len(step)] = [-1.0] * len(step)
-                break
-            place += len(step) + 1
-    return marks
-
-
-def by_tokens(marks, ids):
-    """What holds for the characters of a text, for its tokens: of each, what its first character
-    has. -> list"""
-    found = []
-    place = 0
-    for i in ids:
-        found.append(marks[place] if place < len(marks) else 0.0)
-        place += len(ppo.decode([i]))
+def correlations(batch, rewards, values, exact):
+    """Of the advantages by {name: values (B, T)}, by the last of them, a critic's, with another
+    lambda, and by grpo.py, the correlation with the exact ones. -> dict"""
+    A = {name: ppo.gae(rewards, V, batch.mask, 1.0, 0.0)[0] for name, V in values.items()}
+    A[SMOOTH], _ = ppo.gae(rewards, [*values.values()][-1], batch.mask, 1.0, 0.95)
+    A[WHOLE] = grpo.advantages(batch.rewards).view(-1, 1).expand_as(batch.mask)
+    found = {}
+    for name, estimate in A.items():
+        pair = torch.stack([estimate, exact])[:, batch.mask > 0]
+        found[name] = torch.corrcoef(pair)[0, 1].item()
     return found
 
-
-def process_rewards(batch):
-    """first_wrong_step, token by token. -> (B, T)"""
-    A = torch.zeros(batch.mask.shape)
-    for row, (problem, text) in enumerate(zip(batch.problems, batch.texts)):
-        ids = batch.tokens[row, :batch.lengths[row]].tolist()
-        A[row, :len(ids)] = torch.tensor(by_tokens(first_wrong_step(text, problem), ids))
-    return A
-
-
-# ---- the comparison --------------------------------------------------------------------------
 
 @EXPERIMENT.measure(["answers"])
 def credit(seed, case):
     """The sizes of the advantages of tokens, and for each way to estimate them, the correlation."""
     cfg, task, policy = load_base(ppo, f"--base_steps 450 --seed {seed}")
-    critic = train_critic(policy, task, cfg)
+    critic, _ = train_critic(policy, task, cfg, lambda step: ppo.sample_batch(
+        policy, task, cfg, step))
     asking = dataclasses.replace(cfg, num_prompts=PROBLEMS, num_generations=GROUP)
     batch = ppo.sample_batch(policy, task, asking, "credit")
-    reference, estimates = rollout_values(policy, task, asking, batch)
-    with torch.no_grad():
-        learned = critic(batch.prompts, batch.tokens) * batch.mask
-
+    reference, values = rollout_values(policy, task, asking, batch)
+    values[CRITIC] = critic(batch.prompts, batch.tokens).detach() * batch.mask
     rewards = task.token_rewards(batch)
-    mask = batch.mask
-    exact, _ = ppo.gae(rewards, reference, mask, 1.0, 0.0)
-    A = {WHOLE: grpo.advantages(batch.rewards).view(-1, 1).expand_as(mask),
-         WRONG_STEP: process_rewards(batch)}
-    for K, values in estimates.items():
-        A[f"rollouts, K = {K}"], _ = ppo.gae(rewards, values, mask, 1.0, 0.0)
-    A[CRITIC], _ = ppo.gae(rewards, learned, mask, 1.0, 0.0)
-    A["critic, lambda 0.95"], _ = ppo.gae(rewards, learned, mask, 1.0, 0.95)
-    is_token = mask > 0
-    sizes = exact[is_token].abs().sort(descending=True).values
-    shares = sizes.cumsum(0) / sizes.sum()          # of the tokens with most of it
-    found = {"shares": [shares[round(place / 100 * (len(shares) - 1))].item()
-                        for place in range(101)], "tokens": len(sizes)}
-    for name, estimate in A.items():
-        pair = torch.stack([estimate[is_token], exact[is_token]])
-        # without a wrong step the estimate is 0 everywhere, and says nothing
-        found[name] = torch.corrcoef(pair)[0, 1].nan_to_num().item()
-    return found
+    exact, _ = ppo.gae(rewards, reference, batch.mask, 1.0, 0.0)
+    sizes = exact[batch.mask > 0].abs().sort(descending=True).values
+    places = torch.linspace(0, len(sizes) - 1, 101, dtype=float).round().long()
+    shares = sizes.cumsum(0)[places] / sizes.sum()      # of the tokens with most of it
+    return {"shares": shares.tolist()} | correlations(batch, rewards, values, exact)
 
 
 def page(credit):
@@ -192,8 +147,6 @@ def page(credit):
     for one, other in ((EIGHT, WHOLE), (EIGHT, CRITIC), (CRITIC, WHOLE)):
         yield Claim(f"{one}: correlates with the advantages of tokens more than {other}", VINE,
                     found[one] - found[other], at_least=GAIN)
-    yield Claim(f"{WRONG_STEP}: correlates more than {WHOLE} (of a seed's 40 answers too few have "
-                "a wrong step, some none)", LIGHTMAN, found[WRONG_STEP] - found[WHOLE])
     places = [place / 100 for place in range(101)]
     yield curves({"each seed": found["shares"], "all alike": [places]}, forks.finding, x=places,
                  given={"each seed": BLUE, "all alike": GREY}, ylabel="share of the sum of |A|",
@@ -202,6 +155,3 @@ def page(credit):
                f"GRPO's by {found[WHOLE].mean():.2f}, a critic's by {found[CRITIC].mean():.2f}, "
                f"eight rollouts' by {found[EIGHT].mean():.2f}", given={WHOLE: GREY},
                xlabel="correlation with the advantages of tokens; a dot for each seed")
-    yield numbers({name: {"r": found[name]} for name in NAMES},
-                  {"r": f"correlation with those of {NUM_REFERENCE} rollouts"},
-                  by="advantages of tokens, by")
