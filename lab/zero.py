@@ -21,7 +21,13 @@ operands (more thinking); the shares of 3 to 7 operands (harder problems); the l
 think and of those that do not, for each number (more tokens for the same). A part depends on what
 has changed before it: verdicts are of its mean over all six orders, which are shown. (The first run
 had two ways, the second chosen after the runs.) A self-check is a "wait,". For the cold start, the
-base learns from 160 right answers that think, which R1-Zero wrote after 20 steps, as in make r1.
+base learns from 160 right answers that think, which R1-Zero wrote after 20 steps.
+
+Outcome. As predicted, answers get longer because they think, and hardly in any other way: a thought
+about five operands has 33 tokens before training and after it. The verdict is open for the sake of
+one output: in one of eight seeds, the only one about seven operands that does not think at last has
+49 tokens, where such had 5. Nothing checks itself, as predicted. That the cold start is ahead after
+as many steps of RL was predicted wrongly: 20 steps find that thinking pays, and 40 do for both.
 """
 import copy
 import dataclasses
