@@ -42,7 +42,6 @@ from lab import (
     wrongrewards,
     zero,
 )
-from lab.compute import ANY, BEST, MAJORITY, WEIGHTED
 from tasks import gridworld, preferences
 
 with_ppo = scripts("ppo")
@@ -540,14 +539,13 @@ def test_compute_best_of_n_is_the_mean_over_all_choices():
         assert compute.best_of(N, ratings, right) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("ratings, of_four", [
-    ([0.1, 0.1, 0.9, -9.0], [0, 1, 1, 1]), ([0.6, -5.0, 0.5, 0.0], [0, 0, 0, 1]),
-    ([0.6, 0.6, 50.0, 0.0], [0, 0, 1, 1])])
-def test_compute_a_rating_weighs_a_vote_and_is_cut_to_0_and_1(ratings, of_four):
-    outputs = compute.Outputs(["7", "7", "8", None], ratings, [False, False, True, False], None)
-    found = compute.ways(4, outputs)
-    assert [found[way] for way in (MAJORITY, WEIGHTED, BEST, ANY)] == of_four
-    assert set(compute.ways(1, outputs).values()) == {0.25}
+@pytest.mark.parametrize("answers, of_four", [
+    (["7", "8", "8", None], 1), (["7", "7", "8", None], 0), (["8", "7", None, None], 1),
+    ([None, None, None, None], 0)])
+def test_compute_a_vote_is_for_the_answer_most_given_or_the_first(answers, of_four):
+    outputs = compute.Outputs(answers, [0.1] * 4, [answer == "8" for answer in answers], None)
+    assert compute.ways(4, [outputs])[compute.MAJORITY] == of_four
+    assert set(compute.ways(1, [outputs]).values()) == {answers.count("8") / 4}
 
 
 def test_compute_thoughts_are_about_the_problems_of_the_outputs(
