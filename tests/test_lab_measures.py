@@ -293,18 +293,6 @@ def test_exploration_the_clip_stops_a_token_at_its_bound(p, epsilon_high):
     assert clipped == free                                  # none stops a likely token
 
 
-@pytest.mark.parametrize("length", [1, 7, 64])
-@pytest.mark.parametrize("noise", [0.01, 0.3])
-def test_staleness_variances_are_those_of_closed_forms(length, noise):
-    found = staleness.exact_noise(length, noise)
-
-    def of_product(size):
-        return math.cosh(2 * size) ** length - math.cosh(size) ** (2 * length)
-    assert found["variance, GRPO"] == pytest.approx(math.sinh(noise) ** 2, rel=1e-4)
-    assert found["variance, GSPO"] == pytest.approx(of_product(noise / length), rel=1e-4)
-    assert found["variance, product"] == pytest.approx(of_product(noise), rel=1e-4)
-
-
 def test_staleness_engines_round_and_what_they_sample_is_off_policy(config, monkeypatch):
     """Nothing is clipped in the first step if the engine is exact, or its weight corrects it."""
     policy = grpo.GPT(config())
@@ -584,49 +572,12 @@ def test_a_completion_goes_on_as_it_did(config, load_task, talker):
 
 # ---- tools, hacking --------------------------------------------------------------------------
 
-def test_tools_a_needless_call_costs_a_sixth_of_fine_and_earns_its_share_of_the_length():
-    earned = 0.1 * (38 - 19) / 40                       # characters of one call and of two
-    pays = {name: tools.needless_call_pays(name) for name in tools.RUNS}
-    assert pays["accuracy"] == 0 and pays["coarse + format"] == -1
-    assert pays["fine"] == pytest.approx(-1 / 6, abs=1e-5)
-    assert pays["fine + length"] == pytest.approx(earned - 1 / 6, abs=1e-5)
-    assert pays["accuracy + length"] == pytest.approx(earned)
-
-
-def test_tools_gradient_with_tool_tokens_is_that_without_plus_a_part_of_the_tool():
-    """A lookup whose every question is asked at once; the loss has a constant divisor, so that its
-    gradient is a sum over tokens."""
-    flags = ["--task", "lookup", "--num_prompts", "2", "--hidden_size", "16", "--loss_type",
-             "dr_grpo", "--max_completion_length", "24"]
-    found = {}
-    for learned in ("--mask_tool_tokens", "--no-mask_tool_tokens"):
-        cfg = common.parse_flags(grpo.Config, [*flags, learned])
-        task = common.load_task(cfg, grpo.verify)
-        call = grpo.TOKENIZER.encode("<search>ka</search>", allowed_special="all")
-        policy = grpo.GPT(cfg)
-        task.respond = lambda problem, text: "<information>mi</information>"
-        problems = common.sample_problems(task, 2, 0)
-        examples = [problem._replace(completion=f"{'<search>ka</search>' * n}"
-                                     f"<information>mi</information>{'x' * n}")
-                    for problem in problems for n in (1, 2)]
-        prompts, ids, mask, lengths = grpo.encode_examples(examples, task, "cpu")
-        if learned.startswith("--no"):
-            mask = (torch.arange(ids.shape[1]) < lengths[:, None]).to(mask)
-        with torch.no_grad():
-            logps, entropy = grpo.score(policy, prompts, ids)
-        batch = common.Batch(ids, mask, logps, entropy, lengths, lengths == 0, prompts=prompts,
-                             rewards=torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
-        A = grpo.advantages(batch.rewards).view(-1, 1)
-        tools.clear_gradient(policy)
-        grpo.backward(policy, batch, None, A, torch.arange(4), cfg)
-        found[learned] = tools.flat_gradient(policy), batch, policy, cfg
-        assert call[0] in ids[0].tolist()
-    own, batch, policy, cfg = found["--mask_tool_tokens"]
-    both = found["--no-mask_tool_tokens"][0]
-    parts = tools.gradient_parts(policy, batch, cfg)
-    assert parts["own"] == pytest.approx(own.norm().item(), abs=1e-5)
-    assert parts["tool"] == pytest.approx((both - own).norm().item(), abs=1e-5)
-    assert min(parts.values()) > 0.01
+def test_tools_what_is_made_up_and_how_far_a_run_falls():
+    call = "<search>ka</search>"
+    assert tools.made_up([call, f"{call}<information>mi</information>", "<information>"]) == 0.5
+    assert tools.made_up(["no call"]) == 0
+    runs = f64([[0, 0, 0, 0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0, 0, 1, 1]]).numpy()
+    assert tools.fall(runs) == pytest.approx([0, 0.6])
 
 
 def proxies(kind, prompt, texts):
