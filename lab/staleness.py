@@ -102,7 +102,8 @@ def page(runs, engines):
     recomputed = score["GRPO, 4 bits, recomputed"]
     weighted = score["GRPO, 4 bits, truncate"]
     said = (f"Learning from an engine of 4 bits: {own.mean():.0%} right with its log-probs, "
-            f"{recomputed.mean():.0%} with recomputed ones, {weighted.mean():.0%} with weights, too")
+            f"{recomputed.mean():.0%} with recomputed ones, {weighted.mean():.0%} with weights as "
+            "well")
     trusted = Claim("with 4 bits, GRPO is better if pi_old is recomputed", ICEPOP, recomputed - own,
                     at_least=LOSS, shown=said, contradicted=said, undecided=said)
     yield trusted
