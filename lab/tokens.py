@@ -60,11 +60,10 @@ def rollout_rewards(policy, task, cfg, problems, prompts, prefixes, name):
     return torch.tensor([task.verify(problem, text) for problem, text in zip(problems, texts)])
 
 
-def rewards_after(policy, task, cfg, batch, t):
-    """The rewards of rollouts from the first t tokens of those completions that have more.
-    -> rows (n,), rewards (n, 16 + 256)"""
+def rewards_after(policy, task, cfg, batch, t, number):
+    """The rewards of so many rollouts from the first t tokens of each completion that has more.
+    -> rows (n,), rewards (n, number)"""
     rows = (batch.lengths > t).nonzero()[:, 0]
-    number = max(ROLLOUTS) + NUM_REFERENCE
     repeated = rows.repeat_interleave(number)
     found = []
     for part in repeated.split(ROWS):
@@ -81,7 +80,8 @@ def rollout_values(policy, task, cfg, batch):
     reference = torch.zeros(batch.mask.shape)
     estimates = {f"rollouts, K = {K}": torch.zeros(batch.mask.shape) for K in ROLLOUTS}
     for t in range(int(batch.lengths.max())):
-        rows, rewards = rewards_after(policy, task, cfg, batch, t)
+        rows, rewards = rewards_after(
+            policy, task, cfg, batch, t, max(ROLLOUTS) + NUM_REFERENCE)
         reference[rows, t] = rewards[:, max(ROLLOUTS):].mean(dim=1)
         for K, values in zip(ROLLOUTS, estimates.values()):
             values[rows, t] = rewards[:, :K].mean(dim=1)

@@ -189,63 +189,23 @@ def test_tokens_values_are_those_of_the_rest_of_a_completion(sampled, monkeypatc
     assert set(estimates["rollouts, K = 1"].unique().tolist()) <= {0.0, 1.0}
 
 
-@pytest.mark.parametrize("length", [1, 2, 16, 1024])
-def test_critic_of_zeros_shows_the_first_token_a_share_of_the_reward(length):
-    assert critic.share_at_first(length, lam=0.95) == pytest.approx(0.95 ** (length - 1))
-    share = critic.share_at_first(length, alpha=1.0)
-    assert share == pytest.approx((1 - 1 / length) ** (length - 1)) and share > 1 / math.e
-
-
-@pytest.mark.parametrize("has_critic, numbers", [(False, 5), (True, 9)])
-def test_critic_counts_what_stands_in_memory_beside_gradients_and_reference(has_critic, numbers):
-    model = {"weight": torch.zeros(10, 4), "bias": torch.zeros(2)}
-    moments = {"state": {0: {"exp_avg": torch.zeros(42), "exp_avg_sq": torch.zeros(42)}}}
-    checkpoint = {"policy": model, "optimizer": moments, "state": {"steps": 3}}
-    if has_critic:
-        checkpoint |= {"critic": model, "critic_optimizer": moments}
-    assert critic.standing(checkpoint)["all"] == numbers
-
-
 @with_ppo
-def test_criticstart_from_a_reward_model_says_at_first_what_that_one_rates(sampled):
+def test_critic_from_a_reward_model_says_at_first_what_that_one_rates(sampled):
     policy, _, _, batch = sampled
     model = preferences.RewardModel(policy)
     torch.nn.init.normal_(model.head.weight, generator=common.generator("head"))
     torch.nn.init.constant_(model.head.bias, 0.7)
-    ratings = critic.ratings(model, batch)
-    values = critic.FromRewards(model)(batch.prompts, batch.tokens).detach()
-    torch.testing.assert_close(ratings[:, :-1], values, atol=1e-4, rtol=0)
-    at_end = ratings[torch.arange(len(ratings)), batch.lengths]
+    more = torch.cat([batch.tokens, batch.tokens[:, :1]], dim=1)    # the last token is read, too
+    values = critic.FromRewards(model)(batch.prompts, more).detach()
+    at_end = values[torch.arange(len(more)), batch.lengths]
     torch.testing.assert_close(at_end, model.rewards(batch).flatten(), atol=1e-4, rtol=0)
 
 
-@with_ppo
-def test_criticstart_moves_the_body_of_all_critics_but_the_one_with_a_head_alone(sampled):
-    policy, _, cfg, batch = sampled
-    before = critic.distributions(policy, batch)
-    model = preferences.RewardModel(policy)
-    for name, (value, rate) in critic.make_critics(policy, cfg, model).items():
-        at_first = value.head.detach().clone()
-        critic.train(value, rate, [batch], cfg, lambda critic: None)
-        assert not torch.equal(value.head, at_first), name
-        moved = not torch.equal(before, critic.distributions(value.gpt, batch))
-        assert moved == (name != critic.HEAD), name
-    head = critic.best_head(policy, [batch])           # leaves what no head explains
-    is_token = batch.mask > 0
-    hidden = ppo.completion_states(policy, batch.prompts, batch.tokens)[is_token].detach()
-    rest = critic.returns_of(batch)[is_token] - hidden @ head
-    torch.testing.assert_close(hidden.T @ rest, torch.zeros(16), atol=1e-3, rtol=0)
-
-
-def test_criticstart_errors_and_distances_are_closed_forms():
-    reference = f64([[0.2, 0.8, 0.5, 9.0], [0.6, 7.0, 7.0, 7.0]])   # the last of a row: no token
+def test_critic_that_says_the_mean_has_an_error_of_one():
+    reference = f64([[0.2, 0.8, 0.5], [0.6, 7.0, 7.0]])             # two of 7 are no tokens
     mask = f64([[1, 1, 1], [1, 0, 0]])
     mean = torch.full_like(mask, (0.2 + 0.8 + 0.5 + 0.6) / 4)
     assert critic.error(mean, reference, mask) == pytest.approx(1)
-    before = f64([[0.5, 0.5], [0.9, 0.1]]).log()
-    after = f64([[0.25, 0.75], [0.9, 0.1]]).log()
-    exact = (0.5 * math.log(2) + 0.5 * math.log(2 / 3)) / 2
-    assert critic.distance(before, after) == pytest.approx(exact)
 
 
 # ---- signal, weights of prompts, lengths -----------------------------------------------------
