@@ -17,7 +17,7 @@ from small_runs import INSTANT, SMALL, arguments, at_work, changed_weights, load
 
 import common
 import grpo
-from lab import dpo, draw, experiment, training, verdict
+from lab import draw, experiment, training, verdict
 from tools import r1, runs, tables
 
 EXPERIMENTS = {name: experiment.module(name).EXPERIMENT for name in experiment.NAMES}
@@ -252,9 +252,6 @@ def commands():
     """The scripts and flags of all experiments, and of the tables of runs. Yields lists"""
     for made in EXPERIMENTS.values():
         yield from map(shlex.split, made.commands)
-    yield from (["dpo.py", *flags.split()] for flags in (dpo.PAIRS, *dpo.LEARNING.values()))
-    yield from (["dpo.py", *f"{dpo.FIXED} {flags}".split()] for flags in dpo.LOSSES.values())
-    yield from map(shlex.split, dpo.METHODS.values())
     yield from r1.STAGES.values()
     for table in tables.TABLES.values():
         for part in table.values():
