@@ -26,19 +26,15 @@ from types import SimpleNamespace
 import torch
 
 import common
-import grpo
 import ppo
 from lab.draw import BLUE, GREY, curves, dots
-from lab.experiment import Experiment, numbers
+from lab.experiment import Experiment
+from lab.tokens import BATCHES, EIGHT, ROLLOUTS, SMOOTH, VINE, correlations, train_critic
 from lab.training import load_base
 from lab.verdict import OURS, Claim
 from tasks import gridworld
 
-VINE = "[VinePPO](https://arxiv.org/abs/2410.01679)"
-STEPS = 60
 SKILL = 0.5                             # how often the best move is made on purpose
-ROLLOUTS = (1, 2, 4, 8, 16)
-EIGHT = "rollouts, K = 8"
 WHOLE = "whole walk (GRPO)"
 CRITIC = "critic"
 EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5))
@@ -108,21 +104,6 @@ def make_batch(task, cfg, step):
 
 # ---- estimates -------------------------------------------------------------------------------
 
-def train_critic(cfg, task, policy):
-    """The critic after STEPS batches, and how far its values were from the exact ones on each batch
-    before it learned from it. -> ppo.Critic, list"""
-    critic = ppo.Critic(policy)
-    optimizer = torch.optim.Adam(critic.parameters(), lr=cfg.critic_learning_rate)
-    errors = []
-    for step in range(STEPS):
-        batch = make_batch(task, cfg, step)
-        batch.values = critic(batch.prompts, batch.tokens).detach() * batch.mask
-        errors.append(value_error(batch.values, batch))
-        _, returns = ppo.gae(batch.token_rewards, batch.values, batch.mask, cfg.gamma, cfg.lam)
-        ppo.fit_critic(critic, optimizer, batch, returns, cfg, "shuffle", step)
-    return critic, errors
-
-
 def value_error(values, batch):
     """The mean squared error of values, as a share of the variance of the exact ones. -> float"""
     is_step = batch.mask > 0
@@ -130,50 +111,31 @@ def value_error(values, batch):
     return (errors.square().mean() / batch.V[is_step].var()).item()
 
 
-def agreement(A, batch):
-    """Correlation of advantages with the exact ones, and the share of moves with the right sign, of
-    those that are better or worse than others. -> two floats"""
-    is_step = batch.mask > 0
-    exact = batch.A[is_step]
-    found = A[is_step]
-    correlation = torch.corrcoef(torch.stack([found, exact]))[0, 1]
-    differs = exact.abs() > 1e-4
-    is_right = (found * exact)[differs] > 0
-    return correlation.item(), is_right.float().mean().item()
-
-
 @EXPERIMENT.measure(["walks"])
 def estimates(seed, case):
     """The error of the critic as it learns; for each way to estimate, the error of values, and the
-    agreement of advantages."""
+    correlation of advantages."""
     cfg, task, policy = load_base(ppo, f"--task gridworld --seed {seed}")
-    critic, errors = train_critic(cfg, task, policy)
-    batch = make_batch(task, cfg, STEPS)
+    task.token_rewards = lambda batch: batch.token_rewards
+    critic, batches = train_critic(policy, task, cfg, lambda step: make_batch(task, cfg, step))
+    batch = make_batch(task, cfg, BATCHES)
     by_rollouts = torch.zeros(len(ROLLOUTS), *batch.mask.shape)
     rng = random.Random(seed)
     for row, (text, steps) in enumerate(zip(batch.texts, batch.steps)):
         for t, (cell, _, _) in enumerate(steps):
             by_rollouts[:, row, t] = torch.tensor(rollout_values(text, t, cell, rng))
-
     values = {f"rollouts, K = {k}": found for k, found in zip(ROLLOUTS, by_rollouts)}
     values[CRITIC] = critic(batch.prompts, batch.tokens).detach() * batch.mask
-    A = {WHOLE: grpo.advantages(batch.rewards).view(-1, 1).expand_as(batch.mask)}
-    for name, V in values.items():
-        A[name], _ = ppo.gae(batch.token_rewards, V, batch.mask, cfg.gamma, 0.0)
-    A["critic, lambda 0.95"], _ = ppo.gae(
-        batch.token_rewards, values[CRITIC], batch.mask, cfg.gamma, 0.95)
-    found = {"learning": errors}
-    found |= {f"error: {name}": value_error(V, batch) for name, V in values.items()}
-    for name, estimate in A.items():
-        found[name], found[f"sign: {name}"] = agreement(estimate, batch)
-    return found
+    found = {f"error: {name}": value_error(V, batch) for name, V in values.items()}
+    found["learning"] = [value_error(one.values, one) for one in batches]
+    return found | correlations(batch, batch.token_rewards, values, batch.A, WHOLE)
 
 
 # ---- what was found --------------------------------------------------------------------------
 
 def page(estimates):
     [found] = estimates.values()
-    names = [WHOLE, *(f"rollouts, K = {k}" for k in ROLLOUTS), CRITIC, "critic, lambda 0.95"]
+    names = [WHOLE, *(f"rollouts, K = {k}" for k in ROLLOUTS), CRITIC, SMOOTH]
     said = (f"the advantage of the whole walk is like that of a move by {found[WHOLE].mean():.2f}, "
             f"a critic's by {found[CRITIC].mean():.2f}, eight rollouts' by "
             f"{found[EIGHT].mean():.2f}")
@@ -190,12 +152,10 @@ def page(estimates):
                xlabel="correlation with the exact advantage of a move; a dot for each seed")
     lines = {CRITIC: found["learning"]}
     for k in ROLLOUTS:
-        lines[f"K = {k}"] = [[found[f"error: rollouts, K = {k}"].mean()] * STEPS]
+        lines[f"K = {k}"] = [[found[f"error: rollouts, K = {k}"].mean()] * BATCHES]
     given = {CRITIC: BLUE} | dict.fromkeys([f"K = {k}" for k in ROLLOUTS], GREY)
     worth = (found["error: rollouts, K = 1"] / found[f"error: {CRITIC}"]).mean()
-    yield curves(lines, f"After {STEPS} batches the critic's values are as near as those of "
+    yield curves(lines, f"After {BATCHES} batches the critic's values are as near as those of "
                  f"{worth:.0f} rollouts", given=given,
                  xlabel="batches that the critic learned from", yscale="log",
                  ylabel="squared error / variance")
-    rows = {name: {"correlation": found[name], "sign": found[f"sign: {name}"]} for name in names}
-    yield numbers(rows, {"correlation": "correlation with Q - V", "sign": "right sign"}, by="by")

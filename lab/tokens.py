@@ -106,12 +106,12 @@ def train_critic(policy, task, cfg, sample):
     return critic, batches
 
 
-def correlations(batch, rewards, values, exact):
+def correlations(batch, rewards, values, exact, whole=WHOLE):
     """Of the advantages by {name: values (B, T)}, by the last of them, a critic's, with another
     lambda, and by grpo.py, the correlation with the exact ones. -> dict"""
     A = {name: ppo.gae(rewards, V, batch.mask, 1.0, 0.0)[0] for name, V in values.items()}
     A[SMOOTH], _ = ppo.gae(rewards, [*values.values()][-1], batch.mask, 1.0, 0.95)
-    A[WHOLE] = grpo.advantages(batch.rewards).view(-1, 1).expand_as(batch.mask)
+    A[whole] = grpo.advantages(batch.rewards).view(-1, 1).expand_as(batch.mask)
     found = {}
     for name, estimate in A.items():
         pair = torch.stack([estimate, exact])[:, batch.mask > 0]
