@@ -12,8 +12,6 @@ of the noise. An error that all moves from a cell share is no bias, for it chang
 
 Outcome. Right, all of it.
 """
-import statistics
-
 import numpy
 import torch
 
@@ -59,11 +57,10 @@ def all_walks(prompt):
     for chance, steps in walks(name, start, int(limit)):
         row = []
         for t, (cell, move, reward) in enumerate(steps):
-            value = V[t][cell]
             moment = numbers.setdefault((t, cell), len(numbers))
             choice = numbers.setdefault((t, cell, move), len(numbers))
-            advantage = Q[t][cell][move] - value
-            row.append((chance, reward, 1, value, advantage, moment, choice))
+            value = V[t][cell]
+            row.append((chance, reward, 1, value, Q[t][cell][move] - value, moment, choice))
         rows.append(row + [(0,) * 7] * (int(limit) - len(row)))
     return torch.tensor(rows, dtype=torch.float64).permute(2, 0, 1)
 
@@ -71,20 +68,20 @@ def all_walks(prompt):
 def means(x, chance, group):
     """The mean of x in the group of each, as likely as they are. (n,) each -> (n,)"""
     group = group.long()
-    means = torch.bincount(group, chance * x) / torch.bincount(group, chance)
-    return means[group]
+    sums = torch.bincount(group, chance * x)
+    return (sums / torch.bincount(group, chance))[group]
 
 
 def gae_errors(steps, noise, lam):
     """The squared error of the advantages (1) of ppo.py, and what of it is squared bias, if the
-    critic is off by noise[moment]. (7, n, T), (m,), float -> two floats"""
-    _, rewards, mask, V, exact, moments, _ = steps
+    critic is off by noise[moment]. (7, n, T), (m,), float -> (2,)"""
+    _, rewards, mask, V, _, moments, _ = steps
     A, _ = ppo.gae(rewards, V + noise[moments.long()], mask, 1.0, lam)
-    chance, _, _, _, exact, moments, choices = steps[:, mask > 0]
+    chance, *_, exact, moments, choices = steps[:, mask > 0]
     errors = A[mask > 0] - exact
     bias = means(errors, chance, choices) - means(errors, chance, moments)
     squares = torch.stack([errors, bias]).square()
-    return (squares @ chance / chance.sum()).tolist()
+    return squares @ chance / chance.sum()
 
 
 @EXPERIMENT.measure(CRITICS)
@@ -93,12 +90,9 @@ def errors(seed, critic):
     generator = torch.Generator().manual_seed(seed)
     draws = CRITICS[critic] * torch.randn(len(PROMPTS), 2000, generator=generator).double()
     worlds = [all_walks(prompt) for prompt in PROMPTS]
-    found = {"error": [], "bias": []}
-    for lam in LAMBDAS:
-        pairs = [gae_errors(steps, draw, lam) for steps, draw in zip(worlds, draws)]
-        for name, values in zip(found, zip(*pairs)):
-            found[name].append(statistics.mean(values))
-    return found
+    sums = [sum(gae_errors(*world, lam) for world in zip(worlds, draws)) for lam in LAMBDAS]
+    error, bias = (torch.stack(sums) / len(worlds)).T.tolist()
+    return {"error": error, "bias": bias}
 
 
 def page(errors):
