@@ -42,32 +42,24 @@ WRONG = [NO_PENALTY, ALIVE, NEARER]
 BONUS = 3.0                                     # for a cell nearer to the prize of 5
 LOSS = 0.1                                      # of the return of a walk, what counts as one
 BASES = {"usual": "--task gridworld", "short": "--task gridworld --base_steps 60"}
-WALKERS = [*(f"usual base: {kind}" for kind in (RIGHT, *WRONG)),
-           *(f"short base: {kind}" for kind in (RIGHT, ALIVE, NEARER))]
+WALKERS = {f"{base} base: {kind}": (base, kind)
+           for base, kinds in (("usual", [RIGHT, *WRONG]), ("short", [RIGHT, ALIVE, NEARER]))
+           for kind in kinds}
 EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5))
 
-
-# ---- 1. exactly ------------------------------------------------------------------------------
 
 def potential(name, cell):
     """Higher, the nearer a cell is to the prize of 5, as if there were no walls. -> float"""
     [goal] = [end for end, mark in gridworld.MAPS[name].items() if mark == "5"]
-    columns = abs(ord(goal[0]) - ord(cell[0]))
-    ranks = abs(ord(goal[1]) - ord(cell[1]))
-    return -BONUS * (columns + ranks)
+    return -BONUS * sum(abs(ord(one) - ord(other)) for one, other in zip(goal, cell))
 
 
 def pay(kind, name, cell, end):
     """What a move from a cell to its end earns by a reward. -> float"""
     true = gridworld.WORTH.get(gridworld.MAPS[name][end], -1.0)
     rise = potential(name, end) - potential(name, cell)
-    if kind == NO_PENALTY:
-        return max(true, -1.0)
-    if kind == ALIVE:
-        return 1.0 if true == -1 else true
-    if kind == NEARER:
-        return true + max(0.0, rise)
-    return true + rise if kind == POTENTIAL else true
+    return {RIGHT: true, NO_PENALTY: max(true, -1.0), ALIVE: 1.0 if true == -1 else true,
+            NEARER: true + max(0.0, rise), POTENTIAL: true + rise}[kind]
 
 
 def pay_at_end(kind, name, cell):
@@ -117,12 +109,10 @@ def best(seed, reward):
     return dict(zip(("proxy", "true", "moves"), map(statistics.mean, zip(*rows))))
 
 
-# ---- 2. training -----------------------------------------------------------------------------
-
 @EXPERIMENT.measure(WALKERS)
 def walks(seed, walker):
     """Train with a reward: what the walks of each step earn by it and in truth."""
-    base, kind = walker.split(" base: ")
+    base, kind = WALKERS[walker]
     cfg, task, policy = load_base(grpo, f"{BASES[base]} --seed {seed}")
     task.reward = lambda problem, text, verdict, step: proxy(kind, problem, text)
     found = {"proxy": [], "true": [], "moves": []}
@@ -134,35 +124,28 @@ def walks(seed, walker):
     return found
 
 
-# ---- 3. what was found -----------------------------------------------------------------------
-
-def last_five(columns):
-    return {name: rows[:, -5:].mean(axis=1) for name, rows in columns.items()}
-
-
 def page(best, walks):
-    ends = {walker: last_five(found) for walker, found in walks.items()}
+    ends = {walker: {name: rows[:, -5:].mean(axis=1) for name, rows in found.items()}
+            for walker, found in walks.items()}
     true = {walker: found["true"] for walker, found in ends.items()}
     exact = {reward: found["true"] for reward, found in best.items()}
-    right, obeyed = (true[walker].mean() for walker in WALKERS[:2])
-    alive = true[f"short base: {ALIVE}"].mean()
-    obeys = Claim(f"{WALKERS[1]}: earns less in truth than with the true reward", AMODEI,
-                  true[WALKERS[1]] - true[WALKERS[0]], at_most=-LOSS, unit="return", shown=
-                  f"A wrong reward is obeyed: without its penalty, walks truly earn {obeyed:.2f}, "
-                  f"not {right:.2f}; if it pays to be alive, {alive:.2f} from a short base")
-    yield obeys
-    for walker in (*WALKERS[2:4], *WALKERS[5:]):
-        base, _ = walker.split(": ")
-        yield Claim(f"{walker}: earns less in truth than with the true reward", AMODEI,
-                    true[walker] - true[f"{base}: {RIGHT}"], at_most=-LOSS, unit="return")
+    right, obeyed, *_, alive, _ = (earned.mean() for earned in true.values())
+    said = (f"A wrong reward is obeyed: without its penalty, walks truly earn {obeyed:.2f}, not "
+            f"{right:.2f}; if it pays to be alive, {alive:.2f} from a short base")
+    earn_less = [
+        Claim(f"{walker}: earns less in truth than with the true reward", AMODEI,
+              true[walker] - true[f"{base} base: {RIGHT}"], at_most=-LOSS, unit="return",
+              shown=said * (kind == NO_PENALTY))
+        for walker, (base, kind) in WALKERS.items() if kind != RIGHT]
+    yield from earn_less
     yield Claim("exactly: the best walks by each wrong reward earn less in truth", SKALSE,
                 [exact[kind] - exact[RIGHT] for kind in WRONG], at_most=-LOSS, exact=True,
                 unit="return")
     yield Claim("exactly: those by the difference of a potential earn as much", NG,
                 exact[POTENTIAL] - exact[RIGHT], at_least=-1e-9, at_most=1e-9, exact=True,
                 unit="return")
-    yield dots(true, obeys.finding,
-               given={walker: GREY for walker in WALKERS if walker.endswith(RIGHT)},
+    yield dots(true, earn_less[0].finding,
+               given={name: GREY for name in WALKERS if name.endswith(RIGHT)},
                xlabel="true return, mean of the last five steps; a dot for each seed")
     heads = {"proxy": "by the reward", "true": "in truth", "moves": "moves"}
     yield numbers(ends, heads, ".2f", by="trained, from a base, with a reward")
