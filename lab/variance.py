@@ -114,11 +114,11 @@ STATES = torch.stack([0 * FIRST, 1 + FIRST, 4 + 3 * FIRST + SECOND], dim=1)     
 
 
 def mean_behind(prefix_length, x, weights):
-    """The weighted mean of x over the outputs that begin alike, for each output. (N,) -> (N,)"""
+    """The weighted mean of x over the outputs that begin alike, for each output. (N,) -> (N, 1)"""
     x = x.view(3 ** prefix_length, -1)
     weights = weights.view(x.shape)
     means = (weights * x).sum(dim=1) / weights.sum(dim=1)
-    return means.repeat_interleave(x.shape[1])
+    return means.repeat_interleave(x.shape[1])[:, None]
 
 
 def variances(seed, spread, right):
@@ -133,12 +133,12 @@ def variances(seed, spread, right):
     mean = torch.zeros(13, 3).double().index_put(
         (STATES,), (chance * R).view(-1, 1, 1) * gradient, accumulate=True)
     norms = gradient.square().sum(dim=-1)                                       # (N, 3)
-    V = torch.stack([mean_behind(t, R, chance) for t in range(4)], dim=1)       # (N, 4)
-    best = mean_behind(0, R, chance * norms.sum(dim=1))[:, None]
-    by_state = [mean_behind(t, R, chance * norms[:, t]) for t in range(3)]
+    V = torch.cat([mean_behind(t, R, chance) for t in range(4)], dim=1)         # (N, 4)
+    best = mean_behind(0, R, chance * norms.sum(dim=1))                         # (N, 1)
+    by_state = torch.cat([mean_behind(t, R, chance * norms[:, t]) for t in range(3)], dim=1)
     R = R[:, None]
     credit = {"none": R, "mean": R - V[:, :1], "b*": R - best, "V(s)": R - V[:, :3],
-              "b*(s)": R - torch.stack(by_state, dim=1), "Q - V": V.diff(dim=1)}
+              "b*(s)": R - by_state, "Q - V": V.diff(dim=1)}
     found = {}
     for way, A in credit.items():                       # of each token, or of all
         squares = (A.square() * norms).sum(dim=1)
@@ -157,11 +157,12 @@ def states(seed, kind):
 def page(base, states):
     [measured] = base.values()
     share = {name: measured[name] / measured["none"] for name in ESTIMATORS}
-    more = share["RLOO"].mean() - 1
+    added = {name: f"{rows.mean() - 1:.0%}" for name, rows in share.items()}
+    rate = measured["pass rate"].mean()
     noisier = Claim("on the base, RLOO has less variance than none", AHMADIAN, share["RLOO"],
-                    at_most=0.95, times=True, contradicted=f"RLOO's baseline adds {more:.0%} to "
-                    f"the variance where {measured['pass rate'].mean():.0%} of the outputs are "
-                    f"right, estimated b* {share['estimated b*'].mean() - 1:.0%}")
+                    at_most=0.95, times=True, contradicted=f"RLOO's baseline adds {added['RLOO']} "
+                    f"to the variance where {rate:.0%} of the outputs are right, estimated b* "
+                    f"{added['estimated b*']}")
     yield noisier
     for less, other, source in (("estimated b*", "RLOO", OPO), ("estimated b*", "none", OPO),
                                 ("known b*", "known mean", GREENSMITH)):
