@@ -30,7 +30,7 @@ import numpy
 import torch
 
 import reinforce
-from lab.draw import BLUE, GREY, dots
+from lab.draw import GREY, dots
 from lab.experiment import Experiment, numbers
 from lab.training import load_base
 from lab.verdict import OURS, Claim
@@ -183,8 +183,8 @@ def page(base, states):
     by_kind = {kind: values["V(s)"][0] / values["b*"][0] for kind, values in states.items()}
     worse = (found["V(s)"] > found["b*"]).mean()
     yield dots(by_kind, f"A value for each state is noisier than one number, b*, in {worse:.0%} of "
-               "policies", given=dict.fromkeys(by_kind, BLUE), level=(1, "as much as b*"),
-               xscale="log", xlabel="variance with V(s) / with b*; a dot for each of 200 policies")
+               "policies", level=(1, "as much as b*"), xscale="log",
+               xlabel="variance with V(s) / with b*; a dot for each of 200 policies")
     heads = {"pass rate": "pass rate", "right": "squared length, gradients of right outputs",
              "wrong": "of wrong outputs"}
     yield numbers(base, heads | {name: f"variance, {name}" for name in ESTIMATORS}, by="base")
