@@ -21,7 +21,7 @@ import statistics
 import numpy
 
 from lab.draw import GREY, RED, bars, dots
-from lab.experiment import Experiment, numbers
+from lab.experiment import Experiment
 from lab.verdict import OURS, Claim, student
 
 HENDERSON = "[Henderson and others](https://arxiv.org/abs/1709.06560)"
@@ -112,4 +112,3 @@ def page(runs, luck):
                xlabel="of comparisons in which there is nothing but luck")
     yield dots({"grpo.py": grpo, "gspo.py": gspo}, ranks.finding, form=".3f",
                xlabel="pass@1 on held-out problems after 20 steps; a dot for each of ten seeds")
-    yield numbers(runs, {"pass@1": "pass@1 after 20 steps"})
