@@ -69,15 +69,14 @@ EXPERIMENT.commands += [f"grpo.py {flags}" for flags in RUNS.values()]
 # ---- 1. training -----------------------------------------------------------------------------
 
 class OwnAnswers(Wrapper):
-    """A task whose demonstrations are given: {problem: completion}."""
+    """A task whose demonstrations are given."""
 
-    def __init__(self, task, texts):
+    def __init__(self, task, examples):
         super().__init__(task)
-        self.texts = texts
+        self.examples = examples
 
     def demonstration(self, rng, phase):
-        problem = rng.choice(list(self.texts))
-        return problem._replace(completion=self.texts[problem])
+        return rng.choice(self.examples)
 
 
 def setting(name, seed, prompt_width):
@@ -90,16 +89,17 @@ def setting(name, seed, prompt_width):
 
 
 def right_thoughts(policy, task, cfg, number):
-    """Right answers of a policy that think, to different problems. -> {problem: completion}"""
+    """Right answers of a policy that think, to different problems. -> list of problems with
+    completions"""
     found = {}
     for attempt in itertools.count():
         batch = grpo.sample_batch(policy, task, cfg, ("examples", attempt))
         is_correct = batch.is_correct.flatten().tolist()
         for problem, text, is_right in zip(batch.problems, batch.texts, is_correct):
             if is_right and text.startswith("<think>"):
-                found.setdefault(problem, text)
+                found.setdefault(problem, problem._replace(completion=text))
             if len(found) == number:
-                return found
+                return list(found.values())
 
 
 def start_cold(policy, seed, prompt_width):
@@ -108,9 +108,9 @@ def start_cold(policy, seed, prompt_width):
     writer = copy.deepcopy(policy)
     for _ in itertools.islice(training(grpo, cfg, task, writer), WRITES_AT):
         pass
-    texts = right_thoughts(writer, task, cfg, EXAMPLES)
+    examples = right_thoughts(writer, task, cfg, EXAMPLES)
     supervised = dataclasses.replace(cfg, **COLD_START)
-    grpo.warm_start(policy, OwnAnswers(task.task, texts), supervised)
+    grpo.warm_start(policy, OwnAnswers(task.task, examples), supervised)
 
 
 def look(batches):
