@@ -177,7 +177,7 @@ def page(spent):
         x = {way: mean * numpy.array([*right[way]]) for way, mean in tokens.items()}
         yield curves({way: found[way] for way in tokens}, said, x=x, height=3.2, xscale="log",
                      given=dict(zip(tokens, (RED, BLUE, GREY, GREEN))), ylabel="share right",
-                     xlabel="tokens for a problem", ylim=(0, 1.03))
+                     xlabel="tokens for a problem", xlim=(9, None), ylim=(0, 1.03))
         rows |= {f"{task}, N = {N}": {way: right[way][N] for way in (BEST, MAJORITY, ANY)}
                  for N in (1, FEW, SAMPLES)}
     yield numbers(rows, {way: way for way in (BEST, MAJORITY, ANY)}, by="outputs")
