@@ -19,6 +19,12 @@ with beta 1 (in a pilot, 0.2 held next to nothing); all numbers are means of the
 Gradients: exactly, of all outputs of at most four of three tokens, for 100 random policies,
 references and older policies; "older" has samples of the last, "by length" 1 / |o| as GRPO has it.
 Two are the same if their cosine is 1 with all of them.
+
+Outcome. Nearly all as predicted: k3, at first with a quarter of k1's deviation, has 8 times as much
+after 20 steps. k2, k3, k3_ratio and k1 in the reward hold the KL; k3 and k1 in the reward hold it
+closest, and cost most accuracy. k1 in the loss holds nothing, but is not harmless: its mean is 0,
+its noise is not, and accuracy is .88 instead of .94. What papers say of gradients is exact, and
+with 1/|o| no longer true.
 """
 import copy
 
