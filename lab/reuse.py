@@ -11,6 +11,11 @@ Method. grpo.py with --num_iterations 1, 2, 4, 8, from one base, on batches of 1
 samples of each. Accuracy is that of the next batch, whose problems are new. Then eight passes
 again without a bound, with CISPO, with SAPO, and with --delta 2. The seconds of a step are the
 median of its run.
+
+Outcome. As predicted, two and four passes pay by less than their number, eight gain nothing over
+four, and without the clip eight are far worse. Not predicted: the softer bounds of CISPO and SAPO
+end anywhere from 0 to .8 then, more like no bound than like the clip, and with the clip, too, eight
+passes end at .86, where one pass ends at .96.
 """
 import numpy
 
