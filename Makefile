@@ -16,8 +16,8 @@ endif
 # A process for each core, at most 8, since each holds torch; who is idle takes over others' tests.
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: run read film play report help test quick lint mutants sync diff seeds compare tasks r1 zero \
-        rlhf passk levers lab bench real gpu conform screenshot clean
+.PHONY: run read film play report help test quick lint mutants sync diff seeds compare levers lab \
+        bench real gpu conform screenshot clean
 
 ##@ To start
 
@@ -70,21 +70,6 @@ seeds: $(READY)          ## the main job with several seeds, a base for each: la
 compare: $(READY)        ## all scripts from one base, on two tasks: lab/methods.md, a picture
 	$(PY) -m lab methods
 	cp docs/lab/methods.png docs/compare.png
-
-tasks: $(READY)          ## countdown, gridworld, lookup, three seeds each: tasks.md
-	$(PY) -m tools.tables tasks
-
-r1: $(READY)             ## the four stages of R1, on three tasks: pipelines.md
-	$(PY) -m tools.r1
-
-zero: $(READY)           ## R1-Zero, format and accuracy: pipelines.md, a picture
-	$(PY) -m tools.tables zero
-
-rlhf: $(READY)           ## PPO against a reward model: pipelines.md, a picture
-	$(PY) -m tools.tables rlhf
-
-passk: $(READY)          ## pass@k and maj@k, before and after: pipelines.md, a picture
-	$(PY) -m tools.tables passk
 
 levers: $(READY)         ## what the levers of docs/play.html do, by node: written into that page
 	$(PY) -m tools.play --measure

@@ -10,8 +10,6 @@ from typing import NamedTuple
 import numpy
 from PIL import Image
 
-from tools.runs import import_pyplot
-
 INK = "#1f2328"
 GREY = "#8c959f"
 BLUE = "#0072B2"
@@ -33,7 +31,9 @@ class Picture(NamedTuple):
     height: float                               # inches, of 100 pixels
 
     def save(self, path):
-        pyplot = import_pyplot()
+        import matplotlib
+        matplotlib.use("Agg")                   # draws into files
+        from matplotlib import pyplot
         lines = 1 + len(self.title) // 97
         title = textwrap.fill(self.title, len(self.title) // lines + 8)
         size = (8.36, self.height + 0.2 * lines)

@@ -34,7 +34,7 @@ from tools.runs import DOCS, MACHINE, put, read_log, run, span, table
 NAMES = ("hacking", "bugs", "seeds", "signal", "sharpen", "wrongrewards", "kl", "variance",
          "divisors", "gae", "trust", "credit", "tokens",
          "critic", "reuse", "staleness", "dpo", "methods", "exploration",
-         "tools", "compute", "zero")
+         "tools", "compute", "zero", "r1", "tasks")
 # The order of docs/lab.md, and of make lab; so many have their picture there:
 FINDINGS = 5
 ENDINGS = (".png", "-2.png")            # of the files of the pictures
@@ -58,10 +58,11 @@ class Experiment:
             return function
         return register
 
-    def runs(self, name, commands, metrics=(), scores=(), seeds=None):
+    def runs(self, name, commands, metrics=(), scores=(), seeds=None, own_base=False):
         """Measure runs: of each step its metrics, and of the end its scores."""
         def columns(seed, case):
-            return run_once(commands[case], seed, metrics, scores)
+            own = f" --base_seed {seed}" * own_base
+            return run_once(commands[case] + own, seed, metrics, scores)
         columns.__name__ = name
         self.commands += commands.values()
         self.measure(commands, seeds)(columns)
@@ -179,14 +180,16 @@ def rounded(values):
 
 
 def run_once(command, seed, metrics, scores):
-    """Run a command line. -> {column: values}"""
+    """Run a command line. scores: those of the trained policy, "base: pass@1" that of the base.
+    -> {column: values}"""
     script, *flags = shlex.split(command)
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work, "run")
-        trained = run(script, folder, *flags, "--seed", seed, quiet=True)["trained"]
+        summary = run(script, folder, *flags, "--seed", seed, quiet=True)
         log = read_log(folder, "metrics")
+    known = summary["trained"] | {f"base: {name}": x for name, x in summary["base"].items()}
     columns = {name: [line.get(name) for line in log] for name in metrics}
-    return columns | {name: trained[name] for name in scores}
+    return columns | {name: known[name] for name in scores}
 
 
 def steps_to_level(curve, level):

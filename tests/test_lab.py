@@ -1,5 +1,5 @@
 """The lab: verdicts, runs and pages, which all experiments share; that the pages tell what their
-files hold; and that the scripts accept what the lab and the tables of runs ask of them."""
+files hold; and that the scripts accept what the lab asks of them."""
 import functools
 import importlib
 import inspect
@@ -18,7 +18,7 @@ from small_runs import INSTANT, SMALL, arguments, at_work, changed_weights, load
 import common
 import grpo
 from lab import draw, experiment, training, verdict
-from tools import r1, runs, tables
+from tools import runs
 
 EXPERIMENTS = {name: experiment.module(name).EXPERIMENT for name in experiment.NAMES}
 SKELETON = ("draw", "experiment", "training", "verdict")
@@ -103,6 +103,7 @@ def docs(tmp_path, monkeypatch):
 
 def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
     def run(script, folder, *flags, quiet):             # in this process, which is quicker
+        assert flags[-4::2] == ("--base_seed", "--seed") and flags[-3] == str(flags[-1])
         return grpo.main([*map(str, flags), "--output_dir", str(folder)])
 
     def page(ends, twice):
@@ -119,7 +120,8 @@ def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
     made_up = module.EXPERIMENT = experiment.Experiment(
         "lab/made_up.py", "Made up: nothing\n\nClaim. It is so.\n\nMethod. None.", seeds=[3, 4])
     flags = " ".join(arguments(INSTANT | {"max_steps": 1}))
-    made_up.runs("ends", {"a": f"grpo.py {flags}"}, ["reward"], ["greedy"])
+    made_up.runs("ends", {"a": f"grpo.py {flags}"}, ["reward"],
+                 ["greedy", "base: greedy"], own_base=True)
 
     @made_up.measure(["x"], seeds=[1, 2])
     def twice(seed, case):
@@ -160,9 +162,9 @@ def test_the_page_follows_from_the_experiment_and_its_file(name):
     assert made.path(".md").read_text() == made.text(told, about)
     for picture, ending in zip(experiment.of(told, draw.Picture), experiment.ENDINGS):
         assert made.path(ending).is_file() and re.search(r"\d", picture.title)
+    pages = "".join(path.read_text() for path in ROOT.glob("docs/*.md"))
     for text in experiment.of(told, experiment.Block):
-        page = (ROOT / "docs/metrics.md").read_text()
-        assert block(page, f"lab-{name}", text.name) == text.text
+        assert block(pages, f"lab-{name}", text.name) == text.text
 
 
 def test_the_findings_are_those_of_the_experiments():
@@ -183,29 +185,6 @@ def test_steps_are_counted_until_the_level_is_held_for_two_or_as_half_as_many_ag
 
 
 # ---- runs ------------------------------------------------------------------------------------
-
-def test_runs_are_those_of_the_variants_and_seeds(monkeypatch):
-    """Faked but for what becomes of their results: a run of each variant with each seed."""
-    made = []
-
-    def run(script, folder, *flags, quiet):
-        made.append((script, *flags))
-        return {"script": script, "seed": flags[1]}
-
-    monkeypatch.setattr(runs, "run", run)
-    monkeypatch.setattr(runs, "make_base", lambda variant: None)
-    monkeypatch.setattr(runs, "curve", lambda folder, metric: [0.1234567, None, 2.0])
-    variants = {"a": ["grpo.py"], "b c": ["gspo.py", "--beta", 1]}
-    found = runs.run_all(variants, [5, 6], ["reward", "kl"], at_once=1)
-    assert made == [("grpo.py", "--seed", 5), ("grpo.py", "--seed", 6),
-                    ("gspo.py", "--seed", 5, "--beta", 1), ("gspo.py", "--seed", 6, "--beta", 1)]
-    assert found["b c"][1] == {"summary": {"script": "gspo.py", "seed": 6},
-                               "reward": [0.12346, None, 2.0], "kl": [0.12346, None, 2.0]}
-    [[result]] = runs.run_all({"a b": ["grpo.py"]}, [7], [], seeded=("--seed", "--base_seed"),
-                              look=lambda name, folder: {"at": [name, folder.name]}).values()
-    assert made[-1] == ("grpo.py", "--seed", 7, "--base_seed", 7)
-    assert result["at"] == ["a b", "a-b-s7"]
-
 
 def test_of_the_flags_of_a_run_the_base_has_those_that_shape_it():
     flags = ["--online", "--task", "arithmetic:3-7", "--curriculum", "--seed", 3, "--base_seed", 2,
@@ -248,19 +227,10 @@ def test_training_is_the_loop_of_the_script(tmp_path):
 
 # ---- what is asked of the scripts ------------------------------------------------------------
 
-def commands():
-    """The scripts and flags of all experiments, and of the tables of runs. Yields lists"""
-    for made in EXPERIMENTS.values():
-        yield from map(shlex.split, made.commands)
-    yield from r1.STAGES.values()
-    for table in tables.TABLES.values():
-        for part in table.values():
-            yield from map(shlex.split, part.rows.values())
-
-
-def test_the_scripts_accept_what_experiments_and_tables_ask_for(monkeypatch):
+def test_the_scripts_accept_what_experiments_ask_for(monkeypatch):
     monkeypatch.setattr(inspect, "getsource", functools.cache(inspect.getsource))   # it is slow
-    for script, *flags in commands():
+    commands = sum((made.commands for made in EXPERIMENTS.values()), [])
+    for script, *flags in map(shlex.split, commands):
         module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
-        cfg = common.parse_flags(module.Config, [str(flag) for flag in flags])
+        cfg = common.parse_flags(module.Config, flags)
         common.load_task(cfg, grpo.verify)

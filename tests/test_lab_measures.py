@@ -31,6 +31,7 @@ from lab import (
     hacking,
     kl,
     methods,
+    r1,
     seeds,
     sharpen,
     signal,
@@ -361,6 +362,24 @@ def test_dpo_has_the_pairs_that_the_reward_model_learns_from(talker, monkeypatch
                              "chosen": batch.texts[chosen], "rejected": batch.texts[rejected]})
     assert len(expected) > len(written) > 0
     assert [pair for pair in expected if pair in written] == written
+
+
+def test_each_stage_of_r1_begins_from_the_one_before_and_rl_from_the_cold_start(monkeypatch):
+    made = []
+
+    def run(script, folder, *flags, quiet):
+        made.append((folder.name, script, flags[-2:]))
+        return {"trained": dict.fromkeys(r1.COLUMNS.values(), len(made))}
+
+    monkeypatch.setattr(r1, "run", run)
+    monkeypatch.setattr(r1.coldstart, "main", lambda words: made.append(words))
+    found = r1.stages(3, "R1")
+    assert found["lookup"] == found["tokens"] == [1, 3, 4, 5, 6]
+    (_, _, first), [policy, new], *later = made
+    assert first == ("--base_seed", 3) and policy.endswith("/0")
+    begins = [policy, *(begin for _, _, (_, begin) in later)]
+    assert begins[1] == new
+    assert [begin[-2:] for begin in begins] == ["/0", "rt", "/1", "/2", "/3"]
 
 
 # ---- R1-Zero ----------------------------------------------------------------------------------

@@ -1,72 +1,14 @@
-"""The tools that measure: their tables, what they say below them and on which page they write it;
-nothing is trained here."""
-import json
-
+"""The tools that measure: their tables, and on which page they write them; nothing is trained."""
 import pytest
-from conftest import ROOT
 
-import common
-import grpo
-from tools import r1, runs, seeds, tables
+from tools import runs, seeds
 
 
-def summary(problems=112, steps=60, **trained):
-    """What a run leaves in summary.json, as far as tables need it."""
-    scores = {"problems": problems, "greedy": 0.5, "pass@1": 0.25, "calls": 0.125,
-              "think_share": 0.5, "mean_length": 9.0}
-    return {"base": dict(scores), "trained": scores | trained, "steps": steps,
-            "seconds_total": 9.0, "seconds_warm_start": 4.0}
-
-
-# ---- tables ----------------------------------------------------------------------------------
-
-def test_the_numbers_of_r1_are_those_of_the_problems_that_its_stages_are_evaluated_on():
-    said = dict(reversed(part.split(" of ")) for part in r1.problems_by_task().split(", "))
-    cfg = common.parse_flags(grpo.Config, ["--task", ",".join(r1.TASKS)])
-    problems = common.held_out_problems(common.load_task(cfg, grpo.verify), cfg.num_eval_problems)
-    assert list(said) == list(r1.TASKS)
-    assert sum(int(number) for number in said.values()) == len(problems)
-    assert int(said["lookup"]) == sum(problem.prompt.startswith("boss") for problem in problems)
-
-
-def test_every_row_has_as_many_cells_as_its_head():
-    by_task = {f"pass@1/{task}": 0.5 for task in r1.TASKS}
-    assert len(r1.row("base", summary(**by_task))) == len(r1.HEAD)
-    assert len(seeds.row(0, summary())) == len(seeds.HEAD)
-
-
-def test_the_tables_of_tasks_follow_from_their_file():
-    results = json.loads((ROOT / "docs/tasks.json").read_text())["results"]
-    page = (ROOT / "docs/tasks.md").read_text()
-    for task, made in tables.TABLES["tasks"].items():
-        assert tables.section(made, results[task]) in page
-
-
-@pytest.mark.parametrize("name", tables.PICTURES)
-def test_a_table_says_how_a_run_began_and_how_it_was_at_its_best_and_at_the_end(name, tmp_path):
-    [made] = tables.TABLES[name].values()
-    result = summary(**{"pass@k": [0.5] * 64, "maj@k": [0.5] * 64})
-    result["base"] |= {"pass@k": [0.25] * 64, "maj@k": [0.125] * 64}
-    curves = dict.fromkeys(made.metrics, [5.0, 7.0, 6.0]) | {"accuracy": [0.1, 0.3, 0.2]}
-    results = {row: [result | curves] for row in made.rows}
-    text = tables.section(made, results)
-    told = {"zero": "| 60 | 0.10 -> 0.20 | 5.00 -> 6.00 | 5 -> 6 | 0.500 |",
-            "rlhf": "| 0.10 -> 0.20 | 0.30 | 5.00 -> 6.00 | 7.00 | 5.00 -> 6.00 | 0.500 |",
-            "passk": f"|{' 0.250 |' * 3}{' 0.125 |' * 3}{' 0.500 |' * 6}"}
-    assert told[name] in text
-    tables.PICTURES[name](results).save(tmp_path / "picture.png")
-
-
-def test_what_calls_the_tool_is_counted_and_not_what_thinks(tmp_path):
-    base = ["<answer>ka</answer>", "<think>ka</think>", "<search>ka", "</search>"]
-    trained = ["<think><search>ka</search><information>mi</information></think>",
-               "<search>ka</search>", "<search></search>", "<search>mi</search><search>to</search>"]
-    with open(tmp_path / "evaluation.jsonl", "w") as log:
-        for one, other in zip(base, trained):
-            log.write(json.dumps({"base": {"text": one}, "trained": {"text": other}}) + "\n")
-    (tmp_path / "summary.json").write_text('{"base": {}, "trained": {"greedy": 1.0}}')
-    found = tables.count_calls(tmp_path)
-    assert found == {"base": {"calls": 0.0}, "trained": {"greedy": 1.0, "calls": 0.75}}
+def test_every_row_of_seeds_has_as_many_cells_as_its_head():
+    scores = {"greedy": 0.5, "pass@1": 0.25, "think_share": 0.5, "mean_length": 9.0}
+    summary = {"base": scores, "trained": scores, "steps": 60, "seconds_total": 9.0,
+               "seconds_warm_start": 4.0}
+    assert len(seeds.row(0, summary)) == len(seeds.HEAD)
 
 
 # ---- pages -----------------------------------------------------------------------------------
