@@ -27,6 +27,11 @@ and 24 steps of grpo.py, so that all pass rates occur. Half of the outputs give 
 problem, the others the advantages of groups of 8, so that the one does not know of the other. Then
 grpo.py with --loss_type grpo, dr_grpo and dapo, else the same: advantages are divided by the std,
 the learning rate is one. Lengths are those of all outputs of the last ten steps.
+
+Outcome. The weights are as predicted, but for the edges with G = 8, which weigh a third more than
+the middle, not a fifth; on samples this moves 2% of all |A|. That 1/|o| needs the most steps was
+predicted wrongly: all three averages need as many. Wrong thoughts have the same length with 1/|o|
+and without, to a token. Wrong outputs are longer with it by 3, because fewer of them are guesses.
 """
 import dataclasses
 import itertools
