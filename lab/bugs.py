@@ -1,8 +1,7 @@
 """Bugs: what ten mistakes look like from outside
 
 Claim. How the code does it decides as much as the algorithm (Engstrom and others, 2005.12729), and
-mistakes in it are silent, as everybody says who has looked for one: nothing crashes, and the reward
-still rises.
+mistakes in it are silent: nothing crashes, and the reward still rises.
 
 Prediction. The reward alone tells of two: with the advantage of the row before it falls, because
 those of a group add up to 0, so that the neighbour's has more often the other sign; with old
@@ -19,10 +18,11 @@ five, lies with every seed outside the span of the right runs, widened by its ow
 ends. Right runs with other seeds show how often this is a false alarm. The tests that are named
 fail with the mistake, and pass without it.
 
-Outcome. Right: the reward tells of these two; the KL, the missing token; the std of the batch and
-the KL that counts twice are seen nowhere. Wrong: neither are tiled prompts and k3 upside down; of
-the cold sampler tells the signal at the end, not the reward at first, and of means of means the
-norm of the gradient.
+Outcome. Right: what was said of the reward, the frozen reference, the EOS, the std of the batch and
+the KL that counts twice. Wrong: no metric tells of tiled prompts, nor, with every seed, of k3
+upside down (with four of five the gradient is huge at the end: norms of 3 to 291 instead of 0.1);
+the cold sampler shows in the signal at the end, not in the reward at first; means of means show in
+the norm of the gradient.
 """
 import re
 import tempfile
@@ -64,7 +64,7 @@ return tokens, mask, logps, entropy, mask.sum(dim=1).long()
 return tokens, mask * (tokens != EOS), logps, entropy, mask.sum(dim=1).long()
 test_update.py::test_the_eos_that_ends_a_completion_has_a_gradient_and_the_padding_behind_it_none
 
-prompts tiled: rewards are read as if prompts were repeated, so a group has several
+prompts tiled: prompts come as 1 2 3 1 2 3, not 1 1 2 2 3 3, so a group mixes several problems
 [problem for problem in problems for _ in range(cfg.num_generations)]
 problems * cfg.num_generations
 test_batches.py::test_each_completion_is_verified_and_scored_against_its_own_problem
@@ -94,7 +94,7 @@ reference = copy.deepcopy(policy)
 reference = policy
 test_update.py::test_the_reference_of_a_run_stays_where_the_policy_began
 
-old not detached: the new log-probs stand for the old: the ratio is 1, and its gradient 0
+old not detached: the old log-probs are the new ones: the ratio is 1, and its gradient 0
 logps - old_logps.detach(), 0.0
 logps - logps, 0.0
 test_family.py::test_on_fresh_samples_the_ratio_is_one_and_the_gradient_that_of_reinforce
@@ -161,14 +161,14 @@ def page(runs):
     rise = {name: of["reward", last] - of["reward", first] for name, of in of_runs.items()}
     learning = [name for name in MISTAKES if student(rise[name])[0] > RISE]
     unseen = [name for name in MISTAKES if not told[name]]
-    silent = Claim("with most of the mistakes the reward still rises", OURS, len(learning),
-                   at_least=6, exact=True, unit="of 10",
-                   shown=f"With {len(learning)} of 10 bugs in the code the reward still rises")
+    silent = Claim("with most of ten bugs, one at a time, the reward still rises", OURS,
+                   len(learning), at_least=6, exact=True, unit="of 10", shown="Of 10 bugs planted "
+                   f"in grpo.py, one at a time, {len(learning)} let the reward rise all the same")
     yield silent
-    yield Claim("no metric tells of some, which only a test sees", OURS, len(unseen), at_least=1,
-                exact=True, unit="of 10", shown=f"Of {len(unseen)} of 10 bugs no metric tells, "
-                f"only a test: {', '.join(unseen)}")
-    yield Claim("right runs with other seeds are taken for wrong ones at most once", OURS,
+    yield Claim("some show in no metric with every seed, but in a test", OURS, len(unseen),
+                at_least=1, exact=True, unit="of 10", shown=f"{len(unseen)} of these 10 bugs show "
+                f"in no metric with every seed, only in a test: {', '.join(unseen)}")
+    yield Claim("right code with other seeds raises a false alarm at most once", OURS,
                 len(told[CONTROL]), at_most=1, exact=True, unit="of 16 numbers")
 
     yield dots(rise, silent.finding, given={RIGHT: GREY, CONTROL: GREY}, level=(0, "no rise"),
@@ -177,7 +177,7 @@ def page(runs):
     for name, mistake in MISTAKES.items():
         metrics = dict.fromkeys(f"`{metric}`" for metric, _ in told[name])
         rows.append([name, mistake.words, ", ".join(metrics) or "nothing", f"`{mistake.test}`"])
-    yield table(["mistake", "what is wrong", "what tells of it", "the test that sees it"], rows)
+    yield table(["bug", "what is wrong", "metrics that show it", "the test that fails"], rows)
     rows = {name: {metric: found[metric, last].mean() for metric in METRICS}
             for name, found in of_runs.items()}
     yield numbers(rows, {metric: f"`{metric}`" for metric in METRICS}, by=last)

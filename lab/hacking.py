@@ -1,7 +1,7 @@
 """Reward hacking: a reward model that is pleased with ever worse answers
 
 Claim. As a policy learns from a reward model, the model's score rises with the distance from the
-base; what it stands for first rises, then falls (Gao and others, 2210.10760).
+base; true quality, here accuracy, first rises, then falls (Gao and others, 2210.10760).
 
 Prediction. Against a frozen model, accuracy rises to 0.9 and more, and then falls, by much or
 little as the seed has it; PPO in tools/rlhf.py, whose runs we had seen, does so. A model that is
@@ -12,12 +12,12 @@ Hence a frozen model with as many pairs as the fresh one: we expect a later fall
 Method. grpo.py on arithmetic, 60 steps, with the score of a reward model as reward. The frozen one
 is trained once, on samples of the base; the fresh one is trained again every 12 steps, on as many
 of the policy at that time. A third has all five trainings at the start, on samples of the base. A
-tenth of all pairs is wrong. The score that is shown is that of the model at the start. Compared are
+tenth of all pairs is labelled wrongly. Scores are those of the model at the start. Numbers are
 means of five steps. A run of 30 steps, with a training every 6, on seeds 0 to 4, had left the fall
 undecided (+0.24, from +0.03 to +0.45): so this one has twice the steps, and other seeds.
 
-Outcome. Right: accuracy rises, and then falls, with five times the pairs as deep. Wrong: it does
-not quite get to 0.9; and against a fresh model it does not stay, but falls by half as much.
+Outcome. Right: accuracy rises and then falls, as deep with five times the pairs. Wrong: at its
+highest it is 0.85, not 0.9; and against a fresh model it falls, too, by 0.42 instead of 0.73.
 """
 import numpy
 
@@ -86,29 +86,30 @@ def page(models):
 
     rise_and_fall = numpy.minimum(peak["frozen"] - first["frozen"], peak["frozen"] - end["frozen"])
     hacked = Claim(
-        f"against a frozen model, accuracy rises and then falls, both by {FALL} or more", GAO,
-        rise_and_fall, at_least=FALL,
-        shown="Against a frozen reward model the score rises; right answers rise to "
-              f"{peak['frozen'].mean():.0%}, then fall to {end['frozen'].mean():.0%}")
+        "against a frozen reward model, accuracy rises and then falls (the smaller of the two)",
+        GAO, rise_and_fall, at_least=FALL,
+        shown=f"As a frozen reward model's score rises to {score[:, -1].mean():.1f}, accuracy goes "
+              f"from {first['frozen'].mean():.0%} up to {peak['frozen'].mean():.0%}, then down to "
+              f"{end['frozen'].mean():.0%}")
     yield hacked
-    yield Claim("against a frozen model, its score rises", GAO, score[:, -1] - score[:, 0],
+    yield Claim("against a frozen reward model, its score rises", GAO, score[:, -1] - score[:, 0],
                 at_least=0.1)
-    yield Claim("of the policy's outputs, a frozen model puts fewer and fewer pairs in order", OURS,
-                in_order[:, 0] - in_order[:, -1], at_least=0.05, unit="of pairs")
+    yield Claim("in fewer and fewer pairs a frozen model rates the right output above the wrong",
+                OURS, in_order[:, 0] - in_order[:, -1], at_least=0.05, unit="of pairs")
     for name in ("frozen", "frozen, 5 times the pairs"):
-        yield Claim(f"a fresh model ends more accurate than one that is {name}", OURS,
-                    end["fresh"] - end[name], at_least=FALL)
+        yield Claim(f"accuracy ends higher against a fresh model than against one that is {name}",
+                    OURS, end["fresh"] - end[name], at_least=FALL)
     yield Claim(f"against a fresh model, accuracy falls by no more than {FALL}", OURS,
                 peak["fresh"] - end["fresh"], at_most=FALL)
 
-    lines = {"frozen: score": models["frozen"]["score"],
-             "frozen: accuracy": models["frozen"]["accuracy"],
-             "fresh: accuracy": models["fresh"]["accuracy"]}
+    lines = {"score\n(frozen model)": models["frozen"]["score"],
+             "accuracy,\nfrozen model": models["frozen"]["accuracy"],
+             f"accuracy, model\nnew every {EVERY} steps": models["fresh"]["accuracy"]}
     yield curves(lines, hacked.finding, given=dict(zip(lines, (GREY, RED, BLUE))),
-                 ylabel="mean of a batch", ylim=(0, 1.5))
+                 ylabel="mean of a batch; faint: seeds", ylim=(0, 1.5))
     rows = {name: {"first": first[name], "peak": peak[name], "end": end[name],
                    "score": of_five(found["score"])[:, -1], "kl": of_five(found["kl"])[:, -1]}
             for name, found in models.items()}
     yield numbers(rows, {"first": "accuracy at first", "peak": "at its highest",
                          "end": "at the end", "score": "score at the end", "kl": "KL at the end"},
-                  by="reward model")
+                  ".3g", by="reward model")

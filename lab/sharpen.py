@@ -17,14 +17,14 @@ it; on countdown RL is still better.
 Method. grpo.py on arithmetic, 20 steps, and on countdown, 40 steps. Scores of the base and of the
 trained policy are the scripts' own, of 128 samples of each of 64 problems, the same for all seeds.
 CoT decoding is the base's, on other held-out problems for each seed: greedy after each of the four
-likeliest first tokens. An output is certain if the likeliest token is far likelier than the second,
-in the mean of the tokens of its answer.
+likeliest first tokens, which are the paths. The certainty of a path is by how much the likeliest
+token is likelier than the second, in the mean of the tokens of its answer.
 
 Outcome. Right: pass@1 rises on both, maj@128 on countdown, where thoughts get better; a thought
-follows the base's second token, and the most certain answer is better than greedy's. Wrong: maj@128
-of arithmetic had nowhere to rise; RL adds half of the answers there to the most certain ones. On
-countdown, it is rather the base that solves more with 128 samples, and whether RL is better than
-the most certain path is undecided.
+follows the base's second first token, and the most certain path is better than greedy's. Wrong:
+maj@128 of arithmetic was 1 before; the policy that RL trained is right there in half of the
+problems more than the most certain path. On countdown, it is rather the base that solves more with
+128 samples, and whether RL is better than the most certain path is undecided.
 """
 import tempfile
 from pathlib import Path
@@ -49,9 +49,9 @@ DECODED = 128                                   # problems for each seed
 GAIN = 0.02                                     # of a share, what counts as one
 TASKS = {"arithmetic": "--max_steps 20", "countdown": "--task countdown --max_steps 40"}
 POLICIES = ("base", "trained")
-SHARES = {"think_share": "thinks", "accuracy_given_think": "right if it thinks"}
-PATH = {"chance": "its chance", "thinks": "is `<think>`", "right": "right",
-        "certainty": "certainty"}
+SHARES = {"think_share": "share that thinks", "accuracy_given_think": "of these, right"}
+PATH = {"chance": "its probability", "thinks": "it is `<think>`", "right": "greedy from it, right",
+        "certainty": "certainty of the answer"}
 THINK = grpo.TOKENIZER.encode_single_token("<think>")
 ANSWER, ANSWERED = [grpo.TOKENIZER.encode_single_token(tag) for tag in ("<answer>", "</answer>")]
 EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5))
@@ -145,14 +145,13 @@ def claims(task, found, said=""):
     voted = found["trained maj@k"] - found["base maj@k"]
     thought = found["trained accuracy_given_think"] - found["base accuracy_given_think"]
     for text, source, effect in (
-            (f"of {K} samples the base solves more problems than the trained policy", YUE,
-             -gain[:, -1]),
+            (f"pass@{K} is higher for the base than after RL", YUE, -gain[:, -1]),
             (f"maj@{K} rises", DEEPSEEK, voted[:, -1]),
             ("outputs that think are right more often after RL", OURS, thought),
             ("the most certain path of the base is right more often than its greedy output", WANG,
              found["most certain"] - found["greedy"]),
-            ("the greedy output of the trained policy is right more often than the most certain "
-             "path of the base", OURS, found["greedy, trained"] - found["most certain"])):
+            ("greedy after RL is right more often than the most certain path of the base", OURS,
+             found["greedy, trained"] - found["most certain"])):
         yield Claim(f"{task}: {text}", source, effect, at_least=GAIN)
 
 
@@ -160,8 +159,8 @@ def page(learned):
     countdown = learned["countdown"]
     base, trained = (countdown[f"{policy} pass@k"].mean(axis=0) for policy in POLICIES)
     sharpened, *others = claims(
-        "countdown", countdown, f"With {K} samples the base solves {base[-1]:.0%} of countdown, "
-        f"with one {base[0]:.0%}, which RL raises to {trained[0]:.0%}")
+        "countdown", countdown, f"On countdown, RL takes pass@1 from {base[0]:.0%} to "
+        f"{trained[0]:.0%}, but pass@{K} from {base[-1]:.0%} to {trained[-1]:.0%}")
     yield from (sharpened, *others, *claims("arithmetic", learned["arithmetic"]))
     lines = {"after RL": countdown["trained pass@k"], "the base": countdown["base pass@k"]}
     yield curves(lines, sharpened.finding, x=KS, given=dict(zip(lines, (BLUE, ORANGE))),
@@ -178,4 +177,4 @@ def page(learned):
         for place in range(FIRST):
             decoded[f"{task}, {place + 1}"] = {name: found[name][:, place] for name in PATH}
     yield numbers(rows, {"1": "pass@1", "many": f"pass@{K}", "maj": f"maj@{K}"} | SHARES, by="")
-    yield numbers(decoded, PATH, by="base, place of the first token")
+    yield numbers(decoded, PATH, by="base, rank of the first token")
