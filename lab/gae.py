@@ -7,8 +7,8 @@ Prediction. An exact critic is best with lambda 0; the more it errs, the larger 
 
 Method. Exactly: grid world with moves that go astray one time in five; all walks of four moves from
 three starts by the uniform policy, and of each move the advantage by ppo.gae, compared with the
-exact Q - V. The critic is the exact value plus noise for each moment and cell; the seeds are those
-of the noise. An error that all moves from a cell share is no bias, for it changes no choice.
+exact Q - V. A critic off by 1 is the exact value plus noise of this deviation for each moment and
+cell; seeds are those of the noise. An error that all moves from a cell share counts as no bias.
 
 Outcome. Right, all of it.
 """
@@ -102,13 +102,13 @@ def page(errors):
     between = Claim(
         f"with {JUDGED}, some lambda between 0 and 1 has less error than both", GAE,
         judged.min(axis=1) / judged[:, [0, -1]].min(axis=1), at_most=0.9, times=True,
-        shown=f"With {JUDGED}, a lambda of {best[JUDGED].mean():.1f} has "
-        f"{judged.min(axis=1).mean() / judged[:, 0].mean():.0%} of the error of 0, and "
-        f"{judged.min(axis=1).mean() / judged[:, -1].mean():.0%} of that of 1")
+        shown=f"With {JUDGED}, GAE errs least with a lambda of {best[JUDGED].mean():.1f}: squared "
+        f"error {judged.min(axis=1).mean():.1f}; {judged[:, 0].mean():.1f} with 0, "
+        f"{judged[:, -1].mean():.1f} with 1")
     yield between
     yield Claim("an exact critic is best with lambda 0", OURS, best["an exact critic"], at_most=0,
                 exact=True, unit="is the best lambda")
-    yield Claim("a critic off by 2 has a larger best lambda than one off by 0.5", OURS,
+    yield Claim("the best lambda is larger for a critic off by 2 than for one off by 0.5", OURS,
                 best["a critic off by 2"] - best["a critic off by 0.5"], at_least=0.05)
     yield curves(error, between.finding, x=LAMBDAS, xlabel="lambda", yscale="log",
                  ylabel="squared error of the advantages",
@@ -116,5 +116,5 @@ def page(errors):
     rows = {critic: {"best": best[critic], "least": found["error"].min(axis=1),
                      "bias": found["bias"][:, 0], "0": found["error"][:, 0],
                      "1": found["error"][:, -1]} for critic, found in errors.items()}
-    yield numbers(rows, {"best": "best lambda", "least": "its squared error", "0": "with 0",
+    yield numbers(rows, {"best": "best lambda", "least": "squared error with it", "0": "with 0",
                          "bias": "of which squared bias", "1": "with 1"}, ".2f", by="")

@@ -18,7 +18,8 @@ equally good moves are equally likely. Then 30 steps of grpo.py with each reward
 base and from the short one, and what the walks of the last five steps earn by it and in truth.
 
 Outcome. Right: the exact walks, and without the penalty the trained ones. Wrong: from the usual
-base, training gets to neither way of wasting moves, and from the short one it gets to both.
+base, training wastes moves in neither way, and from the short one in both. With the true reward,
+the short one learns to stay where it is.
 """
 import functools
 import itertools
@@ -129,24 +130,25 @@ def page(best, walks):
             for walker, found in walks.items()}
     true = {walker: found["true"] for walker, found in ends.items()}
     exact = {reward: found["true"] for reward, found in best.items()}
-    right, obeyed, *_, alive, _ = (earned.mean() for earned in true.values())
-    said = (f"A wrong reward is obeyed: without its penalty, walks truly earn {obeyed:.2f}, not "
-            f"{right:.2f}; if it pays to be alive, {alive:.2f} from a short base")
+    right, obeyed, *_, short, alive, _ = (earned.mean() for earned in true.values())
+    said = (f"A wrong reward is obeyed: grid-world walks earn a true return of {obeyed:.2f}, not "
+            f"{right:.2f}, if it omits the penalty; {alive:.2f}, not {short:.2f}, if it pays for "
+            "being alive (from a base of few demonstrations)")
     earn_less = [
-        Claim(f"{walker}: earns less in truth than with the true reward", AMODEI,
+        Claim(f"{walker}: lower true return than with the true reward", AMODEI,
               true[walker] - true[f"{base} base: {RIGHT}"], at_most=-LOSS, unit="return",
               shown=said * (kind == NO_PENALTY))
         for walker, (base, kind) in WALKERS.items() if kind != RIGHT]
     yield from earn_less
-    yield Claim("exactly: the best walks by each wrong reward earn less in truth", SKALSE,
+    yield Claim("exactly: the best walks by each wrong reward have a lower true return", SKALSE,
                 [exact[kind] - exact[RIGHT] for kind in WRONG], at_most=-LOSS, exact=True,
                 unit="return")
-    yield Claim("exactly: those by the difference of a potential earn as much", NG,
+    yield Claim("exactly: the best by a potential's difference have the best true return", NG,
                 exact[POTENTIAL] - exact[RIGHT], at_least=-1e-9, at_most=1e-9, exact=True,
                 unit="return")
     yield dots(true, earn_less[0].finding,
                given={name: GREY for name in WALKERS if name.endswith(RIGHT)},
                xlabel="true return, mean of the last five steps; a dot for each seed")
-    heads = {"proxy": "by the reward", "true": "in truth", "moves": "moves"}
-    yield numbers(ends, heads, ".2f", by="trained, from a base, with a reward")
-    yield numbers(best, heads, ".2f", by="exact: the best walks by a reward")
+    heads = {"proxy": "return by this reward", "true": "true return", "moves": "moves"}
+    yield numbers(ends, heads, ".2f", by="base: reward of the training")
+    yield numbers(best, heads, ".2f", by="exactly: the best walks by a reward")
