@@ -15,10 +15,10 @@ Method. A base of arithmetic after 450 of 900 batches, whose thoughts are right 
 From each prefix of each of 8 answers to 5 problems, 272 rollouts: 256 stand for the value itself,
 and of the other 16 the first K estimate it. The critic is that of ppo.py, after 60 batches of 256
 answers of the same policy. Advantages by rollouts and by "critic, lambda 0" are the differences of
-successive values.
+successive values. Only |A| is looked at, not entropy, by which Wang and others find the forks.
 
-Outcome. Right: few tokens have most of it, and the critic does better than one rollout. Wrong: the
-one advantage for all correlates by a quarter. Whether the critic is worse than eight is undecided.
+Outcome. Right: few tokens have most of |A|, and the critic does better than one rollout. Wrong: one
+advantage for all tokens correlates by 0.27. Whether the critic is worse than eight is undecided.
 """
 import dataclasses
 
@@ -140,18 +140,19 @@ def credit(seed, case):
 def page(credit):
     [found] = credit.values()
     at_forks = found["shares"][:, round(100 * FORKS)]
-    forks = Claim(f"more than half of the sizes of A falls on {FORKS:.0%} of the tokens", WANG,
+    forks = Claim(f"{FORKS:.0%} of the tokens have more than half of all absolute advantage", WANG,
                   at_forks, at_least=0.5, shown=f"Few tokens decide: {FORKS:.0%} of them have "
-                  f"{at_forks.mean():.0%} of the credit, which GRPO gives to all alike")
+                  f"{at_forks.mean():.0%} of all absolute advantage, where GRPO gives each as much")
     yield forks
     for one, other in ((EIGHT, WHOLE), (EIGHT, CRITIC), (CRITIC, WHOLE)):
-        yield Claim(f"{one}: correlates with the advantages of tokens more than {other}", VINE,
+        yield Claim(f"correlation with the advantages of tokens: {one} above {other}", VINE,
                     found[one] - found[other], at_least=GAIN)
     places = [place / 100 for place in range(101)]
-    yield curves({"each seed": found["shares"], "all alike": [places]}, forks.finding, x=places,
-                 given={"each seed": BLUE, "all alike": GREY}, ylabel="share of the sum of |A|",
+    yield curves({"measured": found["shares"], "if all alike": [places]}, forks.finding, x=places,
+                 given={"measured": BLUE, "if all alike": GREY}, ylabel="share of the sum of |A|",
                  xlabel="share of the tokens, those with most |A| first")
-    yield dots({name: found[name] for name in NAMES}, "Whose credit is like that of 256 rollouts: "
-               f"GRPO's by {found[WHOLE].mean():.2f}, a critic's by {found[CRITIC].mean():.2f}, "
-               f"eight rollouts' by {found[EIGHT].mean():.2f}", given={WHOLE: GREY},
-               xlabel="correlation with the advantages of tokens; a dot for each seed")
+    yield dots({name: found[name] for name in NAMES}, "Advantages of tokens correlate with those "
+               f"from 256 rollouts by {found[EIGHT].mean():.2f} from eight, by "
+               f"{found[CRITIC].mean():.2f} from a critic, by {found[WHOLE].mean():.2f} in GRPO",
+               given={WHOLE: GREY},
+               xlabel="correlation with advantages from 256 rollouts; a dot for each seed")
