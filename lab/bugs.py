@@ -21,8 +21,7 @@ fail with the mistake, and pass without it.
 Outcome. Right: what was said of the reward, the frozen reference, the EOS, the std of the batch and
 the KL that counts twice. Wrong: no metric tells of tiled prompts, nor, with every seed, of k3
 upside down (with four of five the gradient is huge at the end: norms of 3 to 291 instead of 0.1);
-the cold sampler shows in the signal at the end, not in the reward at first; means of means show in
-the norm of the gradient.
+the cold sampler shows in the signal at the end, means of means in the norm of the gradient.
 """
 import re
 import tempfile
@@ -165,7 +164,7 @@ def page(runs):
                    len(learning), at_least=6, exact=True, unit="of 10", shown="Of 10 bugs planted "
                    f"in grpo.py, one at a time, {len(learning)} let the reward rise all the same")
     yield silent
-    yield Claim("some show in no metric with every seed, but in a test", OURS, len(unseen),
+    yield Claim("some bugs show in no metric with every seed, only in a test", OURS, len(unseen),
                 at_least=1, exact=True, unit="of 10", shown=f"{len(unseen)} of these 10 bugs show "
                 f"in no metric with every seed, only in a test: {', '.join(unseen)}")
     yield Claim("right code with other seeds raises a false alarm at most once", OURS,

@@ -16,7 +16,8 @@ on 60 batches of 64 problems and 8 walks each; nothing moves the policy meanwhil
 Then, for each move of one more batch: the advantages of grpo.py, those of ppo.py with the critic,
 and r + V' - V with the values of K rollouts from both cells, each compared with the exact Q - V.
 
-Outcome. Right, all of it.
+Outcome. Right, but for one: before it has learned, the critic already errs less than one rollout
+(squared errors of 1.24 and 1.78 times the variance of V).
 """
 import functools
 import random
@@ -139,10 +140,9 @@ def page(estimates):
     said = ("Advantages of single moves: VinePPO's (8 rollouts) correlate with the exact ones by "
             f"{found[EIGHT].mean():.2f}, a critic's by {found[CRITIC].mean():.2f}, GRPO's by "
             f"{found[WHOLE].mean():.2f}")
-    better = Claim("advantages by 8 rollouts correlate with the exact ones more than a critic's",
-                   VINE, found[EIGHT] - found[CRITIC], at_least=0.05, shown=said,
-                   contradicted=said, undecided=said)
-    yield better
+    yield Claim("advantages by 8 rollouts correlate with the exact ones more than a critic's", VINE,
+                found[EIGHT] - found[CRITIC], at_least=0.05, shown=said, contradicted=said,
+                undecided=said)
     yield Claim("values by 8 rollouts have a smaller squared error than the critic's", VINE,
                 found[f"error: {EIGHT}"] / found[f"error: {CRITIC}"], at_most=0.8, times=True)
     yield Claim("GRPO's advantage of the whole walk correlates with the exact ones by less than .5",

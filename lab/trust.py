@@ -15,8 +15,9 @@ the clip of 0.2, with the penalty and TRPO at a KL of 0.01, and with a clip of 1
 nothing. The KL of an update is metrics.jsonl's policy_kl: TRPO's is exact on its samples, that of
 the others is estimated from every eighth row. The seconds of a step are the median of its run.
 
-Outcome. Right: TRPO stays below max_kl, and learns more slowly, per sample and per second.
-Undecided with five seeds: whether clip and penalty are alike, and what no bound at all costs.
+Outcome. Right: TRPO stays below max_kl; its reward is lower in the mean of as many samples (to 0.8
+it takes 5.6 steps, the clip 5.2), and it is slower in seconds. Undecided with five seeds: whether
+clip and penalty are alike, and what no bound at all costs.
 """
 import numpy
 
