@@ -99,9 +99,10 @@ def page(errors):
     error = {critic: found["error"] for critic, found in errors.items()}
     best = {critic: numpy.array(LAMBDAS)[rows.argmin(axis=1)] for critic, rows in error.items()}
     judged = error[JUDGED]
+    ends = judged[:, [0, -1]].min(axis=1)
     between = Claim(
         f"with {JUDGED}, some lambda between 0 and 1 has less error than both", GAE,
-        judged.min(axis=1) / judged[:, [0, -1]].min(axis=1), at_most=0.9, times=True,
+        judged.min(axis=1) / ends, at_most=0.9, times=True,
         shown=f"With {JUDGED}, GAE errs least with a lambda of {best[JUDGED].mean():.1f}: squared "
         f"error {judged.min(axis=1).mean():.1f}; {judged[:, 0].mean():.1f} with 0, "
         f"{judged[:, -1].mean():.1f} with 1")

@@ -20,11 +20,11 @@ CoT decoding is the base's, on other held-out problems for each seed: greedy aft
 likeliest first tokens, which are the paths. The certainty of a path is by how much the likeliest
 token is likelier than the second, in the mean of the tokens of its answer.
 
-Outcome. Right: pass@1 rises on both, maj@128 on countdown, where thoughts get better; a thought
-follows the base's second first token, and the most certain path is better than greedy's. Wrong:
-maj@128 of arithmetic was 1 before; the policy that RL trained is right there in half of the
-problems more than the most certain path. On countdown, it is rather the base that solves more with
-128 samples, and whether RL is better than the most certain path is undecided.
+Outcome. Right: pass@1 rises on both, maj@128 on countdown, where thoughts get better; the base's
+second likeliest token begins a thought; the most certain path is better than plain greedy. Wrong:
+maj@128 of arithmetic was 1 before, and RL is right there in half of the problems more than the most
+certain path. On countdown, it is rather the base that solves more with 128 samples, and whether RL
+is better than the most certain path is undecided.
 """
 import tempfile
 from pathlib import Path

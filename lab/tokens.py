@@ -142,7 +142,7 @@ def page(credit):
     at_forks = found["shares"][:, round(100 * FORKS)]
     forks = Claim(f"{FORKS:.0%} of the tokens have more than half of all absolute advantage", WANG,
                   at_forks, at_least=0.5, shown=f"Few tokens decide: {FORKS:.0%} of them have "
-                  f"{at_forks.mean():.0%} of all absolute advantage, where GRPO gives each as much")
+                  f"{at_forks.mean():.0%} of all absolute advantage; GRPO gives all the same")
     yield forks
     for one, other in ((EIGHT, WHOLE), (EIGHT, CRITIC), (CRITIC, WHOLE)):
         yield Claim(f"correlation with the advantages of tokens: {one} above {other}", VINE,
@@ -151,8 +151,7 @@ def page(credit):
     yield curves({"measured": found["shares"], "if all alike": [places]}, forks.finding, x=places,
                  given={"measured": BLUE, "if all alike": GREY}, ylabel="share of the sum of |A|",
                  xlabel="share of the tokens, those with most |A| first")
-    yield dots({name: found[name] for name in NAMES}, "Advantages of tokens correlate with those "
-               f"from 256 rollouts by {found[EIGHT].mean():.2f} from eight, by "
-               f"{found[CRITIC].mean():.2f} from a critic, by {found[WHOLE].mean():.2f} in GRPO",
-               given={WHOLE: GREY},
-               xlabel="correlation with advantages from 256 rollouts; a dot for each seed")
+    yield dots({name: found[name] for name in NAMES}, "Correlation with the advantages from "
+               f"{NUM_REFERENCE} rollouts: from eight {found[EIGHT].mean():.2f}, from a critic "
+               f"{found[CRITIC].mean():.2f}, GRPO's {found[WHOLE].mean():.2f}",
+               given={WHOLE: GREY}, xlabel="correlation; a dot for each seed")
