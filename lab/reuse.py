@@ -83,4 +83,4 @@ def page(runs):
                    "entropy": found["entropy"][:, -1]} for name, found in runs.items()}
     yield numbers(rows, {"samples": f"samples to {LEVEL}", "seconds": f"seconds to {LEVEL}",
                          "pass@1": "pass@1 at the end", "kl": "KL to the base",
-                         "entropy": "entropy"}, ".3g", by="bound, passes")
+                         "entropy": "entropy"}, ".4g", by="bound, passes")
