@@ -397,7 +397,7 @@ def cells(levels):
 @pytest.mark.parametrize("after, only", [
     ({"3": (15, 75, 5, 100), "5": (30, 150, 10, 350)}, "harder problems"),
     ({"3": (10, 50, 30, 600), "5": (10, 50, 10, 350)}, "more thinking"),
-    ({"3": (30, 180, 10, 230), "5": (15, 90, 5, 190)}, "more tokens for the same"),
+    ({"3": (30, 180, 10, 230), "5": (15, 90, 5, 190)}, "longer answers of the same kind"),
     ({"3": (0, 0, 12, 260), "5": (4, 21, 20, 720), "7": (0, 0, 8, 400)}, "")])
 def test_zero_parts_add_up_to_the_growth_and_what_changes_alone_has_all_of_it(after, only, order):
     before, after = cells(BEFORE), cells(after)
