@@ -34,7 +34,7 @@ class Picture(NamedTuple):
         import matplotlib
         matplotlib.use("Agg")                   # draws into files
         from matplotlib import pyplot
-        lines = 1 + len(self.title) // 97
+        lines = 1 + len(self.title) // 94
         title = textwrap.fill(self.title, len(self.title) // lines + 8)
         size = (8.36, self.height + 0.2 * lines)
         with pyplot.rc_context(STYLE):

@@ -31,7 +31,7 @@ from lab.draw import Picture
 from lab.verdict import OURS, Claim
 from tools.runs import DOCS, MACHINE, put, read_log, run, span, table
 
-NAMES = ("hacking", "bugs", "seeds", "signal", "sharpen", "wrongrewards", "kl", "variance",
+NAMES = ("hacking", "bugs", "sharpen", "kl", "seeds", "signal", "wrongrewards", "variance",
          "divisors", "gae", "trust", "credit", "tokens",
          "critic", "reuse", "staleness", "dpo", "methods", "exploration",
          "tools", "compute", "zero", "r1", "tasks")
