@@ -52,7 +52,8 @@ EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5))
 def potential(name, cell):
     """Higher, the nearer a cell is to the prize of 5, as if there were no walls. -> float"""
     [goal] = [end for end, mark in gridworld.MAPS[name].items() if mark == "5"]
-    return -BONUS * sum(abs(ord(one) - ord(other)) for one, other in zip(goal, cell))
+    steps = [abs(ord(one) - ord(other)) for one, other in zip(goal, cell)]
+    return -BONUS * sum(steps)
 
 
 def pay(kind, name, cell, end):
@@ -77,25 +78,28 @@ def proxy(kind, problem, text):
     return earned + pay_at_end(kind, name, cells[-1]) - too_many
 
 
+def best_from(kind, name, cell, later):
+    """What the best moves by a reward lead to from a cell: proxy, true return, moves. later: {cell:
+    the same with one move less}, empty if none is left. -> list"""
+    options = [[pay_at_end(kind, name, cell), 0.0, 0.0]]                        # to stop
+    goes_on = later and gridworld.MAPS[name][cell] not in gridworld.PRIZES
+    for move in gridworld.MOVES if goes_on else ():
+        [(end, true, _), *_] = gridworld.outcomes(name, cell, move)
+        earned = (pay(kind, name, cell, end), true, 1.0)
+        options.append([sum(column) for column in zip(earned, later[end])])
+    highest = max(option[0] for option in options)
+    best = [option for option in options if option[0] == highest]
+    return [statistics.mean(column) for column in zip(*best)]
+
+
 @functools.cache
 def solve(kind, name):
-    """What the best moves by a reward lead to from each cell with 0, 1, .. moves left: proxy, true
-    return, moves. -> list of {cell: list}"""
-    stages = []
-    for left in range(1 + gridworld.LIMITS[-1]):
-        now = {}
-        for cell, mark in gridworld.MAPS[name].items():
-            options = [[pay_at_end(kind, name, cell), 0.0, 0.0]]    # to stop
-            goes_on = left > 0 and mark not in gridworld.PRIZES
-            for move in gridworld.MOVES if goes_on else ():
-                [(end, true, _), *_] = gridworld.outcomes(name, cell, move)
-                earned = (pay(kind, name, cell, end), true, 1.0)
-                options.append([sum(column) for column in zip(earned, stages[-1][end])])
-            highest = max(option[0] for option in options)
-            best = [option for option in options if option[0] == highest]
-            now[cell] = [statistics.mean(column) for column in zip(*best)]
-        stages.append(now)
-    return stages
+    """The same from each cell with 0, 1 .. moves left. -> list of {cell: list}"""
+    stages = [{}]
+    for _ in range(1 + gridworld.LIMITS[-1]):
+        later = stages[-1]
+        stages.append({cell: best_from(kind, name, cell, later) for cell in gridworld.MAPS[name]})
+    return stages[1:]
 
 
 @EXPERIMENT.measure(REWARDS, seeds=[0])
