@@ -35,6 +35,12 @@ value loss and rate, from rewards at the end. The reward model has seen pairs ou
 before that. Reference values are the mean rewards of 64 rollouts from each prefix of 4 outputs to
 each of 12 held-out problems. The error of values is the mean of the squared difference, divided by
 the variance of the reference values.
+
+Outcome. On the grid RLOO earns no less than PPO, as predicted, and GRPO, too, which was not. On
+countdown PPO learns late, and VAPO is level with DAPO, as predicted; but which of its parts does it
+is not seen, for with any one left out it is as good. The reward model's start is nearer than 0 from
+the beginning, against the prediction, and ahead on average. From random weights a critic falls
+behind for ten batches only, which was predicted wrongly: in the end all three err alike.
 """
 import dataclasses
 import functools
@@ -155,7 +161,7 @@ def page(grid, countdown, starts):
     wins = Claim("on countdown, VAPO ends with a higher reward than DAPO", VAPO,
                  last["VAPO"] - last["DAPO"], at_least=GAIN, unit="reward",
                  shown=f"A critic pays if it is trained as VAPO does; rewards at the end: {said}",
-                 contradicted=f"Even trained as VAPO does, a critic gains nothing; rewards: {said}",
+                 contradicted=f"Even a critic trained as VAPO does is no better than none: {said}",
                  undecided=f"Rewards on countdown at the end, with a critic and without: {said}")
     yield wins
     for name in list(SEARCHES)[1:]:

@@ -43,6 +43,8 @@ class Picture(NamedTuple):
             for side in (axis.xaxis, axis.yaxis):
                 if side.get_scale() == "log":
                     side.set_major_formatter("{x:g}")
+                    # of those between, the ones with a 2 or a 5
+                    side.set_minor_formatter(lambda x, _: f"{x:g}" * (f"{x:e}"[0] in "25"))
             figure.suptitle(title, x=0.008, ha="left", fontsize=10.5, fontweight="bold")
             figure.savefig(path, dpi=200)
             pyplot.close(figure)
