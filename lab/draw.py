@@ -43,12 +43,17 @@ class Picture(NamedTuple):
             for side in (axis.xaxis, axis.yaxis):
                 if side.get_scale() == "log":
                     side.set_major_formatter("{x:g}")
-                    # of those between, the ones with a 2 or a 5
-                    side.set_minor_formatter(lambda x, _: f"{x:g}" * (f"{x:e}"[0] in "25"))
+                    side.set_minor_formatter(between)
             figure.suptitle(title, x=0.008, ha="left", fontsize=10.5, fontweight="bold")
             figure.savefig(path, dpi=200)
             pyplot.close(figure)
         Image.open(path).convert("RGB").quantize(255).save(path, optimize=True)     # half
+
+
+def between(x, place):
+    """What stands at a minor tick of a logarithmic axis: 0.2 and 0.5, nothing at others. -> str"""
+    first = f"{x:e}"[0]
+    return f"{x:g}" if first in "25" else ""
 
 
 def colours(names, given=None):
