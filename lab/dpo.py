@@ -28,6 +28,13 @@ repair; if it is so again, the other losses get no verdict.) Last, the pairs tha
 learns from, one in ten swapped: PPO, 30 steps, without and with --beta 0.1, against the model that
 learned from them; DPO, 30 steps of 64 pairs, from a file of them. Seconds are those of the steps,
 the making of the reward model not counted.
+
+Outcome. As predicted, offline both kinds of answers lose probability after step 20, and a larger
+beta stops it; online the chosen ones gain, which was not predicted. Flips cost DPO 8 of 100, and
+robust DPO is seen to save no more than 1, as predicted; cDPO and IPO are worse, and RPO, predicted
+as the best, is worst: four in ten of the answers that it imitates are the rejected ones. DPO takes
+a quarter of PPO's seconds. That PPO ends more accurate is not seen, for, against the prediction, 30
+steps do go far enough to need the penalty: with it, 97 of 100 are right.
 """
 import functools
 import json
@@ -151,9 +158,9 @@ def page(fresh, flipped, same):
     gained = {name: found[CHOSEN] / beta[name] for name, found in fresh.items()}        # nats
     lost = {name: -values[:, -1] for name, values in gained.items()}
     others = {name: found[REJECTED][:, -1] / beta[name] for name, found in fresh.items()}
-    said = "; ".join(f"{name} {-lost[name].mean():+.1f} and {others[name].mean():+.1f} nats"
+    said = ", ".join(f"by {-lost[name].mean():+.1f} and {others[name].mean():+.1f} nats {name}"
                      for name in ("offline", "online"))
-    said = f"What 40 steps of DPO add to log pi of chosen and of rejected answers: {said}"
+    said = f"40 steps of DPO change log pi of chosen and of rejected answers {said}"
     yield Claim("offline, chosen answers lose probability", RAZIN, lost["offline"], at_least=1,
                 unit="nats", shown=said, contradicted=said, undecided=said)
     yield Claim("offline, greedy accuracy ends below its best", RAZIN, drop, at_least=0.05)
@@ -168,8 +175,9 @@ def page(fresh, flipped, same):
     hurt = Claim("flips cost DPO accuracy", ROBUST, mixed[CLEAN] - mixed["DPO"], at_least=GAIN)
     yield hurt
     for name in list(LOSSES)[2:]:
-        yield Claim(f"with flips, {name} ends more accurate than DPO", ROBUST,
-                    mixed[name] - mixed["DPO"], at_least=GAIN if hurt.verdict == SHOWN else None)
+        yield Claim(f"with flips, {name} ends more accurate than DPO",
+                    ROBUST if name == "robust DPO" else OURS, mixed[name] - mixed["DPO"],
+                    at_least=GAIN if hurt.verdict == SHOWN else None)
 
     end = {name: found["pass@1"] for name, found in same.items()}
     best = {name: numpy.nanmax(found[GREEDY], axis=1) for name, found in same.items()}
@@ -180,15 +188,16 @@ def page(fresh, flipped, same):
                 at_least=GAIN)
     yield Claim("DPO takes less time than PPO", DPO, seconds["DPO"] / seconds["PPO"], at_most=0.8,
                 times=True)
+    told = (f"On the same pairs, DPO ends at a pass@1 of {end['DPO'].mean():.2f}, PPO at "
+            f"{end['PPO'].mean():.2f}, with a penalty at {end['PPO, beta 0.1'].mean():.2f}")
     yield Claim("PPO ends more accurate with a penalty on the KL", INSTRUCT,
-                end["PPO, beta 0.1"] - end["PPO"], at_least=GAIN)
+                end["PPO, beta 0.1"] - end["PPO"], at_least=GAIN, shown=told, contradicted=told,
+                undecided=told)
 
     yield curves({name: values[:, 9::10] for name, values in gained.items()}, said,
                  x=range(10, 41, 10), given=dict(zip(LEARNING, (BLUE, GREY, ORANGE))),
                  ylabel="log pi of chosen answers, nats gained")
-    yield dots(end, f"On the same pairs, DPO ends at a pass@1 of {end['DPO'].mean():.2f}, PPO at "
-               f"{end['PPO'].mean():.2f}, with a penalty at {end['PPO, beta 0.1'].mean():.2f}",
-               given={"DPO": PINK}, xlabel="pass@1; a dot for each seed")
+    yield dots(end, told, given={"DPO": PINK}, xlabel="pass@1; a dot for each seed")
     rows = {name: {"pass@1": score[name], "greedy": found[GREEDY][:, -1], "chosen": -lost[name],
                    "rejected": others[name]} for name, found in fresh.items()}
     yield numbers(rows, {"pass@1": "pass@1", "greedy": "greedy", "chosen": "chosen, nats",
