@@ -233,9 +233,4 @@ def index():
                 rows.append([claim.finding, claim.seen, f"{claim.source}: {claim.judged}",
                              f"[{name}](lab/{name}.md)"])
     heads = ["what was found", "effect (95% interval)", "verdict of the claim", "page"]
-    told = [*parts, "## All experiments\n", table(heads, rows)]
-    waiting = [name for name in NAMES if name not in measured()]
-    if waiting:
-        told.append(f"Not measured from today's base yet, see [lab-old.md](lab-old.md): "
-                    f"{', '.join(waiting)}.\n")
-    return "\n".join(told)
+    return "\n".join([*parts, "## All experiments\n", table(heads, rows)])
