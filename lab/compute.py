@@ -10,19 +10,19 @@ there are three outputs of the base on arithmetic and four on countdown. One tho
 100 times on arithmetic and one in three times on countdown, so it beats the majority of as many
 tokens on both. The reward model has seen that outputs that think are right more often, and rates
 them higher. So best of 8 beats the majority. Best of 64 does not: on arithmetic this majority is
-always right (docs/passk.json), and on countdown the highest rating is of a thought that may be
-wrong, while several thoughts have to agree in a vote. A pilot of 8 problems had been seen; in it
-best of 64 was worse than best of 8 on arithmetic.
+always right (docs/passk.json at commit 0516fa1), and on countdown the highest rating is of a
+thought that may be wrong, while several thoughts have to agree in a vote. A pilot of 8 problems had
+been seen; in it best of 64 was worse than best of 8 on arithmetic.
 
 Method. Outputs of the base to held-out problems: 64 as it samples them, and 16 that are made to
 begin with a thought. The reward model is tasks/preferences.py's, trained on 20 batches of other
 problems for each seed. Best of N is its mean over all choices of N of the 64; votes are those of
 disjoint blocks. A budget is N times the mean tokens of an output.
 
-Outcome. As predicted, but for two numbers of countdown: one thought is right every second time, not
+Outcome. As predicted, but for two things on countdown: one thought is right every second time, not
 every third, and the best of 64 by the reward model beats their majority, in which guesses, most of
-the outputs, seldom agree on what is right. On arithmetic the best of N gets worse from 16 outputs
-on, as some please the model and are wrong.
+the outputs, seldom agree on what is right. On arithmetic the best of N gets worse beyond 16
+outputs, as some please the model and are wrong.
 """
 import dataclasses
 import functools
@@ -168,8 +168,8 @@ def page(spent):
         equal = min(N for N in COUNTS if N * tokens[MAJORITY] >= tokens[THOUGHT_VOTE])
         voted = right[MAJORITY][equal]
         thought = right[THOUGHT_VOTE][1]
-        said = (f"{task.capitalize()}: with the tokens of one thought, {equal} outputs, a vote is "
-                f"right {voted.mean():.0%} of the time, the thought {thought.mean():.0%}")
+        said = (f"{task.capitalize()}: one output that thinks is right {thought.mean():.0%} of the "
+                f"time, a vote of {equal} outputs, of as many tokens, {voted.mean():.0%}")
         yield Claim(f"{task}: one thought is right more often than the majority of {equal} "
                     "outputs, which take as many tokens", OURS, thought - voted, at_least=GAIN,
                     shown=said)
@@ -186,5 +186,5 @@ def page(spent):
         rows |= {f"{task}, N = {N}": {way: right[way][N] for way in (BEST, MAJORITY, ANY)}
                  for N in (1, FEW, SAMPLES)}
     yield numbers(rows, {way: way for way in (BEST, MAJORITY, ANY)}, by="outputs")
-    yield numbers(spent, {"tokens": "tokens of an output", "thought tokens": "of a thought",
+    yield numbers(spent, {"tokens": "tokens of an output", "thought tokens": "tokens of a thought",
                           "in order": "pairs that the reward model has in order"}, by="task")

@@ -30,8 +30,8 @@ the learning rate is one. Lengths are those of all outputs of the last ten steps
 
 Outcome. The weights are as predicted, but for the edges with G = 8, which weigh a third more than
 the middle, not a fifth; on samples this moves 2% of all |A|. That 1/|o| needs the most steps was
-predicted wrongly: all three averages need as many. Wrong thoughts have the same length with 1/|o|
-and without, to a token. Wrong outputs are longer with it by 3, because fewer of them are guesses.
+predicted wrongly: all three averages need nearly as many. Whether 1/|o| makes wrong outputs longer
+is open: by 3 tokens in the mean, as more of them are thoughts, and these by 0.04.
 """
 import dataclasses
 import itertools
@@ -58,7 +58,7 @@ LOW, HALF, HIGH = 4, 49, 94                     # the places of 5%, 50% and 95%
 MOMENTS = (0, 8, 16, 24)                        # steps
 PROBLEMS = 96
 OUTPUTS = 64                                    # of each
-AVERAGES = {"grpo": "1/length", "dr_grpo": "constant", "dapo": "all tokens of a step"}
+AVERAGES = {"grpo": "1/length", "dr_grpo": "a constant", "dapo": "all tokens of a step"}
 STEPS = 26
 LATE = 10                                       # steps whose lengths are compared
 LEVEL = 0.9                                     # of accuracy, to which steps are counted
@@ -144,34 +144,34 @@ def page(prompts, runs):
     biased = Claim(
         "divided by the std, prompts solved 5% and 95% of the time weigh more than those of 50%, "
         "with any G", DR_GRPO, list(edges.values()), at_least=1, times=True, exact=True,
-        shown="Dividing by the std favours prompts that are solved rarely or nearly always: "
-        f"{edges[64]:.1f} times the weight with groups of 64, but {edges[8]:.1f} times with 8")
+        shown="Divided by the std, prompts solved 5% or 95% of the time weigh more than those of "
+        f"50%: {edges[64]:.1f} times as much with groups of 64, {edges[8]:.1f} times with 8")
     yield biased
     slope = (1 - (1 - RATES) ** (GROUP - 1)) / RATES
-    yield Claim("divided by the mean, w is the derivative of a series of log p: how far off", MAXRL,
+    yield Claim("MaxRL's weight is the slope of a series of log p: how far off", MAXRL,
                 weights[GROUP, "mean"] - slope, at_least=-1e-9, at_most=1e-9, exact=True)
     for G in (GROUP, 64):
         ratios = weights[G, "group"] * (RATES * (1 - RATES)).sqrt()
-        yield Claim(f"with G = {G}, GRPO climbs 2 arcsin sqrt(p) (p from 5% to 95%)", ARCSIN,
+        yield Claim(f"G = {G}: GRPO weighs by the slope of 2 arcsin sqrt(p), p 5% to 95%", ARCSIN,
                     ratios[LOW:HIGH + 1], at_least=0.9, at_most=1.1, times=True, exact=True)
     [points] = prompts.values()
     is_outer = abs(points["rate"] - 0.5) > 0.4
     outer = {scale: share(points, scale, is_outer) for scale in SCALES}
-    yield Claim("on samples, dividing by the std moves a share of the sizes of A to prompts solved "
+    yield Claim("on samples, dividing by std moves a share of absolute advantage to prompts solved "
                 "under 10% or over 90%", DR_GRPO, outer["group"] - outer["none"], at_least=0.05)
     is_rare = points["rate"] < 0.3
     rare = {scale: share(points, scale, is_rare) for scale in SCALES}
-    yield Claim("on samples, MaxRL moves a share of them to prompts solved under 30%, compared "
+    yield Claim("on samples, MaxRL moves a share of it to prompts solved under 30%, compared "
                 "with GRPO", MAXRL, rare["mean"] - rare["group"], at_least=0.05)
     lengths = {name: {kind: late_length(found, kind) for kind in KINDS}
                for name, found in runs.items()}
     for kind in KINDS:
-        yield Claim(f"1/length makes {kind} longer than a constant does", DR_GRPO,
+        yield Claim(f"1/length ends with longer {kind} than a constant divisor", DR_GRPO,
                     lengths["grpo"][kind] - lengths["dr_grpo"][kind], at_least=1, unit="tokens")
     steps = {name: numpy.array([steps_to_level(row, LEVEL) for row in found["accuracy"]])
              for name, found in runs.items()}
     for name in ("dr_grpo", "dapo"):
-        yield Claim(f"1/length needs more steps to an accuracy of {LEVEL} than {name}", OURS,
+        yield Claim(f"1/length needs more steps to {LEVEL:.0%} right than {AVERAGES[name]}", OURS,
                     steps["grpo"] / steps[name], at_least=1.1, times=True)
 
     lines = {f"GRPO, G = {G}": relative[G, "group"][None] for G in SIZES}
@@ -182,10 +182,10 @@ def page(prompts, runs):
                  given=dict(zip(lines, (SKY, BLUE, ORANGE, RED, GREEN, PINK))))
     thoughts = [lengths[name]["wrong thoughts"].mean() for name in ("grpo", "dr_grpo")]
     yield curves({AVERAGES[name]: found["accuracy"] for name, found in runs.items()},
-                 f"Dividing by the length: {steps['grpo'].mean():.0f} steps to {LEVEL:.0%} right, "
-                 f"a constant {steps['dr_grpo'].mean():.0f}; wrong thoughts have "
-                 f"{thoughts[0]:.0f} and {thoughts[1]:.0f} tokens", ylim=(0.2, 1),
+                 f"{LEVEL:.0%} right takes {steps['grpo'].mean():.0f} steps if the loss is divided "
+                 f"by the length, {steps['dr_grpo'].mean():.0f} if by a constant; wrong thoughts "
+                 f"have {thoughts[0]:.0f} and {thoughts[1]:.0f} tokens", ylim=(0.2, 1),
                  given=dict(zip(AVERAGES.values(), (BLUE, GREEN, ORANGE))), ylabel="accuracy")
     rows = {AVERAGES[name]: {"steps": steps[name], **lengths[name]} for name in runs}
-    heads = {"steps": f"steps to {LEVEL}"} | {kind: f"tokens, {kind}" for kind in KINDS}
-    yield numbers(rows, heads, ".1f", by="average")
+    heads = {"steps": f"steps to {LEVEL:.0%} right"} | {kind: f"tokens, {kind}" for kind in KINDS}
+    yield numbers(rows, heads, ".1f", by="loss averaged by")
