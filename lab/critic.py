@@ -2,8 +2,8 @@
 
 Claim. PPO's critic is not needed: RLOO, whose baseline is the mean of the other outputs, does
 better (Ahmadian and others, 2402.14740), and GRPO saves its memory and time (DeepSeekMath,
-2402.03300). Trained well, a critic wins after all: VAPO (2504.05118) has 60.4 points where DAPO
-(2503.14476) has 50 and PPO 5. Without value pretraining it falls to 11, without a lambda of 1 for
+2402.03300). Trained well, a critic wins after all: on AIME 2024 VAPO (2504.05118) has 60.4 points,
+DAPO (2503.14476) 50 and PPO 5. Without value pretraining it falls to 11, without a lambda of 1 for
 the critic to 33, without a lambda by length to 45. InstructGPT (Ouyang and others, 2203.02155)
 starts the critic from the reward model. VC-PPO (2503.01491) says that this start is biased before
 the last token, since a reward model has learned to read whole outputs only and rates unfinished

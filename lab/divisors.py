@@ -25,8 +25,8 @@ Method. Exactly: grpo.advantages of all numbers of right outputs in a group, and
 chances. Measured: 64 outputs to each of 96 problems from one policy before training and after 8, 16
 and 24 steps of grpo.py, so that all pass rates occur. Half of the outputs give the pass rate of a
 problem, the others the advantages of groups of 8, so that the one does not know of the other. Then
-grpo.py with --loss_type grpo, dr_grpo and dapo, else the same: advantages are divided by the std,
-the learning rate is one. Lengths are those of all outputs of the last ten steps.
+grpo.py with --loss_type grpo, dr_grpo and dapo, else the same: one learning rate, and advantages
+divided by the std. Lengths are those of all outputs of the last ten steps.
 
 Outcome. The weights are as predicted, but for the edges with G = 8, which weigh a third more than
 the middle, not a fifth; on samples this moves 2% of all |A|. That 1/|o| needs the most steps was

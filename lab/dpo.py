@@ -3,7 +3,7 @@
 Claim. DPO (2305.18290) widens the margin between chosen and rejected answers, also by making both
 less likely (likelihood displacement, Razin and others, 2410.08847). Pairs of the policy's own
 outputs do better than offline ones, from which it drifts away (Guo and others, 2402.04792). If a
-share of the pairs is mixed up, robust DPO holds up (2403.00409), and so may cDPO, IPO (2310.12036)
+share of the pairs is flipped, robust DPO holds up (2403.00409), and so may cDPO, IPO (2310.12036)
 and RPO (2404.19733), which keep margins or chosen answers where they are. DPO does as well as PPO
 against a reward model, or better, and needs neither that model nor samples (2305.18290). PPO does
 better where both are tuned, as DPO also raises what no pair speaks of (Xu and others, 2404.10719).
