@@ -46,7 +46,7 @@ import numpy
 
 import common
 import ppo
-from lab.draw import BLUE, GREY, ORANGE, PINK, curves, dots
+from lab.draw import BLUE, GREY, ORANGE, PINK, RED, curves, dots
 from lab.experiment import Experiment, numbers, run_once
 from lab.training import load_base
 from lab.verdict import OURS, SHOWN, Claim
@@ -197,7 +197,8 @@ def page(fresh, flipped, same):
     yield curves({name: values[:, 9::10] for name, values in gained.items()}, said,
                  x=range(10, 41, 10), given=dict(zip(LEARNING, (BLUE, GREY, ORANGE))),
                  ylabel="nats gained by chosen answers")
-    yield dots(end, told, given={"DPO": PINK}, xlabel="pass@1; a dot for each seed")
+    yield dots(end, told, given=dict(zip(end, (PINK, RED, RED))),
+               xlabel="pass@1; a dot for each seed")
     rows = {name: {"pass@1": score[name], "greedy": found[GREEDY][:, -1], "chosen": -lost[name],
                    "rejected": others[name]} for name, found in fresh.items()}
     yield numbers(rows, {"pass@1": "pass@1", "greedy": "greedy", "chosen": "nats, chosen",
