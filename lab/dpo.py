@@ -17,7 +17,7 @@ DPO: its mean is right, but not its noise. RPO is best, as it imitates chosen an
 are right, cDPO and IPO come close to DPO. PPO ends more accurate: the reward model puts most pairs
 in the right order, and PPO asks it about 7,680 new completions, where DPO reads 600 pairs of old
 ones three times. DPO takes a quarter of the seconds. In 30 steps PPO does not go far enough to need
-the penalty. We knew the 60 steps of tools/rlhf.py when this was written, and DPO on fresh pairs.
+the penalty. We knew 60 steps of this PPO when this was written, and DPO on fresh pairs.
 
 Method. 40 steps of dpo.py on fresh pairs of the base, and online; log-probabilities are those of
 held-out pairs of the base, in nats above what the base gives them. Then a file of such pairs, four

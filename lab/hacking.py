@@ -4,7 +4,7 @@ Claim. As a policy learns from a reward model, the model's score rises with the 
 base; true quality, here accuracy, first rises, then falls (Gao and others, 2210.10760).
 
 Prediction. Against a frozen model, accuracy rises to 0.9 and more, and then falls, by much or
-little as the seed has it; PPO in tools/rlhf.py, whose runs we had seen, does so. A model that is
+little as the seed has it; PPO, of which we had seen runs, does so. A model that is
 trained on with fresh samples has seen the wrong answers that please it, so that accuracy stays.
 This was written before any run. Pilots with seed 0 then showed the fall against a frozen model.
 Hence a frozen model with as many pairs as the fresh one: we expect a later fall, as deep.
