@@ -6,12 +6,13 @@ policy (Yue and others, 2504.13837). Chains of thought need no prompting: greedy
 of the likeliest first tokens finds them, and the most certain of the answers is better than that of
 plain greedy decoding (Wang and Zhou, 2402.10200).
 
-Prediction. One run, seen before, took pass@64 from 0.88 to 0.95 on countdown. So pass@1 and maj@128 rise on both tasks, and Yue's claim is contradicted on countdown, where a
-thought is a search that gets better; on arithmetic both solve all, and there is no difference. On
-arithmetic the accuracy of outputs that think stays at 0.98; on countdown it rises. The second of
-the base's first tokens begins a thought, and with it greedy decoding of arithmetic is right nearly
-always, so that the most certain answer is better than plain greedy's there, and RL adds nothing to
-it; on countdown RL is still better.
+Prediction. One run, seen before, took pass@64 from 0.88 to 0.95 on countdown. So pass@1 and maj@128
+rise on both tasks, and Yue's claim is contradicted on countdown, where a thought is a search that
+gets better; on arithmetic both solve all, and there is no difference. On arithmetic the accuracy of
+outputs that think stays at 0.98; on countdown it rises. The second of the base's first tokens
+begins a thought, and with it greedy decoding of arithmetic is right nearly always, so that the most
+certain answer is better than plain greedy's there, and RL adds nothing to it; on countdown RL is
+still better.
 
 Method. grpo.py on arithmetic, 20 steps, and on countdown, 40 steps. Scores of the base and of the
 trained policy are the scripts' own, of 128 samples of each of 64 problems, the same for all seeds.
