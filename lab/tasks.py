@@ -13,6 +13,9 @@ Method. A run for each row and seed, by its command; each seed has its own base.
 of countdown are asked once each, while in training those with many solutions come more often, so
 that accuracy there is higher. Returns are divided by that of the best walk. Seconds are those of
 the steps, without base and evaluations.
+
+Outcome. As predicted, but for the grid: that PPO comes near the best return is not sure (.91 to
+.99), and with a temperature of 0.1 four greedy walks in ten, not most, miss the best.
 """
 import numpy
 
