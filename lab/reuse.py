@@ -15,8 +15,7 @@ median of its run.
 Outcome. As predicted, two and four passes pay by less than their number, eight gain nothing over
 four, and without the clip eight are far worse. Not predicted: the softer bounds of CISPO and SAPO
 end anywhere from 0 to .8 then, more like no bound than like the clip, and with the clip, too, eight
-passes end at .86, where one pass ends at .96. No number of passes saves seconds, as sampling is not
-what takes them here.
+passes end at .86, where one pass ends at .96. No number of passes is seen to save seconds.
 """
 import numpy
 
