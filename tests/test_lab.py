@@ -104,7 +104,8 @@ def docs(tmp_path, monkeypatch):
 def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
     def run(script, folder, *flags, quiet):             # in this process, which is quicker
         assert flags[-4::2] == ("--base_seed", "--seed") and flags[-3] == str(flags[-1])
-        return grpo.main([*map(str, flags), "--output_dir", str(folder)])
+        summary = grpo.main([*map(str, flags), "--output_dir", str(folder)])
+        return summary | {"base": summary["base"] | {"greedy": 0.25}}       # so that they differ
 
     def page(ends, twice):
         assert ends["a"]["reward"].shape == (2, 1) and ends["a"]["greedy"].shape == (2,)
@@ -134,6 +135,7 @@ def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
     made_up.perform(processes=1)
     made_up.publish()
     found = json.loads((docs / "lab/made_up.json").read_text())
+    assert found["ends"]["a"]["base: greedy"] == [0.25, 0.25] != found["ends"]["a"]["greedy"]
     assert found["twice"] == {"x": {"value": [2, 4], "steps": [[1], [2, 0.333333]]}}
     text = (docs / "lab/made_up.md").read_text()
     assert "| twice is more | Somebody | +3 (-10 to +16) | ≥ 1 | **undecided** |\n" in text

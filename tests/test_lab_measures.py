@@ -341,6 +341,13 @@ def test_three_seeds_agree_by_luck_once_in_four_times_and_an_effect_is_seen():
     assert (abs(dealt.sum(axis=1)) % 2 == 1).all() and abs(dealt.mean()) < 0.1
 
 
+def test_dpo_flips_the_share_of_the_pairs_that_is_asked_for():
+    pairs = [{"chosen": "yes", "rejected": "no"}] * 1000
+    assert dpo.flip(pairs, 0, seed=1) == pairs
+    number = dpo.flip(pairs, 0.4, seed=1).count({"chosen": "no", "rejected": "yes"})
+    assert number == pytest.approx(400, abs=60)
+
+
 @with_ppo
 def test_dpo_has_the_pairs_that_the_reward_model_learns_from(talker, monkeypatch):
     cfg = common.parse_flags(ppo.Config, [
