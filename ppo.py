@@ -572,7 +572,7 @@ def complete(policy, task, cfg, problems, generator=None):
     if generator is not None:
         shape = (len(problems), cfg.max_completion_length)
         uniforms = torch.rand(shape, generator=generator).to(cfg.device)        # (B, T)
-    roll_out = common.rollout_for(task, cfg) or rollout         # with calls, or as a CUDA graph
+    roll_out = task.rollout or rollout                          # with calls, or as a CUDA graph
     tokens, *slots, lengths = roll_out(policy, prompts, problems, cfg, uniforms)
     rows = zip(tokens.tolist(), lengths.tolist())
     texts = [decode([i for i in ids[:length] if i != EOS]) for ids, length in rows]
@@ -585,7 +585,7 @@ def sample_batch(policy, task, cfg, step, split="train"):
     problems = common.sample_problems(task, cfg.num_prompts, (cfg.seed, step), split)
     problems = [problem for problem in problems for _ in range(cfg.num_generations)]    # B
     batch = complete(policy, task, cfg, problems, common.generator(cfg.seed, "rollout", step))
-    return batch.judge(task, cfg.num_generations, step)
+    return task.judge(batch, cfg.num_generations, step)
 
 
 def evaluate(policy, task, cfg, num_samples=0):
@@ -595,7 +595,7 @@ def evaluate(policy, task, cfg, num_samples=0):
     problems = [problem for problem in problems for _ in range(G)]
     generator = common.generator("evaluation") if num_samples > 0 else None
     batch = complete(policy, task, cfg, problems, generator)
-    return common.scores(batch.judge(task, G, "evaluation"), task, num_samples)
+    return common.scores(task.judge(batch, G, "evaluation"), task, num_samples)
 
 
 # ---- 8. the warm start -----------------------------------------------------------------------
@@ -655,4 +655,4 @@ def gradient(model, batch, rows):
 
 
 if __name__ == "__main__":
-    common.start(main)
+    main()

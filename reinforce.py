@@ -43,7 +43,6 @@ import copy
 import dataclasses
 import re
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Literal
 
 import tiktoken
@@ -245,7 +244,7 @@ def update(policy, optimizer, batch, A, cfg, step):
 # ---- 4. training -----------------------------------------------------------------------------
 
 COLUMNS = {"reward": "reward", "signal": "signal", "length": "completions/mean_length",
-           "entropy": "entropy", "kl": "kl", "teacher": "teacher_kl", "grad": "grad_norm"}
+           "entropy": "entropy", "kl": "kl", "grad": "grad_norm"}
 
 
 def main(argv=None):
@@ -255,9 +254,10 @@ def main(argv=None):
     run = common.Run(cfg, task, policy, COLUMNS)
     teacher = copy.deepcopy(policy) if cfg.teacher else None
     if cfg.teacher:
+        run.columns = COLUMNS | {"teacher": "teacher_kl"}
         run.parts["teacher"] = teacher                      # checkpoints hold it, too
     if cfg.teacher and not run.resumed:
-        common.load_policy(teacher, Path(cfg.teacher, "checkpoint.pt"))
+        common.load_policy(teacher, f"{cfg.teacher}/checkpoint.pt")
     run.load_base(warm_start)
     reference = copy.deepcopy(policy)
     optimizer = torch.optim.AdamW(
@@ -492,7 +492,7 @@ def complete(policy, task, cfg, problems, generator=None):
     if generator is not None:
         shape = (len(problems), cfg.max_completion_length)
         uniforms = torch.rand(shape, generator=generator).to(cfg.device)        # (B, T)
-    roll_out = common.rollout_for(task, cfg) or rollout         # with calls, or as a CUDA graph
+    roll_out = task.rollout or rollout                          # with calls, or as a CUDA graph
     tokens, *slots, lengths = roll_out(policy, prompts, problems, cfg, uniforms)
     rows = zip(tokens.tolist(), lengths.tolist())
     texts = [decode([i for i in ids[:length] if i != EOS]) for ids, length in rows]
@@ -505,7 +505,7 @@ def sample_batch(policy, task, cfg, step, split="train"):
     problems = common.sample_problems(task, cfg.num_prompts, (cfg.seed, step), split)
     problems = [problem for problem in problems for _ in range(cfg.num_generations)]    # B
     batch = complete(policy, task, cfg, problems, common.generator(cfg.seed, "rollout", step))
-    return batch.judge(task, cfg.num_generations, step)
+    return task.judge(batch, cfg.num_generations, step)
 
 
 def evaluate(policy, task, cfg, num_samples=0):
@@ -515,7 +515,7 @@ def evaluate(policy, task, cfg, num_samples=0):
     problems = [problem for problem in problems for _ in range(G)]
     generator = common.generator("evaluation") if num_samples > 0 else None
     batch = complete(policy, task, cfg, problems, generator)
-    return common.scores(batch.judge(task, G, "evaluation"), task, num_samples)
+    return common.scores(task.judge(batch, G, "evaluation"), task, num_samples)
 
 
 # ---- 8. the warm start -----------------------------------------------------------------------
@@ -575,4 +575,4 @@ def gradient(model, batch, rows):
 
 
 if __name__ == "__main__":
-    common.start(main)
+    main()

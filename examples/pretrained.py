@@ -261,7 +261,7 @@ def sample_batch(policy, task, cfg, step):
     problems = [problem for problem in problems for _ in range(cfg.num_generations)]    # B
     generator = common.generator(cfg.seed, "rollout", step)
     batch = complete(policy, task, cfg, problems, generator)
-    return batch.judge(task, cfg.num_generations, step)
+    return task.judge(batch, cfg.num_generations, step)
 
 
 def evaluate(policy, task, cfg, num_samples=0):
@@ -271,7 +271,7 @@ def evaluate(policy, task, cfg, num_samples=0):
     problems = [problem for problem in problems for _ in range(G)]
     generator = common.generator("evaluation") if num_samples > 0 else None
     batch = complete(policy, task, cfg, problems, generator)
-    return common.scores(batch.judge(task, G, "evaluation"), task, num_samples)
+    return common.scores(task.judge(batch, G, "evaluation"), task, num_samples)
 
 
 # ---- 4. the update ---------------------------------------------------------------------------

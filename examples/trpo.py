@@ -134,4 +134,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    common.start(main)
+    main()

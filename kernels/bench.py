@@ -46,7 +46,7 @@ import torch
 import common
 import grpo
 from kernels.logprob import logprob, logprob_torch
-from tools import export
+from tools import export, start
 from tools.runs import DOCS, ROOT, put, table
 
 # Shapes are those of grpo.py; logits without a batch are (N, V).
@@ -198,7 +198,7 @@ class Ours:
         uniforms = 0.98 * torch.rand(P * G, T, generator=common.generator("uniforms"))
         uniforms[range(P * G), self.lengths - 1] = 1.0      # draws END; up to .98 none does
         self.uniforms = uniforms.to(DEVICE)                                     # (B, T)
-        self.real_rollout = common.rollout_for(self.task, cfg) or grpo.rollout
+        self.real_rollout = self.task.rollout or grpo.rollout
 
     def sample_problems(self, steps):
         """Problems for some steps, G copies of each. -> list"""
@@ -222,7 +222,7 @@ class Ours:
     def sample(self):
         """-> Batch"""
         self.verdicts = list(self.rewards)
-        with patch.object(common, "rollout_for", lambda task, cfg: self.complete):
+        with patch.object(self.task, "rollout", self.complete):
             return grpo.sample_batch(self.policy, self.task, self.cfg, 0)
 
     def update(self, batch):
@@ -497,4 +497,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    common.start(main)
+    start(main)

@@ -2,8 +2,8 @@
 import argparse
 import os
 
-import common
 from lab import experiment
+from tools import start
 
 
 def main(argv=None):
@@ -24,4 +24,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    common.start(main)
+    start(main)

@@ -41,7 +41,7 @@ from lab.sharpen import THINK
 from lab.training import continued, load_base
 from lab.verdict import OURS, Claim
 from tasks import preferences
-from tools.scores import votes
+from tools.scores import pass_at_k, votes
 
 WANG = "[Wang and others](https://arxiv.org/abs/2203.11171)"
 LIGHTMAN = "[Lightman and others](https://arxiv.org/abs/2305.20050)"
@@ -95,7 +95,7 @@ def ways(N, problems):
     each. -> {way: float}"""
     voted = [vote(N, one.answers, one.right) for one in problems]
     best = [best_of(N, one.ratings, one.right) for one in problems]
-    either = [common.pass_at_k(len(one.right), sum(one.right), N) for one in problems]
+    either = [pass_at_k(len(one.right), sum(one.right), N) for one in problems]
     return {MAJORITY: statistics.mean(voted), BEST: statistics.mean(best),
             ANY: statistics.mean(either)}
 

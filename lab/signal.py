@@ -24,6 +24,7 @@ from lab.draw import BLUE, GREEN, GREY, RED, curves
 from lab.experiment import Experiment, numbers
 from lab.training import load_base, training
 from lab.verdict import OURS, Claim
+from tasks import pass_rates
 
 DAPO = "[DAPO](https://arxiv.org/abs/2503.14476)"
 BASE = "--task arithmetic:2-7 --base_steps 600 --max_completion_length 64 --num_eval_problems 256"
@@ -43,7 +44,7 @@ def learning(seed, way, budget=BUDGET):
     found = {"samples": [], "all wrong": [], "all right": [], "pass@1": []}
     samples = 0
     for steps, (batch, _) in enumerate(training(grpo, cfg, task, policy), 1):
-        rates = [rate for _, rate in batch.pass_rates]  # of all groups, also those left out
+        rates = [rate for _, rate in pass_rates(batch)]  # of all groups, also those left out
         samples += len(rates) * cfg.num_generations
         found["samples"].append(samples)
         found["all wrong"].append(rates.count(0.0) / len(rates))

@@ -4,28 +4,101 @@ rollout that inserts text, files of pairs and problems.
 common.py calls `defaults` and `load`. Also here: what the files share.
 """
 import dataclasses
+import functools
 import importlib
 import inspect
+import random
 import re
 import sys
+import zlib
 from pathlib import Path
+
+import torch
 
 import common
 from common import extract as extract  # for the verifiers of tasks
 
 
+class Task:
+    """A task. A subclass in tasks/NAME.py is the task NAME. It has to define prompt_width and
+
+      sample(rng)                 draws a problem by a random.Random. -> Problem
+      demonstration(rng, phase)   draws one with a completion, for the warm start. -> Problem
+      verify(problem, text)       how right a completion is: 1.0 or 0.0, or a list with a reward for
+                                  each character. Never raises, whatever the text holds.
+    """
+    prompt_width = None     # characters of the longest prompt
+    call_tokens = ()        # behind these tokens respond() may insert text into a completion
+    rollout = None          # what takes the place of a script's rollout
+    defaults = {}           # defaults of flags for this task
+    held_out_tenths = 1     # of ten prompts so many are for the evaluation alone
+    is_judged = True        # false: luck decides how it ends, so nothing counts as right or wrong
+
+    def __init__(self, cfg, level=""):
+        self.level = level                              # of --task NAME:LEVEL
+        self.name = type(self).__module__.rpartition(".")[2]
+        self.state = {}                                 # plain values that checkpoints hold
+
+    def is_held_out(self, problem):
+        """Whether a problem is for the evaluation alone, which the hash of its prompt decides."""
+        return zlib.crc32(problem.prompt.encode()) % 10 < self.held_out_tenths
+
+    def respond(self, problem, text):
+        """What the environment inserts after a call token; text: the completion so far. -> str"""
+        return ""
+
+    def judge(self, batch, G, step):
+        """Verify and reward completions, G of each problem. -> the batch"""
+        batch.verdicts = [self.verify(*pair) for pair in zip(batch.problems, batch.texts)]
+        judged = [self.is_correct(*pair) for pair in zip(batch.problems, batch.verdicts)]
+        batch.is_correct = torch.tensor(judged).view(-1, G)
+        batch.rewards = self.rewards(batch, step)
+        return batch
+
+    def is_correct(self, problem, verdict):
+        """Whether what verify returned is the best there is. -> bool"""
+        return verdict == 1
+
+    def reward(self, problem, text, verdict, step):
+        """What a completion is worth in training; verdict is what verify returned. -> float"""
+        return float(sum(verdict) if isinstance(verdict, list) else verdict)
+
+    def rewards(self, batch, step):
+        """What all completions of a batch are worth. -> (P, G)"""
+        judged = zip(batch.problems, batch.texts, batch.verdicts)
+        found = [self.reward(*completion, step) for completion in judged]
+        return torch.tensor(found).view_as(batch.is_correct)
+
+    token_rewards = common.Arithmetic.token_rewards
+
+    def observe(self, batch, step):
+        """Take note of a batch, as a curriculum does. -> metrics that only this task has"""
+        return {}
+
+    def step(self, run, batch, advantages, metrics):
+        """After a step; runs call it as they call an observer."""
+        metrics |= self.observe(batch, run.state["steps"] - 1)
+
+
+class Arithmetic(Task, common.Arithmetic):
+    """The task of common.py, with all of the above."""
+
+    def __init__(self, cfg, level, verify):
+        common.Arithmetic.__init__(self, level, verify)
+
+
 def find(name):
-    """The class of a task. Exits with one line where there is none. -> subclass of common.Task"""
+    """The class of a task. Exits with one line where there is none. -> subclass of Task"""
     if name == "arithmetic":
-        return common.Arithmetic
+        return Arithmetic
     path = Path(__file__).parent / f"{name}.py"
     if not (name.isidentifier() and path.is_file()):
         common.fail(f"--task {name}: there is no {path}; there are {', '.join(names())}")
     module = importlib.import_module(f"tasks.{name}")
     found = [value for value in vars(module).values() if inspect.isclass(value)
-             and issubclass(value, common.Task) and value.__module__ == module.__name__]
+             and issubclass(value, Task) and value.__module__ == module.__name__]
     if len(found) != 1:
-        common.fail(f"--task {name}: {path} does not define one subclass of common.Task")
+        common.fail(f"--task {name}: {path} does not define one subclass of tasks.Task")
     for method in ("sample", "demonstration", "verify"):
         if not hasattr(found[0], method):
             common.fail(f"--task {name}: {path} does not define {method}")
@@ -34,7 +107,7 @@ def find(name):
 
 def names():
     """The tasks that there are, by the text of their files. -> list"""
-    defining = re.compile(r"(?ms)^class \w+\((common\.)?Task\):.*^    def demonstration\(")
+    defining = re.compile(r"(?ms)^class \w+\((tasks\.)?Task\):.*^    def demonstration\(")
     files = sorted(Path(__file__).parent.glob("*.py"))
     return ["arithmetic", *(path.stem for path in files if defining.search(path.read_text()))]
 
@@ -67,6 +140,10 @@ def load(cfg, verify):
         task = importlib.import_module("tasks.rewards").Rewards(cfg, task)
     if cfg.curriculum:
         task = importlib.import_module("tasks.mix").Curriculum(task)
+    if task.call_tokens:
+        task.rollout = functools.partial(importlib.import_module("tasks.calls").rollout, task)
+    elif common.kernels and cfg.device == "cuda" and cfg.kernel != "torch":
+        task.rollout = common.kernels.rollout
     return task
 
 
@@ -75,13 +152,35 @@ def load_part(cfg, task_flag, verify):
     to count, as `machinery`. -> Task"""
     name, _, level = task_flag.partition(":")
     task_class = find(name)
-    if level and task_class.__init__ is common.Task.__init__:
+    if level and task_class.__init__ is Task.__init__:
         common.fail(f"--task {task_flag}: {name} has no levels")
     task = task_class(cfg, level, verify) if name == "arithmetic" else task_class(cfg, level)
     if task.prompt_width is None:
         common.fail(f"--task {name}: {inspect.getfile(task_class)} does not define prompt_width")
     task.machinery = sys.modules[verify.__module__]
+    check_splits(task)
     return task
+
+
+def check_splits(task):
+    """Exits with one line if a task has hardly any problems for training, or for the evaluation."""
+    rng = random.Random(0)
+    for split in ("train", "test"):
+        drawn = (task.sample(rng)._replace(task=task.name) for _ in range(10_000))
+        if not any(task.is_held_out(problem) == (split == "test") for problem in drawn):
+            common.fail(f"--task {task.name}: has hardly any {split} problems; it needs variety")
+
+
+def pass_rates(batch):
+    """The share of right completions of each group, also of those that dynamic sampling left out.
+    -> list of (problem, rate)"""
+    found = []
+    for one in batch.sampled or [batch]:
+        if one.verdicts:                                # which pairs from a file have not
+            G = one.is_correct.shape[1]
+            rates = one.is_correct.double().mean(dim=1).tolist()
+            found += zip(one.problems[::G], rates)
+    return found
 
 
 def block(text, name):
@@ -96,9 +195,19 @@ def block(text, name):
     return inside if closed else None
 
 
+def span(level):
+    """What "3-7" or "5" stands for: (3, 7), (5, 5). Exits with one line for anything else."""
+    low, _, high = level.partition("-")
+    is_span = re.fullmatch("[0-9]{1,2}(-[0-9]{1,2})?", level)
+    if not is_span or not 2 <= int(low) <= int(high or low):
+        common.fail(f"--task NAME:{level}: must be a number from 2 to 99, or a range like 3-7")
+    return int(low), int(high or low)
+
+
 class Wrapper:
     """A task that changes something of another task, and is that task in all that it does not
     define."""
+    step = Task.step                                    # which calls the wrapper's own observe()
 
     def __init__(self, task):
         self.task = task

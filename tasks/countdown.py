@@ -20,14 +20,14 @@ from typing import NamedTuple
 
 import common
 from common import Problem
-from tasks import extract
+from tasks import Task, extract, span
 
 LIMIT = 30          # of totals and targets in problems and demonstrations; the verifier has none
 TRIES = 5           # of a demonstration at most; a policy may go on to max_completion_length
 MAX_TOKENS = 40     # of an expression: nine numbers, eight signs, more parentheses than it needs
 
 
-class Countdown(common.Task):
+class Countdown(Task):
     """Numbers are different digits, in ascending order, so that no problem is another one in
     disguise. Targets have two digits. The level is how many numbers there are, or a range."""
     defaults = {"max_completion_length": 128, "base_steps": 1300, "base_batch_size": 16}
@@ -35,7 +35,7 @@ class Countdown(common.Task):
 
     def __init__(self, cfg, level=""):
         super().__init__(cfg, level)
-        self.min_numbers, self.max_numbers = common.span(level or "3-4")
+        self.min_numbers, self.max_numbers = span(level or "3-4")
         if self.max_numbers > 9:
             common.fail(f"--task countdown:{level}: there are only 9 different digits from 1 to 9")
         self.prompt_width = len("1 ") * self.max_numbers - 1 + len(">30:")

@@ -21,6 +21,7 @@ import torch
 
 import common
 from common import Problem
+from tasks import Task
 
 ROWS = ("#...5  oo...  ...5#  .....  .o#.5  ...5.",     # of the maps A to F; # is a wall, o a start
         "oo...  .o..5  ....o  ....5  oo..#  ..#..",
@@ -52,7 +53,7 @@ MAPS = read_maps()
 STARTS = [f"{name} {cell}" for name in MAPS for cell in MAPS[name] if MAPS[name][cell] == "o"]
 
 
-class Gridworld(common.Task):
+class Gridworld(Task):
     """An episode of moves, each with a reward of its own."""
     prompt_width = len("A b3 7")
     defaults = {"max_completion_length": len("Rc3") * LIMITS[-1] + 1, "base_steps": 600,

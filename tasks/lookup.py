@@ -10,16 +10,15 @@ The textbook mostly asks the tool; in the forum most people guess a name, one of
 """
 from string import ascii_lowercase
 
-import common
 from common import Problem
-from tasks import extract
+from tasks import Task, extract
 
 CALL_LIMIT = 4          # of a completion, malformed calls included
 KEY_LENGTH = 20         # characters of the longest key that is looked up
 NAMES = [first + second for first in ascii_lowercase for second in ascii_lowercase]
 
 
-class Lookup(common.Task):
+class Lookup(Task):
     """Six people in a ring, each the boss of the one before, and a question of one or two hops."""
     prompt_width = len("boss of boss of ka?")
     call_tokens = ("</search>", "</think>")         # a call may end in either

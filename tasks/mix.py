@@ -5,15 +5,17 @@ from statistics import fmean
 import torch
 
 import common
-from tasks import Wrapper
+from tasks import Task, Wrapper, pass_rates
 
 
 class Mix:
-    """Several tasks as one, each with the same share of the problems. It has all of common.Task;
+    """Several tasks as one, each with the same share of the problems. It has all of tasks.Task;
     what is asked of one problem is answered by the task that it is of, problem.task."""
+    rollout = None
+    judge = Task.judge
+    step = Task.step
 
     def __init__(self, cfg, parts):
-        self.cfg = cfg
         self.name = ",".join(part.name for part in parts)
         self.parts = {part.name: part for part in parts}
         if len(self.parts) < len(parts):
@@ -65,7 +67,7 @@ class Mix:
         for name, part in self.parts.items():
             groups = torch.tensor([group for group, task in enumerate(tasks) if task == name])
             if len(groups) > 0:
-                yield part, groups, batch.take(groups)
+                yield part, groups, common.gather([batch], groups)
 
     def rewards(self, batch, step):
         found = torch.zeros(batch.is_correct.shape)                             # (P, G)
@@ -126,7 +128,7 @@ class Curriculum(Wrapper):
     def observe(self, batch, step):
         rates = self.state["rates"]
         by_level = {}
-        for problem, rate in batch.pass_rates:
+        for problem, rate in pass_rates(batch):
             by_level.setdefault(self.level(problem), []).append(rate)
         for name, found in by_level.items():
             rate = fmean(found)

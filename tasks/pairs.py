@@ -27,7 +27,7 @@ def attach(run, sample_batch):
     return run.observers[-1].sample_batch if cfg.pairs else sample_batch
 
 
-class Given(common.Observer):
+class Given:
     """The pairs of --pairs. Exits with one line about the first line of the file that is bad."""
 
     def __init__(self, cfg, task):
@@ -66,11 +66,10 @@ class Given(common.Observer):
         return common.Batch(
             tokens, mask, logps * mask, entropy * mask, lengths,
             nowhere.flatten(), examples, prompts, [example.completion for example in examples],
-            verdicts=[0.0] * len(examples), is_correct=nowhere,
-            rewards=torch.tensor([1.0, 0.0]).expand(nowhere.shape), pass_rates=[])
+            is_correct=nowhere, rewards=torch.tensor([1.0, 0.0]).expand(nowhere.shape))
 
 
-class Saver(common.Observer):
+class Saver:
     """Writes the pairs of each step to pairs.jsonl, but for those with a completion whose text
     would be read as other tokens: it has no end, is no UTF-8, or spells a special token."""
 

@@ -101,7 +101,7 @@ def scale_to_verdicts(model, batches):
     model.head.bias.copy_((model.head.bias - ratings.mean()) / scale + 0.5)
 
 
-class Trainer(common.Observer):
+class Trainer:
     """Makes the reward model of a run before its first step, and gives it to the task's rewards.
     Checkpoints hold it, and a run that is resumed has its own."""
 

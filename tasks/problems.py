@@ -13,7 +13,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import common
-from tasks import block
+from tasks import Task, block
 
 WHOLE = r"(?:[0-9]{1,50}|[0-9]{1,3}(?:,[0-9]{3}){1,16})"
 NUMBER = rf"-?\$?(?:{WHOLE}(?:\.[0-9]{{1,50}}|/0{{0,9}}[1-9][0-9]{{0,49}})?|\.[0-9]{{1,50}})"
@@ -21,7 +21,7 @@ NUMBER = rf"-?\$?(?:{WHOLE}(?:\.[0-9]{{1,50}}|/0{{0,9}}[1-9][0-9]{{0,49}})?|\.[0
 LIKE_A_NUMBER = r"(?:(?<![0-9])-)?\$?(?:(?<![\w.])\.)?[0-9]+(?:[.,/][0-9]+)*"
 
 
-class FromFile(common.Task):
+class FromFile(Task):
     """Problems of --data, whose answers are numbers or words."""
 
     def __init__(self, cfg):

@@ -102,6 +102,11 @@ class Rewards(Wrapper):
     def rewards(self, batch, step):
         return sum(self.rows(batch, step).values())
 
+    def judge(self, batch, G, step):
+        self.task.judge(batch, G, step)
+        batch.rewards = self.rewards(batch, step)
+        return batch
+
     def observe(self, batch, step):
         """The metrics of the task, and the mean of each row, if there are several."""
         metrics = self.task.observe(batch, step)

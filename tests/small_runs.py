@@ -91,7 +91,8 @@ def outcome(folder):
     """All that a run leaves, except how long it took and where. -> {path: value}"""
     folder = Path(folder)
     checkpoint = load(folder / "checkpoint.pt")
-    logs = [path for path in folder.glob("*.jsonl") if path.name in common.LOGS]
+    logs = [path for path in folder.glob("*.jsonl") if path.name != "evaluation.jsonl"]
+    checkpoint["logs"].pop("evaluation.jsonl", None)        # which is written behind the checkpoint
     assert checkpoint.pop("logs") == {path.name: path.stat().st_size for path in logs}
     record = json.loads((folder / "config.json").read_text())
     everything = leaves({

@@ -102,47 +102,52 @@ def test_another_version_of_torch_makes_another_base(new_run, beside, monkeypatc
     assert len(bases()) == len(before) + 1
 
 
+@pytest.fixture
+def edited(monkeypatch):
+    """edited(old, new): code is read as if it had another text. -> the files that are read"""
+    read_text = Path.read_text
+    read = []
+
+    def edit(old="", new=""):
+        def other_text(path, *args, **options):
+            text = read_text(path, *args, **options)
+            if path.suffix != ".py":
+                return text
+            read.append(path)
+            return text.replace(old, new) if old else text
+        monkeypatch.setattr(Path, "read_text", other_text)
+        return read
+    return edit
+
+
 @pytest.mark.parametrize("task, own", [
     ("arithmetic:3", []), ("lookup", ["lookup.py"]),
     ("arithmetic,gridworld:0.2", ["gridworld.py"])])
 def test_the_base_is_keyed_by_the_code_of_the_machinery_of_common_and_of_its_own_tasks(
-        new_run, tmp_path, monkeypatch, task, own):
+        new_run, tmp_path, monkeypatch, edited, task, own):
     """So an edit of one task does not remake the bases of others."""
     monkeypatch.chdir(tmp_path)
-    code_of = common.code_of
-    read = []
-    monkeypatch.setattr(common, "code_of", lambda path: read.append(Path(path)) or code_of(path))
+    read = edited()
     new_run(**FEW | {"task": task, "base_steps": 0})
     shared = [ROOT / "grpo.py", ROOT / "common.py", ROOT / "tasks/mix.py", ROOT / "tasks/calls.py"]
-    assert read == shared + [ROOT / "tasks" / name for name in own]
+    keyed = read[1:]                                    # the first is copied into the run folder
+    assert keyed == shared + [ROOT / "tasks" / name for name in own]
+
+
+@pytest.mark.parametrize("old, new, is_same", [
+    ("LOSS_TYPES", "KINDS", True),                      # of the lesson
+    ("GRPO: group", "GRPO: a group", True),
+    ("VOCAB_SIZE = 320", "VOCAB_SIZE = 384", False),    # of the machinery
+    ("in which several query heads", "where several query heads", False),
+    ("rng.randint(1, 9)", "rng.randint(1, 8)", False)], ids=range(5))       # of common.py
+def test_the_lesson_does_not_count_and_the_rest_does_with_its_comments(
+        new_run, tmp_path, monkeypatch, edited, old, new, is_same):
+    monkeypatch.chdir(tmp_path)
+    new_run(**FEW | {"base_steps": 0})
     before = bases()
-    monkeypatch.setattr(common, "code_of", lambda path: code_of(path) + "pass")
-    new_run(**FEW | {"task": task, "base_steps": 0})
-    assert len(bases()) == len(before) + 1
-
-
-EDITS = [
-    ("# A comment.\n", "", True),
-    ('"""A docstring."""', '"""Another."""', True),
-    ("    return x + 1", "\n    return (x +\n            1)      # why", True),
-    ("x + 1", "x + 2", False),
-    ('"a text"', '"another text"', False),
-    ("LESSON = 1", "LESSON = 2", True)]
-
-
-@pytest.mark.parametrize("old, new, is_same", EDITS, ids=range(len(EDITS)))
-def test_comments_docstrings_and_the_lesson_do_not_count_as_code(tmp_path, old, new, is_same):
-    text = ('"""Of the lesson."""\nLESSON = 1\n\n# ==== the machinery ====\n\n# A comment.\n'
-            'def f(x):\n    """A docstring."""\n    return x + 1\n\n\ng = "a text"\n')
-    assert text.count(old) == 1
-    path = tmp_path / "script.py"
-    path.write_text(text)
-    before = common.code_of(path)
-    path.write_text(text.replace(old, new))
-    assert (common.code_of(path) == before) == is_same
-    whole = text.replace("# ==== the machinery ====", "")
-    path.write_text(whole)                              # as common.py: all of it counts
-    assert "LESSON" in common.code_of(path)
+    edited(old, new)
+    new_run(**FEW | {"base_steps": 0})
+    assert (bases() == before) == is_same
 
 
 # ---- damage ----------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from conftest import every_script, scripts
 
 import common
 import grpo
+import tasks
 
 of_groups = scripts("grpo", "gspo")
 
@@ -91,14 +92,14 @@ def test_each_completion_is_verified_and_scored_against_its_own_problem(setting)
 def test_the_reward_of_a_task_that_rewards_each_move_is_the_sum_of_its_rewards(
         setting, monkeypatch):
     monkeypatch.setattr(
-        common.Arithmetic, "is_correct", lambda self, problem, verdict: sum(verdict) >= 2.5)
+        tasks.Arithmetic, "is_correct", lambda self, problem, verdict: sum(verdict) >= 2.5)
     cfg, policy, task, _ = setting(lambda problem, text: [0.5] * len(text))
     batch = grpo.sample_batch(policy, task, cfg, 0)
     assert batch.rewards.flatten().tolist() == [0.5 * len(text) for text in batch.texts]
     is_correct = [len(text) >= 5 for text in batch.texts]
     assert batch.is_correct.flatten().tolist() == is_correct
     rates = [sum(is_correct[first:first + 4]) / 4 for first in range(0, 16, 4)]
-    assert batch.pass_rates == list(zip(batch.problems[::4], rates))
+    assert tasks.pass_rates(batch) == list(zip(batch.problems[::4], rates))
     assert 0 < sum(rates) < 4
 
 
@@ -116,18 +117,20 @@ def test_the_last_token_that_was_sampled_earns_what_the_completion_does(setting)
 def test_groups_are_taken_in_the_order_asked_for_and_batches_joined(setting):
     cfg, policy, task, _ = setting(lambda problem, text: float(len(text) % 2), num_prompts=5)
     batch = grpo.sample_batch(policy, task, cfg, 0)
-    chosen = batch.take(torch.tensor([3, 0]))
+    chosen = common.gather([batch], torch.tensor([3, 0]))
     assert chosen.problems == batch.problems[12:16] + batch.problems[:4]
     assert chosen.verdicts == batch.verdicts[12:16] + batch.verdicts[:4]
     assert torch.equal(chosen.rewards, batch.rewards[[3, 0]])
     assert torch.equal(chosen.is_correct, batch.is_correct[[3, 0]])
     check_rows(grpo, policy, task, chosen)
-    assert chosen.pass_rates == batch.pass_rates
-    joined = chosen.join(grpo.sample_batch(policy, task, cfg, 1))
+    assert tasks.pass_rates(chosen) == tasks.pass_rates(batch)
+    more = grpo.sample_batch(policy, task, cfg, 1)
+    joined = common.gather([batch, more], torch.tensor([1, 7, 4]))
     check_rows(grpo, policy, task, joined)
-    assert joined.rewards.shape == (7, 4)
+    assert joined.problems[4:8] == more.problems[8:12]
+    assert joined.rewards.shape == (3, 4)
     assert joined.rewards.flatten().tolist() == joined.verdicts
-    assert len(joined.pass_rates) == 10
+    assert len(tasks.pass_rates(joined)) == 10
 
 
 # ---- dynamic sampling ------------------------------------------------------------------------
@@ -162,7 +165,8 @@ def test_dynamic_sampling_fills_the_batch_with_groups_that_have_signal(script, s
     assert len(asked) > 16
     rates = [sum(verdict for _, _, verdict in asked[first:first + 4]) / 4
              for first in range(0, len(asked), 4)]
-    assert batch.pass_rates == [(problem, rate) for (problem, _, _), rate in zip(asked[::4], rates)]
+    assert tasks.pass_rates(batch) == [
+        (problem, rate) for (problem, _, _), rate in zip(asked[::4], rates)]
 
 
 @of_groups
@@ -205,7 +209,7 @@ def test_long_completions_are_rewarded_less_and_dynamic_sampling_looks_before_th
         lengths = batch.lengths.tolist()
         assert batch.rewards.flatten().tolist() == [share.get(n, 1.0) for n in lengths]
         assert {1, 6} <= set(lengths)
-        assert len(batch.pass_rates) == 8               # so a second batch was added
+        assert len(tasks.pass_rates(batch)) == 8        # so a second batch was added
         assert metrics["accuracy"] == 1.0
         assert batch.verdicts == [1.0] * 16
 
@@ -238,20 +242,15 @@ def test_mini_batches_are_of_whole_groups_and_take_every_row_once_a_pass(
         assert sorted(sum(steps[first:first + len(sizes)], [])) == list(range(4 * num_prompts))
 
 
-def test_a_micro_batch_has_rows_of_similar_length_in_their_order():
+def test_micro_batches_have_each_row_once_and_rows_of_similar_length():
     lengths = torch.tensor([4, 32, 8, 5, 9, 16, 3, 31, 7])
     rows = torch.tensor([8, 1, 3, 4, 5, 6, 2])              # 7, 32, 5, 9, 16, 3 and 8 tokens
-    parts = common.micro_batches(rows, lengths, 10)
-    assert [part.tolist() for part in parts] == [[8, 3, 4, 6, 2], [1, 5]]
+    parts = common.micro_batches(rows, lengths, 3)
+    assert [part.tolist() for part in parts] == [[3, 6, 8], [2, 4, 5], [1]]
     assert len(common.micro_batches(rows[:0], lengths, 10)) == 0
 
 
-def test_a_micro_batch_has_at_most_the_tokens_of_so_many_of_the_longest_rows():
-    lengths = torch.tensor([5] * 20 + [7] * 3 + [16] * 5)
-    rows = torch.arange(20)                                 # without the longest
-    assert [len(part) for part in common.micro_batches(rows, lengths, 2)] == [6, 6, 6, 2]
-    rows = torch.arange(28)
-    parts = common.micro_batches(rows, lengths, 2)
-    assert torch.cat(parts).sort().values.tolist() == rows.tolist()
-    assert [len(part) for part in parts] == [4, 4, 4, 4, 4, 3, 2, 2, 1]
-    assert all(len(part) * lengths[part].max() <= 2 * 16 for part in parts)
+def test_rows_of_a_length_keep_their_order_for_those_of_a_group_share_a_prompt():
+    parts = common.micro_batches(torch.arange(40), torch.tensor([7, 5] * 20), 10)
+    assert torch.cat(parts).tolist() == [*range(1, 40, 2), *range(0, 40, 2)]
+    assert [len(part) for part in parts] == [10] * 4

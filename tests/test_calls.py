@@ -2,6 +2,7 @@
 loss, and that without a call nothing changes."""
 import copy
 import dataclasses
+import functools
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ from update_scenes import Scene, shift
 
 import common
 import grpo
+import tasks
 from tasks import calls
+from tools import observers
 
 # Tokens that the policy never samples: digits, capitals, bytes that are no ASCII, tags, PAD, and
 # ids without a token. The environment says nothing else.
@@ -24,11 +27,15 @@ def is_inserted(tokens):
     return torch.isin(tokens, NEVER_SAMPLED) & (tokens != grpo.PAD)
 
 
-class Echo(common.Task):
+class Echo(tasks.Task):
     """After each ? the environment says whose problem it is, and how often it was asked:
     ?<information>B11</information>. Every ? is worth one."""
     prompt_width = 4
     call_tokens = ("?",)
+
+    def __init__(self, cfg):
+        super().__init__(cfg)
+        self.rollout = functools.partial(calls.rollout, self)       # as tasks.load does
 
     def sample(self, rng):
         return common.Problem(f"{rng.randint(0, 999)}=", chr(rng.randint(65, 90)))
@@ -67,7 +74,7 @@ def asker(script, config, talker):
 class Played:
     """A rollout of Echo: four rows for each of six problems, or one if it is greedy."""
     cfg: common.Config
-    task: common.Task
+    task: tasks.Task
     policy: torch.nn.Module
     problems: list                      # B
     prompts: torch.Tensor               # (B, W)
@@ -207,14 +214,14 @@ def test_a_loss_its_gradient_and_its_metrics_do_not_see_the_slots_of_inserted_to
         inserted = is_inserted(batch.tokens)
         assert (batch.mask[inserted] == 0).all()
         before = scene.backward(torch.arange(24))
-        described = common.describe(batch)
+        described = observers.describe(batch)
         batch.logps[inserted] += 5.0
         batch.entropy[inserted] += 7.0
         scene.A[inserted] += 3.0
         if script.__name__ == "dpo":                        # which reads them as rewards
             scene.A[:, 0] -= 3.0 * inserted[:, 0]
         torch.testing.assert_close(scene.backward(torch.arange(24)), before, atol=0, rtol=0)
-        assert common.describe(batch) == described
+        assert observers.describe(batch) == described
         assert before[1].norm() > 1e-3
 
 
@@ -230,5 +237,5 @@ def test_without_the_mask_what_is_inserted_is_learned_and_counted_like_the_rest(
     assert (one - other).abs().max() > 1e-3
     name = "completions/mean_length"
     mean_length = masked.batch.mask.sum().item() / 24
-    assert common.describe(masked.batch)[name] == pytest.approx(mean_length)
-    assert common.describe(batch)[name] > mean_length + 1
+    assert observers.describe(masked.batch)[name] == pytest.approx(mean_length)
+    assert observers.describe(batch)[name] > mean_length + 1

@@ -99,8 +99,9 @@ def test_a_flag_is_spelled_with_hyphens_or_underscores(script):
 @every_script
 def test_a_number_that_cannot_work_is_refused(script):
     for field in dataclasses.fields(script.Config):
+        may_be_zero = field.default == 0 or field.name in common.MAY_BE_ZERO
         values = [-1, float("nan"), float("inf")] if field.type in (int, float) else []
-        if field.type is int and field.name not in common.MAY_BE_ZERO:
+        if field.type is int and not may_be_zero:
             values.append(0)
         for value in values:
             rules = script.Config(**{field.name: value}).rules()
@@ -132,7 +133,7 @@ REFUSED = """
     grpo --scale_rewards mean --task gridworld:0        | scale_rewards mean
     grpo --task chess                                   | there is no
     grpo --output_dir full                              | not empty
-    grpo --output_dir file/run                          | cannot be made
+    grpo --output_dir file/run                          | cannot be written
     grpo --init_from nowhere                            | nowhere
     ppo --gamma 1.5                                     | at most 1
     ppo --alpha 2                                       | --length_adaptive

@@ -236,7 +236,7 @@ def test_a_batch_has_a_group_of_two_for_each_pair_and_nothing_counts_as_right(
         [(GOOD["chosen"], GOOD["rejected"]), ("<think>", GOOD["rejected"])])
     chosen, rejected = script.preferences(batch.rewards)
     assert chosen.tolist() == [0, 2] and rejected.tolist() == [1, 3]
-    assert batch.pass_rates == [] and not batch.is_correct.any()
+    assert batch.verdicts is None and not batch.is_correct.any()
     for row, text in enumerate(batch.texts):
         n = batch.lengths[row]
         assert batch.tokens[row, n - 1] == script.EOS
@@ -260,7 +260,7 @@ def test_saved_pairs_teach_another_run_which_goes_on_bit_for_bit(
     held_out = {"prompt": "(9*2)=", "chosen": "<answer>18</answer>", "rejected": "7"}
     path = write(tmp_path / "pairs.jsonl", [*saved, held_out])
     whole = new_run(pairs=path, max_steps=4, learning_rate=1e-3)
-    is_held_out = common.Task(None).is_held_out(common.Problem(held_out["prompt"], ""))
+    is_held_out = common.Arithmetic.is_held_out(None, common.Problem(held_out["prompt"], ""))
     assert is_held_out == ("1 of " in capsys.readouterr().out)
     half = new_run(pairs=path, max_steps=2, learning_rate=1e-3)
     path.unlink()                               # the run has a copy

@@ -78,7 +78,7 @@ def make_batch(*texts, difficulties=(5, 5), G=2):
         zeros, torch.full((B,), 2), torch.zeros(B, dtype=torch.bool), problems,
         zeros.long(), list(texts))
     task = FakeRun().task
-    return batch.judge(task, G, 0)
+    return task.judge(batch, G, 0)
 
 
 RIGHT = "<answer>7</answer>"

@@ -17,6 +17,7 @@ import common
 import grpo
 import gspo
 import reinforce
+from tools import scores
 from tools.play import __main__ as play
 from tools.play import build
 
@@ -298,7 +299,7 @@ def test_what_is_typed_is_solved_as_python_does_and_what_is_outside_the_task_is_
 def test_pass_at_k_is_that_of_the_scripts():
     counts = [(n, c, k) for n in (1, 5, 32) for c in range(n + 1) for k in range(1, n + 1)]
     found = run(None, "return inputs.counts.map((count) => passAtK(...count));", counts=counts)
-    assert found == pytest.approx([common.pass_at_k(*count) for count in counts], abs=1e-9)
+    assert found == pytest.approx([scores.pass_at_k(*count) for count in counts], abs=1e-9)
 
 
 # ---- the page --------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ PROMPTS = ["(3+4)=", "((1+2)-1)=", "((9*2)-8)=", "(5-5)=", "((2*7)+6)=", "((8-3)
 @dataclasses.dataclass
 class Sampled:
     cfg: common.Config
-    task: common.Task
+    task: common.Arithmetic
     policy: torch.nn.Module
     prompts: torch.Tensor       # (B, W) copies of a prompt stand side by side
     uniforms: torch.Tensor      # (B, T)
@@ -176,11 +176,10 @@ def test_a_rollout_leaves_the_model_and_its_arguments_as_it_found_them(sampled):
 def test_on_cuda_the_rollout_is_that_of_kernels_unless_torch_is_asked_for(
         config, load_task, device, kernel, is_graph):
     cfg = config(device=device, kernel=kernel)
-    found = common.rollout_for(load_task(cfg), cfg)
-    assert found is (common.kernels.rollout if is_graph else None)
+    assert load_task(cfg).rollout is (common.kernels.rollout if is_graph else None)
 
 
-def test_complete_takes_the_rollout_that_common_names(sampled, monkeypatch):
+def test_complete_takes_the_rollout_of_the_task(sampled, monkeypatch):
     one = sampled(copies=1)
     problems = [common.Problem(prompt, "") for prompt in PROMPTS]
     plain = grpo.complete(one.policy, one.task, one.cfg, problems, common.generator(1))
@@ -189,7 +188,7 @@ def test_complete_takes_the_rollout_that_common_names(sampled, monkeypatch):
     def other_rollout(*args):
         asked.append(args)
         return grpo.rollout(*args)
-    monkeypatch.setattr(common, "rollout_for", lambda task, cfg: other_rollout)
+    monkeypatch.setattr(one.task, "rollout", other_rollout)
     again = grpo.complete(one.policy, one.task, one.cfg, problems, common.generator(1))
     assert torch.equal(again.tokens, plain.tokens)
     [(policy, prompts, given, cfg, uniforms)] = asked

@@ -21,7 +21,7 @@ from small_runs import (
     steps,
 )
 
-import common
+import tasks
 from tools import observers
 
 pytestmark = pytest.mark.usefixtures("at_work_folder")
@@ -98,15 +98,14 @@ def test_init_from_begins_with_the_policy_of_the_other_run(
 
 
 def test_a_run_stops_when_five_batches_in_a_row_are_accurate_enough(new_run, monkeypatch):
-    judge = common.Batch.judge
+    judge = tasks.Task.judge
 
-    def fixed(batch, task, G, step):
-        judge(batch, task, G, step)
+    def fixed(task, batch, G, step):
+        judge(task, batch, G, step)
         if isinstance(step, int):                   # a batch to train on
-            rate = next(rates)
-            batch.pass_rates = [(batch.problems[0], 0.0), (batch.problems[-1], 2 * rate)]
+            batch.is_correct = torch.full(batch.rewards.shape, float(next(rates)))
         return batch
-    monkeypatch.setattr(common.Batch, "judge", fixed)
+    monkeypatch.setattr(tasks.Task, "judge", fixed)
     rates = iter([0.8, 0.8, 0.95, 1, 1, 1, 1, 1, 1, 1])
     assert len(steps(new_run(stop_at=0.98))) == 7   # .99 on average, from the third to the seventh
     rates = iter([1] * 10)
@@ -118,7 +117,7 @@ def test_a_run_stops_when_five_batches_in_a_row_are_accurate_enough(new_run, mon
 def test_observers_are_called_in_order_and_may_add_metrics(new_run, monkeypatch):
     calls = []
 
-    class Witness(common.Observer):
+    class Witness:
         def start(self, run):
             calls.append(("start", run.folder.name, dict(run.state)["steps"]))
 
@@ -193,7 +192,6 @@ def weights_of(tmp_path_factory):
             folder = tmp_path_factory.mktemp("flags") / "run"
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(script, "verify", lambda problem, text: len(text) % 2)
-                patch.setattr(common, "code_of", Path)          # half of the time
                 script.main([*arguments(TWO_STEPS | {"output_dir": folder}), *words])
             known[name, words] = policy_of(folder)
         return known[name, words]

@@ -8,8 +8,9 @@ import torch
 
 import common
 import grpo
+import tasks
 from common import Problem
-from tools.scores import maj_at_k, majority, scores
+from tools.scores import maj_at_k, majority, pass_at_k, scores
 
 pytestmark = pytest.mark.quick
 
@@ -27,7 +28,7 @@ def batch_of(task, problems, texts, G=1):
     problems = [problem for problem in problems for _ in range(G)]
     batch = common.Batch(slots.long(), slots, slots, slots, slots.sum(dim=1), ended, problems,
                          slots.long(), texts)
-    return batch.judge(task, G, "evaluation")
+    return task.judge(batch, G, "evaluation")
 
 
 def answered(*answers):
@@ -39,7 +40,7 @@ def answered(*answers):
     (4, 1, 2, 0.5), (8, 3, 4, 0.9285714), (8, 0, 8, 0), (8, 1, 8, 1), (8, 2, 1, 0.25),
     (5, 5, 2, 1)])
 def test_pass_at_k_is_the_share_of_subsets_that_hold_a_right_answer(n, c, k, value):
-    found = float(common.pass_at_k(n, c, k))
+    found = float(pass_at_k(n, c, k))
     golden(found, float(value))
     subsets = [*itertools.combinations([True] * c + [False] * (n - c), k)]
     assert found == pytest.approx(sum(map(any, subsets)) / len(subsets), abs=1e-12)
@@ -102,7 +103,7 @@ def test_answers_that_are_the_same_do_not_split_the_vote(task, problem, texts, m
 
 # ---- what is neither right nor wrong ---------------------------------------------------------
 
-class Luck(common.Task):
+class Luck(tasks.Task):
     """Each character is worth one, and nothing is right or wrong."""
     is_judged = False
     prompt_width = 4
@@ -117,7 +118,7 @@ class Luck(common.Task):
         return 5.0
 
 
-class Mixed(common.Task):
+class Mixed(tasks.Task):
     """Sums beside luck."""
 
     def __init__(self):

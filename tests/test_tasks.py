@@ -35,12 +35,10 @@ def batch_of(problems, is_correct):
     is_correct = torch.tensor(is_correct).bool()
     P, G = is_correct.shape
     zeros = torch.zeros(P * G, 3)
-    rates = is_correct.double().mean(dim=1).tolist()
     return common.Batch(
         zeros.long(), zeros, zeros, zeros, zeros[:, 0].long(), zeros[:, 0].bool(),
         problems=[problem for problem in problems for _ in range(G)], texts=[""] * (P * G),
-        verdicts=[0.0] * (P * G), is_correct=is_correct, rewards=is_correct.float(),
-        pass_rates=list(zip(problems, rates)))
+        verdicts=[0.0] * (P * G), is_correct=is_correct, rewards=is_correct.float())
 
 
 def problems_of(task, *difficulties):
@@ -123,7 +121,8 @@ def test_a_correct_answer_in_its_block_is_right_whatever_the_task(name):
 # ---- a task of one's own ---------------------------------------------------------------------
 
 TASK = '''
-from common import Problem, Task
+from common import Problem
+from tasks import Task
 
 
 class Parrot(Task):
@@ -207,7 +206,7 @@ def test_a_file_without_one_complete_task_is_refused_with_what_it_lacks(put, cap
 
 # ---- several tasks ---------------------------------------------------------------------------
 
-class Diary(common.Task):
+class Diary(tasks.Task):
     """Counts the groups that it sees, pays 2 for a completion, each token a third of it."""
     prompt_width = 2
     call_tokens = ("!",)
@@ -327,7 +326,7 @@ def test_the_share_of_right_answers_is_a_running_mean_for_each_difficulty_that_a
     batch = batch_of(problems, [[1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0]])
     task = load("arithmetic:3-5", curriculum=True)
     assert task.state == {"rates": {}}
-    assert task.observe(batch.take(torch.tensor([0])), 0) == {}
+    assert task.observe(common.gather([batch], torch.tensor([0])), 0) == {}
     rates = {"arithmetic-3": 0.75, "arithmetic-4": 0.25, "lookup-4": 0.0}
     assert task.state == {"rates": pytest.approx(rates)}
     again = load("arithmetic:3-5", curriculum=True)

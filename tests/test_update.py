@@ -12,6 +12,7 @@ from conftest import every_script, f64, scripts
 from update_scenes import NUM_ROWS, Scene, gradient_of, gradients, made_batch, shift, weights
 
 import common
+from tools import observers
 
 AVERAGES = {"grpo": "sequence_mean", "dr_grpo": "constant", "dapo": "token_mean",
             "cispo": "token_mean", "sapo": "sequence_mean"}
@@ -271,7 +272,7 @@ def test_metrics_match_a_hand_computed_batch(known_scene, losses, num_clipped):
 
 
 def test_the_description_of_a_batch_matches_one_computed_by_hand(known_scene):
-    assert common.describe(known_scene.batch) == pytest.approx({
+    assert observers.describe(known_scene.batch) == pytest.approx({
         "reward": 0.4, "reward_std": math.sqrt(0.5) / 3, "signal": 1 / 3,
         "frac_reward_zero_std": 2 / 3, "entropy": 0.5, "completions/mean_length": 14 / 6,
         "completions/clipped_ratio": 1 / 6}, rel=1e-6)

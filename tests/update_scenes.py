@@ -13,6 +13,7 @@ from conftest import TINY, f64
 from small_runs import arguments
 
 import common
+from tools import observers
 
 NUM_ROWS = 14           # of the scene's batch: seven groups of two
 ADVANTAGES = [1.5, 0, -1, 0.3, 0, 0, 2, -0.7, 0.1, -2, 0, 1, -0.4, 0.8]
@@ -40,7 +41,7 @@ def shift(model, size, generator):
         weight.data += size * torch.randn(weight.shape, generator=generator).to(weight)
 
 
-def made_batch(script, prompts, tokens, mask, logps, G=1, rewards=None, pass_rates=None):
+def made_batch(script, prompts, tokens, mask, logps, G=1, rewards=None):
     """A batch of which all is known: a row for each prompt, in groups of G."""
     tokens = torch.tensor(tokens)
     lengths = mask.sum(dim=1).long()
@@ -52,7 +53,7 @@ def made_batch(script, prompts, tokens, mask, logps, G=1, rewards=None, pass_rat
         is_truncated=(tokens != script.EOS).all(dim=1), prompts=torch.tensor(prompts),
         problems=[common.Problem("1=", "1")] * len(tokens), texts=texts,
         verdicts=rewards.flatten().tolist(), rewards=rewards, is_correct=rewards == 1,
-        pass_rates=pass_rates or [], values=0 * mask)
+        values=0 * mask)
 
 
 def call(function, **known):
@@ -145,7 +146,7 @@ def spy(script, monkeypatch):
 
 # ---- short runs of main ----------------------------------------------------------------------
 
-class Record(common.Observer):
+class Record(observers.Observer):
     """The run, and the batches and metrics of its steps."""
 
     def start(self, run):
@@ -171,10 +172,11 @@ def train(script, monkeypatch, talker, tmp_path):
     monkeypatch.setattr(script, "verify", half_can_earn)
     monkeypatch.setattr(script, "GPT", talker)
     monkeypatch.chdir(tmp_path)
+    others = observers.observers
 
     def run_main(flags="", num_steps=2):
         record = Record()
-        monkeypatch.setattr(common, "Console", lambda: record)
+        monkeypatch.setattr(observers, "observers", lambda cfg: [record, *others(cfg)])
         instant = {"base_steps": 0, "max_steps": num_steps, "stop_at": 2, "learning_rate": 0.03,
                    "max_completion_length": 6, "num_eval_problems": 2, "num_eval_samples": 2}
         script.main([*arguments(TINY | instant), *flags.split()])

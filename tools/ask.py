@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 import common
+from tools import start
 from tools.observers import escape
 from tools.report import import_script
 
@@ -99,4 +100,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    common.start(main)
+    start(main)

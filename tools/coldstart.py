@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 import common
+from tools import start
 from tools.ask import load_policy, read_run
 from tools.report import command
 
@@ -60,4 +61,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    common.start(main)
+    start(main)

@@ -27,7 +27,7 @@ import grpo
 import gspo
 import ppo
 import reinforce
-from tools import export, scores
+from tools import export, observers, scores, start
 from tools.runs import put, record, table
 
 lag = importlib.import_module("examples.lag")
@@ -172,7 +172,8 @@ def outputs(x, average=False, logps="logps"):
 
 def at_end(x, mask):
     """Rewards, where completions earn them. -> (B, T)"""
-    return common.Task(None).token_rewards(common.Batch(None, mask, *[None] * 4, rewards=x.rewards))
+    batch = common.Batch(None, mask, *[None] * 4, rewards=x.rewards)
+    return common.Arithmetic.token_rewards(None, batch)
 
 
 def gae(x, lam=0.95):
@@ -243,7 +244,7 @@ OURS = {
     "dpo.py": lambda x, **flags: number(preferred(x, **flags)["loss"]),
     "grpo.py metrics": lambda x, name, **flags: number(update(x, **flags)[name]),
     "dpo.py metrics": lambda x, name: number(preferred(x)[name]),
-    "common.py describe": lambda x, name: number(common.describe(scene(x))[name]),
+    "common.py describe": lambda x, name: number(observers.describe(scene(x))[name]),
     "grpo.py advantages": lambda x, **flags: group(x, **flags) * x.mask,
     "grpo.py overlong_penalty": lambda x: grpo.overlong_penalty(x.lengths.view(P, G), T, 3),
     "reinforce.py advantages": lambda x, **flags: (
@@ -282,8 +283,8 @@ OURS = {
     "dpo.py dpo_loss": lambda x, **flags: dpo.dpo_loss(*outputs(x), 0.0, 0.0, 0.1, **flags),
     "logprobs": lambda x: grpo.logprobs(x.logits, x.tokens, 0.7)[0],
     "logprobs, entropy": lambda x: grpo.logprobs(x.logits, x.tokens, 0.7)[1],
-    "common.py pass_at_k": lambda x: torch.tensor(
-        [common.pass_at_k(9, c, k) for c in range(10) for k in range(1, 10)]),
+    "scores.py pass_at_k": lambda x: torch.tensor(
+        [scores.pass_at_k(9, c, k) for c in range(10) for k in range(1, 10)]),
     "scores.py majority": lambda x: torch.tensor(
         [float(scores.majority(votes)) for votes in x.tokens.tolist()]),
 }
@@ -592,4 +593,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    common.start(main)
+    start(main)

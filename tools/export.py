@@ -23,7 +23,7 @@ import torch
 
 import common
 import grpo
-from tools import ask
+from tools import ask, start
 
 NAMES = {"embed": "model.embed_tokens", "norm": "model.norm"}
 LAYER_NAMES = {
@@ -245,4 +245,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    common.start(main)
+    start(main)

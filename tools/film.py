@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import common
+from tools import start
 from tools.observers import escape
 from tools.report import read_log
 from tools.runs import DOCS
@@ -326,4 +327,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    common.start(main)
+    start(main)

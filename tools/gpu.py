@@ -20,6 +20,7 @@ from importlib.util import find_spec
 import torch
 
 import common
+from tools import start
 from tools.runs import DOCS, ROOT, read_log, table
 from tools.sync import SCRIPTS
 
@@ -147,4 +148,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    common.start(main)
+    start(main)

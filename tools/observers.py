@@ -1,5 +1,5 @@
 """What looks at a run where this file is there: metrics of difficulties, samples, answers, warnings
-and the report. Each is a common.Observer; one of your own, as for a tracker, goes into `observers`.
+and the report. Each is an Observer; one of your own, as for a tracker, goes into `observers`.
 """
 import importlib
 import json
@@ -9,12 +9,13 @@ import shlex
 import torch
 
 import common
+from tasks import pass_rates
 from tools.scores import part_of
 
 
 def observers(cfg):
-    """Those of a run. -> list of common.Observer"""
-    found = [Frontier(), Checks(), Samples(), Answers(), Warnings(), Report()]
+    """Those of a run. -> list of Observer"""
+    found = [Metrics(), Frontier(), Checks(), Samples(), Answers(), Warnings(), Report()]
     if "model" in cfg.reward.split("+"):
         found.append(importlib.import_module("tasks.preferences").Trainer())
     if cfg.report_to != "none":                 # last, so that it sees what the others add
@@ -27,15 +28,47 @@ def escape(text):
     return text.encode("unicode_escape").decode()
 
 
+class Observer:
+    """What looks at a run, for logs, pictures, a tracker. A run calls those methods that there are;
+    the class stands here only to say which."""
+
+    def start(self, run):
+        """The policy is the base, also of a resumed run; nothing is evaluated."""
+
+    def evaluate(self, run, scores):
+        """The base was evaluated, the policy after a step, or at the end."""
+
+    def step(self, run, batch, advantages, metrics):
+        """After a step, before its metrics are logged; some may be added."""
+
+    def finish(self, run, summary):
+        """After training; `summary` has the scores of "base" and "trained"."""
+
+
 # ---- 1. metrics ------------------------------------------------------------------------------
 
-class Frontier(common.Observer):
+def describe(batch):
+    """What the samples of a step are like, in TRL's words. -> metrics"""
+    found = common.describe(batch)
+    return found | {"reward_std": batch.rewards.std(dim=1).mean().item(),
+                    "frac_reward_zero_std": 1 - found["signal"],
+                    "completions/clipped_ratio": batch.is_truncated.float().mean().item()}
+
+
+class Metrics(Observer):
+    """What the samples of a step are like."""
+
+    def step(self, run, batch, advantages, metrics):
+        metrics |= describe(batch)
+
+
+class Frontier(Observer):
     """Of each difficulty, if there are several: which share of its groups is all wrong, mixed, and
     all right."""
 
     def step(self, run, batch, advantages, metrics):
         by_level = {}
-        for problem, rate in batch.pass_rates:
+        for problem, rate in pass_rates(batch):
             if part_of(run.task, problem).is_judged:
                 name = f"{problem.task}-{problem.difficulty}"
                 by_level.setdefault(name, []).append(rate)
@@ -47,7 +80,7 @@ class Frontier(common.Observer):
             metrics[f"frontier/{name}/right"] = right
 
 
-class Checks(common.Observer):
+class Checks(Observer):
     """How often a completion of arithmetic checks itself, and how often it is then right."""
 
     def step(self, run, batch, advantages, metrics):
@@ -62,7 +95,7 @@ class Checks(common.Observer):
 
 # ---- 2. logs ---------------------------------------------------------------------------------
 
-class Samples(common.Observer):
+class Samples(Observer):
     """samples.jsonl: four groups of the first step, and of steps with an evaluation. The best and
     the worst completion of the group whose rewards differ most are printed."""
 
@@ -126,7 +159,7 @@ def finite(x):
     return x if math.isfinite(x) else None
 
 
-class Answers(common.Observer):
+class Answers(Observer):
     """greedy.jsonl, what the policy answers to the same held-out problems whenever it is evaluated,
     and evaluation.jsonl, what the base and the trained policy did, side by side."""
 
@@ -155,7 +188,7 @@ class Answers(common.Observer):
 
 # ---- 3. what a person is told ----------------------------------------------------------------
 
-class Warnings(common.Observer):
+class Warnings(Observer):
     """Says, once in a run, what shows that learning cannot work."""
 
     def __init__(self):
@@ -194,7 +227,7 @@ def warnings(metrics):
         yield "sampler and trainer differ: --importance_sampling_correction truncate"
 
 
-class Report(common.Observer):
+class Report(Observer):
     """report.html and curve.png at the end, and how to ask the policy."""
 
     def finish(self, run, summary):

@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 
 import common
+import tools
 from tools.observers import Samples
 
 RANK = int(os.environ.get("RANK", 0))               # the number of this process
@@ -28,10 +29,10 @@ WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))   # how many there are
 
 
 def start(main):
-    """common.start in the first process. The others say nothing, unless they alone fail: where all
+    """tools.start in the first process. The others say nothing, unless they alone fail: where all
     do, torchrun ends these before they have spoken."""
     if RANK == 0:
-        common.start(main)
+        tools.start(main)
     else:
         said = io.StringIO()
         try:
@@ -188,7 +189,8 @@ class Run(common.Run):
             self.scratch = tempfile.TemporaryDirectory()
             self.folder = Path(self.scratch.name)               # which nobody reads
             # these compute log-probabilities, in which all have to take part
-            self.observers = [one for one in self.observers if isinstance(one, Samples)]
+            self.observers = [
+                one for one in self.observers if one is task or isinstance(one, Samples)]
 
     def resume(self):
         """Take up the state of a run, if it has a checkpoint. The model is loaded by `steps`."""
@@ -199,6 +201,7 @@ class Run(common.Run):
             saved = torch.load(path, map_location="cpu", weights_only=True)
             self.state |= saved["state"]
             self.task.state.update(saved["task"])
+            self.began -= self.state["seconds_total"]
         except Exception as error:              # a damaged file raises nearly anything
             common.fail(f"{path}: is damaged ({type(error).__name__})")
         if self.state["steps"] > 0:             # else it begins with --model again
@@ -208,8 +211,8 @@ class Run(common.Run):
         """Make the run folder. `machinery` has the functions that observers call."""
         self.machinery = machinery
         self.make_folder()
-        for observer in self.observers:
-            observer.start(self)
+        self.state.setdefault("seconds_warm_start", 0.0)
+        self.tell("start")
 
     def steps(self, evaluate, optimizer):
         """Yield the steps still to do. After Ctrl-C the step is finished and saved, for it may take

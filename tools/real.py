@@ -18,7 +18,7 @@ from pathlib import Path
 
 import common
 import grpo
-from tools import export
+from tools import export, start
 from tools.runs import MACHINE, ROOT, curve, put, record, run, table
 
 EXAMPLE = "examples/pretrained.py"
@@ -66,9 +66,9 @@ def measure_beside(work):
     found = []
     for seed in SEEDS:
         runs = {}
-        for script, start in starts.items():
+        for script, begin in starts.items():
             folder = Path(work, f"{Path(script).stem}-{seed}")
-            run(script, folder, *start, "--max_steps", STEPS, "--seed", seed, *EVALUATION,
+            run(script, folder, *begin, "--max_steps", STEPS, "--seed", seed, *EVALUATION,
                 quiet=True)
             runs[script] = {"median": median_step(folder), "rewards": curve(folder, "reward")}
         found.append({"seed": seed, "runs": runs})
@@ -161,4 +161,4 @@ def main():
 
 
 if __name__ == "__main__":
-    common.start(main)
+    start(main)

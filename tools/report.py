@@ -16,6 +16,7 @@ import shlex
 from pathlib import Path
 
 import common
+from tools import start
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 # The panels of curve.png: a title, and what is drawn: name in metrics.jsonl -> label.
@@ -264,4 +265,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    common.start(main)
+    start(main)

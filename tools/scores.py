@@ -1,6 +1,7 @@
-"""More scores of an evaluation than common.scores has, which adds them to its own: pass@k and maj@k
-for every k, each task of a mix, and the returns of tasks that reward moves."""
+"""The scores of an evaluation, where this file is there: pass@k and maj@k for every k, each task of
+a mix, and the returns of tasks that reward moves."""
 import collections
+import math
 import re
 
 import common
@@ -14,9 +15,12 @@ def scores(batch, task, num_samples):
     is_correct = batch.is_correct.flatten().tolist()
     parts = [part_of(task, problem) for problem in batch.problems]
     judged = [row for row, part in enumerate(parts) if part.is_judged]
-    found = {"samples": num_samples}
+    found = {}
     if judged:
-        found |= judged_scores(batch, task, is_correct, judged, num_samples)
+        found = judged_scores(batch, task, is_correct, judged, num_samples)
+    found |= {"think_share": mean(["<think>" in text for text in batch.texts]),
+              "mean_length": batch.mask.sum(dim=1).mean().item(),
+              "problems": len(batch.is_correct), "samples": num_samples}
     if num_samples == 0:
         found["examples"] = [
             {"prompt": problem.prompt, "answer": problem.answer, "text": text,
@@ -66,7 +70,7 @@ def sample_scores(task, problems, texts, is_correct, n):
     num_correct = [sum(is_correct[first:first + n]) for first in range(0, len(problems), n)]
     curves = {"pass@k": []}
     for k in range(1, n + 1):
-        curves["pass@k"].append(mean([common.pass_at_k(n, c, k) for c in num_correct]))
+        curves["pass@k"].append(mean([pass_at_k(n, c, k) for c in num_correct]))
     answers = votes(task, problems, texts, n)
     if any(answer is not None for answer in answers):
         curves["maj@k"] = [maj_at_k(task, problems, answers, n, k) for k in range(1, n + 1)]
@@ -75,6 +79,12 @@ def sample_scores(task, problems, texts, is_correct, n):
         for name, curve in curves.items():
             found[name.replace("k", str(k))] = curve[k - 1]
     return found | curves
+
+
+def pass_at_k(n, c, k):
+    """The chance that one of k completions is right, unbiased from n of which c are (2107.03374,
+    eq. 1). -> float"""
+    return 1 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def maj_at_k(task, problems, answers, n, k):

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-import common
+from tools import start
 from tools.runs import DOCS, MACHINE, ROOT, put, read_summary, record, table
 
 HEAD = ["seed", "greedy, base", "greedy, trained", "pass@1", "thinks", "tokens", "steps",
@@ -79,4 +79,4 @@ def main():
 
 
 if __name__ == "__main__":
-    common.start(main)
+    start(main)

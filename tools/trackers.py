@@ -11,7 +11,7 @@ import importlib
 import uuid
 
 import common
-from tools.observers import escape, per_completion
+from tools.observers import Observer, escape, per_completion
 
 COLUMNS = ["reward", "advantage", "prompt", "completion"]
 
@@ -26,7 +26,7 @@ def tracker(name):
         common.fail(f"--report_to {name}: needs its package; say pip install {name}")
 
 
-class Tracker(common.Observer):
+class Tracker(Observer):
     """Collects what is to be shown. A subclass defines open(run), numbers(values, step),
     samples(rows, step) and close()."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 import common
+from tools import start
 from tools.read import door, page, pair, words
 from tools.read.lesson import ROOT, Lesson
 
@@ -46,4 +47,4 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
-    common.start(main)
+    start(main)

@@ -120,7 +120,7 @@ def make_batch(rewards):
         logps=OLD_LOGPS.clone(), entropy=ENTROPY, lengths=MASK.sum(dim=1).long(),
         is_truncated=torch.tensor([False, False, False, True]), problems=[problem] * 4,
         prompts=torch.arange(4)[:, None], texts=[""] * 4, verdicts=[0.0, 0.0, 1.0, 0.0],
-        is_correct=RIGHT > 0, rewards=rewards.clone(), pass_rates=[])
+        is_correct=RIGHT > 0, rewards=rewards.clone())
 
 
 @functools.cache
