@@ -4,7 +4,6 @@ and common.py call.
 logprob.py    log-probabilities, ratios and entropies of logits, in Triton
 decode.py     rollouts, one step of which is a CUDA graph
 bench.py      how fast all this is: make bench
-scaling.py    what it costs as completions and policies grow; a part of the same
 """
 from kernels.decode import rollout
 from kernels.logprob import applies, can_run, logprobs
