@@ -9,42 +9,42 @@ import grpo
 from kernels import bench
 from tools import gpu
 
-ROW = {"size": "0.11M", "kind": "fixed", "tokens": 64, "seconds": {"ours": [1.0], "HF": [2.0]},
-       "median": {"ours": 1.0, "HF": 2.0}, "gain": {"low": 1.5, "median": 2.0, "high": 2.5}}
-
 
 @pytest.fixture
 def tiny(monkeypatch):
     """A tiny policy alone, without the packages of others."""
     flags = {"hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 24}
     for name, value in {"SIZES": {"tiny": flags}, "GROWING": {"tiny": 1}, "LENGTHS": (2, 4, 8),
-                        "COMPARED": ["tiny"], "SHAPE": (4, 4, 12), "REPEATS": 2,
-                        "GIGABYTES": 0.01}.items():
+                        "COMPARED": ["tiny"], "SHAPE": (4, 4, 12), "REPEATS": 2}.items():
         monkeypatch.setattr(bench, name, value)
     monkeypatch.setattr(bench, "find_spec", lambda package: package == "torch")
-    monkeypatch.setattr(bench, "measure_alone", bench.measure_point)        # in this process
 
 
 # ---- 1. the bench ----------------------------------------------------------------------------
 
 def test_a_record_has_a_row_for_every_kind_and_only_those_that_are_asked_for(tiny):
-    record = json.loads(json.dumps(bench.measure(["rollout", "step", "scaling"])))
-    assert [row["kind"] for row in record["rollout"]] == list(bench.KINDS[:2])
-    assert [row["kind"] for row in record["step"]] == list(bench.KINDS)
-    for row in record["rollout"] + record["step"]:
-        assert len(row["seconds"]["ours"]) == 2 and row["median"]["ours"] > 0
-    points = [(row["job"], row["T"]) for row in record["scaling"]]
-    assert points == [(job, T) for job in ("rollout", "update") for T in (2, 4, 8)]
-    assert record["machine"]["copy_GB_per_s"] > 0
-    assert {*bench.measure(["step"])} & {*bench.ROWS} == {"step"}
+    measured = json.loads(json.dumps(bench.measure(["rollout", "step", "scaling"])))
+    rollouts, steps, parts = [found["rows"] for found in measured.values()]
+    assert [row["of"]["lengths"] for row in rollouts + steps] == [*bench.KINDS[:2], *bench.KINDS]
+    points = [(row["tokens"], len(row["seconds"]["update"])) for row in parts]
+    assert points == [(8 * T, bench.REPEATS) for T in bench.LENGTHS]
+    assert [*bench.measure(["step"])] == ["step"]
+
+
+def test_all_who_are_timed_compute_the_same_gradient(tiny, monkeypatch):
+    testing = pytest.importorskip("triton.testing")
+    outputs = []
+    monkeypatch.setattr(testing, "do_bench", lambda job, **_: outputs.append(job()) or 1.0)
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    bench.logits_row((6, 9), torch.float32, "backward")
+    torch.testing.assert_close(*outputs[:2])
 
 
 def test_a_step_samples_and_learns_from_the_lengths_and_rewards_that_were_ordered(tiny):
-    ours = bench.Ours("tiny", 8, 8, 12, bench.KINDS[2])
+    ours = bench.Ours("tiny", (8, 8, 12), bench.KINDS[2])
     weights = [weight.clone() for weight in ours.policy.parameters()]
     batch = ours.sample()
-    assert torch.equal(batch.lengths, ours.lengths)
-    assert (ours.lengths == 12).sum() == 6 and {*ours.lengths.tolist()} == {4, 5, 6, 7, 8, 12}
+    assert (batch.lengths == 12).sum() == 6 and {*batch.lengths.tolist()} == {4, 5, 6, 7, 8, 12}
     has_signal = batch.rewards.amax(dim=1) > batch.rewards.amin(dim=1)
     assert has_signal.tolist() == [True, False, False, False] * 2
     ours.update(batch)
