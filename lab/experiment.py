@@ -33,8 +33,8 @@ from tools.runs import DOCS, MACHINE, put, read_log, run, span, table
 
 NAMES = ("hacking", "bugs", "sharpen", "kl", "seeds", "signal", "wrongrewards", "variance",
          "divisors", "gae", "trust", "credit", "tokens",
-         "critic", "reuse", "staleness", "dpo", "methods", "exploration",
-         "tools", "compute", "zero", "r1", "tasks")
+         "critic", "reuse", "staleness", "offline", "methods", "exploration",
+         "masking", "compute", "zero", "r1", "gains")
 # The order of docs/lab.md, and of make lab; so many have their picture there:
 FINDINGS = 5
 ENDINGS = (".png", "-2.png")            # of the files of the pictures

@@ -25,19 +25,19 @@ from lab import (
     credit,
     critic,
     divisors,
-    dpo,
     exploration,
     gae,
     hacking,
     kl,
+    masking,
     methods,
+    offline,
     r1,
     seeds,
     sharpen,
     signal,
     staleness,
     tokens,
-    tools,
     training,
     variance,
     wrongrewards,
@@ -341,23 +341,23 @@ def test_three_seeds_agree_by_luck_once_in_four_times_and_an_effect_is_seen():
     assert (abs(dealt.sum(axis=1)) % 2 == 1).all() and abs(dealt.mean()) < 0.1
 
 
-def test_dpo_flips_the_share_of_the_pairs_that_is_asked_for():
+def test_offline_flips_the_share_of_the_pairs_that_is_asked_for():
     pairs = [{"chosen": "yes", "rejected": "no"}] * 1000
-    assert dpo.flip(pairs, 0, seed=1) == pairs
-    number = dpo.flip(pairs, 0.4, seed=1).count({"chosen": "no", "rejected": "yes"})
+    assert offline.flip(pairs, 0, seed=1) == pairs
+    number = offline.flip(pairs, 0.4, seed=1).count({"chosen": "no", "rejected": "yes"})
     assert number == pytest.approx(400, abs=60)
 
 
 @with_ppo
-def test_dpo_has_the_pairs_that_the_reward_model_learns_from(talker, monkeypatch):
+def test_offline_has_the_pairs_that_the_reward_model_learns_from(talker, monkeypatch):
     cfg = common.parse_flags(ppo.Config, [
         "--num_prompts", "24", "--hidden_size", "16", "--max_completion_length", "3"])
     task = common.load_task(cfg, lambda problem, text: float(len(text) % 2))
     policy = talker(cfg)
-    monkeypatch.setattr(dpo, "load_base", lambda *_: (cfg, task, policy))
+    monkeypatch.setattr(offline, "load_base", lambda *_: (cfg, task, policy))
     monkeypatch.setattr(preferences, "BATCHES", 3)
     monkeypatch.setattr(preferences, "MISTAKES", 0.5)
-    written = dpo.compared_pairs(0)
+    written = offline.compared_pairs(0)
     generator = common.generator(0, "mistakes")
     expected = []
     for number in range(3):
@@ -548,14 +548,14 @@ def test_a_completion_goes_on_as_it_did(config, load_task, talker):
         assert torch.equal(found, batch.tokens[:, t:]) and torch.equal(mask, batch.mask[:, t:])
 
 
-# ---- tools, hacking --------------------------------------------------------------------------
+# ---- masking, hacking ------------------------------------------------------------------------
 
-def test_tools_what_is_made_up_and_how_far_a_run_falls():
+def test_masking_what_is_made_up_and_how_far_a_run_falls():
     call = "<search>ka</search>"
-    assert tools.made_up([call, f"{call}<information>mi</information>", "<information>"]) == 0.5
-    assert tools.made_up(["no call"]) == 0
+    assert masking.made_up([call, f"{call}<information>mi</information>", "<information>"]) == 0.5
+    assert masking.made_up(["no call"]) == 0
     runs = f64([[0, 0, 0, 0, 0, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0, 0, 0, 1, 1]]).numpy()
-    assert tools.fall(runs) == pytest.approx([0, 0.6])
+    assert masking.fall(runs) == pytest.approx([0, 0.6])
 
 
 def proxies(kind, prompt, texts):

@@ -1,4 +1,4 @@
-"""Tools: tokens that the policy did not write, and rewards for calls
+"""Masking: tokens that the policy did not write, and rewards for calls
 
 Claim. What a tool says must not be learned: with these tokens masked Search-R1 gets 0.431, without
 0.343; GRPO learns faster than PPO there, and PPO is more stable (2503.09516). Without a tool RL

@@ -1,4 +1,4 @@
-"""DPO: whether chosen answers lose probability, flipped pairs, and PPO on the same preferences
+"""Offline DPO: chosen answers that lose probability, flipped pairs, and PPO on the same preferences
 
 Claim. DPO (2305.18290) widens the margin between chosen and rejected answers, also by making both
 less likely (likelihood displacement, Razin and others, 2410.08847). Pairs of the policy's own

@@ -1,4 +1,4 @@
-"""Tasks: what RL adds to the base on countdown, lookup and gridworld
+"""Gains: what RL adds to the base on countdown, lookup and gridworld
 
 Claim. RL from outcomes teaches what a base does too rarely: to search (TinyZero, on countdown) and
 to call a tool (Search-R1, 2503.09516). If each move has a reward, it gets the credit for what
@@ -73,4 +73,4 @@ def page(answers, walks):
                  "greedy": "optimal walks, greedy", "seconds": "seconds"}, ".2f", by="gridworld")]
     yield from tables
     yield Block("tasks", "\n".join([*tables, "Mean and span of seeds, each with its own base; "
-                                    "[the experiment](lab/tasks.md)\n"]))
+                                    "[the experiment](lab/gains.md)\n"]))
