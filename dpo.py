@@ -126,7 +126,8 @@ def dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta,
     h_chosen = chosen - ref_chosen                                              # (N,)  eq. (1)
     h_rejected = rejected - ref_rejected
     M = h_chosen - h_rejected                                                   # (N,)  eq. (2)
-    right, mixed_up = -F.logsigmoid(beta * M), -F.logsigmoid(-beta * M)
+    right = -F.logsigmoid(beta * M)
+    mixed_up = -F.logsigmoid(-beta * M)
     if loss_type == "sigmoid":
         return (1 - e) * right + e * mixed_up                                   # (N,)  eq. (3)
     if loss_type == "ipo":
@@ -140,18 +141,11 @@ def dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta,
 
 
 def kl(logps, ref_logps, estimator="k3", log_rho=None):
-    """Estimates KL(pi || pi_ref) at each token, from samples of pi; k3_ratio from those of pi_old,
-    where log_rho is log(pi / pi_old). (B, T) each -> (B, T)"""
+    """Estimates KL(pi || pi_ref) at each token, from samples of pi. grpo.py has more estimators, of
+    which one takes log_rho. (B, T) each -> (B, T)"""
     x = logps - ref_logps
-    if estimator == "k1":
-        return x                            # unbiased; as a loss, its gradient is only noise
-    if estimator == "k2":
-        return x.square() / 2               # biased; as a loss, it has the gradient of the KL
-    k3 = torch.expm1(-x) + x                # unbiased and never negative               eq. (4)
-    if estimator == "k3_ratio":
-        return log_rho.exp() * k3           # as a loss, it has the gradient of the KL
     assert estimator == "k3", estimator
-    return k3                               # as a loss, it has that of KL(pi_ref || pi)
+    return torch.expm1(-x) + x              # unbiased and never negative               eq. (4)
 
 
 # ---- 3. the update ---------------------------------------------------------------------------
@@ -234,17 +228,16 @@ def main(argv=None):
     sample = sample_batch
     if cfg.pairs or cfg.save_pairs:
         sample = common.optional("tasks.pairs").attach(run, sample)
-    run.load_base(warm_start)
+    run.begin(warm_start)
     reference = copy.deepcopy(policy)
-    optimizer = torch.optim.AdamW(
-        policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
     held_out = sample_batch(reference, task, cfg, "pairs", split="test")
     held_out_pairs = preferences(held_out.rewards)
 
     @torch.no_grad()
-    def evaluate_both(policy, task, cfg, num_samples=0):
+    def evaluate_both(policy, task, cfg, greedy=False):
         """The scores of completions, the metrics of held-out pairs, and the KL to the base."""
-        scores = evaluate(policy, task, cfg, num_samples)
+        scores = evaluate(policy, task, cfg, greedy)
         metrics = backward(policy, reference, held_out, *held_out_pairs, cfg)
         scores |= {f"pairs/{name}": value for name, value in metrics.items()}
         drawn = sample_batch(policy, task, cfg, "kl", split="test")
@@ -294,8 +287,9 @@ def decode(ids):
 
 def verify(problem, text):
     """Arithmetic: whether the one <answer> block of a text holds the right number. -> 1.0 or 0.0"""
-    number = re.fullmatch("-?[0-9]{1,20}", common.extract(text) or "")
-    return float(number is not None and int(number[0]) == int(problem.answer))
+    number = re.search("<answer> {0,90}(-?[0-9]{1,20}) {0,90}</answer>", text)
+    is_one = text.count("<answer>") == 1 and text.count("</answer>") == 1
+    return float(is_one and number is not None and int(number[1]) == int(problem.answer))
 
 
 # ---- 6. the policy ---------------------------------------------------------------------------
@@ -318,17 +312,17 @@ class Attention(nn.Module):
         self.value = nn.Linear(cfg.hidden_size, kv_size, bias=False)
         self.out = nn.Linear(cfg.hidden_size, cfg.hidden_size, bias=False)
 
-    def forward(self, x, cos, sin, attention_mask, cache):
+    def forward(self, x, cos, sin, attn_mask, cache):
         heads = (-1, self.head_size)
         q = self.query(x).unflatten(-1, heads).transpose(1, 2)                  # (B, H, L, hd)
         k = self.key(x).unflatten(-1, heads).transpose(1, 2)                    # (B, KV, L, hd)
         v = self.value(x).unflatten(-1, heads).transpose(1, 2)                  # (B, KV, L, hd)
         q = rotate(q, cos, sin)
-        k = rotate(k, cos, sin)
+        kv = torch.stack([rotate(k, cos, sin), v])                              # (2, B, KV, L, hd)
         if self in cache:                               # keys and values of earlier tokens
-            k, v = (torch.cat(pair, dim=2) for pair in zip(cache[self], (k, v)))
-        cache[self] = (k, v)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=attention_mask, enable_gqa=True)
+            kv = torch.cat([cache[self], kv], dim=3)
+        cache[self] = kv
+        y = F.scaled_dot_product_attention(q, kv[0], kv[1], attn_mask=attn_mask, enable_gqa=True)
         return self.out(y.transpose(1, 2).flatten(2))                           # (B, L, D)
 
 
@@ -351,8 +345,8 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(cfg.hidden_size)
         self.mlp = MLP(cfg)
 
-    def forward(self, x, cos, sin, attention_mask, cache):
-        x = x + self.attention(self.attention_norm(x), cos, sin, attention_mask, cache)
+    def forward(self, x, cos, sin, attn_mask, cache):
+        x = x + self.attention(self.attention_norm(x), cos, sin, attn_mask, cache)
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -377,17 +371,17 @@ class GPT(nn.Module):
 
     def hidden(self, tokens, cache=None):
         """What logits are made from. (B, L) -> (B, L, D). Tokens go on where the cache ends, a dict
-        layer -> keys and values (B, KV, L, hd) of all tokens so far."""
+        layer -> keys and values (2, B, KV, L, hd) of all tokens so far."""
         cache = {} if cache is None else cache
-        start = cache[self.blocks[0].attention][0].shape[2] if cache else 0
+        start = cache[self.blocks[0].attention].shape[3] if cache else 0
         L = tokens.shape[1]
         positions = torch.arange(start, start + L, device=tokens.device)
         angles = positions[:, None] * self.frequencies                          # (L, hd / 2)
         ones = torch.ones(L, start + L, dtype=torch.bool, device=tokens.device)
-        attention_mask = ones.tril(start) if L > 1 else None                    # one token sees all
+        attn_mask = ones.tril(start) if L > 1 else None                         # one token sees all
         x = self.embed(tokens)                                                  # (B, L, D)
         for block in self.blocks:
-            x = block(x, angles.cos(), angles.sin(), attention_mask, cache)
+            x = block(x, angles.cos(), angles.sin(), attn_mask, cache)
         return self.norm(x)
 
     def forward(self, tokens, cache=None):
@@ -397,8 +391,8 @@ class GPT(nn.Module):
 
 def take(cache, rows):
     """Keep only `rows` of a cache, in this order; a row may be taken several times."""
-    for layer, (k, v) in cache.items():
-        cache[layer] = (k[rows], v[rows])
+    for layer, kv in cache.items():
+        cache[layer] = kv[:, rows]
 
 
 def logprobs(logits, tokens, temperature=1.0, kernel="auto"):
@@ -441,7 +435,7 @@ def sample_token(logits, uniforms, temperature):
     if uniforms is None:
         return logits.argmax(dim=-1)
     cdf = F.softmax(logits / temperature, dim=-1).cumsum(dim=-1)                # (b, V)
-    threshold = uniforms[:, None] * cdf[:, -1:]                                 # it ends near 1
+    threshold = uniforms[:, None] * cdf[:, -1:]                                 # cdf ends near 1
     return torch.searchsorted(cdf, threshold, right=True)[:, 0].clamp(max=VOCAB_SIZE - 1)
 
 
@@ -483,29 +477,29 @@ def complete(policy, task, cfg, problems, generator=None):
         shape = (len(problems), cfg.max_completion_length)
         uniforms = torch.rand(shape, generator=generator).to(cfg.device)        # (B, T)
     roll_out = task.rollout or rollout                          # with calls, or as a CUDA graph
-    tokens, *slots, lengths = roll_out(policy, prompts, problems, cfg, uniforms)
+    tokens, mask, logps, entropy, lengths = roll_out(policy, prompts, problems, cfg, uniforms)
     rows = zip(tokens.tolist(), lengths.tolist())
     texts = [decode([i for i in ids[:length] if i != EOS]) for ids, length in rows]
-    is_truncated = (tokens != EOS).all(dim=1)                                   # (B,)
-    return common.Batch(tokens, *slots, lengths, is_truncated, problems, prompts, texts)
+    truncated = (tokens != EOS).all(dim=1)                                      # (B,)
+    return common.Batch(tokens, mask, logps, entropy, lengths, truncated, problems, prompts, texts)
 
 
-def sample_batch(policy, task, cfg, step, split="train"):
-    """P problems and G completions of each, rewarded: a function of policy, task, seed, step."""
-    problems = common.sample_problems(task, cfg.num_prompts, (cfg.seed, step), split)
+def sample_batch(policy, task, cfg, purpose, split="train"):
+    """P problems, G completions of each, rewarded: a function of policy, task, seed and purpose."""
+    problems = common.sample_problems(task, cfg.num_prompts, (cfg.seed, purpose), split)
     problems = [problem for problem in problems for _ in range(cfg.num_generations)]    # B
-    batch = complete(policy, task, cfg, problems, common.generator(cfg.seed, "rollout", step))
-    return task.judge(batch, cfg.num_generations, step)
+    batch = complete(policy, task, cfg, problems, common.generator(cfg.seed, "rollout", purpose))
+    return task.judge(batch, cfg.num_generations, purpose)
 
 
-def evaluate(policy, task, cfg, num_samples=0):
+def evaluate(policy, task, cfg, greedy=False):
     """Complete different held-out problems, with the same random numbers in every run. -> scores"""
-    G = max(1, num_samples)
-    problems = common.held_out_problems(task, cfg.num_eval_problems)
-    problems = [problem for problem in problems for _ in range(G)]
-    generator = common.generator("evaluation") if num_samples > 0 else None
+    G = 1 if greedy else cfg.num_eval_samples
+    held_out = common.held_out_problems(task, cfg.num_eval_problems)
+    problems = [problem for problem in held_out for _ in range(G)]
+    generator = None if greedy else common.generator("evaluation")
     batch = complete(policy, task, cfg, problems, generator)
-    return common.scores(task.judge(batch, G, "evaluation"), task, num_samples)
+    return common.scores(task.judge(batch, G, "evaluation"), task, greedy)
 
 
 # ---- 8. the warm start -----------------------------------------------------------------------
@@ -553,8 +547,7 @@ def warm_start(model, task, cfg):
 
 
 def gradient(model, batch, rows):
-    """What some rows of a batch add to the gradient of the mean of -log pi(o_t) over its tokens.
-    -> a tensor for each weight"""
+    """What some rows of a batch add to the gradient of its mean -log pi(o_t). -> list of tensors"""
     prompts, tokens, mask, lengths = batch
     T = int(lengths[rows].max())
     tokens = tokens[rows, :T]                                                   # (b, T)

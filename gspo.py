@@ -61,14 +61,14 @@ class Config(common.Config):                # G, P, T and others: common.Config
     importance_sampling_level: Literal["sequence", "sequence_token"] = "sequence"   # (2), or (9)
     scale_rewards: Literal["group", "batch", "mean", "none"] = "group"      # divisor in (1)
     epsilon: float = 3e-4                   # lower clip range (eps_low)
-    epsilon_high: float = 4e-4              # upper clip range (eps_high); TRL's of CISPO is 1 + it
+    epsilon_high: float = 4e-4              # upper clip range (eps_high); (6) caps at 1 + it
     num_iterations: int = 1                 # passes over each batch
     beta: float = 0.0                       # weight of the KL to the base
     kl_estimator: Literal["k1", "k2", "k3", "k3_ratio"] = "k3"      # of KL_t: (4) is k3
     entropy_coef: float = 0.0               # weight of the entropy bonus (c_H)
     dynamic_sampling: int = 0               # batches to add until P groups have signal
     overlong_buffer: int = 0                # buffer of (8) in tokens (c); 0: no penalty
-    mask_truncated_completions: bool = False    # leave outputs without an end out of (5), its B
+    mask_truncated_completions: bool = False    # (5) and B without outputs that have no end
     delta: float = 0.0                      # where A < 0, upper bound of the ratio in (3); 0: none
 
     def rules(self):
@@ -118,14 +118,15 @@ def policy_loss(logps, old_logps, advantages, mask,
     elif surrogate == "cispo":
         weight = ratio.clamp(max=1 + epsilon_high).detach()
         token_loss = -weight * A * logps                                        # (B, T)  eq. (6)
-    else:                                               # sapo
+    else:
+        assert surrogate == "sapo", surrogate
         tau = 1 + 0.05 * (A <= 0).to(A)                 # 1, or 1.05 where A is not positive
         token_loss = -4 / tau * torch.sigmoid(tau * (ratio - 1)) * A            # (B, T)  eq. (7)
     return torch.where(mask > 0, token_loss, 0.0)
 
 
 def is_clipped(log_rho, A, epsilon, epsilon_high):
-    """Where the range stops the gradient of (3): the ratio left it on A's side. -> bool (B, T)"""
+    """Where (3) has no gradient: the ratio passed the bound toward which A pushes. -> (B, T)"""
     ratio = log_rho.exp()
     return torch.where(A > 0, ratio > 1 + epsilon_high, (A < 0) & (ratio < 1 - epsilon))
 
@@ -138,11 +139,10 @@ def kl(logps, ref_logps, estimator="k3", log_rho=None):
         return x                            # unbiased; as a loss, its gradient is only noise
     if estimator == "k2":
         return x.square() / 2               # biased; as a loss, it has the gradient of the KL
-    k3 = torch.expm1(-x) + x                # unbiased and never negative               eq. (4)
     if estimator == "k3_ratio":
-        return log_rho.exp() * k3           # as a loss, it has the gradient of the KL
-    assert estimator == "k3", estimator
-    return k3                               # as a loss, it has that of KL(pi_ref || pi)
+        return log_rho.exp() * (torch.expm1(-x) + x)    # as a loss, it has the gradient of the KL
+    assert estimator == "k3", estimator     # as a loss, it has the gradient of KL(pi_ref || pi)
+    return torch.expm1(-x) + x              # unbiased and never negative               eq. (4)
 
 
 def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None):
@@ -163,23 +163,21 @@ def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None
 
 
 def overlong_penalty(lengths, max_length, buffer):
-    """From 0 at max_length - buffer tokens to -1 at max_length; 0 without a buffer. -> (P, G)"""
-    slope = (max_length - buffer - lengths) / max(buffer, 1)
-    return slope.clamp(-1.0, 0.0)                                               # eq. (8)
+    """From 0 at max_length - buffer tokens to -1 at max_length; 0 without a buffer. (B,) -> (B,)"""
+    return ((max_length - buffer - lengths) / max(buffer, 1)).clamp(-1.0, 0.0)  # eq. (8)
 
 
 # ---- 3. the update ---------------------------------------------------------------------------
 
 def backward(policy, batch, ref_logps, A, rows, cfg):
     """Accumulate the gradient of (5) over `rows`, in micro-batches. -> metrics"""
-    _, average = LOSS_TYPES[cfg.loss_type]
+    surrogate, average = LOSS_TYPES[cfg.loss_type]
     if cfg.mask_truncated_completions:
         rows = rows[~batch.is_truncated[rows].cpu()]
     num_sequences = len(rows)                           # of the whole optimizer step
     num_tokens = batch.mask[rows].sum().clamp(min=1)
     if cfg.beta == 0 and cfg.entropy_coef == 0:
         rows = rows[A[rows].any(dim=1).cpu()]           # the others have no gradient
-
     loss_sum = clipped_sum = max_log_ratio = 0.0
     for part in common.micro_batches(rows, batch.lengths, cfg.micro_batch_size):
         T = batch.lengths[part].max()
@@ -203,19 +201,13 @@ def backward(policy, batch, ref_logps, A, rows, cfg):
         loss_sum += loss.item()
         clipped_sum += (clipped * mask).sum().item()
         max_log_ratio = max(max_log_ratio, log_rho.abs().max().item())
-    return {"loss": loss_sum, "max_log_ratio": max_log_ratio,
-            "clip_ratio/region_mean": clipped_sum / num_tokens.item()}
+    metrics = {"loss": loss_sum, "max_log_ratio": max_log_ratio}
+    clip = {"clip_ratio/region_mean": clipped_sum / num_tokens.item()}
+    return metrics | clip if surrogate == "clip" else metrics
 
 
-def update(policy, reference, optimizer, batch, A, cfg, step):
+def update(policy, ref_logps, optimizer, batch, A, cfg, step):
     """num_iterations passes over the batch, num_mini_batches optimizer steps each. -> metrics"""
-    some = slice(None, None, 1 if cfg.beta > 0 else 8)  # rows enough for the metric alone
-    mask = batch.mask[some]
-    with torch.no_grad():
-        ref_logps, _ = score(
-            reference, batch.prompts[some], batch.tokens[some], cfg.temperature, cfg.kernel)
-    mean_kl = (kl(batch.logps[some], ref_logps, "k1") * mask).sum() / mask.sum()
-
     history = []
     for rows in common.mini_batches(batch, cfg, "shuffle", step):
         optimizer.zero_grad(set_to_none=False)          # zeros: Adam steps even without signal
@@ -224,11 +216,21 @@ def update(policy, reference, optimizer, batch, A, cfg, step):
         optimizer.step()
         history.append(metrics | {"grad_norm": grad_norm.item()})
     return common.mean_metrics(history) | {
-        "kl": mean_kl.item(), "sampling/sampling_logp_difference/max": history[0]["max_log_ratio"]}
+        "sampling/sampling_logp_difference/max": history[0]["max_log_ratio"]}
+
+
+@torch.no_grad()
+def score_reference(reference, batch, cfg):
+    """log pi_ref, or None if beta is 0; the mean KL to pi_ref, then over one output a question."""
+    rows = slice(None, None, 1 if cfg.beta > 0 else cfg.num_generations)
+    logps, _ = score(
+        reference, batch.prompts[rows], batch.tokens[rows], cfg.temperature, cfg.kernel)
+    token_kl = kl(batch.logps[rows], logps, "k1") * batch.mask[rows]
+    return logps if cfg.beta > 0 else None, (token_kl.sum() / batch.mask[rows].sum()).item()
 
 
 def sample_with_signal(policy, task, cfg, step):
-    """A batch, in which groups with signal, of more batches, replace those without. -> Batch"""
+    """A batch in which groups with signal, of more batches, replace those without; with (8)."""
     batch = sample_batch(policy, task, cfg, step)
     batches = [batch]
     for attempt in range(1, 1 + cfg.dynamic_sampling):
@@ -238,7 +240,8 @@ def sample_with_signal(policy, task, cfg, step):
         is_mixed = common.has_signal(torch.cat([one.rewards for one in batches]))[:, 0]
         order = is_mixed.int().argsort(descending=True, stable=True)
         batch = common.gather(batches, order[:cfg.num_prompts].sort().values)
-    return batch
+    penalty = overlong_penalty(batch.lengths.cpu(), cfg.max_completion_length, cfg.overlong_buffer)
+    return dataclasses.replace(batch, rewards=batch.rewards + penalty.view_as(batch.rewards))
 
 
 # ---- 4. training -----------------------------------------------------------------------------
@@ -252,18 +255,16 @@ def main(argv=None):
     task = common.load_task(cfg, verify)
     policy = GPT(cfg).to(cfg.device)
     run = common.Run(cfg, task, policy, COLUMNS)
-    run.load_base(warm_start)
+    run.begin(warm_start)
     reference = copy.deepcopy(policy)
-    optimizer = torch.optim.AdamW(
-        policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
 
     for step in run.steps(evaluate, policy=policy, optimizer=optimizer):
         batch = sample_with_signal(policy, task, cfg, step)     # questions, outputs, rewards
-        lengths = batch.lengths.view_as(batch.rewards).cpu()                    # (P, G)
-        batch.rewards += overlong_penalty(lengths, cfg.max_completion_length, cfg.overlong_buffer)
         A = advantages(batch.rewards, cfg.scale_rewards).view(-1, 1).to(cfg.device)     # (B, 1)
-        metrics = update(policy, reference, optimizer, batch, A, cfg, step)     # lower (5)
-        run.log(batch, A, metrics)
+        ref_logps, mean_kl = score_reference(reference, batch, cfg)
+        metrics = update(policy, ref_logps, optimizer, batch, A, cfg, step)     # descend (5)
+        run.log(batch, A, metrics | {"kl": mean_kl})
     return run.finish()
 
 
@@ -297,8 +298,9 @@ def decode(ids):
 
 def verify(problem, text):
     """Arithmetic: whether the one <answer> block of a text holds the right number. -> 1.0 or 0.0"""
-    number = re.fullmatch("-?[0-9]{1,20}", common.extract(text) or "")
-    return float(number is not None and int(number[0]) == int(problem.answer))
+    number = re.search("<answer> {0,90}(-?[0-9]{1,20}) {0,90}</answer>", text)
+    is_one = text.count("<answer>") == 1 and text.count("</answer>") == 1
+    return float(is_one and number is not None and int(number[1]) == int(problem.answer))
 
 
 # ---- 6. the policy ---------------------------------------------------------------------------
@@ -321,17 +323,17 @@ class Attention(nn.Module):
         self.value = nn.Linear(cfg.hidden_size, kv_size, bias=False)
         self.out = nn.Linear(cfg.hidden_size, cfg.hidden_size, bias=False)
 
-    def forward(self, x, cos, sin, attention_mask, cache):
+    def forward(self, x, cos, sin, attn_mask, cache):
         heads = (-1, self.head_size)
         q = self.query(x).unflatten(-1, heads).transpose(1, 2)                  # (B, H, L, hd)
         k = self.key(x).unflatten(-1, heads).transpose(1, 2)                    # (B, KV, L, hd)
         v = self.value(x).unflatten(-1, heads).transpose(1, 2)                  # (B, KV, L, hd)
         q = rotate(q, cos, sin)
-        k = rotate(k, cos, sin)
+        kv = torch.stack([rotate(k, cos, sin), v])                              # (2, B, KV, L, hd)
         if self in cache:                               # keys and values of earlier tokens
-            k, v = (torch.cat(pair, dim=2) for pair in zip(cache[self], (k, v)))
-        cache[self] = (k, v)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=attention_mask, enable_gqa=True)
+            kv = torch.cat([cache[self], kv], dim=3)
+        cache[self] = kv
+        y = F.scaled_dot_product_attention(q, kv[0], kv[1], attn_mask=attn_mask, enable_gqa=True)
         return self.out(y.transpose(1, 2).flatten(2))                           # (B, L, D)
 
 
@@ -354,8 +356,8 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(cfg.hidden_size)
         self.mlp = MLP(cfg)
 
-    def forward(self, x, cos, sin, attention_mask, cache):
-        x = x + self.attention(self.attention_norm(x), cos, sin, attention_mask, cache)
+    def forward(self, x, cos, sin, attn_mask, cache):
+        x = x + self.attention(self.attention_norm(x), cos, sin, attn_mask, cache)
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -380,17 +382,17 @@ class GPT(nn.Module):
 
     def hidden(self, tokens, cache=None):
         """What logits are made from. (B, L) -> (B, L, D). Tokens go on where the cache ends, a dict
-        layer -> keys and values (B, KV, L, hd) of all tokens so far."""
+        layer -> keys and values (2, B, KV, L, hd) of all tokens so far."""
         cache = {} if cache is None else cache
-        start = cache[self.blocks[0].attention][0].shape[2] if cache else 0
+        start = cache[self.blocks[0].attention].shape[3] if cache else 0
         L = tokens.shape[1]
         positions = torch.arange(start, start + L, device=tokens.device)
         angles = positions[:, None] * self.frequencies                          # (L, hd / 2)
         ones = torch.ones(L, start + L, dtype=torch.bool, device=tokens.device)
-        attention_mask = ones.tril(start) if L > 1 else None                    # one token sees all
+        attn_mask = ones.tril(start) if L > 1 else None                         # one token sees all
         x = self.embed(tokens)                                                  # (B, L, D)
         for block in self.blocks:
-            x = block(x, angles.cos(), angles.sin(), attention_mask, cache)
+            x = block(x, angles.cos(), angles.sin(), attn_mask, cache)
         return self.norm(x)
 
     def forward(self, tokens, cache=None):
@@ -400,8 +402,8 @@ class GPT(nn.Module):
 
 def take(cache, rows):
     """Keep only `rows` of a cache, in this order; a row may be taken several times."""
-    for layer, (k, v) in cache.items():
-        cache[layer] = (k[rows], v[rows])
+    for layer, kv in cache.items():
+        cache[layer] = kv[:, rows]
 
 
 def logprobs(logits, tokens, temperature=1.0, kernel="auto"):
@@ -444,7 +446,7 @@ def sample_token(logits, uniforms, temperature):
     if uniforms is None:
         return logits.argmax(dim=-1)
     cdf = F.softmax(logits / temperature, dim=-1).cumsum(dim=-1)                # (b, V)
-    threshold = uniforms[:, None] * cdf[:, -1:]                                 # it ends near 1
+    threshold = uniforms[:, None] * cdf[:, -1:]                                 # cdf ends near 1
     return torch.searchsorted(cdf, threshold, right=True)[:, 0].clamp(max=VOCAB_SIZE - 1)
 
 
@@ -486,29 +488,29 @@ def complete(policy, task, cfg, problems, generator=None):
         shape = (len(problems), cfg.max_completion_length)
         uniforms = torch.rand(shape, generator=generator).to(cfg.device)        # (B, T)
     roll_out = task.rollout or rollout                          # with calls, or as a CUDA graph
-    tokens, *slots, lengths = roll_out(policy, prompts, problems, cfg, uniforms)
+    tokens, mask, logps, entropy, lengths = roll_out(policy, prompts, problems, cfg, uniforms)
     rows = zip(tokens.tolist(), lengths.tolist())
     texts = [decode([i for i in ids[:length] if i != EOS]) for ids, length in rows]
-    is_truncated = (tokens != EOS).all(dim=1)                                   # (B,)
-    return common.Batch(tokens, *slots, lengths, is_truncated, problems, prompts, texts)
+    truncated = (tokens != EOS).all(dim=1)                                      # (B,)
+    return common.Batch(tokens, mask, logps, entropy, lengths, truncated, problems, prompts, texts)
 
 
-def sample_batch(policy, task, cfg, step, split="train"):
-    """P problems and G completions of each, rewarded: a function of policy, task, seed, step."""
-    problems = common.sample_problems(task, cfg.num_prompts, (cfg.seed, step), split)
+def sample_batch(policy, task, cfg, purpose, split="train"):
+    """P problems, G completions of each, rewarded: a function of policy, task, seed and purpose."""
+    problems = common.sample_problems(task, cfg.num_prompts, (cfg.seed, purpose), split)
     problems = [problem for problem in problems for _ in range(cfg.num_generations)]    # B
-    batch = complete(policy, task, cfg, problems, common.generator(cfg.seed, "rollout", step))
-    return task.judge(batch, cfg.num_generations, step)
+    batch = complete(policy, task, cfg, problems, common.generator(cfg.seed, "rollout", purpose))
+    return task.judge(batch, cfg.num_generations, purpose)
 
 
-def evaluate(policy, task, cfg, num_samples=0):
+def evaluate(policy, task, cfg, greedy=False):
     """Complete different held-out problems, with the same random numbers in every run. -> scores"""
-    G = max(1, num_samples)
-    problems = common.held_out_problems(task, cfg.num_eval_problems)
-    problems = [problem for problem in problems for _ in range(G)]
-    generator = common.generator("evaluation") if num_samples > 0 else None
+    G = 1 if greedy else cfg.num_eval_samples
+    held_out = common.held_out_problems(task, cfg.num_eval_problems)
+    problems = [problem for problem in held_out for _ in range(G)]
+    generator = None if greedy else common.generator("evaluation")
     batch = complete(policy, task, cfg, problems, generator)
-    return common.scores(task.judge(batch, G, "evaluation"), task, num_samples)
+    return common.scores(task.judge(batch, G, "evaluation"), task, greedy)
 
 
 # ---- 8. the warm start -----------------------------------------------------------------------
@@ -556,8 +558,7 @@ def warm_start(model, task, cfg):
 
 
 def gradient(model, batch, rows):
-    """What some rows of a batch add to the gradient of the mean of -log pi(o_t) over its tokens.
-    -> a tensor for each weight"""
+    """What some rows of a batch add to the gradient of its mean -log pi(o_t). -> list of tensors"""
     prompts, tokens, mask, lengths = batch
     T = int(lengths[rows].max())
     tokens = tokens[rows, :T]                                                   # (b, T)

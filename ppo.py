@@ -127,7 +127,7 @@ def policy_loss(logps, old_logps, advantages, mask, epsilon=0.2, epsilon_high=0.
 
 
 def is_clipped(log_rho, A, epsilon, epsilon_high):
-    """Where the range stops the gradient of (3): the ratio left it on A's side. -> bool (B, T)"""
+    """Where (3) has no gradient: the ratio passed the bound toward which A pushes. -> (B, T)"""
     ratio = log_rho.exp()
     return torch.where(A > 0, ratio > 1 + epsilon_high, (A < 0) & (ratio < 1 - epsilon))
 
@@ -147,18 +147,13 @@ def explained_variance(values, returns, mask):
 
 
 def kl(logps, ref_logps, estimator="k3", log_rho=None):
-    """Estimates KL(pi || pi_ref) at each token, from samples of pi; k3_ratio from those of pi_old,
-    where log_rho is log(pi / pi_old). (B, T) each -> (B, T)"""
+    """Estimates KL(pi || pi_ref) at each token, from samples of pi. grpo.py has more estimators, of
+    which one takes log_rho. (B, T) each -> (B, T)"""
     x = logps - ref_logps
     if estimator == "k1":
         return x                            # unbiased; as a loss, its gradient is only noise
-    if estimator == "k2":
-        return x.square() / 2               # biased; as a loss, it has the gradient of the KL
-    k3 = torch.expm1(-x) + x                # unbiased and never negative               eq. (4)
-    if estimator == "k3_ratio":
-        return log_rho.exp() * k3           # as a loss, it has the gradient of the KL
     assert estimator == "k3", estimator
-    return k3                               # as a loss, it has that of KL(pi_ref || pi)
+    return torch.expm1(-x) + x              # unbiased and never negative               eq. (4)
 
 
 def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None):
@@ -215,19 +210,19 @@ class Critic(nn.Module):
 
 @torch.no_grad()
 def compute_advantages(critic, reference, task, batch, cfg, beta):
-    """A_t, whitened, and R_t; V_old goes into batch.values. -> (B, T), (B, T), metrics"""
+    """A_t, whitened, R_t and V_old. -> (B, T), (B, T), (B, T), metrics"""
     mask = batch.mask
     ref_logps, _ = score(reference, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
     token_kl = kl(batch.logps, ref_logps, "k1") * mask
     rewards = task.token_rewards(batch) - beta * token_kl                       # (B, T)  eq. (8)
-    values = batch.values = critic(batch.prompts, batch.tokens) * mask          # (B, T)
+    values = critic(batch.prompts, batch.tokens) * mask                         # (B, T)
     lam = cfg.lam
     if cfg.length_adaptive:
         lam = length_adaptive_lambda(mask.sum(dim=1), cfg.alpha)                # (B, 1)
     A, _ = gae(rewards, values, mask, cfg.gamma, lam)
     _, returns = gae(rewards, values, mask, cfg.gamma, cfg.critic_lam)
     _, true_returns = gae(rewards, values, mask, cfg.gamma, 1.0)                # no V is in them
-    return whiten(A, mask), returns, {
+    return whiten(A, mask), returns, values, {
         "kl": (token_kl.sum() / mask.sum()).item(),
         "explained_variance": explained_variance(values, true_returns, mask)}
 
@@ -286,7 +281,7 @@ def backward(policy, batch, A, rows, cfg, penalty_coef):
         clipped_sum += (clipped * mask).sum().item()
         max_log_ratio = max(max_log_ratio, log_rho.abs().max().item())
     metrics = {"loss": loss_sum, "max_log_ratio": max_log_ratio,
-               "policy_kl": kl_sum / num_tokens.item()}
+               "approx_kl": kl_sum / num_tokens.item()}
     if cfg.trust_region == "clip":
         metrics["clip_ratio/region_mean"] = clipped_sum / num_tokens.item()
     return metrics
@@ -300,17 +295,21 @@ def update(policy, optimizer, batch, A, cfg, step, penalty_coef):
         metrics = backward(policy, batch, A, rows, cfg, penalty_coef)
         grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm)
         history.append(metrics | {"grad_norm": grad_norm.item()})
-        if cfg.trust_region == "clip" and 0 < 1.5 * cfg.target_kl < metrics["policy_kl"]:
+        if cfg.trust_region == "clip" and 0 < 1.5 * cfg.target_kl < metrics["approx_kl"]:
             break                                       # the policy has gone as far as it may
         optimizer.step()
-
-    prompts, tokens, mask = batch.prompts[::8], batch.tokens[::8], batch.mask[::8]
-    with torch.no_grad():                               # for a metric, some rows are enough
-        logps, _ = score(policy, prompts, tokens, cfg.temperature, cfg.kernel)
-    token_kl = kl(batch.logps[::8], logps) * mask                               # (B / 8, T)
     return common.mean_metrics(history) | {
-        "policy_kl": (token_kl.sum() / mask.sum()).item(),
+        "policy_kl": kl_of_update(policy, batch, cfg),
         "sampling/sampling_logp_difference/max": history[0]["max_log_ratio"]}
+
+
+@torch.no_grad()
+def kl_of_update(policy, batch, cfg):
+    """(4) from pi_old to pi, the mean over one output to each question. -> float"""
+    rows = slice(None, None, cfg.num_generations)
+    logps, _ = score(policy, batch.prompts[rows], batch.tokens[rows], cfg.temperature, cfg.kernel)
+    token_kl = kl(batch.logps[rows], logps) * batch.mask[rows]
+    return (token_kl.sum() / batch.mask[rows].sum()).item()
 
 
 # ---- 4. training -----------------------------------------------------------------------------
@@ -324,17 +323,17 @@ def main(argv=None, config_class=Config, update=update):
     task = common.load_task(cfg, verify)
     policy = GPT(cfg).to(cfg.device)
     run = common.Run(cfg, task, policy, COLUMNS)
-    run.load_base(warm_start)
+    run.begin(warm_start)
     reference = copy.deepcopy(policy)
     critic = Critic(policy)
-    optimizer = torch.optim.AdamW(
-        policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
     critic_optimizer = torch.optim.Adam(critic.parameters(), lr=cfg.critic_learning_rate)
     num_pretrain_steps = 0 if run.resumed else cfg.critic_pretrain_steps
     for i in tqdm(range(num_pretrain_steps), "critic", leave=False, disable=None):
         batch = sample_batch(policy, task, cfg, f"critic {i}")
         exact = dataclasses.replace(cfg, critic_lam=1.0)    # V does not teach itself
-        _, returns, _ = compute_advantages(critic, reference, task, batch, exact, cfg.beta)
+        _, returns, batch.values, _ = compute_advantages(
+            critic, reference, task, batch, exact, cfg.beta)
         fit_critic(critic, critic_optimizer, batch, returns, cfg, "critic", i)
 
     run.state = {"beta": cfg.beta, "penalty_coef": cfg.penalty_coef} | run.state
@@ -343,9 +342,10 @@ def main(argv=None, config_class=Config, update=update):
         beta = run.state["beta"]
         c_KL = run.state["penalty_coef"]
         batch = sample_batch(policy, task, cfg, step)       # q, o and r(o)
-        A, returns, metrics = compute_advantages(critic, reference, task, batch, cfg, beta)
+        A, returns, batch.values, metrics = compute_advantages(
+            critic, reference, task, batch, cfg, beta)
         metrics |= fit_critic(critic, critic_optimizer, batch, returns, cfg, "shuffle", step)
-        metrics |= update(policy, optimizer, batch, A, cfg, step, c_KL)         # lower (5)
+        metrics |= update(policy, optimizer, batch, A, cfg, step, c_KL)         # descend (5)
         metrics |= {"beta": beta, "penalty_coef": c_KL}
         run.state["beta"] = adapt_coefficient(beta, metrics["kl"], cfg.kl_target)
         if cfg.trust_region == "penalty":
@@ -384,8 +384,9 @@ def decode(ids):
 
 def verify(problem, text):
     """Arithmetic: whether the one <answer> block of a text holds the right number. -> 1.0 or 0.0"""
-    number = re.fullmatch("-?[0-9]{1,20}", common.extract(text) or "")
-    return float(number is not None and int(number[0]) == int(problem.answer))
+    number = re.search("<answer> {0,90}(-?[0-9]{1,20}) {0,90}</answer>", text)
+    is_one = text.count("<answer>") == 1 and text.count("</answer>") == 1
+    return float(is_one and number is not None and int(number[1]) == int(problem.answer))
 
 
 # ---- 6. the policy ---------------------------------------------------------------------------
@@ -408,17 +409,17 @@ class Attention(nn.Module):
         self.value = nn.Linear(cfg.hidden_size, kv_size, bias=False)
         self.out = nn.Linear(cfg.hidden_size, cfg.hidden_size, bias=False)
 
-    def forward(self, x, cos, sin, attention_mask, cache):
+    def forward(self, x, cos, sin, attn_mask, cache):
         heads = (-1, self.head_size)
         q = self.query(x).unflatten(-1, heads).transpose(1, 2)                  # (B, H, L, hd)
         k = self.key(x).unflatten(-1, heads).transpose(1, 2)                    # (B, KV, L, hd)
         v = self.value(x).unflatten(-1, heads).transpose(1, 2)                  # (B, KV, L, hd)
         q = rotate(q, cos, sin)
-        k = rotate(k, cos, sin)
+        kv = torch.stack([rotate(k, cos, sin), v])                              # (2, B, KV, L, hd)
         if self in cache:                               # keys and values of earlier tokens
-            k, v = (torch.cat(pair, dim=2) for pair in zip(cache[self], (k, v)))
-        cache[self] = (k, v)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=attention_mask, enable_gqa=True)
+            kv = torch.cat([cache[self], kv], dim=3)
+        cache[self] = kv
+        y = F.scaled_dot_product_attention(q, kv[0], kv[1], attn_mask=attn_mask, enable_gqa=True)
         return self.out(y.transpose(1, 2).flatten(2))                           # (B, L, D)
 
 
@@ -441,8 +442,8 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(cfg.hidden_size)
         self.mlp = MLP(cfg)
 
-    def forward(self, x, cos, sin, attention_mask, cache):
-        x = x + self.attention(self.attention_norm(x), cos, sin, attention_mask, cache)
+    def forward(self, x, cos, sin, attn_mask, cache):
+        x = x + self.attention(self.attention_norm(x), cos, sin, attn_mask, cache)
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -467,17 +468,17 @@ class GPT(nn.Module):
 
     def hidden(self, tokens, cache=None):
         """What logits are made from. (B, L) -> (B, L, D). Tokens go on where the cache ends, a dict
-        layer -> keys and values (B, KV, L, hd) of all tokens so far."""
+        layer -> keys and values (2, B, KV, L, hd) of all tokens so far."""
         cache = {} if cache is None else cache
-        start = cache[self.blocks[0].attention][0].shape[2] if cache else 0
+        start = cache[self.blocks[0].attention].shape[3] if cache else 0
         L = tokens.shape[1]
         positions = torch.arange(start, start + L, device=tokens.device)
         angles = positions[:, None] * self.frequencies                          # (L, hd / 2)
         ones = torch.ones(L, start + L, dtype=torch.bool, device=tokens.device)
-        attention_mask = ones.tril(start) if L > 1 else None                    # one token sees all
+        attn_mask = ones.tril(start) if L > 1 else None                         # one token sees all
         x = self.embed(tokens)                                                  # (B, L, D)
         for block in self.blocks:
-            x = block(x, angles.cos(), angles.sin(), attention_mask, cache)
+            x = block(x, angles.cos(), angles.sin(), attn_mask, cache)
         return self.norm(x)
 
     def forward(self, tokens, cache=None):
@@ -487,8 +488,8 @@ class GPT(nn.Module):
 
 def take(cache, rows):
     """Keep only `rows` of a cache, in this order; a row may be taken several times."""
-    for layer, (k, v) in cache.items():
-        cache[layer] = (k[rows], v[rows])
+    for layer, kv in cache.items():
+        cache[layer] = kv[:, rows]
 
 
 def logprobs(logits, tokens, temperature=1.0, kernel="auto"):
@@ -531,7 +532,7 @@ def sample_token(logits, uniforms, temperature):
     if uniforms is None:
         return logits.argmax(dim=-1)
     cdf = F.softmax(logits / temperature, dim=-1).cumsum(dim=-1)                # (b, V)
-    threshold = uniforms[:, None] * cdf[:, -1:]                                 # it ends near 1
+    threshold = uniforms[:, None] * cdf[:, -1:]                                 # cdf ends near 1
     return torch.searchsorted(cdf, threshold, right=True)[:, 0].clamp(max=VOCAB_SIZE - 1)
 
 
@@ -573,29 +574,29 @@ def complete(policy, task, cfg, problems, generator=None):
         shape = (len(problems), cfg.max_completion_length)
         uniforms = torch.rand(shape, generator=generator).to(cfg.device)        # (B, T)
     roll_out = task.rollout or rollout                          # with calls, or as a CUDA graph
-    tokens, *slots, lengths = roll_out(policy, prompts, problems, cfg, uniforms)
+    tokens, mask, logps, entropy, lengths = roll_out(policy, prompts, problems, cfg, uniforms)
     rows = zip(tokens.tolist(), lengths.tolist())
     texts = [decode([i for i in ids[:length] if i != EOS]) for ids, length in rows]
-    is_truncated = (tokens != EOS).all(dim=1)                                   # (B,)
-    return common.Batch(tokens, *slots, lengths, is_truncated, problems, prompts, texts)
+    truncated = (tokens != EOS).all(dim=1)                                      # (B,)
+    return common.Batch(tokens, mask, logps, entropy, lengths, truncated, problems, prompts, texts)
 
 
-def sample_batch(policy, task, cfg, step, split="train"):
-    """P problems and G completions of each, rewarded: a function of policy, task, seed, step."""
-    problems = common.sample_problems(task, cfg.num_prompts, (cfg.seed, step), split)
+def sample_batch(policy, task, cfg, purpose, split="train"):
+    """P problems, G completions of each, rewarded: a function of policy, task, seed and purpose."""
+    problems = common.sample_problems(task, cfg.num_prompts, (cfg.seed, purpose), split)
     problems = [problem for problem in problems for _ in range(cfg.num_generations)]    # B
-    batch = complete(policy, task, cfg, problems, common.generator(cfg.seed, "rollout", step))
-    return task.judge(batch, cfg.num_generations, step)
+    batch = complete(policy, task, cfg, problems, common.generator(cfg.seed, "rollout", purpose))
+    return task.judge(batch, cfg.num_generations, purpose)
 
 
-def evaluate(policy, task, cfg, num_samples=0):
+def evaluate(policy, task, cfg, greedy=False):
     """Complete different held-out problems, with the same random numbers in every run. -> scores"""
-    G = max(1, num_samples)
-    problems = common.held_out_problems(task, cfg.num_eval_problems)
-    problems = [problem for problem in problems for _ in range(G)]
-    generator = common.generator("evaluation") if num_samples > 0 else None
+    G = 1 if greedy else cfg.num_eval_samples
+    held_out = common.held_out_problems(task, cfg.num_eval_problems)
+    problems = [problem for problem in held_out for _ in range(G)]
+    generator = None if greedy else common.generator("evaluation")
     batch = complete(policy, task, cfg, problems, generator)
-    return common.scores(task.judge(batch, G, "evaluation"), task, num_samples)
+    return common.scores(task.judge(batch, G, "evaluation"), task, greedy)
 
 
 # ---- 8. the warm start -----------------------------------------------------------------------
@@ -643,8 +644,7 @@ def warm_start(model, task, cfg):
 
 
 def gradient(model, batch, rows):
-    """What some rows of a batch add to the gradient of the mean of -log pi(o_t) over its tokens.
-    -> a tensor for each weight"""
+    """What some rows of a batch add to the gradient of its mean -log pi(o_t). -> list of tensors"""
     prompts, tokens, mask, lengths = batch
     T = int(lengths[rows].max())
     tokens = tokens[rows, :T]                                                   # (b, T)

@@ -123,18 +123,13 @@ def policy_loss(logps, advantages, mask):
 
 
 def kl(logps, ref_logps, estimator="k3", log_rho=None):
-    """Estimates KL(pi || pi_ref) at each token, from samples of pi; k3_ratio from those of pi_old,
-    where log_rho is log(pi / pi_old). (B, T) each -> (B, T)"""
+    """Estimates KL(pi || pi_ref) at each token, from samples of pi. grpo.py has more estimators, of
+    which one takes log_rho. (B, T) each -> (B, T)"""
     x = logps - ref_logps
     if estimator == "k1":
         return x                            # unbiased; as a loss, its gradient is only noise
-    if estimator == "k2":
-        return x.square() / 2               # biased; as a loss, it has the gradient of the KL
-    k3 = torch.expm1(-x) + x                # unbiased and never negative               eq. (4)
-    if estimator == "k3_ratio":
-        return log_rho.exp() * k3           # as a loss, it has the gradient of the KL
     assert estimator == "k3", estimator
-    return k3                               # as a loss, it has that of KL(pi_ref || pi)
+    return torch.expm1(-x) + x              # unbiased and never negative               eq. (4)
 
 
 def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None):
@@ -157,6 +152,16 @@ def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None
 # ---- 3. the update ---------------------------------------------------------------------------
 
 @torch.no_grad()
+def score_reference(reference, batch, cfg):
+    """log pi_ref, or None if beta is 0; the mean KL to pi_ref, then over one output a question."""
+    rows = slice(None, None, 1 if cfg.beta > 0 else cfg.num_generations)
+    logps, _ = score(
+        reference, batch.prompts[rows], batch.tokens[rows], cfg.temperature, cfg.kernel)
+    token_kl = kl(batch.logps[rows], logps, "k1") * batch.mask[rows]
+    return logps if cfg.beta > 0 else None, (token_kl.sum() / batch.mask[rows].sum()).item()
+
+
+@torch.no_grad()
 def token_rewards(task, teacher, batch, cfg):
     """r_t, 0 in masked slots. -> (B, T)"""
     if teacher is not None:
@@ -170,23 +175,15 @@ def token_rewards(task, teacher, batch, cfg):
 
 
 @torch.no_grad()
-def compute_advantages(policy, reference, batch, rewards, cfg):
-    """A_t, 0 in masked slots, from r_t. (B, T) -> (B, T), metrics"""
-    every = 1 if cfg.beta > 0 else 8                    # for the metric alone, some rows are enough
-    mask = batch.mask[::every]
-    ref_logps, _ = score(
-        reference, batch.prompts[::every], batch.tokens[::every], cfg.temperature, cfg.kernel)
-    token_kl = kl(batch.logps[::every], ref_logps, "k1") * mask                 # (B / every, T)
-    if cfg.beta > 0:
-        rewards = rewards - cfg.beta * token_kl
-
+def compute_advantages(policy, batch, rewards, cfg):
+    """A_t, 0 in masked slots, from r_t. (B, T) -> (B, T)"""
     to_go = rewards_to_go(rewards, batch.mask, cfg.gamma)                       # (B, T)
     R = to_go[:, 0].view_as(batch.rewards)                                      # (P, G)
     norms = squared_gradient_norms(policy, batch, cfg) if cfg.baseline == "optimal" else None
     A = advantages(R, cfg.baseline, norms).view(-1, 1)                          # (B, 1)  R - b
     if cfg.view == "token":
         A = A + (to_go - to_go[:, :1])                                          # (B, T)  G_t - b
-    return A * batch.mask, {"kl": (token_kl.sum() / mask.sum()).item()}
+    return A * batch.mask
 
 
 def squared_gradient_norms(policy, batch, cfg):
@@ -258,19 +255,21 @@ def main(argv=None):
         run.parts["teacher"] = teacher                      # checkpoints hold it, too
     if cfg.teacher and not run.resumed:
         common.load_policy(teacher, f"{cfg.teacher}/checkpoint.pt")
-    run.load_base(warm_start)
+    run.begin(warm_start)
     reference = copy.deepcopy(policy)
-    optimizer = torch.optim.AdamW(
-        policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
 
     for step in run.steps(evaluate, policy=policy, optimizer=optimizer):
         batch = sample_batch(policy, task, cfg, step)       # questions, G outputs of each, rewards
         rewards = token_rewards(task, teacher, batch, cfg)                      # (B, T)
-        A, metrics = compute_advantages(policy, reference, batch, rewards, cfg)
-        metrics |= update(policy, optimizer, batch, A, cfg, step)               # steps down (5)
+        ref_logps, mean_kl = score_reference(reference, batch, cfg)
+        if cfg.beta > 0:
+            rewards = rewards - cfg.beta * kl(batch.logps, ref_logps, "k1") * batch.mask
+        A = compute_advantages(policy, batch, rewards, cfg)                     # (B, T)
+        metrics = update(policy, optimizer, batch, A, cfg, step)                # descend (5)
         if teacher is not None:
             metrics["teacher_kl"] = -(rewards.sum() / batch.mask.sum()).item()
-        run.log(batch, A, metrics)
+        run.log(batch, A, metrics | {"kl": mean_kl})
     return run.finish()
 
 
@@ -304,8 +303,9 @@ def decode(ids):
 
 def verify(problem, text):
     """Arithmetic: whether the one <answer> block of a text holds the right number. -> 1.0 or 0.0"""
-    number = re.fullmatch("-?[0-9]{1,20}", common.extract(text) or "")
-    return float(number is not None and int(number[0]) == int(problem.answer))
+    number = re.search("<answer> {0,90}(-?[0-9]{1,20}) {0,90}</answer>", text)
+    is_one = text.count("<answer>") == 1 and text.count("</answer>") == 1
+    return float(is_one and number is not None and int(number[1]) == int(problem.answer))
 
 
 # ---- 6. the policy ---------------------------------------------------------------------------
@@ -328,17 +328,17 @@ class Attention(nn.Module):
         self.value = nn.Linear(cfg.hidden_size, kv_size, bias=False)
         self.out = nn.Linear(cfg.hidden_size, cfg.hidden_size, bias=False)
 
-    def forward(self, x, cos, sin, attention_mask, cache):
+    def forward(self, x, cos, sin, attn_mask, cache):
         heads = (-1, self.head_size)
         q = self.query(x).unflatten(-1, heads).transpose(1, 2)                  # (B, H, L, hd)
         k = self.key(x).unflatten(-1, heads).transpose(1, 2)                    # (B, KV, L, hd)
         v = self.value(x).unflatten(-1, heads).transpose(1, 2)                  # (B, KV, L, hd)
         q = rotate(q, cos, sin)
-        k = rotate(k, cos, sin)
+        kv = torch.stack([rotate(k, cos, sin), v])                              # (2, B, KV, L, hd)
         if self in cache:                               # keys and values of earlier tokens
-            k, v = (torch.cat(pair, dim=2) for pair in zip(cache[self], (k, v)))
-        cache[self] = (k, v)
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=attention_mask, enable_gqa=True)
+            kv = torch.cat([cache[self], kv], dim=3)
+        cache[self] = kv
+        y = F.scaled_dot_product_attention(q, kv[0], kv[1], attn_mask=attn_mask, enable_gqa=True)
         return self.out(y.transpose(1, 2).flatten(2))                           # (B, L, D)
 
 
@@ -361,8 +361,8 @@ class Block(nn.Module):
         self.mlp_norm = nn.RMSNorm(cfg.hidden_size)
         self.mlp = MLP(cfg)
 
-    def forward(self, x, cos, sin, attention_mask, cache):
-        x = x + self.attention(self.attention_norm(x), cos, sin, attention_mask, cache)
+    def forward(self, x, cos, sin, attn_mask, cache):
+        x = x + self.attention(self.attention_norm(x), cos, sin, attn_mask, cache)
         return x + self.mlp(self.mlp_norm(x))
 
 
@@ -387,17 +387,17 @@ class GPT(nn.Module):
 
     def hidden(self, tokens, cache=None):
         """What logits are made from. (B, L) -> (B, L, D). Tokens go on where the cache ends, a dict
-        layer -> keys and values (B, KV, L, hd) of all tokens so far."""
+        layer -> keys and values (2, B, KV, L, hd) of all tokens so far."""
         cache = {} if cache is None else cache
-        start = cache[self.blocks[0].attention][0].shape[2] if cache else 0
+        start = cache[self.blocks[0].attention].shape[3] if cache else 0
         L = tokens.shape[1]
         positions = torch.arange(start, start + L, device=tokens.device)
         angles = positions[:, None] * self.frequencies                          # (L, hd / 2)
         ones = torch.ones(L, start + L, dtype=torch.bool, device=tokens.device)
-        attention_mask = ones.tril(start) if L > 1 else None                    # one token sees all
+        attn_mask = ones.tril(start) if L > 1 else None                         # one token sees all
         x = self.embed(tokens)                                                  # (B, L, D)
         for block in self.blocks:
-            x = block(x, angles.cos(), angles.sin(), attention_mask, cache)
+            x = block(x, angles.cos(), angles.sin(), attn_mask, cache)
         return self.norm(x)
 
     def forward(self, tokens, cache=None):
@@ -407,8 +407,8 @@ class GPT(nn.Module):
 
 def take(cache, rows):
     """Keep only `rows` of a cache, in this order; a row may be taken several times."""
-    for layer, (k, v) in cache.items():
-        cache[layer] = (k[rows], v[rows])
+    for layer, kv in cache.items():
+        cache[layer] = kv[:, rows]
 
 
 def logprobs(logits, tokens, temperature=1.0, kernel="auto"):
@@ -451,7 +451,7 @@ def sample_token(logits, uniforms, temperature):
     if uniforms is None:
         return logits.argmax(dim=-1)
     cdf = F.softmax(logits / temperature, dim=-1).cumsum(dim=-1)                # (b, V)
-    threshold = uniforms[:, None] * cdf[:, -1:]                                 # it ends near 1
+    threshold = uniforms[:, None] * cdf[:, -1:]                                 # cdf ends near 1
     return torch.searchsorted(cdf, threshold, right=True)[:, 0].clamp(max=VOCAB_SIZE - 1)
 
 
@@ -493,29 +493,29 @@ def complete(policy, task, cfg, problems, generator=None):
         shape = (len(problems), cfg.max_completion_length)
         uniforms = torch.rand(shape, generator=generator).to(cfg.device)        # (B, T)
     roll_out = task.rollout or rollout                          # with calls, or as a CUDA graph
-    tokens, *slots, lengths = roll_out(policy, prompts, problems, cfg, uniforms)
+    tokens, mask, logps, entropy, lengths = roll_out(policy, prompts, problems, cfg, uniforms)
     rows = zip(tokens.tolist(), lengths.tolist())
     texts = [decode([i for i in ids[:length] if i != EOS]) for ids, length in rows]
-    is_truncated = (tokens != EOS).all(dim=1)                                   # (B,)
-    return common.Batch(tokens, *slots, lengths, is_truncated, problems, prompts, texts)
+    truncated = (tokens != EOS).all(dim=1)                                      # (B,)
+    return common.Batch(tokens, mask, logps, entropy, lengths, truncated, problems, prompts, texts)
 
 
-def sample_batch(policy, task, cfg, step, split="train"):
-    """P problems and G completions of each, rewarded: a function of policy, task, seed, step."""
-    problems = common.sample_problems(task, cfg.num_prompts, (cfg.seed, step), split)
+def sample_batch(policy, task, cfg, purpose, split="train"):
+    """P problems, G completions of each, rewarded: a function of policy, task, seed and purpose."""
+    problems = common.sample_problems(task, cfg.num_prompts, (cfg.seed, purpose), split)
     problems = [problem for problem in problems for _ in range(cfg.num_generations)]    # B
-    batch = complete(policy, task, cfg, problems, common.generator(cfg.seed, "rollout", step))
-    return task.judge(batch, cfg.num_generations, step)
+    batch = complete(policy, task, cfg, problems, common.generator(cfg.seed, "rollout", purpose))
+    return task.judge(batch, cfg.num_generations, purpose)
 
 
-def evaluate(policy, task, cfg, num_samples=0):
+def evaluate(policy, task, cfg, greedy=False):
     """Complete different held-out problems, with the same random numbers in every run. -> scores"""
-    G = max(1, num_samples)
-    problems = common.held_out_problems(task, cfg.num_eval_problems)
-    problems = [problem for problem in problems for _ in range(G)]
-    generator = common.generator("evaluation") if num_samples > 0 else None
+    G = 1 if greedy else cfg.num_eval_samples
+    held_out = common.held_out_problems(task, cfg.num_eval_problems)
+    problems = [problem for problem in held_out for _ in range(G)]
+    generator = None if greedy else common.generator("evaluation")
     batch = complete(policy, task, cfg, problems, generator)
-    return common.scores(task.judge(batch, G, "evaluation"), task, num_samples)
+    return common.scores(task.judge(batch, G, "evaluation"), task, greedy)
 
 
 # ---- 8. the warm start -----------------------------------------------------------------------
@@ -563,8 +563,7 @@ def warm_start(model, task, cfg):
 
 
 def gradient(model, batch, rows):
-    """What some rows of a batch add to the gradient of the mean of -log pi(o_t) over its tokens.
-    -> a tensor for each weight"""
+    """What some rows of a batch add to the gradient of its mean -log pi(o_t). -> list of tensors"""
     prompts, tokens, mask, lengths = batch
     T = int(lengths[rows].max())
     tokens = tokens[rows, :T]                                                   # (b, T)

@@ -55,6 +55,7 @@ class Config(grpo.Config):
     sampler_lag: int = 4                # sample from the policy of so many batches ago (K)
     importance_sampling_correction: Literal[CORRECTIONS] = "none"   # none: every weight is 1
     importance_sampling_cap: float = 2.0    # the highest weight (C)
+    MAY_BE_ZERO = grpo.Config.MAY_BE_ZERO | {"sampler_lag"}
 
     def __post_init__(self):
         for name in ("epsilon", "epsilon_high"):
@@ -142,22 +143,19 @@ def main(argv=None):
     task = common.load_task(cfg, script.verify)
     policy = script.GPT(cfg).to(cfg.device)
     run = common.Run(cfg, task, policy, script.COLUMNS)
-    run.load_base(script.warm_start)
+    run.begin(script.warm_start)
     reference = copy.deepcopy(policy)
     sampler = Sampler(policy, cfg.sampler_lag)
-    optimizer = torch.optim.AdamW(
-        policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
 
     for step in run.steps(script.evaluate, policy=policy, optimizer=optimizer, sampler=sampler):
         batch = script.sample_with_signal(sampler.policy, task, cfg, step)
-        lengths = batch.lengths.view_as(batch.rewards).cpu()                    # (P, G)
-        batch.rewards += script.overlong_penalty(
-            lengths, cfg.max_completion_length, cfg.overlong_buffer)
         A = script.advantages(batch.rewards, cfg.scale_rewards).view(-1, 1).to(cfg.device)  # (B, 1)
         weights, differences = correct_for_lag(policy, batch, cfg)              # (B, T)
-        metrics = script.update(policy, reference, optimizer, batch, weights * A, cfg, step)
+        ref_logps, mean_kl = script.score_reference(reference, batch, cfg)
+        metrics = script.update(policy, ref_logps, optimizer, batch, weights * A, cfg, step)
         sampler.follow(policy)
-        run.log(batch, A, metrics | differences)
+        run.log(batch, A, metrics | differences | {"kl": mean_kl})
     return run.finish()
 
 

@@ -149,7 +149,7 @@ class Ours:
         self.policy = grpo.GPT(cfg).to(DEVICE)
         self.reference = copy.deepcopy(self.policy)
         self.optimizer = torch.optim.AdamW(
-            self.policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
+            self.policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
         self.task = common.load_task(cfg, grpo.verify)
         self.real_rollout = self.task.rollout or grpo.rollout
         self.task.rollout = self.complete
@@ -184,7 +184,8 @@ class Ours:
 
     def update(self, batch):
         A = grpo.advantages(batch.rewards).view(-1, 1).to(DEVICE)               # (B, 1)
-        grpo.update(self.policy, self.reference, self.optimizer, batch, A, self.cfg, 0)
+        ref_logps, _ = grpo.score_reference(self.reference, batch, self.cfg)
+        grpo.update(self.policy, ref_logps, self.optimizer, batch, A, self.cfg, 0)
         common.describe(batch)
 
     def step(self):

@@ -29,6 +29,7 @@ import dataclasses
 import itertools
 
 import numpy
+import torch
 
 import grpo
 from lab.draw import GREY, curves, dots
@@ -49,7 +50,7 @@ PPO = (f"ppo.py {FLAGS} --max_steps {STEPS} --stop_at 2 --eval_steps 1000 --num_
 OUTCOME = "accuracy"
 LEARNED = "tool tokens learned"
 NO_TOOL = "no tool"
-RUNS = {OUTCOME: "", LEARNED: "--no-mask_tool_tokens", NO_TOOL: "",        # of grpo.py
+RUNS = {OUTCOME: "", LEARNED: "", NO_TOOL: "",                                 # of grpo.py
         "fine": "--reward fine", "coarse + format": "--reward coarse+format",
         "fine + length": "--reward fine+length",
         "fine + growing length": "--reward fine+growing_length"}
@@ -60,6 +61,17 @@ EXPERIMENT.runs("critic", {"PPO": PPO}, ["accuracy"])
 def silence(task):
     """The tool says nothing from now on."""
     task.respond = lambda problem, text: ""
+
+
+def unmask(task):
+    """What the tool says counts as written by the policy from now on."""
+    rollout = task.rollout
+
+    def unmasked(*arguments):
+        tokens, mask, logps, entropy, lengths = rollout(*arguments)
+        is_used = torch.arange(mask.shape[1]) < lengths[:, None]                # (B, T)
+        return tokens, is_used.to(mask), logps, entropy, lengths
+    task.rollout = unmasked
 
 
 def made_up(texts):
@@ -74,6 +86,8 @@ def learning(seed, name):
     cfg, task, policy = load_base(grpo, f"{FLAGS} {RUNS[name]} --seed {seed}")
     if name == NO_TOOL:
         silence(task)
+    if name == LEARNED:
+        unmask(task)
     found = {"accuracy": []}
     for batch, _ in itertools.islice(training(grpo, cfg, task, policy), STEPS):
         found["accuracy"].append(batch.is_correct.double().mean().item())

@@ -74,13 +74,14 @@ def engines(seed, name):
     """Learn from samples of an engine: pass@1 of the policy, and the share that is clipped."""
     method, bits, is_recomputed, correction = ENGINES[name]
     script = lag.METHODS[method]
-    cfg, task, policy = load_base(script, f"{FLAGS} --num_eval_problems 128 --seed {seed}")
+    cfg, task, policy = load_base(
+        script, f"{FLAGS} --num_eval_problems 128 --num_eval_samples 4 --seed {seed}")
     corrected = lag.Config(**vars(cfg), method=method, sampler_lag=int(is_recomputed),
                            importance_sampling_correction=correction)
     steps = training(script, cfg, task, policy, lambda policy: engine(policy, bits),
                      lambda batch: lag.correct_for_lag(policy, batch, corrected)[0])
     clipped = [metrics["clip_ratio/region_mean"] for _, metrics in itertools.islice(steps, UPDATES)]
-    return {"pass@1": script.evaluate(policy, task, cfg, 4)["pass@1"], "clipped": clipped}
+    return {"pass@1": script.evaluate(policy, task, cfg)["pass@1"], "clipped": clipped}
 
 
 def page(runs, engines):

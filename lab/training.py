@@ -24,16 +24,16 @@ def training(script, cfg, task, policy, engine=lambda policy: policy, weigh=lamb
     by engine(policy), advantages multiplied by weigh(batch). Yields (batch, metrics) of each step,
     after its update"""
     reference = copy.deepcopy(policy)
-    optimizer = torch.optim.AdamW(
-        policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
     clear_gradient(policy)
     for step in itertools.count():
         batch = script.sample_with_signal(engine(policy), task, cfg, step)
         A = script.advantages(batch.rewards, cfg.scale_rewards).view(-1, 1)     # (B, 1)
         A = A * weigh(batch)                                                    # or (B, T)
-        metrics = script.update(policy, reference, optimizer, batch, A, cfg, step)
+        ref_logps, mean_kl = script.score_reference(reference, batch, cfg)
+        metrics = script.update(policy, ref_logps, optimizer, batch, A, cfg, step)
         task.observe(batch, step)
-        yield batch, metrics
+        yield batch, metrics | {"kl": mean_kl}
 
 
 def flat_gradient(policy):

@@ -81,7 +81,8 @@ class OwnAnswers(Wrapper):
 
 def setting(name, seed, prompt_width):
     """-> Config, task of a run"""
-    flags = f"{RUNS[name]} --max_completion_length 64 --num_eval_problems 256 --seed {seed}"
+    flags = (f"{RUNS[name]} --max_completion_length 64 --num_eval_problems 256 "
+             f"--num_eval_samples 2 --seed {seed}")
     cfg = common.parse_flags(grpo.Config, flags.split())
     task = common.load_task(cfg, grpo.verify)
     task.prompt_width = prompt_width            # five operands are padded as the base knows them
@@ -143,7 +144,7 @@ def learned(seed, name):
         batches = [grpo.sample_batch(policy, task, large, "before")]
         if window > 0:
             batches = [batch for batch, _ in itertools.islice(steps, WINDOW)]
-        score = grpo.evaluate(policy, task, cfg, num_samples=2)["pass@1"]
+        score = grpo.evaluate(policy, task, cfg)["pass@1"]
         found.append(look(batches) | {"pass@1": score})
     return {column: [one[column] for one in found] for column in found[0]}
 

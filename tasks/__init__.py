@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 
 import common
-from common import extract as extract  # for the verifiers of tasks
 
 
 class Task:
@@ -34,8 +33,7 @@ class Task:
     held_out_tenths = 1     # of ten prompts so many are for the evaluation alone
     is_judged = True        # false: luck decides how it ends, so nothing counts as right or wrong
 
-    def __init__(self, cfg, level=""):
-        self.level = level                              # of --task NAME:LEVEL
+    def __init__(self, cfg, level=""):                  # of --task NAME:LEVEL, if it has levels
         self.name = type(self).__module__.rpartition(".")[2]
         self.state = {}                                 # plain values that checkpoints hold
 
@@ -47,26 +45,27 @@ class Task:
         """What the environment inserts after a call token; text: the completion so far. -> str"""
         return ""
 
-    def judge(self, batch, G, step):
+    def judge(self, batch, G, purpose):
         """Verify and reward completions, G of each problem. -> the batch"""
         batch.verdicts = [self.verify(*pair) for pair in zip(batch.problems, batch.texts)]
         judged = [self.is_correct(*pair) for pair in zip(batch.problems, batch.verdicts)]
         batch.is_correct = torch.tensor(judged).view(-1, G)
-        batch.rewards = self.rewards(batch, step)
+        batch.rewards = self.rewards(batch, purpose)
         return batch
 
     def is_correct(self, problem, verdict):
         """Whether what verify returned is the best there is. -> bool"""
         return verdict == 1
 
-    def reward(self, problem, text, verdict, step):
-        """What a completion is worth in training; verdict is what verify returned. -> float"""
+    def reward(self, problem, text, verdict, purpose):
+        """What a completion is worth in training; verdict is what verify returned, purpose the step
+        or the name by which the batch was sampled. -> float"""
         return float(sum(verdict) if isinstance(verdict, list) else verdict)
 
-    def rewards(self, batch, step):
+    def rewards(self, batch, purpose):
         """What all completions of a batch are worth. -> (P, G)"""
         judged = zip(batch.problems, batch.texts, batch.verdicts)
-        found = [self.reward(*completion, step) for completion in judged]
+        found = [self.reward(*completion, purpose) for completion in judged]
         return torch.tensor(found).view_as(batch.is_correct)
 
     token_rewards = common.Arithmetic.token_rewards
@@ -74,10 +73,6 @@ class Task:
     def observe(self, batch, step):
         """Take note of a batch, as a curriculum does. -> metrics that only this task has"""
         return {}
-
-    def step(self, run, batch, advantages, metrics):
-        """After a step; runs call it as they call an observer."""
-        metrics |= self.observe(batch, run.state["steps"] - 1)
 
 
 class Arithmetic(Task, common.Arithmetic):
@@ -134,16 +129,12 @@ def load(cfg, verify):
     task = parts[0]
     if len(parts) > 1:
         task = importlib.import_module("tasks.mix").Mix(cfg, parts)
-    if not cfg.mask_tool_tokens and not task.call_tokens:
-        common.fail(f"--no-mask_tool_tokens: {task.name} has no tools")
     if cfg.reward != "accuracy":
         task = importlib.import_module("tasks.rewards").Rewards(cfg, task)
     if cfg.curriculum:
         task = importlib.import_module("tasks.mix").Curriculum(task)
     if task.call_tokens:
         task.rollout = functools.partial(importlib.import_module("tasks.calls").rollout, task)
-    elif common.kernels and cfg.device == "cuda" and cfg.kernel != "torch":
-        task.rollout = common.kernels.rollout
     return task
 
 
@@ -183,6 +174,14 @@ def pass_rates(batch):
     return found
 
 
+def extract(text):
+    """The answer in the one <answer> block of a text, printable ASCII. -> str, or None without"""
+    if text.count("<answer>") != 1 or text.count("</answer>") != 1:
+        return None
+    found = re.search("<answer>([ -~]{1,200})</answer>", text)
+    return found[1].strip() if found else None
+
+
 def block(text, name):
     """What stands in the one <name>..</name> block of a text; None without one, or if there is a
     second tag of that name. -> str or None"""
@@ -207,7 +206,6 @@ def span(level):
 class Wrapper:
     """A task that changes something of another task, and is that task in all that it does not
     define."""
-    step = Task.step                                    # which calls the wrapper's own observe()
 
     def __init__(self, task):
         self.task = task

@@ -13,8 +13,7 @@ import torch.nn.functional as F
 
 @torch.no_grad()
 def rollout(task, model, prompts, problems, cfg, uniforms=None):
-    """What the script's rollout returns, and for rows without a call the same to the bit. With
-    --no-mask_tool_tokens the mask is 1.0 on inserted tokens, too.
+    """What the script's rollout returns, and for rows without a call the same to the bit.
     -> tokens, mask, logps, entropy (B, T), lengths (B,)"""
     script = sys.modules[type(model).__module__]
     calls = call_ids(task, script)
@@ -38,7 +37,7 @@ def rollout(task, model, prompts, problems, cfg, uniforms=None):
                 token[i] = to_insert[row].popleft()
         logp, H = script.logprobs(logits, token[:, None], cfg.temperature, cfg.kernel)  # (b, 1)
         tokens[rows, t] = token
-        mask[rows, t] = (is_sampled | (not cfg.mask_tool_tokens)).to(mask)
+        mask[rows, t] = is_sampled.to(mask)
         logps[rows, t] = logp[:, 0].to(logps)
         entropy[rows, t] = H[:, 0].to(entropy)
 

@@ -13,7 +13,6 @@ class Mix:
     what is asked of one problem is answered by the task that it is of, problem.task."""
     rollout = None
     judge = Task.judge
-    step = Task.step
 
     def __init__(self, cfg, parts):
         self.name = ",".join(part.name for part in parts)
@@ -50,8 +49,8 @@ class Mix:
     def is_correct(self, problem, verdict):
         return self.parts[problem.task].is_correct(problem, verdict)
 
-    def reward(self, problem, text, verdict, step):
-        return self.parts[problem.task].reward(problem, text, verdict, step)
+    def reward(self, problem, text, verdict, purpose):
+        return self.parts[problem.task].reward(problem, text, verdict, purpose)
 
     def respond(self, problem, text):
         """The response of the problem's own task, if the text ends in one of its call tokens, not
@@ -69,10 +68,10 @@ class Mix:
             if len(groups) > 0:
                 yield part, groups, common.gather([batch], groups)
 
-    def rewards(self, batch, step):
+    def rewards(self, batch, purpose):
         found = torch.zeros(batch.is_correct.shape)                             # (P, G)
         for part, groups, its_own in self.of_parts(batch):
-            found[groups] = part.rewards(its_own, step)
+            found[groups] = part.rewards(its_own, purpose)
         return found
 
     def token_rewards(self, batch):

@@ -74,7 +74,7 @@ class Saver:
     would be read as other tokens: it has no end, is no UTF-8, or spells a special token."""
 
     def step(self, run, batch, advantages, metrics):
-        script = run.machinery
+        script = run.task.machinery
         rows = zip(batch.tokens.tolist(), batch.lengths.tolist(), batch.texts)
         can_be_read = [ids[:n] == encode(text, script) for ids, n, text in rows]
         chosen, rejected = script.preferences(batch.rewards)

@@ -1,6 +1,6 @@
 """The rows that --reward adds up by name, as in --reward accuracy+format.
 
-A row is a function of (task, problem, completion text, verdict, step) and returns a float. The
+A row is a function of (task, problem, completion text, verdict, purpose) and returns a float. The
 verdict is what the task's verify returned, a float or a list of floats. One row rates whole
 batches: model, a reward model.
 """
@@ -13,12 +13,12 @@ import common
 from tasks import Wrapper, block
 
 
-def accuracy(task, problem, text, verdict, step):
+def accuracy(task, problem, text, verdict, purpose):
     """What the task itself rewards: the verdict, or the sum of it where each move is rewarded."""
-    return task.reward(problem, text, verdict, step)
+    return task.reward(problem, text, verdict, purpose)
 
 
-def well_formed(task, problem, text, verdict, step):
+def well_formed(task, problem, text, verdict, purpose):
     """1.0 if the text is one think block, then one answer block, and nothing else, as for R1-Zero;
     else 0.0."""
     thought = block(text, "think")
@@ -28,26 +28,27 @@ def well_formed(task, problem, text, verdict, step):
     return float(text == f"<think>{thought}</think><answer>{answer}</answer>")
 
 
-def length(task, problem, text, verdict, step):
+def length(task, problem, text, verdict, purpose):
     """0.1 * min(1, n / 40) for n characters of thought, right or wrong."""
     return 0.1 * min(1.0, thought_length(text) / 40)
 
 
-def growing_length(task, problem, text, verdict, step):
+def growing_length(task, problem, text, verdict, purpose):
     """The same with a target that grows from 20 characters to 40, in 50 steps: ToolRL's dynamic
-    length reward. What is sampled before training has no number, and counts as step 0."""
+    length reward. A purpose is a step, (step, attempt) in dynamic sampling, or a name: then 0."""
+    step = purpose[0] if isinstance(purpose, tuple) else purpose
     progress = min(1.0, step / 50) if isinstance(step, int) else 0.0
     target = 20 * (1 + progress)
     return 0.1 * min(1.0, thought_length(text) / target)
 
 
-def fine(task, problem, text, verdict, step):
+def fine(task, problem, text, verdict, purpose):
     """ToolRL's decomposition: how right the calls are, in 0..1, plus 1.0 for the format."""
     calls = tool_reward(task.true_calls(problem), task.predicted_calls(text))
-    return calls + well_formed(task, problem, text, verdict, step)
+    return calls + well_formed(task, problem, text, verdict, purpose)
 
 
-def coarse(task, problem, text, verdict, step):
+def coarse(task, problem, text, verdict, purpose):
     """1.0 if every call is exactly right, and there is none besides; else 0.0."""
     return float(tool_reward(task.true_calls(problem), task.predicted_calls(text)) == 1.0)
 
@@ -72,39 +73,41 @@ class Rewards(Wrapper):
             for part in self.parts.values():
                 if name in TOOL_ROWS and not hasattr(part, "predicted_calls"):
                     common.fail(f"--reward {name}: rates the calls of lookup, not {part.name}")
+        if "model" in self.names and not common.optional("tools.observers"):
+            common.fail("--reward model: needs tools/, which trains it when a run begins")
         if "model" in self.names and not task.is_judged:
             common.fail(f"--reward model: {task.name} has no right and wrong to learn from")
 
-    def rows(self, batch, step):
+    def rows(self, batch, purpose):
         """What each row gives the completions of a batch. -> name -> (P, G)"""
         found = {}
         for name in self.names:
             if name == "accuracy":
-                found[name] = self.task.rewards(batch, step)
+                found[name] = self.task.rewards(batch, purpose)
             elif name == "model":
                 none = torch.zeros(batch.is_correct.shape)
                 found[name] = self.model.rewards(batch) if self.model else none
             else:
                 judged = zip(batch.problems, batch.texts, batch.verdicts)
-                rewards = [self.row(name, *completion, step) for completion in judged]
+                rewards = [self.row(name, *completion, purpose) for completion in judged]
                 found[name] = torch.tensor(rewards).view_as(batch.is_correct)
         return found
 
-    def row(self, name, problem, text, verdict, step):
+    def row(self, name, problem, text, verdict, purpose):
         """What a row gives one completion. -> float"""
         part = self.parts.get(problem.task, self.task)
-        return REWARDS[name](part, problem, text, verdict, step)
+        return REWARDS[name](part, problem, text, verdict, purpose)
 
-    def reward(self, problem, text, verdict, step):
+    def reward(self, problem, text, verdict, purpose):
         names = [name for name in self.names if name != "model"]
-        return float(sum(self.row(name, problem, text, verdict, step) for name in names))
+        return float(sum(self.row(name, problem, text, verdict, purpose) for name in names))
 
-    def rewards(self, batch, step):
-        return sum(self.rows(batch, step).values())
+    def rewards(self, batch, purpose):
+        return sum(self.rows(batch, purpose).values())
 
-    def judge(self, batch, G, step):
-        self.task.judge(batch, G, step)
-        batch.rewards = self.rewards(batch, step)
+    def judge(self, batch, G, purpose):
+        self.task.judge(batch, G, purpose)
+        batch.rewards = self.rewards(batch, purpose)
         return batch
 
     def observe(self, batch, step):

@@ -24,7 +24,7 @@ torch.set_num_threads(1)        # sums differ between thread counts in the last 
 pytest_plugins = ["small_runs", "update_scenes", "small_models"]
 
 SCRIPTS = [name.removesuffix(".py") for name in sync.SCRIPTS]
-TINY = {"device": "cpu", "num_threads": 1, "task": "arithmetic:3", "hidden_size": 16,
+TINY = {"device": "cpu", "task": "arithmetic:3", "hidden_size": 16,
         "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 16,
         "num_prompts": 4, "num_generations": 4, "max_completion_length": 8,
         "learning_rate": 0.01, "num_mini_batches": 1}

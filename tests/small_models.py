@@ -15,8 +15,8 @@ NEEDS = "needs examples/requirements.txt"
 # As small runs have it. The flags of the policy are not among those of examples/pretrained.py.
 LIKE_SMALL = {name: SMALL[name] for name in (
     "max_completion_length", "num_prompts", "num_generations", "num_mini_batches", "task", "device",
-    "num_eval_problems", "num_eval_samples", "eval_steps", "save_steps", "max_steps",
-    "num_threads")} | {"learning_rate": 5e-4, "micro_batch_size": 32}
+    "num_eval_problems", "num_eval_samples", "eval_steps", "save_steps", "max_steps")}
+LIKE_SMALL |= {"learning_rate": 5e-4, "micro_batch_size": 32}
 # The shapes of other families, and what makes them different from a Llama.
 FAMILIES = {
     "llama": {"rope_theta": 10_000.0},

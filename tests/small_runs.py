@@ -16,7 +16,7 @@ import torch
 import common
 
 # The base knows what an answer looks like, so that some groups have signal.
-SMALL = {"device": "cpu", "num_threads": 1, "task": "arithmetic:2", "hidden_size": 32,
+SMALL = {"device": "cpu", "task": "arithmetic:2", "hidden_size": 32,
          "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 32,
          "base_steps": 150, "base_batch_size": 16, "num_prompts": 4, "num_generations": 8,
          "max_completion_length": 16, "num_mini_batches": 1, "num_eval_problems": 16,

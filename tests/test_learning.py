@@ -21,7 +21,7 @@ def test_completions_that_the_verifier_likes_become_frequent(script, train, monk
 
 
 WHOLE_JOB = {
-    "device": "cpu", "num_threads": 1, "task": "arithmetic:3", "base_steps": 450, "max_steps": 15,
+    "device": "cpu", "task": "arithmetic:3", "base_steps": 450, "max_steps": 15,
     "stop_at": 2, "num_prompts": 12, "max_completion_length": 24, "learning_rate": 7e-4,
     "num_eval_problems": 128, "num_eval_samples": 4, "eval_steps": 15}
 

@@ -131,7 +131,7 @@ def sample_records(run, batch, A):
     shade = batch.values
     if shade is None:
         with torch.no_grad():
-            logps, _ = run.machinery.score(
+            logps, _ = run.task.machinery.score(
                 run.policy, batch.prompts[first], batch.tokens[first], run.cfg.temperature,
                 run.cfg.kernel)
         shade = (logps - batch.logps[first]).exp()                              # (4 G, T)
@@ -148,7 +148,7 @@ def sample_records(run, batch, A):
             "reward": finite(batch.rewards[row // G, row % G].item()),
             "advantage": finite(A[row].item()),
             "length": int(batch.mask[row].sum()),
-            "tokens": [run.machinery.decode([i]) for i in tokens],
+            "tokens": [run.task.machinery.decode([i]) for i in tokens],
             "mask": batch.mask[row, :length].int().tolist(),
             "shade": [finite(round(x, 4)) for x in shades[:length]]})
     return records

@@ -4,14 +4,15 @@ import collections
 import math
 import re
 
-import common
+from tasks import extract
 
 NUM_EXAMPLES = 64       # greedy answers that an evaluation shows
 
 
-def scores(batch, task, num_samples):
-    """The scores of num_samples completions of each problem, or of a greedy one if num_samples is
-    0. -> dict: lists go by k, None stands where nothing counts"""
+def scores(batch, task, greedy):
+    """The scores of samples of each problem, or of a greedy completion of each. -> dict: lists go by
+    k, None stands where nothing counts"""
+    num_samples = 0 if greedy else batch.is_correct.shape[1]
     is_correct = batch.is_correct.flatten().tolist()
     parts = [part_of(task, problem) for problem in batch.problems]
     judged = [row for row, part in enumerate(parts) if part.is_judged]
@@ -21,7 +22,7 @@ def scores(batch, task, num_samples):
     found |= {"think_share": mean(["<think>" in text for text in batch.texts]),
               "mean_length": batch.mask.sum(dim=1).mean().item(),
               "problems": len(batch.is_correct), "samples": num_samples}
-    if num_samples == 0:
+    if greedy:
         found["examples"] = [
             {"prompt": problem.prompt, "answer": problem.answer, "text": text,
              "right": correct if part.is_judged else None}
@@ -29,7 +30,7 @@ def scores(batch, task, num_samples):
                 batch.problems[:NUM_EXAMPLES], batch.texts, is_correct, parts)]
     moves = [row for row, verdict in enumerate(batch.verdicts) if isinstance(verdict, list)]
     if moves:
-        name = "return" if num_samples else "greedy_return"
+        name = "greedy_return" if greedy else "return"
         found[name] = mean([sum(batch.verdicts[row]) for row in moves])
         known = [row for row in moves if hasattr(parts[row], "best_return")]
         found["best_return"] = mean([parts[row].best_return(batch.problems[row]) for row in known])
@@ -113,7 +114,7 @@ def votes(task, problems, texts, n):
     for row, (problem, text) in enumerate(zip(problems, texts)):
         if row % n == 0:
             first_answers = {}                          # by their canonical form
-        answer = common.extract(text)
+        answer = extract(text)
         if answer is not None:
             answer = first_answers.setdefault(canonical(task, problem, answer), answer)
         found.append(answer)

@@ -177,4 +177,4 @@ def run(name, flags="", functions=(), watched=(), losses=()):
         with Watch(script.__file__, watched, losses, gradient) as watch:
             script.main([])
     state = [float(x) for x in run.state.values()]
-    return [*done, torch.tensor(state), torch.tensor(run.load_base.call_count)], watch.calls
+    return [*done, torch.tensor(state), torch.tensor(run.begin.call_count)], watch.calls

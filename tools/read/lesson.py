@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-import common
+from tools import sync
 from tools.read import example, lines, watch, words
 from tools.read.watch import first_line
 
@@ -35,7 +35,7 @@ class Lesson:
         self.name = name
         self.source = (ROOT / f"{name}.py").read_text()
         self.lines = self.source.split("\n")
-        self.text = self.source.partition(common.MACHINERY)[0]
+        self.text, _ = sync.split(self.source)
         self.module = ast.parse(self.text)
         self.docstring = ast.get_docstring(self.module, clean=False)
         self.equations = {number: text for text, number in EQUATION.findall(self.docstring)}
