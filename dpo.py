@@ -287,7 +287,7 @@ def decode(ids):
 
 def verify(problem, text):
     """Arithmetic: whether the one <answer> block of a text holds the right number. -> 1.0 or 0.0"""
-    number = re.search("<answer> {0,90}(-?[0-9]{1,20}) {0,90}</answer>", text)
+    number = re.search("<answer> {0,199}(-?[0-9]{1,20}) {0,199}</answer>", text)
     is_one = text.count("<answer>") == 1 and text.count("</answer>") == 1
     return float(is_one and number is not None and int(number[1]) == int(problem.answer))
 

@@ -110,7 +110,8 @@ class Trainer:
         if run.resumed:
             model.load_state_dict(run.resumed["reward_model"])
         else:
-            sample = functools.partial(run.task.machinery.sample_batch, run.policy, run.task, run.cfg)
+            script = run.task.machinery
+            sample = functools.partial(script.sample_batch, run.policy, run.task, run.cfg)
             accuracy = fit(model, sample, run.cfg.seed)
             print(f"reward model: {accuracy:.3f} of new pairs in the right order", flush=True)
         run.parts["reward_model"] = model

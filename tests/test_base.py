@@ -129,7 +129,8 @@ def test_the_base_is_keyed_by_the_code_of_the_machinery_of_common_and_of_its_own
     monkeypatch.chdir(tmp_path)
     read = edited()
     new_run(**FEW | {"task": task, "base_steps": 0})
-    shared = [ROOT / "grpo.py", ROOT / "common.py", ROOT / "tasks/mix.py", ROOT / "tasks/calls.py"]
+    names = ("grpo.py", "common.py", "tasks/__init__.py", "tasks/mix.py", "tasks/calls.py")
+    shared = [ROOT / name for name in names]
     keyed = read[1:]                                    # the first is copied into the run folder
     assert keyed == shared + [ROOT / "tasks" / name for name in own]
 

@@ -2,6 +2,7 @@
 seed and step. Dynamic sampling chooses groups, and what is said of accuracy is of all that were
 sampled. The overlong penalty comes after that. Optimizer steps and micro-batches divide it."""
 import dataclasses
+import functools
 import random
 import zlib
 
@@ -202,7 +203,7 @@ def test_without_the_flag_and_where_all_have_signal_the_batch_is_that_of_the_ste
 def test_long_completions_are_rewarded_less_and_dynamic_sampling_looks_before_that(
         script, train, monkeypatch):
     """As DAPO does, it looks for groups in which some answers are right and some are not."""
-    monkeypatch.setattr(script, "verify", lambda problem, text: 1.0)
+    monkeypatch.setattr(script, "verify", functools.wraps(script.verify)(lambda *_: 1.0))
     record = train("--overlong_buffer 4 --learning_rate 0 --dynamic_sampling 1")
     share = {3: 0.75, 4: 0.5, 5: 0.25, 6: 0.0}          # of the reward that is left, by length
     for batch, metrics in zip(record.batches, record.metrics, strict=True):

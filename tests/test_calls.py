@@ -223,19 +223,3 @@ def test_a_loss_its_gradient_and_its_metrics_do_not_see_the_slots_of_inserted_to
         torch.testing.assert_close(scene.backward(torch.arange(24)), before, atol=0, rtol=0)
         assert observers.describe(batch) == described
         assert before[1].norm() > 1e-3
-
-
-@every_script
-def test_without_the_mask_what_is_inserted_is_learned_and_counted_like_the_rest(echo_scene):
-    masked = echo_scene()
-    unmasked = echo_scene(mask_tool_tokens=False)
-    batch = unmasked.batch
-    assert torch.equal(batch.tokens, masked.batch.tokens)
-    assert torch.equal(batch.mask.sum(dim=1).long(), batch.lengths)
-    everything = torch.arange(24)
-    (_, one), (_, other) = masked.backward(everything), unmasked.backward(everything)
-    assert (one - other).abs().max() > 1e-3
-    name = "completions/mean_length"
-    mean_length = masked.batch.mask.sum().item() / 24
-    assert observers.describe(masked.batch)[name] == pytest.approx(mean_length)
-    assert observers.describe(batch)[name] > mean_length + 1

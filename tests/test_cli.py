@@ -90,8 +90,8 @@ def test_a_flag_is_spelled_with_hyphens_or_underscores(script):
     words = arguments({name: value for name, value in flags.items() if value != ""})
     for spelling in (words, [word.replace("_", "-") for word in words]):
         assert dataclasses.asdict(common.parse_flags(script.Config, spelling)) == flags
-    cfg = common.parse_flags(script.Config, ["--no-mask-tool-tokens", "--output-dir=a_b-c"])
-    assert (cfg.mask_tool_tokens, cfg.output_dir) == (False, "a_b-c")
+    cfg = common.parse_flags(script.Config, ["--no-curriculum", "--output-dir=a_b-c"])
+    assert (cfg.curriculum, cfg.output_dir) == (False, "a_b-c")
 
 
 # ---- what is refused -------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def test_a_flag_is_spelled_with_hyphens_or_underscores(script):
 @every_script
 def test_a_number_that_cannot_work_is_refused(script):
     for field in dataclasses.fields(script.Config):
-        may_be_zero = field.default == 0 or field.name in common.MAY_BE_ZERO
+        may_be_zero = field.default == 0 or field.name in script.Config.MAY_BE_ZERO
         values = [-1, float("nan"), float("inf")] if field.type in (int, float) else []
         if field.type is int and not may_be_zero:
             values.append(0)

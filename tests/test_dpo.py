@@ -3,6 +3,7 @@ logged, and pairs in files."""
 import functools
 import json
 import math
+import types
 
 import pytest
 import torch
@@ -286,7 +287,7 @@ def test_a_pair_that_a_file_would_change_is_not_saved():
     saved = []
 
     class Run:
-        machinery = dpo
+        task = types.SimpleNamespace(machinery=dpo)
 
         def append(self, name, record):
             saved.append((name, record["chosen"], record["rejected"]))

@@ -14,11 +14,11 @@ T = 40
 
 @pytest.fixture
 def evaluated(config, load_task, monkeypatch):
-    """evaluated(num_samples) -> scores, problems asked, uniforms. Of the completions of problem n,
-    the first n % 5 are right; they think if n % 5 is 2 or more."""
+    """evaluated(num_samples), greedily if it is 0 -> scores, problems asked, uniforms. Of the
+    completions of problem n, the first n % 5 are right; they think if n % 5 is 2 or more."""
     def evaluate(num_samples, **changes):
         cfg = config(num_eval_problems=NUM_PROBLEMS, max_completion_length=T, task="arithmetic:5",
-                     **changes)
+                     num_eval_samples=max(1, num_samples), **changes)
         asked = []
 
         def rollout(model, prompts, problems, cfg, uniforms=None):
@@ -35,7 +35,7 @@ def evaluated(config, load_task, monkeypatch):
             return tokens, mask, mask, mask, mask.sum(dim=1).long()
         monkeypatch.setattr(grpo, "rollout", rollout)
         task = load_task(cfg)
-        scores = grpo.evaluate(None, task, cfg, num_samples)
+        scores = grpo.evaluate(None, task, cfg, greedy=num_samples == 0)
         [(problems, uniforms)] = asked
         expected = common.held_out_problems(task, NUM_PROBLEMS)
         assert problems == [p for p in expected for _ in range(max(1, num_samples))]
@@ -68,12 +68,12 @@ def test_scores_of_samples_are_those_of_each_problem_answered_so_often(evaluated
 
 
 def test_where_there_are_fewer_problems_than_asked_for_each_counts_once(config, talker, load_task):
-    cfg = config(task="arithmetic:2", num_eval_problems=512)
+    cfg = config(task="arithmetic:2", num_eval_problems=512, num_eval_samples=3)
     task = load_task(cfg)
     problems = common.held_out_problems(task, 512)
-    scores = grpo.evaluate(talker(cfg), task, cfg, 3)
+    scores = grpo.evaluate(talker(cfg), task, cfg)
     assert scores["problems"] == len({problem.prompt for problem in problems}) == len(problems)
     assert 5 < scores["problems"] < 100
     torch.manual_seed(3)
     other = dataclasses.replace(cfg, seed=5)
-    assert grpo.evaluate(talker(cfg), task, other, 3) == scores
+    assert grpo.evaluate(talker(cfg), task, other) == scores

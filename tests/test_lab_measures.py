@@ -550,6 +550,20 @@ def test_a_completion_goes_on_as_it_did(config, load_task, talker):
 
 # ---- masking, hacking ------------------------------------------------------------------------
 
+def test_masking_without_a_mask_every_token_up_to_the_end_counts_as_written():
+    cfg = grpo.Config(device="cpu", task="lookup", num_prompts=2, num_generations=4)
+    task = common.load_task(cfg, grpo.verify)
+    policy = grpo.GPT(cfg)
+    task.respond = lambda problem, text: "<information>mi</information>"
+    policy.embed.weight.data[grpo.TOKENIZER.encode_single_token("</search>")] *= 20     # calls
+    masked = grpo.sample_batch(policy, task, cfg, 0)
+    assert (masked.mask.sum(dim=1) < masked.lengths).any()
+    masking.unmask(task)
+    batch = grpo.sample_batch(policy, task, cfg, 0)
+    assert torch.equal(batch.tokens, masked.tokens)
+    assert torch.equal(batch.mask.sum(dim=1).long(), batch.lengths)
+
+
 def test_masking_what_is_made_up_and_how_far_a_run_falls():
     call = "<search>ka</search>"
     assert masking.made_up([call, f"{call}<information>mi</information>", "<information>"]) == 0.5

@@ -1,5 +1,6 @@
 """Learning: by each script, what a verifier rewards; and by grpo.py, the whole job in miniature,
 from random weights to a policy that thinks before it answers, and so is right."""
+import functools
 from statistics import fmean
 
 import pytest
@@ -12,7 +13,8 @@ import grpo
 @every_script
 def test_completions_that_the_verifier_likes_become_frequent(script, train, monkeypatch):
     """With seeds 0 to 3 and each script, their share goes from 0.16 to 0.34 to at least 0.95."""
-    monkeypatch.setattr(script, "verify", lambda problem, text: float(len(text) <= 2))
+    monkeypatch.setattr(script, "verify", functools.wraps(script.verify)(
+        lambda problem, text: float(len(text) <= 2)))
     flags = "--online" if script.__name__ == "dpo" else ""
     record = train(f"--num_generations 8 --learning_rate 0.01 {flags}", num_steps=12)
     shares = [metrics["accuracy"] for metrics in record.metrics]

@@ -52,12 +52,12 @@ def test_a_run_logs_samples_and_answers_at_its_evaluations_and_once(empty_folder
 
 class FakeRun:
     """What observers ask of a run, whose policy is still as likely to write what it sampled."""
-    machinery = types.SimpleNamespace(
-        decode=grpo.decode, score=lambda policy, prompts, tokens, *_: (tokens * 0 + 2.0, None))
 
     def __init__(self, step=1):
         self.cfg = grpo.Config(device="cpu")
         self.task = common.load_task(self.cfg, grpo.verify)
+        self.task.machinery = types.SimpleNamespace(
+            decode=grpo.decode, score=lambda policy, prompts, tokens, *_: (tokens * 0 + 2.0, None))
         self.state = {"steps": step}
         self.resumed = {}
         self.policy = None

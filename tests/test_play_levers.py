@@ -12,6 +12,7 @@ import common
 import grpo
 import gspo
 import reinforce
+import tasks
 from tools.play import __main__ as play
 from tools.play import build
 
@@ -46,7 +47,7 @@ def paid(kind, right, text, length):
     """What a completion earns."""
     if kind == "length":
         return length / T
-    begins_with_1 = (common.extract(text) or "").startswith("1")
+    begins_with_1 = (tasks.extract(text) or "").startswith("1")
     return {"right": right, "wrong": 1 - right, "bug": float(right or begins_with_1)}[kind]
 
 

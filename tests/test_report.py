@@ -110,7 +110,7 @@ def test_a_share_says_of_how_many_it_is():
 
 
 @pytest.mark.parametrize("flags", [
-    [], ["--beta", "0.1", "--no-mask_tool_tokens"],
+    [], ["--beta", "0.1", "--no-curriculum"],
     ["--task", "arithmetic:3-7", "--curriculum", "--output_dir", "it's <b>"]])
 def test_the_command_starts_the_same_run_again(flags):
     cfg = common.parse_flags(gspo.Config, flags)

@@ -22,7 +22,7 @@ import common
 pytestmark = pytest.mark.usefixtures("at_work_folder")
 
 # All that has a state between steps, or could have.
-STATEFUL = {"num_mini_batches": 2, "num_iterations": 2, "beta": 0.05, "weight_decay": 0.1}
+STATEFUL = {"num_mini_batches": 2, "num_iterations": 2, "beta": 0.05}
 EVERYTHING = {
     "reinforce": STATEFUL | {"baseline": "optimal", "view": "token", "gamma": 0.9},
     "ppo": STATEFUL | {"trust_region": "penalty", "target_kl": 0.001, "kl_target": 0.001,

@@ -160,7 +160,7 @@ def test_a_rollout_leaves_the_model_and_its_arguments_as_it_found_them(sampled):
     for mode in (True, False):
         one.policy.train(mode)
         out = one.rollout()
-        grpo.evaluate(one.policy, one.task, cfg, 2)
+        grpo.evaluate(one.policy, one.task, cfg)
         grpo.sample_batch(one.policy, one.task, cfg, 0)
         assert all(module.training == mode for module in one.policy.modules())
         assert not (out.logps.requires_grad or out.entropy.requires_grad)

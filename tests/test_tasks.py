@@ -71,8 +71,6 @@ def test_the_problems_and_demonstrations_of_a_seed_stay_the_same(name, checksum)
     *(({"task": f"arithmetic,{name}"}, f"{name}.py does not define")
       for name in ("mix", "rewards", "preferences", "pairs", "problems", "calls", "__init__")),
     ({"task": "lookup,arithmetic:3,arithmetic:7"}, "names a task twice"),
-    ({"mask_tool_tokens": False}, "arithmetic has no tools"),
-    ({"mask_tool_tokens": False, "task": "gridworld,countdown"}, "has no tools"),
     ({"curriculum": True}, "of one difficulty"),
     ({"curriculum": True, "task": "gridworld:0.2,lookup"}, "luck decides"),
     ({"scale_rewards": "mean", "task": "lookup,gridworld"}, "may be negative"),

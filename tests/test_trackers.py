@@ -73,7 +73,6 @@ def test_a_missing_package_is_one_line_before_anything_is_made(empty_folder, mon
 
 def test_a_copied_script_says_that_trackers_are_elsewhere(monkeypatch, capsys):
     monkeypatch.setattr(common, "optional", lambda module: None)
-    cfg = grpo.Config(device="cpu", report_to="wandb")
     with pytest.raises(SystemExit) as stop:
-        common.load_task(cfg, grpo.verify)
-    assert stop.value.code == 2 and "--report_to: need" in capsys.readouterr().err
+        grpo.main(["--device", "cpu", "--report_to", "wandb"])
+    assert stop.value.code == 2 and "--report_to: needs tools/" in capsys.readouterr().err

@@ -10,8 +10,8 @@ NUM_EXAMPLES = 64       # greedy answers that an evaluation shows
 
 
 def scores(batch, task, greedy):
-    """The scores of samples of each problem, or of a greedy completion of each. -> dict: lists go by
-    k, None stands where nothing counts"""
+    """The scores of samples of each problem, or of a greedy completion of each. -> dict: lists go
+    by k, None stands where nothing counts"""
     num_samples = 0 if greedy else batch.is_correct.shape[1]
     is_correct = batch.is_correct.flatten().tolist()
     parts = [part_of(task, problem) for problem in batch.problems]
