@@ -40,10 +40,9 @@ def test_a_text_goes_between_its_marks_on_the_one_page_that_has_them(pages):
 
 @pytest.mark.parametrize("readme, lab, words", [
     ("", BLOCK.replace("seeds", "compare"), "on none"),
-    (BLOCK, BLOCK, "on README.md, lab.md"),
+    (BLOCK, BLOCK, "on README.md, lab.md"), (BLOCK + BLOCK, "", "on README.md, README.md"),
     (BLOCK.replace("end of table", "end of it"), "", "lacks the mark"),
-    (BLOCK + BLOCK, "", "twice"),
-    (BLOCK.replace("<!-- end of table -->\n", "") + BLOCK, "", "lacks the mark")])
+    (BLOCK.replace("old", "<!-- made by make it: it -->"), "", "lacks the mark")])
 def test_marks_that_are_not_on_exactly_one_page_are_an_error(pages, readme, lab, words):
     folder = pages(readme, lab)
     with pytest.raises(ValueError, match=words):
