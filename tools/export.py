@@ -9,21 +9,17 @@ tokenizer has a token for each byte and merges none. <think>, <answer> and their
 added tokens, which trainers keep when they decode with skip_special_tokens; <|eos|> and <|pad|> are
 special ones.
 """
-import argparse
-import contextlib
 import dataclasses
 import importlib.util
 import json
-import os
 import shlex
-import shutil
 from pathlib import Path
 
 import torch
 
 import common
 import grpo
-from tools import ask, start
+from tools import ask, parser, start
 
 NAMES = {"embed": "model.embed_tokens", "norm": "model.norm"}
 LAYER_NAMES = {
@@ -141,35 +137,21 @@ def read_policy(run, name):
     return ask.load_policy(run, script, cfg, name), cfg
 
 
-@contextlib.contextmanager
-def new_folder(path):
-    """A folder to fill, which gets its name when it is full: a kill leaves none that is half. Exits
-    with one line if it cannot be made."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        part.mkdir(parents=True)
-        yield part
-        os.replace(part, path)
-    except OSError as error:
-        common.fail(f"{path}: cannot be made ({error.strerror})")
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
 def export(run, folder, name="checkpoint.pt"):
-    """Write the policy of a run to a new folder, in the layout of a Llama."""
+    """Write the policy of a run to a new folder, in the layout of a Llama. config.json is the last,
+    so that nothing takes a folder for a model that a kill left half."""
     from safetensors.torch import save_file
     policy, cfg = read_policy(run, name)
-    weights = {llama_name(name): weight.detach() for name, weight in policy.named_parameters()}
     task = common.load_task(cfg, grpo.verify)
-    files = {"config": llama_config(cfg), "generation_config": generation_config(cfg),
-             "tokenizer_config": tokenizer_config(task.prompt_width)}
-    with new_folder(folder) as part:
-        save_file(weights, part / "model.safetensors", metadata={"format": "pt"})
-        make_tokenizer().save(str(part / "tokenizer.json"))
-        for name, content in files.items():
-            (part / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
-        (part / "README.md").write_text(readme(cfg, run, task))
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {llama_name(name): weight.detach() for name, weight in policy.named_parameters()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    make_tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "README.md").write_text(readme(cfg, run, task))
+    files = {"tokenizer_config": tokenizer_config(task.prompt_width),
+             "generation_config": generation_config(cfg), "config": llama_config(cfg)}
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
 
 
 def read_llama(folder):
@@ -210,38 +192,33 @@ def export_back(folder, run):
     except Exception as error:              # a damaged file raises nearly anything
         reason = " ".join(str(error).split())           # those of transformers have several lines
         common.fail(f"{folder}: is no folder that tools.export made ({reason})")
-    record = {"script": "grpo.py", "torch": torch.__version__, "config": dataclasses.asdict(cfg)}
-    with new_folder(run) as part:
-        common.write(part / "config.json", json.dumps(record, indent=2))
-        common.write(part / "checkpoint.pt", {"policy": policy.state_dict()})
+    ask.write_run(run, "grpo.py", dataclasses.asdict(cfg), policy)
 
 
 def main(argv=None):
     """Write the folder. Exits with one line, code 2, if there is nothing to export, or if there
     would be something else in the folder."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.error = common.fail
-    parser.add_argument("source", metavar="RUN", type=Path, help="run folder; with --back, DIR")
-    parser.add_argument("target", metavar="DIR", type=Path, help="new folder; with --back, RUN")
-    parser.add_argument("--base", action="store_true", help="what the run started from")
-    parser.add_argument("--back", action="store_true", help="from Hugging Face's layout to ours")
-    args = parser.parse_args(argv)
+    words = parser(__doc__)
+    words.add_argument("source", metavar="RUN", type=Path, help="run folder; with --back, DIR")
+    words.add_argument("target", metavar="DIR", type=Path, help="new folder; with --back, RUN")
+    words.add_argument("--base", action="store_true", help="what the run started from")
+    words.add_argument("--back", action="store_true", help="from Hugging Face's layout to ours")
+    args = words.parse_args(argv)
     if args.base and args.back:
         common.fail("--base: does nothing with --back")
-    if not args.target.name:
-        common.fail(f"{args.target}: has no name; name a new folder")
     if args.target.is_file() or args.target.is_dir() and any(args.target.iterdir()):
         common.fail(f"{args.target}: is not empty; name a new folder")
-    for name in ("transformers", "tokenizers", "safetensors"):
-        if importlib.util.find_spec(name) is None:
-            common.fail(f"{name} is missing: pip install -r examples/requirements.txt")
+    if importlib.util.find_spec("transformers") is None:        # which has the other packages
+        common.fail("transformers is missing: pip install -r examples/requirements.txt")
     if args.back:
         export_back(args.source, args.target)
         print(f"{args.target}: train it on with --init_from {shlex.quote(str(args.target))}")
-    else:
+        return
+    try:
         export(args.source, args.target, "base.pt" if args.base else "checkpoint.pt")
-        print(f"{args.target}: README.md in it says how to use it")
+    except OSError as error:
+        common.fail(f"{args.target}: cannot be made ({error.strerror})")
+    print(f"{args.target}: README.md in it says how to use it")
 
 
 if __name__ == "__main__":
