@@ -5,7 +5,6 @@ seeds: the seconds of a step, and in how many steps their rewards are equal. siz
 random weights, in one process and in two: the seconds of a step, and the most memory that a process
 held. Writes docs/real.json and, between its marks in docs/real-models.md, a table.
 """
-import argparse
 import importlib.util
 import multiprocessing
 import os
@@ -18,8 +17,8 @@ from pathlib import Path
 
 import common
 import grpo
-from tools import export, start
-from tools.runs import MACHINE, ROOT, curve, put, record, run, table
+from tools import export, parser, start
+from tools.runs import MACHINE, ROOT, put, read_log, record, run, table
 
 EXAMPLE = "examples/pretrained.py"
 EVALUATION = ["--device", "cpu", "--stop_at", 2, "--num_eval_problems", 8, "--num_eval_samples", 1]
@@ -51,7 +50,7 @@ MEGABYTES = 1e-6 if sys.platform == "darwin" else 1024e-6       # what ru_maxrss
 
 def median_step(folder):
     """The median seconds of the steps but the first, which sets up what is used first. -> float"""
-    return statistics.median(curve(folder, "step_time")[1:])
+    return statistics.median(line["step_time"] for line in read_log(folder, "metrics")[1:])
 
 
 # ---- 1. beside grpo.py -----------------------------------------------------------------------
@@ -70,7 +69,8 @@ def measure_beside(work):
             folder = Path(work, f"{Path(script).stem}-{seed}")
             run(script, folder, *begin, "--max_steps", STEPS, "--seed", seed, *EVALUATION,
                 quiet=True)
-            runs[script] = {"median": median_step(folder), "rewards": curve(folder, "reward")}
+            rewards = [line["reward"] for line in read_log(folder, "metrics")]
+            runs[script] = {"median": median_step(folder), "rewards": rewards}
         found.append({"seed": seed, "runs": runs})
     return found
 
@@ -150,7 +150,7 @@ def written(beside, imports_MB, sizes, machine):
 
 
 def main():
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    parser(__doc__).parse_args()
     if importlib.util.find_spec("transformers") is None:
         common.fail("transformers is missing: pip install -r examples/requirements.txt")
     with tempfile.TemporaryDirectory() as work:
