@@ -2,7 +2,6 @@
 all show their work. Then python grpo.py --task TASK --init_from NEW begins where that ended.
 """
 import dataclasses
-import math
 from pathlib import Path
 
 import torch
@@ -19,14 +18,10 @@ def main(argv=None):
     words = parser(__doc__)
     words.add_argument("run", metavar="RUN", help="run folder whose policy learns")
     words.add_argument("new", metavar="NEW", type=Path, help="folder that is made")
-    words.add_argument("--batches", type=int, default=40, help="optimizer steps [40]")
-    words.add_argument("--batch_size", type=int, default=4, help="examples in each [4]")
-    words.add_argument("--learning_rate", type=float, default=1e-3,
-                       help="peak, of matrices 5 times it [1e-3]")
+    words.add_argument("--batches", type=int, default=40, help="steps of 4 examples each [40]")
     args = words.parse_args(argv)
-    numbers = (args.batches, args.batch_size, args.learning_rate)
-    if not all(0 < number < math.inf for number in numbers):
-        common.fail("--batches, --batch_size and --learning_rate: must be above 0, and finite")
+    if args.batches < 1:
+        common.fail(f"--batches {args.batches}: must be at least 1")
     if args.new.exists():
         common.fail(f"{args.new}: is there already; name a new folder")
     script, cfg = read_run(args.run)
@@ -38,8 +33,8 @@ def main(argv=None):
     task.demonstration = lambda rng, phase: demonstration(rng, "cold_start")
     torch.set_num_threads(cfg.num_threads)
     script.warm_start(policy, task, dataclasses.replace(
-        cfg, base_steps=args.batches, base_batch_size=args.batch_size,
-        base_learning_rate=args.learning_rate, base_seed=cfg.base_seed + 1))    # other examples
+        cfg, base_steps=args.batches, base_batch_size=4, base_learning_rate=1e-3,
+        base_seed=cfg.base_seed + 1))                   # other examples
 
     name, flags = common.read_config(args.run)
     write_run(args.new, name, flags, policy)

@@ -6,10 +6,9 @@ and 20 steps and at the end; below, which share of all answers is right. A rule 
 of those that the base answers wrongly, that are right at the end, and that never go back from right
 to wrong, the first of those with the most different answers.
 
-The picture is text: no script, no font, nothing from elsewhere, and the same bytes each time. What
-always looks alike is in film.svg. Where nothing may move, the last scene stands, with the answer of
-the base beside it. The film rests there before it begins anew. Opened on its own, it stops under
-the pointer; in a page, as an image, it cannot. The run has to be evaluated in the middle of
+The picture is text: no script, no font, nothing from elsewhere. What always looks alike is in
+film.svg. Where nothing may move, the last scene stands, with the answer of the base beside it.
+Opened on its own, it stops under the pointer. The run has to be evaluated in the middle of
 training: python grpo.py --eval_steps 2.
 """
 import html
@@ -19,8 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import common
-from tools import escape, parser, start
-from tools.runs import DOCS, read_log, read_summary
+from tools import escape, parser, report, start
+from tools.runs import DOCS, read_log
 
 TEMPLATE = Path(__file__).with_suffix(".svg")
 STEPS = (2, 5, 10, 20)      # shown are the evaluated ones that are nearest, and the last
@@ -79,22 +78,17 @@ def read_curves(metrics, summary):
     return {name: dict(sorted(curve.items())) for name, curve in curves.items()}
 
 
-def read_answers(folder, last):
-    """What was answered to held-out problems. -> {step: {prompt: example}}"""
-    logged = {line["step"]: line["examples"]
-              for line in read_log(folder, "greedy", "step", "examples")}
-    pairs = read_log(folder, "evaluation", "prompt", "base", "trained")
-    logged[0] = [pair["base"] for pair in pairs]
-    logged[last] = [pair["trained"] for pair in pairs]
-    return {step: {example["prompt"]: example for example in examples}
-            for step, examples in logged.items()}
+def by_prompt(examples):
+    """What was answered to held-out problems. -> {prompt: example}"""
+    return {example["prompt"]: example for example in examples}
 
 
 def read_run(folder):
     """A title, the problem with its answer, the scenes and the curves. ValueError if the run has no
     film to show. -> str, dict, list of Scene, dict"""
-    script, flags = common.read_config(folder)
-    summary = read_summary(folder)
+    run = report.read_run(folder)
+    flags = run["config"]
+    summary = run["summary"]
     if summary is None:
         raise ValueError("has not ended; resume it")
     if "greedy" not in summary["base"]:
@@ -102,11 +96,13 @@ def read_run(folder):
 
     # the steps at which all is known, then the problem, by what was answered at them
     last = summary["steps"]
-    metrics = read_log(folder, "metrics", "step", "step_time")
+    metrics = run["metrics"]
     if [line["step"] for line in metrics] != list(range(1, last + 1)):
         raise ValueError(f"metrics.jsonl has not the {last} steps of summary.json; resume the run")
     curves = read_curves(metrics, summary)
-    answers = read_answers(folder, last)
+    answers = {line["step"]: by_prompt(line["examples"])
+               for line in read_log(folder, "greedy", "step", "examples")}
+    answers[last] = by_prompt(pair["trained"] for pair in run["evaluation"])
     evaluated = [step for step in sorted(answers) if 0 < step < last
                  and all(step in curve for curve in curves.values())]
     if not evaluated:
@@ -124,7 +120,7 @@ def read_run(folder):
         example = answers[step][prompt]
         verdict = "right" if example["right"] else "wrong"
         scenes.append(Scene(step, seconds, example["text"], verdict))
-    return f"{script} learns {flags['task']}", answers[0][prompt], scenes, curves
+    return f"{flags['script']} learns {flags['task']}", answers[0][prompt], scenes, curves
 
 
 # ---- 2. words --------------------------------------------------------------------------------

@@ -179,24 +179,17 @@ class Answers:
     """greedy.jsonl, what the policy answers to the same held-out problems whenever it is evaluated,
     and evaluation.jsonl, what the base and the trained policy did, side by side."""
 
-    def start(self, run):
-        self.is_due = not run.resumed           # is the next evaluation one to be logged?
-        self.examples = None
-
-    def step(self, run, batch, advantages, metrics):
-        self.is_due = run.state["steps"] % run.cfg.eval_steps == 0
-
     def evaluate(self, run, scores):
-        self.examples = scores.pop("examples", None)
-        if self.is_due and self.examples:
-            run.append("greedy.jsonl", {"step": run.state["steps"], "examples": self.examples})
-        self.is_due = False
+        self.examples = scores.pop("examples", [])
+        step = run.state["steps"]
+        logged = [line["step"] for line in read_log(run.folder, "greedy")]
+        if step % run.cfg.eval_steps == 0 and step not in logged:
+            run.append("greedy.jsonl", {"step": step, "examples": self.examples})
 
     def finish(self, run, summary):
-        logged = read_log(run.folder, "greedy", "examples")
-        before = logged[0]["examples"] if logged else []
+        first = read_log(run.folder, "greedy")[0]
         lines = []
-        for base, trained in zip(before, self.examples or before):
+        for base, trained in zip(first["examples"], self.examples):
             lines.append(json.dumps({"prompt": base["prompt"], "answer": base["answer"],
                                      "base": base, "trained": trained}) + "\n")
         common.write(run.folder / "evaluation.jsonl", "".join(lines))
@@ -210,19 +203,16 @@ class Warnings:
     def __init__(self):
         self.said = set()
 
-    def say(self, message):
-        if message not in self.said:
-            print(f"warning: {message}", flush=True)
-            self.said.add(message)
-
     def evaluate(self, run, scores):
         if run.state["steps"] == 0 and scores.get("pass@1") == 0:
             better = "another --model" if hasattr(run.cfg, "model") else "more --base_steps"
-            self.say(f"no sample of the base is right: try {better}, or easier tasks")
+            print(f"warning: no sample of the base is right: try {better}, or easier tasks")
 
     def step(self, run, batch, advantages, metrics):
         for message in warnings(metrics):
-            self.say(message)
+            if message not in self.said:
+                print(f"warning: {message}", flush=True)
+                self.said.add(message)
 
 
 def warnings(metrics):

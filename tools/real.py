@@ -23,19 +23,15 @@ from tools.runs import MACHINE, ROOT, put, read_log, record, run, table
 EXAMPLE = "examples/pretrained.py"
 EVALUATION = ["--device", "cpu", "--stop_at", 2, "--num_eval_problems", 8, "--num_eval_samples", 1]
 
-# beside
-SEEDS = (0, 1, 2)
-STEPS = 10
+SEEDS = (0, 1, 2)                           # beside
 LIKE_GRPO = ["--task", "arithmetic", "--max_completion_length", 48, "--learning_rate", 5e-4,
              "--micro_batch_size", 32, "--save_steps", 1]       # the defaults of grpo.py
 
-# sizes. With random weights each reward is 0, and rows without an advantage are left out unless
-# there is a KL.
-SIZE_STEPS = 3
+# sizes: with random weights no row has an advantage, and is left out unless there is a KL
 SIZE_JOB = ["--task", "arithmetic", "--num_prompts", 8, "--num_generations", 8,
             "--max_completion_length", 48, "--micro_batch_size", 8, "--beta", 0.001,
-            "--max_steps", SIZE_STEPS, "--save_steps", 100, *EVALUATION]
-SHAPES = [(128, 5, 2, 352), (320, 8, 5, 864), (640, 8, 10, 1728)]   # in the order of export.SHAPE
+            "--max_steps", 3, "--save_steps", 100, *EVALUATION]
+SHAPES = [(128, 5, 2, 2, 352), (320, 8, 5, 5, 864), (640, 8, 10, 10, 1728)]     # as export.SHAPE
 ALONE = [sys.executable]
 TWO = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", 2]
 VARIANTS = {                                # name: launcher, flags
@@ -67,7 +63,7 @@ def measure_beside(work):
         runs = {}
         for script, begin in starts.items():
             folder = Path(work, f"{Path(script).stem}-{seed}")
-            run(script, folder, *begin, "--max_steps", STEPS, "--seed", seed, *EVALUATION,
+            run(script, folder, *begin, "--max_steps", 10, "--seed", seed, *EVALUATION,
                 quiet=True)
             rewards = [line["reward"] for line in read_log(folder, "metrics")]
             runs[script] = {"median": median_step(folder), "rewards": rewards}
@@ -77,16 +73,13 @@ def measure_beside(work):
 
 # ---- 2. larger models ------------------------------------------------------------------------
 
-def save_random(folder, *shape):
+def save_random(folder, shape):
     """Write a Llama with random weights, which reads bytes. What ends a text is no token that it
     can write, so that completions have all their tokens. -> its number of parameters"""
     import transformers
     transformers.logging.disable_progress_bar()
-    size, layers, heads, inner = shape
-    config = transformers.LlamaConfig(
-        vocab_size=grpo.VOCAB_SIZE, tie_word_embeddings=True, bos_token_id=None,
-        eos_token_id=None, hidden_size=size, num_hidden_layers=layers, num_attention_heads=heads,
-        intermediate_size=inner)
+    cfg = grpo.Config(device="cpu", **dict(zip(export.SHAPE, shape)))
+    config = transformers.LlamaConfig(**export.llama_config(cfg) | {"eos_token_id": None})
     transformers.set_seed(0)
     model = transformers.LlamaForCausalLM(config)
     model.generation_config.eos_token_id = grpo.VOCAB_SIZE
@@ -114,7 +107,7 @@ def measure_sizes(work):
     for number, shape in enumerate(SHAPES):
         model = Path(work, f"random-{number}")
         with ProcessPoolExecutor(1, spawn) as pool:
-            parameters = pool.submit(save_random, model, *shape).result()
+            parameters = pool.submit(save_random, model, shape).result()
         for variant, (launcher, flags) in VARIANTS.items():
             folder = Path(work, f"size-{len(found)}")
             print(f"{parameters:,} parameters, {variant}", flush=True)
