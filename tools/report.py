@@ -168,15 +168,14 @@ def render(runs):
     return re.sub(r"\{\{(TITLE|DATA)\}\}", lambda mark: parts[mark[1]], template)
 
 
-def write_report(folder, *others, output=None):
-    """Write the report on these runs to `output`, else to report.html in the first folder. -> its
-    path"""
+def write_report(folder, *others):
+    """Write the report on these runs to report.html in the first folder. -> its path"""
     folders = [Path(path) for path in (folder, *others)]
     runs = [read_run(path) for path in folders]
     if len({run["name"] for run in runs}) < len(runs):  # several have one name
         for path, run in zip(folders, runs):
             run["name"] = str(path)
-    path = Path(output or folders[0] / "report.html")
+    path = folders[0] / "report.html"
     path.write_text(render(runs), encoding="utf-8")
     return path
 
@@ -222,10 +221,9 @@ def main(argv=None):
     words = parser(__doc__)
     words.add_argument("runs", nargs="+", metavar="RUN",
                        help="run folder; the first gets the report")
-    words.add_argument("--output", metavar="FILE", help="write there instead")
     args = words.parse_args(argv)
     try:
-        print(write_report(*args.runs, output=args.output))
+        print(write_report(*args.runs))
     except (OSError, ValueError) as error:
         common.fail(error)
 
