@@ -18,8 +18,6 @@ from tools.report import import_script
 ASKED = {"device": "cpu", "kernel": "auto", "reward": "accuracy", "curriculum": False}
 
 
-# ---- 1. the run ------------------------------------------------------------------------------
-
 def read_run(folder):
     """The script of a run, or the one that its example changes, and its flags as they are needed to
     answer; those that the script does not have are left out. Exits with one line if the folder is
@@ -48,8 +46,6 @@ def write_run(folder, script, flags, policy):
     common.write(folder / "checkpoint.pt", {"policy": policy.state_dict()})
     common.write(folder / "config.json", json.dumps(record, indent=2))
 
-
-# ---- 2. the answer ---------------------------------------------------------------------------
 
 def example(task):
     """The held-out problem that a run proposes to ask. -> Problem"""

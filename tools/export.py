@@ -170,10 +170,9 @@ def read_llama(folder):
             raise ValueError(f"its {name} is {found.get(name)!r}, ours {wanted[name]!r}")
     llama, info = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, output_loading_info=True)
-    if info["missing_keys"]:
-        raise ValueError(f"it lacks {min(info['missing_keys'])}")
-    if info["unexpected_keys"]:
-        raise ValueError(f"it has {min(info['unexpected_keys'])}")
+    for keys, said in (("missing_keys", "lacks"), ("unexpected_keys", "has")):
+        if info[keys]:
+            raise ValueError(f"it {said} {min(info[keys])}")
     weights = llama.state_dict()
     if not torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"]):
         raise ValueError("its lm_head is not its embed_tokens")         # whatever its config says

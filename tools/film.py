@@ -58,7 +58,7 @@ def pick_problem(answers):
     num_texts = {}
     for prompt, examples in answers.items():
         verdicts = [example["right"] for example in examples]
-        if verdicts == sorted(verdicts) and verdicts[0] is False and verdicts[-1] is True:
+        if verdicts[0] is False and verdicts[-1] is True and verdicts == sorted(verdicts):
             num_texts[prompt] = len({example["text"] for example in examples})
     return max(num_texts, key=num_texts.get, default=None)
 

@@ -33,8 +33,6 @@ TINY = ("--hidden_size 16 --num_hidden_layers 1 --intermediate_size 16 --num_pro
         "--max_completion_length 8 --base_steps 4 --max_steps 2 --num_eval_problems 4")
 MODEL = ("--model runs/gpu/model --task arithmetic:2 --dtype bfloat16 --max_steps 2 "
          "--num_prompts 4 --max_completion_length 16 --num_eval_problems 8 --num_eval_samples 1")
-# Metrics of a first step, which do not depend on the kernel.
-METRICS = ("loss", "reward", "entropy", "completions/mean_length", "grad_norm")
 
 
 def commands(dry_run):
@@ -83,11 +81,11 @@ def run(command, limit, log, env):
 
 
 def differences(script):
-    """The METRICS in which the first steps by Triton and by torch differ by more than a token or
-    two make; none if there are not both. Yields str"""
+    """In which metrics the first steps by Triton and by torch differ by more than a token or two
+    make; none if there are not both. Yields str"""
     logs = [read_log(FOLDER / f"{script}-{kernel}", "metrics") for kernel in ("triton", "torch")]
     for one, other in [*zip(*logs)][:1]:
-        for name in METRICS:
+        for name in ("loss", "reward", "entropy", "completions/mean_length", "grad_norm"):
             if name in one and abs(one[name] - other[name]) > 0.01 + 0.03 * abs(other[name]):
                 yield f"{script}: {name} {one[name]:.4f} by Triton, {other[name]:.4f} by torch"
 

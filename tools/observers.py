@@ -187,9 +187,10 @@ class Answers:
             run.append("greedy.jsonl", {"step": step, "examples": self.examples})
 
     def finish(self, run, summary):
-        first = read_log(run.folder, "greedy")[0]
+        logged = read_log(run.folder, "greedy")
+        before = logged[0]["examples"] if logged else []
         lines = []
-        for base, trained in zip(first["examples"], self.examples):
+        for base, trained in zip(before, self.examples):
             lines.append(json.dumps({"prompt": base["prompt"], "answer": base["answer"],
                                      "base": base, "trained": trained}) + "\n")
         common.write(run.folder / "evaluation.jsonl", "".join(lines))
