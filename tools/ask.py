@@ -88,7 +88,6 @@ def answer(folder, prompt):
 
 
 def main(argv=None):
-    """Print the answer. Exits with one line, code 2, if there is no run to ask, or no prompt."""
     words = parser(__doc__)
     words.add_argument("run", metavar="RUN", help="run folder")
     words.add_argument("prompt", metavar="PROMPT", help="such as the prompts that the task has")

@@ -14,7 +14,6 @@ from tools.report import command
 
 
 def main(argv=None):
-    """Write the folder NEW, with a policy and the flags that say which shape it has."""
     words = parser(__doc__)
     words.add_argument("run", metavar="RUN", help="run folder whose policy learns")
     words.add_argument("new", metavar="NEW", type=Path, help="folder that is made")

@@ -195,8 +195,6 @@ def export_back(folder, run):
 
 
 def main(argv=None):
-    """Write the folder. Exits with one line, code 2, if there is nothing to export, or if there
-    would be something else in the folder."""
     words = parser(__doc__)
     words.add_argument("source", metavar="RUN", type=Path, help="run folder; with --back, DIR")
     words.add_argument("target", metavar="DIR", type=Path, help="new folder; with --back, RUN")

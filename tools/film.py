@@ -281,8 +281,6 @@ def render(title, problem, scenes, curves):
 # ---- 5. the command --------------------------------------------------------------------------
 
 def main(argv=None):
-    """Draw the picture of the run that `argv` names. Exits with one line, code 2, if that has none
-    to show."""
     words = parser(__doc__)
     words.add_argument("run", metavar="RUN", type=Path, help="run folder")
     words.add_argument("--output", metavar="FILE", type=Path, default=DOCS / "learning.svg",

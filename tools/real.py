@@ -49,8 +49,6 @@ def median_step(folder):
     return statistics.median(line["step_time"] for line in read_log(folder, "metrics")[1:])
 
 
-# ---- 1. beside grpo.py -----------------------------------------------------------------------
-
 def measure_beside(work):
     """Both scripts from the same base, by turns. -> list of dicts, one of each seed"""
     base = Path(work, "base")
@@ -71,8 +69,6 @@ def measure_beside(work):
     return found
 
 
-# ---- 2. larger models ------------------------------------------------------------------------
-
 def save_random(folder, shape):
     """Write a Llama with random weights, which reads bytes. What ends a text is no token that it
     can write, so that completions have all their tokens. -> its number of parameters"""
@@ -90,13 +86,12 @@ def save_random(folder, shape):
 
 
 def weigh(*words):
-    """Run a command. Exits as it does if it fails. -> the most memory that a process of it held, in
-    MB, or that we hold, with which its peak begins"""
+    """Run a command. -> the most memory that a process of it held, in MB, or that we hold, with
+    which its peak begins"""
     process = subprocess.Popen(map(str, words), cwd=ROOT, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)         # of the processes that it started, too
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode != 0:
-        raise SystemExit(process.returncode)
+    if status != 0:
+        raise SystemExit(f"{words[-1]}: failed")        # it has said why
     return usage.ru_maxrss * MEGABYTES
 
 
@@ -117,8 +112,6 @@ def measure_sizes(work):
                           "median": median_step(folder), "peak_MB": peak})
     return found
 
-
-# ---- 3. the table ----------------------------------------------------------------------------
 
 def written(beside, imports_MB, sizes, machine):
     """The table, and what is said below it. -> str"""

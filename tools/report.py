@@ -134,16 +134,6 @@ def counts(scores):
 
 # ---- 2. report.html --------------------------------------------------------------------------
 
-def compare_configs(configs):
-    """A row for each flag that any run has: the flag, whether the runs differ in it, and its value
-    in each run, None where a run lacks it. -> list of [str, bool, list]"""
-    rows = []
-    for flag in dict.fromkeys(flag for config in configs for flag in config):   # in their order
-        values = [config.get(flag) for config in configs]
-        rows.append([flag, any(value != values[0] for value in values), values])
-    return rows
-
-
 def embed(data):
     """JSON inside a script element: ASCII, without any character that could end the element or
     begin a tag. -> str"""
@@ -153,16 +143,16 @@ def embed(data):
     return text
 
 
-def escape(text):
-    """Text inside an element, in ASCII. -> str"""
-    return html.escape(text).encode("ascii", "xmlcharrefreplace").decode()
-
-
 def render(runs):
     """The page about runs, each a dict of read_run. -> str"""
-    data = {"config": compare_configs([run["config"] for run in runs]), "runs": runs}
-    title = ", ".join(run["name"] for run in runs)
-    parts = {"TITLE": escape(title), "DATA": embed(data)}
+    configs = [run["config"] for run in runs]
+    flags = []                              # name, whether the runs differ in it, their values
+    for flag in dict.fromkeys(flag for config in configs for flag in config):   # in their order
+        values = [config.get(flag) for config in configs]
+        flags.append([flag, any(value != values[0] for value in values), values])
+    title = html.escape(", ".join(run["name"] for run in runs))
+    parts = {"TITLE": title.encode("ascii", "xmlcharrefreplace").decode(),
+             "DATA": embed({"config": flags, "runs": runs})}
     # in one pass: what is filled in may hold such marks
     template = TEMPLATE.read_text(encoding="utf-8")
     return re.sub(r"\{\{(TITLE|DATA)\}\}", lambda mark: parts[mark[1]], template)
@@ -217,7 +207,6 @@ def draw_curve(folder):
 # ---- 4. the command --------------------------------------------------------------------------
 
 def main(argv=None):
-    """Write one report on the runs that `argv` names."""
     words = parser(__doc__)
     words.add_argument("runs", nargs="+", metavar="RUN",
                        help="run folder; the first gets the report")
