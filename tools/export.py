@@ -13,6 +13,7 @@ import dataclasses
 import importlib.util
 import json
 import shlex
+import string
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ import common
 import grpo
 from tools import ask, parser, start
 
+TEMPLATE = Path(__file__).with_suffix(".md")
 NAMES = {"embed": "model.embed_tokens", "norm": "model.norm"}
 LAYER_NAMES = {
     "attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm",
@@ -92,38 +94,14 @@ def make_tokenizer():
 
 
 def readme(cfg, run, task):
-    """README.md of the folder. -> str"""
-    width = task.prompt_width
+    """README.md of the folder, from export.md. -> str"""
     train = f"python examples/pretrained.py --model DIR --task {cfg.task}\n"
     if task.call_tokens:                                # which only the scripts can train
         train = ""
-    return f"""# {cfg.task}: the policy of {Path(run).name}
-
-A Llama of {cfg.hidden_size} x {cfg.num_hidden_layers} that reads bytes, exported from a run of
-reinforcement learning. It completes prompts of the task {cfg.task}; nothing else makes sense.
-
-```
-{train}python -m tools.export DIR RUN --back
-```
-
-DIR is this folder, and RUN a run folder, for `--init_from RUN` of a script. In transformers:
-
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-model = AutoModelForCausalLM.from_pretrained("DIR")
-tokenizer = AutoTokenizer.from_pretrained("DIR")
-prompt = [{{"role": "user", "content": "..."}}]
-inputs = tokenizer.apply_chat_template(
-    prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-print(tokenizer.decode(model.generate(**inputs)[0], skip_special_tokens=True))
-```
-
-- Prompts have {width} characters. In front of a shorter one stands the token `<|pad|>`, as often as
-  characters are missing, and the policy reads it: its attention mask is 1, and positions count it.
-  The chat template puts it there. Whoever does without the template writes it into the prompt.
-- `<think>`, `<answer>` and their kin are tokens that `skip_special_tokens=True` keeps.
-- `rms_norm_eps` is that of torch, {torch.finfo(torch.float32).eps:.7e}. With 1e-6 logits move.
-"""
+    return string.Template(TEMPLATE.read_text()).substitute(
+        task=cfg.task, name=Path(run).name, train=train, width=task.prompt_width,
+        size=f"{cfg.hidden_size} x {cfg.num_hidden_layers}",
+        eps=f"{torch.finfo(torch.float32).eps:.7e}")
 
 
 # ---- 2. there and back -----------------------------------------------------------------------

@@ -96,9 +96,7 @@ def read_run(folder):
 
     # the steps at which all is known, then the problem, by what was answered at them
     last = summary["steps"]
-    metrics = run["metrics"]
-    if [line["step"] for line in metrics] != list(range(1, last + 1)):
-        raise ValueError(f"metrics.jsonl has not the {last} steps of summary.json; resume the run")
+    metrics = [line for line in run["metrics"] if line["step"] <= last]     # it may have gone on
     curves = read_curves(metrics, summary)
     answers = {line["step"]: by_prompt(line["examples"])
                for line in read_log(folder, "greedy", "step", "examples")}
