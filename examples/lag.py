@@ -65,9 +65,8 @@ class Config(grpo.Config):
         yield from super().rules()
         is_default = self.importance_sampling_level == "sequence"
         yield is_default or self.method == "gspo", "--importance_sampling_level: is for gspo"
-        is_off = self.importance_sampling_correction == "none"
-        is_lag = self.sampler_lag > 0
-        yield is_off or is_lag, "--importance_sampling_correction: does nothing without a lag"
+        has_use = self.sampler_lag > 0 or self.importance_sampling_correction == "none"
+        yield has_use, "--importance_sampling_correction: does nothing without a lag"
         yield self.importance_sampling_cap > 0, "--importance_sampling_cap 0: no sample has weight"
 
 

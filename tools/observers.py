@@ -204,16 +204,19 @@ class Warnings:
     def __init__(self):
         self.said = set()
 
+    def say(self, message):
+        if message not in self.said:
+            print(f"warning: {message}", flush=True)
+            self.said.add(message)
+
     def evaluate(self, run, scores):
         if run.state["steps"] == 0 and scores.get("pass@1") == 0:
             better = "another --model" if hasattr(run.cfg, "model") else "more --base_steps"
-            print(f"warning: no sample of the base is right: try {better}, or easier tasks")
+            self.say(f"no sample of the base is right: try {better}, or easier tasks")
 
     def step(self, run, batch, advantages, metrics):
         for message in warnings(metrics):
-            if message not in self.said:
-                print(f"warning: {message}", flush=True)
-                self.said.add(message)
+            self.say(message)
 
 
 def warnings(metrics):

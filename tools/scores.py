@@ -69,12 +69,11 @@ def judged_scores(batch, task, is_correct, judged, num_samples):
 def sample_scores(task, problems, texts, is_correct, n):
     """pass@k and maj@k for k = 1 .. n, as lists, and by name for k = 8 and n. -> dict"""
     num_correct = [sum(is_correct[first:first + n]) for first in range(0, len(problems), n)]
-    curves = {"pass@k": []}
-    for k in range(1, n + 1):
-        curves["pass@k"].append(mean([pass_at_k(n, c, k) for c in num_correct]))
+    all_k = range(1, n + 1)
+    curves = {"pass@k": [mean([pass_at_k(n, c, k) for c in num_correct]) for k in all_k]}
     answers = votes(task, problems, texts, n)
     if any(answer is not None for answer in answers):
-        curves["maj@k"] = [maj_at_k(task, problems, answers, n, k) for k in range(1, n + 1)]
+        curves["maj@k"] = [maj_at_k(task, problems, answers, n, k) for k in all_k]
     found = {}
     for k in sorted({min(8, n), n}):
         for name, curve in curves.items():
