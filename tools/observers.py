@@ -141,7 +141,7 @@ class Shown:
 
 def per_completion(advantages, mask):
     """The advantage of each completion, the mean over its tokens. (B,), (B, 1) or (B, T) -> (B,)"""
-    return (advantages.view(len(mask), -1) * mask).sum(dim=1) / mask.sum(dim=1)
+    return (advantages.reshape(len(mask), -1) * mask).sum(dim=1) / mask.sum(dim=1)
 
 
 def sample_records(run, batch, A):
