@@ -66,9 +66,8 @@ class Config(grpo.Config):
         yield from super().rules()
         is_default = self.importance_sampling_level == "sequence"
         yield is_default or self.method == "gspo", "--importance_sampling_level: is for gspo"
-        is_off = self.importance_sampling_correction == "none"
-        is_lag = self.sampler_lag > 0
-        yield is_off or is_lag, "--importance_sampling_correction: does nothing without a lag"
+        has_use = self.sampler_lag > 0 or self.importance_sampling_correction == "none"
+        yield has_use, "--importance_sampling_correction: does nothing without a lag"
         yield self.importance_sampling_cap > 0, "--importance_sampling_cap 0: no sample has weight"
 
 
@@ -78,11 +77,11 @@ class Sampler:
     def __init__(self, policy, lag):
         self.lag = lag
         self.policy = copy.deepcopy(policy)
-        self.past = [weights_of(policy)]                    # of the last `lag` steps, and now
+        self.past = [copy.deepcopy(policy.state_dict())]    # of the last `lag` steps, and now
 
     def follow(self, policy):
         """The policy has made a step."""
-        self.past = [*self.past, weights_of(policy)][-1 - self.lag:]
+        self.past = [*self.past, copy.deepcopy(policy.state_dict())][-1 - self.lag:]
         self.policy.load_state_dict(self.past[0])
 
     def state_dict(self):
@@ -91,11 +90,6 @@ class Sampler:
     def load_state_dict(self, state):
         self.past = state["past"]
         self.policy.load_state_dict(self.past[0])
-
-
-def weights_of(model):
-    """A copy of the weights of a model. -> dict"""
-    return {name: weight.clone() for name, weight in model.state_dict().items()}
 
 
 def importance_weights(old_logps, sampler_logps, mask, correction="truncate", cap=2.0):

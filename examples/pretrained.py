@@ -35,7 +35,7 @@ from tasks import rewards
 try:
     import transformers
 
-    from tools import models, processes
+    from tools import processes
 except ImportError as error:
     common.fail(f"{error.name} is missing: pip install -r examples/requirements.txt")
 
@@ -119,18 +119,18 @@ class Policy:
 
     def __init__(self, path, cfg):
         self.cfg = cfg
-        self.model, self.tokenizer = models.load(path)
-        self.ends = models.end_tokens(self.model, self.tokenizer)
+        self.model, self.tokenizer = processes.load(path)
+        self.ends = processes.end_tokens(self.model, self.tokenizer)
         if not self.ends:
             common.fail(f"--model {path}: has no token that ends a text")
         # its top_p or repetition_penalty would sample otherwise than score() computes
         self.generation_config = self.model.generation_config       # which checkpoints keep
         self.model.generation_config = transformers.GenerationConfig(
             eos_token_id=self.ends, pad_token_id=self.ends[0])
-        models.remove_dropout(self.model)
+        processes.remove_dropout(self.model)
         if cfg.gradient_checkpointing:
             self.model.activation_checkpointing_enable()
-        if cfg.parallel == "fsdp" and processes.is_job():       # tools.ask is none
+        if cfg.parallel == "fsdp" and processes.dist.is_initialized():    # not in tools.ask
             processes.shard(self.model, cfg.dtype)
         self.model.to(cfg.device).train()               # in which checkpointing works
         is_cast = cfg.dtype == "bfloat16" and cfg.parallel == "replicate"       # FSDP casts itself

@@ -124,7 +124,7 @@ def test_a_cold_start_teaches_to_think_and_a_run_begins_where_it_ended(
     encode = grpo.encode_examples
     monkeypatch.setattr(grpo, "encode_examples", lambda examples, *rest: (
         shown.append(examples), encode(examples, *rest))[1])
-    coldstart.main([str(trained), "new", "--batches", "30", "--learning_rate", "0.003"])
+    coldstart.main([str(trained), "new", "--batches", "30"])
     assert [len(examples) for examples in shown] == [4] * 30
     assert all("<think>" in example.completion for examples in shown for example in examples)
     command = capsys.readouterr().out.split()

@@ -32,7 +32,8 @@ def run(tmp_path):
         folder.mkdir()
         config = {"script": "grpo.py", "torch": "2.6", "config": {"task": task}}
         (folder / "config.json").write_text(json.dumps(config))
-        summary = {"base": {"greedy": 0.125}, "trained": {"greedy": 1.0}, "steps": last}
+        summary = {"base": {"greedy": 0.125}, "trained": {"greedy": 1.0}, "steps": last,
+                   "seconds_warm_start": 1.0, "seconds_total": 3.0}
         (folder / "summary.json").write_text(json.dumps(summary))
         found = {step: {"prompt": prompt, "answer": "14", "text": text, "right": right}
                  for step, (text, right) in answers.items()}

@@ -12,16 +12,8 @@ import pytest
 
 import common
 import gspo
-from tools.report import (
-    command,
-    counts,
-    draw_curve,
-    read_log,
-    read_run,
-    render,
-    sentence,
-    write_report,
-)
+from tools.report import command, counts, draw_curve, read_run, render, sentence, write_report
+from tools.runs import read_log
 
 HOSTILE = ("</script><script>alert(1)</script><!--<script> & <img src=x onerror=alert(2)>"
            " \u2028\u2029 {{TITLE}} \ud800")
@@ -144,7 +136,7 @@ def test_damaged_lines_are_skipped_and_numbers_that_a_browser_lacks_become_null(
     log = tmp_path / "metrics.jsonl"
     log.write_bytes(b'{"step": 1, "a": NaN, "b": [Infinity, -Infinity, 1e999, 0.5]}\n\xff\xfe\n\n'
                     b'[1]\n7\n{"other": 1}\n{"step": 2}\n{"step": 3, "rew')
-    assert read_log(log, "step") == [
+    assert read_log(tmp_path, "metrics", "step") == [
         {"step": 1, "a": None, "b": [None, None, None, 0.5]}, {"step": 2}]
     folder = run()                          # samples of an older run need no tokens
     completion = {"text": "2", "reward": math.nan}

@@ -146,7 +146,7 @@ def spy(script, monkeypatch):
 
 # ---- short runs of main ----------------------------------------------------------------------
 
-class Record(observers.Observer):
+class Record:
     """The run, and the batches and metrics of its steps."""
 
     def start(self, run):

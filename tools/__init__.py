@@ -1,5 +1,8 @@
 """For the reader and the maintainer: no script needs anything in here to run."""
+import argparse
 import signal
+
+import common
 
 
 def start(main):
@@ -7,3 +10,16 @@ def start(main):
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     main()
+
+
+def parser(told):
+    """What reads the words of a command: --help says what it is told, a mistake is one line."""
+    made = argparse.ArgumentParser(description=told, allow_abbrev=False,
+                                   formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.error = common.fail
+    return made
+
+
+def escape(text):
+    """The text on one line, so that no control character of a completion reaches the terminal."""
+    return text.encode("unicode_escape").decode()

@@ -4,22 +4,19 @@ A prompt may be any text that is short enough, but only those of the task make s
 has an environment, what this responds is part of the answer; of a table that no prompt shows, it
 knows only the one that belongs to the example which the run proposed at its end.
 """
-import argparse
+import json
 import sys
 from pathlib import Path
 
 import torch
 
 import common
-from tools import start
-from tools.observers import escape
+from tools import escape, parser, start
 from tools.report import import_script
 
 # One prompt needs no accelerator, and a reward is not asked for.
 ASKED = {"device": "cpu", "kernel": "auto", "reward": "accuracy", "curriculum": False}
 
-
-# ---- 1. the run ------------------------------------------------------------------------------
 
 def read_run(folder):
     """The script of a run, or the one that its example changes, and its flags as they are needed to
@@ -37,14 +34,18 @@ def read_run(folder):
 
 
 def load_policy(folder, script, cfg, name="checkpoint.pt"):
-    """The policy of the last checkpoint, or of base.pt. Exits with one line if it cannot be loaded.
-    -> GPT"""
+    """The policy of the last checkpoint, or of base.pt. Exits with one line if it has none."""
     policy = script.GPT(cfg)
     common.load_policy(policy, Path(folder, name))
     return policy
 
 
-# ---- 2. the answer ---------------------------------------------------------------------------
+def write_run(folder, script, flags, policy):
+    """Write a run folder, for --init_from: a policy, then the flags that say which shape it has."""
+    record = {"script": script, "torch": torch.__version__, "config": flags}
+    common.write(folder / "checkpoint.pt", {"policy": policy.state_dict()})
+    common.write(folder / "config.json", json.dumps(record, indent=2))
+
 
 def example(task):
     """The held-out problem that a run proposes to ask. -> Problem"""
@@ -87,13 +88,10 @@ def answer(folder, prompt):
 
 
 def main(argv=None):
-    """Print the answer. Exits with one line, code 2, if there is no run to ask, or no prompt."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.error = common.fail
-    parser.add_argument("run", metavar="RUN", help="run folder")
-    parser.add_argument("prompt", metavar="PROMPT", help="such as the prompts that the task has")
-    args = parser.parse_args(argv)
+    words = parser(__doc__)
+    words.add_argument("run", metavar="RUN", help="run folder")
+    words.add_argument("prompt", metavar="PROMPT", help="such as the prompts that the task has")
+    args = words.parse_args(argv)
     if not args.prompt:
         common.fail("the prompt is empty; say what to answer")
     print(escape(answer(args.run, args.prompt)))

@@ -9,22 +9,20 @@ tokenizer has a token for each byte and merges none. <think>, <answer> and their
 added tokens, which trainers keep when they decode with skip_special_tokens; <|eos|> and <|pad|> are
 special ones.
 """
-import argparse
-import contextlib
 import dataclasses
 import importlib.util
 import json
-import os
 import shlex
-import shutil
+import string
 from pathlib import Path
 
 import torch
 
 import common
 import grpo
-from tools import ask, start
+from tools import ask, parser, start
 
+TEMPLATE = Path(__file__).with_suffix(".md")
 NAMES = {"embed": "model.embed_tokens", "norm": "model.norm"}
 LAYER_NAMES = {
     "attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm",
@@ -96,38 +94,14 @@ def make_tokenizer():
 
 
 def readme(cfg, run, task):
-    """README.md of the folder. -> str"""
-    width = task.prompt_width
+    """README.md of the folder, from export.md. -> str"""
     train = f"python examples/pretrained.py --model DIR --task {cfg.task}\n"
     if task.call_tokens:                                # which only the scripts can train
         train = ""
-    return f"""# {cfg.task}: the policy of {Path(run).name}
-
-A Llama of {cfg.hidden_size} x {cfg.num_hidden_layers} that reads bytes, exported from a run of
-reinforcement learning. It completes prompts of the task {cfg.task}; nothing else makes sense.
-
-```
-{train}python -m tools.export DIR RUN --back
-```
-
-DIR is this folder, and RUN a run folder, for `--init_from RUN` of a script. In transformers:
-
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-model = AutoModelForCausalLM.from_pretrained("DIR")
-tokenizer = AutoTokenizer.from_pretrained("DIR")
-prompt = [{{"role": "user", "content": "..."}}]
-inputs = tokenizer.apply_chat_template(
-    prompt, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-print(tokenizer.decode(model.generate(**inputs)[0], skip_special_tokens=True))
-```
-
-- Prompts have {width} characters. In front of a shorter one stands the token `<|pad|>`, as often as
-  characters are missing, and the policy reads it: its attention mask is 1, and positions count it.
-  The chat template puts it there. Whoever does without the template writes it into the prompt.
-- `<think>`, `<answer>` and their kin are tokens that `skip_special_tokens=True` keeps.
-- `rms_norm_eps` is that of torch, {torch.finfo(torch.float32).eps:.7e}. With 1e-6 logits move.
-"""
+    return string.Template(TEMPLATE.read_text()).substitute(
+        task=cfg.task, name=Path(run).name, train=train, width=task.prompt_width,
+        size=f"{cfg.hidden_size} x {cfg.num_hidden_layers}",
+        eps=f"{torch.finfo(torch.float32).eps:.7e}")
 
 
 # ---- 2. there and back -----------------------------------------------------------------------
@@ -141,35 +115,21 @@ def read_policy(run, name):
     return ask.load_policy(run, script, cfg, name), cfg
 
 
-@contextlib.contextmanager
-def new_folder(path):
-    """A folder to fill, which gets its name when it is full: a kill leaves none that is half. Exits
-    with one line if it cannot be made."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        part.mkdir(parents=True)
-        yield part
-        os.replace(part, path)
-    except OSError as error:
-        common.fail(f"{path}: cannot be made ({error.strerror})")
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
 def export(run, folder, name="checkpoint.pt"):
-    """Write the policy of a run to a new folder, in the layout of a Llama."""
+    """Write the policy of a run to a new folder, in the layout of a Llama. config.json is the last,
+    so that nothing takes a folder for a model that a kill left half."""
     from safetensors.torch import save_file
     policy, cfg = read_policy(run, name)
-    weights = {llama_name(name): weight.detach() for name, weight in policy.named_parameters()}
     task = common.load_task(cfg, grpo.verify)
-    files = {"config": llama_config(cfg), "generation_config": generation_config(cfg),
-             "tokenizer_config": tokenizer_config(task.prompt_width)}
-    with new_folder(folder) as part:
-        save_file(weights, part / "model.safetensors", metadata={"format": "pt"})
-        make_tokenizer().save(str(part / "tokenizer.json"))
-        for name, content in files.items():
-            (part / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
-        (part / "README.md").write_text(readme(cfg, run, task))
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {llama_name(name): weight.detach() for name, weight in policy.named_parameters()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    make_tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "README.md").write_text(readme(cfg, run, task))
+    files = {"tokenizer_config": tokenizer_config(task.prompt_width),
+             "generation_config": generation_config(cfg), "config": llama_config(cfg)}
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
 
 
 def read_llama(folder):
@@ -188,10 +148,9 @@ def read_llama(folder):
             raise ValueError(f"its {name} is {found.get(name)!r}, ours {wanted[name]!r}")
     llama, info = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, output_loading_info=True)
-    if info["missing_keys"]:
-        raise ValueError(f"it lacks {min(info['missing_keys'])}")
-    if info["unexpected_keys"]:
-        raise ValueError(f"it has {min(info['unexpected_keys'])}")
+    for keys, said in (("missing_keys", "lacks"), ("unexpected_keys", "has")):
+        if info[keys]:
+            raise ValueError(f"it {said} {min(info[keys])}")
     weights = llama.state_dict()
     if not torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"]):
         raise ValueError("its lm_head is not its embed_tokens")         # whatever its config says
@@ -210,38 +169,31 @@ def export_back(folder, run):
     except Exception as error:              # a damaged file raises nearly anything
         reason = " ".join(str(error).split())           # those of transformers have several lines
         common.fail(f"{folder}: is no folder that tools.export made ({reason})")
-    record = {"script": "grpo.py", "torch": torch.__version__, "config": dataclasses.asdict(cfg)}
-    with new_folder(run) as part:
-        common.write(part / "config.json", json.dumps(record, indent=2))
-        common.write(part / "checkpoint.pt", {"policy": policy.state_dict()})
+    ask.write_run(run, "grpo.py", dataclasses.asdict(cfg), policy)
 
 
 def main(argv=None):
-    """Write the folder. Exits with one line, code 2, if there is nothing to export, or if there
-    would be something else in the folder."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.error = common.fail
-    parser.add_argument("source", metavar="RUN", type=Path, help="run folder; with --back, DIR")
-    parser.add_argument("target", metavar="DIR", type=Path, help="new folder; with --back, RUN")
-    parser.add_argument("--base", action="store_true", help="what the run started from")
-    parser.add_argument("--back", action="store_true", help="from Hugging Face's layout to ours")
-    args = parser.parse_args(argv)
+    words = parser(__doc__)
+    words.add_argument("source", metavar="RUN", type=Path, help="run folder; with --back, DIR")
+    words.add_argument("target", metavar="DIR", type=Path, help="new folder; with --back, RUN")
+    words.add_argument("--base", action="store_true", help="what the run started from")
+    words.add_argument("--back", action="store_true", help="from Hugging Face's layout to ours")
+    args = words.parse_args(argv)
     if args.base and args.back:
         common.fail("--base: does nothing with --back")
-    if not args.target.name:
-        common.fail(f"{args.target}: has no name; name a new folder")
     if args.target.is_file() or args.target.is_dir() and any(args.target.iterdir()):
         common.fail(f"{args.target}: is not empty; name a new folder")
-    for name in ("transformers", "tokenizers", "safetensors"):
-        if importlib.util.find_spec(name) is None:
-            common.fail(f"{name} is missing: pip install -r examples/requirements.txt")
+    if importlib.util.find_spec("transformers") is None:        # which has the other packages
+        common.fail("transformers is missing: pip install -r examples/requirements.txt")
     if args.back:
         export_back(args.source, args.target)
         print(f"{args.target}: train it on with --init_from {shlex.quote(str(args.target))}")
-    else:
+        return
+    try:
         export(args.source, args.target, "base.pt" if args.base else "checkpoint.pt")
-        print(f"{args.target}: README.md in it says how to use it")
+    except OSError as error:
+        common.fail(f"{args.target}: cannot be made ({error.strerror})")
+    print(f"{args.target}: README.md in it says how to use it")
 
 
 if __name__ == "__main__":

@@ -6,25 +6,20 @@ and 20 steps and at the end; below, which share of all answers is right. A rule 
 of those that the base answers wrongly, that are right at the end, and that never go back from right
 to wrong, the first of those with the most different answers.
 
-The picture is text: no script, no font, nothing from elsewhere, and the same bytes each time. What
-always looks alike is in film.svg. Where nothing may move, the last scene stands, with the answer of
-the base beside it. The film rests there before it begins anew. Opened on its own, it stops under
-the pointer; in a page, as an image, it cannot. The run has to be evaluated in the middle of
+The picture is text: no script, no font, nothing from elsewhere. What always looks alike is in
+film.svg. Where nothing may move, the last scene stands, with the answer of the base beside it.
+Opened on its own, it stops under the pointer. The run has to be evaluated in the middle of
 training: python grpo.py --eval_steps 2.
 """
-import argparse
 import html
-import json
 import re
 import string
 from pathlib import Path
 from typing import NamedTuple
 
 import common
-from tools import start
-from tools.observers import escape
-from tools.report import read_log
-from tools.runs import DOCS
+from tools import escape, parser, report, start
+from tools.runs import DOCS, read_log
 
 TEMPLATE = Path(__file__).with_suffix(".svg")
 STEPS = (2, 5, 10, 20)      # shown are the evaluated ones that are nearest, and the last
@@ -33,9 +28,6 @@ REST = 4.0                  # seconds more for the last one
 MOVE = 0.7                  # seconds at the end of a scene in which the curves go on
 FADE = 0.3                  # seconds in which an answer takes the place of another
 COLUMNS = 24                # characters in a line of an answer
-MOST_SAID = 400             # characters of an answer in the description
-BEFORE = 24                 # where the answer of the base begins
-AFTER = 328                 # where the others begin
 LEFT = 92                   # where the curves begin
 RIGHT = 616                 # where they end
 TOP = 324                   # the height of 100 %
@@ -63,16 +55,12 @@ def pick_steps(evaluated, last):
 def pick_problem(answers):
     """The prompt of the problem to show, by the rule above. answers: prompt -> what was answered,
     step by step. -> str, or None if there is none"""
-    found = None
-    most = 0
+    num_texts = {}
     for prompt, examples in answers.items():
         verdicts = [example["right"] for example in examples]
-        num_texts = len({example["text"] for example in examples})
-        is_learned = verdicts[0] is False and verdicts[-1] is True
-        if is_learned and verdicts == sorted(verdicts) and num_texts > most:
-            found = prompt
-            most = num_texts
-    return found
+        if verdicts[0] is False and verdicts[-1] is True and verdicts == sorted(verdicts):
+            num_texts[prompt] = len({example["text"] for example in examples})
+    return max(num_texts, key=num_texts.get, default=None)
 
 
 def read_curves(metrics, summary):
@@ -90,58 +78,47 @@ def read_curves(metrics, summary):
     return {name: dict(sorted(curve.items())) for name, curve in curves.items()}
 
 
-def read_answers(folder, last):
-    """What was answered to held-out problems. -> {step: {prompt: example}}"""
-    pairs = read_log(folder / "evaluation.jsonl", "prompt", "base", "trained")
-    if not pairs:
-        raise ValueError(f"{folder}: evaluation.jsonl is missing or empty")
-    logged = {line["step"]: line["examples"]
-              for line in read_log(folder / "greedy.jsonl", "step", "examples")}
-    logged[0] = [pair["base"] for pair in pairs]
-    logged[last] = [pair["trained"] for pair in pairs]
-    return {step: {example["prompt"]: example for example in examples}
-            for step, examples in logged.items()}
-
-
-def scene(step, example, metrics):
-    """What was answered after a step. -> Scene"""
-    seconds = sum(line["step_time"] for line in metrics if line["step"] <= step)
-    verdict = "right" if example["right"] else "wrong"
-    return Scene(step, seconds, example["text"], verdict)
+def by_prompt(examples):
+    """What was answered to held-out problems. -> {prompt: example}"""
+    return {example["prompt"]: example for example in examples}
 
 
 def read_run(folder):
     """A title, the problem with its answer, the scenes and the curves. ValueError if the run has no
     film to show. -> str, dict, list of Scene, dict"""
-    script, flags = common.read_config(folder)
-    if not (folder / "summary.json").exists():
-        raise ValueError(f"{folder}: has not ended; resume it")
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    run = report.read_run(folder)
+    flags = run["config"]
+    summary = run["summary"]
+    if summary is None:
+        raise ValueError("has not ended; resume it")
     if "greedy" not in summary["base"]:
-        raise ValueError(f"{folder}: no answer to {flags['task']} is right or wrong; "
-                         "name a run of another task")
+        raise ValueError(f"no answer to {flags['task']} is right or wrong; name another run")
 
     # the steps at which all is known, then the problem, by what was answered at them
     last = summary["steps"]
-    metrics = read_log(folder / "metrics.jsonl", "step", "step_time")
-    if [line["step"] for line in metrics] != list(range(1, last + 1)):
-        raise ValueError(f"{folder}: metrics.jsonl has not the {last} steps of summary.json; "
-                         "resume the run")
+    metrics = [line for line in run["metrics"] if line["step"] <= last]     # it may have gone on
     curves = read_curves(metrics, summary)
-    answers = read_answers(folder, last)
+    answers = {line["step"]: by_prompt(line["examples"])
+               for line in read_log(folder, "greedy", "step", "examples")}
+    answers[last] = by_prompt(pair["trained"] for pair in run["evaluation"])
     evaluated = [step for step in sorted(answers) if 0 < step < last
                  and all(step in curve for curve in curves.values())]
     if not evaluated:
-        raise ValueError(f"{folder}: kept no answers from the middle of its training; "
-                         "train with --eval_steps 2")
+        raise ValueError("kept no answers from the middle of its training; train with "
+                         "--eval_steps 2")
     steps = pick_steps(evaluated, last)
-    in_all = [prompt for prompt in answers[0] if all(prompt in answers[step] for step in steps)]
-    prompt = pick_problem({prompt: [answers[step][prompt] for step in steps] for prompt in in_all})
+    prompt = pick_problem({prompt: [answers[step][prompt] for step in steps]
+                           for prompt in answers[0]})
     if prompt is None:
-        raise ValueError(f"{folder}: no held-out problem is answered wrongly at first and then "
-                         "rightly to the end; name a run that learned more")
-    scenes = [scene(step, answers[step][prompt], metrics) for step in steps]
-    return f"{script} learns {flags['task']}", answers[0][prompt], scenes, curves
+        raise ValueError("no held-out problem is answered wrongly at first and then rightly to the "
+                         "end; name a run that learned more")
+    scenes = []
+    for step in steps:
+        seconds = sum(line["step_time"] for line in metrics[:step])
+        example = answers[step][prompt]
+        verdict = "right" if example["right"] else "wrong"
+        scenes.append(Scene(step, seconds, example["text"], verdict))
+    return f"{flags['script']} learns {flags['task']}", answers[0][prompt], scenes, curves
 
 
 # ---- 2. words --------------------------------------------------------------------------------
@@ -182,7 +159,7 @@ def describe(problem, scenes, curves):
     """What is to be seen, in words. -> str"""
     said = f"The held-out problem {problem['prompt']} and the likeliest answer to it."
     for scene in scenes:
-        said += f" Step {scene.step}: {scene.text[:MOST_SAID]} ({scene.verdict})."
+        said += f" Step {scene.step}: {scene.text[:400]} ({scene.verdict})."
     for name in CURVES:
         said += f" Right answers, {name}: {change(name, scenes[-1], curves)}."
     return said
@@ -263,7 +240,7 @@ def draw_answer(x, when, scene):
 def draw_scene(scene, scenes, curves):
     """All that is seen only while a scene is. -> str"""
     x = across(scene.step, scenes)
-    parts = draw_answer(AFTER, f"step {scene.step}, {scene.seconds:.0f} s of RL", scene)
+    parts = draw_answer(328, f"step {scene.step}, {scene.seconds:.0f} s of RL", scene)
     for name, curve in curves.items():
         place = 180 if name == "likeliest" else RIGHT
         parts.append(say(place, 300, f"{name} number", f"{name} {change(name, scene, curves)}"))
@@ -273,19 +250,17 @@ def draw_scene(scene, scenes, curves):
     return "\n".join([f'<g class="scene scene{scene.step}"{hidden}>', *parts, "</g>"])
 
 
-def draw_curve(name, curve, scenes):
-    """The line of a curve. -> str"""
-    points = [f"{across(step, scenes):.1f},{height(share):.1f}" for step, share in curve.items()]
-    return f'<polyline class="{name} curve" points="{" ".join(points)}"/>'
-
-
 def render(title, problem, scenes, curves):
     """The picture. -> str"""
     [shown_title] = wrap(title, 34, rows=1)
     [question] = wrap(problem["prompt"], 26, rows=1)
     [answer] = wrap(problem["answer"], 12, rows=1)
     ticks = "".join(f"M{across(scene.step, scenes):.1f} {BOTTOM}v7" for scene in scenes)
-    drawn = [draw_scene(scene, scenes, curves) for scene in scenes[1:]]
+    lines = []
+    for name, curve in curves.items():
+        points = [f"{across(step, scenes):.1f},{height(share):.1f}"
+                  for step, share in curve.items()]
+        lines.append(f'<polyline class="{name} curve" points="{" ".join(points)}"/>')
     return string.Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         title=html.escape(escape(title)),
         shown_title=html.escape(shown_title),
@@ -294,35 +269,26 @@ def render(title, problem, scenes, curves):
         answer=html.escape(f"right: {answer}" if answer else ""),
         seconds=f"{duration(scenes):g}",
         keyframes=motion(scenes),
-        before="\n".join(draw_answer(BEFORE, "before RL", scenes[0])),
-        curves="\n".join(draw_curve(*item, scenes) for item in curves.items()),
+        before="\n".join(draw_answer(24, "before RL", scenes[0])),
+        curves="\n".join(lines),
         ticks=ticks,
         last=f"step {scenes[-1].step}",
-        scenes="\n".join(drawn))
+        scenes="\n".join(draw_scene(scene, scenes, curves) for scene in scenes[1:]))
 
 
 # ---- 5. the command --------------------------------------------------------------------------
 
 def main(argv=None):
-    """Draw the picture of the run that `argv` names. Exits with one line, code 2, if that has none
-    to show."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.error = common.fail
-    parser.add_argument("run", metavar="RUN", help="run folder")
-    parser.add_argument("--output", metavar="FILE", type=Path, default=DOCS / "learning.svg",
-                        help="write there instead")
-    args = parser.parse_args(argv)
+    words = parser(__doc__)
+    words.add_argument("run", metavar="RUN", type=Path, help="run folder")
+    words.add_argument("--output", metavar="FILE", type=Path, default=DOCS / "learning.svg",
+                       help="write there instead")
+    args = words.parse_args(argv)
     try:
-        picture = render(*read_run(Path(args.run)))
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
-        common.fail(f"{args.run}: its logs are damaged: {error!r}")
-    except (OSError, ValueError) as error:
-        common.fail(error)
-    try:
+        picture = render(*read_run(args.run))
         args.output.write_text(picture, encoding="utf-8")
-    except OSError as error:
-        common.fail(error)
+    except (OSError, ValueError, KeyError) as error:    # KeyError: a damaged log
+        common.fail(f"{args.run}: {error}")
     print(args.output)
 
 

@@ -1,48 +1,33 @@
 """What looks at a run where this file is there: metrics of difficulties, samples, answers, warnings
-and the report. Each is an Observer; one of your own, as for a tracker, goes into `observers`.
+and the report. An observer of your own goes into `observers`. It has some of these methods:
+
+  start(run)                            the policy is the base, also of a resumed run
+  evaluate(run, scores)                 the base was evaluated, or the policy after a step
+  step(run, batch, advantages, metrics) before the metrics of a step are logged; it may add some
+  finish(run, summary)                  `summary` has the scores of "base" and "trained"
 """
 import importlib
 import json
-import math
 import shlex
 
 import torch
 
 import common
 from tasks import pass_rates
+from tools import escape
+from tools.runs import finite, read_log
 from tools.scores import part_of
+from tools.trackers import tracker
 
 
 def observers(cfg):
-    """Those of a run. -> list of Observer"""
-    found = [Metrics(), Frontier(), Checks(), Samples(), Answers(), Warnings(), Report()]
+    """Those of a run. -> list"""
+    found = [Metrics(), Samples(), Answers(), Warnings(), Report()]
     if "model" in cfg.reward.split("+"):
         found.append(importlib.import_module("tasks.preferences").Trainer())
     if cfg.report_to != "none":                 # last, so that it sees what the others add
-        found.append(importlib.import_module("tools.trackers").tracker(cfg.report_to))
+        found.append(Shown(tracker(cfg.report_to)))
     return found
-
-
-def escape(text):
-    """The text on one line, so that no control character of a completion reaches the terminal."""
-    return text.encode("unicode_escape").decode()
-
-
-class Observer:
-    """What looks at a run, for logs, pictures, a tracker. A run calls those methods that there are;
-    the class stands here only to say which."""
-
-    def start(self, run):
-        """The policy is the base, also of a resumed run; nothing is evaluated."""
-
-    def evaluate(self, run, scores):
-        """The base was evaluated, the policy after a step, or at the end."""
-
-    def step(self, run, batch, advantages, metrics):
-        """After a step, before its metrics are logged; some may be added."""
-
-    def finish(self, run, summary):
-        """After training; `summary` has the scores of "base" and "trained"."""
 
 
 # ---- 1. metrics ------------------------------------------------------------------------------
@@ -55,72 +40,108 @@ def describe(batch):
                     "completions/clipped_ratio": batch.is_truncated.float().mean().item()}
 
 
-class Metrics(Observer):
+def frontier(batch, task):
+    """Of each difficulty, if there are several: which share of its groups is all wrong, mixed, and
+    all right. -> metrics"""
+    by_level = {}
+    for problem, rate in pass_rates(batch):
+        if part_of(task, problem).is_judged:
+            by_level.setdefault(f"{problem.task}-{problem.difficulty}", []).append(rate)
+    found = {}
+    for name, rates in sorted(by_level.items()) if len(by_level) > 1 else ():
+        wrong = rates.count(0.0) / len(rates)
+        right = rates.count(1.0) / len(rates)
+        found |= {f"frontier/{name}/wrong": wrong, f"frontier/{name}/mixed": 1 - wrong - right,
+                  f"frontier/{name}/right": right}
+    return found
+
+
+def checks(batch):
+    """How often a completion of arithmetic checks itself, and how often it is then right.
+    -> metrics"""
+    is_correct = batch.is_correct.flatten().tolist()
+    checked = [c for c, text in zip(is_correct, batch.texts) if ";wait," in text]
+    found = {"checks/share": len(checked) / len(batch.texts)}
+    if checked:
+        found["checks/repaired"] = sum(checked) / len(checked)
+    return found
+
+
+class Metrics:
     """What the samples of a step are like."""
 
     def step(self, run, batch, advantages, metrics):
-        metrics |= describe(batch)
-
-
-class Frontier(Observer):
-    """Of each difficulty, if there are several: which share of its groups is all wrong, mixed, and
-    all right."""
-
-    def step(self, run, batch, advantages, metrics):
-        by_level = {}
-        for problem, rate in pass_rates(batch):
-            if part_of(run.task, problem).is_judged:
-                name = f"{problem.task}-{problem.difficulty}"
-                by_level.setdefault(name, []).append(rate)
-        for name, rates in sorted(by_level.items()) if len(by_level) > 1 else ():
-            wrong = rates.count(0.0) / len(rates)
-            right = rates.count(1.0) / len(rates)
-            metrics[f"frontier/{name}/wrong"] = wrong
-            metrics[f"frontier/{name}/mixed"] = 1 - wrong - right
-            metrics[f"frontier/{name}/right"] = right
-
-
-class Checks(Observer):
-    """How often a completion of arithmetic checks itself, and how often it is then right."""
-
-    def step(self, run, batch, advantages, metrics):
-        if run.task.name != "arithmetic":
-            return
-        is_correct = batch.is_correct.flatten().tolist()
-        checked = [c for c, text in zip(is_correct, batch.texts) if ";wait," in text]
-        metrics["checks/share"] = len(checked) / len(batch.texts)
-        if checked:
-            metrics["checks/repaired"] = sum(checked) / len(checked)
+        metrics |= describe(batch) | frontier(batch, run.task)
+        if run.task.name == "arithmetic":
+            metrics |= checks(batch)
 
 
 # ---- 2. logs ---------------------------------------------------------------------------------
 
-class Samples(Observer):
-    """samples.jsonl: four groups of the first step, and of steps with an evaluation. The best and
-    the worst completion of the group whose rewards differ most are printed."""
+def is_shown(run):
+    """Whether a step is one whose samples are kept: the first, and those with an evaluation."""
+    step = run.state["steps"]
+    return step == 1 or step % run.cfg.eval_steps == 0
+
+
+def sample_rows(batch, A):
+    """The group whose rewards differ most: reward, advantage, prompt and text of each completion.
+    -> list of lists, G"""
+    G = batch.rewards.shape[1]
+    group = int((batch.rewards.amax(dim=1) - batch.rewards.amin(dim=1)).argmax())
+    found = []
+    for row in range(group * G, group * G + G):
+        reward = batch.rewards[group, row % G].item()
+        texts = [escape(batch.problems[row].prompt), escape(batch.texts[row])]
+        found.append([round(reward, 3), round(A[row].item(), 3), *texts])
+    return found
+
+
+class Samples:
+    """samples.jsonl: four groups of each step that is shown. The best and the worst completion of
+    the group whose rewards differ most are printed."""
 
     def step(self, run, batch, advantages, metrics):
-        step = run.state["steps"]
-        if step > 1 and step % run.cfg.eval_steps != 0:
+        if not is_shown(run):
             return
         A = per_completion(advantages, batch.mask)                              # (B,)
         for record in sample_records(run, batch, A):
-            run.append("samples.jsonl", {"step": step} | record)
+            run.append("samples.jsonl", {"step": run.state["steps"]} | record)
+        rows = sample_rows(batch, A)
+        for best_or_worst in (max, min):
+            reward, advantage, prompt, text = best_or_worst(rows, key=lambda row: row[0])
+            print(f"      {reward:5.2f} {advantage:+5.2f} {prompt}{text}"[:80], flush=True)
 
-        group = int((batch.rewards.amax(dim=1) - batch.rewards.amin(dim=1)).argmax())
-        rewards = batch.rewards[group]                                          # (G,)
-        for g in (int(rewards.argmax()), int(rewards.argmin())):
-            row = group * len(rewards) + g
-            text = escape(batch.problems[row].prompt + batch.texts[row])
-            print(f"      {rewards[g].item():5.2f} {A[row].item():+5.2f} {text}"[:80], flush=True)
+
+class Shown:
+    """What a tracker is told. Step 0 is the base."""
+
+    def __init__(self, tracker):
+        self.tracker = tracker
+
+    def start(self, run):
+        self.tracker.open(run)
+
+    def evaluate(self, run, scores):
+        # At start and end there are samples, too, whose lengths are not those of greedy answers.
+        names = [name for name, x in scores.items() if isinstance(x, float)]
+        if "pass@1" in scores:
+            names = [name for name in names if name == "greedy" or "@" in name]
+        self.tracker.numbers({f"eval/{name}": scores[name] for name in names}, run.state["steps"])
+
+    def step(self, run, batch, advantages, metrics):
+        self.tracker.numbers(metrics, run.state["steps"])
+        if is_shown(run):
+            A = per_completion(advantages, batch.mask)                          # (B,)
+            self.tracker.samples(sample_rows(batch, A), run.state["steps"])
+
+    def finish(self, run, summary):
+        self.tracker.close()
 
 
 def per_completion(advantages, mask):
-    """The advantage of each completion, the mean over its tokens if they have their own. (B,),
-    (B, 1) or (B, T) -> (B,)"""
-    if advantages.numel() == len(mask):
-        return advantages.flatten()
-    return (advantages * mask).sum(dim=1) / mask.sum(dim=1)
+    """The advantage of each completion, the mean over its tokens. (B,), (B, 1) or (B, T) -> (B,)"""
+    return (advantages.reshape(len(mask), -1) * mask).sum(dim=1) / mask.sum(dim=1)
 
 
 def sample_records(run, batch, A):
@@ -154,33 +175,22 @@ def sample_records(run, batch, A):
     return records
 
 
-def finite(x):
-    """The number, or None for what JSON cannot hold."""
-    return x if math.isfinite(x) else None
-
-
-class Answers(Observer):
+class Answers:
     """greedy.jsonl, what the policy answers to the same held-out problems whenever it is evaluated,
     and evaluation.jsonl, what the base and the trained policy did, side by side."""
 
-    def start(self, run):
-        self.is_due = not run.resumed           # is the next evaluation one to be logged?
-        self.examples = None
-
-    def step(self, run, batch, advantages, metrics):
-        self.is_due = run.state["steps"] % run.cfg.eval_steps == 0
-
     def evaluate(self, run, scores):
-        self.examples = scores.pop("examples", None)
-        if self.is_due and self.examples:
-            run.append("greedy.jsonl", {"step": run.state["steps"], "examples": self.examples})
-        self.is_due = False
+        self.examples = scores.pop("examples", [])
+        step = run.state["steps"]
+        logged = [line["step"] for line in read_log(run.folder, "greedy")]
+        if step % run.cfg.eval_steps == 0 and step not in logged:
+            run.append("greedy.jsonl", {"step": step, "examples": self.examples})
 
     def finish(self, run, summary):
-        logged = (run.folder / "greedy.jsonl").read_text().splitlines()
-        before = json.loads(logged[0])["examples"] if logged else []
+        logged = read_log(run.folder, "greedy")
+        before = logged[0]["examples"] if logged else []
         lines = []
-        for base, trained in zip(before, self.examples or before):
+        for base, trained in zip(before, self.examples):
             lines.append(json.dumps({"prompt": base["prompt"], "answer": base["answer"],
                                      "base": base, "trained": trained}) + "\n")
         common.write(run.folder / "evaluation.jsonl", "".join(lines))
@@ -188,7 +198,7 @@ class Answers(Observer):
 
 # ---- 3. what a person is told ----------------------------------------------------------------
 
-class Warnings(Observer):
+class Warnings:
     """Says, once in a run, what shows that learning cannot work."""
 
     def __init__(self):
@@ -227,7 +237,7 @@ def warnings(metrics):
         yield "sampler and trainer differ: --importance_sampling_correction truncate"
 
 
-class Report(Observer):
+class Report:
     """report.html and curve.png at the end, and how to ask the policy."""
 
     def finish(self, run, summary):

@@ -1,6 +1,6 @@
-"""What a job of several processes needs, as torchrun starts them: who does which rows, FSDP, and a
-run whose checkpoints are Hugging Face folders. For examples/pretrained.py; one process alone is a
-job, too."""
+"""What examples/pretrained.py needs beside its equations: models of transformers; what a job of
+several processes needs, as torchrun starts them: who does which rows, FSDP; and a run whose
+checkpoints are Hugging Face folders. One process alone is a job, too."""
 import contextlib
 import dataclasses
 import datetime
@@ -15,10 +15,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import transformers
 from torch.distributed.checkpoint import state_dict as states
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import common
 import tools
@@ -48,7 +49,44 @@ def start(main):
         dist.destroy_process_group()
 
 
-# ---- 1. shares -------------------------------------------------------------------------------
+# ---- 1. models -------------------------------------------------------------------------------
+
+def load(path):
+    """The model in float32 and its tokenizer, from a folder or by a name. Exits with one line if
+    there is none, or if weights are missing, which would be random."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    if Path(path, "checkpoint.pt").exists():
+        common.fail(f"--model {path}: is a run of a script; python -m tools.export makes a model "
+                    "of it")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+        model, info = AutoModelForCausalLM.from_pretrained(
+            path, dtype=torch.float32, output_loading_info=True)
+    except Exception as error:              # what is no model raises nearly anything
+        common.fail(f"--model {path}: cannot be loaded: {' '.join(str(error).split())}")
+    if info["missing_keys"]:
+        common.fail(f"--model {path}: has no {min(info['missing_keys'])}")
+    return model, tokenizer
+
+
+def end_tokens(model, tokenizer):
+    """The ids that end a text, of generation_config.json and of the tokenizer; [] without any."""
+    found = model.generation_config.eos_token_id
+    found = found if isinstance(found, list) else [found]
+    return sorted({*found, tokenizer.eos_token_id} - {None})
+
+
+def remove_dropout(model):
+    """What is left out at random when it is trained would have been there when it sampled."""
+    for module in model.modules():
+        for name, value in list(vars(module).items()):
+            is_share = isinstance(value, float)
+            if is_share and (name == "p" or "drop" in name or "jitter" in name):
+                setattr(module, name, 0.0)
+
+
+# ---- 2. shares -------------------------------------------------------------------------------
 
 def join(cfg):
     """Let the processes of torchrun find each other. Of several GPUs each takes its own. Exits with
@@ -64,11 +102,6 @@ def join(cfg):
         # the others wait while the first one writes a checkpoint
         dist.init_process_group("nccl" if cfg.device == "cuda" else "gloo",
                                 timeout=datetime.timedelta(hours=2))
-
-
-def is_job():
-    """Whether torchrun has started this process, and `join` was called."""
-    return dist.is_initialized()
 
 
 def gathered(x):
@@ -97,7 +130,7 @@ def rounds(parts):
             for i in range(RANK, number_in_all, WORLD_SIZE)]
 
 
-# ---- 2. FSDP ---------------------------------------------------------------------------------
+# ---- 3. FSDP ---------------------------------------------------------------------------------
 
 def shard(model, dtype):
     """FSDP2: each process keeps a part of every weight, and borrows a layer when its turn comes."""
@@ -144,7 +177,7 @@ def clip_gradients(parameters, max_norm):
     return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
 
 
-# ---- 3. the run ------------------------------------------------------------------------------
+# ---- 4. the run ------------------------------------------------------------------------------
 
 WHOLE = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
 

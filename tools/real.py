@@ -5,7 +5,6 @@ seeds: the seconds of a step, and in how many steps their rewards are equal. siz
 random weights, in one process and in two: the seconds of a step, and the most memory that a process
 held. Writes docs/real.json and, between its marks in docs/real-models.md, a table.
 """
-import argparse
 import importlib.util
 import multiprocessing
 import os
@@ -18,25 +17,21 @@ from pathlib import Path
 
 import common
 import grpo
-from tools import export, start
-from tools.runs import MACHINE, ROOT, curve, put, record, run, table
+from tools import export, parser, start
+from tools.runs import MACHINE, ROOT, put, read_log, record, run, table
 
 EXAMPLE = "examples/pretrained.py"
 EVALUATION = ["--device", "cpu", "--stop_at", 2, "--num_eval_problems", 8, "--num_eval_samples", 1]
 
-# beside
-SEEDS = (0, 1, 2)
-STEPS = 10
+SEEDS = (0, 1, 2)                           # beside
 LIKE_GRPO = ["--task", "arithmetic", "--max_completion_length", 48, "--learning_rate", 5e-4,
              "--micro_batch_size", 32, "--save_steps", 1]       # the defaults of grpo.py
 
-# sizes. With random weights each reward is 0, and rows without an advantage are left out unless
-# there is a KL.
-SIZE_STEPS = 3
+# sizes: with random weights no row has an advantage, and is left out unless there is a KL
 SIZE_JOB = ["--task", "arithmetic", "--num_prompts", 8, "--num_generations", 8,
             "--max_completion_length", 48, "--micro_batch_size", 8, "--beta", 0.001,
-            "--max_steps", SIZE_STEPS, "--save_steps", 100, *EVALUATION]
-SHAPES = [(128, 5, 2, 352), (320, 8, 5, 864), (640, 8, 10, 1728)]   # in the order of export.SHAPE
+            "--max_steps", 3, "--save_steps", 100, *EVALUATION]
+SHAPES = [(128, 5, 2, 2, 352), (320, 8, 5, 5, 864), (640, 8, 10, 10, 1728)]     # as export.SHAPE
 ALONE = [sys.executable]
 TWO = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", 2]
 VARIANTS = {                                # name: launcher, flags
@@ -51,10 +46,8 @@ MEGABYTES = 1e-6 if sys.platform == "darwin" else 1024e-6       # what ru_maxrss
 
 def median_step(folder):
     """The median seconds of the steps but the first, which sets up what is used first. -> float"""
-    return statistics.median(curve(folder, "step_time")[1:])
+    return statistics.median(line["step_time"] for line in read_log(folder, "metrics")[1:])
 
-
-# ---- 1. beside grpo.py -----------------------------------------------------------------------
 
 def measure_beside(work):
     """Both scripts from the same base, by turns. -> list of dicts, one of each seed"""
@@ -68,25 +61,21 @@ def measure_beside(work):
         runs = {}
         for script, begin in starts.items():
             folder = Path(work, f"{Path(script).stem}-{seed}")
-            run(script, folder, *begin, "--max_steps", STEPS, "--seed", seed, *EVALUATION,
+            run(script, folder, *begin, "--max_steps", 10, "--seed", seed, *EVALUATION,
                 quiet=True)
-            runs[script] = {"median": median_step(folder), "rewards": curve(folder, "reward")}
+            rewards = [line["reward"] for line in read_log(folder, "metrics")]
+            runs[script] = {"median": median_step(folder), "rewards": rewards}
         found.append({"seed": seed, "runs": runs})
     return found
 
 
-# ---- 2. larger models ------------------------------------------------------------------------
-
-def save_random(folder, *shape):
+def save_random(folder, shape):
     """Write a Llama with random weights, which reads bytes. What ends a text is no token that it
     can write, so that completions have all their tokens. -> its number of parameters"""
     import transformers
     transformers.logging.disable_progress_bar()
-    size, layers, heads, inner = shape
-    config = transformers.LlamaConfig(
-        vocab_size=grpo.VOCAB_SIZE, tie_word_embeddings=True, bos_token_id=None,
-        eos_token_id=None, hidden_size=size, num_hidden_layers=layers, num_attention_heads=heads,
-        intermediate_size=inner)
+    cfg = grpo.Config(device="cpu", **dict(zip(export.SHAPE, shape)))
+    config = transformers.LlamaConfig(**export.llama_config(cfg) | {"eos_token_id": None})
     transformers.set_seed(0)
     model = transformers.LlamaForCausalLM(config)
     model.generation_config.eos_token_id = grpo.VOCAB_SIZE
@@ -97,13 +86,12 @@ def save_random(folder, *shape):
 
 
 def weigh(*words):
-    """Run a command. Exits as it does if it fails. -> the most memory that a process of it held, in
-    MB, or that we hold, with which its peak begins"""
+    """Run a command. -> the most memory that a process of it held, in MB, or that we hold, with
+    which its peak begins"""
     process = subprocess.Popen(map(str, words), cwd=ROOT, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)         # of the processes that it started, too
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode != 0:
-        raise SystemExit(process.returncode)
+    if status != 0:
+        raise SystemExit(f"{words[-1]}: failed")        # it has said why
     return usage.ru_maxrss * MEGABYTES
 
 
@@ -114,7 +102,7 @@ def measure_sizes(work):
     for number, shape in enumerate(SHAPES):
         model = Path(work, f"random-{number}")
         with ProcessPoolExecutor(1, spawn) as pool:
-            parameters = pool.submit(save_random, model, *shape).result()
+            parameters = pool.submit(save_random, model, shape).result()
         for variant, (launcher, flags) in VARIANTS.items():
             folder = Path(work, f"size-{len(found)}")
             print(f"{parameters:,} parameters, {variant}", flush=True)
@@ -124,8 +112,6 @@ def measure_sizes(work):
                           "median": median_step(folder), "peak_MB": peak})
     return found
 
-
-# ---- 3. the table ----------------------------------------------------------------------------
 
 def written(beside, imports_MB, sizes, machine):
     """The table, and what is said below it. -> str"""
@@ -150,7 +136,7 @@ def written(beside, imports_MB, sizes, machine):
 
 
 def main():
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    parser(__doc__).parse_args()
     if importlib.util.find_spec("transformers") is None:
         common.fail("transformers is missing: pip install -r examples/requirements.txt")
     with tempfile.TemporaryDirectory() as work:

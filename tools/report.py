@@ -5,18 +5,17 @@ and where several runs differ. It needs no network. Every run makes its own repo
 curve.png at its end, from config.json, metrics.jsonl, samples.jsonl, evaluation.jsonl and
 summary.json; all but the first may be missing, as after a kill. Only curve.png needs a package.
 """
-import argparse
 import dataclasses
 import html
 import importlib
 import json
-import math
 import re
 import shlex
 from pathlib import Path
 
 import common
-from tools import start
+from tools import parser, start
+from tools.runs import read_log, read_summary
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 # The panels of curve.png: a title, and what is drawn: name in metrics.jsonl -> label.
@@ -42,33 +41,6 @@ SUBJECTS = {"greedy_return": "greedy return", "greedy": "greedy accuracy"}
 
 
 # ---- 1. what a run left ----------------------------------------------------------------------
-
-def finite(digits):
-    """The number, or None where it is none that a browser's JSON can hold, such as 1e999."""
-    number = float(digits)
-    return number if math.isfinite(number) else None
-
-
-def loads(text):
-    """json.loads for a browser: NaN and infinities become None."""
-    return json.loads(text, parse_constant=finite, parse_float=finite)
-
-
-def read_log(path, *keys):
-    """The records of a log that have these keys; [] if there is no log. Lines that are no record,
-    such as the half of one that a kill left, are skipped. -> list of dicts"""
-    if not path.exists():
-        return []
-    records = []
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-        try:
-            record = loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and all(key in record for key in keys):
-            records.append(record)
-    return records
-
 
 def import_script(name):
     """The module of a script of this repository, or of its examples. ValueError if there is none of
@@ -102,10 +74,8 @@ def read_run(folder):
     """What the report tells of one run. Exits with one line if the folder is no run's. -> dict"""
     folder = Path(folder)
     script, flags = common.read_config(folder)
-    summary = None
-    if (folder / "summary.json").exists():
-        summary = loads((folder / "summary.json").read_text(encoding="utf-8"))
-    metrics = read_log(folder / "metrics.jsonl", "step")
+    summary = read_summary(folder)
+    metrics = read_log(folder, "metrics", "step")
     return {
         "name": folder.resolve().name,
         "command": command(script, flags),
@@ -114,8 +84,8 @@ def read_run(folder):
         "summary": summary,
         "counts": summary and {end: counts(summary[end]) for end in ("base", "trained")},
         "metrics": metrics,
-        "samples": read_log(folder / "samples.jsonl", "step", "prompt", "completions"),
-        "evaluation": read_log(folder / "evaluation.jsonl", "prompt", "base", "trained")}
+        "samples": read_log(folder, "samples", "step", "prompt", "completions"),
+        "evaluation": read_log(folder, "evaluation", "prompt", "base", "trained")}
 
 
 def sentence(summary, metrics):
@@ -164,16 +134,6 @@ def counts(scores):
 
 # ---- 2. report.html --------------------------------------------------------------------------
 
-def compare_configs(configs):
-    """A row for each flag that any run has: the flag, whether the runs differ in it, and its value
-    in each run, None where a run lacks it. -> list of [str, bool, list]"""
-    rows = []
-    for flag in dict.fromkeys(flag for config in configs for flag in config):   # in their order
-        values = [config.get(flag) for config in configs]
-        rows.append([flag, any(value != values[0] for value in values), values])
-    return rows
-
-
 def embed(data):
     """JSON inside a script element: ASCII, without any character that could end the element or
     begin a tag. -> str"""
@@ -183,30 +143,29 @@ def embed(data):
     return text
 
 
-def escape(text):
-    """Text inside an element, in ASCII. -> str"""
-    return html.escape(text).encode("ascii", "xmlcharrefreplace").decode()
-
-
 def render(runs):
     """The page about runs, each a dict of read_run. -> str"""
-    data = {"config": compare_configs([run["config"] for run in runs]), "runs": runs}
-    title = ", ".join(run["name"] for run in runs)
-    parts = {"TITLE": escape(title), "DATA": embed(data)}
+    configs = [run["config"] for run in runs]
+    flags = []                              # name, whether the runs differ in it, their values
+    for flag in dict.fromkeys(flag for config in configs for flag in config):   # in their order
+        values = [config.get(flag) for config in configs]
+        flags.append([flag, any(value != values[0] for value in values), values])
+    title = html.escape(", ".join(run["name"] for run in runs))
+    parts = {"TITLE": title.encode("ascii", "xmlcharrefreplace").decode(),
+             "DATA": embed({"config": flags, "runs": runs})}
     # in one pass: what is filled in may hold such marks
     template = TEMPLATE.read_text(encoding="utf-8")
     return re.sub(r"\{\{(TITLE|DATA)\}\}", lambda mark: parts[mark[1]], template)
 
 
-def write_report(folder, *others, output=None):
-    """Write the report on these runs to `output`, else to report.html in the first folder. -> its
-    path"""
+def write_report(folder, *others):
+    """Write the report on these runs to report.html in the first folder. -> its path"""
     folders = [Path(path) for path in (folder, *others)]
     runs = [read_run(path) for path in folders]
     if len({run["name"] for run in runs}) < len(runs):  # several have one name
         for path, run in zip(folders, runs):
             run["name"] = str(path)
-    path = Path(output or folders[0] / "report.html")
+    path = folders[0] / "report.html"
     path.write_text(render(runs), encoding="utf-8")
     return path
 
@@ -216,18 +175,17 @@ def write_report(folder, *others, output=None):
 def draw_curve(folder):
     """Draw curve.png in the folder of a run. ImportError, with the remedy, without matplotlib."""
     try:
-        import matplotlib
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
+        from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError("pictures need matplotlib: pip install matplotlib") from error
     folder = Path(folder)
-    lines = read_log(folder / "metrics.jsonl", "step")
-    base = json.loads((folder / "summary.json").read_text())["base"]
+    lines = read_log(folder, "metrics", "step")
+    base = read_summary(folder)["base"]
 
     score = "greedy" if "greedy" in base else "greedy_return"
     panels = (ACCURACY if score == "greedy" else RETURN) | PANELS
-    figure, axes = pyplot.subplots(2, 2, figsize=(9, 6), layout="constrained")
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    axes = figure.subplots(2, 2)
     if score in base:
         axes[0, 0].axhline(base[score], color="gray", linestyle="--", label="base, greedy")
     for axis, (title, series) in zip(axes.flat, panels.items()):
@@ -244,22 +202,17 @@ def draw_curve(folder):
             axis.legend(fontsize="small")
     figure.suptitle(folder.name)
     figure.savefig(folder / "curve.png", dpi=120)
-    pyplot.close(figure)
 
 
 # ---- 4. the command --------------------------------------------------------------------------
 
 def main(argv=None):
-    """Write one report on the runs that `argv` names."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.error = common.fail
-    parser.add_argument("runs", nargs="+", metavar="RUN",
-                        help="run folder; the first gets the report")
-    parser.add_argument("--output", metavar="FILE", help="write there instead")
-    args = parser.parse_args(argv)
+    words = parser(__doc__)
+    words.add_argument("runs", nargs="+", metavar="RUN",
+                       help="run folder; the first gets the report")
+    args = words.parse_args(argv)
     try:
-        print(write_report(*args.runs, output=args.output))
+        print(write_report(*args.runs))
     except (OSError, ValueError) as error:
         common.fail(error)
 

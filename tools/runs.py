@@ -1,7 +1,9 @@
 """What the tools that measure have in common: run scripts, read what they left, write down what was
 found in docs/ and, between its marks, on the page that has them, README.md or one in docs/."""
+import contextlib
 import functools
 import json
+import math
 import os
 import platform
 import subprocess
@@ -33,22 +35,34 @@ def run(script, folder, *flags, quiet=False):
 
 
 def read_summary(folder):
-    """The scores of base and trained policy, and the times. -> dict"""
-    return json.loads(Path(folder, "summary.json").read_text())
+    """The scores of base and trained policy, and the times. -> dict; None before the run's end"""
+    path = Path(folder, "summary.json")
+    return loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
-def read_log(folder, name):
-    """The lines of NAME.jsonl. -> list of dicts"""
-    text = Path(folder, f"{name}.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
+def read_log(folder, name, *keys):
+    """The records of NAME.jsonl that have these keys; [] without such a log. Lines that are no
+    record, such as the half of one that a kill left, are skipped. -> list of dicts"""
+    path = Path(folder, f"{name}.jsonl")
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    records = []
+    for line in text.split("\n"):
+        with contextlib.suppress(ValueError):
+            record = loads(line)
+            if isinstance(record, dict) and record.keys() >= set(keys):
+                records.append(record)
+    return records
 
 
-def curve(folder, name):
-    """The values of a metric of a run, step by step; None where it was not logged. -> list"""
-    return [line.get(name) for line in read_log(folder, "metrics")]
+def loads(text):
+    """json.loads, in which NaN and infinities become None, as a browser's JSON lacks them."""
+    return json.loads(text, parse_constant=finite, parse_float=finite)
 
 
-BASE_RUN = ["--max_steps", "0", "--num_eval_problems", "1", "--num_eval_samples", "1"]
+def finite(number):
+    """The number, or the digits of one, as a float; None if it is not finite, as 1e999."""
+    number = float(number)
+    return number if math.isfinite(number) else None
 
 
 def make_base(variant):
@@ -59,8 +73,9 @@ def make_base(variant):
 
 @functools.cache
 def base_weights(script, flags):
+    few = ["--max_steps", 0, "--num_eval_problems", 1, "--num_eval_samples", 1]
     with tempfile.TemporaryDirectory() as work:
-        run(script, Path(work, "base"), *flags, *BASE_RUN, quiet=True)
+        run(script, Path(work, "base"), *flags, *few, quiet=True)
         return torch.load(Path(work, "base", "base.pt"), weights_only=True)["policy"]
 
 
@@ -77,9 +92,8 @@ def base_flags(flags):
 
 def record(name, **content):
     """Write docs/NAME.json, which says on which machine the numbers were found."""
-    DOCS.mkdir(exist_ok=True)
     text = json.dumps({"machine": MACHINE} | content, indent=2)
-    (DOCS / f"{name}.json").write_text(text + "\n")
+    common.write(DOCS / f"{name}.json", text + "\n")
 
 
 def table(head, rows):
@@ -100,20 +114,18 @@ def span(values, form):
 
 
 def put(name, text, target):
-    """Replace what stands between the mark `made by make TARGET: NAME` and the mark `end of NAME`
-    on the page that has them. ValueError unless exactly one page has."""
+    """Replace what stands between the mark `made by make TARGET: NAME` and the mark `end of NAME`.
+    ValueError unless they are once on one page."""
     start = f"<!-- made by make {target}: {name} -->\n"
     end = f"<!-- end of {name} -->"
     pages = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
-    marked = [page for page in pages if start in page.read_text()]
+    marked = [page for page in pages for _ in range(page.read_text().count(start))]
     if len(marked) != 1:
         names = ", ".join(page.name for page in marked) or "none"
-        raise ValueError(f"the mark {start.strip()} has to be on one page, and is on {names}")
+        raise ValueError(f"the mark {start.strip()} has to be once on one page; it is on {names}")
     [page] = marked
     before, _, rest = page.read_text().partition(start)
     old, found_end, after = rest.partition(end)
     if not found_end or "<!-- made by" in old:
         raise ValueError(f"{page}: lacks the mark {end}")
-    if start in after:
-        raise ValueError(f"{page}: has the mark {start.strip()} twice")
     page.write_text(f"{before}{start}{text}{end}{after}")

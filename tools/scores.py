@@ -50,31 +50,31 @@ def mean(values):
 def judged_scores(batch, task, is_correct, judged, num_samples):
     """The scores of the rows `judged`, in which completions are right or wrong. -> dict"""
     name = "pass@1" if num_samples else "greedy"
-    found = {name: mean([is_correct[row] for row in judged])}
+    problems = [batch.problems[row] for row in judged]
+    texts = [batch.texts[row] for row in judged]
+    is_correct = [is_correct[row] for row in judged]
+    found = {name: mean(is_correct)}
     if num_samples > 0:
-        found |= sample_scores(
-            task, [batch.problems[row] for row in judged], [batch.texts[row] for row in judged],
-            [is_correct[row] for row in judged], num_samples)
+        found |= sample_scores(task, problems, texts, is_correct, num_samples)
         for thinks, ending in ((True, "think"), (False, "direct")):
-            rows = [row for row in judged if ("<think>" in batch.texts[row]) == thinks]
-            found[f"accuracy_given_{ending}"] = mean([is_correct[row] for row in rows])
-            found[f"samples_given_{ending}"] = len(rows)
-    tasks = sorted({batch.problems[row].task for row in judged})
+            some = [c for c, text in zip(is_correct, texts) if ("<think>" in text) == thinks]
+            found[f"accuracy_given_{ending}"] = mean(some)
+            found[f"samples_given_{ending}"] = len(some)
+    tasks = sorted({problem.task for problem in problems})
     for part in tasks if len(tasks) > 1 else ():
-        found[f"{name}/{part}"] = mean([
-            is_correct[row] for row in judged if batch.problems[row].task == part])
+        some = [c for c, problem in zip(is_correct, problems) if problem.task == part]
+        found[f"{name}/{part}"] = mean(some)
     return found
 
 
 def sample_scores(task, problems, texts, is_correct, n):
     """pass@k and maj@k for k = 1 .. n, as lists, and by name for k = 8 and n. -> dict"""
     num_correct = [sum(is_correct[first:first + n]) for first in range(0, len(problems), n)]
-    curves = {"pass@k": []}
-    for k in range(1, n + 1):
-        curves["pass@k"].append(mean([pass_at_k(n, c, k) for c in num_correct]))
+    all_k = range(1, n + 1)
+    curves = {"pass@k": [mean([pass_at_k(n, c, k) for c in num_correct]) for k in all_k]}
     answers = votes(task, problems, texts, n)
     if any(answer is not None for answer in answers):
-        curves["maj@k"] = [maj_at_k(task, problems, answers, n, k) for k in range(1, n + 1)]
+        curves["maj@k"] = [maj_at_k(task, problems, answers, n, k) for k in all_k]
     found = {}
     for k in sorted({min(8, n), n}):
         for name, curve in curves.items():

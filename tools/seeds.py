@@ -4,7 +4,6 @@ Runs the main job once for each seed, in an empty folder, so that every run make
 (--base_seed is the seed, too). Writes docs/seeds.json, docs/curve.png (of the first seed) and,
 between their marks, a table in docs/lab.md and parts of what the first seed printed in README.md.
 """
-import argparse
 import re
 import shutil
 import statistics
@@ -13,41 +12,34 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tools import start
+from tools import parser, start
 from tools.runs import DOCS, MACHINE, ROOT, put, read_summary, record, table
-
-HEAD = ["seed", "greedy, base", "greedy, trained", "pass@1", "thinks", "tokens", "steps",
-        "warm start", "all"]
 
 
 def row(seed, summary):
-    """The cells of a seed. -> list"""
+    """What the table says of a seed. -> {heading: cell}"""
     base = summary["base"]
     trained = summary["trained"]
-    cells = [seed, f"{base['greedy']:.3f}", f"{trained['greedy']:.3f}"]
-    for name, form in (("pass@1", ".3f"), ("think_share", ".2f"), ("mean_length", ".0f")):
-        cells.append(f"{base[name]:{form}} -> {trained[name]:{form}}")
-    cells.append(summary["steps"])
-    for name in ("seconds_warm_start", "seconds_total"):
-        cells.append(f"{summary[name]:.0f} s")
-    return cells
+    return {
+        "seed": seed,
+        "greedy, base": f"{base['greedy']:.3f}",
+        "greedy, trained": f"{trained['greedy']:.3f}",
+        "pass@1": f"{base['pass@1']:.3f} -> {trained['pass@1']:.3f}",
+        "thinks": f"{base['think_share']:.2f} -> {trained['think_share']:.2f}",
+        "tokens": f"{base['mean_length']:.0f} -> {trained['mean_length']:.0f}",
+        "steps": summary["steps"],
+        "warm start": f"{summary['seconds_warm_start']:.0f} s",
+        "all": f"{summary['seconds_total']:.0f} s"}
 
 
 def example(printed):
     """What README.md shows of a run's console: the base, the first step and its samples, the last
     step, the last evaluation, and the end. -> str"""
-    lines = printed.splitlines()
-
-    def last(pattern):
-        """The number of the last line that matches."""
-        return max(number for number, line in enumerate(lines) if re.match(pattern, line))
-
-    head = last(" step ")
-    step = last(" *[0-9]+ +[0-9.]+ ")
-    end = last("[0-9]+ steps, ")
-    shown = [lines[last("base: ")], *lines[head:head + 4], "  ...", lines[step],
-             lines[last("held out: ")], *lines[end:]]
-    return "```\n" + "\n".join(shown) + "\n```\n"
+    base = re.search("^base: .*\n", printed, re.MULTILINE)[0]
+    first = re.search("^ step .*\n(.*\n){3}", printed, re.MULTILINE)[0]
+    last = re.findall("^ *[0-9]+ +[0-9.]+ .*\n", printed, re.MULTILINE)[-1]
+    end = printed[printed.rindex("held out: "):]
+    return f"```\n{base}{first}  ...\n{last}{end}```\n"
 
 
 def run_seed(seed, is_first):
@@ -63,19 +55,21 @@ def run_seed(seed, is_first):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("seeds", nargs="*", type=int, default=[0, 1, 2, 3, 4], metavar="SEED")
-    seeds = [str(seed) for seed in parser.parse_args().seeds]
+    words = parser(__doc__)
+    words.add_argument("seeds", nargs="*", type=int, default=[0, 1, 2, 3, 4], metavar="SEED")
+    seeds = [str(seed) for seed in words.parse_args().seeds]
     results = {}
+    rows = []
     for seed in seeds:
         results[seed] = run_seed(seed, is_first=seed == seeds[0])
-        print(table(HEAD, [row(seed, results[seed])]), flush=True)
+        rows.append(row(seed, results[seed]))
+        print(*rows[-1].values(), sep=", ", flush=True)
     record("seeds", seeds=results)
     seconds = statistics.median(summary["seconds_total"] for summary in results.values())
-    rows = [row(seed, summary) for seed, summary in results.items()]
     problems = results[seeds[0]]["trained"]["problems"]
-    put("table", f"{table(HEAD, rows)}\nMedian of all: {seconds:.0f} s. Held-out problems, all "
-        f"different: {problems}; {MACHINE}.\n", "seeds")
+    found = table(rows[0], [one.values() for one in rows])
+    put("table", f"{found}\nMedian of all: {seconds:.0f} s. Held-out problems, all different: "
+        f"{problems}; {MACHINE}.\n", "seeds")
 
 
 if __name__ == "__main__":

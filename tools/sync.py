@@ -14,7 +14,6 @@ import difflib
 import signal
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 # All scripts, in the order of the papers; a new one is a word here.
@@ -39,15 +38,8 @@ def split(source):
     return lesson + "\n", MARKER + rest
 
 
-class Piece(NamedTuple):
-    """The text of a top-level statement, and its lines, counted from 0: first <= line < end."""
-    first: int
-    end: int
-    text: str
-
-
 def pieces(lesson):
-    """The functions, classes and assignments of a text. -> dict of name -> Piece"""
+    """The functions, classes and assignments of a text. -> dict of name -> text"""
     lines = lesson.split("\n")
     found = {}
     for node in ast.parse(lesson).body:
@@ -61,7 +53,7 @@ def pieces(lesson):
         first = min(part.lineno for part in [node, *decorators]) - 1
         while first > 0 and lines[first - 1].startswith("#"):   # a comment directly above it
             first -= 1
-        found[name] = Piece(first, node.end_lineno, "\n".join(lines[first:node.end_lineno]))
+        found[name] = "\n".join(lines[first:node.end_lineno]) + "\n"
     return found
 
 
@@ -74,7 +66,7 @@ def drifted(one, other):
     here = pieces(lesson)
     there = pieces(other_lesson)
     shared = sorted(here.keys() & there.keys() - LESSONS)
-    found = [name for name in shared if here[name].text != there[name].text]
+    found = [name for name in shared if here[name] != there[name]]
     if machinery != other_machinery:
         found.append(MACHINERY)
     return found
@@ -84,13 +76,12 @@ def sync(source, target):
     """`target` with all that it shares with `source` in the text of `source`. Nothing is added,
     moved or removed above the line. -> str"""
     lesson, machinery = split(source)
-    old_lesson, _ = split(target)
+    text, _ = split(target)
     here = pieces(lesson)
-    lines = old_lesson.split("\n")
-    for name, piece in reversed(pieces(old_lesson).items()):    # line numbers above stay
+    for name, old in pieces(text).items():
         if name in here and name not in LESSONS:
-            lines[piece.first:piece.end] = here[name].text.split("\n")
-    return "\n".join(lines) + machinery
+            text = text.replace("\n" + old, "\n" + here[name])  # it begins a line
+    return text + machinery
 
 
 def body(source):

@@ -4,20 +4,20 @@
     WANDB_MODE=offline python grpo.py --report_to wandb
     python grpo.py --report_to trackio; trackio show
 
-Metrics have the names of metrics.jsonl, with those of evaluations below eval/. Step 0 is the base.
+A tracker has open(run), numbers(values, step), samples(rows, step) and close(); tools/observers.py
+tells it what there is to show.
 """
 import dataclasses
 import importlib
 import uuid
 
 import common
-from tools.observers import Observer, escape, per_completion
 
 COLUMNS = ["reward", "advantage", "prompt", "completion"]
 
 
 def tracker(name):
-    """The observer that --report_to names. Exits with one line without its package."""
+    """What --report_to names. Exits with one line without its package."""
     try:
         if name == "tensorboard":
             return TensorBoard(importlib.import_module("torch.utils.tensorboard").SummaryWriter)
@@ -26,44 +26,7 @@ def tracker(name):
         common.fail(f"--report_to {name}: needs its package; say pip install {name}")
 
 
-class Tracker(Observer):
-    """Collects what is to be shown. A subclass defines open(run), numbers(values, step),
-    samples(rows, step) and close()."""
-
-    def start(self, run):
-        self.open(run)
-
-    def evaluate(self, run, scores):
-        # At start and end there are samples, too, whose lengths are not those of greedy answers.
-        names = [name for name, x in scores.items() if isinstance(x, float)]
-        if "pass@1" in scores:
-            names = [name for name in names if name == "greedy" or "@" in name]
-        self.numbers({f"eval/{name}": scores[name] for name in names}, run.state["steps"])
-
-    def step(self, run, batch, advantages, metrics):
-        step = run.state["steps"]
-        self.numbers(metrics, step)
-        if step == 1 or step % run.cfg.eval_steps == 0:
-            self.samples(sample_rows(batch, advantages), step)
-
-    def finish(self, run, summary):
-        self.close()
-
-
-def sample_rows(batch, advantages):
-    """The completions of the group whose rewards differ most. -> list of rows as COLUMNS says"""
-    G = batch.rewards.shape[1]
-    group = int((batch.rewards.amax(dim=1) - batch.rewards.amin(dim=1)).argmax())
-    A = per_completion(advantages, batch.mask).tolist()                         # B
-    rows = []
-    for row in range(group * G, group * G + G):
-        reward = batch.rewards[group, row % G].item()
-        texts = [escape(batch.problems[row].prompt), escape(batch.texts[row])]
-        rows.append([round(reward, 3), round(A[row], 3), *texts])
-    return rows
-
-
-class TensorBoard(Tracker):
+class TensorBoard:
     """Event files in the run folder, below tensorboard/."""
 
     def __init__(self, writer_class):
@@ -89,7 +52,7 @@ class TensorBoard(Tracker):
         self.writer.close()
 
 
-class Service(Tracker):
+class Service:
     """Weights & Biases, and Trackio, whose functions are the same. A resumed run goes on there."""
 
     def __init__(self, module):
