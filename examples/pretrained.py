@@ -48,10 +48,9 @@ METHODS = {"grpo": grpo, "gspo": gspo, "reinforce": reinforce}
 
 # flags that do nothing here, or not with each method
 OF_SCRIPTS = (*common.Base.__annotations__, "init_from", "curriculum", "dynamic_sampling",
-              "mask_tool_tokens", "entropy_coef", "overlong_buffer")
+              "entropy_coef", "overlong_buffer")
 OF_RATIOS = ("loss_type", "scale_rewards", "beta", "delta")
-# flags for memory alone, so that a resumed run may have other ones
-common.MAY_DIFFER |= {"micro_batch_size", "sample_batch_size", "gradient_checkpointing", "parallel"}
+OF_MEMORY = {"micro_batch_size", "sample_batch_size", "gradient_checkpointing", "parallel"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +74,10 @@ class Config(grpo.Config):
     micro_batch_size: int = 8           # rows per backward pass, of short ones more
     gradient_checkpointing: bool = False    # compute activations twice, and store few
     save_steps: int = 10                # steps between checkpoints: 12 bytes per parameter
+    weight_decay: float = 0.0           # of AdamW
+    num_threads: int = 1                # CPU threads of an operation
     has_task_defaults = False           # they are for small policies
+    MAY_DIFFER = grpo.Config.MAY_DIFFER | OF_MEMORY | {"num_threads"}
 
     def __post_init__(self):
         for name in ("epsilon", "epsilon_high"):
@@ -264,14 +266,14 @@ def sample_batch(policy, task, cfg, step):
     return task.judge(batch, cfg.num_generations, step)
 
 
-def evaluate(policy, task, cfg, num_samples=0):
+def evaluate(policy, task, cfg, greedy=False):
     """Complete different held-out problems, with the same random numbers in every run. -> scores"""
-    G = max(1, num_samples)
-    problems = common.held_out_problems(task, cfg.num_eval_problems)
-    problems = [problem for problem in problems for _ in range(G)]
-    generator = common.generator("evaluation") if num_samples > 0 else None
+    G = 1 if greedy else cfg.num_eval_samples
+    held_out = common.held_out_problems(task, cfg.num_eval_problems)
+    problems = [problem for problem in held_out for _ in range(G)]
+    generator = None if greedy else common.generator("evaluation")
     batch = complete(policy, task, cfg, problems, generator)
-    return common.scores(task.judge(batch, G, "evaluation"), task, num_samples)
+    return common.scores(task.judge(batch, G, "evaluation"), task, greedy)
 
 
 # ---- 4. the update ---------------------------------------------------------------------------
@@ -302,9 +304,10 @@ def backward(policy, parameters, batch, ref_logps, A, rows, cfg):
     """The gradient of (5) over `rows`, of whose micro-batches each process takes its share.
     -> metrics"""
     method = METHODS[cfg.method]
+    surrogate = "plain"
     average = "sequence_sum"
     if method is not reinforce:
-        _, average = method.LOSS_TYPES[cfg.loss_type]
+        surrogate, average = method.LOSS_TYPES[cfg.loss_type]
     if cfg.mask_truncated_completions:
         rows = rows[~batch.is_truncated[rows].cpu()]
     num_sequences = len(rows)                                   # of all processes
@@ -340,7 +343,7 @@ def backward(policy, parameters, batch, ref_logps, A, rows, cfg):
     sums = {name: sum(processes.gathered(sums[name])) for name in ("loss", "clipped", "difference")}
     metrics = {"loss": sums["loss"], "max_log_ratio": max(processes.gathered(max_log_ratio)),
                DIFFERENCE: sums["difference"] / batch.mask[rows].sum().clamp(min=1).item()}
-    if method is not reinforce:
+    if surrogate == "clip":
         metrics["clip_ratio/region_mean"] = sums["clipped"] / num_tokens.item()
     return metrics
 
@@ -377,8 +380,10 @@ def main(argv=None):
     for problems in task.in_parts() if cfg.data else ():
         policy.encode(problems)                         # is a prompt too long?
     reference = Policy(cfg.model, cfg) if cfg.beta > 0 else None
+    task.machinery = SimpleNamespace(score=score_all, decode=policy.decode)     # for observers
     run = processes.Run(cfg, task, policy, COLUMNS)
-    run.begin(SimpleNamespace(score=score_all, decode=policy.decode))
+    torch.set_num_threads(cfg.num_threads)
+    run.begin()
     optimizer = torch.optim.AdamW(
         policy.model.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay,
         foreach=False)                          # which else takes 4 bytes more per parameter

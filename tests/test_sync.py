@@ -14,7 +14,8 @@ from tools import sync  # noqa: E402
 pytestmark = pytest.mark.quick
 
 SOURCES = {name: (ROOT / name).read_text() for name in sync.SCRIPTS}
-MOST_LINES = {"common.py": 567, "machinery": 302, "lesson": 276, "ppo.py": 360}
+# These may only be lowered. A lesson of 275 and the machinery make 577 lines; grpo.py is read first.
+MOST_LINES = {"common.py": 560, "machinery": 302, "lesson": 275, "ppo.py": 357, "grpo.py": 273}
 
 # ---- the scripts -----------------------------------------------------------------------------
 
@@ -51,9 +52,9 @@ def test_what_gspo_changes_is_short():
     ("ratio < 1 - ", "ratio < 1 + ", "is_clipped")])
 def test_drift_of_a_script_is_named_and_repaired(old, new, name):
     changed = SOURCES["grpo.py"].replace(old, new)
-    assert sync.drifted(SOURCES["ppo.py"], changed) == ([name] if name else [])
+    assert sync.drifted(SOURCES["gspo.py"], changed) == ([name] if name else [])
     if name:
-        assert changed != SOURCES["grpo.py"] == sync.sync(SOURCES["ppo.py"], changed)
+        assert changed != SOURCES["grpo.py"] == sync.sync(SOURCES["gspo.py"], changed)
 
 
 def test_a_difference_is_what_is_removed_and_added_without_docstrings_and_empty_lines():

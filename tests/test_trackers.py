@@ -75,4 +75,4 @@ def test_a_copied_script_says_that_trackers_are_elsewhere(monkeypatch, capsys):
     monkeypatch.setattr(common, "optional", lambda module: None)
     with pytest.raises(SystemExit) as stop:
         grpo.main(["--device", "cpu", "--report_to", "wandb"])
-    assert stop.value.code == 2 and "--report_to: needs tools/" in capsys.readouterr().err
+    assert stop.value.code == 2 and "--report_to wandb: needs" in capsys.readouterr().err

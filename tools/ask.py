@@ -74,7 +74,7 @@ def problem_of(task, prompt):
 def answer(folder, prompt):
     """What the policy of a run completes a prompt with, greedily. -> str"""
     script, cfg = read_run(folder)
-    torch.set_num_threads(cfg.num_threads)
+    torch.set_num_threads(1)
     if hasattr(script, "Policy"):                       # examples/pretrained.py reads any text
         task = None
         problem = common.Problem(prompt, answer="")

@@ -30,7 +30,7 @@ def main(argv=None):
     # the script's warm start, in which all examples are of one phase
     demonstration = task.demonstration
     task.demonstration = lambda rng, phase: demonstration(rng, "cold_start")
-    torch.set_num_threads(cfg.num_threads)
+    torch.set_num_threads(1)
     script.warm_start(policy, task, dataclasses.replace(
         cfg, base_steps=args.batches, base_batch_size=4, base_learning_rate=1e-3,
         base_seed=cfg.base_seed + 1))                   # other examples

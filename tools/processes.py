@@ -222,8 +222,7 @@ class Run(common.Run):
             self.scratch = tempfile.TemporaryDirectory()
             self.folder = Path(self.scratch.name)               # which nobody reads
             # these compute log-probabilities, in which all have to take part
-            self.observers = [
-                one for one in self.observers if one is task or isinstance(one, Samples)]
+            self.observers = [one for one in self.observers if isinstance(one, Samples)]
 
     def resume(self):
         """Take up the state of a run, if it has a checkpoint. The model is loaded by `steps`."""
@@ -240,10 +239,10 @@ class Run(common.Run):
         if self.state["steps"] > 0:             # else it begins with --model again
             self.resumed = saved
 
-    def begin(self, machinery):
-        """Make the run folder. `machinery` has the functions that observers call."""
-        self.machinery = machinery
+    def begin(self):
+        """Make the run folder; from now on Ctrl-C says how to go on."""
         self.make_folder()
+        signal.signal(signal.SIGINT, self.leave)
         self.state.setdefault("seconds_warm_start", 0.0)
         self.tell("start")
 

@@ -7,10 +7,12 @@ A script is self-contained, so the same code stands in several on purpose; tests
 when the copies drift apart. Below the marker line is the machinery, one text for all scripts. Above
 the line, a function, class or assignment that several scripts define also has one text, which
 includes its decorators and the comments directly above it; only the names in LESSONS may differ.
+Of those in BRANCHES a script has the branches that it uses, and then a text of its own.
 Docstrings, imports, comments that stand alone and the order of definitions are each script's own.
 """
 import ast
 import difflib
+import re
 import signal
 import sys
 from pathlib import Path
@@ -23,6 +25,7 @@ MACHINERY = "the machinery"                 # the name of what is below the line
 # What the scripts are written to show, and so may differ.
 LESSONS = {"Config", "COLUMNS", "advantages", "log_ratio", "policy_loss", "compute_advantages",
            "backward", "update", "main"}
+BRANCHES = {"kl"}
 USAGE = "say make sync FROM=grpo.py, or make diff A=grpo.py B=gspo.py"
 
 
@@ -59,14 +62,22 @@ def pieces(lesson):
 
 # ---- 2. two scripts --------------------------------------------------------------------------
 
+def is_drift(name, text, other):
+    """Whether two scripts must not have these texts of the same name."""
+    if name in BRANCHES:
+        branch = re.compile('== "([a-z0-9_]+)"')
+        return text != other and branch.findall(text) == branch.findall(other)
+    return text != other and name not in LESSONS
+
+
 def drifted(one, other):
     """What two scripts should have in common, but have in different texts. -> list of names"""
     lesson, machinery = split(one)
     other_lesson, other_machinery = split(other)
     here = pieces(lesson)
     there = pieces(other_lesson)
-    shared = sorted(here.keys() & there.keys() - LESSONS)
-    found = [name for name in shared if here[name] != there[name]]
+    shared = sorted(here.keys() & there.keys())
+    found = [name for name in shared if is_drift(name, here[name], there[name])]
     if machinery != other_machinery:
         found.append(MACHINERY)
     return found
@@ -79,7 +90,7 @@ def sync(source, target):
     text, _ = split(target)
     here = pieces(lesson)
     for name, old in pieces(text).items():
-        if name in here and name not in LESSONS:
+        if name in here and is_drift(name, here[name], old):
             text = text.replace("\n" + old, "\n" + here[name])  # it begins a line
     return text + machinery
 
