@@ -1,21 +1,21 @@
 """Our equations beside the code of TRL, verl and others, on the same random numbers: make conform.
 
 A row of tools/conform-rows.txt names a function of ours, or the update of a whole script, and one
-of theirs, as "NAME: flag=value, ...", by which they are called, too: OURS, and PEERS in
-tools/peers.py, have the names. Both get the same Cases, in float64, and should return the same
-value with the same gradient. A row where they do not has a sentence, and where it can be shown,
-`but`: ours with that one thing done as they do it, which has to agree.
+of theirs, as "NAME: flag=value, ...": OURS, and PEERS in tools/peers.py, have the names. Both get
+the same Cases, in float64, and should return the same value with the same gradient. A row where
+they do not has a sentence, and where it can be shown, `but`: ours with that one thing done as they
+do it, which has to agree. Writes the tables of docs/conformance.md, and docs/conformance.json,
+where tests/test_conform.py finds what they answered.
 
-To add a row is a line of conform-rows.txt. A loss that is a flag needs no more: "grpo.py" passes
-flags on to its Config, "TRL grpo", "TRL dpo" and "verl ppo_loss" to the configurations there. What
-has no name yet gets one in OURS or PEERS: a function of a Case, and of the flags, that returns a
-number or a tensor. make conform then writes the tables of docs/conformance.md, and
-docs/conformance.json, where tests/test_conform.py finds what they answered.
+To add a row, add a line to conform-rows.txt. A loss that is a flag needs no more: "grpo.py" and its
+kin hand flags on to their Config, "TRL grpo", "TRL dpo" and "verl ppo_loss" to those there. What
+has no name yet gets one in OURS or PEERS: a function of a Case, and flags, that returns numbers.
 """
-import argparse
 import ast
+import bisect
 import copy
 import dataclasses
+import math
 import re
 import tempfile
 from dataclasses import replace
@@ -24,6 +24,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
+from torch.nn.utils import parameters_to_vector as flat
 from tqdm import tqdm
 
 import common
@@ -42,6 +43,7 @@ SAME = 1e-6             # verl adds 1e-8 to counts, which shows where terms canc
 NUM_DRAWS = 50
 RECORDED = (0, 1)       # the draws whose answers tests know
 RANGE = {"epsilon": 0.2, "epsilon_high": 0.28}          # of all, unless flags say otherwise
+CHOSEN = torch.arange(B) < B // 2                       # the rows of the first half
 
 
 # ---- 1. what is drawn ------------------------------------------------------------------------
@@ -75,18 +77,43 @@ class Case:
             self.is_truncated, prompts=torch.arange(B)[:, None], rewards=self.rewards,
             is_correct=torch.zeros(P, G, dtype=torch.bool))
 
-    def A(self, how="group", script=grpo):
+    def A(self, scale_rewards="group", script=grpo):
         """Advantages of whole outputs, by a script. -> (B, T)"""
-        return script.advantages(self.rewards, how).view(-1, 1) * self.mask
+        return script.advantages(self.rewards, scale_rewards).view(-1, 1) * self.mask
+
+    def average(self, x, how="token_mean", **counts):
+        return grpo.aggregate(x, self.mask, how, max_length=T, **counts)        # of (B, T)
+
+    def outputs(self, logps):
+        """Log-probabilities of whole completions, chosen and rejected. -> (B / 2,) each"""
+        return dpo.sequence_logps(logps, self.mask).chunk(2)
 
     def earned(self):
         """Rewards, where completions earn them. -> (B, T)"""
         return common.Arithmetic.token_rewards(None, self)
 
+    def gae(self, lam=0.95):
+        """Advantages and returns. -> (2, B, T)"""
+        return torch.stack(ppo.gae(self.earned(), self.values, self.mask, 0.99, lam))
+
+    def rewards_to_go(self, gamma=0.9):
+        return reinforce.rewards_to_go(self.earned(), self.mask, gamma)         # (B, T)
+
+    def less_kl(self):
+        """Rewards less .1 KL_t. -> (B, T)"""
+        return self.mask * (self.earned() - 0.1 * ppo.kl(self.old_logps, self.ref_logps, "k1"))
+
+    def log_rho(self, script=grpo):
+        return script.log_ratio(self.logps, self.old_logps, self.mask)          # (B, T)
+
+    def clipped(self, script=grpo):
+        """L_t by (3). -> (B, T)"""
+        return script.policy_loss(self.logps, self.old_logps, self.A(), self.mask, **RANGE)
+
     def plain(self):
         """The same without holes."""
-        known = {name: getattr(self, name) * self.mask for name in (
-            "logps", "old_logps", "ref_logps")}
+        names = ("logps", "old_logps", "ref_logps")
+        known = {name: getattr(self, name) * self.mask for name in names}
         return replace(self, mask=self.slots, **known)
 
     def only(self, rows):
@@ -138,20 +165,13 @@ def update(x, script=grpo, A=None, name="loss", ranges=RANGE, **flags):
     if hasattr(script.Config, "epsilon"):
         flags = ranges | flags
     cfg = script.Config(device="cpu", max_completion_length=T, **flags)
-    if A is None:
-        A = x.A(flags.get("scale_rewards", "group"))
+    A = x.A(flags.get("scale_rewards", "group")) if A is None else A
     batch = x.batch()
     rows = torch.arange(B)
-    args = (batch, x.ref_logps, A, rows, cfg)
-    if script is dpo:                       # the rows of the first half are chosen
-        args = (x.ref_logps, batch, *rows.chunk(2), cfg)
-    elif script is reinforce:
-        args = (batch, A, rows, cfg)
-    elif script is ppo:
-        args = (batch, A, rows, cfg, 1.0)
+    args = {dpo: (x.ref_logps, batch, *rows.chunk(2), cfg), reinforce: (batch, A, rows, cfg),
+            ppo: (batch, A, rows, cfg, 1.0)}.get(script, (batch, x.ref_logps, A, rows, cfg))
 
-    def score(logps, prompts, tokens, *_):
-        """Log-probabilities of x, where a script asks a model."""
+    def score(logps, prompts, tokens, *_):                  # in the place of a model
         at = (prompts[:, 0], slice(tokens.shape[1]))
         return logps[at], x.entropy[at]
 
@@ -166,137 +186,77 @@ def lagged(x, mode, method="grpo", **flags):
     return update(x, lag.METHODS[method], weights * x.A(), **flags)
 
 
-def gae(x, lam=0.95):
-    """Advantages and returns. -> (2, B, T)"""
-    return torch.stack(ppo.gae(x.earned(), x.values, x.mask, 0.99, lam))
-
-
-def whitened(x, lam=0.95):
-    return ppo.whiten(gae(x, lam)[0], x.mask)                                   # (B, T)
-
-
-def rewards_to_go(x, gamma=0.9):
-    return reinforce.rewards_to_go(x.earned(), x.mask, gamma)                   # (B, T)
-
-
-def less_kl(x):
-    return x.mask * (x.earned() - 0.1 * ppo.kl(x.old_logps, x.ref_logps, "k1"))         # (B, T)
-
-
-def rloo_less_kl(x):
-    """Advantages of returns less the KL. -> (B,)"""
-    R = reinforce.rewards_to_go(less_kl(x), x.mask, 1.0)[:, 0]
-    return reinforce.advantages(R.view(P, G), "rloo").flatten()
-
-
 def rloo_loss(x):
-    A = x.A("rloo", reinforce)
-    return grpo.aggregate(reinforce.policy_loss(x.logps, A, x.mask), x.mask, "sequence_sum")
-
-
-def opo(x):
-    """Rewards less b* of all outputs, where |g|^2 is the length. -> (B, T)"""
-    b = reinforce.optimal_baseline(x.rewards, x.mask.sum(dim=1).view(P, G), torch.ones(P, G))
-    return (x.rewards - b[:, None]).view(-1, 1) * x.mask
-
-
-def outputs(x, logps, average=False):
-    """Log-probabilities of whole completions, chosen and rejected. -> (B / 2,) each"""
-    return dpo.sequence_logps(logps, x.mask, average).chunk(2)
-
-
-def averaged(x, average, script=grpo):
-    """The average of L_t. -> scalar"""
-    token_loss = script.policy_loss(x.logps, x.old_logps, x.A(), x.mask, **RANGE)
-    return grpo.aggregate(token_loss, x.mask, average, max_length=T)
-
-
-def halves(x):
-    """The mean over both halves of the rows of their means over tokens. -> scalar"""
-    is_first = torch.arange(B) < B // 2
-    return sum(averaged(x.only(half), "token_mean") for half in (is_first, ~is_first)) / 2
+    token_loss = reinforce.policy_loss(x.logps, x.A("rloo", reinforce), x.mask)
+    return x.average(token_loss, "sequence_sum")
 
 
 OURS = {
     "grpo.py": update,
     "gspo.py": partial(update, script=gspo),
-    "ppo.py": lambda x, **flags: update(x, ppo, whitened(x).detach(), **flags),
+    "ppo.py": lambda x, **flags: update(
+        x, ppo, ppo.whiten(x.gae()[0], x.mask).detach(), **flags),
     "reinforce.py": lambda x: update(x, reinforce, x.A("rloo", reinforce)),
     "lag.py": lagged,
     "dpo.py": partial(update, script=dpo),
     "common.py describe": lambda x, name: observers.describe(x.batch())[name],
-    "grpo.py advantages": lambda x, scale_rewards="group": x.A(scale_rewards),
-    "grpo.py overlong_penalty": lambda x: grpo.overlong_penalty(x.lengths.view(P, G), T, 3),
+    "grpo.py advantages": Case.A,
+    "grpo.py overlong_penalty": lambda x: grpo.overlong_penalty(x.lengths, T, 3),
     "reinforce.py advantages": lambda x, baseline: x.A(baseline, reinforce),
-    "reinforce.py advantages, beta": lambda x: rloo_less_kl(x.plain()),
+    "reinforce.py advantages, beta": lambda x: reinforce.advantages(reinforce.rewards_to_go(
+        x.plain().less_kl(), x.slots, 1.0)[:, 0].view(P, G), "rloo").flatten(),
     "reinforce.py gradient": lambda x: rloo_loss(x.plain()) - rloo_loss(x.plain()).detach(),
     "reinforce.py loss": lambda x: rloo_loss(x.plain()),
-    "reinforce.py optimal_baseline": opo,
-    "reinforce.py rewards_to_go": lambda x: rewards_to_go(x.plain()),
-    "rewards_to_go, whiten": lambda x: ppo.whiten(rewards_to_go(x), x.mask),
+    "reinforce.py optimal_baseline": lambda x: x.mask * (x.rewards - reinforce.optimal_baseline(
+        x.rewards, x.mask.sum(dim=1).view(P, G), torch.ones(P, G))[:, None]).view(-1, 1),
+    "reinforce.py rewards_to_go": lambda x: x.plain().rewards_to_go(),
+    "rewards_to_go, whiten": lambda x: ppo.whiten(x.rewards_to_go(), x.mask),
     "advantages mean, whiten": lambda x: ppo.whiten(x.A("mean", reinforce), x.mask),
     "rewards_to_go less a reward": lambda x: x.mask * (
-        rewards_to_go(x, 1.0) - x.rewards[:, :1].expand(P, G).reshape(-1, 1)),
-    "ppo.py gae, whiten": whitened,
-    "ppo.py gae, length_adaptive": lambda x: whitened(
-        x, ppo.length_adaptive_lambda(x.mask.sum(dim=1), 1.0)),
-    "ppo.py gae": lambda x: gae(x.plain()),
-    "ppo.py returns": lambda x: gae(x)[1],
+        x.rewards_to_go(1.0) - x.rewards[:, 0].repeat_interleave(G)[:, None]),
+    "ppo.py gae, whiten": lambda x: ppo.whiten(x.gae()[0], x.mask),
+    "ppo.py gae, length_adaptive": lambda x: ppo.whiten(
+        x.gae(ppo.length_adaptive_lambda(x.mask.sum(dim=1), 1.0))[0], x.mask),
+    "ppo.py gae": lambda x: x.plain().gae(),
+    "ppo.py returns": lambda x: x.gae()[1],
     "ppo.py whiten": lambda x: ppo.whiten(x.losses, x.mask),
-    "ppo.py reward less KL": less_kl,
-    "ppo.py value_loss": lambda x: grpo.aggregate(ppo.value_loss(
-        x.values, x.old_values, x.losses, x.mask, 0.4567), x.mask, "token_mean"),
+    "ppo.py reward less KL": Case.less_kl,
+    "ppo.py value_loss": lambda x: x.average(
+        ppo.value_loss(x.values, x.old_values, x.losses, x.mask, 0.4567)),
     "ppo.py adapt_coefficient": lambda x: [
         ppo.adapt_coefficient(0.1, 0.01 * k, 0.05) for k in range(1, 20)],
-    "aggregate": lambda x, how: grpo.aggregate(x.losses, x.mask, how),
-    "aggregate, a row empty": lambda x, **counts: grpo.aggregate(
-        x.losses, x.only(torch.arange(B) > 0).mask, "sequence_mean", **counts),
-    "aggregate of halves": halves,
+    "aggregate": lambda x, how: x.average(x.losses, how),
+    "aggregate, a row empty": lambda x, **counts: x.only(torch.arange(B) > 0).average(
+        x.losses, "sequence_mean", **counts),
+    "aggregate of halves": lambda x: sum(
+        x.only(half).average(x.clipped()) for half in (CHOSEN, ~CHOSEN)) / 2,
     "lag.py importance_weights": lambda x, correction: lag.importance_weights(
         x.old_logps, x.mu_logps, x.mask, correction, 2.0),
-    "dpo.py dpo_loss": lambda x, **flags: dpo.dpo_loss(*outputs(x, x.logps), 0.0, 0.0, 0.1, **flags),
+    "dpo.py dpo_loss": lambda x, label_smoothing: dpo.dpo_loss(
+        *x.outputs(x.logps), 0.0, 0.0, 0.1, label_smoothing=label_smoothing),
     "logprobs": lambda x: grpo.logprobs(x.logits, x.tokens, 0.7)[0],
     "logprobs, entropy": lambda x: grpo.logprobs(x.logits, x.tokens, 0.7)[1],
     "scores.py pass_at_k": lambda x: [
         scores.pass_at_k(9, c, k) for c in range(10) for k in range(1, 10)],
-    "scores.py majority": lambda x: [
-        float(scores.majority(votes)) for votes in x.tokens.tolist()],
-}
+    "scores.py majority": lambda x: [float(scores.majority(row)) for row in x.tokens.tolist()],
 
-
-def log_rho(x):
-    return grpo.log_ratio(x.logps, x.old_logps, x.mask)                         # (B, T)
-
-
-def log_rho_cut(x):
-    cut = log_rho(x).clamp(-20, 20)
-    return averaged(replace(x, logps=cut, old_logps=0 * cut), "token_mean")
-
-
-def rloo_clipped(x):
-    """One ratio, and a clip, for the product of the probabilities of an output. -> scalar"""
-    whole = log_rho(x).sum(dim=1, keepdim=True)                                 # (B, 1)
-    A = x.A("rloo", reinforce)[:, :1]
-    return grpo.policy_loss(whole, 0 * whole, A, torch.ones(B, 1), **RANGE).mean()
-
-
-# Ours with one thing done as they do it.
-OURS |= {
-    "all count in B": lambda x, average: averaged(x.only(~x.is_truncated), average),
-    "KL by s_i": lambda x: averaged(x, "sequence_mean", gspo) + 0.1 * grpo.aggregate(grpo.kl(
-        x.logps, x.ref_logps, "k3_ratio", gspo.log_ratio(x.logps, x.old_logps, x.mask)),
-        x.mask, "sequence_mean"),
-    "bonus over tokens": lambda x: averaged(x, "sequence_mean") - 0.1 * grpo.aggregate(
-        x.entropy, x.mask, "token_mean"),
-    "RLOO, clipped": lambda x: rloo_clipped(x.plain()),
-    "RPO over tokens": lambda x: dpo.dpo_loss(
-        *outputs(x, x.logps), *outputs(x, x.ref_logps), 0.1).mean() - grpo.aggregate(
-            x.logps[:B // 2], x.mask[:B // 2], "token_mean"),
-    "CISPO from below": lambda x: grpo.aggregate(
-        -log_rho(x).exp().clamp(0.8, 1.28).detach() * x.A() * x.logps, x.mask, "token_mean"),
-    "k3 up to 10": lambda x: averaged(x, "token_mean") + 0.1 * grpo.aggregate(
-        grpo.kl(x.logps, x.ref_logps).clamp(max=10), x.mask, "token_mean"),
-    "log rho up to 20": lambda x: log_rho_cut(x.far_out()),
+    # ours with one thing done as they do it
+    "all count in B": lambda x, average: x.only(~x.is_truncated).average(x.clipped(), average),
+    "KL by s_i": lambda x: x.average(x.clipped(gspo) + 0.1 * grpo.kl(
+        x.logps, x.ref_logps, "k3_ratio", x.log_rho(gspo)), "sequence_mean"),
+    "bonus over tokens": lambda x: (
+        x.average(x.clipped(), "sequence_mean") - 0.1 * x.average(x.entropy)),
+    "RLOO, clipped": lambda x: grpo.policy_loss(            # one ratio for a whole output
+        x.plain().log_rho().sum(dim=1, keepdim=True), torch.zeros(B, 1),
+        x.A("rloo", reinforce)[:, :1], torch.ones(B, 1), **RANGE).mean(),
+    "RPO over tokens": lambda x: -x.only(CHOSEN).average(x.logps) + dpo.dpo_loss(
+        *x.outputs(x.logps), *x.outputs(x.ref_logps), 0.1).mean(),
+    "CISPO from below": lambda x: x.average(
+        -x.log_rho().exp().clamp(0.8, 1.28).detach() * x.A() * x.logps),
+    "k3 up to 10": lambda x: x.average(
+        x.clipped() + 0.1 * grpo.kl(x.logps, x.ref_logps).clamp(max=10)),
+    "log rho up to 20": lambda x: x.average(
+        replace(x, logps=x.far_out().log_rho().clamp(-20, 20), old_logps=0 * x.logps).clipped()),
     "a ratio beyond e^20": lambda x: update(x.far_out(), loss_type="dapo"),
     "means in float32": lambda x: x.mask * (
         (x.rewards - x.rewards.float().mean(dim=1, keepdim=True))
@@ -307,9 +267,10 @@ OURS |= {
 }
 
 
-# ---- 3. the table ----------------------------------------------------------------------------
+# ---- 3. the rows ----------------------------------------------------------------------------
 
 ROWS = Path(__file__).with_name("conform-rows.txt")
+ROW = re.compile(r"(.+?) \| (.+?) \| (.+?)(?: \| but: (.+?))?(?: \| ((?:because|but for) .+))?")
 
 
 def read_rows():
@@ -317,10 +278,8 @@ def read_rows():
     rows = []
     text = re.sub("^#.*\n", "", ROWS.read_text(), flags=re.MULTILINE)
     for line in text.replace("\n    ", " ").splitlines():
-        what, ours, *theirs = line.split(" | ")
-        why = theirs.pop() if theirs[-1].startswith(("because", "but for")) else ""
-        but = theirs.pop()[5:] if theirs[-1].startswith("but: ") else ""
-        for peer in theirs:
+        what, ours, theirs, but, why = ROW.fullmatch(line).groups(default="")
+        for peer in theirs.split(" | "):
             rows.append({"what": what, "ours": ours, "theirs": peer, "but": but, "why": why})
     return rows
 
@@ -328,14 +287,12 @@ def read_rows():
 def ask(functions, text, x):
     """Call what a row names, "NAME: flag=value, ...". -> number, list of numbers, or tensor"""
     name, _, flags = text.partition(": ")
-    known = {}
-    for flag, value in re.findall("(\\w+)=([^, ]+)", flags):
-        is_word = re.search("[^0-9.e-]", value) and value not in ("True", "False")
-        known[flag] = value if is_word else ast.literal_eval(value)
+    known = dict(re.findall("(\\w+)=([^, ]+)", flags))
+    for flag, value in known.items():
+        if re.fullmatch("[0-9.e-]+|True|False", value):
+            known[flag] = ast.literal_eval(value)
     return functions[name.removesuffix(" metrics")](x, **known)
 
-
-# ---- 4. the runner ---------------------------------------------------------------------------
 
 LEAVES = ("logps", "entropy", "values", "losses", "logits")
 
@@ -347,11 +304,8 @@ def outcome(functions, text, x):
     value = torch.as_tensor(ask(functions, text, replace(x, **leaves)))
     if value.requires_grad:                 # else the update of a script has added it already
         value.sum().backward()
-    found = {"value": value.detach()}
-    for name, leaf in leaves.items():
-        if leaf.grad is not None and leaf.grad.any():
-            found[name] = leaf.grad
-    return found
+    return {"value": value.detach()} | {name: leaf.grad for name, leaf in leaves.items()
+                                        if leaf.grad is not None and leaf.grad.any()}
 
 
 def difference(a, b, floor=0.0):
@@ -367,18 +321,13 @@ def differences(mine, answer):
     cancel, it is measured by its gradient where that is larger. -> [float, float or None]"""
     value = answer["value"]
     assert mine["value"].shape == value.shape, (mine["value"].shape, value.shape)
-    is_loss = value.dim() == 0
-    size = max(tensor.abs().max().item() for tensor in answer.values()) if is_loss else 0.0
+    size = 0.0
+    if value.dim() == 0:
+        size = max(tensor.abs().max().item() for tensor in answer.values())
     zero = torch.zeros(())
     gradients = [difference(mine.get(name, zero), answer.get(name, zero)) for name in LEAVES
                  if len(answer) > 1 and name in mine | answer]
     return [difference(mine["value"], value, size), most(gradients)]
-
-
-def largest(text, cases, answers):
-    """The largest differences of what we answer to `text`. -> [float, float or None]"""
-    found = [differences(outcome(OURS, text, x), answer) for x, answer in zip(cases, answers)]
-    return [most(column) for column in zip(*found)]
 
 
 def most(numbers):
@@ -386,12 +335,14 @@ def most(numbers):
 
 
 def compare(row, peers, cases):
-    """Both sides of a row. -> record"""
+    """Both sides of a row, and the largest differences. -> record"""
     answers = [outcome(peers, row["theirs"], x) for x in cases]
-    found = row | {"difference": largest(row["ours"], cases, answers)}
-    if row["but"]:
-        found["with_that"] = largest(row["but"], cases, answers)
-    return found | {"answers": [written(answers[seed]) for seed in RECORDED]}
+    found = row | {"answers": [written(answers[seed]) for seed in RECORDED]}
+    for name, text in (("difference", row["ours"]), ("with_that", row["but"])):
+        mine = [outcome(OURS, text, x) for x in cases if text]
+        columns = zip(*map(differences, mine, answers))
+        found |= {name: [most(column) for column in columns]} if text else {}
+    return found
 
 
 def written(tensors):
@@ -400,7 +351,7 @@ def written(tensors):
             for name, tensor in tensors.items()}
 
 
-# ---- 5. optimizer steps whole ----------------------------------------------------------------
+# ---- 4. whole steps, and defaults --------------------------------------------------------------
 
 # script, function of tools/peers.py, optimizer steps, optimizer
 STEPS = [(grpo, "TRL_grpo", 1, "SGD"), (grpo, "TRL_grpo", 2, "SGD"), (dpo, "TRL_dpo", 1, "SGD"),
@@ -435,12 +386,6 @@ def whole_step(peers, run, script, peer, passes, optimizer):
             **{name: tensor.abs().max().item() for name, tensor in sizes.items()}}
 
 
-def flat(tensors):
-    return torch.cat([tensor.detach().flatten() for tensor in tensors])
-
-
-# ---- 6. defaults -----------------------------------------------------------------------------
-
 def defaults(functions, name):
     """What a loss does where nobody says otherwise, by how its gradient reacts. -> dict"""
     x = draw(0)
@@ -452,32 +397,30 @@ def defaults(functions, name):
         found = outcome(functions, f"{name} loss", replace(x, **fields))
         return found.get("logps", torch.zeros(B, T))
 
-    def edge(rows, outside):
-        """The ratio, from 1 to outside, at which the gradient of some rows ends. -> str"""
-        inside = 1.0
-        middle = outside
-        for _ in range(30):
-            log_rho = x.mask * torch.tensor(middle).log()
-            if (gradient(old_logps=x.logps - log_rho) * rows).any():
-                inside = middle
-            else:
-                outside = middle
-            middle = (inside + outside) / 2
-        return "none" if inside == outside else f"{inside:.4g}"
+    def edge(rows, end):
+        """The ratio, from 1 to end, from which on some rows have no gradient. -> str"""
+        step = (end - 1) / 1e9
+
+        def is_over(k):
+            log_rho = math.log(1 + k * step) * x.mask
+            found = gradient(old_logps=x.logps - log_rho)
+            return not (found * rows).any()
+        k = bisect.bisect(range(10**9), False, key=is_over)
+        return f"{1 + k * step:.4g}" if k < 10**9 else "none"
+
+    def likeness(average):
+        expected = x.A() * outcome(OURS, f"aggregate: how={average}", x)["losses"]
+        return torch.cosine_similarity(expected.flatten(), -at_once["logps"].flatten(), dim=0)
 
     at_once = outcome(functions, f"{name} loss", x)
-    averages = {}
-    for how in ("sequence_mean", "token_mean", "sequence_sum", "constant"):
-        expected = x.A() * outcome(OURS, f"aggregate: how={how}", x)["losses"]
-        averages[how] = torch.cosine_similarity(
-            expected.flatten(), -at_once["logps"].flatten(), dim=0)
+    averages = ("sequence_mean", "token_mean", "sequence_sum", "constant")
     divisor = 0.75 / ask(functions, f"{name} advantages", x).max().item()
     ddof = 1 if divisor > 0.47 else 0
     eps = divisor - rewards[0].std(correction=ddof).item()
     is_moved = gradient(ref_logps=x.logps - x.mask) != at_once["logps"]
     return {
         "std in the advantages": f"ddof {ddof}, + {eps:.0e}",
-        "average of the loss": max(averages, key=averages.get),
+        "average of the loss": max(averages, key=likeness),
         "A > 0: no gradient above": edge(is_good, 1e4),
         "A < 0: no gradient below": edge(~is_good, 1e-4),
         "A < 0: no gradient above": edge(~is_good, 1e4),
@@ -485,7 +428,7 @@ def defaults(functions, name):
         "KL in the loss": "yes" if is_moved.any() else "no"}
 
 
-# ---- 7. the page -----------------------------------------------------------------------------
+# ---- 5. the page -----------------------------------------------------------------------------
 
 STEP = {"ours": "{ours}", "theirs": "{theirs}", "steps": "{steps}", "optimizer": "{optimizer}",
         "a weight moves by": "{moved:.0e}", "largest difference": "{difference:.0e}",
@@ -519,8 +462,7 @@ def tables(content):
 
 
 def main():
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
-    from tools import peers                 # which needs .venv-conform
+    from tools import peers  # which needs .venv-conform
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder, "base")
         grpo.main(["--max_steps", "0", "--num_eval_problems", "8", "--output_dir", str(run)])

@@ -5,17 +5,16 @@ A trainer is made by its own configuration, for a model of a few weights. Then w
 sampler or a verifier would say is put in its place: a prompt is the number of a row, by which its
 log-probabilities are found.
 """
-import functools
 import logging
 import tempfile
 import types
 import warnings
-from functools import partial
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 import torchrl
 import transformers
@@ -29,12 +28,12 @@ from torch.distributions import Categorical
 from torchrl.objectives.value import functional as torchrl_functional
 from trl.experimental.cpo import CPOTrainer
 from trl.rewards import get_soft_overlong_punishment
-from trl.trainer.utils import entropy_from_logits, selective_log_softmax, split_tensor_dict
+from trl.trainer import utils as trl_utils
 from verl.plugin.platform.platform_cuda import PlatformCUDA
 from verl.trainer.config import RolloutCorrectionConfig
 from verl.trainer.ppo import core_algos, metric_utils, rollout_corr_helper
-from verl.utils import torch_functional as verl_functional
 from verl.utils.tensordict_utils import assign_non_tensor
+from verl.utils.torch_functional import entropy_from_logits, logprobs_from_logits, masked_whiten
 from verl.workers.config import FSDPActorConfig, FSDPOptimizerConfig, PolicyLossConfig
 from verl.workers.config.optimizer import build_optimizer
 from verl.workers.utils.losses import ppo_loss
@@ -52,14 +51,8 @@ logging.disable(logging.WARNING)
 transformers.utils.logging.disable_progress_bar()
 
 
-def spelled_out(flags):
-    return {SHORT.get(name, name): value for name, value in flags.items()}
-
-
 # ---- 1. TRL ----------------------------------------------------------------------------------
 
-TRAINERS = {"grpo": (trl.GRPOTrainer, trl.GRPOConfig), "rloo": (trl.RLOOTrainer, trl.RLOOConfig),
-            "dpo": (trl.DPOTrainer, trl.DPOConfig)}
 EXPORTED = Path(tempfile.mkdtemp(), "exported")         # of conform: the base of grpo.py
 HERE = {"output_dir": EXPORTED.parent, "use_cpu": True, "bf16": False, "report_to": "none",
         "activation_checkpointing": False, "save_strategy": "no", "disable_tqdm": True,
@@ -69,17 +62,17 @@ RANGES = {"epsilon_high": 0.28, "num_iterations": 2}    # where ratios matter
 
 
 def make(kind, num_prompts=1, rewards=None, **flags):
-    """One of the TRAINERS, by its own configuration, of the base of grpo.py."""
-    trainer_class, config_class = TRAINERS[kind]
-    more = {} if kind == "dpo" else {"reward_funcs": lambda **_: rewards}
-    made = trainer_class(
-        model=str(EXPORTED), args=config_class(**HERE | spelled_out(flags)),
+    """A trainer of TRL, by its own configuration, of the base of grpo.py."""
+    flags = {SHORT.get(name, name): value for name, value in flags.items()}
+    more = {} if kind == "DPO" else {"reward_funcs": lambda **_: rewards}
+    made = getattr(trl, f"{kind}Trainer")(
+        model=str(EXPORTED), args=getattr(trl, f"{kind}Config")(**HERE | flags),
         train_dataset=Dataset.from_list([EXAMPLE] * num_prompts), **more)
     made.model.train()
     return made
 
 
-trainer = functools.cache(make)
+trainer = cache(make)
 
 
 def rollout(batch):
@@ -97,21 +90,18 @@ def replay(made, x):
     if isinstance(made, trl.RLOOTrainer):               # which has no rollout_func
         made._generate = lambda prompts: (found["prompt_ids"], found["completion_ids"], prompts)
 
+    known = {made.ref_model: x.ref_logps}
+
     def log_probs(model, input_ids, *_, **__):
-        rows = input_ids[:, 0]
-        logps = x.old_logps
-        if torch.is_grad_enabled():
-            logps = x.logps
-        elif model is made.ref_model:
-            logps = x.ref_logps
-        return logps[rows], x.entropy[rows], None
+        logps = x.logps if torch.is_grad_enabled() else known.get(model, x.old_logps)
+        return logps[input_ids[:, 0]], x.entropy[input_ids[:, 0]], None
 
     made._calculate_rewards = lambda *_: x.rewards.view(-1, 1)
     made._get_per_token_logps_and_entropies = log_probs
     made._metrics["train"].clear()
 
 
-def sampled(x, kind="grpo", name="loss", parts=1, is_lagged=False, ranges=RANGES, **flags):
+def sampled(x, kind="GRPO", name="loss", parts=1, is_lagged=False, ranges=RANGES, **flags):
     """What a trainer that samples makes of x: its loss, its advantages (B,), all of its batch, or a
     metric, by name. is_lagged: mu is vLLM."""
     B, T = x.mask.shape
@@ -119,14 +109,14 @@ def sampled(x, kind="grpo", name="loss", parts=1, is_lagged=False, ranges=RANGES
                    steps_per_generation=parts, gradient_accumulation_steps=parts,
                    per_device_train_batch_size=B // parts, **ranges | flags)
     replay(made, x)
-    made.use_vllm = is_lagged
-    made._last_loaded_step = made.state.global_step     # vLLM has the weights already
-    made.vllm_importance_sampling_clip_max = 2.0
-    made.current_gradient_accumulation_steps = parts
+    vars(made).update(
+        use_vllm=is_lagged, _last_loaded_step=made.state.global_step,     # vLLM has the weights
+        vllm_importance_sampling_clip_max=2.0, current_gradient_accumulation_steps=parts)
     batch = made._generate_and_score_completions([EXAMPLE] * B)
-    losses = [made._compute_loss(made.model, part) for part in split_tensor_dict(batch, parts)]
+    loss = sum(made._compute_loss(made.model, part)
+               for part in trl_utils.split_tensor_dict(batch, parts))
     found = {metric: values[0] for metric, values in made._metrics["train"].items()}
-    found |= {"loss": sum(losses), "advantages": batch["advantages"], "batch": batch}
+    found |= {"loss": loss, "advantages": batch["advantages"], "batch": batch}
     return found[name]
 
 
@@ -136,15 +126,14 @@ def advantages(x, *kind, **flags):
 
 def fresh_rloo(x, beta):
     """0, with the gradient of RLOOTrainer where pi_old is pi."""
-    x = x.plain()
-    vars(x)["old_logps"] = x.logps.detach()
-    loss = sampled(x, "rloo", beta=beta)
+    x = replace(x, old_logps=x.logps.detach())
+    loss = sampled(x.plain(), "RLOO", beta=beta)
     return loss - loss.detach()
 
 
 def preferred(x, loss_type="sigmoid", name="loss", **flags):
     """The loss of DPOTrainer, or a metric; the rows of the first half are chosen."""
-    made = trainer("dpo", loss_type=tuple(loss_type.split("+")), beta=0.1, **flags)
+    made = trainer("DPO", loss_type=tuple(loss_type.split("+")), beta=0.1, **flags)
 
     def model(logps):
         zeros = torch.zeros_like(logps)
@@ -171,12 +160,6 @@ def cpo(x, loss_type, beta=0.1, label_smoothing=0.0):
     return losses.mean() if is_simpo else losses
 
 
-def overlong(x):
-    punish = get_soft_overlong_punishment(x.mask.shape[1], 3)
-    penalties = punish([[1] * n for n in x.lengths.tolist()])
-    return torch.tensor(penalties).view(x.rewards.shape)
-
-
 # ---- 2. verl ---------------------------------------------------------------------------------
 
 PlatformCUDA.device_name = "cpu"            # for which verl has no platform
@@ -189,8 +172,9 @@ def actor(loss_mode="vanilla", rollout_is=None, rollout_is_threshold=2.0, **flag
     correction = RolloutCorrectionConfig(
         loss_type="reinforce", rollout_is=rollout_is, rollout_is_threshold=rollout_is_threshold)
     policy_loss = PolicyLossConfig(loss_mode=loss_mode, rollout_correction=correction)
+    flags = {SHORT.get(name, name): value for name, value in flags.items()}
     return FSDPActorConfig(rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss=policy_loss,
-                           use_kl_loss="kl_loss_coef" in flags, **spelled_out(flags))
+                           use_kl_loss="kl_loss_coef" in flags, **flags)
 
 
 def tensors(batch, ref_logps, A):
@@ -205,18 +189,16 @@ def tensors(batch, ref_logps, A):
 
 def policy_update(x, A=None, weights=None, parts=1, name="loss", ranges=WIDE, **flags):
     """ppo_loss, the loss of verl's actor, or a metric of it; A and weights are (B, T)."""
-    B = len(x.mask)
     data = tensors(x.batch(), x.ref_logps, x.A() if A is None else A)
+    data.update({"log_probs": F.pad(x.logps, (0, 1)), "entropy": F.pad(x.entropy, (0, 1))})
     if weights is not None:
         data["rollout_is_weights"] = weights
+    num_tokens = x.mask.sum().item()
+    assign_non_tensor(data, dp_size=1, batch_num_tokens=num_tokens, global_batch_size=len(data))
     total = 0.0
-    for rows in torch.arange(B).chunk(parts):
-        part = data[rows]
-        assign_non_tensor(
-            part, dp_size=1, batch_num_tokens=x.mask.sum().item(), global_batch_size=B)
+    for part in data.split(len(data) // parts):
         is_there = part["attention_mask"] > 0
-        output = {"log_probs": F.pad(x.logps, (0, 1))[rows][is_there],
-                  "entropy": F.pad(x.entropy, (0, 1))[rows][is_there]}
+        output = {name: part[name][is_there] for name in ("log_probs", "entropy")}
         loss, metrics = ppo_loss(actor(**ranges | flags), output, part)
         total = total + loss
     return total if name == "loss" else metrics[name].values[0]
@@ -224,23 +206,21 @@ def policy_update(x, A=None, weights=None, parts=1, name="loss", ranges=WIDE, **
 
 def estimate(x, name, **flags):
     """Advantages by one of verl's estimators. -> (B, T)"""
-    function = core_algos.get_adv_estimator_fn(name)
-    P, G = x.rewards.shape
-    found, _ = function(token_level_rewards=x.earned(), response_mask=x.mask,
-                        index=np.repeat(np.arange(P), G), **flags)
+    found, _ = core_algos.get_adv_estimator_fn(name)(
+        token_level_rewards=x.earned(), response_mask=x.mask,
+        index=np.arange(len(x.mask)) // x.rewards.shape[1], **flags)
     return found * x.mask
 
 
 def gae(x, lam=0.95):
     """Whitened advantages, and returns. -> (B, T) each"""
-    A, R = core_algos.compute_gae_advantage_return(x.earned(), x.values, x.mask, 0.99, lam)
-    return A * x.mask, R * x.mask
+    found = core_algos.compute_gae_advantage_return(x.earned(), x.values, x.mask, 0.99, lam)
+    return [tensor * x.mask for tensor in found]
 
 
 def rollout_weights(x, level="token", threshold=2.0):
-    weights, _ = rollout_corr_helper.compute_rollout_correction_weights(
-        x.old_logps - x.mu_logps, x.mask, level, threshold)
-    return weights
+    return rollout_corr_helper.compute_rollout_correction_weights(
+        x.old_logps - x.mu_logps, x.mask, level, threshold)[0]
 
 
 def adapted(kl):
@@ -273,16 +253,18 @@ PEERS = {
     "TRL grpo": sampled,
     "TRL grpo of vLLM": partial(sampled, is_lagged=True),
     "TRL grpo advantages": advantages,
-    "TRL get_soft_overlong_punishment": overlong,
-    "TRL rloo": lambda x, beta: sampled(x.plain(), "rloo", beta=beta),
+    "TRL get_soft_overlong_punishment": lambda x: get_soft_overlong_punishment(
+        x.mask.shape[1], 3)([[1] * n for n in x.lengths.tolist()]),
+    "TRL rloo": lambda x, beta: sampled(x.plain(), "RLOO", beta=beta),
     "TRL rloo gradient": fresh_rloo,
-    "TRL rloo advantages": lambda x, beta: advantages(x, "rloo", beta=beta),
+    "TRL rloo advantages": lambda x, beta: advantages(x, "RLOO", beta=beta),
     "TRL rloo advantages less KL": lambda x, beta: sampled(
-        x.plain(), "rloo", "advantages", beta=beta),
+        x.plain(), "RLOO", "advantages", beta=beta),
     "TRL dpo": preferred,
     "TRL cpo": cpo,
-    "TRL selective_log_softmax": lambda x: selective_log_softmax(x.logits / 0.7, x.tokens),
-    "TRL entropy_from_logits": lambda x: entropy_from_logits(x.logits / 0.7),
+    "TRL selective_log_softmax": lambda x: trl_utils.selective_log_softmax(
+        x.logits / 0.7, x.tokens),
+    "TRL entropy_from_logits": lambda x: trl_utils.entropy_from_logits(x.logits / 0.7),
     "verl ppo_loss": policy_update,
     "verl ppo_loss, far out": lambda x: policy_update(x.far_out()),
     "verl ppo_loss of GAE": lambda x, **flags: policy_update(x, gae(x)[0], **flags),
@@ -294,8 +276,7 @@ PEERS = {
     "verl gae": lambda x: gae(x)[0],
     "verl gae of lam (B,)": lambda x: gae(x, 1 - 1 / x.mask.sum(dim=1))[0],
     "verl gae returns": lambda x: gae(x)[1],
-    "verl masked_whiten": lambda x: x.mask * verl_functional.masked_whiten(
-        x.losses.detach(), x.mask),
+    "verl masked_whiten": lambda x: x.mask * masked_whiten(x.losses.detach(), x.mask),
     "verl compute_rewards": lambda x: x.mask * core_algos.compute_rewards(
         x.earned(), x.old_logps, x.ref_logps, 0.1),
     "verl AdaptiveKLController": lambda x: [adapted(0.01 * k) for k in range(1, 20)],
@@ -307,12 +288,10 @@ PEERS = {
     "verl agg_loss, a row empty": lambda x: core_algos.agg_loss(
         x.losses, x.only(torch.arange(len(x.mask)) > 0).mask, "seq-mean-token-mean"),
     "verl rollout_is": rollout_weights,
-    "verl logprobs_from_logits": lambda x: verl_functional.logprobs_from_logits(
-        x.logits / 0.7, x.tokens),
-    "verl entropy_from_logits": lambda x: verl_functional.entropy_from_logits(x.logits / 0.7),
-    "verl calc_maj_val": lambda x: [
-        metric_utils.calc_maj_val([{"vote": float(vote)} for vote in votes], "vote", "vote")
-        for votes in x.tokens.tolist()],
+    "verl logprobs_from_logits": lambda x: logprobs_from_logits(x.logits / 0.7, x.tokens),
+    "verl entropy_from_logits": lambda x: entropy_from_logits(x.logits / 0.7),
+    "verl calc_maj_val": lambda x: [metric_utils.calc_maj_val(
+        [{"vote": float(vote)} for vote in row], "vote", "vote") for row in x.tokens.tolist()],
     "torch Categorical.log_prob": lambda x: Categorical(logits=x.logits / 0.7).log_prob(x.tokens),
     "torch Categorical.entropy": lambda x: Categorical(logits=x.logits / 0.7).entropy(),
     "torchrl generalized_advantage_estimate": torchrl_gae,
@@ -328,57 +307,53 @@ def settings(x):
     """Defaults of grpo.py, GRPOTrainer, and verl's trainer. -> what: the three"""
     ours = grpo.Config(device="cpu")
     args = trl.GRPOConfig(use_cpu=True)
+    is_known = "old_per_token_logps" in sampled(x, name="batch", ranges={})
+    vllm = f"{args.vllm_importance_sampling_mode}, {args.vllm_importance_sampling_clip_max}"
     with initialize_config_dir(f"{verl.__path__[0]}/trainer/config", version_base=None):
         cfg = compose("ppo_trainer")
-    theirs = cfg.actor_rollout_ref.actor
+    actor, rollout = cfg.actor_rollout_ref.actor, cfg.actor_rollout_ref.rollout
     correction = cfg.algorithm.rollout_correction
-    old = "computed anew"
-    if "old_per_token_logps" not in sampled(x, name="batch", ranges={}):
-        old = "pi itself, in the only step"
-    lag = f"{args.vllm_importance_sampling_mode}, {args.vllm_importance_sampling_clip_max}"
     return {
         "advantages": ("group's mean, std", "group's mean, std", cfg.algorithm.adv_estimator),
         "KL, if it is asked for": (
             ours.kl_estimator, "k3_ratio" if args.use_bias_correction_kl else "k3",
-            theirs.kl_loss_type),
+            actor.kl_loss_type),
         "log pi_old": (
-            "from sampling", old, "from sampling" if correction.bypass_mode else "computed anew"),
+            "from sampling", "computed anew" if is_known else "pi itself, in the only step",
+            "from sampling" if correction.bypass_mode else "computed anew"),
         "optimizer steps for a batch": (
             ours.num_mini_batches, args.steps_per_generation // args.gradient_accumulation_steps,
-            cfg.data.train_batch_size // theirs.ppo_mini_batch_size),
-        "passes over a batch": (ours.num_iterations, args.num_iterations, theirs.ppo_epochs),
-        "temperature": (
-            ours.temperature, args.temperature, cfg.actor_rollout_ref.rollout.temperature),
+            cfg.data.train_batch_size // actor.ppo_mini_batch_size),
+        "passes over a batch": (ours.num_iterations, args.num_iterations, actor.ppo_epochs),
+        "temperature": (ours.temperature, args.temperature, rollout.temperature),
         "truncated outputs masked": (
             ours.mask_truncated_completions, args.mask_truncated_completions, "not offered"),
-        "weights pi_old / mu": ("none", f"of vLLM: {lag}", correction.rollout_is or "none"),
-        "learning rate": (ours.learning_rate, args.learning_rate, theirs.optim.lr),
-        "weight decay": (ours.weight_decay, args.weight_decay, theirs.optim.weight_decay),
+        "weights pi_old / mu": ("none", f"of vLLM: {vllm}", correction.rollout_is or "none"),
+        "learning rate": (ours.learning_rate, args.learning_rate, actor.optim.lr),
+        "weight decay": (ours.weight_decay, args.weight_decay, actor.optim.weight_decay),
         "gradient's norm at most": (
-            ours.max_grad_norm, args.max_grad_norm, theirs.optim.clip_grad),
+            ours.max_grad_norm, args.max_grad_norm, actor.optim.clip_grad),
         "numbers of the forward pass": (
-            "float32", "bfloat16" if args.bf16 else "float32", theirs.fsdp_config.dtype)}
+            "float32", "bfloat16" if args.bf16 else "float32", actor.fsdp_config.dtype)}
 
 
 # ---- 4. optimizer steps whole ----------------------------------------------------------------
 
-RATES = ("learning_rate", "max_grad_norm", "weight_decay", "beta")
-OPTIMIZERS = {"SGD": "sgd", "AdamW": "adamw_torch"}
-
-
-def named(names, cfg):
-    return {name: getattr(cfg, name) for name in names}
+def rates(cfg, optimizer, *more):
+    names = ("learning_rate", "max_grad_norm", "weight_decay", "beta", *more)
+    optim = {"SGD": "sgd", "AdamW": "adamw_torch"}[optimizer]
+    return {"optim": optim, "max_steps": cfg.num_iterations} | {
+        name: getattr(cfg, name) for name in names}
 
 
 def TRL_grpo_steps(batch, A, cfg, optimizer):
     """GRPOTrainer's num_iterations steps on a batch, of two micro-batches each. -> weights"""
     P, G = batch.rewards.shape
-    same = (*RATES, "loss_type", "epsilon_high", "num_iterations", "max_completion_length")
-    made = make(
-        "grpo", P, batch.rewards.flatten().tolist(), num_generations=G, **named(same, cfg),
-        use_bias_correction_kl=cfg.kl_estimator == "k3_ratio", max_steps=cfg.num_iterations,
-        per_device_train_batch_size=P * G // 2, gradient_accumulation_steps=2,
-        optim=OPTIMIZERS[optimizer])
+    flags = rates(
+        cfg, optimizer, "loss_type", "epsilon_high", "num_iterations", "max_completion_length")
+    made = make("GRPO", P, batch.rewards.flatten().tolist(), **flags, num_generations=G,
+                bias=cfg.kl_estimator == "k3_ratio", gradient_accumulation_steps=2,
+                per_device_train_batch_size=P * G // 2)
     made.rollout_func = lambda *_: rollout(batch)
     made.train()
     return made.model.state_dict()
@@ -386,8 +361,7 @@ def TRL_grpo_steps(batch, A, cfg, optimizer):
 
 def TRL_dpo_steps(batch, chosen, rejected, cfg, optimizer):
     """DPOTrainer's step on pairs of rows of a batch. -> weights"""
-    made = make("dpo", **named(RATES, cfg), max_steps=1, optim=OPTIMIZERS[optimizer],
-                per_device_train_batch_size=len(chosen))
+    made = make("DPO", **rates(cfg, optimizer), per_device_train_batch_size=len(chosen))
     found = rollout(batch)
     ids = found["completion_ids"]
     made.train_dataset = Dataset.from_list([            # which needs no tokenizer
@@ -401,8 +375,8 @@ def verl_steps(batch, A, cfg, _):
     """verl's FSDP engine takes a step on a batch, in four micro-batches: one process that makes up
     the whole group, and a model that is not sharded; pi_ref is pi_old."""
     from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
-    if not dist.is_initialized():
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     model = transformers.AutoModelForCausalLM.from_pretrained(EXPORTED)
     optimizer = FSDPOptimizerConfig(lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
     config = actor(average="seq-mean-token-mean",
