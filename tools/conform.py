@@ -17,7 +17,6 @@ import copy
 import dataclasses
 import math
 import re
-import tempfile
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -84,9 +83,9 @@ class Case:
     def average(self, x, how="token_mean", **counts):
         return grpo.aggregate(x, self.mask, how, max_length=T, **counts)        # of (B, T)
 
-    def outputs(self, logps):
+    def outputs(self, logps, average=False):
         """Log-probabilities of whole completions, chosen and rejected. -> (B / 2,) each"""
-        return dpo.sequence_logps(logps, self.mask).chunk(2)
+        return dpo.sequence_logps(logps, self.mask, average).chunk(2)
 
     def earned(self):
         """Rewards, where completions earn them. -> (B, T)"""
@@ -102,6 +101,10 @@ class Case:
     def less_kl(self):
         """Rewards less .1 KL_t. -> (B, T)"""
         return self.mask * (self.earned() - 0.1 * ppo.kl(self.old_logps, self.ref_logps, "k1"))
+
+    def rloo_loss(self):
+        token_loss = reinforce.policy_loss(self.logps, self.A("rloo", reinforce), self.mask)
+        return self.average(token_loss, "sequence_sum")
 
     def log_rho(self, script=grpo):
         return script.log_ratio(self.logps, self.old_logps, self.mask)          # (B, T)
@@ -174,7 +177,6 @@ def update(x, script=grpo, A=None, name="loss", ranges=RANGE, **flags):
     def score(logps, prompts, tokens, *_):                  # in the place of a model
         at = (prompts[:, 0], slice(tokens.shape[1]))
         return logps[at], x.entropy[at]
-
     with mock.patch.object(script, "score", score):
         return script.backward(x.logps, *args)[name]
 
@@ -184,11 +186,6 @@ def lagged(x, mode, method="grpo", **flags):
     cfg = lag.Config(device="cpu", importance_sampling_correction=mode)
     weights, _ = lag.correct(x.batch("mu_logps"), x.old_logps, cfg)
     return update(x, lag.METHODS[method], weights * x.A(), **flags)
-
-
-def rloo_loss(x):
-    token_loss = reinforce.policy_loss(x.logps, x.A("rloo", reinforce), x.mask)
-    return x.average(token_loss, "sequence_sum")
 
 
 OURS = {
@@ -205,8 +202,8 @@ OURS = {
     "reinforce.py advantages": lambda x, baseline: x.A(baseline, reinforce),
     "reinforce.py advantages, beta": lambda x: reinforce.advantages(reinforce.rewards_to_go(
         x.plain().less_kl(), x.slots, 1.0)[:, 0].view(P, G), "rloo").flatten(),
-    "reinforce.py gradient": lambda x: rloo_loss(x.plain()) - rloo_loss(x.plain()).detach(),
-    "reinforce.py loss": lambda x: rloo_loss(x.plain()),
+    "reinforce.py gradient": lambda x: x.plain().rloo_loss() - x.plain().rloo_loss().detach(),
+    "reinforce.py loss": lambda x: x.plain().rloo_loss(),
     "reinforce.py optimal_baseline": lambda x: x.mask * (x.rewards - reinforce.optimal_baseline(
         x.rewards, x.mask.sum(dim=1).view(P, G), torch.ones(P, G))[:, None]).view(-1, 1),
     "reinforce.py rewards_to_go": lambda x: x.plain().rewards_to_go(),
@@ -463,11 +460,10 @@ def tables(content):
 
 def main():
     from tools import peers  # which needs .venv-conform
-    with tempfile.TemporaryDirectory() as folder:
-        run = Path(folder, "base")
-        grpo.main(["--max_steps", "0", "--num_eval_problems", "8", "--output_dir", str(run)])
-        export.export(run, peers.EXPORTED)
-        steps = [whole_step(peers, run, *how) for how in STEPS]
+    run = peers.EXPORTED.parent / "base"
+    grpo.main(["--max_steps", "0", "--num_eval_problems", "8", "--output_dir", str(run)])
+    export.export(run, peers.EXPORTED)
+    steps = [whole_step(peers, run, *how) for how in STEPS]
     torch.set_default_dtype(torch.float64)
     cases = [draw(seed) for seed in range(NUM_DRAWS)]
     rows = [compare(row, peers.PEERS, cases) for row in tqdm(read_rows())]

@@ -7,11 +7,11 @@ log-probabilities are found.
 """
 import logging
 import tempfile
-import types
 import warnings
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace as Some
 
 import numpy as np
 import torch
@@ -45,7 +45,6 @@ import reinforce
 VERSIONS = {module.__name__: module.__version__ for module in (trl, verl, torchrl, torch)}
 SHORT = {"bias": "use_bias_correction_kl", "level": "importance_sampling_level",
          "mode": "vllm_importance_sampling_mode", "average": "loss_agg_mode"}
-Some = types.SimpleNamespace
 warnings.simplefilter("ignore")
 logging.disable(logging.WARNING)
 transformers.utils.logging.disable_progress_bar()
@@ -61,7 +60,8 @@ EXAMPLE = {"prompt": "a", "chosen": "b", "rejected": "c"}
 RANGES = {"epsilon_high": 0.28, "num_iterations": 2}    # where ratios matter
 
 
-def make(kind, num_prompts=1, rewards=None, **flags):
+@cache
+def trainer(kind, num_prompts=1, rewards=None, **flags):
     """A trainer of TRL, by its own configuration, of the base of grpo.py."""
     flags = {SHORT.get(name, name): value for name, value in flags.items()}
     more = {} if kind == "DPO" else {"reward_funcs": lambda **_: rewards}
@@ -70,9 +70,6 @@ def make(kind, num_prompts=1, rewards=None, **flags):
         train_dataset=Dataset.from_list([EXAMPLE] * num_prompts), **more)
     made.model.train()
     return made
-
-
-trainer = cache(make)
 
 
 def rollout(batch):
@@ -89,7 +86,6 @@ def replay(made, x):
     made.rollout_func = lambda *_: dict(found)
     if isinstance(made, trl.RLOOTrainer):               # which has no rollout_func
         made._generate = lambda prompts: (found["prompt_ids"], found["completion_ids"], prompts)
-
     known = {made.ref_model: x.ref_logps}
 
     def log_probs(model, input_ids, *_, **__):
@@ -102,7 +98,7 @@ def replay(made, x):
 
 
 def sampled(x, kind="GRPO", name="loss", parts=1, is_lagged=False, ranges=RANGES, **flags):
-    """What a trainer that samples makes of x: its loss, its advantages (B,), all of its batch, or a
+    """What a trainer that samples makes of x: its loss, advantages (B, T), all of its batch, or a
     metric, by name. is_lagged: mu is vLLM."""
     B, T = x.mask.shape
     made = trainer(kind, num_generations=x.rewards.shape[1], max_completion_length=T,
@@ -116,18 +112,15 @@ def sampled(x, kind="GRPO", name="loss", parts=1, is_lagged=False, ranges=RANGES
     loss = sum(made._compute_loss(made.model, part)
                for part in trl_utils.split_tensor_dict(batch, parts))
     found = {metric: values[0] for metric, values in made._metrics["train"].items()}
-    found |= {"loss": loss, "advantages": batch["advantages"], "batch": batch}
+    A = batch["advantages"].view(-1, 1) * x.mask
+    found |= {"loss": loss, "batch": batch, "advantages": A}
     return found[name]
-
-
-def advantages(x, *kind, **flags):
-    return sampled(x, *kind, name="advantages", **flags).view(-1, 1) * x.mask           # (B, T)
 
 
 def fresh_rloo(x, beta):
     """0, with the gradient of RLOOTrainer where pi_old is pi."""
-    x = replace(x, old_logps=x.logps.detach())
-    loss = sampled(x.plain(), "RLOO", beta=beta)
+    x = replace(x, old_logps=x.logps.detach()).plain()
+    loss = sampled(x, "RLOO", beta=beta)
     return loss - loss.detach()
 
 
@@ -154,9 +147,7 @@ def cpo(x, loss_type, beta=0.1, label_smoothing=0.0):
     stub = Some(alpha=0.0, beta=beta, loss_type=loss_type, simpo_gamma=0.5,
                 label_smoothing=label_smoothing, accelerator=Some(device="cpu"))
     is_simpo = loss_type == "simpo"
-    lengths = x.mask.sum(dim=1) if is_simpo else 1
-    outputs = torch.where(x.mask > 0, x.logps, 0.0).sum(dim=1) / lengths
-    losses, _, _ = CPOTrainer.cpo_loss(stub, *outputs.chunk(2))
+    losses, _, _ = CPOTrainer.cpo_loss(stub, *x.outputs(x.logps, average=is_simpo))
     return losses.mean() if is_simpo else losses
 
 
@@ -230,8 +221,6 @@ def adapted(kl):
     return float(control.value)
 
 
-# ---- 3. all that rows name -------------------------------------------------------------------
-
 def torchrl_gae(x):
     """Advantages and returns. -> (2, B, T)"""
     values = x.values * x.slots
@@ -247,19 +236,19 @@ def is_end(x):
 
 PEERS = {
     "TRL loss": partial(sampled, ranges={"num_iterations": 2}),
-    "TRL advantages": advantages,
+    "TRL advantages": partial(sampled, name="advantages"),
     "verl loss": partial(policy_update, ranges={}),
     "verl advantages": partial(estimate, name="grpo"),
     "TRL grpo": sampled,
     "TRL grpo of vLLM": partial(sampled, is_lagged=True),
-    "TRL grpo advantages": advantages,
+    "TRL grpo advantages": partial(sampled, name="advantages"),
     "TRL get_soft_overlong_punishment": lambda x: get_soft_overlong_punishment(
         x.mask.shape[1], 3)([[1] * n for n in x.lengths.tolist()]),
     "TRL rloo": lambda x, beta: sampled(x.plain(), "RLOO", beta=beta),
     "TRL rloo gradient": fresh_rloo,
-    "TRL rloo advantages": lambda x, beta: advantages(x, "RLOO", beta=beta),
+    "TRL rloo advantages": partial(sampled, kind="RLOO", name="advantages"),
     "TRL rloo advantages less KL": lambda x, beta: sampled(
-        x.plain(), "RLOO", "advantages", beta=beta),
+        x.plain(), "RLOO", "batch", beta=beta)["advantages"],
     "TRL dpo": preferred,
     "TRL cpo": cpo,
     "TRL selective_log_softmax": lambda x: trl_utils.selective_log_softmax(
@@ -311,33 +300,32 @@ def settings(x):
     vllm = f"{args.vllm_importance_sampling_mode}, {args.vllm_importance_sampling_clip_max}"
     with initialize_config_dir(f"{verl.__path__[0]}/trainer/config", version_base=None):
         cfg = compose("ppo_trainer")
-    actor, rollout = cfg.actor_rollout_ref.actor, cfg.actor_rollout_ref.rollout
+    actor = cfg.actor_rollout_ref.actor
     correction = cfg.algorithm.rollout_correction
     return {
         "advantages": ("group's mean, std", "group's mean, std", cfg.algorithm.adv_estimator),
         "KL, if it is asked for": (
-            ours.kl_estimator, "k3_ratio" if args.use_bias_correction_kl else "k3",
-            actor.kl_loss_type),
+            ours.kl_estimator, ["k3", "k3_ratio"][args.use_bias_correction_kl], actor.kl_loss_type),
         "log pi_old": (
-            "from sampling", "computed anew" if is_known else "pi itself, in the only step",
-            "from sampling" if correction.bypass_mode else "computed anew"),
+            "from sampling", ["pi itself, in the only step", "computed anew"][is_known],
+            ["computed anew", "from sampling"][correction.bypass_mode]),
         "optimizer steps for a batch": (
             ours.num_mini_batches, args.steps_per_generation // args.gradient_accumulation_steps,
             cfg.data.train_batch_size // actor.ppo_mini_batch_size),
         "passes over a batch": (ours.num_iterations, args.num_iterations, actor.ppo_epochs),
-        "temperature": (ours.temperature, args.temperature, rollout.temperature),
+        "temperature": (
+            ours.temperature, args.temperature, cfg.actor_rollout_ref.rollout.temperature),
         "truncated outputs masked": (
             ours.mask_truncated_completions, args.mask_truncated_completions, "not offered"),
         "weights pi_old / mu": ("none", f"of vLLM: {vllm}", correction.rollout_is or "none"),
         "learning rate": (ours.learning_rate, args.learning_rate, actor.optim.lr),
         "weight decay": (ours.weight_decay, args.weight_decay, actor.optim.weight_decay),
-        "gradient's norm at most": (
-            ours.max_grad_norm, args.max_grad_norm, actor.optim.clip_grad),
+        "gradient's norm at most": (ours.max_grad_norm, args.max_grad_norm, actor.optim.clip_grad),
         "numbers of the forward pass": (
-            "float32", "bfloat16" if args.bf16 else "float32", actor.fsdp_config.dtype)}
+            "float32", ["float32", "bfloat16"][args.bf16], actor.fsdp_config.dtype)}
 
 
-# ---- 4. optimizer steps whole ----------------------------------------------------------------
+# ---- 3. optimizer steps whole ----------------------------------------------------------------
 
 def rates(cfg, optimizer, *more):
     names = ("learning_rate", "max_grad_norm", "weight_decay", "beta", *more)
@@ -349,11 +337,11 @@ def rates(cfg, optimizer, *more):
 def TRL_grpo_steps(batch, A, cfg, optimizer):
     """GRPOTrainer's num_iterations steps on a batch, of two micro-batches each. -> weights"""
     P, G = batch.rewards.shape
-    flags = rates(
-        cfg, optimizer, "loss_type", "epsilon_high", "num_iterations", "max_completion_length")
-    made = make("GRPO", P, batch.rewards.flatten().tolist(), **flags, num_generations=G,
-                bias=cfg.kl_estimator == "k3_ratio", gradient_accumulation_steps=2,
-                per_device_train_batch_size=P * G // 2)
+    names = ("loss_type", "epsilon_high", "num_iterations", "max_completion_length")
+    made = trainer.__wrapped__(
+        "GRPO", P, batch.rewards.flatten().tolist(), **rates(cfg, optimizer, *names),
+        bias=cfg.kl_estimator == "k3_ratio", num_generations=G, gradient_accumulation_steps=2,
+        per_device_train_batch_size=P * G // 2)
     made.rollout_func = lambda *_: rollout(batch)
     made.train()
     return made.model.state_dict()
@@ -361,7 +349,8 @@ def TRL_grpo_steps(batch, A, cfg, optimizer):
 
 def TRL_dpo_steps(batch, chosen, rejected, cfg, optimizer):
     """DPOTrainer's step on pairs of rows of a batch. -> weights"""
-    made = make("DPO", **rates(cfg, optimizer), per_device_train_batch_size=len(chosen))
+    made = trainer.__wrapped__(
+        "DPO", **rates(cfg, optimizer), per_device_train_batch_size=len(chosen))
     found = rollout(batch)
     ids = found["completion_ids"]
     made.train_dataset = Dataset.from_list([            # which needs no tokenizer
