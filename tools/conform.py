@@ -14,10 +14,9 @@ has no name yet gets one in OURS or PEERS: a function of a Case, and flags, that
 import ast
 import bisect
 import copy
-import dataclasses
 import math
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from unittest import mock
@@ -47,7 +46,7 @@ CHOSEN = torch.arange(B) < B // 2                       # the rows of the first 
 
 # ---- 1. what is drawn ------------------------------------------------------------------------
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Case:
     """Completions as a batch has them. Slots that are not the policy's hold anything."""
     mask: torch.Tensor          # (B, T)
@@ -67,14 +66,13 @@ class Case:
     tokens: torch.Tensor        # (B, T)
 
     def batch(self, sampler="old_logps"):
-        """The same as a Batch of this sampler. A prompt is the number of its row, and of the tokens
-        only the end matters."""
-        ends = torch.where(self.is_truncated, 1, grpo.EOS)
+        """A Batch of this sampler. A prompt is the number of its row."""
+        ends = torch.where(self.is_truncated, 1, grpo.EOS)      # other tokens do not matter
         tokens = torch.ones(B, T).long().scatter(1, self.lengths[:, None] - 1, ends[:, None])
         return common.Batch(
             tokens, self.mask, getattr(self, sampler), self.entropy, self.lengths,
             self.is_truncated, prompts=torch.arange(B)[:, None], rewards=self.rewards,
-            is_correct=torch.zeros(P, G, dtype=torch.bool))
+            is_correct=self.rewards > 0.5)
 
     def A(self, scale_rewards="group", script=grpo):
         """Advantages of whole outputs, by a script. -> (B, T)"""
@@ -99,7 +97,6 @@ class Case:
         return reinforce.rewards_to_go(self.earned(), self.mask, gamma)         # (B, T)
 
     def less_kl(self):
-        """Rewards less .1 KL_t. -> (B, T)"""
         return self.mask * (self.earned() - 0.1 * ppo.kl(self.old_logps, self.ref_logps, "k1"))
 
     def rloo_loss(self):
@@ -150,7 +147,6 @@ def draw(seed):
         rubbish = -40 * uniform(B, T)
         moved = logps + spread * normal(B, T) + far
         return torch.where(mask > 0, moved, rubbish).clamp(max=0)
-
     old = -3 * uniform(B, T)
     drawn = Case(
         mask, slots, lengths, uniform(B) < 0.4, rewards, near(old, 0.4), near(old, 0.0),
@@ -191,8 +187,7 @@ def lagged(x, mode, method="grpo", **flags):
 OURS = {
     "grpo.py": update,
     "gspo.py": partial(update, script=gspo),
-    "ppo.py": lambda x, **flags: update(
-        x, ppo, ppo.whiten(x.gae()[0], x.mask).detach(), **flags),
+    "ppo.py": lambda x, **flags: update(x, ppo, ppo.whiten(x.gae()[0], x.mask).detach(), **flags),
     "reinforce.py": lambda x: update(x, reinforce, x.A("rloo", reinforce)),
     "lag.py": lagged,
     "dpo.py": partial(update, script=dpo),
@@ -229,8 +224,7 @@ OURS = {
         x.only(half).average(x.clipped()) for half in (CHOSEN, ~CHOSEN)) / 2,
     "lag.py importance_weights": lambda x, correction: lag.importance_weights(
         x.old_logps, x.mu_logps, x.mask, correction, 2.0),
-    "dpo.py dpo_loss": lambda x, label_smoothing: dpo.dpo_loss(
-        *x.outputs(x.logps), 0.0, 0.0, 0.1, label_smoothing=label_smoothing),
+    "dpo.py dpo_loss": lambda x, **flags: dpo.dpo_loss(*x.outputs(x.logps), 0.0, 0.0, 0.1, **flags),
     "logprobs": lambda x: grpo.logprobs(x.logits, x.tokens, 0.7)[0],
     "logprobs, entropy": lambda x: grpo.logprobs(x.logits, x.tokens, 0.7)[1],
     "scores.py pass_at_k": lambda x: [
@@ -264,7 +258,7 @@ OURS = {
 }
 
 
-# ---- 3. the rows ----------------------------------------------------------------------------
+# ---- 3. the rows -----------------------------------------------------------------------------
 
 ROWS = Path(__file__).with_name("conform-rows.txt")
 ROW = re.compile(r"(.+?) \| (.+?) \| (.+?)(?: \| but: (.+?))?(?: \| ((?:because|but for) .+))?")
@@ -334,12 +328,13 @@ def most(numbers):
 def compare(row, peers, cases):
     """Both sides of a row, and the largest differences. -> record"""
     answers = [outcome(peers, row["theirs"], x) for x in cases]
-    found = row | {"answers": [written(answers[seed]) for seed in RECORDED]}
+    found = dict(row)
     for name, text in (("difference", row["ours"]), ("with_that", row["but"])):
-        mine = [outcome(OURS, text, x) for x in cases if text]
-        columns = zip(*map(differences, mine, answers))
-        found |= {name: [most(column) for column in columns]} if text else {}
-    return found
+        if text:
+            mine = [outcome(OURS, text, x) for x in cases]
+            columns = zip(*map(differences, mine, answers))
+            found[name] = [most(column) for column in columns]
+    return found | {"answers": [written(answers[seed]) for seed in RECORDED]}
 
 
 def written(tensors):
@@ -348,7 +343,7 @@ def written(tensors):
             for name, tensor in tensors.items()}
 
 
-# ---- 4. whole steps, and defaults --------------------------------------------------------------
+# ---- 4. whole steps, and defaults ------------------------------------------------------------
 
 # script, function of tools/peers.py, optimizer steps, optimizer
 STEPS = [(grpo, "TRL_grpo", 1, "SGD"), (grpo, "TRL_grpo", 2, "SGD"), (dpo, "TRL_dpo", 1, "SGD"),
@@ -451,7 +446,7 @@ def tables(content):
             i, row["what"], f"`{row['ours']}`", f"`{row['theirs']}`", *cells, verdict(row)])
     steps = [[cell.format(**step) for cell in STEP.values()] for step in content["steps"]]
     answers = content["defaults"]
-    defaults = [[what, *(answers[name][what] for name in answers)] for what in answers["here"]]
+    defaults = [[what, *(found[what] for found in answers.values())] for what in answers["here"]]
     return {
         "rows": table(["", "what", "ours", "theirs", "value", "gradient", "verdict"], rows),
         "steps": table(STEP, steps),
@@ -469,8 +464,8 @@ def main():
     rows = [compare(row, peers.PEERS, cases) for row in tqdm(read_rows())]
     answers = {name: defaults(OURS | peers.PEERS, name) for name in ("here", "TRL", "verl")}
     for what, settings in peers.settings(cases[0]).items():
-        for name, setting in zip(answers, settings):
-            answers[name][what] = {"True": "yes", "False": "no"}.get(str(setting), str(setting))
+        for found, setting in zip(answers.values(), settings):
+            found[what] = {"True": "yes", "False": "no"}.get(str(setting), str(setting))
     content = {"versions": peers.VERSIONS, "steps": steps, "defaults": answers, "rows": rows,
                "cases": [written(vars(cases[seed])) for seed in RECORDED]}
     record("conformance", **content)

