@@ -68,7 +68,7 @@ def test_the_recorded_cases_are_those_that_are_drawn_and_have_what_is_hard():
 
 
 def test_the_page_has_the_rows_of_today_and_what_was_found():
-    today = [dataclasses.asdict(row) for row in conform.read_rows()]
+    today = conform.read_rows()
     assert [{name: row[name] for name in today[0]} for row in FOUND["rows"]] == today
     page = (ROOT / "docs/conformance.md").read_text()
     for name, table in conform.tables(FOUND).items():
