@@ -175,8 +175,10 @@ def token_rewards(task, teacher, batch, cfg):
 
 
 @torch.no_grad()
-def compute_advantages(policy, batch, rewards, cfg):
+def compute_advantages(policy, ref_logps, batch, rewards, cfg):
     """A_t, 0 in masked slots, from r_t. (B, T) -> (B, T)"""
+    if cfg.beta > 0:
+        rewards = rewards - cfg.beta * kl(batch.logps, ref_logps, "k1") * batch.mask
     to_go = rewards_to_go(rewards, batch.mask, cfg.gamma)                       # (B, T)
     R = to_go[:, 0].view_as(batch.rewards)                                      # (P, G)
     norms = squared_gradient_norms(policy, batch, cfg) if cfg.baseline == "optimal" else None
@@ -263,9 +265,7 @@ def main(argv=None):
         batch = sample_batch(policy, task, cfg, step)       # questions, G outputs of each, rewards
         rewards = token_rewards(task, teacher, batch, cfg)                      # (B, T)
         ref_logps, mean_kl = score_reference(reference, batch, cfg)
-        if cfg.beta > 0:
-            rewards = rewards - cfg.beta * kl(batch.logps, ref_logps, "k1") * batch.mask
-        A = compute_advantages(policy, batch, rewards, cfg)                     # (B, T)
+        A = compute_advantages(policy, ref_logps, batch, rewards, cfg)          # (B, T)
         metrics = update(policy, optimizer, batch, A, cfg, step)                # descend (5)
         if teacher is not None:
             metrics["teacher_kl"] = -(rewards.sum() / batch.mask.sum()).item()

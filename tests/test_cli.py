@@ -173,7 +173,7 @@ def test_what_cannot_work_is_refused(refused, line):
 
 
 REFUSED_TO_RESUME = """
-    grpo --resume_from_checkpoint run --seed 7          | --seed 7
+    grpo --resume_from_checkpoint run --seed 7          | --seed 7: the run has 0
     grpo --resume_from_checkpoint run --init_from run   | --init_from run
     grpo --resume_from_checkpoint nowhere               | no run in this folder
     gspo --resume_from_checkpoint run                   | a run of grpo.py
@@ -260,6 +260,15 @@ def test_a_run_whose_output_nobody_reads_any_more_ends_without_a_word_and_can_be
     assert not difference(outcome("cut"), outcome("whole"))
 
 
+def test_help_of_which_only_the_first_line_is_read_ends_without_a_word():
+    running = subprocess.Popen([sys.executable, ROOT / "grpo.py", "--help"], text=True, bufsize=1,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    running.stdout.readline()
+    running.stdout.close()
+    assert running.stderr.read() == ""
+    running.wait()
+
+
 # ---- copied out ------------------------------------------------------------------------------
 
 ALONE = """
@@ -286,7 +295,8 @@ def test_scripts_and_common_alone_in_a_folder_run_and_resume_as_in_the_repositor
     for name in (*SCRIPTS, "common"):
         shutil.copy(ROOT / f"{name}.py", own)
     flags = arguments(INSTANT | {"stop_at": 2})
-    refused = ["--task countdown", "--reward accuracy+format", "--curriculum", "--kernel triton"]
+    refused = ["--task countdown", "--reward accuracy+format", "--curriculum", "--kernel triton",
+               "--report_to wandb"]
     done = subprocess.run(
         [sys.executable, "-c", ALONE, json.dumps([flags, refused]), *SCRIPTS], cwd=own, text=True,
         capture_output=True, env=os.environ | {"PYTHONPATH": str(empty_folder / "others")})
@@ -300,3 +310,13 @@ def test_scripts_and_common_alone_in_a_folder_run_and_resume_as_in_the_repositor
                 assert not changed_weights(alone[part], whole)
         assert [line["reward"] for line in steps(own / name)] == [
             line["reward"] for line in steps(name)]
+
+
+@pytest.mark.parametrize("folder", ["kernels", "tasks", "tools"])
+def test_a_script_runs_with_one_of_the_folders_beside_it(empty_folder, folder):
+    for name in ("grpo.py", "common.py"):
+        shutil.copy(ROOT / name, empty_folder)
+    shutil.copytree(ROOT / folder, empty_folder / folder)
+    words = arguments(INSTANT | {"output_dir": "run"})
+    subprocess.run([sys.executable, "grpo.py", *words], cwd=empty_folder, check=True)
+    assert len(steps(empty_folder / "run")) == 1

@@ -57,6 +57,13 @@ every_average = pytest.mark.parametrize("how", AVERAGES)
 of_groups = pytest.mark.parametrize("script", [grpo, gspo], ids=["grpo", "gspo"])
 
 
+@of_groups
+def test_a_surrogate_that_nobody_wrote_is_not_taken_for_another_one(script, monkeypatch):
+    monkeypatch.setitem(script.LOSS_TYPES, "mine", ("mine", "token_mean"))
+    with pytest.raises(AssertionError, match="mine"):
+        script.policy_loss(LOG_RHO, 0 * LOG_RHO, A, RAGGED, loss_type="mine")
+
+
 # ---- one table of formulas -------------------------------------------------------------------
 
 def token_loss(surrogate, ratio, A, logp):

@@ -89,6 +89,17 @@ def test_log_lines_behind_the_checkpoint_are_cut_off_and_a_lost_log_begins_anew(
     assert [line["step"] for line in steps(folder)] == [11]
 
 
+def test_the_evaluation_of_a_finished_run_stays_until_another_takes_its_place(new_run, monkeypatch):
+    def stop(*_):
+        raise KeyboardInterrupt
+    folder = new_run(max_steps=2)
+    before = (folder / "evaluation.jsonl").read_text()
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(common.Run, "log", stop)
+        resume(folder, max_steps=4)
+    assert (folder / "evaluation.jsonl").read_text() == before != ""
+
+
 def test_a_run_from_before_a_flag_was_invented_goes_on_with_its_default(script, new_run, whole):
     folder = new_run(max_steps=5)
     path = folder / "config.json"
@@ -101,9 +112,10 @@ def test_a_run_from_before_a_flag_was_invented_goes_on_with_its_default(script, 
     assert flags["delta"] == script.Config.delta
 
 
-def test_a_resumed_run_may_evaluate_more_often(new_run):
+def test_a_resumed_run_may_evaluate_more_often_and_be_given_what_it_has_anyway(new_run):
     folder = new_run(max_steps=2)
-    assert resume(folder, max_steps=4, eval_steps=1, save_steps=1)["steps"] == 4
+    flags = {"max_steps": 4, "eval_steps": 1, "save_steps": 1, "num_prompts": SMALL["num_prompts"]}
+    assert resume(folder, **flags)["steps"] == 4
     assert [line["step"] for line in steps(folder) if "eval/greedy" in line] == [2, 3, 4]
 
 

@@ -187,6 +187,8 @@ def test_rows_are_added_up_by_name_and_of_several_the_mean_of_each_is_logged():
     task = load("arithmetic", reward="growing_length")
     assert task.observe(batch, 0) == {}
     assert task.rewards(batch, 0)[0, 0] == pytest.approx(0.1) != task.rewards(batch, 50)[0, 0]
+    assert task.rewards(batch, (50, 1)).equal(task.rewards(batch, 50))      # of dynamic sampling
+    assert task.rewards(batch, "evaluation").equal(task.rewards(batch, 0))
 
 
 def test_accuracy_is_what_the_task_itself_rewards_also_where_it_rewards_whole_batches():

@@ -7,6 +7,7 @@ import torch
 
 import common
 import grpo
+from tasks import calls
 
 PROMPTS = ["(3+4)=", "((1+2)-1)=", "((9*2)-8)=", "(5-5)=", "((2*7)+6)=", "((8-3)*4)="]
 
@@ -174,9 +175,14 @@ def test_a_rollout_leaves_the_model_and_its_arguments_as_it_found_them(sampled):
     ("cpu", "auto", False), ("cuda", "auto", True), ("cuda", "triton", True),
     ("cuda", "torch", False)])
 def test_on_cuda_the_rollout_is_that_of_kernels_unless_torch_is_asked_for(
-        config, load_task, device, kernel, is_graph):
+        config, load_task, monkeypatch, device, kernel, is_graph):
+    """Also where kernels/ was copied without tasks/; a task that inserts text has its own."""
     cfg = config(device=device, kernel=kernel)
-    assert load_task(cfg).rollout is (common.kernels.rollout if is_graph else None)
+    expected = common.kernels.rollout if is_graph else None
+    assert load_task(cfg).rollout is expected
+    assert load_task(dataclasses.replace(cfg, task="lookup")).rollout.func is calls.rollout
+    monkeypatch.setattr(common, "optional", lambda module: None)
+    assert load_task(cfg).rollout is expected
 
 
 def test_complete_takes_the_rollout_of_the_task(sampled, monkeypatch):

@@ -82,8 +82,10 @@ def test_default_folders_are_numbered_when_taken(script, tmp_path, monkeypatch):
 
 
 @every_script
-def test_no_steps_make_and_evaluate_the_base_only(new_run, whole):
+def test_no_steps_make_and_evaluate_the_base_only(new_run, whole, capsys):
     folder = new_run(max_steps=0)
+    out = capsys.readouterr().out
+    assert (out.count("base:"), out.count("held out:")) == (1, 0)
     summary = read_summary(folder)
     assert summary["trained"] == summary["base"] == read_summary(whole)["base"]
     assert not changed_weights(policy_of(folder), load(folder / "base.pt")["policy"])
@@ -111,6 +113,15 @@ def test_a_run_stops_when_five_batches_in_a_row_are_accurate_enough(new_run, mon
     assert len(steps(new_run(stop_at=0.98))) == 7   # .99 on average, from the third to the seventh
     rates = iter([1] * 10)
     assert len(steps(new_run(stop_at=2))) == 10
+
+
+def test_a_metric_that_a_step_does_not_have_is_an_empty_cell(new_run, capsys):
+    new_run(max_steps=1, loss_type="cispo")             # which has no clip range
+    lines = capsys.readouterr().out.splitlines()
+    [row] = [number for number, line in enumerate(lines) if line.startswith(" step")]
+    end = lines[row].index("clip") + len("clip")
+    assert lines[row + 1][end - 9:end].strip() == "" and "nan" not in lines[row + 1]
+    assert float(lines[row + 1].split()[-1]) > 0
 
 
 # ---- who looks at a run ----------------------------------------------------------------------

@@ -261,12 +261,14 @@ def test_metrics_match_a_hand_computed_batch(known_scene, losses, num_clipped):
     sum_of_log_ratios = math.log(0.5 * 1.5 * 1.2 * 0.7 * 1.4 * 0.5 * 1.5)
     expected = {
         "loss": sum(losses) / 6 + 0.1 * k3 / 3 / 6,
-        "kl": (x - sum_of_log_ratios) / 14,
         "max_log_ratio": math.log(2),
         "sampling/sampling_logp_difference/max": math.log(2),
         "clip_ratio/region_mean": num_clipped / 14,
         "grad_norm": gradient.norm().item()}
     assert metrics == pytest.approx(expected, rel=1e-6)
+    _, mean_kl = known_scene.script.score_reference(
+        known_scene.reference, known_scene.batch, known_scene.cfg)
+    assert mean_kl == pytest.approx((x - sum_of_log_ratios) / 14, rel=1e-6)
     without, _ = known_scene.backward(torch.arange(6), beta=0.0)        # skips two rows
     assert without["clip_ratio/region_mean"] == pytest.approx(num_clipped / 14)
 
@@ -316,16 +318,27 @@ def test_on_fresh_samples_the_first_ratio_is_one(fresh_scene):
     assert metrics.get("clip_ratio/region_mean", 0) == 0
 
 
-@with_ratios
-@pytest.mark.parametrize("beta, every", [(0.0, 8), (0.5, 1)])
-def test_the_kl_is_that_of_the_policy_that_sampled_and_without_a_weight_by_every_eighth_row(
-        script, fresh_scene, monkeypatch, beta, every):
-    scene = fresh_scene(beta=beta)
+@pytest.mark.parametrize("script", ["grpo", "gspo"], indirect=True)
+def test_only_where_the_range_clips_a_share_of_clipped_tokens_is_logged(script, fresh_scene):
+    for loss_type, (surrogate, _) in script.LOSS_TYPES.items():
+        metrics = fresh_scene(loss_type=loss_type).update()
+        assert ("clip_ratio/region_mean" in metrics) == (surrogate == "clip"), loss_type
+
+
+@pytest.mark.parametrize("script", ["reinforce", "grpo", "gspo"], indirect=True)
+@pytest.mark.parametrize("beta, every", [(0.0, 4), (0.5, 1)])
+def test_the_kl_is_that_of_the_policy_that_sampled_and_without_a_weight_by_one_row_of_each_group(
+        script, fresh_scene, beta, every):
+    scene = fresh_scene(beta=beta, num_generations=4)
     batch = scene.batch
     is_sampled = batch.mask[::every] == 1
     expected = (batch.logps - scene.ref_logps())[::every][is_sampled].mean().item()
-    assert scene.update()["kl"] == pytest.approx(expected, rel=1e-9)
+    ref_logps, mean_kl = script.score_reference(scene.reference, batch, scene.cfg)
+    assert mean_kl == pytest.approx(expected, rel=1e-9)
     assert abs(expected) > 1e-3
+    assert (ref_logps is None) == (beta == 0)
+    if beta > 0:
+        close(ref_logps, scene.ref_logps())
 
 
 @with_ratios

@@ -42,9 +42,9 @@ PAPER = {"reinforce": "--baseline mean", "grpo": "--beta 0.04"}
 # More flags, with which lines run that do not with those, in the order of the code. With the last
 # ones a batch serves for one pass, which is the first.
 OF_GROUPS = """--scale_rewards batch; --scale_rewards mean; --delta 1.5; --loss_type cispo;
-    --loss_type sapo; --kl_estimator k1 --beta 0.04; --kl_estimator k2 --beta 0.04;
-    --kl_estimator k3_ratio --beta 0.04; --loss_type dapo; --loss_type dr_grpo; --overlong_buffer 2;
-    --mask_truncated_completions; --entropy_coef 0.01; --dynamic_sampling 2; """
+    --loss_type sapo; --kl_estimator k2 --beta 0.04; --kl_estimator k3_ratio --beta 0.04;
+    --loss_type dapo; --loss_type dr_grpo; --mask_truncated_completions; --entropy_coef 0.01;
+    --dynamic_sampling 2; """
 VARIANTS = {
     "reinforce": """--baseline none; --baseline batch; --baseline rloo; --baseline optimal;
         --view token; --teacher RUN --view token --gamma 0; --method rejection; --beta 0.02;
