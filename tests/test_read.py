@@ -9,19 +9,19 @@ from pathlib import PurePosixPath
 
 import pytest
 import torch
-from conftest import ROOT, SCRIPTS
+from conftest import ROOT
 
 from tools.read import __main__ as read
 from tools.read import example, lesson, lines, page, pair, watch, words
 from tools.read.lesson import span
 
 NUMBER = re.compile(r"−?\d*\.\d+")
-every_script = pytest.mark.parametrize("name", SCRIPTS)
+every_script = pytest.mark.parametrize("name", example.QUESTIONS)       # that has a page
 
 
 @pytest.fixture(scope="module")
 def lessons():
-    return {name: lesson.Lesson(name) for name in SCRIPTS}
+    return {name: lesson.Lesson(name) for name in example.QUESTIONS}
 
 
 @pytest.fixture(scope="module")
