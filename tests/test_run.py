@@ -113,6 +113,8 @@ def test_a_run_stops_when_five_batches_in_a_row_are_accurate_enough(new_run, mon
     assert len(steps(new_run(stop_at=0.98))) == 7   # .99 on average, from the third to the seventh
     rates = iter([1] * 10)
     assert len(steps(new_run(stop_at=2))) == 10
+    rates = iter([1] * 10)
+    assert len(steps(new_run(stop_at=0.5))) == 5
 
 
 def test_a_metric_that_a_step_does_not_have_is_an_empty_cell(new_run, capsys):

@@ -359,11 +359,13 @@ def whole_step(peers, run, script, peer, passes, optimizer):
     reference = copy.deepcopy(policy)
     batch = script.sample_batch(policy, common.load_task(cfg, script.verify), cfg, 0)
     learned = dpo.preferences(batch.rewards)
+    base = reference
     if script is grpo:
         learned = [grpo.advantages(batch.rewards).view(-1, 1)]
+        base, _ = grpo.score_reference(reference, batch, cfg)                   # (B, T)
     learner = getattr(torch.optim, optimizer)(
-        policy.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
-    script.update(policy, reference, learner, batch, *learned, cfg, 0)
+        policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
+    script.update(policy, base, learner, batch, *learned, cfg, 0)
 
     theirs = getattr(peers, f"{peer}_steps")(batch, *learned, cfg, optimizer)
     names = [export.llama_name(name) for name, _ in policy.named_parameters()]

@@ -314,7 +314,7 @@ def settings(x):
             ours.mask_truncated_completions, args.mask_truncated_completions, "not offered"),
         "weights pi_old / mu": ("none", f"of vLLM: {vllm}", correction.rollout_is or "none"),
         "learning rate": (ours.learning_rate, args.learning_rate, actor.optim.lr),
-        "weight decay": (ours.weight_decay, args.weight_decay, actor.optim.weight_decay),
+        "weight decay": (0.0, args.weight_decay, actor.optim.weight_decay),
         "gradient's norm at most": (ours.max_grad_norm, args.max_grad_norm, actor.optim.clip_grad),
         "numbers of the forward pass": (
             "float32", ["float32", "bfloat16"][args.bf16], actor.fsdp_config.dtype)}
@@ -323,9 +323,9 @@ def settings(x):
 # ---- 3. optimizer steps whole ----------------------------------------------------------------
 
 def rates(cfg, optimizer, *more):
-    names = ("learning_rate", "max_grad_norm", "weight_decay", "beta", *more)
+    names = ("learning_rate", "max_grad_norm", "beta", *more)
     optim = {"SGD": "sgd", "AdamW": "adamw_torch"}[optimizer]
-    return {"optim": optim, "max_steps": cfg.num_iterations} | {
+    return {"optim": optim, "max_steps": cfg.num_iterations, "weight_decay": 0.0} | {
         name: getattr(cfg, name) for name in names}
 
 
@@ -362,7 +362,7 @@ def verl_steps(batch, A, cfg, _):
     store = torch.distributed.HashStore()
     torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     model = transformers.AutoModelForCausalLM.from_pretrained(EXPORTED)
-    optimizer = FSDPOptimizerConfig(lr=cfg.learning_rate, weight_decay=cfg.weight_decay)
+    optimizer = FSDPOptimizerConfig(lr=cfg.learning_rate, weight_decay=0.0)
     config = actor(average="seq-mean-token-mean",
                    clip_ratio_high=cfg.epsilon_high, clip_ratio_c=1e9, kl_loss_coef=cfg.beta)
     engine = FSDPEngineWithLMHead.__new__(FSDPEngineWithLMHead)         # __init__ shards
