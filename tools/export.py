@@ -79,11 +79,9 @@ def tokenizer_config(width):
 def make_tokenizer():
     """grpo.TOKENIZER as one of the package tokenizers."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    # the characters that byte-level tokenizers write for bytes: itself, if it can be printed
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    vocabulary = {chr(byte): byte for byte in printable}
-    vocabulary |= {chr(256 + number): byte for number, byte in enumerate(others)}
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+    # byte-level tokenizers write a character for each byte: itself, if it can be printed
+    vocabulary = {character: byte for byte, character in bytes_to_unicode().items()}
     tokenizer = Tokenizer(models.BPE(vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -133,11 +131,12 @@ def export(run, folder, name="checkpoint.pt"):
 
 
 def read_llama(folder):
-    """The policy in a Hugging Face folder that `export` made, trained since or not. ValueError if
-    it is no Llama of this kind. -> GPT, Config"""
-    from transformers import AutoConfig, AutoModelForCausalLM, logging
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    """The policy in a Hugging Face folder that `export` made, or in the last checkpoint of a run of
+    examples/pretrained.py. ValueError if it is no Llama of this kind. -> GPT, Config"""
+    from transformers import AutoConfig
+
+    from tools import processes
+    folder = processes.last_checkpoint(folder) or folder
     if not folder.is_dir():                 # else its name is looked up on Hugging Face
         raise ValueError("it is no folder")
     found = AutoConfig.from_pretrained(folder).to_dict()
@@ -146,11 +145,9 @@ def read_llama(folder):
     for name in MATTERS:
         if found.get(name) != wanted[name]:
             raise ValueError(f"its {name} is {found.get(name)!r}, ours {wanted[name]!r}")
-    llama, info = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, output_loading_info=True)
-    for keys, said in (("missing_keys", "lacks"), ("unexpected_keys", "has")):
-        if info[keys]:
-            raise ValueError(f"it {said} {min(info[keys])}")
+    llama, unexpected = processes.load_model(folder)
+    if unexpected:
+        raise ValueError(f"it has {min(unexpected)}")
     weights = llama.state_dict()
     if not torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"]):
         raise ValueError("its lm_head is not its embed_tokens")         # whatever its config says
@@ -161,11 +158,10 @@ def read_llama(folder):
 
 
 def export_back(folder, run):
-    """Write a new run folder with the weights of a Hugging Face folder, or of the last checkpoint
-    in a run of examples/pretrained.py. Exits with one line if that is none of ours."""
-    from tools import processes
+    """Write a new run folder with the weights of such a folder. Exits with one line if it is none
+    of ours."""
     try:
-        policy, cfg = read_llama(processes.last_checkpoint(folder) or folder)
+        policy, cfg = read_llama(folder)
     except Exception as error:              # a damaged file raises nearly anything
         reason = " ".join(str(error).split())           # those of transformers have several lines
         common.fail(f"{folder}: is no folder that tools.export made ({reason})")
