@@ -12,9 +12,7 @@ All in a line of a table take turns, so that a slow minute of the machine is slo
 Times are medians. A gain is the median of the ratios of neighbours in time, with quartiles.
 
 The lengths of completions are given beforehand, to both sides alike. "fixed": each has all its
-tokens. "ragged": nine of ten end after 4 to 8, as answers without thoughts do. The policy is
-untrained and hardly prefers any token: in ours a uniform of 1 draws the last id of the vocabulary,
-which stands for EOS here, and a smaller one never does; in theirs a logits processor makes EOS win.
+tokens. "ragged": nine of ten end after 4 to 8, as answers without thoughts do.
 
 Writes docs/bench-DEVICE.json and, of all such files, the tables in docs/speed.md. Rows that are not
 asked for stay as they are. Others need transformers and trl.

@@ -98,8 +98,7 @@ def readme(cfg, run, task):
         train = ""
     return string.Template(TEMPLATE.read_text()).substitute(
         task=cfg.task, name=Path(run).name, train=train, width=task.prompt_width,
-        size=f"{cfg.hidden_size} x {cfg.num_hidden_layers}",
-        eps=f"{torch.finfo(torch.float32).eps:.7e}")
+        size=f"{cfg.hidden_size} x {cfg.num_hidden_layers}")
 
 
 # ---- 2. there and back -----------------------------------------------------------------------
@@ -172,11 +171,10 @@ def main(argv=None):
     words = parser(__doc__)
     words.add_argument("source", metavar="RUN", type=Path, help="run folder; with --back, DIR")
     words.add_argument("target", metavar="DIR", type=Path, help="new folder; with --back, RUN")
-    words.add_argument("--base", action="store_true", help="what the run started from")
-    words.add_argument("--back", action="store_true", help="from Hugging Face's layout to ours")
+    which = words.add_mutually_exclusive_group()
+    which.add_argument("--base", action="store_true", help="what the run started from")
+    which.add_argument("--back", action="store_true", help="from Hugging Face's layout to ours")
     args = words.parse_args(argv)
-    if args.base and args.back:
-        common.fail("--base: does nothing with --back")
     if args.target.is_file() or args.target.is_dir() and any(args.target.iterdir()):
         common.fail(f"{args.target}: is not empty; name a new folder")
     if importlib.util.find_spec("transformers") is None:        # which has the other packages
