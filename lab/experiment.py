@@ -185,7 +185,7 @@ def run_once(command, seed, metrics, scores):
     script, *flags = shlex.split(command)
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work, "run")
-        summary = run(script, folder, *flags, "--seed", seed, quiet=True)
+        summary = run(script, folder, *flags, "--seed", seed)
         log = read_log(folder, "metrics")
     known = summary["trained"] | {f"base: {name}": x for name, x in summary["base"].items()}
     columns = {name: [line.get(name) for line in log] for name in metrics}

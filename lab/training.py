@@ -22,7 +22,7 @@ def make_base(variant):
 def base_weights(script, flags):
     few = ["--max_steps", 0, "--num_eval_problems", 1, "--num_eval_samples", 1]
     with tempfile.TemporaryDirectory() as work:
-        run(script, Path(work, "base"), *flags, *few, quiet=True)
+        run(script, Path(work, "base"), *flags, *few)
         return torch.load(Path(work, "base", "base.pt"), weights_only=True)["policy"]
 
 

@@ -102,7 +102,7 @@ def docs(tmp_path, monkeypatch):
 
 
 def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
-    def run(script, folder, *flags, quiet):             # in this process, which is quicker
+    def run(script, folder, *flags):             # in this process, which is quicker
         assert flags[-4::2] == ("--base_seed", "--seed") and flags[-3] == str(flags[-1])
         summary = grpo.main([*map(str, flags), "--output_dir", str(folder)])
         return summary | {"base": summary["base"] | {"greedy": 0.25}}       # so that they differ
@@ -196,7 +196,7 @@ def test_of_the_flags_of_a_run_the_base_has_those_that_shape_it():
 
 
 def test_the_base_that_is_loaded_is_the_one_that_a_run_begins_with(tmp_path, monkeypatch):
-    def run(script, folder, *flags, quiet):             # in this process, which is quicker
+    def run(script, folder, *flags):             # in this process, which is quicker
         grpo.main([*map(str, flags), "--output_dir", str(folder)])
 
     monkeypatch.setattr(training, "run", run)

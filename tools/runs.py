@@ -18,13 +18,12 @@ MACHINE = f"{os.cpu_count()} CPU cores ({platform.machine()}), Python {platform.
 
 # ---- 1. runs ---------------------------------------------------------------------------------
 
-def run(script, folder, *flags, quiet=False):
-    """Run a script into a new `folder`, its lines going where ours go, or nowhere if `quiet`. Exits
-    as the script does if it fails. -> its summary"""
+def run(script, folder, *flags):
+    """Run a script into a new `folder`. Exits as the script does if it fails. -> its summary"""
     words = [str(flag) for flag in flags] + ["--output_dir", str(folder)]
     print(f"$ python {script} {' '.join(words)}", flush=True)
-    output = subprocess.DEVNULL if quiet else None
-    done = subprocess.run([sys.executable, ROOT / script, *words], cwd=ROOT, stdout=output)
+    command = [sys.executable, ROOT / script, *words]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     if done.returncode != 0:
         raise SystemExit(done.returncode)
     return read_summary(folder)
