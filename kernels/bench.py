@@ -36,8 +36,6 @@ import grpo
 from kernels.logprob import logprob, logprob_torch
 from tools import export, parser, runs, start
 
-# Shapes are those of grpo.py; logits without a batch are (N, V).
-
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAME = torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu"
 SLUG = re.sub("[^a-z0-9]+", "-", NAME.lower())
@@ -140,7 +138,7 @@ def check_lengths(sampled, lengths):
 
 
 class Ours:
-    """grpo.py with completions of given lengths, and one small optimizer step a batch."""
+    """grpo.py, whose shapes these are, with given lengths and one small optimizer step a batch."""
 
     def __init__(self, size, shape, kind="fixed"):
         P, G, T = shape

@@ -104,8 +104,7 @@ def readme(cfg, run, task):
 # ---- 2. there and back -----------------------------------------------------------------------
 
 def read_policy(run, name):
-    """The policy in checkpoint.pt or base.pt of a run, and its flags. Exits with one line if there
-    is none. -> GPT, Config"""
+    """The policy in checkpoint.pt or base.pt of a run of a script. -> GPT, Config"""
     script, cfg = ask.read_run(run)
     if not hasattr(script, "GPT"):
         common.fail(f"{run}: is a run of {script.__name__}, whose checkpoints are such folders")
@@ -118,15 +117,14 @@ def export(run, folder, name="checkpoint.pt"):
     from safetensors.torch import save_file
     policy, cfg = read_policy(run, name)
     task = common.load_task(cfg, grpo.verify)
-    folder.mkdir(parents=True, exist_ok=True)
+    common.write(folder / "README.md", readme(cfg, run, task))
     weights = {llama_name(name): weight.detach() for name, weight in policy.named_parameters()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     make_tokenizer().save(str(folder / "tokenizer.json"))
-    (folder / "README.md").write_text(readme(cfg, run, task))
     files = {"tokenizer_config": tokenizer_config(task.prompt_width),
              "generation_config": generation_config(cfg), "config": llama_config(cfg)}
     for name, content in files.items():
-        (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
+        common.write(folder / f"{name}.json", json.dumps(content, indent=2) + "\n")
 
 
 def read_llama(folder):
@@ -157,14 +155,14 @@ def read_llama(folder):
 
 
 def export_back(folder, run):
-    """Write a new run folder with the weights of such a folder. Exits with one line if it is none
-    of ours."""
+    """Write a new run folder with such weights. Exits with one line if they are none of ours."""
     try:
         policy, cfg = read_llama(folder)
     except Exception as error:              # a damaged file raises nearly anything
         reason = " ".join(str(error).split())           # those of transformers have several lines
         common.fail(f"{folder}: is no folder that tools.export made ({reason})")
     ask.write_run(run, "grpo.py", dataclasses.asdict(cfg), policy)
+    print(f"{run}: train it on with --init_from {shlex.quote(str(run))}")
 
 
 def main(argv=None):
@@ -181,13 +179,9 @@ def main(argv=None):
         common.fail("transformers is missing: pip install -r examples/requirements.txt")
     if args.back:
         export_back(args.source, args.target)
-        print(f"{args.target}: train it on with --init_from {shlex.quote(str(args.target))}")
-        return
-    try:
+    else:
         export(args.source, args.target, "base.pt" if args.base else "checkpoint.pt")
-    except OSError as error:
-        common.fail(f"{args.target}: cannot be made ({error.strerror})")
-    print(f"{args.target}: README.md in it says how to use it")
+        print(f"{args.target}: README.md in it says how to use it")
 
 
 if __name__ == "__main__":

@@ -8,8 +8,7 @@ to wrong, the first of those with the most different answers.
 
 The picture is text: no script, no font, nothing from elsewhere. What always looks alike is in
 film.svg. Where nothing may move, the last scene stands, with the answer of the base beside it.
-Opened on its own, it stops under the pointer. The run has to be evaluated in the middle of
-training: python grpo.py --eval_steps 2.
+The run has to be evaluated in the middle of training: python grpo.py --eval_steps 2.
 """
 import html
 import re
@@ -46,8 +45,7 @@ class Scene(NamedTuple):
 # ---- 1. what a run left ----------------------------------------------------------------------
 
 def pick_steps(evaluated, last):
-    """The steps to show: 0, those evaluated in between that are nearest to STEPS, and the last.
-    -> list of int"""
+    """The steps to show: 0, of those evaluated in between the nearest to STEPS, and the last."""
     nearest = {min(evaluated, key=lambda step: abs(step - wanted)) for wanted in STEPS}
     return sorted({0, last} | nearest)
 
@@ -60,8 +58,7 @@ def pick_problem(answers):
         verdicts = [example["right"] for example in examples]
         if verdicts[0] is False and verdicts[-1] is True and verdicts == sorted(verdicts):
             found.append(examples)
-    num_texts = [len({example["text"] for example in examples}) for examples in found]
-    return found[num_texts.index(max(num_texts))] if found else None
+    return max(found, key=lambda examples: len({one["text"] for one in examples}), default=None)
 
 
 def read_curves(metrics, summary):

@@ -56,8 +56,7 @@ def commands(dry_run):
 
 
 def run(command, limit, log, env):
-    """Run a command for at most `limit` seconds, its output into the file `log`. -> "ok", or what
-    happened"""
+    """Run a command for `limit` seconds at most, its output into `log`. -> "ok", or why not"""
     with open(log, "w") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", *command.split()], cwd=ROOT, env=env, stdin=subprocess.DEVNULL,
