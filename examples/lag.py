@@ -125,8 +125,7 @@ def correct_for_lag(policy, batch, cfg):
     """The same by the policy before the update; without a lag it is mu. -> weights, metrics"""
     if cfg.sampler_lag == 0:
         return batch.mask, {}
-    script = METHODS[cfg.method]
-    old_logps, _ = script.score(
+    old_logps, _ = METHODS[cfg.method].score(
         policy, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)       # (B, T)
     return correct(batch, old_logps, cfg)
 

@@ -12,14 +12,11 @@ All in a line of a table take turns, so that a slow minute of the machine is slo
 Times are medians. A gain is the median of the ratios of neighbours in time, with quartiles.
 
 The lengths of completions are given beforehand, to both sides alike. "fixed": each has all its
-tokens. "ragged": nine of ten end after 4 to 8, as answers without thoughts do. The policy is
-untrained and hardly prefers any token: in ours a uniform of 1 draws the last id of the vocabulary,
-which stands for EOS here, and a smaller one never does; in theirs a logits processor makes EOS win.
+tokens. "ragged": nine of ten end after 4 to 8, as answers without thoughts do.
 
 Writes docs/bench-DEVICE.json and, of all such files, the tables in docs/speed.md. Rows that are not
 asked for stay as they are. Others need transformers and trl.
 """
-import argparse
 import copy
 import functools
 import json
@@ -37,12 +34,14 @@ import torch
 import common
 import grpo
 from kernels.logprob import logprob, logprob_torch
-from tools import export, runs, start
-
-# Shapes are those of grpo.py; logits without a batch are (N, V).
+from tools import export, parser, runs, start
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAME = torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu"
+SLUG = re.sub("[^a-z0-9]+", "-", NAME.lower())
+PACKAGES = [name for name in ("torch", "triton", "transformers", "trl") if find_spec(name)]
+VERSIONS = [f"{name} {version(name)}" for name in PACKAGES]
+MACHINE = ", ".join([f"{NAME}: {runs.MACHINE}", *VERSIONS])
 REPEATS = 5                             # after one that warms up
 ENOUGH = 40                             # seconds, after which 2 repeats will do
 LOGITS = [(8192, 32000), (8192, 50257), (8192, 128256), (8192, 151936), (65536, 512)]   # N, V
@@ -139,7 +138,7 @@ def check_lengths(sampled, lengths):
 
 
 class Ours:
-    """grpo.py with completions of given lengths, and one small optimizer step a batch."""
+    """grpo.py, whose shapes these are, with given lengths and one small optimizer step a batch."""
 
     def __init__(self, size, shape, kind="fixed"):
         P, G, T = shape
@@ -310,9 +309,6 @@ def measure(names):
               "rollout": product(COMPARED, KINDS[:2]),      # rewards do not matter to it
               "step": product(COMPARED, KINDS),
               "scaling": product(GROWING, LENGTHS)}
-    packages = [name for name in ("torch", "triton", "transformers", "trl") if find_spec(name)]
-    versions = [f"{name} {version(name)}" for name in packages]
-    machine = ", ".join([f"{NAME}: {runs.MACHINE}", *versions])
     measured = {}
     for name in names:
         rows = []
@@ -320,7 +316,7 @@ def measure(names):
             rows.append(ROWS[name](*point))
             print(table(rows[-1:]), flush=True)
         if rows:
-            measured[name] = {"machine": machine, "rows": rows}
+            measured[name] = {"machine": MACHINE, "rows": rows}
     return measured
 
 
@@ -349,13 +345,13 @@ def table(rows):
 
 
 def main(argv=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rows", default=",".join(ROWS), help="measure only these [%(default)s]")
-    names = parser.parse_args(argv).rows.split(",")
+    words = parser(__doc__)
+    words.add_argument("--rows", default=",".join(ROWS), help="measure only these [%(default)s]")
+    names = words.parse_args(argv).rows.split(",")
     if not set(names) <= ROWS.keys():
         common.fail(f"--rows {','.join(names)}: must be some of {','.join(ROWS)}")
     torch.set_num_threads(1)                    # for all that are compared
-    path = runs.DOCS / f"bench-{re.sub('[^a-z0-9]+', '-', NAME.lower())}.json"
+    path = runs.DOCS / f"bench-{SLUG}.json"
     old = json.loads(path.read_text()) if path.is_file() else {}
     common.write(path, json.dumps(old | measure(names), indent=1) + "\n")
     records = [json.loads(path.read_text()) for path in sorted(runs.DOCS.glob("bench-*.json"))]

@@ -32,8 +32,9 @@ import torch
 
 from lab.draw import GREY, dots
 from lab.experiment import Block, Experiment, numbers, run_once
+from lab.training import make_base
 from lab.verdict import OURS, Claim, student
-from tools.runs import ROOT, make_base, table
+from tools.runs import ROOT, table
 
 FLAGS = ("--loss_type dapo --beta 0.05 --num_iterations 2 --num_prompts 16 --micro_batch_size 16 "
          "--max_steps 20 --stop_at 2 --num_eval_problems 1 --num_eval_samples 1 --eval_steps 1000")

@@ -29,7 +29,7 @@ import torch
 
 from lab.draw import Picture
 from lab.verdict import OURS, Claim
-from tools.runs import DOCS, MACHINE, put, read_log, run, span, table
+from tools.runs import DOCS, MACHINE, put, read_log, run, table
 
 NAMES = ("hacking", "bugs", "sharpen", "kl", "seeds", "signal", "wrongrewards", "variance",
          "divisors", "gae", "trust", "credit", "tokens",
@@ -185,7 +185,7 @@ def run_once(command, seed, metrics, scores):
     script, *flags = shlex.split(command)
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work, "run")
-        summary = run(script, folder, *flags, "--seed", seed, quiet=True)
+        summary = run(script, folder, *flags, "--seed", seed)
         log = read_log(folder, "metrics")
     known = summary["trained"] | {f"base: {name}": x for name, x in summary["base"].items()}
     columns = {name: [line.get(name) for line in log] for name in metrics}
@@ -209,9 +209,8 @@ def numbers(cases, columns, form=".3f", by=""):
         row = [case]
         for column in columns:
             values = numpy.ravel(found[column])
-            mean = f"{values.mean():{form}}"
-            ends = span(values, form)
-            row.append(mean if mean == ends else f"{mean} ({ends})")
+            low, mean, high = (f"{x:{form}}" for x in (values.min(), values.mean(), values.max()))
+            row.append(mean if low == high else f"{mean} ({low} - {high})")
         rows.append(row)
     return table([by, *columns.values()], rows)
 

@@ -89,7 +89,7 @@ def pairs_of_the_base():
     """-> list of dicts"""
     with tempfile.TemporaryDirectory() as work:
         script, *flags = PAIRS.split()
-        run(script, Path(work, "pairs"), *flags, quiet=True)
+        run(script, Path(work, "pairs"), *flags)
         return read_log(Path(work, "pairs"), "pairs")
 
 

@@ -61,7 +61,7 @@ def stages(seed, case):
                 coldstart.main([begin[-1], f"{folder}-start"])
                 begin[-1] = f"{folder}-start"
             flags += ["--seed", seed, "--base_seed", seed]
-            summary = run(script, folder, *flags, *begin, quiet=True)
+            summary = run(script, folder, *flags, *begin)
             for column, name in COLUMNS.items():
                 found[column].append(summary["trained"][name])
             begin = ["--init_from", str(folder)]

@@ -66,7 +66,7 @@ def learned(seed, task):
         folder = Path(work, "run")
         flags = (f"{TASKS[task]} --stop_at 2 --eval_steps 1000 --num_eval_problems 64 "
                  f"--num_eval_samples {K} --seed {seed}")
-        summary = run("grpo.py", folder, *flags.split(), quiet=True)
+        summary = run("grpo.py", folder, *flags.split())
         found = decoding(f"{TASKS[task]} --seed {seed}", seed, folder)
     for policy in POLICIES:
         scored = summary[policy]

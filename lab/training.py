@@ -1,12 +1,38 @@
 """The loop of a script in this process, for experiments that look at its batches or its policy."""
 import copy
+import functools
 import itertools
 import shlex
+import tempfile
+from pathlib import Path
 
 import torch
 
 import common
-from tools.runs import make_base
+from tools.runs import run
+
+
+def make_base(variant):
+    """Make the base of a variant, or find it in runs/base/. -> its weights"""
+    script, *flags = variant
+    return base_weights(script, tuple(base_flags(flags)))
+
+
+@functools.cache
+def base_weights(script, flags):
+    few = ["--max_steps", 0, "--num_eval_problems", 1, "--num_eval_samples", 1]
+    with tempfile.TemporaryDirectory() as work:
+        run(script, Path(work, "base"), *flags, *few)
+        return torch.load(Path(work, "base", "base.pt"), weights_only=True)["policy"]
+
+
+def base_flags(flags):
+    """Those of the flags that shape the task or the base, with their values. -> list"""
+    kept = []
+    for name, value in zip(flags, flags[1:]):
+        if str(name)[2:] in ("task", *common.Base.__annotations__):
+            kept += [name, value]
+    return kept
 
 
 def load_base(script, flags):

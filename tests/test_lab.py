@@ -102,7 +102,7 @@ def docs(tmp_path, monkeypatch):
 
 
 def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
-    def run(script, folder, *flags, quiet):             # in this process, which is quicker
+    def run(script, folder, *flags):             # in this process, which is quicker
         assert flags[-4::2] == ("--base_seed", "--seed") and flags[-3] == str(flags[-1])
         summary = grpo.main([*map(str, flags), "--output_dir", str(folder)])
         return summary | {"base": summary["base"] | {"greedy": 0.25}}       # so that they differ
@@ -191,15 +191,15 @@ def test_steps_are_counted_until_the_level_is_held_for_two_or_as_half_as_many_ag
 def test_of_the_flags_of_a_run_the_base_has_those_that_shape_it():
     flags = ["--online", "--task", "arithmetic:3-7", "--curriculum", "--seed", 3, "--base_seed", 2,
              "--hidden_size", 32, "--learning_rate", 1]
-    assert runs.base_flags(flags) == [
+    assert training.base_flags(flags) == [
         "--task", "arithmetic:3-7", "--base_seed", 2, "--hidden_size", 32]
 
 
 def test_the_base_that_is_loaded_is_the_one_that_a_run_begins_with(tmp_path, monkeypatch):
-    def run(script, folder, *flags, quiet):             # in this process, which is quicker
+    def run(script, folder, *flags):             # in this process, which is quicker
         grpo.main([*map(str, flags), "--output_dir", str(folder)])
 
-    monkeypatch.setattr(runs, "run", run)
+    monkeypatch.setattr(training, "run", run)
     monkeypatch.chdir(tmp_path)
     small = {name: value for name, value in INSTANT.items() if name != "max_steps"}
     cfg, task, policy = training.load_base(grpo, shlex.join(arguments(small)))

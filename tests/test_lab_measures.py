@@ -372,7 +372,7 @@ def test_offline_has_the_pairs_that_the_reward_model_learns_from(talker, monkeyp
 def test_each_stage_of_r1_begins_from_the_one_before_and_rl_from_the_cold_start(monkeypatch):
     made = []
 
-    def run(script, folder, *flags, quiet):
+    def run(script, folder, *flags):
         made.append((folder.name, script, flags[-2:]))
         return {"trained": dict.fromkeys(r1.COLUMNS.values(), len(made))}
 

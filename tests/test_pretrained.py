@@ -423,7 +423,7 @@ def test_a_model_that_lacks_weights_is_refused(run, capsys, tmp_path):
     with pytest.raises(SystemExit):
         run(model=folder)
     assert capsys.readouterr().err == (
-        f"error: --model {folder}: has no model.layers.1.mlp.up_proj.weight\n")
+        f"error: --model {folder}: cannot be loaded: it lacks model.layers.1.mlp.up_proj.weight\n")
 
 
 @pytest.mark.parametrize("name", ["checkpoint.pt", "checkpoint-3/model.safetensors",

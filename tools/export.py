@@ -79,11 +79,9 @@ def tokenizer_config(width):
 def make_tokenizer():
     """grpo.TOKENIZER as one of the package tokenizers."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    # the characters that byte-level tokenizers write for bytes: itself, if it can be printed
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
-    vocabulary = {chr(byte): byte for byte in printable}
-    vocabulary |= {chr(256 + number): byte for number, byte in enumerate(others)}
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+    # byte-level tokenizers write a character for each byte: itself, if it can be printed
+    vocabulary = {character: byte for byte, character in bytes_to_unicode().items()}
     tokenizer = Tokenizer(models.BPE(vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -100,15 +98,13 @@ def readme(cfg, run, task):
         train = ""
     return string.Template(TEMPLATE.read_text()).substitute(
         task=cfg.task, name=Path(run).name, train=train, width=task.prompt_width,
-        size=f"{cfg.hidden_size} x {cfg.num_hidden_layers}",
-        eps=f"{torch.finfo(torch.float32).eps:.7e}")
+        size=f"{cfg.hidden_size} x {cfg.num_hidden_layers}")
 
 
 # ---- 2. there and back -----------------------------------------------------------------------
 
 def read_policy(run, name):
-    """The policy in checkpoint.pt or base.pt of a run, and its flags. Exits with one line if there
-    is none. -> GPT, Config"""
+    """The policy in checkpoint.pt or base.pt of a run of a script. -> GPT, Config"""
     script, cfg = ask.read_run(run)
     if not hasattr(script, "GPT"):
         common.fail(f"{run}: is a run of {script.__name__}, whose checkpoints are such folders")
@@ -121,23 +117,23 @@ def export(run, folder, name="checkpoint.pt"):
     from safetensors.torch import save_file
     policy, cfg = read_policy(run, name)
     task = common.load_task(cfg, grpo.verify)
-    folder.mkdir(parents=True, exist_ok=True)
+    common.write(folder / "README.md", readme(cfg, run, task))
     weights = {llama_name(name): weight.detach() for name, weight in policy.named_parameters()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     make_tokenizer().save(str(folder / "tokenizer.json"))
-    (folder / "README.md").write_text(readme(cfg, run, task))
     files = {"tokenizer_config": tokenizer_config(task.prompt_width),
              "generation_config": generation_config(cfg), "config": llama_config(cfg)}
     for name, content in files.items():
-        (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
+        common.write(folder / f"{name}.json", json.dumps(content, indent=2) + "\n")
 
 
 def read_llama(folder):
-    """The policy in a Hugging Face folder that `export` made, trained since or not. ValueError if
-    it is no Llama of this kind. -> GPT, Config"""
-    from transformers import AutoConfig, AutoModelForCausalLM, logging
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    """The policy in a Hugging Face folder that `export` made, or in the last checkpoint of a run of
+    examples/pretrained.py. ValueError if it is no Llama of this kind. -> GPT, Config"""
+    from transformers import AutoConfig
+
+    from tools import processes
+    folder = processes.last_checkpoint(folder) or folder
     if not folder.is_dir():                 # else its name is looked up on Hugging Face
         raise ValueError("it is no folder")
     found = AutoConfig.from_pretrained(folder).to_dict()
@@ -146,11 +142,9 @@ def read_llama(folder):
     for name in MATTERS:
         if found.get(name) != wanted[name]:
             raise ValueError(f"its {name} is {found.get(name)!r}, ours {wanted[name]!r}")
-    llama, info = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, output_loading_info=True)
-    for keys, said in (("missing_keys", "lacks"), ("unexpected_keys", "has")):
-        if info[keys]:
-            raise ValueError(f"it {said} {min(info[keys])}")
+    llama, unexpected = processes.load_model(folder)
+    if unexpected:
+        raise ValueError(f"it has {min(unexpected)}")
     weights = llama.state_dict()
     if not torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"]):
         raise ValueError("its lm_head is not its embed_tokens")         # whatever its config says
@@ -161,39 +155,33 @@ def read_llama(folder):
 
 
 def export_back(folder, run):
-    """Write a new run folder with the weights of a Hugging Face folder, or of the last checkpoint
-    in a run of examples/pretrained.py. Exits with one line if that is none of ours."""
-    from tools import processes
+    """Write a new run folder with such weights. Exits with one line if they are none of ours."""
     try:
-        policy, cfg = read_llama(processes.last_checkpoint(folder) or folder)
+        policy, cfg = read_llama(folder)
     except Exception as error:              # a damaged file raises nearly anything
         reason = " ".join(str(error).split())           # those of transformers have several lines
         common.fail(f"{folder}: is no folder that tools.export made ({reason})")
     ask.write_run(run, "grpo.py", dataclasses.asdict(cfg), policy)
+    print(f"{run}: train it on with --init_from {shlex.quote(str(run))}")
 
 
 def main(argv=None):
     words = parser(__doc__)
     words.add_argument("source", metavar="RUN", type=Path, help="run folder; with --back, DIR")
     words.add_argument("target", metavar="DIR", type=Path, help="new folder; with --back, RUN")
-    words.add_argument("--base", action="store_true", help="what the run started from")
-    words.add_argument("--back", action="store_true", help="from Hugging Face's layout to ours")
+    which = words.add_mutually_exclusive_group()
+    which.add_argument("--base", action="store_true", help="what the run started from")
+    which.add_argument("--back", action="store_true", help="from Hugging Face's layout to ours")
     args = words.parse_args(argv)
-    if args.base and args.back:
-        common.fail("--base: does nothing with --back")
     if args.target.is_file() or args.target.is_dir() and any(args.target.iterdir()):
         common.fail(f"{args.target}: is not empty; name a new folder")
     if importlib.util.find_spec("transformers") is None:        # which has the other packages
         common.fail("transformers is missing: pip install -r examples/requirements.txt")
     if args.back:
         export_back(args.source, args.target)
-        print(f"{args.target}: train it on with --init_from {shlex.quote(str(args.target))}")
-        return
-    try:
+    else:
         export(args.source, args.target, "base.pt" if args.base else "checkpoint.pt")
-    except OSError as error:
-        common.fail(f"{args.target}: cannot be made ({error.strerror})")
-    print(f"{args.target}: README.md in it says how to use it")
+        print(f"{args.target}: README.md in it says how to use it")
 
 
 if __name__ == "__main__":

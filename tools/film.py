@@ -8,8 +8,7 @@ to wrong, the first of those with the most different answers.
 
 The picture is text: no script, no font, nothing from elsewhere. What always looks alike is in
 film.svg. Where nothing may move, the last scene stands, with the answer of the base beside it.
-Opened on its own, it stops under the pointer. The run has to be evaluated in the middle of
-training: python grpo.py --eval_steps 2.
+The run has to be evaluated in the middle of training: python grpo.py --eval_steps 2.
 """
 import html
 import re
@@ -32,7 +31,7 @@ LEFT = 92                   # where the curves begin
 RIGHT = 616                 # where they end
 TOP = 324                   # the height of 100 %
 BOTTOM = 412                # the height of 0 %
-CURVES = {"likeliest": "eval/greedy", "sampled": "accuracy"}    # name -> metric
+CURVES = ("likeliest", "sampled")
 
 
 class Scene(NamedTuple):
@@ -46,41 +45,32 @@ class Scene(NamedTuple):
 # ---- 1. what a run left ----------------------------------------------------------------------
 
 def pick_steps(evaluated, last):
-    """The steps to show: 0, those evaluated in between that are nearest to STEPS, and the last.
-    -> list of int"""
+    """The steps to show: 0, of those evaluated in between the nearest to STEPS, and the last."""
     nearest = {min(evaluated, key=lambda step: abs(step - wanted)) for wanted in STEPS}
     return sorted({0, last} | nearest)
 
 
 def pick_problem(answers):
-    """The prompt of the problem to show, by the rule above. answers: prompt -> what was answered,
-    step by step. -> str, or None if there is none"""
-    num_texts = {}
-    for prompt, examples in answers.items():
+    """The problem to show, by the rule above. answers: what was answered to each, step by step.
+    -> those to this one; None if there is none"""
+    found = []
+    for examples in answers:
         verdicts = [example["right"] for example in examples]
         if verdicts[0] is False and verdicts[-1] is True and verdicts == sorted(verdicts):
-            num_texts[prompt] = len({example["text"] for example in examples})
-    return max(num_texts, key=num_texts.get, default=None)
+            found.append(examples)
+    return max(found, key=lambda examples: len({one["text"] for one in examples}), default=None)
 
 
 def read_curves(metrics, summary):
     """Which share is right. The likeliest answers are to held-out problems. Samples are those that
     the run trained on: a step trains on samples of the policy before it, so that those of the last
     policy are not known, and the last batch stands for them. -> {name: {step: share}}"""
-    curves = {}
-    for name, metric in CURVES.items():
-        shift = 1 if name == "sampled" else 0
-        curves[name] = {line["step"] - shift: line[metric] for line in metrics
-                        if line.get(metric) is not None}
     last = summary["steps"]
-    curves["likeliest"] |= {0: summary["base"]["greedy"], last: summary["trained"]["greedy"]}
-    curves["sampled"][last] = curves["sampled"].get(last - 1)
-    return {name: dict(sorted(curve.items())) for name, curve in curves.items()}
-
-
-def by_prompt(examples):
-    """What was answered to held-out problems. -> {prompt: example}"""
-    return {example["prompt"]: example for example in examples}
+    likeliest = {line["step"]: line["eval/greedy"] for line in metrics if "eval/greedy" in line}
+    likeliest |= {0: summary["base"]["greedy"], last: summary["trained"]["greedy"]}
+    sampled = {line["step"] - 1: line["accuracy"] for line in metrics if "accuracy" in line}
+    sampled[last] = sampled.get(last - 1)
+    return {"likeliest": dict(sorted(likeliest.items())), "sampled": sampled}
 
 
 def read_run(folder):
@@ -98,27 +88,25 @@ def read_run(folder):
     last = summary["steps"]
     metrics = [line for line in run["metrics"] if line["step"] <= last]     # it may have gone on
     curves = read_curves(metrics, summary)
-    answers = {line["step"]: by_prompt(line["examples"])
+    answers = {line["step"]: line["examples"]           # to the same problems in the same order
                for line in read_log(folder, "greedy", "step", "examples")}
-    answers[last] = by_prompt(pair["trained"] for pair in run["evaluation"])
+    answers[last] = [pair["trained"] for pair in run["evaluation"]]
     evaluated = [step for step in sorted(answers) if 0 < step < last
                  and all(step in curve for curve in curves.values())]
     if not evaluated:
         raise ValueError("kept no answers from the middle of its training; train with "
                          "--eval_steps 2")
     steps = pick_steps(evaluated, last)
-    prompt = pick_problem({prompt: [answers[step][prompt] for step in steps]
-                           for prompt in answers[0]})
-    if prompt is None:
+    chosen = pick_problem(zip(*(answers[step] for step in steps)))
+    if chosen is None:
         raise ValueError("no held-out problem is answered wrongly at first and then rightly to the "
                          "end; name a run that learned more")
     scenes = []
-    for step in steps:
+    for step, example in zip(steps, chosen):
         seconds = sum(line["step_time"] for line in metrics[:step])
-        example = answers[step][prompt]
         verdict = "right" if example["right"] else "wrong"
         scenes.append(Scene(step, seconds, example["text"], verdict))
-    return f"{flags['script']} learns {flags['task']}", answers[0][prompt], scenes, curves
+    return f"{flags['script']} learns {flags['task']}", chosen[0], scenes, curves
 
 
 # ---- 2. words --------------------------------------------------------------------------------

@@ -57,8 +57,7 @@ def frontier(batch, task):
 
 
 def checks(batch):
-    """How often a completion of arithmetic checks itself, and how often it is then right.
-    -> metrics"""
+    """How often completions of arithmetic check themselves, and are then right. -> metrics"""
     is_correct = batch.is_correct.flatten().tolist()
     checked = [c for c, text in zip(is_correct, batch.texts) if ";wait," in text]
     found = {"checks/share": len(checked) / len(batch.texts)}

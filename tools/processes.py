@@ -51,23 +51,27 @@ def start(main):
 
 # ---- 1. models -------------------------------------------------------------------------------
 
-def load(path):
-    """The model in float32 and its tokenizer, from a folder or by a name. Exits with one line if
-    there is none, or if weights are missing, which would be random."""
+def load_model(path):
+    """The model in float32, from a folder or by a name, and weights that it has no place for.
+    ValueError if weights are missing, which would be random. -> model, set of names"""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    model, info = AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, output_loading_info=True)
+    if info["missing_keys"]:
+        raise ValueError(f"it lacks {min(info['missing_keys'])}")
+    return model, info["unexpected_keys"]
+
+
+def load(path):
+    """The model and its tokenizer. Exits with one line if there is none."""
     if Path(path, "checkpoint.pt").exists():
         common.fail(f"--model {path}: is a run of a script; python -m tools.export makes a model "
                     "of it")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-        model, info = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, output_loading_info=True)
+        return load_model(path)[0], AutoTokenizer.from_pretrained(path)
     except Exception as error:              # what is no model raises nearly anything
         common.fail(f"--model {path}: cannot be loaded: {' '.join(str(error).split())}")
-    if info["missing_keys"]:
-        common.fail(f"--model {path}: has no {min(info['missing_keys'])}")
-    return model, tokenizer
 
 
 def end_tokens(model, tokenizer):
@@ -196,7 +200,7 @@ class Weights:
 
     def load_state_dict(self, saved):
         try:
-            model = AutoModelForCausalLM.from_pretrained(self.folder, dtype=torch.float32)
+            model, _ = load_model(self.folder)
             states.set_model_state_dict(self.model, model.state_dict(), options=WHOLE)
             states.set_optimizer_state_dict(self.model, self.optimizer, saved, options=WHOLE)
         except Exception as error:              # a damaged file raises nearly anything

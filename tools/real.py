@@ -50,22 +50,19 @@ def median_step(folder):
 
 
 def measure_beside(work):
-    """Both scripts from the same base, by turns. -> list of dicts, one of each seed"""
+    """Both scripts from the same base, by turns. -> script -> what its runs found"""
     base = Path(work, "base")
     model = Path(work, "model")
-    run("grpo.py", base, "--max_steps", 0, *EVALUATION, quiet=True)
+    run("grpo.py", base, "--max_steps", 0, *EVALUATION)
     export.export(base, model)
     starts = {"grpo.py": ["--init_from", base], EXAMPLE: ["--model", model, *LIKE_GRPO]}
-    found = []
+    found = {script: {"medians": [], "rewards": []} for script in starts}
     for seed in SEEDS:
-        runs = {}
         for script, begin in starts.items():
             folder = Path(work, f"{Path(script).stem}-{seed}")
-            run(script, folder, *begin, "--max_steps", 10, "--seed", seed, *EVALUATION,
-                quiet=True)
-            rewards = [line["reward"] for line in read_log(folder, "metrics")]
-            runs[script] = {"median": median_step(folder), "rewards": rewards}
-        found.append({"seed": seed, "runs": runs})
+            run(script, folder, *begin, "--max_steps", 10, "--seed", seed, *EVALUATION)
+            found[script]["medians"].append(median_step(folder))
+            found[script]["rewards"] += [line["reward"] for line in read_log(folder, "metrics")]
     return found
 
 
@@ -115,12 +112,9 @@ def measure_sizes(work):
 
 def written(beside, imports_MB, sizes, machine):
     """The table, and what is said below it. -> str"""
-    runs = [row["runs"] for row in beside]
-    medians = [statistics.median(pair[script]["median"] for pair in runs)
-               for script in ("grpo.py", EXAMPLE)]
-    rewards = [steps for pair in runs for steps in zip(pair["grpo.py"]["rewards"],
-                                                       pair[EXAMPLE]["rewards"])]
-    num_equal = sum(ours == theirs for ours, theirs in rewards)
+    medians = [statistics.median(found["medians"]) for found in beside.values()]
+    rewards = zip(*(found["rewards"] for found in beside.values()), strict=True)
+    is_equal = [ours == theirs for ours, theirs in rewards]
     rows = [["that of grpo.py", *(f"{seconds:.2f} s" for seconds in medians), *["-"] * 4]]
     for parameters in dict.fromkeys(row["parameters"] for row in sizes):
         cells = [f"{row['median']:.2f} s, {row['peak_MB']:.0f} MB" for row in sizes
@@ -129,7 +123,7 @@ def written(beside, imports_MB, sizes, machine):
     head = ["parameters", "grpo.py", *VARIANTS]
     return (f"{table(head, rows)}\nSeconds a step, and the peak of a process, of which "
             f"{imports_MB:.0f} MB are imports. First row: the main job on one thread; in "
-            f"{num_equal} of {len(rewards)} steps the rewards are equal. The others: random "
+            f"{sum(is_equal)} of {len(is_equal)} steps the rewards are equal. The others: random "
             "weights, 8 prompts, 8 completions of each, all of 48 tokens; each reward is 0, and "
             "gradients are computed all the same; two threads, or two processes with one. "
             f"Medians, without the first step. {machine}.\n")

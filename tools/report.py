@@ -43,8 +43,7 @@ SUBJECTS = {"greedy_return": "greedy return", "greedy": "greedy accuracy"}
 # ---- 1. what a run left ----------------------------------------------------------------------
 
 def import_script(name):
-    """The module of a script of this repository, or of its examples. ValueError if there is none of
-    this name."""
+    """The module of a script of this repository or its examples. ValueError if there is none."""
     for package in ("", "examples"):
         path = common.HERE / package / name
         if path.name == name and path.suffix == ".py" and path.is_file():

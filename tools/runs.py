@@ -1,17 +1,13 @@
 """What the tools that measure have in common: run scripts, read what they left, write down what was
 found in docs/ and, between its marks, on the page that has them, README.md or one in docs/."""
 import contextlib
-import functools
 import json
 import math
 import os
 import platform
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
-
-import torch
 
 import common
 
@@ -22,13 +18,12 @@ MACHINE = f"{os.cpu_count()} CPU cores ({platform.machine()}), Python {platform.
 
 # ---- 1. runs ---------------------------------------------------------------------------------
 
-def run(script, folder, *flags, quiet=False):
-    """Run a script into a new `folder`, its lines going where ours go, or nowhere if `quiet`. Exits
-    as the script does if it fails. -> its summary"""
+def run(script, folder, *flags):
+    """Run a script into a new `folder`. Exits as the script does if it fails. -> its summary"""
     words = [str(flag) for flag in flags] + ["--output_dir", str(folder)]
     print(f"$ python {script} {' '.join(words)}", flush=True)
-    output = subprocess.DEVNULL if quiet else None
-    done = subprocess.run([sys.executable, ROOT / script, *words], cwd=ROOT, stdout=output)
+    command = [sys.executable, ROOT / script, *words]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     if done.returncode != 0:
         raise SystemExit(done.returncode)
     return read_summary(folder)
@@ -65,29 +60,6 @@ def finite(number):
     return number if math.isfinite(number) else None
 
 
-def make_base(variant):
-    """Make the base of a variant, or find it in runs/base/. -> its weights"""
-    script, *flags = variant
-    return base_weights(script, tuple(base_flags(flags)))
-
-
-@functools.cache
-def base_weights(script, flags):
-    few = ["--max_steps", 0, "--num_eval_problems", 1, "--num_eval_samples", 1]
-    with tempfile.TemporaryDirectory() as work:
-        run(script, Path(work, "base"), *flags, *few, quiet=True)
-        return torch.load(Path(work, "base", "base.pt"), weights_only=True)["policy"]
-
-
-def base_flags(flags):
-    """Those of the flags that shape the task or the base, with their values. -> list"""
-    kept = []
-    for name, value in zip(flags, flags[1:]):
-        if str(name)[2:] in ("task", *common.Base.__annotations__):
-            kept += [name, value]
-    return kept
-
-
 # ---- 2. docs/ --------------------------------------------------------------------------------
 
 def record(name, **content):
@@ -106,26 +78,13 @@ def table(head, rows):
     return text
 
 
-def span(values, form):
-    """From the least to the greatest, or one number if they are written alike. -> str"""
-    low = f"{min(values):{form}}"
-    high = f"{max(values):{form}}"
-    return low if low == high else f"{low} - {high}"
-
-
 def put(name, text, target):
     """Replace what stands between the mark `made by make TARGET: NAME` and the mark `end of NAME`.
-    ValueError unless they are once on one page."""
+    ValueError unless both are once on one page."""
     start = f"<!-- made by make {target}: {name} -->\n"
     end = f"<!-- end of {name} -->"
-    pages = [ROOT / "README.md", *sorted(DOCS.glob("*.md"))]
-    marked = [page for page in pages for _ in range(page.read_text().count(start))]
-    if len(marked) != 1:
-        names = ", ".join(page.name for page in marked) or "none"
-        raise ValueError(f"the mark {start.strip()} has to be once on one page; it is on {names}")
-    [page] = marked
-    before, _, rest = page.read_text().partition(start)
-    old, found_end, after = rest.partition(end)
-    if not found_end or "<!-- made by" in old:
-        raise ValueError(f"{page}: lacks the mark {end}")
+    pages = [ROOT / "README.md", *DOCS.glob("*.md")]
+    [page] = [page for page in pages if start in page.read_text()]
+    before, rest = page.read_text().split(start)
+    _, after = rest.split(end)
     page.write_text(f"{before}{start}{text}{end}{after}")

@@ -16,9 +16,7 @@ def scores(batch, task, greedy):
     is_correct = batch.is_correct.flatten().tolist()
     parts = [part_of(task, problem) for problem in batch.problems]
     judged = [row for row, part in enumerate(parts) if part.is_judged]
-    found = {}
-    if judged:
-        found = judged_scores(batch, task, is_correct, judged, num_samples)
+    found = judged_scores(batch, task, is_correct, judged, num_samples) if judged else {}
     found |= {"think_share": mean(["<think>" in text for text in batch.texts]),
               "mean_length": batch.mask.sum(dim=1).mean().item(),
               "problems": len(batch.is_correct), "samples": num_samples}
