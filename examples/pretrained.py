@@ -377,8 +377,9 @@ def main(argv=None):
     processes.join(cfg)
     cfg = dataclasses.replace(cfg, model=str(processes.last_checkpoint(cfg.model) or cfg.model))
     policy = Policy(cfg.model, cfg)
-    for problems in task.in_parts() if cfg.data else ():
-        policy.encode(problems)                         # is a prompt too long?
+    if cfg.data:
+        for problems in task.in_parts():
+            policy.encode(problems)                     # is a prompt too long?
     reference = Policy(cfg.model, cfg) if cfg.beta > 0 else None
     task.machinery = SimpleNamespace(score=score_all, decode=policy.decode)     # for observers
     run = processes.Run(cfg, task, policy, COLUMNS)

@@ -116,7 +116,8 @@ class Experiment:
             rows = [[claim.text, claim.source, claim.seen, claim.asked, claim.judged]
                     for claim in of(told, Claim) if (claim.source == OURS) == ours]
             heads = ["claim", "by", "effect (95% interval)", "claimed", "verdict"]
-            parts += [f"## {heading}\n", table(heads, rows)] * bool(rows)
+            if rows:
+                parts += [f"## {heading}\n", table(heads, rows)]
         parts += ["## Numbers\n", *shown[1:], *of(told, str)]
         parts += [f"## {word}\n\n{words}\n" for word, words in self.told]
         seeds = sorted({seed for *_, seeds in self.measures.values() for seed in seeds})

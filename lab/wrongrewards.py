@@ -83,7 +83,8 @@ def best_from(kind, name, cell, later):
     the same with one move less}, empty if none is left. -> list"""
     options = [[pay_at_end(kind, name, cell), 0.0, 0.0]]                        # to stop
     goes_on = later and gridworld.MAPS[name][cell] not in gridworld.PRIZES
-    for move in gridworld.MOVES if goes_on else ():
+    moves = gridworld.MOVES if goes_on else []
+    for move in moves:
         [(end, true, _), *_] = gridworld.outcomes(name, cell, move)
         earned = (pay(kind, name, cell, end), true, 1.0)
         options.append([sum(column) for column in zip(earned, later[end])])

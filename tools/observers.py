@@ -48,7 +48,9 @@ def frontier(batch, task):
         if part_of(task, problem).is_judged:
             by_level.setdefault(f"{problem.task}-{problem.difficulty}", []).append(rate)
     found = {}
-    for name, rates in sorted(by_level.items()) if len(by_level) > 1 else ():
+    if len(by_level) == 1:
+        return found
+    for name, rates in sorted(by_level.items()):
         wrong = rates.count(0.0) / len(rates)
         right = rates.count(1.0) / len(rates)
         found |= {f"frontier/{name}/wrong": wrong, f"frontier/{name}/mixed": 1 - wrong - right,

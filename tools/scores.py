@@ -59,9 +59,10 @@ def judged_scores(batch, task, is_correct, judged, num_samples):
             found[f"accuracy_given_{ending}"] = mean(some)
             found[f"samples_given_{ending}"] = len(some)
     tasks = sorted({problem.task for problem in problems})
-    for part in tasks if len(tasks) > 1 else ():
-        some = [c for c, problem in zip(is_correct, problems) if problem.task == part]
-        found[f"{name}/{part}"] = mean(some)
+    if len(tasks) > 1:
+        for part in tasks:
+            some = [c for c, problem in zip(is_correct, problems) if problem.task == part]
+            found[f"{name}/{part}"] = mean(some)
     return found
 
 
