@@ -132,6 +132,8 @@ class Term(NamedTuple):
 def parse(answer):
     """The terms of an expression of + - * ( ) and numbers; None for any other text. Python's parser
     reads it, which runs nothing. -> list of Term"""
+    if len(answer) > 200:                   # more than an answer block holds
+        return None
     tokens = re.findall("[0-9]+|[^ ]", answer)
     if len(tokens) > MAX_TOKENS or not re.fullmatch("[0-9 +*()-]*", answer):
         return None
