@@ -273,7 +273,7 @@ VOCAB_SIZE = 320                                                # padded to a mu
 
 
 def encode_prompts(problems, task, device):
-    """Token ids, padded on the left; a prompt's text is bytes, never a special token. -> (B, W)"""
+    """Token ids, on their left PAD, an ordinary token; text is bytes, never special. -> (B, W)"""
     rows = [TOKENIZER.encode_ordinary(problem.prompt) for problem in problems]
     rows = [[PAD] * (task.prompt_width - len(ids)) + ids for ids in rows]
     return torch.tensor(rows, device=device)
@@ -360,7 +360,7 @@ class GPT(nn.Module):
         self.norm = nn.RMSNorm(cfg.hidden_size)
         half = cfg.hidden_size // cfg.num_attention_heads // 2
         frequencies = 10_000.0 ** (-torch.arange(half) / half)
-        self.register_buffer("frequencies", frequencies)        # shows the size of a head, too
+        self.register_buffer("frequencies", frequencies)        # so other head sizes do not fit
         generator = common.generator(cfg.base_seed, "weights")
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
@@ -370,8 +370,8 @@ class GPT(nn.Module):
                 nn.init.normal_(weight, std=std, generator=generator)
 
     def hidden(self, tokens, cache=None):
-        """What logits are made from. (B, L) -> (B, L, D). Tokens go on where the cache ends, a dict
-        layer -> keys and values (2, B, KV, L, hd) of all tokens so far."""
+        """What logits are made from. (B, L) -> (B, L, D). They go on where a cache ends: layer ->
+        keys and values (2, B, KV, L, hd) of all tokens so far; theirs are added to it."""
         cache = {} if cache is None else cache
         start = cache[self.blocks[0].attention].shape[3] if cache else 0
         L = tokens.shape[1]

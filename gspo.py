@@ -66,7 +66,7 @@ class Config(common.Config):                # G, P, T and others: common.Config
     beta: float = 0.0                       # weight of the KL to the base
     kl_estimator: Literal["k1", "k2", "k3", "k3_ratio"] = "k3"      # of KL_t: (4) is k3
     entropy_coef: float = 0.0               # weight of the entropy bonus (c_H)
-    dynamic_sampling: int = 0               # batches to add until P groups have signal
+    dynamic_sampling: int = 0               # batches to add at most until P groups have signal
     overlong_buffer: int = 0                # buffer of (8) in tokens (c); 0: no penalty
     mask_truncated_completions: bool = False    # (5) and B without outputs that have no end
     delta: float = 0.0                      # where A < 0, upper bound of the ratio in (3); 0: none
@@ -106,7 +106,7 @@ def log_ratio(logps, old_logps, mask, level="sequence"):
 
 def policy_loss(logps, old_logps, advantages, mask,
                 loss_type="grpo", epsilon=0.2, epsilon_high=0.2, delta=0.0, level="sequence"):
-    """L_t, 0 in masked slots; advantages are (B,) or (B, T). -> (B, T)"""
+    """L_t, 0 in masked slots; advantages are (B,), (B, 1) or (B, T). -> (B, T)"""
     A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
     ratio = log_ratio(logps, old_logps, mask, level).exp()              # (B, T)  eq. (2), eq. (9)
     surrogate, _ = LOSS_TYPES[loss_type]
@@ -222,7 +222,7 @@ def update(policy, ref_logps, optimizer, batch, A, cfg, step):
 
 @torch.no_grad()
 def score_reference(reference, batch, cfg):
-    """log pi_ref, or None if beta is 0; the mean KL to pi_ref, then over one output a question."""
+    """log pi_ref, or None if beta is 0; mean KL to pi_ref (if beta is 0, of one output a group)."""
     rows = slice(None, None, 1 if cfg.beta > 0 else cfg.num_generations)
     logps, _ = score(
         reference, batch.prompts[rows], batch.tokens[rows], cfg.temperature, cfg.kernel)
@@ -231,7 +231,7 @@ def score_reference(reference, batch, cfg):
 
 
 def sample_with_signal(policy, task, cfg, step):
-    """A batch in which groups with signal, of more batches, replace those without; with (8)."""
+    """P groups: those without signal give way to some of further batches that have it. Adds (8)."""
     batch = sample_batch(policy, task, cfg, step)
     batches = [batch]
     for attempt in range(1, 1 + cfg.dynamic_sampling):
@@ -285,7 +285,7 @@ VOCAB_SIZE = 320                                                # padded to a mu
 
 
 def encode_prompts(problems, task, device):
-    """Token ids, padded on the left; a prompt's text is bytes, never a special token. -> (B, W)"""
+    """Token ids, on their left PAD, an ordinary token; text is bytes, never special. -> (B, W)"""
     rows = [TOKENIZER.encode_ordinary(problem.prompt) for problem in problems]
     rows = [[PAD] * (task.prompt_width - len(ids)) + ids for ids in rows]
     return torch.tensor(rows, device=device)
@@ -372,7 +372,7 @@ class GPT(nn.Module):
         self.norm = nn.RMSNorm(cfg.hidden_size)
         half = cfg.hidden_size // cfg.num_attention_heads // 2
         frequencies = 10_000.0 ** (-torch.arange(half) / half)
-        self.register_buffer("frequencies", frequencies)        # shows the size of a head, too
+        self.register_buffer("frequencies", frequencies)        # so other head sizes do not fit
         generator = common.generator(cfg.base_seed, "weights")
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
@@ -382,8 +382,8 @@ class GPT(nn.Module):
                 nn.init.normal_(weight, std=std, generator=generator)
 
     def hidden(self, tokens, cache=None):
-        """What logits are made from. (B, L) -> (B, L, D). Tokens go on where the cache ends, a dict
-        layer -> keys and values (2, B, KV, L, hd) of all tokens so far."""
+        """What logits are made from. (B, L) -> (B, L, D). They go on where a cache ends: layer ->
+        keys and values (2, B, KV, L, hd) of all tokens so far; theirs are added to it."""
         cache = {} if cache is None else cache
         start = cache[self.blocks[0].attention].shape[3] if cache else 0
         L = tokens.shape[1]

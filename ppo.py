@@ -2,7 +2,7 @@
 
 A critic predicts the reward of an output o to a question q while it is written. By GAE (1506.02438)
 each token then has an advantage of its own: how much better than predicted things went from there.
-Several optimizer steps are taken on the same outputs; the clip keeps pi near pi_old.
+Several optimizer steps are taken on a batch of outputs; the clip keeps pi near pi_old.
 
   A_t   = delta_t + gamma lam A_t+1,       delta_t = r_t + gamma V_t+1 - V_t         (1)
   rho_t = pi(o_t | q, o_<t) / pi_old(o_t | q, o_<t)                                  (2)
@@ -118,7 +118,7 @@ def log_ratio(logps, old_logps, mask):
 
 
 def policy_loss(logps, old_logps, advantages, mask, epsilon=0.2, epsilon_high=0.2):
-    """L_t with the clip, 0 in masked slots; advantages are (B,) or (B, T). -> (B, T)"""
+    """L_t with the clip, 0 in masked slots; advantages are (B,), (B, 1) or (B, T). -> (B, T)"""
     A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
     ratio = log_ratio(logps, old_logps, mask).exp()                             # (B, T)  eq. (2)
     clipped_ratio = ratio.clamp(1 - epsilon, 1 + epsilon_high)
@@ -370,7 +370,7 @@ VOCAB_SIZE = 320                                                # padded to a mu
 
 
 def encode_prompts(problems, task, device):
-    """Token ids, padded on the left; a prompt's text is bytes, never a special token. -> (B, W)"""
+    """Token ids, on their left PAD, an ordinary token; text is bytes, never special. -> (B, W)"""
     rows = [TOKENIZER.encode_ordinary(problem.prompt) for problem in problems]
     rows = [[PAD] * (task.prompt_width - len(ids)) + ids for ids in rows]
     return torch.tensor(rows, device=device)
@@ -457,7 +457,7 @@ class GPT(nn.Module):
         self.norm = nn.RMSNorm(cfg.hidden_size)
         half = cfg.hidden_size // cfg.num_attention_heads // 2
         frequencies = 10_000.0 ** (-torch.arange(half) / half)
-        self.register_buffer("frequencies", frequencies)        # shows the size of a head, too
+        self.register_buffer("frequencies", frequencies)        # so other head sizes do not fit
         generator = common.generator(cfg.base_seed, "weights")
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
@@ -467,8 +467,8 @@ class GPT(nn.Module):
                 nn.init.normal_(weight, std=std, generator=generator)
 
     def hidden(self, tokens, cache=None):
-        """What logits are made from. (B, L) -> (B, L, D). Tokens go on where the cache ends, a dict
-        layer -> keys and values (2, B, KV, L, hd) of all tokens so far."""
+        """What logits are made from. (B, L) -> (B, L, D). They go on where a cache ends: layer ->
+        keys and values (2, B, KV, L, hd) of all tokens so far; theirs are added to it."""
         cache = {} if cache is None else cache
         start = cache[self.blocks[0].attention].shape[3] if cache else 0
         L = tokens.shape[1]

@@ -23,9 +23,9 @@ the gradient of the mean of R: b adds nothing in the mean, but it changes the va
   b*    = E[|g|^2 R] / E[|g|^2],   g = grad log pi(o | q)                            (6)
 
 --beta lowers r_t by beta log(pi / pi_ref), which like (4) estimates the KL to the base policy
-pi_ref. --method rejection (RFT, 2308.01825) makes (5) supervised learning of right outputs: if M of
-the N outputs of a batch are right, these have reward N / M, all others 0. With --teacher, a policy
-pi_T takes the place of the verifier (on-policy distillation, 2306.13649):
+pi_ref. --method rejection (RFT, 2308.01825) makes (5), with b = 0, supervised learning of right
+outputs: if M of the N outputs of a batch are right, these have reward N / M, all others 0. With
+--teacher, a policy pi_T takes the place of the verifier (on-policy distillation, 2306.13649):
 
   r_t   = log pi_T(o_t | q, o_<t) - log pi(o_t | q, o_<t)                            (7)
 
@@ -117,7 +117,7 @@ def optimal_baseline(rewards, sq_grad_norms, weights):
 
 
 def policy_loss(logps, advantages, mask):
-    """L_t, 0 in masked slots; advantages are (B,) or (B, T). -> (B, T)"""
+    """L_t, 0 in masked slots; advantages are (B,), (B, 1) or (B, T). -> (B, T)"""
     A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
     return torch.where(mask > 0, -A * logps, 0.0)                               # (B, T)  eq. (3)
 
@@ -153,7 +153,7 @@ def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None
 
 @torch.no_grad()
 def score_reference(reference, batch, cfg):
-    """log pi_ref, or None if beta is 0; the mean KL to pi_ref, then over one output a question."""
+    """log pi_ref, or None if beta is 0; mean KL to pi_ref (if beta is 0, of one output a group)."""
     rows = slice(None, None, 1 if cfg.beta > 0 else cfg.num_generations)
     logps, _ = score(
         reference, batch.prompts[rows], batch.tokens[rows], cfg.temperature, cfg.kernel)
@@ -289,7 +289,7 @@ VOCAB_SIZE = 320                                                # padded to a mu
 
 
 def encode_prompts(problems, task, device):
-    """Token ids, padded on the left; a prompt's text is bytes, never a special token. -> (B, W)"""
+    """Token ids, on their left PAD, an ordinary token; text is bytes, never special. -> (B, W)"""
     rows = [TOKENIZER.encode_ordinary(problem.prompt) for problem in problems]
     rows = [[PAD] * (task.prompt_width - len(ids)) + ids for ids in rows]
     return torch.tensor(rows, device=device)
@@ -376,7 +376,7 @@ class GPT(nn.Module):
         self.norm = nn.RMSNorm(cfg.hidden_size)
         half = cfg.hidden_size // cfg.num_attention_heads // 2
         frequencies = 10_000.0 ** (-torch.arange(half) / half)
-        self.register_buffer("frequencies", frequencies)        # shows the size of a head, too
+        self.register_buffer("frequencies", frequencies)        # so other head sizes do not fit
         generator = common.generator(cfg.base_seed, "weights")
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
@@ -386,8 +386,8 @@ class GPT(nn.Module):
                 nn.init.normal_(weight, std=std, generator=generator)
 
     def hidden(self, tokens, cache=None):
-        """What logits are made from. (B, L) -> (B, L, D). Tokens go on where the cache ends, a dict
-        layer -> keys and values (2, B, KV, L, hd) of all tokens so far."""
+        """What logits are made from. (B, L) -> (B, L, D). They go on where a cache ends: layer ->
+        keys and values (2, B, KV, L, hd) of all tokens so far; theirs are added to it."""
         cache = {} if cache is None else cache
         start = cache[self.blocks[0].attention].shape[3] if cache else 0
         L = tokens.shape[1]
