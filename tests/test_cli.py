@@ -318,5 +318,5 @@ def test_a_script_runs_with_one_of_the_folders_beside_it(empty_folder, folder):
         shutil.copy(ROOT / name, empty_folder)
     shutil.copytree(ROOT / folder, empty_folder / folder)
     words = arguments(INSTANT | {"output_dir": "run"})
-    subprocess.run([sys.executable, "grpo.py", *words], cwd=empty_folder, check=True)
+    subprocess.run([sys.executable, "grpo.py", *words], cwd=empty_folder, check=True, timeout=60)
     assert len(steps(empty_folder / "run")) == 1
