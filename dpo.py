@@ -157,7 +157,7 @@ METRICS = ("loss", "rewards/chosen", "rewards/rejected", "rewards/margins", "rew
 def pair_loss(policy, reference, batch, chosen, rejected, cfg):
     """L of N pairs of rows of a batch, and their METRICS, in this order. -> (N,), (7, N)"""
     rows = torch.cat([chosen, rejected])                                        # (2 N,)
-    T = batch.lengths[rows].max()
+    T = int(batch.lengths[rows].max())
     prompts = batch.prompts[rows]
     tokens = batch.tokens[rows, :T]                                             # (2 N, T)
     mask = batch.mask[rows, :T]
@@ -185,10 +185,11 @@ def backward(policy, reference, batch, chosen, rejected, cfg):
     """Accumulate the gradient of the mean of L over N pairs, in micro-batches. -> metrics; they
     alone, if gradients are not enabled"""
     N = len(chosen)
+    chosen, rejected = torch.stack([chosen, rejected]).to(batch.tokens.device)
     sums = torch.zeros(len(METRICS))
     longer = torch.maximum(batch.lengths[chosen], batch.lengths[rejected])      # (N,)
     size = (cfg.micro_batch_size + 1) // 2                  # in pairs, which have two rows each
-    for part in common.micro_batches(torch.arange(N), longer, size):
+    for part in common.micro_batches(torch.arange(N, device=longer.device), longer, size):
         losses, metrics = pair_loss(policy, reference, batch, chosen[part], rejected[part], cfg)
         if torch.is_grad_enabled():
             (losses.sum() / N).backward()
@@ -379,7 +380,7 @@ class GPT(nn.Module):
         angles = positions[:, None] * self.frequencies                          # (L, hd / 2)
         ones = torch.ones(L, start + L, dtype=torch.bool, device=tokens.device)
         attn_mask = ones.tril(start) if L > 1 else None                         # one token sees all
-        x = self.embed(tokens)                                                  # (B, L, D)
+        x = self.embed.weight[tokens]               # (B, L, D)  repeatable; nn.Embedding is not
         for block in self.blocks:
             x = block(x, angles.cos(), angles.sin(), attn_mask, cache)
         return self.norm(x)

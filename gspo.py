@@ -174,14 +174,14 @@ def backward(policy, batch, ref_logps, A, rows, cfg):
     """Accumulate the gradient of (5) over `rows`, in micro-batches. -> metrics"""
     surrogate, average = LOSS_TYPES[cfg.loss_type]
     if cfg.mask_truncated_completions:
-        rows = rows[~batch.is_truncated[rows].cpu()]
+        rows = rows[~batch.is_truncated[rows]]
     num_sequences = len(rows)                           # of the whole optimizer step
     num_tokens = batch.mask[rows].sum().clamp(min=1)
     if cfg.beta == 0 and cfg.entropy_coef == 0:
-        rows = rows[A[rows].any(dim=1).cpu()]           # the others have no gradient
+        rows = rows[A[rows].any(dim=1)]                 # the others have no gradient
     loss_sum = clipped_sum = max_log_ratio = 0.0
     for part in common.micro_batches(rows, batch.lengths, cfg.micro_batch_size):
-        T = batch.lengths[part].max()
+        T = int(batch.lengths[part].max())
         tokens = batch.tokens[part, :T]                                         # (b, T)
         mask = batch.mask[part, :T]
         old_logps = batch.logps[part, :T]
@@ -391,7 +391,7 @@ class GPT(nn.Module):
         angles = positions[:, None] * self.frequencies                          # (L, hd / 2)
         ones = torch.ones(L, start + L, dtype=torch.bool, device=tokens.device)
         attn_mask = ones.tril(start) if L > 1 else None                         # one token sees all
-        x = self.embed(tokens)                                                  # (B, L, D)
+        x = self.embed.weight[tokens]               # (B, L, D)  repeatable; nn.Embedding is not
         for block in self.blocks:
             x = block(x, angles.cos(), angles.sin(), attn_mask, cache)
         return self.norm(x)

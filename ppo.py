@@ -235,7 +235,7 @@ def fit_critic(critic, optimizer, batch, returns, cfg, *purpose):
         loss_sum = 0.0
         optimizer.zero_grad()
         for part in common.micro_batches(rows, batch.lengths, cfg.micro_batch_size):
-            T = batch.lengths[part].max()
+            T = int(batch.lengths[part].max())
             mask = batch.mask[part, :T]                                         # (b, T)
             values = critic(batch.prompts[part], batch.tokens[part, :T])
             token_loss = value_loss(
@@ -256,7 +256,7 @@ def backward(policy, batch, A, rows, cfg, penalty_coef):
     num_tokens = batch.mask[rows].sum().clamp(min=1)
     loss_sum = kl_sum = clipped_sum = max_log_ratio = 0.0
     for part in common.micro_batches(rows, batch.lengths, cfg.micro_batch_size):
-        T = batch.lengths[part].max()
+        T = int(batch.lengths[part].max())
         tokens = batch.tokens[part, :T]                                         # (b, T)
         mask = batch.mask[part, :T]
         old_logps = batch.logps[part, :T]
@@ -476,7 +476,7 @@ class GPT(nn.Module):
         angles = positions[:, None] * self.frequencies                          # (L, hd / 2)
         ones = torch.ones(L, start + L, dtype=torch.bool, device=tokens.device)
         attn_mask = ones.tril(start) if L > 1 else None                         # one token sees all
-        x = self.embed(tokens)                                                  # (B, L, D)
+        x = self.embed.weight[tokens]               # (B, L, D)  repeatable; nn.Embedding is not
         for block in self.blocks:
             x = block(x, angles.cos(), angles.sin(), attn_mask, cache)
         return self.norm(x)

@@ -209,11 +209,11 @@ def backward(policy, batch, A, rows, cfg):
     """Accumulate the gradient of (5) over `rows`, in micro-batches. -> metrics"""
     num_sequences = len(rows)
     if cfg.entropy_coef == 0:
-        rows = rows[A[rows].any(dim=1).cpu()]           # the others have no gradient
+        rows = rows[A[rows].any(dim=1)]                 # the others have no gradient
 
     loss_sum = max_log_ratio = 0.0
     for part in common.micro_batches(rows, batch.lengths, cfg.micro_batch_size):
-        T = batch.lengths[part].max()
+        T = int(batch.lengths[part].max())
         tokens = batch.tokens[part, :T]                                         # (b, T)
         mask = batch.mask[part, :T]
         logps, entropy = score(policy, batch.prompts[part], tokens, cfg.temperature, cfg.kernel)
@@ -395,7 +395,7 @@ class GPT(nn.Module):
         angles = positions[:, None] * self.frequencies                          # (L, hd / 2)
         ones = torch.ones(L, start + L, dtype=torch.bool, device=tokens.device)
         attn_mask = ones.tril(start) if L > 1 else None                         # one token sees all
-        x = self.embed(tokens)                                                  # (B, L, D)
+        x = self.embed.weight[tokens]               # (B, L, D)  repeatable; nn.Embedding is not
         for block in self.blocks:
             x = block(x, angles.cos(), angles.sin(), attn_mask, cache)
         return self.norm(x)

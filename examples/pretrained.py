@@ -309,11 +309,11 @@ def backward(policy, parameters, batch, ref_logps, A, rows, cfg):
     if method is not reinforce:
         surrogate, average = method.LOSS_TYPES[cfg.loss_type]
     if cfg.mask_truncated_completions:
-        rows = rows[~batch.is_truncated[rows].cpu()]
+        rows = rows[~batch.is_truncated[rows]]
     num_sequences = len(rows)                                   # of all processes
     num_tokens = batch.mask[rows].sum().clamp(min=1)
     if cfg.beta == 0:
-        rows = rows[A[rows].any(dim=1).cpu()]                   # the others have no gradient
+        rows = rows[A[rows].any(dim=1)]                         # the others have no gradient
     sizes = batch.prompts.shape[1] + batch.lengths              # a prompt needs memory, too
     parts = common.micro_batches(rows, sizes, cfg.micro_batch_size)
 
@@ -322,7 +322,7 @@ def backward(policy, parameters, batch, ref_logps, A, rows, cfg):
     sums = collections.Counter()
     max_log_ratio = 0.0
     for part, is_real in processes.rounds(parts):       # or it fills up, and has no weight
-        T = batch.lengths[part].max()
+        T = int(batch.lengths[part].max())
         tokens = batch.tokens[part, :T]                                         # (b, T)
         mask = batch.mask[part, :T]
         old_logps = batch.logps[part, :T]

@@ -99,12 +99,12 @@ def trust_region_step(weights, objective, max_kl=0.01, damping=0.1):
 def update(policy, optimizer, batch, A, cfg, step, penalty_coef):
     """One step of the policy, in the place of ppo.update. -> metrics"""
     num_tokens = batch.mask.sum()
-    rows = torch.arange(len(A))
+    rows = torch.arange(len(A), device=A.device)
     parts = common.micro_batches(rows, batch.lengths, cfg.micro_batch_size)     # of like lengths
 
     def read(part):
         """log pi of all tokens of the vocabulary, for some rows. -> (b, T, V)"""
-        T = batch.lengths[part].max().clamp(min=2)      # torch derives no empty tensor twice
+        T = max(2, int(batch.lengths[part].max()))      # torch derives no empty tensor twice
         tokens = batch.tokens[part, :T]                                         # (b, T)
         hidden = ppo.completion_states(policy, batch.prompts[part], tokens)
         return F.log_softmax(F.linear(hidden, policy.embed.weight) / cfg.temperature, dim=-1)

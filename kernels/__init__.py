@@ -6,6 +6,6 @@ decode.py     rollouts, one step of which is a CUDA graph
 bench.py      how fast all this is: make bench
 """
 from kernels.decode import rollout
-from kernels.logprob import applies, can_run, logprobs
+from kernels.logprob import NEEDS, applies, can_run, logprobs
 
-__all__ = ["applies", "can_run", "logprobs", "rollout"]
+__all__ = ["NEEDS", "applies", "can_run", "logprobs", "rollout"]

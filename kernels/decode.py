@@ -14,8 +14,9 @@ is a tensor that keeps its address, and Python knows no number that changes from
 - A row that has ended goes on, and writes PAD and zeros. Whether all rows have ended is looked up
   every 8 steps. Nothing else waits for the GPU.
 
-The weights keep their addresses, too: an optimizer changes them in place. So one graph serves a
-whole run, and is kept as long as its model exists. What draws a token and what scores it are the
+The weights keep their addresses, too: an optimizer changes them in place. So a graph serves a whole
+run. The two that were used last are kept as long as their model exists: the evaluation by samples,
+at start and end of a run, has many rows, whose keys and values nobody needs in between. What draws a token and what scores it are the
 script's own functions; so is what reads the prompts, before the graph. Without CUDA the same step
 runs as plain torch, which is how it is tested.
 """
@@ -34,6 +35,7 @@ import torch.nn.functional as F
 # V vocabulary, D width, H heads, KV key/value heads, hd head size.
 
 GRAPHS = weakref.WeakKeyDictionary()    # model -> {what a graph depends on: (state, replay)}
+NUM_GRAPHS = 2                          # of a model: what it trains on, and greedy evaluations
 CHECK_EVERY = 8                         # steps between looking up whether all rows have ended
 
 
@@ -170,6 +172,8 @@ def step(model, state):
 def capture(function):
     """Call function() once, then record a call of it without carrying it out.
     -> a function that carries out the recorded call"""
+    # A stream for each graph: torch 2.13 frees the workspace that cuBLAS has for a stream (32 MiB
+    # on Hopper) with any graph recorded there, and another graph would go on to use it.
     stream = torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
@@ -202,10 +206,12 @@ def rollout(model, prompts, problems, cfg, uniforms=None, captured=None):
     key = (prompts.shape, T, cfg.temperature, cfg.kernel, uniforms_dtype, end, weights)
     with torch.cuda.device_of(prompts):
         if key not in graphs:
+            while len(graphs) >= NUM_GRAPHS:
+                del graphs[next(iter(graphs))]          # the one used longest ago
             new_state = allocate(model, prompts, cfg, uniforms)
             one_step = functools.partial(step, model, new_state)
             graphs[key] = (new_state, capture(one_step) if captured else one_step)
-        state, replay = graphs[key]
+        state, replay = graphs[key] = graphs.pop(key)           # now the last
         start(model, state, prompts, uniforms)
         for t in range(1, T):
             if t % CHECK_EVERY == 0 and state.has_ended.all():

@@ -55,7 +55,12 @@ a load has 128 bits.
 """
 from __future__ import annotations
 
+import functools
 import math
+import os
+import shutil
+import sysconfig
+from pathlib import Path
 
 import torch
 
@@ -308,15 +313,26 @@ class LogProb(torch.autograd.Function):
 
 # ---- 4. what is called -----------------------------------------------------------------------
 
+NEEDS = "the package triton, CUDA 8.0, a C compiler and Python.h"
+
+
+@functools.cache
+def can_compile():
+    """Whether there is what Triton compiles its launchers with, on the machine of a run. -> bool"""
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
+    header = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")
+    return bool(compiler) and header.is_file()
+
+
 def can_run(device):
-    """Whether the kernels run on a device: there is Triton, and CUDA of capability 8.0. -> bool"""
+    """Whether the kernels run on a device: whether there is what they need. -> bool"""
     if triton is None:
         return False
     if not isinstance(forward_kernel, triton.JITFunction):      # TRITON_INTERPRET=1: any device
         return True
     if torch.device(device).type != "cuda" or not torch.cuda.is_available():
         return False
-    return torch.cuda.get_device_capability(device) >= (8, 0)
+    return torch.cuda.get_device_capability(device) >= (8, 0) and can_compile()
 
 
 def logprob(logits, tokens, old_logps=None, temperature=1.0, inplace=False):
@@ -354,8 +370,7 @@ def applies(kernel, logits):
     """Whether Triton computes the log-probabilities of these logits: --kernel "triton" wants it,
     "auto" on CUDA. ValueError for another name than these and "torch", or if it cannot run here."""
     if kernel == "triton" and not can_run(logits.device):
-        raise ValueError(f"--kernel triton: on {logits.device} needs the package triton and CUDA "
-                         "8.0; take torch")
+        raise ValueError(f"--kernel triton: on {logits.device}: needs {NEEDS}; take torch")
     if kernel not in ("auto", "torch", "triton"):
         raise ValueError(f"--kernel {kernel}: must be auto, torch or triton")
     if kernel == "auto":

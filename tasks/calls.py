@@ -67,11 +67,12 @@ def sampled_masks(task, examples, ids):
     masks = []
     for example, row in zip(examples, ids):
         mask = torch.ones(len(row), device=row.device)
+        tokens = row.tolist()                           # CUDA is waited for once, not at each token
         t = 0
-        while t < len(row):
+        while t < len(tokens):
             t += 1
-            if row[t - 1] in calls:
-                response = task.respond(example, script.decode(row[:t].tolist()))
+            if tokens[t - 1] in calls:
+                response = task.respond(example, script.decode(tokens[:t]))
                 num_inserted = len(encode(response, script))
                 mask[t:t + num_inserted] = 0.0
                 t += num_inserted

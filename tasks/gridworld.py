@@ -104,13 +104,14 @@ class Gridworld(Task):
         """What a character earns is paid with the token that writes it, what is left of a row's
         reward with its last sampled token. -> (B, T)"""
         decode = self.machinery.decode
-        paid = torch.zeros_like(batch.mask)                                     # (B, T)
-        for row, verdict in enumerate(batch.verdicts):
-            ids = batch.tokens[row, :batch.lengths[row]].tolist()
+        paid = torch.zeros(batch.mask.shape, dtype=batch.mask.dtype)            # (B, T)
+        rows = zip(batch.tokens.tolist(), batch.lengths.tolist(), batch.verdicts)
+        for row, (ids, length, verdict) in enumerate(rows):
+            ids = ids[:length]
             ends = [len(decode(ids[:t])) for t in range(1 + len(ids))]
             earned = [sum(verdict[start:end]) for start, end in zip(ends, ends[1:])]
             paid[row, :len(ids)] = paid.new_tensor(earned)
-        paid = paid * batch.mask                        # inserted tokens earn nothing
+        paid = paid.to(batch.mask) * batch.mask         # inserted tokens earn nothing
         left = batch.rewards - paid.sum(dim=1).view_as(batch.rewards).to(batch.rewards)
         return paid + super().token_rewards(dataclasses.replace(batch, rewards=left))
 

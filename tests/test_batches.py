@@ -221,11 +221,12 @@ def test_long_completions_are_rewarded_less_and_dynamic_sampling_looks_before_th
 class Groups:
     """All that mini_batches reads of a batch."""
     rewards: torch.Tensor
+    tokens: torch.Tensor
 
 
 def mini_batches(cfg, num_prompts, *purpose):
     """The rows of every optimizer step, for groups of four."""
-    batch = Groups(torch.zeros(num_prompts, 4))
+    batch = Groups(torch.zeros(num_prompts, 4), torch.zeros(4 * num_prompts, 1))
     return [rows.tolist() for rows in common.mini_batches(batch, cfg, *purpose)]
 
 

@@ -1,18 +1,17 @@
 """The decode path of CUDA against the scripts' rollout, token for token.
 
-On a CPU its step runs as it is written, or from a recording that does what a CUDA graph does: the
-same operations on the same addresses, and nothing that Python did. With a CUDA device there are
-real graphs, too.
+On a CPU its step runs as it is written. Graphs are those of a make-believe GPU (see pretend.py),
+unless there is a GPU.
 """
+import contextlib
 import dataclasses
 import importlib
 import math
 import types
 
+import pretend
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import common
 import kernels
@@ -35,7 +34,7 @@ class Case:
     prompts: torch.Tensor           # (B, W)
     uniforms: torch.Tensor          # (B, T), or None: greedy
 
-    def decode(self, captured=False):
+    def decode(self, captured=None):
         """-> tokens, mask, logps, entropy (B, T), lengths (B,)"""
         return kernels.rollout(
             self.policy, self.prompts, None, self.cfg, self.uniforms, captured=captured)
@@ -137,89 +136,55 @@ def test_the_kernel_that_is_asked_for_computes_the_log_probabilities():
 
 # ---- 3. one step, recorded -------------------------------------------------------------------
 
-class Recording(TorchDispatchMode):
-    """What a CUDA graph keeps: operations, sizes, addresses. Python's part of a step is not
-    replayed."""
-    SYNCS = {"_local_scalar_dense", "nonzero", "lift_fresh", "equal", "masked_select", "item",
-             "is_nonzero"}
-
-    def __init__(self):
-        super().__init__()
-        self.calls = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function.overloadpacket.__name__
-        assert name not in self.SYNCS, f"{function} waits for the device"
-        kwargs = kwargs or {}
-        output = function(*args, **kwargs)
-        self.calls.append((function, args, kwargs, output))
-        return output
-
-    @torch.no_grad()
-    def replay(self):
-        for function, args, kwargs, output in self.calls:
-            new_output = function(*args, **kwargs)
-            for kept, new in zip(tree_leaves(output), tree_leaves(new_output)):
-                is_tensor = isinstance(kept, torch.Tensor)
-                if is_tensor and kept.data_ptr() != new.data_ptr():     # a view needs no copy
-                    kept.copy_(new)
-
-
 @pytest.fixture
-def recordings(monkeypatch):
-    """A list of all recordings, which on a CPU take the place of graphs."""
+def graphs(monkeypatch):
+    """A GPU, or a make-believe one, and a list of all graphs that are recorded on it."""
     made = []
 
-    def capture(function):
-        recording = Recording()
-        made.append(recording)
-        with recording:
-            function()
-        return recording.replay
+    def capture(function, capture=decode_path.capture):
+        made.append(capture(function))
+        return made[-1]
     monkeypatch.setattr(decode_path, "capture", capture)
-    return made
+    with contextlib.nullcontext() if torch.cuda.is_available() else pretend.cuda():
+        yield made
 
 
 @pytest.mark.parametrize("kv_heads", [1, 4])
-def test_a_step_recorded_once_and_replayed_is_every_step(recordings, kv_heads):
-    case = make_case(num_key_value_heads=kv_heads, temperature=0.7)
-    equal(case.decode(captured=True), case.rollout())
+def test_a_step_recorded_once_and_replayed_is_every_step(graphs, kv_heads):
+    case = make_case(device="cuda", num_key_value_heads=kv_heads, temperature=0.7)
+    equal(case.decode(), case.rollout())
     case = case.change(uniforms=None)
-    equal(case.decode(captured=True), case.rollout())
-    assert len(recordings) == 2 and len(recordings[0].calls) > 50
+    equal(case.decode(), case.rollout())
+    assert len(graphs) == 2
 
 
-def test_a_recording_serves_other_prompts_and_other_uniforms(recordings):
-    case = make_case()
+def test_a_graph_serves_other_prompts_and_other_uniforms(graphs):
+    case = make_case(device="cuda")
     others = case.change(prompts=case.prompts.flip(0))
     redrawn = case.change(uniforms=case.uniforms.flip(0))
     cases = [case, others, redrawn]
-    outputs = [each.decode(captured=True) for each in cases]
+    outputs = [each.decode() for each in cases]
     for each, output in zip(cases, outputs):        # the second did not write over the first
         equal(output, each.rollout())
-    assert len(recordings) == 1
+    assert len(graphs) == 1
 
 
-def trains(case, recorded):
-    """Three rollouts with an optimizer step after each. -> the first and the last"""
+def test_a_graph_reads_the_weights_as_they_are_now(graphs):
+    case = make_case(device="cuda")
     optimizer = torch.optim.AdamW(case.policy.parameters(), lr=0.05)
     outputs = []
     for _ in range(3):
-        outputs.append(case.decode(captured=recorded))
+        outputs.append(case.decode())
         equal(outputs[-1], case.change(kernel="torch").rollout(), 2e-5)
         logps, _ = case.script.score(case.policy, case.prompts, outputs[-1][0])
         logps.mean().backward()
         optimizer.step()
-    return outputs[0], outputs[-1]
+    assert not torch.equal(outputs[0][0], outputs[-1][0]) and len(graphs) == 1
 
 
-def test_a_recording_reads_the_weights_as_they_are_now(recordings):
-    first, last = trains(make_case(), True)
-    assert not torch.equal(first[0], last[0]) and len(recordings) == 1
-
-
-def test_what_a_recording_depends_on_is_recorded_anew(recordings, monkeypatch):
-    case = make_case(end=2.0)
+def test_what_a_graph_depends_on_is_recorded_anew(graphs, monkeypatch):
+    monkeypatch.setattr(decode_path, "NUM_GRAPHS", 99)
+    case = make_case(device="cuda", end=2.0)
     cases = [case, case.change(prompts=case.prompts[:, 1:]), case.change(temperature=0.5),
              case.change(kernel="torch"), case.change(uniforms=None),
              case.change(uniforms=case.uniforms[:, :19], max_completion_length=19),
@@ -227,8 +192,8 @@ def test_what_a_recording_depends_on_is_recorded_anew(recordings, monkeypatch):
 
     def all_are_right():
         for each in cases:
-            equal(each.decode(captured=True), each.rollout(), 2e-5)
-        return len(recordings)
+            equal(each.decode(), each.rollout(), 2e-5)
+        return len(graphs)
     assert all_are_right() == all_are_right() == 7
     monkeypatch.setattr(case.script, "EOS", 80)
     assert all_are_right() == 14
@@ -236,17 +201,28 @@ def test_what_a_recording_depends_on_is_recorded_anew(recordings, monkeypatch):
     assert all_are_right() == 21
 
 
-def test_nothing_of_an_earlier_batch_stays(recordings):
-    case = make_case()
+def test_of_a_run_the_rows_of_training_and_of_greedy_evaluations_keep_their_memory(graphs):
+    trained = make_case(device="cuda")
+    greedy = trained.change(uniforms=None)
+    sampled = trained.change(
+        prompts=trained.prompts.repeat(2, 1), uniforms=trained.uniforms.repeat(2, 1))
+    for case in (greedy, sampled, trained, trained, greedy, trained, greedy):
+        equal(case.decode(), case.rollout())
+    kept = [len(state.token) for state, _ in decode_path.GRAPHS[trained.policy].values()]
+    assert kept == [24, 24] and len(graphs) == 4
+
+
+def test_nothing_of_an_earlier_batch_stays(graphs):
+    case = make_case(device="cuda")
     expected = case.rollout()
     weight = case.policy.blocks[0].attention.value.weight.data
     good = weight.clone()
     weight.fill_(math.nan)
-    _, _, logps, *_ = case.decode(captured=True)
+    _, _, logps, *_ = case.decode()
     assert logps.isnan().any()
     weight.copy_(good)
-    equal(case.decode(captured=True), expected)
-    assert len(recordings) == 1
+    equal(case.decode(), expected)
+    assert len(graphs) == 1
 
 
 # ---- 4. who takes it ---------------------------------------------------------------------------
@@ -263,7 +239,7 @@ def test_triton_is_taken_on_cuda_where_it_can_run_and_refused_elsewhere(monkeypa
         assert not kernels.applies("torch", cuda)
     assert kernels.applies("triton", cpu)
     monkeypatch.setattr(fused, "can_run", lambda device: False)
-    with pytest.raises(ValueError, match="--kernel triton: on cuda needs the package triton"):
+    with pytest.raises(ValueError, match="--kernel triton: on cuda: needs the package triton"):
         kernels.applies("triton", cuda)
     with pytest.raises(ValueError, match="--kernel cuda: must be auto, torch or triton"):
         kernels.applies("cuda", cpu)
@@ -281,10 +257,3 @@ def test_a_graph_is_the_eager_step_token_for_token(dtype, greedy):
     equal(graph, case.decode(captured=False), 1e-6)
     equal(graph, case.decode(captured=None), 0)                 # once more
     equal(graph, case.change(kernel="torch").rollout(), 2e-5)
-
-
-@cuda
-def test_a_graph_reads_the_weights_as_they_are_now():
-    case = make_case(device="cuda")
-    first, last = trains(case, None)
-    assert not torch.equal(first[0], last[0]) and len(decode_path.GRAPHS[case.policy]) == 1

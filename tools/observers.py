@@ -142,7 +142,8 @@ class Shown:
 
 def per_completion(advantages, mask):
     """The advantage of each completion, the mean over its tokens. (B,), (B, 1) or (B, T) -> (B,)"""
-    return (advantages.reshape(len(mask), -1) * mask).sum(dim=1) / mask.sum(dim=1)
+    mask = mask.to(advantages)
+    return ((advantages.reshape(len(mask), -1) * mask).sum(dim=1) / mask.sum(dim=1)).cpu()
 
 
 def sample_records(run, batch, A):
@@ -209,6 +210,11 @@ class Warnings:
         if message not in self.said:
             print(f"warning: {message}", flush=True)
             self.said.add(message)
+
+    def start(self, run):
+        if run.cfg.device == "cuda" and run.cfg.kernel == "auto" and common.kernels:
+            if not common.kernels.can_run("cuda"):
+                self.say(f"torch stands in for Triton, which needs {common.kernels.NEEDS}")
 
     def evaluate(self, run, scores):
         if run.state["steps"] == 0 and scores.get("pass@1") == 0:

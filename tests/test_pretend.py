@@ -1,0 +1,176 @@
+"""The way of CUDA, on a make-believe device (see pretend.py): nothing raises, and all numbers are
+those of the CPU. What only a GPU shows is left to make gpu."""
+import contextlib
+import importlib
+import json
+from collections import Counter
+from pathlib import Path
+
+import pretend
+import pytest
+import torch
+from small_runs import steps
+
+import common
+import grpo
+import tasks
+from tasks import preferences
+
+TINY = ("--hidden_size 16 --num_hidden_layers 1 --intermediate_size 16 --num_prompts 4 "
+        "--num_generations 4 --max_completion_length 9 --base_steps 2 --max_steps 2 --stop_at 2 "
+        "--eval_steps 2 --num_eval_problems 4 --num_eval_samples 1 --learning_rate 0.01 "
+        "--task arithmetic:2")
+# Each script, each task, and what else goes its own way.
+RUNS = """
+grpo
+grpo --kernel torch --dynamic_sampling 1 --num_mini_batches 3 --beta 0.1 --entropy_coef 0.1
+grpo --task arithmetic:2-3,countdown --curriculum
+grpo --reward accuracy+model --mask_truncated_completions --overlong_buffer 8
+gspo --task lookup --beta 0.1 --dynamic_sampling 1
+reinforce --baseline rloo --view token
+ppo --length_adaptive --nll_coef 0.1 --critic_pretrain_steps 1 --beta 0.1
+ppo --task gridworld --trust_region penalty --target_kl 0.001 --kernel torch
+dpo --online --nll_coef 0.1
+dpo --pairs pairs.jsonl
+examples.lag --sampler_lag 1 --importance_sampling_correction truncate
+""".strip().splitlines()
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+
+
+@pytest.fixture(autouse=True)
+def work_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(preferences, "BATCHES", 2)
+    monkeypatch.setattr(tasks, "load_part", load_part)
+    lines = [{"prompt": f"({i}+1)=", "chosen": f"<answer>{i + 1}</answer>", "rejected": f"{i}"}
+             for i in range(8)]
+    Path("pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
+
+
+def load_part(*args, load_part=tasks.load_part):
+    """A task in which an even number of characters is right, so that a tiny policy learns."""
+    task = load_part(*args)
+    if task.name != "gridworld":                        # which rewards each character
+        task.verify = lambda problem, text: float(len(text) % 2 == 0)
+    return task
+
+
+def train(device, words, folder):
+    """A run of a script, resumed or new."""
+    script, *flags = words.split()
+    if "--resume_from_checkpoint" not in flags:
+        flags = [*TINY.split(), *flags, "--output_dir", folder]
+    with pretend.cuda() if device == "cuda" else contextlib.nullcontext():
+        importlib.import_module(script).main([*flags, "--device", device])
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    """A base for both devices: made on each, the last bits would differ."""
+    folder = tmp_path_factory.mktemp("base")
+    words = f"{TINY} --base_steps 40 --max_steps 0 --device cpu"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        grpo.main([*words.split(), "--output_dir", "base"])
+    return f" --init_from {folder}/base"
+
+
+# ---- 1. runs ---------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("words", RUNS)
+def test_a_run_has_the_numbers_of_the_cpu(words, base):
+    for device in ("cpu", "cuda"):
+        train(device, words + base, device)
+    for ours, expected in zip(steps("cuda"), steps("cpu"), strict=True):
+        del ours["step_time"], expected["step_time"]
+        assert ours == pytest.approx(expected, rel=1e-3, abs=1e-4) and ours["grad_norm"] > 1e-3
+    assert Path("cuda/greedy.jsonl").read_text() == Path("cpu/greedy.jsonl").read_text()
+
+
+@pytest.mark.parametrize("task", ["arithmetic:2,lookup", "gridworld:0.2"])
+def test_a_base_is_made_there(task):
+    train("cuda", f"grpo --task {task} --max_steps 1", "cuda")
+    assert len(steps("cuda")) == 1
+
+
+@pytest.mark.parametrize("words, most", [
+    ("grpo", 35), ("ppo --task gridworld", 80), ("dpo --online", 25)])
+def test_a_step_waits_for_the_gpu_no_more_often_than_it_did(words, most, base):
+    """A wait costs 10 to 20 us, in which the GPU soon has nothing to do."""
+    count = Counter()
+    for max_steps in (1, 2):
+        count = Counter({kind: -n for kind, n in count.items()})
+        flags = f"--max_steps {max_steps} --eval_steps 9 --save_steps 9"
+        train("cuda", f"{words} {base} {flags}", str(max_steps))
+        count.update(pretend.gpu.waits)
+    assert count.total() <= most, count
+
+
+def test_demonstrations_with_calls_are_looked_at_once():
+    cfg = grpo.Config(device="cuda", task="lookup")
+    with pretend.cuda() as gpu:
+        task = common.load_task(cfg, grpo.verify)
+        grpo.encode_examples(common.sample_problems(task, 32, 0, phase="forum"), task, "cuda")
+    assert len(gpu.waits) < 70
+
+
+# ---- 2. resumed ------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("first, then", [("cuda", "cuda"), ("cuda", "cpu"), ("cpu", "cuda")])
+def test_a_run_goes_on_on_any_device(first, then, base):
+    train(first, f"ppo --eval_steps 9 {base}", "two")
+    train(first, f"ppo --eval_steps 9 {base} --max_steps 1", "one")
+    with pretend.cuda():
+        saved = torch.load("one/checkpoint.pt")
+    assert saved["optimizer"]["state"][0]["exp_avg"].is_cuda == (first == "cuda")
+    train(then, "ppo --resume_from_checkpoint one --max_steps 2", "one")
+    one, two = (torch.load(f"{folder}/checkpoint.pt", "cpu") for folder in ("one", "two"))
+    for part in ("policy", "critic", "optimizer"):
+        torch.testing.assert_close(
+            one[part], two[part], rtol=0, atol=0 if first == then else 1e-4)
+
+
+def test_a_run_by_triton_goes_on_without_a_gpu(capsys):
+    train("cuda", "grpo --kernel triton --max_steps 1", "one")
+    before = Path("one/checkpoint.pt").read_bytes()
+    for flags, message in (("", "--device cuda: torch cannot use it here; take cpu"),
+                           ("--device cpu", "--kernel triton: needs triton, CUDA 8.0")):
+        with pytest.raises(SystemExit):
+            grpo.main(f"--resume_from_checkpoint one {flags}".split())
+        assert message in capsys.readouterr().err
+        assert Path("one/checkpoint.pt").read_bytes() == before
+    train("cpu", "grpo --resume_from_checkpoint one --max_steps 2 --kernel torch", "one")
+    assert len(steps("one")) == 2
+
+
+# ---- 3. the make-believe device --------------------------------------------------------------
+
+RAISE = ["a + torch.ones(2)", "torch.ones(2) @ a", "torch.cat([a, torch.ones(2, 2)])",
+         "torch.ones(2, 2)[a.long()]", "torch.where(a > 1, torch.ones(2), a)", "a.numpy()",
+         "a.gather(1, torch.zeros(2, 1).long())", "a.index_select(0, torch.arange(1))",
+         "torch.rand(2, device='cuda', generator=torch.Generator())",
+         "torch.stack([a[0], torch.ones(2)])", "a.clamp_(max=torch.ones(2))"]
+WAIT = ["a.max().item()", "a.cpu()", "a[a > 1]", "a.nonzero()", "a[torch.tensor([0])]",
+        "torch.tensor([1.0], device='cuda')", "bool(a.any())", "torch.cuda.synchronize()",
+        "a.unique(dim=0)", "a.copy_(torch.ones(2, 2))", "a.tolist()"]
+PASS = ["a + torch.tensor(1.0)", "a * 2", "torch.where(a > 1, torch.tensor(2.0), 0.0)",
+        "torch.arange(2, device='cuda') + a", "torch.stack([a[0], a[1]]).to('cuda')"]
+
+
+@pytest.mark.parametrize("code", RAISE + WAIT + PASS)
+def test_it_raises_and_waits_where_cuda_does(code):
+    with pretend.cuda() as gpu:
+        a = torch.tensor([[1.0, 2.0], [3.0, 4.0]]).to("cuda")
+        gpu.waits.clear()
+        if code in RAISE:
+            with pytest.raises((RuntimeError, TypeError)):
+                eval(code)
+        else:
+            eval(code)
+            assert bool(gpu.waits) == (code in WAIT)
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            (a * 2).sum()
+            if code in WAIT:
+                with pytest.raises(RuntimeError, match="capturing"):
+                    eval(code)
