@@ -15,10 +15,11 @@ is a tensor that keeps its address, and Python knows no number that changes from
   every 8 steps. Nothing else waits for the GPU.
 
 The weights keep their addresses, too: an optimizer changes them in place. So a graph serves a whole
-run. The two that were used last are kept as long as their model exists: the evaluation by samples,
-at start and end of a run, has many rows, whose keys and values nobody needs in between. What draws a token and what scores it are the
-script's own functions; so is what reads the prompts, before the graph. Without CUDA the same step
-runs as plain torch, which is how it is tested.
+run. The two that were used last are kept as long as their model exists: an evaluation by samples,
+at the start and the end of a run, has many rows, whose keys and values nobody needs in between.
+
+What draws a token and what scores it are the script's own functions; so is what reads the prompts,
+before the graph. Without CUDA the same step runs as plain torch.
 """
 from __future__ import annotations
 
@@ -188,16 +189,13 @@ def capture(function):
 # ---- 3. what is called -----------------------------------------------------------------------
 
 @torch.no_grad()
-def rollout(model, prompts, problems, cfg, uniforms=None, captured=None):
+def rollout(model, prompts, problems, cfg, uniforms=None):
     """The scripts' rollout of prompts (B, W); no environment looks at the problems. uniforms[i, t]
-    (B, T) draws slot t of row i; without them the likeliest token is taken. `captured` says whether
-    a graph is replayed; None means on CUDA.
+    (B, T) draws slot t of row i; without them the likeliest token is taken.
     -> tokens, mask, logps, entropy (B, T), lengths (B,)"""
     T = cfg.max_completion_length
-    if captured is None:
-        captured = prompts.is_cuda
-    captured = captured and T > 1               # one token takes no step
-    graphs = GRAPHS.setdefault(model, {}) if captured else {}
+    has_graph = prompts.is_cuda and T > 1           # one token takes no step
+    graphs = GRAPHS.setdefault(model, {}) if has_graph else {}
 
     # a graph depends on all of these
     uniforms_dtype = None if uniforms is None else uniforms.dtype
@@ -210,7 +208,7 @@ def rollout(model, prompts, problems, cfg, uniforms=None, captured=None):
                 del graphs[next(iter(graphs))]          # the one used longest ago
             new_state = allocate(model, prompts, cfg, uniforms)
             one_step = functools.partial(step, model, new_state)
-            graphs[key] = (new_state, capture(one_step) if captured else one_step)
+            graphs[key] = (new_state, capture(one_step) if has_graph else one_step)
         state, replay = graphs[key] = graphs.pop(key)           # now the last
         start(model, state, prompts, uniforms)
         for t in range(1, T):

@@ -178,6 +178,11 @@ def record(graph, stream=None):
             x.copy_(value)
 
 
+class Stream:
+    def wait_stream(self, stream):
+        pass
+
+
 # ---- 3. what else torch does with devices ----------------------------------------------------
 
 def to(self, *args, copy=False, to=torch.Tensor.to, **kwargs):
@@ -238,7 +243,7 @@ STAND_INS = [
         "current_device": lambda: 0, "get_device_capability": lambda device=None: (9, 0),
         "get_device_name": lambda device=None: "pretend", "is_bf16_supported": lambda: True,
         "device_of": lambda x: contextlib.nullcontext(),
-        "Stream": lambda device=None: mock.Mock(), "current_stream": lambda: mock.Mock(),
+        "Stream": Stream, "current_stream": Stream,
         "stream": lambda stream: contextlib.nullcontext(),
         "CUDAGraph": Graph, "graph": record,
         "synchronize": lambda device=None: gpu.wait("synchronize")}),

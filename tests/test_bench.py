@@ -1,20 +1,34 @@
 """The bench measures what it says it does, at a tiny size, and make gpu says what went wrong."""
+import contextlib
+import importlib
 import json
+import os
 from importlib.util import find_spec
 
+import pretend
 import pytest
 import torch
 
+import common
 import grpo
 from kernels import bench
-from tools import gpu
+from tools import gpu, sync
+
+
+@pytest.fixture(params=["cpu", "cuda"])
+def device(request, monkeypatch):
+    """The CPU, and a make-believe GPU, unless there is one."""
+    monkeypatch.setattr(bench, "DEVICE", request.param)
+    is_pretended = request.param == "cuda" and not torch.cuda.is_available()
+    with pretend.cuda() if is_pretended else contextlib.nullcontext():
+        yield request.param
 
 
 @pytest.fixture
 def tiny(monkeypatch):
     """A tiny policy alone, without the packages of others."""
     flags = {"hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 24}
-    for name, value in {"SIZES": {"tiny": flags}, "GROWING": {"tiny": 1}, "LENGTHS": (2, 4, 8),
+    for name, value in {"SIZES": {"tiny": flags}, "GROWING": {"tiny": 1}, "LENGTHS": (3, 4, 8),
                         "COMPARED": ["tiny"], "SHAPE": (4, 4, 12), "REPEATS": 2}.items():
         monkeypatch.setattr(bench, name, value)
     monkeypatch.setattr(bench, "find_spec", lambda package: package == "torch")
@@ -22,10 +36,11 @@ def tiny(monkeypatch):
 
 # ---- 1. the bench ----------------------------------------------------------------------------
 
-def test_a_record_has_a_row_for_every_kind_and_only_those_that_are_asked_for(tiny):
+def test_a_record_has_a_row_for_every_kind_and_only_those_that_are_asked_for(tiny, device):
     measured = json.loads(json.dumps(bench.measure(["rollout", "step", "scaling"])))
     rollouts, steps, parts = [found["rows"] for found in measured.values()]
     assert [row["of"]["lengths"] for row in rollouts + steps] == [*bench.KINDS[:2], *bench.KINDS]
+    assert {"no graph"} <= rollouts[0]["seconds"].keys() or device == "cpu"
     points = [(row["tokens"], len(row["seconds"]["update"])) for row in parts]
     assert points == [(8 * T, bench.REPEATS) for T in bench.LENGTHS]
     assert [*bench.measure(["step"])] == ["step"]
@@ -68,9 +83,21 @@ def test_a_command_that_fails_or_hangs_is_ended_and_its_output_is_kept(tmp_path,
     assert ("Fatal Python error: Aborted" in log.read_text()) == ("sleep" in code)
 
 
-@pytest.mark.parametrize("dry_run", [False, True])
-def test_each_command_is_a_module_that_is_there_and_a_dry_run_needs_no_gpu(dry_run):
-    commands = [command for _, _, command in gpu.commands(dry_run)]
-    for command in commands:
-        assert find_spec(command.split()[0]), command
-    assert ("cuda" in " ".join(commands)) == (not dry_run)
+def test_the_first_command_is_the_one_of_the_first_page_and_runs_on_a_make_believe_gpu(tmp_path):
+    _, limit, command = next(gpu.commands(dry_run=False))
+    assert command.startswith("grpo --task arithmetic --output_dir") and limit < 60
+    _, limit, tiny = next(gpu.commands(dry_run=True))
+    assert tiny.startswith(f"tests.pretend {command} ")
+    log = tmp_path / "log"
+    outcome = gpu.run(tiny.replace("runs/gpu", str(tmp_path)), limit, log, os.environ)
+    assert (outcome, "arithmetic on cuda" in log.read_text()) == ("ok", True), log.read_text()
+
+
+def test_each_command_is_a_module_that_is_there_with_flags_that_it_has():
+    for _, _, command in gpu.commands(dry_run=False):
+        module, *words = command.split()
+        assert find_spec(module), command
+        if f"{module}.py" in sync.SCRIPTS and "--resume_from_checkpoint" not in words:
+            config = importlib.import_module(module).Config
+            with pretend.cuda():
+                common.parse_flags(config, [*words, "--device", "cuda"])

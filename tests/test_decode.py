@@ -22,7 +22,6 @@ PROMPTS = ["(3+4)=", "((1+2)-1)=", "((9*2)-8)=", "(5-5)=", "((2*7)+6)=", "((8-3)
 TINY = {"task": "arithmetic:3", "hidden_size": 16, "num_hidden_layers": 3,
         "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 16,
         "max_completion_length": 20, "device": "cpu"}
-cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
 @dataclasses.dataclass
@@ -34,10 +33,9 @@ class Case:
     prompts: torch.Tensor           # (B, W)
     uniforms: torch.Tensor          # (B, T), or None: greedy
 
-    def decode(self, captured=None):
+    def decode(self):
         """-> tokens, mask, logps, entropy (B, T), lengths (B,)"""
-        return kernels.rollout(
-            self.policy, self.prompts, None, self.cfg, self.uniforms, captured=captured)
+        return kernels.rollout(self.policy, self.prompts, None, self.cfg, self.uniforms)
 
     def rollout(self):
         """The same, by the script."""
@@ -247,13 +245,11 @@ def test_triton_is_taken_on_cuda_where_it_can_run_and_refused_elsewhere(monkeypa
 
 # ---- 5. with a CUDA device -------------------------------------------------------------------
 
-@cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("greedy", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_a_graph_is_the_eager_step_token_for_token(dtype, greedy):
-    case = make_case(dtype=dtype, device="cuda", temperature=0.7)
+def test_a_graph_in_fp32_is_the_rollout_token_for_token(greedy):
+    case = make_case(dtype=torch.float32, device="cuda", temperature=0.7)
     case = case.change(uniforms=None) if greedy else case
-    graph = case.decode(captured=None)
-    equal(graph, case.decode(captured=False), 1e-6)
-    equal(graph, case.decode(captured=None), 0)                 # once more
+    graph = case.decode()
+    equal(graph, case.decode(), 0)                              # once more
     equal(graph, case.change(kernel="torch").rollout(), 2e-5)

@@ -1,9 +1,14 @@
 """The first thing to do on a machine with a GPU: python -m tools.gpu (make gpu).
 
-Does all of this run here, is it right, and how fast is it? Each command is a process with a time
-limit, so that one that fails, crashes or hangs stops no other; Ctrl-C skips one. Writes the report,
-docs/gpu-DEVICE.md, and by the bench docs/bench-DEVICE.json; logs are in runs/gpu, emptied first.
-With --dry_run all is tiny, on a CPU, which shows that it works, no more. Exits with 1 if it fails.
+Does all of this run here, is it right, and how fast is it? First comes `python grpo.py --task
+arithmetic`, just as anybody would start it: after a minute at most a line says whether it runs.
+Then all else, until ten minutes are over. Each command is a process with a time limit, so that one
+that fails, crashes or hangs stops no other; Ctrl-C skips one. What is printed is what to paste into
+an issue. Writes the report, docs/gpu-DEVICE.md, after each command, and by the bench
+docs/bench-DEVICE.json; logs are in runs/gpu, emptied first. Exits with 1 if something fails.
+
+With --dry_run all is tiny, and on a make-believe GPU (tests/pretend.py), which shows that the
+commands are right, no more.
 """
 import contextlib
 import os
@@ -23,9 +28,10 @@ from tools.runs import DOCS, ROOT, read_log, table
 from tools.sync import SCRIPTS
 
 FOLDER = ROOT / "runs" / "gpu"
-# A base that is right now and then, made in seconds, and three steps from it.
+SECONDS = 570                   # of all commands
+# A base that is right now and then, made in seconds, and two steps from it.
 SHORT = ("--task arithmetic:2 --textbook_share 0 --base_steps 300 --base_batch_size 16 "
-         "--max_steps 3 --stop_at 2 --num_eval_problems 64 --num_eval_samples 2")
+         "--max_steps 2 --stop_at 2 --num_eval_problems 64 --num_eval_samples 2")
 TINY = ("--hidden_size 16 --num_hidden_layers 1 --intermediate_size 16 --num_prompts 4 "
         "--max_completion_length 8 --base_steps 4 --max_steps 2 --num_eval_problems 4")
 MODEL = ("--model runs/gpu/model --task arithmetic:2 --dtype bfloat16 --max_steps 2 "
@@ -34,29 +40,35 @@ MODEL = ("--model runs/gpu/model --task arithmetic:2 --dtype bfloat16 --max_step
 
 def commands(dry_run):
     """What is run: a name, the seconds it may take, and words behind `python -m`. Yields tuples"""
-    device = "--device cpu" if dry_run else "--device cuda"
-    size = f"{device} {TINY}" if dry_run else device
-    tests = "test_bench.py" if dry_run else "test_kernels.py tests/test_decode.py -n 4"
-    yield "tests", 90, f"pytest -rs tests/{tests}"
+    python = "tests.pretend " if dry_run else ""
+    size = f" {TINY}" if dry_run else ""
+    yield "main-job", 55, f"{python}grpo --task arithmetic --output_dir runs/gpu/main{size}"
     for script in SCRIPTS:
         module = script.removesuffix(".py")
         for kernel in ("triton", "torch"):
             run = f"--kernel {kernel} --output_dir runs/gpu/{module}-{kernel}"
-            yield f"{module}-{kernel}", 30, f"{module} {SHORT} {run} {size}"
-    for task in ("arithmetic", "countdown"):
-        yield f"learns-{task}", 60, f"grpo --task {task} --output_dir runs/gpu/{task} {size}"
+            yield f"{module}-{kernel}", 30, f"{python}{module} {SHORT} {run}{size}"
+    resumed = f"--kernel triton --output_dir runs/gpu/resumed{size} --max_steps 1"
+    yield "one-step", 30, f"{python}grpo {SHORT} {resumed}"
+    yield "resumed", 30, f"{python}grpo --resume_from_checkpoint runs/gpu/resumed --max_steps 2"
+    collect = " --collect-only" if dry_run else ""
+    yield "tests", 90, f"pytest -rs tests/test_kernels.py tests/test_decode.py -n 4{collect}"
+    yield "countdown", 60, f"{python}grpo --task countdown --output_dir runs/gpu/countdown{size}"
     if find_spec("transformers"):
         yield "export", 20, "tools.export runs/gpu/grpo-triton runs/gpu/model"
-        run = f"{MODEL} {device} --output_dir runs/gpu/replicate"
-        yield "pretrained", 40, f"examples.pretrained {run}"
-        run = f"{MODEL} {device} --output_dir runs/gpu/fsdp --parallel fsdp"
-        yield "pretrained-fsdp", 40, f"torch.distributed.run examples/pretrained.py {run}"
+        yield "pretrained", 40, f"{python}examples.pretrained {MODEL} --output_dir runs/gpu/real"
+        fsdp = f"{MODEL} --output_dir runs/gpu/fsdp --parallel fsdp"
+        device = " --device cpu" if dry_run else ""     # several processes share no make-believe
+        yield "fsdp", 40, f"torch.distributed.run examples/pretrained.py {fsdp}{device}"
     for rows, limit in (("logits", 120), ("rollout", 40), ("step", 60)) if not dry_run else ():
         yield f"bench-{rows}", limit, f"kernels.bench --rows {rows}"
 
 
 def run(command, limit, log, env):
     """Run a command for `limit` seconds at most, its output into `log`. -> "ok", or why not"""
+    if limit < 1:
+        log.write_text("")
+        return "not run: the time is over"
     with open(log, "w") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", *command.split()], cwd=ROOT, env=env, stdin=subprocess.DEVNULL,
@@ -67,7 +79,7 @@ def run(command, limit, log, env):
         except subprocess.TimeoutExpired:
             process.send_signal(signal.SIGABRT)         # the traceback shows where it hangs
             time.sleep(1)
-            return f"no end after {limit} s"
+            return f"no end after {limit:.0f} s"
         except KeyboardInterrupt:
             return "interrupted"
         finally:
@@ -87,13 +99,29 @@ def differences(module):
                 yield f"{module}: {name} {one[name]:.4f} by Triton, {other[name]:.4f} by torch"
 
 
+def resumed_otherwise():
+    """Which weights of the run that was resumed are not those of the run that was not, to the bit;
+    none if there are not both. Yields str"""
+    with contextlib.suppress(OSError):
+        paths = [FOLDER / name / "checkpoint.pt" for name in ("grpo-triton", "resumed")]
+        one, other = (torch.load(path, "cpu", weights_only=True)["policy"] for path in paths)
+        for name in one:
+            if not torch.equal(one[name], other[name]):
+                difference = (one[name] - other[name]).abs().max()
+                yield f"resumed: {name} differs by up to {difference:.1e} from the whole run's"
+
+
+def summary(lines):
+    """What a log says last: scores, if there are some, else its last line. -> str"""
+    scores = [line for line in lines if line.startswith("held out")]
+    return (scores or lines or [""])[-1].strip()[:160]
+
+
 def report(results, wrong):
     """The report in Markdown. results: name -> (outcome, seconds, lines of the log). -> str"""
     text = f"# What make gpu found\n\n{MACHINE}, CUDA {torch.version.cuda}.\n\n"
-    rows = []
-    for name, (outcome, seconds, lines) in results.items():
-        said = [line for line in lines if line.startswith("held out")] or lines or [""]
-        rows.append([name, outcome, f"{seconds:.0f}", said[-1][:160].replace("|", "\\|")])
+    rows = [[name, outcome, f"{seconds:.0f}", summary(lines).replace("|", "\\|")]
+            for name, (outcome, seconds, lines) in results.items()]
     text += table(["command", "result", "seconds", "what it says last"], rows)
     text += "".join(f"\n{line}\n" for line in wrong)
     for name, (outcome, _, lines) in results.items():
@@ -105,31 +133,33 @@ def report(results, wrong):
 
 def main(argv=None):
     words = parser(__doc__)
-    words.add_argument("--dry_run", action="store_true", help="on the CPU, tiny")
+    words.add_argument("--dry_run", action="store_true", help="tiny, on a make-believe GPU")
     dry_run = words.parse_args(argv).dry_run
     if not dry_run and NAME == "cpu":
         common.fail(f"torch {torch.__version__} sees no GPU. Does nvidia-smi? Is this torch for "
-                    f"CUDA (it says {torch.version.cuda})? On a CPU there is --dry_run")
+                    f"CUDA (it says {torch.version.cuda})? Without one there is --dry_run")
     env = os.environ | {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
     gpus = env.get("CUDA_VISIBLE_DEVICES", "0")
     env["CUDA_VISIBLE_DEVICES"] = gpus.partition(",")[0]        # TRL's trainer refuses several
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
+    path = (FOLDER if dry_run else DOCS) / f"gpu-{SLUG}.md"
+    print(f"{MACHINE}, CUDA {torch.version.cuda}")
     results = {}
+    end = time.perf_counter() + SECONDS
     for name, limit, command in commands(dry_run):
-        print(f"{name} ... ", end="", flush=True)
-        interpreter = {"TRITON_INTERPRET": "1"} if dry_run and "--kernel" in command else {}
+        print(f"{name:17}", end="", flush=True)
         log = FOLDER / f"{name}.log"
         clock = time.perf_counter()
-        outcome = run(command, limit * (1 + dry_run), log, env | interpreter)
+        outcome = run(command, min(limit, end - clock), log, env)
         seconds = time.perf_counter() - clock
         lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
         results[name] = (outcome, seconds, lines)
-        print(f"{outcome} ({seconds:.0f} s)", flush=True)
-    path = (FOLDER if dry_run else DOCS) / f"gpu-{SLUG}.md"
-    wrong = [line for script in SCRIPTS for line in differences(script.removesuffix(".py"))]
-    path.write_text(report(results, wrong))
-    print(f"The report: {path}. The logs: {FOLDER}")
+        print(f"{outcome}, {seconds:.0f} s: {summary(lines)}"[:84], flush=True)
+        wrong = [line for script in SCRIPTS for line in differences(script.removesuffix(".py"))]
+        wrong += resumed_otherwise() if "resumed" in results else []
+        path.write_text(report(results, wrong))
+    print("\n".join([*wrong, f"The report: {path}. The logs: {FOLDER}"]))
     if wrong or any(outcome != "ok" for outcome, *_ in results.values()):
         raise SystemExit(1)
 

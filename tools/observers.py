@@ -212,9 +212,9 @@ class Warnings:
             self.said.add(message)
 
     def start(self, run):
-        if run.cfg.device == "cuda" and run.cfg.kernel == "auto" and common.kernels:
-            if not common.kernels.can_run("cuda"):
-                self.say(f"torch stands in for Triton, which needs {common.kernels.NEEDS}")
+        is_auto = run.cfg.device == "cuda" and run.cfg.kernel == "auto" and common.kernels
+        if is_auto and not common.kernels.can_run("cuda"):
+            self.say(f"torch stands in for Triton, which needs {common.kernels.NEEDS}")
 
     def evaluate(self, run, scores):
         if run.state["steps"] == 0 and scores.get("pass@1") == 0:
