@@ -15,8 +15,8 @@ is a tensor that keeps its address, and Python knows no number that changes from
   every 8 steps. Nothing else waits for the GPU.
 
 The weights keep their addresses, too: an optimizer changes them in place. So a graph serves a whole
-run. The two that were used last are kept as long as their model exists: an evaluation by samples,
-at the start and the end of a run, has many rows, whose keys and values nobody needs in between.
+run. The last two are kept as long as their model exists: an evaluation by samples, at the start and
+the end of a run, has many rows, whose keys and values nobody needs in between.
 
 What draws a token and what scores it are the script's own functions; so is what reads the prompts,
 before the graph. Without CUDA the same step runs as plain torch.
@@ -205,11 +205,11 @@ def rollout(model, prompts, problems, cfg, uniforms=None):
     with torch.cuda.device_of(prompts):
         if key not in graphs:
             while len(graphs) >= NUM_GRAPHS:
-                del graphs[next(iter(graphs))]          # the one used longest ago
+                del graphs[next(iter(graphs))]          # the oldest
             new_state = allocate(model, prompts, cfg, uniforms)
             one_step = functools.partial(step, model, new_state)
             graphs[key] = (new_state, capture(one_step) if has_graph else one_step)
-        state, replay = graphs[key] = graphs.pop(key)           # now the last
+        state, replay = graphs[key]
         start(model, state, prompts, uniforms)
         for t in range(1, T):
             if t % CHECK_EVERY == 0 and state.has_ended.all():

@@ -77,7 +77,7 @@ def contents(folder="."):
 def leaves(value, path=""):
     """A nest of dicts and lists as {path: value}. A tensor becomes a hash: equal is bit for bit."""
     if isinstance(value, torch.Tensor):
-        digest = hashlib.sha256(value.numpy().tobytes()).hexdigest()
+        digest = hashlib.sha256(value.cpu().numpy().tobytes()).hexdigest()
         return {path: (value.dtype, value.shape, digest[:16])}
     if not isinstance(value, (dict, list, tuple)):
         return {path: value}

@@ -163,7 +163,7 @@ def sampled(talker):
     """Of ppo.py: a policy, a task whose verifier likes completions with a character under 64,
     Config, and a batch of the policy."""
     cfg = common.parse_flags(ppo.Config, [
-        "--num_prompts", "2", "--num_generations", "2", "--hidden_size", "16",
+        "--device", "cpu", "--num_prompts", "2", "--num_generations", "2", "--hidden_size", "16",
         "--max_completion_length", "4"])
     task = common.load_task(cfg, lambda problem, text: float(any(ord(c) < 64 for c in text)))
     task.machinery = ppo
@@ -351,7 +351,8 @@ def test_offline_flips_the_share_of_the_pairs_that_is_asked_for():
 @with_ppo
 def test_offline_has_the_pairs_that_the_reward_model_learns_from(talker, monkeypatch):
     cfg = common.parse_flags(ppo.Config, [
-        "--num_prompts", "24", "--hidden_size", "16", "--max_completion_length", "3"])
+        "--device", "cpu", "--num_prompts", "24", "--hidden_size", "16",
+        "--max_completion_length", "3"])
     task = common.load_task(cfg, lambda problem, text: float(len(text) % 2))
     policy = talker(cfg)
     monkeypatch.setattr(offline, "load_base", lambda *_: (cfg, task, policy))

@@ -10,10 +10,12 @@ import pretend
 import pytest
 import torch
 from small_runs import steps
+from torch.utils._pytree import tree_leaves
 
 import common
 import grpo
 import tasks
+from kernels import logprob
 from tasks import preferences
 
 TINY = ("--hidden_size 16 --num_hidden_layers 1 --intermediate_size 16 --num_prompts 4 "
@@ -121,14 +123,22 @@ def test_demonstrations_with_calls_are_looked_at_once():
 def test_a_run_goes_on_on_any_device(first, then, base):
     train(first, f"ppo --eval_steps 9 {base}", "two")
     train(first, f"ppo --eval_steps 9 {base} --max_steps 1", "one")
-    with pretend.cuda():
-        saved = torch.load("one/checkpoint.pt")
-    assert saved["optimizer"]["state"][0]["exp_avg"].is_cuda == (first == "cuda")
     train(then, "ppo --resume_from_checkpoint one --max_steps 2", "one")
     one, two = (torch.load(f"{folder}/checkpoint.pt", "cpu") for folder in ("one", "two"))
     for part in ("policy", "critic", "optimizer"):
         torch.testing.assert_close(
             one[part], two[part], rtol=0, atol=0 if first == then else 1e-4)
+
+
+def test_a_checkpoint_is_loaded_to_the_cpu_wherever_it_was_written():
+    """Else it stays in the GPU's memory, and AdamW waits twice for each weight of each step."""
+    train("cuda", "grpo --max_steps 1", "one")
+    with pretend.cuda():
+        as_written = torch.load("one/checkpoint.pt")
+        cfg = common.parse_flags(grpo.Config, ["--resume_from_checkpoint", "one"])
+        saved = common.load_policy(grpo.GPT(cfg).to("cuda"), Path("one/checkpoint.pt"))
+    assert all(x.is_cuda for x in as_written["policy"].values())
+    assert not any(x.is_cuda for x in tree_leaves(saved) if torch.is_tensor(x))
 
 
 def test_a_run_by_triton_goes_on_without_a_gpu(capsys):
@@ -144,7 +154,25 @@ def test_a_run_by_triton_goes_on_without_a_gpu(capsys):
     assert len(steps("one")) == 2
 
 
-# ---- 3. the make-believe device --------------------------------------------------------------
+# ---- 3. what a machine lacks, or does unasked ---------------------------------------------------
+
+def test_without_a_c_compiler_torch_stands_in_for_triton_and_says_so(monkeypatch, capsys):
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CC", raising=False)
+    can_compile = logprob.can_compile.__wrapped__
+    assert not can_compile()
+    monkeypatch.setattr(logprob, "can_compile", can_compile)
+    train("cuda", "grpo --max_steps 1", "one")
+    assert "warning: torch stands in for Triton, which needs" in capsys.readouterr().out
+
+
+def test_a_run_computes_in_fp32_although_an_image_turned_tf32_on():
+    torch.set_float32_matmul_precision("high")
+    train("cpu", "grpo --max_steps 0", "one")
+    assert torch.backends.cuda.matmul.fp32_precision != "tf32"
+
+
+# ---- 4. the make-believe device --------------------------------------------------------------
 
 RAISE = ["a + torch.ones(2)", "torch.ones(2) @ a", "torch.cat([a, torch.ones(2, 2)])",
          "torch.ones(2, 2)[a.long()]", "torch.where(a > 1, torch.ones(2), a)", "a.numpy()",
