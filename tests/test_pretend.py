@@ -97,7 +97,7 @@ def test_a_base_is_made_there(task):
 
 
 @pytest.mark.parametrize("words, most", [
-    ("grpo", 35), ("ppo --task gridworld", 80), ("dpo --online", 25)])
+    ("grpo", 35), ("ppo --task gridworld", 61), ("dpo --online", 25)])
 def test_a_step_waits_for_the_gpu_no_more_often_than_it_did(words, most, base):
     """A wait costs 10 to 20 us, in which the GPU soon has nothing to do."""
     count = Counter()
