@@ -303,7 +303,8 @@ ROWS = {"logits": logits_row, "rollout": rollout_row, "step": step_row, "scaling
 
 
 def measure(names):
-    """Those of the ROWS that are named, printed as they come. name -> machine, rows"""
+    """Those of the ROWS that are named, printed as they come. Yields {name: machine, rows}, all so
+    far, after each."""
     dtypes = [torch.bfloat16, torch.float32] if DEVICE == "cuda" else []
     points = {"logits": product(LOGITS, dtypes, ("forward", "backward")),
               "rollout": product(COMPARED, KINDS[:2]),      # rewards do not matter to it
@@ -315,9 +316,8 @@ def measure(names):
         for point in points[name]:
             rows.append(ROWS[name](*point))
             print(table(rows[-1:]), flush=True)
-        if rows:
             measured[name] = {"machine": MACHINE, "rows": rows}
-    return measured
+            yield measured
 
 
 def cells(row):
@@ -351,9 +351,11 @@ def main(argv=None):
     if not set(names) <= ROWS.keys():
         common.fail(f"--rows {','.join(names)}: must be some of {','.join(ROWS)}")
     torch.set_num_threads(1)                    # for all that are compared
+    torch.set_float32_matmul_precision("highest")
     path = runs.DOCS / f"bench-{SLUG}.json"
     old = json.loads(path.read_text()) if path.is_file() else {}
-    common.write(path, json.dumps(old | measure(names), indent=1) + "\n")
+    for measured in measure(names):             # the last ones may take too long
+        common.write(path, json.dumps(old | measured, indent=1) + "\n")
     records = [json.loads(path.read_text()) for path in sorted(runs.DOCS.glob("bench-*.json"))]
     for name in ROWS:
         text = ""

@@ -313,7 +313,7 @@ class LogProb(torch.autograd.Function):
 
 # ---- 4. what is called -----------------------------------------------------------------------
 
-NEEDS = "the package triton, CUDA 8.0, a C compiler and Python.h"
+NEEDS = "triton, a GPU of compute capability 8.0, a C compiler and Python.h"
 
 
 @functools.cache

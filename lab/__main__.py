@@ -24,4 +24,5 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""     # for all processes: what is written is a CPU's
     start(main)

@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT))
 from tools import sync  # noqa: E402
 
 torch.set_num_threads(1)        # sums differ between thread counts in the last bit
+torch.set_float32_matmul_precision("highest")       # some images turn TF32 on
 
 # fixtures for all tests
 pytest_plugins = ["small_runs", "update_scenes", "small_models"]

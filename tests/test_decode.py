@@ -237,7 +237,7 @@ def test_triton_is_taken_on_cuda_where_it_can_run_and_refused_elsewhere(monkeypa
         assert not kernels.applies("torch", cuda)
     assert kernels.applies("triton", cpu)
     monkeypatch.setattr(fused, "can_run", lambda device: False)
-    with pytest.raises(ValueError, match="--kernel triton: on cuda: needs the package triton"):
+    with pytest.raises(ValueError, match="--kernel triton: on cuda: needs triton, a GPU"):
         kernels.applies("triton", cuda)
     with pytest.raises(ValueError, match="--kernel cuda: must be auto, torch or triton"):
         kernels.applies("cuda", cpu)

@@ -3,15 +3,16 @@
 Does all of this run here, is it right, and how fast is it? First comes `python grpo.py --task
 arithmetic`, just as anybody would start it: after a minute at most a line says whether it runs.
 Then all else, until ten minutes are over. Each command is a process with a time limit, so that one
-that fails, crashes or hangs stops no other; Ctrl-C skips one. What is printed is what to paste into
-an issue. Writes the report, docs/gpu-DEVICE.md, after each command, and by the bench
-docs/bench-DEVICE.json; logs are in runs/gpu, emptied first. Exits with 1 if something fails.
+that fails, crashes or hangs stops no other. Ctrl-C skips one, twice at once all. What is printed is
+what to paste into an issue. Writes the report, docs/gpu-DEVICE.md, after each command, and by the
+bench docs/bench-DEVICE.json; logs are in runs/gpu, emptied first. Exits with 1 if something fails.
 
-With --dry_run all is tiny, and on a make-believe GPU (tests/pretend.py), which shows that the
-commands are right, no more.
+With --dry_run all is tiny, and on a make-believe GPU (tests/pretend.py). That shows that the
+commands are right; the base is too bad to learn from, so most updates are empty.
 """
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -28,7 +29,7 @@ from tools.runs import DOCS, ROOT, read_log, table
 from tools.sync import SCRIPTS
 
 FOLDER = ROOT / "runs" / "gpu"
-SECONDS = 570                   # of all commands
+SECONDS = 540                   # of all commands
 # A base that is right now and then, made in seconds, and two steps from it.
 SHORT = ("--task arithmetic:2 --textbook_share 0 --base_steps 300 --base_batch_size 16 "
          "--max_steps 2 --stop_at 2 --num_eval_problems 64 --num_eval_samples 2")
@@ -42,18 +43,21 @@ def commands(dry_run):
     """What is run: a name, the seconds it may take, and words behind `python -m`. Yields tuples"""
     python = "tests.pretend " if dry_run else ""
     size = f" {TINY}" if dry_run else ""
-    yield "main-job", 55, f"{python}grpo --task arithmetic --output_dir runs/gpu/main{size}"
+    yield "main-job", 100, f"{python}grpo --task arithmetic --output_dir runs/gpu/main{size}"
     for script in SCRIPTS:
         module = script.removesuffix(".py")
         for kernel in ("triton", "torch"):
             run = f"--kernel {kernel} --output_dir runs/gpu/{module}-{kernel}"
             yield f"{module}-{kernel}", 30, f"{python}{module} {SHORT} {run}{size}"
+    if not dry_run:                                     # whose tensors torch.func does not know
+        optimal = "--baseline optimal --output_dir runs/gpu/optimal"
+        yield "reinforce-optimal", 30, f"reinforce {SHORT} {optimal}"
     resumed = f"--kernel triton --output_dir runs/gpu/resumed{size} --max_steps 1"
     yield "one-step", 30, f"{python}grpo {SHORT} {resumed}"
     yield "resumed", 30, f"{python}grpo --resume_from_checkpoint runs/gpu/resumed --max_steps 2"
     collect = " --collect-only" if dry_run else ""
     yield "tests", 90, f"pytest -rs tests/test_kernels.py tests/test_decode.py -n 4{collect}"
-    yield "countdown", 60, f"{python}grpo --task countdown --output_dir runs/gpu/countdown{size}"
+    yield "countdown", 120, f"{python}grpo --task countdown --output_dir runs/gpu/countdown{size}"
     if find_spec("transformers"):
         yield "export", 20, "tools.export runs/gpu/grpo-triton runs/gpu/model"
         yield "pretrained", 40, f"{python}examples.pretrained {MODEL} --output_dir runs/gpu/real"
@@ -66,18 +70,21 @@ def commands(dry_run):
 
 def run(command, limit, log, env):
     """Run a command for `limit` seconds at most, its output into `log`. -> "ok", or why not"""
+    log.write_text("")
     if limit < 1:
-        log.write_text("")
         return "not run: the time is over"
+    end = time.perf_counter() + limit
     with open(log, "w") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", *command.split()], cwd=ROOT, env=env, stdin=subprocess.DEVNULL,
             stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
         try:
-            code = process.wait(limit)
-            return "ok" if code == 0 else f"ended with {code}"
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGABRT)         # the traceback shows where it hangs
+            while (left := end - time.perf_counter()) > 0:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    code = process.wait(min(left, 50))
+                    return "ok" if code == 0 else f"ended with {code}"
+                print(f"...\n  {summary('', read(log)):.70}\n{'':17}", end="", flush=True)
+            os.killpg(process.pid, signal.SIGABRT)      # the tracebacks show where it hangs
             time.sleep(1)
             return f"no end after {limit:.0f} s"
         except KeyboardInterrupt:
@@ -100,33 +107,46 @@ def differences(module):
 
 
 def resumed_otherwise():
-    """Which weights of the run that was resumed are not those of the run that was not, to the bit;
-    none if there are not both. Yields str"""
-    with contextlib.suppress(OSError):
-        paths = [FOLDER / name / "checkpoint.pt" for name in ("grpo-triton", "resumed")]
-        one, other = (torch.load(path, "cpu", weights_only=True)["policy"] for path in paths)
-        for name in one:
-            if not torch.equal(one[name], other[name]):
-                difference = (one[name] - other[name]).abs().max()
-                yield f"resumed: {name} differs by up to {difference:.1e} from the whole run's"
+    """How far the weights of the run that was resumed are from those of the run that was not, if
+    they are not equal to the bit. Yields str"""
+    paths = [FOLDER / name / "checkpoint.pt" for name in ("grpo-triton", "resumed")]
+    one, other = (torch.load(path, "cpu", weights_only=True)["policy"] for path in paths)
+    differences = [(one[name] - other[name]).abs().max().item() for name in one]
+    if max(differences) > 0:
+        number = sum(difference > 0 for difference in differences)
+        yield f"resumed: {number} of {len(one)} weights differ, by up to {max(differences):.1e}"
 
 
-def summary(lines):
-    """What a log says last: scores, if there are some, else its last line. -> str"""
-    scores = [line for line in lines if line.startswith("held out")]
-    return (scores or lines or [""])[-1].strip()[:160]
+def read(log):
+    """The lines of a log that are not empty. -> list"""
+    return [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+
+
+def abort(lines):
+    """The number of the line at which SIGABRT began to show where a command hung. -> int"""
+    found = [i for i, line in enumerate(lines) if line.startswith("Fatal Python error")]
+    return found[0] if found else len(lines)
+
+
+def summary(outcome, lines):
+    """What a log says last: scores if all is well, else the error; or else the last line. -> str"""
+    lines = lines[:abort(lines)]
+    pattern = "^held out" if outcome == "ok" else r"^error: |Error\b"
+    found = [line for line in lines if re.search(pattern, line)]
+    return (found or lines or [""])[-1].strip()[:160]
 
 
 def report(results, wrong):
     """The report in Markdown. results: name -> (outcome, seconds, lines of the log). -> str"""
     text = f"# What make gpu found\n\n{MACHINE}, CUDA {torch.version.cuda}.\n\n"
-    rows = [[name, outcome, f"{seconds:.0f}", summary(lines).replace("|", "\\|")]
+    rows = [[name, outcome, f"{seconds:.0f}", summary(outcome, lines).replace("|", "\\|")]
             for name, (outcome, seconds, lines) in results.items()]
     text += table(["command", "result", "seconds", "what it says last"], rows)
     text += "".join(f"\n{line}\n" for line in wrong)
     for name, (outcome, _, lines) in results.items():
         if outcome != "ok":
-            log = "\n".join(line[:200] for line in lines[-30:])
+            last = abort(lines)
+            log = "\n".join(line[:200] for line in lines[max(0, last - 30):last + 40])
             text += f"\n## {name}: {outcome}\n\n```\n{log}\n```\n"
     return text + "\nWhat we want to see in the tables of the bench: [speed.md](speed.md).\n"
 
@@ -137,14 +157,16 @@ def main(argv=None):
     dry_run = words.parse_args(argv).dry_run
     if not dry_run and NAME == "cpu":
         common.fail(f"torch {torch.__version__} sees no GPU. Does nvidia-smi? Is this torch for "
-                    f"CUDA (it says {torch.version.cuda})? Without one there is --dry_run")
+                    f"CUDA (it says {torch.version.cuda})? Without a GPU: make gpu DRY=1")
     env = os.environ | {"PYTHONFAULTHANDLER": "1", "PYTHONUNBUFFERED": "1"}
     gpus = env.get("CUDA_VISIBLE_DEVICES", "0")
     env["CUDA_VISIBLE_DEVICES"] = gpus.partition(",")[0]        # TRL's trainer refuses several
     shutil.rmtree(FOLDER, ignore_errors=True)
-    FOLDER.mkdir(parents=True)
+    FOLDER.mkdir(parents=True, exist_ok=True)
     path = (FOLDER if dry_run else DOCS) / f"gpu-{SLUG}.md"
     print(f"{MACHINE}, CUDA {torch.version.cuda}")
+    if not find_spec("transformers"):
+        print("examples/pretrained.py is left out: it needs transformers")
     results = {}
     end = time.perf_counter() + SECONDS
     for name, limit, command in commands(dry_run):
@@ -153,12 +175,15 @@ def main(argv=None):
         clock = time.perf_counter()
         outcome = run(command, min(limit, end - clock), log, env)
         seconds = time.perf_counter() - clock
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        lines = read(log)
         results[name] = (outcome, seconds, lines)
-        print(f"{outcome}, {seconds:.0f} s: {summary(lines)}"[:84], flush=True)
+        print(f"{outcome}, {seconds:.0f} s: {summary(outcome, lines)}"[:84], flush=True)
         wrong = [line for script in SCRIPTS for line in differences(script.removesuffix(".py"))]
-        wrong += resumed_otherwise() if "resumed" in results else []
+        pair = [results.get(name, [""])[0] for name in ("grpo-triton", "one-step", "resumed")]
+        wrong += resumed_otherwise() if pair == ["ok"] * 3 else []
         path.write_text(report(results, wrong))
+        if outcome == "interrupted" and seconds < 1:
+            break
     print("\n".join([*wrong, f"The report: {path}. The logs: {FOLDER}"]))
     if wrong or any(outcome != "ok" for outcome, *_ in results.values()):
         raise SystemExit(1)
