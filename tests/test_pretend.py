@@ -9,7 +9,8 @@ from pathlib import Path
 import pretend
 import pytest
 import torch
-from small_runs import steps
+from small_models import LIKE_SMALL, load_example
+from small_runs import arguments, steps
 from torch.utils._pytree import tree_leaves
 
 import common
@@ -78,16 +79,31 @@ def base(tmp_path_factory):
     return f" --init_from {folder}/base"
 
 
+def assert_same_steps():
+    """The metrics of the folders cuda and cpu are the same, and something was learned."""
+    for ours, expected in zip(steps("cuda"), steps("cpu"), strict=True):
+        del ours["step_time"], expected["step_time"]
+        assert ours == pytest.approx(expected, rel=1e-3, abs=1e-4) and ours["grad_norm"] > 1e-3
+
+
 # ---- 1. runs ---------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("words", RUNS)
 def test_a_run_has_the_numbers_of_the_cpu(words, base):
     for device in ("cpu", "cuda"):
         train(device, words + base, device)
-    for ours, expected in zip(steps("cuda"), steps("cpu"), strict=True):
-        del ours["step_time"], expected["step_time"]
-        assert ours == pytest.approx(expected, rel=1e-3, abs=1e-4) and ours["grad_norm"] > 1e-3
+    assert_same_steps()
     assert Path("cuda/greedy.jsonl").read_text() == Path("cpu/greedy.jsonl").read_text()
+
+
+@pytest.mark.parametrize("method", ["grpo", "gspo"])
+def test_a_pretrained_model_has_the_numbers_of_the_cpu(method, small_llama):
+    flags = LIKE_SMALL | {"model": small_llama, "method": method, "dtype": "float32", "beta": 0.1,
+                          "max_steps": 2, "learning_rate": 0.01}
+    for device in ("cpu", "cuda"):
+        with pretend.cuda() if device == "cuda" else contextlib.nullcontext():
+            load_example().main(arguments(flags | {"device": device, "output_dir": device}))
+    assert_same_steps()
 
 
 @pytest.mark.parametrize("task", ["arithmetic:2,lookup", "gridworld:0.2"])
