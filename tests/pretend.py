@@ -16,7 +16,7 @@ import sys
 from unittest import mock
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_map
 
 from kernels import logprob
 
@@ -100,8 +100,24 @@ class Tensor(torch.Tensor):
         return run(function, args, kwargs or {})
 
 
+def each(function, x):
+    """function of all that is in a nest of lists. torch's tree_map is slower."""
+    if isinstance(x, (list, tuple)):
+        return type(x)([each(function, part) for part in x])
+    return function(x)
+
+
+def flat(x):
+    """All that is in a nest of lists."""
+    return [leaf for part in x for leaf in flat(part)] if isinstance(x, (list, tuple)) else [x]
+
+
 def wrap(x):
     return Tensor(x) if isinstance(x, torch.Tensor) else x
+
+
+def unwrap(x):
+    return x.numbers if type(x) is Tensor else x
 
 
 def run(function, args, kwargs):
@@ -111,22 +127,22 @@ def run(function, args, kwargs):
     to_cpu = name == "_to_copy" and kwargs.get("device") == CPU
     if to_cpu or name in WAITS:
         gpu.wait("to the CPU" if to_cpu else name)
-    plain, named = tree_map(lambda x: x.numbers if type(x) is Tensor else x, (args, kwargs))
+    plain, named = each(unwrap, args), {name: unwrap(x) for name, x in kwargs.items()}
     if named.get("device"):
         named["device"] = CPU
     if not function._schema.is_mutable:
         output = gpu.do(function, *plain, **named)
-        return output if to_cpu else tree_map(wrap, output)
+        return output if to_cpu else each(wrap, output)
     changed = kwargs.get("out", args[0])
     if gpu.recording:
-        gpu.recording.before += [(x.numbers, x.numbers.clone()) for x in tree_leaves(changed)]
+        gpu.recording.before += [(x.numbers, x.numbers.clone()) for x in flat(changed)]
     gpu.do(function, *plain, **named)
     return changed
 
 
 def check(function, name, args, kwargs):
     """Raise where CUDA does."""
-    leaves = tree_leaves((args, kwargs))
+    leaves = flat((args, *kwargs.values()))
     if any(isinstance(x, torch.Generator) for x in leaves):
         raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
     # those on the CPU, but for empty ones, which torch itself makes there
@@ -160,7 +176,7 @@ class Graph:
     def replay(self):
         for function, args, kwargs, output in self.calls:
             again = function(*args, **kwargs)
-            for kept, new in zip(tree_leaves(output), tree_leaves(again)):
+            for kept, new in zip(flat(output), flat(again)):
                 if isinstance(kept, torch.Tensor) and kept.data_ptr() != new.data_ptr():
                     kept.copy_(new)                     # a view needs no copy
 
