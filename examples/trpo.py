@@ -104,7 +104,7 @@ def update(policy, optimizer, batch, A, cfg, step, penalty_coef):
 
     def read(part):
         """log pi of all tokens of the vocabulary, for some rows. -> (b, T, V)"""
-        T = max(2, int(batch.lengths[part].max()))      # torch derives no empty tensor twice
+        T = int(batch.lengths[part].max())
         tokens = batch.tokens[part, :T]                                         # (b, T)
         hidden = ppo.completion_states(policy, batch.prompts[part], tokens)
         return F.log_softmax(F.linear(hidden, policy.embed.weight) / cfg.temperature, dim=-1)

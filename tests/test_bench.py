@@ -43,7 +43,8 @@ def test_a_record_has_a_row_for_every_kind_and_only_those_that_are_asked_for(tin
     assert {"no graph"} <= rollouts[0]["seconds"].keys() or device == "cpu"
     points = [(row["tokens"], len(row["seconds"]["update"])) for row in parts]
     assert points == [(8 * T, bench.REPEATS) for T in bench.LENGTHS]
-    assert [*next(bench.measure(["step"]))] == ["step"]
+    so_far = [[*found, len(found["step"]["rows"])] for found in bench.measure(["step"])]
+    assert so_far == [["step", 1], ["step", 2], ["step", 3]]
 
 
 def test_all_who_are_timed_compute_the_same_gradient(tiny, monkeypatch):
@@ -103,3 +104,37 @@ def test_each_command_is_a_module_that_is_there_with_flags_that_it_has():
             config = importlib.import_module(module).Config
             with pretend.cuda():
                 common.parse_flags(config, [*words, "--device", "cuda"])
+
+
+def test_a_report_says_what_fails_what_is_not_run_and_what_differs(tmp_path, monkeypatch, capsys):
+    """A run by Triton, one by torch, and one that was resumed, which end otherwise than it."""
+    (tmp_path / "job.py").write_text(
+        "import json, pathlib, sys, torch\n"
+        "number = float(sys.argv[2])\n"
+        "folder = pathlib.Path(sys.argv[1])\n"
+        "folder.mkdir()\n"
+        "(folder / 'metrics.jsonl').write_text(json.dumps({'reward': number}))\n"
+        "torch.save({'policy': {'w': torch.tensor(number)}}, folder / 'checkpoint.pt')\n"
+        "sys.exit(number < 0)\n")
+    folder = tmp_path / "gpu"
+    monkeypatch.setattr(gpu, "FOLDER", folder)
+    monkeypatch.setattr(gpu, "SECONDS", 60)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def found(**numbers):
+        """What main says of jobs that end with these numbers."""
+        jobs = [(name, 20, f"job {folder}/{name} {x}") for name, x in numbers.items()]
+        monkeypatch.setattr(gpu, "commands", lambda dry_run: jobs)
+        try:
+            gpu.main(["--dry_run"])
+        except SystemExit as end:
+            return end.code, capsys.readouterr().out
+        return 0, capsys.readouterr().out
+    good = {"grpo-triton": 0.5, "grpo-torch": 0.51, "one-step": 0.5, "resumed": 0.5}
+    assert found(**good)[0] == 0
+    code, said = found(**good | {"grpo-torch": 0.6, "resumed": 0.75})
+    assert code == 1 and "grpo: reward 0.5000 by Triton, 0.6000 by torch" in said
+    assert "resumed: 1 of 1 weights differ, by up to 2.5e-01" in said
+    assert found(failing=-1.0)[0] == 1
+    monkeypatch.setattr(gpu, "SECONDS", 0)
+    assert "not run: the time is over" in found(late=1.0)[1]

@@ -169,7 +169,8 @@ def test_a_run_by_triton_goes_on_without_a_gpu(capsys):
             grpo.main(f"--resume_from_checkpoint one {flags}".split())
         assert message in capsys.readouterr().err
         assert Path("one/checkpoint.pt").read_bytes() == before
-    train("cpu", "grpo --resume_from_checkpoint one --max_steps 2 --kernel torch", "one")
+    train("cpu", "grpo --resume_from_checkpoint one --max_steps 2 --kernel torch "
+          "--micro_batch_size 5", "one")
     assert len(steps("one")) == 2
 
 
@@ -180,6 +181,10 @@ def test_without_a_c_compiler_torch_stands_in_for_triton_and_says_so(monkeypatch
     monkeypatch.delenv("CC", raising=False)
     can_compile = logprob.can_compile.__wrapped__
     assert not can_compile()
+    with monkeypatch.context() as patch:                # a compiler, but no header
+        patch.setenv("CC", "cc")
+        patch.setattr(logprob.sysconfig, "get_path", lambda *_: "nowhere")
+        assert not can_compile()
     monkeypatch.setattr(logprob, "can_compile", can_compile)
     train("cuda", "grpo --max_steps 1", "one")
     assert "warning: torch stands in for Triton, which needs" in capsys.readouterr().out

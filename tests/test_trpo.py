@@ -161,6 +161,14 @@ def test_an_update_goes_uphill_within_the_exact_kl_of_the_valid_tokens(micro_bat
     assert metrics["loss"] == pytest.approx(-mean(A), abs=1e-6)
 
 
+def test_an_update_learns_from_completions_of_one_token():
+    cfg = trpo.Config(**SMALL | {"max_completion_length": 1}, max_kl=0.02)
+    policy = ppo.GPT(cfg).double()
+    batch = ppo.sample_batch(policy, common.load_task(cfg, ppo.verify), cfg, 0)
+    metrics = trpo.update(policy, None, batch, randn(16, 1), cfg, 0, 1.0)
+    assert 0 < metrics["policy_kl"] <= 0.02
+
+
 # ---- runs ------------------------------------------------------------------------------------
 
 def test_a_run_that_is_resumed_ends_as_the_uninterrupted_one(at_work_folder):
