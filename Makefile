@@ -16,13 +16,16 @@ endif
 # A process for each core, at most 8, since each holds torch; who is idle takes over others' tests.
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: run read film play report help test quick lint mutants sync diff seeds compare levers lab \
+.PHONY: run nano read film play report help test quick lint mutants sync diff seeds compare levers lab \
         bench real gpu conform screenshot clean
 
 ##@ To start
 
 run: $(READY)            ## the main job: make the base, train it by GRPO on arithmetic; see runs/
 	$(PY) grpo.py --task arithmetic
+
+nano: $(READY)           ## the same in 200 lines that need only torch, explained in docs/nano.md
+	$(PY) nano.py
 
 read: $(READY)           ## the reading pages, docs/read/, and their door, docs/index.html
 	$(PY) -m tools.read
@@ -64,8 +67,9 @@ diff:                    ## make diff A=grpo B=gspo: the lines that B removes an
 
 ##@ To measure, and write down in docs/ and on the page that is named
 
-seeds: $(READY)          ## the main job with several seeds, a base for each: lab.md, README.md
+seeds: $(READY)          ## main job and nano.py, by several seeds: lab.md, nano.md, README.md
 	$(PY) -m tools.seeds $(SEEDS)
+	$(PY) -m tools.seeds --nano 0 1 2 3 4 5 6 7 8 9
 
 compare: $(READY)        ## all scripts from one base, on two tasks: lab/methods.md, a picture
 	$(PY) -m lab methods

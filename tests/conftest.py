@@ -125,6 +125,14 @@ def bigram():
 
 
 @pytest.fixture
+def double():
+    """New tensors and weights are float64."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
 def restored_ctrl_c():
     """Leaves Ctrl-C as it was, although a run handles it."""
     on_ctrl_c = signal.getsignal(signal.SIGINT)

@@ -78,6 +78,7 @@ class Tensor(torch.Tensor):
     cpu = lambda self: self.to(CPU)
     tolist = lambda self: self.cpu().tolist()
     __repr__ = lambda self: f"{self.numbers} on {CUDA}"
+    __format__ = lambda self, spec: format(self.item(), spec)
     __torch_function__ = torch._C._disabled_torch_function_impl
     __tensor_flatten__ = lambda self: (["numbers"], None)       # by which Module.to knows it
     __tensor_unflatten__ = staticmethod(lambda parts, *_: Tensor(parts["numbers"]))
@@ -214,7 +215,7 @@ def to(self, *args, copy=False, to=torch.Tensor.to, **kwargs):
 
 
 def tensor(data, *, device=None, tensor=torch.tensor, **options):
-    return tensor(data, **options) if device is None else tensor(data, **options).to(device)
+    return tensor(data, device=CPU, **options).to(device or torch.empty(0).device)
 
 
 def pad_sequence(rows, *options, pad_sequence=torch._C._nn.pad_sequence):

@@ -14,11 +14,7 @@ FOUND = json.loads((ROOT / "docs/conformance.json").read_text())
 ROWS = {f"{row['theirs']} / {row['what']}": row for row in FOUND["rows"]}
 
 
-@pytest.fixture(autouse=True)
-def double():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def read(text, like):

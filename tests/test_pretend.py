@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 import common
 import grpo
+import nano
 import tasks
 from kernels import logprob
 from tasks import preferences
@@ -172,6 +173,18 @@ def test_a_run_by_triton_goes_on_without_a_gpu(capsys):
     train("cpu", "grpo --resume_from_checkpoint one --max_steps 2 --kernel torch "
           "--micro_batch_size 5", "one")
     assert len(steps("one")) == 2
+
+
+def test_nano_prints_the_same_on_cuda(monkeypatch, capsys):
+    monkeypatch.setattr(nano, "P", 2)
+    monkeypatch.setattr(nano, "T", 12)
+    monkeypatch.setattr(nano, "verify", lambda answer, text: len(text) % 2.0)
+    nano.main(base_steps=2, steps=2)
+    printed = capsys.readouterr().out
+    with pretend.cuda():
+        nano.main(base_steps=2, steps=2)
+    torch.set_default_device(None)
+    assert capsys.readouterr().out == printed
 
 
 # ---- 3. what a machine lacks, or does unasked ---------------------------------------------------

@@ -52,6 +52,7 @@ def commands(dry_run):
     if not dry_run:                                     # whose tensors torch.func does not know
         optimal = "--baseline optimal --output_dir runs/gpu/optimal"
         yield "reinforce-optimal", 30, f"reinforce {SHORT} {optimal}"
+        yield "nano", 60, "nano"                        # which has no flags to be small by
     resumed = f"--kernel triton --output_dir runs/gpu/resumed{size} --max_steps 1"
     yield "one-step", 30, f"{python}grpo {SHORT} {resumed}"
     yield "resumed", 30, f"{python}grpo --resume_from_checkpoint runs/gpu/resumed --max_steps 2"

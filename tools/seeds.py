@@ -3,6 +3,7 @@
 Runs the main job once for each seed, in an empty folder, so that every run makes a base of its own
 (--base_seed is the seed, too). Writes docs/seeds.json, docs/curve.png (of the first seed) and,
 between their marks, a table in docs/lab.md and parts of what the first seed printed in README.md.
+With --nano, nano.py is run instead, and docs/nano.md has the table and what the first one printed.
 """
 import re
 import shutil
@@ -10,10 +11,11 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 from tools import parser, start
-from tools.runs import DOCS, MACHINE, ROOT, put, read_summary, record, table
+from tools.runs import DOCS, MACHINE, ROOT, loads, put, read_summary, record, table
 
 
 def row(seed, summary):
@@ -54,22 +56,60 @@ def run_seed(seed, is_first):
         return read_summary(folder)
 
 
-def main():
-    words = parser(__doc__)
-    words.add_argument("seeds", nargs="*", type=int, default=[0, 1, 2, 3, 4], metavar="SEED")
-    seeds = [str(seed) for seed in words.parse_args().seeds]
+def write_down(**found):
+    """Put what was found into docs/seeds.json, and keep what that has of the other script."""
+    kept = loads((DOCS / "seeds.json").read_text()) | found
+    record("seeds", **{name: part for name, part in kept.items() if name != "machine"})
+
+
+def main_job(seeds):
+    """Run the main job, and write down what it did."""
     results = {}
     rows = []
     for seed in seeds:
         results[seed] = run_seed(seed, is_first=seed == seeds[0])
         rows.append(row(seed, results[seed]))
         print(*rows[-1].values(), sep=", ", flush=True)
-    record("seeds", seeds=results)
+    write_down(seeds=results)
     seconds = statistics.median(summary["seconds_total"] for summary in results.values())
     problems = results[seeds[0]]["trained"]["problems"]
     found = table(rows[0], [one.values() for one in rows])
     put("table", f"{found}\nMedian of all: {seconds:.0f} s. Held-out problems, all different: "
         f"{problems}; {MACHINE}.\n", "seeds")
+
+
+def nano(seeds):
+    """Run nano.py, and write down what it did."""
+    results = {}
+    for seed in seeds:
+        began = time.perf_counter()
+        command = [sys.executable, "-c", f"import nano; nano.main(seed={seed})"]
+        done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+        before, after = re.findall("(?:before|after): +([0-9.]+) right", done.stdout)
+        results[seed] = {"before": float(before), "after": float(after),
+                         "seconds": time.perf_counter() - began}
+        print(seed, *results[seed].values(), sep=", ", flush=True)
+        if seed == seeds[0]:
+            lines = done.stdout.splitlines()
+            steps = [line for line in lines if line.startswith("step")]
+            shown = [lines[0], lines[1], "...", steps[0], steps[5], steps[10], "...", *lines[-3:]]
+    write_down(nano=results)
+    rows = [[seed, f"{one['before']:.3f}", f"{one['after']:.3f}", f"{one['seconds']:.0f} s"]
+            for seed, one in results.items()]
+    found = table(["seed", "right before", "right after", "seconds"], rows)
+    put("nano", "```\n" + "\n".join(shown) + f"\n```\n\n{found}\n{MACHINE}.\n", "seeds")
+
+
+def main():
+    words = parser(__doc__)
+    words.add_argument("seeds", nargs="*", type=int, default=[0, 1, 2, 3, 4], metavar="SEED")
+    words.add_argument("--nano", action="store_true", help="nano.py, instead of the main job")
+    options = words.parse_args()
+    seeds = [str(seed) for seed in options.seeds]
+    if options.nano:
+        nano(seeds)
+    else:
+        main_job(seeds)
 
 
 if __name__ == "__main__":

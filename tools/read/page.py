@@ -17,7 +17,8 @@ v.form.onchange=()=>history.replaceState(0,"",(v.checked?"?variants":l.pathname)
 # An equation lights up with the line that computes it, by mouse or keyboard.
 LIGHT = "body:has(.e#:is(:hover,:focus-within)) :is(.eq,.l).e#{background:var(--mark)}"
 INLINE = re.compile(rf"""
-    `(?P<code>[^`]+)` | \$(?P<math>[^$]+)\$ | (?P<number>\{{[^{{}}]+\}})
+    \[(?P<words>[^]]+)\]\((?P<link>[^)]+)\)
+  | `(?P<code>[^`]+)` | \$(?P<math>[^$]+)\$ | (?P<number>\{{[^{{}}]+\}})
   | (?P<equation>\(\d\d?\))
   | (?P<arxiv>\b\d{{4}}\.\d{{5}}\b)
   | (?P<flag>(?<!\S)--\w+)
@@ -72,6 +73,8 @@ def prose(text, lessons, has_links=True):
             return paper.math(html.unescape(found))
         if kind == "number":
             return look_up(html.unescape(found), lessons)
+        if kind == "link":
+            return f'<a href="{found}">{match["words"]}</a>'
         if kind == "equation":
             return paper.link(found[1:-1], found, known)
         if kind == "arxiv":

@@ -1,0 +1,60 @@
+"""nano.py is grpo.py, only shorter: the same numbers from the same inputs. And it learns."""
+import random
+import re
+
+import torch
+from torch.testing import assert_close as same
+
+import grpo
+import nano
+
+PARTS = {"qkv": ["attention.query", "attention.key", "attention.value"], "out": ["attention.out"],
+         "gate_up": ["mlp.gate", "mlp.up"], "down": ["mlp.down"], "embed": ["embed.weight"]}
+
+
+def test_problems_and_verdicts():
+    task = grpo.common.Arithmetic("5", grpo.verify)
+    for seed in range(2_000):
+        problem, rng = task.sample(random.Random(seed)), random.Random(seed)
+        _ = rng.random(), rng.randint(5, 5)                 # how many operands: here always 5
+        expected = (problem.prompt, problem.work, int(problem.answer))
+        assert nano.sample_problem(rng, task.is_held_out(problem)) == expected
+    pieces = [*nano.VOCABULARY, *"777-- \n\0.\x85\uff17", "", "1" * 21, "<answer>7</answer>"]
+    for answer in [7, -7] * 5_000:
+        text = rng.choice(["{}", "<answer>{}</answer>"]).format("".join(rng.choices(pieces, k=3)))
+        assert nano.verify(answer, text) == grpo.verify(grpo.common.Problem("", answer), text)
+
+
+def test_outputs_log_probabilities_advantages_loss_and_gradient(double):
+    torch.manual_seed(0)
+    cfg = grpo.Config(device="cpu", max_completion_length=nano.T)
+    model, policy = grpo.GPT(cfg), nano.GPT()
+    for name, weight in policy.named_parameters():
+        part = name.split(".")[-2:][0]                      # qkv of blocks.0.qkv.weight
+        names = [name.replace(part, one) for one in PARTS.get(part, [part])]
+        weight.parts = [torch.nn.init.normal_(model.get_parameter(one), std=0.3) for one in names]
+        weight.data = torch.cat(weight.parts).detach()
+    prompts = torch.randint(320, (64, nano.W))
+    outputs, mask, *_ = grpo.rollout(model, prompts, None, cfg)       # greedy
+    same(nano.sample(policy, prompts, True)[:, nano.W:] * mask, outputs * mask)
+    outputs = torch.randint(30, (64, nano.T))                           # END is one of 30
+    logps, mask = nano.logprobs(policy, torch.cat([prompts, outputs], 1))
+    same(logps, grpo.score(model, prompts, outputs)[0])
+    A = nano.advantages(torch.ones(8, 8).tril()).view(-1, 1)            # 1 to 8 of 8 are right
+    same(A, grpo.advantages(torch.ones(8, 8).tril()).view(-1, 1))
+    old_logps = (logps + torch.randn_like(logps) * 0.3).detach()        # one in five is clipped
+    loss = nano.grpo_loss(logps, old_logps, A, mask)
+    loss.backward()
+    batch = grpo.common.Batch(outputs, mask, old_logps, 0, mask.sum(1).long(), 0, prompts=prompts)
+    same(loss.item(), grpo.backward(model, batch, None, A, torch.arange(64), cfg)["loss"])
+    for weight in policy.parameters():
+        same(weight.grad, torch.cat([part.grad for part in weight.parts]))
+
+
+def test_a_tiny_run_learns(monkeypatch, capsys):
+    monkeypatch.setattr(nano, "P", 8)
+    monkeypatch.setattr(nano, "T", 12)
+    monkeypatch.setattr(nano, "verify", lambda answer, text: float("=" in text))
+    nano.main(base_steps=100, steps=8)
+    rewards = re.findall("reward ([0-9.]+)", capsys.readouterr().out)
+    assert float(rewards[0]) < 0.7 and float(rewards[-1]) > 0.9
