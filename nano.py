@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 P = 32              # questions in a step
-G = 8               # outputs of each, so that a batch has B = P * G rows
+G = 8               # outputs of each: P * G in a step, half of them (B) in an update
 W = 18              # tokens of every question
 T = 38              # tokens of an output at most
 D = 64              # width of the GPT
@@ -55,7 +55,7 @@ def verify(answer, text):
     return float(is_one and [int(number) for number in numbers] == [answer])
 
 def encode(texts, L):
-    """The first L tokens of each text; a shorter one is filled up with END. -> (B, L)"""
+    """The first L tokens of each text; a shorter one is padded with END. -> (B, L)"""
     rows = [re.findall("<.*?>|.", text + "<end>" * L)[:L] for text in texts]
     return torch.tensor([[VOCABULARY.index(word) for word in row] for row in rows])
 
@@ -99,7 +99,7 @@ class GPT(nn.Module):
         self.norm = nn.RMSNorm(D)
 
     def forward(self, tokens, cache):
-        """Logits after each token; a cache holds the tokens before these. (B, L) -> (B, L, V)"""
+        """Logits after each token. Behind a filled cache, L has to be 1. (B, L) -> (B, L, V)"""
         start = cache[self.blocks[0]].shape[3] if cache else 0
         positions = torch.arange(start, start + tokens.shape[1])            # (L,)
         angles = positions[:, None] * 10_000 ** torch.arange(0, -1, -2 * H / D)     # (L, D / H / 2)
@@ -118,7 +118,7 @@ def logprobs(policy, tokens):
 
 @torch.no_grad()
 def sample(policy, questions, greedy=False):
-    """Questions with outputs, of which all behind the first END is void. (B, W) -> (B, W + T)"""
+    """Questions with outputs; what comes after the first END is ignored. (B, W) -> (B, W + T)"""
     cache = {}
     tokens = [questions]
     for _ in range(T):
@@ -150,7 +150,7 @@ def descend(policy, optimizer, loss, learning_rate):
 
 def make_base(policy, rng, steps):
     """Learn to think, from a textbook, and mostly not to, from a forum. GRPO will bring it back."""
-    optimizer = torch.optim.AdamW(policy.parameters(), betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(policy.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
     for step in range(steps):
         share = 0.9 if step < 0.8 * steps else 0.3          # of the examples show their work
         texts = []
@@ -162,10 +162,10 @@ def make_base(policy, rng, steps):
         rate = 4e-3 * min((step + 1) / 50, 1 - step / steps)
         descend(policy, optimizer, loss, rate)
         if step % 100 == 0:
-            print(f"base: batch {step} of {steps}, loss {loss:.3f}", flush=True)
+            print(f"making the base: batch {step} of {steps}, loss {loss:.3f}", flush=True)
 
 def evaluate(policy):
-    """How many of 500 held-out questions are right, and the likeliest output to one. -> str"""
+    """The share of 500 held-out questions answered right, and the greedy output to one. -> str"""
     rng = random.Random("held out")
     questions, _, answers = zip(*[sample_problem(rng, held_out=True) for _ in range(500)])
     texts = decode(sample(policy, encode(questions, W), greedy=True))
@@ -173,13 +173,13 @@ def evaluate(policy):
 
 def main(seed=0, base_steps=1000, steps=40):
     torch.set_default_device("cuda" if torch.cuda.is_available() else None)
-    torch.set_num_threads(1)            # more are slower where other programs run
+    torch.set_num_threads(1)            # more are slower when other programs run
     torch.manual_seed(seed)
     rng = random.Random(seed)
     policy = GPT()
     make_base(policy, rng, base_steps)
     before = evaluate(policy)
-    optimizer = torch.optim.AdamW(policy.parameters(), weight_decay=0.0)
+    optimizer = torch.optim.AdamW(policy.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
     for step in range(steps):
         problems = [sample_problem(rng) for _ in range(P)]
         questions, _, answers = zip(*[problem for problem in problems for _ in range(G)])
