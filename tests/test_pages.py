@@ -109,15 +109,20 @@ def test_make_alone_is_make_run_and_help_lists_every_target():
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
 
 
-def test_nano_md_shows_the_whole_file_and_what_it_computes():
-    page = PAGES["docs/nano.md"]
-    blocks = {language: [] for language in ("", "python", "pycon")}
-    for language, block in LANGUAGE_BLOCK.findall(page):
-        blocks[language].append(block)
-    assert "\n".join(blocks["python"]) == (ROOT / "nano.py").read_text()
+def blocks(page, wanted):
+    """The blocks of a page in one language. -> list of str"""
+    return [block for language, block in LANGUAGE_BLOCK.findall(PAGES[page]) if language == wanted]
+
+
+def test_nano_md_shows_the_whole_file():
+    assert "\n".join(blocks("docs/nano.md", "python")) == (ROOT / "nano.py").read_text()
+
+
+def test_the_examples_of_nano_md_print_what_it_says():
+    text = "".join(blocks("docs/nano.md", "pycon"))
     names = dict(vars(importlib.import_module("nano")))
-    told = doctest.DocTestParser().get_doctest("".join(blocks["pycon"]), names, "nano.md", None, 0)
-    assert doctest.DocTestRunner().run(told).failed == 0
+    examples = doctest.DocTestParser().get_doctest(text, names, "nano.md", None, 0)
+    assert doctest.DocTestRunner().run(examples).failed == 0
 
 
 # ---- tables ----------------------------------------------------------------------------------
