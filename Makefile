@@ -24,7 +24,7 @@ PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 run: $(READY)            ## the main job: make the base, train it by GRPO on arithmetic; see runs/
 	$(PY) grpo.py --task arithmetic
 
-nano: $(READY)           ## the same in 200 lines that need only torch, explained in docs/nano.md
+nano: $(READY)           ## GRPO on the same questions in 200 lines: nano.py, explained in docs/nano.md
 	$(PY) nano.py
 
 read: $(READY)           ## the reading pages, docs/read/, and their door, docs/index.html
@@ -67,8 +67,10 @@ diff:                    ## make diff A=grpo B=gspo: the lines that B removes an
 
 ##@ To measure, and write down in docs/ and on the page that is named
 
-seeds: $(READY)          ## main job and nano.py, by several seeds: lab.md, nano.md, README.md
+seeds: $(READY)          ## the main job with several seeds, a base for each: lab.md, README.md
 	$(PY) -m tools.seeds $(SEEDS)
+
+nano-seeds: $(READY)
 	$(PY) -m tools.seeds --nano 0 1 2 3 4 5 6 7 8 9
 
 compare: $(READY)        ## all scripts from one base, on two tasks: lab/methods.md, a picture

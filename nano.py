@@ -10,7 +10,7 @@ better than the mean of its group. The group mean is the baseline, so no critic 
 
 o_t is token t of an output, A its A_i; B counts the outputs of an update, and pi_old sampled them.
 These are left out here and found in grpo.py: the KL to the base (4), other losses, flags, a run
-folder, other tasks. python nano.py takes a minute on a laptop.
+folder, other tasks. It takes a minute on a laptop. In shapes, B is any number of rows.
 """
 import random
 import re
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 
 P = 32              # questions in a step
-G = 8               # outputs of each: P * G in a step, half of them (B) in an update
+G = 8               # outputs of each: P * G in a step, half of them in an update
 W = 18              # tokens of every question
 T = 38              # tokens of an output at most
 D = 64              # width of the GPT
@@ -44,7 +44,7 @@ def sample_problem(rng, held_out=False):
             question = f"({question}{sign}{operand})"
             value = result
     question += "="
-    if (zlib.crc32(question.encode()) % 10 == 0) != held_out:   # one in ten is; draw again
+    if (zlib.crc32(question.encode()) % 10 == 0) != held_out:   # one in ten is held out
         return sample_problem(rng, held_out)
     return question, ";".join(work), value
 
@@ -85,7 +85,7 @@ class Block(nn.Module):
         kv = torch.stack([k, v])                                            # (2, B, 1, L, D / H)
         if self in cache:
             kv = torch.cat([cache[self], kv], 3)                # earlier tokens come first
-        cache[self] = kv                                        # one new token sees all of it
+        cache[self] = kv                                        # of which one new token sees all
         y = F.scaled_dot_product_attention(q, *kv, is_causal=x.shape[1] > 1, enable_gqa=True)
         x = x + self.out(y.transpose(1, 2).flatten(2))
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)

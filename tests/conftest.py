@@ -132,6 +132,13 @@ def double():
     torch.set_default_dtype(torch.float32)
 
 
+@pytest.fixture(autouse=True)
+def no_default_device():
+    """nano.main sets one where there is CUDA."""
+    yield
+    torch.set_default_device(None)
+
+
 @pytest.fixture
 def restored_ctrl_c():
     """Leaves Ctrl-C as it was, although a run handles it."""

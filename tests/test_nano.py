@@ -19,7 +19,7 @@ def test_problems_and_verdicts():
         _ = rng.random(), rng.randint(5, 5)                 # how many operands: here always 5
         expected = (problem.prompt, problem.work, int(problem.answer))
         assert nano.sample_problem(rng, task.is_held_out(problem)) == expected
-    pieces = [*nano.VOCABULARY, *"777-- \n\0.\x85\uff17", "", "1" * 21, "<answer>7</answer>"]
+    pieces = [*nano.VOCABULARY, *"777-- \n\0.\x85\uff17", "", "0" * 21, "<answer>7</answer>"]
     for answer in [7, -7] * 5_000:
         text = rng.choice(["{}", "<answer>{}</answer>"]).format("".join(rng.choices(pieces, k=3)))
         assert nano.verify(answer, text) == grpo.verify(grpo.common.Problem("", answer), text)
@@ -55,6 +55,6 @@ def test_a_tiny_run_learns(monkeypatch, capsys):
     monkeypatch.setattr(nano, "P", 8)
     monkeypatch.setattr(nano, "T", 12)
     monkeypatch.setattr(nano, "verify", lambda answer, text: float("=" in text))
-    nano.main(base_steps=100, steps=8)
+    nano.main(seed=2, base_steps=100, steps=8)
     rewards = re.findall("reward ([0-9.]+)", capsys.readouterr().out)
     assert float(rewards[0]) < 0.7 and float(rewards[-1]) > 0.9

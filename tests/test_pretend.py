@@ -183,7 +183,8 @@ def test_nano_prints_the_same_on_cuda(monkeypatch, capsys):
     printed = capsys.readouterr().out
     with pretend.cuda():
         nano.main(base_steps=2, steps=2)
-    torch.set_default_device(None)
+        assert torch.empty(0).is_cuda
+        torch.set_default_device(None)
     assert capsys.readouterr().out == printed
 
 

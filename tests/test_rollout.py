@@ -7,6 +7,7 @@ import torch
 
 import common
 import grpo
+import nano
 from tasks import calls
 
 PROMPTS = ["(3+4)=", "((1+2)-1)=", "((9*2)-8)=", "(5-5)=", "((2*7)+6)=", "((8-3)*4)="]
@@ -201,3 +202,14 @@ def test_complete_takes_the_rollout_of_the_task(sampled, monkeypatch):
     assert (policy, given, cfg) == (one.policy, problems, one.cfg)
     assert torch.equal(prompts, one.prompts)
     assert uniforms.shape == (6, 12)
+
+
+def test_nano_samples_from_the_probabilities_that_it_trains():
+    policy = nano.GPT()
+    policy.embed.data *= 4
+    questions = torch.randint(len(nano.VOCABULARY), (500, nano.W))
+    torch.manual_seed(1)
+    tokens = nano.sample(policy, questions)[:, nano.W]
+    torch.manual_seed(1)
+    p = policy(questions, {})[:, -1].softmax(-1)                        # (500, V)
+    assert torch.equal(tokens, p.multinomial(1)[:, 0])

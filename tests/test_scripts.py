@@ -35,7 +35,7 @@ print(json.dumps(sorted({"matplotlib", "transformers", "tools", "tasks"} & sys.m
 def test_importing_a_script_has_no_side_effects_and_reads_nothing_that_few_runs_need(
         tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = subprocess.run([sys.executable, "-B", "-c", IMPORT, ROOT, *SCRIPTS], text=True,
+    done = subprocess.run([sys.executable, "-B", "-c", IMPORT, ROOT, *SCRIPTS, "nano"], text=True,
                           capture_output=True, timeout=120)
     assert done.returncode == 0 and done.stderr == "", done.stderr
     assert json.loads(done.stdout) == []                # it has printed nothing else

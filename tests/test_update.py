@@ -12,6 +12,7 @@ from conftest import every_script, f64, scripts
 from update_scenes import NUM_ROWS, Scene, gradient_of, gradients, made_batch, shift, weights
 
 import common
+import nano
 from tools import observers
 
 AVERAGES = {"grpo": "sequence_mean", "dr_grpo": "constant", "dapo": "token_mean",
@@ -361,3 +362,39 @@ def test_the_reference_of_a_run_stays_where_the_policy_began(train):
     kl = [metrics["kl"] for metrics in train("", num_steps=4).metrics]
     assert abs(kl[0]) < 1e-4
     assert kl[3] > 0.01
+
+
+# ---- nano.py ---------------------------------------------------------------------------------
+
+def test_nano_asks_whole_groups_and_only_its_second_update_is_off_policy(monkeypatch):
+    asked, gaps, starts = [], [], []
+
+    def verify(answer, text):
+        asked.append(answer)
+        return float(text < "=")
+
+    def grpo_loss(logps, old_logps, *others, grpo_loss=nano.grpo_loss):
+        gaps.append((logps - old_logps).abs().max().item())
+        return grpo_loss(logps, old_logps, *others)
+    monkeypatch.setattr(nano, "T", 6)
+    monkeypatch.setattr(nano, "verify", verify)
+    monkeypatch.setattr(nano, "grpo_loss", grpo_loss)
+    monkeypatch.setattr(nano, "make_base", lambda policy, rng, steps: starts.append(
+        (policy.embed.sum().item(), rng.random())))
+    for seed in (0, 1):
+        nano.main(seed, steps=1)
+    trained = torch.tensor(asked[500:500 + nano.P * nano.G]).view(nano.P, nano.G)
+    assert (trained == trained[:, :1]).all() and len(trained.unique()) > 5
+    assert gaps[0] < 1e-5 < 1e-4 < gaps[1]
+    assert starts[0][0] != starts[1][0] and starts[0][1] != starts[1][1]
+
+
+def test_nano_descends_the_gradient_of_one_loss_cut_to_norm_1_at_the_given_rate():
+    policy = torch.nn.Linear(4, 1, bias=False)
+    before = policy.weight.detach().clone()
+    optimizer = torch.optim.AdamW(policy.parameters(), weight_decay=0.0)
+    for scale, norm in ((0.1, 0.2), (0.1, 0.2), (9.0, 1.0)):
+        nano.descend(policy, optimizer, scale * policy.weight.sum(), learning_rate=0.5)
+        assert policy.weight.grad.norm().item() == pytest.approx(norm)
+        before -= 0.5 if scale < 1 else 0.0
+        assert scale > 1 or torch.allclose(policy.weight, before)

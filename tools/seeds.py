@@ -3,7 +3,8 @@
 Runs the main job once for each seed, in an empty folder, so that every run makes a base of its own
 (--base_seed is the seed, too). Writes docs/seeds.json, docs/curve.png (of the first seed) and,
 between their marks, a table in docs/lab.md and parts of what the first seed printed in README.md.
-With --nano, nano.py is run instead, and docs/nano.md has the table and what the first one printed.
+With --nano (make nano-seeds), nano.py is run instead, and docs/nano-seeds.json and docs/nano.md
+have what it did.
 """
 import re
 import shutil
@@ -15,7 +16,7 @@ import time
 from pathlib import Path
 
 from tools import parser, start
-from tools.runs import DOCS, MACHINE, ROOT, loads, put, read_summary, record, table
+from tools.runs import DOCS, MACHINE, ROOT, put, read_summary, record, table
 
 
 def row(seed, summary):
@@ -56,12 +57,6 @@ def run_seed(seed, is_first):
         return read_summary(folder)
 
 
-def write_down(**found):
-    """Put what was found into docs/seeds.json, and keep what that has of the other script."""
-    kept = loads((DOCS / "seeds.json").read_text()) | found
-    record("seeds", **{name: part for name, part in kept.items() if name != "machine"})
-
-
 def main_job(seeds):
     """Run the main job, and write down what it did."""
     results = {}
@@ -70,7 +65,7 @@ def main_job(seeds):
         results[seed] = run_seed(seed, is_first=seed == seeds[0])
         rows.append(row(seed, results[seed]))
         print(*rows[-1].values(), sep=", ", flush=True)
-    write_down(seeds=results)
+    record("seeds", seeds=results)
     seconds = statistics.median(summary["seconds_total"] for summary in results.values())
     problems = results[seeds[0]]["trained"]["problems"]
     found = table(rows[0], [one.values() for one in rows])
@@ -93,11 +88,11 @@ def nano(seeds):
             lines = done.stdout.splitlines()
             steps = [line for line in lines if line.startswith("step")]
             shown = [lines[0], lines[1], "...", steps[0], steps[5], steps[10], "...", *lines[-3:]]
-    write_down(nano=results)
+    record("nano-seeds", seeds=results)
     rows = [[seed, f"{one['before']:.3f}", f"{one['after']:.3f}", f"{one['seconds']:.0f} s"]
             for seed, one in results.items()]
     found = table(["seed", "right before", "right after", "seconds"], rows)
-    put("nano", "```\n" + "\n".join(shown) + f"\n```\n\n{found}\n{MACHINE}.\n", "seeds")
+    put("nano", "```\n" + "\n".join(shown) + f"\n```\n\n{found}\n{MACHINE}.\n", "nano-seeds")
 
 
 def main():
