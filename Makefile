@@ -16,8 +16,8 @@ endif
 # A process for each core, at most 8, since each holds torch; who is idle takes over others' tests.
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: run nano read film play report help test quick lint mutants sync diff seeds compare levers lab \
-        bench real gpu conform screenshot clean
+.PHONY: run nano read film play report help test quick lint mutants sync diff seeds compare levers \
+        lab bench real gpu conform screenshot clean
 
 ##@ To start
 

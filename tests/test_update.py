@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import functools
 import math
+import zlib
 
 import pytest
 import torch
@@ -366,25 +367,35 @@ def test_the_reference_of_a_run_stays_where_the_policy_began(train):
 
 # ---- nano.py ---------------------------------------------------------------------------------
 
-def test_nano_asks_whole_groups_and_only_its_second_update_is_off_policy(monkeypatch):
-    asked, gaps, starts = [], [], []
+def test_nano_trains_on_whole_groups_none_held_out_and_off_policy_in_the_second_update(monkeypatch):
+    asked, judged, gaps, starts = [], [], [], []
 
-    def verify(answer, text):
-        asked.append(answer)
-        return float(text < "=")
+    def encode(texts, L, encode=nano.encode):
+        asked.append(texts)
+        return encode(texts, L)
+
+    def advantages(rewards, advantages=nano.advantages):
+        judged.append(rewards.shape)
+        return advantages(rewards)
 
     def grpo_loss(logps, old_logps, *others, grpo_loss=nano.grpo_loss):
         gaps.append((logps - old_logps).abs().max().item())
         return grpo_loss(logps, old_logps, *others)
     monkeypatch.setattr(nano, "T", 6)
-    monkeypatch.setattr(nano, "verify", verify)
+    monkeypatch.setattr(nano, "encode", encode)
+    monkeypatch.setattr(nano, "verify", lambda answer, text: float(text < "="))
+    monkeypatch.setattr(nano, "advantages", advantages)
     monkeypatch.setattr(nano, "grpo_loss", grpo_loss)
     monkeypatch.setattr(nano, "make_base", lambda policy, rng, steps: starts.append(
         (policy.embed.sum().item(), rng.random())))
     for seed in (0, 1):
         nano.main(seed, steps=1)
-    trained = torch.tensor(asked[500:500 + nano.P * nano.G]).view(nano.P, nano.G)
-    assert (trained == trained[:, :1]).all() and len(trained.unique()) > 5
+    before, trained, after, *_ = asked
+    groups = [set(trained[i:i + nano.G]) for i in range(0, nano.P * nano.G, nano.G)]
+    assert [len(group) for group in groups] == [1] * nano.P and len(set(trained)) == nano.P
+    assert before == after
+    assert not any(zlib.crc32(question.encode()) % 10 == 0 for question in trained)
+    assert judged == [(nano.P, nano.G)] * 2
     assert gaps[0] < 1e-5 < 1e-4 < gaps[1]
     assert starts[0][0] != starts[1][0] and starts[0][1] != starts[1][1]
 
