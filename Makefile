@@ -16,8 +16,8 @@ endif
 # A process for each core, at most 8, since each holds torch; who is idle takes over others' tests.
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: run nano read film play report help test quick lint mutants sync diff seeds compare levers \
-        lab bench real gpu conform screenshot clean
+.PHONY: run nano practice read film play report help test quick lint mutants sync diff seeds compare levers \
+        hunts lab bench real gpu conform screenshot clean
 
 ##@ To start
 
@@ -26,6 +26,9 @@ run: $(READY)            ## the main job: make the base, train it by GRPO on ari
 
 nano: $(READY)           ## GRPO on the same questions in 200 lines: nano.py, explained in docs/nano.md
 	$(PY) nano.py
+
+practice: $(READY)       ## make practice A=grpo: write its equations, and be graded: docs/practice.md
+	$(PY) -m tools.practice $(or $(A),nano)
 
 read: $(READY)           ## the reading pages, docs/read/, and their door, docs/index.html
 	$(PY) -m tools.read
@@ -85,6 +88,9 @@ lab: $(READY)            ## what papers claim, in miniature: lab.md; one alone i
 
 lab-%: $(READY)
 	$(PY) -m lab $*
+
+hunts: $(READY)          ## what planted mistakes look like from outside, for docs/practice.md
+	$(PY) -m tools.practice.measure
 
 bench: $(READY)          ## speed, and how cost grows: speed.md; ROWS=scaling measures some alone
 	$(PY) -m kernels.bench $(if $(ROWS),--rows $(ROWS))

@@ -124,10 +124,10 @@ def dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta,
     """L of pairs, from the log-probabilities of whole completions. (N,) each -> (N,)"""
     e = label_smoothing
     h_chosen = chosen - ref_chosen                                              # (N,)  eq. (1)
-    h_rejected = rejected - ref_rejected
+    h_rejected = rejected - ref_rejected                                        # (N,)  for (1)
     M = h_chosen - h_rejected                                                   # (N,)  eq. (2)
-    right = -F.logsigmoid(beta * M)
-    mixed_up = -F.logsigmoid(-beta * M)
+    right = -F.logsigmoid(beta * M)                                             # (N,)  for (3)
+    mixed_up = -F.logsigmoid(-beta * M)                                         # (N,)  for (3)
     if loss_type == "sigmoid":
         return (1 - e) * right + e * mixed_up                                   # (N,)  eq. (3)
     if loss_type == "ipo":

@@ -83,7 +83,7 @@ class Config(common.Config):                # G, P, T and others: common.Config
 
 def advantages(rewards, scale_rewards="group", eps=1e-4):
     """How much better each completion did than its group. (P, G) -> (P, G)"""
-    A = rewards - rewards.mean(dim=1, keepdim=True)
+    A = rewards - rewards.mean(dim=1, keepdim=True)                             # (P, G)  for (1)
     if scale_rewards == "group":
         A = A / (rewards.std(dim=1, keepdim=True) + eps)                        # (P, G)  eq. (1)
     elif scale_rewards == "batch":
@@ -98,9 +98,9 @@ def log_ratio(logps, old_logps, mask, level="sequence"):
     """log s_i in every slot of the mask, or log s_t; 0 elsewhere. (B, T) each -> (B, T)"""
     log_rho = torch.where(mask > 0, logps - old_logps.detach(), 0.0)
     lengths = mask.sum(dim=1, keepdim=True).clamp(min=1)
-    log_s = log_rho.sum(dim=1, keepdim=True) / lengths                          # (B, 1)
+    log_s = log_rho.sum(dim=1, keepdim=True) / lengths                          # (B, 1)  for (2)
     if level == "sequence_token":
-        log_s = log_s.detach() + log_rho - log_rho.detach()                     # (B, T)
+        log_s = log_s.detach() + log_rho - log_rho.detach()                     # (B, T)  for (9)
     return log_s * mask
 
 
@@ -154,13 +154,13 @@ def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None
     x = x * mask
     if how == "sequence_mean":              # GRPO, GSPO:     1/B sum_i 1/|o_i| sum_t x_t
         means = x.sum(dim=1) / mask.sum(dim=1).clamp(min=1)                     # (B,)
-        return means.sum() / num_sequences
+        return means.sum() / num_sequences                                      # for (5)
     if how == "token_mean":                 # PPO, DAPO:      1/sum_i |o_i| sum_i sum_t x_t
-        return x.sum() / num_tokens
+        return x.sum() / num_tokens                                             # for (5)
     if how == "sequence_sum":               # REINFORCE:      1/B sum_i sum_t x_t
-        return x.sum() / num_sequences
+        return x.sum() / num_sequences                                          # for (5)
     assert how == "constant", how           # Dr. GRPO:       1/(B T) sum_i sum_t x_t
-    return x.sum() / (num_sequences * (max_length or x.shape[1]))
+    return x.sum() / (num_sequences * (max_length or x.shape[1]))               # for (5)
 
 
 def overlong_penalty(lengths, max_length, buffer):

@@ -114,7 +114,7 @@ def whiten(x, mask):
 
 def log_ratio(logps, old_logps, mask):
     """log rho_t, 0 in masked slots. (B, T) each -> (B, T)"""
-    return torch.where(mask > 0, logps - old_logps.detach(), 0.0)
+    return torch.where(mask > 0, logps - old_logps.detach(), 0.0)               # (B, T)  for (2)
 
 
 def policy_loss(logps, old_logps, advantages, mask, epsilon=0.2, epsilon_high=0.2):
@@ -164,13 +164,13 @@ def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None
     x = x * mask
     if how == "sequence_mean":              # GRPO, GSPO:     1/B sum_i 1/|o_i| sum_t x_t
         means = x.sum(dim=1) / mask.sum(dim=1).clamp(min=1)                     # (B,)
-        return means.sum() / num_sequences
+        return means.sum() / num_sequences                                      # for (5)
     if how == "token_mean":                 # PPO, DAPO:      1/sum_i |o_i| sum_i sum_t x_t
-        return x.sum() / num_tokens
+        return x.sum() / num_tokens                                             # for (5)
     if how == "sequence_sum":               # REINFORCE:      1/B sum_i sum_t x_t
-        return x.sum() / num_sequences
+        return x.sum() / num_sequences                                          # for (5)
     assert how == "constant", how           # Dr. GRPO:       1/(B T) sum_i sum_t x_t
-    return x.sum() / (num_sequences * (max_length or x.shape[1]))
+    return x.sum() / (num_sequences * (max_length or x.shape[1]))               # for (5)
 
 
 def penalty_loss(logps, old_logps, advantages, mask, beta):

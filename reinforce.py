@@ -99,9 +99,9 @@ def advantages(rewards, baseline="none", sq_grad_norms=None):
     if baseline == "batch":
         return rewards - rewards.mean()
     if baseline == "mean":
-        b = rewards.mean(dim=1, keepdim=True)           # its own share shrinks A by 1/G
+        b = rewards.mean(dim=1, keepdim=True)           # for (2): its own share shrinks A by 1/G
     elif baseline == "rloo":
-        b = (rewards.sum(dim=1, keepdim=True) - rewards) / (rewards.shape[1] - 1)
+        b = (rewards.sum(dim=1, keepdim=True) - rewards) / (rewards.shape[1] - 1)   # for (2)
     else:
         is_other = 1 - torch.eye(rewards.shape[1]).to(rewards)                  # (G, G)
         norms = sq_grad_norms[:, None] + 1e-30          # (P, 1, G)  if all are 0, they are equal
@@ -140,13 +140,13 @@ def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None
     x = x * mask
     if how == "sequence_mean":              # GRPO, GSPO:     1/B sum_i 1/|o_i| sum_t x_t
         means = x.sum(dim=1) / mask.sum(dim=1).clamp(min=1)                     # (B,)
-        return means.sum() / num_sequences
+        return means.sum() / num_sequences                                      # for (5)
     if how == "token_mean":                 # PPO, DAPO:      1/sum_i |o_i| sum_i sum_t x_t
-        return x.sum() / num_tokens
+        return x.sum() / num_tokens                                             # for (5)
     if how == "sequence_sum":               # REINFORCE:      1/B sum_i sum_t x_t
-        return x.sum() / num_sequences
+        return x.sum() / num_sequences                                          # for (5)
     assert how == "constant", how           # Dr. GRPO:       1/(B T) sum_i sum_t x_t
-    return x.sum() / (num_sequences * (max_length or x.shape[1]))
+    return x.sum() / (num_sequences * (max_length or x.shape[1]))               # for (5)
 
 
 # ---- 3. the update ---------------------------------------------------------------------------

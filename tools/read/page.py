@@ -244,6 +244,14 @@ def flags(lesson, lessons):
 </section>"""
 
 
+def foot(lesson):
+    """What to do next. -> HTML"""
+    return f"""<section class=flags><h2>Now write it</h2>
+<p><code>make practice A={lesson.name}</code> leaves the equations out of a copy, for you to write.
+A check says which number of yours is the first to be wrong, and once all are right it trains with
+them: <a href="../practice.md">practice</a>.</p></section>"""
+
+
 def lesson_page(lesson, lessons, links):
     """The page of a script. links: names and addresses of all pages. -> HTML"""
     lessons = {lesson.name: lesson} | lessons
@@ -258,6 +266,7 @@ def lesson_page(lesson, lessons, links):
 {algorithm(lesson, lessons)}
 {"".join(parts)}
 {flags(lesson, lessons)}
+{foot(lesson)}
 </main>"""
     said = (f"{lesson.sections[lesson.name].head[0]}: its equations, its code in one file, and "
             "below each line the numbers that it computes.")

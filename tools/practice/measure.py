@@ -1,0 +1,124 @@
+"""Measure, for the hunts, what mistakes look like from outside: make hunts writes docs/hunts.json.
+
+Each mistake of tests/mistakes.txt that stands in a script is tried there: 20 steps of a run, beside
+those of five right ones. It is a hunt if neither text nor reward betrays it, and gradients differ.
+"""
+import concurrent.futures
+import contextlib
+import io
+import json
+import multiprocessing
+import random
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+
+import numpy
+import torch
+
+import common
+from lab.training import make_base
+from tests.mutants import MISTAKES, parse
+from tools.practice.hunt import FLAGS, LEVELS, SHORT, distances, planted
+from tools.runs import DOCS, MACHINE, ROOT, read_log
+from tools.sync import SCRIPTS
+
+NOT_COMPARED = re.compile("step|zero_std|clipped_ratio|critic_grad|accuracy$|checks|sampling|beta|"
+                          "coef|margins|reward_std|approx_kl")
+# What nobody would write, and so gives a mistake away.
+ODD = re.compile(r"\b(True|False|pass)\b|\b0 ?\*|\* 1\.0|\+ 0\b|< 2\]|if .* else|numel|;")
+RISE = 0.05                                 # of the reward, without which a hunt is too easy
+A_LEVEL = 4                                 # hunts of each level and script
+
+
+def run(script, text, seed, num_steps, base):
+    """Run the text of a script. -> {metric: list}, {} if it fails"""
+    module = sys.modules["hunted"] = ModuleType("hunted")
+    module.__file__ = str(ROOT / script)
+    with tempfile.TemporaryDirectory() as work, contextlib.redirect_stdout(io.StringIO()), \
+            contextlib.redirect_stderr(io.StringIO()):
+        torch.save({"policy": base}, Path(work, "checkpoint.pt"))
+        words = [*FLAGS[Path(script).stem].split(), *SHORT.split(), "--max_steps", str(num_steps),
+                 "--seed", str(seed), "--init_from", work, "--output_dir", f"{work}/run"]
+        try:
+            exec(compile(text, script, "exec"), vars(module))
+            module.main(words)
+        except (Exception, SystemExit):
+            return {}
+        log = read_log(f"{work}/run", "metrics")
+    names = [name for name in log[0] if not NOT_COMPARED.search(name)
+             and all(isinstance(line.get(name), (int, float)) for line in log)]
+    return {name: [float(f"{line[name]:.3g}") for line in log] for name in names}
+
+
+def is_fair(old, new):
+    """Whether neither comments nor the look of the lines tell that something was changed."""
+    added = set(new.split("\n")) - set(old.split("\n"))
+    columns = [[(line.find("  # "), line.partition("  # ")[2]) for line in text.split("\n")
+                if "  # " in line] for text in (old, new)]
+    return columns[0] == columns[1] and not any(
+        ODD.search(line) or len(line) > 100 for line in added)
+
+
+def start():
+    """Before the first run of a process."""
+    torch.set_num_threads(1)
+    sys.modules["tools.report"] = None      # or each run would draw pictures
+
+
+def level_of(script, text, right, base):
+    """-> the level of a text with a mistake, 0 if it is no hunt; its run"""
+    if not is_fair((ROOT / script).read_text(), text):
+        return 0, {}
+    first = run(script, text, 0, 2, base)
+    two = [right[name][0][:2] for name in ("grad_norm", "loss")]
+    if not first or numpy.allclose([first["grad_norm"], first["loss"]], two, 0.005, 1e-6):
+        return 0, {}
+    found = run(script, text, 0, 20, base)
+    if not found or numpy.mean(found["reward"][-5:]) < numpy.mean(found["reward"][:5]) + RISE:
+        return 0, {}
+    farthest = max(abs(way) for way in distances(found, right).values())
+    return next(level for level, least in LEVELS.items() if farthest >= least), found
+
+
+def measure(script, pool, tests):
+    """-> {"right": {metric: a row for each of five seeds}, "hunts": list of dicts}"""
+    source = (ROOT / script).read_text()
+    base = make_base([script])
+    jobs = [pool.submit(run, script, source, seed, 20, base) for seed in range(5)]
+    runs = [job.result() for job in jobs]
+    right = {name: [one[name] for one in runs] for name in runs[0]}
+    mutants = {planted(source, mutant)[0]: mutant for mutant in parse(MISTAKES.read_text())
+               if mutant.file in ("grpo.py", script) and source.count("\n".join(mutant.old)) == 1}
+    texts = list(mutants)
+    random.Random(script).shuffle(texts)
+    texts.sort(key=lambda text: mutants[text].file != script)   # those of its own come first
+    hunts = []
+    for text, job in [(text, pool.submit(level_of, script, text, right, base)) for text in texts]:
+        level, found = job.result()
+        mutant = mutants[text]
+        print(f"{script}: {mutant.name}: level {level}", flush=True)
+        test = tests.get((mutant.file, mutant.name))
+        if level and test and [hunt["level"] for hunt in hunts].count(level) < A_LEVEL:
+            hunts.append({"level": level, "mistake": mutant.name, "file": mutant.file,
+                          "test": test, "run": found})
+    return {"right": right, "hunts": sorted(hunts, key=lambda hunt: hunt["level"])}
+
+
+def main():
+    said = "".join(subprocess.run([sys.executable, "tests/mutants.py", script], cwd=ROOT,
+                                  capture_output=True, text=True).stdout for script in SCRIPTS)
+    found = re.findall(r"^killed +(\S+): (.*)  \[([^[\n]*).*\]$", said, re.MULTILINE)
+    tests = {(file, name): test for file, name, test in found}
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(2, context, start) as pool:
+        measured = {script: measure(script, pool, tests) for script in SCRIPTS}
+    text = json.dumps({"machine": MACHINE} | measured)
+    common.write(DOCS / "hunts.json", re.sub(r"([\]}],) (?=[\"{])", r"\1\n", text) + "\n")
+
+
+if __name__ == "__main__":
+    main()
