@@ -113,7 +113,7 @@ def whiten(x, mask):
 
 
 def log_ratio(logps, old_logps, mask):
-    """log rho_t, 0 in masked slots. (B, T) each -> (B, T)"""
+    """log rho_t, 0 in masked slots; old_logps get no gradient. (B, T) each -> (B, T)"""
     return torch.where(mask > 0, logps - old_logps.detach(), 0.0)               # (B, T)  for (2)
 
 

@@ -8,12 +8,13 @@
   python -m tools.practice answer hunt/grpo_1.py 143    is it in line 143? or in a function
   python -m tools.practice answer hunt/grpo_1.py        where it is, and which test sees it
 """
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
 
 import common
-from tools import start
+from tools import escape, start
 from tools.practice import hunt
 from tools.practice.exercise import Exercise
 from tools.practice.grades import grades
@@ -51,21 +52,23 @@ def check(word):
     """Print the grades of a file; if all is right, train with it."""
     path = Path(word).resolve()
     name = path.stem.partition("_")[0]
-    if path.parent != ROOT / "practice" or name not in NAMES or not path.is_file():
+    is_here = path.parent == ROOT / "practice" and path.suffix == ".py" and path.is_file()
+    if not is_here or name not in NAMES or not path.stem.isidentifier():
         common.fail(f"{word} is no exercise; these are files like practice/grpo.py")
     exercise = Exercise(f"{name}.py")
     try:
-        found, changed = grades(exercise, path.read_text(encoding="utf-8"))
+        found, changed = grades(exercise, path.read_text(encoding="utf-8-sig"))
     except SyntaxError as error:
         common.fail(f"{word}, line {error.lineno}: {error.msg}", 1)
-    except Exception as error:              # outside of functions a file may raise anything
-        common.fail(f"{word} cannot be imported: {type(error).__name__}: {error}", 1)
+    except (Exception, SystemExit) as error:        # a file may raise anything
+        common.fail(f"{word} cannot be graded: {type(error).__name__}: {escape(str(error))}", 1)
     for node in changed[:1]:
         print(f"This line of {name}.py is no blank, but gone or changed: "
               + exercise.lines[node.lineno - 1].strip())
     told = set()
     for blank, line, state, said in found:
-        print(f" {state:6} eq. ({blank.number}) in {blank.function}, line {line}")
+        place = f", line {line}" * bool(line)
+        print(f" {state:6} {blank.tag} in {blank.function}{place}")
         if state != "right" and blank.number not in told:
             said = [exercise.equations[blank.number], *said]
         told.add(blank.number)
@@ -74,11 +77,12 @@ def check(word):
     print(f"{count} of {len(found)} are right.")
     if count < len(found):
         raise SystemExit(1)
-    print("It trains now; Ctrl-C stops it.", flush=True)
+    print("It trains now; Ctrl-C stops it. To go on: python -m tools.practice grpo", flush=True)
     folder = free(ROOT / "runs", f"practice-{path.stem}")
     flags = [] if name == "nano" else ["--output_dir", folder]
     command = [sys.executable, "-m", f"practice.{path.stem}", *flags]
-    raise SystemExit(subprocess.run(command, cwd=ROOT).returncode)
+    with contextlib.suppress(KeyboardInterrupt):
+        raise SystemExit(subprocess.run(command, cwd=ROOT).returncode)
 
 
 def main():

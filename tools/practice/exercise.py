@@ -13,16 +13,17 @@ from typing import NamedTuple
 
 from tools.runs import ROOT
 
-TAG = re.compile(r"#.*?(\([A-Z].*?\)  )?(?:eq\.|for) \((\d+)\)")
+TAG = re.compile(r"#.*?((?:\([A-Z].*?\)  )?)((?:eq\.|for) \((\d+)\))")
 EQUATION = re.compile(r"^  (\S.*?)\s+\((\d+)\)$", re.MULTILINE)
 # A name or a field, but no function, keyword of an argument, or word in quotes.
-NAME = re.compile(r"task\.\w+|(?<![\w.'])(?:batch\.|cfg\.)?[a-zA-Z_]\w*\b(?!\(|=)")
+NAME = re.compile(r"task\.\w+\(\w+\)|(?<![\w.'])(?:batch\.|cfg\.)?[a-zA-Z_]\w*\b(?!\(|=)")
 
 
 class Blank(NamedTuple):
     function: str
     number: int         # of its equation
     name: str           # what it sets; "" of a return
+    tag: str            # "eq. (1)", or "for (1)" of a part of it
     shape: str          # of the value, as "(B, T)  "; may be ""
     nodes: tuple        # the right statements, of which the last has the tag
 
@@ -84,7 +85,7 @@ class Exercise:
                 if name and not is_choice and names.count(name) == own.count(name):
                     nodes.insert(0, other)
         tag = self.tag(node)
-        return Blank(function.name, int(tag[2]), set_by(node), tag[1] or "", tuple(nodes))
+        return Blank(function.name, int(tag[3]), set_by(node), tag[2], tag[1], tuple(nodes))
 
     def text(self, numbers):
         """The script with `...` for the equations of these numbers, or of all. -> str"""
@@ -93,8 +94,7 @@ class Exercise:
             if not numbers or blank.number in numbers:
                 code = f"{blank.name} = ..." if blank.name else "return ..."
                 code = (" " * blank.nodes[-1].col_offset + code).ljust(40)
-                told = f"eq. ({blank.number}), from {', '.join(blank.reads())}"
-                new = [f"{code}# {blank.shape}{told}"]
+                new = [f"{code}# {blank.shape}{blank.tag}, from {', '.join(blank.reads())}"]
                 for node in reversed(blank.nodes):
                     lines[node.lineno - 1:node.end_lineno] = new
                     new = []
@@ -103,7 +103,12 @@ class Exercise:
     def places(self, source):
         """Lay a learner's file beside the script. -> list of (blank, statements in its place), list
         of statements that are no blank, and yet are not there as in the script"""
-        own = statements(ast.parse(source))
+        tree = ast.parse(source)
+        names = {node.name for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef)}
+        helpers = {inner for node in ast.walk(tree)
+                   if isinstance(node, ast.FunctionDef) and node.name not in names
+                   for inner in ast.walk(node)}
+        own = [node for node in statements(tree) if node not in helpers]
         matcher = difflib.SequenceMatcher(
             None, list(self.wanted.values()), list(map(head, own)), autojunk=False)
         found = []
@@ -116,9 +121,11 @@ class Exercise:
                     changed.append(node)
                     continue
                 ends = [i for i in range(own_start, own_end) if blank.is_end(own[i])]
-                if ends:                        # else it may have been set with the one before
+                if ends:
                     nodes = own[own_start:ends[-1] + 1]
                     own_start = ends[-1] + 1
+                elif not any(map(blank.is_end, nodes)):     # nor set together with the one before
+                    nodes = []
                 found.append((blank, nodes))
         return found, changed
 

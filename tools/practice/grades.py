@@ -21,10 +21,15 @@ from typing import NamedTuple, get_args
 import torch
 
 from tests.mutants import MISTAKES, parse
+from tools import escape
 
 SECONDS = 3                             # for a function with a learner's lines, which may not end
 AVERAGES = {"reinforce.py": "sequence_sum", "ppo.py": "token_mean"}     # else sequence_mean
-LEAVES = ("logps", "old_logps", "values", "chosen", "rejected")         # what has gradients
+# What has gradients, but for those that a function gets from a torch.no_grad.
+LEAVES = ("logps", "old_logps", "values", "chosen", "rejected", "x")
+FROZEN = {"grpo_loss": ("old_logps",), "gae": ("values",)}
+# What is asked for, too.
+EDGES = {"overlong_penalty": {"buffer": (10, 0)}, "aggregate": {"max_length": (6, None)}}
 
 
 # ---- 1. a function, asked --------------------------------------------------------------------
@@ -42,15 +47,15 @@ def arguments(module, function, script):
                 rows = [[float(word) for word in row.split()] for row in text.split("|")]
                 table = torch.tensor(rows if len(rows) > 1 else rows[0], dtype=torch.float64)
                 known[own] = table if table.numel() > 1 else table.item()
-    for name in LEAVES:
+    for name in known.keys() & set(LEAVES) - set(FROZEN.get(function, ())):
         known[name].requires_grad_()
     mask = known["mask"]
-    known |= {"rows": torch.arange(4), "critic": lambda prompts, tokens: known["values"],
+    known |= {"rows": torch.arange(3), "critic": lambda prompts, tokens: known["values"],
               "task": SimpleNamespace(token_rewards=lambda batch: known["moves"]),
               "batch": SimpleNamespace(
                   prompts=torch.arange(4)[:, None], tokens=torch.zeros(4, 4).long(), mask=mask,
                   logps=known["old_logps"], lengths=torch.tensor([4, 4, 2, 4]),
-                  is_correct=torch.tensor([[True, False], [True, False]]))}
+                  is_correct=torch.tensor([[True, True], [False, True]]))}
     module.score = lambda table, prompts, tokens, *_: (
         table[prompts[:, 0], :tokens.shape[1]], mask[prompts[:, 0], :tokens.shape[1]])
     if function == "pair_loss":
@@ -65,8 +70,12 @@ def arguments(module, function, script):
 @functools.lru_cache(maxsize=4)
 def module_of(text):
     module = sys.modules["practised"] = ModuleType("practised")         # where dataclasses look
+    code = compile(text, "practised", "exec")
     limit(SECONDS)
-    exec(compile(text, "practised", "exec"), vars(module))
+    try:
+        exec(code, vars(module))
+    finally:
+        limit(0)
     return module
 
 
@@ -75,11 +84,14 @@ def ask(script, text, function, name=""):
     """Call a function of a text, in which a blank sets `name`, with each choice of a loss_type and
     the like, those of the script's name first. -> list of cases, as `call` returns them"""
     module = module_of(text)
+    code = getattr(module, function, None)
+    if not inspect.isfunction(code):
+        raise ValueError(f"it has no function {function}")
     options = [("sequence_mean", "token_mean", "sequence_sum", "constant")]
     if hasattr(module, "Config"):
         options += [get_args(field.type) for field in dataclasses.fields(module.Config)]
-    chosen = {}
-    for word, parameter in inspect.signature(getattr(module, function)).parameters.items():
+    chosen = dict(EDGES.get(function, {}))
+    for word, parameter in inspect.signature(code).parameters.items():
         usual = AVERAGES.get(script, "sequence_mean") if word == "how" else parameter.default
         for words in options:
             if isinstance(usual, str) and usual in words:
@@ -92,7 +104,8 @@ def call(module, script, function, name, words):
     """Call a function. -> its words; names: those at the blank, whenever it is reached; values that
     this sets, and results: lists of (what it is, tensor, names); error: str"""
     known = arguments(module, function, script) | words
-    leaves = {leaf: known[leaf] for leaf in LEAVES if known[leaf].requires_grad}
+    leaves = {leaf: known[leaf] for leaf in LEAVES
+              if leaf in known and known[leaf].requires_grad}
     case = SimpleNamespace(words=words, names=[], values=[], results=[], error="")
 
     def compared(what, value):
@@ -107,8 +120,15 @@ def call(module, script, function, name, words):
             gradient = torch.zeros_like(like) if gradient is None else gradient.clone()
             yield f"the gradient in {leaf}", gradient, names
 
-    module.before = lambda scope: case.names.append(dict(scope))
-    module.after = lambda scope: case.values.extend(compared(name, scope[name]))
+    def after(scope):
+        value = torch.as_tensor(scope[name])
+        mask = scope.get("mask")
+        if torch.is_tensor(mask) and mask.shape == value.shape:
+            value = torch.where(mask > 0, value, 0.0)
+        case.values.extend(compared(name, value))
+
+    module._before = lambda scope: case.names.append(dict(scope))
+    module._after = after
     code = getattr(module, function)
     limit(SECONDS)
     try:
@@ -117,8 +137,11 @@ def call(module, script, function, name, words):
         for part in result if isinstance(result, tuple) else [result]:
             part = torch.tensor([*part.values()]) if isinstance(part, dict) else part
             case.results.extend(compared(f"what {function} returns", part))
+        case.results += [(f"{word} after the call", known[word].detach(), {})
+                         for word in sorted(given) if torch.is_tensor(known[word])]
     except (Exception, SystemExit) as raised:           # a learner's line may raise anything
-        case.error = f"{type(raised).__name__}: {raised}"
+        first = str(raised).partition("\n")[0]
+        case.error = escape(f"{type(raised).__name__}: {first}")
     limit(0)
     return case
 
@@ -142,12 +165,17 @@ def alone(exercise, source, places, blank):
             edits.setdefault(region, []).extend(exercise.lines[node.lineno - 1:node.end_lineno])
         if other == blank:
             own = region
-    indent = " " * blank.nodes[-1].col_offset
-    after = [f"{indent}after(locals())"] * bool(blank.name)
-    edits[own] = [f"{indent}before(locals())", *lines[slice(*own)], *after]
+    edits[own] = framed(blank, lines[slice(*own)])
     for region in sorted(edits, reverse=True):
         lines[slice(*region)] = edits[region]
     return ask(exercise.script, "\n".join(lines), blank.function, blank.name)
+
+
+def framed(blank, lines):
+    """The lines of a blank, between those by which they are watched. -> list"""
+    indent = " " * blank.nodes[-1].col_offset
+    after = [f"{indent}_after(locals())"] * bool(blank.name)
+    return [f"{indent}_before(locals())", *lines, *after]
 
 
 # ---- 2. the grades ---------------------------------------------------------------------------
@@ -191,16 +219,23 @@ def grades(exercise, source):
         right = alone(exercise, exercise.source, script_places, blank)
         usual += [blank] * bool(right[0].names)
         wrong = difference(right, ask(exercise.script, source, blank.function))
-        is_open = any(getattr(part, "value", 0) is ... for node in nodes for part in ast.walk(node))
+        values = [node.value for node in nodes if isinstance(node, (ast.Assign, ast.Return))]
+        is_open = any(isinstance(value, ast.Constant) and value.value is ... for value in values)
+        state = "open" if is_open else "right"
         said = []
-        if wrong and not nodes:
-            said = [f"nothing {f'sets {blank.name}' if blank.name else 'is returned'} here"]
-        elif wrong and not is_open and all(nodes for _, nodes in places):
+        missing = [other for other, its in places if other.function == blank.function and not its]
+        if wrong and missing and not is_open:
+            state = "later"
+            if blank in missing:
+                said = [f"nothing {f'sets {blank.name}' if blank.name else 'is returned'} here: if "
+                        f"another line does it, write the rest of {blank.function}, too"]
+        elif wrong and not is_open:
             mine = alone(exercise, source, places, blank)
             wrong = difference(right, mine)
-            said = wrong and explain(blank, wrong) + known_mistakes(exercise, blank, mine)
-        state = "open" if is_open else "WRONG" if wrong else "right"
-        found.append((blank, nodes[-1].lineno if nodes else 0, state, said or []))
+            if wrong:
+                state = "WRONG"
+                said = explain(blank, wrong) + known_mistakes(exercise, blank, mine)
+        found.append((blank, nodes[-1].lineno if nodes else 0, state, said))
     numbers = [blank.number for blank in usual]
     plain = [blank for blank, *_ in found if blank.number in exercise.first
              and (blank in usual or blank.number not in numbers)]
@@ -210,14 +245,17 @@ def grades(exercise, source):
 def known_mistakes(exercise, blank, mine):
     """The planted mistakes in the right lines that give a learner's numbers. -> list of sentences
     """
+    start = blank.nodes[0].lineno - 1
+    end = blank.nodes[-1].end_lineno
     found = []
     for mutant in parse(MISTAKES.read_text()):
         old = "\n".join(mutant.old)
-        line = exercise.source.partition(old)[0].count("\n") + 1
-        if mutant.file == exercise.script and any(
-                node.lineno <= line <= node.end_lineno for node in blank.nodes):
-            text = exercise.source.replace(old, "\n".join(mutant.new))
-            its = alone(exercise, text, exercise.places(text)[0], blank)
+        line = exercise.source.partition(old)[0].count("\n")
+        if mutant.file == exercise.script and start <= line < end:
+            lines = exercise.source.replace(old, "\n".join(mutant.new)).split("\n")
+            stop = end + len(lines) - len(exercise.lines)
+            lines[start:stop] = framed(blank, lines[start:stop])
+            its = ask(exercise.script, "\n".join(lines), blank.function, blank.name)
             if difference(its, mine) is None:
                 found.append(f"the same numbers as a known mistake: {mutant.name}")
     return found[:2]
@@ -234,28 +272,36 @@ def explain(blank, wrong):
     given = []
     common = []
     for name in blank.reads():
+        if name in wrong.words:
+            continue
         with contextlib.suppress(Exception):            # a function, or not set yet
             value = torch.as_tensor(eval(name, {}, wrong.names)).detach()
             is_row = re.search(rf"\b{name}(\[.*?\])?\)*\.(mean|std|sum)\(", text)
             fits = zip(reversed(value.shape), reversed(differ.shape))
             if not is_row and value.dim() <= differ.dim() and all(n in (1, m) for n, m in fits):
                 value = value.broadcast_to(differ.shape)
-                tests = {"< 0": value < 0, "> 1": value > 1, "> 0": value > 0, "< 1": value < 1}
+                tests = {"< 0": value < 0, "> 0": value > 0, "0": value == 0}
+                if name == "ratio":
+                    tests = {"> 1": value > 1, "< 1": value < 1}
                 common += [f"{name} {test}" for test, holds in tests.items()
-                           if name != "mask" and holds[differ].all() and not holds.all()][:1]
+                           if holds[differ].all() and not holds.all()]
                 value = value[index]
             elif index and value.dim() > 1 and len(value) == len(differ):
                 value = value[index[0]]
-            given += [f"{name} {numbers(value.tolist())}"] if value.numel() <= 8 else []
-    given += map(" ".join, wrong.words.items())
+            given += [f"{name} {numbers(value.tolist())}"] if value.numel() <= 12 else []
+    given += [f"{name} {value}" for name, value in wrong.words.items()]
     pair = [table[index].item() for table in (wrong.found, wrong.should)]
     count = 5 if numbers(pair[0]) != numbers(pair[1]) else 10
     yours, should = (numbers(number, count) for number in pair)
     where = f"{wrong.what} at {list(index)}" if index else wrong.what
-    said = [f"with {', '.join(given)}:", f"{where} is {yours}, should be {should}"]
+    said = [f"with {', '.join(given)}:"] if given else []
+    said.append(f"{where} is {yours}, should be {should}")
     ratios = (wrong.found / wrong.should)[differ]
-    if len(ratios) > 2 and ratios[0].isfinite() and ratios.isclose(ratios[0], rtol=1e-4).all():
-        said.append(f"all that are wrong are {numbers(ratios[0].item())} times what they should be")
+    if wrong.what.startswith("the gradient") and not wrong.found.any():
+        said.append("no gradient arrives there: is something detached?")
+    elif ratios[0].isfinite() and ratios.isclose(ratios[0], rtol=1e-4).all():
+        times = f"{numbers(ratios[0].item())} times what they should be"
+        said.append(f"all that are wrong are {times}" if len(ratios) > 2 else times)
     elif common:
         count = f"{int(differ.sum())} of {differ.numel()} numbers are wrong"
         said.append(f"{count}, all with {' and '.join(common)}")

@@ -3,6 +3,7 @@
 docs/hunts.json has what was measured (make hunts): of each script five right runs and, of mistakes
 of tests/mistakes.txt with which the reward still rises, a run, and the test that fails.
 """
+import difflib
 import json
 import re
 import textwrap
@@ -18,7 +19,7 @@ from tools.runs import DOCS, ROOT
 HUNT = ROOT / "hunt"
 SHORT = ("--num_iterations 2 --num_prompts 16 --micro_batch_size 16 --max_steps 20 --stop_at 2 "
          "--num_eval_problems 1 --num_eval_samples 1 --eval_steps 1000")
-FLAGS = {"reinforce": "--baseline rloo --beta 0.02", "ppo": "--beta 0.02",
+FLAGS = {"reinforce": "--baseline rloo --view token --gamma 0.99 --beta 0.02", "ppo": "--beta 0.02",
          "grpo": "--loss_type dapo --beta 0.05", "gspo": "--beta 0.02",
          "dpo": "--online --label_smoothing 0.1"}
 # How far a metric of a hunt is at least from those of right runs, in widths of their span.
@@ -66,7 +67,10 @@ def plant(name, hunt):
     """-> planted(the script, the mistake of a hunt)"""
     [mutant] = [mutant for mutant in parse(MISTAKES.read_text())
                 if (mutant.file, mutant.name) == (hunt["file"], hunt["mistake"])]
-    return planted((ROOT / f"{name}.py").read_text(), mutant)
+    source = (ROOT / f"{name}.py").read_text()
+    if source.count("\n".join(mutant.old)) != 1:
+        common.fail(f"{name}.py has changed where the mistake goes: make hunts measures anew")
+    return planted(source, mutant)
 
 
 def begin(name="grpo", level="1"):
@@ -137,25 +141,29 @@ def draw(run, right, path):
 
 def answer(word, guess=None):
     """Say whether a line or a function has the mistake; if so, or without a guess, all about it."""
-    path = Path(word)
+    path = Path(word).resolve()
     name, _, number = path.stem.partition("_")
     hunts = load(name)["hunts"] if name in FLAGS else []
-    if path.suffix != ".py" or not number.isdecimal() or not 0 < int(number) <= len(hunts):
+    is_here = path.parent == HUNT and path.suffix == ".py" and path.is_file()
+    if not is_here or not number.isdecimal() or not 0 < int(number) <= len(hunts):
         common.fail(f"{word} is no hunt; hunts are files like hunt/grpo_1.py")
     hunt = hunts[int(number) - 1]
     text, first, last = plant(name, hunt)
     lines = text.split("\n")
     place = home(lines, first)
     is_line = guess is not None and guess.isdecimal()
-    if guess not in (None, place) and not (is_line and first <= int(guess) <= last):
-        is_near = is_line and home(lines, int(guess)) == place
+    line = as_made(path.read_text(encoding="utf-8"), text, int(guess)) if is_line else 0
+    if guess not in (None, place) and not first <= line <= last:
+        is_near = is_line and home(lines, line) == place
         common.fail(f"No, it is not {guess}{', but in the same function' * is_near}.", 1)
     source = (ROOT / f"{name}.py").read_text()
     right = source.split("\n")
-    right = right[first - 1:last + len(right) - len(lines)]
+    end = last + len(right) - len(lines)
     print(f"{'Yes. ' * (guess is not None)}The mistake, in {place}: {hunt['mistake']}.")
-    for head, shown in ((f"  line {first}:  ", lines[first - 1:last]), ("  right:     ", right)):
-        print(head + f"\n{'':{len(head)}}".join(map(str.strip, shown)))
+    for number, line in enumerate(lines[first - 1:last], start=first):
+        print(f"  line {number}:  {line.strip()}")
+    for line in right[first - 1:end]:
+        print(f"  right:     {line.strip()}")
     ways = distances(hunt["run"], load(name)["right"])
     signs = [f"{metric} {side(way)} in the {window}"
              for (metric, window), way in ways.items() if side(way)]
@@ -163,6 +171,13 @@ def answer(word, guess=None):
     for bug, mistake in bugs.MISTAKES.items():
         if source.replace(mistake.old, mistake.new).split() == text.split():
             print(f"Five runs with it: {bug}, in docs/lab/bugs.md")
+
+
+def as_made(own, text, line):
+    """The number that a line of a hunt had before its file was edited; 0 of a new one. -> int"""
+    matcher = difflib.SequenceMatcher(None, own.split("\n"), text.split("\n"), autojunk=False)
+    return next((line + there - here for here, there, size in matcher.get_matching_blocks()
+                 if here < line <= here + size), 0)
 
 
 def home(lines, number):

@@ -22,7 +22,7 @@ import torch
 import common
 from lab.training import make_base
 from tests.mutants import MISTAKES, parse
-from tools.practice.hunt import FLAGS, LEVELS, SHORT, distances, planted
+from tools.practice.hunt import FLAGS, LEVELS, SHORT, distances, home, planted
 from tools.runs import DOCS, MACHINE, ROOT, read_log
 from tools.sync import SCRIPTS
 
@@ -34,7 +34,7 @@ RISE = 0.05                                 # of the reward, without which a hun
 A_LEVEL = 4                                 # hunts of each level and script
 
 
-def run(script, text, seed, num_steps, base):
+def run(script, text, seed, base, num_steps=20, digits=3):
     """Run the text of a script. -> {metric: list}, {} if it fails"""
     module = sys.modules["hunted"] = ModuleType("hunted")
     module.__file__ = str(ROOT / script)
@@ -51,7 +51,7 @@ def run(script, text, seed, num_steps, base):
         log = read_log(f"{work}/run", "metrics")
     names = [name for name in log[0] if not NOT_COMPARED.search(name)
              and all(isinstance(line.get(name), (int, float)) for line in log)]
-    return {name: [float(f"{line[name]:.3g}") for line in log] for name in names}
+    return {name: [float(f"{line[name]:.{digits}g}") for line in log] for name in names}
 
 
 def is_fair(old, new):
@@ -73,11 +73,10 @@ def level_of(script, text, right, base):
     """-> the level of a text with a mistake, 0 if it is no hunt; its run"""
     if not is_fair((ROOT / script).read_text(), text):
         return 0, {}
-    first = run(script, text, 0, 2, base)
-    two = [right[name][0][:2] for name in ("grad_norm", "loss")]
-    if not first or numpy.allclose([first["grad_norm"], first["loss"]], two, 0.005, 1e-6):
+    two = [run(script, one, 0, base, 2, 6) for one in (text, (ROOT / script).read_text())]
+    if not two[0] or numpy.allclose(two[0]["grad_norm"], two[1]["grad_norm"], 1e-4):
         return 0, {}
-    found = run(script, text, 0, 20, base)
+    found = run(script, text, 0, base)
     if not found or numpy.mean(found["reward"][-5:]) < numpy.mean(found["reward"][:5]) + RISE:
         return 0, {}
     farthest = max(abs(way) for way in distances(found, right).values())
@@ -88,24 +87,35 @@ def measure(script, pool, tests):
     """-> {"right": {metric: a row for each of five seeds}, "hunts": list of dicts}"""
     source = (ROOT / script).read_text()
     base = make_base([script])
-    jobs = [pool.submit(run, script, source, seed, 20, base) for seed in range(5)]
+    jobs = [pool.submit(run, script, source, seed, base) for seed in range(5)]
     runs = [job.result() for job in jobs]
     right = {name: [one[name] for one in runs] for name in runs[0]}
-    mutants = {planted(source, mutant)[0]: mutant for mutant in parse(MISTAKES.read_text())
+    mutants = {planted(source, mutant): mutant for mutant in parse(MISTAKES.read_text())
                if mutant.file in ("grpo.py", script) and source.count("\n".join(mutant.old)) == 1}
-    texts = list(mutants)
-    random.Random(script).shuffle(texts)
-    texts.sort(key=lambda text: mutants[text].file != script)   # those of its own come first
-    hunts = []
-    for text, job in [(text, pool.submit(level_of, script, text, right, base)) for text in texts]:
-        level, found = job.result()
-        mutant = mutants[text]
+    plants = list(mutants)
+    random.Random(script).shuffle(plants)
+    plants.sort(key=lambda plant: mutants[plant].file != script)        # its own come first
+    jobs = [pool.submit(level_of, script, text, right, base) for text, _, _ in plants]
+    found = []
+    for (text, first, last), job in zip(plants, jobs):
+        level, its_run = job.result()
+        mutant = mutants[text, first, last]
         print(f"{script}: {mutant.name}: level {level}", flush=True)
         test = tests.get((mutant.file, mutant.name))
-        if level and test and [hunt["level"] for hunt in hunts].count(level) < A_LEVEL:
-            hunts.append({"level": level, "mistake": mutant.name, "file": mutant.file,
-                          "test": test, "run": found})
-    return {"right": right, "hunts": sorted(hunts, key=lambda hunt: hunt["level"])}
+        if level and test:
+            place = home(text.split("\n"), first)
+            found.append((place, {"level": level, "mistake": mutant.name, "file": mutant.file,
+                                  "test": test, "run": its_run}))
+    hunts = []
+    places = []                             # as many different ones as there are
+    for level in LEVELS:
+        rest = [pair for pair in found if pair[1]["level"] == level]
+        for _ in range(min(A_LEVEL, len(rest))):
+            pair = min(rest, key=lambda pair: places.count(pair[0]))
+            rest.remove(pair)
+            places.append(pair[0])
+            hunts.append(pair[1])
+    return {"right": right, "hunts": hunts}
 
 
 def main():
