@@ -7,10 +7,12 @@ same number is none.
 import ast
 import copy
 import difflib
+import functools
 import keyword
 import re
 from typing import NamedTuple
 
+from tests.mutants import MISTAKES, parse
 from tools.runs import ROOT
 
 TAG = re.compile(r"#.*?((?:\([A-Z].*?\)  )?)((?:eq\.|for) \((\d+)\))")
@@ -128,6 +130,12 @@ class Exercise:
                     nodes = []
                 found.append((blank, nodes))
         return found, changed
+
+
+@functools.cache
+def mutants():
+    """The mistakes of tests/mistakes.txt. -> list of tests.mutants.Mutant"""
+    return parse(MISTAKES.read_text())
 
 
 def statements(tree):

@@ -20,8 +20,8 @@ from typing import NamedTuple, get_args
 
 import torch
 
-from tests.mutants import MISTAKES, parse
 from tools import escape
+from tools.practice.exercise import mutants
 
 SECONDS = 3                             # for a function with a learner's lines, which may not end
 AVERAGES = {"reinforce.py": "sequence_sum", "ppo.py": "token_mean"}     # else sequence_mean
@@ -79,7 +79,7 @@ def module_of(text):
     return module
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=1024)
 def ask(script, text, function, name=""):
     """Call a function of a text, in which a blank sets `name`, with each choice of a loss_type and
     the like, those of the script's name first. -> list of cases, as `call` returns them"""
@@ -248,7 +248,7 @@ def known_mistakes(exercise, blank, mine):
     start = blank.nodes[0].lineno - 1
     end = blank.nodes[-1].end_lineno
     found = []
-    for mutant in parse(MISTAKES.read_text()):
+    for mutant in mutants():
         old = "\n".join(mutant.old)
         line = exercise.source.partition(old)[0].count("\n")
         if mutant.file == exercise.script and start <= line < end:

@@ -13,7 +13,7 @@ import numpy
 
 import common
 from lab import bugs
-from tests.mutants import MISTAKES, parse
+from tools.practice.exercise import mutants
 from tools.runs import DOCS, ROOT
 
 HUNT = ROOT / "hunt"
@@ -65,7 +65,7 @@ def load(name):
 
 def plant(name, hunt):
     """-> planted(the script, the mistake of a hunt)"""
-    [mutant] = [mutant for mutant in parse(MISTAKES.read_text())
+    [mutant] = [mutant for mutant in mutants()
                 if (mutant.file, mutant.name) == (hunt["file"], hunt["mistake"])]
     source = (ROOT / f"{name}.py").read_text()
     if source.count("\n".join(mutant.old)) != 1:
