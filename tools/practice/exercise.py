@@ -65,10 +65,13 @@ class Exercise:
         self.blanks = [blank for blank in found
                        if not any((name, blank.number) in homes for name in calls(blank.nodes[-1]))]
 
+        self.functions = {node.name for node in ast.walk(self.tree)
+                          if isinstance(node, ast.FunctionDef)}
         self.blank_of = {blank.nodes[-1]: blank for blank in self.blanks}
         serving = {node for blank in self.blanks for node in blank.nodes[:-1]}
         self.wanted = {node: "" if node in self.blank_of else head(node)
                        for node in statements(self.tree) if node not in serving}
+        self.right_places, _ = self.places(self.source)
 
     def tag(self, node):
         """-> match, if an assignment or a return has a tag"""
@@ -106,9 +109,8 @@ class Exercise:
         """Lay a learner's file beside the script. -> list of (blank, statements in its place), list
         of statements that are no blank, and yet are not there as in the script"""
         tree = ast.parse(source)
-        names = {node.name for node in ast.walk(self.tree) if isinstance(node, ast.FunctionDef)}
         helpers = {inner for node in ast.walk(tree)
-                   if isinstance(node, ast.FunctionDef) and node.name not in names
+                   if isinstance(node, ast.FunctionDef) and node.name not in self.functions
                    for inner in ast.walk(node)}
         own = [node for node in statements(tree) if node not in helpers]
         matcher = difflib.SequenceMatcher(

@@ -212,11 +212,10 @@ def grades(exercise, source):
     (blank, its line in the text, right or WRONG or open, sentences), variants last; statements of
     the script that are no blank, and yet not there"""
     places, changed = exercise.places(source)
-    script_places, _ = exercise.places(exercise.source)
     found = []
     usual = []                          # those that are reached with the words of the script's name
     for blank, nodes in places:
-        right = alone(exercise, exercise.source, script_places, blank)
+        right = alone(exercise, exercise.source, exercise.right_places, blank)
         usual += [blank] * bool(right[0].names)
         wrong = difference(right, ask(exercise.script, source, blank.function))
         values = [node.value for node in nodes if isinstance(node, (ast.Assign, ast.Return))]
