@@ -77,7 +77,7 @@ def check(word):
     print(f"{count} of {len(found)} are right.")
     if count < len(found):
         raise SystemExit(1)
-    print("It trains now; Ctrl-C stops it. To go on: python -m tools.practice grpo", flush=True)
+    print("It trains now; Ctrl-C stops it.", flush=True)
     folder = free(ROOT / "runs", f"practice-{path.stem}")
     flags = [] if name == "nano" else ["--output_dir", folder]
     command = [sys.executable, "-m", f"practice.{path.stem}", *flags]
