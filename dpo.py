@@ -41,7 +41,8 @@ the outputs, so the pairs of a run are a fixed data set, though made step by ste
 the policy writes them; with --pairs, a file holds them.
 
 Departures from the papers: by default a verifier chooses, not people; pi_ref is not trained on the
-chosen outputs first. In (5), TRL takes means over tokens, as --average_logps does, not sums.
+chosen outputs first. In (5), TRL takes means over tokens, as --average_logps does, not sums. The
+metrics rewards/* are beta h(y) with every loss, though SimPO has no pi_ref.
 
 Usage: python dpo.py --task arithmetic
 In 20 seconds on a CPU, the base policy of grpo.py, whose likeliest answers are right one time in

@@ -151,7 +151,7 @@ def kl(logps, ref_logps, estimator="k3", log_rho=None):
     which one takes log_rho. (B, T) each -> (B, T)"""
     x = logps - ref_logps
     if estimator == "k1":
-        return x                            # unbiased; as a loss, its gradient is only noise
+        return x            # unbiased; as a loss, its gradient on samples of pi is only noise
     assert estimator == "k3", estimator
     return torch.expm1(-x) + x              # unbiased and never negative               eq. (4)
 

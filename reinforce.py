@@ -34,7 +34,9 @@ prefixes that pi wrote, and with gamma 1 that of the KL of whole outputs.
 
 Departures from the papers: by default a verifier rewards; the gradient lacks a factor gamma^t, as
 is usual; a batch serves for several steps, though after the first its samples are not those of pi;
-distillation takes the gradient of the KL from the sampled tokens, not over the whole vocabulary.
+distillation takes the gradient of the KL from the sampled tokens, not over the whole vocabulary;
+rejection sampling asks the policy anew at every step, where RFT samples once, removes duplicates,
+and tunes the model from before its fine-tuning.
 
 Usage: python reinforce.py --task arithmetic
 In 20 seconds on a CPU, the base policy of grpo.py becomes right 99 times in 100.
@@ -127,7 +129,7 @@ def kl(logps, ref_logps, estimator="k3", log_rho=None):
     which one takes log_rho. (B, T) each -> (B, T)"""
     x = logps - ref_logps
     if estimator == "k1":
-        return x                            # unbiased; as a loss, its gradient is only noise
+        return x            # unbiased; as a loss, its gradient on samples of pi is only noise
     assert estimator == "k3", estimator
     return torch.expm1(-x) + x              # unbiased and never negative               eq. (4)
 

@@ -201,20 +201,25 @@ def rollout(model, prompts, problems, cfg, uniforms=None):
     uniforms_dtype = None if uniforms is None else uniforms.dtype
     weights = tuple(weight.data_ptr() for weight in model.parameters())
     end = sys.modules[type(model).__module__].EOS
-    key = (prompts.shape, T, cfg.temperature, cfg.kernel, uniforms_dtype, end, weights)
+    B, W = prompts.shape
+    # What dynamic sampling adds to a batch has fewer rows, and takes the graph of the batch.
+    size = "a batch" if B == cfg.num_prompts * cfg.num_generations else B
+    key = (size, W, T, cfg.temperature, cfg.kernel, uniforms_dtype, end, weights)
     with torch.cuda.device_of(prompts):
-        if key not in graphs:
+        if key not in graphs or len(graphs[key][0].token) < B:
+            graphs.pop(key, None)
             while len(graphs) >= NUM_GRAPHS:
                 del graphs[next(iter(graphs))]          # the oldest
             new_state = allocate(model, prompts, cfg, uniforms)
             one_step = functools.partial(step, model, new_state)
             graphs[key] = (new_state, capture(one_step) if has_graph else one_step)
         state, replay = graphs[key]
-        start(model, state, prompts, uniforms)
+        rows = torch.arange(len(state.token), device=prompts.device).clamp(max=B - 1)
+        start(model, state, prompts[rows], None if uniforms is None else uniforms[rows])
         for t in range(1, T):
             if t % CHECK_EVERY == 0 and state.has_ended.all():
                 break
             replay()
         outputs = (state.tokens, state.mask, state.logps, state.entropy)
-        tokens, mask, logps, entropy = (output.clone() for output in outputs)
+        tokens, mask, logps, entropy = (output[:B].clone() for output in outputs)
     return tokens, mask, logps, entropy, mask.sum(dim=1).long()

@@ -106,7 +106,7 @@ test_update.py::test_the_gradient_is_that_of_equation_5_in_any_number_of_micro_b
 """
 MISTAKES = {name: Mistake(*rest)
             for name, *rest in re.findall(r"(.*?): (.*)\n(.*)\n(.*)\n(.*)\n", TEXT)}
-EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5))
+EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5), one_base=True)
 
 
 def plant(name, folder):

@@ -38,7 +38,7 @@ from tasks import gridworld
 SKILL = 0.5                             # how often the best move is made on purpose
 WHOLE = "whole walk (GRPO)"
 CRITIC = "critic"
-EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5))
+EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5), one_base=True)
 
 
 # ---- walks whose values are known ------------------------------------------------------------

@@ -115,17 +115,23 @@ def in_rows(names, title, fill, axes):
 
 def dots(rows, title, form=".2f", given=None, level=None, **axes):
     """{name: a number for each seed}: rows of dots, and means, of logarithms on a logarithmic axis.
-    level: (x, words) of a line."""
+    level: (x, words) of a line, where arrows stand for numbers that are inf."""
     def fill(axis):
         for row, name in enumerate(rows):
             values = numpy.ravel(rows[name])
+            is_known = numpy.isfinite(values)
+            bound = "" if is_known.all() else "> "
+            values = numpy.where(is_known, values, level[0] if level else 0)
             is_log = axes.get("xscale") == "log"
             mean = numpy.exp(numpy.log(values).mean()) if is_log else values.mean()
             colour = (SCRIPTS | (given or {})).get(name, BLUE)
             below = row + 0.24 * numpy.linspace(-1, 1, len(values)) * (len(values) > 1)
-            axis.scatter(values, below, s=34 if len(values) < 20 else 7, color=colour, linewidth=0)
+            size = 34 if len(values) < 20 else 7
+            for which, marker in ((is_known, "o"), (~is_known, ">")):
+                axis.scatter(values[which], below[which], s=size, color=colour, linewidth=0,
+                             marker=marker)
             axis.plot([mean] * 2, [row - 0.38, row + 0.38], color=INK, linewidth=1.5, zorder=0.9)
-            axis.text(1.01, row, f"{mean:{form}}", va="center", fontweight="bold",
+            axis.text(1.01, row, f"{bound}{mean:{form}}", va="center", fontweight="bold",
                       transform=axis.get_yaxis_transform())
         if level:
             axis.axvline(level[0], color=INK, linewidth=1, linestyle=(0, (4, 3)))

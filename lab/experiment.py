@@ -16,6 +16,7 @@ of the seeds. docs/lab/NAME.json keeps it, docs/lab/NAME.md tells it, docs/lab.m
 import concurrent.futures
 import importlib
 import json
+import math
 import multiprocessing
 import re
 import shlex
@@ -41,9 +42,11 @@ ENDINGS = (".png", "-2.png")            # of the files of the pictures
 
 
 class Experiment:
-    def __init__(self, file, told, seeds):
+    def __init__(self, file, told, seeds, one_base=False):
+        """one_base: all seeds of it begin with one base; else each seed has its own."""
         self.name = Path(file).stem
         self.seeds = list(seeds)
+        self.one_base = one_base
         self.measures = {}                                      # name -> function, cases, seeds
         self.commands = []                                      # of all runs
         heads = "Claim|Prediction|Method|Outcome"
@@ -58,10 +61,10 @@ class Experiment:
             return function
         return register
 
-    def runs(self, name, commands, metrics=(), scores=(), seeds=None, own_base=False):
+    def runs(self, name, commands, metrics=(), scores=(), seeds=None):
         """Measure runs: of each step its metrics, and of the end its scores."""
         def columns(seed, case):
-            own = f" --base_seed {seed}" * own_base
+            own = "" if self.one_base else f" --base_seed {seed}"
             return run_once(commands[case] + own, seed, metrics, scores)
         columns.__name__ = name
         self.commands += commands.values()
@@ -194,24 +197,36 @@ def run_once(command, seed, metrics, scores):
 
 
 def steps_to_level(curve, level):
-    """How many batches were learned from when the mean of two batches in a row reached `level`;
-    half as many again as there were if none did. -> number"""
+    """How many batches were learned from when the mean of two batches in a row reached `level`; inf
+    if none did. -> number"""
     for step in range(1, len(curve)):
         if curve[step - 1] + curve[step] >= 2 * level:
             return step
-    return 1.5 * len(curve)
+    return math.inf
+
+
+def ratio(one, other, end, other_end=None):
+    """How many times as much `one` took as `other`, for a Claim; what is inf took more than `end`,
+    or in `other` than other_end. -> dict"""
+    other_end = end if other_end is None else other_end
+    sides = {(False, False): "", (True, False): ">", (False, True): "<", (True, True): "?"}
+    bounds = [sides[pair] for pair in zip(numpy.isinf(one).tolist(), numpy.isinf(other).tolist())]
+    values = numpy.minimum(one, end) / numpy.minimum(other, other_end)
+    return {"values": values, "times": True, "bounds": bounds}
 
 
 def numbers(cases, columns, form=".3f", by=""):
     """A row for each case {column: a number for each seed}: of {column: heading} the mean of the
-    seeds, and their span. -> a table in Markdown"""
+    seeds, and their span; of what is inf, how many never arrived. -> a table in Markdown"""
     rows = []
     for case, found in cases.items():
         row = [case]
         for column in columns:
             values = numpy.ravel(found[column])
             low, mean, high = (f"{x:{form}}" for x in (values.min(), values.mean(), values.max()))
-            row.append(mean if low == high else f"{mean} ({low} - {high})")
+            span = mean if low == high else f"{mean} ({low} - {high})"
+            never = numpy.isinf(values).sum()
+            row.append(f"from {low}; {never} of {len(values)} never" if never else span)
         rows.append(row)
     return table([by, *columns.values()], rows)
 

@@ -30,9 +30,9 @@ COLD = f"{TOKEN} --temperature 0.1"
 CRITIC = "ppo.py --task gridworld --stop_at 2"
 EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5))
 EXPERIMENT.runs("answers", {command: command for command in (SEARCH, CALL)}, ["step_time"],
-                ["base: pass@1", "base: pass@8", "pass@1", "pass@8", "greedy"], own_base=True)
+                ["base: pass@1", "base: pass@8", "pass@1", "pass@8", "greedy"])
 EXPERIMENT.runs("walks", {command: command for command in (TOKEN, COLD, CRITIC)}, ["step_time"],
-                ["base: return", "return", "best_return", "greedy"], own_base=True)
+                ["base: return", "return", "best_return", "greedy"])
 
 
 def page(answers, walks):

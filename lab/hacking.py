@@ -40,7 +40,7 @@ EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5, 13))
 @EXPERIMENT.measure(MODELS)
 def models(seed, name):
     """Train against a reward model, which is trained before some steps."""
-    cfg, task, policy = load_base(grpo, f"--seed {seed}")
+    cfg, task, policy = load_base(grpo, f"--seed {seed} --base_seed {seed}")
     model = preferences.RewardModel(policy)
     task.rewards = lambda batch, step: model.rewards(batch)
     at_start = preferences.RewardModel(policy)

@@ -54,7 +54,8 @@ RUNS["k1 in the reward"] = f"{RUNS['none, REINFORCE']} --beta 1"
 # A loss and what it is compared with. These have equal gradients, says somebody:
 EQUAL = {("k2", "KL(policy, base)"): TANG, ("k3", "KL(base, policy)"): TANG,
          ("k1 in the reward", "KL of outputs"): TANG,
-         ("k3_ratio, older", "KL(policy, base), older"): DEEPSEEK}
+         ("k3_ratio, older", "KL(policy, base), older"): DEEPSEEK,
+         ("k1, older", "-KL(older, policy)"): OURS}
 OUTPUTS = ("k2", "KL of outputs")
 BY_LENGTH = [("k2, by length", "KL(policy, base)"), ("k3, by length", "KL(base, policy)"),
              ("k3_ratio, by length", "KL(policy, base)")]
@@ -89,7 +90,7 @@ def moments(log_p, log_ref):
 @EXPERIMENT.measure(["on the way"])
 def estimates(seed, case):
     """Means and deviations of the estimates of a token, as the policy leaves the base."""
-    cfg, task, policy = load_base(grpo, f"{FLAGS} --seed {seed}")
+    cfg, task, policy = load_base(grpo, f"{FLAGS} --seed {seed} --base_seed {seed}")
     reference = copy.deepcopy(policy)
     found = []
     steps = training(grpo, cfg, task, policy)
@@ -145,6 +146,7 @@ def gradients(theta, ref, old, outputs):
         losses[f"{name}, by length"] = outputs.mean(estimate, theta, "sequence_mean")
     estimate = grpo.kl(logps, ref_logps, "k3_ratio", log_rho)
     losses["k3_ratio, older"] = outputs.mean(estimate, old)
+    losses["k1, older"] = outputs.mean(grpo.kl(logps, ref_logps, "k1"), old)
     k1 = grpo.kl(logps, ref_logps, "k1").detach()
     in_reward = reinforce.policy_loss(logps, -k1.sum(dim=1), outputs.mask)
     losses["k1 in the reward"] = outputs.mean(in_reward, theta)
@@ -152,6 +154,7 @@ def gradients(theta, ref, old, outputs):
     losses["KL(policy, base)"] = outputs.mean(outputs.kl(theta, ref), theta)
     losses["KL(policy, base), older"] = outputs.mean(outputs.kl(theta, ref), old)
     losses["KL(base, policy)"] = outputs.mean(outputs.kl(ref, theta), theta)
+    losses["-KL(older, policy)"] = -outputs.mean(outputs.kl(old, theta), old)
     difference = (logps - ref_logps).sum(dim=1)
     losses["KL of outputs"] = (logps.sum(dim=1).exp() * difference).sum()
     return {name: torch.autograd.grad(loss, theta, retain_graph=True)[0].flatten()

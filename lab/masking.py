@@ -83,7 +83,8 @@ def made_up(texts):
 @EXPERIMENT.measure(RUNS)
 def learning(seed, name):
     """Train from the base: step by step, and what is made up in the end."""
-    cfg, task, policy = load_base(grpo, f"{FLAGS} {RUNS[name]} --seed {seed}")
+    cfg, task, policy = load_base(grpo, f"{FLAGS} {RUNS[name]} --seed {seed} "
+                                f"--base_seed {seed}")
     if name == NO_TOOL:
         silence(task)
     if name == LEARNED:

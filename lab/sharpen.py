@@ -1,4 +1,4 @@
-"""Sharpening: what RL adds to the base, and what it only puts first
+"""Sharpening: what RL adds to the base, and what a guesser has without any model
 
 Claim. RL makes right what the base is right in sometimes: maj@k rises, pass@k does not
 (DeepSeekMath, 2402.03300), and of many samples the base solves more problems than the trained
@@ -7,25 +7,27 @@ of the likeliest first tokens finds them, and the most certain of the answers is
 plain greedy decoding (Wang and Zhou, 2402.10200).
 
 Prediction. One run, seen before, took pass@64 from 0.88 to 0.95 on countdown. So pass@1 and maj@128
-rise on both tasks, and Yue's claim is contradicted on countdown, where a thought is a search that
-gets better; on arithmetic both solve all, and there is no difference. On arithmetic the accuracy of
-outputs that think stays at 0.98; on countdown it rises. The second of the base's first tokens
-begins a thought, and with it greedy decoding of arithmetic is right nearly always, so that the most
-certain answer is better than plain greedy's there, and RL adds nothing to it; on countdown RL is
-still better.
+rise there, and Yue's claim is contradicted, since a thought is a search that gets better. On
+arithmetic the accuracy of outputs that think stays at 0.98; on countdown it rises. The second of
+the base's first tokens begins a thought, and with it greedy decoding of arithmetic is right nearly
+always, so that the most certain answer is better than plain greedy's there.
 
 Method. grpo.py on arithmetic, 20 steps, and on countdown, 40 steps. Scores of the base and of the
 trained policy are the scripts' own, of 128 samples of each of 64 problems, the same for all seeds.
-CoT decoding is the base's, on other held-out problems for each seed: greedy after each of the four
-likeliest first tokens, which are the paths. The certainty of a path is by how much the likeliest
-token is likelier than the second, in the mean of the tokens of its answer.
+The guesser has no model: it says a number in 0..20, or takes countdown's numbers in random order
+with random signs. Of many guesses one is nearly always right, so pass@128 of a base that mostly
+guesses says nothing of what it has learned. Therefore 128 outputs of each policy are also made to
+begin with <think>, and the claims on many samples are tried with these. (At commit 437be3d they
+were tried with all outputs, and the base's 100% was this page's finding.) CoT decoding is the
+base's, on other held-out problems for each seed: greedy after each of the four likeliest first
+tokens, which are the paths. The certainty of a path is by how much the likeliest token is likelier
+than the second, in the mean of the tokens of its answer.
 
-Outcome. Right: pass@1 rises on both, maj@128 on countdown, where thoughts get better; the base's
-second likeliest token begins a thought; the most certain path is better than plain greedy. Wrong:
-maj@128 of arithmetic was 1 before, and RL is right there in half of the problems more than the most
-certain path. On countdown, it is rather the base that solves more with 128 samples, and whether RL
-is better than the most certain path is undecided.
+Outcome. To be told.
 """
+import random
+import re
+import statistics
 import tempfile
 from pathlib import Path
 
@@ -33,21 +35,27 @@ import torch
 
 import common
 import grpo
-from lab.draw import BLUE, ORANGE, curves
-from lab.experiment import Experiment, numbers
+from lab.draw import BLUE, GREEN, GREY, ORANGE, curves
+from lab.experiment import Block, Experiment, numbers
 from lab.training import continued, load_base
 from lab.verdict import OURS, Claim
+from tasks import countdown, gridworld, lookup
 from tools.runs import run
+from tools.scores import pass_at_k
 
 DEEPSEEK = "[DeepSeekMath](https://arxiv.org/abs/2402.03300)"
 YUE = "[Yue and others](https://arxiv.org/abs/2504.13837)"
 WANG = "[Wang and Zhou](https://arxiv.org/abs/2402.10200)"
 KS = (1, 2, 4, 8, 16, 32, 64, 128)
 K = KS[-1]
+FEW = 8
 FIRST = 4                                       # first tokens that are tried
-DECODED = 128                                   # problems for each seed
+PROBLEMS = 64                                   # that all seeds are asked, for pass@k
+DECODED = 128                                   # others, for each seed
 GAIN = 0.02                                     # of a share, what counts as one
 TASKS = {"arithmetic": "--max_steps 20", "countdown": "--task countdown --max_steps 40"}
+ALWAYS = "--stop_at 2 --eval_steps 1000"
+GUESSED = (*TASKS, "lookup", "gridworld")
 POLICIES = ("base", "trained")
 SHARES = {"think_share": "share that thinks", "accuracy_given_think": "of these, right"}
 PATH = {"chance": "its probability", "thinks": "it is `<think>`", "right": "greedy from it, right",
@@ -59,21 +67,74 @@ EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5))
 
 # ---- 1. training -----------------------------------------------------------------------------
 
+def thoughts_right(policy, task, cfg, problems):
+    """Of each problem, how many of K outputs that are made to begin with <think> are right."""
+    asked = [problem for problem in problems for _ in range(K)]                 # B
+    uniforms = torch.rand(len(asked), cfg.max_completion_length,
+                          generator=common.generator(cfg.seed, "thoughts"))
+    first = torch.full((len(asked), 1), THINK)
+    prompts = grpo.encode_prompts(asked, task, cfg.device)
+    *_, texts = continued(grpo, policy, cfg, asked, prompts, first, uniforms)
+    is_right = torch.tensor([task.verify(*pair) == 1 for pair in zip(asked, texts)])
+    return is_right.view(-1, K).sum(dim=1).tolist()
+
+
+def passed(counts, n):
+    """pass@k for each of KS, of problems of which so many of n outputs are right. -> list"""
+    return [statistics.fmean(pass_at_k(n, int(count), k) for count in counts) for k in KS]
+
+
 @EXPERIMENT.measure(TASKS)
-def learned(seed, task):
-    """Train on a task: scores of base and trained policy, and what decoding makes of both."""
+def learned(seed, task_name):
+    """Train on a task: scores of base and trained policy, of their thoughts alone, and what
+    decoding makes of both."""
+    flags = f"{TASKS[task_name]} --seed {seed} --base_seed {seed}"
+    cfg, task, base = load_base(grpo, flags)
+    trained = grpo.GPT(cfg)
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work, "run")
-        flags = (f"{TASKS[task]} --stop_at 2 --eval_steps 1000 --num_eval_problems 64 "
-                 f"--num_eval_samples {K} --seed {seed}")
-        summary = run("grpo.py", folder, *flags.split())
-        found = decoding(f"{TASKS[task]} --seed {seed}", seed, folder)
-    for policy in POLICIES:
-        scored = summary[policy]
-        found |= {f"{policy} {name}": scored[name] for name in SHARES}
-        for name in ("pass@k", "maj@k"):
-            found[f"{policy} {name}"] = [scored[name][k - 1] for k in KS]
+        asked = f"{flags} {ALWAYS} --num_eval_problems {PROBLEMS} --num_eval_samples {K}"
+        summary = run("grpo.py", folder, *asked.split())
+        common.load_policy(trained, folder / "checkpoint.pt")
+    found = decoding(task, cfg, base, trained)
+    problems = common.held_out_problems(task, PROBLEMS)     # those of the summary
+    for name, policy in zip(POLICIES, (base, trained)):
+        scored = summary[name]
+        counts = thoughts_right(policy, task, cfg, problems)
+        found |= {f"{name} {share}": scored[share] for share in SHARES}
+        found[f"{name} thoughts"] = passed(counts, K)
+        for score in ("pass@k", "maj@k"):
+            found[f"{name} {score}"] = [scored[score][k - 1] for k in KS]
     return found
+
+
+def guess(rng, problem):
+    """What somebody might say who only knows what an answer looks like. -> str"""
+    if problem.task == "gridworld":
+        name, cell, limit = problem.prompt.split()
+        moves = ""
+        while len(moves) < int(limit) and gridworld.MAPS[name][cell] not in gridworld.PRIZES:
+            moves += rng.choice([*gridworld.MOVES])
+            cell = gridworld.outcomes(name, cell, moves[-1])[0].cell
+        return moves
+    *numbers, _ = re.findall("[0-9]+", problem.prompt) or [""]
+    answers = {"arithmetic": lambda: rng.randint(0, 20), "lookup": lambda: rng.choice(lookup.NAMES),
+               "countdown": lambda: countdown.combine(rng, [*map(int, numbers)]).expression}
+    return f"<answer>{answers[problem.task]()}</answer>"
+
+
+@EXPERIMENT.measure(GUESSED, seeds=[0])
+def guesser(seed, name, draws=2048):
+    """pass@k of guesses without a model at held-out problems, for two tasks those of `learned`."""
+    cfg = common.parse_flags(grpo.Config, ["--task", name])
+    task = common.load_task(cfg, grpo.verify)
+    rng = random.Random(seed)
+    counts = []
+    for problem in common.held_out_problems(task, PROBLEMS):
+        texts = [guess(rng, problem) for _ in range(draws)]
+        verdicts = [task.verify(problem, text) for text in texts]
+        counts.append(sum(task.is_correct(problem, verdict) for verdict in verdicts))
+    return {"pass@k": passed(counts, draws)}
 
 
 # ---- 2. CoT decoding -------------------------------------------------------------------------
@@ -120,61 +181,71 @@ def most_certain(found):
     return right.gather(0, best[None])[0]
 
 
-def decoding(flags, seed, folder):
+def decoding(task, cfg, base, trained):
     """What greedy and CoT decoding make of the base, and greedy of the trained policy. -> columns,
     those of the paths with a number for each of the first tokens"""
-    cfg, task, base = load_base(grpo, flags)
-    problems = common.sample_problems(task, DECODED, ("decoding", seed), "test")
+    problems = common.sample_problems(task, DECODED, ("decoding", cfg.seed), "test")
     found = paths(base, task, cfg, problems)
-    policy = grpo.GPT(cfg)
-    common.load_policy(policy, folder / "checkpoint.pt")
-    [trained] = paths(policy, task, cfg, problems, 1)
+    [after] = paths(trained, task, cfg, problems, 1)
     columns = {name: [path[name].mean().item() for path in found] for name in found[0]}
     return columns | {"greedy": columns["right"][0],
                       "most certain": most_certain(found).mean().item(),
-                      "greedy, trained": trained["right"].mean().item()}
+                      "greedy, trained": after["right"].mean().item()}
 
 
 # ---- 3. what was found -----------------------------------------------------------------------
 
-def claims(task, found, said=""):
-    """What is claimed of a task; said: the finding, if the first is shown. Yields Claim"""
-    gain = found["trained pass@k"] - found["base pass@k"]                       # (S, ks)
-    yield Claim(f"{task}: pass@1 rises more than pass@{K}", DEEPSEEK, gain[:, 0] - gain[:, -1],
-                at_least=GAIN, shown=said)
-    voted = found["trained maj@k"] - found["base maj@k"]
-    thought = found["trained accuracy_given_think"] - found["base accuracy_given_think"]
-    for text, source, effect in (
-            (f"pass@{K} is higher for the base than after RL", YUE, -gain[:, -1]),
-            (f"maj@{K} rises", DEEPSEEK, voted[:, -1]),
-            ("outputs that think are right more often after RL", OURS, thought),
-            ("the most certain path of the base is right more often than its greedy output", WANG,
-             found["most certain"] - found["greedy"]),
-            ("greedy after RL is right more often than the most certain path of the base", OURS,
-             found["greedy, trained"] - found["most certain"])):
-        yield Claim(f"{task}: {text}", source, effect, at_least=GAIN)
+def page(learned, guesser):
+    found = learned["countdown"]
+    passed, thought = ({policy: found[f"{policy} {name}"] for policy in POLICIES}
+                       for name in ("pass@k", "thoughts"))
+    guessed = {task: columns["pass@k"] for task, columns in guesser.items()}
+    few = KS.index(FEW)
+    said = (f"Countdown: of {K} outputs of the base one is right in {passed['base'][:, -1].mean():.0%} "
+            f"of the problems; so it is of {K} guesses without a model, in "
+            f"{guessed['countdown'][0, -1]:.0%}. Thoughts solve "
+            f"{thought['base'][:, -1].mean():.0%}, after RL {thought['trained'][:, -1].mean():.0%}")
+    yield Claim(f"countdown: one of {K} thoughts is right more often for the base than after RL", YUE,
+                (thought["base"][:, -1], thought["trained"][:, -1]), at_least=GAIN,
+                **dict.fromkeys(("shown", "contradicted", "undecided"), said))
+    yield Claim(f"countdown: pass@1 rises more than pass@{FEW}", DEEPSEEK,
+                (passed["trained"] - passed["base"])[:, 0]
+                - (passed["trained"] - passed["base"])[:, few], at_least=GAIN)
+    yield Claim(f"countdown: maj@{K} rises", DEEPSEEK,
+                (found["trained maj@k"][:, -1], found["base maj@k"][:, -1]), at_least=GAIN)
+    for task in TASKS:
+        yield Claim(f"{task}: the most certain path of the base is right more often than its greedy "
+                    "output", WANG, (learned[task]["most certain"], learned[task]["greedy"]),
+                    at_least=GAIN)
+    yield Claim("countdown: a thought is right more often after RL", OURS,
+                (thought["trained"][:, 0], thought["base"][:, 0]), at_least=GAIN)
+    yield Claim("arithmetic: greedy after RL is right more often than the most certain path of the "
+                "base", OURS, (learned["arithmetic"]["greedy, trained"],
+                               learned["arithmetic"]["most certain"]), at_least=GAIN)
 
-
-def page(learned):
-    countdown = learned["countdown"]
-    base, trained = (countdown[f"{policy} pass@k"].mean(axis=0) for policy in POLICIES)
-    sharpened, *others = claims(
-        "countdown", countdown, f"On countdown, RL takes pass@1 from {base[0]:.0%} to "
-        f"{trained[0]:.0%}, but pass@{K} from {base[-1]:.0%} to {trained[-1]:.0%}")
-    yield from (sharpened, *others, *claims("arithmetic", learned["arithmetic"]))
-    lines = {"after RL": countdown["trained pass@k"], "the base": countdown["base pass@k"]}
-    yield curves(lines, sharpened.finding, x=KS, given=dict(zip(lines, (BLUE, ORANGE))),
-                 xscale="log", xlabel="samples of a problem, k", ylim=(0, 1.03),
+    lines = {"after RL": passed["trained"], "the base": passed["base"],
+             "base, made\nto think": thought["base"], "a guesser": guessed["countdown"]}
+    yield curves(lines, said, x=KS, given=dict(zip(lines, (BLUE, ORANGE, GREEN, GREY))),
+                 xscale="log", xlabel="samples of a problem, k", ylim=(0, 1.03), height=3.2,
                  ylabel="pass@k on 64 held-out problems")
     rows = {}
     decoded = {}
-    for task, found in learned.items():
+    for task, columns in learned.items():
         for policy in POLICIES:
-            passed, voted = found[f"{policy} pass@k"], found[f"{policy} maj@k"]
-            rows[f"{task}, {policy}"] = {"1": passed[:, 0], "many": passed[:, -1],
-                                         "maj": voted[:, -1]}
-            rows[f"{task}, {policy}"] |= {name: found[f"{policy} {name}"] for name in SHARES}
+            row = {"maj": columns[f"{policy} maj@k"][:, -1]}
+            for kind in ("pass@k", "thoughts"):
+                for k in (1, FEW, K):
+                    row[f"{kind} {k}"] = columns[f"{policy} {kind}"][:, KS.index(k)]
+            rows[f"{task}, {policy}"] = row | {
+                name: columns[f"{policy} {name}"] for name in SHARES}
         for place in range(FIRST):
-            decoded[f"{task}, {place + 1}"] = {name: found[name][:, place] for name in PATH}
-    yield numbers(rows, {"1": "pass@1", "many": f"pass@{K}", "maj": f"maj@{K}"} | SHARES, by="")
+            decoded[f"{task}, {place + 1}"] = {name: columns[name][:, place] for name in PATH}
+    heads = {f"pass@k {k}": f"pass@{k}" for k in (1, FEW, K)}
+    heads |= {f"thoughts {k}": f"{k} thought{'s' * (k > 1)}" for k in (1, FEW, K)}
+    yield numbers(rows, heads | {"maj": f"maj@{K}"} | SHARES, ".2f", by="task, policy")
+    chances = numbers({task: {k: values[0, KS.index(k)] for k in (1, FEW, K)}
+                       for task, values in guessed.items()},
+                      {k: f"pass@{k}" for k in (1, FEW, K)}, by="a guesser")
+    yield chances
     yield numbers(decoded, PATH, by="base, rank of the first token")
+    yield Block("chance", chances)

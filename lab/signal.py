@@ -5,22 +5,26 @@ of such groups grows in training; dynamic sampling, until all groups of a batch 
 takes fewer steps (DAPO, 2503.14476, section 3.2). DAPO does not count samples.
 
 Prediction. At first hard problems are all wrong, later easy ones all right, so that the share falls
-before it grows. In equal steps, dynamic sampling is better. In equal samples it is not: what it
-leaves out had no gradient, and is paid for. A curriculum refuses a problem before it is sampled, so
-it is a little better in equal samples.
+before it grows. In equal steps, dynamic sampling is better. In equal samples it is not, for what it
+leaves out is paid for. A curriculum refuses a problem before it is sampled, so it is a little
+better in equal samples.
 
 Method. A base that has seen two thirds of the usual demonstrations, of 2 to 7 operands, so that
-problems are hard in several degrees; groups of 4, of which many are silent. grpo.py as it is, with
---dynamic_sampling 4, and with --curriculum. All that was sampled is counted, also the groups that
-dynamic sampling left out.
+problems are hard in several degrees; groups of 4, of which many are silent. grpo.py and gspo.py as
+they are, and with --dynamic_sampling 4, which replaces the silent groups by as many new ones, and
+again; grpo.py with attempts of a whole batch each, which discard the groups that they do not need,
+as verl does and the scripts did until commit 437be3d; and with --curriculum. All that was sampled
+is counted, also what was left out.
 
-Outcome. Right: the share of silent groups falls before it grows, and from equal samples dynamic
-sampling is no better. Undecided: whether it is in equal steps, and what the curriculum gains.
+Outcome. To be told.
 """
 import numpy
+import torch
 
+import common
 import grpo
-from lab.draw import BLUE, GREEN, GREY, RED, curves
+import gspo
+from lab.draw import BLUE, GREEN, GREY, ORANGE, RED, curves
 from lab.experiment import Experiment, numbers
 from lab.training import load_base, training
 from lab.verdict import OURS, Claim
@@ -28,30 +32,56 @@ from tasks import pass_rates
 
 DAPO = "[DAPO](https://arxiv.org/abs/2503.14476)"
 BASE = "--task arithmetic:2-7 --base_steps 600 --max_completion_length 64 --num_eval_problems 256"
-FLAGS = f"{BASE} --num_prompts 64 --num_generations 4 --num_eval_samples 2"
-WAYS = {"plain": FLAGS, "dynamic sampling": f"{FLAGS} --dynamic_sampling 4",
-        "curriculum": f"{FLAGS} --curriculum"}
+P, G = 64, 4
+FLAGS = f"{BASE} --num_prompts {P} --num_generations {G} --num_eval_samples 2"
+DYNAMIC = f"{FLAGS} --dynamic_sampling 4"
+# name: script, flags, whether an attempt samples a whole batch
+WAYS = {"plain": (grpo, FLAGS, False), "dynamic sampling": (grpo, DYNAMIC, False),
+        "dynamic, whole batches": (grpo, DYNAMIC, True),
+        "curriculum": (grpo, f"{FLAGS} --curriculum", False),
+        "GSPO, plain": (gspo, FLAGS, False), "GSPO, dynamic sampling": (gspo, DYNAMIC, False)}
+PICTURE = ("plain", "dynamic sampling", "dynamic, whole batches", "curriculum")
+GSPO = ("GSPO, dynamic sampling", "GSPO, plain")
 BUDGET = 6400                                   # samples of a run
 EVERY = 4                                       # steps from one evaluation to the next
 GAIN = 0.02                                     # of pass@1, what counts as one
 EXPERIMENT = Experiment(__file__, __doc__, seeds=range(8))
 
 
+def sample_whole_batches(policy, task, cfg, step):
+    """As grpo.py's sample_with_signal, but each attempt samples P groups, and those of them that
+    are not needed are discarded, as verl does."""
+    batch = grpo.sample_batch(policy, task, cfg, step)
+    for attempt in range(1, 1 + cfg.dynamic_sampling):
+        if common.has_signal(batch.rewards).all():
+            break
+        batches = [batch, grpo.sample_batch(policy, task, cfg, (step, attempt))]
+        is_mixed = common.has_signal(torch.cat([one.rewards for one in batches]))[:, 0]
+        order = is_mixed.int().argsort(descending=True, stable=True)
+        batch = common.gather(batches, order[:cfg.num_prompts].sort().values)
+    return batch
+
+
 @EXPERIMENT.measure(WAYS)
 def learning(seed, way, budget=BUDGET):
-    """Train with as many samples as the budget has."""
-    cfg, task, policy = load_base(grpo, f"{WAYS[way]} --seed {seed}")
-    found = {"samples": [], "all wrong": [], "all right": [], "pass@1": []}
+    """Train with as many samples as the budget has. wasted: the groups with signal that a step
+    samples and does not learn from"""
+    script, flags, is_whole = WAYS[way]
+    cfg, task, policy = load_base(script, f"{flags} --seed {seed} --base_seed {seed}")
+    sample = sample_whole_batches if is_whole else script.sample_with_signal
+    found = {"samples": [], "all wrong": [], "all right": [], "wasted": [], "pass@1": []}
     samples = 0
-    for steps, (batch, _) in enumerate(training(grpo, cfg, task, policy), 1):
+    for steps, (batch, _) in enumerate(training(script, cfg, task, policy, sample=sample), 1):
         rates = [rate for _, rate in pass_rates(batch)]  # of all groups, also those left out
         samples += len(rates) * cfg.num_generations
+        mixed = sum(0 < rate < 1 for rate in rates)
         found["samples"].append(samples)
         found["all wrong"].append(rates.count(0.0) / len(rates))
         found["all right"].append(rates.count(1.0) / len(rates))
+        found["wasted"].append(mixed - int(common.has_signal(batch.rewards).sum()))
         score = None
         if samples >= budget or steps % EVERY == 0:
-            score = grpo.evaluate(policy, task, cfg)["pass@1"]
+            score = script.evaluate(policy, task, cfg)["pass@1"]
         found["pass@1"].append(score)
         if samples >= budget:
             return found
@@ -78,32 +108,39 @@ def page(learning):
     grid = numpy.linspace(max(first), BUDGET, 25)
     scores = {way: by_samples(found, grid) for way, found in learning.items()}
     end = {way: rows[:, -1] for way, rows in scores.items()}
-    plain, dynamic = end["plain"].mean(), end["dynamic sampling"].mean()
-    steps = learning["dynamic sampling"], learning["plain"]
-    said = ("Counting the samples that it discards, DAPO's dynamic sampling has a pass@1 of "
-            f"{dynamic:.3f} after {BUDGET}, plain GRPO {plain:.3f}")
-    yield Claim("after equally many samples, pass@1 is higher with dynamic sampling", OURS,
-                end["dynamic sampling"] - end["plain"], at_least=GAIN, shown=said,
-                contradicted=said, undecided=said)
-    yield Claim("after equally many steps, pass@1 is higher with dynamic sampling", DAPO,
-                at_equal_steps(*steps), at_least=GAIN)
-    yield Claim("after equally many samples, pass@1 is higher with a curriculum", OURS,
-                end["curriculum"] - end["plain"], at_least=GAIN)
+    plain, dynamic, whole = (end[way].mean() for way in WAYS if way in PICTURE[:3])
+    said = (f"After {BUDGET} samples, discarded ones too, pass@1 is {plain:.3f} with plain GRPO, "
+            f"{dynamic:.3f} with dynamic sampling, {whole:.3f} if each attempt is a whole batch")
+    for script, more, less in (("grpo.py", PICTURE[1], "plain"), ("gspo.py", *GSPO)):
+        yield Claim(f"{script}: after equally many samples, pass@1 is higher with dynamic sampling",
+                    OURS, (end[more], end[less]), at_least=GAIN,
+                    undecided=said * (less == "plain"), contradicted=said * (less == "plain"))
+    left = {way: numpy.nansum(found["wasted"], axis=1) for way, found in learning.items()}
+    yield Claim("after equally many samples, pass@1 is higher if attempts replace only what has no "
+                "signal than if each is a whole batch", OURS, (end[PICTURE[1]], end[PICTURE[2]]),
+                at_least=GAIN)
+    for script, more, less in (("grpo.py", PICTURE[1], "plain"), ("gspo.py", *GSPO)):
+        yield Claim(f"{script}: after equally many steps, pass@1 is higher with dynamic sampling",
+                    DAPO, at_equal_steps(learning[more], learning[less]), at_least=GAIN)
     silent = {kind: learning["plain"][kind] for kind in ("all wrong", "all right")}
     silent["either"] = silent["all wrong"] + silent["all right"]
     early = silent["either"][:, :5].mean(axis=1)
     late = silent["either"][:, -5:].mean(axis=1)
     yield Claim("the share of silent groups grows from the first five steps to the last", DAPO,
-                late - early, at_least=0.05)
+                (late, early), at_least=0.05)
 
-    colours = dict(zip(WAYS, (BLUE, RED, GREEN)))
-    yield curves(scores, said, x=grid, given=colours, ylabel="pass@1, held out",
+    yield curves({way: scores[way] for way in PICTURE}, said, x=grid,
+                 given=dict(zip(PICTURE, (BLUE, RED, ORANGE, GREEN))), ylabel="pass@1, held out",
                  xlabel="samples, discarded ones too")
     yield curves(silent, "Groups whose outputs are all right or all wrong teach nothing: "
                  f"{early.mean():.0%} in the first 5 steps, {late.mean():.0%} in the last 5",
                  given=dict(zip(silent, (RED, GREEN, GREY))), xlabel="step of plain GRPO, G = 4",
                  ylabel="share of groups", ylim=(0, 1))
-    last = {way: {"steps": numpy.isfinite(found["samples"]).sum(axis=1), "pass@1": end[way]}
-            for way, found in learning.items()}
-    yield numbers(last, {"steps": f"steps with {BUDGET} samples",
-                         "pass@1": f"pass@1 after {BUDGET} samples"}, ".3g", by="run")
+    rows = {}
+    for way, found in learning.items():
+        steps = numpy.isfinite(found["samples"]).sum(axis=1)
+        discarded = numpy.nanmax(found["samples"], axis=1) / G - P * steps      # groups
+        rows[way] = {"steps": steps, "pass@1": end[way], "wasted": left[way] / numpy.maximum(1, discarded)}
+    yield numbers(rows, {"steps": f"steps with {BUDGET} samples",
+                         "pass@1": f"pass@1 after {BUDGET} samples",
+                         "wasted": "of the groups left out, had signal"}, ".3g", by="run")

@@ -75,7 +75,8 @@ def engines(seed, name):
     method, bits, is_recomputed, correction = ENGINES[name]
     script = lag.METHODS[method]
     cfg, task, policy = load_base(
-        script, f"{FLAGS} --num_eval_problems 128 --num_eval_samples 4 --seed {seed}")
+        script, f"{FLAGS} --num_eval_problems 128 --num_eval_samples 4 --seed {seed} "
+                f"--base_seed {seed}")
     corrected = lag.Config(**vars(cfg), method=method, sampler_lag=int(is_recomputed),
                            importance_sampling_correction=correction)
     steps = training(script, cfg, task, policy, lambda policy: engine(policy, bits),

@@ -46,7 +46,7 @@ SMOOTH = "critic, lambda 0.95"
 NAMES = (WHOLE, *(f"rollouts, K = {K}" for K in ROLLOUTS), CRITIC, SMOOTH)
 FORKS = 0.1                             # the share of tokens that is asked about
 GAIN = 0.05                             # of a correlation, what counts as one
-EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5))
+EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5), one_base=True)
 
 
 # ---- the value of a prefix -------------------------------------------------------------------

@@ -50,7 +50,7 @@ POLICIES = 200                                  # of each kind
 KINDS = {f"spread {spread}, {right} of 27 right": (spread, right)
          for spread in (1, 3) for right in (1, 3, 9)}
 WAYS = ("none", "mean", "b*", "V(s)", "b*(s)", "Q - V")
-EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5))
+EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5), one_base=True)
 
 
 # ---- 1. one number, on the base --------------------------------------------------------------

@@ -3,8 +3,13 @@
 A claim says where an effect lies: at least so much, at most so much, or between the two, where so
 much is the smallest effect that matters, set before the run. The effect is the mean of a number for
 each seed (or each problem, if one policy is looked at). The claim is shown if all of the effect's
-95% interval lies there, contradicted if none does, else undecided. Exact numbers, which no luck is
-in, all have to lie there. What was asked after the runs has no bound, and gets no verdict.
+95% interval lies there, contradicted if none does, else undecided. Numbers which no luck is in, as
+of an enumeration, are exact: all have to lie there.
+
+There is no verdict where the set-up decides: at a floor or a ceiling, which is where the second of
+two shares is so near 0 or 1 that the first cannot differ from it by what was claimed; where all
+seeds are equal; and where some seed never arrived, so that its number of steps is that of the run.
+Nor is there one of what was asked after the runs, which has no bound.
 
 The interval is Student's: with 3, 5, 8 seeds 2.5, 1.2, 0.8 standard deviations to each side. Luck
 alone leaves 0 outside 5 times in 100. That all seeds have one sign is luck 25, 6, 1 times in 100;
@@ -21,7 +26,8 @@ from dataclasses import dataclass
 import numpy
 
 SHOWN, CONTRADICTED, UNDECIDED = "shown", "contradicted", "undecided"
-NO_VERDICT = "no verdict"             # where no region was set before the runs
+NO_VERDICT = "no verdict"
+FLOOR = 0.01                    # two shares that are as near to 0 or to 1 cannot be told apart
 OURS = "ours"                                   # the source of a claim that no paper makes
 # The 97.5% quantiles of Student's t with 1, 2 .. 9 degrees of freedom, and of the normal.
 T = [12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622]
@@ -47,15 +53,21 @@ class Claim:
     """A sentence, who says it (a paper, or OURS), and the numbers that tell whether it is so."""
     text: str
     source: str
-    values: list
+    values: list                # or two lists of shares in 0..1: the effect is their difference
     at_least: float = None      # the region in which the effect lies
     at_most: float = None
     times: bool = False         # values are ratios: their mean is that of their logarithms
+    bounds: list = ()           # for each value "", or ">" or "<" if it only bounds what it is
     exact: bool = False         # no luck is in the values
     unit: str = ""
     shown: str = ""             # what was found, in a sentence, if this is the verdict
     contradicted: str = ""
-    undecided: str = ""
+    undecided: str = ""         # or if there is none
+
+    def __post_init__(self):
+        self.sides = self.values if isinstance(self.values, tuple) else None
+        if self.sides:
+            self.values = numpy.subtract(*self.sides)
 
     @functools.cached_property
     def interval(self):
@@ -70,8 +82,32 @@ class Claim:
         return tuple((numpy.exp(found) if self.times else found).tolist())
 
     @property
-    def verdict(self):
+    def moot(self):
+        """Why there is no verdict; "" if there is one. -> str"""
+        _, low, high = self.interval
         if self.at_least is None and self.at_most is None:
+            return "asked after the runs"
+        if any(self.bounds):
+            known = self.bounds.count("")
+            some = f"{len(self.bounds) - known} of {len(self.bounds)} " * (known > 0)
+            return f"{some}never arrived"
+        if low == high and not self.exact:
+            return "all seeds are equal"
+        if self.sides:
+            second = numpy.mean(self.sides[1])
+            if self.at_least is not None and 1 - second < self.at_least:
+                return "at the ceiling"
+            if self.at_most is not None and second < -self.at_most:
+                return "at the floor"
+            if max(map(numpy.mean, self.sides)) < FLOOR:
+                return "at the floor"
+            if min(map(numpy.mean, self.sides)) > 1 - FLOOR:
+                return "at the ceiling"
+        return ""
+
+    @property
+    def verdict(self):
+        if self.moot:
             return NO_VERDICT
         _, low, high = self.interval
         least = -math.inf if self.at_least is None else self.at_least
@@ -93,7 +129,10 @@ class Claim:
 
     @property
     def judged(self):
-        """The verdict; and whether an effect that was claimed is too small to matter."""
+        """The verdict, or why there is none; and whether an effect that was claimed is too small to
+        matter."""
+        if self.moot:
+            return f"**{NO_VERDICT}**: {self.moot}"
         _, low, high = self.interval
         bound = self.at_least or self.at_most or 0
         is_small = low <= 0 <= high and max(-low, high) < abs(bound) and not self.exact
@@ -115,6 +154,9 @@ class Claim:
         """The effect, with the two digits that its interval leaves open, and the interval."""
         effect, low, high = self.interval
         unit = " times" if self.times else self.unit and f" {self.unit}"
+        if any(self.bounds):
+            [bound, *others] = {*self.bounds} - {""}
+            return "unknown" if others else f"{bound} {effect:.2g}{unit}, {self.moot}"
         form = "+.3f"
         if self.times or self.exact:
             form = ".3g" if self.exact else ".2g"

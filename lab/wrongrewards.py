@@ -46,7 +46,7 @@ BASES = {"usual": "--task gridworld", "short": "--task gridworld --base_steps 60
 WALKERS = {f"{base} base: {kind}": (base, kind)
            for base, kinds in (("usual", [RIGHT, *WRONG]), ("short", [RIGHT, ALIVE, NEARER]))
            for kind in kinds}
-EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5))
+EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5), one_base=True)
 
 
 def potential(name, cell):
