@@ -32,10 +32,9 @@ from lab.draw import Picture
 from lab.verdict import OURS, Claim
 from tools.runs import DOCS, MACHINE, put, read_log, run, table
 
-NAMES = ("hacking", "bugs", "sharpen", "kl", "seeds", "signal", "wrongrewards", "variance",
-         "divisors", "gae", "trust", "credit", "tokens",
-         "critic", "reuse", "staleness", "offline", "methods", "exploration",
-         "masking", "compute", "zero", "r1", "gains")
+NAMES = ("hacking", "bugs", "sharpen", "kl", "seeds", "signal", "trust", "wrongrewards", "variance",
+         "divisors", "credit", "tokens", "critic", "reuse", "staleness", "offline", "methods",
+         "masking", "zero", "r1", "gains")
 # The order of docs/lab.md, and of make lab; so many have their picture there:
 FINDINGS = 5
 ENDINGS = (".png", "-2.png")            # of the files of the pictures
@@ -123,8 +122,9 @@ class Experiment:
                 parts += [f"## {heading}\n", table(heads, rows)]
         parts += ["## Numbers\n", *shown[1:], *of(told, str)]
         parts += [f"## {word}\n\n{words}\n" for word, words in self.told]
-        seeds = sorted({seed for *_, seeds in self.measures.values() for seed in seeds})
-        parts.append(f"`make lab-{self.name}`: seeds {', '.join(map(str, seeds))}; "
+        seeds = max((seeds for *_, seeds in self.measures.values()), key=len)
+        bases = "all from one base" if self.one_base else "each with its own base"
+        parts.append(f"`make lab-{self.name}`: seeds {', '.join(map(str, seeds))}, {bases}; "
                      f"{about['seconds']} s in {about['processes']} process"
                      f"{'es' * (about['processes'] > 1)}; {about['machine']}, torch "
                      f"{about['torch']}. [The lab](../lab.md)\n")
@@ -225,8 +225,11 @@ def numbers(cases, columns, form=".3f", by=""):
             values = numpy.ravel(found[column])
             low, mean, high = (f"{x:{form}}" for x in (values.min(), values.mean(), values.max()))
             span = mean if low == high else f"{mean} ({low} - {high})"
-            never = numpy.isinf(values).sum()
-            row.append(f"from {low}; {never} of {len(values)} never" if never else span)
+            never = int(numpy.isinf(values).sum())
+            if never:
+                some = f"from {low}; {never} of {len(values)} " * (never < len(values))
+                span = f"{some}never"
+            row.append(span)
         rows.append(row)
     return table([by, *columns.values()], rows)
 

@@ -49,9 +49,6 @@ def page(answers, walks):
     yield Claim("on countdown, pass@1 at least doubles", OURS, ratio, at_least=2, times=True,
                 shown=said, contradicted=said, undecided=said)
     yield Claim("on lookup, pass@1 is 0.9 or more", OURS, trained[CALL], at_least=0.9)
-    for command in (TOKEN, CRITIC):
-        yield Claim(f"on the grid, {command.split()[0]} earns 95% of the best return or more", OURS,
-                    share[command]["trained"], at_least=0.95)
     yield Claim("on the grid, a temperature of 0.1 costs a tenth of the best return or more", OURS,
                 share[TOKEN]["trained"] - share[COLD]["trained"], at_least=0.1)
 

@@ -2,10 +2,10 @@
 
 Claim. k3 is an unbiased estimate of KL(pi || pi_ref) with less variance than k1, and k2 is biased,
 but little (Schulman, 2020, http://joschu.net/blog/kl-approx.html). A good estimate is no good loss
-(Tang and Munos, 2506.09477): k1 does nothing there, k2 has the gradient of KL(pi || pi_ref) at each
-token, k3 that of KL(pi_ref || pi); none has that of the KL of whole outputs, but k1 in the reward
-has. k3 times the ratio, --kl_estimator k3_ratio, has the gradient of KL(pi || pi_ref), on samples
-of an older policy, too (DeepSeek-V3.2, 2512.02556).
+(Tang and Munos, 2506.09477): on samples of pi, k1 does nothing there in the mean, k2 has the
+gradient of KL(pi || pi_ref) at each token, k3 that of KL(pi_ref || pi); none has that of the KL of
+whole outputs, but k1 in the reward has. k3 times the ratio, --kl_estimator k3_ratio, has the
+gradient of KL(pi || pi_ref), on samples of an older policy, too (DeepSeek-V3.2, 2512.02556).
 
 Prediction. Near the base, k3 has the least variance. After 20 steps it has the most: answers
 without thinking have become rare, and wherever one is still sampled, pi_ref / pi is large. In the
@@ -18,13 +18,11 @@ way from the base without a penalty. Then runs of grpo.py, and reinforce.py for 
 with beta 1 (in a pilot, 0.2 held next to nothing); all numbers are means of the last five batches.
 Gradients: exactly, of all outputs of at most four of three tokens, for 100 random policies,
 references and older policies; "older" has samples of the last, "by length" 1 / |o| as GRPO has it.
-Two are the same if their cosine is 1 with all of them.
+Two are the same if their cosine is 1 with all of them. (The older policy for k1 came later: the
+scripts take two steps a batch, so that the second one is on samples of pi_old, where k1 as a loss
+is not without effect.)
 
-Outcome. Nearly all as predicted: k3, at first with a quarter of k1's deviation, has 8 times as much
-after 20 steps. k2, k3, k3_ratio and k1 in the reward hold the KL; k3 and k1 in the reward hold it
-closest, and cost most accuracy. k1 in the loss holds nothing, but is not harmless: its mean is 0,
-its noise is not, and accuracy is .88 instead of .94. What papers say of gradients is exact, and
-with 1/|o| no longer true.
+Outcome. To be told.
 """
 import copy
 
@@ -193,29 +191,29 @@ def page(penalties, estimates, cosines):
     yield Claim("after 20 steps, k3 is less noisy than k1 (deviation of k1 / of k3)", SCHULMAN,
                 noise[:, -1], at_least=1.1, times=True, shown=said, contradicted=said,
                 undecided=said)
-    yield Claim("after one step, k3 is less noisy than k1", SCHULMAN, noise[:, 0], at_least=1.1,
-                times=True)
     yield Claim("after 20 steps, k2's mean is within a tenth of the KL", SCHULMAN,
                 way["mean of k2"][:, -1] / way["mean of k1"][:, -1], at_least=0.9, at_most=1.1,
                 times=True)
-    for name, without, source in (("k3_ratio", "none", DEEPSEEK),
-                                  ("k1 in the reward", "none, REINFORCE", TANG)):
-        yield Claim(f"the KL ends lower with {name} than without", source, kl[without] / kl[name],
-                    at_least=1.25, times=True)
-    yield Claim("k1 in the loss of Dr. GRPO changes the KL by less than a fifth", TANG,
-                kl["k1, Dr. GRPO"] / kl["none, Dr. GRPO"], at_least=1 / 1.2, at_most=1.2,
-                times=True)
+    yield Claim("the KL ends lower with k3_ratio than without", DEEPSEEK,
+                kl["none"] / kl["k3_ratio"], at_least=1.25, times=True)
     found = {name: values[0] for name, values in cosines["policies"].items()}
-    yield Claim("k1 in the loss has no gradient in the mean", TANG, found["norm of k1"].max(),
-                at_most=CLOSE, exact=True)
     cosine = {pair: 1 - found[" / ".join(pair)] for pair in PAIRS}
-    for (one, other), source in EQUAL.items():
-        yield Claim(f"{one} has the gradient of {other}: the cosine is 1", source,
-                    cosine[one, other], at_least=1, exact=True)
-    yield Claim("k2 does not have the gradient of KL of outputs: the lowest cosine", TANG,
-                cosine[OUTPUTS].min(), at_most=0.99, exact=True)
+    equal = numpy.concatenate([cosine[pair] for pair, source in EQUAL.items() if source == TANG])
+    yield Claim("on samples of pi, k2, k3 and k1 in the reward have the gradients of KL(pi, ref), "
+                "KL(ref, pi) and the KL of outputs: the cosines are 1", TANG, equal, at_least=1,
+                exact=True)
+    yield Claim("on samples of an older policy, k3_ratio has the gradient of KL(pi, ref): the "
+                "cosine is 1", DEEPSEEK, cosine["k3_ratio, older", "KL(policy, base), older"],
+                at_least=1, exact=True)
+    by_length = [cosine[pair].min() for pair in BY_LENGTH]
     yield Claim("divided by length, k2, k3, k3_ratio do not have these gradients: lowest cosines",
-                OURS, [cosine[pair].min() for pair in BY_LENGTH], at_most=0.99, exact=True)
+                OURS, by_length, at_most=0.99, exact=True)
+    yield Claim("k1 as a loss on samples of an older policy pulls away from it, by -KL(older, pi): "
+                "the cosine is 1", OURS, cosine["k1, older", "-KL(older, policy)"], at_least=1,
+                exact=True)
+    accuracy = {name: row["accuracy"] for name, row in late.items()}
+    yield Claim("k1 in the loss of Dr. GRPO, two steps a batch, costs accuracy", OURS,
+                (accuracy["k1, Dr. GRPO"], accuracy["none, Dr. GRPO"]), at_most=-0.02)
 
     yield curves({name: way[f"deviation of {name}"] for name in ESTIMATORS}, said,
                  x=WATCHED, given=dict(zip(ESTIMATORS, (BLUE, ORANGE, RED))), yscale="log",
@@ -224,6 +222,7 @@ def page(penalties, estimates, cosines):
     worst = min(values.min() for values in cosine.values())
     yield dots({" vs ".join(pair): values for pair, values in cosine.items()},
                "The gradient of an estimate in the loss need not be that of the KL: their cosine "
-               f"goes down to {worst:.2f}", xlabel="cosine; a dot for each of 100 policies")
+               f"goes down to {worst:.2f}, divided by length to {min(by_length):.2f}",
+               xlabel="cosine; a dot for each of 100 policies")
     yield numbers(late, {"kl": "KL a token", "accuracy": "accuracy",
                          "completions/mean_length": "tokens"}, by="penalty")

@@ -31,7 +31,7 @@ arithmetic greedy answers are right, but one in four samples is not, even after 
 import numpy
 
 from lab.draw import dots
-from lab.experiment import Experiment, numbers
+from lab.experiment import Experiment, numbers, ratio
 from lab.verdict import CONTRADICTED, OURS, SHOWN, UNDECIDED, Claim
 
 AHMADIAN = "[Ahmadian and others](https://arxiv.org/abs/2402.14740)"
@@ -48,15 +48,16 @@ METHODS = {"reinforce.py": "reinforce.py", "ppo.py": "ppo.py", "grpo.py": "grpo.
            "dpo.py, online": "dpo.py --online"}
 FLAGS = {"arithmetic": "--max_steps 40 --num_eval_problems 256",
          "countdown": "--task countdown --max_steps 32 --num_eval_samples 4"}
-# Of one method beside another, on both tasks: who says so, and the region.
+# Of one method beside another: the task, who says so, and the region.
 RATIOS = (
-    ("samples", "reinforce.py", "ppo.py", AHMADIAN, {"at_most": MORE}),
-    ("samples", "grpo.py", "ppo.py", DEEPSEEK, {"at_most": MORE}),
-    ("seconds", "ppo.py", "grpo.py", DEEPSEEK, {"at_least": MORE}),
-    ("samples", "grpo.py", "gspo.py", GSPO, {"at_least": MORE}),
-    ("samples", "dpo.py, online", "ppo.py", GUO, {"at_most": MORE}),
-    ("samples", "grpo.py", "reinforce.py", OURS, {"at_least": 2}),
-    ("samples", "grpo.py", OVER_TOKENS, OURS, {"at_least": 2}))
+    ("arithmetic", "samples", "reinforce.py", "ppo.py", AHMADIAN, {"at_most": MORE}),
+    ("arithmetic", "samples", "grpo.py", "gspo.py", GSPO, {"at_least": MORE}),
+    ("arithmetic", "samples", "dpo.py, online", "ppo.py", GUO, {"at_most": MORE}),
+    ("arithmetic", "samples", "grpo.py", "reinforce.py", OURS, {"at_least": MORE}),
+    ("countdown", "samples", "grpo.py", "ppo.py", DEEPSEEK, {"at_most": MORE}),
+    ("countdown", "seconds", "ppo.py", "grpo.py", DEEPSEEK, {"at_least": MORE}),
+    ("countdown", "samples", "reinforce.py", "grpo.py", OURS, {"at_most": MORE}),
+    ("countdown", "samples", "grpo.py", OVER_TOKENS, OURS, {"at_least": MORE}))
 EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5))
 for task, flags in FLAGS.items():
     commands = {name: f"{command} --stop_at 2 --eval_steps 1000 {flags}"
@@ -65,22 +66,28 @@ for task, flags in FLAGS.items():
 
 
 def steps_needed(accuracy, level):
-    """After how many steps the mean of WINDOW batches in a row is at the level; half as many again
-    as there are if it never is. (S, T) -> (S,)"""
+    """After how many steps the mean of WINDOW batches in a row is at the level; inf if it never is.
+    (S, T) -> (S,)"""
     batches = numpy.lib.stride_tricks.sliding_window_view(accuracy, WINDOW, axis=1)
     is_there = batches.mean(axis=-1) >= level
-    never = 1.5 * accuracy.shape[1]
-    return numpy.where(is_there.any(axis=1), WINDOW + is_there.argmax(axis=1), never)
+    return numpy.where(is_there.any(axis=1), WINDOW + is_there.argmax(axis=1), numpy.inf)
 
 
 def cost(task, runs):
-    """What each seed of each run needed. -> {"samples": {name: (S,)}, "seconds": {..}}"""
-    base = numpy.mean([found["accuracy"][:, 0] for found in runs.values()])
-    level = LEVEL if task == "arithmetic" else 2 * base
-    steps = {name: steps_needed(found["accuracy"], level) for name, found in runs.items()}
-    seconds = {name: steps[name] * found["step_time"].mean(axis=1) for name, found in runs.items()}
-    samples = {name: SAMPLES_A_STEP * values for name, values in steps.items()}
-    return {"samples": samples, "seconds": seconds}
+    """What each seed of each run needed, and what it had in all. -> {"samples": {name: ((S,),
+    (S,))}, "seconds": {..}}"""
+    base = numpy.mean([found["accuracy"][:, 0] for found in runs.values()], axis=0)
+    found = {"samples": {}, "seconds": {}}
+    for name, columns in runs.items():
+        accuracy = columns["accuracy"]
+        if task == "countdown":
+            accuracy = LEVEL * accuracy / (2 * base[:, None])       # twice that of the seed's base
+        a_step = columns["step_time"].mean(axis=1)
+        steps = steps_needed(accuracy, LEVEL)
+        for unit, each in (("samples", numpy.full_like(a_step, SAMPLES_A_STEP)),
+                           ("seconds", a_step)):
+            found[unit][name] = (steps * each, accuracy.shape[1] * each)
+    return found
 
 
 def page(arithmetic, countdown):
@@ -88,26 +95,30 @@ def page(arithmetic, countdown):
     goals = {"arithmetic": f"{LEVEL:.0%} accuracy", "countdown": "twice the base's accuracy"}
     for task, found in runs.items():
         needed = cost(task, found)
-        samples = needed["samples"]
-        least = min(samples, key=lambda name: samples[name].mean())
-        said = (f"{task.capitalize()}: {goals[task]} takes {least} {samples[least].mean():.0f} "
-                f"samples, grpo.py {samples['grpo.py'].mean():.0f}, ppo.py "
-                f"{samples['ppo.py'].mean():.0f}")
-        for unit, one, other, source, region in RATIOS:
-            ratio = needed[unit][one] / needed[unit][other]
+        samples = {name: values for name, (values, _) in needed["samples"].items()}
+        mean = {name: f"{values.mean():.0f}" if numpy.isfinite(values).all() else
+                f"more than {numpy.minimum(values, numpy.nanmax(end)).mean():.0f}"
+                for (name, values), (_, end) in zip(samples.items(), needed["samples"].values())}
+        said = (f"{task.capitalize()}: {goals[task]} takes reinforce.py {mean['reinforce.py']} "
+                f"samples, grpo.py {mean['grpo.py']}, gspo.py {mean['gspo.py']}, ppo.py "
+                f"{mean['ppo.py']}")
+        for place, unit, one, other, source, region in RATIOS:
+            if place != task:
+                continue
+            (values, end), (others, other_end) = needed[unit][one], needed[unit][other]
             told = {}
-            if one == "reinforce.py":
+            if "reinforce.py" in (one, other):
                 told = dict.fromkeys((SHOWN, CONTRADICTED, UNDECIDED), said)
             more = "no more" if "at_most" in region else "more"
-            yield Claim(f"{task}: {one} needs {more} {unit} than {other}", source, ratio,
-                        times=True, **region, **told)
+            yield Claim(f"{task}: {one} needs {more} {unit} than {other}", source,
+                        **ratio(values, others, end, other_end), **region, **told)
         end = SAMPLES_A_STEP * found["grpo.py"]["accuracy"].shape[1]
-        is_missed = any(values.max() > end for values in samples.values())
+        is_missed = any(numpy.isinf(values).any() for values in samples.values())
         yield dots(samples, said, form=".0f", xlim=(0, None),
-                   level=(end, "runs end; later means never") if is_missed else None,
+                   level=(end, "runs end; an arrow: never") if is_missed else None,
                    xlabel=f"completions sampled until {goals[task]}; a dot for each seed")
         rows = {name: columns | {"samples": samples[name] / 1000,
-                                 "seconds": needed["seconds"][name]}
+                                 "seconds": needed["seconds"][name][0]}
                 for name, columns in found.items()}
         heads = {"samples": f"thousand samples to {goals[task]}", "seconds": "seconds",
                  "greedy": "greedy, held out", "pass@1": "pass@1", "think_share": "thinks"}

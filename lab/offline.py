@@ -58,7 +58,6 @@ RAZIN = "[Razin and others](https://arxiv.org/abs/2410.08847)"
 GUO = "[Guo and others](https://arxiv.org/abs/2402.04792)"
 ROBUST = "[robust DPO](https://arxiv.org/abs/2403.00409)"
 DPO = "[DPO](https://arxiv.org/abs/2305.18290)"
-XU = "[Xu and others](https://arxiv.org/abs/2404.10719)"
 INSTRUCT = "[InstructGPT](https://arxiv.org/abs/2203.02155)"
 FLIPS = 0.4                             # the share of pairs that are mixed up
 GAIN = 0.02                             # of pass@1, what counts as one
@@ -164,35 +163,27 @@ def page(fresh, flipped, same):
     said = f"What 40 steps of DPO change in log pi: {said}"
     yield Claim("offline, chosen answers lose probability", RAZIN, lost["offline"], at_least=1,
                 unit="nats", shown=said, contradicted=said, undecided=said)
-    yield Claim("offline, greedy accuracy ends below its best", RAZIN, drop, at_least=0.05)
-    yield Claim("online, chosen answers keep more probability", GUO,
-                lost["offline"] - lost["online"], at_least=1, unit="nats")
-    yield Claim("online ends more accurate than offline", GUO, score["online"] - score["offline"],
+    yield Claim("offline, greedy accuracy ends below its best", OURS, drop, at_least=0.05)
+    yield Claim("online ends more accurate than offline", GUO, (score["online"], score["offline"]),
                 at_least=GAIN)
-    yield Claim("offline, a beta of 0.5 keeps chosen answers likelier than 0.1", OURS,
-                lost["offline"] - lost["beta 0.5"], at_least=1, unit="nats")
 
     mixed = {name: found["pass@1"] for name, found in flipped.items()}
-    hurt = Claim("flips cost DPO pass@1", ROBUST, mixed[CLEAN] - mixed["DPO"], at_least=GAIN)
+    hurt = Claim(f"with {FLIPS:.0%} of the pairs flipped, DPO is less accurate", OURS,
+                 (mixed["DPO"], mixed[CLEAN]), at_most=-GAIN)
     yield hurt
-    for name in list(LOSSES)[2:]:
-        yield Claim(f"with flips, {name} ends more accurate than DPO",
-                    ROBUST if name == "robust DPO" else OURS, mixed[name] - mixed["DPO"],
-                    at_least=GAIN if hurt.verdict == SHOWN else None)
+    yield Claim("with flips, robust DPO ends more accurate than DPO", ROBUST,
+                (mixed["robust DPO"], mixed["DPO"]),
+                at_least=GAIN if hurt.verdict == SHOWN else None)
 
     end = {name: found["pass@1"] for name, found in same.items()}
     best = {name: numpy.nanmax(found[GREEDY], axis=1) for name, found in same.items()}
     seconds = {name: found["step_time"].sum(axis=1) for name, found in same.items()}
     yield Claim("DPO ends as accurate as PPO on the same pairs, or more", DPO,
-                end["DPO"] - end["PPO"], at_least=-GAIN)
-    yield Claim("the best greedy accuracy of PPO is above DPO's", XU, best["PPO"] - best["DPO"],
-                at_least=GAIN)
-    yield Claim("DPO takes less time than PPO", DPO, seconds["DPO"] / seconds["PPO"], at_most=0.8,
-                times=True)
+                (end["DPO"], end["PPO"]), at_least=-GAIN)
     told = (f"From the same pairs, DPO gets a pass@1 of {end['DPO'].mean():.2f}, PPO "
             f"{end['PPO'].mean():.2f}, PPO with a KL penalty {end['PPO, beta 0.1'].mean():.2f}")
     yield Claim("PPO ends more accurate with a penalty on the KL", INSTRUCT,
-                end["PPO, beta 0.1"] - end["PPO"], at_least=GAIN, shown=told, contradicted=told,
+                (end["PPO, beta 0.1"], end["PPO"]), at_least=GAIN, shown=told, contradicted=told,
                 undecided=told)
 
     yield curves({name: values[:, 9::10] for name, values in gained.items()}, said,

@@ -1,7 +1,8 @@
 """Credit in language: which token of an answer deserves it
 
 Claim. Few tokens decide: a fifth of them, those of high entropy, are forks, and learning from these
-alone does as well (Wang and others, 2506.01939). GRPO gives its advantage to all tokens alike.
+alone does as well (Wang and others, 2506.01939). By advantages, not by entropy, that is our claim,
+and no test of theirs. GRPO gives its advantage to all tokens alike.
 Values from K rollouts of the policy from each prefix find the forks, a critic finds them less well
 (VinePPO, Kazemnejad and others, 2410.01679).
 
@@ -30,9 +31,8 @@ import ppo
 from lab.draw import BLUE, GREY, curves, dots
 from lab.experiment import Experiment
 from lab.training import continued, load_base
-from lab.verdict import Claim
+from lab.verdict import OURS, Claim
 
-WANG = "[Wang and others](https://arxiv.org/abs/2506.01939)"
 VINE = "[VinePPO](https://arxiv.org/abs/2410.01679)"
 PROBLEMS, GROUP = 5, 8
 ROLLOUTS = (1, 2, 4, 8, 16)
@@ -140,7 +140,7 @@ def credit(seed, case):
 def page(credit):
     [found] = credit.values()
     at_forks = found["shares"][:, round(100 * FORKS)]
-    forks = Claim(f"{FORKS:.0%} of the tokens have more than half of all absolute advantage", WANG,
+    forks = Claim(f"{FORKS:.0%} of the tokens have more than half of all absolute advantage", OURS,
                   at_forks, at_least=0.5, shown=f"Few tokens decide: {FORKS:.0%} of them have "
                   f"{at_forks.mean():.0%} of all absolute advantage; GRPO gives all the same")
     yield forks

@@ -132,6 +132,8 @@ def test_groups_are_taken_in_the_order_asked_for_and_batches_joined(setting):
     assert joined.rewards.shape == (3, 4)
     assert joined.rewards.flatten().tolist() == joined.verdicts
     assert len(tasks.pass_rates(joined)) == 10
+    again = common.gather([joined, batch], torch.tensor([0, 3]))
+    assert tasks.pass_rates(again) == tasks.pass_rates(joined) + tasks.pass_rates(batch)
 
 
 # ---- dynamic sampling ------------------------------------------------------------------------
@@ -156,11 +158,18 @@ def test_dynamic_sampling_fills_the_batch_with_groups_that_have_signal(script, s
     verdicts = [odd_lengths_of_some_prompts(*pair) for pair in zip(batch.problems, batch.texts)]
     assert batch.verdicts == batch.rewards.flatten().tolist() == verdicts
 
-    # groups that had signal from the beginning stay, the order is that of sampling
+    # groups that had signal from the beginning stay, the order is that of sampling, and each
+    # attempt asks as many problems as are missing
     prompts = [problem.prompt for problem, _, _ in asked[::4]]
     chosen = [prompts.index(problem.prompt) for problem in batch.problems[::4]]
     assert chosen == sorted(chosen)
     assert {p for p in range(4) if had_signal[p]} <= set(chosen)
+    mixed = [0 < sum(verdict for _, _, verdict in asked[i:i + 4]) < 4
+             for i in range(0, len(asked), 4)]
+    drawn = 4
+    while sum(mixed[:drawn]) < 4:
+        drawn += 4 - sum(mixed[:drawn])
+    assert drawn == len(mixed) and sum(mixed) == 4
 
     # pass rates are those of all that was sampled
     assert len(asked) > 16
@@ -172,7 +181,7 @@ def test_dynamic_sampling_fills_the_batch_with_groups_that_have_signal(script, s
 
 @of_groups
 @pytest.mark.parametrize("extra", [0, 1, 3])
-def test_dynamic_sampling_adds_so_many_batches_at_most_and_then_takes_what_there_is(
+def test_dynamic_sampling_tries_so_many_times_at_most_and_then_takes_what_there_is(
         script, setting, extra):
     cfg, policy, task, asked = setting(
         lambda *_: 1.0, dynamic_sampling=extra, num_generations=3)
@@ -180,7 +189,7 @@ def test_dynamic_sampling_adds_so_many_batches_at_most_and_then_takes_what_there
     problems = [problem for problem, _, _ in asked]
     assert len(problems) == 12 * (1 + extra)
     assert len(set(problems)) == 4 * (1 + extra)
-    assert batch.problems == problems[:12]              # of groups that are as good, the first
+    assert batch.problems == problems[-12:]             # of groups that are as good, the last
     assert batch.rewards.shape == (4, 3)
     assert len(batch.texts) == len(batch.verdicts) == 12
     script.sample_with_signal(policy, task, cfg, 1)
@@ -210,7 +219,7 @@ def test_long_completions_are_rewarded_less_and_dynamic_sampling_looks_before_th
         lengths = batch.lengths.tolist()
         assert batch.rewards.flatten().tolist() == [share.get(n, 1.0) for n in lengths]
         assert {1, 6} <= set(lengths)
-        assert len(tasks.pass_rates(batch)) == 8        # so a second batch was added
+        assert len(tasks.pass_rates(batch)) == 8        # so all were replaced
         assert metrics["accuracy"] == 1.0
         assert batch.verdicts == [1.0] * 16
 

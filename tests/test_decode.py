@@ -210,6 +210,19 @@ def test_of_a_run_the_rows_of_training_and_of_greedy_evaluations_keep_their_memo
     assert kept == [24, 24] and len(graphs) == 4
 
 
+def test_what_is_added_to_a_batch_takes_its_graph(graphs):
+    case = make_case(device="cuda").change(num_prompts=6, num_generations=4)        # 24 rows
+    few = case.change(num_prompts=2, prompts=case.prompts[8:16], uniforms=case.uniforms[8:16])
+    for each in (case, few, case, few):
+        equal(each.decode(), each.rollout())
+    assert len(graphs) == 1
+    more = case.change(num_prompts=12, prompts=case.prompts.repeat(2, 1),
+                       uniforms=case.uniforms.repeat(2, 1))
+    for each in (more, case):
+        equal(each.decode(), each.rollout())
+    assert len(graphs) == 2 and len(decode_path.GRAPHS[case.policy]) == 1
+
+
 def test_nothing_of_an_earlier_batch_stays(graphs):
     case = make_case(device="cuda")
     expected = case.rollout()

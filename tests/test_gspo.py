@@ -84,7 +84,7 @@ def test_gspo_token_clips_by_the_ratio_of_the_answer_and_the_sign_of_the_tokens_
     close(gradient, f64([[0, math.exp(0.3) / 2]]))
 
 
-def test_the_clip_range_of_a_run_is_that_of_the_paper():
+def test_the_clip_range_of_a_run_is_a_hundred_times_that_of_the_paper():
     cfg = gspo.Config(device="cpu")
-    assert (cfg.epsilon, cfg.epsilon_high) == (3e-4, 4e-4)
+    assert (cfg.epsilon, cfg.epsilon_high) == (0.03, 0.04)
     assert cfg.importance_sampling_level == "sequence"

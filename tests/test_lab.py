@@ -66,16 +66,40 @@ FIVE = [0.09, 0.1, 0.1, 0.1, 0.11]      # 0.1, from 0.091 to 0.109
     (FIVE, {"at_most": 0.11}, "**shown**", "+0.1000 (+0.0912 to +0.1088)"),
     (FIVE, {"at_least": -0.2, "at_most": 0.2}, "**shown**", "+0.1000 (+0.0912 to +0.1088)"),
     (FIVE, {"at_least": -0.1, "at_most": 0.1}, "**undecided**", "+0.1000 (+0.0912 to +0.1088)"),
-    (FIVE, {}, "**no verdict**", "+0.1000 (+0.0912 to +0.1088)"),
     ([0.5], {"at_least": 0}, "**undecided**", "+0.500 (-inf to +inf)"),
     ([2, 8], {"at_least": 1.5, "times": True, "exact": True}, "**shown**", "2 to 8 times"),
-    ([2, 2, 2], {"at_most": 1.5, "times": True}, "**contradicted**", "2 times (2 to 2)"),
     ([1, 2, 4], {"at_least": 1.5, "times": True}, "**undecided**", "2 times (0.36 to 11)"),
     ([0.5, 0.5], {"at_least": 0.5, "exact": True}, "**shown**", "0.5"),
     ([0.5, 0.4], {"at_least": 0.5, "exact": True}, "**contradicted**", "0.4 to 0.5")])
 def test_a_claim_is_shown_if_its_interval_lies_where_it_says(values, region, judged, seen):
     claim = verdict.Claim("so", verdict.OURS, values, **region)
     assert (claim.judged, claim.seen) == (judged, seen)
+
+
+NEVER = experiment.ratio([math.inf] * 3, [20, 20, 21], 40) | {"at_least": 1.2}
+ONCE = experiment.ratio([30, 30, 30], [20, math.inf, 21], 40) | {"at_least": 1.2}
+BOTH = experiment.ratio([30, math.inf], [math.inf, 20], 40) | {"at_least": 1.2}
+
+
+@pytest.mark.parametrize("values, region, why, seen", [
+    (FIVE, {}, "asked after the runs", ""),
+    ([2, 2, 2], {"at_most": 1.5, "times": True}, "all seeds are equal", ""),
+    (([0.9, 0.7], [0.995, 0.985]), {"at_least": 0.02}, "at the ceiling", ""),
+    (([0.001, 0.5], [0.01, 0.02]), {"at_most": -0.02}, "at the floor", ""),
+    (([0.0, 0.01], [0.0, 0.002]), {"at_least": 0.005}, "at the floor", ""),
+    (([1.0, 0.99], [1.0, 0.998]), {"at_least": -0.02}, "at the ceiling", ""),
+    (NEVER["values"], NEVER, "never arrived", "> 2 times, never arrived"),
+    (ONCE["values"], ONCE, "1 of 3 never arrived", "< 1.2 times, 1 of 3 never arrived"),
+    (BOTH["values"], BOTH, "never arrived", "unknown")])
+def test_there_is_no_verdict_where_the_set_up_decides(values, region, why, seen):
+    claim = verdict.Claim("so", verdict.OURS, **region | {"values": values}, shown="So it is")
+    assert (claim.verdict, claim.judged) == (verdict.NO_VERDICT, f"**no verdict**: {why}")
+    assert seen in ("", claim.seen) and claim.finding == "So: no verdict"
+
+
+def test_of_two_shares_that_can_differ_the_difference_is_judged():
+    claim = verdict.Claim("so", verdict.OURS, ([0.9, 0.91], [0.1, 0.12]), at_least=0.5)
+    assert (claim.verdict, claim.interval[0]) == (verdict.SHOWN, pytest.approx(0.795))
 
 
 @pytest.mark.parametrize("values, times", [([1, float("nan")], False), ([1, 0], True)])
@@ -121,8 +145,7 @@ def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
     made_up = module.EXPERIMENT = experiment.Experiment(
         "lab/made_up.py", "Made up: nothing\n\nClaim. It is so.\n\nMethod. None.", seeds=[3, 4])
     flags = " ".join(arguments(INSTANT | {"max_steps": 1}))
-    made_up.runs("ends", {"a": f"grpo.py {flags}"}, ["reward"],
-                 ["greedy", "base: greedy"], own_base=True)
+    made_up.runs("ends", {"a": f"grpo.py {flags}"}, ["reward"], ["greedy", "base: greedy"])
 
     @made_up.measure(["x"], seeds=[1, 2])
     def twice(seed, case):
@@ -140,7 +163,7 @@ def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
     text = (docs / "lab/made_up.md").read_text()
     assert "| twice is more | Somebody | +3 (-10 to +16) | ≥ 1 | **undecided** |\n" in text
     assert text.index("What papers claim") < text.index("as is right") < text.index("| x | 3.000 ")
-    assert "## Method\n\nNone.\n\n`make lab-made_up`: seeds 1, 2, 3, 4; " in text
+    assert "`make lab-made_up`: seeds 3, 4, each with its own base; " in text
     assert "new" in (docs / "metrics.md").read_text()
     assert "![Twice is more: undecided](lab/made_up.png)" in (docs / "lab.md").read_text()
     assert all((docs / f"lab/made_up{ending}").is_file() for ending in experiment.ENDINGS)
@@ -162,6 +185,8 @@ def test_the_page_follows_from_the_experiment_and_its_file(name):
     made = EXPERIMENTS[name]
     told, about = made.load()
     assert made.path(".md").read_text() == made.text(told, about)
+    ours = [claim.source == verdict.OURS for claim in experiment.of(told, verdict.Claim)]
+    assert sum(ours) <= 3 and len(ours) - sum(ours) <= 5        # what decides nothing goes
     for picture, ending in zip(experiment.of(told, draw.Picture), experiment.ENDINGS):
         assert made.path(ending).is_file() and re.search(r"\d", picture.title)
     pages = "".join(path.read_text() for path in ROOT.glob("docs/*.md"))
@@ -181,9 +206,12 @@ def test_an_experiment_says_what_is_claimed_and_what_was_expected(name):
     assert re.search(r"\d{4}\.\d{5}|\b(19|20)\d\d\b", told), "no source"
 
 
-def test_steps_are_counted_until_the_level_is_held_for_two_or_as_half_as_many_again():
+def test_steps_are_counted_until_the_level_is_held_for_two():
     assert experiment.steps_to_level([0.3, 0.8, 0.5, 0.7, 0.7, 0.9], 0.7) == 4
-    assert experiment.steps_to_level([0.3, 0.3, 0.4, 0.5], 0.7) == 6
+    assert experiment.steps_to_level([0.3, 0.3, 0.4, 0.5], 0.7) == math.inf
+    never = experiment.numbers({"a": {"x": [3, math.inf]}, "b": {"x": [math.inf]}}, {"x": "steps"},
+                               ".0f")
+    assert "| a | from 3; 1 of 2 never |\n| b | never |" in never
 
 
 # ---- runs ------------------------------------------------------------------------------------

@@ -212,8 +212,8 @@ def rollout_weights(x, level="token", threshold=2.0):
 
 def adapted(kl):
     """A coefficient of .1 after a step with this KL, where .05 is wanted."""
-    control = core_algos.AdaptiveKLController(0.1, 0.05, horizon=1)
-    control.update(kl, n_steps=1)
+    control = core_algos.AdaptiveKLController(0.1, 0.05, horizon=10_000)        # verl's default
+    control.update(kl, n_steps=1024)                    # outputs of a step
     return float(control.value)
 
 

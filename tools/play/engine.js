@@ -53,7 +53,7 @@ const METHODS = {
 };
 
 // eps_low and eps_high of (3)
-const CLIP_RANGES = { clip: [0.2, 0.28], cispo: [0.2, 0.28], gspo: [3e-4, 4e-4] };
+const CLIP_RANGES = { clip: [0.2, 0.28], cispo: [0.2, 0.28], gspo: [0.03, 0.04] };
 
 function mean(values) {
   return values.reduce((sum, value) => sum + value, 0) / values.length;
