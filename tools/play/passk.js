@@ -28,6 +28,8 @@ function showCounted() {
     element("th", { scope: "row" }, nameOf(name)),
     KS.map((k) => element("td", {},
       percent(mean(some.map((right) => passAtK(NUM_SAMPLES, right, k))))))));
+  rows.push(element("tr", {}, element("th", { scope: "row" }, "a guesser"),
+    KS.map((k) => element("td", {}, percent(1 - (20 / 21) ** k)))));
   byId("passk").replaceChildren(element("tr", {},
     element("th", { scope: "col" }, plural(counts.base.length, "problem")), head), ...rows);
 }
