@@ -10,9 +10,9 @@ output: the geometric mean of the ratios rho_t of its tokens. One clip then hold
   L     = 1/B sum_i 1/|o_i| sum_t (L_i + beta KL_t - c_H H_t)                        (5)
 
 rho_t = pi(o_t | q, o_<t) / pi_old(o_t | q, o_<t); H_t is the entropy of pi, B the number of outputs
-in an optimizer step. log s_i, a mean, stays near 0, so the clip range is narrower than GRPO's. CISPO
-(6), SAPO (7) and --delta are those of grpo.py with s for rho, where sg is stop-gradient; its other
-variants, as the penalty (8), are the same, and --kl_estimator k3_ratio is by rho_t:
+in an optimizer step. log s_i, a mean, stays near 0, so the clip range is narrower than in GRPO.
+CISPO (6), SAPO (7) and --delta are those of grpo.py with s for rho, where sg is stop-gradient; its
+other variants, as the penalty (8), are the same, and --kl_estimator k3_ratio is by rho_t:
 
   L_t   = -sg(min(s, 1 + eps_high)) A log pi(o_t | q, o_<t)                          (6)
   L_t   = -4/tau sigmoid(tau (s - 1)) A,          tau = 1 if A > 0, else 1.05        (7)

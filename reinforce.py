@@ -32,11 +32,9 @@ outputs: if M of the N outputs of a batch are right, these have reward N / M, al
 The mean of -grad sum_t L_t is then, with --view token --gamma 0, -grad sum_t KL(pi || pi_T) at the
 prefixes that pi wrote, and with gamma 1 that of the KL of whole outputs.
 
-Departures from the papers: by default a verifier rewards; the gradient lacks a factor gamma^t, as
-is usual; a batch serves for several steps, though after the first its samples are not those of pi;
-distillation takes the gradient of the KL from the sampled tokens, not over the whole vocabulary;
-rejection sampling asks the policy anew at every step, where RFT samples once, removes duplicates,
-and tunes the model from before its fine-tuning.
+Departures from the papers: a verifier rewards; there is no factor gamma^t, as is usual; samples
+serve for several steps; distillation has the gradient of sampled tokens alone; rejection sampling
+asks pi at each step, where RFT samples once, removes duplicates, and tunes the original model.
 
 Usage: python reinforce.py --task arithmetic
 In 20 seconds on a CPU, the base policy of grpo.py becomes right 99 times in 100.

@@ -15,13 +15,15 @@ and have the flags --loss_type dapo --beta 0.05 --num_iterations 2: without them
 do nothing. The reward rises if the interval of its rise, from the first five steps to the last, is
 above 0.05. A metric tells of a mistake if its mean over the first five steps, or over the last
 five, lies with every seed outside the span of the right runs, widened by its own width at both
-ends. Right runs with other seeds show how often this is a false alarm. The tests that are named
-fail with the mistake, and pass without it.
+ends; with four of five seeds it is as good as seen. Right runs with other seeds show how often this
+is a false alarm. The tests that are named fail with the mistake, and pass without it. (At commit
+437be3d "only in a test" was said of what no metric shows with every seed.)
 
 Outcome. Right: what was said of the reward, the frozen reference, the EOS, the std of the batch and
-the KL that counts twice. Wrong: no metric tells of tiled prompts, nor, with every seed, of k3
-upside down (with four of five the gradient is huge at the end: norms of 3 to 291 instead of 0.1);
-the cold sampler shows in the signal at the end, means of means in the norm of the gradient.
+the KL that counts twice. k3 upside down is seen, though not by its KL: with four of five seeds the
+gradient is huge at the end, with norms of 3 to 291 instead of 0.1. Wrong: no metric tells of tiled
+prompts; the cold sampler shows in the signal at the end, means of means in the norm of the
+gradient.
 """
 import re
 import tempfile
@@ -41,6 +43,7 @@ FLAGS = ("--loss_type dapo --beta 0.05 --num_iterations 2 --num_prompts 16 --mic
 METRICS = ("reward", "signal", "completions/mean_length", "entropy", "kl",
            "clip_ratio/region_mean", "max_log_ratio", "grad_norm")
 WINDOWS = {"the first 5 steps": slice(5), "the last 5 steps": slice(-5, None)}
+MOST = 0.8                                      # of the seeds
 RISE = 0.05                                     # of the reward, what counts as one
 RIGHT = "no mistake"
 CONTROL = "no mistake, other seeds"
@@ -132,12 +135,13 @@ def runs(seed, name):
                         METRICS, ())
 
 
-def side(values, right):
-    """On which side of the widened span of the right values all others lie. -> str, "" if none"""
+def side(values, right, share=1.0):
+    """On which side of the widened span of the right values this share of the others lies, or more.
+    -> str, "" if none"""
     width = max(right) - min(right)
-    if min(values) > max(right) + width:
+    if (values > max(right) + width).mean() >= share:
         return "high"
-    if max(values) < min(right) - width:
+    if (values < min(right) - width).mean() >= share:
         return "low"
     return ""
 
@@ -148,9 +152,9 @@ def means(found):
             for metric in METRICS for window, steps in WINDOWS.items()}
 
 
-def signs(wrong, right):
+def signs(wrong, right, share=1.0):
     """Where the means of a mistake are too high or too low. -> {(metric, window): which}"""
-    sides = {place: side(wrong[place], right[place]) for place in right}
+    sides = {place: side(wrong[place], right[place], share) for place in right}
     return {place: which for place, which in sides.items() if which}
 
 
@@ -160,24 +164,28 @@ def page(runs):
     first, last = WINDOWS
     rise = {name: of["reward", last] - of["reward", first] for name, of in of_runs.items()}
     learning = [name for name in MISTAKES if student(rise[name])[0] > RISE]
-    unseen = [name for name in MISTAKES if not told[name]]
+    hinted = {name: signs(found, of_runs[RIGHT], MOST) for name, found in of_runs.items()}
+    unseen = [name for name in MISTAKES if not hinted[name]]
     silent = Claim("with most of ten bugs, one at a time, the reward still rises", OURS,
                    len(learning), at_least=6, exact=True, unit="of 10", shown="Of 10 bugs planted "
                    f"in grpo.py, one at a time, {len(learning)} let the reward rise all the same")
     yield silent
-    yield Claim("some bugs show in no metric with every seed, only in a test", OURS, len(unseen),
+    yield Claim("some bugs show in no metric with most seeds, only in a test", OURS, len(unseen),
                 at_least=1, exact=True, unit="of 10", shown=f"{len(unseen)} of these 10 bugs show "
-                f"in no metric with every seed, only in a test: {', '.join(unseen)}")
+                f"in no metric with most seeds, only in a test: {', '.join(unseen)}")
     yield Claim("right code with other seeds raises a false alarm at most once", OURS,
-                len(told[CONTROL]), at_most=1, exact=True, unit="of 16 numbers")
+                len(hinted[CONTROL]), at_most=1, exact=True, unit="of 16 numbers")
 
     yield dots(rise, silent.finding, given={RIGHT: GREY, CONTROL: GREY}, level=(0, "no rise"),
                xlabel="rise of the reward in 20 steps; a dot for each seed")
     rows = []
     for name, mistake in MISTAKES.items():
-        metrics = dict.fromkeys(f"`{metric}`" for metric, _ in told[name])
-        rows.append([name, mistake.words, ", ".join(metrics) or "nothing", f"`{mistake.test}`"])
-    yield table(["bug", "what is wrong", "metrics that show it", "the test that fails"], rows)
+        shows = [dict.fromkeys(f"`{metric}`" for metric, _ in found[name])
+                 for found in (told, hinted)]
+        rows.append([name, mistake.words, *(", ".join(metrics) or "nothing" for metrics in shows),
+                     f"`{mistake.test}`"])
+    yield table(["bug", "what is wrong", "metrics that show it with every seed", "with most",
+                 "the test that fails"], rows)
     rows = {name: {metric: found[metric, last].mean() for metric in METRICS}
             for name, found in of_runs.items()}
     yield numbers(rows, {metric: f"`{metric}`" for metric in METRICS}, by=last)

@@ -22,7 +22,11 @@ Two are the same if their cosine is 1 with all of them. (The older policy for k1
 scripts take two steps a batch, so that the second one is on samples of pi_old, where k1 as a loss
 is not without effect.)
 
-Outcome. To be told.
+Outcome. k3, at first with a third of k1's deviation, has 9 times as much after 20 steps. k2, k3,
+k3_ratio and k1 in the reward hold the KL; k3 and k1 in the reward hold it closest, and cost most
+accuracy. What papers say of gradients is exact, with their own averages: with 1/|o| it is no longer
+true. k1 in the loss holds nothing; one of five runs with it goes far away and is lost, the others
+are as accurate as without, so that what it costs is open.
 """
 import copy
 

@@ -54,7 +54,7 @@ RUNS = {OUTCOME: "", LEARNED: "", NO_TOOL: "",                                 #
         "fine": "--reward fine", "coarse + format": "--reward coarse+format",
         "fine + length": "--reward fine+length",
         "fine + growing length": "--reward fine+growing_length"}
-EXPERIMENT = Experiment(__file__, __doc__, seeds=range(8))
+EXPERIMENT = Experiment(__file__, __doc__, seeds=range(8), one_base=True)
 EXPERIMENT.runs("critic", {"PPO": PPO}, ["accuracy"])
 
 
@@ -83,8 +83,7 @@ def made_up(texts):
 @EXPERIMENT.measure(RUNS)
 def learning(seed, name):
     """Train from the base: step by step, and what is made up in the end."""
-    cfg, task, policy = load_base(grpo, f"{FLAGS} {RUNS[name]} --seed {seed} "
-                                f"--base_seed {seed}")
+    cfg, task, policy = load_base(grpo, f"{FLAGS} {RUNS[name]} --seed {seed}")
     if name == NO_TOOL:
         silence(task)
     if name == LEARNED:

@@ -90,15 +90,19 @@ def cost(task, runs):
     return found
 
 
+def in_words(values, end):
+    """The mean of what each seed needed, of the `end` that it had. -> str"""
+    bound = "" if numpy.isfinite(values).all() else "more than "
+    return f"{bound}{numpy.minimum(values, end).mean():.0f}"
+
+
 def page(arithmetic, countdown):
     runs = {"arithmetic": arithmetic, "countdown": countdown}
     goals = {"arithmetic": f"{LEVEL:.0%} accuracy", "countdown": "twice the base's accuracy"}
     for task, found in runs.items():
         needed = cost(task, found)
         samples = {name: values for name, (values, _) in needed["samples"].items()}
-        mean = {name: f"{values.mean():.0f}" if numpy.isfinite(values).all() else
-                f"more than {numpy.minimum(values, numpy.nanmax(end)).mean():.0f}"
-                for (name, values), (_, end) in zip(samples.items(), needed["samples"].values())}
+        mean = {name: in_words(*pair) for name, pair in needed["samples"].items()}
         said = (f"{task.capitalize()}: {goals[task]} takes reinforce.py {mean['reinforce.py']} "
                 f"samples, grpo.py {mean['grpo.py']}, gspo.py {mean['gspo.py']}, ppo.py "
                 f"{mean['ppo.py']}")
@@ -113,7 +117,7 @@ def page(arithmetic, countdown):
             yield Claim(f"{task}: {one} needs {more} {unit} than {other}", source,
                         **ratio(values, others, end, other_end), **region, **told)
         end = SAMPLES_A_STEP * found["grpo.py"]["accuracy"].shape[1]
-        is_missed = any(numpy.isinf(values).any() for values in samples.values())
+        is_missed = numpy.isinf([*samples.values()]).any()
         yield dots(samples, said, form=".0f", xlim=(0, None),
                    level=(end, "runs end; an arrow: never") if is_missed else None,
                    xlabel=f"completions sampled until {goals[task]}; a dot for each seed")

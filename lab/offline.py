@@ -76,7 +76,7 @@ LOSSES = {CLEAN: FIXED, "DPO": FIXED, "cDPO": f"{FIXED} --label_smoothing {FLIPS
 PPO = f"ppo.py {EVALUATION} 4 --reward model --max_steps 30 --eval_steps 5"
 METHODS = {"DPO": f"dpo.py {EVALUATION} 4 --num_generations 4 --max_steps 30 --eval_steps 5",
            "PPO": PPO, "PPO, beta 0.1": f"{PPO} --beta 0.1"}
-EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5))
+EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5), one_base=True)
 EXPERIMENT.runs("fresh", LEARNING, [GREEDY, CHOSEN, REJECTED], ["pass@1"])
 EXPERIMENT.commands += [PAIRS, *LOSSES.values(), *METHODS.values()]
 
@@ -84,11 +84,11 @@ EXPERIMENT.commands += [PAIRS, *LOSSES.values(), *METHODS.values()]
 # ---- 1. on pairs of which some are the wrong way round ---------------------------------------
 
 @functools.cache
-def pairs_of_the_base(seed):
+def pairs_of_the_base():
     """-> list of dicts"""
     with tempfile.TemporaryDirectory() as work:
         script, *flags = PAIRS.split()
-        run(script, Path(work, "pairs"), *flags, "--seed", seed, "--base_seed", seed)
+        run(script, Path(work, "pairs"), *flags)
         return read_log(Path(work, "pairs"), "pairs")
 
 
@@ -108,14 +108,13 @@ def run_on(pairs, command, seed, metrics=()):
     with tempfile.TemporaryDirectory() as work:
         path = Path(work, "pairs.jsonl")
         path.write_text("\n".join(map(json.dumps, pairs)))
-        own = f"--base_seed {seed} --pairs {path}"
-        return run_once(f"{command} {own}", seed, metrics, ["pass@1"])
+        return run_once(f"{command} --pairs {path}", seed, metrics, ["pass@1"])
 
 
 @EXPERIMENT.measure(LOSSES)
 def flipped(seed, name):
     """Train on pairs as they were, or with a loss on flipped ones."""
-    pairs = flip(pairs_of_the_base(seed), 0 if name == CLEAN else FLIPS, seed)
+    pairs = flip(pairs_of_the_base(), 0 if name == CLEAN else FLIPS, seed)
     return run_on(pairs, LOSSES[name], seed)
 
 
@@ -124,7 +123,7 @@ def flipped(seed, name):
 def compared_pairs(seed):
     """The pairs that the reward model of a run with this seed learns from, but for those whose
     texts would be read as other tokens. -> list of dicts"""
-    cfg, task, policy = load_base(ppo, f"--seed {seed} --base_seed {seed}")
+    cfg, task, policy = load_base(ppo, f"--seed {seed}")
     generator = common.generator(seed, "mistakes")
     found = []
     for number in range(preferences.BATCHES):
@@ -145,7 +144,7 @@ def same(seed, method):
     metrics = [GREEDY, "step_time"]
     if method == "DPO":
         return run_on(compared_pairs(seed), METHODS[method], seed, metrics)
-    return run_once(f"{METHODS[method]} --base_seed {seed}", seed, metrics, ["pass@1"])
+    return run_once(METHODS[method], seed, metrics, ["pass@1"])
 
 
 # ---- 3. what was found -----------------------------------------------------------------------

@@ -46,10 +46,13 @@ EXPERIMENT.runs("runs", RUNS, ["accuracy", "kl", "step_time"], ["pass@1"])
 
 
 def page(runs):
-    steps = {name: numpy.array([steps_to_level(row, LEVEL) for row in found["accuracy"]])
-             for name, found in runs.items()}
+    steps = {}
+    last = {}
+    for name, found in runs.items():
+        accuracy = found["accuracy"]
+        steps[name] = numpy.array([steps_to_level(row, LEVEL) for row in accuracy])
+        last[name] = accuracy.shape[1]
     a_step = {name: numpy.median(found["step_time"], axis=1) for name, found in runs.items()}
-    last = {name: found["accuracy"].shape[1] for name, found in runs.items()}
     end = {name: found["accuracy"][:, EQUAL].mean(axis=1) for name, found in runs.items()}
     one = "clip, 1"
     fewer = {name: ratio(steps[one], steps[name], last[one], last[name]) for name in RUNS}

@@ -211,12 +211,12 @@ def page(learned, guesser):
             f"base solve {base:.0%}, after RL {trained:.0%}")
     for k in (FEW, K):
         told = dict.fromkeys(("shown", "contradicted", "undecided"), said * (k == FEW))
+        pair = tuple(values[:, KS.index(k)] for values in thought.values())
         yield Claim(f"countdown: of {k} thoughts, one is right more often for the base than after "
-                    "RL", YUE, (thought["base"][:, KS.index(k)], thought["trained"][:, KS.index(k)]),
-                    at_least=GAIN, **told)
+                    "RL", YUE, pair, at_least=GAIN, **told)
+    gain = passed["trained"] - passed["base"]                                   # (S, ks)
     yield Claim(f"countdown: pass@1 rises more than pass@{FEW}", DEEPSEEK,
-                (passed["trained"] - passed["base"])[:, 0]
-                - (passed["trained"] - passed["base"])[:, few], at_least=GAIN)
+                gain[:, 0] - gain[:, few], at_least=GAIN)
     yield Claim(f"countdown: maj@{K} rises", DEEPSEEK,
                 (found["trained maj@k"][:, -1], found["base maj@k"][:, -1]), at_least=GAIN)
     decoded = learned["arithmetic"]
@@ -233,23 +233,22 @@ def page(learned, guesser):
                  xscale="log", xlabel="samples of a problem, k", ylim=(0, 1.03), height=3.2,
                  ylabel="pass@k on 64 held-out problems")
     rows = {}
-    paths_of = {}
     for task, columns in learned.items():
         for policy in POLICIES:
-            row = {"maj": columns[f"{policy} maj@k"][:, -1]}
+            row = {name: columns[f"{policy} {name}"] for name in SHARES}
+            row["maj"] = columns[f"{policy} maj@k"][:, -1]
             for kind in ("pass@k", "thoughts"):
-                for k in (1, FEW, K):
-                    row[f"{kind} {k}"] = columns[f"{policy} {kind}"][:, KS.index(k)]
-            rows[f"{task}, {policy}"] = row | {
-                name: columns[f"{policy} {name}"] for name in SHARES}
-        for place in range(FIRST):
-            paths_of[f"{task}, {place + 1}"] = {name: columns[name][:, place] for name in PATH}
+                scores = columns[f"{policy} {kind}"]
+                row |= {f"{kind} {k}": scores[:, KS.index(k)] for k in (1, FEW, K)}
+            rows[f"{task}, {policy}"] = row
     heads = {f"pass@k {k}": f"pass@{k}" for k in (1, FEW, K)}
     heads |= {f"thoughts {k}": f"{k} thought{'s' * (k > 1)}" for k in (1, FEW, K)}
     yield numbers(rows, heads | {"maj": f"maj@{K}"} | SHARES, ".2f", by="task, policy")
-    chances = numbers({task: {k: values[0, KS.index(k)] for k in (1, FEW, K)}
-                       for task, values in guessed.items()},
-                      {k: f"pass@{k}" for k in (1, FEW, K)}, by="a guesser")
+    at_k = {task: {k: values[0, KS.index(k)] for k in (1, FEW, K)}
+            for task, values in guessed.items()}
+    chances = numbers(at_k, {k: f"pass@{k}" for k in (1, FEW, K)}, by="a guesser")
     yield chances
-    yield numbers(paths_of, PATH, by="base, rank of the first token")
+    ranks = {f"{task}, {place + 1}": {name: columns[name][:, place] for name in PATH}
+             for task, columns in learned.items() for place in range(FIRST)}
+    yield numbers(ranks, PATH, by="base, rank of the first token")
     yield Block("chance", chances)

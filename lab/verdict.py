@@ -4,7 +4,7 @@ A claim says where an effect lies: at least so much, at most so much, or between
 much is the smallest effect that matters, set before the run. The effect is the mean of a number for
 each seed (or each problem, if one policy is looked at). The claim is shown if all of the effect's
 95% interval lies there, contradicted if none does, else undecided. Numbers which no luck is in, as
-of an enumeration, are exact: all have to lie there.
+of an enumeration, or of a count of what intervals say, are exact: all have to lie there.
 
 There is no verdict where the set-up decides: at a floor or a ceiling, which is where the second of
 two shares is so near 0 or 1 that the first cannot differ from it by what was claimed; where all

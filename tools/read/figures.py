@@ -70,10 +70,11 @@ def gae(lesson):
 
 
 def sequences(lesson):
-    """The ratios of tokens, and that of their output, with the ranges of GRPO and of this script."""
+    """The ratios of tokens and of their output, with the ranges of GRPO and of this script."""
     d = Drawing("sequences", scale(0.62, 1.7, 40, 386), scale(0, 4.5, 14, 290))
     d.range(0.8, 1.28, 0.2, 4.3)
-    d.range(*lesson.limits, 0.2, 4.3)
+    for bound in lesson.limits:
+        d.line(bound, 0.2, bound, 4.3, "clip")
     d.line(1, 0.2, 1, 4.3, "mean")
     for token in lesson.tokens():
         y = token.row
