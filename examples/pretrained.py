@@ -64,8 +64,8 @@ class Config(grpo.Config):
     chat_template: bool = True          # prompts are conversations, if the tokenizer can do that
     method: Literal[tuple(METHODS)] = "grpo"    # the script with the equations
     baseline: Literal["none", "batch", "mean", "rloo"] = "none"     # with reinforce: b in (2)
-    epsilon: float = None               # lower clip range (eps_low); None: that of the script
-    epsilon_high: float = None          # upper clip range (eps_high); None: that of the script
+    epsilon: float = None               # lower clip range (eps_low); None: see __post_init__
+    epsilon_high: float = None          # upper clip range (eps_high), also
     importance_sampling_correction: Literal[lag.CORRECTIONS] = "none"   # see examples/lag.py
     importance_sampling_cap: float = 2.0    # the highest weight (C)
     max_completion_length: int = 256    # tokens per completion at most (T)
@@ -80,10 +80,13 @@ class Config(grpo.Config):
     MAY_DIFFER = grpo.Config.MAY_DIFFER | OF_MEMORY | {"num_threads"}
 
     def __post_init__(self):
+        """A range that is not given is that of the script; but gspo.py's suits a small policy, so
+        with gspo it is that of the paper."""
+        papers = {"epsilon": 3e-4, "epsilon_high": 4e-4} if self.method == "gspo" else {}
         for name in ("epsilon", "epsilon_high"):
             if getattr(self, name) is None:
-                own = METHODS[self.method].Config
-                object.__setattr__(self, name, getattr(own, name, 0.0))
+                own = getattr(METHODS[self.method].Config, name, 0.0)
+                object.__setattr__(self, name, papers.get(name, own))
 
     def rules(self):
         yield from super().rules()

@@ -132,7 +132,7 @@ def test_loss_and_gradient_are_those_of_the_script_off_policy(script, off_policy
 
 @pytest.mark.parametrize("script, flags", [
     (grpo, {"num_mini_batches": 2, "num_iterations": 2, "beta": 0.05}),
-    (gspo, {"temperature": 0.7, "max_grad_norm": 0.1}),
+    (gspo, {"temperature": 0.7, "max_grad_norm": 0.1, "epsilon": 0.03, "epsilon_high": 0.04}),
     (reinforce, {"baseline": "rloo"})], ids=["grpo", "gspo", "reinforce"])
 def test_a_run_is_that_of_the_script_from_the_same_base(script, flags, run, small_base):
     """Rewards are equal, and what else is logged nearly so."""
@@ -412,6 +412,13 @@ def test_what_cannot_work_is_refused_in_one_line(
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: {words.replace('BASE', str(small_base))}")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("method, given, found", [
+    ("grpo", {}, (0.2, 0.28)), ("gspo", {}, (3e-4, 4e-4)), ("gspo", {"epsilon": 0.1}, (0.1, 4e-4))])
+def test_a_range_is_that_of_the_script_or_of_gspos_paper(method, given, found):
+    cfg = pretrained.Config(device="cpu", method=method, **given)
+    assert (cfg.epsilon, cfg.epsilon_high) == found
 
 
 def test_a_model_that_lacks_weights_is_refused(run, capsys, tmp_path):
