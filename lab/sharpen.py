@@ -228,7 +228,7 @@ def page(learned, guesser):
                 "base", OURS, (decoded["greedy, trained"], decoded["most certain"]), at_least=GAIN)
 
     lines = {"after RL": passed["trained"], "the base": passed["base"],
-             "base, made\nto think": thought["base"], "a guesser": guessed["countdown"]}
+             "thoughts of base": thought["base"], "a guesser": guessed["countdown"]}
     yield curves(lines, said, x=KS, given=dict(zip(lines, (BLUE, ORANGE, GREEN, GREY))),
                  xscale="log", xlabel="samples of a problem, k", ylim=(0, 1.03), height=3.2,
                  ylabel="pass@k on 64 held-out problems")
