@@ -57,7 +57,7 @@ class Claim:
     at_least: float = None      # the region in which the effect lies
     at_most: float = None
     times: bool = False         # values are ratios: their mean is that of their logarithms
-    bounds: list = ()           # for each value "", or ">" or "<" if it only bounds what it is
+    bounds: list = ()           # for each value "", or ">" or "<" if it is a bound, "?" if neither
     exact: bool = False         # no luck is in the values
     unit: str = ""
     shown: str = ""             # what was found, in a sentence, if this is the verdict
@@ -156,7 +156,8 @@ class Claim:
         unit = " times" if self.times else self.unit and f" {self.unit}"
         if any(self.bounds):
             [bound, *others] = {*self.bounds} - {""}
-            return "unknown" if others else f"{bound} {effect:.2g}{unit}, {self.moot}"
+            is_bound = bound != "?" and not others
+            return f"{bound} {effect:.2g}{unit}, {self.moot}" if is_bound else "unknown"
         form = "+.3f"
         if self.times or self.exact:
             form = ".3g" if self.exact else ".2g"

@@ -79,6 +79,7 @@ def test_a_claim_is_shown_if_its_interval_lies_where_it_says(values, region, jud
 NEVER = experiment.ratio([math.inf] * 3, [20, 20, 21], 40) | {"at_least": 1.2}
 ONCE = experiment.ratio([30, 30, 30], [20, math.inf, 21], 40) | {"at_least": 1.2}
 BOTH = experiment.ratio([30, math.inf], [math.inf, 20], 40) | {"at_least": 1.2}
+NEITHER = experiment.ratio([30, math.inf], [20, math.inf], 40) | {"at_least": 1.2}
 
 
 @pytest.mark.parametrize("values, region, why, seen", [
@@ -90,7 +91,8 @@ BOTH = experiment.ratio([30, math.inf], [math.inf, 20], 40) | {"at_least": 1.2}
     (([1.0, 0.99], [1.0, 0.998]), {"at_least": -0.02}, "at the ceiling", ""),
     (NEVER["values"], NEVER, "never arrived", "> 2 times, never arrived"),
     (ONCE["values"], ONCE, "1 of 3 never arrived", "< 1.2 times, 1 of 3 never arrived"),
-    (BOTH["values"], BOTH, "never arrived", "unknown")])
+    (BOTH["values"], BOTH, "never arrived", "unknown"),
+    (NEITHER["values"], NEITHER, "1 of 2 never arrived", "unknown")])
 def test_there_is_no_verdict_where_the_set_up_decides(values, region, why, seen):
     claim = verdict.Claim("so", verdict.OURS, **region | {"values": values}, shown="So it is")
     assert (claim.verdict, claim.judged) == (verdict.NO_VERDICT, f"**no verdict**: {why}")
