@@ -162,7 +162,7 @@ CHANGES = {
             "--base_steps=2 --base_batch_size=8/--base_steps=2 --hidden_size=8 "
             "--num_hidden_layers=2 --num_attention_heads=1 --intermediate_size=8 "
             "--num_key_value_heads=2 --epsilon=0.01 --epsilon_high=0.01 --delta=1.3",
-    "gspo": "--epsilon=0.5 --epsilon_high=0.5 --delta=1.001",
+    "gspo": "--epsilon=0.5 --epsilon_high=0.5 --delta=1.001/--epsilon_high=4e-4",
     "reinforce ppo grpo gspo dpo":
         "--temperature=0.7 --num_mini_batches=2 --num_iterations=2 --max_grad_norm=0.01 "
         "--learning_rate=0.1",
