@@ -76,7 +76,7 @@ seeds: $(READY)          ## the main job with several seeds, a base for each: la
 nano-seeds: $(READY)
 	$(PY) -m tools.seeds --nano 0 1 2 3 4 5 6 7 8 9
 
-compare: $(READY)        ## all scripts from one base, on two tasks: lab/methods.md, a picture
+compare: $(READY)        ## all scripts from the same bases, on two tasks: lab/methods.md, a picture
 	$(PY) -m lab methods
 	cp docs/lab/methods.png docs/compare.png
 

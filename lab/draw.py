@@ -121,7 +121,8 @@ def dots(rows, title, form=".2f", given=None, level=None, **axes):
             values = numpy.ravel(rows[name])
             is_known = numpy.isfinite(values)
             bound = "" if is_known.all() else "> "
-            values = numpy.where(is_known, values, level[0] if level else 0)
+            if bound:
+                values = numpy.where(is_known, values, level[0])
             is_log = axes.get("xscale") == "log"
             mean = numpy.exp(numpy.log(values).mean()) if is_log else values.mean()
             colour = (SCRIPTS | (given or {})).get(name, BLUE)

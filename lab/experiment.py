@@ -74,7 +74,7 @@ class Experiment:
         jobs = [(self.name, measure, seed, case)
                 for measure, (_, cases, seeds) in self.measures.items()
                 for case in cases for seed in seeds]
-        done = [perform(jobs[0])]                               # which makes the base
+        done = [perform(jobs[0])]                               # which makes the first base
         if processes > 1:
             context = multiprocessing.get_context("spawn")      # a fork may hang with threads
             with concurrent.futures.ProcessPoolExecutor(processes, context) as pool:
@@ -123,8 +123,9 @@ class Experiment:
         parts += ["## Numbers\n", *shown[1:], *of(told, str)]
         parts += [f"## {word}\n\n{words}\n" for word, words in self.told]
         seeds = max((seeds for *_, seeds in self.measures.values()), key=len)
-        bases = "all from one base" if self.one_base else "each with its own base"
-        parts.append(f"`make lab-{self.name}`: seeds {', '.join(map(str, seeds))}, {bases}; "
+        bases = ", all from one base" if self.one_base else ", each with its own base"
+        bases *= len(seeds) > 1                                 # one has no luck in it
+        parts.append(f"`make lab-{self.name}`: seeds {', '.join(map(str, seeds))}{bases}; "
                      f"{about['seconds']} s in {about['processes']} process"
                      f"{'es' * (about['processes'] > 1)}; {about['machine']}, torch "
                      f"{about['torch']}. [The lab](../lab.md)\n")

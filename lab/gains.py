@@ -50,7 +50,7 @@ def page(answers, walks):
                 shown=said, contradicted=said, undecided=said)
     yield Claim("on lookup, pass@1 is 0.9 or more", OURS, trained[CALL], at_least=0.9)
     yield Claim("on the grid, a temperature of 0.1 costs a tenth of the best return or more", OURS,
-                share[TOKEN]["trained"] - share[COLD]["trained"], at_least=0.1)
+                (share[TOKEN]["trained"], share[COLD]["trained"]), at_least=0.1)
 
     rows = {"countdown, base": answers[SEARCH]["base: pass@1"], "countdown": trained[SEARCH],
             "lookup, base": answers[CALL]["base: pass@1"], "lookup": trained[CALL],

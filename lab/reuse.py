@@ -57,11 +57,12 @@ def page(runs):
     one = "clip, 1"
     fewer = {name: ratio(steps[one], steps[name], last[one], last[name]) for name in RUNS}
     mean = {name: numpy.exp(numpy.log(of["values"]).mean()) for name, of in fewer.items()}
+    assert numpy.isfinite([steps[f"clip, {passes}"] for passes in STEPS]).all()     # no bounds
     times = ", ".join(f"{mean[f'clip, {passes}']:.1f}" for passes in (2, 4, 8))
     said = (f"With 2, 4, 8 passes over each batch, {LEVEL:.0%} accuracy takes {times} times fewer "
             "samples than with one")
-    yield Claim("four passes need 4 times fewer samples than one", OURS, **fewer["clip, 4"],
-                at_least=3.6, shown=said, contradicted=said, undecided=said)
+    yield Claim("four passes need 4 times fewer samples than one, or nearly so", OURS,
+                **fewer["clip, 4"], at_least=3.6, shown=said, contradicted=said, undecided=said)
     for passes in (2, 8):
         name = f"clip, {passes}"
         yield Claim(f"{passes} passes need fewer samples than one", PPO, **fewer[name],

@@ -62,9 +62,9 @@ def luck(seed, size):
     return decisive(numpy.random.default_rng(seed).normal(size=(DRAWS, SIZES[size])))
 
 
-def deals(values, n, seed):
+def deals(values, n):
     """Differences of n and n other seeds of one method, one by one. -> (DRAWS, n)"""
-    rng = numpy.random.default_rng(seed)
+    rng = numpy.random.default_rng(0)
     dealt = rng.permuted(numpy.tile(values, (DRAWS, 1)), axis=1)
     return dealt[:, :n] - dealt[:, n:2 * n]
 
@@ -98,9 +98,9 @@ def page(runs, luck):
     yield Claim("without any effect, Student's 95% interval of three, five or eight seeds leaves 0 "
                 "out at most 6 times in 100", OURS, numpy.mean(alarms, axis=0), at_most=MOST,
                 unit="of comparisons")
-    dealt = [decisive(deals(grpo, 5, seed))[STUDENT] for seed in range(5)]
-    yield Claim("the same, with GRPO's own seeds dealt to two sides of five", OURS, dealt,
-                at_most=MOST, unit="of comparisons")
+    dealt = decisive(deals(grpo, 5))[STUDENT]
+    yield Claim("the same, with GRPO's own ten seeds dealt to two sides of five in many ways", OURS,
+                dealt, at_most=MOST, exact=True, unit="of comparisons")
 
     rows = {}
     for rule, size in itertools.product(RULES, SIZES):

@@ -26,8 +26,8 @@ than the second, in the mean of the tokens of its answer.
 
 Outcome. Right: pass@1 and maj@128 rise on countdown; thoughts get better there; the base's second
 likeliest token begins a thought; the most certain path is better than plain greedy. Wrong: thoughts
-of the trained policy solve no more problems than as many of the base, whether of 8 or of 128, of
-which the base has more in the mean. RL makes the thought the habit, and little more than that.
+of the trained policy solve no more problems than as many of the base, of 8 or of 128; in the mean
+they solve fewer. RL makes the thought the habit, and little more than that.
 """
 import random
 import re
@@ -212,8 +212,8 @@ def page(learned, guesser):
     for k in (FEW, K):
         told = dict.fromkeys(("shown", "contradicted", "undecided"), said * (k == FEW))
         pair = tuple(values[:, KS.index(k)] for values in thought.values())
-        yield Claim(f"countdown: of {k} thoughts, one is right more often for the base than after "
-                    "RL", YUE, pair, at_least=GAIN, **told)
+        yield Claim(f"countdown: of {k} thoughts, at least one is right more often for the base "
+                    "than after RL", YUE, pair, at_least=GAIN, **told)
     gain = passed["trained"] - passed["base"]                                   # (S, ks)
     yield Claim(f"countdown: pass@1 rises more than pass@{FEW}", DEEPSEEK,
                 gain[:, 0] - gain[:, few], at_least=GAIN)

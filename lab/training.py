@@ -64,13 +64,6 @@ def training(script, cfg, task, policy, engine=lambda policy: policy, weigh=lamb
         yield batch, metrics | {"kl": mean_kl}
 
 
-def flat_gradient(policy):
-    """The gradients of all weights in a row. It leaves zeros in their place"""
-    gradient = torch.cat([weight.grad.flatten() for weight in policy.parameters()])
-    clear_gradient(policy)
-    return gradient
-
-
 def clear_gradient(policy):
     for weight in policy.parameters():
         weight.grad = torch.zeros_like(weight)

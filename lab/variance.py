@@ -23,7 +23,7 @@ their mind, 3.
 
 Outcome. What was said of the base is right. By state, there is no "most policies": V(s) has less
 variance than b* in nine of ten of one kind and in a third of another (at commit 437be3d all kinds
-were one pool), and V(s) is within a tenth of b*(s) in as varied a share.
+were one pool), and V(s) is within a tenth of b*(s) in 67% of one kind, and 3% of another.
 """
 import statistics
 
@@ -168,15 +168,14 @@ def page(base, states):
         yield Claim(f"on the base, variance is lower with {less} than with {other}", source,
                     share[less] / share[other], at_most=0.95, times=True)
     less = {kind: found["V(s)"][0] < found["b*"][0] for kind, found in states.items()}
-    fewest = min(less, key=lambda kind: less[kind].mean())
-    yield Claim("V(s) as baseline has less variance than b* in most random policies of each kind: "
-                f"those of {fewest}", OURS, less[fewest], at_least=0.5, unit="of policies")
+    shares = [values.mean() for values in less.values()]
+    yield Claim("V(s) as baseline has less variance than b* in most random policies of each kind",
+                OURS, shares, at_least=0.5, exact=True, unit="of policies")
 
     yield dots(share, noisier.finding, given={"none": GREY}, level=(1, "no baseline"),
                xlabel=f"variance / that without a baseline, base of arithmetic, groups of {GROUP}; "
                "known: from 159 other outputs; a dot for each seed")
     by_kind = {kind: values["V(s)"][0] / values["b*"][0] for kind, values in states.items()}
-    shares = [values.mean() for values in less.values()]
     yield dots(by_kind, "The value of each state, V(s), is a less noisy baseline than the best "
                f"single number, b*, in {min(shares):.0%} to {max(shares):.0%} of random policies, "
                "by their kind", level=(1, "as much"), xscale="log",

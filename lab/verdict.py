@@ -7,9 +7,9 @@ each seed (or each problem, if one policy is looked at). The claim is shown if a
 of an enumeration, or of a count of what intervals say, are exact: all have to lie there.
 
 There is no verdict where the set-up decides: at a floor or a ceiling, which is where the second of
-two shares is so near 0 or 1 that the first cannot differ from it by what was claimed; where all
-seeds are equal; and where some seed never arrived, so that its number of steps is that of the run.
-Nor is there one of what was asked after the runs, which has no bound.
+two shares is so near 0 or 1 that no value of the first could show the claim, or none contradict it,
+or where both are there; where all seeds are equal; and where some seed never arrived, so that its
+number of steps is that of the run. Nor is there one where no bound was set.
 
 The interval is Student's: with 3, 5, 8 seeds 2.5, 1.2, 0.8 standard deviations to each side. Luck
 alone leaves 0 outside 5 times in 100. That all seeds have one sign is luck 25, 6, 1 times in 100;
@@ -82,26 +82,32 @@ class Claim:
         return tuple((numpy.exp(found) if self.times else found).tolist())
 
     @property
+    def region(self):
+        """-> from where to where the effect lies, as claimed"""
+        return (-math.inf if self.at_least is None else self.at_least,
+                math.inf if self.at_most is None else self.at_most)
+
+    @property
     def moot(self):
         """Why there is no verdict; "" if there is one. -> str"""
         _, low, high = self.interval
-        if self.at_least is None and self.at_most is None:
-            return "asked after the runs"
+        least, most = self.region
+        if (least, most) == (-math.inf, math.inf):
+            return "no bound was set"
         if any(self.bounds):
             known = self.bounds.count("")
             some = f"{len(self.bounds) - known} of {len(self.bounds)} " * (known > 0)
             return f"{some}never arrived"
-        if low == high and not self.exact:
+        if math.isclose(low, high, abs_tol=1e-9) and not self.exact:
             return "all seeds are equal"
         if self.sides:
-            second = numpy.mean(self.sides[1])
-            if self.at_least is not None and 1 - second < self.at_least:
-                return "at the ceiling"
-            if self.at_most is not None and second < -self.at_most:
+            first, second = map(numpy.mean, self.sides)
+            can_be_shown = max(least, -second) <= min(most, 1 - second)
+            can_be_contradicted = -second < least or 1 - second > most
+            is_told = can_be_shown and can_be_contradicted
+            if max(first, second) < FLOOR or not is_told and second < 0.5:
                 return "at the floor"
-            if max(map(numpy.mean, self.sides)) < FLOOR:
-                return "at the floor"
-            if min(map(numpy.mean, self.sides)) > 1 - FLOOR:
+            if min(first, second) > 1 - FLOOR or not is_told:
                 return "at the ceiling"
         return ""
 
@@ -110,8 +116,7 @@ class Claim:
         if self.moot:
             return NO_VERDICT
         _, low, high = self.interval
-        least = -math.inf if self.at_least is None else self.at_least
-        most = math.inf if self.at_most is None else self.at_most
+        least, most = self.region
         if least <= low and high <= most:
             return SHOWN
         if high < least or low > most or self.exact:

@@ -76,20 +76,23 @@ def test_a_claim_is_shown_if_its_interval_lies_where_it_says(values, region, jud
     assert (claim.judged, claim.seen) == (judged, seen)
 
 
-NEVER = experiment.ratio([math.inf] * 3, [20, 20, 21], 40) | {"at_least": 1.2}
+NEVER = experiment.ratio([math.inf] * 3, [20, 20, 21], 40, 10) | {"at_least": 1.2}
 ONCE = experiment.ratio([30, 30, 30], [20, math.inf, 21], 40) | {"at_least": 1.2}
 BOTH = experiment.ratio([30, math.inf], [math.inf, 20], 40) | {"at_least": 1.2}
 NEITHER = experiment.ratio([30, math.inf], [20, math.inf], 40) | {"at_least": 1.2}
 
 
 @pytest.mark.parametrize("values, region, why, seen", [
-    (FIVE, {}, "asked after the runs", ""),
+    (FIVE, {}, "no bound was set", ""),
     ([2, 2, 2], {"at_most": 1.5, "times": True}, "all seeds are equal", ""),
     (([0.9, 0.7], [0.995, 0.985]), {"at_least": 0.02}, "at the ceiling", ""),
     (([0.001, 0.5], [0.01, 0.02]), {"at_most": -0.02}, "at the floor", ""),
+    (([0.3, 0.2, 0.4], [0.2, 0.1, 0.3]), {"at_least": 0.02}, "all seeds are equal", ""),
+    (([0.001, 0.5], [0.01, 0.02]), {"at_least": -0.02}, "at the floor", ""),
+    (([0.9, 0.7], [0.985, 0.985]), {"at_most": 0.02}, "at the ceiling", ""),
     (([0.0, 0.01], [0.0, 0.002]), {"at_least": 0.005}, "at the floor", ""),
     (([1.0, 0.99], [1.0, 0.998]), {"at_least": -0.02}, "at the ceiling", ""),
-    (NEVER["values"], NEVER, "never arrived", "> 2 times, never arrived"),
+    (NEVER["values"], NEVER, "never arrived", "> 4 times, never arrived"),
     (ONCE["values"], ONCE, "1 of 3 never arrived", "< 1.2 times, 1 of 3 never arrived"),
     (BOTH["values"], BOTH, "never arrived", "unknown"),
     (NEITHER["values"], NEITHER, "1 of 2 never arrived", "unknown")])

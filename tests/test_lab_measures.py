@@ -6,6 +6,8 @@ import math
 import random
 import re
 import sys
+import zlib
+from types import SimpleNamespace
 
 import numpy
 import pytest
@@ -33,6 +35,7 @@ from lab import (
     staleness,
     tokens,
     training,
+    trust,
     variance,
     wrongrewards,
     zero,
@@ -181,6 +184,40 @@ def test_signal_counts_groups_that_dynamic_sampling_leaves_out(monkeypatch):
     assert found["pass@1"] == [None, None, 0] and found["wasted"] == [0, 0, 0]
 
 
+def test_signal_tries_what_it_says_from_the_base_of_a_seed(load_task, monkeypatch):
+    asked = []
+
+    def load_base(script, flags):
+        asked.append((script.__name__, flags[-len(own):]))
+        cfg = script.Config(**TINY | {"task": "arithmetic:2", "dynamic_sampling": 1,
+                                      "num_prompts": 4, "num_eval_problems": 2})
+        task = load_task(cfg)
+        task.verify = lambda problem, text: float(
+            zlib.crc32(text.encode()) % 2 == 1 and "1" in problem.prompt)
+        return cfg, task, script.GPT(cfg)
+    own = " --seed 3 --base_seed 3"
+    monkeypatch.setattr(signal, "load_base", load_base)
+    found = {way: signal.learning(3, way, budget=200) for way in signal.WAYS if "dyn" in way}
+    assert asked == [("grpo", own), ("grpo", own), ("gspo", own)]
+    wasted = {way: sum(columns["wasted"]) for way, columns in found.items()}
+    assert wasted["dynamic sampling"] == 0 < wasted["dynamic, whole batches"]
+
+
+def test_trust_looks_at_rare_tokens_that_are_pushed_up_before_and_after(config, monkeypatch):
+    """The first row and the third are pushed up; one of their tokens is frequent, one is none."""
+    before = f64([[0.05, 0.05], [0.05, 0.05], [0.5, 0.05], [0.05, 0.05]]).log()
+    batch = SimpleNamespace(prompts=None, tokens=None, logps=before, rewards=f64([[1, 0], [1, 0]]),
+                            mask=f64([[1, 0], [1, 0], [1, 1], [1, 1]]))
+    monkeypatch.setattr(trust, "load_base", lambda *_: (config(), None, None))
+    monkeypatch.setattr(trust, "training", lambda *_: iter([(batch, {})] * 99))
+    monkeypatch.setattr(grpo, "score", lambda *_: (before + math.log(3), None))
+    found = trust.rare(0, "epsilon_high 0.2")
+    assert found["tokens"] == 2 * trust.UPDATES
+    assert found["above 1.2"] == found["above 2"] == 1
+    assert found["largest"] == pytest.approx(3)
+    assert [trust.steps_to([0.1, 0.9, 0.2]), trust.steps_to([0.1])] == [2, math.inf]
+
+
 def test_signal_whole_batches_leave_groups_out_that_have_signal(config, load_task, talker):
     cfg = config(task="arithmetic:2", dynamic_sampling=1, num_prompts=4)
     task = load_task(cfg)
@@ -299,7 +336,7 @@ def test_three_seeds_agree_by_luck_once_in_four_times_and_an_effect_is_seen():
     assert found[seeds.SIGNS] == pytest.approx(0.25, abs=0.03)
     assert found[seeds.STUDENT] == pytest.approx(0.05, abs=0.02)
     assert set(seeds.decisive(10 + rng.normal(size=(50, 3))).values()) == {1.0}
-    dealt = seeds.deals(numpy.arange(10.0), 5, 0)
+    dealt = seeds.deals(numpy.arange(10.0), 5)
     assert (abs(dealt.sum(axis=1)) % 2 == 1).all() and abs(dealt.mean()) < 0.1
 
 
@@ -434,10 +471,12 @@ def test_sharpen_counts_the_thoughts_that_are_right(config, load_task, talker, m
         assert first.unique().tolist() == [sharpen.THINK] and len(first) == len(asked)
         assert len(uniforms.unique(dim=0)) == len(asked) == len(prompts)
         answers = [problem.answer for problem in asked]
-        answers[1::2] = ["99"] * len(answers[1::2])
+        answers[:sharpen.K] = ["99"] * sharpen.K            # of the first problem, all are wrong
+        answers[sharpen.K + 1::2] = ["99"] * len(answers[sharpen.K + 1::2])
         return None, None, None, [f"</think><answer>{answer}</answer>" for answer in answers]
     monkeypatch.setattr(sharpen, "continued", continued)
-    assert sharpen.thoughts_right(talker(cfg), task, cfg, problems) == [sharpen.K / 2] * 3
+    found = sharpen.thoughts_right(talker(cfg), task, cfg, problems)
+    assert found == [0, sharpen.K / 2, sharpen.K / 2]
     assert sharpen.passed([0, 64, 128], 128) == pytest.approx([(0.5 + 1) / 3, *[
         (2 - math.comb(64, k) / math.comb(128, k)) / 3 for k in sharpen.KS[1:]]])
 
@@ -445,8 +484,8 @@ def test_sharpen_counts_the_thoughts_that_are_right(config, load_task, talker, m
 @pytest.mark.parametrize("task, k, chance", [
     ("arithmetic", 0, 1 / 21), ("arithmetic", 3, 1 - (20 / 21) ** 8), ("lookup", 3, 8 / 676)])
 def test_sharpen_a_guesser_has_the_luck_that_can_be_computed(task, k, chance):
-    found = sharpen.guesser(0, task, draws=512)["pass@k"]
-    assert found[k] == pytest.approx(chance, rel=0.1)
+    found = sharpen.guesser(0, task, draws=4096)["pass@k"]
+    assert found[k] == pytest.approx(chance, rel=0.03 if task == "arithmetic" else 0.1)
 
 
 @pytest.mark.parametrize("task", ["countdown", "gridworld"])
@@ -458,7 +497,12 @@ def test_sharpen_a_guess_is_a_possible_answer(task):
     assert len(set(texts)) > 9
     for problem, text in zip(problems, texts):
         if task == "gridworld":
-            assert len(part.verify(problem, text)) == len(text) <= int(problem.prompt.split()[2])
+            limit = int(problem.prompt.split()[2])
+            cells = gridworld.play(problem, text).cells
+            ends = [cell for cell in cells if gridworld.MAPS[problem.prompt[0]][cell]
+                    in gridworld.PRIZES]
+            assert len(cells) == len(text) + 1 and ends == cells[-1:] * bool(ends)  # where it ends
+            assert ends or len(text) == limit
         else:
             numbers = re.findall("[0-9]+", text)
             assert sorted(numbers) == re.findall("[0-9]+", problem.prompt)[:-1]
