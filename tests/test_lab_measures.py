@@ -193,7 +193,7 @@ def test_signal_tries_what_it_says_from_the_base_of_a_seed(load_task, monkeypatc
                                       "num_prompts": 4, "num_eval_problems": 2})
         task = load_task(cfg)
         task.verify = lambda problem, text: float(
-            zlib.crc32(text.encode()) % 2 == 1 and "1" in problem.prompt)
+            zlib.crc32(text.encode()) % 2 == 1 and "1" not in problem.prompt)
         return cfg, task, script.GPT(cfg)
     own = " --seed 3 --base_seed 3"
     monkeypatch.setattr(signal, "load_base", load_base)
