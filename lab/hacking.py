@@ -34,13 +34,13 @@ EVERY = 12                                      # steps from one training of the
 MODELS = {"frozen": {0: 1}, "frozen, 5 times the pairs": {0: STEPS // EVERY},
           "fresh": dict.fromkeys(range(0, STEPS, EVERY), 1)}    # step -> trainings before it
 FALL = 0.05                                     # of accuracy, what counts as one
-EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5, 13))
+EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5, 13), one_base=True)
 
 
 @EXPERIMENT.measure(MODELS)
 def models(seed, name):
     """Train against a reward model, which is trained before some steps."""
-    cfg, task, policy = load_base(grpo, f"--seed {seed} --base_seed {seed}")
+    cfg, task, policy = load_base(grpo, f"--seed {seed}")
     model = preferences.RewardModel(policy)
     task.rewards = lambda batch, step: model.rewards(batch)
     at_start = preferences.RewardModel(policy)
