@@ -17,7 +17,9 @@ length is 1 - 1 / (alpha n) for n tokens, with alpha 1 here; VAPO has 0.05, for 
 of tokens. (What the grid world says of a critic, and what a reward model does as its start, was
 here at commit 437be3d.)
 
-Outcome. To be told.
+Outcome. PPO earns least in the mean, and VAPO as much as DAPO, not more, as predicted. Leaving out
+any one of its parts costs less than 0.05; that the lambda by length is the one that counts was
+predicted wrongly.
 """
 from lab.draw import BLUE, GREEN, GREY, ORANGE, RED, SKY, curves
 from lab.experiment import Experiment, numbers

@@ -112,7 +112,7 @@ def page(arithmetic, countdown):
                 continue
             (values, end), (others, other_end) = needed[unit][one], needed[unit][other]
             told = {}
-            if "reinforce.py" in (one, other):
+            if one == "reinforce.py":
                 told = dict.fromkeys((SHOWN, CONTRADICTED, UNDECIDED), said)
             more = "no more" if "at_most" in region else "more"
             yield Claim(f"{task}: {one} needs {more} {unit} than {other}", source,
