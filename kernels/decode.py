@@ -203,8 +203,8 @@ def rollout(model, prompts, problems, cfg, uniforms=None):
     end = sys.modules[type(model).__module__].EOS
     B, W = prompts.shape
     # What dynamic sampling adds to a batch has fewer rows, and takes the graph of the batch.
-    size = "a batch" if B == cfg.num_prompts * cfg.num_generations else B
-    key = (size, W, T, cfg.temperature, cfg.kernel, uniforms_dtype, end, weights)
+    is_batch = cfg.num_prompts * cfg.num_generations == B
+    key = ("a batch" if is_batch else B, W, T, cfg.temperature, cfg.kernel, uniforms_dtype, end, weights)
     with torch.cuda.device_of(prompts):
         if key not in graphs or len(graphs[key][0].token) < B:
             graphs.pop(key, None)
