@@ -204,7 +204,8 @@ def rollout(model, prompts, problems, cfg, uniforms=None):
     B, W = prompts.shape
     # What dynamic sampling adds to a batch has fewer rows, and takes the graph of the batch.
     is_batch = cfg.num_prompts * cfg.num_generations == B
-    key = ("a batch" if is_batch else B, W, T, cfg.temperature, cfg.kernel, uniforms_dtype, end, weights)
+    key = ("a batch" if is_batch else B,
+           W, T, cfg.temperature, cfg.kernel, uniforms_dtype, end, weights)
     with torch.cuda.device_of(prompts):
         if key not in graphs or len(graphs[key][0].token) < B:
             graphs.pop(key, None)

@@ -24,10 +24,10 @@ of these five bases only reinforce.py and few others reach; all seeds had one ba
 clip range of its paper, and who never got there counted as half as many steps again.)
 
 Outcome. REINFORCE needs fewest samples in the mean, on countdown hardly fewer than GRPO. Predicted
-wrongly: PPO needs more than REINFORCE, on countdown two thirds more, and there three times GRPO's
-seconds; GRPO needs 1.3 times REINFORCE's samples on arithmetic, not twice; a mean over tokens does
-not halve them. GSPO needs about as many as GRPO, as predicted. DPO online needs most: on arithmetic
-greedy answers are right, but one in four samples is not, even after 40 steps.
+wrongly: PPO needs more than REINFORCE, on countdown two thirds more, and 2 and 5 times its seconds
+on the two tasks, not 3; GRPO needs 1.3 times REINFORCE's samples on arithmetic, not twice; a mean
+over tokens does not halve them. GSPO needs about as many as GRPO, as predicted. DPO online needs
+most: on arithmetic greedy answers are right, but one in four samples is not, even after 40 steps.
 """
 import numpy
 

@@ -18,9 +18,9 @@ that was sampled is counted, also what was left out.
 
 Outcome. Right: the share of silent groups falls, from .35 to .22 in three steps, before it grows,
 and from equal samples dynamic sampling is not seen to be better: worse with gspo.py, open with
-grpo.py. Equal steps show no sure gain, either. Our old reason, that what it leaves out had no
-gradient, was untrue of whole batches: four in ten of the groups that these discard had signal.
-Replacing only the silent ones is ahead of them in the mean (.80 and .76), not surely by .02.
+grpo.py. Equal steps show no sure gain, either, nor does a curriculum. Of the groups that whole
+batches discard four in ten had signal. Replacing only the silent ones is ahead of them in the mean
+(.80 and .76), not surely by .02.
 """
 import numpy
 import torch

@@ -22,9 +22,9 @@ follows from the problem. (A verdict was drawn from it at commit 437be3d, and wh
 saves was here; r1 has that.) A self-check is a "wait,".
 
 Outcome. As predicted, answers get longer because more of them think, which all do in the end, and
-with the curriculum as problems get harder. The third part is uncertain: where hardly any output
-without a thought is left at the end, a few long ones decide about its mean length. Nothing checks
-itself, as predicted: that is at the floor.
+with the curriculum as problems get harder. Not as predicted: with 1/|o| there is a third part; but
+it hangs on the few outputs without a thought that are left at the end, at most 11 of 2560, so it is
+not judged. Nothing checks itself, as predicted: that is at the floor.
 """
 import dataclasses
 import itertools
@@ -138,7 +138,8 @@ def page(learned):
     longer = {name: added[PARTS[-1]] for name, added in part.items()}
     by_part = ", ".join(f"{added.mean():+.1f} from {word}" for word, added in part[MOVING].items())
     first, *_, last = length[MOVING].mean(axis=0)
-    said = f"R1-Zero: answers grow from {first:.0f} to {last:.0f} tokens: {by_part}"
+    said = (f"R1-Zero, 3 to 7 operands: answers grow from {first:.0f} to {last:.0f} tokens: "
+            f"{by_part}")
     yield Claim("answers get longer, though only right ones are rewarded", R1,
                 length[MOVING][:, -1] - length[MOVING][:, 0], at_least=LONGER, unit="tokens",
                 shown=said, contradicted=said, undecided=said)
