@@ -249,7 +249,7 @@ def index():
                          f"{first.judged}, {first.seen}. [More](lab/{name}.md)\n")
         for claim in claims:
             if claim is first or getattr(claim, claim.verdict, ""):
-                rows.append([claim.finding, claim.seen, f"{claim.source}: {claim.judged}",
-                             f"[{name}](lab/{name}.md)"])
-    heads = ["what was found", "effect (95% interval)", "verdict of the claim", "page"]
+                rows.append([claim.finding, f"{claim.source}: {claim.text}", claim.seen,
+                             claim.judged, f"[{name}](lab/{name}.md)"])
+    heads = ["what was found", "claim", "effect (95% interval)", "verdict", "page"]
     return "\n".join([*parts, "## All experiments\n", table(heads, rows)])
