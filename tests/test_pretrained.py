@@ -112,7 +112,9 @@ def test_loss_and_gradient_are_those_of_the_script_off_policy(script, off_policy
     rows = torch.arange(3, len(batch.texts))
     w = 0.5 + torch.rand(batch.mask.shape, generator=torch.Generator().manual_seed(0))
     A = w * script.advantages(batch.rewards).view(-1, 1)
-    flags = flags | {"micro_batch_size": 5, "max_completion_length": 16, "device": "cpu"}
+    ranges = {name: getattr(script.Config(), name) for name in ("epsilon", "epsilon_high")
+              if script is not reinforce}
+    flags = ranges | flags | {"micro_batch_size": 5, "max_completion_length": 16, "device": "cpu"}
     policy.zero_grad()
     inputs = (batch, A) if script is reinforce else (batch, ref_logps, A)
     found = script.backward(policy, *inputs, rows, script.Config(**flags))
@@ -427,6 +429,7 @@ def test_a_model_that_lacks_weights_is_refused(run, capsys, tmp_path):
     weights = load_file(folder / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    capsys.readouterr()  # transformers' progress bar
     with pytest.raises(SystemExit):
         run(model=folder)
     assert capsys.readouterr().err == (
