@@ -171,9 +171,10 @@ def overlong_penalty(lengths, max_length, buffer):
 
 # ---- 3. the update ---------------------------------------------------------------------------
 
-def backward(policy, batch, ref_logps, A, rows, cfg):
-    """Accumulate the gradient of (5) over `rows`, in micro-batches. -> metrics"""
-    surrogate, average = LOSS_TYPES[cfg.loss_type]
+def backward(policy, batch, ref_logps, A, rows, cfg, loss_types=LOSS_TYPES, losses=None):
+    """Accumulate the gradient of (5), or with other losses, in micro-batches. -> metrics"""
+    surrogate, average = loss_types[cfg.loss_type]
+    how = (cfg.loss_type, cfg.epsilon, cfg.epsilon_high, cfg.delta, cfg.importance_sampling_level)
     if cfg.mask_truncated_completions:
         rows = rows[~batch.is_truncated[rows]]
     num_sequences = len(rows)                           # of the whole optimizer step
@@ -187,8 +188,7 @@ def backward(policy, batch, ref_logps, A, rows, cfg):
         mask = batch.mask[part, :T]
         old_logps = batch.logps[part, :T]
         logps, entropy = score(policy, batch.prompts[part], tokens, cfg.temperature, cfg.kernel)
-        token_loss = policy_loss(logps, old_logps, A[part, :T], mask, cfg.loss_type, cfg.epsilon,
-                                 cfg.epsilon_high, cfg.delta, cfg.importance_sampling_level)
+        token_loss = (losses or policy_loss)(logps, old_logps, A[part, :T], mask, *how)
         log_rho = (logps - old_logps) * mask                # of tokens, not s
         if cfg.beta > 0:
             token_kl = kl(logps * mask, ref_logps[part, :T] * mask, cfg.kl_estimator, log_rho)
@@ -208,12 +208,12 @@ def backward(policy, batch, ref_logps, A, rows, cfg):
     return metrics | clip if surrogate == "clip" else metrics
 
 
-def update(policy, ref_logps, optimizer, batch, A, cfg, step):
+def update(policy, ref_logps, optimizer, batch, A, cfg, step, **others):
     """num_iterations passes over the batch, num_mini_batches optimizer steps each. -> metrics"""
     history = []
     for rows in common.mini_batches(batch, cfg, "shuffle", step):
         optimizer.zero_grad(set_to_none=False)          # zeros: Adam steps even without signal
-        metrics = backward(policy, batch, ref_logps, A, rows, cfg)
+        metrics = backward(policy, batch, ref_logps, A, rows, cfg, **others)
         grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm)
         optimizer.step()
         history.append(metrics | {"grad_norm": grad_norm.item()})

@@ -57,8 +57,10 @@ def made_batch(script, prompts, tokens, mask, logps, G=1, rewards=None):
 
 
 def call(function, **known):
-    """Call a function of some script with those arguments that it has."""
-    return function(**{name: known[name] for name in inspect.signature(function).parameters})
+    """Call a function of some script with those arguments that it needs."""
+    needed = [name for name, one in inspect.signature(function).parameters.items()
+              if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
+    return function(**{name: known[name] for name in needed})
 
 
 @dataclasses.dataclass

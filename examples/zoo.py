@@ -1,0 +1,340 @@
+"""The zoo: losses and advantages that TRL and verl have, as changes of grpo.py.
+
+Each is one function. rho_t, A and L are those of grpo.py, sg is stop-gradient, and --loss_type
+names what stands for L_t. Where pi = pi_old, each but Clip-Cov has the gradient of -A log pi. They
+differ in what becomes of a token whose ratio has moved: docs/zoo.md shows it in one picture.
+
+DPPO (2602.04879) bounds how far the probability p of a token moves, not its ratio: a rare token may
+become ten times as likely, one of .99 must not fall to .8. D_t is how far a coin with p moves, by
+total variation (dppo_tv) or by KL (dppo_kl):
+
+  L_t   = -M_t rho_t A,        M_t = 0 if D_t > delta and (rho_t - 1) A > 0, else 1      (1)
+  D_t   = |p - p_old|                                                                    (2)
+  D_t   = p_old log(p_old / p) + (1 - p_old) log((1 - p_old) / (1 - p))                  (3)
+
+Three look at whole outputs. GMPO (gmpo, 2507.20673) takes the geometric mean of the ratios, as GSPO
+does, but clips each of them before. VESPO (vespo, 2602.10693) weighs by their product W, on a curve
+that fades on both sides: k, lambda = 2, 3 if A >= 0, else 3, 2. DeepSeek-V3.2 (off_policy_mask,
+2512.02556) leaves out bad outputs that the policy would hardly sample now:
+
+  L_t   = -A exp(1/|o_i| sum_t x_t),   x_t = min(log rho_t, eps), max(.., -eps) if A < 0 (4)
+  L_t   = -sg(W^k e^(lambda (1 - W))) A log pi                                           (5)
+  L_t   = M_i times (3) of grpo.py,    M_i = 0 if A < 0 and -1/|o_i| sum_t log rho_t > C (6)
+
+Entropy falls by tokens that are likely and good, or unlikely and bad: their c_t is high
+(2505.22617). A few of them learn nothing (clip_cov: at random, of those with c_t in a range), or
+are pulled back to ratio 1 (kl_cov: those where it is highest):
+
+  c_t   = (A - mean(A)) (log pi - mean(log pi))                                          (7)
+  L_t   = 0 for those, (3) of grpo.py for others                                         (8)
+  L_t   = -rho_t A + c_KL |log rho_t| for those, -rho_t A for others                     (9)
+
+DRO (dro, 2405.19107, by tokens as in verl) is REINFORCE's loss with a spring to pi_old:
+
+  L_t   = -A log pi + beta/2 (log rho_t)^2                                               (10)
+
+--advantage names what stands for A, (1) of grpo.py. GDPO (gdpo, 2601.05242) scales each of several
+rewards r_k by itself, so that none drowns, as in --reward accuracy+format. Pass@k (passk,
+2503.19595) credits only what raises the best of the group. REINFORCE++ (2501.03262) compares with
+all tokens of the batch, at once (rpp) or less the group's mean (rpp_baseline):
+
+  A_i   = whiten(sum_k (r_ki - mean(r_k)) / std(r_k))                                    (11)
+  A_i   = max(r) - max(r without r_i)                                                    (12)
+  A_i   = whiten(r_i), or whiten(r_i - mean(r))                                          (13)
+
+The others are r - b. OPO (opo, 2505.23585) weighs outputs in b by length, as if the gradients of
+all tokens had one size. The optimal token baseline (otb, 2602.07078) takes the size that they have
+in the logits, and has a b_t for each place. ReMax (remax, 2310.10505) has the greedy output's r:
+
+  b     = sum_i |o_i| r_i / sum_i |o_i|                                                  (14)
+  b_t   = sum_i W_it r_i / sum_i W_it,     W_it = sum_{s<=t} g_is                        (15)
+  g_t   = 1 - 2 pi(o_t) + sum_v pi(v)^2                                                  (16)
+  b     = r(greedy output)                                                               (17)
+
+Departures: the means in (7) are of a micro-batch, as in verl, without the outputs whose A is 0,
+which grpo.py leaves out; those have no spring in (10), either. REINFORCE++ has no KL in r, ReMax
+several outputs of a prompt. Flags of grpo.py name its equations. Other methods, as LUSPO, are flags
+of the scripts: docs/methods.md.
+
+Usage: python examples/zoo.py --loss_type dppo_tv        --help has the constants of each
+"""
+import copy
+import dataclasses
+import functools
+import sys
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import common
+import grpo
+import ppo
+
+# Shapes: as in grpo.py.
+
+
+# ---- 1. losses: log pi, log pi_old, A and mask (B, T) -> L_t (B, T) --------------------------
+
+def dppo_tv(logps, old_logps, A, mask, cfg):
+    divergence = (logps.exp() - old_logps.exp()).abs()                          # (B, T)  eq. (2)
+    return bounded(logps, old_logps, A, mask, divergence > cfg.dppo_tv_delta)
+
+
+def dppo_kl(logps, old_logps, A, mask, cfg):
+    others = (1 - logps.exp()).clamp(min=1e-8)
+    old_others = (1 - old_logps.exp()).clamp(min=1e-8)
+    divergence = old_logps.exp() * (old_logps - logps) + old_others * (old_others / others).log()
+    return bounded(logps, old_logps, A, mask, divergence > cfg.dppo_kl_delta)   # eq. (3)
+
+
+def bounded(logps, old_logps, A, mask, is_far):
+    """-rho_t A, but 0 for a token that is far and would go farther. -> (B, T)"""
+    ratio = grpo.log_ratio(logps, old_logps, mask).exp()
+    goes_on = (ratio - 1) * A > 0
+    return torch.where(is_far & goes_on, 0.0, -ratio * A)                       # eq. (1)
+
+
+def gmpo(logps, old_logps, A, mask, cfg):
+    log_rho = grpo.log_ratio(logps, old_logps, mask)
+    above = log_rho.clamp(max=cfg.gmpo_epsilon)
+    below = log_rho.clamp(min=-cfg.gmpo_epsilon)
+    log_s = mean_of_output(torch.where(A > 0, above, below), mask)              # (B, 1)
+    return -A * log_s.exp()                                                     # eq. (4)
+
+
+def vespo(logps, old_logps, A, mask, cfg):
+    log_W = grpo.log_ratio(logps, old_logps, mask).detach().sum(dim=1, keepdim=True)    # (B, 1)
+    k = torch.where(A >= 0, cfg.vespo_k_pos, cfg.vespo_k_neg)
+    lam = torch.where(A >= 0, cfg.vespo_lambda_pos, cfg.vespo_lambda_neg)
+    weight = (k * log_W + lam * (1 - log_W.exp())).exp()
+    return -weight * A * logps                                                  # eq. (5)
+
+
+def off_policy_mask(logps, old_logps, A, mask, cfg):
+    log_rho = grpo.log_ratio(logps, old_logps, mask).detach()
+    is_left = -mean_of_output(log_rho, mask) > cfg.off_policy_mask_threshold    # (B, 1)
+    return torch.where((A < 0) & is_left, 0.0, clip(logps, old_logps, A, mask, cfg))    # eq. (6)
+
+
+def clip_cov(logps, old_logps, A, mask, cfg):
+    c = covariance(logps, A, mask)
+    log_rho = grpo.log_ratio(logps, old_logps, mask)
+    is_clipped = grpo.is_clipped(log_rho, A, cfg.epsilon, cfg.epsilon_high)
+    in_range = (c > cfg.clip_cov_lb) & (c < cfg.clip_cov_ub) & (mask > 0) & ~is_clipped
+    candidates = in_range.flatten().nonzero()[:, 0]
+    generator = common.generator("clip_cov", c.sum().item())    # a function of what is drawn from
+    order = torch.randperm(len(candidates), generator=generator).to(candidates)
+    chosen = candidates[order[:num_chosen(mask, cfg.clip_cov_ratio)]]
+    token_loss = clip(logps, old_logps, A, mask, cfg)
+    return torch.where(is_among(chosen, mask), 0.0, token_loss)                 # eq. (8)
+
+
+def kl_cov(logps, old_logps, A, mask, cfg):
+    log_rho = grpo.log_ratio(logps, old_logps, mask)
+    c = torch.where(mask > 0, covariance(logps, A, mask), -torch.inf)
+    chosen = c.flatten().topk(num_chosen(mask, cfg.kl_cov_ratio)).indices
+    penalty = torch.where(is_among(chosen, mask), cfg.kl_cov_coef * log_rho.abs(), 0.0)
+    return -log_rho.exp() * A + penalty                                         # eq. (9)
+
+
+def dro(logps, old_logps, A, mask, cfg):
+    log_rho = grpo.log_ratio(logps, old_logps, mask)
+    return -A * logps + cfg.dro_beta / 2 * log_rho.square()                     # eq. (10)
+
+
+def clip(logps, old_logps, A, mask, cfg):
+    """(3) of grpo.py. -> (B, T)"""
+    return grpo.policy_loss(
+        logps, old_logps, A, mask, "grpo", cfg.epsilon, cfg.epsilon_high, cfg.delta)
+
+
+def mean_of_output(x, mask):
+    """The mean over the tokens of each output. (B, T) each -> (B, 1)"""
+    return (x * mask).sum(dim=1, keepdim=True) / mask.sum(dim=1, keepdim=True).clamp(min=1)
+
+
+def covariance(logps, A, mask):
+    """How much each token adds to the covariance of A and log pi. (B, T) each -> (B, T)"""
+    logps = logps.detach()
+    num_tokens = mask.sum().clamp(min=1)
+    mean_A = (A * mask).sum() / num_tokens
+    mean_logp = (logps * mask).sum() / num_tokens
+    return (A - mean_A) * (logps - mean_logp)                                   # eq. (7)
+
+
+def num_chosen(mask, ratio):
+    """A part of all tokens, but at least one. -> int"""
+    return max(1, int(ratio * mask.sum()))
+
+
+def is_among(chosen, mask):
+    """Where the flat indices `chosen` are. -> bool (B, T)"""
+    is_chosen = torch.zeros_like(mask, dtype=torch.bool)
+    is_chosen.view(-1)[chosen] = True
+    return is_chosen
+
+
+LOSS_TYPES = grpo.LOSS_TYPES | {            # what stands for (3) in grpo.py, and the average in (5)
+    "dppo_tv": (dppo_tv, "token_mean"),
+    "dppo_kl": (dppo_kl, "token_mean"),
+    "gmpo": (gmpo, "sequence_mean"),        # of equal terms, so that each output counts the same
+    "vespo": (vespo, "token_mean"),
+    "off_policy_mask": (off_policy_mask, "sequence_mean"),
+    "clip_cov": (clip_cov, "token_mean"),
+    "kl_cov": (kl_cov, "token_mean"),
+    "dro": (dro, "token_mean")}
+OWN = LOSS_TYPES.keys() - grpo.LOSS_TYPES.keys()
+CLIPPED = {"off_policy_mask", "clip_cov"}   # those of them that have (3) of grpo.py in them
+
+
+def policy_loss(cfg, logps, old_logps, advantages, mask, *of_grpo):
+    """L_t, 0 in masked slots, from the same arguments as grpo.policy_loss. -> (B, T)"""
+    if cfg.loss_type in grpo.LOSS_TYPES:
+        return grpo.policy_loss(logps, old_logps, advantages, mask, *of_grpo)
+    A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
+    loss, _ = LOSS_TYPES[cfg.loss_type]
+    token_loss = loss(logps, old_logps.detach(), A.expand_as(mask), mask, cfg)
+    return torch.where(mask > 0, token_loss, 0.0)
+
+
+# ---- 2. advantages: rewards (P, G), and what else they need -> (P, G), or (B, T) -------------
+
+def gdpo(terms, eps=1e-4):
+    """From several rewards, (P, G) each."""
+    A = sum(grpo.advantages(rewards) for rewards in terms)
+    return (A - A.mean()) / (A.std() + eps)                                     # (P, G)  eq. (11)
+
+
+def passk(rewards):
+    best = rewards.topk(2, dim=1)                                               # (P, 2) each
+    gain = best.values[:, :1] - best.values[:, 1:]                              # 0 if two are best
+    return torch.zeros_like(rewards).scatter(1, best.indices[:, :1], gain)      # (P, G)  eq. (12)
+
+
+def rpp(rewards, mask, has_baseline=False):
+    if has_baseline:
+        rewards = rewards - rewards.mean(dim=1, keepdim=True)
+    return ppo.whiten(rewards.reshape(-1, 1) * mask, mask)                      # (B, T)  eq. (13)
+
+
+def opo(rewards, lengths):
+    b = (lengths * rewards).sum(dim=1) / lengths.sum(dim=1)                     # (P,)    eq. (14)
+    return torch.where(common.has_signal(rewards), rewards - b[:, None], 0.0)
+
+
+def otb(rewards, norms, mask):
+    """From the squared gradients (16) of the tokens, (B, T)."""
+    P, G = rewards.shape
+    r = rewards[:, :, None]                                                     # (P, G, 1)
+    W = ((norms * mask).cumsum(dim=1) * mask).view(P, G, -1)                    # (P, G, T)
+    b = (W * r).sum(dim=1, keepdim=True) / W.sum(dim=1, keepdim=True).clamp(min=1e-8)
+    A = torch.where(common.has_signal(rewards)[:, :, None], r - b, 0.0)         # eq. (15)
+    return A.view_as(mask) * mask                                               # (B, T)
+
+
+@torch.no_grad()
+def gradient_norms(policy, batch, cfg):
+    """The squared gradient of log pi(o_t) in the logits of its place. -> (B, T)"""
+    norms = torch.zeros_like(batch.mask)
+    for rows in torch.arange(len(norms)).split(cfg.micro_batch_size):
+        hidden = grpo.completion_states(policy, batch.prompts[rows], batch.tokens[rows])
+        p = F.softmax(F.linear(hidden, policy.embed.weight) / cfg.temperature, dim=-1)
+        norms[rows] = 1 - 2 * batch.logps[rows].exp() + p.square().sum(dim=-1)  # eq. (16)
+    return norms * batch.mask
+
+
+def greedy_rewards(policy, task, batch, cfg, step):
+    """What the greedy output of each problem earns. -> (P, 1)"""
+    problems = batch.problems[::cfg.num_generations]
+    return task.judge(grpo.complete(policy, task, cfg, problems), 1, step).rewards
+
+
+ADVANTAGES = ("group", "gdpo", "passk", "rpp", "rpp_baseline", "opo", "otb", "remax")
+
+
+def advantages(policy, task, batch, cfg, step):
+    """A by the estimator that the flags name; group is that of grpo.py. -> (B, 1) or (B, T)"""
+    rewards = batch.rewards.to(cfg.device)
+    name = cfg.advantage
+    if name == "otb":
+        return otb(rewards, gradient_norms(policy, batch, cfg), batch.mask)
+    if name in ("rpp", "rpp_baseline"):
+        return rpp(rewards, batch.mask, has_baseline=name == "rpp_baseline")
+    if name == "group":
+        A = grpo.advantages(rewards, cfg.scale_rewards)
+    elif name == "gdpo":
+        A = gdpo([terms.to(cfg.device) for terms in task.rows(batch, step).values()])
+    elif name == "passk":
+        A = passk(rewards)
+    elif name == "opo":
+        A = opo(rewards, batch.mask.sum(dim=1).view_as(rewards))
+    else:
+        assert name == "remax", name
+        A = rewards - greedy_rewards(policy, task, batch, cfg, step).to(cfg.device)     # eq. (17)
+    return A.view(-1, 1)
+
+
+# ---- 3. training: grpo.py's, with another loss and other advantages --------------------------
+
+@dataclasses.dataclass(frozen=True)
+class Config(grpo.Config):
+    loss_type: Literal[tuple(LOSS_TYPES)] = "dppo_tv"   # loss and average
+    advantage: Literal[ADVANTAGES] = "group"            # group: (1) of grpo.py
+    dppo_tv_delta: float = 0.15             # delta in (1) with (2)
+    dppo_kl_delta: float = 0.05             # delta in (1) with (3)
+    gmpo_epsilon: float = 0.4               # bound of log rho_t in (4) (eps)
+    vespo_k_pos: float = 2.0                # k in (5) where A >= 0
+    vespo_k_neg: float = 3.0                # k in (5) where A < 0
+    vespo_lambda_pos: float = 3.0           # lambda in (5) where A >= 0
+    vespo_lambda_neg: float = 2.0           # lambda in (5) where A < 0
+    off_policy_mask_threshold: float = 0.5  # nats a token in (6) (C)
+    clip_cov_ratio: float = 0.002           # part of the tokens to which (8) gives 0
+    clip_cov_lb: float = 1.0                # lower end of the range of c_t in (8)
+    clip_cov_ub: float = 5.0                # upper end of the range of c_t in (8)
+    kl_cov_ratio: float = 0.002             # part of the tokens that (9) pulls back
+    kl_cov_coef: float = 1.0                # weight of that in (9) (c_KL)
+    dro_beta: float = 1.0                   # weight of the spring in (10) (beta)
+
+    def rules(self):
+        yield from super().rules()
+        changed = [field.name for field in dataclasses.fields(self)
+                   if getattr(self, field.name) != field.default]
+        for name in changed:
+            owners = [one for one in OWN if name.startswith(one)] or [self.loss_type]
+            yield self.loss_type in owners, f"--{name}: is for --loss_type {owners[0]}"
+        for name in {"epsilon", "epsilon_high", "delta"}.intersection(changed):
+            has_range = self.loss_type not in OWN or self.loss_type in CLIPPED
+            yield has_range, f"--{name}: {self.loss_type} has no such range; see --help"
+        is_group = self.advantage == "group" or self.scale_rewards == "group"
+        yield is_group, "--scale_rewards: is for --advantage group"
+        has_terms = self.advantage != "gdpo" or "+" in self.reward
+        yield has_terms, "--advantage gdpo: needs several rewards, as --reward accuracy+format"
+        is_whole = self.advantage not in ("gdpo", "remax") or self.overlong_buffer == 0
+        yield is_whole, f"--overlong_buffer: --advantage {self.advantage} does not see its penalty"
+
+
+def main(argv=None):
+    cfg = common.parse_flags(Config, argv)
+    task = common.load_task(cfg, grpo.verify)
+    policy = grpo.GPT(cfg).to(cfg.device)
+    run = common.Run(cfg, task, policy, grpo.COLUMNS)
+    run.begin(grpo.warm_start)
+    reference = copy.deepcopy(policy)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
+
+    losses = functools.partial(policy_loss, cfg)
+    for step in run.steps(grpo.evaluate, policy=policy, optimizer=optimizer):
+        batch = grpo.sample_with_signal(policy, task, cfg, step)
+        A = advantages(policy, task, batch, cfg, step)                          # (B, 1) or (B, T)
+        ref_logps, mean_kl = grpo.score_reference(reference, batch, cfg)
+        metrics = grpo.update(policy, ref_logps, optimizer, batch, A, cfg, step,
+                              loss_types=LOSS_TYPES, losses=losses)
+        run.log(batch, A, metrics | {"kl": mean_kl})
+    return run.finish()
+
+
+if __name__ == "__main__":
+    main()
