@@ -17,7 +17,7 @@ endif
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: run nano practice read film play report help test quick lint mutants sync diff seeds compare levers \
-        hunts lab bench real gpu conform screenshot clean
+        hunts zoo lab bench real gpu conform screenshot clean
 
 ##@ To start
 
@@ -91,6 +91,9 @@ lab-%: $(READY)
 
 hunts: $(READY)          ## what planted mistakes look like from outside, for docs/practice.md
 	$(PY) -m tools.practice.measure
+
+zoo: $(READY)            ## the losses and advantages of examples/zoo.py: pictures, runs: docs/zoo.md
+	$(PY) -m tools.zoo
 
 bench: $(READY)          ## speed, and how cost grows: speed.md; ROWS=scaling measures some alone
 	$(PY) -m kernels.bench $(if $(ROWS),--rows $(ROWS))

@@ -31,7 +31,7 @@ import grpo
 import gspo
 import ppo
 import reinforce
-from examples import lag
+from examples import lag, zoo
 from tools import export, observers, scores, start
 from tools.runs import put, record, table
 
@@ -85,6 +85,9 @@ class Case:
         """Log-probabilities of whole completions, chosen and rejected. -> (B / 2,) each"""
         return dpo.sequence_logps(logps, self.mask, average).chunk(2)
 
+    def num_tokens(self):
+        return self.mask.sum(dim=1).view(P, G)
+
     def earned(self):
         """Rewards, where completions earn them. -> (B, T)"""
         return common.Arithmetic.token_rewards(None, self)
@@ -119,6 +122,13 @@ class Case:
     def only(self, rows):
         """The same without the tokens of other rows."""
         return replace(self, mask=self.mask * rows[:, None])
+
+    def untied(self):
+        """The same where no two tokens have one covariance, and all groups have signal."""
+        outputs = torch.arange(B).view(P, G)
+        tokens = torch.arange(B * T).view(B, T)
+        return replace(self, rewards=self.rewards + 0.01 * outputs,
+                       logps=self.logps - 1e-7 * tokens)
 
     def far_out(self):
         """The same with every third ratio beyond e^20."""
@@ -161,9 +171,15 @@ def draw(seed):
 
 def update(x, script=grpo, A=None, name="loss", ranges=RANGE, **flags):
     """Add to the gradient of x.logps what an optimizer step of a script does. -> a metric of it"""
+    if script is zoo and flags["loss_type"] not in zoo.CLIPPED:
+        ranges = {}
     if hasattr(script.Config, "epsilon"):
         flags = ranges | flags
     cfg = script.Config(device="cpu", max_completion_length=T, **flags)
+    others = {}
+    if script is zoo:
+        script = grpo
+        others = {"loss_types": zoo.LOSS_TYPES, "losses": partial(zoo.policy_loss, cfg)}
     A = x.A(flags.get("scale_rewards", "group")) if A is None else A
     batch = x.batch()
     rows = torch.arange(B)
@@ -174,7 +190,7 @@ def update(x, script=grpo, A=None, name="loss", ranges=RANGE, **flags):
         at = (prompts[:, 0], slice(tokens.shape[1]))
         return logps[at], x.entropy[at]
     with mock.patch.object(script, "score", score):
-        return script.backward(x.logps, *args)[name]
+        return script.backward(x.logps, *args, **others)[name]
 
 
 def lagged(x, mode, method="grpo", **flags):
@@ -184,12 +200,73 @@ def lagged(x, mode, method="grpo", **flags):
     return update(x, lag.METHODS[method], weights * x.A(), **flags)
 
 
+def zoo_losses(x, A=None, **flags):
+    """L_t by examples/zoo.py. -> (B, T)"""
+    cfg = zoo.Config(device="cpu", **flags)
+    return zoo.policy_loss(cfg, x.logps, x.old_logps, x.A() if A is None else A, x.mask)
+
+
+def up_to(x, cap, **flags):
+    """The same, by log pi, where a ratio above the cap weighs no more than the cap. -> (B, T)"""
+    rho = x.log_rho().exp().detach()
+    weights = zoo_losses(x, **flags).detach() / rho
+    return weights * rho.clamp(max=cap) * x.logps
+
+
+def masked_by_mu(x, threshold):
+    """The off-policy mask of the policy and mu. -> scalar"""
+    log_w = (x.logps - x.mu_logps).detach()
+    is_kept = (x.A() >= 0) | (-zoo.mean_of_output(log_w, x.mask) <= threshold)
+    return x.average(x.clipped() * is_kept, "sequence_mean")
+
+
+def two_rewards(x):
+    """The reward of x, and one by the lengths. -> list of (P, G)"""
+    return [x.rewards, (x.lengths.view(P, G) % 2).double()]
+
+
+def gdpo_of_tokens(x):
+    """GDPO whitened over tokens, from z-scores in float32. -> (B, T)"""
+    mask = x.plain().mask
+    A = sum(grpo.advantages(r.float(), eps=1e-6).double() for r in two_rewards(x))
+    return ppo.whiten(A.view(-1, 1) * mask, mask)
+
+
+def passk_by_std(x):
+    std = x.rewards.std(dim=1, keepdim=True) + 1e-6
+    return x.mask * (zoo.passk(x.rewards) / std).view(-1, 1)
+
+
+def gradient_sizes(x):
+    """(16) of examples/zoo.py, from the logits. -> (B, T)"""
+    p = x.logits.softmax(dim=-1)
+    chosen = p.gather(-1, x.tokens[..., None])[..., 0]
+    return 1 - 2 * chosen + p.square().sum(dim=-1)
+
+
+def otb(x, lone=False):
+    """The optimal token baseline; lone: b_t is 0 where one output of a group goes on alone."""
+    x = x.plain()
+    A = zoo.otb(x.rewards, gradient_sizes(x), x.mask)
+    is_there = x.mask.view(P, G, T) > 0
+    is_alone = is_there & (is_there.sum(dim=1, keepdim=True) == 1)
+    return torch.where(is_alone.view(B, T), x.earned().sum(dim=1, keepdim=True), A) if lone else A
+
+
 OURS = {
     "grpo.py": update,
     "gspo.py": partial(update, script=gspo),
     "ppo.py": lambda x, **flags: update(x, ppo, ppo.whiten(x.gae()[0], x.mask).detach(), **flags),
     "reinforce.py": lambda x: update(x, reinforce, x.A("rloo", reinforce)),
     "lag.py": lagged,
+    "zoo.py": partial(update, script=zoo),
+    "zoo.py, untied": lambda x, **flags: update(x.untied(), zoo, **flags),
+    "zoo.py gdpo": lambda x: zoo.gdpo(two_rewards(x)).view(-1, 1) * x.plain().mask,
+    "zoo.py passk": lambda x: zoo.passk(x.rewards).view(-1, 1) * x.mask,
+    "zoo.py rpp": lambda x, **flags: zoo.rpp(x.rewards, x.mask, **flags),
+    "zoo.py opo": lambda x: x.mask * zoo.opo(x.rewards, x.num_tokens()).view(-1, 1),
+    "zoo.py otb": otb,
+    "gspo.py, T times": lambda x: T * x.average(x.clipped(gspo), "constant"),
     "dpo.py": partial(update, script=dpo),
     "common.py describe": lambda x, name: observers.describe(x.batch())[name],
     "grpo.py advantages": Case.A,
@@ -200,7 +277,7 @@ OURS = {
     "reinforce.py gradient": lambda x: x.plain().rloo_loss() - x.plain().rloo_loss().detach(),
     "reinforce.py loss": lambda x: x.plain().rloo_loss(),
     "reinforce.py optimal_baseline": lambda x: x.mask * (x.rewards - reinforce.optimal_baseline(
-        x.rewards, x.mask.sum(dim=1).view(P, G), torch.ones(P, G))[:, None]).view(-1, 1),
+        x.rewards, x.num_tokens(), torch.ones(P, G))[:, None]).view(-1, 1),
     "reinforce.py rewards_to_go": lambda x: x.plain().rewards_to_go(),
     "rewards_to_go, whiten": lambda x: ppo.whiten(x.rewards_to_go(), x.mask),
     "advantages mean, whiten": lambda x: ppo.whiten(x.A("mean", reinforce), x.mask),
@@ -242,6 +319,11 @@ OURS = {
         x.A("rloo", reinforce)[:, :1], torch.ones(B, 1), **RANGE).mean(),
     "RPO over tokens": lambda x: -x.only(CHOSEN).average(x.logps) + dpo.dpo_loss(
         *x.outputs(x.logps), *x.outputs(x.ref_logps), 0.1).mean(),
+    "DPPO by log pi": lambda x, **flags: x.average(zoo_losses(x, **flags).detach() * x.logps),
+    "DPPO up to 1.5": lambda x, **flags: x.average(up_to(x, 1.5, **flags)),
+    "the mask by mu": masked_by_mu,
+    "GDPO over tokens": gdpo_of_tokens,
+    "passk by the std": passk_by_std,
     "CISPO from below": lambda x: x.average(
         -x.log_rho().exp().clamp(0.8, 1.28).detach() * x.A() * x.logps),
     "k3 up to 10": lambda x: x.average(
@@ -468,7 +550,8 @@ def main():
     for what, settings in peers.settings(cases[0]).items():
         for found, setting in zip(answers.values(), settings):
             found[what] = {"True": "yes", "False": "no"}.get(str(setting), str(setting))
-    content = {"versions": peers.VERSIONS, "steps": steps, "defaults": answers, "rows": rows,
+    content = {"versions": peers.VERSIONS, "registered": peers.registered(), "steps": steps,
+               "defaults": answers, "rows": rows,
                "cases": [written(vars(cases[seed])) for seed in RECORDED]}
     record("conformance", **content)
     for name, text in tables(content).items():

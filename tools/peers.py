@@ -5,10 +5,12 @@ A trainer is made by its own configuration, for the base of grpo.py. Then what a
 a verifier would say is put in its place: a prompt is the number of a row, by which its
 log-probabilities are found.
 """
+import inspect
 import logging
+import re
 import tempfile
 import warnings
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace as Some
@@ -26,6 +28,7 @@ from hydra import compose, initialize_config_dir
 from tensordict import TensorDict
 from torch.distributions import Categorical
 from torchrl.objectives.value import functional as torchrl_functional
+from trl.experimental import gmpo
 from trl.experimental.cpo import CPOTrainer
 from trl.rewards import get_soft_overlong_punishment
 from trl.trainer import utils
@@ -41,6 +44,7 @@ from verl.workers.utils.padding import left_right_2_no_padding
 
 import grpo
 import reinforce
+from tools import conform
 
 VERSIONS = {module.__name__: module.__version__ for module in (trl, verl, torchrl, torch)}
 SHORT = {"bias": "use_bias_correction_kl", "level": "importance_sampling_level",
@@ -65,8 +69,9 @@ def trainer(kind, num_prompts=1, rewards=None, **flags):
     """A trainer of TRL for the base of grpo.py."""
     flags = {SHORT.get(name, name): value for name, value in flags.items()}
     more = {} if kind == "DPO" else {"reward_funcs": lambda **_: rewards}
-    made = getattr(trl, f"{kind}Trainer")(
-        model=str(EXPORTED), args=getattr(trl, f"{kind}Config")(**HERE | flags),
+    library = gmpo if kind == "GMPO" else trl
+    made = getattr(library, f"{kind}Trainer")(
+        model=str(EXPORTED), args=getattr(library, f"{kind}Config")(**HERE | flags),
         train_dataset=Dataset.from_list([EXAMPLE] * num_prompts), **more)
     made.model.train()
     return made
@@ -115,6 +120,24 @@ def sampled(x, kind="GRPO", name="loss", parts=1, is_lagged=False, ranges=RANGES
     return found[name]
 
 
+def two_functions(x):
+    """The advantages of a trainer with two reward functions. -> (B, T)"""
+    x = x.plain()
+    terms = conform.two_rewards(x)
+    made = trainer.__wrapped__(
+        "GRPO", num_generations=conform.G, max_completion_length=conform.T,
+        per_device_train_batch_size=conform.B, multi_objective_aggregation="normalize_then_sum")
+    replay(made, x)
+    vars(made).update(
+        use_vllm=False, _last_loaded_step=made.state.global_step, reward_func_names=["a", "b"],
+        reward_weights=torch.ones(2), current_gradient_accumulation_steps=1,
+        reward_funcs=made.reward_funcs * 2,
+        reward_processing_classes=made.reward_processing_classes * 2,
+        _calculate_rewards=lambda *_: torch.stack([r.flatten() for r in terms], dim=1))
+    batch = made._generate_and_score_completions([EXAMPLE] * conform.B)
+    return batch["advantages"].view(-1, 1) * x.mask
+
+
 def fresh_rloo(x, beta):
     """0, with the gradient of RLOOTrainer where pi_old is pi."""
     loss = sampled(replace(x, old_logps=x.logps.detach()).plain(), "RLOO", beta=beta)
@@ -152,14 +175,16 @@ def cpo(x, loss_type, beta=0.1, label_smoothing=0.0):
 PlatformCUDA.device_name = "cpu"            # for which verl has no platform
 PlatformCUDA.current_device = lambda _: "cpu"
 WIDE = {"clip_ratio_high": 0.28, "clip_ratio_c": 1e9}
+OF_LOSS = {field.name for field in fields(PolicyLossConfig)}
 
 
 def actor(loss_mode="vanilla", rollout_is=None, rollout_is_threshold=2.0, **flags):
     """The configuration of verl's actor."""
     correction = RolloutCorrectionConfig(
         loss_type="reinforce", rollout_is=rollout_is, rollout_is_threshold=rollout_is_threshold)
-    policy_loss = PolicyLossConfig(loss_mode=loss_mode, rollout_correction=correction)
     flags = {SHORT.get(name, name): value for name, value in flags.items()}
+    of_loss = {name: flags.pop(name) for name in flags.keys() & OF_LOSS}
+    policy_loss = PolicyLossConfig(loss_mode=loss_mode, rollout_correction=correction, **of_loss)
     return FSDPActorConfig(rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss=policy_loss,
                            use_kl_loss="kl_loss_coef" in flags, **flags)
 
@@ -199,6 +224,26 @@ def estimate(x, name, **flags):
     return found * x.mask
 
 
+def gdpo(x):
+    """The advantages of two rewards. -> (B, T)"""
+    x = x.plain()
+    rewards = [r.flatten().numpy() for r in conform.two_rewards(x)]
+    slots = F.pad(x.slots, (1, 0), value=1.0)
+    found, _ = core_algos.compute_gdpo_outcome_advantage(
+        torch.zeros_like(x.mask), x.mask, np.arange(conform.B) // conform.G,
+        config={"gdpo_reward_keys": ["a", "b"]}, non_tensor_batch=dict(zip("ab", rewards)),
+        batch={"prompts": slots[:, :1], "attention_mask": slots.long()})
+    return found * x.mask
+
+
+def token_baseline(x, **flags):
+    """The advantages of the optimal token baseline. -> (B, T)"""
+    x = x.plain()
+    return estimate(
+        x, "optimal_token_baseline", old_log_probs=grpo.logprobs(x.logits, x.tokens)[0],
+        sum_pi_squared=x.logits.softmax(dim=-1).square().sum(dim=-1), epsilon=1e-300, **flags)
+
+
 def gae(x, lam=0.95):
     """Whitened advantages, and returns. -> (B, T) each"""
     found = core_algos.compute_gae_advantage_return(x.earned(), x.values, x.mask, 0.99, lam)
@@ -236,6 +281,11 @@ PEERS = {
     "verl loss": partial(policy_update, ranges={}),
     "verl advantages": partial(estimate, name="grpo"),
     "TRL grpo": sampled,
+    "TRL grpo, mu is pi_old": lambda x, **flags: sampled(
+        replace(x, mu_logps=x.old_logps), **flags),
+    "TRL grpo of two rewards": two_functions,
+    "TRL gmpo": lambda x: sampled(
+        x, "GMPO", beta=0.0, ranges={"epsilon": 0.4, "epsilon_high": 0.4, "num_iterations": 2}),
     "TRL grpo of vLLM": partial(sampled, is_lagged=True),
     "TRL grpo advantages": partial(sampled, name="advantages"),
     "TRL get_soft_overlong_punishment": lambda x: get_soft_overlong_punishment(
@@ -250,6 +300,7 @@ PEERS = {
     "TRL selective_log_softmax": lambda x: utils.selective_log_softmax(x.logits / 0.7, x.tokens),
     "TRL entropy_from_logits": lambda x: utils.entropy_from_logits(x.logits / 0.7),
     "verl ppo_loss": policy_update,
+    "verl ppo_loss, untied": lambda x, **flags: policy_update(x.untied(), **flags),
     "verl ppo_loss, far out": lambda x: policy_update(x.far_out()),
     "verl ppo_loss of GAE": lambda x, **flags: policy_update(x, gae(x)[0], **flags),
     "verl ppo_loss of RLOO": lambda x, **flags: policy_update(x, x.A("rloo", reinforce), **flags),
@@ -264,8 +315,11 @@ PEERS = {
     "verl compute_rewards": lambda x: x.mask * core_algos.compute_rewards(
         x.earned(), x.old_logps, x.ref_logps, 0.1),
     "verl AdaptiveKLController": lambda x: [adapted(0.01 * k) for k in range(1, 20)],
-    "verl reinforce_plus_plus": partial(
-        estimate, name="reinforce_plus_plus", config=Some(gamma=0.9)),
+    "verl reinforce_plus_plus": lambda x, gamma=0.9: estimate(
+        x, "reinforce_plus_plus", config=Some(gamma=gamma)),
+    "verl grpo_passk": lambda x, **flags: estimate(x, "grpo_passk", config=flags),
+    "verl gdpo": gdpo,
+    "verl optimal_token_baseline": token_baseline,
     "verl remax": lambda x: estimate(
         x, "remax", reward_baselines=x.rewards[:, 0].repeat_interleave(x.rewards.shape[1])),
     "verl agg_loss": lambda x, mode: core_algos.agg_loss(x.losses, x.mask, mode),
@@ -285,6 +339,15 @@ PEERS = {
         estimate_pass_at_k([9], [c], k)[0] for c in range(10) for k in range(1, 10)],
 } | {f"verl {name}": partial(estimate, name=name) for name in (
     "grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "reinforce_plus_plus_baseline")}
+
+
+def registered():
+    """The names by which verl and TRL know losses and advantages. -> dict of lists"""
+    code = inspect.getsource(trl.GRPOTrainer._compute_loss)
+    tests = re.findall(r'self.loss_type (?:==|in) (\[.*?\]|"\w+")', code)
+    return {"loss_mode of verl": sorted(core_algos.POLICY_LOSS_REGISTRY),
+            "adv_estimator of verl": sorted(map(str, core_algos.ADV_ESTIMATOR_REGISTRY)),
+            "loss_type of TRL": sorted(set(re.findall(r'"(\w+)"', " ".join(tests))))}
 
 
 def settings(x):
