@@ -1,0 +1,183 @@
+"""examples/zoo.py: losses and advantages by numbers worked out by hand, what they equal at the ends
+of their ranges, and runs; docs/zoo.md: that its pictures and names are those of today."""
+import functools
+import importlib
+import json
+from math import exp, log
+
+import pytest
+import torch
+from conftest import ROOT, f64
+from small_runs import SMALL, arguments, difference, outcome
+
+import common
+import gspo
+from tools import zoo as pictures
+from tools.runs import read_log
+
+zoo = importlib.import_module("examples.zoo")
+close = functools.partial(torch.testing.assert_close, atol=1e-9, rtol=1e-9)
+OLD = f64([[0.5, 0.5, 0.9], [0.1, 0.4, 0.5]])
+NEW = f64([[0.7, 0.6, 0.1], [0.2, 0.1, 0.5]])           # rho is 1.4, 1.2; and 2, 1/4, 1
+MASK = f64([[1, 1, 0], [1, 1, 1]])
+A = f64([2, -1])
+FREE = {"epsilon": 1.0, "epsilon_high": 99.0}           # a range that clips nothing
+
+
+def ask(loss_type, new=NEW, old=OLD, mask=MASK, **flags):
+    """L_t; and its weight, the gradient of the sum in log pi by -A. -> (B, T) each"""
+    cfg = zoo.Config(device="cpu", loss_type=loss_type, **flags)
+    logps = new.log().requires_grad_()
+    how = (cfg.loss_type, cfg.epsilon, cfg.epsilon_high, cfg.delta)
+    loss = zoo.policy_loss(cfg, logps, old.log(), A, mask, *how)
+    gradient, = torch.autograd.grad(loss.sum(), logps)
+    return loss.detach(), -gradient / A[:, None]
+
+
+# ---- losses ----------------------------------------------------------------------------------
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name, flags, expected", [
+    ("dppo_tv", {}, [[0, 1.2, 0], [2, 0, 1]]),          # |p - p_old|: .2, .1; .1, .3, 0
+    ("dppo_tv", {"dppo_tv_delta": 0.05}, [[0, 0, 0], [2, 0, 1]]),       # 2 goes against A
+    ("dppo_kl", {}, [[0, 1.2, 0], [2, 0, 1]]),          # D_t: .087, .020; .037, .311, 0
+    ("dppo_kl", {"dppo_kl_delta": 0.1}, [[1.4, 1.2, 0], [2, 0, 1]]),
+    ("gmpo", {}, [[1.68 ** 0.5] * 2 + [0], [(2 * exp(-0.4)) ** (1 / 3) * x for x in (1, 0, 1)]]),
+    ("vespo", {}, [[1.68 ** 2 * exp(3 * -0.68)] * 2 + [0], [0.5 ** 3 * exp(2 * 0.5)] * 3]),
+    ("off_policy_mask", {"off_policy_mask_threshold": 0.2}, [[0, 1.2, 0], [0, 0, 0]]),  # .231
+    ("clip_cov", {}, [[0, 0, 0], [2, 0, 1]]),           # c_t: 1.33, 1.05; .62, 1.45, -.48
+    ("kl_cov", {"kl_cov_ratio": 0.4}, [[1.4 - 1 / 2, 1.2, 0], [2, 0.25 - 1, 1]]),
+    ("dro", {}, [[1 - log(1.4) / 2, 1 - log(1.2) / 2, 0], [1 + log(2), 1 - log(4), 1]])])
+def test_the_weight_of_a_token_is_that_of_the_equation(name, flags, expected):
+    for new in (NEW, torch.where(MASK > 0, NEW, 1e-30)):        # whatever a masked slot holds
+        loss, weight = ask(name, new=new, **flags)
+        close(weight, f64(expected))
+        assert (loss[MASK == 0] == 0).all()
+
+
+@pytest.mark.quick
+def test_all_are_reinforce_where_the_policy_has_not_moved():
+    for name in zoo.LOSS_TYPES:
+        flags = {"clip_cov_lb": 4.0} if name == "clip_cov" else {}      # no token is a candidate
+        close(ask(name, new=OLD, **flags)[1], MASK)
+
+
+@pytest.mark.quick
+def test_at_the_end_of_a_range_they_are_losses_of_the_scripts():
+    close(ask("dppo_tv", dppo_tv_delta=1.0), ask("dapo", **FREE))
+    close(ask("kl_cov", kl_cov_coef=1e-300), ask("dapo", **FREE))
+    close(ask("clip_cov", clip_cov_lb=4.0), ask("dapo"))
+    close(ask("off_policy_mask"), ask("grpo"))          # log(2) / 3 = .231 nats a token
+    close(ask("off_policy_mask", delta=1.5), ask("grpo", delta=1.5))
+    one = {"new": NEW[:, :1], "old": OLD[:, :1], "mask": MASK[:, :1]}       # outputs of one token
+    close(ask("gmpo", gmpo_epsilon=9.0, **one), ask("dapo", **FREE, **one))
+    wide = gspo.policy_loss(NEW.log(), OLD.log(), A, MASK, "grpo", 1.0, 99.0)
+    close(ask("gmpo", gmpo_epsilon=9.0)[0], wide)       # clipped nowhere, it is GSPO
+    close(ask("dro", dro_beta=1e-300)[1], MASK)
+
+
+@pytest.mark.quick
+def test_a_share_of_the_candidates_is_drawn_anew_for_other_numbers():
+    old = OLD.repeat(8, 4)[:, :8]
+    mask = torch.ones(16, 8).double()
+    cfg = zoo.Config(device="cpu", loss_type="clip_cov", clip_cov_ratio=0.1, clip_cov_lb=0.01)
+    chosen = []
+    for shift in (0.0, 0.0, 0.001):
+        logps = old.log() - shift * torch.arange(8)
+        loss = zoo.clip_cov(logps, old.log(), A.repeat(8)[:, None].expand(16, 8), mask, cfg)
+        chosen.append(loss == 0)
+    assert chosen[0].sum() == 12 and chosen[2].sum() == 12              # int(0.1 * 128)
+    assert torch.equal(chosen[0], chosen[1]) and not torch.equal(chosen[0], chosen[2])
+
+
+# ---- advantages ------------------------------------------------------------------------------
+
+R = f64([[1, 0, 0, 1], [0, 0, 0.5, 0], [1, 1, 1, 1]])
+LENGTHS = f64([[1, 2, 3, 2], [1, 1, 2, 4], [1, 2, 3, 4]])
+SLOTS = (torch.arange(4) < LENGTHS.view(12, 1)).double()
+
+
+@pytest.mark.quick
+def test_advantages_are_those_worked_out_by_hand():
+    close(zoo.passk(R), f64([[0] * 4, [0, 0, 0.5, 0], [0] * 4]))
+    close(zoo.opo(R, LENGTHS), R - f64([[3 / 8], [1 / 8], [1]]))
+    close(zoo.opo(R, torch.ones(3, 4)), R - R.mean(dim=1, keepdim=True))        # of equal lengths
+    x = zoo.grpo.advantages(R) + zoo.grpo.advantages(LENGTHS)
+    close(zoo.gdpo([R, 99 * LENGTHS]), (x - x.mean()) / x.std(), atol=1e-3, rtol=0)
+    x = (R - (LENGTHS * R).sum() / 26).view(12, 1) * SLOTS              # there are 26 tokens
+    close(zoo.rpp(R, SLOTS), x / (x.square().sum() / 25 + 1e-8).sqrt())
+    centred = R - R.mean(dim=1, keepdim=True)
+    close(zoo.rpp(R, SLOTS, has_baseline=True), zoo.rpp(centred, SLOTS))
+
+
+@pytest.mark.quick
+def test_the_baseline_of_a_place_weighs_rewards_by_the_gradients_so_far():
+    norms = torch.cat([LENGTHS.view(12, 1), torch.ones(12, 3)], dim=1)      # W: |o|, |o| + 1 ..
+    found = zoo.otb(R, norms, SLOTS)
+    close(found[0], f64([1 - 3 / 8, 0, 0, 0]))
+    close(found[2], f64([-3 / 8, -3 / 10, 0, 0]))       # alone at last
+    assert (found[8:] == 0).all()
+
+
+def test_gradient_norms_are_those_of_log_pi_in_the_logits(monkeypatch):
+    cfg = zoo.Config(**SMALL | {"base_steps": 0, "temperature": 0.7, "micro_batch_size": 3})
+    policy = zoo.grpo.GPT(cfg)
+    policy.embed.weight.data *= 20                      # so that tokens differ
+    batch = zoo.grpo.sample_batch(policy, common.load_task(cfg, zoo.grpo.verify), cfg, 0)
+    hidden = zoo.grpo.completion_states(policy, batch.prompts, batch.tokens)
+    logits = (hidden @ policy.embed.weight.T / 0.7).detach().requires_grad_()
+    logps, _ = zoo.grpo.logprobs(logits, batch.tokens)
+    (logps * batch.mask).sum().backward()
+    expected = logits.grad.square().sum(dim=-1)
+    torch.testing.assert_close(
+        zoo.gradient_norms(policy, batch, cfg), expected, atol=1e-4, rtol=1e-3)
+
+
+# ---- runs ------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("loss_type, advantage", [
+    ("clip_cov", "otb"), ("vespo", "gdpo"), ("dro", "remax"), ("gmpo", "rpp"), ("dapo", "passk")])
+def test_a_run_has_its_loss_and_ends_as_if_nothing_had_stopped_it(
+        loss_type, advantage, at_work_folder, tmp_path):
+    flags = SMALL | {"loss_type": loss_type, "advantage": advantage, "num_iterations": 2}
+    flags |= {"clip_cov_ratio": 0.1, "clip_cov_lb": 0.1} if loss_type == "clip_cov" else {}
+    flags |= {"reward": "accuracy+format"} if advantage == "gdpo" else {}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    plain = tmp_path / "plain"
+    zoo.main(arguments(flags | {"max_steps": 4, "output_dir": whole}))
+    zoo.main(arguments(flags | {"max_steps": 2, "output_dir": parts}))
+    zoo.main(arguments({"resume_from_checkpoint": parts, "max_steps": 4}))
+    assert not difference(outcome(whole), outcome(parts))
+    zoo.main(arguments(SMALL | {"loss_type": "grpo", "num_iterations": 2, "max_steps": 4,
+                                "output_dir": plain}))
+    ends = [read_log(folder, "metrics", "grad_norm")[-1]["grad_norm"] for folder in (whole, plain)]
+    assert ends[0] != ends[1]
+
+
+def test_what_the_zoo_calls_grpo_is_grpo(at_work_folder, tmp_path):
+    flags = SMALL | {"loss_type": "grpo", "max_steps": 3}
+    for script, name in ((zoo, "zoo"), (zoo.grpo, "grpo")):
+        script.main(arguments(flags | {"output_dir": tmp_path / name}))
+    logs = [read_log(tmp_path / name, "metrics", "loss") for name in ("zoo", "grpo")]
+    assert [(one["loss"], one["grad_norm"]) for one in logs[0]] == [
+        (one["loss"], one["grad_norm"]) for one in logs[1]]
+
+
+# ---- the page --------------------------------------------------------------------------------
+
+PAGE = (ROOT / "docs/zoo.md").read_text()
+
+
+def test_the_pictures_and_tables_are_what_the_functions_say_today():
+    for name, picture in pictures.pictures().items():
+        assert (ROOT / "docs" / name).read_text() == picture and f"({name})" in PAGE
+    runs = json.loads((ROOT / "docs/zoo.json").read_text())["runs"]
+    assert list(runs) == list(pictures.commands())
+    assert pictures.credit_table() in PAGE and pictures.learning_table(runs) in PAGE
+
+
+def test_every_name_that_a_trainer_registers_is_found_on_the_page():
+    found = json.loads((ROOT / "docs/conformance.json").read_text())["registered"]
+    assert len(found) == 3 and all(len(names) > 7 for names in found.values())
+    for names in found.values():
+        assert all(f"`{name}`" in PAGE for name in names)
