@@ -158,7 +158,12 @@ REFUSED = """
     examples.lag --importance_sampling_level sequence_token | --importance_sampling_level
     examples.lag --importance_sampling_cap 0            | --importance_sampling_cap
     examples.trpo --trust_region penalty                | --trust_region
-    examples.trpo --max_kl 0                            | --max_kl"""
+    examples.trpo --max_kl 0                            | --max_kl
+    examples.zoo --dro_beta 2                           | --dro_beta
+    examples.zoo --epsilon 0.1                          | --epsilon
+    examples.zoo --advantage opo --scale_rewards none   | --scale_rewards
+    examples.zoo --advantage gdpo                       | --advantage gdpo
+    examples.zoo --advantage remax --overlong_buffer 4  | --overlong_buffer"""
 
 
 @pytest.mark.parametrize("line", [line.strip() for line in REFUSED.split("\n") if line])

@@ -24,7 +24,7 @@ A = f64([2, -1])
 FREE = {"epsilon": 1.0, "epsilon_high": 99.0}           # a range that clips nothing
 
 
-def ask(loss_type, new=NEW, old=OLD, mask=MASK, **flags):
+def ask(loss_type, new=NEW, old=OLD, mask=MASK, A=A, **flags):
     """L_t; and its weight, the gradient of the sum in log pi by -A. -> (B, T) each"""
     cfg = zoo.Config(device="cpu", loss_type=loss_type, **flags)
     logps = new.log().requires_grad_()
@@ -46,6 +46,7 @@ def ask(loss_type, new=NEW, old=OLD, mask=MASK, **flags):
     ("vespo", {}, [[1.68 ** 2 * exp(3 * -0.68)] * 2 + [0], [0.5 ** 3 * exp(2 * 0.5)] * 3]),
     ("off_policy_mask", {"off_policy_mask_threshold": 0.2}, [[0, 1.2, 0], [0, 0, 0]]),  # .231
     ("clip_cov", {}, [[0, 0, 0], [2, 0, 1]]),           # c_t: 1.33, 1.05; .62, 1.45, -.48
+    ("clip_cov", {"clip_cov_lb": 1.1}, [[0, 1.2, 0], [2, 0, 1]]),
     ("kl_cov", {"kl_cov_ratio": 0.4}, [[1.4 - 1 / 2, 1.2, 0], [2, 0.25 - 1, 1]]),
     ("dro", {}, [[1 - log(1.4) / 2, 1 - log(1.2) / 2, 0], [1 + log(2), 1 - log(4), 1]])])
 def test_the_weight_of_a_token_is_that_of_the_equation(name, flags, expected):
@@ -53,6 +54,16 @@ def test_the_weight_of_a_token_is_that_of_the_equation(name, flags, expected):
         loss, weight = ask(name, new=new, **flags)
         close(weight, f64(expected))
         assert (loss[MASK == 0] == 0).all()
+
+
+@pytest.mark.quick
+def test_what_is_done_to_good_outputs_is_not_done_to_bad_ones():
+    shrunk = (0.25 * exp(0.4)) ** (1 / 3)
+    for name, flags, expected in (
+            ("gmpo", {}, [[1.68 ** 0.5] * 2 + [0], [0, shrunk, shrunk]]),
+            ("vespo", {}, [[1.68 ** 3 * exp(2 * -0.68)] * 2 + [0], [0.5 ** 2 * exp(3 * 0.5)] * 3]),
+            ("off_policy_mask", {"off_policy_mask_threshold": 0.2}, [[1.4, 1.2, 0], [0, 0.25, 1]])):
+        close(ask(name, A=-A, **flags)[1], f64(expected))
 
 
 @pytest.mark.quick
@@ -80,13 +91,14 @@ def test_at_the_end_of_a_range_they_are_losses_of_the_scripts():
 def test_a_share_of_the_candidates_is_drawn_anew_for_other_numbers():
     old = OLD.repeat(8, 4)[:, :8]
     mask = torch.ones(16, 8).double()
+    mask[:, 6:] = 0
     cfg = zoo.Config(device="cpu", loss_type="clip_cov", clip_cov_ratio=0.1, clip_cov_lb=0.01)
     chosen = []
-    for shift in (0.0, 0.0, 0.001):
-        logps = old.log() - shift * torch.arange(8)
+    for shift in (0.0, 0.0, 1e-6):
+        logps = old.log() - shift * torch.arange(128).view(16, 8)
         loss = zoo.clip_cov(logps, old.log(), A.repeat(8)[:, None].expand(16, 8), mask, cfg)
-        chosen.append(loss == 0)
-    assert chosen[0].sum() == 12 and chosen[2].sum() == 12              # int(0.1 * 128)
+        chosen.append((loss == 0) & (mask > 0))
+    assert chosen[0].sum() == 9 and chosen[2].sum() == 9                # int(0.1 * 96)
     assert torch.equal(chosen[0], chosen[1]) and not torch.equal(chosen[0], chosen[2])
 
 
@@ -119,7 +131,7 @@ def test_the_baseline_of_a_place_weighs_rewards_by_the_gradients_so_far():
     assert (found[8:] == 0).all()
 
 
-def test_gradient_norms_are_those_of_log_pi_in_the_logits(monkeypatch):
+def test_gradient_norms_are_those_of_log_pi_in_the_logits():
     cfg = zoo.Config(**SMALL | {"base_steps": 0, "temperature": 0.7, "micro_batch_size": 3})
     policy = zoo.grpo.GPT(cfg)
     policy.embed.weight.data *= 20                      # so that tokens differ
