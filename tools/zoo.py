@@ -97,7 +97,7 @@ GSPO = {"epsilon": gspo.Config.epsilon, "epsilon_high": gspo.Config.epsilon_high
 ONE = "one token of 8 moves"
 ALL = "all tokens move"
 FAMILIES = {
-    "edges": ("The ratio of a token: ignored, or with hard edges", [
+    "edges": ("A ratio: ignored, or with hard edges", [
         Panel("REINFORCE", "all tokens count the same,\nwherever they have gone", plain),
         Panel("PPO, GRPO", "good ones above 1.2, bad\nones below .8 learn no more",
               of_script(grpo, **SYMMETRIC)),
@@ -105,7 +105,7 @@ FAMILIES = {
               of_script(grpo, **HIGHER)),
         Panel("dual clip, delta 2", "bad ones beyond 2 are\nleft alone, too",
               of_script(grpo, delta=2.0, **HIGHER))]),
-    "soft": ("The ratio of a token: no dead zone", [
+    "soft": ("A ratio without a dead zone", [
         Panel("CISPO", "the weight is capped,\nand never 0",
               of_script(grpo, loss_type="cispo", **HIGHER)),
         Panel("SAPO", "the weight levels off,\nand falls softly",
@@ -113,7 +113,7 @@ FAMILIES = {
         Panel("DRO", "a spring: below 0 it pulls\nback, against A", of_zoo("dro")),
         Panel("KL-Cov, some tokens", "pulled back to ratio 1\nwith a constant force",
               of_zoo("kl_cov", kl_cov_ratio=1e-6, kl_cov_coef=0.5))]),
-    "chance": ("The probability of a token, not only its ratio", [
+    "chance": ("The probability of a token, too", [
         Panel("DPPO, a rare token", "p_old is .01: it may grow\n16-fold, to .16",
               of_zoo("dppo_tv"), old=0.01),
         Panel("DPPO, an even one", "p_old is .5: it may move\nto .35 or to .65",
@@ -121,7 +121,7 @@ FAMILIES = {
         Panel("DPPO, a sure one", "p_old is .99: it may\nfall to .84",
               of_zoo("dppo_tv"), old=0.99, note="p is 1\nat 1.01"),
         Panel("Clip-Cov, some tokens", "a few of high covariance\nlearn nothing",
-              of_zoo("clip_cov", clip_cov_ratio=1e-6, clip_cov_lb=0.07, clip_cov_ub=99.0))]),
+              of_zoo("clip_cov", clip_cov_ratio=1e-6, clip_cov_lb=0.15, clip_cov_ub=99.0))]),
     "outputs": ("The whole output", [
         Panel("GSPO", "one edge for all its tokens,\nat .97 or 1.04",
               of_script(gspo, **GSPO), all_move, note=ALL),
