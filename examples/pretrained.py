@@ -35,7 +35,7 @@ from tasks import rewards
 try:
     import transformers
 
-    from tools import processes
+    from tools import own, processes
 except ImportError as error:
     common.fail(f"{error.name} is missing: pip install -r examples/requirements.txt")
 
@@ -50,23 +50,28 @@ METHODS = {"grpo": grpo, "gspo": gspo, "reinforce": reinforce}
 OF_SCRIPTS = (*common.Base.__annotations__, "init_from", "curriculum", "dynamic_sampling",
               "entropy_coef", "overlong_buffer")
 OF_RATIOS = ("loss_type", "scale_rewards", "beta", "delta")
-OF_MEMORY = {"micro_batch_size", "sample_batch_size", "gradient_checkpointing", "parallel"}
+OF_MEMORY = {"micro_batch_size", "sample_batch_size", "gradient_checkpointing", "parallel",
+             "engine_memory"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(grpo.Config):
     model: str = ""                     # a causal language model: a folder, or a name on the Hub
     dtype: Literal["float32", "bfloat16"] = "float32"   # of products; weights stay float32
+    lora_rank: int = 0                  # train an adapter of this rank, not the weights; 0: these
     parallel: Literal["replicate", "fsdp"] = "replicate"    # has a process the model, or a part?
+    engine: Literal["transformers", "vllm"] = "transformers"    # what completes prompts
+    engine_memory: float = 0.3          # share of the memory that vllm takes
     data: str = ""                      # file of lines {"prompt": ..., "answer": ...}, not a task
     eval_data: str = ""                 # a held-out one; else a tenth of --data
+    reward_file: str = ""               # Python file with rewards of one's own: see tools/own.py
     instruction: str = ""               # text that comes before each prompt
     chat_template: bool = True          # prompts are conversations, if the tokenizer can do that
     method: Literal[tuple(METHODS)] = "grpo"    # the script with the equations
     baseline: Literal["none", "batch", "mean", "rloo"] = "none"     # with reinforce: b in (2)
     epsilon: float = None               # lower clip range (eps_low); None: see __post_init__
     epsilon_high: float = None          # upper clip range (eps_high), also
-    importance_sampling_correction: Literal[lag.CORRECTIONS] = "none"   # see examples/lag.py
+    importance_sampling_correction: Literal[lag.CORRECTIONS] = None     # see examples/lag.py
     importance_sampling_cap: float = 2.0    # the highest weight (C)
     max_completion_length: int = 256    # tokens per completion at most (T)
     sample_batch_size: int = 256        # rows that are sampled together
@@ -81,12 +86,16 @@ class Config(grpo.Config):
 
     def __post_init__(self):
         """A range that is not given is that of the script; but gspo.py's suits a small policy, so
-        with gspo it is that of the paper."""
+        with gspo it is that of the paper. vllm rounds otherwise than the trainer: with it there is
+        a correction, unless the flag says none."""
         papers = {"epsilon": 3e-4, "epsilon_high": 4e-4} if self.method == "gspo" else {}
         for name in ("epsilon", "epsilon_high"):
             if getattr(self, name) is None:
                 own = getattr(METHODS[self.method].Config, name, 0.0)
                 object.__setattr__(self, name, papers.get(name, own))
+        if self.importance_sampling_correction is None:
+            correction = "truncate" if self.engine == "vllm" else "none"
+            object.__setattr__(self, "importance_sampling_correction", correction)
 
     def rules(self):
         yield from super().rules()
@@ -101,6 +110,12 @@ class Config(grpo.Config):
             others["baseline"] = "reinforce"
         if self.data:
             others["task"] = "runs without --data"
+        if self.reward_file:
+            others["reward"] = "runs without --reward_file"
+        if self.engine == "vllm":
+            others["sample_batch_size"] = "transformers"
+        else:
+            others["engine_memory"] = "vllm"
         for name, whose in others.items():
             is_default = getattr(self, name) == self.__dataclass_fields__[name].default
             yield is_default, f"--{name}: is for {whose}"
@@ -108,13 +123,12 @@ class Config(grpo.Config):
 
 def load_task(cfg):
     """The task, or that of --data. Exits with one line if a flag does not fit it."""
-    if not cfg.data:
+    if cfg.data:
+        task = problem_files.FromFile(cfg)
+        task = task if cfg.reward == "accuracy" else rewards.Rewards(cfg, task)
+    else:
         task = common.load_task(cfg, grpo.verify)
-        if task.call_tokens:
-            common.fail(f"--task {cfg.task}: inserts text, as only the scripts can")
-        return task
-    task = problem_files.FromFile(cfg)
-    return task if cfg.reward == "accuracy" else rewards.Rewards(cfg, task)
+    return own.Own(cfg, task) if cfg.reward_file else task
 
 
 # ---- 2. the policy ---------------------------------------------------------------------------
@@ -130,17 +144,19 @@ class Policy:
             common.fail(f"--model {path}: has no token that ends a text")
         # its top_p or repetition_penalty would sample otherwise than score() computes
         self.generation_config = self.model.generation_config       # which checkpoints keep
-        self.model.generation_config = transformers.GenerationConfig(
-            eos_token_id=self.ends, pad_token_id=self.ends[0])
+        self.model.generation_config = transformers.GenerationConfig(pad_token_id=self.ends[0])
         processes.remove_dropout(self.model)
+        if cfg.lora_rank > 0:
+            processes.add_adapter(self.model, cfg.lora_rank, cfg.dtype)
         if cfg.gradient_checkpointing:
-            self.model.activation_checkpointing_enable()
+            processes.checkpoint_activations(self.model)
         if cfg.parallel == "fsdp" and processes.dist.is_initialized():    # not in tools.ask
             processes.shard(self.model, cfg.dtype)
         self.model.to(cfg.device).train()               # in which checkpointing works
         is_cast = cfg.dtype == "bfloat16" and cfg.parallel == "replicate"       # FSDP casts itself
         self.autocast = lambda: torch.autocast(
             cfg.device, dtype=torch.bfloat16, enabled=is_cast)
+        self.engine = None                              # where it is not transformers
 
     def encode(self, problems):
         """Token ids of prompts, by the model's chat template if it has one. -> (B, W)"""
@@ -162,9 +178,27 @@ class Policy:
         rows = [[NO_TOKEN] * (W - len(row)) + row for row in rows]
         return torch.tensor(rows, device=self.cfg.device)
 
+    def longest(self, task):
+        """Tokens of the longest prompt. Exits with one line if it is too long for the model. -> int"""
+        if self.cfg.data:
+            return max(self.encode(problems).shape[1] for problems in task.in_parts())
+        empty = self.encode([common.Problem("", "")]).shape[1]
+        return empty + task.prompt_width + 2            # a token for each character, and where they meet
+
     def decode(self, ids):
         """The text of token ids, but for their end. -> str"""
         return self.tokenizer.decode([i for i in ids if i not in self.ends])
+
+    def called(self, ids, calls):
+        """The text up to a call, if the last token completes one, be it in its middle; else "". A
+        token has a byte at least, so that the last ones show it. -> str"""
+        near = 1 + max((len(call.encode()) for call in calls), default=0)
+        text = self.tokenizer.decode(ids[-near:])
+        before = self.tokenizer.decode(ids[-near:-1])
+        ends = [text.rfind(call) + len(call) for call in calls
+                if text.count(call) > before.count(call)]
+        whole = self.tokenizer.decode(ids) if ends else ""
+        return whole[:len(whole) - len(text) + max(ends, default=0)]
 
 
 def score(policy, prompts, completions, temperature=1.0, kernel="auto"):
@@ -192,15 +226,48 @@ def score_all(policy, prompts, completions, temperature=1.0, kernel="auto"):
 
 # ---- 3. sampling -----------------------------------------------------------------------------
 
-class Draw(transformers.LogitsProcessor):
-    """Leaves each row one token: uniforms[i, t] draws token t of row i, so that no row depends on
-    another; without them it is the likeliest. Keeps log-probabilities and entropies."""
+class Completion:
+    """A completion as it grows, by a token at a time. Behind a call comes what the task responds,
+    which the policy did not choose: its mask is 0.0, and an end in it ends nothing."""
 
-    def __init__(self, uniforms, temperature):
-        self.uniforms = uniforms                                                # (b, T) or None
+    def __init__(self, policy, task, problem):
+        self.policy = policy
+        self.task = task
+        self.problem = problem
+        self.calls = getattr(task, "call_tokens", ())   # tools.ask may have no task
+        self.ids = []
+        self.slots = []                         # of each: id, mask, log-probability, entropy
+        self.to_insert = collections.deque()
+        self.has_ended = False
+
+    def add(self, token, logp=0.0, entropy=0.0):
+        """Take a token that was sampled; where there is one to insert, take that. -> what it is"""
+        if self.has_ended:
+            return token
+        if self.to_insert:
+            token = self.to_insert.popleft()
+            self.ids.append(token)
+            self.slots.append((token, 0.0, 0.0, 0.0))
+            return token
+        self.ids.append(token)
+        self.slots.append((token, 1.0, logp, entropy))
+        text = self.policy.called(self.ids, self.calls) if self.calls else ""
+        if text:
+            response = self.task.respond(self.problem, text)
+            self.to_insert += self.policy.tokenizer(response, add_special_tokens=False).input_ids
+        self.has_ended = token in self.policy.ends and not self.to_insert
+        return token
+
+
+class Draw(transformers.LogitsProcessor):
+    """Leaves each row one token, and adds it to its completion: uniforms[i, t] draws token t of row
+    i, so that no row depends on another; without them it is the likeliest."""
+
+    def __init__(self, completions, temperature, uniforms=None):
+        self.completions = completions
         self.temperature = temperature
-        self.logps = []
-        self.entropies = []
+        self.uniforms = uniforms                                                # (b, T) or None
+        self.t = 0
 
     def __call__(self, ids, logits):
         log_p = torch.log_softmax(logits.float() / self.temperature, dim=-1)    # (b, V)
@@ -208,51 +275,73 @@ class Draw(transformers.LogitsProcessor):
         token = log_p.argmax(dim=-1, keepdim=True)                              # (b, 1)
         if self.uniforms is not None:
             cdf = p.cumsum(dim=-1)
-            threshold = self.uniforms[:, len(self.logps), None] * cdf[:, -1:]   # it ends near 1
+            threshold = self.uniforms[:, self.t, None] * cdf[:, -1:]            # it ends near 1
             token = torch.searchsorted(cdf, threshold, right=True).clamp(max=cdf.shape[1] - 1)
-        self.logps.append(log_p.gather(1, token))
-        self.entropies.append(-(p * log_p.clamp(min=-1e4)).sum(dim=-1, keepdim=True))
-        return torch.full_like(logits, -torch.inf).scatter(1, token, 0.0)
+        self.t += 1
+        logp = log_p.gather(1, token)                                           # (b, 1)
+        entropy = -(p * log_p.clamp(min=-1e4)).sum(dim=-1)                      # (b,)
+        sampled = zip(self.completions, token[:, 0].tolist(), logp[:, 0].tolist(), entropy.tolist())
+        added = [completion.add(*of_token) for completion, *of_token in sampled]
+        added = torch.tensor(added, device=token.device)[:, None]
+        return torch.full_like(logits, -torch.inf).scatter(1, added, 0.0)
+
+    def have_ended(self, ids, logits):
+        """Which rows need no more tokens, as transformers asks. -> (b,)"""
+        return torch.tensor([one.has_ended for one in self.completions], device=ids.device)
 
 
 @torch.no_grad()
-def generate(policy, prompts, cfg, uniforms=None):
-    """The engine: complete prompts (b, W). Another one, such as vLLM, would stand here, and its
-    log-probabilities go where these go. -> tokens, log-probabilities, entropies, (b, T) each"""
-    draw = Draw(uniforms, cfg.temperature)
+def generate(policy, prompts, completions, cfg, uniforms=None):
+    """Complete prompts (b, W) by transformers; uniforms (b, T)."""
+    draw = Draw(completions, cfg.temperature, uniforms)
     policy.model.eval()
     with policy.autocast():
-        ids = policy.model.generate(
+        policy.model.generate(
             input_ids=prompts.clamp(min=0), attention_mask=(prompts != NO_TOKEN).long(),
-            do_sample=False, logits_processor=[draw], synced_gpus=False,
-            max_new_tokens=cfg.max_completion_length)
+            do_sample=False, logits_processor=[draw], stopping_criteria=[draw.have_ended],
+            synced_gpus=False, max_new_tokens=cfg.max_completion_length)
     policy.model.train()
-    found = [ids[:, prompts.shape[1]:], torch.cat(draw.logps, dim=1),
-             torch.cat(draw.entropies, dim=1)]                                  # (b, t), t <= T
-    return [nn.functional.pad(x, (0, cfg.max_completion_length - x.shape[1])) for x in found]
 
 
 def complete(policy, task, cfg, problems, generator=None):
     """Completions of the prompts of problems, greedy ones without a generator, each process its
     share. -> Batch"""
+    B, T = len(problems), cfg.max_completion_length
+    share = processes.share(B)                                                  # (b,)
     prompts = policy.encode(problems)                                           # (B, W)
-    uniforms = None
-    if generator is not None:
-        shape = (len(problems), cfg.max_completion_length)
-        uniforms = torch.rand(shape, generator=generator)                       # (B, T)
-    parts = []
-    with processes.unsharded(policy.model):
-        share = processes.share(len(prompts)).split(cfg.sample_batch_size)
-        for rows in tqdm(share, "sampling", leave=False, disable=None):
-            row_uniforms = None if uniforms is None else uniforms[rows].to(cfg.device)
-            parts.append(generate(policy, prompts[rows], cfg, row_uniforms))
-    tokens, logps, entropy = [processes.merged(torch.cat(x), len(prompts)) for x in zip(*parts)]
-    is_end = torch.isin(tokens, torch.tensor(policy.ends, device=tokens.device))        # (B, T)
-    mask = (is_end.cumsum(dim=1) - is_end.long() == 0).to(logps)        # no end before a slot
-    lengths = mask.sum(dim=1).long()
+    completions = [Completion(policy, task, problems[i]) for i in share]
+    if policy.engine:
+        policy.engine.update(policy.model)      # here, so that no sample is of older weights
+        ids = [row[row != NO_TOKEN].tolist() for row in prompts[share]]
+        seeds = None
+        if generator is not None:
+            seeds = torch.randint(2**62, (B, T), generator=generator)[share]    # (b, T)
+        policy.engine.complete(ids, completions, cfg, seeds)
+    else:
+        uniforms = None
+        if generator is not None:
+            uniforms = torch.rand(B, T, generator=generator)[share].to(cfg.device)      # (b, T)
+        with processes.unsharded(policy.model):
+            parts = torch.arange(len(share)).split(cfg.sample_batch_size)
+            for rows in tqdm(parts, "sampling", leave=False, disable=None):
+                generate(policy, prompts[share[rows]], [completions[i] for i in rows], cfg,
+                         None if uniforms is None else uniforms[rows])
+    return gather(policy, problems, prompts, completions)
+
+
+def gather(policy, problems, prompts, completions):
+    """The completions of all processes. -> Batch"""
+    B, T = len(problems), policy.cfg.max_completion_length
+    slots = [torch.tensor(one.slots) for one in completions]                    # (t, 4) each
+    slots = torch.stack([nn.functional.pad(x, (0, 0, 0, T - len(x))) for x in slots])
+    slots = processes.merged(slots, B).to(prompts.device)                       # (B, T, 4)
+    tokens, mask, logps, entropy = slots.unbind(dim=2)                          # (B, T) each
+    ends = torch.tensor([(len(one.ids), one.has_ended) for one in completions])
+    lengths, has_ended = processes.merged(ends, B).to(prompts.device).unbind(dim=1)     # (B,) each
+    tokens = tokens.long()
     texts = [policy.decode(ids[:n]) for ids, n in zip(tokens.tolist(), lengths.tolist())]
-    return common.Batch(tokens, mask, logps * mask, entropy * mask, lengths, ~is_end.any(dim=1),
-                        problems, prompts, texts)
+    return common.Batch(tokens, mask, logps, entropy, lengths, has_ended == 0, problems, prompts,
+                        texts)
 
 
 def sample_batch(policy, task, cfg, step):
@@ -275,8 +364,11 @@ def evaluate(policy, task, cfg, greedy=False):
     held_out = common.held_out_problems(task, cfg.num_eval_problems)
     problems = [problem for problem in held_out for _ in range(G)]
     generator = None if greedy else common.generator("evaluation")
-    batch = complete(policy, task, cfg, problems, generator)
-    return common.scores(task.judge(batch, G, "evaluation"), task, greedy)
+    batch = task.judge(complete(policy, task, cfg, problems, generator), G, "evaluation")
+    found = common.scores(batch, task, greedy)
+    if cfg.reward_file:
+        found["greedy_reward" if greedy else "sampled_reward"] = batch.rewards.mean().item()
+    return found
 
 
 # ---- 4. the update ---------------------------------------------------------------------------
@@ -286,8 +378,17 @@ def correct(policy, batch, cfg):
     -> weights (B, T), metrics"""
     if cfg.importance_sampling_correction == "none":
         return batch.mask, {}
-    logps, _ = score_all(policy, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
+    logps, entropy = score_all(policy, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
+    batch.entropy = entropy * batch.mask                # which vllm does not know
     return lag.correct(batch, logps * batch.mask, cfg)
+
+
+def reference_logps(policy, reference, batch, cfg):
+    """log pi_ref: by the model at the start, which with LoRA is that without its adapter. (B, T)"""
+    with processes.without_adapter(policy.model, cfg.lora_rank):
+        ref_logps, _ = score_all(
+            reference or policy, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
+    return ref_logps
 
 
 def token_losses(logps, old_logps, ref_logps, A, mask, cfg):
@@ -380,16 +481,22 @@ def main(argv=None):
     processes.join(cfg)
     cfg = dataclasses.replace(cfg, model=str(processes.last_checkpoint(cfg.model) or cfg.model))
     policy = Policy(cfg.model, cfg)
-    if cfg.data:
-        for problems in task.in_parts():
-            policy.encode(problems)                     # is a prompt too long?
-    reference = Policy(cfg.model, cfg) if cfg.beta > 0 else None
+    longest = policy.longest(task)
+    reference = None
+    if cfg.beta > 0 and cfg.lora_rank == 0:
+        reference = Policy(cfg.model, cfg)
+    if cfg.engine == "vllm":
+        policy.engine = processes.load_engine(policy, longest + cfg.max_completion_length)
     task.machinery = SimpleNamespace(score=score_all, decode=policy.decode)     # for observers
-    run = processes.Run(cfg, task, policy, COLUMNS)
+    columns = dict(COLUMNS)
+    if policy.engine and cfg.importance_sampling_correction == "none":
+        del columns["entropy"]                          # which nobody computes
+    run = processes.Run(cfg, task, policy, columns)
     torch.set_num_threads(cfg.num_threads)
     run.begin()
     optimizer = torch.optim.AdamW(
-        policy.model.parameters(), lr=cfg.learning_rate, weight_decay=cfg.weight_decay,
+        [weight for weight in policy.model.parameters() if weight.requires_grad],
+        lr=cfg.learning_rate, weight_decay=cfg.weight_decay,
         foreach=False)                          # which else takes 4 bytes more per parameter
     method = METHODS[cfg.method]
     which = cfg.baseline if method is reinforce else cfg.scale_rewards
@@ -400,8 +507,7 @@ def main(argv=None):
         weights, differences = correct(policy, batch, cfg)
         ref_logps = batch.logps                             # of no use without beta
         if cfg.beta > 0:
-            ref_logps, _ = score_all(
-                reference, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
+            ref_logps = reference_logps(policy, reference, batch, cfg)
         metrics = update(policy, optimizer, batch, ref_logps, weights * A, cfg, step)
         run.log(batch, A, metrics | differences)
     return run.finish()

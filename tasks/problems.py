@@ -28,12 +28,14 @@ class FromFile(Task):
         super().__init__(cfg)
         self.name = Path(cfg.data).stem
         self.seed = cfg.seed
+        self.keeps_lines = cfg.reward_file != ""        # whole, as secrets; answers may be missing
         self.train = self.read("data", cfg.data)
         if cfg.eval_data:
             self.test = self.read("eval_data", cfg.eval_data)
         else:
             by_hash = super().is_held_out
             self.test = [problem for problem in self.train if by_hash(problem)]
+        self.is_judged = any(problem.answer for problem in self.train)
         self.test_prompts = {problem.prompt for problem in self.test}
         self.train = [problem for problem in self.train if not self.is_held_out(problem)]
         for split, problems in (("held-out", self.test), ("training", self.train)):
@@ -51,8 +53,9 @@ class FromFile(Task):
         for number, line in enumerate(lines, start=1):
             try:
                 if line.strip():
-                    prompt, answer = parse(line)
-                    problems.append(common.Problem(prompt, answer, task=self.name))
+                    prompt, answer = parse(line, needs_answer=not self.keeps_lines)
+                    secret = line if self.keeps_lines else None
+                    problems.append(common.Problem(prompt, answer, secret=secret, task=self.name))
             except (ValueError, KeyError, TypeError, RecursionError):
                 common.fail(f"--{flag_name} {path}: line {number} is not "
                             f'{{"prompt": "...", "answer": "..."}}: {line[:40]!a}')
@@ -76,7 +79,7 @@ class FromFile(Task):
     def verify(self, problem, text):
         """Whether the answer in a text is the right number, or to the letter. -> 1.0 or 0.0"""
         given = find_answer(text).strip()
-        is_equal = given == problem.answer
+        is_equal = given == problem.answer != ""
         number = to_number(given)
         return float(is_equal or number is not None and number == to_number(problem.answer))
 
@@ -96,18 +99,18 @@ def shuffled(n, *seed):
     return random.Random(repr((seed, "pass"))).sample(range(n), n)
 
 
-def parse(line):
-    """The prompt and the answer of a line. ValueError, KeyError, TypeError or RecursionError if it
-    has none. -> str, str"""
+def parse(line, needs_answer=True):
+    """The prompt and the answer of a line, "" where it needs none. ValueError, KeyError, TypeError
+    or RecursionError if it has none. -> str, str"""
     record = json.loads(line)
     prompt = record["prompt"]
-    answer = record["answer"]
+    answer = record["answer"] if needs_answer else record.get("answer", "")
     if type(prompt) is not str or type(answer) not in (str, int, float):
         raise TypeError
     if type(answer) is float:
         answer = format(Decimal(str(answer)), "f") if math.isfinite(answer) else ""
     answer = str(answer).strip()                                # 0.00001, not 1e-05
-    if not prompt or not answer:
+    if not prompt or needs_answer and not answer:
         raise ValueError
     (prompt + answer).encode()                                  # half a surrogate pair is no text
     return prompt, answer

@@ -17,6 +17,7 @@ class Config(grpo.Config):
     """Flags as those of examples/pretrained.py, which needs transformers."""
     data: str = ""
     eval_data: str = ""
+    reward_file: str = ""
     device: str = "cpu"
 
 

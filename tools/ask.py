@@ -76,8 +76,8 @@ def answer(folder, prompt):
     script, cfg = read_run(folder)
     torch.set_num_threads(1)
     if hasattr(script, "Policy"):                       # examples/pretrained.py reads any text
-        task = None
-        problem = common.Problem(prompt, answer="")
+        task = None if cfg.data else script.load_task(cfg)      # which may respond
+        problem = problem_of(task, prompt) if task else common.Problem(prompt, answer="")
         policy = script.Policy(script.processes.last_checkpoint(folder) or cfg.model, cfg)
     else:
         task = common.load_task(cfg, script.verify)

@@ -94,8 +94,6 @@ def make_tokenizer():
 def readme(cfg, run, task):
     """README.md of the folder, from export.md. -> str"""
     train = f"python examples/pretrained.py --model DIR --task {cfg.task}\n"
-    if task.call_tokens:                                # which only the scripts can train
-        train = ""
     return string.Template(TEMPLATE.read_text()).substitute(
         task=cfg.task, name=Path(run).name, train=train, width=task.prompt_width,
         size=f"{cfg.hidden_size} x {cfg.num_hidden_layers}")

@@ -1,11 +1,14 @@
-"""What examples/pretrained.py needs beside its equations: models of transformers; what a job of
-several processes needs, as torchrun starts them: who does which rows, FSDP; and a run whose
-checkpoints are Hugging Face folders. One process alone is a job, too."""
+"""What examples/pretrained.py needs beside its equations: models of transformers and adapters; what
+a job of several processes needs, as torchrun starts them: who does which rows, FSDP; and a run
+whose checkpoints are Hugging Face folders. One process alone is a job, too."""
 import contextlib
 import dataclasses
 import datetime
 import io
+import json
+import math
 import os
+import re
 import shutil
 import signal
 import sys
@@ -16,6 +19,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import transformers
+from safetensors.torch import load_file
 from torch.distributed.checkpoint import state_dict as states
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -27,6 +31,7 @@ from tools.observers import Samples
 
 RANK = int(os.environ.get("RANK", 0))               # the number of this process
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))   # how many there are
+ADAPTER = "adapter_model.safetensors"
 
 
 def start(main):
@@ -45,17 +50,22 @@ def start(main):
                 time.sleep(2)
                 print(f"process {RANK}: {said.getvalue()}", end="", file=sys.stderr)
             raise
-    if dist.is_initialized():
+    if dist.is_initialized() and "vllm" not in sys.modules:     # which does it itself, at exit
         dist.destroy_process_group()
 
 
 # ---- 1. models -------------------------------------------------------------------------------
 
 def load_model(path):
-    """The model in float32, from a folder or by a name, and weights that it has no place for.
+    """The model in float32, from a folder or by a name, and weights that it has no place for. A
+    folder with an adapter is the model for which it was trained, with what it adds.
     ValueError if weights are missing, which would be random. -> model, set of names"""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    adapter = Path(path, "adapter_config.json")
+    if adapter.is_file():
+        model, unexpected = load_model(json.loads(adapter.read_text())["base_model_name_or_path"])
+        return with_adapter(model, path), unexpected
     model, info = AutoModelForCausalLM.from_pretrained(
         path, dtype=torch.float32, output_loading_info=True)
     if info["missing_keys"]:
@@ -74,6 +84,18 @@ def load(path):
         common.fail(f"--model {path}: cannot be loaded: {' '.join(str(error).split())}")
 
 
+def load_engine(policy, longest):
+    """vLLM for texts of so many tokens. Exits with one line if it cannot have this model."""
+    try:
+        from tools import engine
+        return engine.Engine(policy, longest)
+    except ImportError as error:
+        common.fail(f"--engine vllm: {error.name} is missing: pip install -r "
+                    "examples/requirements-vllm.txt")
+    except Exception as error:              # vLLM raises nearly anything
+        common.fail(f"--engine vllm: cannot run {policy.cfg.model}: {' '.join(str(error).split())}")
+
+
 def end_tokens(model, tokenizer):
     """The ids that end a text, of generation_config.json and of the tokenizer; [] without any."""
     found = model.generation_config.eos_token_id
@@ -90,7 +112,76 @@ def remove_dropout(model):
                 setattr(module, name, 0.0)
 
 
-# ---- 2. shares -------------------------------------------------------------------------------
+def checkpoint_activations(model):
+    """Compute activations twice, and store few."""
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable()
+    else:                                                       # transformers before 5.23
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+
+
+# ---- 2. adapters (LoRA, 2106.09685) ----------------------------------------------------------
+
+def add_adapter(model, rank, dtype):
+    """Freeze the weights, and add to each matrix but the embeddings the product of two thin ones,
+    B A 32 / rank, which are trained and at first add nothing. The frozen matrices are kept in the
+    dtype of products, to which these round them anyway."""
+    try:
+        from peft import LoraConfig
+    except ImportError:
+        common.fail("--lora_rank: peft is missing: pip install peft")
+    torch.manual_seed(0)                    # all processes, and a resumed run, draw the same
+    model.add_adapter(LoraConfig(r=rank, lora_alpha=32, target_modules="all-linear"))
+    for module in model.modules():
+        if hasattr(module, "base_layer"):
+            module.base_layer.to(getattr(torch, dtype))
+
+
+@contextlib.contextmanager
+def without_adapter(model, rank):
+    """What the model was before it learned, if it has an adapter."""
+    if rank > 0:
+        model.disable_adapters()
+    try:
+        yield
+    finally:
+        if rank > 0:
+            model.enable_adapters()
+
+
+@torch.no_grad()
+def merged_weights(model):
+    """Yield name and value of each weight, with what an adapter adds to it, computed anew each
+    time: a weight to which it were added, and taken off again, would drift."""
+    modules = dict(model.named_modules())
+    for name, weight in model.state_dict().items():
+        if name.endswith(".base_layer.weight"):
+            layer = modules[name.removesuffix(".base_layer.weight")]
+            weight = weight + layer.get_delta_weight("default")
+        if "lora_" not in name:
+            yield name.replace(".base_layer.", "."), weight
+
+
+def adapter_weights(folder):
+    """The weights of a checkpoint's adapter, by their names in the model. -> dict"""
+    found = load_file(Path(folder, ADAPTER))
+    return {re.sub("(lora_.)", r"\1.default", name.removeprefix("base_model.model.")): weight
+            for name, weight in found.items()}
+
+
+def with_adapter(model, folder):
+    """The model with what the adapter in a folder adds. ValueError if it is of another model."""
+    from peft import PeftModel, get_peft_model_state_dict
+    model = PeftModel.from_pretrained(model, folder)
+    of_one = get_peft_model_state_dict(model).keys() ^ load_file(Path(folder, ADAPTER)).keys()
+    if of_one:
+        raise ValueError(f"the adapter is of another model, by {min(of_one)}")
+    model = model.merge_and_unload()
+    model.name_or_path = str(folder)        # to which a further adapter adds
+    return model
+
+
+# ---- 3. shares -------------------------------------------------------------------------------
 
 def join(cfg):
     """Let the processes of torchrun find each other. Of several GPUs each takes its own. Exits with
@@ -134,7 +225,7 @@ def rounds(parts):
             for i in range(RANK, number_in_all, WORLD_SIZE)]
 
 
-# ---- 3. FSDP ---------------------------------------------------------------------------------
+# ---- 4. FSDP ---------------------------------------------------------------------------------
 
 def shard(model, dtype):
     """FSDP2: each process keeps a part of every weight, and borrows a layer when its turn comes."""
@@ -144,6 +235,11 @@ def shard(model, dtype):
     for module in reversed(list(model.modules())):      # the model itself is the last
         if type(module).__name__ in model._no_split_modules or module is model:
             fully_shard(module, mp_policy=precision)
+
+
+def whole(weight):
+    """A weight, of which FSDP gives each process a part."""
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
 @contextlib.contextmanager
@@ -178,12 +274,14 @@ def add_gradients(parameters, parallel):
 def clip_gradients(parameters, max_norm):
     """Scale the gradients down to a norm, if it is longer. -> the norm before, a float"""
     norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-    return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
+    return whole(norm).item()
 
 
-# ---- 4. the run ------------------------------------------------------------------------------
+# ---- 5. the run ------------------------------------------------------------------------------
 
-WHOLE = states.StateDictOptions(full_state_dict=True, cpu_offload=True)
+# what checkpoints hold: with an adapter, that alone
+TRAINED = states.StateDictOptions(
+    full_state_dict=True, cpu_offload=True, ignore_frozen_params=True, strict=False)
 
 
 class Weights:
@@ -196,13 +294,18 @@ class Weights:
         self.folder = folder
 
     def state_dict(self):
-        return states.get_optimizer_state_dict(self.model, self.optimizer, options=WHOLE)
+        return states.get_optimizer_state_dict(self.model, self.optimizer, options=TRAINED)
 
     def load_state_dict(self, saved):
         try:
-            model, _ = load_model(self.folder)
-            states.set_model_state_dict(self.model, model.state_dict(), options=WHOLE)
-            states.set_optimizer_state_dict(self.model, self.optimizer, saved, options=WHOLE)
+            if Path(self.folder, ADAPTER).exists():
+                weights = adapter_weights(self.folder)
+            else:
+                weights = load_model(self.folder)[0].state_dict()
+            for name, weight in self.model.named_parameters():
+                assert name in weights or not weight.requires_grad, name
+            states.set_model_state_dict(self.model, weights, options=TRAINED)
+            states.set_optimizer_state_dict(self.model, self.optimizer, saved, options=TRAINED)
         except Exception as error:              # a damaged file raises nearly anything
             common.fail(f"{self.folder}: is damaged ({' '.join(str(error).split())})")
         saved.clear()                           # which is large
@@ -262,6 +365,12 @@ class Run(common.Run):
                 self.leave()
         signal.signal(signal.SIGINT, self.leave)
 
+    def tell(self, event, *args):
+        """Without what is not known: the entropy, if vLLM sampled and nothing was computed anew."""
+        if event == "step" and math.isnan(args[-1]["entropy"]):
+            del args[-1]["entropy"]
+        super().tell(event, *args)
+
     def interrupt(self, *_):
         self.is_interrupted = True
         signal.signal(signal.SIGINT, self.leave)
@@ -271,7 +380,7 @@ class Run(common.Run):
         that is killed goes on with the folder before."""
         folder = self.folder / f"checkpoint-{self.state['steps']}"
         if self.state["steps"] != self.written:
-            weights = states.get_model_state_dict(self.policy.model, options=WHOLE)
+            weights = states.get_model_state_dict(self.policy.model, options=TRAINED)
             if RANK == 0:
                 self.write_folder(folder, weights)
             self.written = self.state["steps"]
@@ -286,6 +395,7 @@ class Run(common.Run):
             weights.pop(name, None)
         part = folder.with_suffix(".tmp")
         self.policy.model.save_pretrained(part, state_dict=weights)
+        self.policy.model.config.save_pretrained(part)          # not there beside an adapter alone
         self.policy.generation_config.save_pretrained(part)
         self.policy.tokenizer.save_pretrained(part)
         shutil.rmtree(folder, ignore_errors=True)       # of a run that was killed, and did it again
@@ -294,7 +404,7 @@ class Run(common.Run):
     def leave(self, *_):
         if RANK == 0:
             launcher = "python"
-            if dist.is_initialized():
+            if dist.is_torchelastic_launched():
                 launcher = f"torchrun --nproc_per_node {WORLD_SIZE}"
             command = f"{os.path.relpath(self.script)} --resume_from_checkpoint {self.folder}"
             os.write(2, f"\ninterrupted; go on with:\n  {launcher} {command}\n".encode())

@@ -1,0 +1,116 @@
+"""Functions of one's own: --reward_file FILE of examples/pretrained.py. In the file there may be
+
+  def brevity(completion, answer, **row):       # what a completion is worth; several are added up
+      return -len(completion) / 1000
+  def correct(completion, answer, **row):       # what counts as right; else what the task says
+      return answer in completion
+  def respond(completion, answer, **row):       # what is inserted behind one of the call_tokens
+      return "<information>...</information>"
+  call_tokens = ["</search>"]
+  seconds = 60                                  # that a function may take
+
+Every other function is a reward, but for names with an underscore in front. `row` has the prompt
+and what else the line of --data has; for rewards also `correct`, 0.0 or 1.0. What they return has
+to depend on their arguments alone, or a resumed run is another one.
+"""
+import contextlib
+import inspect
+import json
+import math
+import runpy
+import signal
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+
+import common
+from tasks import Wrapper
+from tools import processes
+
+
+class Own(Wrapper):
+    """A task with the functions of a file."""
+
+    def __init__(self, cfg, task):
+        super().__init__(task)
+        self.path = str(Path(cfg.reward_file).resolve())
+        self.has_rows = bool(cfg.data)
+        sys.path.append(str(Path(self.path).parent))            # for what the file imports
+        with one_line(self.path):
+            names = runpy.run_path(self.path, run_name="reward_file")
+        self.seconds = names.get("seconds", 60)
+        self.functions = {
+            name: value for name, value in names.items() if inspect.isfunction(value)
+            and value.__module__ == "reward_file" and not name.startswith("_")}
+        self.correct = self.functions.pop("correct", None)
+        self.is_judged = task.is_judged or self.correct is not None
+        self.call_tokens = tuple(names.get("call_tokens", task.call_tokens))
+        responds = self.functions.pop("respond", None)
+        if responds:
+            self.respond = lambda problem, text: self.ask(responds, str, problem, text)
+        if not self.functions:
+            common.fail(f"--reward_file {cfg.reward_file}: has no function that rewards")
+
+    def ask(self, function, kind, problem, text, **more):
+        """What a function says of a completion, a float or a str. Exits with one line if it raises
+        or takes too long: to call that wrong would hide it."""
+        row = json.loads(problem.secret) if self.has_rows else {}
+        row |= {"prompt": problem.prompt, "answer": problem.answer, "completion": text} | more
+        with one_line(self.path, self.seconds, f" in {function.__name__} of {json.dumps(row)}"):
+            said = function(**row)
+            if kind is str and type(said) is not str or kind is float and not math.isfinite(said):
+                raise ValueError(f"{said!r} is no {kind.__name__}")
+            return kind(said)
+
+    def verify(self, problem, text):
+        if self.correct:
+            return self.ask(self.correct, float, problem, text)
+        return float(self.task.is_correct(problem, self.task.verify(problem, text)))
+
+    def is_correct(self, problem, verdict):
+        return verdict == 1
+
+    def rated(self, problem, text):
+        """Whether a completion is right, and what each function rewards. -> list of floats"""
+        is_right = self.verify(problem, text)
+        return [is_right, *(self.ask(function, float, problem, text, correct=is_right)
+                            for function in self.functions.values())]
+
+    def judge(self, batch, G, purpose):
+        """Ask about each different completion, each process about its share, so that all hear the
+        same."""
+        pairs = list(dict.fromkeys(zip(batch.problems, batch.texts)))
+        said = [self.rated(*pairs[i]) for i in processes.share(len(pairs)).tolist()]
+        said = dict(zip(pairs, processes.merged(torch.tensor(said), len(pairs))))
+        batch.said = torch.stack([said[pair] for pair in zip(batch.problems, batch.texts)])
+        batch.verdicts = batch.said[:, 0].tolist()
+        batch.is_correct = self.is_correct(None, batch.said[:, 0]).view(-1, G)
+        batch.rewards = batch.said[:, 1:].sum(dim=1).view(-1, G)
+        return batch
+
+    def observe(self, batch, step):
+        means = batch.said[:, 1:].mean(dim=0).tolist()
+        return self.task.observe(batch, step) | {
+            f"rewards/{name}/mean": mean for name, mean in zip(self.functions, means)}
+
+
+@contextlib.contextmanager
+def one_line(path, seconds=0, about=""):
+    """Exits with one line, which says where in the file, if something raises, or takes longer."""
+    def stop(*_):
+        raise TimeoutError(f"took longer than {seconds} seconds")
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)               # 0: no limit
+    try:
+        yield
+    except Exception as error:                                  # a file may raise anything
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
+                 if frame.filename == path]
+        place = f"line {lines[-1]}: " if lines else ""
+        said = " ".join(str(error).split())
+        line = f"--reward_file {path}: {place}{type(error).__name__}: {said}{about}"
+        common.fail(line, code=1 if about else 2)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
