@@ -29,8 +29,8 @@ import grpo
 import gspo
 import reinforce
 from examples import lag
+from tasks import calls, rewards
 from tasks import problems as problem_files
-from tasks import rewards
 
 try:
     import transformers
@@ -179,26 +179,15 @@ class Policy:
         return torch.tensor(rows, device=self.cfg.device)
 
     def longest(self, task):
-        """Tokens of the longest prompt. Exits with one line if it is too long for the model. -> int"""
+        """How many tokens a prompt has at most. Exits with one line if one is too long. -> int"""
         if self.cfg.data:
             return max(self.encode(problems).shape[1] for problems in task.in_parts())
         empty = self.encode([common.Problem("", "")]).shape[1]
-        return empty + task.prompt_width + 2            # a token for each character, and where they meet
+        return empty + task.prompt_width + 2            # a character is a token at most
 
     def decode(self, ids):
         """The text of token ids, but for their end. -> str"""
         return self.tokenizer.decode([i for i in ids if i not in self.ends])
-
-    def called(self, ids, calls):
-        """The text up to a call, if the last token completes one, be it in its middle; else "". A
-        token has a byte at least, so that the last ones show it. -> str"""
-        near = 1 + max((len(call.encode()) for call in calls), default=0)
-        text = self.tokenizer.decode(ids[-near:])
-        before = self.tokenizer.decode(ids[-near:-1])
-        ends = [text.rfind(call) + len(call) for call in calls
-                if text.count(call) > before.count(call)]
-        whole = self.tokenizer.decode(ids) if ends else ""
-        return whole[:len(whole) - len(text) + max(ends, default=0)]
 
 
 def score(policy, prompts, completions, temperature=1.0, kernel="auto"):
@@ -225,39 +214,6 @@ def score_all(policy, prompts, completions, temperature=1.0, kernel="auto"):
 
 
 # ---- 3. sampling -----------------------------------------------------------------------------
-
-class Completion:
-    """A completion as it grows, by a token at a time. Behind a call comes what the task responds,
-    which the policy did not choose: its mask is 0.0, and an end in it ends nothing."""
-
-    def __init__(self, policy, task, problem):
-        self.policy = policy
-        self.task = task
-        self.problem = problem
-        self.calls = getattr(task, "call_tokens", ())   # tools.ask may have no task
-        self.ids = []
-        self.slots = []                         # of each: id, mask, log-probability, entropy
-        self.to_insert = collections.deque()
-        self.has_ended = False
-
-    def add(self, token, logp=0.0, entropy=0.0):
-        """Take a token that was sampled; where there is one to insert, take that. -> what it is"""
-        if self.has_ended:
-            return token
-        if self.to_insert:
-            token = self.to_insert.popleft()
-            self.ids.append(token)
-            self.slots.append((token, 0.0, 0.0, 0.0))
-            return token
-        self.ids.append(token)
-        self.slots.append((token, 1.0, logp, entropy))
-        text = self.policy.called(self.ids, self.calls) if self.calls else ""
-        if text:
-            response = self.task.respond(self.problem, text)
-            self.to_insert += self.policy.tokenizer(response, add_special_tokens=False).input_ids
-        self.has_ended = token in self.policy.ends and not self.to_insert
-        return token
-
 
 class Draw(transformers.LogitsProcessor):
     """Leaves each row one token, and adds it to its completion: uniforms[i, t] draws token t of row
@@ -309,14 +265,13 @@ def complete(policy, task, cfg, problems, generator=None):
     B, T = len(problems), cfg.max_completion_length
     share = processes.share(B)                                                  # (b,)
     prompts = policy.encode(problems)                                           # (B, W)
-    completions = [Completion(policy, task, problems[i]) for i in share]
+    completions = [calls.Completion(policy, task, problems[i]) for i in share]
     if policy.engine:
         policy.engine.update(policy.model)      # here, so that no sample is of older weights
         ids = [row[row != NO_TOKEN].tolist() for row in prompts[share]]
-        seeds = None
-        if generator is not None:
-            seeds = torch.randint(2**62, (B, T), generator=generator)[share]    # (b, T)
-        policy.engine.complete(ids, completions, cfg, seeds)
+        seeds = torch.randint(2**62, (B, T), generator=generator)[share]        # (b, T)
+        temperature = 0.0 if generator is None else cfg.temperature
+        policy.engine.complete(ids, completions, T, temperature, seeds)
     else:
         uniforms = None
         if generator is not None:
@@ -381,14 +336,6 @@ def correct(policy, batch, cfg):
     logps, entropy = score_all(policy, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
     batch.entropy = entropy * batch.mask                # which vllm does not know
     return lag.correct(batch, logps * batch.mask, cfg)
-
-
-def reference_logps(policy, reference, batch, cfg):
-    """log pi_ref: by the model at the start, which with LoRA is that without its adapter. (B, T)"""
-    with processes.without_adapter(policy.model, cfg.lora_rank):
-        ref_logps, _ = score_all(
-            reference or policy, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
-    return ref_logps
 
 
 def token_losses(logps, old_logps, ref_logps, A, mask, cfg):
@@ -482,7 +429,7 @@ def main(argv=None):
     cfg = dataclasses.replace(cfg, model=str(processes.last_checkpoint(cfg.model) or cfg.model))
     policy = Policy(cfg.model, cfg)
     longest = policy.longest(task)
-    reference = None
+    reference = policy                          # without its adapter, if it has one
     if cfg.beta > 0 and cfg.lora_rank == 0:
         reference = Policy(cfg.model, cfg)
     if cfg.engine == "vllm":
@@ -507,7 +454,9 @@ def main(argv=None):
         weights, differences = correct(policy, batch, cfg)
         ref_logps = batch.logps                             # of no use without beta
         if cfg.beta > 0:
-            ref_logps = reference_logps(policy, reference, batch, cfg)
+            with processes.without_adapter(reference.model):
+                ref_logps, _ = score_all(
+                    reference, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
         metrics = update(policy, optimizer, batch, ref_logps, weights * A, cfg, step)
         run.log(batch, A, metrics | differences)
     return run.finish()

@@ -1,8 +1,9 @@
 """Completions into which an environment inserts text, behind the call tokens of a task.
 
 What it responds takes the place of the tokens that would be sampled next. A policy did not choose
-them, so they have no part in a loss: the mask is 0.0 there. The functions of the script, such as
-sample_token, are found by the class of the model, or by the task.
+them, so they have no part in a loss: the mask is 0.0 there. `rollout` is that of the scripts, whose
+functions, such as sample_token, are found by the class of the model, or by the task; a Completion
+grows by what any engine samples.
 """
 import sys
 from collections import deque
@@ -88,3 +89,60 @@ def call_ids(task, script):
 def encode(response, script):
     """The token ids of what an environment inserts, which may be special tokens. -> list"""
     return script.TOKENIZER.encode(response, allowed_special="all")
+
+
+# ---- for engines that the scripts do not know ------------------------------------------------
+
+class Completion:
+    """A completion as it grows, by tokens of any tokenizer: a call is what the text ends with, so
+    that it may be several tokens, or end in the middle of one. An inserted end ends nothing."""
+
+    def __init__(self, policy, task, problem):
+        self.policy = policy                    # with tokenizer, and ends, the tokens that end it
+        self.task = task
+        self.problem = problem
+        self.calls = getattr(task, "call_tokens", ())   # tools.ask may have no task
+        self.ids = []
+        self.slots = []                         # of each: id, mask, log-probability, entropy
+        self.to_insert = deque()
+        self.has_ended = False
+
+    def add(self, token, logp=0.0, entropy=0.0):
+        """Take a token that was sampled; where there is one to insert, that. -> which one"""
+        if self.has_ended:
+            return token
+        is_sampled = not self.to_insert
+        if not is_sampled:
+            token, logp, entropy = self.to_insert.popleft(), 0.0, 0.0
+        self.ids.append(token)
+        self.slots.append((token, float(is_sampled), logp, entropy))
+        text = self.called() if is_sampled and self.calls else ""
+        if text:
+            response = self.task.respond(self.problem, text)
+            self.to_insert += self.policy.tokenizer(response, add_special_tokens=False).input_ids
+        if is_sampled and token in self.policy.ends:
+            self.has_ended = not self.to_insert
+        return token
+
+    def called(self):
+        """The text up to a call, if the last token completes one; else "". A token has a byte at
+        least, so that the last ones show it."""
+        decode = self.policy.tokenizer.decode
+        near = 1 + max(len(call.encode()) for call in self.calls)
+        last = decode(self.ids[-near:])
+        if not any(call in last for call in self.calls):
+            return ""
+        before = decode(self.ids[-near:-1])
+        ends = [last.rfind(call) + len(call) for call in self.calls
+                if last.count(call) > before.count(call)]
+        text = decode(self.ids)
+        return text[:len(text) - len(last) + max(ends)] if ends else ""
+
+    def extend(self, *sampled, T):
+        """Take tokens up to a call, and then all that there is to insert; up to T in all."""
+        for of_token in zip(*sampled):
+            self.add(*of_token)
+            if self.to_insert:
+                break
+        while self.to_insert and len(self.ids) < T:
+            self.add(None)

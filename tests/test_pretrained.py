@@ -5,6 +5,7 @@ import functools
 import json
 import math
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ import common
 import grpo
 import gspo
 import reinforce
+from tasks import calls
 from tools import ask, export
 
 transformers = pytest.importorskip("transformers", reason=NEEDS)
@@ -155,12 +157,9 @@ def test_a_run_is_that_of_the_script_from_the_same_base(script, flags, run, smal
 def test_a_correction_takes_the_trainers_log_probs_and_weighs_tokens(run, monkeypatch):
     flags = {"max_steps": 1, "importance_sampling_correction": "truncate"}
     plain = steps(run("plain", max_steps=1))[0]
-    generate = pretrained.generate
-
-    def rounded(*args):                                 # a sampler that finds all less likely
-        tokens, logps, entropies = generate(*args)
-        return tokens, logps - 0.5, entropies
-    monkeypatch.setattr(pretrained, "generate", rounded)
+    add = calls.Completion.add                          # of a sampler that finds all less likely
+    monkeypatch.setattr(calls.Completion, "add", lambda one, token, logp, entropy: (
+        add(one, token, logp - 0.5, entropy)))
     wrong = steps(run("wrong", max_steps=1))[0]
     right = steps(run("right", **flags))[0]
     capped = steps(run("capped", temperature=0.7, importance_sampling_cap=1.2, **flags))[0]
@@ -244,23 +243,29 @@ def test_the_highest_and_the_lowest_random_number_draw_a_token_that_has_a_chance
         some = torch.randn(5_000, generator=generator)
         logits = torch.cat([some, torch.full((10,), -torch.inf)])[None]
         end = torch.log_softmax(logits, dim=1).exp().cumsum(dim=1)[0, -1].item()
-    draw = pretrained.Draw(torch.tensor([[1 - 2**-24]]), temperature=1.0)
-    assert draw(None, logits).argmax() < 5_000
-    zero = pretrained.Draw(torch.tensor([[0.0]]), temperature=1.0)
-    zero(None, torch.tensor([[-torch.inf, 0.0, 0.0]]))
-    assert torch.isfinite(torch.cat([*draw.logps, *zero.logps])).all()
+    nobody = SimpleNamespace(ends=[])
+    logits_of = {1 - 2**-24: logits, 0.0: torch.tensor([[-torch.inf, 0.0, 0.0]])}
+    for uniform, logits in logits_of.items():
+        completion = calls.Completion(nobody, None, None)
+        draw = pretrained.Draw([completion], 1.0, torch.tensor([[uniform]]))
+        token = draw(None, logits).argmax()
+        assert completion.ids == [token] and logits[0, token] > -torch.inf
+        assert all(map(math.isfinite, completion.slots[0]))
 
 
 def test_a_completion_ends_with_its_first_end_which_its_text_lacks(folder_of, monkeypatch):
-    cfg = config_of(max_completion_length=6)
-    policy = pretrained.Policy(folder_of("llama"), cfg)
+    policy = pretrained.Policy(folder_of("llama"), config_of(max_completion_length=6))
     policy.ends = [ord("."), grpo.EOS]
-    rows = torch.tensor([[*b"ab.cd."], [*b"abcdef"], [ord("a"), grpo.EOS, *b".bcd"]])
-    monkeypatch.setattr(pretrained, "generate", lambda *_: (
-        rows, torch.ones(3, 6), torch.ones(3, 6)))
-    batch = pretrained.complete(policy, None, cfg, problems_of("xyz"))
+    rows = [[*b"ab.cd."], [*b"abcdef"], [ord("a"), grpo.EOS, *b".bcd"]]
+
+    def generate(policy, prompts, completions, cfg, uniforms):
+        for one, row in zip(completions, rows):
+            for token in row:
+                assert one.add(token, -1.0, 2.0) == token
+    monkeypatch.setattr(pretrained, "generate", generate)
+    batch = pretrained.complete(policy, None, policy.cfg, problems_of("xyz"))
     assert batch.lengths.tolist() == batch.mask.sum(dim=1).tolist() == [3, 6, 2]
-    assert torch.equal(batch.logps, batch.mask) and torch.equal(batch.entropy, batch.mask)
+    assert torch.equal(batch.logps, -batch.mask) and torch.equal(batch.entropy, 2 * batch.mask)
     assert batch.texts == ["ab", "abcdef", "a"]
     assert batch.is_truncated.tolist() == [False, True, False]
 
@@ -394,7 +399,9 @@ def test_a_checkpoint_is_a_folder_of_transformers_from_which_another_run_can_sta
     ({"model": ""}, "a flag has an empty value"),
     ({"model": "nowhere"}, "--model nowhere: cannot be loaded: "),
     ({"model": "BASE"}, "--model BASE: is a run of a script; "),
-    ({"task": "lookup"}, "--task lookup: inserts text"),
+    ({"engine_memory": 0.5}, "--engine_memory: is for vllm"),
+    ({"engine": "vllm", "sample_batch_size": 8}, "--sample_batch_size: is for transformers"),
+    ({"reward_file": "x.py", "reward": "format"}, "--reward: is for runs without --reward_file"),
     ({"reward": "accuracy+model"}, "--reward accuracy+model: only the scripts"),
     ({"parallel": "fsdp"}, "--parallel fsdp: needs torchrun"),
     ({"dynamic_sampling": 2}, "--dynamic_sampling: is for the scripts"),

@@ -1,4 +1,4 @@
-"""vLLM completes prompts for examples/pretrained.py: an engine in each process, which has a copy of
+"""vLLM completes prompts for examples/pretrained.py: in each process an engine, which has a copy of
 the policy's weights, does the process's share. It rounds otherwise than the trainer, for which
 there is --importance_sampling_correction. Needs examples/requirements-vllm.txt."""
 import math
@@ -14,13 +14,14 @@ from tools import processes
 
 
 class Engine:
-    """vLLM for one policy, whose texts have `longest` tokens at most, those of prompts included."""
+    """vLLM for one policy. A text has `longest` tokens at most, those of its prompt included."""
 
     def __init__(self, policy, longest):
         cfg = policy.cfg
         self.ends = policy.ends
         self.is_cpu = cfg.device == "cpu"
-        set_num_threads = torch.set_num_threads         # which vLLM replaces by one that does nothing
+        is_job = torch.distributed.is_torchelastic_launched()
+        set_num_threads = torch.set_num_threads         # which vLLM replaces by what does nothing
         self.llm = LLM(
             model=policy.model.name_or_path, dtype=cfg.dtype, max_model_len=longest,
             gpu_memory_utilization=cfg.engine_memory,
@@ -29,8 +30,7 @@ class Engine:
             enforce_eager=self.is_cpu,                  # there it would compile for half a minute
             enable_chunked_prefill=not self.is_cpu,     # there it fails if a row has a seed
             enable_sleep_mode=not self.is_cpu,
-            distributed_executor_backend=(
-                "external_launcher" if torch.distributed.is_torchelastic_launched() else None))
+            distributed_executor_backend="external_launcher" if is_job else None)
         torch.set_num_threads = set_num_threads
         self.sleep()
 
@@ -53,39 +53,25 @@ class Engine:
             self.llm.wake_up(tags=["kv_cache"])
         self.llm.reset_prefix_cache()           # of keys and values that other weights computed
 
-    def complete(self, prompts, completions, cfg, seeds=None):
+    def complete(self, prompts, completions, T, temperature, seeds):
         """Add tokens to completions of prompts, lists of token ids, in rounds: until an end or a
         call, behind which comes what the task responds. seeds[i, t], (b, T), is that of row i if a
-        round begins at its token t; without seeds tokens are the likeliest."""
-        T = cfg.max_completion_length
+        round begins at its token t."""
         rows = range(len(prompts))
         while rows:
             texts = [{"prompt_token_ids": prompts[i] + completions[i].ids} for i in rows]
-            wishes = [self.wish(completions[i], None if seeds is None else seeds[i], cfg)
-                      for i in rows]
+            wishes = []
+            for i in rows:
+                t = len(completions[i].ids)
+                calls = list(completions[i].calls)      # to stop there saves time
+                wishes.append(SamplingParams(
+                    temperature=temperature, seed=seeds[i, t].item(), max_tokens=T - t,
+                    stop_token_ids=self.ends, stop=calls, include_stop_str_in_output=True,
+                    skip_special_tokens=False, detokenize=bool(calls), logprobs=0,
+                    flat_logprobs=True))
             for i, found in zip(rows, self.llm.generate(texts, wishes, use_tqdm=False)):
-                add(completions[i], found.outputs[0], T)
+                [sampled] = found.outputs
+                entropies = [math.nan] * T              # vLLM does not tell them
+                completions[i].extend(sampled.token_ids, sampled.logprobs.logprobs, entropies, T=T)
             rows = [i for i in rows if not completions[i].has_ended and len(completions[i].ids) < T]
         self.sleep()
-
-    def wish(self, completion, seeds, cfg):
-        """How vLLM is to go on with a completion."""
-        t = len(completion.ids)
-        chance = {"temperature": 0.0}
-        if seeds is not None:
-            chance = {"temperature": cfg.temperature, "seed": seeds[t].item()}
-        return SamplingParams(
-            **chance, max_tokens=cfg.max_completion_length - t, stop_token_ids=self.ends,
-            logprobs=0, flat_logprobs=True, detokenize=bool(completion.calls),
-            stop=list(completion.calls), include_stop_str_in_output=True, skip_special_tokens=False)
-
-
-def add(completion, sampled, T):
-    """Add what vLLM sampled, up to a call, and the response. Entropies, which vLLM does not tell,
-    are nan."""
-    for token, logp in zip(sampled.token_ids, sampled.logprobs.logprobs):
-        completion.add(token, logp, math.nan)
-        if completion.to_insert:                        # vLLM stops there only to save time
-            break
-    while completion.to_insert and len(completion.ids) < T:
-        completion.add(None)

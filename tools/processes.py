@@ -138,15 +138,14 @@ def add_adapter(model, rank, dtype):
 
 
 @contextlib.contextmanager
-def without_adapter(model, rank):
+def without_adapter(model):
     """What the model was before it learned, if it has an adapter."""
-    if rank > 0:
+    has_one = hasattr(model, "peft_config")
+    if has_one:
         model.disable_adapters()
-    try:
-        yield
-    finally:
-        if rank > 0:
-            model.enable_adapters()
+    yield
+    if has_one:
+        model.enable_adapters()
 
 
 @torch.no_grad()
@@ -176,7 +175,7 @@ def with_adapter(model, folder):
     of_one = get_peft_model_state_dict(model).keys() ^ load_file(Path(folder, ADAPTER)).keys()
     if of_one:
         raise ValueError(f"the adapter is of another model, by {min(of_one)}")
-    model = model.merge_and_unload()
+    model = model.merge_and_unload().requires_grad_(True)
     model.name_or_path = str(folder)        # to which a further adapter adds
     return model
 
