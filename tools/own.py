@@ -9,11 +9,12 @@
   call_tokens = ["</search>"]
   seconds = 60                                  # that a function may take
 
-Every other function is a reward, but for names with an underscore in front. `row` has the prompt
-and what else the line of --data has; for rewards also `correct`, 0.0 or 1.0. What they return has
-to depend on their arguments alone, or a resumed run is another one.
+Every other function is a reward, unless its name begins with an underscore. `row` has the prompt
+and what else the line of --data has, and for rewards `correct`, 0.0 or 1.0. What they return has to
+depend on their arguments alone, or a resumed run is another one.
 """
 import contextlib
+import functools
 import inspect
 import json
 import math
@@ -35,8 +36,8 @@ class Own(Wrapper):
 
     def __init__(self, cfg, task):
         super().__init__(task)
+        self.cfg = cfg
         self.path = str(Path(cfg.reward_file).resolve())
-        self.has_rows = bool(cfg.data)
         sys.path.append(str(Path(self.path).parent))            # for what the file imports
         with one_line(self.path):
             names = runpy.run_path(self.path, run_name="reward_file")
@@ -47,16 +48,15 @@ class Own(Wrapper):
         self.correct = self.functions.pop("correct", None)
         self.is_judged = task.is_judged or self.correct is not None
         self.call_tokens = tuple(names.get("call_tokens", task.call_tokens))
-        responds = self.functions.pop("respond", None)
-        if responds:
-            self.respond = lambda problem, text: self.ask(responds, str, problem, text)
+        if "respond" in self.functions:
+            self.respond = functools.partial(self.ask, self.functions.pop("respond"), str)
         if not self.functions:
             common.fail(f"--reward_file {cfg.reward_file}: has no function that rewards")
 
     def ask(self, function, kind, problem, text, **more):
         """What a function says of a completion, a float or a str. Exits with one line if it raises
         or takes too long: to call that wrong would hide it."""
-        row = json.loads(problem.secret) if self.has_rows else {}
+        row = json.loads(problem.secret) if self.cfg.data else {}
         row |= {"prompt": problem.prompt, "answer": problem.answer, "completion": text} | more
         with one_line(self.path, self.seconds, f" in {function.__name__} of {json.dumps(row)}"):
             said = function(**row)
@@ -69,9 +69,6 @@ class Own(Wrapper):
             return self.ask(self.correct, float, problem, text)
         return float(self.task.is_correct(problem, self.task.verify(problem, text)))
 
-    def is_correct(self, problem, verdict):
-        return verdict == 1
-
     def rated(self, problem, text):
         """Whether a completion is right, and what each function rewards. -> list of floats"""
         is_right = self.verify(problem, text)
@@ -79,14 +76,13 @@ class Own(Wrapper):
                             for function in self.functions.values())]
 
     def judge(self, batch, G, purpose):
-        """Ask about each different completion, each process about its share, so that all hear the
-        same."""
+        """Ask once about each completion, each process about its share: all hear the same."""
         pairs = list(dict.fromkeys(zip(batch.problems, batch.texts)))
         said = [self.rated(*pairs[i]) for i in processes.share(len(pairs)).tolist()]
         said = dict(zip(pairs, processes.merged(torch.tensor(said), len(pairs))))
         batch.said = torch.stack([said[pair] for pair in zip(batch.problems, batch.texts)])
         batch.verdicts = batch.said[:, 0].tolist()
-        batch.is_correct = self.is_correct(None, batch.said[:, 0]).view(-1, G)
+        batch.is_correct = (batch.said[:, 0] == 1).view(-1, G)
         batch.rewards = batch.said[:, 1:].sum(dim=1).view(-1, G)
         return batch
 
@@ -105,12 +101,10 @@ def one_line(path, seconds=0, about=""):
     signal.setitimer(signal.ITIMER_REAL, seconds)               # 0: no limit
     try:
         yield
-    except Exception as error:                                  # a file may raise anything
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
-                 if frame.filename == path]
-        place = f"line {lines[-1]}: " if lines else ""
-        said = " ".join(str(error).split())
-        line = f"--reward_file {path}: {place}{type(error).__name__}: {said}{about}"
-        common.fail(line, code=1 if about else 2)
+    except (Exception, SystemExit) as error:                    # a file may raise anything
+        frames = traceback.extract_tb(error.__traceback__)
+        place = [f"line {frame.lineno}: " for frame in frames if frame.filename == path][-1:]
+        said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        common.fail(f"--reward_file {path}: {''.join(place)}{said}{about}", code=1 if about else 2)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
