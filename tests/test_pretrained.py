@@ -69,7 +69,7 @@ def outcome(folder):
     """All that a run leaves, but for times. -> {path: value}"""
     record = load(folder / "checkpoint.pt")
     [path] = folder.glob("checkpoint-*")
-    model = transformers.AutoModelForCausalLM.from_pretrained(path)
+    model, _ = processes.load_model(path)
     found = leaves({
         "model": model.state_dict(), "optimizer": record["weights"], "state": record["state"],
         "summary": read_summary(folder),

@@ -5,13 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from small_models import LIKE_SMALL, NEEDS, config_of, load_example, save_random
-from small_runs import SMALL, arguments, at_work, difference, lines, steps
+from small_runs import SMALL, arguments, at_work, lines, steps
 
 import grpo
 from tasks import calls
 
 transformers = pytest.importorskip("transformers", reason=NEEDS)
-from test_pretrained import outcome, problems_of, resume  # noqa: E402
+from test_pretrained import problems_of  # noqa: E402
 from test_processes import job  # noqa: E402
 
 from tools import ask, export  # noqa: E402
@@ -90,24 +90,6 @@ def test_two_processes_with_unequally_many_calls_make_the_steps_of_one(
             assert other[name] == pytest.approx(one[name], rel=1e-4, abs=1e-5), name
 
 
-def test_a_resumed_run_with_a_tool_is_the_whole_one_bit_for_bit(lookup_base, whole, tmp_path):
-    with at_work(tmp_path):
-        pretrained.main(arguments(FLAGS | {"model": lookup_base[1], "max_steps": 2}))
-    resume(tmp_path / "run", max_steps=4)
-    assert not difference(outcome(tmp_path / "run"), outcome(whole))
-
-
-def test_a_call_that_nothing_responds_to_changes_nothing(policy):
-    plain = sample(policy, None)
-    pair = next(text[3:5] for text in plain.texts if len(text) > 8)     # of two tokens
-    task = Task((pair, "!?", "q"), "")
-    batch = sample(policy, task)
-    assert len(task.texts) > 3 and any(text.endswith(pair) for text in task.texts)
-    assert all(text.endswith(task.call_tokens) for text in task.texts)
-    for name in ("tokens", "mask", "logps", "lengths", "is_truncated"):
-        assert torch.equal(getattr(batch, name), getattr(plain, name)), name
-
-
 def test_inserted_tokens_have_mask_0_and_the_policy_reads_them(policy):
     task = Task(tuple("abcdefgh!"), "<i>7<|eos|>,</i>")         # whose end ends nothing
     batch = sample(policy, task)
@@ -124,27 +106,6 @@ def test_inserted_tokens_have_mask_0_and_the_policy_reads_them(policy):
     assert not (batch.logps * (1 - batch.mask)).any()
     logps, _ = pretrained.score_all(policy, batch.prompts, batch.tokens)
     torch.testing.assert_close(logps * batch.mask, batch.logps, rtol=0, atol=1e-5)
-
-
-def test_no_gradient_comes_from_inserted_tokens(policy, monkeypatch):
-    batch = sample(policy, Task(tuple("abcdefgh!"), "<i>7</i>"))
-    cfg = config_of(max_completion_length=60, beta=0.1, micro_batch_size=100)
-    rows = torch.arange(len(batch.texts))
-    A = torch.linspace(-1, 1, len(rows))[:, None] * torch.ones_like(batch.mask)
-    plain = pretrained.score
-    kept = []
-
-    def score(*args):
-        logps, entropy = plain(*args)
-        logps.retain_grad()
-        kept.append(logps)
-        return logps, entropy
-    monkeypatch.setattr(pretrained, "score", score)
-    pretrained.backward(
-        policy, list(policy.model.parameters()), batch, batch.logps - 0.1, A, rows, cfg)
-    [logps] = kept
-    mask = batch.mask[:, :logps.shape[1]]
-    assert (logps.grad[mask == 0] == 0).all() and (logps.grad[mask == 1] != 0).all()
 
 
 class Pieces:

@@ -23,8 +23,8 @@ class Engine:
         is_job = torch.distributed.is_torchelastic_launched()
         set_num_threads = torch.set_num_threads         # which vLLM replaces by what does nothing
         self.llm = LLM(
-            model=policy.model.name_or_path, dtype=cfg.dtype, max_model_len=longest,
-            gpu_memory_utilization=cfg.engine_memory,
+            model=policy.model.config.name_or_path, tokenizer=policy.tokenizer.name_or_path,
+            dtype=cfg.dtype, max_model_len=longest, gpu_memory_utilization=cfg.engine_memory,
             load_format="dummy",                        # `update` brings the weights
             logprobs_mode="processed_logprobs",         # those of what it samples from
             enforce_eager=self.is_cpu,                  # there it would compile for half a minute

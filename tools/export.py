@@ -134,7 +134,10 @@ def read_llama(folder):
     folder = processes.last_checkpoint(folder) or folder
     if not folder.is_dir():                 # else its name is looked up on Hugging Face
         raise ValueError("it is no folder")
-    found = AutoConfig.from_pretrained(folder).to_dict()
+    plain = folder
+    while processes.base_of(plain):         # without the adapters that add to it
+        plain = processes.base_of(plain)
+    found = AutoConfig.from_pretrained(plain).to_dict()
     cfg = grpo.Config(**{name: found[name] for name in SHAPE}, device="cpu")
     wanted = llama_config(cfg)
     for name in MATTERS:

@@ -62,9 +62,8 @@ def load_model(path):
     ValueError if weights are missing, which would be random. -> model, set of names"""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    adapter = Path(path, "adapter_config.json")
-    if adapter.is_file():
-        model, unexpected = load_model(json.loads(adapter.read_text())["base_model_name_or_path"])
+    if base_of(path) is not None:
+        model, unexpected = load_model(base_of(path))
         return with_adapter(model, path), unexpected
     model, info = AutoModelForCausalLM.from_pretrained(
         path, dtype=torch.float32, output_loading_info=True)
@@ -159,6 +158,12 @@ def merged_weights(model):
             weight = weight + layer.get_delta_weight("default")
         if "lora_" not in name:
             yield name.replace(".base_layer.", "."), weight
+
+
+def base_of(folder):
+    """What the adapter in a folder adds to. -> a folder or a name; None if there is no adapter"""
+    path = Path(folder, "adapter_config.json")
+    return json.loads(path.read_text())["base_model_name_or_path"] if path.is_file() else None
 
 
 def adapter_weights(folder):
@@ -394,7 +399,6 @@ class Run(common.Run):
             weights.pop(name, None)
         part = folder.with_suffix(".tmp")
         self.policy.model.save_pretrained(part, state_dict=weights)
-        self.policy.model.config.save_pretrained(part)          # not there beside an adapter alone
         self.policy.generation_config.save_pretrained(part)
         self.policy.tokenizer.save_pretrained(part)
         shutil.rmtree(folder, ignore_errors=True)       # of a run that was killed, and did it again
