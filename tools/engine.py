@@ -21,10 +21,14 @@ class Engine:
         self.ends = policy.ends
         self.is_cpu = cfg.device == "cpu"
         is_job = torch.distributed.is_torchelastic_launched()
+        memory = {"gpu_memory_utilization": cfg.engine_memory}
+        if self.is_cpu:                                 # where it would count what others take
+            total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            memory = {"kv_cache_memory_bytes": int(cfg.engine_memory * total)}
         set_num_threads = torch.set_num_threads         # which vLLM replaces by what does nothing
         self.llm = LLM(
             model=policy.model.config.name_or_path, tokenizer=policy.tokenizer.name_or_path,
-            dtype=cfg.dtype, max_model_len=longest, gpu_memory_utilization=cfg.engine_memory,
+            dtype=cfg.dtype, max_model_len=longest, **memory,
             load_format="dummy",                        # `update` brings the weights
             logprobs_mode="processed_logprobs",         # those of what it samples from
             enforce_eager=self.is_cpu,                  # there it would compile for half a minute

@@ -1,0 +1,117 @@
+"""tools/engine.py completes prompts by the weights of the moment, and says of it what the trainer
+says. A CPU will do."""
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import ROOT
+from small_models import LIKE_SMALL, NEEDS, config_of, load_example, save_random
+from small_runs import arguments, difference, steps
+
+import common
+
+pytest.importorskip("transformers", reason=NEEDS)
+pytest.importorskip("vllm", reason="needs examples/requirements-vllm.txt: make engine")
+from test_pretrained import outcome
+from test_turns import Task
+
+from tools import processes
+
+pretrained = load_example()
+VLLM = {"engine": "vllm", "engine_memory": 0.05}
+SHAPE = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32,
+         "max_position_embeddings": 512}                # vLLM has no kernel for heads of 8 or 16
+LONG = "The weights of the moment, and no others. " * 5         # longer than a block of the cache
+PROBLEMS = [common.Problem(text, "") for text in ("(3+4)=", "3>", LONG, "Say yes:")
+            for _ in range(4)]
+
+
+@pytest.fixture(scope="module", params=[
+    ("llama", {"tie_word_embeddings": True}), ("llama", {"tie_word_embeddings": False}),
+    ("gemma2", {"query_pre_attn_scalar": 32})], ids=str)
+def policy(request, tmp_path_factory):
+    """A policy with an adapter, for which vLLM starts once."""
+    family, changes = request.param
+    folder = save_random(tmp_path_factory.mktemp("model") / "model", family, **SHAPE | changes)
+    cfg = config_of(**VLLM, max_completion_length=25, temperature=0.8, lora_rank=4)
+    policy = pretrained.Policy(folder, cfg)
+    policy.engine = processes.load_engine(policy, 300)
+    yield policy
+    policy.engine.llm.llm_engine.engine_core.shutdown()
+
+
+def sample(policy, task=None, problems=PROBLEMS):
+    """-> Batch, log-probabilities (B, T) by the trainer"""
+    generator = torch.Generator().manual_seed(0)
+    batch = pretrained.complete(policy, task, policy.cfg, problems, generator)
+    logps, _ = pretrained.score_all(policy, batch.prompts, batch.tokens, policy.cfg.temperature)
+    return batch, logps * batch.mask
+
+
+def test_the_trainer_says_what_vllm_said_before_and_after_an_update(policy):
+    before, logps = sample(policy)
+    assert before.lengths.max() > 5 and logps[logps != 0].std() > 0.5
+    for trained in ("none", "weights", "adapter"):
+        generator = torch.Generator().manual_seed(1)
+        for name, weight in policy.model.named_parameters():
+            if trained != "none" and ("lora_" in name) == (trained == "adapter"):
+                weight.data += 0.1 * torch.randn(weight.shape, generator=generator)
+        batch, logps = sample(policy)
+        is_gemma = policy.model.config.model_type == "gemma2"       # whose tanh vLLM rounds more
+        assert (logps - batch.logps).abs().mean() < (1e-3 if is_gemma else 1e-5)
+        assert torch.equal(batch.tokens, before.tokens) == (trained == "none")
+        before = batch
+    assert batch.entropy[batch.mask == 1].isnan().all()     # not known, and not made up
+
+
+def test_a_completion_depends_on_its_own_random_numbers_alone(policy):
+    batch, _ = sample(policy)
+    fewer, _ = sample(policy, problems=PROBLEMS[:6])
+    assert torch.equal(fewer.tokens[:4], batch.tokens[:4])
+    assert len(set(batch.texts[:4])) > 1                # a group is no copies
+    greedy = pretrained.complete(policy, None, policy.cfg, PROBLEMS)
+    assert len(set(greedy.texts)) == 4
+
+
+def test_what_a_task_inserts_is_read_and_has_mask_0(policy):
+    batch, logps = sample(policy, Task(tuple("abcdefgh!"), "<i>7<|eos|>,</i>"))
+    assert (batch.mask.sum(dim=1) < batch.lengths).sum() > 3
+    assert "".join(batch.texts).count("<i>7,</i>") > 3
+    assert (logps - batch.logps).abs().mean() < 1e-3
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """run(folder, launcher, **flags): a run of the example, in which long completions are better."""
+    model = save_random(tmp_path_factory.mktemp("model") / "model", **SHAPE)
+
+    def start(folder, launcher=(), **flags):
+        (folder / "mine.py").write_text("def reward(completion, **row): return len(completion)")
+        flags = LIKE_SMALL | VLLM | {
+            "model": model, "reward_file": "mine.py", "max_steps": 4, "output_dir": "run"} | flags
+        if "resume_from_checkpoint" in flags:
+            flags = {name: flags[name] for name in ("resume_from_checkpoint", "max_steps")}
+        return subprocess.run(
+            [sys.executable, *launcher, str(ROOT / "examples/pretrained.py"), *arguments(flags)],
+            cwd=folder, capture_output=True, text=True)
+    return start
+
+
+def test_a_resumed_run_is_the_whole_one_bit_for_bit_and_two_processes_make_its_steps(run, tmp_path):
+    folders = {name: tmp_path / name for name in ("whole", "halves", "two")}
+    for folder in folders.values():
+        folder.mkdir()
+    correction = {"importance_sampling_correction": "truncate"}
+    torchrun = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--rdzv_backend", "c10d",
+                "--rdzv_endpoint", "localhost:0"]
+    done = [run(folders["whole"]), run(folders["halves"], max_steps=2),
+            run(folders["halves"], resume_from_checkpoint="run"),
+            run(folders["two"], torchrun, parallel="fsdp", **correction)]
+    assert [one.returncode for one in done] == [0] * 4, [one.stderr[-900:] for one in done]
+    whole, halves, two = (folder / "run" for folder in folders.values())
+    assert not difference(outcome(whole), outcome(halves))
+    for one, other in zip(steps(whole), steps(two), strict=True):
+        assert one["grad_norm"] > 0
+        for name in ("reward", "grad_norm", "loss", "entropy"):
+            assert other[name] == pytest.approx(one[name], rel=1e-4, abs=1e-5), name
