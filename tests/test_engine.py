@@ -83,7 +83,7 @@ def test_what_a_task_inserts_is_read_and_has_mask_0(policy):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """run(folder, launcher, **flags): a run of the example, in which long completions are better."""
+    """run(folder, launcher, **flags): a run in which long completions are better."""
     model = save_random(tmp_path_factory.mktemp("model") / "model", **SHAPE)
 
     def start(folder, launcher=(), **flags):
