@@ -128,7 +128,7 @@ def add_adapter(model, rank, dtype):
     try:
         from peft import LoraConfig
     except ImportError:
-        common.fail("--lora_rank: peft is missing: pip install peft")
+        common.fail("peft is missing: pip install -r examples/requirements.txt")
     torch.manual_seed(0)                    # all processes, and a resumed run, draw the same
     model.add_adapter(LoraConfig(r=rank, lora_alpha=32, target_modules="all-linear"))
     for module in model.modules():
@@ -139,7 +139,7 @@ def add_adapter(model, rank, dtype):
 @contextlib.contextmanager
 def without_adapter(model):
     """What the model was before it learned, if it has an adapter."""
-    has_one = hasattr(model, "peft_config")
+    has_one = any("lora_" in name for name, _ in model.named_parameters())
     if has_one:
         model.disable_adapters()
     yield
