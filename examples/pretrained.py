@@ -61,7 +61,7 @@ class Config(grpo.Config):
     lora_rank: int = 0                  # train an adapter of this rank, not the weights; 0: these
     parallel: Literal["replicate", "fsdp"] = "replicate"    # has a process the model, or a part?
     engine: Literal["transformers", "vllm"] = "transformers"    # what completes prompts
-    engine_memory: float = 0.3          # share of the memory that vllm takes
+    engine_memory: float = 0.3 if common.HAS_CUDA else 0.1      # share of memory that vllm takes
     data: str = ""                      # file of lines {"prompt": ..., "answer": ...}, not a task
     eval_data: str = ""                 # a held-out one; else a tenth of --data
     reward_file: str = ""               # Python file with rewards of one's own: see tools/own.py

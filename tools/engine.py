@@ -1,7 +1,5 @@
-"""vLLM completes prompts for examples/pretrained.py: in each process an engine, which has a copy of
-the policy's weights, does the process's share. It rounds otherwise than the trainer, for which
-there is --importance_sampling_correction. Needs examples/requirements-vllm.txt."""
-import math
+"""vLLM completes prompts for examples/pretrained.py: in each process an engine, with a copy of the
+policy's weights, does the process's share. Needs examples/requirements-vllm.txt."""
 import os
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"      # in this process, which has the weights
@@ -35,6 +33,7 @@ class Engine:
             enable_chunked_prefill=not self.is_cpu,     # there it fails if a row has a seed
             enable_sleep_mode=not self.is_cpu,
             distributed_executor_backend="external_launcher" if is_job else None)
+        self.llm.generate([{"prompt_token_ids": [0]}], use_tqdm=False)     # can it do this model?
         torch.set_num_threads = set_num_threads
         self.sleep()
 
@@ -75,7 +74,7 @@ class Engine:
                     flat_logprobs=True))
             for i, found in zip(rows, self.llm.generate(texts, wishes, use_tqdm=False)):
                 [sampled] = found.outputs
-                entropies = [math.nan] * T              # vLLM does not tell them
+                entropies = [float("nan")] * T          # vLLM does not tell them
                 completions[i].extend(sampled.token_ids, sampled.logprobs.logprobs, entropies, T=T)
             rows = [i for i in rows if not completions[i].has_ended and len(completions[i].ids) < T]
         self.sleep()

@@ -65,6 +65,12 @@ def commands(dry_run):
         fsdp = f"{MODEL} --output_dir runs/gpu/fsdp --parallel fsdp"
         device = " --device cpu" if dry_run else ""     # several processes share no make-believe
         yield "fsdp", 40, f"torch.distributed.run examples/pretrained.py {fsdp}{device}"
+    if find_spec("vllm") and not dry_run:
+        wide = "--num_attention_heads 2 --output_dir runs/gpu/wide"     # as vLLM has kernels for
+        yield "wide", 30, f"grpo {SHORT} {wide}"
+        yield "wide-export", 20, "tools.export runs/gpu/wide runs/gpu/wide-model"
+        job = MODEL.replace("gpu/model", "gpu/wide-model") + " --lora_rank 8 --engine vllm"
+        yield "vllm", 120, f"examples.pretrained {job} --output_dir runs/gpu/vllm"
     for rows, limit in (("logits", 120), ("rollout", 40), ("step", 60)) if not dry_run else ():
         yield f"bench-{rows}", limit, f"kernels.bench --rows {rows}"
 
