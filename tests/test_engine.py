@@ -13,8 +13,8 @@ import common
 
 pytest.importorskip("transformers", reason=NEEDS)
 pytest.importorskip("vllm", reason="needs examples/requirements-vllm.txt: make engine")
+from test_own import Task
 from test_pretrained import outcome
-from test_turns import Task
 
 from tools import processes
 
@@ -83,11 +83,13 @@ def test_what_a_task_inserts_is_read_and_has_mask_0(policy):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """run(folder, launcher, **flags): a run in which long completions are better."""
+    """run(folder, launcher, **flags): a run with calls, in which long completions are better."""
     model = save_random(tmp_path_factory.mktemp("model") / "model", **SHAPE)
 
     def start(folder, launcher=(), **flags):
-        (folder / "mine.py").write_text("def reward(completion, **row): return len(completion)")
+        (folder / "mine.py").write_text(
+            "call_tokens = list('abcde')\ndef respond(**row): return '<i>7'\n"
+            "def reward(completion, **row): return len(completion)")
         flags = LIKE_SMALL | VLLM | {
             "model": model, "reward_file": "mine.py", "max_steps": 4, "output_dir": "run"} | flags
         if "resume_from_checkpoint" in flags:

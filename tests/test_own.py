@@ -1,14 +1,22 @@
-"""--reward_file: functions of one's own that reward, say what is right, and respond."""
+"""Rewards and tools of one's own: --reward_file, and tasks that insert text into completions, which
+examples/pretrained.py trains as the scripts do."""
 import json
 import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
 from small_models import LIKE_SMALL, NEEDS, load_example
-from small_runs import arguments, at_work, lines, read_summary, steps
+from small_runs import SMALL, arguments, at_work, lines, read_summary, steps
 
-pytest.importorskip("transformers", reason=NEEDS)
-from test_processes import job
+import grpo
+from tasks import calls
+
+transformers = pytest.importorskip("transformers", reason=NEEDS)
+from test_processes import job  # noqa: E402  (behind the line that may skip)
+
+from tools import ask, export  # noqa: E402
 
 pretrained = load_example()
 FLAGS = LIKE_SMALL | {"stop_at": 2, "max_steps": 2, "output_dir": "run", "reward_file": "mine.py"}
@@ -37,21 +45,7 @@ def run(folder, model, source=MINE, **flags):
     return folder / "run"
 
 
-def test_functions_are_added_up_and_each_completion_is_asked_about_once(small_llama, tmp_path):
-    folder = run(tmp_path, small_llama, max_steps=1, num_eval_samples=1)
-    [step] = steps(folder)
-    assert step["rewards/accuracy/mean"] == step["accuracy"] > 0
-    assert step["rewards/brevity/mean"] < 0
-    total = step["rewards/accuracy/mean"] + step["rewards/brevity/mean"]
-    assert step["reward"] == pytest.approx(total)
-    trained = read_summary(folder)["trained"]
-    assert trained["greedy_reward"] < trained["greedy"]
-    asked = (tmp_path / "asked").read_text().splitlines()
-    evaluated = 2 * 2 * 16                              # at start and end, greedy and sampled
-    assert evaluated <= len(asked) <= evaluated + 32
-
-
-def test_two_processes_ask_about_a_share_each_and_learn_the_same(small_llama, tmp_path):
+def test_functions_are_added_up_and_two_processes_ask_about_a_share_each(small_llama, tmp_path):
     asked = []
     for size in (1, 2):
         folder = tmp_path / str(size)
@@ -61,9 +55,14 @@ def test_two_processes_ask_about_a_share_each_and_learn_the_same(small_llama, tm
         assert job(folder, flags, size) == [0] * size, (folder / "stderr-0").read_text()
         asked.append(len((folder / "asked").read_text().splitlines()))
     for a, b in zip(steps(tmp_path / "1/run"), steps(tmp_path / "2/run"), strict=True):
-        assert b["rewards/brevity/mean"] == pytest.approx(a["rewards/brevity/mean"])
+        accuracy, brevity = (a[f"rewards/{name}/mean"] for name in ("accuracy", "brevity"))
+        assert accuracy == a["accuracy"] and brevity < 0
+        assert a["reward"] == pytest.approx(accuracy + brevity)
+        assert b["rewards/brevity/mean"] == pytest.approx(brevity)
         assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-4)
-    assert asked[1] < 1.1 * asked[0]
+    trained = read_summary(tmp_path / "1/run")["trained"]
+    assert trained["greedy_reward"] < trained["greedy"]
+    assert asked[1] < 1.1 * asked[0] and asked[0] < 3 * 16 + 2 * 32 + 64      # once
 
 
 @pytest.fixture
@@ -143,3 +142,63 @@ def test_the_reward_file_of_the_page_grades_the_format_of_gsm8k(tmp_path):
         rated = task.rated(task.train[0], completion)
         assert dict(zip(["correct", *task.functions], rated)) == {
             "correct": right, "accuracy": right, "form": form}, completion
+
+
+# ---- tools ------------------------------------------------------------------------------------
+
+class Task:
+    """Responds to `calls` with `response`, and notes the texts that it is shown."""
+
+    def __init__(self, call_tokens, response):
+        self.call_tokens = call_tokens
+        self.response = response
+        self.texts = []
+
+    def respond(self, problem, text):
+        self.texts.append(text)
+        return self.response
+
+
+def test_a_run_with_a_tool_is_that_of_the_script_from_the_same_base(tmp_path):
+    lookup = {"task": "lookup", "max_completion_length": 37}
+    base = {"base_steps": 250, "textbook_share": 1.0, "max_steps": 0, "output_dir": "base"}
+    small = {name: SMALL[name] for name in SMALL if not name.startswith("base_")}
+    four = lookup | {"max_steps": 4, "stop_at": 2}
+    with at_work(tmp_path):
+        grpo.main(arguments(SMALL | lookup | base))
+        export.export(Path("base"), Path("llama"))
+        grpo.main(arguments(small | four | {"init_from": "base", "output_dir": "ours"}))
+        pretrained.main(arguments(LIKE_SMALL | four | {"model": "llama", "output_dir": "theirs"}))
+        for line in lines("theirs/evaluation.jsonl")[:2]:
+            assert ask.answer("theirs", line["prompt"]) != ""
+    for one, other in zip(steps(tmp_path / "ours"), steps(tmp_path / "theirs"), strict=True):
+        assert one["reward"] == other["reward"] and one["tools/call_frequency"] > 0.3
+        for name in ("loss", "grad_norm", "entropy", "tools/call_frequency"):
+            assert other[name] == pytest.approx(one[name], rel=1e-3, abs=2e-4), name
+
+
+class Pieces:
+    """A tokenizer of a few tokens."""
+    vocabulary = ["ab", "x!?y", "c", "!", "?", "<i>", "<end>"]
+
+    def __call__(self, text, add_special_tokens):
+        return SimpleNamespace(input_ids=[self.vocabulary.index(text)] if text else [])
+
+    def decode(self, ids):
+        return "".join(self.vocabulary[i] for i in ids)
+
+
+@pytest.mark.parametrize("call_tokens, response, found, shown", [
+    (("!?",), "<i>", "abx!?y<i>c!?<i><end>", ["abx!?", "abx!?y<i>c!?"]),
+    (("ycz", "ab"), "<end>", "ab<end>x!?yc!?<end>", ["ab"]),        # an inserted end
+    (("yc!",), "", "abx!?yc!?<end>", ["abx!?yc!"]),
+    (("<end>",), "ab", "abx!?yc!?<end>ab", ["abx!?yc!?<end>"])], ids=str)
+def test_a_call_may_be_several_tokens_or_end_in_the_middle_of_one(
+        call_tokens, response, found, shown):
+    task = Task(call_tokens, response)
+    policy = SimpleNamespace(tokenizer=Pieces(), ends=[6])
+    one = calls.Completion(policy, task, None)
+    while rest := [0, 1, 2, 3, 4, 6][int(sum(mask for _, mask, *_ in one.slots)):]:
+        one.extend(rest, T=10)
+    assert Pieces().decode(one.ids) == found and task.texts == shown
+    assert one.has_ended == (call_tokens != ("<end>",))

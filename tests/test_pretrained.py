@@ -393,6 +393,87 @@ def test_a_checkpoint_is_a_folder_of_transformers_from_which_another_run_can_sta
     assert len(steps(second)) == 1
 
 
+# ---- adapters ---------------------------------------------------------------------------------
+
+LORA = {"lora_rank": 4, "learning_rate": 5e-3, "beta": 0.05, "max_steps": 4}
+
+
+@pytest.fixture(scope="module")
+def lora_run(small_llama, tmp_path_factory):
+    """The folder of a run of four steps."""
+    return run_in(tmp_path_factory.mktemp("lora"), small_llama, **LORA)
+
+
+@pytest.fixture
+def trained(small_llama):
+    """A policy whose adapter adds something, and what it and the base score of a batch."""
+    def score(policy):
+        return pretrained.score_all(policy, batch.prompts, batch.tokens)[0]
+    policy = pretrained.Policy(small_llama, config_of(lora_rank=4))
+    for name, weight in policy.model.named_parameters():
+        if "lora_B" in name:
+            weight.data.normal_(std=0.1)
+    batch = pretrained.complete(policy, None, policy.cfg, problems_of(["(3+4)=", "(3-4)="]))
+    return policy, score
+
+
+def test_without_its_adapter_the_policy_is_the_reference_and_with_it_again_itself(
+        trained, small_llama):
+    policy, score = trained
+    base = score(pretrained.Policy(small_llama, config_of()))
+    before = score(policy)
+    with processes.without_adapter(policy.model):
+        assert torch.equal(score(policy), base)
+    assert torch.equal(score(policy), before) and not torch.allclose(before, base, atol=1e-3)
+
+
+def test_frozen_weights_in_bfloat16_are_half_as_large_and_change_no_bit(trained, small_llama):
+    """Since products round them to it anyway."""
+    policy, score = trained
+    half = pretrained.Policy(small_llama, config_of(lora_rank=4, dtype="bfloat16"))
+    half.model.load_state_dict(policy.model.state_dict())
+    policy.autocast = half.autocast
+    layers = [layer for layer in half.model.modules() if hasattr(layer, "base_layer")]
+    assert layers and {layer.base_layer.weight.dtype for layer in layers} == {torch.bfloat16}
+    assert torch.equal(score(half), score(policy))
+
+
+def test_a_checkpoint_is_the_adapter_from_which_runs_go_on(run, lora_run, tmp_path):
+    names = {path.name for path in lora_run.glob("checkpoint-4/*")}
+    assert "adapter_model.safetensors" in names and "model.safetensors" not in names
+    assert steps(lora_run)[-1]["kl"] != 0
+    half = run(**LORA | {"max_steps": 2})
+    resume(half, max_steps=4)
+    assert not difference(outcome(half), outcome(lora_run))
+    for line in lines(lora_run / "evaluation.jsonl")[:4]:
+        assert ask.answer(lora_run, line["prompt"]) == line["trained"]["text"]
+    runs = [lora_run]                                   # adapters upon adapters, and what they add
+    for name, rank in (("first", 4), ("second", 4), ("third", 0)):
+        runs.append(run(name, **LORA | {"model": runs[-1], "lora_rank": rank, "max_steps": 1}))
+    scores = [read_summary(folder) for folder in runs]
+    assert [found["base"] for found in scores[1:]] == [found["trained"] for found in scores[:3]]
+    export.export_back(runs[2], tmp_path / "back")
+    policy, _ = export.read_policy(tmp_path / "back", "checkpoint.pt")
+    model, _ = processes.load_model(processes.last_checkpoint(runs[2]))
+    for name, weight in policy.named_parameters():
+        assert torch.equal(weight, model.state_dict()[export.llama_name(name)])
+
+
+@pytest.mark.parametrize("changes", [{"num_hidden_layers": 1}, {"num_hidden_layers": 3},
+                                     {"hidden_size": 64}], ids=str)
+def test_an_adapter_of_another_model_is_refused_in_one_line(changes, lora_run, tmp_path, capsys):
+    folder = shutil.copytree(next(lora_run.glob("checkpoint-*")), tmp_path / "adapter")
+    path = folder / "adapter_config.json"
+    other = save_random(tmp_path / "other", **{"head_dim": 16, "num_attention_heads": 2} | changes)
+    config = json.loads(path.read_text()) | {"base_model_name_or_path": str(other)}
+    path.write_text(json.dumps(config))
+    capsys.readouterr()
+    with pytest.raises(SystemExit):
+        pretrained.Policy(folder, config_of())
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: --model {folder}: cannot be loaded: ")
+
+
 # ---- what is refused -------------------------------------------------------------------------
 
 @pytest.mark.parametrize("flags, words", [

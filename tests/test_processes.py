@@ -97,7 +97,8 @@ def alone(small_llama, tmp_path_factory):
 
 @pytest.mark.parametrize("parallel, flags", [
     ("replicate", {}), ("fsdp", {"beta": 0.1, "importance_sampling_correction": "truncate",
-                                 "loss_type": "dapo"})], ids=str)
+                                 "loss_type": "dapo"}),
+    ("fsdp", {"lora_rank": 4, "beta": 0.1})], ids=str)
 def test_two_processes_make_the_steps_of_one(parallel, flags, alone, small_llama, tmp_path):
     """Three steps, with sampling between them; 4 prompts, parts of 5 rows, so that the processes
     have unequally many, and an evaluation of 15 problems."""
