@@ -139,9 +139,8 @@ def test_the_reward_file_of_the_page_grades_the_format_of_gsm8k(tmp_path):
     for completion, right, form in (
             ("so it is\n#### 1072", 1, 0.1), ("#### 1,072.", 1, 0.1), ("1072", 0, 0),
             ("#### 10720", 0, 0.1), ("#### 1072 or 5", 0, 0.1), ("####", 0, 0.1)):
-        rated = task.rated(task.train[0], completion)
-        assert dict(zip(["correct", *task.functions], rated)) == {
-            "correct": right, "accuracy": right, "form": form}, completion
+        assert list(task.functions) == ["accuracy", "form"]
+        assert task.rated(task.train[0], completion) == [right, right, form], completion
 
 
 # ---- tools ------------------------------------------------------------------------------------

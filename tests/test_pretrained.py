@@ -31,6 +31,8 @@ from tasks import calls
 from tools import ask, export
 
 transformers = pytest.importorskip("transformers", reason=NEEDS)
+from safetensors.torch import load_file, save_file  # noqa: E402
+
 from tools import processes  # noqa: E402  (behind the line that may skip)
 
 pretrained = load_example()
@@ -459,14 +461,15 @@ def test_a_checkpoint_is_the_adapter_from_which_runs_go_on(run, lora_run, tmp_pa
         assert torch.equal(weight, model.state_dict()[export.llama_name(name)])
 
 
-@pytest.mark.parametrize("changes", [{"num_hidden_layers": 1}, {"num_hidden_layers": 3},
-                                     {"hidden_size": 64}], ids=str)
-def test_an_adapter_of_another_model_is_refused_in_one_line(changes, lora_run, tmp_path, capsys):
+@pytest.mark.parametrize("is_wider", [True, False], ids=["wider", "deeper"])
+def test_an_adapter_of_another_model_is_refused_in_one_line(is_wider, lora_run, tmp_path, capsys):
     folder = shutil.copytree(next(lora_run.glob("checkpoint-*")), tmp_path / "adapter")
-    path = folder / "adapter_config.json"
-    other = save_random(tmp_path / "other", **{"head_dim": 16, "num_attention_heads": 2} | changes)
-    config = json.loads(path.read_text()) | {"base_model_name_or_path": str(other)}
-    path.write_text(json.dumps(config))
+    path = folder / processes.ADAPTER
+    found = {}
+    for name, weight in load_file(path).items():
+        found[name] = torch.cat([weight, weight], dim=1) if is_wider else weight
+        found[name if is_wider else name.replace("layers.0", "layers.7")] = found[name]
+    save_file({name: weight.clone() for name, weight in found.items()}, path)
     capsys.readouterr()
     with pytest.raises(SystemExit):
         pretrained.Policy(folder, config_of())
@@ -512,7 +515,6 @@ def test_a_range_is_that_of_the_script_or_of_gspos_paper(method, given, found):
 
 
 def test_a_model_that_lacks_weights_is_refused(run, capsys, tmp_path):
-    from safetensors.torch import load_file, save_file
     folder = save_random(tmp_path / "model")
     weights = load_file(folder / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
