@@ -71,7 +71,7 @@ class Config(grpo.Config):
     baseline: Literal["none", "batch", "mean", "rloo"] = "none"     # with reinforce: b in (2)
     epsilon: float = None               # lower clip range (eps_low); None: see __post_init__
     epsilon_high: float = None          # upper clip range (eps_high), also
-    importance_sampling_correction: Literal[lag.CORRECTIONS] = None     # of lag.py; None: see below
+    importance_sampling_correction: Literal[lag.CORRECTIONS] = None     # None: truncate if vllm
     importance_sampling_cap: float = 2.0    # the highest weight (C)
     max_completion_length: int = 256    # tokens per completion at most (T)
     sample_batch_size: int = 256        # rows that are sampled together
