@@ -15,6 +15,8 @@ import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
+import torch
+
 import common
 from tools import export, parser, start
 from tools.real import EVALUATION, EXAMPLE, LIKE_GRPO, median_step, save_random, weigh
@@ -84,6 +86,7 @@ def time_engines(model, shape, rows, T, dtype):
     policy.ends = []                                    # so that all rows have all their tokens
     problems = [common.Problem(f"(3+{i})=", "") for i in range(rows)]
     engines = {"transformers": None, "vllm": processes.load_engine(policy, T + 32)}
+    torch.set_num_threads(cfg.num_threads)
     found = {name: [] for name in engines}
     for repetition in range(REPETITIONS + 1):           # the first warms up
         for name, policy.engine in engines.items():
