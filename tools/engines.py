@@ -142,10 +142,11 @@ def written(learning, sampling, memory):
         f"{MACHINE}.\n")}
     rows = [[name, *(f"{one['median'][engine]:.2f} s" for engine in one["median"]),
              f"{one['faster']:.1f}"] for name, one in sampling.items()]
-    text["sampling"] = table(["parameters", "transformers", "vLLM", "times as fast"], rows)
+    cost = table(["parameters", "transformers", "vLLM", "times as fast"], rows)
     rows = [[name, f"{one['peak_MB']:.0f} MB", f"{one['checkpoint_MB']:.1f} MB"]
             for name, one in memory.items()]
-    text["memory"] = table(["40 M, with --beta", "peak of the process", "a checkpoint"], rows)
+    text["cost"] = cost + "\n" + table(
+        ["40 M, with --beta", "peak of the process", "a checkpoint"], rows)
     return text
 
 
