@@ -110,7 +110,10 @@ def test_a_resumed_run_is_the_whole_one_bit_for_bit_and_two_processes_make_its_s
     done = [run(folders["whole"]), run(folders["halves"], max_steps=2),
             run(folders["halves"], resume_from_checkpoint="run"),
             run(folders["two"], torchrun, parallel="fsdp", **correction)]
-    assert [one.returncode for one in done] == [0] * 4, [one.stderr[-900:] for one in done]
+    (tmp_path / "none").mkdir()
+    done.append(run(tmp_path / "none", max_steps=1, importance_sampling_correction="none"))
+    assert [one.returncode for one in done] == [0] * 5, [one.stderr[-900:] for one in done]
+    assert "entropy" not in steps(tmp_path / "none/run")[0]
     whole, halves, two = (folder / "run" for folder in folders.values())
     assert not difference(outcome(whole), outcome(halves))
     for one, other in zip(steps(whole), steps(two), strict=True):

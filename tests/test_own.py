@@ -117,6 +117,8 @@ def reward(completion, sum, **row):
     ("seconds = .2\ndef reward(**row):\n  while 1: pass",
      "line 3: TimeoutError: took longer than 0.2 seconds in reward of "),
     ("def reward(**row): return 0\ndef correct(**row): return row['x']", "line 2: KeyError: 'x'"),
+    ("call_tokens = 'ab'\ndef reward(**row): return 0\ndef respond(**row): return ''", "a list"),
+    ("def reward(**row): return 0\ndef respond(**row): return ''", "call_tokens, a list of texts"),
     ("call_tokens = ['a']\ndef reward(**row): return 0\ndef respond(**row): return 1",
      "ValueError: 1 is no str in respond of ")], ids=str)
 def test_what_raises_ends_the_run_in_one_line(source, words, small_llama, tmp_path, capsys):

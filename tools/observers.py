@@ -233,7 +233,7 @@ def warnings(metrics):
         yield "no group has signal: raise --num_generations, or take a better base"
     if metrics["completions/clipped_ratio"] > 0.5:
         yield "most completions are truncated: raise --max_completion_length"
-    if metrics["entropy"] < 0.005 and metrics.get("accuracy", 1) < 0.9:
+    if metrics.get("entropy", 1) < 0.005 and metrics.get("accuracy", 1) < 0.9:
         yield "entropy has collapsed: lower --learning_rate, or raise --entropy_coef"
     if metrics.get("rewards/chosen", 0) < 0:
         yield "chosen answers lose probability, too: try a lower --learning_rate"

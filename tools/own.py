@@ -1,17 +1,13 @@
 """Functions of one's own: --reward_file FILE of examples/pretrained.py. In the file there may be
 
-  def brevity(completion, answer, **row):       # what a completion is worth; several are added up
-      return -len(completion) / 1000
-  def correct(completion, answer, **row):       # what counts as right; else what the task says
-      return answer in completion
-  def respond(completion, answer, **row):       # what is inserted behind one of the call_tokens
-      return "<information>...</information>"
+  def brevity(completion, answer, **row): ...   # what a completion is worth; several are added up
+  def correct(completion, answer, **row): ...   # what counts as right; else what the task says
+  def respond(completion, answer, **row): ...   # what is inserted behind one of the call_tokens
   call_tokens = ["</search>"]
-  seconds = 60                                  # that a function may take
+  seconds = 60                                  # that each may take
 
-Every other function is a reward, unless its name begins with an underscore. `row` has the prompt
-and what else the line of --data has, and for rewards `correct`, 0.0 or 1.0. What they return has to
-depend on their arguments alone, or a resumed run is another one.
+Every other function is a reward, but for _names. `row` has the prompt and what else the line of
+--data has; for rewards `correct`, too. All have to depend on their arguments alone.
 """
 import contextlib
 import functools
@@ -47,11 +43,14 @@ class Own(Wrapper):
             and value.__module__ == "reward_file" and not name.startswith("_")}
         self.correct = self.functions.pop("correct", None)
         self.is_judged = task.is_judged or self.correct is not None
-        self.call_tokens = tuple(names.get("call_tokens", task.call_tokens))
-        if "respond" in self.functions:
+        calls = names.get("call_tokens", [])
+        if type(calls) is not list or "" in calls or bool(calls) != ("respond" in self.functions):
+            common.fail(f"--reward_file {self.path}: call_tokens, a list of texts, needs respond")
+        if calls:
+            self.call_tokens = tuple(calls)
             self.respond = functools.partial(self.ask, self.functions.pop("respond"), str)
         if not self.functions:
-            common.fail(f"--reward_file {cfg.reward_file}: has no function that rewards")
+            common.fail(f"--reward_file {self.path}: has no function that rewards")
 
     def ask(self, function, kind, problem, text, **more):
         """What a function says of a completion, a float or a str. Exits with one line if it raises
@@ -71,25 +70,26 @@ class Own(Wrapper):
 
     def rated(self, problem, text):
         """Whether a completion is right, and what each function rewards. -> list of floats"""
-        is_right = self.verify(problem, text)
-        return [is_right, *(self.ask(function, float, problem, text, correct=is_right)
-                            for function in self.functions.values())]
+        found = [self.verify(problem, text)]
+        for function in self.functions.values():
+            found.append(self.ask(function, float, problem, text, correct=found[0]))
+        return found
 
     def judge(self, batch, G, purpose):
         """Ask once about each completion, each process about its share: all hear the same."""
         pairs = list(dict.fromkeys(zip(batch.problems, batch.texts)))
         said = [self.rated(*pairs[i]) for i in processes.share(len(pairs)).tolist()]
         said = dict(zip(pairs, processes.merged(torch.tensor(said), len(pairs))))
-        batch.said = torch.stack([said[pair] for pair in zip(batch.problems, batch.texts)])
-        batch.verdicts = batch.said[:, 0].tolist()
-        batch.is_correct = (batch.said[:, 0] == 1).view(-1, G)
-        batch.rewards = batch.said[:, 1:].sum(dim=1).view(-1, G)
+        said = torch.stack([said[pair] for pair in zip(batch.problems, batch.texts)])
+        batch.verdicts = said[:, 0].tolist()
+        batch.is_correct = (said[:, 0] == 1).view(-1, G)
+        batch.rewards = said[:, 1:].sum(dim=1).view(-1, G)
+        self.means = said[:, 1:].mean(dim=0).tolist()
         return batch
 
     def observe(self, batch, step):
-        means = batch.said[:, 1:].mean(dim=0).tolist()
         return self.task.observe(batch, step) | {
-            f"rewards/{name}/mean": mean for name, mean in zip(self.functions, means)}
+            f"rewards/{name}/mean": mean for name, mean in zip(self.functions, self.means)}
 
 
 @contextlib.contextmanager

@@ -315,6 +315,14 @@ class Weights:
         saved.clear()                           # which is large
 
 
+class Known:
+    """Leaves out what is not known: the entropy, if vLLM sampled and nothing was computed anew."""
+
+    def step(self, run, batch, advantages, metrics):
+        if math.isnan(metrics["entropy"]):
+            del metrics["entropy"]
+
+
 class Run(common.Run):
     """A run whose weights are Hugging Face folders, RUN/checkpoint-STEP; the last stays, and beside
     it checkpoint.pt, with what is not the model's. All processes go through the same steps, and one
@@ -324,6 +332,7 @@ class Run(common.Run):
         super().__init__(dataclasses.replace(cfg, resume_from_checkpoint=""), task, policy, columns)
         self.cfg = cfg
         self.is_interrupted = False
+        self.observers.insert(1, Known())                       # behind the one that describes
         if cfg.resume_from_checkpoint:
             self.folder = Path(cfg.resume_from_checkpoint)
             self.resume()
@@ -368,12 +377,6 @@ class Run(common.Run):
                 self.save()
                 self.leave()
         signal.signal(signal.SIGINT, self.leave)
-
-    def tell(self, event, *args):
-        """Without what is not known: the entropy, if vLLM sampled and nothing was computed anew."""
-        if event == "step" and math.isnan(args[-1]["entropy"]):
-            del args[-1]["entropy"]
-        super().tell(event, *args)
 
     def interrupt(self, *_):
         self.is_interrupted = True
