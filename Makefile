@@ -102,7 +102,7 @@ real: $(READY)           ## pretrained.py beside grpo.py, and larger models: rea
 	$(PY) -m tools.real
 
 engine: .venv-engine/installed      ## vLLM and LoRA: their tests, and what they cost: real-models.md
-	.venv-engine/bin/python -m pytest -q tests/test_engine.py tests/test_lora.py
+	.venv-engine/bin/python -m pytest -q tests/test_engine.py tests/test_own.py tests/test_pretrained.py
 	.venv-engine/bin/python -m tools.engines
 
 gpu: $(READY)            ## with a GPU: does all of it run there? gpu-DEVICE.md; DRY=1 needs none
