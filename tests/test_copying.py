@@ -11,7 +11,7 @@ from conftest import ROOT
 from small_runs import INSTANT, arguments, lines, read_summary
 
 PAGE = (ROOT / "docs/extending.md").read_text()
-TASK, ALGORITHM, _ = re.split("^## ", PAGE, flags=re.M)[1:]
+TASK, _, ALGORITHM, _ = re.split("^## ", PAGE, flags=re.M)[1:]
 SOURCE = re.search(r"^```python\n(.*?)^```$", TASK, re.S | re.M)[1]
 TINY = arguments({name: value for name, value in INSTANT.items() if name != "task"})
 
