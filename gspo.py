@@ -261,12 +261,14 @@ def main(argv=None):
     reference = copy.deepcopy(policy)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
 
-    for step in run.steps(evaluate, policy=policy, optimizer=optimizer):
-        batch = sample_with_signal(policy, task, cfg, step)     # questions, outputs, rewards
+    run.start(evaluate, policy=policy, optimizer=optimizer)
+    while run.step < cfg.max_steps and run.accuracy() < cfg.stop_at:
+        batch = sample_with_signal(policy, task, cfg, run.step)     # questions, outputs, rewards
         A = advantages(batch.rewards, cfg.scale_rewards).view(-1, 1).to(cfg.device)     # (B, 1)
         ref_logps, mean_kl = score_reference(reference, batch, cfg)
-        metrics = update(policy, ref_logps, optimizer, batch, A, cfg, step)     # descend (5)
+        metrics = update(policy, ref_logps, optimizer, batch, A, cfg, run.step)     # descend (5)
         run.log(batch, A, metrics | {"kl": mean_kl})
+        run.save(every=cfg.save_steps)
     return run.finish()
 
 
@@ -286,20 +288,20 @@ VOCAB_SIZE = 320                                                # padded to a mu
 
 
 def encode_prompts(problems, task, device):
-    """Token ids, on their left PAD, an ordinary token; text is bytes, never special. -> (B, W)"""
+    """Encode prompts as bytes, never special tokens, left-padded with the token PAD. -> (B, W)"""
     rows = [TOKENIZER.encode_ordinary(problem.prompt) for problem in problems]
     rows = [[PAD] * (task.prompt_width - len(ids)) + ids for ids in rows]
     return torch.tensor(rows, device=device)
 
 
 def decode(ids):
-    """The text of token ids; what is no UTF-8, or no token, becomes U+FFFD. -> str"""
+    """Decode token ids; invalid UTF-8, and ids without a token, become U+FFFD. -> str"""
     known = [i if i < TOKENIZER.n_vocab else 0xff for i in ids]
     return TOKENIZER.decode_bytes(known).decode(errors="replace")
 
 
 def verify(problem, text):
-    """Arithmetic: whether the one <answer> block of a text holds the right number. -> 1.0 or 0.0"""
+    """Arithmetic: is the number in the text's only <answer> block correct? -> 1.0 or 0.0"""
     number = re.search("<answer> {0,199}(-?[0-9]{1,20}) {0,199}</answer>", text)
     is_one = text.count("<answer>") == 1 and text.count("</answer>") == 1
     return float(is_one and number is not None and int(number[1]) == int(problem.answer))
@@ -308,59 +310,44 @@ def verify(problem, text):
 # ---- 6. the policy ---------------------------------------------------------------------------
 
 def rotate(x, cos, sin):
-    """Rotary positions: pairs of features turn by an angle that grows with the position."""
+    """Rotary positions: turn pairs of features by an angle that grows with the position."""
     left, right = x.chunk(2, dim=-1)
     return torch.cat([left * cos - right * sin, left * sin + right * cos], dim=-1)
 
 
-class Attention(nn.Module):
-    """Self-attention in which several query heads share a key/value head."""
+class Block(nn.Module):
+    """A decoder layer: attention whose query heads share keys and values, then SwiGLU."""
 
     def __init__(self, cfg):
         super().__init__()
-        self.head_size = cfg.hidden_size // cfg.num_attention_heads
+        D = cfg.hidden_size
+        self.head_size = D // cfg.num_attention_heads
         kv_size = cfg.num_key_value_heads * self.head_size
-        self.query = nn.Linear(cfg.hidden_size, cfg.hidden_size, bias=False)
-        self.key = nn.Linear(cfg.hidden_size, kv_size, bias=False)
-        self.value = nn.Linear(cfg.hidden_size, kv_size, bias=False)
-        self.out = nn.Linear(cfg.hidden_size, cfg.hidden_size, bias=False)
+        self.attention_norm = nn.RMSNorm(D)
+        self.query = nn.Linear(D, D, bias=False)
+        self.key = nn.Linear(D, kv_size, bias=False)
+        self.value = nn.Linear(D, kv_size, bias=False)
+        self.out = nn.Linear(D, D, bias=False)
+        self.mlp_norm = nn.RMSNorm(D)
+        self.gate = nn.Linear(D, cfg.intermediate_size, bias=False)
+        self.up = nn.Linear(D, cfg.intermediate_size, bias=False)
+        self.down = nn.Linear(cfg.intermediate_size, D, bias=False)
 
     def forward(self, x, cos, sin, attn_mask, cache):
         heads = (-1, self.head_size)
-        q = self.query(x).unflatten(-1, heads).transpose(1, 2)                  # (B, H, L, hd)
-        k = self.key(x).unflatten(-1, heads).transpose(1, 2)                    # (B, KV, L, hd)
-        v = self.value(x).unflatten(-1, heads).transpose(1, 2)                  # (B, KV, L, hd)
+        y = self.attention_norm(x)
+        q = self.query(y).unflatten(-1, heads).transpose(1, 2)                  # (B, H, L, hd)
+        k = self.key(y).unflatten(-1, heads).transpose(1, 2)                    # (B, KV, L, hd)
+        v = self.value(y).unflatten(-1, heads).transpose(1, 2)                  # (B, KV, L, hd)
         q = rotate(q, cos, sin)
         kv = torch.stack([rotate(k, cos, sin), v])                              # (2, B, KV, L, hd)
         if self in cache:                               # keys and values of earlier tokens
             kv = torch.cat([cache[self], kv], dim=3)
         cache[self] = kv
         y = F.scaled_dot_product_attention(q, kv[0], kv[1], attn_mask=attn_mask, enable_gqa=True)
-        return self.out(y.transpose(1, 2).flatten(2))                           # (B, L, D)
-
-
-class MLP(nn.Module):
-    def __init__(self, cfg):
-        super().__init__()
-        self.gate = nn.Linear(cfg.hidden_size, cfg.intermediate_size, bias=False)
-        self.up = nn.Linear(cfg.hidden_size, cfg.intermediate_size, bias=False)
-        self.down = nn.Linear(cfg.intermediate_size, cfg.hidden_size, bias=False)
-
-    def forward(self, x):
-        return self.down(F.silu(self.gate(x)) * self.up(x))                     # SwiGLU
-
-
-class Block(nn.Module):
-    def __init__(self, cfg):
-        super().__init__()
-        self.attention_norm = nn.RMSNorm(cfg.hidden_size)
-        self.attention = Attention(cfg)
-        self.mlp_norm = nn.RMSNorm(cfg.hidden_size)
-        self.mlp = MLP(cfg)
-
-    def forward(self, x, cos, sin, attn_mask, cache):
-        x = x + self.attention(self.attention_norm(x), cos, sin, attn_mask, cache)
-        return x + self.mlp(self.mlp_norm(x))
+        x = x + self.out(y.transpose(1, 2).flatten(2))                          # (B, L, D)
+        y = self.mlp_norm(x)
+        return x + self.down(F.silu(self.gate(y)) * self.up(y))                 # (B, L, D)
 
 
 class GPT(nn.Module):
@@ -373,7 +360,7 @@ class GPT(nn.Module):
         self.norm = nn.RMSNorm(cfg.hidden_size)
         half = cfg.hidden_size // cfg.num_attention_heads // 2
         frequencies = 10_000.0 ** (-torch.arange(half) / half)
-        self.register_buffer("frequencies", frequencies)        # so other head sizes do not fit
+        self.register_buffer("frequencies", frequencies)        # so other head sizes fail to load
         generator = common.generator(cfg.base_seed, "weights")
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
@@ -383,16 +370,16 @@ class GPT(nn.Module):
                 nn.init.normal_(weight, std=std, generator=generator)
 
     def hidden(self, tokens, cache=None):
-        """What logits are made from. (B, L) -> (B, L, D). They go on where a cache ends: layer ->
-        keys and values (2, B, KV, L, hd) of all tokens so far; theirs are added to it."""
+        """The states from which logits are computed. (B, L) -> (B, L, D). A cache maps each block
+        to keys and values (2, B, KV, L, hd) of earlier tokens; those of `tokens` are appended."""
         cache = {} if cache is None else cache
-        start = cache[self.blocks[0].attention].shape[3] if cache else 0
+        start = cache[self.blocks[0]].shape[3] if cache else 0
         L = tokens.shape[1]
         positions = torch.arange(start, start + L, device=tokens.device)
         angles = positions[:, None] * self.frequencies                          # (L, hd / 2)
         ones = torch.ones(L, start + L, dtype=torch.bool, device=tokens.device)
         attn_mask = ones.tril(start) if L > 1 else None                         # one token sees all
-        x = self.embed.weight[tokens]               # (B, L, D)  repeatable; nn.Embedding is not
+        x = self.embed.weight[tokens]       # (B, L, D)  nn.Embedding's gradient can vary on CUDA
         for block in self.blocks:
             x = block(x, angles.cos(), angles.sin(), attn_mask, cache)
         return self.norm(x)
@@ -420,8 +407,8 @@ def logprobs(logits, tokens, temperature=1.0, kernel="auto"):
 
 
 def read_prompts(model, prompts, cache):
-    """Fill the cache with prompts (B, W); -> what the first tokens are predicted from (B, 1, D).
-    Completions of a group share a prompt, which is read once: updates are 1.3 times faster."""
+    """Fill the cache with prompts, each different one computed once: updates are 1.3 times faster.
+    (B, W) -> the states from which the first tokens are predicted (B, 1, D)"""
     distinct, prompt_index = prompts.unique(dim=0, return_inverse=True)
     hidden = model.hidden(distinct, cache)[:, -1:]
     take(cache, prompt_index)
@@ -429,7 +416,7 @@ def read_prompts(model, prompts, cache):
 
 
 def completion_states(model, prompts, completions):
-    """What each token of the completions is predicted from. (B, W), (B, T) -> (B, T, D)"""
+    """The states from which the completions' tokens are predicted. (B, W), (B, T) -> (B, T, D)"""
     cache = {}
     first = read_prompts(model, prompts, cache)                                 # (B, 1, D)
     return torch.cat([first, model.hidden(completions[:, :-1], cache)], dim=1)
@@ -444,25 +431,25 @@ def score(model, prompts, completions, temperature=1.0, kernel="auto"):
 # ---- 7. rollouts -----------------------------------------------------------------------------
 
 def sample_token(logits, uniforms, temperature):
-    """One token a row by inverse CDF, or the likeliest without uniforms. (b, V), (b,) -> (b,)"""
+    """A token per row by inverse CDF, or the most likely without uniforms. (b, V), (b,) -> (b,)"""
     if uniforms is None:
         return logits.argmax(dim=-1)
     cdf = F.softmax(logits / temperature, dim=-1).cumsum(dim=-1)                # (b, V)
-    threshold = uniforms[:, None] * cdf[:, -1:]                                 # cdf ends near 1
+    threshold = uniforms[:, None] * cdf[:, -1:]         # cumsum can end just below 1
     return torch.searchsorted(cdf, threshold, right=True)[:, 0].clamp(max=VOCAB_SIZE - 1)
 
 
 @torch.no_grad()
 def rollout(model, prompts, problems, cfg, uniforms=None):
-    """Complete prompts (B, W) of problems. uniforms[i, t] (B, T) draws token t of row i, so that no
-    row depends on another; without them, decoding is greedy.
+    """Complete prompts (B, W). uniforms[i, t] (B, T) draws token t of row i, so no row depends on
+    another; without uniforms, decoding is greedy.
     -> tokens, mask, logps, entropy (B, T), lengths (B,)"""
     B, T = len(prompts), cfg.max_completion_length
     cache = {}
     hidden = read_prompts(model, prompts, cache)                                # (B, 1, D)
     tokens = prompts.new_full((B, T), PAD)
     mask, logps, entropy = hidden.new_zeros(3, B, T)
-    rows = torch.arange(B, device=prompts.device)               # (b,) those that have not ended
+    rows = torch.arange(B, device=prompts.device)               # (b,) rows that have not ended
     for t in range(T):
         logits = F.linear(hidden, model.embed.weight)                           # (b, 1, V)
         row_uniforms = None if uniforms is None else uniforms[rows, t]
@@ -472,24 +459,24 @@ def rollout(model, prompts, problems, cfg, uniforms=None):
         mask[rows, t] = 1.0
         logps[rows, t] = logp[:, 0].to(logps)
         entropy[rows, t] = H[:, 0].to(entropy)
-        goes_on = token != EOS
-        rows = rows[goes_on]
+        continues = token != EOS
+        rows = rows[continues]
         if len(rows) == 0 or t == T - 1:
             break
-        if not goes_on.all():
-            take(cache, goes_on)
-        hidden = model.hidden(token[goes_on, None], cache)                      # (b, 1, D)
+        if not continues.all():
+            take(cache, continues)
+        hidden = model.hidden(token[continues, None], cache)                      # (b, 1, D)
     return tokens, mask, logps, entropy, mask.sum(dim=1).long()
 
 
 def complete(policy, task, cfg, problems, generator=None):
-    """Completions of the prompts of problems, greedy ones without a generator. -> Batch"""
+    """Complete the prompts of problems; greedily without a generator. -> Batch"""
     prompts = encode_prompts(problems, task, cfg.device)                        # (B, W)
     uniforms = None
     if generator is not None:
         shape = (len(problems), cfg.max_completion_length)
         uniforms = torch.rand(shape, generator=generator).to(cfg.device)        # (B, T)
-    roll_out = task.rollout or rollout                          # with calls, or as a CUDA graph
+    roll_out = task.rollout or rollout          # a task's own inserts text, or is a CUDA graph
     tokens, mask, logps, entropy, lengths = roll_out(policy, prompts, problems, cfg, uniforms)
     rows = zip(tokens.tolist(), lengths.tolist())
     texts = [decode([i for i in ids[:length] if i != EOS]) for ids, length in rows]
@@ -512,20 +499,20 @@ def evaluate(policy, task, cfg, greedy=False):
     problems = [problem for problem in held_out for _ in range(G)]
     generator = None if greedy else common.generator("evaluation")
     batch = complete(policy, task, cfg, problems, generator)
-    return common.scores(task.judge(batch, G, "evaluation"), task, greedy)
+    return task.scores(task.judge(batch, G, "evaluation"), greedy)
 
 
 # ---- 8. the warm start -----------------------------------------------------------------------
 
 def encode_examples(examples, task, device):
-    """Problems with completions as tensors. The mask is 0 behind the end of a completion, and on
-    what an environment inserts. -> prompts (b, W), tokens (b, T), mask (b, T), lengths (b,)"""
+    """Encode problems with completions. The mask is 0 after the end of a completion, and on text
+    that an environment inserts. -> prompts (b, W), tokens (b, T), mask (b, T), lengths (b,)"""
     prompts = encode_prompts(examples, task, device)
     ids = [TOKENIZER.encode(example.completion, allowed_special="all") for example in examples]
     ids = [torch.tensor([*row, EOS], device=device) for row in ids]
     masks = [torch.ones(len(row), device=device) for row in ids]
     if task.call_tokens:
-        masks = common.optional("tasks.calls").sampled_masks(task, examples, ids)
+        masks = task.sampled_masks(examples, ids)
     tokens = nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=PAD)
     mask = nn.utils.rnn.pad_sequence(masks, batch_first=True)
     lengths = torch.tensor([len(row) for row in ids], device=device)
@@ -533,19 +520,16 @@ def encode_examples(examples, task, device):
 
 
 def warm_start(model, task, cfg):
-    """Make the base policy by supervised learning: from a textbook, which shows its work, then from
-    a forum, where most people only answer. Muon takes half as many batches as AdamW alone."""
+    """Make the base by supervised learning: first from a textbook, which shows its work, then from
+    a forum, where most people only answer. Muon needs half as many batches as AdamW alone."""
     matrices = [weight for weight in model.blocks.parameters() if weight.dim() == 2]
-    others = [weight for weight in model.parameters() if not any(weight is m for m in matrices)]
-    muon = torch.optim.Muon(matrices, weight_decay=0.0)
+    momenta = {matrix: torch.zeros_like(matrix) for matrix in matrices}
+    others = [weight for weight in model.parameters() if weight not in momenta]
     adamw = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)
-    # Halves of a batch at the same time are 1.4 times faster on two cores. On MPS they would crash.
+    # Two halves of a batch at a time are 1.4 times faster on two cores. On MPS they would crash.
     num_parts = 2 if cfg.device == "cpu" else 1
     with ThreadPoolExecutor(num_parts) as pool:
         for step in tqdm(range(cfg.base_steps), "warm start", leave=False, disable=None):
-            rate = cfg.base_learning_rate * min((step + 1) / 50, 1 - step / cfg.base_steps)
-            adamw.param_groups[0]["lr"] = rate
-            muon.param_groups[0]["lr"] = 5 * rate       # orthogonal steps are small for a matrix
             phase = "textbook" if step < cfg.textbook_share * cfg.base_steps else "forum"
             examples = common.sample_problems(
                 task, cfg.base_batch_size, (cfg.base_seed, step), phase=phase)
@@ -555,8 +539,11 @@ def warm_start(model, task, cfg):
             for weight, *terms in zip(model.parameters(), *gradients):
                 weight.grad = sum(terms)
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            muon.step()
+            rate = cfg.base_learning_rate * min((step + 1) / 50, 1 - step / cfg.base_steps)
+            adamw.param_groups[0]["lr"] = rate
             adamw.step()
+            for matrix, momentum in momenta.items():
+                muon_step(matrix, momentum, 5 * rate)   # orthogonal steps are small for a matrix
 
 
 def gradient(model, batch, rows):
@@ -568,6 +555,21 @@ def gradient(model, batch, rows):
     token_loss = F.cross_entropy(logits.mT, tokens, reduction="none")           # (b, T)
     loss = (token_loss * mask[rows, :T]).sum() / lengths.sum()
     return torch.autograd.grad(loss, list(model.parameters()))
+
+
+@torch.no_grad()
+def muon_step(matrix, momentum, rate):
+    """Muon (Jordan and others, 2024): step along the momentum of a matrix, made orthogonal by five
+    Newton-Schulz steps. torch.optim.Muon takes them in bfloat16, which many CPUs only emulate."""
+    momentum.lerp_(matrix.grad, 0.05)
+    x = matrix.grad.lerp(momentum, 0.95)                # as Nesterov
+    is_tall = len(matrix) > matrix.shape[1]
+    x = x.T if is_tall else x
+    x = x / (x.norm() + 1e-7)
+    for _ in range(5):                                  # takes all singular values close to 1
+        gram = x @ x.T
+        x = 3.4445 * x + (2.0315 * gram @ gram - 4.775 * gram) @ x
+    matrix.sub_(x.T if is_tall else x, alpha=rate * max(1, len(matrix) / matrix.shape[1]) ** 0.5)
 
 
 if __name__ == "__main__":

@@ -141,14 +141,16 @@ def main(argv=None):
     sampler = Sampler(policy, cfg.sampler_lag)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
 
-    for step in run.steps(script.evaluate, policy=policy, optimizer=optimizer, sampler=sampler):
-        batch = script.sample_with_signal(sampler.policy, task, cfg, step)
+    run.start(script.evaluate, policy=policy, optimizer=optimizer, sampler=sampler)
+    while run.step < cfg.max_steps and run.accuracy() < cfg.stop_at:
+        batch = script.sample_with_signal(sampler.policy, task, cfg, run.step)
         A = script.advantages(batch.rewards, cfg.scale_rewards).view(-1, 1).to(cfg.device)  # (B, 1)
         weights, differences = correct_for_lag(policy, batch, cfg)              # (B, T)
         ref_logps, mean_kl = script.score_reference(reference, batch, cfg)
-        metrics = script.update(policy, ref_logps, optimizer, batch, weights * A, cfg, step)
+        metrics = script.update(policy, ref_logps, optimizer, batch, weights * A, cfg, run.step)
         sampler.follow(policy)
         run.log(batch, A, metrics | differences | {"kl": mean_kl})
+        run.save(every=cfg.save_steps)
     return run.finish()
 
 

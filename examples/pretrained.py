@@ -320,7 +320,7 @@ def evaluate(policy, task, cfg, greedy=False):
     problems = [problem for problem in held_out for _ in range(G)]
     generator = None if greedy else common.generator("evaluation")
     batch = task.judge(complete(policy, task, cfg, problems, generator), G, "evaluation")
-    found = common.scores(batch, task, greedy)
+    found = task.scores(batch, greedy)
     if cfg.reward_file:
         found["greedy_reward" if greedy else "sampled_reward"] = batch.rewards.mean().item()
     return found
@@ -448,8 +448,9 @@ def main(argv=None):
     method = METHODS[cfg.method]
     which = cfg.baseline if method is reinforce else cfg.scale_rewards
 
-    for step in run.steps(evaluate, optimizer):
-        batch = sample_batch(policy, task, cfg, step)       # questions, outputs, rewards
+    run.start(evaluate, optimizer)
+    while run.step < cfg.max_steps and run.accuracy() < cfg.stop_at:
+        batch = sample_batch(policy, task, cfg, run.step)   # questions, outputs, rewards
         A = method.advantages(batch.rewards, which).view(-1, 1).to(cfg.device)  # (B, 1)
         weights, differences = correct(policy, batch, cfg)
         ref_logps = batch.logps                             # of no use without beta
@@ -457,8 +458,9 @@ def main(argv=None):
             with processes.without_adapter(reference.model):
                 ref_logps, _ = score_all(
                     reference, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
-        metrics = update(policy, optimizer, batch, ref_logps, weights * A, cfg, step)
+        metrics = update(policy, optimizer, batch, ref_logps, weights * A, cfg, run.step)
         run.log(batch, A, metrics | differences)
+        run.save(every=cfg.save_steps)
     return run.finish()
 
 

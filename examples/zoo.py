@@ -326,13 +326,15 @@ def main(argv=None):
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
 
     losses = functools.partial(policy_loss, cfg)
-    for step in run.steps(grpo.evaluate, policy=policy, optimizer=optimizer):
-        batch = grpo.sample_with_signal(policy, task, cfg, step)
-        A = advantages(policy, task, batch, cfg, step)                          # (B, 1) or (B, T)
+    run.start(grpo.evaluate, policy=policy, optimizer=optimizer)
+    while run.step < cfg.max_steps and run.accuracy() < cfg.stop_at:
+        batch = grpo.sample_with_signal(policy, task, cfg, run.step)
+        A = advantages(policy, task, batch, cfg, run.step)                      # (B, 1) or (B, T)
         ref_logps, mean_kl = grpo.score_reference(reference, batch, cfg)
-        metrics = grpo.update(policy, ref_logps, optimizer, batch, A, cfg, step,
+        metrics = grpo.update(policy, ref_logps, optimizer, batch, A, cfg, run.step,
                               loss_types=LOSS_TYPES, losses=losses)
         run.log(batch, A, metrics | {"kl": mean_kl})
+        run.save(every=cfg.save_steps)
     return run.finish()
 
 

@@ -74,9 +74,9 @@ def allocate(model, prompts, cfg, uniforms):
     T = cfg.max_completion_length
     L = (W + T + 15) // 16 * 16             # attention wants rows of the mask to be aligned
     weight = model.embed.weight
-    attention = model.blocks[0].attention
-    num_kv_heads = attention.key.out_features // attention.head_size
-    cache_shape = (len(model.blocks), B, num_kv_heads, L, attention.head_size)
+    block = model.blocks[0]
+    num_kv_heads = block.key.out_features // block.head_size
+    cache_shape = (len(model.blocks), B, num_kv_heads, L, block.head_size)
     positions = torch.arange(L, device=weight.device)
     angles = positions[:, None] * model.frequencies                             # (L, hd / 2)
     return State(
@@ -112,7 +112,7 @@ def start(model, state, prompts, uniforms):
     cache = {}
     hidden = state.script.read_prompts(model, prompts, cache)                   # (B, 1, D)
     for block, keys, values in zip(model.blocks, state.keys, state.values):
-        k, v = cache[block.attention]                                           # (B, KV, W, hd)
+        k, v = cache[block]                                                     # (B, KV, W, hd)
         keys[:, :, :state.prompt_width] = k
         values[:, :, :state.prompt_width] = v
     sample(state, F.linear(hidden[:, 0], model.embed.weight))
@@ -152,12 +152,11 @@ def step(model, state):
 
     x = model.embed(state.token)                                                # (B, D)
     for block, keys, values in zip(model.blocks, state.keys, state.values):     # (B, KV, L, hd)
-        attention = block.attention
-        heads = (-1, attention.head_size)
+        heads = (-1, block.head_size)
         y = block.attention_norm(x)
-        q = attention.query(y).unflatten(1, heads)                              # (B, H, hd)
-        k = attention.key(y).unflatten(1, heads)                                # (B, KV, hd)
-        v = attention.value(y).unflatten(1, heads)                              # (B, KV, hd)
+        q = block.query(y).unflatten(1, heads)                                  # (B, H, hd)
+        k = block.key(y).unflatten(1, heads)                                    # (B, KV, hd)
+        v = block.value(y).unflatten(1, heads)                                  # (B, KV, hd)
         num_heads = [q.shape[1], k.shape[1]]
         turned = state.script.rotate(torch.cat([q, k], dim=1), cos, sin)        # (B, H + KV, hd)
         q, k = turned.split(num_heads, dim=1)
@@ -165,8 +164,9 @@ def step(model, state):
         values.index_copy_(2, position, v.unsqueeze(2))
         q = q.unflatten(1, (k.shape[1], -1))                            # (B, KV, H / KV, hd)
         y = F.scaled_dot_product_attention(q, keys, values, attn_mask=attention_mask)
-        x = x + attention.out(y.reshape(x.shape))                               # (B, D)
-        x = x + block.mlp(block.mlp_norm(x))                                    # (B, D)
+        x = x + block.out(y.reshape(x.shape))                                   # (B, D)
+        y = block.mlp_norm(x)
+        x = x + block.down(F.silu(block.gate(y)) * block.up(y))                 # (B, D)
     sample(state, F.linear(model.norm(x), model.embed.weight))
 
 

@@ -45,8 +45,8 @@ from lab.experiment import Block, Experiment, numbers
 from lab.training import continued, load_base
 from lab.verdict import OURS, Claim
 from tasks import countdown, gridworld, lookup
+from tasks.scores import pass_at_k
 from tools.runs import run
-from tools.scores import pass_at_k
 
 DEEPSEEK = "[DeepSeekMath](https://arxiv.org/abs/2402.03300)"
 YUE = "[Yue and others](https://arxiv.org/abs/2504.13837)"

@@ -70,6 +70,10 @@ class Task:
 
     token_rewards = common.Arithmetic.token_rewards
 
+    def scores(self, batch, greedy=False):
+        """The scores of samples, or of greedy completions. -> dict"""
+        return importlib.import_module("tasks.scores").scores(batch, self, greedy)
+
     def observe(self, batch, step):
         """Take note of a batch, as a curriculum does. -> metrics that only this task has"""
         return {}
@@ -79,7 +83,7 @@ class Arithmetic(Task, common.Arithmetic):
     """The task of common.py, with all of the above."""
 
     def __init__(self, cfg, level, verify):
-        common.Arithmetic.__init__(self, level, verify)
+        common.Arithmetic.__init__(self, verify, *span(level or "5"))
 
 
 def find(name):
@@ -134,7 +138,9 @@ def load(cfg, verify):
     if cfg.curriculum:
         task = importlib.import_module("tasks.mix").Curriculum(task)
     if task.call_tokens:
-        task.rollout = functools.partial(importlib.import_module("tasks.calls").rollout, task)
+        calls = importlib.import_module("tasks.calls")
+        task.rollout = functools.partial(calls.rollout, task)
+        task.sampled_masks = functools.partial(calls.sampled_masks, task)
     return task
 
 
@@ -206,6 +212,7 @@ def span(level):
 class Wrapper:
     """A task that changes something of another task, and is that task in all that it does not
     define."""
+    scores = Task.scores                # by what the wrapper itself verifies
 
     def __init__(self, task):
         self.task = task

@@ -13,6 +13,7 @@ class Mix:
     what is asked of one problem is answered by the task that it is of, problem.task."""
     rollout = None
     judge = Task.judge
+    scores = Task.scores
 
     def __init__(self, cfg, parts):
         self.name = ",".join(part.name for part in parts)

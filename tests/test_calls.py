@@ -13,7 +13,6 @@ import common
 import grpo
 import tasks
 from tasks import calls
-from tools import observers
 
 # Tokens that the policy never samples: digits, capitals, bytes that are no ASCII, tags, PAD, and
 # ids without a token. The environment says nothing else.
@@ -214,12 +213,12 @@ def test_a_loss_its_gradient_and_its_metrics_do_not_see_the_slots_of_inserted_to
         inserted = is_inserted(batch.tokens)
         assert (batch.mask[inserted] == 0).all()
         before = scene.backward(torch.arange(24))
-        described = observers.describe(batch)
+        described = common.describe(batch)
         batch.logps[inserted] += 5.0
         batch.entropy[inserted] += 7.0
         scene.A[inserted] += 3.0
         if script.__name__ == "dpo":                        # which reads them as rewards
             scene.A[:, 0] -= 3.0 * inserted[:, 0]
         torch.testing.assert_close(scene.backward(torch.arange(24)), before, atol=0, rtol=0)
-        assert observers.describe(batch) == described
+        assert common.describe(batch) == described
         assert before[1].norm() > 1e-3

@@ -226,7 +226,7 @@ def test_what_is_added_to_a_batch_takes_its_graph(graphs):
 def test_nothing_of_an_earlier_batch_stays(graphs):
     case = make_case(device="cuda")
     expected = case.rollout()
-    weight = case.policy.blocks[0].attention.value.weight.data
+    weight = case.policy.blocks[0].value.weight.data
     good = weight.clone()
     weight.fill_(math.nan)
     _, _, logps, *_ = case.decode()

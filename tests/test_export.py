@@ -48,8 +48,8 @@ def made(tmp_path_factory):
         policy.embed.weight *= 20
         policy.embed.weight[grpo.EOS] *= 2.5
         for block in policy.blocks:
-            block.attention.out.weight *= 4
-            block.mlp.down.weight *= 4
+            block.out.weight *= 4
+            block.down.weight *= 4
     common.write(folder / "run/checkpoint.pt", {"policy": policy.state_dict()})
     export.main([str(folder / "run"), str(folder / "exported")])
     return policy, folder / "run", folder / "exported"

@@ -46,20 +46,19 @@ def turned(x):
 
 def attend(block, x, H, KV):
     """Each head in turn; heads that stand side by side share keys and values."""
-    part = block.attention
     hd = x.shape[1] // H
     heads = []
     for h in range(H):
         group = h // (H // KV)
         own = slice(h * hd, (h + 1) * hd)
         shared = slice(group * hd, (group + 1) * hd)
-        q = turned(x @ part.query.weight[own].T)
-        k = turned(x @ part.key.weight[shared].T)
-        v = x @ part.value.weight[shared].T
+        q = turned(x @ block.query.weight[own].T)
+        k = turned(x @ block.key.weight[shared].T)
+        v = x @ block.value.weight[shared].T
         scores = q @ k.T / hd ** 0.5
         is_later = torch.ones_like(scores).triu(1).bool()
         heads.append(scores.masked_fill(is_later, -math.inf).softmax(dim=-1) @ v)
-    return torch.cat(heads, dim=1) @ part.out.weight.T
+    return torch.cat(heads, dim=1) @ block.out.weight.T
 
 
 def reference_logits(model, ids, H, KV):
@@ -68,8 +67,8 @@ def reference_logits(model, ids, H, KV):
     for block in model.blocks:
         x = x + attend(block, rms_norm(x, block.attention_norm.weight), H, KV)
         y = rms_norm(x, block.mlp_norm.weight)
-        gate = y @ block.mlp.gate.weight.T
-        x = x + (gate * torch.sigmoid(gate) * (y @ block.mlp.up.weight.T)) @ block.mlp.down.weight.T
+        gate = y @ block.gate.weight.T
+        x = x + (gate * torch.sigmoid(gate) * (y @ block.up.weight.T)) @ block.down.weight.T
     return rms_norm(x, model.norm.weight) @ model.embed.weight.T
 
 

@@ -58,7 +58,7 @@ class FakeRun:
         self.task = common.load_task(self.cfg, grpo.verify)
         self.task.machinery = types.SimpleNamespace(
             decode=grpo.decode, score=lambda policy, prompts, tokens, *_: (tokens * 0 + 2.0, None))
-        self.state = {"steps": step}
+        self.step = step
         self.resumed = {}
         self.policy = None
         self.logged = []

@@ -17,7 +17,7 @@ import common
 import grpo
 import gspo
 import reinforce
-from tools import scores
+from tasks import scores
 from tools.play import __main__ as play
 from tools.play import build
 

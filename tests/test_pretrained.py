@@ -356,7 +356,7 @@ def test_six_steps_equal_three_and_three_after_a_resume_bit_for_bit(flags, run):
 @pytest.mark.parametrize("moment", ["first", "weights", "state", "removal"])
 def test_a_kill_while_a_checkpoint_is_written_leaves_a_run_that_goes_on(
         moment, run, whole, tmp_path, monkeypatch):
-    def kill(*_):
+    def kill(*_, **__):
         raise KeyboardInterrupt
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         if moment == "first":
@@ -368,7 +368,7 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_a_run_that_goes_on(
         elif moment == "state":
             plain_save = common.Run.save
             patch.setattr(common.Run, "save", lambda run: (
-                kill() if run.state["steps"] == 6 else plain_save(run)))
+                kill() if run.step == 6 else plain_save(run)))
         else:
             patch.setattr(processes.shutil, "rmtree", lambda path, ignore_errors=False: (
                 ignore_errors or kill()))

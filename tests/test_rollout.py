@@ -183,7 +183,7 @@ def test_on_cuda_the_rollout_is_that_of_kernels_unless_torch_is_asked_for(
     assert load_task(cfg).rollout is expected
     assert load_task(dataclasses.replace(cfg, task="lookup")).rollout.func is calls.rollout
     monkeypatch.setattr(common, "optional", lambda module: None)
-    assert load_task(cfg).rollout is expected
+    assert load_task(dataclasses.replace(cfg, task="arithmetic")).rollout is expected
 
 
 def test_complete_takes_the_rollout_of_the_task(sampled, monkeypatch):

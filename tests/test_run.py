@@ -133,17 +133,17 @@ def test_observers_are_called_in_order_and_may_add_metrics(new_run, monkeypatch)
 
     class Witness:
         def start(self, run):
-            calls.append(("start", run.folder.name, dict(run.state)["steps"]))
+            calls.append(("start", run.folder.name, run.step))
 
         def evaluate(self, run, scores):
-            calls.append(("evaluate", sorted(scores)[0], run.state["steps"]))
+            calls.append(("evaluate", sorted(scores)[0], run.step))
 
         def step(self, run, batch, advantages, metrics):
             metrics["mine"] = advantages.sum().item() * 0 + len(batch.texts)
-            calls.append(("step", metrics["step_time"] > 0, run.state["steps"]))
+            calls.append(("step", metrics["step_time"] > 0, run.step))
 
         def finish(self, run, summary):
-            calls.append(("finish", summary["steps"], run.state["steps"]))
+            calls.append(("finish", summary["steps"], run.step))
     monkeypatch.setattr(observers, "observers", lambda cfg: [Witness()])
     folder = new_run(max_steps=3)
     assert [(name, step) for name, _, step in calls] == [

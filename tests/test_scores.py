@@ -10,7 +10,7 @@ import common
 import grpo
 import tasks
 from common import Problem
-from tools.scores import maj_at_k, majority, pass_at_k
+from tasks.scores import maj_at_k, majority, pass_at_k
 
 pytestmark = pytest.mark.quick
 
@@ -72,7 +72,7 @@ def test_the_scores_of_four_samples_are_those_computed_by_hand():
         wrong = [30 + g if n % 2 == 0 else 30 for g in range(4)]
         texts += [thought + text for text in answered(*[7] * (n % 5), *wrong[n % 5:])]
     batch = batch_of(ARITHMETIC, [SUM] * 100, texts, 4)
-    found = common.scores(batch, ARITHMETIC)
+    found = ARITHMETIC.scores(batch)
     assert found["pass@1"] == pytest.approx(0.5) and found["pass@4"] == pytest.approx(0.8)
     # Of c right ones of four samples, two find one with 1 - C(4 - c, 2) / C(4, 2).
     expected = [0.5, (0 + 3 + 5 + 6 + 6) / 30, (0 + 3 + 4 + 4 + 4) / 20, 0.8]
@@ -98,7 +98,7 @@ def test_the_scores_of_four_samples_are_those_computed_by_hand():
      Problem("3,4:12", "3*4", task="countdown"), answered("3+4", "4*3", "3+4", "3*4", "4*3"),
      [3 / 5, 0.0, 0.0, 0.0, 1.0])], ids=["arithmetic", "countdown"])
 def test_answers_that_are_the_same_do_not_split_the_vote(task, problem, texts, maj):
-    assert common.scores(batch_of(task, [problem], texts, 5), task)["maj@k"] == maj
+    assert task.scores(batch_of(task, [problem], texts, 5))["maj@k"] == maj
 
 
 # ---- what is neither right nor wrong ---------------------------------------------------------
@@ -134,10 +134,10 @@ WALK = Problem("maze", "", task="luck")
 
 def test_where_luck_decides_there_are_returns_and_no_share_of_right_answers():
     task = Luck(CFG)
-    found = common.scores(batch_of(task, [WALK] * 2, ["abc", "a"]), task, greedy=True)
+    found = task.scores(batch_of(task, [WALK] * 2, ["abc", "a"]), greedy=True)
     assert (found["greedy_return"], found["best_return"]) == (2.0, 5.0)
     assert "greedy" not in found and [e["right"] for e in found["examples"]] == [None, None]
-    found = common.scores(batch_of(task, [WALK], ["abc", "a"], 2), task)
+    found = task.scores(batch_of(task, [WALK], ["abc", "a"], 2))
     assert found["return"] == 2.0
     assert not [name for name in found if "@" in name or "accuracy" in name]
 
@@ -146,10 +146,10 @@ def test_of_a_mix_only_what_is_judged_is_scored_and_each_task_by_itself():
     task = Mixed()
     other = SUM._replace(task="sum")
     texts = ["ab", "a", *answered(7, 8, 9, 9)]
-    found = common.scores(batch_of(task, [WALK, SUM, other], texts, 2), task)
+    found = task.scores(batch_of(task, [WALK, SUM, other], texts, 2))
     assert (found["pass@1"], found["pass@2"], found["maj@2"]) == (0.25, 0.5, 0.5)
     assert (found["pass@1/arithmetic"], found["pass@1/sum"]) == (0.5, 0.0)
     assert (found["return"], found["best_return"], found["problems"]) == (1.5, 5.0, 3)
-    found = common.scores(batch_of(task, [WALK, SUM, other], texts[1:4]), task, greedy=True)
+    found = task.scores(batch_of(task, [WALK, SUM, other], texts[1:4]), greedy=True)
     assert (found["greedy"], found["greedy/sum"], found["greedy_return"]) == (0.5, 0.0, 1.0)
     assert [e["right"] for e in found["examples"]] == [None, True, False]

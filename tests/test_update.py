@@ -14,7 +14,6 @@ from update_scenes import NUM_ROWS, Scene, gradient_of, gradients, made_batch, s
 
 import common
 import nano
-from tools import observers
 
 AVERAGES = {"grpo": "sequence_mean", "dr_grpo": "constant", "dapo": "token_mean",
             "cispo": "token_mean", "sapo": "sequence_mean"}
@@ -276,7 +275,7 @@ def test_metrics_match_a_hand_computed_batch(known_scene, losses, num_clipped):
 
 
 def test_the_description_of_a_batch_matches_one_computed_by_hand(known_scene):
-    assert observers.describe(known_scene.batch) == pytest.approx({
+    assert common.describe(known_scene.batch) == pytest.approx({
         "reward": 0.4, "reward_std": math.sqrt(0.5) / 3, "signal": 1 / 3,
         "frac_reward_zero_std": 2 / 3, "entropy": 0.5, "completions/mean_length": 14 / 6,
         "completions/clipped_ratio": 1 / 6}, rel=1e-6)

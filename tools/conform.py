@@ -32,7 +32,8 @@ import gspo
 import ppo
 import reinforce
 from examples import lag, zoo
-from tools import export, observers, scores, start
+from tasks import scores
+from tools import export, start
 from tools.runs import put, record, table
 
 P, G, T, V = 3, 4, 5, 7
@@ -268,7 +269,7 @@ OURS = {
     "zoo.py otb": otb,
     "gspo.py, T times": lambda x: T * x.average(x.clipped(gspo), "constant"),
     "dpo.py": partial(update, script=dpo),
-    "common.py describe": lambda x, name: observers.describe(x.batch())[name],
+    "common.py describe": lambda x, name: common.describe(x.batch())[name],
     "grpo.py advantages": Case.A,
     "grpo.py overlong_penalty": lambda x: grpo.overlong_penalty(x.lengths, T, 3),
     "reinforce.py advantages": lambda x, baseline: x.A(baseline, reinforce),

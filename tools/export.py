@@ -26,9 +26,9 @@ TEMPLATE = Path(__file__).with_suffix(".md")
 NAMES = {"embed": "model.embed_tokens", "norm": "model.norm"}
 LAYER_NAMES = {
     "attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm",
-    "attention.query": "self_attn.q_proj", "attention.key": "self_attn.k_proj",
-    "attention.value": "self_attn.v_proj", "attention.out": "self_attn.o_proj",
-    "mlp.gate": "mlp.gate_proj", "mlp.up": "mlp.up_proj", "mlp.down": "mlp.down_proj"}
+    "query": "self_attn.q_proj", "key": "self_attn.k_proj", "value": "self_attn.v_proj",
+    "out": "self_attn.o_proj", "gate": "mlp.gate_proj", "up": "mlp.up_proj",
+    "down": "mlp.down_proj"}
 SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
          "intermediate_size")
 MATTERS = ("model_type", "vocab_size", "head_dim", "hidden_act", "attention_bias", "mlp_bias",
@@ -42,7 +42,7 @@ def llama_name(name):
     module, _, kind = name.rpartition(".")
     if module in NAMES:
         return f"{NAMES[module]}.{kind}"
-    _, number, part = module.split(".", 2)                      # blocks.0.attention.query
+    _, number, part = module.split(".", 2)                      # blocks.0.query
     return f"model.layers.{number}.{LAYER_NAMES[part]}.{kind}"
 
 

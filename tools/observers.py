@@ -14,9 +14,9 @@ import torch
 
 import common
 from tasks import pass_rates
+from tasks.scores import part_of
 from tools import escape
 from tools.runs import finite, read_log
-from tools.scores import part_of
 from tools.trackers import tracker
 
 
@@ -31,14 +31,6 @@ def observers(cfg):
 
 
 # ---- 1. metrics ------------------------------------------------------------------------------
-
-def describe(batch):
-    """What the samples of a step are like, in TRL's words. -> metrics"""
-    found = common.describe(batch)
-    return found | {"reward_std": batch.rewards.std(dim=1).mean().item(),
-                    "frac_reward_zero_std": 1 - found["signal"],
-                    "completions/clipped_ratio": batch.is_truncated.float().mean().item()}
-
 
 def frontier(batch, task):
     """Of each difficulty, if there are several: which share of its groups is all wrong, mixed, and
@@ -69,10 +61,10 @@ def checks(batch):
 
 
 class Metrics:
-    """What the samples of a step are like."""
+    """The share of solved groups of each difficulty, and how completions check themselves."""
 
     def step(self, run, batch, advantages, metrics):
-        metrics |= describe(batch) | frontier(batch, run.task)
+        metrics |= frontier(batch, run.task)
         if run.task.name == "arithmetic":
             metrics |= checks(batch)
 
@@ -81,8 +73,7 @@ class Metrics:
 
 def is_shown(run):
     """Whether a step is one whose samples are kept: the first, and those with an evaluation."""
-    step = run.state["steps"]
-    return step == 1 or step % run.cfg.eval_steps == 0
+    return run.step == 1 or run.step % run.cfg.eval_steps == 0
 
 
 def sample_rows(batch, A):
@@ -107,7 +98,7 @@ class Samples:
             return
         A = per_completion(advantages, batch.mask)                              # (B,)
         for record in sample_records(run, batch, A):
-            run.append("samples.jsonl", {"step": run.state["steps"]} | record)
+            run.append("samples.jsonl", {"step": run.step} | record)
         rows = sample_rows(batch, A)
         for best_or_worst in (max, min):
             reward, advantage, prompt, text = best_or_worst(rows, key=lambda row: row[0])
@@ -128,13 +119,13 @@ class Shown:
         names = [name for name, x in scores.items() if isinstance(x, float)]
         if "pass@1" in scores:
             names = [name for name in names if name == "greedy" or "@" in name]
-        self.tracker.numbers({f"eval/{name}": scores[name] for name in names}, run.state["steps"])
+        self.tracker.numbers({f"eval/{name}": scores[name] for name in names}, run.step)
 
     def step(self, run, batch, advantages, metrics):
-        self.tracker.numbers(metrics, run.state["steps"])
+        self.tracker.numbers(metrics, run.step)
         if is_shown(run):
             A = per_completion(advantages, batch.mask)                          # (B,)
-            self.tracker.samples(sample_rows(batch, A), run.state["steps"])
+            self.tracker.samples(sample_rows(batch, A), run.step)
 
     def finish(self, run, summary):
         self.tracker.close()
@@ -183,7 +174,7 @@ class Answers:
 
     def evaluate(self, run, scores):
         self.examples = scores.pop("examples", [])
-        step = run.state["steps"]
+        step = run.step
         logged = [line["step"] for line in read_log(run.folder, "greedy")]
         if step % run.cfg.eval_steps == 0 and step not in logged:
             run.append("greedy.jsonl", {"step": step, "examples": self.examples})
@@ -217,7 +208,7 @@ class Warnings:
             self.say(f"torch stands in for Triton, which needs {common.kernels.NEEDS}")
 
     def evaluate(self, run, scores):
-        if run.state["steps"] == 0 and scores.get("pass@1") == 0:
+        if run.step == 0 and scores.get("pass@1") == 0:
             better = "another --model" if hasattr(run.cfg, "model") else "more --base_steps"
             self.say(f"no sample of the base is right: try {better}, or easier tasks")
 

@@ -332,11 +332,11 @@ class Run(common.Run):
         super().__init__(dataclasses.replace(cfg, resume_from_checkpoint=""), task, policy, columns)
         self.cfg = cfg
         self.is_interrupted = False
-        self.observers.insert(1, Known())                       # behind the one that describes
+        self.observers.insert(0, Known())
         if cfg.resume_from_checkpoint:
             self.folder = Path(cfg.resume_from_checkpoint)
             self.resume()
-        self.written = self.state["steps"]                      # the step of the last checkpoint
+        self.written = self.step                                # the step of the last checkpoint
         self.last = self.folder / f"checkpoint-{self.written}"
         if RANK > 0:
             self.scratch = tempfile.TemporaryDirectory()
@@ -345,7 +345,7 @@ class Run(common.Run):
             self.observers = [one for one in self.observers if isinstance(one, Samples)]
 
     def resume(self):
-        """Take up the state of a run, if it has a checkpoint. The model is loaded by `steps`."""
+        """Restore the state of a run, if it has a checkpoint. The model is loaded by `start`."""
         path = self.folder / "checkpoint.pt"
         if not path.exists():
             return
@@ -356,41 +356,47 @@ class Run(common.Run):
             self.began -= self.state["seconds_total"]
         except Exception as error:              # a damaged file raises nearly anything
             common.fail(f"{path}: is damaged ({type(error).__name__})")
-        if self.state["steps"] > 0:             # else it begins with --model again
+        self.step = self.state["steps"]
+        if self.step > 0:                       # else it begins with --model again
             self.resumed = saved
 
     def begin(self):
-        """Make the run folder; from now on Ctrl-C says how to go on."""
+        """Make the run folder."""
         self.make_folder()
-        signal.signal(signal.SIGINT, self.leave)
         self.state.setdefault("seconds_warm_start", 0.0)
         self.tell("start")
 
-    def steps(self, evaluate, optimizer):
-        """Yield the steps still to do. After Ctrl-C the step is finished and saved, for it may take
-        minutes; the second time the run ends at once."""
-        weights = Weights(self.policy.model, optimizer, self.last)
-        for step in super().steps(evaluate, weights=weights):
-            signal.signal(signal.SIGINT, self.interrupt)
-            yield step
-            if any(gathered(self.is_interrupted)):
-                self.save()
-                self.leave()
+    def start(self, evaluate, optimizer):
+        """Evaluate the base, or load what is resumed. From now on, Ctrl-C finishes and saves the
+        step, because a step may take minutes; a second Ctrl-C ends the run at once."""
+        super().start(evaluate, weights=Weights(self.policy.model, optimizer, self.last))
+        signal.signal(signal.SIGINT, self.interrupt)
+
+    def finish(self):
         signal.signal(signal.SIGINT, self.leave)
+        return super().finish()
 
     def interrupt(self, *_):
         self.is_interrupted = True
         signal.signal(signal.SIGINT, self.leave)
 
-    def save(self):
-        """Write a checkpoint, and remove the folders before. Until checkpoint.pt is replaced, a run
-        that is killed goes on with the folder before."""
-        folder = self.folder / f"checkpoint-{self.state['steps']}"
-        if self.state["steps"] != self.written:
+    def save(self, every=1):
+        """Write a checkpoint, if `every` divides the step or after Ctrl-C, which then ends the run.
+        Older folders are removed once checkpoint.pt is replaced, so a run that is killed before
+        resumes from the older folder."""
+        is_interrupted = any(gathered(self.is_interrupted))
+        if self.step % every == 0 or is_interrupted:
+            self.write_checkpoint()
+        if is_interrupted:
+            self.leave()
+
+    def write_checkpoint(self):
+        folder = self.folder / f"checkpoint-{self.step}"
+        if self.step != self.written:
             weights = states.get_model_state_dict(self.policy.model, options=TRAINED)
             if RANK == 0:
                 self.write_folder(folder, weights)
-            self.written = self.state["steps"]
+            self.written = self.step
         super().save()
         for other in self.folder.glob("checkpoint-*"):
             if other != folder:
@@ -413,7 +419,7 @@ class Run(common.Run):
             if dist.is_torchelastic_launched():
                 launcher = f"torchrun --nproc_per_node {WORLD_SIZE}"
             command = f"{os.path.relpath(self.script)} --resume_from_checkpoint {self.folder}"
-            os.write(2, f"\ninterrupted; go on with:\n  {launcher} {command}\n".encode())
+            os.write(2, f"\ninterrupted; resume with:\n  {launcher} {command}\n".encode())
         raise SystemExit(130)
 
 

@@ -33,7 +33,7 @@ class TensorBoard:
         self.writer_class = writer_class
 
     def open(self, run):
-        first = run.state["steps"] + 1 if run.resumed else None     # later steps come once more
+        first = run.step + 1 if run.resumed else None     # later steps come once more
         self.writer = self.writer_class(run.folder / "tensorboard", purge_step=first)
         flags = dataclasses.asdict(run.cfg).items()
         self.writer.add_text("config", "".join(f"    {name}: {x}\n" for name, x in flags))

@@ -174,7 +174,7 @@ class Matrix {
   }
 }
 
-// The weights of a GPT by the names that they have in grpo.py, policy.blocks[0].mlp.up.weight, as
+// The weights of a GPT by the names that they have in grpo.py, policy.blocks[0].up.weight, as
 // parts of one array. shapes: [name, O, I] of each, in the order of the array. Gradients of a
 // policy are such an object, too.
 function viewWeights(cfg, shapes, data) {
@@ -449,49 +449,49 @@ function addRows(y, x, rows) {
 function readBlock(block, layer, output, tree, rows) {
   const { eps } = tree.policy.cfg;
   rmsNorm(layer.normed, layer.input, block.attention_norm.weight, rows, eps);
-  linear(layer.q, layer.normed, block.attention.query.weight, rows);
-  linear(layer.k, layer.normed, block.attention.key.weight, rows);
-  linear(layer.v, layer.normed, block.attention.value.weight, rows);
+  linear(layer.q, layer.normed, block.query.weight, rows);
+  linear(layer.k, layer.normed, block.key.weight, rows);
+  linear(layer.v, layer.normed, block.value.weight, rows);
   rotate(layer.q, tree, rows, 1);
   rotate(layer.k, tree, rows, 1);
   attend(layer, tree, rows);
   addRows(layer.middle, layer.input, rows);
-  linear(layer.middle, layer.attended, block.attention.out.weight, rows);
+  linear(layer.middle, layer.attended, block.out.weight, rows);
 
   rmsNorm(layer.middleNormed, layer.middle, block.mlp_norm.weight, rows, eps);
-  linear(layer.gate, layer.middleNormed, block.mlp.gate.weight, rows);
-  linear(layer.up, layer.middleNormed, block.mlp.up.weight, rows);
+  linear(layer.gate, layer.middleNormed, block.gate.weight, rows);
+  linear(layer.up, layer.middleNormed, block.up.weight, rows);
   activate(layer, rows);
   addRows(output, layer.middle, rows);
-  linear(output, layer.activated, block.mlp.down.weight, rows);
+  linear(output, layer.activated, block.down.weight, rows);
 }
 
 // The same backwards. gradient: of the block's weights; d: of its activations, all 0 so far.
 function readBlockBackward(gradient, d, dOutput, block, layer, tree, rows) {
   const { eps } = tree.policy.cfg;
-  linearBackward(d.activated, gradient.mlp.down.weight, dOutput,
-                 layer.activated, block.mlp.down.weight, rows);
+  linearBackward(d.activated, gradient.down.weight, dOutput,
+                 layer.activated, block.down.weight, rows);
   addRows(d.middle, dOutput, rows);
   activateBackward(d, layer, rows);
-  linearBackward(d.middleNormed, gradient.mlp.up.weight, d.up,
-                 layer.middleNormed, block.mlp.up.weight, rows);
-  linearBackward(d.middleNormed, gradient.mlp.gate.weight, d.gate,
-                 layer.middleNormed, block.mlp.gate.weight, rows);
+  linearBackward(d.middleNormed, gradient.up.weight, d.up,
+                 layer.middleNormed, block.up.weight, rows);
+  linearBackward(d.middleNormed, gradient.gate.weight, d.gate,
+                 layer.middleNormed, block.gate.weight, rows);
   rmsNormBackward(d.middle, gradient.mlp_norm.weight, d.middleNormed,
                   layer.middle, block.mlp_norm.weight, rows, eps);
 
-  linearBackward(d.attended, gradient.attention.out.weight, d.middle,
-                 layer.attended, block.attention.out.weight, rows);
+  linearBackward(d.attended, gradient.out.weight, d.middle,
+                 layer.attended, block.out.weight, rows);
   addRows(d.input, d.middle, rows);
   attendBackward(d, layer, tree, rows);
   rotate(d.k, tree, rows, -1);
   rotate(d.q, tree, rows, -1);
-  linearBackward(d.normed, gradient.attention.value.weight, d.v,
-                 layer.normed, block.attention.value.weight, rows);
-  linearBackward(d.normed, gradient.attention.key.weight, d.k,
-                 layer.normed, block.attention.key.weight, rows);
-  linearBackward(d.normed, gradient.attention.query.weight, d.q,
-                 layer.normed, block.attention.query.weight, rows);
+  linearBackward(d.normed, gradient.value.weight, d.v,
+                 layer.normed, block.value.weight, rows);
+  linearBackward(d.normed, gradient.key.weight, d.k,
+                 layer.normed, block.key.weight, rows);
+  linearBackward(d.normed, gradient.query.weight, d.q,
+                 layer.normed, block.query.weight, rows);
   rmsNormBackward(d.input, gradient.attention_norm.weight, d.normed,
                   layer.input, block.attention_norm.weight, rows, eps);
 }

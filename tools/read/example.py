@@ -140,8 +140,8 @@ def run(name, flags="", functions=(), watched=(), losses=()):
     start = REF_LOGPS if is_dpo else OLD_LOGPS
     then = PREFERRED if is_dpo else OLD_LOGPS + MOVED
     cfg = config(name, flags)
-    run = mock.MagicMock(cfg=cfg, resumed={}, state={}, parts={})
-    run.steps.return_value = [0]
+    run = mock.MagicMock(cfg=cfg, resumed={}, state={}, parts={}, step=0)
+    run.accuracy.side_effect = [0.0, cfg.stop_at]           # so that there is one step
     networks, done = [], []
 
     def make_run(_cfg, task, *_):

@@ -207,8 +207,9 @@ class Lesson:
             raise ValueError(f"{self.name}.txt: main calls {', '.join(self.called)}")
 
     def line_of(self, word):
-        """The last line of main that calls a word, or loops over it, and is not folded. -> int"""
-        pattern = re.compile(rf"\b{word}(\(| in )")
+        """The last line of main that calls a word, or loops while it is small, and is not folded.
+        -> int"""
+        pattern = re.compile(rf"\b{word}(\(| < )")
         found = [line for line in span(self.by_name["main"])
                  if not self.kinds.get(line) and pattern.search(self.lines[line - 1])]
         if not found:

@@ -1,5 +1,5 @@
-"""The scores of an evaluation, where this file is there: pass@k and maj@k for every k, each task of
-a mix, and the returns of tasks that reward moves."""
+"""The scores of an evaluation: pass@k and maj@k for every k, each task of a mix, and the returns of
+tasks that reward moves."""
 import collections
 import math
 import re
