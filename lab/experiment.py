@@ -28,9 +28,10 @@ from typing import NamedTuple
 import numpy
 import torch
 
+from lab.docs import DOCS, MACHINE, put, run, table
 from lab.draw import Picture
 from lab.verdict import OURS, Claim
-from tools.runs import DOCS, MACHINE, put, read_log, run, table
+from report.logs import read_log
 
 NAMES = ("hacking", "bugs", "sharpen", "kl", "seeds", "signal", "trust", "wrongrewards", "variance",
          "divisors", "credit", "tokens", "critic", "reuse", "staleness", "offline", "methods",
@@ -161,7 +162,7 @@ def array(rows):
 
 
 def module(name):
-    return importlib.import_module(f"lab.{name}")
+    return importlib.import_module(f"lab.claims.{name}")
 
 
 def measured():

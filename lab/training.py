@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 import common
-from tools.runs import run
+from lab.docs import run
 
 
 def make_base(variant):

@@ -13,10 +13,10 @@ number of steps is that of the run. Nor is there one where no bound was set.
 
 The interval is Student's: with 3, 5, 8 seeds 2.5, 1.2, 0.8 standard deviations to each side. Luck
 alone leaves 0 outside 5 times in 100. That all seeds have one sign is luck 25, 6, 1 times in 100;
-a bootstrap errs 25, 16, 11 times, for with three values it is the rule of signs (lab/seeds.py). The
-price: to be seen four times in five, an effect needs 3.3, 1.7, 1.2 standard deviations. Student
-supposes that seeds scatter evenly to both sides, as differences of runs do where there is only
-luck. Of what is long to one side, such as times and counts, take ratios.
+a bootstrap errs 25, 16, 11 times, because with three values it is the rule of signs (see
+lab/claims/seeds.py). The price: to be seen four times in five, an effect needs 3.3, 1.7, 1.2
+standard deviations. Student supposes that seeds scatter evenly to both sides, as differences of
+runs do where there is only luck. Of what is long to one side, as times and counts, take ratios.
 """
 import functools
 import math

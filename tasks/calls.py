@@ -101,7 +101,7 @@ class Completion:
         self.policy = policy                    # with tokenizer, and ends, the tokens that end it
         self.task = task
         self.problem = problem
-        self.calls = getattr(task, "call_tokens", ())   # tools.ask may have no task
+        self.calls = getattr(task, "call_tokens", ())   # report.ask may have no task
         self.ids = []
         self.slots = []                         # of each: id, mask, log-probability, entropy
         self.to_insert = deque()

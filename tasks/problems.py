@@ -1,5 +1,5 @@
 """Problems from a file of JSON lines, {"prompt": ..., "answer": ...}, whose answers are numbers or
-words: what --data of examples/pretrained.py names.
+words: what --data of pretrained/train.py names.
 
 The scripts have no use for it, since a file has no demonstrations from which a base could be made.
 """

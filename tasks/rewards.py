@@ -73,8 +73,8 @@ class Rewards(Wrapper):
             for part in self.parts.values():
                 if name in TOOL_ROWS and not hasattr(part, "predicted_calls"):
                     common.fail(f"--reward {name}: rates the calls of lookup, not {part.name}")
-        if "model" in self.names and not common.optional("tools.observers"):
-            common.fail("--reward model: needs tools/, which trains it when a run begins")
+        if "model" in self.names and not common.optional("report.observers"):
+            common.fail("--reward model: needs report/, whose observers train it when a run begins")
         if "model" in self.names and not task.is_judged:
             common.fail(f"--reward model: {task.name} has no right and wrong to learn from")
 

@@ -16,7 +16,7 @@ import torch
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from tools import sync  # noqa: E402
+from learn import sync  # noqa: E402
 
 torch.set_num_threads(1)        # sums differ between thread counts in the last bit
 torch.set_float32_matmul_precision("highest")       # some images turn TF32 on
@@ -151,4 +151,4 @@ def restored_ctrl_c():
 def no_picture(restored_ctrl_c, monkeypatch):
     """Runs of the tests draw none, which takes longer than these runs. A test that wants one takes
     this patch back."""
-    monkeypatch.setitem(sys.modules, "tools.report", None)
+    monkeypatch.setitem(sys.modules, "report.page", None)

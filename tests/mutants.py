@@ -4,10 +4,6 @@ WORD ... for those that have all the words in file, name or files of tests.
 One at a time, in a copy of the repository, a mistake is made, and the tests named with it run, the
 quick ones first, until one fails: the mistake is killed. One that survives is a test that is
 missing. Before, they run without a mistake; what is skipped here (no transformers) is not asked.
-
-In mistakes.txt, `== file | tests` says whose mistakes follow and who should see them: files of
-tests, and an expression for pytest -k. Then, of each mistake, its name, the lines that are replaced
-(-), and those that take their place (+).
 """
 import contextlib
 import gc
@@ -18,14 +14,16 @@ import shutil
 import sys
 import tempfile
 import time
-from collections import namedtuple
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-MISTAKES = Path(__file__).with_name("mistakes.txt")
+# By itself: with the packages around it, each copy of the repository would be given ours.
+sys.path.insert(0, str(ROOT / "learn/practice"))
+from mistakes import MISTAKES, parse  # noqa: E402
+
 SECONDS = 100                           # a mistake that makes the tests hang is killed, too
 FORK = multiprocessing.get_context("fork")
 INTERPRETED = "tests/test_kernels.py"   # here Triton's kernels run on the CPU
@@ -35,25 +33,6 @@ PRELOAD = ("torch", "torch._dynamo", "_pytest.junitxml", "pdb", "tiktoken", "tqd
            "matplotlib.pyplot", "matplotlib.backends.backend_agg", "safetensors.torch",
            "transformers.models.llama.modeling_llama", "transformers.generation.utils",
            "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict")
-
-
-Mutant = namedtuple("Mutant", "file name old new files words")
-
-
-def parse(text):
-    """The mutants of a text like mistakes.txt."""
-    mutants = []
-    for line in text.splitlines():
-        mark = line[:2].strip()
-        if mark == "==":
-            file, tests = line[3:].split(" | ")
-            files = [f"tests/{word}" for word in tests.split() if word.endswith(".py")]
-            words = " ".join(tests.split()[len(files):])
-        elif mark in ("-", "+"):
-            (mutants[-1].old if mark == "-" else mutants[-1].new).append(line[2:])
-        elif line:
-            mutants.append(Mutant(file, line, [], [], files, words))
-    return mutants
 
 
 class Order:

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 import torch
 
-from tools.play import build
+from learn.play import build
 
 NODE = shutil.which("node")
 SECONDS = 120

@@ -1,4 +1,4 @@
-"""Models of transformers that a test can train: what tools.export makes of a policy of ours, and
+"""Models of transformers that a test can train: what pretrained.export makes of our policies, and
 random weights in the shapes of other families. Fixtures and helpers; no tests."""
 import importlib
 import os
@@ -11,8 +11,8 @@ from small_runs import SMALL, arguments, at_work
 
 import grpo
 
-NEEDS = "needs examples/requirements.txt"
-# As small runs have it. The flags of the policy are not among those of examples/pretrained.py.
+NEEDS = "needs pretrained/requirements.txt"
+# As small runs have it. The flags of the policy are not among those of pretrained/train.py.
 LIKE_SMALL = {name: SMALL[name] for name in (
     "max_completion_length", "num_prompts", "num_generations", "num_mini_batches", "task", "device",
     "num_eval_problems", "num_eval_samples", "eval_steps", "save_steps", "max_steps")}
@@ -27,8 +27,8 @@ FAMILIES = {
 
 
 def load_example():
-    """The module examples/pretrained.py."""
-    return importlib.import_module("examples.pretrained")
+    """The module pretrained/train.py."""
+    return importlib.import_module("pretrained.train")
 
 
 def config_of(**flags):
@@ -38,10 +38,10 @@ def config_of(**flags):
 
 def save_random(folder, family="llama", seed=0, scale=1.0, **changes):
     """Write a model of a family with random weights, so large that tokens differ in probability,
-    and the tokenizer of tools.export without a chat template. -> folder"""
+    and the tokenizer of pretrained.export without a chat template. -> folder"""
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-    from tools import export
+    from pretrained import export
     config = AutoConfig.for_model(family, **({
         "vocab_size": grpo.VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 32,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -72,7 +72,7 @@ def small_base(tmp_path_factory):
 def small_llama(small_base, tmp_path_factory):
     """The same base as a Hugging Face folder."""
     pytest.importorskip("transformers", reason=NEEDS)
-    from tools import export
+    from pretrained import export
     folder = tmp_path_factory.mktemp("llama") / "model"
     export.export(small_base, folder)
     return folder

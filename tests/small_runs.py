@@ -121,7 +121,7 @@ def at_work(folder):
     on_ctrl_c = signal.getsignal(signal.SIGINT)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setitem(sys.modules, "tools.report", None)
+        patch.setitem(sys.modules, "report.page", None)
         yield
     signal.signal(signal.SIGINT, on_ctrl_c)
 

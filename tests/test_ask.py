@@ -1,4 +1,4 @@
-"""tools.ask prints what a policy answers, and tools.coldstart lets it learn from worked examples;
+"""report.ask prints what a policy answers, and examples.coldstart trains it on worked examples;
 both say in one line what is wrong with their input."""
 import json
 import shlex
@@ -9,7 +9,8 @@ import torch
 
 import common
 import grpo
-from tools import ask, coldstart
+from examples import coldstart
+from report import ask
 
 TINY = shlex.split("""
     --device cpu --task arithmetic:2 --hidden_size 16 --num_attention_heads 2 --num_hidden_layers 1
@@ -23,7 +24,7 @@ def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ask")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr("tools.observers.observers", lambda cfg: [])
+        patch.setattr("report.observers.observers", lambda cfg: [])
         grpo.main([*TINY, "--output_dir", "run"])
     return folder / "run"
 
@@ -119,7 +120,7 @@ def test_a_prompt_that_no_task_has_is_refused(refused, trained, prompt, said):
 def test_a_cold_start_teaches_to_think_and_a_run_begins_where_it_ended(
         trained, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tools.observers.observers", lambda cfg: [])
+    monkeypatch.setattr("report.observers.observers", lambda cfg: [])
     shown = []
     encode = grpo.encode_examples
     monkeypatch.setattr(grpo, "encode_examples", lambda examples, *rest: (

@@ -11,8 +11,9 @@ import torch
 
 import common
 import grpo
-from kernels import bench
-from tools import gpu, sync
+from lab import gpu
+from lab import speed as bench
+from learn import sync
 
 
 @pytest.fixture(params=["cpu", "cuda"])

@@ -291,7 +291,7 @@ for words in refused:
 def test_scripts_and_common_alone_in_a_folder_run_and_resume_as_in_the_repository(empty_folder):
     """And refuse what needs a folder that is not there. There are packages of the names of our
     folders elsewhere, as PyPI has them."""
-    for name in ("kernels", "tasks", "tools"):
+    for name in ("kernels", "tasks", "report"):
         (empty_folder / "others" / name).mkdir(parents=True)
         (empty_folder / "others" / name / "__init__.py").write_text("raise OSError('imported')")
     own = empty_folder / "own"
@@ -316,7 +316,7 @@ def test_scripts_and_common_alone_in_a_folder_run_and_resume_as_in_the_repositor
             line["reward"] for line in steps(name)]
 
 
-@pytest.mark.parametrize("folder", ["kernels", "tasks", "tools"])
+@pytest.mark.parametrize("folder", ["kernels", "tasks", "report"])
 def test_a_script_runs_with_one_of_the_folders_beside_it(empty_folder, folder):
     for name in ("grpo.py", "common.py"):
         shutil.copy(ROOT / name, empty_folder)

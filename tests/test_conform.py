@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import ROOT
 
-from tools import conform
+from lab.conform import compare as conform
 
 FOUND = json.loads((ROOT / "docs/conformance.json").read_text())
 ROWS = {f"{row['theirs']} / {row['what']}": row for row in FOUND["rows"]}

@@ -19,7 +19,7 @@ TINY = arguments({name: value for name, value in INSTANT.items() if name != "tas
 @pytest.fixture
 def tree(tmp_path):
     """A copy of the repository."""
-    for name in ("tasks", "tools", "tests"):
+    for name in ("tasks", "report", "learn", "tests"):
         ignored = shutil.ignore_patterns("__pycache__", "report.py")      # pictures take long
         shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
     for path in [*ROOT.glob("*.py"), ROOT / "Makefile", ROOT / "pyproject.toml"]:
@@ -42,7 +42,7 @@ def test_your_own_algorithm_runs_and_the_difference_is_your_paper(tree):
     source = (tree / "grpo.py").read_text()
     assert source.count(removed) == 1
     (tree / "mine.py").write_text(source.replace(removed, added))
-    sync = tree / "tools/sync.py"
+    sync = tree / "learn/sync.py"
     sync.write_text(sync.read_text().replace('"dpo.py")', '"dpo.py", "mine.py")'))
     subprocess.run([sys.executable, "mine.py", *TINY], cwd=tree, check=True)
     assert read_summary(tree / "runs/mine-arithmetic-s0")["steps"] == 1

@@ -1,5 +1,5 @@
-"""tools/engine.py completes prompts by the weights of the moment, and says of it what the trainer
-says. A CPU will do."""
+"""pretrained/engine.py completes prompts by the weights of the moment, and reports the same as the
+trainer. A CPU will do."""
 import subprocess
 import sys
 
@@ -12,11 +12,9 @@ from small_runs import arguments, difference, steps
 import common
 
 pytest.importorskip("transformers", reason=NEEDS)
-pytest.importorskip("vllm", reason="needs examples/requirements-vllm.txt: make engine")
+pytest.importorskip("vllm", reason="needs pretrained/requirements-vllm.txt: make engine")
 from test_own import Task
 from test_pretrained import outcome
-
-from tools import processes
 
 pretrained = load_example()
 VLLM = {"engine": "vllm", "engine_memory": 0.05}
@@ -36,7 +34,7 @@ def policy(request, tmp_path_factory):
     folder = save_random(tmp_path_factory.mktemp("model") / "model", family, **SHAPE | changes)
     cfg = config_of(**VLLM, max_completion_length=25, temperature=0.8, lora_rank=4)
     policy = pretrained.Policy(folder, cfg)
-    policy.engine = processes.load_engine(policy, 300)
+    policy.engine = pretrained.load_engine(policy, 300)
     yield policy
     policy.engine.llm.llm_engine.engine_core.shutdown()
 
@@ -95,7 +93,7 @@ def run(tmp_path_factory):
         if "resume_from_checkpoint" in flags:
             flags = {name: flags[name] for name in ("resume_from_checkpoint", "max_steps")}
         return subprocess.run(
-            [sys.executable, *launcher, str(ROOT / "examples/pretrained.py"), *arguments(flags)],
+            [sys.executable, *launcher, str(ROOT / "pretrained/train.py"), *arguments(flags)],
             cwd=folder, capture_output=True, text=True)
     return start
 

@@ -1,5 +1,5 @@
-"""python -m tools.export writes the policy of a run as a Hugging Face folder, which computes the
-same, and makes a run of it again."""
+"""python -m pretrained.export writes the policy of a run as a Hugging Face folder, which computes
+the same, and makes a run of it again."""
 import json
 import random
 import re
@@ -14,7 +14,7 @@ from small_runs import SMALL, arguments, at_work, changed_weights, contents, loa
 
 import common
 import grpo
-from tools import export
+from pretrained import export
 
 transformers = pytest.importorskip("transformers", reason=NEEDS)
 safetensors = pytest.importorskip("safetensors.torch", reason=NEEDS)
@@ -209,7 +209,7 @@ def encode_chat(tokenizer, prompt):
 
 def test_what_the_readme_shows_works(made, capsys):
     text = (made[2] / "README.md").read_text()
-    assert "\npython examples/pretrained.py --model DIR --task arithmetic:2-4\n" in text
+    assert "\npython pretrained/train.py --model DIR --task arithmetic:2-4\n" in text
     assert "Prompts have 14 characters." in text
     code = re.search("```python\n(.*?)```", text, re.DOTALL)[1]
     exec(code.replace("DIR", str(made[2])).replace('"..."', '"(1+1)="'), {})
@@ -220,7 +220,7 @@ def test_the_commands_of_the_page_lead_there_and_back(tmp_path):
     page = (ROOT / "docs/real-models.md").read_text()
     block = re.search("## There and back.*?```\n(.*?)```", page, re.DOTALL)[1]
     base = {name: SMALL[name] for name in SMALL if name != "max_steps"}
-    small = {"grpo.py": base, "examples/pretrained.py": LIKE_SMALL | {"max_steps": 2}}
+    small = {"grpo.py": base, "pretrained/train.py": LIKE_SMALL | {"max_steps": 2}}
     with at_work(tmp_path):
         for command in block.splitlines():
             words = shlex.split(command)[1:]

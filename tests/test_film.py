@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ElementTree
 import pytest
 from conftest import ROOT
 
-from tools import film
+from learn import film
 
 HOSTILE = ("</text></svg><script>alert(1)</script><image href='http://x.example/'/>]]> & \"$title\""
            " \x00\x1b\n\u2028 \ud800 <!-- ${keyframes} <think>")
@@ -107,7 +107,7 @@ def test_a_hostile_or_endless_text_stays_a_text_in_its_box(run, draw):
     assert len(ElementTree.tostring(root)) < 30_000
 
 
-@pytest.mark.parametrize("path", ["docs/learning.svg", "tools/film.svg"])
+@pytest.mark.parametrize("path", ["docs/learning.svg", "learn/film.svg"])
 def test_the_picture_has_no_script_and_no_foreign_address(path):
     text = (ROOT / path).read_text(encoding="utf-8")
     tags = {element.tag.removeprefix(SVG) for element in ElementTree.fromstring(text).iter()}

@@ -17,11 +17,10 @@ from small_runs import INSTANT, SMALL, arguments, at_work, changed_weights, load
 
 import common
 import grpo
+from lab import docs as runs
 from lab import draw, experiment, training, verdict
-from tools import runs
 
 EXPERIMENTS = {name: experiment.module(name).EXPERIMENT for name in experiment.NAMES}
-SKELETON = ("draw", "experiment", "training", "verdict")
 
 
 def block(page, target, name):
@@ -146,7 +145,7 @@ def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
         yield experiment.numbers(twice, {"value": "twice"}, by="what")
         yield experiment.Block("told", "new\n")
 
-    module = types.ModuleType("lab.made_up")
+    module = types.ModuleType("lab.claims.made_up")
     made_up = module.EXPERIMENT = experiment.Experiment(
         "lab/made_up.py", "Made up: nothing\n\nClaim. It is so.\n\nMethod. None.", seeds=[3, 4])
     flags = " ".join(arguments(INSTANT | {"max_steps": 1}))
@@ -157,7 +156,7 @@ def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
         return {"value": 2 * seed, "steps": [seed, 1 / 3][:seed]}       # one is shorter
 
     module.page = page
-    monkeypatch.setitem(sys.modules, "lab.made_up", module)
+    monkeypatch.setitem(sys.modules, "lab.claims.made_up", module)
     monkeypatch.setattr(experiment, "run", run)
     monkeypatch.setattr(experiment, "NAMES", ["made_up"])
     made_up.perform(processes=1)
@@ -181,8 +180,8 @@ def test_several_processes_find_what_one_does(monkeypatch):
 
 
 def test_every_experiment_is_in_the_gallery():
-    files = {path.stem for path in ROOT.glob("lab/*.py") if not path.stem.startswith("_")}
-    assert files == {*experiment.NAMES, *SKELETON}
+    files = {path.stem for path in ROOT.glob("lab/claims/*.py") if not path.stem.startswith("_")}
+    assert files == set(experiment.NAMES)
 
 
 @pytest.mark.parametrize("name", experiment.measured())
@@ -205,7 +204,7 @@ def test_the_findings_are_those_of_the_experiments():
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_says_what_is_claimed_and_what_was_expected(name):
-    told = importlib.import_module(f"lab.{name}").__doc__
+    told = importlib.import_module(f"lab.claims.{name}").__doc__
     order = [told.index(f"\n\n{word}. ") for word in ("Claim", "Prediction", "Method")]
     assert order == sorted(order)
     assert re.search(r"\d{4}\.\d{5}|\b(19|20)\d\d\b", told), "no source"

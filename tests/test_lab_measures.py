@@ -19,7 +19,8 @@ import common
 import grpo
 import ppo
 import reinforce
-from lab import (
+from lab import training
+from lab.claims import (
     bugs,
     credit,
     divisors,
@@ -34,7 +35,6 @@ from lab import (
     signal,
     staleness,
     tokens,
-    training,
     trust,
     variance,
     wrongrewards,

@@ -11,7 +11,7 @@ from small_runs import SMALL, arguments
 def test_the_notebook_runs_and_its_changed_line_changes_the_run(tmp_path, monkeypatch, capsys):
     matplotlib.use("Agg")
     monkeypatch.chdir(tmp_path)                                 # where runs/base/ is kept
-    for name in ("grpo.py", "common.py", "tasks", "tools", "kernels"):
+    for name in ("grpo.py", "common.py", "tasks", "report", "kernels"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.setattr(sys, "path", [*sys.path])
     flags = arguments(SMALL | {"max_steps": 4, "stop_at": 2})

@@ -1,5 +1,5 @@
-"""What tools/observers.py logs, prints and warns of in a small run, and what becomes of it when the
-run is resumed."""
+"""What report/observers.py logs, prints and warns of in a small run, and what happens to it when
+the run is resumed."""
 import json
 import math
 import shlex
@@ -10,7 +10,7 @@ import torch
 
 import common
 import grpo
-from tools import observers
+from report import observers
 
 FLAGS = shlex.split("""
     --device cpu --task arithmetic:2 --hidden_size 16 --num_attention_heads 2 --num_hidden_layers 1

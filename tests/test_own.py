@@ -1,5 +1,5 @@
 """Rewards and tools of one's own: --reward_file, and tasks that insert text into completions, which
-examples/pretrained.py trains as the scripts do."""
+pretrained/train.py trains as the scripts do."""
 import json
 import re
 from pathlib import Path
@@ -16,7 +16,8 @@ from tasks import calls
 transformers = pytest.importorskip("transformers", reason=NEEDS)
 from test_processes import job  # noqa: E402  (behind the line that may skip)
 
-from tools import ask, export  # noqa: E402
+from pretrained import export  # noqa: E402
+from report import ask  # noqa: E402
 
 pretrained = load_example()
 FLAGS = LIKE_SMALL | {"stop_at": 2, "max_steps": 2, "output_dir": "run", "reward_file": "mine.py"}

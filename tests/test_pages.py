@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import subprocess
-from pathlib import Path
 
 import pytest
 from conftest import ROOT, SCRIPTS
@@ -65,15 +64,16 @@ def commands():
 def test_a_command_can_be_given(command):
     program, first, *words = shlex.split(command)
     if program == "make":
-        assert first in TARGETS or Path(ROOT, "lab", f"{first.removeprefix('lab-')}.py").is_file()
+        claim = ROOT / f"lab/claims/{first.removeprefix('lab-')}.py"
+        assert first in TARGETS or claim.is_file()
         return
     if first == "-m":
         path = ROOT / words.pop(0).replace(".", "/")
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
         return
     name = first.removesuffix(".py").replace("/", ".")
-    if name == "examples.pretrained":
-        pytest.importorskip("transformers", reason="needs examples/requirements.txt")
+    if name == "pretrained.train":
+        pytest.importorskip("transformers", reason="needs pretrained/requirements.txt")
     config = importlib.import_module(name).Config
     # folders that the reader has made
     cfg = common.parse_flags(config, without_folders(words))
@@ -101,7 +101,7 @@ def make(*words):
 def test_make_alone_is_make_run_and_help_lists_every_target():
     assert make("--dry-run", "VENV=none") == make("--dry-run", "VENV=none", "run")
     assert sorted(re.findall(r"^  make (\w+) ", make("help"), re.M)) == sorted(TARGETS)
-    for module in re.findall(r"-m ((?:lab|tools|kernels)[\w.]*)(?!\$)", MAKEFILE):
+    for module in re.findall(r"-m ((?:lab|learn|report)[\w.]*)(?!\$)", MAKEFILE):
         path = ROOT / module.strip(".").replace(".", "/")
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
 

@@ -17,9 +17,9 @@ import common
 import grpo
 import gspo
 import reinforce
+from learn.play import __main__ as play
+from learn.play import build
 from tasks import scores
-from tools.play import __main__ as play
-from tools.play import build
 
 PROMPTS = ["((((3+4)-5)*4)-2)=", "((1+2)*3)=", "7", "", "ü*(2="]
 REWARDS = [[1, 0, 0, 1], [1, 1, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0], [1, 0, 1, 1]]   # of PROMPTS

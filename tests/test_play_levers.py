@@ -13,8 +13,8 @@ import grpo
 import gspo
 import reinforce
 import tasks
-from tools.play import __main__ as play
-from tools.play import build
+from learn.play import __main__ as play
+from learn.play import build
 
 STORED = build.data_of(build.PAGE)
 T = STORED["cfg"]["T"]

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from tools.play import build
+from learn.play import build
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")    # else playwright's own

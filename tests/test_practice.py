@@ -9,9 +9,10 @@ import mutants
 import pytest
 from conftest import ROOT
 
-from tools.practice import __main__ as practice
-from tools.practice import grades, hunt, measure
-from tools.practice.exercise import Exercise
+from lab import hunts as measure
+from learn.practice import __main__ as practice
+from learn.practice import grades, hunt
+from learn.practice.exercise import Exercise
 
 BLANKS = {"nano": 4, "reinforce": 12, "ppo": 14, "grpo": 12, "gspo": 13, "dpo": 12}
 MUTANTS = mutants.parse(mutants.MISTAKES.read_text())

@@ -1,4 +1,4 @@
-"""examples/pretrained.py computes what the scripts compute, on models of transformers of several
+"""pretrained/train.py computes what the scripts compute, on models of transformers of several
 families, and its runs go on where they were stopped."""
 import copy
 import functools
@@ -27,13 +27,15 @@ import common
 import grpo
 import gspo
 import reinforce
+from pretrained import export
+from report import ask
 from tasks import calls
-from tools import ask, export
 
 transformers = pytest.importorskip("transformers", reason=NEEDS)
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from tools import processes  # noqa: E402  (behind the line that may skip)
+from pretrained import models  # noqa: E402  (behind the line that may skip)
+from pretrained import run as processes  # noqa: E402
 
 pretrained = load_example()
 PROMPTS = ["(3+4)=", "3>", "((((3+4)-5)*4)-2)=", "12", "Say yes:"]
@@ -71,7 +73,7 @@ def outcome(folder):
     """All that a run leaves, but for times. -> {path: value}"""
     record = load(folder / "checkpoint.pt")
     [path] = folder.glob("checkpoint-*")
-    model, _ = processes.load_model(path)
+    model, _ = models.load_model(path)
     found = leaves({
         "model": model.state_dict(), "optimizer": record["weights"], "state": record["state"],
         "summary": read_summary(folder),
@@ -424,7 +426,7 @@ def test_without_its_adapter_the_policy_is_the_reference_and_with_it_again_itsel
     policy, score = trained
     base = score(pretrained.Policy(small_llama, config_of()))
     before = score(policy)
-    with processes.without_adapter(policy.model):
+    with models.without_adapter(policy.model):
         assert torch.equal(score(policy), base)
     assert torch.equal(score(policy), before) and not torch.allclose(before, base, atol=1e-3)
 
@@ -456,7 +458,7 @@ def test_a_checkpoint_is_the_adapter_from_which_runs_go_on(run, lora_run, tmp_pa
     assert [found["base"] for found in scores[1:]] == [found["trained"] for found in scores[:3]]
     export.export_back(runs[2], tmp_path / "back")
     policy, _ = export.read_policy(tmp_path / "back", "checkpoint.pt")
-    model, _ = processes.load_model(processes.last_checkpoint(runs[2]))
+    model, _ = models.load_model(models.last_checkpoint(runs[2]))
     for name, weight in policy.named_parameters():
         assert torch.equal(weight, model.state_dict()[export.llama_name(name)])
 
@@ -464,7 +466,7 @@ def test_a_checkpoint_is_the_adapter_from_which_runs_go_on(run, lora_run, tmp_pa
 @pytest.mark.parametrize("is_wider", [True, False], ids=["wider", "deeper"])
 def test_an_adapter_of_another_model_is_refused_in_one_line(is_wider, lora_run, tmp_path, capsys):
     folder = shutil.copytree(next(lora_run.glob("checkpoint-*")), tmp_path / "adapter")
-    path = folder / processes.ADAPTER
+    path = folder / models.ADAPTER
     found = {}
     for name, weight in load_file(path).items():
         found[name] = torch.cat([weight, weight], dim=1) if is_wider else weight

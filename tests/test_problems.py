@@ -14,7 +14,7 @@ from tasks import problems
 
 @dataclasses.dataclass(frozen=True)
 class Config(grpo.Config):
-    """Flags as those of examples/pretrained.py, which needs transformers."""
+    """Flags as those of pretrained/train.py, which needs transformers."""
     data: str = ""
     eval_data: str = ""
     reward_file: str = ""

@@ -19,7 +19,8 @@ from small_runs import arguments, difference, lines, steps
 transformers = pytest.importorskip("transformers", reason=NEEDS)
 from test_pretrained import outcome  # noqa: E402  (behind the line that may skip)
 
-from tools import processes  # noqa: E402
+from pretrained import models  # noqa: E402
+from pretrained import run as processes  # noqa: E402
 
 pretrained = load_example()
 FLAGS = LIKE_SMALL | {"stop_at": 2, "max_steps": 3, "num_mini_batches": 2, "eval_steps": 1,
@@ -40,7 +41,7 @@ def work(rank, size, port, folder, flags):
                    "TORCHELASTIC_RUN_ID": "none", "GLOO_SOCKET_IFNAME": "lo"}
     processes.RANK = rank
     processes.WORLD_SIZE = size
-    sys.modules["tools.report"] = None
+    sys.modules["report.page"] = None
     kept = {"gradients": [], "held": []}
     plain = processes.clip_gradients
 
@@ -143,7 +144,7 @@ def test_after_ctrl_c_in_one_process_the_step_is_finished_and_saved_by_all(
     done = len(steps(tmp_path / "run"))
     assert 2 <= done < 300 and (tmp_path / f"run/checkpoint-{done}").is_dir()
     said = (tmp_path / "stderr-0").read_text()
-    assert re.search("torchrun --nproc_per_node 2 .*pretrained.py --resume_from_che.* run", said)
+    assert re.search("torchrun --nproc_per_node 2 .*train.py --resume_from_che.* run", said)
     resumed = {"resume_from_checkpoint": "run", "max_steps": done + 1}
     assert job(tmp_path, resumed) == [0, 0]
     assert [line["step"] for line in steps(tmp_path / "run")] == list(range(1, done + 2))
@@ -163,7 +164,7 @@ def test_a_job_whose_worker_is_killed_goes_on_to_the_same_end(small_llama, tmp_p
         port = server.getsockname()[1]
     for old, new in (("torchrun", f"{sys.executable} -m torch.distributed.run"),
                      ("_node 8", f"_node 2 --master_port {port}"), ("runs/big", "run"),
-                     ("examples/pretrained.py", str(ROOT / "examples/pretrained.py"))):
+                     ("pretrained/train.py", str(ROOT / "pretrained/train.py"))):
         assert loop.count(old) == 1
         loop = loop.replace(old, new)
     torchrun = loop.removeprefix("until ").partition(" --resume")[0].split()
@@ -206,6 +207,6 @@ def test_shares_and_rounds_are_equally_long_and_together_are_all(n, monkeypatch)
 def test_the_last_checkpoint_is_that_of_the_highest_step_of_a_run(tmp_path):
     for name in ("checkpoint-9", "checkpoint-10", "checkpoint-11.tmp", "checkpoint-best", "12"):
         (tmp_path / name).mkdir()
-    assert processes.last_checkpoint(tmp_path) is None              # another trainer's
+    assert models.last_checkpoint(tmp_path) is None              # another trainer's
     (tmp_path / "checkpoint.pt").touch()
-    assert processes.last_checkpoint(str(tmp_path)).name == "checkpoint-10"
+    assert models.last_checkpoint(str(tmp_path)).name == "checkpoint-10"

@@ -11,9 +11,9 @@ import pytest
 import torch
 from conftest import ROOT
 
-from tools.read import __main__ as read
-from tools.read import example, lesson, lines, page, pair, watch, words
-from tools.read.lesson import span
+from learn.read import __main__ as read
+from learn.read import example, lesson, lines, page, pair, watch, words
+from learn.read.lesson import span
 
 NUMBER = re.compile(r"−?\d*\.\d+")
 every_script = pytest.mark.parametrize("name", example.QUESTIONS)       # that has a page
@@ -222,7 +222,7 @@ def test_every_line_runs_with_some_flags_and_each_of_these_lets_some_act(lessons
                if name not in ("main", "kl", "aggregate", "squared_gradient_norms")
                for statement in function.statements.values()
                if statement.lineno not in ran and not lines.is_kept(statement)]
-    assert missing == [], "add a flag to VARIANTS in tools/read/example.py"
+    assert missing == [], "add a flag to VARIANTS in learn/read/example.py"
     used = {flags for of_line in of.flags.values() for flags in of_line}
     assert used >= {flags for flags in example.variants(name)[1:] if "num_iterations" not in flags}
 

@@ -12,8 +12,8 @@ import pytest
 
 import common
 import gspo
-from tools.report import command, counts, draw_curve, read_run, render, sentence, write_report
-from tools.runs import read_log
+from report.logs import read_log
+from report.page import command, counts, draw_curve, read_run, render, sentence, write_report
 
 HOSTILE = ("</script><script>alert(1)</script><!--<script> & <img src=x onerror=alert(2)>"
            " \u2028\u2029 {{TITLE}} \ud800")

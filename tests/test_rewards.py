@@ -217,10 +217,10 @@ def test_in_a_mix_each_completion_is_rated_by_its_own_task():
 def test_without_tools_that_train_it_there_is_no_reward_model(monkeypatch, capsys):
     optional = common.optional
     monkeypatch.setattr(common, "optional", lambda module: (
-        None if module.startswith("tools") else optional(module)))
+        None if module.startswith("report") else optional(module)))
     with pytest.raises(SystemExit):
         load("arithmetic", reward="accuracy+model")
-    assert capsys.readouterr().err.startswith("error: --reward model: needs tools/")
+    assert capsys.readouterr().err.startswith("error: --reward model: needs report/")
 
 
 TOKENS = torch.tensor([[65, 66, 264, 265], [67, 264, 265, 265]])

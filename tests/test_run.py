@@ -23,7 +23,7 @@ from small_runs import (
 )
 
 import tasks
-from tools import observers
+from report import observers
 
 pytestmark = pytest.mark.usefixtures("at_work_folder")
 

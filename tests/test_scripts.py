@@ -28,7 +28,7 @@ sys.path.insert(0, sys.argv[1])
 for name in sys.argv[2:]:
     __import__(name)
     assert state() == before, name
-print(json.dumps(sorted({"matplotlib", "transformers", "tools", "tasks"} & sys.modules.keys())))
+print(json.dumps(sorted({"matplotlib", "transformers", "report", "tasks"} & sys.modules.keys())))
 """
 
 

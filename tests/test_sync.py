@@ -1,4 +1,4 @@
-"""The scripts share one machinery and some functions; tools/sync.py finds and repairs drift. What a
+"""The scripts share one machinery and some functions; learn/sync.py finds and repairs drift. What a
 reader has to read stays within its budget."""
 import shutil
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from tools import sync  # noqa: E402
+from learn import sync  # noqa: E402
 
 pytestmark = pytest.mark.quick
 
@@ -71,8 +71,8 @@ def test_a_difference_is_what_is_removed_and_added_without_docstrings_and_empty_
 @pytest.fixture
 def tree(tmp_path):
     """What the commands need: the tool, the Makefile, the scripts, one of which drifted."""
-    (tmp_path / "tools").mkdir()
-    for name in ("Makefile", "tools/sync.py"):
+    (tmp_path / "learn").mkdir()
+    for name in ("Makefile", "learn/sync.py"):
         shutil.copy2(ROOT / name, tmp_path / name)
     for name, source in SOURCES.items():
         (tmp_path / name).write_text(source)

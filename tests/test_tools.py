@@ -1,7 +1,7 @@
 """The tools that measure: on which page they write their tables; nothing is trained."""
 import pytest
 
-from tools import runs
+from lab import docs as runs
 
 BLOCK = "<!-- made by make seeds: table -->\nold\n<!-- end of table -->\n"
 

@@ -8,7 +8,7 @@ from small_runs import INSTANT, arguments, steps
 
 import common
 import grpo
-from tools import trackers
+from report import trackers
 
 FLAGS = arguments(INSTANT | {"device": "cpu"})
 

@@ -12,8 +12,8 @@ from small_runs import SMALL, arguments, difference, outcome
 
 import common
 import gspo
-from tools import zoo as pictures
-from tools.runs import read_log
+from lab import zoo as pictures
+from report.logs import read_log
 
 zoo = importlib.import_module("examples.zoo")
 close = functools.partial(torch.testing.assert_close, atol=1e-9, rtol=1e-9)

@@ -13,7 +13,7 @@ from conftest import TINY, f64
 from small_runs import arguments
 
 import common
-from tools import observers
+from report import observers
 
 NUM_ROWS = 14           # of the scene's batch: seven groups of two
 ADVANTAGES = [1.5, 0, -1, 0.3, 0, 0, 2, -0.7, 0.1, -2, 0, 1, -0.4, 0.8]

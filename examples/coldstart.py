@@ -1,0 +1,47 @@
+"""A cold start: python -m examples.coldstart RUN NEW trains the policy of a run on examples that
+all show their work. Then python grpo.py --task TASK --init_from NEW continues from there.
+"""
+import dataclasses
+from pathlib import Path
+
+import torch
+
+import common
+from report import parser, start
+from report.ask import load_policy, read_run, write_run
+from report.page import command
+
+SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+         "intermediate_size")
+
+
+def main(argv=None):
+    words = parser(__doc__)
+    words.add_argument("run", metavar="RUN", help="run folder whose policy learns")
+    words.add_argument("new", metavar="NEW", type=Path, help="folder that is made")
+    words.add_argument("--batches", type=int, default=40, help="steps of 4 examples each [40]")
+    args = words.parse_args(argv)
+    if args.batches < 1:
+        common.fail(f"--batches {args.batches}: must be at least 1")
+    if args.new.exists():
+        common.fail(f"{args.new}: is there already; name a new folder")
+    script, cfg = read_run(args.run)
+    task = common.load_task(cfg, script.verify)
+    policy = load_policy(args.run, script, cfg)
+
+    # the script's warm start, in which all examples are of one phase
+    demonstration = task.demonstration
+    task.demonstration = lambda rng, phase: demonstration(rng, "cold_start")
+    torch.set_num_threads(1)
+    script.warm_start(policy, task, dataclasses.replace(
+        cfg, base_steps=args.batches, base_batch_size=4, base_learning_rate=1e-3,
+        base_seed=cfg.base_seed + 1))                   # other examples
+
+    name, flags = common.read_config(args.run)
+    write_run(args.new, name, flags, policy)
+    needed = {flag: flags[flag] for flag in ("task", *SHAPE)}
+    print(command(name, needed | {"init_from": str(args.new)}))
+
+
+if __name__ == "__main__":
+    start(main)

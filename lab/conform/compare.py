@@ -1,0 +1,434 @@
+"""Our equations beside the code of TRL, verl and others, on the same random numbers: make conform.
+
+A row of rows.txt names a function of ours, or the update of a whole script, and one of theirs, as
+"NAME: flag=value, ...": OURS, and PEERS in theirs.py, have the names. Both get the same Cases (see
+cases.py), in float64, and should return the same value with the same gradient. A row where
+they do not has a sentence, and where it can be shown, `but`: ours with that one thing done as they
+do it, which has to agree. Writes the tables of docs/conformance.md, and docs/conformance.json,
+where tests/test_conform.py finds what they answered.
+
+To add a row, add a line to rows.txt. A loss that is a flag needs no more: "grpo.py" and its
+kin hand flags on to their Config, "TRL grpo", "TRL dpo" and "verl ppo_loss" to those there. What
+has no name yet gets one in OURS or PEERS: a function of a Case, and flags, that returns numbers.
+"""
+import ast
+import bisect
+import copy
+import math
+import re
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from unittest import mock
+
+import torch
+from torch.nn.utils import parameters_to_vector as flat
+from tqdm import tqdm
+
+import common
+import dpo
+import grpo
+import gspo
+import ppo
+import reinforce
+from examples import lag, zoo
+from lab.conform.cases import RANGE, B, Case, G, P, T, draw, two_rewards
+from lab.docs import put, record, table
+from pretrained import export
+from report import start
+from tasks import scores
+
+SAME = 1e-6             # verl adds 1e-8 to counts, which shows where terms cancel
+NUM_DRAWS = 50
+RECORDED = (0, 1)       # the draws whose answers tests know
+CHOSEN = torch.arange(B) < B // 2                       # the rows of the first half
+
+
+# ---- 2. our side -----------------------------------------------------------------------------
+
+def update(x, script=grpo, A=None, name="loss", ranges=RANGE, **flags):
+    """Add to the gradient of x.logps what an optimizer step of a script does. -> a metric of it"""
+    if script is zoo and flags["loss_type"] not in zoo.CLIPPED:
+        ranges = {}
+    if hasattr(script.Config, "epsilon"):
+        flags = ranges | flags
+    cfg = script.Config(device="cpu", max_completion_length=T, **flags)
+    others = {}
+    if script is zoo:
+        script = grpo
+        others = {"loss_types": zoo.LOSS_TYPES, "losses": partial(zoo.policy_loss, cfg)}
+    A = x.A(flags.get("scale_rewards", "group")) if A is None else A
+    batch = x.batch()
+    rows = torch.arange(B)
+    args = {dpo: (x.ref_logps, batch, *rows.chunk(2), cfg), reinforce: (batch, A, rows, cfg),
+            ppo: (batch, A, rows, cfg, 1.0)}.get(script, (batch, x.ref_logps, A, rows, cfg))
+
+    def score(logps, prompts, tokens, *_):                  # in the place of a model
+        at = (prompts[:, 0], slice(tokens.shape[1]))
+        return logps[at], x.entropy[at]
+    with mock.patch.object(script, "score", score):
+        return script.backward(x.logps, *args, **others)[name]
+
+
+def lagged(x, mode, method="grpo", **flags):
+    """The update of examples/lag.py. -> loss"""
+    cfg = lag.Config(device="cpu", importance_sampling_correction=mode)
+    weights, _ = lag.correct(x.batch("mu_logps"), x.old_logps, cfg)
+    return update(x, lag.METHODS[method], weights * x.A(), **flags)
+
+
+def zoo_losses(x, A=None, **flags):
+    """L_t by examples/zoo.py. -> (B, T)"""
+    cfg = zoo.Config(device="cpu", **flags)
+    return zoo.policy_loss(cfg, x.logps, x.old_logps, x.A() if A is None else A, x.mask)
+
+
+def up_to(x, cap, **flags):
+    """The same, by log pi, where a ratio above the cap weighs no more than the cap. -> (B, T)"""
+    rho = x.log_rho().exp().detach()
+    weights = zoo_losses(x, **flags).detach() / rho
+    return weights * rho.clamp(max=cap) * x.logps
+
+
+def masked_by_mu(x, threshold):
+    """The off-policy mask of the policy and mu. -> scalar"""
+    log_w = (x.logps - x.mu_logps).detach()
+    is_kept = (x.A() >= 0) | (-zoo.mean_of_output(log_w, x.mask) <= threshold)
+    return x.average(x.clipped() * is_kept, "sequence_mean")
+
+
+def gdpo_of_tokens(x):
+    """GDPO whitened over tokens, from z-scores in float32. -> (B, T)"""
+    mask = x.plain().mask
+    A = sum(grpo.advantages(r.float(), eps=1e-6).double() for r in two_rewards(x))
+    return ppo.whiten(A.view(-1, 1) * mask, mask)
+
+
+def passk_by_std(x):
+    std = x.rewards.std(dim=1, keepdim=True) + 1e-6
+    return x.mask * (zoo.passk(x.rewards) / std).view(-1, 1)
+
+
+def gradient_sizes(x):
+    """(16) of examples/zoo.py, from the logits. -> (B, T)"""
+    p = x.logits.softmax(dim=-1)
+    chosen = p.gather(-1, x.tokens[..., None])[..., 0]
+    return 1 - 2 * chosen + p.square().sum(dim=-1)
+
+
+def otb(x, lone=False):
+    """The optimal token baseline; lone: b_t is 0 where one output of a group goes on alone."""
+    x = x.plain()
+    A = zoo.otb(x.rewards, gradient_sizes(x), x.mask)
+    is_there = x.mask.view(P, G, T) > 0
+    is_alone = is_there & (is_there.sum(dim=1, keepdim=True) == 1)
+    return torch.where(is_alone.view(B, T), x.earned().sum(dim=1, keepdim=True), A) if lone else A
+
+
+OURS = {
+    "grpo.py": update,
+    "gspo.py": partial(update, script=gspo),
+    "ppo.py": lambda x, **flags: update(x, ppo, ppo.whiten(x.gae()[0], x.mask).detach(), **flags),
+    "reinforce.py": lambda x: update(x, reinforce, x.A("rloo", reinforce)),
+    "lag.py": lagged,
+    "zoo.py": partial(update, script=zoo),
+    "zoo.py, untied": lambda x, **flags: update(x.untied(), zoo, **flags),
+    "zoo.py gdpo": lambda x: zoo.gdpo(two_rewards(x)).view(-1, 1) * x.plain().mask,
+    "zoo.py passk": lambda x: zoo.passk(x.rewards).view(-1, 1) * x.mask,
+    "zoo.py rpp": lambda x, **flags: zoo.rpp(x.rewards, x.mask, **flags),
+    "zoo.py opo": lambda x: x.mask * zoo.opo(x.rewards, x.num_tokens()).view(-1, 1),
+    "zoo.py otb": otb,
+    "gspo.py, T times": lambda x: T * x.average(x.clipped(gspo), "constant"),
+    "dpo.py": partial(update, script=dpo),
+    "common.py describe": lambda x, name: common.describe(x.batch())[name],
+    "grpo.py advantages": Case.A,
+    "grpo.py overlong_penalty": lambda x: grpo.overlong_penalty(x.lengths, T, 3),
+    "reinforce.py advantages": lambda x, baseline: x.A(baseline, reinforce),
+    "reinforce.py advantages, beta": lambda x: reinforce.advantages(reinforce.rewards_to_go(
+        x.plain().less_kl(), x.slots, 1.0)[:, 0].view(P, G), "rloo").flatten(),
+    "reinforce.py gradient": lambda x: x.plain().rloo_loss() - x.plain().rloo_loss().detach(),
+    "reinforce.py loss": lambda x: x.plain().rloo_loss(),
+    "reinforce.py optimal_baseline": lambda x: x.mask * (x.rewards - reinforce.optimal_baseline(
+        x.rewards, x.num_tokens(), torch.ones(P, G))[:, None]).view(-1, 1),
+    "reinforce.py rewards_to_go": lambda x: x.plain().rewards_to_go(),
+    "rewards_to_go, whiten": lambda x: ppo.whiten(x.rewards_to_go(), x.mask),
+    "advantages mean, whiten": lambda x: ppo.whiten(x.A("mean", reinforce), x.mask),
+    "rewards_to_go less a reward": lambda x: x.mask * (
+        x.rewards_to_go(1.0) - x.rewards[:, 0].repeat_interleave(G)[:, None]),
+    "ppo.py gae, whiten": lambda x: ppo.whiten(x.gae()[0], x.mask),
+    "ppo.py gae, length_adaptive": lambda x: ppo.whiten(
+        x.gae(ppo.length_adaptive_lambda(x.mask.sum(dim=1), 1.0))[0], x.mask),
+    "ppo.py gae": lambda x: x.plain().gae(),
+    "ppo.py returns": lambda x: x.gae()[1],
+    "ppo.py whiten": lambda x: ppo.whiten(x.losses, x.mask),
+    "ppo.py reward less KL": Case.less_kl,
+    "ppo.py value_loss": lambda x: x.average(
+        ppo.value_loss(x.values, x.old_values, x.losses, x.mask, 0.4567)),
+    "ppo.py adapt_coefficient": lambda x: [
+        ppo.adapt_coefficient(0.1, 0.01 * k, 0.05) for k in range(1, 20)],
+    "aggregate": lambda x, how: x.average(x.losses, how),
+    "aggregate, a row empty": lambda x, **counts: x.only(torch.arange(B) > 0).average(
+        x.losses, "sequence_mean", **counts),
+    "aggregate of halves": lambda x: sum(
+        x.only(half).average(x.clipped()) for half in (CHOSEN, ~CHOSEN)) / 2,
+    "lag.py importance_weights": lambda x, correction: lag.importance_weights(
+        x.old_logps, x.mu_logps, x.mask, correction, 2.0),
+    "dpo.py dpo_loss": lambda x, **flags: dpo.dpo_loss(*x.outputs(x.logps), 0.0, 0.0, 0.1, **flags),
+    "logprobs": lambda x: grpo.logprobs(x.logits, x.tokens, 0.7)[0],
+    "logprobs, entropy": lambda x: grpo.logprobs(x.logits, x.tokens, 0.7)[1],
+    "scores.py pass_at_k": lambda x: [
+        scores.pass_at_k(9, c, k) for c in range(10) for k in range(1, 10)],
+    "scores.py majority": lambda x: [float(scores.majority(row)) for row in x.tokens.tolist()],
+
+    # ours with one thing done as they do it
+    "all count in B": lambda x, average: x.only(~x.is_truncated).average(x.clipped(), average),
+    "KL by s_i": lambda x: x.average(x.clipped(gspo) + 0.1 * grpo.kl(
+        x.logps, x.ref_logps, "k3_ratio", x.log_rho(gspo)), "sequence_mean"),
+    "bonus over tokens": lambda x: (
+        x.average(x.clipped(), "sequence_mean") - 0.1 * x.average(x.entropy)),
+    "RLOO, clipped": lambda x: grpo.policy_loss(            # one ratio for a whole output
+        x.plain().log_rho().sum(dim=1, keepdim=True), torch.zeros(B, 1),
+        x.A("rloo", reinforce)[:, :1], torch.ones(B, 1), **RANGE).mean(),
+    "RPO over tokens": lambda x: -x.only(CHOSEN).average(x.logps) + dpo.dpo_loss(
+        *x.outputs(x.logps), *x.outputs(x.ref_logps), 0.1).mean(),
+    "DPPO by log pi": lambda x, **flags: x.average(zoo_losses(x, **flags).detach() * x.logps),
+    "DPPO up to 1.5": lambda x, **flags: x.average(up_to(x, 1.5, **flags)),
+    "the mask by mu": masked_by_mu,
+    "GDPO over tokens": gdpo_of_tokens,
+    "passk by the std": passk_by_std,
+    "CISPO from below": lambda x: x.average(
+        -x.log_rho().exp().clamp(0.8, 1.28).detach() * x.A() * x.logps),
+    "k3 up to 10": lambda x: x.average(
+        x.clipped() + 0.1 * grpo.kl(x.logps, x.ref_logps).clamp(max=10)),
+    "log rho up to 20": lambda x: x.average(
+        replace(x, logps=x.far_out().log_rho().clamp(-20, 20), old_logps=0 * x.logps).clipped()),
+    "a ratio beyond e^20": lambda x: update(x.far_out(), loss_type="dapo"),
+    "means in float32": lambda x: x.mask * (
+        (x.rewards - x.rewards.float().mean(dim=1, keepdim=True))
+        / (x.rewards.float().std(dim=1, keepdim=True) + 1e-4)).view(-1, 1),
+    "std of all": lambda x: x.rewards.std(),
+    "here loss": partial(update, ranges={}),
+    "here advantages": Case.A,
+}
+
+
+# ---- 3. the rows -----------------------------------------------------------------------------
+
+ROWS = Path(__file__).with_name("rows.txt")
+ROW = re.compile(r"(.+?) \| (.+?) \| (.+?)(?: \| but: (.+?))?(?: \| ((?:because|but for) .+))?")
+
+
+def read_rows():
+    """What is compared, ours and theirs, and what is said of it: a dict for each of theirs."""
+    rows = []
+    text = re.sub("^#.*\n", "", ROWS.read_text(), flags=re.MULTILINE)
+    for line in text.replace("\n    ", " ").splitlines():
+        what, ours, theirs, but, why = ROW.fullmatch(line).groups(default="")
+        for peer in theirs.split(" | "):
+            rows.append({"what": what, "ours": ours, "theirs": peer, "but": but, "why": why})
+    return rows
+
+
+def ask(functions, text, x):
+    """Call what a row names, "NAME: flag=value, ...". -> number, list of numbers, or tensor"""
+    name, _, flags = text.partition(": ")
+    known = dict(re.findall("(\\w+)=([^, ]+)", flags))
+    for flag, value in known.items():
+        if re.fullmatch("[0-9.e-]+|True|False", value):
+            known[flag] = ast.literal_eval(value)
+    return functions[name.removesuffix(" metrics")](x, **known)
+
+
+LEAVES = ("logps", "entropy", "values", "losses", "logits")
+
+
+def outcome(functions, text, x):
+    """What is answered about a Case, and how it depends on its LEAVES. -> dict of tensors: "value",
+    and gradients by the name of the leaf"""
+    leaves = {name: getattr(x, name).clone().requires_grad_() for name in LEAVES}
+    value = torch.as_tensor(ask(functions, text, replace(x, **leaves)))
+    if value.requires_grad:                 # else the update of a script has added it already
+        value.sum().backward()
+    return {"value": value.detach()} | {name: leaf.grad for name, leaf in leaves.items()
+                                        if leaf.grad is not None and leaf.grad.any()}
+
+
+def difference(a, b, floor=0.0):
+    """The largest relative difference. What is below the floor, or a thousandth of the largest, is
+    taken relative to that. -> float"""
+    floor = max(1e-3 * b.abs().max().item(), floor, 1e-300)
+    size = torch.maximum(a.abs(), b.abs()).clamp(min=floor)
+    return ((a - b).abs() / size).max().item()
+
+
+def differences(mine, answer):
+    """Of the values; and of the gradients, None where the answer has none. As the terms of a loss
+    cancel, it is measured by its gradient where that is larger. -> [float, float or None]"""
+    value = answer["value"]
+    assert mine["value"].shape == value.shape, (mine["value"].shape, value.shape)
+    size = 0.0
+    if value.dim() == 0:
+        size = max(tensor.abs().max().item() for tensor in answer.values())
+    zero = torch.zeros(())
+    gradients = [difference(mine.get(name, zero), answer.get(name, zero)) for name in LEAVES
+                 if len(answer) > 1 and name in mine | answer]
+    return [difference(mine["value"], value, size), most(gradients)]
+
+
+def most(numbers):
+    return max((number for number in numbers if number is not None), default=None)
+
+
+def compare(row, peers, cases):
+    """Both sides of a row, and the largest differences. -> record"""
+    answers = [outcome(peers, row["theirs"], x) for x in cases]
+    found = dict(row)
+    for name, text in (("difference", row["ours"]), ("with_that", row["but"])):
+        if text:
+            mine = [outcome(OURS, text, x) for x in cases]
+            columns = zip(*map(differences, mine, answers))
+            found[name] = [most(column) for column in columns]
+    return found | {"answers": [written(answers[seed]) for seed in RECORDED]}
+
+
+def written(tensors):
+    """Tensors as text, by their names: numbers of nine digits. -> dict"""
+    return {name: " ".join(f"{number:.9g}" for number in tensor.flatten().tolist())
+            for name, tensor in tensors.items()}
+
+
+# ---- 4. whole steps, and defaults ------------------------------------------------------------
+
+# script, function of lab/conform/theirs.py, optimizer steps, optimizer
+STEPS = [(grpo, "TRL_grpo", 1, "SGD"), (grpo, "TRL_grpo", 2, "SGD"), (dpo, "TRL_dpo", 1, "SGD"),
+         (grpo, "TRL_grpo", 1, "AdamW"), (dpo, "TRL_dpo", 1, "AdamW"), (grpo, "verl", 1, "AdamW")]
+
+
+def whole_step(peers, run, script, peer, passes, optimizer):
+    """The policy of a run and its export, updated on the same completions. -> record"""
+    cfg = script.Config(
+        device="cpu", num_mini_batches=1, num_iterations=passes, num_prompts=16,
+        max_completion_length=48, beta=0.1 if script is dpo else 0.04)
+    policy, _ = export.read_policy(run, "checkpoint.pt")
+    reference = copy.deepcopy(policy)
+    batch = script.sample_batch(policy, common.load_task(cfg, script.verify), cfg, 0)
+    learned = dpo.preferences(batch.rewards)
+    base = reference
+    if script is grpo:
+        learned = [grpo.advantages(batch.rewards).view(-1, 1)]
+        base, _ = grpo.score_reference(reference, batch, cfg)                   # (B, T)
+    learner = getattr(torch.optim, optimizer)(
+        policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
+    script.update(policy, base, learner, batch, *learned, cfg, 0)
+
+    theirs = getattr(peers, f"{peer}_steps")(batch, *learned, cfg, optimizer)
+    names = [export.llama_name(name) for name, _ in policy.named_parameters()]
+    ours = flat(policy.parameters())
+    apart = ours - flat(theirs[name] for name in names)
+    is_apart = apart.abs() > 1e-5
+    gradient = flat(weight.grad for weight in policy.parameters())
+    sizes = {"moved": ours - flat(reference.parameters()), "difference": apart,
+             "gradient": gradient, "gradient_apart": gradient * is_apart}
+    return {"ours": f"{script.__name__}.py", "theirs": peer, "steps": passes,
+            "optimizer": optimizer, "apart": is_apart.sum().item(), "weights": len(ours),
+            **{name: tensor.abs().max().item() for name, tensor in sizes.items()}}
+
+
+def defaults(functions, name):
+    """What a loss does where nobody says otherwise, by how its gradient reacts. -> dict"""
+    x = draw(0)
+    rewards = torch.eye(G)[:P]
+    is_good = (rewards > 0).view(-1, 1)
+    x = replace(x, rewards=rewards, old_logps=x.logps, ref_logps=x.logps)
+
+    def gradient(**fields):
+        found = outcome(functions, f"{name} loss", replace(x, **fields))
+        return found.get("logps", torch.zeros(B, T))
+
+    def edge(rows, end):
+        """The ratio, from 1 to end, from which on some rows have no gradient. -> str"""
+        step = (end - 1) / 1e9
+
+        def is_over(k):
+            log_rho = math.log(1 + k * step) * x.mask
+            found = gradient(old_logps=x.logps - log_rho)
+            return not (found * rows).any()
+        k = bisect.bisect(range(10**9), False, key=is_over)
+        return f"{1 + k * step:.4g}" if k < 10**9 else "none"
+
+    def likeness(average):
+        expected = x.A() * outcome(OURS, f"aggregate: how={average}", x)["losses"]
+        return torch.cosine_similarity(expected.flatten(), -at_once["logps"].flatten(), dim=0)
+
+    at_once = outcome(functions, f"{name} loss", x)
+    averages = ("sequence_mean", "token_mean", "sequence_sum", "constant")
+    divisor = 0.75 / ask(functions, f"{name} advantages", x).max().item()
+    ddof = 1 if divisor > 0.47 else 0
+    eps = divisor - rewards[0].std(correction=ddof).item()
+    is_moved = gradient(ref_logps=x.logps - x.mask) != at_once["logps"]
+    return {
+        "std in the advantages": f"ddof {ddof}, + {eps:.0e}",
+        "average of the loss": max(averages, key=likeness),
+        "A > 0: no gradient above": edge(is_good, 1e4),
+        "A < 0: no gradient below": edge(~is_good, 1e-4),
+        "A < 0: no gradient above": edge(~is_good, 1e4),
+        "entropy in the loss": "yes" if "entropy" in at_once else "no",
+        "KL in the loss": "yes" if is_moved.any() else "no"}
+
+
+# ---- 5. the page -----------------------------------------------------------------------------
+
+STEP = {"ours": "{ours}", "theirs": "{theirs}", "steps": "{steps}", "optimizer": "{optimizer}",
+        "a weight moves by": "{moved:.0e}", "largest difference": "{difference:.0e}",
+        "beyond 1e-5": "{apart} of {weights}", "largest gradient": "{gradient:.0e}",
+        "the same of those beyond": "{gradient_apart:.0e}"}
+
+
+def verdict(row):
+    """same, same but for something, or different because of something. -> str"""
+    if most(row["difference"]) <= SAME:
+        return "same"
+    shown = f" ({most(row['with_that']):.0e} with that)" if row["but"] else ""
+    word = "same," if row["why"].startswith("but for") else "different"
+    return f"{word} {row['why']}{shown}"
+
+
+def tables(content):
+    """What the page shows. -> name of a table: text"""
+    rows = []
+    for i, row in enumerate(content["rows"], 1):
+        cells = ["" if x is None else f"{x:.0e}" for x in row["difference"]]
+        rows.append([
+            i, row["what"], f"`{row['ours']}`", f"`{row['theirs']}`", *cells, verdict(row)])
+    steps = [[cell.format(**step) for cell in STEP.values()] for step in content["steps"]]
+    answers = content["defaults"]
+    defaults = [[what, *(found[what] for found in answers.values())] for what in answers["here"]]
+    return {
+        "rows": table(["", "what", "ours", "theirs", "value", "gradient", "verdict"], rows),
+        "steps": table(STEP, steps),
+        "defaults": table(["", *answers], defaults)}
+
+
+def main():
+    from lab.conform import theirs as peers  # which needs .venv-conform
+    run = peers.EXPORTED.parent / "base"
+    grpo.main(["--max_steps", "0", "--num_eval_problems", "8", "--output_dir", str(run)])
+    export.export(run, peers.EXPORTED)
+    steps = [whole_step(peers, run, *how) for how in STEPS]
+    torch.set_default_dtype(torch.float64)
+    cases = [draw(seed) for seed in range(NUM_DRAWS)]
+    rows = [compare(row, peers.PEERS, cases) for row in tqdm(read_rows())]
+    answers = {name: defaults(OURS | peers.PEERS, name) for name in ("here", "TRL", "verl")}
+    for what, settings in peers.settings(cases[0]).items():
+        for found, setting in zip(answers.values(), settings):
+            found[what] = {"True": "yes", "False": "no"}.get(str(setting), str(setting))
+    content = {"versions": peers.VERSIONS, "registered": peers.registered(), "steps": steps,
+               "defaults": answers, "rows": rows,
+               "cases": [written(vars(cases[seed])) for seed in RECORDED]}
+    record("conformance", **content)
+    for name, text in tables(content).items():
+        put(name, text, "conform")
+
+
+if __name__ == "__main__":
+    start(main)

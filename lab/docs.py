@@ -1,0 +1,58 @@
+"""What all measurements share: run a script, store the numbers in docs/NAME.json, and write tables
+between their marks into README.md or a page in docs/."""
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import common
+from report.logs import read_summary
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+MACHINE = f"{os.cpu_count()} CPU cores ({platform.machine()}), Python {platform.python_version()}"
+
+
+# ---- 1. runs ---------------------------------------------------------------------------------
+
+def run(script, folder, *flags):
+    """Run a script into a new `folder`. Exits as the script does if it fails. -> its summary"""
+    words = [str(flag) for flag in flags] + ["--output_dir", str(folder)]
+    print(f"$ python {script} {' '.join(words)}", flush=True)
+    command = [sys.executable, ROOT / script, *words]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    if done.returncode != 0:
+        raise SystemExit(done.returncode)
+    return read_summary(folder)
+
+
+# ---- 2. docs/ --------------------------------------------------------------------------------
+
+def record(name, **content):
+    """Write docs/NAME.json, which says on which machine the numbers were found."""
+    text = json.dumps({"machine": MACHINE} | content, indent=2)
+    common.write(DOCS / f"{name}.json", text + "\n")
+
+
+def table(head, rows):
+    """A table in Markdown. head: list of headings; rows: lists of cells. -> str"""
+    rule = ["---"] * len(head)
+    text = ""
+    for row in [head, rule, *rows]:
+        cells = " | ".join(str(cell) for cell in row)
+        text += f"| {cells} |\n"
+    return text
+
+
+def put(name, text, target):
+    """Replace what stands between the mark `made by make TARGET: NAME` and the mark `end of NAME`.
+    ValueError unless both are once on one page."""
+    start = f"<!-- made by make {target}: {name} -->\n"
+    end = f"<!-- end of {name} -->"
+    pages = [ROOT / "README.md", *DOCS.glob("*.md")]
+    [page] = [page for page in pages if start in page.read_text()]
+    before, rest = page.read_text().split(start)
+    _, after = rest.split(end)
+    page.write_text(f"{before}{start}{text}{end}{after}")

@@ -1,0 +1,136 @@
+"""Measure, for the hunts, what mistakes look like from outside: make hunts writes docs/hunts.json.
+
+Each mistake of learn/practice/mistakes.txt that stands in a script is tried there: 20 steps of a
+run, compared with five runs of the right script. It is a hunt if neither text nor reward betrays
+it, and gradients differ.
+"""
+import concurrent.futures
+import contextlib
+import io
+import json
+import multiprocessing
+import random
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import ModuleType
+
+import numpy
+import torch
+
+import common
+from lab.docs import DOCS, MACHINE, ROOT
+from lab.training import make_base
+from learn.practice.hunt import FLAGS, LEVELS, SHORT, distances, home, planted
+from learn.sync import SCRIPTS
+from report.logs import read_log
+from tests.mutants import MISTAKES, parse
+
+NOT_COMPARED = re.compile("step|zero_std|clipped_ratio|critic_grad|accuracy$|checks|sampling|beta|"
+                          "coef|margins|reward_std|approx_kl")
+# What nobody would write, and so gives a mistake away.
+ODD = re.compile(r"\b(True|False|pass)\b|\b0 ?\*|\* 1\.0|\+ 0\b|< 2\]|if .* else|numel|;")
+RISE = 0.05                                 # of the reward, without which a hunt is too easy
+A_LEVEL = 4                                 # hunts of each level and script
+
+
+def run(script, text, seed, base, num_steps=20, digits=3):
+    """Run the text of a script. -> {metric: list}, {} if it fails"""
+    module = sys.modules["hunted"] = ModuleType("hunted")
+    module.__file__ = str(ROOT / script)
+    with tempfile.TemporaryDirectory() as work, contextlib.redirect_stdout(io.StringIO()), \
+            contextlib.redirect_stderr(io.StringIO()):
+        torch.save({"policy": base}, Path(work, "checkpoint.pt"))
+        words = [*FLAGS[Path(script).stem].split(), *SHORT.split(), "--max_steps", str(num_steps),
+                 "--seed", str(seed), "--init_from", work, "--output_dir", f"{work}/run"]
+        try:
+            exec(compile(text, script, "exec"), vars(module))
+            module.main(words)
+        except (Exception, SystemExit):
+            return {}
+        log = read_log(f"{work}/run", "metrics")
+    names = [name for name in log[0] if not NOT_COMPARED.search(name)
+             and all(isinstance(line.get(name), (int, float)) for line in log)]
+    return {name: [float(f"{line[name]:.{digits}g}") for line in log] for name in names}
+
+
+def is_fair(old, new):
+    """Whether neither comments nor the look of the lines tell that something was changed."""
+    added = set(new.split("\n")) - set(old.split("\n"))
+    columns = [[(line.find("  # "), line.partition("  # ")[2]) for line in text.split("\n")
+                if "  # " in line] for text in (old, new)]
+    return columns[0] == columns[1] and not any(
+        ODD.search(line) or len(line) > 100 for line in added)
+
+
+def start():
+    """Before the first run of a process."""
+    torch.set_num_threads(1)
+    sys.modules["report.page"] = None      # or each run would draw pictures
+
+
+def level_of(script, text, right, base):
+    """-> the level of a text with a mistake, 0 if it is no hunt; its run"""
+    if not is_fair((ROOT / script).read_text(), text):
+        return 0, {}
+    two = [run(script, one, 0, base, 2, 6) for one in (text, (ROOT / script).read_text())]
+    if not two[0] or numpy.allclose(two[0]["grad_norm"], two[1]["grad_norm"], 1e-4):
+        return 0, {}
+    found = run(script, text, 0, base)
+    if not found or numpy.mean(found["reward"][-5:]) < numpy.mean(found["reward"][:5]) + RISE:
+        return 0, {}
+    farthest = max(abs(way) for way in distances(found, right).values())
+    return next(level for level, least in LEVELS.items() if farthest >= least), found
+
+
+def measure(script, pool, tests):
+    """-> {"right": {metric: a row for each of five seeds}, "hunts": list of dicts}"""
+    source = (ROOT / script).read_text()
+    base = make_base([script])
+    jobs = [pool.submit(run, script, source, seed, base) for seed in range(5)]
+    runs = [job.result() for job in jobs]
+    right = {name: [one[name] for one in runs] for name in runs[0]}
+    mutants = {planted(source, mutant): mutant for mutant in parse(MISTAKES.read_text())
+               if mutant.file in ("grpo.py", script) and source.count("\n".join(mutant.old)) == 1}
+    plants = list(mutants)
+    random.Random(script).shuffle(plants)
+    plants.sort(key=lambda plant: mutants[plant].file != script)        # its own come first
+    jobs = [pool.submit(level_of, script, text, right, base) for text, _, _ in plants]
+    found = []
+    for (text, first, last), job in zip(plants, jobs):
+        level, its_run = job.result()
+        mutant = mutants[text, first, last]
+        print(f"{script}: {mutant.name}: level {level}", flush=True)
+        test = tests.get((mutant.file, mutant.name))
+        if level and test:
+            place = home(text.split("\n"), first)
+            found.append((place, {"level": level, "mistake": mutant.name, "file": mutant.file,
+                                  "test": test, "run": its_run}))
+    hunts = []
+    places = []                             # as many different ones as there are
+    for level in LEVELS:
+        rest = [pair for pair in found if pair[1]["level"] == level]
+        for _ in range(min(A_LEVEL, len(rest))):
+            pair = min(rest, key=lambda pair: places.count(pair[0]))
+            rest.remove(pair)
+            places.append(pair[0])
+            hunts.append(pair[1])
+    return {"right": right, "hunts": hunts}
+
+
+def main():
+    said = "".join(subprocess.run([sys.executable, "tests/mutants.py", script], cwd=ROOT,
+                                  capture_output=True, text=True).stdout for script in SCRIPTS)
+    found = re.findall(r"^killed +(\S+): (.*)  \[([^[\n]*).*\]$", said, re.MULTILINE)
+    tests = {(file, name): test for file, name, test in found}
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(2, context, start) as pool:
+        measured = {script: measure(script, pool, tests) for script in SCRIPTS}
+    text = json.dumps({"machine": MACHINE} | measured)
+    common.write(DOCS / "hunts.json", re.sub(r"([\]}],) (?=[\"{])", r"\1\n", text) + "\n")
+
+
+if __name__ == "__main__":
+    main()

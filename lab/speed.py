@@ -1,0 +1,371 @@
+"""How fast all this is, beside what others offer: python -m lab.speed (make bench).
+
+  logits   log-probs and entropies of N x V logits, and their gradient: kernels/logprob.py, torch
+           eager and compiled, TRL, and a copy that moves as many bytes. Needs a GPU.
+  rollout  the rollout of grpo.py beside `generate` of transformers, with the same weights; on a GPU
+           also beside itself without the CUDA graph.
+  step     a step of grpo.py beside one of TRL's GRPOTrainer, with the same weights and rewards.
+  scaling  the parts of a step, rollout and update, as completions and policies grow; on a CPU in
+           the processor's time, since lines are compared that are minutes apart.
+
+All in a line of a table take turns, so that a slow minute of the machine is slow for all of them.
+Times are medians. A gain is the median of the ratios of neighbours in time, with quartiles.
+
+The lengths of completions are given beforehand, to both sides alike. "fixed": each has all its
+tokens. "ragged": nine of ten end after 4 to 8, as answers without thoughts do.
+
+Writes docs/bench-DEVICE.json and, of all such files, the tables in docs/speed.md. Rows that are not
+asked for stay as they are. Others need transformers and trl.
+"""
+import copy
+import functools
+import json
+import re
+import tempfile
+import time
+from importlib.metadata import version
+from importlib.util import find_spec
+from itertools import product
+from statistics import median, quantiles
+from unittest.mock import patch
+
+import torch
+
+import common
+import grpo
+from kernels.logprob import logprob, logprob_torch
+from lab import docs as runs
+from pretrained import export
+from report import parser, start
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NAME = torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu"
+SLUG = re.sub("[^a-z0-9]+", "-", NAME.lower())
+PACKAGES = [name for name in ("torch", "triton", "transformers", "trl") if find_spec(name)]
+VERSIONS = [f"{name} {version(name)}" for name in PACKAGES]
+MACHINE = ", ".join([f"{NAME}: {runs.MACHINE}", *VERSIONS])
+REPEATS = 5                             # after one that warms up
+ENOUGH = 40                             # seconds, after which 2 repeats will do
+LOGITS = [(8192, 32000), (8192, 50257), (8192, 128256), (8192, 151936), (65536, 512)]   # N, V
+SIZES = {                               # the flags in which a policy differs from the defaults
+    "0.11M": {},
+    "0.81M": {"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 392},
+    "2.9M": {"hidden_size": 256, "num_hidden_layers": 4, "intermediate_size": 704},
+    "10M": {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1112}}
+COMPARED = ("0.11M", "0.81M")           # with others, at this P, G, T
+SHAPE = (32, 8, 32)
+GROWING = {"0.11M": 32, "0.81M": 8, "2.9M": 4, "10M": 4}        # P; G is 8
+LENGTHS = (32, 128, 512)                # T
+KINDS = ("fixed", "ragged", "ragged, 3 of 4 groups without signal")
+END = grpo.VOCAB_SIZE - 1               # stands for EOS in ours
+
+
+# ---- 1. clocks -------------------------------------------------------------------------------
+
+def now():
+    """Seconds on a clock, once the device has done all it was given."""
+    if DEVICE == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def seconds(job, clock=now):
+    """How long a job takes."""
+    start = clock()
+    job()
+    return clock() - start
+
+
+def take_turns(jobs, timer=seconds):
+    """How long each job takes, several times. who: job -> who: list of seconds"""
+    times = {who: [] for who in jobs}
+    for turn in range(1 + REPEATS):
+        for who, job in jobs.items():
+            times[who].append(timer(job))
+        if turn > 1 and sum(map(sum, times.values())) > ENOUGH:
+            break
+    return {who: taken[1:] for who, taken in times.items()}     # the first one warms up
+
+
+# ---- 2. log-probs of logits ------------------------------------------------------------------
+
+def logits_row(shape, dtype, part):
+    """One pass over logits of a shape (N, V), forward or backward. -> dict"""
+    from triton.testing import do_bench
+    N, V = shape
+    logits = (3 * torch.randn(N, V, device=DEVICE)).to(dtype).requires_grad_()
+    tokens = torch.randint(V, (N,), device=DEVICE)
+    if part == "forward":
+        torch.compiler.reset()                  # else the ninth shape runs uncompiled
+    providers = {"ours": logprob, "torch": logprob_torch,
+                 "torch.compile": torch.compile(logprob_torch, dynamic=False)}
+    if find_spec("trl"):
+        from trl.kernels.logprob_entropy import selective_log_softmax_and_entropy
+        providers["TRL"] = selective_log_softmax_and_entropy
+
+    jobs = {}
+    for who, provider in providers.items():
+        jobs[who] = functools.partial(provider, logits, tokens)
+        if part == "backward":
+            logps, *_, entropy = jobs[who]()
+            ones = [torch.ones_like(x) for x in (logps, entropy)]
+            jobs[who] = functools.partial(
+                torch.autograd.grad, (logps, entropy), logits, ones, retain_graph=True)
+    # backward, logits are read and as many numbers written; forward, they are only read
+    copied = logits.detach()[:N if part == "backward" else N // 2]
+    jobs["copy"] = functools.partial(torch.empty_like(copied).copy_, copied)
+
+    def with_a_cold_cache(job):
+        return do_bench(job, warmup=5, rep=25, return_mode="median") / 1e3
+    of = {"logits": f"{N} x {V} {dtype}".replace("torch.", ""), "pass": part}
+    return {"of": of, "tokens": N, "seconds": take_turns(jobs, with_a_cold_cache)}
+
+
+# ---- 3. the same weights, lengths and rewards for both ---------------------------------------
+
+def lengths_of(kind, B, T):
+    """Tokens of each completion, END included. -> (B,)"""
+    if kind == "fixed":
+        return torch.full((B,), T)
+    generator = common.generator("lengths")
+    short = torch.randint(min(4, T), min(8, T) + 1, (B,), generator=generator)
+    is_short = torch.randperm(B, generator=generator) < B - B // 10
+    return torch.where(is_short, short, T)
+
+
+def check_lengths(sampled, lengths):
+    """RuntimeError if completions have other lengths than ordered: nothing would be comparable."""
+    if sampled.tolist() != lengths.tolist():
+        raise RuntimeError(f"{sum(sampled)} tokens were sampled instead of {sum(lengths)}")
+
+
+class Ours:
+    """grpo.py, whose shapes these are, with given lengths and one small optimizer step a batch."""
+
+    def __init__(self, size, shape, kind="fixed"):
+        P, G, T = shape
+        self.cfg = cfg = grpo.Config(
+            device=DEVICE, num_prompts=P, num_generations=G, max_completion_length=T,
+            num_mini_batches=1, learning_rate=1e-7, **SIZES[size])      # the policy hardly changes
+        self.policy = grpo.GPT(cfg).to(DEVICE)
+        self.reference = copy.deepcopy(self.policy)
+        self.optimizer = torch.optim.AdamW(
+            self.policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
+        self.task = common.load_task(cfg, grpo.verify)
+        self.real_rollout = self.task.rollout or grpo.rollout
+        self.task.rollout = self.complete
+        problems = common.sample_problems(self.task, P, "bench")
+        prompts = grpo.encode_prompts(problems, self.task, DEVICE)
+        self.prompts = prompts.repeat_interleave(G, dim=0)                      # (B, W)
+        self.lengths = lengths_of(kind, P * G, T)                               # (B,)
+        self.num_tokens = int(self.lengths.sum())
+        # half of each group is right; in the last kind, only in every fourth group
+        self.rewards = (torch.arange(G) % 2 == 0).float().repeat(P, 1)          # (P, G)
+        if kind == KINDS[2]:
+            self.rewards[torch.arange(P) % 4 > 0] = 0
+        uniforms = 0.98 * torch.rand(P * G, T, generator=common.generator("uniforms"))
+        uniforms[range(P * G), self.lengths - 1] = 1.0      # draws END; up to .98 none does
+        self.uniforms = uniforms.to(DEVICE)                                     # (B, T)
+
+    def complete(self, policy, prompts, problems, cfg, _):
+        """What takes the place of a script's rollout."""
+        with patch.object(grpo, "EOS", END):
+            outputs = self.real_rollout(policy, prompts, problems, cfg, self.uniforms)
+        check_lengths(outputs[-1], self.lengths)
+        return outputs
+
+    def rollout(self):
+        self.complete(self.policy, self.prompts, None, self.cfg, None)
+
+    def sample(self):
+        """-> Batch"""
+        batch = grpo.sample_batch(self.policy, self.task, self.cfg, 0)
+        batch.rewards = self.rewards            # of noise a verdict takes its time, but is no use
+        return batch
+
+    def update(self, batch):
+        A = grpo.advantages(batch.rewards).view(-1, 1).to(DEVICE)               # (B, 1)
+        ref_logps, _ = grpo.score_reference(self.reference, batch, self.cfg)
+        grpo.update(self.policy, ref_logps, self.optimizer, batch, A, self.cfg, 0)
+        common.describe(batch)
+
+    def step(self):
+        self.update(self.sample())
+
+
+def llama(ours):
+    """The policy as transformers' LlamaForCausalLM, whose generate() ends rows at the same time."""
+    import transformers
+    weights = {export.llama_name(name): x for name, x in ours.policy.named_parameters()}
+    config = transformers.LlamaConfig(**export.llama_config(ours.cfg))
+    model = transformers.LlamaForCausalLM(config)
+    model.load_state_dict(weights | {"lm_head.weight": ours.policy.embed.weight})
+
+    class EndOnTime(transformers.LogitsProcessor):
+        def __call__(self, ids, scores):
+            num_sampled = ids.shape[1] - ours.prompts.shape[1]
+            is_last = ours.lengths.to(ids.device) == num_sampled + 1            # (B,)
+            scores[:, grpo.EOS] = torch.where(is_last, 1e9, float("-inf")).to(scores)
+            return scores
+    model.generation_config = transformers.GenerationConfig(**export.generation_config(ours.cfg))
+    model.generate = functools.partial(model.generate, logits_processor=[EndOnTime()])
+    return model.to(DEVICE)
+
+
+# ---- 4. rollouts and steps -------------------------------------------------------------------
+
+def rollout_row(size, kind):
+    """A batch that is sampled. -> dict"""
+    ours = Ours(size, SHAPE, kind)
+    jobs = {"ours": ours.rollout}
+    if DEVICE == "cuda":
+        plain = Ours(size, SHAPE, kind)
+        plain.real_rollout = grpo.rollout
+        jobs["no graph"] = plain.rollout
+    if find_spec("transformers"):
+        model = llama(ours)
+
+        def generate():
+            mask = torch.ones_like(ours.prompts)
+            tokens = model.generate(ours.prompts, attention_mask=mask)[:, mask.shape[1]:]
+            check_lengths((tokens == grpo.EOS).int().argmax(dim=1) + 1, ours.lengths)
+        jobs["HF generate"] = generate
+    of = {"parameters": size, "lengths": kind}
+    return {"of": of, "tokens": ours.num_tokens, "seconds": take_turns(jobs)}
+
+
+def step_row(size, kind):
+    """A step: a batch that is sampled and learned from. -> dict"""
+    ours = Ours(size, SHAPE, kind)
+    times = steps_beside_trl(ours) if find_spec("trl") else take_turns({"ours": ours.step})
+    of = {"parameters": size, "lengths": kind}
+    return {"of": of, "tokens": ours.num_tokens, "seconds": times}
+
+
+def steps_beside_trl(ours):
+    """Steps of ours and of TRL's GRPOTrainer, which takes turns by itself. It has no KL, saves and
+    logs nothing, which costs least. -> as take_turns"""
+    import transformers
+    from datasets import Dataset
+    from trl import GRPOConfig, GRPOTrainer
+    transformers.logging.set_verbosity_error()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=export.make_tokenizer(), eos_token="<|eos|>", pad_token="<|pad|>")
+    problems = common.sample_problems(ours.task, (1 + REPEATS) * ours.cfg.num_prompts, "bench")
+    problem_of = {problem.prompt: problem for problem in problems}
+    times = {"ours": [], "TRL": []}
+
+    def reward(prompts, completions, completion_ids, **_):
+        for prompt, text in zip(prompts, completions):
+            grpo.verify(problem_of[prompt], text)
+        check_lengths(torch.tensor([len(ids) for ids in completion_ids]), ours.lengths)
+        return ours.rewards.flatten().tolist()
+
+    class Timer(transformers.TrainerCallback):
+        def on_step_begin(self, *_, **__):
+            self.start = now()
+
+        def on_step_end(self, *_, **__):
+            times["TRL"].append(now() - self.start)
+            times["ours"].append(seconds(ours.step))
+
+    rows = ours.cfg.micro_batch_size
+    same = ("num_generations", "temperature", "max_completion_length", "epsilon", "epsilon_high",
+            "max_grad_norm", "learning_rate")
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = GRPOTrainer(
+            llama(ours), reward, processing_class=tokenizer, callbacks=[Timer()],
+            train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in problem_of]),
+            args=GRPOConfig(
+                folder, max_steps=1 + REPEATS, use_cpu=DEVICE == "cpu", loss_type="grpo", beta=0.0,
+                per_device_train_batch_size=rows,
+                gradient_accumulation_steps=len(ours.lengths) // rows,
+                lr_scheduler_type="constant", bf16=False, gradient_checkpointing=False,
+                dataloader_pin_memory=False, disable_tqdm=True, report_to="none",
+                save_strategy="no", logging_strategy="no",
+                **{name: getattr(ours.cfg, name) for name in same}))
+        trainer.remove_callback(transformers.PrinterCallback)
+        trainer.train()
+    return {who: taken[1:] for who, taken in times.items()}
+
+
+def scaling_row(size, T):
+    """The parts of a step with T tokens a completion. -> dict"""
+    ours = Ours(size, (GROWING[size], 8, T))
+    jobs = {"rollout": ours.rollout, "update": functools.partial(ours.update, ours.sample())}
+    clock = now if DEVICE == "cuda" else time.process_time
+    times = take_turns(jobs, functools.partial(seconds, clock=clock))
+    of = {"parameters": size, "completions": len(ours.lengths), "tokens of each": T}
+    return {"of": of, "tokens": ours.num_tokens, "seconds": times}
+
+
+# ---- 5. all of it ----------------------------------------------------------------------------
+
+ROWS = {"logits": logits_row, "rollout": rollout_row, "step": step_row, "scaling": scaling_row}
+
+
+def measure(names):
+    """Those of the ROWS that are named, printed as they come. Yields {name: machine, rows}, all so
+    far, after each."""
+    dtypes = [torch.bfloat16, torch.float32] if DEVICE == "cuda" else []
+    points = {"logits": product(LOGITS, dtypes, ("forward", "backward")),
+              "rollout": product(COMPARED, KINDS[:2]),      # rewards do not matter to it
+              "step": product(COMPARED, KINDS),
+              "scaling": product(GROWING, LENGTHS)}
+    measured = {}
+    for name in names:
+        rows = []
+        for point in points[name]:
+            rows.append(ROWS[name](*point))
+            print(table(rows[-1:]), flush=True)
+            measured[name] = {"machine": MACHINE, "rows": rows}
+            yield measured
+
+
+def cells(row):
+    """A line of a table. -> list"""
+    line = [*row["of"].values()]
+    ours = row["seconds"].get("ours")
+    for who, taken in row["seconds"].items():
+        ms = 1e3 * median(taken)
+        rate = row["tokens"] / ms
+        line.append(f"{ms:.{0 if ms > 99 else 2}f} ms, {rate:.{0 if rate > 9.9 else 1}f}k/s")
+        if ours and who != "ours":
+            ratios = [their / our for our, their in zip(ours, taken)]
+            low, gain, high = quantiles(ratios, n=4)
+            digits = 1 if gain > 1.3 else 2     # near 1, less than a tenth counts
+            line.append(f"{gain:.{digits}f}x ({low:.{digits}f} - {high:.{digits}f})")
+    return line
+
+
+def table(rows):
+    """Markdown. -> str"""
+    head = [*rows[0]["of"]]
+    for who in rows[0]["seconds"]:
+        head += [who, "gain"] if "ours" in head else [who]
+    return runs.table(head, map(cells, rows))
+
+
+def main(argv=None):
+    words = parser(__doc__)
+    words.add_argument("--rows", default=",".join(ROWS), help="measure only these [%(default)s]")
+    names = words.parse_args(argv).rows.split(",")
+    if not set(names) <= ROWS.keys():
+        common.fail(f"--rows {','.join(names)}: must be some of {','.join(ROWS)}")
+    torch.set_num_threads(1)                    # for all that are compared
+    torch.set_float32_matmul_precision("highest")
+    path = runs.DOCS / f"bench-{SLUG}.json"
+    old = json.loads(path.read_text()) if path.is_file() else {}
+    for measured in measure(names):             # the last ones may take too long
+        common.write(path, json.dumps(old | measured, indent=1) + "\n")
+    records = [json.loads(path.read_text()) for path in sorted(runs.DOCS.glob("bench-*.json"))]
+    for name in ROWS:
+        text = ""
+        for record in records:
+            if name in record:
+                text += f"{record[name]['machine']}:\n\n{table(record[name]['rows'])}\n"
+        runs.put(name, text, "bench")
+
+
+if __name__ == "__main__":
+    start(main)

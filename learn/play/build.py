@@ -1,0 +1,196 @@
+"""The page of the playground: what it holds, and that the policies in it answer as before.
+
+The base is stored in half precision, the trained policy as its difference from that, in 8 bits. Of
+200 held-out problems all greedy answers of both must be those of the run's own weights.
+"""
+import base64
+import hashlib
+import json
+import re
+import string
+import subprocess
+from pathlib import Path
+
+import torch
+
+import common
+from report.ask import load_policy, read_run
+
+FOLDER = Path(__file__).parent
+PAGE = common.HERE / "docs/play.html"
+ENGINE = ("engine.js", "arithmetic.js", "loop.js", "levers.js")     # these know of no page
+SCRIPTS = (*ENGINE, "view.js", "top.js", "train.js", "settings.js", "hand.js", "passk.js",
+           "ask.js")
+NUM_CHECKED = 200
+MOST_BYTES = 600_000
+DATA = re.compile('<script id="data" type="application/json">(.*?)</script>', re.DOTALL)
+
+
+# ---- 1. the weights --------------------------------------------------------------------------
+
+def pack(base, trained):
+    """The weights of two policies, which have the same names and shapes, as text. A vector is a
+    matrix of one column. -> dict for JSON"""
+    halves = flat(base).half()
+    difference = flat(trained) - halves.float()
+    scale = max(difference.abs().max().item(), 1e-12) / 127
+    return {"shapes": [[name, len(weight), weight[0].numel()] for name, weight in base.items()],
+            "scale": scale,
+            "base": encode(halves),
+            "difference": encode((difference / scale).round().to(torch.int8))}
+
+
+def flat(weights):
+    """All weights, one behind the other. -> (n,)"""
+    return torch.cat([weight.flatten() for weight in weights.values()])
+
+
+def encode(numbers):
+    """Numbers as text; their bytes are in the order of nearly all computers, little-endian."""
+    return base64.b64encode(numbers.numpy().tobytes()).decode()
+
+
+def decode(text, dtype):
+    """What encode() wrote, as float32. -> (n,)"""
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=dtype).float()
+
+
+def unpack(packed):
+    """The weights as the page computes with them: of the base, and of the trained policy. -> two
+    dicts of float32"""
+    base = decode(packed["base"], torch.float16)
+    trained = base + decode(packed["difference"], torch.int8) * packed["scale"]
+    policies = []
+    for numbers in (base, trained):
+        parts = numbers.split([rows * columns for _, rows, columns in packed["shapes"]])
+        policies.append({name: part.view((rows, columns) if columns > 1 else rows)
+                         for (name, rows, columns), part in zip(packed["shapes"], parts)})
+    return policies
+
+
+def count_changed(script, cfg, task, weights, packed_weights):
+    """Of NUM_CHECKED held-out problems, how many the same GPT answers otherwise with other weights,
+    greedily. -> int"""
+    problems = common.held_out_problems(task, NUM_CHECKED)
+    answers = []
+    for state in (weights, packed_weights):
+        policy = script.GPT(cfg)
+        policy.load_state_dict(policy.state_dict() | state)
+        answers.append(script.complete(policy, task, cfg, problems).tokens)
+    is_changed = (answers[0] != answers[1]).any(dim=1)
+    return int(is_changed.sum())
+
+
+# ---- 2. the run ------------------------------------------------------------------------------
+
+def check_run(folder, name, flags):
+    """ValueError for a run of which the page would not tell the truth."""
+    wanted = {"task": "arithmetic", "reward": "accuracy", "init_from": ""}
+    for flag, value in wanted.items():
+        if flags[flag].partition(":")[0] != value:          # arithmetic:3-7 is arithmetic
+            raise ValueError(f"{folder}: was trained with --{flag} {flags[flag]}; name a run of "
+                             "arithmetic, from the base, that was rewarded for right answers alone")
+    if name == "dpo.py":
+        raise ValueError(f"{folder}: is a run of dpo.py, which learns from pairs; name a run of a "
+                         "script that learns from rewards")
+
+
+def read_summary(folder):
+    """How long a run took, and what its policies got right. ValueError if it does not say."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        return {"steps": int(summary["steps"]), "problems": int(summary["base"]["problems"]),
+                "base": float(summary["base"]["greedy"]),
+                "trained": float(summary["trained"]["greedy"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ValueError(f"{folder}: has no scores in summary.json; resume it") from None
+
+
+def sizes(script, cfg, task):
+    """What the engine has to know of the policy, the tokenizer and the task; letters as in the
+    shapes of the scripts, F is the width of the MLP. -> dict"""
+    return {"D": cfg.hidden_size, "H": cfg.num_attention_heads, "KV": cfg.num_key_value_heads,
+            "F": cfg.intermediate_size, "T": cfg.max_completion_length,
+            "promptWidth": task.prompt_width,
+            "EOS": script.EOS, "PAD": script.PAD, "specialTokens": script.SPECIAL_TOKENS,
+            "eps": torch.finfo(torch.float32).eps,      # of nn.RMSNorm
+            "minOperands": task.min_operands, "maxOperands": task.max_operands,
+            "learningRate": cfg.learning_rate}
+
+
+def read(folder):
+    """All that the page has to know of a run. ValueError if there is no page to make of it. ->
+    dict for JSON"""
+    script, cfg = read_run(folder)
+    name, flags = common.read_config(folder)
+    check_run(folder, name, flags)
+    run = {"script": name, "batch_size": cfg.num_prompts * cfg.num_generations,
+           "num_updates": cfg.num_iterations * cfg.num_mini_batches, **read_summary(folder)}
+    task = common.load_task(cfg, script.verify)
+    policies = [load_policy(folder, script, cfg, name) for name in ("base.pt", "checkpoint.pt")]
+    weights = [{name: weight.detach() for name, weight in policy.named_parameters()}
+               for policy in policies]
+    packed = pack(*weights)
+    for policy, state, packed_state in zip(("base", "trained"), weights, unpack(packed)):
+        changed = count_changed(script, cfg, task, state, packed_state)
+        if changed > 0:
+            raise ValueError(f"{folder}: packed, the policy {policy} answers {changed} of "
+                             f"{NUM_CHECKED} problems otherwise; name another run")
+    return {"cfg": sizes(script, cfg, task), "run": run, "packed": packed, "measured": None}
+
+
+# ---- 3. what node measures -------------------------------------------------------------------
+
+def measure(data):
+    """What the levers do to the base, as measure.js finds it with several seeds: a quarter of an
+    hour on one core. ValueError without node. -> dict for JSON"""
+    texts = [(FOLDER / name).read_text(encoding="utf-8") for name in (*ENGINE, "measure.js")]
+    program = "\n".join(['"use strict";', f"const stored = {json.dumps(data)};", *texts])
+    try:
+        done = subprocess.run(["node", "-"], input=program, stdout=subprocess.PIPE,
+                              encoding="utf-8", check=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise ValueError(f"node cannot measure what the levers do: {error}") from None
+    return json.loads(done.stdout)
+
+
+# ---- 4. the page -----------------------------------------------------------------------------
+
+def sha256(text):
+    """What a content security policy calls this text, which alone may run."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def assemble(data):
+    """The text of the page. ValueError if it is too large."""
+    texts = [(FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS]
+    script = '\n"use strict";\n' + "\n".join(texts)
+    style = "\n" + (FOLDER / "page.css").read_text(encoding="utf-8")
+    template = string.Template((FOLDER / "page.html").read_text(encoding="utf-8"))
+    run = data["run"]
+    size = sum(rows * columns for _, rows, columns in data["packed"]["shapes"])
+    data_text = json.dumps(data).replace("<", r"\u003c")       # so that it cannot end its element
+    text = template.substitute(
+        style=style, style_hash=sha256(style),
+        script_text=script, script_hash=sha256(script),
+        script=run["script"], steps=run["steps"],
+        base=f"{100 * run['base']:.1f}", trained=f"{100 * run['trained']:.1f}",
+        num_problems=run["problems"], num_weights=f"{size:,}", batch_size=run["batch_size"],
+        num_updates=f"{run['num_updates']} step{'s' * (run['num_updates'] > 1)}",
+        layers=sum(name.endswith(".query.weight") for name, *_ in data["packed"]["shapes"]),
+        width=data["cfg"]["D"], data=data_text)
+    num_bytes = len(text.encode())
+    if num_bytes > MOST_BYTES:
+        raise ValueError(f"the page would have {num_bytes // 1000} kB, more than "
+                         f"{MOST_BYTES // 1000}; name a run of a smaller policy")
+    return text
+
+
+def data_of(path):
+    """What assemble() made the page in a file of. ValueError if it is another page. -> dict"""
+    try:
+        return json.loads(DATA.search(path.read_text(encoding="utf-8"))[1])
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path}: is no page that learn/play has made; name a run "
+                         f"({type(error).__name__})") from None

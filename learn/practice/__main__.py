@@ -1,0 +1,103 @@
+"""Write the equations of a script yourself, and numbers say at once what is wrong.
+
+  python -m learn.practice nano             makes practice/nano.py, with a blank for each equation;
+                                            also reinforce, ppo, grpo, gspo, dpo
+  python -m learn.practice grpo 1 3         with blanks for (1) and (3) alone
+  python -m learn.practice check practice/grpo.py       grades it; if all is right, trains
+  python -m learn.practice hunt grpo 1      makes hunt/grpo_1.py, with a mistake; levels 1 to 3
+  python -m learn.practice answer hunt/grpo_1.py 143    is it in line 143? or in a function
+  python -m learn.practice answer hunt/grpo_1.py        where it is, and which test sees it
+"""
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+
+import common
+from common import HERE as ROOT
+from learn.practice import hunt
+from learn.practice.exercise import Exercise
+from learn.practice.grades import grades
+from learn.sync import SCRIPTS
+from report import escape, start
+
+NAMES = ("nano", *(script.removesuffix(".py") for script in SCRIPTS))
+
+
+def free(folder, name, ending=""):
+    """The first of NAME, NAME_2 and so on that a folder has not: nothing is overwritten. -> path"""
+    path = Path(folder, name + ending)
+    number = 1
+    while path.exists():
+        number += 1
+        path = path.with_name(f"{name}_{number}{ending}")
+    return path
+
+
+def make(name, *numbers):
+    """Write practice/NAME.py, or one with a number, that has not been there."""
+    exercise = Exercise(f"{name}.py")
+    unknown = [number for number in numbers if number not in map(str, exercise.equations)]
+    if unknown:
+        common.fail(f"{name}.py has no equation ({unknown[0]})")
+    path = free(ROOT / "practice", name, ".py")
+    common.write(path, exercise.text([int(number) for number in numbers]))
+    shown = path.relative_to(ROOT)
+    print(f"{shown} is {name}.py with blanks: lines with `...`, which say the number of the\n"
+          "equation in the docstring, the shape, and what the right line reads. Write one; then\n"
+          f"  python -m learn.practice check {shown}")
+
+
+def check(word):
+    """Print the grades of a file; if all is right, train with it."""
+    path = Path(word).resolve()
+    name = path.stem.partition("_")[0]
+    is_here = path.parent == ROOT / "practice" and path.suffix == ".py" and path.is_file()
+    if not is_here or name not in NAMES or not path.stem.isidentifier():
+        common.fail(f"{word} is no exercise; these are files like practice/grpo.py")
+    exercise = Exercise(f"{name}.py")
+    try:
+        found, changed = grades(exercise, path.read_text(encoding="utf-8-sig"))
+    except SyntaxError as error:
+        common.fail(f"{word}, line {error.lineno}: {error.msg}", 1)
+    except (Exception, SystemExit) as error:        # a file may raise anything
+        common.fail(f"{word} cannot be graded: {type(error).__name__}: {escape(str(error))}", 1)
+    for node in changed[:1]:
+        print(f"This line of {name}.py is no blank, but gone or changed: "
+              + exercise.lines[node.lineno - 1].strip())
+    told = set()
+    for blank, line, state, said in found:
+        place = f", line {line}" * bool(line)
+        print(f" {state:6} {blank.tag} in {blank.function}{place}")
+        if state != "right" and blank.number not in told:
+            said = [exercise.equations[blank.number], *said]
+        told.add(blank.number)
+        print(*(f"        {sentence}\n" for sentence in said), sep="", end="")
+    count = [state for _, _, state, _ in found].count("right")
+    print(f"{count} of {len(found)} are right.")
+    if count < len(found):
+        raise SystemExit(1)
+    print("It trains now; Ctrl-C stops it.", flush=True)
+    folder = free(ROOT / "runs", f"practice-{path.stem}")
+    flags = [] if name == "nano" else ["--output_dir", folder]
+    command = [sys.executable, "-m", f"practice.{path.stem}", *flags]
+    with contextlib.suppress(KeyboardInterrupt):
+        raise SystemExit(subprocess.run(command, cwd=ROOT).returncode)
+
+
+def main():
+    words = sys.argv[1:] or ["--help"]
+    commands = {"check": (check, 1, 1), "hunt": (hunt.begin, 0, 2), "answer": (hunt.answer, 1, 2)}
+    command, fewest, most = commands.get(words[0], (None, 0, 0))
+    if words[0] in ("--help", "-h"):
+        print(__doc__)
+    elif words[0] in NAMES:
+        make(*words)
+    elif command and fewest < len(words) <= most + 1:
+        command(*words[1:])
+    else:
+        common.fail("say python -m learn.practice --help")
+
+
+if __name__ == "__main__":
+    start(main)

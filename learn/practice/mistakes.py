@@ -1,0 +1,36 @@
+"""The planted mistakes of mistakes.txt: `make mutants` requires that a test fails on each of them,
+and practice recognizes those that a learner makes.
+
+A line `== file | tests` says whose mistakes follow and which tests should fail: files of tests, and
+an expression for pytest -k. Each mistake is a name, the lines that are replaced (-), and the lines
+that replace them (+).
+"""
+from pathlib import Path
+from typing import NamedTuple
+
+MISTAKES = Path(__file__).with_name("mistakes.txt")
+
+
+class Mutant(NamedTuple):
+    file: str
+    name: str
+    old: list           # of lines
+    new: list
+    files: list         # of tests
+    words: str          # for pytest -k
+
+
+def parse(text):
+    """The mutants of a text like mistakes.txt."""
+    mutants = []
+    for line in text.splitlines():
+        mark = line[:2].strip()
+        if mark == "==":
+            file, tests = line[3:].split(" | ")
+            files = [f"tests/{word}" for word in tests.split() if word.endswith(".py")]
+            words = " ".join(tests.split()[len(files):])
+        elif mark in ("-", "+"):
+            (mutants[-1].old if mark == "-" else mutants[-1].new).append(line[2:])
+        elif line:
+            mutants.append(Mutant(file, line, [], [], files, words))
+    return mutants

@@ -1,0 +1,180 @@
+"""The worked example: one question and four outputs of 3, 2, 3 and 2 tokens, of which the third is
+right. The main of each script is called on it, for one batch and two passes, and so calls all else.
+
+What a network, a sampler and an optimizer would do is given here: log-probabilities, outputs, and
+where the policy is after a step. The numbers of a page are those of the second pass, when it moved.
+"""
+import functools
+import importlib
+import shlex
+from unittest import mock
+
+import torch
+from torch import nn
+
+import common
+from learn.read.watch import Watch
+
+QUESTIONS = dict.fromkeys(("reinforce", "ppo", "grpo", "gspo"), "6+7=") | {"dpo": "3*4="}
+ANSWERS = [["1", "2", "⏎"], ["9", "⏎"], ["1", "3", "⏎"], ["7", "⏎"]]      # and their tokens
+END = 0.0                                   # a slot behind the end of an output
+MASK = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, END], [1.0, 1.0, 1.0], [1.0, 1.0, END]])
+RIGHT = torch.tensor([[0.0, 0.0, 1.0, 0.0]])
+GRADED = torch.tensor([[1.0, 0.6, 0.0, 0.3]])           # dpo.py: from which two pairs can be made
+REWARDS = dict.fromkeys(QUESTIONS, RIGHT) | {"dpo": GRADED}
+OLD_LOGPS = torch.tensor([[-1.6, -0.4, -0.7], [-0.9, -0.6, END],
+                          [-1.4, -0.5, -0.3], [-1.1, -0.2, END]])
+MOVED = torch.tensor([[0.5, -0.1, 0.1], [-0.4, 0.16, END], [0.4, -0.3, 0.1], [0.03, -0.03, END]])
+REF_LOGPS = OLD_LOGPS + torch.tensor([[-0.2, 0.1, 0.1], [0.1, -0.1, END],
+                                      [-0.3, 0.0, 0.1], [0.2, -0.1, END]])
+TEACHER_LOGPS = torch.tensor([[-2.9, -1.2, -0.8], [-1.4, -2.1, END],
+                              [-0.6, -0.3, -0.1], [-0.9, -1.7, END]])
+ENTROPY = torch.tensor([[0.9, 0.6, 0.8], [0.7, 0.5, END], [1.0, 0.8, 0.6], [0.9, 0.4, END]])
+VALUES = torch.tensor([[0.2, 0.1, 0.1], [0.3, 0.2, END], [0.4, 0.6, 0.8], [0.2, 0.1, END]])
+NEW_VALUES = VALUES + torch.tensor([[-0.1, 0.1, 0.0], [-0.3, 0.1, END],
+                                    [0.3, 0.1, 0.1], [0.1, 0.0, END]])
+PREFERRED = REF_LOGPS + torch.tensor([[-0.4, -0.2, -0.2], [-3.5, -2.5, END],    # by dpo.py
+                                      [-4.0, -3.0, -2.0], [-0.9, -0.6, END]])
+SQUARED_GRADIENTS = torch.tensor([[2.0, 1.0, 4.0, 1.0]])
+
+# The flags with which a page shows its script, where these are not the default ones.
+PAPER = {"reinforce": "--baseline mean", "grpo": "--beta 0.04"}
+# More flags, with which lines run that do not with those, in the order of the code. With the last
+# ones a batch serves for one pass, which is the first.
+OF_GROUPS = """--scale_rewards batch; --scale_rewards mean; --delta 1.5; --loss_type cispo;
+    --loss_type sapo; --kl_estimator k2 --beta 0.04; --kl_estimator k3_ratio --beta 0.04;
+    --loss_type dapo; --loss_type dr_grpo; --mask_truncated_completions; --entropy_coef 0.01;
+    --dynamic_sampling 2; """
+VARIANTS = {
+    "reinforce": """--baseline none; --baseline batch; --baseline rloo; --baseline optimal;
+        --view token; --teacher RUN --view token --gamma 0; --method rejection; --beta 0.02;
+        --num_iterations 1""",
+    "ppo": """--length_adaptive; --trust_region penalty --target_kl 0.01; --nll_coef 0.1;
+        --kl_target 0.005 --beta 0.02; --target_kl 0.001; --entropy_coef 0.01;
+        --critic_pretrain_steps 1; --num_iterations 1""",
+    "grpo": OF_GROUPS + "--beta 0; --beta 0 --num_iterations 1",
+    "gspo": OF_GROUPS + "--importance_sampling_level sequence_token; --beta 0.04",
+    "dpo": """--loss_type ipo --beta 0.5; --loss_type hinge; --loss_type simpo --beta 2;
+        --loss_type robust --label_smoothing 0.1; --nll_coef 1; --save_pairs;
+        --num_iterations 1"""}
+
+
+def variants(name):
+    """The flags, besides those of PAPER, with which the example is run, at first none. -> list"""
+    return ["", *(" ".join(flags.split()) for flags in VARIANTS[name].split(";"))]
+
+
+# ---- what stands for a run -------------------------------------------------------------------
+
+class Network(nn.Module):
+    """In place of a policy or a critic: it has a number for each token of the example, and others
+    once an optimizer has moved it. A copy is the base."""
+
+    def __init__(self, symbol, numbers, then):
+        super().__init__()
+        self.symbol = symbol                            # of what its numbers are
+        self.numbers = nn.Parameter(numbers.clone())
+        self.numbers.then = then
+
+    def forward(self, prompts, tokens):
+        return self.numbers[prompts[:, 0], :tokens.shape[1]]    # a prompt is the number of its row
+
+    def become_teacher(self, _path):
+        self.numbers.data.copy_(TEACHER_LOGPS)
+
+    def __deepcopy__(self, memo):
+        return Network(self.symbol, REF_LOGPS, REF_LOGPS)
+
+
+class Step:
+    """In place of an optimizer: one step, and the policy has moved. What it does is in `done`: the
+    gradients with which it steps, and something empty for zero_grad."""
+
+    def __init__(self, done, parameters, **_):
+        self.done = done
+        self.parameters = list(parameters)
+
+    def zero_grad(self, set_to_none=True):
+        self.done.append(torch.empty(0))
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def step(self):
+        for parameter in self.parameters:
+            self.done.append(parameter.grad.clone())
+            parameter.data = parameter.then.clone()
+
+
+def score(network, prompts, tokens, _temperature, _kernel):
+    """Log-probs and entropies of tokens, as the scripts' own score has them. -> (B, T), (B, T)"""
+    logps = network(prompts, tokens)
+    entropy = ENTROPY[prompts[:, 0], :tokens.shape[1]]
+    return logps, entropy - (logps - logps.detach())    # it falls as they rise
+
+
+def make_batch(rewards):
+    """The four outputs as a batch. -> common.Batch"""
+    problem = common.Problem(prompt="", answer="")
+    return common.Batch(
+        tokens=torch.tensor([[5, 6, 7], [5, 7, 0], [8, 6, 7], [6, 7, 0]]), mask=MASK.clone(),
+        logps=OLD_LOGPS.clone(), entropy=ENTROPY, lengths=MASK.sum(dim=1).long(),
+        is_truncated=torch.tensor([False, False, False, True]), problems=[problem] * 4,
+        prompts=torch.arange(4)[:, None], texts=[""] * 4, verdicts=[0.0, 0.0, 1.0, 0.0],
+        is_correct=RIGHT > 0, rewards=rewards.clone())
+
+
+@functools.cache
+def config(name, flags=""):
+    """The configuration of a run of the example. -> Config of the script"""
+    small = ("--device cpu --num_prompts 1 --num_generations 4 --max_completion_length 4 "
+             "--num_iterations 2 --num_mini_batches 1 --max_grad_norm 0.001 --task arithmetic")
+    words = shlex.split(f"{small} {PAPER.get(name, '')} {flags}")
+    return common.parse_flags(importlib.import_module(name).Config, words)
+
+
+def run(name, flags="", functions=(), watched=(), losses=()):
+    """Call main of a script on the example. functions: code of those that stand for its own;
+    losses: as Watch has them. -> what it did, calls of the functions `watched`"""
+    script = importlib.import_module(name)
+    is_dpo = name == "dpo"                              # its policy begins as the base
+    start = REF_LOGPS if is_dpo else OLD_LOGPS
+    then = PREFERRED if is_dpo else OLD_LOGPS + MOVED
+    cfg = config(name, flags)
+    run = mock.MagicMock(cfg=cfg, resumed={}, state={}, parts={}, step=0)
+    run.accuracy.side_effect = [0.0, cfg.stop_at]           # so that there is one step
+    networks, done = [], []
+
+    def make_run(_cfg, task, *_):
+        run.task = task
+        return run
+
+    def make(*network):
+        networks.append(Network(*network))
+        return networks[-1]
+
+    def sample_batch(policy, task, cfg, step, split="train"):
+        is_first_of_several = getattr(cfg, "dynamic_sampling", 0) > 0 and step == 0
+        return make_batch(0 * REWARDS[name] if is_first_of_several else REWARDS[name])
+
+    def gradient(loss):
+        """By which network's numbers, and the derivative. -> str, (4, 3)"""
+        numbers = [network.numbers for network in networks]
+        found = torch.autograd.grad(loss.sum(), numbers, retain_graph=True, allow_unused=True)
+        return next((network.symbol, part) for network, part in zip(networks, found)
+                    if part is not None)
+
+    replaced = {"score": score, "sample_batch": sample_batch,
+                "GPT": lambda cfg: make("log π", start, then),
+                "Critic": lambda policy: make("V", VALUES, NEW_VALUES),
+                "squared_gradient_norms": lambda *_: SQUARED_GRADIENTS}
+    step = functools.partial(Step, done)
+    with (mock.patch.dict(vars(script)), mock.patch.multiple("torch.optim", AdamW=step, Adam=step),
+          mock.patch.multiple(common, Run=make_run, parse_flags=lambda *_: cfg,
+                              load_policy=Network.become_teacher)):
+        for function in functions:
+            exec(function, vars(script))
+        vars(script).update(replaced)
+        with Watch(script.__file__, watched, losses, gradient) as watch:
+            script.main([])
+    state = [float(x) for x in run.state.values()]
+    return [*done, torch.tensor(state), torch.tensor(run.begin.call_count)], watch.calls

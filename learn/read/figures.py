@@ -1,0 +1,180 @@
+"""The drawings of a page. Their numbers are those of its lesson, or come from the functions of the
+script."""
+import torch
+
+import grpo
+from learn.read import example
+from learn.read.draw import OUTPUTS, Drawing, plain, scale, side
+
+# Of scripts, with which drawing their pages open, and of functions, beside which one stands.
+PLACES = {"reinforce": "group", "ppo": "gae", "grpo": "clip", "gspo": "sequences",
+          "dpo": "logistic", "advantages": "group", "policy_loss": "clip", "kl": "estimators"}
+
+
+def drawing(lesson, place):
+    """The drawing of a place, none that the page has at its top already. -> name, SVG"""
+    name = PLACES.get(place)
+    is_there = place != lesson.name and name == PLACES[lesson.name]
+    return name, globals()[name](lesson) if name and not is_there else ""
+
+
+def group(lesson):
+    """Rewards as bars that begin at the mean of their group, and advantages."""
+    mean = example.RIGHT.mean().item()
+    returned = lesson.rows("advantages", "->advantages")
+    d = Drawing("group", scale(0.5, 4.5, 76, 348), scale(0, 1, 160, 12))
+    for i, reward in enumerate(example.RIGHT[0].tolist()):
+        at = i + 1
+        A = returned[i][0]
+        kind = side(A)
+        answer = "".join(example.ANSWERS[i][:-1])
+        d.bar(at, mean, reward, kind)
+        d.text(at, (mean + reward) / 2, plain(reward - mean, "+"), "m on")
+        d.text(at, 0, answer, f"m code {kind}", "0 20")
+        d.text(at, 0, OUTPUTS[at], "m dim", "0 42")
+        d.text(at, 0, A, f"m big {kind}", "0 82")
+    d.text(4.6, mean, f"mean {plain(mean)}", "strong", "4 0")
+    d.text(0.5, 0, example.QUESTIONS[lesson.name], "e code", "-10 20")
+    if lesson.name != "reinforce":
+        std = plain(example.RIGHT.std())
+        d.text(4.5, 0, f"÷ std {std}", "dim", "10 82")
+    return d.svg()
+
+
+def gae(lesson):
+    """What a critic expects of the third output while it is written, and the advantages: the
+    surprise at each token, and gamma lam times the advantage of the next one."""
+    V, deltas, A = (lesson.rows("gae", name)[2] for name in ("V", "delta", "A"))
+    factor = lesson.cfg.gamma * lesson.cfg.lam
+    d = Drawing("gae", scale(0, 3, 80, 410), scale(0, 1, 148, 28))
+    for t, after in enumerate([*V[1:], 1.0]):
+        end = t + 1
+        surprise = plain(deltas[t], "+")
+        d.line(t, V[t], end, V[t], "step")
+        d.text(t, V[t], V[t], "dim", "4 12")
+        d.line(end, V[t], end, after, "up")
+        d.text(end, after, "▲", "m up", "0 4")
+        d.text(end, after, f"δ {surprise}", "e up", "-8 12")
+
+    d.y = scale(0, A[0], 310, 232)
+    d.line(0, 0, 3, 0, "rule")
+    for t in range(3):
+        middle = t + 0.5
+        total = 0.0
+        for ahead, delta in enumerate(deltas[t:]):
+            below = total
+            total += factor ** ahead * delta
+            d.bar(middle, below, total, f"up s{ahead}")
+        d.text(middle, total, A[t], "m strong up", "0 -10")
+    return d.svg()
+
+
+def sequences(lesson):
+    """The ratios of tokens and of their output, with the ranges of GRPO and of this script."""
+    d = Drawing("sequences", scale(0.62, 1.7, 40, 386), scale(0, 4.5, 14, 290))
+    d.range(0.8, 1.28, 0.2, 4.3)
+    for bound in lesson.limits:
+        d.line(bound, 0.2, bound, 4.3, "clip")
+    d.line(1, 0.2, 1, 4.3, "mean")
+    for token in lesson.tokens():
+        y = token.row
+        if token.place == 1:
+            fate = ", no gradient" if token.is_clipped else ""
+            said = f"s {plain(token.ratio)}{fate}"
+            d.text(0.62, y, OUTPUTS[y], "strong", "-32 0")
+            sign = "A > 0" if token.A > 0 else "A < 0"
+            d.text(1.7, y, sign, f"e {side(token.A)}", "46 0")
+            d.text(1.7, y, said, "e clip" if fate else "e", "46 -21")
+            d.line(0.62, y, 1.7, y, "rule")
+            d.dot(token.ratio, y - 0.25, token.kind, "s")
+        own = example.MOVED[y - 1, token.place - 1].exp()
+        d.dot(own, y, "small", token.text)
+    return d.svg()
+
+
+def clip(lesson):
+    """The loss of a token against its ratio, a panel for each sign of the advantage."""
+    if not lesson.clipped():
+        return ""
+    tokens = lesson.tokens()
+    if lesson.name == "gspo":                           # dots are outputs
+        tokens = [token for token in tokens if token.place == 1]
+        for token in tokens:
+            token.text = OUTPUTS[token.row]
+    up = [token for token in tokens if token.A > 0]
+    down = [token for token in tokens if token.A < 0]
+    return panel(lesson, 1, up) + panel(lesson, -1, down)
+
+
+def panel(lesson, A, tokens):
+    """The loss for one sign of the advantage, divided by its size."""
+    low, high = lesson.limits
+    if A > 0:
+        edge, top, left, right = high, -0.3, "curve up", "curve clip"
+        pushed = "A > 0, pushed to the right →"
+    else:
+        edge, top, left, right = low, 1.9, "curve clip", "curve down"
+        pushed = "A < 0, ← pushed to the left"
+    loss = -A * edge
+    floor = top - 1.4
+    d = Drawing("clip", scale(0.5, 1.8, 52, 388), scale(floor, top, 186, 32))
+    d.range(low, high, floor, top)
+    d.line(edge, loss, edge + A / 10, loss - 0.1, "free")
+    d.curve(curve(lesson, A, 0.5, edge), left)
+    d.curve(curve(lesson, A, edge, 1.8), right)
+    if A > 0:
+        d.text(1.8, loss, "no gradient", "e clip", "0 -20")
+    else:
+        d.text(0.5, loss, "no gradient", "clip", "0 -20")
+    outputs = dict.fromkeys(OUTPUTS[token.row] for token in tokens)
+    d.text(0.5, top, f"{' '.join(outputs)}: {pushed}", f"strong {side(A)}", "0 -18")
+    for value in dict.fromkeys([plain(low), plain(high)]):
+        d.text(float(value), floor, value, "m dim", "0 14")
+    for token in tokens:
+        d.dot(token.ratio, token.loss / abs(token.A), token.kind, token.text)
+    return d.svg()
+
+
+def curve(lesson, A, first, last):
+    """The loss of a token against its ratio, for one advantage. -> pairs"""
+    ratios = torch.linspace(first, last, 14)[:, None]   # a row each: GSPO takes means over rows
+    zero = 0 * ratios
+    loss = lesson.script.policy_loss(
+        ratios.log(), zero, zero + A, zero + 1,
+        epsilon=lesson.cfg.epsilon, epsilon_high=lesson.cfg.epsilon_high)
+    return torch.cat([ratios, loss], dim=1).tolist()
+
+
+def estimators(lesson):
+    """Estimates of the KL against log(pi / pi_ref), and the tokens on that of the page."""
+    d = Drawing("estimators", scale(-1, 1, 22, 330), scale(-0.75, 0.95, 198, 12))
+    x = torch.linspace(-1.05, 1.05, 61)
+    for name in ("k1", "k2", "k3"):
+        y = grpo.kl(x, 0 * x, name)                     # which has all of them
+        is_inside = (y - 0.1).abs() < 0.85
+        points = torch.stack([x, y], dim=1)
+        d.curve(points[is_inside].tolist(), f"curve {name}")
+    if lesson.name == "grpo":
+        for logs, terms in zip(lesson.rows("kl", "x"), lesson.rows("kl", "->kl")):
+            for place in zip(logs, terms):
+                d.dot(*place, "tok small")
+    return d.svg()
+
+
+def logistic(lesson):
+    """The loss of a pair against its margin, and the pairs of the example with their slopes."""
+    d = Drawing("logistic", scale(-14, 14, 44, 364), scale(0, 1.6, 220, 20))
+    M = torch.linspace(-14, 14, 57)
+    losses = lesson.script.dpo_loss(M, 0, 0, 0, lesson.cfg.beta)
+    d.curve(zip(M.tolist(), losses.tolist()), "curve")
+    chosen, rejected = lesson.script.preferences(example.GRADED)
+    for i, j in zip(chosen.tolist(), rejected.tolist()):
+        margin, loss, slope = (lesson.rows("dpo_loss", name)[i][0]
+                               for name in ("M", "->dpo_loss", "∂L/∂logπ"))
+        rise = 5 * slope
+        said = f"{OUTPUTS[i + 1]} over {OUTPUTS[j + 1]}"
+        d.line(margin - 5, loss - rise, margin + 5, loss + rise, "tangent")
+        d.dot(margin, loss, "tok small up")
+        d.text(margin, loss, said, "strong", "12 -26")
+        d.text(margin, loss, f"slope {plain(slope, digits=3)}", "dim", "12 -11")
+    return d.svg()

@@ -1,0 +1,80 @@
+"""vLLM completes prompts for pretrained/train.py: in each process an engine, with a copy of the
+policy's weights, does the process's share. Needs pretrained/requirements-vllm.txt."""
+import os
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"      # in this process, which has the weights
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+import torch
+from vllm import LLM, SamplingParams
+
+from pretrained import models
+
+
+class Engine:
+    """vLLM for one policy. A text has `longest` tokens at most, those of its prompt included."""
+
+    def __init__(self, policy, longest):
+        cfg = policy.cfg
+        self.ends = policy.ends
+        self.is_cpu = cfg.device == "cpu"
+        is_job = torch.distributed.is_torchelastic_launched()
+        memory = {"gpu_memory_utilization": cfg.engine_memory}
+        if self.is_cpu:                                 # where it would count what others take
+            total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+            memory = {"kv_cache_memory_bytes": int(cfg.engine_memory * total)}
+        set_num_threads = torch.set_num_threads         # which vLLM replaces by what does nothing
+        self.llm = LLM(
+            model=policy.model.config.name_or_path, tokenizer=policy.tokenizer.name_or_path,
+            dtype=cfg.dtype, max_model_len=longest, **memory,
+            load_format="dummy",                        # `update` brings the weights
+            logprobs_mode="processed_logprobs",         # those of what it samples from
+            enforce_eager=self.is_cpu,                  # there it would compile for half a minute
+            enable_chunked_prefill=not self.is_cpu,     # there it fails if a row has a seed
+            enable_sleep_mode=not self.is_cpu,
+            distributed_executor_backend="external_launcher" if is_job else None)
+        self.llm.generate([{"prompt_token_ids": [0]}], use_tqdm=False)     # can it do this model?
+        torch.set_num_threads = set_num_threads
+        self.sleep()
+
+    def sleep(self):
+        """Leave the memory of a GPU to the trainer; weights come anew before the next sample."""
+        if not self.is_cpu:
+            self.llm.sleep(level=2)
+
+    def update(self, model):
+        """Wake up with the weights of a model, of which each process may have a part. Tied weights
+        go by both names, since on a CPU there is a packed copy of each, if vLLM knows both."""
+        if not self.is_cpu:
+            self.llm.wake_up(tags=["weights"])
+        [has_head] = self.llm.apply_model(lambda engine: hasattr(engine, "lm_head"))
+        tied = () if has_head else model.all_tied_weights_keys
+        weights = ((name, models.whole(weight))
+                   for name, weight in models.merged_weights(model) if name not in tied)
+        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        if not self.is_cpu:
+            self.llm.wake_up(tags=["kv_cache"])
+        self.llm.reset_prefix_cache()           # of keys and values that other weights computed
+
+    def complete(self, prompts, completions, T, temperature, seeds):
+        """Add tokens to completions of prompts, lists of token ids, in rounds: until an end or a
+        call, behind which comes what the task responds. seeds[i, t], (b, T), is that of row i if a
+        round begins at its token t."""
+        rows = range(len(prompts))
+        while rows:
+            texts = [{"prompt_token_ids": prompts[i] + completions[i].ids} for i in rows]
+            wishes = []
+            for i in rows:
+                t = len(completions[i].ids)
+                calls = list(completions[i].calls)      # to stop there saves time
+                wishes.append(SamplingParams(
+                    temperature=temperature, seed=seeds[i, t].item(), max_tokens=T - t,
+                    stop_token_ids=self.ends, stop=calls, include_stop_str_in_output=True,
+                    skip_special_tokens=False, detokenize=bool(calls), logprobs=0,
+                    flat_logprobs=True))
+            for i, found in zip(rows, self.llm.generate(texts, wishes, use_tqdm=False)):
+                [sampled] = found.outputs
+                entropies = [float("nan")] * T          # vLLM does not tell them
+                completions[i].extend(sampled.token_ids, sampled.logprobs.logprobs, entropies, T=T)
+            rows = [i for i in rows if not completions[i].has_ended and len(completions[i].ids) < T]
+        self.sleep()

@@ -1,0 +1,189 @@
+"""The policy of a run as a Hugging Face folder, and back. Needs pretrained/requirements.txt.
+
+  python -m pretrained.export RUN DIR           # the trained policy; with --base the one before RL
+  python -m pretrained.export DIR RUN --back    # a run folder, for --init_from RUN; DIR may also be
+                                                # a run of pretrained/train.py
+
+The policy is a Llama, so that only names change: the weights stay as they are, bit for bit. The
+tokenizer has a token for each byte and merges none. <think>, <answer> and their kin are ordinary
+added tokens, which trainers keep when they decode with skip_special_tokens; <|eos|> and <|pad|> are
+special ones.
+"""
+import dataclasses
+import importlib.util
+import json
+import shlex
+import string
+from pathlib import Path
+
+import torch
+
+import common
+import grpo
+from report import ask, parser, start
+
+TEMPLATE = Path(__file__).with_suffix(".md")
+NAMES = {"embed": "model.embed_tokens", "norm": "model.norm"}
+LAYER_NAMES = {
+    "attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm",
+    "query": "self_attn.q_proj", "key": "self_attn.k_proj", "value": "self_attn.v_proj",
+    "out": "self_attn.o_proj", "gate": "mlp.gate_proj", "up": "mlp.up_proj",
+    "down": "mlp.down_proj"}
+SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+         "intermediate_size")
+MATTERS = ("model_type", "vocab_size", "head_dim", "hidden_act", "attention_bias", "mlp_bias",
+           "tie_word_embeddings", "rms_norm_eps", "rope_parameters")    # in what a Llama computes
+
+
+# ---- 1. the folder ---------------------------------------------------------------------------
+
+def llama_name(name):
+    """What transformers calls a weight of our GPT. -> str"""
+    module, _, kind = name.rpartition(".")
+    if module in NAMES:
+        return f"{NAMES[module]}.{kind}"
+    _, number, part = module.split(".", 2)                      # blocks.0.query
+    return f"model.layers.{number}.{LAYER_NAMES[part]}.{kind}"
+
+
+def llama_config(cfg):
+    """config.json of a policy with these flags. -> dict"""
+    return {name: getattr(cfg, name) for name in SHAPE} | {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama",
+        "vocab_size": grpo.VOCAB_SIZE, "head_dim": cfg.hidden_size // cfg.num_attention_heads,
+        "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
+        "tie_word_embeddings": True, "max_position_embeddings": 2048,
+        "rms_norm_eps": torch.finfo(torch.float32).eps,         # torch's own; 1e-6 is not near
+        "rope_theta": 10_000.0, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
+        "dtype": "float32", "bos_token_id": None, "eos_token_id": grpo.EOS,
+        "pad_token_id": None}           # else the embedding of PAD, which is read, would not learn
+
+
+def generation_config(cfg):
+    """generation_config.json: sample as the run did. -> dict"""
+    return {"do_sample": True, "temperature": cfg.temperature, "top_k": 0, "top_p": 1.0,
+            "max_new_tokens": cfg.max_completion_length,
+            "eos_token_id": grpo.EOS, "pad_token_id": grpo.PAD}
+
+
+def tokenizer_config(width):
+    """tokenizer_config.json. In the chat template a prompt that is shorter than the width of the
+    task is filled up with PAD, which the policy has learned to read. -> dict"""
+    content = "messages[-1]['content']"
+    return {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|eos|>",
+            "pad_token": "<|pad|>", "padding_side": "left", "model_max_length": 2048,
+            "clean_up_tokenization_spaces": False,
+            "chat_template": f"{{{{ '<|pad|>' * ({width} - {content}|length) + {content} }}}}"}
+
+
+def make_tokenizer():
+    """grpo.TOKENIZER as one of the package tokenizers."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+    # byte-level tokenizers write a character for each byte: itself, if it can be printed
+    vocabulary = {character: byte for byte, character in bytes_to_unicode().items()}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    for name in grpo.SPECIAL_TOKENS:
+        is_special = name.startswith("<|")
+        tokenizer.add_tokens([AddedToken(name, special=is_special, normalized=False)])
+    return tokenizer
+
+
+def readme(cfg, run, task):
+    """README.md of the folder, from export.md. -> str"""
+    train = f"python pretrained/train.py --model DIR --task {cfg.task}\n"
+    return string.Template(TEMPLATE.read_text()).substitute(
+        task=cfg.task, name=Path(run).name, train=train, width=task.prompt_width,
+        size=f"{cfg.hidden_size} x {cfg.num_hidden_layers}")
+
+
+# ---- 2. there and back -----------------------------------------------------------------------
+
+def read_policy(run, name):
+    """The policy in checkpoint.pt or base.pt of a run of a script. -> GPT, Config"""
+    script, cfg = ask.read_run(run)
+    if not hasattr(script, "GPT"):
+        common.fail(f"{run}: is a run of {script.__name__}, whose checkpoints are such folders")
+    return ask.load_policy(run, script, cfg, name), cfg
+
+
+def export(run, folder, name="checkpoint.pt"):
+    """Write the policy of a run to a new folder, in the layout of a Llama. config.json is the last,
+    so that nothing takes a folder for a model that a kill left half."""
+    from safetensors.torch import save_file
+    policy, cfg = read_policy(run, name)
+    task = common.load_task(cfg, grpo.verify)
+    common.write(folder / "README.md", readme(cfg, run, task))
+    weights = {llama_name(name): weight.detach() for name, weight in policy.named_parameters()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    make_tokenizer().save(str(folder / "tokenizer.json"))
+    files = {"tokenizer_config": tokenizer_config(task.prompt_width),
+             "generation_config": generation_config(cfg), "config": llama_config(cfg)}
+    for name, content in files.items():
+        common.write(folder / f"{name}.json", json.dumps(content, indent=2) + "\n")
+
+
+def read_llama(folder):
+    """The policy in a Hugging Face folder that `export` made, or in the last checkpoint of a run of
+    pretrained/train.py. ValueError if it is no Llama of this kind. -> GPT, Config"""
+    from transformers import AutoConfig
+
+    from pretrained import models
+    folder = models.last_checkpoint(folder) or folder
+    if not folder.is_dir():                 # else its name is looked up on Hugging Face
+        raise ValueError("it is no folder")
+    plain = folder
+    while models.base_of(plain):         # without the adapters that add to it
+        plain = models.base_of(plain)
+    found = AutoConfig.from_pretrained(plain).to_dict()
+    cfg = grpo.Config(**{name: found[name] for name in SHAPE}, device="cpu")
+    wanted = llama_config(cfg)
+    for name in MATTERS:
+        if found.get(name) != wanted[name]:
+            raise ValueError(f"its {name} is {found.get(name)!r}, ours {wanted[name]!r}")
+    llama, unexpected = models.load_model(folder)
+    if unexpected:
+        raise ValueError(f"it has {min(unexpected)}")
+    weights = llama.state_dict()
+    if not torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"]):
+        raise ValueError("its lm_head is not its embed_tokens")         # whatever its config says
+    policy = grpo.GPT(cfg)
+    ours = {name: weights[llama_name(name)] for name, _ in policy.named_parameters()}
+    policy.load_state_dict(policy.state_dict() | ours)
+    return policy, cfg
+
+
+def export_back(folder, run):
+    """Write a new run folder with such weights. Exits with one line if they are none of ours."""
+    try:
+        policy, cfg = read_llama(folder)
+    except Exception as error:              # a damaged file raises nearly anything
+        reason = " ".join(str(error).split())           # those of transformers have several lines
+        common.fail(f"{folder}: is no folder that pretrained.export made ({reason})")
+    ask.write_run(run, "grpo.py", dataclasses.asdict(cfg), policy)
+    print(f"{run}: train it on with --init_from {shlex.quote(str(run))}")
+
+
+def main(argv=None):
+    words = parser(__doc__)
+    words.add_argument("source", metavar="RUN", type=Path, help="run folder; with --back, DIR")
+    words.add_argument("target", metavar="DIR", type=Path, help="new folder; with --back, RUN")
+    which = words.add_mutually_exclusive_group()
+    which.add_argument("--base", action="store_true", help="what the run started from")
+    which.add_argument("--back", action="store_true", help="from Hugging Face's layout to ours")
+    args = words.parse_args(argv)
+    if args.target.is_file() or args.target.is_dir() and any(args.target.iterdir()):
+        common.fail(f"{args.target}: is not empty; name a new folder")
+    if importlib.util.find_spec("transformers") is None:        # which has the other packages
+        common.fail("transformers is missing: pip install -r pretrained/requirements.txt")
+    if args.back:
+        export_back(args.source, args.target)
+    else:
+        export(args.source, args.target, "base.pt" if args.base else "checkpoint.pt")
+        print(f"{args.target}: README.md in it says how to use it")
+
+
+if __name__ == "__main__":
+    start(main)

@@ -1,0 +1,249 @@
+"""What looks at a run where this file is there: metrics of difficulties, samples, answers, warnings
+and the report. An observer of your own goes into `observers`. It has some of these methods:
+
+  start(run)                            the policy is the base, also of a resumed run
+  evaluate(run, scores)                 the base was evaluated, or the policy after a step
+  step(run, batch, advantages, metrics) before the metrics of a step are logged; it may add some
+  finish(run, summary)                  `summary` has the scores of "base" and "trained"
+"""
+import importlib
+import json
+import shlex
+
+import torch
+
+import common
+from report import escape
+from report.logs import finite, read_log
+from report.trackers import tracker
+from tasks import pass_rates
+from tasks.scores import part_of
+
+
+def observers(cfg):
+    """Those of a run. -> list"""
+    found = [Metrics(), Samples(), Answers(), Warnings(), Report()]
+    if "model" in cfg.reward.split("+"):
+        found.append(importlib.import_module("tasks.preferences").Trainer())
+    if cfg.report_to != "none":                 # last, so that it sees what the others add
+        found.append(Shown(tracker(cfg.report_to)))
+    return found
+
+
+# ---- 1. metrics ------------------------------------------------------------------------------
+
+def frontier(batch, task):
+    """Of each difficulty, if there are several: which share of its groups is all wrong, mixed, and
+    all right. -> metrics"""
+    by_level = {}
+    for problem, rate in pass_rates(batch):
+        if part_of(task, problem).is_judged:
+            by_level.setdefault(f"{problem.task}-{problem.difficulty}", []).append(rate)
+    found = {}
+    if len(by_level) == 1:
+        return found
+    for name, rates in sorted(by_level.items()):
+        wrong = rates.count(0.0) / len(rates)
+        right = rates.count(1.0) / len(rates)
+        found |= {f"frontier/{name}/wrong": wrong, f"frontier/{name}/mixed": 1 - wrong - right,
+                  f"frontier/{name}/right": right}
+    return found
+
+
+def checks(batch):
+    """How often completions of arithmetic check themselves, and are then right. -> metrics"""
+    is_correct = batch.is_correct.flatten().tolist()
+    checked = [c for c, text in zip(is_correct, batch.texts) if ";wait," in text]
+    found = {"checks/share": len(checked) / len(batch.texts)}
+    if checked:
+        found["checks/repaired"] = sum(checked) / len(checked)
+    return found
+
+
+class Metrics:
+    """The share of solved groups of each difficulty, and how completions check themselves."""
+
+    def step(self, run, batch, advantages, metrics):
+        metrics |= frontier(batch, run.task)
+        if run.task.name == "arithmetic":
+            metrics |= checks(batch)
+
+
+# ---- 2. logs ---------------------------------------------------------------------------------
+
+def is_shown(run):
+    """Whether a step is one whose samples are kept: the first, and those with an evaluation."""
+    return run.step == 1 or run.step % run.cfg.eval_steps == 0
+
+
+def sample_rows(batch, A):
+    """The group whose rewards differ most: reward, advantage, prompt and text of each completion.
+    -> list of lists, G"""
+    G = batch.rewards.shape[1]
+    group = int((batch.rewards.amax(dim=1) - batch.rewards.amin(dim=1)).argmax())
+    found = []
+    for row in range(group * G, group * G + G):
+        reward = batch.rewards[group, row % G].item()
+        texts = [escape(batch.problems[row].prompt), escape(batch.texts[row])]
+        found.append([round(reward, 3), round(A[row].item(), 3), *texts])
+    return found
+
+
+class Samples:
+    """samples.jsonl: four groups of each step that is shown. The best and the worst completion of
+    the group whose rewards differ most are printed."""
+
+    def step(self, run, batch, advantages, metrics):
+        if not is_shown(run):
+            return
+        A = per_completion(advantages, batch.mask)                              # (B,)
+        for record in sample_records(run, batch, A):
+            run.append("samples.jsonl", {"step": run.step} | record)
+        rows = sample_rows(batch, A)
+        for best_or_worst in (max, min):
+            reward, advantage, prompt, text = best_or_worst(rows, key=lambda row: row[0])
+            print(f"      {reward:5.2f} {advantage:+5.2f} {prompt}{text}"[:80], flush=True)
+
+
+class Shown:
+    """What a tracker is told. Step 0 is the base."""
+
+    def __init__(self, tracker):
+        self.tracker = tracker
+
+    def start(self, run):
+        self.tracker.open(run)
+
+    def evaluate(self, run, scores):
+        # At start and end there are samples, too, whose lengths are not those of greedy answers.
+        names = [name for name, x in scores.items() if isinstance(x, float)]
+        if "pass@1" in scores:
+            names = [name for name in names if name == "greedy" or "@" in name]
+        self.tracker.numbers({f"eval/{name}": scores[name] for name in names}, run.step)
+
+    def step(self, run, batch, advantages, metrics):
+        self.tracker.numbers(metrics, run.step)
+        if is_shown(run):
+            A = per_completion(advantages, batch.mask)                          # (B,)
+            self.tracker.samples(sample_rows(batch, A), run.step)
+
+    def finish(self, run, summary):
+        self.tracker.close()
+
+
+def per_completion(advantages, mask):
+    """The advantage of each completion, the mean over its tokens. (B,), (B, 1) or (B, T) -> (B,)"""
+    mask = mask.to(advantages)
+    return ((advantages.reshape(len(mask), -1) * mask).sum(dim=1) / mask.sum(dim=1)).cpu()
+
+
+def sample_records(run, batch, A):
+    """The first four groups, as samples.jsonl has them. Their tokens are shaded by a critic's
+    values, or else by the ratio pi / pi_old. -> list of dicts"""
+    G = batch.rewards.shape[1]
+    first = slice(0, 4 * G)
+    shade = batch.values
+    if shade is None:
+        with torch.no_grad():
+            logps, _ = run.task.machinery.score(
+                run.policy, batch.prompts[first], batch.tokens[first], run.cfg.temperature,
+                run.cfg.kernel)
+        shade = (logps - batch.logps[first]).exp()                              # (4 G, T)
+    records = []
+    for row, shades in enumerate(shade[first].tolist()):
+        if row % G == 0:
+            problem = batch.problems[row]
+            records.append({"prompt": problem.prompt, "answer": problem.answer, "completions": [],
+                            "shade": "ratio" if batch.values is None else "value"})
+        length = int(batch.lengths[row])
+        tokens = batch.tokens[row, :length].tolist()
+        records[-1]["completions"].append({
+            "text": batch.texts[row],
+            "reward": finite(batch.rewards[row // G, row % G].item()),
+            "advantage": finite(A[row].item()),
+            "length": int(batch.mask[row].sum()),
+            "tokens": [run.task.machinery.decode([i]) for i in tokens],
+            "mask": batch.mask[row, :length].int().tolist(),
+            "shade": [finite(round(x, 4)) for x in shades[:length]]})
+    return records
+
+
+class Answers:
+    """greedy.jsonl, what the policy answers to the same held-out problems whenever it is evaluated,
+    and evaluation.jsonl, what the base and the trained policy did, side by side."""
+
+    def evaluate(self, run, scores):
+        self.examples = scores.pop("examples", [])
+        step = run.step
+        logged = [line["step"] for line in read_log(run.folder, "greedy")]
+        if step % run.cfg.eval_steps == 0 and step not in logged:
+            run.append("greedy.jsonl", {"step": step, "examples": self.examples})
+
+    def finish(self, run, summary):
+        logged = read_log(run.folder, "greedy")
+        before = logged[0]["examples"] if logged else []
+        lines = []
+        for base, trained in zip(before, self.examples):
+            lines.append(json.dumps({"prompt": base["prompt"], "answer": base["answer"],
+                                     "base": base, "trained": trained}) + "\n")
+        common.write(run.folder / "evaluation.jsonl", "".join(lines))
+
+
+# ---- 3. what a person is told ----------------------------------------------------------------
+
+class Warnings:
+    """Says, once in a run, what shows that learning cannot work."""
+
+    def __init__(self):
+        self.said = set()
+
+    def say(self, message):
+        if message not in self.said:
+            print(f"warning: {message}", flush=True)
+            self.said.add(message)
+
+    def start(self, run):
+        is_auto = run.cfg.device == "cuda" and run.cfg.kernel == "auto" and common.kernels
+        if is_auto and not common.kernels.can_run("cuda"):
+            self.say(f"torch stands in for Triton, which needs {common.kernels.NEEDS}")
+
+    def evaluate(self, run, scores):
+        if run.step == 0 and scores.get("pass@1") == 0:
+            better = "another --model" if hasattr(run.cfg, "model") else "more --base_steps"
+            self.say(f"no sample of the base is right: try {better}, or easier tasks")
+
+    def step(self, run, batch, advantages, metrics):
+        for message in warnings(metrics):
+            self.say(message)
+
+
+def warnings(metrics):
+    """What to say of a step. Yields sentences"""
+    is_equal = metrics["signal"] == 0 and "teacher_kl" not in metrics   # who rewards each token
+    if is_equal and metrics.get("accuracy", 0) < 0.5:
+        yield "no group has signal: raise --num_generations, or take a better base"
+    if metrics["completions/clipped_ratio"] > 0.5:
+        yield "most completions are truncated: raise --max_completion_length"
+    if metrics.get("entropy", 1) < 0.005 and metrics.get("accuracy", 1) < 0.9:
+        yield "entropy has collapsed: lower --learning_rate, or raise --entropy_coef"
+    if metrics.get("rewards/chosen", 0) < 0:
+        yield "chosen answers lose probability, too: try a lower --learning_rate"
+    has_lag = "sampling/importance_sampling_ratio/mean" in metrics      # older weights sampled
+    if not has_lag and metrics.get("sampling/sampling_logp_difference/max", 0) > 1e-3:
+        yield "the first ratio is not 1: try --kernel torch"
+    if not has_lag and metrics.get("sampling/sampling_logp_difference/mean", 0) > 0.01:
+        yield "sampler and trainer differ: --importance_sampling_correction truncate"
+
+
+class Report:
+    """report.html and curve.png at the end, and how to ask the policy."""
+
+    def finish(self, run, summary):
+        for name, function in (("report.html", "write_report"), ("curve.png", "draw_curve")):
+            try:
+                getattr(importlib.import_module("report.page"), function)(run.folder)
+            except (ImportError, OSError, ValueError) as error:
+                print(f"no {name}: {escape(str(error))}")
+        prompt = common.sample_problems(run.task, 1, "example", "test")[0].prompt
+        print("Ask the policy:\n  python -m report.ask", shlex.quote(str(run.folder)),
+              shlex.quote(prompt), flush=True)

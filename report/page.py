@@ -1,0 +1,220 @@
+"""What a run looks like: python -m report.page RUN [RUN ...] writes report.html in the first RUN.
+
+The page says what happened, and shows scores, curves, samples, and answers to held-out problems,
+and where several runs differ. It needs no network. Every run makes its own report.html and
+curve.png at its end, from config.json, metrics.jsonl, samples.jsonl, evaluation.jsonl and
+summary.json; all but the first may be missing, as after a kill. Only curve.png needs a package.
+"""
+import dataclasses
+import html
+import importlib
+import json
+import re
+import shlex
+from pathlib import Path
+
+import common
+from report import parser, start
+from report.logs import read_log, read_summary
+
+TEMPLATE = Path(__file__).with_suffix(".html")
+# The panels of curve.png: a title, and what is drawn: name in metrics.jsonl -> label.
+ACCURACY = {"accuracy": {
+    "accuracy": "of the samples trained on",
+    "eval/greedy": "greedy, held out"}}
+RETURN = {"return": {                       # in its place, where nothing counts as right or wrong
+    "reward": "reward of the samples trained on",
+    "eval/greedy_return": "greedy, held out"}}
+PANELS = {
+    "tokens per completion": {
+        "completions/mean_length": "samples",
+        "eval/mean_length": "greedy, held out"},
+    "exploration": {
+        "entropy": "entropy (nats)",
+        "signal": "share of groups with signal"},
+    "update": {
+        "kl": "KL to the base (nats)",
+        "eval/kl": "KL to the base (nats), held out",
+        "grad_norm": "gradient norm"}}
+# What a run is about: the last of these that it has, name in summary.json -> in words.
+SUBJECTS = {"greedy_return": "greedy return", "greedy": "greedy accuracy"}
+
+
+# ---- 1. what a run left ----------------------------------------------------------------------
+
+def import_script(name):
+    """The module of a script of this repository or its examples. ValueError if there is none."""
+    for package in ("", "examples"):
+        path = common.HERE / package / name
+        if path.name == name and path.suffix == ".py" and path.is_file():
+            module = importlib.import_module(f"{package}.{path.stem}".lstrip("."))
+            if hasattr(module, "main"):
+                return module
+    raise ValueError(f"{name!a} is no script of this repository")
+
+
+def command(name, flags):
+    """What starts such a run: the script, and the flags that are not as it has them. -> str"""
+    try:
+        script = import_script(name)
+    except (ImportError, ValueError):
+        return shlex.join(["python", name])
+    words = ["python", script.__name__.replace(".", "/") + ".py"]
+    for field in dataclasses.fields(script.Config):
+        value = flags.get(field.name, field.default)
+        if isinstance(value, bool) and value != field.default:
+            words.append(f"--{field.name}" if value else f"--no-{field.name}")
+        elif value != field.default:
+            words += [f"--{field.name}", str(value)]
+    return shlex.join(words)
+
+
+def read_run(folder):
+    """What the report tells of one run. Exits with one line if the folder is no run's. -> dict"""
+    folder = Path(folder)
+    script, flags = common.read_config(folder)
+    summary = read_summary(folder)
+    metrics = read_log(folder, "metrics", "step")
+    return {
+        "name": folder.resolve().name,
+        "command": command(script, flags),
+        "config": {"script": script} | flags,
+        "sentence": sentence(summary, metrics),
+        "summary": summary,
+        "counts": summary and {end: counts(summary[end]) for end in ("base", "trained")},
+        "metrics": metrics,
+        "samples": read_log(folder, "samples", "step", "prompt", "completions"),
+        "evaluation": read_log(folder, "evaluation", "prompt", "base", "trained")}
+
+
+def sentence(summary, metrics):
+    """What happened, in one sentence. -> str"""
+    last = max((line["step"] for line in metrics), default=0)
+    if summary is None:
+        return f"It was stopped after step {last}, or still runs."
+    if summary["steps"] == 0:
+        return "No step was trained."
+    ends = [summary["base"], summary["trained"]]
+    rewards = [line["reward"] for line in metrics if line.get("reward") is not None]
+    subject = "reward"
+    values = [*rewards[:1], *rewards[-1:]]
+    for name, words in SUBJECTS.items():
+        if ends[0].get(name) is not None:
+            subject = words
+            values = [end[name] for end in ends]
+    change = " → ".join(f"{value:.3f}" for value in values)
+    seconds = summary["seconds_total"] - summary["seconds_warm_start"]
+    said = f"{subject} {change} in {summary['steps']} steps, {seconds:.0f} s"
+    before, after = (f"{100 * end.get('think_share', 0):.3g}%" for end in ends)
+    if {before, after} != {"0%"}:
+        said += f"; it now thinks before {after} of its answers, at first before {before}"
+    if last > summary["steps"]:
+        said += f"; only the curves know of what came then, up to step {last}"
+    return said[0].upper() + said[1:] + "."
+
+
+def counts(scores):
+    """How many of how many a score is, or of how many it is the mean, as far as the scores tell.
+    -> {name: "508 of 512"}"""
+    samples = scores.get("problems", 0) * scores.get("samples", 0)
+    found = {"mean_length": f"{samples} samples"}
+    of = {"think_share": samples}
+    if "samples_given_think" in scores:         # of those that are right or wrong
+        thinks = scores["samples_given_think"]
+        direct = scores["samples_given_direct"]
+        problems = (thinks + direct) // scores["samples"]
+        of |= {"greedy": problems, "pass@1": thinks + direct,
+               "accuracy_given_think": thinks, "accuracy_given_direct": direct}
+        found |= {name: f"{problems} problems" for name in scores if "@" in name}
+    shares = {name: f"{scores[name] * n:.0f} of {n}" for name, n in of.items()
+              if scores.get(name) is not None}
+    return found | shares if samples else {}
+
+
+# ---- 2. report.html --------------------------------------------------------------------------
+
+def embed(data):
+    """JSON inside a script element: ASCII, without any character that could end the element or
+    begin a tag. -> str"""
+    text = json.dumps(data, allow_nan=False)
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def render(runs):
+    """The page about runs, each a dict of read_run. -> str"""
+    configs = [run["config"] for run in runs]
+    flags = []                              # name, whether the runs differ in it, their values
+    for flag in dict.fromkeys(flag for config in configs for flag in config):   # in their order
+        values = [config.get(flag) for config in configs]
+        flags.append([flag, any(value != values[0] for value in values), values])
+    title = html.escape(", ".join(run["name"] for run in runs))
+    parts = {"TITLE": title.encode("ascii", "xmlcharrefreplace").decode(),
+             "DATA": embed({"config": flags, "runs": runs})}
+    # in one pass: what is filled in may hold such marks
+    template = TEMPLATE.read_text(encoding="utf-8")
+    return re.sub(r"\{\{(TITLE|DATA)\}\}", lambda mark: parts[mark[1]], template)
+
+
+def write_report(folder, *others):
+    """Write the report on these runs to report.html in the first folder. -> its path"""
+    folders = [Path(path) for path in (folder, *others)]
+    runs = [read_run(path) for path in folders]
+    if len({run["name"] for run in runs}) < len(runs):  # several have one name
+        for path, run in zip(folders, runs):
+            run["name"] = str(path)
+    path = folders[0] / "report.html"
+    path.write_text(render(runs), encoding="utf-8")
+    return path
+
+
+# ---- 3. curve.png ----------------------------------------------------------------------------
+
+def draw_curve(folder):
+    """Draw curve.png in the folder of a run. ImportError, with the remedy, without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("pictures need matplotlib: pip install matplotlib") from error
+    folder = Path(folder)
+    lines = read_log(folder, "metrics", "step")
+    base = read_summary(folder)["base"]
+
+    score = "greedy" if "greedy" in base else "greedy_return"
+    panels = (ACCURACY if score == "greedy" else RETURN) | PANELS
+    figure = Figure(figsize=(9, 6), layout="constrained")
+    axes = figure.subplots(2, 2)
+    if score in base:
+        axes[0, 0].axhline(base[score], color="gray", linestyle="--", label="base, greedy")
+    for axis, (title, series) in zip(axes.flat, panels.items()):
+        for name, label in series.items():
+            known = {line["step"]: line[name] for line in lines if name in line}
+            marker = "o" if name.startswith("eval/") else ""    # how often it was evaluated
+            if known:
+                axis.plot(list(known), list(known.values()), marker=marker, label=label)
+        axis.set(title=title, xlabel="step", xlim=(0, None))
+        if title != "return":                           # which may be below 0
+            axis.set_ylim(bottom=0)
+        axis.grid(alpha=0.3)
+        if axis.lines:
+            axis.legend(fontsize="small")
+    figure.suptitle(folder.name)
+    figure.savefig(folder / "curve.png", dpi=120)
+
+
+# ---- 4. the command --------------------------------------------------------------------------
+
+def main(argv=None):
+    words = parser(__doc__)
+    words.add_argument("runs", nargs="+", metavar="RUN",
+                       help="run folder; the first gets the report")
+    args = words.parse_args(argv)
+    try:
+        print(write_report(*args.runs))
+    except (OSError, ValueError) as error:
+        common.fail(error)
+
+
+if __name__ == "__main__":
+    start(main)
