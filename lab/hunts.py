@@ -1,4 +1,5 @@
-"""Measure, for the hunts, what mistakes look like from outside: make hunts writes docs/hunts.json.
+"""Measure, for the hunts, what mistakes look like from outside: make hunts writes
+learn/practice/hunts.json.
 
 Each mistake of learn/practice/mistakes.txt that stands in a script is tried there: 20 steps of a
 run, compared with five runs of the right script. It is a hunt if neither text nor reward betrays
@@ -21,12 +22,12 @@ import numpy
 import torch
 
 import common
-from lab.docs import DOCS, MACHINE, ROOT
+from lab.docs import MACHINE, ROOT
 from lab.training import make_base
-from learn.practice.hunt import FLAGS, LEVELS, SHORT, distances, home, planted
+from learn.practice.hunt import FLAGS, LEVELS, MEASURED, SHORT, distances, home, planted
+from learn.practice.mistakes import MISTAKES, parse
 from learn.sync import SCRIPTS
 from report.logs import read_log
-from tests.mutants import MISTAKES, parse
 
 NOT_COMPARED = re.compile("step|zero_std|clipped_ratio|critic_grad|accuracy$|checks|sampling|beta|"
                           "coef|margins|reward_std|approx_kl")
@@ -129,7 +130,7 @@ def main():
     with concurrent.futures.ProcessPoolExecutor(2, context, start) as pool:
         measured = {script: measure(script, pool, tests) for script in SCRIPTS}
     text = json.dumps({"machine": MACHINE} | measured)
-    common.write(DOCS / "hunts.json", re.sub(r"([\]}],) (?=[\"{])", r"\1\n", text) + "\n")
+    common.write(MEASURED, re.sub(r"([\]}],) (?=[\"{])", r"\1\n", text) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
-"""For the reader and the maintainer: no script needs anything in here to run."""
+"""What happens in a run: observers, trackers, the report page, and how to ask the policy."""
 import argparse
 import signal
 
 import common
+
+# how a command is run: in a clone, or after pip install
+COMMAND = "readable-rl" if common.HERE.name == "readable_rl" else "python -m"
 
 
 def start(main):

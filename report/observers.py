@@ -13,7 +13,7 @@ import shlex
 import torch
 
 import common
-from report import escape
+from report import COMMAND, escape
 from report.logs import finite, read_log
 from report.trackers import tracker
 from tasks import pass_rates
@@ -245,5 +245,5 @@ class Report:
             except (ImportError, OSError, ValueError) as error:
                 print(f"no {name}: {escape(str(error))}")
         prompt = common.sample_problems(run.task, 1, "example", "test")[0].prompt
-        print("Ask the policy:\n  python -m report.ask", shlex.quote(str(run.folder)),
+        print(f"Ask the policy:\n  {COMMAND} report.ask", shlex.quote(str(run.folder)),
               shlex.quote(prompt), flush=True)

@@ -19,7 +19,7 @@ from learn.practice import hunt
 from learn.practice.exercise import Exercise
 from learn.practice.grades import grades
 from learn.sync import SCRIPTS
-from report import escape, start
+from report import COMMAND, escape, start
 
 NAMES = ("nano", *(script.removesuffix(".py") for script in SCRIPTS))
 
@@ -45,7 +45,7 @@ def make(name, *numbers):
     shown = path.relative_to(ROOT)
     print(f"{shown} is {name}.py with blanks: lines with `...`, which say the number of the\n"
           "equation in the docstring, the shape, and what the right line reads. Write one; then\n"
-          f"  python -m learn.practice check {shown}")
+          f"  {COMMAND} learn.practice check {shown}")
 
 
 def check(word):
@@ -96,7 +96,7 @@ def main():
     elif command and fewest < len(words) <= most + 1:
         command(*words[1:])
     else:
-        common.fail("say python -m learn.practice --help")
+        common.fail(f"run {COMMAND} learn.practice --help")
 
 
 if __name__ == "__main__":

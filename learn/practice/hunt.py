@@ -1,6 +1,6 @@
 """Bug hunts: a script with one planted mistake, whose run stands beside five right ones.
 
-docs/hunts.json has what was measured (make hunts): of each script five right runs and, of mistakes
+hunts.json stores what was measured (make hunts): of each script five right runs and, of mistakes
 of learn/practice/mistakes.txt with which the reward still rises, a run, and the test that fails.
 """
 import difflib
@@ -14,9 +14,10 @@ import numpy
 import common
 from common import HERE as ROOT
 from learn.practice.exercise import mutants
+from report import COMMAND
 
 HUNT = ROOT / "hunt"
-MEASURED = ROOT / "docs/hunts.json"
+MEASURED = Path(__file__).with_name("hunts.json")
 SHORT = ("--num_iterations 2 --num_prompts 16 --micro_batch_size 16 --max_steps 20 --stop_at 2 "
          "--num_eval_problems 1 --num_eval_samples 1 --eval_steps 1000")
 FLAGS = {"reinforce": "--baseline rloo --view token --gamma 0.99 --beta 0.02", "ppo": "--beta 0.02",
@@ -92,7 +93,7 @@ def begin(name="grpo", level="1"):
     print(f"\nRead it; try it out, as these 20 steps were made:\n  python -m hunt.{path.stem}",
           *flags, sep=" \\\n    ")
     print("Then name the line, or the function:\n"
-          f"  python -m learn.practice answer hunt/{path.name} 143")
+          f"  {COMMAND} learn.practice answer hunt/{path.name} 143")
 
 
 def show(run, right):

@@ -1,0 +1,26 @@
+"""Run what `pip install` put into a folder of its own, readable_rl:
+
+  readable-rl grpo --task arithmetic                  a script
+  readable-rl report.ask runs/a "((3+4)*2)="          what `python -m report.ask` is in a clone
+"""
+import runpy
+import sys
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+
+
+def main():
+    if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
+        raise SystemExit(__doc__)
+    name = sys.argv.pop(1).removesuffix(".py")
+    path = FOLDER / name.replace(".", "/")
+    if not path.with_suffix(".py").is_file() and not (path / "__main__.py").is_file():
+        print(f"error: {name}: there is no such script or command in {FOLDER}", file=sys.stderr)
+        raise SystemExit(2)
+    sys.path.insert(0, str(FOLDER))
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
