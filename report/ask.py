@@ -78,7 +78,7 @@ def answer(folder, prompt):
     if hasattr(script, "Policy"):                       # pretrained/train.py reads any text
         task = None if cfg.data else script.load_task(cfg)      # which may respond
         problem = problem_of(task, prompt) if task else common.Problem(prompt, answer="")
-        policy = script.Policy(script.processes.last_checkpoint(folder) or cfg.model, cfg)
+        policy = script.Policy(script.models.last_checkpoint(folder) or cfg.model, cfg)
     else:
         task = common.load_task(cfg, script.verify)
         check_prompt(prompt, task.prompt_width)

@@ -43,8 +43,8 @@ SUBJECTS = {"greedy_return": "greedy return", "greedy": "greedy accuracy"}
 # ---- 1. what a run left ----------------------------------------------------------------------
 
 def import_script(name):
-    """The module of a script of this repository or its examples. ValueError if there is none."""
-    for package in ("", "examples"):
+    """The module of a script, an example or the trainer. ValueError if there is none."""
+    for package in ("", "examples", "pretrained"):
         path = common.HERE / package / name
         if path.name == name and path.suffix == ".py" and path.is_file():
             module = importlib.import_module(f"{package}.{path.stem}".lstrip("."))
