@@ -95,15 +95,15 @@ hunts: $(READY)          ## what planted mistakes look like from outside, for do
 zoo: $(READY)            ## the losses and advantages of examples/zoo.py: pictures, runs: docs/zoo.md
 	$(PY) -m lab.zoo
 
-bench: $(READY)          ## speed, and how cost grows: speed.md; ROWS=scaling measures some alone
-	$(PY) -m lab.speed $(if $(ROWS),--rows $(ROWS))
+bench: $(READY)          ## speed, compared with TRL and transformers: speed.md
+	$(PY) -m lab.speed
 
 real: $(READY)           ## pretrained.py beside grpo.py, and larger models: real-models.md
 	$(PY) -m lab.pretrained
 
 engine: .venv-engine/installed      ## vLLM and LoRA: their tests, and what they cost: real-models.md
 	.venv-engine/bin/python -m pytest -q tests/test_engine.py tests/test_own.py tests/test_pretrained.py
-	.venv-engine/bin/python -m lab.engines
+	.venv-engine/bin/python -m lab.pretrained --engine
 
 gpu: $(READY)            ## with a GPU: does all of it run there? gpu-DEVICE.md; DRY=1 needs none
 	$(PY) -m lab.gpu $(if $(DRY),--dry_run)

@@ -1,10 +1,9 @@
-"""The main job with several seeds: python -m lab.main_job 0 1 2 3 4 (make seeds).
+"""Run the main job with several seeds: python -m lab.main_job 0 1 2 3 4 (make seeds).
 
-Runs the main job once for each seed, in an empty folder, so that every run makes a base of its own
-(--base_seed is the seed, too). Writes docs/seeds.json, docs/curve.png (of the first seed) and,
-between their marks, a table in docs/lab.md and parts of what the first seed printed in README.md.
-With --nano (make nano-seeds), nano.py is run instead, and docs/nano-seeds.json and docs/nano.md
-have what it did.
+Each run starts in an empty folder, so it makes its own base (--base_seed is the seed, too). Writes
+docs/seeds.json, docs/curve.png (of the first seed) and, between their marks, a table in docs/lab.md
+and parts of the first seed's output in README.md. With --nano (make nano-seeds), it runs nano.py
+instead, and the results go to docs/nano-seeds.json and docs/nano.md.
 """
 import re
 import shutil
@@ -21,7 +20,7 @@ from report.logs import read_summary
 
 
 def row(seed, summary):
-    """What the table says of a seed. -> {heading: cell}"""
+    """A row of the table. -> {heading: cell}"""
     base = summary["base"]
     trained = summary["trained"]
     return {
@@ -37,7 +36,7 @@ def row(seed, summary):
 
 
 def example(printed):
-    """What README.md shows of a run's console: the base, the first step and its samples, the last
+    """The lines of a run that README.md shows: the base, the first step and its samples, the last
     step, the last evaluation, and the end. -> str"""
     base = re.search("^base: .*\n", printed, re.MULTILINE)[0]
     first = re.search("^ step .*\n(.*\n){3}", printed, re.MULTILINE)[0]
@@ -46,50 +45,46 @@ def example(printed):
     return f"```\n{base}{first}  ...\n{last}{end}```\n"
 
 
-def run_seed(seed, is_first):
-    """Run the main job in an empty folder; the first one is also the example. -> its summary"""
-    with tempfile.TemporaryDirectory() as empty:
-        command = [sys.executable, ROOT / "grpo.py", "--seed", seed, "--base_seed", seed]
-        done = subprocess.run(command, cwd=empty, check=True, stdout=subprocess.PIPE, text=True)
-        folder = Path(empty, f"runs/grpo-arithmetic-s{seed}")
-        if is_first:
-            put("example", example(done.stdout), "seeds")
-            shutil.copyfile(folder / "curve.png", DOCS / "curve.png")
-        return read_summary(folder)
+def printed_by(folder, *words):
+    """Run python in a folder. -> what it prints"""
+    command = [sys.executable, *words]
+    return subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def main_job(seeds):
-    """Run the main job, and write down what it did."""
+    """Run grpo.py with each seed, and write down what it did."""
     results = {}
-    rows = []
     for seed in seeds:
-        results[seed] = run_seed(seed, is_first=seed == seeds[0])
-        rows.append(row(seed, results[seed]))
-        print(*rows[-1].values(), sep=", ", flush=True)
+        with tempfile.TemporaryDirectory() as empty:
+            printed = printed_by(empty, ROOT / "grpo.py", "--seed", seed, "--base_seed", seed)
+            folder = Path(empty, f"runs/grpo-arithmetic-s{seed}")
+            results[seed] = read_summary(folder)
+            if seed == seeds[0]:
+                put("example", example(printed), "seeds")
+                shutil.copyfile(folder / "curve.png", DOCS / "curve.png")
     record("seeds", seeds=results)
+    rows = [row(seed, summary) for seed, summary in results.items()]
+    found = table(rows[0], [one.values() for one in rows])
     seconds = statistics.median(summary["seconds_total"] for summary in results.values())
     problems = results[seeds[0]]["trained"]["problems"]
-    found = table(rows[0], [one.values() for one in rows])
     put("table", f"{found}\nMedian of all: {seconds:.0f} s. Held-out problems, all different: "
         f"{problems}; {MACHINE}.\n", "seeds")
 
 
 def nano(seeds):
-    """Run nano.py, and write down what it did."""
+    """Run nano.py with each seed, and write down what it did."""
     results = {}
+    outputs = []
     for seed in seeds:
         began = time.perf_counter()
-        command = [sys.executable, "-c", f"import nano; nano.main(seed={seed})"]
-        done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-        before, after = re.findall("(?:before|after): +([0-9.]+) right", done.stdout)
+        outputs.append(printed_by(ROOT, "-c", f"import nano; nano.main(seed={seed})"))
+        before, after = re.findall("(?:before|after): +([0-9.]+) right", outputs[-1])
         results[seed] = {"before": float(before), "after": float(after),
                          "seconds": time.perf_counter() - began}
-        print(seed, *results[seed].values(), sep=", ", flush=True)
-        if seed == seeds[0]:
-            lines = done.stdout.splitlines()
-            steps = [line for line in lines if line.startswith("step")]
-            shown = [lines[0], lines[1], "...", steps[0], steps[5], steps[10], "...", *lines[-3:]]
     record("nano-seeds", seeds=results)
+    lines = outputs[0].splitlines()
+    steps = [line for line in lines if line.startswith("step")]
+    shown = [*lines[:2], "...", *steps[:11:5], "...", *lines[-3:]]
     rows = [[seed, f"{one['before']:.3f}", f"{one['after']:.3f}", f"{one['seconds']:.0f} s"]
             for seed, one in results.items()]
     found = table(["seed", "right before", "right after", "seconds"], rows)
@@ -102,10 +97,7 @@ def main():
     words.add_argument("--nano", action="store_true", help="nano.py, instead of the main job")
     options = words.parse_args()
     seeds = [str(seed) for seed in options.seeds]
-    if options.nano:
-        nano(seeds)
-    else:
-        main_job(seeds)
+    (nano if options.nano else main_job)(seeds)
 
 
 if __name__ == "__main__":

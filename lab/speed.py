@@ -5,8 +5,6 @@
   rollout  the rollout of grpo.py beside `generate` of transformers, with the same weights; on a GPU
            also beside itself without the CUDA graph.
   step     a step of grpo.py beside one of TRL's GRPOTrainer, with the same weights and rewards.
-  scaling  the parts of a step, rollout and update, as completions and policies grow; on a CPU in
-           the processor's time, since lines are compared that are minutes apart.
 
 All in a line of a table take turns, so that a slow minute of the machine is slow for all of them.
 Times are medians. A gain is the median of the ratios of neighbours in time, with quartiles.
@@ -14,8 +12,8 @@ Times are medians. A gain is the median of the ratios of neighbours in time, wit
 The lengths of completions are given beforehand, to both sides alike. "fixed": each has all its
 tokens. "ragged": nine of ten end after 4 to 8, as answers without thoughts do.
 
-Writes docs/bench-DEVICE.json and, of all such files, the tables in docs/speed.md. Rows that are not
-asked for stay as they are. Others need transformers and trl.
+Writes docs/bench-DEVICE.json after each row, and the tables in docs/speed.md from all such files.
+The columns of others need transformers and trl.
 """
 import copy
 import functools
@@ -49,13 +47,9 @@ ENOUGH = 40                             # seconds, after which 2 repeats will do
 LOGITS = [(8192, 32000), (8192, 50257), (8192, 128256), (8192, 151936), (65536, 512)]   # N, V
 SIZES = {                               # the flags in which a policy differs from the defaults
     "0.11M": {},
-    "0.81M": {"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 392},
-    "2.9M": {"hidden_size": 256, "num_hidden_layers": 4, "intermediate_size": 704},
-    "10M": {"hidden_size": 384, "num_hidden_layers": 6, "intermediate_size": 1112}}
-COMPARED = ("0.11M", "0.81M")           # with others, at this P, G, T
-SHAPE = (32, 8, 32)
-GROWING = {"0.11M": 32, "0.81M": 8, "2.9M": 4, "10M": 4}        # P; G is 8
-LENGTHS = (32, 128, 512)                # T
+    "0.81M": {"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 392}}
+SHAPE = (32, 8, 32)                     # P, G, T
+TABLES = ("rollout", "step", "logits")
 KINDS = ("fixed", "ragged", "ragged, 3 of 4 groups without signal")
 END = grpo.VOCAB_SIZE - 1               # stands for EOS in ours
 
@@ -69,11 +63,11 @@ def now():
     return time.perf_counter()
 
 
-def seconds(job, clock=now):
+def seconds(job):
     """How long a job takes."""
-    start = clock()
+    start = now()
     job()
-    return clock() - start
+    return now() - start
 
 
 def take_turns(jobs, timer=seconds):
@@ -142,8 +136,8 @@ def check_lengths(sampled, lengths):
 class Ours:
     """grpo.py, whose shapes these are, with given lengths and one small optimizer step a batch."""
 
-    def __init__(self, size, shape, kind="fixed"):
-        P, G, T = shape
+    def __init__(self, size, kind):
+        P, G, T = SHAPE
         self.cfg = cfg = grpo.Config(
             device=DEVICE, num_prompts=P, num_generations=G, max_completion_length=T,
             num_mini_batches=1, learning_rate=1e-7, **SIZES[size])      # the policy hardly changes
@@ -216,10 +210,10 @@ def llama(ours):
 
 def rollout_row(size, kind):
     """A batch that is sampled. -> dict"""
-    ours = Ours(size, SHAPE, kind)
+    ours = Ours(size, kind)
     jobs = {"ours": ours.rollout}
     if DEVICE == "cuda":
-        plain = Ours(size, SHAPE, kind)
+        plain = Ours(size, kind)
         plain.real_rollout = grpo.rollout
         jobs["no graph"] = plain.rollout
     if find_spec("transformers"):
@@ -236,7 +230,7 @@ def rollout_row(size, kind):
 
 def step_row(size, kind):
     """A step: a batch that is sampled and learned from. -> dict"""
-    ours = Ours(size, SHAPE, kind)
+    ours = Ours(size, kind)
     times = steps_beside_trl(ours) if find_spec("trl") else take_turns({"ours": ours.step})
     of = {"parameters": size, "lengths": kind}
     return {"of": of, "tokens": ours.num_tokens, "seconds": times}
@@ -289,36 +283,20 @@ def steps_beside_trl(ours):
     return {who: taken[1:] for who, taken in times.items()}
 
 
-def scaling_row(size, T):
-    """The parts of a step with T tokens a completion. -> dict"""
-    ours = Ours(size, (GROWING[size], 8, T))
-    jobs = {"rollout": ours.rollout, "update": functools.partial(ours.update, ours.sample())}
-    clock = now if DEVICE == "cuda" else time.process_time
-    times = take_turns(jobs, functools.partial(seconds, clock=clock))
-    of = {"parameters": size, "completions": len(ours.lengths), "tokens of each": T}
-    return {"of": of, "tokens": ours.num_tokens, "seconds": times}
-
-
 # ---- 5. all of it ----------------------------------------------------------------------------
 
-ROWS = {"logits": logits_row, "rollout": rollout_row, "step": step_row, "scaling": scaling_row}
-
-
-def measure(names):
-    """Those of the ROWS that are named, printed as they come. Yields {name: machine, rows}, all so
-    far, after each."""
+def measure():
+    """Print each row as it comes. Yields {table: rows}, all rows so far, after each."""
     dtypes = [torch.bfloat16, torch.float32] if DEVICE == "cuda" else []
-    points = {"logits": product(LOGITS, dtypes, ("forward", "backward")),
-              "rollout": product(COMPARED, KINDS[:2]),      # rewards do not matter to it
-              "step": product(COMPARED, KINDS),
-              "scaling": product(GROWING, LENGTHS)}
-    measured = {}
-    for name in names:
-        rows = []
-        for point in points[name]:
-            rows.append(ROWS[name](*point))
-            print(table(rows[-1:]), flush=True)
-            measured[name] = {"machine": MACHINE, "rows": rows}
+    jobs = {"rollout": (rollout_row, product(SIZES, KINDS[:2])),    # rewards do not matter to it
+            "step": (step_row, product(SIZES, KINDS)),
+            "logits": (logits_row, product(LOGITS, dtypes, ("forward", "backward")))}
+    measured = {name: [] for name in TABLES}
+    for name in TABLES:
+        measure_row, points = jobs[name]
+        for point in points:
+            measured[name].append(measure_row(*point))
+            print(table(measured[name][-1:]), flush=True)
             yield measured
 
 
@@ -346,24 +324,20 @@ def table(rows):
     return runs.table(head, map(cells, rows))
 
 
+def tables():
+    """What docs/speed.md shows of all docs/bench-*.json. -> name of a table: text"""
+    records = [json.loads(path.read_text()) for path in sorted(runs.DOCS.glob("bench-*.json"))]
+    return {name: "".join(f"{record['machine']}:\n\n{table(record[name])}\n"
+                          for record in records if record[name]) for name in TABLES}
+
+
 def main(argv=None):
-    words = parser(__doc__)
-    words.add_argument("--rows", default=",".join(ROWS), help="measure only these [%(default)s]")
-    names = words.parse_args(argv).rows.split(",")
-    if not set(names) <= ROWS.keys():
-        common.fail(f"--rows {','.join(names)}: must be some of {','.join(ROWS)}")
+    parser(__doc__).parse_args(argv)
     torch.set_num_threads(1)                    # for all that are compared
     torch.set_float32_matmul_precision("highest")
-    path = runs.DOCS / f"bench-{SLUG}.json"
-    old = json.loads(path.read_text()) if path.is_file() else {}
-    for measured in measure(names):             # the last ones may take too long
-        common.write(path, json.dumps(old | measured, indent=1) + "\n")
-    records = [json.loads(path.read_text()) for path in sorted(runs.DOCS.glob("bench-*.json"))]
-    for name in ROWS:
-        text = ""
-        for record in records:
-            if name in record:
-                text += f"{record[name]['machine']}:\n\n{table(record[name]['rows'])}\n"
+    for measured in measure():                  # the last rows may take too long
+        runs.record(f"bench-{SLUG}", machine=MACHINE, **measured)
+    for name, text in tables().items():
         runs.put(name, text, "bench")
 
 

@@ -1,13 +1,13 @@
-"""How each loss treats a token whose ratio has moved, and whom each advantage credits, asked from
-the functions themselves: python -m lab.zoo (make zoo), for docs/zoo.md.
+"""Draw how each loss treats a token whose ratio has moved, and tabulate which outputs each
+advantage credits: python -m lab.zoo (make zoo), for docs/zoo.md. The functions themselves compute
+both.
 
-A panel asks a loss for the gradient in log pi of one token, whose ratio takes all values up to 2.5,
-and divides it by that of -A log pi: 1 is REINFORCE, at 0 nothing is learned. docs/zoo.svg has all
+A panel shows the gradient of a loss in log pi of one token, for all ratios up to 2.5, divided by
+that of -A log pi: 1 is REINFORCE, and at 0 the token has no gradient. docs/zoo.svg shows all
 families of panels, docs/zoo-NAME.svg one. Then each loss and advantage trains on arithmetic with
-three seeds, each with a base of its own. --draw leaves that out, and docs/zoo.json as it is.
+three seeds, each with its own base. --draw leaves the training out, and docs/zoo.json unchanged.
 """
 import functools
-import html
 import importlib
 import json
 import math
@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import torch
 
-import common
 import grpo
 import gspo
 import reinforce
@@ -74,7 +73,7 @@ def ask(loss, A, log_rho, old):
 
 
 class Panel(NamedTuple):
-    """What is drawn: title, two lines below it, a loss, how its tokens move, pi_old of them."""
+    """A title, two lines below it, a loss, how its tokens move, pi_old of these tokens, a note."""
     title: str
     seen: str
     loss: object
@@ -134,122 +133,43 @@ FAMILIES = {
               of_zoo("off_policy_mask", off_policy_mask_threshold=0.1), all_move, note=ALL)])}
 
 
-# ---- 2. the picture --------------------------------------------------------------------------
+# ---- 2. the pictures -------------------------------------------------------------------------
 
-WIDTH = 200                         # of a panel
-HEIGHT = 206
-PLOT_WIDTH = 168
-PLOT_HEIGHT = 112
-MOST = 2.5                          # of the weights, and of the ratios, that are shown
-LEAST = -0.7
-STYLE = """
-text { font: 13px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; fill: #59636e }
-.title { font-weight: 600; font-size: 14px; fill: #1f2328 }
-.family { font-weight: 600; font-size: 15px; fill: #1f2328 }
-.card { fill: #ffffff }
-.rule { stroke: #d1d9e0 }
-.zero { stroke: #818b98 }
-.good, .bad { fill: none; stroke-width: 2.5; stroke-linejoin: round }
-.good { stroke: #0969da } .bad { stroke: #bc4c00; stroke-dasharray: 5 3 }
-.tick { text-anchor: middle } .note { text-anchor: end }
-@media (prefers-color-scheme: dark) {
-  text { fill: #9198a1 }
-  .title, .family { fill: #f0f6fc }
-  .card { fill: #0d1117 }
-  .rule { stroke: #3d444d } .zero { stroke: #9198a1 }
-  .good { stroke: #4493f8 } .bad { stroke: #f0883e }
-}"""
+STYLE = {"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "zoo", "axes.grid": True,
+         "grid.color": "#e6e8eb", "axes.spines.top": False, "axes.spines.right": False,
+         "lines.linewidth": 2, "path.simplify_threshold": 0.5}
 
 
-def across(ratio):
-    return PLOT_WIDTH * ratio / MOST
+def draw_panel(axis, panel):
+    for A, style, label in ((1, "C0-", "A > 0, a good token"), (-1, "C1--", "A < 0, a bad one")):
+        axis.plot(*zip(*panel.weights(A)), style, label=label)
+    axis.set(xlim=(0, 2.5), ylim=(-0.7, 2.5), xticks=(0, 1, 2), yticks=(0, 1, 2))
+    axis.set_title(panel.title, loc="left", fontweight="bold", pad=26)
+    axis.text(0, 1.03, panel.seen, transform=axis.transAxes, fontsize=8, va="bottom")
+    axis.text(0.97, 0.05, panel.note, transform=axis.transAxes, fontsize=8, ha="right")
 
 
-def height(weight):
-    return PLOT_HEIGHT * (MOST - weight) / (MOST - LEAST)
+def draw(path, families):
+    """Write a picture with a row of panels for each family."""
+    import matplotlib
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+    with pyplot.rc_context(STYLE):
+        figure = pyplot.figure(figsize=(9.2, 2.5 * len(families)), layout="constrained")
+        rows = figure.subfigures(len(families), squeeze=False)[:, 0]
+        for row, (title, panels) in zip(rows, families):
+            row.suptitle(title, x=0.01, ha="left", fontweight="bold")
+            row.supxlabel("ratio pi / pi_old", fontsize=8)
+            axes = row.subplots(1, len(panels))
+            for axis, panel in zip(axes, panels):
+                draw_panel(axis, panel)
+            axes[0].set_ylabel("how much it counts")
+            axes[0].legend(fontsize=7, frameon=False)
+        figure.savefig(path, metadata={"Date": None})
+        pyplot.close(figure)
 
 
-def simplify(points):
-    """The points of a line without those that are less than .05 from it (Douglas and Peucker)."""
-    x, y = points[0]
-    end_x, end_y = points[-1]
-    slope = (end_y - y) / max(end_x - x, 1e-9)
-    off = []
-    for between_x, between_y in points:
-        expected = y + slope * (between_x - x)
-        off.append(abs(between_y - expected))
-    far = max(off)
-    if far < 0.05:
-        return [points[0], points[-1]]
-    corner = off.index(far)
-    before = simplify(points[:corner + 1])
-    return before[:-1] + simplify(points[corner:])
-
-
-def curve(points, style):
-    """A line through those (ratio, weight) that the panel has room for. -> str"""
-    inside = [(across(x), height(y)) for x, y in points if LEAST <= y <= MOST]
-    places = " ".join(f"{x:.1f},{y:.1f}" for x, y in simplify(inside))
-    return f'<polyline class="{style}" points="{places}"/>'
-
-
-def say(x, y, style, text):
-    return f'<text class="{style}" x="{x:g}" y="{y:g}">{html.escape(text)}</text>'
-
-
-def draw_panel(panel, x, y):
-    """-> str"""
-    lines = [f'<g transform="translate({x},{y})">', say(0, 14, "title", panel.title)]
-    for i, line in enumerate(panel.seen.split("\n")):
-        lines.append(say(0, 32 + 16 * i, "seen", line))
-    lines.append('<g transform="translate(14,60)">')
-    for weight in (0, 1, 2):
-        style = "zero" if weight == 0 else "rule"
-        lines += [f'<path class="{style}" d="M0 {height(weight):.1f}h{PLOT_WIDTH}"/>',
-                  say(-8, height(weight) + 4, "tick", str(weight))]
-    lines.append(f'<path class="rule" d="M{across(1):.1f} 0v{PLOT_HEIGHT}"/>')
-    lines += [say(across(ratio), PLOT_HEIGHT + 14, "tick", str(ratio)) for ratio in (0, 1, 2)]
-    lines += [curve(panel.weights(1), "good"), curve(panel.weights(-1), "bad")]
-    top = 105 if panel.note in (ONE, ALL) else 40
-    for i, line in enumerate(panel.note.split("\n")):
-        lines.append(say(PLOT_WIDTH, top + 16 * i, "note", line))
-    return "\n".join([*lines, "</g>", "</g>"])
-
-
-def draw(families, columns):
-    """A picture of some of FAMILIES, with so many panels in a row. -> str"""
-    rows = 4 // columns
-    width = 12 + WIDTH * columns
-    total = 52 + len(families) * (30 + HEIGHT * rows)
-    parts = [f'<rect class="card" width="{width}" height="{total}" rx="8"/>',
-             '<path class="good" d="M12 16h26"/>', say(44, 20, "key", "A > 0, a good token"),
-             '<path class="bad" d="M196 16h26"/>', say(228, 20, "key", "A < 0, a bad one"),
-             say(12, 40, "key", "right: its ratio pi / pi_old; up: how much it counts")]
-    for i, (title, panels) in enumerate(families):
-        top = 52 + i * (30 + HEIGHT * rows)
-        parts += [f'<path class="rule" d="M12 {top}h{width - 24}"/>',
-                  say(12, top + 20, "family", title)]
-        for j, panel in enumerate(panels):
-            row, column = divmod(j, columns)
-            parts.append(draw_panel(panel, 12 + WIDTH * column, top + 30 + HEIGHT * row))
-    title = "How much a token's gradient counts, once its ratio has moved"
-    words = [f"{panel.title}: {panel.seen}".replace("\n", " ")
-             for _, panels in families for panel in panels]
-    return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {total}" width="{width}" '
-        f'height="{total}" role="img" aria-labelledby="title desc">',
-        f'<title id="title">{title}</title>', f'<desc id="desc">{". ".join(words)}.</desc>',
-        f"<style>{STYLE}\n</style>", *parts, "</svg>\n"])
-
-
-def pictures():
-    """-> name of a file: its content"""
-    found = {"zoo.svg": draw(FAMILIES.values(), columns=4)}
-    return found | {f"zoo-{name}.svg": draw([family], columns=2)
-                    for name, family in FAMILIES.items()}
-
-
-# ---- 3. whom an advantage credits ------------------------------------------------------------
+# ---- 3. which outputs an advantage credits ---------------------------------------------------
 
 REWARDS = torch.tensor([[1.0, 0, 0, 0], [1, 1, 1, 0]])      # a hard prompt, and an easy one
 LENGTHS = torch.tensor([[4.0, 2, 1, 1], [4, 2, 4, 2]])
@@ -332,8 +252,9 @@ def main():
     words = parser(__doc__)
     words.add_argument("--draw", action="store_true", help="train nothing")
     options = words.parse_args()
-    for name, picture in pictures().items():
-        common.write(DOCS / name, picture)
+    draw(DOCS / "zoo.svg", FAMILIES.values())
+    for name, family in FAMILIES.items():
+        draw(DOCS / f"zoo-{name}.svg", [family])
     put("credit", credit_table(), "zoo")
     if not options.draw:
         measure()

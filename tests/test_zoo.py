@@ -5,6 +5,7 @@ import importlib
 import json
 from math import exp, log
 
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT, f64
@@ -180,9 +181,20 @@ def test_what_the_zoo_calls_grpo_is_grpo(at_work_folder, tmp_path):
 PAGE = (ROOT / "docs/zoo.md").read_text()
 
 
-def test_the_pictures_and_tables_are_what_the_functions_say_today():
-    for name, picture in pictures.pictures().items():
-        assert (ROOT / "docs" / name).read_text() == picture and f"({name})" in PAGE
+@pytest.mark.parametrize("family, number, good, bad", [
+    ("edges", 0, [1, 1, 1], [1, 1, 1]), ("edges", 1, [0.7, 1.1, 0], [0, 1.1, 1.3]),
+    ("soft", 0, [0.7, 1.1, 1.28], [0.7, 1.1, 1.28]), ("soft", 3, [1.2, 0.6, 0.8], [0.2, 1.6, 1.8]),
+    ("outputs", 0, [0.7, 0, 0], [0, 1.1, 1.3])])
+def test_the_pictures_show_how_much_a_token_counts_at_ratios_below_and_above_one(
+        family, number, good, bad):
+    panel = pictures.FAMILIES[family][1][number]
+    for A, expected in ((1, good), (-1, bad)):
+        ratios, weights = zip(*panel.weights(A))
+        shown = np.interp([0.7, 1.1, 1.3], ratios, weights)
+        assert shown == pytest.approx(expected, abs=1e-3)
+
+
+def test_the_tables_are_what_the_functions_compute_today():
     runs = json.loads((ROOT / "docs/zoo.json").read_text())["runs"]
     assert list(runs) == list(pictures.commands())
     assert pictures.credit_table() in PAGE and pictures.learning_table(runs) in PAGE

@@ -1,4 +1,4 @@
-"""Our equations beside the code of TRL, verl and others, on the same random numbers: make conform.
+"""Our equations beside the code of TRL and verl, on the same random numbers: make conform.
 
 A row of rows.txt names a function of ours, or the update of a whole script, and one of theirs, as
 "NAME: flag=value, ...": OURS, and PEERS in theirs.py, have the names. Both get the same Cases (see
@@ -12,9 +12,7 @@ kin hand flags on to their Config, "TRL grpo", "TRL dpo" and "verl ppo_loss" to 
 has no name yet gets one in OURS or PEERS: a function of a Case, and flags, that returns numbers.
 """
 import ast
-import bisect
 import copy
-import math
 import re
 from dataclasses import replace
 from functools import partial
@@ -44,14 +42,13 @@ RECORDED = (0, 1)       # the draws whose answers tests know
 CHOSEN = torch.arange(B) < B // 2                       # the rows of the first half
 
 
-# ---- 2. our side -----------------------------------------------------------------------------
+# ---- 1. our side -----------------------------------------------------------------------------
 
-def update(x, script=grpo, A=None, name="loss", ranges=RANGE, **flags):
+def update(x, script=grpo, A=None, name="loss", **flags):
     """Add to the gradient of x.logps what an optimizer step of a script does. -> a metric of it"""
-    if script is zoo and flags["loss_type"] not in zoo.CLIPPED:
-        ranges = {}
-    if hasattr(script.Config, "epsilon"):
-        flags = ranges | flags
+    has_range = script is not zoo or flags["loss_type"] in zoo.CLIPPED
+    if has_range and hasattr(script.Config, "epsilon"):
+        flags = RANGE | flags
     cfg = script.Config(device="cpu", max_completion_length=T, **flags)
     others = {}
     if script is zoo:
@@ -150,7 +147,6 @@ OURS = {
     "reinforce.py loss": lambda x: x.plain().rloo_loss(),
     "reinforce.py optimal_baseline": lambda x: x.mask * (x.rewards - reinforce.optimal_baseline(
         x.rewards, x.num_tokens(), torch.ones(P, G))[:, None]).view(-1, 1),
-    "reinforce.py rewards_to_go": lambda x: x.plain().rewards_to_go(),
     "rewards_to_go, whiten": lambda x: ppo.whiten(x.rewards_to_go(), x.mask),
     "advantages mean, whiten": lambda x: ppo.whiten(x.A("mean", reinforce), x.mask),
     "rewards_to_go less a reward": lambda x: x.mask * (
@@ -158,7 +154,6 @@ OURS = {
     "ppo.py gae, whiten": lambda x: ppo.whiten(x.gae()[0], x.mask),
     "ppo.py gae, length_adaptive": lambda x: ppo.whiten(
         x.gae(ppo.length_adaptive_lambda(x.mask.sum(dim=1), 1.0))[0], x.mask),
-    "ppo.py gae": lambda x: x.plain().gae(),
     "ppo.py returns": lambda x: x.gae()[1],
     "ppo.py whiten": lambda x: ppo.whiten(x.losses, x.mask),
     "ppo.py reward less KL": Case.less_kl,
@@ -176,8 +171,6 @@ OURS = {
     "dpo.py dpo_loss": lambda x, **flags: dpo.dpo_loss(*x.outputs(x.logps), 0.0, 0.0, 0.1, **flags),
     "logprobs": lambda x: grpo.logprobs(x.logits, x.tokens, 0.7)[0],
     "logprobs, entropy": lambda x: grpo.logprobs(x.logits, x.tokens, 0.7)[1],
-    "scores.py pass_at_k": lambda x: [
-        scores.pass_at_k(9, c, k) for c in range(10) for k in range(1, 10)],
     "scores.py majority": lambda x: [float(scores.majority(row)) for row in x.tokens.tolist()],
 
     # ours with one thing done as they do it
@@ -207,12 +200,10 @@ OURS = {
         (x.rewards - x.rewards.float().mean(dim=1, keepdim=True))
         / (x.rewards.float().std(dim=1, keepdim=True) + 1e-4)).view(-1, 1),
     "std of all": lambda x: x.rewards.std(),
-    "here loss": partial(update, ranges={}),
-    "here advantages": Case.A,
 }
 
 
-# ---- 3. the rows -----------------------------------------------------------------------------
+# ---- 2. the rows -----------------------------------------------------------------------------
 
 ROWS = Path(__file__).with_name("rows.txt")
 ROW = re.compile(r"(.+?) \| (.+?) \| (.+?)(?: \| but: (.+?))?(?: \| ((?:because|but for) .+))?")
@@ -297,11 +288,11 @@ def written(tensors):
             for name, tensor in tensors.items()}
 
 
-# ---- 4. whole steps, and defaults ------------------------------------------------------------
+# ---- 3. whole steps --------------------------------------------------------------------------
 
 # script, function of lab/conform/theirs.py, optimizer steps, optimizer
 STEPS = [(grpo, "TRL_grpo", 1, "SGD"), (grpo, "TRL_grpo", 2, "SGD"), (dpo, "TRL_dpo", 1, "SGD"),
-         (grpo, "TRL_grpo", 1, "AdamW"), (dpo, "TRL_dpo", 1, "AdamW"), (grpo, "verl", 1, "AdamW")]
+         (grpo, "TRL_grpo", 1, "AdamW"), (dpo, "TRL_dpo", 1, "AdamW")]
 
 
 def whole_step(peers, run, script, peer, passes, optimizer):
@@ -334,49 +325,7 @@ def whole_step(peers, run, script, peer, passes, optimizer):
             **{name: tensor.abs().max().item() for name, tensor in sizes.items()}}
 
 
-def defaults(functions, name):
-    """What a loss does where nobody says otherwise, by how its gradient reacts. -> dict"""
-    x = draw(0)
-    rewards = torch.eye(G)[:P]
-    is_good = (rewards > 0).view(-1, 1)
-    x = replace(x, rewards=rewards, old_logps=x.logps, ref_logps=x.logps)
-
-    def gradient(**fields):
-        found = outcome(functions, f"{name} loss", replace(x, **fields))
-        return found.get("logps", torch.zeros(B, T))
-
-    def edge(rows, end):
-        """The ratio, from 1 to end, from which on some rows have no gradient. -> str"""
-        step = (end - 1) / 1e9
-
-        def is_over(k):
-            log_rho = math.log(1 + k * step) * x.mask
-            found = gradient(old_logps=x.logps - log_rho)
-            return not (found * rows).any()
-        k = bisect.bisect(range(10**9), False, key=is_over)
-        return f"{1 + k * step:.4g}" if k < 10**9 else "none"
-
-    def likeness(average):
-        expected = x.A() * outcome(OURS, f"aggregate: how={average}", x)["losses"]
-        return torch.cosine_similarity(expected.flatten(), -at_once["logps"].flatten(), dim=0)
-
-    at_once = outcome(functions, f"{name} loss", x)
-    averages = ("sequence_mean", "token_mean", "sequence_sum", "constant")
-    divisor = 0.75 / ask(functions, f"{name} advantages", x).max().item()
-    ddof = 1 if divisor > 0.47 else 0
-    eps = divisor - rewards[0].std(correction=ddof).item()
-    is_moved = gradient(ref_logps=x.logps - x.mask) != at_once["logps"]
-    return {
-        "std in the advantages": f"ddof {ddof}, + {eps:.0e}",
-        "average of the loss": max(averages, key=likeness),
-        "A > 0: no gradient above": edge(is_good, 1e4),
-        "A < 0: no gradient below": edge(~is_good, 1e-4),
-        "A < 0: no gradient above": edge(~is_good, 1e4),
-        "entropy in the loss": "yes" if "entropy" in at_once else "no",
-        "KL in the loss": "yes" if is_moved.any() else "no"}
-
-
-# ---- 5. the page -----------------------------------------------------------------------------
+# ---- 4. the page -----------------------------------------------------------------------------
 
 STEP = {"ours": "{ours}", "theirs": "{theirs}", "steps": "{steps}", "optimizer": "{optimizer}",
         "a weight moves by": "{moved:.0e}", "largest difference": "{difference:.0e}",
@@ -401,12 +350,9 @@ def tables(content):
         rows.append([
             i, row["what"], f"`{row['ours']}`", f"`{row['theirs']}`", *cells, verdict(row)])
     steps = [[cell.format(**step) for cell in STEP.values()] for step in content["steps"]]
-    answers = content["defaults"]
-    defaults = [[what, *(found[what] for found in answers.values())] for what in answers["here"]]
     return {
         "rows": table(["", "what", "ours", "theirs", "value", "gradient", "verdict"], rows),
-        "steps": table(STEP, steps),
-        "defaults": table(["", *answers], defaults)}
+        "steps": table(STEP, steps)}
 
 
 def main():
@@ -418,13 +364,8 @@ def main():
     torch.set_default_dtype(torch.float64)
     cases = [draw(seed) for seed in range(NUM_DRAWS)]
     rows = [compare(row, peers.PEERS, cases) for row in tqdm(read_rows())]
-    answers = {name: defaults(OURS | peers.PEERS, name) for name in ("here", "TRL", "verl")}
-    for what, settings in peers.settings(cases[0]).items():
-        for found, setting in zip(answers.values(), settings):
-            found[what] = {"True": "yes", "False": "no"}.get(str(setting), str(setting))
     content = {"versions": peers.VERSIONS, "registered": peers.registered(), "steps": steps,
-               "defaults": answers, "rows": rows,
-               "cases": [written(vars(cases[seed])) for seed in RECORDED]}
+               "rows": rows, "cases": [written(vars(cases[seed])) for seed in RECORDED]}
     record("conformance", **content)
     for name, text in tables(content).items():
         put(name, text, "conform")

