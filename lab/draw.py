@@ -1,4 +1,4 @@
-"""Pictures that say one thing each: curves, dots, bars.
+"""Pictures that say one thing each: curves and dots.
 
 A title states the result, names stand at what they name, a script has one colour everywhere, of
 those of Okabe and Ito, which the colour-blind tell apart. As GitHub shows it, a picture is 836
@@ -102,17 +102,6 @@ def name_ends(axis, ends, room):
         axis.text(1.008, place, name, color=colour, va="center", transform=axis.transAxes)
 
 
-def in_rows(names, title, fill, axes):
-    """A picture with a row for each name, from the top down."""
-    def fill_rows(axis):
-        axis.set_yticks(range(len(names)), names, fontsize=9)
-        axis.set_ylim(len(names) - 0.45, -0.95)
-        axis.grid(axis="y", visible=False)
-        fill(axis)
-        axis.set(**axes)
-    return Picture(title, fill_rows, 0.85 + 0.34 * len(names))
-
-
 def dots(rows, title, form=".2f", given=None, level=None, **axes):
     """{name: a number for each seed}: rows of dots, and means, of logarithms on a logarithmic axis.
     level: (x, words) of a line, where arrows stand for numbers that are inf."""
@@ -137,19 +126,8 @@ def dots(rows, title, form=".2f", given=None, level=None, **axes):
         if level:
             axis.axvline(level[0], color=INK, linewidth=1, linestyle=(0, (4, 3)))
             axis.text(level[0], -0.65, f" {level[1]}", va="center", fontsize=8.5)
-    return in_rows(list(rows), title, fill, axes)
-
-
-def bars(rows, title, given=None, **axes):
-    """{name: {part: share}}: a bar of parts with their shares; the first says their names."""
-    def fill(axis):
-        for row, shares in enumerate(rows.values()):
-            left = 0.0
-            for part, colour in colours(shares, given).items():
-                axis.barh(row, shares[part], left=left, color=colour, edgecolor="white", height=0.7)
-                number = f" {shares[part]:.0%}" if shares[part] > 0.03 else ""
-                axis.text(left, row, number, color="white", va="center", fontweight="bold")
-                axis.text(left, -0.65, part * (row == 0), va="center", color=dark(colour))
-                left += shares[part]
-        axis.xaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
-    return in_rows(list(rows), title, fill, axes)
+        axis.set_yticks(range(len(rows)), list(rows), fontsize=9)
+        axis.set_ylim(len(rows) - 0.45, -0.95)
+        axis.grid(axis="y", visible=False)
+        axis.set(**axes)
+    return Picture(title, fill, 0.85 + 0.34 * len(rows))

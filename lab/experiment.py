@@ -34,8 +34,7 @@ from lab.verdict import OURS, Claim
 from report.logs import read_log
 
 NAMES = ("hacking", "bugs", "sharpen", "kl", "seeds", "signal", "trust", "wrongrewards", "variance",
-         "divisors", "credit", "tokens", "critic", "reuse", "staleness", "offline", "methods",
-         "masking", "zero", "r1", "gains")
+         "credit", "critic", "reuse", "staleness", "offline", "methods", "masking", "zero", "r1")
 # The order of docs/lab.md, and of make lab; so many have their picture there:
 FINDINGS = 5
 ENDINGS = (".png", "-2.png")            # of the files of the pictures
@@ -61,14 +60,14 @@ class Experiment:
             return function
         return register
 
-    def runs(self, name, commands, metrics=(), scores=(), seeds=None):
+    def runs(self, name, commands, metrics=(), scores=()):
         """Measure runs: of each step its metrics, and of the end its scores."""
         def columns(seed, case):
             own = "" if self.one_base else f" --base_seed {seed}"
             return run_once(commands[case] + own, seed, metrics, scores)
         columns.__name__ = name
         self.commands += commands.values()
-        self.measure(commands, seeds)(columns)
+        self.measure(commands)(columns)
 
     def found(self, processes):
         """Measure, in so many processes. -> {measure: {case: {column: a list for each seed}}}"""

@@ -45,17 +45,15 @@ def load_base(script, flags):
     return cfg, task, policy
 
 
-def training(script, cfg, task, policy, engine=lambda policy: policy, weigh=lambda batch: 1.0,
-             sample=None):
+def training(script, cfg, task, policy, engine=lambda policy: policy, weigh=lambda batch: 1.0):
     """Train `policy` as the main of grpo.py or gspo.py does, without an end. Batches are sampled
-    by engine(policy), by `sample` if not by the script's sample_with_signal; advantages are
-    multiplied by weigh(batch). Yields (batch, metrics) of each step, after its update"""
-    sample = sample or script.sample_with_signal
+    by engine(policy); advantages are multiplied by weigh(batch). Yields (batch, metrics) of each
+    step, after its update"""
     reference = copy.deepcopy(policy)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
     clear_gradient(policy)
     for step in itertools.count():
-        batch = sample(engine(policy), task, cfg, step)
+        batch = script.sample_with_signal(engine(policy), task, cfg, step)
         A = script.advantages(batch.rewards, cfg.scale_rewards).view(-1, 1)     # (B, 1)
         A = A * weigh(batch)                                                    # or (B, T)
         ref_logps, mean_kl = script.score_reference(reference, batch, cfg)

@@ -14,8 +14,7 @@ search, and one of 8 steps PPO not.
 Method. Countdown with three numbers, 8 prompts a step, 16 steps: DAPO without its dynamic sampling,
 PPO, VAPO, and VAPO with one part left out. The critic begins from the base, too. The lambda by
 length is 1 - 1 / (alpha n) for n tokens, with alpha 1 here; VAPO has 0.05, for texts of thousands
-of tokens. (What the grid world says of a critic, and what a reward model does as its start, was
-here at commit 437be3d.)
+of tokens.
 
 Outcome. PPO earns least in the mean, and VAPO as much as DAPO, not more, as predicted. Predicted
 wrongly: PPO learns, too, only later, and the lambda by length is not what counts: leaving out any

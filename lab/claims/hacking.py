@@ -45,7 +45,7 @@ def models(seed, name):
     task.rewards = lambda batch, step: model.rewards(batch)
     at_start = preferences.RewardModel(policy)
     steps = training(grpo, cfg, task, policy)
-    found = {"score": [], "accuracy": [], "kl": [], "in order": [], "pairs": []}
+    found = {"score": [], "accuracy": [], "kl": []}
     for step in range(STEPS):
         for turn in range(MODELS[name].get(step, 0)):
             def sample(name, step=step, turn=turn):
@@ -54,21 +54,10 @@ def models(seed, name):
         if step == 0:
             at_start.load_state_dict(model.state_dict())
         batch, metrics = next(steps)
-        in_order, pairs = count_pairs(batch.rewards, batch.is_correct)
         found["score"].append(at_start.rewards(batch).mean().item())
         found["accuracy"].append(batch.is_correct.double().mean().item())
         found["kl"].append(metrics["kl"] * batch.mask.sum(dim=1).mean().item())
-        found["in order"].append(in_order)
-        found["pairs"].append(pairs)
     return found
-
-
-def count_pairs(ratings, is_correct):
-    """How many pairs of a right and a wrong output of one group the ratings put in the right order,
-    and how many pairs there are. (P, G) each -> two ints"""
-    is_pair = is_correct[:, :, None] & ~is_correct[:, None, :]                  # (P, G, G)
-    is_higher = ratings[:, :, None] > ratings[:, None, :]
-    return int((is_pair & is_higher).sum()), int(is_pair.sum())
 
 
 def of_five(rows):
@@ -82,7 +71,6 @@ def page(models):
     peak = {name: rows.max(axis=1) for name, rows in accuracy.items()}
     end = {name: rows[:, -1] for name, rows in accuracy.items()}
     score = of_five(models["frozen"]["score"])
-    in_order = of_five(models["frozen"]["in order"]) / of_five(models["frozen"]["pairs"])
 
     rise_and_fall = numpy.minimum(peak["frozen"] - first["frozen"], peak["frozen"] - end["frozen"])
     hacked = Claim(
@@ -94,8 +82,6 @@ def page(models):
     yield hacked
     yield Claim("against a frozen reward model, its score rises", GAO, score[:, -1] - score[:, 0],
                 at_least=0.1)
-    yield Claim("in fewer and fewer pairs a frozen model rates the right output above the wrong",
-                OURS, in_order[:, 0] - in_order[:, -1], at_least=0.05, unit="of pairs")
     most = "frozen, 5 times the pairs"
     yield Claim(f"accuracy ends higher against a fresh model than against one that is {most}", OURS,
                 (end["fresh"], end[most]), at_least=FALL)

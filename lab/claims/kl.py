@@ -8,26 +8,17 @@ whole outputs, but k1 in the reward has. k3 times the ratio, --kl_estimator k3_r
 gradient of KL(pi || pi_ref), on samples of an older policy, too (DeepSeek-V3.2, 2512.02556).
 
 Prediction. Near the base, k3 has the least variance. After 20 steps it has the most: answers
-without thinking have become rare, and wherever one is still sampled, pi_ref / pi is large. In the
-runs, k2, k3, k3_ratio and k1 in the reward hold the KL, k3 at the price of accuracy, because it
-forbids that any answer of the base gets rare. k1 in the loss holds nothing. All of what is claimed
-about gradients is exact.
+without thinking have become rare, and wherever one is still sampled, pi_ref / pi is large. All of
+what is claimed about gradients is exact. (Predictions about runs with each penalty, and these runs,
+which left open what k1 in the loss costs, were here until commit 94e1f79.)
 
 Method. Bias and variance: exact, over the vocabulary, at the tokens that grpo.py samples, on its
-way from the base without a penalty. Then runs of grpo.py, and reinforce.py for k1 in the reward,
-with beta 1 (in a pilot, 0.2 held next to nothing); all numbers are means of the last five batches.
-Gradients: exactly, of all outputs of at most four of three tokens, for 100 random policies,
-references and older policies; "older" has samples of the last, "by length" 1 / |o| as GRPO has it.
-Two are the same if their cosine is 1 with all of them. (The older policy for k1 came later: the
-scripts take two steps a batch, so that the second one is on samples of pi_old, where k1 as a loss
-is not without effect.)
+way from the base without a penalty. Gradients: exactly, of all outputs of at most four of three
+tokens, for 100 random policies, references and older policies; "older" has samples of the last, "by
+length" 1 / |o| as GRPO has it. Two are the same if their cosine is 1 with all of them.
 
-Outcome. k3, at first with a third of k1's deviation, has 4 to 90 times as much after 20 steps. k2,
-k3, k3_ratio and k1 in the reward hold the KL; with this beta, which is not the same strength in
-each, k3 and k1 in the reward hold it closest, and cost most accuracy. What papers say of gradients
-is exact for sums over tokens; divided by |o| it no longer holds. k1 in the loss holds nothing; one
-of five runs with it is lost, and the other four are .02 to .14 less accurate than without, but the
-one run makes the interval so wide that what it costs is open.
+Outcome. k3, at first with a third of k1's deviation, has 4 to 90 times as much after 20 steps. What
+papers say of gradients is exact for sums over tokens; divided by |o| it no longer holds.
 """
 import copy
 
@@ -37,7 +28,7 @@ import torch.nn.functional as F
 
 import grpo
 import reinforce
-from lab.draw import BLUE, ORANGE, RED, curves, dots
+from lab.draw import BLUE, ORANGE, RED, curves
 from lab.experiment import Experiment, numbers
 from lab.training import load_base, training
 from lab.verdict import OURS, Claim
@@ -49,23 +40,15 @@ ESTIMATORS = ["k1", "k2", "k3"]
 WATCHED = [1, 2, 5, 10, 20]                 # steps after which the estimates are looked at
 FLAGS = ("--num_prompts 16 --stop_at 2 --num_eval_problems 1 --num_eval_samples 1 "
          "--eval_steps 1000 --max_steps 20")
-RUNS = {"none": f"grpo.py {FLAGS}", "none, Dr. GRPO": f"grpo.py {FLAGS} --loss_type dr_grpo",
-        "none, REINFORCE": f"reinforce.py {FLAGS} --baseline mean"}
-RUNS |= {k: f"{RUNS['none']} --beta 1 --kl_estimator {k}" for k in ("k2", "k3", "k3_ratio")}
-RUNS["k1, Dr. GRPO"] = f"{RUNS['none, Dr. GRPO']} --beta 1 --kl_estimator k1"
-RUNS["k1 in the reward"] = f"{RUNS['none, REINFORCE']} --beta 1"
 # A loss and what it is compared with. These have equal gradients, says somebody:
 EQUAL = {("k2", "KL(policy, base)"): TANG, ("k3", "KL(base, policy)"): TANG,
          ("k1 in the reward", "KL of outputs"): TANG,
-         ("k3_ratio, older", "KL(policy, base), older"): DEEPSEEK,
-         ("k1, older", "-KL(older, policy)"): OURS}
-OUTPUTS = ("k2", "KL of outputs")
+         ("k3_ratio, older", "KL(policy, base), older"): DEEPSEEK}
 BY_LENGTH = [("k2, by length", "KL(policy, base)"), ("k3, by length", "KL(base, policy)"),
              ("k3_ratio, by length", "KL(policy, base)")]
-PAIRS = [*EQUAL, OUTPUTS, *BY_LENGTH]
+PAIRS = [*EQUAL, *BY_LENGTH]
 CLOSE = 1e-9                                # of what is equal but for rounding
 EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5))
-EXPERIMENT.runs("penalties", RUNS, ["kl", "accuracy", "completions/mean_length"])
 
 
 # ---- 1. the estimates, at what a script samples ----------------------------------------------
@@ -107,59 +90,57 @@ def estimates(seed, case):
 
 # ---- 2. gradients ----------------------------------------------------------------------------
 
-class Outputs:
-    """All outputs of at most four tokens: 1, 2, and 0, which ends them. The chances of a token
-    depend on the one before it; a policy is a table of logits (3, 3)."""
-    LENGTH = 4
-
-    def __init__(self):
-        tokens = torch.cartesian_prod(*[torch.arange(3)] * self.LENGTH)
-        is_end = (tokens == 0).long()
-        is_behind = is_end.cumsum(dim=1) - is_end > 0           # behind an end, 0 is padding
-        is_output = (tokens * is_behind == 0).all(dim=1)
-        self.tokens = tokens[is_output]                                         # (N, T)
-        self.mask = (~is_behind[is_output]).double()                            # (N, T)
-        self.before = F.pad(self.tokens[:, :-1], (1, 0))        # 0 before the first token
-
-    def logps(self, table):
-        return table.log_softmax(dim=-1)[self.before, self.tokens] * self.mask
-
-    def mean(self, x, sampler, average="constant"):
-        """The mean of token losses over all outputs of a sampler, averaged as in a script."""
-        chances = self.logps(sampler.detach()).sum(dim=1, keepdim=True).exp()   # (N, 1)
-        return grpo.aggregate(len(x) * chances * x, self.mask, average, max_length=self.LENGTH)
-
-    def kl(self, table, other):
-        """KL(table || other), exact, at each token of the outputs. -> (N, T)"""
-        log_p = table.log_softmax(dim=-1)
-        log_q = other.log_softmax(dim=-1)
-        return (log_p.exp() * (log_p - log_q)).sum(dim=-1)[self.before]
+def all_outputs():
+    """All outputs of at most four tokens: 1, 2, and 0, which ends them. -> tokens, mask, and the
+    token before each, 0 before the first: (N, T) each"""
+    tokens = torch.cartesian_prod(*[torch.arange(3)] * 4)
+    is_end = (tokens == 0).long()
+    is_padding = is_end.cumsum(dim=1) - is_end > 0
+    is_output = (tokens * is_padding == 0).all(dim=1)       # padding is 0, too
+    tokens = tokens[is_output]
+    return tokens, (~is_padding[is_output]).double(), F.pad(tokens[:, :-1], (1, 0))
 
 
-def gradients(theta, ref, old, outputs):
+TOKENS, MASK, BEFORE = all_outputs()
+
+
+def output_logps(table):
+    """Log-probabilities of the tokens of all outputs; they depend on the token before alone, so
+    that a policy is a table of logits (3, 3). -> (N, T)"""
+    return table.log_softmax(dim=-1)[BEFORE, TOKENS] * MASK
+
+
+def mean_loss(x, sampler, average="constant"):
+    """The mean of token losses (N, T) over all outputs of a sampler, averaged as in a script."""
+    chances = output_logps(sampler.detach()).sum(dim=1, keepdim=True).exp()     # (N, 1)
+    return grpo.aggregate(len(x) * chances * x, MASK, average, max_length=MASK.shape[1])
+
+
+def exact_kl(table, other):
+    """KL(table || other) at each token of the outputs. -> (N, T)"""
+    log_p = table.log_softmax(dim=-1)
+    return (log_p.exp() * (log_p - other.log_softmax(dim=-1))).sum(dim=-1)[BEFORE]
+
+
+def gradients(theta, ref, old):
     """{name: gradient in theta (9,)} of estimates as losses, and of what they might stand for."""
-    logps = outputs.logps(theta)
-    ref_logps = outputs.logps(ref)
-    log_rho = grpo.log_ratio(logps, outputs.logps(old), outputs.mask)
-    on_policy = logps - logps.detach()
+    logps = output_logps(theta)
+    ref_logps = output_logps(ref)
     losses = {}
     for name in (*ESTIMATORS, "k3_ratio"):
-        estimate = grpo.kl(logps, ref_logps, name, on_policy)
-        losses[name] = outputs.mean(estimate, theta)
-        losses[f"{name}, by length"] = outputs.mean(estimate, theta, "sequence_mean")
-    estimate = grpo.kl(logps, ref_logps, "k3_ratio", log_rho)
-    losses["k3_ratio, older"] = outputs.mean(estimate, old)
-    losses["k1, older"] = outputs.mean(grpo.kl(logps, ref_logps, "k1"), old)
-    k1 = grpo.kl(logps, ref_logps, "k1").detach()
-    in_reward = reinforce.policy_loss(logps, -k1.sum(dim=1), outputs.mask)
-    losses["k1 in the reward"] = outputs.mean(in_reward, theta)
+        estimate = grpo.kl(logps, ref_logps, name, logps - logps.detach())
+        losses[name] = mean_loss(estimate, theta)
+        losses[f"{name}, by length"] = mean_loss(estimate, theta, "sequence_mean")
+    k1 = grpo.kl(logps, ref_logps, "k1")
+    log_rho = grpo.log_ratio(logps, output_logps(old), MASK)
+    losses["k3_ratio, older"] = mean_loss(grpo.kl(logps, ref_logps, "k3_ratio", log_rho), old)
+    in_reward = reinforce.policy_loss(logps, -k1.detach().sum(dim=1), MASK)
+    losses["k1 in the reward"] = mean_loss(in_reward, theta)
     # what they are compared with
-    losses["KL(policy, base)"] = outputs.mean(outputs.kl(theta, ref), theta)
-    losses["KL(policy, base), older"] = outputs.mean(outputs.kl(theta, ref), old)
-    losses["KL(base, policy)"] = outputs.mean(outputs.kl(ref, theta), theta)
-    losses["-KL(older, policy)"] = -outputs.mean(outputs.kl(old, theta), old)
-    difference = (logps - ref_logps).sum(dim=1)
-    losses["KL of outputs"] = (logps.sum(dim=1).exp() * difference).sum()
+    losses["KL(policy, base)"] = mean_loss(exact_kl(theta, ref), theta)
+    losses["KL(policy, base), older"] = mean_loss(exact_kl(theta, ref), old)
+    losses["KL(base, policy)"] = mean_loss(exact_kl(ref, theta), theta)
+    losses["KL of outputs"] = (logps.sum(dim=1).exp() * k1.sum(dim=1)).sum()
     return {name: torch.autograd.grad(loss, theta, retain_graph=True)[0].flatten()
             for name, loss in losses.items()}
 
@@ -167,12 +148,11 @@ def gradients(theta, ref, old, outputs):
 @EXPERIMENT.measure(["policies"], seeds=[0])
 def cosines(seed, case, draws=100):
     """The cosines of PAIRS, and the norm of k1, for random policies."""
-    outputs = Outputs()
     generator = torch.Generator().manual_seed(seed)
     found = {"norm of k1": []}
     for _ in range(draws):
         theta, ref, old = torch.randn(3, 3, 3, generator=generator).double()
-        gradient = gradients(theta.requires_grad_(), ref, old, outputs)
+        gradient = gradients(theta.requires_grad_(), ref, old)
         found["norm of k1"].append(gradient["k1"].norm().item())
         for one, other in PAIRS:
             cosine = F.cosine_similarity(gradient[one], gradient[other], dim=0).item()
@@ -184,9 +164,7 @@ def cosines(seed, case, draws=100):
 
 # ---- 3. what was found -----------------------------------------------------------------------
 
-def page(penalties, estimates, cosines):
-    late = {name: {metric: values[:, -5:].mean(axis=1) for metric, values in found.items()}
-            for name, found in penalties.items() if name in RUNS}
+def page(estimates, cosines):
     [way] = estimates.values()
     noise = way["deviation of k1"] / way["deviation of k3"]
     first, last = 1 / numpy.exp(numpy.log(noise).mean(axis=0))[[0, -1]]
@@ -212,21 +190,12 @@ def page(penalties, estimates, cosines):
     by_length = [cosine[pair].min() for pair in BY_LENGTH]
     yield Claim("divided by length, k2, k3, k3_ratio do not have these gradients: lowest cosines",
                 OURS, by_length, at_most=0.99, exact=True)
-    yield Claim("k1 as a loss on samples of an older policy pulls away from it, by -KL(older, pi): "
-                "the cosine is 1", OURS, cosine["k1, older", "-KL(older, policy)"], at_least=1,
-                exact=True)
-    accuracy = {name: row["accuracy"] for name, row in late.items()}
-    yield Claim("k1 in the loss of Dr. GRPO, two steps a batch, costs accuracy", OURS,
-                (accuracy["k1, Dr. GRPO"], accuracy["none, Dr. GRPO"]), at_most=-0.02)
 
     yield curves({name: way[f"deviation of {name}"] for name in ESTIMATORS}, said,
                  x=WATCHED, given=dict(zip(ESTIMATORS, (BLUE, ORANGE, RED))), yscale="log",
                  xticks=WATCHED, xlabel="steps from the base",
                  ylabel="standard deviation, nats a token")
-    worst = min(values.min() for values in cosine.values())
-    yield dots({" vs ".join(pair): values for pair, values in cosine.items()},
-               "The gradient of an estimate in the loss need not be that of the KL: their cosine "
-               f"goes down to {worst:.2f}, divided by length to {min(by_length):.2f}",
-               xlabel="cosine; a dot for each of 100 policies")
-    yield numbers(late, {"kl": "KL a token", "accuracy": "accuracy",
-                         "completions/mean_length": "tokens"}, by="penalty")
+    rows = {name: {"mean": way[f"mean of {name}"][:, -1],
+                   "deviation": way[f"deviation of {name}"][:, -1]} for name in ESTIMATORS}
+    yield numbers(rows, {"mean": "mean, nats a token", "deviation": "standard deviation"},
+                  by="after 20 steps")

@@ -23,11 +23,11 @@ Method. 40 steps of dpo.py on fresh pairs of the base, and online; log-probabili
 held-out pairs of the base, in nats above what the base gives them. Then a file of such pairs, four
 in ten of them flipped by lot, 64 pairs a step for 30 steps; cDPO and robust DPO know the share of
 flips, IPO has a beta of 0.5, which asks for margins of 1 nat, and RPO adds 1 times the loss of
-imitation. (At commit 0516fa1 three of ten were flipped, which cost DPO nothing, so that there was
-nothing to repair; if it is so again, the other losses get no verdict.) Last, the pairs that
---reward model learns from, one in ten swapped: PPO, 30 steps, without and with --beta 0.1, against
-the model that learned from them; DPO, 30 steps of 64 pairs, from a file of them. Seconds are those
-of the steps, the making of the reward model not counted.
+imitation. (If flips cost DPO nothing, as three of ten did before, there is nothing to repair, and
+robust DPO gets no verdict.) Last, the pairs that --reward model learns from, one in ten swapped:
+PPO, 30 steps, without and with --beta 0.1, against the model that learned from them; DPO, 30 steps
+of 64 pairs, from a file of them. Seconds are those of the steps, the making of the reward model not
+counted.
 
 Outcome. Offline, rejected answers lose probability at once, chosen ones after step 20, though not
 surely a nat; accuracy falls after step 30, not 20. With a larger beta the chosen ones keep theirs,
@@ -152,8 +152,6 @@ def same(seed, method):
 
 def page(fresh, flipped, same):
     score = {name: found["pass@1"] for name, found in fresh.items()}
-    greedy = fresh["offline"][GREEDY]
-    drop = numpy.nanmax(greedy, axis=1) - greedy[:, -1]
     beta = {"offline": 0.1, "beta 0.5": 0.5, "online": 0.1}
     gained = {name: found[CHOSEN] / beta[name] for name, found in fresh.items()}        # nats
     lost = {name: -values[:, -1] for name, values in gained.items()}
@@ -163,7 +161,6 @@ def page(fresh, flipped, same):
     said = f"What 40 steps of DPO change in log pi: {said}"
     yield Claim("offline, chosen answers lose probability", RAZIN, lost["offline"], at_least=1,
                 unit="nats", shown=said, contradicted=said, undecided=said)
-    yield Claim("offline, greedy accuracy ends below its best", OURS, drop, at_least=0.05)
     yield Claim("online ends more accurate than offline", GUO, (score["online"], score["offline"]),
                 at_least=GAIN)
 

@@ -15,14 +15,13 @@ always, so that the most certain answer is better than plain greedy's there.
 Method. grpo.py on arithmetic, 20 steps, and on countdown, 40 steps. Scores of the base and of the
 trained policy are the scripts' own, of 128 samples of each of 64 problems, the same for all seeds.
 (Those of countdown are easier than most: a guesser has .14 of them, and .06 of all held-out ones.)
-The guesser has no model: it says a number in 0..20, or takes countdown's numbers in random order
-with random signs. Of many guesses one is nearly always right, so pass@128 of a base that mostly
-guesses says nothing of what it has learned. Therefore 128 outputs of each policy are also made to
-begin with <think>, and the claims on many samples are tried with these, of which 8 do not yet find
-everything. (At commit 437be3d they were tried with all outputs, and the base's 100% was this page's
-finding.) CoT decoding is the base's, on other held-out problems for each seed: greedy after each of
-the four likeliest first tokens, which are the paths. The certainty of a path is by how much the
-likeliest token is likelier than the second, in the mean of the tokens of its answer.
+The guesser has no model: it takes countdown's numbers in random order with random signs. Of many
+guesses one is nearly always right, so pass@128 of a base that mostly guesses says nothing of what
+it has learned. Therefore 128 outputs of each policy are also made to begin with <think>, and the
+claims on many samples are tried with these, of which 8 do not yet find everything. CoT decoding is
+the base's, on other held-out problems for each seed: greedy after each of the four likeliest first
+tokens, which are the paths. The certainty of a path is by how much the likeliest token is likelier
+than the second, in the mean of the tokens of its answer.
 
 Outcome. Right: pass@1 and maj@128 rise on countdown; thoughts get better there, from .43 to .50;
 the base's second likeliest token begins a thought; the most certain path is better than plain
@@ -42,10 +41,10 @@ import common
 import grpo
 from lab.docs import run
 from lab.draw import BLUE, GREEN, GREY, ORANGE, curves
-from lab.experiment import Block, Experiment, numbers
+from lab.experiment import Experiment, numbers
 from lab.training import continued, load_base
 from lab.verdict import OURS, Claim
-from tasks import countdown, gridworld, lookup
+from tasks import countdown
 from tasks.scores import pass_at_k
 
 DEEPSEEK = "[DeepSeekMath](https://arxiv.org/abs/2402.03300)"
@@ -60,7 +59,6 @@ DECODED = 128                                   # others, for each seed
 GAIN = 0.02                                     # of a share, what counts as one
 TASKS = {"arithmetic": "--max_steps 20", "countdown": "--task countdown --max_steps 40"}
 ALWAYS = "--stop_at 2 --eval_steps 1000"
-GUESSED = (*TASKS, "lookup", "gridworld")
 POLICIES = ("base", "trained")
 SHARES = {"think_share": "share that thinks", "accuracy_given_think": "of these, right"}
 PATH = {"chance": "its probability", "thinks": "it is `<think>`", "right": "greedy from it, right",
@@ -91,8 +89,8 @@ def passed(counts, n):
 
 @EXPERIMENT.measure(TASKS)
 def learned(seed, task_name):
-    """Train on a task: scores of base and trained policy, of their thoughts alone, and what
-    decoding makes of both."""
+    """Train on a task: scores of base and trained policy, of their thoughts alone, and what CoT
+    decoding makes of the base."""
     flags = f"{TASKS[task_name]} --seed {seed} --base_seed {seed}"
     cfg, task, base = load_base(grpo, flags)
     trained = grpo.GPT(cfg)
@@ -101,7 +99,7 @@ def learned(seed, task_name):
         asked = f"{flags} {ALWAYS} --num_eval_problems {PROBLEMS} --num_eval_samples {K}"
         summary = run("grpo.py", folder, *asked.split())
         common.load_policy(trained, folder / "checkpoint.pt")
-    found = decoding(task, cfg, base, trained)
+    found = decoding(task, cfg, base)
     problems = common.held_out_problems(task, PROBLEMS)     # those of the summary
     for name, policy in zip(POLICIES, (base, trained)):
         scored = summary[name]
@@ -114,34 +112,20 @@ def learned(seed, task_name):
 
 
 def guess(rng, problem):
-    """What somebody might say who only knows what an answer looks like. -> str"""
-    if problem.task == "gridworld":
-        name, cell, limit = problem.prompt.split()
-        moves = ""
-        while len(moves) < int(limit) and gridworld.MAPS[name][cell] not in gridworld.PRIZES:
-            moves += rng.choice([*gridworld.MOVES])
-            cell = gridworld.outcomes(name, cell, moves[-1])[0].cell
-        return moves
-    *numbers, _ = re.findall("[0-9]+", problem.prompt) or [""]
-    answers = {"arithmetic": lambda: rng.randint(0, 20), "lookup": lambda: rng.choice(lookup.NAMES),
-               "countdown": lambda: countdown.combine(rng, [*map(int, numbers)]).expression}
-    return f"<answer>{answers[problem.task]()}</answer>"
+    """What somebody might say who only knows what an answer of countdown looks like. -> str"""
+    *numbers, _ = map(int, re.findall("[0-9]+", problem.prompt))
+    return f"<answer>{countdown.combine(rng, numbers).expression}</answer>"
 
 
-@EXPERIMENT.measure(GUESSED, seeds=[0])
+@EXPERIMENT.measure(["countdown"], seeds=[0])
 def guesser(seed, name, draws=2048):
-    """pass@k of guesses without a model, at the problems of `learned` and at all held-out ones."""
+    """pass@k of guesses without a model, at the problems of `learned`."""
     cfg = common.parse_flags(grpo.Config, ["--task", name])
     task = common.load_task(cfg, grpo.verify)
     rng = random.Random(seed)
-    found = {}
-    for column, number, n in (("pass@k", PROBLEMS, draws), ("all", cfg.num_eval_problems, 2 * K)):
-        counts = []
-        for problem in common.held_out_problems(task, number):
-            verdicts = [task.verify(problem, guess(rng, problem)) for _ in range(n)]
-            counts.append(sum(task.is_correct(problem, verdict) for verdict in verdicts))
-        found[column] = passed(counts, n)
-    return found
+    counts = [sum(task.verify(problem, guess(rng, problem)) == 1 for _ in range(draws))
+              for problem in common.held_out_problems(task, PROBLEMS)]
+    return {"pass@k": passed(counts, draws)}
 
 
 # ---- 2. CoT decoding -------------------------------------------------------------------------
@@ -161,13 +145,13 @@ def certainty(policy, prompts, tokens, mask):
 
 
 @torch.no_grad()
-def paths(policy, task, cfg, problems, places=FIRST):
+def paths(policy, task, cfg, problems):
     """Greedy outputs after each of the likeliest first tokens; the first is plain greedy's. -> for
     each path the chances of the first token, whether this is <think>, whether the output is right,
     and how certain it is, (n,) each"""
     prompts = grpo.encode_prompts(problems, task, cfg.device)
     first_chances = policy(prompts)[:, -1].softmax(dim=-1)                      # (n, V)
-    chances, firsts = first_chances.topk(places, dim=-1)                        # (n, places)
+    chances, firsts = first_chances.topk(FIRST, dim=-1)                         # (n, places)
     found = []
     for chance, first in zip(chances.T, firsts.T):
         longer, tokens, mask, texts = continued(
@@ -188,16 +172,14 @@ def most_certain(found):
     return right.gather(0, best[None])[0]
 
 
-def decoding(task, cfg, base, trained):
-    """What greedy and CoT decoding make of the base, and greedy of the trained policy. -> columns,
-    those of the paths with a number for each of the first tokens"""
+def decoding(task, cfg, base):
+    """What greedy and CoT decoding make of the base. -> columns, those of the paths with a number
+    for each of the first tokens"""
     problems = common.sample_problems(task, DECODED, ("decoding", cfg.seed), "test")
     found = paths(base, task, cfg, problems)
-    [after] = paths(trained, task, cfg, problems, 1)
     columns = {name: [path[name].mean().item() for path in found] for name in found[0]}
     return columns | {"greedy": columns["right"][0],
-                      "most certain": most_certain(found).mean().item(),
-                      "greedy, trained": after["right"].mean().item()}
+                      "most certain": most_certain(found).mean().item()}
 
 
 # ---- 3. what was found -----------------------------------------------------------------------
@@ -206,11 +188,11 @@ def page(learned, guesser):
     found = learned["countdown"]
     passed, thought = ({policy: found[f"{policy} {name}"] for policy in POLICIES}
                        for name in ("pass@k", "thoughts"))
-    guessed = {task: columns["pass@k"] for task, columns in guesser.items()}
+    guesses = guesser["countdown"]["pass@k"]
     few = KS.index(FEW)
     base, trained = (values[:, few].mean() for values in thought.values())
     said = (f"Countdown: the base solves {passed['base'][:, -1].mean():.0%} with {K} outputs, and "
-            f"{K} guesses without a model {guessed['countdown'][0, -1]:.0%}; {FEW} thoughts of the "
+            f"{K} guesses without a model {guesses[0, -1]:.0%}; {FEW} thoughts of the "
             f"base solve {base:.0%}, after RL {trained:.0%}")
     for k in (FEW, K):
         told = dict.fromkeys(("shown", "contradicted", "undecided"), said * (k == FEW))
@@ -227,11 +209,9 @@ def page(learned, guesser):
                 "output", WANG, (decoded["most certain"], decoded["greedy"]), at_least=GAIN)
     yield Claim("countdown: a thought is right more often after RL", OURS,
                 (thought["trained"][:, 0], thought["base"][:, 0]), at_least=GAIN)
-    yield Claim("arithmetic: greedy after RL is right more often than the most certain path of the "
-                "base", OURS, (decoded["greedy, trained"], decoded["most certain"]), at_least=GAIN)
 
     lines = {"after RL": passed["trained"], "the base": passed["base"],
-             "thoughts of base": thought["base"], "a guesser": guessed["countdown"]}
+             "thoughts of base": thought["base"], "a guesser": guesses}
     yield curves(lines, said, x=KS, given=dict(zip(lines, (BLUE, ORANGE, GREEN, GREY))),
                  xscale="log", xlabel="samples of a problem, k", ylim=(0, 1.03), height=3.2,
                  ylabel="pass@k on 64 held-out problems")
@@ -247,11 +227,6 @@ def page(learned, guesser):
     heads = {f"pass@k {k}": f"pass@{k}" for k in (1, FEW, K)}
     heads |= {f"thoughts {k}": f"{k} thought{'s' * (k > 1)}" for k in (1, FEW, K)}
     yield numbers(rows, heads | {"maj": f"maj@{K}"} | SHARES, ".2f", by="task, policy")
-    at_k = {task: {k: columns["all"][0, KS.index(k)] for k in (1, FEW, K)}
-            for task, columns in guesser.items()}
-    chances = numbers(at_k, {k: f"pass@{k}" for k in (1, FEW, K)}, by="a guesser, all problems")
-    yield chances
     ranks = {f"{task}, {place + 1}": {name: columns[name][:, place] for name in PATH}
              for task, columns in learned.items() for place in range(FIRST)}
     yield numbers(ranks, PATH, by="base, rank of the first token")
-    yield Block("chance", chances)

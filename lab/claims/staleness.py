@@ -7,15 +7,14 @@ better than that of tokens (Zheng and others, 2507.18071), for it averages.
 
 Prediction. One batch of lag costs nothing, eight cost much, and no correction gives it back:
 weights of tokens leave the prefixes as they were. GSPO's ratio is clipped more often than GRPO's,
-as its range, the paper's, is 700 times narrower. Rounding to 8 bits hurts neither
-method, 4 bits hurt GSPO more.
+as its range, the paper's, is 700 times narrower. Rounding to 8 bits hurts neither method, 4 bits
+hurt GSPO more.
 
 Method. examples/lag.py at twice the usual learning rate, with which a lag of 8 hurt in a pilot;
 accuracy is that of the policies after 16 to 19 updates, whenever they came to sample. Then training
 on samples of a copy of the policy whose weights are rounded: the engine's log-probabilities stand
 in for pi_old; or pi_old is recomputed by the policy, with weights of 1; or, with truncate, also
-corrected by the weight of each token. (At commit 0516fa1 the second was missing, and what it does
-was taken for the weight's.)
+corrected by the weight of each token.
 
 Outcome. At this rate one batch of lag costs much already, which was predicted wrongly, and eight
 little more than four. Weights of tokens do give some of it back, about half in the mean. Rounding

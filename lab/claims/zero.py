@@ -18,8 +18,7 @@ number of operands (more thinking); the shares of 3 to 7 operands (harder proble
 those that think and of those that do not, for each number (longer answers of the same kind). A part
 depends on what changed before it, so it is the mean over all six orders. That thoughts of a kind do
 not get longer says nothing of R1-Zero: all that our base has read are thoughts of one form, whose
-length follows from the problem. (A verdict was drawn from it at commit 437be3d, and what a cold
-start saves was here; r1 has that.) A self-check is a "wait,".
+length follows from the problem. A self-check is a "wait,".
 
 Outcome. As predicted, answers get longer because more of them think, which all do in the end, and
 with the curriculum as problems get harder. Not as predicted: with 1/|o| there is a third part; but
@@ -37,7 +36,7 @@ from lab.claims.signal import BASE
 from lab.draw import curves
 from lab.experiment import Experiment, numbers
 from lab.training import load_base, training
-from lab.verdict import OURS, Claim
+from lab.verdict import Claim
 
 R1 = "[DeepSeek-R1](https://arxiv.org/abs/2501.12948)"
 DR_GRPO = "[Dr. GRPO](https://arxiv.org/abs/2503.20783)"
@@ -56,15 +55,6 @@ EXPERIMENT.commands += [f"grpo.py {flags}" for flags in RUNS.values()]
 
 
 # ---- 1. training -----------------------------------------------------------------------------
-
-def setting(name, seed, prompt_width):
-    """-> Config, task of a run"""
-    flags = f"{RUNS[name]} --max_completion_length 64 --seed {seed}"
-    cfg = common.parse_flags(grpo.Config, flags.split())
-    task = common.load_task(cfg, grpo.verify)
-    task.prompt_width = prompt_width            # five operands are padded as the base knows them
-    return cfg, task
-
 
 def look(batches):
     """Of outputs, by operands and by whether they think: how many there are, and their tokens, as
@@ -85,8 +75,11 @@ def look(batches):
 @EXPERIMENT.measure(RUNS)
 def learned(seed, name):
     """Train: what outputs are like before and then in each window of steps."""
-    _, task, policy = load_base(grpo, f"{BASE} --base_seed {seed}")
-    cfg, task = setting(name, seed, task.prompt_width)
+    _, known, policy = load_base(grpo, f"{BASE} --base_seed {seed}")
+    flags = f"{RUNS[name]} --max_completion_length 64 --seed {seed}"
+    cfg = common.parse_flags(grpo.Config, flags.split())
+    task = common.load_task(cfg, grpo.verify)
+    task.prompt_width = known.prompt_width      # five operands are padded as the base knows them
     large = dataclasses.replace(cfg, num_prompts=4 * cfg.num_prompts)
     steps = training(grpo, cfg, task, policy)
     found = []
@@ -143,8 +136,6 @@ def page(learned):
     yield Claim("answers get longer, though only right ones are rewarded", R1,
                 length[MOVING][:, -1] - length[MOVING][:, 0], at_least=LONGER, unit="tokens",
                 shown=said, contradicted=said, undecided=said)
-    yield Claim("answers of a kind, thinking or not, get longer at the same difficulty", OURS,
-                longer[MOVING], unit="tokens")
     yield Claim("answers of a kind get longer by more with GRPO's 1/length than without", DR_GRPO,
                 longer[MOVING] - longer[CONSTANT], at_least=LONGER, unit="tokens")
     checks = learned[MOVING]["checks"]
