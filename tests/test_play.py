@@ -1,7 +1,6 @@
-"""The engine of the playground, in node: what it computes is what the scripts compute, with torch.
-And build.py: what a page holds of a run, and which runs have no page."""
+"""The engine of the playground, run in node, computes what the scripts compute with torch. A page
+holds the policies of its run, and runs only its own script."""
 import base64
-import dataclasses
 import hashlib
 import json
 import random
@@ -11,6 +10,7 @@ import shlex
 import pytest
 import torch
 from node_engine import run
+from small_runs import INSTANT
 from torch import nn
 
 import common
@@ -23,22 +23,21 @@ from tasks import scores
 
 PROMPTS = ["((((3+4)-5)*4)-2)=", "((1+2)*3)=", "7", "", "ü*(2="]
 REWARDS = [[1, 0, 0, 1], [1, 1, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0], [1, 0, 1, 1]]   # of PROMPTS
-SHAPES = {"default": {},
-          "odd": {"task": "arithmetic:3-7", "temperature": 0.7, "hidden_size": 48,
-                  "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 3,
-                  "intermediate_size": 50}}
+ODD = {"task": "arithmetic:3-7", "temperature": 0.7, "hidden_size": 48, "num_hidden_layers": 3,
+       "num_attention_heads": 6, "num_key_value_heads": 3, "intermediate_size": 50}
 
 
 class Case:
-    """A policy that was made up, as a page stores it, and as torch has it, in float64."""
+    """A made-up policy of unusual sizes, as a page stores it and as torch has it, in float64."""
 
-    def __init__(self, shape):
-        self.cfg = grpo.Config(device="cpu", max_completion_length=12, **SHAPES[shape])
+    def __init__(self):
+        self.cfg = grpo.Config(device="cpu", max_completion_length=12, **ODD)
         self.task = common.load_task(self.cfg, grpo.verify)
         generator = torch.Generator().manual_seed(0)
         weights = made_up_weights(self.cfg, generator)
         trained = {name: weight + 0.02 * torch.randn(weight.shape, generator=generator)
                    for name, weight in weights.items()}
+        self.weights = weights, trained
         packed = build.pack(weights, trained)
         self.stored = {"cfg": build.sizes(grpo, self.cfg, self.task), "packed": packed}
         self.base, self.trained = [policy_of(self.cfg, state).double()
@@ -54,10 +53,9 @@ class Case:
         return grpo.encode_prompts(problems, self.task, "cpu"), tokens, mask.double()
 
 
-@pytest.fixture(scope="module", params=SHAPES)
-def case(request):
-    """A Case of the default shape, and one in which all sizes and the temperature are others."""
-    return Case(request.param)
+@pytest.fixture(scope="module")
+def case():
+    return Case()
 
 
 def made_up_weights(cfg, generator):
@@ -83,11 +81,6 @@ def policy_of(cfg, state):
         if isinstance(module, nn.RMSNorm):
             module.eps = torch.finfo(torch.float32).eps
     return policy
-
-
-def distance(found, wanted):
-    """Of two tensors, relative to the second."""
-    return ((found.double() - wanted).norm() / wanted.norm()).item()
 
 
 # ---- the policy ------------------------------------------------------------------------------
@@ -120,36 +113,32 @@ def test_chances_and_entropies_of_completions_are_those_of_torch(case):
 
 @pytest.mark.parametrize("is_greedy", [False, True])
 def test_completions_are_those_of_a_rollout_with_the_same_random_numbers(case, is_greedy):
-    texts = [prompt for prompt in PROMPTS for _ in range(4)]
     uniforms = torch.rand(20, 12, generator=torch.Generator().manual_seed(0)).double()
+    uniforms = None if is_greedy else uniforms
+    texts = [prompt for prompt in PROMPTS for _ in range(4)]
     found = run(case.stored, """
         const tree = new Tree(base, inputs.temperature);
         const completions = finish(rollout(tree, inputs.prompts, inputs.uniforms));
-        return { tokens: completions.map(({ tokens }) => tokens),
-                 texts: completions.map((completion) => completionText(completion, cfg)) };
+        return completions.map((one) => [one.tokens, completionText(one, cfg)]);
         """, prompts=texts, temperature=case.cfg.temperature,
         uniforms=None if is_greedy else uniforms.flatten())
     problems = [common.Problem(text, "") for text in texts]
     prompts = grpo.encode_prompts(problems, case.task, "cpu")
-    tokens, *_, lengths = grpo.rollout(
-        case.base, prompts, problems, case.cfg, None if is_greedy else uniforms)
+    tokens, *_, lengths = grpo.rollout(case.base, prompts, problems, case.cfg, uniforms)
     wanted = [row[:n] for row, n in zip(tokens.tolist(), lengths.tolist())]
-    assert found["tokens"] == wanted
-    assert found["texts"] == [grpo.decode([i for i in row if i != grpo.EOS]) for row in wanted]
+    assert found == [[row, grpo.decode([i for i in row if i != grpo.EOS])] for row in wanted]
     assert is_greedy or len(set(map(len, wanted))) > 4
 
 
 # ---- a step ----------------------------------------------------------------------------------
 
 METHODS = ["GRPO", "Dr. GRPO", "MaxRL", "DAPO", "CISPO", "GSPO", "REINFORCE"]
-POLICIES = ["that sampled", "that has moved on", "that is not clipped"]
 
 
 @pytest.fixture(scope="module")
 def learned(case):
     """Completions of the base, of which two in a group are the same; and for each method its
-    command and, for each of POLICIES, the gradient of one step: of the base, in the tree that
-    sampled, and of the trained policy."""
+    command and the gradients of the trained policy on them, with and without a clip."""
     uniforms = torch.rand(20, 12, generator=torch.Generator().manual_seed(1)).double()
     uniforms[[3, 18]] = uniforms[[0, 17]]
     return run(case.stored, """
@@ -160,32 +149,31 @@ def learned(case):
         const again = readAgain(later, completions);
         const numTokens = completions.flatMap(({ tokens }) => tokens).length;
         const step = { B: completions.length, T: cfg.T, numTokens };
-        const found = { methods: Object.keys(METHODS), completions };
+        const found = { methods: Object.keys(METHODS), ranges: CLIP_RANGES, completions };
         for (const method of found.methods) {
           const A = inputs.rewards.flatMap((rewards) => advantages(rewards, method));
-          const gradientOf = (policy, read, some, isClipping) => {
-            const gradient = zerosLike(policy);
-            const factors = some.map((one, i) =>
-              pushes(A[i], logProbs(read, one), oldLogps[i], method, step, isClipping));
-            backward(gradient, read, some, factors);
+          const gradientOf = (isClipping) => {
+            const gradient = zerosLike(trained);
+            const factors = again.map((one, i) =>
+              pushes(A[i], logProbs(later, one), oldLogps[i], method, step, isClipping));
+            backward(gradient, later, again, factors);
             return gradient.data;
           };
-          found[method] = [METHODS[method].command, gradientOf(base, tree, completions, true),
-            gradientOf(trained, later, again, true), gradientOf(trained, later, again, false)];
+          found[method] = [METHODS[method].command, gradientOf(true), gradientOf(false)];
         }
         return found;
         """, prompts=[prompt for prompt in PROMPTS for _ in range(4)],
         uniforms=uniforms.flatten(), rewards=REWARDS, temperature=case.cfg.temperature)
 
 
-def loss_of(command, case, completions, policy, is_clipping):
-    """The loss of `policy` in the script that a command names, at its flags, on completions of the
-    base. -> scalar"""
+def loss_of(command, case, completions, is_clipping):
+    """The loss of the trained policy in the script that a command names, at its flags, on
+    completions of the base. -> scalar"""
     file, *words = shlex.split(command)
     script = {"grpo.py": grpo, "gspo.py": gspo, "reinforce.py": reinforce}[file]
     cfg = common.parse_flags(script.Config, words)
     prompts, tokens, mask = case.tensors(completions)
-    logps, _ = script.score(policy, prompts, tokens, case.cfg.temperature)
+    logps, _ = script.score(case.trained, prompts, tokens, case.cfg.temperature)
     old_logps = script.score(case.base, prompts, tokens, case.cfg.temperature)[0].detach()
     rewards = torch.tensor(REWARDS).double()
     if script is reinforce:
@@ -198,21 +186,21 @@ def loss_of(command, case, completions, policy, is_clipping):
     return script.aggregate(loss, mask, average, max_length=case.cfg.max_completion_length)
 
 
-@pytest.mark.parametrize("which", POLICIES)
 @pytest.mark.parametrize("method", METHODS)
-def test_the_gradient_of_a_step_is_that_of_the_script(case, learned, method, which):
+def test_the_gradient_of_a_step_is_that_of_the_script(case, learned, method):
     assert learned["methods"] == METHODS
+    assert learned["ranges"]["gspo"] == [gspo.Config.epsilon, gspo.Config.epsilon_high]
     completions = learned["completions"]
     assert completions[0]["tokens"] == completions[3]["tokens"]
     command, *gradients = learned[method]
-    policy = case.base if which == "that sampled" else case.trained
-    loss = loss_of(command, case, completions, policy, which != "that is not clipped")
-    wanted = torch.autograd.grad(loss, list(policy.parameters()))
-    parts = gradients[POLICIES.index(which)].split([weight.numel() for weight in wanted])
-    for (name, _), part, weight in zip(policy.named_parameters(), parts, wanted):
-        assert distance(part, weight.flatten()) < 2e-5, name
-    is_clipped = not torch.equal(gradients[1], gradients[2])
-    assert is_clipped == (method != "REINFORCE")
+    for gradient, is_clipping in zip(gradients, (True, False)):
+        loss = loss_of(command, case, completions, is_clipping)
+        wanted = torch.autograd.grad(loss, list(case.trained.parameters()))
+        parts = gradient.double().split([weight.numel() for weight in wanted])
+        for (name, _), part, weight in zip(case.trained.named_parameters(), parts, wanted):
+            weight = weight.flatten()
+            assert (part - weight).norm() < 2e-5 * weight.norm(), name
+    assert torch.equal(*gradients) == (method == "REINFORCE")
 
 
 def test_steps_are_those_of_adamw_along_a_gradient_of_norm_one_at_most():
@@ -243,12 +231,11 @@ def test_steps_are_those_of_adamw_along_a_gradient_of_norm_one_at_most():
 def test_tokens_texts_verdicts_and_held_out_problems_are_those_of_the_scripts(case):
     rng = random.Random(0)
     prompts = [*PROMPTS, "1<|eos|>2=", "\ud83d", "a\udc00b", "\U0001f600", "\ufeff1", "x\x00"]
-    ids = [[0xef, 0xbb, 0xbf, 65], [0xf0, 0x9f, 0x98], [0xed, 0xa0, 0x80], [0xc0, 0x80], [],
-           [0xf4, 0x90, 0x80, 0x80], [0xe2, 0x82, 256, 0xac], list(range(320))]
+    ids = [[0xef, 0xbb, 0xbf, 65], [0xed, 0xa0, 0x80], [0xe2, 0x82, 256, 0xac], list(range(320))]
     ids += [[rng.randrange(highest) for _ in range(rng.randrange(40))]
             for highest in (320, 270, 128) for _ in range(150)]
-    numbers = ["7", "07", "-7", " 7 ", "7.0", "", "٧", "7\n", "~", "\x7f", "9" * 20, "9" * 21,
-               "0" * 20 + "7", " " * 199 + "7", " " * 200 + "7", "18446744073709551617"]
+    numbers = ["7", "07", "-7", " 7 ", "7.0", "", "٧", "7\n", "9" * 21, " " * 199 + "7",
+               " " * 200 + "7", "18446744073709551617"]
     texts = [f"<answer>{number}</answer>" for number in numbers]
     texts += ["7", "<answer>7", "\n" + texts[0], texts[0] * 2, texts[0] + "</answer>", "\ud800"]
     drawn = common.sample_problems(case.task, 99, 0) + common.sample_problems(
@@ -259,41 +246,24 @@ def test_tokens_texts_verdicts_and_held_out_problems_are_those_of_the_scripts(ca
                  sampled: Array.from({ length: 99 }, () => sampleProblem(random, true, cfg)),
                  encoded: inputs.prompts.map((prompt) => encodePrompt(prompt, cfg)),
                  decoded: inputs.ids.map((row) => decode(row, cfg)),
-                 verdicts: inputs.texts.map((text) => verify("7", text)),
-                 none: inputs.texts.map((text) => verify(null, text)) };
+                 verdicts: inputs.texts.map((text) => verify("7", text)) };
         """, prompts=prompts, ids=ids, texts=texts, drawn=[problem.prompt for problem in drawn])
     problems = [common.Problem(prompt, "7") for prompt in prompts]
     assert found["encoded"] == grpo.encode_prompts(problems, case.task, "cpu").tolist()
     assert found["decoded"] == [grpo.decode(row) for row in ids]
     assert found["verdicts"] == [grpo.verify(problems[0], text) for text in texts]
-    assert sum(found["verdicts"]) > 3 and sum(found["none"]) == 0
     assert found["held"] == [False] * 99 + [True] * 99
     for one in found["sampled"]:
         assert one["answer"] == str(eval(one["prompt"].removesuffix("=")))
         assert case.task.is_held_out(common.Problem(one["prompt"], one["answer"]))
 
 
-def test_what_is_typed_is_solved_as_python_does_and_what_is_outside_the_task_is_said():
-    rng = random.Random(0)
-
-    def expression(depth):
-        if depth == 0 or rng.random() < 0.25:
-            return str(rng.randrange(30))
-        text = expression(depth - 1) + rng.choice("+-*") + expression(depth - 1)
-        return f"({text})" if rng.random() < 0.5 else text
-
-    sums = [expression(4) for _ in range(500)]
+def test_a_typed_problem_is_solved_as_python_does_and_anything_else_is_not_evaluated():
+    sums = ["7", "3+4", "2+3*4", "2*3+4", "9-4-3", "9-(4-3)", "((1+2)*3-4)*5", "17*23-1*(6+25)"]
     no_sums = ["", "3+", "((3)", "3(4)", "(3)4", "-3", "2*-3", "()", "3=4", "~3", "3**4", "3 4"]
-    said = {"((((6-1)-2)*4)+8)": "", "17*23": "17 and 23", "((((9*9)+1)-2)-3)": "81 comes up",
-            "1+2+3+4+5": "brackets", "(1+2)": "2 numbers", "<b>1</b>": "never read <",
-            "1+": "complete", "1" * 18: "18 characters"}
-    solved, outside = run(Case("default").stored, """
-        return [inputs.sums.map((text) => solve(text + "=")),
-                inputs.typed.map((text) => outside(normalized(text), cfg).join(" "))];
-        """, sums=sums + no_sums, typed=list(said))
+    solved = run(None, 'return inputs.typed.map((text) => solve(text + "="));',
+                 typed=sums + no_sums)
     assert solved == [str(eval(text)) for text in sums] + [None] * len(no_sums)
-    for sentence, words in zip(outside, said.values(), strict=True):
-        assert words in sentence and (words != "" or sentence == "")
 
 
 def test_pass_at_k_is_that_of_the_scripts():
@@ -305,39 +275,21 @@ def test_pass_at_k_is_that_of_the_scripts():
 # ---- the page --------------------------------------------------------------------------------
 
 @pytest.fixture
-def folder(tmp_path):
-    """The folder of a run of grpo.py that was made up; its small policies can be packed exactly."""
-    cfg = grpo.Config(device="cpu", task="arithmetic:3", hidden_size=16, intermediate_size=12,
-                      max_completion_length=4, learning_rate=0.002)
-    generator = torch.Generator().manual_seed(0)
-    base = {name: weight.half().float() for name, weight in made_up_weights(cfg, generator).items()}
-    trained = {}
-    for name, weight in base.items():
-        steps = torch.randint(-127, 128, weight.shape, generator=generator)
-        steps.view(-1)[0] = 127
-        trained[name] = weight + steps * 2.0 ** -12
-    for name, state in (("base.pt", base), ("checkpoint.pt", trained)):
-        torch.save({"policy": policy_of(cfg, state).state_dict()}, tmp_path / name)
-    record = {"script": "grpo.py", "config": dataclasses.asdict(cfg)}
-    (tmp_path / "config.json").write_text(json.dumps(record))
-    (tmp_path / "summary.json").write_text(json.dumps(
-        {"steps": 30, "base": {"greedy": 0.125, "problems": 8}, "trained": {"greedy": 0.875}}))
-    return tmp_path
+def folder(new_run):
+    """The folder of a run of grpo.py."""
+    return new_run(**INSTANT)
 
 
-def digest(text):
-    """What a browser computes of a script or a style sheet that stands in a page."""
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+def test_packed_policies_are_nearly_those_that_were_packed(case):
+    for state, weights in zip(build.unpack(case.stored["packed"]), case.weights):
+        for name, weight in state.items():
+            torch.testing.assert_close(weight, weights[name], atol=1e-3, rtol=1e-3)
 
 
-def test_a_page_holds_the_policies_of_a_run_and_allows_its_own_script_and_style_alone(folder):
+def test_a_page_of_a_run_runs_its_own_script_alone(folder):
     data = build.read(folder)
-    assert data["run"] == {"script": "grpo.py", "batch_size": 256, "num_updates": 2, "steps": 30,
-                           "problems": 8, "base": 0.125, "trained": 0.875}
-    assert data["cfg"]["learningRate"] == 0.002 and data["cfg"]["maxOperands"] == 3
-    for state, name in zip(build.unpack(data["packed"]), ("base.pt", "checkpoint.pt")):
-        saved = torch.load(folder / name)["policy"]
-        assert all(torch.equal(weight, saved[name]) for name, weight in state.items())
+    assert (data["run"]["script"], data["run"]["steps"], data["run"]["problems"]) == (
+        "grpo.py", 1, 4)
     data["cfg"]["specialTokens"] = ["</script><script>alert(1)</script>", "<!--", "$style"]
     page = build.assemble(data)
     (folder / "play.html").write_text(page, encoding="utf-8")
@@ -347,16 +299,8 @@ def test_a_page_holds_the_policies_of_a_run_and_allows_its_own_script_and_style_
     assert "default-src 'none'" in policy
     for kind in ("style", "script"):
         [text] = re.findall(f"<{kind}>(.*?)</{kind}>", page, re.DOTALL)
-        assert f"{kind}-src 'sha256-{digest(text)}'" in policy
-
-
-def test_without_a_run_the_page_keeps_its_policies_and_is_made_anew(folder, tmp_path):
-    path = tmp_path / "a.html"
-    play.main([str(folder), "--output", str(path)])
-    page = path.read_text(encoding="utf-8")
-    path.write_text(page.replace("Small print", "Large print"), encoding="utf-8")
-    play.main(["--output", str(path)])
-    assert path.read_text(encoding="utf-8") == page
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert f"{kind}-src 'sha256-{digest}'" in policy
 
 
 def test_the_committed_page_is_made_of_todays_parts():
@@ -367,28 +311,20 @@ def test_the_committed_page_is_made_of_todays_parts():
     assert data["cfg"] == json.loads(json.dumps(today))
 
 
-@pytest.mark.parametrize("file, changes, said", [
-    ("config.json", {"config": {"task": "countdown"}}, "--task countdown"),
-    ("config.json", {"config": {"reward": "accuracy+format"}}, "--reward accuracy+format"),
-    ("config.json", {"config": {"init_from": "runs/a"}}, "--init_from runs/a"),
-    ("config.json", {"script": "dpo.py"}, "learns from pairs"),
-    ("summary.json", None, "resume it"), ("summary.json", {"steps": "<b>"}, "no scores"),
-    ("base.pt", None, "base.pt"), ("checkpoint.pt", 1e4, "answers")])
-def test_a_run_of_which_the_page_would_not_tell_the_truth_is_refused(
-        folder, capsys, file, changes, said):
-    path = folder / file
-    if changes is None:
-        path.unlink()
-    elif file == "checkpoint.pt":                   # far from the base, so that steps are large
-        saved = torch.load(path)
-        saved["policy"]["embed.weight"][318, 5] = changes
-        torch.save(saved, path)
+@pytest.mark.parametrize("name, value, said", [
+    ("task", "countdown", "--task countdown"), ("reward", "format", "--reward format"),
+    ("embed.weight", 1e4, "answers")])      # so large that packing loses all other differences
+def test_a_run_that_the_page_cannot_show_truthfully_is_refused(folder, capsys, name, value, said):
+    record = json.loads((folder / "config.json").read_text())
+    saved = torch.load(folder / "checkpoint.pt")
+    if name in record["config"]:
+        record["config"][name] = value
     else:
-        record = json.loads(path.read_text())
-        flags = record.get("config", {}) | changes.get("config", {})
-        path.write_text(json.dumps(record | changes | {"config": flags}))
+        saved["policy"][name].normal_()[318, 5] = value
+    (folder / "config.json").write_text(json.dumps(record))
+    torch.save(saved, folder / "checkpoint.pt")
     with pytest.raises(SystemExit) as stop:
         play.main([str(folder), "--output", str(folder / "play.html")])
     printed = capsys.readouterr()
-    assert stop.value.code == 2 and printed.out == "" and not (folder / "play.html").exists()
+    assert stop.value.code == 2 and not (folder / "play.html").exists()
     assert printed.err.count("\n") == 1 and str(folder) in printed.err and said in printed.err

@@ -3,7 +3,6 @@ Chromium read it. curve.png is drawn whatever is missing."""
 import dataclasses
 import html.parser
 import json
-import math
 import re
 import shlex
 import shutil
@@ -13,7 +12,7 @@ import pytest
 import common
 import gspo
 from report.logs import read_log
-from report.page import command, counts, draw_curve, read_run, render, sentence, write_report
+from report.page import command, draw_curve, read_run, render, sentence, write_report
 
 HOSTILE = ("</script><script>alert(1)</script><!--<script> & <img src=x onerror=alert(2)>"
            " \u2028\u2029 {{TITLE}} \ud800")
@@ -80,32 +79,18 @@ def test_the_page_has_what_the_run_logged_and_does_without_any_of_it(run):
     assert not any(shown[log] for log in ("summary", "metrics", "samples", "evaluation"))
 
 
-@pytest.mark.parametrize("base, trained, said", [
-    ({"greedy": 0.1, "think_share": 0.25}, {"greedy": 0.9, "think_share": 0.996}, "Greedy accuracy "
-     "0.100 → 0.900 in 2 steps, 2 s; it now thinks before 99.6% of its answers, at first before "
-     "25%."),
-    ({"greedy_return": -1.0, "think_share": 0.0}, {"greedy_return": 0.5, "think_share": 0.0},
-     "Greedy return -1.000 → 0.500 in 2 steps, 2 s."),
-    ({}, {}, "Reward 0.500 → 0.750 in 2 steps, 2 s.")])
-def test_the_page_opens_with_what_happened(base, trained, said):
+def test_the_page_opens_with_what_happened():
     metrics = [{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.75}]
-    assert sentence(SUMMARY | {"base": base, "trained": trained}, metrics) == said
+    ends = {"base": {"greedy": 0.1, "think_share": 0.25},
+            "trained": {"greedy": 0.9, "think_share": 0.996}}
+    assert sentence(SUMMARY | ends, metrics) == (
+        "Greedy accuracy 0.100 → 0.900 in 2 steps, 2 s; it now thinks before 99.6% of its answers, "
+        "at first before 25%.")
 
 
-def test_a_share_says_of_how_many_it_is():
-    scores = {"greedy": 0.75, "accuracy_given_direct": 1 / 3, "accuracy_given_think": None,
-              "think_share": 0.0, "problems": 4, "samples": 3, "samples_given_direct": 12,
-              "samples_given_think": 0, "pass@3": 0.5}
-    assert counts(scores) == {
-        "greedy": "3 of 4", "accuracy_given_direct": "4 of 12", "think_share": "0 of 12",
-        "pass@3": "4 problems", "mean_length": "12 samples"}
-
-
-@pytest.mark.parametrize("flags", [
-    [], ["--beta", "0.1", "--no-curriculum"],
-    ["--task", "arithmetic:3-7", "--curriculum", "--output_dir", "it's <b>"]])
-def test_the_command_starts_the_same_run_again(flags):
-    cfg = common.parse_flags(gspo.Config, flags)
+def test_the_command_starts_the_same_run_again():
+    cfg = common.parse_flags(gspo.Config, ["--task", "arithmetic:3-7", "--beta", "0.1",
+                                           "--curriculum", "--output_dir", "it's <b>"])
     words = shlex.split(command("gspo.py", dataclasses.asdict(cfg)))
     assert words[:2] == ["python", "gspo.py"]
     assert common.parse_flags(gspo.Config, words[2:]) == cfg
@@ -114,8 +99,7 @@ def test_the_command_starts_the_same_run_again(flags):
 def hostile_run(run):
     """A run in whose name and logs all texts are hostile."""
     folder = run("<img src=x onerror=alert(1)>&amp;{{DATA}}<\u2028title>", task=HOSTILE)
-    group = GROUP | {"prompt": HOSTILE, "completions": [{"text": HOSTILE}]}
-    write_log(folder, "samples", group)
+    write_log(folder, "samples", GROUP | {"prompt": HOSTILE, "completions": [{"text": HOSTILE}]})
     write_log(folder, "evaluation", PAIR | {"base": {"text": HOSTILE, "right": False}})
     write_log(folder, "metrics", {"step": 1, HOSTILE: 1.0})
     return folder
@@ -132,16 +116,12 @@ def test_hostile_texts_stay_texts(run):
     assert b"<title>run &#56575;</title>" in page.encode()
 
 
-def test_damaged_lines_are_skipped_and_numbers_that_a_browser_lacks_become_null(run, tmp_path):
+def test_damaged_lines_are_skipped_and_numbers_that_a_browser_lacks_become_null(tmp_path):
     log = tmp_path / "metrics.jsonl"
     log.write_bytes(b'{"step": 1, "a": NaN, "b": [Infinity, -Infinity, 1e999, 0.5]}\n\xff\xfe\n\n'
                     b'[1]\n7\n{"other": 1}\n{"step": 2}\n{"step": 3, "rew')
     assert read_log(tmp_path, "metrics", "step") == [
         {"step": 1, "a": None, "b": [None, None, None, 0.5]}, {"step": 2}]
-    folder = run()                          # samples of an older run need no tokens
-    completion = {"text": "2", "reward": math.nan}
-    write_log(folder, "samples", {"step": 1, "prompt": "1+1=", "completions": [completion]})
-    assert read_run(folder)["samples"][0]["completions"] == [{"text": "2", "reward": None}]
 
 
 def test_chromium_draws_whatever_there_is_and_shows_a_group_with_signal(run):
@@ -169,15 +149,9 @@ def test_chromium_draws_whatever_there_is_and_shows_a_group_with_signal(run):
     assert not faults
 
 
-# ---- curve.png -------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("base", [
-    {"greedy": 0.1}, {"greedy_return": -0.5, "best_return": 1.5}, {}],
-    ids=["right or wrong", "returns", "no score"])
-def test_curves_are_drawn_with_gaps_where_a_number_is_missing(run, base):
+def test_curves_are_drawn_with_gaps_where_a_number_is_missing(run):
     pytest.importorskip("matplotlib")
     folder = run()
-    (folder / "summary.json").write_text(json.dumps(SUMMARY | {"base": base}))
     write_log(folder, "metrics", {"step": 1, "accuracy": 0.5, "entropy": None, "reward": -0.5},
               {"step": 2, "accuracy": 0.75, "entropy": 0.1, "eval/greedy": 0.7})
     draw_curve(folder)

@@ -22,7 +22,6 @@ ENGINE = ("engine.js", "arithmetic.js", "loop.js", "levers.js")     # these know
 SCRIPTS = (*ENGINE, "view.js", "top.js", "train.js", "settings.js", "hand.js", "passk.js",
            "ask.js")
 NUM_CHECKED = 200
-MOST_BYTES = 600_000
 DATA = re.compile('<script id="data" type="application/json">(.*?)</script>', re.DOTALL)
 
 
@@ -163,7 +162,7 @@ def sha256(text):
 
 
 def assemble(data):
-    """The text of the page. ValueError if it is too large."""
+    """Make the text of the page. -> HTML"""
     texts = [(FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS]
     script = '\n"use strict";\n' + "\n".join(texts)
     style = "\n" + (FOLDER / "page.css").read_text(encoding="utf-8")
@@ -171,7 +170,7 @@ def assemble(data):
     run = data["run"]
     size = sum(rows * columns for _, rows, columns in data["packed"]["shapes"])
     data_text = json.dumps(data).replace("<", r"\u003c")       # so that it cannot end its element
-    text = template.substitute(
+    return template.substitute(
         style=style, style_hash=sha256(style),
         script_text=script, script_hash=sha256(script),
         script=run["script"], steps=run["steps"],
@@ -180,11 +179,6 @@ def assemble(data):
         num_updates=f"{run['num_updates']} step{'s' * (run['num_updates'] > 1)}",
         layers=sum(name.endswith(".query.weight") for name, *_ in data["packed"]["shapes"]),
         width=data["cfg"]["D"], data=data_text)
-    num_bytes = len(text.encode())
-    if num_bytes > MOST_BYTES:
-        raise ValueError(f"the page would have {num_bytes // 1000} kB, more than "
-                         f"{MOST_BYTES // 1000}; name a run of a smaller policy")
-    return text
 
 
 def data_of(path):

@@ -135,14 +135,14 @@ def code(lesson, name, values=None, base="", changed=(), beside=None, is_folded=
     variants or the log call are. -> HTML"""
     place = span(lesson.by_name[name])
     parts = ""
-    for kind, group in itertools.groupby(place, lambda line: bool(lesson.kinds.get(line))):
+    for is_extra, group in itertools.groupby(place, lesson.folded.__contains__):
         group = list(group)
         body = ""
         for line in group:
             mark = "new" if line in changed else ""
             body += code_line(lesson, line, base, mark, (beside or {}).get(line, ""))
             body += values.below(name, line) if values else ""
-        parts += fold(lesson, group, body) if kind else body
+        parts += fold(lesson, group, body) if is_extra else body
     if is_folded and name in lesson.hidden:
         parts = fold(lesson, place, parts, f": {name},")
     return f"<div class=fn>{parts}</div>"
@@ -152,8 +152,7 @@ def fold(lesson, group, body, said=""):
     """Lines that a click on their label shows, or the switch. -> HTML"""
     count = sum(1 for line in group if lesson.lines[line - 1].strip())
     flags = [" ".join(flags.split()[:2]) for line in group for flags in lesson.flags.get(line, ())]
-    is_variant = any(lesson.kinds.get(line) == "variant" for line in group)
-    why = " not used here" if is_variant else " without effect on the gradient"
+    why = " without effect on the gradient"
     why = f": <code>{', '.join(dict.fromkeys(flags))}</code>" if flags and not said else why
     return (f'<div class=fold><label><input type=checkbox>⋯ {count} '
             f"line{'s' * (count > 1)}{said}{why}</label><div>{body}</div></div>")

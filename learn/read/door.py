@@ -16,4 +16,4 @@ def door(first, pages):
 <figcaption>{film}</figcaption><div class=rooms>{rooms}</div></figure>
 <section><h2>Read</h2><p>{first.paragraphs[1]}</p><ol>{items}</ol></section>
 </main>"""
-    return page.document(title, first.paragraphs[0], "compare.png", body)
+    return page.document(title, first.paragraphs[0], body)

@@ -43,11 +43,6 @@ class Drawing:
         """A straight line."""
         self.curve([(x1, y1), (x2, y2)], kind)
 
-    def bar(self, x, y1, y2, kind):
-        """A bar from one height to another."""
-        kind += " bar"
-        self.line(x, y1, x, y2, kind)
-
     def range(self, x1, x2, y1, y2):
         """A shaded rectangle."""
         self.curve([(x1, y1), (x1, y2), (x2, y2), (x2, y1)], "range")

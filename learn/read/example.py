@@ -140,7 +140,7 @@ def run(name, flags="", functions=(), watched=(), losses=()):
     start = REF_LOGPS if is_dpo else OLD_LOGPS
     then = PREFERRED if is_dpo else OLD_LOGPS + MOVED
     cfg = config(name, flags)
-    run = mock.MagicMock(cfg=cfg, resumed={}, state={}, parts={}, step=0)
+    run = mock.Mock(cfg=cfg, resumed={}, state={}, parts={}, step=0)
     run.accuracy.side_effect = [0.0, cfg.stop_at]           # so that there is one step
     networks, done = [], []
 
@@ -170,6 +170,7 @@ def run(name, flags="", functions=(), watched=(), losses=()):
     step = functools.partial(Step, done)
     with (mock.patch.dict(vars(script)), mock.patch.multiple("torch.optim", AdamW=step, Adam=step),
           mock.patch.multiple(common, Run=make_run, parse_flags=lambda *_: cfg,
+                              load_task=lambda _, verify: common.Arithmetic(verify),
                               load_policy=Network.become_teacher)):
         for function in functions:
             exec(function, vars(script))

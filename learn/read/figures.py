@@ -28,7 +28,7 @@ def group(lesson):
         A = returned[i][0]
         kind = side(A)
         answer = "".join(example.ANSWERS[i][:-1])
-        d.bar(at, mean, reward, kind)
+        d.line(at, mean, at, reward, f"bar {kind}")
         d.text(at, (mean + reward) / 2, plain(reward - mean, "+"), "m on")
         d.text(at, 0, answer, f"m code {kind}", "0 20")
         d.text(at, 0, OUTPUTS[at], "m dim", "0 42")
@@ -64,7 +64,7 @@ def gae(lesson):
         for ahead, delta in enumerate(deltas[t:]):
             below = total
             total += factor ** ahead * delta
-            d.bar(middle, below, total, f"up s{ahead}")
+            d.line(middle, below, middle, total, f"bar up s{ahead}")
         d.text(middle, total, A[t], "m strong up", "0 -10")
     return d.svg()
 
@@ -93,50 +93,31 @@ def sequences(lesson):
 
 
 def clip(lesson):
-    """The loss of a token against its ratio, a panel for each sign of the advantage."""
+    """The loss of a token against its ratio, divided by |A|, for both signs of the advantage."""
     if not lesson.clipped():
         return ""
-    tokens = lesson.tokens()
-    if lesson.name == "gspo":                           # dots are outputs
-        tokens = [token for token in tokens if token.place == 1]
-        for token in tokens:
-            token.text = OUTPUTS[token.row]
-    up = [token for token in tokens if token.A > 0]
-    down = [token for token in tokens if token.A < 0]
-    return panel(lesson, 1, up) + panel(lesson, -1, down)
-
-
-def panel(lesson, A, tokens):
-    """The loss for one sign of the advantage, divided by its size."""
     low, high = lesson.limits
-    if A > 0:
-        edge, top, left, right = high, -0.3, "curve up", "curve clip"
-        pushed = "A > 0, pushed to the right →"
-    else:
-        edge, top, left, right = low, 1.9, "curve clip", "curve down"
-        pushed = "A < 0, ← pushed to the left"
-    loss = -A * edge
-    floor = top - 1.4
-    d = Drawing("clip", scale(0.5, 1.8, 52, 388), scale(floor, top, 186, 32))
-    d.range(low, high, floor, top)
-    d.line(edge, loss, edge + A / 10, loss - 0.1, "free")
-    d.curve(curve(lesson, A, 0.5, edge), left)
-    d.curve(curve(lesson, A, edge, 1.8), right)
-    if A > 0:
-        d.text(1.8, loss, "no gradient", "e clip", "0 -20")
-    else:
-        d.text(0.5, loss, "no gradient", "clip", "0 -20")
-    outputs = dict.fromkeys(OUTPUTS[token.row] for token in tokens)
-    d.text(0.5, top, f"{' '.join(outputs)}: {pushed}", f"strong {side(A)}", "0 -18")
-    for value in dict.fromkeys([plain(low), plain(high)]):
-        d.text(float(value), floor, value, "m dim", "0 14")
-    for token in tokens:
-        d.dot(token.ratio, token.loss / abs(token.A), token.kind, token.text)
+    d = Drawing("clip", scale(0.5, 1.8, 52, 388), scale(-1.5, 1.9, 330, 20))
+    d.range(low, high, -1.5, 1.9)
+    d.text(1, -1.5, f"{plain(low)} to {plain(high)}", "m dim", "0 14")
+    for A, edge, left, right in ((1, high, "up", "clip"), (-1, low, "clip", "down")):
+        d.curve(losses(lesson, A, 0.5, edge), f"curve {left}")
+        d.curve(losses(lesson, A, edge, 1.8), f"curve {right}")
+        d.line(edge, -A * edge, edge + A / 10, -A * edge - 0.1, "free")
+    d.text(0.5, -0.5, "A > 0, pushed to the right →", "strong up", "0 -22")
+    d.text(1.8, 1.8, "A < 0, pushed to the left ←", "e strong down", "-50 0")
+    d.text(1.8, -high, "no gradient", "e clip", "0 -20")
+    d.text(0.5, low, "no gradient", "clip", "0 -20")
+    for token in lesson.tokens():
+        is_output = lesson.name == "gspo"               # whose tokens share one ratio
+        if token.A != 0 and not (is_output and token.place > 1):
+            said = OUTPUTS[token.row] if is_output else token.text
+            d.dot(token.ratio, token.loss / abs(token.A), token.kind, said)
     return d.svg()
 
 
-def curve(lesson, A, first, last):
-    """The loss of a token against its ratio, for one advantage. -> pairs"""
+def losses(lesson, A, first, last):
+    """The losses of tokens with one advantage against their ratios. -> pairs"""
     ratios = torch.linspace(first, last, 14)[:, None]   # a row each: GSPO takes means over rows
     zero = 0 * ratios
     loss = lesson.script.policy_loss(

@@ -25,10 +25,10 @@ class Lesson:
     -> AST node of a function or a class, those of the machinery, too; functions: name ->
     watch.Function; statements: line -> AST node; ran: first lines of statements that run without
     more flags; calls: flags -> function -> watch.Call whose values are shown; notes: the last line
-    of a statement or of a head -> values by name, and the flags of a variant; kinds: line ->
-    variant, or log; flags: first line of a statement -> flags of variants that need it; called:
-    names of functions in the order in which main calls them; hidden: those that it calls only for
-    variants or the log.
+    of a statement or of a head -> values by name, and the flags of a variant; folded: lines without
+    effect on the gradient; flags: first line of a statement -> flags of variants that need it;
+    called: names of functions in the order in which main calls them; hidden: those that it calls
+    only for variants or the log.
     """
 
     def __init__(self, name):
@@ -110,28 +110,21 @@ class Lesson:
             for line in new | (idle - idle_here):
                 self.flags.setdefault(line, []).append(flags)
             self.calls[flags] = best_calls(calls)
-        self.sort_lines(removed)
+        self.find_folded(removed)
 
-    def sort_lines(self, removed):
-        """Of each line that is not needed the kind; a blank one, or an else, is like the next."""
-        self.kinds = {}
+    def find_folded(self, removed):
+        """Find the lines that the page folds; a blank one, or an else, is like the next."""
+        self.folded = set()
         for name in self.called:
             function = self.functions[name]
-            kind = ""
+            is_folded = False
             for line in range(function.node.end_lineno, function.head, -1):
-                if line in function.statements:
-                    kind = self.kind(function.statements[line], removed)
-                self.kinds[line] = kind
-
-    def kind(self, statement, removed):
-        """What a statement is for: variant, log, or nothing that could be taken away. -> str"""
-        first = statement.lineno
-        if isinstance(statement, ast.FunctionDef):
-            return "log"
-        if first not in removed or lines.is_kept(statement):
-            return ""
-        inner = getattr(statement, "body", [statement])[0]
-        return "log" if inner.lineno in self.ran and first not in self.flags else "variant"
+                statement = function.statements.get(line)
+                if statement is not None:
+                    is_folded = isinstance(statement, ast.FunctionDef) or (
+                        statement.lineno in removed and not lines.is_kept(statement))
+                if is_folded:
+                    self.folded.add(line)
 
     def take_notes(self):
         """Keep values of statements that act only with the flags of a variant, or with those of the
@@ -211,7 +204,7 @@ class Lesson:
         -> int"""
         pattern = re.compile(rf"\b{word}(\(| < )")
         found = [line for line in span(self.by_name["main"])
-                 if not self.kinds.get(line) and pattern.search(self.lines[line - 1])]
+                 if line not in self.folded and pattern.search(self.lines[line - 1])]
         if not found:
             raise ValueError(f"{self.name}.txt: main has no {word}")
         return found[-1]

@@ -28,20 +28,16 @@ INLINE = re.compile(rf"""
 
 # ---- a document ------------------------------------------------------------------------------
 
-def document(title, description, picture, body, name=""):
-    """A whole page. picture: what links to it show; name: of its script. -> HTML"""
+def document(title, description, body, name=""):
+    """A whole page; name: of its script. -> HTML"""
     style = re.sub(r"/\*.*?\*/|\n\s*", "", STYLE.read_text(encoding="utf-8"), flags=re.S)
     style += "".join(LIGHT.replace("#", str(number)) for number in range(1, 12))
-    tags = {"title": title, "description": description, "image": picture, "type": "article"}
-    preview = "\n".join(f'<meta property="og:{name}" content="{html.escape(text)}">'
-                        for name, text in tags.items())
     return f"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{html.escape(title)}</title>
 <meta name="description" content="{html.escape(description)}">
-{preview}
 <style>{style}</style>
 <body class="{name}">
 {body}
@@ -123,7 +119,7 @@ def equations(lesson, names, base=""):
             formula, *remarks = re.split(r"(?<!=)\s{3,}", re.sub(r"\s*=\s+", " = ", text, count=1))
             whole = paper.math(formula, ' displaystyle="true"')
             whole += "".join(f"<div class=remark>{paper.math(words)}</div>" for words in remarks)
-            is_extra = lesson.kinds.get(line) == "variant" or lesson.first[line] != number
+            is_extra = line in lesson.folded or lesson.first[line] != number
             kinds = " variant" * is_extra + " long" * (len(formula) > 50)
             anchor = "" if base else f" id=eq{number}"
             parts += (f'<div class="eq e{number}{kinds}"{anchor}><div>{whole}</div>'
@@ -176,7 +172,7 @@ def in_numbers(lesson):
     for number, text in lesson.equations.items():
         line = lesson.where[number]
         by = [name for name in lesson.called if line in span(lesson.by_name[name])]
-        if by and not lesson.kinds.get(line) and lesson.first[line] == number:
+        if by and line not in lesson.folded and lesson.first[line] == number:
             place = f' <a class="ref e{number}" href="#eq{number}">({number})</a>'
             computed, _ = lesson.notes[lesson.statements[line].end_lineno]
             for name, value in computed.items():
@@ -270,4 +266,4 @@ def lesson_page(lesson, lessons, links):
 </main>"""
     said = (f"{lesson.sections[lesson.name].head[0]}: its equations, its code in one file, and "
             "below each line the numbers that it computes.")
-    return document(f"{lesson.name}.py, to read", said, "../compare.png", body, lesson.name)
+    return document(f"{lesson.name}.py, to read", said, body, lesson.name)
