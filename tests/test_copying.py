@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 
-import pytest
 from conftest import ROOT
 from small_runs import INSTANT, arguments, lines, read_summary
 
@@ -16,43 +15,35 @@ SOURCE = re.search(r"^```python\n(.*?)^```$", TASK, re.S | re.M)[1]
 TINY = arguments({name: value for name, value in INSTANT.items() if name != "task"})
 
 
-@pytest.fixture
-def tree(tmp_path):
-    """A copy of the repository."""
+def test_your_own_task_and_your_own_algorithm_run_and_the_difference_is_your_paper(tmp_path):
+    """In a copy of the repository."""
     for name in ("tasks", "report", "learn", "tests"):
         ignored = shutil.ignore_patterns("__pycache__", "report.py")      # pictures take long
         shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
     for path in [*ROOT.glob("*.py"), ROOT / "Makefile", ROOT / "pyproject.toml"]:
         shutil.copy(path, tmp_path)
-    return tmp_path
-
-
-def test_your_own_task_is_a_file_that_runs(tree):
     name = re.search(r"tasks/(\w+)\.py", TASK)[1]
-    (tree / f"tasks/{name}.py").write_text(SOURCE)
-    command = re.search(rf"^python (.* --task {name})$", TASK, re.M)[1]
-    subprocess.run([sys.executable, *shlex.split(command), *TINY], cwd=tree, check=True)
-    folder = tree / f"runs/grpo-{name}-s0"
+    (tmp_path / f"tasks/{name}.py").write_text(SOURCE)
+    removed, added = re.search(r"^-(.*)\n\+(.*)$", ALGORITHM, re.M).groups()
+    source = (tmp_path / "grpo.py").read_text()
+    assert source.count(removed) == 1
+    (tmp_path / "mine.py").write_text(source.replace(removed, added))
+    sync = tmp_path / "learn/sync.py"
+    sync.write_text(sync.read_text().replace('"dpo.py")', '"dpo.py", "mine.py")'))
+
+    command = re.search(rf"^python grpo.py (.*--task {name})$", TASK, re.M)[1]
+    subprocess.run([sys.executable, "mine.py", *shlex.split(command), *TINY], cwd=tmp_path,
+                   check=True)
+    folder = tmp_path / f"runs/mine-{name}-s0"
     assert read_summary(folder)["steps"] == 1
     assert [group["answer"] for group in lines(folder / "samples.jsonl")]
 
-
-def test_your_own_algorithm_runs_and_the_difference_is_your_paper(tree):
-    removed, added = re.search(r"^-(.*)\n\+(.*)$", ALGORITHM, re.M).groups()
-    source = (tree / "grpo.py").read_text()
-    assert source.count(removed) == 1
-    (tree / "mine.py").write_text(source.replace(removed, added))
-    sync = tree / "learn/sync.py"
-    sync.write_text(sync.read_text().replace('"dpo.py")', '"dpo.py", "mine.py")'))
-    subprocess.run([sys.executable, "mine.py", *TINY], cwd=tree, check=True)
-    assert read_summary(tree / "runs/mine-arithmetic-s0")["steps"] == 1
-
     def make(*words):
-        return subprocess.run(["make", "--silent", f"PYTHON={sys.executable}", *words], cwd=tree,
-                              text=True, capture_output=True, check=True).stdout
+        return subprocess.run(["make", "--silent", f"PYTHON={sys.executable}", *words],
+                              cwd=tmp_path, text=True, capture_output=True, check=True).stdout
     shown = [line for line in make("diff", "A=grpo", "B=mine").splitlines() if line[0] in "+-"]
     assert shown == [f"- {removed}", f"+ {added}"]
-    edited = (tree / "mine.py").read_text()
-    (tree / "mine.py").write_text(edited.replace("VOCAB_SIZE = 320", "VOCAB_SIZE = 384"))
+    mine = (tmp_path / "mine.py").read_text()
+    (tmp_path / "mine.py").write_text(mine.replace("VOCAB_SIZE = 320", "VOCAB_SIZE = 384"))
     assert "mine.py: the machinery" in make("sync", "FROM=grpo.py")
-    assert (tree / "mine.py").read_text() == edited
+    assert (tmp_path / "mine.py").read_text() == mine

@@ -3,14 +3,12 @@ the same, and makes a run of it again."""
 import json
 import random
 import re
-import shlex
 import shutil
 
 import pytest
 import torch
-from conftest import ROOT
-from small_models import LIKE_SMALL, NEEDS, load_example
-from small_runs import SMALL, arguments, at_work, changed_weights, contents, load, policy_of, steps
+from small_models import NEEDS
+from small_runs import changed_weights, contents, policy_of
 
 import common
 import grpo
@@ -61,12 +59,6 @@ def tokenizer(made):
 
 
 @pytest.fixture
-def run(made, tmp_path):
-    """A copy of the run, which a test may damage."""
-    return shutil.copytree(made[1], tmp_path / "run")
-
-
-@pytest.fixture
 def folder(made, tmp_path):
     """A copy of the Hugging Face folder, which a test may damage."""
     return shutil.copytree(made[2], tmp_path / "folder")
@@ -80,10 +72,8 @@ def refused(capsys, tmp_path):
         capsys.readouterr()
         with pytest.raises(SystemExit) as exit:
             export.main([str(word) for word in words])
-        printed = capsys.readouterr()
-        assert exit.value.code == 2 and printed.out == ""
-        [line] = printed.err.splitlines()
-        assert line.startswith("error: ") and said in line
+        [line] = capsys.readouterr().err.splitlines()
+        assert exit.value.code == 2 and line.startswith("error: ") and said in line
         assert contents(tmp_path) == before
     return call
 
@@ -119,7 +109,7 @@ def logits_differ(policy, llama):
 # ---- it computes the same --------------------------------------------------------------------
 
 @pytest.mark.parametrize("size, layers, heads, kv_heads, inner", [
-    (32, 1, 4, 1, 48), (16, 2, 1, 1, 16), (48, 3, 4, 4, 40), (64, 2, 8, 2, 176)])
+    (32, 1, 4, 1, 48), (48, 3, 4, 4, 40)])
 def test_the_llama_computes_the_logits_of_the_policy_and_its_shape_comes_back(
         tmp_path, size, layers, heads, kv_heads, inner):
     policy = make_run(tmp_path / "run", hidden_size=size, num_hidden_layers=layers,
@@ -150,7 +140,9 @@ def test_greedy_answers_to_held_out_problems_are_the_same(made):
     asked = llama.generation_config
     assert (asked.do_sample, asked.temperature, asked.top_k, asked.top_p) == (True, 0.7, 0, 1.0)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    inputs = [encode_chat(tokenizer, problem.prompt) for problem in problems]
+    inputs = [tokenizer.apply_chat_template(
+        [{"role": "system", "content": "Be short."}, {"role": "user", "content": problem.prompt}],
+        add_generation_prompt=True, return_tensors="pt", return_dict=True) for problem in problems]
     ids = llama.generate(
         input_ids=torch.cat([x["input_ids"] for x in inputs]), do_sample=False,
         attention_mask=torch.cat([x["attention_mask"] for x in inputs]))
@@ -158,31 +150,21 @@ def test_greedy_answers_to_held_out_problems_are_the_same(made):
     assert found == [row[:row.index(grpo.EOS) + 1] if grpo.EOS in row else row for row in rows]
 
 
-def test_the_embedding_of_pad_learns_as_policies_read_it(made):
-    embed = load_llama(made[2]).model.embed_tokens
-    embed(torch.tensor([grpo.PAD])).sum().backward()
-    assert embed.weight.grad[grpo.PAD].all()
-
-
 # ---- the tokenizer ---------------------------------------------------------------------------
 
 def random_text(rng):
-    """Characters of all planes and kinds, between them tokens, whole or in part."""
-    blocks = [(0, 32), (32, 127), (127, 256), (0x300, 0x370), (0x2000, 0x2070), (0xd7f0, 0xd800),
-              (0xe000, 0x10000)] + [(plane << 16, plane + 1 << 16) for plane in range(1, 17)]
-    parts = []
-    for _ in range(rng.randint(0, 20)):
-        name = rng.choice(grpo.SPECIAL_TOKENS)
-        near = [name, name[:-1], name[1:], f" {name} ", f"\n{name}\t", name.upper(), "  ", "\r\n",
-                "e\u0301", "\u00e9", "\u212b", "\ufeff", " , ", " 'm not"]
-        letter = chr(rng.randrange(*rng.choice(blocks)))
-        parts.append(rng.choice(near) if rng.random() < 0.4 else letter)
-    return "".join(parts)
+    """Characters of all planes, between them tokens, whole or in part."""
+    near = ["  ", "\r\n", "e\u0301", "\u00e9", "\u212b", "\ufeff", " , ", " 'm not"]
+    for name in grpo.SPECIAL_TOKENS:
+        near += [name, name[:-1], name[1:], f" {name}\n"]
+    ends = [32, 127, 256, 0x370, 0x2070, 0xd800, *range(0x10000, 0x110001, 0x10000)]
+    letters = [chr(end - rng.randint(1, 32)) for end in ends]
+    return "".join(rng.choice(rng.choice([near, letters])) for _ in range(rng.randint(0, 20)))
 
 
 def test_texts_become_the_tokens_of_the_scripts_and_texts_again(tokenizer):
     rng = random.Random(0)
-    for _ in range(500):
+    for _ in range(300):
         text = random_text(rng)
         ids = tokenizer(text).input_ids
         assert ids == grpo.TOKENIZER.encode(text, allowed_special="all"), ascii(text)
@@ -198,14 +180,7 @@ def test_what_a_verifier_reads_is_not_skipped_as_special(tokenizer):
     assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (grpo.EOS, grpo.PAD)
 
 
-def encode_chat(tokenizer, prompt):
-    """A prompt by the chat template. -> what generate() wants"""
-    return tokenizer.apply_chat_template(
-        [{"role": "system", "content": "Be short."}, {"role": "user", "content": prompt}],
-        add_generation_prompt=True, return_tensors="pt", return_dict=True)
-
-
-# ---- README.md, and the page -----------------------------------------------------------------
+# ---- README.md -------------------------------------------------------------------------------
 
 def test_what_the_readme_shows_works(made, capsys):
     text = (made[2] / "README.md").read_text()
@@ -214,31 +189,6 @@ def test_what_the_readme_shows_works(made, capsys):
     code = re.search("```python\n(.*?)```", text, re.DOTALL)[1]
     exec(code.replace("DIR", str(made[2])).replace('"..."', '"(1+1)="'), {})
     assert "(1+1)=" in capsys.readouterr().out
-
-
-def test_the_commands_of_the_page_lead_there_and_back(tmp_path):
-    page = (ROOT / "docs/real-models.md").read_text()
-    block = re.search("## There and back.*?```\n(.*?)```", page, re.DOTALL)[1]
-    base = {name: SMALL[name] for name in SMALL if name != "max_steps"}
-    small = {"grpo.py": base, "pretrained/train.py": LIKE_SMALL | {"max_steps": 2}}
-    with at_work(tmp_path):
-        for command in block.splitlines():
-            words = shlex.split(command)[1:]
-            if words[0] == "-m":
-                export.main(words[2:])
-                continue
-            flags = dict(small[words[0]])
-            if "--init_from" in words:
-                flags = {name: flags[name] for name in flags if "base" not in name}
-                flags["max_steps"] = 2
-            script = grpo if words[0] == "grpo.py" else load_example()
-            script.main([*arguments(flags), *words[1:]])
-        assert len(block.splitlines()) == 5
-        assert len(steps("runs/grpo-arithmetic-s0")) == 2
-        _, flags = common.read_config("runs/grpo-arithmetic-s0")
-        assert flags["init_from"] == "runs/back"
-        assert not changed_weights(load("runs/grpo-arithmetic-s0/base.pt")["policy"],
-                                   policy_of("runs/back"))
 
 
 # ---- and back --------------------------------------------------------------------------------
@@ -275,22 +225,18 @@ def test_what_a_trainer_saves_comes_back(made, folder):
 
 # ---- what is refused -------------------------------------------------------------------------
 
-@pytest.mark.parametrize("target", ["run", "run/config.json"])
-def test_a_target_that_holds_something_is_refused(refused, run, target):
-    refused([run, run.parent / target], f"{run.parent / target}: is not empty")
+@pytest.mark.parametrize("name", ["", "config.json"])
+def test_a_target_that_holds_something_is_refused(refused, made, folder, name):
+    refused([made[1], folder / name], f"{folder / name}: is not empty")
 
 
 @pytest.mark.parametrize("values, said", [
     ({"rms_norm_eps": 1e-6}, "its rms_norm_eps is 1e-06"),
-    ({"hidden_act": "gelu"}, "its hidden_act is 'gelu', ours 'silu'"),
     ({"model_type": "chess"}, "chess"),
-    ({"tie_word_embeddings": False}, "its tie_word_embeddings is False"),
     ({"vocab_size": 256}, "its vocab_size is 256, ours 320"),
     ({"head_dim": 8}, "its head_dim is 8, ours 16"),
-    ({"attention_bias": True}, "its attention_bias is True"),
     ({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, "its rope_parameters is"),
     ({"num_hidden_layers": 3}, "it lacks model.layers.2.input_layernorm.weight"),
-    ({"num_hidden_layers": 1}, "it has model.layers.1.input_layernorm.weight"),
     ({"num_key_value_heads": 2}, ""), ({"hidden_size": "x"}, "")], ids=repr)
 def test_a_config_of_another_model_is_refused(refused, folder, tmp_path, values, said):
     change_config(folder, **values)
@@ -299,7 +245,6 @@ def test_a_config_of_another_model_is_refused(refused, folder, tmp_path, values,
 
 @pytest.mark.parametrize("change, said", [
     (lambda weights: weights.pop("model.norm.weight"), "it lacks model.norm.weight"),
-    (lambda weights: weights.update({"model.norm.bias": torch.zeros(64)}), "it has model.norm.bi"),
     (lambda weights: weights.update({"lm_head.weight": torch.zeros(320, 64)}), "its lm_head"),
     (lambda weights: weights.update({"model.norm.weight": torch.zeros(63)}), "")])
 def test_other_weights_are_refused(refused, folder, tmp_path, change, said):

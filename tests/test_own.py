@@ -84,13 +84,11 @@ def reward(completion, sum, list, **row):
     return f">{sum}<" in completion
 ''' + "correct = lambda completion, sum, **row: f'>{sum}<' in completion" * is_judged
     folder = run(tmp_path, small_llama, source, **data)
-    base = read_summary(folder)["base"]
+    base, step = read_summary(folder)["base"], steps(folder)[0]
     assert 0 < base["sampled_reward"] < 1
-    found = [base, *({"pass@1": step.get("accuracy"), "sampled_reward": step["reward"]}
-                     for step in steps(folder))]
-    for scores in found:
-        wanted = pytest.approx(scores["sampled_reward"], rel=1e-5) if is_judged else None
-        assert scores.get("pass@1") == wanted
+    for rate, reward in ((base.get("pass@1"), base["sampled_reward"]),
+                         (step.get("accuracy"), step["reward"])):
+        assert rate == (pytest.approx(reward, rel=1e-5) if is_judged else None)
 
 
 def test_a_file_may_respond_to_calls(small_llama, tmp_path, data):
@@ -117,7 +115,6 @@ def reward(completion, sum, **row):
     ("def reward(**row): return 1e999", "ValueError: inf is no float in reward of "),
     ("seconds = .2\ndef reward(**row):\n  while 1: pass",
      "line 3: TimeoutError: took longer than 0.2 seconds in reward of "),
-    ("def reward(**row): return 0\ndef correct(**row): return row['x']", "line 2: KeyError: 'x'"),
     ("call_tokens = 'ab'\ndef reward(**row): return 0\ndef respond(**row): return ''", "a list"),
     ("def reward(**row): return 0\ndef respond(**row): return ''", "call_tokens, a list of texts"),
     ("call_tokens = ['a']\ndef reward(**row): return 0\ndef respond(**row): return 1",
@@ -165,12 +162,12 @@ def test_a_run_with_a_tool_is_that_of_the_script_from_the_same_base(tmp_path):
     lookup = {"task": "lookup", "max_completion_length": 37}
     base = {"base_steps": 250, "textbook_share": 1.0, "max_steps": 0, "output_dir": "base"}
     small = {name: SMALL[name] for name in SMALL if not name.startswith("base_")}
-    four = lookup | {"max_steps": 4, "stop_at": 2}
+    two = lookup | {"max_steps": 2, "stop_at": 2}
     with at_work(tmp_path):
         grpo.main(arguments(SMALL | lookup | base))
         export.export(Path("base"), Path("llama"))
-        grpo.main(arguments(small | four | {"init_from": "base", "output_dir": "ours"}))
-        pretrained.main(arguments(LIKE_SMALL | four | {"model": "llama", "output_dir": "theirs"}))
+        grpo.main(arguments(small | two | {"init_from": "base", "output_dir": "ours"}))
+        pretrained.main(arguments(LIKE_SMALL | two | {"model": "llama", "output_dir": "theirs"}))
         for line in lines("theirs/evaluation.jsonl")[:2]:
             assert ask.answer("theirs", line["prompt"]) != ""
     for one, other in zip(steps(tmp_path / "ours"), steps(tmp_path / "theirs"), strict=True):

@@ -3,6 +3,7 @@ those of the CPU. What only a GPU shows is left to make gpu."""
 import contextlib
 import importlib
 import json
+import shutil
 from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,8 +30,8 @@ TINY = ("--hidden_size 16 --num_hidden_layers 1 --intermediate_size 16 --num_pro
 RUNS = """
 grpo
 grpo --kernel torch --dynamic_sampling 1 --num_mini_batches 3 --beta 0.1 --entropy_coef 0.1
-grpo --task arithmetic:2-3,countdown --curriculum
-grpo --reward accuracy+model --mask_truncated_completions --overlong_buffer 8
+grpo --task arithmetic:2-3,countdown --curriculum --mask_truncated_completions --overlong_buffer 8
+grpo --reward accuracy+model
 gspo --task lookup --beta 0.1 --dynamic_sampling 1
 reinforce --baseline rloo --view token
 ppo --length_adaptive --nll_coef 0.1 --critic_pretrain_steps 1 --beta 0.1
@@ -109,9 +110,8 @@ def test_a_pretrained_model_has_the_numbers_of_the_cpu(method, small_llama):
     assert_same_steps()
 
 
-@pytest.mark.parametrize("task", ["arithmetic:2,lookup", "gridworld:0.2"])
-def test_a_base_is_made_there(task):
-    train("cuda", f"grpo --task {task} --max_steps 1", "cuda")
+def test_a_base_is_made_there():
+    train("cuda", "grpo --task arithmetic:2,lookup --max_steps 1", "cuda")
     assert len(steps("cuda")) == 1
 
 
@@ -139,25 +139,24 @@ def test_demonstrations_with_calls_are_looked_at_once():
 
 # ---- 2. resumed ------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("first, then", [("cuda", "cuda"), ("cuda", "cpu"), ("cpu", "cuda")])
-def test_a_run_goes_on_on_any_device(first, then, base):
-    train(first, f"ppo --eval_steps 9 {base}", "two")
-    train(first, f"ppo --eval_steps 9 {base} --max_steps 1", "one")
-    train(then, "ppo --resume_from_checkpoint one --max_steps 2", "one")
-    one, two = (torch.load(f"{folder}/checkpoint.pt", "cpu") for folder in ("one", "two"))
-    for part in ("policy", "critic", "optimizer"):
-        torch.testing.assert_close(
-            one[part], two[part], rtol=0, atol=0 if first == then else 1e-4)
+def test_a_run_goes_on_on_any_device(base):
+    train("cuda", f"ppo --eval_steps 9 {base}", "two")
+    train("cuda", f"ppo --eval_steps 9 {base} --max_steps 1", "one")
+    two = torch.load("two/checkpoint.pt", "cpu")
+    for device, error in (("cuda", 0), ("cpu", 1e-4)):
+        shutil.copytree("one", device)
+        train(device, f"ppo --resume_from_checkpoint {device} --max_steps 2", "")
+        again = torch.load(f"{device}/checkpoint.pt", "cpu")
+        for part in ("policy", "critic", "optimizer"):
+            torch.testing.assert_close(again[part], two[part], rtol=0, atol=error)
 
 
 def test_a_checkpoint_is_loaded_to_the_cpu_wherever_it_was_written():
     """Else it stays in the GPU's memory, and AdamW waits twice for each weight of each step."""
     train("cuda", "grpo --max_steps 1", "one")
     with pretend.cuda():
-        as_written = torch.load("one/checkpoint.pt")
         cfg = common.parse_flags(grpo.Config, ["--resume_from_checkpoint", "one"])
         saved = common.load_policy(grpo.GPT(cfg).to("cuda"), Path("one/checkpoint.pt"))
-    assert all(x.is_cuda for x in as_written["policy"].values())
     assert not any(x.is_cuda for x in tree_leaves(saved) if torch.is_tensor(x))
 
 
@@ -179,10 +178,10 @@ def test_nano_prints_the_same_on_cuda(monkeypatch, capsys):
     monkeypatch.setattr(nano, "P", 2)
     monkeypatch.setattr(nano, "T", 12)
     monkeypatch.setattr(nano, "verify", lambda answer, text: len(text) % 2.0)
-    nano.main(base_steps=2, steps=2)
+    nano.main(base_steps=2, steps=1)
     printed = capsys.readouterr().out
     with pretend.cuda():
-        nano.main(base_steps=2, steps=2)
+        nano.main(base_steps=2, steps=1)
         assert torch.empty(0).is_cuda
         torch.set_default_device(None)
     assert capsys.readouterr().out == printed

@@ -48,15 +48,6 @@ def load(write):
 
 
 @pytest.fixture
-def read(load):
-    """read(lines): (prompt, answer) of the problems of a file."""
-    def call(lines):
-        task = load(lines, [{"prompt": "held out", "answer": 0}])
-        return [(problem.prompt, problem.answer) for problem in task.train]
-    return call
-
-
-@pytest.fixture
 def refused(capsys):
     """refused(function, *args, said=...): exit code 2, and one line of ASCII that says this."""
     def call(function, *args, said):
@@ -80,17 +71,24 @@ def verify(answer, text):
 
 # ---- lines -----------------------------------------------------------------------------------
 
+TEXTS = ["7", "1/2", "1/0", ".5", "$1,234.50", "18%", "-", "%", "1,2", "Paris", "a b", "x<3",
+         "\\frac{1}{2}", "\\boxed{7}", "}", "\u0667", "\u4e2d", "nan", "two\nlines", "\x00"]
+
+
 @pytest.mark.parametrize("answer, wanted", [
-    ("7", "7"), ("twelve", "twelve"), (" 7\n", "7"), ("a b", "a b"), (7, "7"), (-7, "-7"),
-    (0, "0"), (0.5, "0.5"), (3.0, "3.0"), (1e-5, "0.00001"), (-2.5e-7, "-0.00000025"),
-    (1e22, "10000000000000000000000"), (12345678901234567890, "12345678901234567890"),
-    ("inf", "inf"), ("nan", "nan"), ("1e5", "1e5"), ("\u00e9\u4e2d", "\u00e9\u4e2d")])
-def test_an_answer_is_a_text_or_a_number(read, answer, wanted):
-    assert read([{"prompt": "q", "answer": answer}]) == [("q", wanted)]
+    *zip(TEXTS, TEXTS), (" padded\n", "padded"), (7, "7"), (-7, "-7"), (0, "0"), (3.0, "3.0"),
+    (1e-5, "0.00001"), (1e22, "10000000000000000000000"), (10 ** 80, f"1{80 * '0'}")])
+def test_an_answer_is_a_text_or_a_number_and_right(load, answer, wanted):
+    task = load([{"prompt": "q", "answer": answer}], [{"prompt": "held out", "answer": 0}])
+    [problem] = task.train
+    assert (problem.prompt, problem.answer) == ("q", wanted)
+    assert task.verify(problem, f"<answer>{wanted}</answer>") == 1.0
+    assert task.verify(problem, f"<answer>{wanted}1</answer>") == 0.0
+    assert task.is_correct(problem, 1.0) and not task.is_correct(problem, 0.0)
 
 
-BAD = ["nothing", "{", '{"prompt": "q", "answer": 1', '{"prompt": "q", "answer": 1} {}', "[]",
-       '{"prompt": "q"}', '{"prompt": "", "answer": 1}', '{"prompt": 7, "answer": 1}',
+BAD = ["{", '{"prompt": "q", "answer": 1} {}', "[]", '{"prompt": "q"}',
+       '{"prompt": "", "answer": 1}', '{"prompt": 7, "answer": 1}',
        '{"prompt": "q", "answer": null}', '{"prompt": "q", "answer": true}',
        '{"prompt": "q", "answer": [1]}',
        '{"prompt": "q", "answer": " \\n"}', '{"prompt": "q", "answer": NaN}',
@@ -109,9 +107,10 @@ def test_a_line_that_is_no_problem_is_refused_with_its_number(refused, load, lin
             said=f"--eval_data {tmp_path / 'test.jsonl'}: line 1 is not")
 
 
-def test_a_file_is_read_as_editors_and_other_systems_write_it(read):
+def test_a_file_is_read_as_editors_and_other_systems_write_it(load):
     lines = ['\ufeff{"prompt": "a\u2028b", "answer": 1}\r', " ", '{"prompt": "c", "answer": 2}']
-    assert read(lines) == [("a\u2028b", "1"), ("c", "2")]
+    found = load(lines, [{"prompt": "held out", "answer": 0}]).train
+    assert [problem[:2] for problem in found] == [("a\u2028b", "1"), ("c", "2")]
 
 
 def test_a_file_that_cannot_be_read_is_refused(refused, write, tmp_path):
@@ -128,7 +127,6 @@ def test_a_file_with_too_few_problems_is_refused(refused, load, tmp_path):
     name = f"--data {tmp_path / 'train.jsonl'}: "
     trained = next(record for record in records(20) if not is_in_tenth(record["prompt"]))
     tested = next(record for record in records(99) if is_in_tenth(record["prompt"]))
-    refused(load, [], said=name + "there are no held-out problems")
     refused(load, [trained], said=name + "there are no held-out problems")
     refused(load, [tested], said=name + "there are no training problems")
     refused(load, records(9), records(9), said=name + "there are no training problems")
@@ -159,18 +157,14 @@ def test_the_scripts_functions_sample_from_both_parts(load):
     assert set(test) <= set(task.test) and len(set(test)) > 20
     assert set(train) <= set(task.train) and len(set(train)) > 100
     assert {problem.task for problem in (*test, *train)} == {"train"}
-    assert len(common.held_out_problems(task, 10)) == 10
     assert sorted(common.held_out_problems(task, 512)) == sorted(task.test)
     other_answer = load(records(20), [{"prompt": "q7", "answer": 8}])
     assert "q7" not in prompts(other_answer.train)
-    few = load(records(2_000), records(3, "new"))
-    assert sorted(common.held_out_problems(few, 512)) == sorted(few.test)
 
 
 # ---- the order -------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize("size", [1, 7, 45, 100])
+@pytest.mark.parametrize("size", [7, 100])
 def test_steps_of_any_size_go_through_the_same_order(load, size):
     task = load(records(50))
     together = task.passes(0, 300)
@@ -186,30 +180,25 @@ def test_steps_of_any_size_go_through_the_same_order(load, size):
 
 RIGHT = [
     # the one answer block comes first
-    ("7", "<answer>7</answer>"), ("7", "<think>8</think><answer> 7\n</answer> or 9"),
-    ("7", "\\boxed{8} <answer>7</answer> 9"), ("7", "<answer>7.0</answer>"),
+    ("7", "<think>8</think><answer> 7\n</answer> or 9"), ("7", "\\boxed{8} <answer>7</answer> 9"),
     # then the last box
-    ("7", "\\boxed{7}"), ("7", "\\boxed{5}, no, \\boxed{ 7 }. There are 3"),
+    ("7", "\\boxed{5}, no, \\boxed{ 7 }. There are 3"),
     ("\\frac{1}{2}", "\\boxed{\\frac{1}{2}} or 1"), ("{{}}{}", "\\boxed{{{}}{}} }"),
     # then the last number
-    ("7", "7"), ("7", "5 + 2 is 7."), ("7", "3, 5, 7"), ("7", "it is 7, I think"), ("2", "5-3=2"),
-    ("3", "5-3"), ("-3", "2-5=-3"), ("-3", "it is -3."), ("7", "at 12:07"), ("7", "x7"),
-    ("1234.5", "It costs $1,234.50."), ("1234567", "1,234,567 people"), ("1234567", "1234567"),
+    ("7", "3, 5, 7"), ("7", "it is 7, I think"), ("2", "5-3=2"), ("3", "5-3"), ("-3", "it is -3."),
+    ("7", "at 12:07"), ("7", "x7"), ("1234.5", "It costs $1,234.50."), ("1234567", "1234567"),
     ("-20", "-$20"), ("0.5", "about .5"), ("-0.5", "-.5"), ("5", "so...5"), ("5", "6..5"),
     ("18", "18%"), ("1/2", "1/2 of it"), ("0.5", "3/6"), ("7", "\u0663 7 \u0663"),
     # numbers are equal, however they are written
-    ("1234.5", "<answer>$1,234.50</answer>"), ("18", "<answer>18%</answer>"),
-    ("18", "<answer>18 %.</answer>"), ("1/2", "<answer>0.5</answer>"), ("0.5", "\\boxed{1/2}"),
-    ("$1,234.50", "<answer>1234.5</answer>"), ("18%", "<answer>18</answer>"),
-    ("-5", "it is \u22125"), ("5", "\\boxed{$5$}"), ("-5", "\\boxed{$-5$}"), ("5", "\\boxed{\\$5}"),
-    ("18", "\\boxed{18\\%}"), ("-7", "\\boxed{-07}"), ("0", "<answer>-0.00</answer>"),
-    (".5", "<answer>0.5</answer>"), ("2", "<answer>4/02</answer>"),
-    ("1000000", "<answer>1,000,000</answer>"), ("1e5", "<answer>1e5</answer>"),
+    ("1234.5", "<answer>$1,234.50</answer>"), ("18", "<answer>18 %.</answer>"),
+    ("1/2", "<answer>0.5</answer>"), ("0.5", "\\boxed{1/2}"), ("18%", "<answer>18</answer>"),
+    ("$1,234.50", "<answer>1234.5</answer>"), ("-5", "it is \u22125"), ("-5", "\\boxed{$-5$}"),
+    ("5", "\\boxed{\\$5}"), ("18", "\\boxed{18\\%}"), ("-7", "\\boxed{-07}"),
+    ("0", "<answer>-0.00</answer>"), (".5", "<answer>0.5</answer>"), ("2", "<answer>4/02</answer>"),
     ("12345678901234567890", "<answer>12345678901234567890.0</answer>"),
-    ("0.1", "<answer>0.10000000000000000000</answer>"),
     # words, to the letter
     ("Paris", "<answer>Paris</answer>"), ("a  b", "\\boxed{ a  b }"),
-    ("1,2", "<answer>1,2</answer>"), ("x<3", "<answer>x<3</answer>"),
+    ("1e5", "<answer>1e5</answer>"), ("x<3", "<answer>x<3</answer>"),
     ("1/0", "<answer>1/0</answer>")]
 
 
@@ -268,15 +257,3 @@ def test_a_hostile_text_is_worth_nothing_and_costs_nothing(text):
     for answer in ("77", "word", "7/2"):
         assert verify(answer, text) == 0.0
         assert takes_less_than(0.5, verify, answer, text)
-
-
-@pytest.mark.parametrize("answer", [
-    "7", 7, -7, 0, 0.5, -0.25, 1e-5, 1e22, 3.0, 12345678901234567890, 10 ** 80, "1/2", "1/0", ".5",
-    "$1,234.50", "18%", "5.", "-", "%", "$", "1,2", "Paris", "a b", " padded ", "x<3",
-    "\\frac{1}{2}", "\\boxed{7}", "}", "\u0667", "\u4e2d", "nan", "two\nlines", "\x00"])
-def test_the_answer_of_a_line_is_right(load, answer):
-    task = load([{"prompt": "q", "answer": answer}], [{"prompt": "held out", "answer": 0}])
-    [problem] = task.train
-    assert task.verify(problem, f"<answer>{problem.answer}</answer>") == 1.0
-    assert task.verify(problem, f"<answer>{problem.answer}1</answer>") == 0.0
-    assert task.is_correct(problem, 1.0) and not task.is_correct(problem, 0.0)

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 import torch
-from conftest import every_script
+from conftest import scripts
 from small_runs import INSTANT, arguments, lines, read_summary, resume, steps
 
 import common
@@ -61,22 +61,22 @@ def test_the_problems_and_demonstrations_of_a_seed_stay_the_same(name, checksum)
 
 @pytest.mark.parametrize("flags, words", [
     *(({"task": f"arithmetic:{level}"}, "a number from 2 to 99, or a range")
-      for level in ("1", "7-3", "3-", "-3", "3-x", "0-4", "1.5", "3-4-5", "x", "\u0663", "100")),
+      for level in ("1", "7-3", "3-", "0-4", "1.5", "3-4-5", "x", "\u0663", "100")),
     ({"task": "countdown:3-10"}, "only 9 different digits"),
     *(({"task": f"gridworld:{level}"}, "share of moves")
-      for level in ("2", "-0.1", "nan", "1e-3", "0.2-0.3", "x")),
+      for level in ("2", "-0.1", "nan", "1e-3")),
     ({"task": "lookup:3"}, "lookup has no levels"),
     *(({"task": name}, f"there are {', '.join(NAMES)}")
-      for name in ("chess", "", "arithmetic,", "../common", "Countdown")),
+      for name in ("chess", "", "arithmetic,", "../common")),
     *(({"task": f"arithmetic,{name}"}, f"{name}.py does not define")
-      for name in ("mix", "rewards", "preferences", "pairs", "problems", "calls", "__init__")),
+      for name in ("mix", "__init__")),
     ({"task": "lookup,arithmetic:3,arithmetic:7"}, "names a task twice"),
     ({"curriculum": True}, "of one difficulty"),
     ({"curriculum": True, "task": "gridworld:0.2,lookup"}, "luck decides"),
     ({"scale_rewards": "mean", "task": "lookup,gridworld"}, "may be negative"),
     ({"reward": "model", "task": "gridworld:0.2"}, "no right and wrong"),
     *(({"reward": names}, "growing_length")
-      for names in ("", "acuracy", "accuracy+", "accuracy,format", "format+format", "__doc__")),
+      for names in ("", "acuracy", "accuracy+", "format+format", "__doc__")),
     *(({"reward": f"accuracy+{name}", "task": "lookup,arithmetic"}, "lookup, not arithmetic")
       for name in ("fine", "coarse"))], ids=str)
 def test_what_a_task_cannot_do_is_refused_in_one_line(flags, words, capsys):
@@ -89,20 +89,20 @@ def test_what_a_task_cannot_do_is_refused_in_one_line(flags, words, capsys):
 
 # ---- problems and splits ---------------------------------------------------------------------
 
-@pytest.mark.parametrize("name", ["arithmetic:2", "arithmetic:3-7", "countdown", "gridworld",
-                                  "gridworld:0.3", "lookup", "arithmetic,lookup"])
+@pytest.mark.parametrize("name", [
+    "arithmetic:3-7", "countdown", "gridworld:0.3", "lookup", "arithmetic,lookup"])
 def test_held_out_problems_are_different_and_occur_neither_in_training_nor_in_the_warm_start(name):
     task = load(name)
-    problems = common.held_out_problems(task, 512)
+    problems = common.held_out_problems(task, 200)
     found = {problem.prompt for problem in problems}
-    assert 10 < len(set(problems)) == len(problems) <= 512
+    assert 10 < len(set(problems)) == len(problems) <= 200
     assert {problem.task for problem in problems} == set(name.partition(":")[0].split(","))
-    learned = common.sample_problems(task, 2000, 0)
+    learned = common.sample_problems(task, 1000, 0)
     for phase in ("textbook", "forum", "cold_start"):
-        learned = learned + common.sample_problems(task, 300, 0, phase=phase)
+        learned = learned + common.sample_problems(task, 100, 0, phase=phase)
     assert not found & {problem.prompt for problem in learned}
     assert all(map(task.is_held_out, problems)) and not any(map(task.is_held_out, learned))
-    assert common.held_out_problems(load(name), 512) == problems
+    assert common.held_out_problems(load(name), 200) == problems
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -157,7 +157,7 @@ def put(tmp_path, monkeypatch, restored_ctrl_c):
     return write
 
 
-@every_script
+@scripts("grpo", "dpo")
 def test_a_task_is_one_file_with_defaults_of_flags_which_what_is_given_overrides(script, put):
     put(TASK)
     flags = {"task": "parrot", "base_steps": 3, "num_prompts": 8, "max_steps": 2}
@@ -188,12 +188,10 @@ def test_of_several_tasks_the_largest_default_counts_and_ours_for_a_task_without
 
 
 @pytest.mark.parametrize("source, words", [
-    *((TASK.replace(f"def {method}(", f"def other_{method}("), f"does not define {method}")
-      for method in ("sample", "demonstration", "verify")),
+    (TASK.replace("def verify(", "def other("), "does not define verify"),
     (TASK.replace("prompt_width = 6", ""), "does not define prompt_width"),
-    (TASK.replace("class Parrot(Task)", "class Parrot"), "does not define one subclass"),
     (TASK + "\n\nclass Crow(Parrot):\n    pass\n", "does not define one subclass"),
-    ("", "does not define one subclass")], ids=range(7))
+    ("", "does not define one subclass")], ids=range(4))
 def test_a_file_without_one_complete_task_is_refused_with_what_it_lacks(put, capsys, source, words):
     put(source)
     with pytest.raises(SystemExit) as stop:
@@ -207,18 +205,11 @@ def test_a_file_without_one_complete_task_is_refused_with_what_it_lacks(put, cap
 class Diary(tasks.Task):
     """Counts the groups that it sees, pays 2 for a completion, each token a third of it."""
     prompt_width = 2
-    call_tokens = ("!",)
 
     def __init__(self, name):
         super().__init__(None)
         self.name = name
         self.machinery = grpo
-
-    def sample(self, rng):
-        return Problem(f"{rng.randrange(10)}=", "")
-
-    def verify(self, problem, text):
-        return 0.0
 
     def rewards(self, batch, step):
         return 2.0 + step + torch.zeros(batch.is_correct.shape)
@@ -230,9 +221,6 @@ class Diary(tasks.Task):
         seen = self.state.get(self.name, 0) + len(batch.is_correct)
         self.state[self.name] = seen
         return {f"{self.name}/seen": seen}
-
-    def respond(self, problem, text):
-        return "tick"
 
 
 def test_a_mix_gives_each_task_its_share_and_its_own_problems_and_demonstrations():
@@ -285,10 +273,9 @@ def test_each_task_of_a_mix_rewards_and_observes_its_own_groups():
 
 # ---- the curriculum --------------------------------------------------------------------------
 
-@pytest.mark.parametrize("rate, expected", [
-    (0.5, 1.0), (0.9, 0.36), (0.1, 0.36), (0.0, 0.05), (1.0, 0.05), (0.25, 0.75)])
-def test_a_curriculum_prefers_what_is_solved_half_of_the_time_and_forgets_nothing(rate, expected):
-    assert preference(rate) == pytest.approx(expected)
+def test_a_curriculum_prefers_what_is_solved_half_of_the_time_and_forgets_nothing():
+    found = [preference(rate) for rate in (0.0, 0.1, 0.25, 0.5, 0.9, 1.0)]
+    assert found == pytest.approx([0.05, 0.36, 0.75, 1.0, 0.36, 0.05])
 
 
 def test_training_problems_are_drawn_in_proportion_to_the_weights_of_their_difficulty():
@@ -307,15 +294,6 @@ def test_training_problems_are_drawn_in_proportion_to_the_weights_of_their_diffi
     assert common.held_out_problems(task, 50) == common.held_out_problems(plain, 50)
     shown = common.sample_problems(plain, 50, 0, phase="forum")
     assert common.sample_problems(task, 50, 0, phase="forum") == shown
-
-
-def test_a_curriculum_of_a_mix_goes_by_task_and_difficulty():
-    task = load("arithmetic:3,lookup", curriculum=True)
-    task.state["rates"] |= {"arithmetic-3": 0.5, "lookup-1": 0.0, "lookup-2": 0.5}
-    found = levels(common.sample_problems(task, 3000, 0))
-    expected = 2000 * 0.05 / 2
-    assert abs(found["lookup-1"] - expected) < 4 * expected ** 0.5
-    assert abs(found["arithmetic-3"] - 2 * found["lookup-2"]) < 5 * 2000 ** 0.5
 
 
 def test_the_share_of_right_answers_is_a_running_mean_for_each_difficulty_that_a_checkpoint_keeps():
