@@ -363,7 +363,7 @@ class GPT(nn.Module):
         self.norm = nn.RMSNorm(cfg.hidden_size)
         half = cfg.hidden_size // cfg.num_attention_heads // 2
         frequencies = 10_000.0 ** (-torch.arange(half) / half)
-        self.register_buffer("frequencies", frequencies)        # so other head sizes fail to load
+        self.register_buffer("frequencies", frequencies)        # another head size fails to load
         generator = common.generator(cfg.base_seed, "weights")
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
@@ -394,8 +394,8 @@ class GPT(nn.Module):
 
 def take(cache, rows):
     """Keep only `rows` of a cache, in this order; a row may be taken several times."""
-    for layer, kv in cache.items():
-        cache[layer] = kv[:, rows]
+    for block, kv in cache.items():
+        cache[block] = kv[:, rows]
 
 
 def logprobs(logits, tokens, temperature=1.0, kernel="auto"):
@@ -468,7 +468,7 @@ def rollout(model, prompts, problems, cfg, uniforms=None):
             break
         if not continues.all():
             take(cache, continues)
-        hidden = model.hidden(token[continues, None], cache)                      # (b, 1, D)
+        hidden = model.hidden(token[continues, None], cache)                    # (b, 1, D)
     return tokens, mask, logps, entropy, mask.sum(dim=1).long()
 
 
@@ -479,7 +479,7 @@ def complete(policy, task, cfg, problems, generator=None):
     if generator is not None:
         shape = (len(problems), cfg.max_completion_length)
         uniforms = torch.rand(shape, generator=generator).to(cfg.device)        # (B, T)
-    roll_out = task.rollout or rollout          # a task's own inserts text, or is a CUDA graph
+    roll_out = task.rollout or rollout          # a tool's inserts text; kernels/ has a CUDA graph
     tokens, mask, logps, entropy, lengths = roll_out(policy, prompts, problems, cfg, uniforms)
     rows = zip(tokens.tolist(), lengths.tolist())
     texts = [decode([i for i in ids[:length] if i != EOS]) for ids, length in rows]
@@ -529,7 +529,7 @@ def warm_start(model, task, cfg):
     momenta = {matrix: torch.zeros_like(matrix) for matrix in matrices}
     others = [weight for weight in model.parameters() if weight not in momenta]
     adamw = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)
-    # Two halves of a batch at a time are 1.4 times faster on two cores. On MPS they would crash.
+    # Two threads, each with half of a batch, are 1.4 times faster on two cores. On MPS they crash.
     num_parts = 2 if cfg.device == "cpu" else 1
     with ThreadPoolExecutor(num_parts) as pool:
         for step in tqdm(range(cfg.base_steps), "warm start", leave=False, disable=None):
@@ -546,11 +546,11 @@ def warm_start(model, task, cfg):
             adamw.param_groups[0]["lr"] = rate
             adamw.step()
             for matrix, momentum in momenta.items():
-                muon_step(matrix, momentum, 5 * rate)   # orthogonal steps are small for a matrix
+                muon_step(matrix, momentum, 5 * rate)   # an orthogonal step is small per entry
 
 
 def gradient(model, batch, rows):
-    """What some rows of a batch add to the gradient of its mean -log pi(o_t). -> list of tensors"""
+    """The part of some rows in the gradient of the batch's mean -log pi(o_t). -> list of tensors"""
     prompts, tokens, mask, lengths = batch
     T = int(lengths[rows].max())
     tokens = tokens[rows, :T]                                                   # (b, T)
@@ -567,8 +567,7 @@ def muon_step(matrix, momentum, rate):
     momentum.lerp_(matrix.grad, 0.05)
     x = matrix.grad.lerp(momentum, 0.95)                # as Nesterov
     is_tall = len(matrix) > matrix.shape[1]
-    x = x.T if is_tall else x
-    x = x / (x.norm() + 1e-7)
+    x = (x.T if is_tall else x) / (x.norm() + 1e-7)
     for _ in range(5):                                  # takes all singular values close to 1
         gram = x @ x.T
         x = 3.4445 * x + (2.0315 * gram @ gram - 4.775 * gram) @ x

@@ -231,6 +231,7 @@ class Run(common.Run):
 
     def finish(self):
         signal.signal(signal.SIGINT, self.leave)
+        self.is_interrupted = False                     # all steps are saved
         return super().finish()
 
     def interrupt(self, *_):
@@ -246,6 +247,7 @@ class Run(common.Run):
             self.write_checkpoint()
         if is_interrupted:
             self.leave()
+        self.step_clock = time.perf_counter()
 
     def write_checkpoint(self):
         folder = self.folder / f"checkpoint-{self.step}"

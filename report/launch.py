@@ -12,8 +12,9 @@ FOLDER = Path(__file__).resolve().parent
 
 def main():
     if len(sys.argv) < 2 or sys.argv[1] in ("-h", "--help"):
-        raise SystemExit(__doc__)
-    name = sys.argv.pop(1).removesuffix(".py")
+        print(__doc__)
+        return
+    name = sys.argv.pop(1).removesuffix(".py").replace("/", ".")
     path = FOLDER / name.replace(".", "/")
     if not path.with_suffix(".py").is_file() and not (path / "__main__.py").is_file():
         print(f"error: {name}: there is no such script or command in {FOLDER}", file=sys.stderr)

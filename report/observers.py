@@ -172,6 +172,8 @@ class Answers:
     """greedy.jsonl, what the policy answers to the same held-out problems whenever it is evaluated,
     and evaluation.jsonl, what the base and the trained policy did, side by side."""
 
+    examples = ()                   # of the last evaluation; a resumed run may have none
+
     def evaluate(self, run, scores):
         self.examples = scores.pop("examples", [])
         step = run.step
@@ -183,7 +185,7 @@ class Answers:
         logged = read_log(run.folder, "greedy")
         before = logged[0]["examples"] if logged else []
         lines = []
-        for base, trained in zip(before, self.examples):
+        for base, trained in zip(before, self.examples or before):
             lines.append(json.dumps({"prompt": base["prompt"], "answer": base["answer"],
                                      "base": base, "trained": trained}) + "\n")
         common.write(run.folder / "evaluation.jsonl", "".join(lines))

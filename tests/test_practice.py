@@ -180,7 +180,7 @@ def test_a_right_file_is_trained_with(folder, monkeypatch, capsys):
     assert command[-1] == folder / "runs/practice-grpo" and cwd == folder
     (folder / "common.py").write_text((ROOT / "common.py").read_text())
     done = train([*command, "--help"], cwd=cwd, capture_output=True, text=True)
-    assert "loss_type: " in done.stdout
+    assert "--loss_type" in done.stdout
 
 
 # ---- hunts -----------------------------------------------------------------------------------

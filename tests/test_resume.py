@@ -100,6 +100,13 @@ def test_the_evaluation_of_a_finished_run_stays_until_another_takes_its_place(ne
     assert (folder / "evaluation.jsonl").read_text() == before != ""
 
 
+def test_a_run_that_only_made_the_base_is_resumed_and_keeps_its_answers(new_run):
+    folder = new_run(max_steps=0)
+    before = (folder / "evaluation.jsonl").read_text()
+    resume(folder)
+    assert (folder / "evaluation.jsonl").read_text() == before != ""
+
+
 def test_a_run_from_before_a_flag_was_invented_goes_on_with_its_default(script, new_run, whole):
     folder = new_run(max_steps=5)
     path = folder / "config.json"

@@ -100,6 +100,7 @@ def test_init_from_begins_with_the_policy_of_the_other_run(
     assert not Path("runs/base").exists()           # no base of the shared ones is made of it
 
 
+@every_script
 def test_a_run_stops_when_five_batches_in_a_row_are_accurate_enough(new_run, monkeypatch):
     judge = tasks.Task.judge
 
@@ -114,7 +115,7 @@ def test_a_run_stops_when_five_batches_in_a_row_are_accurate_enough(new_run, mon
     rates = iter([1] * 10)
     assert len(steps(new_run(stop_at=2))) == 10
     rates = iter([1] * 10)
-    assert len(steps(new_run(stop_at=0.5))) == 5
+    assert len(steps(new_run(stop_at=0))) == 5
 
 
 def test_a_metric_that_a_step_does_not_have_is_an_empty_cell(new_run, capsys):
