@@ -26,6 +26,7 @@ from lab.docs import DOCS, ROOT, table
 from lab.speed import MACHINE, NAME, SLUG
 from learn.sync import SCRIPTS
 from report import parser, start
+from report.logs import read_log
 
 FOLDER = ROOT / "runs" / "gpu"
 SECONDS = 540                   # of all commands
@@ -102,6 +103,14 @@ def compare(whole, resumed):
     return f"weights differ by up to {largest:.1e} from those of {whole.name}" if largest else "ok"
 
 
+def compare_kernels(triton, torch):
+    """Name the metrics of the first step that differ by more than a token or two make. -> str"""
+    one, other = (read_log(run, "metrics")[0] for run in (triton, torch))
+    names = [name for name in ("loss", "reward", "entropy", "completions/mean_length", "grad_norm")
+             if name in one and abs(one[name] - other[name]) > 0.01 + 0.03 * abs(other[name])]
+    return f"differs from {triton.name} in {', '.join(names)}" if names else "ok"
+
+
 def summary(log):
     """The line of a log that says most: the error, the scores, or the last line. -> str"""
     text = log.read_text(errors="replace").partition("Fatal Python error")[0].strip()
@@ -144,6 +153,9 @@ def main(argv=None):
         outcome = run(command, max(0, min(limit, end - began)), log, env)
         if (name, outcome) == ("resumed", "ok"):
             outcome = compare(FOLDER / "grpo-triton", FOLDER / "resumed")
+        script, _, kernel = name.rpartition("-")
+        if (kernel, outcome) == ("torch", "ok") and results[f"{script}-triton"][0] == "ok":
+            outcome = compare_kernels(FOLDER / f"{script}-triton", FOLDER / name)
         results[name] = outcome, time.perf_counter() - began, log
         print(f"{name:17}{outcome}: {summary(log)}"[:84], flush=True)
         path.write_text(report(results))

@@ -110,6 +110,17 @@ def test_a_resumed_run_has_the_weights_of_a_whole_one(tmp_path):
     assert "by up to 2.5e-01" in gpu.compare(tmp_path / "whole", tmp_path / "other")
 
 
+@pytest.mark.parametrize("change, outcome", [
+    ({}, "ok"), ({"reward": 0.52}, "ok"), ({"reward": 0.6}, "differs from one in reward"),
+    ({"entropy": 1.1, "grad_norm": 0.2}, "differs from one in entropy, grad_norm")])
+def test_a_first_step_by_torch_that_is_another_than_by_triton_is_named(tmp_path, change, outcome):
+    metrics = {"reward": 0.5, "entropy": 1.0, "grad_norm": 0.5}
+    for name, line in (("one", metrics), ("other", metrics | change)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    assert gpu.compare_kernels(tmp_path / "one", tmp_path / "other") == outcome
+
+
 def test_each_command_is_a_module_with_flags_that_it_has():
     found = gpu.commands(dry_run=False)
     assert next(iter(found.values()))[1].startswith("grpo --task arithmetic --output_dir")
