@@ -103,8 +103,8 @@ def name_ends(axis, ends, room):
 
 
 def dots(rows, title, form=".2f", given=None, level=None, **axes):
-    """{name: a number for each seed}: rows of dots, and means, of logarithms on a logarithmic axis.
-    level: (x, words) of a line, where arrows stand for numbers that are inf."""
+    """{name: a number for each seed}: rows of dots, and means. level: (x, words) of a line, where
+    arrows stand for numbers that are inf."""
     def fill(axis):
         for row, name in enumerate(rows):
             values = numpy.ravel(rows[name])
@@ -112,8 +112,7 @@ def dots(rows, title, form=".2f", given=None, level=None, **axes):
             bound = "" if is_known.all() else "> "
             if bound:
                 values = numpy.where(is_known, values, level[0])
-            is_log = axes.get("xscale") == "log"
-            mean = numpy.exp(numpy.log(values).mean()) if is_log else values.mean()
+            mean = values.mean()
             colour = (SCRIPTS | (given or {})).get(name, BLUE)
             below = row + 0.24 * numpy.linspace(-1, 1, len(values)) * (len(values) > 1)
             size = 34 if len(values) < 20 else 7

@@ -1,22 +1,22 @@
 """An experiment of the lab: what it measures, what it claims, and its page.
 
-lab/NAME.py is an experiment, run by `python -m lab NAME` (make lab-NAME). Its docstring is a title
-and paragraphs: Claim, Prediction and Method, written before the first run, and Outcome, which says
-afterwards what of the prediction was right. It has
+lab/claims/NAME.py is an experiment, run by `python -m lab NAME` (make lab-NAME). It has
 
-  EXPERIMENT = Experiment(__file__, __doc__, seeds=range(5))
+  EXPERIMENT = Experiment(__file__, seeds=range(5))
   EXPERIMENT.runs("runs", {case: command line}, metrics)
   @EXPERIMENT.measure([case ..])
   def things(seed, case):       -> {column: a number, or a list with one for each step}
-  def page(runs, things):       yields Claim; Picture, two at most; tables as Markdown; Block
+  def page(runs, things):       yields Claim; a Picture; tables as Markdown; Block
 
 `page` gets what was found as {case: {column: array}}, in which the first axis of an array is that
-of the seeds. docs/lab/NAME.json keeps it, docs/lab/NAME.md tells it, docs/lab.md has the findings.
+of the seeds. docs/lab/NAME.json keeps it, and docs/lab.md has the findings. docs/lab/NAME.md is
+written by hand first: a title, and under ## the Claim, the Prediction and the Method, before the
+first run, and the Outcome, which says afterwards what of the prediction was right. The claims, the
+picture and the tables are put in above.
 """
 import concurrent.futures
 import importlib
 import json
-import math
 import multiprocessing
 import re
 import shlex
@@ -30,27 +30,27 @@ import torch
 
 from lab.docs import DOCS, MACHINE, put, run, table
 from lab.draw import Picture
-from lab.verdict import OURS, Claim
+from lab.verdict import NO_VERDICT, OURS, Claim
 from report.logs import read_log
 
 NAMES = ("hacking", "bugs", "sharpen", "kl", "seeds", "signal", "trust", "wrongrewards", "variance",
          "credit", "critic", "reuse", "staleness", "offline", "methods", "masking", "zero", "r1")
 # The order of docs/lab.md, and of make lab; so many have their picture there:
 FINDINGS = 5
-ENDINGS = (".png", "-2.png")            # of the files of the pictures
+# Of runs of which the batches alone are looked at:
+UNSCORED = "--stop_at 2 --eval_steps 1000 --num_eval_problems 1 --num_eval_samples 1"
+# A page: its title, what is put in, its words, and the foot, which a new page lacks.
+PAGE = re.compile("(# .*?\n).*?(## Claim\n.*?\n)(?:\n`make lab-.*)?", re.S)
 
 
 class Experiment:
-    def __init__(self, file, told, seeds, one_base=False):
+    def __init__(self, file, seeds, one_base=False):
         """one_base: all seeds of it begin with one base; else each seed has its own."""
         self.name = Path(file).stem
         self.seeds = list(seeds)
         self.one_base = one_base
         self.measures = {}                                      # name -> function, cases, seeds
         self.commands = []                                      # of all runs
-        heads = "Claim|Prediction|Method|Outcome"
-        self.title, *parts = re.split(rf"\n\n(?=(?:{heads})\. )", told.strip())
-        self.told = [part.split(". ", 1) for part in parts]
 
     def measure(self, cases, seeds=None):
         """Decorates a function of a seed and a case. seeds: others than those of the experiment."""
@@ -75,12 +75,9 @@ class Experiment:
                 for measure, (_, cases, seeds) in self.measures.items()
                 for case in cases for seed in seeds]
         done = [perform(jobs[0])]                               # which makes the first base
-        if processes > 1:
-            context = multiprocessing.get_context("spawn")      # a fork may hang with threads
-            with concurrent.futures.ProcessPoolExecutor(processes, context) as pool:
-                done += pool.map(perform, jobs[1:])
-        else:
-            done += map(perform, jobs[1:])
+        context = multiprocessing.get_context("spawn")          # a fork may hang with threads
+        with concurrent.futures.ProcessPoolExecutor(processes, context) as pool:
+            done += pool.map(perform, jobs[1:])
         found = {}
         for (_, measure, _, case), result in zip(jobs, done):
             columns = found.setdefault(measure, {}).setdefault(case, {})
@@ -110,18 +107,17 @@ class Experiment:
         return list(module(self.name).page(**found)), about
 
     def text(self, told, about):
-        """The page of the experiment. -> str"""
-        shown = [f"![{one.title}]({self.name}{ending})\n"
-                 for one, ending in zip(of(told, Picture), ENDINGS)]
-        parts = [f"# {self.title}\n", *shown[:1]]
+        """The page of the experiment, whose title and words stay as they are. -> str"""
+        title, words = PAGE.fullmatch(self.path(".md").read_text()).groups()
+        [picture] = of(told, Picture)
+        parts = [title, f"![{picture.title}]({self.name}.png)\n"]
         for heading, ours in (("What papers claim", False), ("What else we asked", True)):
             rows = [[claim.text, claim.source, claim.seen, claim.asked, claim.judged]
                     for claim in of(told, Claim) if (claim.source == OURS) == ours]
             heads = ["claim", "by", "effect (95% interval)", "claimed", "verdict"]
             if rows:
                 parts += [f"## {heading}\n", table(heads, rows)]
-        parts += ["## Numbers\n", *shown[1:], *of(told, str)]
-        parts += [f"## {word}\n\n{words}\n" for word, words in self.told]
+        parts += ["## Numbers\n", *of(told, str), words]
         seeds = max((seeds for *_, seeds in self.measures.values()), key=len)
         bases = ", all from one base" if self.one_base else ", each with its own base"
         bases *= len(seeds) > 1                                 # one has no luck in it
@@ -132,10 +128,10 @@ class Experiment:
         return "\n".join(parts)
 
     def publish(self):
-        """Draw the pictures, and write the pages."""
+        """Draw the picture, and write the pages."""
         told, about = self.load()
-        for picture, ending in zip(of(told, Picture), ENDINGS):
-            picture.save(self.path(ending))
+        [picture] = of(told, Picture)
+        picture.save(self.path(".png"))
         self.path(".md").write_text(self.text(told, about))
         for block in of(told, Block):
             put(*block, f"lab-{self.name}")
@@ -185,25 +181,31 @@ def rounded(values):
 
 
 def run_once(command, seed, metrics, scores):
-    """Run a command line. scores: those of the trained policy, "base: pass@1" that of the base.
-    -> {column: values}"""
+    """Run a command line: metrics of each step, and scores of the trained policy. -> columns"""
     script, *flags = shlex.split(command)
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work, "run")
         summary = run(script, folder, *flags, "--seed", seed)
         log = read_log(folder, "metrics")
-    known = summary["trained"] | {f"base: {name}": x for name, x in summary["base"].items()}
     columns = {name: [line.get(name) for line in log] for name in metrics}
-    return columns | {name: known[name] for name in scores}
+    return columns | {name: summary["trained"][name] for name in scores}
 
 
-def steps_to_level(curve, level):
-    """How many batches were learned from when the mean of two batches in a row reached `level`; inf
-    if none did. -> number"""
-    for step in range(1, len(curve)):
-        if curve[step - 1] + curve[step] >= 2 * level:
-            return step
-    return math.inf
+def means(rows, window):
+    """The means of so many steps in a row. (S, T) -> (S, T - window + 1)"""
+    return numpy.lib.stride_tricks.sliding_window_view(rows, window, axis=1).mean(axis=-1)
+
+
+def steps_to_level(rows, level, window=2):
+    """How many batches were learned from when the mean of `window` batches in a row had reached
+    `level`; inf if none did. (S, T) -> (S,)"""
+    is_there = means(rows, window) >= level
+    return numpy.where(is_there.any(axis=1), window - 1 + is_there.argmax(axis=1), numpy.inf)
+
+
+def transposed(rows):
+    """-> {column: a list with one for each row}, of rows that are dicts"""
+    return {column: [row[column] for row in rows] for column in rows[0]}
 
 
 def ratio(one, other, end, other_end=None):
@@ -216,9 +218,11 @@ def ratio(one, other, end, other_end=None):
     return {"values": values, "times": True, "bounds": bounds}
 
 
-def numbers(cases, columns, form=".3f", by=""):
-    """A row for each case {column: a number for each seed}: of {column: heading} the mean of the
-    seeds, and their span; of what is inf, how many never arrived. -> a table in Markdown"""
+def numbers(cases, columns=None, form=".3f", by=""):
+    """A row for each case {column: a number for each seed}, with all columns, or {column: heading}:
+    the mean of the seeds and their span; of what is inf, how many never arrived. -> a table in
+    Markdown"""
+    columns = columns or {column: column for column in next(iter(cases.values()))}
     rows = []
     for case, found in cases.items():
         row = [case]
@@ -248,7 +252,7 @@ def index():
             parts.append(f"![{first.finding}](lab/{name}.png)\n\n{source}: {first.text}. Here "
                          f"{first.judged}, {first.seen}. [More](lab/{name}.md)\n")
         for claim in claims:
-            if claim is first or getattr(claim, claim.verdict, ""):
+            if claim is first or claim.told and claim.verdict != NO_VERDICT:
                 rows.append([claim.finding, f"{claim.source}: {claim.text}", claim.seen,
                              claim.judged, f"[{name}](lab/{name}.md)"])
     heads = ["what was found", "claim", "effect (95% interval)", "verdict", "page"]

@@ -24,7 +24,7 @@ import torch
 import common
 from lab.docs import MACHINE, ROOT
 from lab.training import make_base
-from learn.practice.hunt import FLAGS, LEVELS, MEASURED, SHORT, distances, home, planted
+from learn.practice.hunt import FLAGS, LEVELS, MEASURED, SHORT, distances, planted
 from learn.practice.mistakes import MISTAKES, parse
 from learn.sync import SCRIPTS
 from report.logs import read_log
@@ -72,12 +72,13 @@ def start():
     sys.modules["report.page"] = None      # or each run would draw pictures
 
 
-def level_of(script, text, right, base):
+def try_mistake(script, text, right, base):
     """-> the level of a text with a mistake, 0 if it is no hunt; its run"""
-    if not is_fair((ROOT / script).read_text(), text):
+    source = (ROOT / script).read_text()
+    if not is_fair(source, text):
         return 0, {}
-    two = [run(script, one, 0, base, 2, 6) for one in (text, (ROOT / script).read_text())]
-    if not two[0] or numpy.allclose(two[0]["grad_norm"], two[1]["grad_norm"], 1e-4):
+    wrong, correct = (run(script, one, 0, base, 2, 6) for one in (text, source))
+    if not wrong or numpy.allclose(wrong["grad_norm"], correct["grad_norm"], 1e-4):
         return 0, {}
     found = run(script, text, 0, base)
     if not found or numpy.mean(found["reward"][-5:]) < numpy.mean(found["reward"][:5]) + RISE:
@@ -93,32 +94,21 @@ def measure(script, pool, tests):
     jobs = [pool.submit(run, script, source, seed, base) for seed in range(5)]
     runs = [job.result() for job in jobs]
     right = {name: [one[name] for one in runs] for name in runs[0]}
-    mutants = {planted(source, mutant): mutant for mutant in parse(MISTAKES.read_text())
-               if mutant.file in ("grpo.py", script) and source.count("\n".join(mutant.old)) == 1}
-    plants = list(mutants)
-    random.Random(script).shuffle(plants)
-    plants.sort(key=lambda plant: mutants[plant].file != script)        # its own come first
-    jobs = [pool.submit(level_of, script, text, right, base) for text, _, _ in plants]
-    found = []
-    for (text, first, last), job in zip(plants, jobs):
-        level, its_run = job.result()
-        mutant = mutants[text, first, last]
-        print(f"{script}: {mutant.name}: level {level}", flush=True)
-        test = tests.get((mutant.file, mutant.name))
-        if level and test:
-            place = home(text.split("\n"), first)
-            found.append((place, {"level": level, "mistake": mutant.name, "file": mutant.file,
-                                  "test": test, "run": its_run}))
+    mutants = [mutant for mutant in parse(MISTAKES.read_text())
+               if mutant.file in ("grpo.py", script) and source.count("\n".join(mutant.old)) == 1
+               and (mutant.file, mutant.name) in tests]
+    random.Random(script).shuffle(mutants)
+    mutants.sort(key=lambda mutant: mutant.file != script)              # its own come first
+    jobs = [pool.submit(try_mistake, script, planted(source, mutant)[0], right, base)
+            for mutant in mutants]
     hunts = []
-    places = []                             # as many different ones as there are
-    for level in LEVELS:
-        rest = [pair for pair in found if pair[1]["level"] == level]
-        for _ in range(min(A_LEVEL, len(rest))):
-            pair = min(rest, key=lambda pair: places.count(pair[0]))
-            rest.remove(pair)
-            places.append(pair[0])
-            hunts.append(pair[1])
-    return {"right": right, "hunts": hunts}
+    for mutant, job in zip(mutants, jobs):
+        level, its_run = job.result()
+        print(f"{script}: {mutant.name}: level {level}", flush=True)
+        if level and [hunt["level"] for hunt in hunts].count(level) < A_LEVEL:
+            hunts.append({"level": level, "mistake": mutant.name, "file": mutant.file,
+                          "test": tests[mutant.file, mutant.name], "run": its_run})
+    return {"right": right, "hunts": sorted(hunts, key=lambda hunt: hunt["level"])}
 
 
 def main():

@@ -19,20 +19,22 @@ from report import parser, start
 from report.logs import read_summary
 
 
-def row(seed, summary):
-    """A row of the table. -> {heading: cell}"""
-    base = summary["base"]
-    trained = summary["trained"]
-    return {
-        "seed": seed,
-        "greedy, base": f"{base['greedy']:.3f}",
-        "greedy, trained": f"{trained['greedy']:.3f}",
-        "pass@1": f"{base['pass@1']:.3f} -> {trained['pass@1']:.3f}",
-        "thinks": f"{base['think_share']:.2f} -> {trained['think_share']:.2f}",
-        "tokens": f"{base['mean_length']:.0f} -> {trained['mean_length']:.0f}",
-        "steps": summary["steps"],
-        "warm start": f"{summary['seconds_warm_start']:.0f} s",
-        "all": f"{summary['seconds_total']:.0f} s"}
+def seeds_table(results):
+    """results: seed -> summary of its run. -> str"""
+    rows = []
+    for seed, summary in results.items():
+        base, trained = summary["base"], summary["trained"]
+        rows.append([
+            seed, f"{base['greedy']:.3f}", f"{trained['greedy']:.3f}",
+            f"{base['pass@1']:.3f} -> {trained['pass@1']:.3f}",
+            f"{base['think_share']:.2f} -> {trained['think_share']:.2f}",
+            f"{base['mean_length']:.0f} -> {trained['mean_length']:.0f}", summary["steps"],
+            f"{summary['seconds_warm_start']:.0f} s", f"{summary['seconds_total']:.0f} s"])
+    heads = ["seed", "greedy, base", "greedy, trained", "pass@1", "thinks", "tokens", "steps",
+             "warm start", "all"]
+    seconds = statistics.median(summary["seconds_total"] for summary in results.values())
+    return (f"{table(heads, rows)}\nMedian of all: {seconds:.0f} s. Held-out problems, all "
+            f"different: {trained['problems']}; {MACHINE}.\n")
 
 
 def example(printed):
@@ -63,12 +65,7 @@ def main_job(seeds):
                 put("example", example(printed), "seeds")
                 shutil.copyfile(folder / "curve.png", DOCS / "curve.png")
     record("seeds", seeds=results)
-    rows = [row(seed, summary) for seed, summary in results.items()]
-    found = table(rows[0], [one.values() for one in rows])
-    seconds = statistics.median(summary["seconds_total"] for summary in results.values())
-    problems = results[seeds[0]]["trained"]["problems"]
-    put("table", f"{found}\nMedian of all: {seconds:.0f} s. Held-out problems, all different: "
-        f"{problems}; {MACHINE}.\n", "seeds")
+    put("table", seeds_table(results), "seeds")
 
 
 def nano(seeds):

@@ -1,19 +1,17 @@
-"""How fast all this is, beside what others offer: python -m lab.speed (make bench).
+"""How fast grpo.py is, compared with what others offer: python -m lab.speed (make bench).
 
-  logits   log-probs and entropies of N x V logits, and their gradient: kernels/logprob.py, torch
-           eager and compiled, TRL, and a copy that moves as many bytes. Needs a GPU.
-  rollout  the rollout of grpo.py beside `generate` of transformers, with the same weights; on a GPU
-           also beside itself without the CUDA graph.
-  step     a step of grpo.py beside one of TRL's GRPOTrainer, with the same weights and rewards.
+  step    a step of grpo.py and one of TRL's GRPOTrainer, with the same weights and rewards; on a
+          GPU also a step of grpo.py whose rollout is without the CUDA graph.
+  logits  log-probs and entropies of N x V logits, and their gradient: kernels/logprob.py, torch
+          eager and compiled, TRL, and a copy that moves as many bytes. Needs a GPU.
 
 All in a line of a table take turns, so that a slow minute of the machine is slow for all of them.
 Times are medians. A gain is the median of the ratios of neighbours in time, with quartiles.
-
 The lengths of completions are given beforehand, to both sides alike. "fixed": each has all its
 tokens. "ragged": nine of ten end after 4 to 8, as answers without thoughts do.
 
 Writes docs/bench-DEVICE.json after each row, and the tables in docs/speed.md from all such files.
-The columns of others need transformers and trl.
+The column of TRL needs transformers and trl.
 """
 import copy
 import functools
@@ -32,7 +30,7 @@ import torch
 import common
 import grpo
 from kernels.logprob import logprob, logprob_torch
-from lab import docs as runs
+from lab import docs
 from pretrained import export
 from report import parser, start
 
@@ -40,16 +38,14 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 NAME = torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu"
 SLUG = re.sub("[^a-z0-9]+", "-", NAME.lower())
 PACKAGES = [name for name in ("torch", "triton", "transformers", "trl") if find_spec(name)]
-VERSIONS = [f"{name} {version(name)}" for name in PACKAGES]
-MACHINE = ", ".join([f"{NAME}: {runs.MACHINE}", *VERSIONS])
+MACHINE = ", ".join([f"{NAME}: {docs.MACHINE}", *(f"{name} {version(name)}" for name in PACKAGES)])
 REPEATS = 5                             # after one that warms up
-ENOUGH = 40                             # seconds, after which 2 repeats will do
 LOGITS = [(8192, 32000), (8192, 50257), (8192, 128256), (8192, 151936), (65536, 512)]   # N, V
 SIZES = {                               # the flags in which a policy differs from the defaults
     "0.11M": {},
     "0.81M": {"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 392}}
 SHAPE = (32, 8, 32)                     # P, G, T
-TABLES = ("rollout", "step", "logits")
+TABLES = ("step", "logits")
 KINDS = ("fixed", "ragged", "ragged, 3 of 4 groups without signal")
 END = grpo.VOCAB_SIZE - 1               # stands for EOS in ours
 
@@ -73,59 +69,13 @@ def seconds(job):
 def take_turns(jobs, timer=seconds):
     """How long each job takes, several times. who: job -> who: list of seconds"""
     times = {who: [] for who in jobs}
-    for turn in range(1 + REPEATS):
+    for _ in range(1 + REPEATS):
         for who, job in jobs.items():
             times[who].append(timer(job))
-        if turn > 1 and sum(map(sum, times.values())) > ENOUGH:
-            break
     return {who: taken[1:] for who, taken in times.items()}     # the first one warms up
 
 
-# ---- 2. log-probs of logits ------------------------------------------------------------------
-
-def logits_row(shape, dtype, part):
-    """One pass over logits of a shape (N, V), forward or backward. -> dict"""
-    from triton.testing import do_bench
-    N, V = shape
-    logits = (3 * torch.randn(N, V, device=DEVICE)).to(dtype).requires_grad_()
-    tokens = torch.randint(V, (N,), device=DEVICE)
-    if part == "forward":
-        torch.compiler.reset()                  # else the ninth shape runs uncompiled
-    providers = {"ours": logprob, "torch": logprob_torch,
-                 "torch.compile": torch.compile(logprob_torch, dynamic=False)}
-    if find_spec("trl"):
-        from trl.kernels.logprob_entropy import selective_log_softmax_and_entropy
-        providers["TRL"] = selective_log_softmax_and_entropy
-
-    jobs = {}
-    for who, provider in providers.items():
-        jobs[who] = functools.partial(provider, logits, tokens)
-        if part == "backward":
-            logps, *_, entropy = jobs[who]()
-            ones = [torch.ones_like(x) for x in (logps, entropy)]
-            jobs[who] = functools.partial(
-                torch.autograd.grad, (logps, entropy), logits, ones, retain_graph=True)
-    # backward, logits are read and as many numbers written; forward, they are only read
-    copied = logits.detach()[:N if part == "backward" else N // 2]
-    jobs["copy"] = functools.partial(torch.empty_like(copied).copy_, copied)
-
-    def with_a_cold_cache(job):
-        return do_bench(job, warmup=5, rep=25, return_mode="median") / 1e3
-    of = {"logits": f"{N} x {V} {dtype}".replace("torch.", ""), "pass": part}
-    return {"of": of, "tokens": N, "seconds": take_turns(jobs, with_a_cold_cache)}
-
-
-# ---- 3. the same weights, lengths and rewards for both ---------------------------------------
-
-def lengths_of(kind, B, T):
-    """Tokens of each completion, END included. -> (B,)"""
-    if kind == "fixed":
-        return torch.full((B,), T)
-    generator = common.generator("lengths")
-    short = torch.randint(min(4, T), min(8, T) + 1, (B,), generator=generator)
-    is_short = torch.randperm(B, generator=generator) < B - B // 10
-    return torch.where(is_short, short, T)
-
+# ---- 2. the same weights, lengths and rewards for both ---------------------------------------
 
 def check_lengths(sampled, lengths):
     """RuntimeError if completions have other lengths than ordered: nothing would be comparable."""
@@ -134,7 +84,7 @@ def check_lengths(sampled, lengths):
 
 
 class Ours:
-    """grpo.py, whose shapes these are, with given lengths and one small optimizer step a batch."""
+    """grpo.py with given lengths and rewards, and one small optimizer step a batch."""
 
     def __init__(self, size, kind):
         P, G, T = SHAPE
@@ -149,10 +99,13 @@ class Ours:
         self.real_rollout = self.task.rollout or grpo.rollout
         self.task.rollout = self.complete
         problems = common.sample_problems(self.task, P, "bench")
-        prompts = grpo.encode_prompts(problems, self.task, DEVICE)
-        self.prompts = prompts.repeat_interleave(G, dim=0)                      # (B, W)
-        self.lengths = lengths_of(kind, P * G, T)                               # (B,)
-        self.num_tokens = int(self.lengths.sum())
+        self.width = grpo.encode_prompts(problems, self.task, DEVICE).shape[1]
+        self.lengths = torch.full((P * G,), T)          # tokens of a completion, END included
+        if kind != "fixed":
+            generator = common.generator("lengths")
+            short = torch.randint(4, 9, (P * G,), generator=generator)
+            is_short = torch.randperm(P * G, generator=generator) < P * G - P * G // 10
+            self.lengths = torch.where(is_short, short, T)
         # half of each group is right; in the last kind, only in every fourth group
         self.rewards = (torch.arange(G) % 2 == 0).float().repeat(P, 1)          # (P, G)
         if kind == KINDS[2]:
@@ -162,29 +115,21 @@ class Ours:
         self.uniforms = uniforms.to(DEVICE)                                     # (B, T)
 
     def complete(self, policy, prompts, problems, cfg, _):
-        """What takes the place of a script's rollout."""
+        """Sample as a script's rollout does, to the given lengths."""
         with patch.object(grpo, "EOS", END):
             outputs = self.real_rollout(policy, prompts, problems, cfg, self.uniforms)
         check_lengths(outputs[-1], self.lengths)
         return outputs
 
-    def rollout(self):
-        self.complete(self.policy, self.prompts, None, self.cfg, None)
-
-    def sample(self):
-        """-> Batch"""
+    def step(self):
+        """Sample a batch and learn from it. -> Batch"""
         batch = grpo.sample_batch(self.policy, self.task, self.cfg, 0)
         batch.rewards = self.rewards            # of noise a verdict takes its time, but is no use
-        return batch
-
-    def update(self, batch):
         A = grpo.advantages(batch.rewards).view(-1, 1).to(DEVICE)               # (B, 1)
         ref_logps, _ = grpo.score_reference(self.reference, batch, self.cfg)
         grpo.update(self.policy, ref_logps, self.optimizer, batch, A, self.cfg, 0)
         common.describe(batch)
-
-    def step(self):
-        self.update(self.sample())
+        return batch
 
 
 def llama(ours):
@@ -197,7 +142,7 @@ def llama(ours):
 
     class EndOnTime(transformers.LogitsProcessor):
         def __call__(self, ids, scores):
-            num_sampled = ids.shape[1] - ours.prompts.shape[1]
+            num_sampled = ids.shape[1] - ours.width
             is_last = ours.lengths.to(ids.device) == num_sampled + 1            # (B,)
             scores[:, grpo.EOS] = torch.where(is_last, 1e9, float("-inf")).to(scores)
             return scores
@@ -206,39 +151,20 @@ def llama(ours):
     return model.to(DEVICE)
 
 
-# ---- 4. rollouts and steps -------------------------------------------------------------------
+# ---- 3. rows of the tables: the number of tokens; who -> list of seconds ---------------------
 
-def rollout_row(size, kind):
-    """A batch that is sampled. -> dict"""
+def steps(size, kind):
+    """Sample a batch and learn from it: ours, and TRL's GRPOTrainer, after whose steps the others
+    take their turns. It has no KL, saves and logs nothing, which costs least."""
     ours = Ours(size, kind)
-    jobs = {"ours": ours.rollout}
+    num_tokens = int(ours.lengths.sum())
+    jobs = {"ours": ours.step}
     if DEVICE == "cuda":
         plain = Ours(size, kind)
         plain.real_rollout = grpo.rollout
-        jobs["no graph"] = plain.rollout
-    if find_spec("transformers"):
-        model = llama(ours)
-
-        def generate():
-            mask = torch.ones_like(ours.prompts)
-            tokens = model.generate(ours.prompts, attention_mask=mask)[:, mask.shape[1]:]
-            check_lengths((tokens == grpo.EOS).int().argmax(dim=1) + 1, ours.lengths)
-        jobs["HF generate"] = generate
-    of = {"parameters": size, "lengths": kind}
-    return {"of": of, "tokens": ours.num_tokens, "seconds": take_turns(jobs)}
-
-
-def step_row(size, kind):
-    """A step: a batch that is sampled and learned from. -> dict"""
-    ours = Ours(size, kind)
-    times = steps_beside_trl(ours) if find_spec("trl") else take_turns({"ours": ours.step})
-    of = {"parameters": size, "lengths": kind}
-    return {"of": of, "tokens": ours.num_tokens, "seconds": times}
-
-
-def steps_beside_trl(ours):
-    """Steps of ours and of TRL's GRPOTrainer, which takes turns by itself. It has no KL, saves and
-    logs nothing, which costs least. -> as take_turns"""
+        jobs["no graph"] = plain.step
+    if not find_spec("trl"):
+        return num_tokens, take_turns(jobs)
     import transformers
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
@@ -247,7 +173,7 @@ def steps_beside_trl(ours):
         tokenizer_object=export.make_tokenizer(), eos_token="<|eos|>", pad_token="<|pad|>")
     problems = common.sample_problems(ours.task, (1 + REPEATS) * ours.cfg.num_prompts, "bench")
     problem_of = {problem.prompt: problem for problem in problems}
-    times = {"ours": [], "TRL": []}
+    times = {who: [] for who in (*jobs, "TRL")}
 
     def reward(prompts, completions, completion_ids, **_):
         for prompt, text in zip(prompts, completions):
@@ -261,7 +187,8 @@ def steps_beside_trl(ours):
 
         def on_step_end(self, *_, **__):
             times["TRL"].append(now() - self.start)
-            times["ours"].append(seconds(ours.step))
+            for who, job in jobs.items():
+                times[who].append(seconds(job))
 
     rows = ours.cfg.micro_batch_size
     same = ("num_generations", "temperature", "max_completion_length", "epsilon", "epsilon_high",
@@ -280,40 +207,56 @@ def steps_beside_trl(ours):
                 **{name: getattr(ours.cfg, name) for name in same}))
         trainer.remove_callback(transformers.PrinterCallback)
         trainer.train()
-    return {who: taken[1:] for who, taken in times.items()}
+    return num_tokens, {who: taken[1:] for who, taken in times.items()}
 
 
-# ---- 5. all of it ----------------------------------------------------------------------------
+def logits(what, part):
+    """Pass over logits "N x V dtype", forward or backward."""
+    from triton.testing import do_bench
+    N, _, V, dtype = what.split()
+    N, V = int(N), int(V)
+    logits = 3 * torch.randn(N, V, device=DEVICE)
+    logits = logits.to(getattr(torch, dtype)).requires_grad_()
+    tokens = torch.randint(V, (N,), device=DEVICE)
+    torch.compiler.reset()                      # else the ninth shape runs uncompiled
+    providers = {"ours": logprob, "torch": logprob_torch,
+                 "torch.compile": torch.compile(logprob_torch, dynamic=False)}
+    if find_spec("trl"):
+        from trl.kernels.logprob_entropy import selective_log_softmax_and_entropy
+        providers["TRL"] = selective_log_softmax_and_entropy
+    jobs = {}
+    for who, provider in providers.items():
+        jobs[who] = functools.partial(provider, logits, tokens)
+        if part == "backward":
+            logps, *_, entropy = jobs[who]()
+            ones = [torch.ones_like(x) for x in (logps, entropy)]
+            jobs[who] = functools.partial(
+                torch.autograd.grad, (logps, entropy), logits, ones, retain_graph=True)
+    # backward, logits are read and as many numbers written; forward, they are only read
+    copied = logits.detach()[:N if part == "backward" else N // 2]
+    jobs["copy"] = functools.partial(torch.empty_like(copied).copy_, copied)
+
+    def with_a_cold_cache(job):
+        return do_bench(job, warmup=5, rep=25, return_mode="median") / 1e3
+    return N, take_turns(jobs, with_a_cold_cache)
+
+
+# ---- 4. all of it ----------------------------------------------------------------------------
 
 def measure():
     """Print each row as it comes. Yields {table: rows}, all rows so far, after each."""
-    dtypes = [torch.bfloat16, torch.float32] if DEVICE == "cuda" else []
-    jobs = {"rollout": (rollout_row, product(SIZES, KINDS[:2])),    # rewards do not matter to it
-            "step": (step_row, product(SIZES, KINDS)),
-            "logits": (logits_row, product(LOGITS, dtypes, ("forward", "backward")))}
+    jobs = [("step", steps, {"parameters": size, "lengths": kind})
+            for size, kind in product(SIZES, KINDS)]
+    if DEVICE == "cuda":
+        jobs += [("logits", logits, {"logits": f"{N} x {V} {dtype}", "pass": part})
+                 for (N, V), dtype, part in product(
+                     LOGITS, ("bfloat16", "float32"), ("forward", "backward"))]
     measured = {name: [] for name in TABLES}
-    for name in TABLES:
-        measure_row, points = jobs[name]
-        for point in points:
-            measured[name].append(measure_row(*point))
-            print(table(measured[name][-1:]), flush=True)
-            yield measured
-
-
-def cells(row):
-    """A line of a table. -> list"""
-    line = [*row["of"].values()]
-    ours = row["seconds"].get("ours")
-    for who, taken in row["seconds"].items():
-        ms = 1e3 * median(taken)
-        rate = row["tokens"] / ms
-        line.append(f"{ms:.{0 if ms > 99 else 2}f} ms, {rate:.{0 if rate > 9.9 else 1}f}k/s")
-        if ours and who != "ours":
-            ratios = [their / our for our, their in zip(ours, taken)]
-            low, gain, high = quantiles(ratios, n=4)
-            digits = 1 if gain > 1.3 else 2     # near 1, less than a tenth counts
-            line.append(f"{gain:.{digits}f}x ({low:.{digits}f} - {high:.{digits}f})")
-    return line
+    for name, function, of in jobs:
+        num_tokens, times = function(*of.values())
+        measured[name].append({"of": of, "tokens": num_tokens, "seconds": times})
+        print(table(measured[name][-1:]), flush=True)
+        yield measured
 
 
 def table(rows):
@@ -321,14 +264,28 @@ def table(rows):
     head = [*rows[0]["of"]]
     for who in rows[0]["seconds"]:
         head += [who, "gain"] if "ours" in head else [who]
-    return runs.table(head, map(cells, rows))
+    lines = []
+    for row in rows:
+        cells = [*row["of"].values()]
+        for who, taken in row["seconds"].items():
+            ms = 1e3 * median(taken)
+            rate = row["tokens"] / ms
+            cells.append(f"{ms:.{0 if ms > 99 else 2}f} ms, {rate:.{0 if rate > 9.9 else 1}f}k/s")
+            if who != "ours":
+                ratios = [their / our for our, their in zip(row["seconds"]["ours"], taken)]
+                low, gain, high = quantiles(ratios, n=4)
+                digits = 1 if gain > 1.3 else 2         # near 1, less than a tenth counts
+                cells.append(f"{gain:.{digits}f}x ({low:.{digits}f} - {high:.{digits}f})")
+        lines.append(cells)
+    return docs.table(head, lines)
 
 
 def tables():
     """What docs/speed.md shows of all docs/bench-*.json. -> name of a table: text"""
-    records = [json.loads(path.read_text()) for path in sorted(runs.DOCS.glob("bench-*.json"))]
+    records = [json.loads(path.read_text()) for path in sorted(docs.DOCS.glob("bench-*.json"))]
     return {name: "".join(f"{record['machine']}:\n\n{table(record[name])}\n"
-                          for record in records if record[name]) for name in TABLES}
+                          for record in records if record[name])
+            for name in TABLES}
 
 
 def main(argv=None):
@@ -336,9 +293,9 @@ def main(argv=None):
     torch.set_num_threads(1)                    # for all that are compared
     torch.set_float32_matmul_precision("highest")
     for measured in measure():                  # the last rows may take too long
-        runs.record(f"bench-{SLUG}", machine=MACHINE, **measured)
+        docs.record(f"bench-{SLUG}", machine=MACHINE, **measured)
     for name, text in tables().items():
-        runs.put(name, text, "bench")
+        docs.put(name, text, "bench")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""The loop of a script in this process, for experiments that look at its batches or its policy."""
+"""What scripts do, in this process: for experiments that look at batches, policies or prefixes."""
 import copy
+import dataclasses
 import functools
 import itertools
 import shlex
@@ -9,6 +10,7 @@ from pathlib import Path
 import torch
 
 import common
+import ppo
 from lab.docs import run
 
 
@@ -62,6 +64,18 @@ def training(script, cfg, task, policy, engine=lambda policy: policy, weigh=lamb
         yield batch, metrics | {"kl": mean_kl}
 
 
+def train_critic(policy, task, cfg, batches):
+    """ppo.py's critic learns from batches of a policy that does not learn. -> ppo.Critic"""
+    critic = ppo.Critic(policy)
+    optimizer = torch.optim.Adam(critic.parameters(), lr=cfg.critic_learning_rate)
+    for step, batch in enumerate(batches):
+        batch.values = critic(batch.prompts, batch.tokens).detach() * batch.mask
+        _, returns = ppo.gae(task.token_rewards(batch), batch.values, batch.mask, cfg.gamma,
+                             cfg.lam)
+        ppo.fit_critic(critic, optimizer, batch, returns, cfg, "shuffle", step)
+    return critic
+
+
 def clear_gradient(policy):
     for weight in policy.parameters():
         weight.grad = torch.zeros_like(weight)
@@ -77,3 +91,19 @@ def continued(script, policy, cfg, problems, prompts, prefixes, uniforms=None):
     texts = [script.decode([i for i in ids[:length] if i != script.EOS])
              for ids, length in zip(whole.tolist(), lengths.tolist())]
     return longer, tokens, mask, texts
+
+
+def rewards_after(script, policy, task, cfg, batch, t, number, at_once=1024):
+    """Continue each completion with more than t tokens after its first t, so many times, `at_once`
+    rows at a time. -> rows (n,), rewards (n, number)"""
+    rows = (batch.lengths > t).nonzero()[:, 0]
+    rest = dataclasses.replace(cfg, max_completion_length=cfg.max_completion_length - t)
+    found = []
+    for place, part in enumerate(rows.repeat_interleave(number).split(at_once)):
+        problems = [batch.problems[row] for row in part.tolist()]
+        generator = common.generator(cfg.seed, ("prefix", t, place))
+        uniforms = torch.rand(len(part), rest.max_completion_length, generator=generator)
+        *_, texts = continued(script, policy, rest, problems, batch.prompts[part],
+                              batch.tokens[part, :t], uniforms)
+        found += [task.verify(problem, text) for problem, text in zip(problems, texts)]
+    return rows, torch.tensor(found).view(-1, number)

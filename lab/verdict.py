@@ -29,6 +29,18 @@ SHOWN, CONTRADICTED, UNDECIDED = "shown", "contradicted", "undecided"
 NO_VERDICT = "no verdict"
 FLOOR = 0.01                    # two shares that are as near to 0 or to 1 cannot be told apart
 OURS = "ours"                                   # the source of a claim that no paper makes
+# The papers that claims come from, at arXiv:
+PAPERS = {"2510.13651": "2510.13651", "Ahmadian and others": "2402.14740",
+          "Amodei and others": "1606.06565", "AReaL": "2505.24298", "DAPO": "2503.14476",
+          "DeepSeek-R1": "2501.12948", "DeepSeek-V3.2": "2512.02556", "DeepSeekMath": "2402.03300",
+          "DPO": "2305.18290", "Dr. GRPO": "2503.20783", "Gao and others": "2210.10760",
+          "GSPO": "2507.18071", "Guo and others": "2402.04792", "IcePop": "2510.18855",
+          "InstructGPT": "2203.02155", "MaxRL": "2602.02710", "OPO": "2505.23585",
+          "PPO": "1707.06347", "Razin and others": "2410.08847", "ReTool": "2504.11536",
+          "robust DPO": "2403.00409", "Search-R1": "2503.09516", "Skalse and others": "2209.13085",
+          "Tang and Munos": "2506.09477", "ToolRL": "2504.13958", "TRPO": "1502.05477",
+          "VAPO": "2504.05118", "VinePPO": "2410.01679", "Wang and Zhou": "2402.10200",
+          "Yue and others": "2504.13837"}
 # The 97.5% quantiles of Student's t with 1, 2 .. 9 degrees of freedom, and of the normal.
 T = [12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622]
 Z = 1.959964
@@ -62,9 +74,11 @@ class Claim:
     unit: str = ""
     shown: str = ""             # what was found, in a sentence, if this is the verdict
     contradicted: str = ""
-    undecided: str = ""         # or if there is none
+    said: str = ""              # or whatever the verdict is
 
     def __post_init__(self):
+        if self.source in PAPERS:
+            self.source = f"[{self.source}](https://arxiv.org/abs/{PAPERS[self.source]})"
         self.sides = self.values if isinstance(self.values, tuple) else None
         if self.sides:
             self.values = numpy.subtract(*self.sides)
@@ -126,11 +140,14 @@ class Claim:
     # ---- in words ----
 
     @property
+    def told(self):
+        """What the experiment says was found, in a sentence, or ""."""
+        return {SHOWN: self.shown, CONTRADICTED: self.contradicted}.get(self.verdict) or self.said
+
+    @property
     def finding(self):
         """What was found, in a sentence."""
-        sentences = {SHOWN: self.shown, CONTRADICTED: self.contradicted}
-        found = sentences.get(self.verdict, self.undecided)
-        return found or f"{self.text[0].upper()}{self.text[1:]}: {self.verdict}"
+        return self.told or f"{self.text[0].upper()}{self.text[1:]}: {self.verdict}"
 
     @property
     def judged(self):

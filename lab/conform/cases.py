@@ -132,7 +132,7 @@ def draw(seed):
         near(old, 0.3), near(old, 0.3), uniform(B, T), normal(B, T), normal(B, T), normal(B, T),
         2 * normal(B, T, V), torch.randint(V, (B, T), generator=generator))
     short = {name: value.double().round(decimals=3) for name, value in vars(drawn).items()
-             if value.is_floating_point()}              # numbers of few digits, to be written down
+             if value.is_floating_point()}              # the same numbers on every machine
     return replace(drawn, **short)
 
 

@@ -319,19 +319,19 @@ def registered():
 
 # ---- 3. optimizer steps whole ----------------------------------------------------------------
 
-def rates(cfg, optimizer, *more):
+def plain_sgd(cfg, *more):
+    """The flags of a trainer that takes the steps of cfg by SGD. -> dict"""
     names = ("learning_rate", "max_grad_norm", "beta", *more)
-    optim = {"SGD": "sgd", "AdamW": "adamw_torch"}[optimizer]
-    return {"optim": optim, "max_steps": cfg.num_iterations, "weight_decay": 0.0} | {
+    return {"optim": "sgd", "max_steps": cfg.num_iterations, "weight_decay": 0.0} | {
         name: getattr(cfg, name) for name in names}
 
 
-def TRL_grpo_steps(batch, A, cfg, optimizer):
+def TRL_grpo_steps(batch, A, cfg):
     """GRPOTrainer's num_iterations steps on a batch, of two micro-batches each. -> weights"""
     P, G = batch.rewards.shape
     names = ("loss_type", "epsilon_high", "num_iterations", "max_completion_length")
     made = trainer.__wrapped__(                         # a new one
-        "GRPO", P, batch.rewards.flatten().tolist(), **rates(cfg, optimizer, *names),
+        "GRPO", P, batch.rewards.flatten().tolist(), **plain_sgd(cfg, *names),
         num_generations=G, per_device_train_batch_size=P * G // 2, gradient_accumulation_steps=2,
         bias=cfg.kl_estimator == "k3_ratio")
     made.rollout_func = lambda *_: rollout(batch)
@@ -339,10 +339,9 @@ def TRL_grpo_steps(batch, A, cfg, optimizer):
     return made.model.state_dict()
 
 
-def TRL_dpo_steps(batch, chosen, rejected, cfg, optimizer):
+def TRL_dpo_steps(batch, chosen, rejected, cfg):
     """DPOTrainer's step on pairs of rows of a batch. -> weights"""
-    made = trainer.__wrapped__(
-        "DPO", **rates(cfg, optimizer), per_device_train_batch_size=len(chosen))
+    made = trainer.__wrapped__("DPO", **plain_sgd(cfg), per_device_train_batch_size=len(chosen))
     found = rollout(batch)
     ids = found["completion_ids"]
     made.train_dataset = Dataset.from_list([            # which needs no tokenizer
