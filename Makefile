@@ -16,13 +16,16 @@ endif
 # A process for each core, at most 8, since each holds torch; who is idle takes over others' tests.
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: run nano practice read film play report help test quick lint mutants sync diff seeds compare levers \
+.PHONY: run path nano practice read film play report help test quick lint mutants sync diff seeds compare levers \
         hunts zoo lab bench real engine gpu conform screenshot clean
 
 ##@ To start
 
 run: $(READY)            ## the main job: make the base, train it by GRPO on arithmetic; see runs/
 	$(PY) grpo.py --task arithmetic
+
+path: $(READY)            ## the way from REINFORCE to GRPO: lists the rungs; make path A=6 runs one
+	$(PY) -m learn.path $(A)
 
 nano: $(READY)           ## GRPO on the same questions in 200 lines: nano.py, explained in docs/nano.md
 	$(PY) nano.py
@@ -92,13 +95,13 @@ lab-%: $(READY)
 hunts: $(READY)          ## what planted mistakes look like from outside, for docs/practice.md
 	$(PY) -m lab.hunts
 
-zoo: $(READY)            ## the losses and advantages of examples/zoo.py: pictures, runs: docs/zoo.md
+zoo: $(READY)            ## the losses and advantages of examples/zoo.py: a picture, runs: docs/zoo.md
 	$(PY) -m lab.zoo
 
-bench: $(READY)          ## speed, compared with TRL and transformers: speed.md
+bench: $(READY)          ## speed, compared with TRL: speed.md
 	$(PY) -m lab.speed
 
-real: $(READY)           ## pretrained.py beside grpo.py, and larger models: real-models.md
+real: $(READY)           ## pretrained/train.py compared with grpo.py: real-models.md
 	$(PY) -m lab.pretrained
 
 engine: .venv-engine/installed      ## vLLM and LoRA: their tests, and what they cost: real-models.md

@@ -127,13 +127,13 @@ def sample(policy, questions, greedy=False):
         tokens.append(token)                                                # (B, 1)
     return torch.cat(tokens, 1)
 
-# ---- GRPO ------------------------------------------------------------------------------------
+# ---- training --------------------------------------------------------------------------------
 def advantages(rewards):
     """How much better each output did than its group. (P, G) -> (P, G)"""
     A = rewards - rewards.mean(1, keepdim=True)
     return A / (rewards.std(1, keepdim=True) + 1e-4)                        # eq. (1)
 
-def grpo_loss(logps, old_logps, A, mask, eps_low=0.2, eps_high=0.28):
+def surrogate_loss(logps, old_logps, A, mask, eps_low=0.2, eps_high=0.28):
     """The mean over outputs of the mean over their tokens. (B, T), but A is (B, 1) -> scalar"""
     ratio = (logps - old_logps).exp()                                       # eq. (2)
     clipped_ratio = ratio.clamp(1 - eps_low, 1 + eps_high)
@@ -190,7 +190,7 @@ def main(seed=0, base_steps=1000, steps=40):
             old_logps, mask = logprobs(policy, tokens)                      # (B, T)
         for rows in torch.randperm(P * G).chunk(2):                         # two updates
             logps, _ = logprobs(policy, tokens[rows])
-            loss = grpo_loss(logps, old_logps[rows], A[rows], mask[rows])
+            loss = surrogate_loss(logps, old_logps[rows], A[rows], mask[rows])
             descend(policy, optimizer, loss, 5e-4 * (1 - step / steps))
         print(f"step {step}: reward {rewards.mean():.3f}, tokens {mask.mean() * T:.1f}", flush=True)
     print("held-out questions, before:", before)

@@ -17,8 +17,7 @@ from pathlib import Path
 
 import common
 from report import escape, parser, start
-from report import page as report
-from report.logs import read_log
+from report.logs import read_log, read_summary
 
 TEMPLATE = Path(__file__).with_suffix(".svg")
 STEPS = (2, 5, 10, 20)      # the evaluated steps nearest to these are shown
@@ -31,21 +30,19 @@ TOP, BOTTOM = 324, 412      # heights of 100 % and of 0 %
 def read_run(folder):
     """Find what to show. ValueError if the run has nothing to show. -> title (str), answers to one
     problem {step: dict}, held-out accuracy {step: share}"""
-    run = report.read_run(folder)
-    summary = run["summary"]
-    if summary is None:
-        raise ValueError("this run has not ended; resume it")
-    if "greedy" not in summary["base"]:
-        raise ValueError("answers of this task are neither right nor wrong; name another run")
+    script, flags = common.read_config(folder)
+    summary = read_summary(folder)
+    if summary is None or "greedy" not in summary["base"]:
+        raise ValueError("name a run that has ended, of a task whose answers are right or wrong")
     last = summary["steps"]
     accuracy = {0: summary["base"]["greedy"]}
-    accuracy |= {line["step"]: line["eval/greedy"] for line in run["metrics"]
-                 if "eval/greedy" in line and line["step"] < last}
+    accuracy |= {line["step"]: line["eval/greedy"] for line in read_log(
+        folder, "metrics", "step", "eval/greedy") if line["step"] < last}
     accuracy[last] = summary["trained"]["greedy"]
 
     answers = {line["step"]: line["examples"]       # to the same problems in the same order
                for line in read_log(folder, "greedy", "step", "examples")}
-    answers[last] = [pair["trained"] for pair in run["evaluation"]]
+    answers[last] = [pair["trained"] for pair in read_log(folder, "evaluation", "trained")]
     known = [step for step in accuracy if step in answers]
     if len(known) < 3:
         raise ValueError("this run was not evaluated during training; train with --eval_steps 2")
@@ -54,15 +51,14 @@ def read_run(folder):
 
     def num_different(examples):
         verdicts = [one["right"] for one in examples]
-        is_learned = verdicts == sorted(verdicts) and verdicts[0] is False and verdicts[-1] is True
+        is_learned = verdicts == sorted(verdicts) and verdicts[0] < verdicts[-1]
         return is_learned * len({one["text"] for one in examples})
 
     chosen = max(zip(*(answers[step] for step in steps)), key=num_different)
     if num_different(chosen) == 0:
         raise ValueError("no held-out problem is answered wrongly first and correctly from some "
                          "step on; name a run that learned more")
-    title = f"{run['config']['script']} learns {run['config']['task']}"
-    return title, dict(zip(steps, chosen)), accuracy
+    return f"{script} learns {flags['task']}", dict(zip(steps, chosen)), accuracy
 
 
 def shorten(text, columns):
@@ -81,10 +77,8 @@ def draw_answer(x, when, answer):
             for row in textwrap.wrap(part, COLUMNS)]
     if len(rows) > ROWS:
         rows[ROWS - 1:] = ["..."]
-    for i, row in enumerate(rows):
-        parts.append(f'<text class="words" x="{x + 13}" y="{148 + 24 * i}">'
-                     f"{shorten(row, COLUMNS)}</text>")
-    return "\n".join(parts)
+    return "\n".join(parts + [f'<text class="words" x="{x + 13}" y="{148 + 24 * i}">'
+                              f"{shorten(row, COLUMNS)}</text>" for i, row in enumerate(rows)])
 
 
 def render(title, answers, accuracy):

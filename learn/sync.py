@@ -62,25 +62,21 @@ def pieces(lesson):
 
 # ---- 2. two scripts --------------------------------------------------------------------------
 
-def is_drift(name, text, other):
-    """Whether two scripts must not have these texts of the same name."""
-    if name in BRANCHES:
-        branch = re.compile('== "([a-z0-9_]+)"')
-        return text != other and branch.findall(text) == branch.findall(other)
-    return text != other and name not in LESSONS
-
-
 def drifted(one, other):
     """What two scripts should have in common, but have in different texts. -> list of names"""
     lesson, machinery = split(one)
     other_lesson, other_machinery = split(other)
     here = pieces(lesson)
     there = pieces(other_lesson)
-    shared = sorted(here.keys() & there.keys())
-    found = [name for name in shared if is_drift(name, here[name], there[name])]
-    if machinery != other_machinery:
-        found.append(MACHINERY)
-    return found
+    found = [name for name in here if name in there and here[name] != there[name]
+             and name not in LESSONS and not (name in BRANCHES and
+                                              branches(here[name]) != branches(there[name]))]
+    return sorted(found) + [MACHINERY] * (machinery != other_machinery)
+
+
+def branches(text):
+    """The words with which a function compares an argument. -> list"""
+    return re.findall('== "([a-z0-9_]+)"', text)
 
 
 def sync(source, target):
@@ -89,22 +85,18 @@ def sync(source, target):
     lesson, machinery = split(source)
     text, _ = split(target)
     here = pieces(lesson)
-    for name, old in pieces(text).items():
-        if name in here and is_drift(name, here[name], old):
-            text = text.replace("\n" + old, "\n" + here[name])  # it begins a line
+    there = pieces(text)
+    for name in here.keys() & set(drifted(source, target)):
+        text = text.replace("\n" + there[name], "\n" + here[name])     # it begins a line
     return text + machinery
 
 
-def body(source):
-    """The lines of a script without its docstring and without empty lines. -> list of str"""
-    end_of_docstring = ast.parse(source).body[0].end_lineno
-    lines = source.split("\n")[end_of_docstring:]
-    return [line for line in lines if line.strip()]
-
-
 def difference(one, other):
-    """The lines that were removed and added between two scripts' bodies, marked - and +."""
-    return [line for line in difflib.ndiff(body(one), body(other)) if line[0] in "+-"]
+    """The lines that were removed and added between two scripts, marked - and +. Docstrings of the
+    files and empty lines do not count. -> list"""
+    bodies = [[line for line in source.split("\n")[ast.parse(source).body[0].end_lineno:]
+               if line.strip()] for source in (one, other)]
+    return [line for line in difflib.ndiff(*bodies) if line[0] in "+-"]
 
 
 # ---- 3. the commands -------------------------------------------------------------------------

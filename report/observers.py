@@ -50,23 +50,11 @@ def frontier(batch, task):
     return found
 
 
-def checks(batch):
-    """How often completions of arithmetic check themselves, and are then right. -> metrics"""
-    is_correct = batch.is_correct.flatten().tolist()
-    checked = [c for c, text in zip(is_correct, batch.texts) if ";wait," in text]
-    found = {"checks/share": len(checked) / len(batch.texts)}
-    if checked:
-        found["checks/repaired"] = sum(checked) / len(checked)
-    return found
-
-
 class Metrics:
-    """The share of solved groups of each difficulty, and how completions check themselves."""
+    """The share of solved groups of each difficulty."""
 
     def step(self, run, batch, advantages, metrics):
         metrics |= frontier(batch, run.task)
-        if run.task.name == "arithmetic":
-            metrics |= checks(batch)
 
 
 # ---- 2. logs ---------------------------------------------------------------------------------

@@ -18,14 +18,12 @@ from report import parser, start
 from report.logs import read_log, read_summary
 
 TEMPLATE = Path(__file__).with_suffix(".html")
-# The panels of curve.png: a title, and what is drawn: name in metrics.jsonl -> label.
-ACCURACY = {"accuracy": {
-    "accuracy": "of the samples trained on",
-    "eval/greedy": "greedy, held out"}}
-RETURN = {"return": {                       # in its place, where nothing counts as right or wrong
-    "reward": "reward of the samples trained on",
-    "eval/greedy_return": "greedy, held out"}}
+# The panels of curve.png, of which the first four that have numbers are drawn: title -> what is
+# drawn: name in metrics.jsonl -> label.
 PANELS = {
+    "accuracy": {
+        "accuracy": "of the samples trained on",
+        "eval/greedy": "greedy, held out"},
     "tokens per completion": {
         "completions/mean_length": "samples",
         "eval/mean_length": "greedy, held out"},
@@ -35,7 +33,10 @@ PANELS = {
     "update": {
         "kl": "KL to the base (nats)",
         "eval/kl": "KL to the base (nats), held out",
-        "grad_norm": "gradient norm"}}
+        "grad_norm": "gradient norm"},
+    "return": {                             # where nothing counts as right or wrong
+        "reward": "reward of the samples trained on",
+        "eval/greedy_return": "greedy, held out"}}
 # What a run is about: the last of these that it has, name in summary.json -> in words.
 SUBJECTS = {"greedy_return": "greedy return", "greedy": "greedy accuracy"}
 
@@ -81,7 +82,6 @@ def read_run(folder):
         "config": {"script": script} | flags,
         "sentence": sentence(summary, metrics),
         "summary": summary,
-        "counts": summary and {end: counts(summary[end]) for end in ("base", "trained")},
         "metrics": metrics,
         "samples": read_log(folder, "samples", "step", "prompt", "completions"),
         "evaluation": read_log(folder, "evaluation", "prompt", "base", "trained")}
@@ -108,27 +108,7 @@ def sentence(summary, metrics):
     before, after = (f"{100 * end.get('think_share', 0):.3g}%" for end in ends)
     if {before, after} != {"0%"}:
         said += f"; it now thinks before {after} of its answers, at first before {before}"
-    if last > summary["steps"]:
-        said += f"; only the curves know of what came then, up to step {last}"
     return said[0].upper() + said[1:] + "."
-
-
-def counts(scores):
-    """How many of how many a score is, or of how many it is the mean, as far as the scores tell.
-    -> {name: "508 of 512"}"""
-    samples = scores.get("problems", 0) * scores.get("samples", 0)
-    found = {"mean_length": f"{samples} samples"}
-    of = {"think_share": samples}
-    if "samples_given_think" in scores:         # of those that are right or wrong
-        thinks = scores["samples_given_think"]
-        direct = scores["samples_given_direct"]
-        problems = (thinks + direct) // scores["samples"]
-        of |= {"greedy": problems, "pass@1": thinks + direct,
-               "accuracy_given_think": thinks, "accuracy_given_direct": direct}
-        found |= {name: f"{problems} problems" for name in scores if "@" in name}
-    shares = {name: f"{scores[name] * n:.0f} of {n}" for name, n in of.items()
-              if scores.get(name) is not None}
-    return found | shares if samples else {}
 
 
 # ---- 2. report.html --------------------------------------------------------------------------
@@ -179,15 +159,13 @@ def draw_curve(folder):
         raise ImportError("pictures need matplotlib: pip install matplotlib") from error
     folder = Path(folder)
     lines = read_log(folder, "metrics", "step")
-    base = read_summary(folder)["base"]
-
-    score = "greedy" if "greedy" in base else "greedy_return"
-    panels = (ACCURACY if score == "greedy" else RETURN) | PANELS
+    logged = {name for line in lines for name in line}
+    panels = [panel for panel in PANELS.items() if logged & panel[1].keys()]
     figure = Figure(figsize=(9, 6), layout="constrained")
-    axes = figure.subplots(2, 2)
-    if score in base:
-        axes[0, 0].axhline(base[score], color="gray", linestyle="--", label="base, greedy")
-    for axis, (title, series) in zip(axes.flat, panels.items()):
+    for axis, (title, series) in zip(figure.subplots(2, 2).flat, panels):
+        base = read_summary(folder)["base"].get("greedy")
+        if title == "accuracy" and base is not None:
+            axis.axhline(base, color="gray", linestyle="--", label="base, greedy")
         for name, label in series.items():
             known = {line["step"]: line[name] for line in lines if name in line}
             marker = "o" if name.startswith("eval/") else ""    # how often it was evaluated
@@ -197,8 +175,7 @@ def draw_curve(folder):
         if title != "return":                           # which may be below 0
             axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
-        if axis.lines:
-            axis.legend(fontsize="small")
+        axis.legend(fontsize="small")
     figure.suptitle(folder.name)
     figure.savefig(folder / "curve.png", dpi=120)
 

@@ -46,28 +46,6 @@ def answer(capsys):
     return call
 
 
-@pytest.fixture
-def refused(capsys):
-    """refused(main, words, *said): exit code 2, and one line on stderr that says this."""
-    def call(main, words, *said):
-        with pytest.raises(SystemExit) as exit:
-            main([str(word) for word in words])
-        printed = capsys.readouterr()
-        assert exit.value.code == 2 and printed.out == ""
-        assert printed.err.startswith("error: ") and printed.err.count("\n") == 1
-        for words in said:
-            assert words in printed.err
-    return call
-
-
-def change_config(run, script="grpo.py", **flags):
-    """Write another script and other flags into the config of a run."""
-    path = run / "config.json"
-    record = json.loads(path.read_text()) | {"script": script}
-    record["config"] |= flags
-    path.write_text(json.dumps(record))
-
-
 # ---- answers ---------------------------------------------------------------------------------
 
 def test_the_answer_is_the_greedy_completion_of_the_last_checkpoint(run, answer):
@@ -93,7 +71,10 @@ def test_no_control_character_reaches_the_terminal(trained, answer, monkeypatch)
 
 def test_the_run_of_an_example_is_asked_as_the_script_that_it_changes(run, answer):
     before = answer(run, "(3+4)=")
-    change_config(run, "lag.py", sampler_lag=4)
+    path = run / "config.json"
+    record = json.loads(path.read_text()) | {"script": "lag.py"}
+    record["config"]["sampler_lag"] = 4
+    path.write_text(json.dumps(record))
     assert answer(run, "(3+4)=") == before
 
 
@@ -109,10 +90,10 @@ def test_the_example_of_the_run_keeps_what_only_the_environment_knows():
 # ---- bad input -------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("prompt, said", [
-    ("", "empty"), ("(3+4)= ", "7 characters"), ("\u00e9=", r"'\xe9='"), ("\udcff", r"\udcff"),
-    ("\x1b[2J(3+4)=", r"\x1b[2J"), ("3\n+4=+5", r"3\n+4=+5"), ("\u0663=", r"\u0663")])
+    ("", "empty"), ("(3+4)= ", "7 characters"), ("\udcff", r"\udcff"),
+    ("\x1b[2J(3+4)=", r"\x1b[2J"), ("\u0663=", r"\u0663")])
 def test_a_prompt_that_no_task_has_is_refused(refused, trained, prompt, said):
-    refused(ask.main, [trained, prompt], said)
+    refused(said, ask.main, [str(trained), prompt])
 
 
 # ---- a cold start ----------------------------------------------------------------------------

@@ -3,7 +3,6 @@ becomes a part of it. The tests read it as XML."""
 import json
 import xml.etree.ElementTree as ElementTree
 
-import pytest
 from conftest import ROOT
 
 from learn import film
@@ -53,15 +52,13 @@ def test_hostile_text_stays_text(tmp_path):
     assert (tmp_path / "film.svg").stat().st_size < 20_000
 
 
-def test_a_run_without_evaluations_gets_one_line(tmp_path, capsys):
+def test_a_run_without_evaluations_gets_one_line(tmp_path, refused):
     draw(tmp_path, "9877")
     (tmp_path / "metrics.jsonl").write_text("")
-    with pytest.raises(SystemExit):
-        film.main([str(tmp_path)])
-    assert "--eval_steps 2" in capsys.readouterr().err
+    refused("--eval_steps 2", film.main, [str(tmp_path)])
 
 
 def test_the_committed_picture_has_no_script_and_no_foreign_address():
     text = (ROOT / "docs/learning.svg").read_text(encoding="utf-8")
-    tags = {one.tag for one in ElementTree.fromstring(text).iter()}
-    assert f"{SVG}script" not in tags and text.count("://") == 1 and "href" not in text
+    assert f"{SVG}script" not in {one.tag for one in ElementTree.fromstring(text).iter()}
+    assert text.count("://") == 1 and "href" not in text

@@ -61,9 +61,6 @@ def test_every_mistake_can_be_made_where_it_says_and_has_its_tests():
         if count != 1 or not is_tested:
             wrong.append(f"{mutant.file}: {mutant.name}: {count} times, {mutant.files}")
     assert not wrong, "\n".join(wrong)
-
-
-def test_no_mistake_is_made_twice():
     count = Counter((mutant.file, *mutant.old, "", *mutant.new) for mutant in ALL)
     assert [mistake for mistake, times in count.items() if times > 1] == []
 
@@ -98,8 +95,6 @@ def test_what_tests_see_is_killed_and_all_else_is_said(toy):
     assert toy(killed)[0] == 0
 
 
-@pytest.mark.parametrize("tests", ["test_toy.py anyway", "test_no.py", "test_toy.py nothing"])
-def test_tests_that_fail_or_are_not_there_without_a_mistake_tell_nothing(toy, tests):
-    code, printed = toy(f"== toy.py | {tests}\nhalf\n- 2 * x\n+ x / 2\n")
-    assert code == 1
-    assert printed[-1].startswith("without a mistake: ")
+def test_tests_that_fail_without_a_mistake_tell_nothing(toy):
+    code, printed = toy("== toy.py | test_toy.py anyway\nhalf\n- 2 * x\n+ x / 2\n")
+    assert code == 1 and printed[-1].startswith("without a mistake: ")

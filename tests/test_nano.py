@@ -42,7 +42,7 @@ def test_outputs_log_probabilities_advantages_loss_and_gradient(double):
     A = nano.advantages(torch.ones(8, 8).tril()).view(-1, 1)            # 1 to 8 of 8 are right
     same(A, grpo.advantages(torch.ones(8, 8).tril()).view(-1, 1))
     old_logps = (logps + torch.randn_like(logps) * 0.3).detach()        # one in five is clipped
-    loss = nano.grpo_loss(logps, old_logps, A, mask)
+    loss = nano.surrogate_loss(logps, old_logps, A, mask)
     loss.backward()
     batch = grpo.common.Batch(outputs, mask, old_logps, 0, mask.sum(1).long(), 0, prompts=prompts)
     same(loss.item(), grpo.backward(model, batch, None, A, torch.arange(64), cfg)["loss"])

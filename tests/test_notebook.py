@@ -1,6 +1,5 @@
 """docs/start.ipynb runs from its first cell to its last."""
 import json
-import re
 import sys
 
 import matplotlib
@@ -28,9 +27,3 @@ def test_the_notebook_runs_and_its_changed_line_changes_the_run(tmp_path, monkey
     losses = [[step["loss"] for step in names["lines"](names["runs"] / name / "metrics.jsonl")]
               for name in ("grpo", "mine")]
     assert losses[0] != losses[1]
-
-
-def test_the_links_of_the_notebook_lead_somewhere():
-    text = (ROOT / "docs/start.ipynb").read_text()
-    for link in re.findall(r"\]\(([^)]*)\)", text):
-        assert (ROOT / "docs" / link).exists(), link

@@ -19,18 +19,13 @@ FLAGS = shlex.split("""
     --stop_at 2""")
 
 
-@pytest.fixture(autouse=True)
-def empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_run_logs_samples_and_answers_at_its_evaluations_and_once(empty_folder):
-    run = empty_folder / "run"
+def test_a_run_logs_samples_and_answers_at_its_evaluations_and_once(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
     grpo.main([*FLAGS, "--max_steps", "3", "--output_dir", "run"])
     for _ in range(2):                                  # the second time there is nothing to do
         grpo.main(["--max_steps", "4", "--resume_from_checkpoint", "run"])
@@ -45,7 +40,6 @@ def test_a_run_logs_samples_and_answers_at_its_evaluations_and_once(empty_folder
     metrics = lines(run / "metrics.jsonl")
     assert [line["step"] for line in metrics] == [1, 2, 3, 4]
     assert not any("frontier" in name for line in metrics for name in line)     # of one difficulty
-    assert all("checks/share" in line for line in metrics)
 
 
 # ---- one observer ----------------------------------------------------------------------------
@@ -116,13 +110,9 @@ GOOD = {"signal": 0.5, "accuracy": 0.3, "completions/clipped_ratio": 0.1, "entro
 @pytest.mark.parametrize("metrics, said", [
     ({}, ""),
     ({"signal": 0.0}, "--num_generations"), ({"signal": 0.0, "accuracy": 1.0}, ""),
-    ({"signal": 0.0, "teacher_kl": 0.1}, ""),
     ({"completions/clipped_ratio": 0.6}, "--max_completion_length"),
-    ({"entropy": 0.001}, "--entropy_coef"), ({"entropy": 0.001, "accuracy": 0.95}, ""),
-    ({"rewards/chosen": -0.1}, "--learning_rate"),
+    ({"entropy": 0.001}, "--entropy_coef"), ({"rewards/chosen": -0.1}, "--learning_rate"),
     ({"sampling/sampling_logp_difference/max": 0.01}, "--kernel torch"),
-    ({"sampling/sampling_logp_difference/max": 0.01,
-      "sampling/importance_sampling_ratio/mean": 0.9}, ""),
     ({"sampling/sampling_logp_difference/mean": 0.02}, "--importance_sampling_correction")])
 def test_a_warning_is_given_once_where_learning_cannot_work(metrics, said, capsys):
     observer = observers.Warnings()

@@ -37,11 +37,13 @@ class Case:
         weights = made_up_weights(self.cfg, generator)
         trained = {name: weight + 0.02 * torch.randn(weight.shape, generator=generator)
                    for name, weight in weights.items()}
-        self.weights = weights, trained
         packed = build.pack(weights, trained)
         self.stored = {"cfg": build.sizes(grpo, self.cfg, self.task), "packed": packed}
-        self.base, self.trained = [policy_of(self.cfg, state).double()
-                                   for state in build.unpack(packed)]
+        unpacked = build.unpack(packed)
+        for state, numbers in zip(unpacked, (weights, trained)):
+            for name, weight in state.items():
+                torch.testing.assert_close(weight, numbers[name], atol=1e-3, rtol=1e-3)
+        self.base, self.trained = [policy_of(self.cfg, state).double() for state in unpacked]
 
     def tensors(self, completions):
         """Prompts (B, W), tokens (B, T), mask (B, T) of completions [{"prompt", "tokens"}]."""
@@ -204,26 +206,23 @@ def test_the_gradient_of_a_step_is_that_of_the_script(case, learned, method):
 
 
 def test_steps_are_those_of_adamw_along_a_gradient_of_norm_one_at_most():
-    start, *gradients = torch.randn(4, 2000, generator=torch.Generator().manual_seed(0))
-    gradients = [gradient * scale / 2000 ** 0.5
-                 for gradient, scale in zip(gradients, (5.0, 0.3, 2.0))]
+    start, *gradients = torch.randn(3, 2000, generator=torch.Generator().manual_seed(0))
+    gradients = [gradient * scale / 2000 ** 0.5 for gradient, scale in zip(gradients, (5.0, 0.3))]
     for gradient in gradients:
         gradient[:500] *= 1e-6                              # where the eps of AdamW counts
     found = run(None, """
         const policy = { data: Float32Array.from(inputs.start) };
         const optimizer = newOptimizer(policy);
-        return inputs.gradients.map((data) => {
-          adamW(policy, { data }, optimizer, 0.1);
-          return policy.data.slice();
-        });
+        for (const data of inputs.gradients) adamW(policy, { data }, optimizer, 0.1);
+        return policy.data;
         """, start=start, gradients=gradients)
     weight = nn.Parameter(start.double())
     optimizer = torch.optim.AdamW([weight], lr=0.1, weight_decay=0.0)
-    for gradient, after in zip(gradients, found, strict=True):
+    for gradient in gradients:
         weight.grad = gradient.double()
         nn.utils.clip_grad_norm_([weight], 1.0)
         optimizer.step()
-        assert (after - weight).abs().max() < 1e-6
+    assert (found - weight).abs().max() < 1e-6
 
 
 # ---- texts, problems, scores -----------------------------------------------------------------
@@ -233,13 +232,12 @@ def test_tokens_texts_verdicts_and_held_out_problems_are_those_of_the_scripts(ca
     prompts = [*PROMPTS, "1<|eos|>2=", "\ud83d", "a\udc00b", "\U0001f600", "\ufeff1", "x\x00"]
     ids = [[0xef, 0xbb, 0xbf, 65], [0xed, 0xa0, 0x80], [0xe2, 0x82, 256, 0xac], list(range(320))]
     ids += [[rng.randrange(highest) for _ in range(rng.randrange(40))]
-            for highest in (320, 270, 128) for _ in range(150)]
-    numbers = ["7", "07", "-7", " 7 ", "7.0", "", "٧", "7\n", "9" * 21, " " * 199 + "7",
-               " " * 200 + "7", "18446744073709551617"]
+            for highest in (320, 270, 128) for _ in range(50)]
+    numbers = ["7", "07", "-7", " 7 ", "7.0", "", "٧", "7\n", "9" * 21, " " * 200 + "7"]
     texts = [f"<answer>{number}</answer>" for number in numbers]
-    texts += ["7", "<answer>7", "\n" + texts[0], texts[0] * 2, texts[0] + "</answer>", "\ud800"]
-    drawn = common.sample_problems(case.task, 99, 0) + common.sample_problems(
-        case.task, 99, 0, "test")
+    texts += ["7", "<answer>7", texts[0] * 2, texts[0] + "</answer>", "\ud800"]
+    drawn = [problem for split in ("train", "test")
+             for problem in common.sample_problems(case.task, 99, 0, split)]
     found = run(case.stored, """
         const random = generator(7);
         return { held: inputs.drawn.map(isHeldOut),
@@ -280,12 +278,6 @@ def folder(new_run):
     return new_run(**INSTANT)
 
 
-def test_packed_policies_are_nearly_those_that_were_packed(case):
-    for state, weights in zip(build.unpack(case.stored["packed"]), case.weights):
-        for name, weight in state.items():
-            torch.testing.assert_close(weight, weights[name], atol=1e-3, rtol=1e-3)
-
-
 def test_a_page_of_a_run_runs_its_own_script_alone(folder):
     data = build.read(folder)
     assert (data["run"]["script"], data["run"]["steps"], data["run"]["problems"]) == (
@@ -312,9 +304,9 @@ def test_the_committed_page_is_made_of_todays_parts():
 
 
 @pytest.mark.parametrize("name, value, said", [
-    ("task", "countdown", "--task countdown"), ("reward", "format", "--reward format"),
-    ("embed.weight", 1e4, "answers")])      # so large that packing loses all other differences
-def test_a_run_that_the_page_cannot_show_truthfully_is_refused(folder, capsys, name, value, said):
+    ("task", "countdown", "was trained with --task countdown"), ("reward", "format", "--reward"),
+    ("embed.weight", 1e4, "answer differently")])   # so large that packing loses all else
+def test_a_run_that_the_page_cannot_show_truthfully_is_refused(folder, refused, name, value, said):
     record = json.loads((folder / "config.json").read_text())
     saved = torch.load(folder / "checkpoint.pt")
     if name in record["config"]:
@@ -323,8 +315,4 @@ def test_a_run_that_the_page_cannot_show_truthfully_is_refused(folder, capsys, n
         saved["policy"][name].normal_()[318, 5] = value
     (folder / "config.json").write_text(json.dumps(record))
     torch.save(saved, folder / "checkpoint.pt")
-    with pytest.raises(SystemExit) as stop:
-        play.main([str(folder), "--output", str(folder / "play.html")])
-    printed = capsys.readouterr()
-    assert stop.value.code == 2 and not (folder / "play.html").exists()
-    assert printed.err.count("\n") == 1 and str(folder) in printed.err and said in printed.err
+    refused(said, play.main, [str(folder), "--output", str(folder / "play.html")])

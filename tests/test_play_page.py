@@ -1,9 +1,10 @@
 """The playground as a reader uses it, in Chromium, with the policies in docs/play.html and today's
-parts."""
+parts; and the width of the reading pages."""
 import re
 import shutil
 
 import pytest
+from conftest import ROOT, SCRIPTS
 
 from learn.play import build
 
@@ -53,6 +54,9 @@ def finish_training(page):
 
 
 def test_the_base_is_trained_and_examined_in_the_page_and_a_lever_starts_another_run(open_page):
+    page = open_page("#method=GSPO&updates=4&seed=3&reward=<b>")
+    assert page.input_value("#set-method") == "GSPO" and page.input_value("#set-seed") == "3"
+    assert page.input_value("#set-reward") == "right"
     page = open_page()
     verdicts = page.locator("header .verdict").all_text_contents()
     assert [verdict[0] for verdict in verdicts] == ["✗", "✓"]
@@ -65,14 +69,6 @@ def test_the_base_is_trained_and_examined_in_the_page_and_a_lever_starts_another
     assert page.url.endswith("#rate=10") and finish_training(page)
     assert page.locator("#curve path.ghost").count() == page.locator("#curve path.now").count() == 1
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
-
-
-def test_an_address_opens_with_its_settings(open_page):
-    page = open_page("#method=GSPO&updates=4&seed=3&reward=<b>")
-    assert page.input_value("#set-method") == "GSPO" and page.input_value("#set-seed") == "3"
-    assert page.input_value("#set-reward") == "right"
-    page.select_option("#set-updates", "1")
-    assert "updates" not in page.url
 
 
 def test_typed_problems_one_step_by_hand_and_many_samples(open_page):
@@ -101,3 +97,10 @@ def test_typed_problems_one_step_by_hand_and_many_samples(open_page):
     rows = [row.split("\t") for row in page.locator("#passk").inner_text().splitlines()]
     base, trained, guesser = [[float(cell.rstrip("%")) for cell in row[1:]] for row in rows[1:]]
     assert base == sorted(base) and guesser[0] < base[0] < 60 < 95 < base[-1] and trained[0] > 90
+
+
+@pytest.mark.parametrize("name", ["index.html", *(f"read/{name}.html" for name in SCRIPTS)])
+def test_no_reading_page_is_wider_than_a_telephone(browser, name):
+    page = browser.new_page(viewport={"width": 390, "height": 800})
+    page.goto((ROOT / "docs" / name).as_uri())
+    assert page.evaluate("() => document.documentElement.scrollWidth") <= 390

@@ -12,7 +12,7 @@ import pytest
 import common
 import gspo
 from report.logs import read_log
-from report.page import command, draw_curve, read_run, render, sentence, write_report
+from report.page import command, draw_curve, write_report
 
 HOSTILE = ("</script><script>alert(1)</script><!--<script> & <img src=x onerror=alert(2)>"
            " \u2028\u2029 {{TITLE}} \ud800")
@@ -51,14 +51,13 @@ def run(tmp_path):
 
 
 class Page(html.parser.HTMLParser):
-    """The start tags of a page, its title, and the data embedded in it."""
+    """The start tags of a page, and the data embedded in it."""
 
     def __init__(self, path):
         super().__init__()
         self.tags = []              # (tag, attributes)
         page = path.read_text(encoding="utf-8")
         self.feed(page)
-        self.title = html.unescape(re.search("<title>(.*)</title>", page)[1])
         self.embedded = re.search('json">(.*)</script>', page)[1]
         self.data = json.loads(self.embedded)
 
@@ -70,22 +69,14 @@ def test_the_page_has_what_the_run_logged_and_does_without_any_of_it(run):
     folder = run("first")
     page = Page(write_report(folder))
     [shown] = page.data["runs"]
-    assert shown["name"] == page.title == "first" and shown["metrics"][1]["reward"] == 0.75
+    assert shown["name"] == "first" and shown["metrics"][1]["reward"] == 0.75
     assert (shown["summary"], shown["samples"], shown["evaluation"]) == (SUMMARY, [GROUP], [PAIR])
+    assert shown["sentence"] == "Greedy accuracy 0.100 → 0.900 in 2 steps, 2 s."
     for name in LOGS:
         (folder / name).unlink()
         [shown] = Page(write_report(folder)).data["runs"]
     assert shown["command"] and "stopped after step 0" in shown["sentence"]
     assert not any(shown[log] for log in ("summary", "metrics", "samples", "evaluation"))
-
-
-def test_the_page_opens_with_what_happened():
-    metrics = [{"step": 1, "reward": 0.5}, {"step": 2, "reward": 0.75}]
-    ends = {"base": {"greedy": 0.1, "think_share": 0.25},
-            "trained": {"greedy": 0.9, "think_share": 0.996}}
-    assert sentence(SUMMARY | ends, metrics) == (
-        "Greedy accuracy 0.100 → 0.900 in 2 steps, 2 s; it now thinks before 99.6% of its answers, "
-        "at first before 25%.")
 
 
 def test_the_command_starts_the_same_run_again():
@@ -108,12 +99,10 @@ def hostile_run(run):
 def test_hostile_texts_stay_texts(run):
     folder = hostile_run(run)
     page = Page(write_report(folder))
-    assert page.tags == Page(write_report(run())).tags and page.title == folder.name
+    assert page.tags == Page(write_report(run())).tags
     [shown] = page.data["runs"]
     assert shown["samples"][0]["completions"][0]["text"] == HOSTILE
     assert page.embedded.isascii() and not set("<>&") & set(page.embedded)
-    page = render([read_run(folder) | {"name": "run \udcff"}])      # a name that is no unicode
-    assert b"<title>run &#56575;</title>" in page.encode()
 
 
 def test_damaged_lines_are_skipped_and_numbers_that_a_browser_lacks_become_null(tmp_path):

@@ -9,6 +9,7 @@
   python -m learn.practice answer hunt/grpo_1.py        where it is, and which test sees it
 """
 import contextlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -35,54 +36,47 @@ def free(folder, name, ending=""):
 
 
 def make(name, *numbers):
-    """Write practice/NAME.py, or one with a number, that has not been there."""
+    """Write practice/NAME.py into the current folder, or one with a number, that is new."""
     exercise = Exercise(f"{name}.py")
     unknown = [number for number in numbers if number not in map(str, exercise.equations)]
     if unknown:
         common.fail(f"{name}.py has no equation ({unknown[0]})")
-    path = free(ROOT / "practice", name, ".py")
+    path = free("practice", name, ".py")
     common.write(path, exercise.text([int(number) for number in numbers]))
-    shown = path.relative_to(ROOT)
-    print(f"{shown} is {name}.py with blanks: lines with `...`, which say the number of the\n"
+    print(f"{path} is {name}.py with blanks: lines with `...`, which say the number of the\n"
           "equation in the docstring, the shape, and what the right line reads. Write one; then\n"
-          f"  {COMMAND} learn.practice check {shown}")
+          f"  {COMMAND} learn.practice check {path}")
 
 
 def check(word):
     """Print the grades of a file; if all is right, train with it."""
-    path = Path(word).resolve()
+    path = Path(word)
     name = path.stem.partition("_")[0]
-    is_here = path.parent == ROOT / "practice" and path.suffix == ".py" and path.is_file()
-    if not is_here or name not in NAMES or not path.stem.isidentifier():
+    if name not in NAMES or path.suffix != ".py" or not path.is_file():
         common.fail(f"{word} is no exercise; these are files like practice/grpo.py")
     exercise = Exercise(f"{name}.py")
     try:
-        found, changed = grades(exercise, path.read_text(encoding="utf-8-sig"))
+        found = grades(exercise, path.read_text(encoding="utf-8-sig"))
     except SyntaxError as error:
         common.fail(f"{word}, line {error.lineno}: {error.msg}", 1)
     except (Exception, SystemExit) as error:        # a file may raise anything
         common.fail(f"{word} cannot be graded: {type(error).__name__}: {escape(str(error))}", 1)
-    for node in changed[:1]:
-        print(f"This line of {name}.py is no blank, but gone or changed: "
-              + exercise.lines[node.lineno - 1].strip())
-    told = set()
-    for blank, line, state, said in found:
-        place = f", line {line}" * bool(line)
-        print(f" {state:6} {blank.tag} in {blank.function}{place}")
-        if state != "right" and blank.number not in told:
-            said = [exercise.equations[blank.number], *said]
-        told.add(blank.number)
+    for function, state, said in found:
+        numbers = sorted({blank.number for blank in exercise.blanks[function]})
+        print(f" {state:6} {function}: {', '.join(f'({number})' for number in numbers)}")
+        if state != "right":
+            print(*(f"        {exercise.equations[number]}" for number in numbers), sep="\n")
         print(*(f"        {sentence}\n" for sentence in said), sep="", end="")
-    count = [state for _, _, state, _ in found].count("right")
-    print(f"{count} of {len(found)} are right.")
+    count = [state for _, state, _ in found].count("right")
+    print(f"{count} of {len(found)} functions are right.")
     if count < len(found):
         raise SystemExit(1)
     print("It trains now; Ctrl-C stops it.", flush=True)
-    folder = free(ROOT / "runs", f"practice-{path.stem}")
-    flags = [] if name == "nano" else ["--output_dir", folder]
-    command = [sys.executable, "-m", f"practice.{path.stem}", *flags]
+    flags = [] if name == "nano" else ["--output_dir", free("runs", f"practice-{path.stem}")]
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     with contextlib.suppress(KeyboardInterrupt):
-        raise SystemExit(subprocess.run(command, cwd=ROOT).returncode)
+        raise SystemExit(subprocess.run([sys.executable, path, *flags], env=os.environ | {
+            "PYTHONPATH": os.pathsep.join(paths)}).returncode)
 
 
 def main():

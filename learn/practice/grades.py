@@ -1,9 +1,9 @@
 """What is wrong in a learner's file: its functions and the script's get the same made-up numbers.
 
-Each blank is graded in a copy of the file in which the others are as in the script. It is right if
-its function returns the same numbers, with the same gradients, however it is written; else the
-value that it sets tells first. What is right is what the script computes from numbers.txt: nowhere
-is a result written down.
+A function is right if it returns the same numbers as in the script, with the same gradients,
+however it is written. The other functions with blanks, which it may call, are then those of the
+script. If it is wrong, the first of its blanks whose value differs is named. The script computes
+what is right from numbers.txt; nowhere is a result written down.
 """
 import ast
 import contextlib
@@ -27,12 +27,12 @@ SECONDS = 3                             # for a function with a learner's lines,
 AVERAGES = {"reinforce.py": "sequence_sum", "ppo.py": "token_mean"}     # else sequence_mean
 # What has gradients, but for those that a function gets from a torch.no_grad.
 LEAVES = ("logps", "old_logps", "values", "chosen", "rejected", "x")
-FROZEN = {"grpo_loss": ("old_logps",), "gae": ("values",)}
+FROZEN = {"surrogate_loss": ("old_logps",), "gae": ("values",)}
 # What is asked for, too.
 EDGES = {"overlong_penalty": {"buffer": (10, 0)}, "aggregate": {"max_length": (6, None)}}
 
 
-# ---- 1. a function, asked --------------------------------------------------------------------
+# ---- 1. a function, called -------------------------------------------------------------------
 
 def arguments(module, function, script):
     """What a function is asked with, by the names of its parameters. -> dict"""
@@ -67,243 +67,213 @@ def arguments(module, function, script):
     return known
 
 
-@functools.lru_cache(maxsize=4)
-def module_of(text):
+def load(text):
+    """Run a text. -> module"""
     module = sys.modules["practised"] = ModuleType("practised")         # where dataclasses look
     code = compile(text, "practised", "exec")
-    limit(SECONDS)
-    try:
+    with limit():
         exec(code, vars(module))
-    finally:
-        limit(0)
     return module
 
 
-@functools.lru_cache(maxsize=1024)
-def ask(script, text, function, name=""):
-    """Call a function of a text, in which a blank sets `name`, with each choice of a loss_type and
-    the like, those of the script's name first. -> list of cases, as `call` returns them"""
-    module = module_of(text)
-    code = getattr(module, function, None)
-    if not inspect.isfunction(code):
-        raise ValueError(f"it has no function {function}")
+def ask(exercise, module, function):
+    """Call a function of a module with each choice of a loss_type and the like, those of the
+    script's name first. -> list of cases, as `call` returns them"""
     options = [("sequence_mean", "token_mean", "sequence_sum", "constant")]
     if hasattr(module, "Config"):
         options += [get_args(field.type) for field in dataclasses.fields(module.Config)]
     chosen = dict(EDGES.get(function, {}))
-    for word, parameter in inspect.signature(code).parameters.items():
-        usual = AVERAGES.get(script, "sequence_mean") if word == "how" else parameter.default
+    for word, parameter in inspect.signature(getattr(module, function)).parameters.items():
+        usual = (AVERAGES.get(exercise.script, "sequence_mean") if word == "how"
+                 else parameter.default)
         for words in options:
             if isinstance(usual, str) and usual in words:
                 chosen[word] = sorted(words, key=lambda word: word != usual)
-    return [call(module, script, function, name, dict(zip(chosen, words)))
+    return [call(exercise, module, function, dict(zip(chosen, words)))
             for words in itertools.product(*chosen.values())]
 
 
-def call(module, script, function, name, words):
-    """Call a function. -> its words; names: those at the blank, whenever it is reached; values that
-    this sets, and results: lists of (what it is, tensor, names); error: str"""
-    known = arguments(module, function, script) | words
+@functools.lru_cache(maxsize=512)
+def ask_script(exercise, text, function):
+    """The same of the script, or of its text with a mistake."""
+    return ask(exercise, load(text), function)
+
+
+def call(exercise, module, function, words):
+    """Call a function. -> its words; scope: its variables at the end; values: of its blanks, up to
+    the first that is not set, and results: what it is -> tensor; error: str"""
+    known = arguments(module, function, exercise.script) | words
     leaves = {leaf: known[leaf] for leaf in LEAVES
               if leaf in known and known[leaf].requires_grad}
-    case = SimpleNamespace(words=words, names=[], values=[], results=[], error="")
+    case = SimpleNamespace(words=words, scope={}, values={}, results={}, error="")
+    code = getattr(module, function)
+    own_code = inspect.unwrap(code).__code__
 
-    def compared(what, value):
+    def keep(frame, event, _):
+        if event == "return" and frame.f_code is own_code:
+            case.scope.update(frame.f_locals)
+
+    def note(what, value):
+        """Keep a result, and its gradients."""
+        value = torch.tensor([*value.values()]) if isinstance(value, dict) else value
         value = torch.as_tensor(value)
+        case.results[what] = value.detach().double()
         gradients = [leaf.grad for leaf in leaves.values()]
         if value.requires_grad:
             gradients = torch.autograd.grad(
                 value.sum(), list(leaves.values()), retain_graph=True, allow_unused=True)
-        names = case.names[-1] if case.names else {}
-        yield what, value.detach().double(), names
         for (leaf, like), gradient in zip(leaves.items(), gradients):
             gradient = torch.zeros_like(like) if gradient is None else gradient.clone()
-            yield f"the gradient in {leaf}", gradient, names
+            case.results[f"the gradient of {what} in {leaf}"] = gradient
 
-    def after(scope):
-        value = torch.as_tensor(scope[name])
-        mask = scope.get("mask")
-        if torch.is_tensor(mask) and mask.shape == value.shape:
-            value = torch.where(mask > 0, value, 0.0)
-        case.values.extend(compared(name, value))
-
-    module._before = lambda scope: case.names.append(dict(scope))
-    module._after = after
-    code = getattr(module, function)
-    limit(SECONDS)
     try:
         given = inspect.signature(code).parameters.keys() & known
-        result = code(**{name: known[name] for name in given})
-        for part in result if isinstance(result, tuple) else [result]:
-            part = torch.tensor([*part.values()]) if isinstance(part, dict) else part
-            case.results.extend(compared(f"what {function} returns", part))
-        case.results += [(f"{word} after the call", known[word].detach(), {})
-                         for word in sorted(given) if torch.is_tensor(known[word])]
+        with limit():
+            sys.setprofile(keep)
+            result = code(**{name: known[name] for name in given})
+        parts = result if isinstance(result, tuple) else [result]
+        for number, part in enumerate(parts, start=1):
+            note(f"result {number}" if len(parts) > 1 else "the result", part)
+        case.results |= {f"{word} after the call": known[word].detach()
+                         for word in sorted(given) if torch.is_tensor(known[word])}
     except (Exception, SystemExit) as raised:           # a learner's line may raise anything
         first = str(raised).partition("\n")[0]
         case.error = escape(f"{type(raised).__name__}: {first}")
-    limit(0)
+    finally:
+        sys.setprofile(None)
+    mask = case.scope.get("mask")
+    with contextlib.suppress(Exception):                # a blank is open, or another name is set
+        for name in dict.fromkeys(blank.name for blank in exercise.blanks[function] if blank.name):
+            value = torch.as_tensor(case.scope[name])
+            if torch.is_tensor(mask) and mask.shape == value.shape:
+                value = torch.where(mask > 0, value, 0.0)
+            case.values[name] = value.detach().double()
     return case
 
 
-def limit(seconds):
-    """Let what runs end in so many seconds with a TimeoutError, where there are alarms; 0: not."""
+@contextlib.contextmanager
+def limit():
+    """Let what runs end in SECONDS with a TimeoutError, where there are alarms."""
     def stop(*_):
         raise TimeoutError(f"no end in {SECONDS} seconds")
-    if hasattr(signal, "SIGALRM"):
+
+    has_alarms = hasattr(signal, "SIGALRM")
+    if has_alarms:
         signal.signal(signal.SIGALRM, stop)
-        signal.alarm(seconds)
-
-
-def alone(exercise, source, places, blank):
-    """Ask a text in which all other blanks are as in the script. -> as `ask`"""
-    lines = source.split("\n")
-    edits = {}                          # first and last line -> what comes there
-    for other, nodes in places:
-        region = nodes[0].lineno - 1, nodes[-1].end_lineno
-        for node in other.nodes:
-            edits.setdefault(region, []).extend(exercise.lines[node.lineno - 1:node.end_lineno])
-        if other == blank:
-            own = region
-    edits[own] = framed(blank, lines[slice(*own)])
-    for region in sorted(edits, reverse=True):
-        lines[slice(*region)] = edits[region]
-    return ask(exercise.script, "\n".join(lines), blank.function, blank.name)
-
-
-def framed(blank, lines):
-    """The lines of a blank, between those by which they are watched. -> list"""
-    indent = " " * blank.nodes[-1].col_offset
-    after = [f"{indent}_after(locals())"] * bool(blank.name)
-    return [f"{indent}_before(locals())", *lines, *after]
+        signal.alarm(SECONDS)
+    try:
+        yield
+    finally:
+        if has_alarms:
+            signal.alarm(0)
 
 
 # ---- 2. the grades ---------------------------------------------------------------------------
 
 class Wrong(NamedTuple):
-    words: dict
-    names: dict
+    case: SimpleNamespace
     what: str
     found: torch.Tensor
     should: torch.Tensor
 
 
 def difference(right, mine):
-    """Compare cases: what a function returns, and if that is wrong first what the blank sets.
+    """Compare cases: what a function returns, and if that is wrong first the values of its blanks.
     -> None, a sentence, or Wrong"""
-    def compare(one, two):
-        for (what, should, names), (_, found, _) in zip(one, two):
-            if found.shape != should.shape:
-                return f"{what} has the shape {tuple(found.shape)}, should be {tuple(should.shape)}"
-            if not torch.allclose(found, should, 1e-6, 1e-9, equal_nan=True):
-                return Wrong(case.words, names, what, found, should)
-        return None if len(one) == len(two) else "it has to be reached as often as in the script"
+    def compare(own, here, there):
+        for what, should in here.items():
+            found = there.get(what, should)
+            if found.shape != should.shape or not torch.allclose(
+                    found, should, 1e-6, 1e-9, equal_nan=True):
+                return Wrong(own, what, found, should)
+        return None
 
     for case, own in zip(right, mine):
-        wrong = compare(case.results, own.results)
+        wrong = own.error or compare(own, case.results, own.results)
         if wrong:
-            values = compare(case.values, own.values)
-            return values if isinstance(values, Wrong) else own.error or values or wrong
+            return compare(own, case.values, own.values) or wrong
     return None
 
 
 def grades(exercise, source):
     """Grade a text. Raises SyntaxError, and what the text raises outside of functions. -> list of
-    (blank, its line in the text, right or WRONG or open, sentences), variants last; statements of
-    the script that are no blank, and yet not there"""
-    places, changed = exercise.places(source)
+    (function, right or WRONG or open, sentences)"""
+    tree = ast.parse(source)
+    right = load(exercise.source)
+    mine = load(source)
+    own = dict(vars(mine))
     found = []
-    usual = []                          # those that are reached with the words of the script's name
-    for blank, nodes in places:
-        right = alone(exercise, exercise.source, exercise.right_places, blank)
-        usual += [blank] * bool(right[0].names)
-        wrong = difference(right, ask(exercise.script, source, blank.function))
-        values = [node.value for node in nodes if isinstance(node, (ast.Assign, ast.Return))]
-        is_open = any(isinstance(value, ast.Constant) and value.value is ... for value in values)
-        state = "open" if is_open else "right"
-        said = []
-        missing = [other for other, its in places if other.function == blank.function and not its]
-        if wrong and missing and not is_open:
-            state = "later"
-            if blank in missing:
-                said = [f"nothing {f'sets {blank.name}' if blank.name else 'is returned'} here: if "
-                        f"another line does it, write the rest of {blank.function}, too"]
-        elif wrong and not is_open:
-            mine = alone(exercise, source, places, blank)
-            wrong = difference(right, mine)
-            if wrong:
-                state = "WRONG"
-                said = explain(blank, wrong) + known_mistakes(exercise, blank, mine)
-        found.append((blank, nodes[-1].lineno if nodes else 0, state, said))
-    numbers = [blank.number for blank in usual]
-    plain = [blank for blank, *_ in found if blank.number in exercise.first
-             and (blank in usual or blank.number not in numbers)]
-    return sorted(found, key=lambda grade: (grade[0] not in plain, grade[0].number)), changed
+    for function in exercise.blanks:
+        vars(mine).update({name: getattr(right, name) for name in exercise.blanks} | {
+            function: own.get(function)})
+        is_open = any(isinstance(node, ast.Constant) and node.value is ... for part in tree.body
+                      if getattr(part, "name", "") == function for node in ast.walk(part))
+        found.append((function, *grade(exercise, mine, function, is_open)))
+    return found
 
 
-def known_mistakes(exercise, blank, mine):
-    """The planted mistakes in the right lines that give a learner's numbers. -> list of sentences
-    """
-    start = blank.nodes[0].lineno - 1
-    end = blank.nodes[-1].end_lineno
+def grade(exercise, mine, function, is_open=False):
+    """Grade a function of a module. -> right or WRONG or open, sentences"""
+    if not inspect.isfunction(getattr(mine, function)):
+        return "WRONG", [f"there is no function {function}"]
+    cases = ask(exercise, mine, function)
+    wrong = difference(ask_script(exercise, exercise.source, function), cases)
+    if wrong is None:
+        return "right", []
+    if is_open and not (isinstance(wrong, Wrong) and wrong.what in wrong.case.values):
+        return "open", []
+    return "WRONG", explain(exercise.blanks[function], wrong) + known_mistakes(
+        exercise, function, cases)
+
+
+def known_mistakes(exercise, function, cases):
+    """The planted mistakes in a function that give a learner's numbers. -> list of sentences"""
+    node = exercise.nodes[function]
     found = []
     for mutant in mutants():
         old = "\n".join(mutant.old)
-        line = exercise.source.partition(old)[0].count("\n")
-        if mutant.file == exercise.script and start <= line < end:
-            lines = exercise.source.replace(old, "\n".join(mutant.new)).split("\n")
-            stop = end + len(lines) - len(exercise.lines)
-            lines[start:stop] = framed(blank, lines[start:stop])
-            its = ask(exercise.script, "\n".join(lines), blank.function, blank.name)
-            if difference(its, mine) is None:
+        line = exercise.source.partition(old)[0].count("\n") + 1
+        if mutant.file == exercise.script and node.lineno <= line <= node.end_lineno:
+            text = exercise.source.replace(old, "\n".join(mutant.new))
+            its = ask_script(exercise, text, function)
+            if not any(case.error for case in its) and difference(its, cases) is None:
                 found.append(f"the same numbers as a known mistake: {mutant.name}")
     return found[:2]
 
 
-def explain(blank, wrong):
-    """What to say of a Wrong: the first wrong number, what it is made from, and what all wrong ones
-    have in common. -> list of sentences"""
+def explain(blanks, wrong):
+    """What to say of a Wrong: the first wrong number, what it is made from, and whether all wrong
+    ones are off by the same factor. -> list of sentences"""
     if isinstance(wrong, str):
         return [wrong]
-    differ = ~torch.isclose(wrong.found, wrong.should, 1e-6, 1e-9, equal_nan=True)
+    case, what, found, should = wrong
+    if found.shape != should.shape:
+        return [f"{what} has the shape {tuple(found.shape)}, should be {tuple(should.shape)}"]
+    differ = ~torch.isclose(found, should, 1e-6, 1e-9, equal_nan=True)
     index = tuple(differ.nonzero()[0].tolist())
-    text = " ".join(map(ast.unparse, blank.nodes))
+    blanks = [blank for blank in blanks if blank.name == what] or blanks
+    text = " ".join(ast.unparse(node) for blank in blanks for node in blank.nodes)
     given = []
-    common = []
-    for name in blank.reads():
-        if name in wrong.words:
-            continue
-        with contextlib.suppress(Exception):            # a function, or not set yet
-            value = torch.as_tensor(eval(name, {}, wrong.names)).detach()
+    for name in dict.fromkeys(name for blank in blanks for name in blank.reads() if name != what):
+        with contextlib.suppress(Exception):            # a function, or not set here
+            value = torch.as_tensor(eval(name, {}, case.scope)).detach()
             is_row = re.search(rf"\b{name}(\[.*?\])?\)*\.(mean|std|sum)\(", text)
-            fits = zip(reversed(value.shape), reversed(differ.shape))
-            if not is_row and value.dim() <= differ.dim() and all(n in (1, m) for n, m in fits):
-                value = value.broadcast_to(differ.shape)
-                tests = {"< 0": value < 0, "> 0": value > 0, "0": value == 0}
-                if name == "ratio":
-                    tests = {"> 1": value > 1, "< 1": value < 1}
-                common += [f"{name} {test}" for test, holds in tests.items()
-                           if holds[differ].all() and not holds.all()]
-                value = value[index]
+            if not is_row and torch.broadcast_shapes(value.shape, differ.shape) == differ.shape:
+                value = value.broadcast_to(differ.shape)[index]
             elif index and value.dim() > 1 and len(value) == len(differ):
                 value = value[index[0]]
             given += [f"{name} {numbers(value.tolist())}"] if value.numel() <= 12 else []
-    given += [f"{name} {value}" for name, value in wrong.words.items()]
-    pair = [table[index].item() for table in (wrong.found, wrong.should)]
+    given += [f"{name} {value}" for name, value in case.words.items()]
+    pair = [table[index].item() for table in (found, should)]
     count = 5 if numbers(pair[0]) != numbers(pair[1]) else 10
-    yours, should = (numbers(number, count) for number in pair)
-    where = f"{wrong.what} at {list(index)}" if index else wrong.what
+    where = f"{what} at {list(index)}" if index else what
     said = [f"with {', '.join(given)}:"] if given else []
-    said.append(f"{where} is {yours}, should be {should}")
-    ratios = (wrong.found / wrong.should)[differ]
-    if wrong.what.startswith("the gradient") and not wrong.found.any():
+    said.append("{} is {}, should be {}".format(where, *(numbers(x, count) for x in pair)))
+    ratios = (found / should)[differ]
+    if what.startswith("the gradient") and not found.any():
         said.append("no gradient arrives there: is something detached?")
-    elif ratios[0].isfinite() and ratios.isclose(ratios[0], rtol=1e-4).all():
-        times = f"{numbers(ratios[0].item())} times what they should be"
-        said.append(f"all that are wrong are {times}" if len(ratios) > 2 else times)
-    elif common:
-        count = f"{int(differ.sum())} of {differ.numel()} numbers are wrong"
-        said.append(f"{count}, all with {' and '.join(common)}")
+    elif len(ratios) > 2 and ratios.isclose(ratios[0], rtol=1e-4).all():
+        said.append(f"all that are wrong are {numbers(ratios[0].item())} times what they should be")
     return said
 
 

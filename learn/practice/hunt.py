@@ -1,9 +1,8 @@
 """Bug hunts: a script with one planted mistake, whose run stands beside five right ones.
 
 hunts.json stores what was measured (make hunts): of each script five right runs and, of mistakes
-of learn/practice/mistakes.txt with which the reward still rises, a run, and the test that fails.
+of learn/practice/mistakes.txt with which the reward still rises, a run.
 """
-import difflib
 import json
 import re
 import textwrap
@@ -16,7 +15,6 @@ from common import HERE as ROOT
 from learn.practice.exercise import mutants
 from report import COMMAND
 
-HUNT = ROOT / "hunt"
 MEASURED = Path(__file__).with_name("hunts.json")
 SHORT = ("--num_iterations 2 --num_prompts 16 --micro_batch_size 16 --max_steps 20 --stop_at 2 "
          "--num_eval_problems 1 --num_eval_samples 1 --eval_steps 1000")
@@ -65,35 +63,34 @@ def load(name):
 
 
 def plant(name, hunt):
-    """-> planted(the script, the mistake of a hunt)"""
+    """-> the mistake of a hunt, planted(the script, this)"""
     [mutant] = [mutant for mutant in mutants()
                 if (mutant.file, mutant.name) == (hunt["file"], hunt["mistake"])]
     source = (ROOT / f"{name}.py").read_text()
     if source.count("\n".join(mutant.old)) != 1:
         common.fail(f"{name}.py has changed where the mistake goes: make hunts measures anew")
-    return planted(source, mutant)
+    return mutant, *planted(source, mutant)
 
 
 def begin(name="grpo", level="1"):
-    """Make the next hunt of a script and a level, and show its run."""
+    """Write the next hunt of a script and a level into the current folder, and show its run."""
     if name not in FLAGS or level not in ("1", "2", "3"):
         common.fail(f"hunt {name} {level}: a script of {', '.join(FLAGS)}, and a level, 1 to 3")
     measured = load(name)
-    paths = [HUNT / f"{name}_{number}.py" for number in range(1, 1 + len(measured["hunts"]))]
-    new = [(path, hunt) for path, hunt in zip(paths, measured["hunts"])
-           if hunt["level"] == int(level) and not path.exists()]
-    if not new:
+    for number, hunt in enumerate(measured["hunts"], start=1):
+        path = Path("hunt", f"{name}_{number}.py")
+        if hunt["level"] == int(level) and not path.exists():
+            break
+    else:
         common.fail(f"hunt/ has all hunts of {name}, level {level}: move them away to try again")
-    path, hunt = new[0]
-    common.write(path, plant(name, hunt)[0])
-    print(f"hunt/{path.name} has one mistake. Its run, beside five right ones:\n")
+    common.write(path, plant(name, hunt)[1])
+    print(f"{path} has one mistake. Its run, compared with five right ones:\n")
     show(hunt["run"], measured["right"])
-    draw(hunt["run"], measured["right"], path.with_suffix(".png"))
     flags = textwrap.fill(f"{FLAGS[name]} {SHORT}", 90, break_on_hyphens=False).split("\n")
-    print(f"\nRead it; try it out, as these 20 steps were made:\n  python -m hunt.{path.stem}",
-          *flags, sep=" \\\n    ")
-    print("Then name the line, or the function:\n"
-          f"  {COMMAND} learn.practice answer hunt/{path.name} 143")
+    where = "" if Path.cwd() == ROOT else f"PYTHONPATH={ROOT} "
+    print("\nRead it; try it out, as these 20 steps were made:")
+    print(f"  {where}python -m hunt.{path.stem}", *flags, sep=" \\\n    ")
+    print(f"Then name the line, or the function:\n  {COMMAND} learn.practice answer {path} 143")
 
 
 def show(run, right):
@@ -121,61 +118,35 @@ def side(way):
     return "" if abs(way) < 1 else "too high" if way > 0 else "too low"
 
 
-def draw(run, right, path):
-    """Draw the metrics as curve.png does: grey the right runs, red the hunt's."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        return
-    count = (len(right) + 3) // 4
-    figure = Figure(figsize=(12, 2.6 * count), layout="constrained")
-    for place, (metric, rows) in enumerate(right.items(), start=1):
-        axis = figure.add_subplot(count, 4, place, title=metric)
-        axis.plot(range(1, 21), numpy.transpose(rows), color="#8c959f", linewidth=1)
-        axis.plot(range(1, 21), run[metric], color="#D55E00", linewidth=2)
-        axis.set(xlabel="step", yscale="log" if metric == "grad_norm" else "linear")
-        axis.grid(alpha=0.3)
-    figure.suptitle(f"grey: five right runs; red: {path.stem}.py")
-    figure.savefig(path, dpi=120)
-    print(f"\nThe curves: hunt/{path.name}")
-
-
 def answer(word, guess=None):
-    """Say whether a line or a function has the mistake; if so, or without a guess, all about it."""
-    path = Path(word).resolve()
+    """Print whether a line or a function has the mistake; if so, or without a guess, all about it.
+    A line is compared as text, because a learner's edits may have moved it."""
+    path = Path(word)
     name, _, number = path.stem.partition("_")
     hunts = load(name)["hunts"] if name in FLAGS else []
-    is_here = path.parent == HUNT and path.suffix == ".py" and path.is_file()
-    if not is_here or not number.isdecimal() or not 0 < int(number) <= len(hunts):
+    if not path.is_file() or not number.isdecimal() or not 0 < int(number) <= len(hunts):
         common.fail(f"{word} is no hunt; hunts are files like hunt/grpo_1.py")
     hunt = hunts[int(number) - 1]
-    text, first, last = plant(name, hunt)
+    mutant, text, first, last = plant(name, hunt)
     lines = text.split("\n")
+    right = (ROOT / f"{name}.py").read_text().split("\n")
+    wrong_lines = lines[first - 1:last]
+    right_lines = right[first - 1:last + len(right) - len(lines)]
     place = home(lines, first)
-    is_line = guess is not None and guess.isdecimal()
-    line = as_made(path.read_text(encoding="utf-8"), text, int(guess)) if is_line else 0
-    if guess not in (None, place) and not first <= line <= last:
-        is_near = is_line and home(lines, line) == place
-        common.fail(f"No, it is not {guess}{', but in the same function' * is_near}.", 1)
-    source = (ROOT / f"{name}.py").read_text()
-    right = source.split("\n")
-    end = last + len(right) - len(lines)
+    own = path.read_text(encoding="utf-8").split("\n")
+    is_line = guess is not None and guess.isdecimal() and 0 < int(guess) <= len(own)
+    if guess not in (None, place) and not (is_line and own[int(guess) - 1] in wrong_lines):
+        common.fail(f"No, it is not {guess}.", 1)
     print(f"{'Yes. ' * (guess is not None)}The mistake, in {place}: {hunt['mistake']}.")
-    for number, line in enumerate(lines[first - 1:last], start=first):
+    for number, line in enumerate(wrong_lines, start=first):
         print(f"  line {number}:  {line.strip()}")
-    for line in right[first - 1:end]:
+    for line in right_lines:
         print(f"  right:     {line.strip()}")
     ways = distances(hunt["run"], load(name)["right"])
     signs = [f"{metric} {side(way)} in the {window}"
              for (metric, window), way in ways.items() if side(way)]
-    print(f"What shows it: {'; '.join(signs) or 'no metric'}\nThe test that fails: {hunt['test']}")
-
-
-def as_made(own, text, line):
-    """The number that a line of a hunt had before its file was edited; 0 of a new one. -> int"""
-    matcher = difflib.SequenceMatcher(None, own.split("\n"), text.split("\n"), autojunk=False)
-    return next((line + there - here for here, there, size in matcher.get_matching_blocks()
-                 if here < line <= here + size), 0)
+    print(f"What shows it: {'; '.join(signs) or 'no metric'}\nTests that fail: "
+          f"python -m pytest {' '.join(mutant.files)} -k '{mutant.words or 'test'}'")
 
 
 def home(lines, number):

@@ -6,25 +6,18 @@ from pathlib import Path
 import torch
 
 import common
-from learn.read import door, page, pair, words
+from learn.read import page, words
 from learn.read.lesson import ROOT, Lesson
 from report import start
 
 
 def all_pages():
     """The text of each page. ValueError if a script has none to show. -> dict: path -> text"""
-    first, *course = words.read("course")
-    addresses = ["-".join(part.names) + ".html" for part in course]
-    links = {"start": "../index.html"}
-    links |= {" → ".join(part.names): to for part, to in zip(course, addresses)}
-    lessons = {part.names[0]: Lesson(part.names[0]) for part in course if len(part.names) == 1}
-    found = {"index.html": door.door(first, course)}
-    for part, address in zip(course, addresses):
-        of_page = [lessons[name] for name in part.names]
-        found[f"read/{address}"] = (
-            page.lesson_page(*of_page, lessons, links) if len(of_page) == 1
-            else pair.pair_page(*of_page, part, links))
-    return found
+    first, *rest = words.read("course")
+    scripts = {section.names[0]: section for section in rest}
+    links = {"start": "../index.html"} | {name: f"{name}.html" for name in scripts}
+    return {"index.html": page.index_page(first, scripts)} | {
+        f"read/{name}.html": page.lesson_page(Lesson(name), links) for name in scripts}
 
 
 def main(argv=None):

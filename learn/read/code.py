@@ -57,30 +57,28 @@ class Values:
 
     def __init__(self, lesson):
         self.lesson = lesson
-        self.shown = set()                  # flags, and numbers as they stand there
+        self.shown = set()                  # numbers as they stand there
         self.clipped = lesson.clipped()
 
     def below(self, function, line):
         """What a line assigned, or, below the head of a function, its arguments. -> HTML"""
-        values, flags = self.lesson.notes.get(line, ({}, ""))
         rows = ""
-        for name, value in values.items():
+        for name, value in self.lesson.notes.get(line, {}).items():
             if is_shown(name, value):
-                row = self.row(function, name, value, flags)
-                numbers = flags, row.partition("</b>")[2]
+                row = self.row(function, name, value)
+                numbers = row.partition("</b>")[2]
                 rows += row if numbers not in self.shown else ""
                 self.shown.add(numbers)
-        return f"<div class=with>with {flags}</div>{rows}" if rows and flags else rows
+        return rows
 
-    def row(self, function, name, value, flags="", label=""):
+    def row(self, function, name, value, label=""):
         """A line of values with its label, by default its name: a box for each output, in it a
         number for each token, or one if they are equal. -> HTML"""
-        kind = "v flagged" if flags else "v"
         rows = in_batch(value)
         if rows is None:
             boxes = f"<span>{number_text(float(value), [float(value)])}</span>"
-            return f'<div class="{kind} one"><b>{label or label_of(name)}</b>{boxes}</div>'
-        is_marked = self.clipped and not flags and function in ("policy_loss", "backward") and (
+            return f'<div class="v one"><b>{label or label_of(name)}</b>{boxes}</div>'
+        is_marked = self.clipped and function in ("policy_loss", "backward") and (
             name in MARKED or name.startswith(("∂L", "->")))
         low, high = self.lesson.limits if is_marked and name == "ratio" else (-1e9, 1e9)
         numbers = [x for of_row in rows for x in of_row]
@@ -93,13 +91,13 @@ class Values:
                 marks += " hit" if is_marked and self.clipped[i][t] else ""
                 cells += f'<i class="{marks}">{number_text(x, numbers)}</i>'
             boxes += f'<div class="o{i + 1}{" whole" * is_one}">{cells}</div>'
-        return f'<div class="{kind}"><b>{label or label_of(name)}</b>{boxes}</div>'
+        return f'<div class=v><b>{label or label_of(name)}</b>{boxes}</div>'
 
 
 @functools.cache
-def highlight(lesson, base):
+def highlight(lesson):
     """The lines of a script in colours. Functions that it calls, and equations that comments and
-    docstrings name, are links; to another page, base, if that is not empty. -> list of HTML"""
+    docstrings name, are links. -> list of HTML"""
     names = "|".join(name for section in lesson.sections.values() for name in section.names)
 
     def coloured(match):
@@ -112,47 +110,41 @@ def highlight(lesson, base):
 
     text = PARTS.sub(coloured, html.escape(lesson.source, quote=False))
     text = re.sub(rf"(?<!def )(?<![\w.])({names})(?=\()", r'<a class=to href="#\1">\1</a>', text)
-    return text.replace('href="#', f'href="{base}#').split("\n")
+    return text.split("\n")
 
 
-def code_line(lesson, line, base="", kind="", beside=""):
+def code_line(lesson, line, beside=""):
     """A line of code, and words beside it. In narrow windows runs of spaces shrink: they are in
     <s>. -> HTML"""
-    text = highlight(lesson, base)[line - 1]
+    text = highlight(lesson)[line - 1]
     bare = text.lstrip(" ")
     indent = len(text) - len(bare)
     text = re.sub("( {2,})", r"<s>\1</s>", text)
-    kinds = ["l", *(f"e{number}" for number, at in lesson.where.items() if at == line), kind]
-    number = f'<a href="{base}#L{line}" tabindex=-1>{line}</a>' if bare else "<a></a>"
-    anchor = "" if base else f" id=L{line}"
-    return (f'<div class="{" ".join(kinds).strip()}"{anchor} style=--i:{indent}>{number}'
+    number = f'<a href="#L{line}" tabindex=-1>{line}</a>' if bare else "<a></a>"
+    return (f'<div class=l id=L{line} style=--i:{indent}>{number}'
             f"<code>{text}</code>{beside}</div>")
 
 
-def code(lesson, name, values=None, base="", changed=(), beside=None, is_folded=False):
+def code(lesson, name, values=None, beside=None, is_folded=False):
     """The lines of a function or a class with its values. What a first reading can do without is
-    folded. changed: lines to mark; beside: line -> words; is_folded: whether functions that only
-    variants or the log call are. -> HTML"""
+    folded. beside: line -> words; is_folded: whether functions that only variants call are.
+    -> HTML"""
     place = span(lesson.by_name[name])
     parts = ""
     for is_extra, group in itertools.groupby(place, lesson.folded.__contains__):
         group = list(group)
         body = ""
         for line in group:
-            mark = "new" if line in changed else ""
-            body += code_line(lesson, line, base, mark, (beside or {}).get(line, ""))
+            body += code_line(lesson, line, (beside or {}).get(line, ""))
             body += values.below(name, line) if values else ""
         parts += fold(lesson, group, body) if is_extra else body
     if is_folded and name in lesson.hidden:
-        parts = fold(lesson, place, parts, f": {name},")
+        parts = fold(lesson, place, parts, f": {name}")
     return f"<div class=fn>{parts}</div>"
 
 
 def fold(lesson, group, body, said=""):
     """Lines that a click on their label shows, or the switch. -> HTML"""
     count = sum(1 for line in group if lesson.lines[line - 1].strip())
-    flags = [" ".join(flags.split()[:2]) for line in group for flags in lesson.flags.get(line, ())]
-    why = " without effect on the gradient"
-    why = f": <code>{', '.join(dict.fromkeys(flags))}</code>" if flags and not said else why
     return (f'<div class=fold><label><input type=checkbox>⋯ {count} '
-            f"line{'s' * (count > 1)}{said}{why}</label><div>{body}</div></div>")
+            f"line{'s' * (count > 1)}{said}</label><div>{body}</div></div>")

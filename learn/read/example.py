@@ -39,29 +39,6 @@ SQUARED_GRADIENTS = torch.tensor([[2.0, 1.0, 4.0, 1.0]])
 
 # The flags with which a page shows its script, where these are not the default ones.
 PAPER = {"reinforce": "--baseline mean", "grpo": "--beta 0.04"}
-# More flags, with which lines run that do not with those, in the order of the code. With the last
-# ones a batch serves for one pass, which is the first.
-OF_GROUPS = """--scale_rewards batch; --scale_rewards mean; --delta 1.5; --loss_type cispo;
-    --loss_type sapo; --kl_estimator k2 --beta 0.04; --kl_estimator k3_ratio --beta 0.04;
-    --loss_type dapo; --loss_type dr_grpo; --mask_truncated_completions; --entropy_coef 0.01;
-    --dynamic_sampling 2; """
-VARIANTS = {
-    "reinforce": """--baseline none; --baseline batch; --baseline rloo; --baseline optimal;
-        --view token; --teacher RUN --view token --gamma 0; --method rejection; --beta 0.02;
-        --num_iterations 1""",
-    "ppo": """--length_adaptive; --trust_region penalty --target_kl 0.01; --nll_coef 0.1;
-        --kl_target 0.005 --beta 0.02; --target_kl 0.001; --entropy_coef 0.01;
-        --critic_pretrain_steps 1; --num_iterations 1""",
-    "grpo": OF_GROUPS + "--beta 0; --beta 0 --num_iterations 1",
-    "gspo": OF_GROUPS + "--importance_sampling_level sequence_token; --beta 0.04",
-    "dpo": """--loss_type ipo --beta 0.5; --loss_type hinge; --loss_type simpo --beta 2;
-        --loss_type robust --label_smoothing 0.1; --nll_coef 1; --save_pairs;
-        --num_iterations 1"""}
-
-
-def variants(name):
-    """The flags, besides those of PAPER, with which the example is run, at first none. -> list"""
-    return ["", *(" ".join(flags.split()) for flags in VARIANTS[name].split(";"))]
 
 
 # ---- what stands for a run -------------------------------------------------------------------
@@ -87,21 +64,17 @@ class Network(nn.Module):
 
 
 class Step:
-    """In place of an optimizer: one step, and the policy has moved. What it does is in `done`: the
-    gradients with which it steps, and something empty for zero_grad."""
+    """In place of an optimizer: one step, and the policy has moved."""
 
-    def __init__(self, done, parameters, **_):
-        self.done = done
+    def __init__(self, parameters, **_):
         self.parameters = list(parameters)
 
     def zero_grad(self, set_to_none=True):
-        self.done.append(torch.empty(0))
         for parameter in self.parameters:
             parameter.grad = None
 
     def step(self):
         for parameter in self.parameters:
-            self.done.append(parameter.grad.clone())
             parameter.data = parameter.then.clone()
 
 
@@ -132,9 +105,9 @@ def config(name, flags=""):
     return common.parse_flags(importlib.import_module(name).Config, words)
 
 
-def run(name, flags="", functions=(), watched=(), losses=()):
-    """Call main of a script on the example. functions: code of those that stand for its own;
-    losses: as Watch has them. -> what it did, calls of the functions `watched`"""
+def run(name, flags, watched, losses):
+    """Call main of a script on the example; losses: as Watch has them. -> calls of the functions
+    `watched`"""
     script = importlib.import_module(name)
     is_dpo = name == "dpo"                              # its policy begins as the base
     start = REF_LOGPS if is_dpo else OLD_LOGPS
@@ -142,7 +115,7 @@ def run(name, flags="", functions=(), watched=(), losses=()):
     cfg = config(name, flags)
     run = mock.Mock(cfg=cfg, resumed={}, state={}, parts={}, step=0)
     run.accuracy.side_effect = [0.0, cfg.stop_at]           # so that there is one step
-    networks, done = [], []
+    networks = []
 
     def make_run(_cfg, task, *_):
         run.task = task
@@ -167,15 +140,11 @@ def run(name, flags="", functions=(), watched=(), losses=()):
                 "GPT": lambda cfg: make("log π", start, then),
                 "Critic": lambda policy: make("V", VALUES, NEW_VALUES),
                 "squared_gradient_norms": lambda *_: SQUARED_GRADIENTS}
-    step = functools.partial(Step, done)
-    with (mock.patch.dict(vars(script)), mock.patch.multiple("torch.optim", AdamW=step, Adam=step),
+    with (mock.patch.dict(vars(script), replaced),
+          mock.patch.multiple("torch.optim", AdamW=Step, Adam=Step),
           mock.patch.multiple(common, Run=make_run, parse_flags=lambda *_: cfg,
                               load_task=lambda _, verify: common.Arithmetic(verify),
-                              load_policy=Network.become_teacher)):
-        for function in functions:
-            exec(function, vars(script))
-        vars(script).update(replaced)
-        with Watch(script.__file__, watched, losses, gradient) as watch:
-            script.main([])
-    state = [float(x) for x in run.state.values()]
-    return [*done, torch.tensor(state), torch.tensor(run.begin.call_count)], watch.calls
+                              load_policy=Network.become_teacher),
+          Watch(script.__file__, watched, losses, gradient) as watch):
+        script.main([])
+    return watch.calls

@@ -1,14 +1,85 @@
-"""The drawings of a page. Their numbers are those of its lesson, or come from the functions of the
-script."""
+"""The drawings of a page, in SVG: their numbers are those of its lesson, or come from the functions
+of the script; colours and fonts come from the style sheet, captions and words from pictures.txt."""
+import html
+
 import torch
 
-import grpo
-from learn.read import example
-from learn.read.draw import OUTPUTS, Drawing, plain, scale, side
+from learn.read import example, words
 
+OUTPUTS = ["", "o₁", "o₂", "o₃", "o₄"]       # their names, from 1
+SECTIONS = {section.names[0]: section for section in words.read("pictures")}
 # Of scripts, with which drawing their pages open, and of functions, beside which one stands.
-PLACES = {"reinforce": "group", "ppo": "gae", "grpo": "clip", "gspo": "sequences",
-          "dpo": "logistic", "advantages": "group", "policy_loss": "clip", "kl": "estimators"}
+PLACES = {"reinforce": "group", "ppo": "gae", "grpo": "clip", "gspo": "clip",
+          "dpo": "logistic", "advantages": "group", "policy_loss": "clip"}
+
+
+class Drawing:
+    """An SVG in the making. Places are in the units of its scales x and y. The rows of its section
+    are lines and words that it always has."""
+
+    def __init__(self, name, x, y):
+        self.section = SECTIONS[name]
+        self.x = x
+        self.y = y
+        self.parts = []
+        for *place, kind, said in self.section.rows:
+            if len(place) == 4:
+                self.line(*map(float, place), kind)
+            else:
+                x, y, shift = place
+                self.text(float(x), float(y), said, kind, shift)
+
+    def text(self, x, y, said, kind="", shift="0 0"):
+        """Words, or a number with two decimals; so many pixels to the right and below of a place is
+        the middle of their height."""
+        right, down = map(float, shift.split())
+        said = plain(said) if isinstance(said, float) else html.escape(said)
+        left = self.x(x) + right
+        base = self.y(y) + down + 4
+        place = f'x="{left:.1f}" y="{base:.1f}"'
+        self.parts.append(f'<text class="{kind}" {place}>{said}</text>')
+
+    def curve(self, points, kind):
+        """A line through points."""
+        places = [f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points]
+        self.parts.append(f'<path class="{kind}" d="M{"L".join(places)}"/>')
+
+    def line(self, x1, y1, x2, y2, kind):
+        """A straight line."""
+        self.curve([(x1, y1), (x2, y2)], kind)
+
+    def range(self, x1, x2, y1, y2):
+        """A shaded rectangle."""
+        self.curve([(x1, y1), (x1, y2), (x2, y2), (x2, y1)], "range")
+
+    def dot(self, x, y, kind="", said=""):
+        """A dot with a text in it."""
+        place = f'cx="{self.x(x):.1f}" cy="{self.y(y):.1f}"'
+        self.parts.append(f'<g class="{kind}"><circle {place}/>')
+        self.text(x, y, said, "m")
+        self.parts.append("</g>")
+
+    def svg(self):
+        """-> HTML"""
+        title, width, height = self.section.head
+        shape = f'viewBox="0 0 {width} {height}" style="max-width:{width}px"'
+        return f'<svg {shape} role="img" aria-label="{title}">{"".join(self.parts)}</svg>'
+
+
+def scale(low, high, first, last):
+    """The pixels of values: low is at the first one, high at the last. -> function"""
+    step = (last - first) / (high - low)
+    return lambda value: first + step * (value - low)
+
+
+def plain(x, sign="", digits=2):
+    """So many decimals."""
+    return f"{x:{sign}.{digits}f}".replace("-", "−")
+
+
+def side(x):
+    """The class of what is made likelier, or less likely."""
+    return "up" if x > 0 else "down"
 
 
 def drawing(lesson, place):
@@ -69,29 +140,6 @@ def gae(lesson):
     return d.svg()
 
 
-def sequences(lesson):
-    """The ratios of tokens and of their output, with the ranges of GRPO and of this script."""
-    d = Drawing("sequences", scale(0.62, 1.7, 40, 386), scale(0, 4.5, 14, 290))
-    d.range(0.8, 1.28, 0.2, 4.3)
-    for bound in lesson.limits:
-        d.line(bound, 0.2, bound, 4.3, "clip")
-    d.line(1, 0.2, 1, 4.3, "mean")
-    for token in lesson.tokens():
-        y = token.row
-        if token.place == 1:
-            fate = ", no gradient" if token.is_clipped else ""
-            said = f"s {plain(token.ratio)}{fate}"
-            d.text(0.62, y, OUTPUTS[y], "strong", "-32 0")
-            sign = "A > 0" if token.A > 0 else "A < 0"
-            d.text(1.7, y, sign, f"e {side(token.A)}", "46 0")
-            d.text(1.7, y, said, "e clip" if fate else "e", "46 -21")
-            d.line(0.62, y, 1.7, y, "rule")
-            d.dot(token.ratio, y - 0.25, token.kind, "s")
-        own = example.MOVED[y - 1, token.place - 1].exp()
-        d.dot(own, y, "small", token.text)
-    return d.svg()
-
-
 def clip(lesson):
     """The loss of a token against its ratio, divided by |A|, for both signs of the advantage."""
     if not lesson.clipped():
@@ -124,22 +172,6 @@ def losses(lesson, A, first, last):
         ratios.log(), zero, zero + A, zero + 1,
         epsilon=lesson.cfg.epsilon, epsilon_high=lesson.cfg.epsilon_high)
     return torch.cat([ratios, loss], dim=1).tolist()
-
-
-def estimators(lesson):
-    """Estimates of the KL against log(pi / pi_ref), and the tokens on that of the page."""
-    d = Drawing("estimators", scale(-1, 1, 22, 330), scale(-0.75, 0.95, 198, 12))
-    x = torch.linspace(-1.05, 1.05, 61)
-    for name in ("k1", "k2", "k3"):
-        y = grpo.kl(x, 0 * x, name)                     # which has all of them
-        is_inside = (y - 0.1).abs() < 0.85
-        points = torch.stack([x, y], dim=1)
-        d.curve(points[is_inside].tolist(), f"curve {name}")
-    if lesson.name == "grpo":
-        for logs, terms in zip(lesson.rows("kl", "x"), lesson.rows("kl", "->kl")):
-            for place in zip(logs, terms):
-                d.dot(*place, "tok small")
-    return d.svg()
 
 
 def logistic(lesson):

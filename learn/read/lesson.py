@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from learn import sync
-from learn.read import example, lines, watch, words
+from learn.read import example, watch, words
 from learn.read.watch import first_line
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,12 +23,10 @@ class Lesson:
     sections: of its text file, name of the first function -> words.Section; docstring;
     equations: number -> text; where: number -> line; first: line -> its first number; by_name: name
     -> AST node of a function or a class, those of the machinery, too; functions: name ->
-    watch.Function; statements: line -> AST node; ran: first lines of statements that run without
-    more flags; calls: flags -> function -> watch.Call whose values are shown; notes: the last line
-    of a statement or of a head -> values by name, and the flags of a variant; folded: lines without
-    effect on the gradient; flags: first line of a statement -> flags of variants that need it;
-    called: names of functions in the order in which main calls them; hidden: those that it calls
-    only for variants or the log.
+    watch.Function; statements: line -> AST node; ran: first lines of statements that run with the
+    flags of the page; calls: more flags -> function -> watch.Call whose values are shown; notes:
+    the last line of a statement or of a head -> values by name; called: names of functions that
+    main calls; hidden: of the others; folded: lines that do not run.
     """
 
     def __init__(self, name):
@@ -52,7 +50,6 @@ class Lesson:
         self.script = importlib.import_module(name)
         self.cfg = example.config(name)
         self.run_example()
-        self.take_notes()
         self.read_words()
 
     def find_equations(self):
@@ -70,89 +67,50 @@ class Lesson:
                                  "on one")
         return dict(tags)
 
-    def text_of(self, name):
-        """A function in its place: behind as many empty lines as stand before it. -> str"""
-        place = span(self.by_name[name])
-        before = place[0] - 1
-        return "\n" * before + "\n".join(self.lines[before:place[-1]])
-
-    def run(self, flags="", removed=frozenset(), is_watched=True):
-        """The example without some lines. -> what it does, list of watch.Call"""
-        functions = [lines.without(self.text_of(name), removed.intersection(span(function.node)),
-                                   self.script.__file__)
-                     for name, function in self.functions.items()]
-        watched = self.functions.values() if is_watched else ()
-        return example.run(self.name, flags, functions, watched, self.losses)
-
-    def shorten(self, flags, candidates, removed=frozenset()):
-        """As lines.shorten."""
-        return lines.shorten(lambda lines: self.run(flags, lines, False)[0], candidates, removed)
-
     def run_example(self):
-        """Find which lines and functions are of variants, which for the log, and what all compute.
-        Asserts are not taken away."""
-        _, calls = self.run()
-        ran = lines_of(calls)
-        never = {statement.lineno for statement in self.statements.values()} - ran
-        lines_that_act = {line for line in ran if not isinstance(self.statements[line], ast.Assert)}
-        removed = self.shorten("", lines_that_act, frozenset(never))
-        idle = removed - never
-        _, short = self.run("", removed)
-        self.ran = ran
-        self.calls = {"": best_calls(calls) | best_calls(short)}
-        self.called = list(dict.fromkeys(call.function.name for call in short))
+        """Run the example, and find which lines run, what they compute, and which the page
+        folds."""
+        calls = example.run(self.name, "", self.functions.values(), self.losses)
+        self.calls = {"": best_calls(calls)}
+        self.notes = {line: values for call in self.calls[""].values()
+                      for line, values in call.values.items()}
+        self.called = list(dict.fromkeys(call.function.name for call in calls))
         self.hidden = set(self.functions).difference(self.called)
-        self.flags = {}
-        for flags in example.variants(self.name)[1:]:
-            new = lines_of(self.run(flags)[1]) - ran
-            idle_here = self.shorten(flags, idle)
-            _, calls = self.run(flags, idle_here)
-            for line in new | (idle - idle_here):
-                self.flags.setdefault(line, []).append(flags)
-            self.calls[flags] = best_calls(calls)
-        self.find_folded(removed)
-
-    def find_folded(self, removed):
-        """Find the lines that the page folds; a blank one, or an else, is like the next."""
+        self.ran = set().union(*(call.ran for call in calls))
         self.folded = set()
-        for name in self.called:
-            function = self.functions[name]
-            is_folded = False
+        for function in map(self.functions.get, self.called):
+            is_folded = False                   # a blank line, or an else, is like the next line
             for line in range(function.node.end_lineno, function.head, -1):
-                statement = function.statements.get(line)
-                if statement is not None:
-                    is_folded = isinstance(statement, ast.FunctionDef) or (
-                        statement.lineno in removed and not lines.is_kept(statement))
+                if line in function.statements:
+                    is_folded = self.is_idle(function.statements[line])
                 if is_folded:
                     self.folded.add(line)
 
-    def take_notes(self):
-        """Keep values of statements that act only with the flags of a variant, or with those of the
-        page, and what functions are given."""
-        self.notes = {}
-        first, *variants = self.calls.items()
-        for flags, calls in [*variants, first]:
-            for name, call in calls.items():
-                for line, values in call.values.items():
-                    acts = not flags or name in self.hidden and line == call.function.head
-                    statement = self.statements.get(line, call.function.node)
-                    if acts or flags in self.flags.get(statement.lineno, ()):
-                        self.notes.setdefault(line, (values, flags))
+    def is_idle(self, statement):
+        """Whether a first reading can do without a statement: it does not run, or nothing inside it
+        does, or it is a function inside another."""
+        if isinstance(statement, (ast.If, ast.For)):
+            return not any(part.lineno in self.ran for part in statement.body + statement.orelse)
+        return isinstance(statement, ast.FunctionDef) or (
+            statement.lineno not in self.ran and not is_docstring(statement))
 
-    def value(self, function, name, flags=""):
+    def value(self, function, name, flags=None):
         """What a function assigned, also with the flags of a variant, and on which line.
         -> a tensor or a number, int"""
-        if function in self.calls.get(flags or "", ()):
-            for line, values in sorted(self.calls[flags or ""][function].values.items()):
+        flags = flags or ""
+        if flags not in self.calls:
+            self.calls[flags] = best_calls(
+                example.run(self.name, flags, self.functions.values(), self.losses))
+        if function in self.calls[flags]:
+            for line, values in sorted(self.calls[flags][function].values.items()):
                 for label, value in values.items():
                     if label.replace(" ", "") == name.replace(" ", ""):
                         return value, line
-        raise ValueError(f"{self.name}.txt: {self.name}.py has no value {function}.{name} "
-                         f"{flags or ''}")
+        raise ValueError(f"{self.name}.txt: {self.name}.py has no value {function}.{name} {flags}")
 
-    def rows(self, function, name, flags=""):
+    def rows(self, function, name):
         """The same, as numbers of outputs and tokens. -> list of lists"""
-        return in_batch(self.value(function, name, flags)[0])
+        return in_batch(self.value(function, name)[0])
 
     @property
     def limits(self):
@@ -184,20 +142,16 @@ class Lesson:
                 for of_row, values in zip(gradients, A)]
 
     def read_words(self):
-        """ValueError unless the words are about functions that exist, each function is in them, and
-        those that are not hidden come as main calls them."""
+        """ValueError unless the words are about functions that exist, and each function is in
+        them."""
         self.sections = {section.names[0]: section for section in words.read(self.name)}
-        about = [name for section in self.sections.values() for name in section.names]
-        about = [name for name in about if name not in ("algorithm", "map", "flags", self.name)]
-        for name in about:
+        about = {name for section in self.sections.values() for name in section.names}
+        for name in about - {"algorithm", "map", "flags", self.name}:
             if not hasattr(self.script, name):
                 raise ValueError(f"{self.name}.txt: {self.name}.py has no {name}")
         for name in self.functions:
-            if name not in (*about, "main"):
+            if name not in about | {"main"}:
                 raise ValueError(f"{self.name}.txt: nothing is said about {name}")
-        firsts = [name for name in self.sections if name in self.called]
-        if firsts != sorted(firsts, key=self.called.index):
-            raise ValueError(f"{self.name}.txt: main calls {', '.join(self.called)}")
 
     def line_of(self, word):
         """The last line of main that calls a word, or loops while it is small, and is not folded.
@@ -210,18 +164,16 @@ class Lesson:
         return found[-1]
 
 
-def lines_of(calls):
-    """The first lines of the statements that ran. -> set"""
-    return set().union(*(call.ran for call in calls))
+def is_docstring(statement):
+    """Whether a statement is no more than a text."""
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 def best_calls(calls):
-    """The call of each function whose values are shown, one, so that they fit each other: that
-    which runs most statements, then by backward, on the first line, in the last pass. -> dict"""
-    def rank(call):
-        return len(call.ran), call.by == "backward", -call.site
-
-    return {call.function.name: call for call in sorted(calls, key=rank)}
+    """The call of each function whose values are shown, so that they fit each other: that which
+    runs most statements, then by backward, on the first line, in the last pass. -> dict"""
+    return {call.function.name: call for call in sorted(
+        calls, key=lambda call: (len(call.ran), call.by == "backward", -call.site))}
 
 
 def in_batch(tensor):

@@ -123,4 +123,4 @@ def link(number, text, equations):
     """A link to an equation, if there is one with that number. -> HTML"""
     if number not in equations:
         return text
-    return f'<a class="ref e{number}" href="#eq{number}">{text}</a>'
+    return f'<a href="#eq{number}">{text}</a>'

@@ -1,13 +1,12 @@
 """The words of the pages, which stand in NAME.txt: one file for each script, pictures.txt, and
-course.txt for pairs of scripts and for the order in which to read.
+course.txt for the index and the order in which to read.
 
 A line that begins with # names a section; fields are separated by |, names of functions by +. Then
 come paragraphs; questions behind ?, and behind ! their answers; or the rows of a table. In words,
 `code` is code, [words](address) a link, $a formula$ one in the ASCII of the docstrings, and
 {policy_loss.ratio 3,1} the number that stands on the page for `ratio` in a function, of output 3
-and token 1, or without both; behind a | the flags with which a variant has it. On a page of two
-scripts, the script comes first: {grpo:policy_loss.ratio 1,1}. "-> kl" and "∂L/∂log π" are written
-without spaces.
+and token 1, or without both; behind a | the flags with which a variant has it. "-> kl" and
+"∂L/∂log π" are written without spaces.
 """
 import collections
 import re
@@ -15,8 +14,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 REFERENCE = re.compile(r"""
-    \{ (?: (?P<script>\w+) : )?
-    (?P<function>\w+) \. (?P<name>[^{}\ |]+)
+    \{ (?P<function>\w+) \. (?P<name>[^{}\ |]+)
     (?: \  (?P<row>\d) (?: , (?P<token>\d) )? )?
     (?: \ \|\  (?P<flags>[^{}]+) )? \}""", re.VERBOSE)
 
