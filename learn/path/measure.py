@@ -1,0 +1,95 @@
+"""Measure the chapters of the path: docs/path.json, its numbers by name, and the claims."""
+import hashlib
+import json
+import math
+from statistics import fmean
+
+from learn.path.rungs import CHAPTERS, ROOT, sides
+
+STORED = ROOT / "docs" / "path.json"
+SEEDS = (0, 1, 2, 3, 4)
+
+
+def steps_of(name):
+    return int(CHAPTERS[name].fields["steps"])
+
+
+def digest(source, seed, steps):
+    """Name a run by all that it depends on: the script without its docstring, seed, steps. -> str"""
+    text = source.split('"""', 2)[2]
+    return hashlib.sha256(f"{text}{seed}{steps}".encode()).hexdigest()[:16]
+
+
+def load():
+    return json.loads(STORED.read_text(encoding="utf-8")) if STORED.exists() else {}
+
+
+def runs_of(name, stored, seeds=SEEDS):
+    """Look up the runs of a chapter. -> dict from side to list of runs, one for each seed"""
+    return {side: [stored[digest(source, seed, steps_of(name))] for seed in seeds]
+            for side, source in sides(name).items()}
+
+
+def measure(names, seeds=SEEDS):
+    """Run what docs/path.json does not contain yet, and store it there after each run."""
+    from learn.path.runs import run
+    for name, seed in ((name, seed) for name in names for seed in seeds):
+        for side, source in sides(name).items():
+            key = digest(source, seed, steps_of(name))
+            if key not in load():
+                one = short(run(source, seed, steps_of(name)))
+                text = json.dumps(dict(sorted((load() | {key: one}).items())))
+                STORED.write_text(text.replace('}, "', '},\n"') + "\n", encoding="utf-8")
+                print(f"{name}, {side}, seed {seed}: {value(one, 'last'):.3f} of the last outputs "
+                      f"right, {one['seconds']:.0f} s", flush=True)
+
+
+def short(result):
+    """Keep what is stored of a run: three digits of each number, one text. -> dict"""
+    steps = result["steps"]
+    metrics = {name: [float(f"{step[name]:.3g}") for step in steps]
+               for name in (steps[0] if steps else ()) if name not in ("text", "step")}
+    return dict(accuracy=result["accuracy"], seconds=round(result["seconds"], 1),
+                text=steps[-1]["text"] if steps else "", steps=metrics)
+
+
+def value(one, name):
+    """Compute a number of a stored run. -> float
+
+    accuracy and base are greedy accuracies at the end and the start; samples_to 0.6 counts outputs
+    until the mean of three steps is 0.6; last, first, second, max and mean are of the share of
+    right outputs, last_kl and so on of another metric. last is the mean of the last three steps.
+    """
+    name, _, level = name.partition(" ")
+    kind, _, metric = name.partition("_")
+    values = one["steps"].get(metric or "right") or [math.nan]
+    match name:
+        case "accuracy" | "base":
+            return one["accuracy"][-1 if name == "accuracy" else 0]
+        case "seconds":
+            return one["seconds"]
+        case "samples":
+            return sum(one["steps"]["samples"])
+        case "samples_to":
+            right, samples = one["steps"]["right"], one["steps"]["samples"]
+            return next((sum(samples[:end]) for end in range(3, len(right) + 1)
+                         if fmean(right[end - 3:end]) >= float(level)), math.inf)
+    return {"last": fmean(values[-3:]), "first": values[0], "second": values[min(1, len(values) - 1)],
+            "max": max(values), "mean": fmean(values)}[kind]
+
+
+def check(names, stored, seeds):
+    """Judge the claims of chapters, lines such as `without last < with last`, and print for each
+    how many seeds have its sign, and the differences. -> whether all seeds have all signs"""
+    holds = True
+    for name in names:
+        runs = runs_of(name, stored, seeds)
+        for line in CHAPTERS[name].fields.get("claim", "").splitlines() or ["no claim"]:
+            (low, of_low), *other = (part.split(" ", 1) for part in line.split(" < "))
+            found = [value(b, of_high) - value(a, of_low) for high, of_high in other
+                     for a, b in zip(runs[low], runs[high])]
+            count = sum(difference > 0 for difference in found)
+            holds = holds and count == len(found)
+            print(f"{name:12} {line:44} {count} of {len(found)}: "
+                  + " ".join(f"{difference:+.3g}" for difference in found))
+    return holds

@@ -1,0 +1,90 @@
+"""Build the scripts of the path: each is a patch of a few lines on an earlier one.
+
+chapters.txt has a chapter for each rung: `== clip on ratio` begins one, a patch on the rung `ratio`.
+Then come fields, each a line @NAME followed by its text. @patch holds the hunks of a unified diff
+without line numbers, with @@ between two hunks: lines with " " or "-" must occur in the script
+exactly once, and lines with " " or "+" replace them. @setting is a change that the experiment of a
+chapter makes to all of its scripts, to make the pain show. @docstring is that of the script.
+"""
+import difflib
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+NANO = (ROOT / "nano.py").read_text(encoding="utf-8")
+
+
+class Chapter(NamedTuple):
+    number: int
+    name: str
+    on: str             # name of the rung that is patched, or "nano"
+    fields: dict        # name -> text
+
+    @property
+    def file(self):
+        return f"{self.number:02}_{self.name}.py"
+
+
+def read(text):
+    """Read a text in the format of chapters.txt. -> dict from name to Chapter"""
+    chapters = {}
+    for part in re.split(r"^== ", text, flags=re.M)[1:]:
+        head, *fields = re.split(r"^@(?=[a-z])", part, flags=re.M)
+        name, on = head.strip().split(" on ")
+        pairs = [re.match(r"(\w+)[ \n]?([\s\S]*)", field).groups() for field in fields]
+        fields = {key: text.strip("\n") for key, text in pairs}
+        chapters[name] = Chapter(len(chapters), name, on, fields)
+    return chapters
+
+
+CHAPTERS = read(Path(__file__).with_name("chapters.txt").read_text(encoding="utf-8"))
+BASE, *RUNGS = CHAPTERS
+
+
+def patch(source, hunks):
+    """Apply the hunks of a patch to a script. -> str. Raises ValueError if one does not fit."""
+    for hunk in hunks.split("\n@@\n") if hunks else ():
+        lines = [line or " " for line in hunk.split("\n")]
+        old, new = ("".join(line[1:] + "\n" for line in lines if line[0] in marks)
+                    for marks in (" -", " +"))
+        if len(re.findall(f"^(?={re.escape(old)})", source, flags=re.M)) != 1:
+            raise ValueError(f"these lines have to occur in the script exactly once:\n{old}")
+        source = re.sub(f"^{re.escape(old)}", lambda match: new, source, flags=re.M)
+    return source
+
+
+def script(name, setting=""):
+    """Build the script of a rung, with the setting of the chapter that `setting` names. -> str"""
+    if name == "nano":
+        return NANO
+    fields = CHAPTERS[name].fields
+    source = patch(script(CHAPTERS[name].on), fields["patch"])
+    docstring = fields["docstring"] + "\n" if fields["docstring"] != "nano" else NANO.split('"""')[1]
+    source = source.replace(source.split('"""')[1], docstring, 1)
+    return patch(source, CHAPTERS[setting].fields.get("setting", "")) if setting else source
+
+
+def sides(name):
+    """Build the scripts that a chapter compares. -> dict: without, with, and perhaps also
+
+    `without` is the rung that the chapter patches or, where the chapter has a field @without, its
+    own script with that change. `also` is a third script.
+    """
+    chapter = CHAPTERS[name]
+    source = script(name, name)
+    made = {side: patch(source, chapter.fields[side]) for side in ("without", "also")
+            if side in chapter.fields}
+    return {"without": made.get("without") or script(chapter.on, name), "with": source, **made}
+
+
+def diff(name):
+    """Compare a rung with the rung that it patches, without the docstrings. -> lines of a diff"""
+    old, new = (script(rung).split('"""', 2)[2].split("\n") for rung in (CHAPTERS[name].on, name))
+    lines = list(difflib.unified_diff(old, new, lineterm="", n=1))[2:]
+    return [line for line in lines if line != " "]
+
+
+def counts(name):
+    signs = [line[0] for line in diff(name)] if name in RUNGS else []
+    return f"+{signs.count('+')} -{signs.count('-')}" if signs else ""

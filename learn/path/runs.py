@@ -1,0 +1,111 @@
+"""Run a rung from a base that is made once for each seed, and measure it from outside.
+
+The script itself stays unchanged. Three names that it looks up in its own module (make_base, sample,
+print) are wrapped, and the wrappers draw nothing from its random generators. A watched run therefore
+gives the same numbers as the file, to the last digit.
+"""
+import ast
+import builtins
+import copy
+import hashlib
+import random
+import re
+import time
+import types
+from pathlib import Path
+from statistics import fmean
+
+import torch
+
+CACHE = Path("path") / "bases"
+MAKE_A_BASE = ("sample_problem", "encode", "Block", "GPT", "logprobs", "descend", "make_base", "tool",
+               "wrote")
+
+
+class Watch:
+    """Execute a script as a module; self.steps gets a dict of numbers for each step it prints."""
+
+    def __init__(self, source, seed, base_steps=1000, label=None):
+        self.module = types.ModuleType("rung")
+        exec(compile(source, "rung.py", "exec"), self.module.__dict__)
+        self.real = dict(self.module.__dict__)
+        parts = [ast.dump(node) for node in ast.parse(source).body
+                 if getattr(node, "name", "") in MAKE_A_BASE]
+        key = f"{parts}{self.module.T}{seed}{base_steps}{torch.__version__}"
+        self.file = CACHE / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.pt"
+        self.steps, self.batches, self.printed = [], [], []
+        self.hidden = 0.0               # CPU seconds that watching took
+        self.label = label              # what stands before each printed line; None: print nothing
+        for name in ("make_base", "sample", "print"):
+            setattr(self.module, name, getattr(self, name))
+
+    def make_base(self, policy, rng, steps):
+        if not self.file.exists():
+            self.real["make_base"](policy, rng, steps)
+            CACHE.mkdir(parents=True, exist_ok=True)
+            torch.save([policy.state_dict(), rng.getstate(), torch.get_rng_state()], self.file)
+        weights, python_state, torch_state = torch.load(self.file, weights_only=False)
+        policy.load_state_dict(weights)
+        rng.setstate(python_state)
+        torch.set_rng_state(torch_state)
+        self.policy, self.base = policy, copy.deepcopy(policy)
+        self.begun = time.process_time()
+
+    def sample(self, policy, questions, greedy=False):
+        tokens = self.real["sample"](policy, questions, greedy)
+        if not greedy:
+            begun = time.process_time()
+            with torch.no_grad():
+                (now, mask), (base, _) = (self.real["logprobs"](model, tokens)
+                                          for model in (policy, self.base))
+            kl = ((now - base) * mask).sum() / mask.sum()
+            self.batches.append((tokens, kl.item()))
+            self.hidden += time.process_time() - begun
+        return tokens
+
+    def print(self, *words, **options):
+        text = " ".join(map(str, words))
+        self.printed.append(text)
+        if text.startswith("step "):
+            begun = time.process_time()
+            printed = {name: float(x) for name, x in re.findall(r"(\w+) (-?\d+[.]\d+)", text)}
+            self.steps.append(self.summary() | printed)
+            self.batches = []
+            text += f", right {self.steps[-1]['right']:.3f}"
+            self.hidden += time.process_time() - begun
+        if self.label is not None:
+            builtins.print(f"{self.label}{text}", **options)
+
+    def summary(self):
+        """Measure what a step sampled. -> dict: text, and shares or means of all its outputs"""
+        W, G = self.module.W, getattr(self.module, "G", 1)
+        tokens = torch.cat([tokens for tokens, _ in self.batches])
+        texts = self.real["decode"](tokens)
+        questions = ["".join(self.module.VOCABULARY[token] for token in row[:W])
+                     for row in tokens.tolist()]
+        right = torch.tensor([self.real["verify"](eval(question[:-1]), text)
+                              for question, text in zip(questions, texts)])
+        long = ((tokens[:, W:] == self.module.END).cumsum(1) == 0).sum(1) + 1.0
+        groups = right.view(-1, G).mean(1)
+        return dict(
+            text=texts[0], right=right.mean().item(), samples=len(texts),
+            think=fmean("<think>" in text for text in texts),
+            wrong_tokens=(long * (1 - right)).sum().item() / max(1, len(texts) - right.sum().item()),
+            silent=((groups == 0) | (groups == 1)).float().mean().item(),
+            kl=fmean(kl for _, kl in self.batches))     # to the base, nats per token
+
+    def run(self, seed, **sizes):
+        """-> dict: steps, CPU seconds after the base, accuracy (before, after), sample"""
+        self.module.main(seed=seed, **sizes)
+        seconds = time.process_time() - self.begun - self.hidden
+        accuracy = [float(text.split()[3]) for text in self.printed if text.startswith("held-out")]
+        return dict(steps=self.steps, seconds=seconds, accuracy=accuracy,
+                    sample=self.printed[-1].partition("right, ")[2])
+
+
+def run(source, seed, steps=None, label=None):
+    """Run a script, watched; steps: as in its main if not given. -> dict as Watch.run returns it"""
+    torch.manual_seed(0)                # what a script draws before its main sets the seed
+    random.seed(0)
+    sizes = {} if steps is None else dict(steps=steps)
+    return Watch(source, seed, label=label).run(seed, **sizes)

@@ -1,0 +1,81 @@
+"""The path: its patches apply, one rung is nano.py, and its page has the numbers of its runs."""
+import contextlib
+import io
+
+import pytest
+import torch
+
+import nano
+from learn.path import __main__ as path
+from learn.path import measure, page, runs
+from learn.path.rungs import BASE, CHAPTERS, NANO, RUNGS, diff, patch, script, sides
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_a_rung_is_a_short_script_and_a_short_patch(name):
+    source = script(name)
+    assert len(source.splitlines()) <= 215 and max(map(len, source.splitlines())) <= 100
+    if name != BASE:
+        assert 2 <= sum(line[0] in "+-" for line in diff(name)) <= 60
+        assert len(set(sides(name).values())) == len(sides(name))
+
+
+def test_the_rung_that_says_so_is_nano():
+    assert script(page.NANO) == NANO
+
+
+def test_a_patch_that_does_not_fit_is_refused():
+    with pytest.raises(ValueError, match="exactly once"):
+        patch(NANO, "-no such line\n+another")
+    with pytest.raises(ValueError, match="exactly once"):
+        patch("twice\ntwice\n", "-twice\n+once")
+
+
+def test_a_watched_run_prints_what_the_file_prints(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(runs, "CACHE", tmp_path)
+    monkeypatch.setattr(nano, "P", 4)
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        nano.main(seed=3, base_steps=3, steps=2)
+    for _ in range(2):                                      # the second starts from a stored base
+        watch = runs.Watch(NANO.replace("P = 32 ", "P = 4 "), seed=3, base_steps=3)
+        watch.run(3, base_steps=3, steps=2)
+        assert watch.printed[-4:] == out.getvalue().splitlines()[-4:]
+
+
+@pytest.mark.parametrize("name", RUNGS)
+def test_every_script_of_a_chapter_runs_three_steps(name, monkeypatch, tmp_path):
+    monkeypatch.setattr(runs, "CACHE", tmp_path)
+    for source in sides(name).values():
+        torch.manual_seed(0)
+        small = source.replace("P = 256 ", "P = 8 ").replace("P = 32 ", "P = 2 ")
+        small = small.replace("* 8:", "* 1:").replace("range(500)", "range(4)").replace("/ 500", "/ 4")
+        watch = runs.Watch(small, 0, base_steps=20)
+        watch.module.verify = lambda answer, text: float(len(text) % 2)     # some right, some wrong
+        watch.run(0, base_steps=20, steps=3)
+        assert len(watch.steps) == (0 if source == script(BASE) else 3)
+
+
+@pytest.mark.parametrize("name", RUNGS)
+def test_the_stored_runs_are_those_of_the_scripts_shown(name):
+    for of_side in measure.runs_of(name, measure.load()).values():
+        assert len(of_side) == len(measure.SEEDS)
+
+
+def test_claims_hold_on_the_stored_seeds_and_a_wrong_sign_is_seen(capsys, monkeypatch):
+    assert measure.check(RUNGS, measure.load(), measure.SEEDS)
+    monkeypatch.setitem(CHAPTERS["clip"].fields, "claim", "with last < without last")
+    assert not measure.check(["clip"], measure.load(), measure.SEEDS)
+    assert "0 of 5" in capsys.readouterr().out
+
+
+def test_the_page_has_the_stored_numbers(monkeypatch, tmp_path):
+    monkeypatch.setattr(page, "DOCS", tmp_path)
+    page.write(measure.load())
+    for file in tmp_path.iterdir():
+        assert file.read_text("utf-8") == (page.ROOT / "docs" / file.name).read_text("utf-8"), file
+
+
+def test_numbers_and_names_select_rungs_and_others_are_refused(capsys):
+    assert path.rungs(["6", "clip"]) == ["clip", "clip"] and path.rungs([]) == RUNGS
+    with pytest.raises(SystemExit):
+        path.rungs(["99"])
