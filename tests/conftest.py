@@ -1,4 +1,5 @@
 """What the tests share: scripts, tiny configurations and policies, and made-up numbers."""
+import functools
 import importlib
 import os
 import signal
@@ -47,9 +48,35 @@ def pytest_ignore_collect(collection_path, config):
     return None
 
 
+close = functools.partial(torch.testing.assert_close, atol=1e-10, rtol=1e-10)
+golden = functools.partial(torch.testing.assert_close, atol=6e-8, rtol=0)   # written with 7 digits
+
+
 def f64(values):
     """A tensor in float64."""
     return torch.tensor(values, dtype=torch.float64)
+
+
+def ones(*shape):
+    """A tensor of ones in float64."""
+    return torch.ones(shape, dtype=torch.float64)
+
+
+def randn(*shape, seed=0):
+    """Random numbers in float64, the same in each call."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).double()
+
+
+def gradient(loss, x):
+    """The gradient of the sum of a loss in x; the graph is kept for another one."""
+    return torch.autograd.grad(loss.sum(), x, retain_graph=True)[0]
+
+
+def load_named(task="arithmetic", **flags):
+    """The task that these flags of grpo.py name."""
+    import common
+    import grpo
+    return common.load_task(grpo.Config(task=task, device="cpu", **flags), grpo.verify)
 
 
 def ragged():
@@ -60,6 +87,15 @@ def ragged():
     noise = torch.randn(3, 4, generator=generator).double()
     mask = f64([[1, 0, 0, 0], [1, 0, 1, 1], [1, 1, 1, 1]])
     return logps, logps + 0.3 * noise, f64([1.5, -2.0, 0.7]), mask
+
+
+def contents(folder="."):
+    """Every path below a folder, with its bytes and the time of its last change."""
+    found = {}
+    for path in sorted(Path(folder).rglob("*")):
+        content = path.read_bytes() if path.is_file() else None
+        found[str(path)] = (content, path.stat().st_mtime_ns)
+    return found
 
 
 def takes_less_than(seconds, function, *args):
@@ -137,6 +173,22 @@ def no_default_device():
     """nano.main sets one where there is CUDA."""
     yield
     torch.set_default_device(None)
+
+
+@pytest.fixture
+def refused(capsys, tmp_path):
+    """refused(words, function, *args, **flags): the call ends with exit code 2 after one line on
+    stderr that has the words, and changes nothing in the folder of the test."""
+    def check(words, function, *args, **flags):
+        before = contents(tmp_path)
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            function(*args, **flags)
+        error = capsys.readouterr().err
+        assert stop.value.code == 2
+        assert error.startswith("error: ") and error.count("\n") == 1 and words in error, error
+        assert contents(tmp_path) == before
+    return check
 
 
 @pytest.fixture

@@ -65,15 +65,6 @@ def read_summary(folder):
     return json.loads(Path(folder, "summary.json").read_text())
 
 
-def contents(folder="."):
-    """Every path below a folder, with its bytes and the time of its last change."""
-    found = {}
-    for path in sorted(Path(folder).rglob("*")):
-        content = path.read_bytes() if path.is_file() else None
-        found[str(path)] = (content, path.stat().st_mtime_ns)
-    return found
-
-
 def leaves(value, path=""):
     """A nest of dicts and lists as {path: value}. A tensor becomes a hash: equal is bit for bit."""
     if isinstance(value, torch.Tensor):

@@ -1,6 +1,7 @@
 """A batch: its prompts, completions, verdicts and rewards belong together, and are a function of
 seed and step. Dynamic sampling chooses groups, and what is said of accuracy is of all that were
-sampled. The overlong penalty comes after that. Optimizer steps and micro-batches divide it."""
+sampled. The overlong penalty comes after that. Micro-batches divide it. An evaluation counts what
+the policy answers to held-out problems, the same ones in every run."""
 import dataclasses
 import functools
 import random
@@ -8,7 +9,7 @@ import zlib
 
 import pytest
 import torch
-from conftest import every_script, scripts
+from conftest import scripts
 
 import common
 import grpo
@@ -50,7 +51,6 @@ def check_rows(script, policy, task, batch):
 
 # ---- a function of seed and step -------------------------------------------------------------
 
-@every_script
 def test_a_batch_is_a_function_of_policy_task_seed_step_and_split(setting, script, monkeypatch):
     cfg, policy, task, _ = setting()
     torch.manual_seed(1)
@@ -226,33 +226,6 @@ def test_long_completions_are_rewarded_less_and_dynamic_sampling_looks_before_th
 
 # ---- optimizer steps and micro-batches -------------------------------------------------------
 
-@dataclasses.dataclass
-class Groups:
-    """All that mini_batches reads of a batch."""
-    rewards: torch.Tensor
-    tokens: torch.Tensor
-
-
-def mini_batches(cfg, num_prompts, *purpose):
-    """The rows of every optimizer step, for groups of four."""
-    batch = Groups(torch.zeros(num_prompts, 4), torch.zeros(4 * num_prompts, 1))
-    return [rows.tolist() for rows in common.mini_batches(batch, cfg, *purpose)]
-
-
-@pytest.mark.parametrize("num_prompts, num_mini_batches, sizes", [
-    (6, 2, [12, 12]), (7, 3, [12, 8, 8]), (2, 5, [4, 4]), (6, 1, [24])])
-def test_mini_batches_are_of_whole_groups_and_take_every_row_once_a_pass(
-        config, num_prompts, num_mini_batches, sizes):
-    cfg = config(num_mini_batches=num_mini_batches, num_iterations=3)
-    steps = mini_batches(cfg, num_prompts, "shuffle", 4)
-    assert [len(rows) for rows in steps] == sizes * 3
-    for rows in steps:
-        assert rows == sorted(rows)
-        assert all(4 * (row // 4) + g in rows for row in rows for g in range(4))
-    for first in range(0, len(steps), len(sizes)):
-        assert sorted(sum(steps[first:first + len(sizes)], [])) == list(range(4 * num_prompts))
-
-
 def test_micro_batches_have_each_row_once_and_rows_of_similar_length():
     lengths = torch.tensor([4, 32, 8, 5, 9, 16, 3, 31, 7])
     rows = torch.tensor([8, 1, 3, 4, 5, 6, 2])              # 7, 32, 5, 9, 16, 3 and 8 tokens
@@ -265,3 +238,76 @@ def test_rows_of_a_length_keep_their_order_for_those_of_a_group_share_a_prompt()
     parts = common.micro_batches(torch.arange(40), torch.tensor([7, 5] * 20), 10)
     assert torch.cat(parts).tolist() == [*range(1, 40, 2), *range(0, 40, 2)]
     assert [len(part) for part in parts] == [10] * 4
+
+
+# ---- an evaluation ---------------------------------------------------------------------------
+
+NUM_PROBLEMS = 100
+T = 40
+
+
+@pytest.fixture
+def evaluated(config, load_task, monkeypatch):
+    """evaluated(num_samples), greedily if it is 0 -> scores, problems asked, uniforms. Of the
+    completions of problem n, the first n % 5 are right; they think if n % 5 is 2 or more."""
+    def evaluate(num_samples, **changes):
+        cfg = config(num_eval_problems=NUM_PROBLEMS, max_completion_length=T, task="arithmetic:5",
+                     num_eval_samples=max(1, num_samples), **changes)
+        asked = []
+
+        def rollout(model, prompts, problems, cfg, uniforms=None):
+            tokens = torch.full((len(prompts), T), grpo.PAD)
+            for row, problem in enumerate(problems):
+                n, g = divmod(row, max(1, num_samples))
+                thought = "<think></think>" if n % 5 >= 2 else ""
+                answer = problem.answer if g < n % 5 else 30
+                text = f"{thought}<answer>{answer}</answer><|eos|>"
+                ids = grpo.TOKENIZER.encode(text, allowed_special="all")
+                tokens[row, :len(ids)] = torch.tensor(ids)
+            mask = (tokens != grpo.PAD).float()
+            asked.append((problems, uniforms))
+            return tokens, mask, mask, mask, mask.sum(dim=1).long()
+        monkeypatch.setattr(grpo, "rollout", rollout)
+        task = load_task(cfg)
+        scores = grpo.evaluate(None, task, cfg, greedy=num_samples == 0)
+        [(problems, uniforms)] = asked
+        expected = common.held_out_problems(task, NUM_PROBLEMS)
+        assert problems == [p for p in expected for _ in range(max(1, num_samples))]
+        assert len({problem.prompt for problem in expected}) == NUM_PROBLEMS
+        return scores, uniforms
+    return evaluate
+
+
+def test_greedy_scores_are_those_of_one_answer_to_each_problem(evaluated):
+    scores, uniforms = evaluated(0)
+    assert scores["greedy"] == pytest.approx(0.8)
+    assert scores["think_share"] == pytest.approx(0.6)
+    assert scores["problems"] == NUM_PROBLEMS
+    assert not any(name.startswith("pass@") for name in scores)
+    assert uniforms is None
+
+
+def test_scores_of_samples_are_those_of_each_problem_answered_so_often(evaluated):
+    scores, uniforms = evaluated(4)
+    # 0 to 4 of four are right, and answers have 1 or 2 digits beside the tags and the EOS
+    assert scores["pass@1"] == pytest.approx(0.5)
+    assert scores["pass@4"] == pytest.approx(0.8)
+    assert scores["think_share"] == pytest.approx(0.6)
+    assert 4 + 2 * 0.6 < scores["mean_length"] < 5 + 2 * 0.6
+    assert "greedy" not in scores
+    assert uniforms.shape == (4 * NUM_PROBLEMS, T)
+    assert len(uniforms[:, 0].unique()) > 390           # each sample has its own
+    _, again = evaluated(4, seed=7)                     # the same in every run
+    assert torch.equal(again, uniforms)
+
+
+def test_where_there_are_fewer_problems_than_asked_for_each_counts_once(config, talker, load_task):
+    cfg = config(task="arithmetic:2", num_eval_problems=512, num_eval_samples=3)
+    task = load_task(cfg)
+    problems = common.held_out_problems(task, 512)
+    scores = grpo.evaluate(talker(cfg), task, cfg)
+    assert scores["problems"] == len({problem.prompt for problem in problems}) == len(problems)
+    assert 5 < scores["problems"] < 100
+    torch.manual_seed(3)
+    other = dataclasses.replace(cfg, seed=5)
+    assert grpo.evaluate(talker(cfg), task, other) == scores

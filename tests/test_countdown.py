@@ -1,25 +1,17 @@
 """The countdown task: the verifier against hostile answers, the form in which maj@k counts votes,
 problems and demonstrations."""
-import random
 import re
-import time
-from collections import Counter
 
 import pytest
-from conftest import takes_less_than
+from conftest import load_named, takes_less_than
 
 import common
-import grpo
 from common import Problem
 from tasks.countdown import LIMIT
 
-TASK = common.load_task(grpo.Config(task="countdown", device="cpu"), grpo.verify)
+TASK = load_named("countdown")
 PROBLEM = Problem("2 3 4 8>14:", "(4+8)+2", difficulty=4)
 TWINS = Problem("5 5 7>17:", "(5+5)+7", difficulty=3)
-PIECES = [*"0123456789", *"22334488" * 4, *"+-*()" * 6, " ", "/", "**", "//", "%", "=", "14", "07",
-          "-1", ".", "\u0663", "\u00b2", "\uff12", "\u2212", "\u00d7", "\t", "\n", "\x00", "1e1",
-          "0x4", "2.0", "2_3", "9" * 60, "[4]", "4,8", "lambda:", "abs", "#", "<answer>",
-          "</answer>", "<think>", "</think>"]
 SAMPLED = common.sample_problems(TASK, 1000, 0)
 
 
@@ -67,76 +59,6 @@ def test_a_number_may_be_used_as_often_as_it_is_given():
     assert answered("5+5+7", TWINS) == answered("(7+5)+5", TWINS) == 1
     assert answered("5+5+5+2", TWINS) == answered("7+7+3", TWINS) == 0
     assert answered("5+5+5", TWINS._replace(prompt="5 5 7>15:")) == 0
-
-
-def value_of(tokens, rank=0):
-    """The value of the expression that `tokens` begin with, by recursive descent; takes it off
-    them. ValueError or IndexError for what is none."""
-    if rank == 2:
-        token = tokens.pop(0)
-        if token != "(":
-            return int(token)
-        inside = value_of(tokens)
-        if tokens.pop(0) != ")":
-            raise ValueError
-        return inside
-    value = value_of(tokens, rank + 1)
-    while tokens and tokens[0] in ("+-", "*")[rank]:
-        sign = tokens.pop(0)
-        other = value_of(tokens, rank + 1)
-        value = {"+": value + other, "-": value - other, "*": value * other}[sign]
-    return value
-
-
-def expected_verdict(problem, text):
-    """What verify should return, by another parser."""
-    blocks = re.findall("<answer>(.*?)</answer>", text, re.S)
-    numbers, target = given(problem)
-    if text.count("<answer>") + text.count("</answer>") != 2 or len(blocks) != 1:
-        return 0.0
-    if not re.fullmatch("[0-9+*() -]{1,200}", blocks[0]):
-        return 0.0
-    if Counter(re.findall("[0-9]+", blocks[0])) - Counter(map(str, numbers)):
-        return 0.0
-    tokens = re.findall("[0-9]+|[^ ]", blocks[0])
-    try:
-        return float(value_of(tokens) == target and not tokens)
-    except (ValueError, IndexError):
-        return 0.0
-
-
-def random_expression(rng, numbers):
-    """An expression of some of the numbers. -> str"""
-    parts = list(map(str, rng.sample(numbers, rng.randint(2, len(numbers)))))
-    while len(parts) > 1:
-        i = rng.randrange(len(parts) - 1)
-        joined = rng.choice("+-*").join(parts[i:i + 2])
-        parts[i:i + 2] = [f"({joined})" if rng.random() < 0.6 else joined]
-    return parts[0]
-
-
-def random_text(rng, problem):
-    """Half of them pieces, the other half expressions of the numbers, of which one character may
-    be another one."""
-    if rng.random() < 0.5:
-        text = "".join(rng.choices(PIECES, k=rng.randrange(14)))
-        return f"<answer>{text}</answer>" if rng.random() < 0.8 else text
-    numbers, _ = given(problem)
-    text = random_expression(rng, numbers)
-    if rng.random() < 0.4:
-        i = rng.randrange(len(text))
-        text = text[:i] + rng.choice(PIECES) + text[i + rng.randrange(2):]
-    return f"<answer>{text}</answer>"
-
-
-def test_the_verifier_agrees_with_another_parser_on_20_000_random_texts_and_is_fast():
-    rng = random.Random(0)
-    cases = [(problem, random_text(rng, problem)) for problem in rng.choices(SAMPLED, k=20_000)]
-    start = time.process_time()
-    verdicts = [TASK.verify(*case) for case in cases]
-    assert time.process_time() - start < 20                     # 1 ms each
-    assert verdicts == [expected_verdict(*case) for case in cases]
-    assert 100 < sum(verdicts) < 2_000                          # and not all of them are garbage
 
 
 @pytest.mark.parametrize("text", [

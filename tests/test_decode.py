@@ -75,14 +75,6 @@ def equal(decoded, expected, atol=1e-10):
 
 # ---- 1. the same rollout ---------------------------------------------------------------------
 
-@pytest.mark.parametrize("greedy", [False, True])
-@pytest.mark.parametrize("script", ["reinforce", "ppo", "grpo", "gspo", "dpo"])
-def test_it_is_the_rollout_of_every_script(script, greedy):
-    case = make_case(script, temperature=0.7)
-    case = case.change(uniforms=None) if greedy else case
-    equal(case.decode(), case.rollout())
-
-
 @pytest.mark.parametrize("temperature", [0.7, 1.7])
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_rows_that_end_at_any_time_are_the_same(kv_heads, temperature):
@@ -98,8 +90,9 @@ def test_rows_that_end_at_any_time_are_the_same(kv_heads, temperature):
 
 @pytest.mark.parametrize("T", [1, 2, 8, 9, 16, 17])
 def test_there_may_be_any_number_of_slots(T):
-    case = make_case(max_completion_length=T)
-    equal(case.decode(), case.rollout())
+    case = make_case(max_completion_length=T, temperature=0.7)
+    for each in (case, case.change(uniforms=None)):
+        equal(each.decode(), each.rollout())
 
 
 def test_a_pad_that_was_sampled_is_a_token_like_any_other():
@@ -187,16 +180,13 @@ def test_what_a_graph_depends_on_is_recorded_anew(graphs, monkeypatch):
              case.change(kernel="torch"), case.change(uniforms=None),
              case.change(uniforms=case.uniforms[:, :19], max_completion_length=19),
              case.change(prompts=case.prompts[::2], uniforms=case.uniforms[::2])]
-
-    def all_are_right():
-        for each in cases:
-            equal(each.decode(), each.rollout(), 2e-5)
-        return len(graphs)
-    assert all_are_right() == all_are_right() == 7
+    for each in cases:
+        equal(each.decode(), each.rollout(), 2e-5)
     monkeypatch.setattr(case.script, "EOS", 80)
-    assert all_are_right() == 14
+    equal(case.decode(), case.rollout())
     case.policy.norm.weight = torch.nn.Parameter(2 * case.policy.norm.weight.data)
-    assert all_are_right() == 21
+    equal(case.decode(), case.rollout())
+    assert len(graphs) == 9
 
 
 def test_of_a_run_the_rows_of_training_and_of_greedy_evaluations_keep_their_memory(graphs):
@@ -236,7 +226,7 @@ def test_nothing_of_an_earlier_batch_stays(graphs):
     assert len(graphs) == 1
 
 
-# ---- 4. who takes it ---------------------------------------------------------------------------
+# ---- 4. who takes it -------------------------------------------------------------------------
 
 @pytest.mark.skipif(not fused.triton, reason="no Triton")
 def test_triton_is_taken_on_cuda_where_it_can_run_and_refused_elsewhere(monkeypatch):

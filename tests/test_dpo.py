@@ -7,8 +7,8 @@ import types
 
 import pytest
 import torch
-from conftest import f64, scripts
-from small_runs import INSTANT, arguments, at_work, difference, lines, outcome, resume, steps
+from conftest import close, f64, golden, gradient, randn, scripts
+from small_runs import INSTANT, arguments, difference, lines, outcome, resume, steps
 from update_scenes import made_batch
 
 import common
@@ -17,13 +17,6 @@ from tasks import pairs
 
 pytestmark = pytest.mark.quick
 
-close = functools.partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
-golden = functools.partial(torch.testing.assert_close, atol=6e-8, rtol=0)   # written with 7 digits
-
-
-def gradient(loss, x):
-    """The gradient of the sum of a loss, whose graph is kept."""
-    return torch.autograd.grad(loss.sum(), x, retain_graph=True)[0]
 
 
 def pair_with_margin(M, beta=0.1, **options):
@@ -69,7 +62,7 @@ def test_of_labels_that_are_wrong_with_probability_e_smoothing_is_the_mean_and_r
 
 @pytest.mark.parametrize("beta", [0.1, 2.0])
 def test_the_margin_is_how_much_further_the_chosen_one_rose_above_the_reference(beta):
-    numbers = torch.randn(4, 9, generator=torch.Generator().manual_seed(0)).double()
+    numbers = randn(4, 9)
     chosen, rejected, ref_chosen, ref_rejected = numbers
     M = (chosen - ref_chosen) - (rejected - ref_rejected)
     pair_loss = functools.partial(dpo.dpo_loss, *numbers, beta)
@@ -123,7 +116,6 @@ def test_the_best_of_a_group_is_paired_with_its_worst_and_so_on_inwards_while_th
 
 
 # ---- the update ------------------------------------------------------------------------------
-
 
 def logps_of(scene, model, rows, average):
     """Sums or means of the log-probs of completions, read one by one. (b,)"""
@@ -296,7 +288,7 @@ def test_a_pair_that_a_file_would_change_is_not_saved():
 
 
 @pytest.mark.parametrize("line, words", [
-    ("{", "Expecting"), ("", "Expecting value"), ("1" * 5000, ""), ("[" * 100_000, ""),
+    ("{", "line 3: Expecting"), ("", "Expecting value"), ("1" * 5000, ""), ("[" * 100_000, ""),
     ("[]", "must be an object with the strings prompt, chosen, rejected"),
     ({"prompt": "1+1=", "chosen": "2"}, "must be an object with the strings"),
     (GOOD | {"chosen": 7}, "must be an object with the strings"),
@@ -307,18 +299,12 @@ def test_a_pair_that_a_file_would_change_is_not_saved():
     *((GOOD | {name: "\ud800"}, "utf-8") for name in GOOD),
     (None, "cannot be read"), (b"\xff\xfe\n", "cannot be read"), (b"", "line 1: ")],
     ids=lambda value: repr(value)[:30])
-def test_a_file_that_is_bad_gets_one_line_and_nothing_is_written(tmp_path, capsys, line, words):
+def test_a_file_that_is_bad_gets_one_line_and_nothing_is_written(
+        tmp_path, monkeypatch, refused, line, words):
     path = tmp_path / "pairs.jsonl"
     if isinstance(line, bytes):
         path.write_bytes(line)
     elif line is not None:
         write(path, [GOOD, GOOD, line, GOOD])
-    work = tmp_path / "work"
-    work.mkdir()
-    with at_work(work), pytest.raises(SystemExit) as stopped:
-        dpo.main(arguments(ROOM | {"pairs": path}))
-    message = capsys.readouterr().err
-    assert stopped.value.code == 2 and not list(work.iterdir())
-    number = "line 3: " if isinstance(line, (str, dict)) else ""
-    assert message.startswith(f"error: --pairs {path}: {number}") and words in message
-    assert message.count("\n") == 1 and len(message) < 300
+    monkeypatch.chdir(tmp_path)
+    refused(words, dpo.main, arguments(ROOM | {"pairs": path}))

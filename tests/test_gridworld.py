@@ -3,7 +3,6 @@ values."""
 import functools
 import itertools
 import random
-import time
 
 import pytest
 import torch
@@ -29,38 +28,11 @@ best_return = TASK.best_return
 GOLDEN = Problem("A b3 7", "")
 
 
-def uniform(t, cell):
-    """A policy that never stops."""
-    return dict.fromkeys("URDL", 0.25)
-
-
 def slippery(prompt, seed, slip=0.3):
     return Problem(prompt, "", secret=(slip, seed))
 
 
-def make_episode(problem, policy, rng):
-    """A completion as the rollout makes it, with what the environment inserts. -> text, moves"""
-    _, cell, limit = problem.prompt.split()
-    text = ""
-    moves = ""
-    for t in range(int(limit)):
-        chances = policy(t, cell)
-        to_stop = max(0.0, 1 - sum(chances.values()))
-        [move] = rng.choices([*chances, ""], [*chances.values(), to_stop])
-        if not move:
-            break
-        text += move
-        text += respond(problem, text)
-        moves += move
-        episode = gridworld.play(problem, text)
-        if episode.is_over:
-            break
-        cell = episode.cells[-1]
-    return text, moves
-
-
 # ---- rewards ---------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("prompt, text, rewards", [
     ("A b3 7", "", []),
@@ -132,27 +104,6 @@ def test_an_episode_is_correct_if_it_earns_the_best_return_and_with_luck_none_is
     assert TASK.is_judged and not load("0.3").is_judged
 
 
-def test_any_text_gets_a_reward_for_each_character_and_never_more_than_the_best_return():
-    rng = random.Random(0)
-    pieces = [*"URDL" * 6, "<answer>", "</search>", "c3", "a", "5", "x", " ", "\n", "\x00",
-              "\u0663", "\ufffd", "\U0001f600", "RURR", "u" * 40]
-    problems = [load(level).sample(rng) for level in ("", "0.2", "1") for _ in range(60)]
-    start = time.process_time()
-    for i in range(10_000):
-        problem = problems[i % len(problems)]
-        text = "".join(rng.choices(pieces, k=rng.randrange(12)))
-        rewards = verify(problem, text)
-        response = respond(problem, text)
-        assert len(rewards) == len(text) and all(isinstance(reward, float) for reward in rewards)
-        assert problem.secret or sum(rewards) <= best_return(problem) + 1e-9
-        assert response == "" or problem.secret and len(response) == 2
-    assert time.process_time() - start < 10                         # 1 ms each
-    assert verify(GOLDEN, "U" * 100_000) == [-1.0] * 100_000
-
-
-# ---- problems and demonstrations -------------------------------------------------------------
-
-
 # ---- exact values ----------------------------------------------------------------------------
 
 @pytest.mark.parametrize("start", STARTS[::6])
@@ -165,22 +116,6 @@ def test_the_best_return_is_the_best_of_all_texts(start):
 
 
 # ---- moves that go astray --------------------------------------------------------------------
-
-def test_the_cell_that_the_environment_reports_is_the_one_whose_worth_the_move_earns():
-    rng = random.Random(1)
-    worth = {"x": -3, ".": -1, "o": -1}
-    for seed in range(300):
-        problem = slippery(f"{rng.choice(STARTS)} 9", seed, rng.choice([0.1, 0.5, 1.0]))
-        text, moves = make_episode(problem, uniform, rng)
-        world = gridworld.MAPS[problem.prompt[0]]
-        rewards = verify(problem, text)
-        reported = [text[i + 1:i + 3] for i in range(0, len(text) - 1, 3)]
-        assert text[::3] == moves and len(reported) == len(moves) - 1       # not after the last
-        assert rewards[:-1:3] == [worth[world[cell]] for cell in reported]
-        assert not any(rewards[1::3]) and not any(rewards[2::3])    # a report earns 0
-        assert len(moves) == 9 or rewards[-1] in (4, 5)
-        assert verify(problem, text) == rewards                     # the same moves go astray
-
 
 def test_moves_go_astray_to_either_side_as_often_as_they_should_each_by_a_chance_of_its_own():
     """From c2 of map C: up to c3, left to b2, right onto the x at d2. From c3 of map A, with room

@@ -1,19 +1,16 @@
-"""The algorithm of grpo.py against golden numbers, and against other definitions. What it has in
-common with the other scripts is in test_family.py, the KL in test_kl.py."""
-import functools
-import itertools
+"""The algorithms of grpo.py and gspo.py against golden numbers, and against other definitions. What
+they have in common with the other scripts is in test_family.py, the KL in test_kl.py."""
 import math
 
 import pytest
 import torch
-from conftest import f64
+from conftest import close, f64, golden, ragged
 
 import grpo
+import gspo
 
 pytestmark = pytest.mark.quick
 
-close = functools.partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
-golden = functools.partial(torch.testing.assert_close, atol=6e-8, rtol=0)   # written with 7 digits
 
 
 def one_token(ratio, A, log_pi=-1.0, **options):
@@ -41,32 +38,6 @@ def test_advantages_of_a_group(rewards, options, expected):
     atol = 0.6 * 10.0 ** -decimals if decimals > 2 else 1e-12       # those with fewer are exact
     found = grpo.advantages(f64([rewards]), **options)
     torch.testing.assert_close(found, f64([expected]), atol=atol, rtol=0)
-
-
-def test_a_group_is_scaled_by_its_own_spread_or_mean():
-    rewards = f64([[0, 0, 1, 0], [0, 10, 20, 30], [7, 7, 7, 7]])
-    for scale_rewards in ("group", "mean", "none"):
-        together = grpo.advantages(rewards, scale_rewards)
-        for p in range(3):
-            close(grpo.advantages(rewards[p:p + 1], scale_rewards), together[p:p + 1])
-
-
-@pytest.mark.parametrize("is_right", [(0, 0, 1), (0, 1, 1)])
-@pytest.mark.parametrize("G", [2, 3, 5])
-def test_scale_rewards_mean_has_the_gradient_of_a_truncated_log_likelihood_of_being_right(
-        G, is_right):
-    """log p = -sum_k (1 - p)^k / k; a group of G takes the terms k < G. By enumeration of all
-    groups of G outputs, of three."""
-    theta = f64([0.3, -0.2, -1.1]).requires_grad_()
-    logps = theta.log_softmax(dim=0)
-    groups = torch.tensor(list(itertools.product(range(3), repeat=G)))          # (3^G, G)
-    A = grpo.advantages(f64(is_right)[groups], "mean")
-    chances = logps.detach()[groups].sum(dim=1).exp()
-    gains = (A * logps[groups]).mean(dim=1)
-    found = torch.autograd.grad((chances * gains).sum(), theta, retain_graph=True)[0]
-    wrong = 1 - (logps.exp() * f64(is_right)).sum()
-    log_likelihood = -sum(wrong ** k / k for k in range(1, G))
-    close(found, torch.autograd.grad(log_likelihood, theta)[0])
 
 
 @pytest.mark.parametrize("buffer, expected", [
@@ -128,3 +99,76 @@ def test_cispo_bounds_the_weight_of_a_token_above_only_and_never_stops_its_gradi
 def test_sapo_is_a_soft_gate_with_a_higher_temperature_where_the_advantage_is_negative(
         A, ratio, gate, weight):
     golden(one_token(ratio, A, loss_type="sapo"), (-gate * A, -weight * A))
+
+
+# ---- gspo.py: one ratio for a whole answer ---------------------------------------------------
+
+LEVELS = ("sequence", "sequence_token")
+every_level = pytest.mark.parametrize("level", LEVELS)
+
+
+def one_row(log_rhos, A, **options):
+    """Loss and gradient of one answer with these log ratios of its tokens, each of log-prob -0.5,
+    averaged over its tokens."""
+    logps = f64([[-0.5] * len(log_rhos)]).requires_grad_()
+    A = f64([A])
+    token_loss = gspo.policy_loss(
+        logps, logps.detach() - f64([log_rhos]), A, torch.ones_like(logps), **options)
+    return token_loss.mean().item(), torch.autograd.grad(token_loss.mean(), logps)[0]
+
+
+@every_level
+def test_the_ratio_of_an_answer_is_the_geometric_mean_of_the_ratios_of_its_tokens(level):
+    log_rho = f64([[0.1, -0.1, 0.3]])
+    log_s = gspo.log_ratio(log_rho, 0 * log_rho, torch.ones_like(log_rho), level)
+    golden(log_s.exp(), f64([[1.1051709] * 3]))
+    twice = torch.cat([log_rho, log_rho], dim=1)        # the length does not matter
+    close(gspo.log_ratio(twice, 0 * twice, torch.ones_like(twice), level)[0, 0], log_s[0, 0])
+
+    logps, old_logps, _, mask = ragged()
+    log_s = gspo.log_ratio(logps, old_logps, mask, level)
+    assert (log_s[mask == 0] == 0).all()
+    for row in range(3):
+        is_token = mask[row] == 1
+        s = (logps[row, is_token].sum().exp() / old_logps[row, is_token].sum().exp()) ** (
+            1 / mask[row].sum())
+        close(log_s[row, is_token].exp(), s.expand(int(mask[row].sum())))
+
+
+def test_each_token_changes_the_ratio_of_the_sequence_by_its_share_of_the_length():
+    loss, gradient = one_row((0.1, -0.1, 0.3), 1.0)
+    golden(loss, -1.1051709)
+    golden(gradient, f64([[-0.3683903] * 3]))
+
+
+@every_level
+@pytest.mark.parametrize("A, s, value, has_gradient", [
+    (2, 0.85, -1.7, True),
+    (2, 1.25, -2.5, True),
+    (2, 1.35, -2.6, False),
+    (-2, 0.85, 1.8, False),
+    (-2, 1.25, 2.5, True),
+    (-2, 1.35, 2.7, True)])
+def test_an_answer_is_clipped_as_a_whole_and_only_beyond_the_bound_that_the_advantage_pushes_to(
+        level, A, s, value, has_gradient):
+    log_rhos = [math.log(s) + offset for offset in (1.0, -1.0, 0.25, -0.25)]    # all far from s
+    loss, gradient = one_row(log_rhos, float(A), epsilon=0.1, epsilon_high=0.3, level=level)
+    close(loss, value)
+    close(gradient, f64([[-A * s * has_gradient / 4] * 4]))
+    log_s = gspo.log_ratio(f64([log_rhos]), torch.zeros(1, 4), torch.ones(1, 4), level)
+    clipped = gspo.is_clipped(log_s, f64([[A]]), epsilon=0.1, epsilon_high=0.3)
+    assert clipped.tolist() == [[not has_gradient] * 4]
+
+
+def test_gspo_token_gives_each_token_its_own_advantage_and_gspo_gives_it_their_mean():
+    A = [3.0, -1.5, 0.9]                                # their mean is 0.8
+    s = math.exp(0.1)
+    for level, shares in (("sequence", [0.8] * 3), ("sequence_token", A)):
+        loss, gradient = one_row((0.1, -0.1, 0.3), A, level=level)
+        close(loss, -s * 0.8)
+        close(gradient, -s * f64([shares]) / 3)
+
+
+def test_gspo_token_clips_by_the_ratio_of_the_answer_and_the_sign_of_the_tokens_advantage():
+    _, gradient = one_row((0.8, -0.2), [1.0, -1.0], level="sequence_token")     # s is exp(0.3)
+    close(gradient, f64([[0, math.exp(0.3) / 2]]))

@@ -1,16 +1,22 @@
-"""The house: imports go down from floor to floor, and what is installed is one folder that runs."""
+"""The house: imports go down from floor to floor, what is installed is one folder that runs, and a
+task and an algorithm of your own fit in. That a script and common.py run alone is in test_cli.py.
+"""
 import ast
 import os
+import re
+import shlex
+import shutil
 import subprocess
 import sys
 from graphlib import TopologicalSorter
+from pathlib import Path
 
 import pytest
-from conftest import ROOT, SCRIPTS
-from small_runs import INSTANT, arguments
+from conftest import ROOT, SCRIPTS, every_script
+from small_runs import INSTANT, arguments, lines, read_summary
 
 # From the bottom to the top; a folder that is not named does not exist.
-FLOORS = [["common"], ["nano", *SCRIPTS, "tasks", "kernels"], ["report"], ["examples"],
+FLOORS = [["common", "nano"], [*SCRIPTS, "tasks", "kernels"], ["report"], ["examples"],
           ["pretrained", "learn"], ["lab"]]
 
 
@@ -31,7 +37,8 @@ def test_imports_go_down_from_floor_to_floor_and_in_no_circle():
         assert "tests" not in {name.split(".")[0] for name in names}, module
         graph[module] = names & modules.keys()
         for other in graph[module]:
-            assert floors[other.split(".")[0]] <= floors[module.split(".")[0]], (module, other)
+            above, below = module.split(".")[0], other.split(".")[0]
+            assert above == below or floors[below] < floors[above], (module, other)
     TopologicalSorter(graph).prepare()                  # CycleError names a circle
 
 
@@ -52,3 +59,57 @@ def test_what_is_installed_is_one_folder_whose_commands_start_resume_ask_and_rep
                               env=os.environ | {"PYTHONPATH": str(tmp_path / "site")})
         assert done.returncode == 0, done.stderr
         assert command[0] != "grpo" or "  readable-rl report.ask" in done.stdout
+
+
+# ---- a script as a file ----------------------------------------------------------------------
+
+@every_script
+def test_every_equation_in_the_docstring_is_tagged_in_the_code_and_vice_versa(script):
+    stated = re.findall(r"\((\d+)\)(?:   \S.*)?$", script.__doc__, re.MULTILINE)
+    tagged = re.findall(r"eq\. \((\d+)\)", Path(script.__file__).read_text())
+    numbers = [str(n) for n in range(1, len(stated) + 1)]
+    assert stated == numbers and numbers
+    assert set(stated) == set(tagged)
+    assert set(re.findall(r"\((\d\d?)\)", script.__doc__)) == set(stated)       # "as in (5)"
+
+
+# ---- docs/extending.md, word for word --------------------------------------------------------
+
+PAGE = (ROOT / "docs/extending.md").read_text()
+TASK, _, ALGORITHM, _ = re.split("^## ", PAGE, flags=re.M)[1:]
+SOURCE = re.search(r"^```python\n(.*?)^```$", TASK, re.S | re.M)[1]
+TINY = arguments({name: value for name, value in INSTANT.items() if name != "task"})
+
+
+def test_your_own_task_and_your_own_algorithm_run_and_the_difference_is_your_paper(tmp_path):
+    """In a copy of the repository."""
+    for name in ("tasks", "report", "learn", "tests"):
+        ignored = shutil.ignore_patterns("__pycache__", "report.py")      # pictures take long
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
+    for path in [*ROOT.glob("*.py"), ROOT / "Makefile", ROOT / "pyproject.toml"]:
+        shutil.copy(path, tmp_path)
+    name = re.search(r"tasks/(\w+)\.py", TASK)[1]
+    (tmp_path / f"tasks/{name}.py").write_text(SOURCE)
+    removed, added = re.search(r"^-(.*)\n\+(.*)$", ALGORITHM, re.M).groups()
+    source = (tmp_path / "grpo.py").read_text()
+    assert source.count(removed) == 1
+    (tmp_path / "mine.py").write_text(source.replace(removed, added))
+    sync = tmp_path / "learn/sync.py"
+    sync.write_text(sync.read_text().replace('"dpo.py")', '"dpo.py", "mine.py")'))
+
+    command = re.search(rf"^python grpo.py (.*--task {name})$", TASK, re.M)[1]
+    subprocess.run([sys.executable, "mine.py", *shlex.split(command), *TINY], cwd=tmp_path,
+                   check=True)
+    folder = tmp_path / f"runs/mine-{name}-s0"
+    assert read_summary(folder)["steps"] == 1
+    assert [group["answer"] for group in lines(folder / "samples.jsonl")]
+
+    def make(*words):
+        return subprocess.run(["make", "--silent", f"PYTHON={sys.executable}", *words],
+                              cwd=tmp_path, text=True, capture_output=True, check=True).stdout
+    shown = [line for line in make("diff", "A=grpo", "B=mine").splitlines() if line[0] in "+-"]
+    assert shown == [f"- {removed}", f"+ {added}"]
+    mine = (tmp_path / "mine.py").read_text()
+    (tmp_path / "mine.py").write_text(mine.replace("VOCAB_SIZE = 320", "VOCAB_SIZE = 384"))
+    assert "mine.py: the machinery" in make("sync", "FROM=grpo.py")
+    assert (tmp_path / "mine.py").read_text() == mine

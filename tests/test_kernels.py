@@ -124,12 +124,6 @@ def test_the_definition_is_what_the_docstring_says():
     assert torch.equal(ratio, torch.ones(2).double())
 
 
-def test_the_definition_has_the_gradient_of_finite_differences():
-    (logits, tokens, old_logps, _), _ = problem(torch.float64, 4, 7, padding=[2])
-    assert torch.autograd.gradcheck(
-        lambda x: fused.logprob_torch(x, tokens, old_logps.double(), 0.7), logits.requires_grad_())
-
-
 def test_without_triton_it_is_the_definition(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton", None)
     spec = importlib.util.spec_from_file_location("without_triton", fused.__file__)
@@ -157,15 +151,6 @@ def test_kernels_agree_with_float64_autograd(L, dtype, N, V):
         padding=[3] if N > 3 and variant % 4 < 2 else [])
     ours = run(L.logprob, logits, *args, g=g)
     compare(ours, definition(logits, *args, g=g), dtype, g, args[-1])
-
-
-@device
-@pytest.mark.parametrize("shift", [-1024, 1024])
-def test_logits_far_from_zero_lose_nothing(L, shift):
-    (logits, *args), g = problem(torch.bfloat16, 8, 512)
-    logits = logits + shift
-    ours = run(L.logprob, logits, *args, g=g)
-    compare(ours, definition(logits, *args, g=g), torch.bfloat16, g)
 
 
 @device
@@ -341,8 +326,9 @@ def test_a_kernel_compiles(name, target, dtype, V, scale):
 @pytest.mark.skipif(not INTERPRETED, reason="runs in Triton's interpreter")
 def test_a_run_learns_the_same_by_triton_and_by_torch(tmp_path):
     """grpo.py alone, since what calls the kernel is the same text in each script."""
-    flags = TINY | {"max_steps": 2, "stop_at": 2, "base_steps": 0, "num_eval_problems": 4,
-                    "num_eval_samples": 2, "temperature": 0.8, "beta": 0.1, "entropy_coef": 0.1}
+    flags = TINY | {"max_steps": 2, "stop_at": 2, "base_steps": 0, "num_eval_problems": 1,
+                    "num_eval_samples": 1, "temperature": 0.8, "beta": 0.1, "entropy_coef": 0.1,
+                    "num_prompts": 2, "max_completion_length": 4, "eval_steps": 9}
     for kernel in ("triton", "torch"):
         grpo.main(arguments(flags | {"kernel": kernel, "output_dir": tmp_path / kernel}))
     for one, other in zip(steps(tmp_path / "triton"), steps(tmp_path / "torch"), strict=True):

@@ -1,19 +1,16 @@
 """What a KL penalty does, by enumeration of all that a small policy can say: the estimators, and
 their gradients in the loss. grpo.py has all of them, so most of this asks it alone."""
-import functools
 import importlib
 
 import pytest
 import torch
-from conftest import SCRIPTS, f64
+from conftest import SCRIPTS, close, f64, golden, gradient, randn
 
 import grpo
 
 pytestmark = pytest.mark.quick
 
-close = functools.partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
 ESTIMATORS = {"reinforce": ["k1", "k3"], "ppo": ["k1", "k3"], "dpo": ["k3"]}    # the others: all
-golden = functools.partial(torch.testing.assert_close, atol=6e-8, rtol=0)   # written with 7 digits
 
 
 def exact_kl(p, q):
@@ -21,17 +18,11 @@ def exact_kl(p, q):
     return (p * (p / q).log()).sum(dim=-1)
 
 
-def gradient(loss, theta):
-    """The gradient of a loss in theta; the graph is kept for another one."""
-    return torch.autograd.grad(loss, theta, retain_graph=True)[0]
-
-
 @pytest.fixture
 def states():
     """Logits of a policy in 4 states of 3 actions, the probabilities of an older policy, and those
     of a reference. (4, 3) each"""
-    generator = torch.Generator().manual_seed(0)
-    theta, old, ref = torch.randn(3, 4, 3, generator=generator).double()
+    theta, old, ref = randn(3, 4, 3)
     return theta.requires_grad_(), old.softmax(dim=-1), ref.softmax(dim=-1)
 
 

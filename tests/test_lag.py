@@ -2,12 +2,11 @@
 numbers worked out by hand and by enumeration of all that a small policy can say; and its runs."""
 import copy
 import dataclasses
-import functools
 import importlib
 
 import pytest
 import torch
-from conftest import f64, scripts
+from conftest import close, f64, scripts
 from small_runs import SMALL, arguments, changed_weights, load, outcome, policy_of, steps
 from update_scenes import gradient_of
 
@@ -15,9 +14,7 @@ import grpo
 import gspo
 
 lag = importlib.import_module("examples.lag")
-close = functools.partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
 CORRECTIONS = lag.CORRECTIONS[1:]
-RANGE = {"epsilon": 0.2, "epsilon_high": 0.28}
 
 
 # ---- the weights -----------------------------------------------------------------------------
@@ -91,30 +88,6 @@ def test_an_update_weighs_the_surrogate_but_neither_the_kl_nor_the_entropy(scrip
 
 
 # ---- the sampler, and runs -------------------------------------------------------------------
-
-def numbered(number):
-    """A model with this one weight."""
-    model = torch.nn.Linear(1, 1, bias=False)
-    model.weight.data.fill_(number)
-    return model
-
-
-def sampled_by(sampler, policy, num_steps):
-    """Which weight samples at each of the steps, of which each adds 1 to the policy's."""
-    found = []
-    for _ in range(num_steps):
-        found.append(sampler.policy.weight.item())
-        policy.weight.data += 1
-        sampler.follow(policy)
-    return found
-
-
-@pytest.mark.parametrize("K, expected", [
-    (0, [0, 1, 2, 3, 4, 5]), (1, [0, 0, 1, 2, 3, 4]), (3, [0, 0, 0, 0, 1, 2])])
-def test_the_sampler_has_the_weights_of_so_many_steps_ago(K, expected):
-    policy = numbered(0.0)
-    assert sampled_by(lag.Sampler(policy, K), policy, 6) == expected
-
 
 def run(main, folder, **flags):
     main(arguments(SMALL | {"output_dir": folder, "max_steps": 3, "stop_at": 2} | flags))

@@ -1,17 +1,16 @@
-"""The model, against a plain reference; reading with a cache; and the log-probs of its logits. The
-scripts have one text of it, so these tests ask grpo.py."""
+"""The model, against a plain reference; reading with a cache; the log-probs of its logits; and
+scoring. The scripts have one text of it, so these tests ask grpo.py."""
 import functools
 import itertools
 import math
 
 import pytest
 import torch
-from conftest import TINY
+from conftest import TINY, close, randn
 
 import common
 import grpo
-
-close = functools.partial(torch.testing.assert_close, atol=1e-10, rtol=0)
+import ppo
 
 
 @pytest.fixture
@@ -117,14 +116,10 @@ def test_a_cache_goes_on_with_the_rows_that_it_is_told_to_take(policy, tokens):
 
 # ---- log-probs -------------------------------------------------------------------------------
 
-def some_logits(*shape):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).double()
-
-
 @pytest.mark.quick
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 2.0])
 def test_logprobs_are_the_logarithms_of_the_softmax_at_the_temperature(temperature):
-    logits = 3 * some_logits(2, 3, 5)
+    logits = 3 * randn(2, 3, 5)
     tokens = torch.tensor([[0, 4, 2], [1, 1, 3]])
     logps, entropy = grpo.logprobs(logits, tokens, temperature)
     for b, t in itertools.product(range(2), range(3)):
@@ -138,34 +133,71 @@ def test_logprobs_are_the_logarithms_of_the_softmax_at_the_temperature(temperatu
         close(logprobs(logits, kernel=kernel), (logps, entropy))
 
 
-def test_tokens_with_an_infinitely_negative_logit_are_as_if_they_were_not_there():
-    few = some_logits(1, 2, 3)
-    many = torch.full((1, 2, 6), -math.inf, dtype=torch.float64)
-    many[..., 1:4] = few
-    found = []
-    for logits, tokens in ((few, [[0, 2]]), (many, [[1, 3]])):
-        logits.requires_grad_()
-        logps, entropy = grpo.logprobs(logits, torch.tensor(tokens), 0.7)
-        gradient = torch.autograd.grad((logps - 2 * entropy).sum(), logits)[0]
-        found.append((logps, entropy, gradient))
-    close(found[1][:2], found[0][:2])
-    close(found[1][2][..., 1:4], found[0][2])
-    assert (found[1][2][..., [0, 4, 5]] == 0).all()
-    logps, _ = grpo.logprobs(many, torch.tensor([[0, 5]]))
-    assert logps.tolist() == [[-math.inf, -math.inf]]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_certain_token_has_log_probability_and_entropy_zero(dtype):
-    logits = torch.tensor([[[0.0, 1e4, -1e4]]], dtype=dtype, requires_grad=True)
-    logps, entropy = grpo.logprobs(logits, torch.tensor([[1]]))
-    assert logps.item() == entropy.item() == 0
-    (logps + entropy).sum().backward()
-    assert (logits.grad == 0).all()
-
-
 def test_gpt_is_what_the_contract_says():
     cfg = grpo.Config(**(TINY | {"hidden_size": 32}))
     assert grpo.GPT(cfg)(torch.zeros(2, 5, dtype=torch.long)).shape == (2, 5, 320)
     assert not any(name.endswith("bias") for name in grpo.GPT(cfg).state_dict())
     assert issubclass(grpo.Config, common.Config)
+
+
+# ---- scoring, which reads each prompt once ---------------------------------------------------
+
+# Which of four prompts each row continues.
+every_grouping = pytest.mark.parametrize(
+    "groups", [[0], [0, 0, 0], [2, 0, 1], [1, 1, 2, 2, 2], [3]], ids=str)
+
+
+class Case:
+    """A small policy in float64, and rows that continue its prompts by T tokens."""
+
+    def __init__(self, groups, T, num_key_value_heads=2):
+        cfg = grpo.Config(device="cpu", hidden_size=16, intermediate_size=16,
+                          num_key_value_heads=num_key_value_heads)
+        self.policy = grpo.GPT(cfg).double()
+        self.policy.embed.weight.data *= 20             # so that logits differ
+        generator = torch.Generator().manual_seed(T)
+        self.tokens = torch.randint(grpo.VOCAB_SIZE, (len(groups), T), generator=generator)
+        prompts = torch.randint(grpo.VOCAB_SIZE, (4, 10), generator=generator)
+        self.prompts = prompts[groups]
+
+    def score(self, temperature=1.0):
+        return grpo.score(self.policy, self.prompts, self.tokens, temperature)
+
+    def score_in_full(self, temperature=1.0):
+        """score, by reading every prompt with every completion."""
+        sequences = torch.cat([self.prompts, self.tokens], dim=1)
+        logits = self.policy(sequences[:, :-1])[:, self.prompts.shape[1] - 1:]
+        return grpo.logprobs(logits, self.tokens, temperature)
+
+
+@pytest.mark.parametrize("T", [1, 2, 8])
+@every_grouping
+def test_scores_and_their_gradients_are_those_of_reading_prompt_and_completion_in_full(groups, T):
+    for num_key_value_heads in (1, 2, 4):
+        case = Case(groups, T, num_key_value_heads)
+        logps, entropy = case.score(0.7)
+        close((logps, entropy), case.score_in_full(0.7))
+        assert logps.shape == case.tokens.shape and (logps < 0).all()
+
+    factors = torch.randn(2, *case.tokens.shape, generator=torch.Generator().manual_seed(0))
+    weights = list(case.policy.parameters())
+
+    def gradients(scores):
+        return torch.autograd.grad((factors.double() * torch.stack(scores)).sum(), weights)
+    found = gradients(case.score())
+    close(found, gradients(case.score_in_full()))
+    assert max(gradient.abs().max() for gradient in found) > 0.1
+
+
+def test_the_critic_reads_a_prompt_once_and_its_values_are_those_of_reading_all():
+    case = Case([1, 0, 1, 1], 5)
+    critic = ppo.Critic(case.policy)
+    assert (critic(case.prompts, case.tokens) == 0).all()       # it begins with no opinion
+    critic.head.data.copy_(torch.linspace(-1, 1, 16))
+    hidden = critic.gpt.hidden(torch.cat([case.prompts, case.tokens], dim=1))
+    expected = hidden[:, 9:-1] @ critic.head
+    reads = []                                                  # tokens of each call
+    critic.gpt.norm.register_forward_hook(
+        lambda norm, hidden, output: reads.append(output[..., 0].numel()))
+    close(critic(case.prompts, case.tokens), expected)
+    assert sum(reads) == 2 * 10 + 4 * 4

@@ -91,20 +91,6 @@ def reward(completion, sum, list, **row):
         assert rate == (pytest.approx(reward, rel=1e-5) if is_judged else None)
 
 
-def test_a_file_may_respond_to_calls(small_llama, tmp_path, data):
-    source = '''
-call_tokens = ["<answer>"]
-def respond(completion, sum, **row):
-    return str(sum)
-def reward(completion, sum, **row):
-    return completion.startswith(f"<answer>{sum}")
-'''
-    run(tmp_path, small_llama, source, **data)
-    found = [one for line in lines(tmp_path / "run/samples.jsonl") for one in line["completions"]
-             if one["text"].startswith("<answer>")]
-    assert found and all(one["reward"] == 1 and one["mask"][:2] == [1, 0] for one in found)
-
-
 @pytest.mark.parametrize("source, words", [
     (MINE + "\n1 / 0", "line 16: ZeroDivisionError: division by zero"),
     ("def reward(:", "SyntaxError: "), (None, "FileNotFoundError: "),
@@ -143,7 +129,7 @@ def test_the_reward_file_of_the_page_grades_the_format_of_gsm8k(tmp_path):
         assert task.rated(task.train[0], completion) == [right, right, form], completion
 
 
-# ---- tools ------------------------------------------------------------------------------------
+# ---- tools -----------------------------------------------------------------------------------
 
 class Task:
     """Responds to `calls` with `response`, and notes the texts that it is shown."""

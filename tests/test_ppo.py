@@ -1,9 +1,9 @@
-"""ppo.py against numbers worked out by hand, and against other definitions."""
+"""ppo.py against numbers worked out by hand, and against other definitions; and its critic."""
 import functools
 
 import pytest
 import torch
-from conftest import f64, ragged, scripts
+from conftest import close, f64, ones, ragged, randn, scripts
 from update_scenes import gradient_of, weights
 
 import ppo
@@ -11,18 +11,7 @@ import ppo
 pytestmark = pytest.mark.quick
 with_scene = scripts("ppo")
 
-close = functools.partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
-golden = functools.partial(torch.testing.assert_close, atol=6e-8, rtol=0)   # written with 7 digits
 clipped_values = functools.partial(ppo.value_loss, cliprange_value=0.2)
-
-
-def ones(*shape):
-    return torch.ones(shape, dtype=torch.float64)
-
-
-def randn(*shape, seed=0):
-    """Random numbers of float64, the same in each call."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).double()
 
 
 def loss_and_gradient(loss_function, x, *arguments):
@@ -82,14 +71,6 @@ def test_masked_slots_inside_a_row_and_behind_it_are_no_steps(lam, wild):
             squeezed, values[row, valid][None], torch.ones_like(squeezed), 0.9, lam)
         close((A[row, valid][None], returns[row, valid][None]), expected)
         assert (A[row, ~valid] == 0).all() and (returns[row, ~valid] == 0).all()
-
-
-def test_every_row_may_have_a_lambda_of_its_own():
-    rewards, values, mask = episode()
-    A, returns = ppo.gae(rewards, values, mask, 0.9, f64([[0.0], [0.5], [1.0]]))
-    for row, lam in enumerate((0.0, 0.5, 1.0)):
-        expected_A, expected_returns = ppo.gae(rewards, values, mask, 0.9, lam)
-        close((A[row], returns[row]), (expected_A[row], expected_returns[row]))
 
 
 @pytest.mark.parametrize("n, lam", [(1, 0), (19, 0), (20, 0), (40, 0.5), (100, 0.8), (1000, 0.98)])
@@ -257,3 +238,53 @@ def test_the_coefficients_adapt_each_to_its_own_kl(train):
             now["penalty_coef"], now["policy_kl"], 1e-6)
     assert [step["beta"] for step in logged[:2]] == [0.1, 0.05]
     assert logged[1]["penalty_coef"] == 2.0
+
+
+# ---- the critic ------------------------------------------------------------------------------
+
+@with_scene
+@pytest.mark.parametrize("size", [14, 4, 1])
+def test_the_critics_step_is_that_of_equation_7_over_all_tokens_and_forgets_the_gradient_before_it(
+        scene, size):
+    scene = scene(cliprange_value=0.3, micro_batch_size=size, max_grad_norm=1e9)
+    batch = scene.batch
+    before = weights(scene.policy)
+    generator = torch.Generator().manual_seed(1)
+    noise = torch.randn(2, *batch.mask.shape, generator=generator).double()
+    batch.values, returns = noise * batch.mask
+    critic = ppo.Critic(scene.policy)
+    critic.head.data.copy_(torch.linspace(-1, 1, 16))
+    V = critic(batch.prompts, batch.tokens)
+    near = batch.values + (V - batch.values).clamp(-0.3, 0.3)
+    errors = torch.maximum((V - returns) ** 2, (near - returns) ** 2) / 2 * batch.mask
+    loss = errors.sum() / batch.mask.sum()
+    expected = gradient_of(loss, critic)
+    for weight in critic.parameters():
+        weight.grad = torch.ones_like(weight)
+    start = weights(critic)
+    optimizer = torch.optim.SGD(critic.parameters(), lr=1.0)
+    metrics = ppo.fit_critic(critic, optimizer, batch, returns, scene.cfg, "shuffle", 0)
+    torch.testing.assert_close(start - weights(critic), expected, atol=1e-10, rtol=0)
+    assert expected.norm() > 0.01
+    assert metrics == pytest.approx(
+        {"value_loss": loss.item(), "critic_grad_norm": expected.norm().item()})
+    assert torch.equal(weights(scene.policy), before)           # it is another model
+
+
+@with_scene
+def test_before_training_the_critic_learns_whole_returns_while_the_policy_stays(train, monkeypatch):
+    compute_advantages = ppo.compute_advantages
+    calls = []
+
+    def spied(critic, reference, task, batch, cfg, beta):
+        calls.append((cfg.critic_lam, batch.tokens.tolist()))
+        return compute_advantages(critic, reference, task, batch, cfg, beta)
+    monkeypatch.setattr(ppo, "compute_advantages", spied)
+    alone_first = train("--critic_pretrain_steps 3 --critic_lam 0.5", num_steps=3).metrics
+    assert [critic_lam for critic_lam, _ in calls] == [1.0] * 3 + [0.5] * 3
+    assert len({str(tokens) for _, tokens in calls}) == 6       # each batch is another
+    first_step = calls[3][1]
+    calls.clear()
+    plain = train("", num_steps=3).metrics
+    assert calls[0][1] == first_step                            # the policy is still the base
+    assert alone_first[0]["explained_variance"] != plain[0]["explained_variance"]

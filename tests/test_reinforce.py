@@ -1,12 +1,11 @@
 """reinforce.py: what a baseline, a discount, the rewards to come and a teacher do to the gradient,
 worked out by hand or over everything that a small policy can do."""
-import functools
 import itertools
 import math
 
 import pytest
 import torch
-from conftest import TINY, f64, scripts
+from conftest import TINY, close, f64, golden, gradient, ones, randn, scripts
 from update_scenes import gradient_of, made_batch
 
 import common
@@ -15,41 +14,12 @@ import reinforce
 pytestmark = pytest.mark.quick
 with_scene = scripts("reinforce")
 
-BASELINES = ("none", "batch", "mean", "rloo", "optimal")
-close = functools.partial(torch.testing.assert_close, atol=1e-11, rtol=1e-11)
-golden = functools.partial(torch.testing.assert_close, atol=6e-8, rtol=0)   # written with 7 digits
-
 # A policy of three actions whose logits are log pi: the gradient of log pi(a) in the logits is row
 # a of SCORES.
 PI = f64([0.5, 0.3, 0.2])
 SCORES = torch.eye(3).double() - PI
 SQ_NORMS = SCORES.square().sum(dim=1)
 REWARDS = f64([1.0, 0, 0])
-
-
-def gradient(loss, theta):
-    """The gradient of a loss, whose graph is kept."""
-    return torch.autograd.grad(loss, theta, retain_graph=True)[0]
-
-
-def random_tensors(*shape, count):
-    """So many tensors of this shape, always the same."""
-    generator = torch.Generator().manual_seed(0)
-    return [torch.randn(*shape, generator=generator).double() for _ in range(count)]
-
-
-def ones(*shape):
-    return torch.ones(shape, dtype=torch.float64)
-
-
-# ---- the score function ----------------------------------------------------------------------
-
-def test_the_gradient_of_the_expected_reward_is_the_expected_gradient_of_the_loss():
-    theta = PI.log().requires_grad_()
-    rewards = f64([1.0, -0.5, 2.0])
-    logps = theta.log_softmax(dim=0)[:, None]                   # every action has a row
-    loss = reinforce.policy_loss(logps, rewards, ones(3, 1))[:, 0]
-    close(gradient(PI @ loss, theta), -gradient(theta.softmax(dim=0) @ rewards, theta))
 
 
 # ---- baselines -------------------------------------------------------------------------------
@@ -66,7 +36,7 @@ def test_advantages_of_one_right_answer_in_four_and_of_four(baseline, expected):
 
 
 def test_the_optimal_baseline_of_a_sample_weighs_the_others_by_their_squared_gradients():
-    rewards, weights = random_tensors(3, 4, count=2)
+    rewards, weights = randn(2, 3, 4)
     weights = weights.square()
     A = reinforce.advantages(rewards, "optimal", weights)
     for p, g in itertools.product(range(3), range(4)):
@@ -134,7 +104,7 @@ def test_the_reward_to_go_of_a_walk_in_the_grid_world():
 
 @pytest.mark.parametrize("wild", [0.0, 1e30])
 def test_masked_slots_inside_a_row_and_behind_it_are_no_steps(wild):
-    [rewards] = random_tensors(3, 6, count=1)
+    rewards = randn(3, 6)
     mask = f64([[1, 1, 0, 0, 1, 1], [0, 1, 0, 1, 0, 0], [1, 0, 1, 1, 1, 0]])
     to_go = reinforce.rewards_to_go(torch.where(mask == 1, rewards, wild), mask, 0.9)
     for row, is_step in enumerate(mask == 1):
@@ -154,7 +124,7 @@ def random_table(bigram, known=slice(None)):
     """A policy that says only the `known` tokens, and finds no two of them equally likely."""
     V = reinforce.VOCAB_SIZE
     table = torch.full((V, V), -900.0, dtype=torch.float64)
-    table[:, known] = random_tensors(*table[:, known].shape, count=1)[0]
+    table[:, known] = randn(*table[:, known].shape)
     return bigram(table)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, every_script
+from conftest import ROOT
 from small_runs import SMALL, arguments, difference, load, outcome, resume, steps
 
 import common
@@ -23,15 +23,22 @@ pytestmark = pytest.mark.usefixtures("at_work_folder")
 
 # All that has a state between steps, or could have.
 STATEFUL = {"num_mini_batches": 2, "num_iterations": 2, "beta": 0.05}
-EVERYTHING = {
-    "reinforce": STATEFUL | {"baseline": "optimal", "view": "token", "gamma": 0.9},
-    "ppo": STATEFUL | {"trust_region": "penalty", "target_kl": 0.001, "kl_target": 0.001,
-                       "nll_coef": 0.1, "critic_pretrain_steps": 2, "length_adaptive": True},
-    "grpo": STATEFUL | {"dynamic_sampling": 3, "overlong_buffer": 8, "curriculum": True,
-                        "task": "arithmetic:2-3"},
-    "gspo": STATEFUL | {"dynamic_sampling": 3, "curriculum": True, "base_steps": 20,
-                        "task": "arithmetic:2,lookup", "reward": "accuracy+growing_length"},
-    "dpo": STATEFUL | {"online": True, "save_pairs": True}}
+EVERYTHING = [
+    ("reinforce", STATEFUL | {"baseline": "optimal", "view": "token", "gamma": 0.9}),
+    ("ppo", STATEFUL | {"trust_region": "penalty", "target_kl": 0.001, "kl_target": 0.001,
+                        "nll_coef": 0.1, "critic_pretrain_steps": 2, "length_adaptive": True}),
+    ("grpo", STATEFUL | {"dynamic_sampling": 3, "overlong_buffer": 8, "curriculum": True,
+                         "task": "arithmetic:2-3"}),
+    ("gspo", STATEFUL | {"dynamic_sampling": 3, "curriculum": True, "base_steps": 20,
+                         "task": "arithmetic:2,lookup", "reward": "accuracy+growing_length"}),
+    ("dpo", STATEFUL | {"online": True, "save_pairs": True}),
+    ("examples.trpo", {"task": "gridworld", "max_completion_length": 8}),
+    ("examples.zoo", {"loss_type": "clip_cov", "advantage": "otb", "num_iterations": 2,
+                      "clip_cov_ratio": 0.1, "clip_cov_lb": 0.1}),
+    ("examples.zoo", {"loss_type": "vespo", "advantage": "gdpo", "reward": "accuracy+format"}),
+    ("examples.zoo", {"loss_type": "dro", "advantage": "remax"}),
+    ("examples.zoo", {"loss_type": "gmpo", "advantage": "rpp"}),
+    ("examples.zoo", {"loss_type": "dapo", "advantage": "passk"})]
 
 
 def shuffle_the_global_generators(seed):
@@ -42,7 +49,6 @@ def shuffle_the_global_generators(seed):
 
 # ---- going on --------------------------------------------------------------------------------
 
-@every_script
 def test_ten_steps_equal_five_and_five_after_a_resume_bit_for_bit(whole, new_run):
     assert sum(line["signal"] > 0 for line in steps(whole)) >= 4        # there is what to learn
     shuffle_the_global_generators(1)
@@ -55,12 +61,11 @@ def test_ten_steps_equal_five_and_five_after_a_resume_bit_for_bit(whole, new_run
     assert not difference(outcome(five), outcome(whole))
 
 
-@every_script
-def test_so_do_four_steps_and_two_and_two_of_all_that_has_a_state(script, new_run):
-    flags = EVERYTHING[script.__name__]
+@pytest.mark.parametrize("script, flags", EVERYTHING, indirect=["script"], ids=str)
+def test_four_steps_of_all_that_has_a_state_equal_two_and_two(script, flags, new_run):
     four = new_run(**flags, max_steps=4)
     two = new_run(**flags, max_steps=2)
-    resume(two, max_steps=4)
+    script.main(arguments({"resume_from_checkpoint": two, "max_steps": 4}))
     assert not difference(outcome(two), outcome(four))
 
 
@@ -97,13 +102,6 @@ def test_the_evaluation_of_a_finished_run_stays_until_another_takes_its_place(ne
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(common.Run, "log", stop)
         resume(folder, max_steps=4)
-    assert (folder / "evaluation.jsonl").read_text() == before != ""
-
-
-def test_a_run_that_only_made_the_base_is_resumed_and_keeps_its_answers(new_run):
-    folder = new_run(max_steps=0)
-    before = (folder / "evaluation.jsonl").read_text()
-    resume(folder)
     assert (folder / "evaluation.jsonl").read_text() == before != ""
 
 
@@ -169,7 +167,6 @@ def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(script, whole, tmp_p
 
 # ---- Ctrl-C ----------------------------------------------------------------------------------
 
-@every_script
 def test_ctrl_c_ends_a_run_that_goes_on_by_the_command_that_it_prints(
         script, new_run, capfd, monkeypatch, tmp_path, whole):
     log = common.Run.log
@@ -205,22 +202,11 @@ def test_ctrl_c_in_a_shell_during_the_warm_start_leaves_no_half_base(tmp_path):
     assert not [*tmp_path.rglob("*.pt")]
 
 
-def test_after_the_run_ctrl_c_is_what_it_was(new_run):
-    new_run(max_steps=0)
-    with pytest.raises(KeyboardInterrupt):
-        signal.raise_signal(signal.SIGINT)
-
-
 # ---- what is not finite ----------------------------------------------------------------------
 
-LOSSES = {"reinforce": "policy_loss", "ppo": "policy_loss", "grpo": "policy_loss",
-          "gspo": "policy_loss", "dpo": "dpo_loss"}
-
-
-@every_script
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
         script, new_run, whole, capsys, tmp_path, monkeypatch):
-    loss = getattr(script, LOSSES[script.__name__])
+    loss = script.policy_loss
     log = common.Run.log
 
     def failing(*args, **options):
@@ -232,7 +218,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
     factor = [1]
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
         patch.setattr(common.Run, "log", counted)
-        patch.setattr(script, LOSSES[script.__name__], failing)
+        patch.setattr(script, "policy_loss", failing)
         new_run()
     assert stop.value.code == 1
     error = capsys.readouterr().err

@@ -1,11 +1,9 @@
-"""How an answer is read, ToolRL's measure of tool calls, the rows of --reward, and the reward model
-that is one of them."""
-import random
-import time
-
+"""ToolRL's measure of tool calls, the rows of --reward, and the reward model, which is one of them.
+"""
 import pytest
 import torch
-from conftest import every_script, takes_less_than
+from conftest import load_named as load
+from conftest import scripts
 from small_runs import difference, outcome, resume, steps
 
 import common
@@ -22,14 +20,6 @@ TABLE = (("ka", "mi"), ("mi", "to"), ("to", "ka"))
 TWO_HOPS = Problem("boss of boss of ka?", "to", WORK, 2, TABLE, "lookup")
 SEVEN = Problem("(3+4)=", "7", "3+4=7", task="arithmetic")
 THOUGHT = "<think>3+4=7</think><answer>7</answer>"
-PIECES = ["<answer>", "<answer>", "</answer>", "</answer>", "<think>", "</think>", "<search>",
-          "</search>", "<information>", "</information>", "7", "7", "ka", " ", "\n", "\x00",
-          "\u0667", "<", ">", "/", THOUGHT]
-
-
-def load(task, **flags):
-    """A task with these flags."""
-    return common.load_task(grpo.Config(task=task, device="cpu", **flags), grpo.verify)
 
 
 TASKS = {name: load(name) for name in ("arithmetic", "lookup", "gridworld")}
@@ -39,14 +29,6 @@ def reward(name, text, problem=SEVEN, verdict=0.0, step=0):
     """What a row gives a completion."""
     return REWARDS[name](TASKS[problem.task], problem, text, verdict, step)
 
-
-def random_text(rng):
-    if rng.random() < 0.5:
-        return rng.randbytes(rng.randrange(40)).decode(errors="replace")
-    return "".join(rng.choices(PIECES, k=rng.randrange(1, 12)))
-
-
-# ---- how an answer is read -------------------------------------------------------------------
 
 # ---- ToolRL ----------------------------------------------------------------------------------
 
@@ -79,27 +61,20 @@ def test_tool_reward_is_the_sum_over_names_parameters_and_values(true, predicted
 
 # ---- the rows --------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("text", [
-    "<think>3+4=7</think><answer>7</answer>", "<think></think><answer>8</answer>",
-    "<think>\n</think><answer></answer>", "<think>" + WORK + "</think><answer>to</answer>",
-    "<think>\u0667 <b></think><answer>\x00</answer>"], ids=ascii)
-def test_format_is_one_think_block_then_one_answer_block(text):
-    assert reward("format", text) == 1.0
-
-
-@pytest.mark.parametrize("text", [
-    "", "7", "<answer>7</answer>", "<think>7</think>", "<answer>7</answer><think>3+4=7</think>",
-    "<think>3+4=7</think> <answer>7</answer>", " <think>3+4=7</think><answer>7</answer>",
-    "<think>3+4=7</think><answer>7</answer>\n",
-    "<think>3+4=7</think><answer>7</answer><answer>7</answer>",
-    "<think>3</think><think>4</think><answer>7</answer>",
-    "<think><think>3</think><answer>7</answer>", "<think>3<answer>7</answer></think>",
-    "<think>3<answer>7</think></answer>", "3</think><answer>7</answer>",
-    "<think>3</think><answer>7", "<think>3<answer>7</answer>",
-    "<Think>3</Think><answer>7</answer>", "</think>3<think><answer>7</answer>",
-    "<think></answer></think><answer>None</answer>"], ids=ascii)
-def test_anything_else_is_not_the_format(text):
-    assert reward("format", text) == 0.0
+@pytest.mark.parametrize("is_format, texts", [
+    (1.0, ["<think>3+4=7</think><answer>7</answer>", "<think>\n</think><answer></answer>",
+           "<think>" + WORK + "</think><answer>to</answer>",
+           "<think>\u0667 <b></think><answer>\x00</answer>"]),
+    (0.0, ["", "<answer>7</answer>", "<think>7</think>", "<answer>7</answer><think>3+4=7</think>",
+           "<think>3+4=7</think> <answer>7</answer>", " <think>3+4=7</think><answer>7</answer>",
+           "<think>3+4=7</think><answer>7</answer>\n", "<think>3<answer>7</answer></think>",
+           "<think>3+4=7</think><answer>7</answer><answer>7</answer>",
+           "<think>3</think><think>4</think><answer>7</answer>", "3</think><answer>7</answer>",
+           "<think>3<answer>7</think></answer>", "<think>3</think><answer>7",
+           "<Think>3</Think><answer>7</answer>", "</think>3<think><answer>7</answer>"])])
+def test_format_is_one_think_block_then_one_answer_block(is_format, texts):
+    for text in texts:
+        assert reward("format", text) == is_format, ascii(text)
 
 
 @pytest.mark.parametrize("text, fixed, at_start, halfway", [
@@ -131,26 +106,6 @@ def test_the_length_bonus_grows_with_the_policys_own_thought_up_to_a_cap(
 def test_fine_rates_each_part_of_a_call_and_coarse_only_all_of_them(text, fine, coarse):
     assert reward("fine", text, TWO_HOPS) == pytest.approx(fine, abs=1e-12)
     assert reward("coarse", text, TWO_HOPS) == coarse
-
-
-def test_random_and_huge_texts_are_rated_within_bounds_in_a_moment():
-    rng = random.Random(0)
-    highest = {"accuracy": 1, "format": 1, "length": 0.1, "growing_length": 0.1, "fine": 2,
-               "coarse": 1}
-    found = {name: set() for name in REWARDS}
-    start = time.process_time()
-    for _ in range(20_000):
-        text = random_text(rng)
-        for name in REWARDS:
-            value = reward(name, text, TWO_HOPS, 0.0, rng.randrange(60))
-            assert isinstance(value, float) and 0 <= value <= highest[name], (name, text)
-            found[name].add(round(value, 2))
-    assert time.process_time() - start < 20                             # 1 ms each
-    assert len(found["format"]) == 2 and len(found["length"]) > 3 and len(found["fine"]) > 4
-    for text in ("<think>" + "<information>" * 20_000 + "</think>", "<search>" * 20_000,
-                 "<" * 200_000, "</search>" * 2_000, "<search>ka</search>" * 2_000,
-                 "<think>" + "<information></information>" * 10_000 + "</think>"):
-        assert all(takes_less_than(0.2, reward, name, text, TWO_HOPS) for name in REWARDS)
 
 
 # ---- --reward --------------------------------------------------------------------------------
@@ -214,13 +169,11 @@ def test_in_a_mix_each_completion_is_rated_by_its_own_task():
 
 # ---- the reward model ------------------------------------------------------------------------
 
-def test_without_tools_that_train_it_there_is_no_reward_model(monkeypatch, capsys):
+def test_without_tools_that_train_it_there_is_no_reward_model(monkeypatch, refused):
     optional = common.optional
     monkeypatch.setattr(common, "optional", lambda module: (
         None if module.startswith("report") else optional(module)))
-    with pytest.raises(SystemExit):
-        load("arithmetic", reward="accuracy+model")
-    assert capsys.readouterr().err.startswith("error: --reward model: needs report/")
+    refused("--reward model: needs report/", load, "arithmetic", reward="accuracy+model")
 
 
 TOKENS = torch.tensor([[65, 66, 264, 265], [67, 264, 265, 265]])
@@ -319,8 +272,8 @@ def test_its_ratings_are_added_to_the_rewards_of_what_is_sampled(model, wrap):
     assert found["rewards/accuracy/mean"] == 0.5
 
 
-@every_script
-def test_every_script_learns_from_the_ratings_of_a_reward_model(
+@scripts("dpo", "grpo")
+def test_a_run_learns_from_the_ratings_of_a_reward_model(
         script, new_run, at_work_folder, monkeypatch, capsys):
     """Which a run that is resumed still has, and which has seen the base alone."""
     monkeypatch.setattr(preferences, "BATCHES", 4)

@@ -1,5 +1,4 @@
 """A rollout samples what the policy would say, token by token, each row by itself."""
-import copy
 import dataclasses
 
 import pytest
@@ -154,22 +153,6 @@ def test_the_extreme_uniforms_give_tokens_that_can_be_sampled(config, bigram, dt
         assert logps.isfinite().all() and entropy.isfinite().all()
 
 
-def test_a_rollout_leaves_the_model_and_its_arguments_as_it_found_them(sampled):
-    one = sampled()
-    kept = (one.policy.state_dict(), one.prompts, one.uniforms)
-    before = copy.deepcopy(kept)
-    cfg = dataclasses.replace(one.cfg, num_eval_problems=3)
-    for mode in (True, False):
-        one.policy.train(mode)
-        out = one.rollout()
-        grpo.evaluate(one.policy, one.task, cfg)
-        grpo.sample_batch(one.policy, one.task, cfg, 0)
-        assert all(module.training == mode for module in one.policy.modules())
-        assert not (out.logps.requires_grad or out.entropy.requires_grad)
-    torch.testing.assert_close(kept, before, atol=0, rtol=0)
-    assert all(weight.grad is None for weight in one.policy.parameters())
-
-
 # ---- whose rollout ---------------------------------------------------------------------------
 
 @pytest.mark.parametrize("device, kernel, is_graph", [
@@ -184,24 +167,6 @@ def test_on_cuda_the_rollout_is_that_of_kernels_unless_torch_is_asked_for(
     assert load_task(dataclasses.replace(cfg, task="lookup")).rollout.func is calls.rollout
     monkeypatch.setattr(common, "optional", lambda module: None)
     assert load_task(dataclasses.replace(cfg, task="arithmetic")).rollout is expected
-
-
-def test_complete_takes_the_rollout_of_the_task(sampled, monkeypatch):
-    one = sampled(copies=1)
-    problems = [common.Problem(prompt, "") for prompt in PROMPTS]
-    plain = grpo.complete(one.policy, one.task, one.cfg, problems, common.generator(1))
-    asked = []
-
-    def other_rollout(*args):
-        asked.append(args)
-        return grpo.rollout(*args)
-    monkeypatch.setattr(one.task, "rollout", other_rollout)
-    again = grpo.complete(one.policy, one.task, one.cfg, problems, common.generator(1))
-    assert torch.equal(again.tokens, plain.tokens)
-    [(policy, prompts, given, cfg, uniforms)] = asked
-    assert (policy, given, cfg) == (one.policy, problems, one.cfg)
-    assert torch.equal(prompts, one.prompts)
-    assert uniforms.shape == (6, 12)
 
 
 def test_nano_samples_from_the_probabilities_that_it_trains():

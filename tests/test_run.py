@@ -1,27 +1,27 @@
-"""What a run leaves in its folder, who looks at it, and what the flags of a run do."""
+"""What a run leaves in its folder, who looks at it, and that it learns."""
 import dataclasses
 import functools
-import importlib
 import json
 import math
 import re
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
-from conftest import ROOT, every_script
+from conftest import ROOT, contents, every_script
 from small_runs import (
     INSTANT,
     SMALL,
     arguments,
     changed_weights,
-    contents,
     load,
     policy_of,
     read_summary,
     steps,
 )
 
+import grpo
 import tasks
 from report import observers
 
@@ -37,7 +37,6 @@ def test_main_returns_the_summary(script, tmp_path):
     assert summary["steps"] == 1
 
 
-@every_script
 def test_a_run_folder_says_how_the_run_was_made_and_what_came_of_it(script, whole):
     name = f"{script.__name__}.py"
     assert {path.name for path in whole.iterdir()} == {
@@ -56,7 +55,6 @@ def test_a_run_folder_says_how_the_run_was_made_and_what_came_of_it(script, whol
     assert 0 < summary["seconds_warm_start"] < summary["seconds_total"]
 
 
-@every_script
 def test_the_metrics_have_one_line_a_step_in_the_words_of_trl_with_its_evaluation(script, whole):
     assert [line["step"] for line in steps(whole)] == list(range(1, 11))
     for line in steps(whole):
@@ -81,7 +79,6 @@ def test_default_folders_are_numbered_when_taken(script, tmp_path, monkeypatch):
     assert stop.value.code == 2 and contents() == before
 
 
-@every_script
 def test_no_steps_make_and_evaluate_the_base_only(new_run, whole, capsys):
     folder = new_run(max_steps=0)
     out = capsys.readouterr().out
@@ -91,16 +88,6 @@ def test_no_steps_make_and_evaluate_the_base_only(new_run, whole, capsys):
     assert not changed_weights(policy_of(folder), load(folder / "base.pt")["policy"])
 
 
-def test_init_from_begins_with_the_policy_of_the_other_run(
-        script, whole, new_run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folder = new_run(init_from=whole, max_steps=0)
-    assert not changed_weights(load(folder / "base.pt"), {"policy": policy_of(whole)})
-    assert read_summary(folder)["base"] == read_summary(whole)["trained"]
-    assert not Path("runs/base").exists()           # no base of the shared ones is made of it
-
-
-@every_script
 def test_a_run_stops_when_five_batches_in_a_row_are_accurate_enough(new_run, monkeypatch):
     judge = tasks.Task.judge
 
@@ -116,15 +103,6 @@ def test_a_run_stops_when_five_batches_in_a_row_are_accurate_enough(new_run, mon
     assert len(steps(new_run(stop_at=2))) == 10
     rates = iter([1] * 10)
     assert len(steps(new_run(stop_at=0))) == 5
-
-
-def test_a_metric_that_a_step_does_not_have_is_an_empty_cell(new_run, capsys):
-    new_run(max_steps=1, loss_type="cispo")             # which has no clip range
-    lines = capsys.readouterr().out.splitlines()
-    [row] = [number for number, line in enumerate(lines) if line.startswith(" step")]
-    end = lines[row].index("clip") + len("clip")
-    assert lines[row + 1][end - 9:end].strip() == "" and "nan" not in lines[row + 1]
-    assert float(lines[row + 1].split()[-1]) > 0
 
 
 # ---- who looks at a run ----------------------------------------------------------------------
@@ -153,76 +131,49 @@ def test_observers_are_called_in_order_and_may_add_metrics(new_run, monkeypatch)
     assert [line["mine"] for line in steps(folder)] == [32, 32, 32]
 
 
-# ---- each flag does something ----------------------------------------------------------------
-
-# What has to change the weights after two steps, in which scripts; behind a / what it needs.
-CHANGES = {
-    "grpo": "--seed=1 --base_seed=1 --num_prompts=3 --num_generations=6 --task=arithmetic:3 "
-            "--max_completion_length=5 --reward=growing_length --curriculum/--task=arithmetic:2-3 "
-            "--base_steps=2 --textbook_share=0/--base_steps=2 --base_learning_rate=0.01/"
-            "--base_steps=2 --base_batch_size=8/--base_steps=2 --hidden_size=8 "
-            "--num_hidden_layers=2 --num_attention_heads=1 --intermediate_size=8 "
-            "--num_key_value_heads=2 --epsilon=0.01 --epsilon_high=0.01 --delta=1.3",
-    "gspo": "--epsilon=0.5 --epsilon_high=0.5 --delta=1.001/--epsilon_high=4e-4",
-    "reinforce ppo grpo gspo dpo":
-        "--temperature=0.7 --num_mini_batches=2 --num_iterations=2 --max_grad_norm=0.01 "
-        "--learning_rate=0.1",
-    "reinforce ppo grpo gspo": "--beta=0.5 --entropy_coef=0.1",
-    "grpo gspo": "--loss_type=dr_grpo --loss_type=dapo --loss_type=cispo --loss_type=sapo "
-                 "--scale_rewards=batch --scale_rewards=none --scale_rewards=mean "
-                 "--kl_estimator=k1/--beta=0.5 --kl_estimator=k2/--beta=0.5 "
-                 "--kl_estimator=k3_ratio/--beta=0.5 --dynamic_sampling=2/--num_generations=2 "
-                 "--overlong_buffer=7 --mask_truncated_completions",
-    "reinforce": "--baseline=mean --baseline=rloo --baseline=batch --baseline=optimal "
-                 "--view=token/--gamma=0.9 --gamma=0.9 --method=rejection",
-    "ppo": "--gamma=0.9 --lam=0.5 --critic_lam=0.5 --length_adaptive --alpha=3/--length_adaptive "
-           "--trust_region=penalty --epsilon=0.01 --epsilon_high=0.01 --cliprange_value=0.001 "
-           "--critic_learning_rate=0.1 --penalty_coef=3/--trust_region=penalty --nll_coef=0.5 "
-           "--target_kl=0.000001 --critic_pretrain_steps=1 --kl_target=0.000001/--beta=0.5",
-    "dpo": "--beta=0.5 --loss_type=ipo --loss_type=hinge --loss_type=simpo --label_smoothing=0.1 "
-           "--label_smoothing=0.2/--loss_type=robust --simpo_gamma=0.1/--loss_type=simpo "
-           "--average_logps --nll_coef=0.1 --online"}
-CASES = [(name, change) for names, changes in CHANGES.items() for change in changes.split()
-         for name in names.split()]
-# What changes other things, or needs files or tools, and a level that is only for functions: where
-# A is one a row, both have the same gradient.
-ELSEWHERE = {"max_steps", "stop_at", "device", "kernel", "output_dir", "save_steps",
-             "resume_from_checkpoint", "init_from", "eval_steps", "num_eval_problems",
-             "num_eval_samples", "micro_batch_size", "teacher", "pairs",
-             "save_pairs", "importance_sampling_level", "report_to"}
-TWO_STEPS = INSTANT | {"max_steps": 2, "eval_steps": 9, "num_eval_problems": 1, "stop_at": 2,
-                       "num_prompts": 4, "num_generations": 4, "max_completion_length": 8,
-                       "learning_rate": 0.02, "num_iterations": 3}
-
-
-@pytest.fixture(scope="module")
-def weights_of(tmp_path_factory):
-    """weights_of(script, words): the policy after two steps with more flags, made once. Half of all
-    texts are right."""
-    known = {}
-
-    def find(name, *words):
-        if (name, words) not in known:
-            script = importlib.import_module(name)
-            folder = tmp_path_factory.mktemp("flags") / "run"
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(script, "verify", functools.wraps(script.verify)(
-                    lambda problem, text: float(len(text) % 2)))
-                script.main([*arguments(TWO_STEPS | {"output_dir": folder}), *words])
-            known[name, words] = policy_of(folder)
-        return known[name, words]
-    return find
-
-
-@pytest.mark.parametrize("name, change", CASES)
-def test_a_flag_changes_what_is_learned(weights_of, name, change):
-    flag, _, needs = change.partition("/")
-    plain = weights_of(name, *needs.split())
-    assert changed_weights(weights_of(name, *needs.split(), flag), plain)
-
+# ---- each flag is read -----------------------------------------------------------------------
 
 @every_script
-def test_the_table_of_changes_is_complete(script):
-    shown = {re.match(r"--(?:no-)?(\w+)", change)[1] for name, change in CASES
-             if name in ("grpo", script.__name__)}
-    assert shown | ELSEWHERE >= {field.name for field in dataclasses.fields(script.Config)}
+def test_each_flag_is_read_by_the_script_or_by_what_it_calls(script):
+    """And what the flags of the equations do is tested beside the equations."""
+    paths = [Path(script.__file__), ROOT / "common.py", *ROOT.glob("tasks/*.py"),
+             *ROOT.glob("kernels/*.py"), *ROOT.glob("report/*.py")]
+    code = "".join(path.read_text() for path in paths)
+    read = set(re.findall(r"(?:cfg|config|self)\.(\w+)", code))
+    assert read >= {field.name for field in dataclasses.fields(script.Config)}
+
+
+# ---- learning --------------------------------------------------------------------------------
+
+@every_script
+def test_completions_that_the_verifier_likes_become_frequent(script, train, monkeypatch):
+    """With seeds 0 to 3 and each script, their share goes from 0.16 to 0.34 to at least 0.95."""
+    monkeypatch.setattr(script, "verify", functools.wraps(script.verify)(
+        lambda problem, text: float(len(text) <= 2)))
+    flags = "--online" if script.__name__ == "dpo" else ""
+    record = train(f"--num_generations 8 --learning_rate 0.01 {flags}", num_steps=12)
+    shares = [metrics["accuracy"] for metrics in record.metrics]
+    assert shares[0] < 0.5
+    assert fmean(shares[-3:]) > 0.85
+
+
+WHOLE_JOB = {
+    "device": "cpu", "task": "arithmetic:3", "base_steps": 450, "max_steps": 15,
+    "stop_at": 2, "num_prompts": 12, "max_completion_length": 24, "learning_rate": 7e-4,
+    "num_eval_problems": 128, "num_eval_samples": 4, "eval_steps": 15}
+
+
+def test_from_nothing_a_policy_learns_to_think_before_it_answers_and_so_to_be_right(
+        tmp_path, monkeypatch):
+    """With seeds 0 to 2 greedy accuracy goes from .29, .30, .34 to .73, .83, .70, pass@1 from .33,
+    .40, .36 to .56, .68, .49, the share that thinks from .32 to .97, tokens from 9 to 18."""
+    monkeypatch.chdir(tmp_path)
+    summary = grpo.main(arguments(WHOLE_JOB))
+    base = summary["base"]
+    trained = summary["trained"]
+    assert base["think_share"] < 0.5
+    assert base["accuracy_given_think"] > base["accuracy_given_direct"] + 0.2
+    assert trained["greedy"] > base["greedy"] + 0.24
+    assert trained["pass@1"] > base["pass@1"] + 0.08
+    assert trained["think_share"] > base["think_share"] + 0.4
+    assert trained["mean_length"] == pytest.approx(2 * base["mean_length"], rel=0.2)

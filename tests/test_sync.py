@@ -1,7 +1,5 @@
 """The scripts share one machinery and some functions; learn/sync.py finds and repairs drift. What a
 reader has to read stays within its budget."""
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -64,49 +62,3 @@ def test_a_difference_is_what_is_removed_and_added_without_docstrings_and_empty_
     other = '"""New.\n\nLonger."""\n\n\nabove = 1\nthis = "longer"\nbelow = 3\nlast = 4\n'
     assert sync.difference(one, other) == ['- this = "long"', '+ this = "longer"', "+ last = 4"]
     assert sync.difference(one, one) == []
-
-
-# ---- the commands ----------------------------------------------------------------------------
-
-@pytest.fixture
-def tree(tmp_path):
-    """What the commands need: the tool, the Makefile, the scripts, one of which drifted."""
-    (tmp_path / "learn").mkdir()
-    for name in ("Makefile", "learn/sync.py"):
-        shutil.copy2(ROOT / name, tmp_path / name)
-    for name, source in SOURCES.items():
-        (tmp_path / name).write_text(source)
-    drifted = SOURCES["gspo.py"].replace("VOCAB_SIZE = 320", "VOCAB_SIZE = 384")
-    (tmp_path / "gspo.py").write_text(drifted)
-    return tmp_path
-
-
-def make(tree, *words):
-    return subprocess.run(["make", "--silent", f"PYTHON={sys.executable}", *words], cwd=tree,
-                          text=True, capture_output=True)
-
-
-def contents(tree):
-    return {path: path.read_bytes() for path in tree.rglob("*") if path.is_file()}
-
-
-def test_make_sync_repairs_the_other_scripts_and_says_what_it_did(tree):
-    before = contents(tree)
-    done = make(tree, "sync", "FROM=grpo")
-    assert done.returncode == 0, done.stderr
-    assert "gspo.py: the machinery" in done.stdout.splitlines()
-    assert done.stdout.count("in step") == len(sync.SCRIPTS) - 1
-    assert contents(tree) == before | {tree / "gspo.py": SOURCES["gspo.py"].encode()}
-
-
-@pytest.mark.parametrize("words, broken, said", [
-    ("sync", "", "FROM=grpo.py"), ("sync FROM=../grpo", "", "'../grpo' is none"),
-    ("diff A=grpo", "", "A=grpo.py B=gspo.py"),
-    ("sync FROM=grpo.py", "def f(:\n", "gspo.py"),
-    ("sync FROM=grpo.py", "A = 1\n", "0 lines begin with '# ==== the machinery")])
-def test_what_cannot_be_synced_is_one_line_and_nothing_is_written(tree, words, broken, said):
-    (tree / "gspo.py").write_text(broken or SOURCES["gspo.py"])
-    before = contents(tree)
-    done = make(tree, *words.split())
-    assert done.returncode == 2 and done.stdout == "" and contents(tree) == before
-    assert done.stderr.startswith("error: ") and said in done.stderr.splitlines()[0]

@@ -1,6 +1,7 @@
-"""What all tasks have in common: levels, what is refused, problems that are held out, a task of
-one's own, mixes, a curriculum, and luck."""
+"""What all tasks have in common: levels, what is refused, problems that are held out, hostile
+texts, a task of your own, mixes, a curriculum, and luck."""
 import importlib.util
+import random
 import re
 import sys
 import zlib
@@ -8,7 +9,8 @@ from collections import Counter
 
 import pytest
 import torch
-from conftest import scripts
+from conftest import load_named as load
+from conftest import scripts, takes_less_than
 from small_runs import INSTANT, arguments, lines, read_summary, resume, steps
 
 import common
@@ -16,13 +18,9 @@ import grpo
 import tasks
 from common import Problem
 from tasks.mix import Mix, preference
+from tasks.rewards import REWARDS
 
 NAMES = ["arithmetic", "countdown", "gridworld", "lookup"]
-
-
-def load(task="arithmetic", **flags):
-    """The task that these flags name."""
-    return common.load_task(grpo.Config(task=task, device="cpu", **flags), grpo.verify)
 
 
 def levels(problems):
@@ -79,12 +77,8 @@ def test_the_problems_and_demonstrations_of_a_seed_stay_the_same(name, checksum)
       for names in ("", "acuracy", "accuracy+", "format+format", "__doc__")),
     *(({"reward": f"accuracy+{name}", "task": "lookup,arithmetic"}, "lookup, not arithmetic")
       for name in ("fine", "coarse"))], ids=str)
-def test_what_a_task_cannot_do_is_refused_in_one_line(flags, words, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        load(**flags)
-    error = capsys.readouterr().err
-    assert stopped.value.code == 2 and words in error
-    assert error.startswith("error: --") and error.count("\n") == 1
+def test_what_a_task_cannot_do_is_refused_in_one_line(flags, words, refused):
+    refused(words, load, **flags)
 
 
 # ---- problems and splits ---------------------------------------------------------------------
@@ -116,7 +110,42 @@ def test_a_correct_answer_in_its_block_is_right_whatever_the_task(name):
             assert task.is_correct(problem, verdict) and not task.is_correct(problem, 0.0)
 
 
-# ---- a task of one's own ---------------------------------------------------------------------
+# ---- hostile texts ---------------------------------------------------------------------------
+
+PIECES = [*"0123456789+-*()URDL" * 2, *["<answer>", "</answer>", "7", "to"] * 2, "<search>",
+          "</search>", "<think>", "</think>", "<information>", "</information>", "ka", "(4+8)*2",
+          "xx", " ", "\n", "\t", "\x00", "\u0663", "\u2212", "\ufffd", "\ud800", "<", ">", "/",
+          "**", "//", "%", "=", "1e1", "0x4", "2_3", "9" * 60, "[4]", "lambda:", "#", "c3", "uuuu"]
+LONG = ["<think>" + "<information>" * 20_000 + "</think>", "<search>" * 20_000, "<" * 200_000,
+        "</search>" * 2_000, "<search>ka</search>" * 2_000, "U" * 100_000, "\x00" * 100_000]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "gridworld:0.3"])
+def test_whatever_a_text_holds_it_is_judged_within_bounds_and_in_a_moment(name):
+    """By the verifier and every row of --reward; and the environment responds in a few words."""
+    rng = random.Random(0)
+    task = load(name)
+    problems = common.sample_problems(task, 100, 0)
+    texts = ["".join(rng.choices(PIECES, k=rng.randrange(14))) for _ in range(2_000)]
+    texts += [rng.randbytes(rng.randrange(40)).decode(errors="replace") for _ in range(2_000)]
+    rows = [row for row in REWARDS if name == "lookup" or row not in ("fine", "coarse")]
+    for i, text in enumerate(texts + LONG):
+        problem = problems[i % 100]
+        verdict = task.verify(problem, text)
+        if "gridworld" in name:
+            assert len(verdict) == len(text) and max(verdict, default=0) <= 5
+        else:
+            assert verdict in (0.0, 1.0)
+        assert len(task.respond(problem, text)) <= 40
+        for row in rows if "gridworld" not in name else ():
+            value = REWARDS[row](task, problem, text, verdict, i % 60)
+            assert isinstance(value, float) and 0 <= value <= 2, (row, text)
+    for text in LONG:
+        assert takes_less_than(0.2, task.verify, problems[0], text)
+        assert takes_less_than(0.2, task.respond, problems[0], text)
+
+
+# ---- a task of your own ----------------------------------------------------------------------
 
 TASK = '''
 from common import Problem
@@ -179,25 +208,15 @@ def test_a_task_is_one_file_with_defaults_of_flags_which_what_is_given_overrides
     assert len(steps("run")) == 3
 
 
-def test_of_several_tasks_the_largest_default_counts_and_ours_for_a_task_without_one(put):
-    put(TASK.replace('"learning_rate": 1', '"learning_rate": 1e-6'))
-    default = grpo.Config(device="cpu")
-    both = tasks.defaults(grpo.Config, "arithmetic:3,parrot")
-    assert both["save_steps"] == 7 and both["learning_rate"] == default.learning_rate
-    assert tasks.defaults(grpo.Config, "parrot")["learning_rate"] == 1e-6
-
-
 @pytest.mark.parametrize("source, words", [
     (TASK.replace("def verify(", "def other("), "does not define verify"),
     (TASK.replace("prompt_width = 6", ""), "does not define prompt_width"),
     (TASK + "\n\nclass Crow(Parrot):\n    pass\n", "does not define one subclass"),
     ("", "does not define one subclass")], ids=range(4))
-def test_a_file_without_one_complete_task_is_refused_with_what_it_lacks(put, capsys, source, words):
+def test_a_file_without_one_complete_task_is_refused_with_what_it_lacks(
+        put, refused, source, words):
     put(source)
-    with pytest.raises(SystemExit) as stop:
-        load("parrot")
-    error = capsys.readouterr().err
-    assert stop.value.code == 2 and words in error and error.count("\n") == 1
+    refused(words, load, "parrot")
 
 
 # ---- several tasks ---------------------------------------------------------------------------

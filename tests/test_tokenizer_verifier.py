@@ -3,7 +3,6 @@ import random
 import re
 
 import pytest
-import torch
 from conftest import takes_less_than
 
 import common
@@ -166,30 +165,8 @@ def test_answers_are_those_of_python_and_no_value_on_the_way_leaves_0_to_20(leve
     assert seen == lengths
 
 
-def test_problems_are_a_function_of_the_arguments():
-    task = load()
-    problems = common.sample_problems(task, 50, 3)
-    random.seed(0)
-    torch.manual_seed(0)
-    state = random.getstate()
-    assert common.sample_problems(task, 50, 3) == problems
-    assert random.getstate() == state
-    assert common.sample_problems(load("5"), 20, 3, "train") == problems[:20]
-    others = [common.sample_problems(task, 50, 4), common.sample_problems(task, 50, 3, "test"),
-              common.sample_problems(load("4"), 50, 3), common.sample_problems(task, 50, (3, 0))]
-    for other in others:
-        assert len(other) == 50 and len(set(other) & set(problems)) <= 1
-
-
 @pytest.mark.parametrize("phase, share", [("textbook", 0.9), ("forum", 0.3), ("cold_start", 1.0)])
 def test_demonstrations_are_right_and_as_many_think_as_the_phase_says(phase, share):
     shown = common.sample_problems(load("4"), 2000, 0, phase=phase)
     assert all(grpo.verify(problem, problem.completion) == 1 for problem in shown)
     assert abs(sum("<think>" in problem.completion for problem in shown) / 2000 - share) < 0.03
-
-
-def test_a_generator_is_a_function_of_its_purpose():
-    purposes = ((0, "rollout", 1), (0, "rollout", 1), (0, "rollout", 2), (1, "rollout", 1),
-                (0, "x", 1))
-    draws = [torch.rand(4, generator=common.generator(*purpose)).tolist() for purpose in purposes]
-    assert draws[0] == draws[1] and len({tuple(draw) for draw in draws}) == 4

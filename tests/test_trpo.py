@@ -1,24 +1,18 @@
 """examples/trpo.py: conjugate gradients against a dense solve, the step against a policy whose
-Fisher matrix is known, the bound of the exact KL, and a run that is resumed."""
+Fisher matrix is known, and the bound of the exact KL. test_resume.py resumes a run."""
 import functools
 import importlib
 
 import pytest
 import torch
-from small_runs import INSTANT, arguments, difference, outcome
+from conftest import close, randn
 
 import common
 import ppo
 
 trpo = importlib.import_module("examples.trpo")
 pytestmark = pytest.mark.quick
-close = functools.partial(torch.testing.assert_close, atol=1e-12, rtol=1e-12)
 almost = functools.partial(torch.testing.assert_close, atol=1e-8, rtol=1e-8)
-
-
-def randn(*shape, seed=0):
-    """Random numbers of float64, the same in each call."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).double()
 
 
 # ---- conjugate gradients ---------------------------------------------------------------------
@@ -159,21 +153,3 @@ def test_an_update_goes_uphill_within_the_exact_kl_of_the_valid_tokens(micro_bat
     ratio = (new - old).gather(-1, batch.tokens[..., None])[..., 0].exp()
     assert mean(ratio * A) > mean(A) + 0.01
     assert metrics["loss"] == pytest.approx(-mean(A), abs=1e-6)
-
-
-def test_an_update_learns_from_completions_of_one_token():
-    cfg = trpo.Config(**SMALL | {"max_completion_length": 1}, max_kl=0.02)
-    policy = ppo.GPT(cfg).double()
-    batch = ppo.sample_batch(policy, common.load_task(cfg, ppo.verify), cfg, 0)
-    metrics = trpo.update(policy, None, batch, randn(16, 1), cfg, 0, 1.0)
-    assert 0 < metrics["policy_kl"] <= 0.02
-
-
-# ---- runs ------------------------------------------------------------------------------------
-
-def test_a_run_that_is_resumed_ends_as_the_uninterrupted_one(at_work_folder):
-    for folder, num_steps in (("four", 4), ("two", 2)):
-        trpo.main(arguments(INSTANT | SMALL | {"max_steps": num_steps, "output_dir": folder}))
-    assert difference(outcome("two"), outcome("four"))
-    trpo.main(arguments({"resume_from_checkpoint": "two", "max_steps": 4}))
-    assert not difference(outcome("two"), outcome("four"))

@@ -1,7 +1,7 @@
 """Walk the path: from a base that guesses to nano.py, and beyond, by patches of a few lines.
 
   python -m learn.path               lists the rungs
-  python -m learn.path 6             shows the patch of rung 6, and runs it without and with the patch
+  python -m learn.path 6             shows the patch of rung 6, and runs it without and with it
   python -m learn.path 6 --seed 1    uses another seed (the default is 0)
   python -m learn.path write         writes all scripts to path/, to run, compare and edit
   python -m learn.path run FILE      runs a script that you have edited, from the base made before
@@ -51,7 +51,8 @@ def rungs(words):
 def main():
     told = parser(__doc__)
     told.add_argument("words", nargs="*", metavar="WORD", help="see above")
-    told.add_argument("--seed", "--seeds", type=int, nargs="+", dest="seeds", metavar="S", default=[])
+    told.add_argument("--seed", "--seeds", type=int, nargs="+", dest="seeds", metavar="S",
+                      default=[], help="seeds of the runs")
     cfg = told.parse_args()
     match cfg.words:
         case []:

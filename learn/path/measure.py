@@ -15,7 +15,7 @@ def steps_of(name):
 
 
 def digest(source, seed, steps):
-    """Name a run by all that it depends on: the script without its docstring, seed, steps. -> str"""
+    """Name a run by what it depends on: the script below its docstring, seed, steps. -> str"""
     text = source.split('"""', 2)[2]
     return hashlib.sha256(f"{text}{seed}{steps}".encode()).hexdigest()[:16]
 
@@ -57,8 +57,8 @@ def value(one, name):
     """Compute a number of a stored run. -> float
 
     accuracy and base are greedy accuracies at the end and the start; samples_to 0.6 counts outputs
-    until the mean of three steps is 0.6; last, first, second, max and mean are of the share of
-    right outputs, last_kl and so on of another metric. last is the mean of the last three steps.
+    until the mean of three steps is 0.6; last, first, max and mean are of the share of right
+    outputs, last_kl and so on of another metric. last is the mean of the last three steps.
     """
     name, _, level = name.partition(" ")
     kind, _, metric = name.partition("_")
@@ -74,8 +74,8 @@ def value(one, name):
             right, samples = one["steps"]["right"], one["steps"]["samples"]
             return next((sum(samples[:end]) for end in range(3, len(right) + 1)
                          if fmean(right[end - 3:end]) >= float(level)), math.inf)
-    return {"last": fmean(values[-3:]), "first": values[0], "second": values[min(1, len(values) - 1)],
-            "max": max(values), "mean": fmean(values)}[kind]
+    return {"last": fmean(values[-3:]), "first": values[0], "max": max(values),
+            "mean": fmean(values)}[kind]
 
 
 def check(names, stored, seeds):

@@ -13,11 +13,12 @@ DOCS = ROOT / "docs"
 NANO = "mean"               # the rung that is nano.py; later ones are side roads
 COVER = "clip"              # the chapter whose picture README shows
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 560, 236, 46, 112, 12, 30
-NUMBER = re.compile(r"\{(?:(\w+) )?(without|with|also) (%?)([a-z_]+(?: [\d.]+)?)(?: as (\S+?))?\}")
+NUMBER = re.compile(r"\{(?:(\w+) )?(without|with|also|fourth) (%?)([a-z_]+(?: [\d.]+)?)(?: as (\S+?))?\}")
 STYLE = """text{font:13px system-ui,sans-serif;fill:currentColor}.end{text-anchor:end}
 path{fill:none;stroke:currentColor}.grid{stroke-dasharray:2 4;opacity:.4}.thin{opacity:.45}
-.mean{stroke-width:2.6}text[class*=h]{font-weight:600}.also{color:#a9640c}.with{color:#1f5a9d}
-.ink,.without{color:#75716a}@media(prefers-color-scheme:dark){.also{color:#e0a458}
+.mean{stroke-width:2.6}
+.fourth.mean{stroke-dasharray:3 4}text[class*=h]{font-weight:600}.also,.fourth{color:#a9640c}.with{color:#1f5a9d}
+.ink,.without{color:#75716a}@media(prefers-color-scheme:dark){.also,.fourth{color:#e0a458}
 .with{color:#8ab8ee}.ink,.without{color:#a09c94}}"""
 
 
@@ -118,7 +119,8 @@ def chapter(name, stored):
     inline = lambda text: say(text)[3:-4]
     changes = "".join(folded(inline(field[told]), patch_box(field[kind].split("\n")), "setting")
                       for kind, told in (("setting", "told"), ("without", "told_without"),
-                                         ("also", "told_also")) if told in field)
+                                         ("also", "told_also"),
+                                         ("fourth", "told_fourth")) if told in field)
     equations = "".join(f"<div class=eq><div>{paper.math(text, ' displaystyle=true')}</div></div>"
                         for text in field["equation"].split("\n"))
     charts = "".join(f"<figure>{svg}<figcaption>{inline(title)}</figcaption></figure>" for svg, title
@@ -165,15 +167,24 @@ def build(stored):
     return page.document(top["title"], top["description"].replace("\n", " "), body, "path")
 
 
+def slug(name):
+    """The anchor of a chapter in docs/path.md, as GitHub makes it from the heading. -> str"""
+    return re.sub(r"[^\w -]", "", CHAPTERS[name].fields["short"].lower()).replace(" ", "-")
+
+
 def build_markdown(stored):
     """-> text of docs/path.md: the table of rungs, and their pains in a sentence with the patches"""
     top = CHAPTERS[BASE].fields
-    rows = table(stored, lambda name: f"[{CHAPTERS[name].number}. {CHAPTERS[name].fields['short']}]"
-                                      f"(path.html#{name})")
-    parts = "".join(f"\n### {CHAPTERS[name].number}. {CHAPTERS[name].fields['short']}\n\n"
-                    f"{fill(CHAPTERS[name].fields['hook'], name, stored)}\n\n```diff\n"
-                    + "\n".join(diff(name)) + "\n```\n" for name in RUNGS)
+    rows = table(stored, lambda name: f"{CHAPTERS[name].number}. "
+                                      f"[{CHAPTERS[name].fields['short']}](#{slug(name)})")
+    parts = "".join(f"\n## {field['short'][0].upper()}{field['short'][1:]}\n\n"
+                    f"{fill(field['hook'], name, stored)} `python -m learn.path {number}` shows and "
+                    "runs this patch:\n\n```diff\n" + "\n".join(diff(name)) + "\n```\n"
+                    for number, name, _, field in map(CHAPTERS.get, RUNGS))
     return (f"# {top['title']}\n\n{fill(top['lead'], BASE, stored)}\n\n"
+            "This page has the patches and what they do. [path.html](path.html) tells the whole story, "
+            "with pictures,\nequations, questions and exercises: clone the repository and open it in a "
+            "browser.\n\n"
             f"![{chart(COVER, stored, CHAPTERS[COVER].fields['picture'])[1]}](path.svg)\n\n"
             "| rung | lines | measured | without | with |\n| --- | --- | --- | --- | --- |\n"
             + "".join(f"| {' | '.join(cells)} |\n" for cells in rows) + parts)

@@ -1,8 +1,8 @@
 """Build the scripts of the path: each is a patch of a few lines on an earlier one.
 
-chapters.txt has a chapter for each rung: `== clip on ratio` begins one, a patch on the rung `ratio`.
-Then come fields, each a line @NAME followed by its text. @patch holds the hunks of a unified diff
-without line numbers, with @@ between two hunks: lines with " " or "-" must occur in the script
+chapters.txt has a chapter for each rung: `== clip on ratio` begins one, a patch on rung `ratio`.
+Then come fields, each a line @NAME followed by its text. @patch holds the hunks of a unified diff,
+without line numbers and with @@ between two hunks: lines with " " or "-" must occur in the script
 exactly once, and lines with " " or "+" replace them. @setting is a change that the experiment of a
 chapter makes to all of its scripts, to make the pain show. @docstring is that of the script.
 """
@@ -48,9 +48,10 @@ def patch(source, hunks):
         lines = [line or " " for line in hunk.split("\n")]
         old, new = ("".join(line[1:] + "\n" for line in lines if line[0] in marks)
                     for marks in (" -", " +"))
-        if len(re.findall(f"^(?={re.escape(old)})", source, flags=re.M)) != 1:
+        places = [match.start() for match in re.finditer(f"^(?={re.escape(old)})", source, re.M)]
+        if len(places) != 1:
             raise ValueError(f"these lines have to occur in the script exactly once:\n{old}")
-        source = re.sub(f"^{re.escape(old)}", lambda match: new, source, flags=re.M)
+        source = source[:places[0]] + new + source[places[0] + len(old):]
     return source
 
 
@@ -60,20 +61,21 @@ def script(name, setting=""):
         return NANO
     fields = CHAPTERS[name].fields
     source = patch(script(CHAPTERS[name].on), fields["patch"])
-    docstring = fields["docstring"] + "\n" if fields["docstring"] != "nano" else NANO.split('"""')[1]
+    is_nano = fields["docstring"] == "nano"
+    docstring = NANO.split('"""')[1] if is_nano else fields["docstring"] + "\n"
     source = source.replace(source.split('"""')[1], docstring, 1)
     return patch(source, CHAPTERS[setting].fields.get("setting", "")) if setting else source
 
 
 def sides(name):
-    """Build the scripts that a chapter compares. -> dict: without, with, and perhaps also
+    """Build the scripts that a chapter compares. -> dict from side to script
 
     `without` is the rung that the chapter patches or, where the chapter has a field @without, its
-    own script with that change. `also` is a third script.
+    own script with that change. `also` and `fourth` are further scripts, if there are such fields.
     """
     chapter = CHAPTERS[name]
     source = script(name, name)
-    made = {side: patch(source, chapter.fields[side]) for side in ("without", "also")
+    made = {side: patch(source, chapter.fields[side]) for side in ("without", "also", "fourth")
             if side in chapter.fields}
     return {"without": made.get("without") or script(chapter.on, name), "with": source, **made}
 

@@ -1,8 +1,8 @@
 """Run a rung from a base that is made once for each seed, and measure it from outside.
 
-The script itself stays unchanged. Three names that it looks up in its own module (make_base, sample,
-print) are wrapped, and the wrappers draw nothing from its random generators. A watched run therefore
-gives the same numbers as the file, to the last digit.
+The script itself stays unchanged. Three names that it looks up in its own module (make_base,
+sample, print) are wrapped, and the wrappers draw nothing from its random generators. A watched run
+therefore gives the same numbers as the file, to the last digit.
 """
 import ast
 import builtins
@@ -18,8 +18,8 @@ from statistics import fmean
 import torch
 
 CACHE = Path("path") / "bases"
-MAKE_A_BASE = ("sample_problem", "encode", "Block", "GPT", "logprobs", "descend", "make_base", "tool",
-               "wrote")
+MAKE_A_BASE = ("sample_problem", "encode", "Block", "GPT", "logprobs", "descend", "make_base",
+               "tool", "wrote")
 
 
 class Watch:
@@ -34,8 +34,7 @@ class Watch:
         key = f"{parts}{self.module.T}{seed}{base_steps}{torch.__version__}"
         self.file = CACHE / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.pt"
         self.steps, self.batches, self.printed = [], [], []
-        self.hidden = 0.0               # CPU seconds that watching took
-        self.label = label              # what stands before each printed line; None: print nothing
+        self.label = label              # comes before each printed line; None: print nothing
         for name in ("make_base", "sample", "print"):
             setattr(self.module, name, getattr(self, name))
 
@@ -54,25 +53,20 @@ class Watch:
     def sample(self, policy, questions, greedy=False):
         tokens = self.real["sample"](policy, questions, greedy)
         if not greedy:
-            begun = time.process_time()
             with torch.no_grad():
-                (now, mask), (base, _) = (self.real["logprobs"](model, tokens)
-                                          for model in (policy, self.base))
-            kl = ((now - base) * mask).sum() / mask.sum()
-            self.batches.append((tokens, kl.item()))
-            self.hidden += time.process_time() - begun
+                logps, mask = self.real["logprobs"](policy, tokens)
+                change = (logps - self.real["logprobs"](self.base, tokens)[0]) * mask
+            self.batches.append((tokens, (change.sum() / mask.sum()).item()))
         return tokens
 
     def print(self, *words, **options):
         text = " ".join(map(str, words))
         self.printed.append(text)
         if text.startswith("step "):
-            begun = time.process_time()
             printed = {name: float(x) for name, x in re.findall(r"(\w+) (-?\d+[.]\d+)", text)}
             self.steps.append(self.summary() | printed)
             self.batches = []
             text += f", right {self.steps[-1]['right']:.3f}"
-            self.hidden += time.process_time() - begun
         if self.label is not None:
             builtins.print(f"{self.label}{text}", **options)
 
@@ -85,19 +79,20 @@ class Watch:
                      for row in tokens.tolist()]
         right = torch.tensor([self.real["verify"](eval(question[:-1]), text)
                               for question, text in zip(questions, texts)])
-        long = ((tokens[:, W:] == self.module.END).cumsum(1) == 0).sum(1) + 1.0
-        groups = right.view(-1, G).mean(1)
+        lengths = ((tokens[:, W:] == self.module.END).cumsum(1) == 0).sum(1) + 1
+        silent = right.view(-1, G).mean(1).isin(torch.tensor([0.0, 1.0]))
         return dict(
-            text=texts[0], right=right.mean().item(), samples=len(texts),
+            text=texts[0], samples=len(texts), right=right.mean().item(),
             think=fmean("<think>" in text for text in texts),
-            wrong_tokens=(long * (1 - right)).sum().item() / max(1, len(texts) - right.sum().item()),
-            silent=((groups == 0) | (groups == 1)).float().mean().item(),
+            wrong_tokens=((lengths * (1 - right)).sum() / (1 - right).sum().clamp(1)).item(),
+            silent=silent.float().mean().item(),        # groups that are all right or all wrong
+            cut=(lengths > self.module.T).float().mean().item(),        # outputs without an end
             kl=fmean(kl for _, kl in self.batches))     # to the base, nats per token
 
     def run(self, seed, **sizes):
         """-> dict: steps, CPU seconds after the base, accuracy (before, after), sample"""
         self.module.main(seed=seed, **sizes)
-        seconds = time.process_time() - self.begun - self.hidden
+        seconds = time.process_time() - self.begun
         accuracy = [float(text.split()[3]) for text in self.printed if text.startswith("held-out")]
         return dict(steps=self.steps, seconds=seconds, accuracy=accuracy,
                     sample=self.printed[-1].partition("right, ")[2])

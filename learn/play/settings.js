@@ -95,7 +95,8 @@ function showSettings() {
   const isUsual = addressOf(settings) === "";
   const name = lever?.name ?? labelOf(settings);
   byId("recipe").textContent = isUsual ? "" : `${name}. `;
-  byId("watch").textContent = lever?.watch ?? "";
+  const chapter = element("a", { href: `path.html#${lever?.rung}` }, "The path has a chapter on it.");
+  byId("watch").replaceChildren(lever?.watch ?? "", ...(lever?.rung ? [" ", chapter] : []));
   byId("from-link").textContent = isUsual ? "" : `Set: ${name}.`;
   if (!isUsual || location.hash.includes("=")) {
     history.replaceState(null, "", "#" + addressOf(settings));
