@@ -12,14 +12,15 @@ from learn.read import code, page, paper
 DOCS = ROOT / "docs"
 NANO = "mean"               # the rung that is nano.py; later ones are side roads
 COVER = "clip"              # the chapter whose picture README shows
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 560, 236, 46, 112, 12, 30
-NUMBER = re.compile(r"\{(?:(\w+) )?(without|with|also|fourth) (%?)([a-z_]+(?: [\d.]+)?)(?: as (\S+?))?\}")
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 560, 236, 46, 124, 12, 30
+NUMBER = re.compile(r"\{(?:(\w+) )?(without|with|also|fourth) (%?)([a-z_]+(?: [\d.]+)?)"
+                    r"(?: as (\S+?))?\}")
 STYLE = """text{font:13px system-ui,sans-serif;fill:currentColor}.end{text-anchor:end}
 path{fill:none;stroke:currentColor}.grid{stroke-dasharray:2 4;opacity:.4}.thin{opacity:.45}
-.mean{stroke-width:2.6}
-.fourth.mean{stroke-dasharray:3 4}text[class*=h]{font-weight:600}.also,.fourth{color:#a9640c}.with{color:#1f5a9d}
-.ink,.without{color:#75716a}@media(prefers-color-scheme:dark){.also,.fourth{color:#e0a458}
-.with{color:#8ab8ee}.ink,.without{color:#a09c94}}"""
+.mean{stroke-width:2.6}.fourth.mean{stroke-dasharray:3 4}text[class*=h],.also{font-weight:600}
+.ink,.without{color:#75716a}.with{color:#1f5a9d}.also,.fourth{color:#a9640c}
+@media(prefers-color-scheme:dark){.ink,.without{color:#a09c94}.with{color:#8ab8ee}
+.also,.fourth{color:#e0a458}}"""
 
 
 def fill(text, here, stored):
@@ -50,14 +51,16 @@ def chart(name, stored, line):
     low, high = map(float, options.get("range", f"0 {max(y for _, y in places)}").split())
     edge, floor = WIDTH - RIGHT, HEIGHT - BOTTOM
     spot = lambda x, y: (LEFT + (edge - LEFT) * x / last,
-                         floor - (floor - TOP) * (min(y, high) - low) / (high - low))
-    parts = [f'<text x="{LEFT}" y="{HEIGHT - 8}">{"output" if "x" in options else "step"} 0</text>'
-             f'<text class="end" x="{edge}" y="{HEIGHT - 8}">{last:,.0f}</text>']
-    for quarter in range(5):
-        tick = low + (high - low) * quarter / 4
+                         floor - (floor - TOP) * (max(min(y, high), low) - low) / (high - low))
+    text = lambda x, y, said, kind: (f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">'
+                                     f"{html.escape(said)}</text>")
+    parts = [text(LEFT, HEIGHT - 8, "output 0" if "x" in options else "step 0", ""),
+             text(edge, HEIGHT - 8, f"{last:,.0f}", "end")]
+    for tick in (low + (high - low) * quarter / 4 for quarter in range(5)):
         label = f"{100 * tick:.0f}%" if options.get("range") == "0 1" else f"{tick:.2g}"
-        parts.append(f'<path class="grid" d="M{LEFT} {spot(0, tick)[1]:.1f}H{edge}"/><text class="end"'
-                     f' x="{LEFT - 6}" y="{spot(0, tick)[1] + 4:.1f}">{label}</text>')
+        y = spot(0, tick)[1]
+        parts += [f'<path class="grid" d="M{LEFT} {y:.1f}H{edge}"/>',
+                  text(LEFT - 6, y + 4, label, "end")]
     ends = {}
     for side, rows in curves.items():
         mean = [[fmean(axis) for axis in zip(*row)] for row in zip(*rows)]
@@ -70,8 +73,7 @@ def chart(name, stored, line):
         short = max(0, 16 - (ends[lower][1] - ends[upper][1]))
         ends[upper][1] -= short / 2
         ends[lower][1] += short / 2
-    parts += [f'<text class="{side}" x="{x + 6:.1f}" y="{y + 4:.1f}">{html.escape(options[side])}</text>'
-              for side, (x, y) in ends.items()]
+    parts += [text(x + 6, y + 4, options[side], side) for side, (x, y) in ends.items()]
     return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" class="ink" '
             f'role="img" aria-label="{html.escape(title)}"><style>{STYLE}</style>'
             f"{''.join(parts)}</svg>", title)
@@ -79,9 +81,9 @@ def chart(name, stored, line):
 
 def points(one, metric, options):
     """List the points of a stored run; x=samples counts outputs. -> list of (x, y)"""
-    ys = one["steps"][metric]
     samples = one["steps"]["samples"]
-    return [(sum(samples[:i + 1]) if "x" in options else i, y) for i, y in enumerate(ys)]
+    return [(sum(samples[:i + 1]) if "x" in options else i, y)
+            for i, y in enumerate(one["steps"][metric])]
 
 
 # ---- the page --------------------------------------------------------------------------------
@@ -89,10 +91,10 @@ def prose(text, name, stored):
     """Turn paragraphs with *emphasis*, `code`, [links](to), symbols and placeholders into HTML."""
     paragraphs = ""
     for part in text.split("\n\n"):
-        told = page.prose(" ".join(fill(part, name, stored).split()), None, has_links=False)
-        told = re.sub(r"(<code>.*?</code>)|\*([^*<>]+)\*",
-                      lambda match: match[1] or f"<em>{match[2]}</em>", told)
-        paragraphs += f"<p>{told}</p>"
+        words = page.prose(" ".join(fill(part, name, stored).split()), None, has_links=False)
+        words = re.sub(r"(<code>.*?</code>)|\*([^*<>]+)\*",
+                       lambda match: match[1] or f"<em>{match[2]}</em>", words)
+        paragraphs += f"<p>{words}</p>"
     return paragraphs
 
 
@@ -114,20 +116,22 @@ def folded(summary, body, kind):
 
 def chapter(name, stored):
     """One chapter: words on the left, picture and patch on the right. -> HTML"""
-    field = CHAPTERS[name].fields
+    number, _, _, field = CHAPTERS[name]
     say = lambda text: prose(text, name, stored)
     inline = lambda text: say(text)[3:-4]
     changes = "".join(folded(inline(field[told]), patch_box(field[kind].split("\n")), "setting")
+                      if kind in field else f"<p class=setting>{inline(field[told])}</p>"
                       for kind, told in (("setting", "told"), ("without", "told_without"),
-                                         ("also", "told_also"),
-                                         ("fourth", "told_fourth")) if told in field)
+                                         ("also", "told_also")) if told in field)
     equations = "".join(f"<div class=eq><div>{paper.math(text, ' displaystyle=true')}</div></div>"
                         for text in field["equation"].split("\n"))
-    charts = "".join(f"<figure>{svg}<figcaption>{inline(title)}</figcaption></figure>" for svg, title
-                     in (chart(name, stored, line) for line in field["picture"].split("\n")))
+    drawn = (chart(name, stored, line) for line in field["picture"].split("\n"))
+    charts = "".join(f"<figure>{svg}<figcaption>{inline(title)}</figcaption></figure>"
+                     for svg, title in drawn)
     asked, _, answer = field["question"].partition("\n\n")
+    num_lines = script(name).count("\n")
     return f"""<section class=rung id={name}>
-<h2><a href="#{name}">{CHAPTERS[name].number}</a> {inline(field["title"])}</h2>
+<h2><a href="#{name}">{number}</a> {inline(field["title"])}</h2>
 <div class=two><div class=words>
 <div class=o1><h3>What hurts</h3>{say(field["pain"])}{changes}</div>
 <div class=o3><h3>The idea</h3>{say(field["idea"])}{equations}</div>
@@ -135,17 +139,17 @@ def chapter(name, stored):
 {say(field["hurts"])}{folded(inline(asked), say(answer), "ask")}
 <h3>Try it</h3>{say(field["try"])}</div>
 </div><div class=proof><div class=o2>{charts}</div>
-<div class=o4><p class=head><b>{CHAPTERS[name].file}</b> {counts(name)}, {script(name).count(chr(10))}
-lines in all</p>{patch_box(diff(name))}</div>
-<p class="more o6"><code>python -m learn.path {CHAPTERS[name].number}</code> · {inline(field["more"])}
-</p></div></div></section>"""
+<div class=o4><p class=head><b>{CHAPTERS[name].file}</b> {counts(name)}, {num_lines} lines</p>
+{patch_box(diff(name))}</div>
+<p class="more o6"><code>python -m learn.path {number}</code> · {inline(field["more"])}</p>
+</div></div></section>"""
 
 
 def table(stored, link):
-    """The rungs, what each measured, without and with. -> rows of cells"""
-    return [[f"{link(name)}", counts(name), *(
-        fill(cell.strip(), name, stored) for cell in CHAPTERS[name].fields["row"].split("|"))]
-        for name in RUNGS]
+    """List the rungs: name, lines, what is measured, without, with. -> list of lists of str"""
+    return [[link(*CHAPTERS[name]), counts(name),
+             *(fill(cell.strip(), name, stored) for cell in row.split("|"))]
+            for name, row in ((name, CHAPTERS[name].fields["row"]) for name in RUNGS)]
 
 
 def build(stored):
@@ -153,9 +157,10 @@ def build(stored):
     top = CHAPTERS[BASE].fields
     links = page.navigation({"start": "index.html", "the path": "path.html", "play": "play.html",
                              "the lab": "lab.md", "the zoo": "zoo.md"}, "path.html")
-    rows = "".join(f"<tr><td>{'</td><td>'.join(cells)}</td></tr>" for cells in table(
-        stored, lambda name: f'<a href="#{name}"{" class=side" * (CHAPTERS[name].on == NANO)}>'
-                             f"{CHAPTERS[name].number}. {CHAPTERS[name].fields['short']}</a>"))
+    link = lambda number, name, on, field: (
+        f'<a href="#{name}"{" class=side" * (number > CHAPTERS[NANO].number)}>{number}. '
+        f"{field['short']}</a>")
+    rows = "".join(f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in table(stored, link))
     style = Path(__file__).with_name("path.css").read_text(encoding="utf-8")
     body = f"""<style>{style}</style>{links}
 <header class=top><h1>{top["title"]}</h1>{prose(top["lead"], BASE, stored)}
@@ -167,24 +172,17 @@ def build(stored):
     return page.document(top["title"], top["description"].replace("\n", " "), body, "path")
 
 
-def slug(name):
-    """The anchor of a chapter in docs/path.md, as GitHub makes it from the heading. -> str"""
-    return re.sub(r"[^\w -]", "", CHAPTERS[name].fields["short"].lower()).replace(" ", "-")
-
-
 def build_markdown(stored):
-    """-> text of docs/path.md: the table of rungs, and their pains in a sentence with the patches"""
+    """-> text of docs/path.md: the table of rungs, and for each its pain and its patch"""
     top = CHAPTERS[BASE].fields
-    rows = table(stored, lambda name: f"{CHAPTERS[name].number}. "
-                                      f"[{CHAPTERS[name].fields['short']}](#{slug(name)})")
+    slug = lambda field: re.sub(r"[^\w -]", "", field["short"].lower()).replace(" ", "-")
+    rows = table(stored, lambda number, name, on, field:
+                 f"{number}. [{field['short']}](#{slug(field)})")
     parts = "".join(f"\n## {field['short'][0].upper()}{field['short'][1:]}\n\n"
-                    f"{fill(field['hook'], name, stored)} `python -m learn.path {number}` shows and "
-                    "runs this patch:\n\n```diff\n" + "\n".join(diff(name)) + "\n```\n"
+                    f"{fill(field['hook'], name, stored)} `python -m learn.path {number}` shows "
+                    "and runs this patch:\n\n```diff\n" + "\n".join(diff(name)) + "\n```\n"
                     for number, name, _, field in map(CHAPTERS.get, RUNGS))
-    return (f"# {top['title']}\n\n{fill(top['lead'], BASE, stored)}\n\n"
-            "This page has the patches and what they do. [path.html](path.html) tells the whole story, "
-            "with pictures,\nequations, questions and exercises: clone the repository and open it in a "
-            "browser.\n\n"
+    return (f"# {top['title']}\n\n{fill(top['lead'], BASE, stored)}\n\n{top['here']}\n\n"
             f"![{chart(COVER, stored, CHAPTERS[COVER].fields['picture'])[1]}](path.svg)\n\n"
             "| rung | lines | measured | without | with |\n| --- | --- | --- | --- | --- |\n"
             + "".join(f"| {' | '.join(cells)} |\n" for cells in rows) + parts)

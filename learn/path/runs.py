@@ -80,7 +80,7 @@ class Watch:
         right = torch.tensor([self.real["verify"](eval(question[:-1]), text)
                               for question, text in zip(questions, texts)])
         lengths = ((tokens[:, W:] == self.module.END).cumsum(1) == 0).sum(1) + 1
-        silent = right.view(-1, G).mean(1).isin(torch.tensor([0.0, 1.0]))
+        silent = torch.isin(right.view(-1, G).mean(1), torch.tensor([0.0, 1.0]))
         return dict(
             text=texts[0], samples=len(texts), right=right.mean().item(),
             think=fmean("<think>" in text for text in texts),
