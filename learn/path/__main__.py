@@ -3,7 +3,8 @@
   python -m learn.path               lists the rungs
   python -m learn.path 6             shows the patch of rung 6, and runs it without and with it
   python -m learn.path 6 --seed 1    uses another seed (the default is 0)
-  python -m learn.path write         writes all scripts to path/, to run, compare and edit
+  python -m learn.path write         writes all rungs to path/, to read and compare
+  python -m learn.path write 6       writes the scripts that chapter 6 ran, to change them
   python -m learn.path run FILE      runs a script that you have edited, from the base made before
   python -m learn.path measure       runs what docs/path.json lacks, with five seeds
   python -m learn.path check         judges the claims of the chapters on the stored runs;
@@ -22,18 +23,25 @@ from report import COMMAND, parser, start
 FOLDER = Path("path")
 
 
-def write(name):
-    """Write the script of a rung. -> its file"""
+def write(name, source):
+    """Write a script to path/. -> its file"""
     FOLDER.mkdir(exist_ok=True)
-    file = FOLDER / CHAPTERS[name].file
-    file.write_text(script(name), encoding="utf-8")
+    file = FOLDER / name
+    file.write_text(source, encoding="utf-8")
     return file
+
+
+def write_sides(name):
+    """Write the scripts that a chapter compares, with its setting and number of steps. -> files"""
+    steps = f"steps={measure.steps_of(name)})"
+    return [write(CHAPTERS[name].file.replace(".py", f"_{side}.py"),
+                  source.replace("steps=40)", steps)) for side, source in sides(name).items()]
 
 
 def show(name, seed):
     """Print the patch of a rung, and run the scripts that its chapter compares."""
     from learn.path.runs import run
-    print(f"{write(name)}\n" + "\n".join(diff(name)) + "\n")
+    print(*diff(name), "", *write_sides(name), sep="\n")
     print(CHAPTERS[name].fields.get("told", ""))
     for side, source in sides(name).items():
         run(source, seed, measure.steps_of(name), label=f"{side}: ")
@@ -54,13 +62,17 @@ def main():
     told.add_argument("--seed", "--seeds", type=int, nargs="+", dest="seeds", metavar="S",
                       default=[], help="seeds of the runs")
     cfg = told.parse_args()
+    if cfg.words[:1] in (["measure"], ["check"], ["page"]) and not measure.STORED.parent.is_dir():
+        common.fail(f"{cfg.words[0]} needs the folder docs/ of a clone")
     match cfg.words:
         case []:
             for name, chapter in CHAPTERS.items():
                 print(f"{chapter.number:2}  {chapter.file:17} {counts(name):8} "
                       f"{chapter.fields['short']}")
         case ["write"]:
-            print(*map(write, CHAPTERS), sep="\n")
+            print(*(write(CHAPTERS[name].file, script(name)) for name in CHAPTERS), sep="\n")
+        case ["write", *words]:
+            print(*(file for name in rungs(words) for file in write_sides(name)), sep="\n")
         case ["run", file]:
             from learn.path.runs import run
             if not Path(file).is_file():

@@ -34,6 +34,12 @@ def fill(text, here, stored):
         if not math.isfinite(x):
             raise ValueError(f"chapter {here}: {match[0]} is {x}")
         return f"{100 * x:.0f}%" if percent else f"{x:{form or '.2f'}}"
+    def wins(match):
+        """Count the seeds on which a number is higher with the patch than without it."""
+        runs = runs_of(here, stored)
+        pairs = zip(runs["without"], runs["with"])
+        return str(sum(value(b, match[1]) > value(a, match[1]) for a, b in pairs))
+    text = re.sub(r"\{wins (\w+)\}", wins, text)
     text = re.sub(r"\{(\w+)\}", lambda match: str(CHAPTERS[match[1]].number), text)
     return NUMBER.sub(number, text)
 
@@ -91,7 +97,7 @@ def prose(text, name, stored):
     """Turn paragraphs with *emphasis*, `code`, [links](to), symbols and placeholders into HTML."""
     paragraphs = ""
     for part in text.split("\n\n"):
-        words = page.prose(" ".join(fill(part, name, stored).split()), None, has_links=False)
+        words = page.prose(fill(" ".join(part.split()), name, stored), None, has_links=False)
         words = re.sub(r"(<code>.*?</code>)|\*([^*<>]+)\*",
                        lambda match: match[1] or f"<em>{match[2]}</em>", words)
         paragraphs += f"<p>{words}</p>"

@@ -79,10 +79,11 @@ class Watch:
                      for row in tokens.tolist()]
         right = torch.tensor([self.real["verify"](eval(question[:-1]), text)
                               for question, text in zip(questions, texts)])
+        wrong = [question + text for question, text, x in zip(questions, texts, right) if not x]
         lengths = ((tokens[:, W:] == self.module.END).cumsum(1) == 0).sum(1) + 1
         silent = torch.isin(right.view(-1, G).mean(1), torch.tensor([0.0, 1.0]))
         return dict(
-            text=texts[0], samples=len(texts), right=right.mean().item(),
+            text=wrong[0] if wrong else texts[0], samples=len(texts), right=right.mean().item(),
             think=fmean("<think>" in text for text in texts),
             wrong_tokens=((lengths * (1 - right)).sum() / (1 - right).sum().clamp(1)).item(),
             silent=silent.float().mean().item(),        # groups that are all right or all wrong
