@@ -8,6 +8,7 @@ import ast
 import builtins
 import copy
 import hashlib
+import os
 import random
 import re
 import time
@@ -42,12 +43,14 @@ class Watch:
         if not self.file.exists():
             self.real["make_base"](policy, rng, steps)
             CACHE.mkdir(parents=True, exist_ok=True)
-            torch.save([policy.state_dict(), rng.getstate(), torch.get_rng_state()], self.file)
+            part = self.file.with_suffix(f".{os.getpid()}")     # a stopped run leaves no half base
+            torch.save([policy.state_dict(), rng.getstate(), torch.get_rng_state()], part)
+            part.replace(self.file)
         weights, python_state, torch_state = torch.load(self.file, weights_only=False)
         policy.load_state_dict(weights)
         rng.setstate(python_state)
         torch.set_rng_state(torch_state)
-        self.policy, self.base = policy, copy.deepcopy(policy)
+        self.base = copy.deepcopy(policy)
         self.begun = time.process_time()
 
     def sample(self, policy, questions, greedy=False):
@@ -91,12 +94,11 @@ class Watch:
             kl=fmean(kl for _, kl in self.batches))     # to the base, nats per token
 
     def run(self, seed, **sizes):
-        """-> dict: steps, CPU seconds after the base, accuracy (before, after), sample"""
+        """-> dict: steps, CPU seconds after the base, greedy accuracy before and after"""
         self.module.main(seed=seed, **sizes)
         seconds = time.process_time() - self.begun
         accuracy = [float(text.split()[3]) for text in self.printed if text.startswith("held-out")]
-        return dict(steps=self.steps, seconds=seconds, accuracy=accuracy,
-                    sample=self.printed[-1].partition("right, ")[2])
+        return dict(steps=self.steps, seconds=seconds, accuracy=accuracy)
 
 
 def run(source, seed, steps=None, label=None):
