@@ -154,6 +154,13 @@ def test_kernels_agree_with_float64_autograd(L, dtype, N, V):
 
 
 @device
+def test_logits_far_below_zero_lose_nothing(L):
+    (logits, *args), g = problem(torch.bfloat16, 8, 512)
+    ours = run(L.logprob, logits - 1024, *args, g=g)
+    compare(ours, definition(logits - 1024, *args, g=g), torch.bfloat16, g)
+
+
+@device
 def test_on_policy_the_ratio_is_one_and_backward_runs_twice_with_the_same_gradient(L):
     """By the ratio as by the log-probability. The logits stay."""
     (logits, tokens, _, _), _ = problem(torch.float32, 6, 50)

@@ -35,10 +35,10 @@ def test_a_watched_run_prints_what_the_file_prints(monkeypatch, tmp_path, capsys
     monkeypatch.setattr(runs, "CACHE", tmp_path)
     monkeypatch.setattr(nano, "P", 4)
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        nano.main(seed=3, base_steps=3, steps=2)
+        nano.main(seed=3, base_steps=40, steps=2)
     for _ in range(2):                                      # the second starts from a stored base
-        watch = runs.Watch(NANO.replace("P = 32 ", "P = 4 "), seed=3, base_steps=3)
-        watch.run(3, base_steps=3, steps=2)
+        watch = runs.Watch(NANO.replace("P = 32 ", "P = 4 "), seed=3, base_steps=40)
+        watch.run(3, base_steps=40, steps=2)
         assert watch.printed[-4:] == out.getvalue().splitlines()[-4:]
 
 

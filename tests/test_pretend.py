@@ -129,6 +129,14 @@ def test_a_step_waits_for_the_gpu_no_more_often_than_it_did(words, most, base, m
     assert waited[2] - waited[1] <= most, Counter(pretend.gpu.waits[waited[1]:waited[2]])
 
 
+def test_demonstrations_with_calls_are_looked_at_once():
+    cfg = grpo.Config(device="cuda", task="lookup")
+    with pretend.cuda() as gpu:
+        task = common.load_task(cfg, grpo.verify)
+        grpo.encode_examples(common.sample_problems(task, 32, 0, phase="forum"), task, "cuda")
+    assert len(gpu.waits) < 70
+
+
 # ---- 2. resumed ------------------------------------------------------------------------------
 
 def test_a_run_goes_on_on_any_device(base):

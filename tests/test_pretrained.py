@@ -385,6 +385,16 @@ def test_a_checkpoint_is_the_adapter_from_which_runs_go_on(run, lora_run, tmp_pa
         assert torch.equal(weight, model.state_dict()[export.llama_name(name)])
 
 
+def test_an_adapter_of_another_model_is_refused_in_one_line(lora_run, tmp_path, capsys):
+    folder = shutil.copytree(next(lora_run.glob("checkpoint-*")), tmp_path / "adapter")
+    found = load_file(folder / models.ADAPTER)
+    deeper = {name.replace("layers.0", "layers.7"): found[name].clone() for name in found}
+    save_file(deeper | found, folder / models.ADAPTER)
+    with pytest.raises(SystemExit):
+        pretrained.Policy(folder, config_of())
+    assert f"error: --model {folder}: cannot be loaded: " in capsys.readouterr().err
+
+
 # ---- what is refused -------------------------------------------------------------------------
 
 @pytest.mark.parametrize("flags, words", [
