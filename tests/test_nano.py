@@ -1,12 +1,17 @@
 """nano.py is grpo.py, only shorter: the same numbers from the same inputs. And it learns."""
 import random
 import re
+import types
 
+import pytest
 import torch
 from torch.testing import assert_close as same
 
 import grpo
+import gspo
 import nano
+import ppo
+from learn.path import rungs
 
 PARTS = {"qkv": ["query", "key", "value"], "gate_up": ["gate", "up"], "embed": ["embed.weight"]}
 
@@ -57,3 +62,32 @@ def test_a_tiny_run_learns(monkeypatch, capsys):
     nano.main(seed=2, base_steps=100, steps=8)
     rewards = re.findall("reward ([0-9.]+)", capsys.readouterr().out)
     assert float(rewards[0]) < 0.7 and float(rewards[-1]) > 0.9
+
+
+@pytest.mark.parametrize("name, script, loss_type, how", [
+    ("mean", grpo, "grpo", "sequence_mean"), ("drgrpo", grpo, "dr_grpo", "constant"),
+    ("tokenmean", grpo, "dapo", "token_mean"), ("cispo", grpo, "cispo", "sequence_mean"),
+    ("gspo", gspo, "grpo", "sequence_mean"), ("kl", grpo, "grpo", "sequence_mean")])
+def test_a_rung_of_the_path_has_the_gradient_of_its_script(name, script, loss_type, how, double):
+    rung = types.ModuleType(name)
+    exec(rungs.script(name), rung.__dict__)
+    torch.manual_seed(0)
+    logps = torch.randn(64, rung.T).requires_grad_()
+    old_logps, ref_logps = logps.detach() + torch.randn(2, 64, rung.T) * 0.2
+    mask = (torch.arange(rung.T) < torch.randint(1, rung.T, (64, 1))).double()
+    A = torch.randn(64, 1)
+    low, high = (0.03, 0.04) if name == "gspo" else (0.2, 0.28)
+    expected = script.policy_loss(logps, old_logps, A, mask, loss_type, low, high)
+    others = [ref_logps] if name == "kl" else []
+    if name == "kl":
+        expected = expected + 0.2 * script.kl(logps, ref_logps)
+    expected = script.aggregate(expected, mask, how, max_length=rung.T)
+    loss = rung.surrogate_loss(logps, old_logps, *others, A, mask)
+    same(*(torch.autograd.grad(x, logps)[0] for x in (loss, expected)))
+
+
+def test_the_gae_of_the_path_is_that_of_ppo(double):
+    rung = types.ModuleType("gae")
+    exec(rungs.script("gae").replace("P = 256 ", "P = 5 "), rung.__dict__)
+    rewards, V = torch.randn(2, 5, rung.T)
+    same(rung.gae(rewards, V, 0.9, 0.8), ppo.gae(rewards, V, torch.ones_like(V), 0.9, 0.8)[0])
