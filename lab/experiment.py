@@ -34,7 +34,7 @@ from lab.verdict import NO_VERDICT, OURS, Claim
 from report.logs import read_log
 
 NAMES = ("hacking", "bugs", "sharpen", "kl", "seeds", "signal", "trust", "wrongrewards", "variance",
-         "credit", "critic", "reuse", "staleness", "offline", "methods", "masking", "zero", "r1")
+         "credit", "critic", "reuse", "staleness", "offline", "methods", "rates", "masking", "zero", "r1")
 # The order of docs/lab.md, and of make lab; so many have their picture there:
 FINDINGS = 5
 # Of runs of which the batches alone are looked at:

@@ -1,0 +1,61 @@
+"""Rates: do two findings survive if each method gets a learning rate of its own?
+
+Each method runs with three learning rates. Three seeds choose the rate, seven others judge the
+method at that rate. docs/lab/rates.md explains the experiment.
+"""
+import itertools
+
+from lab.draw import BLUE, GREEN, GREY, RED, curves
+from lab.experiment import Experiment, numbers
+from lab.verdict import OURS, Claim
+
+RATES = ("2.5e-4", "5e-4", "1e-3")              # half the default, the default, twice the default
+TUNING, HELD_OUT = slice(0, 3), slice(3, None)  # places in the list of seeds
+GAIN = 0.02                                     # smallest difference of a pass@1 that matters
+FARTHER = 1.2                                   # smallest ratio of two distances that matters
+SCORED = "--stop_at 2 --eval_steps 1000 --num_eval_problems 256 --num_eval_samples 4"
+FRESH = f"--max_steps 20 {SCORED}"
+REUSED = f"--num_prompts 16 --num_iterations 4 --max_steps 16 {SCORED}"
+METHODS = {"GRPO": f"grpo.py {FRESH}",
+           "GSPO, 3e-4 / 4e-4": f"gspo.py --epsilon 3e-4 --epsilon_high 4e-4 {FRESH}",
+           "GSPO, 3e-2 / 4e-2": f"gspo.py --epsilon 3e-2 --epsilon_high 4e-2 {FRESH}",
+           "clip, mean of answers": f"grpo.py {REUSED}",
+           "clip, mean over tokens": f"grpo.py --loss_type dapo {REUSED}",
+           "SAPO": f"grpo.py --loss_type sapo {REUSED}",
+           "CISPO": f"grpo.py --loss_type cispo {REUSED}"}
+EXPERIMENT = Experiment(__file__, seeds=range(20, 30))
+EXPERIMENT.runs("runs", {f"{method}, {rate}": f"{command} --learning_rate {rate}"
+                         for method, command in METHODS.items() for rate in RATES},
+                ["accuracy", "max_log_ratio"], ["pass@1"])
+
+
+def page(runs):
+    tuned = {method: max(RATES, key=lambda rate: runs[f"{method}, {rate}"]["pass@1"][TUNING].mean())
+             for method in METHODS}
+    found = {method: {name: rows[HELD_OUT] for name, rows in runs[f"{method}, {rate}"].items()}
+             for method, rate in tuned.items()}
+    score = {method: columns["pass@1"] for method, columns in found.items()}
+    distance = {method: columns["max_log_ratio"].mean(axis=1) for method, columns in found.items()}
+    yield Claim("with the paper's range and a rate of its own, GSPO ends with a higher pass@1 than "
+                "GRPO", "GSPO", (score["GSPO, 3e-4 / 4e-4"], score["GRPO"]), at_least=GAIN)
+    yield Claim("with gspo.py's range and a rate of its own, GSPO ends with a higher pass@1 than "
+                "GRPO", "GSPO", (score["GSPO, 3e-2 / 4e-2"], score["GRPO"]), at_least=GAIN)
+    for method, clip in (("SAPO", "clip, mean of answers"), ("CISPO", "clip, mean over tokens")):
+        yield Claim(f"with rates of their own, {method} lets log pi move farther in a batch than "
+                    "the clip does", OURS, distance[method] / distance[clip], at_least=FARTHER,
+                    times=True)
+    reused = list(METHODS)[3:]
+    told = ", ".join(f"{distance[method].mean():.2f} with {method}" for method in reused)
+    yield curves({method: found[method]["max_log_ratio"] for method in reused},
+                 f"The largest change of log pi in a batch, at tuned rates: {told}",
+                 given=dict(zip(reused, (BLUE, GREY, GREEN, RED))), ylabel="largest |log rho|")
+    rows = {}
+    for method, rate in itertools.product(METHODS, RATES):
+        columns = runs[f"{method}, {rate}"]
+        mark = " (tuned)" * (rate == tuned[method])
+        rows[f"{method}, {rate}{mark}"] = {
+            "pass@1, tuning seeds": columns["pass@1"][TUNING],
+            "pass@1, other seeds": columns["pass@1"][HELD_OUT],
+            "largest change of log pi, other seeds":
+                columns["max_log_ratio"][HELD_OUT].mean(axis=1)}
+    yield numbers(rows, by="method, learning rate")
