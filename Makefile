@@ -17,7 +17,7 @@ endif
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: run path nano practice read film play report help test quick lint mutants sync diff seeds compare levers \
-        hunts zoo lab bench real engine gpu conform screenshot clean
+        hunts zoo lab choices bench real engine gpu conform screenshot clean
 
 ##@ To start
 
@@ -91,6 +91,9 @@ lab: $(READY)            ## what papers claim, in miniature: lab.md; one alone i
 
 lab-%: $(READY)
 	$(PY) -m lab $*
+
+choices: $(READY)        ## judge the lab's claims again with other choices: lab.md
+	$(PY) -m lab.choices
 
 hunts: $(READY)          ## what planted mistakes look like from outside, for docs/practice.md
 	$(PY) -m lab.hunts

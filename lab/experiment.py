@@ -34,7 +34,8 @@ from lab.verdict import NO_VERDICT, OURS, Claim
 from report.logs import read_log
 
 NAMES = ("hacking", "bugs", "sharpen", "kl", "seeds", "signal", "trust", "wrongrewards", "variance",
-         "credit", "critic", "reuse", "staleness", "offline", "methods", "rates", "masking", "zero", "r1")
+         "credit", "critic", "reuse", "staleness", "offline", "methods", "rates", "masking", "zero",
+         "r1")
 # The order of docs/lab.md, and of make lab; so many have their picture there:
 FINDINGS = 5
 # Of runs of which the batches alone are looked at:
@@ -197,10 +198,15 @@ def means(rows, window):
 
 
 def steps_to_level(rows, level, window=2):
-    """How many batches were learned from when the mean of `window` batches in a row had reached
-    `level`; inf if none did. (S, T) -> (S,)"""
-    is_there = means(rows, window) >= level
-    return numpy.where(is_there.any(axis=1), window - 1 + is_there.argmax(axis=1), numpy.inf)
+    """Count the batches that a run learned from before the mean accuracy of `window` batches in a
+    row crossed `level`, interpolated between two means; inf if it never did. (S, T) -> (S,)"""
+    found = []
+    for row in means(rows, window):
+        place = int((row >= level).argmax())            # the first mean that reaches the level
+        before = row[max(place - 1, 0)]
+        part = (row[place] - level) / (row[place] - before) if place > 0 else 0.0
+        found.append(window - 1 + place - part if row[place] >= level else numpy.inf)
+    return numpy.array(found)
 
 
 def transposed(rows):
@@ -208,14 +214,15 @@ def transposed(rows):
     return {column: [row[column] for row in rows] for column in rows[0]}
 
 
-def ratio(one, other, end, other_end=None):
-    """How many times as much `one` took as `other`, for a Claim; what is inf took more than `end`,
-    or in `other` than other_end. -> dict"""
+def ratio(one, other, end, other_end=None, smallest=1):
+    """How many times as much `one` took as `other`, for a Claim. What is inf took more than `end`,
+    or more than `other_end` if it is in `other`. smallest: the least that a run can take, which for
+    steps_to_level is window - 1. -> dict"""
     other_end = end if other_end is None else other_end
     sides = {(False, False): "", (True, False): ">", (False, True): "<", (True, True): "?"}
     bounds = [sides[pair] for pair in zip(numpy.isinf(one).tolist(), numpy.isinf(other).tolist())]
-    values = numpy.minimum(one, end) / numpy.minimum(other, other_end)
-    return {"values": values, "times": True, "bounds": bounds}
+    values = (numpy.minimum(one, end), numpy.minimum(other, other_end))
+    return {"values": values, "times": True, "bounds": bounds, "smallest": smallest}
 
 
 def numbers(cases, columns=None, form=".3f", by=""):

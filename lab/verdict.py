@@ -1,22 +1,27 @@
-"""What numbers say of a claim: the one rule of all verdicts.
+"""Judge claims: one rule gives every verdict of the lab.
 
-A claim says where an effect lies: at least so much, at most so much, or between the two, where so
-much is the smallest effect that matters, set before the run. The effect is the mean of a number for
-each seed (or each problem, if one policy is looked at). The claim is shown if all of the effect's
-95% interval lies there, contradicted if none does, else undecided. Numbers which no luck is in, as
-of an enumeration, or of a count of what intervals say, are exact: all have to lie there.
+A claim names the region in which an effect lies: at least a bound, at most a bound, or between two.
+The bound is the smallest effect that matters. The effect is the mean of one number for each seed.
+The claim is shown if the whole 95% interval of the effect lies in the region, contradicted if none
+of it does, and undecided otherwise. Numbers that involve no luck, such as those of an enumeration,
+are exact: all of them must lie in the region.
 
-There is no verdict where the set-up decides: at a floor or a ceiling, which is where the second of
-two shares is so near 0 or 1 that no value of the first could show the claim, or none contradict it,
-or where both are there; where all seeds are equal; and where some seed never arrived, so that its
-number of steps is that of the run. Nor is there one where no bound was set.
+There is no verdict where the set-up decides:
+- two shares are at a floor or a ceiling: the second one is so near 0 or 1 that no value of the
+  first could show the claim, or none could contradict it, or both are near the same end;
+- one side of a ratio has the same value for all seeds, or the smallest value it can have (a number
+  of batches cannot be below the window over which accuracy is averaged);
+- all seeds have the same effect;
+- a seed never reached the level, so that its number of steps is the length of the run;
+- no bound was set.
 
-The interval is Student's: with 3, 5, 8 seeds 2.5, 1.2, 0.8 standard deviations to each side. Luck
-alone leaves 0 outside 5 times in 100. That all seeds have one sign is luck 25, 6, 1 times in 100;
-a bootstrap errs 25, 16, 11 times, because with three values it is the rule of signs (see
-lab/claims/seeds.py). The price: to be seen four times in five, an effect needs 3.3, 1.7, 1.2
-standard deviations. Student supposes that seeds scatter evenly to both sides, as differences of
-runs do where there is only luck. Of what is long to one side, as times and counts, take ratios.
+The interval is Student's. With 3, 5 and 8 seeds it reaches 2.5, 1.2 and 0.8 standard deviations to
+each side. If there is no effect, it leaves out 0 in 5 of 100 comparisons; three, five and eight
+seeds that all have one sign do so in 25, 6 and 1 of 100, and a bootstrap in 25, 16 and 11
+(lab/claims/seeds.py). The price is that an effect must have 3.3, 1.7 and 1.2 standard deviations to
+be seen four times out of five. Student's interval assumes that the effects scatter normally. It
+covers the truth much less often if a run sometimes collapses, because most small samples contain no
+collapse (measured in lab/claims/seeds.py, too). Times and counts are skewed, so take their ratios.
 """
 import functools
 import math
@@ -41,23 +46,31 @@ PAPERS = {"2510.13651": "2510.13651", "Ahmadian and others": "2402.14740",
           "Tang and Munos": "2506.09477", "ToolRL": "2504.13958", "TRPO": "1502.05477",
           "VAPO": "2504.05118", "VinePPO": "2410.01679", "Wang and Zhou": "2402.10200",
           "Yue and others": "2504.13837"}
-# The 97.5% quantiles of Student's t with 1, 2 .. 9 degrees of freedom, and of the normal.
-T = [12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622]
-Z = 1.959964
 
 
-def student(values):
-    """The 95% interval of the mean of independent values; of one, all numbers. -> low, high"""
+@functools.cache
+def student_quantile(n, p):
+    """The p-quantile of Student's t with n degrees of freedom. With t = sqrt(n) tan(angle), the
+    density of the angle is proportional to cos(angle)^(n - 1). -> float"""
+    angle = numpy.linspace(-math.pi / 2, math.pi / 2, 100_001)
+    density = numpy.cos(angle) ** (n - 1)
+    share = numpy.concatenate([[0], (density[1:] + density[:-1]).cumsum()])
+    return math.sqrt(n) * math.tan(numpy.interp(p * share[-1], share, angle))
+
+
+def student(values, comparisons=1):
+    """The 95% interval of the mean of independent values; all numbers if there is one value.
+    comparisons: how many intervals have to be right at once (Bonferroni). -> low, high"""
     n = len(values) - 1
     if n == 0:
         return -math.inf, math.inf
-    # With many degrees of freedom, Cornish and Fisher's expansion has three digits or more.
-    t = Z + (Z**3 + Z) / (4 * n) + (5 * Z**5 + 16 * Z**3 + 3 * Z) / (96 * n**2)
-    if n <= len(T):
-        t = T[n - 1]
+    t = student_quantile(n, 1 - 0.025 / comparisons)
     mean = statistics.fmean(values)
     half = t * statistics.stdev(values) / math.sqrt(n + 1)
     return mean - half, mean + half
+
+
+INTERVAL = student              # the rule that makes the interval (lab/choices.py tries others)
 
 
 @dataclass
@@ -65,12 +78,15 @@ class Claim:
     """A sentence, who says it (a paper, or OURS), and the numbers that tell whether it is so."""
     text: str
     source: str
-    values: list                # or two lists of shares in 0..1: the effect is their difference
+    values: list                # or two lists: the effect is their difference (shares in 0..1)
+                                # or, with times, their ratio
     at_least: float = None      # the region in which the effect lies
     at_most: float = None
     times: bool = False         # values are ratios: their mean is that of their logarithms
     bounds: list = ()           # for each value "", or ">" or "<" if it is a bound, "?" if neither
     exact: bool = False         # no luck is in the values
+    comparisons: int = 1        # how many effects were compared, of which this is the largest
+    smallest: float = None      # of two sides: the smallest value that either can have
     unit: str = ""
     shown: str = ""             # what was found, in a sentence, if this is the verdict
     contradicted: str = ""
@@ -81,7 +97,7 @@ class Claim:
             self.source = f"[{self.source}](https://arxiv.org/abs/{PAPERS[self.source]})"
         self.sides = self.values if isinstance(self.values, tuple) else None
         if self.sides:
-            self.values = numpy.subtract(*self.sides)
+            self.values = (numpy.divide if self.times else numpy.subtract)(*self.sides)
 
     @functools.cached_property
     def interval(self):
@@ -91,7 +107,7 @@ class Claim:
             raise ValueError(f"{self.text}: {self.values}")
         if self.times:
             values = numpy.log(values)
-        low, high = (min(values), max(values)) if self.exact else student(values)
+        low, high = (min(values), max(values)) if self.exact else INTERVAL(values, self.comparisons)
         found = numpy.array([values.mean(), low, high])
         return tuple((numpy.exp(found) if self.times else found).tolist())
 
@@ -114,7 +130,13 @@ class Claim:
             return f"{some}never arrived"
         if math.isclose(low, high, abs_tol=1e-9) and not self.exact:
             return "all seeds are equal"
-        if self.sides:
+        if self.sides and self.times:
+            for side in map(numpy.asarray, self.sides):
+                if self.smallest is not None and side.min() <= self.smallest:
+                    return "a side is at its smallest value"
+                if len(side) > 1 and side.min() == side.max():
+                    return "a side is the same for all seeds"
+        elif self.sides:
             first, second = map(numpy.mean, self.sides)
             can_be_shown = max(least, -second) <= min(most, 1 - second)
             can_be_contradicted = -second < least or 1 - second > most

@@ -20,8 +20,8 @@ from small_runs import INSTANT, SMALL, arguments, at_work, changed_weights, load
 
 import common
 import grpo
+from lab import choices, draw, experiment, training, verdict
 from lab import docs as runs
-from lab import draw, experiment, training, verdict
 
 EXPERIMENTS = {name: experiment.module(name).EXPERIMENT for name in experiment.NAMES}
 
@@ -44,6 +44,8 @@ def test_the_interval_is_students(n, quantile):
     half = quantile * values.std().item() / n ** 0.5
     assert (high - low) / 2 == pytest.approx(half, rel=1e-3)
     assert verdict.student([3.0]) == (-math.inf, math.inf)
+    low, high = verdict.student([0.0, 1.0, 2.0], comparisons=5)     # of 99%: 9.925 / sqrt(3)
+    assert (low, high) == pytest.approx((1 - 5.7301, 1 + 5.7301), rel=1e-3)
 
 
 FIVE = [0.09, 0.1, 0.1, 0.1, 0.11]      # 0.1, from 0.091 to 0.109
@@ -78,6 +80,9 @@ NEITHER = experiment.ratio([30, math.inf], [20, math.inf], 40) | {"at_least": 1.
 
 @pytest.mark.parametrize("values, region, why, seen", [
     (FIVE, {}, "no bound was set", ""),
+    (([8, 9], [3, 4]), {"at_least": 2, "times": True, "smallest": 3},
+     "a side is at its smallest value", ""),
+    (([8, 9], [3, 3]), {"at_least": 2, "times": True}, "a side is the same for all seeds", ""),
     ([2, 2, 2], {"at_most": 1.5, "times": True}, "all seeds are equal", ""),
     (([0.9, 0.7], [0.995, 0.985]), {"at_least": 0.02}, "at the ceiling", ""),
     (([0.001, 0.5], [0.01, 0.02]), {"at_most": -0.02}, "at the floor", ""),
@@ -105,6 +110,20 @@ def test_of_two_shares_that_can_differ_the_difference_is_judged():
 def test_a_number_that_is_missing_is_no_effect(values, times):
     with pytest.raises(ValueError, match="^so: "):
         _ = verdict.Claim("so", verdict.OURS, values, at_least=1, times=times).verdict
+
+
+def test_other_rules_and_choices_are_judged_and_leave_the_claims_as_they_were():
+    assert choices.signed_ranks([1, 2, 3, 4, 5]) == (-math.inf, math.inf)
+    # of six values, of 64 ways one has the lowest sum of ranks, two the lowest or the next
+    assert choices.signed_ranks([1, 2, 3, 4, 5, 6]) == (1, 6)
+    low, high = choices.bootstrap([0.0, 1.0])           # 0, 1/2 and 1: 1/4, 1/2, 1/4 of the time
+    assert (low, high) == (0, 1)
+    claim = verdict.Claim("so", verdict.OURS, FIVE, at_least=0.095)
+    assert claim.verdict == choices.with_bound(claim, 1) == verdict.UNDECIDED
+    assert choices.with_bound(claim, 0.5) == verdict.SHOWN
+    assert choices.with_bound(claim, 2) == verdict.CONTRADICTED
+    assert choices.with_interval(claim, lambda values, _: (0.1, 0.2)) == verdict.SHOWN
+    assert claim.verdict == verdict.UNDECIDED and claim.at_least == 0.095
 
 
 # ---- an experiment, from its runs to its page ------------------------------------------------
@@ -191,7 +210,9 @@ def test_the_page_follows_from_the_experiment_and_its_file(name):
 
 
 def test_the_findings_are_those_of_the_experiments():
-    assert block((ROOT / "docs/lab.md").read_text(), "lab", "findings") == experiment.index()
+    page = (ROOT / "docs/lab.md").read_text()
+    assert block(page, "lab", "findings") == experiment.index()
+    assert block(page, "choices", "choices") == choices.text()
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -201,9 +222,11 @@ def test_an_experiment_says_what_is_claimed_and_what_was_expected(name):
     assert order == sorted(order)
 
 
-def test_steps_are_counted_until_the_level_is_held_for_two():
+def test_steps_are_counted_to_where_the_mean_of_two_crosses_the_level():
     rows = numpy.array([[0.3, 0.8, 0.5, 0.7, 0.7, 0.9], [0.3, 0.3, 0.4, 0.5, 0.5, 0.5]])
-    assert experiment.steps_to_level(rows, 0.7).tolist() == [4, math.inf]
+    assert experiment.steps_to_level(rows, 0.675).tolist() == pytest.approx([3.75, math.inf])
+    assert experiment.steps_to_level(rows, 0.2).tolist() == [1, 1]      # from the first mean on
+    assert experiment.steps_to_level(rows, 0.4, window=1).tolist() == pytest.approx([0.2, 2])
     never = experiment.numbers({"a": {"x": [3, math.inf]}, "b": {"x": [math.inf]}}, form=".0f")
     assert "| a | from 3; 1 of 2 never |\n| b | never |" in never
 

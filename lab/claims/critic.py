@@ -14,13 +14,14 @@ RUNS = {"DAPO": f"grpo.py {COUNTDOWN} --loss_type dapo", "PPO": f"ppo.py {COUNTD
         "VAPO without its pretraining": f"{WHOLE} --critic_pretrain_steps 0",
         "VAPO without its critic's lambda": f"{WHOLE} --critic_lam 0.95",
         "VAPO without its lambda by length": f"{WHOLE} --no-length_adaptive"}
+LAST = 5                                # batches, for the reward at the end
 GAIN = 0.05                             # of a reward, what counts as one
 EXPERIMENT = Experiment(__file__, seeds=range(8))
 EXPERIMENT.runs("runs", RUNS, ["reward"])
 
 
 def page(runs):
-    last = {name: found["reward"][:, -5:].mean(axis=1) for name, found in runs.items()}
+    last = {name: found["reward"][:, -LAST:].mean(axis=1) for name, found in runs.items()}
     said = ", ".join(f"{name} {last[name].mean():.2f}" for name in ("VAPO", "DAPO", "PPO"))
     wins = Claim("on countdown, VAPO ends with a higher reward than DAPO", "VAPO",
                  (last["VAPO"], last["DAPO"]), at_least=GAIN, unit="reward",
@@ -33,5 +34,5 @@ def page(runs):
     yield curves({name: columns["reward"] for name, columns in runs.items()}, wins.finding,
                  ylabel="reward on countdown",
                  given=dict(zip(RUNS, (BLUE, RED, GREEN, GREY, SKY, ORANGE))))
-    yield numbers({name: {"reward of the last 5 batches": last[name]} for name in RUNS},
+    yield numbers({name: {"reward of the last batches": last[name]} for name in RUNS},
                   by="countdown")

@@ -16,6 +16,7 @@ STEPS = 60
 EVERY = 12                                      # steps from one training of the model to the next
 MODELS = {"frozen": {0: 1}, "frozen, 5 times the pairs": {0: STEPS // EVERY},
           "fresh": dict.fromkeys(range(0, STEPS, EVERY), 1)}    # step -> trainings before it
+WINDOW = 5                                      # batches over which accuracy is averaged
 FALL = 0.05                                     # of accuracy, what counts as one
 EXPERIMENT = Experiment(__file__, seeds=range(5, 13), one_base=True)
 
@@ -44,11 +45,11 @@ def models(seed, name):
 
 
 def page(models):
-    accuracy = {name: means(found["accuracy"], 5) for name, found in models.items()}
+    accuracy = {name: means(found["accuracy"], WINDOW) for name, found in models.items()}
     first = {name: rows[:, 0] for name, rows in accuracy.items()}
     peak = {name: rows.max(axis=1) for name, rows in accuracy.items()}
     end = {name: rows[:, -1] for name, rows in accuracy.items()}
-    score = means(models["frozen"]["score"], 5)
+    score = means(models["frozen"]["score"], WINDOW)
 
     rise_and_fall = numpy.minimum(peak["frozen"] - first["frozen"], peak["frozen"] - end["frozen"])
     hacked = Claim(
@@ -72,7 +73,8 @@ def page(models):
     yield curves(lines, hacked.finding, given=dict(zip(lines, (GREY, RED, BLUE))),
                  ylabel="mean of a batch; faint: seeds", ylim=(0, 1.5))
     rows = {name: {"accuracy at first": first[name], "at its highest": peak[name],
-                   "at the end": end[name], "score at the end": means(found["score"], 5)[:, -1],
-                   "KL at the end": means(found["kl"], 5)[:, -1]}
+                   "at the end": end[name],
+                   "score at the end": means(found["score"], WINDOW)[:, -1],
+                   "KL at the end": means(found["kl"], WINDOW)[:, -1]}
             for name, found in models.items()}
     yield numbers(rows, form=".3g", by="reward model")

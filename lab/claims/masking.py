@@ -15,7 +15,9 @@ from lab.training import load_base, training
 from lab.verdict import Claim
 
 STEPS = 36
-LEVEL = 0.9                                     # of accuracy, to which steps are counted
+LEVEL = 0.9                                     # the accuracy up to which steps are counted
+WINDOW = 2                                      # batches over which accuracy is averaged for this
+LATE = 10                                       # last batches, for the accuracy at the end
 GAIN = 0.02                                     # of a share, what counts as one
 FLAGS = "--task lookup --num_prompts 16"
 PPO = f"ppo.py {FLAGS} --max_steps {STEPS} {UNSCORED}"
@@ -61,26 +63,27 @@ def fall(accuracy):
 
 def page(critic, learning):
     runs = {name: learning[name] for name in RUNS} | critic
-    steps = {name: steps_to_level(found["accuracy"], LEVEL) for name, found in runs.items()}
-    late = {name: found["accuracy"][:, -10:].mean(axis=1) for name, found in runs.items()}
+    steps = {name: steps_to_level(found["accuracy"], LEVEL, WINDOW) for name, found in runs.items()}
+    late = {name: found["accuracy"][:, -LATE:].mean(axis=1) for name, found in runs.items()}
     middle = {name: numpy.median(values) for name, values in steps.items()}
     said = (f"{LEVEL:.0%} accuracy takes {middle[LEARNED]:.0f} steps if tool tokens are learned, "
             f"{middle[OUTCOME]:.0f} if they are masked in the loss (medians)")
     yield Claim(f"with tool tokens learned, an accuracy of {LEVEL} takes more steps", "Search-R1",
-                **ratio(steps[LEARNED], steps[OUTCOME], STEPS), at_least=1.1, said=said)
+                **ratio(steps[LEARNED], steps[OUTCOME], STEPS, smallest=WINDOW - 1),
+                at_least=1.1, said=said)
     yield Claim("with tool tokens masked, late accuracy is higher", "Search-R1",
                 (late[OUTCOME], late[LEARNED]), at_least=GAIN)
     yield Claim("without a tool, late accuracy is lower", "ReTool", (late[NO_TOOL], late[OUTCOME]),
                 at_most=-GAIN)
     for name in ("coarse + format", OUTCOME):
         yield Claim(f'rewarded by "{name}", GRPO takes more steps than by "fine"', "ToolRL",
-                    **ratio(steps[name], steps["fine"], STEPS), at_least=1.1)
+                    **ratio(steps[name], steps["fine"], STEPS, smallest=WINDOW - 1), at_least=1.1)
 
     shown = {"GRPO, masked": OUTCOME, "GRPO, learned": LEARNED, "PPO, masked": "PPO",
              "GRPO, no tool": NO_TOOL}
     yield curves({words: runs[name]["accuracy"] for words, name in shown.items()}, said,
                  ylabel="accuracy", ylim=(0, 1.02))
-    rows = {name: {f"steps to {LEVEL}": steps[name], "accuracy, last 10 steps": late[name],
+    rows = {name: {f"steps to {LEVEL}": steps[name], f"accuracy, last {LATE} steps": late[name],
                    "largest fall of accuracy": fall(found["accuracy"])}
             for name, found in runs.items()}
     yield numbers(rows, form=".3g", by="run")

@@ -26,6 +26,7 @@ RATIOS = (
     ("arithmetic", "samples", "dpo.py, online", "ppo.py", "Guo and others", {"at_most": MORE}),
     ("arithmetic", "samples", "grpo.py", "reinforce.py", OURS, {"at_least": MORE}),
     ("countdown", "samples", "grpo.py", "ppo.py", "DeepSeekMath", {"at_most": MORE}),
+    ("countdown", "samples", "grpo.py", "gspo.py", "GSPO", {"at_least": MORE}),
     ("countdown", "seconds", "ppo.py", "grpo.py", "DeepSeekMath", {"at_least": MORE}),
     ("countdown", "samples", "reinforce.py", "grpo.py", OURS, {"at_most": MORE}),
     ("countdown", "samples", "grpo.py", OVER_TOKENS, OURS, {"at_least": MORE}))
@@ -74,8 +75,9 @@ def page(arithmetic, countdown):
                 continue
             (values, end), (others, other_end) = needed[unit][one], needed[unit][other]
             more = "no more" if "at_most" in region else "more"
+            smallest = WINDOW * (SAMPLES_A_STEP if unit == "samples" else 0)
             yield Claim(f"{task}: {one} needs {more} {unit} than {other}", source,
-                        **ratio(values, others, end, other_end), **region,
+                        **ratio(values, others, end, other_end, smallest), **region,
                         said=said * (one == "reinforce.py"))
         if task == "arithmetic":
             end = SAMPLES_A_STEP * found["grpo.py"]["accuracy"].shape[1]

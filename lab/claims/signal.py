@@ -24,6 +24,7 @@ WAYS = {"plain": (grpo, FLAGS), "dynamic sampling": (grpo, DYNAMIC),
         "GSPO, plain": (gspo, FLAGS), "GSPO, dynamic sampling": (gspo, DYNAMIC)}
 BUDGET = 6400                                   # samples of a run
 EVERY = 4                                       # steps from one evaluation to the next
+EARLY = 5                                       # first and last steps that are compared
 GAIN = 0.02                                     # of pass@1, what counts as one
 SCALES = {"GRPO": "group", "MaxRL": "mean"}
 SIZES = (4, 8, 16, 64)                          # G
@@ -90,10 +91,12 @@ def weights(seed, method):
 def page(learning, weights):
     silent = {kind: learning["plain"][kind] for kind in ("all wrong", "all right")}
     silent["either"] = silent["all wrong"] + silent["all right"]
-    early, late = (silent["either"][:, steps].mean(axis=1) for steps in (slice(5), slice(-5, None)))
-    said = (f"{early.mean():.0%} of the groups in the first 5 steps, and {late.mean():.0%} in the "
-            "last 5, have no gradient, because their outputs are all right or all wrong")
-    yield Claim("the share of silent groups grows from the first five steps to the last", "DAPO",
+    early, late = (silent["either"][:, steps].mean(axis=1)
+                   for steps in (slice(EARLY), slice(-EARLY, None)))
+    said = (f"{early.mean():.0%} of the groups in the first {EARLY} steps, and {late.mean():.0%} "
+            f"in the last {EARLY}, have no gradient, because their outputs are all right or all "
+            "wrong")
+    yield Claim("the share of silent groups grows from the first steps to the last", "DAPO",
                 (late, early), at_least=0.05, shown=said)
     yield curves(silent, said, given=dict(zip(silent, (RED, GREEN, GREY))),
                  xlabel="step of plain GRPO, G = 4", ylabel="share of groups", ylim=(0, 1))
@@ -102,8 +105,8 @@ def page(learning, weights):
         more, less = f"{prefix}dynamic sampling", f"{prefix}plain"
         yield Claim(f"{script}: after equally many samples, pass@1 is not higher with dynamic "
                     "sampling", OURS, (end[more], end[less]), at_most=GAIN)
-        yield Claim(f"{script}: after equally many steps, pass@1 is higher with dynamic sampling",
-                    "DAPO", at_equal_steps(learning[more], learning[less]), at_least=GAIN)
+    yield Claim("grpo.py: after equally many steps, pass@1 is higher with dynamic sampling", "DAPO",
+                at_equal_steps(learning["dynamic sampling"], learning["plain"]), at_least=GAIN)
 
     of_grpo, of_maxrl = ({G: weights[method][str(G)][0] for G in SIZES}
                          for method in ("GRPO", "MaxRL"))

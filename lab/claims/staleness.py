@@ -32,6 +32,7 @@ ENGINES = {
     "GSPO, 4 bits": ("gspo", 4, False, "none"),
     "GSPO, 4 bits, recomputed": ("gspo", 4, True, "none")}
 RANGES = {"grpo": "", "gspo": "--epsilon 3e-4 --epsilon_high 4e-4"}      # of GSPO, its paper's
+LAST = 4                                                # batches, for accuracy at the end
 LOSS = 0.02                                             # of accuracy, what counts as one
 EXPERIMENT = Experiment(__file__, seeds=range(8), one_base=True)
 EXPERIMENT.runs("runs", RUNS, ["accuracy"])
@@ -67,7 +68,7 @@ def engines(seed, name):
 
 def page(runs, engines):
     # the policies after 16 to 19 updates, whenever they came to sample
-    after = {name: runs[name]["accuracy"][:, -4:].mean(axis=1) for name in RUNS}
+    after = {name: runs[name]["accuracy"][:, -LAST:].mean(axis=1) for name in RUNS}
     said = (f"At twice the usual learning rate, samples 8 batches old give an accuracy of "
             f"{after['lag 8'].mean():.2f}, fresh ones {after['lag 0'].mean():.2f}")
     yield Claim("a lag of 8 costs accuracy", OURS, (after["lag 0"], after["lag 8"]), at_least=LOSS,

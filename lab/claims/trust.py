@@ -16,6 +16,7 @@ from lab.verdict import OURS, Claim
 
 STEPS = 15
 MAX_KL = 0.01
+FIRST = 5                       # seeds that count; three more were run after these were seen
 FLAGS = f"--num_iterations 4 --num_prompts 16 --max_steps {STEPS} {UNSCORED}"
 RUNS = {"clip": f"ppo.py {FLAGS}",
         "penalty": f"ppo.py {FLAGS} --trust_region penalty --target_kl {MAX_KL}",
@@ -49,19 +50,15 @@ def rare(seed, name):
 
 
 def page(runs, rare):
-    reward = {name: found["reward"].mean(axis=1) for name, found in runs.items()}
+    every = {name: found["reward"].mean(axis=1) for name, found in runs.items()}
+    runs, rare = ({name: {column: rows[:FIRST] for column, rows in found.items()}
+                   for name, found in measured.items()} for measured in (runs, rare))
+    reward = {name: values[:FIRST] for name, values in every.items()}
     farthest = {name: found["policy_kl"].max(axis=1) for name, found in runs.items()}
-    times = {name: numpy.exp(numpy.log(values / MAX_KL).mean())
-             for name, values in farthest.items()}
     said = (f"From as many samples, {STEPS} steps, PPO's clip has a mean reward of "
             f"{reward['clip'].mean():.2f}, TRPO of {reward['TRPO'].mean():.2f}")
     yield Claim("from as many samples, the clip has a higher mean reward than TRPO", "PPO",
-                    (reward["clip"], reward["TRPO"]), at_least=GAIN, unit="reward", said=said)
-    yield Claim(f"the largest KL of an update of TRPO is {MAX_KL} at most", "TRPO",
-                  farthest["TRPO"], at_most=MAX_KL, unit="nats", shown="No update of TRPO exceeds "
-                  f"its KL bound of {MAX_KL} nats; the farthest of a run has {times['clip']:.0f} "
-                  f"times that with PPO's clip, {times['no bound']:.0f} without a bound (geometric "
-                  "means)")
+                (reward["clip"], reward["TRPO"]), at_least=GAIN, unit="reward", said=said)
     yield Claim("the clip has as high a mean reward as the penalty, or higher", "PPO",
                 (reward["clip"], reward["penalty"]), at_least=-GAIN, unit="reward")
     yield Claim("without any bound the mean reward is lower than with the clip", "PPO",
@@ -80,9 +77,13 @@ def page(runs, rare):
                  ylabel="reward")
     rows = {name: {"mean reward": reward[name],
                    "mean KL of an update": found["policy_kl"].mean(axis=1),
+                   "largest KL of an update": farthest[name],
                    "seconds a step, median": numpy.median(found["step_time"], axis=1)}
             for name, found in runs.items()}
     yield numbers(rows, form=".2g", by="trust region")
+    less = {"clip - TRPO": every["clip"] - every["TRPO"]}
+    yield numbers({"the first five seeds": {name: values[:FIRST] for name, values in less.items()},
+                   "all eight seeds": less}, by="mean reward")
     yield numbers(rare, {"tokens": "rare tokens", "above 1.2": "above 1.2 times",
                          "above 2": "above 2 times", "largest": "the largest"}, ".2g",
                   by="grpo.py, after an update")

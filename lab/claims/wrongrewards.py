@@ -20,6 +20,7 @@ RIGHT, NO_PENALTY, ALIVE, NEARER, POTENTIAL = REWARDS = (
     "true reward", "no penalty", "+1 for being alive", "bonus for nearer", "a potential's rise")
 WRONG = [NO_PENALTY, ALIVE, NEARER]
 BONUS = 3.0                                     # for a cell nearer to the prize of 5
+LAST = 5                                        # batches, for the return at the end
 LOSS = 0.1                                      # of the return of a walk, what counts as one
 BASES = {"usual": "--task gridworld", "short": "--task gridworld --base_steps 60"}
 WALKERS = {f"{base} base: {kind}": (base, kind) for base in BASES for kind in (RIGHT, *WRONG)
@@ -99,7 +100,7 @@ def walks(seed, walker):
 
 
 def page(best, walks):
-    ends = {walker: {name: rows[:, -5:].mean(axis=1) for name, rows in found.items()}
+    ends = {walker: {name: rows[:, -LAST:].mean(axis=1) for name, rows in found.items()}
             for walker, found in walks.items()}
     true = {walker: found["true"] for walker, found in ends.items()}
     right, obeyed, *_, short, alive, _ = (earned.mean() for earned in true.values())

@@ -25,6 +25,7 @@ LEVELS = range(3, 8)                            # operands
 STEPS, WINDOW = 60, 10
 PARTS = ("more thinking", "harder problems", "longer answers of the same kind")
 ORDERS = list(itertools.permutations(range(len(PARTS))))
+END = -1                                        # the window that is compared with the base
 LONGER = 1                                      # token, what counts as longer
 EXPERIMENT = Experiment(__file__, seeds=range(8))
 EXPERIMENT.commands += [f"grpo.py {flags}" for flags in RUNS.values()]
@@ -80,7 +81,7 @@ def parts(found, order):
     """What is added to the mean length when one factor after the other, in an order, becomes that
     of the last window instead of that of the first. -> (3, S), as PARTS"""
     first = factors(found, 0)
-    last = factors(found, -1)
+    last = factors(found, END)
     now = numpy.nan_to_num(numpy.where(numpy.isnan(first), last, first))    # as if not changed
     last = numpy.nan_to_num(numpy.where(numpy.isnan(last), first, last))
     added = numpy.zeros(now.shape[:2])
@@ -102,7 +103,7 @@ def page(learned):
     said = (f"R1-Zero, 3 to 7 operands: answers grow from {first:.0f} to {last:.0f} tokens: "
             f"{by_part}")
     yield Claim("answers get longer, though only right ones are rewarded", "DeepSeek-R1",
-                length[MOVING][:, -1] - length[MOVING][:, 0], at_least=LONGER, unit="tokens",
+                length[MOVING][:, END] - length[MOVING][:, 0], at_least=LONGER, unit="tokens",
                 said=said)
     shown = {"5 operands": length[FIXED], "3 to 7 operands": length[MOVING]}
     yield curves(shown, said, x=WINDOW * numpy.arange(1 + STEPS // WINDOW), ylim=(0, None),
@@ -111,7 +112,7 @@ def page(learned):
                 "Dr. GRPO", longer[MOVING] - longer[CONSTANT], at_least=LONGER, unit="tokens")
     checks = learned[MOVING]["checks"]
     yield Claim(f"more outputs check themselves in the last {WINDOW} steps than in the first",
-                "DeepSeek-R1", (checks[:, -1], checks[:, 1]), at_least=0.01, unit="of outputs")
+                "DeepSeek-R1", (checks[:, END], checks[:, 1]), at_least=0.01, unit="of outputs")
     ends = {}
     for name, found in learned.items():
         kinds = found["number"].sum(axis=2)                                     # (S, W, 2)

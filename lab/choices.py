@@ -1,0 +1,134 @@
+"""Judge every claim again with other choices, and count the verdicts that change: python -m
+lab.choices (make choices), for docs/lab.md. It uses the stored numbers and runs nothing.
+
+An experiment chooses at which level, step or k it compares, over how many batches it averages, and
+how large an effect has to be. CHOICES has the alternatives for each constant of lab/claims/NAME.py;
+one is changed at a time. Two more rows change the bound of every claim, and two the interval.
+"""
+import itertools
+import math
+import statistics
+
+import numpy
+
+from lab import verdict
+from lab.docs import put, table
+from lab.experiment import measured, module, of
+from report import start
+
+# Experiment -> constant -> its other values
+CHOICES = {
+    "hacking": {"WINDOW": (1, 3, 10)},
+    "bugs": {"MOST": (0.6, 1.0), "WINDOWS": tuple(
+        {"the first 5 steps": slice(n), "the last 5 steps": slice(-n, None)} for n in (3, 10))},
+    "sharpen": {"MANY": tuple([place] for place in range(1, 8))},
+    "kl": {"PLACE": (0, 1, 2, 3)},
+    "signal": {"EARLY": (3, 10)},
+    "trust": {"FIRST": (8,)},
+    "wrongrewards": {"LAST": (1, 3, 10)},
+    "credit": {"EIGHT": tuple(f"rollouts, K = {K}" for K in (1, 2, 4, 16))},
+    "critic": {"LAST": (1, 3, 8)},
+    "reuse": {"LEVEL": (0.5, 0.6, 0.65), "WINDOW": (2, 3), "LAST": (1, 5)},
+    "staleness": {"LAST": (1, 2, 8)},
+    "methods": {"LEVEL": (0.7, 0.8, 0.85, 0.95), "WINDOW": (1, 3, 10)},
+    "rates": {"TUNING": (slice(0, 5),)},
+    "masking": {"LEVEL": (0.6, 0.7, 0.8, 0.95), "WINDOW": (1, 3), "LATE": (3, 5, 20)},
+    "zero": {"END": (2, 3, 4, 5)}}
+
+
+def bootstrap(values, comparisons=1):
+    """The percentile bootstrap's 95% interval of the mean. -> low, high"""
+    again = numpy.random.default_rng(0).integers(0, len(values), (4000, len(values)))
+    means = numpy.asarray(values)[again].mean(axis=1)
+    part = 0.025 / comparisons
+    return tuple(numpy.quantile(means, [part, 1 - part]))
+
+
+def signed_ranks(values, comparisons=1):
+    """The 95% interval of Wilcoxon's signed-rank test: of the means of all pairs of values, it
+    leaves out at each end as many as the test allows. All numbers with less than six values, where
+    no result of the test is that rare. -> low, high"""
+    n = len(values)
+    ways = numpy.array([1])                     # in how many of 2^n ways the ranks have each sum
+    for rank in range(1, n + 1):
+        ways = numpy.pad(ways, (0, rank)) + numpy.pad(ways, (rank, 0))
+    cut = int((ways.cumsum() / 2**n <= 0.025 / comparisons).sum())
+    means = sorted(statistics.fmean(pair)
+                   for pair in itertools.combinations_with_replacement(values, 2))
+    return (means[cut - 1], means[-cut]) if cut else (-math.inf, math.inf)
+
+
+def claims(name):
+    return of(module(name).EXPERIMENT.load()[0], verdict.Claim)
+
+
+def with_constant(name, constant, value):
+    """The claims of an experiment, with one constant of its module changed. -> list"""
+    kept = getattr(module(name), constant)
+    setattr(module(name), constant, value)
+    try:
+        return claims(name)
+    finally:
+        setattr(module(name), constant, kept)
+
+
+def with_bound(claim, factor):
+    """The verdict with a bound that is `factor` times as far from no effect. -> str"""
+    bounds = claim.at_least, claim.at_most
+    move = (lambda x: x and x**factor) if claim.times else (lambda x: x and x * factor)
+    claim.at_least, claim.at_most = map(move, bounds)
+    judged = claim.verdict
+    claim.at_least, claim.at_most = bounds
+    return judged
+
+
+def with_interval(claim, rule):
+    """The verdict with the interval of another rule. -> str"""
+    verdict.INTERVAL = rule
+    claim.__dict__.pop("interval", None)
+    judged = claim.verdict
+    verdict.INTERVAL = verdict.student
+    claim.__dict__.pop("interval", None)
+    return judged
+
+
+def compare():
+    """-> {what is changed: [(old verdict, new verdict) of each claim]}, the number of claims whose
+    verdict some choice of CHOICES changes, and that of all that have a choice"""
+    found = {"the level, step, k or window": []}
+    changed = total = 0
+    plain = []
+    for name in measured():
+        usual = claims(name)
+        plain += [claim for claim in usual if not claim.exact]
+        others = [with_constant(name, constant, value)
+                  for constant, values in CHOICES.get(name, {}).items() for value in values]
+        for claim, *again in zip(usual, *others, strict=True):
+            pairs = [(claim.verdict, other.verdict) for other in again]
+            found["the level, step, k or window"] += pairs
+            total += bool(pairs)
+            changed += any(one != other for one, other in pairs)
+    for words, factor in (("bounds half as large", 0.5), ("bounds twice as large", 2)):
+        found[words] = [(claim.verdict, with_bound(claim, factor)) for claim in plain]
+    for words, rule in (("a bootstrap interval", bootstrap),
+                        ("an interval by signed ranks", signed_ranks)):
+        found[words] = [(claim.verdict, with_interval(claim, rule)) for claim in plain]
+    return found, changed, total
+
+
+def text():
+    """What docs/lab.md has. -> str"""
+    found, changed, total = compare()
+    rows = []
+    for words, pairs in found.items():
+        moved = [pair for pair in pairs if pair[0] != pair[1]]
+        turned = [pair for pair in moved if set(pair) == {verdict.SHOWN, verdict.CONTRADICTED}]
+        rows.append([words, len(pairs), len(moved), len(turned)])
+    return (f"Of the {total} claims that depend on a level, step, k or window, {total - changed} "
+            f"keep their verdict at every stored value, and {changed} do not.\n\n"
+            + table(["what is changed", "verdicts", "changed",
+                     "of these, from shown to contradicted or back"], rows))
+
+
+if __name__ == "__main__":
+    start(lambda: put("choices", text(), "choices"))
