@@ -140,8 +140,10 @@ def commands():
         if name not in grpo.LOSS_TYPES:
             found[name] = ("examples/zoo.py", ["--loss_type", name])
     for name in zoo.ADVANTAGES[1:]:
+        is_baseline = name in ("opo", "otb", "remax")
+        loss_type = "dr_grpo" if is_baseline else "grpo"        # without 1/|o_i|: see methods.md
         more = ["--reward", "accuracy+format"] if name == "gdpo" else []
-        found[name] = ("examples/zoo.py", ["--loss_type", "grpo", "--advantage", name, *more])
+        found[name] = ("examples/zoo.py", ["--loss_type", loss_type, "--advantage", name, *more])
     return found
 
 

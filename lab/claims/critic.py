@@ -34,5 +34,5 @@ def page(runs):
     yield curves({name: columns["reward"] for name, columns in runs.items()}, wins.finding,
                  ylabel="reward on countdown",
                  given=dict(zip(RUNS, (BLUE, RED, GREEN, GREY, SKY, ORANGE))))
-    yield numbers({name: {"reward of the last batches": last[name]} for name in RUNS},
+    yield numbers({name: {f"reward of the last {LAST} batches": last[name]} for name in RUNS},
                   by="countdown")

@@ -86,16 +86,17 @@ def page(runs, luck):
     said = f"GSPO's place depends on its clip range: its pass@1 less GRPO's is {told}"
     misses = {case: luck[case][STUDENT] for case in CASES}                      # (S, sizes)
     of_five = misses[COLLAPSING][:, SIZES.index(5)]
-    collapsed = Claim("if one run in ten collapses, Student's 95% interval of five seeds misses the "
-                      "truth at most 6 times in 100", OURS, of_five, at_most=MOST,
-                      unit="of comparisons", contradicted="If one run in ten collapses, a 95% "
-                      f"interval from five seeds misses the truth {of_five.mean():.0%} of the time")
+    collapsed = Claim(
+        "if one run in ten collapses, Student's 95% interval of five seeds misses the truth at "
+        "most 6 times in 100", OURS, of_five, at_most=MOST, unit="of comparisons",
+        contradicted="If one run in ten collapses, a 95% interval from five seeds misses the truth "
+        f"{of_five.mean():.0%} of the time")
     yield collapsed
     for name, values in score.items():
         yield Claim(f"{name}: a higher pass@1 than grpo.py after as many samples", "GSPO",
                     (values, grpo), at_least=0.02, said=said * (name == FIRST))
-    yield Claim("with ordinary luck, this is so for three, five or eight seeds", OURS, misses[NORMAL].mean(axis=1),
-                at_most=MOST, unit="of comparisons")
+    yield Claim("with ordinary luck, this is so for three, five or eight seeds", OURS,
+                misses[NORMAL].mean(axis=1), at_most=MOST, unit="of comparisons")
     dealt = deals(grpo)
     half = student_quantile(dealt.shape[1] - 1, 0.975) * dealt.std(axis=1, ddof=1)
     wrong = (abs(dealt.mean(axis=1)) > half / dealt.shape[1] ** 0.5).mean()
