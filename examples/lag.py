@@ -1,7 +1,7 @@
 """Samples of an older policy, as where sampling and training run side by side, and their weights.
 
 With --sampler_lag K, outputs are sampled by mu, the policy of K batches ago. pi_old in (2) of
-grpo.py or gspo.py stays the policy before the update, so that its clip bounds the step, not the lag
+grpo.py or gspo.py stays the policy before the update, so that the clip judges the step, not the lag
 (decoupled PPO, 2110.00641; AReaL, 2505.24298). A weight of L_t corrects that mu sampled:
 
   w_t   = pi_old(o_t | q, o_<t) / mu(o_t | q, o_<t)                                  (1)

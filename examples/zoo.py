@@ -43,8 +43,10 @@ all tokens of the batch, at once (rpp) or less the group's mean (rpp_baseline):
   A_i   = whiten(r_i), or whiten(r_i - mean(r))                                          (13)
 
 The others are r - b. OPO (opo, 2505.23585) weighs outputs in b by length, as if the gradients of
-all tokens had one size. The optimal token baseline (otb, 2602.07078) takes the size that they have
-in the logits, and has a b_t for each place. ReMax (remax, 2310.10505) has the greedy output's r:
+all tokens had one size and were uncorrelated. The optimal token baseline (otb, 2602.07078) takes
+the size that they have in the logits, and has a b_t for each place. ReMax (remax, 2310.10505) has
+the greedy output's r. Use these three with --loss_type dr_grpo: a baseline leaves the mean of the
+gradient unchanged if the loss sums over tokens, but not if it divides by |o_i| (docs/methods.md).
 
   b     = sum_i |o_i| r_i / sum_i |o_i|                                                  (14)
   b_t   = sum_i W_it r_i / sum_i W_it,     W_it = sum_{s<=t} g_is                        (15)
@@ -215,8 +217,10 @@ def passk(rewards):
 
 
 def rpp(rewards, mask, has_baseline=False):
+    is_mixed = common.has_signal(rewards if has_baseline else rewards.reshape(1, -1))
     if has_baseline:
         rewards = rewards - rewards.mean(dim=1, keepdim=True)
+    rewards = torch.where(is_mixed, rewards, 0.0)   # whitening would make 1e-3 of a rest of 1e-7
     return ppo.whiten(rewards.reshape(-1, 1) * mask, mask)                      # (B, T)  eq. (13)
 
 
@@ -253,6 +257,7 @@ def greedy_rewards(policy, task, batch, cfg, step):
 
 
 ADVANTAGES = ("group", "gdpo", "passk", "rpp", "rpp_baseline", "opo", "otb", "remax")
+WITHIN_GROUPS = ("group", "passk", "opo", "otb")    # 0 for a group whose rewards are all equal
 
 
 def advantages(policy, task, batch, cfg, step):
@@ -312,6 +317,8 @@ class Config(grpo.Config):
         yield is_group, "--scale_rewards: is for --advantage group"
         has_terms = self.advantage != "gdpo" or "+" in self.reward
         yield has_terms, "--advantage gdpo: needs several rewards, as --reward accuracy+format"
+        has_all = self.advantage in WITHIN_GROUPS or self.dynamic_sampling == 0
+        yield has_all, f"--dynamic_sampling: drops groups that --advantage {self.advantage} may use"
         is_whole = self.advantage not in ("gdpo", "remax") or self.overlong_buffer == 0
         yield is_whole, f"--overlong_buffer: --advantage {self.advantage} does not see its penalty"
 

@@ -85,6 +85,22 @@ SIZES = ["N", "T", "V", "stride_b", "stride_t", "grad_b", "grad_t"]
 
 # ---- 1. the definition -----------------------------------------------------------------------
 
+class Exp(torch.autograd.Function):
+    """exp, with gradient 0 where the loss does not use the result. If the result has overflowed,
+    torch.exp would multiply 0 with inf there, which is nan."""
+
+    @staticmethod
+    def forward(ctx, x):
+        y = x.exp()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        y, = ctx.saved_tensors
+        return torch.where(g == 0, 0, g * y)
+
+
 def logprob_torch(logits, tokens, old_logps=None, temperature=1.0):
     """Returns logps, ratio and entropy, (...) each, in fp32 or fp64, differentiable in the logits.
 
@@ -100,7 +116,7 @@ def logprob_torch(logits, tokens, old_logps=None, temperature=1.0):
     logps = log_p.gather(-1, index).squeeze(-1)                             # (...)  eq. (1)
     if old_logps is None:
         old_logps = logps
-    ratio = torch.exp(logps - old_logps.detach())                           # (...)  eq. (2)
+    ratio = Exp.apply(logps - old_logps.detach())                           # (...)  eq. (2)
     p_log_p = log_p.exp() * log_p.clamp(min=-1e4)       # 0 where p is 0: 0 * -inf would be nan
     entropy = -p_log_p.sum(dim=-1)                                          # (...)  eq. (3)
 

@@ -1,12 +1,14 @@
 """examples/zoo.py: losses and advantages by numbers worked out by hand, what they equal at the ends
 of their ranges, and a run; docs/zoo.md: that its picture and names are those of today."""
 import importlib
+import itertools
 import json
 from math import exp, log
+from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, close, f64
+from conftest import ROOT, close, f64, gradient
 from small_runs import SMALL, arguments
 
 import common
@@ -127,6 +129,65 @@ def test_the_baseline_of_a_place_weighs_rewards_by_the_gradients_so_far():
     close(found[0], f64([1 - 3 / 8, 0, 0, 0]))
     close(found[2], f64([-3 / 8, -3 / 10, 0, 0]))       # alone at last
     assert (found[8:] == 0).all()
+
+
+@pytest.mark.quick
+def test_rewards_that_are_equal_give_exactly_nothing():
+    """In float32 the mean of many times 0.7 is not 0.7, and whitening enlarges the difference."""
+    mask = (torch.arange(4) < torch.tensor([1, 2, 3] * 12)[:, None]).float()
+    rewards = torch.tensor([[0.7], [1.1], [0.3]]).repeat(1, 12)
+    assert (zoo.rpp(rewards, mask, has_baseline=True) == 0).all()
+    for reward in (0.7, 1.1):
+        assert (zoo.rpp(torch.full((3, 12), reward), mask) == 0).all()
+    assert zoo.rpp(rewards, mask).abs().max() > 1
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name", zoo.ADVANTAGES)
+def test_groups_of_equal_rewards_are_replaced_only_where_they_would_give_nothing(name, monkeypatch):
+    """The terms of the first group differ, though their sums are equal."""
+    terms = torch.tensor([[[0, 0, 1], [0.5] * 3, [1, 0, 0]], [[0, 1, 0], [0.1] * 3, [0] * 3],
+                          [[0.7, -0.3, -0.3], [0.1] * 3, [0] * 3]])
+    mask = (torch.arange(4) < torch.tensor([1, 2, 3] * 3)[:, None]).float()
+    monkeypatch.setattr(zoo, "gradient_norms", lambda *_: mask)
+    monkeypatch.setattr(zoo, "greedy_rewards", lambda *_: torch.zeros(3, 1))
+    task = SimpleNamespace(rows=lambda *_: dict(enumerate(terms)))
+    batch = SimpleNamespace(rewards=terms.sum(dim=0), mask=mask)    # 0.7 0.7 0.7; the same; 1 0 0
+    cfg = zoo.Config(device="cpu", advantage=name, reward="accuracy+format+length",
+                     dynamic_sampling=1)
+    A = zoo.advantages(None, task, batch, cfg, 0)
+    is_refused = any("--dynamic_sampling" in said for holds, said in cfg.rules() if not holds)
+    assert is_refused == A[:6].any()
+
+
+@pytest.mark.quick
+def test_a_baseline_keeps_the_expected_gradient_of_sums_and_changes_that_of_means():
+    """All outputs of up to two tokens, of a policy whose logits are theta: for the first place,
+    after token 0 and after token 1. Weighted by their probabilities they are one group, so that its
+    baselines are those of the population. Token 2 ends an output."""
+    tokens = torch.tensor([(2, 0), *itertools.product((0, 1), (0, 1, 2))])      # (7, 2)
+    lengths = f64([1] + [2] * 6)
+    mask = (torch.arange(2) < lengths[:, None]).double()
+    rewards = f64([1, 0, 0, 2, 1, -1, 3])
+    theta = f64([[0.3, -0.2, 0.5], [1, 0, -1], [0.2, 0.4, -0.5]]).requires_grad_()
+    log_p = theta.log_softmax(dim=1)[torch.stack([0 * tokens[:, 0], 1 + tokens[:, 0] % 2], dim=1)]
+    logps = log_p.gather(2, tokens[:, :, None])[:, :, 0] * mask                 # (7, 2)
+    pi = logps.sum(dim=1).exp()
+    p = pi.detach()[:, None]                                                    # (7, 1)
+    sizes = (1 - 2 * logps.exp() + log_p.exp().square().sum(dim=2)).detach()    # eq. (16)
+    without, R = rewards[:, None] * mask, rewards[None]
+    for name, A in {"none": without, "mean": zoo.opo(R, p.T), "opo": zoo.opo(R, p.T * lengths),
+                    "remax": R - 2, "otb": zoo.otb(R, p * sizes, mask)}.items():
+        A = A.view(7, -1) * mask
+        token_loss = zoo.grpo.policy_loss(logps, logps, A, mask)
+        found = {how: gradient(sum(
+            p[i] * zoo.grpo.aggregate(token_loss[[i]], mask[[i]], how, max_length=2)
+            for i in range(7)), theta) for how in ("constant", "sequence_mean")}
+        close(found["constant"], -gradient(pi @ rewards / 2, theta))
+        change = found["sequence_mean"] + gradient(pi @ (rewards / lengths), theta)
+        if name != "otb":                               # b is one number
+            close(change, (without - A)[0, 0] * gradient(pi @ (1 / lengths), theta))
+        assert (change.abs().max() > 0.01) == (name != "none"), name
 
 
 def test_gradient_norms_are_those_of_log_pi_in_the_logits():

@@ -61,8 +61,9 @@ const LEVERS = [
     after: (of) => `In three runs half were right at step ${of("half")}; ${of("clipped")} of ` +
       "the tokens had left the range, and were not pushed any further." },
   { name: "Four updates, no clip", rung: "clip", set: { updates: "free" },
-    watch: "The ratio may grow as it likes. Watch whether the curve gets rough.",
-    after: () => "The ratio corrects for what has changed; nothing limits how far it changes." },
+    watch: "No token loses its gradient, however far its ratio has moved. Watch whether the " +
+      "curve gets rough.",
+    after: () => "The ratio corrects for what has changed, but no gradient is taken away." },
   { name: "Four updates, no ratio", rung: "ratio", set: { updates: "4", method: "REINFORCE" },
     watch: "REINFORCE takes each batch for its own, though three updates of four come after it " +
       "has moved on. Watch the curve after its top.",
