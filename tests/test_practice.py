@@ -18,8 +18,22 @@ from learn.practice.exercise import Exercise
 BLANKS = {"nano": 4, "reinforce": 12, "ppo": 14, "grpo": 12, "gspo": 13, "dpo": 12}
 EXERCISES = {name: Exercise(f"{name}.py") for name in BLANKS}
 MUTANTS = mutants.parse(mutants.MISTAKES.read_text())
-# The same numbers in float64, and so another way to write it.
-RIGHT = {"k3 without expm1: rounding makes it negative"}
+# A learner's solutions, right or wrong, written like mistakes.txt.
+SOLUTIONS = mutants.parse((ROOT / "tests/solutions.txt").read_text())
+# The same numbers in float64, or for log-probs without a gradient, and so another way to write it.
+RIGHT = {"k3 without expm1: rounding makes it negative", "the old log-probs get a gradient",
+         "the old policy gets a gradient"}
+# What is said of some of the wrong solutions.
+SAID = {
+    "the lines of delta are deleted": ["ratio 148.41", "delta 3:", "token_loss in logps at [1, 0]"],
+    "a dual clip that was not asked for": ["of token_loss in logps at [", "is 0, should be "],
+    "lambda is at most 0.99": ["lam 1,", "A at [0, 0] is 2.1476, should be 2.3"],
+    "lambda is a number alone": ["ValueError: ", "lam (4, 1)"],
+    "the margin is cut to 20": ["h_chosen 60, h_rejected -40", "M at [0] is 20, should be 100"],
+    "SimPO by the exponential": ["loss_type simpo", "the result at [1] is inf, should be 801"],
+    "GSPO-token is GSPO": ["the first column of the result in logps at [0, 0] is 0.25, should"],
+    "the log-ratio is cut to 2, under other names": [
+        "A -3, logps -0.4, old_logps -5.4", "the gradient of token_loss in logps at ["]}
 every_name = pytest.mark.parametrize("name", BLANKS)
 
 
@@ -61,13 +75,40 @@ def test_a_planted_mistake_is_wrong_and_called_by_its_name(name):
     assert count >= 6
 
 
+@every_name
+def test_right_solutions_pass_and_wrong_ones_fail_with_the_name_and_the_numbers(name):
+    exercise = EXERCISES[name]
+    count = {"right": 0, "wrong": 0}
+    assert SAID.keys() <= {solution.name for solution in SOLUTIONS}
+    for solution in SOLUTIONS:
+        old = "\n".join(solution.old)
+        first = exercise.source.partition(old)[0].count("\n") + 1
+        last = first + len(solution.old) - 1
+        if solution.file != exercise.script:
+            continue
+        assert exercise.source.count(old) == 1, solution.name
+        [function] = [function for function in exercise.blanks if exercise.nodes[function].lineno
+                      <= first <= exercise.nodes[function].end_lineno]
+        module = grades.load(exercise.source.replace(old, "\n".join(solution.new)))
+        state, said = grades.grade(exercise, module, function)
+        assert state.lower() == solution.words, (solution.name, said)
+        said = " ".join(said)
+        if state == "WRONG":
+            blanks = [blank for blank in exercise.blanks[function] if any(
+                node.lineno <= last and first <= node.end_lineno for node in blank.nodes)]
+            names = {blank.name or "result" for blank in blanks or exercise.blanks[function]}
+            assert re.search(rf"\b({'|'.join(names)})\b.* should be |Error: ", said), solution.name
+            assert all(part in said for part in SAID.get(solution.name, ())), said
+        count[solution.words] += 1
+    assert count["right"] >= 7 and count["wrong"] >= 12
+
+
 @pytest.mark.parametrize("name, old, new, state", [
     ("grpo", "    A = rewards - rewards.mean(dim=1, keepdim=True)",
      "    A = rewards.clone()\n    A -= rewards.mean(1)[:, None]", "right"),
     ("grpo", "def advantages(", "def mean(x):\n    return x.mean(1)\n\n\ndef advantages(", "right"),
     ("grpo", "torch.expm1(-x) + x", "torch.exp(-x) - 1 + x", "right"),
-    ("dpo", "    right = -F.logsigmoid(beta * M)", "    right = (1 + (-beta * M).exp()).log()",
-     "right"),
+    ("dpo", "    right = -F.logsigmoid(beta * M)", "    right = F.softplus(-beta * M)", "right"),
     ("nano", "token_loss = -torch.min(ratio * A, clipped_ratio * A)", "good = ratio.clamp(max=1 "
      "+ eps_high)\n    bad = ratio.clamp(1 - eps_low)\n    token_loss = -A * torch.where(A > 0, "
      "good, bad)", "right"),

@@ -1,9 +1,10 @@
 """What is wrong in a learner's file: its functions and the script's get the same made-up numbers.
 
 A function is right if it returns the same numbers as in the script, with the same gradients,
-however it is written. The other functions with blanks, which it may call, are then those of the
-script. If it is wrong, the first of its blanks whose value differs is named. The script computes
-what is right from numbers.txt; nowhere is a result written down.
+however it is written. What is called a loss needs only the same gradients, because a policy learns
+from nothing else. The other functions with blanks, which it may call, are then those of the script.
+If it is wrong, the first of its blanks that differs is named. The script computes what is right
+from the batches of numbers.txt; nowhere is a result written down.
 """
 import ast
 import contextlib
@@ -25,43 +26,54 @@ from report import escape
 
 SECONDS = 3                             # for a function with a learner's lines, which may not end
 AVERAGES = {"reinforce.py": "sequence_sum", "ppo.py": "token_mean"}     # else sequence_mean
-# What has gradients, but for those that a function gets from a torch.no_grad.
-LEAVES = ("logps", "old_logps", "values", "chosen", "rejected", "x")
-FROZEN = {"surrogate_loss": ("old_logps",), "gae": ("values",)}
-# What is asked for, too.
-EDGES = {"overlong_penalty": {"buffer": (10, 0)}, "aggregate": {"max_length": (6, None)}}
+# What has gradients, except for the values that gae gets from a torch.no_grad.
+LEAVES = ("logps", "log_rho", "values", "chosen", "rejected", "x")
 
 
 # ---- 1. a function, called -------------------------------------------------------------------
 
-def arguments(module, function, script):
-    """What a function is asked with, by the names of its parameters. -> dict"""
-    known = {}
-    owners = ("", function, script.removesuffix(".py"))
+@functools.cache
+def batches():
+    """The batches of numbers.txt. -> list of dicts, name -> text"""
+    found = [{}]
     for line in Path(__file__).with_name("numbers.txt").read_text().splitlines():
-        name, _, text = line.partition(" ")
-        owner, _, own = name.rpartition(".")
-        if name not in ("", "#") and owner in owners and (owner or own not in known):
-            known[own] = known.get(text.strip())        # if it is the name of another line
-            if known[own] is None:
-                rows = [[float(word) for word in row.split()] for row in text.split("|")]
-                table = torch.tensor(rows if len(rows) > 1 else rows[0], dtype=torch.float64)
-                known[own] = table if table.numel() > 1 else table.item()
-    for name in known.keys() & set(LEAVES) - set(FROZEN.get(function, ())):
+        if line.startswith("=="):
+            found.append(dict(found[-1]))
+        elif line and line[0] != "#":
+            found[-1] |= (entry.split(maxsplit=1) for entry in line.split(";"))
+    return found[1:]
+
+
+def arguments(module, function, script, batch):
+    """The values of a batch that a function gets, by the names of its parameters. -> dict"""
+    @functools.cache
+    def value(text):
+        if text in batch or text == "None":
+            return value(batch[text]) if text in batch else None
+        rows = [[float(word) for word in row.split()] for row in text.split("|")]
+        table = torch.tensor(rows if len(rows) > 1 else rows[0], dtype=torch.float64)
+        return table if table.numel() > 1 else table.item()
+
+    known = {}
+    for owner in ("", script.removesuffix(".py"), function):
+        known |= {name.rpartition(".")[2]: value(name) for name in batch
+                  if name.rpartition(".")[0] == owner}
+    for name in known.keys() & set(LEAVES) - {"values" if function == "gae" else ""}:
         known[name].requires_grad_()
     mask = known["mask"]
     known |= {"rows": torch.arange(3), "critic": lambda prompts, tokens: known["values"],
               "task": SimpleNamespace(token_rewards=lambda batch: known["moves"]),
               "batch": SimpleNamespace(
-                  prompts=torch.arange(4)[:, None], tokens=torch.zeros(4, 4).long(), mask=mask,
-                  logps=known["old_logps"], lengths=torch.tensor([4, 4, 2, 4]),
-                  is_correct=torch.tensor([[True, True], [False, True]]))}
+                  prompts=torch.arange(4)[:, None], tokens=torch.zeros(mask.shape).long(),
+                  mask=mask, logps=known["old_logps"],
+                  lengths=(mask * torch.arange(1, mask.shape[1] + 1)).amax(dim=1).long(),
+                  is_correct=torch.tensor([[False, True], [True, True]]))}
     module.score = lambda table, prompts, tokens, *_: (
         table[prompts[:, 0], :tokens.shape[1]], mask[prompts[:, 0], :tokens.shape[1]])
     if function == "pair_loss":
         known |= {"chosen": torch.tensor([0, 2]), "rejected": torch.tensor([1, 3])}
     if hasattr(module, "Config"):
-        flags = {"device": "cpu", "nll_coef": 0.2, "micro_batch_size": 2}
+        flags = {"device": "cpu", "nll_coef": known["nll_coef"], "micro_batch_size": 2}
         fields = module.Config.__dataclass_fields__
         known["cfg"] = module.Config(**{name: flags[name] for name in flags.keys() & fields})
     return known
@@ -77,20 +89,24 @@ def load(text):
 
 
 def ask(exercise, module, function):
-    """Call a function of a module with each choice of a loss_type and the like, those of the
-    script's name first. -> list of cases, as `call` returns them"""
+    """Call a function of a module with each batch and each choice of a loss_type and the like,
+    those of the script's name first. -> list of cases, as `call` returns them"""
     options = [("sequence_mean", "token_mean", "sequence_sum", "constant")]
     if hasattr(module, "Config"):
         options += [get_args(field.type) for field in dataclasses.fields(module.Config)]
-    chosen = dict(EDGES.get(function, {}))
+    chosen = {}
     for word, parameter in inspect.signature(getattr(module, function)).parameters.items():
         usual = (AVERAGES.get(exercise.script, "sequence_mean") if word == "how"
                  else parameter.default)
         for words in options:
             if isinstance(usual, str) and usual in words:
                 chosen[word] = sorted(words, key=lambda word: word != usual)
-    return [call(exercise, module, function, dict(zip(chosen, words)))
-            for words in itertools.product(*chosen.values())]
+    cases = []
+    for batch, words in itertools.product(batches(), itertools.product(*chosen.values())):
+        cases.append(call(exercise, module, function, batch, dict(zip(chosen, words))))
+        if cases[-1].error.startswith("TimeoutError"):
+            break
+    return cases
 
 
 @functools.lru_cache(maxsize=512)
@@ -99,13 +115,15 @@ def ask_script(exercise, text, function):
     return ask(exercise, load(text), function)
 
 
-def call(exercise, module, function, words):
-    """Call a function. -> its words; scope: its variables at the end; values: of its blanks, up to
-    the first that is not set, and results: what it is -> tensor; error: str"""
-    known = arguments(module, function, exercise.script) | words
+def call(exercise, module, function, batch, words):
+    """Call a function. -> words: the choices and single numbers that it gets; given: the names of
+    its arguments; scope: its variables at the end; values: of its blanks, up to the first that is
+    open, and results: what it is -> tensor; loss: which result is a loss, or ""; error: str"""
+    known = arguments(module, function, exercise.script, batch) | words
     leaves = {leaf: known[leaf] for leaf in LEAVES
               if leaf in known and known[leaf].requires_grad}
-    case = SimpleNamespace(words=words, scope={}, values={}, results={}, error="")
+    case = SimpleNamespace(words=dict(words), given=[], scope={}, values={}, results={}, loss="",
+                           error="")
     code = getattr(module, function)
     own_code = inspect.unwrap(code).__code__
 
@@ -117,37 +135,49 @@ def call(exercise, module, function, words):
         """Keep a result, and its gradients."""
         value = torch.tensor([*value.values()]) if isinstance(value, dict) else value
         value = torch.as_tensor(value)
-        case.results[what] = value.detach().double()
-        gradients = [leaf.grad for leaf in leaves.values()]
+        case.results |= {what: value.detach().double()} | gradients(what, value)
+        if value.dim() == 2 and not function.endswith("loss"):      # which a sum over tokens hides
+            case.results |= gradients(f"the first column of {what}", value[:, 0])
+
+    def gradients(what, value):
+        """-> {name: the gradient of the sum of a value in a leaf}"""
+        found = [leaf.grad for leaf in leaves.values()]
         if value.requires_grad:
-            gradients = torch.autograd.grad(
+            found = torch.autograd.grad(
                 value.sum(), list(leaves.values()), retain_graph=True, allow_unused=True)
-        for (leaf, like), gradient in zip(leaves.items(), gradients):
-            gradient = torch.zeros_like(like) if gradient is None else gradient.clone()
-            case.results[f"the gradient of {what} in {leaf}"] = gradient
+        return {f"the gradient of {what} in {leaf}":
+                torch.zeros_like(like) if gradient is None else gradient.clone()
+                for (leaf, like), gradient in zip(leaves.items(), found)}
 
     try:
-        given = inspect.signature(code).parameters.keys() & known
+        case.given = [name for name in inspect.signature(code).parameters if name in known]
+        case.words |= {name: numbers(known[name]) for name in case.given
+                       if isinstance(known[name], float)}
         with limit():
             sys.setprofile(keep)
-            result = code(**{name: known[name] for name in given})
+            result = code(**{name: known[name] for name in case.given})
         parts = result if isinstance(result, tuple) else [result]
         for number, part in enumerate(parts, start=1):
             note(f"result {number}" if len(parts) > 1 else "the result", part)
+        case.loss = next(iter(case.results)) if function.endswith("loss") else ""
         case.results |= {f"{word} after the call": known[word].detach()
-                         for word in sorted(given) if torch.is_tensor(known[word])}
+                         for word in sorted(case.given) if torch.is_tensor(known[word])}
     except (Exception, SystemExit) as raised:           # a learner's line may raise anything
         first = str(raised).partition("\n")[0]
-        case.error = escape(f"{type(raised).__name__}: {first}")
+        shapes = [f"{name} {tuple(known[name].shape)}" for name in case.given
+                  if torch.is_tensor(known[name])]
+        case.error = escape(f"{type(raised).__name__}: {first}, with {', '.join(shapes)}")
     finally:
         sys.setprofile(None)
     mask = case.scope.get("mask")
-    with contextlib.suppress(Exception):                # a blank is open, or another name is set
-        for name in dict.fromkeys(blank.name for blank in exercise.blanks[function] if blank.name):
+    with contextlib.suppress(Exception):                # a blank is open
+        for name in dict.fromkeys(blank.name for blank in exercise.blanks[function]
+                                  if blank.name in case.scope):
             value = torch.as_tensor(case.scope[name])
             if torch.is_tensor(mask) and mask.shape == value.shape:
                 value = torch.where(mask > 0, value, 0.0)
-            case.values[name] = value.detach().double()
+            case.values |= (gradients(name, value) if name.endswith("loss")
+                            else {name: value.detach().double()})
     return case
 
 
@@ -183,13 +213,16 @@ def difference(right, mine):
     def compare(own, here, there):
         for what, should in here.items():
             found = there.get(what, should)
+            if what == own.loss and found.shape == should.shape:
+                found = torch.where(found.isfinite(), should, found)
             if found.shape != should.shape or not torch.allclose(
                     found, should, 1e-6, 1e-9, equal_nan=True):
                 return Wrong(own, what, found, should)
         return None
 
     for case, own in zip(right, mine):
-        wrong = own.error or compare(own, case.results, own.results)
+        wrong = (own.error if own.error != case.error
+                 else compare(own, case.results, own.results))
         if wrong:
             return compare(own, case.values, own.values) or wrong
     return None
@@ -236,7 +269,7 @@ def known_mistakes(exercise, function, cases):
         if mutant.file == exercise.script and node.lineno <= line <= node.end_lineno:
             text = exercise.source.replace(old, "\n".join(mutant.new))
             its = ask_script(exercise, text, function)
-            if not any(case.error for case in its) and difference(its, cases) is None:
+            if not all(case.error for case in its) and difference(its, cases) is None:
                 found.append(f"the same numbers as a known mistake: {mutant.name}")
     return found[:2]
 
@@ -251,28 +284,35 @@ def explain(blanks, wrong):
         return [f"{what} has the shape {tuple(found.shape)}, should be {tuple(should.shape)}"]
     differ = ~torch.isclose(found, should, 1e-6, 1e-9, equal_nan=True)
     index = tuple(differ.nonzero()[0].tolist())
-    blanks = [blank for blank in blanks if blank.name == what] or blanks
+    blanks = ([blank for blank in blanks if blank.name in what.split()]
+              or [blank for blank in blanks if not blank.name] or blanks)
     text = " ".join(ast.unparse(node) for blank in blanks for node in blank.nodes)
-    given = []
-    for name in dict.fromkeys(name for blank in blanks for name in blank.reads() if name != what):
+    given = {}
+    names = [name for blank in blanks for name in blank.reads() if name != what]
+    if {name.partition(".")[0] for name in names} - case.scope.keys():
+        names += case.given             # the learner chose other names, so show the arguments
+    for name in names:
         with contextlib.suppress(Exception):            # a function, or not set here
             value = torch.as_tensor(eval(name, {}, case.scope)).detach()
             is_row = re.search(rf"\b{name}(\[.*?\])?\)*\.(mean|std|sum)\(", text)
-            if not is_row and torch.broadcast_shapes(value.shape, differ.shape) == differ.shape:
+            is_cell = value.dim() <= differ.dim() and all(
+                size in (1, full) for size, full in zip(value.shape[::-1], differ.shape[::-1]))
+            if is_cell and not is_row:
                 value = value.broadcast_to(differ.shape)[index]
             elif index and value.dim() > 1 and len(value) == len(differ):
                 value = value[index[0]]
-            given += [f"{name} {numbers(value.tolist())}"] if value.numel() <= 12 else []
-    given += [f"{name} {value}" for name, value in case.words.items()]
+            given |= {name: numbers(value.tolist())} if value.numel() <= 12 else {}
+    given |= {name: value for name, value in case.words.items() if name not in given}
     pair = [table[index].item() for table in (found, should)]
     count = 5 if numbers(pair[0]) != numbers(pair[1]) else 10
     where = f"{what} at {list(index)}" if index else what
-    said = [f"with {', '.join(given)}:"] if given else []
+    said = [f"with {', '.join(map(' '.join, given.items()))}:"] if given else []
     said.append("{} is {}, should be {}".format(where, *(numbers(x, count) for x in pair)))
     ratios = (found / should)[differ]
     if what.startswith("the gradient") and not found.any():
         said.append("no gradient arrives there: is something detached?")
-    elif len(ratios) > 2 and ratios.isclose(ratios[0], rtol=1e-4).all():
+    elif (len(ratios) > 2 and 0 < ratios[0].abs() < torch.inf
+          and ratios.isclose(ratios[0], rtol=1e-4).all()):
         said.append(f"all that are wrong are {numbers(ratios[0].item())} times what they should be")
     return said
 
