@@ -2,8 +2,7 @@
 
 A critic predicts the reward of an output o to a question q while it is written. By GAE (1506.02438)
 each token then has an advantage of its own: how much better than predicted things went from there.
-Several optimizer steps are taken on a batch of outputs. The clip takes the gradient away from a
-token that has moved far enough in the direction in which A pushes.
+Several optimizer steps use a batch; the clip takes the gradient from tokens that moved far enough.
 
   A_t   = delta_t + gamma lam A_t+1,       delta_t = r_t + gamma V_t+1 - V_t         (1)
   rho_t = pi(o_t | q, o_<t) / pi_old(o_t | q, o_<t)                                  (2)
