@@ -1,12 +1,16 @@
 """vLLM completes prompts for pretrained/train.py: in each process an engine, with a copy of the
 policy's weights, does the process's share. Needs pretrained/requirements-vllm.txt."""
 import os
+import tempfile
+from pathlib import Path
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"      # in this process, which has the weights
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import torch
+from safetensors.torch import save_file
 from vllm import LLM, SamplingParams
+from vllm.lora.request import LoRARequest
 
 from pretrained import models
 
@@ -19,6 +23,17 @@ class Engine:
         self.ends = policy.ends
         self.is_cpu = cfg.device == "cpu"
         is_job = torch.distributed.is_torchelastic_launched()
+        experts = ("num_experts", "num_local_experts", "n_routed_experts")
+        if self.is_cpu and any(getattr(policy.model.config, name, 0) for name in experts):
+            raise ValueError("on a CPU, vLLM packs the weights of experts once, and would sample "
+                             "from the first ones for ever")
+        self.adapter = None                             # a request that names it, if there is one
+        self.scratch = tempfile.TemporaryDirectory()    # where vLLM reads it
+        lora = {}
+        if cfg.lora_rank > 0:
+            ranks = (8, 16, 32, 64, 128, 256, 320, 512)
+            lora = {"enable_lora": True, "max_loras": 1,
+                    "max_lora_rank": min(rank for rank in ranks if rank >= cfg.lora_rank)}
         memory = {"gpu_memory_utilization": cfg.engine_memory}
         if self.is_cpu:                                 # where it would count what others take
             total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -26,7 +41,7 @@ class Engine:
         set_num_threads = torch.set_num_threads         # which vLLM replaces by what does nothing
         self.llm = LLM(
             model=policy.model.config.name_or_path, tokenizer=policy.tokenizer.name_or_path,
-            dtype=cfg.dtype, max_model_len=longest, **memory,
+            dtype=cfg.dtype, max_model_len=longest, **memory, **lora,
             load_format="dummy",                        # `update` brings the weights
             logprobs_mode="processed_logprobs",         # those of what it samples from
             enforce_eager=self.is_cpu,                  # there it would compile for half a minute
@@ -50,11 +65,25 @@ class Engine:
         [has_head] = self.llm.apply_model(lambda engine: hasattr(engine, "lm_head"))
         tied = () if has_head else model.all_tied_weights_keys
         weights = ((name, models.whole(weight))
-                   for name, weight in models.merged_weights(model) if name not in tied)
+                   for name, weight in models.frozen_weights(model) if name not in tied)
         self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         if not self.is_cpu:
             self.llm.wake_up(tags=["kv_cache"])
         self.llm.reset_prefix_cache()           # of keys and values that other weights computed
+        self.update_adapter(model)
+
+    def update_adapter(self, model):
+        """Give vLLM the adapter as it is. Added to the weights, it would be rounded with them, and
+        a small one would vanish in bfloat16."""
+        weights = {name: models.whole(weight).detach() for name, weight in model.named_parameters()
+                   if "lora_" in name}
+        if weights:
+            number = self.adapter.lora_int_id + 1 if self.adapter else 1
+            folder = Path(self.scratch.name, str(number % 2))
+            model.peft_config["default"].save_pretrained(folder)
+            save_file({f"base_model.model.{name.replace('.default', '')}": weight.cpu().contiguous()
+                       for name, weight in weights.items()}, folder / models.ADAPTER)
+            self.adapter = LoRARequest(f"adapter {number}", number, str(folder))
 
     def complete(self, prompts, completions, T, temperature, seeds):
         """Add tokens to completions of prompts, lists of token ids, in rounds: until an end or a
@@ -72,7 +101,8 @@ class Engine:
                     stop_token_ids=self.ends, stop=calls, include_stop_str_in_output=True,
                     skip_special_tokens=False, detokenize=bool(calls), logprobs=0,
                     flat_logprobs=True))
-            for i, found in zip(rows, self.llm.generate(texts, wishes, use_tqdm=False)):
+            for i, found in zip(rows, self.llm.generate(
+                    texts, wishes, use_tqdm=False, lora_request=self.adapter)):
                 [sampled] = found.outputs
                 entropies = [float("nan")] * T          # vLLM does not tell them
                 completions[i].extend(sampled.token_ids, sampled.logprobs.logprobs, entropies, T=T)

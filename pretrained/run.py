@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import datetime
 import io
+import json
 import math
 import os
 import shutil
@@ -20,7 +21,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 import common
 import report
-from pretrained.models import ADAPTER, adapter_weights, load_model, whole
+from pretrained.models import ADAPTER, BASE, adapter_weights, fingerprint, load_model, whole
 from report.observers import Samples
 
 RANK = int(os.environ.get("RANK", 0))               # the number of this process
@@ -31,7 +32,12 @@ def start(main):
     """report.start in the first process. The others say nothing, unless they alone fail: where all
     do, torchrun ends these before they have spoken."""
     if RANK == 0:
-        report.start(main)
+        try:
+            report.start(main)
+        except RuntimeError as error:
+            if WORLD_SIZE == 1 or "closed by peer" not in str(error):
+                raise
+            raise SystemExit(1) from None       # the process that failed has printed why
     else:
         said = io.StringIO()
         try:
@@ -180,6 +186,14 @@ class Known:
             del metrics["entropy"]
 
 
+def link(source, target):
+    """Make a hard link, which needs no space, or a copy where links are impossible."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
 class Run(common.Run):
     """A run whose weights are Hugging Face folders, RUN/checkpoint-STEP; the last stays, and beside
     it checkpoint.pt, with what is not the model's. All processes go through the same steps, and one
@@ -218,8 +232,17 @@ class Run(common.Run):
             self.resumed = saved
 
     def begin(self):
-        """Make the run folder."""
+        """Make the run folder. If the run begins with a checkpoint of another one, which that one
+        may remove, it keeps links to the files of this checkpoint in RUN/base."""
         self.make_folder()
+        base = self.folder / "base"
+        model = Path(self.cfg.model)
+        is_of_run = Path(model.parent, "checkpoint.pt").is_file() and model != base.resolve()
+        if is_of_run and RANK == 0:
+            shutil.copytree(model, base, copy_function=link)
+        if self.cfg.lora_rank > 0 and model.is_dir():
+            self.policy.model.peft_config["default"].base_model_name_or_path = str(
+                base.resolve() if is_of_run else model)
         self.state.setdefault("seconds_warm_start", 0.0)
         self.tell("start")
 
@@ -267,6 +290,9 @@ class Run(common.Run):
             weights.pop(name, None)
         part = folder.with_suffix(".tmp")
         self.policy.model.save_pretrained(part, state_dict=weights)
+        if self.cfg.lora_rank > 0:
+            (part / BASE).write_text(json.dumps(fingerprint(
+                self.policy.model.peft_config["default"].base_model_name_or_path)))
         self.policy.generation_config.save_pretrained(part)
         self.policy.tokenizer.save_pretrained(part)
         shutil.rmtree(folder, ignore_errors=True)       # of a run that was killed, and did it again

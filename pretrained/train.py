@@ -14,6 +14,8 @@ docs/real-models.md says what fits where.
 """
 import collections
 import dataclasses
+import json
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,23 +63,31 @@ class Config(grpo.Config):
     model: str = ""                     # a causal language model: a folder, or a name on the Hub
     dtype: Literal["float32", "bfloat16"] = "float32"   # of products; weights stay float32
     lora_rank: int = 0                  # train an adapter of this rank, not the weights; 0: these
+    lora_alpha: int = 32                # what the adapter adds is multiplied by this / lora_rank
+    lora_target_modules: str = "all-linear"     # names of its matrices, such as q_proj,v_proj
     parallel: Literal["replicate", "fsdp"] = "replicate"    # has a process the model, or a part?
     engine: Literal["transformers", "vllm"] = "transformers"    # what completes prompts
     engine_memory: float = 0.3 if common.HAS_CUDA else 0.1      # share of memory that vllm takes
     data: str = ""                      # file of lines {"prompt": ..., "answer": ...}, not a task
     eval_data: str = ""                 # a held-out one; else a tenth of --data
     reward_file: str = ""               # Python file with your rewards: see pretrained/rewards.py
+    system_prompt: str = ""             # system message of each conversation that has none
     instruction: str = ""               # text that comes before each prompt
     chat_template: bool = True          # prompts are conversations, if the tokenizer can do that
+    chat_template_kwargs: str = "{}"    # its arguments, as JSON, such as {"enable_thinking": false}
     method: Literal[tuple(METHODS)] = "grpo"    # the script with the equations
     baseline: Literal["none", "batch", "mean", "rloo"] = "none"     # with reinforce: b in (2)
     epsilon: float = None               # lower clip range (eps_low); None: see __post_init__
     epsilon_high: float = None          # upper clip range (eps_high), also
     importance_sampling_correction: Literal[lag.CORRECTIONS] = None     # None: truncate if vllm
-    importance_sampling_cap: float = 2.0    # the highest weight (C)
+    importance_sampling_cap: float = 2.0    # the highest weight (C), above 0
     max_completion_length: int = 256    # tokens per completion at most (T)
     sample_batch_size: int = 256        # rows that are sampled together
+    num_eval_problems: int = 128        # largest number of held-out problems
+    num_eval_samples: int = 4           # samples per held-out problem, at the start and the end
     learning_rate: float = 1e-6         # of AdamW
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"     # to 0 at max_steps
+    warmup_steps: int = 0               # steps in which the learning rate grows to its value
     micro_batch_size: int = 8           # rows per backward pass, of short ones more
     gradient_checkpointing: bool = False    # compute activations twice, and store few
     save_steps: int = 10                # steps between checkpoints: 12 bytes per parameter
@@ -105,6 +115,13 @@ class Config(grpo.Config):
         yield self.data or not self.eval_data, "--eval_data: does nothing without --data"
         has_model = "model" in self.reward.split("+")
         yield not has_model, f"--reward {self.reward}: only the scripts have a reward model"
+        yield self.importance_sampling_cap > 0, "--importance_sampling_cap 0: no sample has weight"
+        try:
+            is_object = isinstance(json.loads(self.chat_template_kwargs), dict)
+        except ValueError:
+            is_object = False
+        yield is_object, (f"--chat_template_kwargs {self.chat_template_kwargs}: is not a JSON "
+                          'object such as {"enable_thinking": false}')
         others = dict.fromkeys(OF_SCRIPTS, "the scripts")
         if self.method == "reinforce":
             others |= dict.fromkeys(OF_RATIOS, "grpo and gspo")
@@ -114,6 +131,8 @@ class Config(grpo.Config):
             others["task"] = "runs without --data"
         if self.reward_file:
             others["reward"] = "runs without --reward_file"
+        if self.lora_rank == 0:
+            others |= dict.fromkeys(("lora_alpha", "lora_target_modules"), "runs with --lora_rank")
         if self.engine == "vllm":
             others["sample_batch_size"] = "transformers"
         else:
@@ -147,43 +166,68 @@ class Policy:
         # its top_p or repetition_penalty would sample otherwise than score() computes
         self.generation_config = self.model.generation_config       # which checkpoints keep
         self.model.generation_config = transformers.GenerationConfig(pad_token_id=self.ends[0])
+        room = getattr(self.model.config, "max_position_embeddings", None) or math.inf
+        self.room = room - cfg.max_completion_length    # tokens that a prompt may have
         models.remove_dropout(self.model)
         if cfg.lora_rank > 0:
-            models.add_adapter(self.model, cfg.lora_rank, cfg.dtype)
+            models.add_adapter(self.model, cfg.lora_rank, cfg.dtype, cfg.lora_alpha,
+                               cfg.lora_target_modules)
         if cfg.gradient_checkpointing:
             models.checkpoint_activations(self.model)
         if cfg.parallel == "fsdp" and processes.dist.is_initialized():    # not in report.ask
             processes.shard(self.model, cfg.dtype)
         self.model.to(cfg.device).train()               # in which checkpointing works
+        self.head = models.Head(self.model)
         is_cast = cfg.dtype == "bfloat16" and cfg.parallel == "replicate"       # FSDP casts itself
         self.autocast = lambda: torch.autocast(
             cfg.device, dtype=torch.bfloat16, enabled=is_cast)
         self.engine = None                              # where it is not transformers
 
+    def token_ids(self, prompt):
+        """Encode a prompt, by the model's chat template if it has one. Exits with one line if that
+        fails. -> list"""
+        cfg = self.cfg
+        chat = problem_files.messages(prompt) if cfg.data else []
+        more = json.loads(cfg.chat_template_kwargs)
+        template = self.tokenizer.chat_template if cfg.chat_template else None
+        if template is None:
+            if chat or more or cfg.system_prompt:
+                common.fail("--system_prompt, --chat_template_kwargs and conversations in --data "
+                            f"need a chat template: {cfg.model} has none, or a flag turns it off")
+            return self.tokenizer(cfg.instruction + prompt).input_ids
+        for name in more:
+            if name not in str(template):
+                common.fail(f"--chat_template_kwargs: the template of {cfg.model} has no {name}")
+        chat = chat or [{"role": "user", "content": prompt}]
+        chat[-1]["content"] = cfg.instruction + chat[-1]["content"]
+        if cfg.system_prompt and chat[0]["role"] != "system":
+            chat.insert(0, {"role": "system", "content": cfg.system_prompt})
+        try:
+            text = self.tokenizer.apply_chat_template(
+                chat, add_generation_prompt=True, tokenize=False, **more)
+        except Exception as error:                      # a template may raise anything
+            common.fail(f"--model {cfg.model}: its chat template fails (--no-chat_template does "
+                        f"without it): {' '.join(str(error).split())}")
+        return self.tokenizer(text, add_special_tokens=False).input_ids     # it has its own
+
     def encode(self, problems):
-        """Token ids of prompts, by the model's chat template if it has one. -> (B, W)"""
-        T = self.cfg.max_completion_length
-        is_chat = self.cfg.chat_template and self.tokenizer.chat_template is not None
-        rows = []
-        for problem in problems:
-            text = self.cfg.instruction + problem.prompt
-            if is_chat:
-                text = self.tokenizer.apply_chat_template(
-                    [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False)
-            # a template has special tokens of its own
-            rows.append(self.tokenizer(text, add_special_tokens=not is_chat).input_ids)
+        """Encode prompts. Exits with one line if one is too long. -> token ids (B, W)"""
+        rows = [self.token_ids(problem.prompt) for problem in problems]
         W = max(len(row) for row in rows)
-        longest = getattr(self.model.config, "max_position_embeddings", None)
-        if longest and longest < W + T:
+        if self.room < W:
+            T = self.cfg.max_completion_length
             common.fail(f"--max_completion_length {T}: a prompt has {W} tokens, the model reads "
-                        f"{longest}")
+                        f"{self.room + T}")
         rows = [[NO_TOKEN] * (W - len(row)) + row for row in rows]
         return torch.tensor(rows, device=self.cfg.device)
 
     def longest(self, task):
-        """How many tokens a prompt has at most. Exits with one line if one is too long. -> int"""
+        """Find how many tokens a prompt has at most. Problems of --data whose prompts are too long
+        are left out. Exits with one line if that leaves none. -> int"""
         if self.cfg.data:
-            return max(self.encode(problems).shape[1] for problems in task.in_parts())
+            prompts = {problem.prompt for problem in (*task.train, *task.test)}
+            lengths = {prompt: len(self.token_ids(prompt)) for prompt in prompts}
+            return task.leave_out(lengths, self.room)
         empty = self.encode([common.Problem("", "")]).shape[1]
         return empty + task.prompt_width + 2            # a character is a token at most
 
@@ -198,11 +242,18 @@ def score(policy, prompts, completions, temperature=1.0, kernel="auto"):
     ids = torch.cat([prompts, completions], dim=1)                              # (B, W + T)
     is_token = (ids != NO_TOKEN).long()
     positions = (is_token.cumsum(dim=1) - 1).clamp(min=0)
+    inputs = {"input_ids": ids.clamp(min=0), "attention_mask": is_token, "position_ids": positions,
+              "use_cache": False, "logits_to_keep": completions.shape[1] + 1}
+
+    def read(logits, tokens):
+        if not (common.kernels and common.kernels.applies(kernel, logits)):
+            logits = logits.float()                             # which Triton does itself
+        return grpo.logprobs(logits, tokens, temperature, kernel)
     with policy.autocast():
-        logits = policy.model(
-            input_ids=ids.clamp(min=0), attention_mask=is_token, position_ids=positions,
-            use_cache=False, logits_to_keep=completions.shape[1] + 1).logits[:, :-1]
-    return grpo.logprobs(logits.float(), completions, temperature, kernel)
+        if policy.head.is_large(policy.model, completions):
+            with policy.head.scoring(read, completions):
+                return policy.model(**inputs).logits.unbind(dim=-1)
+        return read(policy.model(**inputs).logits[:, :-1], completions)
 
 
 @torch.no_grad()
@@ -299,6 +350,43 @@ def gather(policy, problems, prompts, completions):
     texts = [policy.decode(ids[:n]) for ids, n in zip(tokens.tolist(), lengths.tolist())]
     return common.Batch(tokens, mask, logps, entropy, lengths, has_ended == 0, problems, prompts,
                         texts)
+
+
+class SamplerCheck:
+    """Compares a sampler with the trainer, on a few short completions of `problems`: before
+    training, because an engine may not have got the weights, and after the first update, because
+    it may have kept the old ones. Exits with one line if they differ."""
+    BOUND = {"float32": 0.02, "bfloat16": 0.1}      # nats a token; rounding differs by less
+
+    def __init__(self, policy, problems):
+        self.policy = policy
+        self.problems = [problem for problem in problems for _ in range(4)]
+        self.cfg = dataclasses.replace(
+            policy.cfg, max_completion_length=min(16, policy.cfg.max_completion_length))
+        self.before = None
+
+    def __call__(self):
+        policy, cfg = self.policy, self.cfg
+        batch = complete(policy, None, cfg, self.problems, common.generator(cfg.seed, "check"))
+        scored, _ = score_all(policy, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
+        difference = (((scored - batch.logps) * batch.mask).abs().sum() / batch.mask.sum()).item()
+        if not difference <= self.BOUND[cfg.dtype]:
+            common.fail(f"--engine {cfg.engine}: does not sample from the trainer's weights: its "
+                        f"log-probabilities differ by {difference:.2g} nats a token, and rounding "
+                        f"by less than {self.BOUND[cfg.dtype]}; try --engine transformers", code=1)
+        now = batch.tokens, batch.mask, scored, batch.logps
+        if self.before is None:
+            self.before, self.rounding = now, difference
+            return
+        tokens, mask, *logps = self.before
+        # the tokens that follow the same text before and after the update
+        same = ((tokens == batch.tokens) | (mask == 0)).cumprod(dim=1) * mask * batch.mask
+        moved, followed = [((new - old) * same)[same > 0] for new, old in zip(now[2:], logps)]
+        is_seen = moved.abs().mean() > 10 * self.rounding
+        if is_seen and (followed - moved).abs().mean() > 0.5 * moved.abs().mean():
+            common.fail(f"--engine {cfg.engine}: samples from older weights than the trainer's: "
+                        f"the first update moved log-probabilities by {moved.abs().mean():.2g} "
+                        "nats a token, and its samples do not show that", code=1)
 
 
 def sample_batch(policy, task, cfg, step):
@@ -424,6 +512,15 @@ COLUMNS = {"reward": "reward", "signal": "signal", "length": "completions/mean_l
 DIFFERENCE = "sampling/sampling_logp_difference/mean"           # between sampler and trainer
 
 
+def learning_rate(cfg, step):
+    """The learning rate of a step, the first of which is 0: a warm-up, then a schedule. Neither it
+    nor the last one is zero. -> float"""
+    progress = max(0.0, (step - cfg.warmup_steps) / max(1, cfg.max_steps - cfg.warmup_steps))
+    decay = {"constant": 1.0, "linear": 1 - progress,
+             "cosine": (1 + math.cos(math.pi * progress)) / 2}[cfg.lr_scheduler_type]
+    return cfg.learning_rate * min(1.0, (step + 1) / max(1, cfg.warmup_steps)) * decay
+
+
 def load_engine(policy, longest):
     """vLLM for texts of so many tokens. Exits with one line if it cannot have this model."""
     try:
@@ -440,7 +537,7 @@ def main(argv=None):
     cfg = common.parse_flags(Config, argv)
     task = load_task(cfg)
     processes.join(cfg)
-    cfg = dataclasses.replace(cfg, model=str(models.last_checkpoint(cfg.model) or cfg.model))
+    cfg = dataclasses.replace(cfg, model=models.resolved(cfg.model, cfg.resume_from_checkpoint))
     policy = Policy(cfg.model, cfg)
     longest = policy.longest(task)
     reference = policy                          # without its adapter, if it has one
@@ -448,6 +545,13 @@ def main(argv=None):
         reference = Policy(cfg.model, cfg)
     if cfg.engine == "vllm":
         policy.engine = load_engine(policy, longest + cfg.max_completion_length)
+    optimizer = torch.optim.AdamW(
+        [weight for weight in policy.model.parameters() if weight.requires_grad],
+        lr=cfg.learning_rate, weight_decay=cfg.weight_decay,
+        foreach=False)                          # it would take 4 bytes more per parameter
+    check = SamplerCheck(policy, common.held_out_problems(task, 4))
+    if policy.engine:
+        check()
     task.machinery = SimpleNamespace(score=score_all, decode=policy.decode)     # for observers
     columns = dict(COLUMNS)
     if policy.engine and cfg.importance_sampling_correction == "none":
@@ -455,14 +559,11 @@ def main(argv=None):
     run = processes.Run(cfg, task, policy, columns)
     torch.set_num_threads(cfg.num_threads)
     run.begin()
-    optimizer = torch.optim.AdamW(
-        [weight for weight in policy.model.parameters() if weight.requires_grad],
-        lr=cfg.learning_rate, weight_decay=cfg.weight_decay,
-        foreach=False)                          # which else takes 4 bytes more per parameter
     method = METHODS[cfg.method]
     which = cfg.baseline if method is reinforce else cfg.scale_rewards
 
     run.start(evaluate, optimizer)
+    is_first = True
     while run.step < cfg.max_steps and run.accuracy() < cfg.stop_at:
         batch = sample_batch(policy, task, cfg, run.step)   # questions, outputs, rewards
         A = method.advantages(batch.rewards, which).view(-1, 1).to(cfg.device)  # (B, 1)
@@ -472,7 +573,12 @@ def main(argv=None):
             with models.without_adapter(reference.model):
                 ref_logps, _ = score_all(
                     reference, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
+        rate = optimizer.param_groups[0]["lr"] = learning_rate(cfg, run.step)
         metrics = update(policy, optimizer, batch, ref_logps, weights * A, cfg, run.step)
+        if policy.engine and is_first:
+            check()
+            is_first = False
+        metrics["learning_rate"] = rate
         run.log(batch, A, metrics | differences)
         run.save(every=cfg.save_steps)
     return run.finish()

@@ -203,12 +203,13 @@ class Warnings:
             self.say(f"no sample of the base is right: try {better}, or easier tasks")
 
     def step(self, run, batch, advantages, metrics):
-        for message in warnings(metrics):
+        for message in warnings(metrics, getattr(run.cfg, "sampler_lag", 0) > 0):
             self.say(message)
 
 
-def warnings(metrics):
-    """What to say of a step. Yields sentences"""
+def warnings(metrics, has_lag=False):
+    """Yield a sentence for each thing in a step that shows why learning cannot work. has_lag: the
+    samples come from older weights on purpose."""
     is_equal = metrics["signal"] == 0 and "teacher_kl" not in metrics   # who rewards each token
     if is_equal and metrics.get("accuracy", 0) < 0.5:
         yield "no group has signal: raise --num_generations, or take a better base"
@@ -218,11 +219,17 @@ def warnings(metrics):
         yield "entropy has collapsed: lower --learning_rate, or raise --entropy_coef"
     if metrics.get("rewards/chosen", 0) < 0:
         yield "chosen answers lose probability, too: try a lower --learning_rate"
-    has_lag = "sampling/importance_sampling_ratio/mean" in metrics      # older weights sampled
-    if not has_lag and metrics.get("sampling/sampling_logp_difference/max", 0) > 1e-3:
+    is_corrected = "sampling/importance_sampling_ratio/mean" in metrics
+    difference = metrics.get("sampling/sampling_logp_difference/mean", 0)
+    if has_lag:
+        return
+    if not is_corrected and metrics.get("sampling/sampling_logp_difference/max", 0) > 1e-3:
         yield "the first ratio is not 1: try --kernel torch"
-    if not has_lag and metrics.get("sampling/sampling_logp_difference/mean", 0) > 0.01:
+    if not is_corrected and difference > 0.01:
         yield "sampler and trainer differ: --importance_sampling_correction truncate"
+    if is_corrected and difference > 0.1:
+        yield (f"sampler and trainer differ by {difference:.2g} nats a token, more than rounding "
+               "does: try --engine transformers, or --dtype float32")
 
 
 class Report:

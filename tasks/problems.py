@@ -1,7 +1,9 @@
-"""Problems from a file of JSON lines, {"prompt": ..., "answer": ...}, whose answers are numbers or
-words: what --data of pretrained/train.py names.
+"""Problems from a file of lines {"prompt": ..., "answer": ...}, which --data of pretrained/train.py
+names: JSON lines, a JSON array, or Parquet. Answers are numbers or words; where a --reward_file
+judges, they may be anything. A prompt is a text or a conversation, a list of messages
+{"role": ..., "content": ...}, which is kept as JSON.
 
-The scripts have no use for it, since a file has no demonstrations from which a base could be made.
+The scripts cannot use such a file, because it has no demonstrations to make a base from.
 """
 import functools
 import json
@@ -28,7 +30,9 @@ class FromFile(Task):
         super().__init__(cfg)
         self.name = Path(cfg.data).stem
         self.seed = cfg.seed
-        self.keeps_lines = cfg.reward_file != ""        # whole, as secrets; answers may be missing
+        self.keeps_lines = cfg.reward_file != ""        # whole, as secrets; answers may be anything
+        self.columns = set()                            # the keys of all lines
+        self.places = {}                                # of each prompt, for messages
         self.train = self.read("data", cfg.data)
         if cfg.eval_data:
             self.test = self.read("eval_data", cfg.eval_data)
@@ -45,20 +49,19 @@ class FromFile(Task):
 
     def read(self, flag_name, path):
         """The problems of a file. Exits with one line at a line that is none. -> list"""
-        try:
-            lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
-        except (OSError, UnicodeDecodeError) as error:
-            common.fail(f"--{flag_name} {path}: cannot be read ({error})")
         problems = []
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(read_lines(flag_name, path), start=1):
             try:
                 if line.strip():
-                    prompt, answer = parse(line, needs_answer=not self.keeps_lines)
+                    record, prompt, answer = parse(line, needs_answer=not self.keeps_lines)
+                    self.columns |= record.keys()
+                    self.places.setdefault(prompt, f"line {number} of {path}")
                     secret = line if self.keeps_lines else None
                     problems.append(common.Problem(prompt, answer, secret=secret, task=self.name))
             except (ValueError, KeyError, TypeError, RecursionError):
                 common.fail(f"--{flag_name} {path}: line {number} is not "
-                            f'{{"prompt": "...", "answer": "..."}}: {line[:40]!a}')
+                            f'{{"prompt": "...", "answer": "..."}}: {line[:40]!a}; only a '
+                            "--reward_file can judge without an answer that is a text or a number")
         return problems
 
     def sample(self, rng):
@@ -71,10 +74,19 @@ class FromFile(Task):
         """n training problems from the first-th on. -> list"""
         return passes(self.train, first, n, self.seed)
 
-    def in_parts(self, size=1000):
-        """All problems, so many at a time. -> list of lists"""
-        problems = self.train + self.test
-        return [problems[start:start + size] for start in range(0, len(problems), size)]
+    def leave_out(self, lengths, most):
+        """Leave out problems whose prompts have more than `most` tokens, print how many they are,
+        and exit with one line if that leaves none. lengths: prompt -> tokens. -> the most kept"""
+        too_long = [place for prompt, place in self.places.items() if lengths[prompt] > most]
+        if too_long:
+            message = (f"{len(too_long)} of {len(self.places)} prompts have more than {most} "
+                       f"tokens and are left out, the first in {too_long[0]}")
+            self.train, self.test = ([one for one in split if lengths[one.prompt] <= most]
+                                     for split in (self.train, self.test))
+            if not (self.train and self.test):
+                common.fail(f"--max_completion_length: {message}; no problems are left")
+            print(message)
+        return max(lengths[problem.prompt] for problem in (*self.train, *self.test))
 
     def verify(self, problem, text):
         """Whether the answer in a text is the right number, or to the letter. -> 1.0 or 0.0"""
@@ -100,11 +112,17 @@ def shuffled(n, *seed):
 
 
 def parse(line, needs_answer=True):
-    """The prompt and the answer of a line, "" where it needs none. ValueError, KeyError, TypeError
-    or RecursionError if it has none. -> str, str"""
+    """Read a line, its prompt and its answer, "" where none is needed. ValueError, KeyError,
+    TypeError or RecursionError if there is none. -> dict, str, str"""
     record = json.loads(line)
     prompt = record["prompt"]
     answer = record["answer"] if needs_answer else record.get("answer", "")
+    if isinstance(prompt, list):
+        prompt = json.dumps(prompt, ensure_ascii=False)
+        if not messages(prompt):
+            raise TypeError
+    if not needs_answer and type(answer) not in (str, int, float):
+        answer = ""                                             # which functions take from the line
     if type(prompt) is not str or type(answer) not in (str, int, float):
         raise TypeError
     if type(answer) is float:
@@ -113,7 +131,35 @@ def parse(line, needs_answer=True):
     if not prompt or needs_answer and not answer:
         raise ValueError
     (prompt + answer).encode()                                  # half a surrogate pair is no text
-    return prompt, answer
+    return record, prompt, answer
+
+
+def messages(prompt):
+    """The messages of a prompt; [] if it is not a conversation that a model can continue.
+    -> list of dicts"""
+    try:
+        found = json.loads(prompt) if prompt.startswith("[{") else []
+        texts = [message[key] for message in found for key in ("role", "content")]
+        is_good = all(type(text) is str for text in texts) and found[-1]["role"] != "assistant"
+        return found if is_good else []
+    except (ValueError, KeyError, TypeError, RecursionError, IndexError):
+        return []
+
+
+def read_lines(flag_name, path):
+    """The lines of a file, each a JSON text. Exits with one line if there are none. -> list"""
+    try:
+        if Path(path).suffix == ".parquet":
+            from pyarrow import parquet
+            return [json.dumps(row, default=str) for row in parquet.read_table(path).to_pylist()]
+        text = Path(path).read_text(encoding="utf-8-sig")
+        if text.lstrip().startswith("["):
+            return list(map(json.dumps, json.loads(text)))
+        return text.split("\n")
+    except ImportError:
+        common.fail(f"--{flag_name} {path}: needs pyarrow: pip install pyarrow")
+    except (OSError, ValueError, RecursionError) as error:      # pyarrow's errors are ValueErrors
+        common.fail(f"--{flag_name} {path}: cannot be read ({' '.join(str(error).split())})")
 
 
 def find_answer(text):

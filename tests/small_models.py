@@ -23,6 +23,7 @@ FAMILIES = {
     "qwen2": {},                            # biases
     "qwen3": {"head_dim": 8},               # norms of queries and keys
     "gemma2": {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8},     # soft caps
+    "granite": {},                          # scaled logits
     "gpt2": {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5}}     # positions by a table
 
 

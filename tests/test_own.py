@@ -1,11 +1,15 @@
-"""Rewards and tools of one's own: --reward_file, and tasks that insert text into completions, which
+"""Your own rewards and tools: --reward_file, and tasks that insert text into completions, which
 pretrained/train.py trains as the scripts do."""
 import json
+import os
 import re
+import signal
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from conftest import ROOT
 from small_models import LIKE_SMALL, NEEDS, load_example
 from small_runs import SMALL, arguments, at_work, lines, read_summary, steps
@@ -17,6 +21,7 @@ transformers = pytest.importorskip("transformers", reason=NEEDS)
 from test_processes import job  # noqa: E402  (behind the line that may skip)
 
 from pretrained import export  # noqa: E402
+from pretrained import rewards as own  # noqa: E402
 from report import ask  # noqa: E402
 
 pretrained = load_example()
@@ -91,42 +96,226 @@ def reward(completion, sum, list, **row):
         assert rate == (pytest.approx(reward, rel=1e-5) if is_judged else None)
 
 
-@pytest.mark.parametrize("source, words", [
+REWARD = "def reward(**row): return 0\n"
+BAD_FILES = [
     (MINE + "\n1 / 0", "line 16: ZeroDivisionError: division by zero"),
-    ("def reward(:", "SyntaxError: "), (None, "FileNotFoundError: "),
+    ("def reward(:", "SyntaxError: "), (None, "FileNotFoundError: "), ("exit()", "SystemExit: "),
     ("def _reward(**row): return 0", "has no function that rewards"),
+    ("seconds = 'x'\n" + REWARD, "seconds = 'x' is not a number above 0"),
+    ("seconds = -1\n" + REWARD, "seconds = -1 is not a number above 0"),
+    ("workers = 0\n" + REWARD, "workers = 0 is not a number above 0"),
+    ("call_tokens = 'ab'\ndef respond(**row): return ''\n" + REWARD, "is not a list of texts"),
+    ("call_tokens = [b'1']\ndef respond(**row): return ''\n" + REWARD, "is not a list of texts"),
+    ("def respond(**row): return ''\n" + REWARD, "call_tokens, a list of texts, and respond need"),
+    ("def reward(completion, anser, **row): return 0",
+     "reward requires anser; a call can give it answer, completion, correct, prompt, each by"),
+    ("def reward(completions, anser, **row): return 0",
+     "reward requires anser; a call can give it answer, completion_ids, completions, correct, pr"),
+    ("def correct(correct): return 0\n" + REWARD, "correct requires correct; a call can give"),
+    ("def reward(completion, /): return 0", "reward requires completion/; a call can give")]
+BAD_CALLS = [
     ("def reward(**row):\n  return [][1]",
      'line 2: IndexError: list index out of range in reward of {"prompt": "'),
     ("def reward(**row): return None", "TypeError: must be real number, not NoneType in reward"),
-    ("def reward(**row): return 1e999", "ValueError: inf is no float in reward of "),
-    ("seconds = .2\ndef reward(**row):\n  while 1: pass",
-     "line 3: TimeoutError: took longer than 0.2 seconds in reward of "),
-    ("call_tokens = 'ab'\ndef reward(**row): return 0\ndef respond(**row): return ''", "a list"),
-    ("def reward(**row): return 0\ndef respond(**row): return ''", "call_tokens, a list of texts"),
-    ("call_tokens = ['a']\ndef reward(**row): return 0\ndef respond(**row): return 1",
-     "ValueError: 1 is no str in respond of ")], ids=str)
-def test_what_raises_ends_the_run_in_one_line(source, words, small_llama, tmp_path, capsys):
+    ("def reward(**row): return 1e999", "ValueError: inf is not finite in reward of "),
+    ("def reward(completions, **row): return [0]", "ValueError: 1 rewards for 16 completions in "),
+    ("import os\ndef reward(**row): os._exit(0)", "its process has ended in reward of "),
+    ("""seconds = 0.3
+import time
+def reward(**row):
+    while True:
+        try:
+            time.sleep(0.01)
+        except BaseException:
+            pass""", "took longer than 0.3 seconds in reward of "),
+    ("call_tokens = ['a']\ndef respond(**row): return 1\n" + REWARD,
+     "TypeError: 1 is not a text in respond of ")]
+
+
+@pytest.mark.parametrize("source, words", BAD_FILES, ids=range(len(BAD_FILES)))
+def test_a_file_that_cannot_work_is_refused_before_the_model_is_loaded(
+        source, words, tmp_path, refused):
+    with pytest.raises(SystemExit) as stop:
+        run(tmp_path, tmp_path, source)                 # a folder without a model
+    assert stop.value.code == 2
+    refused(words, run, tmp_path, tmp_path, None)
+
+
+@pytest.mark.parametrize("source, words", BAD_CALLS, ids=range(len(BAD_CALLS)))
+def test_a_function_that_fails_ends_the_run_in_one_line(
+        source, words, small_llama, tmp_path, capsys):
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         run(tmp_path, small_llama, source)
-    assert stop.value.code in (1, 2)
+    assert stop.value.code == 1
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("error: --reward_file ") and words in line
+
+
+def load(folder, source, records=None):
+    """The task of a reward file; `records` are the lines of --data."""
+    (folder / "mine.py").write_text(source)
+    flags = {"model": "none", "reward_file": str(folder / "mine.py")}
+    if records:
+        flags["data"] = str(folder / "data.jsonl")
+        (folder / "data.jsonl").write_text("\n".join(map(json.dumps, records)))
+    return pretrained.load_task(pretrained.Config(**flags))
+
+
+def test_everything_callable_but_classes_and_imports_is_a_reward(tmp_path):
+    task = load(tmp_path, """
+import functools
+from math import floor as down
+from os.path import *
+Texts = list[str]
+limit = 3
+
+class Judge:
+    def __call__(self, completion):
+        return down(2.5)
+
+@functools.lru_cache
+def cached(completion, **row):
+    return 1
+
+def _weighed(weight, completion):
+    return weight
+
+def plain(completion="", *texts, weight=5):
+    return weight
+
+async def later(completions, **columns):
+    return [None, 6]
+
+weighed = functools.partial(_weighed, 3)
+judge = Judge()
+shorter = lambda answer: 4
+""".replace("from os.path import *\n", ""))
+    assert task.rewards == ["cached", "plain", "later", "weighed", "judge", "shorter"]
+    problem = grpo.common.Problem("1+1=", "2")
+    found = task.rated([(problem, "2", [50]), (problem, "3", [51])])
+    assert found[1].tolist() == [0, 1, 5, 6, 3, 2, 4] and found[0, 3].isnan()
+
+
+def test_a_task_with_a_tool_keeps_it_unless_the_file_has_one(tmp_path):
+    (tmp_path / "mine.py").write_text(REWARD)
+    flags = {"model": "none", "task": "lookup", "reward_file": str(tmp_path / "mine.py")}
+    [task, plain] = (pretrained.load_task(pretrained.Config(**flags | more))
+                     for more in ({}, {"reward_file": ""}))
+    [problem] = grpo.common.sample_problems(plain, 1, 0)
+    text = "<search>a</search>"
+    assert task.call_tokens == plain.call_tokens
+    assert task.respond(problem, text) == plain.respond(problem, text) != ""
+    own_tool = "call_tokens = ('!', '?')\ndef respond(completion): return completion[::-1]\n"
+    task = load(tmp_path, own_tool + REWARD)
+    assert task.call_tokens == ("!", "?") and task.respond(problem, "ab!") == "!ba"
+
+
+def test_a_reward_file_of_trl_works_as_it_is(tmp_path):
+    """The calls have TRL's names, and completions of conversations are conversations."""
+    chat = [{"role": "user", "content": "q"}]
+    records = [{"prompt": chat if i % 2 else f"q{i}", "answer": i, "tag": [i]} for i in range(60)]
+    task = load(tmp_path, """
+def sizes(prompts, completions, answer, tag, completion_ids, **kwargs):
+    assert len(prompts) == len(completions) == len(answer) <= 16 and tag == [[i] for i in answer]
+    for prompt, completion in zip(prompts, completions):
+        chat = [{"role": "assistant", "content": "text"}]
+        assert completion == (chat if isinstance(prompt, list) else "text")
+    return [float(len(ids)) for ids in completion_ids]
+
+def even(completions, answer, **kwargs):
+    return [None if i % 2 else 10 * i for i in answer]
+""", records)
+    problems = [*task.train, *task.test]
+    found = task.rated([(problem, "text", [0] * i) for i, problem in enumerate(problems)])
+    for i, (problem, (_, size, even)) in enumerate(zip(problems, found.tolist())):
+        number = json.loads(problem.secret)["answer"]
+        assert size == i and (even == 10 * number if number % 2 == 0 else even != even)
+
+
+def test_none_counts_as_in_trl(tmp_path):
+    """As 0 in a sum. A completion without any reward has no advantage and changes no other one."""
+    task = load(tmp_path, """
+def one(completions, **row): return [{"a": 1.0, "b": 0.9}.get(text) for text in completions]
+def two(completions, **row): return [{"a": 1.0, "c": 5.0}.get(text) for text in completions]
+def none(completions, **row): return [None] * len(completions)
+""")
+    texts = ["a", "b", "c", "", "b", "b", "b", "", *[""] * 4]
+    B = len(texts)
+    batch = grpo.common.Batch(*[torch.ones(B, 1)] * 4, torch.ones(B).long(), None,
+                              [grpo.common.Problem("1+1=", "2")] * B, None, texts)
+    rewards = task.judge(batch, 4, 0).rewards
+    assert rewards[0].tolist() == pytest.approx([2, 0.9, 5, 7.9 / 3])
+    assert len(set(rewards[1].tolist())) == 1 and rewards[2].tolist() == [0] * 4
+    assert grpo.advantages(rewards)[0, 3].abs() < 1e-6
+    means = task.observe(batch, 0)
+    assert means.keys() == {"rewards/one/mean", "rewards/two/mean"}
+    assert means["rewards/two/mean"] == 3
+
+
+def test_calls_run_side_by_side_in_order_and_a_new_folder_stays_the_reward_s_own(tmp_path):
+    (tmp_path / "mine.py").write_text("""
+import os, time
+workers = 4
+def reward(number):
+    os.chdir("/")
+    time.sleep(0.3 - 0.02 * number)
+    return number
+""")
+    with at_work(tmp_path):
+        workers = own.Workers("mine.py")
+        started = time.monotonic()
+        found = workers.run([("reward", {"number": number}, 0) for number in range(12)])
+        assert found == [[float(number)] for number in range(12)]
+        assert time.monotonic() - started < 1.5 and len(workers.processes) == 4     # not 2.3
+        assert Path.cwd() == tmp_path
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGKILL"])
+def test_a_run_that_is_stopped_during_a_reward_ends_as_ever_and_so_do_its_processes(
+        name, small_llama, tmp_path):
+    (tmp_path / "mine.py").write_text("""
+import os, time
+def reward(completion):
+    assert os.getsid(0) == os.getpid()                  # Ctrl-C of a terminal does not get here
+    with open("pids", "a") as log:
+        log.write(f"{os.getpid()}\\n")
+    while True:
+        time.sleep(0.01)
+""")
+
+    def is_alive(pid):
+        stat = Path(f"/proc/{pid}/stat")
+        return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+    def stop(workers):
+        for _ in range(3000):
+            if (tmp_path / "pids").exists():
+                break
+            time.sleep(0.01)
+        os.kill(workers[0].pid, getattr(signal, name))
+    [code] = job(tmp_path, FLAGS | {"model": small_llama}, size=1, look=stop)
+    said = (tmp_path / "stderr-0").read_text()
+    if name == "SIGINT":
+        assert code == 130 and "interrupted; resume with:" in said and "error:" not in said
+    pids = (tmp_path / "pids").read_text().split()
+    for _ in range(500):
+        if not any(map(is_alive, pids)):
+            break
+        time.sleep(0.01)
+    assert pids and not any(map(is_alive, pids))
 
 
 def test_the_reward_file_of_the_page_grades_the_format_of_gsm8k(tmp_path):
     page = (ROOT / "docs/extending.md").read_text()
     [source] = re.findall(r"```python\n(\"\"\"A completion shall.*?)```", page, re.DOTALL)
-    (tmp_path / "gsm8k.py").write_text(source)
-    records = [{"prompt": f"q{i}", "answer": "1,072"} for i in range(60)]
-    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, records)))
-    task = pretrained.load_task(pretrained.Config(
-        model="none", data=str(tmp_path / "data.jsonl"), reward_file=str(tmp_path / "gsm8k.py")))
+    task = load(tmp_path, source, [{"prompt": f"q{i}", "answer": "1,072"} for i in range(60)])
     for completion, right, form in (
             ("so it is\n#### 1072", 1, 0.1), ("#### 1,072.", 1, 0.1), ("1072", 0, 0),
             ("#### 10720", 0, 0.1), ("#### 1072 or 5", 0, 0.1), ("####", 0, 0.1)):
-        assert list(task.functions) == ["accuracy", "form"]
-        assert task.rated(task.train[0], completion) == [right, right, form], completion
+        assert task.rewards == ["accuracy", "form"]
+        found = task.rated([(task.train[0], completion, [])])
+        assert found.tolist() == [[right, right, pytest.approx(form)]], completion
 
 
 # ---- tools -----------------------------------------------------------------------------------

@@ -4,7 +4,9 @@ import copy
 import functools
 import json
 import math
+import os
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -202,6 +204,82 @@ def test_the_trainer_says_what_the_sampler_said_of_prompts_of_mixed_length(famil
     assert (logps - batch.logps).abs().sum() / batch.mask.sum() < 0.01
 
 
+class FakeEngine:
+    """Samples by transformers, with a copy of the weights; `sync` says how it gets them."""
+
+    def __init__(self, policy, sync):
+        self.policy = copy.copy(policy)
+        self.policy.model = copy.deepcopy(policy.model)
+        self.sync = sync
+        scale = 0.3 if sync == "nothing" else 0.0
+        self.waiting = {name: weight + scale * torch.randn_like(weight)
+                        for name, weight in policy.model.state_dict().items()}
+
+    def update(self, model):
+        weights = {name: weight.clone() for name, weight in model.state_dict().items()}
+        if self.sync == "permuted":
+            weights |= {name: weights[name.replace("gate_proj", "up_proj")]
+                        for name in weights if "gate_proj" in name}
+        self.policy.model.load_state_dict(weights if self.sync in ("right", "permuted")
+                                          else self.waiting)
+        self.waiting = weights if self.sync == "late" else self.waiting
+
+    def complete(self, prompts, completions, T, temperature, seeds):
+        W = max(map(len, prompts))
+        prompts = torch.tensor([[pretrained.NO_TOKEN] * (W - len(row)) + row for row in prompts])
+        uniforms = torch.stack([torch.rand(T, generator=torch.Generator().manual_seed(seed))
+                                for seed in seeds[:, 0].tolist()])
+        pretrained.generate(self.policy, prompts, completions, self.policy.cfg,
+                            uniforms if temperature else None)
+
+
+@pytest.mark.parametrize("sync, words", [
+    ("right", None), ("nothing", "does not sample from the trainer's weights"),
+    ("permuted", "does not sample from the trainer's weights"),
+    ("late", "samples from older weights than the trainer's: the first update moved")])
+def test_an_engine_with_other_weights_than_the_trainers_ends_the_run(
+        sync, words, small_llama, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(pretrained, "load_engine", lambda policy, _: FakeEngine(policy, sync))
+    flags = arguments(LIKE_SMALL | {"engine": "vllm", "model": small_llama, "max_steps": 2,
+                                    "learning_rate": 1e-5, "output_dir": "run"})
+    with at_work(tmp_path):
+        if words is None:
+            pretrained.main(flags)
+            assert max(step["sampling/sampling_logp_difference/mean"]
+                       for step in steps(tmp_path / "run")) < 1e-4
+            return
+        with pytest.raises(SystemExit):
+            pretrained.main(flags)
+    assert words in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("family, changes", [
+    ("llama", {}), ("gemma2", {"final_logit_softcapping": 2.0}),
+    ("granite", {"logits_scaling": 3.0})])
+def test_log_probs_of_a_few_positions_at_a_time_are_those_of_all(
+        family, changes, tmp_path, monkeypatch):
+    """With their gradients, and without large logits, except for a model that scales them."""
+    folder = save_random(tmp_path / "model", family, **changes)
+    policy = pretrained.Policy(folder, config_of(temperature=0.8))
+    prompts, tokens = torch.full((2, 3), 65), torch.randint(97, 123, (2, 9))
+
+    def scored():
+        policy.model.zero_grad()
+        logps, entropy = pretrained.score(policy, prompts, tokens, 0.8)
+        (logps * torch.arange(18).view(2, 9)).sum().backward()
+        return [logps, entropy, *(weight.grad.clone() for weight in policy.model.parameters())]
+    whole = scored()
+    sizes = []
+    logprobs = grpo.logprobs
+    monkeypatch.setattr(models.Head, "AT_ONCE", 4 * grpo.VOCAB_SIZE)
+    monkeypatch.setattr(grpo, "logprobs", lambda logits, *rest: (
+        sizes.append(logits.shape[1]), logprobs(logits, *rest))[1])
+    for part, all_at_once in zip(scored(), whole, strict=True):
+        torch.testing.assert_close(part, all_at_once, rtol=1e-4, atol=1e-5)
+    assert max(sizes) == (9 if family == "granite" else 4)
+    assert getattr(policy.model.config, "final_logit_softcapping", 2.0) == 2.0      # as it was
+
+
 def test_a_completion_depends_neither_on_those_beside_it_nor_on_what_its_folder_asks_for(
         random_llama, tmp_path):
     together, logps, _ = sample(random_llama)
@@ -254,12 +332,62 @@ def test_prompts_stand_at_the_right_behind_their_instruction_or_in_the_chat_temp
     policy = pretrained.Policy(random_llama, config_of(instruction="Go "))
     ids = policy.encode(problems_of(["abc", "a"]))
     assert ids.tolist() == [[*b"Go abc"], [pretrained.NO_TOKEN] * 2 + [*b"Go a"]]
-    policy.tokenizer.chat_template = (
-        "{% for m in messages %}<|pad|>{{ m['role'] }}:{{ m['content'] }}{% endfor %}"
-        "{% if add_generation_prompt %}!{% endif %}")
+    policy.tokenizer.chat_template = TEMPLATE
     assert policy.encode(problems_of("x")).tolist() == [[grpo.PAD, *b"user:Go x!"]]
     policy.cfg = config_of(chat_template=False)
     assert policy.encode(problems_of("x")).tolist() == [[*b"x"]]
+
+
+TEMPLATE = ("{% for m in messages %}<|pad|>{{ m['role'] }}:{{ m['content'] }}{% endfor %}"
+            "{% if thinks %}?{% endif %}{% if add_generation_prompt %}!{% endif %}")
+
+
+def test_conversations_have_a_system_prompt_of_their_own_or_of_the_flag(random_llama):
+    policy = pretrained.Policy(random_llama, config_of(
+        data="x", system_prompt="S", instruction="Go ", chat_template_kwargs='{"thinks": true}'))
+    policy.tokenizer.chat_template = TEMPLATE
+    user, system = {"role": "user", "content": "u"}, {"role": "system", "content": "own"}
+    for prompt, text in ((json.dumps([user, system | {"role": "assistant"}, user]),
+                          "|system:S|user:u|assistant:own|user:Go u?!"),
+                         (json.dumps([system, user]), "|system:own|user:Go u?!"),
+                         ("x", "|system:S|user:Go x?!"), ("[{}]", "|system:S|user:Go [{}]?!")):
+        expected = [grpo.PAD if letter == "|" else ord(letter) for letter in text]
+        assert policy.token_ids(prompt) == expected
+    policy.cfg = config_of()                            # a task's prompt is no conversation
+    text = json.dumps([user])
+    assert bytes(policy.token_ids(text)[1:]) == f"user:{text}!".encode()
+
+
+@pytest.mark.parametrize("template, flags, words", [
+    ("{{ raise_exception('no  system') }}", {}, "its chat template fails (--no-chat_template does "
+     "without it): no system\n"),
+    ("{% for %}", {}, "its chat template fails"), (TEMPLATE, {"thinks": 1}, ""),
+    (TEMPLATE, {"thinkss": 1}, "--chat_template_kwargs: the template of none has no thinkss"),
+    (None, {"thinks": 1}, "need a chat template: none has none")], ids=str)
+def test_a_chat_template_that_fails_or_lacks_what_is_given_is_one_line(
+        template, flags, words, random_llama, refused):
+    policy = pretrained.Policy(random_llama, config_of(
+        data="x", chat_template_kwargs=json.dumps(flags)))
+    policy.tokenizer.chat_template = template
+    if words:
+        refused(words, policy.token_ids, "x")
+    else:
+        assert policy.token_ids("x")[-2:] == [*b"?!"]
+    if template is None:
+        policy.cfg = config_of(data="x")
+        chat = [{"role": "user", "content": ""}]
+        refused("conversations in --data need", policy.token_ids, json.dumps(chat))
+
+
+def test_a_file_s_prompts_that_leave_no_room_are_left_out(run, refused, tmp_path, capsys):
+    records = [{"prompt": f"({i}+1)=" + "x" * 3000 * (i in (4, 9)), "answer": i} for i in range(60)]
+    (tmp_path / "data.jsonl").write_text("\n".join(map(json.dumps, records)))
+    flags = {"task": "arithmetic", "data": "data.jsonl", "max_steps": 1, "num_eval_problems": 2}
+    run(**flags)
+    assert ("2 of 60 prompts have more than 2032 tokens and are left out, the first in line 5 of "
+            "data.jsonl\n") in capsys.readouterr().out
+    refused("--max_completion_length: 60 of 60 prompts have more than 1 tokens", run,
+            **flags | {"max_completion_length": 2047, "output_dir": "second"})
 
 
 # ---- checkpoints -----------------------------------------------------------------------------
@@ -276,6 +404,35 @@ def test_four_steps_equal_two_and_two_after_a_resume_bit_for_bit(flags, run):
     resume(two)                                         # a finished run stays as it is
     resume(two, max_steps=4)
     assert not difference(outcome(two), outcome(four))
+
+
+@pytest.mark.parametrize("schedule, rates", [
+    ("constant", [0.5, 1, 1, 1, 1]), ("linear", [0.5, 1, 1, 2 / 3, 1 / 3]),
+    ("cosine", [0.5, 1, 1, 0.75, 0.25])])
+def test_a_run_that_is_killed_continues_its_schedule_bit_for_bit(
+        schedule, rates, run, tmp_path, monkeypatch):
+    flags = {"max_steps": 5, "save_steps": 1, "lr_scheduler_type": schedule, "warmup_steps": 2}
+    whole = run("whole", **flags)
+    found = [step["learning_rate"] / LIKE_SMALL["learning_rate"] for step in steps(whole)]
+    assert found == pytest.approx(rates)
+
+    def kill(*_):
+        raise KeyboardInterrupt
+    plain = common.Run.save
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(common.Run, "save", lambda run: kill() if run.step == 3 else plain(run))
+        run(**flags)
+    resume(tmp_path / "run")
+    assert not difference(outcome(tmp_path / "run"), outcome(whole))
+
+
+def test_the_learning_rate_is_that_of_its_step(run):
+    """So that a step of the schedule is a step of AdamW at this rate."""
+    slow, plain = (run(name, max_steps=1, **flags) for name, flags in (
+        ("slow", {"warmup_steps": 2}), ("plain", {"learning_rate": 2.5e-4})))
+    weights = [models.load_model(folder / "checkpoint-1")[0].state_dict()
+               for folder in (slow, plain)]
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("moment", ["first", "weights", "state", "removal"])
@@ -385,6 +542,44 @@ def test_a_checkpoint_is_the_adapter_from_which_runs_go_on(run, lora_run, tmp_pa
         assert torch.equal(weight, model.state_dict()[export.llama_name(name)])
 
 
+def test_a_run_from_another_runs_checkpoint_outlives_it(run, lora_run, tmp_path, capsys):
+    """The other run goes on, and removes the checkpoint from which this one began."""
+    first = Path(shutil.copytree(lora_run, tmp_path / "first"))
+    second = run("second", **LORA | {"model": first, "max_steps": 2})
+    whole = run("whole", **LORA | {"model": first, "max_steps": 3})
+    resume(first, max_steps=5)
+    assert not (first / "checkpoint-4").exists()
+    resume(second, max_steps=3)
+    assert not difference(outcome(second), outcome(whole))
+    assert run("third", **LORA | {"model": second, "lora_rank": 0, "max_steps": 1})
+    weights = second / "base" / models.ADAPTER
+    save_file({name: weight + 1 for name, weight in load_file(weights).items()}, f"{weights}.new")
+    os.replace(f"{weights}.new", weights)
+    for words in ("whose weights have changed", "which is gone"):
+        with pytest.raises(SystemExit):
+            models.load(models.last_checkpoint(second))
+        assert words in capsys.readouterr().err
+        shutil.rmtree(second / "base", ignore_errors=True)
+
+
+def test_an_adapter_has_the_size_and_the_places_of_its_flags(run, small_llama, refused):
+    folder = run(lora_rank=4, lora_alpha=8, lora_target_modules="q_proj,v_proj", max_steps=1)
+    saved = json.loads((folder / "checkpoint-1/adapter_config.json").read_text())
+    assert (saved["lora_alpha"], sorted(saved["target_modules"])) == (8, ["q_proj", "v_proj"])
+    found = load_file(folder / "checkpoint-1" / models.ADAPTER)
+    assert {name.split(".")[-3] for name in found} == {"q_proj", "v_proj"}
+    weights = []
+    for alpha in (8, 16):
+        policy = pretrained.Policy(small_llama, config_of(lora_rank=4, lora_alpha=alpha))
+        for name, weight in policy.model.named_parameters():
+            if "lora_B" in name:
+                weight.data.fill_(0.1)
+        layer = policy.model.get_submodule("model.layers.0.self_attn.q_proj")
+        weights.append(layer.get_delta_weight("default"))
+    torch.testing.assert_close(weights[1], 2 * weights[0])
+    refused("--lora_target_modules query: ", run, "other", lora_rank=4, lora_target_modules="query")
+
+
 def test_an_adapter_of_another_model_is_refused_in_one_line(lora_run, tmp_path, capsys):
     folder = shutil.copytree(next(lora_run.glob("checkpoint-*")), tmp_path / "adapter")
     found = load_file(folder / models.ADAPTER)
@@ -405,6 +600,11 @@ def test_an_adapter_of_another_model_is_refused_in_one_line(lora_run, tmp_path, 
     ({"reward_file": "x.py", "reward": "format"}, "--reward: is for runs without --reward_file"),
     ({"reward": "accuracy+model"}, "--reward accuracy+model: only the scripts"),
     ({"parallel": "fsdp"}, "--parallel fsdp: needs torchrun"),
+    ({"importance_sampling_cap": 0.0}, "--importance_sampling_cap 0: no sample has weight"),
+    ({"chat_template_kwargs": "{thinks}"}, "--chat_template_kwargs {thinks}: is not a JSON object"),
+    ({"chat_template_kwargs": "[1]"}, "--chat_template_kwargs [1]: is not a JSON object"),
+    ({"lora_alpha": 8}, "--lora_alpha: is for runs with --lora_rank"),
+    ({"lora_alpha": 0, "lora_rank": 4}, "--lora_alpha 0: must be finite, at least 1"),
     ({"method": "reinforce", "beta": 0.1}, "--beta: is for grpo and gspo"),
     ({"eval_data": "x"}, "--eval_data: does nothing without --data"),
     ({"data": "x"}, "--task: is for runs without --data"),

@@ -1,7 +1,9 @@
 """tasks/problems.py: which lines of a file are problems, how they are split, in which order they
 are trained on, and which answers are right."""
 import dataclasses
+import importlib
 import json
+import sys
 import zlib
 
 import pytest
@@ -86,8 +88,64 @@ BAD = ["{", '{"prompt": "q", "answer": 1} {}', "[]", '{"prompt": "q"}',
 
 @pytest.mark.parametrize("line", BAD, ids=range(len(BAD)))
 def test_a_line_that_is_no_problem_is_refused_with_its_number(refused, load, line):
-    said = f'train.jsonl: line 22 is not {{"prompt": "...", "answer": "..."}}: {line[:40]!a}\n'
+    said = f'train.jsonl: line 22 is not {{"prompt": "...", "answer": "..."}}: {line[:40]!a}; only'
     refused(said, load, [*records(20), "", line, *records(20)])
+
+
+@pytest.mark.parametrize("answer", [None, True, [1, "x"], {"a": 1}, "", 7])
+def test_where_a_reward_file_judges_an_answer_may_be_anything(load, answer):
+    lines = [{"prompt": "q", "answer": answer, "id": 1}, {"prompt": "r", "tag": 2}]
+    task = load(lines, [{"prompt": "held out", "answer": 0}], reward_file="mine.py")
+    assert [problem.answer for problem in task.train] == ["7" if answer == 7 else "", ""]
+    assert [json.loads(problem.secret) for problem in task.train] == lines
+    assert task.columns == {"prompt", "answer", "id", "tag"} and task.is_judged == (answer == 7)
+
+
+def test_a_prompt_may_be_a_conversation(load, refused):
+    chats = [[{"role": "system", "content": "Be \u00e4."}, {"role": "user", "content": f"q{i}"}]
+             for i in range(40)]
+    task = load([{"prompt": chat, "answer": i} for i, chat in enumerate(chats)])
+    found = {int(problem.answer): problems.messages(problem.prompt)
+             for problem in task.train + task.test}
+    assert found == dict(enumerate(chats)) and "\u00e4" in task.train[0].prompt
+    user = {"role": "user", "content": "q"}
+    for chat in ([], [7], ["q"], [{"role": "user"}], [user | {"content": [{"type": "image"}]}],
+                 [user, {"role": "assistant", "content": "a"}], [user | {"role": None}]):
+        refused("line 1 is not ", load, [{"prompt": chat, "answer": 1}], reward_file="mine.py")
+    for text in ("", "[", "[{", "[" * 9_999, '["role"]', '[{"role": "user"}]', "[{}]", "{}"):
+        assert problems.messages(text) == [], text
+
+
+def test_a_json_array_and_parquet_are_read_as_lines_are(write, tmp_path, refused, monkeypatch):
+    rows = [{"prompt": f"q{i}", "answer": i, "tags": [i]} for i in range(40)]
+    paths = [write("train.jsonl", rows), write("train.json", [json.dumps(rows, indent=1)])]
+    pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
+    paths.append(str(tmp_path / "train.parquet"))
+    importlib.import_module("pyarrow.parquet").write_table(
+        pyarrow.Table.from_pylist(rows), paths[-1])
+    expected, *others = (problems.FromFile(Config(data=path, reward_file="x")) for path in paths)
+    for task in others:
+        assert (task.train, task.test) == (expected.train, expected.test)
+    for name, content in (("bad.parquet", b"PAR1"), ("bad.json", b"[1, "), ("list.json", b"[1]")):
+        (tmp_path / name).write_bytes(content)
+        words = "line 1 is not" if name == "list.json" else "cannot be read ("
+        refused(f"--data {tmp_path / name}: {words}", problems.FromFile,
+                Config(data=str(tmp_path / name)))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    refused("needs pyarrow: pip install pyarrow", problems.FromFile, Config(data=paths[-1]))
+
+
+def test_prompts_that_are_too_long_are_left_out_and_the_first_is_named(load, refused, capsys):
+    task = load([*records(20), *records(20, "long"), *records(20, "long")])
+    lengths = {problem.prompt: len(problem.prompt) for problem in task.train + task.test}
+    assert task.leave_out(lengths, 6) == 6 and capsys.readouterr().out == ""
+    kept = prompts(task.train), prompts(task.test)
+    assert task.leave_out(lengths, 3) == 3
+    assert capsys.readouterr().out.startswith(
+        "20 of 40 prompts have more than 3 tokens and are left out, the first in line 21 of ")
+    assert (prompts(task.train), prompts(task.test)) == tuple(
+        [name for name in names if "long" not in name] for names in kept)
+    refused("40 of 40 prompts have more than 1 tokens", task.leave_out, lengths, 1)
 
 
 def test_a_file_is_read_as_editors_and_other_systems_write_it(load):
