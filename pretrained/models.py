@@ -213,9 +213,7 @@ def with_adapter(model, folder):
     of_one = get_peft_model_state_dict(model).keys() ^ load_file(Path(folder, ADAPTER)).keys()
     if of_one:
         raise ValueError(f"the adapter is of another model, by {min(of_one)}")
-    model = model.merge_and_unload().requires_grad_(True)
-    model.name_or_path = str(folder)        # to which a further adapter adds
-    return model
+    return model.merge_and_unload().requires_grad_(True)
 
 
 def whole(weight):

@@ -191,10 +191,11 @@ class Workers:
         line if one fails: to count that as wrong would hide it."""
         try:
             return list(self.threads.map(self.call, calls))
-        except ValueError as error:
-            self.fail(error, code=1)
-        except (SystemExit, KeyboardInterrupt):         # Ctrl-C
+        except (ValueError, SystemExit, KeyboardInterrupt) as error:    # the last two: Ctrl-C
+            self.threads.shutdown(wait=False, cancel_futures=True)
             self.end()
+            if isinstance(error, ValueError):
+                self.fail(error, code=1)
             raise
 
     def end(self):

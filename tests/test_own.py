@@ -285,8 +285,10 @@ def reward(completion):
 """)
 
     def is_alive(pid):
-        stat = Path(f"/proc/{pid}/stat")
-        return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        except OSError:
+            return False
 
     def stop(workers):
         for _ in range(3000):
