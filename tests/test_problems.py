@@ -116,7 +116,7 @@ def test_a_prompt_may_be_a_conversation(load, refused):
         assert problems.messages(text) == [], text
 
 
-def test_a_json_array_and_parquet_are_read_as_lines_are(write, tmp_path, refused, monkeypatch):
+def test_a_json_array_and_parquet_are_read_as_lines_are(write, tmp_path, refused):
     rows = [{"prompt": f"q{i}", "answer": i, "tags": [i]} for i in range(40)]
     paths = [write("train.jsonl", rows), write("train.json", [json.dumps(rows, indent=1)])]
     pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
@@ -131,8 +131,13 @@ def test_a_json_array_and_parquet_are_read_as_lines_are(write, tmp_path, refused
         words = "line 1 is not" if name == "list.json" else "cannot be read ("
         refused(f"--data {tmp_path / name}: {words}", problems.FromFile,
                 Config(data=str(tmp_path / name)))
+
+
+def test_parquet_without_pyarrow_is_refused_in_one_line(tmp_path, refused, monkeypatch):
+    (tmp_path / "train.parquet").write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    refused("needs pyarrow: pip install pyarrow", problems.FromFile, Config(data=paths[-1]))
+    refused("needs pyarrow: pip install pyarrow", problems.FromFile,
+            Config(data=str(tmp_path / "train.parquet")))
 
 
 def test_prompts_that_are_too_long_are_left_out_and_the_first_is_named(load, refused, capsys):
