@@ -1,10 +1,12 @@
 """vLLM completes prompts for pretrained/train.py: in each process an engine, with a copy of the
 policy's weights, does the process's share. Needs pretrained/requirements-vllm.txt."""
+import logging
 import os
 import tempfile
 from pathlib import Path
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"      # in this process, which has the weights
+os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # V1 is the one that we have tried
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import torch
@@ -12,7 +14,25 @@ from safetensors.torch import save_file
 from vllm import LLM, SamplingParams
 from vllm.lora.request import LoRARequest
 
+import common
 from pretrained import models
+
+RELOADING = logging.getLogger("vllm.model_executor.model_loader.reload.inplace")
+
+
+def refuse(record):
+    """Raise what vLLM only warns of: a sync that leaves some weights as they were. A filter of
+    logging."""
+    raise ValueError(record.getMessage())
+
+
+def forget_kernels(engine):
+    """Let a model of vLLM pack the weights of experts again when it loads them. On a CPU it does
+    that only where it makes a kernel for them, and would read the next ones as if packed."""
+    for module in engine.modules():
+        method = getattr(module, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None:
+            method.moe_kernel = None
 
 
 class Engine:
@@ -24,9 +44,12 @@ class Engine:
         self.is_cpu = cfg.device == "cpu"
         is_job = torch.distributed.is_torchelastic_launched()
         experts = ("num_experts", "num_local_experts", "n_routed_experts")
-        if self.is_cpu and any(getattr(policy.model.config, name, 0) for name in experts):
-            raise ValueError("on a CPU, vLLM packs the weights of experts once, and would sample "
-                             "from the first ones for ever")
+        if self.is_cpu:
+            torch.cpu._init_amx()               # vLLM uses these registers without asking for them
+            has_experts = any(getattr(policy.model.config, name, 0) for name in experts)
+            if has_experts and cfg.lora_rank > 0:
+                raise ValueError("on a CPU, vLLM has no adapters for models with experts: leave "
+                                 "out --lora_rank, or try --engine transformers")
         self.adapter = None                             # a request that names it, if there is one
         self.scratch = tempfile.TemporaryDirectory()    # where vLLM reads it
         lora = {}
@@ -50,6 +73,8 @@ class Engine:
             distributed_executor_backend="external_launcher" if is_job else None)
         self.llm.generate([{"prompt_token_ids": [0]}], use_tqdm=False)     # can it do this model?
         torch.set_num_threads = set_num_threads
+        RELOADING.setLevel(logging.WARNING)
+        RELOADING.addFilter(refuse)
         self.sleep()
 
     def sleep(self):
@@ -60,13 +85,19 @@ class Engine:
     def update(self, model):
         """Wake up with the weights of a model, of which each process may have a part. Tied weights
         go by both names, since on a CPU there is a packed copy of each, if vLLM knows both."""
-        if not self.is_cpu:
+        if self.is_cpu:
+            self.llm.apply_model(forget_kernels)
+        else:
             self.llm.wake_up(tags=["weights"])
         [has_head] = self.llm.apply_model(lambda engine: hasattr(engine, "lm_head"))
         tied = () if has_head else model.all_tied_weights_keys
         weights = ((name, models.whole(weight))
                    for name, weight in models.frozen_weights(model) if name not in tied)
-        self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        try:
+            self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+        except Exception as error:              # vLLM raises nearly anything
+            common.fail("--engine vllm: cannot take this model's weights, try --engine "
+                        f"transformers: {' '.join(str(error).split())}", code=1)
         if not self.is_cpu:
             self.llm.wake_up(tags=["kv_cache"])
         self.llm.reset_prefix_cache()           # of keys and values that other weights computed

@@ -27,13 +27,11 @@ def load_model(path):
     ValueError if weights are missing, which would be random. -> model, set of names"""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
+    if Path(path).is_absolute() and not Path(path).is_dir():
+        raise ValueError("this folder is gone")
     base = base_of(path)
     if base is not None:
-        known = Path(path, BASE)
-        if Path(base).is_absolute() and not Path(base).is_dir():
-            raise ValueError(f"its adapter adds to {base}, which is gone")
-        if known.exists() and json.loads(known.read_text()) != fingerprint(base):
-            raise ValueError(f"its adapter adds to {base}, whose weights have changed")
+        check_base(path)
         model, unexpected = load_model(base)
         return with_adapter(model, path), unexpected
     model, info = AutoModelForCausalLM.from_pretrained(
@@ -185,6 +183,15 @@ def base_of(folder):
     return json.loads(path.read_text())["base_model_name_or_path"] if path.is_file() else None
 
 
+def check_base(folder):
+    """ValueError if what the adapter in a folder adds to is gone or has changed."""
+    base, known = base_of(folder), Path(folder, BASE)
+    if Path(base).is_absolute() and not Path(base).is_dir():
+        raise ValueError(f"its adapter adds to {base}, which is gone")
+    if known.exists() and json.loads(known.read_text()) != fingerprint(base):
+        raise ValueError(f"its adapter adds to {base}, whose weights have changed")
+
+
 def fingerprint(folder):
     """A hash of the weights in a folder, by the names, sizes, beginnings and ends of their files;
     of no file for a name on the Hub. -> str"""
@@ -227,6 +234,20 @@ def resolved(name, resumed):
     kept = Path(resumed, "base")
     path = kept if resumed and kept.is_dir() else last_checkpoint(name) or Path(name)
     return str(path.resolve()) if path.is_dir() else name
+
+
+def source(cfg):
+    """What to load a policy from: --model, or the last checkpoint of a resumed run, if that has all
+    weights. Exits with one line if it has an adapter whose base is gone or has changed. -> str"""
+    resumed = cfg.resume_from_checkpoint
+    last = last_checkpoint(resumed) if resumed else None
+    if last is None or base_of(last) is None:
+        return str(last or cfg.model)
+    try:
+        check_base(last)
+    except ValueError as error:
+        common.fail(f"--resume_from_checkpoint {resumed}: {error}")
+    return cfg.model
 
 
 def last_checkpoint(run):

@@ -243,6 +243,7 @@ class Run(common.Run):
         if self.cfg.lora_rank > 0 and model.is_dir():
             self.policy.model.peft_config["default"].base_model_name_or_path = str(
                 base.resolve() if is_of_run else model)
+        self.base_hash = fingerprint(base if is_of_run else model)      # of what was loaded
         self.state.setdefault("seconds_warm_start", 0.0)
         self.tell("start")
 
@@ -291,8 +292,7 @@ class Run(common.Run):
         part = folder.with_suffix(".tmp")
         self.policy.model.save_pretrained(part, state_dict=weights)
         if self.cfg.lora_rank > 0:
-            (part / BASE).write_text(json.dumps(fingerprint(
-                self.policy.model.peft_config["default"].base_model_name_or_path)))
+            (part / BASE).write_text(json.dumps(self.base_hash))
         self.policy.generation_config.save_pretrained(part)
         self.policy.tokenizer.save_pretrained(part)
         shutil.rmtree(folder, ignore_errors=True)       # of a run that was killed, and did it again

@@ -203,13 +203,14 @@ class Warnings:
             self.say(f"no sample of the base is right: try {better}, or easier tasks")
 
     def step(self, run, batch, advantages, metrics):
-        for message in warnings(metrics, getattr(run.cfg, "sampler_lag", 0) > 0):
+        for message in warnings(metrics, getattr(run.cfg, "sampler_lag", 0) > 0,
+                                getattr(run.cfg, "dtype", "float32")):
             self.say(message)
 
 
-def warnings(metrics, has_lag=False):
+def warnings(metrics, has_lag=False, dtype="float32"):
     """Yield a sentence for each thing in a step that shows why learning cannot work. has_lag: the
-    samples come from older weights on purpose."""
+    samples come from older weights on purpose. dtype: of products, which round."""
     is_equal = metrics["signal"] == 0 and "teacher_kl" not in metrics   # who rewards each token
     if is_equal and metrics.get("accuracy", 0) < 0.5:
         yield "no group has signal: raise --num_generations, or take a better base"
@@ -227,7 +228,7 @@ def warnings(metrics, has_lag=False):
         yield "the first ratio is not 1: try --kernel torch"
     if not is_corrected and difference > 0.01:
         yield "sampler and trainer differ: --importance_sampling_correction truncate"
-    if is_corrected and difference > 0.1:
+    if is_corrected and difference > {"float32": 0.02}.get(dtype, 0.1):
         yield (f"sampler and trainer differ by {difference:.2g} nats a token, more than rounding "
                "does: try --engine transformers, or --dtype float32")
 

@@ -47,7 +47,7 @@ def save_random(folder, family="llama", seed=0, scale=1.0, **changes):
         "vocab_size": grpo.VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 32,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
         "max_position_embeddings": 128, "eos_token_id": grpo.EOS, "pad_token_id": grpo.PAD,
-        "bos_token_id": None} | FAMILIES[family] | changes))
+        "bos_token_id": None} | FAMILIES.get(family, {}) | changes))
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config)
     for weight in model.parameters():

@@ -1,5 +1,7 @@
 """pretrained/engine.py completes prompts by the weights of the moment, and reports the same as the
 trainer. A CPU will do."""
+import copy
+import re
 import subprocess
 import sys
 
@@ -16,6 +18,8 @@ pytest.importorskip("vllm", reason="needs pretrained/requirements-vllm.txt: make
 from test_own import Task
 from test_pretrained import outcome
 
+from pretrained import models
+
 pretrained = load_example()
 VLLM = {"engine": "vllm", "engine_memory": 0.05}
 SHAPE = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32,
@@ -25,14 +29,17 @@ PROBLEMS = [common.Problem(text, "") for text in ("(3+4)=", "3>", LONG, "Say yes
             for _ in range(4)]
 
 
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+
+
 @pytest.fixture(scope="module", params=[
-    ("llama", {"tie_word_embeddings": True}), ("llama", {"tie_word_embeddings": False}),
-    ("gemma2", {"query_pre_attn_scalar": 32})], ids=str)
+    ("llama", {"tie_word_embeddings": True}, 4), ("llama", {"tie_word_embeddings": False}, 4),
+    ("gemma2", {"query_pre_attn_scalar": 32}, 4), ("qwen3_moe", EXPERTS, 0)], ids=str)
 def policy(request, tmp_path_factory):
-    """A policy with an adapter, for which vLLM starts once."""
-    family, changes = request.param
+    """A policy, with an adapter if vLLM can take one, for which vLLM starts once."""
+    family, changes, rank = request.param
     folder = save_random(tmp_path_factory.mktemp("model") / "model", family, **SHAPE | changes)
-    cfg = config_of(**VLLM, max_completion_length=25, temperature=0.8, lora_rank=4)
+    cfg = config_of(**VLLM, max_completion_length=25, temperature=0.8, lora_rank=rank)
     policy = pretrained.Policy(folder, cfg)
     policy.engine = pretrained.load_engine(policy, 300)
     yield policy
@@ -50,7 +57,7 @@ def sample(policy, task=None, problems=PROBLEMS):
 def test_the_trainer_says_what_vllm_said_before_and_after_an_update(policy):
     before, logps = sample(policy)
     assert before.lengths.max() > 5 and logps[logps != 0].std() > 0.5
-    for trained in ("none", "weights", "adapter"):
+    for trained in ("none", "weights", "adapter")[:3 if policy.cfg.lora_rank else 2]:
         generator = torch.Generator().manual_seed(1)
         for name, weight in policy.model.named_parameters():
             if trained != "none" and ("lora_" in name) == (trained == "adapter"):
@@ -61,6 +68,71 @@ def test_the_trainer_says_what_vllm_said_before_and_after_an_update(policy):
         assert torch.equal(batch.tokens, before.tokens) == (trained == "none")
         before = batch
     assert batch.entropy[batch.mask == 1].isnan().all()     # not known, and not made up
+
+
+@pytest.mark.parametrize("sync", ["right", "nothing", "late", "layers"])
+def test_the_check_notices_a_sync_that_does_nothing_is_late_or_swaps_layers(
+        sync, policy, monkeypatch, capsys):
+    check = pretrained.SamplerCheck(policy, PROBLEMS[::4])
+    assert check() is False                             # no update yet, which it could see
+    update, weights, before = policy.engine.update, models.frozen_weights, [policy.model]
+    if sync == "nothing":
+        monkeypatch.setattr(policy.engine, "update", lambda model: None)
+    elif sync == "late":
+        before = [copy.deepcopy(policy.model)]
+        monkeypatch.setattr(policy.engine, "update", lambda model: (
+            update(before[0]), before.__setitem__(0, copy.deepcopy(model))))
+    elif sync == "layers":
+        other = {"layers.0.": "layers.1.", "layers.1.": "layers.0."}
+        monkeypatch.setattr(models, "frozen_weights", lambda model: (
+            (re.sub(r"layers\.[01]\.", lambda found: other[found[0]], name), weight)
+            for name, weight in weights(model)))
+    for weight in policy.model.parameters():
+        if weight.requires_grad:
+            weight.data += 0.01 * torch.randn(weight.shape)
+    if sync == "right":
+        assert check() is True
+    else:
+        with pytest.raises(SystemExit):
+            check()
+        assert "--engine vllm: " in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_weights_that_vllm_does_not_get_end_the_run_in_one_line(policy, monkeypatch, capsys):
+    weights = models.frozen_weights
+    monkeypatch.setattr(models, "frozen_weights", lambda model: (
+        pair for pair in weights(model) if pair[0] != "model.norm.weight"))
+    with pytest.raises(SystemExit):
+        policy.engine.update(policy.model)
+    monkeypatch.undo()
+    policy.engine.update(policy.model)
+    assert "weights were not loaded" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_small_adapter_survives_bfloat16_in_vllm(tmp_path):
+    """Twenty steps of AdamW at a rate of 4e-6 move B by 8e-5 at most. Added to weights in bfloat16,
+    most of what that does would be rounding."""
+    shape = {"hidden_size": 1536, "num_attention_heads": 12, "num_key_value_heads": 2,
+             "head_dim": 128, "num_hidden_layers": 1, "max_position_embeddings": 512}
+    folder = save_random(tmp_path / "model", scale=0.25, **shape)
+    policy = pretrained.Policy(folder, config_of(
+        **VLLM, lora_rank=16, learning_rate=4e-6, dtype="bfloat16", max_completion_length=16))
+    policy.engine = pretrained.load_engine(policy, 300)
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in policy.model.named_parameters():
+        if "lora_B" in name:
+            weight.data += 8e-5 * (2 * torch.rand(weight.shape, generator=generator) - 1)
+    assert pretrained.SamplerCheck(policy, PROBLEMS[::4])() is False
+    layer = policy.model.get_submodule("model.layers.0.self_attn.o_proj")
+    D, W = layer.get_delta_weight("default"), layer.base_layer.weight.float()
+    merged = (W + D).bfloat16().float() - W
+    [(A, B)] = policy.engine.llm.apply_model(lambda engine: (
+        engine.model.layers[0].self_attn.o_proj.lora_a_stacked[0][0, 0].float(),
+        engine.model.layers[0].self_attn.o_proj.lora_b_stacked[0][0, 0].float()))
+    in_vllm = B @ A
+    policy.engine.llm.llm_engine.engine_core.shutdown()
+    assert (in_vllm - D).norm() / D.norm() < 0.01
+    assert (merged - D).norm() / D.norm() > 0.5
 
 
 def test_a_completion_depends_on_its_own_random_numbers_alone(policy):
@@ -109,7 +181,8 @@ def test_a_resumed_run_is_the_whole_one_bit_for_bit_and_two_processes_make_its_s
             run(folders["halves"], resume_from_checkpoint="run"),
             run(folders["two"], torchrun, parallel="fsdp", **correction)]
     (tmp_path / "none").mkdir()
-    done.append(run(tmp_path / "none", max_steps=1, importance_sampling_correction="none"))
+    done.append(run(tmp_path / "none", max_steps=1, importance_sampling_correction="none",
+                    dtype="bfloat16"))      # in a process that has not used these registers yet
     assert [one.returncode for one in done] == [0] * 5, [one.stderr[-900:] for one in done]
     assert "entropy" not in steps(tmp_path / "none/run")[0]
     whole, halves, two = (folder / "run" for folder in folders.values())

@@ -31,6 +31,7 @@ import gspo
 import reinforce
 from pretrained import export
 from report import ask
+from report.observers import warnings
 from tasks import calls
 
 transformers = pytest.importorskip("transformers", reason=NEEDS)
@@ -158,7 +159,7 @@ def test_a_run_is_that_of_the_script_from_the_same_base(script, flags, run, smal
     assert read_summary(ours)["trained"]["greedy"] == read_summary(theirs)["trained"]["greedy"]
 
 
-def test_a_correction_takes_the_trainers_log_probs_and_weighs_tokens(run, monkeypatch):
+def test_a_correction_takes_the_trainers_log_probs_and_weighs_tokens(run, monkeypatch, capsys):
     plain = steps(run("plain", max_steps=1))[0]
     add = calls.Completion.add                          # of a sampler that finds all less likely
     monkeypatch.setattr(calls.Completion, "add", lambda one, token, logp, entropy: (
@@ -171,6 +172,9 @@ def test_a_correction_takes_the_trainers_log_probs_and_weighs_tokens(run, monkey
         assert found["max_log_ratio"] < 1e-4
         assert found["sampling/importance_sampling_ratio/mean"] == pytest.approx(weight, rel=1e-4)
         assert found["grad_norm"] == pytest.approx(weight * plain["grad_norm"], rel=1e-3)
+    assert "sampler and trainer differ by 0.5 nats a token" in capsys.readouterr().out
+    found |= {"signal": 1, "sampling/sampling_logp_difference/mean": 0.05}
+    assert [len(list(warnings(found, dtype=dtype))) for dtype in ("float32", "bfloat16")] == [1, 0]
 
 
 # ---- sampler and trainer ---------------------------------------------------------------------
@@ -211,7 +215,7 @@ class FakeEngine:
         self.policy = copy.copy(policy)
         self.policy.model = copy.deepcopy(policy.model)
         self.sync = sync
-        scale = 0.3 if sync == "nothing" else 0.0
+        scale = {"nothing": 0.3, "greedy": 0.3, "nearly": 0.003}.get(sync, 0.0)
         self.waiting = {name: weight + scale * torch.randn_like(weight)
                         for name, weight in policy.model.state_dict().items()}
 
@@ -220,11 +224,13 @@ class FakeEngine:
         if self.sync == "permuted":
             weights |= {name: weights[name.replace("gate_proj", "up_proj")]
                         for name in weights if "gate_proj" in name}
-        self.policy.model.load_state_dict(weights if self.sync in ("right", "permuted")
-                                          else self.waiting)
+        is_synced = self.sync in ("right", "permuted", "greedy")
+        self.policy.model.load_state_dict(weights if is_synced else self.waiting)
         self.waiting = weights if self.sync == "late" else self.waiting
 
     def complete(self, prompts, completions, T, temperature, seeds):
+        if self.sync == "greedy" and not temperature:
+            self.policy.model.load_state_dict(self.waiting)
         W = max(map(len, prompts))
         prompts = torch.tensor([[pretrained.NO_TOKEN] * (W - len(row)) + row for row in prompts])
         uniforms = torch.stack([torch.rand(T, generator=torch.Generator().manual_seed(seed))
@@ -235,13 +241,15 @@ class FakeEngine:
 
 @pytest.mark.parametrize("sync, words", [
     ("right", None), ("nothing", "does not sample from the trainer's weights"),
+    ("nearly", "does not sample from the trainer's weights"),
+    ("greedy", "does not sample from the trainer's weights"),
     ("permuted", "does not sample from the trainer's weights"),
-    ("late", "samples from older weights than the trainer's: the first update moved")])
+    ("late", "samples from older weights than the trainer's: updates moved")])
 def test_an_engine_with_other_weights_than_the_trainers_ends_the_run(
         sync, words, small_llama, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(pretrained, "load_engine", lambda policy, _: FakeEngine(policy, sync))
     flags = arguments(LIKE_SMALL | {"engine": "vllm", "model": small_llama, "max_steps": 2,
-                                    "learning_rate": 1e-5, "output_dir": "run"})
+                                    "learning_rate": 2e-6, "output_dir": "run"})
     with at_work(tmp_path):
         if words is None:
             pretrained.main(flags)
@@ -251,6 +259,20 @@ def test_an_engine_with_other_weights_than_the_trainers_ends_the_run(
         with pytest.raises(SystemExit):
             pretrained.main(flags)
     assert words in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_the_check_is_repeated_until_updates_are_large_enough_to_be_seen(
+        small_llama, tmp_path, monkeypatch):
+    """So that an engine whose sync stops is noticed at a small learning rate, too."""
+    check, found = pretrained.SamplerCheck.__call__, []
+    monkeypatch.setattr(pretrained, "load_engine", lambda policy, _: FakeEngine(policy, "right"))
+    monkeypatch.setattr(pretrained.SamplerCheck, "__call__", lambda one: (
+        found.append(check(one)), found[-1] and len(found) > 3)[1])
+    with at_work(tmp_path):
+        pretrained.main(arguments(LIKE_SMALL | {
+            "engine": "vllm", "model": small_llama, "max_steps": 8, "stop_at": 2,
+            "output_dir": "run"}))
+    assert found == [False, True, True, True]   # at the start, and after 1, 2, 4, not 8 updates
 
 
 @pytest.mark.parametrize("family, changes", [
@@ -476,6 +498,36 @@ def test_a_checkpoint_is_a_folder_of_transformers_from_which_another_run_can_sta
     assert len(steps(second)) == 1
 
 
+def test_a_run_of_all_weights_resumes_without_the_model_that_it_began_with(
+        run, small_llama, tmp_path, refused):
+    model = shutil.copytree(small_llama, tmp_path / "model")
+    whole = run("whole", max_steps=3, beta=0.05)
+    half = run("half", model=model, max_steps=2)
+    other = run("other", model=model, max_steps=2, beta=0.05)
+    plain = run("plain", max_steps=3)
+    resume(shutil.copytree(other, tmp_path / "again"), max_steps=3)
+    assert not difference(outcome(tmp_path / "again"), outcome(whole))
+    shutil.rmtree(model)
+    resume(half, max_steps=3)
+    assert not difference(outcome(half), outcome(plain))
+    refused("this folder is gone", resume, other, max_steps=3)      # --beta compares with it
+
+
+def test_an_adapter_whose_base_has_changed_or_is_gone_is_not_resumed(
+        run, small_llama, tmp_path, refused, monkeypatch):
+    """Also if it changes after a run has read it and before the run writes a checkpoint."""
+    model = shutil.copytree(small_llama, tmp_path / "model")
+    weights = load_file(model / "model.safetensors")
+    write = processes.Run.write_folder
+    monkeypatch.setattr(processes.Run, "write_folder", lambda *inputs: (save_file(
+        {name: weight + 1 for name, weight in weights.items()}, model / "model.safetensors",
+        metadata={"format": "pt"}), write(*inputs)))
+    folder = run(**LORA | {"model": model, "max_steps": 1})
+    refused(f"adds to {model}, whose weights have changed", resume, folder, max_steps=2)
+    shutil.rmtree(model)
+    refused(f"adds to {model}, which is gone", resume, folder, max_steps=2)
+
+
 # ---- adapters --------------------------------------------------------------------------------
 
 LORA = {"lora_rank": 4, "learning_rate": 5e-3, "beta": 0.05, "max_steps": 4}
@@ -633,4 +685,4 @@ def test_a_damaged_checkpoint_is_refused_in_one_line(name, whole, tmp_path, caps
     with pytest.raises(SystemExit):
         resume(folder, max_steps=3)
     [line] = capsys.readouterr().err.splitlines()
-    assert "is damaged" in line
+    assert "is damaged" in line or "checkpoint-2: cannot be loaded" in line
