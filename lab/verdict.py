@@ -6,7 +6,7 @@ The claim is shown if the whole 95% interval of the effect lies in the region, c
 of it does, and undecided otherwise. Numbers that involve no luck, such as those of an enumeration,
 are exact: all of them must lie in the region.
 
-There is no verdict where the set-up decides:
+A claim gets no verdict if the set-up decides the result:
 - two shares are at a floor or a ceiling: the second one is so near 0 or 1 that no value of the
   first could show the claim, or none could contradict it, or both are near the same end;
 - one side of a ratio has the same value for all seeds, or the smallest value it can have (a number
@@ -16,8 +16,8 @@ There is no verdict where the set-up decides:
 - no bound was set.
 
 The interval is Student's. With 3, 5 and 8 seeds it reaches 2.5, 1.2 and 0.8 standard deviations to
-each side. If there is no effect, it leaves out 0 in 5 of 100 comparisons; three, five and eight
-seeds that all have one sign do so in 25, 6 and 1 of 100, and a bootstrap in 25, 16 and 11
+each side. If there is no effect, it misses 0 in 5 of 100 comparisons. To ask whether all seeds have
+one sign would see an effect in 25, 6 and 1 of 100, and a bootstrap would in 25, 16 and 11
 (lab/claims/seeds.py). The price is that an effect must have 3.3, 1.7 and 1.2 standard deviations to
 be seen four times out of five. Student's interval assumes that the effects scatter normally. It
 covers the truth much less often if a run sometimes collapses, because most small samples contain no

@@ -18,7 +18,7 @@ import common
 import grpo
 import reinforce
 from lab import experiment, training
-from lab.claims import bugs, credit, kl, offline, sharpen, signal, variance, wrongrewards
+from lab.claims import bugs, credit, kl, offline, seeds, sharpen, signal, variance, wrongrewards
 from tasks import gridworld, preferences
 
 
@@ -114,6 +114,18 @@ def test_weight_times_the_gradient_of_p_is_the_mean_gradient_over_all_outcomes(s
         slope = torch.where(rewards == 1, 1 / p, -1 / (1 - p))      # of the log-probability in p
         gradient += chance * (A * slope).mean().item()
     assert signal.weight(f64([p]), 4, scale).item() == pytest.approx(gradient)
+
+
+def test_seeds_an_interval_misses_the_truth_if_no_run_of_a_sample_collapses(monkeypatch):
+    """Where collapses are very deep, and only there: with one, the interval is as wide as it."""
+    monkeypatch.setattr(seeds, "DRAWS", 800)
+    monkeypatch.setattr(seeds, "DEPTH", 1e4)
+    found = seeds.luck(0, seeds.COLLAPSING)
+    for rule in (seeds.BOOTSTRAP, seeds.STUDENT):
+        assert found[rule][1] == pytest.approx(0.9**5, abs=0.06)
+    ordinary = seeds.luck(0, seeds.NORMAL)
+    assert ordinary[seeds.SIGNS] == pytest.approx([2 / 2**n for n in seeds.SIZES], abs=0.05)
+    assert ordinary[seeds.STUDENT] == pytest.approx([0.05] * 3, abs=0.03)
 
 
 def test_kl_moments_are_those_of_a_coin_worked_out_by_hand():

@@ -375,7 +375,7 @@ def test_conversations_have_a_system_prompt_of_their_own_or_of_the_flag(random_l
                          ("x", "|system:S|user:Go x?!"), ("[{}]", "|system:S|user:Go [{}]?!")):
         expected = [grpo.PAD if letter == "|" else ord(letter) for letter in text]
         assert policy.token_ids(prompt) == expected
-    policy.cfg = config_of()                            # a task's prompt is no conversation
+    policy.cfg = config_of()                            # a task's prompt is not a conversation
     text = json.dumps([user])
     assert bytes(policy.token_ids(text)[1:]) == f"user:{text}!".encode()
 

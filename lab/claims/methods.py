@@ -38,20 +38,23 @@ for task, flags in FLAGS.items():
 
 
 def cost(task, runs):
-    """What each seed of each run needed, and what it had in all. -> {"samples": {name: ((S,),
-    (S,))}, "seconds": {..}}"""
+    """What each seed of each run needed, and what it had in all; and of each run inf, if a seed
+    needed as few steps as can be counted, else 0. -> {"samples": {name: ((S,), (S,))},
+    "seconds": {..}}, {name: float}"""
     base = numpy.mean([found["accuracy"][:, 0] for found in runs.values()], axis=0)
     found = {"samples": {}, "seconds": {}}
+    smallest = {}
     for name, columns in runs.items():
         accuracy = columns["accuracy"]
         if task == "countdown":
             accuracy = LEVEL * accuracy / (2 * base[:, None])       # twice that of the seed's base
         a_step = columns["step_time"].mean(axis=1)
         steps = 1 + steps_to_level(accuracy, LEVEL, WINDOW)
+        smallest[name] = numpy.inf if steps.min() <= WINDOW else 0
         for unit, each in (("samples", numpy.full_like(a_step, SAMPLES_A_STEP)),
                            ("seconds", a_step)):
             found[unit][name] = (steps * each, accuracy.shape[1] * each)
-    return found
+    return found, smallest
 
 
 def in_words(values, end):
@@ -64,7 +67,7 @@ def page(arithmetic, countdown):
     runs = {"arithmetic": arithmetic, "countdown": countdown}
     goals = {"arithmetic": f"{LEVEL:.0%} accuracy", "countdown": "twice the base's accuracy"}
     for task, found in runs.items():
-        needed = cost(task, found)
+        needed, smallest = cost(task, found)
         samples = {name: values for name, (values, _) in needed["samples"].items()}
         mean = {name: in_words(*pair) for name, pair in needed["samples"].items()}
         said = (f"{task.capitalize()}: {goals[task]} takes reinforce.py {mean['reinforce.py']} "
@@ -75,9 +78,9 @@ def page(arithmetic, countdown):
                 continue
             (values, end), (others, other_end) = needed[unit][one], needed[unit][other]
             more = "no more" if "at_most" in region else "more"
-            smallest = WINDOW * (SAMPLES_A_STEP if unit == "samples" else 0)
             yield Claim(f"{task}: {one} needs {more} {unit} than {other}", source,
-                        **ratio(values, others, end, other_end, smallest), **region,
+                        **ratio(values, others, end, other_end,
+                                max(smallest[one], smallest[other])), **region,
                         said=said * (one == "reinforce.py"))
         if task == "arithmetic":
             end = SAMPLES_A_STEP * found["grpo.py"]["accuracy"].shape[1]
