@@ -386,7 +386,7 @@ def applies(kernel, logits):
     """Whether Triton computes the log-probabilities of these logits: --kernel "triton" wants it,
     "auto" on CUDA. ValueError for another name than these and "torch", or if it cannot run here."""
     if kernel == "triton" and not can_run(logits.device):
-        raise ValueError(f"--kernel triton: on {logits.device}: needs {NEEDS}; take torch")
+        raise ValueError(f"--kernel triton: on {logits.device}: needs {NEEDS}; use torch")
     if kernel not in ("auto", "torch", "triton"):
         raise ValueError(f"--kernel {kernel}: must be auto, torch or triton")
     if kernel == "auto":

@@ -102,7 +102,7 @@ REFUSED = """
     grpo --temperature 0                                | --temperature
     grpo --textbook_share 1.5                           | above 1
     grpo --device cuda                                  | cannot use it
-    grpo --kernel triton                                | take torch
+    grpo --kernel triton                                | use torch
     grpo --delta 1.28                                   | above 1 + epsilon_high
     grpo --scale_rewards mean --overlong_buffer 3       | 0 or 1 alone
     gspo --scale_rewards mean --reward accuracy+format  | 0 or 1 alone

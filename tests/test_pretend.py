@@ -163,7 +163,7 @@ def test_a_checkpoint_is_loaded_to_the_cpu_wherever_it_was_written():
 def test_a_run_by_triton_goes_on_without_a_gpu(capsys):
     train("cuda", "grpo --kernel triton --max_steps 1", "one")
     before = Path("one/checkpoint.pt").read_bytes()
-    for flags, message in (("", "--device cuda: torch cannot use it here; take cpu"),
+    for flags, message in (("", "--device cuda: torch cannot use it here; use cpu"),
                            ("--device cpu", "--kernel triton: needs triton, a GPU")):
         with pytest.raises(SystemExit):
             grpo.main(f"--resume_from_checkpoint one {flags}".split())
