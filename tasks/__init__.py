@@ -1,7 +1,7 @@
-"""What changes a task: other tasks than arithmetic, mixes, a curriculum, the rows of --reward, a
-rollout that inserts text, files of pairs and problems.
+"""More tasks than arithmetic, and everything that changes a task: mixes, a curriculum, the rows of
+--reward, a rollout that inserts text, and files of pairs and problems.
 
-common.py calls `defaults` and `load`. Also here: what the files share.
+common.py calls `defaults` and `load`. This file also contains what the other files share.
 """
 import dataclasses
 import functools
@@ -21,28 +21,28 @@ import common
 class Task:
     """A task. A subclass in tasks/NAME.py is the task NAME. It has to define prompt_width and
 
-      sample(rng)                 draws a problem by a random.Random. -> Problem
-      demonstration(rng, phase)   draws one with a completion, for the warm start. -> Problem
-      verify(problem, text)       how right a completion is: 1.0 or 0.0, or a list with a reward for
-                                  each character. Never raises, whatever the text holds.
+      sample(rng)                 draws a problem with a random.Random. -> Problem
+      demonstration(rng, phase)   draws a problem with a completion, for the warm start. -> Problem
+      verify(problem, text)       scores a completion: 1.0 if it is right, 0.0 if not, or a list
+                                  with a reward for each character. Never raises, for any text.
     """
     prompt_width = None     # characters of the longest prompt
-    call_tokens = ()        # behind these tokens respond() may insert text into a completion
-    rollout = None          # what takes the place of a script's rollout
+    call_tokens = ()        # after these tokens respond() may insert text into a completion
+    rollout = None          # replaces the script's rollout
     defaults = {}           # defaults of flags for this task
-    held_out_tenths = 1     # of ten prompts so many are for the evaluation alone
-    is_judged = True        # false: luck decides how it ends, so nothing counts as right or wrong
+    held_out_tenths = 1     # how many prompts in ten are kept for evaluation
+    is_judged = True        # False if luck decides the outcome: then nothing is right or wrong
 
     def __init__(self, cfg, level=""):                  # of --task NAME:LEVEL, if it has levels
         self.name = type(self).__module__.rpartition(".")[2]
-        self.state = {}                                 # plain values that checkpoints hold
+        self.state = {}                                 # plain values that checkpoints store
 
     def is_held_out(self, problem):
-        """Whether a problem is for the evaluation alone, which the hash of its prompt decides."""
+        """Whether a problem is kept for evaluation; the hash of its prompt decides."""
         return zlib.crc32(problem.prompt.encode()) % 10 < self.held_out_tenths
 
     def respond(self, problem, text):
-        """What the environment inserts after a call token; text: the completion so far. -> str"""
+        """Return what the environment inserts after a call token. text: the completion so far."""
         return ""
 
     def judge(self, batch, G, purpose):
@@ -54,19 +54,19 @@ class Task:
         return batch
 
     def is_correct(self, problem, verdict):
-        """Whether what verify returned is the best there is. -> bool"""
+        """Whether `verdict`, which verify returned, is the best one possible. -> bool"""
         return verdict == 1
 
     def reward(self, problem, text, verdict, purpose):
-        """What a completion is worth in training; verdict is what verify returned, purpose the step
-        or the name by which the batch was sampled. -> float"""
+        """Compute the reward of a completion in training, from the `verdict` that verify returned.
+        `purpose` is the step, or the name, for which the batch was sampled. -> float"""
         return float(sum(verdict) if isinstance(verdict, list) else verdict)
 
     def rewards(self, batch, purpose):
-        """What all completions of a batch are worth. -> (P, G)"""
+        """Compute the rewards of all completions of a batch. -> (P, G)"""
         judged = zip(batch.problems, batch.texts, batch.verdicts)
-        found = [self.reward(*completion, purpose) for completion in judged]
-        return torch.tensor(found).view_as(batch.is_correct)
+        rewards = [self.reward(*completion, purpose) for completion in judged]
+        return torch.tensor(rewards).view_as(batch.is_correct)
 
     token_rewards = common.Arithmetic.token_rewards
 
@@ -75,60 +75,60 @@ class Task:
         return importlib.import_module("tasks.scores").scores(batch, self, greedy)
 
     def observe(self, batch, step):
-        """Take note of a batch, as a curriculum does. -> metrics that only this task has"""
+        """Learn from the batch of each step (a curriculum does). -> metrics of this task alone"""
         return {}
 
 
 class Arithmetic(Task, common.Arithmetic):
-    """The task of common.py, with all of the above."""
+    """The task of common.py, with all methods of Task."""
 
     def __init__(self, cfg, level, verify):
         common.Arithmetic.__init__(self, verify, *span(level or "5"))
 
 
 def find(name):
-    """The class of a task. Exits with one line where there is none. -> subclass of Task"""
+    """Find the class of a task. Exits with one line if there is none. -> subclass of Task"""
     if name == "arithmetic":
         return Arithmetic
     path = Path(__file__).parent / f"{name}.py"
     if not (name.isidentifier() and path.is_file()):
-        common.fail(f"--task {name}: there is no {path}; there are {', '.join(names())}")
+        common.fail(f"--task {name}: there is no {path}; the tasks are {', '.join(names())}")
     module = importlib.import_module(f"tasks.{name}")
-    found = [value for value in vars(module).values() if inspect.isclass(value)
-             and issubclass(value, Task) and value.__module__ == module.__name__]
-    if len(found) != 1:
+    classes = [value for value in vars(module).values() if inspect.isclass(value)
+               and issubclass(value, Task) and value.__module__ == module.__name__]
+    if len(classes) != 1:
         common.fail(f"--task {name}: {path} does not define one subclass of tasks.Task")
     for method in ("sample", "demonstration", "verify"):
-        if not hasattr(found[0], method):
+        if not hasattr(classes[0], method):
             common.fail(f"--task {name}: {path} does not define {method}")
-    return found[0]
+    return classes[0]
 
 
 def names():
-    """The tasks that there are, by the text of their files. -> list"""
+    """List the tasks, which are recognized by the text of their files. -> list of str"""
     defining = re.compile(r"(?ms)^class \w+\((tasks\.)?Task\):.*^    def demonstration\(")
     files = sorted(Path(__file__).parent.glob("*.py"))
     return ["arithmetic", *(path.stem for path in files if defining.search(path.read_text()))]
 
 
 def defaults(config_class, task_flag):
-    """The defaults of flags that the tasks ask for; of several tasks, the largest of each, if the
-    script has the flag and small policies, for which they are. -> dict"""
+    """Collect the defaults of flags that the tasks define; if several define one, the largest. Only
+    scripts that have the flag, and small policies, use them. -> dict"""
     classes = [find(part.partition(":")[0]) for part in task_flag.split(",")]
-    wanted = {}
+    chosen = {}
     if not getattr(config_class, "has_task_defaults", True):
-        return wanted
+        return chosen
     for field in dataclasses.fields(config_class):
         if any(field.name in task.defaults for task in classes):
             values = [task.defaults.get(field.name, field.default) for task in classes]
-            wanted[field.name] = field.type(max(values))
-    return wanted
+            chosen[field.name] = field.type(max(values))
+    return chosen
 
 
 def load(cfg, verify):
-    """The task that the flags name: one task, or with A,B a mix, and what --reward and --curriculum
-    make of it. `verify` is the script's verifier of arithmetic. Exits with one line if flags do not
-    fit the task."""
+    """Make the task that the flags name: one task, or a mix if they name several (A,B), changed by
+    --reward and --curriculum. `verify` is the script's verifier of arithmetic. Exits with one line
+    if flags do not fit the task. -> Task"""
     parts = [load_part(cfg, part, verify) for part in cfg.task.split(",")]
     task = parts[0]
     if len(parts) > 1:
@@ -145,8 +145,8 @@ def load(cfg, verify):
 
 
 def load_part(cfg, task_flag, verify):
-    """The task that NAME, or NAME:LEVEL, stands for. It knows the script, whose tokens it may have
-    to count, as `machinery`. -> Task"""
+    """Make the task for NAME or NAME:LEVEL. Its attribute `machinery` is the script, whose tokens
+    the task may have to count. -> Task"""
     name, _, level = task_flag.partition(":")
     task_class = find(name)
     if level and task_class.__init__ is Task.__init__:
@@ -160,7 +160,7 @@ def load_part(cfg, task_flag, verify):
 
 
 def check_splits(task):
-    """Exits with one line if a task has hardly any problems for training, or for the evaluation."""
+    """Exit with one line if a task has hardly any problems for training or for evaluation."""
     rng = random.Random(0)
     for split in ("train", "test"):
         drawn = (task.sample(rng)._replace(task=task.name) for _ in range(10_000))
@@ -169,28 +169,28 @@ def check_splits(task):
 
 
 def pass_rates(batch):
-    """The share of right completions of each group, also of those that dynamic sampling left out.
-    -> list of (problem, rate)"""
-    found = []
+    """Compute the share of right completions of each group, including the groups that dynamic
+    sampling left out. -> list of (problem, rate)"""
+    pairs = []
     for one in batch.sampled or [batch]:
-        if one.verdicts:                                # which pairs from a file have not
+        if one.verdicts:                                # pairs from a file have none
             G = one.is_correct.shape[1]
             rates = one.is_correct.double().mean(dim=1).tolist()
-            found += zip(one.problems[::G], rates)
-    return found
+            pairs += zip(one.problems[::G], rates)
+    return pairs
 
 
 def extract(text):
-    """The answer in the one <answer> block of a text, printable ASCII. -> str, or None without"""
+    """Extract the answer, printable ASCII, from the only <answer> block. -> str, or None"""
     if text.count("<answer>") != 1 or text.count("</answer>") != 1:
         return None
-    found = re.search("<answer>([ -~]{1,200})</answer>", text)
-    return found[1].strip() if found else None
+    match = re.search("<answer>([ -~]{1,200})</answer>", text)
+    return match[1].strip() if match else None
 
 
 def block(text, name):
-    """What stands in the one <name>..</name> block of a text; None without one, or if there is a
-    second tag of that name. -> str or None"""
+    """Extract the content of the only <name>..</name> block of a text. -> str, or None if there is
+    no such block, or a second tag of that name"""
     opening = f"<{name}>"
     closing = f"</{name}>"
     if text.count(opening) != 1 or text.count(closing) != 1:
@@ -201,7 +201,7 @@ def block(text, name):
 
 
 def span(level):
-    """What "3-7" or "5" stands for: (3, 7), (5, 5). Exits with one line for anything else."""
+    """Read "3-7" as (3, 7), and "5" as (5, 5). Exits with one line for anything else."""
     low, _, high = level.partition("-")
     is_span = re.fullmatch("[0-9]{1,2}(-[0-9]{1,2})?", level)
     if not is_span or not 2 <= int(low) <= int(high or low):
@@ -210,9 +210,9 @@ def span(level):
 
 
 class Wrapper:
-    """A task that changes something of another task, and is that task in all that it does not
-    define."""
-    scores = Task.scores                # by what the wrapper itself verifies
+    """A task that changes part of another task. Everything that it does not define comes from that
+    task."""
+    scores = Task.scores                # uses the wrapper's own verdicts
 
     def __init__(self, task):
         self.task = task

@@ -1,9 +1,9 @@
-"""Completions into which an environment inserts text, behind the call tokens of a task.
+"""Completions into which an environment inserts text, after the call tokens of a task.
 
-What it responds takes the place of the tokens that would be sampled next. A policy did not choose
-them, so they have no part in a loss: the mask is 0.0 there. `rollout` is that of the scripts, whose
-functions, such as sample_token, are found by the class of the model, or by the task; a Completion
-grows by what any engine samples.
+The response replaces the tokens that would be sampled next. The policy did not choose these tokens,
+so they do not count in a loss: the mask is 0.0 there. `rollout` does the same as the rollout of the
+script that defines the model's class, and uses its functions, such as sample_token. A Completion
+grows by the tokens that any engine samples.
 """
 import sys
 from collections import deque
@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 @torch.no_grad()
 def rollout(task, model, prompts, problems, cfg, uniforms=None):
-    """What the script's rollout returns, and for rows without a call the same to the bit.
+    """Sample as the script's rollout does; rows without a call are equal to the last bit.
     -> tokens, mask, logps, entropy (B, T), lengths (B,)"""
     script = sys.modules[type(model).__module__]
     calls = call_ids(task, script)
@@ -25,7 +25,7 @@ def rollout(task, model, prompts, problems, cfg, uniforms=None):
     tokens = prompts.new_full((B, T), script.PAD)
     mask, logps, entropy = hidden.new_zeros(3, B, T)
     lengths = prompts.new_full((B,), T)
-    rows = torch.arange(B, device=prompts.device)               # (b,) those that have not ended
+    rows = torch.arange(B, device=prompts.device)               # (b,) rows that have not ended
     for t in range(T):
         # a token for each row, sampled or inserted
         logits = F.linear(hidden, model.embed.weight)                           # (b, 1, V)
@@ -48,27 +48,27 @@ def rollout(task, model, prompts, problems, cfg, uniforms=None):
                 text = script.decode(tokens[row, :t + 1].tolist())
                 to_insert[row].extend(encode(task.respond(problems[row], text), script))
 
-        # go on with the rows that have not ended
-        goes_on = ~(is_sampled & (token == script.EOS))
-        lengths[rows[~goes_on]] = t + 1
-        rows = rows[goes_on]
+        # keep the rows that have not ended
+        continues = ~(is_sampled & (token == script.EOS))
+        lengths[rows[~continues]] = t + 1
+        rows = rows[continues]
         if len(rows) == 0 or t == T - 1:
             break
-        if not goes_on.all():
-            script.take(cache, goes_on)
-        hidden = model.hidden(token[goes_on, None], cache)                      # (b, 1, D)
+        if not continues.all():
+            script.take(cache, continues)
+        hidden = model.hidden(token[continues, None], cache)                    # (b, 1, D)
     return tokens, mask, logps, entropy, lengths
 
 
 def sampled_masks(task, examples, ids):
-    """For the tokens of each completion, 1.0 where a policy writes them, 0.0 where the environment
-    inserts them behind a call. list of (T,) -> list of (T,)"""
+    """Mark the tokens of each completion: 1.0 if the policy writes a token, 0.0 if the environment
+    inserts it after a call. list of (T,) -> list of (T,)"""
     script = task.machinery
     calls = call_ids(task, script)
     masks = []
     for example, row in zip(examples, ids):
         mask = torch.ones(len(row), device=row.device)
-        tokens = row.tolist()                           # CUDA is waited for once, not at each token
+        tokens = row.tolist()                           # wait for CUDA once, not at each token
         t = 0
         while t < len(tokens):
             t += 1
@@ -82,33 +82,33 @@ def sampled_masks(task, examples, ids):
 
 
 def call_ids(task, script):
-    """The token ids behind which the environment may respond. -> list"""
+    """List the token ids after which the environment may respond. -> list"""
     return [script.TOKENIZER.encode_single_token(text) for text in task.call_tokens]
 
 
 def encode(response, script):
-    """The token ids of what an environment inserts, which may be special tokens. -> list"""
+    """Encode text that an environment inserts; it may contain special tokens. -> list of ids"""
     return script.TOKENIZER.encode(response, allowed_special="all")
 
 
-# ---- for engines that the scripts do not know ------------------------------------------------
+# ---- for other engines than the scripts' own -------------------------------------------------
 
 class Completion:
-    """A completion as it grows, by tokens of any tokenizer: a call is what the text ends with, so
-    that it may be several tokens, or end in the middle of one. An inserted end ends nothing."""
+    """A growing completion, for any tokenizer: the text decides whether there is a call, which may
+    be several tokens, or end in the middle of one. An inserted end token does not end it."""
 
     def __init__(self, policy, task, problem):
-        self.policy = policy                    # with tokenizer, and ends, the tokens that end it
+        self.policy = policy                    # with a tokenizer and `ends`, ids that end a text
         self.task = task
         self.problem = problem
         self.calls = getattr(task, "call_tokens", ())   # report.ask may have no task
         self.ids = []
-        self.slots = []                         # of each: id, mask, log-probability, entropy
+        self.slots = []                         # (id, mask, log-probability, entropy) of each
         self.to_insert = deque()
         self.has_ended = False
 
     def add(self, token, logp=0.0, entropy=0.0):
-        """Take a token that was sampled; where there is one to insert, that. -> which one"""
+        """Add a sampled token, or instead of it the next token to insert. -> the added token"""
         if self.has_ended:
             return token
         is_sampled = not self.to_insert
@@ -125,8 +125,8 @@ class Completion:
         return token
 
     def called(self):
-        """The text up to a call, if the last token completes one; else "". A token has a byte at
-        least, so that the last ones show it."""
+        """Return the text up to a call if the last token completes one, and "" if not. Each token
+        has at least one byte, so it is enough to look at the last ones."""
         decode = self.policy.tokenizer.decode
         near = 1 + max(len(call.encode()) for call in self.calls)
         last = decode(self.ids[-near:])
@@ -139,9 +139,9 @@ class Completion:
         return text[:len(text) - len(last) + max(ends)] if ends else ""
 
     def extend(self, *sampled, T):
-        """Take tokens up to a call, and then all that there is to insert; up to T in all."""
-        for of_token in zip(*sampled):
-            self.add(*of_token)
+        """Add sampled tokens up to a call, then all tokens to insert; at most T tokens in all."""
+        for slot in zip(*sampled):
+            self.add(*slot)
             if self.to_insert:
                 break
         while self.to_insert and len(self.ids) < T:

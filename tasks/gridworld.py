@@ -1,15 +1,16 @@
 """Gridworld: walk to a prize on a small map. +5 is far, +4 is near, but most ways to it cross -3.
 
-The prompt names map, start and limit of moves, `A b3 7`; the completion is moves, one character
-each: URDL. A move earns what the cell is worth in which it ends: 5 or 4, a prize, which ends the
-episode, -3 at x, else -1. If a wall or the edge is in the way, that is the cell it began in, and so
-it is for any other character. After the end, each character earns -1; to stop early costs nothing.
-RURR on `A b3 7` earns -1, -1, -1, +5, and so does LULL on `G d3 7`, its mirror image.
+A prompt such as `A b3 7` names the map, the start, and the limit of moves. A completion consists of
+moves, one character each: URDL. The reward of a move depends on the cell in which it ends: 5 or 4
+at a prize, which ends the episode, -3 at an x, and -1 elsewhere. If a wall or the edge is in the
+way, the move ends where it began; so does any other character. After the end of the episode, each
+character gets -1; it costs nothing to stop early. RURR on `A b3 7` gets -1, -1, -1, +5, and so does
+LULL on `G d3 7`, its mirror image.
 
-In gridworld:0.2 one move in five goes astray, to its left or right. After each move the environment
-then says where it led, Rc3Uc4 .., which earns 0. Problem.secret is (slip, seed); seed and number of
-a move decide whether it goes astray, and to which side. What a walk earns is then partly luck, so
-nothing counts as right or wrong.
+In gridworld:0.2, one move in five slips to its left or right. The environment then inserts the new
+cell after each move (Rc3Uc4 ..), for a reward of 0. Problem.secret is (slip, seed). The seed and
+the number of a move decide whether it slips, and to which side. The return of a walk is then partly
+luck, so nothing counts as right or wrong.
 """
 import dataclasses
 import functools
@@ -23,21 +24,21 @@ import common
 from common import Problem
 from tasks import Task
 
-ROWS = ("#...5  oo...  ...5#  .....  .o#.5  ...5.",     # of the maps A to F; # is a wall, o a start
+ROWS = ("#...5  oo...  ...5#  .....  .o#.5  ...5.",     # rows of the maps A to F; #: wall, o: start
         "oo...  .o..5  ....o  ....5  oo..#  ..#..",
         "#oo..  oxo..  ooox4  ooox4  #oo..  oooxo",
         "4xoo#  #4###  .ooo#  #o#oo  4xooo  .o#4#")
 PRIZES = ("4", "5")
-WORTH = {"5": 5.0, "4": 4.0, "x": -3.0}                 # of cells; of all others -1
+WORTH = {"5": 5.0, "4": 4.0, "x": -3.0}                 # rewards of cells; -1 elsewhere
 LIMITS = range(5, 10)
 MOVES = {"U": (0, 1), "R": (1, 0), "D": (0, -1), "L": (-1, 0)}
-SIDES = {"U": "LR", "R": "UD", "D": "RL", "L": "DU"}    # the moves to the left and right of a move
+SIDES = {"U": "LR", "R": "UD", "D": "RL", "L": "DU"}    # the left and the right of a move
 UNREACHABLE = -99.0
 
 
 def read_maps():
-    """The cells of each map that are no wall, by name: a1 is at the lower left. Maps G to L are A
-    to F in a mirror, so that their left is right. -> name -> cell -> mark"""
+    """Read the cells of each map that are not walls; a1 is at the lower left. Maps G to L are the
+    mirror images of A to F. -> {map: {cell: mark}}"""
     maps = {name: {} for name in "ABCDEFGHIJKL"}
     for rank, row in zip("4321", ROWS):
         drawn = row.split()
@@ -54,7 +55,7 @@ STARTS = [f"{name} {cell}" for name in MAPS for cell in MAPS[name] if MAPS[name]
 
 
 class Gridworld(Task):
-    """An episode of moves, each with a reward of its own."""
+    """An episode of moves, each with its own reward."""
     prompt_width = len("A b3 7")
     defaults = {"max_completion_length": len("Rc3") * LIMITS[-1] + 1, "base_steps": 600,
                 "num_prompts": 64}
@@ -76,8 +77,8 @@ class Gridworld(Task):
         return Problem(prompt, answer="", secret=secret)
 
     def demonstration(self, rng, phase):
-        """The best walk to a prize: in the textbook and a cold start to either one, in the forum
-        four times of five to the near one."""
+        """Draw a problem and the best walk to a prize: to either prize in the textbook and a cold
+        start, but four times out of five to the near one in the forum."""
         problem = self.sample(rng)
         share_of_near = {"textbook": 0.5, "forum": 0.8, "cold_start": 0.5}[phase]
         prize = "4" if rng.random() < share_of_near else "5"
@@ -93,49 +94,49 @@ class Gridworld(Task):
         return problem._replace(completion=text)
 
     def verify(self, problem, text):
-        """What each character earns. -> list of float"""
+        """Compute the reward of each character. -> list of float"""
         return play(problem, text).rewards
 
     def is_correct(self, problem, verdict):
-        """Whether the walk is the best; where moves slip, luck decides, and nothing is right."""
+        """Whether the walk is the best one. If moves slip, luck decides, and nothing is right."""
         return self.is_judged and sum(verdict) >= self.best_return(problem) - 1e-6
 
     def token_rewards(self, batch):
-        """What a character earns is paid with the token that writes it, what is left of a row's
-        reward with its last sampled token. -> (B, T)"""
+        """Put the reward of each character on the token that writes it, and the rest of a row's
+        reward on its last sampled token. -> (B, T)"""
         decode = self.machinery.decode
-        paid = torch.zeros(batch.mask.shape, dtype=batch.mask.dtype)            # (B, T)
+        rewards = torch.zeros(batch.mask.shape, dtype=batch.mask.dtype)         # (B, T)
         rows = zip(batch.tokens.tolist(), batch.lengths.tolist(), batch.verdicts)
         for row, (ids, length, verdict) in enumerate(rows):
             ids = ids[:length]
             ends = [len(decode(ids[:t])) for t in range(1 + len(ids))]
-            earned = [sum(verdict[start:end]) for start, end in zip(ends, ends[1:])]
-            paid[row, :len(ids)] = paid.new_tensor(earned)
-        paid = paid.to(batch.mask) * batch.mask         # inserted tokens earn nothing
-        left = batch.rewards - paid.sum(dim=1).view_as(batch.rewards).to(batch.rewards)
-        return paid + super().token_rewards(dataclasses.replace(batch, rewards=left))
+            sums = [sum(verdict[start:end]) for start, end in zip(ends, ends[1:])]
+            rewards[row, :len(ids)] = rewards.new_tensor(sums)
+        rewards = rewards.to(batch.mask) * batch.mask   # 0 for inserted tokens
+        rest = batch.rewards - rewards.sum(dim=1).view_as(batch.rewards).to(batch.rewards)
+        return rewards + super().token_rewards(dataclasses.replace(batch, rewards=rest))
 
     def best_return(self, problem):
-        """The highest expected sum of rewards. -> float"""
+        """Compute the highest expected sum of rewards. -> float"""
         V, _ = values(problem.prompt, slip_of(problem))
         _, start, _ = problem.prompt.split()
         return V[0][start]
 
     def respond(self, problem, text):
-        """Where the move led that the text ends in, if moves may slip and the episode goes on."""
+        """Return the cell after the last move, if moves may slip and the episode continues."""
         is_move = text[-1:] in MOVES
         return play(problem, text).response if problem.secret and is_move else ""
 
 
 def slip_of(problem):
-    """How often a move of this problem goes astray. -> float"""
+    """Return the probability that a move of this problem slips. -> float"""
     return problem.secret[0] if problem.secret else 0.0
 
 
 # ---- the world -------------------------------------------------------------------------------
 
 class Outcome(NamedTuple):
-    """How a move may end."""
+    """One way in which a move may end."""
     cell: str
     reward: float
     probability: float
@@ -143,26 +144,26 @@ class Outcome(NamedTuple):
 
 @functools.cache
 def outcomes(name, cell, move, slip=0.0):
-    """How a move on a map may end: straight on, to its left, to its right. "" is a wasted move,
-    which ends where it began. -> list of Outcome"""
+    """List the ways in which a move may end: straight on, to its left, to its right. The move "" is
+    wasted and ends where it began. -> list of Outcome"""
     left, right = SIDES.get(move, ("", ""))
-    found = []
+    ways = []
     for direction, probability in ((move, 1 - slip), (left, slip / 2), (right, slip / 2)):
         x, y = MOVES.get(direction, (0, 0))
         end = chr(ord(cell[0]) + x) + chr(ord(cell[1]) + y)
         if end not in MAPS[name]:
             end = cell
-        found.append(Outcome(end, WORTH.get(MAPS[name][end], -1.0), probability))
-    return found
+        ways.append(Outcome(end, WORTH.get(MAPS[name][end], -1.0), probability))
+    return ways
 
 
 @dataclasses.dataclass
 class Episode:
-    """What came of a text."""
-    rewards: list           # for each character
+    """The result of playing a text."""
+    rewards: list           # one for each character
     cells: list             # the start, and the cell after each move
     is_over: bool = False
-    response: str = ""      # what the environment inserts now, or what is left of it
+    response: str = ""      # text that the environment still has to insert
 
 
 def play(problem, text):
@@ -171,7 +172,7 @@ def play(problem, text):
     slip, seed = problem.secret or (0.0, 0)
     episode = Episode(rewards=[], cells=[start])
     for character in text:
-        if character == episode.response[:1]:               # the environment's, no move
+        if character == episode.response[:1]:               # inserted, not a move
             episode.rewards.append(0.0)
             episode.response = episode.response[1:]
         elif episode.is_over:
@@ -187,17 +188,17 @@ def play(problem, text):
             episode.cells.append(end.cell)
             is_last = len(episode.cells) > int(limit)
             episode.is_over = is_last or MAPS[name][end.cell] in PRIZES
-            is_told = slip > 0 and move and not episode.is_over
-            episode.response = end.cell if is_told else ""
+            responds = slip > 0 and move and not episode.is_over
+            episode.response = end.cell if responds else ""
     return episode
 
 
 @functools.lru_cache(4096)
 def values(prompt, slip=0.0, policy=None, prize=""):
-    """The exact expected returns of what follows t moves, from the last back: V[t][cell], and
-    Q[t][cell][move] with that move first. policy(t, cell) is {move: probability}; it stops with
-    what lacks to 1. None is the best policy, or with a prize the best of those that go for this
-    prize alone and do not stop. -> V, Q, a list by t each"""
+    """Compute exact expected returns after t moves, backwards from the last move: V[t][cell], and
+    Q[t][cell][move] if that move comes first. policy(t, cell) is {move: probability}, and the rest
+    up to 1 is the probability of stopping. None stands for the best policy, or, if a prize is
+    given, for the best one that goes only for this prize and never stops. -> V, Q (lists over t)"""
     name, _, limit = prompt.split()
     at_end = dict.fromkeys(MAPS[name], 0.0)
     for cell, mark in MAPS[name].items():
@@ -221,8 +222,8 @@ def values(prompt, slip=0.0, policy=None, prize=""):
                 to_stop = UNREACHABLE if prize else 0.0
                 V_now[cell] = max(to_stop, *returns.values())
             else:
-                chances = policy(t, cell)
-                V_now[cell] = sum(p * returns[move] for move, p in chances.items())
+                probabilities = policy(t, cell)
+                V_now[cell] = sum(p * returns[move] for move, p in probabilities.items())
         V.insert(0, V_now)
         Q.insert(0, Q_now)
     return V, Q

@@ -1,27 +1,27 @@
 """Who is the boss of the boss of ka? Only a tool knows (Search-R1, arXiv:2503.09516).
 
-Everybody has one boss, in a table that no prompt shows and that is another one in each problem, so
-weights cannot hold it. After <search>ka</search> the environment inserts a block of information:
+Everybody has one boss. No prompt shows the table of bosses, and it is different in each problem, so
+the weights cannot memorize it. After <search>ka</search> the environment inserts information:
 
   boss of boss of ka?<think><search>ka</search><information>mi</information>
                      <search>mi</search><information>to</information></think><answer>to</answer>
 
-The textbook mostly asks the tool; in the forum most people guess a name, one of 676, and are wrong.
+The textbook mostly calls the tool; in the forum most people guess one of 676 names, and are wrong.
 """
 from string import ascii_lowercase
 
 from common import Problem
 from tasks import Task, extract
 
-CALL_LIMIT = 4          # of a completion, malformed calls included
-KEY_LENGTH = 20         # characters of the longest key that is looked up
+CALL_LIMIT = 4          # calls per completion, malformed calls included
+KEY_LENGTH = 20         # characters of the longest key
 NAMES = [first + second for first in ascii_lowercase for second in ascii_lowercase]
 
 
 class Lookup(Task):
-    """Six people in a ring, each the boss of the one before, and a question of one or two hops."""
+    """Six people in a ring, each the boss of the one before; a question takes one or two hops."""
     prompt_width = len("boss of boss of ka?")
-    call_tokens = ("</search>", "</think>")         # a call may end in either
+    call_tokens = ("</search>", "</think>")         # either may end a call
     defaults = {"max_completion_length": 40, "base_steps": 600}
 
     def sample(self, rng):
@@ -36,8 +36,8 @@ class Lookup(Task):
         return Problem(prompt, people[num_hops], work, num_hops, secret=tuple(table))
 
     def demonstration(self, rng, phase):
-        """The textbook asks the tool nine times of ten, a cold start always; the forum guesses four
-        times of five."""
+        """Draw a problem with a completion. The textbook calls the tool nine times out of ten, a
+        cold start always; the forum guesses four times out of five."""
         problem = self.sample(rng)
         share_that_asks = {"textbook": 0.9, "forum": 0.2, "cold_start": 1.0}[phase]
         text = f"<answer>{rng.choice(NAMES)}</answer>"
@@ -46,13 +46,13 @@ class Lookup(Task):
         return problem._replace(completion=text)
 
     def verify(self, problem, text):
-        """1.0 if the one answer block holds the right name, asked for or guessed; else 0.0."""
+        """Return 1.0 if the only answer block is the right name, found or guessed; else 0.0."""
         return float(extract(text) == problem.answer)
 
     def respond(self, problem, text):
-        """The boss of who is asked for, or what is wrong with the call; "" where there is none."""
+        """Return the boss of the key, or what is wrong with the call, or "" if there is no call."""
         _, _, tail = text.removesuffix("</search>").rpartition("</search>")
-        _, opening, key = tail.partition("<search>")        # in what follows the call before
+        _, opening, key = tail.partition("<search>")        # after the call before
         if not text.endswith("</search>"):
             return "<information>unclosed</information>" if opening else ""
         if text.count("</search>") > CALL_LIMIT:
@@ -71,17 +71,17 @@ class Lookup(Task):
         return f"<information>{response}</information>"
 
     def observe(self, batch, step):
-        """How often a completion calls the tool, on average."""
+        """Count how often a completion calls the tool, on average. -> metrics"""
         num_calls = sum(text.count("<search>") for text in batch.texts)
         return {"tools/call_frequency": num_calls / len(batch.texts)}
 
     def true_calls(self, problem):
-        """The calls that answer the question, for rewards of tool calls. -> list of (name, dict)"""
+        """List the calls that answer the question, for rewards of calls. -> list of (name, dict)"""
         return self.predicted_calls(problem.work)
 
     def predicted_calls(self, text):
-        """The calls of a completion; what closes without opening has no name. -> list of (name,
-        dict)"""
+        """List the calls of a completion; a call that closes without opening has no name.
+        -> list of (name, dict)"""
         calls = []
         for piece in text.split("</search>")[:-1]:
             _, opening, key = piece.partition("<search>")

@@ -1,4 +1,4 @@
-"""What takes several tasks, or several difficulties, at once: --task A,B and --curriculum."""
+"""Several tasks in one run (--task A,B), and a choice of difficulties (--curriculum)."""
 import random
 from statistics import fmean
 
@@ -9,8 +9,8 @@ from tasks import Task, Wrapper, pass_rates
 
 
 class Mix:
-    """Several tasks as one, each with the same share of the problems. It has all of tasks.Task;
-    what is asked of one problem is answered by the task that it is of, problem.task."""
+    """Several tasks as one task, each with the same share of the problems. It has all methods of
+    tasks.Task; a method about one problem calls the task of that problem, problem.task."""
     rollout = None
     judge = Task.judge
     scores = Task.scores
@@ -38,7 +38,7 @@ class Mix:
         return part.demonstration(rng, phase)._replace(task=part.name)
 
     def choose(self, rng):
-        """One of the tasks, each as often."""
+        """Choose one of the tasks, each with the same probability."""
         return self.parts[rng.choice(list(self.parts))]
 
     def is_held_out(self, problem):
@@ -54,14 +54,14 @@ class Mix:
         return self.parts[problem.task].reward(problem, text, verdict, purpose)
 
     def respond(self, problem, text):
-        """The response of the problem's own task, if the text ends in one of its call tokens, not
-        in that of another task."""
+        """Return the response of the problem's own task, if the text ends in one of its call tokens
+        and not in one of another task."""
         part = self.parts[problem.task]
         return part.respond(problem, text) if text.endswith(part.call_tokens) else ""
 
     def of_parts(self, batch):
-        """Each task that a batch has problems of, which groups these are, and the batch that they
-        make. Yields triples"""
+        """Split a batch by task. Yields, for each task in it, the task, the numbers of its groups,
+        and the batch of these groups"""
         G = batch.is_correct.shape[1]
         tasks = [problem.task for problem in batch.problems[::G]]               # P
         for name, part in self.parts.items():
@@ -70,48 +70,47 @@ class Mix:
                 yield part, groups, common.gather([batch], groups)
 
     def rewards(self, batch, purpose):
-        found = torch.zeros(batch.is_correct.shape)                             # (P, G)
-        for part, groups, its_own in self.of_parts(batch):
-            found[groups] = part.rewards(its_own, purpose)
-        return found
+        rewards = torch.zeros(batch.is_correct.shape)                           # (P, G)
+        for part, groups, own in self.of_parts(batch):
+            rewards[groups] = part.rewards(own, purpose)
+        return rewards
 
     def token_rewards(self, batch):
-        found = torch.zeros_like(batch.mask).unflatten(0, batch.is_correct.shape)       # (P, G, T)
-        for part, groups, its_own in self.of_parts(batch):
-            found[groups] = part.token_rewards(its_own).unflatten(0, its_own.is_correct.shape)
-        return found.flatten(0, 1)
+        rewards = torch.zeros_like(batch.mask).unflatten(0, batch.is_correct.shape)     # (P, G, T)
+        for part, groups, own in self.of_parts(batch):
+            rewards[groups] = part.token_rewards(own).unflatten(0, own.is_correct.shape)
+        return rewards.flatten(0, 1)
 
     def observe(self, batch, step):
         metrics = {}
-        for part, _, its_own in self.of_parts(batch):
-            metrics |= part.observe(its_own, step)
+        for part, _, own in self.of_parts(batch):
+            metrics |= part.observe(own, step)
         return metrics
 
 
 def preference(rate):
-    """How often a curriculum takes problems that are solved at this rate p: 4 p (1 - p), but never
-    below 5%, so that nothing is forgotten. -> probability"""
+    """Compute the probability with which a curriculum takes a problem whose pass rate is p:
+    4 p (1 - p), but at least 5%, so that nothing is forgotten. -> float"""
     return max(0.05, 4 * rate * (1 - rate))
 
 
 class Curriculum(Wrapper):
-    """A task that takes, of the training problems, most from the difficulties that are solved half
-    of the time. state["rates"] are the shares of right completions of each difficulty, in all
-    groups that were sampled, running means over about five steps; what there is no rate of is
-    always taken."""
+    """A task that takes most of its training problems from the difficulties that the policy solves
+    half of the time. state["rates"] holds the pass rate of each difficulty in all sampled groups,
+    as a running mean over about five steps. A difficulty without a rate is always taken."""
 
     def __init__(self, task):
         super().__init__(task)
         if not task.is_judged:
-            common.fail(f"--curriculum: nothing in {task.name} counts as right, luck decides")
+            common.fail(f"--curriculum: luck decides in {task.name}, so nothing counts as right")
         rng = random.Random(0)
         if len({self.level(task.sample(rng)) for _ in range(200)}) < 2:
-            common.fail(f"--curriculum: all problems of {task.name} are of one difficulty; take "
-                        "several, as in --task arithmetic:3-7")
+            common.fail(f"--curriculum: all problems of {task.name} have one difficulty; use "
+                        "several, such as --task arithmetic:3-7")
         self.state["rates"] = {}
 
     def level(self, problem):
-        """The name that problems of one task and difficulty have in common. -> str"""
+        """Name the difficulty of a problem, with its task. -> str"""
         return f"{problem.task or self.name}-{problem.difficulty}"
 
     def sample(self, rng):
@@ -120,9 +119,9 @@ class Curriculum(Wrapper):
             rate = self.state["rates"].get(self.level(problem))
             if rate is None or self.is_held_out(problem):
                 return problem
-            # not rng's next number, or held-out problems would depend on the rates
-            coin = random.Random(hash(rng.getstate()[1]))
-            if coin.random() < preference(rate):
+            # a separate generator, or the held-out problems would depend on the rates
+            chooser = random.Random(hash(rng.getstate()[1]))
+            if chooser.random() < preference(rate):
                 return problem
 
     def observe(self, batch, step):
@@ -130,7 +129,7 @@ class Curriculum(Wrapper):
         by_level = {}
         for problem, rate in pass_rates(batch):
             by_level.setdefault(self.level(problem), []).append(rate)
-        for name, found in by_level.items():
-            rate = fmean(found)
+        for name, new_rates in by_level.items():
+            rate = fmean(new_rates)
             rates[name] = 0.8 * rates.get(name, rate) + 0.2 * rate
         return self.task.observe(batch, step)

@@ -64,12 +64,12 @@ def test_the_problems_and_demonstrations_of_a_seed_stay_the_same(name, checksum)
     *(({"task": f"gridworld:{level}"}, "share of moves")
       for level in ("2", "-0.1", "nan", "1e-3")),
     ({"task": "lookup:3"}, "lookup has no levels"),
-    *(({"task": name}, f"there are {', '.join(NAMES)}")
+    *(({"task": name}, f"the tasks are {', '.join(NAMES)}")
       for name in ("chess", "", "arithmetic,", "../common")),
     *(({"task": f"arithmetic,{name}"}, f"{name}.py does not define")
       for name in ("mix", "__init__")),
     ({"task": "lookup,arithmetic:3,arithmetic:7"}, "names a task twice"),
-    ({"curriculum": True}, "of one difficulty"),
+    ({"curriculum": True}, "have one difficulty"),
     ({"curriculum": True, "task": "gridworld:0.2,lookup"}, "luck decides"),
     ({"scale_rewards": "mean", "task": "lookup,gridworld"}, "may be negative"),
     ({"reward": "model", "task": "gridworld:0.2"}, "no right and wrong"),

@@ -1,8 +1,9 @@
-"""KL: three estimators of one distance, as numbers, as losses, as gradients
+"""KL: three estimators of the KL, used as numbers and as losses
 
-The bias and the variance of an estimate are exact, over the vocabulary, at the tokens that grpo.py
-samples. Gradients are exact, too: the mean over all outputs of at most four of three tokens.
-docs/lab/kl.md says more.
+The first measure trains grpo.py and computes the bias and the variance of each estimator at the
+tokens it samples, exactly, as sums over the vocabulary. The second compares the gradients of the
+estimators used as losses. They are exact as well, because it enumerates all outputs of at most four
+tokens from a vocabulary of three. docs/lab/kl.md explains the claims and the outcome.
 """
 import copy
 import itertools
@@ -20,72 +21,76 @@ from lab.verdict import OURS, Claim
 
 SCHULMAN = "[Schulman, 2020](http://joschu.net/blog/kl-approx.html)"
 ESTIMATORS = ["k1", "k2", "k3"]
-WATCHED = [1, 2, 5, 10, 20]                 # steps after which the estimates are looked at
-# Pairs of losses whose gradients are equal, says a paper; and some whose gradients are not:
+WATCHED = [1, 2, 5, 10, 20]                 # steps after which the estimates are measured
+# Tang and Munos show that the two losses of each pair in TANGS have equal gradients on samples of
+# pi, and DeepSeek-V3.2 shows it for OLDER, on samples of an older policy. The two losses of a pair
+# in BY_LENGTH have different gradients, because each output is divided by its length.
 TANGS = [("k2", "KL(policy, base)"), ("k3", "KL(base, policy)"),
          ("k1 in the reward", "KL of outputs")]
 OLDER = ("k3_ratio, older", "KL(policy, base), older")
 BY_LENGTH = [("k2, by length", "KL(policy, base)"), ("k3, by length", "KL(base, policy)"),
              ("k3_ratio, by length", "KL(policy, base)")]
-PLACE = -1                                  # in WATCHED, where the claims are judged
-CLOSE = 1e-9                                # of what is equal but for rounding
+PLACE = -1                                  # index in WATCHED of the step that the claims judge
+CLOSE = 1e-9                                # smaller differences count as rounding errors
 EXPERIMENT = Experiment(__file__, seeds=range(5))
 
 
 @torch.no_grad()
 def log_probs(policy, batch):
-    """Of all tokens of the vocabulary, at each of the N tokens of a batch. -> (N, V)"""
+    """Log-probabilities of the whole vocabulary at each of a batch's N tokens. -> (N, V)"""
     states = grpo.completion_states(policy, batch.prompts, batch.tokens)[batch.mask > 0]
     return F.linear(states, policy.embed.weight).double().log_softmax(dim=-1)
 
 
 def moments(log_p, log_ref):
-    """Mean and standard deviation of each estimate, exact over the vocabulary, averaged over the
-    tokens; the mean of k1 is the KL. (N, V) twice -> {column: float}"""
-    found = {}
+    """Compute the exact mean and standard deviation of each estimate over the vocabulary, averaged
+    over the N tokens; the mean of k1 is the KL. (N, V), (N, V) -> {column: float}"""
+    columns = {}
     for name in ESTIMATORS:
         estimate = grpo.kl(log_p, log_ref, name)
         mean = (log_p.exp() * estimate).sum(dim=-1, keepdim=True)               # (N, 1)
         variance = (log_p.exp() * (estimate - mean).square()).sum(dim=-1)       # (N,)
-        found[f"mean of {name}"] = mean.mean().item()
-        found[f"deviation of {name}"] = variance.mean().sqrt().item()
-    return found
+        columns[f"mean of {name}"] = mean.mean().item()
+        columns[f"deviation of {name}"] = variance.mean().sqrt().item()
+    return columns
 
 
 @EXPERIMENT.measure(["on the way"])
 def estimates(seed, case):
-    """Means and deviations of the estimates of a token, as the policy leaves the base."""
+    """Measure the estimates of the KL of a token while the policy moves away from the base."""
     cfg, task, policy = load_base(grpo, f"--num_prompts 16 --seed {seed} --base_seed {seed}")
     reference = copy.deepcopy(policy)
-    found = []
+    rows = []
     for step, _ in zip(range(1, 1 + WATCHED[-1]), training(grpo, cfg, task, policy)):
         if step in WATCHED:
-            batch = grpo.sample_batch(policy, task, cfg, step)      # the one it learns from next
-            found.append(moments(log_probs(policy, batch), log_probs(reference, batch)))
-    return transposed(found)
+            batch = grpo.sample_batch(policy, task, cfg, step)      # the next training batch
+            rows.append(moments(log_probs(policy, batch), log_probs(reference, batch)))
+    return transposed(rows)
 
 
-# All outputs of at most four tokens: 1, 2, and 0, which ends them, and pads. (N, T) each
+# All outputs of at most four tokens. Tokens are 1, 2 and 0; 0 ends an output and pads it. (N, T)
 TOKENS = torch.tensor([ids for ids in itertools.product(range(3), repeat=4)
                        if all(one > 0 or other == 0 for one, other in itertools.pairwise(ids))])
 MASK = ((TOKENS == 0).cumsum(dim=1) <= 1).double()
-BEFORE = F.pad(TOKENS[:, :-1], (1, 0))      # the token before each, 0 before the first
+BEFORE = F.pad(TOKENS[:, :-1], (1, 0))      # (N, T)  the token before each token; 0 at the start
 
 
 def output_logps(table):
-    """Log-probabilities of the tokens of all outputs; they depend on the token before alone, so
-    that a policy is a table of logits (3, 3). -> (N, T)"""
+    """Compute the log-probabilities of the tokens of all outputs. Each depends only on the token
+    before it, so a policy is a table of logits. (3, 3) -> (N, T)"""
     return table.log_softmax(dim=-1)[BEFORE, TOKENS] * MASK
 
 
 def mean_loss(x, sampler, average="constant"):
-    """The mean of token losses (N, T) over all outputs of a sampler, averaged as in a script."""
-    chances = output_logps(sampler.detach()).sum(dim=1, keepdim=True).exp()     # (N, 1)
-    return grpo.aggregate(len(x) * chances * x, MASK, average, max_length=MASK.shape[1])
+    """Average token losses (N, T) over the tokens as `average` says, and then over all outputs of
+    a sampler, weighted by their probability. -> scalar"""
+    p = output_logps(sampler.detach()).sum(dim=1, keepdim=True).exp()           # (N, 1)
+    return grpo.aggregate(len(x) * p * x, MASK, average, max_length=MASK.shape[1])
 
 
 def gradients(theta, ref, old):
-    """{name: gradient in theta (9,)} of estimates as losses, and of what they might stand for."""
+    """Compute the gradients of the estimates used as losses, and of the exact KLs that they are
+    compared with. -> {name: gradient in theta (9,)}"""
     logps, ref_logps, old_logps = map(output_logps, (theta, ref, old))
     losses = {}
     for name in (*ESTIMATORS, "k3_ratio"):
@@ -96,7 +101,7 @@ def gradients(theta, ref, old):
     losses["k3_ratio, older"] = mean_loss(grpo.kl(logps, ref_logps, "k3_ratio", log_rho), old)
     k1 = (logps - ref_logps).sum(dim=1)
     losses["k1 in the reward"] = mean_loss(reinforce.policy_loss(logps, -k1.detach(), MASK), theta)
-    # what they are compared with
+    # the exact KLs
     log_p, log_ref = (table.log_softmax(dim=-1)[BEFORE] for table in (theta, ref))  # (N, T, 3)
     kl, reverse = (F.kl_div(other, one, log_target=True, reduction="none").sum(dim=-1)
                    for one, other in ((log_p, log_ref), (log_ref, log_p)))
@@ -110,47 +115,48 @@ def gradients(theta, ref, old):
 
 @EXPERIMENT.measure(["policies"], seeds=[0])
 def cosines(seed, case, draws=100):
-    """By how much cosines are below 1, and the norm of k1, for random policies."""
+    """Compare gradients of random policies: 1 - cosine of each pair, and the norm of k1's."""
     generator = torch.Generator().manual_seed(seed)
-    found = []
+    rows = []
     for _ in range(draws):
         theta, ref, old = torch.randn(3, 3, 3, generator=generator).double()
         gradient = gradients(theta.requires_grad_(), ref, old)
         row = {"norm of k1": gradient["k1"].norm().item()}
         for pair in (*TANGS, OLDER, *BY_LENGTH):
             off = 1 - F.cosine_similarity(*map(gradient.get, pair), dim=0).item()
-            # six digits are kept: what is 1 but for rounding is 1 in them, and nothing else is
+            # the file stores six digits, so a cosine is stored as 1 - cosine, and rounding errors
+            # become 0: then 0 means equal, and nothing else does
             row[" / ".join(pair)] = off * (abs(off) >= CLOSE)
-        found.append(row)
-    return transposed(found)
+        rows.append(row)
+    return transposed(rows)
 
 
 def page(estimates, cosines):
     [way] = estimates.values()
     noise = way["deviation of k1"] / way["deviation of k3"]
-    first, last = 1 / numpy.exp(numpy.log(noise).mean(axis=0))[[0, -1]]
-    said = (f"One step from the base, the KL estimate k3 is {first:.2g} times as noisy as k1; "
-            f"after 20 steps, {last:.2g} times (geometric means)")
-    yield Claim("after 20 steps, k3 is less noisy than k1 (deviation of k1 / of k3)", SCHULMAN,
-                noise[:, PLACE], at_least=1.1, times=True, said=said)
-    yield curves({name: way[f"deviation of {name}"] for name in ESTIMATORS}, said,
+    last = 1 / numpy.exp(numpy.log(noise[:, -1]).mean())                # of k3 / of k1
+    title = ("Near the base, the KL estimate k3 is less noisy than k1, but after 20 steps it is "
+             f"{last:.2g} times as noisy (geometric mean)")
+    yield Claim("after 20 steps, k3 is less noisy than k1 (deviation of k1, divided by that of k3)",
+                SCHULMAN, noise[:, PLACE], at_least=1.1, times=True, said=title)
+    yield curves({name: way[f"deviation of {name}"] for name in ESTIMATORS}, title,
                  x=WATCHED, given=dict(zip(ESTIMATORS, (BLUE, ORANGE, RED))), yscale="log",
-                 xticks=WATCHED, xlabel="steps from the base",
-                 ylabel="standard deviation, nats a token")
+                 xticks=WATCHED, xlabel="steps of training after the base",
+                 ylabel="standard deviation, nats per token")
     yield Claim("after 20 steps, k2's mean is within a tenth of the KL", SCHULMAN,
                 way["mean of k2"][:, PLACE] / way["mean of k1"][:, PLACE], at_least=0.9,
                 at_most=1.1, times=True)
-    found = {name: values[0] for name, values in cosines["policies"].items()}
+    columns = {name: values[0] for name, values in cosines["policies"].items()}
 
     def cosine(pairs):
-        return numpy.concatenate([1 - found[" / ".join(pair)] for pair in pairs])
-    yield Claim("on samples of pi, k1 in the loss has no gradient in the mean: the largest norm",
-                "Tang and Munos", found["norm of k1"].max(), at_most=CLOSE, exact=True)
-    yield Claim("on samples of pi, k2, k3 and k1 in the reward have the gradients of KL(pi, ref), "
-                "KL(ref, pi) and the KL of outputs: the cosines are 1", "Tang and Munos",
-                cosine(TANGS), at_least=1, exact=True)
-    yield Claim("on samples of an older policy, k3_ratio has the gradient of KL(pi, ref): the "
-                "cosine is 1", "DeepSeek-V3.2", cosine([OLDER]), at_least=1, exact=True)
+        return numpy.concatenate([1 - columns[" / ".join(pair)] for pair in pairs])
+    yield Claim("on samples of pi, k1 as a loss has a mean gradient of zero (largest norm)",
+                "Tang and Munos", columns["norm of k1"].max(), at_most=CLOSE, exact=True)
+    yield Claim("on samples of pi, k2 as a loss has the gradient of KL(pi, ref), k3 as a loss that "
+                "of KL(ref, pi), and k1 in the reward that of the KL between outputs (cosines)",
+                "Tang and Munos", cosine(TANGS), at_least=1, exact=True)
+    yield Claim("on samples of an older policy, k3_ratio as a loss has the gradient of KL(pi, ref) "
+                "(cosine)", "DeepSeek-V3.2", cosine([OLDER]), at_least=1, exact=True)
     by_length = [cosine([pair]).min() for pair in BY_LENGTH]
-    yield Claim("divided by length, k2, k3, k3_ratio do not have these gradients: lowest cosines",
-                OURS, by_length, at_most=0.99, exact=True)
+    yield Claim("if each output is divided by its length, k2, k3 and k3_ratio no longer have these "
+                "gradients (lowest cosine of each)", OURS, by_length, at_most=0.99, exact=True)

@@ -1,7 +1,8 @@
 """Masking: tokens that the policy did not write, and rewards for calls
 
-Runs on lookup: with the tool's tokens masked or learned, without the tool, by PPO, and with other
-rewards for calls. docs/lab/masking.md says more.
+All runs train on the task lookup, where the answer has to be looked up with a tool. grpo.py runs
+with the tool's tokens masked or learned, without the tool, and with several rewards for calls;
+ppo.py runs once. docs/lab/masking.md explains the claims and the outcome.
 """
 import itertools
 
@@ -15,25 +16,28 @@ from lab.training import load_base, training
 from lab.verdict import Claim
 
 STEPS = 36
-LEVEL = 0.9                                     # the accuracy up to which steps are counted
-WINDOW = 2                                      # batches over which accuracy is averaged for this
-LATE = 10                                       # last batches, for the accuracy at the end
-GAIN = 0.02                                     # of a share, what counts as one
+LEVEL = 0.9                     # we count the steps until the accuracy reaches this level
+WINDOW = 2                      # number of batches averaged before we compare with LEVEL
+LATE = 10                       # number of last batches averaged for the late accuracy
+GAIN = 0.02                     # smallest difference of accuracy that matters
 FLAGS = "--task lookup --num_prompts 16"
 PPO = f"ppo.py {FLAGS} --max_steps {STEPS} {UNSCORED}"
 OUTCOME = "accuracy"
 LEARNED = "tool tokens learned"
 NO_TOOL = "no tool"
-RUNS = {OUTCOME: "", LEARNED: "", NO_TOOL: "",                                 # of grpo.py
+RUNS = {OUTCOME: "", LEARNED: "", NO_TOOL: "",         # flags for grpo.py
         "fine": "--reward fine", "coarse + format": "--reward coarse+format",
         "fine + length": "--reward fine+length",
         "fine + growing length": "--reward fine+growing_length"}
+# names of the runs in the table
+LABELS = {OUTCOME: "outcome reward, tool tokens masked", LEARNED: "outcome reward, " + LEARNED,
+          NO_TOOL: "outcome reward, no tool", "PPO": "PPO, outcome reward, tool tokens masked"}
 EXPERIMENT = Experiment(__file__, seeds=range(8), one_base=True)
 EXPERIMENT.runs("critic", {"PPO": PPO}, ["accuracy"])
 
 
 def unmask(task):
-    """What the tool says counts as written by the policy from now on."""
+    """Make a task's rollouts include the tool's tokens in the mask, so that they are learned."""
     rollout = task.rollout
 
     def unmasked(*arguments):
@@ -45,7 +49,7 @@ def unmask(task):
 
 @EXPERIMENT.measure(RUNS)
 def learning(seed, name):
-    """Train from the base, step by step."""
+    """Train grpo.py from the base. -> accuracy of each batch"""
     cfg, task, policy = load_base(grpo, f"{FLAGS} {RUNS[name]} --seed {seed}")
     if name == NO_TOOL:
         task.respond = lambda problem, text: ""
@@ -56,34 +60,39 @@ def learning(seed, name):
 
 
 def fall(accuracy):
-    """From the best mean of five steps to the lowest one after it. (S, T) -> (S,)"""
+    """Compute how far the mean of five steps falls from its best value to a later one, at most.
+    (S, T) -> (S,)"""
     of_five = means(accuracy, 5)
     return (numpy.maximum.accumulate(of_five, axis=1) - of_five).max(axis=1)
 
 
 def page(critic, learning):
     runs = {name: learning[name] for name in RUNS} | critic
-    steps = {name: steps_to_level(found["accuracy"], LEVEL, WINDOW) for name, found in runs.items()}
-    late = {name: found["accuracy"][:, -LATE:].mean(axis=1) for name, found in runs.items()}
+    accuracy = {name: columns["accuracy"] for name, columns in runs.items()}
+    steps = {name: steps_to_level(rows, LEVEL, WINDOW) for name, rows in accuracy.items()}
+    late = {name: rows[:, -LATE:].mean(axis=1) for name, rows in accuracy.items()}
     middle = {name: numpy.median(values) for name, values in steps.items()}
-    said = (f"{LEVEL:.0%} accuracy takes {middle[LEARNED]:.0f} steps if tool tokens are learned, "
-            f"{middle[OUTCOME]:.0f} if they are masked in the loss (medians)")
-    yield Claim(f"with tool tokens learned, an accuracy of {LEVEL} takes more steps", "Search-R1",
+    title = (f"With the tool's tokens in the loss, {LEVEL:.0%} accuracy takes "
+             f"{middle[LEARNED]:.0f} steps instead of {middle[OUTCOME]:.0f} (medians)")
+    yield Claim(f"an accuracy of {LEVEL} takes more steps if the tool's tokens are learned, not "
+                "masked", "Search-R1",
                 **ratio(steps[LEARNED], steps[OUTCOME], STEPS, smallest=WINDOW - 1),
-                at_least=1.1, said=said)
-    yield Claim("with tool tokens masked, late accuracy is higher", "Search-R1",
-                (late[OUTCOME], late[LEARNED]), at_least=GAIN)
-    yield Claim("without a tool, late accuracy is lower", "ReTool", (late[NO_TOOL], late[OUTCOME]),
-                at_most=-GAIN)
-    for name in ("coarse + format", OUTCOME):
-        yield Claim(f'rewarded by "{name}", GRPO takes more steps than by "fine"', "ToolRL",
+                at_least=1.1, said=title)
+    yield Claim(f"the accuracy of the last {LATE} steps is higher if the tool's tokens are masked",
+                "Search-R1", (late[OUTCOME], late[LEARNED]), at_least=GAIN)
+    yield Claim(f"the accuracy of the last {LATE} steps is lower without a tool", "ReTool",
+                (late[NO_TOOL], late[OUTCOME]), at_most=-GAIN)
+    for name, reward in {"coarse + format": '"coarse + format" reward',
+                         OUTCOME: "outcome reward"}.items():
+        yield Claim(f'GRPO takes more steps to {LEVEL} with the {reward} than with the "fine" '
+                    "reward", "ToolRL",
                     **ratio(steps[name], steps["fine"], STEPS, smallest=WINDOW - 1), at_least=1.1)
 
-    shown = {"GRPO, masked": OUTCOME, "GRPO, learned": LEARNED, "PPO, masked": "PPO",
+    lines = {"GRPO, masked": OUTCOME, "GRPO, learned": LEARNED, "PPO, masked": "PPO",
              "GRPO, no tool": NO_TOOL}
-    yield curves({words: runs[name]["accuracy"] for words, name in shown.items()}, said,
+    yield curves({label: accuracy[name] for label, name in lines.items()}, title,
                  ylabel="accuracy", ylim=(0, 1.02))
-    rows = {name: {f"steps to {LEVEL}": steps[name], f"accuracy, last {LATE} steps": late[name],
-                   "largest fall of accuracy": fall(found["accuracy"])}
-            for name, found in runs.items()}
-    yield numbers(rows, form=".3g", by="run")
+    rows = {LABELS.get(name, f"{name} reward"):
+            {f"steps to {LEVEL}": steps[name], f"accuracy, last {LATE} steps": late[name],
+             "largest fall of accuracy": fall(accuracy[name])} for name in runs}
+    yield numbers(rows, form=".3g", by="run (GRPO, except the last)")

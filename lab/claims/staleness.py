@@ -1,7 +1,7 @@
-"""Staleness: learning from samples of another policy than the one that learns
+"""Staleness: learning from samples of a different policy
 
-Samples come from policies several updates old (examples/lag.py), or from a copy of the policy whose
-weights are rounded. docs/lab/staleness.md says more.
+The samples come from a policy that is several updates old (examples/lag.py), or from a copy of the
+policy whose weights are rounded. docs/lab/staleness.md explains the claims and the outcome.
 """
 import copy
 import itertools
@@ -22,7 +22,8 @@ LAG_RUN = f"examples/lag.py {RATE} {UNSCORED} --sampler_lag"
 RUNS = {f"lag {K}": f"{LAG_RUN} {K} --max_steps {UPDATES + K}" for K in LAGS}
 RUNS |= {f"lag 8, {name}": f"{RUNS['lag 8']} --importance_sampling_correction {name}"
          for name in CORRECTIONS}
-# name: script, bits (0: as they are), whether pi_old is recomputed, correction
+# name: (script, bits of the engine's weights, whether pi_old is recomputed, correction); with 0
+# bits the weights are not rounded
 ENGINES = {
     "GRPO, exact": ("grpo", 0, False, "none"), "GRPO, 8 bits": ("grpo", 8, False, "none"),
     "GRPO, 4 bits": ("grpo", 4, False, "none"),
@@ -31,16 +32,17 @@ ENGINES = {
     "GSPO, exact": ("gspo", 0, False, "none"), "GSPO, 8 bits": ("gspo", 8, False, "none"),
     "GSPO, 4 bits": ("gspo", 4, False, "none"),
     "GSPO, 4 bits, recomputed": ("gspo", 4, True, "none")}
-RANGES = {"grpo": "", "gspo": "--epsilon 3e-4 --epsilon_high 4e-4"}      # of GSPO, its paper's
-LAST = 4                                                # batches, for accuracy at the end
-LOSS = 0.02                                             # of accuracy, what counts as one
+RANGES = {"grpo": "", "gspo": "--epsilon 3e-4 --epsilon_high 4e-4"}      # from GSPO's paper
+LAST = 4                        # number of batches that the final accuracy is averaged over
+LOSS = 0.02                     # smallest loss of accuracy that matters
 EXPERIMENT = Experiment(__file__, seeds=range(8), one_base=True)
 EXPERIMENT.runs("runs", RUNS, ["accuracy"])
 
 
 @torch.no_grad()
 def engine(policy, bits):
-    """A copy of a policy whose matrices are rounded to so many bits, each row by its largest."""
+    """Copy a policy and round its matrices to `bits` bits, or not at all if bits is 0. The largest
+    weight of a row sets the step between its rounded values. -> policy"""
     sampler = copy.deepcopy(policy)
     if bits > 0:
         for weight in sampler.parameters():
@@ -52,7 +54,7 @@ def engine(policy, bits):
 
 @EXPERIMENT.measure(ENGINES)
 def engines(seed, name):
-    """Learn from samples of an engine: pass@1 of the policy, and the share that is clipped."""
+    """Train on samples of an engine. -> pass@1 of the policy, fraction of tokens clipped"""
     method, bits, is_recomputed, correction = ENGINES[name]
     script = lag.METHODS[method]
     cfg, task, policy = load_base(
@@ -67,37 +69,42 @@ def engines(seed, name):
 
 
 def page(runs, engines):
-    # the policies after 16 to 19 updates, whenever they came to sample
+    # in a run with lag K, batch u + K is sampled by the policy after u updates, so the last four
+    # batches of each run show the policies after 16 to 19 updates
     after = {name: runs[name]["accuracy"][:, -LAST:].mean(axis=1) for name in RUNS}
-    said = (f"At twice the usual learning rate, samples 8 batches old give an accuracy of "
-            f"{after['lag 8'].mean():.2f}, fresh ones {after['lag 0'].mean():.2f}")
-    yield Claim("a lag of 8 costs accuracy", OURS, (after["lag 0"], after["lag 8"]), at_least=LOSS,
-                said=said)
+    title = ("At twice the usual learning rate, samples that are 8 batches old give an accuracy of "
+             f"{after['lag 8'].mean():.2f} instead of {after['lag 0'].mean():.2f}")
+    yield Claim("samples that are 8 batches old (a lag of 8) cost accuracy", OURS,
+                (after["lag 0"], after["lag 8"]), at_least=LOSS, said=title)
     lines = {f"lag {K}": runs[f"lag {K}"]["accuracy"][:, K:] for K in LAGS}
-    yield curves(lines, said, range(UPDATES), ylabel="accuracy",
-                 xlabel="updates before the samples", xticks=range(0, UPDATES, 5))
-    yield Claim("uncorrected, a lag of 1 costs no accuracy", OURS,
+    yield curves(lines, title, range(UPDATES), ylabel="accuracy",
+                 xlabel="updates that the sampling policy has had", xticks=range(0, UPDATES, 5))
+    yield Claim("without a correction, a lag of 1 costs no accuracy", OURS,
                 (after["lag 1"], after["lag 0"]), at_least=-LOSS)
     for name, source in CORRECTIONS.items():
-        yield Claim(f"with a lag of 8, token weights ({name}) are better than none", source,
-                    (after[f"lag 8, {name}"], after["lag 8"]), at_least=LOSS)
-    score = {name: found["pass@1"] for name, found in engines.items()}
+        yield Claim(f"with a lag of 8, weighting the tokens ({name}) gives a higher accuracy than "
+                    "no correction", source, (after[f"lag 8, {name}"], after["lag 8"]),
+                    at_least=LOSS)
+    score = {name: columns["pass@1"] for name, columns in engines.items()}
     for bits in (8, 4):
         grpo, gspo = (score[f"{name}, exact"] - score[f"{name}, {bits} bits"]
                       for name in ("GRPO", "GSPO"))
-        yield Claim(f"an engine of {bits} bits costs GSPO, with its paper's range, less pass@1 "
-                    "than GRPO", "GSPO", grpo - gspo, at_least=LOSS)
+        yield Claim(f"sampling from an engine with {bits}-bit weights costs GSPO (with its paper's "
+                    "clip range) less pass@1 than it costs GRPO", "GSPO", grpo - gspo,
+                    at_least=LOSS)
     own = score["GRPO, 4 bits"]
     recomputed = score["GRPO, 4 bits, recomputed"]
     weighted = score["GRPO, 4 bits, truncate"]
-    said = (f"GRPO from samples of its 4-bit copy: {own.mean():.0%} right if pi_old is the copy's, "
-            f"{recomputed.mean():.0%} if recomputed, {weighted.mean():.0%} if token-weighted, too")
-    yield Claim("with 4 bits, GRPO is better if pi_old is recomputed", OURS, (recomputed, own),
-                    at_least=LOSS, said=said)
-    yield Claim("weighting tokens, too, adds more", "AReaL", (weighted, recomputed), at_least=LOSS)
+    finding = (f"If GRPO trains on samples of its own 4-bit copy, its pass@1 is {own.mean():.2f}, "
+               f"but {recomputed.mean():.2f} if the policy recomputes pi_old")
+    yield Claim("with a 4-bit engine, GRPO gets a higher pass@1 if the policy recomputes pi_old",
+                OURS, (recomputed, own), at_least=LOSS, said=finding)
+    yield Claim("with a 4-bit engine and pi_old recomputed, weighting the tokens raises GRPO's "
+                "pass@1 further", "AReaL", (weighted, recomputed), at_least=LOSS)
 
     rows = {name: {"accuracy after 16 to 19 updates": values} for name, values in after.items()}
-    yield numbers(rows, by="sampler")
-    rows = {name: {"pass@1": found["pass@1"], "share clipped": found["clipped"].mean(axis=1)}
-            for name, found in engines.items()}
-    yield numbers(rows, by="engine")
+    yield numbers(rows, by="lag of the samples, and correction")
+    rows = {name: {"pass@1": columns["pass@1"],
+                   "fraction of tokens clipped": columns["clipped"].mean(axis=1)}
+            for name, columns in engines.items()}
+    yield numbers(rows, by="script and engine")

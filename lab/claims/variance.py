@@ -1,7 +1,7 @@
-"""Variance: what a baseline does to the noise of the gradient
+"""Variance: how much a baseline changes the noise of the gradient
 
-The variance of the gradients of groups that are dealt from many outputs of the base.
-docs/lab/variance.md says more.
+We sample many outputs of the base, deal them into groups, and measure the variance of the groups'
+gradients with each baseline. docs/lab/variance.md explains the claims and the outcome.
 """
 import statistics
 
@@ -17,14 +17,16 @@ PROBLEMS = 16
 SAMPLES = 160
 GROUP = 8
 DEALS = 20
-# On the base: name -> baseline of reinforce.py, and from how many outputs
+# name -> --baseline of reinforce.py, and the number of outputs that it is computed from
 ESTIMATORS = {"none": ("none", GROUP), "RLOO": ("rloo", GROUP), "estimated b*": ("optimal", GROUP),
               "known mean": ("rloo", SAMPLES), "known b*": ("optimal", SAMPLES)}
+LABELS = {"none": "no baseline", "RLOO": "RLOO's baseline", "known mean": "the known mean",
+          "estimated b*": "an estimated b*", "known b*": "the known b*"}
 EXPERIMENT = Experiment(__file__, seeds=range(5), one_base=True)
 
 
 def inner_products(policy, batch, rows, cfg):
-    """Those of the gradients of log pi(o | q) of these rows, with each other. -> (n, n)"""
+    """Compute the gradients of log pi(o | q) for n rows, and their inner products. -> (n, n)"""
     gradients = []
     for row in rows:
         tokens = batch.tokens[row, :batch.lengths[row]]
@@ -36,8 +38,8 @@ def inner_products(policy, batch, rows, cfg):
 
 
 def group_variance(products, rewards, baseline, size, group=GROUP):
-    """The variance of the mean of A grad log pi over a group dealt from n outputs, each A being
-    from `size` of them. (n, n), (n,) -> float"""
+    """Deal n outputs into groups, and compute the variance of a group's mean of A grad log pi. The
+    baseline in A is computed from `size` of the outputs. (n, n), (n,) -> float"""
     generator = torch.Generator().manual_seed(0)        # the same deals for all baselines
     variances = []
     for _ in range(DEALS):
@@ -54,42 +56,45 @@ def group_variance(products, rewards, baseline, size, group=GROUP):
 
 @EXPERIMENT.measure(["arithmetic"])
 def base(seed, case):
-    """The variance with each of ESTIMATORS, summed over problems."""
+    """Measure the variance with each of ESTIMATORS, summed over the problems."""
     flags = f"--seed {seed} --num_prompts {PROBLEMS} --num_generations {SAMPLES}"
     cfg, task, policy = load_base(reinforce, flags)
     batch = reinforce.sample_batch(policy, task, cfg, 0)
-    found = dict.fromkeys(ESTIMATORS, 0.0)
-    norms = []                                          # squared, of the gradients
+    columns = dict.fromkeys(ESTIMATORS, 0.0)
+    norms = []                                          # squared norms of the gradients
     for rows, rewards in zip(torch.arange(PROBLEMS * SAMPLES).split(SAMPLES), batch.rewards):
         products = inner_products(policy, batch, rows, cfg)
         norms.append(products.diag())
         for name, (baseline, size) in ESTIMATORS.items():
-            found[name] += group_variance(products, rewards.double(), baseline, size)
+            columns[name] += group_variance(products, rewards.double(), baseline, size)
     is_right = batch.rewards > 0
     norms = torch.stack(norms)
-    found["pass rate"] = batch.rewards.mean().item()
-    found["right"] = norms[is_right].mean().item()
-    found["wrong"] = norms[~is_right].mean().item()
-    return found
+    columns["pass rate"] = batch.rewards.mean().item()
+    columns["right"] = norms[is_right].mean().item()
+    columns["wrong"] = norms[~is_right].mean().item()
+    return columns
 
 
 def page(base):
     [measured] = base.values()
     share = {name: measured[name] / measured["none"] for name in ESTIMATORS}
-    said = (f"Where {measured['pass rate'].mean():.0%} of outputs are right, RLOO's baseline does "
-            f"not lower the variance of the gradient: it is {share['RLOO'].mean():.2f} times that "
-            "without a baseline")
-    yield Claim("on the base, variance is lower with RLOO's baseline than with none",
-                "Ahmadian and others", share["RLOO"], at_most=0.95, times=True, contradicted=said)
+    title = (f"If {measured['pass rate'].mean():.0%} of the outputs are right, the gradient's "
+             f"variance with RLOO's baseline is {share['RLOO'].mean():.2f} times its variance "
+             "without a baseline")
+    yield Claim("the base's gradient has a lower variance with RLOO's baseline than with no "
+                "baseline", "Ahmadian and others", share["RLOO"], at_most=0.95, times=True,
+                contradicted=title)
     for less, other, source in (("estimated b*", "RLOO", "OPO"), ("estimated b*", "none", "OPO"),
                                 ("known b*", "known mean", "Greensmith and others, 2004")):
-        yield Claim(f"on the base, variance is lower with {less} than with {other}", source,
-                    share[less] / share[other], at_most=0.95, times=True)
+        yield Claim(f"the base's gradient has a lower variance with {LABELS[less]} than with "
+                    f"{LABELS[other]}", source, share[less] / share[other], at_most=0.95,
+                    times=True)
 
-    yield dots(share, said, given={"none": GREY}, level=(1, "no baseline"),
-               xlabel=f"variance / that without a baseline, base of arithmetic, groups of {GROUP}; "
-               "known: from 159 other outputs; a dot for each seed")
-    heads = {"pass rate": "pass rate", "right": "squared gradient norm, right outputs",
-             "wrong": "the same, wrong outputs"}
-    yield numbers(base, heads | {name: f"variance, {name}" for name in ESTIMATORS}, ".3g",
-                  by="base")
+    yield dots({LABELS[name]: values for name, values in share.items()}, title,
+               given={LABELS["none"]: GREY}, level=(1, "no baseline"),
+               xlabel="variance, divided by the variance without a baseline (groups of "
+               f"{GROUP}; known: from 159 other outputs; a dot is a seed)")
+    headings = {"pass rate": "pass rate", "right": "squared gradient norm, right outputs",
+                "wrong": "squared gradient norm, wrong outputs"}
+    headings |= {name: f"variance with {LABELS[name]}" for name in ESTIMATORS}
+    yield numbers(base, headings, ".3g", by="task of the base")
