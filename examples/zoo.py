@@ -1,64 +1,73 @@
-"""The zoo: losses and advantages that TRL and verl have, as changes of grpo.py.
+"""The zoo: losses and advantages of TRL and verl that grpo.py lacks, each as one function.
 
-Each is one function. rho_t, A and L are those of grpo.py, sg is stop-gradient, and --loss_type
-names what stands for L_t. Where pi = pi_old, each but Clip-Cov has the gradient of -A log pi. They
-differ in what becomes of a token whose ratio has moved: docs/zoo.md shows it in one picture.
+--loss_type names what replaces L_t in grpo.py. While pi = pi_old, each loss except Clip-Cov has the
+gradient of -A log pi. They differ in what happens to a token once its ratio has moved, which
+docs/zoo.md shows in one picture. rho_t, A and L are those of grpo.py; sg is stop-gradient.
 
-DPPO (2602.04879) bounds how far the probability p of a token moves, not its ratio: a rare token may
-become ten times as likely, one of .99 must not fall to .8. D_t is how far a coin with p moves, by
-total variation (dppo_tv) or by KL (dppo_kl):
+A ratio misleads about rare and about likely tokens: a rare one may well become ten times as likely,
+but one of 0.99 should not fall to 0.8. So DPPO (2602.04879) bounds how far the probability p of a
+token moves. D_t is the distance between two Bernoulli distributions, with p_old and with p: their
+total variation (dppo_tv) or their KL (dppo_kl):
 
   L_t   = -M_t rho_t A,        M_t = 0 if D_t > delta and (rho_t - 1) A > 0, else 1      (1)
   D_t   = |p - p_old|                                                                    (2)
   D_t   = p_old log(p_old / p) + (1 - p_old) log((1 - p_old) / (1 - p))                  (3)
 
-Three look at whole outputs. GMPO (gmpo, 2507.20673) takes the geometric mean of the ratios, as GSPO
-does, but clips each of them before. VESPO (vespo, 2602.10693) weighs by their product W, on a curve
-that fades on both sides: k, lambda = 2, 3 if A >= 0, else 3, 2. DeepSeek-V3.2 (off_policy_mask,
-2512.02556) leaves out bad outputs that the policy would hardly sample now:
+A reward is for a whole output, so three losses look at whole outputs. One extreme ratio spoils an
+arithmetic mean, so GMPO (gmpo, 2507.20673) takes the geometric mean of the ratios, as GSPO does,
+but clips each ratio first. A clip is only a makeshift for the weight of a stale output, which is
+the product W of its ratios, so VESPO (vespo, 2602.10693) weighs by W, on a curve that fades on both
+sides: k, lambda = 2, 3 if A >= 0, else 3, 2. Bad outputs that the policy would hardly sample now
+mislead it, so DeepSeek-V3.2 (off_policy_mask, 2512.02556) leaves them out:
 
   L_t   = -A exp(1/|o_i| sum_t x_t),   x_t = min(log rho_t, eps), max(.., -eps) if A < 0 (4)
   L_t   = -sg(W^k e^(lambda (1 - W))) A log pi                                           (5)
   L_t   = M_i times (3) of grpo.py,    M_i = 0 if A < 0 and -1/|o_i| sum_t log rho_t > C (6)
 
-Entropy falls by tokens that are likely and good, or unlikely and bad: their c_t is high
-(2505.22617). A few of them learn nothing (clip_cov: at random, of those with c_t in a range), or
-are pulled back to ratio 1 (kl_cov: those where it is highest):
+Entropy collapses because of tokens that are likely and good, or unlikely and bad: their c_t is high
+(2505.22617). So two losses choose a few tokens. clip_cov chooses at random among those whose c_t is
+in a range, and gives them no gradient. kl_cov chooses those with the highest c_t, and pulls them
+back to ratio 1:
 
   c_t   = (A - mean(A)) (log pi - mean(log pi))                                          (7)
-  L_t   = 0 for those, (3) of grpo.py for others                                         (8)
-  L_t   = -rho_t A + c_KL |log rho_t| for those, -rho_t A for others                     (9)
+  L_t   = 0 if t is chosen, else (3) of grpo.py                                          (8)
+  L_t   = -rho_t A + c_KL |log rho_t| if t is chosen, else -rho_t A                      (9)
 
-DRO (dro, 2405.19107, by tokens as in verl) is REINFORCE's loss with a spring to pi_old:
+Pairs of answers are scarce, but single ratings are not, so DRO (dro, 2405.19107) learns from those.
+By tokens, as in verl, it is REINFORCE's loss with a penalty that keeps pi near pi_old:
 
   L_t   = -A log pi + beta/2 (log rho_t)^2                                               (10)
 
---advantage names what stands for A, (1) of grpo.py. GDPO (gdpo, 2601.05242) scales each of several
-rewards r_k by itself, so that none drowns, as in --reward accuracy+format. Pass@k (passk,
-2503.19595) credits only what raises the best of the group. REINFORCE++ (2501.03262) compares with
-all tokens of the batch, at once (rpp) or less the group's mean (rpp_baseline):
+--advantage names what replaces A, (1) of grpo.py. If several rewards are added, one may drown the
+others, so GDPO (gdpo, 2601.05242) scales each reward r_k by itself, with flags such as
+--reward accuracy+format. If only the best answer of a group counts, only what raises it should get
+credit, and so Pass@k (passk, 2503.19595) credits the best answer alone. The std of a few outputs is
+noisy, so REINFORCE++ (2501.03262) takes the std of all tokens of the batch, either directly (rpp)
+or after subtracting the group's mean (rpp_baseline):
 
   A_i   = whiten(sum_k (r_ki - mean(r_k)) / std(r_k))                                    (11)
   A_i   = max(r) - max(r without r_i)                                                    (12)
   A_i   = whiten(r_i), or whiten(r_i - mean(r))                                          (13)
 
-The others are r - b. OPO (opo, 2505.23585) weighs outputs in b by length, as if the gradients of
-all tokens had one size and were uncorrelated. The optimal token baseline (otb, 2602.07078) takes
-the size that they have in the logits, and has a b_t for each place. ReMax (remax, 2310.10505) has
-the greedy output's r. Use these three with --loss_type dr_grpo: a baseline leaves the mean of the
-gradient unchanged if the loss sums over tokens, but not if it divides by |o_i| (docs/methods.md).
+Three more are r - b with a baseline b. The b of least variance weighs outputs by their squared
+gradients. OPO (opo, 2505.23585) weighs them by length, as if the gradients of all tokens had the
+same size and were uncorrelated. Tokens differ, so the optimal token baseline (otb, 2602.07078)
+takes the size that the gradients have in the logits, and has a b_t for each place. A critic is
+large, so ReMax (remax, 2310.10505) takes the reward of the greedy output. Use these three with
+--loss_type dr_grpo: a baseline leaves the mean of the gradient unchanged if the loss sums over
+tokens, but not if it divides by |o_i| (docs/methods.md).
 
   b     = sum_i |o_i| r_i / sum_i |o_i|                                                  (14)
   b_t   = sum_i W_it r_i / sum_i W_it,     W_it = sum_{s<=t} g_is                        (15)
   g_t   = 1 - 2 pi(o_t) + sum_v pi(v)^2                                                  (16)
   b     = r(greedy output)                                                               (17)
 
-Departures: the means in (7) are of a micro-batch, as in verl, without the outputs whose A is 0,
-which grpo.py leaves out; those have no spring in (10), either. REINFORCE++ has no KL in r, ReMax
-several outputs of a prompt. Flags of grpo.py name its equations. Other methods, as LUSPO, are flags
-of the scripts: docs/methods.md.
+Departures: the means in (7) are over a micro-batch, as in verl. They leave out the outputs whose A
+is 0, because grpo.py does; such outputs have no penalty in (10), either. REINFORCE++ has no KL in
+r. ReMax has several outputs per prompt. The flags that come from grpo.py name its equations. Other
+methods, such as LUSPO, are flags of the scripts: see docs/methods.md.
 
-Usage: python examples/zoo.py --loss_type dppo_tv        --help has the constants of each
+Usage: python examples/zoo.py --loss_type dppo_tv        --help lists the constants of each loss
 """
 import copy
 import dataclasses
@@ -92,11 +101,11 @@ def dppo_kl(logps, old_logps, A, mask, cfg):
     return bounded(logps, old_logps, A, mask, divergence > cfg.dppo_kl_delta)   # eq. (3)
 
 
-def bounded(logps, old_logps, A, mask, is_far):
-    """-rho_t A, but 0 for a token that is far and would go farther. -> (B, T)"""
+def bounded(logps, old_logps, A, mask, is_outside):
+    """-rho_t A, but 0 for a token that is outside its bound and moves away. -> (B, T)"""
     ratio = grpo.log_ratio(logps, old_logps, mask).exp()
-    goes_on = (ratio - 1) * A > 0
-    return torch.where(is_far & goes_on, 0.0, -ratio * A)                       # eq. (1)
+    moves_away = (ratio - 1) * A > 0
+    return torch.where(is_outside & moves_away, 0.0, -ratio * A)                # eq. (1)
 
 
 def gmpo(logps, old_logps, A, mask, cfg):
@@ -117,8 +126,8 @@ def vespo(logps, old_logps, A, mask, cfg):
 
 def off_policy_mask(logps, old_logps, A, mask, cfg):
     log_rho = grpo.log_ratio(logps, old_logps, mask).detach()
-    is_left = -mean_of_output(log_rho, mask) > cfg.off_policy_mask_threshold    # (B, 1)
-    return torch.where((A < 0) & is_left, 0.0, clip(logps, old_logps, A, mask, cfg))    # eq. (6)
+    is_stale = -mean_of_output(log_rho, mask) > cfg.off_policy_mask_threshold   # (B, 1)
+    return torch.where((A < 0) & is_stale, 0.0, clip(logps, old_logps, A, mask, cfg))   # eq. (6)
 
 
 def clip_cov(logps, old_logps, A, mask, cfg):
@@ -127,7 +136,7 @@ def clip_cov(logps, old_logps, A, mask, cfg):
     is_clipped = grpo.is_clipped(log_rho, A, cfg.epsilon, cfg.epsilon_high)
     in_range = (c > cfg.clip_cov_lb) & (c < cfg.clip_cov_ub) & (mask > 0) & ~is_clipped
     candidates = in_range.flatten().nonzero()[:, 0]
-    generator = common.generator("clip_cov", c.sum().item())    # a function of what is drawn from
+    generator = common.generator("clip_cov", c.sum().item())    # seeded by the covariances
     order = torch.randperm(len(candidates), generator=generator).to(candidates)
     chosen = candidates[order[:num_chosen(mask, cfg.clip_cov_ratio)]]
     token_loss = clip(logps, old_logps, A, mask, cfg)
@@ -148,7 +157,7 @@ def dro(logps, old_logps, A, mask, cfg):
 
 
 def clip(logps, old_logps, A, mask, cfg):
-    """(3) of grpo.py. -> (B, T)"""
+    """The loss (3) of grpo.py. -> (B, T)"""
     return grpo.policy_loss(
         logps, old_logps, A, mask, "grpo", cfg.epsilon, cfg.epsilon_high, cfg.delta)
 
@@ -159,7 +168,7 @@ def mean_of_output(x, mask):
 
 
 def covariance(logps, A, mask):
-    """How much each token adds to the covariance of A and log pi. (B, T) each -> (B, T)"""
+    """What each token contributes to the covariance of A and log pi. (B, T) each -> (B, T)"""
     logps = logps.detach()
     num_tokens = mask.sum().clamp(min=1)
     mean_A = (A * mask).sum() / num_tokens
@@ -168,44 +177,44 @@ def covariance(logps, A, mask):
 
 
 def num_chosen(mask, ratio):
-    """A part of all tokens, but at least one. -> int"""
+    """The number of tokens in the fraction `ratio` of all tokens, at least one. -> int"""
     return max(1, int(ratio * mask.sum()))
 
 
 def is_among(chosen, mask):
-    """Where the flat indices `chosen` are. -> bool (B, T)"""
+    """Mark the tokens with the flat indices `chosen`. -> bool (B, T)"""
     is_chosen = torch.zeros_like(mask, dtype=torch.bool)
     is_chosen.view(-1)[chosen] = True
     return is_chosen
 
 
-LOSS_TYPES = grpo.LOSS_TYPES | {            # what stands for (3) in grpo.py, and the average in (5)
+LOSS_TYPES = grpo.LOSS_TYPES | {            # replaces (3) of grpo.py, and the average in its (5)
     "dppo_tv": (dppo_tv, "token_mean"),
     "dppo_kl": (dppo_kl, "token_mean"),
-    "gmpo": (gmpo, "sequence_mean"),        # of equal terms, so that each output counts the same
+    "gmpo": (gmpo, "sequence_mean"),        # all L_t of an output are equal
     "vespo": (vespo, "token_mean"),
     "off_policy_mask": (off_policy_mask, "sequence_mean"),
     "clip_cov": (clip_cov, "token_mean"),
     "kl_cov": (kl_cov, "token_mean"),
     "dro": (dro, "token_mean")}
-OWN = LOSS_TYPES.keys() - grpo.LOSS_TYPES.keys()
-CLIPPED = {"off_policy_mask", "clip_cov"}   # those of them that have (3) of grpo.py in them
+NEW = LOSS_TYPES.keys() - grpo.LOSS_TYPES.keys()
+CLIPPED = {"off_policy_mask", "clip_cov"}   # the new losses that contain (3) of grpo.py
 
 
-def policy_loss(cfg, logps, old_logps, advantages, mask, *of_grpo):
-    """L_t, 0 in masked slots, from the same arguments as grpo.policy_loss. -> (B, T)"""
+def policy_loss(cfg, logps, old_logps, advantages, mask, *settings):
+    """Compute L_t from the arguments of grpo.policy_loss; it is 0 in masked slots. -> (B, T)"""
     if cfg.loss_type in grpo.LOSS_TYPES:
-        return grpo.policy_loss(logps, old_logps, advantages, mask, *of_grpo)
+        return grpo.policy_loss(logps, old_logps, advantages, mask, *settings)
     A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
     loss, _ = LOSS_TYPES[cfg.loss_type]
     token_loss = loss(logps, old_logps.detach(), A.expand_as(mask), mask, cfg)
     return torch.where(mask > 0, token_loss, 0.0)
 
 
-# ---- 2. advantages: rewards (P, G), and what else they need -> (P, G), or (B, T) -------------
+# ---- 2. advantages: rewards (P, G) and other inputs -> (P, G) or (B, T) ----------------------
 
 def gdpo(terms, eps=1e-4):
-    """From several rewards, (P, G) each."""
+    """Combine several rewards, (P, G) each."""
     A = sum(grpo.advantages(rewards) for rewards in terms)
     return (A - A.mean()) / (A.std() + eps)                                     # (P, G)  eq. (11)
 
@@ -220,7 +229,7 @@ def rpp(rewards, mask, has_baseline=False):
     is_mixed = common.has_signal(rewards if has_baseline else rewards.reshape(1, -1))
     if has_baseline:
         rewards = rewards - rewards.mean(dim=1, keepdim=True)
-    rewards = torch.where(is_mixed, rewards, 0.0)   # whitening would make 1e-3 of a rest of 1e-7
+    rewards = torch.where(is_mixed, rewards, 0.0)   # whitening turns an error of 1e-7 into 1e-3
     return ppo.whiten(rewards.reshape(-1, 1) * mask, mask)                      # (B, T)  eq. (13)
 
 
@@ -230,7 +239,7 @@ def opo(rewards, lengths):
 
 
 def otb(rewards, norms, mask):
-    """From the squared gradients (16) of the tokens, (B, T)."""
+    """`norms` are the squared gradients (16) of the tokens, (B, T)."""
     P, G = rewards.shape
     r = rewards[:, :, None]                                                     # (P, G, 1)
     W = ((norms * mask).cumsum(dim=1) * mask).view(P, G, -1)                    # (P, G, T)
@@ -241,7 +250,7 @@ def otb(rewards, norms, mask):
 
 @torch.no_grad()
 def gradient_norms(policy, batch, cfg):
-    """The squared gradient of log pi(o_t) in the logits of its place. -> (B, T)"""
+    """Compute the squared norm of the gradient of log pi(o_t) in its logits. -> (B, T)"""
     norms = torch.zeros_like(batch.mask)
     for rows in torch.arange(len(norms)).split(cfg.micro_batch_size):
         hidden = grpo.completion_states(policy, batch.prompts[rows], batch.tokens[rows])
@@ -251,17 +260,17 @@ def gradient_norms(policy, batch, cfg):
 
 
 def greedy_rewards(policy, task, batch, cfg, step):
-    """What the greedy output of each problem earns. -> (P, 1)"""
+    """Compute the reward of the greedy output for each problem. -> (P, 1)"""
     problems = batch.problems[::cfg.num_generations]
     return task.judge(grpo.complete(policy, task, cfg, problems), 1, step).rewards
 
 
 ADVANTAGES = ("group", "gdpo", "passk", "rpp", "rpp_baseline", "opo", "otb", "remax")
-WITHIN_GROUPS = ("group", "passk", "opo", "otb")    # 0 for a group whose rewards are all equal
+WITHIN_GROUPS = ("group", "passk", "opo", "otb")    # give 0 if all rewards of a group are equal
 
 
 def advantages(policy, task, batch, cfg, step):
-    """A by the estimator that the flags name; group is that of grpo.py. -> (B, 1) or (B, T)"""
+    """Compute A with the estimator --advantage; group is (1) of grpo.py. -> (B, 1) or (B, T)"""
     rewards = batch.rewards.to(cfg.device)
     name = cfg.advantage
     if name == "otb":
@@ -282,45 +291,45 @@ def advantages(policy, task, batch, cfg, step):
     return A.view(-1, 1)
 
 
-# ---- 3. training: grpo.py's, with another loss and other advantages --------------------------
+# ---- 3. training: as in grpo.py, with another loss or other advantages -----------------------
 
 @dataclasses.dataclass(frozen=True)
 class Config(grpo.Config):
-    loss_type: Literal[tuple(LOSS_TYPES)] = "dppo_tv"   # loss and average
-    advantage: Literal[ADVANTAGES] = "group"            # group: (1) of grpo.py
-    dppo_tv_delta: float = 0.15             # delta in (1) with (2)
-    dppo_kl_delta: float = 0.05             # delta in (1) with (3)
+    loss_type: Literal[tuple(LOSS_TYPES)] = "dppo_tv"   # loss and its average
+    advantage: Literal[ADVANTAGES] = "group"            # estimator of A; group: (1) of grpo.py
+    dppo_tv_delta: float = 0.15             # bound of D_t in (1), with (2) (delta)
+    dppo_kl_delta: float = 0.05             # bound of D_t in (1), with (3) (delta)
     gmpo_epsilon: float = 0.4               # bound of log rho_t in (4) (eps)
-    vespo_k_pos: float = 2.0                # k in (5) where A >= 0
-    vespo_k_neg: float = 3.0                # k in (5) where A < 0
-    vespo_lambda_pos: float = 3.0           # lambda in (5) where A >= 0
-    vespo_lambda_neg: float = 2.0           # lambda in (5) where A < 0
-    off_policy_mask_threshold: float = 0.5  # nats a token in (6) (C)
-    clip_cov_ratio: float = 0.002           # part of the tokens to which (8) gives 0
+    vespo_k_pos: float = 2.0                # k in (5) if A >= 0
+    vespo_k_neg: float = 3.0                # k in (5) if A < 0
+    vespo_lambda_pos: float = 3.0           # lambda in (5) if A >= 0
+    vespo_lambda_neg: float = 2.0           # lambda in (5) if A < 0
+    off_policy_mask_threshold: float = 0.5  # bound in (6), in nats per token (C)
+    clip_cov_ratio: float = 0.002           # fraction of the tokens whose loss is 0 in (8)
     clip_cov_lb: float = 1.0                # lower end of the range of c_t in (8)
     clip_cov_ub: float = 5.0                # upper end of the range of c_t in (8)
-    kl_cov_ratio: float = 0.002             # part of the tokens that (9) pulls back
-    kl_cov_coef: float = 1.0                # weight of that in (9) (c_KL)
-    dro_beta: float = 1.0                   # weight of the spring in (10) (beta)
+    kl_cov_ratio: float = 0.002             # fraction of the tokens with a penalty in (9)
+    kl_cov_coef: float = 1.0                # weight of the penalty in (9) (c_KL)
+    dro_beta: float = 1.0                   # weight of the penalty in (10) (beta)
 
     def rules(self):
         yield from super().rules()
         changed = [field.name for field in dataclasses.fields(self)
                    if getattr(self, field.name) != field.default]
         for name in changed:
-            owners = [one for one in OWN if name.startswith(one)] or [self.loss_type]
-            yield self.loss_type in owners, f"--{name}: is for --loss_type {owners[0]}"
+            owners = [loss for loss in NEW if name.startswith(loss)] or [self.loss_type]
+            yield self.loss_type in owners, f"--{name}: only works with --loss_type {owners[0]}"
         for name in {"epsilon", "epsilon_high", "delta"}.intersection(changed):
-            has_range = self.loss_type not in OWN or self.loss_type in CLIPPED
-            yield has_range, f"--{name}: {self.loss_type} has no such range; see --help"
+            has_range = self.loss_type not in NEW or self.loss_type in CLIPPED
+            yield has_range, f"--{name}: --loss_type {self.loss_type} has no clip; see --help"
         is_group = self.advantage == "group" or self.scale_rewards == "group"
-        yield is_group, "--scale_rewards: is for --advantage group"
+        yield is_group, "--scale_rewards: only works with --advantage group"
         has_terms = self.advantage != "gdpo" or "+" in self.reward
-        yield has_terms, "--advantage gdpo: needs several rewards, as --reward accuracy+format"
+        yield has_terms, "--advantage gdpo: needs several rewards: --reward accuracy+format"
         has_all = self.advantage in WITHIN_GROUPS or self.dynamic_sampling == 0
         yield has_all, f"--dynamic_sampling: drops groups that --advantage {self.advantage} may use"
         is_whole = self.advantage not in ("gdpo", "remax") or self.overlong_buffer == 0
-        yield is_whole, f"--overlong_buffer: --advantage {self.advantage} does not see its penalty"
+        yield is_whole, f"--overlong_buffer: --advantage {self.advantage} ignores its penalty"
 
 
 def main(argv=None):

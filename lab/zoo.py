@@ -34,8 +34,8 @@ GOAL = 0.95                                 # the accuracy of a batch, for the s
 # ---- 1. how a loss treats a token ------------------------------------------------------------
 
 class Panel(NamedTuple):
-    """A line of text, a loss, pi_old of the tokens, and how many tokens the output has."""
-    seen: str
+    """A caption, a loss, pi_old of the tokens, and how many tokens the output has."""
+    caption: str
     loss: object
     old: float = 0.3
     length: int = 1
@@ -68,14 +68,14 @@ PANELS = {
         functools.partial(grpo.policy_loss, loss_type="cispo", epsilon_high=0.28)),
     "SAPO": Panel("the weight levels off,\nand falls softly",
                   functools.partial(grpo.policy_loss, loss_type="sapo")),
-    "DRO": Panel("a spring: below 0 it pulls\nback, against A", of_zoo("dro")),
+    "DRO": Panel("a penalty on log rho: below 0\nit pulls back, against A", of_zoo("dro")),
     "KL-Cov, some tokens": Panel("pulled back to ratio 1\nwith a constant force",
                                  of_zoo("kl_cov", kl_cov_ratio=1e-6, kl_cov_coef=0.5)),
     "DPPO, a rare token": Panel(
         "p_old is 0.01: it may grow\n16-fold, to 0.16", of_zoo("dppo_tv"), old=0.01),
-    "DPPO, an even one": Panel(
+    "DPPO, a likely token": Panel(
         "p_old is 0.5: it may move\nto 0.35 or to 0.65", of_zoo("dppo_tv"), old=0.5),
-    "VESPO, one of 8 moves": Panel(
+    "VESPO, 1 of 8 tokens": Panel(
         "outputs that moved far\nfade out, on both sides", of_zoo("vespo"), length=N)}
 
 
@@ -89,12 +89,12 @@ def draw(path):
         for axis, (title, panel) in zip(axes.flat, PANELS.items()):
             ratios = RATIOS[panel.old * RATIOS <= 1].tolist()
             for A, colour, line, label in ((1.0, BLUE, "-", "A > 0, a good token"),
-                                           (-1.0, RED, "--", "A < 0, a bad one")):
+                                           (-1.0, RED, "--", "A < 0, a bad token")):
                 weights = [panel.weight(A, ratio) for ratio in ratios]
                 axis.plot(ratios, weights, line, color=colour, linewidth=2, label=label)
             axis.set(xlim=(0, 2.5), ylim=(-0.7, 2.5), xticks=(0, 1, 2), yticks=(0, 1, 2))
             axis.set_title(f"{title}\n", loc="left", fontsize=10, fontweight="bold", pad=14)
-            axis.text(0, 1.03, panel.seen, transform=axis.transAxes, fontsize=8, va="bottom")
+            axis.text(0, 1.03, panel.caption, transform=axis.transAxes, fontsize=8, va="bottom")
         axes[0, 0].legend(fontsize=7, frameon=False)
         figure.supxlabel("ratio pi / pi_old", fontsize=9)
         figure.supylabel("how much it counts", fontsize=9)
@@ -111,7 +111,7 @@ GREEDY = torch.tensor([[0.0], [1.0]])
 
 
 def credit_table():
-    """What each advantage gives the last tokens of the outputs of two groups. -> str"""
+    """Tabulate the advantages of the last tokens, for the outputs of two groups. -> str"""
     mask = (torch.arange(4) < LENGTHS.view(8, 1)).float()
     last = (LENGTHS.view(8, 1) - 1).long()
     credits = {
@@ -127,56 +127,56 @@ def credit_table():
     outputs = [f"{int(r)}, {int(n)}" for r, n in zip(REWARDS.flatten(), LENGTHS.flatten())]
     rows = [[name, *(f"{a + 0.0:+.2f}" for a in A.flatten().tolist())]
             for name, A in credits.items()]
-    return table(["r, length", *outputs], rows)
+    return table(["reward, length", *outputs], rows)
 
 
-# ---- 3. what learns --------------------------------------------------------------------------
+# ---- 3. runs ---------------------------------------------------------------------------------
 
 def commands():
-    """What is trained: name -> script and flags."""
-    found = {"grpo": ("grpo.py", []), "dapo": ("grpo.py", ["--loss_type", "dapo"]),
-             "gspo": ("gspo.py", [])}
+    """-> {name of a loss or an advantage: (script, flags)}"""
+    scripts = {"grpo": ("grpo.py", []), "dapo": ("grpo.py", ["--loss_type", "dapo"]),
+               "gspo": ("gspo.py", [])}
     for name in zoo.LOSS_TYPES:
         if name not in grpo.LOSS_TYPES:
-            found[name] = ("examples/zoo.py", ["--loss_type", name])
+            scripts[name] = ("examples/zoo.py", ["--loss_type", name])
     for name in zoo.ADVANTAGES[1:]:
         is_baseline = name in ("opo", "otb", "remax")
         loss_type = "dr_grpo" if is_baseline else "grpo"        # without 1/|o_i|: see methods.md
         more = ["--reward", "accuracy+format"] if name == "gdpo" else []
-        found[name] = ("examples/zoo.py", ["--loss_type", loss_type, "--advantage", name, *more])
-    return found
+        scripts[name] = ("examples/zoo.py", ["--loss_type", loss_type, "--advantage", name, *more])
+    return scripts
 
 
 def measure():
-    """Train each with SEEDS, and record when it reached GOAL, how long it ran, and its end."""
-    found = {}
+    """Train each with SEEDS. Record when it reached GOAL, its steps, and its final accuracy."""
+    runs = {}
     for name, (script, flags) in commands().items():
-        found[name] = []
+        runs[name] = []
         for seed in SEEDS:
             with tempfile.TemporaryDirectory() as folder:
                 summary = run(script, folder, *flags, "--seed", seed, "--base_seed", seed)
                 steps = [line["step"] for line in read_log(folder, "metrics", "step", "accuracy")
                          if line["accuracy"] >= GOAL]
-            found[name].append({"reached": min(steps, default=None), "steps": summary["steps"],
-                                "greedy": summary["trained"]["greedy"]})
-        record("zoo", runs=found)
+            runs[name].append({"reached": min(steps, default=None), "steps": summary["steps"],
+                               "greedy": summary["trained"]["greedy"]})
+        record("zoo", runs=runs)
 
 
 def learning_table(runs):
     rows = []
-    for name, found in runs.items():
+    for name, results in runs.items():
         script, flags = commands()[name]
-        steps = [str(one["reached"] or "never") for one in found]
-        greedy = statistics.fmean(one["greedy"] for one in found)
+        steps = [str(result["reached"] or "never") for result in results]
+        greedy = statistics.fmean(result["greedy"] for result in results)
         command = " ".join([f"python {script}", *flags])
         rows.append([name, f"`{command}`", *steps, f"{greedy:.3f}"])
-    return table(["", "command", *(f"seed {seed}" for seed in SEEDS), "greedy, mean"], rows)
+    return table(["name", "command", *(f"seed {seed}" for seed in SEEDS), "mean accuracy"], rows)
 
 
 def main():
-    words = parser(__doc__)
-    words.add_argument("--draw", action="store_true", help="train nothing")
-    options = words.parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument("--draw", action="store_true", help="train nothing")
+    options = arguments.parse_args()
     draw(DOCS / "zoo.svg")
     put("credit", credit_table(), "zoo")
     if not options.draw:
