@@ -1,13 +1,14 @@
-"""Draw what a run learned as a picture that moves: python -m learn.film RUN (make film RUN=...)
-writes docs/learning.svg.
+"""Draw an animated picture of a run: python -m learn.film RUN (make film RUN=...) writes
+docs/learning.svg.
 
-The picture shows one held-out problem. The most likely answer of the base is on the left; on the
-right follow those after about 2, 5, 10 and 20 steps and at the end. Below them grows the curve of
-held-out accuracy. The problem is one that the base answers wrongly, that is answered correctly from
-some step on, and whose answers differ most.
+The picture shows one held-out problem. On the left is the most likely answer of the base. On the
+right are the most likely answers after about 2, 5, 10 and 20 steps and at the end, one after the
+other. Below them, the curve of held-out accuracy grows. We choose a problem that the base answers
+wrongly and that is answered correctly from some step on; of these, the one with the most different
+answers.
 
-The picture is text, without a script. If a reader prefers reduced motion, only the last scene is
-shown. The run needs evaluations during training: python grpo.py --eval_steps 2.
+The picture is an SVG without a script. If a reader prefers reduced motion, it shows only the last
+scene. The run needs evaluations during training: python grpo.py --eval_steps 2.
 """
 import html
 import re
@@ -28,19 +29,20 @@ TOP, BOTTOM = 324, 412      # heights of 100 % and of 0 %
 
 
 def read_run(folder):
-    """Find what to show. ValueError if the run has nothing to show. -> title (str), answers to one
-    problem {step: dict}, held-out accuracy {step: share}"""
+    """Read a run and choose the problem. ValueError if the run has nothing to show. -> title (str),
+    answers to one problem {step: dict}, held-out accuracy {step: share}"""
     script, flags = common.read_config(folder)
     summary = read_summary(folder)
     if summary is None or "greedy" not in summary["base"]:
-        raise ValueError("name a run that has ended, of a task whose answers are right or wrong")
+        raise ValueError("the run has not ended, or its task has no right or wrong answers; choose "
+                         "a different run")
     last = summary["steps"]
     accuracy = {0: summary["base"]["greedy"]}
     accuracy |= {line["step"]: line["eval/greedy"] for line in read_log(
         folder, "metrics", "step", "eval/greedy") if line["step"] < last}
     accuracy[last] = summary["trained"]["greedy"]
 
-    answers = {line["step"]: line["examples"]       # to the same problems in the same order
+    answers = {line["step"]: line["examples"]       # the same problems in the same order
                for line in read_log(folder, "greedy", "step", "examples")}
     answers[last] = [pair["trained"] for pair in read_log(folder, "evaluation", "trained")]
     known = [step for step in accuracy if step in answers]
@@ -56,8 +58,8 @@ def read_run(folder):
 
     chosen = max(zip(*(answers[step] for step in steps)), key=num_different)
     if num_different(chosen) == 0:
-        raise ValueError("no held-out problem is answered wrongly first and correctly from some "
-                         "step on; name a run that learned more")
+        raise ValueError("no held-out problem is first answered wrongly and then, from some step "
+                         "on, correctly; choose a run that learned more")
     return f"{script} learns {flags['task']}", dict(zip(steps, chosen)), accuracy
 
 
@@ -73,7 +75,7 @@ def draw_answer(x, when, answer):
     parts = [f'<text class="head" x="{x}" y="106">{when}</text>',
              f'<text class="{verdict} verdict" x="{x + 288}" y="106">{verdict}</text>',
              f'<rect class="{verdict} box" x="{x}" y="120" width="288" height="138" rx="8"/>']
-    rows = [row for part in re.split("(?<=;)|(?=<answer>)", answer["text"])     # steps of a thought
+    rows = [row for part in re.split("(?<=;)|(?=<answer>)", answer["text"])     # a step per row
             for row in textwrap.wrap(part, COLUMNS)]
     if len(rows) > ROWS:
         rows[ROWS - 1:] = ["..."]
@@ -100,20 +102,20 @@ def render(title, answers, accuracy):
 </g>
 """
     problem = answers[first]
-    said = "; ".join(f"step {step}: {one['text'][:200]}" for step, one in answers.items())
+    description = "; ".join(f"step {step}: {one['text'][:200]}" for step, one in answers.items())
     return string.Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         title=shorten(title, 34), question=shorten(problem["prompt"], 26), last=f"step {last}",
-        answer=shorten(problem["answer"], 12), desc=html.escape(escape(said)), scenes=scenes,
+        answer=shorten(problem["answer"], 12), desc=html.escape(escape(description)), scenes=scenes,
         before=draw_answer(24, "before RL", problem), duration=duration, part=100 / len(shown),
         fade=100 / len(shown) - 100 * 0.3 / duration)
 
 
 def main(argv=None):
-    words = parser(__doc__)
-    words.add_argument("run", metavar="RUN", type=Path, help="run folder")
-    words.add_argument("--output", metavar="FILE", type=Path, help="path of the picture",
-                       default=common.HERE / "docs/learning.svg")
-    args = words.parse_args(argv)
+    command = parser(__doc__)
+    command.add_argument("run", metavar="RUN", type=Path, help="run folder")
+    command.add_argument("--output", metavar="FILE", type=Path, help="path of the picture",
+                         default=common.HERE / "docs/learning.svg")
+    args = command.parse_args(argv)
     try:
         args.output.write_text(render(*read_run(args.run)), encoding="utf-8")
     except (OSError, ValueError, KeyError) as error:    # KeyError: a damaged log

@@ -303,10 +303,11 @@ def test_the_committed_page_is_made_of_todays_parts():
     assert data["cfg"] == json.loads(json.dumps(today))
 
 
-@pytest.mark.parametrize("name, value, said", [
+@pytest.mark.parametrize("name, value, message", [
     ("task", "countdown", "was trained with --task countdown"), ("reward", "format", "--reward"),
     ("embed.weight", 1e4, "answer differently")])   # so large that packing loses all else
-def test_a_run_that_the_page_cannot_show_truthfully_is_refused(folder, refused, name, value, said):
+def test_a_run_that_the_page_cannot_show_truthfully_is_refused(folder, refused, name, value,
+                                                               message):
     record = json.loads((folder / "config.json").read_text())
     saved = torch.load(folder / "checkpoint.pt")
     if name in record["config"]:
@@ -315,4 +316,4 @@ def test_a_run_that_the_page_cannot_show_truthfully_is_refused(folder, refused, 
         saved["policy"][name].normal_()[318, 5] = value
     (folder / "config.json").write_text(json.dumps(record))
     torch.save(saved, folder / "checkpoint.pt")
-    refused(said, play.main, [str(folder), "--output", str(folder / "play.html")])
+    refused(message, play.main, [str(folder), "--output", str(folder / "play.html")])

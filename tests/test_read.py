@@ -67,19 +67,19 @@ def test_the_code_on_the_page_is_the_lesson_of_the_script(lessons, pages):
         assert {int(number) for number, _ in shown} >= wanted
 
 
-@pytest.mark.parametrize("old, new, said", [
+@pytest.mark.parametrize("old, new, message", [
     ("# aggregate |", "# agregate |", "grpo.py has no agregate"),
-    ("# aggregate |", "# score |", "nothing is said about aggregate"),
+    ("# aggregate |", "# score |", "no section explains aggregate"),
     ("{policy_loss.", "{policy_los.", "grpo.py has no value policy_los"),
     ("deepcopy | 3", "deepcopies | 3", "main has no deepcopies")])
-def test_words_that_do_not_fit_their_script_are_refused(lessons, old, new, said, tmp_path,
+def test_words_that_do_not_fit_their_script_are_refused(lessons, old, new, message, tmp_path,
                                                         monkeypatch):
     text = (words.HERE / "grpo.txt").read_text()
     assert old in text
     (tmp_path / "grpo.txt").write_text(text.replace(old, new))
     monkeypatch.setattr(words, "HERE", tmp_path)
     of = copy.copy(lessons["grpo"])
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         of.read_words()
         page.lesson_page(of, {})
 

@@ -1,6 +1,6 @@
-"""python -m learn.play RUN (make play RUN=runs/a): write docs/play.html, in which the policies of a
-run answer, and the base learns, in a browser. Without RUN, the page keeps the policies that it has,
-and its other parts are made anew. --measure (make levers) finds out what its levers do."""
+"""python -m learn.play RUN (make play RUN=runs/a): write docs/play.html. In it, the policies of a
+run answer, and the base is trained, in a browser. Without RUN, the page keeps its policies, and
+only its other parts are rebuilt. --measure (make levers) measures what its levers do."""
 import argparse
 from pathlib import Path
 
@@ -12,15 +12,15 @@ from report import start
 
 
 def main(argv=None):
-    """Write the page, and print its size. Exits with one line, code 2, if there is no page to make
-    of the run, or if it cannot be read or written. -> its path"""
+    """Write the page and print its size. Exits with one line and code 2 if no page can be made from
+    the run, or if a file cannot be read or written. -> the path of the page"""
     parser = argparse.ArgumentParser(prog="python -m learn.play", description=__doc__,
                                      allow_abbrev=False)
     parser.error = common.fail
     parser.add_argument("run", metavar="RUN", type=Path, nargs="?",
-                        help="folder of a run of arithmetic")
+                        help="folder of a run on the task arithmetic")
     parser.add_argument("--output", metavar="FILE", type=Path, default=build.PAGE,
-                        help="where the page goes (default: docs/play.html)")
+                        help="path of the page (default: docs/play.html)")
     parser.add_argument("--measure", action="store_true",
                         help="also measure what the levers do, in a quarter of an hour")
     args = parser.parse_args(argv)

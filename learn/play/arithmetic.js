@@ -1,8 +1,8 @@
-// The task arithmetic of common.py and the verifier of grpo.py, for a browser.
+// The task arithmetic of common.py and the verifier of grpo.py, in JavaScript.
 
 // ---- problems --------------------------------------------------------------------------------
 
-// crc32, as Python's zlib has it. text -> 0 .. 2^32 - 1
+// The crc32 of Python's zlib. text -> 0 .. 2^32 - 1
 function crc32(text) {
   let crc = -1;
   for (const byte of utf8.encode(text)) {
@@ -12,7 +12,7 @@ function crc32(text) {
   return ~crc >>> 0;
 }
 
-// Whether a problem is for the evaluation alone, which the hash of its prompt decides.
+// Whether a problem is only for the evaluation; the hash of its prompt decides.
 function isHeldOut(prompt) {
   return crc32(prompt) % 10 === 0;
 }
@@ -40,13 +40,12 @@ function sampleProblem(random, heldOut, cfg) {
   }
 }
 
-// The right answer to what somebody typed: a sum of whole numbers with + - * and brackets, the
-// usual rules, and = at its end. ~ stands for the sign of a negative number. -> string, or null if
-// it is none
+// Compute a typed expression: whole numbers, + - *, brackets, and = at its end, by the usual rules.
+// Inside, ~ is the sign of a negative number. -> string, or null if this is no such expression
 function solve(prompt) {
   const signed = (value) => String(value).replace("-", "~");
   const valueOf = (text) => BigInt(text.replace("~", "-"));
-  const rules = [                       // the first that can be applied is, again and again
+  const rules = [                       // apply the first that matches, until none does
     [/(?<![~0-9)])\((~?[0-9]+)\)(?![0-9(])/, (_, a) => a],
     [/(~?[0-9]+)\*(~?[0-9]+)/, (_, a, b) => signed(valueOf(a) * valueOf(b))],
     [/(?<![-+*~0-9)])(~?[0-9]+)([-+])(~?[0-9]+)(?![*0-9(])/, (_, a, sign, b) =>
@@ -61,20 +60,20 @@ function solve(prompt) {
   return /^~?[0-9]+=$/.test(text) ? text.slice(0, -1).replace("~", "-") : null;
 }
 
-// Whether a prompt looks like those of the task: one number, and each sign in brackets of its own.
+// Whether a prompt has the form of the task: one number, then operations, each in its own brackets.
 function hasTaskForm(prompt) {
   const opened = /^\(*/.exec(prompt)[0].length;
   const signs = prompt.match(/[-+*][1-9]\)/g) ?? [];
   return opened === signs.length && /^\(+[1-9]([-+*][1-9]\))+=$/.test(prompt);
 }
 
-// What somebody types, as the policies have read problems. -> prompt
+// Convert typed text to the form in which the policies read problems. -> prompt
 function normalized(typed) {
   const prompt = typed.replace(/\s/g, "").replace(/[×·]/g, "*").replace(/[−–]/g, "-");
   return prompt.endsWith("=") ? prompt : prompt + "=";
 }
 
-// The values on the way to the answer of a prompt that has the form of the task.
+// The intermediate values, and the answer, of a prompt that has the form of the task.
 function valuesOf(prompt) {
   const signs = prompt.match(/[-+*][1-9]\)/g);
   return signs.map((_, i) => {
@@ -88,13 +87,13 @@ function isTooLong(prompt, { promptWidth }) {
   return utf8.encode(prompt).length > promptWidth;
 }
 
-// What of a prompt lies outside the task of the policies. -> sentences, none if nothing does
+// Find what in a prompt is outside the task of the policies. -> sentences, none if nothing is
 function outside(prompt, cfg) {
   const { minOperands: low, maxOperands: high, promptWidth } = cfg;
-  if (isTooLong(prompt, cfg)) return [`The models read ${promptWidth} characters, = included.`];
+  if (isTooLong(prompt, cfg)) return [`The models read at most ${promptWidth} characters with =.`];
   const strange = [...new Set(prompt.slice(0, -1).match(/[^-0-9+*()]/gu) ?? [])];
-  if (strange.length > 0) return [`The models have never read ${strange.join(" ")} in a problem.`];
-  if (solve(prompt) === null) return ["This is no complete sum."];
+  if (strange.length > 0) return [`No problem that the models read contains ${strange.join(" ")}.`];
+  if (solve(prompt) === null) return ["This is not a complete expression."];
 
   const numbers = prompt.match(/[0-9]+/g);
   const large = numbers.filter((number) => !/^[1-9]$/.test(number));
@@ -102,16 +101,16 @@ function outside(prompt, cfg) {
   const values = isInForm ? valuesOf(prompt) : [Number(solve(prompt))];
   const wild = values.filter((value) => value < 0 || value > 20);
   return [
-    large.length > 0 && `${large.join(" and ")}: the models know no numbers but 1 to 9.`,
-    (numbers.length < low || numbers.length > high) && `Here ${numbers.length === 1 ?
-      "is one number." : `are ${numbers.length} numbers.`}`,
+    large.length > 0 && `The models only know the numbers 1 to 9, not ${large.join(" and ")}.`,
+    (numbers.length < low || numbers.length > high) && (numbers.length === 1 ?
+      "It has one number." : `It has ${numbers.length} numbers.`),
     large.length === 0 && numbers.length > 1 && !isInForm &&
-      "The models know brackets from the left alone.",
-    wild.length > 0 && `${wild[0]} comes up.`,
+      "The models only know brackets from the left.",
+    wild.length > 0 && `The value ${wild[0]} is below 0 or above 20.`,
   ].filter((reason) => reason);
 }
 
-// Numbers in 0 .. 1 that are a function of the seed (mulberry32). -> a function like Math.random
+// Random numbers in 0 .. 1 from a seed (mulberry32). -> a function like Math.random
 function generator(seed) {
   return () => {
     seed = (seed + 0x6d2b79f5) | 0;
@@ -123,7 +122,8 @@ function generator(seed) {
 
 // ---- the verifier ----------------------------------------------------------------------------
 
-// The answer in the one <answer> block of a text, printable ASCII. -> string, or null without
+// The answer in the only <answer> block of a text, in printable ASCII. -> string, or null if there
+// is none
 function extract(text) {
   if (text.split("<answer>").length !== 2 || text.split("</answer>").length !== 2) return null;
   const block = /<answer>([ -~]{1,200})<\/answer>/.exec(text);
@@ -137,7 +137,7 @@ function verify(answer, text) {
   return Number(BigInt(number) === BigInt(answer));
 }
 
-// The chance that of k samples, drawn from n of which c are right, at least one is right.
+// The probability that of k samples, drawn from n of which c are right, at least one is right.
 function passAtK(n, c, k) {
   let noneIsRight = 1;
   for (let i = 0; i < k; i++) noneIsRight *= Math.max(0, n - c - i) / (n - i);

@@ -1,21 +1,22 @@
-// A problem of one's own: what is outside the task is said before it runs.
+// The reader's own problem. A note tells the reader beforehand what in it is outside the task.
 
-const DOMAIN = "The task: five numbers from 1 to 9, with + − * and brackets from the left; no " +
-  "value on the way outside 0 to 20.";
+const DOMAIN = "The task has five numbers from 1 to 9, with + − * and brackets from the left, " +
+  "and no intermediate value is below 0 or above 20.";
 
-// What is in the field: whether it can be asked, and what is outside the task.
+// Check the problem in the field: whether it can be asked, and what in it is outside the task.
 function checkTyped() {
   const prompt = normalized(byId("typed").value);
   const isEmpty = prompt === "=";
   const reasons = isEmpty ? [] : outside(prompt, cfg);
   byId("ask-button").disabled = isEmpty || isTooLong(prompt, cfg);
   byId("typed-note").classList.toggle("outside", reasons.length > 0);
-  const kept = isHeldOut(prompt) ? "kept from training." : "of the kind that it was trained on.";
+  const kept = isHeldOut(prompt) ? "was kept from training." : "may have been used in training.";
   byId("typed-note").textContent = isEmpty ? DOMAIN : reasons.length === 0 ?
-    `Inside the task, and ${kept}` : `Outside the task. ${reasons.join(" ")} ${DOMAIN}`;
+    `This problem is inside the task, and ${kept}` :
+    `This problem is outside the task. ${reasons.join(" ")} ${DOMAIN}`;
 }
 
-// A problem to press.
+// A button that asks a problem.
 function chip(text) {
   const button = element("button", { type: "button", class: "chip" }, text);
   button.addEventListener("click", () => {
@@ -26,11 +27,11 @@ function chip(text) {
   return button;
 }
 
-// All policies answer what is in the field, with the same luck.
+// Let all policies answer the problem in the field, with the same random numbers.
 function askTyped() {
   const prompt = normalized(byId("typed").value);
   const answer = solve(prompt);
-  const uniforms = byId("by-chance").checked ? uniformNumbers(cfg.T, Math.random) : null;
+  const uniforms = byId("at-random").checked ? uniformNumbers(cfg.T, Math.random) : null;
   const cards = Object.entries(policies).map(([name, policy]) => {
     const card = answerBox(nameOf(name));
     writeAnswer(card, answer, answerTo(policy, prompt, uniforms));
@@ -38,7 +39,7 @@ function askTyped() {
   });
   byId("answers").replaceChildren(...cards);
   byId("asked").replaceChildren(element("code", {}, prompt),
-    answer === null ? " nobody can check this." : ` The answer is ${answer}.`);
+    answer === null ? " The answer to this cannot be checked." : ` The answer is ${answer}.`);
 }
 
 function nameOf(name) {

@@ -1,7 +1,7 @@
-"""The page of the playground: what it holds, and that the policies in it answer as before.
+"""Build the page of the playground, and check that the policies in it answer as before.
 
-The base is stored in half precision, the trained policy as its difference from that, in 8 bits. Of
-200 held-out problems all greedy answers of both must be those of the run's own weights.
+The base is stored in half precision, and the trained policy as its difference from the base, in 8
+bits. On 200 held-out problems, both must give the same greedy answers as the run's own weights.
 """
 import base64
 import hashlib
@@ -18,7 +18,7 @@ from report.ask import load_policy, read_run
 
 FOLDER = Path(__file__).parent
 PAGE = common.HERE / "docs/play.html"
-ENGINE = ("engine.js", "arithmetic.js", "loop.js", "levers.js")     # these know of no page
+ENGINE = ("engine.js", "arithmetic.js", "loop.js", "levers.js")     # these do not use the page
 SCRIPTS = (*ENGINE, "view.js", "top.js", "train.js", "settings.js", "hand.js", "passk.js",
            "ask.js")
 DATA = re.compile('<script id="data" type="application/json">(.*?)</script>', re.DOTALL)
@@ -27,8 +27,8 @@ DATA = re.compile('<script id="data" type="application/json">(.*?)</script>', re
 # ---- 1. the weights --------------------------------------------------------------------------
 
 def pack(base, trained):
-    """The weights of two policies, which have the same names and shapes, as text. A vector is a
-    matrix of one column. -> dict for JSON"""
+    """Pack the weights of two policies, which have the same names and shapes, as text. A vector is
+    stored as a matrix with one column. -> dict for JSON"""
     halves = flat(base).half()
     difference = flat(trained) - halves.float()
     scale = max(difference.abs().max().item(), 1e-12) / 127
@@ -39,23 +39,23 @@ def pack(base, trained):
 
 
 def flat(weights):
-    """All weights, one behind the other. -> (n,)"""
+    """Concatenate all weights. -> (n,)"""
     return torch.cat([weight.detach().flatten() for weight in weights.values()])
 
 
 def encode(numbers):
-    """Numbers as text; their bytes are in the order of nearly all computers, little-endian."""
+    """Encode numbers as text. Their bytes are little-endian, as on nearly all computers. -> str"""
     return base64.b64encode(numbers.numpy().tobytes()).decode()
 
 
 def decode(text, dtype):
-    """What encode() wrote, as float32. -> (n,)"""
+    """Decode the text of encode() to float32. -> (n,)"""
     return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=dtype).float()
 
 
 def unpack(packed):
-    """The weights as the page computes with them: of the base, and of the trained policy. -> two
-    dicts of float32"""
+    """Unpack the weights of the base and of the trained policy, as the page does. -> two dicts of
+    float32"""
     base = decode(packed["base"], torch.float16)
     trained = base + decode(packed["difference"], torch.int8) * packed["scale"]
     policies = []
@@ -67,7 +67,7 @@ def unpack(packed):
 
 
 def answers(script, cfg, task, weights):
-    """What a GPT with these weights answers to 200 held-out problems, greedily. -> (200, T)"""
+    """Answer 200 held-out problems greedily with these weights. -> tokens (200, T)"""
     policy = script.GPT(cfg)
     policy.load_state_dict(policy.state_dict() | weights)
     return script.complete(policy, task, cfg, common.held_out_problems(task, 200)).tokens
@@ -76,43 +76,43 @@ def answers(script, cfg, task, weights):
 # ---- 2. the run ------------------------------------------------------------------------------
 
 def check_run(folder, name, flags):
-    """ValueError for a run of which the page would not tell the truth."""
+    """Raise ValueError for a run about which the texts of the page would be wrong."""
     wanted = {"task": "arithmetic", "reward": "accuracy", "init_from": ""}
     for flag, value in wanted.items():
         if flags[flag].partition(":")[0] != value:          # arithmetic:3-7 is arithmetic
-            raise ValueError(f"{folder}: was trained with --{flag} {flags[flag]}; name a run of "
-                             "arithmetic, from the base, that was rewarded for right answers alone")
+            raise ValueError(f"{folder}: was trained with --{flag} {flags[flag]}; choose a run on "
+                             "arithmetic that starts from the base and rewards only right answers")
     if name == "dpo.py":
-        raise ValueError(f"{folder}: is a run of dpo.py, which learns from pairs; name a run of a "
+        raise ValueError(f"{folder}: this run of dpo.py learned from pairs; choose a run of a "
                          "script that learns from rewards")
 
 
 def read_summary(folder):
-    """How long a run took, and what its policies got right. ValueError if it does not say."""
+    """Read the length and the scores of a run. ValueError if they are missing. -> dict"""
     try:
         summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
         return {"steps": int(summary["steps"]), "problems": int(summary["base"]["problems"]),
                 "base": float(summary["base"]["greedy"]),
                 "trained": float(summary["trained"]["greedy"])}
     except (OSError, ValueError, KeyError, TypeError):
-        raise ValueError(f"{folder}: has no scores in summary.json; resume it") from None
+        raise ValueError(f"{folder}: summary.json has no scores; resume the run") from None
 
 
 def sizes(script, cfg, task):
-    """What the engine has to know of the policy, the tokenizer and the task; letters as in the
-    shapes of the scripts, F is the width of the MLP. -> dict"""
+    """The sizes of the policy, the tokenizer and the task that the engine needs. Letters are as in
+    the scripts; F is the width of the MLP. -> dict"""
     return {"D": cfg.hidden_size, "H": cfg.num_attention_heads, "KV": cfg.num_key_value_heads,
             "F": cfg.intermediate_size, "T": cfg.max_completion_length,
             "promptWidth": task.prompt_width,
             "EOS": script.EOS, "PAD": script.PAD, "specialTokens": script.SPECIAL_TOKENS,
-            "eps": torch.finfo(torch.float32).eps,      # of nn.RMSNorm
+            "eps": torch.finfo(torch.float32).eps,      # the default of nn.RMSNorm
             "minOperands": task.min_operands, "maxOperands": task.max_operands,
             "learningRate": cfg.learning_rate}
 
 
 def read(folder):
-    """All that the page has to know of a run. ValueError if there is no page to make of it. ->
-    dict for JSON"""
+    """Read everything that the page needs from a run. ValueError if no page can be made from it.
+    -> dict for JSON"""
     script, cfg = read_run(folder)
     name, flags = common.read_config(folder)
     check_run(folder, name, flags)
@@ -124,42 +124,43 @@ def read(folder):
     packed = pack(*policies)
     for weights, unpacked in zip(policies, unpack(packed)):
         if not torch.equal(*(answers(script, cfg, task, part) for part in (weights, unpacked))):
-            raise ValueError(f"{folder}: packed, its policies answer differently; name another run")
+            raise ValueError(f"{folder}: its policies answer differently after packing; choose a "
+                             "different run")
     return {"cfg": sizes(script, cfg, task), "run": run, "packed": packed, "measured": None}
 
 
-# ---- 3. what node measures -------------------------------------------------------------------
+# ---- 3. measurements in Node.js --------------------------------------------------------------
 
 def measure(data):
-    """What the levers do to the base, as measure.js finds it with several seeds: a quarter of an
-    hour on one core. ValueError without node. -> dict for JSON"""
+    """Measure with measure.js what the levers do to the base, with several seeds. This takes a
+    quarter of an hour on one core. ValueError without Node.js. -> dict for JSON"""
     texts = [(FOLDER / name).read_text(encoding="utf-8") for name in (*ENGINE, "measure.js")]
     program = "\n".join(['"use strict";', f"const stored = {json.dumps(data)};", *texts])
     try:
         done = subprocess.run(["node", "-"], input=program, stdout=subprocess.PIPE,
                               encoding="utf-8", check=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise ValueError(f"node cannot measure what the levers do: {error}") from None
+        raise ValueError(f"node could not run measure.js: {error}") from None
     return json.loads(done.stdout)
 
 
 # ---- 4. the page -----------------------------------------------------------------------------
 
 def sha256(text):
-    """What a content security policy calls this text, which alone may run."""
+    """The hash by which a content security policy allows this text to run. -> str"""
     digest = hashlib.sha256(text.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 
 
 def assemble(data):
-    """Make the text of the page. -> HTML"""
+    """Put the page together. -> HTML"""
     texts = [(FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS]
     script = '\n"use strict";\n' + "\n".join(texts)
     style = "\n" + (FOLDER / "page.css").read_text(encoding="utf-8")
     template = string.Template((FOLDER / "page.html").read_text(encoding="utf-8"))
     run = data["run"]
     size = sum(rows * columns for _, rows, columns in data["packed"]["shapes"])
-    data_text = json.dumps(data).replace("<", r"\u003c")       # so that it cannot end its element
+    data_text = json.dumps(data).replace("<", r"\u003c")       # keeps </script> out of the data
     return template.substitute(
         style=style, style_hash=sha256(style),
         script_text=script, script_hash=sha256(script),
@@ -172,9 +173,9 @@ def assemble(data):
 
 
 def data_of(path):
-    """What assemble() made the page in a file of. ValueError if it is another page. -> dict"""
+    """Read the data of assemble() from a page. ValueError if it is a different page. -> dict"""
     try:
         return json.loads(DATA.search(path.read_text(encoding="utf-8"))[1])
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{path}: is no page that learn/play has made; name a run "
-                         f"({type(error).__name__})") from None
+        raise ValueError(f"{path}: learn.play did not make this page ({type(error).__name__}); "
+                         "give it a run, too") from None

@@ -1,42 +1,49 @@
-// What grpo.py does, for a browser, to be read beside it. The sections have its numbers, and each
-// says what stands there that stands here, too. What is not here is in arithmetic.js (the task and
-// the verifier), in loop.js (main), or was done in Python (the warm start). Two things differ.
+// grpo.py for a browser, written so that you can read it next to grpo.py. The sections have the
+// same numbers, and each begins with the names of the parts of grpo.py that it contains. The task
+// and the verifier are in arithmetic.js, main is in loop.js, and the warm start was done in Python.
+// Two things differ from grpo.py.
 //
-// There is no torch. A matrix is a Float32Array, row after row, and below each operation stands its
-// gradient, worked out by hand: linearBackward takes the gradient of what linear computes, and adds
-// to those of its inputs; so do the others. Tests compare all of it with torch.
+// There is no torch. A matrix is a Float32Array, row after row. Each operation is followed by its
+// gradient, which was derived by hand: linearBackward takes the gradient with respect to the output
+// of linear, and adds to the gradients of its inputs. The other operations do the same. Tests
+// compare all of it with torch.
 //
-// There is no cache. All that is read lies in a Tree, in which the parent of a token is the token
-// before it. Texts that begin alike share their beginning, which is read once: the prompt of a
-// group, and a thought that several of its answers share. It is read when it is sampled, and what
-// was computed then is all that the gradient needs. That saves most of the work of a step.
+// There is no cache. Everything that was read is in a Tree, in which the parent of a token is the
+// token before it. Texts that begin in the same way share their beginning, which is read only once:
+// the prompt of a group, and a thought that several answers share. Each token is read when it is
+// sampled, and the values computed then are all that the gradient needs. This saves most of the
+// work of a step.
 //
 // Shapes: B completions; n nodes of a tree, of which `rows` lists some; V vocabulary, D width,
 // H heads, KV key/value heads, hd head size. A linear layer's weight is (O, I), as in torch.
 
 // ---- 2. the algorithm ------------------------------------------------------------------------
-// There: LOSS_TYPES, advantages, log_ratio, policy_loss, aggregate, and what gspo.py and
-// reinforce.py have instead. Here is no loss, but its gradient: how hard each token is pushed.
+// In grpo.py: LOSS_TYPES, advantages, log_ratio, policy_loss, aggregate, and their counterparts in
+// gspo.py and reinforce.py. This file has no loss, only its gradient: how hard each token is
+// pushed.
 
-// The advantage of a reward r in a group of G rewards with this mean and std, and in words.
+// The advantage of a reward r in a group of G rewards with this mean and std; its formula as text.
 const ADVANTAGES = {
   group: { of: (r, { mean, std }) => (r - mean) / (std + 1e-4),                 // eq. (1)
-           words: "(r − mean) / (std + 0.0001)" },
-  none: { of: (r, { mean }) => r - mean, words: "r − mean" },
-  mean: { of: (r, { mean }) => (r - mean) / mean, words: "(r − mean) / mean" },
-  rloo: { of: (r, { mean, G }) => r - (G * mean - r) / (G - 1), words: "r − mean of the others" },
+           formula: "(r − mean) / (std + 0.0001)" },
+  none: { of: (r, { mean }) => r - mean, formula: "r − mean" },
+  mean: { of: (r, { mean }) => (r - mean) / mean, formula: "(r − mean) / mean" },
+  rloo: { of: (r, { mean, G }) => r - (G * mean - r) / (G - 1),
+          formula: "r − mean of the other rewards" },
 };
 
-// What a token counts in (5), in an answer of this length; T: of the longest possible one; B
-// answers, of numTokens tokens together, are in a step.
+// The weight of a token in (5). length: of its answer; T: the longest possible length; B: answers
+// of the step, with numTokens tokens in total
 const AVERAGES = {
-  sequence_mean: { of: ({ length, B }) => 1 / (length * B), words: "1/B / its answer’s length" },
-  token_mean: { of: ({ numTokens }) => 1 / numTokens, words: "1 / the tokens of the batch" },
-  constant: { of: ({ T, B }) => 1 / (T * B), words: "1/B / the longest possible length" },
-  sequence_sum: { of: ({ B }) => 1 / B, words: "1/B" },
+  sequence_mean: { of: ({ length, B }) => 1 / (length * B),
+                   formula: "1/B / the length of its answer" },
+  token_mean: { of: ({ numTokens }) => 1 / numTokens,
+                formula: "1 / the number of tokens in the batch" },
+  constant: { of: ({ T, B }) => 1 / (T * B), formula: "1/B / the longest possible length" },
+  sequence_sum: { of: ({ B }) => 1 / B, formula: "1/B" },
 };
 
-// Of each method: its advantage, the surrogate that stands for (3), its average, and its command.
+// Each method's advantage, the surrogate in place of (3), its average, and its command.
 const METHODS = {
   "GRPO": { scale: "group", surrogate: "clip", average: "sequence_mean", command: "grpo.py" },
   "Dr. GRPO": { scale: "none", surrogate: "clip", average: "constant",
@@ -69,8 +76,8 @@ function hasSignal(rewards) {
   return Math.max(...rewards) > Math.min(...rewards);
 }
 
-// The advantages of one group: (G) -> (G). Equal rewards teach nothing. With a number as baseline,
-// that is subtracted, whatever the others earn.
+// The advantages of one group: (G) -> (G). Equal rewards give advantages of 0. If the baseline is a
+// number, it is subtracted whatever the other rewards are.
 function advantages(rewards, method, baseline = "mean") {
   if (baseline !== "mean") return rewards.map((r) => r - Number(baseline));
   const group = { mean: mean(rewards), std: std(rewards), G: rewards.length };
@@ -79,20 +86,22 @@ function advantages(rewards, method, baseline = "mean") {
 }
 
 // The factor of A grad log pi(o_t) in minus the gradient of L_t, for each token of a completion:
-// its ratio, or 0 where (3) clips. logps: now; oldLogps: of the policy that sampled. (t) -> (t)
+// its ratio, or 0 where (3) clips. logps: under the current policy; oldLogps: under the policy that
+// sampled. (t) -> (t)
 function slopes(A, logps, oldLogps, surrogate, isClipping = true) {
   if (surrogate === "none") return logps.map(() => 1);
   const [low, high] = isClipping ? CLIP_RANGES[surrogate] : [Infinity, Infinity];
   const logRatios = logps.map((logp, t) => logp - oldLogps[t]);
   const ratios = surrogate !== "gspo" ? logRatios.map(Math.exp) :
-    logRatios.fill(Math.exp(mean(logRatios)));                                  // s_i, of all
+    logRatios.fill(Math.exp(mean(logRatios)));                              // s_i, for all tokens
   if (surrogate === "cispo") return ratios.map((ratio) => Math.min(ratio, 1 + high));   // eq. (6)
   const isClipped = (ratio) => A > 0 ? ratio > 1 + high : ratio < 1 - low;
   return ratios.map((ratio) => isClipped(ratio) ? 0 : ratio);                   // eq. (3)
 }
 
 // How hard each token of a completion is pushed: the factors of grad log pi(o_t) in minus the
-// gradient of (5), or of what the method has in its place. step: { B, T, numTokens }. (t) -> (t)
+// gradient of (5), or of the loss that the method has instead. step: { B, T, numTokens }. (t) ->
+// (t)
 function pushes(A, logps, oldLogps, method, step, isClipping = true) {
   const { surrogate, average } = METHODS[method];
   const weight = AVERAGES[average].of({ ...step, length: logps.length });
@@ -100,7 +109,7 @@ function pushes(A, logps, oldLogps, method, step, isClipping = true) {
 }
 
 // ---- 3. the update ---------------------------------------------------------------------------
-// There: update, with torch's clip_grad_norm_ and AdamW. The gradient itself: backward, below.
+// In grpo.py: update, with torch's clip_grad_norm_ and AdamW. The gradient is in backward, below.
 
 // One step of AdamW with torch's defaults and no weight decay. A gradient that is longer than 1 is
 // first scaled down to norm 1. -> the norm before
@@ -127,7 +136,7 @@ function newOptimizer(policy) {
 }
 
 // ---- 5. tokenizer ----------------------------------------------------------------------------
-// There: TOKENIZER, encode_prompts, decode. The verifier stands in arithmetic.js.
+// In grpo.py: TOKENIZER, encode_prompts, decode. The verifier is in arithmetic.js.
 
 const utf8 = new TextEncoder();
 
@@ -144,15 +153,15 @@ function bytesOf(id, cfg) {
   return special === undefined ? [0xff] : Array.from(utf8.encode(special));
 }
 
-// The text of token ids; what is no UTF-8, or no token, becomes U+FFFD.
+// The text of token ids. Anything that is not UTF-8, or not a token, becomes U+FFFD.
 function decode(ids, cfg) {
   const bytes = Uint8Array.from(ids.flatMap((id) => bytesOf(id, cfg)));
   return new TextDecoder("utf-8", { ignoreBOM: true }).decode(bytes);
 }
 
 // ---- 6. the policy ---------------------------------------------------------------------------
-// There: rotate, Attention, MLP, Block, GPT; logprobs (here predict), score (readAgain and
-// logProbs); and of section 3, backward.
+// In grpo.py: rotate, Attention, MLP, Block, GPT; logprobs (here predict), score (here readAgain
+// and logProbs); and backward, from section 3.
 
 // A matrix of some columns to which rows can be added; new ones are 0.
 class Matrix {
@@ -174,9 +183,9 @@ class Matrix {
   }
 }
 
-// The weights of a GPT by the names that they have in grpo.py, policy.blocks[0].up.weight, as
-// parts of one array. shapes: [name, O, I] of each, in the order of the array. Gradients of a
-// policy are such an object, too.
+// The weights of a GPT under their names in grpo.py, such as policy.blocks[0].up.weight, as parts
+// of one array. shapes: [name, O, I] of each weight, in the order of the array. The gradient of a
+// policy has the same form.
 function viewWeights(cfg, shapes, data) {
   const policy = { cfg, shapes, data };
   let start = 0;
@@ -199,15 +208,15 @@ function zerosLike(policy) {
   return viewWeights(policy.cfg, policy.shapes, new Float32Array(policy.data.length));
 }
 
-// What one policy has read, and how likely it found each next token at one temperature.
+// The tokens that a policy has read, and its probabilities of each next token at one temperature.
 class Tree {
   constructor(policy, temperature = 1) {
     this.policy = policy;
     this.temperature = temperature;
     this.roots = new Map();             // token -> node
-    this.tokens = [];                   // and so on: of each node
+    this.tokens = [];                   // these four lists have one entry per node
     this.children = [];                 // token -> node
-    this.paths = [];                    // the nodes that it sees: from its root to itself
+    this.paths = [];                    // the nodes that a node attends to: from its root to itself
     this.next = [];                     // { p (V), entropy } of the next token, see predict()
     this.numRead = 0;
     this.layers = policy.blocks.map(() => activations(policy.cfg));
@@ -215,7 +224,7 @@ class Tree {
     this.hidden = new Matrix(policy.cfg.D);
   }
 
-  // The node of a token behind another node, or behind nothing (-1). -> node
+  // Add a token after a node, or as the first token (-1). -> its node
   add(parent, token) {
     const siblings = parent < 0 ? this.roots : this.children[parent];
     if (siblings.has(token)) return siblings.get(token);
@@ -227,7 +236,7 @@ class Tree {
     return node;
   }
 
-  // The node of the last of some tokens. -> node
+  // Add several tokens, one after the other. -> the node of the last
   addAll(parent, tokens) {
     return tokens.reduce((node, token) => this.add(node, token), parent);
   }
@@ -238,8 +247,8 @@ class Tree {
   }
 }
 
-// What a block computes of each node, or the gradients of it; weights: of each node, how much its
-// heads attend to the nodes on its path (H, length of the path).
+// The values that a block computes for each node, or their gradients. weights: for each node, how
+// much its heads attend to the nodes on its path (H, length of the path).
 function activations({ D, H, KV, F }, rows) {
   const columns = { input: D, normed: D, q: D, k: KV * D / H, v: KV * D / H, attended: D,
                     middle: D, middleNormed: D, gate: F, up: F, activated: F };
@@ -254,7 +263,7 @@ function linear({ data: y }, { data: x }, { data: w, O, I }, rows) {
   }
 }
 
-// The product of n numbers of w and of x: four sums, so that no addition waits for the one before.
+// The dot product of n numbers of w and of x, in four sums, so that no addition waits for another.
 function dot(w, W, x, X, n) {
   let a = 0, b = 0, c = 0, d = 0;
   let i = 0;
@@ -309,7 +318,7 @@ function inverseRms(x, start, D, eps) {
   return 1 / Math.sqrt(dot(x, start, x, start, D) / D + eps);
 }
 
-// x moves its rms, too, by which all elements are divided: the second term.
+// The second term exists because x also changes its rms, by which all elements are divided.
 function rmsNormBackward(dx, dw, dy, x, { data: w, O: D }, rows, eps) {
   for (const row of rows) {
     const start = row * D;
@@ -324,8 +333,8 @@ function rmsNormBackward(dx, dw, dy, x, { data: w, O: D }, rows, eps) {
   }
 }
 
-// Rotary positions: pairs of features turn by an angle that grows with the position. Turning is
-// undone by the other direction, -1, which is its gradient, too.
+// Rotary positions: pairs of features turn by an angle that grows with the position. The direction
+// -1 turns them back, which is also the gradient.
 function rotate(x, tree, rows, direction) {
   const { D, H } = tree.policy.cfg;
   const hd = D / H;
@@ -346,7 +355,7 @@ function rotate(x, tree, rows, direction) {
   }
 }
 
-// Each head of a node mixes the values on its path, by how well their keys fit its query.
+// Each head of a node mixes the values on its path, weighted by how well their keys fit its query.
 function attend(layer, tree, rows) {
   const { D, H, KV } = tree.policy.cfg;
   const hd = D / H;
@@ -379,7 +388,7 @@ function attendBackward(gradient, layer, tree, rows) {
     [gradient.q.data, gradient.k.data, gradient.v.data, gradient.attended.data];
   for (const row of rows) {
     const path = tree.paths[row];
-    const slopes = new Float32Array(path.length);       // of the attention weights
+    const slopes = new Float32Array(path.length);       // gradients of the attention weights
     for (let h = 0; h < H; h++) {
       const own = row * D + h * hd;
       const kvHead = Math.floor(h * KV / H) * hd;
@@ -393,7 +402,7 @@ function attendBackward(gradient, layer, tree, rows) {
       }
       for (let k = 0; k < path.length; k++) {
         const other = path[k] * KV * hd + kvHead;
-        const slope = p[k] * (slopes[k] - center) / Math.sqrt(hd);      // of the dot product
+        const slope = p[k] * (slopes[k] - center) / Math.sqrt(hd);    // gradient of the dot product
         for (let j = 0; j < hd; j++) {
           dQ[own + j] += slope * K[other + j];
           dK[other + j] += slope * Q[own + j];
@@ -403,7 +412,7 @@ function attendBackward(gradient, layer, tree, rows) {
   }
 }
 
-// In place: numbers become probabilities. (n) -> (n)
+// Turn numbers into probabilities, in place. (n) -> (n)
 function softmax(x, temperature = 1) {
   let most = -Infinity;
   for (let i = 0; i < x.length; i++) most = Math.max(most, x[i]);
@@ -445,7 +454,7 @@ function addRows(y, x, rows) {
   }
 }
 
-// x + attention(norm(x)), and to this mlp(norm(...)); the result goes to `output`.
+// Compute h = x + attention(norm(x)), then h + mlp(norm(h)), which goes to `output`.
 function readBlock(block, layer, output, tree, rows) {
   const { eps } = tree.policy.cfg;
   rmsNorm(layer.normed, layer.input, block.attention_norm.weight, rows, eps);
@@ -466,7 +475,7 @@ function readBlock(block, layer, output, tree, rows) {
   linear(output, layer.activated, block.down.weight, rows);
 }
 
-// The same backwards. gradient: of the block's weights; d: of its activations, all 0 so far.
+// The backward pass of a block. gradient: of its weights; d: of its activations, all 0 at first.
 function readBlockBackward(gradient, d, dOutput, block, layer, tree, rows) {
   const { eps } = tree.policy.cfg;
   linearBackward(d.activated, gradient.down.weight, dOutput,
@@ -517,7 +526,7 @@ function rowOf({ data, I }, row) {
   return data.subarray(row * I, (row + 1) * I);
 }
 
-// Of each of these nodes, how likely every next token is, and the entropy in nats.
+// Compute for each of these nodes the probability of every next token, and the entropy in nats.
 function predict(tree, nodes) {
   const { embed } = tree.policy;
   const rows = [...new Set(nodes)].filter((node) => tree.next[node] === undefined);
@@ -527,7 +536,7 @@ function predict(tree, nodes) {
     const p = logits.row(row).slice();
     softmax(p, tree.temperature);
     let entropy = 0;
-    for (const chance of p) if (chance > 0) entropy -= chance * Math.log(chance);
+    for (const one of p) if (one > 0) entropy -= one * Math.log(one);
     tree.next[row] = { p, entropy };
   }
 }
@@ -537,7 +546,7 @@ function logProbs(tree, { tokens, nodes }) {
   return tokens.map((token, t) => Math.log(tree.next[nodes[t]].p[token]));
 }
 
-// The same completions, as another tree (of another policy) predicts them.
+// The same completions in a different tree, that of a different policy.
 function readAgain(tree, completions) {
   const { cfg } = tree.policy;
   const again = completions.map(({ prompt, tokens }) => {
@@ -554,13 +563,14 @@ function readAgain(tree, completions) {
   return again;
 }
 
-// Add to `gradient` that of - sum_i sum_t pushes[i][t] log pi(o_t), over completions i of a tree.
+// Add the gradient of - sum_i sum_t pushes[i][t] log pi(o_t), over completions i of a tree.
 function backward(gradient, tree, completions, pushes) {
   const { policy, layers } = tree;
   const { D, eps } = policy.cfg;
   const total = tree.tokens.length;
 
-  // of -log softmax(logits / temperature)[token]: p, less 1 at the token, all over temperature
+  // the gradient of -log softmax(logits / temperature)[token]: p, minus 1 at the token, divided by
+  // the temperature
   const dLogits = new Matrix(policy.embed.weight.O, total);
   const predicting = new Set();
   completions.forEach(({ tokens, nodes }, i) => tokens.forEach((token, t) => {
@@ -574,7 +584,7 @@ function backward(gradient, tree, completions, pushes) {
   }));
   const rows = [...new Set([...predicting].flatMap((node) => [...tree.paths[node]]))];
 
-  // backwards through all that was computed
+  // the backward pass through everything that was computed
   const dHidden = new Matrix(D, total);
   let dOutput = new Matrix(D, total);
   linearBackward(dHidden, gradient.embed.weight, dLogits, tree.hidden, policy.embed.weight,
@@ -593,9 +603,9 @@ function backward(gradient, tree, completions, pushes) {
 }
 
 // ---- 7. rollouts -----------------------------------------------------------------------------
-// There: sample_token, rollout, and what complete() makes of it.
+// In grpo.py: sample_token, rollout, and complete.
 
-// One token by inverse CDF, or the likeliest without a uniform number. (V) -> token
+// Sample one token by inverse CDF; without a uniform number, take the most likely. (V) -> token
 function sampleToken(p, uniform) {
   if (uniform === null) return p.indexOf(Math.max(...p));
   let cdf = 0;
@@ -603,18 +613,18 @@ function sampleToken(p, uniform) {
     cdf += p[v];
     if (uniform < cdf) return v;
   }
-  return p.findLastIndex((chance) => chance > 0);       // the sum ends near 1
+  return p.findLastIndex((one) => one > 0);           // the sum can end just below 1
 }
 
 // Complete prompts in a tree, one token of each at a time. uniforms[i * T + t] draws token t of
-// completion i; without them, decoding is greedy. Yields after each token, and returns, the
-// completions: tokens, and the nodes that each was predicted from.
+// completion i; without uniforms, decoding is greedy. Yields the completions after each token, and
+// returns them: their tokens, and for each token the node that predicted it.
 function* rollout(tree, prompts, uniforms = null) {
   const { cfg } = tree.policy;
   const { EOS, T } = cfg;
   const completions = prompts.map((prompt) => ({ prompt, tokens: [], nodes: [] }));
   let ends = prompts.map((prompt) => tree.addAll(-1, encodePrompt(prompt, cfg)));
-  let rows = prompts.map((_, i) => i);                  // those that have not ended
+  let rows = prompts.map((_, i) => i);                  // completions that have not ended
   for (let t = 0; t < T && rows.length > 0; t++) {
     read(tree);
     predict(tree, rows.map((i) => ends[i]));
@@ -631,7 +641,7 @@ function* rollout(tree, prompts, uniforms = null) {
   return completions;
 }
 
-// What a generator returns in the end.
+// Run a generator to its end. -> its return value
 function finish(steps) {
   for (;;) {
     const { value, done } = steps.next();
@@ -647,13 +657,13 @@ function uniformNumbers(count, random) {
   return Float64Array.from({ length: count }, random);
 }
 
-// ---- what the page holds ---------------------------------------------------------------------
+// ---- the weights in the page -----------------------------------------------------------------
 
 function bytesOfBase64(text) {
   return Uint8Array.from(atob(text), (character) => character.charCodeAt(0)).buffer;
 }
 
-// The number that 16 bits stand for: a sign, 5 bits of exponent, 10 of fraction.
+// Decode a half-precision number: 1 bit for the sign, 5 for the exponent, 10 for the fraction.
 function float16(bits) {
   const sign = bits >> 15 ? -1 : 1;
   const exponent = bits >> 10 & 31;
@@ -661,8 +671,8 @@ function float16(bits) {
   return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction) : 2 ** -14 * fraction);
 }
 
-// The two policies that build.py packed: the base in half precision, and the trained one as its
-// difference from that, in whole steps. -> { base, trained }
+// Unpack the two policies that build.py packed: the base in half precision, and the trained policy
+// as its difference from the base, in 8 bits. -> { base, trained }
 function unpack({ shapes, scale, base: halves, difference }, cfg) {
   const data = Float32Array.from(new Uint16Array(bytesOfBase64(halves)), float16);
   const base = viewWeights(cfg, shapes, data);

@@ -1,20 +1,20 @@
-// One group, one click a stage: sample, verify, compare, push.
+// One training step on one group, with one click for each stage: sample, verify, compare, push.
 
 const HAND_G = 8;
 const STAGES = ["sample", "verify", "advantage", "push"];
 
-// What is shown: { policy, optimizer, pushes, stage: how many of STAGES are done, group, push: what
-// pushGroup() returned, isStuck: whether there is none, tried: how many groups were drawn }
+// The state: { policy, optimizer, pushes, stage: how many of STAGES are done, group, push: result
+// of pushGroup(), isStuck: whether the group gives no gradient, tried: how many groups were drawn }
 let hand = null;
 
-function handAnew() {
+function resetHand() {
   hand = { policy: copyOf(base), optimizer: newOptimizer(base), pushes: 0, stage: 0, group: null,
            push: null, tried: 0 };
   showHand();
 }
 
-// The first of the groups with the seeds 1, 2, 3 ... in which right and wrong answers share a
-// token, and a push makes a wrong one likelier.
+// Draw groups, 50 at most, with the seeds 1, 2, 3 ... until right and wrong answers of one share a
+// token and a push makes a wrong answer more likely.
 function tellingGroup() {
   for (hand.tried = 1; ; hand.tried += 1) {
     const group = sampleGroup(base, problem, HAND_G, generator(hand.tried), USUAL);
@@ -39,7 +39,7 @@ function handNext() {
   showHand();
 }
 
-// ---- what is seen of it ----------------------------------------------------------------------
+// ---- the tree of answers ---------------------------------------------------------------------
 
 function showHand() {
   const { stage, group, pushes } = hand;
@@ -48,14 +48,14 @@ function showHand() {
     i < stage ? { class: "done" } : i === stage ? { "aria-current": "step" } : {}, name)));
   byId("hand-next").textContent = hand.isStuck ? "Next group" : [
     "Sample 8 answers", "Verify them", "Compare them", "Push", "Next group"][stage];
-  byId("hand-anew").hidden = pushes === 0 && stage === 0;
+  byId("hand-reset").hidden = pushes === 0 && stage === 0;
   byId("hand-note").replaceChildren(...notesOnHand());
   byId("hand-head").hidden = stage === 0;
   byId("hand-tree").replaceChildren(
     ...(stage === 0 ? [] : branchesOf(group.completions).map(branchItem)));
 }
 
-// Tokens that some answers share, and how they go on.
+// The tokens that some answers share, and the branches in which these answers continue.
 function branchItem(branch) {
   const { group, stage, push } = hand;
   const line = emptyLine(`${branch.withIt.length} of ${HAND_G} answers`);
@@ -72,12 +72,13 @@ function branchItem(branch) {
   return element("li", {}, row, further.length > 0 ? element("ul", {}, further) : null);
 }
 
-// A token shaded by its push; below it, its chance before and after, if that has moved.
+// Add a token shaded by its push. Its probability before and after is below it, if that has moved.
 function addPushed(line, id, next, { net, up, down, before, after }) {
   const hardest = Math.max(...[...hand.push.tokens.values()].map((one) => Math.abs(one.net)));
   const parts = [up > 0 ? signed(up, 3) : null, down < 0 ? signed(down, 3) : null];
-  const why = `pushed ${parts.filter((part) => part !== null).join(" and ")} by answers that ` +
-    "have it; with those that have another one here, its logit is pushed " + signed(net, 4);
+  const why = `pushed ${parts.filter((part) => part !== null).join(" and ")} by answers with ` +
+    "this token; with the answers that have a different one here, the push on its logit is " +
+    signed(net, 4);
   const token = addToken(line, id, next, { share: net / hardest, why });
   if (Math.abs(after - before) < 0.005) return;
   const moved = element("span", { class: "moved" });
@@ -86,7 +87,7 @@ function addPushed(line, id, next, { net, up, down, before, after }) {
                               `${percent(before)} → ${percent(after)}`));
 }
 
-// Reward, advantage, and how much likelier an answer is now.
+// The reward and advantage of an answer, and how many times as likely it is after the push.
 function leafFacts({ withIt: [i] }) {
   const { group, stage, push } = hand;
   const right = group.isRight[i];
@@ -96,50 +97,51 @@ function leafFacts({ withIt: [i] }) {
   return facts;
 }
 
-// ---- what is said of it ----------------------------------------------------------------------
+// ---- the notes -------------------------------------------------------------------------------
 
 function notesOnHand() {
   const { stage, group, pushes, tried } = hand;
-  const chosen = tried < 2 || tried === 50 ? "" : ` Of ${tried} groups drawn, this is the first in ` +
-    "which right and wrong answers share a token, and the push makes a wrong one likelier.";
+  const chosen = tried < 2 || tried === 50 ? "" : ` We drew ${tried} groups; this is the first ` +
+    "in which right and wrong answers share a token and the push makes a wrong one more likely.";
   return [
     () => [`The base${pushes > 0 ? ` after ${plural(pushes, "push", "pushes")}` : ""} answers ` +
            "the problem at the top eight times."],
-    () => ["What begins alike is written once, with how many of the eight answers have it. The " +
-           `stronger its violet, the less likely a token was.${chosen}`],
-    () => ["The verifier reads the number in the answer, not the thought: " +
-           `${HAND_G * mean(group.isRight)} of ${HAND_G} are right, and earn 1.`],
+    () => ["If several answers begin in the same way, the beginning is shown once, with their " +
+           `number. The more violet a token, the less likely it was.${chosen}`],
+    () => ["The verifier reads the number in the answer, not the thought. " +
+           `${HAND_G * mean(group.isRight)} of ${HAND_G} answers are right, and get reward 1.`],
     () => [noteOnAdvantages(group)],
     notesOnPush][stage]();
 }
 
 function noteOnAdvantages({ A, isRight, rewards }) {
   if (!hasSignal(rewards)) {
-    return `All ${HAND_G} earned ${rewards[0]}: none is better than the mean, every advantage is ` +
-      "0. No signal, nothing to push.";
+    return `All ${HAND_G} answers got a reward of ${rewards[0]}, so none is better than the mean ` +
+      "and every advantage is 0. There is nothing to push.";
   }
-  return "What counts is how far an answer is from the group’s mean, in units of the standard " +
-    `deviation: (1 − ${mean(rewards).toFixed(3)}) / ${std(rewards).toFixed(3)} = ` +
+  return "The advantage of an answer is how far its reward is from the group’s mean, in units of " +
+    `the standard deviation: (1 − ${mean(rewards).toFixed(3)}) / ${std(rewards).toFixed(3)} = ` +
     `${signed(A[isRight.indexOf(1)])} if it is right, ${signed(A[isRight.indexOf(0)])} if not.`;
 }
 
-// After the push: the tokens that right and wrong answers share, and a wrong answer that rose.
+// After the push: tokens that right and wrong answers share, and a wrong answer that rose.
 function notesOnPush() {
   const { group: { isRight }, push } = hand;
   const shared = [...push.tokens.values()].filter(({ up, down, before, after }) =>
     up > 0 && down < 0 && Math.abs(after - before) >= 0.005);
-  const said = shared.map(({ id, up, down, before, after }) => element("p", {},
-    "Right answers push ", element("code", {}, tokenLabel(id)), ` by ${signed(up, 3)}, wrong ones ` +
-    `by ${signed(down, 3)} (each its advantage / ${HAND_G} / its length): it ` +
-    `${after > before ? "rose" : "fell"} from ${percent(before)} to ${percent(after)}.`));
+  const notes = shared.map(({ id, up, down, before, after }) => element("p", {},
+    "Right answers push ", element("code", {}, tokenLabel(id)), ` by ${signed(up, 3)}, and wrong ` +
+    `ones by ${signed(down, 3)} (each by its advantage / ${HAND_G} / its length). Its ` +
+    `probability ${after > before ? "rose" : "fell"} from ${percent(before)} to ` +
+    `${percent(after)}.`));
   const wrong = push.times.map((times, i) => ({ times: isRight[i] ? 0 : times, i }));
   const risen = wrong.reduce((best, one) => one.times > best.times ? one : best);
-  if (risen.times > 1.02) said.push(noteOnRisen(risen));
-  return [element("p", {}, "Blue was pushed up, orange down; below, the chance before and after " +
-    "where it moved by half a point."), ...said];
+  if (risen.times > 1.02) notes.push(noteOnRisen(risen));
+  return [element("p", {}, "Blue tokens were pushed up, orange tokens down. Where a probability " +
+    "moved by half a percentage point or more, it is shown before and after the push."), ...notes];
 }
 
-// Why a wrong answer is likelier now: the token of it that rose most.
+// Why a wrong answer is more likely now: the one of its tokens that rose most.
 function noteOnRisen({ times, i }) {
   const { group, push } = hand;
   const { tokens, nodes } = group.completions[i];
@@ -147,13 +149,15 @@ function noteOnRisen({ times, i }) {
   const ratio = ({ before, after }) => after / before;
   const most = moved.reduce((best, one) => ratio(one) > ratio(best) ? one : best);
   const reason = most.net > 0 ?
-    "The chances in one place add up to 1, and what stands beside it was pushed down harder." :
+    "The probabilities in one place add up to 1, and the other tokens there were pushed down " +
+      "harder." :
     "It was pushed down there, too, but a step moves weights that all tokens share.";
-  return element("p", {}, element("b", {}, `${extract(group.texts[i]) ?? "One"} is wrong, and ` +
-    `${times.toFixed(2)} times as likely now. `), "Its ", element("code", {}, tokenLabel(most.id)),
+  return element("p", {}, element("b", {}, `${extract(group.texts[i]) ?? "One answer"} is wrong, ` +
+    `but ${times.toFixed(2)} times as likely as before. `),
+    "Its token ", element("code", {}, tokenLabel(most.id)),
     ` rose from ${percent(most.before)} to ${percent(most.after)}. ${reason}`);
 }
 
 byId("hand-next").addEventListener("click", handNext);
-byId("hand-anew").addEventListener("click", handAnew);
-handAnew();
+byId("hand-reset").addEventListener("click", resetHand);
+resetHand();

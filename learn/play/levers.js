@@ -1,92 +1,105 @@
-// Levers: what each changes, what to watch, and why it does what it does. How it ends is nowhere
-// typed in: measure.js finds it, with several seeds. Nothing here knows of a page.
+// The levers: what each one changes, what to watch, and why it has its effect. No result is typed
+// in here: measure.js measures the results, with several seeds. This file does not use the page.
 
-// rung: the chapter of the path about it; set: what it changes; after(of): what to say at the end,
-// of(name) names a number of the runs of the lever; method: of which it is measured, too.
+// rung: the chapter of the path about the lever; set: the settings that it changes; after(of): the
+// text at the end of a run, where of(name) gives one number of each measured run; method: a second
+// method with which the lever is measured, too.
 const LEVERS = [
   { name: "Reward long answers", rung: "kl", set: { reward: "length" },
-    watch: "It learns to think, as before. Watch the curve after its top, and what it writes.",
-    after: (of) => `A thought is long, so right answers came along, in three runs up to ` +
-      `${of("best")}. But the longest answer pays best, and nothing asks for sense.` },
+    watch: "It learns to think, as before. Watch the curve after its peak, and what it writes.",
+    after: (of) => `A thought is long, so right answers rose with the length, to at ` +
+      `most ${of("best")} in three runs. But the longest answer gets the most reward, and ` +
+      "nothing rewards sense." },
   { name: "Reward wrong answers", set: { reward: "wrong" },
-    watch: "What is the surest way to be wrong? Watch what is left of the answer.",
-    after: () => "Thinking goes first, since it is right too often. Then the number goes." },
+    watch: "What is the surest way to be wrong? Watch what remains of the answer.",
+    after: () => "Thinking disappears first, because it is right too often. Then the number " +
+      "disappears, too." },
   { name: "Give the verifier a bug", rung: "rewardmodel", set: { reward: "bug" },
-    watch: "It also accepts any answer that begins with 1. Watch reward and right answers part.",
-    after: (of) => `In three runs the reward ended at ${of("reward")}; 1 is the most. Who sees ` +
-      "it alone sees no harm." },
+    watch: "The verifier now also accepts any answer that begins with 1. Watch how the reward " +
+      "and the share of right answers move apart.",
+    after: (of) => `In three runs the reward ended at ${of("reward")}, where 1 is the most. If ` +
+      "you look only at the reward, you see nothing wrong." },
   { name: "Learning rate × 10", set: { rate: "10" },
     watch: "Watch the first five steps.",
-    after: () => "It jumped to thinking, and past it. Once all answers are wrong no group has " +
-      "signal, and there is no way back." },
+    after: () => "It jumped to thinking, and past it. Once all answers are wrong, all rewards of " +
+      "a group are equal, so there is no gradient and no way back." },
   { name: "Praise everybody", rung: "baseline", set: { baseline: "-1" }, method: "REINFORCE",
-    watch: "No mean is subtracted, 1 is added: right counts 2, wrong counts 1, and all of it is " +
-      "pushed up. Watch who profits.",
+    watch: "Instead of subtracting the mean, we add 1: a right answer counts 2, a wrong one 1, " +
+      "and all of them are pushed up. Watch which answers gain most.",
     after: () => "GRPO divides a push by the length of the answer, so short answers gain most " +
-      "per token; REINFORCE does not divide. Less the group’s mean, a point for everybody " +
-      "changes nothing." },
+      "per token; REINFORCE does not divide. If the group’s mean were subtracted, a point for " +
+      "everybody would change nothing." },
   { name: "Temperature 0.2", set: { temperature: "0.2" },
-    watch: "Nearly always the likeliest token is drawn, and likeliest is to guess. It starts " +
-      "late, and suddenly.",
-    after: (of) => `In three runs half were right at step ${of("half")}, nine of ten at ` +
-      `${of("nine")}. Then groups soon agree, also on what they get wrong.` },
+    watch: "The model nearly always draws its most likely tokens, and those make a guess. So " +
+      "learning starts late, and suddenly.",
+    after: (of) => `In three runs half of the answers were right at step ${of("half")}, and ` +
+      `nine of ten at step ${of("nine")}. Then the answers of a group soon agree, even ` +
+      "if they are wrong." },
   { name: "Temperature 2", set: { temperature: "2" },
-    watch: "Hopeless to the end? Wait for the exam, which takes the likeliest tokens.",
-    after: (of) => `Of the samples of three runs never more than ${of("best")} were right. What ` +
-      "was learned is there, under the noise." },
+    watch: "Is it hopeless to the end? Wait for the exam, which uses the most likely tokens.",
+    after: (of) => `In three runs, at most ${of("best")} of the samples were right. But the exam ` +
+      "shows what the model has learned under the noise." },
   { name: "Only right answers (RFT)", rung: "reinforce", set: { baseline: "0" },
     method: "REINFORCE",
-    watch: "Wrong answers are left alone: rejection fine-tuning. Watch how much slower it is.",
-    after: () => "A lucky guess is short, and GRPO pushes each of its tokens harder than those " +
-      "of a thought. REINFORCE gives each token the same weight." },
+    watch: "Right answers are pushed up and wrong ones are left alone, which is rejection " +
+      "fine-tuning. Watch how much slower it is.",
+    after: () => "A lucky guess is short, so GRPO pushes each of its tokens harder than the " +
+      "tokens of a thought. REINFORCE gives each token the same weight." },
   { name: "Only wrong answers", set: { baseline: "1" },
-    watch: "Nothing is ever praised: what is wrong is pushed down, that is all. Will it learn?",
-    after: () => "It can: chances add up to 1, so what is pushed down makes room for the rest." },
+    watch: "Wrong answers are pushed down, and right ones are left alone. Will it learn?",
+    after: () => "It can: probabilities add up to 1, so pushing wrong answers down makes room " +
+      "for the rest." },
   { name: "Groups of 2", rung: "group", set: { group: "2" },
-    watch: "32 problems, two answers each: half of the groups agree by chance, and have no frame.",
-    after: () => "It takes longer by the clock: four times as many problems have to be read." },
+    watch: "Each step has 32 problems with two answers each. In half of the groups both answers " +
+      "happen to get the same reward, so these groups give no gradient.",
+    after: () => "It takes longer by the clock, because the model has to read four times as many " +
+      "problems." },
   { name: "Dr. GRPO", rung: "drgrpo", set: { method: "Dr. GRPO" },
-    watch: "No division by the standard deviation, nor by the length of an answer.",
-    after: () => "Within a group it differs from GRPO by a factor, and in that a token of a long " +
-      "answer weighs no less." },
+    watch: "It divides neither by the standard deviation nor by the length of an answer.",
+    after: () => "Within a group it differs from GRPO in two ways: the advantages have a " +
+      "different factor, and a token of a long answer weighs no less than one of a short answer." },
   { name: "MaxRL", set: { method: "MaxRL" },
-    watch: "Divided by the mean: rare success counts for more.",
-    after: () => "But success is not rare here, from the start." },
+    watch: "It divides the advantage by the mean reward, so that rare successes count for more.",
+    after: () => "But here success is not rare, even at the start." },
   { name: "REINFORCE", rung: "group", set: { method: "REINFORCE" },
-    watch: "The baseline is the mean of the others; each token has weight 1.",
-    after: () => "Its gradient is several times as long, which clipping and AdamW divide out." },
+    watch: "The baseline is the mean of the other answers, and each token has weight 1.",
+    after: () => "Its gradient is several times as long as GRPO’s, but gradient clipping and " +
+      "AdamW divide that out." },
   { name: "Four updates a batch", rung: "clip", set: { updates: "4" },
-    watch: "Each batch is used four times. From the second time on the model is not the one " +
-      "that sampled: ratios differ from 1, and GRPO clips, as PPO does.",
-    after: (of) => `In three runs half were right at step ${of("half")}; ${of("clipped")} of ` +
-      "the tokens had left the range, and were not pushed any further." },
+    watch: "Each batch is used four times. From the second time on, the model is no longer the " +
+      "one that sampled: ratios differ from 1, and GRPO clips, as PPO does.",
+    after: (of) => `In three runs half of the answers were right at step ${of("half")}. ` +
+      `${of("clipped")} of the tokens had left the range, so they were not pushed any further.` },
   { name: "Four updates, no clip", rung: "clip", set: { updates: "free" },
     watch: "No token loses its gradient, however far its ratio has moved. Watch whether the " +
       "curve gets rough.",
-    after: () => "The ratio corrects for what has changed, but no gradient is taken away." },
+    after: () => "The ratio corrects for what has changed since the batch was sampled, but no " +
+      "gradient is removed." },
   { name: "Four updates, no ratio", rung: "ratio", set: { updates: "4", method: "REINFORCE" },
-    watch: "REINFORCE takes each batch for its own, though three updates of four come after it " +
-      "has moved on. Watch the curve after its top.",
-    after: (of) => `In three runs up to ${of("best")} were right. Pushed for what it no longer ` +
-      "writes, it goes too far." },
+    watch: "REINFORCE treats each batch as if the current model had sampled it, although three " +
+      "of the four updates come after the model has moved on. Watch the curve after its peak.",
+    after: (of) => `In three runs up to ${of("best")} of the answers were right. Then the model ` +
+      "goes too far, because it is still pushed for answers that it no longer writes." },
   { name: "GSPO, four updates", rung: "gspo", set: { updates: "4", method: "GSPO" },
-    watch: "One ratio for all of an answer, and a narrow range. With one update it would be GRPO.",
-    after: (of) => `${of("clipped")} of the tokens of three runs were clipped, whole answers at ` +
+    watch: "A whole answer has one ratio, and the range is narrow. With one update per batch, " +
+      "GSPO would be the same as GRPO.",
+    after: (of) => `In three runs ${of("clipped")} of the tokens were clipped, whole answers at ` +
       "a time." },
   { name: "CISPO, four updates", rung: "cispo", set: { updates: "4", method: "CISPO" },
-    watch: "The ratio is cut, the gradient is not: every token goes on learning.",
-    after: () => "With one update all ratios are 1, and it would be DAPO." },
+    watch: "The ratio is capped, but the gradient is not, so every token continues to learn.",
+    after: () => "With one update per batch all ratios are 1, and it would be the same as DAPO." },
 ];
 
 const FATES = {
   breaks: "These break it",
   bends: "These bend it",
-  holds: "And these change less than one might think",
+  holds: "And these change less than you might think",
   unknown: "Change one thing",
 };
 
-// In which list a lever stands, by its runs and those without any lever: whether it ends at what is
-// not worth having, or is a quarter slower, or faster, than usual to nine of ten.
+// The list that a lever belongs in. It breaks a run if the exams go badly, and bends it if they go
+// less well, or if the run takes many more or fewer steps than usual to nine of ten right answers.
+// runs: with the lever; usual: without any lever. -> a key of FATES
 function fateOf(runs, usual) {
   if (runs === undefined) return "unknown";
   const exam = mean(runs.map((one) => one.exam));
@@ -96,7 +109,7 @@ function fateOf(runs, usual) {
   return exam < 95 || change > 1.25 || change < 0.8 ? "bends" : "holds";
 }
 
-// One number of each of several runs, in words: "97, 98 and 99%".
+// One number of each of several runs, as text: "97, 98 and 99%".
 function eachOf(runs, name) {
   const isShare = ["best", "clipped"].includes(name);
   const texts = runs.map(({ [name]: value }) => value === null ? "never" :

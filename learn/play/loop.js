@@ -1,35 +1,35 @@
-// main() of grpo.py: what can be set, one step, what is seen in it, and when it ends. Nothing here
-// knows of a page.
+// main() of grpo.py: the settings, one step, its events, and when a run ends. This file does not
+// use the page.
 
-const LIMIT = 60;       // steps of a run at most
-const ENOUGH = 0.92;    // as stop_at: stop when this share of the answers was right
-const RECENT = 8;       // of so many steps
-const SILENT = 10;      // or when so many steps had no signal at all
-const BATCH = 64;       // answers a step
-const MANY = 4;         // updates a batch, where it is not one
+const LIMIT = 60;       // most steps of a run
+const ENOUGH = 0.92;    // like --stop_at: stop when this share of the answers was right
+const RECENT = 8;       // over this many steps
+const SILENT = 10;      // or stop when this many steps in a row had no signal at all
+const BATCH = 64;       // answers per step
+const MANY = 4;         // updates per batch, unless there is only one
 const EXAM_SEED = 1;
 const EXAM_SIZE = 100;
 
 // ---- what can be set -------------------------------------------------------------------------
 
-// The first option of each setting is the usual one. Of each option: its name in an address, what
-// it is called in a list, and in a label.
+// The first option of each setting is the default. Each option has three texts: its value in an
+// address, its name in a list, and its name in a label.
 const SETTINGS = {
   reward: { title: "reward for", options: [
     ["right", "right answers", "right"],
     ["length", "long answers", "long answers"],
     ["wrong", "wrong answers", "wrong answers"],
-    ["bug", "right ones, and all that begin with 1", "verifier bug"]] },
+    ["bug", "right answers, and any that begin with 1", "verifier bug"]] },
   baseline: { title: "baseline", options: [
     ["mean", "the group’s mean", "mean"],
     ["0", "0: only right answers count", "only right"],
     ["1", "1: only wrong answers count", "only wrong"],
-    ["-1", "−1: all are pushed up", "all up"]] },
+    ["-1", "−1: all answers are pushed up", "all up"]] },
   group: { title: "group of", options: [["8", "8", "8"], ["2", "2", "group of 2"]] },
   temperature: { title: "temperature", options: [
     ["1", "1", "1"], ["0.2", "0.2", "temp. 0.2"], ["2", "2", "temp. 2"]] },
   rate: { title: "learning rate", options: [["1", "× 1", "1"], ["10", "× 10", "rate × 10"]] },
-  updates: { title: "updates a batch", options: [
+  updates: { title: "updates per batch", options: [
     ["1", "1", "1"], ["4", "4", "4 updates"], ["free", "4, not clipped", "4 updates, no clip"]] },
   method: { title: "method", options: Object.keys(METHODS).map((name) => [name, name, name]) },
   seed: { title: "seed", options: Array.from({ length: 99 }, (_, i) =>
@@ -39,13 +39,13 @@ const SETTINGS = {
 const USUAL = Object.fromEntries(Object.entries(SETTINGS).map(([key, { options }]) =>
   [key, options[0][0]]));
 
-// Settings as an address has them behind its #, without those that are usual.
+// The part of an address after its #, which holds the settings that are not the usual ones.
 function addressOf(settings) {
   const changed = Object.entries(settings).filter(([key, value]) => value !== USUAL[key]);
   return new URLSearchParams(changed).toString();
 }
 
-// The settings of an address; what is unknown there is left out.
+// The settings in an address. Anything unknown in it is ignored.
 function settingsOf(address) {
   const settings = { ...USUAL };
   for (const [key, value] of new URLSearchParams(address.replace(/^#/, ""))) {
@@ -55,7 +55,7 @@ function settingsOf(address) {
   return settings;
 }
 
-// What distinguishes settings from the usual ones, in a few words.
+// A short label of the settings: what distinguishes them from the usual ones.
 function labelOf(settings) {
   const words = Object.entries(settings).filter(([key, value]) => value !== USUAL[key]).map(
     ([key, value]) => SETTINGS[key].options.find((option) => option[0] === value)[2]);
@@ -63,7 +63,8 @@ function labelOf(settings) {
   return [...(isPlain ? [settings.method] : []), ...words].join(", ");
 }
 
-// The same in Python, or null where no script has such a reward or baseline.
+// The command that trains with these settings in Python, or null if no script has their reward or
+// baseline.
 function commandOf({ reward, baseline, group, temperature, rate, updates, method }, cfg) {
   if (reward !== "right" || baseline !== "mean") return null;
   const { command, surrogate } = METHODS[method];
@@ -77,7 +78,7 @@ function commandOf({ reward, baseline, group, temperature, rate, updates, method
   return `python ${command} --num_prompts ${BATCH / group} --num_mini_batches 1${flags.join("")}`;
 }
 
-// What an answer earns. length: in tokens, of at most T
+// The reward of an answer. length: of the answer, in tokens, at most T
 function rewardOf(kind, isRight, text, length, T) {
   return {
     right: isRight,
@@ -89,15 +90,15 @@ function rewardOf(kind, isRight, text, length, T) {
 
 // ---- one step --------------------------------------------------------------------------------
 
-// A copy of the base that has learned nothing yet. The same settings give the same run. Random
-// numbers begin behind those of the exam.
+// A run whose policy is a copy of the base. The same settings give the same run. EXAM_SEED is added
+// to the seed, so that no run draws the same random numbers as the exam.
 function newRun(base, settings) {
   const policy = copyOf(base);
   return { settings, policy, optimizer: newOptimizer(policy), log: [], seconds: 0,
            random: generator(EXAM_SEED + Number(settings.seed)) };
 }
 
-// G answers to one problem, verified, rewarded and compared.
+// Sample G answers to one problem, verify them, and compute their rewards and advantages.
 function sampleGroup(policy, { prompt, answer }, G, random, settings) {
   const { cfg } = policy;
   const tree = new Tree(policy, Number(settings.temperature));
@@ -116,9 +117,9 @@ function thinks(text) {
   return text.includes("<think>");
 }
 
-// Problems and answers, rewarded; then updates: the gradient of (5), AdamW. Yields each group when
-// it has been sampled, and null when the gradient of one has been added. What was seen of the step
-// goes into the log.
+// One training step: sample the groups, then update the policy with the gradient of (5) and AdamW.
+// Yields each group as soon as it is sampled, and null after adding the gradient of a group. The
+// metrics of the step go into the log.
 function* trainStep(run) {
   const { settings, policy, optimizer, random, log } = run;
   const { cfg } = policy;
@@ -131,7 +132,7 @@ function* trainStep(run) {
   }
   const lengths = groups.flatMap(({ completions }) => completions.map((one) => one.tokens.length));
   const step = { B: BATCH, T: cfg.T, numTokens: BATCH * mean(lengths) };
-  const clipped = [];                   // whether a token is, from the second update on
+  const clipped = [];                   // 1 for each clipped token, else 0; from update 2 on
   for (let update = 0; update < (settings.updates === "1" ? 1 : MANY); update++) {
     const gradient = zerosLike(policy);
     for (const group of groups.filter(teaches)) {
@@ -147,24 +148,24 @@ function* trainStep(run) {
   log.push({ ...measured(groups), clipped: clipped.length > 0 ? mean(clipped) : 0 });
 }
 
-// The answers of a group as the policy, which has moved on, predicts them.
+// The answers of a group as the current policy predicts them, which has moved since it sampled.
 function asReadNow({ tree: { temperature }, completions }, policy) {
   const tree = new Tree(policy, temperature);
   return { tree, completions: readAgain(tree, completions) };
 }
 
-// How hard the tokens of a group are pushed, by the policy of a tree. -> (G)(t)
+// How hard each token of a group is pushed, if the policy of a tree predicts it. -> (G)(t)
 function pushesOf({ A, logps }, tree, completions, { method, updates }, step) {
   return completions.map((one, i) =>
     pushes(A[i], logProbs(tree, one), logps[i], method, step, updates !== "free"));
 }
 
-// Whether a group pushes at all. If the group's mean is the baseline, its answers have to differ.
+// Whether a group gives a gradient. If the baseline is the group's mean, the rewards must differ.
 function teaches({ A }) {
   return A.some((advantage) => advantage !== 0);
 }
 
-// Shares of the answers of a batch, and of its groups.
+// The metrics of a step: shares and means over the answers of the batch, and over its groups.
 function measured(groups) {
   const all = groups.flatMap(({ completions, texts, isRight, rewards }) =>
     completions.map(({ tokens }, i) => ({ text: texts[i], right: isRight[i], reward: rewards[i],
@@ -182,7 +183,7 @@ function measured(groups) {
   };
 }
 
-// Why a run ends after its last step: "learned", "silent", "limit"; null if it goes on.
+// Why a run ends after its last step: "learned", "silent" or "limit"; null if it continues.
 function reasonToStop({ log, settings }) {
   const last = log.slice(-RECENT).map(({ right }) => right);
   const isEnough = last.length === RECENT && mean(last) >= ENOUGH;
@@ -192,7 +193,7 @@ function reasonToStop({ log, settings }) {
   return log.length >= LIMIT ? "limit" : null;
 }
 
-// ---- what is seen ----------------------------------------------------------------------------
+// ---- the events of a run ---------------------------------------------------------------------
 
 // The mean of a metric over the last three steps up to a step.
 function smoothed(log, metric, step = log.length) {
@@ -203,68 +204,70 @@ function inPercent(part, whole = 1) {
   return whole > 0 ? `${Math.round(100 * part / whole)}%` : "none";
 }
 
-// What can happen in a run, each once: when, and what is then said of it. now: the means of three
-// steps; best: the highest share of right answers so far
+// Events, each of which is reported at most once in a run: a condition and a text. now: means over
+// the last three steps; best: the highest share of right answers so far
 const EVENTS = {
   first: [({ log }) => log.length === 1,
     ({ log: [{ right, thinks, thinksRight }] }) => {
       const [t, tr, r] = [thinks, thinksRight, right].map((share) => Math.round(BATCH * share));
-      return t === 0 ? `None of the base’s ${BATCH} answers thinks. ${r} are right.` :
-        `Of the base’s ${BATCH} answers ${t} think, ${tr} of them right. The other ` +
-        `${BATCH - t} guess, ${r - tr} right.`;
+      return t === 0 ? `None of the base’s ${BATCH} answers thinks first. ${r} are right.` :
+        `Of the base’s ${BATCH} answers, ${t} think first, and ${tr} of those are right. The ` +
+        `other ${BATCH - t} guess, and ${r - tr} of those are right.`;
     }],
   half: [({ log, now }) => log[0].thinks < 0.45 && now.thinks >= 0.5,
-    ({ settings, now }) => "Half of them think now. " + ({
-      right: `Nobody rewards that as such: ${inPercent(now.thinksRight, now.thinks)} of those ` +
-        `who think are right, and ${inPercent(now.right - now.thinksRight, 1 - now.thinks)} of the ` +
-        "others.",
-      length: "A thought is long, and long pays.",
+    ({ settings, now }) => "Half of the answers think first now. " + ({
+      right: "Thinking itself gets no reward, but it helps: " +
+        `${inPercent(now.thinksRight, now.thinks)} of the answers that think are right, and ` +
+        `${inPercent(now.right - now.thinksRight, 1 - now.thinks)} of the others.`,
+      length: "A thought is long, and long answers get more reward.",
     }[settings.reward] ?? "")],
   blurts: [({ log, now }) => log[0].thinks > 0.1 && now.thinks <= 0.05,
-    () => "Nobody thinks any more."],
+    () => "Hardly any answer thinks first any more."],
   agree: [({ log, now, settings }) => log.length >= 3 && now.signal <= 0.5 &&
     settings.baseline === "mean" && settings.group !== "2",
-    ({ settings }) => `In half of the boxes all ${settings.group} answers earned the same: none ` +
-      "is better than the mean, nothing is pushed. No frame, no signal."],
+    ({ settings }) => `In half of the boxes all ${settings.group} answers got the same reward, ` +
+      "so none is better than the mean and nothing is pushed. Only framed boxes give a gradient."],
   hacked: [({ log, now, best, settings }) => ["length", "bug"].includes(settings.reward) &&
     best - now.right >= 0.2 && now.reward > smoothed(log, "reward", 3) + 0.1,
-    ({ now, best }) => `Reward is up, at ${now.reward.toFixed(2)} of 1. Right answers are down, ` +
-      `from ${inPercent(best)} to ${inPercent(now.right)}. It does what pays, not what was meant.`],
+    ({ now, best }) => `The reward has risen to ${now.reward.toFixed(2)} of 1, but right answers ` +
+      `have fallen from ${inPercent(best)} to ${inPercent(now.right)}. The model does what is ` +
+      "rewarded, not what was meant."],
   ones: [({ now, settings }) => settings.reward === "bug" && now.ones >= 0.85,
     ({ now }) => `${inPercent(now.ones)} of the answers begin with 1.`],
   empty: [({ now }) => now.empty >= 0.5,
     ({ settings }) => "Half of the answers are empty. " + (settings.reward === "wrong" ?
-      "There is no surer way to be wrong." : "Nothing is shorter.")],
+      "There is no surer way to be wrong." : "No answer is shorter.")],
   clipped: [({ now }) => now.clipped >= 0.01,
-    ({ now }) => `Since they were sampled, ${inPercent(now.clipped)} of the tokens left the ` +
-      "range of the clip: they are not pushed any further."],
+    ({ now }) => `${inPercent(now.clipped)} of the tokens have left the range of the clip since ` +
+      "they were sampled, so they are not pushed any further."],
   cut: [({ now, cfg }) => now.length >= 0.93 * cfg.T,
-    ({ cfg }) => `Answers run into the limit of ${cfg.T} tokens, and are cut off.`],
+    ({ cfg }) => `Answers reach the limit of ${cfg.T} tokens, and are cut off.`],
   done: [({ log, now }) => log.length >= 3 && now.signal <= 0.2 && now.right >= 0.93,
-    () => "Nearly all boxes agree, and are right: nothing left to learn from them."],
+    () => "In nearly all boxes every answer is right, so there is nothing left to learn from " +
+      "them."],
   silent: [({ log, now }) => log.length >= 3 && now.signal === 0 && now.right < 0.9,
-    ({ now }) => "No frame in three steps: every box agrees" +
-      (now.right < 0.05 ? ", in being wrong. " : ", also where it is wrong. ") +
-      "No signal, no gradient: nothing leads out."],
+    ({ now }) => "For three steps all answers of each box have got the same reward, " +
+      (now.right < 0.05 ? "and nearly all of them are wrong. " : "even where they are wrong. ") +
+      "So there is no gradient, and no way out."],
 };
 
-// What has happened in the last step that had not happened before. seen: names of events, to which
-// these are added. -> texts
+// The events that happened for the first time in the last step. seen: names of earlier events, to
+// which these are added. -> texts
 function newEvents({ settings, policy: { cfg }, log }, seen) {
   const metrics = Object.keys(log[0]);
   const now = Object.fromEntries(metrics.map((metric) => [metric, smoothed(log, metric)]));
   const best = Math.max(...log.map((_, i) => smoothed(log, "right", i + 1)));
   const state = { settings, cfg, log, now, best };
   const fresh = Object.entries(EVENTS).filter(([name, [when]]) => !seen.has(name) && when(state));
-  return fresh.map(([name, [, words]]) => {
+  return fresh.map(([name, [, text]]) => {
     seen.add(name);
-    return words(state);
+    return text(state);
   });
 }
 
 // ---- the exam --------------------------------------------------------------------------------
 
-// The first different held-out problems of a fixed sequence.
+// The first `count` held-out problems of a fixed random sequence, without repetitions.
 function examProblems(count, cfg) {
   const random = generator(EXAM_SEED);
   const found = new Map();
@@ -275,21 +278,21 @@ function examProblems(count, cfg) {
   return [...found.values()];
 }
 
-// An answer, the likeliest tokens or, with uniform numbers, one by chance.
+// The greedy answer of a policy or, if there are uniform numbers, a random one.
 function answerTo(policy, prompt, uniforms = null) {
   const tree = new Tree(policy);
   const [completion] = finish(rollout(tree, [prompt], uniforms));
   return { tree, completion, text: completionText(completion, policy.cfg) };
 }
 
-// The first problem of the exam that the base gets wrong, and the trained policy right.
+// The first problem of the exam that the base gets wrong and the trained policy gets right.
 function firstProblem(base, trained) {
   const verdict = (policy, { prompt, answer }) => verify(answer, answerTo(policy, prompt).text);
   const problems = examProblems(EXAM_SIZE, base.cfg);
   return problems.find((one) => verdict(base, one) < verdict(trained, one)) ?? problems[0];
 }
 
-// How many of the exam's problems the greedy answers of a policy solve; yields after each tenth.
+// Count how many problems of the exam a policy solves greedily. Yields after every ten problems.
 function* examine(policy) {
   let right = 0;
   const problems = examProblems(EXAM_SIZE, policy.cfg);
@@ -306,9 +309,9 @@ function* examine(policy) {
 
 // ---- one group, token by token ---------------------------------------------------------------
 
-// One step of GRPO on a group alone. -> tokens: Map "node:token" -> what its answers push it up and
-// down by, net: how its logit is pushed, before, after: its chance; times: how many times as likely
-// each answer is then
+// One step of GRPO on a single group. -> times: how many times as likely each answer is afterwards;
+// tokens: Map "node:token" -> { up, down: sums of its answers' positive and negative pushes; net:
+// the push on its logit; before, after: its probability }
 function pushGroup(policy, optimizer, group) {
   const { tree, completions } = group;
   const gradient = zerosLike(policy);
@@ -321,10 +324,10 @@ function pushGroup(policy, optimizer, group) {
   return { times, tokens: pushedTokens(group, factors, now) };
 }
 
-// At each place of a tree, the logit of a token is pushed by all answers that come by: by factor *
-// (1 - p) of those that have this token, by - factor * p of those that have another one there.
+// At each node of a tree, every answer that passes it pushes the logit of each token: by factor *
+// (1 - p) if the answer continues with this token, by -factor * p if with a different one.
 function pushedTokens({ tree, completions }, factors, now) {
-  const sums = new Map();               // node -> sum of the factors of all that come by
+  const sums = new Map();               // node -> sum of the factors of all answers that pass it
   const found = new Map();
   completions.forEach(({ tokens, nodes }, i) => tokens.forEach((id, t) => {
     const node = nodes[t];
@@ -341,7 +344,7 @@ function pushedTokens({ tree, completions }, factors, now) {
   return found;
 }
 
-// Answers that begin alike, as branches: { tokens: [{ id, node }], withIt, branches }
+// Group answers by how they begin. -> branches { tokens: [{ id, node }], withIt, branches }
 function branchesOf(completions, withIt = completions.map((_, i) => i), depth = 0) {
   const byToken = new Map();
   for (const i of withIt) {

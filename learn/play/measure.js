@@ -1,12 +1,12 @@
-// Measured in node, for the page: what the levers do, seed by seed, and a push by hand. Progress
-// goes to stderr, what was found to stdout.
+// Measure in Node.js, for the page, what the levers do with each seed, and what a single push does.
+// Progress goes to stderr, the results to stdout.
 
 const { base, trained } = unpack(stored.packed, stored.cfg);
 const SEEDS = ["1", "2", "3"];
 const USUAL_SEEDS = ["1", "2", "3", "4", "5"];
 const HAND_GROUPS = 300;
 
-// What is known of a run with these settings at its end.
+// Run with these settings to the end. -> the record of the run
 function recordOf(settings) {
   const run = newRun(base, settings);
   while (reasonToStop(run) === null) finish(trainStep(run));
@@ -25,8 +25,9 @@ function recordsOf(set, seeds = SEEDS) {
   return seeds.map((seed) => recordOf({ ...USUAL, ...set, seed }));
 }
 
-// Of groups to the problem of the first screen: what share of the tokens whose chance changed by
-// half a point or more moved where they were pushed, and of the wrong answers got likelier.
+// Push groups of answers to the problem of the first screen. -> the number of groups; of the tokens
+// whose probability changed by half a percentage point or more, the share that moved as they were
+// pushed; of the wrong answers, the share that became more likely
 function handRecord() {
   const problem = firstProblem(base, trained);
   let [groups, moved, asPushed, wrong, risen] = [0, 0, 0, 0, 0];

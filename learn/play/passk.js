@@ -1,8 +1,8 @@
-// Was it there all along? pass@k of all policies, as it is sampled.
+// Was it there all along? The pass@k of all policies, updated while they sample.
 
 const KS = [1, 2, 4, 8, 16, 32];
 const NUM_SAMPLES = KS.at(-1);
-let counts = null;      // of each policy, of each problem, how many samples were right
+let counts = null;      // policy -> for each problem, how many samples were right
 
 async function countSamples() {
   activity = "counting";
@@ -28,7 +28,7 @@ function showCounted() {
     element("th", { scope: "row" }, nameOf(name)),
     KS.map((k) => element("td", {},
       percent(mean(some.map((right) => passAtK(NUM_SAMPLES, right, k))))))));
-  rows.push(element("tr", {}, element("th", { scope: "row" }, "a guesser"),
+  rows.push(element("tr", {}, element("th", { scope: "row" }, "random guesses"),
     KS.map((k) => element("td", {}, percent(1 - (20 / 21) ** k)))));
   byId("passk").replaceChildren(element("tr", {},
     element("th", { scope: "col" }, plural(counts.base.length, "problem")), head), ...rows);

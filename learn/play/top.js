@@ -1,4 +1,4 @@
-// The first screen: one problem, the base's guess, and what a trained policy writes.
+// The first screen: one problem, the base's guess, and the trained policy's answer.
 
 const problem = firstProblem(base, trained);
 const guess = answerTo(base, problem.prompt);

@@ -1,23 +1,23 @@
-// Training: the batch as squares, the curve, what happens, and how it ended.
+// Training: the batch as squares, the curve, the events, and the result.
 
 let settings = settingsOf(location.hash);       // of the next run
-let run = freshRun();   // the one that is shown
-const earlier = [];     // runs before it, whose curves stay
+let run = freshRun();   // the run that is shown
+const earlier = [];     // earlier runs, whose curves stay
 let activity = null;    // "training", "exam", "counting" or null
-let isStopping = false; // it has been asked to pause, and will after the step that is under way
-let baseScore = null;   // what the base gets right in the exam
-let yoursIs = "";       // which run the reader's policy is of, in words
+let isStopping = false; // whether the reader asked to pause; it pauses after the current step
+let baseScore = null;   // how many problems of the exam the base gets right
+let yoursIs = "";       // label of the run that made the reader's policy
 
 // ---- the loop --------------------------------------------------------------------------------
 
-// A run of newRun(), with what the page knows of it: greedy: its answer to the problem at the top.
+// A run of newRun(), with what the page adds to it. greedy: its answer to the problem at the top
 function freshRun() {
   return { ...newRun(base, settings), greedy: guess, seen: new Set(), events: [], ended: null,
            exam: null };
 }
 
-// Begin with the base again; the curve of the run before stays, if it is one. The same settings
-// once more get another seed.
+// Begin again with the base. The curve of the last run stays if it has more than one step. If these
+// settings were run before, the seed changes.
 function beginRun() {
   if (run.log.length > 1) earlier.push(run);
   const known = new Set(earlier.map((one) => addressOf(one.settings)));
@@ -30,7 +30,7 @@ function beginRun() {
   showRun();
 }
 
-// One step, and what is seen of it: each group when it was sampled, the rest at the end.
+// Run and show one step: each group as soon as it is sampled, the rest at the end.
 async function oneStep() {
   const start = performance.now();
   let numSampled = 0;
@@ -44,13 +44,13 @@ async function oneStep() {
   const isRight = verify(problem.answer, run.greedy.text) === 1;
   if (isRight && !run.seen.has("top") && run.log.length > 1) {
     run.seen.add("top");
-    addEvent("The problem at the top: right for the first time.");
+    addEvent("For the first time, the answer to the problem at the top is right.");
   }
   run.ended = reasonToStop(run);
   showRun();
 }
 
-// All that happened in one step has one number.
+// All events of one step get the same number.
 function addEvent(text) {
   const step = run.log.length;
   const last = run.events.at(-1) ?? { step: 0, number: 0 };
@@ -58,7 +58,7 @@ function addEvent(text) {
   say(text);
 }
 
-// Train until it has learned, or is asked to stop; then the exam.
+// Train until the run ends or the reader pauses it. A run that has ended takes the exam.
 async function train(numSteps = Infinity) {
   if (run.log.length === 0 || run.ended !== null) beginRun();
   activity = "training";
@@ -78,9 +78,9 @@ async function train(numSteps = Infinity) {
   activity = null;
   showButtons();
   showRun();
-  const button = byId("train-button");      // was disabled: who had pressed it has lost the focus
+  const button = byId("train-button");      // it was disabled, which took away its focus
   if (document.activeElement === document.body) button.focus({ preventScroll: true });
-  if (byId("asked").textContent !== "") askTyped();      // so that yours is among the answers
+  if (byId("asked").textContent !== "") askTyped();      // so that the reader's policy answers, too
 }
 
 async function examScore(policy) {
@@ -91,7 +91,7 @@ async function examScore(policy) {
 
 // ---- the batch -------------------------------------------------------------------------------
 
-// 64 squares, a box for each group.
+// Draw 64 empty squares, with a box for each group.
 function layOutSquares() {
   const G = Number(run.settings.group);
   const boxes = Array.from({ length: BATCH / G }, () => {
@@ -101,13 +101,13 @@ function layOutSquares() {
   });
   byId("squares").replaceChildren(...boxes);
   byId("squares").querySelector(".square").tabIndex = 0;
-  byId("batch-title").textContent = `${BATCH} answers, ${G} to each problem`;
+  byId("batch-title").textContent = `${BATCH} answers, ${G} to each problem (a box)`;
   showCounts();
 }
 
 const KINDS = ["thinks right", "thinks wrong", "guesses right", "guesses wrong"];
 
-// The answers of a group, those that think first.
+// Show the answers of a group in its box, beginning with those that think.
 function showGroup(index, group) {
   const box = byId("squares").children[index];
   const answers = group.texts.map((text, i) => ({ i, kind:
@@ -124,7 +124,7 @@ function showGroup(index, group) {
   showCounts();
 }
 
-// The answer behind a square, to be read.
+// The text that a square shows about its answer.
 function aboutAnswer({ prompt, answer, texts, A, rewards }, i) {
   const parts = texts[i].split(/(?<=[;>])/).flatMap((part) => [part, element("wbr")]);
   return [element("code", {}, prompt), element("p", {}, element("code", {}, parts)),
@@ -132,19 +132,19 @@ function aboutAnswer({ prompt, answer, texts, A, rewards }, i) {
           element("small", {}, `reward ${rewards[i].toFixed(2)}, advantage ${signed(A[i])}`)];
 }
 
-// How many squares of each kind there are, beside what they look like.
+// Show the number of squares of each kind, next to a sample of the kind.
 function showCounts() {
   const rowOfCount = (look, selector, name) => element("li", {}, element("span", { class: look }),
     element("b", {}, String(byId("squares").querySelectorAll(selector).length)), name);
   byId("counts").replaceChildren(
     ...KINDS.map((kind) => rowOfCount(`square ${kind}`, "." + kind.replace(" ", "."),
                                       kind.replace(" ", ", "))),
-    rowOfCount("frame", ".teaches", "framed: it learns here"));
+    rowOfCount("frame", ".teaches", "framed boxes: rewards differ, so they give a gradient"));
 }
 
 // ---- the curve -------------------------------------------------------------------------------
 
-// Right answers of each step, with those of earlier runs behind it.
+// Draw the share of right answers at each step, with the curves of earlier runs behind it.
 function showCurve() {
   const box = byId("curve");
   const width = Math.max(260, box.clientWidth);
@@ -174,8 +174,8 @@ function showCurve() {
     rulers, feet, paths, placed(lines, x, y, height - bottom, width - right), marks));
 }
 
-// The lines of the chart, each with what is written at its end: earlier runs, then this one, and,
-// if it is not for right answers, its reward.
+// The lines of the chart, each with the label at its end: earlier runs, then this one and, if it
+// does not reward right answers, its reward.
 function curveLines() {
   const lines = earlier.slice(-7).map(({ settings: of, log, exam }) => ({
     text: labelOf(of) + (exam === null ? "" : `: exam ${exam}`), kind: "ghost", log,
@@ -190,7 +190,7 @@ function curveLines() {
                       metric: "right" }];
 }
 
-// Where the numbers of events stand: on the curve, or beside it where the one before is too near.
+// The places of the events' numbers: on the curve, or above or below it if the last is too near.
 function marksOf(x, y) {
   const marks = [];
   for (const { step, number } of run.events) {
@@ -205,8 +205,8 @@ function marksOf(x, y) {
   return marks;
 }
 
-// Labels at the ends of lines, or, if there are several, at the edge, and led to; each a line of
-// text below the one before or more, all above `floor`.
+// Labels at the ends of lines or, if there are several lines, at the edge, to which a thin line
+// leads. They are at least one text line apart, and all above `floor`.
 function placed(lines, x, y, floor, edge) {
   const ends = lines.map(({ text, kind, log, metric }) => {
     const at = { x1: x(log.length), y1: y(smoothed(log, metric)) };
@@ -225,7 +225,7 @@ function placed(lines, x, y, floor, edge) {
     element("text", { class: `label ${kind}`, x: left, y: middle + 4 }, text)]);
 }
 
-// ---- what is seen of a run -------------------------------------------------------------------
+// ---- the state of a run -----------------------------------------------------------------------
 
 function showRun() {
   showHeadline();
@@ -235,7 +235,7 @@ function showRun() {
   showEnd();
 }
 
-// In large letters: how far it is, or how it ended.
+// Show in large letters how far the run is, or its result.
 function showHeadline() {
   const [large, small] = headlineOf();
   byId("headline").replaceChildren(element("strong", {}, large), element("span", {}, small));
@@ -248,22 +248,23 @@ function headlineOf() {
   const time = `${run.seconds.toFixed(1)} s`;
   if (run.exam !== null) {
     return [`From ${baseScore} to ${run.exam} of ${EXAM_SIZE}`,
-            `problems kept from training, in ${time}, ${plural(step, "step")}, in this tab`];
+            `problems that it never trained on, after ${plural(step, "step")} ` +
+            `in this tab, ${time}`];
   }
-  if (activity === "exam") return ["Exam", `${EXAM_SIZE} problems that were kept from training`];
+  if (activity === "exam") return ["Exam", `${EXAM_SIZE} problems that it never trained on`];
   const { right, thinks, length, reward } = run.log.at(-1);
   const paid = run.settings.reward === "right" ? "" : `, reward ${reward.toFixed(2)}`;
   return [`${Math.round(BATCH * right)} of ${BATCH} right`,
-          `step ${step}, ${time}, ${Math.round(BATCH * thinks)} think, ${Math.round(length)} ` +
-          `tokens each${paid}`];
+          `step ${step}, ${time}, ${Math.round(BATCH * thinks)} think first, ` +
+          `${Math.round(length)} tokens per answer${paid}`];
 }
 
-// The problem of the first screen, as the policy answers it now.
+// Show how the policy now answers the problem of the first screen.
 function showSame() {
   const { greedy: { tree, text, completion: { tokens, nodes } }, exam, log } = run;
   const isOver = exam !== null;
   const when = log.length > 0 ? `after step ${log.length}` : "";
-  byId("same-step").textContent = isOver ? "again" : when;
+  byId("same-step").textContent = isOver ? "after training" : when;
   byId("same").querySelector(".tokens")?.remove();
   const line = emptyLine("answer now");
   tokens.forEach((id, t) => addToken(line, id, tree.next[nodes[t]]));
@@ -278,19 +279,20 @@ function showEvents() {
     element("i", {}, String(number)), element("span", {}, text))));
 }
 
-// What to say of the end: what the lever did, why it ended, and what to do next.
+// Show what the lever did, why the run ended, and what to do next.
 function showEnd() {
   byId("end").hidden = run.exam === null;
   if (run.exam === null) return;
   const why = {
-    learned: `It stopped: ${inPercent(ENOUGH)} of its last ${RECENT * BATCH} answers were right.`,
-    silent: `It stopped: no group had signal in ${SILENT} steps.`,
+    learned: `It stopped because ${inPercent(ENOUGH)} or more of its last ${RECENT * BATCH} ` +
+      "answers were right.",
+    silent: `It stopped because no group gave a gradient in ${SILENT} steps.`,
     limit: `It stopped after ${LIMIT} steps, the most that a run may take.`,
   }[run.ended];
-  const [because, tried] = textsAfter(run.settings);
-  const words = commandOf(run.settings, cfg)?.split(/ (?=--)/) ?? [];
-  const command = words.flatMap((word) => [" ", element("code", { class: "whole" }, word)]);
-  const facts = `${why} ${tried}${words.length > 0 ? " In Python:" : ""}`;
+  const [because, results] = textsAfter(run.settings);
+  const parts = commandOf(run.settings, cfg)?.split(/ (?=--)/) ?? [];
+  const command = parts.flatMap((part) => [" ", element("code", { class: "whole" }, part)]);
+  const facts = `${why} ${results}${parts.length > 0 ? " The same in Python:" : ""}`;
   byId("end-text").textContent = because;
   byId("end-facts").replaceChildren(facts, ...command);
   byId("to-levers").textContent = leverOf(run.settings) ? "Another lever" : "Now break it";
@@ -298,21 +300,21 @@ function showEnd() {
   byId("link").textContent = "Copy link";
 }
 
-// ---- what can be pressed ---------------------------------------------------------------------
+// ---- the buttons -----------------------------------------------------------------------------
 
 function showButtons() {
   const isTraining = activity === "training";
   const isPaused = run.ended === null && run.log.length > 0;
   const label = isTraining ? "Pause" : activity === "exam" ? "Exam" :
-    isPaused ? "Go on" : run.log.length === 0 ? "Train" : "Train again";
+    isPaused ? "Continue" : run.log.length === 0 ? "Train" : "Train again";
   for (const id of ["begin", "train-button"]) {
     byId(id).textContent = label;
     byId(id).disabled = activity !== null && (!isTraining || isStopping);
   }
   byId("step-button").textContent = isTraining || isPaused ? "One step" : "First step";
   byId("start-over").hidden = !isPaused || isTraining;
-  const others = "#step-button, #start-over, #mix-button, #mix select, #count, .lever";
-  for (const control of document.querySelectorAll(others)) control.disabled = activity !== null;
+  const controls = "#step-button, #start-over, #mix-button, #mix select, #count, .lever";
+  for (const control of document.querySelectorAll(controls)) control.disabled = activity !== null;
 }
 
 function pressTrain() {
@@ -339,7 +341,7 @@ byId("link").addEventListener("click", async (event) => {
   event.preventDefault();
   history.replaceState(null, "", byId("link").href);
   const copying = navigator.clipboard?.writeText(location.href);
-  const said = await copying?.then(() => "Link copied", () => null);
-  byId("link").textContent = said ?? "It is in the address bar";
+  const result = await copying?.then(() => "Link copied", () => null);
+  byId("link").textContent = result ?? "The link is in the address bar";
 });
-byId("start-over").addEventListener("click", trainAnew);
+byId("start-over").addEventListener("click", trainAgain);

@@ -1,4 +1,4 @@
-// What the parts of the page share: the policies, elements, and tokens that can be looked into.
+// What the parts of the page share: the policies, elements, and tokens with details.
 
 const stored = JSON.parse(document.getElementById("data").textContent);
 const { cfg } = stored;
@@ -15,8 +15,8 @@ function byId(id) {
   return document.getElementById(id);
 }
 
-// A new element. Strings among its children become text nodes: what a policy has written enters the
-// page like this or by append, never as markup. Children that are null are left out.
+// Make an element. Strings among its children become text nodes: a policy's text enters the page
+// only in this way or by append, never as markup. Children that are null are left out.
 function element(tag, attributes = {}, ...children) {
   const isSvg = ["svg", "path", "line", "text", "circle", "g"].includes(tag);
   const namespace = isSvg ? "http://www.w3.org/2000/svg" : "http://www.w3.org/1999/xhtml";
@@ -26,7 +26,7 @@ function element(tag, attributes = {}, ...children) {
   return node;
 }
 
-// The same with variables for its style, which its class uses.
+// Set the style variables of a node, which its class uses. -> the node
 function styled(node, variables) {
   for (const [name, value] of Object.entries(variables)) node.style.setProperty(name, value);
   return node;
@@ -47,9 +47,9 @@ function plural(count, one, many = one + "s") {
   return `${count} ${count === 1 ? one : many}`;
 }
 
-// For those who listen: what has changed on the page, apart from what they are reading.
+// Announce to screen readers a change in another part of the page.
 function say(text) {
-  byId("said").textContent = text;
+  byId("announcement").textContent = text;
 }
 
 // ---- time ------------------------------------------------------------------------------------
@@ -58,8 +58,8 @@ function pause(milliseconds) {
   return new Promise((resolve) => setTimeout(resolve, milliseconds));
 }
 
-// Let the browser draw and listen. A message is not held back in a tab that is not looked at, as
-// timers are.
+// Let the browser draw and handle events. In a background tab the browser delays timers, but not
+// messages, so this uses a message.
 function breathe() {
   return new Promise((resolve) => {
     const { port1, port2 } = new MessageChannel();
@@ -80,10 +80,10 @@ function tokenLabel(id) {
   return id > 32 && id < 127 ? String.fromCharCode(id) : "\\x" + id.toString(16).padStart(2, "0");
 }
 
-// Add a token to a line. next: what its policy predicted there; push: how hard it is pushed, of at
-// most 1, and why; without it, the shade says how unlikely the token was. The first of a line is
-// reached by the tab key, the others by arrow keys. A line is broken behind steps and tags, or,
-// where there are none, every ten tokens. -> its node
+// Add a token to a line. next: its policy's prediction there; push: { share: how hard the token is
+// pushed, from -1 to 1, why }; without a push, the shade shows how unlikely the token was. The tab
+// key reaches the first token of a line, and arrow keys reach the others. Lines may break after
+// steps and tags, and otherwise after every ten tokens. -> the token's node
 function addToken(line, id, next, push = null) {
   const strength = push ? Math.sqrt(Math.abs(push.share)) : 1 - next.p[id];
   const kind = push === null ? "unsure" : push.share > 0 ? "up" : "down";
@@ -117,16 +117,16 @@ async function writeAnswer(box, answer, { tree, completion: { tokens, nodes }, t
   say(box.querySelector("figcaption").textContent);
 }
 
-// What the verifier says of an answer, in a few words.
+// The verdict of the verifier on an answer, as an element.
 function verdictOf(answer, text) {
-  const found = extract(text) ?? "no answer";
-  if (answer === null) return element("strong", { class: "verdict" }, "nobody can check this");
+  const given = extract(text) ?? "no answer";
+  if (answer === null) return element("strong", { class: "verdict" }, "cannot be checked");
   const isRight = verify(answer, text) === 1;
   return element("strong", { class: `verdict ${isRight ? "right" : "wrong"}` },
-                 `${isRight ? "✓" : "✗"} ${found}`);
+                 `${isRight ? "✓" : "✗"} ${given}`);
 }
 
-// A box for an answer: what it is of, and, when there is one, the verdict; then its tokens.
+// A box for an answer: a title, later the verdict, and the tokens.
 function answerBox(title) {
   return element("figure", { class: "answer" },
                  element("figcaption", {}, element("span", {}, title)));
@@ -137,10 +137,10 @@ function showVerdict(box, verdict) {
   box.querySelector("figcaption").append(verdict);
 }
 
-// ---- what is said of the thing that is pointed at --------------------------------------------
+// ---- tips ------------------------------------------------------------------------------------
 
-// A node with `about`, a function that returns what to say of it, says it when it is pointed at,
-// tapped, or reached by the keyboard.
+// Show the tip of a node, which its function `about` returns. Nodes that have one show it when you
+// point at them, tap them, or reach them by the keyboard.
 function showTip(node) {
   const tip = byId("tip");
   tip.replaceChildren(...node.about());
@@ -149,10 +149,10 @@ function showTip(node) {
   placeTip(tip, node.getBoundingClientRect());
 }
 
-// What else might have stood in the place of a token: the five likeliest, and itself.
+// The tip of a token: the five most likely tokens in its place, and the token itself.
 function aboutToken(id, next, push) {
-  const byChance = Array.from(next.p.keys()).sort((a, b) => next.p[b] - next.p[a]);
-  const shown = byChance.slice(0, 5);
+  const sorted = Array.from(next.p.keys()).sort((a, b) => next.p[b] - next.p[a]);
+  const shown = sorted.slice(0, 5);
   if (!shown.includes(id)) shown.push(id);
   const lines = shown.map((v) => element("div", { class: v === id ? "own" : "" },
     element("code", {}, tokenLabel(v)),
@@ -162,7 +162,7 @@ function aboutToken(id, next, push) {
           element("small", {}, `entropy ${next.entropy.toFixed(2)} nats`)];
 }
 
-// Below the token, or above it where there is more room, and inside the window.
+// Place a tip inside the window: below the token, or above it if it does not fit below.
 function placeTip(tip, box) {
   const room = document.documentElement.clientWidth - tip.offsetWidth - 6;
   const left = Math.max(6, Math.min(box.left - 20, room));
@@ -180,13 +180,13 @@ function hideTip() {
   }
 }
 
-// What has the focus keeps its tip while the mouse is over nothing that has one. A finger that was
-// put down may slide to what is beside it.
+// The focused node keeps its tip while the mouse is over nothing that has one. A finger may slide
+// from one token to the next.
 for (const kind of ["pointerover", "focusin"]) {
   document.addEventListener(kind, ({ target }) => {
-    const told = [target, document.activeElement].find((node) => node?.about);
+    const described = [target, document.activeElement].find((node) => node?.about);
     hideTip();
-    if (told) showTip(told);
+    if (described) showTip(described);
   });
 }
 document.addEventListener("focusout", hideTip);

@@ -1,5 +1,5 @@
 """python -m learn.read (make read): write docs/read/, the reading pages of all scripts, and
-docs/index.html, the page from which all others are found."""
+docs/index.html, which leads to all pages."""
 import argparse
 from pathlib import Path
 
@@ -12,7 +12,8 @@ from report import start
 
 
 def all_pages():
-    """The text of each page. ValueError if a script has none to show. -> dict: path -> text"""
+    """Make the text of each page. ValueError if a script and its text file disagree.
+    -> dict: path -> text"""
     first, *rest = words.read("course")
     scripts = {section.names[0]: section for section in rest}
     links = {"start": "../index.html"} | {name: f"{name}.html" for name in scripts}
@@ -21,15 +22,14 @@ def all_pages():
 
 
 def main(argv=None):
-    """Write the pages. Exits with one line, code 2, if a script has no page to show or if it cannot
-    write."""
+    """Write the pages. Exits with one line and code 2 if a page cannot be made or written."""
     parser = argparse.ArgumentParser(prog="python -m learn.read", description=__doc__,
                                      allow_abbrev=False)
     parser.error = common.fail
     parser.add_argument("--output_dir", type=Path, default=ROOT / "docs",
-                        help="where the pages go (default: docs)")
+                        help="folder for the pages (default: docs)")
     folder = parser.parse_args(argv).output_dir
-    torch.set_num_threads(1)                            # so that sums have one order everywhere
+    torch.set_num_threads(1)                            # the same order of sums on every machine
     try:
         (folder / "read").mkdir(parents=True, exist_ok=True)
         for name, text in all_pages().items():

@@ -1,8 +1,9 @@
 """The worked example: one question and four outputs of 3, 2, 3 and 2 tokens, of which the third is
-right. The main of each script is called on it, for one batch and two passes, and so calls all else.
+right. The main function of each script runs on it, for one batch and two passes.
 
-What a network, a sampler and an optimizer would do is given here: log-probabilities, outputs, and
-where the policy is after a step. The numbers of a page are those of the second pass, when it moved.
+No network, sampler or optimizer runs. This file defines what they would produce: log-probabilities,
+outputs, and the policy after a step. The numbers on a page come from the second pass, for which the
+policy has moved.
 """
 import functools
 import importlib
@@ -16,11 +17,11 @@ import common
 from learn.read.watch import Watch
 
 QUESTIONS = dict.fromkeys(("reinforce", "ppo", "grpo", "gspo"), "6+7=") | {"dpo": "3*4="}
-ANSWERS = [["1", "2", "⏎"], ["9", "⏎"], ["1", "3", "⏎"], ["7", "⏎"]]      # and their tokens
-END = 0.0                                   # a slot behind the end of an output
+ANSWERS = [["1", "2", "⏎"], ["9", "⏎"], ["1", "3", "⏎"], ["7", "⏎"]]      # tokens of each output
+END = 0.0                                   # the value in slots after the end of an output
 MASK = torch.tensor([[1.0, 1.0, 1.0], [1.0, 1.0, END], [1.0, 1.0, 1.0], [1.0, 1.0, END]])
 RIGHT = torch.tensor([[0.0, 0.0, 1.0, 0.0]])
-GRADED = torch.tensor([[1.0, 0.6, 0.0, 0.3]])           # dpo.py: from which two pairs can be made
+GRADED = torch.tensor([[1.0, 0.6, 0.0, 0.3]])           # dpo.py: these make two pairs
 REWARDS = dict.fromkeys(QUESTIONS, RIGHT) | {"dpo": GRADED}
 OLD_LOGPS = torch.tensor([[-1.6, -0.4, -0.7], [-0.9, -0.6, END],
                           [-1.4, -0.5, -0.3], [-1.1, -0.2, END]])
@@ -33,28 +34,28 @@ ENTROPY = torch.tensor([[0.9, 0.6, 0.8], [0.7, 0.5, END], [1.0, 0.8, 0.6], [0.9,
 VALUES = torch.tensor([[0.2, 0.1, 0.1], [0.3, 0.2, END], [0.4, 0.6, 0.8], [0.2, 0.1, END]])
 NEW_VALUES = VALUES + torch.tensor([[-0.1, 0.1, 0.0], [-0.3, 0.1, END],
                                     [0.3, 0.1, 0.1], [0.1, 0.0, END]])
-PREFERRED = REF_LOGPS + torch.tensor([[-0.4, -0.2, -0.2], [-3.5, -2.5, END],    # by dpo.py
+PREFERRED = REF_LOGPS + torch.tensor([[-0.4, -0.2, -0.2], [-3.5, -2.5, END],    # for dpo.py
                                       [-4.0, -3.0, -2.0], [-0.9, -0.6, END]])
 SQUARED_GRADIENTS = torch.tensor([[2.0, 1.0, 4.0, 1.0]])
 
-# The flags with which a page shows its script, where these are not the default ones.
+# The flags with which a page runs its script, if they differ from the defaults.
 PAPER = {"reinforce": "--baseline mean", "grpo": "--beta 0.04"}
 
 
-# ---- what stands for a run -------------------------------------------------------------------
+# ---- replacements for a run ------------------------------------------------------------------
 
 class Network(nn.Module):
-    """In place of a policy or a critic: it has a number for each token of the example, and others
-    once an optimizer has moved it. A copy is the base."""
+    """Replaces a policy or a critic. It holds one number for each token of the example, and other
+    numbers after an optimizer step. A copy of it is the base."""
 
     def __init__(self, symbol, numbers, then):
         super().__init__()
-        self.symbol = symbol                            # of what its numbers are
+        self.symbol = symbol                            # name of the numbers, such as log π
         self.numbers = nn.Parameter(numbers.clone())
         self.numbers.then = then
 
     def forward(self, prompts, tokens):
-        return self.numbers[prompts[:, 0], :tokens.shape[1]]    # a prompt is the number of its row
+        return self.numbers[prompts[:, 0], :tokens.shape[1]]    # a prompt holds its row number
 
     def become_teacher(self, _path):
         self.numbers.data.copy_(TEACHER_LOGPS)
@@ -64,7 +65,7 @@ class Network(nn.Module):
 
 
 class Step:
-    """In place of an optimizer: one step, and the policy has moved."""
+    """Replaces an optimizer: a step sets the network's numbers to those given in `then`."""
 
     def __init__(self, parameters, **_):
         self.parameters = list(parameters)
@@ -79,10 +80,10 @@ class Step:
 
 
 def score(network, prompts, tokens, _temperature, _kernel):
-    """Log-probs and entropies of tokens, as the scripts' own score has them. -> (B, T), (B, T)"""
+    """Replaces score of the scripts: log-probabilities and entropies. -> (B, T), (B, T)"""
     logps = network(prompts, tokens)
     entropy = ENTROPY[prompts[:, 0], :tokens.shape[1]]
-    return logps, entropy - (logps - logps.detach())    # it falls as they rise
+    return logps, entropy - (logps - logps.detach())    # entropy falls as logps rise
 
 
 def make_batch(rewards):
@@ -101,20 +102,20 @@ def config(name, flags=""):
     """The configuration of a run of the example. -> Config of the script"""
     small = ("--device cpu --num_prompts 1 --num_generations 4 --max_completion_length 4 "
              "--num_iterations 2 --num_mini_batches 1 --max_grad_norm 0.001 --task arithmetic")
-    words = shlex.split(f"{small} {PAPER.get(name, '')} {flags}")
-    return common.parse_flags(importlib.import_module(name).Config, words)
+    args = shlex.split(f"{small} {PAPER.get(name, '')} {flags}")
+    return common.parse_flags(importlib.import_module(name).Config, args)
 
 
 def run(name, flags, watched, losses):
-    """Call main of a script on the example; losses: as Watch has them. -> calls of the functions
-    `watched`"""
+    """Call main of a script on the example. watched, losses: as in Watch. -> the calls of the
+    watched functions"""
     script = importlib.import_module(name)
-    is_dpo = name == "dpo"                              # its policy begins as the base
+    is_dpo = name == "dpo"                              # where the policy starts as the base
     start = REF_LOGPS if is_dpo else OLD_LOGPS
     then = PREFERRED if is_dpo else OLD_LOGPS + MOVED
     cfg = config(name, flags)
     run = mock.Mock(cfg=cfg, resumed={}, state={}, parts={}, step=0)
-    run.accuracy.side_effect = [0.0, cfg.stop_at]           # so that there is one step
+    run.accuracy.side_effect = [0.0, cfg.stop_at]           # makes the run end after one step
     networks = []
 
     def make_run(_cfg, task, *_):
@@ -130,10 +131,10 @@ def run(name, flags, watched, losses):
         return make_batch(0 * REWARDS[name] if is_first_of_several else REWARDS[name])
 
     def gradient(loss):
-        """By which network's numbers, and the derivative. -> str, (4, 3)"""
+        """The gradient of a loss, and the name of the numbers that it depends on. -> str, (4, 3)"""
         numbers = [network.numbers for network in networks]
-        found = torch.autograd.grad(loss.sum(), numbers, retain_graph=True, allow_unused=True)
-        return next((network.symbol, part) for network, part in zip(networks, found)
+        parts = torch.autograd.grad(loss.sum(), numbers, retain_graph=True, allow_unused=True)
+        return next((network.symbol, part) for network, part in zip(networks, parts)
                     if part is not None)
 
     replaced = {"score": score, "sample_batch": sample_batch,

@@ -1,96 +1,97 @@
-"""The drawings of a page, in SVG: their numbers are those of its lesson, or come from the functions
-of the script; colours and fonts come from the style sheet, captions and words from pictures.txt."""
+"""Draw the pictures of a page, in SVG. Numbers come from the lesson or from the functions of the
+script, colours and fonts from the style sheet, captions and fixed texts from pictures.txt."""
 import html
 
 import torch
 
 from learn.read import example, words
 
-OUTPUTS = ["", "o₁", "o₂", "o₃", "o₄"]       # their names, from 1
+OUTPUTS = ["", "o₁", "o₂", "o₃", "o₄"]       # names of the outputs, from 1
 SECTIONS = {section.names[0]: section for section in words.read("pictures")}
-# Of scripts, with which drawing their pages open, and of functions, beside which one stands.
+# The drawing at the top of a script's page, and the drawing next to a function.
 PLACES = {"reinforce": "group", "ppo": "gae", "grpo": "clip", "gspo": "clip",
           "dpo": "logistic", "advantages": "group", "policy_loss": "clip"}
 
 
 class Drawing:
-    """An SVG in the making. Places are in the units of its scales x and y. The rows of its section
-    are lines and words that it always has."""
+    """An SVG under construction. Places are in the units of the scales x and y. The rows of its
+    section in pictures.txt are lines and texts that are drawn first."""
 
     def __init__(self, name, x, y):
         self.section = SECTIONS[name]
         self.x = x
         self.y = y
         self.parts = []
-        for *place, kind, said in self.section.rows:
+        for *place, kind, text in self.section.rows:
             if len(place) == 4:
                 self.line(*map(float, place), kind)
             else:
                 x, y, shift = place
-                self.text(float(x), float(y), said, kind, shift)
+                self.text(float(x), float(y), text, kind, shift)
 
-    def text(self, x, y, said, kind="", shift="0 0"):
-        """Words, or a number with two decimals; so many pixels to the right and below of a place is
-        the middle of their height."""
+    def text(self, x, y, text, kind="", shift="0 0"):
+        """Write a text, or a number with two decimals, vertically centred on a place. shift: pixels
+        to the right and down."""
         right, down = map(float, shift.split())
-        said = plain(said) if isinstance(said, float) else html.escape(said)
+        text = plain(text) if isinstance(text, float) else html.escape(text)
         left = self.x(x) + right
         base = self.y(y) + down + 4
         place = f'x="{left:.1f}" y="{base:.1f}"'
-        self.parts.append(f'<text class="{kind}" {place}>{said}</text>')
+        self.parts.append(f'<text class="{kind}" {place}>{text}</text>')
 
     def curve(self, points, kind):
-        """A line through points."""
+        """Draw a line through points."""
         places = [f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points]
         self.parts.append(f'<path class="{kind}" d="M{"L".join(places)}"/>')
 
     def line(self, x1, y1, x2, y2, kind):
-        """A straight line."""
+        """Draw a straight line."""
         self.curve([(x1, y1), (x2, y2)], kind)
 
     def range(self, x1, x2, y1, y2):
-        """A shaded rectangle."""
+        """Draw a shaded rectangle."""
         self.curve([(x1, y1), (x1, y2), (x2, y2), (x2, y1)], "range")
 
-    def dot(self, x, y, kind="", said=""):
-        """A dot with a text in it."""
+    def dot(self, x, y, kind="", text=""):
+        """Draw a dot with a text in it."""
         place = f'cx="{self.x(x):.1f}" cy="{self.y(y):.1f}"'
         self.parts.append(f'<g class="{kind}"><circle {place}/>')
-        self.text(x, y, said, "m")
+        self.text(x, y, text, "m")
         self.parts.append("</g>")
 
     def svg(self):
-        """-> HTML"""
+        """The finished drawing. -> HTML"""
         title, width, height = self.section.head
         shape = f'viewBox="0 0 {width} {height}" style="max-width:{width}px"'
         return f'<svg {shape} role="img" aria-label="{title}">{"".join(self.parts)}</svg>'
 
 
 def scale(low, high, first, last):
-    """The pixels of values: low is at the first one, high at the last. -> function"""
+    """A linear map from values to pixels: low to first, high to last. -> function"""
     step = (last - first) / (high - low)
     return lambda value: first + step * (value - low)
 
 
 def plain(x, sign="", digits=2):
-    """So many decimals."""
+    """Format a number with `digits` decimals. -> str"""
     return f"{x:{sign}.{digits}f}".replace("-", "−")
 
 
 def side(x):
-    """The class of what is made likelier, or less likely."""
+    """The CSS class of a token that becomes more likely or less likely. -> str"""
     return "up" if x > 0 else "down"
 
 
 def drawing(lesson, place):
-    """The drawing of a place, none that the page has at its top already. -> name, SVG"""
+    """Make the drawing of a script or a function, unless the page already has it at the top.
+    -> its name, SVG (empty if there is none)"""
     name = PLACES.get(place)
-    is_there = place != lesson.name and name == PLACES[lesson.name]
-    return name, globals()[name](lesson) if name and not is_there else ""
+    is_at_top = place != lesson.name and name == PLACES[lesson.name]
+    return name, globals()[name](lesson) if name and not is_at_top else ""
 
 
 def group(lesson):
-    """Rewards as bars that begin at the mean of their group, and advantages."""
+    """Draw rewards as bars that begin at the mean of their group, and the advantages below."""
     mean = example.RIGHT.mean().item()
     returned = lesson.rows("advantages", "->advantages")
     d = Drawing("group", scale(0.5, 4.5, 76, 348), scale(0, 1, 160, 12))
@@ -113,19 +114,19 @@ def group(lesson):
 
 
 def gae(lesson):
-    """What a critic expects of the third output while it is written, and the advantages: the
-    surprise at each token, and gamma lam times the advantage of the next one."""
+    """Draw what the critic predicts while the third output is written, and the advantages: the
+    error at each token, plus gamma lam times the advantage of the next token."""
     V, deltas, A = (lesson.rows("gae", name)[2] for name in ("V", "delta", "A"))
     factor = lesson.cfg.gamma * lesson.cfg.lam
     d = Drawing("gae", scale(0, 3, 80, 410), scale(0, 1, 148, 28))
     for t, after in enumerate([*V[1:], 1.0]):
         end = t + 1
-        surprise = plain(deltas[t], "+")
+        error = plain(deltas[t], "+")
         d.line(t, V[t], end, V[t], "step")
         d.text(t, V[t], V[t], "dim", "4 12")
         d.line(end, V[t], end, after, "up")
         d.text(end, after, "▲", "m up", "0 4")
-        d.text(end, after, f"δ {surprise}", "e up", "-8 12")
+        d.text(end, after, f"δ {error}", "e up", "-8 12")
 
     d.y = scale(0, A[0], 310, 232)
     d.line(0, 0, 3, 0, "rule")
@@ -141,7 +142,7 @@ def gae(lesson):
 
 
 def clip(lesson):
-    """The loss of a token against its ratio, divided by |A|, for both signs of the advantage."""
+    """Draw the loss of a token, divided by |A|, against its ratio, for both signs of A."""
     if not lesson.clipped():
         return ""
     low, high = lesson.limits
@@ -157,16 +158,16 @@ def clip(lesson):
     d.text(1.8, -high, "no gradient", "e clip", "0 -20")
     d.text(0.5, low, "no gradient", "clip", "0 -20")
     for token in lesson.tokens():
-        is_output = lesson.name == "gspo"               # whose tokens share one ratio
+        is_output = lesson.name == "gspo"               # its tokens share one ratio
         if token.A != 0 and not (is_output and token.place > 1):
-            said = OUTPUTS[token.row] if is_output else token.text
-            d.dot(token.ratio, token.loss / abs(token.A), token.kind, said)
+            label = OUTPUTS[token.row] if is_output else token.text
+            d.dot(token.ratio, token.loss / abs(token.A), token.kind, label)
     return d.svg()
 
 
 def losses(lesson, A, first, last):
-    """The losses of tokens with one advantage against their ratios. -> pairs"""
-    ratios = torch.linspace(first, last, 14)[:, None]   # a row each: GSPO takes means over rows
+    """Compute the losses of tokens with advantage A at some ratios. -> pairs (ratio, loss)"""
+    ratios = torch.linspace(first, last, 14)[:, None]   # one row each: GSPO averages rows
     zero = 0 * ratios
     loss = lesson.script.policy_loss(
         ratios.log(), zero, zero + A, zero + 1,
@@ -175,7 +176,7 @@ def losses(lesson, A, first, last):
 
 
 def logistic(lesson):
-    """The loss of a pair against its margin, and the pairs of the example with their slopes."""
+    """Draw the loss of a pair against its margin, and the pairs of the example with slopes."""
     d = Drawing("logistic", scale(-14, 14, 44, 364), scale(0, 1.6, 220, 20))
     M = torch.linspace(-14, 14, 57)
     losses = lesson.script.dpo_loss(M, 0, 0, 0, lesson.cfg.beta)
@@ -185,9 +186,9 @@ def logistic(lesson):
         margin, loss, slope = (lesson.rows("dpo_loss", name)[i][0]
                                for name in ("M", "->dpo_loss", "∂L/∂logπ"))
         rise = 5 * slope
-        said = f"{OUTPUTS[i + 1]} over {OUTPUTS[j + 1]}"
+        label = f"{OUTPUTS[i + 1]} over {OUTPUTS[j + 1]}"
         d.line(margin - 5, loss - rise, margin + 5, loss + rise, "tangent")
         d.dot(margin, loss, "tok small up")
-        d.text(margin, loss, said, "strong", "12 -26")
+        d.text(margin, loss, label, "strong", "12 -26")
         d.text(margin, loss, f"slope {plain(slope, digits=3)}", "dim", "12 -11")
     return d.svg()

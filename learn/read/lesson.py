@@ -1,5 +1,5 @@
-"""A script as what its page shows: the lesson's text, the equations and their lines, the values
-that the lines take on the worked example, and which lines a first reading needs."""
+"""Analyze a script for its page: the text of the lesson, the equations and their lines, the values
+that the lines compute on the worked example, and the lines that a first reading needs."""
 import ast
 import importlib
 import re
@@ -20,13 +20,15 @@ TAG = re.compile(r"eq\. \((\d+)\)")
 class Lesson:
     """The part of a script above the machinery.
 
-    sections: of its text file, name of the first function -> words.Section; docstring;
-    equations: number -> text; where: number -> line; first: line -> its first number; by_name: name
-    -> AST node of a function or a class, those of the machinery, too; functions: name ->
-    watch.Function; statements: line -> AST node; ran: first lines of statements that run with the
-    flags of the page; calls: more flags -> function -> watch.Call whose values are shown; notes:
-    the last line of a statement or of a head -> values by name; called: names of functions that
-    main calls; hidden: of the others; folded: lines that do not run.
+    sections: name of the first function -> words.Section of the text file
+    equations: number -> text; where: number -> line; first: line -> the first number on it
+    by_name: name -> AST node of a function or a class, including the machinery
+    functions: name -> watch.Function; statements: line -> AST node
+    ran: first lines of the statements that run with the flags of the page
+    calls: extra flags -> function name -> the watch.Call whose values are shown
+    notes: last line of a statement, or of a function's head -> values by name
+    called, hidden: names of the functions that main calls, and of all other functions
+    folded: lines that do not run
     """
 
     def __init__(self, name):
@@ -53,22 +55,23 @@ class Lesson:
         self.read_words()
 
     def find_equations(self):
-        """The line of each equation. ValueError unless it has one, and each tag an equation."""
+        """Find the line of each equation. ValueError unless each equation is tagged on exactly one
+        line, and each tag has an equation. -> dict"""
         tags = [(number, line) for line, text in enumerate(self.text.split("\n"), start=1)
                 for number in TAG.findall(text)]
         for number, line in tags:
             if number not in self.equations:
                 raise ValueError(f"{self.name}.py, line {line}: the docstring has no equation "
-                                 f"({number})")
+                                 f"({number}); correct the tag or the docstring")
         for number in self.equations:
-            count = [of for of, _ in tags].count(number)
+            count = [tagged for tagged, _ in tags].count(number)
             if count != 1:
-                raise ValueError(f"{self.name}.py: eq. ({number}) is on {count} lines, instead of "
-                                 "on one")
+                raise ValueError(f"{self.name}.py: eq. ({number}) is on {count} lines; tag exactly "
+                                 "one line with it")
         return dict(tags)
 
     def run_example(self):
-        """Run the example, and find which lines run, what they compute, and which the page
+        """Run the example, and find which lines run, what they compute, and which lines the page
         folds."""
         calls = example.run(self.name, "", self.functions.values(), self.losses)
         self.calls = {"": best_calls(calls)}
@@ -79,7 +82,7 @@ class Lesson:
         self.ran = set().union(*(call.ran for call in calls))
         self.folded = set()
         for function in map(self.functions.get, self.called):
-            is_folded = False                   # a blank line, or an else, is like the next line
+            is_folded = False                   # a blank line or an else is treated like the next
             for line in range(function.node.end_lineno, function.head, -1):
                 if line in function.statements:
                     is_folded = self.is_idle(function.statements[line])
@@ -87,15 +90,15 @@ class Lesson:
                     self.folded.add(line)
 
     def is_idle(self, statement):
-        """Whether a first reading can do without a statement: it does not run, or nothing inside it
-        does, or it is a function inside another."""
+        """Whether a first reading does not need a statement: it does not run, nothing inside it
+        runs, or it is a function inside another function."""
         if isinstance(statement, (ast.If, ast.For)):
             return not any(part.lineno in self.ran for part in statement.body + statement.orelse)
         return isinstance(statement, ast.FunctionDef) or (
             statement.lineno not in self.ran and not is_docstring(statement))
 
     def value(self, function, name, flags=None):
-        """What a function assigned, also with the flags of a variant, and on which line.
+        """Find a value that a function assigned, with extra flags for a variant, and its line.
         -> a tensor or a number, int"""
         flags = flags or ""
         if flags not in self.calls:
@@ -109,7 +112,7 @@ class Lesson:
         raise ValueError(f"{self.name}.txt: {self.name}.py has no value {function}.{name} {flags}")
 
     def rows(self, function, name):
-        """The same, as numbers of outputs and tokens. -> list of lists"""
+        """The numbers of a value, by output and token. -> list of lists"""
         return in_batch(self.value(function, name)[0])
 
     @property
@@ -118,68 +121,70 @@ class Lesson:
         return 1 - self.cfg.epsilon, 1 + self.cfg.epsilon_high
 
     def tokens(self):
-        """The tokens of the example, with what the clip does to them; `kind` has the classes of one
-        in a drawing. -> list"""
+        """The tokens of the example, with the effect of the clip. `kind` holds the CSS classes of a
+        token in a drawing. -> list"""
         A, ratio, loss = (self.rows("policy_loss", name) for name in ("A", "ratio", "token_loss"))
         clipped = self.clipped()
-        found = []
+        dots = []
         for i, tokens in enumerate(example.ANSWERS):
             for t, text in enumerate(tokens):
-                worth = A[i][t % len(A[i])]
-                kind = f"tok {'up' if worth > 0 else 'down'}{' hit' * clipped[i][t]}"
-                found.append(types.SimpleNamespace(
-                    row=i + 1, place=t + 1, text=text, kind=kind, A=worth, ratio=ratio[i][t],
+                advantage = A[i][t % len(A[i])]
+                kind = f"tok {'up' if advantage > 0 else 'down'}{' hit' * clipped[i][t]}"
+                dots.append(types.SimpleNamespace(
+                    row=i + 1, place=t + 1, text=text, kind=kind, A=advantage, ratio=ratio[i][t],
                     loss=loss[i][t], is_clipped=clipped[i][t]))
-        return found
+        return dots
 
     def clipped(self):
-        """Which tokens have an advantage and no gradient; None without a clip. -> lists of bool"""
+        """Which tokens have an advantage but no gradient; None if the script has no clip.
+        -> lists of bool"""
         if "is_clipped" not in self.functions:
             return None
         loss = self.equations["3"].partition("=")[0]
         A, gradients = (self.rows("policy_loss", name) for name in ("A", f"∂{loss}/∂log π"))
-        return [[g == 0 and a != 0 for g, a in zip(of_row, values * 3)]
-                for of_row, values in zip(gradients, A)]
+        return [[g == 0 and a != 0 for g, a in zip(row, values * 3)]
+                for row, values in zip(gradients, A)]
 
     def read_words(self):
-        """ValueError unless the words are about functions that exist, and each function is in
-        them."""
+        """Read the text file. ValueError if it names a function that does not exist, or leaves out
+        a function of the script."""
         self.sections = {section.names[0]: section for section in words.read(self.name)}
-        about = {name for section in self.sections.values() for name in section.names}
-        for name in about - {"algorithm", "map", "flags", self.name}:
+        explained = {name for section in self.sections.values() for name in section.names}
+        for name in explained - {"algorithm", "map", "flags", self.name}:
             if not hasattr(self.script, name):
                 raise ValueError(f"{self.name}.txt: {self.name}.py has no {name}")
         for name in self.functions:
-            if name not in about | {"main"}:
-                raise ValueError(f"{self.name}.txt: nothing is said about {name}")
+            if name not in explained | {"main"}:
+                raise ValueError(f"{self.name}.txt: no section explains {name}; add one")
 
     def line_of(self, word):
-        """The last line of main that calls a word, or loops while it is small, and is not folded.
+        """The last visible line of main that calls `word`, or loops while `word` is below a number.
         -> int"""
         pattern = re.compile(rf"\b{word}(\(| < )")
-        found = [line for line in span(self.by_name["main"])
+        lines = [line for line in span(self.by_name["main"])
                  if line not in self.folded and pattern.search(self.lines[line - 1])]
-        if not found:
+        if not lines:
             raise ValueError(f"{self.name}.txt: main has no {word}")
-        return found[-1]
+        return lines[-1]
 
 
 def is_docstring(statement):
-    """Whether a statement is no more than a text."""
+    """Whether a statement is only a string."""
     return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 def best_calls(calls):
-    """The call of each function whose values are shown, so that they fit each other: that which
-    runs most statements, then by backward, on the first line, in the last pass. -> dict"""
+    """Choose for each function the call whose values are shown: the one that runs the most
+    statements. Ties go to calls from backward, then to the earliest line, then to the last pass, so
+    that the values of different functions fit together. -> dict"""
     return {call.function.name: call for call in sorted(
         calls, key=lambda call: (len(call.ran), call.by == "backward", -call.site))}
 
 
 def in_batch(tensor):
-    """A value in the places of the outputs: four lists of up to three numbers, without those behind
-    the end of an output. A number for a pair stands at the chosen output, which is the first or the
-    second. None if the value has no rows, or is one number, or numbers of rows."""
+    """Arrange a value by outputs: four lists of up to three numbers, without numbers after the end
+    of an output. The number of a pair goes to its chosen output, which is the first or the second.
+    None if the value has no rows, is a single number, or contains row numbers."""
     if not isinstance(tensor, torch.Tensor) or tensor.numel() == 1:
         return None
     if tensor.shape == (1, 4):                          # (P, G)

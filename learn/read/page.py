@@ -1,5 +1,5 @@
-"""The page of a script, one file: the words of its text file, its equations, its code with numbers,
-and drawings made from these. What is folded opens without a script."""
+"""Make the page of a script, a single HTML file: the text, the equations, the code with its
+numbers, and the drawings. Folded parts open without JavaScript."""
 import ast
 import html
 import re
@@ -9,15 +9,15 @@ from learn.read import code, example, figures, paper, words
 from learn.read.lesson import in_batch, span
 
 STYLE = Path(__file__).with_name("read.css")
-# The address keeps whether variants are shown; without it, the switch works all the same.
+# Keeps in the address whether variants are shown. The switch also works without this script.
 SCRIPT = """<script>{const v=document.getElementById("variants"), l=location;
 v.checked=l.search=="?variants";
 v.form.onchange=()=>history.replaceState(0,"",(v.checked?"?variants":l.pathname)+l.hash)}
 </script>"""
-# the chapter of the path that is about each script
+# script -> its chapter of the path
 RUNGS = {"reinforce": "reinforce", "ppo": "gae", "grpo": "mean", "gspo": "gspo", "dpo": "dpo"}
 INLINE = re.compile(rf"""
-    \[(?P<words>[^]]+)\]\((?P<link>[^)]+)\)
+    \[(?P<text>[^]]+)\]\((?P<link>[^)]+)\)
   | `(?P<code>[^`]+)` | \$(?P<math>[^$]+)\$ | (?P<number>\{{[^{{}}]+\}})
   | (?P<equation>\(\d\d?\))
   | (?P<arxiv>\b\d{{4}}\.\d{{5}}\b)
@@ -29,7 +29,7 @@ INLINE = re.compile(rf"""
 # ---- a document ------------------------------------------------------------------------------
 
 def document(title, description, body, name=""):
-    """A whole page; name: of its script. -> HTML"""
+    """A whole page. name: of its script, for the style sheet. -> HTML"""
     style = re.sub(r"/\*.*?\*/|\n\s*", "", STYLE.read_text(encoding="utf-8"), flags=re.S)
     return f"""<!doctype html>
 <html lang="en">
@@ -46,7 +46,7 @@ def document(title, description, body, name=""):
 
 
 def navigation(links, here):
-    """The line at the top. links: names -> addresses. -> HTML"""
+    """The links at the top of a page. links: name -> address. -> HTML"""
     parts = ""
     for name, address in links.items():
         place = " aria-current=page" if address == here else ""
@@ -54,69 +54,69 @@ def navigation(links, here):
     return f"<nav>{parts}</nav>"
 
 
-# ---- words -----------------------------------------------------------------------------------
+# ---- text ------------------------------------------------------------------------------------
 
 def prose(text, lesson, has_links=True):
-    """Words as words.py describes them; numbers of equations, papers, and flags are found in them.
-    -> HTML"""
+    """Convert a text in the format of words.py. Numbers of equations, papers and flags become links
+    or code. -> HTML"""
     known = lesson.equations if has_links else ()
 
     def inline(match):
         kind = match.lastgroup
-        found = match[kind]
+        part = match[kind]
         if kind in ("math", "symbol"):
-            return paper.math(html.unescape(found))
+            return paper.math(html.unescape(part))
         if kind == "number":
-            return look_up(html.unescape(found), lesson)
+            return look_up(html.unescape(part), lesson)
         if kind == "link":
-            return f'<a href="{found}">{match["words"]}</a>'
+            return f'<a href="{part}">{match["text"]}</a>'
         if kind == "equation":
-            return paper.link(found[1:-1], found, known)
+            return paper.link(part[1:-1], part, known)
         if kind == "arxiv":
-            return f'<a href="https://arxiv.org/abs/{found}">{found}</a>'
-        return f"<code>{found}</code>"
+            return f'<a href="https://arxiv.org/abs/{part}">{part}</a>'
+        return f"<code>{part}</code>"
 
     return INLINE.sub(inline, html.escape(text, quote=False).replace(" - ", " − "))
 
 
 def look_up(reference, lesson):
-    """The number that a reference names, with a link to the line below which it stands. -> HTML"""
+    """The number that a reference names, with a link to the line that computes it. -> HTML"""
     match = words.REFERENCE.fullmatch(reference)
     if match is None:
-        raise ValueError(f"no reference to a number: {reference}")
+        raise ValueError(f"{reference}: not a reference to a number, such as {{kl.x 1,2}}")
     value, line = lesson.value(match["function"], match["name"], match["flags"])
     rows = in_batch(value) or [[float(value)]]
     i, t = (int(match[name] or 1) for name in ("row", "token"))
     x = rows[i - 1][t - 1]
-    text = code.number_text(x, [x for of_row in rows for x in of_row])
+    text = code.number_text(x, [x for numbers in rows for x in numbers])
     query = "?variants" if match["flags"] else ""
     return f'<a class=n href="{query}#L{line}">{text}</a>'
 
 
 def paragraphs(texts, lesson):
-    """-> HTML"""
+    """Convert texts to paragraphs. -> HTML"""
     return "".join(f"<p>{prose(text, lesson)}</p>" for text in texts)
 
 
 def questions(pairs, lesson):
     """Questions, with answers that a click opens. -> HTML"""
-    return "".join(f"<details class=ask><summary>{prose(asked, lesson)}</summary>"
+    return "".join(f"<details class=ask><summary>{prose(question, lesson)}</summary>"
                    f"<p>{prose(answer, lesson)}</p></details>"
-                   for asked, answer in pairs)
+                   for question, answer in pairs)
 
 
 # ---- equations -------------------------------------------------------------------------------
 
 def equations(lesson, names):
-    """The equations that functions compute, with links to their lines, and remarks behind them.
-    Those of variants, and all but the first of a line, are hidden. -> HTML"""
+    """The equations that some functions compute, with links to their lines, and the remarks after
+    them. Equations of variants, and all but the first equation of a line, are hidden. -> HTML"""
     parts = ""
     for number, text in lesson.equations.items():
         line = lesson.where[number]
         if any(line in span(lesson.by_name[name]) for name in names):
             formula, *remarks = re.split(r"(?<!=)\s{3,}", re.sub(r"\s*=\s+", " = ", text, count=1))
             whole = paper.math(formula, ' displaystyle="true"')
-            whole += "".join(f"<div class=remark>{paper.math(words)}</div>" for words in remarks)
+            whole += "".join(f"<div class=remark>{paper.math(remark)}</div>" for remark in remarks)
             is_extra = line in lesson.folded or lesson.first[line] != number
             kinds = " variant" * is_extra + " long" * (len(formula) > 50)
             parts += (f'<div class="eq{kinds}" id=eq{number}><div>{whole}</div>'
@@ -127,7 +127,7 @@ def equations(lesson, names):
 # ---- parts of the page -----------------------------------------------------------------------
 
 def bar(lesson):
-    """The four outputs, which stay at the top, and the switch. -> HTML"""
+    """The bar that stays at the top: the four outputs, and the switch for variants. -> HTML"""
     boxes = ""
     rewards = example.REWARDS[lesson.name][0].tolist()
     for i, (tokens, reward) in enumerate(zip(example.ANSWERS, rewards), start=1):
@@ -141,7 +141,7 @@ name=show id=variants>with variants</label></fieldset></form>{SCRIPT}
 
 
 def hero(lesson):
-    """What it does, the question with which it opens, drawings. -> HTML"""
+    """The first part of the page: the introduction, a question, and drawings. -> HTML"""
     text = lesson.sections[lesson.name]
     title, source = text.head
     return f"""<header class=hero>
@@ -154,7 +154,7 @@ def hero(lesson):
 
 
 def picture(lesson, place):
-    """The drawing of a place, if it has one, with its caption. -> HTML"""
+    """The drawing of a script or a function with its caption, if there is one. -> HTML"""
     name, svgs = figures.drawing(lesson, place)
     if not svgs:
         return ""
@@ -163,7 +163,7 @@ def picture(lesson, place):
 
 
 def in_numbers(lesson):
-    """The equations of the paper, each with its value, and what the numbers are. -> HTML"""
+    """The equations of the paper with their values, and what the numbers mean. -> HTML"""
     rows = ""
     values = code.Values(lesson)
     for number, text in lesson.equations.items():
@@ -177,40 +177,41 @@ def in_numbers(lesson):
                 if code.is_shown(name, value):
                     rows += values.row(by[0], name, value, symbol + place)
     command = f"python {lesson.name}.py {example.PAPER.get(lesson.name, '')}".strip()
-    said = " ".join(figures.SECTIONS["numbers"].paragraphs[:2 if lesson.clipped() else 1])
-    said = prose(said.replace("COMMAND", command), lesson)
-    return f"""<section class=numbers><div><h2>In numbers</h2><p>{said}</p></div>
+    text = " ".join(figures.SECTIONS["numbers"].paragraphs[:2 if lesson.clipped() else 1])
+    text = prose(text.replace("COMMAND", command), lesson)
+    return f"""<section class=numbers><div><h2>The numbers on this page</h2><p>{text}</p></div>
 <div>{rows}</div></section>"""
 
 
 def map_of(lesson):
-    """The equations of the paper, and ours; what departs from it. -> HTML"""
+    """The table of the paper's equations and ours, and the list of departures. -> HTML"""
     rows = ""
-    for theirs, ours, said in lesson.sections["map"].rows:
+    for theirs, ours, difference in lesson.sections["map"].rows:
         rows += (f"<tr><td>{prose(theirs, lesson, has_links=False)}</td>"
-                 f"<td>{prose(ours, lesson)}</td><td>{prose(said, lesson)}</td></tr>")
+                 f"<td>{prose(ours, lesson)}</td><td>{prose(difference, lesson)}</td></tr>")
     text = re.search(r"^Departures from[^:]*: (.*?)\.\n(?:\n|Usage)", lesson.docstring,
                      re.S | re.M)
     departures = re.split(r"; |\. (?=[A-Z])", " ".join(text[1].split()))
     items = "".join(f"<li>{prose(part, lesson)}</li>" for part in departures)
-    return f"""<section class=map id=map><div><h2>From the paper’s equations to these</h2>
+    return f"""<section class=map id=map><div><h2>From the paper’s equations to this script’s</h2>
 <table><thead><tr><th>paper</th><th>here</th><th>what differs</th></tr></thead>
 <tbody>{rows}</tbody></table></div>
-<div><h2>What departs from it</h2><ul>{items}</ul></div></section>"""
+<div><h2>Where the script departs from the paper</h2><ul>{items}</ul></div></section>"""
 
 
 def algorithm(lesson):
-    """main, beside it the algorithm of the paper. -> HTML"""
+    """main, next to the algorithm of the paper. -> HTML"""
     section = lesson.sections["algorithm"]
-    steps = {lesson.line_of(word): f"<p><b>{number}</b>{prose(said, lesson, False)}</p>"
-             for word, number, said in section.rows}
-    return f"""<section class=algorithm id=main><h2>The whole of it: <code>main</code></h2>
+    steps = {lesson.line_of(word): f"<p><b>{number}</b>{prose(text, lesson, False)}</p>"
+             for word, number, text in section.rows}
+    return f"""<section class=algorithm id=main><h2>The whole algorithm: <code>main</code></h2>
 <p class=where>{section.head[0]}</p>
-{code.code(lesson, "main", beside=steps)}</section>"""
+{code.code(lesson, "main", side_text=steps)}</section>"""
 
 
 def part(lesson, section):
-    """Of some functions: why, the equations, the code with its numbers, the drawing. -> HTML"""
+    """The section of some functions: the explanation, the equations, the code with its numbers, and
+    the drawing. -> HTML"""
     title, where = section.head
     names = sorted(section.names, key=lambda name: lesson.by_name[name].lineno)
     is_hidden = all(name in lesson.hidden for name in names)
@@ -226,7 +227,7 @@ def part(lesson, section):
 
 
 def flags(lesson):
-    """The configuration, folded. -> HTML"""
+    """The section of the flags, with the folded configuration. -> HTML"""
     section = lesson.sections["flags"]
     nodes = [node for node in lesson.module.body
              if isinstance(node, ast.Assign) or getattr(node, "name", "") == "Config"]
@@ -236,18 +237,18 @@ def flags(lesson):
 </section>"""
 
 
-def foot(lesson):
-    """What to do next. -> HTML"""
-    return f"""<section class=flags><h2>Why, and now you</h2>
+def closing(lesson):
+    """The last section: what to do next. -> HTML"""
+    return f"""<section class=flags><h2>What to do next</h2>
 <p><a href="../path.html#{RUNGS[lesson.name]}">The path</a> shows in real runs which problem this
-algorithm solves, and what still hurts.</p>
-<p><code>make practice A={lesson.name}</code> leaves the equations out of a copy, for you to write.
-A check says which number of yours is the first to be wrong, and once all are right it trains with
-them: <a href="../practice.md">practice</a>.</p></section>"""
+algorithm solves, and which problem remains.</p>
+<p><code>make practice A={lesson.name}</code> makes a copy without the equations, and you write
+them. A check shows you the first number that is wrong, and trains with your equations once all of
+them are right: see the page on <a href="../practice.md">practice</a>.</p></section>"""
 
 
 def lesson_page(lesson, links):
-    """The page of a script. links: names and addresses of all pages. -> HTML"""
+    """The page of a script. links: name -> address of each page. -> HTML"""
     parts = [part(lesson, section) for name, section in lesson.sections.items()
              if name in lesson.by_name]
     body = f"""{navigation(links, f"{lesson.name}.html")}
@@ -259,25 +260,24 @@ def lesson_page(lesson, links):
 {algorithm(lesson)}
 {"".join(parts)}
 {flags(lesson)}
-{foot(lesson)}
+{closing(lesson)}
 </main>"""
-    said = (f"{lesson.sections[lesson.name].head[0]}: its equations, its code in one file, and "
-            "below each line the numbers that it computes.")
-    return document(f"{lesson.name}.py, to read", said, body, lesson.name)
+    description = (f"{lesson.sections[lesson.name].head[0]}: its equations, its code in one file, "
+                   "and below each line the numbers that it computes.")
+    return document(f"{lesson.name}.py, explained", description, body, lesson.name)
 
 
 def index_page(first, scripts):
-    """docs/index.html, from which all else is found: one screen, from the sections of course.txt.
-    -> HTML"""
+    """docs/index.html, which leads to all other pages, from the sections of course.txt. -> HTML"""
     title, film = first.head
     items = "".join(f'<li><a href="read/{name}.html">{name}</a>: {section.head[0]}</li>'
                     for name, section in scripts.items())
-    rooms = "".join(f'<section><h2><a href="{address}">{name}</a></h2><p>{said}</p></section>'
-                    for name, address, said in first.rows)
+    others = "".join(f'<section><h2><a href="{address}">{name}</a></h2><p>{text}</p></section>'
+                     for name, address, text in first.rows)
     body = f"""<main class=door>
 <header><h1>{title}</h1><p>{first.paragraphs[0]}</p></header>
 <figure><a href="learning.svg"><img src="learning.svg" width=760 height=360 alt="{film}"></a>
-<figcaption>{film}</figcaption><div class=rooms>{rooms}</div></figure>
+<figcaption>{film}</figcaption><div class=rooms>{others}</div></figure>
 <section><h2>Read</h2><p>{first.paragraphs[1]}</p><ol>{items}</ol></section>
 </main>"""
     return document(title, first.paragraphs[0], body)

@@ -1,11 +1,11 @@
-"""Formulas in the ASCII of the docstrings as MathML, which browsers typeset by themselves."""
+"""Convert formulas from the ASCII of the docstrings to MathML, which browsers typeset."""
 import html
 import re
 
 GREEK = {"pi": "π", "rho": "ρ", "eps": "ε", "beta": "β", "tau": "τ", "gamma": "γ", "lam": "λ",
          "delta": "δ", "theta": "θ", "alpha": "α", "mu": "μ", "sigmoid": "σ", "grad": "∇"}
 UPRIGHT = ("log", "exp", "min", "max", "mean", "std", "clip", "sg", "KL", "LV")
-APPLIED = ("log", "grad", "sigmoid")        # without parentheses, too: log pi(o | q)
+APPLIED = ("log", "grad", "sigmoid")        # need no parentheses: log pi(o | q)
 SIGNS = {"<=": "≤", ">=": "≥", "..": "…", "||": "∥", "-": "−", "|": "∣"}
 THIN_SPACE = '<mspace width=".17em"/>'
 TOKEN = re.compile(r"""
@@ -17,14 +17,14 @@ TOKEN = re.compile(r"""
 
 
 class Formula:
-    """A formula that is read by recursive descent: a row has terms; a term is a factor, or a
-    fraction of two; a factor is a symbol or a parenthesis with its power."""
+    """A formula, parsed by recursive descent. A row consists of terms, a term is a factor or a
+    fraction of two factors, and a factor is a symbol or a parenthesis with its power."""
 
     def __init__(self, text):
         self.tokens = [*TOKEN.findall(text), ""]
 
     def row(self, end=""):
-        """MathML of what stands before the token `end`, which is taken, too."""
+        """Parse everything up to and including the token `end`. -> MathML"""
         row = ""
         last = "<mo></mo>"
         while self.tokens[0] != end:
@@ -43,7 +43,7 @@ class Formula:
         return whole
 
     def factor(self):
-        """MathML without outer parentheses, which a fraction does not need, and with them."""
+        """Parse a factor. -> MathML without outer parentheses, for fractions, and with them"""
         token = self.tokens.pop(0)
         name = token.rstrip("([")
         whole = bare = symbol(name)
@@ -59,7 +59,7 @@ class Formula:
         return bare, whole
 
     def parentheses(self, name, bracket, inner):
-        """As factor: parentheses, behind the name of a function if there is one."""
+        """Parentheses, after the name of a function if it is not empty. -> as in factor"""
         if name == "sqrt":
             return [f"<msqrt>{inner}</msqrt>"] * 2
         stretch = "" if "<mfrac" in inner or "∑" in inner else ' stretchy="false"'
@@ -69,18 +69,18 @@ class Formula:
 
 
 def is_sign(mathml):
-    """Whether MathML is one operator. -> bool"""
+    """Whether MathML is a single operator. -> bool"""
     return re.fullmatch("<mo>[^<]*</mo>", mathml) is not None
 
 
 def group(mathml):
-    """The same as one element. -> str"""
+    """Wrap MathML, unless it is a single element. -> MathML"""
     is_one = re.fullmatch(r"<(m\w+)>[^<]*</\1>", mathml)
     return mathml if is_one else f"<mrow>{mathml}</mrow>"
 
 
 def symbol(token):
-    """A number, a name with its index, a sign. -> MathML"""
+    """Convert a number, a name with its index, or a sign. -> MathML"""
     if re.fullmatch(r"\|[^|]+\|", token):
         bar = '<mo stretchy="false">|</mo>'
         return bar + Formula(token[1:-1]).row() + bar
@@ -95,7 +95,7 @@ def symbol(token):
     if name == "sum":
         return f"<munder><mo>∑</mo>{subscript(index)}</munder>"
     bare = name.rstrip("*")
-    base = f"<mtext>&nbsp;{bare}&nbsp;</mtext>"         # a word that is no name stays a word
+    base = f"<mtext>&nbsp;{bare}&nbsp;</mtext>"         # any other word stays text
     if bare in GREEK or len(bare) == 1:
         base = f"<mi>{GREEK.get(bare, bare)}</mi>"
     elif bare in UPRIGHT:
@@ -105,7 +105,7 @@ def symbol(token):
 
 
 def subscript(index):
-    """t, <t, t+1, old. -> MathML"""
+    """Convert an index such as t, <t, t+1 or old. -> MathML"""
     parts = ""
     for part in re.findall(r"[A-Za-z]+|\d+|.", index):
         tag = "mn" if part.isdigit() else "mi" if len(part) == 1 else "mtext"
@@ -115,12 +115,12 @@ def subscript(index):
 
 
 def math(text, kind=""):
-    """A formula; kind: attributes of it. -> MathML"""
+    """Convert a formula. kind: attributes of the element. -> MathML"""
     return f"<math{kind}>{Formula(text).row()}</math>"
 
 
 def link(number, text, equations):
-    """A link to an equation, if there is one with that number. -> HTML"""
+    """A link to an equation, or the text alone if there is no such equation. -> HTML"""
     if number not in equations:
         return text
     return f'<a href="#eq{number}">{text}</a>'

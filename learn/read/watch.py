@@ -1,7 +1,7 @@
-"""What the functions of a script do while they run: which statements run, what they assign.
+"""Record which statements of a script run, and which values they assign.
 
-The script itself is not changed: Python reports each line to a trace function before it runs. Of
-the scripts one habit is used: a loop over `t` goes over the tokens.
+The script itself is not changed: Python reports each line to a trace function before it runs. This
+relies on one convention of the scripts: a loop over `t` is a loop over tokens.
 """
 import ast
 import dataclasses
@@ -13,9 +13,9 @@ SIMPLE = (int, float, str, bool)
 
 
 class Function:
-    """A function at the top of a file. statements: on each of its lines the statement, of an if or
-    a loop only on the lines of its head; a function in it is one. head: the last line of its own
-    head, to which its arguments belong."""
+    """A top-level function of a file. statements: line -> the statement on it, where an if or a
+    loop has only the lines of its head, and an inner function is one statement. head: the last line
+    of the function's own head, below which its arguments are shown."""
 
     def __init__(self, node):
         self.node = node
@@ -35,7 +35,7 @@ class Function:
 
 
 def first_line(statement):
-    """The first line of a statement, its decorators included. -> int"""
+    """The first line of a statement, including its decorators. -> int"""
     return min(part.lineno for part in [statement, *getattr(statement, "decorator_list", ())])
 
 
@@ -43,14 +43,14 @@ def first_line(statement):
 class Call:
     """One call of a function."""
     function: Function
-    by: str = ""                # the name of the function from which it comes
-    site: int = 0               # the line from which it comes
+    by: str = ""                # the name of the caller
+    site: int = 0               # the line of the call
     ran: set = dataclasses.field(default_factory=set)       # first lines of statements
-    values: dict = dataclasses.field(default_factory=dict)  # last line -> name -> what it assigned
+    values: dict = dataclasses.field(default_factory=dict)  # last line -> name -> value
     current: ast.stmt = None
 
     def note(self, line, name, value, t=None):
-        """Keep what was assigned last, or, for token t, one column of it."""
+        """Keep the last value of a name or, in a loop over tokens, the column of token t."""
         names = self.values.setdefault(line, {})
         if isinstance(value, tuple):
             for number, part in enumerate(value, start=1):
@@ -65,11 +65,11 @@ class Call:
 
 
 class Watch:
-    """While entered, notes the calls of some functions of a file, in self.calls.
+    """A context that records the calls of some functions of a file, in self.calls.
 
-    losses: the last line of a statement -> name of the losses of tokens or pairs that it computes.
-    Below these stands their derivative, and that of whatever .backward() is called on; `gradient`
-    finds it, and by what."""
+    losses: last line of a statement -> name of the losses of tokens or pairs that it computes.
+    Their gradients are recorded, too, as is the gradient of any value on which .backward() is
+    called. gradient: function that returns a name and the gradient with respect to it."""
 
     def __init__(self, path, wanted, losses, gradient):
         self.functions = {(str(path), first_line(function.node)): function for function in wanted}
@@ -87,7 +87,7 @@ class Watch:
         sys.settrace(self.before)
 
     def enter(self, frame, _event, _arg):
-        """Called by Python when a function begins. -> who is told of its lines, or None"""
+        """Called by Python when a function begins. -> the function for its lines, or None"""
         code = frame.f_code
         function = self.functions.get((code.co_filename, code.co_firstlineno))
         if function is None or function.name != code.co_name:
@@ -120,15 +120,15 @@ class Watch:
         return self.step
 
     def complete(self, call, frame):
-        """The current statement has run: note what it assigned."""
+        """Record what the current statement assigned, now that it has run."""
         for target in targets(call.current):
             if ast.unparse(target) != "_":
                 value = look_up(target, frame)
                 self.note(call, ast.unparse(target), value, frame.f_locals.get("t"))
 
     def note(self, call, name, value, t=None):
-        """Keep what the current statement assigns or returns, and if that is a loss of each token
-        or pair, its derivative."""
+        """Keep a value that the current statement assigned or returned and, if it holds the losses
+        of tokens or pairs, its gradient."""
         last = call.current.end_lineno
         call.note(last, name, value, t)
         is_loss = last in self.losses and isinstance(value, torch.Tensor) and value.requires_grad
@@ -141,13 +141,13 @@ class Watch:
 
 
 def targets(statement):
-    """What a statement assigns to: x and x.y, and x itself where it assigns x[i]. -> list"""
-    found = statement.targets if isinstance(statement, ast.Assign) else []
-    found = [statement.target] if isinstance(statement, ast.AugAssign) else found
-    found = [part for target in found for part in getattr(target, "elts", [target])]
-    return [part.value if isinstance(part, ast.Subscript) else part for part in found]
+    """The targets of an assignment: x and x.y, and x itself for x[i]. -> list"""
+    nodes = statement.targets if isinstance(statement, ast.Assign) else []
+    nodes = [statement.target] if isinstance(statement, ast.AugAssign) else nodes
+    nodes = [part for node in nodes for part in getattr(node, "elts", [node])]
+    return [part.value if isinstance(part, ast.Subscript) else part for part in nodes]
 
 
 def look_up(expression, frame):
-    """The value of an expression where a function now stands."""
+    """Evaluate an expression in the current state of a function."""
     return eval(ast.unparse(expression), frame.f_globals, frame.f_locals)

@@ -1,12 +1,12 @@
-"""The words of the pages, which stand in NAME.txt: one file for each script, pictures.txt, and
-course.txt for the index and the order in which to read.
+"""Read the texts of the pages from NAME.txt: one file for each script, pictures.txt for the
+drawings, and course.txt for the index and the order of the pages.
 
-A line that begins with # names a section; fields are separated by |, names of functions by +. Then
-come paragraphs; questions behind ?, and behind ! their answers; or the rows of a table. In words,
-`code` is code, [words](address) a link, $a formula$ one in the ASCII of the docstrings, and
-{policy_loss.ratio 3,1} the number that stands on the page for `ratio` in a function, of output 3
-and token 1, or without both; behind a | the flags with which a variant has it. "-> kl" and
-"∂L/∂log π" are written without spaces.
+A line that begins with # starts a section. Its fields are separated by |, and names of functions by
++. It is followed by paragraphs, by questions (after ?) with their answers (after !), or by the rows
+of a table. In a text, `code` is code, [text](address) is a link, and $formula$ is a formula in the
+ASCII of the docstrings. {policy_loss.ratio 3,1} is a number of the page: the value of `ratio` in
+policy_loss, for output 3 and token 1, which can be left out. Flags after a | select a variant. The
+names "-> kl" and "∂L/∂log π" are written without spaces.
 """
 import collections
 import re
@@ -19,27 +19,27 @@ REFERENCE = re.compile(r"""
     (?: \ \|\  (?P<flags>[^{}]+) )? \}""", re.VERBOSE)
 
 
-# A part of a text: what it is about, the other fields of its head, what follows in it.
+# A part of a text. names: of the functions it explains; head: the other fields of its first line.
 Section = collections.namedtuple("Section", "names head paragraphs questions rows")
 
 
 def read(name):
-    """The sections of a text. ValueError where a question has no answer. -> list of Section"""
-    found = []
+    """Read the sections of a text. ValueError if a question has no answer. -> list of Section"""
+    sections = []
     text = (HERE / f"{name}.txt").read_text(encoding="utf-8")
     for part in re.split(r"^# ", text, flags=re.M)[1:]:
         head, _, rest = part.partition("\n")
         names, *head = head.split(" | ")
         section = Section(names.split(" + "), head, [], [], [])
-        found.append(section)
+        sections.append(section)
         for block in filter(None, re.split(r"\n\s*\n", rest.strip())):
-            words = " ".join(block.split())
+            text = " ".join(block.split())
             if all(" | " in line for line in block.split("\n")):
                 section.rows.extend(re.split(r" \|(?: |$)", line) for line in block.split("\n"))
-            elif not words.startswith("?"):
-                section.paragraphs.append(words)
-            elif " ! " in words:
-                section.questions.append(words[2:].split(" ! "))
+            elif not text.startswith("?"):
+                section.paragraphs.append(text)
+            elif " ! " in text:
+                section.questions.append(text[2:].split(" ! "))
             else:
-                raise ValueError(f"{name}.txt: no question with its answer: {words}")
-    return found
+                raise ValueError(f"{name}.txt: question without an answer (a line with !): {text}")
+    return sections
