@@ -1,9 +1,11 @@
 """Judge every claim again with other choices, and count the verdicts that change: python -m
-lab.choices (make choices), for docs/lab.md. It uses the stored numbers and runs nothing.
+lab.choices (make choices). It uses the stored numbers, runs nothing, and writes a table in
+docs/lab.md.
 
-An experiment chooses at which level, step or k it compares, over how many batches it averages, and
-how large an effect has to be. CHOICES has the alternatives for each constant of lab/claims/NAME.py;
-one is changed at a time. Two more rows change the bound of every claim, and two the interval.
+Verdicts depend on choices: at which level, step or k an experiment compares, over how many batches
+it averages, and how large an effect has to be. CHOICES lists other values for the constants of
+lab/claims/NAME.py; one constant changes at a time. In the other rows of the table, the bound or the
+interval of every claim changes.
 """
 import itertools
 import math
@@ -37,7 +39,7 @@ CHOICES = {
 
 
 def bootstrap(values, comparisons=1):
-    """The percentile bootstrap's 95% interval of the mean. -> low, high"""
+    """Compute the percentile bootstrap's 95% interval of the mean. -> low, high"""
     again = numpy.random.default_rng(0).integers(0, len(values), (4000, len(values)))
     means = numpy.asarray(values)[again].mean(axis=1)
     part = 0.025 / comparisons
@@ -45,11 +47,11 @@ def bootstrap(values, comparisons=1):
 
 
 def signed_ranks(values, comparisons=1):
-    """The 95% interval of Wilcoxon's signed-rank test: of the means of all pairs of values, it
-    leaves out at each end as many as the test allows. All numbers with less than six values, where
-    no result of the test is that rare. -> low, high"""
+    """Compute the 95% interval of Wilcoxon's signed-rank test: sort the means of all pairs of
+    values, and leave out as many at each end as the test allows. With fewer than six values no
+    result of the test is that rare, and the interval is infinite. -> low, high"""
     n = len(values)
-    ways = numpy.array([1])                     # in how many of 2^n ways the ranks have each sum
+    ways = numpy.array([1])                     # number of sign patterns for each sum of ranks
     for rank in range(1, n + 1):
         ways = numpy.pad(ways, (0, rank)) + numpy.pad(ways, (rank, 0))
     cut = int((ways.cumsum() / 2**n <= 0.025 / comparisons).sum())
@@ -59,11 +61,12 @@ def signed_ranks(values, comparisons=1):
 
 
 def claims(name):
+    """Load the claims of an experiment. -> list"""
     return of(module(name).EXPERIMENT.load()[0], verdict.Claim)
 
 
 def with_constant(name, constant, value):
-    """The claims of an experiment, with one constant of its module changed. -> list"""
+    """Load the claims of an experiment with one constant of its module changed. -> list"""
     kept = getattr(module(name), constant)
     setattr(module(name), constant, value)
     try:
@@ -73,7 +76,7 @@ def with_constant(name, constant, value):
 
 
 def with_bound(claim, factor):
-    """The verdict with a bound that is `factor` times as far from no effect. -> str"""
+    """Judge a claim with a bound that is `factor` times as far from no effect. -> verdict"""
     bounds = claim.at_least, claim.at_most
     move = (lambda x: x and x**factor) if claim.times else (lambda x: x and x * factor)
     claim.at_least, claim.at_most = map(move, bounds)
@@ -83,7 +86,7 @@ def with_bound(claim, factor):
 
 
 def with_interval(claim, rule):
-    """The verdict with the interval of another rule. -> str"""
+    """Judge a claim with a different rule for the interval. -> verdict"""
     verdict.INTERVAL = rule
     claim.__dict__.pop("interval", None)
     judged = claim.verdict
@@ -93,9 +96,10 @@ def with_interval(claim, rule):
 
 
 def compare():
-    """-> {what is changed: [(old verdict, new verdict) of each claim]}, the number of claims whose
-    verdict some choice of CHOICES changes, and that of all that have a choice"""
-    found = {"the level, step, k or window": []}
+    """Judge all claims with all other choices. -> {what changes: [(old verdict, new verdict)]}, the
+    number of claims whose verdict some value in CHOICES changes, and the number of claims that
+    depend on CHOICES"""
+    verdicts = {"the level, step, k or window": []}
     changed = total = 0
     plain = []
     for name in measured():
@@ -105,29 +109,29 @@ def compare():
                   for constant, values in CHOICES.get(name, {}).items() for value in values]
         for claim, *again in zip(usual, *others, strict=True):
             pairs = [(claim.verdict, other.verdict) for other in again]
-            found["the level, step, k or window"] += pairs
+            verdicts["the level, step, k or window"] += pairs
             total += bool(pairs)
             changed += any(one != other for one, other in pairs)
-    for words, factor in (("bounds half as large", 0.5), ("bounds twice as large", 2)):
-        found[words] = [(claim.verdict, with_bound(claim, factor)) for claim in plain]
-    for words, rule in (("a bootstrap interval", bootstrap),
-                        ("an interval by signed ranks", signed_ranks)):
-        found[words] = [(claim.verdict, with_interval(claim, rule)) for claim in plain]
-    return found, changed, total
+    for choice, factor in (("bounds half as large", 0.5), ("bounds twice as large", 2)):
+        verdicts[choice] = [(claim.verdict, with_bound(claim, factor)) for claim in plain]
+    for choice, rule in (("a bootstrap interval", bootstrap),
+                         ("an interval by signed ranks", signed_ranks)):
+        verdicts[choice] = [(claim.verdict, with_interval(claim, rule)) for claim in plain]
+    return verdicts, changed, total
 
 
 def text():
-    """What docs/lab.md has. -> str"""
-    found, changed, total = compare()
+    """Write the table of docs/lab.md. -> str"""
+    verdicts, changed, total = compare()
     rows = []
-    for words, pairs in found.items():
+    for choice, pairs in verdicts.items():
         moved = [pair for pair in pairs if pair[0] != pair[1]]
-        turned = [pair for pair in moved if set(pair) == {verdict.SHOWN, verdict.CONTRADICTED}]
-        rows.append([words, len(pairs), len(moved), len(turned)])
-    return (f"Of the {total} claims that depend on a level, step, k or window, {total - changed} "
+        flipped = [pair for pair in moved if set(pair) == {verdict.SHOWN, verdict.CONTRADICTED}]
+        rows.append([choice, len(pairs), len(moved), len(flipped)])
+    return (f"{total} claims depend on a level, step, k or window. Of these, {total - changed} "
             f"keep their verdict at every stored value, and {changed} do not.\n\n"
-            + table(["what is changed", "verdicts", "changed",
-                     "of these, from shown to contradicted or back"], rows))
+            + table(["what we change", "verdicts", "verdicts that change",
+                     "changes between shown and contradicted"], rows))
 
 
 if __name__ == "__main__":

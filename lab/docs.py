@@ -1,4 +1,4 @@
-"""What all measurements share: run a script, store the numbers in docs/NAME.json, and write tables
+"""Helpers for all measurements: run a script, store the numbers in docs/NAME.json, and write tables
 between their marks into README.md or a page in docs/."""
 import json
 import os
@@ -18,10 +18,10 @@ MACHINE = f"{os.cpu_count()} CPU cores ({platform.machine()}), Python {platform.
 # ---- 1. runs ---------------------------------------------------------------------------------
 
 def run(script, folder, *flags):
-    """Run a script into a new `folder`. Exits as the script does if it fails. -> its summary"""
-    words = [str(flag) for flag in flags] + ["--output_dir", str(folder)]
-    print(f"$ python {script} {' '.join(words)}", flush=True)
-    command = [sys.executable, ROOT / script, *words]
+    """Run a script with a new output folder. If it fails, exit with its code. -> its summary"""
+    args = [str(flag) for flag in flags] + ["--output_dir", str(folder)]
+    print(f"$ python {script} {' '.join(args)}", flush=True)
+    command = [sys.executable, ROOT / script, *args]
     done = subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL)
     if done.returncode != 0:
         raise SystemExit(done.returncode)
@@ -31,13 +31,13 @@ def run(script, folder, *flags):
 # ---- 2. docs/ --------------------------------------------------------------------------------
 
 def record(name, **content):
-    """Write docs/NAME.json, which says on which machine the numbers were found."""
+    """Write docs/NAME.json, with the machine on which the numbers were measured."""
     text = json.dumps({"machine": MACHINE} | content, indent=2)
     common.write(DOCS / f"{name}.json", text + "\n")
 
 
 def table(head, rows):
-    """A table in Markdown. head: list of headings; rows: lists of cells. -> str"""
+    """Write a table in Markdown. head: list of headings; rows: lists of cells. -> str"""
     rule = ["---"] * len(head)
     text = ""
     for row in [head, rule, *rows]:
@@ -47,8 +47,8 @@ def table(head, rows):
 
 
 def put(name, text, target):
-    """Replace what stands between the mark `made by make TARGET: NAME` and the mark `end of NAME`.
-    ValueError unless both are once on one page."""
+    """Replace the text between the marks `made by make TARGET: NAME` and `end of NAME`. Raises
+    ValueError unless each mark occurs exactly once, both on the same page."""
     start = f"<!-- made by make {target}: {name} -->\n"
     end = f"<!-- end of {name} -->"
     pages = [ROOT / "README.md", *DOCS.glob("*.md")]

@@ -1,8 +1,9 @@
-"""Pictures that say one thing each: curves and dots.
+"""Draw pictures that show one finding each: curves and dots.
 
-A title states the result, names stand at what they name, a script has one colour everywhere, of
-those of Okabe and Ito, which the colour-blind tell apart. As GitHub shows it, a picture is 836
-pixels wide (it is saved with twice as many), and its letters are 11 pixels high or more.
+The title states the finding, and a label is next to the curve or dots that it names. A script has
+the same colour everywhere, from the palette of Okabe and Ito, which colour-blind readers can
+distinguish. GitHub shows a picture 836 pixels wide (it is saved with twice as many), with letters
+that are at least 11 pixels high.
 """
 import textwrap
 from typing import NamedTuple
@@ -27,12 +28,12 @@ STYLE = {"font.size": 9, "xtick.labelsize": 8.5, "ytick.labelsize": 8.5, "axes.l
 
 class Picture(NamedTuple):
     title: str
-    fill: object                                # a function of an axis
-    height: float                               # inches, of 100 pixels
+    fill: object                                # a function that draws on an axis
+    height: float                               # in inches of 100 pixels
 
     def save(self, path):
         import matplotlib
-        matplotlib.use("Agg")                   # draws into files
+        matplotlib.use("Agg")                   # draws into files, without a display
         from matplotlib import pyplot
         lines = 1 + len(self.title) // 94
         title = textwrap.fill(self.title, len(self.title) // lines + 8)
@@ -47,18 +48,19 @@ class Picture(NamedTuple):
             figure.suptitle(title, x=0.008, ha="left", fontsize=10.5, fontweight="bold")
             figure.savefig(path, dpi=200)
             pyplot.close(figure)
+        # 255 colours make the file a third as large
         few = Image.open(path).convert("RGB").quantize(255, Image.Quantize.MAXCOVERAGE)
-        few.save(path, optimize=True)                                           # a third
+        few.save(path, optimize=True)
 
 
 def between(x, place):
-    """What stands at a minor tick of a logarithmic axis: 0.2 and 0.5, nothing at others. -> str"""
+    """Label a minor tick of a logarithmic axis if it begins with 2 or 5, such as 0.2. -> str"""
     first = f"{x:e}"[0]
     return f"{x:g}" if first in "25" else ""
 
 
 def colours(names, given=None):
-    """A colour for each name: the one given, its script's, or the next that is free. -> dict"""
+    """Choose a colour for each name: the given one, its script's, or the next free one. -> dict"""
     given = SCRIPTS | (given or {})
     taken = {given[name] for name in names if name in given}
     free = [colour for colour in (*SCRIPTS.values(), INK) if colour not in taken] * 3
@@ -66,14 +68,14 @@ def colours(names, given=None):
 
 
 def dark(colour):
-    """The colour of letters, which have to stand out from white."""
+    """Darken a colour for letters, so that they are readable on white. -> [red, green, blue]"""
     return [0.7 * int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
 
 
 def curves(lines, title, x=None, given=None, height=2.8, **axes):
-    """{name: a row for each seed (S, T)}: of each the mean, and faintly each seed, with the name at
-    the end. x: (T,), or {name: (T,)}; else the steps 1, 2 ... axes: what else is to be set, such as
-    xlabel and ylim. -> Picture"""
+    """Draw {name: a row for each seed (S, T)}: the mean of the seeds, each seed as a faint line,
+    and the name at the end. x: (T,), or {name: (T,)}; by default the steps 1, 2 ... axes: settings
+    of the axes, such as xlabel and ylim. -> Picture"""
     def fill(axis):
         ends = []
         for name, colour in colours(lines, given).items():
@@ -94,7 +96,7 @@ def curves(lines, title, x=None, given=None, height=2.8, **axes):
 
 
 def name_ends(axis, ends, room):
-    """Write the names of curves at their ends, (y, name, colour) each, none on another."""
+    """Write the names of curves at their ends, and move them apart. ends: (y, name, colour)"""
     scale = axis.transData + axis.transAxes.inverted()
     place = 2.0
     for end, name, colour in sorted(ends, key=lambda end: -end[0]):
@@ -103,8 +105,8 @@ def name_ends(axis, ends, room):
 
 
 def dots(rows, title, form=".2f", given=None, level=None, **axes):
-    """{name: a number for each seed}: rows of dots, and means. level: (x, words) of a line, where
-    arrows stand for numbers that are inf."""
+    """Draw {name: a number for each seed} as rows of dots with their means. level: (x, label) of a
+    vertical line, on which arrows mark the numbers that are inf. -> Picture"""
     def fill(axis):
         for row, name in enumerate(rows):
             values = numpy.ravel(rows[name])

@@ -5,14 +5,15 @@ lab/claims/NAME.py is an experiment, run by `python -m lab NAME` (make lab-NAME)
   EXPERIMENT = Experiment(__file__, seeds=range(5))
   EXPERIMENT.runs("runs", {case: command line}, metrics)
   @EXPERIMENT.measure([case ..])
-  def things(seed, case):       -> {column: a number, or a list with one for each step}
-  def page(runs, things):       yields Claim; a Picture; tables as Markdown; Block
+  def things(seed, case):       -> {column: a number, or a list with one number for each step}
+  def page(runs, things):       yields Claims, a Picture, tables as Markdown, and Blocks
 
-`page` gets what was found as {case: {column: array}}, in which the first axis of an array is that
-of the seeds. docs/lab/NAME.json keeps it, and docs/lab.md has the findings. docs/lab/NAME.md is
-written by hand first: a title, and under ## the Claim, the Prediction and the Method, before the
-first run, and the Outcome, which says afterwards what of the prediction was right. The claims, the
-picture and the tables are put in above.
+`page` gets the results of each measure as {case: {column: array}}, where the first axis of an array
+counts the seeds. The results are stored in docs/lab/NAME.json, and docs/lab.md lists the findings.
+
+You write docs/lab/NAME.md yourself: a title, and the sections Claim, Prediction and Method before
+the first run; afterwards the section Outcome, which says what you predicted correctly. The claims,
+the picture and the tables are then inserted above these sections.
 """
 import concurrent.futures
 import importlib
@@ -36,25 +37,27 @@ from report.logs import read_log
 NAMES = ("hacking", "bugs", "sharpen", "kl", "seeds", "signal", "trust", "wrongrewards", "variance",
          "credit", "critic", "reuse", "staleness", "offline", "methods", "rates", "masking", "zero",
          "r1")
-# The order of docs/lab.md, and of make lab; so many have their picture there:
+# NAMES is the order of docs/lab.md and of make lab. The first FINDINGS show their picture there.
 FINDINGS = 5
-# Of runs of which the batches alone are looked at:
+# Flags for runs whose batches are measured, so that no time is spent on evaluations
 UNSCORED = "--stop_at 2 --eval_steps 1000 --num_eval_problems 1 --num_eval_samples 1"
-# A page: its title, what is put in, its words, and the foot, which a new page lacks.
+# A page: its title, the generated part, the sections written by hand, and the last line, which a
+# new page lacks
 PAGE = re.compile("(# .*?\n).*?(## Claim\n.*?\n)(?:\n`make lab-.*)?", re.S)
 
 
 class Experiment:
     def __init__(self, file, seeds, one_base=False):
-        """one_base: all seeds of it begin with one base; else each seed has its own."""
+        """one_base: all seeds start from one base; else each seed has its own."""
         self.name = Path(file).stem
         self.seeds = list(seeds)
         self.one_base = one_base
         self.measures = {}                                      # name -> function, cases, seeds
-        self.commands = []                                      # of all runs
+        self.commands = []                                      # command lines of all runs
 
     def measure(self, cases, seeds=None):
-        """Decorates a function of a seed and a case. seeds: others than those of the experiment."""
+        """Register a function of a seed and a case, as a decorator. seeds: used instead of the
+        experiment's seeds."""
         def register(function):
             chosen = self.seeds if seeds is None else list(seeds)
             self.measures[function.__name__] = (function, list(cases), chosen)
@@ -62,7 +65,7 @@ class Experiment:
         return register
 
     def runs(self, name, commands, metrics=(), scores=()):
-        """Measure runs: of each step its metrics, and of the end its scores."""
+        """Measure runs: the metrics of each step, and the scores of the trained policy."""
         def columns(seed, case):
             own = "" if self.one_base else f" --base_seed {seed}"
             return run_once(commands[case] + own, seed, metrics, scores)
@@ -70,87 +73,91 @@ class Experiment:
         self.commands += commands.values()
         self.measure(commands)(columns)
 
-    def found(self, processes):
-        """Measure, in so many processes. -> {measure: {case: {column: a list for each seed}}}"""
+    def results(self, processes):
+        """Measure in `processes` processes. -> {measure: {case: {column: [values of each seed]}}}
+        """
         jobs = [(self.name, measure, seed, case)
                 for measure, (_, cases, seeds) in self.measures.items()
                 for case in cases for seed in seeds]
-        done = [perform(jobs[0])]                               # which makes the first base
-        context = multiprocessing.get_context("spawn")          # a fork may hang with threads
+        done = [perform(jobs[0])]           # alone, so that only one process makes the first base
+        context = multiprocessing.get_context("spawn")          # a fork can hang with threads
         with concurrent.futures.ProcessPoolExecutor(processes, context) as pool:
             done += pool.map(perform, jobs[1:])
-        found = {}
+        results = {}
         for (_, measure, _, case), result in zip(jobs, done):
-            columns = found.setdefault(measure, {}).setdefault(case, {})
+            columns = results.setdefault(measure, {}).setdefault(case, {})
             for column, values in result.items():
                 columns.setdefault(column, []).append(values)
-        return found
+        return results
 
     def path(self, ending):
         return DOCS / "lab" / f"{self.name}{ending}"
 
     def perform(self, processes):
-        """Measure, and keep what was found in docs/lab/NAME.json, a line for each column."""
+        """Measure, and store the results in docs/lab/NAME.json, with a line for each column."""
         clock = time.perf_counter()
-        found = self.found(processes)
+        results = self.results(processes)
         about = {"seconds": round(time.perf_counter() - clock), "processes": processes,
                  "machine": MACHINE, "torch": torch.__version__}
-        text = json.dumps({"about": about} | found)
+        text = json.dumps({"about": about} | results)
         self.path(".json").write_text(text.replace("]], ", "]],\n").replace("}, ", "},\n") + "\n")
 
     def load(self):
-        """-> what `page` yields, and what is known about the measurement"""
+        """Load the stored results. -> the parts that `page` yields, a dict about the measurement"""
         content = json.loads(self.path(".json").read_text())
         about = content.pop("about")
-        found = {measure: {case: {column: array(rows) for column, rows in columns.items()}
-                           for case, columns in cases.items()}
-                 for measure, cases in content.items()}
-        return list(module(self.name).page(**found)), about
+        results = {measure: {case: {column: array(rows) for column, rows in columns.items()}
+                             for case, columns in cases.items()}
+                   for measure, cases in content.items()}
+        return list(module(self.name).page(**results)), about
 
-    def text(self, told, about):
-        """The page of the experiment, whose title and words stay as they are. -> str"""
-        title, words = PAGE.fullmatch(self.path(".md").read_text()).groups()
-        [picture] = of(told, Picture)
-        parts = [title, f"![{picture.title}]({self.name}.png)\n"]
-        for heading, ours in (("What papers claim", False), ("What else we asked", True)):
-            rows = [[claim.text, claim.source, claim.seen, claim.asked, claim.judged]
-                    for claim in of(told, Claim) if (claim.source == OURS) == ours]
-            heads = ["claim", "by", "effect (95% interval)", "claimed", "verdict"]
+    def text(self, parts, about):
+        """Write the page of the experiment. Its title and the sections written by hand stay
+        unchanged. -> str"""
+        title, by_hand = PAGE.fullmatch(self.path(".md").read_text()).groups()
+        [picture] = of(parts, Picture)
+        texts = [title, f"![{picture.title}]({self.name}.png)\n"]
+        for heading, is_ours in (("What papers claim", False), ("What else we asked", True)):
+            rows = [[claim.text, claim.source, claim.effect, claim.claimed_range, claim.judged]
+                    for claim in of(parts, Claim) if (claim.source == OURS) == is_ours]
+            heads = ["claim", "source", "effect (95% interval)", "claimed range", "verdict"]
             if rows:
-                parts += [f"## {heading}\n", table(heads, rows)]
-        parts += ["## Numbers\n", *of(told, str), words]
+                texts += [f"## {heading}\n", table(heads, rows)]
+        texts += ["## Numbers\n", *of(parts, str), by_hand]
         seeds = max((seeds for *_, seeds in self.measures.values()), key=len)
         bases = ", all from one base" if self.one_base else ", each with its own base"
-        bases *= len(seeds) > 1                                 # one has no luck in it
-        parts.append(f"`make lab-{self.name}`: seeds {', '.join(map(str, seeds))}{bases}; "
+        bases *= len(seeds) > 1                 # with one seed, the results are exact
+        texts.append(f"`make lab-{self.name}` repeats this experiment with seed"
+                     f"{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}{bases}. It took "
                      f"{about['seconds']} s in {about['processes']} process"
-                     f"{'es' * (about['processes'] > 1)}; {about['machine']}, torch "
-                     f"{about['torch']}. [The lab](../lab.md)\n")
-        return "\n".join(parts)
+                     f"{'es' * (about['processes'] > 1)}, with {about['machine']}, torch "
+                     f"{about['torch']}. [Back to the lab](../lab.md)\n")
+        return "\n".join(texts)
 
     def publish(self):
         """Draw the picture, and write the pages."""
-        told, about = self.load()
-        [picture] = of(told, Picture)
+        parts, about = self.load()
+        [picture] = of(parts, Picture)
         picture.save(self.path(".png"))
-        self.path(".md").write_text(self.text(told, about))
-        for block in of(told, Block):
+        self.path(".md").write_text(self.text(parts, about))
+        for block in of(parts, Block):
             put(*block, f"lab-{self.name}")
         put("findings", index(), "lab")
 
 
 class Block(NamedTuple):
-    """What an experiment writes on another page, between the marks with this name."""
+    """A text that an experiment writes on another page, between the marks with this name."""
     name: str
     text: str
 
 
-def of(told, kind):
-    return [one for one in told if type(one) is kind]
+def of(parts, kind):
+    """Select the parts of a page of one kind. -> list"""
+    return [part for part in parts if type(part) is kind]
 
 
 def array(rows):
-    """Of lists of unequal lengths, the shorter ones are filled up with nan. -> float array"""
+    """Make an array of lists, and pad shorter lists with nan. -> float array"""
     if isinstance(rows[0], list):
         longest = max(map(len, rows))
         rows = [row + [None] * (longest - len(row)) for row in rows]
@@ -162,12 +169,12 @@ def module(name):
 
 
 def measured():
-    """Those of NAMES that have been measured. -> list"""
+    """List the experiments that have been measured, in the order of NAMES. -> list"""
     return [name for name in NAMES if (DOCS / "lab" / f"{name}.json").exists()]
 
 
 def perform(job):
-    """-> {column: values}, with six digits"""
+    """Run one measure with one seed and case. -> {column: values with six digits}"""
     experiment, measure, seed, case = job
     torch.set_num_threads(1)
     function, *_ = module(experiment).EXPERIMENT.measures[measure]
@@ -182,7 +189,8 @@ def rounded(values):
 
 
 def run_once(command, seed, metrics, scores):
-    """Run a command line: metrics of each step, and scores of the trained policy. -> columns"""
+    """Run a command line. -> columns with the metrics of each step and the scores of the trained
+    policy"""
     script, *flags = shlex.split(command)
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work, "run")
@@ -193,31 +201,32 @@ def run_once(command, seed, metrics, scores):
 
 
 def means(rows, window):
-    """The means of so many steps in a row. (S, T) -> (S, T - window + 1)"""
+    """Average over each `window` steps in a row. (S, T) -> (S, T - window + 1)"""
     return numpy.lib.stride_tricks.sliding_window_view(rows, window, axis=1).mean(axis=-1)
 
 
 def steps_to_level(rows, level, window=2):
-    """Count the batches that a run learned from before the mean accuracy of `window` batches in a
-    row crossed `level`, interpolated between two means; inf if it never did. (S, T) -> (S,)"""
-    found = []
+    """Count the batches that each run learned from before its mean accuracy over `window` batches
+    in a row crossed `level`. Interpolates between two means; inf if the run never got there.
+    (S, T) -> (S,)"""
+    counts = []
     for row in means(rows, window):
         place = int((row >= level).argmax())            # the first mean that reaches the level
         before = row[max(place - 1, 0)]
         part = (row[place] - level) / (row[place] - before) if place > 0 else 0.0
-        found.append(window - 1 + place - part if row[place] >= level else numpy.inf)
-    return numpy.array(found)
+        counts.append(window - 1 + place - part if row[place] >= level else numpy.inf)
+    return numpy.array(counts)
 
 
 def transposed(rows):
-    """-> {column: a list with one for each row}, of rows that are dicts"""
+    """Turn a list of dicts into a dict of lists. -> {column: [a value for each row]}"""
     return {column: [row[column] for row in rows] for column in rows[0]}
 
 
 def ratio(one, other, end, other_end=None, smallest=1):
-    """How many times as much `one` took as `other`, for a Claim. What is inf took more than `end`,
-    or more than `other_end` if it is in `other`. smallest: the least that a run can take, which for
-    steps_to_level is window - 1. -> dict"""
+    """Divide what `one` took by what `other` took. Values of inf are replaced by a bound: `end` in
+    `one`, and `other_end` in `other`. smallest: the least that a run can take, window - 1 for
+    steps_to_level. -> dict of arguments for a Claim"""
     other_end = end if other_end is None else other_end
     sides = {(False, False): "", (True, False): ">", (False, True): "<", (True, True): "?"}
     bounds = [sides[pair] for pair in zip(numpy.isinf(one).tolist(), numpy.isinf(other).tolist())]
@@ -226,15 +235,15 @@ def ratio(one, other, end, other_end=None, smallest=1):
 
 
 def numbers(cases, columns=None, form=".3f", by=""):
-    """A row for each case {column: a number for each seed}, with all columns, or {column: heading}:
-    the mean of the seeds and their span; of what is inf, how many never arrived. -> a table in
-    Markdown"""
+    """Write a table with a row for each case, {column: a number for each seed}. A cell has the mean
+    of the seeds and their range; if some are inf, it counts them instead. columns: {column:
+    heading}, else all columns. -> Markdown"""
     columns = columns or {column: column for column in next(iter(cases.values()))}
     rows = []
-    for case, found in cases.items():
+    for case, results in cases.items():
         row = [case]
         for column in columns:
-            values = numpy.ravel(found[column])
+            values = numpy.ravel(results[column])
             low, mean, high = (f"{x:{form}}" for x in (values.min(), values.mean(), values.max()))
             span = mean if low == high else f"{mean} ({low} - {high})"
             never = int(numpy.isinf(values).sum())
@@ -247,7 +256,7 @@ def numbers(cases, columns=None, form=".3f", by=""):
 
 
 def index():
-    """The top of docs/lab.md: findings with their pictures, then all experiments. -> str"""
+    """Write the top of docs/lab.md: findings with their pictures, then all experiments. -> str"""
     parts = []
     rows = []
     for name in measured():
@@ -255,12 +264,13 @@ def index():
         claims = of(experiment.load()[0], Claim)
         first = claims[0]
         if len(parts) < FINDINGS:
-            source = "Ours" if first.source == OURS else first.source
-            parts.append(f"![{first.finding}](lab/{name}.png)\n\n{source}: {first.text}. Here "
-                         f"{first.judged}, {first.seen}. [More](lab/{name}.md)\n")
+            source = "Our claim" if first.source == OURS else f"Claim by {first.source}"
+            parts.append(f"![{first.finding}](lab/{name}.png)\n\n{source}: {first.text}. Verdict: "
+                         f"{first.judged}, with an effect of {first.effect}. Read more: "
+                         f"[{name}](lab/{name}.md).\n")
         for claim in claims:
-            if claim is first or claim.told and claim.verdict != NO_VERDICT:
-                rows.append([claim.finding, f"{claim.source}: {claim.text}", claim.seen,
+            if claim is first or claim.sentence and claim.verdict != NO_VERDICT:
+                rows.append([claim.finding, f"{claim.source}: {claim.text}", claim.effect,
                              claim.judged, f"[{name}](lab/{name}.md)"])
-    heads = ["what was found", "claim", "effect (95% interval)", "verdict", "page"]
+    heads = ["finding", "claim", "effect (95% interval)", "verdict", "page"]
     return "\n".join([*parts, "## All experiments\n", table(heads, rows)])

@@ -1,9 +1,11 @@
-"""Check a machine with a GPU for the first time: python -m lab.gpu (make gpu).
+"""Check for the first time that the project works on a machine with a GPU: python -m lab.gpu
+(make gpu).
 
-Each command is a process with a time limit, so one that fails, crashes or hangs stops no other, and
-all of them end within ten minutes. The report, docs/gpu-DEVICE.md, is written again after each
-command; logs are in runs/gpu, which is emptied first. The exit code is 1 if something fails.
---dry_run runs tiny commands on a simulated GPU (tests/pretend.py): are they correct?
+Runs a list of commands, each as a process with a time limit. So a command that fails, crashes or
+hangs doesn't stop the others, and all of them end within ten minutes. The report,
+docs/gpu-DEVICE.md, is written again after each command; the logs go to runs/gpu, which is emptied
+first. The exit code is 1 if a command fails. --dry_run checks the commands themselves, without a
+GPU: it runs them in a tiny size on a simulated one (tests/pretend.py).
 """
 import os
 import re
@@ -23,9 +25,9 @@ from learn.sync import SCRIPTS
 from report import parser, start
 
 FOLDER = ROOT / "runs" / "gpu"
-SECONDS = 540                   # of all commands
-LIMIT = 120                     # seconds of one command, except for the bench, which is the last
-# A base that is correct now and then, made in seconds, and two steps from it.
+SECONDS = 540                   # time limit of all commands together
+LIMIT = 120                     # seconds for one command; the bench, which is last, gets the rest
+# Flags that make a base in seconds, which is right now and then, and train it for two steps
 SHORT = ("--task arithmetic:2 --textbook_share 0 --base_steps 300 --base_batch_size 16 "
          "--max_steps 2 --stop_at 2 --num_eval_problems 64 --num_eval_samples 2")
 TINY = ("--hidden_size 16 --num_hidden_layers 1 --intermediate_size 16 --num_prompts 4 "
@@ -35,39 +37,40 @@ REAL = ("--model runs/gpu/model --task arithmetic:2 --dtype bfloat16 --max_steps
 
 
 def commands(dry_run):
-    """What is run. -> {name: the words after `python -m`}"""
+    """List the commands. -> {name: the arguments of `python -m`}"""
     python, size, collect, cpu = "", "", "", ""
-    if dry_run:                 # in which processes cannot share the simulated GPU
+    if dry_run:                 # several processes cannot share the simulated GPU: pytest, fsdp
         python, size, collect, cpu = "tests.pretend", TINY, "--collect-only", "--device cpu"
-    found = {"main": f"{python} grpo --task arithmetic {size}"}
+    args = {"main": f"{python} grpo --task arithmetic {size}"}
     for module in [script.removesuffix(".py") for script in SCRIPTS]:
         for kernel in ("triton", "torch"):
-            found[f"{module}-{kernel}"] = f"{python} {module} {SHORT} --kernel {kernel} {size}"
-    found |= {
+            args[f"{module}-{kernel}"] = f"{python} {module} {SHORT} --kernel {kernel} {size}"
+    args |= {
         "one-step": f"{python} grpo {SHORT} --kernel triton {size} --max_steps 1",
         "resumed": f"{python} grpo --resume_from_checkpoint runs/gpu/one-step --max_steps 2",
         "tests": f"pytest -rs tests/test_kernels.py tests/test_decode.py -n 4 {collect}",
         "countdown": f"{python} grpo --task countdown {size}"}
     if find_spec("transformers"):
-        found |= {
+        args |= {
             "export": "pretrained.export runs/gpu/grpo-triton runs/gpu/model",
             "real": f"pretrained.train {REAL}",
             "fsdp": f"torch.distributed.run pretrained/train.py {REAL} --parallel fsdp {cpu}"}
-    if find_spec("vllm") and not dry_run:       # vLLM has kernels for wide heads alone
-        found |= {
+    if find_spec("vllm") and not dry_run:       # vLLM's kernels need wide heads
+        args |= {
             "wide": f"grpo {SHORT} --num_attention_heads 2",
             "wide-export": "pretrained.export runs/gpu/wide runs/gpu/wide-model",
             "vllm": f"pretrained.train {REAL} --model runs/gpu/wide-model --lora_rank 8 "
                     "--engine vllm"}
-    if not dry_run:             # torch.func does not know the tensors of the simulated GPU
-        found |= {"optimal": f"reinforce {SHORT} --baseline optimal", "nano": "nano",
-                  "bench": "lab.speed"}
-    return {name: f"{words} --output_dir runs/gpu/{name}" if "--task" in words else words
-            for name, words in found.items()}
+    if not dry_run:             # torch.func cannot handle the tensors of the simulated GPU
+        args |= {"optimal": f"reinforce {SHORT} --baseline optimal", "nano": "nano",
+                 "bench": "lab.speed"}
+    return {name: f"{line} --output_dir runs/gpu/{name}" if "--task" in line else line
+            for name, line in args.items()}
 
 
 def run(command, limit, log):
-    """Run a command for `limit` seconds at most, and keep its output. -> "ok", or what failed"""
+    """Run a command for at most `limit` seconds, and write its output to `log`.
+    -> "ok", or how it failed"""
     env = {"CUDA_VISIBLE_DEVICES": "0"} | os.environ | {"PYTHONFAULTHANDLER": "1"}
     with open(log, "w") as output:
         process = subprocess.Popen(
@@ -79,11 +82,11 @@ def run(command, limit, log):
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGABRT)          # the tracebacks show where it hangs
         process.wait()
-        return f"no end after {limit:.0f} s"
+        return f"stopped after {limit:.0f} s"
 
 
 def compare(whole, resumed):
-    """-> "ok" if two runs have the same weights, or what is wrong"""
+    """Compare the weights of a run with those of a resumed run. -> "ok", or the difference"""
     one, other = (torch.load(run / "checkpoint.pt", "cpu", weights_only=True)["policy"]
                   for run in (whole, resumed))
     is_same = all(torch.equal(one[name], other[name]) for name in one)
@@ -91,17 +94,18 @@ def compare(whole, resumed):
 
 
 def main(argv=None):
-    words = parser(__doc__)
-    words.add_argument("--dry_run", action="store_true", help="tiny runs on a simulated GPU")
-    dry_run = words.parse_args(argv).dry_run
+    flags = parser(__doc__)
+    flags.add_argument("--dry_run", action="store_true",
+                       help="run tiny commands on a simulated GPU")
+    dry_run = flags.parse_args(argv).dry_run
     if not dry_run and NAME == "cpu":
-        common.fail(f"torch {torch.__version__}, for CUDA {torch.version.cuda}, finds no GPU. Does "
-                    "nvidia-smi show one? Without a GPU, run: make gpu DRY=1")
+        common.fail(f"torch {torch.__version__}, built for CUDA {torch.version.cuda}, finds no GPU."
+                    " Check whether nvidia-smi lists one. Without a GPU, run: make gpu DRY=1")
     shutil.rmtree(FOLDER, ignore_errors=True)
     FOLDER.mkdir(parents=True)
     path = (FOLDER if dry_run else DOCS) / f"gpu-{SLUG}.md"
     rows = []
-    ends = ""                   # of the logs of commands that fail
+    ends = ""                   # the ends of the logs of commands that fail
     end = time.perf_counter() + SECONDS
     for name, command in commands(dry_run).items():
         began = time.perf_counter()
@@ -118,10 +122,10 @@ def main(argv=None):
         seconds = f"{time.perf_counter() - began:.0f}"
         rows.append([name, outcome, seconds, last[:160].replace("|", "\\|")])
         print(f"{name:17}{outcome}: {last}"[:84], flush=True)
-        found = table(["command", "result", "seconds", "last words"], rows)
-        path.write_text(f"# What make gpu found\n\n{MACHINE}, CUDA {torch.version.cuda}.\n\n{found}"
-                        f"{ends}\nThe goals for the tables of the bench: [speed.md](speed.md).\n")
-    print(f"The report: {path}. The logs: {FOLDER}")
+        results = table(["command", "result", "seconds", "last line of output"], rows)
+        path.write_text(f"# Report of make gpu\n\n{MACHINE}, CUDA {torch.version.cuda}.\n\n"
+                        f"{results}{ends}\n[speed.md](speed.md) lists the goals for the bench.\n")
+    print(f"The report is in {path}, the logs are in {FOLDER}")
     if ends:
         raise SystemExit(1)
 

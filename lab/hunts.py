@@ -1,9 +1,9 @@
-"""Measure, for the hunts, what mistakes look like from outside: make hunts writes
+"""Find mistakes for the bug hunts, and measure how they change a run: make hunts writes
 learn/practice/hunts.json.
 
-Each mistake of learn/practice/mistakes.txt that stands in a script is tried there: 20 steps of a
-run, compared with five runs of the right script. It is a hunt if neither text nor reward betrays
-it, and gradients differ.
+We plant each mistake of learn/practice/mistakes.txt in its script, train for 20 steps, and compare
+with five runs of the correct script. A mistake becomes a hunt if it changes the gradient, although
+neither the text of the script nor the reward gives it away.
 """
 import concurrent.futures
 import contextlib
@@ -31,10 +31,10 @@ from report.logs import read_log
 
 NOT_COMPARED = re.compile("step|zero_std|clipped_ratio|critic_grad|accuracy$|checks|sampling|beta|"
                           "coef|margins|reward_std|approx_kl")
-# What nobody would write, and so gives a mistake away.
+# Code that nobody would write, so it would give a mistake away
 ODD = re.compile(r"\b(True|False|pass)\b|\b0 ?\*|\* 1\.0|\+ 0\b|< 2\]|if .* else|numel|;")
-RISE = 0.05                                 # of the reward, without which a hunt is too easy
-A_LEVEL = 4                                 # hunts of each level and script
+RISE = 0.05                                 # if the reward rises less, a hunt is too easy
+A_LEVEL = 4                                 # number of hunts for each level and script
 
 
 def run(script, text, seed, base, num_steps=20, digits=3):
@@ -44,11 +44,11 @@ def run(script, text, seed, base, num_steps=20, digits=3):
     with tempfile.TemporaryDirectory() as work, contextlib.redirect_stdout(io.StringIO()), \
             contextlib.redirect_stderr(io.StringIO()):
         torch.save({"policy": base}, Path(work, "checkpoint.pt"))
-        words = [*FLAGS[Path(script).stem].split(), *SHORT.split(), "--max_steps", str(num_steps),
-                 "--seed", str(seed), "--init_from", work, "--output_dir", f"{work}/run"]
+        args = [*FLAGS[Path(script).stem].split(), *SHORT.split(), "--max_steps", str(num_steps),
+                "--seed", str(seed), "--init_from", work, "--output_dir", f"{work}/run"]
         try:
             exec(compile(text, script, "exec"), vars(module))
-            module.main(words)
+            module.main(args)
         except (Exception, SystemExit):
             return {}
         log = read_log(f"{work}/run", "metrics")
@@ -58,7 +58,8 @@ def run(script, text, seed, base, num_steps=20, digits=3):
 
 
 def is_fair(old, new):
-    """Whether neither comments nor the look of the lines tell that something was changed."""
+    """Check that neither comments nor the look of the lines reveal that something was changed.
+    -> bool"""
     added = set(new.split("\n")) - set(old.split("\n"))
     columns = [[(line.find("  # "), line.partition("  # ")[2]) for line in text.split("\n")
                 if "  # " in line] for text in (old, new)]
@@ -67,28 +68,29 @@ def is_fair(old, new):
 
 
 def start():
-    """Before the first run of a process."""
+    """Prepare a process for its runs."""
     torch.set_num_threads(1)
-    sys.modules["report.page"] = None      # or each run would draw pictures
+    sys.modules["report.page"] = None      # else each run would draw pictures
 
 
 def try_mistake(script, text, right, base):
-    """-> the level of a text with a mistake, 0 if it is no hunt; its run"""
+    """Run a text with a mistake. -> the level of the hunt, 0 if it is not one; the run"""
     source = (ROOT / script).read_text()
     if not is_fair(source, text):
         return 0, {}
     wrong, correct = (run(script, one, 0, base, 2, 6) for one in (text, source))
     if not wrong or numpy.allclose(wrong["grad_norm"], correct["grad_norm"], 1e-4):
         return 0, {}
-    found = run(script, text, 0, base)
-    if not found or numpy.mean(found["reward"][-5:]) < numpy.mean(found["reward"][:5]) + RISE:
+    metrics = run(script, text, 0, base)
+    if not metrics or numpy.mean(metrics["reward"][-5:]) < numpy.mean(metrics["reward"][:5]) + RISE:
         return 0, {}
-    farthest = max(abs(way) for way in distances(found, right).values())
-    return next(level for level, least in LEVELS.items() if farthest >= least), found
+    farthest = max(abs(distance) for distance in distances(metrics, right).values())
+    return next(level for level, least in LEVELS.items() if farthest >= least), metrics
 
 
 def measure(script, pool, tests):
-    """-> {"right": {metric: a row for each of five seeds}, "hunts": list of dicts}"""
+    """Try all mistakes of a script. -> {"right": {metric: a row for each of five seeds},
+    "hunts": list of dicts}"""
     source = (ROOT / script).read_text()
     base = make_base([script])
     jobs = [pool.submit(run, script, source, seed, base) for seed in range(5)]
@@ -98,7 +100,7 @@ def measure(script, pool, tests):
                if mutant.file in ("grpo.py", script) and source.count("\n".join(mutant.old)) == 1
                and (mutant.file, mutant.name) in tests]
     random.Random(script).shuffle(mutants)
-    mutants.sort(key=lambda mutant: mutant.file != script)              # its own come first
+    mutants.sort(key=lambda mutant: mutant.file != script)      # the script's own mistakes first
     jobs = [pool.submit(try_mistake, script, planted(source, mutant)[0], right, base)
             for mutant in mutants]
     hunts = []
@@ -112,10 +114,10 @@ def measure(script, pool, tests):
 
 
 def main():
-    said = "".join(subprocess.run([sys.executable, "tests/mutants.py", script], cwd=ROOT,
-                                  capture_output=True, text=True).stdout for script in SCRIPTS)
-    found = re.findall(r"^killed +(\S+): (.*)  \[([^[\n]*).*\]$", said, re.MULTILINE)
-    tests = {(file, name): test for file, name, test in found}
+    output = "".join(subprocess.run([sys.executable, "tests/mutants.py", script], cwd=ROOT,
+                                    capture_output=True, text=True).stdout for script in SCRIPTS)
+    killed = re.findall(r"^killed +(\S+): (.*)  \[([^[\n]*).*\]$", output, re.MULTILINE)
+    tests = {(file, name): test for file, name, test in killed}
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(2, context, start) as pool:
         measured = {script: measure(script, pool, tests) for script in SCRIPTS}

@@ -1,9 +1,10 @@
-"""Run the main job with several seeds: python -m lab.main_job 0 1 2 3 4 (make seeds).
+"""Run the main command, python grpo.py, with several seeds: python -m lab.main_job 0 1 2 3 4
+(make seeds).
 
 Each run starts in an empty folder, so it makes its own base (--base_seed is the seed, too). Writes
-docs/seeds.json, docs/curve.png (of the first seed) and, between their marks, a table in docs/lab.md
-and parts of the first seed's output in README.md. With --nano (make nano-seeds), it runs nano.py
-instead, and the results go to docs/nano-seeds.json and docs/nano.md.
+docs/seeds.json, docs/curve.png (the curves of the first seed) and, between their marks, a table in
+docs/lab.md and parts of the first seed's output in README.md. With --nano (make nano-seeds), it
+runs nano.py instead, and the results go to docs/nano-seeds.json and docs/nano.md.
 """
 import re
 import shutil
@@ -20,7 +21,7 @@ from report.logs import read_summary
 
 
 def seeds_table(results):
-    """results: seed -> summary of its run. -> str"""
+    """Write the table of docs/lab.md. results: seed -> summary of its run. -> str"""
     rows = []
     for seed, summary in results.items():
         base, trained = summary["base"], summary["trained"]
@@ -30,16 +31,17 @@ def seeds_table(results):
             f"{base['think_share']:.2f} -> {trained['think_share']:.2f}",
             f"{base['mean_length']:.0f} -> {trained['mean_length']:.0f}", summary["steps"],
             f"{summary['seconds_warm_start']:.0f} s", f"{summary['seconds_total']:.0f} s"])
-    heads = ["seed", "greedy, base", "greedy, trained", "pass@1", "thinks", "tokens", "steps",
-             "warm start", "all"]
+    heads = ["seed", "greedy accuracy, base", "greedy accuracy, after RL", "pass@1",
+             "fraction that thinks", "mean tokens", "steps", "time for the base", "total time"]
     seconds = statistics.median(summary["seconds_total"] for summary in results.values())
-    return (f"{table(heads, rows)}\nMedian of all: {seconds:.0f} s. Held-out problems, all "
-            f"different: {trained['problems']}; {MACHINE}.\n")
+    return (f"{table(heads, rows)}\nThe median of the total times is {seconds:.0f} s. The policies "
+            f"are scored on {trained['problems']} held-out problems, all different. Machine: "
+            f"{MACHINE}.\n")
 
 
 def example(printed):
-    """The lines of a run that README.md shows: the base, the first step and its samples, the last
-    step, the last evaluation, and the end. -> str"""
+    """Select the lines of a run that README.md shows: the base, the first step and its samples, the
+    last step, the last evaluation, and the end. -> str"""
     base = re.search("^base: .*\n", printed, re.MULTILINE)[0]
     first = re.search("^ step .*\n(.*\n){3}", printed, re.MULTILINE)[0]
     last = re.findall("^ *[0-9]+ +[0-9.]+ .*\n", printed, re.MULTILINE)[-1]
@@ -54,7 +56,7 @@ def printed_by(folder, *words):
 
 
 def main_job(seeds):
-    """Run grpo.py with each seed, and write down what it did."""
+    """Run grpo.py with each seed, and write the results to docs/."""
     results = {}
     for seed in seeds:
         with tempfile.TemporaryDirectory() as empty:
@@ -69,7 +71,7 @@ def main_job(seeds):
 
 
 def nano(seeds):
-    """Run nano.py with each seed, and write down what it did."""
+    """Run nano.py with each seed, and write the results to docs/."""
     results = {}
     outputs = []
     for seed in seeds:
@@ -84,17 +86,17 @@ def nano(seeds):
     shown = [*lines[:2], "...", *steps[:11:5], "...", *lines[-3:]]
     rows = [[seed, f"{one['before']:.3f}", f"{one['after']:.3f}", f"{one['seconds']:.0f} s"]
             for seed, one in results.items()]
-    found = table(["seed", "right before", "right after", "seconds"], rows)
-    put("nano", "```\n" + "\n".join(shown) + f"\n```\n\n{found}\n{MACHINE}.\n", "nano-seeds")
+    text = table(["seed", "right before", "right after", "seconds"], rows)
+    put("nano", "```\n" + "\n".join(shown) + f"\n```\n\n{text}\n{MACHINE}.\n", "nano-seeds")
 
 
 def main():
-    words = parser(__doc__)
-    words.add_argument("seeds", nargs="*", type=int, default=[0, 1, 2, 3, 4], metavar="SEED")
-    words.add_argument("--nano", action="store_true", help="nano.py, instead of the main job")
-    options = words.parse_args()
-    seeds = [str(seed) for seed in options.seeds]
-    (nano if options.nano else main_job)(seeds)
+    flags = parser(__doc__)
+    flags.add_argument("seeds", nargs="*", type=int, default=[0, 1, 2, 3, 4], metavar="SEED")
+    flags.add_argument("--nano", action="store_true", help="run nano.py instead of grpo.py")
+    args = flags.parse_args()
+    seeds = [str(seed) for seed in args.seeds]
+    (nano if args.nano else main_job)(seeds)
 
 
 if __name__ == "__main__":

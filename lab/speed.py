@@ -1,17 +1,18 @@
-"""How fast grpo.py is, compared with what others offer: python -m lab.speed (make bench).
+"""Measure how fast grpo.py is, compared with TRL and torch: python -m lab.speed (make bench).
 
-  step    a step of grpo.py and one of TRL's GRPOTrainer, with the same weights and rewards; on a
-          GPU also a step of grpo.py whose rollout is without the CUDA graph.
+  step    a step of grpo.py, and one of TRL's GRPOTrainer with the same weights and rewards; on a
+          GPU also a step of grpo.py whose rollout does without the CUDA graph
   logits  log-probs and entropies of N x V logits, and their gradient: kernels/logprob.py, torch
-          eager and compiled, TRL, and a copy that moves as many bytes. Needs a GPU.
+          eager and compiled, TRL, and a copy that moves as many bytes (needs a GPU)
 
-All in a line of a table take turns, so that a slow minute of the machine is slow for all of them.
-Times are medians. A gain is the median of the ratios of neighbours in time, with quartiles.
-The lengths of completions are given beforehand, to both sides alike. "fixed": each has all its
-tokens. "ragged": nine of ten end after 4 to 8, as answers without thoughts do.
+All programs in a row of a table take turns, so a slow minute of the machine slows down all of them.
+Times are medians. A gain compares runs that are neighbours in time: it is the median of their
+ratios, with quartiles. Both sides get the same lengths of completions in advance. "fixed": each
+completion has all its tokens. "ragged": nine of ten end after 4 to 8, as answers without thoughts
+do.
 
 Writes docs/bench-DEVICE.json after each row, and the tables in docs/speed.md from all such files.
-The column of TRL needs transformers and trl.
+The column of TRL needs the packages transformers and trl.
 """
 import copy
 import functools
@@ -39,52 +40,53 @@ NAME = torch.cuda.get_device_name() if DEVICE == "cuda" else "cpu"
 SLUG = re.sub("[^a-z0-9]+", "-", NAME.lower())
 PACKAGES = [name for name in ("torch", "triton", "transformers", "trl") if find_spec(name)]
 MACHINE = ", ".join([f"{NAME}: {docs.MACHINE}", *(f"{name} {version(name)}" for name in PACKAGES)])
-REPEATS = 5                             # after one that warms up
+REPEATS = 5                             # measured runs, after one to warm up
 LOGITS = [(8192, 32000), (8192, 50257), (8192, 128256), (8192, 151936), (65536, 512)]   # N, V
-SIZES = {                               # the flags in which a policy differs from the defaults
+SIZES = {                               # flags of a policy that differ from the defaults
     "0.11M": {},
     "0.81M": {"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 392}}
 SHAPE = (32, 8, 32)                     # P, G, T
 TABLES = ("step", "logits")
 KINDS = ("fixed", "ragged", "ragged, 3 of 4 groups without signal")
-END = grpo.VOCAB_SIZE - 1               # stands for EOS in ours
+END = grpo.VOCAB_SIZE - 1               # a token that takes the role of EOS on our side
 
 
 # ---- 1. clocks -------------------------------------------------------------------------------
 
 def now():
-    """Seconds on a clock, once the device has done all it was given."""
+    """Read a clock, once the device has finished its work. -> seconds"""
     if DEVICE == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()
 
 
 def seconds(job):
-    """How long a job takes."""
+    """Measure how long a job takes."""
     start = now()
     job()
     return now() - start
 
 
 def take_turns(jobs, timer=seconds):
-    """How long each job takes, several times. who: job -> who: list of seconds"""
+    """Measure each job several times, in turns. {who: job} -> {who: list of seconds}"""
     times = {who: [] for who in jobs}
     for _ in range(1 + REPEATS):
         for who, job in jobs.items():
             times[who].append(timer(job))
-    return {who: taken[1:] for who, taken in times.items()}     # the first one warms up
+    return {who: taken[1:] for who, taken in times.items()}     # the first run warms up
 
 
 # ---- 2. the same weights, lengths and rewards for both ---------------------------------------
 
 def check_lengths(sampled, lengths):
-    """RuntimeError if completions have other lengths than ordered: nothing would be comparable."""
+    """Raise RuntimeError if completions don't have the given lengths, because their times could
+    not be compared."""
     if sampled.tolist() != lengths.tolist():
         raise RuntimeError(f"{sum(sampled)} tokens were sampled instead of {sum(lengths)}")
 
 
 class Ours:
-    """grpo.py with given lengths and rewards, and one small optimizer step a batch."""
+    """Run grpo.py with given lengths and rewards, and one small optimizer step per batch."""
 
     def __init__(self, size, kind):
         P, G, T = SHAPE
@@ -106,16 +108,16 @@ class Ours:
             short = torch.randint(4, 9, (P * G,), generator=generator)
             is_short = torch.randperm(P * G, generator=generator) < P * G - P * G // 10
             self.lengths = torch.where(is_short, short, T)
-        # half of each group is right; in the last kind, only in every fourth group
+        # half of each group is right; in the last kind, this holds only for every fourth group
         self.rewards = (torch.arange(G) % 2 == 0).float().repeat(P, 1)          # (P, G)
         if kind == KINDS[2]:
             self.rewards[torch.arange(P) % 4 > 0] = 0
         uniforms = 0.98 * torch.rand(P * G, T, generator=common.generator("uniforms"))
-        uniforms[range(P * G), self.lengths - 1] = 1.0      # draws END; up to .98 none does
+        uniforms[range(P * G), self.lengths - 1] = 1.0      # samples END; no number up to 0.98 does
         self.uniforms = uniforms.to(DEVICE)                                     # (B, T)
 
     def complete(self, policy, prompts, problems, cfg, _):
-        """Sample as a script's rollout does, to the given lengths."""
+        """Sample like a script's rollout, but to the given lengths."""
         with patch.object(grpo, "EOS", END):
             outputs = self.real_rollout(policy, prompts, problems, cfg, self.uniforms)
         check_lengths(outputs[-1], self.lengths)
@@ -124,7 +126,7 @@ class Ours:
     def step(self):
         """Sample a batch and learn from it. -> Batch"""
         batch = grpo.sample_batch(self.policy, self.task, self.cfg, 0)
-        batch.rewards = self.rewards            # of noise a verdict takes its time, but is no use
+        batch.rewards = self.rewards            # the verifier ran, but noise is never right
         A = grpo.advantages(batch.rewards).view(-1, 1).to(DEVICE)               # (B, 1)
         ref_logps, _ = grpo.score_reference(self.reference, batch, self.cfg)
         grpo.update(self.policy, ref_logps, self.optimizer, batch, A, self.cfg, 0)
@@ -133,7 +135,8 @@ class Ours:
 
 
 def llama(ours):
-    """The policy as transformers' LlamaForCausalLM, whose generate() ends rows at the same time."""
+    """Export the policy as transformers' LlamaForCausalLM. Its generate() ends rows at the given
+    lengths. -> model"""
     import transformers
     weights = {export.llama_name(name): x for name, x in ours.policy.named_parameters()}
     config = transformers.LlamaConfig(**export.llama_config(ours.cfg))
@@ -151,11 +154,12 @@ def llama(ours):
     return model.to(DEVICE)
 
 
-# ---- 3. rows of the tables: the number of tokens; who -> list of seconds ---------------------
+# ---- 3. rows of the tables -------------------------------------------------------------------
 
 def steps(size, kind):
-    """Sample a batch and learn from it: ours, and TRL's GRPOTrainer, after whose steps the others
-    take their turns. It has no KL, saves and logs nothing, which costs least."""
+    """Sample a batch and learn from it, with our code and with TRL's GRPOTrainer. After each of its
+    steps, our jobs take their turns. It has no KL, saves and logs nothing, so it is as fast as it
+    can be. -> the number of tokens, {who: list of seconds}"""
     ours = Ours(size, kind)
     num_tokens = int(ours.lengths.sum())
     jobs = {"ours": ours.step}
@@ -211,14 +215,14 @@ def steps(size, kind):
 
 
 def logits(what, part):
-    """Pass over logits "N x V dtype", forward or backward."""
+    """Pass over logits "N x V dtype", forward or backward. -> N, {who: list of seconds}"""
     from triton.testing import do_bench
     N, _, V, dtype = what.split()
     N, V = int(N), int(V)
     logits = 3 * torch.randn(N, V, device=DEVICE)
     logits = logits.to(getattr(torch, dtype)).requires_grad_()
     tokens = torch.randint(V, (N,), device=DEVICE)
-    torch.compiler.reset()                      # else the ninth shape runs uncompiled
+    torch.compiler.reset()                      # else torch stops compiling at the ninth shape
     providers = {"ours": logprob, "torch": logprob_torch,
                  "torch.compile": torch.compile(logprob_torch, dynamic=False)}
     if find_spec("trl"):
@@ -232,7 +236,7 @@ def logits(what, part):
             ones = [torch.ones_like(x) for x in (logps, entropy)]
             jobs[who] = functools.partial(
                 torch.autograd.grad, (logps, entropy), logits, ones, retain_graph=True)
-    # backward, logits are read and as many numbers written; forward, they are only read
+    # a backward pass reads the logits and writes as many numbers; a forward pass only reads them
     copied = logits.detach()[:N if part == "backward" else N // 2]
     jobs["copy"] = functools.partial(torch.empty_like(copied).copy_, copied)
 
@@ -241,10 +245,10 @@ def logits(what, part):
     return N, take_turns(jobs, with_a_cold_cache)
 
 
-# ---- 4. all of it ----------------------------------------------------------------------------
+# ---- 4. all rows -----------------------------------------------------------------------------
 
 def measure():
-    """Print each row as it comes. Yields {table: rows}, all rows so far, after each."""
+    """Measure and print each row. After each, yields all rows so far: {table: rows}"""
     jobs = [("step", steps, {"parameters": size, "lengths": kind})
             for size, kind in product(SIZES, KINDS)]
     if DEVICE == "cuda":
@@ -260,7 +264,7 @@ def measure():
 
 
 def table(rows):
-    """Markdown. -> str"""
+    """Write a table in Markdown. -> str"""
     head = [*rows[0]["of"]]
     for who in rows[0]["seconds"]:
         head += [who, "gain"] if "ours" in head else [who]
@@ -274,14 +278,14 @@ def table(rows):
             if who != "ours":
                 ratios = [their / our for our, their in zip(row["seconds"]["ours"], taken)]
                 low, gain, high = quantiles(ratios, n=4)
-                digits = 1 if gain > 1.3 else 2         # near 1, less than a tenth counts
+                digits = 1 if gain > 1.3 else 2         # near 1, hundredths matter
                 cells.append(f"{gain:.{digits}f}x ({low:.{digits}f} - {high:.{digits}f})")
         lines.append(cells)
     return docs.table(head, lines)
 
 
 def tables():
-    """What docs/speed.md shows of all docs/bench-*.json. -> name of a table: text"""
+    """Write the tables of docs/speed.md from all docs/bench-*.json. -> {name of a table: text}"""
     records = [json.loads(path.read_text()) for path in sorted(docs.DOCS.glob("bench-*.json"))]
     return {name: "".join(f"{record['machine']}:\n\n{table(record[name])}\n"
                           for record in records if record[name])
@@ -290,9 +294,9 @@ def tables():
 
 def main(argv=None):
     parser(__doc__).parse_args(argv)
-    torch.set_num_threads(1)                    # for all that are compared
+    torch.set_num_threads(1)                    # all programs get one thread
     torch.set_float32_matmul_precision("highest")
-    for measured in measure():                  # the last rows may take too long
+    for measured in measure():                  # store after each row, in case later ones time out
         docs.record(f"bench-{SLUG}", machine=MACHINE, **measured)
     for name, text in tables().items():
         docs.put(name, text, "bench")

@@ -1,4 +1,5 @@
-"""What scripts do, in this process: for experiments that look at batches, policies or prefixes."""
+"""Run parts of the scripts in this process, for experiments that need their batches, policies or
+prefixes."""
 import copy
 import dataclasses
 import functools
@@ -15,21 +16,22 @@ from lab.docs import run
 
 
 def make_base(variant):
-    """Make the base of a variant, or find it in runs/base/. -> its weights"""
+    """Make the base of a variant, or load it from runs/base/. variant: [script, *flags]
+    -> its weights"""
     script, *flags = variant
     return base_weights(script, tuple(base_flags(flags)))
 
 
 @functools.cache
 def base_weights(script, flags):
-    few = ["--max_steps", 0, "--num_eval_problems", 1, "--num_eval_samples", 1]
+    no_training = ["--max_steps", 0, "--num_eval_problems", 1, "--num_eval_samples", 1]
     with tempfile.TemporaryDirectory() as work:
-        run(script, Path(work, "base"), *flags, *few)
+        run(script, Path(work, "base"), *flags, *no_training)
         return torch.load(Path(work, "base", "base.pt"), weights_only=True)["policy"]
 
 
 def base_flags(flags):
-    """Those of the flags that shape the task or the base, with their values. -> list"""
+    """Select the flags that the task or the base depends on, with their values. -> list"""
     kept = []
     for name, value in zip(flags, flags[1:]):
         if str(name)[2:] in ("task", *common.Base.__annotations__):
@@ -38,19 +40,19 @@ def base_flags(flags):
 
 
 def load_base(script, flags):
-    """What the module of a script has before its first step. -> Config, task, policy"""
-    words = shlex.split(flags)
-    cfg = common.parse_flags(script.Config, words)
+    """Prepare everything that a script needs before its first step. -> Config, task, policy"""
+    args = shlex.split(flags)
+    cfg = common.parse_flags(script.Config, args)
     task = common.load_task(cfg, script.verify)
     policy = script.GPT(cfg)
-    policy.load_state_dict(make_base([f"{script.__name__}.py", *words]))
+    policy.load_state_dict(make_base([f"{script.__name__}.py", *args]))
     return cfg, task, policy
 
 
 def training(script, cfg, task, policy, engine=lambda policy: policy, weigh=lambda batch: 1.0):
-    """Train `policy` as the main of grpo.py or gspo.py does, without an end. Batches are sampled
-    by engine(policy); advantages are multiplied by weigh(batch). Yields (batch, metrics) of each
-    step, after its update"""
+    """Train `policy` like the main of grpo.py or gspo.py, but for an unlimited number of steps.
+    engine(policy) samples the batches, and advantages are multiplied by weigh(batch).
+    Yields (batch, metrics) of each step after its update."""
     reference = copy.deepcopy(policy)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
     clear_gradient(policy)
@@ -65,7 +67,7 @@ def training(script, cfg, task, policy, engine=lambda policy: policy, weigh=lamb
 
 
 def train_critic(policy, task, cfg, batches):
-    """ppo.py's critic learns from batches of a policy that does not learn. -> ppo.Critic"""
+    """Train ppo.py's critic on batches of a policy that does not learn. -> ppo.Critic"""
     critic = ppo.Critic(policy)
     optimizer = torch.optim.Adam(critic.parameters(), lr=cfg.critic_learning_rate)
     for step, batch in enumerate(batches):
@@ -82,8 +84,9 @@ def clear_gradient(policy):
 
 
 def continued(script, policy, cfg, problems, prompts, prefixes, uniforms=None):
-    """Complete prompts (n, W) after the first t tokens (n, t) of completions, greedily without
-    uniforms. -> the longer prompts, tokens and mask behind them (n, T), texts of both"""
+    """Complete prompts (n, W) whose completions begin with the tokens `prefixes` (n, t); decode
+    greedily if there are no uniforms. -> prompts with their prefixes (n, W + t), the tokens after
+    them and their mask (n, T), the texts of whole completions"""
     longer = torch.cat([prompts, prefixes], dim=1)                              # (n, W + t)
     tokens, mask, *_ = script.rollout(policy, longer, problems, cfg, uniforms)
     whole = torch.cat([prefixes, tokens], dim=1)                                # (n, t + T)
@@ -94,16 +97,16 @@ def continued(script, policy, cfg, problems, prompts, prefixes, uniforms=None):
 
 
 def rewards_after(script, policy, task, cfg, batch, t, number, at_once=1024):
-    """Continue each completion with more than t tokens after its first t, so many times, `at_once`
-    rows at a time. -> rows (n,), rewards (n, number)"""
+    """Take each completion with more than t tokens, and continue its first t tokens `number` times,
+    with `at_once` rows in a batch. -> rows (n,), rewards (n, number)"""
     rows = (batch.lengths > t).nonzero()[:, 0]
     rest = dataclasses.replace(cfg, max_completion_length=cfg.max_completion_length - t)
-    found = []
+    rewards = []
     for place, part in enumerate(rows.repeat_interleave(number).split(at_once)):
         problems = [batch.problems[row] for row in part.tolist()]
         generator = common.generator(cfg.seed, ("prefix", t, place))
         uniforms = torch.rand(len(part), rest.max_completion_length, generator=generator)
         *_, texts = continued(script, policy, rest, problems, batch.prompts[part],
                               batch.tokens[part, :t], uniforms)
-        found += [task.verify(problem, text) for problem, text in zip(problems, texts)]
-    return rows, torch.tensor(found).view(-1, number)
+        rewards += [task.verify(problem, text) for problem, text in zip(problems, texts)]
+    return rows, torch.tensor(rewards).view(-1, number)

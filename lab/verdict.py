@@ -12,16 +12,16 @@ A claim gets no verdict if the set-up decides the result:
 - one side of a ratio has the same value for all seeds, or the smallest value it can have (a number
   of batches cannot be below the window over which accuracy is averaged);
 - all seeds have the same effect;
-- a seed never reached the level, so that its number of steps is the length of the run;
+- a seed never reached the level, so we only know that it takes more steps than the run had;
 - no bound was set.
 
 The interval is Student's. With 3, 5 and 8 seeds it reaches 2.5, 1.2 and 0.8 standard deviations to
-each side. If there is no effect, it misses 0 in 5 of 100 comparisons. To ask whether all seeds have
-one sign would see an effect in 25, 6 and 1 of 100, and a bootstrap would in 25, 16 and 11
-(lab/claims/seeds.py). The price is that an effect must have 3.3, 1.7 and 1.2 standard deviations to
-be seen four times out of five. Student's interval assumes that the effects scatter normally. It
-covers the truth much less often if a run sometimes collapses, because most small samples contain no
-collapse (measured in lab/claims/seeds.py, too). Times and counts are skewed, so take their ratios.
+each side. If there is no effect, it misses 0 in 5 of 100 comparisons. The rule "all seeds have one
+sign" would find an effect in 25, 6 and 1 of 100, and a bootstrap in 25, 16 and 11
+(lab/claims/seeds.py). The price is power: only an effect of 3.3, 1.7 and 1.2 standard deviations is
+found four times out of five. Student's interval assumes that the effects are normally distributed.
+It covers the truth much less often if a run sometimes collapses, because most small samples contain
+no collapse (lab/claims/seeds.py measures this, too). Times and counts are skewed, so take ratios.
 """
 import functools
 import math
@@ -32,9 +32,9 @@ import numpy
 
 SHOWN, CONTRADICTED, UNDECIDED = "shown", "contradicted", "undecided"
 NO_VERDICT = "no verdict"
-FLOOR = 0.01                    # two shares that are as near to 0 or to 1 cannot be told apart
+FLOOR = 0.01                    # two fractions this near to 0 or to 1 cannot be distinguished
 OURS = "ours"                                   # the source of a claim that no paper makes
-# The papers that claims come from, at arXiv:
+# The papers that claims come from -> their numbers on arXiv
 PAPERS = {"2510.13651": "2510.13651", "Ahmadian and others": "2402.14740",
           "Amodei and others": "1606.06565", "AReaL": "2505.24298", "DAPO": "2503.14476",
           "DeepSeek-R1": "2501.12948", "DeepSeek-V3.2": "2512.02556", "DeepSeekMath": "2402.03300",
@@ -50,8 +50,8 @@ PAPERS = {"2510.13651": "2510.13651", "Ahmadian and others": "2402.14740",
 
 @functools.cache
 def student_quantile(n, p):
-    """The p-quantile of Student's t with n degrees of freedom. With t = sqrt(n) tan(angle), the
-    density of the angle is proportional to cos(angle)^(n - 1). -> float"""
+    """Compute the p-quantile of Student's t with n degrees of freedom. With t = sqrt(n) tan(angle),
+    the density of the angle is proportional to cos(angle)^(n - 1). -> float"""
     angle = numpy.linspace(-math.pi / 2, math.pi / 2, 100_001)
     density = numpy.cos(angle) ** (n - 1)
     share = numpy.concatenate([[0], (density[1:] + density[:-1]).cumsum()])
@@ -59,8 +59,8 @@ def student_quantile(n, p):
 
 
 def student(values, comparisons=1):
-    """The 95% interval of the mean of independent values; all numbers if there is one value.
-    comparisons: how many intervals have to be right at once (Bonferroni). -> low, high"""
+    """Compute the 95% interval of the mean of independent values; it is infinite for one value.
+    comparisons: how many intervals have to hold at once (Bonferroni). -> low, high"""
     n = len(values) - 1
     if n == 0:
         return -math.inf, math.inf
@@ -70,27 +70,27 @@ def student(values, comparisons=1):
     return mean - half, mean + half
 
 
-INTERVAL = student              # the rule that makes the interval (lab/choices.py tries others)
+INTERVAL = student              # the rule for intervals (lab/choices.py tries other rules)
 
 
 @dataclass
 class Claim:
-    """A sentence, who says it (a paper, or OURS), and the numbers that tell whether it is so."""
+    """A sentence, its source (a paper, or OURS), and the numbers that it is judged by."""
     text: str
     source: str
-    values: list                # or two lists: the effect is their difference (shares in 0..1)
-                                # or, with times, their ratio
-    at_least: float = None      # the region in which the effect lies
+    values: list                # or a pair of lists: the effect is their difference (fractions in
+                                # 0..1) or, with times, their ratio
+    at_least: float = None      # bounds of the region in which the effect should lie
     at_most: float = None
-    times: bool = False         # values are ratios: their mean is that of their logarithms
-    bounds: list = ()           # for each value "", or ">" or "<" if it is a bound, "?" if neither
-    exact: bool = False         # no luck is in the values
-    comparisons: int = 1        # how many effects were compared, of which this is the largest
-    smallest: float = None      # of two sides: the smallest value that either can have
+    times: bool = False         # the values are ratios, so take their geometric mean
+    bounds: list = ()           # for each value: "" if known, ">" or "<" if a bound, "?" if unknown
+    exact: bool = False         # the values involve no luck
+    comparisons: int = 1        # number of effects that were compared; this is the largest
+    smallest: float = None      # the smallest value that either side of a ratio can have
     unit: str = ""
-    shown: str = ""             # what was found, in a sentence, if this is the verdict
-    contradicted: str = ""
-    said: str = ""              # or whatever the verdict is
+    shown: str = ""             # the finding, as a sentence, if the claim is shown
+    contradicted: str = ""      # the finding if it is contradicted
+    said: str = ""              # the finding if neither of them applies
 
     def __post_init__(self):
         if self.source in PAPERS:
@@ -101,25 +101,25 @@ class Claim:
 
     @functools.cached_property
     def interval(self):
-        """-> effect, and from where to where it may lie"""
+        """-> effect, low and high end of its interval"""
         values = numpy.ravel(self.values).astype(float)
         if not numpy.isfinite(values).all() or self.times and values.min() <= 0:
             raise ValueError(f"{self.text}: {self.values}")
         if self.times:
             values = numpy.log(values)
         low, high = (min(values), max(values)) if self.exact else INTERVAL(values, self.comparisons)
-        found = numpy.array([values.mean(), low, high])
-        return tuple((numpy.exp(found) if self.times else found).tolist())
+        three = numpy.array([values.mean(), low, high])
+        return tuple((numpy.exp(three) if self.times else three).tolist())
 
     @property
     def region(self):
-        """-> from where to where the effect lies, as claimed"""
+        """-> low and high end of the claimed range"""
         return (-math.inf if self.at_least is None else self.at_least,
                 math.inf if self.at_most is None else self.at_most)
 
     @property
     def moot(self):
-        """Why there is no verdict; "" if there is one. -> str"""
+        """The reason why there is no verdict; "" if there is one."""
         _, low, high = self.interval
         least, most = self.region
         if (least, most) == (-math.inf, math.inf):
@@ -127,23 +127,23 @@ class Claim:
         if any(self.bounds):
             known = self.bounds.count("")
             some = f"{len(self.bounds) - known} of {len(self.bounds)} " * (known > 0)
-            return f"{some}never arrived"
+            return f"{some}never reached the level"
         if math.isclose(low, high, abs_tol=1e-9) and not self.exact:
-            return "all seeds are equal"
+            return "all seeds have the same effect"
         if self.sides and self.times:
             for side in map(numpy.asarray, self.sides):
                 if self.smallest is not None and side.min() <= self.smallest:
-                    return "a side is at its smallest value"
+                    return "one side has its smallest possible value"
                 if len(side) > 1 and side.min() == side.max():
-                    return "a side is the same for all seeds"
+                    return "one side is the same for all seeds"
         elif self.sides:
             first, second = map(numpy.mean, self.sides)
             can_be_shown = max(least, -second) <= min(most, 1 - second)
             can_be_contradicted = -second < least or 1 - second > most
-            is_told = can_be_shown and can_be_contradicted
-            if max(first, second) < FLOOR or not is_told and second < 0.5:
+            is_open = can_be_shown and can_be_contradicted
+            if max(first, second) < FLOOR or not is_open and second < 0.5:
                 return "at the floor"
-            if min(first, second) > 1 - FLOOR or not is_told:
+            if min(first, second) > 1 - FLOOR or not is_open:
                 return "at the ceiling"
         return ""
 
@@ -159,33 +159,33 @@ class Claim:
             return CONTRADICTED
         return UNDECIDED
 
-    # ---- in words ----
+    # ---- texts ----
 
     @property
-    def told(self):
-        """What the experiment says was found, in a sentence, or ""."""
+    def sentence(self):
+        """The experiment's own sentence about the finding, or ""."""
         return {SHOWN: self.shown, CONTRADICTED: self.contradicted}.get(self.verdict) or self.said
 
     @property
     def finding(self):
-        """What was found, in a sentence."""
-        return self.told or f"{self.text[0].upper()}{self.text[1:]}: {self.verdict}"
+        """The finding, as a sentence."""
+        return self.sentence or f"{self.text[0].upper()}{self.text[1:]}: {self.verdict}"
 
     @property
     def judged(self):
-        """The verdict, or why there is none; and whether an effect that was claimed is too small to
-        matter."""
+        """The verdict, or the reason why there is none. Adds "no difference" if the interval
+        contains 0 and only effects that are smaller than the claimed one."""
         if self.moot:
             return f"**{NO_VERDICT}**: {self.moot}"
         _, low, high = self.interval
         bound = self.at_least or self.at_most or 0
         is_small = low <= 0 <= high and max(-low, high) < abs(bound) and not self.exact
-        is_told = is_small and not self.times and self.verdict == CONTRADICTED
-        return f"**{self.verdict}**" + ": no difference" * is_told
+        is_none = is_small and not self.times and self.verdict == CONTRADICTED
+        return f"**{self.verdict}**" + ": no difference" * is_none
 
     @property
-    def asked(self):
-        """The region."""
+    def claimed_range(self):
+        """The region, as text."""
         unit = " times" * self.times
         if self.at_least is None:
             return "" if self.at_most is None else f"≤ {self.at_most:g}{unit}"
@@ -194,8 +194,8 @@ class Claim:
         return f"{self.at_least:.3g} to {self.at_most:.3g}{unit}"
 
     @property
-    def seen(self):
-        """The effect, with the two digits that its interval leaves open, and the interval."""
+    def effect(self):
+        """The effect and its interval, as text. The interval's half-width has two digits."""
         effect, low, high = self.interval
         unit = " times" if self.times else self.unit and f" {self.unit}"
         if any(self.bounds):

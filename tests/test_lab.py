@@ -69,7 +69,7 @@ FIVE = [0.09, 0.1, 0.1, 0.1, 0.11]      # 0.1, from 0.091 to 0.109
     ([0.5, 0.4], {"at_least": 0.5, "exact": True}, "**contradicted**", "0.4 to 0.5")])
 def test_a_claim_is_shown_if_its_interval_lies_where_it_says(values, region, judged, seen):
     claim = verdict.Claim("so", verdict.OURS, values, **region)
-    assert (claim.judged, claim.seen) == (judged, seen)
+    assert (claim.judged, claim.effect) == (judged, seen)
 
 
 NEVER = experiment.ratio([math.inf] * 3, [20, 20, 21], 40, 10) | {"at_least": 1.2}
@@ -81,24 +81,25 @@ NEITHER = experiment.ratio([30, math.inf], [20, math.inf], 40) | {"at_least": 1.
 @pytest.mark.parametrize("values, region, why, seen", [
     (FIVE, {}, "no bound was set", ""),
     (([8, 9], [3, 4]), {"at_least": 2, "times": True, "smallest": 3},
-     "a side is at its smallest value", ""),
-    (([8, 9], [3, 3]), {"at_least": 2, "times": True}, "a side is the same for all seeds", ""),
-    ([2, 2, 2], {"at_most": 1.5, "times": True}, "all seeds are equal", ""),
+     "one side has its smallest possible value", ""),
+    (([8, 9], [3, 3]), {"at_least": 2, "times": True}, "one side is the same for all seeds", ""),
+    ([2, 2, 2], {"at_most": 1.5, "times": True}, "all seeds have the same effect", ""),
     (([0.9, 0.7], [0.995, 0.985]), {"at_least": 0.02}, "at the ceiling", ""),
     (([0.001, 0.5], [0.01, 0.02]), {"at_most": -0.02}, "at the floor", ""),
-    (([0.3, 0.2, 0.4], [0.2, 0.1, 0.3]), {"at_least": 0.02}, "all seeds are equal", ""),
+    (([0.3, 0.2, 0.4], [0.2, 0.1, 0.3]), {"at_least": 0.02}, "all seeds have the same effect", ""),
     (([0.001, 0.5], [0.01, 0.02]), {"at_least": -0.02}, "at the floor", ""),
     (([0.9, 0.7], [0.985, 0.985]), {"at_most": 0.02}, "at the ceiling", ""),
     (([0.0, 0.01], [0.0, 0.002]), {"at_least": 0.005}, "at the floor", ""),
     (([1.0, 0.99], [1.0, 0.998]), {"at_least": -0.02}, "at the ceiling", ""),
-    (NEVER["values"], NEVER, "never arrived", "> 4 times, never arrived"),
-    (ONCE["values"], ONCE, "1 of 3 never arrived", "< 1.2 times, 1 of 3 never arrived"),
-    (BOTH["values"], BOTH, "never arrived", "unknown"),
-    (NEITHER["values"], NEITHER, "1 of 2 never arrived", "unknown")])
+    (NEVER["values"], NEVER, "never reached the level", "> 4 times, never reached the level"),
+    (ONCE["values"], ONCE, "1 of 3 never reached the level",
+     "< 1.2 times, 1 of 3 never reached the level"),
+    (BOTH["values"], BOTH, "never reached the level", "unknown"),
+    (NEITHER["values"], NEITHER, "1 of 2 never reached the level", "unknown")])
 def test_there_is_no_verdict_where_the_set_up_decides(values, region, why, seen):
     claim = verdict.Claim("so", verdict.OURS, **region | {"values": values}, shown="So it is")
     assert (claim.verdict, claim.judged) == (verdict.NO_VERDICT, f"**no verdict**: {why}")
-    assert seen in ("", claim.seen) and claim.finding == "So: no verdict"
+    assert seen in ("", claim.effect) and claim.finding == "So: no verdict"
 
 
 def test_of_two_shares_that_can_differ_the_difference_is_judged():
@@ -182,7 +183,7 @@ def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
     assert found["twice"] == {"x": {"value": [2, 4], "steps": [[1], [2, 0.333333]]}}
     text = (docs / "lab/made_up.md").read_text()
     assert text.startswith("# Made up: nothing\n\n![It is twice as much](made_up.png)\n")
-    assert text.count("## Claim\n\nIt is so.\n") == text.count("`make lab-made_up`: seeds 3") == 1
+    assert text.count("## Claim\n\nIt is so.\n") == text.count("`make lab-made_up` repeats") == 1
     assert "| twice is more | Somebody | +3 (-10 to +16) | ≥ 1 | **undecided** |\n" in text
     assert text.index("What papers claim") < text.index("as is right") < text.index("| x | 3.000 ")
     assert "new" in (docs / "metrics.md").read_text()

@@ -1,9 +1,9 @@
-"""Bugs: what ten mistakes look like from outside
+"""Bugs: what ten planted mistakes look like in the metrics of a run
 
-Each mistake of bugs.txt, which is written like learn/practice/mistakes.txt, replaces a line in a
-copy of grpo.py. The metrics of its runs are compared with those of runs of the correct script, and
-so are the metrics of the correct script with other seeds, which show how often a metric raises a
-false alarm. docs/lab/bugs.md says more.
+Each mistake of bugs.txt (which has the format of learn/practice/mistakes.txt) replaces a line in a
+copy of grpo.py. We compare the metrics of its runs with those of the correct script. Runs of the
+correct script with other seeds show how often this comparison raises a false alarm.
+docs/lab/bugs.md explains the claims and the outcome.
 """
 import tempfile
 from pathlib import Path
@@ -23,9 +23,9 @@ METRICS = ("reward", "signal", "completions/mean_length", "entropy", "kl",
            "clip_ratio/region_mean", "max_log_ratio", "grad_norm")
 FIRST, LAST = "the first 5 steps", "the last 5 steps"
 WINDOWS = {FIRST: slice(5), LAST: slice(-5, None)}
-MOST = 0.8                                      # of the seeds
-RISE = 0.05                                     # of the reward, what counts as one
-RIGHT = "no mistake"
+MOST = 0.8                                      # fraction of the seeds that counts as most seeds
+RISE = 0.05                                     # smallest rise of the reward that matters
+CORRECT = "no mistake"
 CONTROL = "no mistake, other seeds"
 MISTAKES = {mistake.name.split(": ")[0]: mistake
             for mistake in parse(Path(__file__).with_suffix(".txt").read_text())}
@@ -33,7 +33,8 @@ EXPERIMENT = Experiment(__file__, seeds=range(5), one_base=True)
 
 
 def plant(name, folder):
-    """Make a folder with common.py and a grpo.py that has the mistake. -> path of the latter"""
+    """Make a folder with common.py and a copy of grpo.py that contains the mistake, if there is one
+    with this name. -> path of the copy"""
     source = (ROOT / "grpo.py").read_text()
     if name in MISTAKES:
         [old], [new] = MISTAKES[name].old, MISTAKES[name].new
@@ -45,9 +46,9 @@ def plant(name, folder):
     return folder / "grpo.py"
 
 
-@EXPERIMENT.measure([RIGHT, *MISTAKES, CONTROL])
+@EXPERIMENT.measure([CORRECT, *MISTAKES, CONTROL])
 def runs(seed, name):
-    """Runs from the base of the right code."""
+    """Run the script, with or without a mistake, from the base of the correct script."""
     base = make_base(["grpo.py"])
     with tempfile.TemporaryDirectory() as work:
         torch.save({"policy": base}, Path(work, "checkpoint.pt"))
@@ -56,66 +57,69 @@ def runs(seed, name):
                         METRICS, ())
 
 
-def means(found):
-    """The mean of each metric over each window. -> {(metric, window): (S,)}"""
-    return {(metric, window): found[metric][:, steps].mean(axis=1)
+def means(columns):
+    """Average each metric over each window. -> {(metric, window): (S,)}"""
+    return {(metric, window): columns[metric][:, steps].mean(axis=1)
             for metric in METRICS for window, steps in WINDOWS.items()}
 
 
-def side(values, right, share=1.0):
-    """On which side of the widened span of the right values this share of the others lies, or more.
-    -> str, "" if none"""
-    width = max(right) - min(right)
-    if (values > max(right) + width).mean() >= share:
+def side(values, correct, share=1.0):
+    """Extend the range of the correct values at both ends by its width, and check whether at least
+    this fraction of the other values is above it, or below it. -> "high", "low" or """""
+    width = max(correct) - min(correct)
+    if (values > max(correct) + width).mean() >= share:
         return "high"
-    if (values < min(right) - width).mean() >= share:
+    if (values < min(correct) - width).mean() >= share:
         return "low"
     return ""
 
 
-def signs(of_runs, share):
-    """Where the means of runs are too high or too low, with this share of the seeds.
-    -> {name: {(metric, window): which}}"""
-    found = {}
-    for name, wrong in of_runs.items():
-        sides = {place: side(wrong[place], right, share) for place, right in of_runs[RIGHT].items()}
-        found[name] = {place: which for place, which in sides.items() if which}
-    return found
+def symptoms(averages, share):
+    """Find the metrics that are too high or too low with at least this fraction of the seeds.
+    averages: {name: means(..)}. -> {name: {(metric, window): "high" or "low"}}"""
+    results = {}
+    for name, values in averages.items():
+        sides = {place: side(values[place], correct, share)
+                 for place, correct in averages[CORRECT].items()}
+        results[name] = {place: which for place, which in sides.items() if which}
+    return results
 
 
 def page(runs):
-    of_runs = {name: means(found) for name, found in runs.items()}
-    told = signs(of_runs, 1.0)
-    hinted = signs(of_runs, MOST)
-    rise = {name: of["reward", LAST] - of["reward", FIRST] for name, of in of_runs.items()}
+    averages = {name: means(columns) for name, columns in runs.items()}
+    with_every = symptoms(averages, 1.0)
+    with_most = symptoms(averages, MOST)
+    rise = {name: values["reward", LAST] - values["reward", FIRST]
+            for name, values in averages.items()}
     learning = [name for name in MISTAKES if student(rise[name])[0] > RISE]
-    unseen = [name for name in MISTAKES if not hinted[name]]
-    said = (f"Of 10 bugs planted in grpo.py, one at a time, {len(learning)} let the reward rise "
-            "all the same")
-    yield Claim("with most of ten bugs, one at a time, the reward still rises", OURS,
-                len(learning), at_least=6, exact=True, unit="of 10", shown=said)
-    yield Claim("some bugs show in no metric with most seeds, only in a test", OURS, len(unseen),
-                at_least=1, exact=True, unit="of 10", shown=f"{len(unseen)} of these 10 bugs show "
-                f"in no metric with most seeds, only in a test: {', '.join(unseen)}")
-    yield Claim("right code with other seeds raises a false alarm at most once", OURS,
-                len(hinted[CONTROL]), at_most=1, exact=True, unit="of 16 numbers")
-    yield dots(rise, said, given={RIGHT: GREY, CONTROL: GREY}, level=(0, "no rise"),
+    unseen = [name for name in MISTAKES if not with_most[name]]
+    title = (f"The reward still rises with {len(learning)} of 10 bugs that we planted in grpo.py, "
+             "one at a time")
+    yield Claim("with most of ten bugs, planted one at a time, the reward still rises", OURS,
+                len(learning), at_least=6, exact=True, unit="of 10", shown=title)
+    yield Claim("some bugs show in no metric with most seeds, so only a test catches them", OURS,
+                len(unseen), at_least=1, exact=True, unit="of 10",
+                shown=f"{len(unseen)} of these 10 bugs show in no metric with most seeds, so only "
+                f"a test catches them: {', '.join(unseen)}")
+    yield Claim("the correct script raises at most one false alarm with other seeds", OURS,
+                len(with_most[CONTROL]), at_most=1, exact=True, unit="of 16 numbers")
+    yield dots(rise, title, given={CORRECT: GREY, CONTROL: GREY}, level=(0, "no rise"),
                xlabel="rise of the reward in 20 steps; a dot for each seed")
 
     rows = []
-    looks = {}
+    looks = {}                              # (symptom, window) -> names of mistakes
     for name, mistake in MISTAKES.items():
-        shows = [dict.fromkeys(f"`{metric}`" for metric, _ in found[name])
-                 for found in (told, hinted)]
+        shows = [dict.fromkeys(f"`{metric}`" for metric, _ in results[name])
+                 for results in (with_every, with_most)]
         [file] = mistake.files
         rows.append([*mistake.name.split(": ", 1),
-                     *(", ".join(metrics) or "nothing" for metrics in shows),
+                     *(", ".join(metrics) or "no metric" for metrics in shows),
                      f"`{file.removeprefix('tests/')}::{mistake.words}`"])
-        for (metric, window), which in told[name].items():
+        for (metric, window), which in with_every[name].items():
             looks.setdefault((f"`{metric}` too {which}", window), []).append(name)
-    yield table(["bug", "what is wrong", "metrics that show it with every seed", "with most",
-                 "the test that fails"], rows)
-    yield numbers({name: {f"`{metric}`": found[metric, LAST].mean() for metric in METRICS}
-                   for name, found in of_runs.items()}, by=LAST)
+    yield table(["bug", "what is wrong", "metrics that show it with every seed",
+                 "metrics that show it with 4 of 5 seeds", "test that fails"], rows)
+    yield numbers({name: {f"`{metric}`": values[metric, LAST].mean() for metric in METRICS}
+                   for name, values in averages.items()}, by=f"mean over {LAST}")
     rows = [[*look, ", ".join(names)] for look, names in sorted(looks.items())]
-    yield Block("symptoms", table(["what you see", "when", "mistakes that look like that"], rows))
+    yield Block("symptoms", table(["what you see", "when", "mistakes that look like this"], rows))

@@ -1,9 +1,10 @@
-"""Credit: which move of a walk, and which token of an answer, deserves it
+"""Credit: which move of a walk, and which token of an answer, deserves the reward
 
-Advantages of single steps are estimated by K rollouts from where the step begins, by a critic, and
-by GRPO, which gives all steps the advantage of the whole. They are compared with exact ones in the
-grid world, and with those of many rollouts at the tokens of arithmetic. docs/lab/credit.md says
-more.
+We estimate the advantages of single steps in three ways: by K rollouts from the state in which the
+step begins, by a critic, and as in GRPO, which gives all steps the advantage of the whole walk or
+answer. For moves in the grid world, we compare these estimates with the exact advantages, and for
+the tokens of arithmetic, with advantages from many rollouts. docs/lab/credit.md explains the claims
+and the outcome.
 """
 import dataclasses
 import functools
@@ -23,33 +24,33 @@ from tasks import gridworld
 
 ROLLOUTS = (1, 2, 4, 8, 16)
 ONE, EIGHT = "rollouts, K = 1", "rollouts, K = 8"
-OF_MOVES = "whole walk (GRPO)", "critic"        # the two others that are compared
+OF_MOVES = "whole walk (GRPO)", "critic"        # the other two estimates
 OF_TOKENS = "whole answer (GRPO)", "critic, lambda 0"
 UNTRAINED = "critic, before it has learned"
-SKILL = 0.5                             # how often the best move is made on purpose
+SKILL = 0.5                             # probability of choosing the best move, else a random one
 PROBLEMS, GROUP = 5, 8
-NUM_REFERENCE = 256
-BATCHES = 60                            # that the critic learns from
-FORKS = 0.1                             # the share of tokens that is asked about
-GAIN = 0.05                             # of a correlation, what counts as one
+NUM_REFERENCE = 256                     # rollouts whose mean takes the place of the exact value
+BATCHES = 60                            # number of batches that the critic learns from
+FORKS = 0.1                             # fraction of the tokens that should have most of |A|
+GAIN = 0.05                             # smallest difference of two correlations that matters
 EXPERIMENT = Experiment(__file__, seeds=range(5), one_base=True)
 
 
 def step_advantages(rewards, values, mask):
-    """r + V' - V at each step. (B, T) each -> (B, T)"""
+    """Compute r + V' - V at each step, where V' is the next value. (B, T) each -> (B, T)"""
     return ppo.gae(rewards, values, mask, 1.0, 0.0)[0]
 
 
 def estimated(batch, returns, critic, name):
-    """V of each step: the means of the first K of many returns, (B, T, number), and what the critic
-    says, by this name. -> {name: (B, T)}"""
+    """Estimate V at each step: for each K, by the mean of the first K returns of (B, T, number), and
+    by the critic, under this name. -> {name: (B, T)}"""
     values = {f"rollouts, K = {K}": returns[..., :K].mean(dim=-1) for K in ROLLOUTS}
     return values | {name: critic(batch.prompts, batch.tokens).detach() * batch.mask}
 
 
 def correlations(batch, rewards, values, exact, whole):
-    """Of the advantages by {name: values (B, T)}, and of those by grpo.py, named `whole`, the
-    correlation with the exact ones. -> dict"""
+    """Correlate advantages with the exact ones: those that follow from values, {name: (B, T)}, and
+    those of grpo.py, under the name `whole`. -> {name: float}"""
     A = {name: step_advantages(rewards, V, batch.mask) for name, V in values.items()}
     A[whole] = grpo.advantages(batch.rewards).view(-1, 1).expand_as(batch.mask)
     return {name: torch.corrcoef(torch.stack([one, exact])[:, batch.mask > 0])[0, 1].item()
@@ -58,25 +59,25 @@ def correlations(batch, rewards, values, exact, whole):
 
 @functools.cache
 def half_skilled(prompt):
-    """A policy for a prompt: policy(t, cell) -> {move: probability}"""
+    """Make the policy for a prompt. -> a function policy(t, cell) -> {move: probability}"""
     _, Q = gridworld.values(prompt)
 
     def policy(t, cell):
         returns = Q[t][cell]
-        chances = dict.fromkeys(returns, (1 - SKILL) / len(returns))
-        chances[max(returns, key=returns.get)] += SKILL
-        return chances
+        probs = dict.fromkeys(returns, (1 - SKILL) / len(returns))
+        probs[max(returns, key=returns.get)] += SKILL
+        return probs
     return policy
 
 
 def walk(prompt, t, cell, rng):
-    """What the policy does from a cell on, with t moves made. -> list of (cell, move, reward)"""
+    """Let the policy walk on from a cell, after t moves. -> list of (cell, move, reward)"""
     name, _, limit = prompt.split()
     policy = half_skilled(prompt)
     steps = []
     while t < int(limit) and gridworld.MAPS[name][cell] not in gridworld.PRIZES:
-        chances = policy(t, cell)
-        [move] = rng.choices([*chances], chances.values())
+        probs = policy(t, cell)
+        [move] = rng.choices([*probs], probs.values())
         [straight, *_] = gridworld.outcomes(name, cell, move)
         steps.append((cell, move, straight.reward))
         cell = straight.cell
@@ -85,8 +86,8 @@ def walk(prompt, t, cell, rng):
 
 
 def make_batch(task, cfg, step):
-    """Walks, G of each of P problems, as the critic reads them, and their exact values V. The rows
-    of `steps` are lists of (cell, move, reward). -> namespace"""
+    """Sample G walks for each of P problems, encode them for the critic, and compute their exact
+    values V. A row of `steps` is a list of (cell, move, reward). -> namespace"""
     problems = common.sample_problems(task, cfg.num_prompts, (cfg.seed, step))
     problems = [problem for problem in problems for _ in range(cfg.num_generations)]
     texts = [problem.prompt for problem in problems]
@@ -107,18 +108,18 @@ def make_batch(task, cfg, step):
 
 
 def value_error(values, batch):
-    """The mean squared error of values, as a share of the variance of the exact ones. -> float"""
+    """Divide the mean squared error of values by the variance of the exact values. -> float"""
     exact = batch.V[batch.mask > 0]
     return ((values[batch.mask > 0] - exact).square().mean() / exact.var()).item()
 
 
 @EXPERIMENT.measure(["walks"])
 def estimates(seed, case):
-    """Of moves: for each way to estimate, the error of values, the correlation of advantages."""
+    """For moves: measure the error of each estimate's values, and correlate its advantages."""
     cfg, task, policy = load_base(ppo, f"--task gridworld --seed {seed}")
     task.token_rewards = lambda batch: batch.token_rewards
-    first, *others, batch = (make_batch(task, cfg, step) for step in range(1 + BATCHES))
-    critic = train_critic(policy, task, cfg, [first, *others])
+    first, *rest, batch = (make_batch(task, cfg, step) for step in range(1 + BATCHES))
+    critic = train_critic(policy, task, cfg, [first, *rest])
     returns = torch.zeros(*batch.mask.shape, max(ROLLOUTS))
     rng = random.Random(seed)
     for row, (text, steps) in enumerate(zip(batch.texts, batch.steps)):
@@ -127,25 +128,25 @@ def estimates(seed, case):
                 returns[row, t, number] = sum(reward for *_, reward in walk(text, t, cell, rng))
     whole, by_critic = OF_MOVES
     values = estimated(batch, returns, critic, by_critic)
-    found = {f"error: {name}": value_error(V, batch) for name, V in values.items()}
-    found[f"error: {UNTRAINED}"] = value_error(first.values, first)
+    errors = {f"error: {name}": value_error(V, batch) for name, V in values.items()}
+    errors[f"error: {UNTRAINED}"] = value_error(first.values, first)
     exact = step_advantages(batch.token_rewards, batch.V, batch.mask)
-    return found | correlations(batch, batch.token_rewards, values, exact, whole)
+    return errors | correlations(batch, batch.token_rewards, values, exact, whole)
 
 
 @EXPERIMENT.measure(["answers"])
 def credit(seed, case):
-    """Of tokens: the share of all |A| that a few have, and for each way to estimate the advantages
-    the correlation with those of the reference, which is many other rollouts."""
+    """For tokens: measure the fraction of the total |A| that a few tokens have, and correlate the
+    advantages of each estimate with those from many other rollouts, the reference."""
     cfg, task, policy = load_base(ppo, f"--base_steps 450 --seed {seed}")
     critic = train_critic(policy, task, cfg, (
         ppo.sample_batch(policy, task, cfg, step) for step in range(BATCHES)))
-    asking = dataclasses.replace(cfg, num_prompts=PROBLEMS, num_generations=GROUP)
-    batch = ppo.sample_batch(policy, task, asking, "credit")
+    small_batch = dataclasses.replace(cfg, num_prompts=PROBLEMS, num_generations=GROUP)
+    batch = ppo.sample_batch(policy, task, small_batch, "credit")
     rewards = torch.zeros(*batch.mask.shape, max(ROLLOUTS) + NUM_REFERENCE)
     for t in range(int(batch.lengths.max())):
-        rows, found = rewards_after(ppo, policy, task, asking, batch, t, rewards.shape[-1])
-        rewards[rows, t] = found
+        rows, results = rewards_after(ppo, policy, task, small_batch, batch, t, rewards.shape[-1])
+        rewards[rows, t] = results
     whole, by_critic = OF_TOKENS
     values = estimated(batch, rewards, critic, by_critic)
     reference = rewards[..., max(ROLLOUTS):].mean(dim=-1)
@@ -160,29 +161,34 @@ def page(estimates, credit):
     [moves] = estimates.values()
     [tokens] = credit.values()
     whole, critic = OF_MOVES
-    said = ("Advantages of single moves: VinePPO's (8 rollouts) correlate with the exact ones by "
-            f"{moves[EIGHT].mean():.2f}, a critic's by {moves[critic].mean():.2f}, GRPO's by "
-            f"{moves[whole].mean():.2f}")
-    yield Claim("advantages by 8 rollouts correlate with the exact ones more than a critic's",
-                "VinePPO", moves[EIGHT] - moves[critic], at_least=GAIN, said=said)
-    yield Claim("values by 8 rollouts have a smaller squared error than the critic's", "VinePPO",
-                moves[f"error: {EIGHT}"] / moves[f"error: {critic}"], at_most=0.8, times=True)
-    yield Claim("GRPO's advantage of the whole walk correlates with the exact ones by less than .5",
-                OURS, moves[whole], at_most=0.5)
-    yield Claim(f"{FORKS:.0%} of the tokens have more than half of all absolute advantage", OURS,
-                tokens["share"], at_least=0.5, shown=f"Few tokens decide: {FORKS:.0%} of them have "
-                f"{tokens['share'].mean():.0%} of all absolute advantage; GRPO gives all the same")
+    title = ("For moves, advantages from 8 rollouts correlate with the exact ones by "
+             f"{moves[EIGHT].mean():.2f}, and a critic's by {moves[critic].mean():.2f}")
+    yield Claim("for moves, advantages from 8 rollouts correlate more with the exact ones than a "
+                "critic's do", "VinePPO", moves[EIGHT] - moves[critic], at_least=GAIN, said=title)
+    yield Claim("for moves, values from 8 rollouts have a smaller squared error than a critic's",
+                "VinePPO", moves[f"error: {EIGHT}"] / moves[f"error: {critic}"], at_most=0.8,
+                times=True)
+    yield Claim("the advantage of a whole walk (GRPO) correlates with the exact advantages of its "
+                "moves by less than 0.5", OURS, moves[whole], at_most=0.5)
+    yield Claim(f"{FORKS:.0%} of the tokens have more than half of the total absolute advantage",
+                OURS, tokens["share"], at_least=0.5,
+                shown=f"Few tokens decide: {FORKS:.0%} of them have {tokens['share'].mean():.0%} "
+                "of the total absolute advantage, but GRPO gives all tokens of an answer the same")
     of_answer, of_critic = OF_TOKENS
-    for one, other in ((EIGHT, of_answer), (EIGHT, of_critic), (of_critic, of_answer)):
-        yield Claim(f"correlation with the advantages of tokens: {one} above {other}", "VinePPO",
-                    tokens[one] - tokens[other], at_least=GAIN)
+    for first, second, better, worse in (
+            (EIGHT, of_answer, "advantages from 8 rollouts", "GRPO's"),
+            (EIGHT, of_critic, "advantages from 8 rollouts", "a critic's"),
+            (of_critic, of_answer, "a critic's advantages", "GRPO's")):
+        yield Claim(f"for tokens, {better} correlate more with those from {NUM_REFERENCE} rollouts "
+                    f"than {worse} do", "VinePPO", tokens[first] - tokens[second], at_least=GAIN)
 
-    rows = {f"{step}: {name}": found[name]
-            for step, found, others in (("move", moves, OF_MOVES), ("token", tokens, OF_TOKENS))
+    rows = {f"{step}: {name}": results[name]
+            for step, results, others in (("move", moves, OF_MOVES), ("token", tokens, OF_TOKENS))
             for name in (others[0], ONE, EIGHT, others[1])}
-    yield dots(rows, said, given={name: GREY for name in rows if "GRPO" in name},
-               xlabel="correlation with the exact advantage; for tokens, with that from "
-               f"{NUM_REFERENCE} rollouts; a dot for each seed")
-    yield numbers({name: {"squared error / variance of V": moves[f"error: {name}"]} for name in
+    yield dots(rows, title, given={name: GREY for name in rows if "GRPO" in name},
+               xlabel="correlation with the exact advantages (tokens: with those from "
+               f"{NUM_REFERENCE} rollouts); a dot for each seed")
+    yield numbers({name: {"squared error, divided by the variance of the exact values":
+                          moves[f"error: {name}"]} for name in
                    (*(f"rollouts, K = {K}" for K in ROLLOUTS), critic, UNTRAINED)}, form=".2f",
-                  by="values of moves")
+                  by="estimate of the values of moves")

@@ -1,7 +1,8 @@
-"""Methods: the samples and seconds to be right 90 times in 100, or twice as often as the base
+"""Methods: how many samples and seconds each script needs to get good
 
-All scripts with their defaults, on arithmetic and on countdown, from the same bases.
-docs/lab/methods.md says more.
+All scripts run with their defaults, on arithmetic and on countdown, from the same bases. On
+arithmetic, a script is good when 90% of its answers are right; on countdown, when it is right twice
+as often as the base. docs/lab/methods.md explains the claims and the outcome.
 """
 import numpy
 
@@ -10,16 +11,18 @@ from lab.experiment import Experiment, numbers, ratio, steps_to_level
 from lab.verdict import OURS, Claim
 
 LEVEL = 0.9
-WINDOW = 5                                      # batches
+WINDOW = 5                                      # number of batches that accuracy is averaged over
 SAMPLES_A_STEP = 32 * 8
-MORE = 1.2                                      # times as many, what counts as more
+MORE = 1.2                                      # smallest ratio that counts as more
 OVER_TOKENS = "grpo.py, mean over tokens"
 METHODS = {"reinforce.py": "reinforce.py", "ppo.py": "ppo.py", "grpo.py": "grpo.py",
            OVER_TOKENS: "grpo.py --loss_type dapo", "gspo.py": "gspo.py",
            "dpo.py, online": "dpo.py --online"}
 FLAGS = {"arithmetic": "--max_steps 40 --num_eval_problems 256",
          "countdown": "--task countdown --max_steps 32 --num_eval_samples 4"}
-# Of one method beside another: the task, who says so, and the region.
+# The names of METHODS that read differently in a sentence
+NAMES = {"dpo.py, online": "dpo.py --online", OVER_TOKENS: "grpo.py with a mean over tokens"}
+# Comparisons of two methods: task, what is compared, the methods, source and range of the claim
 RATIOS = (
     ("arithmetic", "samples", "reinforce.py", "ppo.py", "Ahmadian and others", {"at_most": MORE}),
     ("arithmetic", "samples", "grpo.py", "gspo.py", "GSPO", {"at_least": MORE}),
@@ -38,27 +41,27 @@ for task, flags in FLAGS.items():
 
 
 def cost(task, runs):
-    """What each seed of each run needed, and what it had in all; and of each run inf, if a seed
-    needed as few steps as can be counted, else 0. -> {"samples": {name: ((S,), (S,))},
-    "seconds": {..}}, {name: float}"""
-    base = numpy.mean([found["accuracy"][:, 0] for found in runs.values()], axis=0)
-    found = {"samples": {}, "seconds": {}}
+    """Compute what each seed of each method needed to reach the level, and what its whole run took.
+    smallest: inf if a seed needed as few steps as can be counted, else 0.
+    -> costs {"samples": {name: ((S,), (S,))}, "seconds": {..}}, smallest {name: float}"""
+    base = numpy.mean([columns["accuracy"][:, 0] for columns in runs.values()], axis=0)
+    costs = {"samples": {}, "seconds": {}}
     smallest = {}
     for name, columns in runs.items():
         accuracy = columns["accuracy"]
-        if task == "countdown":
-            accuracy = LEVEL * accuracy / (2 * base[:, None])       # twice that of the seed's base
-        a_step = columns["step_time"].mean(axis=1)
+        if task == "countdown":             # twice the accuracy of the seed's base becomes LEVEL
+            accuracy = LEVEL * accuracy / (2 * base[:, None])
+        seconds_a_step = columns["step_time"].mean(axis=1)
         steps = 1 + steps_to_level(accuracy, LEVEL, WINDOW)
         smallest[name] = numpy.inf if steps.min() <= WINDOW else 0
-        for unit, each in (("samples", numpy.full_like(a_step, SAMPLES_A_STEP)),
-                           ("seconds", a_step)):
-            found[unit][name] = (steps * each, accuracy.shape[1] * each)
-    return found, smallest
+        for unit, a_step in (("samples", numpy.full_like(seconds_a_step, SAMPLES_A_STEP)),
+                             ("seconds", seconds_a_step)):
+            costs[unit][name] = (steps * a_step, accuracy.shape[1] * a_step)
+    return costs, smallest
 
 
 def in_words(values, end):
-    """The mean of what each seed needed, of the `end` that it had. -> str"""
+    """Write the mean of what the seeds needed, where `end` is what their whole runs took. -> str"""
     bound = "" if numpy.isfinite(values).all() else "more than "
     return f"{bound}{numpy.minimum(values, end).mean():.0f}"
 
@@ -66,29 +69,33 @@ def in_words(values, end):
 def page(arithmetic, countdown):
     runs = {"arithmetic": arithmetic, "countdown": countdown}
     goals = {"arithmetic": f"{LEVEL:.0%} accuracy", "countdown": "twice the base's accuracy"}
-    for task, found in runs.items():
-        needed, smallest = cost(task, found)
+    titles = {}
+    for task, results in runs.items():
+        needed, smallest = cost(task, results)
         samples = {name: values for name, (values, _) in needed["samples"].items()}
-        mean = {name: in_words(*pair) for name, pair in needed["samples"].items()}
-        said = (f"{task.capitalize()}: {goals[task]} takes reinforce.py {mean['reinforce.py']} "
-                f"samples, grpo.py {mean['grpo.py']}, gspo.py {mean['gspo.py']}, ppo.py "
-                f"{mean['ppo.py']}")
         for place, unit, one, other, source, region in RATIOS:
             if place != task:
                 continue
             (values, end), (others, other_end) = needed[unit][one], needed[unit][other]
             more = "no more" if "at_most" in region else "more"
-            yield Claim(f"{task}: {one} needs {more} {unit} than {other}", source,
+            title = ""
+            if one == "reinforce.py":
+                mean = {name: in_words(*needed["samples"][name]) for name in (one, other)}
+                title = titles[task] = (f"On {task}, {one} needs {mean[one]} samples to reach "
+                                        f"{goals[task]}, and {other} needs {mean[other]}")
+            yield Claim(f"on {task}, {NAMES.get(one, one)} needs {more} {unit} than "
+                        f"{NAMES.get(other, other)}", source,
                         **ratio(values, others, end, other_end,
-                                max(smallest[one], smallest[other])), **region,
-                        said=said * (one == "reinforce.py"))
+                                max(smallest[one], smallest[other])), **region, said=title)
         if task == "arithmetic":
-            end = SAMPLES_A_STEP * found["grpo.py"]["accuracy"].shape[1]
-            yield dots(samples, said, form=".0f", xlim=(0, None),
-                       level=(end, "runs end; an arrow: never"),
-                       xlabel=f"completions sampled until {goals[task]}; a dot for each seed")
+            end = SAMPLES_A_STEP * results["grpo.py"]["accuracy"].shape[1]
+            yield dots(samples, titles[task], form=".0f", xlim=(0, None),
+                       level=(end, "runs end (arrow: never)"),
+                       xlabel=f"samples until a run reaches {goals[task]}; a dot for each seed")
         rows = {name: {f"thousand samples to {goals[task]}": samples[name] / 1000,
-                       "seconds": needed["seconds"][name][0], "greedy, held out": columns["greedy"],
-                       "pass@1": columns["pass@1"], "thinks": columns["think_share"]}
-                for name, columns in found.items()}
-        yield numbers(rows, form=".2f", by=task)
+                       f"seconds to {goals[task]}": needed["seconds"][name][0],
+                       "greedy accuracy, held out": columns["greedy"],
+                       "pass@1, held out": columns["pass@1"],
+                       "fraction that thinks": columns["think_share"]}
+                for name, columns in results.items()}
+        yield numbers(rows, form=".2f", by=f"script, on {task}")

@@ -1,8 +1,8 @@
-"""Sharpening: what RL adds to the base, and what a guesser has without any model
+"""Sharpening: what RL adds to the base, and how far random guesses get without a model
 
-pass@k and maj@k of the base and of the trained policy, of outputs that are made to think, and of
-guesses; and CoT decoding: greedy after each of the likeliest first tokens of the base.
-docs/lab/sharpen.md says more.
+Measures pass@k and maj@k of the base and of the trained policy, pass@k of outputs that are made to
+think, and pass@k of random guesses. Also measures CoT decoding, which decodes greedily after each
+of the base's most likely first tokens. docs/lab/sharpen.md explains the experiment.
 """
 import itertools
 import random
@@ -25,40 +25,42 @@ from tasks.scores import pass_at_k
 
 KS = (1, 2, 4, 8, 16, 32, 64, 128)
 FEW, K = KS.index(8), KS[-1]
-MANY = range(1, len(KS))                        # places of the k > 1, which are all judged
-FIRST = 4                                       # first tokens that are tried
-PROBLEMS = 64                                   # that all seeds are asked, for pass@k
-DECODED = 128                                   # others, for each seed
-GAIN = 0.02                                     # of a share, what counts as one
+MANY = range(1, len(KS))                        # places in KS of the k > 1, which are all judged
+FIRST = 4                                       # number of first tokens in CoT decoding
+PROBLEMS = 64                                   # for pass@k, the same for all seeds
+DECODED = 128                                   # problems for CoT decoding, new ones for each seed
+GAIN = 0.02                                     # smallest difference of two fractions that matters
 TASKS = {"arithmetic": "--max_steps 20", "countdown": "--task countdown --max_steps 40"}
 SCORED = f"--stop_at 2 --eval_steps 1000 --num_eval_problems {PROBLEMS} --num_eval_samples {K}"
-POLICIES = ("base", "trained")
+POLICIES = {"base": "base", "trained": "after RL"}      # name of a column -> name on the page
 THINK, ANSWER, ANSWERED = map(grpo.TOKENIZER.encode_single_token,
                               ("<think>", "<answer>", "</answer>"))
 EXPERIMENT = Experiment(__file__, seeds=range(5))
 
 
 def thoughts_right(policy, task, cfg, problems):
-    """Of each problem, how many of K outputs that are made to begin with <think> are right."""
-    asked = [problem for problem in problems for _ in range(K)]                 # B
-    uniforms = torch.rand(len(asked), cfg.max_completion_length,
+    """Sample K outputs of each problem that are made to begin with <think>. -> list with the number
+    of right ones for each problem"""
+    repeated = [problem for problem in problems for _ in range(K)]              # B
+    uniforms = torch.rand(len(repeated), cfg.max_completion_length,
                           generator=common.generator(cfg.seed, "thoughts"))
-    first = torch.full((len(asked), 1), THINK)
-    prompts = grpo.encode_prompts(asked, task, cfg.device)
-    *_, texts = continued(grpo, policy, cfg, asked, prompts, first, uniforms)
-    is_right = torch.tensor([task.verify(*pair) == 1 for pair in zip(asked, texts)])
+    first = torch.full((len(repeated), 1), THINK)
+    prompts = grpo.encode_prompts(repeated, task, cfg.device)
+    *_, texts = continued(grpo, policy, cfg, repeated, prompts, first, uniforms)
+    is_right = torch.tensor([task.verify(*pair) == 1 for pair in zip(repeated, texts)])
     return is_right.view(-1, K).sum(dim=1).tolist()
 
 
 def passed(counts, n):
-    """pass@k for each of KS, of problems of which so many of n outputs are right. -> list"""
+    """Compute pass@k for each of KS. counts: how many of n outputs are right, for each problem.
+    -> list"""
     return [statistics.fmean(pass_at_k(n, int(count), k) for count in counts) for k in KS]
 
 
 @EXPERIMENT.measure(TASKS)
 def learned(seed, task_name):
-    """Train on a task: scores of base and trained policy, of their thoughts alone, and what CoT
-    decoding makes of the base."""
+    """Train on a task. -> columns with the scores of the base and of the trained policy, the scores
+    of their thoughts alone, and the accuracy of the base with CoT decoding"""
     flags = f"{TASKS[task_name]} --seed {seed} --base_seed {seed}"
     cfg, task, base = load_base(grpo, flags)
     trained = grpo.GPT(cfg)
@@ -69,26 +71,26 @@ def learned(seed, task_name):
     right, sure = paths(base, task, cfg, common.sample_problems(
         task, DECODED, ("decoding", cfg.seed), "test"))
     most_certain = right.gather(0, sure.argmax(dim=0)[None])
-    found = {"greedy": right[0].mean().item(), "most certain": most_certain.mean().item()}
-    problems = common.held_out_problems(task, PROBLEMS)     # those of the summary
+    columns = {"greedy": right[0].mean().item(), "most certain": most_certain.mean().item()}
+    problems = common.held_out_problems(task, PROBLEMS)     # the ones that the summary scores
     for name, policy in zip(POLICIES, (base, trained)):
         scored = summary[name]
-        found[f"{name} think_share"] = scored["think_share"]
-        found[f"{name} thoughts"] = passed(thoughts_right(policy, task, cfg, problems), K)
+        columns[f"{name} think_share"] = scored["think_share"]
+        columns[f"{name} thoughts"] = passed(thoughts_right(policy, task, cfg, problems), K)
         for score in ("pass@k", "maj@k"):
-            found[f"{name} {score}"] = [scored[score][k - 1] for k in KS]
-    return found
+            columns[f"{name} {score}"] = [scored[score][k - 1] for k in KS]
+    return columns
 
 
 def guess(rng, problem):
-    """What somebody might say who only knows what an answer of countdown looks like. -> str"""
+    """Guess at random, knowing only what an answer of countdown looks like. -> str"""
     *numbers, _ = map(int, re.findall("[0-9]+", problem.prompt))
     return f"<answer>{countdown.combine(rng, numbers).expression}</answer>"
 
 
 @EXPERIMENT.measure(["countdown"], seeds=[0])
 def guesser(seed, name, draws=2048):
-    """pass@k of guesses without a model, at the problems of `learned`."""
+    """Measure pass@k of random guesses, on the problems of `learned`."""
     cfg = common.parse_flags(grpo.Config, ["--task", name])
     task = common.load_task(cfg, grpo.verify)
     rng = random.Random(seed)
@@ -99,8 +101,9 @@ def guesser(seed, name, draws=2048):
 
 @torch.no_grad()
 def certainty(policy, prompts, tokens, mask):
-    """By how much the likeliest token is likelier than the second, mean over the tokens of the
-    answer; 0 without one. (B, W), (B, T), (B, T) -> (B,)"""
+    """Subtract the probability of the second most likely token from that of the most likely one,
+    and average over the tokens of the answer; 0 without an answer. (B, W), (B, T), (B, T) -> (B,)
+    """
     hidden = grpo.completion_states(policy, prompts, tokens)                    # (B, T, D)
     logits = torch.nn.functional.linear(hidden, policy.embed.weight)            # (B, T, V)
     two = logits.softmax(dim=-1).topk(2, dim=-1).values                         # (B, T, 2)
@@ -113,15 +116,15 @@ def certainty(policy, prompts, tokens, mask):
 
 @torch.no_grad()
 def paths(policy, task, cfg, problems):
-    """Greedy outputs after each of the likeliest first tokens; the first is plain greedy's.
-    -> whether each is right, and how certain it is: (places, n) each"""
+    """Decode greedily after each of the most likely first tokens. The first path is the output of
+    plain greedy decoding. -> whether each path is right, and its certainty: (places, n) each"""
     prompts = grpo.encode_prompts(problems, task, cfg.device)
     firsts = policy(prompts)[:, -1].topk(FIRST, dim=-1).indices                 # (n, places)
     right, sure = torch.zeros(2, FIRST, len(problems))
     for place, first in enumerate(firsts.T):
         longer, tokens, mask, texts = continued(
             grpo, policy, cfg, problems, prompts, first[:, None])
-        # an output that ends at once has no answer, whatever would be written behind its end
+        # an output whose first token is EOS has no answer, whatever would follow
         right[place] = torch.tensor([
             token != grpo.EOS and task.verify(problem, text) == 1
             for token, problem, text in zip(first.tolist(), problems, texts)])
@@ -130,51 +133,50 @@ def paths(policy, task, cfg, problems):
 
 
 def page(learned, guesser):
-    found = learned["countdown"]
-    passed, thought = ({policy: found[f"{policy} {name}"] for policy in POLICIES}
+    columns = learned["countdown"]
+    passed, thought = ({policy: columns[f"{policy} {name}"] for policy in POLICIES}
                        for name in ("pass@k", "thoughts"))
     guesses = guesser["countdown"]["pass@k"]
-    base, trained = (values[:, FEW].mean() for values in thought.values())
-    said = (f"Countdown: the base solves {passed['base'][:, -1].mean():.0%} with {K} outputs, and "
-            f"{K} guesses without a model {guesses[0, -1]:.0%}; {KS[FEW]} thoughts of the "
-            f"base solve {base:.0%}, after RL {trained:.0%}")
+    finding = (f"With {K} outputs, the base solves {passed['base'][:, -1].mean():.0%} of the "
+               f"countdown problems, but as many random guesses solve {guesses[0, -1]:.0%}")
     lead = thought["base"] - thought["trained"]                                 # (S, ks)
     best = max(MANY, key=lambda place: lead[:, place].mean())
-    yield Claim(f"countdown: for some k up to {K}, at least one of k thoughts is right more often "
-                "for the base than after RL (the largest lead; the interval covers all k)",
+    yield Claim(f"on countdown, for some k up to {K}, at least one of k outputs that think is "
+                "right more often for the base than after RL (largest lead; the interval covers "
+                "all k)",
                 "Yue and others", (thought["base"][:, best], thought["trained"][:, best]),
-                at_least=GAIN, comparisons=len(MANY), said=said)
+                at_least=GAIN, comparisons=len(MANY), said=finding)
     gain = passed["trained"] - passed["base"]                                   # (S, ks)
     most = max(MANY, key=lambda place: gain[:, place].mean())
-    yield Claim(f"countdown: pass@k rises for no k from 2 to {K} (the largest rise; the interval "
-                "covers all k)", "DeepSeekMath", gain[:, most], at_most=GAIN,
+    yield Claim(f"on countdown, RL raises pass@k for no k from 2 to {K} (largest rise; the "
+                "interval covers all k)", "DeepSeekMath", gain[:, most], at_most=GAIN,
                 comparisons=len(MANY),
-                contradicted=f"pass@k does rise on countdown for small k: by "
+                contradicted="On countdown, RL does raise pass@k for small k: by "
                 f"{gain[:, most].mean():.2f} for k = {KS[most]}, and by {gain[:, FEW].mean():.2f} "
                 f"for k = {KS[FEW]}")
-    yield Claim(f"countdown: maj@{K} rises", "DeepSeekMath",
-                (found["trained maj@k"][:, -1], found["base maj@k"][:, -1]), at_least=GAIN)
+    yield Claim(f"on countdown, RL raises maj@{K}", "DeepSeekMath",
+                (columns["trained maj@k"][:, -1], columns["base maj@k"][:, -1]), at_least=GAIN)
     decoded = learned["arithmetic"]
-    yield Claim("arithmetic: the most certain path of the base is right more often than its greedy "
-                "output", "Wang and Zhou", (decoded["most certain"], decoded["greedy"]),
+    yield Claim("on arithmetic, the most certain path of the base is right more often than its "
+                "greedy output", "Wang and Zhou", (decoded["most certain"], decoded["greedy"]),
                 at_least=GAIN)
-    yield Claim("countdown: a thought is right more often after RL", OURS,
+    yield Claim("on countdown, a single output that thinks is right more often after RL", OURS,
                 (thought["trained"][:, 0], thought["base"][:, 0]), at_least=GAIN)
 
-    lines = {"after RL": passed["trained"], "the base": passed["base"],
-             "thoughts of base": thought["base"], "a guesser": guesses}
-    yield curves(lines, said, x=KS, given=dict(zip(lines, (BLUE, ORANGE, GREEN, GREY))),
+    lines = {"after RL": passed["trained"], "base": passed["base"],
+             "thoughts of the base": thought["base"], "random guesses": guesses}
+    yield curves(lines, finding, x=KS, given=dict(zip(lines, (BLUE, ORANGE, GREEN, GREY))),
                  xscale="log", xlabel="samples of a problem, k", ylim=(0, 1.03), height=3.2,
                  ylabel="pass@k on 64 held-out problems")
     rows = {}
     for (task, columns), policy in itertools.product(learned.items(), POLICIES):
-        row = rows[f"{task}, {policy}"] = {}
+        row = rows[f"{task}, {POLICIES[policy]}"] = {}
         for name, heads in (("pass@k", ("pass@1", "pass@8", "pass@128")),
                             ("thoughts", ("1 thought", "8 thoughts", "128 thoughts"))):
             row |= zip(heads, columns[f"{policy} {name}"][:, [0, FEW, -1]].T)
         row |= {f"maj@{K}": columns[f"{policy} maj@k"][:, -1],
-                "share that thinks": columns[f"{policy} think_share"]}
+                "fraction that thinks": columns[f"{policy} think_share"]}
     yield numbers(rows, form=".2f", by="task, policy")
-    yield numbers({f"k = {k}": {"base less trained, thoughts": lead[:, place],
-                                "trained less base, all outputs": gain[:, place]}
+    yield numbers({f"k = {k}": {"thoughts: base minus after RL": lead[:, place],
+                                "all outputs: after RL minus base": gain[:, place]}
                    for place, k in enumerate(KS)}, form="+.3f", by="countdown")

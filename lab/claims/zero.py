@@ -1,7 +1,8 @@
 """R1-Zero: why answers get longer when nothing rewards length
 
-grpo.py rewards right answers alone. We take the growth of their mean length apart: into more
-thinking, harder problems, and longer answers of the same kind. docs/lab/zero.md says more.
+Trains grpo.py with a reward for right answers alone, and takes the growth of the mean length apart:
+into more thinking, harder problems, and longer answers of the same kind. docs/lab/zero.md explains
+the experiment.
 """
 import dataclasses
 import itertools
@@ -26,14 +27,16 @@ STEPS, WINDOW = 60, 10
 PARTS = ("more thinking", "harder problems", "longer answers of the same kind")
 ORDERS = list(itertools.permutations(range(len(PARTS))))
 END = -1                                        # the window that is compared with the base
-LONGER = 1                                      # token, what counts as longer
+LONGER = 1                                      # smallest growth that matters, in tokens
+LABELS = {FIXED: FIXED, MOVING: "3 to 7 operands, curriculum",
+          CONSTANT: "3 to 7 operands, curriculum, dr_grpo"}
 EXPERIMENT = Experiment(__file__, seeds=range(8))
 EXPERIMENT.commands += [f"grpo.py {flags}" for flags in RUNS.values()]
 
 
 def look(batches):
-    """Of outputs, by operands and by whether they think: how many there are, and their tokens, as
-    lists (5, 2); and the share of all that check themselves."""
+    """Count outputs and their tokens, by the number of operands and by whether they think, as lists
+    (5, 2). Also compute the fraction of all outputs that check themselves. -> dict"""
     number = numpy.zeros((len(LEVELS), 2))
     tokens = numpy.zeros((len(LEVELS), 2))
     checks = 0
@@ -49,40 +52,41 @@ def look(batches):
 
 @EXPERIMENT.measure(RUNS)
 def learned(seed, name):
-    """Train: what outputs are like before and then in each window of steps."""
+    """Train, and look at the outputs of the base and then of each window of steps."""
     _, known, policy = load_base(grpo, f"{BASE} --base_seed {seed}")
     flags = f"{RUNS[name]} --max_completion_length 64 --seed {seed}"
     cfg = common.parse_flags(grpo.Config, flags.split())
     task = common.load_task(cfg, grpo.verify)
-    task.prompt_width = known.prompt_width      # five operands are padded as the base knows them
+    task.prompt_width = known.prompt_width      # pads prompts to the width that the base knows
     large = dataclasses.replace(cfg, num_prompts=4 * cfg.num_prompts)
     steps = training(grpo, cfg, task, policy)
-    found = []
+    windows = []
     for window in range(1 + STEPS // WINDOW):
         batches = [grpo.sample_batch(policy, task, large, "before")]
         if window > 0:
             batches = [batch for batch, _ in itertools.islice(steps, WINDOW)]
-        found.append(look(batches))
-    return transposed(found)
+        windows.append(look(batches))
+    return transposed(windows)
 
 
-def factors(found, window):
-    """Of each cell (5, 2): its share among those of its level, the share of the level, and the mean
-    length; nan where there is none. -> (3, S, 5, 2)"""
-    number = found["number"][:, window]                                         # (S, 5, 2)
+def factors(columns, window):
+    """Compute three factors of each cell (5, 2): its fraction of the outputs of its level, the
+    fraction of the level, and the mean length; nan where there is no output. -> (3, S, 5, 2)"""
+    number = columns["number"][:, window]                                       # (S, 5, 2)
     of_level = number.sum(axis=2, keepdims=True)
     levels = of_level / number.sum(axis=(1, 2), keepdims=True)
     with numpy.errstate(invalid="ignore"):
         return numpy.array([number / of_level, numpy.broadcast_to(levels, number.shape),
-                            found["tokens"][:, window] / number])
+                            columns["tokens"][:, window] / number])
 
 
-def parts(found, order):
-    """What is added to the mean length when one factor after the other, in an order, becomes that
-    of the last window instead of that of the first. -> (3, S), as PARTS"""
-    first = factors(found, 0)
-    last = factors(found, END)
-    now = numpy.nan_to_num(numpy.where(numpy.isnan(first), last, first))    # as if not changed
+def parts(columns, order):
+    """Change the factors from the first window's to the last one's, one after the other in this
+    order, and compute how much each adds to the mean length. -> (3, S), in the order of PARTS"""
+    first = factors(columns, 0)
+    last = factors(columns, END)
+    # a factor that is missing in one window counts as unchanged
+    now = numpy.nan_to_num(numpy.where(numpy.isnan(first), last, first))
     last = numpy.nan_to_num(numpy.where(numpy.isnan(last), first, last))
     added = numpy.zeros(now.shape[:2])
     for which in order:
@@ -93,31 +97,34 @@ def parts(found, order):
 
 
 def page(learned):
-    length = {name: found["tokens"].sum(axis=(2, 3)) / found["number"].sum(axis=(2, 3))
-              for name, found in learned.items()}                               # (S, W)
-    part = {name: dict(zip(PARTS, numpy.mean([parts(found, order) for order in ORDERS], axis=0)))
-            for name, found in learned.items()}                                 # (S,) each
+    length = {name: columns["tokens"].sum(axis=(2, 3)) / columns["number"].sum(axis=(2, 3))
+              for name, columns in learned.items()}                             # (S, W)
+    part = {name: dict(zip(PARTS, numpy.mean([parts(columns, order) for order in ORDERS], axis=0)))
+            for name, columns in learned.items()}                               # (S,) each
     longer = {name: added[PARTS[-1]] for name, added in part.items()}
-    by_part = ", ".join(f"{added.mean():+.1f} from {word}" for word, added in part[MOVING].items())
-    first, *_, last = length[MOVING].mean(axis=0)
-    said = (f"R1-Zero, 3 to 7 operands: answers grow from {first:.0f} to {last:.0f} tokens: "
-            f"{by_part}")
-    yield Claim("answers get longer, though only right ones are rewarded", "DeepSeek-R1",
-                length[MOVING][:, END] - length[MOVING][:, 0], at_least=LONGER, unit="tokens",
-                said=said)
-    shown = {"5 operands": length[FIXED], "3 to 7 operands": length[MOVING]}
-    yield curves(shown, said, x=WINDOW * numpy.arange(1 + STEPS // WINDOW), ylim=(0, None),
-                 ylabel="tokens of an answer", xlabel=f"step, mean of {WINDOW} steps; 0: the base")
-    yield Claim("answers of a kind get longer by more with GRPO's 1/length than without",
+    growth = length[MOVING][:, END] - length[MOVING][:, 0]                      # (S,)
+    finding = (f"Answers grow by {growth.mean():.1f} tokens although only right ones are rewarded; "
+               f"{part[MOVING][PARTS[0]].mean():.1f} of these tokens come from more thinking")
+    yield Claim("answers get longer, although only right ones are rewarded", "DeepSeek-R1", growth,
+                at_least=LONGER, unit="tokens", said=finding)
+    lines = {"5 operands": length[FIXED], "3 to 7 operands": length[MOVING]}
+    yield curves(lines, finding, x=WINDOW * numpy.arange(1 + STEPS // WINDOW), ylim=(0, None),
+                 ylabel="tokens of an answer",
+                 xlabel=f"step of training (mean of {WINDOW} steps; 0 is the base)")
+    yield Claim("answers of the same kind grow more with GRPO's 1/length than without it",
                 "Dr. GRPO", longer[MOVING] - longer[CONSTANT], at_least=LONGER, unit="tokens")
     checks = learned[MOVING]["checks"]
-    yield Claim(f"more outputs check themselves in the last {WINDOW} steps than in the first",
-                "DeepSeek-R1", (checks[:, END], checks[:, 1]), at_least=0.01, unit="of outputs")
+    yield Claim(f"more outputs check themselves in the last {WINDOW} steps than in the first "
+                f"{WINDOW}", "DeepSeek-R1", (checks[:, END], checks[:, 1]), at_least=0.01,
+                unit="of outputs")
     ends = {}
-    for name, found in learned.items():
-        kinds = found["number"].sum(axis=2)                                     # (S, W, 2)
-        columns = {"thinks": kinds[..., 1] / kinds.sum(axis=2), "tokens": length[name]}
-        ends[name] = {f"{word} {when}": values[:, place] for word, values in columns.items()
-                      for when, place in (("at first", 0), ("late", -1))}
+    for name, columns in learned.items():
+        kinds = columns["number"].sum(axis=2)                                   # (S, W, 2)
+        scores = {"fraction that thinks": kinds[..., 1] / kinds.sum(axis=2),
+                  "mean tokens": length[name]}
+        ends[LABELS[name]] = {f"{score}, {when}": values[:, place]
+                              for score, values in scores.items()
+                              for when, place in (("before RL", 0), ("at the end", -1))}
     yield numbers(ends, form=".2f", by="run")
-    yield numbers(part, form="+.1f", by="tokens added")
+    yield numbers({LABELS[name]: added for name, added in part.items()},
+                  {name: f"tokens from {name}" for name in PARTS}, "+.1f", by="run")

@@ -1,4 +1,4 @@
-"""The made-up completions on which our equations and those of other trainers are compared."""
+"""Make random completions, on which our equations are compared with those of other trainers."""
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,21 +12,22 @@ import reinforce
 
 P, G, T, V = 3, 4, 5, 7
 B = P * G
-RANGE = {"epsilon": 0.2, "epsilon_high": 0.28}          # of all, unless flags say otherwise
+RANGE = {"epsilon": 0.2, "epsilon_high": 0.28}          # the clip range, unless flags change it
 
 
 @dataclass(frozen=True)
 class Case:
-    """Completions as a batch has them. Slots that are not the policy's hold anything."""
-    mask: torch.Tensor          # (B, T)
-    slots: torch.Tensor         # (B, T)  the mask without the holes that an environment leaves
-    lengths: torch.Tensor       # (B,)    slots used
+    """Completions and their numbers, as in a batch. Slots that are not the policy's hold arbitrary
+    values."""
+    mask: torch.Tensor          # (B, T)  1 for the policy's tokens
+    slots: torch.Tensor         # (B, T)  1 for all tokens, including those of an environment
+    lengths: torch.Tensor       # (B,)    number of tokens
     is_truncated: torch.Tensor  # (B,)
     rewards: torch.Tensor       # (P, G)
-    logps: torch.Tensor         # (B, T)  of pi
-    old_logps: torch.Tensor     # (B, T)  of pi_old
-    ref_logps: torch.Tensor     # (B, T)  of pi_ref
-    mu_logps: torch.Tensor      # (B, T)  of mu, which sampled
+    logps: torch.Tensor         # (B, T)  log pi
+    old_logps: torch.Tensor     # (B, T)  log pi_old
+    ref_logps: torch.Tensor     # (B, T)  log pi_ref
+    mu_logps: torch.Tensor      # (B, T)  log mu, where mu is the policy that sampled
     entropy: torch.Tensor       # (B, T)
     values: torch.Tensor        # (B, T)
     old_values: torch.Tensor    # (B, T)
@@ -35,8 +36,8 @@ class Case:
     tokens: torch.Tensor        # (B, T)
 
     def batch(self, sampler="old_logps"):
-        """A Batch of this sampler. A prompt is the number of its row."""
-        ends = torch.where(self.is_truncated, 1, grpo.EOS)      # other tokens do not matter
+        """Make a batch that this policy has sampled. A prompt is the number of its row. -> Batch"""
+        ends = torch.where(self.is_truncated, 1, grpo.EOS)      # only the last token matters
         tokens = torch.ones(B, T).long().scatter(1, self.lengths[:, None] - 1, ends[:, None])
         return common.Batch(
             tokens, self.mask, getattr(self, sampler), self.entropy, self.lengths,
@@ -44,32 +45,33 @@ class Case:
             is_correct=self.rewards > 0.5)
 
     def A(self, scale_rewards="group", script=grpo):
-        """Advantages of whole outputs, by a script. -> (B, T)"""
+        """Compute the advantages of whole outputs with a script. -> (B, T)"""
         return script.advantages(self.rewards, scale_rewards).view(-1, 1) * self.mask
 
     def average(self, x, how="token_mean", **counts):
-        return grpo.aggregate(x, self.mask, how, max_length=T, **counts)        # of (B, T)
+        return grpo.aggregate(x, self.mask, how, max_length=T, **counts)        # (B, T) -> ()
 
     def outputs(self, logps, average=False):
-        """Log-probabilities of whole completions, chosen and rejected. -> (B / 2,) each"""
+        """Compute log-probabilities of whole completions, chosen and rejected. -> (B / 2,) each"""
         return dpo.sequence_logps(logps, self.mask, average).chunk(2)
 
     def num_tokens(self):
         return self.mask.sum(dim=1).view(P, G)
 
-    def earned(self):
-        """Rewards, where completions earn them. -> (B, T)"""
+    def token_rewards(self):
+        """Put the rewards on the last tokens of the completions. -> (B, T)"""
         return common.Arithmetic.token_rewards(None, self)
 
     def gae(self, lam=0.95):
-        """Advantages and returns. -> (2, B, T)"""
-        return torch.stack(ppo.gae(self.earned(), self.values, self.mask, 0.99, lam))
+        """Compute advantages and returns. -> (2, B, T)"""
+        return torch.stack(ppo.gae(self.token_rewards(), self.values, self.mask, 0.99, lam))
 
     def rewards_to_go(self, gamma=0.9):
-        return reinforce.rewards_to_go(self.earned(), self.mask, gamma)         # (B, T)
+        return reinforce.rewards_to_go(self.token_rewards(), self.mask, gamma)         # (B, T)
 
     def less_kl(self):
-        return self.mask * (self.earned() - 0.1 * ppo.kl(self.old_logps, self.ref_logps, "k1"))
+        kl = ppo.kl(self.old_logps, self.ref_logps, "k1")
+        return self.mask * (self.token_rewards() - 0.1 * kl)
 
     def rloo_loss(self):
         token_loss = reinforce.policy_loss(self.logps, self.A("rloo", reinforce), self.mask)
@@ -79,35 +81,37 @@ class Case:
         return script.log_ratio(self.logps, self.old_logps, self.mask)          # (B, T)
 
     def clipped(self, script=grpo):
-        """L_t by (3). -> (B, T)"""
+        """Compute L_t with (3). -> (B, T)"""
         return script.policy_loss(self.logps, self.old_logps, self.A(), self.mask, **RANGE)
 
     def plain(self):
-        """The same without holes."""
+        """Treat an environment's tokens as the policy's, with log-probabilities of 0. -> Case"""
         names = ("logps", "old_logps", "ref_logps")
-        known = {name: getattr(self, name) * self.mask for name in names}
-        return replace(self, mask=self.slots, **known)
+        filled = {name: getattr(self, name) * self.mask for name in names}
+        return replace(self, mask=self.slots, **filled)
 
     def only(self, rows):
-        """The same without the tokens of other rows."""
+        """Mask the tokens of all other rows. -> Case"""
         return replace(self, mask=self.mask * rows[:, None])
 
     def untied(self):
-        """The same where no two tokens have one covariance, and all groups have signal."""
+        """Change rewards and log-probabilities slightly, so that no two tokens have the same
+        covariance, and all groups have signal. -> Case"""
         outputs = torch.arange(B).view(P, G)
         tokens = torch.arange(B * T).view(B, T)
         return replace(self, rewards=self.rewards + 0.01 * outputs,
                        logps=self.logps - 1e-7 * tokens)
 
     def far_out(self):
-        """The same with every third ratio beyond e^20."""
+        """Move every third ratio beyond e^20. -> Case"""
         far = 25 * (torch.arange(T) % 3 == 0) * self.mask
         return replace(self, old_logps=self.old_logps - far)
 
 
 def draw(seed):
-    """Lengths from one token to all, a group without signal, ratios far from 1; binary rewards or
-    others; holes in every second draw. -> Case"""
+    """Draw a case: lengths from one token to T, a group without signal, and some ratios far from 1.
+    Rewards are binary in two draws of three, and in every second draw an environment has inserted
+    tokens. -> Case"""
     generator = torch.Generator().manual_seed(seed)
     normal = partial(torch.randn, generator=generator)
     uniform = partial(torch.rand, generator=generator)
@@ -132,10 +136,10 @@ def draw(seed):
         near(old, 0.3), near(old, 0.3), uniform(B, T), normal(B, T), normal(B, T), normal(B, T),
         2 * normal(B, T, V), torch.randint(V, (B, T), generator=generator))
     short = {name: value.double().round(decimals=3) for name, value in vars(drawn).items()
-             if value.is_floating_point()}              # the same numbers on every machine
+             if value.is_floating_point()}      # rounded, so all machines get the same numbers
     return replace(drawn, **short)
 
 
 def two_rewards(x):
-    """The reward of x, and one by the lengths. -> list of (P, G)"""
+    """Return the rewards of x, and second rewards that depend on the lengths. -> list of (P, G)"""
     return [x.rewards, (x.lengths.view(P, G) % 2).double()]

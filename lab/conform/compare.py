@@ -1,15 +1,17 @@
-"""Our equations beside the code of TRL and verl, on the same random numbers: make conform.
+"""Compare our equations with the code of TRL and verl, on the same random numbers: make conform.
 
-A row of rows.txt names a function of ours, or the update of a whole script, and one of theirs, as
-"NAME: flag=value, ...": OURS, and PEERS in theirs.py, have the names. Both get the same Cases (see
-cases.py), in float64, and should return the same value with the same gradient. A row where
-they do not has a sentence, and where it can be shown, `but`: ours with that one thing done as they
-do it, which has to agree. Writes the tables of docs/conformance.md, and docs/conformance.json,
-where tests/test_conform.py finds what they answered.
+A row of rows.txt names a function of ours, or the update of a whole script, and a function of
+theirs, as "NAME: flag=value, ..."; the names are in OURS, and in PEERS in theirs.py. Both functions
+get the same Cases (see cases.py), in float64, and should return the same value with the same
+gradient. If they don't, the row has a sentence that says why. If possible, it also has `but`: our
+function with this one thing done as they do it, which then has to agree. Writes the tables of
+docs/conformance.md, and docs/conformance.json, from which tests/test_conform.py reads the results
+of TRL and verl.
 
-To add a row, add a line to rows.txt. A loss that is a flag needs no more: "grpo.py" and its
-kin hand flags on to their Config, "TRL grpo", "TRL dpo" and "verl ppo_loss" to those there. What
-has no name yet gets one in OURS or PEERS: a function of a Case, and flags, that returns numbers.
+To add a row, add a line to rows.txt. A loss that is a flag needs no more, because "grpo.py" and the
+other scripts pass flags on to their Config, and "TRL grpo", "TRL dpo" and "verl ppo_loss" to the
+configuration of TRL or verl. Anything else needs a new name in OURS or PEERS: a function of a Case
+and flags that returns numbers.
 """
 import ast
 import copy
@@ -36,66 +38,67 @@ from pretrained import export
 from report import start
 from tasks import scores
 
-SAME = 1e-6             # verl adds 1e-8 to counts, which shows where terms cancel
+SAME = 1e-6             # verl adds 1e-8 to counts, which is visible where terms cancel
 NUM_DRAWS = 50
-RECORDED = (0, 1)       # the draws whose answers tests know
-CHOSEN = torch.arange(B) < B // 2                       # the rows of the first half
+RECORDED = (0, 1)       # the draws whose results are stored for the tests
+CHOSEN = torch.arange(B) < B // 2                       # (B,)  the rows of the first half
 
 
 # ---- 1. our side -----------------------------------------------------------------------------
 
 def update(x, script=grpo, A=None, name="loss", **flags):
-    """Add to the gradient of x.logps what an optimizer step of a script does. -> a metric of it"""
+    """Run the backward pass of a script's optimizer step, which adds to the gradient of x.logps.
+    -> one of its metrics"""
     has_range = script is not zoo or flags["loss_type"] in zoo.CLIPPED
     if has_range and hasattr(script.Config, "epsilon"):
         flags = RANGE | flags
     cfg = script.Config(device="cpu", max_completion_length=T, **flags)
-    others = {}
+    more = {}
     if script is zoo:
         script = grpo
-        others = {"loss_types": zoo.LOSS_TYPES, "losses": partial(zoo.policy_loss, cfg)}
+        more = {"loss_types": zoo.LOSS_TYPES, "losses": partial(zoo.policy_loss, cfg)}
     A = x.A(flags.get("scale_rewards", "group")) if A is None else A
     batch = x.batch()
     rows = torch.arange(B)
     args = {dpo: (x.ref_logps, batch, *rows.chunk(2), cfg), reinforce: (batch, A, rows, cfg),
             ppo: (batch, A, rows, cfg, 1.0)}.get(script, (batch, x.ref_logps, A, rows, cfg))
 
-    def score(logps, prompts, tokens, *_):                  # in the place of a model
+    def score(logps, prompts, tokens, *_):                  # takes the place of a model
         at = (prompts[:, 0], slice(tokens.shape[1]))
         return logps[at], x.entropy[at]
     with mock.patch.object(script, "score", score):
-        return script.backward(x.logps, *args, **others)[name]
+        return script.backward(x.logps, *args, **more)[name]
 
 
 def lagged(x, mode, method="grpo", **flags):
-    """The update of examples/lag.py. -> loss"""
+    """Run the update of examples/lag.py. -> loss"""
     cfg = lag.Config(device="cpu", importance_sampling_correction=mode)
     weights, _ = lag.correct(x.batch("mu_logps"), x.old_logps, cfg)
     return update(x, lag.METHODS[method], weights * x.A(), **flags)
 
 
 def zoo_losses(x, A=None, **flags):
-    """L_t by examples/zoo.py. -> (B, T)"""
+    """Compute L_t with examples/zoo.py. -> (B, T)"""
     cfg = zoo.Config(device="cpu", **flags)
     return zoo.policy_loss(cfg, x.logps, x.old_logps, x.A() if A is None else A, x.mask)
 
 
 def up_to(x, cap, **flags):
-    """The same, by log pi, where a ratio above the cap weighs no more than the cap. -> (B, T)"""
+    """Compute the losses of the zoo with log pi, and cap the ratio in their weights. -> (B, T)"""
     rho = x.log_rho().exp().detach()
     weights = zoo_losses(x, **flags).detach() / rho
     return weights * rho.clamp(max=cap) * x.logps
 
 
 def masked_by_mu(x, threshold):
-    """The off-policy mask of the policy and mu. -> scalar"""
+    """Compute the loss with an off-policy mask that compares the policy with mu. -> scalar"""
     log_w = (x.logps - x.mu_logps).detach()
     is_kept = (x.A() >= 0) | (-zoo.mean_of_output(log_w, x.mask) <= threshold)
     return x.average(x.clipped() * is_kept, "sequence_mean")
 
 
 def gdpo_of_tokens(x):
-    """GDPO whitened over tokens, from z-scores in float32. -> (B, T)"""
+    """Compute GDPO advantages from z-scores in float32, whitened over tokens. -> (B, T)"""
     mask = x.plain().mask
     A = sum(grpo.advantages(r.float(), eps=1e-6).double() for r in two_rewards(x))
     return ppo.whiten(A.view(-1, 1) * mask, mask)
@@ -107,19 +110,22 @@ def passk_by_std(x):
 
 
 def gradient_sizes(x):
-    """(16) of examples/zoo.py, from the logits. -> (B, T)"""
+    """Compute (16) of examples/zoo.py from the logits. -> (B, T)"""
     p = x.logits.softmax(dim=-1)
     chosen = p.gather(-1, x.tokens[..., None])[..., 0]
     return 1 - 2 * chosen + p.square().sum(dim=-1)
 
 
 def otb(x, lone=False):
-    """The optimal token baseline; lone: b_t is 0 where one output of a group goes on alone."""
+    """Compute advantages with the optimal token baseline. lone: b_t is 0 where all other outputs of
+    a group have ended. -> (B, T)"""
     x = x.plain()
     A = zoo.otb(x.rewards, gradient_sizes(x), x.mask)
     is_there = x.mask.view(P, G, T) > 0
     is_alone = is_there & (is_there.sum(dim=1, keepdim=True) == 1)
-    return torch.where(is_alone.view(B, T), x.earned().sum(dim=1, keepdim=True), A) if lone else A
+    if lone:
+        A = torch.where(is_alone.view(B, T), x.token_rewards().sum(dim=1, keepdim=True), A)
+    return A
 
 
 OURS = {
@@ -173,13 +179,13 @@ OURS = {
     "logprobs, entropy": lambda x: grpo.logprobs(x.logits, x.tokens, 0.7)[1],
     "scores.py majority": lambda x: [float(scores.majority(row)) for row in x.tokens.tolist()],
 
-    # ours with one thing done as they do it
+    # our functions with one thing done as they do it
     "all count in B": lambda x, average: x.only(~x.is_truncated).average(x.clipped(), average),
     "KL by s_i": lambda x: x.average(x.clipped(gspo) + 0.1 * grpo.kl(
         x.logps, x.ref_logps, "k3_ratio", x.log_rho(gspo)), "sequence_mean"),
     "bonus over tokens": lambda x: (
         x.average(x.clipped(), "sequence_mean") - 0.1 * x.average(x.entropy)),
-    "RLOO, clipped": lambda x: grpo.policy_loss(            # one ratio for a whole output
+    "RLOO, clipped": lambda x: grpo.policy_loss(            # with one ratio per output
         x.plain().log_rho().sum(dim=1, keepdim=True), torch.zeros(B, 1),
         x.A("rloo", reinforce)[:, :1], torch.ones(B, 1), **RANGE).mean(),
     "RPO over tokens": lambda x: -x.only(CHOSEN).average(x.logps) + dpo.dpo_loss(
@@ -206,11 +212,11 @@ OURS = {
 # ---- 2. the rows -----------------------------------------------------------------------------
 
 ROWS = Path(__file__).with_name("rows.txt")
-ROW = re.compile(r"(.+?) \| (.+?) \| (.+?)(?: \| but: (.+?))?(?: \| ((?:because|but for) .+))?")
+ROW = re.compile(r"(.+?) \| (.+?) \| (.+?)(?: \| but: (.+?))?(?: \| ((?:because|except) .+))?")
 
 
 def read_rows():
-    """What is compared, ours and theirs, and what is said of it: a dict for each of theirs."""
+    """Read rows.txt. -> a dict for each comparison of one function of ours with one of theirs"""
     rows = []
     text = re.sub("^#.*\n", "", ROWS.read_text(), flags=re.MULTILINE)
     for line in text.replace("\n    ", " ").splitlines():
@@ -220,41 +226,43 @@ def read_rows():
     return rows
 
 
-def ask(functions, text, x):
-    """Call what a row names, "NAME: flag=value, ...". -> number, list of numbers, or tensor"""
+def call(functions, text, x):
+    """Call the function that a row names as "NAME: flag=value, ...". -> number, list of numbers, or
+    tensor"""
     name, _, flags = text.partition(": ")
-    known = dict(re.findall("(\\w+)=([^, ]+)", flags))
-    for flag, value in known.items():
+    args = dict(re.findall("(\\w+)=([^, ]+)", flags))
+    for flag, value in args.items():
         if re.fullmatch("[0-9.e-]+|True|False", value):
-            known[flag] = ast.literal_eval(value)
-    return functions[name.removesuffix(" metrics")](x, **known)
+            args[flag] = ast.literal_eval(value)
+    return functions[name.removesuffix(" metrics")](x, **args)
 
 
 LEAVES = ("logps", "entropy", "values", "losses", "logits")
 
 
 def outcome(functions, text, x):
-    """What is answered about a Case, and how it depends on its LEAVES. -> dict of tensors: "value",
-    and gradients by the name of the leaf"""
+    """Compute the value of a function for a Case, and its gradient in each of LEAVES. -> dict of
+    tensors: "value", and the gradients by the name of the leaf"""
     leaves = {name: getattr(x, name).clone().requires_grad_() for name in LEAVES}
-    value = torch.as_tensor(ask(functions, text, replace(x, **leaves)))
-    if value.requires_grad:                 # else the update of a script has added it already
+    value = torch.as_tensor(call(functions, text, replace(x, **leaves)))
+    if value.requires_grad:                 # else the script's update has added the gradient
         value.sum().backward()
     return {"value": value.detach()} | {name: leaf.grad for name, leaf in leaves.items()
                                         if leaf.grad is not None and leaf.grad.any()}
 
 
 def difference(a, b, floor=0.0):
-    """The largest relative difference. What is below the floor, or a thousandth of the largest, is
-    taken relative to that. -> float"""
+    """Compute the largest relative difference. Numbers smaller than the floor, or than a thousandth
+    of the largest number, are compared relative to that bound. -> float"""
     floor = max(1e-3 * b.abs().max().item(), floor, 1e-300)
     size = torch.maximum(a.abs(), b.abs()).clamp(min=floor)
     return ((a - b).abs() / size).max().item()
 
 
 def differences(mine, answer):
-    """Of the values; and of the gradients, None where the answer has none. As the terms of a loss
-    cancel, it is measured by its gradient where that is larger. -> [float, float or None]"""
+    """Compute the differences of values and of gradients; None if `answer` has no gradient. The
+    terms of a loss can cancel, so a loss that is smaller than its gradient is compared relative to
+    the gradient. -> [float, float or None]"""
     value = answer["value"]
     assert mine["value"].shape == value.shape, (mine["value"].shape, value.shape)
     size = 0.0
@@ -271,25 +279,27 @@ def most(numbers):
 
 
 def compare(row, peers, cases):
-    """Both sides of a row, and the largest differences. -> record"""
+    """Run both sides of a row on all cases. -> the row with its largest differences, and with the
+    results of their side"""
     answers = [outcome(peers, row["theirs"], x) for x in cases]
-    found = dict(row)
+    result = dict(row)
     for name, text in (("difference", row["ours"]), ("with_that", row["but"])):
         if text:
             mine = [outcome(OURS, text, x) for x in cases]
             columns = zip(*map(differences, mine, answers))
-            found[name] = [most(column) for column in columns]
-    return found | {"answers": [{name: " ".join(f"{x:.9g}" for x in tensor.flatten().tolist())
+            result[name] = [most(column) for column in columns]
+    return result | {"answers": [{name: " ".join(f"{x:.9g}" for x in tensor.flatten().tolist())
                                  for name, tensor in answers[seed].items()} for seed in RECORDED]}
 
 
 # ---- 3. whole steps --------------------------------------------------------------------------
 
-STEPS = [(grpo, 1), (grpo, 2), (dpo, 1)]                # script, optimizer steps by SGD
+STEPS = [(grpo, 1), (grpo, 2), (dpo, 1)]                # (script, number of SGD steps)
 
 
 def whole_step(peers, run, script, num_steps):
-    """The policy of a run and its export, updated on the same completions. -> record"""
+    """Update the policy of a run with our script, and its export with TRL, on the same completions.
+    -> a row for the table of steps"""
     cfg = script.Config(
         device="cpu", num_mini_batches=1, num_iterations=num_steps, num_prompts=16,
         max_completion_length=48, beta=0.1 if script is dpo else 0.04)
@@ -317,16 +327,16 @@ def whole_step(peers, run, script, num_steps):
 # ---- 4. the page -----------------------------------------------------------------------------
 
 def verdict(row):
-    """same, same but for something, or different because of something. -> str"""
+    """Describe a row's result: "same", "same, except ..." or "different, because ...". -> str"""
     if most(row["difference"]) <= SAME:
         return "same"
-    shown = f" ({most(row['with_that']):.0e} with that)" if row["but"] else ""
-    word = "same," if row["why"].startswith("but for") else "different"
-    return f"{word} {row['why']}{shown}"
+    remaining = f" ({most(row['with_that']):.0e} if ours does the same)" if row["but"] else ""
+    word = "same" if row["why"].startswith("except") else "different"
+    return f"{word}, {row['why']}{remaining}"
 
 
 def tables(content):
-    """What the page shows. -> name of a table: text"""
+    """Write the tables of the page. -> {name of a table: text}"""
     rows = []
     for i, row in enumerate(content["rows"], 1):
         cells = ["" if x is None else f"{x:.0e}" for x in row["difference"]]
@@ -334,14 +344,14 @@ def tables(content):
             i, row["what"], f"`{row['ours']}`", f"`{row['theirs']}`", *cells, verdict(row)])
     steps = [[step["ours"], step["theirs"], step["steps"], f"{step['moved']:.0e}",
               f"{step['difference']:.0e}"] for step in content["steps"]]
-    heads = ["ours", "theirs", "steps", "a weight moves by", "largest difference"]
+    heads = ["ours", "theirs", "steps", "largest change of a weight", "largest difference"]
     return {
-        "rows": table(["", "what", "ours", "theirs", "value", "gradient", "verdict"], rows),
+        "rows": table(["row", "quantity", "ours", "theirs", "value", "gradient", "result"], rows),
         "steps": table(heads, steps)}
 
 
 def main():
-    from lab.conform import theirs as peers  # which needs .venv-conform
+    from lab.conform import theirs as peers  # imported here, because it needs .venv-conform
     run = peers.EXPORTED.parent / "base"
     grpo.main(["--max_steps", "0", "--num_eval_problems", "8", "--output_dir", str(run)])
     export.export(run, peers.EXPORTED)

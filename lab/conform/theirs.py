@@ -1,9 +1,9 @@
-"""Run the code of TRL, verl and PyTorch on the Cases of cases.py; nothing of it is copied. It
-needs .venv-conform (make conform).
+"""Run the code of TRL, verl and PyTorch on the Cases of cases.py. None of this code is copied, so
+the packages have to be installed (.venv-conform, by make conform).
 
-A trainer is made by its own configuration, for the base of grpo.py. Then what a model, a sampler or
-a verifier would say is put in its place: a prompt is the number of a row, by which its
-log-probabilities are found.
+A trainer is made from its own configuration, for the base of grpo.py. Then we replace its model,
+sampler and verifier by functions that return the numbers of a Case. A prompt is the number of a
+row, so these functions can look up its log-probabilities.
 """
 import inspect
 import logging
@@ -50,17 +50,17 @@ transformers.utils.logging.disable_progress_bar()
 
 # ---- 1. TRL ----------------------------------------------------------------------------------
 
-EXPORTED = Path(tempfile.mkdtemp(), "exported")         # of conform: the base of grpo.py
+EXPORTED = Path(tempfile.mkdtemp(), "exported")         # compare.py exports the base to it
 HERE = {"output_dir": EXPORTED.parent, "use_cpu": True, "bf16": False, "report_to": "none",
         "activation_checkpointing": False, "save_strategy": "no", "disable_tqdm": True,
         "remove_unused_columns": False, "lr_scheduler_type": "constant"}
 EXAMPLE = {"prompt": "a", "chosen": "b", "rejected": "c"}
-RANGES = {"epsilon_high": 0.28, "num_iterations": 2}    # where ratios matter
+RANGES = {"epsilon_high": 0.28, "num_iterations": 2}    # with 1 iteration, ratios would be 1
 
 
 @cache
 def trainer(kind, num_prompts=1, rewards=None, **flags):
-    """A trainer of TRL for the base of grpo.py."""
+    """Make a trainer of TRL for the base of grpo.py. -> trainer"""
     flags = {SHORT.get(name, name): value for name, value in flags.items()}
     more = {} if kind == "DPO" else {"reward_funcs": lambda **_: rewards}
     library = gmpo if kind == "GMPO" else trl
@@ -72,7 +72,7 @@ def trainer(kind, num_prompts=1, rewards=None, **flags):
 
 
 def rollout(batch):
-    """What a sampler says that has sampled a batch. -> dict of lists"""
+    """Return what a sampler would return for a batch. -> dict of lists"""
     def cut(values):
         return [row[:n] for row, n in zip(values.tolist(), batch.lengths.tolist())]
     return {"prompt_ids": batch.prompts.tolist(), "completion_ids": cut(batch.tokens),
@@ -80,15 +80,15 @@ def rollout(batch):
 
 
 def replay(made, x):
-    """Let a trainer find the completions, rewards and log-probabilities of x."""
-    found = rollout(x.batch("mu_logps"))
-    made.rollout_func = lambda *_: dict(found)
-    if isinstance(made, trl.RLOOTrainer):               # which has no rollout_func
-        made._generate = lambda prompts: (found["prompt_ids"], found["completion_ids"], prompts)
-    known = {made.ref_model: x.ref_logps}
+    """Make a trainer use the completions, rewards and log-probabilities of x."""
+    outputs = rollout(x.batch("mu_logps"))
+    made.rollout_func = lambda *_: dict(outputs)
+    if isinstance(made, trl.RLOOTrainer):               # it has no rollout_func
+        made._generate = lambda prompts: (outputs["prompt_ids"], outputs["completion_ids"], prompts)
+    by_model = {made.ref_model: x.ref_logps}
 
     def log_probs(model, input_ids, *_, **__):
-        logps = x.logps if torch.is_grad_enabled() else known.get(model, x.old_logps)
+        logps = x.logps if torch.is_grad_enabled() else by_model.get(model, x.old_logps)
         return logps[input_ids[:, 0]], x.entropy[input_ids[:, 0]], None
     made._calculate_rewards = lambda *_: x.rewards.view(-1, 1)
     made._get_per_token_logps_and_entropies = log_probs
@@ -96,8 +96,8 @@ def replay(made, x):
 
 
 def sampled(x, kind="GRPO", name="loss", parts=1, is_lagged=False, ranges=RANGES, **flags):
-    """What a trainer that samples makes of x: its loss, advantages (B, T), all of its batch, or a
-    metric, by name. is_lagged: mu is vLLM."""
+    """Run a trainer that samples on x. name: "loss", "advantages" (B, T), "batch", or a metric.
+    is_lagged: mu is vLLM. -> what `name` names"""
     B, T = x.mask.shape
     made = trainer(kind, num_generations=x.rewards.shape[1], max_completion_length=T,
                    steps_per_generation=parts, gradient_accumulation_steps=parts,
@@ -108,14 +108,14 @@ def sampled(x, kind="GRPO", name="loss", parts=1, is_lagged=False, ranges=RANGES
         vllm_importance_sampling_clip_max=2.0, current_gradient_accumulation_steps=parts)
     batch = made._generate_and_score_completions([EXAMPLE] * B)
     losses = [made._compute_loss(made.model, one) for one in utils.split_tensor_dict(batch, parts)]
-    found = {metric: values[0] for metric, values in made._metrics["train"].items()}
+    results = {metric: values[0] for metric, values in made._metrics["train"].items()}
     A = batch["advantages"].view(-1, 1) * x.mask
-    found |= {"loss": sum(losses), "batch": batch, "advantages": A}
-    return found[name]
+    results |= {"loss": sum(losses), "batch": batch, "advantages": A}
+    return results[name]
 
 
 def two_functions(x):
-    """The advantages of a trainer with two reward functions. -> (B, T)"""
+    """Compute the advantages of a trainer with two reward functions. -> (B, T)"""
     x = x.plain()
     terms = cases.two_rewards(x)
     made = trainer.__wrapped__(
@@ -133,13 +133,13 @@ def two_functions(x):
 
 
 def fresh_rloo(x, beta):
-    """0, with the gradient of RLOOTrainer where pi_old is pi."""
+    """Return 0, with the gradient of RLOOTrainer if pi_old is pi. -> scalar"""
     loss = sampled(replace(x, old_logps=x.logps.detach()).plain(), "RLOO", beta=beta)
     return loss - loss.detach()
 
 
 def preferred(x, loss_type="sigmoid", name="loss", **flags):
-    """The loss of DPOTrainer, or a metric; the rows of the first half are chosen."""
+    """Compute the loss of DPOTrainer, or a metric. The rows of the first half are chosen."""
     made = trainer("DPO", loss_type=tuple(loss_type.split("+")), beta=0.1, **flags)
 
     def model(logps):
@@ -156,7 +156,7 @@ def preferred(x, loss_type="sigmoid", name="loss", **flags):
 
 
 def cpo(x, loss_type, beta=0.1, label_smoothing=0.0):
-    """CPOTrainer.cpo_loss, from the log-probabilities of whole completions. -> losses or mean"""
+    """Call CPOTrainer.cpo_loss with log-probabilities of whole completions. -> losses or mean"""
     stub = Some(alpha=0.0, beta=beta, loss_type=loss_type, simpo_gamma=0.5,
                 label_smoothing=label_smoothing, accelerator=Some(device="cpu"))
     is_simpo = loss_type == "simpo"
@@ -166,14 +166,14 @@ def cpo(x, loss_type, beta=0.1, label_smoothing=0.0):
 
 # ---- 2. verl ---------------------------------------------------------------------------------
 
-PlatformCUDA.device_name = "cpu"            # for which verl has no platform
+PlatformCUDA.device_name = "cpu"            # verl has no platform for CPUs
 PlatformCUDA.current_device = lambda _: "cpu"
 WIDE = {"clip_ratio_high": 0.28, "clip_ratio_c": 1e9}
 OF_LOSS = {field.name for field in fields(PolicyLossConfig)}
 
 
 def actor(loss_mode="vanilla", rollout_is=None, rollout_is_threshold=2.0, **flags):
-    """The configuration of verl's actor."""
+    """Make the configuration of verl's actor."""
     correction = RolloutCorrectionConfig(
         loss_type="reinforce", rollout_is=rollout_is, rollout_is_threshold=rollout_is_threshold)
     flags = {SHORT.get(name, name): value for name, value in flags.items()}
@@ -184,7 +184,7 @@ def actor(loss_mode="vanilla", rollout_is=None, rollout_is_threshold=2.0, **flag
 
 
 def policy_update(x, A=None, weights=None, parts=1, name="loss", **flags):
-    """ppo_loss, the loss of verl's actor, or a metric of it; A and weights are (B, T)."""
+    """Compute ppo_loss, the loss of verl's actor, or one of its metrics. A, weights: (B, T)"""
     batch = x.batch()
     data = TensorDict({
         "prompts": batch.prompts, "responses": batch.tokens, "response_mask": x.mask,
@@ -206,27 +206,27 @@ def policy_update(x, A=None, weights=None, parts=1, name="loss", **flags):
 
 
 def estimate(x, name, **flags):
-    """Advantages by one of verl's estimators. -> (B, T)"""
-    found, _ = core_algos.get_adv_estimator_fn(name)(
-        token_level_rewards=x.earned(), response_mask=x.mask,
+    """Compute advantages with one of verl's estimators. -> (B, T)"""
+    A, _ = core_algos.get_adv_estimator_fn(name)(
+        token_level_rewards=x.token_rewards(), response_mask=x.mask,
         index=np.arange(len(x.mask)) // x.rewards.shape[1], **flags)
-    return found * x.mask
+    return A * x.mask
 
 
 def gdpo(x):
-    """The advantages of two rewards. -> (B, T)"""
+    """Compute GDPO advantages of two rewards. -> (B, T)"""
     x = x.plain()
     rewards = [r.flatten().numpy() for r in cases.two_rewards(x)]
     slots = F.pad(x.slots, (1, 0), value=1.0)
-    found, _ = core_algos.compute_gdpo_outcome_advantage(
+    A, _ = core_algos.compute_gdpo_outcome_advantage(
         torch.zeros_like(x.mask), x.mask, np.arange(cases.B) // cases.G,
         config={"gdpo_reward_keys": ["a", "b"]}, non_tensor_batch=dict(zip("ab", rewards)),
         batch={"prompts": slots[:, :1], "attention_mask": slots.long()})
-    return found * x.mask
+    return A * x.mask
 
 
 def token_baseline(x, **flags):
-    """The advantages of the optimal token baseline. -> (B, T)"""
+    """Compute advantages with the optimal token baseline. -> (B, T)"""
     x = x.plain()
     return estimate(
         x, "optimal_token_baseline", old_log_probs=grpo.logprobs(x.logits, x.tokens)[0],
@@ -234,9 +234,9 @@ def token_baseline(x, **flags):
 
 
 def gae(x, lam=0.95):
-    """Whitened advantages, and returns. -> (B, T) each"""
-    found = core_algos.compute_gae_advantage_return(x.earned(), x.values, x.mask, 0.99, lam)
-    return [tensor * x.mask for tensor in found]
+    """Compute whitened advantages, and returns. -> (B, T) each"""
+    both = core_algos.compute_gae_advantage_return(x.token_rewards(), x.values, x.mask, 0.99, lam)
+    return [tensor * x.mask for tensor in both]
 
 
 def rollout_weights(x, level="token", threshold=2.0):
@@ -245,9 +245,9 @@ def rollout_weights(x, level="token", threshold=2.0):
 
 
 def adapted(kl):
-    """A coefficient of .1 after a step with this KL, where .05 is wanted."""
+    """Adapt a coefficient of 0.1 after a step with this KL. The target is 0.05. -> float"""
     control = core_algos.AdaptiveKLController(0.1, 0.05, horizon=10_000)        # verl's default
-    control.update(kl, n_steps=1024)                    # outputs of a step
+    control.update(kl, n_steps=1024)                    # number of outputs in a step
     return float(control.value)
 
 
@@ -285,7 +285,7 @@ PEERS = {
     "verl gae returns": lambda x: gae(x)[1],
     "verl masked_whiten": lambda x: x.mask * masked_whiten(x.losses.detach(), x.mask),
     "verl compute_rewards": lambda x: x.mask * core_algos.compute_rewards(
-        x.earned(), x.old_logps, x.ref_logps, 0.1),
+        x.token_rewards(), x.old_logps, x.ref_logps, 0.1),
     "verl AdaptiveKLController": lambda x: [adapted(0.01 * k) for k in range(1, 20)],
     "verl reinforce_plus_plus": lambda x, gamma=0.9: estimate(
         x, "reinforce_plus_plus", config=Some(gamma=gamma)),
@@ -309,7 +309,7 @@ PEERS = {
 
 
 def registered():
-    """The names by which verl and TRL know losses and advantages. -> dict of lists"""
+    """List the names that verl and TRL have for losses and advantages. -> dict of lists"""
     code = inspect.getsource(trl.GRPOTrainer._compute_loss)
     tests = re.findall(r'self.loss_type (?:==|in) (\[.*?\]|"\w+")', code)
     return {"loss_mode of verl": sorted(core_algos.POLICY_LOSS_REGISTRY),
@@ -317,20 +317,20 @@ def registered():
             "loss_type of TRL": sorted(set(re.findall(r'"(\w+)"', " ".join(tests))))}
 
 
-# ---- 3. optimizer steps whole ----------------------------------------------------------------
+# ---- 3. whole optimizer steps ----------------------------------------------------------------
 
 def plain_sgd(cfg, *more):
-    """The flags of a trainer that takes the steps of cfg by SGD. -> dict"""
+    """Return the flags with which a trainer takes the steps of cfg by SGD. -> dict"""
     names = ("learning_rate", "max_grad_norm", "beta", *more)
     return {"optim": "sgd", "max_steps": cfg.num_iterations, "weight_decay": 0.0} | {
         name: getattr(cfg, name) for name in names}
 
 
 def TRL_grpo_steps(batch, A, cfg):
-    """GRPOTrainer's num_iterations steps on a batch, of two micro-batches each. -> weights"""
+    """Take num_iterations steps of GRPOTrainer on a batch, of two micro-batches each. -> weights"""
     P, G = batch.rewards.shape
     names = ("loss_type", "epsilon_high", "num_iterations", "max_completion_length")
-    made = trainer.__wrapped__(                         # a new one
+    made = trainer.__wrapped__(                         # without the cache: a new trainer
         "GRPO", P, batch.rewards.flatten().tolist(), **plain_sgd(cfg, *names),
         num_generations=G, per_device_train_batch_size=P * G // 2, gradient_accumulation_steps=2,
         bias=cfg.kl_estimator == "k3_ratio")
@@ -340,12 +340,12 @@ def TRL_grpo_steps(batch, A, cfg):
 
 
 def TRL_dpo_steps(batch, chosen, rejected, cfg):
-    """DPOTrainer's step on pairs of rows of a batch. -> weights"""
+    """Take a step of DPOTrainer on pairs of rows of a batch. -> weights"""
     made = trainer.__wrapped__("DPO", **plain_sgd(cfg), per_device_train_batch_size=len(chosen))
-    found = rollout(batch)
-    ids = found["completion_ids"]
-    made.train_dataset = Dataset.from_list([            # which needs no tokenizer
-        {"prompt_ids": found["prompt_ids"][i], "chosen_ids": ids[i], "rejected_ids": ids[j]}
+    outputs = rollout(batch)
+    ids = outputs["completion_ids"]
+    made.train_dataset = Dataset.from_list([            # token ids, so no tokenizer is needed
+        {"prompt_ids": outputs["prompt_ids"][i], "chosen_ids": ids[i], "rejected_ids": ids[j]}
         for i, j in zip(chosen, rejected)])
     made.train()
     return made.model.state_dict()
