@@ -65,7 +65,7 @@ def means(columns):
 
 def side(values, correct, share=1.0):
     """Extend the range of the correct values at both ends by its width, and check whether at least
-    this fraction of the other values is above it, or below it. -> "high", "low" or """""
+    this fraction of the other values is above it, or below it. -> "high", "low", or no text"""
     width = max(correct) - min(correct)
     if (values > max(correct) + width).mean() >= share:
         return "high"

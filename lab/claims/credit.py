@@ -42,8 +42,8 @@ def step_advantages(rewards, values, mask):
 
 
 def estimated(batch, returns, critic, name):
-    """Estimate V at each step: for each K, by the mean of the first K returns of (B, T, number), and
-    by the critic, under this name. -> {name: (B, T)}"""
+    """Estimate V at each step: for each K, by the mean of the first K of the returns; and by the
+    critic, under this name. returns: (B, T, number). -> {name: (B, T)}"""
     values = {f"rollouts, K = {K}": returns[..., :K].mean(dim=-1) for K in ROLLOUTS}
     return values | {name: critic(batch.prompts, batch.tokens).detach() * batch.mask}
 

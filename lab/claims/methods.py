@@ -1,8 +1,9 @@
-"""Methods: how many samples and seconds each script needs to get good
+"""Methods: how many samples and seconds each script needs to reach 90% accuracy, or twice
+its base's accuracy
 
-All scripts run with their defaults, on arithmetic and on countdown, from the same bases. On
-arithmetic, a script is good when 90% of its answers are right; on countdown, when it is right twice
-as often as the base. docs/lab/methods.md explains the claims and the outcome.
+All scripts run with their defaults, and from the same bases: on arithmetic until their accuracy is
+90%, and on countdown until it is twice the accuracy of the base. docs/lab/methods.md explains the
+claims and the outcome.
 """
 import numpy
 

@@ -1,7 +1,8 @@
 """Offline DPO: chosen answers that lose probability, flipped pairs, and PPO on the same preferences
 
-dpo.py on fresh pairs of the base and online; from a file of such pairs of which some are flipped;
-and from the pairs from which PPO's reward model learns. docs/lab/offline.md says more.
+dpo.py learns from three kinds of pairs: fresh ones, which either the base (offline) or the policy
+(online) samples; a file of such pairs, some of them flipped; and the pairs that PPO's reward model
+learns from. docs/lab/offline.md explains the claims and the outcome.
 """
 import functools
 import json
@@ -22,12 +23,12 @@ from report.logs import read_log
 from tasks import preferences
 from tasks.pairs import encode
 
-FLIPS = 0.4                             # the share of pairs that are mixed up
-GAIN = 0.02                             # of pass@1, what counts as one
+FLIPS = 0.4                             # fraction of the pairs that are flipped
+GAIN = 0.02                             # smallest difference of a pass@1 that matters
 EVALUATION = "--stop_at 2 --num_eval_problems 256 --num_eval_samples"
 FRESH = f"dpo.py {EVALUATION} 2 --max_steps 40"
 LEARNING = {"offline": FRESH, "beta 0.5": f"{FRESH} --beta 0.5", "online": f"{FRESH} --online"}
-GREEDY = "eval/greedy"                  # metrics of each tenth step
+GREEDY = "eval/greedy"                  # metrics that exist only for every tenth step
 CHOSEN = "eval/pairs/rewards/chosen"
 REJECTED = "eval/pairs/rewards/rejected"
 PAIRS = f"dpo.py {EVALUATION} 2 --max_steps 30 --learning_rate 0 --eval_steps 1000 --save_pairs"
@@ -46,7 +47,7 @@ EXPERIMENT.commands += [PAIRS, *LOSSES.values(), *METHODS.values()]
 
 @functools.cache
 def pairs_of_the_base():
-    """-> list of dicts"""
+    """Sample pairs from the base, and save them. -> list of dicts"""
     with tempfile.TemporaryDirectory() as work:
         script, *flags = PAIRS.split()
         run(script, Path(work, "pairs"), *flags)
@@ -54,7 +55,7 @@ def pairs_of_the_base():
 
 
 def run_on(pairs, command, seed, metrics=()):
-    """Run a command line on these pairs, if there are any. -> {column: values}"""
+    """Run a command line, with a file of these pairs unless pairs is None. -> {column: values}"""
     with tempfile.TemporaryDirectory() as work:
         if pairs is not None:
             path = Path(work, "pairs.jsonl")
@@ -65,7 +66,7 @@ def run_on(pairs, command, seed, metrics=()):
 
 @EXPERIMENT.measure(LOSSES)
 def flipped(seed, name):
-    """Train on pairs as they were, or with a loss on flipped ones."""
+    """Train on pairs of the base, some of them flipped unless the name is CLEAN."""
     rng = random.Random(seed)
     pairs = []
     for pair in pairs_of_the_base():
@@ -76,65 +77,66 @@ def flipped(seed, name):
 
 
 def compared_pairs(seed):
-    """The pairs that the reward model of a run with this seed learns from, but for those whose
-    texts would be read as other tokens. -> list of dicts"""
+    """Make the pairs that the reward model of a run with this seed learns from, and leave out pairs
+    with a text that would be encoded as different tokens. -> list of dicts"""
     cfg, task, policy = load_base(ppo, f"--seed {seed}")
     generator = common.generator(seed, "mistakes")
-    found = []
+    results = []
     for number in range(preferences.BATCHES):
         batch = ppo.sample_batch(policy, task, cfg, f"preferences {number}")
         can_be_read = [ids[:n] == encode(text, ppo) for ids, n, text in zip(
             batch.tokens.tolist(), batch.lengths.tolist(), batch.texts)]
-        found += [{"prompt": batch.problems[best].prompt, "chosen": batch.texts[best],
-                   "rejected": batch.texts[worst]}
-                  for best, worst in zip(*preferences.pairs(batch, preferences.MISTAKES, generator))
-                  if can_be_read[best] and can_be_read[worst]]
-    return found
+        chosen, rejected = preferences.pairs(batch, preferences.MISTAKES, generator)
+        results += [{"prompt": batch.problems[best].prompt, "chosen": batch.texts[best],
+                     "rejected": batch.texts[worst]} for best, worst in zip(chosen, rejected)
+                    if can_be_read[best] and can_be_read[worst]]
+    return results
 
 
 @EXPERIMENT.measure(METHODS)
 def same(seed, method):
-    """DPO from a file of pairs, PPO against the model that learned from them."""
+    """Train DPO on a file of pairs, or PPO against the reward model that learned from them."""
     pairs = compared_pairs(seed) if method == "DPO" else None
     return run_on(pairs, METHODS[method], seed, [GREEDY, "step_time"])
 
 
 def page(fresh, flipped, same):
     beta = {"offline": 0.1, "beta 0.5": 0.5, "online": 0.1}
-    gained = {name: found[CHOSEN] / beta[name] for name, found in fresh.items()}        # nats
-    rows = {name: {"pass@1": found["pass@1"], "greedy": found[GREEDY][:, -1],
-                   "nats, chosen": gained[name][:, -1],
-                   "nats, rejected": found[REJECTED][:, -1] / beta[name]}
-            for name, found in fresh.items()}
-    changes = "; ".join(f"{name}, {row['nats, chosen'].mean():+.1f} nats for chosen answers, "
-                        f"{row['nats, rejected'].mean():+.1f} for rejected"
-                        for name, row in rows.items() if name != "beta 0.5")
-    said = f"What 40 steps of DPO change in log pi: {changes}"
-    yield Claim("offline, chosen answers lose probability", "Razin and others",
-                -gained["offline"][:, -1], at_least=1, unit="nats", said=said)
-    yield curves({name: values[:, 9::10] for name, values in gained.items()}, said,
+    gained = {name: columns[CHOSEN] / beta[name] for name, columns in fresh.items()}    # nats
+    rows = {name: {"pass@1": columns["pass@1"], "greedy accuracy": columns[GREEDY][:, -1],
+                   "change of log pi, chosen (nats)": gained[name][:, -1],
+                   "change of log pi, rejected (nats)": columns[REJECTED][:, -1] / beta[name]}
+            for name, columns in fresh.items()}
+    change = {name: values[:, -1].mean() for name, values in gained.items()}
+    title = (f"In 40 steps, DPO changes the log-probability of chosen answers by "
+             f"{change['offline']:+.1f} nats offline, and by {change['online']:+.1f} nats online")
+    yield Claim("in offline DPO, chosen answers lose probability", "Razin and others",
+                -gained["offline"][:, -1], at_least=1, unit="nats", said=title)
+    yield curves({name: values[:, 9::10] for name, values in gained.items()}, title,
                  x=range(10, 41, 10), given=dict(zip(LEARNING, (BLUE, GREY, ORANGE))),
                  ylabel="nats gained by chosen answers")
-    yield numbers(rows, by="DPO, fresh pairs")
-    yield Claim("online ends more accurate than offline", "Guo and others",
+    yield numbers(rows, by="DPO on fresh pairs")
+    yield Claim("online DPO ends with a higher pass@1 than offline DPO", "Guo and others",
                 (fresh["online"]["pass@1"], fresh["offline"]["pass@1"]), at_least=GAIN)
 
-    mixed = {name: found["pass@1"] for name, found in flipped.items()}
-    hurt = Claim(f"with {FLIPS:.0%} of the pairs flipped, DPO is less accurate", OURS,
-                 (mixed["DPO"], mixed[CLEAN]), at_most=-GAIN)
+    score = {name: columns["pass@1"] for name, columns in flipped.items()}
+    hurt = Claim(f"with {FLIPS:.0%} of the pairs flipped, DPO ends with a lower pass@1", OURS,
+                 (score["DPO"], score[CLEAN]), at_most=-GAIN)
     yield hurt
-    yield Claim("with flips, robust DPO ends more accurate than DPO", "robust DPO",
-                (mixed["robust DPO"], mixed["DPO"]),
+    yield Claim(f"with {FLIPS:.0%} of the pairs flipped, robust DPO ends with a higher pass@1 than "
+                "DPO", "robust DPO", (score["robust DPO"], score["DPO"]),
                 at_least=GAIN if hurt.verdict == SHOWN else None)
-    yield numbers(flipped, by=f"{FLIPS:.0%} of the pairs flipped")
+    yield numbers(flipped, by=f"loss, with {FLIPS:.0%} of the pairs flipped")
 
-    end = {name: found["pass@1"] for name, found in same.items()}
-    yield Claim("DPO ends as accurate as PPO on the same pairs, or more", "DPO",
+    end = {name: columns["pass@1"] for name, columns in same.items()}
+    yield Claim("from the same pairs, DPO ends with at least the pass@1 of PPO", "DPO",
                 (end["DPO"], end["PPO"]), at_least=-GAIN)
-    told = (f"From the same pairs, DPO gets a pass@1 of {end['DPO'].mean():.2f}, PPO "
-            f"{end['PPO'].mean():.2f}, PPO with a KL penalty {end['PPO, beta 0.1'].mean():.2f}")
-    yield Claim("PPO ends more accurate with a penalty on the KL", "InstructGPT",
-                (end["PPO, beta 0.1"], end["PPO"]), at_least=GAIN, said=told)
-    rows = {name: {"pass@1": end[name], "greedy, best": numpy.nanmax(found[GREEDY], axis=1),
-                   "seconds": found["step_time"].sum(axis=1)} for name, found in same.items()}
-    yield numbers(rows, by="the same pairs")
+    finding = (f"From the same pairs, PPO gets a pass@1 of {end['PPO'].mean():.2f} without a KL "
+               f"penalty, and {end['PPO, beta 0.1'].mean():.2f} with one")
+    yield Claim("PPO ends with a higher pass@1 if the KL is penalized", "InstructGPT",
+                (end["PPO, beta 0.1"], end["PPO"]), at_least=GAIN, said=finding)
+    rows = {name: {"pass@1": end[name],
+                   "highest greedy accuracy": numpy.nanmax(columns[GREEDY], axis=1),
+                   "seconds of training": columns["step_time"].sum(axis=1)}
+            for name, columns in same.items()}
+    yield numbers(rows, by="method, on the same pairs")

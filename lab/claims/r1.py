@@ -1,6 +1,7 @@
-"""R1: its four stages in small, and what each of them adds
+"""R1: its four stages on a small scale, and what each of them adds
 
-Each stage is a command, which begins with the policy of the stage before. docs/lab/r1.md says more.
+Each stage is a command that starts from the policy of the stage before. docs/lab/r1.md explains the
+claims and the outcome.
 """
 import tempfile
 from pathlib import Path
@@ -17,7 +18,7 @@ TASKS = ("arithmetic", "countdown", "lookup")
 COLUMNS = {task: f"pass@1/{task}" for task in TASKS} | {"tokens": "mean_length"}
 ALL = f"--task {','.join(TASKS)} --stop_at 2"
 COLD_START = "1. cold start: 160 worked examples"
-STAGES = {                              # command lines; the cold start is made before its own
+STAGES = {          # command lines; that of the cold start evaluates what coldstart.main makes
     "base": f"grpo.py {ALL} --max_steps 0",
     COLD_START: f"grpo.py {ALL} --max_steps 0",
     "2. RL, 60 steps": f"grpo.py {ALL} --max_steps 60",
@@ -25,15 +26,15 @@ STAGES = {                              # command lines; the cold start is made 
         f"reinforce.py {ALL} --method rejection --max_steps 20 --learning_rate 2e-4",
     "4. RL, 60 steps": f"grpo.py {ALL} --max_steps 60"}
 SHORT = ("base", "cold start", "RL", "own right answers", "RL again")
-GAIN = 0.02                             # of pass@1, what counts as one
+GAIN = 0.02         # smallest difference of a pass@1 that matters
 EXPERIMENT = Experiment(__file__, seeds=range(5))
 EXPERIMENT.commands += STAGES.values()
 
 
 @EXPERIMENT.measure(["R1"])
 def stages(seed, case):
-    """After each stage, pass@1 of each task and the mean length."""
-    found = {column: [] for column in COLUMNS}
+    """Run all stages, and collect pass@1 of each task and the mean length after each of them."""
+    results = {column: [] for column in COLUMNS}
     begin = []
     with tempfile.TemporaryDirectory() as work:
         for number, (stage, command) in enumerate(STAGES.items()):
@@ -45,27 +46,31 @@ def stages(seed, case):
             flags += ["--seed", seed, "--base_seed", seed]
             summary = run(script, folder, *flags, *begin)
             for column, name in COLUMNS.items():
-                found[column].append(summary["trained"][name])
+                results[column].append(summary["trained"][name])
             begin = ["--init_from", str(folder)]
-    return found
+    return results
 
 
 def page(stages):
-    [found] = stages.values()
-    mean = numpy.mean([found[task] for task in TASKS], axis=0)                  # (S, 5)
-    told = ", ".join(f"{word} {value:.2f}" for word, value in zip(SHORT, mean.mean(axis=0)))
-    said = f"R1 in small, mean pass@1 of three tasks: {told}"
-    yield Claim("the cold start raises pass@1, the mean of the tasks", "DeepSeek-R1",
-                (mean[:, 1], mean[:, 0]), at_least=GAIN, said=said)
-    for number, what in enumerate(("RL", "learning from its own right answers", "the last RL"), 1):
-        yield Claim(f"{what} raises it from there", "DeepSeek-R1",
+    [columns] = stages.values()
+    mean = numpy.mean([columns[task] for task in TASKS], axis=0)                # (S, 5)
+    title = ("A cold start and RL, R1's first two stages, raise the mean pass@1 of three tasks "
+             f"from {mean[:, 0].mean():.2f} to {mean[:, 2].mean():.2f}")
+    yield Claim("the cold start raises pass@1 (the mean of the three tasks)", "DeepSeek-R1",
+                (mean[:, 1], mean[:, 0]), at_least=GAIN, said=title)
+    further = ("RL after the cold start", "after RL, learning from its own right answers",
+               "RL in the last stage")
+    for number, stage in enumerate(further, 1):
+        yield Claim(f"{stage} raises pass@1 further", "DeepSeek-R1",
                     (mean[:, number + 1], mean[:, number]), at_least=GAIN)
-    yield curves({task: found[task] for task in TASKS}, said, x=range(len(STAGES)),
+    yield curves({task: columns[task] for task in TASKS}, title, x=range(len(STAGES)),
                  xticks=range(len(STAGES)), xticklabels=SHORT, ylim=(0, 1.02), xlabel="stage",
                  ylabel="pass@1, held out")
-    rows = {stage: {column: values[:, i] for column, values in found.items()}
+    headings = {task: f"pass@1, {task}" for task in TASKS}
+    headings |= {"mean": "mean of the three", "tokens": "tokens per completion"}
+    rows = {stage: {column: values[:, i] for column, values in (columns | {"mean": mean}).items()}
             for i, stage in enumerate(STAGES)}
-    table = numbers(rows, form=".2f", by="stage")
+    table = numbers(rows, headings, form=".2f", by="stage")
     yield table
-    yield Block("r1", f"{table}\npass@1, mean and span of seeds, each with its own base; "
-                      "[the experiment](lab/r1.md)\n")
+    yield Block("r1", f"{table}\nEach cell has the mean of the seeds and their range. Each seed "
+                      "has its own base.\n[The experiment r1](lab/r1.md) explains the numbers.\n")
