@@ -1,12 +1,13 @@
-"""vLLM completes prompts for pretrained/train.py: in each process an engine, with a copy of the
-policy's weights, does the process's share. Needs pretrained/requirements-vllm.txt."""
+"""Sample completions for pretrained/train.py with vLLM, if they are too long or too many for
+transformers. Each process has an engine with a copy of the policy's weights, which does the share
+of that process. Needs pretrained/requirements-vllm.txt."""
 import logging
 import os
 import tempfile
 from pathlib import Path
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"      # in this process, which has the weights
-os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # V1 is the one that we have tried
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"      # in this process, near the weights
+os.environ.setdefault("VLLM_USE_V2_MODEL_RUNNER", "0")  # we have only tried V1
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import torch
@@ -21,14 +22,14 @@ RELOADING = logging.getLogger("vllm.model_executor.model_loader.reload.inplace")
 
 
 def refuse(record):
-    """Raise what vLLM only warns of: a sync that leaves some weights as they were. A filter of
-    logging."""
+    """Raise an error if a sync left some weights unchanged, because vLLM only logs a warning. A
+    filter of logging."""
     raise ValueError(record.getMessage())
 
 
 def forget_kernels(engine):
-    """Let a model of vLLM pack the weights of experts again when it loads them. On a CPU it does
-    that only where it makes a kernel for them, and would read the next ones as if packed."""
+    """Make a model of vLLM pack the weights of experts again when it loads them. On a CPU, vLLM
+    packs them only when it creates their kernel, and reads later weights as if they were packed."""
     for module in engine.modules():
         method = getattr(module, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None:
@@ -36,55 +37,56 @@ def forget_kernels(engine):
 
 
 class Engine:
-    """vLLM for one policy. A text has `longest` tokens at most, those of its prompt included."""
+    """vLLM for one policy. Prompt and completion together have at most `longest` tokens."""
 
     def __init__(self, policy, longest):
         cfg = policy.cfg
         self.ends = policy.ends
         self.is_cpu = cfg.device == "cpu"
-        is_job = torch.distributed.is_torchelastic_launched()
-        experts = ("num_experts", "num_local_experts", "n_routed_experts")
         if self.is_cpu:
-            torch.cpu._init_amx()               # vLLM uses these registers without asking for them
+            torch.cpu._init_amx()               # vLLM uses these registers without requesting them
+            experts = ("num_experts", "num_local_experts", "n_routed_experts")
             has_experts = any(getattr(policy.model.config, name, 0) for name in experts)
             if has_experts and cfg.lora_rank > 0:
-                raise ValueError("on a CPU, vLLM has no adapters for models with experts: leave "
-                                 "out --lora_rank, or try --engine transformers")
-        self.adapter = None                             # a request that names it, if there is one
-        self.scratch = tempfile.TemporaryDirectory()    # where vLLM reads it
+                raise ValueError("on a CPU, vLLM has no adapters for models with experts; leave "
+                                 "out --lora_rank")
+        self.adapter = None                             # vLLM's request for the latest adapter
+        self.scratch = tempfile.TemporaryDirectory()    # vLLM reads the adapter from this folder
         lora = {}
         if cfg.lora_rank > 0:
             ranks = (8, 16, 32, 64, 128, 256, 320, 512)
             lora = {"enable_lora": True, "max_loras": 1,
                     "max_lora_rank": min(rank for rank in ranks if rank >= cfg.lora_rank)}
         memory = {"gpu_memory_utilization": cfg.engine_memory}
-        if self.is_cpu:                                 # where it would count what others take
+        if self.is_cpu:                 # a share would also count the memory of other programs
             total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
             memory = {"kv_cache_memory_bytes": int(cfg.engine_memory * total)}
-        set_num_threads = torch.set_num_threads         # which vLLM replaces by what does nothing
+        is_torchrun = torch.distributed.is_torchelastic_launched()
+        set_num_threads = torch.set_num_threads         # vLLM replaces it by a dummy
         self.llm = LLM(
             model=policy.model.config.name_or_path, tokenizer=policy.tokenizer.name_or_path,
             dtype=cfg.dtype, max_model_len=longest, **memory, **lora,
-            load_format="dummy",                        # `update` brings the weights
-            logprobs_mode="processed_logprobs",         # those of what it samples from
-            enforce_eager=self.is_cpu,                  # there it would compile for half a minute
-            enable_chunked_prefill=not self.is_cpu,     # there it fails if a row has a seed
+            load_format="dummy",                        # random weights until `update`
+            logprobs_mode="processed_logprobs",         # after the temperature
+            enforce_eager=self.is_cpu,                  # compiling takes half a minute
+            enable_chunked_prefill=not self.is_cpu,     # on a CPU it fails if a row has a seed
             enable_sleep_mode=not self.is_cpu,
-            distributed_executor_backend="external_launcher" if is_job else None)
-        self.llm.generate([{"prompt_token_ids": [0]}], use_tqdm=False)     # can it do this model?
+            distributed_executor_backend="external_launcher" if is_torchrun else None)
+        # some models load, but fail when they run
+        self.llm.generate([{"prompt_token_ids": [0]}], use_tqdm=False)
         torch.set_num_threads = set_num_threads
         RELOADING.setLevel(logging.WARNING)
         RELOADING.addFilter(refuse)
         self.sleep()
 
     def sleep(self):
-        """Leave the memory of a GPU to the trainer; weights come anew before the next sample."""
+        """Free the memory of a GPU for the trainer. `update` brings the weights again."""
         if not self.is_cpu:
             self.llm.sleep(level=2)
 
     def update(self, model):
-        """Wake up with the weights of a model, of which each process may have a part. Tied weights
-        go by both names, since on a CPU there is a packed copy of each, if vLLM knows both."""
+        """Wake up and take over the weights of a model, which may be split over the processes. Tied
+        weights are sent by both names if vLLM knows both, because on a CPU it packs each."""
         if self.is_cpu:
             self.llm.apply_model(forget_kernels)
         else:
@@ -96,16 +98,16 @@ class Engine:
         try:
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         except Exception as error:              # vLLM raises nearly anything
-            common.fail("--engine vllm: cannot take this model's weights, try --engine "
-                        f"transformers: {' '.join(str(error).split())}", code=1)
+            common.fail("--engine vllm: cannot take over this model's weights: "
+                        f"{models.vllm_reason(error)}", code=1)
         if not self.is_cpu:
             self.llm.wake_up(tags=["kv_cache"])
-        self.llm.reset_prefix_cache()           # of keys and values that other weights computed
+        self.llm.reset_prefix_cache()           # its keys and values come from older weights
         self.update_adapter(model)
 
     def update_adapter(self, model):
-        """Give vLLM the adapter as it is. Added to the weights, it would be rounded with them, and
-        a small one would vanish in bfloat16."""
+        """Give vLLM the adapter itself. If it were added to the weights, the sum would be rounded,
+        and a small adapter would vanish in bfloat16."""
         weights = {name: models.whole(weight).detach() for name, weight in model.named_parameters()
                    if "lora_" in name}
         if weights:
@@ -117,25 +119,25 @@ class Engine:
             self.adapter = LoRARequest(f"adapter {number}", number, str(folder))
 
     def complete(self, prompts, completions, T, temperature, seeds):
-        """Add tokens to completions of prompts, lists of token ids, in rounds: until an end or a
-        call, behind which comes what the task responds. seeds[i, t], (b, T), is that of row i if a
-        round begins at its token t."""
+        """Add tokens to the completions of prompts, which are lists of token ids. In each round a
+        row continues to an end token or a call. After a call the task's response is inserted, and
+        the row needs another round. seeds[i, t] (b, T) seeds the round of row i from token t."""
         rows = range(len(prompts))
         while rows:
             texts = [{"prompt_token_ids": prompts[i] + completions[i].ids} for i in rows]
-            wishes = []
+            params = []
             for i in rows:
                 t = len(completions[i].ids)
-                calls = list(completions[i].calls)      # to stop there saves time
-                wishes.append(SamplingParams(
+                calls = list(completions[i].calls)      # stop at calls to save time
+                params.append(SamplingParams(
                     temperature=temperature, seed=seeds[i, t].item(), max_tokens=T - t,
                     stop_token_ids=self.ends, stop=calls, include_stop_str_in_output=True,
                     skip_special_tokens=False, detokenize=bool(calls), logprobs=0,
                     flat_logprobs=True))
-            for i, found in zip(rows, self.llm.generate(
-                    texts, wishes, use_tqdm=False, lora_request=self.adapter)):
-                [sampled] = found.outputs
-                entropies = [float("nan")] * T          # vLLM does not tell them
+            results = self.llm.generate(texts, params, use_tqdm=False, lora_request=self.adapter)
+            for i, result in zip(rows, results):
+                [sampled] = result.outputs
+                entropies = [float("nan")] * T          # vLLM reports none
                 completions[i].extend(sampled.token_ids, sampled.logprobs.logprobs, entropies, T=T)
             rows = [i for i in rows if not completions[i].has_ended and len(completions[i].ids) < T]
         self.sleep()

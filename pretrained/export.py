@@ -1,13 +1,14 @@
-"""The policy of a run as a Hugging Face folder, and back. Needs pretrained/requirements.txt.
+"""Convert the policy of a run into a Hugging Face folder, and back.
 
   python -m pretrained.export RUN DIR           # the trained policy; with --base the one before RL
   python -m pretrained.export DIR RUN --back    # a run folder, for --init_from RUN; DIR may also be
                                                 # a run of pretrained/train.py
 
-The policy is a Llama, so that only names change: the weights stay as they are, bit for bit. The
-tokenizer has a token for each byte and merges none. <think>, <answer> and their kin are ordinary
-added tokens, which trainers keep when they decode with skip_special_tokens; <|eos|> and <|pad|> are
-special ones.
+Transformers, TRL and vLLM cannot read our checkpoints, but our policy computes what a Llama
+computes. So only the names of the weights change, and not a single bit of the weights themselves.
+The tokenizer has a token for each byte, and merges none. <think>, <answer> and similar tokens are
+ordinary added tokens, so trainers keep them when they decode with skip_special_tokens. Only <|eos|>
+and <|pad|> are special tokens. Needs pretrained/requirements.txt.
 """
 import dataclasses
 import importlib.util
@@ -32,13 +33,13 @@ LAYER_NAMES = {
 SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
          "intermediate_size")
 MATTERS = ("model_type", "vocab_size", "head_dim", "hidden_act", "attention_bias", "mlp_bias",
-           "tie_word_embeddings", "rms_norm_eps", "rope_parameters")    # in what a Llama computes
+           "tie_word_embeddings", "rms_norm_eps", "rope_parameters")    # what a Llama computes
 
 
 # ---- 1. the folder ---------------------------------------------------------------------------
 
 def llama_name(name):
-    """What transformers calls a weight of our GPT. -> str"""
+    """Translate the name of a weight of our GPT into that of transformers. -> str"""
     module, _, kind = name.rpartition(".")
     if module in NAMES:
         return f"{NAMES[module]}.{kind}"
@@ -47,28 +48,28 @@ def llama_name(name):
 
 
 def llama_config(cfg):
-    """config.json of a policy with these flags. -> dict"""
+    """Make config.json for a policy with these flags. -> dict"""
     return {name: getattr(cfg, name) for name in SHAPE} | {
         "architectures": ["LlamaForCausalLM"], "model_type": "llama",
         "vocab_size": grpo.VOCAB_SIZE, "head_dim": cfg.hidden_size // cfg.num_attention_heads,
         "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
         "tie_word_embeddings": True, "max_position_embeddings": 2048,
-        "rms_norm_eps": torch.finfo(torch.float32).eps,         # torch's own; 1e-6 is not near
+        "rms_norm_eps": torch.finfo(torch.float32).eps,         # torch's own; 1e-6 changes logits
         "rope_theta": 10_000.0, "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0},
         "dtype": "float32", "bos_token_id": None, "eos_token_id": grpo.EOS,
-        "pad_token_id": None}           # else the embedding of PAD, which is read, would not learn
+        "pad_token_id": None}           # an id here would keep the embedding of PAD from learning
 
 
 def generation_config(cfg):
-    """generation_config.json: sample as the run did. -> dict"""
+    """Make generation_config.json: sample as the run did. -> dict"""
     return {"do_sample": True, "temperature": cfg.temperature, "top_k": 0, "top_p": 1.0,
             "max_new_tokens": cfg.max_completion_length,
             "eos_token_id": grpo.EOS, "pad_token_id": grpo.PAD}
 
 
 def tokenizer_config(width):
-    """tokenizer_config.json. In the chat template a prompt that is shorter than the width of the
-    task is filled up with PAD, which the policy has learned to read. -> dict"""
+    """Make tokenizer_config.json. The chat template pads prompts to the width of the task with PAD,
+    which the policy has learned to read. -> dict"""
     content = "messages[-1]['content']"
     return {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|eos|>",
             "pad_token": "<|pad|>", "padding_side": "left", "model_max_length": 2048,
@@ -77,10 +78,10 @@ def tokenizer_config(width):
 
 
 def make_tokenizer():
-    """grpo.TOKENIZER as one of the package tokenizers."""
+    """Make grpo.TOKENIZER as a tokenizer of the package tokenizers."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers.convert_slow_tokenizer import bytes_to_unicode
-    # byte-level tokenizers write a character for each byte: itself, if it can be printed
+    # byte-level tokenizers write each byte as one character, the byte itself if it is printable
     vocabulary = {character: byte for byte, character in bytes_to_unicode().items()}
     tokenizer = Tokenizer(models.BPE(vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -91,31 +92,26 @@ def make_tokenizer():
     return tokenizer
 
 
-def readme(cfg, run, task):
-    """README.md of the folder, from export.md. -> str"""
-    train = f"python pretrained/train.py --model DIR --task {cfg.task}\n"
-    return string.Template(TEMPLATE.read_text()).substitute(
-        task=cfg.task, name=Path(run).name, train=train, width=task.prompt_width,
-        size=f"{cfg.hidden_size} x {cfg.num_hidden_layers}")
-
-
 # ---- 2. there and back -----------------------------------------------------------------------
 
 def read_policy(run, name):
-    """The policy in checkpoint.pt or base.pt of a run of a script. -> GPT, Config"""
+    """Read the policy in checkpoint.pt or base.pt of a run of a script. -> GPT, Config"""
     script, cfg = ask.read_run(run)
     if not hasattr(script, "GPT"):
-        common.fail(f"{run}: is a run of {script.__name__}, whose checkpoints are such folders")
+        common.fail(f"{run}: is a run of {script.__name__}, so RUN/checkpoint-STEP already is "
+                    "a Hugging Face folder")
     return ask.load_policy(run, script, cfg, name), cfg
 
 
 def export(run, folder, name="checkpoint.pt"):
-    """Write the policy of a run to a new folder, in the layout of a Llama. config.json is the last,
-    so that nothing takes a folder for a model that a kill left half."""
+    """Write the policy of a run to a new folder, in the layout of a Llama. config.json comes last,
+    so that after a kill nothing takes a half-written folder for a model."""
     from safetensors.torch import save_file
     policy, cfg = read_policy(run, name)
     task = common.load_task(cfg, grpo.verify)
-    common.write(folder / "README.md", readme(cfg, run, task))
+    common.write(folder / "README.md", string.Template(TEMPLATE.read_text()).substitute(
+        task=cfg.task, name=Path(run).name, width=task.prompt_width,
+        size=f"{cfg.hidden_size} x {cfg.num_hidden_layers}"))
     weights = {llama_name(name): weight.detach() for name, weight in policy.named_parameters()}
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     make_tokenizer().save(str(folder / "tokenizer.json"))
@@ -126,63 +122,63 @@ def export(run, folder, name="checkpoint.pt"):
 
 
 def read_llama(folder):
-    """The policy in a Hugging Face folder that `export` made, or in the last checkpoint of a run of
-    pretrained/train.py. ValueError if it is no Llama of this kind. -> GPT, Config"""
+    """Read the policy in a Hugging Face folder that `export` made, or in the last checkpoint of a
+    run of pretrained/train.py. ValueError if it is not such a Llama. -> GPT, Config"""
     from transformers import AutoConfig
 
     from pretrained import models
     folder = models.last_checkpoint(folder) or folder
-    if not folder.is_dir():                 # else its name is looked up on Hugging Face
-        raise ValueError("it is no folder")
+    if not folder.is_dir():                 # transformers would look up its name on Hugging Face
+        raise ValueError("it is not a folder")
     plain = folder
-    while models.base_of(plain):         # without the adapters that add to it
+    while models.base_of(plain):            # an adapter's folder has no config of a model
         plain = models.base_of(plain)
-    found = AutoConfig.from_pretrained(plain).to_dict()
-    cfg = grpo.Config(**{name: found[name] for name in SHAPE}, device="cpu")
-    wanted = llama_config(cfg)
+    config = AutoConfig.from_pretrained(plain).to_dict()
+    cfg = grpo.Config(**{name: config[name] for name in SHAPE}, device="cpu")
+    ours = llama_config(cfg)
     for name in MATTERS:
-        if found.get(name) != wanted[name]:
-            raise ValueError(f"its {name} is {found.get(name)!r}, ours {wanted[name]!r}")
+        if config.get(name) != ours[name]:
+            raise ValueError(f"its {name} is {config.get(name)!r}, ours {ours[name]!r}")
     llama, unexpected = models.load_model(folder)
     if unexpected:
-        raise ValueError(f"it has {min(unexpected)}")
+        raise ValueError(f"it has an unknown weight {min(unexpected)}")
     weights = llama.state_dict()
     if not torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"]):
-        raise ValueError("its lm_head is not its embed_tokens")         # whatever its config says
+        raise ValueError("its lm_head is not its embed_tokens")         # the config may say it is
     policy = grpo.GPT(cfg)
-    ours = {name: weights[llama_name(name)] for name, _ in policy.named_parameters()}
-    policy.load_state_dict(policy.state_dict() | ours)
+    parameters = {name: weights[llama_name(name)] for name, _ in policy.named_parameters()}
+    policy.load_state_dict(policy.state_dict() | parameters)
     return policy, cfg
 
 
 def export_back(folder, run):
-    """Write a new run folder with such weights. Exits with one line if they are none of ours."""
+    """Write a new run folder with the policy in `folder`. Exits with one line if it is not ours."""
     try:
         policy, cfg = read_llama(folder)
     except Exception as error:              # a damaged file raises nearly anything
-        reason = " ".join(str(error).split())           # those of transformers have several lines
-        common.fail(f"{folder}: is no folder that pretrained.export made ({reason})")
+        reason = " ".join(str(error).split())           # may have several lines
+        common.fail(f"{folder}: is not a folder that pretrained.export made ({reason})")
     ask.write_run(run, "grpo.py", dataclasses.asdict(cfg), policy)
-    print(f"{run}: train it on with --init_from {shlex.quote(str(run))}")
+    print(f"{run}: continue training it with --init_from {shlex.quote(str(run))}")
 
 
 def main(argv=None):
-    words = parser(__doc__)
-    words.add_argument("source", metavar="RUN", type=Path, help="run folder; with --back, DIR")
-    words.add_argument("target", metavar="DIR", type=Path, help="new folder; with --back, RUN")
-    which = words.add_mutually_exclusive_group()
-    which.add_argument("--base", action="store_true", help="what the run started from")
-    which.add_argument("--back", action="store_true", help="from Hugging Face's layout to ours")
-    args = words.parse_args(argv)
+    arguments = parser(__doc__)
+    arguments.add_argument("source", metavar="RUN", type=Path, help="run folder; with --back, DIR")
+    arguments.add_argument("target", metavar="DIR", type=Path, help="new folder; with --back, RUN")
+    which = arguments.add_mutually_exclusive_group()
+    which.add_argument("--base", action="store_true", help="export the policy before RL")
+    which.add_argument("--back", action="store_true", help="convert DIR into a run folder")
+    args = arguments.parse_args(argv)
     if args.target.is_file() or args.target.is_dir() and any(args.target.iterdir()):
         common.fail(f"{args.target}: is not empty; name a new folder")
-    if importlib.util.find_spec("transformers") is None:        # which has the other packages
+    if importlib.util.find_spec("transformers") is None:        # it brings the other packages
         common.fail("transformers is missing: pip install -r pretrained/requirements.txt")
     if args.back:
         export_back(args.source, args.target)
     else:
         export(args.source, args.target, "base.pt" if args.base else "checkpoint.pt")
-        print(f"{args.target}: README.md in it says how to use it")
+        print(f"{args.target}: its README.md shows how to use it")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Models of transformers: loading them, and adapters (LoRA)."""
+"""Load models of transformers, and add adapters (LoRA) to them."""
 import contextlib
 import hashlib
 import json
@@ -16,15 +16,40 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import common
 
 ADAPTER = "adapter_model.safetensors"
-BASE = "base.json"                      # next to it: a hash of the weights that it adds to
+BASE = "base.json"                      # next to the adapter: a hash of the weights of its base
+# patterns of vLLM's advice, which names flags that we do not have, and the advice to give instead
+VLLM_ADVICE = {
+    "Try increasing .gpu_mem.*": "Raise --engine_memory, or lower --max_completion_length",
+    "(Decrease (GPU mem|--kv-)|Please try lower|To resolve: decr|GPU \\d+ has a total).*":
+        "Lower --engine_memory, or free memory that other programs use",
+    "Increase GPU mem.*": "Raise --engine_memory",
+    "(1 validation error.*)?User-specified max_model_len.*":
+        "it reads fewer tokens than a prompt and a completion have. Lower --max_completion_length",
+    "See (root cause|stack trace).*": "Set VLLM_LOGGING_LEVEL=INFO to see vLLM's log"}
 
 
-# ---- 1. models -------------------------------------------------------------------------------
+# ---- 1. errors -------------------------------------------------------------------------------
+
+def one_line(error):
+    """The message of an error, which may have several lines. -> str"""
+    return " ".join(str(error).split())
+
+
+def vllm_reason(error):
+    """The message of an error of vLLM, with advice that names our flags. -> str"""
+    message = one_line(error)
+    for theirs, ours in VLLM_ADVICE.items():
+        if re.search(theirs, message):
+            return re.sub(theirs, ours, message)
+    return f"{message}; try --engine transformers"
+
+
+# ---- 2. models -------------------------------------------------------------------------------
 
 def load_model(path):
-    """The model in float32, from a folder or by a name, and weights that it has no place for. A
-    folder with an adapter is the model for which it was trained, with what it adds.
-    ValueError if weights are missing, which would be random. -> model, set of names"""
+    """Load a model in float32 from a folder or by its name. If the folder has an adapter, load the
+    adapter's base and merge the adapter into it. ValueError if weights are missing, because they
+    would be random. -> model, names of weights that it has no place for"""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     if Path(path).is_absolute() and not Path(path).is_dir():
@@ -42,25 +67,25 @@ def load_model(path):
 
 
 def load(path):
-    """The model and its tokenizer. Exits with one line if there is none."""
+    """Load a model and its tokenizer. Exits with one line if that fails."""
     if Path(path, "checkpoint.pt").exists():
-        common.fail(f"--model {path}: is a run of a script; python -m pretrained.export makes a "
-                    "model of it")
+        common.fail(f"--model {path}: is a run of a script; convert it into a model with "
+                    "python -m pretrained.export")
     try:
         return load_model(path)[0], AutoTokenizer.from_pretrained(path)
-    except Exception as error:              # what is no model raises nearly anything
-        common.fail(f"--model {path}: cannot be loaded: {' '.join(str(error).split())}")
+    except Exception as error:              # transformers raises nearly anything
+        common.fail(f"--model {path}: cannot be loaded: {one_line(error)}")
 
 
 def end_tokens(model, tokenizer):
-    """The ids that end a text, of generation_config.json and of the tokenizer; [] without any."""
-    found = model.generation_config.eos_token_id
-    found = found if isinstance(found, list) else [found]
-    return sorted({*found, tokenizer.eos_token_id} - {None})
+    """Collect the ids that end a text, from generation_config.json and the tokenizer. -> list"""
+    ends = model.generation_config.eos_token_id
+    ends = ends if isinstance(ends, list) else [ends]
+    return sorted({*ends, tokenizer.eos_token_id} - {None})
 
 
 def remove_dropout(model):
-    """What is left out at random when it is trained would have been there when it sampled."""
+    """Turn off all dropout and jitter: the sampler has none, so the first ratio would not be 1."""
     for module in model.modules():
         for name, value in list(vars(module).items()):
             is_share = isinstance(value, float)
@@ -69,7 +94,7 @@ def remove_dropout(model):
 
 
 def checkpoint_activations(model):
-    """Compute activations twice, and store few."""
+    """Store few activations, and compute the others twice."""
     if hasattr(model, "activation_checkpointing_enable"):
         model.activation_checkpointing_enable()
     else:                                                       # transformers before 5.23
@@ -77,10 +102,10 @@ def checkpoint_activations(model):
 
 
 class Head:
-    """The last layer of a model. Where logits would be large, it returns log-probabilities and
-    entropies instead, a few positions at a time: the logits of 8 x 512 tokens of a vocabulary of
-    151,936 take 2.5 GB, and a backward pass keeps five tensors of this size."""
-    AT_ONCE = 2**24                             # logits, 64 MB in float32
+    """The last layer of a model. For 8 x 512 tokens and a vocabulary of 151,936, the logits take
+    2.5 GB, and a backward pass keeps five tensors of this size. So if the logits would be large,
+    the layer returns log-probabilities and entropies instead, a few positions at a time."""
+    AT_ONCE = 2**24                             # number of logits; 64 MB in float32
 
     def __init__(self, model):
         self.config = model.config
@@ -91,8 +116,8 @@ class Head:
         self.score = self.is_known = None
 
     def is_large(self, model, tokens):
-        """Whether the logits for tokens (b, T) would be large. False if the model changes what this
-        layer returns in a way that we do not know, as Granite does."""
+        """Whether the logits for tokens (b, T) would be large. Also False if the model changes the
+        result of this layer in a way that we do not know; Granite, for example, scales it."""
         if self.layer.weight.shape[0] * tokens.numel() <= self.AT_ONCE:
             return False
         if self.is_known is None:
@@ -100,18 +125,19 @@ class Head:
                 ids = torch.zeros(1, 3, dtype=torch.long, device=tokens.device)
                 logits = model(input_ids=ids).logits[:, :-1]
                 with self.scoring(lambda x, _: (x[..., 0], x.logsumexp(dim=-1)), ids[:, 1:]):
-                    found = model(input_ids=ids).logits
+                    computed = model(input_ids=ids).logits
             expected = torch.stack([logits[..., 0], logits.logsumexp(dim=-1)], dim=-1)
-            self.is_known = torch.allclose(found.float(), expected.float(), rtol=0.01, atol=0.01)
+            self.is_known = torch.allclose(computed.float(), expected.float(), rtol=0.01, atol=0.01)
         return self.is_known
 
     @contextlib.contextmanager
     def scoring(self, score, tokens):
-        """Let the model return score(logits (1, n, V), tokens (1, n)), a pair of (1, n), in place
-        of logits: (b, T, 2), for tokens (b, T) whose states are the last but one."""
+        """In this context the model returns (b, T, 2) instead of logits, for tokens (b, T): the
+        pair that score(logits (1, n, V), tokens (1, n)) computes, a few positions at a time. The
+        layer gets T + 1 states per row, and leaves out the last, which predicts no token."""
         self.score, self.tokens = score, tokens
         if self.cap:
-            self.config.final_logit_softcapping = None          # because `few` does it
+            self.config.final_logit_softcapping = None          # because `few` applies it
         try:
             yield
         finally:
@@ -120,7 +146,7 @@ class Head:
                 self.config.final_logit_softcapping = self.cap
 
     def few(self, score, states, tokens):
-        """(n, D), (n,) -> (n, 2)"""
+        """Score a few positions. states (n, D), tokens (n,) -> (n, 2)"""
         logits = self.logits(states)
         if self.cap:
             logits = self.cap * torch.tanh(logits / self.cap)
@@ -136,24 +162,24 @@ class Head:
         return torch.cat(parts).view(*self.tokens.shape, 2)
 
 
-# ---- 2. adapters (LoRA, 2106.09685) ----------------------------------------------------------
+# ---- 3. adapters (LoRA, 2106.09685) ----------------------------------------------------------
 
 def add_adapter(model, rank, dtype, alpha=32, targets="all-linear"):
-    """Freeze the weights, and add to each matrix but the embeddings, or to those whose names are in
-    `targets`, the product of two thin ones, B A alpha / rank, which are trained and at first add
-    nothing. The frozen matrices are kept in the dtype of products, which round them anyway. Exits
-    with one line if the model has no such names."""
+    """Freeze the weights and add B A alpha / rank, a product of two thin trained matrices, to each
+    matrix except the embeddings, or only to the matrices named in `targets`. At first it is 0. The
+    frozen matrices are stored in the dtype of products, which round them anyway. Exits with one
+    line if the model has no such names."""
     try:
         from peft import LoraConfig
     except ImportError:
         common.fail("peft is missing: pip install -r pretrained/requirements.txt")
-    warnings.filterwarnings("ignore", "Could not find a config file")       # of an adapter's base
-    torch.manual_seed(0)                    # all processes, and a resumed run, draw the same
+    warnings.filterwarnings("ignore", "Could not find a config file")       # peft, about the base
+    torch.manual_seed(0)                    # the same A in all processes and in a resumed run
     names = targets if targets == "all-linear" else targets.split(",")
     try:
         model.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules=names))
     except ValueError as error:
-        common.fail(f"--lora_target_modules {targets}: {' '.join(str(error).split())}")
+        common.fail(f"--lora_target_modules {targets}: {one_line(error)}")
     for module in model.modules():
         if hasattr(module, "base_layer"):
             module.base_layer.to(getattr(torch, dtype))
@@ -161,30 +187,30 @@ def add_adapter(model, rank, dtype, alpha=32, targets="all-linear"):
 
 @contextlib.contextmanager
 def without_adapter(model):
-    """What the model was before it learned, if it has an adapter."""
-    has_one = any("lora_" in name for name, _ in model.named_parameters())
-    if has_one:
+    """In this context the model's adapter is switched off, if it has one."""
+    has_adapter = any("lora_" in name for name, _ in model.named_parameters())
+    if has_adapter:
         model.disable_adapters()
     yield
-    if has_one:
+    if has_adapter:
         model.enable_adapters()
 
 
 def frozen_weights(model):
-    """Yield name and value of each weight, as if there were no adapter."""
+    """Yield the name and value of each weight, as if the model had no adapter."""
     for name, weight in model.state_dict().items():
         if "lora_" not in name:
             yield name.replace(".base_layer.", "."), weight
 
 
 def base_of(folder):
-    """What the adapter in a folder adds to. -> a folder or a name; None if there is no adapter"""
+    """Read to which model the adapter in a folder adds. -> folder or name; None without adapter"""
     path = Path(folder, "adapter_config.json")
     return json.loads(path.read_text())["base_model_name_or_path"] if path.is_file() else None
 
 
 def check_base(folder):
-    """ValueError if what the adapter in a folder adds to is gone or has changed."""
+    """Raise a ValueError if the base of the adapter in a folder is gone or has changed."""
     base, known = base_of(folder), Path(folder, BASE)
     if Path(base).is_absolute() and not Path(base).is_dir():
         raise ValueError(f"its adapter adds to {base}, which is gone")
@@ -193,52 +219,52 @@ def check_base(folder):
 
 
 def fingerprint(folder):
-    """A hash of the weights in a folder, by the names, sizes, beginnings and ends of their files;
-    of no file for a name on the Hub. -> str"""
-    found = hashlib.sha256()
+    """Hash the weight files in a folder: their names, sizes, beginnings and ends. A name on the Hub
+    has no such files, so its hash never changes. -> str"""
+    digest = hashlib.sha256()
     for path in sorted([*Path(folder).glob("*.safetensors"), *Path(folder).glob("*.bin")]):
         size = path.stat().st_size
-        found.update(f"{path.name} {size}".encode())
+        digest.update(f"{path.name} {size}".encode())
         with open(path, "rb") as file:
             for start in (0, max(0, size - 2**20)):
                 file.seek(start)
-                found.update(file.read(2**20))
-    return found.hexdigest()
+                digest.update(file.read(2**20))
+    return digest.hexdigest()
 
 
 def adapter_weights(folder):
-    """The weights of a checkpoint's adapter, by their names in the model. -> dict"""
-    found = load_file(Path(folder, ADAPTER))
+    """Read the weights of a checkpoint's adapter. -> dict, by their names in the model"""
     return {re.sub("(lora_.)", r"\1.default", name.removeprefix("base_model.model.")): weight
-            for name, weight in found.items()}
+            for name, weight in load_file(Path(folder, ADAPTER)).items()}
 
 
 def with_adapter(model, folder):
-    """The model with what the adapter in a folder adds. ValueError if it is of another model."""
+    """Merge the adapter in a folder into the model. ValueError if it belongs to another model."""
     from peft import PeftModel, get_peft_model_state_dict
     model = PeftModel.from_pretrained(model, folder)
-    of_one = get_peft_model_state_dict(model).keys() ^ load_file(Path(folder, ADAPTER)).keys()
-    if of_one:
-        raise ValueError(f"the adapter is of another model, by {min(of_one)}")
+    names = get_peft_model_state_dict(model).keys()
+    unmatched = names ^ load_file(Path(folder, ADAPTER)).keys()
+    if unmatched:
+        raise ValueError(f"the adapter belongs to another model: {min(unmatched)} has no match")
     return model.merge_and_unload().requires_grad_(True)
 
 
 def whole(weight):
-    """A weight, of which FSDP gives each process a part."""
+    """Gather a weight if FSDP has split it over the processes. -> tensor"""
     return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
 def resolved(name, resumed):
-    """What a run begins with: the base that the resumed run has kept, the last checkpoint of a
-    run, or the model itself; a folder by its absolute path. -> str"""
+    """Find the model from which a run starts: the base that a resumed run has kept, the last
+    checkpoint if `name` is a run, or else the model `name`. -> absolute path, or name"""
     kept = Path(resumed, "base")
     path = kept if resumed and kept.is_dir() else last_checkpoint(name) or Path(name)
     return str(path.resolve()) if path.is_dir() else name
 
 
 def source(cfg):
-    """What to load a policy from: --model, or the last checkpoint of a resumed run, if that has all
-    weights. Exits with one line if it has an adapter whose base is gone or has changed. -> str"""
+    """Find what to load the policy from: the last checkpoint of a resumed run if that has all
+    weights, else --model. Exits with one line if an adapter's base is gone or changed. -> str"""
     resumed = cfg.resume_from_checkpoint
     last = last_checkpoint(resumed) if resumed else None
     if last is None or base_of(last) is None:
@@ -251,9 +277,9 @@ def source(cfg):
 
 
 def last_checkpoint(run):
-    """The newest folder with weights of a run; None if it has none, as the folder of a model."""
-    found = [path for path in Path(run).glob("checkpoint-*")
-             if path.name.removeprefix("checkpoint-").isdigit()]
-    if found and Path(run, "checkpoint.pt").is_file():          # else another trainer made them
-        return max(found, key=lambda path: int(path.name.removeprefix("checkpoint-")))
+    """Find the newest checkpoint folder of a run; None if `run` has none, or is a model."""
+    folders = [path for path in Path(run).glob("checkpoint-*")
+               if path.name.removeprefix("checkpoint-").isdigit()]
+    if folders and Path(run, "checkpoint.pt").is_file():        # else another trainer wrote them
+        return max(folders, key=lambda path: int(path.name.removeprefix("checkpoint-")))
     return None

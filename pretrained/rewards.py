@@ -1,15 +1,18 @@
-"""Your own functions: --reward_file FILE of pretrained/train.py. The file may define
+"""Use reward functions of your own: --reward_file FILE of pretrained/train.py.
+
+If the rewards of --reward do not fit your problem, write your own. The file may define
 
   def brevity(completion, answer, **row): ...   # a reward; several are added up
-  def form(completions, **columns): ...         # a reward as TRL calls it, for several completions
+  def form(completions, **columns): ...         # a reward in TRL's form, for several completions
   def correct(completion, answer, **row): ...   # what counts as right; else the task decides
   def respond(completion, answer, **row): ...   # the text to insert after one of the call_tokens
   call_tokens = ["</search>"]
   seconds = 60                                  # time limit of a call
-  workers = 8                                   # largest number of processes that make calls
+  workers = 8                                   # largest number of processes that run the calls
 
-Every callable is a reward, except classes, imports and _names. `row` holds the prompt, all keys of
-the line of --data and, for rewards, `correct`. Functions must depend on their arguments alone.
+Every callable is a reward, except `correct`, `respond`, classes, imports and _names. `row` contains
+the prompt, all keys of the line of --data and, for rewards, the result of `correct`. The result of
+a function must depend only on its arguments.
 """
 import json
 import math
@@ -30,7 +33,7 @@ AT_ONCE = 16                                            # completions in a call 
 
 
 class Own(Wrapper):
-    """A task with the functions of a file."""
+    """A task whose rewards, verdicts and responses come from the functions of a file."""
 
     def __init__(self, cfg, task):
         super().__init__(task)
@@ -45,7 +48,7 @@ class Own(Wrapper):
         if calls:
             self.call_tokens = tuple(calls)
         if not self.rewards:
-            self.workers.fail("has no function that rewards")
+            self.workers.fail("has no reward function; see pretrained/rewards.py")
         for name, parameters in self.functions.items():
             known = set(OF_TRL if OF_TRL & parameters.keys() else ("prompt", "completion"))
             known |= {"answer", *(["correct"] if name in self.rewards else [])}
@@ -56,21 +59,22 @@ class Own(Wrapper):
                                       f"{', '.join(sorted(known))}, each by its name")
 
     def row(self, problem, text, ids):
-        """What a function gets for a completion. -> dict"""
+        """Collect the arguments that a function may take, for one completion. -> dict"""
         line = {"prompt": problem.prompt, "answer": problem.answer}
         if self.has_lines:
             line = {"answer": ""} | json.loads(problem.secret)
         return line | {"completion": text, "completion_ids": ids}
 
     def calls(self, name, rows):
-        """The calls of a function for some rows: one for each row, or for up to 16 if the function
-        has TRL's parameters. -> list of (name, arguments, number of rewards; 0: a single one)"""
-        wanted = self.functions[name].keys()
+        """List the calls of a function for some rows: one call per row, or one for up to 16 rows if
+        the function has TRL's parameters. -> list of (name, arguments, n); n is the length of the
+        list of rewards that the call returns, or 0 if it returns a single reward"""
+        parameters = self.functions[name].keys()
         calls = [({key: row[key] for key in row if key != "completion_ids"}, 0) for row in rows]
-        if OF_TRL & wanted:
+        if OF_TRL & parameters:
             parts = [rows[i:i + AT_ONCE] for i in range(0, len(rows), AT_ONCE)]
             calls = [(columns(part), len(part)) for part in parts]
-        return [(name, {key: x for key, x in arguments.items() if {key, "**"} & wanted}, n)
+        return [(name, {key: x for key, x in arguments.items() if {key, "**"} & parameters}, n)
                 for arguments, n in calls]
 
     def respond(self, problem, text):
@@ -87,8 +91,8 @@ class Own(Wrapper):
                 for problem, text, _ in completions]
 
     def rated(self, completions):
-        """Whether completions (problem, text, token ids) are right, and what each function rewards;
-        nan where one of TRL's returns None. -> (n, 1 + number of functions)"""
+        """Judge completions (problem, text, token ids) and compute the reward of each function; nan
+        if a function in TRL's form returns None. -> (n, 1 + number of functions), verdicts first"""
         correct = self.verdicts(completions)
         rows = [self.row(*completion) | {"correct": value}
                 for completion, value in zip(completions, correct)]
@@ -99,22 +103,23 @@ class Own(Wrapper):
         return self.verdicts([(problem, text, [])])[0]
 
     def judge(self, batch, G, purpose):
-        """Judge different completions once, each process its share. As in TRL, None is 0 in a sum,
-        and a completion that no function rewards has no advantage: it gets its group's mean."""
+        """Reward a batch. Equal completions are judged once, and each process does its share. As in
+        TRL, None counts as 0 in a sum, and a completion for which all functions return None has no
+        advantage, because it gets the mean of its group."""
         rows = zip(batch.tokens.tolist(), batch.lengths.tolist())
         ids = dict(zip(zip(batch.problems, batch.texts), (row[:n] for row, n in rows)))
         pairs = list(ids)
         share = [(*pairs[i], ids[pairs[i]]) for i in processes.share(len(pairs)).tolist()]
-        said = dict(zip(pairs, processes.merged(self.rated(share), len(pairs))))
-        said = torch.stack([said[pair] for pair in zip(batch.problems, batch.texts)])
-        batch.verdicts = said[:, 0].tolist()
-        batch.is_correct = (said[:, 0] == 1).view(-1, G)
-        is_none = said[:, 1:].isnan().all(dim=1).view(-1, G)
-        rewards = said[:, 1:].nansum(dim=1).view(-1, G)
-        others = rewards.double().masked_fill(is_none, torch.nan)   # exact, if all are equal
+        results = dict(zip(pairs, processes.merged(self.rated(share), len(pairs))))
+        results = torch.stack([results[pair] for pair in zip(batch.problems, batch.texts)])
+        batch.verdicts = results[:, 0].tolist()
+        batch.is_correct = (results[:, 0] == 1).view(-1, G)
+        is_none = results[:, 1:].isnan().all(dim=1).view(-1, G)
+        rewards = results[:, 1:].nansum(dim=1).view(-1, G)
+        others = rewards.double().masked_fill(is_none, torch.nan)   # exact mean of equals
         mean = others.nanmean(dim=1, keepdim=True).nan_to_num().to(rewards)
         batch.rewards = torch.where(is_none, mean, rewards)
-        self.means = said[:, 1:].nanmean(dim=0).tolist()
+        self.means = results[:, 1:].nanmean(dim=0).tolist()
         return batch
 
     def observe(self, batch, step):
@@ -124,19 +129,20 @@ class Own(Wrapper):
 
 
 def columns(rows):
-    """Rows as TRL's functions get them: lists by the name of a column, and completions as messages
-    where the prompt is a list of messages. -> dict of lists"""
-    found = {key: [row.get(key) for row in rows] for key in dict.fromkeys(sum(map(list, rows), []))}
-    found["prompts"] = found.pop("prompt")
-    found["completions"] = [
+    """Convert rows into the arguments of TRL's functions: a list for each column. A completion is a
+    list with one message if its prompt is a list of messages. -> dict of lists"""
+    keys = dict.fromkeys(sum(map(list, rows), []))
+    lists = {key: [row.get(key) for row in rows] for key in keys}
+    lists["prompts"] = lists.pop("prompt")
+    lists["completions"] = [
         [{"role": "assistant", "content": text}] if isinstance(prompt, list) else text
-        for prompt, text in zip(found["prompts"], found.pop("completion"))]
-    return found
+        for prompt, text in zip(lists["prompts"], lists.pop("completion"))]
+    return lists
 
 
 class Workers:
-    """Processes that have executed the file and call its functions, each for one of our threads;
-    `about` is what worker.describe returns."""
+    """Processes that have executed the file. Each calls its functions for one of our threads.
+    `about` has the settings and functions of the file, from worker.describe."""
 
     def __init__(self, path):
         self.path = str(Path(path).resolve())
@@ -150,8 +156,8 @@ class Workers:
         self.threads = ThreadPoolExecutor(self.about["workers"])
 
     def start(self):
-        """Start a process, without CUDA or anything else of ours, and in a session of its own, so
-        that Ctrl-C reaches the run alone. ValueError if the file is bad. -> dict, pipe"""
+        """Start a process without CUDA or our other modules. It gets a session of its own, so that
+        Ctrl-C reaches only the run. ValueError if the file is bad. -> dict, pipe"""
         pipe, other = Pipe()
         worker, number = Path(__file__).with_name("worker.py"), other.fileno()
         self.processes.append(subprocess.Popen(
@@ -161,6 +167,7 @@ class Workers:
         return self.receive(pipe), pipe
 
     def receive(self, pipe, seconds=None):
+        """Wait for the result of a call. ValueError if it fails or takes too long. -> result"""
         if not pipe.poll(seconds):
             raise ValueError(f"took longer than {seconds} seconds")
         try:
@@ -172,7 +179,7 @@ class Workers:
         return result
 
     def call(self, call):
-        """ValueError if a function raises or takes too long. -> its result"""
+        """Make a call in an idle process, or start one. ValueError if it fails. -> its result"""
         try:
             try:
                 pipe = self.idle.pop()
@@ -187,8 +194,8 @@ class Workers:
             raise ValueError(f"{error} in {call[0]} of {row}") from None
 
     def run(self, calls):
-        """The results of calls (name, arguments, number of rewards), in their order. Exits with one
-        line if one fails: to count that as wrong would hide it."""
+        """Make calls (name, arguments, n) in parallel. Exits with one line if one fails, because a
+        reward of 0 would hide the mistake. -> list of results, in the order of the calls"""
         try:
             return list(self.threads.map(self.call, calls))
         except (ValueError, SystemExit, KeyboardInterrupt) as error:    # the last two: Ctrl-C
@@ -199,7 +206,7 @@ class Workers:
             raise
 
     def end(self):
-        """Kill the processes, and let threads that are about to make a call give up."""
+        """Kill the processes. A time limit of 0 stops threads that still make calls."""
         self.about["seconds"] = 0
         for process in self.processes:
             process.kill()

@@ -1,5 +1,5 @@
-"""What a job of several processes needs, as torchrun starts them: which process does which rows,
-FSDP, and a run whose checkpoints are Hugging Face folders. One process alone is a job, too."""
+"""Run pretrained/train.py in one process, or in several processes that torchrun starts: share out
+the rows, split the weights (FSDP), and write checkpoints as Hugging Face folders."""
 import contextlib
 import dataclasses
 import datetime
@@ -25,12 +25,12 @@ from pretrained.models import ADAPTER, BASE, adapter_weights, fingerprint, load_
 from report.observers import Samples
 
 RANK = int(os.environ.get("RANK", 0))               # the number of this process
-WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))   # how many there are
+WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))   # number of processes
 
 
 def start(main):
-    """report.start in the first process. The others say nothing, unless they alone fail: where all
-    do, torchrun ends these before they have spoken."""
+    """Run main. Only process 0 prints, unless another process fails: then that one waits 2 seconds
+    before it prints why, so if all processes fail, torchrun ends it before it repeats the error."""
     if RANK == 0:
         try:
             report.start(main)
@@ -39,68 +39,69 @@ def start(main):
                 raise
             raise SystemExit(1) from None       # the process that failed has printed why
     else:
-        said = io.StringIO()
+        errors = io.StringIO()
         try:
             with (open(os.devnull, "w") as nowhere,
-                  contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(said)):
+                  contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(errors)):
                 main()
         except SystemExit:
-            if said.getvalue():
+            if errors.getvalue():
                 time.sleep(2)
-                print(f"process {RANK}: {said.getvalue()}", end="", file=sys.stderr)
+                print(f"process {RANK}: {errors.getvalue()}", end="", file=sys.stderr)
             raise
-    if dist.is_initialized() and "vllm" not in sys.modules:     # which does it itself, at exit
+    if dist.is_initialized() and "vllm" not in sys.modules:     # vLLM does it itself, at exit
         dist.destroy_process_group()
 
 
 # ---- 1. shares -------------------------------------------------------------------------------
 
 def join(cfg):
-    """Let the processes of torchrun find each other. Of several GPUs each takes its own. Exits with
-    one line if a flag does not fit their number."""
+    """Let the processes of torchrun find each other, and give each its own GPU. Exits with one line
+    if a flag does not fit the number of processes."""
     if cfg.num_prompts % WORLD_SIZE != 0:
         common.fail(f"--num_prompts {cfg.num_prompts}: must be a multiple of the number of "
                     f"processes, {WORLD_SIZE}")
     if cfg.parallel == "fsdp" and not dist.is_torchelastic_launched():
-        common.fail("--parallel fsdp: needs torchrun, for one process with --nproc_per_node 1")
+        common.fail("--parallel fsdp: needs torchrun, also for one process (--nproc_per_node 1)")
     if dist.is_torchelastic_launched():
         if cfg.device == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-        # the others wait while the first one writes a checkpoint
+        # a long time limit: all processes wait while process 0 writes a checkpoint
         dist.init_process_group("nccl" if cfg.device == "cuda" else "gloo",
                                 timeout=datetime.timedelta(hours=2))
 
 
 def gathered(x):
-    """What x is in each process. -> list"""
-    found = [x] * WORLD_SIZE
+    """Collect the value that x has in each process. -> list"""
+    values = [x] * WORLD_SIZE
     if WORLD_SIZE > 1:
-        dist.all_gather_object(found, x)
-    return found
+        dist.all_gather_object(values, x)
+    return values
 
 
 def share(n):
-    """Which of n rows this process does. All do equally many: some rows may be done twice."""
+    """Choose the rows of this process, of n. All processes get the same number, so some rows may be
+    done twice. -> indices (b,)"""
     return torch.arange(RANK, n + -n % WORLD_SIZE, WORLD_SIZE) % n
 
 
 def merged(x, n):
-    """All n rows in their order, from each process's share. (b, ...) -> (n, ...)"""
+    """Put the shares of all processes back in order. (b, ...) -> (n, ...)"""
     return torch.stack(gathered(x.cpu()), dim=1).flatten(0, 1)[:n].to(x.device)
 
 
 def rounds(parts):
-    """The micro-batches of this process, each with 1.0. With FSDP nobody may go ahead, so that all
-    do equally many: some end with one that another does, too, and with 0.0. -> list of pairs"""
-    number_in_all = len(parts) + -len(parts) % WORLD_SIZE
-    return [(parts[i % len(parts)], float(i < len(parts)))
-            for i in range(RANK, number_in_all, WORLD_SIZE)]
+    """Choose the micro-batches of this process, each with weight 1.0. With FSDP all processes need
+    the same number, so some get an extra one, which another process has, with weight 0.0.
+    -> list of pairs"""
+    total = len(parts) + -len(parts) % WORLD_SIZE
+    return [(parts[i % len(parts)], float(i < len(parts))) for i in range(RANK, total, WORLD_SIZE)]
 
 
 # ---- 2. FSDP ---------------------------------------------------------------------------------
 
 def shard(model, dtype):
-    """FSDP2: each process keeps a part of every weight, and borrows a layer when its turn comes."""
+    """FSDP2: each process stores a part of every weight, and gathers a layer when it needs it."""
     precision = MixedPrecisionPolicy()
     if dtype == "bfloat16":
         precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
@@ -111,8 +112,8 @@ def shard(model, dtype):
 
 @contextlib.contextmanager
 def unsharded(model):
-    """With FSDP: all weights in each process, so that none waits for others while it samples. Then
-    each has its part again, which alone the optimizer knows."""
+    """In this context each process has all weights, also with FSDP, so no process waits for others
+    while it samples. Afterwards each has only its part again, as the optimizer requires."""
     modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
     for module in modules:
         module.set_reshard_after_forward(False, recurse=False)
@@ -126,34 +127,34 @@ def unsharded(model):
 
 
 def backward(loss, parallel):
-    """Add the gradient of a loss to those of the weights. FSDP also adds those of other processes,
-    and divides by their number, where the sum is wanted."""
+    """Add the gradient of a loss to the gradients of the weights. FSDP averages gradients over the
+    processes, but we need their sum, so the loss is multiplied by the number of processes."""
     (loss * WORLD_SIZE if parallel == "fsdp" else loss).backward()
 
 
 def add_gradients(parameters, parallel):
-    """Replace each gradient by its sum over the processes, which FSDP has done already."""
+    """Replace each gradient by its sum over the processes. FSDP has done that already."""
     if parallel == "replicate" and WORLD_SIZE > 1:
         for parameter in parameters:
             dist.all_reduce(parameter.grad)
 
 
 def clip_gradients(parameters, max_norm):
-    """Scale the gradients down to a norm, if it is longer. -> the norm before, a float"""
+    """Scale the gradients down to max_norm if their norm is larger. -> float, the norm before"""
     norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
     return whole(norm).item()
 
 
 # ---- 3. the run ------------------------------------------------------------------------------
 
-# what checkpoints hold: with an adapter, that alone
+# what checkpoints contain: the trained weights, so with an adapter nothing else
 TRAINED = states.StateDictOptions(
     full_state_dict=True, cpu_offload=True, ignore_frozen_params=True, strict=False)
 
 
 class Weights:
-    """Model and optimizer of a run, a part of its checkpoints. Those of the model are in a folder,
-    which `load_state_dict` reads."""
+    """Model and optimizer of a run, as a part of checkpoint.pt. That file has only the optimizer's
+    state; `load_state_dict` reads the model's weights from a folder."""
 
     def __init__(self, model, optimizer, folder):
         self.model = model
@@ -175,11 +176,12 @@ class Weights:
             states.set_optimizer_state_dict(self.model, self.optimizer, saved, options=TRAINED)
         except Exception as error:              # a damaged file raises nearly anything
             common.fail(f"{self.folder}: is damaged ({' '.join(str(error).split())})")
-        saved.clear()                           # which is large
+        saved.clear()                           # frees memory: it is large
 
 
-class Known:
-    """Leaves out what is not known: the entropy, if vLLM sampled and nothing was computed anew."""
+class DropUnknown:
+    """Leaves out the entropy if it is not known: vLLM reports none, and only a correction computes
+    it."""
 
     def step(self, run, batch, advantages, metrics):
         if math.isnan(metrics["entropy"]):
@@ -187,7 +189,7 @@ class Known:
 
 
 def link(source, target):
-    """Make a hard link, which needs no space, or a copy where links are impossible."""
+    """Make a hard link, which takes no space, or a copy if links are impossible."""
     try:
         os.link(source, target)
     except OSError:
@@ -195,15 +197,15 @@ def link(source, target):
 
 
 class Run(common.Run):
-    """A run whose weights are Hugging Face folders, RUN/checkpoint-STEP; the last stays, and beside
-    it checkpoint.pt, with what is not the model's. All processes go through the same steps, and one
+    """A run that saves the model as a Hugging Face folder, RUN/checkpoint-STEP, of which only the
+    last is kept. checkpoint.pt has everything else. All processes do the same steps, and process 0
     writes."""
 
     def __init__(self, cfg, task, policy, columns):
         super().__init__(dataclasses.replace(cfg, resume_from_checkpoint=""), task, policy, columns)
         self.cfg = cfg
         self.is_interrupted = False
-        self.observers.insert(0, Known())
+        self.observers.insert(0, DropUnknown())
         if cfg.resume_from_checkpoint:
             self.folder = Path(cfg.resume_from_checkpoint)
             self.resume()
@@ -211,12 +213,12 @@ class Run(common.Run):
         self.last = self.folder / f"checkpoint-{self.written}"
         if RANK > 0:
             self.scratch = tempfile.TemporaryDirectory()
-            self.folder = Path(self.scratch.name)               # which nobody reads
-            # these compute log-probabilities, in which all have to take part
+            self.folder = Path(self.scratch.name)               # a folder that is not read
+            # Samples computes log-probabilities, which needs all processes
             self.observers = [one for one in self.observers if isinstance(one, Samples)]
 
     def resume(self):
-        """Restore the state of a run, if it has a checkpoint. The model is loaded by `start`."""
+        """Restore the state of a run, if it has a checkpoint. `start` loads the model."""
         path = self.folder / "checkpoint.pt"
         if not path.exists():
             return
@@ -228,12 +230,12 @@ class Run(common.Run):
         except Exception as error:              # a damaged file raises nearly anything
             common.fail(f"{path}: is damaged ({type(error).__name__})")
         self.step = self.state["steps"]
-        if self.step > 0:                       # else it begins with --model again
+        if self.step > 0:                       # a run without a step starts from --model again
             self.resumed = saved
 
     def begin(self):
-        """Make the run folder. If the run begins with a checkpoint of another one, which that one
-        may remove, it keeps links to the files of this checkpoint in RUN/base."""
+        """Make the run folder. If this run starts from a checkpoint of another run, it keeps links
+        to its files in RUN/base, because the other run may remove the checkpoint."""
         self.make_folder()
         base = self.folder / "base"
         model = Path(self.cfg.model)
@@ -243,13 +245,13 @@ class Run(common.Run):
         if self.cfg.lora_rank > 0 and model.is_dir():
             self.policy.model.peft_config["default"].base_model_name_or_path = str(
                 base.resolve() if is_of_run else model)
-        self.base_hash = fingerprint(base if is_of_run else model)      # of what was loaded
+        self.base_hash = fingerprint(base if is_of_run else model)      # of the loaded files
         self.state.setdefault("seconds_warm_start", 0.0)
         self.tell("start")
 
     def start(self, evaluate, optimizer):
-        """Evaluate the base, or load what is resumed. From now on, Ctrl-C finishes and saves the
-        step, because a step may take minutes; a second Ctrl-C ends the run at once."""
+        """Evaluate the base, or load the checkpoint of a resumed run. From now on, Ctrl-C finishes
+        and saves the step, because steps may take minutes. A second Ctrl-C ends the run at once."""
         super().start(evaluate, weights=Weights(self.policy.model, optimizer, self.last))
         signal.signal(signal.SIGINT, self.interrupt)
 
@@ -263,9 +265,9 @@ class Run(common.Run):
         signal.signal(signal.SIGINT, self.leave)
 
     def save(self, every=1):
-        """Write a checkpoint, if `every` divides the step or after Ctrl-C, which then ends the run.
-        Older folders are removed once checkpoint.pt is replaced, so a run that is killed before
-        resumes from the older folder."""
+        """Write a checkpoint if `every` divides the step. After Ctrl-C, write one and end the run.
+        Older folders are removed only once checkpoint.pt is replaced, so a run that is killed
+        before that resumes from the older folder."""
         is_interrupted = any(gathered(self.is_interrupted))
         if self.step % every == 0 or is_interrupted:
             self.write_checkpoint()
@@ -286,8 +288,8 @@ class Run(common.Run):
                 shutil.rmtree(other)
 
     def write_folder(self, folder, weights):
-        """Write model and tokenizer as transformers does."""
-        for name in self.policy.model.all_tied_weights_keys:        # which are another weight
+        """Write model and tokenizer in the format of transformers."""
+        for name in self.policy.model.all_tied_weights_keys:        # copies of other weights
             weights.pop(name, None)
         part = folder.with_suffix(".tmp")
         self.policy.model.save_pretrained(part, state_dict=weights)
@@ -295,7 +297,7 @@ class Run(common.Run):
             (part / BASE).write_text(json.dumps(self.base_hash))
         self.policy.generation_config.save_pretrained(part)
         self.policy.tokenizer.save_pretrained(part)
-        shutil.rmtree(folder, ignore_errors=True)       # of a run that was killed, and did it again
+        shutil.rmtree(folder, ignore_errors=True)       # left by a run that was killed here
         os.replace(part, folder)
 
     def leave(self, *_):

@@ -1,16 +1,20 @@
-"""The equations of the scripts on a pretrained model: any causal language model of transformers.
+"""Train any causal language model of transformers with the equations of the scripts.
 
   python pretrained/train.py --model DIR_OR_NAME --task countdown
   python pretrained/train.py --model DIR_OR_NAME --data train.jsonl --eval_data test.jsonl
   torchrun --nproc_per_node 8 pretrained/train.py --model DIR_OR_NAME --parallel fsdp
 
-Advantages, ratios, losses, KL and averages are imported from grpo.py, gspo.py and reinforce.py,
-whose docstrings have the equations, and the weights that correct a sampler which computes otherwise
-than the trainer from examples/lag.py. New is what the scripts do without: prompts of several
-lengths, and several processes. Of these each knows the whole batch, samples its share of it, and
-learns from its share of the micro-batches; the gradients are added up, so that the result is that
-of one process. With --parallel fsdp each keeps but a part of weights, gradients and optimizer.
-docs/real-models.md says what fits where.
+The scripts can only train small policies of their own. This file applies the same equations to
+models that others have pretrained: it imports advantages, ratios, losses, KL and averages from
+grpo.py, gspo.py and reinforce.py, whose docstrings explain the equations. If the sampler computes
+differently from the trainer, weights from examples/lag.py correct for that.
+
+Such models need two things that the scripts do without. First, prompts have different lengths, so
+the shorter ones are padded on the left. Second, a run may use several processes. Each process knows
+the whole batch, samples its share of it, and learns from its share of the micro-batches. The
+gradients are added up, so the result is the same as with one process. With --parallel fsdp, each
+process stores only a part of the weights, the gradients and the optimizer's state.
+docs/real-models.md shows what fits where.
 """
 import collections
 import dataclasses
@@ -43,14 +47,14 @@ try:
 except ImportError as error:
     common.fail(f"{error.name} is missing: pip install -r pretrained/requirements.txt")
 
-# Shapes: as in the scripts. A prompt that is shorter than W tokens has NO_TOKEN on its left.
+# Shapes are those of the scripts. NO_TOKEN pads prompts of less than W tokens, on the left.
 NO_TOKEN = -1
 METHODS = {"grpo": grpo, "gspo": gspo, "reinforce": reinforce}
 
 
 # ---- 1. configuration ------------------------------------------------------------------------
 
-# flags that do nothing here, or not with each method
+# flags that only the scripts use, that only some methods use, and that only affect memory
 OF_SCRIPTS = (*common.Base.__annotations__, "init_from", "curriculum", "dynamic_sampling",
               "entropy_coef", "overlong_buffer")
 OF_RATIOS = ("loss_type", "scale_rewards", "beta", "delta")
@@ -60,51 +64,51 @@ OF_MEMORY = {"micro_batch_size", "sample_batch_size", "gradient_checkpointing", 
 
 @dataclasses.dataclass(frozen=True)
 class Config(grpo.Config):
-    model: str = ""                     # a causal language model: a folder, or a name on the Hub
-    dtype: Literal["float32", "bfloat16"] = "float32"   # of products; weights stay float32
-    lora_rank: int = 0                  # train an adapter of this rank, not the weights; 0: these
-    lora_alpha: int = 32                # what the adapter adds is multiplied by this / lora_rank
-    lora_target_modules: str = "all-linear"     # names of its matrices, such as q_proj,v_proj
-    parallel: Literal["replicate", "fsdp"] = "replicate"    # has a process the model, or a part?
-    engine: Literal["transformers", "vllm"] = "transformers"    # what completes prompts
-    engine_memory: float = 0.3 if common.HAS_CUDA else 0.1      # share of memory that vllm takes
-    data: str = ""                      # file of lines {"prompt": ..., "answer": ...}, not a task
-    eval_data: str = ""                 # a held-out one; else a tenth of --data
-    reward_file: str = ""               # Python file with your rewards: see pretrained/rewards.py
-    system_prompt: str = ""             # system message of each conversation that has none
-    instruction: str = ""               # text that comes before each prompt
-    chat_template: bool = True          # prompts are conversations, if the tokenizer can do that
-    chat_template_kwargs: str = "{}"    # its arguments, as JSON, such as {"enable_thinking": false}
-    method: Literal[tuple(METHODS)] = "grpo"    # the script with the equations
-    baseline: Literal["none", "batch", "mean", "rloo"] = "none"     # with reinforce: b in (2)
-    epsilon: float = None               # lower clip range (eps_low); None: see __post_init__
-    epsilon_high: float = None          # upper clip range (eps_high), also
-    importance_sampling_correction: Literal[lag.CORRECTIONS] = None     # None: truncate if vllm
-    importance_sampling_cap: float = 2.0    # the highest weight (C), above 0
-    max_completion_length: int = 256    # tokens per completion at most (T)
-    sample_batch_size: int = 256        # rows that are sampled together
+    model: str = ""                     # causal language model: a folder, a run, a name on the Hub
+    dtype: Literal["float32", "bfloat16"] = "float32"   # dtype of products, not of weights
+    lora_rank: int = 0                  # rank of an adapter to train; 0: train all weights
+    lora_alpha: int = 32                # scale (a) of the adapter, which adds B A a / lora_rank
+    lora_target_modules: str = "all-linear"     # matrices to adapt, such as q_proj,v_proj
+    parallel: Literal["replicate", "fsdp"] = "replicate"    # model per process: whole or in part
+    engine: Literal["transformers", "vllm"] = "transformers"    # library that samples completions
+    engine_memory: float = 0.3 if common.HAS_CUDA else 0.1      # share of memory that vLLM uses
+    data: str = ""                      # file of {"prompt": ..., "answer": ...}, instead of --task
+    eval_data: str = ""                 # file of held-out problems; default: a tenth of --data
+    reward_file: str = ""               # Python file with your rewards, see pretrained/rewards.py
+    system_prompt: str = ""             # system message for conversations without one
+    instruction: str = ""               # text to put before each prompt
+    chat_template: bool = True          # use the chat template, if the tokenizer has one
+    chat_template_kwargs: str = "{}"    # template arguments, as JSON: {"enable_thinking": false}
+    method: Literal[tuple(METHODS)] = "grpo"    # script whose equations are used
+    baseline: Literal["none", "batch", "mean", "rloo"] = "none"     # b in (2) of reinforce.py
+    epsilon: float = None               # lower clip range (eps_low); None: the script's, gspo 3e-4
+    epsilon_high: float = None          # upper clip range (eps_high); None: the script's, gspo 4e-4
+    importance_sampling_correction: Literal[lag.CORRECTIONS] = None     # None: truncate with vllm
+    importance_sampling_cap: float = 2.0    # highest weight (C)
+    max_completion_length: int = 256    # largest number of tokens per completion (T)
+    sample_batch_size: int = 256        # largest number of rows sampled at a time
     num_eval_problems: int = 128        # largest number of held-out problems
     num_eval_samples: int = 4           # samples per held-out problem, at the start and the end
-    learning_rate: float = 1e-6         # of AdamW
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"     # to 0 at max_steps
-    warmup_steps: int = 0               # steps in which the learning rate grows to its value
-    micro_batch_size: int = 8           # rows per backward pass, of short ones more
-    gradient_checkpointing: bool = False    # compute activations twice, and store few
-    save_steps: int = 10                # steps between checkpoints: 12 bytes per parameter
-    weight_decay: float = 0.0           # of AdamW
-    num_threads: int = 1                # CPU threads of an operation
-    has_task_defaults = False           # they are for small policies
+    learning_rate: float = 1e-6         # learning rate of AdamW
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"     # decay after warmup
+    warmup_steps: int = 0               # steps over which the learning rate grows to its full value
+    micro_batch_size: int = 8           # rows per backward pass; more if they are short
+    gradient_checkpointing: bool = False    # store few activations, compute others twice
+    save_steps: int = 10                # steps between checkpoints, each of 12 bytes per parameter
+    weight_decay: float = 0.0           # weight decay of AdamW
+    num_threads: int = 1                # CPU threads per operation
+    has_task_defaults = False           # because they suit small policies
     MAY_DIFFER = grpo.Config.MAY_DIFFER | OF_MEMORY | {"num_threads"}
 
     def __post_init__(self):
-        """A range that is not given is that of the script; but gspo.py's suits a small policy, so
-        with gspo it is that of the paper. vllm rounds otherwise than the trainer: with it there is
-        a correction, unless the flag says none."""
+        """Replace None. Clip ranges come from the script, except that those of gspo.py suit small
+        policies, so gspo gets its paper's. vLLM rounds differently from the trainer, so by default
+        it gets a correction."""
         papers = {"epsilon": 3e-4, "epsilon_high": 4e-4} if self.method == "gspo" else {}
         for name in ("epsilon", "epsilon_high"):
             if getattr(self, name) is None:
-                own = getattr(METHODS[self.method].Config, name, 0.0)
-                object.__setattr__(self, name, papers.get(name, own))
+                default = getattr(METHODS[self.method].Config, name, 0.0)
+                object.__setattr__(self, name, papers.get(name, default))
         if self.importance_sampling_correction is None:
             correction = "truncate" if self.engine == "vllm" else "none"
             object.__setattr__(self, "importance_sampling_correction", correction)
@@ -112,38 +116,38 @@ class Config(grpo.Config):
     def rules(self):
         yield from super().rules()
         yield self.model != "", "--model: is missing; name a folder, or a model on Hugging Face"
-        yield self.data or not self.eval_data, "--eval_data: does nothing without --data"
+        yield self.data or not self.eval_data, "--eval_data: needs --data"
         has_model = "model" in self.reward.split("+")
         yield not has_model, f"--reward {self.reward}: only the scripts have a reward model"
-        yield self.importance_sampling_cap > 0, "--importance_sampling_cap 0: no sample has weight"
+        yield self.importance_sampling_cap > 0, "--importance_sampling_cap 0: must be above 0"
         try:
             is_object = isinstance(json.loads(self.chat_template_kwargs), dict)
         except ValueError:
             is_object = False
         yield is_object, (f"--chat_template_kwargs {self.chat_template_kwargs}: is not a JSON "
                           'object such as {"enable_thinking": false}')
-        others = dict.fromkeys(OF_SCRIPTS, "the scripts")
+        unusable = dict.fromkeys(OF_SCRIPTS, "works only in the scripts")
         if self.method == "reinforce":
-            others |= dict.fromkeys(OF_RATIOS, "grpo and gspo")
+            unusable |= dict.fromkeys(OF_RATIOS, "needs --method grpo or gspo")
         else:
-            others["baseline"] = "reinforce"
+            unusable["baseline"] = "needs --method reinforce"
         if self.data:
-            others["task"] = "runs without --data"
+            unusable["task"] = "cannot be used with --data"
         if self.reward_file:
-            others["reward"] = "runs without --reward_file"
+            unusable["reward"] = "cannot be used with --reward_file"
         if self.lora_rank == 0:
-            others |= dict.fromkeys(("lora_alpha", "lora_target_modules"), "runs with --lora_rank")
+            unusable |= dict.fromkeys(("lora_alpha", "lora_target_modules"), "needs --lora_rank")
         if self.engine == "vllm":
-            others["sample_batch_size"] = "transformers"
+            unusable["sample_batch_size"] = "needs --engine transformers"
         else:
-            others["engine_memory"] = "vllm"
-        for name, whose in others.items():
+            unusable["engine_memory"] = "needs --engine vllm"
+        for name, reason in unusable.items():
             is_default = getattr(self, name) == self.__dataclass_fields__[name].default
-            yield is_default, f"--{name}: is for {whose}"
+            yield is_default, f"--{name}: {reason}"
 
 
 def load_task(cfg):
-    """The task, or that of --data. Exits with one line if a flag does not fit it."""
+    """Load the task, or the problems of --data. Exits with one line if a flag does not fit."""
     if cfg.data:
         task = problem_files.FromFile(cfg)
         task = task if cfg.reward == "accuracy" else rewards.Rewards(cfg, task)
@@ -162,12 +166,12 @@ class Policy:
         self.model, self.tokenizer = models.load(path)
         self.ends = models.end_tokens(self.model, self.tokenizer)
         if not self.ends:
-            common.fail(f"--model {path}: has no token that ends a text")
-        # its top_p or repetition_penalty would sample otherwise than score() computes
-        self.generation_config = self.model.generation_config       # which checkpoints keep
+            common.fail(f"--model {path}: has no token that ends a text; choose another model")
+        # a top_p or repetition_penalty would change the distribution, and score() would not know
+        self.generation_config = self.model.generation_config       # goes into checkpoints
         self.model.generation_config = transformers.GenerationConfig(pad_token_id=self.ends[0])
         room = getattr(self.model.config, "max_position_embeddings", None) or math.inf
-        self.room = room - cfg.max_completion_length    # tokens that a prompt may have
+        self.room = room - cfg.max_completion_length    # largest number of prompt tokens
         models.remove_dropout(self.model)
         if cfg.lora_rank > 0:
             models.add_adapter(self.model, cfg.lora_rank, cfg.dtype, cfg.lora_alpha,
@@ -176,16 +180,16 @@ class Policy:
             models.checkpoint_activations(self.model)
         if cfg.parallel == "fsdp" and processes.dist.is_initialized():    # not in report.ask
             processes.shard(self.model, cfg.dtype)
-        self.model.to(cfg.device).train()               # in which checkpointing works
+        self.model.to(cfg.device).train()               # checkpointing works only in this mode
         self.head = models.Head(self.model)
         is_cast = cfg.dtype == "bfloat16" and cfg.parallel == "replicate"       # FSDP casts itself
         self.autocast = lambda: torch.autocast(
             cfg.device, dtype=torch.bfloat16, enabled=is_cast)
-        self.engine = None                              # where it is not transformers
+        self.engine = None                              # None: transformers samples
 
     def token_ids(self, prompt):
-        """Encode a prompt, by the model's chat template if it has one. Exits with one line if that
-        fails. -> list"""
+        """Encode a prompt, with the model's chat template if it has one. Exits with one line if the
+        template fails. -> list"""
         cfg = self.cfg
         chat = problem_files.messages(prompt) if cfg.data else []
         more = json.loads(cfg.chat_template_kwargs)
@@ -193,7 +197,8 @@ class Policy:
         if template is None:
             if chat or more or cfg.system_prompt:
                 common.fail("--system_prompt, --chat_template_kwargs and conversations in --data "
-                            f"need a chat template: {cfg.model} has none, or a flag turns it off")
+                            f"need a chat template: {cfg.model} has none, or --no-chat_template "
+                            "turns it off")
             return self.tokenizer(cfg.instruction + prompt).input_ids
         for name in more:
             if name not in str(template):
@@ -206,9 +211,9 @@ class Policy:
             text = self.tokenizer.apply_chat_template(
                 chat, add_generation_prompt=True, tokenize=False, **more)
         except Exception as error:                      # a template may raise anything
-            common.fail(f"--model {cfg.model}: its chat template fails (--no-chat_template does "
-                        f"without it): {' '.join(str(error).split())}")
-        return self.tokenizer(text, add_special_tokens=False).input_ids     # it has its own
+            common.fail(f"--model {cfg.model}: its chat template fails, try --no-chat_template: "
+                        f"{models.one_line(error)}")
+        return self.tokenizer(text, add_special_tokens=False).input_ids     # the text has them
 
     def encode(self, problems):
         """Encode prompts. Exits with one line if one is too long. -> token ids (B, W)"""
@@ -216,29 +221,29 @@ class Policy:
         W = max(len(row) for row in rows)
         if self.room < W:
             T = self.cfg.max_completion_length
-            common.fail(f"--max_completion_length {T}: a prompt has {W} tokens, the model reads "
-                        f"{self.room + T}")
+            common.fail(f"--max_completion_length {T}: a prompt has {W} tokens, and the model "
+                        f"reads {self.room + T} in all; lower it")
         rows = [[NO_TOKEN] * (W - len(row)) + row for row in rows]
         return torch.tensor(rows, device=self.cfg.device)
 
     def longest(self, task):
-        """Find how many tokens a prompt has at most. Problems of --data whose prompts are too long
-        are left out. Exits with one line if that leaves none. -> int"""
+        """Find how many tokens the longest prompt has. Leaves out problems of --data whose prompts
+        are too long, and exits with one line if no problem is left. -> int"""
         if self.cfg.data:
             prompts = {problem.prompt for problem in (*task.train, *task.test)}
             lengths = {prompt: len(self.token_ids(prompt)) for prompt in prompts}
             return task.leave_out(lengths, self.room)
         empty = self.encode([common.Problem("", "")]).shape[1]
-        return empty + task.prompt_width + 2            # a character is a token at most
+        return empty + task.prompt_width + 2            # a character is at most one token
 
     def decode(self, ids):
-        """The text of token ids, but for their end. -> str"""
+        """Decode token ids, except those that end a text. -> str"""
         return self.tokenizer.decode([i for i in ids if i not in self.ends])
 
 
 def score(policy, prompts, completions, temperature=1.0, kernel="auto"):
-    """Log-probabilities and entropies of completions. (B, W), (B, T) -> (B, T), (B, T)"""
-    prompts = prompts[:, (prompts != NO_TOKEN).any(dim=0)]      # no wider than the longest here
+    """Compute log-probabilities and entropies of completions. (B, W), (B, T) -> (B, T), (B, T)"""
+    prompts = prompts[:, (prompts != NO_TOKEN).any(dim=0)]      # cut padding that all rows have
     ids = torch.cat([prompts, completions], dim=1)                              # (B, W + T)
     is_token = (ids != NO_TOKEN).long()
     positions = (is_token.cumsum(dim=1) - 1).clamp(min=0)
@@ -247,7 +252,7 @@ def score(policy, prompts, completions, temperature=1.0, kernel="auto"):
 
     def read(logits, tokens):
         if not (common.kernels and common.kernels.applies(kernel, logits)):
-            logits = logits.float()                             # which Triton does itself
+            logits = logits.float()                             # the Triton kernel does it itself
         return grpo.logprobs(logits, tokens, temperature, kernel)
     with policy.autocast():
         if policy.head.is_large(policy.model, completions):
@@ -258,19 +263,19 @@ def score(policy, prompts, completions, temperature=1.0, kernel="auto"):
 
 @torch.no_grad()
 def score_all(policy, prompts, completions, temperature=1.0, kernel="auto"):
-    """The same without a gradient, by all processes, a few rows at a time."""
-    found = []
-    for rows in processes.share(len(prompts)).split(policy.cfg.micro_batch_size):
-        found.append(score(policy, prompts[rows], completions[rows], temperature, kernel))
-    logps, entropy = [processes.merged(torch.cat(parts), len(prompts)) for parts in zip(*found)]
+    """Do the same as score without a gradient, in all processes, a few rows at a time."""
+    pairs = [score(policy, prompts[rows], completions[rows], temperature, kernel)
+             for rows in processes.share(len(prompts)).split(policy.cfg.micro_batch_size)]
+    logps, entropy = [processes.merged(torch.cat(parts), len(prompts)) for parts in zip(*pairs)]
     return logps, entropy
 
 
 # ---- 3. sampling -----------------------------------------------------------------------------
 
 class Draw(transformers.LogitsProcessor):
-    """Leaves each row one token, and adds it to its completion: uniforms[i, t] draws token t of row
-    i, so that no row depends on another; without them it is the likeliest."""
+    """Draws a token for each row, adds it to the row's completion, and makes it the only token that
+    `generate` can choose. uniforms[i, t] draws token t of row i, so no row depends on another; if
+    uniforms is None, the most likely token is taken."""
 
     def __init__(self, completions, temperature, uniforms=None):
         self.completions = completions
@@ -284,7 +289,7 @@ class Draw(transformers.LogitsProcessor):
         token = log_p.argmax(dim=-1, keepdim=True)                              # (b, 1)
         if self.uniforms is not None:
             cdf = p.cumsum(dim=-1)
-            threshold = self.uniforms[:, self.t, None] * cdf[:, -1:]            # it ends near 1
+            threshold = self.uniforms[:, self.t, None] * cdf[:, -1:]    # cumsum ends only near 1
             token = torch.searchsorted(cdf, threshold, right=True).clamp(max=cdf.shape[1] - 1)
         self.t += 1
         logp = log_p.gather(1, token)                                           # (b, 1)
@@ -295,13 +300,13 @@ class Draw(transformers.LogitsProcessor):
         return torch.full_like(logits, -torch.inf).scatter(1, added, 0.0)
 
     def have_ended(self, ids, logits):
-        """Which rows need no more tokens, as transformers asks. -> (b,)"""
+        """Mark rows that need no more tokens; a stopping criterion of transformers. -> (b,)"""
         return torch.tensor([one.has_ended for one in self.completions], device=ids.device)
 
 
 @torch.no_grad()
 def generate(policy, prompts, completions, cfg, uniforms=None):
-    """Complete prompts (b, W) by transformers; uniforms (b, T)."""
+    """Complete prompts (b, W) with transformers; uniforms are (b, T)."""
     draw = Draw(completions, cfg.temperature, uniforms)
     policy.model.eval()
     with policy.autocast():
@@ -313,14 +318,14 @@ def generate(policy, prompts, completions, cfg, uniforms=None):
 
 
 def complete(policy, task, cfg, problems, generator=None):
-    """Completions of the prompts of problems, greedy ones without a generator, each process its
-    share. -> Batch"""
+    """Sample a completion for each problem, or take the most likely tokens if generator is None.
+    Each process does its share. -> Batch"""
     B, T = len(problems), cfg.max_completion_length
     share = processes.share(B)                                                  # (b,)
     prompts = policy.encode(problems)                                           # (B, W)
     completions = [calls.Completion(policy, task, problems[i]) for i in share]
     if policy.engine:
-        policy.engine.update(policy.model)      # here, so that no sample is of older weights
+        policy.engine.update(policy.model)      # at each call, so no sample is of older weights
         ids = [row[row != NO_TOKEN].tolist() for row in prompts[share]]
         seeds = torch.randint(2**62, (B, T), generator=generator)[share]        # (b, T)
         temperature = 0.0 if generator is None else cfg.temperature
@@ -338,7 +343,7 @@ def complete(policy, task, cfg, problems, generator=None):
 
 
 def gather(policy, problems, prompts, completions):
-    """The completions of all processes. -> Batch"""
+    """Collect the completions of all processes. -> Batch"""
     B, T = len(problems), policy.cfg.max_completion_length
     slots = [torch.tensor(one.slots) for one in completions]                    # (t, 4) each
     slots = torch.stack([nn.functional.pad(x, (0, 0, 0, T - len(x))) for x in slots])
@@ -353,12 +358,12 @@ def gather(policy, problems, prompts, completions):
 
 
 class SamplerCheck:
-    """Compares a sampler with the trainer, on a few short completions of `problems`, greedy ones
-    and random ones: before training, because an engine may not have got the weights, and after
-    updates, because it may have kept the old ones. Exits with one line if they differ. A call
-    returns whether the updates so far are large enough for that."""
-    BOUND = {"float32": 1e-3, "bfloat16": 0.1}      # nats a token; rounding differs by less
-    ROUGH = 0.02        # in float32: Gemma2's soft caps on a CPU; a GPU, whose products are shorter
+    """Compares a sampler with the trainer on a few short completions of `problems`, random and
+    greedy ones. Before training, the engine may not have received the weights; after an update, it
+    may have kept the old ones. Exits with one line if sampler and trainer differ. A call returns
+    whether the updates so far are large enough for the check to see that the sampler follows."""
+    BOUND = {"float32": 1e-3, "bfloat16": 0.1}      # nats per token; rounding differs by less
+    ROUGH = 0.02        # float32 bound for Gemma2, because of its soft caps, and on a GPU
 
     def __init__(self, policy, problems):
         self.policy = policy
@@ -373,38 +378,38 @@ class SamplerCheck:
 
     def __call__(self):
         policy, cfg = self.policy, self.cfg
-        found = []
+        results = []
         for generator, temperature in (
                 (common.generator(cfg.seed, "check"), cfg.temperature), (None, 1.0)):
             batch = complete(policy, None, cfg, self.problems, generator)
             scored, _ = score_all(policy, batch.prompts, batch.tokens, temperature, cfg.kernel)
             differences = ((scored - batch.logps) * batch.mask).abs()
-            found.append((batch, scored, (differences.sum() / batch.mask.sum()).item()))
-        if not all(difference <= self.bound for *_, difference in found):       # nan is not
-            difference = max(difference for *_, difference in found)
+            results.append((batch, scored, (differences.sum() / batch.mask.sum()).item()))
+        if not all(difference <= self.bound for *_, difference in results):     # False for nan
+            difference = max(difference for *_, difference in results)
             common.fail(f"--engine {cfg.engine}: does not sample from the trainer's weights: its "
-                        f"log-probabilities differ by {difference:.2g} nats a token, and rounding "
-                        f"by less than {self.bound}; try --engine transformers", code=1)
-        batch, scored, difference = found[0]    # before a sync that is late catches up
+                        f"log-probabilities differ by {difference:.2g} nats per token, rounding by "
+                        f"less than {self.bound}; try --engine transformers", code=1)
+        batch, scored, difference = results[0]  # results[1] comes after another sync
         now = batch.tokens, batch.mask, scored, batch.logps
         if self.before is None:
             self.before, self.rounding = now, difference
             return False
         tokens, mask, *logps = self.before
-        # the tokens that follow the same text before and after the update
+        # tokens that follow the same text before and after the updates
         same = ((tokens == batch.tokens) | (mask == 0)).cumprod(dim=1) * mask * batch.mask
         moved, followed = [((new - old) * same)[same > 0] for new, old in zip(now[2:], logps)]
         is_seen = moved.abs().mean() > 10 * self.rounding
         if is_seen and (followed - moved).abs().mean() > 0.5 * moved.abs().mean():
             common.fail(f"--engine {cfg.engine}: samples from older weights than the trainer's: "
-                        f"updates moved log-probabilities by {moved.abs().mean():.2g} nats a "
-                        "token, and its samples do not show that", code=1)
+                        f"updates moved log-probabilities by {moved.abs().mean():.2g} nats "
+                        "per token, but not its samples; try --engine transformers", code=1)
         return bool(is_seen)
 
 
 def sample_batch(policy, task, cfg, step):
-    """P problems and G completions of each, rewarded: a function of policy, task, seed and step, by
-    the random numbers of the scripts. -> Batch"""
+    """Sample and reward G completions of each of P problems, with the scripts' random numbers: the
+    batch depends only on policy, task, seed and step. -> Batch"""
     P = cfg.num_prompts
     if cfg.data:
         problems = task.passes(step * P, P)
@@ -417,32 +422,32 @@ def sample_batch(policy, task, cfg, step):
 
 
 def evaluate(policy, task, cfg, greedy=False):
-    """Complete different held-out problems, with the same random numbers in every run. -> scores"""
+    """Score the policy on held-out problems, with the same random numbers in every run. -> dict"""
     G = 1 if greedy else cfg.num_eval_samples
     held_out = common.held_out_problems(task, cfg.num_eval_problems)
     problems = [problem for problem in held_out for _ in range(G)]
     generator = None if greedy else common.generator("evaluation")
     batch = task.judge(complete(policy, task, cfg, problems, generator), G, "evaluation")
-    found = task.scores(batch, greedy)
+    scores = task.scores(batch, greedy)
     if cfg.reward_file:
-        found["greedy_reward" if greedy else "sampled_reward"] = batch.rewards.mean().item()
-    return found
+        scores["greedy_reward" if greedy else "sampled_reward"] = batch.rewards.mean().item()
+    return scores
 
 
 # ---- 4. the update ---------------------------------------------------------------------------
 
 def correct(policy, batch, cfg):
-    """Put the trainer's log pi_old in the place of the sampler's, if the flags say so.
+    """If there is a correction, replace the sampler's log pi_old by the trainer's.
     -> weights (B, T), metrics"""
     if cfg.importance_sampling_correction == "none":
         return batch.mask, {}
     logps, entropy = score_all(policy, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
-    batch.entropy = entropy * batch.mask                # which vllm does not know
+    batch.entropy = entropy * batch.mask                # vLLM reports none
     return lag.correct(batch, logps * batch.mask, cfg)
 
 
 def token_losses(logps, old_logps, ref_logps, A, mask, cfg):
-    """What (5) takes the average of. (b, T) each -> (b, T)"""
+    """Compute the terms that (5) averages. (b, T) each -> (b, T)"""
     if cfg.method == "reinforce":
         return reinforce.policy_loss(logps, A, mask)
     token_loss = METHODS[cfg.method].policy_loss(
@@ -455,7 +460,7 @@ def token_losses(logps, old_logps, ref_logps, A, mask, cfg):
 
 
 def backward(policy, parameters, batch, ref_logps, A, rows, cfg):
-    """The gradient of (5) over `rows`, of whose micro-batches each process takes its share.
+    """Compute the gradient of (5) over `rows`; each process takes its share of the micro-batches.
     -> metrics"""
     method = METHODS[cfg.method]
     surrogate = "plain"
@@ -464,18 +469,18 @@ def backward(policy, parameters, batch, ref_logps, A, rows, cfg):
         surrogate, average = method.LOSS_TYPES[cfg.loss_type]
     if cfg.mask_truncated_completions:
         rows = rows[~batch.is_truncated[rows]]
-    num_sequences = len(rows)                                   # of all processes
+    num_sequences = len(rows)                                   # in all processes
     num_tokens = batch.mask[rows].sum().clamp(min=1)
     if cfg.beta == 0:
-        rows = rows[A[rows].any(dim=1)]                         # the others have no gradient
-    sizes = batch.prompts.shape[1] + batch.lengths              # a prompt needs memory, too
+        rows = rows[A[rows].any(dim=1)]                         # A = 0: no gradient
+    sizes = batch.prompts.shape[1] + batch.lengths              # prompts need memory, too
     parts = common.micro_batches(rows, sizes, cfg.micro_batch_size)
 
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)    # zeros: Adam steps even without signal
     sums = collections.Counter()
     max_log_ratio = 0.0
-    for part, is_real in processes.rounds(parts):       # or it fills up, and has no weight
+    for part, is_real in processes.rounds(parts):       # if not, it only fills up a round
         T = int(batch.lengths[part].max())
         tokens = batch.tokens[part, :T]                                         # (b, T)
         mask = batch.mask[part, :T]
@@ -503,7 +508,8 @@ def backward(policy, parameters, batch, ref_logps, A, rows, cfg):
 
 
 def update(policy, optimizer, batch, ref_logps, A, cfg, step):
-    """num_iterations passes over the batch, num_mini_batches optimizer steps each. -> metrics"""
+    """Make num_iterations passes over the batch, of num_mini_batches optimizer steps each.
+    -> metrics"""
     parameters = optimizer.param_groups[0]["params"]
     history = []
     for rows in common.mini_batches(batch, cfg, "shuffle", step):
@@ -526,8 +532,8 @@ DIFFERENCE = "sampling/sampling_logp_difference/mean"           # between sample
 
 
 def learning_rate(cfg, step):
-    """The learning rate of a step, the first of which is 0: a warm-up, then a schedule. Neither it
-    nor the last one is zero. -> float"""
+    """Compute the learning rate of step 0, 1, ...: first a warm-up, then a schedule. The rates of
+    the first and the last step are above 0. -> float"""
     progress = max(0.0, (step - cfg.warmup_steps) / max(1, cfg.max_steps - cfg.warmup_steps))
     decay = {"constant": 1.0, "linear": 1 - progress,
              "cosine": (1 + math.cos(math.pi * progress)) / 2}[cfg.lr_scheduler_type]
@@ -535,7 +541,7 @@ def learning_rate(cfg, step):
 
 
 def load_engine(policy, longest):
-    """vLLM for texts of so many tokens. Exits with one line if it cannot have this model."""
+    """Start vLLM for texts of up to `longest` tokens. Exits with one line if it cannot run."""
     try:
         from pretrained import engine
         return engine.Engine(policy, longest)
@@ -543,7 +549,8 @@ def load_engine(policy, longest):
         common.fail(f"--engine vllm: {error.name} is missing: pip install -r "
                     "pretrained/requirements-vllm.txt")
     except Exception as error:              # vLLM raises nearly anything
-        common.fail(f"--engine vllm: cannot run {policy.cfg.model}: {' '.join(str(error).split())}")
+        common.fail(f"--engine vllm --engine_memory {policy.cfg.engine_memory}: cannot run "
+                    f"{policy.cfg.model}: {models.vllm_reason(error)}")
 
 
 def main(argv=None):
@@ -553,7 +560,7 @@ def main(argv=None):
     cfg = dataclasses.replace(cfg, model=models.resolved(cfg.model, cfg.resume_from_checkpoint))
     policy = Policy(models.source(cfg), cfg)
     longest = policy.longest(task)
-    reference = policy                          # without its adapter, if it has one
+    reference = policy                          # with the adapter switched off, if there is one
     if cfg.beta > 0 and cfg.lora_rank == 0:
         reference = Policy(cfg.model, cfg)
     if cfg.engine == "vllm":
@@ -561,14 +568,14 @@ def main(argv=None):
     optimizer = torch.optim.AdamW(
         [weight for weight in policy.model.parameters() if weight.requires_grad],
         lr=cfg.learning_rate, weight_decay=cfg.weight_decay,
-        foreach=False)                          # it would take 4 bytes more per parameter
+        foreach=False)                          # True takes 4 more bytes per parameter
     check = SamplerCheck(policy, common.held_out_problems(task, 4))
     if policy.engine:
         check()
     task.machinery = SimpleNamespace(score=score_all, decode=policy.decode)     # for observers
     columns = dict(COLUMNS)
     if policy.engine and cfg.importance_sampling_correction == "none":
-        del columns["entropy"]                          # which nobody computes
+        del columns["entropy"]                          # neither vLLM nor the trainer computes it
     run = processes.Run(cfg, task, policy, columns)
     torch.set_num_threads(cfg.num_threads)
     run.begin()
@@ -576,22 +583,22 @@ def main(argv=None):
     which = cfg.baseline if method is reinforce else cfg.scale_rewards
 
     run.start(evaluate, optimizer)
-    has_seen = policy.engine is None        # whether the check has seen that the engine follows
-    began = run.step
+    is_checked = policy.engine is None      # no more checks once the engine is seen to follow
+    first_step = run.step
     while run.step < cfg.max_steps and run.accuracy() < cfg.stop_at:
         batch = sample_batch(policy, task, cfg, run.step)   # questions, outputs, rewards
         A = method.advantages(batch.rewards, which).view(-1, 1).to(cfg.device)  # (B, 1)
         weights, differences = correct(policy, batch, cfg)
-        ref_logps = batch.logps                             # of no use without beta
+        ref_logps = batch.logps                             # unused without beta
         if cfg.beta > 0:
             with models.without_adapter(reference.model):
                 ref_logps, _ = score_all(
                     reference, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
         rate = optimizer.param_groups[0]["lr"] = learning_rate(cfg, run.step)
         metrics = update(policy, optimizer, batch, ref_logps, weights * A, cfg, run.step)
-        number = run.step - began + 1                       # of updates
-        if not has_seen and number & (number - 1) == 0:     # 1, 2, 4, 8 ...
-            has_seen = check()
+        num_updates = run.step - first_step + 1
+        if not is_checked and num_updates & (num_updates - 1) == 0:     # 1, 2, 4, 8 ...
+            is_checked = check()
         metrics["learning_rate"] = rate
         run.log(batch, A, metrics | differences)
         run.save(every=cfg.save_steps)

@@ -1,5 +1,6 @@
-"""A process that calls the functions of a --reward_file for pretrained/rewards.py, which kills it
-when a call takes too long, because code can catch every exception. It imports no torch."""
+"""Call the functions of a --reward_file, in a process that pretrained/rewards.py starts. If a call
+takes too long, the process is killed, because code can catch every exception that would stop it.
+It does not import torch."""
 import ast
 import asyncio
 import contextlib
@@ -17,7 +18,7 @@ from pathlib import Path
 
 
 def read(path):
-    """Execute the file. -> its names and values, without what it imports"""
+    """Execute the file. -> its names and values, except those that it imports"""
     source = Path(path).read_bytes()
     module = types.ModuleType("reward_file")
     module.__file__ = path
@@ -29,45 +30,45 @@ def read(path):
 
 
 def describe(names):
-    """Collect the settings, and the functions with their parameters: name -> whether it is
-    required. ValueError if a setting is bad. -> dict"""
-    found = {"seconds": 60, "workers": 8, "call_tokens": []}
-    found = {name: names.get(name, default) for name, default in found.items()}
+    """Collect the settings and the functions of the file. The parameters of a function are a dict
+    too: {name: whether it is required}. ValueError if a setting is bad. -> dict"""
+    about = {"seconds": 60, "workers": 8, "call_tokens": []}
+    about = {name: names.get(name, default) for name, default in about.items()}
     for name, types_ in (("seconds", (int, float)), ("workers", (int,))):
-        if type(found[name]) not in types_ or not 0 < found[name] < math.inf:
-            raise ValueError(f"{name} = {found[name]!r} is not a number above 0")
-    calls = found["call_tokens"]
+        if type(about[name]) not in types_ or not 0 < about[name] < math.inf:
+            raise ValueError(f"{name} = {about[name]!r} is not a number above 0")
+    calls = about["call_tokens"]
     if type(calls) not in (list, tuple) or not all(type(x) is str and x for x in calls):
         raise ValueError(f"call_tokens = {calls!r} is not a list of texts")
-    found["functions"] = {
+    about["functions"] = {
         name: {{p.VAR_KEYWORD: "**", p.POSITIONAL_ONLY: f"{p.name}/"}.get(p.kind, p.name):
                p.default is p.empty for p in inspect.signature(value).parameters.values()
                if p.kind is not p.VAR_POSITIONAL}
         for name, value in names.items() if callable(value) and not name.startswith("_")
         and not inspect.isclass(value) and not typing.get_origin(value)}
-    return found
+    return about
 
 
 def call(function, arguments, n):
-    """Call a function, which returns a text if n is None, a number if n is 0, else n numbers or
-    None. TypeError or ValueError if it does not. -> str or list of floats"""
-    found = function(**arguments)
-    if inspect.isawaitable(found):
-        found = asyncio.run(found)
+    """Call a function. It must return a text if n is None, one number if n is 0, and else a list of
+    n numbers or Nones. TypeError or ValueError if it does not. -> str or list of floats"""
+    result = function(**arguments)
+    if inspect.isawaitable(result):
+        result = asyncio.run(result)
     if n is None:
-        if type(found) is not str:
-            raise TypeError(f"{found!r:.60} is not a text")
-        return found
-    rewards = list(found) if n else [found]
+        if type(result) is not str:
+            raise TypeError(f"{result!r:.60} is not a text")
+        return result
+    rewards = list(result) if n else [result]
     if len(rewards) != max(n, 1):
         raise ValueError(f"{len(rewards)} rewards for {n} completions")
     if not all(n and reward is None or math.isfinite(reward) for reward in rewards):
-        raise ValueError(f"{found!r:.60} is not finite")
+        raise ValueError(f"{result!r:.60} is not finite")
     return [math.nan if reward is None else float(reward) for reward in rewards]
 
 
 def attempt(path, function, *arguments):
-    """What a function returns, and what to print if it raises. -> (any, str)"""
+    """Call a function. -> (its result, ""), or (None, an error message) if it raises"""
     try:
         return function(*arguments), ""
     except BaseException as error:                              # a file may raise anything
@@ -88,7 +89,7 @@ def main(path, number):
     pipe = Connection(int(number))
     threading.Thread(target=end_with_parent, args=(pipe,), daemon=True).start()
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
-    sys.path.append(str(Path(path).parent))                     # for what the file imports
+    sys.path.append(str(Path(path).parent))                     # the file imports from there
     names, error = attempt(path, read, path)
     pipe.send((None, error) if error else attempt(path, describe, names))
     with contextlib.suppress(EOFError, OSError):                # the run has ended

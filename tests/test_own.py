@@ -100,7 +100,7 @@ REWARD = "def reward(**row): return 0\n"
 BAD_FILES = [
     (MINE + "\n1 / 0", "line 16: ZeroDivisionError: division by zero"),
     ("def reward(:", "SyntaxError: "), (None, "FileNotFoundError: "), ("exit()", "SystemExit: "),
-    ("def _reward(**row): return 0", "has no function that rewards"),
+    ("def _reward(**row): return 0", "has no reward function; see pretrained/rewards.py"),
     ("seconds = 'x'\n" + REWARD, "seconds = 'x' is not a number above 0"),
     ("seconds = -1\n" + REWARD, "seconds = -1 is not a number above 0"),
     ("workers = 0\n" + REWARD, "workers = 0 is not a number above 0"),

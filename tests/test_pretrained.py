@@ -5,6 +5,7 @@ import functools
 import json
 import math
 import os
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -172,7 +173,7 @@ def test_a_correction_takes_the_trainers_log_probs_and_weighs_tokens(run, monkey
         assert found["max_log_ratio"] < 1e-4
         assert found["sampling/importance_sampling_ratio/mean"] == pytest.approx(weight, rel=1e-4)
         assert found["grad_norm"] == pytest.approx(weight * plain["grad_norm"], rel=1e-3)
-    assert "sampler and trainer differ by 0.5 nats a token" in capsys.readouterr().out
+    assert "sampler and trainer differ by 0.5 nats per token" in capsys.readouterr().out
     found |= {"signal": 1, "sampling/sampling_logp_difference/mean": 0.05}
     assert [len(list(warnings(found, dtype=dtype))) for dtype in ("float32", "bfloat16")] == [1, 0]
 
@@ -381,8 +382,8 @@ def test_conversations_have_a_system_prompt_of_their_own_or_of_the_flag(random_l
 
 
 @pytest.mark.parametrize("template, flags, words", [
-    ("{{ raise_exception('no  system') }}", {}, "its chat template fails (--no-chat_template does "
-     "without it): no system\n"),
+    ("{{ raise_exception('no  system') }}", {}, "its chat template fails, try --no-chat_template: "
+     "no system\n"),
     ("{% for %}", {}, "its chat template fails"), (TEMPLATE, {"thinks": 1}, ""),
     (TEMPLATE, {"thinkss": 1}, "--chat_template_kwargs: the template of none has no thinkss"),
     (None, {"thinks": 1}, "need a chat template: none has none")], ids=str)
@@ -648,24 +649,55 @@ def test_an_adapter_of_another_model_is_refused_in_one_line(lora_run, tmp_path, 
     ({"model": ""}, "a flag has an empty value"),
     ({"model": "nowhere"}, "--model nowhere: cannot be loaded: "),
     ({"model": "BASE"}, ": is a run of a script; "),
-    ({"engine": "vllm", "sample_batch_size": 8}, "--sample_batch_size: is for transformers"),
-    ({"reward_file": "x.py", "reward": "format"}, "--reward: is for runs without --reward_file"),
+    ({"engine": "vllm", "sample_batch_size": 8}, "--sample_batch_size: needs --engine tra"),
+    ({"reward_file": "x.py", "reward": "format"}, "--reward: cannot be used with --reward_file"),
     ({"reward": "accuracy+model"}, "--reward accuracy+model: only the scripts"),
     ({"parallel": "fsdp"}, "--parallel fsdp: needs torchrun"),
-    ({"importance_sampling_cap": 0.0}, "--importance_sampling_cap 0: no sample has weight"),
+    ({"importance_sampling_cap": 0.0}, "--importance_sampling_cap 0: must be above 0"),
     ({"chat_template_kwargs": "{thinks}"}, "--chat_template_kwargs {thinks}: is not a JSON object"),
     ({"chat_template_kwargs": "[1]"}, "--chat_template_kwargs [1]: is not a JSON object"),
-    ({"lora_alpha": 8}, "--lora_alpha: is for runs with --lora_rank"),
+    ({"lora_alpha": 8}, "--lora_alpha: needs --lora_rank"),
     ({"lora_alpha": 0, "lora_rank": 4}, "--lora_alpha 0: must be finite, at least 1"),
-    ({"method": "reinforce", "beta": 0.1}, "--beta: is for grpo and gspo"),
-    ({"eval_data": "x"}, "--eval_data: does nothing without --data"),
-    ({"data": "x"}, "--task: is for runs without --data"),
-    ({"max_completion_length": 2047}, "the model reads 2048")], ids=str)
+    ({"method": "reinforce", "beta": 0.1}, "--beta: needs --method grpo or gspo"),
+    ({"eval_data": "x"}, "--eval_data: needs --data"),
+    ({"data": "x"}, "--task: cannot be used with --data"),
+    ({"max_completion_length": 2047}, "model reads 2048 in all; lower it")], ids=str)
 def test_what_cannot_work_is_refused_in_one_line(
         flags, words, run, small_base, refused):
     if "BASE" in flags.values():
         flags = {"model": small_base}
     refused(words, run, **flags)
+
+
+# advice of vLLM 0.32.0 that names its own flags, which a user of ours cannot set
+VLLM_ERRORS = [
+    ("No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when "
+     "initializing the engine.", "Raise --engine_memory, or lower --max_completion_length"),
+    ("To serve at least one request (2 GiB) is needed. Try increasing `gpu_memory_utilization` or "
+     "decreasing `max_model_len`.", "Raise --engine_memory, or lower --max_completion_length"),
+    ("Available memory (8/9 GiB) is less than requested for kv (12 GiB). Decrease "
+     "--kv-cache-memory-bytes, or reduce CPU memory.", "Lower --engine_memory, or free memory"),
+    ("Free memory on device cuda:0 is less than desired. Decrease GPU memory utilization.",
+     "Lower --engine_memory, or free memory"),
+    ("CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has a total capacity of 24 GiB of which",
+     "Tried to allocate 2 GiB. Lower --engine_memory, or free memory"),
+    ("1 validation error for ModelConfig\n  Value error, User-specified max_model_len (600) is "
+     "greater than the derived max_model_len", "have. Lower --max_completion_length"),
+    ("Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+     "failed. Set VLLM_LOGGING_LEVEL=INFO to see vLLM's log"),
+    ("Unsupported CPU attention configuration: head_dim=16", "=16; try --engine transformers")]
+
+
+@pytest.mark.parametrize("message, words", VLLM_ERRORS, ids=range(len(VLLM_ERRORS)))
+def test_an_error_of_vllm_advises_flags_that_exist_here(
+        message, words, random_llama, refused, monkeypatch):
+    def fail(*_):
+        raise ValueError(message)
+    monkeypatch.setattr("pretrained.engine", SimpleNamespace(Engine=fail), raising=False)
+    policy = pretrained.Policy(random_llama, config_of(engine="vllm", engine_memory=0.2))
+    refused("--engine_memory 0.2: cannot run none: ", pretrained.load_engine, policy, 300)
+    refused(words, pretrained.load_engine, policy, 300)
+    assert not re.search("gpu_mem|GPU mem|kv-|max_model|above", models.vllm_reason(message))
 
 
 def test_a_model_that_lacks_weights_is_refused(run, refused, tmp_path):
