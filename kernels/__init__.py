@@ -1,9 +1,10 @@
-"""Kernels for CUDA, which the scripts use where they can run. What is imported here is what scripts
-and common.py call.
+"""Faster versions of two functions for CUDA. The scripts use them if the device can run them.
 
-logprob.py    log-probabilities, ratios and entropies of logits, in Triton
-decode.py     rollouts, one step of which is a CUDA graph
-bench.py      how fast all this is: make bench
+logprob.py    computes log-probabilities, ratios and entropies from logits, in Triton
+decode.py     samples rollouts, and replays a CUDA graph for each step
+
+The functions imported here are those that the scripts and common.py call. `make bench` measures
+how fast they are.
 """
 from kernels.decode import rollout
 from kernels.logprob import NEEDS, applies, can_run, logprobs

@@ -1,25 +1,27 @@
 """Rollouts on CUDA: one decode step is recorded as a graph, and replayed for every token.
 
-A step of a small model is about a hundred kernels, which take some 2 us each. Python needs 5 us or
-more to launch one, so the GPU mostly waits for Python. A CUDA graph is a recording of launches that
-is sent as a whole: kernels, sizes and addresses. Therefore everything that a step reads or changes
-is a tensor that keeps its address, and Python knows no number that changes from step to step:
+A step of a small model is about a hundred kernels, which take about 2 us each. Python needs 5 us or
+more to launch one, so the GPU mostly waits for Python. A CUDA graph removes this wait: it is a
+recording of launches (kernels, sizes and addresses) that is sent to the GPU as a whole. This works
+only if everything that a step reads or changes is a tensor that keeps its address, and if Python
+uses no number that changes from step to step:
 
 - The keys and values have room for all positions from the start. Attention is over all of them,
   with a mask: a token at position p attends to positions 0 .. p. The query heads that share a
   key/value head are passed as several queries of that head, so its keys and values are stored once.
-- `slot` counts the steps in a tensor. It says which position and which slot of the outputs are
-  written, and which uniforms are used.
+- `slot` counts the steps in a tensor. It determines which position and which slot of the outputs
+  are written, and which uniforms are used.
 - Sampling is part of the step. The uniforms are drawn before, one for each row and slot.
-- A row that has ended goes on, and writes PAD and zeros. Whether all rows have ended is looked up
-  every 8 steps. Nothing else waits for the GPU.
+- A row that has ended continues, but writes PAD and zeros. Every 8 steps, Python looks up whether
+  all rows have ended. Nothing else waits for the GPU.
 
-The weights keep their addresses, too: an optimizer changes them in place. So a graph serves a whole
-run. The last two are kept as long as their model exists: an evaluation by samples, at the start and
-the end of a run, has many rows, whose keys and values nobody needs in between.
+The weights keep their addresses, too, because an optimizer changes them in place. So one graph
+serves a whole run. The last two graphs are kept as long as their model exists, but no more: the
+evaluation with samples, at the start and the end of a run, has many rows, and its keys and values
+would fill memory in between.
 
-What draws a token and what scores it are the script's own functions; so is what reads the prompts,
-before the graph. Without CUDA the same step runs as plain torch.
+The script's own functions read the prompts, before the graph starts, and draw and score each token.
+Without CUDA the same step runs as plain torch.
 """
 from __future__ import annotations
 
@@ -36,32 +38,33 @@ import torch.nn.functional as F
 # V vocabulary, D width, H heads, KV key/value heads, hd head size.
 
 GRAPHS = weakref.WeakKeyDictionary()    # model -> {what a graph depends on: (state, replay)}
-NUM_GRAPHS = 2                          # of a model: what it trains on, and greedy evaluations
-CHECK_EVERY = 8                         # steps between looking up whether all rows have ended
+NUM_GRAPHS = 2                          # per model: for training batches and greedy evaluations
+CHECK_EVERY = 8                         # steps between checks whether all rows have ended
 
 
-# ---- 1. what a step reads and writes ---------------------------------------------------------
+# ---- 1. the state of a rollout ---------------------------------------------------------------
 
 @dataclasses.dataclass
 class State:
-    """What a step reads and writes, but for the weights. The tensors change in place only."""
+    """Everything that a step reads and writes, except for the weights. Tensors change only in
+    place."""
     # constants
-    script: types.ModuleType        # whose model it is
+    script: types.ModuleType        # the script that defines the model
     temperature: float
     kernel: str
     prompt_width: int
-    cos: torch.Tensor               # (L, hd / 2)     of rotary positions
+    cos: torch.Tensor               # (L, hd / 2)     for rotary position embeddings
     sin: torch.Tensor               # (L, hd / 2)
     attention_mask: torch.Tensor    # (L, L)          added to attention scores: 0 or -inf
-    # given for each batch
-    uniforms: torch.Tensor | None   # (B, T)          None: the likeliest token is taken
-    # where the step is
-    slot: torch.Tensor              # (1,)            of the last token
+    # inputs of each batch
+    uniforms: torch.Tensor | None   # (B, T)          None: takes the most likely token
+    # progress
+    slot: torch.Tensor              # (1,)            slot of the last token
     token: torch.Tensor             # (B,)            the last token
-    has_ended: torch.Tensor         # (B,)            whether that, or one before it, was EOS
+    has_ended: torch.Tensor         # (B,)            whether EOS was sampled
     keys: torch.Tensor              # (blocks, B, KV, L, hd)
     values: torch.Tensor            # (blocks, B, KV, L, hd)
-    # outputs; behind the end of a row, tokens are PAD and the rest is 0
+    # outputs; after the end of a row, tokens are PAD and the rest is 0
     tokens: torch.Tensor            # (B, T)
     mask: torch.Tensor              # (B, T)
     logps: torch.Tensor             # (B, T)
@@ -69,10 +72,10 @@ class State:
 
 
 def allocate(model, prompts, cfg, uniforms):
-    """Room for as many prompts, and completions of them, as these are. -> State"""
+    """Allocate the tensors for a batch as large as these prompts. -> State"""
     B, W = prompts.shape
     T = cfg.max_completion_length
-    L = (W + T + 15) // 16 * 16             # attention wants rows of the mask to be aligned
+    L = (W + T + 15) // 16 * 16             # attention needs aligned rows of the mask
     weight = model.embed.weight
     block = model.blocks[0]
     num_kv_heads = block.key.out_features // block.head_size
@@ -100,12 +103,12 @@ def allocate(model, prompts, cfg, uniforms):
 
 
 def start(model, state, prompts, uniforms):
-    """Begin a batch: forget the one before, read the prompts (B, W), and sample the first token."""
+    """Begin a batch: clear the state, read the prompts (B, W), and sample the first token."""
     state.tokens.fill_(state.script.PAD)
     for x in (state.slot, state.has_ended, state.mask, state.logps, state.entropy):
         x.zero_()
     for x in (state.keys, state.values):
-        x.zero_()                               # what is masked counts 0 times, which is nan of nan
+        x.zero_()                               # masked values count 0 times, but 0 * nan is nan
     if uniforms is not None:
         state.uniforms.copy_(uniforms)
 
@@ -121,7 +124,7 @@ def start(model, state, prompts, uniforms):
 # ---- 2. the step -----------------------------------------------------------------------------
 
 def sample(state, logits):
-    """Fill this slot: a token from logits (B, V) in every row that has not ended."""
+    """Fill the current slot: sample a token from logits (B, V) in each row that has not ended."""
     script = state.script
     uniforms = None
     if state.uniforms is not None:
@@ -171,30 +174,30 @@ def step(model, state):
 
 
 def capture(function):
-    """Call function() once, then record a call of it without carrying it out.
-    -> a function that carries out the recorded call"""
-    # A stream for each graph: torch 2.13 frees the workspace that cuBLAS has for a stream (32 MiB
-    # on Hopper) with any graph recorded there, and another graph would go on to use it.
+    """Call function() once, then record a call without running it.
+    -> a function that runs the recorded call"""
+    # Each graph gets its own stream. cuBLAS has a workspace for each stream (32 MiB on Hopper), and
+    # torch 2.13 frees it with any graph recorded there, even if another graph still uses it.
     stream = torch.cuda.Stream()
     graph = torch.cuda.CUDAGraph()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        function()          # makes what cannot be made while recording: library handles, kernels
+        function()          # creates library handles and kernels, which a recording cannot create
     torch.cuda.current_stream().wait_stream(stream)
     with torch.cuda.graph(graph, stream=stream):
         function()
     return graph.replay
 
 
-# ---- 3. what is called -----------------------------------------------------------------------
+# ---- 3. the rollout --------------------------------------------------------------------------
 
 @torch.no_grad()
 def rollout(model, prompts, problems, cfg, uniforms=None):
-    """The scripts' rollout of prompts (B, W); no environment looks at the problems. uniforms[i, t]
-    (B, T) draws slot t of row i; without them the likeliest token is taken.
-    -> tokens, mask, logps, entropy (B, T), lengths (B,)"""
+    """Sample completions of prompts (B, W), as the scripts' rollout does. No environment uses the
+    problems. uniforms[i, t] (B, T) draws slot t of row i; without uniforms, the most likely token
+    is taken. -> tokens, mask, logps, entropy (B, T), lengths (B,)"""
     T = cfg.max_completion_length
-    has_graph = prompts.is_cuda and T > 1           # one token takes no step
+    has_graph = prompts.is_cuda and T > 1           # start() samples the first token without a step
     graphs = GRAPHS.setdefault(model, {}) if has_graph else {}
 
     # a graph depends on all of these
@@ -202,7 +205,7 @@ def rollout(model, prompts, problems, cfg, uniforms=None):
     weights = tuple(weight.data_ptr() for weight in model.parameters())
     end = sys.modules[type(model).__module__].EOS
     B, W = prompts.shape
-    # What dynamic sampling adds to a batch has fewer rows, and takes the graph of the batch.
+    # Dynamic sampling adds groups to a batch. They have fewer rows, and use the graph of the batch.
     is_batch = cfg.num_prompts * cfg.num_generations == B
     key = ("a batch" if is_batch else B,
            W, T, cfg.temperature, cfg.kernel, uniforms_dtype, end, weights)

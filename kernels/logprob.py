@@ -1,4 +1,4 @@
-"""Log-probability, ratio and entropy of sampled tokens, from one reading of the logits.
+"""Log-probability, ratio and entropy of sampled tokens, computed in one pass over the logits.
 
 For V logits x, a temperature tau and a sampled token a, let y = x / tau and p = softmax(y). Then
 
@@ -6,19 +6,19 @@ For V logits x, a temperature tau and a sampled token a, let y = x / tau and p =
   ratio   = exp(logp - old_logp)                                                        (2)
   entropy = -sum_j p_j ln p_j                                                           (3)
 
-The entropy is in nats. Without an old_logp, logp takes its place, and the ratio is 1.
+The entropy is in nats. Without an old_logp, logp replaces it, and the ratio is 1.
 
-The scripts take logp and entropy from here, and compute (2) themselves: where a loss needs the
-ratio it is one exp of B x T numbers, not of B x T x V; GSPO's is a mean over a sequence; and pi_old
-would have to be passed through the scoring. The ratio is here for a loss of your own: `logprob`
-returns it with its gradient.
+The scripts use logp and entropy from this file, but compute (2) themselves, for three reasons: in a
+loss, the ratio is only one exp of B x T numbers, not of B x T x V; GSPO's ratio is a mean over a
+sequence; and pi_old would have to be passed through the scoring. `logprob` returns the ratio with
+its gradient so that you can use it in your own loss.
 
-`logprob_torch` computes these equations as they stand. It makes several tensors as large as the
-logits, each of which is written and read again. The kernels below it keep a few sums for each row
-instead, and read the logits once; the gradient needs them once more.
+`logprob_torch` computes these equations as they are written. It makes several tensors as large as
+the logits, and each of them is written and read again. The kernels avoid this: they keep a few sums
+for each row, and read the logits once. The gradient reads them once more.
 
 Forward. A GPU has an instruction for powers of 2. Let m be the largest logit and
-z_j = (x_j - m) log2(e) / tau. To subtract m does not change p; it makes all z_j at most 0, so that
+z_j = (x_j - m) log2(e) / tau. Subtracting m does not change p, but it makes all z_j at most 0, so
 no power of 2 overflows. The kernel sums
 
   S       = sum_j 2^z_j                                                                 (4)
@@ -29,8 +29,8 @@ Then p_j = 2^z_j / S and ln p_j = ln(2) (z_j - log2 S), so that (1) and (3) beco
   logp    = ln(2) (z_a - log2 S)                                                        (6)
   entropy = ln(2) (log2 S - E / S)                                                      (7)
 
-The largest logit is known only at the end of the row, so m is the largest so far. When it rises to
-m', all z_j change by d = (m - m') log2(e) / tau, which is at most 0, and the sums become
+The largest logit is known only at the end of the row, so m is the largest logit so far. When it
+rises to m', all z_j change by d = (m - m') log2(e) / tau, which is at most 0, and the sums become
 
   S'      = 2^d S                                                                       (8)
   E'      = 2^d (E + d S)                                                               (9)
@@ -38,20 +38,21 @@ m', all z_j change by d = (m - m') log2(e) / tau, which is at most 0, and the su
 The same two equations merge the sums over different parts of a row. So each thread has its own m, S
 and E until the last logit, and the loop over the logits needs no barrier.
 
-Backward. The derivative of ln p_k by y_j is 1[k = j] - p_j. That of the ratio is the ratio times
-that of logp, and that of the entropy is -p_j (entropy + ln p_j). If g_logp, g_ratio and g_entropy
-are the derivatives of the loss by (1), (2) and (3), then
+Backward. The derivative of ln p_k with respect to y_j is 1[k = j] - p_j. The derivative of the
+ratio is the ratio times the derivative of logp, and the derivative of the entropy is
+-p_j (entropy + ln p_j). If g_logp, g_ratio and g_entropy are the derivatives of the loss with
+respect to (1), (2) and (3), then
 
   G       = g_logp + g_ratio ratio                                                     (10)
   dL/dx_j = (1[j = a] G - p_j (G + g_entropy (entropy + ln p_j))) / tau                (11)
 
-Backward computes p_j again from m and S, two numbers for each row that forward keeps.
+Backward computes p_j again from m and S, the two numbers for each row that forward keeps.
 
 Cost. Memory sets the limit: forward reads V logits for each row, backward reads V and writes V. At
-that speed an H200 has time for about 14 instructions per bf16 logit. Compiled for it,
-the loops take 10.2 forward and 11.5 backward. They are short because 2^z does not treat denormal
-numbers with care, as exp does, because there is one maximum, so one power, per logit, and because
-a load has 128 bits.
+that speed an H200 has time for about 14 instructions per bf16 logit. Compiled for an H200, the
+loops take 10.2 instructions per logit forward and 11.5 backward. They are short for three reasons:
+unlike exp, 2^z takes no special care of denormal numbers; there is one maximum, so one power, per
+logit; and a load has 128 bits.
 """
 from __future__ import annotations
 
@@ -67,27 +68,28 @@ import torch
 try:
     import triton
     import triton.language as tl
-except ImportError:         # there is no Triton for this system: logprob is logprob_torch
+except ImportError:         # without Triton, logprob calls logprob_torch
     triton = None
 
-# Shapes: logits (B, T, V), N = B * T rows. A program of the GPU works on ROWS rows, in steps of one
-# tile of K x ROWS x LANES x VEC logits. VEC neighbours are one load, LANES threads stand side by
-# side on a row, and each thread does K loads. Sums over K and VEC stay within a thread.
+# Shapes: logits (B, T, V), N = B * T rows. A program of the GPU works on ROWS rows, one tile of
+# K x ROWS x LANES x VEC logits at a time. One load reads VEC adjacent logits, LANES threads work
+# next to each other on a row, and each thread does K loads. Sums over K and VEC stay in a thread.
 
 THREADS = 128           # threads of a program, which share a tile
-PER_THREAD = 32         # logits of a tile that each thread has in registers, which are few
+PER_THREAD = 32         # logits of a tile per thread; they are in registers, which are few
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-# Triton does not compile a kernel anew for other values of these arguments. V and the strides are
-# divided by VEC when passed, and multiplied in the kernel: so the compiler knows what is aligned.
+# Triton does not recompile a kernel for new values of these arguments. V and the strides are
+# divided by VEC when passed, and multiplied by VEC in the kernel. This tells the compiler what is
+# aligned.
 SIZES = ["N", "T", "V", "stride_b", "stride_t", "grad_b", "grad_t"]
 
 
 # ---- 1. the definition -----------------------------------------------------------------------
 
 class Exp(torch.autograd.Function):
-    """exp, with gradient 0 where the loss does not use the result. If the result has overflowed,
-    torch.exp would multiply 0 with inf there, which is nan."""
+    """exp with gradient 0 wherever the loss does not use the result. If such a result overflows,
+    the gradient of torch.exp is 0 * inf, which is nan."""
 
     @staticmethod
     def forward(ctx, x):
@@ -102,9 +104,9 @@ class Exp(torch.autograd.Function):
 
 
 def logprob_torch(logits, tokens, old_logps=None, temperature=1.0):
-    """Returns logps, ratio and entropy, (...) each, in fp32 or fp64, differentiable in the logits.
+    """Compute logps, ratio and entropy, (...) each, in fp32 or fp64, differentiable in the logits.
 
-    The logits are (..., V), the tokens (...), old_logps (...) or None. Padding (token < 0) has
+    The logits are (..., V), the tokens (...), and old_logps (...) or None. Padding (token < 0) has
     logp 0, ratio 1, entropy 0 and no gradient, whatever its logits are.
     """
     is_token = tokens >= 0                                                  # (...)
@@ -129,7 +131,7 @@ def logprob_torch(logits, tokens, old_logps=None, temperature=1.0):
 # ---- 2. the kernels --------------------------------------------------------------------------
 
 def jit(kernel):
-    """Returns the kernel as Triton compiles it; without Triton, the function as it is."""
+    """Let Triton compile a kernel. Without Triton, return the function unchanged."""
     if triton is None:
         return kernel
     return triton.jit(kernel, do_not_specialize=SIZES)
@@ -140,7 +142,7 @@ def forward_kernel(
         logits, tokens, old_logps, out_logps, out_ratio, out_entropy, out_m, out_S,
         N, T, V, stride_b, stride_t, scale, ON_POLICY: tl.constexpr,
         K: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr):
-    """Reads logits (B, T, V) once and writes the five outputs, (N,) each."""
+    """Read logits (B, T, V) once and write the five outputs, (N,) each."""
     LN2: tl.constexpr = 0.6931471805599453
     scale = tl.cast(scale, tl.float32)          # log2(e) / tau; a Python float may arrive as fp64
 
@@ -148,11 +150,11 @@ def forward_kernel(
     n = tl.program_id(0) * ROWS + tl.arange(0, ROWS)                        # (ROWS,)
     token = tl.load(tokens + n, n < N, -1).to(tl.int32)                     # (ROWS,)
     is_token = token >= 0
-    # in 64 bits, since the product of two int32 may be too large for one
+    # in 64 bits, because the product of two int32 can be too large for an int32
     b = (n // T).to(tl.int64)
     t = (n % T).to(tl.int64)
     row = logits + (b * stride_b + t * stride_t) * VEC                      # (ROWS,) pointers
-    row_length = tl.where(is_token, V, 0) * VEC         # of padding, nothing is read
+    row_length = tl.where(is_token, V, 0) * VEC         # 0: padding is not read
 
     # the sums over the logits that each thread reads
     lane = tl.arange(0, LANES)[None, None, :, None]                         # (1, 1, LANES, 1)
@@ -183,11 +185,11 @@ def forward_kernel(
     row_E = tl.sum(tl.exp2(d) * (E + d * S), 1)                             # (ROWS,)  eq. (9)
     row_S = tl.sum(tl.exp2(d) * S, 1)                                       # (ROWS,)  eq. (8)
 
-    # the outputs; a token outside the vocabulary gets nan, not what happens to lie behind the row
+    # the outputs; a token outside the vocabulary gets nan, not the number in memory after the row
     x = tl.load(row + token, is_token & (token < V * VEC), float("nan")).to(tl.float32)
     log2_S = tl.log2(row_S)
     logp = LN2 * ((x - row_m) * scale - log2_S)                             # (ROWS,)  eq. (6)
-    logp = tl.where(logp > 0, 0.0, logp)        # rounding may make it 1e-7; nan stays nan
+    logp = tl.where(logp > 0, 0.0, logp)        # rounding may give 1e-7; nan stays nan
     entropy = LN2 * (log2_S - row_E / row_S)                                # (ROWS,)  eq. (7)
     entropy = tl.where(entropy < 0, 0.0, entropy)
     old_logp = logp if ON_POLICY else tl.load(old_logps + n, is_token, 0.0)
@@ -204,7 +206,7 @@ def backward_kernel(
         logits, tokens, ratio, entropy, m, S, g_logps, g_ratio, g_entropy, grad,
         N, T, V, stride_b, stride_t, grad_b, grad_t, scale,
         K: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr):
-    """Reads logits (B, T, V) once and writes their gradient (B, T, V), perhaps over them."""
+    """Read logits (B, T, V) once and write their gradient (B, T, V), which may overwrite them."""
     LN2: tl.constexpr = 0.6931471805599453
     scale = tl.cast(scale, tl.float32)          # log2(e) / tau; scale * LN2 is 1 / tau
 
@@ -217,11 +219,11 @@ def backward_kernel(
     row = logits + (b * stride_b + t * stride_t) * VEC                      # (ROWS,) pointers
     grad_row = grad + (b * grad_b + t * grad_t) * VEC                       # (ROWS,) pointers
     row_length = tl.where(is_token, V, 0) * VEC
-    grad_length = tl.where(n < N, V, 0) * VEC           # the gradient of padding is written, too: 0
+    grad_length = tl.where(n < N, V, 0) * VEC           # padding gets gradients of 0
 
-    # the derivatives of the loss by the outputs of each row, (ROWS,) each
+    # the derivatives of the loss with respect to the outputs of each row, (ROWS,) each
     g_r = tl.load(g_ratio + n, is_token, 0.0)
-    g_r = tl.where(g_r == 0, 0.0, g_r * tl.load(ratio + n, is_token, 0.0))      # 0 * inf: 0 here
+    g_r = tl.where(g_r == 0, 0.0, g_r * tl.load(ratio + n, is_token, 0.0))      # 0 * inf is nan
     G = tl.load(g_logps + n, is_token, 0.0) + g_r                           # (ROWS,)  eq. (10)
     g_H = tl.load(g_entropy + n, is_token, 0.0)
     row_S = tl.load(S + n, is_token, 1.0)
@@ -234,7 +236,7 @@ def backward_kernel(
     c1 = (c1 / row_S * scale * LN2)[None, :, None, None]
     row_m = tl.load(m + n, is_token, 0.0)[None, :, None, None]
 
-    # the gradient by each logit
+    # the gradient with respect to each logit
     lane = tl.arange(0, LANES)[None, None, :, None]                         # (1, 1, LANES, 1)
     load = tl.arange(0, K)[:, None, None, None] * (LANES * VEC)             # (K, 1, 1, 1)
     offset = load + tl.arange(0, VEC)[None, None, None, :]                  # (K, 1, 1, VEC)
@@ -252,12 +254,12 @@ def backward_kernel(
         tl.store(grad_pointer, dx, offset < grad_length[None, :, None, None] - first)
 
 
-# ---- 3. how they are launched ----------------------------------------------------------------
+# ---- 3. launching the kernels ----------------------------------------------------------------
 
 def tile(V, itemsize, *steps):
-    """Returns the shape of a tile by a fixed rule, for rows of V logits that begin at multiples of
-    `steps`."""
-    vec = math.gcd(16 // itemsize, V, *steps)           # 128 bits, where every row is aligned
+    """Choose the shape of a tile, by a fixed rule, for rows of V logits that begin at multiples of
+    `steps`. -> dict"""
+    vec = math.gcd(16 // itemsize, V, *steps)           # 128 bits, if every row is aligned
     threads = triton.next_power_of_2(triton.cdiv(V, PER_THREAD))
     lanes = min(THREADS, threads)                       # several short rows share a tile
     loads = triton.next_power_of_2(triton.cdiv(V, lanes * vec))
@@ -266,20 +268,21 @@ def tile(V, itemsize, *steps):
 
 
 def launch(kernel, logits, others, strides, temperature, **constants):
-    """Run a kernel on all rows of logits (B, T, V); `others` are its other tensors, in order."""
+    """Run a kernel on all rows of logits (B, T, V). `others` are the kernel's other tensors, in the
+    order of its arguments."""
     B, T, V = logits.shape
     shape = tile(V, logits.element_size(), logits.storage_offset(), *strides)
     sizes = [size // shape["VEC"] for size in (V, *strides)]
     scale = math.log2(math.e) / temperature
     num_programs = triton.cdiv(B * T, shape["ROWS"])
     with torch.cuda.device_of(logits):          # a kernel runs on the current device
-        kernel[(num_programs,)](                # the first axis of the grid: others end at 65,535
+        kernel[(num_programs,)](                # on the grid's first axis; others end at 65,535
             logits, *others, B * T, T, *sizes, scale, **constants, **shape,
             num_warps=THREADS // 32, enable_fp_fusion=True)
 
 
 def run_forward(logits, tokens, old_logps, temperature):
-    """Returns logps, ratio, entropy, m and S, (N,) each, of logits (B, T, V) and tokens (N,)."""
+    """Compute logps, ratio, entropy, m and S, (N,) each, from logits (B, T, V) and tokens (N,)."""
     N = len(tokens)
     logps, ratio, entropy, m, S = (logits.new_empty(N, dtype=torch.float32) for _ in range(5))
     on_policy = old_logps is None
@@ -293,16 +296,18 @@ def run_forward(logits, tokens, old_logps, temperature):
 
 
 def run_backward(logits, others, grad, temperature):
-    """Write the gradient by the logits (B, T, V) to grad (B, T, V), which may be the logits.
-    `others` are the arguments (N,) of backward_kernel, from the tokens to g_entropy."""
+    """Write the gradient with respect to the logits (B, T, V) to grad (B, T, V). It may be the same
+    tensor as the logits. `others` are the arguments (N,) of backward_kernel, from the tokens to
+    g_entropy."""
     if grad.numel() > 0:
         strides = (*logits.stride()[:2], *grad.stride()[:2])
         launch(backward_kernel, logits, (*others, grad), strides, temperature)
 
 
 class LogProb(torch.autograd.Function):
-    """What autograd knows. Returns logps, ratio and entropy, (N,) each, of logits (B, T, V), whose
-    last stride is 1, tokens (N,) and old_logps (N,) or None."""
+    """The kernels as a function that autograd can differentiate. Its outputs are logps, ratio and
+    entropy, (N,) each. Its inputs are logits (B, T, V) with last stride 1, tokens (N,), and
+    old_logps (N,) or None."""
 
     @staticmethod
     def forward(ctx, logits, tokens, old_logps, temperature, inplace):
@@ -322,26 +327,26 @@ class LogProb(torch.autograd.Function):
         else:
             grad = torch.empty_like(logits, memory_format=torch.contiguous_format)
         run_backward(logits, (*saved, *gradients), grad, ctx.temperature)
-        if ctx.inplace:         # whoever still needs the logits gets the error message of autograd
+        if ctx.inplace:         # if other code still needs the logits, autograd raises an error
             torch.autograd.graph.increment_version(logits)
         return grad, None, None, None, None
 
 
-# ---- 4. what is called -----------------------------------------------------------------------
+# ---- 4. the functions that others call -------------------------------------------------------
 
 NEEDS = "triton, a GPU of compute capability 8.0, a C compiler and Python.h"
 
 
 @functools.cache
 def can_compile():
-    """Whether there is what Triton compiles its launchers with, on the machine of a run. -> bool"""
+    """Whether this machine has what Triton needs to compile its launchers. -> bool"""
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     header = Path(sysconfig.get_path("include", "posix_prefix"), "Python.h")
     return bool(compiler) and header.is_file()
 
 
 def can_run(device):
-    """Whether the kernels run on a device: whether there is what they need. -> bool"""
+    """Whether the kernels can run on a device. -> bool"""
     if triton is None:
         return False
     if not isinstance(forward_kernel, triton.JITFunction):      # TRITON_INTERPRET=1: any device
@@ -352,19 +357,19 @@ def can_run(device):
 
 
 def logprob(logits, tokens, old_logps=None, temperature=1.0, inplace=False):
-    """Returns logps, ratio and entropy, (...) each, in fp32, of softmax(logits / temperature). All
+    """Compute logps, ratio and entropy, (...) each, in fp32, of softmax(logits / temperature). All
     three are differentiable in the logits (..., V); the tokens are (...).
 
-    old_logps (...) are constants. None stands for logps as they are now: the ratio is 1, and has a
+    old_logps (...) are constants. None stands for the current logps: the ratio is 1, but it has a
     gradient. Padding (token < 0) is not read; it has logp 0, ratio 1, entropy 0 and gradient 0.
-    With inplace=True the gradient overwrites the logits, so nothing else may need them. Where the
-    kernels do not run (see `can_run`), and for other dtypes than DTYPES, it is logprob_torch.
+    With inplace=True the gradient overwrites the logits, so nothing else may need them. If the
+    kernels cannot run (see `can_run`), or the dtype is not in DTYPES, logprob_torch computes it.
     """
     for name, rows in (("tokens", tokens), ("old_logps", old_logps)):
         if rows is not None and rows.shape != logits.shape[:-1]:
             raise ValueError(f"{name} {tuple(rows.shape)} for logits {tuple(logits.shape)}: need "
-                             "one per row")
-    if not temperature > 0:                     # true of nan, too
+                             "one number per row")
+    if not temperature > 0:                     # nan fails here, too
         raise ValueError(f"temperature={temperature}: must be > 0; the limit 0 is argmax")
     if inplace and not logits.is_contiguous():
         raise ValueError(f"inplace=True, but strides {logits.stride()} may share memory: "
@@ -383,8 +388,9 @@ def logprob(logits, tokens, old_logps=None, temperature=1.0, inplace=False):
 
 
 def applies(kernel, logits):
-    """Whether Triton computes the log-probabilities of these logits: --kernel "triton" wants it,
-    "auto" on CUDA. ValueError for another name than these and "torch", or if it cannot run here."""
+    """Whether Triton computes the log-probabilities of these logits: always with --kernel triton,
+    and on CUDA with auto. Raises ValueError if Triton cannot run here, or for a kernel that isn't
+    auto, torch or triton. -> bool"""
     if kernel == "triton" and not can_run(logits.device):
         raise ValueError(f"--kernel triton: on {logits.device}: needs {NEEDS}; use torch")
     if kernel not in ("auto", "torch", "triton"):
@@ -395,7 +401,7 @@ def applies(kernel, logits):
 
 
 def logprobs(logits, tokens, temperature):
-    """Log-probability of each token and entropy of softmax(logits / temperature), differentiable.
-    (..., V), (...) -> (...), (...)"""
+    """Compute the log-probability of each token, and the entropy, under softmax(logits /
+    temperature). Both are differentiable. (..., V), (...) -> (...), (...)"""
     logps, _, entropy = logprob(logits, tokens, temperature=temperature)
     return logps, entropy

@@ -1,28 +1,31 @@
-"""What happens in a run: observers, trackers, the report page, and how to ask the policy."""
+"""Follow a run with observers and trackers, draw its report page, and ask its policy."""
 import argparse
 import signal
 
 import common
 
-# how a command is run: in a clone, or after pip install
+# how messages say to run a command: in a clone, or after pip install
 COMMAND = "readable-rl" if common.HERE.name == "readable_rl" else "python -m"
 
 
 def start(main):
-    """Run a command. If nobody reads its output any more (| head -1), it ends without a word."""
+    """Run a command. If its output is cut off (| head -1), it ends without an error message."""
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     main()
 
 
-def parser(told):
-    """What reads the words of a command: --help says what it is told, a mistake is one line."""
-    made = argparse.ArgumentParser(description=told, allow_abbrev=False,
-                                   formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.error = common.fail
-    return made
+def parser(description):
+    """Make a parser of a command's arguments. --help prints the description, and a mistake in the
+    arguments is reported in one line. -> ArgumentParser"""
+    argument_parser = argparse.ArgumentParser(
+        description=description, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter)
+    argument_parser.error = common.fail
+    return argument_parser
 
 
 def escape(text):
-    """The text on one line, so that no control character of a completion reaches the terminal."""
+    """Write a text on one line of printable ASCII. No control character in a completion may reach
+    the terminal. -> str"""
     return text.encode("unicode_escape").decode()

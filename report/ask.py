@@ -1,8 +1,9 @@
 """Ask the trained policy of a run: python -m report.ask RUN "((3+4)*2)=" prints its greedy answer.
 
-A prompt may be any text that is short enough, but only those of the task make sense. Where the task
-has an environment, what this responds is part of the answer; of a table that no prompt shows, it
-knows only the one that belongs to the example which the run proposed at its end.
+A prompt may be any text that is short enough, but only prompts of the task make sense. If the task
+has an environment, its responses are part of the answer. Some environments look things up in a
+table that the prompt doesn't show. This command has such a table only for one prompt: the example
+that the run printed at its end.
 """
 import json
 import sys
@@ -14,14 +15,14 @@ import common
 from report import escape, parser, start
 from report.page import import_script
 
-# One prompt needs no accelerator, and a reward is not asked for.
-ASKED = {"device": "cpu", "kernel": "auto", "reward": "accuracy", "curriculum": False}
+# These replace flags of the run: one prompt needs no GPU, and a question has no reward.
+FLAGS = {"device": "cpu", "kernel": "auto", "reward": "accuracy", "curriculum": False}
 
 
 def read_run(folder):
-    """The script of a run, or the one that its example changes, and its flags as they are needed to
-    answer; those that the script does not have are left out. Exits with one line if the folder is
-    no run's. -> module, Config"""
+    """Read which script made a run, and with which flags. If an example made it that changes a
+    script, returns this script. FLAGS replace some flags, and flags that the Config doesn't have
+    are left out. Exits with one line if the folder contains no run. -> module, Config"""
     name, flags = common.read_config(folder)
     try:
         config_class = import_script(name).Config
@@ -30,40 +31,41 @@ def read_run(folder):
     flags = {name: flags[name] for name in flags if name in config_class.__dataclass_fields__}
     modules = [sys.modules[part.__module__] for part in config_class.__mro__]
     script = next(module for module in modules if hasattr(module, "complete"))
-    return script, config_class(**flags | ASKED)
+    return script, config_class(**flags | FLAGS)
 
 
 def load_policy(folder, script, cfg, name="checkpoint.pt"):
-    """The policy of the last checkpoint, or of base.pt. Exits with one line if it has none."""
+    """Load the policy from the last checkpoint, or the base from "base.pt". Exits with one line if
+    the file is missing. -> GPT"""
     policy = script.GPT(cfg)
     common.load_policy(policy, Path(folder, name))
     return policy
 
 
 def write_run(folder, script, flags, policy):
-    """Write a run folder, for --init_from: a policy, then the flags that say which shape it has."""
+    """Write a run folder for --init_from: a policy, then the flags, which contain its sizes."""
     record = {"script": script, "torch": torch.__version__, "config": flags}
     common.write(folder / "checkpoint.pt", {"policy": policy.state_dict()})
     common.write(folder / "config.json", json.dumps(record, indent=2))
 
 
 def example(task):
-    """The held-out problem that a run proposes to ask. -> Problem"""
+    """Draw the held-out problem that a run prints as an example at its end. -> Problem"""
     return common.sample_problems(task, 1, "example", "test")[0]
 
 
 def check_prompt(prompt, width):
-    """Exits with one line for a prompt that is longer than the width, or that no task has."""
+    """Exit with one line if a prompt is longer than `width`, or is not in ASCII."""
     if not prompt.isascii():
-        common.fail(f"the prompt {prompt!a} is not in ASCII, as those of all tasks are")
+        common.fail(f"the prompt {prompt!a} is not in ASCII; prompts of all tasks are in ASCII")
     if len(prompt) > width:
-        common.fail(f"the prompt {prompt!a} has {len(prompt)} characters; those of this task have "
-                    f"at most {width}")
+        common.fail(f"the prompt {prompt!a} has {len(prompt)} characters; prompts of this task "
+                    f"have at most {width}")
 
 
 def problem_of(task, prompt):
-    """The problem that a prompt poses; of several tasks, one with an environment gets it, if there
-    is one. -> Problem"""
+    """Make a problem of a prompt. In a mix, it is a problem of the first task that has an
+    environment, or else of the first task. -> Problem"""
     if prompt == example(task).prompt:
         return example(task)
     parts = getattr(task, "parts", {task.name: task})
@@ -72,11 +74,11 @@ def problem_of(task, prompt):
 
 
 def answer(folder, prompt):
-    """What the policy of a run completes a prompt with, greedily. -> str"""
+    """Complete a prompt with the policy of a run, greedily. -> the text of the completion"""
     script, cfg = read_run(folder)
     torch.set_num_threads(1)
     if hasattr(script, "Policy"):                       # pretrained/train.py reads any text
-        task = None if cfg.data else script.load_task(cfg)      # which may respond
+        task = None if cfg.data else script.load_task(cfg)      # it may have an environment
         problem = problem_of(task, prompt) if task else common.Problem(prompt, answer="")
         policy = script.Policy(script.models.last_checkpoint(folder) or cfg.model, cfg)
     else:
@@ -88,12 +90,12 @@ def answer(folder, prompt):
 
 
 def main(argv=None):
-    words = parser(__doc__)
-    words.add_argument("run", metavar="RUN", help="run folder")
-    words.add_argument("prompt", metavar="PROMPT", help="such as the prompts that the task has")
-    args = words.parse_args(argv)
+    arguments = parser(__doc__)
+    arguments.add_argument("run", metavar="RUN", help="run folder")
+    arguments.add_argument("prompt", metavar="PROMPT", help="a prompt of the run's task")
+    args = arguments.parse_args(argv)
     if not args.prompt:
-        common.fail("the prompt is empty; say what to answer")
+        common.fail("the prompt is empty; write one, such as '((3+4)*2)='")
     print(escape(answer(args.run, args.prompt)))
 
 

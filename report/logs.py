@@ -6,14 +6,15 @@ from pathlib import Path
 
 
 def read_summary(folder):
-    """The scores of base and trained policy, and the times. -> dict; None before the run's end"""
+    """Read the scores of the base and of the trained policy, and the times.
+    -> dict, or None if the run has not ended"""
     path = Path(folder, "summary.json")
     return loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def read_log(folder, name, *keys):
-    """The records of NAME.jsonl that have these keys; [] without such a log. Lines that are no
-    record, such as the half of one that a kill left, are skipped. -> list of dicts"""
+    """Read the records of NAME.jsonl that have these keys. Lines that aren't JSON objects are
+    skipped: a killed run may end in half a line. -> list of dicts, empty if there is no such log"""
     path = Path(folder, f"{name}.jsonl")
     text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     records = []
@@ -26,11 +27,11 @@ def read_log(folder, name, *keys):
 
 
 def loads(text):
-    """json.loads, in which NaN and infinities become None, as a browser's JSON lacks them."""
+    """Read JSON, with None for NaN and infinities, because a browser cannot read those."""
     return json.loads(text, parse_constant=finite, parse_float=finite)
 
 
 def finite(number):
-    """The number, or the digits of one, as a float; None if it is not finite, as 1e999."""
+    """Convert a number or its digits to a float. None if it isn't finite, such as 1e999."""
     number = float(number)
     return number if math.isfinite(number) else None

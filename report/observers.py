@@ -1,10 +1,11 @@
-"""What looks at a run where this file is there: metrics of difficulties, samples, answers, warnings
-and the report. An observer of your own goes into `observers`. It has some of these methods:
+"""Observers of a run: they log metrics, samples and answers, print warnings, and write the report.
+A run uses them if this file is present. To add your own, put it into the list in `observers`. An
+observer has some of these methods:
 
-  start(run)                            the policy is the base, also of a resumed run
-  evaluate(run, scores)                 the base was evaluated, or the policy after a step
-  step(run, batch, advantages, metrics) before the metrics of a step are logged; it may add some
-  finish(run, summary)                  `summary` has the scores of "base" and "trained"
+  start(run)                            called first; the policy is the base, even in a resumed run
+  evaluate(run, scores)                 called with the scores of the base, or of a later policy
+  step(run, batch, advantages, metrics) called before a step's metrics are logged; may add some
+  finish(run, summary)                  called last; summary["base"] and ["trained"] are scores
 """
 import importlib
 import json
@@ -21,37 +22,37 @@ from tasks.scores import part_of
 
 
 def observers(cfg):
-    """Those of a run. -> list"""
-    found = [Metrics(), Samples(), Answers(), Warnings(), Report()]
+    """Create the observers of a run. -> list"""
+    chosen = [Metrics(), Samples(), Answers(), Warnings(), Report()]
     if "model" in cfg.reward.split("+"):
-        found.append(importlib.import_module("tasks.preferences").Trainer())
-    if cfg.report_to != "none":                 # last, so that it sees what the others add
-        found.append(Shown(tracker(cfg.report_to)))
-    return found
+        chosen.append(importlib.import_module("tasks.preferences").Trainer())
+    if cfg.report_to != "none":         # last, so that it gets the metrics that other observers add
+        chosen.append(Tracking(tracker(cfg.report_to)))
+    return chosen
 
 
 # ---- 1. metrics ------------------------------------------------------------------------------
 
 def frontier(batch, task):
-    """Of each difficulty, if there are several: which share of its groups is all wrong, mixed, and
-    all right. -> metrics"""
+    """Compute, for each difficulty, the shares of groups that are all wrong, mixed, or all right.
+    {} if there is only one difficulty. -> metrics"""
     by_level = {}
     for problem, rate in pass_rates(batch):
         if part_of(task, problem).is_judged:
             by_level.setdefault(f"{problem.task}-{problem.difficulty}", []).append(rate)
-    found = {}
+    metrics = {}
     if len(by_level) == 1:
-        return found
+        return metrics
     for name, rates in sorted(by_level.items()):
         wrong = rates.count(0.0) / len(rates)
         right = rates.count(1.0) / len(rates)
-        found |= {f"frontier/{name}/wrong": wrong, f"frontier/{name}/mixed": 1 - wrong - right,
-                  f"frontier/{name}/right": right}
-    return found
+        metrics |= {f"frontier/{name}/wrong": wrong, f"frontier/{name}/mixed": 1 - wrong - right,
+                    f"frontier/{name}/right": right}
+    return metrics
 
 
 class Metrics:
-    """The share of solved groups of each difficulty."""
+    """Adds the metrics of each difficulty."""
 
     def step(self, run, batch, advantages, metrics):
         metrics |= frontier(batch, run.task)
@@ -60,26 +61,26 @@ class Metrics:
 # ---- 2. logs ---------------------------------------------------------------------------------
 
 def is_shown(run):
-    """Whether a step is one whose samples are kept: the first, and those with an evaluation."""
+    """Whether the samples of this step are logged: the first step, and steps with an evaluation."""
     return run.step == 1 or run.step % run.cfg.eval_steps == 0
 
 
 def sample_rows(batch, A):
-    """The group whose rewards differ most: reward, advantage, prompt and text of each completion.
-    -> list of lists, G"""
+    """Describe the group whose rewards differ most: reward, advantage, prompt and text of each of
+    its G completions. -> list of lists"""
     G = batch.rewards.shape[1]
     group = int((batch.rewards.amax(dim=1) - batch.rewards.amin(dim=1)).argmax())
-    found = []
+    rows = []
     for row in range(group * G, group * G + G):
         reward = batch.rewards[group, row % G].item()
         texts = [escape(batch.problems[row].prompt), escape(batch.texts[row])]
-        found.append([round(reward, 3), round(A[row].item(), 3), *texts])
-    return found
+        rows.append([round(reward, 3), round(A[row].item(), 3), *texts])
+    return rows
 
 
 class Samples:
-    """samples.jsonl: four groups of each step that is shown. The best and the worst completion of
-    the group whose rewards differ most are printed."""
+    """Logs four groups of some steps in samples.jsonl, and prints the best and the worst completion
+    of the group whose rewards differ most."""
 
     def step(self, run, batch, advantages, metrics):
         if not is_shown(run):
@@ -93,8 +94,8 @@ class Samples:
             print(f"      {reward:5.2f} {advantage:+5.2f} {prompt}{text}"[:80], flush=True)
 
 
-class Shown:
-    """What a tracker is told. Step 0 is the base."""
+class Tracking:
+    """Sends scores, metrics and samples to a tracker. Step 0 is the base."""
 
     def __init__(self, tracker):
         self.tracker = tracker
@@ -103,7 +104,8 @@ class Shown:
         self.tracker.open(run)
 
     def evaluate(self, run, scores):
-        # At start and end there are samples, too, whose lengths are not those of greedy answers.
+        # The first and the last evaluation also draw samples, whose mean length and think_share
+        # don't belong on the curves of greedy answers. So these two send only accuracies.
         names = [name for name, x in scores.items() if isinstance(x, float)]
         if "pass@1" in scores:
             names = [name for name in names if name == "greedy" or "@" in name]
@@ -120,14 +122,14 @@ class Shown:
 
 
 def per_completion(advantages, mask):
-    """The advantage of each completion, the mean over its tokens. (B,), (B, 1) or (B, T) -> (B,)"""
+    """Average the advantage of each completion over its tokens. (B,), (B, 1) or (B, T) -> (B,)"""
     mask = mask.to(advantages)
     return ((advantages.reshape(len(mask), -1) * mask).sum(dim=1) / mask.sum(dim=1)).cpu()
 
 
 def sample_records(run, batch, A):
-    """The first four groups, as samples.jsonl has them. Their tokens are shaded by a critic's
-    values, or else by the ratio pi / pi_old. -> list of dicts"""
+    """Make the records of samples.jsonl for the first four groups. The report shades their tokens
+    by a critic's values or, without a critic, by the ratio pi / pi_old. -> list of dicts"""
     G = batch.rewards.shape[1]
     first = slice(0, 4 * G)
     shade = batch.values
@@ -157,10 +159,10 @@ def sample_records(run, batch, A):
 
 
 class Answers:
-    """greedy.jsonl, what the policy answers to the same held-out problems whenever it is evaluated,
-    and evaluation.jsonl, what the base and the trained policy did, side by side."""
+    """Logs the greedy answers to a fixed set of held-out problems: in greedy.jsonl at every
+    evaluation, and in evaluation.jsonl those of the base next to those of the trained policy."""
 
-    examples = ()                   # of the last evaluation; a resumed run may have none
+    examples = ()                   # from the last evaluation; a resumed run may not have one
 
     def evaluate(self, run, scores):
         self.examples = scores.pop("examples", [])
@@ -179,47 +181,49 @@ class Answers:
         common.write(run.folder / "evaluation.jsonl", "".join(lines))
 
 
-# ---- 3. what a person is told ----------------------------------------------------------------
+# ---- 3. warnings and the report --------------------------------------------------------------
 
 class Warnings:
-    """Says, once in a run, what shows that learning cannot work."""
+    """Prints a warning, once in a run, if a metric shows that learning cannot work."""
 
     def __init__(self):
-        self.said = set()
+        self.printed = set()
 
-    def say(self, message):
-        if message not in self.said:
+    def warn(self, message):
+        if message not in self.printed:
             print(f"warning: {message}", flush=True)
-            self.said.add(message)
+            self.printed.add(message)
 
     def start(self, run):
         is_auto = run.cfg.device == "cuda" and run.cfg.kernel == "auto" and common.kernels
         if is_auto and not common.kernels.can_run("cuda"):
-            self.say(f"torch stands in for Triton, which needs {common.kernels.NEEDS}")
+            self.warn(f"using torch instead of Triton, which needs {common.kernels.NEEDS}")
 
     def evaluate(self, run, scores):
         if run.step == 0 and scores.get("pass@1") == 0:
             better = "another --model" if hasattr(run.cfg, "model") else "more --base_steps"
-            self.say(f"no sample of the base is right: try {better}, or easier tasks")
+            self.warn(f"no sample of the base is right: try {better}, or an easier task")
 
     def step(self, run, batch, advantages, metrics):
         for message in warnings(metrics, getattr(run.cfg, "sampler_lag", 0) > 0,
                                 getattr(run.cfg, "dtype", "float32")):
-            self.say(message)
+            self.warn(message)
 
 
 def warnings(metrics, has_lag=False, dtype="float32"):
-    """Yield a sentence for each thing in a step that shows why learning cannot work. has_lag: the
-    samples come from older weights on purpose. dtype: of products, which round."""
-    is_equal = metrics["signal"] == 0 and "teacher_kl" not in metrics   # who rewards each token
-    if is_equal and metrics.get("accuracy", 0) < 0.5:
-        yield "no group has signal: raise --num_generations, or take a better base"
+    """Yield a warning for each metric of a step that shows why learning cannot work. `has_lag`
+    means that the samples come from older weights on purpose; `dtype` is the precision of matrix
+    products, which decides how far they round."""
+    # a teacher rewards each token, so it needs no group with signal
+    has_no_signal = metrics["signal"] == 0 and "teacher_kl" not in metrics
+    if has_no_signal and metrics.get("accuracy", 0) < 0.5:
+        yield "no group has signal: raise --num_generations, or use a better base"
     if metrics["completions/clipped_ratio"] > 0.5:
         yield "most completions are truncated: raise --max_completion_length"
     if metrics.get("entropy", 1) < 0.005 and metrics.get("accuracy", 1) < 0.9:
         yield "entropy has collapsed: lower --learning_rate, or raise --entropy_coef"
     if metrics.get("rewards/chosen", 0) < 0:
-        yield "chosen answers lose probability, too: try a lower --learning_rate"
+        yield "chosen answers become less likely, too: try a lower --learning_rate"
     is_corrected = "sampling/importance_sampling_ratio/mean" in metrics
     difference = metrics.get("sampling/sampling_logp_difference/mean", 0)
     if has_lag:
@@ -227,14 +231,14 @@ def warnings(metrics, has_lag=False, dtype="float32"):
     if not is_corrected and metrics.get("sampling/sampling_logp_difference/max", 0) > 1e-3:
         yield "the first ratio is not 1: try --kernel torch"
     if not is_corrected and difference > 0.01:
-        yield "sampler and trainer differ: --importance_sampling_correction truncate"
+        yield "sampler and trainer differ: try --importance_sampling_correction truncate"
     if is_corrected and difference > {"float32": 0.02}.get(dtype, 0.1):
-        yield (f"sampler and trainer differ by {difference:.2g} nats a token, more than rounding "
-               "does: try --engine transformers, or --dtype float32")
+        yield (f"sampler and trainer differ by {difference:.2g} nats per token, more than rounding "
+               "explains: try --engine transformers, or --dtype float32")
 
 
 class Report:
-    """report.html and curve.png at the end, and how to ask the policy."""
+    """Writes report.html and curve.png at the end, and prints how to ask the policy."""
 
     def finish(self, run, summary):
         for name, function in (("report.html", "write_report"), ("curve.png", "draw_curve")):

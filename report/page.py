@@ -1,9 +1,10 @@
-"""What a run looks like: python -m report.page RUN [RUN ...] writes report.html in the first RUN.
+"""Show runs on a page: python -m report.page RUN [RUN ...] writes report.html in the first RUN.
 
-The page says what happened, and shows scores, curves, samples, and answers to held-out problems,
-and where several runs differ. It needs no network. Every run makes its own report.html and
-curve.png at its end, from config.json, metrics.jsonl, samples.jsonl, evaluation.jsonl and
-summary.json; all but the first may be missing, as after a kill. Only curve.png needs a package.
+The page sums up each run in a sentence, and shows its scores, curves, samples, and answers to
+held-out problems. For several runs, it also shows which flags differ. It needs no network. Every
+run makes its own report.html and curve.png at its end, from config.json, metrics.jsonl,
+samples.jsonl, evaluation.jsonl and summary.json. All of these but config.json may be missing, for
+example because the run was killed. Only curve.png needs a package.
 """
 import dataclasses
 import html
@@ -18,14 +19,14 @@ from report import parser, start
 from report.logs import read_log, read_summary
 
 TEMPLATE = Path(__file__).with_suffix(".html")
-# The panels of curve.png, of which the first four that have numbers are drawn: title -> what is
-# drawn: name in metrics.jsonl -> label.
+# The panels of curve.png: {title: {name in metrics.jsonl: label}}. Only the first four that have
+# numbers are drawn.
 PANELS = {
     "accuracy": {
-        "accuracy": "of the samples trained on",
+        "accuracy": "training samples",
         "eval/greedy": "greedy, held out"},
     "tokens per completion": {
-        "completions/mean_length": "samples",
+        "completions/mean_length": "training samples",
         "eval/mean_length": "greedy, held out"},
     "exploration": {
         "entropy": "entropy (nats)",
@@ -34,44 +35,46 @@ PANELS = {
         "kl": "KL to the base (nats)",
         "eval/kl": "KL to the base (nats), held out",
         "grad_norm": "gradient norm"},
-    "return": {                             # where nothing counts as right or wrong
-        "reward": "reward of the samples trained on",
+    "return": {                             # for tasks in which nothing is right or wrong
+        "reward": "reward of training samples",
         "eval/greedy_return": "greedy, held out"}}
-# What a run is about: the last of these that it has, name in summary.json -> in words.
+# The score that sums up a run is the last of these that it has: {name in summary.json: label}.
 SUBJECTS = {"greedy_return": "greedy return", "greedy": "greedy accuracy"}
 
 
-# ---- 1. what a run left ----------------------------------------------------------------------
+# ---- 1. reading a run ------------------------------------------------------------------------
 
 def import_script(name):
-    """The module of a script, an example or the trainer. ValueError if there is none."""
+    """Import a script, an example or the trainer by its file name. Raises ValueError if there is no
+    such file. -> module"""
     for package in ("", "examples", "pretrained"):
         path = common.HERE / package / name
         if path.name == name and path.suffix == ".py" and path.is_file():
             module = importlib.import_module(f"{package}.{path.stem}".lstrip("."))
             if hasattr(module, "main"):
                 return module
-    raise ValueError(f"{name!a} is no script of this repository")
+    raise ValueError(f"{name!a} is not a script of this repository")
 
 
 def command(name, flags):
-    """What starts such a run: the script, and the flags that are not as it has them. -> str"""
+    """Write the command that starts a run with these flags; it omits defaults. -> str"""
     try:
         script = import_script(name)
     except (ImportError, ValueError):
         return shlex.join(["python", name])
-    words = ["python", script.__name__.replace(".", "/") + ".py"]
+    arguments = ["python", script.__name__.replace(".", "/") + ".py"]
     for field in dataclasses.fields(script.Config):
         value = flags.get(field.name, field.default)
         if isinstance(value, bool) and value != field.default:
-            words.append(f"--{field.name}" if value else f"--no-{field.name}")
+            arguments.append(f"--{field.name}" if value else f"--no-{field.name}")
         elif value != field.default:
-            words += [f"--{field.name}", str(value)]
-    return shlex.join(words)
+            arguments += [f"--{field.name}", str(value)]
+    return shlex.join(arguments)
 
 
 def read_run(folder):
-    """What the report tells of one run. Exits with one line if the folder is no run's. -> dict"""
+    """Collect what the report shows of one run. Exits with one line if the folder contains no run.
+    -> dict"""
     folder = Path(folder)
     script, flags = common.read_config(folder)
     summary = read_summary(folder)
@@ -88,34 +91,36 @@ def read_run(folder):
 
 
 def sentence(summary, metrics):
-    """What happened, in one sentence. -> str"""
+    """Sum up what happened in a run in a sentence or two. -> str"""
     last = max((line["step"] for line in metrics), default=0)
     if summary is None:
-        return f"It was stopped after step {last}, or still runs."
+        return f"The run was stopped after step {last}, or it is still running."
     if summary["steps"] == 0:
-        return "No step was trained."
+        return "The run trained for 0 steps."
     ends = [summary["base"], summary["trained"]]
     rewards = [line["reward"] for line in metrics if line.get("reward") is not None]
     subject = "reward"
     values = [*rewards[:1], *rewards[-1:]]
-    for name, words in SUBJECTS.items():
+    for name, label in SUBJECTS.items():
         if ends[0].get(name) is not None:
-            subject = words
+            subject = label
             values = [end[name] for end in ends]
-    change = " → ".join(f"{value:.3f}" for value in values)
+    change = " to ".join(f"{value:.3f}" for value in values)
     seconds = summary["seconds_total"] - summary["seconds_warm_start"]
-    said = f"{subject} {change} in {summary['steps']} steps, {seconds:.0f} s"
+    text = (f"{subject.capitalize()} went from {change} in {summary['steps']} steps "
+            f"({seconds:.0f} s).")
     before, after = (f"{100 * end.get('think_share', 0):.3g}%" for end in ends)
     if {before, after} != {"0%"}:
-        said += f"; it now thinks before {after} of its answers, at first before {before}"
-    return said[0].upper() + said[1:] + "."
+        text += (f" The policy now thinks before it answers in {after} of its samples; the base "
+                 f"did so in {before}.")
+    return text
 
 
 # ---- 2. report.html --------------------------------------------------------------------------
 
 def embed(data):
-    """JSON inside a script element: ASCII, without any character that could end the element or
-    begin a tag. -> str"""
+    """Write data as JSON for a script element: in ASCII, and without any character that could end
+    the element or begin a tag. -> str"""
     text = json.dumps(data, allow_nan=False)
     for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
@@ -123,25 +128,25 @@ def embed(data):
 
 
 def render(runs):
-    """The page about runs, each a dict of read_run. -> str"""
+    """Fill in the page about some runs, each a dict from read_run. -> HTML, str"""
     configs = [run["config"] for run in runs]
-    flags = []                              # name, whether the runs differ in it, their values
-    for flag in dict.fromkeys(flag for config in configs for flag in config):   # in their order
+    flags = []                              # of each flag: name, whether the runs differ, values
+    for flag in dict.fromkeys(flag for config in configs for flag in config):   # keeps their order
         values = [config.get(flag) for config in configs]
         flags.append([flag, any(value != values[0] for value in values), values])
     title = html.escape(", ".join(run["name"] for run in runs))
     parts = {"TITLE": title.encode("ascii", "xmlcharrefreplace").decode(),
              "DATA": embed({"config": flags, "runs": runs})}
-    # in one pass: what is filled in may hold such marks
+    # in one pass, because the title and the data may contain {{DATA}} themselves
     template = TEMPLATE.read_text(encoding="utf-8")
     return re.sub(r"\{\{(TITLE|DATA)\}\}", lambda mark: parts[mark[1]], template)
 
 
 def write_report(folder, *others):
-    """Write the report on these runs to report.html in the first folder. -> its path"""
+    """Write the report on some runs to report.html in the folder of the first one. -> its path"""
     folders = [Path(path) for path in (folder, *others)]
     runs = [read_run(path) for path in folders]
-    if len({run["name"] for run in runs}) < len(runs):  # several have one name
+    if len({run["name"] for run in runs}) < len(runs):  # two runs have the same name
         for path, run in zip(folders, runs):
             run["name"] = str(path)
     path = folders[0] / "report.html"
@@ -152,7 +157,8 @@ def write_report(folder, *others):
 # ---- 3. curve.png ----------------------------------------------------------------------------
 
 def draw_curve(folder):
-    """Draw curve.png in the folder of a run. ImportError, with the remedy, without matplotlib."""
+    """Draw curve.png in the folder of a run. Without matplotlib, raises an ImportError that says
+    how to install it."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -168,11 +174,11 @@ def draw_curve(folder):
             axis.axhline(base, color="gray", linestyle="--", label="base, greedy")
         for name, label in series.items():
             known = {line["step"]: line[name] for line in lines if name in line}
-            marker = "o" if name.startswith("eval/") else ""    # how often it was evaluated
+            marker = "o" if name.startswith("eval/") else ""    # a dot for each evaluation
             if known:
                 axis.plot(list(known), list(known.values()), marker=marker, label=label)
         axis.set(title=title, xlabel="step", xlim=(0, None))
-        if title != "return":                           # which may be below 0
+        if title != "return":                           # returns may be below 0
             axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
         axis.legend(fontsize="small")
@@ -183,10 +189,10 @@ def draw_curve(folder):
 # ---- 4. the command --------------------------------------------------------------------------
 
 def main(argv=None):
-    words = parser(__doc__)
-    words.add_argument("runs", nargs="+", metavar="RUN",
-                       help="run folder; the first gets the report")
-    args = words.parse_args(argv)
+    arguments = parser(__doc__)
+    arguments.add_argument("runs", nargs="+", metavar="RUN",
+                           help="run folder; the report is written in the first")
+    args = arguments.parse_args(argv)
     try:
         print(write_report(*args.runs))
     except (OSError, ValueError) as error:

@@ -1,14 +1,15 @@
 """The reward model of --reward model: RLHF as it was before verifiers (2203.02155).
 
-A person says which of two completions of a prompt is better. A model s, a GPT with a number as its
-output after the last token, learns from such pairs
+Many tasks have no verifier, but a person can tell which of two completions of a prompt is better.
+A model s learns from such pairs, and then replaces the person. It is a GPT that outputs one number
+after the last token. Its loss is
 
   L = -log sigmoid(s(chosen) - s(rejected))                 (Bradley-Terry)
 
-and takes that person's place. It has seen what the base writes, nothing else, and RL searches for
-what it rates highly. Its rating (the proxy) and what is right part ways sooner or later. That is
-over-optimization, which a penalty on the KL to the base delays. Here the person is the verifier,
-who in one of ten cases says the opposite.
+The model has seen only completions of the base, and RL searches for whatever it rates highly. So
+sooner or later, what it rates highly (the proxy) is no longer what is right. This is called
+over-optimization, and a penalty on the KL to the base delays it. In this file the verifier plays
+the person, and says the opposite of what it found in one of ten cases.
 """
 import copy
 import functools
@@ -20,12 +21,12 @@ from tqdm import tqdm
 import common
 from tasks.rewards import Rewards
 
-MISTAKES = 0.1                  # share of pairs in which the person says the opposite
-BATCHES = 20                    # of completions of the base to compare, two of each group
+MISTAKES = 0.1                  # share of pairs that are swapped, as a person makes mistakes
+BATCHES = 20                    # batches sampled from the base; each mixed group gives one pair
 
 
 class RewardModel(nn.Module):
-    """s: a copy of the base, and a head that reads its state at the last token; 0 at first."""
+    """s: a copy of the base, and a linear head on its state at the last token. It starts as 0."""
 
     def __init__(self, policy):
         super().__init__()
@@ -35,7 +36,7 @@ class RewardModel(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def forward(self, batch, rows):
-        """s of some rows of a batch. (b,) -> (b,)"""
+        """Rate some rows of a batch. (b,) -> (b,)"""
         tokens = torch.cat([batch.prompts[rows], batch.tokens[rows]], dim=1)    # (b, W + T)
         last = batch.prompts.shape[1] + batch.lengths[rows] - 1                 # (b,)
         hidden = self.gpt.hidden(tokens)                                        # (b, W + T, D)
@@ -44,18 +45,19 @@ class RewardModel(nn.Module):
 
     @torch.no_grad()
     def rewards(self, batch):
-        """s of all completions of a batch. -> (P, G)"""
-        found = self(batch, torch.arange(len(batch.tokens)))                    # (B,)
-        return found.view_as(batch.is_correct).cpu()
+        """Rate all completions of a batch. -> (P, G)"""
+        ratings = self(batch, torch.arange(len(batch.tokens)))                  # (B,)
+        return ratings.view_as(batch.is_correct).cpu()
 
 
 def pairs(batch, mistakes, generator):
-    """The first right and the first wrong completion of each of the N groups that have both; a
-    share of the pairs, the mistakes, are swapped. -> chosen, rejected: rows (N,), (N,)"""
+    """Pair the first right and the first wrong completion of each of the N groups that have both.
+    `mistakes` is the probability that a pair is swapped. -> rows of the chosen completions (N,), of
+    the rejected ones (N,)"""
     is_correct = batch.is_correct                                               # (P, G)
     is_mixed = is_correct.any(dim=1) & ~is_correct.all(dim=1)                   # (P,)
     groups = is_mixed.nonzero()[:, 0]                                           # (N,)
-    first_row = groups * is_correct.shape[1]                                    # (N,) of each group
+    first_row = groups * is_correct.shape[1]                                    # (N,)
     right = first_row + is_correct[groups].int().argmax(dim=1)                  # (N,)
     wrong = first_row + (~is_correct[groups]).int().argmax(dim=1)               # (N,)
     is_swapped = torch.rand(len(groups), generator=generator) < mistakes
@@ -65,18 +67,18 @@ def pairs(batch, mistakes, generator):
 
 
 def fit(model, sample, seed):
-    """Train a reward model on pairs out of batches of the base, sample(name), and scale it: on
-    these batches it has mean 1/2 and standard deviation 1/2, as a verdict may have. -> accuracy:
-    the share of new pairs, without mistakes, that it puts in the right order"""
+    """Train a reward model on pairs from batches of the base, which sample(name) returns. Then
+    scale it: its ratings of these batches get mean 1/2 and standard deviation 1/2, as verdicts may
+    have. -> accuracy: the share of new pairs, without mistakes, that it puts in the right order"""
     numbers = tqdm(range(BATCHES), "preferences", leave=False, disable=None)
     batches = [sample(f"preferences {i}") for i in numbers]
     generator = common.generator(seed, "mistakes")
-    found = [pairs(batch, MISTAKES, generator) for batch in batches]
-    if not any(len(chosen) > 0 for chosen, _ in found):
-        common.fail("--reward model: no group of the base has a right and a wrong completion; it "
-                    "needs a base that is sometimes right (--base_steps)", code=1)
+    train = [pairs(batch, MISTAKES, generator) for batch in batches]
+    if not any(len(chosen) > 0 for chosen, _ in train):
+        common.fail("--reward model: no group of the base has both a right and a wrong completion; "
+                    "use a base that is right sometimes (--base_steps)", code=1)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    for batch, (chosen, rejected) in zip(batches, found):
+    for batch, (chosen, rejected) in zip(batches, train):
         if len(chosen) > 0:
             margin = model(batch, chosen) - model(batch, rejected)  # (N,)
             loss = -nn.functional.logsigmoid(margin).mean()
@@ -94,7 +96,8 @@ def fit(model, sample, seed):
 
 @torch.no_grad()
 def scale_to_verdicts(model, batches):
-    """Give the ratings of these batches mean 1/2 and standard deviation 1/2."""
+    """Change the head so that the ratings of these batches have mean 1/2 and standard deviation
+    1/2."""
     ratings = torch.cat([model.rewards(batch) for batch in batches])
     scale = 2 * ratings.std().clamp(min=1e-6)
     model.head.weight /= scale
@@ -102,8 +105,8 @@ def scale_to_verdicts(model, batches):
 
 
 class Trainer:
-    """Makes the reward model of a run before its first step, and gives it to the task's rewards.
-    Checkpoints hold it, and a run that is resumed has its own."""
+    """An observer that trains a run's reward model before the first step, and gives it to the
+    task's rewards. Checkpoints store the model, and a resumed run loads it."""
 
     def start(self, run):
         model = RewardModel(run.policy)
@@ -113,9 +116,9 @@ class Trainer:
             script = run.task.machinery
             sample = functools.partial(script.sample_batch, run.policy, run.task, run.cfg)
             accuracy = fit(model, sample, run.cfg.seed)
-            print(f"reward model: {accuracy:.3f} of new pairs in the right order", flush=True)
+            print(f"reward model: puts {accuracy:.3f} of new pairs in the right order", flush=True)
         run.parts["reward_model"] = model
         task = run.task
-        while not isinstance(task, Rewards):            # which a curriculum may wrap
+        while not isinstance(task, Rewards):            # a curriculum may wrap the rewards
             task = task.task
         task.model = model

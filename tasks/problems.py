@@ -1,7 +1,8 @@
-"""Problems from a file of lines {"prompt": ..., "answer": ...}, which --data of pretrained/train.py
-names: JSON lines, a JSON array, or Parquet. Answers are numbers or words; where a --reward_file
-judges, they may be anything. A prompt is a text or a conversation, a list of messages
-{"role": ..., "content": ...}, which is kept as JSON.
+"""Problems from a file of records {"prompt": ..., "answer": ...}: --data of pretrained/train.py.
+
+The file holds JSON lines, a JSON array, or Parquet. Answers are numbers or words; if a
+--reward_file judges the completions, they may be anything. A prompt is a text or a conversation: a
+list of messages {"role": ..., "content": ...}, which is kept as JSON.
 
 The scripts cannot use such a file, because it has no demonstrations to make a base from.
 """
@@ -19,20 +20,21 @@ from tasks import Task, block
 
 WHOLE = r"(?:[0-9]{1,50}|[0-9]{1,3}(?:,[0-9]{3}){1,16})"
 NUMBER = rf"-?\$?(?:{WHOLE}(?:\.[0-9]{{1,50}}|/0{{0,9}}[1-9][0-9]{{0,49}})?|\.[0-9]{{1,50}})"
-# in a text; some are none, as 1,2 and 3/4/5, which is better than to take the last part for one
+# What looks like a number in a text. It includes 1,2 and 3/4/5, which are not numbers. That is
+# better than to take the last part, 2 or 5, for the answer.
 LIKE_A_NUMBER = r"(?:(?<![0-9])-)?\$?(?:(?<![\w.])\.)?[0-9]+(?:[.,/][0-9]+)*"
 
 
 class FromFile(Task):
-    """Problems of --data, whose answers are numbers or words."""
+    """The problems of --data, whose answers are numbers or words."""
 
     def __init__(self, cfg):
         super().__init__(cfg)
         self.name = Path(cfg.data).stem
         self.seed = cfg.seed
-        self.keeps_lines = cfg.reward_file != ""        # whole, as secrets; answers may be anything
+        self.keeps_lines = cfg.reward_file != ""        # as secrets, for the functions in the file
         self.columns = set()                            # the keys of all lines
-        self.places = {}                                # of each prompt, for messages
+        self.places = {}                                # prompt -> its file and line, for messages
         self.train = self.read("data", cfg.data)
         if cfg.eval_data:
             self.test = self.read("eval_data", cfg.eval_data)
@@ -44,11 +46,11 @@ class FromFile(Task):
         self.train = [problem for problem in self.train if not self.is_held_out(problem)]
         for split, problems in (("held-out", self.test), ("training", self.train)):
             if not problems:
-                common.fail(f"--data {cfg.data}: there are no {split} problems; name more lines, "
-                            "or another --eval_data")
+                common.fail(f"--data {cfg.data}: there are no {split} problems; use a file with "
+                            "more lines, or a different --eval_data")
 
     def read(self, flag_name, path):
-        """The problems of a file. Exits with one line at a line that is none. -> list"""
+        """Read the problems of a file. Exits with one line if a line isn't a problem. -> list"""
         problems = []
         for number, line in enumerate(read_lines(flag_name, path), start=1):
             try:
@@ -60,8 +62,8 @@ class FromFile(Task):
                     problems.append(common.Problem(prompt, answer, secret=secret, task=self.name))
             except (ValueError, KeyError, TypeError, RecursionError):
                 common.fail(f"--{flag_name} {path}: line {number} is not "
-                            f'{{"prompt": "...", "answer": "..."}}: {line[:40]!a}; only a '
-                            "--reward_file can judge without an answer that is a text or a number")
+                            f'{{"prompt": "...", "answer": "..."}}: {line[:40]!a}; '
+                            "without a --reward_file, the answer must be a text or a number")
         return problems
 
     def sample(self, rng):
@@ -71,12 +73,13 @@ class FromFile(Task):
         return problem.prompt in self.test_prompts
 
     def passes(self, first, n):
-        """n training problems from the first-th on. -> list"""
+        """Take n training problems, from number `first` of an endless sequence on. -> list"""
         return passes(self.train, first, n, self.seed)
 
     def leave_out(self, lengths, most):
-        """Leave out problems whose prompts have more than `most` tokens, print how many they are,
-        and exit with one line if that leaves none. lengths: prompt -> tokens. -> the most kept"""
+        """Leave out problems whose prompts have more than `most` tokens, and print how many there
+        are. Exits with one line if no problems are left. `lengths` maps each prompt to its number
+        of tokens. -> tokens of the longest prompt that is left"""
         too_long = [place for prompt, place in self.places.items() if lengths[prompt] > most]
         if too_long:
             message = (f"{len(too_long)} of {len(self.places)} prompts have more than {most} "
@@ -89,7 +92,7 @@ class FromFile(Task):
         return max(lengths[problem.prompt] for problem in (*self.train, *self.test))
 
     def verify(self, problem, text):
-        """Whether the answer in a text is the right number, or to the letter. -> 1.0 or 0.0"""
+        """Whether the answer in a text is the right number, or the same text. -> 1.0 or 0.0"""
         given = find_answer(text).strip()
         is_equal = given == problem.answer != ""
         number = to_number(given)
@@ -97,23 +100,25 @@ class FromFile(Task):
 
 
 def passes(items, first, n, seed):
-    """n items from the first-th on; each pass over them has an order of its own. -> list"""
-    found = []
+    """Take n items of an endless sequence, from number `first` on. The sequence goes through all
+    items again and again, each time in a different random order. -> list"""
+    taken = []
     for place in range(first, first + n):
-        number, i = divmod(place, len(items))
-        found.append(items[shuffled(len(items), seed, number)[i]])
-    return found
+        pass_number, i = divmod(place, len(items))
+        taken.append(items[shuffled(len(items), seed, pass_number)[i]])
+    return taken
 
 
 @functools.lru_cache(2)
 def shuffled(n, *seed):
-    """The numbers below n in random order, a function of the arguments. -> list"""
+    """Shuffle the numbers below n. The same arguments give the same order. -> list"""
     return random.Random(repr((seed, "pass"))).sample(range(n), n)
 
 
 def parse(line, needs_answer=True):
-    """Read a line, its prompt and its answer, "" where none is needed. ValueError, KeyError,
-    TypeError or RecursionError if there is none. -> dict, str, str"""
+    """Read the record on a line, its prompt and its answer. An answer that isn't needed may be
+    missing, and is "" then. Raises ValueError, KeyError, TypeError or RecursionError if the line
+    isn't a problem. -> dict, str, str"""
     record = json.loads(line)
     prompt = record["prompt"]
     answer = record["answer"] if needs_answer else record.get("answer", "")
@@ -122,32 +127,33 @@ def parse(line, needs_answer=True):
         if not messages(prompt):
             raise TypeError
     if not needs_answer and type(answer) not in (str, int, float):
-        answer = ""                                             # which functions take from the line
+        answer = ""                     # the functions of the reward file take it from the line
     if type(prompt) is not str or type(answer) not in (str, int, float):
         raise TypeError
-    if type(answer) is float:
+    if type(answer) is float:                                   # 0.00001, not 1e-05
         answer = format(Decimal(str(answer)), "f") if math.isfinite(answer) else ""
-    answer = str(answer).strip()                                # 0.00001, not 1e-05
+    answer = str(answer).strip()
     if not prompt or needs_answer and not answer:
         raise ValueError
-    (prompt + answer).encode()                                  # half a surrogate pair is no text
+    (prompt + answer).encode()                  # raises a ValueError for half a surrogate pair
     return record, prompt, answer
 
 
 def messages(prompt):
-    """The messages of a prompt; [] if it is not a conversation that a model can continue.
+    """Read the messages of a prompt. [] if it isn't a conversation that a model can continue.
     -> list of dicts"""
     try:
-        found = json.loads(prompt) if prompt.startswith("[{") else []
-        texts = [message[key] for message in found for key in ("role", "content")]
-        is_good = all(type(text) is str for text in texts) and found[-1]["role"] != "assistant"
-        return found if is_good else []
+        chat = json.loads(prompt) if prompt.startswith("[{") else []
+        texts = [message[key] for message in chat for key in ("role", "content")]
+        is_valid = all(type(text) is str for text in texts) and chat[-1]["role"] != "assistant"
+        return chat if is_valid else []
     except (ValueError, KeyError, TypeError, RecursionError, IndexError):
         return []
 
 
 def read_lines(flag_name, path):
-    """The lines of a file, each a JSON text. Exits with one line if there are none. -> list"""
+    """Read a file as a list of JSON texts, one for each record. Exits with one line if the file
+    can't be read. -> list of str"""
     try:
         if Path(path).suffix == ".parquet":
             from pyarrow import parquet
@@ -163,9 +169,9 @@ def read_lines(flag_name, path):
 
 
 def find_answer(text):
-    """What stands in the one answer block of a text; without a tag of it, in its last \\boxed{};
-    without one, its last number. -> str, "" if there is none"""
-    text = text.replace("\u2212", "-")                          # the minus of typesetters
+    """Find the answer in a text: the content of its only answer block. If it has no answer tag, its
+    last \\boxed{} counts, or else its last number. -> str, "" if there is none"""
+    text = text.replace("\u2212", "-")                          # U+2212 is a typeset minus sign
     if "<answer>" in text or "</answer>" in text:
         return block(text, "answer") or ""
     _, boxed, rest = text.rpartition("\\boxed{")
@@ -181,7 +187,7 @@ def find_answer(text):
 
 
 def to_number(text):
-    """The number that a text is, exactly: 1200 for $1,200.00. -> Fraction, None if it is none"""
-    plain = text.lstrip(" $\\").rstrip(" .%$\\")                # in TeX, $5 is \$5, and 18% is 18\%
+    """Read a text as an exact number: $1,200.00 is 1200. -> Fraction, None if it isn't a number"""
+    plain = text.lstrip(" $\\").rstrip(" .%$\\")        # TeX writes \$5 for $5, and 18\% for 18%
     is_number = re.fullmatch(NUMBER, plain)
     return Fraction(re.sub("[$,]", "", plain)) if is_number else None

@@ -1,8 +1,8 @@
-"""The rows that --reward adds up by name, as in --reward accuracy+format.
+"""The rewards that --reward names and adds up, for example --reward accuracy+format.
 
-A row is a function of (task, problem, completion text, verdict, purpose) and returns a float. The
-verdict is what the task's verify returned, a float or a list of floats. One row rates whole
-batches: model, a reward model.
+Each of these names is a row of the table REWARDS: a function of (task, problem, completion text,
+verdict, purpose) that returns a float. The verdict is what the task's verify returned, a float or a
+list of floats. One more row, "model", is not a function: a reward model rates whole batches.
 """
 import re
 from collections import Counter
@@ -14,13 +14,13 @@ from tasks import Wrapper, block
 
 
 def accuracy(task, problem, text, verdict, purpose):
-    """What the task itself rewards: the verdict, or the sum of it where each move is rewarded."""
+    """The task's own reward: the verdict, or its sum if each move has a verdict."""
     return task.reward(problem, text, verdict, purpose)
 
 
 def well_formed(task, problem, text, verdict, purpose):
-    """1.0 if the text is one think block, then one answer block, and nothing else, as for R1-Zero;
-    else 0.0."""
+    """1.0 if the text is one think block, then one answer block, and nothing else, as R1-Zero
+    requires; else 0.0."""
     thought = block(text, "think")
     answer = block(text, "answer")
     if thought is None or answer is None:
@@ -29,13 +29,14 @@ def well_formed(task, problem, text, verdict, purpose):
 
 
 def length(task, problem, text, verdict, purpose):
-    """0.1 * min(1, n / 40) for n characters of thought, right or wrong."""
+    """0.1 * min(1, n / 40) for n characters of thought, whether the answer is right or wrong."""
     return 0.1 * min(1.0, thought_length(text) / 40)
 
 
 def growing_length(task, problem, text, verdict, purpose):
-    """The same with a target that grows from 20 characters to 40, in 50 steps: ToolRL's dynamic
-    length reward. A purpose is a step, (step, attempt) in dynamic sampling, or a name: then 0."""
+    """ToolRL's dynamic length reward: like `length`, but the target grows from 20 characters to 40
+    in 50 steps. A purpose is a step, (step, attempt) in dynamic sampling, or a name, which counts
+    as step 0."""
     step = purpose[0] if isinstance(purpose, tuple) else purpose
     progress = min(1.0, step / 50) if isinstance(step, int) else 0.0
     target = 20 * (1 + progress)
@@ -43,24 +44,24 @@ def growing_length(task, problem, text, verdict, purpose):
 
 
 def fine(task, problem, text, verdict, purpose):
-    """ToolRL's decomposition: how right the calls are, in 0..1, plus 1.0 for the format."""
-    calls = tool_reward(task.true_calls(problem), task.predicted_calls(text))
-    return calls + well_formed(task, problem, text, verdict, purpose)
+    """ToolRL's decomposition: 0 to 1 for how correct the calls are, plus 1.0 for the format."""
+    score = tool_reward(task.true_calls(problem), task.predicted_calls(text))
+    return score + well_formed(task, problem, text, verdict, purpose)
 
 
 def coarse(task, problem, text, verdict, purpose):
-    """1.0 if every call is exactly right, and there is none besides; else 0.0."""
+    """1.0 if all calls are exactly right and none is missing or superfluous; else 0.0."""
     return float(tool_reward(task.true_calls(problem), task.predicted_calls(text)) == 1.0)
 
 
 REWARDS = {"accuracy": accuracy, "format": well_formed, "length": length,
            "growing_length": growing_length, "fine": fine, "coarse": coarse}
-TOOL_ROWS = ("fine", "coarse")      # rows for tasks with true_calls and predicted_calls, as lookup
+TOOL_ROWS = ("fine", "coarse")      # only for tasks with true_calls and predicted_calls: lookup
 
 
 class Rewards(Wrapper):
-    """A task whose completions earn the sum of the rows that --reward names."""
-    model = None                    # of the row "model", once preferences.py has trained it
+    """A task that rewards a completion with the sum of the rows that --reward names."""
+    model = None                    # the reward model, once preferences.py has trained it
 
     def __init__(self, cfg, task):
         super().__init__(task)
@@ -69,32 +70,35 @@ class Rewards(Wrapper):
         known = [*REWARDS, "model"]
         for name in self.names:
             if name not in known or self.names.count(name) > 1:
-                common.fail(f"--reward {cfg.reward}: must be some of {', '.join(known)}, each once")
+                common.fail(f"--reward {cfg.reward}: each name must be one of {', '.join(known)}, "
+                            "and may occur only once")
             for part in self.parts.values():
                 if name in TOOL_ROWS and not hasattr(part, "predicted_calls"):
-                    common.fail(f"--reward {name}: rates the calls of lookup, not {part.name}")
+                    common.fail(f"--reward {name}: rates tool calls, which {part.name} does not "
+                                "have; use --task lookup")
         if "model" in self.names and not common.optional("report.observers"):
-            common.fail("--reward model: needs report/, whose observers train it when a run begins")
+            common.fail("--reward model: needs report/, which trains the model when a run begins")
         if "model" in self.names and not task.is_judged:
-            common.fail(f"--reward model: {task.name} has no right and wrong to learn from")
+            common.fail(f"--reward model: nothing is right or wrong in {task.name}, so there is "
+                        "nothing to learn from")
 
     def rows(self, batch, purpose):
-        """What each row gives the completions of a batch. -> name -> (P, G)"""
-        found = {}
+        """Compute the reward of each row for all completions of a batch. -> {name: (P, G)}"""
+        by_name = {}
         for name in self.names:
             if name == "accuracy":
-                found[name] = self.task.rewards(batch, purpose)
+                by_name[name] = self.task.rewards(batch, purpose)
             elif name == "model":
-                none = torch.zeros(batch.is_correct.shape)
-                found[name] = self.model.rewards(batch) if self.model else none
+                zeros = torch.zeros(batch.is_correct.shape)
+                by_name[name] = self.model.rewards(batch) if self.model else zeros
             else:
                 judged = zip(batch.problems, batch.texts, batch.verdicts)
                 rewards = [self.row(name, *completion, purpose) for completion in judged]
-                found[name] = torch.tensor(rewards).view_as(batch.is_correct)
-        return found
+                by_name[name] = torch.tensor(rewards).view_as(batch.is_correct)
+        return by_name
 
     def row(self, name, problem, text, verdict, purpose):
-        """What a row gives one completion. -> float"""
+        """Compute the reward of one row for one completion. -> float"""
         part = self.parts.get(problem.task, self.task)
         return REWARDS[name](part, problem, text, verdict, purpose)
 
@@ -111,7 +115,7 @@ class Rewards(Wrapper):
         return batch
 
     def observe(self, batch, step):
-        """The metrics of the task, and the mean of each row, if there are several."""
+        """Add the mean of each row to the task's metrics, if there are several rows. -> metrics"""
         metrics = self.task.observe(batch, step)
         if len(self.names) > 1:
             for name, rewards in self.rows(batch, step).items():
@@ -119,48 +123,48 @@ class Rewards(Wrapper):
         return metrics
 
 
-# ---- what the rows measure -------------------------------------------------------------------
+# ---- measures that the rows use --------------------------------------------------------------
 
 def thought_length(text):
-    """Characters of the one think block, without blocks of information, which cost the policy
-    nothing. -> int"""
+    """Count the characters of the only think block. Information blocks don't count, because the
+    environment writes them. -> int"""
     thought = block(text, "think") or ""
     return len(re.sub("<information>[^<]*</information>", "", thought))
 
 
 def agreement(a, b):
-    """Intersection over union of two multisets; 1 if both are empty. -> float"""
+    """Compute the intersection over union of two multisets; 1 if both are empty. -> float"""
     a = Counter(a)
     b = Counter(b)
     return (a & b).total() / (a | b).total() if a or b else 1.0
 
 
 def tool_reward(true_calls, predicted_calls):
-    """How right calls (name, {parameter: value}) are: S / S_max of ToolRL (arXiv:2504.13958), in
-    0..1.
+    """Rate calls (name, {parameter: value}) from 0 to 1: S / S_max of ToolRL (arXiv:2504.13958).
 
-    S adds up how far the names of the calls agree, once, and for each true call how far the best
-    predicted call of its name fits that no other true call was matched with: how far the names of
-    their parameters agree, and how many of its values are equal.
+    S begins with the agreement of the names of all calls. Then each true call is matched with the
+    predicted call of the same name that fits best, among those not matched before. Each match
+    adds the agreement of the parameter names and the number of the true call's values that are
+    equal. S_max is S if all calls are right. -> float
     """
     true_names = [name for name, _ in true_calls]
     predicted_names = [name for name, _ in predicted_calls]
     S = agreement(true_names, predicted_names)
     S_max = 1
-    left = list(predicted_calls)
+    unmatched = list(predicted_calls)
     for call in true_calls:
         S_max += 1 + len(call[1])
-        fits = [call_fit(call, other) for other in left]
+        fits = [call_fit(call, other) for other in unmatched]
         best = max(fits, default=-1.0)
         if best >= 0:
             S += best
-            del left[fits.index(best)]
+            del unmatched[fits.index(best)]
     return S / S_max
 
 
 def call_fit(true_call, predicted_call):
-    """How far the parameters of two calls agree, plus the number of equal values; -1 for calls of
-    another name. -> float"""
+    """Compute the agreement of the parameter names of two calls, plus the number of equal values;
+    -1 if the calls have different names. -> float"""
     true_name, true_parameters = true_call
     name, parameters = predicted_call
     if name != true_name:

@@ -200,7 +200,7 @@ def test_without_a_c_compiler_torch_stands_in_for_triton_and_says_so(monkeypatch
         assert not can_compile()
     monkeypatch.setattr(logprob, "can_compile", can_compile)
     train("cuda", "grpo --max_steps 1", "one")
-    assert "warning: torch stands in for Triton, which needs" in capsys.readouterr().out
+    assert "warning: using torch instead of Triton, which needs" in capsys.readouterr().out
 
 
 def test_a_run_computes_in_fp32_although_an_image_turned_tf32_on():

@@ -72,10 +72,10 @@ def test_the_problems_and_demonstrations_of_a_seed_stay_the_same(name, checksum)
     ({"curriculum": True}, "have one difficulty"),
     ({"curriculum": True, "task": "gridworld:0.2,lookup"}, "luck decides"),
     ({"scale_rewards": "mean", "task": "lookup,gridworld"}, "may be negative"),
-    ({"reward": "model", "task": "gridworld:0.2"}, "no right and wrong"),
+    ({"reward": "model", "task": "gridworld:0.2"}, "nothing is right or wrong"),
     *(({"reward": names}, "growing_length")
       for names in ("", "acuracy", "accuracy+", "format+format", "__doc__")),
-    *(({"reward": f"accuracy+{name}", "task": "lookup,arithmetic"}, "lookup, not arithmetic")
+    *(({"reward": f"accuracy+{name}", "task": "lookup,arithmetic"}, "which arithmetic does not have")
       for name in ("fine", "coarse"))], ids=str)
 def test_what_a_task_cannot_do_is_refused_in_one_line(flags, words, refused):
     refused(words, load, **flags)

@@ -63,5 +63,5 @@ def test_a_service_is_told_of_flags_metrics_and_samples_and_goes_on_with_a_resum
 
 def test_a_missing_package_is_one_line_before_anything_is_made(refused, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    refused("--report_to wandb: needs its package; say pip install wandb", grpo.main,
+    refused("--report_to wandb: needs a package: pip install wandb", grpo.main,
             [*FLAGS, "--report_to", "wandb"])
