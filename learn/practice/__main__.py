@@ -1,12 +1,12 @@
-"""Write the equations of a script yourself, and numbers say at once what is wrong.
+"""Write the equations of a script yourself, and see at once which numbers are wrong.
 
-  python -m learn.practice nano             makes practice/nano.py, with a blank for each equation;
-                                            also reinforce, ppo, grpo, gspo, dpo
-  python -m learn.practice grpo 1 3         with blanks for (1) and (3) alone
-  python -m learn.practice check practice/grpo.py       grades it; if all is right, trains
-  python -m learn.practice hunt grpo 1      makes hunt/grpo_1.py, with a mistake; levels 1 to 3
-  python -m learn.practice answer hunt/grpo_1.py 143    is it in line 143? or in a function
-  python -m learn.practice answer hunt/grpo_1.py        where it is, and which test sees it
+  python -m learn.practice nano             writes practice/nano.py, with a blank for each equation;
+                                            the same for reinforce, ppo, grpo, gspo and dpo
+  python -m learn.practice grpo 1 3         leaves blanks for equations (1) and (3) only
+  python -m learn.practice check practice/grpo.py       grades it, and trains once all is right
+  python -m learn.practice hunt grpo 1      writes hunt/grpo_1.py, with one mistake; levels 1 to 3
+  python -m learn.practice answer hunt/grpo_1.py 143    is it in line 143? (or in a function)
+  python -m learn.practice answer hunt/grpo_1.py        shows the mistake, and the tests that fail
 """
 import contextlib
 import os
@@ -26,7 +26,7 @@ NAMES = ("nano", *(script.removesuffix(".py") for script in SCRIPTS))
 
 
 def free(folder, name, ending=""):
-    """The first of NAME, NAME_2 and so on that a folder has not: nothing is overwritten. -> path"""
+    """Find the first of NAME, NAME_2 .. that is free, so that nothing is overwritten. -> path"""
     path = Path(folder, name + ending)
     number = 1
     while path.exists():
@@ -36,16 +36,16 @@ def free(folder, name, ending=""):
 
 
 def make(name, *numbers):
-    """Write practice/NAME.py into the current folder, or one with a number, that is new."""
+    """Write a new exercise into the current folder: practice/NAME.py, NAME_2.py and so on."""
     exercise = Exercise(f"{name}.py")
     unknown = [number for number in numbers if number not in map(str, exercise.equations)]
     if unknown:
         common.fail(f"{name}.py has no equation ({unknown[0]})")
     path = free("practice", name, ".py")
     common.write(path, exercise.text([int(number) for number in numbers]))
-    print(f"{path} is {name}.py with blanks: lines with `...`, which say the number of the\n"
-          "equation in the docstring, the shape, and what the right line reads. Write one; then\n"
-          f"  {COMMAND} learn.practice check {path}")
+    print(f"{path} is {name}.py with blanks: the lines with `...`. The comment on a blank names\n"
+          "its equation in the docstring, its shape, and the variables that the right line reads.\n"
+          f"Fill in one or more of them, and then run:\n  {COMMAND} learn.practice check {path}")
 
 
 def check(word):
@@ -53,25 +53,25 @@ def check(word):
     path = Path(word)
     name = path.stem.partition("_")[0]
     if name not in NAMES or path.suffix != ".py" or not path.is_file():
-        common.fail(f"{word} is no exercise; these are files like practice/grpo.py")
+        common.fail(f"{word}: is not an exercise; name a file such as practice/grpo.py")
     exercise = Exercise(f"{name}.py")
     try:
-        found = grades(exercise, path.read_text(encoding="utf-8-sig"))
+        graded = grades(exercise, path.read_text(encoding="utf-8-sig"))
     except SyntaxError as error:
         common.fail(f"{word}, line {error.lineno}: {error.msg}", 1)
     except (Exception, SystemExit) as error:        # a file may raise anything
         common.fail(f"{word} cannot be graded: {type(error).__name__}: {escape(str(error))}", 1)
-    for function, state, said in found:
+    for function, state, sentences in graded:
         numbers = sorted({blank.number for blank in exercise.blanks[function]})
         print(f" {state:6} {function}: {', '.join(f'({number})' for number in numbers)}")
         if state != "right":
             print(*(f"        {exercise.equations[number]}" for number in numbers), sep="\n")
-        print(*(f"        {sentence}\n" for sentence in said), sep="", end="")
-    count = [state for _, state, _ in found].count("right")
-    print(f"{count} of {len(found)} functions are right.")
-    if count < len(found):
+        print(*(f"        {sentence}\n" for sentence in sentences), sep="", end="")
+    count = [state for _, state, _ in graded].count("right")
+    print(f"{count} of {len(graded)} functions are right.")
+    if count < len(graded):
         raise SystemExit(1)
-    print("It trains now; Ctrl-C stops it.", flush=True)
+    print("Well done. Your file now trains a policy; Ctrl-C stops it.", flush=True)
     flags = [] if name == "nano" else ["--output_dir", free("runs", f"practice-{path.stem}")]
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     with contextlib.suppress(KeyboardInterrupt):
@@ -80,17 +80,17 @@ def check(word):
 
 
 def main():
-    words = sys.argv[1:] or ["--help"]
+    args = sys.argv[1:] or ["--help"]
     commands = {"check": (check, 1, 1), "hunt": (hunt.begin, 0, 2), "answer": (hunt.answer, 1, 2)}
-    command, fewest, most = commands.get(words[0], (None, 0, 0))
-    if words[0] in ("--help", "-h"):
+    command, fewest, most = commands.get(args[0], (None, 0, 0))
+    if args[0] in ("--help", "-h"):
         print(__doc__)
-    elif words[0] in NAMES:
-        make(*words)
-    elif command and fewest < len(words) <= most + 1:
-        command(*words[1:])
+    elif args[0] in NAMES:
+        make(*args)
+    elif command and fewest < len(args) <= most + 1:
+        command(*args[1:])
     else:
-        common.fail(f"run {COMMAND} learn.practice --help")
+        common.fail(f"unknown command; for a list run: {COMMAND} learn.practice --help")
 
 
 if __name__ == "__main__":

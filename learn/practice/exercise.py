@@ -1,8 +1,8 @@
-"""A script as an exercise: its blanks, of which a learner writes what they stood for.
+"""Turn a script into an exercise by leaving blanks, which a learner fills in.
 
-A blank is an assignment or a return whose comment has `eq. (n)`, or `for (n)`: a part of (n). The
-assignments above it that serve nothing else go, too. A statement that calls a function which has a
-blank of the same number is none.
+A blank is an assignment or a return whose comment contains `eq. (n)`, or `for (n)` for a part of
+(n). Assignments above it that only serve the blank are removed as well. A statement that calls a
+function with a blank of the same number is not a blank.
 """
 import ast
 import functools
@@ -15,28 +15,28 @@ from learn.practice.mistakes import MISTAKES, parse
 
 TAG = re.compile(r"#.*?((?:\([A-Z].*?\)  )?)((?:eq\.|for) \((\d+)\))")
 EQUATION = re.compile(r"^  (\S.*?)\s+\((\d+)\)$", re.MULTILINE)
-# A name or a field, but no function, keyword of an argument, or word in quotes.
+# A name or a field, but not a function, a keyword of an argument, or a word in quotes.
 NAME = re.compile(r"task\.\w+\(\w+\)|(?<![\w.'])(?:batch\.|cfg\.)?[a-zA-Z_]\w*\b(?!\(|=)")
 
 
 class Blank(NamedTuple):
     function: str
-    number: int         # of its equation
-    name: str           # what it sets; "" of a return
-    tag: str            # "eq. (1)", or "for (1)" of a part of it
-    shape: str          # of the value, as "(B, T)  "; may be ""
-    nodes: tuple        # the right statements, of which the last has the tag
+    number: int         # number of its equation
+    name: str           # name that it assigns; "" for a return
+    tag: str            # "eq. (1)", or "for (1)" for a part of (1)
+    shape: str          # shape of the value, such as "(B, T)  "; may be ""
+    nodes: tuple        # the right statements; the last one has the tag
 
     def reads(self):
-        """What the right lines read, as "A" or "cfg.beta", in the order of the text. -> list"""
+        """List what the right lines read, such as "A" or "cfg.beta", in order. -> list of str"""
         text = "; ".join(ast.unparse(node.value) for node in self.nodes)
         hidden = {"torch", "F", *keyword.kwlist, *map(set_by, self.nodes[:-1])}
         return [name for name in dict.fromkeys(NAME.findall(text)) if name not in hidden]
 
 
 class Exercise:
-    """source, lines: of the script; equations: number -> text; nodes: function -> AST node;
-    blanks: function -> its blanks, in the order of the script."""
+    """A script (source, lines) with its equations {number: text}, its functions as AST nodes
+    {name: node}, and its blanks {function: list}, in the order of the script."""
 
     def __init__(self, script):
         self.script = script
@@ -46,16 +46,16 @@ class Exercise:
         pairs = EQUATION.findall(ast.get_docstring(tree, clean=False))
         self.equations = {int(number): text for text, number in pairs}
         self.nodes = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-        found = [self.blank(function, node) for function in self.nodes.values()
-                 for node in statements(function) if self.tag(node)]
-        homes = {(blank.function, blank.number) for blank in found}
+        blanks = [self.blank(function, node) for function in self.nodes.values()
+                  for node in statements(function) if self.tag(node)]
+        homes = {(blank.function, blank.number) for blank in blanks}
         self.blanks = {}
-        for blank in found:
+        for blank in blanks:
             if not any((name, blank.number) in homes for name in calls(blank.nodes[-1])):
                 self.blanks.setdefault(blank.function, []).append(blank)
 
     def tag(self, node):
-        """-> match, if an assignment or a return has a tag"""
+        """Find the tag of an assignment or a return. -> match, or something false"""
         text = "\n".join(self.lines[node.lineno - 1:node.end_lineno])
         return isinstance(node, (ast.Assign, ast.Return)) and TAG.search(text)
 
@@ -74,7 +74,7 @@ class Exercise:
         return Blank(function.name, int(tag[3]), set_by(node), tag[2], tag[1], tuple(nodes))
 
     def text(self, numbers):
-        """The script with `...` for the equations of these numbers, or of all. -> str"""
+        """Replace the equations with these numbers, or all equations, by `...`. -> the script"""
         lines = list(self.lines)
         for blank in reversed([blank for blanks in self.blanks.values() for blank in blanks]):
             if not numbers or blank.number in numbers:
@@ -89,18 +89,18 @@ class Exercise:
 
 @functools.cache
 def mutants():
-    """The mistakes of mistakes.txt. -> list of Mutant"""
+    """Read the mistakes of mistakes.txt. -> list of Mutant"""
     return parse(MISTAKES.read_text())
 
 
 def statements(function):
-    """All statements in a function, in the order of the text. -> list"""
-    found = [node for node in ast.walk(function) if isinstance(node, ast.stmt)]
-    return sorted(found[1:], key=lambda node: (node.lineno, node.col_offset))
+    """List all statements in a function, in the order of the text. -> list of AST nodes"""
+    nodes = [node for node in ast.walk(function) if isinstance(node, ast.stmt)]
+    return sorted(nodes[1:], key=lambda node: (node.lineno, node.col_offset))
 
 
 def set_by(node):
-    """The name that an assignment sets; "" of a return, or if that is none. -> str"""
+    """Return the name that an assignment sets; "" for a return or another target. -> str"""
     target = getattr(node, "targets", [None])[0]
     return target.id if isinstance(target, ast.Name) else ""
 
@@ -110,6 +110,6 @@ def is_read(node):
 
 
 def calls(node):
-    """The names of the functions that a node calls. -> list"""
+    """List the names of the functions that a node calls. -> list of str"""
     return [call.func.id for call in ast.walk(node)
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Name)]

@@ -1,10 +1,10 @@
-"""What is wrong in a learner's file: its functions and the script's get the same made-up numbers.
+"""Grade a learner's file: call its functions and the script's with the same made-up numbers.
 
-A function is right if it returns the same numbers as in the script, with the same gradients,
-however it is written. What is called a loss needs only the same gradients, because a policy learns
-from nothing else. The other functions with blanks, which it may call, are then those of the script.
-If it is wrong, the first of its blanks that differs is named. The script computes what is right
-from the batches of numbers.txt; nowhere is a result written down.
+A function is right if it returns the same numbers as in the script, with the same gradients, no
+matter how it is written. A function whose name ends in "loss" needs only the same gradients,
+because a policy learns from nothing else. While one function is graded, all other functions with
+blanks are the script's. If a function is wrong, the first of its blanks that differs is named. The
+script computes the right numbers from the batches of numbers.txt; no result is stored.
 """
 import ast
 import contextlib
@@ -24,9 +24,9 @@ import torch
 from learn.practice.exercise import mutants
 from report import escape
 
-SECONDS = 3                             # for a function with a learner's lines, which may not end
+SECONDS = 3                             # limit for a learner's function, which may never end
 AVERAGES = {"reinforce.py": "sequence_sum", "ppo.py": "token_mean"}     # else sequence_mean
-# What has gradients, except for the values that gae gets from a torch.no_grad.
+# Arguments that have gradients (the values that gae gets do not).
 LEAVES = ("logps", "log_rho", "values", "chosen", "rejected", "x")
 
 
@@ -34,7 +34,7 @@ LEAVES = ("logps", "log_rho", "values", "chosen", "rejected", "x")
 
 @functools.cache
 def batches():
-    """The batches of numbers.txt. -> list of dicts, name -> text"""
+    """Read the batches of numbers.txt. -> list of dicts, name -> text"""
     found = [{}]
     for line in Path(__file__).with_name("numbers.txt").read_text().splitlines():
         if line.startswith("=="):
@@ -45,7 +45,7 @@ def batches():
 
 
 def arguments(module, function, script, batch):
-    """The values of a batch that a function gets, by the names of its parameters. -> dict"""
+    """Collect the values of a batch for a function's parameters, by their names. -> dict"""
     @functools.cache
     def value(text):
         if text in batch or text == "None":
@@ -81,7 +81,7 @@ def arguments(module, function, script, batch):
 
 def load(text):
     """Run a text. -> module"""
-    module = sys.modules["practised"] = ModuleType("practised")         # where dataclasses look
+    module = sys.modules["practised"] = ModuleType("practised")         # dataclasses look there
     code = compile(text, "practised", "exec")
     with limit():
         exec(code, vars(module))
@@ -89,8 +89,8 @@ def load(text):
 
 
 def ask(exercise, module, function):
-    """Call a function of a module with each batch and each choice of a loss_type and the like,
-    those of the script's name first. -> list of cases, as `call` returns them"""
+    """Call a function of a module with each batch and each value of parameters such as loss_type,
+    the script's own value first. -> list of cases, as `call` returns them"""
     options = [("sequence_mean", "token_mean", "sequence_sum", "constant")]
     if hasattr(module, "Config"):
         options += [get_args(field.type) for field in dataclasses.fields(module.Config)]
@@ -111,14 +111,15 @@ def ask(exercise, module, function):
 
 @functools.lru_cache(maxsize=512)
 def ask_script(exercise, text, function):
-    """The same of the script, or of its text with a mistake."""
+    """Call `ask` with the script, or with its text after a mistake was planted. -> list of cases"""
     return ask(exercise, load(text), function)
 
 
 def call(exercise, module, function, batch, words):
-    """Call a function. -> words: the choices and single numbers that it gets; given: the names of
-    its arguments; scope: its variables at the end; values: of its blanks, up to the first that is
-    open, and results: what it is -> tensor; loss: which result is a loss, or ""; error: str"""
+    """Call a function. -> a case: words (the options and single numbers that it gets), given (the
+    names of its arguments), scope (its variables at the end), values (of its blanks, up to the
+    first open one) and results (both name -> tensor), loss (the name of the result that is a loss,
+    or ""), and error (a message, or "")"""
     known = arguments(module, function, exercise.script, batch) | words
     leaves = {leaf: known[leaf] for leaf in LEAVES
               if leaf in known and known[leaf].requires_grad}
@@ -136,11 +137,11 @@ def call(exercise, module, function, batch, words):
         value = torch.tensor([*value.values()]) if isinstance(value, dict) else value
         value = torch.as_tensor(value)
         case.results |= {what: value.detach().double()} | gradients(what, value)
-        if value.dim() == 2 and not function.endswith("loss"):      # which a sum over tokens hides
+        if value.dim() == 2 and not function.endswith("loss"):      # sums hide some mistakes
             case.results |= gradients(f"the first column of {what}", value[:, 0])
 
     def gradients(what, value):
-        """-> {name: the gradient of the sum of a value in a leaf}"""
+        """Compute the gradients of the sum of a value. -> {name: gradient in a leaf}"""
         found = [leaf.grad for leaf in leaves.values()]
         if value.requires_grad:
             found = torch.autograd.grad(
@@ -183,7 +184,7 @@ def call(exercise, module, function, batch, words):
 
 @contextlib.contextmanager
 def limit():
-    """Let what runs end in SECONDS with a TimeoutError, where there are alarms."""
+    """Raise a TimeoutError in the code that runs after SECONDS, on systems that have alarms."""
     def stop(*_):
         raise TimeoutError(f"no end in {SECONDS} seconds")
 
@@ -208,8 +209,8 @@ class Wrong(NamedTuple):
 
 
 def difference(right, mine):
-    """Compare cases: what a function returns, and if that is wrong first the values of its blanks.
-    -> None, a sentence, or Wrong"""
+    """Compare the cases of a function: its results and, if these differ, the values of its blanks,
+    of which the first wrong one is reported. -> None, a sentence, or Wrong"""
     def compare(own, here, there):
         for what, should in here.items():
             found = there.get(what, should)
@@ -229,24 +230,24 @@ def difference(right, mine):
 
 
 def grades(exercise, source):
-    """Grade a text. Raises SyntaxError, and what the text raises outside of functions. -> list of
-    (function, right or WRONG or open, sentences)"""
+    """Grade a learner's text. Raises SyntaxError, and what the text itself raises when it runs.
+    -> list of (function, "right" or "WRONG" or "open", sentences)"""
     tree = ast.parse(source)
     right = load(exercise.source)
     mine = load(source)
     own = dict(vars(mine))
-    found = []
+    graded = []
     for function in exercise.blanks:
         vars(mine).update({name: getattr(right, name) for name in exercise.blanks} | {
             function: own.get(function)})
         is_open = any(isinstance(node, ast.Constant) and node.value is ... for part in tree.body
                       if getattr(part, "name", "") == function for node in ast.walk(part))
-        found.append((function, *grade(exercise, mine, function, is_open)))
-    return found
+        graded.append((function, *grade(exercise, mine, function, is_open)))
+    return graded
 
 
 def grade(exercise, mine, function, is_open=False):
-    """Grade a function of a module. -> right or WRONG or open, sentences"""
+    """Grade a function of a module. -> "right" or "WRONG" or "open", sentences"""
     if not inspect.isfunction(getattr(mine, function)):
         return "WRONG", [f"there is no function {function}"]
     cases = ask(exercise, mine, function)
@@ -260,7 +261,7 @@ def grade(exercise, mine, function, is_open=False):
 
 
 def known_mistakes(exercise, function, cases):
-    """The planted mistakes in a function that give a learner's numbers. -> list of sentences"""
+    """Find planted mistakes that give the learner's numbers. -> list of sentences"""
     node = exercise.nodes[function]
     found = []
     for mutant in mutants():
@@ -275,13 +276,13 @@ def known_mistakes(exercise, function, cases):
 
 
 def explain(blanks, wrong):
-    """What to say of a Wrong: the first wrong number, what it is made from, and whether all wrong
-    ones are off by the same factor. -> list of sentences"""
+    """Describe a Wrong: the first wrong number, the numbers that it is made from, and whether all
+    wrong numbers are off by the same factor. -> list of sentences"""
     if isinstance(wrong, str):
         return [wrong]
     case, what, found, should = wrong
     if found.shape != should.shape:
-        return [f"{what} has the shape {tuple(found.shape)}, should be {tuple(should.shape)}"]
+        return [f"{what} has the shape {tuple(found.shape)}, but should have {tuple(should.shape)}"]
     differ = ~torch.isclose(found, should, 1e-6, 1e-9, equal_nan=True)
     index = tuple(differ.nonzero()[0].tolist())
     blanks = ([blank for blank in blanks if blank.name in what.split()]
@@ -292,7 +293,7 @@ def explain(blanks, wrong):
     if {name.partition(".")[0] for name in names} - case.scope.keys():
         names += case.given             # the learner chose other names, so show the arguments
     for name in names:
-        with contextlib.suppress(Exception):            # a function, or not set here
+        with contextlib.suppress(Exception):            # a name that is not a number, or not set
             value = torch.as_tensor(eval(name, {}, case.scope)).detach()
             is_row = re.search(rf"\b{name}(\[.*?\])?\)*\.(mean|std|sum)\(", text)
             is_cell = value.dim() <= differ.dim() and all(
@@ -306,19 +307,20 @@ def explain(blanks, wrong):
     pair = [table[index].item() for table in (found, should)]
     count = 5 if numbers(pair[0]) != numbers(pair[1]) else 10
     where = f"{what} at {list(index)}" if index else what
-    said = [f"with {', '.join(map(' '.join, given.items()))}:"] if given else []
-    said.append("{} is {}, should be {}".format(where, *(numbers(x, count) for x in pair)))
+    sentences = [f"with {', '.join(map(' '.join, given.items()))}:"] if given else []
+    sentences.append("{} is {}, should be {}".format(where, *(numbers(x, count) for x in pair)))
     ratios = (found / should)[differ]
     if what.startswith("the gradient") and not found.any():
-        said.append("no gradient arrives there: is something detached?")
+        sentences.append("no gradient arrives there: is something detached?")
     elif (len(ratios) > 2 and 0 < ratios[0].abs() < torch.inf
           and ratios.isclose(ratios[0], rtol=1e-4).all()):
-        said.append(f"all that are wrong are {numbers(ratios[0].item())} times what they should be")
-    return said
+        factor = numbers(ratios[0].item())
+        sentences.append(f"every wrong number is {factor} times what it should be")
+    return sentences
 
 
 def numbers(value, count=5):
-    """A number, or a list, with so many digits. -> str"""
+    """Format a number, or a list of numbers, with `count` digits. -> str"""
     if isinstance(value, list):
         return f"[{', '.join(numbers(part) for part in value)}]"
     return f"{round(value, 9) + 0.0:.{count}g}"

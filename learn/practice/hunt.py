@@ -1,7 +1,7 @@
-"""Bug hunts: a script with one planted mistake, whose run stands beside five right ones.
+"""Bug hunts: a script with one planted mistake, and its run next to five correct runs.
 
-hunts.json stores what was measured (make hunts): of each script five right runs and, of mistakes
-of learn/practice/mistakes.txt with which the reward still rises, a run.
+hunts.json stores the measured runs (make hunts): five correct runs of each script, and one run for
+each mistake of learn/practice/mistakes.txt with which the reward still rises.
 """
 import json
 import re
@@ -21,15 +21,15 @@ SHORT = ("--num_iterations 2 --num_prompts 16 --micro_batch_size 16 --max_steps 
 FLAGS = {"reinforce": "--baseline rloo --view token --gamma 0.99 --beta 0.02", "ppo": "--beta 0.02",
          "grpo": "--loss_type dapo --beta 0.05", "gspo": "--beta 0.02",
          "dpo": "--online --label_smoothing 0.1"}
-# How far a metric of a hunt is at least from those of right runs, in widths of their span.
+# Level -> least distance of some metric from the range of correct runs, in widths of this range.
 LEVELS = {1: 4.0, 2: 1.0, 3: 0.0}
 WINDOWS = {"first 5 steps": slice(5), "last 5 steps": slice(-5, None)}
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def planted(source, mutant):
-    """A text with a mistake, its comments in their columns, which else would betray it. -> str, its
-    first line, its last"""
+    """Plant a mistake in a text. Comments stay in their columns, or they would give it away.
+    -> the text, the first and the last line of the mistake"""
     old = "\n".join(mutant.old)
     first = source.partition(old)[0].count("\n")
     columns = {}
@@ -45,8 +45,9 @@ def planted(source, mutant):
 
 
 def distances(found, right):
-    """How far a run is from right ones: 0 in their span, 1 a width of the span above, -1 below.
-    found: {metric: (steps,)}, right: {metric: (runs, steps)}. -> {(metric, window): float}"""
+    """Measure how far a run is from correct runs: 0 inside their range, 1 if it is above by the
+    width of the range, -1 if it is below by that. found: {metric: (steps,)}, right:
+    {metric: (runs, steps)}. -> {(metric, window): float}"""
     ways = {}
     for metric, rows in right.items():
         for window, steps in WINDOWS.items():
@@ -58,44 +59,44 @@ def distances(found, right):
 
 
 def load(name):
-    """What was measured of a script. -> {"right": {metric: rows}, "hunts": list of dicts}"""
+    """Load the measured runs of a script. -> {"right": {metric: rows}, "hunts": list of dicts}"""
     return json.loads(MEASURED.read_text())[f"{name}.py"]
 
 
 def plant(name, hunt):
-    """-> the mistake of a hunt, planted(the script, this)"""
+    """Plant the mistake of a hunt. -> the mistake, and what `planted` returns"""
     [mutant] = [mutant for mutant in mutants()
                 if (mutant.file, mutant.name) == (hunt["file"], hunt["mistake"])]
     source = (ROOT / f"{name}.py").read_text()
     if source.count("\n".join(mutant.old)) != 1:
-        common.fail(f"{name}.py has changed where the mistake goes: make hunts measures anew")
+        common.fail(f"{name}.py has changed in the lines of the mistake; run make hunts again")
     return mutant, *planted(source, mutant)
 
 
 def begin(name="grpo", level="1"):
     """Write the next hunt of a script and a level into the current folder, and show its run."""
     if name not in FLAGS or level not in ("1", "2", "3"):
-        common.fail(f"hunt {name} {level}: a script of {', '.join(FLAGS)}, and a level, 1 to 3")
+        common.fail(f"hunt {name} {level}: name one of {', '.join(FLAGS)}, and a level from 1 to 3")
     measured = load(name)
     for number, hunt in enumerate(measured["hunts"], start=1):
         path = Path("hunt", f"{name}_{number}.py")
         if hunt["level"] == int(level) and not path.exists():
             break
     else:
-        common.fail(f"hunt/ has all hunts of {name}, level {level}: move them away to try again")
+        common.fail(f"hunt/ contains all hunts of {name}, level {level}; move one away to repeat it")
     common.write(path, plant(name, hunt)[1])
-    print(f"{path} has one mistake. Its run, compared with five right ones:\n")
+    print(f"{path} contains one mistake. Its run, next to five correct runs:\n")
     show(hunt["run"], measured["right"])
     flags = textwrap.fill(f"{FLAGS[name]} {SHORT}", 90, break_on_hyphens=False).split("\n")
     where = "" if Path.cwd() == ROOT else f"PYTHONPATH={ROOT} "
-    print("\nRead it; try it out, as these 20 steps were made:")
+    print("\nRead the file, and try it out. This command makes the 20 steps above:")
     print(f"  {where}python -m hunt.{path.stem}", *flags, sep=" \\\n    ")
     print(f"Then name the line, or the function:\n  {COMMAND} learn.practice answer {path} 143")
 
 
 def show(run, right):
-    """Print of each metric the mean of right runs and the run, as blocks for the steps, and in the
-    windows the span of the means of right runs and that of the run."""
+    """Print each metric step by step, as blocks: the mean of the correct runs, and this run. For
+    each window, print the range of the correct runs' means, and the mean of this run."""
     print(" " * 56 + "         ".join(WINDOWS))
     ways = distances(run, right)
     for metric, rows in right.items():
@@ -114,18 +115,18 @@ def show(run, right):
 
 
 def side(way):
-    """What a distance is called. -> str"""
+    """Name a distance. -> str"""
     return "" if abs(way) < 1 else "too high" if way > 0 else "too low"
 
 
 def answer(word, guess=None):
-    """Print whether a line or a function has the mistake; if so, or without a guess, all about it.
-    A line is compared as text, because a learner's edits may have moved it."""
+    """Print whether a line or a function has the mistake. If so, or without a guess, explain it. A
+    line is compared as text, because a learner's edits may have moved it."""
     path = Path(word)
     name, _, number = path.stem.partition("_")
     hunts = load(name)["hunts"] if name in FLAGS else []
     if not path.is_file() or not number.isdecimal() or not 0 < int(number) <= len(hunts):
-        common.fail(f"{word} is no hunt; hunts are files like hunt/grpo_1.py")
+        common.fail(f"{word}: is not a hunt; name a file such as hunt/grpo_1.py")
     hunt = hunts[int(number) - 1]
     mutant, text, first, last = plant(name, hunt)
     lines = text.split("\n")
@@ -145,11 +146,11 @@ def answer(word, guess=None):
     ways = distances(hunt["run"], load(name)["right"])
     signs = [f"{metric} {side(way)} in the {window}"
              for (metric, window), way in ways.items() if side(way)]
-    print(f"What shows it: {'; '.join(signs) or 'no metric'}\nTests that fail: "
+    print(f"Metrics that show it: {'; '.join(signs) or 'none'}\nTests that catch it: "
           f"python -m pytest {' '.join(mutant.files)} -k '{mutant.words or 'test'}'")
 
 
 def home(lines, number):
-    """The function or class of a line, by number. -> its name"""
+    """Find the function or class of the line with a number. -> its name"""
     heads = [re.match(r"(?:def|class) (\w+)", line) for line in lines[:number]]
     return next((head[1] for head in reversed(heads) if head), "no function")

@@ -1,9 +1,9 @@
-"""The planted mistakes of mistakes.txt: `make mutants` requires that a test fails on each of them,
-and practice recognizes those that a learner makes.
+"""Read the planted mistakes of mistakes.txt. `make mutants` checks that a test fails on each of
+them, and practice recognizes them when a learner makes one.
 
-A line `== file | tests` says whose mistakes follow and which tests should fail: files of tests, and
-an expression for pytest -k. Each mistake is a name, the lines that are replaced (-), and the lines
-that replace them (+).
+A line `== file | tests` names the file of the mistakes that follow and the tests that should fail:
+files of tests, and an expression for pytest -k. Each mistake has a name, the lines that are
+replaced (-), and the lines that replace them (+).
 """
 from pathlib import Path
 from typing import NamedTuple
@@ -14,14 +14,14 @@ MISTAKES = Path(__file__).with_name("mistakes.txt")
 class Mutant(NamedTuple):
     file: str
     name: str
-    old: list           # of lines
+    old: list           # lines that are replaced
     new: list
-    files: list         # of tests
-    words: str          # for pytest -k
+    files: list         # files of tests
+    words: str          # expression for pytest -k
 
 
 def parse(text):
-    """The mutants of a text like mistakes.txt."""
+    """Parse a text like mistakes.txt. -> list of Mutant"""
     mutants = []
     for line in text.splitlines():
         mark = line[:2].strip()
