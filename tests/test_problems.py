@@ -88,7 +88,7 @@ BAD = ["{", '{"prompt": "q", "answer": 1} {}', "[]", '{"prompt": "q"}',
 
 @pytest.mark.parametrize("line", BAD, ids=range(len(BAD)))
 def test_a_line_that_is_no_problem_is_refused_with_its_number(refused, load, line):
-    said = f'train.jsonl: line 22 is not {{"prompt": "...", "answer": "..."}}: {line[:40]!a}; without'
+    said = f'train.jsonl: line 22 is not {{"prompt": "...", "answer": "..."}}: {line[:40]!a}'
     refused(said, load, [*records(20), "", line, *records(20)])
 
 

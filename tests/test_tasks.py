@@ -75,7 +75,7 @@ def test_the_problems_and_demonstrations_of_a_seed_stay_the_same(name, checksum)
     ({"reward": "model", "task": "gridworld:0.2"}, "nothing is right or wrong"),
     *(({"reward": names}, "growing_length")
       for names in ("", "acuracy", "accuracy+", "format+format", "__doc__")),
-    *(({"reward": f"accuracy+{name}", "task": "lookup,arithmetic"}, "which arithmetic does not have")
+    *(({"reward": f"accuracy+{name}", "task": "lookup,arithmetic"}, "arithmetic does not have")
       for name in ("fine", "coarse"))], ids=str)
 def test_what_a_task_cannot_do_is_refused_in_one_line(flags, words, refused):
     refused(words, load, **flags)
