@@ -1,4 +1,4 @@
-"""Measure the chapters of the path: docs/path.json, its numbers by name, and the claims."""
+"""Measure the chapters of the path, look up their numbers by name, and judge their claims."""
 import hashlib
 import json
 import math
@@ -15,7 +15,7 @@ def steps_of(name):
 
 
 def digest(source, seed, steps):
-    """Name a run by what it depends on: the script below its docstring, seed, steps. -> str"""
+    """Hash what a run depends on: the script below its docstring, the seed, the steps. -> str"""
     text = source.split('"""', 2)[2]
     return hashlib.sha256(f"{text}{seed}{steps}".encode()).hexdigest()[:16]
 
@@ -25,7 +25,7 @@ def load():
 
 
 def runs_of(name, stored, seeds=SEEDS):
-    """Look up the runs of a chapter. -> dict from side to list of runs, one for each seed"""
+    """Look up the stored runs of a chapter. -> dict from side to list of runs, one per seed"""
     return {side: [stored[digest(source, seed, steps_of(name))] for seed in seeds]
             for side, source in sides(name).items()}
 
@@ -45,7 +45,7 @@ def measure(names, seeds=SEEDS):
 
 
 def short(result):
-    """Keep what is stored of a run: three digits of each number, one text. -> dict"""
+    """Shorten a result for docs/path.json: three digits of each number, one text. -> dict"""
     steps = result["steps"]
     metrics = {name: [float(f"{step[name]:.3g}") for step in steps]
                for name in (steps[0] if steps else ()) if name not in ("text", "step")}
@@ -56,9 +56,10 @@ def short(result):
 def value(one, name):
     """Compute a number of a stored run. -> float
 
-    accuracy and base are greedy accuracies at the end and the start; samples_to 0.6 counts outputs
-    until the mean of three steps is 0.6; last, first, max and mean are of the share of right
-    outputs, last_kl and so on of another metric. last is the mean of the last three steps.
+    accuracy and base are the greedy accuracies at the end and at the start. samples_to 0.6 counts
+    outputs until the mean of three steps is at least 0.6. last, first, max and mean summarize the
+    share of right outputs, where last is the mean of the last three steps; last_kl, first_kl and
+    so on summarize another metric.
     """
     name, _, level = name.partition(" ")
     kind, _, metric = name.partition("_")
@@ -79,17 +80,19 @@ def value(one, name):
 
 
 def check(names, stored, seeds):
-    """Judge the claims of chapters, lines such as `without last < with last`, and print for each
-    how many seeds have its sign, and the differences. -> whether all seeds have all signs"""
+    """Judge the claims of chapters, which are lines such as `without last < with last`.
+
+    Prints for each claim on how many seeds it holds, and the differences. -> whether all hold
+    """
     holds = True
     for name in names:
         runs = runs_of(name, stored, seeds)
         for line in CHAPTERS[name].fields.get("claim", "").splitlines() or ["no claim"]:
             (low, of_low), *other = (part.split(" ", 1) for part in line.split(" < "))
-            found = [value(b, of_high) - value(a, of_low) for high, of_high in other
-                     for a, b in zip(runs[low], runs[high])]
-            count = sum(difference > 0 for difference in found)
-            holds = holds and count == len(found)
-            print(f"{name:12} {line:44} {count} of {len(found)}: "
-                  + " ".join(f"{difference:+.3g}" for difference in found))
+            differences = [value(b, of_high) - value(a, of_low) for high, of_high in other
+                           for a, b in zip(runs[low], runs[high])]
+            count = sum(difference > 0 for difference in differences)
+            holds = holds and count == len(differences)
+            print(f"{name:12} {line:44} {count} of {len(differences)}: "
+                  + " ".join(f"{difference:+.3g}" for difference in differences))
     return holds

@@ -10,7 +10,7 @@ from learn.path.rungs import BASE, CHAPTERS, ROOT, RUNGS, counts, diff, script
 from learn.read import code, page, paper
 
 DOCS = ROOT / "docs"
-NANO = "mean"               # the rung that is nano.py; later ones are side roads
+NANO = "mean"               # the rung that is nano.py; later rungs are branches
 COVER = "clip"              # the chapter whose picture README shows
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 560, 236, 46, 124, 12, 30
 NUMBER = re.compile(r"\{(?:(\w+) )?(without|with|also|fourth) (%?)([a-z_]+(?: [\d.]+)?)"
@@ -24,11 +24,11 @@ path{fill:none;stroke:currentColor}.grid{stroke-dasharray:2 4;opacity:.4}.thin{o
 
 
 def fill(text, here, stored):
-    """Replace {with %last} by a mean over the seeds, and {clip} by the number of a rung. -> str"""
+    """Replace {with %last} by a mean over the seeds, and {clip} by its rung's number. -> str"""
     def number(match):
         chapter, side, percent, name, form = match.groups()
         runs = runs_of(chapter or here, stored)[side]
-        if name == "text":                              # an output of the last step, of seed 0
+        if name == "text":                              # an output of the last step with seed 0
             return f"`{runs[0]['text']}`"
         x = fmean(value(one, name) for one in runs)
         if not math.isfinite(x):
@@ -46,8 +46,9 @@ def fill(text, here, stored):
 
 # ---- a picture -------------------------------------------------------------------------------
 def chart(name, stored, line):
-    """Draw a metric of all sides over the steps: thin lines for seeds, a thick one for their mean.
-    line: `METRIC | title | range=0 1 | without=label | with=label`, and x=samples. -> SVG, title"""
+    """Draw a metric of all sides over the steps, with thin lines for seeds and a thick one for
+    their mean. line is `METRIC | title | range=0 1 | without=label | with=label`, and may contain
+    x=samples. -> SVG, title"""
     metric, title, *options = (part.strip() for part in fill(line, name, stored).split("|"))
     options = dict(option.split("=", 1) for option in options)
     curves = {side: [points(one, metric, options) for one in runs]
@@ -58,8 +59,8 @@ def chart(name, stored, line):
     edge, floor = WIDTH - RIGHT, HEIGHT - BOTTOM
     spot = lambda x, y: (LEFT + (edge - LEFT) * x / last,
                          floor - (floor - TOP) * (max(min(y, high), low) - low) / (high - low))
-    text = lambda x, y, said, kind: (f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">'
-                                     f"{html.escape(said)}</text>")
+    text = lambda x, y, label, kind: (f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">'
+                                      f"{html.escape(label)}</text>")
     parts = [text(LEFT, HEIGHT - 8, "output 0" if "x" in options else "step 0", ""),
              text(edge, HEIGHT - 8, f"{last:,.0f}", "end")]
     for tick in (low + (high - low) * quarter / 4 for quarter in range(5)):
@@ -97,10 +98,10 @@ def prose(text, name, stored):
     """Turn paragraphs with *emphasis*, `code`, [links](to), symbols and placeholders into HTML."""
     paragraphs = ""
     for part in text.split("\n\n"):
-        words = page.prose(fill(" ".join(part.split()), name, stored), None, has_links=False)
-        words = re.sub(r"(<code>.*?</code>)|\*([^*<>]+)\*",
-                       lambda match: match[1] or f"<em>{match[2]}</em>", words)
-        paragraphs += f"<p>{words}</p>"
+        inner = page.prose(fill(" ".join(part.split()), name, stored), None, has_links=False)
+        inner = re.sub(r"(<code>.*?</code>)|\*([^*<>]+)\*",
+                       lambda match: match[1] or f"<em>{match[2]}</em>", inner)
+        paragraphs += f"<p>{inner}</p>"
     return paragraphs
 
 
@@ -121,14 +122,14 @@ def folded(summary, body, kind):
 
 
 def chapter(name, stored):
-    """One chapter: words on the left, picture and patch on the right. -> HTML"""
+    """Build a chapter, with its text on the left and its picture and patch on the right. -> HTML"""
     number, _, _, field = CHAPTERS[name]
     say = lambda text: prose(text, name, stored)
     inline = lambda text: say(text)[3:-4]
-    changes = "".join(folded(inline(field[told]), patch_box(field[kind].split("\n")), "setting")
-                      if kind in field else f"<p class=setting>{inline(field[told])}</p>"
-                      for kind, told in (("setting", "told"), ("without", "told_without"),
-                                         ("also", "told_also")) if told in field)
+    changes = "".join(folded(inline(field[note]), patch_box(field[kind].split("\n")), "setting")
+                      if kind in field else f"<p class=setting>{inline(field[note])}</p>"
+                      for kind, note in (("setting", "note"), ("without", "note_without"),
+                                         ("also", "note_also")) if note in field)
     equations = "".join(f"<div class=eq><div>{paper.math(text, ' displaystyle=true')}</div></div>"
                         for text in field["equation"].split("\n"))
     drawn = (chart(name, stored, line) for line in field["picture"].split("\n"))
@@ -152,14 +153,14 @@ def chapter(name, stored):
 
 
 def table(stored, link):
-    """List the rungs: name, lines, what is measured, without, with. -> list of lists of str"""
+    """List the rungs: name, lines, metric, its values without and with. -> list of lists of str"""
     return [[link(*CHAPTERS[name]), counts(name),
              *(fill(cell.strip(), name, stored) for cell in row.split("|"))]
             for name, row in ((name, CHAPTERS[name].fields["row"]) for name in RUNGS)]
 
 
 def build(stored):
-    """-> HTML of docs/path.html"""
+    """Build docs/path.html. -> HTML"""
     top = CHAPTERS[BASE].fields
     links = page.navigation({"start": "index.html", "the path": "path.html", "play": "play.html",
                              "the lab": "lab.md", "the zoo": "zoo.md"}, "path.html")
@@ -173,20 +174,21 @@ def build(stored):
 <table class=rungs><thead><tr><th>rung</th><th>lines</th><th>measured</th><th>without</th>
 <th>with</th></tr></thead><tbody>{rows}</tbody></table>{prose(top["after"], BASE, stored)}</header>
 <main>{"".join(chapter(name, stored) for name in RUNGS)}
-<section class=rung><h2>Where the road goes on</h2>{prose(top["onward"], BASE, stored)}</section>
+<section class=rung><h2>Where to go from here</h2>{prose(top["onward"], BASE, stored)}</section>
 </main>"""
     return page.document(top["title"], top["description"].replace("\n", " "), body, "path")
 
 
 def build_markdown(stored):
-    """-> text of docs/path.md: the table of rungs, and for each its pain and its patch"""
+    """Build docs/path.md: the table of rungs, and the hook and the patch of each. -> Markdown"""
     top = CHAPTERS[BASE].fields
     slug = lambda field: re.sub(r"[^\w -]", "", field["short"].lower()).replace(" ", "-")
     rows = table(stored, lambda number, name, on, field:
                  f"{number}. [{field['short']}](#{slug(field)})")
     parts = "".join(f"\n## {field['short'][0].upper()}{field['short'][1:]}\n\n"
-                    f"{fill(field['hook'], name, stored)} `python -m learn.path {number}` shows "
-                    "and runs this patch:\n\n```diff\n" + "\n".join(diff(name)) + "\n```\n"
+                    f"{fill(field['hook'], name, stored)} `python -m learn.path {number}` runs "
+                    "the script without and with this patch:\n\n```diff\n"
+                    + "\n".join(diff(name)) + "\n```\n"
                     for number, name, _, field in map(CHAPTERS.get, RUNGS))
     return (f"# {top['title']}\n\n{fill(top['lead'], BASE, stored)}\n\n{top['here']}\n\n"
             f"![{chart(COVER, stored, CHAPTERS[COVER].fields['picture'])[1]}](path.svg)\n\n"

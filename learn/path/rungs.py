@@ -1,10 +1,11 @@
-"""Build the scripts of the path: each is a patch of a few lines on an earlier one.
+"""Build the scripts of the path: each is an earlier script with a patch of a few lines.
 
-chapters.txt has a chapter for each rung: `== clip on ratio` begins one, a patch on rung `ratio`.
-Then come fields, each a line @NAME followed by its text. @patch holds the hunks of a unified diff,
-without line numbers and with @@ between two hunks: lines with " " or "-" must occur in the script
-exactly once, and lines with " " or "+" replace them. @setting is a change that the experiment of a
-chapter makes to all of its scripts, to make the pain show. @docstring is that of the script.
+chapters.txt has a chapter for each rung. The line `== clip on ratio` begins the chapter of rung
+`clip`, which is a patch on rung `ratio`. Its fields follow, each a line @NAME with its text. @patch
+contains the hunks of a unified diff, without line numbers and with @@ between two hunks: the lines
+with " " or "-" must occur in the script exactly once, and the lines with " " or "+" replace them.
+@setting is another patch, which the experiment of a chapter applies to all of its scripts, so that
+the problem shows; @note explains it. @docstring is the docstring of the script.
 """
 import difflib
 import re
@@ -70,8 +71,8 @@ def script(name, setting=""):
 def sides(name):
     """Build the scripts that a chapter compares. -> dict from side to script
 
-    `without` is the rung that the chapter patches or, where the chapter has a field @without, its
-    own script with that change. `also` and `fourth` are further scripts, if there are such fields.
+    `without` is the rung that the chapter patches or, if the chapter has a field @without, its own
+    script with that change. `also` and `fourth` are further scripts, if the chapter has the fields.
     """
     chapter = CHAPTERS[name]
     source = script(name, name)
@@ -88,5 +89,6 @@ def diff(name):
 
 
 def counts(name):
+    """Count the added and removed lines of a patch. -> str such as "+2 -1", empty for the base"""
     signs = [line[0] for line in diff(name)] if name in RUNGS else []
     return f"+{signs.count('+')} -{signs.count('-')}" if signs else ""

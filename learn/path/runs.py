@@ -1,7 +1,7 @@
 """Run a rung from a base that is made once for each seed, and measure it from outside.
 
-The script itself stays unchanged. Three names that it looks up in its own module (make_base,
-sample, print) are wrapped, and the wrappers draw nothing from its random generators. A watched run
+The script itself stays unchanged. We wrap three names that it looks up in its own module
+(make_base, sample, print), and the wrappers draw nothing from its random generators. A watched run
 therefore gives the same numbers as the file, to the last digit.
 """
 import ast
@@ -35,7 +35,7 @@ class Watch:
         key = f"{parts}{self.module.T}{seed}{base_steps}{torch.__version__}"
         self.file = CACHE / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.pt"
         self.steps, self.batches, self.printed = [], [], []
-        self.label = label              # comes before each printed line; None: print nothing
+        self.label = label              # begins each printed line; if None, nothing is printed
         for name in ("make_base", "sample", "print"):
             setattr(self.module, name, getattr(self, name))
 
@@ -43,7 +43,7 @@ class Watch:
         if not self.file.exists():
             self.real["make_base"](policy, rng, steps)
             CACHE.mkdir(parents=True, exist_ok=True)
-            part = self.file.with_suffix(f".{os.getpid()}")     # a stopped run leaves no half base
+            part = self.file.with_suffix(f".{os.getpid()}")     # a run may stop halfway
             torch.save([policy.state_dict(), rng.getstate(), torch.get_rng_state()], part)
             part.replace(self.file)
         weights, python_state, torch_state = torch.load(self.file, weights_only=False)
@@ -62,8 +62,8 @@ class Watch:
             self.batches.append((tokens, (change.sum() / mask.sum()).item()))
         return tokens
 
-    def print(self, *words, **options):
-        text = " ".join(map(str, words))
+    def print(self, *values, **options):
+        text = " ".join(map(str, values))
         self.printed.append(text)
         if text.startswith("step "):
             printed = {name: float(x) for name, x in re.findall(r"(\w+) (-?\d+[.]\d+)", text)}
@@ -74,7 +74,7 @@ class Watch:
             builtins.print(f"{self.label}{text}", **options)
 
     def summary(self):
-        """Measure what a step sampled. -> dict: text, and shares or means of all its outputs"""
+        """Measure the outputs of a step. -> dict: one text, and shares or means of all outputs"""
         W, G = self.module.W, getattr(self.module, "G", 1)
         tokens = torch.cat([tokens for tokens, _ in self.batches])
         texts = self.real["decode"](tokens)
@@ -90,11 +90,11 @@ class Watch:
             think=fmean("<think>" in text for text in texts),
             wrong_tokens=((lengths * (1 - right)).sum() / (1 - right).sum().clamp(1)).item(),
             silent=silent.float().mean().item(),        # groups that are all right or all wrong
-            cut=(lengths > self.module.T).float().mean().item(),        # outputs without an end
-            kl=fmean(kl for _, kl in self.batches))     # to the base, nats per token
+            cut=(lengths > self.module.T).float().mean().item(),        # outputs without END
+            kl=fmean(kl for _, kl in self.batches))     # KL to the base, in nats per token
 
     def run(self, seed, **sizes):
-        """-> dict: steps, CPU seconds after the base, greedy accuracy before and after"""
+        """Run main. -> dict: steps, CPU seconds after the base, greedy accuracy before and after"""
         self.module.main(seed=seed, **sizes)
         seconds = time.process_time() - self.begun
         accuracy = [float(text.split()[3]) for text in self.printed if text.startswith("held-out")]
@@ -102,8 +102,8 @@ class Watch:
 
 
 def run(source, seed, steps=None, label=None):
-    """Run a script, watched; steps: as in its main if not given. -> dict as Watch.run returns it"""
-    torch.manual_seed(0)                # what a script draws before its main sets the seed
+    """Run and watch a script, by default for as many steps as its main. -> dict of Watch.run"""
+    torch.manual_seed(0)                # a script may draw numbers before its main sets the seed
     random.seed(0)
     sizes = {} if steps is None else dict(steps=steps)
     return Watch(source, seed, label=label).run(seed, **sizes)
