@@ -1,8 +1,9 @@
 """DPO: direct preference optimization (arXiv:2305.18290).
 
-DPO learns from pairs of outputs to a question q, of which one, w, was chosen, and the other, l, was
-rejected. It needs no reward model, because a policy stands for a reward. Of all policies pi, the
-one with the highest expected reward R less beta KL(pi || pi_ref) is
+RLHF trains a reward model on preferences, and then samples from the policy during training. DPO
+needs neither: it learns directly from pairs of outputs to a question q, of which one, w, was
+chosen, and the other, l, was rejected. This works because every policy stands for a reward. Of all
+policies pi, the one with the highest expected reward R minus beta KL(pi || pi_ref) is
 
   pi*(y | q) = pi_ref(y | q) exp(R(q, y) / beta) / Z(q)
 
@@ -19,10 +20,11 @@ negative logarithm:
   L     = -(1 - e) log sigmoid(beta M) - e log sigmoid(-beta M)                      (3)
   KL_t  = pi_ref / pi - log(pi_ref / pi) - 1                                         (4)
 
-pi_ref is the base. e is the chance that w and l were mixed up: 0 in DPO, more in cDPO
-(--label_smoothing). (4) is not in the loss, but says at evaluations, over samples of pi, how far pi
-is from pi_ref. Other losses replace (3): IPO (2310.12036), hinge (2309.06657), robust DPO
-(2403.00409) and SimPO (2405.14734), where |w| is the number of tokens of w:
+pi_ref is the base. e is the probability that w and l were mixed up: 0 in DPO, more in cDPO
+(--label_smoothing). (4) is not in the loss: evaluations use it, on samples of pi, to measure how
+far pi is from pi_ref. (3) never stops raising M, so IPO (2310.12036) aims at a fixed M, and the
+hinge loss (2309.06657) stops once beta M is 1. Pairs that are mixed up bias (3), which robust DPO
+(2403.00409) corrects. SimPO (2405.14734) needs no pi_ref; |w| is the number of tokens of w:
 
   L     = (M - 1 / (2 beta))^2                                                       (5)
   L     = max(0, 1 - beta M)                                                         (6)
@@ -30,24 +32,25 @@ is from pi_ref. Other losses replace (3): IPO (2310.12036), hinge (2309.06657), 
   L     = -log sigmoid(beta (log pi(w | q) / |w| - log pi(l | q) / |l|) - gamma)     (8)
 
 If a share e of the pairs is mixed up, (7) is on average the loss of DPO on the same pairs in the
-right order. With --average_logps, h(y) is divided by |y|. As the loss sees only M, the chosen
-output may become less likely, if the rejected one loses more. Against this, RPO (2404.19733) adds
+right order. With --average_logps, h(y) is divided by |y|. The loss depends on M alone, so even the
+chosen output may become less likely, if the rejected one loses more. So RPO (2404.19733) adds
 
   -alpha / |w| log pi(w | q)                                                         (9)
 
-The pairs: of G outputs to a question, the one with the best reward is chosen over that with the
-worst, the second best over the second worst, and so on while the rewards differ. The base writes
-the outputs, so the pairs of a run are a fixed data set, though made step by step; with --online,
-the policy writes them; with --pairs, a file holds them.
+The pairs are made from G outputs to a question: the output with the best reward is chosen over the
+one with the worst, the second best over the second worst, and so on while the rewards differ. The
+base writes the outputs, so the pairs of a run are a fixed data set, although it is made step by
+step. With --online, the policy writes them; with --pairs, they come from a file.
 
-Departures from the papers: by default a verifier chooses, not people; pi_ref is not trained on the
-chosen outputs first. In (5), TRL takes means over tokens, as --average_logps does, not sums. The
-metrics rewards/* are beta h(y) with every loss, though SimPO has no pi_ref.
+Departures from the papers: by default, a verifier chooses, not people; pi_ref is not trained on the
+chosen outputs first. In (5), TRL uses means over tokens, as --average_logps does, instead of sums.
+The metrics rewards/* are beta h(y) with every loss, although SimPO has no pi_ref.
 
 Usage: python dpo.py --task arithmetic
-In 20 seconds on a CPU, the base policy of grpo.py, whose likeliest answers are right one time in
-ten, is right 97 times in 100 or more. Runs of more steps go past their best: after 40 it is 80 to
-93 times, by seed. With --online, all three seeds tried stay at 99 or more.
+The base policy of grpo.py, whose most likely answers are right one time in ten, becomes right 97
+times in 100 or more in 20 seconds on a CPU. Longer runs go past their best: after 40 steps it is
+right 80 to 93 times, depending on the seed. With --online, all three seeds that we tried stay at 99
+or more.
 """
 import copy
 import dataclasses
@@ -64,8 +67,8 @@ from tqdm import tqdm
 import common
 
 # Shapes: P prompts, G completions of each, B = P * G rows (row p * G + g is completion g of prompt
-# p), N pairs of rows; W prompt tokens, T completion tokens, L any number of tokens, V vocabulary,
-# D width, H heads, KV key/value heads, hd head size.
+# p), N pairs of rows; W prompt tokens, T completion tokens, L any number of tokens, V size of the
+# vocabulary, D width, H heads, KV key/value heads, hd head size.
 
 
 # ---- 1. configuration ------------------------------------------------------------------------
@@ -73,21 +76,21 @@ import common
 @dataclasses.dataclass(frozen=True)
 class Config(common.Config):
     beta: float = 0.1                       # weight of the KL to the base; ipo: 0.5, simpo: 2
-    loss_type: Literal["sigmoid", "ipo", "hinge", "robust", "simpo"] = "sigmoid"    # (3), (5) ..
-    label_smoothing: float = 0.0            # chance that a pair is the wrong way round (e)
+    loss_type: Literal["sigmoid", "ipo", "hinge", "robust", "simpo"] = "sigmoid"    # (3), (5)-(8)
+    label_smoothing: float = 0.0            # probability that a pair is mixed up (e)
     simpo_gamma: float = 0.5                # offset of the margin in (8) (gamma)
-    average_logps: bool = False             # divide log-probabilities of outputs by their lengths
-    nll_coef: float = 0.0                   # weight of (9), the likelihood of the chosen (alpha)
-    online: bool = False                    # pairs are made of outputs of the policy, not the base
+    average_logps: bool = False             # divide log pi of an output by its length
+    nll_coef: float = 0.0                   # weight of (9), for the chosen outputs (alpha)
+    online: bool = False                    # make pairs from outputs of the policy, not the base
     pairs: str = ""                         # file of pairs: lines with prompt, chosen, rejected
     save_pairs: bool = False                # write the pairs of each step to pairs.jsonl
     num_iterations: int = 1                 # passes over the pairs of each batch
-    learning_rate: float = 1e-4             # of AdamW
-    max_steps: int = 30                     # batches to train on at most; 0: only make the base
+    learning_rate: float = 1e-4             # learning rate of AdamW
+    max_steps: int = 30                     # largest number of batches; 0: only the base
 
     def rules(self):
         yield from super().rules()
-        yield self.beta > 0, "--beta 0: nothing holds the policy at the base"
+        yield self.beta > 0, "--beta 0: must be above 0; it keeps the policy near the base"
         below = 0.5 if self.loss_type in ("sigmoid", "robust") else 0.0
         is_smooth = self.label_smoothing < below or self.label_smoothing == 0
         yield is_smooth, f"--label_smoothing: must be 0 or below {below} with {self.loss_type}"
@@ -97,13 +100,13 @@ class Config(common.Config):
         yield not (self.pairs and samples), (
             "--pairs: does not go with --online, --save_pairs, --curriculum or --reward")
         can_read = common.optional("tasks.pairs") or not (self.pairs or self.save_pairs)
-        yield can_read, "--pairs and --save_pairs: need tasks/pairs.py, which is not there"
+        yield can_read, "--pairs and --save_pairs: need tasks/pairs.py, which is missing"
 
 
 # ---- 2. the algorithm ------------------------------------------------------------------------
 
 def preferences(rewards):
-    """Pairs within each group: the best row and the worst, the second best and the second worst,
+    """Pair the rows of each group: the best with the worst, the second best with the second worst,
     and so on while their rewards differ. (P, G) -> chosen rows (N,), rejected rows (N,)"""
     P, G = rewards.shape
     order = rewards.argsort(dim=1, descending=True, stable=True)                # (P, G)
@@ -115,14 +118,14 @@ def preferences(rewards):
 
 
 def sequence_logps(logps, mask, average=False):
-    """log pi(y | q) of whole completions y, or log pi(y | q) / |y|. (B, T), (B, T) -> (B,)"""
+    """Compute log pi(y | q) of completions y, or its average per token. (B, T), (B, T) -> (B,)"""
     total = torch.where(mask > 0, logps, 0.0).sum(dim=1)
     return total / mask.sum(dim=1).clamp(min=1) if average else total
 
 
 def dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta,
              loss_type="sigmoid", label_smoothing=0.0, gamma=0.0):
-    """L of pairs, from the log-probabilities of whole completions. (N,) each -> (N,)"""
+    """Compute L of pairs from log-probabilities of whole completions. (N,) each -> (N,)"""
     e = label_smoothing
     h_chosen = chosen - ref_chosen                                              # (N,)  eq. (1)
     h_rejected = rejected - ref_rejected                                        # (N,)  for (1)
@@ -142,8 +145,8 @@ def dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta,
 
 
 def kl(logps, ref_logps, estimator="k3", log_rho=None):
-    """Estimates KL(pi || pi_ref) at each token, from samples of pi. grpo.py has more estimators, of
-    which one takes log_rho. (B, T) each -> (B, T)"""
+    """Estimate KL(pi || pi_ref) at each token from samples of pi. Other estimators, one of which
+    needs log_rho, are in grpo.py. (B, T) each -> (B, T)"""
     x = logps - ref_logps
     assert estimator == "k3", estimator
     return torch.expm1(-x) + x              # unbiased and never negative               eq. (4)
@@ -156,7 +159,7 @@ METRICS = ("loss", "rewards/chosen", "rewards/rejected", "rewards/margins", "rew
 
 
 def pair_loss(policy, reference, batch, chosen, rejected, cfg):
-    """L of N pairs of rows of a batch, and their METRICS, in this order. -> (N,), (7, N)"""
+    """Compute L and the METRICS, in this order, of N pairs of rows. -> (N,), (7, N)"""
     rows = torch.cat([chosen, rejected])                                        # (2 N,)
     T = int(batch.lengths[rows].max())
     prompts = batch.prompts[rows]
@@ -175,7 +178,7 @@ def pair_loss(policy, reference, batch, chosen, rejected, cfg):
     if cfg.nll_coef > 0:
         nll = -cfg.nll_coef * sequence_logps(logps[:N], mask[:N], average=True)         # eq. (9)
         losses = losses + nll
-    reward_chosen = cfg.beta * (logp_chosen - ref_chosen)       # which the policy stands for
+    reward_chosen = cfg.beta * (logp_chosen - ref_chosen)       # the implicit reward
     reward_rejected = cfg.beta * (logp_rejected - ref_rejected)
     margins = reward_chosen - reward_rejected
     return losses, torch.stack([losses, reward_chosen, reward_rejected, margins,
@@ -183,13 +186,13 @@ def pair_loss(policy, reference, batch, chosen, rejected, cfg):
 
 
 def backward(policy, reference, batch, chosen, rejected, cfg):
-    """Accumulate the gradient of the mean of L over N pairs, in micro-batches. -> metrics; they
-    alone, if gradients are not enabled"""
+    """Accumulate the gradient of the mean of L over N pairs, in micro-batches. Without gradients
+    enabled, only the metrics are computed. -> metrics"""
     N = len(chosen)
     chosen, rejected = torch.stack([chosen, rejected]).to(batch.tokens.device)
     sums = torch.zeros(len(METRICS))
     longer = torch.maximum(batch.lengths[chosen], batch.lengths[rejected])      # (N,)
-    size = (cfg.micro_batch_size + 1) // 2                  # in pairs, which have two rows each
+    size = (cfg.micro_batch_size + 1) // 2                  # pairs per part; each has two rows
     for part in common.micro_batches(torch.arange(N, device=longer.device), longer, size):
         losses, metrics = pair_loss(policy, reference, batch, chosen[part], rejected[part], cfg)
         if torch.is_grad_enabled():
@@ -199,7 +202,7 @@ def backward(policy, reference, batch, chosen, rejected, cfg):
 
 
 def update(policy, reference, optimizer, batch, chosen, rejected, cfg, step):
-    """num_iterations passes over the pairs, num_mini_batches optimizer steps each. -> metrics"""
+    """Pass over the pairs num_iterations times, in num_mini_batches steps each. -> metrics"""
     N = len(chosen)
     num_parts = max(1, min(cfg.num_mini_batches, N))
     history = []
@@ -207,7 +210,7 @@ def update(policy, reference, optimizer, batch, chosen, rejected, cfg, step):
         order = torch.randperm(N, generator=common.generator(cfg.seed, "shuffle", step, iteration))
         for part in order.tensor_split(num_parts):
             pairs = part.sort().values
-            optimizer.zero_grad(set_to_none=False)      # zeros: Adam steps even without pairs
+            optimizer.zero_grad(set_to_none=False)      # zeros: Adam also steps without pairs
             metrics = backward(policy, reference, batch, chosen[pairs], rejected[pairs], cfg)
             grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm)
             optimizer.step()
@@ -238,7 +241,7 @@ def main(argv=None):
 
     @torch.no_grad()
     def evaluate_both(policy, task, cfg, greedy=False):
-        """The scores of completions, the metrics of held-out pairs, and the KL to the base."""
+        """Evaluate; add the metrics of held-out pairs and the KL to the base. -> scores"""
         scores = evaluate(policy, task, cfg, greedy)
         metrics = backward(policy, reference, held_out, *held_out_pairs, cfg)
         scores |= {f"pairs/{name}": value for name, value in metrics.items()}
@@ -253,7 +256,7 @@ def main(argv=None):
         sampler = policy if cfg.online else reference
         batch = sample(sampler, task, cfg, run.step)        # questions, G outputs of each, rewards
         chosen, rejected = preferences(batch.rewards)                           # (N,) each
-        metrics = update(                                                       # steps down L
+        metrics = update(                                                       # descend L
             policy, reference, optimizer, batch, chosen, rejected, cfg, run.step)
         labels = torch.zeros(len(batch.texts)).scatter(0, chosen, 1.0).scatter(0, rejected, -1.0)
         run.log(batch, labels, metrics)
@@ -277,7 +280,7 @@ VOCAB_SIZE = 320                                                # padded to a mu
 
 
 def encode_prompts(problems, task, device):
-    """Encode prompts as bytes, never special tokens, left-padded with the token PAD. -> (B, W)"""
+    """Encode prompts as bytes, never as special tokens, and left-pad them with PAD. -> (B, W)"""
     rows = [TOKENIZER.encode_ordinary(problem.prompt) for problem in problems]
     rows = [[PAD] * (task.prompt_width - len(ids)) + ids for ids in rows]
     return torch.tensor(rows, device=device)
@@ -290,7 +293,7 @@ def decode(ids):
 
 
 def verify(problem, text):
-    """Arithmetic: is the number in the text's only <answer> block correct? -> 1.0 or 0.0"""
+    """Check whether the number in the text's only <answer> block is correct. -> 1.0 or 0.0"""
     number = re.search("<answer> {0,199}(-?[0-9]{1,20}) {0,199}</answer>", text)
     is_one = text.count("<answer>") == 1 and text.count("</answer>") == 1
     return float(is_one and number is not None and int(number[1]) == int(problem.answer))
@@ -299,7 +302,7 @@ def verify(problem, text):
 # ---- 6. the policy ---------------------------------------------------------------------------
 
 def rotate(x, cos, sin):
-    """Rotary positions: turn pairs of features by an angle that grows with the position."""
+    """Apply rotary positions: turn pairs of features by an angle that grows with the position."""
     left, right = x.chunk(2, dim=-1)
     return torch.cat([left * cos - right * sin, left * sin + right * cos], dim=-1)
 
@@ -349,7 +352,7 @@ class GPT(nn.Module):
         self.norm = nn.RMSNorm(cfg.hidden_size)
         half = cfg.hidden_size // cfg.num_attention_heads // 2
         frequencies = 10_000.0 ** (-torch.arange(half) / half)
-        self.register_buffer("frequencies", frequencies)        # another head size fails to load
+        self.register_buffer("frequencies", frequencies)        # so another head size fails to load
         generator = common.generator(cfg.base_seed, "weights")
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
@@ -359,15 +362,15 @@ class GPT(nn.Module):
                 nn.init.normal_(weight, std=std, generator=generator)
 
     def hidden(self, tokens, cache=None):
-        """The states from which logits are computed. (B, L) -> (B, L, D). A cache maps each block
-        to keys and values (2, B, KV, L, hd) of earlier tokens; those of `tokens` are appended."""
+        """Compute the states that predict the next tokens. (B, L) -> (B, L, D). The cache maps each
+        block to keys and values (2, B, KV, L, hd) of earlier tokens; new ones are appended."""
         cache = {} if cache is None else cache
         start = cache[self.blocks[0]].shape[3] if cache else 0
         L = tokens.shape[1]
         positions = torch.arange(start, start + L, device=tokens.device)
         angles = positions[:, None] * self.frequencies                          # (L, hd / 2)
         ones = torch.ones(L, start + L, dtype=torch.bool, device=tokens.device)
-        attn_mask = ones.tril(start) if L > 1 else None                         # one token sees all
+        attn_mask = ones.tril(start) if L > 1 else None                         # one attends to all
         x = self.embed.weight[tokens]       # (B, L, D)  nn.Embedding's gradient can vary on CUDA
         for block in self.blocks:
             x = block(x, angles.cos(), angles.sin(), attn_mask, cache)
@@ -385,8 +388,8 @@ def take(cache, rows):
 
 
 def logprobs(logits, tokens, temperature=1.0, kernel="auto"):
-    """Log-probability of each token and entropy, in nats, of softmax(logits / temperature).
-    (B, T, V), (B, T) -> (B, T), (B, T). ValueError for a kernel that cannot run here."""
+    """Compute log-probabilities of tokens, and entropies (nats), of softmax(logits / temperature).
+    (B, T, V), (B, T) -> (B, T), (B, T). ValueError if the kernel cannot run here."""
     if common.kernels and common.kernels.applies(kernel, logits):
         return common.kernels.logprobs(logits, tokens, temperature)             # Triton, on CUDA
     log_p = F.log_softmax(logits / temperature, dim=-1)                         # (B, T, V)
@@ -396,8 +399,8 @@ def logprobs(logits, tokens, temperature=1.0, kernel="auto"):
 
 
 def read_prompts(model, prompts, cache):
-    """Fill the cache with prompts, each different one computed once: updates are 1.3 times faster.
-    (B, W) -> the states from which the first tokens are predicted (B, 1, D)"""
+    """Fill the cache with prompts, and compute equal prompts once: updates are 1.3 times as fast.
+    (B, W) -> the states that predict the first tokens (B, 1, D)"""
     distinct, prompt_index = prompts.unique(dim=0, return_inverse=True)
     hidden = model.hidden(distinct, cache)[:, -1:]
     take(cache, prompt_index)
@@ -405,14 +408,14 @@ def read_prompts(model, prompts, cache):
 
 
 def completion_states(model, prompts, completions):
-    """The states from which the completions' tokens are predicted. (B, W), (B, T) -> (B, T, D)"""
+    """Compute the states that predict the completions' tokens. (B, W), (B, T) -> (B, T, D)"""
     cache = {}
     first = read_prompts(model, prompts, cache)                                 # (B, 1, D)
     return torch.cat([first, model.hidden(completions[:, :-1], cache)], dim=1)
 
 
 def score(model, prompts, completions, temperature=1.0, kernel="auto"):
-    """Log-probabilities and entropies of completions. (B, W), (B, T) -> (B, T), (B, T)"""
+    """Score completions: log-probabilities and entropies. (B, W), (B, T) -> (B, T), (B, T)"""
     hidden = completion_states(model, prompts, completions)                     # (B, T, D)
     return logprobs(F.linear(hidden, model.embed.weight), completions, temperature, kernel)
 
@@ -420,7 +423,7 @@ def score(model, prompts, completions, temperature=1.0, kernel="auto"):
 # ---- 7. rollouts -----------------------------------------------------------------------------
 
 def sample_token(logits, uniforms, temperature):
-    """A token per row by inverse CDF, or the most likely without uniforms. (b, V), (b,) -> (b,)"""
+    """Sample tokens by inverse CDF; without uniforms, take the most likely. (b, V), (b,) -> (b,)"""
     if uniforms is None:
         return logits.argmax(dim=-1)
     cdf = F.softmax(logits / temperature, dim=-1).cumsum(dim=-1)                # (b, V)
@@ -465,7 +468,7 @@ def complete(policy, task, cfg, problems, generator=None):
     if generator is not None:
         shape = (len(problems), cfg.max_completion_length)
         uniforms = torch.rand(shape, generator=generator).to(cfg.device)        # (B, T)
-    roll_out = task.rollout or rollout          # a tool's inserts text; kernels/ has a CUDA graph
+    roll_out = task.rollout or rollout          # tasks with tools and kernels/ replace it
     tokens, mask, logps, entropy, lengths = roll_out(policy, prompts, problems, cfg, uniforms)
     rows = zip(tokens.tolist(), lengths.tolist())
     texts = [decode([i for i in ids[:length] if i != EOS]) for ids, length in rows]
@@ -474,7 +477,7 @@ def complete(policy, task, cfg, problems, generator=None):
 
 
 def sample_batch(policy, task, cfg, purpose, split="train"):
-    """P problems, G completions of each, rewarded: a function of policy, task, seed and purpose."""
+    """Sample and reward G completions of P problems; seed and purpose fix the draws. -> Batch"""
     problems = common.sample_problems(task, cfg.num_prompts, (cfg.seed, purpose), split)
     problems = [problem for problem in problems for _ in range(cfg.num_generations)]    # B
     batch = complete(policy, task, cfg, problems, common.generator(cfg.seed, "rollout", purpose))
@@ -509,8 +512,8 @@ def encode_examples(examples, task, device):
 
 
 def warm_start(model, task, cfg):
-    """Make the base by supervised learning: first from a textbook, which shows its work, then from
-    a forum, where most people only answer. Muon needs half as many batches as AdamW alone."""
+    """Train the base by supervised learning: first on a textbook, which shows its work, then on a
+    forum, where most people only answer. Muon needs half as many batches as AdamW alone."""
     matrices = [weight for weight in model.blocks.parameters() if weight.dim() == 2]
     momenta = {matrix: torch.zeros_like(matrix) for matrix in matrices}
     others = [weight for weight in model.parameters() if weight not in momenta]
@@ -536,7 +539,7 @@ def warm_start(model, task, cfg):
 
 
 def gradient(model, batch, rows):
-    """The part of some rows in the gradient of the batch's mean -log pi(o_t). -> list of tensors"""
+    """Compute the share of `rows` in the gradient of the batch's mean -log pi(o_t). -> list"""
     prompts, tokens, mask, lengths = batch
     T = int(lengths[rows].max())
     tokens = tokens[rows, :T]                                                   # (b, T)
@@ -548,13 +551,13 @@ def gradient(model, batch, rows):
 
 @torch.no_grad()
 def muon_step(matrix, momentum, rate):
-    """Muon (Jordan and others, 2024): step along the momentum of a matrix, made orthogonal by five
+    """Take a step of Muon (Jordan and others, 2024): along the momentum, made orthogonal by five
     Newton-Schulz steps. torch.optim.Muon takes them in bfloat16, which many CPUs only emulate."""
     momentum.lerp_(matrix.grad, 0.05)
-    x = matrix.grad.lerp(momentum, 0.95)                # as Nesterov
+    x = matrix.grad.lerp(momentum, 0.95)                # Nesterov momentum
     is_tall = len(matrix) > matrix.shape[1]
     x = (x.T if is_tall else x) / (x.norm() + 1e-7)
-    for _ in range(5):                                  # takes all singular values close to 1
+    for _ in range(5):                                  # moves all singular values close to 1
         gram = x @ x.T
         x = 3.4445 * x + (2.0315 * gram @ gram - 4.775 * gram) @ x
     matrix.sub_(x.T if is_tall else x, alpha=rate * max(1, len(matrix) / matrix.shape[1]) ** 0.5)

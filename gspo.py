@@ -1,7 +1,8 @@
 """GSPO: group sequence policy optimization (arXiv:2507.18071).
 
-GRPO with one change. The reward judges a whole output, so the importance ratio is that of the whole
-output: the geometric mean of the ratios rho_t of its tokens. One clip then holds for all of them.
+GRPO rewards whole outputs, but its ratios and its clip judge single tokens, each from one sample.
+GSPO makes one change: it uses one importance ratio for the whole output, the geometric mean of the
+ratios rho_t of its tokens. One clip then holds for all of them.
 
   A_i   = (r_i - mean(r)) / (std(r) + 1e-4)                                          (1)
   s_i   = exp(1/|o_i| sum_t log rho_t)                                               (2)
@@ -9,22 +10,26 @@ output: the geometric mean of the ratios rho_t of its tokens. One clip then hold
   KL_t  = pi_ref / pi - log(pi_ref / pi) - 1                                         (4)
   L     = 1/B sum_i 1/|o_i| sum_t (L_i + beta KL_t - c_H H_t)                        (5)
 
-rho_t = pi(o_t | q, o_<t) / pi_old(o_t | q, o_<t); H_t is the entropy of pi, B the number of outputs
-in an optimizer step. log s_i, a mean, stays near 0, so the clip range is narrower than in GRPO.
-CISPO (6), SAPO (7) and --delta are those of grpo.py with s for rho, where sg is stop-gradient; its
-other variants, as the penalty (8), are the same, and --kl_estimator k3_ratio is by rho_t:
+rho_t is pi(o_t | q, o_<t) / pi_old(o_t | q, o_<t). H_t is the entropy of pi at token t, and B is
+the number of outputs in an optimizer step. log s_i is a mean and stays near 0, so the clip range is
+narrower than in GRPO. All other variants come from grpo.py, where you can read why they exist.
+CISPO (6), SAPO (7) and --delta use s instead of rho; sg is stop-gradient. The rest is unchanged,
+such as the penalty (8), and --kl_estimator k3_ratio still uses rho_t:
 
   L_t   = -sg(min(s, 1 + eps_high)) A log pi(o_t | q, o_<t)                          (6)
   L_t   = -4/tau sigmoid(tau (s - 1)) A,          tau = 1 if A > 0, else 1.05        (7)
   R_i   = min(0, max(-1, (T - c - n_i) / c))                                         (8)
 
-GSPO-token lets A differ within an output: its ratio has the value of s_i, and the gradient of token
-t alone. With one A for an output, as here, that is the gradient of GSPO.
+The ratio s_i leaves no room for an A that differs within an output. GSPO-token allows it: its ratio
+has the value of s_i, but the gradient of token t alone. If an output has a single A, as here, this
+is the gradient of GSPO.
 
   s_t   = sg(s_i) pi(o_t | q, o_<t) / sg(pi(o_t | q, o_<t))                          (9)
 
-Departures from the paper: by default a verifier rewards; std has ddof 1, as in TRL; the clip range
-is 100 times that of the paper, 3e-4 and 4e-4, for this small model moves further in a step.
+Departures from the paper: by default a verifier gives the rewards; std has ddof 1, as in TRL; the
+clip range is 100 times that of the paper, 3e-4 and 4e-4, because this small model moves further in
+a step.
+
 Usage: python gspo.py --task arithmetic     15 seconds on a CPU, once there is a base
 """
 import copy
@@ -42,48 +47,48 @@ from tqdm import tqdm
 import common
 
 # Shapes: P prompts, G completions of each, B = P * G rows (row p * G + g is completion g of prompt
-# p), b some of them; W prompt tokens, T completion tokens, L any number of tokens, V vocabulary,
-# D width, H heads, KV key/value heads, hd head size.
+# p), b part of the rows; W prompt tokens, T completion tokens, L any number of tokens, V size of
+# the vocabulary, D width, H heads, KV key/value heads, hd head size.
 
 
 # ---- 1. configuration ------------------------------------------------------------------------
 
-LOSS_TYPES = {                              # what stands for (3), and the average in (5)
+LOSS_TYPES = {                              # the surrogate (3), and the average in (5)
     "grpo": ("clip", "sequence_mean"),
-    "dr_grpo": ("clip", "constant"),        # the paper's needs --scale_rewards none, too
+    "dr_grpo": ("clip", "constant"),        # for the paper, add --scale_rewards none
     "dapo": ("clip", "token_mean"),
     "cispo": ("cispo", "token_mean"),
     "sapo": ("sapo", "sequence_mean")}
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(common.Config):                # G, P, T and others: common.Config
-    loss_type: Literal[tuple(LOSS_TYPES)] = "grpo"      # surrogate and average
-    importance_sampling_level: Literal["sequence", "sequence_token"] = "sequence"   # (2), or (9)
+class Config(common.Config):                # G, P, T and more are in common.Config
+    loss_type: Literal[tuple(LOSS_TYPES)] = "grpo"      # surrogate and average of LOSS_TYPES
+    importance_sampling_level: Literal["sequence", "sequence_token"] = "sequence"   # ratio (2), (9)
     scale_rewards: Literal["group", "batch", "mean", "none"] = "group"      # divisor in (1)
     epsilon: float = 0.03                   # lower clip range (eps_low)
-    epsilon_high: float = 0.04              # upper clip range (eps_high); (6) caps at 1 + it
+    epsilon_high: float = 0.04              # upper clip range (eps_high); (6) caps at 1 + eps_high
     num_iterations: int = 1                 # passes over each batch
     beta: float = 0.0                       # weight of the KL to the base
-    kl_estimator: Literal["k1", "k2", "k3", "k3_ratio"] = "k3"      # of KL_t: (4) is k3
+    kl_estimator: Literal["k1", "k2", "k3", "k3_ratio"] = "k3"      # estimator of the KL; (4) is k3
     entropy_coef: float = 0.0               # weight of the entropy bonus (c_H)
-    dynamic_sampling: int = 0               # times that groups without signal are replaced
+    dynamic_sampling: int = 0               # most rounds that replace groups without signal
     overlong_buffer: int = 0                # buffer of (8) in tokens (c); 0: no penalty
-    mask_truncated_completions: bool = False    # (5) and B without outputs that have no end
-    delta: float = 0.0                      # where A < 0, upper bound of the ratio in (3); 0: none
+    mask_truncated_completions: bool = False    # leave outputs without EOS out of (5) and B
+    delta: float = 0.0                      # upper bound of the ratio in (3) if A < 0; 0: none
 
     def rules(self):
         yield from super().rules()
         is_bound = self.delta == 0 or self.delta > 1 + self.epsilon_high
         yield is_bound, f"--delta {self.delta}: must be above 1 + epsilon_high, or 0"
         is_binary = self.reward == "accuracy" and self.overlong_buffer == 0
-        yield is_binary or self.scale_rewards != "mean", "--scale_rewards mean: for 0 or 1 alone"
+        yield is_binary or self.scale_rewards != "mean", "--scale_rewards mean: needs 0/1 rewards"
 
 
 # ---- 2. the algorithm ------------------------------------------------------------------------
 
 def advantages(rewards, scale_rewards="group", eps=1e-4):
-    """How much better each completion did than its group. (P, G) -> (P, G)"""
+    """Compute how much better each completion did than its group. (P, G) -> (P, G)"""
     A = rewards - rewards.mean(dim=1, keepdim=True)                             # (P, G)  for (1)
     if scale_rewards == "group":
         A = A / (rewards.std(dim=1, keepdim=True) + eps)                        # (P, G)  eq. (1)
@@ -96,7 +101,7 @@ def advantages(rewards, scale_rewards="group", eps=1e-4):
 
 
 def log_ratio(logps, old_logps, mask, level="sequence"):
-    """log s_i in every slot of the mask, or log s_t; 0 elsewhere. (B, T) each -> (B, T)"""
+    """Compute log s_i, or log s_t, in the slots of the mask; 0 elsewhere. (B, T) each -> (B, T)"""
     log_rho = torch.where(mask > 0, logps - old_logps.detach(), 0.0)
     lengths = mask.sum(dim=1, keepdim=True).clamp(min=1)
     log_s = log_rho.sum(dim=1, keepdim=True) / lengths                          # (B, 1)  for (2)
@@ -107,7 +112,7 @@ def log_ratio(logps, old_logps, mask, level="sequence"):
 
 def policy_loss(logps, old_logps, advantages, mask,
                 loss_type="grpo", epsilon=0.2, epsilon_high=0.2, delta=0.0, level="sequence"):
-    """L_t, 0 in masked slots; advantages are (B,), (B, 1) or (B, T). -> (B, T)"""
+    """Compute L_t, 0 in masked slots. advantages: (B,), (B, 1) or (B, T). -> (B, T)"""
     A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
     ratio = log_ratio(logps, old_logps, mask, level).exp()              # (B, T)  eq. (2), eq. (9)
     surrogate, _ = LOSS_TYPES[loss_type]
@@ -121,20 +126,20 @@ def policy_loss(logps, old_logps, advantages, mask,
         token_loss = -weight * A * logps                                        # (B, T)  eq. (6)
     else:
         assert surrogate == "sapo", surrogate
-        tau = 1 + 0.05 * (A <= 0).to(A)                 # 1, or 1.05 where A is not positive
+        tau = 1 + 0.05 * (A <= 0).to(A)                 # 1, or 1.05 if A is not positive
         token_loss = -4 / tau * torch.sigmoid(tau * (ratio - 1)) * A            # (B, T)  eq. (7)
     return torch.where(mask > 0, token_loss, 0.0)
 
 
 def is_clipped(log_rho, A, epsilon, epsilon_high):
-    """Where (3) has no gradient: the ratio passed the bound toward which A pushes. -> (B, T)"""
+    """Find where (3) has no gradient: the ratio passed the bound that A pushes it to. -> (B, T)"""
     ratio = log_rho.exp()
     return torch.where(A > 0, ratio > 1 + epsilon_high, (A < 0) & (ratio < 1 - epsilon))
 
 
 def kl(logps, ref_logps, estimator="k3", log_rho=None):
-    """Estimates KL(pi || pi_ref) at each token, from samples of pi; k3_ratio from those of pi_old,
-    where log_rho is log(pi / pi_old). (B, T) each -> (B, T)"""
+    """Estimate KL(pi || pi_ref) at each token from samples of pi, or with k3_ratio from samples of
+    pi_old, where log_rho is log(pi / pi_old). (B, T) each -> (B, T)"""
     x = logps - ref_logps
     if estimator == "k1":
         return x            # unbiased; as a loss, its gradient on samples of pi is only noise
@@ -144,12 +149,12 @@ def kl(logps, ref_logps, estimator="k3", log_rho=None):
     if estimator == "k3_ratio":
         return log_rho.exp() * k3           # as a loss, it has the gradient of the KL
     assert estimator == "k3", estimator
-    return k3                               # as a loss, it has that of KL(pi_ref || pi)
+    return k3                               # as a loss, its gradient is that of KL(pi_ref || pi)
 
 
 def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None):
-    """The average of token losses (B, T). num_sequences and num_tokens count the whole optimizer
-    step (default: this call), so that the gradients of its micro-batches add up. -> scalar"""
+    """Average token losses (B, T). num_sequences and num_tokens count the whole optimizer step (by
+    default, this call), so that the gradients of its micro-batches add up. -> scalar"""
     num_sequences = len(x) if num_sequences is None else num_sequences
     num_tokens = mask.sum().clamp(min=1) if num_tokens is None else num_tokens
     x = x * mask
@@ -165,22 +170,22 @@ def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None
 
 
 def overlong_penalty(lengths, max_length, buffer):
-    """From 0 at max_length - buffer tokens to -1 at max_length; 0 without a buffer. (B,) -> (B,)"""
+    """Compute the penalty, which falls to -1 over the last `buffer` tokens. (B,) -> (B,)"""
     return ((max_length - buffer - lengths) / max(buffer, 1)).clamp(-1.0, 0.0)  # eq. (8)
 
 
 # ---- 3. the update ---------------------------------------------------------------------------
 
 def backward(policy, batch, ref_logps, A, rows, cfg, loss_types=LOSS_TYPES, losses=None):
-    """Accumulate the gradient of (5), or with other losses, in micro-batches. -> metrics"""
+    """Accumulate the gradient of (5) in micro-batches; `losses` replaces policy_loss. -> metrics"""
     surrogate, average = loss_types[cfg.loss_type]
     how = (cfg.loss_type, cfg.epsilon, cfg.epsilon_high, cfg.delta, cfg.importance_sampling_level)
     if cfg.mask_truncated_completions:
         rows = rows[~batch.is_truncated[rows]]
-    num_sequences = len(rows)                           # of the whole optimizer step
+    num_sequences = len(rows)                           # in the whole optimizer step
     num_tokens = batch.mask[rows].sum().clamp(min=1)
     if cfg.beta == 0 and cfg.entropy_coef == 0:
-        rows = rows[A[rows].any(dim=1)]                 # the others have no gradient
+        rows = rows[A[rows].any(dim=1)]                 # other rows have no gradient
     loss_sum = clipped_sum = max_log_ratio = 0.0
     for part in common.micro_batches(rows, batch.lengths, cfg.micro_batch_size):
         T = int(batch.lengths[part].max())
@@ -189,7 +194,7 @@ def backward(policy, batch, ref_logps, A, rows, cfg, loss_types=LOSS_TYPES, loss
         old_logps = batch.logps[part, :T]
         logps, entropy = score(policy, batch.prompts[part], tokens, cfg.temperature, cfg.kernel)
         token_loss = (losses or policy_loss)(logps, old_logps, A[part, :T], mask, *how)
-        log_rho = (logps - old_logps) * mask                # of tokens, not s
+        log_rho = (logps - old_logps) * mask                # rho of tokens, not s
         if cfg.beta > 0:
             token_kl = kl(logps * mask, ref_logps[part, :T] * mask, cfg.kl_estimator, log_rho)
             token_loss = token_loss + cfg.beta * token_kl
@@ -209,10 +214,10 @@ def backward(policy, batch, ref_logps, A, rows, cfg, loss_types=LOSS_TYPES, loss
 
 
 def update(policy, ref_logps, optimizer, batch, A, cfg, step, **others):
-    """num_iterations passes over the batch, num_mini_batches optimizer steps each. -> metrics"""
+    """Pass over the batch num_iterations times, in num_mini_batches steps each. -> metrics"""
     history = []
     for rows in common.mini_batches(batch, cfg, "shuffle", step):
-        optimizer.zero_grad(set_to_none=False)          # zeros: Adam steps even without signal
+        optimizer.zero_grad(set_to_none=False)          # zeros: Adam also steps without signal
         metrics = backward(policy, batch, ref_logps, A, rows, cfg, **others)
         grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm)
         optimizer.step()
@@ -223,7 +228,8 @@ def update(policy, ref_logps, optimizer, batch, A, cfg, step, **others):
 
 @torch.no_grad()
 def score_reference(reference, batch, cfg):
-    """log pi_ref, or None if beta is 0; mean KL to pi_ref (if beta is 0, of one output a group)."""
+    """Score the batch under pi_ref; if beta is 0, only one output per group, to report the KL.
+    -> log pi_ref (B, T), or None if beta is 0; mean KL to pi_ref"""
     rows = slice(None, None, 1 if cfg.beta > 0 else cfg.num_generations)
     logps, _ = score(
         reference, batch.prompts[rows], batch.tokens[rows], cfg.temperature, cfg.kernel)
@@ -232,7 +238,7 @@ def score_reference(reference, batch, cfg):
 
 
 def sample_with_signal(policy, task, cfg, step):
-    """Sample P groups, replace those without signal, then add (8) to the rewards."""
+    """Sample P groups, replace groups without signal, then add (8) to the rewards. -> Batch"""
     batch = sample_batch(policy, task, cfg, step)
     for attempt in range(1, 1 + cfg.dynamic_sampling):
         is_mixed = common.has_signal(batch.rewards)[:, 0]                       # (P,)
@@ -240,7 +246,7 @@ def sample_with_signal(policy, task, cfg, step):
             break
         few = dataclasses.replace(cfg, num_prompts=int((~is_mixed).sum()))
         more = sample_batch(policy, task, few, (step, attempt))
-        is_kept = F.pad(is_mixed, (0, few.num_prompts), value=True)             # and all new groups
+        is_kept = F.pad(is_mixed, (0, few.num_prompts), value=True)             # keep new groups
         batch = common.gather([batch, more], is_kept.nonzero()[:, 0])
     penalty = overlong_penalty(batch.lengths.cpu(), cfg.max_completion_length, cfg.overlong_buffer)
     return dataclasses.replace(batch, rewards=batch.rewards + penalty.view_as(batch.rewards))
@@ -288,7 +294,7 @@ VOCAB_SIZE = 320                                                # padded to a mu
 
 
 def encode_prompts(problems, task, device):
-    """Encode prompts as bytes, never special tokens, left-padded with the token PAD. -> (B, W)"""
+    """Encode prompts as bytes, never as special tokens, and left-pad them with PAD. -> (B, W)"""
     rows = [TOKENIZER.encode_ordinary(problem.prompt) for problem in problems]
     rows = [[PAD] * (task.prompt_width - len(ids)) + ids for ids in rows]
     return torch.tensor(rows, device=device)
@@ -301,7 +307,7 @@ def decode(ids):
 
 
 def verify(problem, text):
-    """Arithmetic: is the number in the text's only <answer> block correct? -> 1.0 or 0.0"""
+    """Check whether the number in the text's only <answer> block is correct. -> 1.0 or 0.0"""
     number = re.search("<answer> {0,199}(-?[0-9]{1,20}) {0,199}</answer>", text)
     is_one = text.count("<answer>") == 1 and text.count("</answer>") == 1
     return float(is_one and number is not None and int(number[1]) == int(problem.answer))
@@ -310,7 +316,7 @@ def verify(problem, text):
 # ---- 6. the policy ---------------------------------------------------------------------------
 
 def rotate(x, cos, sin):
-    """Rotary positions: turn pairs of features by an angle that grows with the position."""
+    """Apply rotary positions: turn pairs of features by an angle that grows with the position."""
     left, right = x.chunk(2, dim=-1)
     return torch.cat([left * cos - right * sin, left * sin + right * cos], dim=-1)
 
@@ -360,7 +366,7 @@ class GPT(nn.Module):
         self.norm = nn.RMSNorm(cfg.hidden_size)
         half = cfg.hidden_size // cfg.num_attention_heads // 2
         frequencies = 10_000.0 ** (-torch.arange(half) / half)
-        self.register_buffer("frequencies", frequencies)        # another head size fails to load
+        self.register_buffer("frequencies", frequencies)        # so another head size fails to load
         generator = common.generator(cfg.base_seed, "weights")
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
@@ -370,15 +376,15 @@ class GPT(nn.Module):
                 nn.init.normal_(weight, std=std, generator=generator)
 
     def hidden(self, tokens, cache=None):
-        """The states from which logits are computed. (B, L) -> (B, L, D). A cache maps each block
-        to keys and values (2, B, KV, L, hd) of earlier tokens; those of `tokens` are appended."""
+        """Compute the states that predict the next tokens. (B, L) -> (B, L, D). The cache maps each
+        block to keys and values (2, B, KV, L, hd) of earlier tokens; new ones are appended."""
         cache = {} if cache is None else cache
         start = cache[self.blocks[0]].shape[3] if cache else 0
         L = tokens.shape[1]
         positions = torch.arange(start, start + L, device=tokens.device)
         angles = positions[:, None] * self.frequencies                          # (L, hd / 2)
         ones = torch.ones(L, start + L, dtype=torch.bool, device=tokens.device)
-        attn_mask = ones.tril(start) if L > 1 else None                         # one token sees all
+        attn_mask = ones.tril(start) if L > 1 else None                         # one attends to all
         x = self.embed.weight[tokens]       # (B, L, D)  nn.Embedding's gradient can vary on CUDA
         for block in self.blocks:
             x = block(x, angles.cos(), angles.sin(), attn_mask, cache)
@@ -396,8 +402,8 @@ def take(cache, rows):
 
 
 def logprobs(logits, tokens, temperature=1.0, kernel="auto"):
-    """Log-probability of each token and entropy, in nats, of softmax(logits / temperature).
-    (B, T, V), (B, T) -> (B, T), (B, T). ValueError for a kernel that cannot run here."""
+    """Compute log-probabilities of tokens, and entropies (nats), of softmax(logits / temperature).
+    (B, T, V), (B, T) -> (B, T), (B, T). ValueError if the kernel cannot run here."""
     if common.kernels and common.kernels.applies(kernel, logits):
         return common.kernels.logprobs(logits, tokens, temperature)             # Triton, on CUDA
     log_p = F.log_softmax(logits / temperature, dim=-1)                         # (B, T, V)
@@ -407,8 +413,8 @@ def logprobs(logits, tokens, temperature=1.0, kernel="auto"):
 
 
 def read_prompts(model, prompts, cache):
-    """Fill the cache with prompts, each different one computed once: updates are 1.3 times faster.
-    (B, W) -> the states from which the first tokens are predicted (B, 1, D)"""
+    """Fill the cache with prompts, and compute equal prompts once: updates are 1.3 times as fast.
+    (B, W) -> the states that predict the first tokens (B, 1, D)"""
     distinct, prompt_index = prompts.unique(dim=0, return_inverse=True)
     hidden = model.hidden(distinct, cache)[:, -1:]
     take(cache, prompt_index)
@@ -416,14 +422,14 @@ def read_prompts(model, prompts, cache):
 
 
 def completion_states(model, prompts, completions):
-    """The states from which the completions' tokens are predicted. (B, W), (B, T) -> (B, T, D)"""
+    """Compute the states that predict the completions' tokens. (B, W), (B, T) -> (B, T, D)"""
     cache = {}
     first = read_prompts(model, prompts, cache)                                 # (B, 1, D)
     return torch.cat([first, model.hidden(completions[:, :-1], cache)], dim=1)
 
 
 def score(model, prompts, completions, temperature=1.0, kernel="auto"):
-    """Log-probabilities and entropies of completions. (B, W), (B, T) -> (B, T), (B, T)"""
+    """Score completions: log-probabilities and entropies. (B, W), (B, T) -> (B, T), (B, T)"""
     hidden = completion_states(model, prompts, completions)                     # (B, T, D)
     return logprobs(F.linear(hidden, model.embed.weight), completions, temperature, kernel)
 
@@ -431,7 +437,7 @@ def score(model, prompts, completions, temperature=1.0, kernel="auto"):
 # ---- 7. rollouts -----------------------------------------------------------------------------
 
 def sample_token(logits, uniforms, temperature):
-    """A token per row by inverse CDF, or the most likely without uniforms. (b, V), (b,) -> (b,)"""
+    """Sample tokens by inverse CDF; without uniforms, take the most likely. (b, V), (b,) -> (b,)"""
     if uniforms is None:
         return logits.argmax(dim=-1)
     cdf = F.softmax(logits / temperature, dim=-1).cumsum(dim=-1)                # (b, V)
@@ -476,7 +482,7 @@ def complete(policy, task, cfg, problems, generator=None):
     if generator is not None:
         shape = (len(problems), cfg.max_completion_length)
         uniforms = torch.rand(shape, generator=generator).to(cfg.device)        # (B, T)
-    roll_out = task.rollout or rollout          # a tool's inserts text; kernels/ has a CUDA graph
+    roll_out = task.rollout or rollout          # tasks with tools and kernels/ replace it
     tokens, mask, logps, entropy, lengths = roll_out(policy, prompts, problems, cfg, uniforms)
     rows = zip(tokens.tolist(), lengths.tolist())
     texts = [decode([i for i in ids[:length] if i != EOS]) for ids, length in rows]
@@ -485,7 +491,7 @@ def complete(policy, task, cfg, problems, generator=None):
 
 
 def sample_batch(policy, task, cfg, purpose, split="train"):
-    """P problems, G completions of each, rewarded: a function of policy, task, seed and purpose."""
+    """Sample and reward G completions of P problems; seed and purpose fix the draws. -> Batch"""
     problems = common.sample_problems(task, cfg.num_prompts, (cfg.seed, purpose), split)
     problems = [problem for problem in problems for _ in range(cfg.num_generations)]    # B
     batch = complete(policy, task, cfg, problems, common.generator(cfg.seed, "rollout", purpose))
@@ -520,8 +526,8 @@ def encode_examples(examples, task, device):
 
 
 def warm_start(model, task, cfg):
-    """Make the base by supervised learning: first from a textbook, which shows its work, then from
-    a forum, where most people only answer. Muon needs half as many batches as AdamW alone."""
+    """Train the base by supervised learning: first on a textbook, which shows its work, then on a
+    forum, where most people only answer. Muon needs half as many batches as AdamW alone."""
     matrices = [weight for weight in model.blocks.parameters() if weight.dim() == 2]
     momenta = {matrix: torch.zeros_like(matrix) for matrix in matrices}
     others = [weight for weight in model.parameters() if weight not in momenta]
@@ -547,7 +553,7 @@ def warm_start(model, task, cfg):
 
 
 def gradient(model, batch, rows):
-    """The part of some rows in the gradient of the batch's mean -log pi(o_t). -> list of tensors"""
+    """Compute the share of `rows` in the gradient of the batch's mean -log pi(o_t). -> list"""
     prompts, tokens, mask, lengths = batch
     T = int(lengths[rows].max())
     tokens = tokens[rows, :T]                                                   # (b, T)
@@ -559,13 +565,13 @@ def gradient(model, batch, rows):
 
 @torch.no_grad()
 def muon_step(matrix, momentum, rate):
-    """Muon (Jordan and others, 2024): step along the momentum of a matrix, made orthogonal by five
+    """Take a step of Muon (Jordan and others, 2024): along the momentum, made orthogonal by five
     Newton-Schulz steps. torch.optim.Muon takes them in bfloat16, which many CPUs only emulate."""
     momentum.lerp_(matrix.grad, 0.05)
-    x = matrix.grad.lerp(momentum, 0.95)                # as Nesterov
+    x = matrix.grad.lerp(momentum, 0.95)                # Nesterov momentum
     is_tall = len(matrix) > matrix.shape[1]
     x = (x.T if is_tall else x) / (x.norm() + 1e-7)
-    for _ in range(5):                                  # takes all singular values close to 1
+    for _ in range(5):                                  # moves all singular values close to 1
         gram = x @ x.T
         x = 3.4445 * x + (2.0315 * gram @ gram - 4.775 * gram) @ x
     matrix.sub_(x.T if is_tall else x, alpha=rate * max(1, len(matrix) / matrix.shape[1]) ** 0.5)

@@ -1,8 +1,9 @@
 """PPO: proximal policy optimization (1707.06347), with the parts of VAPO (2504.05118).
 
-A critic predicts the reward of an output o to a question q while it is written. By GAE (1506.02438)
-each token then has an advantage of its own: how much better than predicted things went from there.
-Several optimizer steps use a batch; the clip takes the gradient from tokens that moved far enough.
+One reward for a whole output says little about its tokens. So a critic predicts the reward of an
+output o to a question q while it is written, and GAE (1506.02438) gives each token its own
+advantage: how much better than predicted things went from there. Sampling is expensive, so several
+optimizer steps use a batch, and the clip removes the gradient of tokens that moved far enough.
 
   A_t   = delta_t + gamma lam A_t+1,       delta_t = r_t + gamma V_t+1 - V_t         (1)
   rho_t = pi(o_t | q, o_<t) / pi_old(o_t | q, o_<t)                                  (2)
@@ -13,22 +14,25 @@ Several optimizer steps use a batch; the clip takes the gradient from tokens tha
   LV_t  = 1/2 max((V_t - R_t)^2, (V_old + clip(V_t - V_old, -c, c) - R_t)^2)         (7)
   r_t   = r(o_t) - beta log(pi_old / pi_ref)                                         (8)
 
-The policy descends L, the critic the mean of LV_t, over the N tokens of an optimizer step. V_t is
-predicted before o_t is read, V_old by the critic before the update, as in (1) and (6). After the
-last token V and A are 0. In L the A_t are whitened: mean 0, variance 1. The reward r comes with
-the last token, unless the task rewards each move. H_t is the entropy of pi at token t, pi_ref the
-base. (4) from pi_old to pi is how far pi moved: beyond 1.5 --target_kl, the update ends.
+The policy descends L, and the critic descends the mean of LV_t, over the N tokens of an optimizer
+step. V_t is the critic's prediction before it reads o_t. V_old is its prediction before the update,
+which is also the V of (1) and (6). After the last token, V and A are 0. The A_t in L are whitened:
+their mean is 0 and their variance 1. The reward r comes with the last token, unless the task
+rewards each move. H_t is the entropy of pi at token t, and pi_ref is the base. (4) from pi_old to
+pi measures how far pi moved: beyond 1.5 times --target_kl, the update ends.
 
-PPO's other form has (9), whose c_KL adapts to --target_kl, as beta does to --kl_target. VAPO trains
-the critic first, with a lam of 1 in (6); it adds (10), over the M tokens of correct outputs, to L,
-and has in (1) a lam for each output, of n tokens:
+PPO's other form replaces the clip by a penalty (9), whose weight c_KL adapts to --target_kl, as
+beta adapts to --kl_target. An untrained critic predicts nothing useful, so VAPO trains it first,
+with lam = 1 in (6). To learn more from correct outputs, VAPO adds (10), over their M tokens, to L.
+In a long output, a fixed lam hardly lets the reward reach the first tokens, so VAPO gives each
+output, of n tokens, a lam of its own in (1):
 
   L_t   = -rho_t A_t + c_KL (rho_t - 1 - log rho_t)                                  (9)
   L'    = -mu/M sum_t log pi(o_t | q, o_<t)                                          (10)
   lam   = max(0, 1 - 1 / (alpha n))                                                  (11)
 
-Departures from the papers: means, clips, KLs are per token; by default a verifier rewards; V is a
-model of its own. TRPO, from which PPO came: examples/trpo.py.
+Departures from the papers: means, clips and KLs are per token; by default a verifier gives the
+rewards; V is a separate model. PPO came from TRPO, which is examples/trpo.py.
 
 Usage: python ppo.py --task arithmetic     50 seconds on a CPU, once there is a base
 """
@@ -47,14 +51,14 @@ from tqdm import tqdm
 import common
 
 # Shapes: P prompts, G completions of each, B = P * G rows (row p * G + g is completion g of prompt
-# p), b some of them; W prompt tokens, T completion tokens, L any number of tokens, V vocabulary,
-# D width, H heads, KV key/value heads, hd head size.
+# p), b part of the rows; W prompt tokens, T completion tokens, L any number of tokens, V size of
+# the vocabulary, D width, H heads, KV key/value heads, hd head size.
 
 
 # ---- 1. configuration ------------------------------------------------------------------------
 
 @dataclasses.dataclass(frozen=True)
-class Config(common.Config):                # G, P, T and others: common.Config
+class Config(common.Config):                # G, P, T and more are in common.Config
     gamma: float = 1.0                      # discount in (1)
     lam: float = 0.95                       # lambda in (1): 0 trusts the critic, 1 the rewards
     critic_lam: float = 0.95                # lambda in (6) (VAPO: 1)
@@ -62,24 +66,24 @@ class Config(common.Config):                # G, P, T and others: common.Config
     epsilon_high: float = 0.2               # upper clip range (eps_high) (VAPO: 0.28)
     cliprange_value: float = 0.2            # clip range of the critic (c)
     num_iterations: int = 1                 # passes over each batch (paper: 3 to 15)
-    critic_learning_rate: float = 2e-3      # of the critic's Adam
+    critic_learning_rate: float = 2e-3      # learning rate of the critic's Adam
     entropy_coef: float = 0.0               # weight of the entropy bonus (c_H)
-    beta: float = 0.0                       # weight of the KL to the base, at first
+    beta: float = 0.0                       # initial weight of the KL to the base
     kl_target: float = 0.0                  # KL per token that beta adapts to; 0: off
-    target_kl: float = 0.0                  # KL that ends an update, or c_KL adapts to; 0: off
-    trust_region: Literal["clip", "penalty"] = "clip"       # (3) or (9)
-    penalty_coef: float = 1.0               # weight of the penalty in (9), at first (c_KL)
-    critic_pretrain_steps: int = 0          # batches for the critic alone, first (VAPO: 50)
+    target_kl: float = 0.0                  # KL that ends an update, or that c_KL adapts to; 0: off
+    trust_region: Literal["clip", "penalty"] = "clip"       # clip (3) or penalty (9)
+    penalty_coef: float = 1.0               # initial weight of the penalty in (9) (c_KL)
+    critic_pretrain_steps: int = 0          # first batches, for the critic alone (VAPO: 50)
     nll_coef: float = 0.0                   # weight of (10) (mu) (VAPO: 0.1)
-    length_adaptive: bool = False           # lambda in (1) by (11), as in VAPO
-    alpha: float = 1.0                      # of (11) (VAPO, for long texts: 0.05)
+    length_adaptive: bool = False           # take lambda in (1) from (11), as VAPO does
+    alpha: float = 1.0                      # alpha in (11) (VAPO, for long texts: 0.05)
 
     def rules(self):
         yield from super().rules()
         for name in ("gamma", "lam", "critic_lam"):
             yield getattr(self, name) <= 1, f"--{name} {getattr(self, name)}: must be at most 1"
         yield self.alpha == 1 or self.length_adaptive, "--alpha: needs --length_adaptive"
-        yield self.lam == 0.95 or not self.length_adaptive, "--lam: not with --length_adaptive"
+        yield self.lam == 0.95 or not self.length_adaptive, "--lam: unused with --length_adaptive"
         yield self.kl_target == 0 or self.beta > 0, "--kl_target: needs --beta"
         is_penalty = self.trust_region == "penalty"
         yield self.penalty_coef == 1 or is_penalty, "--penalty_coef: needs --trust_region penalty"
@@ -88,7 +92,7 @@ class Config(common.Config):                # G, P, T and others: common.Config
 # ---- 2. the algorithm ------------------------------------------------------------------------
 
 def gae(rewards, values, mask, gamma, lam):
-    """A_t and R_t; masked slots are no steps in time, and 0 in both. lam is a float or (B, 1).
+    """Compute A_t and R_t. Masked slots are not time steps, and get 0. lam is a float or (B, 1).
     (B, T) each -> (B, T), (B, T)"""
     advantages = torch.zeros_like(values)
     next_A = next_V = torch.zeros_like(values[:, :1])                           # (B, 1)
@@ -105,7 +109,7 @@ def gae(rewards, values, mask, gamma, lam):
 
 
 def whiten(x, mask):
-    """x with mean 0 and variance 1 over the valid slots, 0 in the others. (B, T) each -> (B, T)"""
+    """Give x mean 0 and variance 1 over the valid slots, and 0 elsewhere. (B, T) each -> (B, T)"""
     n = mask.sum()
     x = (x - (x * mask).sum() / n.clamp(min=1)) * mask
     variance = x.square().sum() / (n - 1).clamp(min=1)
@@ -113,12 +117,12 @@ def whiten(x, mask):
 
 
 def log_ratio(logps, old_logps, mask):
-    """log rho_t, 0 in masked slots; old_logps get no gradient. (B, T) each -> (B, T)"""
+    """Compute log rho_t, 0 in masked slots; old_logps get no gradient. (B, T) each -> (B, T)"""
     return torch.where(mask > 0, logps - old_logps.detach(), 0.0)               # (B, T)  for (2)
 
 
 def policy_loss(logps, old_logps, advantages, mask, epsilon=0.2, epsilon_high=0.2):
-    """L_t with the clip, 0 in masked slots; advantages are (B,), (B, 1) or (B, T). -> (B, T)"""
+    """Compute L_t with the clip, 0 if masked. advantages: (B,), (B, 1) or (B, T). -> (B, T)"""
     A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
     ratio = log_ratio(logps, old_logps, mask).exp()                             # (B, T)  eq. (2)
     clipped_ratio = ratio.clamp(1 - epsilon, 1 + epsilon_high)
@@ -127,28 +131,28 @@ def policy_loss(logps, old_logps, advantages, mask, epsilon=0.2, epsilon_high=0.
 
 
 def is_clipped(log_rho, A, epsilon, epsilon_high):
-    """Where (3) has no gradient: the ratio passed the bound toward which A pushes. -> (B, T)"""
+    """Find where (3) has no gradient: the ratio passed the bound that A pushes it to. -> (B, T)"""
     ratio = log_rho.exp()
     return torch.where(A > 0, ratio > 1 + epsilon_high, (A < 0) & (ratio < 1 - epsilon))
 
 
 def value_loss(values, old_values, returns, mask, cliprange_value):
-    """LV_t, 0 in masked slots. (B, T) each -> (B, T)"""
+    """Compute LV_t, 0 in masked slots. (B, T) each -> (B, T)"""
     near = old_values + (values - old_values).clamp(-cliprange_value, cliprange_value)
     error = torch.max((values - returns).square(), (near - returns).square())
     return torch.where(mask > 0, error / 2, 0.0)                                # (B, T)  eq. (7)
 
 
 def explained_variance(values, returns, mask):
-    """1 - Var(R - V) / Var(R) over the valid slots: 1 if V predicts every return. -> float"""
+    """Compute 1 - Var(R - V) / Var(R) over valid slots: 1 if V predicts all returns. -> float"""
     variance = returns[mask > 0].var()
     error = (returns - values)[mask > 0].var()
     return (1 - error / variance).item() if variance > 1e-8 else 0.0
 
 
 def kl(logps, ref_logps, estimator="k3", log_rho=None):
-    """Estimates KL(pi || pi_ref) at each token, from samples of pi. grpo.py has more estimators, of
-    which one takes log_rho. (B, T) each -> (B, T)"""
+    """Estimate KL(pi || pi_ref) at each token from samples of pi. Other estimators, one of which
+    needs log_rho, are in grpo.py. (B, T) each -> (B, T)"""
     x = logps - ref_logps
     if estimator == "k1":
         return x            # unbiased; as a loss, its gradient on samples of pi is only noise
@@ -157,8 +161,8 @@ def kl(logps, ref_logps, estimator="k3", log_rho=None):
 
 
 def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None):
-    """The average of token losses (B, T). num_sequences and num_tokens count the whole optimizer
-    step (default: this call), so that the gradients of its micro-batches add up. -> scalar"""
+    """Average token losses (B, T). num_sequences and num_tokens count the whole optimizer step (by
+    default, this call), so that the gradients of its micro-batches add up. -> scalar"""
     num_sequences = len(x) if num_sequences is None else num_sequences
     num_tokens = mask.sum().clamp(min=1) if num_tokens is None else num_tokens
     x = x * mask
@@ -174,7 +178,7 @@ def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None
 
 
 def penalty_loss(logps, old_logps, advantages, mask, beta):
-    """L_t with a penalty of weight beta (c_KL), 0 in masked slots; the rest as above. -> (B, T)"""
+    """Compute L_t with a penalty of weight beta (c_KL); the rest as in policy_loss. -> (B, T)"""
     A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
     log_rho = log_ratio(logps, old_logps, mask)
     token_kl = torch.expm1(log_rho) - log_rho               # (4), from pi_old to pi
@@ -183,21 +187,21 @@ def penalty_loss(logps, old_logps, advantages, mask, beta):
 
 
 def adapt_coefficient(coefficient, kl, target):
-    """The weight of a KL after an update that ended at `kl`; without a target it stays. -> float"""
+    """Adapt the weight of a KL to its value `kl` after an update, if there is a target. -> float"""
     if target == 0 or target / 1.5 <= kl <= 1.5 * target:
         return coefficient
     return 2 * coefficient if kl > target else coefficient / 2
 
 
 def length_adaptive_lambda(lengths, alpha):
-    """lam of rows of these lengths. (B,) -> (B, 1)"""
+    """Compute lam of rows of these lengths. (B,) -> (B, 1)"""
     return (1 - 1 / (alpha * lengths[:, None])).clamp(min=0)                    # (B, 1)  eq. (11)
 
 
 # ---- 3. the update ---------------------------------------------------------------------------
 
 class Critic(nn.Module):
-    """A GPT, at first the base, from whose hidden states a linear head, at first 0, reads V_t."""
+    """A GPT, initially the base, and a linear head, initially 0, that reads V_t from its states."""
 
     def __init__(self, policy):
         super().__init__()
@@ -210,7 +214,7 @@ class Critic(nn.Module):
 
 @torch.no_grad()
 def compute_advantages(critic, reference, task, batch, cfg, beta):
-    """A_t, whitened, R_t and V_old. -> (B, T), (B, T), (B, T), metrics"""
+    """Compute whitened A_t, R_t and V_old. -> (B, T), (B, T), (B, T), metrics"""
     mask = batch.mask
     ref_logps, _ = score(reference, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
     token_kl = kl(batch.logps, ref_logps, "k1") * mask
@@ -221,14 +225,14 @@ def compute_advantages(critic, reference, task, batch, cfg, beta):
         lam = length_adaptive_lambda(mask.sum(dim=1), cfg.alpha)                # (B, 1)
     A, _ = gae(rewards, values, mask, cfg.gamma, lam)
     _, returns = gae(rewards, values, mask, cfg.gamma, cfg.critic_lam)
-    _, true_returns = gae(rewards, values, mask, cfg.gamma, 1.0)                # no V is in them
+    _, true_returns = gae(rewards, values, mask, cfg.gamma, 1.0)                # they contain no V
     return whiten(A, mask), returns, values, {
         "kl": (token_kl.sum() / mask.sum()).item(),
         "explained_variance": explained_variance(values, true_returns, mask)}
 
 
 def fit_critic(critic, optimizer, batch, returns, cfg, *purpose):
-    """num_iterations passes over the batch, num_mini_batches optimizer steps each. -> metrics"""
+    """Pass over the batch num_iterations times, in num_mini_batches steps each. -> metrics"""
     history = []
     for rows in common.mini_batches(batch, cfg, *purpose):
         num_tokens = batch.mask[rows].sum().clamp(min=1)
@@ -288,7 +292,7 @@ def backward(policy, batch, A, rows, cfg, penalty_coef):
 
 
 def update(policy, optimizer, batch, A, cfg, step, penalty_coef):
-    """num_iterations passes over the batch, num_mini_batches optimizer steps each. -> metrics"""
+    """Pass over the batch num_iterations times, in num_mini_batches steps each. -> metrics"""
     history = []
     for rows in common.mini_batches(batch, cfg, "shuffle", step):
         optimizer.zero_grad(set_to_none=False)
@@ -305,7 +309,7 @@ def update(policy, optimizer, batch, A, cfg, step, penalty_coef):
 
 @torch.no_grad()
 def kl_of_update(policy, batch, cfg):
-    """(4) from pi_old to pi, the mean over one output to each question. -> float"""
+    """Average (4), from pi_old to pi, over one output to each question. -> float"""
     rows = slice(None, None, cfg.num_generations)
     logps, _ = score(policy, batch.prompts[rows], batch.tokens[rows], cfg.temperature, cfg.kernel)
     token_kl = kl(batch.logps[rows], logps) * batch.mask[rows]
@@ -331,7 +335,7 @@ def main(argv=None, config_class=Config, update=update):
     num_pretrain_steps = 0 if run.resumed else cfg.critic_pretrain_steps
     for i in tqdm(range(num_pretrain_steps), "critic", leave=False, disable=None):
         batch = sample_batch(policy, task, cfg, f"critic {i}")
-        exact = dataclasses.replace(cfg, critic_lam=1.0)    # V does not teach itself
+        exact = dataclasses.replace(cfg, critic_lam=1.0)    # so the targets contain no V
         _, returns, batch.values, _ = compute_advantages(
             critic, reference, task, batch, exact, cfg.beta)
         fit_critic(critic, critic_optimizer, batch, returns, cfg, "critic", i)
@@ -372,7 +376,7 @@ VOCAB_SIZE = 320                                                # padded to a mu
 
 
 def encode_prompts(problems, task, device):
-    """Encode prompts as bytes, never special tokens, left-padded with the token PAD. -> (B, W)"""
+    """Encode prompts as bytes, never as special tokens, and left-pad them with PAD. -> (B, W)"""
     rows = [TOKENIZER.encode_ordinary(problem.prompt) for problem in problems]
     rows = [[PAD] * (task.prompt_width - len(ids)) + ids for ids in rows]
     return torch.tensor(rows, device=device)
@@ -385,7 +389,7 @@ def decode(ids):
 
 
 def verify(problem, text):
-    """Arithmetic: is the number in the text's only <answer> block correct? -> 1.0 or 0.0"""
+    """Check whether the number in the text's only <answer> block is correct. -> 1.0 or 0.0"""
     number = re.search("<answer> {0,199}(-?[0-9]{1,20}) {0,199}</answer>", text)
     is_one = text.count("<answer>") == 1 and text.count("</answer>") == 1
     return float(is_one and number is not None and int(number[1]) == int(problem.answer))
@@ -394,7 +398,7 @@ def verify(problem, text):
 # ---- 6. the policy ---------------------------------------------------------------------------
 
 def rotate(x, cos, sin):
-    """Rotary positions: turn pairs of features by an angle that grows with the position."""
+    """Apply rotary positions: turn pairs of features by an angle that grows with the position."""
     left, right = x.chunk(2, dim=-1)
     return torch.cat([left * cos - right * sin, left * sin + right * cos], dim=-1)
 
@@ -444,7 +448,7 @@ class GPT(nn.Module):
         self.norm = nn.RMSNorm(cfg.hidden_size)
         half = cfg.hidden_size // cfg.num_attention_heads // 2
         frequencies = 10_000.0 ** (-torch.arange(half) / half)
-        self.register_buffer("frequencies", frequencies)        # another head size fails to load
+        self.register_buffer("frequencies", frequencies)        # so another head size fails to load
         generator = common.generator(cfg.base_seed, "weights")
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
@@ -454,15 +458,15 @@ class GPT(nn.Module):
                 nn.init.normal_(weight, std=std, generator=generator)
 
     def hidden(self, tokens, cache=None):
-        """The states from which logits are computed. (B, L) -> (B, L, D). A cache maps each block
-        to keys and values (2, B, KV, L, hd) of earlier tokens; those of `tokens` are appended."""
+        """Compute the states that predict the next tokens. (B, L) -> (B, L, D). The cache maps each
+        block to keys and values (2, B, KV, L, hd) of earlier tokens; new ones are appended."""
         cache = {} if cache is None else cache
         start = cache[self.blocks[0]].shape[3] if cache else 0
         L = tokens.shape[1]
         positions = torch.arange(start, start + L, device=tokens.device)
         angles = positions[:, None] * self.frequencies                          # (L, hd / 2)
         ones = torch.ones(L, start + L, dtype=torch.bool, device=tokens.device)
-        attn_mask = ones.tril(start) if L > 1 else None                         # one token sees all
+        attn_mask = ones.tril(start) if L > 1 else None                         # one attends to all
         x = self.embed.weight[tokens]       # (B, L, D)  nn.Embedding's gradient can vary on CUDA
         for block in self.blocks:
             x = block(x, angles.cos(), angles.sin(), attn_mask, cache)
@@ -480,8 +484,8 @@ def take(cache, rows):
 
 
 def logprobs(logits, tokens, temperature=1.0, kernel="auto"):
-    """Log-probability of each token and entropy, in nats, of softmax(logits / temperature).
-    (B, T, V), (B, T) -> (B, T), (B, T). ValueError for a kernel that cannot run here."""
+    """Compute log-probabilities of tokens, and entropies (nats), of softmax(logits / temperature).
+    (B, T, V), (B, T) -> (B, T), (B, T). ValueError if the kernel cannot run here."""
     if common.kernels and common.kernels.applies(kernel, logits):
         return common.kernels.logprobs(logits, tokens, temperature)             # Triton, on CUDA
     log_p = F.log_softmax(logits / temperature, dim=-1)                         # (B, T, V)
@@ -491,8 +495,8 @@ def logprobs(logits, tokens, temperature=1.0, kernel="auto"):
 
 
 def read_prompts(model, prompts, cache):
-    """Fill the cache with prompts, each different one computed once: updates are 1.3 times faster.
-    (B, W) -> the states from which the first tokens are predicted (B, 1, D)"""
+    """Fill the cache with prompts, and compute equal prompts once: updates are 1.3 times as fast.
+    (B, W) -> the states that predict the first tokens (B, 1, D)"""
     distinct, prompt_index = prompts.unique(dim=0, return_inverse=True)
     hidden = model.hidden(distinct, cache)[:, -1:]
     take(cache, prompt_index)
@@ -500,14 +504,14 @@ def read_prompts(model, prompts, cache):
 
 
 def completion_states(model, prompts, completions):
-    """The states from which the completions' tokens are predicted. (B, W), (B, T) -> (B, T, D)"""
+    """Compute the states that predict the completions' tokens. (B, W), (B, T) -> (B, T, D)"""
     cache = {}
     first = read_prompts(model, prompts, cache)                                 # (B, 1, D)
     return torch.cat([first, model.hidden(completions[:, :-1], cache)], dim=1)
 
 
 def score(model, prompts, completions, temperature=1.0, kernel="auto"):
-    """Log-probabilities and entropies of completions. (B, W), (B, T) -> (B, T), (B, T)"""
+    """Score completions: log-probabilities and entropies. (B, W), (B, T) -> (B, T), (B, T)"""
     hidden = completion_states(model, prompts, completions)                     # (B, T, D)
     return logprobs(F.linear(hidden, model.embed.weight), completions, temperature, kernel)
 
@@ -515,7 +519,7 @@ def score(model, prompts, completions, temperature=1.0, kernel="auto"):
 # ---- 7. rollouts -----------------------------------------------------------------------------
 
 def sample_token(logits, uniforms, temperature):
-    """A token per row by inverse CDF, or the most likely without uniforms. (b, V), (b,) -> (b,)"""
+    """Sample tokens by inverse CDF; without uniforms, take the most likely. (b, V), (b,) -> (b,)"""
     if uniforms is None:
         return logits.argmax(dim=-1)
     cdf = F.softmax(logits / temperature, dim=-1).cumsum(dim=-1)                # (b, V)
@@ -560,7 +564,7 @@ def complete(policy, task, cfg, problems, generator=None):
     if generator is not None:
         shape = (len(problems), cfg.max_completion_length)
         uniforms = torch.rand(shape, generator=generator).to(cfg.device)        # (B, T)
-    roll_out = task.rollout or rollout          # a tool's inserts text; kernels/ has a CUDA graph
+    roll_out = task.rollout or rollout          # tasks with tools and kernels/ replace it
     tokens, mask, logps, entropy, lengths = roll_out(policy, prompts, problems, cfg, uniforms)
     rows = zip(tokens.tolist(), lengths.tolist())
     texts = [decode([i for i in ids[:length] if i != EOS]) for ids, length in rows]
@@ -569,7 +573,7 @@ def complete(policy, task, cfg, problems, generator=None):
 
 
 def sample_batch(policy, task, cfg, purpose, split="train"):
-    """P problems, G completions of each, rewarded: a function of policy, task, seed and purpose."""
+    """Sample and reward G completions of P problems; seed and purpose fix the draws. -> Batch"""
     problems = common.sample_problems(task, cfg.num_prompts, (cfg.seed, purpose), split)
     problems = [problem for problem in problems for _ in range(cfg.num_generations)]    # B
     batch = complete(policy, task, cfg, problems, common.generator(cfg.seed, "rollout", purpose))
@@ -604,8 +608,8 @@ def encode_examples(examples, task, device):
 
 
 def warm_start(model, task, cfg):
-    """Make the base by supervised learning: first from a textbook, which shows its work, then from
-    a forum, where most people only answer. Muon needs half as many batches as AdamW alone."""
+    """Train the base by supervised learning: first on a textbook, which shows its work, then on a
+    forum, where most people only answer. Muon needs half as many batches as AdamW alone."""
     matrices = [weight for weight in model.blocks.parameters() if weight.dim() == 2]
     momenta = {matrix: torch.zeros_like(matrix) for matrix in matrices}
     others = [weight for weight in model.parameters() if weight not in momenta]
@@ -631,7 +635,7 @@ def warm_start(model, task, cfg):
 
 
 def gradient(model, batch, rows):
-    """The part of some rows in the gradient of the batch's mean -log pi(o_t). -> list of tensors"""
+    """Compute the share of `rows` in the gradient of the batch's mean -log pi(o_t). -> list"""
     prompts, tokens, mask, lengths = batch
     T = int(lengths[rows].max())
     tokens = tokens[rows, :T]                                                   # (b, T)
@@ -643,13 +647,13 @@ def gradient(model, batch, rows):
 
 @torch.no_grad()
 def muon_step(matrix, momentum, rate):
-    """Muon (Jordan and others, 2024): step along the momentum of a matrix, made orthogonal by five
+    """Take a step of Muon (Jordan and others, 2024): along the momentum, made orthogonal by five
     Newton-Schulz steps. torch.optim.Muon takes them in bfloat16, which many CPUs only emulate."""
     momentum.lerp_(matrix.grad, 0.05)
-    x = matrix.grad.lerp(momentum, 0.95)                # as Nesterov
+    x = matrix.grad.lerp(momentum, 0.95)                # Nesterov momentum
     is_tall = len(matrix) > matrix.shape[1]
     x = (x.T if is_tall else x) / (x.norm() + 1e-7)
-    for _ in range(5):                                  # takes all singular values close to 1
+    for _ in range(5):                                  # moves all singular values close to 1
         gram = x @ x.T
         x = 3.4445 * x + (2.0315 * gram @ gram - 4.775 * gram) @ x
     matrix.sub_(x.T if is_tall else x, alpha=rate * max(1, len(matrix) / matrix.shape[1]) ** 0.5)

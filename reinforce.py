@@ -1,7 +1,8 @@
 """REINFORCE for language models (Williams 1992), with the baselines that came after it.
 
-For each question q, sample outputs o from the policy pi. Token o_t earns the reward r_t, usually 0
-but for the last. The more the return R of an output exceeds a baseline b, the likelier it becomes.
+A verifier can score an answer, but it cannot say how to write it. REINFORCE needs no more than the
+score: for each question q, sample outputs o from the policy pi, and make an output more likely the
+more its return R exceeds a baseline b. Token o_t gets the reward r_t, usually 0 except at the end.
 
   G_t   = r_t + gamma G_t+1                                                          (1)
   A_t   = R - b                                       G_t - b with --view token      (2)
@@ -9,32 +10,37 @@ but for the last. The more the return R of an output exceeds a baseline b, the l
   KL_t  = pi_ref / pi - log(pi_ref / pi) - 1                                         (4)
   L     = 1/B sum_i sum_t (L_t - c_H H_t)                                            (5)
 
-G_t is what is earned from token t on, and R = G_1. H_t is the entropy of the policy at token t, and
-B the number of outputs. If gamma is 1 and b does not depend on o, the mean of -grad sum_t L_t is
-the gradient of the mean of R: b adds nothing in the mean, but it changes the variance. These are b:
+G_t is the sum of the rewards from token t on, and R = G_1. H_t is the entropy of the policy at
+token t, and B is the number of outputs. If gamma is 1 and b does not depend on o, the mean of
+-grad sum_t L_t is the gradient of the mean of R. So b does not change the mean of the gradient, but
+it changes the variance, which is large. These are the choices for b:
 
   --baseline none      0
   --baseline batch     the mean return of all outputs
   --baseline mean      the mean return of the G outputs to q: A_t is (G - 1) / G of that of rloo
   --baseline rloo      the mean return of the other outputs to q (2402.14740)
-  --baseline optimal   b*, of all numbers that of least variance, estimated from these others
-                       (2505.23585); estimates have more, and rloo may have more than none
+  --baseline optimal   b*, the constant that gives the least variance, estimated from the other
+                       outputs to q (2505.23585). An estimate gives more variance than b* itself,
+                       and rloo may even give more than no baseline
 
   b*    = E[|g|^2 R] / E[|g|^2],   g = grad log pi(o | q)                            (6)
 
---beta lowers r_t by beta log(pi / pi_ref), which like (4) estimates the KL to the base policy
-pi_ref. --method rejection (RFT, 2308.01825) makes (5), with b = 0, supervised learning of right
-outputs: if M of the N outputs of a batch are right, these have reward N / M, all others 0. With
---teacher, a policy pi_T takes the place of the verifier (on-policy distillation, 2306.13649):
+A policy may drift away from the base policy pi_ref. --beta keeps it closer: it lowers r_t by
+beta log(pi / pi_ref), which estimates the KL to pi_ref, as (4) does. If you only want to imitate
+the right outputs, --method rejection (RFT, 2308.01825) turns (5), with b = 0, into supervised
+learning of them: if M of the N outputs of a batch are right, each of these has the reward N / M,
+and all others have 0. One reward says little about single tokens. With --teacher, a policy pi_T
+rewards each token instead of the verifier (on-policy distillation, 2306.13649):
 
   r_t   = log pi_T(o_t | q, o_<t) - log pi(o_t | q, o_<t)                            (7)
 
-The mean of -grad sum_t L_t is then, with --view token --gamma 0, -grad sum_t KL(pi || pi_T) at the
-prefixes that pi wrote, and with gamma 1 that of the KL of whole outputs.
+With --view token --gamma 0, the mean of -grad sum_t L_t is then -grad sum_t KL(pi || pi_T) at the
+prefixes that pi wrote; with gamma 1, it is minus the gradient of the KL between whole outputs.
 
-Departures from the papers: a verifier rewards; there is no factor gamma^t, as is usual; samples
-serve for several steps; distillation has the gradient of sampled tokens alone; rejection sampling
-asks pi at each step, where RFT samples once, removes duplicates, and tunes the original model.
+Departures from the papers: a verifier gives the rewards; as is usual, there is no factor gamma^t;
+samples serve for several steps; distillation has the gradient of the sampled tokens alone;
+rejection sampling samples from pi at each step, while RFT samples once, removes duplicates, and
+fine-tunes the original model.
 
 Usage: python reinforce.py --task arithmetic
 In 20 seconds on a CPU, the base policy of grpo.py becomes right 99 times in 100.
@@ -54,36 +60,36 @@ from tqdm import tqdm
 import common
 
 # Shapes: P prompts, G completions of each, B = P * G rows (row p * G + g is completion g of prompt
-# p), b some of them; W prompt tokens, T completion tokens, L any number of tokens, V vocabulary,
-# D width, H heads, KV key/value heads, hd head size.
+# p), b part of the rows; W prompt tokens, T completion tokens, L any number of tokens, V size of
+# the vocabulary, D width, H heads, KV key/value heads, hd head size.
 
 
 # ---- 1. configuration ------------------------------------------------------------------------
 
 @dataclasses.dataclass(frozen=True)
-class Config(common.Config):                # G, P, T and others: common.Config
+class Config(common.Config):                # G, P, T and more are in common.Config
     baseline: Literal["none", "batch", "mean", "rloo", "optimal"] = "none"      # b in (2)
     view: Literal["sequence", "token"] = "sequence"     # whether A_t is R - b or G_t - b
     gamma: float = 1.0                      # discount; below 1, right outputs get shorter
     num_iterations: int = 1                 # passes over each batch
     beta: float = 0.0                       # weight of the KL to the base
     entropy_coef: float = 0.0               # weight of the entropy bonus (c_H)
-    method: Literal["reinforce", "rejection"] = "reinforce"     # learn from right outputs alone
+    method: Literal["reinforce", "rejection"] = "reinforce"     # rejection uses only right outputs
     teacher: str = ""                       # run folder of the policy that rewards by (7)
 
     def rules(self):
         yield from super().rules()
         yield self.gamma <= 1, f"--gamma {self.gamma}: must be at most 1"
         is_rejection = self.method == "rejection"
-        yield not (self.teacher and is_rejection), "--teacher: not with --method rejection"
+        yield not (self.teacher and is_rejection), "--teacher: cannot go with --method rejection"
         is_used = self.reward == "accuracy" or not (self.teacher or is_rejection)
-        yield is_used, f"--reward {self.reward}: not with --teacher or --method rejection"
+        yield is_used, f"--reward {self.reward}: has no effect with --teacher or --method rejection"
 
 
 # ---- 2. the algorithm ------------------------------------------------------------------------
 
 def rewards_to_go(rewards, mask, gamma):
-    """G_t, 0 in masked slots, which are no steps. (B, T), (B, T) -> (B, T)"""
+    """Compute G_t; masked slots are not steps, and get 0. (B, T), (B, T) -> (B, T)"""
     to_go = torch.zeros_like(rewards)
     G_t = torch.zeros_like(rewards[:, 0])                                       # (B,)
     for t in reversed(range(rewards.shape[1])):
@@ -93,38 +99,38 @@ def rewards_to_go(rewards, mask, gamma):
 
 
 def advantages(rewards, baseline="none", sq_grad_norms=None):
-    """R - b, where `rewards` are R and sq_grad_norms the |g|^2 of (6). (P, G) each -> (P, G)"""
+    """Compute R - b. `rewards` are R, and sq_grad_norms the |g|^2 of (6). (P, G) each -> (P, G)"""
     if baseline == "none":
         return rewards
     if baseline == "batch":
         return rewards - rewards.mean()
     if baseline == "mean":
-        b = rewards.mean(dim=1, keepdim=True)           # for (2): its own share shrinks A by 1/G
+        b = rewards.mean(dim=1, keepdim=True)           # for (2): b contains R / G
     elif baseline == "rloo":
         b = (rewards.sum(dim=1, keepdim=True) - rewards) / (rewards.shape[1] - 1)   # for (2)
     else:
         is_other = 1 - torch.eye(rewards.shape[1]).to(rewards)                  # (G, G)
-        norms = sq_grad_norms[:, None] + 1e-30          # (P, 1, G)  if all are 0, they are equal
+        norms = sq_grad_norms[:, None] + 1e-30          # (P, 1, G)  avoids 0 / 0
         b = optimal_baseline(rewards[:, None], norms, is_other)                 # (P, G)
     A = rewards - b                                                             # (P, G)  eq. (2)
-    return torch.where(common.has_signal(rewards), A, 0.0)      # exactly 0 among equals, not 1e-8
+    return torch.where(common.has_signal(rewards), A, 0.0)      # equal rewards: exactly 0, not 1e-8
 
 
 def optimal_baseline(rewards, sq_grad_norms, weights):
-    """b* of N outputs with probabilities in proportion to `weights`. (..., N) each -> (...)"""
+    """Compute b* of N outputs, whose probability is as `weights`. (..., N) each -> (...)"""
     w = weights * sq_grad_norms
     return (w * rewards).sum(dim=-1) / w.sum(dim=-1)                            # eq. (6)
 
 
 def policy_loss(logps, advantages, mask):
-    """L_t, 0 in masked slots; advantages are (B,), (B, 1) or (B, T). -> (B, T)"""
+    """Compute L_t, 0 in masked slots. advantages: (B,), (B, 1) or (B, T). -> (B, T)"""
     A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
     return torch.where(mask > 0, -A * logps, 0.0)                               # (B, T)  eq. (3)
 
 
 def kl(logps, ref_logps, estimator="k3", log_rho=None):
-    """Estimates KL(pi || pi_ref) at each token, from samples of pi. grpo.py has more estimators, of
-    which one takes log_rho. (B, T) each -> (B, T)"""
+    """Estimate KL(pi || pi_ref) at each token from samples of pi. Other estimators, one of which
+    needs log_rho, are in grpo.py. (B, T) each -> (B, T)"""
     x = logps - ref_logps
     if estimator == "k1":
         return x            # unbiased; as a loss, its gradient on samples of pi is only noise
@@ -133,8 +139,8 @@ def kl(logps, ref_logps, estimator="k3", log_rho=None):
 
 
 def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None):
-    """The average of token losses (B, T). num_sequences and num_tokens count the whole optimizer
-    step (default: this call), so that the gradients of its micro-batches add up. -> scalar"""
+    """Average token losses (B, T). num_sequences and num_tokens count the whole optimizer step (by
+    default, this call), so that the gradients of its micro-batches add up. -> scalar"""
     num_sequences = len(x) if num_sequences is None else num_sequences
     num_tokens = mask.sum().clamp(min=1) if num_tokens is None else num_tokens
     x = x * mask
@@ -153,7 +159,8 @@ def aggregate(x, mask, how, num_sequences=None, num_tokens=None, max_length=None
 
 @torch.no_grad()
 def score_reference(reference, batch, cfg):
-    """log pi_ref, or None if beta is 0; mean KL to pi_ref (if beta is 0, of one output a group)."""
+    """Score the batch under pi_ref; if beta is 0, only one output per group, to report the KL.
+    -> log pi_ref (B, T), or None if beta is 0; mean KL to pi_ref"""
     rows = slice(None, None, 1 if cfg.beta > 0 else cfg.num_generations)
     logps, _ = score(
         reference, batch.prompts[rows], batch.tokens[rows], cfg.temperature, cfg.kernel)
@@ -163,11 +170,11 @@ def score_reference(reference, batch, cfg):
 
 @torch.no_grad()
 def token_rewards(task, teacher, batch, cfg):
-    """r_t, 0 in masked slots. -> (B, T)"""
+    """Compute r_t, 0 in masked slots. -> (B, T)"""
     if teacher is not None:
         logps, _ = score(teacher, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
         return (logps - batch.logps) * batch.mask                               # eq. (7)
-    if cfg.method == "rejection":                           # so that (5) averages over right ones
+    if cfg.method == "rejection":                           # so (5) averages over right outputs
         rewards = batch.is_correct / batch.is_correct.double().mean().clamp(min=1e-9)
         no_moves = [[]] * len(batch.texts)
         batch = dataclasses.replace(batch, rewards=rewards, verdicts=no_moves)
@@ -176,7 +183,7 @@ def token_rewards(task, teacher, batch, cfg):
 
 @torch.no_grad()
 def compute_advantages(policy, ref_logps, batch, rewards, cfg):
-    """A_t, 0 in masked slots, from r_t. (B, T) -> (B, T)"""
+    """Compute A_t, 0 in masked slots, from r_t. (B, T) -> (B, T)"""
     if cfg.beta > 0:
         rewards = rewards - cfg.beta * kl(batch.logps, ref_logps, "k1") * batch.mask
     to_go = rewards_to_go(rewards, batch.mask, cfg.gamma)                       # (B, T)
@@ -189,7 +196,7 @@ def compute_advantages(policy, ref_logps, batch, rewards, cfg):
 
 
 def squared_gradient_norms(policy, batch, cfg):
-    """|g|^2 of (6), which takes a gradient for each row. -> (P, G)"""
+    """Compute |g|^2 of (6), which needs a gradient for each row. -> (P, G)"""
     def sequence_logp(weights, prompt, tokens, mask):
         ids = torch.cat([prompt, tokens])[None]                                 # (1, W + T)
         logits = torch.func.functional_call(policy, weights, ids[:, :-1])[:, -len(tokens):]
@@ -201,7 +208,7 @@ def squared_gradient_norms(policy, batch, cfg):
         return sum(gradient.square().sum() for gradient in gradients.values())
 
     squared_norms = torch.func.vmap(squared_norm, chunk_size=cfg.micro_batch_size)
-    with nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):        # which vmap can batch
+    with nn.attention.sdpa_kernel(nn.attention.SDPBackend.MATH):        # vmap can batch it
         return squared_norms(batch.prompts, batch.tokens, batch.mask).view_as(batch.rewards)
 
 
@@ -209,7 +216,7 @@ def backward(policy, batch, A, rows, cfg):
     """Accumulate the gradient of (5) over `rows`, in micro-batches. -> metrics"""
     num_sequences = len(rows)
     if cfg.entropy_coef == 0:
-        rows = rows[A[rows].any(dim=1)]                 # the others have no gradient
+        rows = rows[A[rows].any(dim=1)]                 # other rows have no gradient
 
     loss_sum = max_log_ratio = 0.0
     for part in common.micro_batches(rows, batch.lengths, cfg.micro_batch_size):
@@ -228,10 +235,10 @@ def backward(policy, batch, A, rows, cfg):
 
 
 def update(policy, optimizer, batch, A, cfg, step):
-    """num_iterations passes over the batch, num_mini_batches optimizer steps each. -> metrics"""
+    """Pass over the batch num_iterations times, in num_mini_batches steps each. -> metrics"""
     history = []
     for rows in common.mini_batches(batch, cfg, "shuffle", step):
-        optimizer.zero_grad(set_to_none=False)          # zeros: Adam steps even without signal
+        optimizer.zero_grad(set_to_none=False)          # zeros: Adam also steps without signal
         metrics = backward(policy, batch, A, rows, cfg)
         grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm)
         optimizer.step()
@@ -291,7 +298,7 @@ VOCAB_SIZE = 320                                                # padded to a mu
 
 
 def encode_prompts(problems, task, device):
-    """Encode prompts as bytes, never special tokens, left-padded with the token PAD. -> (B, W)"""
+    """Encode prompts as bytes, never as special tokens, and left-pad them with PAD. -> (B, W)"""
     rows = [TOKENIZER.encode_ordinary(problem.prompt) for problem in problems]
     rows = [[PAD] * (task.prompt_width - len(ids)) + ids for ids in rows]
     return torch.tensor(rows, device=device)
@@ -304,7 +311,7 @@ def decode(ids):
 
 
 def verify(problem, text):
-    """Arithmetic: is the number in the text's only <answer> block correct? -> 1.0 or 0.0"""
+    """Check whether the number in the text's only <answer> block is correct. -> 1.0 or 0.0"""
     number = re.search("<answer> {0,199}(-?[0-9]{1,20}) {0,199}</answer>", text)
     is_one = text.count("<answer>") == 1 and text.count("</answer>") == 1
     return float(is_one and number is not None and int(number[1]) == int(problem.answer))
@@ -313,7 +320,7 @@ def verify(problem, text):
 # ---- 6. the policy ---------------------------------------------------------------------------
 
 def rotate(x, cos, sin):
-    """Rotary positions: turn pairs of features by an angle that grows with the position."""
+    """Apply rotary positions: turn pairs of features by an angle that grows with the position."""
     left, right = x.chunk(2, dim=-1)
     return torch.cat([left * cos - right * sin, left * sin + right * cos], dim=-1)
 
@@ -363,7 +370,7 @@ class GPT(nn.Module):
         self.norm = nn.RMSNorm(cfg.hidden_size)
         half = cfg.hidden_size // cfg.num_attention_heads // 2
         frequencies = 10_000.0 ** (-torch.arange(half) / half)
-        self.register_buffer("frequencies", frequencies)        # another head size fails to load
+        self.register_buffer("frequencies", frequencies)        # so another head size fails to load
         generator = common.generator(cfg.base_seed, "weights")
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
@@ -373,15 +380,15 @@ class GPT(nn.Module):
                 nn.init.normal_(weight, std=std, generator=generator)
 
     def hidden(self, tokens, cache=None):
-        """The states from which logits are computed. (B, L) -> (B, L, D). A cache maps each block
-        to keys and values (2, B, KV, L, hd) of earlier tokens; those of `tokens` are appended."""
+        """Compute the states that predict the next tokens. (B, L) -> (B, L, D). The cache maps each
+        block to keys and values (2, B, KV, L, hd) of earlier tokens; new ones are appended."""
         cache = {} if cache is None else cache
         start = cache[self.blocks[0]].shape[3] if cache else 0
         L = tokens.shape[1]
         positions = torch.arange(start, start + L, device=tokens.device)
         angles = positions[:, None] * self.frequencies                          # (L, hd / 2)
         ones = torch.ones(L, start + L, dtype=torch.bool, device=tokens.device)
-        attn_mask = ones.tril(start) if L > 1 else None                         # one token sees all
+        attn_mask = ones.tril(start) if L > 1 else None                         # one attends to all
         x = self.embed.weight[tokens]       # (B, L, D)  nn.Embedding's gradient can vary on CUDA
         for block in self.blocks:
             x = block(x, angles.cos(), angles.sin(), attn_mask, cache)
@@ -399,8 +406,8 @@ def take(cache, rows):
 
 
 def logprobs(logits, tokens, temperature=1.0, kernel="auto"):
-    """Log-probability of each token and entropy, in nats, of softmax(logits / temperature).
-    (B, T, V), (B, T) -> (B, T), (B, T). ValueError for a kernel that cannot run here."""
+    """Compute log-probabilities of tokens, and entropies (nats), of softmax(logits / temperature).
+    (B, T, V), (B, T) -> (B, T), (B, T). ValueError if the kernel cannot run here."""
     if common.kernels and common.kernels.applies(kernel, logits):
         return common.kernels.logprobs(logits, tokens, temperature)             # Triton, on CUDA
     log_p = F.log_softmax(logits / temperature, dim=-1)                         # (B, T, V)
@@ -410,8 +417,8 @@ def logprobs(logits, tokens, temperature=1.0, kernel="auto"):
 
 
 def read_prompts(model, prompts, cache):
-    """Fill the cache with prompts, each different one computed once: updates are 1.3 times faster.
-    (B, W) -> the states from which the first tokens are predicted (B, 1, D)"""
+    """Fill the cache with prompts, and compute equal prompts once: updates are 1.3 times as fast.
+    (B, W) -> the states that predict the first tokens (B, 1, D)"""
     distinct, prompt_index = prompts.unique(dim=0, return_inverse=True)
     hidden = model.hidden(distinct, cache)[:, -1:]
     take(cache, prompt_index)
@@ -419,14 +426,14 @@ def read_prompts(model, prompts, cache):
 
 
 def completion_states(model, prompts, completions):
-    """The states from which the completions' tokens are predicted. (B, W), (B, T) -> (B, T, D)"""
+    """Compute the states that predict the completions' tokens. (B, W), (B, T) -> (B, T, D)"""
     cache = {}
     first = read_prompts(model, prompts, cache)                                 # (B, 1, D)
     return torch.cat([first, model.hidden(completions[:, :-1], cache)], dim=1)
 
 
 def score(model, prompts, completions, temperature=1.0, kernel="auto"):
-    """Log-probabilities and entropies of completions. (B, W), (B, T) -> (B, T), (B, T)"""
+    """Score completions: log-probabilities and entropies. (B, W), (B, T) -> (B, T), (B, T)"""
     hidden = completion_states(model, prompts, completions)                     # (B, T, D)
     return logprobs(F.linear(hidden, model.embed.weight), completions, temperature, kernel)
 
@@ -434,7 +441,7 @@ def score(model, prompts, completions, temperature=1.0, kernel="auto"):
 # ---- 7. rollouts -----------------------------------------------------------------------------
 
 def sample_token(logits, uniforms, temperature):
-    """A token per row by inverse CDF, or the most likely without uniforms. (b, V), (b,) -> (b,)"""
+    """Sample tokens by inverse CDF; without uniforms, take the most likely. (b, V), (b,) -> (b,)"""
     if uniforms is None:
         return logits.argmax(dim=-1)
     cdf = F.softmax(logits / temperature, dim=-1).cumsum(dim=-1)                # (b, V)
@@ -479,7 +486,7 @@ def complete(policy, task, cfg, problems, generator=None):
     if generator is not None:
         shape = (len(problems), cfg.max_completion_length)
         uniforms = torch.rand(shape, generator=generator).to(cfg.device)        # (B, T)
-    roll_out = task.rollout or rollout          # a tool's inserts text; kernels/ has a CUDA graph
+    roll_out = task.rollout or rollout          # tasks with tools and kernels/ replace it
     tokens, mask, logps, entropy, lengths = roll_out(policy, prompts, problems, cfg, uniforms)
     rows = zip(tokens.tolist(), lengths.tolist())
     texts = [decode([i for i in ids[:length] if i != EOS]) for ids, length in rows]
@@ -488,7 +495,7 @@ def complete(policy, task, cfg, problems, generator=None):
 
 
 def sample_batch(policy, task, cfg, purpose, split="train"):
-    """P problems, G completions of each, rewarded: a function of policy, task, seed and purpose."""
+    """Sample and reward G completions of P problems; seed and purpose fix the draws. -> Batch"""
     problems = common.sample_problems(task, cfg.num_prompts, (cfg.seed, purpose), split)
     problems = [problem for problem in problems for _ in range(cfg.num_generations)]    # B
     batch = complete(policy, task, cfg, problems, common.generator(cfg.seed, "rollout", purpose))
@@ -523,8 +530,8 @@ def encode_examples(examples, task, device):
 
 
 def warm_start(model, task, cfg):
-    """Make the base by supervised learning: first from a textbook, which shows its work, then from
-    a forum, where most people only answer. Muon needs half as many batches as AdamW alone."""
+    """Train the base by supervised learning: first on a textbook, which shows its work, then on a
+    forum, where most people only answer. Muon needs half as many batches as AdamW alone."""
     matrices = [weight for weight in model.blocks.parameters() if weight.dim() == 2]
     momenta = {matrix: torch.zeros_like(matrix) for matrix in matrices}
     others = [weight for weight in model.parameters() if weight not in momenta]
@@ -550,7 +557,7 @@ def warm_start(model, task, cfg):
 
 
 def gradient(model, batch, rows):
-    """The part of some rows in the gradient of the batch's mean -log pi(o_t). -> list of tensors"""
+    """Compute the share of `rows` in the gradient of the batch's mean -log pi(o_t). -> list"""
     prompts, tokens, mask, lengths = batch
     T = int(lengths[rows].max())
     tokens = tokens[rows, :T]                                                   # (b, T)
@@ -562,13 +569,13 @@ def gradient(model, batch, rows):
 
 @torch.no_grad()
 def muon_step(matrix, momentum, rate):
-    """Muon (Jordan and others, 2024): step along the momentum of a matrix, made orthogonal by five
+    """Take a step of Muon (Jordan and others, 2024): along the momentum, made orthogonal by five
     Newton-Schulz steps. torch.optim.Muon takes them in bfloat16, which many CPUs only emulate."""
     momentum.lerp_(matrix.grad, 0.05)
-    x = matrix.grad.lerp(momentum, 0.95)                # as Nesterov
+    x = matrix.grad.lerp(momentum, 0.95)                # Nesterov momentum
     is_tall = len(matrix) > matrix.shape[1]
     x = (x.T if is_tall else x) / (x.norm() + 1e-7)
-    for _ in range(5):                                  # takes all singular values close to 1
+    for _ in range(5):                                  # moves all singular values close to 1
         gram = x @ x.T
         x = 3.4445 * x + (2.0315 * gram @ gram - 4.775 * gram) @ x
     matrix.sub_(x.T if is_tall else x, alpha=rate * max(1, len(matrix) / matrix.shape[1]) ** 0.5)

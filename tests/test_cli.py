@@ -104,8 +104,8 @@ REFUSED = """
     grpo --device cuda                                  | cannot use it
     grpo --kernel triton                                | use torch
     grpo --delta 1.28                                   | above 1 + epsilon_high
-    grpo --scale_rewards mean --overlong_buffer 3       | 0 or 1 alone
-    gspo --scale_rewards mean --reward accuracy+format  | 0 or 1 alone
+    grpo --scale_rewards mean --overlong_buffer 3       | 0/1 rewards
+    gspo --scale_rewards mean --reward accuracy+format  | 0/1 rewards
     grpo --output_dir full                              | not empty
     grpo --output_dir file/run                          | cannot be written
     grpo --init_from nowhere                            | nowhere
@@ -118,7 +118,7 @@ REFUSED = """
     reinforce --teacher x --method rejection            | --method rejection
     reinforce --method rejection --reward accuracy+format | --reward
     reinforce --teacher x --reward accuracy+format      | --reward
-    dpo --beta 0                                        | nothing holds
+    dpo --beta 0                                        | must be above 0
     dpo --label_smoothing 0.5                           | below 0.5
     dpo --loss_type ipo --label_smoothing 0.1           | ipo
     dpo --simpo_gamma 1                                 | needs --loss_type simpo

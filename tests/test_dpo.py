@@ -293,9 +293,9 @@ def test_a_pair_that_a_file_would_change_is_not_saved():
     ({"prompt": "1+1=", "chosen": "2"}, "must be an object with the strings"),
     (GOOD | {"chosen": 7}, "must be an object with the strings"),
     (GOOD | {"rejected": GOOD["chosen"]}, "chosen and rejected are the same"),
-    (GOOD | {"prompt": "1" * 99}, "a prompt of 99 bytes; arithmetic has 18"),
+    (GOOD | {"prompt": "1" * 99}, "the prompt has 99 bytes; arithmetic allows 18"),
     (GOOD | {"chosen": "7<|eos|>8"}, "chosen contains <|eos|>"),
-    (GOOD | {"rejected": "x" * 48}, "rejected has 49 tokens, its end included"),
+    (GOOD | {"rejected": "x" * 48}, "rejected has 49 tokens, with its end token"),
     *((GOOD | {name: "\ud800"}, "utf-8") for name in GOOD),
     (None, "cannot be read"), (b"\xff\xfe\n", "cannot be read"), (b"", "line 1: ")],
     ids=lambda value: repr(value)[:30])
