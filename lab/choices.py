@@ -130,8 +130,8 @@ def text():
         rows.append([choice, len(pairs), len(moved), len(flipped)])
     return (f"{total} claims depend on a level, step, k or window. Of these, {total - changed} "
             f"keep their verdict at every stored value, and {changed} do not.\n\n"
-            + table(["what we change", "verdicts", "verdicts that change",
-                     "changes between shown and contradicted"], rows))
+            + table(["what we change", "verdicts compared", "verdicts that change",
+                     "of these, changes between shown and contradicted"], rows))
 
 
 if __name__ == "__main__":

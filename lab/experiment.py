@@ -45,6 +45,8 @@ UNSCORED = "--stop_at 2 --eval_steps 1000 --num_eval_problems 1 --num_eval_sampl
 # new page lacks
 PAGE = re.compile("(# .*?\n).*?(## Claim\n.*?\n)(?:\n`make lab-.*)?", re.S)
 
+RANGE = re.compile(r" \(\S+ to \S+\) \|")             # a cell of `numbers` that has a range
+
 
 class Experiment:
     def __init__(self, file, seeds, one_base=False):
@@ -123,7 +125,13 @@ class Experiment:
             heads = ["claim", "source", "effect (95% interval)", "claimed range", "verdict"]
             if rows:
                 texts += [f"## {heading}\n", table(heads, rows)]
-        texts += ["## Numbers\n", *of(parts, str), by_hand]
+        tables = of(parts, str)
+        if tables:
+            texts.append("## Numbers\n")
+        if any(RANGE.search(text) for text in tables):
+            texts.append("A cell with brackets shows the mean of the seeds, and in the brackets "
+                         "the lowest and the highest seed.\n")
+        texts += [*tables, by_hand]
         seeds = max((seeds for *_, seeds in self.measures.values()), key=len)
         bases = ", all from one base" if self.one_base else ", each with its own base"
         bases *= len(seeds) > 1                 # with one seed, the results are exact
@@ -236,8 +244,8 @@ def ratio(one, other, end, other_end=None, smallest=1):
 
 def numbers(cases, columns=None, form=".3f", by=""):
     """Write a table with a row for each case, {column: a number for each seed}. A cell has the mean
-    of the seeds and their range; if some are inf, it counts them instead. columns: {column:
-    heading}, else all columns. -> Markdown"""
+    of the seeds and their range. If some seeds are inf, it has the lowest number, and counts the
+    inf. columns: {column: heading}, else all columns. -> Markdown"""
     columns = columns or {column: column for column in next(iter(cases.values()))}
     rows = []
     for case, results in cases.items():
@@ -245,11 +253,12 @@ def numbers(cases, columns=None, form=".3f", by=""):
         for column in columns:
             values = numpy.ravel(results[column])
             low, mean, high = (f"{x:{form}}" for x in (values.min(), values.mean(), values.max()))
-            span = mean if low == high else f"{mean} ({low} - {high})"
+            span = mean if low == high else f"{mean} ({low} to {high})"
             never = int(numpy.isinf(values).sum())
             if never:
-                some = f"from {low}; {never} of {len(values)} " * (never < len(values))
-                span = f"{some}never"
+                span = "never"
+                if never < len(values):
+                    span = f"{low} or more; never in {never} of {len(values)} runs"
             row.append(span)
         rows.append(row)
     return table([by, *columns.values()], rows)
@@ -265,9 +274,9 @@ def index():
         first = claims[0]
         if len(parts) < FINDINGS:
             source = "Our claim" if first.source == OURS else f"Claim by {first.source}"
-            parts.append(f"![{first.finding}](lab/{name}.png)\n\n{source}: {first.text}. Verdict: "
-                         f"{first.judged}, with an effect of {first.effect}. Read more: "
-                         f"[{name}](lab/{name}.md).\n")
+            parts.append(f"![{first.finding}](lab/{name}.png)\n\n{source}: {first.text}. "
+                         f"Verdict: {first.judged}. Effect: {first.effect}. Read more in the "
+                         f"experiment [{name}](lab/{name}.md).\n")
         for claim in claims:
             if claim is first or claim.sentence and claim.verdict != NO_VERDICT:
                 rows.append([claim.finding, f"{claim.source}: {claim.text}", claim.effect,

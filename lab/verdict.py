@@ -70,6 +70,12 @@ def student(values, comparisons=1):
     return mean - half, mean + half
 
 
+def digits(x, number):
+    """Write x with this number of significant digits, zeros at the end included: 1.0, not 1. -> str
+    """
+    return f"{x:#.{number}g}".rstrip(".")
+
+
 INTERVAL = student              # the rule for intervals (lab/choices.py tries other rules)
 
 
@@ -126,8 +132,10 @@ class Claim:
             return "no bound was set"
         if any(self.bounds):
             known = self.bounds.count("")
-            some = f"{len(self.bounds) - known} of {len(self.bounds)} " * (known > 0)
-            return f"{some}never reached the level"
+            if known == 0:
+                return "with every seed, a run never reached the level"
+            number = f"{len(self.bounds) - known} of {len(self.bounds)}"
+            return f"with {number} seeds, a run never reached the level"
         if math.isclose(low, high, abs_tol=1e-9) and not self.exact:
             return "all seeds have the same effect"
         if self.sides and self.times:
@@ -201,14 +209,16 @@ class Claim:
         if any(self.bounds):
             [bound, *others] = {*self.bounds} - {""}
             is_bound = bound != "?" and not others
-            return f"{bound} {effect:.2g}{unit}, {self.moot}" if is_bound else "unknown"
+            words = {">": "more than", "<": "less than"}
+            return f"{words[bound]} {digits(effect, 2)}{unit}" if is_bound else "unknown"
+        if self.times and not self.exact:
+            effect, low, high = (digits(x, 2) for x in (effect, low, high))
+            return f"{effect}{unit} ({low} to {high})"
         form = "+.3f"
-        if self.times or self.exact:
-            form = ".3g" if self.exact else ".2g"
-        elif 0 < high - low < math.inf:
-            digits = 2 - math.ceil(math.log10((high - low) / 2))
-            form = f"+.{min(6, max(0, digits))}f"
         if self.exact:
-            ends = dict.fromkeys((f"{low:{form}}", f"{high:{form}}"))
+            ends = dict.fromkeys((f"{low:.3g}", f"{high:.3g}"))
             return " to ".join(ends) + unit
+        if 0 < high - low < math.inf:
+            decimals = 2 - math.ceil(math.log10((high - low) / 2))
+            form = f"+.{min(6, max(0, decimals))}f"
         return f"{effect:{form}}{unit} ({low:{form}} to {high:{form}})"

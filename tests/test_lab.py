@@ -64,7 +64,7 @@ FIVE = [0.09, 0.1, 0.1, 0.1, 0.11]      # 0.1, from 0.091 to 0.109
     (FIVE, {"at_least": -0.1, "at_most": 0.1}, "**undecided**", "+0.1000 (+0.0912 to +0.1088)"),
     ([0.5], {"at_least": 0}, "**undecided**", "+0.500 (-inf to +inf)"),
     ([2, 8], {"at_least": 1.5, "times": True, "exact": True}, "**shown**", "2 to 8 times"),
-    ([1, 2, 4], {"at_least": 1.5, "times": True}, "**undecided**", "2 times (0.36 to 11)"),
+    ([1, 2, 4], {"at_least": 1.5, "times": True}, "**undecided**", "2.0 times (0.36 to 11)"),
     ([0.5, 0.5], {"at_least": 0.5, "exact": True}, "**shown**", "0.5"),
     ([0.5, 0.4], {"at_least": 0.5, "exact": True}, "**contradicted**", "0.4 to 0.5")])
 def test_a_claim_is_shown_if_its_interval_lies_where_it_says(values, region, judged, seen):
@@ -91,11 +91,12 @@ NEITHER = experiment.ratio([30, math.inf], [20, math.inf], 40) | {"at_least": 1.
     (([0.9, 0.7], [0.985, 0.985]), {"at_most": 0.02}, "at the ceiling", ""),
     (([0.0, 0.01], [0.0, 0.002]), {"at_least": 0.005}, "at the floor", ""),
     (([1.0, 0.99], [1.0, 0.998]), {"at_least": -0.02}, "at the ceiling", ""),
-    (NEVER["values"], NEVER, "never reached the level", "> 4 times, never reached the level"),
-    (ONCE["values"], ONCE, "1 of 3 never reached the level",
-     "< 1.2 times, 1 of 3 never reached the level"),
-    (BOTH["values"], BOTH, "never reached the level", "unknown"),
-    (NEITHER["values"], NEITHER, "1 of 2 never reached the level", "unknown")])
+    (NEVER["values"], NEVER, "with every seed, a run never reached the level",
+     "more than 4.0 times"),
+    (ONCE["values"], ONCE, "with 1 of 3 seeds, a run never reached the level",
+     "less than 1.2 times"),
+    (BOTH["values"], BOTH, "with every seed, a run never reached the level", "unknown"),
+    (NEITHER["values"], NEITHER, "with 1 of 2 seeds, a run never reached the level", "unknown")])
 def test_there_is_no_verdict_where_the_set_up_decides(values, region, why, seen):
     claim = verdict.Claim("so", verdict.OURS, **region | {"values": values}, shown="So it is")
     assert (claim.verdict, claim.judged) == (verdict.NO_VERDICT, f"**no verdict**: {why}")
@@ -229,7 +230,7 @@ def test_steps_are_counted_to_where_the_mean_of_two_crosses_the_level():
     assert experiment.steps_to_level(rows, 0.2).tolist() == [1, 1]      # from the first mean on
     assert experiment.steps_to_level(rows, 0.4, window=1).tolist() == pytest.approx([0.2, 2])
     never = experiment.numbers({"a": {"x": [3, math.inf]}, "b": {"x": [math.inf]}}, form=".0f")
-    assert "| a | from 3; 1 of 2 never |\n| b | never |" in never
+    assert "| a | 3 or more; never in 1 of 2 runs |\n| b | never |" in never
 
 
 # ---- runs ------------------------------------------------------------------------------------

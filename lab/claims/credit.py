@@ -161,19 +161,21 @@ def page(estimates, credit):
     [moves] = estimates.values()
     [tokens] = credit.values()
     whole, critic = OF_MOVES
-    title = ("For moves, advantages from 8 rollouts correlate with the exact ones by "
-             f"{moves[EIGHT].mean():.2f}, and a critic's by {moves[critic].mean():.2f}")
+    title = ("For moves, the exact advantages have a correlation of "
+             f"{moves[EIGHT].mean():.2f} with those from 8 rollouts, and of "
+             f"{moves[critic].mean():.2f} with a critic's")
     yield Claim("for moves, advantages from 8 rollouts correlate more with the exact ones than a "
                 "critic's do", "VinePPO", moves[EIGHT] - moves[critic], at_least=GAIN, said=title)
     yield Claim("for moves, values from 8 rollouts have a smaller squared error than a critic's",
                 "VinePPO", moves[f"error: {EIGHT}"] / moves[f"error: {critic}"], at_most=0.8,
                 times=True)
-    yield Claim("the advantage of a whole walk (GRPO) correlates with the exact advantages of its "
-                "moves by less than 0.5", OURS, moves[whole], at_most=0.5)
+    yield Claim("the advantage of a whole walk (GRPO) has a correlation of less than 0.5 with the "
+                "exact advantages of its moves", OURS, moves[whole], at_most=0.5)
     yield Claim(f"{FORKS:.0%} of the tokens have more than half of the total absolute advantage",
                 OURS, tokens["share"], at_least=0.5,
                 shown=f"Few tokens decide: {FORKS:.0%} of them have {tokens['share'].mean():.0%} "
-                "of the total absolute advantage, but GRPO gives all tokens of an answer the same")
+                "of the total absolute advantage, but GRPO gives all tokens of an answer the same "
+                "one")
     of_answer, of_critic = OF_TOKENS
     for first, second, better, worse in (
             (EIGHT, of_answer, "advantages from 8 rollouts", "GRPO's"),

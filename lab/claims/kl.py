@@ -137,8 +137,9 @@ def page(estimates, cosines):
     last = 1 / numpy.exp(numpy.log(noise[:, -1]).mean())                # of k3 / of k1
     title = ("Near the base, the KL estimate k3 is less noisy than k1, but after 20 steps it is "
              f"{last:.2g} times as noisy (geometric mean)")
-    yield Claim("after 20 steps, k3 is less noisy than k1 (deviation of k1, divided by that of k3)",
-                SCHULMAN, noise[:, PLACE], at_least=1.1, times=True, said=title)
+    yield Claim("after 20 steps, k3 is less noisy than k1 (standard deviation of k1, divided by "
+                "the standard deviation of k3)", SCHULMAN, noise[:, PLACE], at_least=1.1,
+                times=True, said=title)
     yield curves({name: way[f"deviation of {name}"] for name in ESTIMATORS}, title,
                  x=WATCHED, given=dict(zip(ESTIMATORS, (BLUE, ORANGE, RED))), yscale="log",
                  xticks=WATCHED, xlabel="steps of training after the base",
@@ -150,13 +151,17 @@ def page(estimates, cosines):
 
     def cosine(pairs):
         return numpy.concatenate([1 - columns[" / ".join(pair)] for pair in pairs])
-    yield Claim("on samples of pi, k1 as a loss has a mean gradient of zero (largest norm)",
+    yield Claim("on samples of pi, k1 as a loss has a mean gradient of zero (the largest "
+                "norm that we found)",
                 "Tang and Munos", columns["norm of k1"].max(), at_most=CLOSE, exact=True)
-    yield Claim("on samples of pi, k2 as a loss has the gradient of KL(pi, ref), k3 as a loss that "
-                "of KL(ref, pi), and k1 in the reward that of the KL between outputs (cosines)",
+    yield Claim("on samples of pi, three pairs have the same gradient: k2 as a loss and KL(pi, "
+                "ref), k3 as a loss and KL(ref, pi), k1 in the reward and the KL between whole "
+                "outputs (cosine of each pair)",
                 "Tang and Munos", cosine(TANGS), at_least=1, exact=True)
-    yield Claim("on samples of an older policy, k3_ratio as a loss has the gradient of KL(pi, ref) "
+    yield Claim("on samples of an older policy, k3_ratio as a loss has the same gradient as KL(pi, "
+                "ref) "
                 "(cosine)", "DeepSeek-V3.2", cosine([OLDER]), at_least=1, exact=True)
     by_length = [cosine([pair]).min() for pair in BY_LENGTH]
-    yield Claim("if each output is divided by its length, k2, k3 and k3_ratio no longer have these "
-                "gradients (lowest cosine of each)", OURS, by_length, at_most=0.99, exact=True)
+    yield Claim("if the loss of each output is divided by its length, k2, k3 and k3_ratio no "
+                "longer have the gradients of these KLs (lowest cosine of each pair)", OURS,
+                by_length, at_most=0.99, exact=True)

@@ -88,8 +88,8 @@ def page(critic, learning):
                     "reward", "ToolRL",
                     **ratio(steps[name], steps["fine"], STEPS, smallest=WINDOW - 1), at_least=1.1)
 
-    lines = {"GRPO, masked": OUTCOME, "GRPO, learned": LEARNED, "PPO, masked": "PPO",
-             "GRPO, no tool": NO_TOOL}
+    lines = {"GRPO, tokens masked": OUTCOME, "GRPO, tokens learned": LEARNED,
+             "PPO, tokens masked": "PPO", "GRPO, no tool": NO_TOOL}
     yield curves({label: accuracy[name] for label, name in lines.items()}, title,
                  ylabel="accuracy", ylim=(0, 1.02))
     rows = {LABELS.get(name, f"{name} reward"):

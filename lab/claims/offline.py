@@ -28,6 +28,7 @@ GAIN = 0.02                             # smallest difference of a pass@1 that m
 EVALUATION = "--stop_at 2 --num_eval_problems 256 --num_eval_samples"
 FRESH = f"dpo.py {EVALUATION} 2 --max_steps 40"
 LEARNING = {"offline": FRESH, "beta 0.5": f"{FRESH} --beta 0.5", "online": f"{FRESH} --online"}
+LABELS = {"beta 0.5": "offline, beta 0.5"}          # names in the table and in the picture
 GREEDY = "eval/greedy"                  # metrics that exist only for every tenth step
 CHOSEN = "eval/pairs/rewards/chosen"
 REJECTED = "eval/pairs/rewards/rejected"
@@ -103,17 +104,19 @@ def same(seed, method):
 def page(fresh, flipped, same):
     beta = {"offline": 0.1, "beta 0.5": 0.5, "online": 0.1}
     gained = {name: columns[CHOSEN] / beta[name] for name, columns in fresh.items()}    # nats
-    rows = {name: {"pass@1": columns["pass@1"], "greedy accuracy": columns[GREEDY][:, -1],
+    rows = {LABELS.get(name, name): {
+                   "pass@1": columns["pass@1"], "greedy accuracy": columns[GREEDY][:, -1],
                    "change of log pi, chosen (nats)": gained[name][:, -1],
                    "change of log pi, rejected (nats)": columns[REJECTED][:, -1] / beta[name]}
             for name, columns in fresh.items()}
     change = {name: values[:, -1].mean() for name, values in gained.items()}
     title = (f"In 40 steps, DPO changes the log-probability of chosen answers by "
              f"{change['offline']:+.1f} nats offline, and by {change['online']:+.1f} nats online")
-    yield Claim("in offline DPO, chosen answers lose probability", "Razin and others",
+    yield Claim("in offline DPO, chosen answers lose log-probability", "Razin and others",
                 -gained["offline"][:, -1], at_least=1, unit="nats", said=title)
-    yield curves({name: values[:, 9::10] for name, values in gained.items()}, title,
-                 x=range(10, 41, 10), given=dict(zip(LEARNING, (BLUE, GREY, ORANGE))),
+    lines = {LABELS.get(name, name): values[:, 9::10] for name, values in gained.items()}
+    yield curves(lines, title, x=range(10, 41, 10),
+                 given=dict(zip(lines, (BLUE, GREY, ORANGE))),
                  ylabel="nats gained by chosen answers")
     yield numbers(rows, by="DPO on fresh pairs")
     yield Claim("online DPO ends with a higher pass@1 than offline DPO", "Guo and others",
@@ -126,10 +129,11 @@ def page(fresh, flipped, same):
     yield Claim(f"with {FLIPS:.0%} of the pairs flipped, robust DPO ends with a higher pass@1 than "
                 "DPO", "robust DPO", (score["robust DPO"], score["DPO"]),
                 at_least=GAIN if hurt.verdict == SHOWN else None)
-    yield numbers(flipped, by=f"loss, with {FLIPS:.0%} of the pairs flipped")
+    yield numbers(flipped,
+                  by=f"loss ({FLIPS:.0%} of the pairs are flipped, except in the first row)")
 
     end = {name: columns["pass@1"] for name, columns in same.items()}
-    yield Claim("from the same pairs, DPO ends with at least the pass@1 of PPO", "DPO",
+    yield Claim("from the same pairs, DPO's pass@1 at the end is at least as high as PPO's", "DPO",
                 (end["DPO"], end["PPO"]), at_least=-GAIN)
     finding = (f"From the same pairs, PPO gets a pass@1 of {end['PPO'].mean():.2f} without a KL "
                f"penalty, and {end['PPO, beta 0.1'].mean():.2f} with one")

@@ -57,7 +57,8 @@ def page(runs):
                for method, clip in CLIPS.items()}
     yield curves({method: results[method]["max_log_ratio"] for method in reused},
                  f"With tuned learning rates, SAPO lets log pi move {farther['SAPO']:.1f} times as "
-                 f"far in a batch as the clip does, and CISPO {farther['CISPO']:.1f} times",
+                 "far in a batch as the clip does, and CISPO lets it move "
+                 f"{farther['CISPO']:.1f} times as far",
                  given=dict(zip(reused, (BLUE, GREY, GREEN, RED))), ylabel="largest |log rho|")
     rows = {}
     for method, rate in itertools.product(METHODS, RATES):

@@ -89,30 +89,31 @@ def page(runs, luck):
     of_five = misses[COLLAPSING][:, SIZES.index(5)]
     collapsed = Claim(
         "if one run in ten collapses, Student's 95% interval from five seeds misses the truth at "
-        "most 6 times in 100", OURS, of_five, at_most=MOST, unit="of comparisons",
+        "most 6 times in 100", OURS, of_five, at_most=MOST, unit="of the comparisons",
         contradicted="If one run in ten collapses, a 95% interval from five seeds misses the truth "
         f"{of_five.mean():.0%} of the time")
     yield collapsed
     for name, values in score.items():
         script, clip_range = name.split(", ")
         yield Claim(f"{script} with the clip range {clip_range} gets a higher pass@1 than grpo.py "
-                    "from as many samples", "GSPO", (values, grpo), at_least=0.02,
+                    "from the same number of samples", "GSPO", (values, grpo), at_least=0.02,
                     said=finding * (name == FIRST))
     yield Claim("with ordinary luck, Student's 95% interval from three, five or eight seeds misses "
                 "the truth at most 6 times in 100 (mean of the three sizes)", OURS,
-                misses[NORMAL].mean(axis=1), at_most=MOST, unit="of comparisons")
+                misses[NORMAL].mean(axis=1), at_most=MOST, unit="of the comparisons")
     dealt = deals(grpo)
     half = student_quantile(dealt.shape[1] - 1, 0.975) * dealt.std(axis=1, ddof=1)
     wrong = (abs(dealt.mean(axis=1)) > half / dealt.shape[1] ** 0.5).mean()
     yield Claim("if GRPO's own ten seeds are dealt to two sides of five, in all "
                 f"{len(dealt):,} ways, Student's 95% interval misses the truth at most 6 times in "
-                "100", OURS, wrong, at_most=MOST, exact=True, unit="of comparisons")
+                "100", OURS, wrong, at_most=MOST, exact=True, unit="of the comparisons")
 
     errors = {f"{case}, {size} seeds": misses[case][:, place]
               for case in CASES for place, size in enumerate(SIZES)}
     yield dots(errors, collapsed.finding, level=(0.05, "5 times in 100"), xlim=(0, None),
                xlabel="fraction of comparisons in which Student's interval misses the truth")
-    pairs = "fraction of pairs, one seed of it and one of grpo.py, ranked differently from all ten"
+    pairs = ("fraction of pairs (one of its seeds, one of grpo.py's) that rank the two scripts "
+             "differently from all ten seeds")
     rows = {name: {"pass@1": values, pairs: wrong_ranks(values, grpo, 1)}
             for name, values in score.items()}
     yield numbers({"grpo.py": {"pass@1": grpo, pairs: 0}} | rows, by="script")

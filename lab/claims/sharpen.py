@@ -141,24 +141,25 @@ def page(learned, guesser):
                f"countdown problems, but as many random guesses solve {guesses[0, -1]:.0%}")
     lead = thought["base"] - thought["trained"]                                 # (S, ks)
     best = max(MANY, key=lambda place: lead[:, place].mean())
-    yield Claim(f"on countdown, for some k up to {K}, at least one of k outputs that think is "
-                "right more often for the base than after RL (largest lead; the interval covers "
-                "all k)",
-                "Yue and others", (thought["base"][:, best], thought["trained"][:, best]),
+    yield Claim(f"on countdown, there is a k up to {K} for which the base solves more problems "
+                "with k thoughts (outputs that think) than the policy after RL does (largest lead "
+                "over these k; the interval allows for all of them)", "Yue and others",
+                (thought["base"][:, best], thought["trained"][:, best]),
                 at_least=GAIN, comparisons=len(MANY), said=finding)
     gain = passed["trained"] - passed["base"]                                   # (S, ks)
     most = max(MANY, key=lambda place: gain[:, place].mean())
-    yield Claim(f"on countdown, RL raises pass@k for no k from 2 to {K} (largest rise; the "
-                "interval covers all k)", "DeepSeekMath", gain[:, most], at_most=GAIN,
-                comparisons=len(MANY),
+    yield Claim(f"on countdown, RL does not raise pass@k for any k from 2 to {K} (largest rise "
+                "over these k; the interval allows for all of them)", "DeepSeekMath",
+                gain[:, most], at_most=GAIN, comparisons=len(MANY),
                 contradicted="On countdown, RL does raise pass@k for small k: by "
                 f"{gain[:, most].mean():.2f} for k = {KS[most]}, and by {gain[:, FEW].mean():.2f} "
                 f"for k = {KS[FEW]}")
     yield Claim(f"on countdown, RL raises maj@{K}", "DeepSeekMath",
                 (columns["trained maj@k"][:, -1], columns["base maj@k"][:, -1]), at_least=GAIN)
     decoded = learned["arithmetic"]
-    yield Claim("on arithmetic, the most certain path of the base is right more often than its "
-                "greedy output", "Wang and Zhou", (decoded["most certain"], decoded["greedy"]),
+    yield Claim("on arithmetic, the most certain of four outputs of the base (paths) is right more "
+                "often than its greedy output", "Wang and Zhou",
+                (decoded["most certain"], decoded["greedy"]),
                 at_least=GAIN)
     yield Claim("on countdown, a single output that thinks is right more often after RL", OURS,
                 (thought["trained"][:, 0], thought["base"][:, 0]), at_least=GAIN)
@@ -172,11 +173,12 @@ def page(learned, guesser):
     for (task, columns), policy in itertools.product(learned.items(), POLICIES):
         row = rows[f"{task}, {POLICIES[policy]}"] = {}
         for name, heads in (("pass@k", ("pass@1", "pass@8", "pass@128")),
-                            ("thoughts", ("1 thought", "8 thoughts", "128 thoughts"))):
+                            ("thoughts", ("solved with 1 thought", "with 8 thoughts",
+                                          "with 128 thoughts"))):
             row |= zip(heads, columns[f"{policy} {name}"][:, [0, FEW, -1]].T)
         row |= {f"maj@{K}": columns[f"{policy} maj@k"][:, -1],
                 "fraction that thinks": columns[f"{policy} think_share"]}
     yield numbers(rows, form=".2f", by="task, policy")
-    yield numbers({f"k = {k}": {"thoughts: base minus after RL": lead[:, place],
-                                "all outputs: after RL minus base": gain[:, place]}
+    yield numbers({f"k = {k}": {"pass@k of thoughts: base minus after RL": lead[:, place],
+                                "pass@k of all outputs: after RL minus base": gain[:, place]}
                    for place, k in enumerate(KS)}, form="+.3f", by="countdown")

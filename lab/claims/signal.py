@@ -94,11 +94,11 @@ def page(learning, weights):
     silent["either"] = silent["all wrong"] + silent["all right"]
     early, late = (silent["either"][:, steps].mean(axis=1)
                    for steps in (slice(EARLY), slice(-EARLY, None)))
-    finding = (f"In the first {EARLY} steps, {early.mean():.0%} of the groups have no gradient, "
-               "because their outputs are all right or all wrong; in the last "
-               f"{EARLY}, {late.mean():.0%}")
-    yield Claim(f"the fraction of silent groups grows from the first {EARLY} steps to the last "
-                f"{EARLY}", "DAPO", (late, early), at_least=0.05, shown=finding)
+    finding = (f"The fraction of groups without a gradient grows from {early.mean():.0%} in the "
+               f"first {EARLY} steps to {late.mean():.0%} in the last {EARLY}")
+    yield Claim("the fraction of groups without a gradient, because their outputs are all right or "
+                f"all wrong, grows from the first {EARLY} steps to the last {EARLY}",
+                "DAPO", (late, early), at_least=0.05, shown=finding)
     yield curves(silent, finding, given=dict(zip(silent, (RED, GREEN, GREY))),
                  xlabel="step of GRPO with groups of 4, without dynamic sampling",
                  ylabel="fraction of groups", ylim=(0, 1))
@@ -118,17 +118,17 @@ def page(learning, weights):
         "with the division by the std, prompts that are solved 5% or 95% of the time count more "
         "than prompts that are solved 50% of the time, in groups of 4, 8, 16 and 64 outputs",
         "Dr. GRPO", list(edges.values()), at_least=1, times=True, exact=True,
-        shown="Because of the division by the std, prompts that are solved 5% or 95% of the time "
-        f"count {edges[64]:.1f} times as much as prompts that are solved 50% of the time, in "
-        f"groups of 64 outputs; in groups of 8, {edges[8]:.1f} times as much")
+        shown="Because GRPO divides by the std, prompts that are solved 5% or 95% of the time "
+        f"count more than prompts that are solved 50% of the time: {edges[64]:.1f} times as much "
+        f"in groups of 64 outputs, and {edges[8]:.1f} times as much in groups of 8")
     p = RATES.numpy()
     slope = (1 - (1 - p) ** (8 - 1)) / p
-    yield Claim("MaxRL weighs a prompt by the slope of a truncated series for log p (difference of "
-                "the two)", "MaxRL", of_maxrl[8] - slope, at_least=-1e-5, at_most=1e-5, exact=True)
+    yield Claim("MaxRL weighs a prompt by the slope of a truncated series for log p (weight minus "
+                "slope)", "MaxRL", of_maxrl[8] - slope, at_least=-1e-5, at_most=1e-5, exact=True)
     for G, source in ((8, OURS), (64, "2510.13651")):
         ratios = of_grpo[G] * (p * (1 - p)) ** 0.5
         yield Claim(f"in groups of {G}, GRPO weighs a prompt by the slope of 2 arcsin sqrt(p), for "
-                    "p from 5% to 95% (ratio of the two)", source,
+                    "p from 5% to 95% (weight divided by slope)", source,
                     ratios[LOW:HIGH + 1], at_least=0.9, at_most=1.1, times=True, exact=True)
     rows = {way if way.startswith("GSPO") else f"GRPO, {way}": {
         f"steps with {BUDGET} samples": numpy.isfinite(columns["samples"]).sum(axis=1),

@@ -57,10 +57,10 @@ def page(runs, rare):
                    for name, columns in measured.items()} for measured in (runs, rare))
     reward = {name: values[:FIRST] for name, values in every.items()}
     farthest = {name: columns["policy_kl"].max(axis=1) for name, columns in runs.items()}
-    title = (f"PPO's clip gets a mean reward of {reward['clip'].mean():.2f}, and TRPO gets "
-             f"{reward['TRPO'].mean():.2f} from as many samples")
-    yield Claim("from as many samples, the clip gets a higher mean reward than TRPO", "PPO",
-                (reward["clip"], reward["TRPO"]), at_least=GAIN, unit="reward", said=title)
+    title = (f"From the same number of samples, PPO's clip gets a mean reward of "
+             f"{reward['clip'].mean():.2f}, and TRPO gets {reward['TRPO'].mean():.2f}")
+    yield Claim("from the same number of samples, the clip gets a higher mean reward than TRPO",
+                "PPO", (reward["clip"], reward["TRPO"]), at_least=GAIN, unit="reward", said=title)
     yield Claim("the clip gets at least as high a mean reward as the penalty", "PPO",
                 (reward["clip"], reward["penalty"]), at_least=-GAIN, unit="reward")
     yield Claim("without any bound, the mean reward is lower than with the clip", "PPO",
@@ -68,7 +68,7 @@ def page(runs, rare):
     above = rare["epsilon_high 0.2"]["above 1.2"]
     yield Claim("with epsilon_high 0.2, a rare token becomes at most 1.2 times as likely in an "
                 "update (we allow one exception in a hundred tokens)", "DAPO", above, at_most=0.01,
-                unit="of tokens",
+                unit="of the tokens",
                 contradicted="A clip doesn't bound the ratio: with epsilon_high 0.2, "
                 f"{above.mean():.0%} of the rare tokens with a positive advantage become more than "
                 "1.2 times as likely in one update")

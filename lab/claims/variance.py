@@ -78,9 +78,8 @@ def base(seed, case):
 def page(base):
     [measured] = base.values()
     share = {name: measured[name] / measured["none"] for name in ESTIMATORS}
-    title = (f"If {measured['pass rate'].mean():.0%} of the outputs are right, the gradient's "
-             f"variance with RLOO's baseline is {share['RLOO'].mean():.2f} times its variance "
-             "without a baseline")
+    title = (f"If {measured['pass rate'].mean():.0%} of the outputs are right, RLOO's baseline "
+             f"multiplies the gradient's variance by {share['RLOO'].mean():.2f}")
     yield Claim("the base's gradient has a lower variance with RLOO's baseline than with no "
                 "baseline", "Ahmadian and others", share["RLOO"], at_most=0.95, times=True,
                 contradicted=title)

@@ -26,7 +26,10 @@ LOSS = 0.1                                      # smallest loss of return that m
 BASES = {"usual": "--task gridworld", "short": "--task gridworld --base_steps 60"}
 WALKERS = {f"{base} base: {kind}": (base, kind) for base in BASES for kind in (RIGHT, *WRONG)
            if (base, kind) != ("short", NO_PENALTY)}
+# rewards that have a different name in the tables and in the picture
+LABELS = {NEARER: "bonus for coming nearer", POTENTIAL: "difference of a potential"}
 PHRASES = {NO_PENALTY: "a reward without the penalty", ALIVE: "a reward of +1 for being alive"}
+START = {"usual": "the usual base", "short": "a base of few demonstrations (short base)"}
 EXPERIMENT = Experiment(__file__, seeds=range(5), one_base=True)
 
 
@@ -104,6 +107,13 @@ def walks(seed, walker):
     return transposed(lines)
 
 
+def labelled(results):
+    """Replace the names of rewards in the keys by their LABELS. -> dict"""
+    for kind, label in LABELS.items():
+        results = {key.replace(kind, label): value for key, value in results.items()}
+    return results
+
+
 def page(best, walks):
     ends = {walker: {name: rows[:, -LAST:].mean(axis=1) for name, rows in columns.items()}
             for walker, columns in walks.items()}
@@ -115,20 +125,21 @@ def page(best, walks):
         ("short", ALIVE): "If the reward pays for being alive, walks learned from a base of few "
         f"demonstrations get a true return of {alive:.2f} instead of {short:.2f}"}
     for base, kind in (("usual", NO_PENALTY), ("usual", ALIVE), ("short", ALIVE)):
-        yield Claim(f"from the {base} base, {PHRASES[kind]} leads to a lower true return than the "
+        yield Claim(f"from {START[base]}, {PHRASES[kind]} leads to a lower true return than the "
                     "true reward does", "Amodei and others",
                     true[f"{base} base: {kind}"] - true[f"{base} base: {RIGHT}"], at_most=-LOSS,
                     unit="return", shown=findings.get((base, kind), ""))
     exact = {reward: columns["true"] - best[RIGHT]["true"] for reward, columns in best.items()}
-    yield Claim("the best walks by each wrong reward have a lower true return than the best walks "
-                "by the true reward (exact)", "Skalse and others", [exact[kind] for kind in WRONG],
+    yield Claim("the walks that are best by a wrong reward have a lower true return than the walks "
+                "that are best by the true reward (exact; three wrong rewards)",
+                "Skalse and others", [exact[kind] for kind in WRONG],
                 at_most=-LOSS, exact=True, unit="return")
-    yield Claim("if the difference of a potential is added to the reward, the best walks keep the "
-                "best true return (exact)", "Ng and others, 1999", exact[POTENTIAL],
-                at_least=-1e-9, at_most=1e-9, exact=True, unit="return")
-    yield dots(true, findings["usual", NO_PENALTY],
+    yield Claim("if the difference of a potential is added to the reward, the walks that are best "
+                "by the sum still have the best true return (exact)", "Ng and others, 1999",
+                exact[POTENTIAL], at_least=-1e-9, at_most=1e-9, exact=True, unit="return")
+    yield dots(labelled(true), findings["usual", NO_PENALTY],
                given={name: GREY for name in WALKERS if name.endswith(RIGHT)},
                xlabel="true return, mean of the last five steps; a dot for each seed")
     heads = {"proxy": "return by this reward", "true": "true return", "moves": "moves"}
-    yield numbers(ends, heads, ".2f", by="base: reward in training")
-    yield numbers(best, heads, ".2f", by="best walks by this reward (exact)")
+    yield numbers(labelled(ends), heads, ".2f", by="base: reward in training")
+    yield numbers(labelled(best), heads, ".2f", by="best walks by this reward (exact)")
