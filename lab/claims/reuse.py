@@ -39,7 +39,7 @@ def page(runs):
     saved = numpy.exp(numpy.log(numpy.divide(*fewer(4, 1)["values"])).mean())
     title = (f"Four passes over each batch need {saved:.1f} times fewer samples than one pass to "
              f"reach {LEVEL:.0%} accuracy")
-    yield Claim("four passes need 4 times fewer samples than one, or nearly so", OURS,
+    yield Claim("four passes need about 4 times fewer samples than one", OURS,
                 **fewer(4, 1), at_least=3.6, said=title)
     for passes, word in ((2, "two"), (8, "eight")):
         yield Claim(f"{word} passes need fewer samples than one", "PPO", **fewer(passes, 1),
