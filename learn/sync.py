@@ -1,14 +1,15 @@
-"""Keep the scripts in step: code that several of them need has one text.
+"""Keep the scripts in step: code that several scripts share has the same text in each of them.
 
-  python learn/sync.py FROM          copy it from FROM to the others (make sync FROM=grpo.py)
-  python learn/sync.py --diff A B    the lesson: what B does differently (make diff A=grpo B=gspo)
+  python learn/sync.py FROM          copy shared code from FROM to the rest (make sync FROM=grpo.py)
+  python learn/sync.py --diff A B    show what B does differently from A (make diff A=grpo B=gspo)
 
-A script is self-contained, so the same code stands in several on purpose; tests/test_sync.py fails
-when the copies drift apart. Below the marker line is the machinery, one text for all scripts. Above
-the line, a function, class or assignment that several scripts define also has one text, which
-includes its decorators and the comments directly above it; only the names in LESSONS may differ.
-Of those in BRANCHES a script has the branches that it uses, and then a text of its own.
-Docstrings, imports, comments that stand alone and the order of definitions are each script's own.
+Each script is self-contained, so shared code is repeated on purpose, and tests/test_sync.py fails
+if the copies drift apart. All that follows the marker line is the machinery, which is the same in
+all scripts. If several scripts define the same function, class or assignment above that line, its
+text must be the same, too, including its decorators and the comments directly above it. There are
+two exceptions: the names in LESSONS may differ, and a function in BRANCHES has only the branches
+that its script uses, so two scripts share its text only if they use the same branches. Docstrings
+of files, imports, comments that stand alone and the order of definitions may always differ.
 """
 import ast
 import difflib
@@ -18,33 +19,33 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# All scripts, in the order of the papers; a new one is a word here.
+# All scripts, in the order of the papers; add the name of a new script here.
 SCRIPTS = ("reinforce.py", "ppo.py", "grpo.py", "gspo.py", "dpo.py")
 MARKER = "# ==== the machinery: from here on, the text is the same in all scripts ===="
-MACHINERY = "the machinery"                 # the name of what is below the line, in messages
-# What the scripts are written to show, and so may differ.
+MACHINERY = "the machinery"                 # what messages call the part after the marker line
+# The scripts are written to show these, so they may differ.
 LESSONS = {"Config", "COLUMNS", "advantages", "log_ratio", "policy_loss", "compute_advantages",
            "backward", "update", "main"}
 BRANCHES = {"kl"}
-USAGE = "say make sync FROM=grpo.py, or make diff A=grpo.py B=gspo.py"
+USAGE = "run: make sync FROM=grpo.py, or: make diff A=grpo.py B=gspo.py"
 
 
 # ---- 1. the parts of a script ----------------------------------------------------------------
 
 def split(source):
-    """The lesson, and the machinery from the marker line on; together they are the whole text.
-    ValueError if there is not exactly one such line. -> (str, str)"""
+    """Split a script at the marker line, which begins the second part. Raises a ValueError unless
+    there is exactly one such line. -> the lesson (str), the machinery (str)"""
     line = "\n" + MARKER
     if source.count(line) != 1:
-        raise ValueError(f"{source.count(line)} lines begin with {MARKER!r}, instead of one")
+        raise ValueError(f"{source.count(line)} lines begin with {MARKER!r}, but exactly one must")
     lesson, _, rest = source.partition(line)
     return lesson + "\n", MARKER + rest
 
 
 def pieces(lesson):
-    """The functions, classes and assignments of a text. -> dict of name -> text"""
+    """Find the functions, classes and assignments of a lesson. -> dict of name -> text"""
     lines = lesson.split("\n")
-    found = {}
+    texts = {}
     for node in ast.parse(lesson).body:
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
             name = node.name
@@ -54,46 +55,46 @@ def pieces(lesson):
             continue
         decorators = getattr(node, "decorator_list", [])
         first = min(part.lineno for part in [node, *decorators]) - 1
-        while first > 0 and lines[first - 1].startswith("#"):   # a comment directly above it
+        while first > 0 and lines[first - 1].startswith("#"):   # include a comment directly above
             first -= 1
-        found[name] = "\n".join(lines[first:node.end_lineno]) + "\n"
-    return found
+        texts[name] = "\n".join(lines[first:node.end_lineno]) + "\n"
+    return texts
 
 
 # ---- 2. two scripts --------------------------------------------------------------------------
 
 def drifted(one, other):
-    """What two scripts should have in common, but have in different texts. -> list of names"""
+    """List what two scripts should share, but have in different texts. -> list of names"""
     lesson, machinery = split(one)
     other_lesson, other_machinery = split(other)
     here = pieces(lesson)
     there = pieces(other_lesson)
-    found = [name for name in here if name in there and here[name] != there[name]
+    names = [name for name in here if name in there and here[name] != there[name]
              and name not in LESSONS and not (name in BRANCHES and
                                               branches(here[name]) != branches(there[name]))]
-    return sorted(found) + [MACHINERY] * (machinery != other_machinery)
+    return sorted(names) + [MACHINERY] * (machinery != other_machinery)
 
 
 def branches(text):
-    """The words with which a function compares an argument. -> list"""
+    """List the strings that a function compares an argument with, one per branch. -> list"""
     return re.findall('== "([a-z0-9_]+)"', text)
 
 
 def sync(source, target):
-    """`target` with all that it shares with `source` in the text of `source`. Nothing is added,
-    moved or removed above the line. -> str"""
+    """Copy what `source` and `target` share from `source`. Above the marker line, nothing is added,
+    moved or removed. -> the new text of `target`"""
     lesson, machinery = split(source)
     text, _ = split(target)
     here = pieces(lesson)
     there = pieces(text)
     for name in here.keys() & set(drifted(source, target)):
-        text = text.replace("\n" + there[name], "\n" + here[name])     # it begins a line
+        text = text.replace("\n" + there[name], "\n" + here[name])     # at the start of a line
     return text + machinery
 
 
 def difference(one, other):
-    """The lines that were removed and added between two scripts, marked - and +. Docstrings of the
-    files and empty lines do not count. -> list"""
+    """List the lines that differ between two scripts: removed ones are marked -, added ones +. The
+    files' docstrings and empty lines do not count. -> list"""
     bodies = [[line for line in source.split("\n")[ast.parse(source).body[0].end_lineno:]
                if line.strip()] for source in (one, other)]
     return [line for line in difflib.ndiff(*bodies) if line[0] in "+-"]
@@ -102,10 +103,11 @@ def difference(one, other):
 # ---- 3. the commands -------------------------------------------------------------------------
 
 def read(word):
-    """The text of a script, which may be named without .py. ValueError if it cannot be used."""
+    """Read a script, whose name may lack the .py. Raises a ValueError if the script is unknown or
+    broken. -> its text"""
     name = word.removesuffix(".py") + ".py"
     if name not in SCRIPTS:
-        raise ValueError(f"{word!r} is none of the scripts, {', '.join(SCRIPTS)}")
+        raise ValueError(f"{word!r}: unknown script; choose one of {', '.join(SCRIPTS)}")
     source = (ROOT / name).read_text()
     try:
         ast.parse(source)
@@ -116,8 +118,8 @@ def read(word):
 
 
 def repair(word):
-    """Copy what scripts share from one into the others, and print what was done. Nothing is
-    written before it is known that all scripts can be."""
+    """Copy shared code from one script to all others, and print the names that were copied. All new
+    texts are made before the first one is written, so an error changes no file."""
     source = read(word)
     old = {name: read(name) for name in SCRIPTS}
     new = {name: sync(source, text) for name, text in old.items()}
@@ -128,7 +130,7 @@ def repair(word):
 
 
 def main(words):
-    """Exits with 2 and one line on stderr if words or scripts make no sense."""
+    """Run a command. Bad arguments or scripts give one line on stderr and exit code 2."""
     try:
         if len(words) == 3 and words[0] == "--diff":
             lines = difference(read(words[1]), read(words[2]))
@@ -143,6 +145,6 @@ def main(words):
 
 
 if __name__ == "__main__":
-    if hasattr(signal, "SIGPIPE"):          # a closed pipe (| head -1) ends it without a traceback
+    if hasattr(signal, "SIGPIPE"):          # a closed pipe (| head -1): end without a traceback
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     main(sys.argv[1:])

@@ -1,4 +1,4 @@
-"""mutants.py itself: all its mistakes can be made, and it knows those that tests see."""
+"""make mutants: every mistake can be planted, and the report names those that the tests catch."""
 import subprocess
 import sys
 from collections import Counter
@@ -67,7 +67,8 @@ def test_every_mistake_can_be_made_where_it_says_and_has_its_tests():
 
 @pytest.fixture
 def toy(tmp_path):
-    """toy(mistakes): exit code and lines that make mutants prints about them, in a small tree."""
+    """Run make mutants with some mistakes in a small tree: toy(mistakes). -> exit code, the lines
+    that it prints"""
     (tmp_path / "tests").mkdir()
     (tmp_path / "toy.py").write_text(TOY)
     (tmp_path / "tests/test_toy.py").write_text(TESTS)

@@ -1,5 +1,5 @@
-"""README.md, CONTRIBUTING.md and the pages in docs/: their commands can be given, their tables are
-those of the code and of what make targets wrote, and their links lead somewhere."""
+"""README.md, CONTRIBUTING.md and the pages in docs/: their commands work, their tables agree with
+the code and with the files that make targets wrote, and no link is dead."""
 import ast
 import doctest
 import importlib
@@ -20,30 +20,29 @@ GENERATED = re.compile(
 LANGUAGE_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.S | re.M)
 MAKEFILE = (ROOT / "Makefile").read_text().replace("\\\n", " ")
 TARGETS = re.search(r"^\.PHONY: (.*)", MAKEFILE, re.M)[1].split()
-# Commands that make the file that they name, or run it where this is done.
+# Commands that need a file which the reader writes first.
 TO_COME = ("mine.py", "--task sorting")
 
 
 def section(page, title):
-    """What stands on a page between a heading and the next."""
+    """Return the text of a page from one heading to the next."""
     return re.search(rf"^#+ {re.escape(title)}\n(.*?)(?=^##? |\Z)", PAGES[page], re.S | re.M)[1]
 
 
 def cells(line):
-    """The cells of a line of a table; \\| is no border."""
+    """Split a line of a table into its cells; \\| does not separate cells."""
     parts = re.split(r"(?<!\\)\|", line.strip())[1:-1]
     return [cell.strip().replace("\\|", "|") for cell in parts]
 
 
 def first_table(text):
-    """Of the first table of a text: {heading: cell} for each row."""
+    """Read the first table of a text. -> list of {heading: cell}, one per row"""
     heading, _, *rows = re.search(r"(?:^\|.*\n)+", text, re.M)[0].splitlines()
     return [dict(zip(cells(heading), cells(row))) for row in rows]
 
 
 def commands():
-    """Every command of the pages: the lines of the blocks that name no language, and what stands
-    in the text."""
+    """Collect every command of the pages, from code blocks without a language and from the text."""
     found = []
     for text in PAGES.values():
         text = GENERATED.sub("", text)
@@ -74,14 +73,14 @@ def test_a_command_can_be_given(command):
     if name == "pretrained.train":
         pytest.importorskip("transformers", reason="needs pretrained/requirements.txt")
     config = importlib.import_module(name).Config
-    # folders that the reader has made
+    # the folders that a command names do not exist here
     cfg = common.parse_flags(config, without_folders(words))
     if name in SCRIPTS:
         common.load_task(cfg, importlib.import_module(name).verify)
 
 
 def without_folders(words):
-    """The words of a command line, but for flags that name a run or a file; on the CPU."""
+    """Remove the flags that name a run or a file, and select the CPU. -> list of arguments"""
     of_folders = ("--resume_from_checkpoint", "--init_from", "--teacher", "--pairs", "--device")
     kept = []
     for i, word in enumerate(words):
@@ -91,7 +90,7 @@ def without_folders(words):
 
 
 def make(*words):
-    """What make prints, also where make itself runs the tests."""
+    """Run make, even if make itself runs these tests. -> what it prints"""
     outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
     return subprocess.run(["make", *words], cwd=ROOT, capture_output=True, text=True, check=True,
                           timeout=60, env=outside).stdout
@@ -130,7 +129,7 @@ def test_the_map_has_every_equation_with_the_function_that_computes_it(name):
 
 
 BLOCKS = [(page, *block) for page, text in PAGES.items() for block in GENERATED.findall(text)]
-# Computed from two numbers of the file; and tables that tests of lab, bench and conform make.
+# Columns whose numbers are computed from two numbers of the file
 DERIVED = ("times the base's pass@1", "of the best")
 
 
@@ -166,7 +165,7 @@ def test_numbers_of_a_table_are_in_the_file_that_its_target_wrote(target, block)
 # ---- links -----------------------------------------------------------------------------------
 
 def anchors(path):
-    """What links may name in a page behind a #: its headings, as GitHub spells them."""
+    """List what a link to a page may name after #: its headings, spelled as GitHub does."""
     titles = re.findall(r"^#+ (.*)", LANGUAGE_BLOCK.sub("", path.read_text()), re.M)
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 

@@ -1,5 +1,5 @@
-"""The exercises: the script itself and other words for it pass, and each planted mistake in a blank
-fails by its name. Nothing of a learner's is lost. Hunts can be won."""
+"""Exercises: the script passes, and so do other ways to write it. Each planted mistake in a blank
+is WRONG and named. A learner's work is never overwritten. Every hunt can be won."""
 import ast
 import os
 import re
@@ -20,20 +20,25 @@ EXERCISES = {name: Exercise(f"{name}.py") for name in BLANKS}
 MUTANTS = mutants.parse(mutants.MISTAKES.read_text())
 # A learner's solutions, right or wrong, written like mistakes.txt.
 SOLUTIONS = mutants.parse((ROOT / "tests/solutions.txt").read_text())
-# The same numbers in float64, or for log-probs without a gradient, and so another way to write it.
+# These mistakes change no number in float64, or none for log-probs without a gradient, so each one
+# is a correct way to write the line.
 RIGHT = {"k3 without expm1: rounding makes it negative", "the old log-probs get a gradient",
          "the old policy gets a gradient"}
-# What is said of some of the wrong solutions.
+# Parts of the messages about some of the wrong solutions.
 SAID = {
-    "the lines of delta are deleted": ["ratio 148.41", "delta 3:", "token_loss in logps at [1, 0]"],
-    "a dual clip that was not asked for": ["of token_loss in logps at [", "is 0, should be "],
+    "the lines of delta are deleted": [
+        "ratio 148.41", "delta 3:", "token_loss with respect to logps at [1, 0]"],
+    "a dual clip that was not asked for": [
+        "of token_loss with respect to logps at [", "is 0, should be "],
     "lambda is at most 0.99": ["lam 1,", "A at [0, 0] is 2.1476, should be 2.3"],
     "lambda is a number alone": ["ValueError: ", "lam (4, 1)"],
     "the margin is cut to 20": ["h_chosen 60, h_rejected -40", "M at [0] is 20, should be 100"],
     "SimPO by the exponential": ["loss_type simpo", "the result at [1] is inf, should be 801"],
-    "GSPO-token is GSPO": ["the first column of the result in logps at [0, 0] is 0.25, should"],
+    "GSPO-token is GSPO": [
+        "the first column of the result with respect to logps at [0, 0] is 0.25, should"],
     "the log-ratio is cut to 2, under other names": [
-        "A -3, logps -0.4, old_logps -5.4", "the gradient of token_loss in logps at ["]}
+        "A -3, logps -0.4, old_logps -5.4",
+        "the gradient of token_loss with respect to logps at ["]}
 every_name = pytest.mark.parametrize("name", BLANKS)
 
 
@@ -47,7 +52,7 @@ def states(exercise, text):
 def test_the_script_itself_passes_and_its_blanks_are_blank(name):
     exercise = EXERCISES[name]
     assert set(states(exercise, exercise.source).values()) == {"right"}
-    for function in exercise.blanks:            # else nothing would be compared
+    for function in exercise.blanks:            # a case without results would compare nothing
         cases = grades.ask_script(exercise, exercise.source, function)
         assert all(case.results and not case.error for case in cases)
     text = exercise.text([])
@@ -114,7 +119,7 @@ def test_right_solutions_pass_and_wrong_ones_fail_with_the_name_and_the_numbers(
      "good, bad)", "right"),
     ("ppo", "        A = delta + gamma * lam * next_A", "        A = gamma * lam * next_A\n"
      "        A += delta", "right"),
-    # what comes out right only with some numbers
+    # these are right only for some numbers
     ("grpo", "return x.sum() / num_tokens", "return x.sum().item() / num_tokens", "WRONG"),
     ("grpo", "/ max(buffer, 1)).clamp", "/ buffer).clamp", "WRONG"),
     ("grpo", "(max_length or x.shape[1])", "max_length", "WRONG"),
@@ -148,7 +153,7 @@ def test_of_several_blanks_the_first_wrong_one_is_named_and_other_functions_are_
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """run(*words): exit code, and what the command says, in an empty folder."""
+    """Run a command in an empty folder: run(*words). -> exit code, what the command prints"""
     monkeypatch.chdir(tmp_path)
 
     def call(*words):
@@ -188,7 +193,7 @@ def test_a_second_exercise_leaves_the_first_as_it_is_and_is_trained_with_if_all_
 @pytest.mark.parametrize("old, new, words", [
     ("    A = rew", "    A = = rew", "practice/nano.py, line 133: invalid syntax"),
     ("import re\n", "import re\nimport nothing_such\n", "ModuleNotFoundError"),
-    ("    A = rew", "    while True: pass\n    A = rew", "TimeoutError: no end in")])
+    ("    A = rew", "    while True: pass\n    A = rew", "TimeoutError: it has not ended")])
 def test_what_is_no_answer_is_one_line(run, tmp_path, monkeypatch, old, new, words):
     monkeypatch.setattr(grades, "SECONDS", 1)
     run("nano")
@@ -217,7 +222,7 @@ def test_each_hunt_can_be_won_and_nothing_betrays_it(run, tmp_path, name):
         assert text.split("\n")[line - 1] != source.split("\n")[line - 1]
         guess = re.search("in (.*?): ", told)[1] if number % 2 else line
         assert run("answer", path, guess) == (0, f"Yes. {told}")
-        assert run("answer", path, 1) == (1, "error: No, it is not 1.\n")
+        assert run("answer", path, 1) == (1, "No, the mistake is not in line 1.\n")
     path.write_text("mine")
     code, said = run("hunt", name, one["level"])
     assert code == 2 and path.read_text() == "mine"

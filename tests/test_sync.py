@@ -1,5 +1,5 @@
-"""The scripts share one machinery and some functions; learn/sync.py finds and repairs drift. What a
-reader has to read stays within its budget."""
+"""The scripts share the machinery and some functions; learn/sync.py finds and repairs drift. The
+files that a reader has to read stay short."""
 import sys
 from pathlib import Path
 
@@ -22,7 +22,7 @@ def test_what_scripts_share_has_one_text(name):
     drifted = sync.drifted(SOURCES["grpo.py"], SOURCES[name])
     for other, source in SOURCES.items():
         drifted += [f"{piece} of {other}" for piece in sync.drifted(SOURCES[name], source)]
-    assert not drifted, "make sync FROM=grpo.py, or from the one that is right"
+    assert not drifted, "run make sync FROM=NAME.py with the script whose text is right"
 
 
 @pytest.mark.parametrize("name", SOURCES)

@@ -40,7 +40,8 @@ def make(name, *numbers):
     exercise = Exercise(f"{name}.py")
     unknown = [number for number in numbers if number not in map(str, exercise.equations)]
     if unknown:
-        common.fail(f"{name}.py has no equation ({unknown[0]})")
+        common.fail(f"{name}.py has no equation ({unknown[0]}); it has these: "
+                    f"{', '.join(map(str, exercise.equations))}")
     path = free("practice", name, ".py")
     common.write(path, exercise.text([int(number) for number in numbers]))
     print(f"{path} is {name}.py with blanks: the lines with `...`. The comment on a blank names\n"
@@ -52,8 +53,12 @@ def check(word):
     """Print the grades of a file; if all is right, train with it."""
     path = Path(word)
     name = path.stem.partition("_")[0]
-    if name not in NAMES or path.suffix != ".py" or not path.is_file():
-        common.fail(f"{word}: is not an exercise; name a file such as practice/grpo.py")
+    if not path.is_file():
+        common.fail(f"{word}: there is no such file; to write an exercise, run: "
+                    f"{COMMAND} learn.practice nano")
+    if name not in NAMES or path.suffix != ".py":
+        common.fail(f"{word}: the name of an exercise is that of a script, with or without a "
+                    "number, for example practice/grpo_2.py")
     exercise = Exercise(f"{name}.py")
     try:
         graded = grades(exercise, path.read_text(encoding="utf-8-sig"))
@@ -67,8 +72,10 @@ def check(word):
         if state != "right":
             print(*(f"        {exercise.equations[number]}" for number in numbers), sep="\n")
         print(*(f"        {sentence}\n" for sentence in sentences), sep="", end="")
-    count = [state for _, state, _ in graded].count("right")
-    print(f"{count} of {len(graded)} functions are right.")
+    states = [state for _, state, _ in graded]
+    count = states.count("right")
+    open_functions = f"; {states.count('open')} still to fill in" if "open" in states else ""
+    print(f"{count} of {len(graded)} functions are right{open_functions}.")
     if count < len(graded):
         raise SystemExit(1)
     print("Well done. Your file now trains a policy; Ctrl-C stops it.", flush=True)

@@ -133,7 +133,7 @@ def call(exercise, module, function, batch, words):
             case.scope.update(frame.f_locals)
 
     def note(what, value):
-        """Keep a result, and its gradients."""
+        """Store a result and its gradients in the case."""
         value = torch.tensor([*value.values()]) if isinstance(value, dict) else value
         value = torch.as_tensor(value)
         case.results |= {what: value.detach().double()} | gradients(what, value)
@@ -141,12 +141,12 @@ def call(exercise, module, function, batch, words):
             case.results |= gradients(f"the first column of {what}", value[:, 0])
 
     def gradients(what, value):
-        """Compute the gradients of the sum of a value. -> {name: gradient in a leaf}"""
+        """Compute the gradients of the sum of a value in all leaves. -> {name: gradient}"""
         found = [leaf.grad for leaf in leaves.values()]
         if value.requires_grad:
             found = torch.autograd.grad(
                 value.sum(), list(leaves.values()), retain_graph=True, allow_unused=True)
-        return {f"the gradient of {what} in {leaf}":
+        return {f"the gradient of {what} with respect to {leaf}":
                 torch.zeros_like(like) if gradient is None else gradient.clone()
                 for (leaf, like), gradient in zip(leaves.items(), found)}
 
@@ -157,6 +157,8 @@ def call(exercise, module, function, batch, words):
         with limit():
             sys.setprofile(keep)
             result = code(**{name: known[name] for name in case.given})
+        if result is None:
+            raise TypeError("the function returns nothing: is its return line missing?")
         parts = result if isinstance(result, tuple) else [result]
         for number, part in enumerate(parts, start=1):
             note(f"result {number}" if len(parts) > 1 else "the result", part)
@@ -167,7 +169,7 @@ def call(exercise, module, function, batch, words):
         first = str(raised).partition("\n")[0]
         shapes = [f"{name} {tuple(known[name].shape)}" for name in case.given
                   if torch.is_tensor(known[name])]
-        case.error = escape(f"{type(raised).__name__}: {first}, with {', '.join(shapes)}")
+        case.error = escape(f"{type(raised).__name__}: {first}  (shapes: {', '.join(shapes)})")
     finally:
         sys.setprofile(None)
     mask = case.scope.get("mask")
@@ -186,7 +188,7 @@ def call(exercise, module, function, batch, words):
 def limit():
     """Raise a TimeoutError in the code that runs after SECONDS, on systems that have alarms."""
     def stop(*_):
-        raise TimeoutError(f"no end in {SECONDS} seconds")
+        raise TimeoutError(f"it has not ended after {SECONDS} seconds")
 
     has_alarms = hasattr(signal, "SIGALRM")
     if has_alarms:
@@ -249,7 +251,8 @@ def grades(exercise, source):
 def grade(exercise, mine, function, is_open=False):
     """Grade a function of a module. -> "right" or "WRONG" or "open", sentences"""
     if not inspect.isfunction(getattr(mine, function)):
-        return "WRONG", [f"there is no function {function}"]
+        return "WRONG", [f"the file has no function {function}: copy it from {exercise.script}, "
+                         "and write its equations yourself"]
     cases = ask(exercise, mine, function)
     wrong = difference(ask_script(exercise, exercise.source, function), cases)
     if wrong is None:
@@ -271,7 +274,7 @@ def known_mistakes(exercise, function, cases):
             text = exercise.source.replace(old, "\n".join(mutant.new))
             its = ask_script(exercise, text, function)
             if not all(case.error for case in its) and difference(its, cases) is None:
-                found.append(f"the same numbers as a known mistake: {mutant.name}")
+                found.append(f"a known mistake gives the same numbers: {mutant.name}")
     return found[:2]
 
 

@@ -69,7 +69,8 @@ def plant(name, hunt):
                 if (mutant.file, mutant.name) == (hunt["file"], hunt["mistake"])]
     source = (ROOT / f"{name}.py").read_text()
     if source.count("\n".join(mutant.old)) != 1:
-        common.fail(f"{name}.py has changed in the lines of the mistake; run make hunts again")
+        common.fail(f"{name}.py has changed in the lines of this mistake; make hunts measures the "
+                    "hunts again")
     return mutant, *planted(source, mutant)
 
 
@@ -83,7 +84,7 @@ def begin(name="grpo", level="1"):
         if hunt["level"] == int(level) and not path.exists():
             break
     else:
-        common.fail(f"hunt/ contains all hunts of {name}, level {level}; move one away to repeat it")
+        common.fail(f"hunt/ contains all hunts of {name}, level {level}; move one away to repeat")
     common.write(path, plant(name, hunt)[1])
     print(f"{path} contains one mistake. Its run, next to five correct runs:\n")
     show(hunt["run"], measured["right"])
@@ -126,7 +127,8 @@ def answer(word, guess=None):
     name, _, number = path.stem.partition("_")
     hunts = load(name)["hunts"] if name in FLAGS else []
     if not path.is_file() or not number.isdecimal() or not 0 < int(number) <= len(hunts):
-        common.fail(f"{word}: is not a hunt; name a file such as hunt/grpo_1.py")
+        common.fail(f"{word}: there is no such hunt; to write hunt/grpo_1.py, run: "
+                    f"{COMMAND} learn.practice hunt grpo 1")
     hunt = hunts[int(number) - 1]
     mutant, text, first, last = plant(name, hunt)
     lines = text.split("\n")
@@ -137,7 +139,8 @@ def answer(word, guess=None):
     own = path.read_text(encoding="utf-8").split("\n")
     is_line = guess is not None and guess.isdecimal() and 0 < int(guess) <= len(own)
     if guess not in (None, place) and not (is_line and own[int(guess) - 1] in wrong_lines):
-        common.fail(f"No, it is not {guess}.", 1)
+        print(f"No, the mistake is not in {'line ' * guess.isdecimal()}{guess}.")
+        raise SystemExit(1)
     print(f"{'Yes. ' * (guess is not None)}The mistake, in {place}: {hunt['mistake']}.")
     for number, line in enumerate(wrong_lines, start=first):
         print(f"  line {number}:  {line.strip()}")
