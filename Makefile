@@ -17,7 +17,7 @@ endif
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: run path nano practice read film play report help test quick lint mutants sync diff seeds compare levers \
-        hunts zoo lab choices bench real engine gpu conform screenshot clean
+        hunts zoo lab choices bench real engine gpu conform site screenshot clean
 
 ##@ To start
 
@@ -119,12 +119,15 @@ conform: .venv-conform/installed    ## compare our equations with TRL's and verl
 
 ##@ Housekeeping
 
+site: .venv-site/installed          ## build README.md and docs/ as one site with search: site/index.html
+	.venv-site/bin/python learn/site/build.py
+
 screenshot:              ## make screenshot RUN=runs/a: redraw docs/report.png; needs Chromium
 	chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1400,2180 \
 	  --screenshot=docs/report.png "file://$(abspath $(RUN))/report.html"
 
 clean:                   ## remove .venv, runs/ and caches
-	rm -rf .venv .venv-conform .venv-engine runs .pytest_cache .ruff_cache
+	rm -rf .venv .venv-conform .venv-engine .venv-site .site site .cache runs .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/installed: requirements.txt
@@ -145,4 +148,9 @@ $(VENV)/installed: requirements.txt
 	.venv-conform/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	.venv-conform/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
 	  $$(sed -n 's/^# no dependencies: //p' $<)
+	touch $@
+
+.venv-site/installed: learn/site/requirements.txt
+	$(PYTHON) -m venv .venv-site
+	.venv-site/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@

@@ -34,11 +34,16 @@ from lab.draw import Picture
 from lab.verdict import NO_VERDICT, OURS, Claim
 from report.logs import read_log
 
-NAMES = ("hacking", "bugs", "sharpen", "kl", "seeds", "signal", "trust", "wrongrewards", "variance",
-         "credit", "critic", "reuse", "staleness", "offline", "methods", "rates", "masking", "zero",
-         "r1")
-# NAMES is the order of docs/lab.md and of make lab. The first FINDINGS show their picture there.
-FINDINGS = 5
+# The experiments by the question that they answer, in the order of docs/lab.md and of make lab
+QUESTIONS = {"Rewards": ("hacking", "wrongrewards"),
+             "KL and trust regions": ("kl", "trust", "rates"),
+             "Baselines and critics": ("variance", "credit", "critic"),
+             "Samples": ("signal", "reuse", "staleness", "masking"),
+             "Pairs": ("offline",),
+             "What RL adds": ("sharpen", "zero", "r1"),
+             "How to measure": ("methods", "seeds", "bugs")}
+NAMES = tuple(name for names in QUESTIONS.values() for name in names)
+FINDINGS = ("hacking", "bugs", "sharpen", "kl", "seeds")        # shown with their pictures
 # Flags for runs whose batches are measured, so that no time is spent on evaluations
 UNSCORED = "--stop_at 2 --eval_steps 1000 --num_eval_problems 1 --num_eval_samples 1"
 # A page: its title, the generated part, the sections written by hand, and the last line, which a
@@ -150,7 +155,8 @@ class Experiment:
         self.path(".md").write_text(self.text(parts, about))
         for block in of(parts, Block):
             put(*block, f"lab-{self.name}")
-        put("findings", index(), "lab")
+        for name, text in zip(("findings", "experiments"), index()):
+            put(name, text, "lab")
 
 
 class Block(NamedTuple):
@@ -265,21 +271,23 @@ def numbers(cases, columns=None, form=".3f", by=""):
 
 
 def index():
-    """Write the top of docs/lab.md: findings with their pictures, then all experiments. -> str"""
+    """Write the tops of docs/lab.md: findings with their pictures, and for each question a table of
+    all experiments. -> str, str"""
+    claims = {name: of(module(name).EXPERIMENT.load()[0], Claim) for name in measured()}
     parts = []
-    rows = []
-    for name in measured():
-        experiment = module(name).EXPERIMENT
-        claims = of(experiment.load()[0], Claim)
-        first = claims[0]
-        if len(parts) < FINDINGS:
-            source = "Our claim" if first.source == OURS else f"Claim by {first.source}"
-            parts.append(f"![{first.finding}](lab/{name}.png)\n\n{source}: {first.text}. "
-                         f"Verdict: {first.judged}. Effect: {first.effect}. Read more in the "
-                         f"experiment [{name}](lab/{name}.md).\n")
-        for claim in claims:
-            if claim is first or claim.sentence and claim.verdict != NO_VERDICT:
-                rows.append([claim.finding, f"{claim.source}: {claim.text}", claim.effect,
-                             claim.judged, f"[{name}](lab/{name}.md)"])
-    heads = ["finding", "claim", "effect (95% interval)", "verdict", "page"]
-    return "\n".join([*parts, "## All experiments\n", table(heads, rows)])
+    for name in [name for name in FINDINGS if name in claims]:
+        first = claims[name][0]
+        source = "Our claim" if first.source == OURS else f"Claim by {first.source}"
+        parts.append(f"![{first.finding}](lab/{name}.png)\n\n{source}: {first.text}. "
+                     f"Verdict: {first.judged}. Effect: {first.effect}. Read more in the "
+                     f"experiment [{name}](lab/{name}.md).\n")
+    tables = []
+    for question, names in QUESTIONS.items():
+        rows = [[claim.finding, f"{claim.source}: {claim.text}", claim.claimed_range, claim.effect,
+                 claim.judged, f"[{name}](lab/{name}.md)"]
+                for name in names for claim in claims.get(name, ())
+                if claim is claims[name][0] or claim.sentence and claim.verdict != NO_VERDICT]
+        heads = ["finding", "claim", "claimed range", "effect (95% interval)", "verdict", "page"]
+        if rows:
+            tables += [f"### {question}\n", table(heads, rows)]
+    return "\n".join(parts), "\n".join(tables)

@@ -136,7 +136,8 @@ def docs(tmp_path, monkeypatch):
     (tmp_path / "docs/lab").mkdir(parents=True)
     (tmp_path / "README.md").write_text("")
     marks = "<!-- made by make {}: {} -->\nold\n<!-- end of {} -->\n"
-    (tmp_path / "docs/lab.md").write_text(marks.format("lab", "findings", "findings"))
+    (tmp_path / "docs/lab.md").write_text("".join(
+        marks.format("lab", name, name) for name in ("findings", "experiments")))
     (tmp_path / "docs/metrics.md").write_text(marks.format("lab-made_up", "told", "told"))
     for where in (runs, experiment):
         monkeypatch.setattr(where, "DOCS", tmp_path / "docs")
@@ -176,7 +177,9 @@ def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
     module.page = page
     monkeypatch.setitem(sys.modules, "lab.claims.made_up", module)
     monkeypatch.setattr(experiment, "run", run)
-    monkeypatch.setattr(experiment, "NAMES", ["made_up"])
+    for name, value in (("NAMES", ["made_up"]), ("FINDINGS", ["made_up"]),
+                        ("QUESTIONS", {"Rewards": ["made_up"]})):
+        monkeypatch.setattr(experiment, name, value)
     made_up.perform(processes=2)
     made_up.publish()
     made_up.publish()                            # again, with the words as they are
@@ -213,7 +216,7 @@ def test_the_page_follows_from_the_experiment_and_its_file(name):
 
 def test_the_findings_are_those_of_the_experiments():
     page = (ROOT / "docs/lab.md").read_text()
-    assert block(page, "lab", "findings") == experiment.index()
+    assert (block(page, "lab", "findings"), block(page, "lab", "experiments")) == experiment.index()
     assert block(page, "choices", "choices") == choices.text()
 
 

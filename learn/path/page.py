@@ -44,6 +44,12 @@ def fill(text, here, stored):
     return NUMBER.sub(number, text)
 
 
+def slug(field):
+    """Return the anchor of a chapter, which is the same in path.md, as GitHub spells it, and in
+    path.html. -> str"""
+    return re.sub(r"[^\w -]", "", field["short"].lower()).replace(" ", "-")
+
+
 # ---- a picture -------------------------------------------------------------------------------
 def chart(name, stored, line):
     """Draw a metric of all sides over the steps, with thin lines for seeds and a thick one for
@@ -137,8 +143,8 @@ def chapter(name, stored):
                      for svg, title in drawn)
     asked, _, answer = field["question"].partition("\n\n")
     num_lines = script(name).count("\n")
-    return f"""<section class=rung id={name}>
-<h2><a href="#{name}">{number}</a> {inline(field["title"])}</h2>
+    return f"""<section class=rung id={slug(field)}>
+<h2><a href="#{slug(field)}">{number}</a> {inline(field["title"])}</h2>
 <div class=two><div class=words>
 <div class=o1><h3>What hurts</h3>{say(field["pain"])}{changes}</div>
 <div class=o3><h3>The idea</h3>{say(field["idea"])}{equations}</div>
@@ -165,7 +171,7 @@ def build(stored):
     links = page.navigation({"start": "index.html", "the path": "path.html", "play": "play.html",
                              "the lab": "lab.md", "the zoo": "zoo.md"}, "path.html")
     link = lambda number, name, on, field: (
-        f'<a href="#{name}"{" class=side" * (number > CHAPTERS[NANO].number)}>{number}. '
+        f'<a href="#{slug(field)}"{" class=side" * (number > CHAPTERS[NANO].number)}>{number}. '
         f"{field['short']}</a>")
     rows = "".join(f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in table(stored, link))
     style = Path(__file__).with_name("path.css").read_text(encoding="utf-8")
@@ -182,7 +188,6 @@ def build(stored):
 def build_markdown(stored):
     """Build docs/path.md: the table of rungs, and the hook and the patch of each. -> Markdown"""
     top = CHAPTERS[BASE].fields
-    slug = lambda field: re.sub(r"[^\w -]", "", field["short"].lower()).replace(" ", "-")
     rows = table(stored, lambda number, name, on, field:
                  f"{number}. [{field['short']}](#{slug(field)})")
     parts = "".join(f"\n## {field['short'][0].upper()}{field['short'][1:]}\n\n"

@@ -16,7 +16,8 @@ def all_pages():
     -> dict: path -> text"""
     first, *rest = words.read("course")
     scripts = {section.names[0]: section for section in rest}
-    links = {"start": "../index.html"} | {name: f"{name}.html" for name in scripts}
+    links = {"start": "../index.html", "the path": "../path.html",
+             **{name: f"{name}.html" for name in scripts}, "the lab": "../lab.md"}
     return {"index.html": page.index_page(first, scripts)} | {
         f"read/{name}.html": page.lesson_page(Lesson(name), links) for name in scripts}
 

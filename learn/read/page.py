@@ -15,7 +15,7 @@ v.checked=l.search=="?variants";
 v.form.onchange=()=>history.replaceState(0,"",(v.checked?"?variants":l.pathname)+l.hash)}
 </script>"""
 # script -> its chapter of the path
-RUNGS = {"reinforce": "reinforce", "ppo": "gae", "grpo": "mean", "gspo": "gspo", "dpo": "dpo"}
+RUNGS = {"reinforce": "reinforce", "ppo": "gae", "grpo": "grpo", "gspo": "gspo", "dpo": "dpo"}
 INLINE = re.compile(rf"""
     \[(?P<text>[^]]+)\]\((?P<link>[^)]+)\)
   | `(?P<code>[^`]+)` | \$(?P<math>[^$]+)\$ | (?P<number>\{{[^{{}}]+\}})
@@ -146,7 +146,8 @@ def hero(lesson):
     title, source = text.head
     return f"""<header class=hero>
 <div class=lead><h1>{lesson.name.upper()}</h1>
-<p class=source>{title}, from {prose(source, lesson)}</p>
+<p class=source>{title}, from {prose(source, lesson)};
+<a href="../../{lesson.name}.py">{lesson.name}.py</a></p>
 {paragraphs(text.paragraphs, lesson)}</div>
 <div class=asked>{questions(text.questions, lesson)}</div>
 <div class=pictures>{picture(lesson, lesson.name)}</div>

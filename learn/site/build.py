@@ -1,0 +1,87 @@
+"""Build the site from README.md, docs/ and the other pages: make site.
+
+The pages are staged in .site/ with the layout of the repository, so that every relative link holds.
+Files that a page links outside docs/, such as a script, become pages with numbered lines. The path
+is docs/path.html, which shows more than docs/path.md. Zensical builds site/ from .site/ as
+mkdocs.yml says. Then we check what it misses: links, pictures and anchors of all pages, and whether
+the navigation contains each page.
+"""
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html import unescape
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+SITE = Path("site").resolve()
+PATH = Path("docs/path.md")
+LINKS = {".md": r"(\]\()([^)#:\s]+)(?=[#)])", ".html": r'(href="?)([^"#:?>\s]+)(?=["#>\s])'}
+VALUE = r"""("[^"]*"|'[^']*'|[^\s>]+)"""                 # of an HTML attribute
+
+
+def as_page(path):
+    """Show a notebook as its cells, or another file as numbered lines. -> Markdown"""
+    text, kind = path.read_text(encoding="utf-8"), path.suffix[1:] or "text"
+    if kind == "ipynb":
+        cells = [("".join(cell["source"]), cell["cell_type"]) for cell in json.loads(text)["cells"]]
+        return "\n\n".join(f"```py\n{source}\n```" if cell_type == "code" else source
+                           for source, cell_type in cells)
+    return f'---\nhide: [navigation, toc]\n---\n# {path}\n\n`````{kind} linenums="1"\n{text}`````\n'
+
+
+def stage(page, text):
+    """Write a page into .site/, and with it a page for each file that it links."""
+    def moved(link):
+        target = Path(os.path.normpath(page.parent / link[2]))
+        becomes_page = target.is_file() and target.suffix in {".py", ".txt", ".ipynb", ""}
+        if becomes_page:
+            stage(target.with_name(f"{target.name}.md"), as_page(target))
+        address = link[2] + ".md" * becomes_page
+        is_html = page.suffix == ".html" or target == PATH
+        return link[1] + (re.sub(r"\.md$", ".html", address) if is_html else address)
+
+    name = page.with_suffix(".md") if page.name == "index.html" else page
+    if name != page:                            # the index gets the header of the site
+        text = re.search("<main.*?>(.*)</main>", text, re.S)[1]
+    text = re.sub(LINKS[page.suffix], moved, text)
+    text = re.sub(r"(?m)^\|.*`.*", lambda row: row[0].replace(r"\|", "|"), text)    # as on GitHub
+    text = re.sub(r"\*\*(shown|contradicted|undecided)\*\*", r"<b class=\1>\1</b>", text)
+    Path(".site", name).parent.mkdir(parents=True, exist_ok=True)
+    Path(".site", name).write_text(text, encoding="utf-8")
+
+
+def dead_links():
+    """Yield the links of the built pages that lead to no file, or to no anchor."""
+    pages = {page: re.sub(r"(?s)<script.*?</script>", "", page.read_text(encoding="utf-8"))
+             for page in SITE.rglob("*.html")}
+    anchors = {page: {unescape(name.strip("\"'")) for name in
+                      re.findall(rf"\s(?:id|name)={VALUE}", text)} for page, text in pages.items()}
+    for page, text in pages.items():
+        for link in re.findall(rf"<(?:a|img|link)\s[^>]*?(?:href|src)={VALUE}", text):
+            to = urlsplit(unescape(link.strip("\"'")))
+            if to.scheme or to.netloc or page.name == "404.html":
+                continue
+            target = (page.parent / unquote(to.path)).resolve() if to.path else page
+            target /= "index.html" * target.is_dir()
+            anchor = unquote(to.fragment)
+            if not target.is_file() or anchor and anchor not in anchors.get(target, {anchor}):
+                yield f"{page.relative_to(SITE)}: {link} leads nowhere"
+
+
+pages = {*Path().glob("*.md"), *Path("docs").rglob("*.md"), *Path("docs").rglob("*.html")} - {PATH}
+shutil.rmtree(".site", ignore_errors=True)
+shutil.copytree("docs", ".site/docs", ignore=shutil.ignore_patterns("*.json", "*.md", "*.html"))
+shutil.copy("learn/site/site.css", ".site/docs/site.css")
+for page in pages:
+    stage(page, page.read_text(encoding="utf-8"))
+subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], check=True)
+names = re.findall(r"[\w./-]+\.(?:md|html)\b", Path("mkdocs.yml").read_text().split("nav:")[1])
+missing = pages - {Path(name) for name in names} - {Path("docs/index.html")}
+unknown = [name for name in names if not Path(".site", name).is_file()]
+faults = [*sorted(set(dead_links())), *(f"{page}: add it to nav in mkdocs.yml" for page in missing),
+          *(f"{name}: is in nav of mkdocs.yml, but does not exist" for name in unknown)]
+print("\n".join(faults) or f"site/index.html: {len(pages)} pages, and no link leads nowhere")
+sys.exit(bool(faults))
