@@ -57,6 +57,8 @@ def test_the_page_has_the_rows_of_today_and_what_was_found():
     for name, table in conform.tables(FOUND).items():
         found = re.search(f"make conform: {name} -->\n(.*?)<!-- end of {name} -->", page, re.S)
         assert found[1] == table
+    count = re.match(r"\d+ of \d+ comparisons", conform.tables(FOUND)["rows"])
+    assert count[0] in (ROOT / "README.md").read_text()
 
 
 def test_optimizer_steps_whole_agree():

@@ -336,17 +336,22 @@ def verdict(row):
 
 
 def tables(content):
-    """Write the tables of the page. -> {name of a table: text}"""
+    """Write the tables of the page, the rows that differ first. -> {name of a table: text}"""
     rows = []
     for i, row in enumerate(content["rows"], 1):
         cells = ["" if x is None else f"{x:.0e}" for x in row["difference"]]
         rows.append([
-            i, row["what"], f"`{row['ours']}`", f"`{row['theirs']}`", *cells, verdict(row)])
+            i, verdict(row), row["what"], f"`{row['ours']}`", f"`{row['theirs']}`", *cells])
+    rows.sort(key=lambda cells: cells[1] == "same")
+    equal = sum(cells[1] == "same" for cells in rows)
+    summary = (f"{equal} of {len(rows)} comparisons agree to 1e-6 or better. The other "
+               f"{len(rows) - equal} come first.\n\n")
     steps = [[step["ours"], step["theirs"], step["steps"], f"{step['moved']:.0e}",
               f"{step['difference']:.0e}"] for step in content["steps"]]
     heads = ["ours", "theirs", "steps", "largest change of a weight", "largest difference"]
     return {
-        "rows": table(["row", "quantity", "ours", "theirs", "value", "gradient", "result"], rows),
+        "rows": summary + table(
+            ["row", "result", "quantity", "ours", "theirs", "value", "gradient"], rows),
         "steps": table(heads, steps)}
 
 
