@@ -49,6 +49,7 @@ UNSCORED = "--stop_at 2 --eval_steps 1000 --num_eval_problems 1 --num_eval_sampl
 # A page: its title, the generated part, the sections written by hand, and the last line, which a
 # new page lacks
 PAGE = re.compile("(# .*?\n).*?(## Claim\n.*?\n)(?:\n`make lab-.*)?", re.S)
+OUTCOME = re.compile("## Outcome\n.*?(?=## |\n`make lab-|$)", re.S)      # it moves to the top
 
 RANGE = re.compile(r" \(\S+ to \S+\) \|")             # a cell of `numbers` that has a range
 
@@ -121,9 +122,11 @@ class Experiment:
     def text(self, parts, about):
         """Write the page of the experiment. Its title and the sections written by hand stay
         unchanged. -> str"""
-        title, by_hand = PAGE.fullmatch(self.path(".md").read_text()).groups()
+        page = self.path(".md").read_text()
+        title, by_hand = PAGE.fullmatch(OUTCOME.sub("", page)).groups()
         [picture] = of(parts, Picture)
-        texts = [title, f"![{picture.title}]({self.name}.png)\n"]
+        texts = [title, f"![{picture.title}]({self.name}.png)\n",
+                 *(outcome.rstrip() + "\n" for outcome in OUTCOME.findall(page))]
         for heading, is_ours in (("What papers claim", False), ("What else we asked", True)):
             rows = [[claim.text, claim.source, claim.effect, claim.claimed_range, claim.judged]
                     for claim in of(parts, Claim) if (claim.source == OURS) == is_ours]
