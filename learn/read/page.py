@@ -177,6 +177,9 @@ def in_numbers(lesson):
                 symbol = code.label_of(name) if name.startswith("∂") else symbol
                 if code.is_shown(name, value):
                     rows += values.row(by[0], name, value, symbol + place)
+                if name == "A" and "whiten" in lesson.called:   # the A_t of L
+                    [(whitened, value)] = lesson.notes[lesson.by_name["whiten"].end_lineno].items()
+                    rows += values.row("whiten", whitened, value, symbol + ", whitened")
     command = f"python {lesson.name}.py {example.PAPER.get(lesson.name, '')}".strip()
     text = " ".join(figures.SECTIONS["numbers"].paragraphs[:2 if lesson.clipped() else 1])
     text = prose(text.replace("COMMAND", command), lesson)
