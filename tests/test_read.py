@@ -47,7 +47,7 @@ def test_each_link_leads_to_a_paper_or_to_what_exists_and_the_index_names_each_p
         targets = set()
         for address in re.findall(r'(?:href|src)="([^"]+)"', text):
             path, _, anchor = re.sub(r"\?\w+", "", address).partition("#")
-            if not path.startswith("https://arxiv.org/abs/"):
+            if not path.startswith(("https://arxiv.org/abs/", "data:")):
                 target = str(PurePosixPath(name).parent / path if path else PurePosixPath(name))
                 target = target.replace("read/../", "")
                 assert target in pages or (ROOT / "docs" / target).is_file(), f"{name}: {address}"

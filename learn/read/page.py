@@ -9,6 +9,8 @@ from learn.read import code, example, figures, paper, words
 from learn.read.lesson import in_batch, span
 
 STYLE = Path(__file__).with_name("read.css")
+ICON = ("data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 8 8'%3E%3Crect "
+        "width='8' height='8' rx='1.5' fill='%230b62b0'/%3E%3C/svg%3E")
 # Keeps in the address whether variants are shown. The switch also works without this script.
 SCRIPT = """<script>{const v=document.getElementById("variants"), l=location;
 v.checked=l.search=="?variants";
@@ -37,6 +39,9 @@ def document(title, description, body, name=""):
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{html.escape(title)}</title>
 <meta name="description" content="{html.escape(description)}">
+<meta property="og:title" content="{html.escape(title)}">
+<meta property="og:description" content="{html.escape(description)}">
+<link rel="icon" href="{ICON}">
 <style>{style}</style>
 <body class="{name}">
 {body}
