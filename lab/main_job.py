@@ -2,9 +2,11 @@
 (make seeds).
 
 Each run starts in an empty folder, so it makes its own base (--base_seed is the seed, too). Writes
-docs/seeds.json, docs/curve.png (the curves of the first seed) and, between their marks, a table in
-docs/lab.md and parts of the first seed's output in README.md. With --nano (make nano-seeds), it
-runs nano.py instead, and the results go to docs/nano-seeds.json and docs/nano.md.
+docs/seeds.json and, between their marks, a table in docs/lab.md and parts of the first seed's
+output in README.md. The first seed's run is then repeated with evaluations, as runs/example.
+docs/curve.png, docs/learning.svg and docs/play.html are made from it, so all of them show one
+policy. With --nano (make nano-seeds), it runs nano.py instead, and the results go to
+docs/nano-seeds.json and docs/nano.md.
 """
 import re
 import shutil
@@ -18,6 +20,8 @@ from pathlib import Path
 from lab.docs import DOCS, MACHINE, ROOT, put, record, table
 from report import parser, start
 from report.logs import read_summary
+
+EXAMPLE = ROOT / "runs/example"
 
 
 def seeds_table(results):
@@ -55,17 +59,26 @@ def printed_by(folder, *words):
     return subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
+def show(run):
+    """Draw the pictures and the playground from a run that was evaluated every two steps."""
+    shutil.copyfile(run / "curve.png", DOCS / "curve.png")
+    for module in ("learn.film", "learn.play"):
+        subprocess.run([sys.executable, "-m", module, run], cwd=ROOT, check=True)
+
+
 def main_job(seeds):
     """Run grpo.py with each seed, and write the results to docs/."""
     results = {}
     for seed in seeds:
         with tempfile.TemporaryDirectory() as empty:
-            printed = printed_by(empty, ROOT / "grpo.py", "--seed", seed, "--base_seed", seed)
-            folder = Path(empty, f"runs/grpo-arithmetic-s{seed}")
-            results[seed] = read_summary(folder)
+            command = (ROOT / "grpo.py", "--seed", seed, "--base_seed", seed)
+            printed = printed_by(empty, *command)
+            results[seed] = read_summary(Path(empty, f"runs/grpo-arithmetic-s{seed}"))
             if seed == seeds[0]:
                 put("example", example(printed), "seeds")
-                shutil.copyfile(folder / "curve.png", DOCS / "curve.png")
+                shutil.rmtree(EXAMPLE, ignore_errors=True)
+                printed_by(empty, *command, "--eval_steps", "2", "--output_dir", EXAMPLE)
+                show(EXAMPLE)
     record("seeds", seeds=results)
     put("table", seeds_table(results), "seeds")
 

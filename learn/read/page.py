@@ -8,7 +8,7 @@ from pathlib import Path
 from learn.read import code, example, figures, paper, words
 from learn.read.lesson import in_batch, span
 
-STYLE = Path(__file__).with_name("read.css")
+STYLES = (Path(__file__).parents[1] / "look.css", Path(__file__).with_name("read.css"))
 ICON = ("data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 8 8'%3E%3Crect "
         "width='8' height='8' rx='1.5' fill='%230b62b0'/%3E%3C/svg%3E")
 # Keeps in the address whether variants are shown. The switch also works without this script.
@@ -32,7 +32,8 @@ INLINE = re.compile(rf"""
 
 def document(title, description, body, name=""):
     """A whole page. name: of its script, for the style sheet. -> HTML"""
-    style = re.sub(r"/\*.*?\*/|\n\s*", "", STYLE.read_text(encoding="utf-8"), flags=re.S)
+    style = "".join(path.read_text(encoding="utf-8") for path in STYLES)
+    style = re.sub(r"/\*.*?\*/|\n\s*", "", style, flags=re.S)
     return f"""<!doctype html>
 <html lang="en">
 <meta charset="utf-8">

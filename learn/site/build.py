@@ -74,7 +74,8 @@ def dead_links():
 pages = {*Path().glob("*.md"), *Path("docs").rglob("*.md"), *Path("docs").rglob("*.html")} - {PATH}
 shutil.rmtree(".site", ignore_errors=True)
 shutil.copytree("docs", ".site/docs", ignore=shutil.ignore_patterns("*.json", "*.md", "*.html"))
-shutil.copy("learn/site/site.css", ".site/docs/site.css")
+for style in ("learn/look.css", "learn/site/site.css"):
+    shutil.copy(style, ".site/docs")
 for page in pages:
     stage(page, page.read_text(encoding="utf-8"))
 subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], check=True)
