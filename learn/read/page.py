@@ -280,14 +280,18 @@ def lesson_page(lesson, links):
 def index_page(first, scripts):
     """docs/index.html, which leads to all other pages, from the sections of course.txt. -> HTML"""
     title, film = first.head
+    *answers, read = (prose(text, None, has_links=False) for text in first.paragraphs)
+    questions = "".join(f"<section><h2>{question}</h2><p>{answer}</p></section>" for question, answer
+                        in zip(("What is this?", "What do I do first?", "What next?"), answers))
     items = "".join(f'<li><a href="read/{name}.html">{name}</a>: {section.head[0]}</li>'
                     for name, section in scripts.items())
     others = "".join(f'<section><h2><a href="{address}">{name}</a></h2><p>{text}</p></section>'
                      for name, address, text in first.rows)
     body = f"""<main class=door>
-<header><h1>{title}</h1><p>{first.paragraphs[0]}</p></header>
+<header><h1>{title}</h1><div class=rooms>{questions}</div></header>
 <figure><a href="learning.svg"><img src="learning.svg" width=760 height=360 alt="{film}"></a>
-<figcaption>{film}</figcaption><div class=rooms>{others}</div></figure>
-<section><h2>Read</h2><p>{first.paragraphs[1]}</p><ol>{items}</ol></section>
+<figcaption>{film}</figcaption></figure>
+<div><section><h2>Read</h2><p>{read}</p><ol>{items}</ol></section>
+<div class=rooms>{others}</div></div>
 </main>"""
     return document(title, first.paragraphs[0], body)
