@@ -48,7 +48,8 @@ def commands():
         text = GENERATED.sub("", text)
         for language, block in LANGUAGE_BLOCK.findall(text):
             if not language:
-                found += [line.split("  #")[0].strip() for line in block.splitlines()]
+                lines = block.replace("\\\n", " ").splitlines()
+                found += [line.split("  #")[0].strip() for line in lines]
         text = LANGUAGE_BLOCK.sub("", text)
         found += re.findall(r"`((?:python|make) [^`]*)`", text)
     return [command for command in dict.fromkeys(found) if command.startswith(("python ", "make "))]
