@@ -281,8 +281,9 @@ def index_page(first, scripts):
     """docs/index.html, which leads to all other pages, from the sections of course.txt. -> HTML"""
     title, film = first.head
     *answers, read = (prose(text, None, has_links=False) for text in first.paragraphs)
-    questions = "".join(f"<section><h2>{question}</h2><p>{answer}</p></section>" for question, answer
-                        in zip(("What is this?", "What do I do first?", "What next?"), answers))
+    asked = zip(("What is this?", "What do I do first?", "What next?"), answers)
+    questions = "".join(f"<section><h2>{question}</h2><p>{answer}</p></section>"
+                        for question, answer in asked)
     items = "".join(f'<li><a href="read/{name}.html">{name}</a>: {section.head[0]}</li>'
                     for name, section in scripts.items())
     others = "".join(f'<section><h2><a href="{address}">{name}</a></h2><p>{text}</p></section>'
