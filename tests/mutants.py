@@ -1,9 +1,10 @@
-"""Plausible mistakes, each of which the tests have to see: make mutants, or python tests/mutants.py
-WORD ... for those that have all the words in file, name or files of tests.
+"""Plant plausible mistakes, and check that the tests catch each of them: make mutants, or python
+tests/mutants.py WORD ... for the mistakes that have all these words in their file, name or tests.
 
-One at a time, in a copy of the repository, a mistake is made, and the tests named with it run, the
-quick ones first, until one fails: the mistake is killed. One that survives is a test that is
-missing. Before, they run without a mistake; what is skipped here (no transformers) is not asked.
+Each mistake is planted alone, in a copy of the repository. The tests that are named with it then
+run, the quick ones first, until one of them fails: the mistake is killed. A mistake that survives
+shows that a test is missing. All tests run once without a mistake before that, and a mistake whose
+tests are skipped here, for example because transformers is not installed, counts as skipped.
 """
 import contextlib
 import gc
@@ -20,15 +21,16 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-# By itself: with the packages around it, each copy of the repository would be given ours.
+# Imported alone: its packages would stay imported, and hide those of each copy of the repository.
 sys.path.insert(0, str(ROOT / "learn/practice"))
 from mistakes import MISTAKES, parse  # noqa: E402
 
-SECONDS = 100                           # a mistake that makes the tests hang is killed, too
+SECONDS = 100                           # a mistake that makes the tests hang counts as killed
 FORK = multiprocessing.get_context("fork")
-INTERPRETED = "tests/test_kernels.py"   # here Triton's kernels run on the CPU
-WORDS = {0: "SURVIVED", 1: "killed", 5: "skipped"}      # by pytest's exit code; else BROKEN
-# What tests import, here once for all of them; but each imports its own copy of what is ours.
+INTERPRETED = "tests/test_kernels.py"   # its Triton kernels run on the CPU
+WORDS = {0: "SURVIVED", 1: "killed", 5: "skipped"}      # pytest's exit code -> result; else BROKEN
+# Packages that tests import are imported once, before the forks. Our own modules are not, because
+# each fork imports those of its copy of the repository.
 PRELOAD = ("torch", "torch._dynamo", "_pytest.junitxml", "pdb", "tiktoken", "tqdm",
            "matplotlib.pyplot", "matplotlib.backends.backend_agg", "safetensors.torch",
            "transformers.models.llama.modeling_llama", "transformers.generation.utils",
@@ -36,8 +38,8 @@ PRELOAD = ("torch", "torch._dynamo", "_pytest.junitxml", "pdb", "tiktoken", "tqd
 
 
 class Order:
-    """A plugin of pytest: of the tests, only those of known seconds run, in the order of these.
-    Without, all run. Remembers what each takes, and which fails first."""
+    """A plugin of pytest. It runs only the tests whose seconds are known, the shortest first, or
+    all tests if known is None. It records the seconds of each test, and the first that fails."""
 
     def __init__(self, known):
         self.known = known
@@ -60,16 +62,16 @@ class Order:
 
 
 def start(scratch):
-    """Give a process, and its forks, a copy of the repository to work in."""
+    """Start a process, and so its forks, in a copy of the repository."""
     folder = Path(scratch, str(os.getpid()))
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "runs", "__pycache__"))
     os.chdir(folder)
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != ROOT / "tests"]
-    gc.freeze()                         # else each fork would look for garbage in all of torch
+    gc.freeze()                         # so that no fork searches all of torch for garbage
 
 
 def run_tests(files, words, known, sender):
-    """Run tests, and send: exit code of pytest, which test failed, seconds of each."""
+    """Run tests, and send pytest's exit code, the test that failed, and the seconds of each."""
     if files != [INTERPRETED]:
         os.environ.pop("TRITON_INTERPRET", None)
     output = os.open("output.txt", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
@@ -82,7 +84,8 @@ def run_tests(files, words, known, sender):
 
 
 def ask(files, words, known=None):
-    """Run tests in a fork. -> exit code of pytest, which test failed or why, seconds of each"""
+    """Run tests in a fork. -> pytest's exit code, the test that failed or the reason, and the
+    seconds of each test"""
     receiver, sender = FORK.Pipe(duplex=False)
     process = FORK.Process(target=run_tests, args=(files, words, known, sender))
     process.start()
@@ -99,25 +102,26 @@ def ask(files, words, known=None):
 
 
 def ask_with(mutant, number, known):
-    """Make a mistake, and run its tests. -> as `ask`"""
+    """Plant a mistake, and run its tests. -> what ask() returns"""
     path = Path(mutant.file)
     source = path.read_text() if path.is_file() else ""
     old = "\n".join(mutant.old)
     if source.count(old) != 1 or mutant.old == mutant.new:
         return 2, f"the old text occurs {source.count(old)} times", {}
     path.write_text(source.replace(old, "\n".join(mutant.new)))
-    os.utime(path, (number, number))    # by which Python knows that it has to compile it anew
+    os.utime(path, (number, number))    # a new time makes Python compile the file again
     result = ask(mutant.files, mutant.words, known)
     path.write_text(source)
     return result
 
 
 def main(words):
-    """-> exit code, 1 if a mutant survives or is broken, or if its tests fail without it"""
+    """Plant the mistakes that have these words, and print a line for each. -> exit code: 1 if a
+    mistake survives or cannot be planted, or if its tests fail without it"""
     clock = time.perf_counter()
     mutants = [mutant for mutant in parse(MISTAKES.read_text())
                if all(word in " ".join([*mutant[:2], *mutant.files]) for word in words)]
-    expressions = {}                    # of each file of tests, as a dict of which all values are 0
+    expressions = {}                    # file of tests -> the words of its mistakes, as keys
     for mutant in mutants:
         for file in mutant.files:
             expressions.setdefault(file, {})[f"({mutant.words or 'test'})"] = 0
