@@ -232,7 +232,8 @@ def map_of(lesson):
     sign = ("<p><code>sign</code> marks a row in which the paper’s formula has the opposite sign: "
             "the paper raises an objective, while an optimizer lowers a loss.</p>")
     return f"""<section class=map id=map><div><h2>From the paper’s equations to this script’s</h2>
-{sign if "<code>sign</code>" in rows else ""}<table><thead><tr><th>paper</th><th>here</th><th>what differs</th></tr></thead>
+{sign if "<code>sign</code>" in rows else ""}
+<table><thead><tr><th>paper</th><th>here</th><th>what differs</th></tr></thead>
 <tbody>{rows}</tbody></table></div>
 <div><h2>Where the script departs from the paper</h2><ul>{items}</ul></div></section>"""
 
