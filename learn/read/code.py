@@ -114,11 +114,12 @@ def highlight(lesson):
 
 def code_line(lesson, line, side_text=""):
     """A line of code, and a text next to it. Runs of spaces are put in <s>, so that they can shrink
-    in narrow windows. -> HTML"""
+    in narrow windows, where a line may also break at the run before a comment. -> HTML"""
     text = highlight(lesson)[line - 1]
     bare = text.lstrip(" ")
     indent = len(text) - len(bare)
     text = re.sub("( {2,})", r"<s>\1</s>", text)
+    text = re.sub("(?<!^)<s>(?= +</s><span class=com>)", "<s class=gap>", text)
     number = f'<a href="#L{line}" tabindex=-1>{line}</a>' if bare else "<a></a>"
     return (f'<div class=l id=L{line} style=--i:{indent}>{number}'
             f"<code>{text}</code>{side_text}</div>")

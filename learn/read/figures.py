@@ -67,11 +67,15 @@ class Drawing:
         self.line(left, bottom, right, bottom, "rule")
         self.line(left, bottom, left, top, "rule")
         for x in ticks_across:
-            self.text(x, bottom, "|", "m rule")
+            self.mark(x, bottom, "v5")
             self.text(x, bottom, number_text(x, ticks_across), "m dim", "0 16")
         for y in ticks_up:
-            self.text(left, y, "–", "m rule")
+            self.mark(left, y, "h-5")
             self.text(left, y, number_text(y, ticks_up), "e dim", "-8 0")
+
+    def mark(self, x, y, move):
+        """Draw a short line that begins at a place. move: in SVG's words, such as v5."""
+        self.parts.append(f'<path class="rule" d="M{self.x(x):.1f} {self.y(y):.1f}{move}"/>')
 
     def svg(self):
         """The finished drawing. -> HTML"""

@@ -162,7 +162,7 @@ def hero(lesson):
     return f"""<header class=hero>
 <div class=lead><h1>{lesson.name.upper()}</h1>
 <p class=source>{title}, from {prose(source, lesson)};
-<a href="../../{lesson.name}.py">{lesson.name}.py</a>; <a href="#main">the whole algorithm</a></p>
+<a href="../../{lesson.name}.py">{lesson.name}.py</a>; <a href="#main">the algorithm</a></p>
 {paragraphs(text.paragraphs, lesson)}</div>
 <div class=asked>{questions(text.questions, lesson)}</div>
 <div class=pictures>{picture(lesson, lesson.name)}</div>
