@@ -159,7 +159,7 @@ def clip(lesson):
     if not lesson.clipped():
         return ""
     low, high = lesson.limits
-    symbol = lesson.equations["2"][0].replace("r", "ρ")
+    symbol = lesson.equations["2"][0].replace("r", "ρ")     # of rho_t, or s of s_i
     d = Drawing("clip", scale(0.5, 1.8, 52, 388), scale(-1.75, 1.75, 336, 36))
     d.range(low, high, -1.75, 1.75)
     d.line(1, -1.75, 1, 1.75, "one")
