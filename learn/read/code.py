@@ -16,18 +16,17 @@ PARTS = re.compile(rf'''(?P<str>"""[\s\S]*?"""|"(?:\\.|[^"\\\n])*")|(?P<com>\#.*
     |(?P<kw>\b(?:{"|".join(keyword.kwlist)})\b)|(?P<def>(?<=def\ )\w+|(?<=class\ )\w+)''', re.X)
 
 
+def plain(x, sign="", digits=2):
+    """Format a number with `digits` decimals. -> str"""
+    return f"{x:{sign}.{digits}f}".replace("-", "−")
+
+
 def number_text(x, numbers):
-    """Format a number in a row of numbers: two decimals, or more if two would hide it. -> str"""
+    """Format a number in a row of numbers: two decimals, or none if all of them are whole. 0 has
+    no decimals, because 0.00 is a small number that was rounded. -> str"""
     if abs(x) < 1e-6:
         return "0"
-    if all(y == round(y) for y in numbers):
-        return str(int(x)).replace("-", "−")
-    is_near_one = any(5e-5 < abs(y - 1) < 2e-3 for y in numbers)
-    digits = 4 if is_near_one else 2                    # shows 1.0004, not 1.00
-    text = f"{x:.{digits}f}"
-    if float(text) == 0:                                # shows .003, not 0.00
-        text = f"{x:.{digits + 1}f}".replace("0.", ".", 1)
-    return text.replace("-", "−")
+    return plain(x, digits=0 if all(y == round(y) for y in numbers) else 2)
 
 
 def label_of(name):
@@ -115,11 +114,12 @@ def highlight(lesson):
 
 def code_line(lesson, line, side_text=""):
     """A line of code, and a text next to it. Runs of spaces are put in <s>, so that they can shrink
-    in narrow windows. -> HTML"""
+    in narrow windows, where a line may also break at the run before a comment. -> HTML"""
     text = highlight(lesson)[line - 1]
     bare = text.lstrip(" ")
     indent = len(text) - len(bare)
     text = re.sub("( {2,})", r"<s>\1</s>", text)
+    text = re.sub("(?<!^)<s>(?= +</s><span class=com>)", "<s class=gap>", text)
     number = f'<a href="#L{line}" tabindex=-1>{line}</a>' if bare else "<a></a>"
     return (f'<div class=l id=L{line} style=--i:{indent}>{number}'
             f"<code>{text}</code>{side_text}</div>")

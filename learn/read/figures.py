@@ -5,6 +5,7 @@ import html
 import torch
 
 from learn.read import example, words
+from learn.read.code import number_text, plain
 
 OUTPUTS = ["", "o₁", "o₂", "o₃", "o₄"]       # names of the outputs, from 1
 SECTIONS = {section.names[0]: section for section in words.read("pictures")}
@@ -52,12 +53,29 @@ class Drawing:
         """Draw a shaded rectangle."""
         self.curve([(x1, y1), (x1, y2), (x2, y2), (x2, y1)], "range")
 
-    def dot(self, x, y, kind="", text=""):
-        """Draw a dot with a text in it."""
+    def dot(self, x, y, kind, text=""):
+        """Draw a dot with a text above it."""
         place = f'cx="{self.x(x):.1f}" cy="{self.y(y):.1f}"'
         self.parts.append(f'<g class="{kind}"><circle {place}/>')
-        self.text(x, y, text, "m")
+        self.text(x, y, text, "m", "0 -15")
         self.parts.append("</g>")
+
+    def axes(self, across, up):
+        """Draw an axis at the bottom and one at the left, with a mark and a number at each tick.
+        across, up: the first place, the ticks, and the last place."""
+        (left, *ticks_across, right), (bottom, *ticks_up, top) = across, up
+        self.line(left, bottom, right, bottom, "rule")
+        self.line(left, bottom, left, top, "rule")
+        for x in ticks_across:
+            self.mark(x, bottom, "v5")
+            self.text(x, bottom, number_text(x, ticks_across), "m dim", "0 16")
+        for y in ticks_up:
+            self.mark(left, y, "h-5")
+            self.text(left, y, number_text(y, ticks_up), "e dim", "-8 0")
+
+    def mark(self, x, y, move):
+        """Draw a short line that begins at a place. move: in SVG's words, such as v5."""
+        self.parts.append(f'<path class="rule" d="M{self.x(x):.1f} {self.y(y):.1f}{move}"/>')
 
     def svg(self):
         """The finished drawing. -> HTML"""
@@ -70,11 +88,6 @@ def scale(low, high, first, last):
     """A linear map from values to pixels: low to first, high to last. -> function"""
     step = (last - first) / (high - low)
     return lambda value: first + step * (value - low)
-
-
-def plain(x, sign="", digits=2):
-    """Format a number with `digits` decimals. -> str"""
-    return f"{x:{sign}.{digits}f}".replace("-", "−")
 
 
 def side(x):
@@ -146,17 +159,21 @@ def clip(lesson):
     if not lesson.clipped():
         return ""
     low, high = lesson.limits
-    d = Drawing("clip", scale(0.5, 1.8, 52, 388), scale(-1.5, 1.9, 330, 20))
-    d.range(low, high, -1.5, 1.9)
-    d.text(1, -1.5, f"{plain(low)} to {plain(high)}", "m dim", "0 14")
+    symbol = lesson.equations["2"][0].replace("r", "ρ")     # of rho_t, or s of s_i
+    d = Drawing("clip", scale(0.5, 1.8, 52, 388), scale(-1.75, 1.75, 336, 36))
+    d.range(low, high, -1.75, 1.75)
+    d.line(1, -1.75, 1, 1.75, "one")
+    d.axes((0.5, 0.5, 1.0, 1.5, 1.8), (-1.75, -1.0, 0.0, 1.0, 1.75))
+    d.text((low + high) / 2, 1.75, f"the range, {plain(low)} to {plain(high)}", "m dim", "0 -10")
+    d.text(1.8, -1.75, f"ratio {symbol}", "e", "0 16")
     for A, edge, left, right in ((1, high, "up", "clip"), (-1, low, "clip", "down")):
         d.curve(losses(lesson, A, 0.5, edge), f"curve {left}")
         d.curve(losses(lesson, A, edge, 1.8), f"curve {right}")
         d.line(edge, -A * edge, edge + A / 10, -A * edge - 0.1, "free")
-    d.text(0.5, -0.5, "A > 0, pushed to the right →", "strong up", "0 -22")
-    d.text(1.8, 1.8, "A < 0, pushed to the left ←", "e strong down", "-50 0")
-    d.text(1.8, -high, "no gradient", "e clip", "0 -20")
-    d.text(0.5, low, "no gradient", "clip", "0 -20")
+    d.text(1.8, -0.6, "A > 0, pushed to the right →", "e strong up")
+    d.text(1.8, 0.6, "A < 0, pushed to the left ←", "e strong down")
+    d.text(1.8, -high, "no gradient", "e clip", "0 17")
+    d.text(0.5, low, "no gradient", "clip", "6 17")
     for token in lesson.tokens():
         is_output = lesson.name == "gspo"               # its tokens share one ratio
         if token.A != 0 and not (is_output and token.place > 1):
@@ -177,9 +194,14 @@ def losses(lesson, A, first, last):
 
 def logistic(lesson):
     """Draw the loss of a pair against its margin, and the pairs of the example with slopes."""
-    d = Drawing("logistic", scale(-14, 14, 44, 364), scale(0, 1.6, 220, 20))
+    d = Drawing("logistic", scale(-14, 14, 44, 364), scale(0, 1.6, 230, 30))
     M = torch.linspace(-14, 14, 57)
     losses = lesson.script.dpo_loss(M, 0, 0, 0, lesson.cfg.beta)
+    d.axes((-14, -10.0, 0.0, 10.0, 14), (0, 0.0, 0.5, 1.0, 1.5, 1.6))
+    middle = losses[M == 0].item()
+    d.line(0, 0, 0, middle, "one")
+    d.line(-14, middle, 0, middle, "free")
+    d.text(-14, middle, f"log 2 = {plain(middle)}", "dim", "6 -10")
     d.curve(zip(M.tolist(), losses.tolist()), "curve")
     chosen, rejected = lesson.script.preferences(example.GRADED)
     for i, j in zip(chosen.tolist(), rejected.tolist()):
@@ -188,7 +210,7 @@ def logistic(lesson):
         rise = 5 * slope
         label = f"{OUTPUTS[i + 1]} over {OUTPUTS[j + 1]}"
         d.line(margin - 5, loss - rise, margin + 5, loss + rise, "tangent")
-        d.dot(margin, loss, "tok small up")
-        d.text(margin, loss, label, "strong", "12 -26")
-        d.text(margin, loss, f"slope {plain(slope, digits=3)}", "dim", "12 -11")
+        d.dot(margin, loss, "up")
+        d.text(margin, loss, label, "strong", "10 -27")
+        d.text(margin, loss, f"slope {plain(slope)}", "dim", "10 -12")
     return d.svg()

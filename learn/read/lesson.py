@@ -150,7 +150,7 @@ class Lesson:
         a function of the script."""
         self.sections = {section.names[0]: section for section in words.read(self.name)}
         explained = {name for section in self.sections.values() for name in section.names}
-        for name in explained - {"algorithm", "map", "flags", self.name}:
+        for name in explained - {"algorithm", "map", "flags", "next", self.name}:
             if not hasattr(self.script, name):
                 raise ValueError(f"{self.name}.txt: {self.name}.py has no {name}")
         for name in self.functions:

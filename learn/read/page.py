@@ -5,6 +5,8 @@ import html
 import re
 from pathlib import Path
 
+import torch
+
 from learn.read import code, example, figures, paper, words
 from learn.read.lesson import in_batch, span
 
@@ -16,8 +18,15 @@ SCRIPT = """<script>{const v=document.getElementById("variants"), l=location;
 v.checked=l.search=="?variants";
 v.form.onchange=()=>history.replaceState(0,"",(v.checked?"?variants":l.pathname)+l.hash)}
 </script>"""
-# script -> its chapter of the path
-RUNGS = {"reinforce": "reinforce", "ppo": "gae", "grpo": "grpo", "gspo": "gspo", "dpo": "dpo"}
+# script -> the inputs of its equations that the example makes up: symbol, function, argument
+INPUTS = {
+    "reinforce": [("log pi", "policy_loss", "logps")],
+    "ppo": [("log pi_old", "policy_loss", "old_logps"), ("log pi", "policy_loss", "logps"),
+            ("V_old", "value_loss", "old_values"), ("V_t", "value_loss", "values")],
+    "grpo": [("log pi_old", "policy_loss", "old_logps"), ("log pi", "policy_loss", "logps"),
+             ("log pi_ref", "kl", "ref_logps")],
+    "gspo": [("log pi_old", "policy_loss", "old_logps"), ("log pi", "policy_loss", "logps")],
+    "dpo": [("log pi", "pair_loss", "logps"), ("log pi_ref", "pair_loss", "ref_logps")]}
 INLINE = re.compile(rf"""
     \[(?P<text>[^]]+)\]\((?P<link>[^)]+)\)
   | `(?P<code>[^`]+)` | \$(?P<math>[^$]+)\$ | (?P<number>\{{[^{{}}]+\}})
@@ -80,7 +89,8 @@ def prose(text, lesson, has_links=True):
             return paper.link(part[1:-1], part, known)
         if kind == "arxiv":
             return f'<a href="https://arxiv.org/abs/{part}">{part}</a>'
-        return f"<code>{part}</code>"
+        text = re.sub(r"--\w+", r"<span class=w>\g<0></span>", part)
+        return f"<code>{text}</code>"
 
     return INLINE.sub(inline, html.escape(text, quote=False).replace(" - ", " − "))
 
@@ -139,7 +149,7 @@ def bar(lesson):
     for i, (tokens, reward) in enumerate(zip(example.ANSWERS, rewards), start=1):
         cells = "".join(f"<i>{token}</i>" for token in tokens)
         boxes += (f"<div class=o{i}><span><em>o</em><sub>{i}</sub><small> reward</small> "
-                  f"{reward:g}{' ✓' * (reward == 1)}</span>{cells}</div>")
+                  f"{code.number_text(reward, rewards)}{' ✓' * (reward == 1)}</span>{cells}</div>")
     return f"""<div class=bar><div><form class=tools><strong>{lesson.name}.py</strong>
 <fieldset><label><input type=radio name=show checked>paper only</label><label><input type=radio
 name=show id=variants>with variants</label></fieldset></form>{SCRIPT}
@@ -153,7 +163,7 @@ def hero(lesson):
     return f"""<header class=hero>
 <div class=lead><h1>{lesson.name.upper()}</h1>
 <p class=source>{title}, from {prose(source, lesson)};
-<a href="../../{lesson.name}.py">{lesson.name}.py</a></p>
+<a href="../../{lesson.name}.py">{lesson.name}.py</a>; <a href="#main">the algorithm</a></p>
 {paragraphs(text.paragraphs, lesson)}</div>
 <div class=asked>{questions(text.questions, lesson)}</div>
 <div class=pictures>{picture(lesson, lesson.name)}</div>
@@ -170,9 +180,13 @@ def picture(lesson, place):
 
 
 def in_numbers(lesson):
-    """The equations of the paper with their values, and what the numbers mean. -> HTML"""
-    rows = ""
+    """The inputs, the equations of the paper with their values, and what the numbers mean.
+    -> HTML"""
     values = code.Values(lesson)
+    rows = "<h3>made up</h3>"
+    for symbol, function, name in INPUTS[lesson.name]:
+        rows += values.row(function, name, lesson.value(function, name)[0], paper.math(symbol))
+    rows += "<h3>computed</h3>"
     for number, text in lesson.equations.items():
         line = lesson.where[number]
         by = [name for name in lesson.called if line in span(lesson.by_name[name])]
@@ -181,14 +195,27 @@ def in_numbers(lesson):
             for name, value in lesson.notes[lesson.statements[line].end_lineno].items():
                 symbol = paper.math(text.partition("=")[0])
                 symbol = code.label_of(name) if name.startswith("∂") else symbol
+                if name == "h_chosen":                          # the boxes show h of each output
+                    value = torch.cat([value, lesson.value("dpo_loss", "h_rejected")[0]])
                 if code.is_shown(name, value):
                     rows += values.row(by[0], name, value, symbol + place)
                 if name == "A" and "whiten" in lesson.called:   # the A_t of L
                     [(whitened, value)] = lesson.notes[lesson.by_name["whiten"].end_lineno].items()
                     rows += values.row("whiten", whitened, value, symbol + ", whitened")
     command = f"python {lesson.name}.py {example.PAPER.get(lesson.name, '')}".strip()
-    text = " ".join(figures.SECTIONS["numbers"].paragraphs[:2 if lesson.clipped() else 1])
-    text = prose(text.replace("COMMAND", command), lesson)
+    general, of_clip, of_pairs = figures.SECTIONS["numbers"].paragraphs
+    text = general.replace("COMMAND", command).replace("INPUTS", (
+        "The outputs, their rewards, their log-probabilities and the critic's predictions"
+        if lesson.name == "ppo" else "The outputs, their rewards and their log-probabilities"))
+    if lesson.clipped():
+        low, high = map(code.plain, lesson.limits)
+        text += " " + of_clip.replace("LOW", low).replace("HIGH", high)
+    if lesson.name == "dpo":
+        chosen, rejected = lesson.script.preferences(example.GRADED)
+        pairs = [f"o_{i + 1} over o_{j + 1}" for i, j in zip(chosen.tolist(), rejected.tolist())]
+        beta = code.plain(lesson.cfg.beta)
+        text += " " + of_pairs.replace("PAIRS", " and ".join(pairs)).replace("BETA", beta)
+    text = prose(text, lesson)
     return f"""<section class=numbers><div><h2>The numbers on this page</h2><p>{text}</p></div>
 <div>{rows}</div></section>"""
 
@@ -203,7 +230,10 @@ def map_of(lesson):
                      re.S | re.M)
     departures = re.split(r"; |\. (?=[A-Z])", " ".join(text[1].split()))
     items = "".join(f"<li>{prose(part, lesson)}</li>" for part in departures)
+    sign = ("<p><code>sign</code> marks a row in which the paper’s formula has the opposite sign: "
+            "the paper raises an objective, while an optimizer lowers a loss.</p>")
     return f"""<section class=map id=map><div><h2>From the paper’s equations to this script’s</h2>
+{sign if "<code>sign</code>" in rows else ""}
 <table><thead><tr><th>paper</th><th>here</th><th>what differs</th></tr></thead>
 <tbody>{rows}</tbody></table></div>
 <div><h2>Where the script departs from the paper</h2><ul>{items}</ul></div></section>"""
@@ -249,12 +279,11 @@ def flags(lesson):
 
 def closing(lesson):
     """The last section: what to do next. -> HTML"""
-    return f"""<section class=flags><h2>What to do next</h2>
-<p><a href="../path.html#{RUNGS[lesson.name]}">The path</a> shows in real runs which problem this
-algorithm solves, and which problem remains.</p>
-<p><code>make practice A={lesson.name}</code> makes a copy without the equations, and you write
-them. A check shows you the first number that is wrong, and trains with your equations once all of
-them are right: see the page on <a href="../practice.md">practice</a>.</p></section>"""
+    return f"""<section class=flags id=next><h2>What to do next</h2>
+{paragraphs(lesson.sections["next"].paragraphs, lesson)}
+<p><code>make practice A={lesson.name}</code> gives you a copy without the equations. You write
+them, and a check shows you the first number that is wrong (<a href="../practice.md">how to
+practice</a>).</p></section>"""
 
 
 def lesson_page(lesson, links):
@@ -267,8 +296,8 @@ def lesson_page(lesson, links):
 <main>
 {in_numbers(lesson)}
 {map_of(lesson)}
-{algorithm(lesson)}
 {"".join(parts)}
+{algorithm(lesson)}
 {flags(lesson)}
 {closing(lesson)}
 </main>"""

@@ -84,6 +84,8 @@ def symbol(token):
     if re.fullmatch(r"\|[^|]+\|", token):
         bar = '<mo stretchy="false">|</mo>'
         return bar + Formula(token[1:-1]).row() + bar
+    if token.startswith("--"):
+        return f"<mtext>{token}</mtext>"                # a flag
     if token[:1].isdigit() or re.match(r"\.\d", token):
         digits, _, power = token.replace("-", "−").partition("e")
         times = "" if digits == "1" else f"<mn>{digits}</mn><mo>·</mo>"
