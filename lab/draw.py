@@ -2,8 +2,8 @@
 
 The title states the finding, and a label is next to the curve or dots that it names. A script has
 the same colour everywhere, from the palette of Okabe and Ito, which colour-blind readers can
-distinguish. A picture is two SVG files, because the letters of a wide one would be too small on a
-phone. The colours follow the page's scheme, light or dark, and all sizes are in pixels.
+distinguish; on dark pages, its colours are lighter. Each picture is two SVG files, because the
+letters of the wide one would be too small on a phone. All sizes are in pixels.
 """
 import io
 import re
@@ -13,7 +13,7 @@ from xml.sax.saxutils import quoteattr
 
 import numpy
 
-WIDE, NARROW = 836, 390                         # GitHub's column of text, and a phone
+WIDE, NARROW = 720, 360                         # the site's column of text, and a phone's
 INK = "#1f2328"
 GREY = "#8c959f"
 GRID = "#e6e8eb"
@@ -49,7 +49,7 @@ class Picture(NamedTuple):
         matplotlib.use("svg")                   # draws into files, without a display
         from matplotlib import pyplot
         for is_narrow, height in enumerate(self.heights):
-            width, room = (NARROW, 42) if is_narrow else (WIDE, 94)     # room: letters in a line
+            width, room = (NARROW, 39) if is_narrow else (WIDE, 80)     # room: letters in a line
             title = wrapped(self.title, room)
             size = width / 72, (height + 20 * (1 + title.count("\n"))) / 72
             with pyplot.rc_context(STYLE):
@@ -59,14 +59,14 @@ class Picture(NamedTuple):
                     if side.get_scale() == "log":
                         side.set_major_formatter("{x:g}")
                         side.set_minor_formatter(between)
-                if is_narrow:
-                    axis.set_xlabel(wrapped(axis.get_xlabel(), 52))
-                    axis.set_ylabel(wrapped(axis.get_ylabel(), 30))
+                axis.set_xlabel(wrapped(axis.get_xlabel(), 48 if is_narrow else 80))
+                axis.set_ylabel(wrapped(axis.get_ylabel(), 35))
                 figure.suptitle(title, x=0.008, ha="left", fontsize=14.5, fontweight="bold")
                 write(figure, phone(path) if is_narrow else path)
 
 
 def phone(path):
+    """-> the path of the narrow version of a picture"""
     return path.with_stem(f"{path.stem}-phone")
 
 
@@ -137,12 +137,12 @@ def curves(lines, title, x=None, given=None, height=280, **axes):
             place = x[name] if isinstance(x, dict) else x
             place = range(1, 1 + len(mean)) if place is None else place
             axis.plot(place, rows.T, color=colour, alpha=0.3, linewidth=0.8, zorder=1.9)
-            axis.plot(place, mean, color=colour, linewidth=2.5, markersize=7,
+            axis.plot(place, mean, color=colour, linewidth=2.5, markersize=7, clip_on=False,
                       marker="o" * (len(mean) < 9))
             ends.append((mean[-1], wrapped(name, 15) if is_narrow else name, dark(colour)))
         axis.set(**{"xlabel": "step of training"} | axes)
         if is_narrow and "xticklabels" in axes:
-            axis.set_xticklabels([wrapped(label, 10) for label in axes["xticklabels"]])
+            axis.set_xticklabels([wrapped(label, 5) for label in axes["xticklabels"]])
         axis.margins(x=0.01)
         if axis.get_xscale() == "linear" and x is None:
             axis.xaxis.get_major_locator().set_params(integer=True)

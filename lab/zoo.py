@@ -94,7 +94,7 @@ def draw(path, width, columns, height):
                 weights = [panel.weight(A, ratio) for ratio in ratios]
                 axis.plot(ratios, weights, line, color=colour, linewidth=2, label=label)
             axis.set(xlim=(0, 2.5), ylim=(-0.7, 2.5), xticks=(0, 1, 2), yticks=(0, 1, 2))
-            axis.set_title(f"{title}\n", loc="left", fontsize=13.5, fontweight="bold", pad=20)
+            axis.set_title(f"{title}\n", loc="left", fontsize=12, fontweight="bold", pad=20)
             caption = axis.text(0, 1.03, panel.caption, transform=axis.transAxes, va="bottom",
                                 fontsize=12)
             caption.set_in_layout(False)                # it may be wider than the axis
