@@ -81,7 +81,6 @@ nano-seeds: $(READY)
 
 compare: $(READY)        ## compare all scripts from the same bases, on two tasks: lab/methods.md
 	$(PY) -m lab methods
-	cp docs/lab/methods.png docs/compare.png
 
 levers: $(READY)         ## measure what the levers of docs/play.html do, with node: play.html
 	$(PY) -m learn.play --measure

@@ -30,7 +30,7 @@ import numpy
 import torch
 
 from lab.docs import DOCS, MACHINE, put, run, table
-from lab.draw import Picture
+from lab.draw import Picture, show
 from lab.verdict import NO_VERDICT, OURS, Claim
 from report.logs import read_log
 
@@ -125,7 +125,7 @@ class Experiment:
         page = self.path(".md").read_text()
         title, by_hand = PAGE.fullmatch(OUTCOME.sub("", page)).groups()
         [picture] = of(parts, Picture)
-        texts = [title, f"![{picture.title}]({self.name}.png)\n",
+        texts = [title, show(self.name, picture.title),
                  *(outcome.rstrip() + "\n" for outcome in OUTCOME.findall(page))]
         for heading, is_ours in (("What papers claim", False), ("What else we asked", True)):
             rows = [[claim.text, claim.source, claim.effect, claim.claimed_range, claim.judged]
@@ -151,10 +151,10 @@ class Experiment:
         return "\n".join(texts)
 
     def publish(self):
-        """Draw the picture, and write the pages."""
+        """Draw the pictures, and write the pages."""
         parts, about = self.load()
         [picture] = of(parts, Picture)
-        picture.save(self.path(".png"))
+        picture.save(self.path(".svg"))
         self.path(".md").write_text(self.text(parts, about))
         for block in of(parts, Block):
             put(*block, f"lab-{self.name}")
@@ -281,7 +281,7 @@ def index():
     for name in [name for name in FINDINGS if name in claims]:
         first = claims[name][0]
         source = "Our claim" if first.source == OURS else f"Claim by {first.source}"
-        parts.append(f"![{first.finding}](lab/{name}.png)\n\n{source}: {first.text}. "
+        parts.append(f"{show(f'lab/{name}', first.finding)}\n{source}: {first.text}. "
                      f"Verdict: {first.judged}. Effect: {first.effect}. Read more in the "
                      f"experiment [{name}](lab/{name}.md).\n")
     tables = []

@@ -19,7 +19,7 @@ import torch
 
 import grpo
 from lab.docs import DOCS, MACHINE, put, record, run, table
-from lab.draw import BLUE, RED, STYLE
+from lab.draw import BLUE, NARROW, RED, STYLE, WIDE, phone, write
 from report import parser, start
 from report.logs import read_log
 
@@ -61,31 +61,32 @@ def of_zoo(name, **flags):
 
 PANELS = {
     "PPO, GRPO": Panel(
-        "no gradient: good above 1.2,\nbad below 0.8",
+        "no gradient: good above\n1.2, bad below 0.8",
         functools.partial(grpo.policy_loss, epsilon_high=0.2)),
     "CISPO": Panel(
         "the weight is capped,\nand never 0",
         functools.partial(grpo.policy_loss, loss_type="cispo", epsilon_high=0.28)),
     "SAPO": Panel("the weight levels off,\nand falls softly",
                   functools.partial(grpo.policy_loss, loss_type="sapo")),
-    "DRO": Panel("a penalty on log rho: below 0\nit pulls back, against A", of_zoo("dro")),
+    "DRO": Panel("a penalty on log rho:\nbelow 0, it pulls back", of_zoo("dro")),
     "KL-Cov, some tokens": Panel("pulled back to ratio 1\nwith a constant force",
                                  of_zoo("kl_cov", kl_cov_ratio=1e-6, kl_cov_coef=0.5)),
     "DPPO, a rare token": Panel(
-        "p_old is 0.01: it may grow\n16-fold, to 0.16", of_zoo("dppo_tv"), old=0.01),
+        "p_old is 0.01: it may\ngrow 16-fold, to 0.16", of_zoo("dppo_tv"), old=0.01),
     "DPPO, a likely token": Panel(
-        "p_old is 0.5: it may move\nto 0.35 or to 0.65", of_zoo("dppo_tv"), old=0.5),
+        "p_old is 0.5: it may\nmove to 0.35 or to 0.65", of_zoo("dppo_tv"), old=0.5),
     "VESPO, 1 of 8 tokens": Panel(
         "outputs that moved far\nfade out, on both sides", of_zoo("vespo"), length=N)}
 
 
-def draw(path):
-    """Write the picture of all panels."""
+def draw(path, width, columns, height):
+    """Write the picture of all panels, of this width and height in pixels."""
     import matplotlib
     matplotlib.use("svg")
     from matplotlib import pyplot
-    with pyplot.rc_context(STYLE | {"svg.fonttype": "none", "svg.hashsalt": "zoo"}):
-        figure, axes = pyplot.subplots(2, 4, figsize=(9.2, 5), layout="constrained")
+    with pyplot.rc_context(STYLE):
+        figure, axes = pyplot.subplots(len(PANELS) // columns, columns, layout="constrained",
+                                       figsize=(width / 72, height / 72))
         for axis, (title, panel) in zip(axes.flat, PANELS.items()):
             ratios = RATIOS[panel.old * RATIOS <= 1].tolist()
             for A, colour, line, label in ((1.0, BLUE, "-", "A > 0, a good token"),
@@ -93,13 +94,15 @@ def draw(path):
                 weights = [panel.weight(A, ratio) for ratio in ratios]
                 axis.plot(ratios, weights, line, color=colour, linewidth=2, label=label)
             axis.set(xlim=(0, 2.5), ylim=(-0.7, 2.5), xticks=(0, 1, 2), yticks=(0, 1, 2))
-            axis.set_title(f"{title}\n", loc="left", fontsize=10, fontweight="bold", pad=14)
-            axis.text(0, 1.03, panel.caption, transform=axis.transAxes, fontsize=8, va="bottom")
-        axes[0, 0].legend(fontsize=7, frameon=False)
-        figure.supxlabel("ratio pi / pi_old", fontsize=9)
-        figure.supylabel("how much it counts", fontsize=9)
-        figure.savefig(path, metadata={"Date": None})
-        pyplot.close(figure)
+            axis.set_title(f"{title}\n", loc="left", fontsize=12, fontweight="bold", pad=20)
+            caption = axis.text(0, 1.03, panel.caption, transform=axis.transAxes, va="bottom",
+                                fontsize=12)
+            caption.set_in_layout(False)                # it may be wider than the axis
+        figure.legend(*axis.get_legend_handles_labels(), loc="outside upper left", ncols=2,
+                      fontsize=12, frameon=False, borderpad=0.7)
+        figure.supxlabel("ratio pi / pi_old", fontsize=12.5)
+        figure.supylabel("how much it counts", fontsize=12.5)
+        write(figure, path)
 
 
 # ---- 2. which outputs an advantage credits ---------------------------------------------------
@@ -177,7 +180,8 @@ def main():
     arguments = parser(__doc__)
     arguments.add_argument("--draw", action="store_true", help="train nothing")
     options = arguments.parse_args()
-    draw(DOCS / "zoo.svg")
+    draw(DOCS / "zoo.svg", WIDE, 4, 500)
+    draw(phone(DOCS / "zoo.svg"), NARROW, 2, 900)
     put("credit", credit_table(), "zoo")
     if not options.draw:
         measure()

@@ -11,6 +11,7 @@ import re
 import shlex
 import sys
 import types
+from xml.etree import ElementTree
 
 import numpy
 import pytest
@@ -158,7 +159,8 @@ def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
         yield verdict.Claim("twice is more", "Somebody", twice["x"]["value"], at_least=1,
                             shown="It is twice as much")
         yield verdict.Claim("as is right", verdict.OURS, ends["a"]["greedy"], at_most=0, exact=True)
-        draw.dots({"x": [1.0, math.inf]}, "It", level=(2, "end")).save(docs / "lab/dots.png")
+        rows = {"some": [1.0, math.inf], "all": [1.24, 1.26], "none": [math.inf]}
+        draw.dots(rows, "It", level=(2, "end")).save(docs / "lab/dots.svg")
         yield draw.curves({"x": twice["x"]["steps"]}, "It is twice as much")
         yield experiment.numbers(twice, {"value": "twice"}, by="what")
         yield experiment.Block("told", "new\n")
@@ -186,13 +188,21 @@ def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
     found = json.loads((docs / "lab/made_up.json").read_text())
     assert found["twice"] == {"x": {"value": [2, 4], "steps": [[1], [2, 0.333333]]}}
     text = (docs / "lab/made_up.md").read_text()
-    assert text.startswith("# Made up: nothing\n\n![It is twice as much](made_up.png)\n")
+    assert text.startswith("# Made up: nothing\n\n<picture><source ")
+    assert 'made_up-phone.svg"><img src="made_up.svg" alt="It is twice as much"></pict' in text
     assert text.count("## Claim\n\nIt is so.\n") == text.count("`make lab-made_up` repeats") == 1
     assert "| twice is more | Somebody | +3 (-10 to +16) | ≥ 1 | **undecided** |\n" in text
     assert text.index("What papers claim") < text.index("as is right") < text.index("| x | 3.000 ")
     assert "new" in (docs / "metrics.md").read_text()
-    assert "![Twice is more: undecided](lab/made_up.png)" in (docs / "lab.md").read_text()
-    assert (docs / "lab/made_up.png").is_file()
+    shown = '<img src="lab/made_up.svg" alt="Twice is more: undecided">'
+    assert shown in (docs / "lab.md").read_text()
+    assert (docs / "lab/made_up.svg").is_file() and (docs / "lab/made_up-phone.svg").is_file()
+    for drawn in ((docs / f"lab/dots{kind}.svg").read_text() for kind in ("", "-phone")):
+        assert all(f">{label}<" in drawn for label in ("&gt; 1.50", "1.25", "never"))
+        parts = ElementTree.fromstring(drawn).iter()
+        styles = " ".join(part.get("style", "") for part in parts)
+        for paint in re.findall(r"(?:fill|stroke): #\w+", styles):
+            assert f'[style*="{paint}"]' in drawn, "it has no colour for dark pages"
 
 
 def test_every_experiment_is_in_the_gallery():
@@ -208,7 +218,7 @@ def test_the_page_follows_from_the_experiment_and_its_file(name):
     ours = [claim.source == verdict.OURS for claim in experiment.of(told, verdict.Claim)]
     assert sum(ours) <= 3 and len(ours) - sum(ours) <= 6        # what decides nothing goes
     [picture] = experiment.of(told, draw.Picture)
-    assert made.path(".png").is_file() and re.search(r"\d", picture.title)
+    assert made.path(".svg").is_file() and re.search(r"\d", picture.title)
     pages = "".join(path.read_text() for path in ROOT.glob("docs/*.md"))
     for text in experiment.of(told, experiment.Block):
         assert block(pages, f"lab-{name}", text.name) == text.text

@@ -173,7 +173,8 @@ def anchors(path):
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_link_and_picture_leads_somewhere(page):
-    for target in re.findall(r"\]\(([^):]+)\)", LANGUAGE_BLOCK.sub("", PAGES[page])):
+    text = LANGUAGE_BLOCK.sub("", PAGES[page])
+    for target in re.findall(r'(?:\]\(|src="|srcset=")([^):"]+)[)"]', text):
         path, _, anchor = target.partition("#")
         place = ((ROOT / page).parent / path if path else ROOT / page).resolve()
         assert place.is_relative_to(ROOT) and place.exists(), target

@@ -167,7 +167,7 @@ def page(learned, guesser):
     lines = {"after RL": passed["trained"], "base": passed["base"],
              "thoughts of the base": thought["base"], "random guesses": guesses}
     yield curves(lines, finding, x=KS, given=dict(zip(lines, (BLUE, ORANGE, GREEN, GREY))),
-                 xscale="log", xlabel="samples of a problem, k", ylim=(0, 1.03), height=3.2,
+                 xscale="log", xlabel="samples of a problem, k", ylim=(0, 1.03), height=320,
                  ylabel="pass@k on 64 held-out problems")
     rows = {}
     for (task, columns), policy in itertools.product(learned.items(), POLICIES):

@@ -204,6 +204,9 @@ def build_markdown(stored):
 def write(stored):
     """Write docs/path.html, docs/path.md and docs/path.svg."""
     picture, _ = chart(COVER, stored, CHAPTERS[COVER].fields["picture"])
+    # An SVG in a page knows only its own width. Larger letters need room on the left, too
+    picture = picture.replace("</style>", "@media(max-width:450px){text{font-size:17.5px}}</style>")
+    picture = picture.replace('viewBox="0 0', 'viewBox="-12 0')
     for name, text in (("path.html", build(stored)), ("path.md", build_markdown(stored)),
                        ("path.svg", picture)):
         (DOCS / name).write_text(text, encoding="utf-8")

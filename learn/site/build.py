@@ -60,7 +60,7 @@ def dead_links():
     anchors = {page: {unescape(name.strip("\"'")) for name in
                       re.findall(rf"\s(?:id|name)={VALUE}", text)} for page, text in pages.items()}
     for page, text in pages.items():
-        for link in re.findall(rf"<(?:a|img|link)\s[^>]*?(?:href|src)={VALUE}", text):
+        for link in re.findall(rf"<(?:a|img|link|source)\s[^>]*?(?:href|src|srcset)={VALUE}", text):
             to = urlsplit(unescape(link.strip("\"'")))
             if to.scheme or to.netloc or page.name == "404.html":
                 continue
