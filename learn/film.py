@@ -21,6 +21,7 @@ from pathlib import Path
 import common
 from report import escape, parser, start
 from report.logs import read_log, read_summary
+from report.page import ticks
 
 TEMPLATE = Path(__file__).with_suffix(".svg")
 MOST = 5                        # number of boxes
@@ -97,13 +98,6 @@ def draw_answer(top, steps, answer):
     texts += [f'<text class="words" x="26" y="{top + 22 + LINE * i}">{shorten(row, COLUMNS)}</text>'
               for i, row in enumerate(rows, start=1)]
     return "\n".join(texts), top + height
-
-
-def ticks(last):
-    """Choose about five steps for the axis: round numbers and the last step. -> list of int"""
-    gap = next(size * 10 ** power for power in itertools.count() for size in (1, 2, 5)
-               if last <= 5 * size * 10 ** power)
-    return [step for step in range(0, last, gap) if last - step > gap / 2] + [last]
 
 
 def render(title, boxes, accuracy):
