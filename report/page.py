@@ -167,7 +167,7 @@ def ticks(last):
     """Choose about five steps to number on an axis: round ones, and the last. -> list of int"""
     gap = next(size * 10 ** power for power in itertools.count() for size in (1, 2, 5)
                if last <= 5 * size * 10 ** power)
-    return [step for step in range(0, last, gap) if last - step > gap / 2] + [last]
+    return [step for step in range(0, last, gap) if last - step >= gap / 2] + [last]
 
 
 def draw_curve(folder):
