@@ -121,9 +121,8 @@ conform: .venv-conform/installed    ## compare our equations with TRL's and verl
 site: .venv-site/installed          ## build README.md and docs/ as one site with search: site/index.html
 	.venv-site/bin/python learn/site/build.py
 
-screenshot:              ## make screenshot RUN=runs/a: redraw docs/report.png; needs Chromium
-	chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1400,2180 \
-	  --screenshot=docs/report.png "file://$(abspath $(RUN))/report.html"
+screenshot: $(READY)     ## make screenshot RUN=runs/a: redraw docs/report*.png; needs Chromium
+	$(PY) -m report.screenshot "$(RUN)"
 
 clean:                   ## remove .venv, runs/ and caches
 	rm -rf .venv .venv-conform .venv-engine .venv-site .site site .cache runs .pytest_cache .ruff_cache

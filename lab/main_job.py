@@ -21,7 +21,7 @@ from lab.docs import DOCS, MACHINE, ROOT, put, record, table
 from report import parser, start
 from report.logs import read_summary
 
-EXAMPLE = ROOT / "runs/example"
+EXAMPLE = Path("runs/example")          # in the repository, so its report shows no other folder
 
 
 def seeds_table(results):
@@ -61,7 +61,7 @@ def printed_by(folder, *words):
 
 def show(run):
     """Draw the pictures and the playground from a run that was evaluated every two steps."""
-    shutil.copyfile(run / "curve.png", DOCS / "curve.png")
+    shutil.copyfile(ROOT / run / "curve.png", DOCS / "curve.png")
     for module in ("learn.film", "learn.play"):
         subprocess.run([sys.executable, "-m", module, run], cwd=ROOT, check=True)
 
@@ -76,8 +76,8 @@ def main_job(seeds):
             results[seed] = read_summary(Path(empty, f"runs/grpo-arithmetic-s{seed}"))
             if seed == seeds[0]:
                 put("example", example(printed), "seeds")
-                shutil.rmtree(EXAMPLE, ignore_errors=True)
-                printed_by(empty, *command, "--eval_steps", "2", "--output_dir", EXAMPLE)
+                shutil.rmtree(ROOT / EXAMPLE, ignore_errors=True)
+                printed_by(ROOT, *command, "--eval_steps", "2", "--output_dir", EXAMPLE)
                 show(EXAMPLE)
     record("seeds", seeds=results)
     put("table", seeds_table(results), "seeds")

@@ -1,16 +1,18 @@
 """Draw an animated picture of a run: python -m learn.film RUN (make film RUN=...) writes
 docs/learning.svg.
 
-The picture shows one held-out problem. On the left is the most likely answer of the base. On the
-right are the most likely answers after about 2, 5, 10 and 20 steps and at the end, one after the
-other. Below them, the curve of held-out accuracy grows. We choose a problem that the base answers
-wrongly and that is answered correctly from some step on; of these, the one with the most different
-answers.
+The picture shows one held-out problem and how the policy's most likely answer to it changes: one
+box for each different answer, from the base's to the first right one, with the evaluated steps at
+which it was given. The boxes appear one after the other, and below them the curve of held-out
+accuracy grows. We choose a problem that the base answers wrongly and that is answered correctly
+from some step on; of these, we prefer one that the policy first thinks about and still gets wrong,
+and then the one with the most different answers.
 
-The picture is an SVG without a script. If a reader prefers reduced motion, it shows only the last
-scene. The run needs evaluations during training: python grpo.py --eval_steps 2.
+The picture is an SVG without a script. If a reader prefers reduced motion, it shows everything at
+once. The run needs evaluations during training: python grpo.py --eval_steps 2.
 """
 import html
+import itertools
 import re
 import string
 import textwrap
@@ -19,18 +21,19 @@ from pathlib import Path
 import common
 from report import escape, parser, start
 from report.logs import read_log, read_summary
+from report.page import ticks
 
 TEMPLATE = Path(__file__).with_suffix(".svg")
-STEPS = (2, 5, 10, 20)      # the evaluated steps nearest to these are shown
-SECONDS = 2                 # duration of a scene
-COLUMNS, ROWS = 24, 5       # size of the box of an answer, in characters
-LEFT, RIGHT = 92, 616       # ends of the axis of steps
-TOP, BOTTOM = 324, 412      # heights of 100 % and of 0 %
+MOST = 5                        # number of boxes
+SECONDS, PAUSE = 2, 4           # duration of a scene, and of the finished picture after the last
+COLUMNS, ROWS = 44, 3           # size of the text of an answer, in characters
+FIRST, LINE = 122, 22           # top of the first box, height of a line
+LEFT, RIGHT, HEIGHT = 70, 452, 88       # of the curve: ends of its axis of steps, and its height
 
 
 def read_run(folder):
     """Read a run and choose the problem. ValueError if the run has nothing to show. -> title (str),
-    answers to one problem {step: dict}, held-out accuracy {step: share}"""
+    answers to one problem [(steps, dict)], held-out accuracy {step: share}"""
     script, flags = common.read_config(folder)
     summary = read_summary(folder)
     if summary is None or "greedy" not in summary["base"]:
@@ -42,25 +45,34 @@ def read_run(folder):
         folder, "metrics", "step", "eval/greedy") if line["step"] < last}
     accuracy[last] = summary["trained"]["greedy"]
 
-    answers = {line["step"]: line["examples"]       # the same problems in the same order
-               for line in read_log(folder, "greedy", "step", "examples")}
-    answers[last] = [pair["trained"] for pair in read_log(folder, "evaluation", "trained")]
-    known = [step for step in accuracy if step in answers]
-    if len(known) < 3:
+    examples = {line["step"]: line["examples"]      # the same problems in the same order
+                for line in read_log(folder, "greedy", "step", "examples")}
+    examples[last] = [pair["trained"] for pair in read_log(folder, "evaluation", "trained")]
+    steps = [step for step in accuracy if step in examples]
+    if len(steps) < 3:
         raise ValueError("this run was not evaluated during training; train with --eval_steps 2")
-    nearest = [min(known[1:-1], key=lambda step: abs(step - wanted)) for wanted in STEPS]
-    steps = sorted({0, last, *nearest})
-
-    def num_different(examples):
-        verdicts = [one["right"] for one in examples]
-        is_learned = verdicts == sorted(verdicts) and verdicts[0] < verdicts[-1]
-        return is_learned * len({one["text"] for one in examples})
-
-    chosen = max(zip(*(answers[step] for step in steps)), key=num_different)
-    if num_different(chosen) == 0:
+    stories = [story(steps, answers) for answers in zip(*(examples[step] for step in steps))]
+    chosen = max(stories, default=[], key=lambda boxes: (
+        any("<think>" in answer["text"] for _, answer in boxes[:-1]), len(boxes)))
+    if not chosen:
         raise ValueError("no held-out problem is first answered wrongly and then, from some step "
                          "on, correctly; choose a run that learned more")
-    return f"{script} learns {flags['task']}", dict(zip(steps, chosen)), accuracy
+    return f"{script} learns {flags['task']}", chosen, accuracy
+
+
+def story(steps, answers):
+    """Group the evaluated steps by the answer to one problem, up to the first right answer. -> list
+    of (steps, answer), empty if the problem was not learned or takes more than MOST boxes"""
+    verdicts = [answer["right"] for answer in answers]
+    is_learned = verdicts == sorted(verdicts) and verdicts[0] < verdicts[-1]
+    num_wrong = verdicts.count(False)
+    boxes = []
+    for _, group in itertools.groupby(zip(steps[:num_wrong], answers), lambda x: x[1]["text"]):
+        its_steps, (answer, *_) = zip(*group)
+        boxes.append((its_steps, answer))
+    if not is_learned or len(boxes) >= MOST:
+        return []
+    return [*boxes, (steps[num_wrong:num_wrong + 1], answers[num_wrong])]
 
 
 def shorten(text, columns):
@@ -69,45 +81,64 @@ def shorten(text, columns):
     return html.escape(text if len(text) <= columns else text[:columns - 1] + "…")
 
 
-def draw_answer(x, when, answer):
-    """Draw an answer in its box, with the verdict. -> SVG"""
+def draw_answer(top, steps, answer):
+    """Draw an answer in its box, with its steps and the verdict. -> SVG, bottom of the box"""
+    when = f"after steps {steps[0]} to {steps[-1]}"
+    if len(steps) == 1:
+        when = f"after step {steps[0]}" if steps[0] else "before RL"
     verdict = "right" if answer["right"] else "wrong"
-    parts = [f'<text class="head" x="{x}" y="106">{when}</text>',
-             f'<text class="{verdict} verdict" x="{x + 288}" y="106">{verdict}</text>',
-             f'<rect class="{verdict} box" x="{x}" y="120" width="288" height="138" rx="8"/>']
-    rows = [row for part in re.split("(?<=;)|(?=<answer>)", answer["text"])     # a step per row
+    rows = [row for part in re.split("(?=<answer>)", answer["text"])        # on a row of its own
             for row in textwrap.wrap(part, COLUMNS)]
     if len(rows) > ROWS:
         rows[ROWS - 1:] = ["..."]
-    return "\n".join(parts + [f'<text class="words" x="{x + 13}" y="{148 + 24 * i}">'
-                              f"{shorten(row, COLUMNS)}</text>" for i, row in enumerate(rows)])
+    height = LINE * (1 + len(rows)) + 14
+    texts = [f'<rect class="{verdict} box" x="14" y="{top}" width="452" height="{height}" rx="8"/>',
+             f'<text class="head" x="26" y="{top + 22}">{when}</text>',
+             f'<text class="{verdict} verdict" x="454" y="{top + 22}">{verdict}</text>']
+    texts += [f'<text class="words" x="26" y="{top + 22 + LINE * i}">{shorten(row, COLUMNS)}</text>'
+              for i, row in enumerate(rows, start=1)]
+    return "\n".join(texts), top + height
 
 
-def render(title, answers, accuracy):
+def render(title, boxes, accuracy):
     """Draw the picture. -> SVG"""
+    drawn = []
+    bottom = FIRST - 10
+    for steps, answer in boxes:
+        box, bottom = draw_answer(bottom + 10, steps, answer)
+        drawn.append(box)
+    top = bottom + 62                               # of the curve, where it is at 100%
     last = max(accuracy)
-    places = {step: (f"{LEFT + (RIGHT - LEFT) * step / last:.1f}",
-                     f"{BOTTOM - (BOTTOM - TOP) * share:.1f}") for step, share in accuracy.items()}
-    first, *shown = answers
-    duration = SECONDS * len(shown)
-    scenes = ""
-    for i, step in enumerate(shown):
-        x, y = places[step]
-        points = " ".join(",".join(place) for at, place in places.items() if at <= step)
-        share = f"{100 * accuracy[first]:.0f} → {100 * accuracy[step]:.0f} %"
-        scenes += f"""<g class="scene" style="animation-delay:{i * SECONDS - duration}s">
-{draw_answer(328, f"after step {step}", answers[step])}
-<text class="share" x="616" y="300">{share}</text>
-<polyline class="curve" points="{points}"/><circle class="dot" cx="{x}" cy="{y}" r="6"/>
-</g>
-"""
-    problem = answers[first]
-    description = "; ".join(f"step {step}: {one['text'][:200]}" for step, one in answers.items())
+    x = {step: f"{LEFT + (RIGHT - LEFT) * step / last:.1f}" for step in (*accuracy, *ticks(last))}
+    y = {step: f"{top + HEIGHT * (1 - share):.1f}" for step, share in accuracy.items()}
+    drawn.append(f'<text class="share" x="454" y="{top - 22}">{100 * accuracy[0]:.0f}% → '
+                 f"{100 * accuracy[last]:.0f}%</text>")
+
+    # a scene adds an answer and the curve up to the last step of the answer; the last adds the rest
+    duration = SECONDS * len(boxes) + PAUSE
+    ends = [-1, *(steps[-1] for steps, _ in boxes), last]
+    scenes = []
+    style = ""
+    for i, (begin, end) in enumerate(itertools.pairwise(ends)):
+        points = " ".join(f"{x[step]},{y[step]}" for step in accuracy if begin <= step <= end)
+        dots = "".join(f'<circle class="dot" cx="{x[step]}" cy="{y[step]}" r="3.5"/>'
+                       for step in accuracy if begin < step <= end)
+        scenes.append(f'<g class="scene{i}">\n{drawn[i]}\n<polyline class="curve" '
+                      f'points="{points}"/>{dots}\n</g>\n')
+        if i > 0:                                   # the first scene is always visible
+            seen = 100 * SECONDS * i / duration
+            style += (f"  .scene{i} {{ animation: scene{i} {duration}s infinite }}\n"
+                      f"  @keyframes scene{i} {{ 0%, {seen:.1f}% {{ opacity: 0 }} "
+                      f"{seen + 3:.1f}%, 100% {{ opacity: 1 }} }}\n")
+    description = "; ".join(f"step {steps[0]}: {answer['text'][:200]}" for steps, answer in boxes)
+    problem = boxes[0][1]
     return string.Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
-        title=shorten(title, 34), question=shorten(problem["prompt"], 26), last=f"step {last}",
-        answer=shorten(problem["answer"], 12), desc=html.escape(escape(description)), scenes=scenes,
-        before=draw_answer(24, "before RL", problem), duration=duration, part=100 / len(shown),
-        fade=100 / len(shown) - 100 * 0.3 / duration)
+        title=shorten(title, 32), question=shorten(problem["prompt"], 32),
+        answer=shorten(problem["answer"], 8), desc=html.escape(escape(description)),
+        scenes="".join(scenes), style=style, top=top,
+        height=top + HEIGHT + 38, border=top + HEIGHT + 37,
+        axis="".join(f'<text class="middle" x="{x[step]}" y="112">{step}</text>'
+                     for step in ticks(last)))
 
 
 def main(argv=None):

@@ -238,7 +238,7 @@ def warnings(metrics, has_lag=False, dtype="float32"):
 
 
 class Report:
-    """Writes report.html and curve.png at the end, and prints how to ask the policy."""
+    """Writes report.html and curve.png at the end, and prints how to read it and ask the policy."""
 
     def finish(self, run, summary):
         for name, function in (("report.html", "write_report"), ("curve.png", "draw_curve")):
@@ -246,6 +246,9 @@ class Report:
                 getattr(importlib.import_module("report.page"), function)(run.folder)
             except (ImportError, OSError, ValueError) as error:
                 print(f"no {name}: {escape(str(error))}")
+        report = run.folder / "report.html"
+        if report.exists():
+            print(f"Open the report in a browser:\n  {shlex.quote(str(report))}")
         prompt = common.sample_problems(run.task, 1, "example", "test")[0].prompt
         print(f"Ask the policy:\n  {COMMAND} report.ask", shlex.quote(str(run.folder)),
               shlex.quote(prompt), flush=True)

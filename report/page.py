@@ -9,7 +9,9 @@ example because the run was killed. Only curve.png needs a package.
 import dataclasses
 import html
 import importlib
+import itertools
 import json
+import os
 import re
 import shlex
 from pathlib import Path
@@ -127,8 +129,9 @@ def embed(data):
     return text
 
 
-def render(runs):
-    """Fill in the page about some runs, each a dict from read_run. -> HTML, str"""
+def render(runs, metrics_page=None):
+    """Fill in the page about some runs, each a dict from read_run. `metrics_page` is the address of
+    the page that explains the metrics. -> HTML, str"""
     configs = [run["config"] for run in runs]
     flags = []                              # of each flag: name, whether the runs differ, values
     for flag in dict.fromkeys(flag for config in configs for flag in config):   # keeps their order
@@ -136,7 +139,7 @@ def render(runs):
         flags.append([flag, any(value != values[0] for value in values), values])
     title = html.escape(", ".join(run["name"] for run in runs))
     parts = {"TITLE": title.encode("ascii", "xmlcharrefreplace").decode(),
-             "DATA": embed({"config": flags, "runs": runs})}
+             "DATA": embed({"config": flags, "runs": runs, "metricsPage": metrics_page})}
     # in one pass, because the title and the data may contain {{DATA}} themselves
     template = TEMPLATE.read_text(encoding="utf-8")
     return re.sub(r"\{\{(TITLE|DATA)\}\}", lambda mark: parts[mark[1]], template)
@@ -150,11 +153,22 @@ def write_report(folder, *others):
         for path, run in zip(folders, runs):
             run["name"] = str(path)
     path = folders[0] / "report.html"
-    path.write_text(render(runs), encoding="utf-8")
+    page = common.HERE / "docs/metrics.md"
+    # from a run outside the checkout, the address would contain folders of this machine
+    is_near = page.exists() and path.resolve().is_relative_to(common.HERE)
+    address = os.path.relpath(page, path.parent.resolve()) if is_near else None
+    path.write_text(render(runs, address), encoding="utf-8")
     return path
 
 
 # ---- 3. curve.png ----------------------------------------------------------------------------
+
+def ticks(last):
+    """Choose about five steps to number on an axis: round ones, and the last. -> list of int"""
+    gap = next(size * 10 ** power for power in itertools.count() for size in (1, 2, 5)
+               if last <= 5 * size * 10 ** power)
+    return [step for step in range(0, last, gap) if last - step >= gap / 2] + [last]
+
 
 def draw_curve(folder):
     """Draw curve.png in the folder of a run. Without matplotlib, raises an ImportError that says
@@ -167,6 +181,7 @@ def draw_curve(folder):
     lines = read_log(folder, "metrics", "step")
     logged = {name for line in lines for name in line}
     panels = [panel for panel in PANELS.items() if logged & panel[1].keys()]
+    last = max((line["step"] for line in lines), default=0)
     figure = Figure(figsize=(9, 6), layout="constrained")
     for axis, (title, series) in zip(figure.subplots(2, 2).flat, panels):
         base = read_summary(folder)["base"].get("greedy")
@@ -177,7 +192,7 @@ def draw_curve(folder):
             marker = "o" if name.startswith("eval/") else ""    # a dot for each evaluation
             if known:
                 axis.plot(list(known), list(known.values()), marker=marker, label=label)
-        axis.set(title=title, xlabel="step", xlim=(0, None))
+        axis.set(title=title, xlabel="step", xlim=(0, last), xticks=ticks(last))
         if title != "return":                           # returns may be below 0
             axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)

@@ -36,12 +36,23 @@ def texts(root, style):
 def test_the_picture_shows_the_answers_verdicts_and_shares_that_were_logged(tmp_path):
     answers = ["<answer>9</answer>", "<answer>8</answer>", "<think>2+4=6;6+8=14</think>", "14"]
     root = draw(tmp_path, answers)
-    assert "".join(texts(root, "words")) == "".join(answers)
-    assert len(texts(root, "wrong verdict")) == len(texts(root, "right verdict")) == 2
-    assert texts(root, "share") == ["12 → 25 %", "12 → 50 %", "12 → 100 %"]
+    assert "".join(texts(root, "words")) == "".join(answers[:3])        # up to the first right one
+    assert len(texts(root, "wrong verdict")) == 2 and len(texts(root, "right verdict")) == 1
+    assert texts(root, "share") == ["12% → 100%"]
     points = [one.get("points").split() for one in root.iter(f"{SVG}polyline")]
-    assert points[-1] == ["92.0,401.0", "241.7,390.0", "391.4,368.0", "616.0,324.0"]
-    assert points[0] == points[-1][:2]
+    first, *others = points                                     # each begins where the last ended
+    assert [one[0] for one in others] == [one[-1] for one in points[:-1]]
+    assert first + [point for one in others for point in one[1:]] == [
+        "70.0,455.0", "179.1,444.0", "288.3,422.0", "452.0,378.0"]
+
+
+def test_a_story_has_a_box_for_each_answer_and_ends_with_the_first_right_one():
+    def boxes(*texts):
+        answers = [{"text": text, "right": text == "14"} for text in texts]
+        return [(list(steps), one["text"]) for steps, one in film.story(range(len(texts)), answers)]
+    assert boxes("9", "9", "8", "9", "14", "14") == [
+        ([0, 1], "9"), ([2], "8"), ([3], "9"), ([4], "14")]
+    assert boxes("9", "14", "8", "14") == boxes("14", "14") == boxes("9", "8") == []
 
 
 def test_hostile_text_stays_text(tmp_path):

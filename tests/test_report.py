@@ -105,6 +105,14 @@ def test_hostile_texts_stay_texts(run):
     assert page.embedded.isascii() and not set("<>&") & set(page.embedded)
 
 
+def test_a_run_in_the_checkout_links_the_page_on_metrics(run, tmp_path, monkeypatch):
+    assert Page(write_report(run("runs/far"))).data["metricsPage"] is None
+    monkeypatch.setattr(common, "HERE", tmp_path)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/metrics.md").touch()
+    assert Page(write_report(run("runs/near"))).data["metricsPage"] == "../../docs/metrics.md"
+
+
 def test_damaged_lines_are_skipped_and_numbers_that_a_browser_lacks_become_null(tmp_path):
     log = tmp_path / "metrics.jsonl"
     log.write_bytes(b'{"step": 1, "a": NaN, "b": [Infinity, -Infinity, 1e999, 0.5]}\n\xff\xfe\n\n'
@@ -135,6 +143,10 @@ def test_chromium_draws_whatever_there_is_and_shows_a_group_with_signal(run):
             page.goto(write_report(*folders).as_uri())
         assert page.locator("[aria-label=prompt] :checked").text_content() == "1+1="
         assert page.locator(".pair:visible").count() == 6
+        for accuracy, panels in (0.25, ["accuracy", "reward"]), (0.75, ["accuracy (=\xa0reward)"]):
+            write_log(whole, "metrics", {"step": 1, "reward": 0.75, "accuracy": accuracy})
+            page.goto(write_report(whole).as_uri())
+            assert page.locator("figure h3").all_text_contents() == panels
     assert not faults
 
 

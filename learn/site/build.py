@@ -23,12 +23,16 @@ VALUE = r"""("[^"]*"|'[^']*'|[^\s>]+)"""                 # of an HTML attribute
 
 
 def as_page(path):
-    """Show a notebook as its cells, or another file as numbered lines. -> Markdown"""
+    """Show a notebook as its cells and outputs, or another file as numbered lines. -> Markdown"""
     text, kind = path.read_text(encoding="utf-8"), path.suffix[1:] or "text"
     if kind == "ipynb":
-        cells = [("".join(cell["source"]), cell["cell_type"]) for cell in json.loads(text)["cells"]]
-        return "\n\n".join(f"```py\n{source}\n```" if cell_type == "code" else source
-                           for source, cell_type in cells)
+        shown = []
+        for cell in json.loads(text)["cells"]:
+            source = "".join(cell["source"])
+            shown.append(f"```py\n{source}\n```" if cell["cell_type"] == "code" else source)
+            shown += [f"![](data:image/png;base64,{one['data']['image/png']})" if "data" in one else
+                      f"```text\n{''.join(one['text'])}```" for one in cell.get("outputs", [])]
+        return "\n\n".join(shown)
     return f'---\nhide: [navigation, toc]\n---\n# {path}\n\n`````{kind} linenums="1"\n{text}`````\n'
 
 
