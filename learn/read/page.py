@@ -319,7 +319,7 @@ def index_page(first, scripts):
                      for name, address, text in first.rows)
     body = f"""<main class=door>
 <header><h1>{title}</h1><div class=rooms>{questions}</div></header>
-<figure><a href="learning.svg"><img src="learning.svg" width=760 height=360 alt="{film}"></a>
+<figure><a href="learning.svg"><img src="learning.svg" width=480 height=616 alt="{film}"></a>
 <figcaption>{film}</figcaption></figure>
 <div><section><h2>Read</h2><p>{read}</p><ol>{items}</ol></section>
 <div class=rooms>{others}</div></div>
