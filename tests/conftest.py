@@ -123,7 +123,7 @@ def config(script):
 
 @pytest.fixture
 def load_task(script):
-    """load_task(cfg): the task object that the script makes."""
+    """load_task(cfg): loads a task with the script's verifier."""
     return lambda cfg: script.common.load_task(cfg, script.verify)
 
 

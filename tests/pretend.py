@@ -28,7 +28,7 @@ aten = torch.ops.aten
 WAITS = {"_local_scalar_dense", "_unique2", "bincount", "equal", "masked_select", "nonzero",
          "repeat_interleave", "unique_consecutive", "unique_dim"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
-# operations that take a single number from the CPU, though they are not pointwise
+# operations that accept a single number from the CPU, although they are not pointwise
 TAKE_NUMBERS = {*INDEXING, "fill_", "masked_fill", "masked_fill_", "where"}
 # operations that make a tensor; all other functions that make one call these
 FACTORIES = ("empty.memory_format", "empty_strided", "arange.default", "arange.start",

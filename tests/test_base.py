@@ -50,7 +50,7 @@ def beside(of_grpo, monkeypatch):
     return of_grpo
 
 
-# ---- one base for all ------------------------------------------------------------------------
+# ---- one base for all scripts ----------------------------------------------------------------
 
 @every_script
 def test_all_scripts_share_a_base_and_begin_with_the_policy_of_another_if_told(new_run, beside):
@@ -118,7 +118,7 @@ def test_the_lesson_does_not_count_and_the_rest_does_with_its_comments(
     assert (bases() == before) == is_same
 
 
-# ---- damage ----------------------------------------------------------------------------------
+# ---- a damaged base --------------------------------------------------------------------------
 
 def test_a_damaged_base_is_named_and_nothing_learns_from_it(
         new_run, tmp_path, monkeypatch, capsys):

@@ -125,7 +125,7 @@ def test_the_kernel_that_is_asked_for_computes_the_log_probabilities():
         make_case(kernel="triton").decode()
 
 
-# ---- 3. one step, recorded -------------------------------------------------------------------
+# ---- 3. a recorded step ----------------------------------------------------------------------
 
 @pytest.fixture
 def graphs(monkeypatch):
@@ -231,7 +231,7 @@ def test_nothing_of_an_earlier_batch_stays(graphs):
 @pytest.mark.skipif(not fused.triton, reason="no Triton")
 def test_triton_is_taken_on_cuda_where_it_can_run_and_refused_elsewhere(monkeypatch):
     cpu = torch.zeros(1, 2)
-    cuda = types.SimpleNamespace(device=torch.device("cuda"), is_cuda=True)     # stands for logits
+    cuda = types.SimpleNamespace(device=torch.device("cuda"), is_cuda=True)     # replaces logits
     assert not kernels.can_run("cpu") and not kernels.can_run("mps")
     for there in (False, True):
         monkeypatch.setattr(fused, "can_run", lambda device, there=there: there)

@@ -99,7 +99,7 @@ def test_the_log_prob_of_a_completion_is_the_sum_or_mean_over_its_own_tokens(wil
     close(gradient(means, given), mask / f64([[3], [2], [1]]))
 
 
-# ---- which outputs are paired ----------------------------------------------------------------
+# ---- the choice of pairs ---------------------------------------------------------------------
 
 @pytest.mark.parametrize("rewards, expected", [
     ([[0, 3, 1, 2], [5, 5, 5, 5], [0, 1, 0, 0], [1, 0, 1, 1]],

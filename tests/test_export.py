@@ -188,7 +188,7 @@ def test_what_a_trainer_saves_comes_back(made, folder):
         assert torch.equal(found[name], (weight.bfloat16() + 0.25).float())
 
 
-# ---- what is refused -------------------------------------------------------------------------
+# ---- refused targets and models --------------------------------------------------------------
 
 @pytest.mark.parametrize("name", ["", "config.json"])
 def test_a_target_that_holds_something_is_refused(refused, made, folder, name):

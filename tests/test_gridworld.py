@@ -43,7 +43,7 @@ def slippery(prompt, seed, slip=0.3):
     ("A b3 7", "RURR\n", [-1, -1, -1, 5, -1]),
     ("A b3 7", "LURURR", [-1, -1, -1, -1, -1, -1]),                 # a wall: a wasted move
     ("A b3 7", "LURRURR", [-1, -1, -1, -1, -1, -1, 5]),
-    ("A b3 7", "DDD", [-1, -3, -3]),                                # the edge, at the x
+    ("A b3 7", "DDD", [-1, -3, -3]),                                # stopped by the edge at x
     ("A b3 7", "DD?L", [-1, -3, -3, 4]),
     ("A b3 7", "R U R R", [-1, -1, -1, -1, -1, -1, 5]),             # the 7th move is the last
     ("A b3 7", "R U R  R", [-1, -1, -1, -1, -1, -1, -1, -1]),
@@ -56,7 +56,7 @@ def slippery(prompt, seed, slip=0.3):
     ("A b3 7", "Rc3U", [-1, -1, -1, -1]),                           # no slips, so no cells
     ("C e3 5", "LU", [-1, 5]),
     ("D e1 9", "U", [4]),
-    ("G d3 7", "LULL", [-1, -1, -1, 5]),                            # A b3 7 in a mirror
+    ("G d3 7", "LULL", [-1, -1, -1, 5]),                            # the mirror image of A b3 7
     ("G d3 7", "RUL", [-1, -1, -1]),                                # the edge, a wall
     ("L b1 8", "UR", [-3, -1]),
     ("B a2 5", "RD", [-3, 4])], ids=ascii)
