@@ -1,4 +1,5 @@
-"""What the tests share: scripts, tiny configurations and policies, and made-up numbers."""
+"""Fixtures and helpers that all tests share: scripts, tiny configurations and policies, and random
+inputs."""
 import functools
 import importlib
 import os
@@ -8,8 +9,8 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-# Before torch and numpy are loaded: some tests fork, and the child of a process with a pool of
-# threads may wait for them for ever.
+# This must be set before torch and numpy are loaded. Some tests fork, and if the parent has a pool
+# of threads, a child may wait for them forever.
 os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 import pytest
@@ -19,10 +20,10 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 from learn import sync  # noqa: E402
 
-torch.set_num_threads(1)        # sums differ between thread counts in the last bit
+torch.set_num_threads(1)        # the last bit of a sum depends on the number of threads
 torch.set_float32_matmul_precision("highest")       # some images turn TF32 on
 
-# fixtures for all tests
+# modules whose fixtures all tests can use
 pytest_plugins = ["small_runs", "update_scenes", "small_models"]
 
 SCRIPTS = [name.removesuffix(".py") for name in sync.SCRIPTS]
@@ -33,7 +34,7 @@ TINY = {"device": "cpu", "task": "arithmetic:3", "hidden_size": 16,
 
 
 def scripts(*names):
-    """A mark: the test is run for each of these scripts, instead of grpo.py alone."""
+    """Mark a test to run for each of these scripts, instead of grpo.py alone."""
     in_order = [name for name in SCRIPTS if name in names]
     return pytest.mark.parametrize("script", in_order, indirect=True)
 
@@ -42,46 +43,46 @@ every_script = scripts(*SCRIPTS)
 
 
 def pytest_ignore_collect(collection_path, config):
-    """With -m quick, a file that has no such test is not even imported."""
+    """With -m quick, don't even import the files that contain no quick test."""
     if config.option.markexpr == "quick" and collection_path.suffix == ".py":
         return "mark.quick" not in collection_path.read_text() or None
     return None
 
 
 close = functools.partial(torch.testing.assert_close, atol=1e-10, rtol=1e-10)
-golden = functools.partial(torch.testing.assert_close, atol=6e-8, rtol=0)   # written with 7 digits
+golden = functools.partial(torch.testing.assert_close, atol=6e-8, rtol=0)   # 7 digits are given
 
 
 def f64(values):
-    """A tensor in float64."""
+    """Make a float64 tensor."""
     return torch.tensor(values, dtype=torch.float64)
 
 
 def ones(*shape):
-    """A tensor of ones in float64."""
+    """Make a float64 tensor of ones."""
     return torch.ones(shape, dtype=torch.float64)
 
 
 def randn(*shape, seed=0):
-    """Random numbers in float64, the same in each call."""
+    """Draw normal random numbers in float64; calls with the same seed return the same numbers."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).double()
 
 
 def gradient(loss, x):
-    """The gradient of the sum of a loss in x; the graph is kept for another one."""
+    """Compute the gradient of loss.sum() in x, and keep the graph for further calls."""
     return torch.autograd.grad(loss.sum(), x, retain_graph=True)[0]
 
 
 def load_named(task="arithmetic", **flags):
-    """The task that these flags of grpo.py name."""
+    """Load a task as grpo.py does with these flags."""
     import common
     import grpo
     return common.load_task(grpo.Config(task=task, device="cpu", **flags), grpo.verify)
 
 
 def ragged():
-    """Made-up numbers of three rows: log-probs (3, 4), older ones (3, 4), advantages (3,), and a
-    mask (3, 4) of which one slot is 0 inside its row."""
+    """Make random inputs of a loss, with one masked slot inside a row. -> log-probs (3, 4), older
+    log-probs (3, 4), advantages (3,), mask (3, 4)"""
     generator = torch.Generator().manual_seed(0)
     logps = -torch.rand(3, 4, generator=generator).double() - 0.5
     noise = torch.randn(3, 4, generator=generator).double()
@@ -90,7 +91,7 @@ def ragged():
 
 
 def contents(folder="."):
-    """Every path below a folder, with its bytes and the time of its last change."""
+    """Map every path below a folder to its bytes and the time of its last change. -> dict"""
     found = {}
     for path in sorted(Path(folder).rglob("*")):
         content = path.read_bytes() if path.is_file() else None
@@ -99,7 +100,7 @@ def contents(folder="."):
 
 
 def takes_less_than(seconds, function, *args):
-    """Whether one of three calls takes less of the processor's time: one alone may be held up."""
+    """Return whether one of three calls takes less CPU time, because a single call may be slow."""
     for _ in range(3):
         start = time.process_time()
         function(*args)
@@ -122,15 +123,15 @@ def config(script):
 
 @pytest.fixture
 def load_task(script):
-    """load_task(cfg): the task object that the script makes."""
+    """load_task(cfg): loads a task with the script's verifier."""
     return lambda cfg: script.common.load_task(cfg, script.verify)
 
 
 @pytest.fixture
 def talker(script):
-    """talker(cfg): an untrained policy whose next token depends on all before it, and which soon
-    comes to an end, so that rows are of all lengths. embed.weight[:, 0] is the bias of its
-    logits."""
+    """talker(cfg): an untrained policy whose next token depends on all tokens before it. It ends
+    its completions soon, so rows have many different lengths. embed.weight[:, 0] is the bias of
+    its logits."""
     class Talker(script.GPT):
         def __init__(self, cfg):
             super().__init__(cfg)
@@ -141,14 +142,14 @@ def talker(script):
         def hidden(self, tokens, cache=None):
             others = super().hidden(tokens, cache)[..., 1:]
             return torch.cat([torch.ones_like(others[..., :1]), others], dim=-1)
-    Talker.__module__ = script.__name__             # by which its script is found
+    Talker.__module__ = script.__name__             # the code finds the script by this name
     return Talker
 
 
 @pytest.fixture
 def bigram():
-    """bigram(table): a policy whose logits are table[last token], so that its gradient is in plain
-    sight. The numbers of the table have to be finite."""
+    """bigram(table): a policy whose logits are table[last token], so its gradient is easy to
+    compute. All numbers in the table must be finite."""
     class Bigram(torch.nn.Module):
         def __init__(self, table):
             super().__init__()
@@ -162,7 +163,7 @@ def bigram():
 
 @pytest.fixture
 def double():
-    """New tensors and weights are float64."""
+    """Make float64 the type of new tensors and weights."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
@@ -170,15 +171,15 @@ def double():
 
 @pytest.fixture(autouse=True)
 def no_default_device():
-    """nano.main sets one where there is CUDA."""
+    """Reset the default device after each test, because nano.main sets it if CUDA is present."""
     yield
     torch.set_default_device(None)
 
 
 @pytest.fixture
 def refused(capsys, tmp_path):
-    """refused(words, function, *args, **flags): the call ends with exit code 2 after one line on
-    stderr that has the words, and changes nothing in the folder of the test."""
+    """refused(words, function, *args, **flags): checks that the call exits with code 2 after one
+    line on stderr that contains the words, and that it changes nothing in the test's folder."""
     def check(words, function, *args, **flags):
         before = contents(tmp_path)
         capsys.readouterr()
@@ -193,7 +194,7 @@ def refused(capsys, tmp_path):
 
 @pytest.fixture
 def restored_ctrl_c():
-    """Leaves Ctrl-C as it was, although a run handles it."""
+    """Restore the handler of Ctrl-C after the test, because a run replaces it."""
     on_ctrl_c = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, on_ctrl_c)
@@ -201,6 +202,6 @@ def restored_ctrl_c():
 
 @pytest.fixture(autouse=True)
 def no_picture(restored_ctrl_c, monkeypatch):
-    """Runs of the tests draw none, which takes longer than these runs. A test that wants one takes
-    this patch back."""
+    """Keep runs from drawing pictures, which takes longer than the runs themselves. A test that
+    needs a picture undoes this patch."""
     monkeypatch.setitem(sys.modules, "report.page", None)

@@ -1,4 +1,4 @@
-"""What the files of tools/play compute that know of no page, by node. No tests."""
+"""Run the JavaScript files of learn/play that do not use the page, in node. Helpers; no tests."""
 import base64
 import json
 import shutil
@@ -31,10 +31,10 @@ console.log(JSON.stringify(result, (key, value) => value instanceof Float32Array
 
 
 def run(stored, snippet, **inputs):
-    """What the body of a JavaScript function returns that knows all of these files, `inputs`, and,
-    unless `stored` is None, what a page has stored: cfg, base, trained. Tensors are arrays there, a
-    Float32Array is a tensor here. AssertionError with what node says if it fails, or if it takes
-    too long. Without node the test is skipped."""
+    """Run the body of a JavaScript function. It can use everything that these files define,
+    `inputs`, and, unless `stored` is None, the cfg, base and trained policy that a page stores.
+    Tensors become arrays in JavaScript; a Float32Array in the result becomes a tensor. Raises
+    AssertionError if node fails or takes too long. Skips the test without node. -> result"""
     if NODE is None:
         pytest.skip("node is not installed")
     files = [(build.FOLDER / name).read_text(encoding="utf-8") for name in build.ENGINE]
@@ -50,7 +50,7 @@ def run(stored, snippet, **inputs):
 
 
 def to_tensor(value):
-    """The tensor that a dict stands for, or the dict. -> tensor (n) or dict"""
+    """Decode a dict that represents a Float32Array. -> tensor (n,), or any other dict unchanged"""
     if "floats" not in value:
         return value
     return torch.frombuffer(bytearray(base64.b64decode(value["floats"])), dtype=torch.float32)

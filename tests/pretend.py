@@ -1,14 +1,15 @@
-"""A make-believe GPU for a torch that has none: with pretend.cuda() as gpu: ..., or from a shell
+"""Simulate a GPU on a machine that has none: with pretend.cuda() as gpu: ..., or in a shell,
 python -m tests.pretend grpo --task arithmetic (as make gpu DRY=1 does).
 
-A Tensor of this file says that it is on cuda:0; its `numbers` are on the CPU. All operations on it
-arrive in `run`, which raises where CUDA raises: on operands of two devices, on a generator of the
-CPU, and, while a graph is recorded, on all that waits for the device. A graph replays the recorded
-operations on the same addresses. gpu.waits has the name of each operation that waited.
+A Tensor of this file reports that it is on cuda:0, but its `numbers` are on the CPU. `run` receives
+all operations on it, and raises an error where CUDA would: if operands are on two devices, if a
+generator is on the CPU, or if an operation waits for the device while a graph is recorded. A graph
+replays the recorded operations on the same addresses. gpu.waits lists the operations that waited.
 
-It cannot see what C++ asks of a device (which kernel attention takes, autocast, zeros that autograd
-makes), allocator, streams and races, real kernels and how they round, speed, NCCL. Instead of the
-kernels of logprob.py, it has their definition. torch.func stops on it (--baseline optimal).
+The simulation does not cover what C++ decides by the device (the kernel of attention, autocast,
+zeros that autograd makes), the allocator, streams and races, real kernels and their rounding,
+speed, and NCCL. It replaces the kernels of logprob.py by their definition in torch. torch.func
+raises an error on it, so --baseline optimal does not run.
 """
 import contextlib
 import runpy
@@ -23,19 +24,19 @@ from kernels import logprob
 CPU = torch.device("cpu")
 CUDA = torch.device("cuda", 0)
 aten = torch.ops.aten
-# operations that look up a size or a value, which Python has to know
+# operations that look up a size or a value for Python, so they wait for the device
 WAITS = {"_local_scalar_dense", "_unique2", "bincount", "equal", "masked_select", "nonzero",
          "repeat_interleave", "unique_consecutive", "unique_dim"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"}
-# operations that take a single number from the CPU, though they are not pointwise
+# operations that accept a single number from the CPU, although they are not pointwise
 TAKE_NUMBERS = {*INDEXING, "fill_", "masked_fill", "masked_fill_", "where"}
-# operations that make a tensor, and on which the others are built
+# operations that make a tensor; all other functions that make one call these
 FACTORIES = ("empty.memory_format", "empty_strided", "arange.default", "arange.start",
              "arange.start_step")
 
 
 class GPU:
-    """What has happened: which operations waited, and the graph that is recorded now."""
+    """The state of the simulated GPU: the operations that waited, and the graph being recorded."""
 
     def __init__(self):
         self.waits = []
@@ -48,7 +49,7 @@ class GPU:
         self.waits.append(what)
 
     def do(self, function, *args, **kwargs):
-        """Carry out an operation on numbers; a graph that is recorded keeps it."""
+        """Carry out an operation on the numbers, and add it to the graph being recorded, if any."""
         output = function(*args, **kwargs)
         if self.recording:
             self.recording.calls.append((function, args, kwargs, output))
@@ -80,7 +81,7 @@ class Tensor(torch.Tensor):
     __repr__ = lambda self: f"{self.numbers} on {CUDA}"
     __format__ = lambda self, spec: format(self.item(), spec)
     __torch_function__ = torch._C._disabled_torch_function_impl
-    __tensor_flatten__ = lambda self: (["numbers"], None)       # by which Module.to knows it
+    __tensor_flatten__ = lambda self: (["numbers"], None)       # Module.to looks for this
     __tensor_unflatten__ = staticmethod(lambda parts, *_: Tensor(parts["numbers"]))
 
     def numpy(self, **_):
@@ -102,14 +103,14 @@ class Tensor(torch.Tensor):
 
 
 def each(function, x):
-    """function of all that is in a nest of lists. torch's tree_map is slower."""
+    """Apply a function to every element of nested lists. torch's tree_map is slower."""
     if isinstance(x, (list, tuple)):
         return type(x)([each(function, part) for part in x])
     return function(x)
 
 
 def flat(x):
-    """All that is in a nest of lists."""
+    """List every element of nested lists."""
     return [leaf for part in x for leaf in flat(part)] if isinstance(x, (list, tuple)) else [x]
 
 
@@ -122,7 +123,7 @@ def unwrap(x):
 
 
 def run(function, args, kwargs):
-    """An operation that has a Tensor among its arguments."""
+    """Run an operation that has a Tensor among its arguments. -> its output"""
     name = function.overloadpacket.__name__
     check(function, name, args, kwargs)
     to_cpu = name == "_to_copy" and kwargs.get("device") == CPU
@@ -142,11 +143,11 @@ def run(function, args, kwargs):
 
 
 def check(function, name, args, kwargs):
-    """Raise where CUDA does."""
+    """Raise an error where CUDA would."""
     leaves = flat((args, *kwargs.values()))
     if any(isinstance(x, torch.Generator) for x in leaves):
         raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
-    # those on the CPU, but for empty ones, which torch itself makes there
+    # operands on the CPU, except for empty ones, which torch itself makes there
     strangers = [x for x in leaves if type(x) is torch.Tensor and x.numel() > 0]
     if name == "copy_":
         return gpu.wait("from the CPU") if strangers else None
@@ -154,7 +155,7 @@ def check(function, name, args, kwargs):
         if type(args[0]) is not Tensor:
             raise RuntimeError("indices should be either on cpu or on the same device as the "
                                "indexed tensor (cpu)")
-        for x in args[1]:                       # an index from the CPU is copied, a mask counted
+        for x in args[1]:                       # copies a CPU index, counts a mask
             if type(x) is torch.Tensor or x is not None and x.dtype == torch.bool:
                 gpu.wait(f"{name} by {'a mask' if x.dtype == torch.bool else 'the CPU'}")
         strangers = [x for x in args[2:3] if type(x) is torch.Tensor]
@@ -167,11 +168,11 @@ def check(function, name, args, kwargs):
 # ---- 2. graphs -------------------------------------------------------------------------------
 
 class Graph:
-    """Stands for torch.cuda.CUDAGraph: operations and addresses. What Python did is not in it."""
+    """Replaces torch.cuda.CUDAGraph. It stores operations and addresses, but no Python code."""
 
     def __init__(self):
         self.calls = []
-        self.before = []                # tensors that were changed while it was recorded, as before
+        self.before = []                # (changed tensor, its value before), in order
 
     @torch.no_grad()
     def replay(self):
@@ -184,7 +185,7 @@ class Graph:
 
 @contextlib.contextmanager
 def record(graph, stream=None):
-    """Stands for torch.cuda.graph. What is recorded is not carried out."""
+    """Replace torch.cuda.graph. Recording undoes its operations, as CUDA only records them."""
     gpu.wait("synchronize")
     gpu.recording = graph
     try:
@@ -200,7 +201,7 @@ class Stream:
         pass
 
 
-# ---- 3. what else torch does with devices ----------------------------------------------------
+# ---- 3. other functions of torch that depend on the device -----------------------------------
 
 def to(self, *args, copy=False, to=torch.Tensor.to, **kwargs):
     if args and isinstance(args[0], torch.Tensor):
@@ -224,7 +225,7 @@ def pad_sequence(rows, *options, pad_sequence=torch._C._nn.pad_sequence):
 
 
 def load(path, map_location=None, load=torch.load, **options):
-    """A file knows where its tensors were, and without map_location they go there."""
+    """Load a file. Without map_location, its tensors return to the devices stored in it."""
     on_cuda = set()
 
     def place(storage, location):
@@ -248,7 +249,7 @@ def factory(name):
 
 
 def apply_kernel(logits, tokens, old_logps, temperature, inplace):
-    """Stands for the kernels of logprob.py, which read addresses, whatever lies there."""
+    """Replace the kernels of logprob.py, which would read any address, valid or not."""
     for x in (logits, tokens, *([] if old_logps is None else [old_logps])):
         assert type(x) is Tensor, "Pointer argument (at 0) cannot be accessed from Triton"
     return logprob.logprob_torch(logits.flatten(0, 1), tokens, old_logps, temperature)
@@ -274,9 +275,9 @@ STAND_INS = [
 
 @contextlib.contextmanager
 def cuda():
-    """Torch with this device. Yields the GPU."""
+    """Add the simulated device to torch. Yields the GPU."""
     gpu.__init__()
-    library = torch.library.Library("aten", "IMPL")     # which threads have, too; a mode would not
+    library = torch.library.Library("aten", "IMPL")     # reaches all threads; a mode would not
     with contextlib.ExitStack() as stack:
         stack.callback(library._destroy)
         for name in FACTORIES:

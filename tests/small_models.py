@@ -1,9 +1,9 @@
-"""Models of transformers that a test can train: what pretrained.export makes of our policies, and
-random weights in the shapes of other families. Fixtures and helpers; no tests."""
+"""Small models of transformers that a test can train: our policies, converted by pretrained.export,
+and random weights in the shapes of other families. Fixtures and helpers; no tests."""
 import importlib
 import os
 
-os.environ["HF_HUB_OFFLINE"] = "1"          # before transformers is loaded
+os.environ["HF_HUB_OFFLINE"] = "1"          # must be set before transformers is loaded
 
 import pytest
 import torch
@@ -12,34 +12,34 @@ from small_runs import SMALL, arguments, at_work
 import grpo
 
 NEEDS = "needs pretrained/requirements.txt"
-# As small runs have it. The flags of the policy are not among those of pretrained/train.py.
+# Values of SMALL. Its flags for the policy's shape do not exist in pretrained/train.py.
 LIKE_SMALL = {name: SMALL[name] for name in (
     "max_completion_length", "num_prompts", "num_generations", "num_mini_batches", "task", "device",
     "num_eval_problems", "num_eval_samples", "eval_steps", "save_steps", "max_steps")}
 LIKE_SMALL |= {"learning_rate": 5e-4, "micro_batch_size": 32}
-# The shapes of other families, and what makes them different from a Llama.
+# Changes of the shape for each family; the comments name its differences from a Llama.
 FAMILIES = {
     "llama": {"rope_theta": 10_000.0},
     "qwen2": {},                            # biases
     "qwen3": {"head_dim": 8},               # norms of queries and keys
     "gemma2": {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8},     # soft caps
     "granite": {},                          # scaled logits
-    "gpt2": {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5}}     # positions by a table
+    "gpt2": {"resid_pdrop": 0.5, "embd_pdrop": 0.5, "attn_pdrop": 0.5}}     # a table of positions
 
 
 def load_example():
-    """The module pretrained/train.py."""
+    """Import pretrained/train.py. -> module"""
     return importlib.import_module("pretrained.train")
 
 
 def config_of(**flags):
-    """Its Config, with small numbers."""
+    """Make a Config of pretrained/train.py with small numbers."""
     return load_example().Config(**(LIKE_SMALL | {"model": "none"} | flags))
 
 
 def save_random(folder, family="llama", seed=0, scale=1.0, **changes):
-    """Write a model of a family with random weights, so large that tokens differ in probability,
-    and the tokenizer of pretrained.export without a chat template. -> folder"""
+    """Write a model of a family and the tokenizer of pretrained.export, without a chat template.
+    The random weights are so large that tokens differ in probability. -> folder"""
     from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
     from pretrained import export
@@ -62,7 +62,7 @@ def save_random(folder, family="llama", seed=0, scale=1.0, **changes):
 
 @pytest.fixture(scope="session")
 def small_base(tmp_path_factory):
-    """The run folder of a small base, which is right now and then."""
+    """The run folder of a small base, which sometimes answers correctly."""
     folder = tmp_path_factory.mktemp("base")
     with at_work(folder):
         grpo.main(arguments(SMALL | {"max_steps": 0, "output_dir": "run"}))
@@ -71,7 +71,7 @@ def small_base(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def small_llama(small_base, tmp_path_factory):
-    """The same base as a Hugging Face folder."""
+    """The base of small_base as a Hugging Face folder."""
     pytest.importorskip("transformers", reason=NEEDS)
     from pretrained import export
     folder = tmp_path_factory.mktemp("llama") / "model"

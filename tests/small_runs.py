@@ -1,4 +1,4 @@
-"""Runs of a second, in which something is learned, and how two of them are compared. Fixtures and
+"""Runs that learn something within a second, and functions that compare two of them. Fixtures and
 helpers; no tests."""
 import contextlib
 import hashlib
@@ -15,21 +15,21 @@ import torch
 
 import common
 
-# The base knows what an answer looks like, so that some groups have signal.
+# The base has learned the form of an answer, so some groups have signal.
 SMALL = {"device": "cpu", "task": "arithmetic:2", "hidden_size": 32,
          "num_attention_heads": 2, "num_hidden_layers": 1, "intermediate_size": 32,
          "base_steps": 150, "base_batch_size": 16, "num_prompts": 4, "num_generations": 8,
          "max_completion_length": 16, "num_mini_batches": 1, "num_eval_problems": 16,
          "num_eval_samples": 2, "eval_steps": 2, "save_steps": 3, "max_steps": 10}
 
-# A run that takes no time, and learns nothing.
+# A run that takes almost no time, and learns nothing.
 INSTANT = SMALL | {"hidden_size": 16, "intermediate_size": 16, "base_steps": 0, "num_prompts": 2,
                    "num_generations": 2, "max_completion_length": 4, "num_eval_problems": 4,
                    "eval_steps": 1, "max_steps": 1}
 
 
 def arguments(flags):
-    """A dict of flags as the words of a command line."""
+    """Convert a dict of flags to the words of a command line. -> list"""
     words = []
     for name, value in flags.items():
         if isinstance(value, bool):
@@ -39,25 +39,25 @@ def arguments(flags):
     return words
 
 
-# ---- what a run leaves, and how two runs differ ----------------------------------------------
+# ---- the files a run writes, and how two runs differ -----------------------------------------
 
 def load(path):
-    """The tensors and plain values of a file."""
+    """Load the tensors and plain values of a file."""
     return torch.load(path, weights_only=True)
 
 
 def policy_of(folder):
-    """The weights in the checkpoint of a run."""
+    """Load the policy's weights from the checkpoint of a run."""
     return load(Path(folder, "checkpoint.pt"))["policy"]
 
 
 def lines(path):
-    """The records of a log."""
+    """Read the records of a log. -> list of dicts"""
     return [json.loads(line) for line in Path(path).read_text().splitlines()]
 
 
 def steps(folder):
-    """The lines of metrics.jsonl, one for each step."""
+    """Read metrics.jsonl, which has one line for each step. -> list of dicts"""
     return lines(Path(folder, "metrics.jsonl"))
 
 
@@ -66,7 +66,7 @@ def read_summary(folder):
 
 
 def leaves(value, path=""):
-    """A nest of dicts and lists as {path: value}. A tensor becomes a hash: equal is bit for bit."""
+    """Flatten nested dicts and lists to {path: value}. Tensors become hashes of all their bits."""
     if isinstance(value, torch.Tensor):
         digest = hashlib.sha256(value.cpu().numpy().tobytes()).hexdigest()
         return {path: (value.dtype, value.shape, digest[:16])}
@@ -79,11 +79,11 @@ def leaves(value, path=""):
 
 
 def outcome(folder):
-    """All that a run leaves, except how long it took and where. -> {path: value}"""
+    """Read everything that a run writes, except for its times and its folder. -> {path: value}"""
     folder = Path(folder)
     checkpoint = load(folder / "checkpoint.pt")
     logs = [path for path in folder.glob("*.jsonl") if path.name != "evaluation.jsonl"]
-    checkpoint["logs"].pop("evaluation.jsonl", None)        # which is written behind the checkpoint
+    checkpoint["logs"].pop("evaluation.jsonl", None)        # is written after the checkpoint
     assert checkpoint.pop("logs") == {path.name: path.stat().st_size for path in logs}
     record = json.loads((folder / "config.json").read_text())
     everything = leaves({
@@ -95,12 +95,12 @@ def outcome(folder):
 
 
 def difference(one, other):
-    """The paths at which two outcomes differ."""
+    """List the paths at which two outcomes differ."""
     return sorted(path for path in one.keys() | other.keys() if one.get(path) != other.get(path))
 
 
 def changed_weights(one, other):
-    """The names of the weights that differ in two state dicts."""
+    """List the names of the weights that differ between two state dicts."""
     return difference(leaves(one), leaves(other))
 
 
@@ -108,7 +108,7 @@ def changed_weights(one, other):
 
 @contextlib.contextmanager
 def at_work(folder):
-    """In the folder, without pictures, which take longer than these runs; puts Ctrl-C back."""
+    """Work in the folder, without drawing pictures, which is slow. Restores the Ctrl-C handler."""
     on_ctrl_c = signal.getsignal(signal.SIGINT)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -118,7 +118,7 @@ def at_work(folder):
 
 
 def resume(folder, **flags):
-    """Go on with a run. -> its summary"""
+    """Resume a run. -> its summary"""
     script, _ = common.read_config(folder)
     main = importlib.import_module(script.removesuffix(".py")).main
     return main(arguments({"resume_from_checkpoint": folder} | flags))
@@ -126,20 +126,20 @@ def resume(folder, **flags):
 
 @pytest.fixture(scope="session")
 def work(tmp_path_factory):
-    """The folder with runs/base, so that the base is made once."""
+    """A folder that all tests share, so its runs/base is made only once."""
     return tmp_path_factory.mktemp("work")
 
 
 @pytest.fixture
 def at_work_folder(work):
-    """The test is at work there."""
+    """Run the test in the folder `work`."""
     with at_work(work):
         yield work
 
 
 @pytest.fixture
 def whole(script, work):
-    """The folder of an uninterrupted run of 10 steps; each script makes it once."""
+    """The folder of an uninterrupted run of 10 steps, which is made once for each script."""
     folder = work / f"whole-{script.__name__}"
     if not folder.exists():
         with at_work(work):
@@ -149,7 +149,7 @@ def whole(script, work):
 
 @pytest.fixture
 def new_run(script, tmp_path):
-    """new_run(**flags): the folder of a new run, run0, run1 and so on in the folder of the test."""
+    """new_run(**flags): makes a run in the test's folder: run0, run1 and so on. -> its folder"""
     numbers = itertools.count()
 
     def run(**flags):

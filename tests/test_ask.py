@@ -1,5 +1,5 @@
-"""report.ask prints what a policy answers, and examples.coldstart trains it on worked examples;
-both say in one line what is wrong with their input."""
+"""report.ask prints a policy's answer and refuses bad prompts in one line, and examples.coldstart
+trains a policy on worked examples."""
 import json
 import shlex
 import shutil
@@ -20,7 +20,7 @@ TINY = shlex.split("""
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run folder, made by grpo.py."""
+    """A run folder, written by grpo.py."""
     folder = tmp_path_factory.mktemp("ask")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -37,7 +37,7 @@ def run(trained, tmp_path):
 
 @pytest.fixture
 def answer(capsys):
-    """answer(run, prompt): what the command prints, without the end of the line."""
+    """answer(run, prompt): the line that report.ask prints, without its newline."""
     def call(run, prompt):
         ask.main([str(run), prompt])
         printed = capsys.readouterr()
@@ -50,7 +50,7 @@ def answer(capsys):
 
 def test_the_answer_is_the_greedy_completion_of_the_last_checkpoint(run, answer):
     for name in ("base.pt", "metrics.jsonl"):
-        (run / name).unlink()                       # a run that was killed has an answer, too
+        (run / name).unlink()                       # an answer needs neither file
     cfg = common.parse_flags(grpo.Config, TINY)
     task = common.load_task(cfg, grpo.verify)
     policy = grpo.GPT(cfg)

@@ -1,5 +1,6 @@
-"""The base policy: which runs share one, what makes another, and what is said of a damaged one. Its
-warm start: which tokens of the demonstrations it learns, from what, and at which rates."""
+"""The base policy: which runs share a base, which changes require a new one, and how a damaged base
+is reported. Its warm start: the tokens that it learns, the texts that it reads, and its learning
+rates."""
 import os
 import re
 import subprocess
@@ -29,13 +30,13 @@ FEW = {"base_steps": 3, "base_batch_size": 4, "max_steps": 0}
 
 
 def bases():
-    """The cached bases, with the times they were made."""
+    """Map each cached base to the time it was written. -> dict"""
     return {path.name: path.stat().st_mtime_ns for path in Path("runs/base").iterdir()}
 
 
 @pytest.fixture(scope="module")
 def of_grpo(tmp_path_factory):
-    """The folder of a run of two steps of grpo.py, beside the base that it made."""
+    """The folder of a run of grpo.py with two steps. runs/base, next to it, has the run's base."""
     folder = tmp_path_factory.mktemp("bases")
     with at_work(folder):
         grpo.main(arguments(SMALL | FEW | {"output_dir": "of-grpo", "max_steps": 2}))
@@ -44,16 +45,16 @@ def of_grpo(tmp_path_factory):
 
 @pytest.fixture
 def beside(of_grpo, monkeypatch):
-    """The test is at work where this base is. -> the folder of its run"""
+    """Run the test in the folder that has this base. -> the folder of its run"""
     monkeypatch.chdir(of_grpo.parent)
     return of_grpo
 
 
-# ---- one base for all ------------------------------------------------------------------------
+# ---- one base for all scripts ----------------------------------------------------------------
 
 @every_script
 def test_all_scripts_share_a_base_and_begin_with_the_policy_of_another_if_told(new_run, beside):
-    """Whoever comes first makes it: what it is made of has the same text in all of them."""
+    """The first script that runs makes the base, from code that is the same in all scripts."""
     before = bases()
     assert not changed_weights(
         load(new_run(**FEW) / "base.pt"), load(beside / "base.pt"))
@@ -67,14 +68,14 @@ def test_all_scripts_share_a_base_and_begin_with_the_policy_of_another_if_told(n
 def test_a_run_that_makes_the_base_equals_one_that_reads_it(new_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     outcomes = []
-    for seed in (1, 2):                                 # of other processes
+    for seed in (1, 2):                                 # as if in two processes
         torch.manual_seed(seed)
         outcomes.append(outcome(new_run(base_steps=20, max_steps=3)))
     assert not difference(*outcomes)
     assert len(bases()) == 1
 
 
-# ---- what makes another ----------------------------------------------------------------------
+# ---- what makes a new base -------------------------------------------------------------------
 
 SHAPES_A_BASE = {
     "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -99,12 +100,12 @@ def test_another_version_of_torch_makes_another_base(new_run, beside, monkeypatc
 
 
 @pytest.mark.parametrize("old, new, is_same", [
-    ("LOSS_TYPES", "KINDS", True),                      # of the lesson
+    ("LOSS_TYPES", "KINDS", True),                      # in the lesson
     ("GRPO: group", "GRPO: a group", True),
-    ("VOCAB_SIZE = 320", "VOCAB_SIZE = 384", False),    # of the machinery
+    ("VOCAB_SIZE = 320", "VOCAB_SIZE = 384", False),    # in the machinery
     ("whose query heads share", "in which query heads share", False),
-    ("rng.randint(1, 9)", "rng.randint(1, 8)", False),                      # of common.py
-    ("held_out_tenths = 1", "held_out_tenths = 2", False)], ids=range(6))   # of tasks/
+    ("rng.randint(1, 9)", "rng.randint(1, 8)", False),                      # in common.py
+    ("held_out_tenths = 1", "held_out_tenths = 2", False)], ids=range(6))   # in tasks/
 def test_the_lesson_does_not_count_and_the_rest_does_with_its_comments(
         new_run, tmp_path, monkeypatch, old, new, is_same):
     monkeypatch.chdir(tmp_path)
@@ -117,7 +118,7 @@ def test_the_lesson_does_not_count_and_the_rest_does_with_its_comments(
     assert (bases() == before) == is_same
 
 
-# ---- damage ----------------------------------------------------------------------------------
+# ---- a damaged base --------------------------------------------------------------------------
 
 def test_a_damaged_base_is_named_and_nothing_learns_from_it(
         new_run, tmp_path, monkeypatch, capsys):
@@ -133,7 +134,7 @@ def test_a_damaged_base_is_named_and_nothing_learns_from_it(
 # ---- the warm start --------------------------------------------------------------------------
 
 def sampled_by_a_policy(text, ids):
-    """1.0 for each token of a completion, but 0.0 for what the tool of lookup inserted. -> list"""
+    """Compute a completion's mask: 1.0, but 0.0 for tokens that lookup's tool inserted. -> list"""
     spans = [found.span() for found in re.finditer("<information>.*?</information>", text)]
     mask = []
     start = 0
@@ -148,8 +149,9 @@ def sampled_by_a_policy(text, ids):
     ("lookup", "textbook", "cpu", 2)])
 def test_its_gradient_is_that_of_the_mean_over_all_tokens_of_the_completions_and_no_others(
         config, load_task, monkeypatch, task, phase, device, num_parts):
-    """EOS included, before it is clipped; in halves of a batch on a CPU. cpu:0 stands for another
-    device: on MPS two threads would crash. What a tool says is not learned."""
+    """The tokens include EOS, but not text that a tool inserts. The gradient is compared before it
+    is clipped. On a CPU, two threads compute it, each for half of the batch. cpu:0 represents any
+    other device, where one thread computes it, because two would crash on MPS."""
     limits = []
     monkeypatch.setattr(
         torch.nn.utils, "clip_grad_norm_", lambda weights, limit: limits.append(limit))
@@ -176,7 +178,7 @@ def test_its_gradient_is_that_of_the_mean_over_all_tokens_of_the_completions_and
         logps = logits.log_softmax(dim=-1)[range(len(ids)), ids]
         total = total - (logps * torch.tensor(masks[-1])).sum()
     lengths = [len(mask) for mask in masks]
-    assert len(set(lengths)) > 1                        # so that the halves differ
+    assert len(set(lengths)) > 1                        # or the halves would be alike
     assert any(0.0 in mask for mask in masks) == bool(task.call_tokens)
     (total / sum(lengths)).backward()
     torch.testing.assert_close(
@@ -203,7 +205,7 @@ def test_its_rates_rise_in_50_batches_and_fall_to_0_and_those_of_matrices_are_5_
     rates = {"matrices": {}, "others": []}
 
     def remember(optimizer):
-        assert len(optimizer.param_groups[0]["params"]) == 1 + 2 * 2 + 1    # embedding, five norms
+        assert len(optimizer.param_groups[0]["params"]) == 1 + 2 * 2 + 1    # the embedding, 5 norms
         rates["others"].append(optimizer.param_groups[0]["lr"])
     monkeypatch.setattr(grpo, "muon_step", lambda matrix, momentum, rate: (
         rates["matrices"].setdefault(matrix, []).append(rate)))
@@ -219,7 +221,7 @@ def test_its_rates_rise_in_50_batches_and_fall_to_0_and_those_of_matrices_are_5_
 
 @pytest.mark.parametrize("shape", [(6, 6), (12, 4), (3, 8)])
 def test_the_step_of_muon_is_that_of_torch_but_for_its_bfloat16(shape, double, monkeypatch):
-    """Many CPUs are slow in bfloat16. Here torch computes in float64, too."""
+    """muon_step avoids bfloat16, which is slow on many CPUs. Here torch uses float64, too."""
     bfloat16 = torch.Tensor.bfloat16
     torch.manual_seed(0)
     ours = torch.nn.Parameter(torch.randn(shape))
@@ -255,7 +257,7 @@ print(took["optimizers"] / took["all"])
 
 
 def test_the_optimizers_take_a_small_share_of_it_on_a_cpu_without_bfloat16_too():
-    """Few laptops have bfloat16 instructions, so torch's matrix products do without them here."""
+    """Few laptops have bfloat16 instructions, so this test keeps torch from using them."""
     done = subprocess.run([sys.executable, "-c", SHARE_OF_THE_OPTIMIZERS], cwd=ROOT, text=True,
                           capture_output=True, env=os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"})
     assert float(done.stdout) < 0.2, done.stderr

@@ -1,7 +1,7 @@
-"""A batch: its prompts, completions, verdicts and rewards belong together, and are a function of
-seed and step. Dynamic sampling chooses groups, and what is said of accuracy is of all that were
-sampled. The overlong penalty comes after that. Micro-batches divide it. An evaluation counts what
-the policy answers to held-out problems, the same ones in every run."""
+"""Batches and evaluations. Prompts, completions, verdicts and rewards of a batch match, and they
+depend only on policy, seed and step. Dynamic sampling selects groups, but the accuracy counts all
+groups that were sampled. The overlong penalty is added after that. Micro-batches divide a batch. An
+evaluation scores answers to held-out problems, which are the same in every run."""
 import dataclasses
 import functools
 import random
@@ -20,8 +20,8 @@ of_groups = scripts("grpo", "gspo")
 
 @pytest.fixture
 def setting(script, config, talker, load_task, monkeypatch):
-    """setting(verify, **changes) -> cfg, a policy in float64, a task with this verifier; and a list
-    that will hold (problem, text, verdict) of each call of it."""
+    """setting(verify, **changes) -> cfg, a float64 policy, a task with this verifier, and a list to
+    which each call of the verifier appends (problem, text, verdict)."""
     def make(verify=script.verify, **changes):
         asked = []
 
@@ -35,8 +35,8 @@ def setting(script, config, talker, load_task, monkeypatch):
 
 
 def check_rows(script, policy, task, batch):
-    """Each row of a batch has the prompt and the text of its problem and its tokens, and the
-    log-probs are those that its completion has behind its prompt."""
+    """Check that each row of a batch has the prompt of its problem and the text of its tokens, and
+    that its log-probs are those of its completion after its prompt."""
     G = batch.rewards.shape[1]
     for row, problem in enumerate(batch.problems):
         assert problem == batch.problems[row - row % G]
@@ -73,7 +73,7 @@ def test_a_batch_is_a_function_of_policy_task_seed_step_and_split(setting, scrip
         assert not torch.equal(other.tokens, batch.tokens)
 
 
-# ---- what belongs together -------------------------------------------------------------------
+# ---- rows match their problems ---------------------------------------------------------------
 
 def test_each_completion_is_verified_and_scored_against_its_own_problem(setting):
     numbers = iter(range(100))
@@ -85,7 +85,7 @@ def test_each_completion_is_verified_and_scored_against_its_own_problem(setting)
         assert asked[round(100 * verdict)] == (batch.problems[row], batch.texts[row], verdict)
         assert batch.rewards[row // 3, row % 3] == pytest.approx(verdict)
     check_rows(grpo, policy, task, batch)
-    shifted = batch.prompts.roll(3, dims=0)             # with the prompts of other groups
+    shifted = batch.prompts.roll(3, dims=0)             # takes prompts from other groups
     logps, _ = grpo.score(policy, shifted, batch.tokens)
     assert ((batch.logps - logps) * batch.mask).abs().max() > 0.1
 
@@ -107,7 +107,7 @@ def test_the_reward_of_a_task_that_rewards_each_move_is_the_sum_of_its_rewards(
 def test_the_last_token_that_was_sampled_earns_what_the_completion_does(setting):
     cfg, policy, task, _ = setting(lambda problem, text: len(text) / 10)
     batch = grpo.sample_batch(policy, task, cfg, 0)
-    batch.mask[0, int(batch.lengths[0]) - 1] = 0.0      # which an environment may have inserted
+    batch.mask[0, int(batch.lengths[0]) - 1] = 0.0      # as if an environment had inserted it
     earned = task.token_rewards(batch)
     assert torch.equal(earned.sum(dim=1).float(), batch.rewards.flatten())
     for row, mask in enumerate(batch.mask.tolist()):
@@ -139,7 +139,7 @@ def test_groups_are_taken_in_the_order_asked_for_and_batches_joined(setting):
 # ---- dynamic sampling ------------------------------------------------------------------------
 
 def odd_lengths_of_some_prompts(problem, text):
-    """A verdict that only a third of the prompts can earn."""
+    """Return 1.0 for texts of odd length, but only for about a third of the prompts, else 0.0."""
     is_lucky = zlib.crc32(problem.prompt.encode()) % 3 == 0
     return float(is_lucky and len(text) % 2 == 1)
 
@@ -154,12 +154,12 @@ def test_dynamic_sampling_fills_the_batch_with_groups_that_have_signal(script, s
     assert had_signal.any() and not had_signal.all()
     assert batch.rewards.shape == (4, 4)
     assert common.has_signal(batch.rewards).all()
-    check_rows(script, policy, task, batch)             # what belongs together stayed together
+    check_rows(script, policy, task, batch)             # rows still match their problems
     verdicts = [odd_lengths_of_some_prompts(*pair) for pair in zip(batch.problems, batch.texts)]
     assert batch.verdicts == batch.rewards.flatten().tolist() == verdicts
 
-    # groups that had signal from the beginning stay, the order is that of sampling, and each
-    # attempt asks as many problems as are missing
+    # groups that had signal at the start stay, the groups are in the order in which they were
+    # sampled, and each attempt samples only as many problems as are missing
     prompts = [problem.prompt for problem, _, _ in asked[::4]]
     chosen = [prompts.index(problem.prompt) for problem in batch.problems[::4]]
     assert chosen == sorted(chosen)
@@ -171,7 +171,7 @@ def test_dynamic_sampling_fills_the_batch_with_groups_that_have_signal(script, s
         drawn += 4 - sum(mixed[:drawn])
     assert drawn == len(mixed) and sum(mixed) == 4
 
-    # pass rates are those of all that was sampled
+    # pass rates count everything that was sampled
     assert len(asked) > 16
     rates = [sum(verdict for _, _, verdict in asked[first:first + 4]) / 4
              for first in range(0, len(asked), 4)]
@@ -189,11 +189,11 @@ def test_dynamic_sampling_tries_so_many_times_at_most_and_then_takes_what_there_
     problems = [problem for problem, _, _ in asked]
     assert len(problems) == 12 * (1 + extra)
     assert len(set(problems)) == 4 * (1 + extra)
-    assert batch.problems == problems[-12:]             # of groups that are as good, the last
+    assert batch.problems == problems[-12:]             # without signal, the last groups remain
     assert batch.rewards.shape == (4, 3)
     assert len(batch.texts) == len(batch.verdicts) == 12
     script.sample_with_signal(policy, task, cfg, 1)
-    assert len({problem for problem, _, _ in asked}) == 8 * (1 + extra)     # others at other steps
+    assert len({problem for problem, _, _ in asked}) == 8 * (1 + extra)     # each step has new ones
 
 
 @of_groups
@@ -211,15 +211,15 @@ def test_without_the_flag_and_where_all_have_signal_the_batch_is_that_of_the_ste
 @of_groups
 def test_long_completions_are_rewarded_less_and_dynamic_sampling_looks_before_that(
         script, train, monkeypatch):
-    """As DAPO does, it looks for groups in which some answers are right and some are not."""
+    """As in DAPO, a group needs both right and wrong answers, whatever the length penalty is."""
     monkeypatch.setattr(script, "verify", functools.wraps(script.verify)(lambda *_: 1.0))
     record = train("--overlong_buffer 4 --learning_rate 0 --dynamic_sampling 1")
-    share = {3: 0.75, 4: 0.5, 5: 0.25, 6: 0.0}          # of the reward that is left, by length
+    share = {3: 0.75, 4: 0.5, 5: 0.25, 6: 0.0}          # length -> share of the reward that remains
     for batch, metrics in zip(record.batches, record.metrics, strict=True):
         lengths = batch.lengths.tolist()
         assert batch.rewards.flatten().tolist() == [share.get(n, 1.0) for n in lengths]
         assert {1, 6} <= set(lengths)
-        assert len(tasks.pass_rates(batch)) == 8        # so all were replaced
+        assert len(tasks.pass_rates(batch)) == 8        # all groups were replaced
         assert metrics["accuracy"] == 1.0
         assert batch.verdicts == [1.0] * 16
 
@@ -248,8 +248,9 @@ T = 40
 
 @pytest.fixture
 def evaluated(config, load_task, monkeypatch):
-    """evaluated(num_samples), greedily if it is 0 -> scores, problems asked, uniforms. Of the
-    completions of problem n, the first n % 5 are right; they think if n % 5 is 2 or more."""
+    """evaluated(num_samples): evaluates num_samples completions of each problem, or one greedy
+    completion if it is 0. The first n % 5 completions of problem n are right, and all of them think
+    if n % 5 is at least 2. -> scores, uniforms"""
     def evaluate(num_samples, **changes):
         cfg = config(num_eval_problems=NUM_PROBLEMS, max_completion_length=T, task="arithmetic:5",
                      num_eval_samples=max(1, num_samples), **changes)
@@ -289,15 +290,15 @@ def test_greedy_scores_are_those_of_one_answer_to_each_problem(evaluated):
 
 def test_scores_of_samples_are_those_of_each_problem_answered_so_often(evaluated):
     scores, uniforms = evaluated(4)
-    # 0 to 4 of four are right, and answers have 1 or 2 digits beside the tags and the EOS
+    # 0 to 4 of four are right; an answer has 1 or 2 digits, and tags and EOS are a token each
     assert scores["pass@1"] == pytest.approx(0.5)
     assert scores["pass@4"] == pytest.approx(0.8)
     assert scores["think_share"] == pytest.approx(0.6)
     assert 4 + 2 * 0.6 < scores["mean_length"] < 5 + 2 * 0.6
     assert "greedy" not in scores
     assert uniforms.shape == (4 * NUM_PROBLEMS, T)
-    assert len(uniforms[:, 0].unique()) > 390           # each sample has its own
-    _, again = evaluated(4, seed=7)                     # the same in every run
+    assert len(uniforms[:, 0].unique()) > 390           # each sample has its own uniforms
+    _, again = evaluated(4, seed=7)                     # uniforms do not depend on the seed
     assert torch.equal(again, uniforms)
 
 

@@ -1,4 +1,4 @@
-"""The bench measures what it says it does, at a tiny size, and make gpu reports what went wrong."""
+"""The bench, in a tiny size, measures what it reports, and make gpu reports commands that fail."""
 import contextlib
 import importlib
 import json
@@ -17,7 +17,7 @@ from learn import sync
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """A tiny policy alone, without the packages of others."""
+    """Make the bench use a tiny policy, and no packages except for torch."""
     flags = {"hidden_size": 16, "num_hidden_layers": 2, "intermediate_size": 24}
     for name, value in {"SIZES": {"tiny": flags}, "SHAPE": (8, 8, 12), "LOGITS": [],
                         "REPEATS": 2}.items():
@@ -61,7 +61,7 @@ def test_a_step_samples_and_learns_from_the_lengths_and_rewards_that_were_ordere
     has_signal = batch.rewards.amax(dim=1) > batch.rewards.amin(dim=1)
     assert has_signal.tolist() == [True, False, False, False] * 2
     assert not all(map(torch.equal, weights, ours.policy.parameters()))
-    assert grpo.EOS != bench.END                                # as it was before
+    assert grpo.EOS != bench.END                                # EOS was restored
     with pytest.raises(RuntimeError, match="tokens were sampled instead of"):
         bench.check_lengths(ours.lengths + 1, ours.lengths)
 

@@ -1,5 +1,5 @@
-"""Text that an environment inserts into completions: where it stands, that it has no part in a
-loss, and that without a call nothing changes."""
+"""Text that an environment inserts into completions: its position, its mask, and its absence from
+every loss, gradient and metric."""
 import copy
 import dataclasses
 import functools
@@ -14,21 +14,21 @@ import grpo
 import tasks
 from tasks import calls
 
-# Tokens that the policy never samples: digits, capitals, bytes that are no ASCII, tags, PAD, and
-# ids without a token. The environment says nothing else.
+# Tokens that the policy never samples: digits, capitals, bytes outside ASCII, tags, PAD, and ids
+# without a token. Echo's usual responses consist only of such tokens.
 NEVER_SAMPLED = torch.tensor([*range(48, 58), *range(65, 91), *range(128, 264), grpo.PAD,
                               *range(266, grpo.VOCAB_SIZE)])
 ASK = ord("?")
 
 
 def is_inserted(tokens):
-    """Which tokens the environment said. -> like tokens, bool"""
+    """Find the tokens that the environment inserted. -> bools, like tokens"""
     return torch.isin(tokens, NEVER_SAMPLED) & (tokens != grpo.PAD)
 
 
 class Echo(tasks.Task):
-    """After each ? the environment says whose problem it is, and how often it was asked:
-    ?<information>B11</information>. Every ? is worth one."""
+    """A task that responds to each ? with the letter of the problem and a 1 for every ? so far. So
+    the second ? is followed by <information>B11</information>. Every ? gets a reward of 1."""
     prompt_width = 4
     call_tokens = ("?",)
 
@@ -39,7 +39,7 @@ class Echo(tasks.Task):
     def sample(self, rng):
         return common.Problem(f"{rng.randint(0, 999)}=", chr(rng.randint(65, 90)))
 
-    reply = None            # what it says instead, if it is not None
+    reply = None            # replaces every response, if it is not None
 
     def respond(self, problem, text):
         if self.reply is not None:
@@ -55,8 +55,8 @@ class Echo(tasks.Task):
 
 @pytest.fixture
 def asker(script, config, talker):
-    """asker(**changes) -> cfg, and a policy that asks now and then and never says what the
-    environment of Echo says."""
+    """asker(**changes) -> cfg, and a policy that sometimes samples ? and never samples a token of
+    Echo's usual responses."""
     def make(**changes):
         flags = {"max_completion_length": 24, "num_prompts": 6, "temperature": 0.8}
         cfg = config(**(flags | changes))
@@ -71,7 +71,7 @@ def asker(script, config, talker):
 
 @dataclasses.dataclass
 class Played:
-    """A rollout of Echo: four rows for each of six problems, or one if it is greedy."""
+    """A rollout of Echo: four rows for each of six problems, or one greedy row for each."""
     cfg: common.Config
     task: tasks.Task
     policy: torch.nn.Module
@@ -104,7 +104,7 @@ greedy_or_not = pytest.mark.parametrize("greedy", [False, True], ids=["sampled",
 
 
 def rows_of(game):
-    """(problem, tokens, mask) of each row of a rollout, up to its end."""
+    """Yield (problem, tokens, mask) of each row, up to its end, and check the padding after it."""
     tokens, mask, _, _, lengths = game.out
     for problem, ids, sampled, n in zip(
             game.problems, tokens.tolist(), mask.tolist(), lengths.tolist()):
@@ -112,19 +112,19 @@ def rows_of(game):
         yield problem, ids[:n], sampled[:n]
 
 
-# ---- where it stands -------------------------------------------------------------------------
+# ---- the position of a response --------------------------------------------------------------
 
 @greedy_or_not
 @pytest.mark.parametrize("reply", [None, "AB" * 20, "A?B", "A<|eos|>B", ""])
 def test_the_response_to_a_call_stands_behind_it_in_its_own_row_and_is_not_in_the_mask(
         script, played, greedy, reply):
-    """Cut at the end of the row; an EOS or a call in it is none. For the warm start, a text that
-    is given has the same mask."""
+    """The response is cut at the end of the row, and an EOS or a ? in it has no effect. The warm
+    start computes the same mask from a finished text."""
     game = played(greedy, reply)
     game.task.machinery = script
     num_inserted = 0
     for problem, ids, mask in rows_of(game):
-        expected = []                                   # what is still to come of a response
+        expected = []                                   # the rest of the current response
         for t, token in enumerate(ids):
             assert mask[t] == (not expected)
             if expected:
@@ -144,7 +144,7 @@ def test_the_response_to_a_call_stands_behind_it_in_its_own_row_and_is_not_in_th
 @greedy_or_not
 def test_every_other_token_is_what_the_policy_says_to_all_that_stands_before_it(
         script, played, greedy):
-    """With the log-probs and entropies that scoring finds."""
+    """Its log-prob and entropy are equal to those that score() computes."""
     game = played(greedy)
     tokens, mask, logps, entropy, _ = game.out
     sequences = torch.cat([game.prompts, tokens], dim=1)
@@ -159,9 +159,9 @@ def test_every_other_token_is_what_the_policy_says_to_all_that_stands_before_it(
     torch.testing.assert_close(entropy * mask, H * mask, atol=1e-10, rtol=0)
 
 
-# ---- what is learned from it: nothing --------------------------------------------------------
+# ---- inserted tokens have no effect on learning ----------------------------------------------
 
-# Flags with which each script's losses are tried.
+# The flags for which each script's loss is tested.
 VARIANTS = {
     "reinforce": [{}],
     "ppo": [{}, {"trust_region": "penalty", "nll_coef": 0.2}],
@@ -172,8 +172,8 @@ VARIANTS = {
 
 @pytest.fixture
 def echo_scene(script, asker):
-    """echo_scene(**changes): a Scene of 24 rows with inserted tokens, sampled by an older policy.
-    No advantage is 0."""
+    """echo_scene(**changes): a Scene with 24 rows, which contain inserted tokens and were sampled
+    by an older policy. No sampled token has an advantage of 0."""
     def make(**changes):
         cfg, policy = asker(**changes)
         generator = torch.Generator().manual_seed(0)
@@ -200,7 +200,7 @@ def test_a_loss_its_gradient_and_its_metrics_do_not_see_the_slots_of_inserted_to
         batch.logps[inserted] += 5.0
         batch.entropy[inserted] += 7.0
         scene.A[inserted] += 3.0
-        if script.__name__ == "dpo":                        # which reads them as rewards
+        if script.__name__ == "dpo":                        # it reads these as rewards
             scene.A[:, 0] -= 3.0 * inserted[:, 0]
         torch.testing.assert_close(scene.backward(torch.arange(24)), before, atol=0, rtol=0)
         assert common.describe(batch) == described

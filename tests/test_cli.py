@@ -1,5 +1,5 @@
-"""The command line: what flags there are, and what is refused by one line that says why, with exit
-code 2 and nothing touched."""
+"""The command line: its flags, and the flags and files that it refuses. A refusal is one line that
+gives the reason, exit code 2, and no change to any file."""
 import dataclasses
 import importlib
 import json
@@ -32,7 +32,7 @@ import grpo
 
 @pytest.fixture(autouse=True)
 def empty_folder(tmp_path, monkeypatch):
-    """Every test is in an empty folder, on a machine without a GPU."""
+    """Run every test in an empty folder, as if on a machine without a GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -40,7 +40,7 @@ def empty_folder(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """A folder with a run of grpo.py, made once."""
+    """A folder with a run of grpo.py, which is made once."""
     folder = tmp_path_factory.mktemp("finished")
     with at_work(folder):
         grpo.main(arguments(INSTANT | {"output_dir": "run"}))
@@ -49,7 +49,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def run(finished):
-    """A copy of this run in the test's folder."""
+    """A copy of the finished run in the test's folder."""
     return Path(shutil.copytree(finished / "run", "run"))
 
 
@@ -74,7 +74,7 @@ def test_a_flag_is_spelled_with_hyphens_or_underscores(script):
     assert (cfg.curriculum, cfg.output_dir) == (False, "a_b-c")
 
 
-# ---- what is refused -------------------------------------------------------------------------
+# ---- refused flags ---------------------------------------------------------------------------
 
 @every_script
 def test_a_number_that_cannot_work_is_refused(script):
@@ -167,7 +167,7 @@ def test_a_run_does_not_become_another(refused, run, line):
     refused(words.strip(), importlib.import_module(script).main, argv)
 
 
-# ---- damage ----------------------------------------------------------------------------------
+# ---- damaged files ---------------------------------------------------------------------------
 
 @pytest.mark.parametrize("old, new", [
     ("{", "\udcff{"), ('"temperature": 1.0', '"temperature": -1.0'),
@@ -179,7 +179,7 @@ def test_a_damaged_config_is_refused(refused, run, old, new):
 
 
 class Trap:
-    """Pickled, this is code that runs when it is loaded."""
+    """An object whose pickle runs code when it is loaded."""
 
     def __reduce__(self):
         return Path.touch, (Path("trapped"),)
@@ -227,7 +227,7 @@ def test_a_run_whose_output_nobody_reads_any_more_ends_without_a_word_and_can_be
     assert not difference(outcome("cut"), outcome("whole"))
 
 
-# ---- copied out ------------------------------------------------------------------------------
+# ---- the scripts alone in a folder -----------------------------------------------------------
 
 ALONE = """
 import contextlib, importlib, json, sys
@@ -243,8 +243,8 @@ for words in refused:
 
 
 def test_scripts_and_common_alone_in_a_folder_run_and_resume_as_in_the_repository(empty_folder):
-    """And refuse what needs a folder that is not there. There are packages of the names of our
-    folders elsewhere, as PyPI has them."""
+    """They refuse flags that need a missing folder. They must not import packages from elsewhere
+    that have the names of our folders; PyPI has such packages."""
     for name in ("kernels", "tasks", "report"):
         (empty_folder / "others" / name).mkdir(parents=True)
         (empty_folder / "others" / name / "__init__.py").write_text("raise OSError('imported')")

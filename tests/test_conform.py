@@ -1,5 +1,5 @@
-"""docs/conformance.md: our functions still answer what TRL, verl and others did, when make conform
-asked them; and the page shows what was found. None of these libraries is needed."""
+"""docs/conformance.md: our functions still return what TRL, verl and others returned when make
+conform last ran, and the page shows these results. The tests need none of these libraries."""
 import json
 import re
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.usefixtures("double")
 
 
 def apart(text, row):
-    """The largest difference between ours and the recorded answers of a row."""
+    """Compute the largest difference between our results and a row's recorded ones. -> float"""
     found = []
     for seed, answer in zip(conform.RECORDED, row["answers"], strict=True):
         x = conform.draw(seed)

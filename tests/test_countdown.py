@@ -1,5 +1,5 @@
-"""The countdown task: the verifier against hostile answers, the form in which maj@k counts votes,
-problems and demonstrations."""
+"""The countdown task: the verifier with correct and hostile answers, the form in which maj@k counts
+votes, and the problems."""
 import re
 
 import pytest
@@ -16,12 +16,12 @@ SAMPLED = common.sample_problems(TASK, 1000, 0)
 
 
 def answered(expression, problem=PROBLEM):
-    """The verdict on an expression."""
+    """Verify an expression as the answer to a problem. -> verdict"""
     return TASK.verify(problem, f"<answer>{expression}</answer>")
 
 
 def given(problem):
-    """The numbers of a problem and its target."""
+    """Read the given numbers of a problem and its target."""
     *numbers, target = map(int, re.findall("[0-9]+", problem.prompt))
     return numbers, target
 
@@ -37,15 +37,15 @@ def test_an_expression_of_the_given_numbers_that_hits_the_target_is_right(expres
 
 
 @pytest.mark.parametrize("expression", [
-    # another value
+    # a different value
     "4+8+3", "8-2*3", "3+4*2", "2+3*4*8", "8-(4-2)-8",
-    # other numbers, or too many of them
+    # numbers that were not given, or that are used too often
     "14", "7*2", "4+8+1+1", "4+4+4+2", "8+8-2", "48-34", "(3+4)*2+(8-8)",
-    # no expression
+    # not an expression
     "", " ", "()", "4 8 2", "4+8 2", "+4+8+2", "-2+8+8", "4+8+-2", "4+8--2", "4+8+2+", "*4+8+2",
     "4++8+2", "(4+8+2", "4+8+2)", "((4+8)+2", ")4+8+2(", "4+8()+2", "2(3+4)", "(3+4)(2)",
     "(*4+8+2)", "4+8+(2,)", "4+8+2 4+8+2",
-    # other signs and other notations
+    # other operators and notations
     "8+4/2*3", "8+4//2*3", "2**3+4+8-6", "2* *3+8", "4+8+2=14", "4+8+2;", "4+8+2#", "4+8+2,",
     "x+4+8+2", "04+8+2", "4.0+8+2", "4_+8+2", "4e0+8+2", "0x4+8+2", "4j+8+2", "int('4')+8+2",
     "4+8+2 or 1", "[4+8+2][0]", "4+8+True", "\uff14+8+2", "\u0664+8+2", "4+8+\u00b2",
@@ -76,7 +76,7 @@ def test_no_text_is_slow_or_raises(text):
 # ---- the canonical form ----------------------------------------------------------------------
 
 def canonical(answer):
-    """The form of an answer in which maj@k counts it."""
+    """Convert an answer to the form in which maj@k counts it."""
     return TASK.canonical(PROBLEM, answer)
 
 
@@ -99,7 +99,7 @@ def test_different_answers_are_different_votes(answers):
     assert len(set(map(canonical, answers))) == 2
 
 
-# ---- problems and demonstrations -------------------------------------------------------------
+# ---- problems --------------------------------------------------------------------------------
 
 def test_problems_have_different_digits_a_target_of_two_and_an_answer_that_solves_them():
     for problem in SAMPLED:

@@ -1,7 +1,7 @@
-"""The decode path of CUDA against the scripts' rollout, token for token.
+"""The decode path for CUDA and the rollout of the scripts produce the same tokens.
 
-On a CPU its step runs as it is written. Graphs are those of a make-believe GPU (see pretend.py),
-unless there is a GPU.
+On a CPU, the decode step runs without a graph. If no GPU is present, the tests of graphs run on a
+simulated one (see pretend.py).
 """
 import contextlib
 import dataclasses
@@ -26,37 +26,37 @@ TINY = {"task": "arithmetic:3", "hidden_size": 16, "num_hidden_layers": 3,
 
 @dataclasses.dataclass
 class Case:
-    """A policy and what it is to complete, by the decode path or by the script."""
+    """A policy, and prompts that it completes with the decode path or the script's rollout."""
     script: types.ModuleType
     cfg: common.Config
     policy: torch.nn.Module
     prompts: torch.Tensor           # (B, W)
-    uniforms: torch.Tensor          # (B, T), or None: greedy
+    uniforms: torch.Tensor          # (B, T), or None for greedy completions
 
     def decode(self):
-        """-> tokens, mask, logps, entropy (B, T), lengths (B,)"""
+        """Use the decode path. -> tokens, mask, logps, entropy (B, T), lengths (B,)"""
         return kernels.rollout(self.policy, self.prompts, None, self.cfg, self.uniforms)
 
     def rollout(self):
-        """The same, by the script."""
+        """Use the script's rollout. -> the same tensors as decode"""
         return self.script.rollout(self.policy, self.prompts, None, self.cfg, self.uniforms)
 
     def change(self, **changes):
-        """A case with other values for some fields, or flags."""
+        """Copy the case, with different values for some fields or flags. -> Case"""
         flags = {name: value for name, value in changes.items() if hasattr(self.cfg, name)}
         fields = {name: value for name, value in changes.items() if name not in flags}
         return dataclasses.replace(self, cfg=dataclasses.replace(self.cfg, **flags), **fields)
 
 
 def make_case(script="grpo", dtype=torch.float64, end=3.0, **flags):
-    """A policy whose rows end soon or late, and four rows for each prompt. -> Case"""
+    """Make a policy whose rows end early or late, and four rows for each prompt. -> Case"""
     script = importlib.import_module(script)
     cfg = script.Config(**TINY | flags)
     task = common.load_task(cfg, script.verify)
     policy = script.GPT(cfg).to(cfg.device, dtype)
     weight = policy.embed.weight.data
     weight *= 20
-    weight[:, 0] = 1                # what all hidden states have in common, and EOS has more of
+    weight[:, 0] = 1                # acts like a bias of the logits, which is larger for EOS
     weight[script.EOS, 0] += end
     problems = [common.Problem(prompt, "") for prompt in PROMPTS for _ in range(4)]
     prompts = script.encode_prompts(problems, task, cfg.device)
@@ -66,7 +66,7 @@ def make_case(script="grpo", dtype=torch.float64, end=3.0, **flags):
 
 
 def equal(decoded, expected, atol=1e-10):
-    """Tokens, mask and lengths are the same, log-probabilities and entropies to rounding."""
+    """Check that tokens, mask and lengths are equal, and logps and entropies up to rounding."""
     for exact in (0, 1, 4):
         assert torch.equal(decoded[exact], expected[exact])
     for rounded in (2, 3):
@@ -104,7 +104,7 @@ def test_a_pad_that_was_sampled_is_a_token_like_any_other():
     equal(case.decode(), expected)
 
 
-# ---- 2. what it leaves alone -----------------------------------------------------------------
+# ---- 2. what it does not change --------------------------------------------------------------
 
 def test_nothing_but_the_result_is_different_afterwards():
     case = make_case()
@@ -125,11 +125,11 @@ def test_the_kernel_that_is_asked_for_computes_the_log_probabilities():
         make_case(kernel="triton").decode()
 
 
-# ---- 3. one step, recorded -------------------------------------------------------------------
+# ---- 3. a recorded step ----------------------------------------------------------------------
 
 @pytest.fixture
 def graphs(monkeypatch):
-    """A GPU, or a make-believe one, and a list of all graphs that are recorded on it."""
+    """A list of the graphs that are recorded during the test, on a GPU or a simulated one."""
     made = []
 
     def capture(function, capture=decode_path.capture):
@@ -155,7 +155,7 @@ def test_a_graph_serves_other_prompts_and_other_uniforms(graphs):
     redrawn = case.change(uniforms=case.uniforms.flip(0))
     cases = [case, others, redrawn]
     outputs = [each.decode() for each in cases]
-    for each, output in zip(cases, outputs):        # the second did not write over the first
+    for each, output in zip(cases, outputs):        # no graph has overwritten them
         equal(output, each.rollout())
     assert len(graphs) == 1
 
@@ -226,12 +226,12 @@ def test_nothing_of_an_earlier_batch_stays(graphs):
     assert len(graphs) == 1
 
 
-# ---- 4. who takes it -------------------------------------------------------------------------
+# ---- 4. when Triton is used ------------------------------------------------------------------
 
 @pytest.mark.skipif(not fused.triton, reason="no Triton")
 def test_triton_is_taken_on_cuda_where_it_can_run_and_refused_elsewhere(monkeypatch):
     cpu = torch.zeros(1, 2)
-    cuda = types.SimpleNamespace(device=torch.device("cuda"), is_cuda=True)     # stands for logits
+    cuda = types.SimpleNamespace(device=torch.device("cuda"), is_cuda=True)     # replaces logits
     assert not kernels.can_run("cpu") and not kernels.can_run("mps")
     for there in (False, True):
         monkeypatch.setattr(fused, "can_run", lambda device, there=there: there)
@@ -254,5 +254,5 @@ def test_a_graph_in_fp32_is_the_rollout_token_for_token(greedy):
     case = make_case(dtype=torch.float32, device="cuda", temperature=0.7)
     case = case.change(uniforms=None) if greedy else case
     graph = case.decode()
-    equal(graph, case.decode(), 0)                              # once more
+    equal(graph, case.decode(), 0)                              # the graph is reused
     equal(graph, case.change(kernel="torch").rollout(), 2e-5)

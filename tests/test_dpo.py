@@ -1,5 +1,5 @@
-"""dpo.py: losses of pairs against numbers worked out by hand, which outputs are paired, what is
-logged, and pairs in files."""
+"""dpo.py: losses of pairs, compared with numbers worked out on paper, the choice of pairs, the
+logged metrics, and pairs in files."""
 import functools
 import json
 import math
@@ -20,8 +20,8 @@ pytestmark = pytest.mark.quick
 
 
 def pair_with_margin(M, beta=0.1, **options):
-    """The loss of a pair with this margin, and its gradients in the log-probs of the chosen and of
-    the rejected completion. -> three floats"""
+    """Compute the loss of a pair with this margin, and its gradients in the log-probs of the chosen
+    and of the rejected completion. -> three floats"""
     chosen = f64([M - 7.0]).requires_grad_()
     rejected = f64([-5.0]).requires_grad_()
     loss = dpo.dpo_loss(chosen, rejected, f64([-6.0]), f64([-4.0]), beta, **options)
@@ -42,7 +42,7 @@ def test_the_loss_of_simpo_asks_for_a_margin_of_averages_and_has_no_reference():
     zero = f64([0.0])
     golden(simpo(zero, zero, gamma=0.5).item(), 0.474076984)
     close(simpo(f64([-3.0]), f64([7.0]), gamma=0.5), simpo(zero, zero, gamma=0.5))
-    close(simpo(zero, zero).item(), math.log(1 + math.exp(-1)))    # gamma is 0, if none is given
+    close(simpo(zero, zero).item(), math.log(1 + math.exp(-1)))    # by default, gamma is 0
 
 
 @pytest.mark.parametrize("e", [0.1, 0.3])
@@ -66,7 +66,7 @@ def test_the_margin_is_how_much_further_the_chosen_one_rose_above_the_reference(
     chosen, rejected, ref_chosen, ref_rejected = numbers
     M = (chosen - ref_chosen) - (rejected - ref_rejected)
     pair_loss = functools.partial(dpo.dpo_loss, *numbers, beta)
-    close(pair_loss(), -(beta * M).sigmoid().log())             # "sigmoid", if none is named
+    close(pair_loss(), -(beta * M).sigmoid().log())             # by default, "sigmoid"
     close(pair_loss(loss_type="ipo"), (M - 1 / (2 * beta)) ** 2)
     close(pair_loss(loss_type="hinge"), (1 - beta * M).clamp(min=0))
     with pytest.raises(AssertionError, match="ippo"):
@@ -87,7 +87,7 @@ def test_even_absurd_margins_have_finite_losses_and_gradients(M, weight, dtype):
 
 @pytest.mark.parametrize("wild", [0.0, 1e30, -1e30])
 def test_the_log_prob_of_a_completion_is_the_sum_or_mean_over_its_own_tokens(wild):
-    """However wild the others are."""
+    """Masked log-probs have no effect, however large they are."""
     mask = f64([[1, 1, 1], [1, 0, 1], [0, 0, 0]])
     logps = f64([[-1, -2, -4], [-8, -16, -32], [-64, 1, 1]])
     given = torch.where(mask == 1, logps, wild).requires_grad_()
@@ -99,12 +99,12 @@ def test_the_log_prob_of_a_completion_is_the_sum_or_mean_over_its_own_tokens(wil
     close(gradient(means, given), mask / f64([[3], [2], [1]]))
 
 
-# ---- which outputs are paired ----------------------------------------------------------------
+# ---- the choice of pairs ---------------------------------------------------------------------
 
 @pytest.mark.parametrize("rewards, expected", [
     ([[0, 3, 1, 2], [5, 5, 5, 5], [0, 1, 0, 0], [1, 0, 1, 1]],
      [(1, 0), (3, 2), (9, 11), (12, 13)]),
-    ([[0, 3, 1], [5, 5, 5], [0, 1, 0], [1, 0, 1]], [(1, 0), (7, 8), (9, 10)]),   # one is left over
+    ([[0, 3, 1], [5, 5, 5], [0, 1, 0], [1, 0, 1]], [(1, 0), (7, 8), (9, 10)]),   # one is unpaired
     ([[1, 1], [0, 0]], [])])
 def test_the_best_of_a_group_is_paired_with_its_worst_and_so_on_inwards_while_they_differ(
         rewards, expected):
@@ -118,7 +118,7 @@ def test_the_best_of_a_group_is_paired_with_its_worst_and_so_on_inwards_while_th
 # ---- the update ------------------------------------------------------------------------------
 
 def logps_of(scene, model, rows, average):
-    """Sums or means of the log-probs of completions, read one by one. (b,)"""
+    """Sum or average the log-probs of completions, which are scored one by one. (b,)"""
     found = []
     for row in rows.tolist():
         n = scene.batch.lengths[row]
@@ -138,7 +138,7 @@ def logps_of(scene, model, rows, average):
     {"loss_type": "simpo", "beta": 2.0, "simpo_gamma": 0.7, "nll_coef": 0.1}], ids=str)
 def test_an_update_descends_the_loss_of_log_probs_and_of_the_chosen_ones_likelihood(
         script, scene, flags):
-    """Whatever the micro-batches; without gradients the same call measures."""
+    """For every micro-batch size. With gradients disabled, backward returns the same metrics."""
     made = scene(**flags)
     cfg = made.cfg
     chosen, rejected = script.preferences(made.A[:, 0].view(7, 2))
@@ -177,7 +177,7 @@ def test_an_update_descends_the_loss_of_log_probs_and_of_the_chosen_ones_likelih
 @pytest.mark.parametrize("flags, is_base", [("", True), ("--online", False)])
 def test_the_base_answers_held_out_problems_and_it_or_the_policy_those_to_learn_from(
         script, train, monkeypatch, flags, is_base):
-    """And the KL is that of the policy from the base, on what the policy samples."""
+    """And eval/kl is the KL of the policy from the base, on samples of the policy."""
     sample_batch = script.sample_batch
     models = []
     calls = []
@@ -188,7 +188,7 @@ def test_the_base_answers_held_out_problems_and_it_or_the_policy_those_to_learn_
         calls.append((step, split, model is models[0]))
         batch = sample_batch(model, task, cfg, step, split)
         if step == "kl":
-            batch.mask[:, 0] = 0.0                  # as if an environment had inserted that token
+            batch.mask[:, 0] = 0.0                  # as if an environment had inserted it
             drawn.append(batch)
         return batch
     monkeypatch.setattr(script, "sample_batch", spied)
@@ -211,7 +211,7 @@ ROOM = INSTANT | {"task": "arithmetic", "max_completion_length": 48}
 
 
 def write(path, records):
-    """A file with these lines, of which a dict is written as JSON."""
+    """Write a file with these lines; a dict is written as JSON. -> its path"""
     texts = [record if isinstance(record, str) else json.dumps(record) for record in records]
     path.write_text("".join(text + "\n" for text in texts))
     return path
@@ -265,8 +265,8 @@ def test_saved_pairs_teach_another_run_which_goes_on_bit_for_bit(
 
 
 def test_a_pair_that_a_file_would_change_is_not_saved():
-    """An output without an end would be read with one, no byte of U+FFFD was written, and letters
-    that spell a special token would become that token."""
+    """Reading a file adds an end to an output that has none, replaces a byte that is not UTF-8 by
+    U+FFFD, and turns letters that spell a special token into that token."""
     rows = [pairs.encode("<think>7</think>", dpo), pairs.encode("8", dpo),
             list(b"7" * 9), pairs.encode("8", dpo),
             pairs.encode("7", dpo), [0xff, dpo.EOS],

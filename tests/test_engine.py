@@ -1,5 +1,5 @@
-"""pretrained/engine.py completes prompts by the weights of the moment, and reports the same as the
-trainer. A CPU will do."""
+"""pretrained/engine.py completes prompts with the current weights, and reports the same log-probs
+as the trainer. The tests need no GPU."""
 import copy
 import re
 import subprocess
@@ -36,7 +36,7 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
     ("llama", {"tie_word_embeddings": True}, 4), ("llama", {"tie_word_embeddings": False}, 4),
     ("gemma2", {"query_pre_attn_scalar": 32}, 4), ("qwen3_moe", EXPERTS, 0)], ids=str)
 def policy(request, tmp_path_factory):
-    """A policy, with an adapter if vLLM can take one, for which vLLM starts once."""
+    """A policy, with an adapter if vLLM supports one. vLLM starts once for each policy."""
     family, changes, rank = request.param
     folder = save_random(tmp_path_factory.mktemp("model") / "model", family, **SHAPE | changes)
     cfg = config_of(**VLLM, max_completion_length=25, temperature=0.8, lora_rank=rank)
@@ -47,7 +47,7 @@ def policy(request, tmp_path_factory):
 
 
 def sample(policy, task=None, problems=PROBLEMS):
-    """-> Batch, log-probabilities (B, T) by the trainer"""
+    """Complete problems with vLLM. -> Batch, the trainer's log-probabilities (B, T)"""
     generator = torch.Generator().manual_seed(0)
     batch = pretrained.complete(policy, task, policy.cfg, problems, generator)
     logps, _ = pretrained.score_all(policy, batch.prompts, batch.tokens, policy.cfg.temperature)
@@ -63,18 +63,18 @@ def test_the_trainer_says_what_vllm_said_before_and_after_an_update(policy):
             if trained != "none" and ("lora_" in name) == (trained == "adapter"):
                 weight.data += 0.1 * torch.randn(weight.shape, generator=generator)
         batch, logps = sample(policy)
-        is_gemma = policy.model.config.model_type == "gemma2"       # vLLM rounds it more
+        is_gemma = policy.model.config.model_type == "gemma2"       # its rounding error is larger
         assert (logps - batch.logps).abs().mean() < (0.02 if is_gemma else 1e-5)
         assert torch.equal(batch.tokens, before.tokens) == (trained == "none")
         before = batch
-    assert batch.entropy[batch.mask == 1].isnan().all()     # not known, and not made up
+    assert batch.entropy[batch.mask == 1].isnan().all()     # vLLM reports none
 
 
 @pytest.mark.parametrize("sync", ["right", "nothing", "late", "layers"])
 def test_the_check_notices_a_sync_that_does_nothing_is_late_or_swaps_layers(
         sync, policy, monkeypatch, capsys):
     check = pretrained.SamplerCheck(policy, PROBLEMS[::4])
-    assert check() is False                             # no update yet, which it could see
+    assert check() is False                             # no update to detect yet
     update, weights, before = policy.engine.update, models.frozen_weights, [policy.model]
     if sync == "nothing":
         monkeypatch.setattr(policy.engine, "update", lambda model: None)
@@ -110,8 +110,8 @@ def test_weights_that_vllm_does_not_get_end_the_run_in_one_line(policy, monkeypa
 
 
 def test_a_small_adapter_survives_bfloat16_in_vllm(tmp_path):
-    """Twenty steps of AdamW at a rate of 4e-6 move B by 8e-5 at most. Added to weights in bfloat16,
-    most of what that does would be rounding."""
+    """Twenty steps of AdamW at a learning rate of 4e-6 move B by at most 8e-5. If vLLM added this
+    adapter to the weights in bfloat16, rounding would change its effect by more than half."""
     shape = {"hidden_size": 1536, "num_attention_heads": 12, "num_key_value_heads": 2,
              "head_dim": 128, "num_hidden_layers": 1, "max_position_embeddings": 512}
     folder = save_random(tmp_path / "model", scale=0.25, **shape)
@@ -139,7 +139,7 @@ def test_a_completion_depends_on_its_own_random_numbers_alone(policy):
     batch, _ = sample(policy)
     fewer, _ = sample(policy, problems=PROBLEMS[:6])
     assert torch.equal(fewer.tokens[:4], batch.tokens[:4])
-    assert len(set(batch.texts[:4])) > 1                # a group is no copies
+    assert len(set(batch.texts[:4])) > 1                # a group has different texts
     greedy = pretrained.complete(policy, None, policy.cfg, PROBLEMS)
     assert len(set(greedy.texts)) == 4
 
@@ -153,7 +153,7 @@ def test_what_a_task_inserts_is_read_and_has_mask_0(policy):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """run(folder, launcher, **flags): a run with calls, in which long completions are better."""
+    """run(folder, launcher, **flags): a run in which text is inserted and length is rewarded."""
     model = save_random(tmp_path_factory.mktemp("model") / "model", **SHAPE)
 
     def start(folder, launcher=(), **flags):
@@ -182,7 +182,7 @@ def test_a_resumed_run_is_the_whole_one_bit_for_bit_and_two_processes_make_its_s
             run(folders["two"], torchrun, parallel="fsdp", **correction)]
     (tmp_path / "none").mkdir()
     done.append(run(tmp_path / "none", max_steps=1, importance_sampling_correction="none",
-                    dtype="bfloat16"))      # in a process that has not used these registers yet
+                    dtype="bfloat16"))      # in a process that has not used AMX registers yet
     assert [one.returncode for one in done] == [0] * 5, [one.stderr[-900:] for one in done]
     assert "entropy" not in steps(tmp_path / "none/run")[0]
     whole, halves, two = (folder / "run" for folder in folders.values())

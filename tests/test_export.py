@@ -1,5 +1,5 @@
 """python -m pretrained.export writes the policy of a run as a Hugging Face folder, which computes
-the same, and makes a run of it again."""
+the same logits, and converts the folder back into a run."""
 import json
 import random
 import shutil
@@ -18,8 +18,8 @@ safetensors = pytest.importorskip("safetensors.torch", reason=NEEDS)
 
 
 def make_run(folder, script=grpo, **flags):
-    """A run folder with a policy that was not trained, and whose every weight is another, those of
-    the norms included. -> GPT"""
+    """Write a run folder with an untrained policy. Its weights are random, including those of the
+    norms, which are otherwise 1 before training. -> GPT"""
     cfg = script.Config(**({"device": "cpu", "hidden_size": 16, "intermediate_size": 16} | flags))
     policy = script.GPT(cfg)
     generator = torch.Generator().manual_seed(1)
@@ -37,8 +37,8 @@ def make_run(folder, script=grpo, **flags):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A policy, its run folder, and the Hugging Face folder of that run. Its answers end early or
-    never, and hold bytes that no trained policy writes."""
+    """A policy, its run folder, and the Hugging Face folder of that run. The policy's answers end
+    early or never, and contain bytes that no trained policy writes."""
     folder = tmp_path_factory.mktemp("export")
     policy = make_run(folder / "run", hidden_size=64, task="arithmetic:2-4", temperature=0.7)
     with torch.no_grad():
@@ -68,7 +68,7 @@ def load_llama(folder):
 
 
 def change_config(folder, **values):
-    """Write other values into config.json of a Hugging Face folder."""
+    """Change values in config.json of a Hugging Face folder."""
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
@@ -84,14 +84,14 @@ def change_weights(folder, change):
 
 @torch.no_grad()
 def logits_differ(policy, llama):
-    """How far the logits are apart on random tokens, as a share of the largest."""
+    """Compute the largest difference of logits on random tokens, relative to the largest logit."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(grpo.VOCAB_SIZE, (4, 40), generator=generator)
     ours = policy(ids)
     return ((ours - llama(ids).logits).abs().max() / ours.abs().max()).item()
 
 
-# ---- it computes the same --------------------------------------------------------------------
+# ---- the same logits and answers -------------------------------------------------------------
 
 @pytest.mark.parametrize("size, layers, heads, kv_heads, inner", [
     (32, 1, 4, 1, 48), (48, 3, 4, 4, 40)])
@@ -108,7 +108,7 @@ def test_the_llama_computes_the_logits_of_the_policy_and_its_shape_comes_back(
     found, cfg = export.read_policy(tmp_path / "back", "checkpoint.pt")
     assert (cfg.num_attention_heads, cfg.num_key_value_heads) == (heads, kv_heads)
     assert not changed_weights(found.state_dict(), policy.state_dict())
-    change_config(tmp_path / "folder", rms_norm_eps=1e-6)       # what others have would be seen
+    change_config(tmp_path / "folder", rms_norm_eps=1e-6)       # a different epsilon is visible
     assert logits_differ(policy, load_llama(tmp_path / "folder")) > 1e-5
 
 
@@ -138,7 +138,7 @@ def test_greedy_answers_to_held_out_problems_are_the_same(made):
 # ---- the tokenizer ---------------------------------------------------------------------------
 
 def random_text(rng):
-    """Characters of all planes, between them tokens, whole or in part."""
+    """Mix characters from all planes of Unicode with special tokens, complete or cut off. -> str"""
     near = ["  ", "\r\n", "e\u0301", "\u00e9", "\u212b", "\ufeff", " , ", " 'm not"]
     for name in grpo.SPECIAL_TOKENS:
         near += [name, name[:-1], name[1:], f" {name}\n"]
@@ -165,17 +165,17 @@ def test_what_a_verifier_reads_is_not_skipped_as_special(tokenizer):
     assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (grpo.EOS, grpo.PAD)
 
 
-# ---- and back --------------------------------------------------------------------------------
+# ---- back to a run ---------------------------------------------------------------------------
 
 def back(folder):
-    """The run that is made of a Hugging Face folder."""
+    """Convert a Hugging Face folder back to a run. -> its folder"""
     run = folder.parent / "a run"
     export.main([str(folder), str(run), "--back"])
     return run
 
 
 def test_what_a_trainer_saves_comes_back(made, folder):
-    """In bfloat16, or with a copy of the embedding as the head."""
+    """The weights are in bfloat16, and the head is stored as a copy of the embedding."""
     llama = load_llama(folder).to(torch.bfloat16)
     with torch.no_grad():
         for weight in llama.parameters():
@@ -188,7 +188,7 @@ def test_what_a_trainer_saves_comes_back(made, folder):
         assert torch.equal(found[name], (weight.bfloat16() + 0.25).float())
 
 
-# ---- what is refused -------------------------------------------------------------------------
+# ---- refused targets and models --------------------------------------------------------------
 
 @pytest.mark.parametrize("name", ["", "config.json"])
 def test_a_target_that_holds_something_is_refused(refused, made, folder, name):

@@ -1,5 +1,5 @@
-"""The losses of all scripts against one table of formulas, and what the algorithms have to do with
-each other: each test is a sentence that says when one is another."""
+"""The losses of all scripts, compared with one table of formulas, and the relations between the
+algorithms: the name of a test states under which condition one algorithm equals another."""
 import functools
 import inspect
 import math
@@ -21,10 +21,10 @@ LEVELS = ("sequence", "sequence_token")
 LOSS_TYPES = {"grpo": ("clip", "sequence_mean"), "dr_grpo": ("clip", "constant"),
               "dapo": ("clip", "token_mean"), "cispo": ("cispo", "token_mean"),
               "sapo": ("sapo", "sequence_mean")}
-SCRIPTS = {"reinforce": reinforce, "ppo": ppo, "grpo": grpo, "gspo": gspo}  # that have an aggregate
+SCRIPTS = {"reinforce": reinforce, "ppo": ppo, "grpo": grpo, "gspo": gspo}  # with an aggregate
 RAGGED = f64([[1, 0, 0, 0, 0], [1, 0, 1, 1, 0], [1, 1, 1, 1, 1], [1, 1, 0, 0, 0]])      # a mask
-# Log ratios of tokens, and advantages of rows and tokens: ratios within the clip range and beyond
-# either end, of tokens and of rows, where an advantage pushes out and where it pulls back.
+# Log ratios of tokens, and advantages of rows and tokens. Ratios, of tokens and of rows, are within
+# the clip range and beyond either end, where some advantages push further out and some pull back.
 LOG_RHO = f64([[0.7, 0, 0, 0, 0], [-0.4, 0, -0.6, 0.1, 0], [0.3, -0.5, 0.05, 0.8, -0.4],
                [0.6, -0.1, 0, 0, 0]])
 A = f64([-1.5, -0.8, 1.2, 0.5])
@@ -32,7 +32,7 @@ TOKEN_A = A[:, None] * f64([[1, -2, 0.5, -1, 3]])
 
 
 def all_losses():
-    """Name -> a loss of logps, old_logps, advantages and mask; its surrogate; its level."""
+    """Map names to (loss of logps, old_logps, advantages and mask; its surrogate; its level)."""
     found = {
         "reinforce": (lambda logps, _, A, mask: reinforce.policy_loss(logps, A, mask), "plain", ""),
         "ppo": (ppo.policy_loss, "clip", ""),
@@ -65,7 +65,7 @@ def test_a_surrogate_that_nobody_wrote_is_not_taken_for_another_one(script, monk
 # ---- one table of formulas -------------------------------------------------------------------
 
 def token_loss(surrogate, ratio, A, logp):
-    """The loss of a token by a clip range of 0.2, and its derivative in the log of the ratio."""
+    """Compute a token's loss with a clip range of 0.2, and its derivative in the log ratio."""
     if surrogate == "plain":
         return -A * logp, -A
     if surrogate == "penalty":
@@ -86,7 +86,7 @@ def token_loss(surrogate, ratio, A, logp):
 
 
 def expected(surrogate, level, how, logps, A):
-    """The average loss and its gradient in the log-probs, worked out token by token."""
+    """Compute the average loss and its gradient in the log-probs, token by token."""
     B = len(RAGGED)
     loss = 0.0
     gradient = torch.zeros_like(RAGGED)
@@ -100,7 +100,7 @@ def expected(surrogate, level, how, logps, A):
             row.append(token_loss(
                 surrogate, math.exp(log_ratio), A[i, t].item(), logps[i, t].item()))
         slopes = [slope for _, slope in row]
-        if level == "sequence" and surrogate != "cispo":    # all tokens have moved the one ratio
+        if level == "sequence" and surrogate != "cispo":    # each moves the one ratio
             slopes = [sum(slopes) / len(slots)] * len(slots)
         gradient[i, slots] = share * f64(slopes)
         loss += share * sum(value for value, _ in row)
@@ -108,7 +108,7 @@ def expected(surrogate, level, how, logps, A):
 
 
 def found(name, how, logps, A):
-    """The same by the script: its loss, its average and autograd."""
+    """Compute what `expected` computes with the script's loss and average, and autograd."""
     logps = logps.clone().requires_grad_()
     loss_function, _, _ = LOSSES[name]
     script = SCRIPTS[name.split("-")[0]]
@@ -118,7 +118,7 @@ def found(name, how, logps, A):
 
 
 def some_logps():
-    """(4, 5)"""
+    """Draw log-probs. (4, 5)"""
     return -0.5 - torch.rand(4, 5, generator=torch.Generator().manual_seed(0)).double()
 
 
@@ -180,14 +180,14 @@ def test_the_four_averages_of_a_short_and_a_long_row(script, how, value):
     assert script.aggregate(x, 0 * mask, how).item() == 0
     with_an_empty_row = value if how == "token_mean" else value * 2 / 3
     close(script.aggregate(x, mask, how, max_length=4).item(), with_an_empty_row)
-    if how == "constant":                               # the slots, if there is no maximum
+    if how == "constant":                               # by default, divides by T
         close(script.aggregate(x[:2], mask[:2], how).item(), value * 4 / 3)
     with pytest.raises(AssertionError, match="sequence_meen"):
         script.aggregate(x, mask, "sequence_meen")
 
 
 def average_of_rows(name, how, logps, rows, **counts):
-    """The average loss of some rows, in as many slots as the longest of them uses."""
+    """Compute the average loss of some rows, cut to the length of the longest of them."""
     T = int(RAGGED[rows].nonzero()[:, 1].max()) + 1
     loss_function, _, _ = LOSSES[name]
     mask = RAGGED[rows, :T]
@@ -208,7 +208,7 @@ def test_the_micro_batches_of_a_step_add_up_to_its_gradient_however_it_is_divide
         close(parts.detach(), whole.detach())
         close(torch.autograd.grad(parts, logps)[0], gradient)
     apart = sum(average_of_rows(name, how, logps, rows) for rows in ([0], [1, 2, 3])) / 2
-    assert (apart - whole).abs() > 1e-3                 # else the counts would not matter
+    assert (apart - whole).abs() > 1e-3                 # so the counts matter
 
 
 # ---- GRPO and PPO ----------------------------------------------------------------------------
@@ -233,13 +233,13 @@ def test_leave_one_out_is_grpo_without_the_std_times_a_constant_and_grpo_divides
     above_0 = rewards.abs()
     by_mean = reinforce.advantages(above_0, "mean") / above_0.mean(dim=1, keepdim=True)
     close(script.advantages(above_0, "mean"), by_mean)
-    one = rewards[:1]                                   # the batch is the group
+    one = rewards[:1]                                   # the batch is one group
     close(script.advantages(one, "batch"), script.advantages(one))
     close(reinforce.advantages(one, "batch"), reinforce.advantages(one, "mean"))
 
 
 def all_advantages():
-    """Name -> advantages of rewards (P, G) by a baseline that a group has of its own."""
+    """Map names to functions of rewards (P, G) that subtract a baseline of each group."""
     found = {"optimal": lambda R: reinforce.advantages(R, "optimal", 1 + R.square())}
     for baseline in ("mean", "rloo"):
         found[baseline] = functools.partial(reinforce.advantages, baseline=baseline)
@@ -275,7 +275,7 @@ def test_with_lambda_one_the_advantage_of_ppo_is_the_reward_to_go_of_reinforce_l
 
 def test_where_the_policy_is_the_reference_dpo_is_reinforce_on_plus_and_minus_one():
     logps = some_logps().requires_grad_()
-    chosen, rejected = dpo.sequence_logps(logps, RAGGED).view(2, 2)     # of two pairs
+    chosen, rejected = dpo.sequence_logps(logps, RAGGED).view(2, 2)     # two pairs
     loss = dpo.dpo_loss(chosen, rejected, chosen.detach(), rejected.detach(), 0.1)
     close(loss.detach(), f64([math.log(2)] * 2))
     is_chosen = f64([[1, 0], [1, 0]])
@@ -285,7 +285,7 @@ def test_where_the_policy_is_the_reference_dpo_is_reinforce_on_plus_and_minus_on
     close(torch.autograd.grad(loss.sum(), logps)[0], 0.1 / 2 * gradient)
 
 
-# ---- what others call ------------------------------------------------------------------------
+# ---- functions that other code calls ---------------------------------------------------------
 
 EVERYWHERE = {
     "logprobs": "logits, tokens, temperature=1.0, kernel='auto'",

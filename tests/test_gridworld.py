@@ -1,5 +1,5 @@
-"""The gridworld: what each character earns and with which token, moves that go astray, and exact
-values."""
+"""The gridworld: the reward of each character and the token that gets it, moves that slip, and
+exact values."""
 import functools
 import itertools
 import random
@@ -17,7 +17,7 @@ from tasks.gridworld import STARTS
 
 
 def load(level=""):
-    """The task gridworld, in which a share of the moves goes astray."""
+    """Load the task gridworld; the level is the probability that a move slips."""
     return common.load_task(grpo.Config(task=f"gridworld:{level}", device="cpu"), grpo.verify)
 
 
@@ -41,22 +41,22 @@ def slippery(prompt, seed, slip=0.3):
     ("A b3 7", "DDLU", [-1, -3, 4, -1]),
     ("A b3 7", "RURRRR", [-1, -1, -1, 5, -1, -1]),                  # after the end
     ("A b3 7", "RURR\n", [-1, -1, -1, 5, -1]),
-    ("A b3 7", "LURURR", [-1, -1, -1, -1, -1, -1]),                 # a wall: it cost a move
+    ("A b3 7", "LURURR", [-1, -1, -1, -1, -1, -1]),                 # a wall: a wasted move
     ("A b3 7", "LURRURR", [-1, -1, -1, -1, -1, -1, 5]),
-    ("A b3 7", "DDD", [-1, -3, -3]),                                # the edge, at the x
+    ("A b3 7", "DDD", [-1, -3, -3]),                                # stopped by the edge at x
     ("A b3 7", "DD?L", [-1, -3, -3, 4]),
-    ("A b3 7", "R U R R", [-1, -1, -1, -1, -1, -1, 5]),             # wasted; the seventh is last
+    ("A b3 7", "R U R R", [-1, -1, -1, -1, -1, -1, 5]),             # the 7th move is the last
     ("A b3 7", "R U R  R", [-1, -1, -1, -1, -1, -1, -1, -1]),
     ("A b3 6", "LURRURR", [-1] * 7),
     ("A b3 7", "rurr", [-1, -1, -1, -1]),
-    ("A b3 7", "\uff32URR", [-1, -1, -1, -1]),                      # no ASCII R
+    ("A b3 7", "\uff32URR", [-1, -1, -1, -1]),                      # not an ASCII R
     ("A b3 7", "RU\u0663RR", [-1, -1, -1, -1, 5]),
     ("A b3 7", "\x005", [-1, -1]),
     ("A b3 7", "<answer>5</answer>", [-1] * 18),
-    ("A b3 7", "Rc3U", [-1, -1, -1, -1]),                           # nothing is reported
+    ("A b3 7", "Rc3U", [-1, -1, -1, -1]),                           # no slips, so no cells
     ("C e3 5", "LU", [-1, 5]),
     ("D e1 9", "U", [4]),
-    ("G d3 7", "LULL", [-1, -1, -1, 5]),                            # A b3 7 in a mirror
+    ("G d3 7", "LULL", [-1, -1, -1, 5]),                            # the mirror image of A b3 7
     ("G d3 7", "RUL", [-1, -1, -1]),                                # the edge, a wall
     ("L b1 8", "UR", [-3, -1]),
     ("B a2 5", "RD", [-3, 4])], ids=ascii)
@@ -73,14 +73,14 @@ ROW = {"mask": [1.0] * 9, "slip": 0.0, "reward": None}
     ([*b"DDLU"], [-1, -3, 4, -1], {}),
     ([*b"R", 256, *b"URR", grpo.EOS], [-1, -7, -1, -1, -1, 0], {}),     # <think> is 7 characters
     ([*b"R", *EURO, *b"URR"], [-1, -1, 0, 0, -1, -1, 5], {}),
-    ([0xff, 300, *b"DL"], [-1, -1, -1, -1], {}),                        # no text, no token
-    ([*b"RURR", grpo.EOS], [-1, -1, -1, 5, 0.5], {"reward": 2.5}),      # the rest at the end
+    ([0xff, 300, *b"DL"], [-1, -1, -1, -1], {}),                        # no text, or no token
+    ([*b"RURR", grpo.EOS], [-1, -1, -1, 5, 0.5], {"reward": 2.5}),      # the rest is at the end
     ([*b"RURR"], [-1, -1, -1, 6], {"reward": 3.0}),
     ([*b"Rc3D"], [-1, 0, 0, 0], {"slip": 1e-12, "mask": [1.0, 0, 0, 0], "reward": -1.0}),
     ([*b"Rc3D"], [-1, 0, 0, -1], {"slip": 1e-12, "mask": [1.0, 0, 0, 1.0]})], ids=str)
 def test_a_reward_falls_on_the_token_of_its_move_and_what_is_left_on_the_last_one(
         ids, paid, changes):
-    """Inserted tokens earn nothing, whatever another row of --reward adds or leaves out."""
+    """Inserted tokens get a reward of 0, even if the reward is not the sum of the verdict."""
     row = ROW | changes
     n = len(ids)
     problem = slippery("A b3 7", 0, row["slip"]) if row["slip"] else GOLDEN
@@ -97,7 +97,7 @@ def test_a_reward_falls_on_the_token_of_its_move_and_what_is_left_on_the_last_on
 
 
 def test_an_episode_is_correct_if_it_earns_the_best_return_and_with_luck_none_is():
-    """Else an optimal walk would be wrong where a move went astray, and a bad one right by luck."""
+    """With slips, an optimal walk could otherwise be wrong, and a bad one right, through luck."""
     for text, is_best in (("RURR", True), ("RURRR", False), ("DDL", False), ("", False)):
         assert TASK.is_correct(GOLDEN, verify(GOLDEN, text)) == is_best
         assert not load("0.3").is_correct(slippery("A b3 7", 1), verify(GOLDEN, text))
@@ -112,14 +112,14 @@ def test_the_best_return_is_the_best_of_all_texts(start):
     returns = [0.0]
     for moves in itertools.product("URDL", repeat=5):
         returns.append(max(itertools.accumulate(verify(problem, "".join(moves)))))
-    assert best_return(problem) == max(returns)                     # it may stop at any time
+    assert best_return(problem) == max(returns)                     # stopping early is allowed
 
 
-# ---- moves that go astray --------------------------------------------------------------------
+# ---- moves that slip -------------------------------------------------------------------------
 
 def test_moves_go_astray_to_either_side_as_often_as_they_should_each_by_a_chance_of_its_own():
-    """From c2 of map C: up to c3, left to b2, right onto the x at d2. From c3 of map A, with room
-    on all sides, three moves go astray in all combinations."""
+    """From c2 of map C, U leads up to c3, or slips left to b2 or right onto the x at d2. From c3 of
+    map A, which has room on all sides, three moves slip in all combinations."""
     cells = [respond(slippery("C c2 9", seed), "U") for seed in range(4000)]
     assert set(cells) == {"c3", "b2", "d2"}
     assert abs(cells.count("c3") / 4000 - 0.7) < 0.03
@@ -134,7 +134,7 @@ def test_moves_go_astray_to_either_side_as_often_as_they_should_each_by_a_chance
 
 @pytest.mark.parametrize("forged", ["c3", "d3", "e4", "d4", "c", "a1a1"])
 def test_cells_that_the_policy_writes_itself_do_not_pay(forged):
-    """The environment has responded already, so that each character is a wasted move."""
+    """The environment has already inserted a cell, so each further character is a wasted move."""
     for seed in range(50):
         problem = slippery("A b3 9", seed)
         honest = "R" + respond(problem, "R")
@@ -147,7 +147,7 @@ def test_cells_that_the_policy_writes_itself_do_not_pay(forged):
 
 
 def test_without_slips_and_after_the_end_the_environment_is_silent():
-    """The end is a prize, or the limit. Moves may go astray here, but hardly ever do."""
+    """An episode ends at a prize or at the limit of moves. With a slip of 1e-12, no move slips."""
     assert TASK.sample(random.Random(0)).secret is None and TASK.call_tokens == ()
     assert load("0.2").sample(random.Random(0)).secret[0] == 0.2
     assert set(load("0.1").call_tokens) == set("URDL")

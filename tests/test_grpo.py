@@ -1,5 +1,5 @@
-"""The algorithms of grpo.py and gspo.py against golden numbers, and against other definitions. What
-they have in common with the other scripts is in test_family.py, the KL in test_kl.py."""
+"""The algorithms of grpo.py and gspo.py, compared with golden numbers and other definitions.
+test_family.py tests what all scripts have in common, and test_kl.py tests the KL."""
 import math
 
 import pytest
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.quick
 
 
 def one_token(ratio, A, log_pi=-1.0, **options):
-    """Loss and gradient of one token whose probability is exp(log_pi). -> two floats"""
+    """Compute loss and gradient of one token with probability exp(log_pi). -> two floats"""
     logps = f64([[log_pi]]).requires_grad_()
     old_logps = f64([[log_pi - math.log(ratio)]])
     loss = grpo.policy_loss(logps, old_logps, f64([A]), torch.ones_like(logps), **options)
@@ -29,13 +29,13 @@ def one_token(ratio, A, log_pi=-1.0, **options):
     ([0, 0, 1, 0], {"scale_rewards": "none"}, [-0.25, -0.25, 0.75, -0.25]),
     ([0, 0, 1, 0], {"scale_rewards": "mean"}, [-1, -1, 3, -1]),
     ([0.5, 0, 0, 0.5], {"scale_rewards": "mean"}, [1, -1, -1, 1]),
-    ([1, 1, 0, 1, 0], {}, [0.7301634, 0.7301634, -1.0952452, 0.7301634, -1.0952452]),   # ddof 1
-    ([0.50, 0.51, 0.50, 0.51], {}, [-0.851, 0.851, -0.851, 0.851]),     # the spread counts
-    ([-1, 0, 0, 0], {"scale_rewards": "mean"}, [0, 0, 0, 0]),   # by a divisor below 0, good is bad
+    ([1, 1, 0, 1, 0], {}, [0.7301634, 0.7301634, -1.0952452, 0.7301634, -1.0952452]),   # ddof is 1
+    ([0.50, 0.51, 0.50, 0.51], {}, [-0.851, 0.851, -0.851, 0.851]),     # a small spread
+    ([-1, 0, 0, 0], {"scale_rewards": "mean"}, [0, 0, 0, 0]),   # a mean below 0 would flip signs
     ([-0.5, 0.5, 0, 0], {"scale_rewards": "mean"}, [0, 0, 0, 0])], ids=str)
 def test_advantages_of_a_group(rewards, options, expected):
     decimals = max(len(str(x).partition(".")[2]) for x in expected)
-    atol = 0.6 * 10.0 ** -decimals if decimals > 2 else 1e-12       # those with fewer are exact
+    atol = 0.6 * 10.0 ** -decimals if decimals > 2 else 1e-12       # up to 2 decimals: exact
     found = grpo.advantages(f64([rewards]), **options)
     torch.testing.assert_close(found, f64([expected]), atol=atol, rtol=0)
 
@@ -46,7 +46,7 @@ def test_advantages_of_a_group(rewards, options, expected):
 def test_the_overlong_penalty_is_a_ramp_over_the_buffer(buffer, expected):
     lengths = torch.tensor([0, 29, 30, 31, 35, 39, 40, 41]).view(2, 4)
     if buffer == 0:
-        lengths = lengths.clamp(max=40)                 # which no completion is longer than
+        lengths = lengths.clamp(max=40)                 # no completion is longer
     found = grpo.overlong_penalty(lengths.double(), 40, buffer)
     close(found, f64(expected).view(2, 4))
     assert grpo.overlong_penalty(lengths, 40, buffer).shape == (2, 4)
@@ -63,7 +63,7 @@ WIDE = {"epsilon": 0.2, "epsilon_high": 0.28, "delta": 3.0}
     (0.5, -1, {}, -0.8, 0.0),
     (1.5, -1, {}, -1.5, -1.5),
     (0.5, 1, {}, 0.5, 0.5),
-    (100, -1, {}, -100, -100),              # not bounded from above
+    (100, -1, {}, -100, -100),              # no upper bound for A < 0
     (4, -1, WIDE, -3, 0),
     (4, -2, WIDE, -6, 0),
     (2.5, -1, WIDE, -2.5, -2.5),
@@ -108,8 +108,8 @@ every_level = pytest.mark.parametrize("level", LEVELS)
 
 
 def one_row(log_rhos, A, **options):
-    """Loss and gradient of one answer with these log ratios of its tokens, each of log-prob -0.5,
-    averaged over its tokens."""
+    """Average the loss of one answer over its tokens, which have these log ratios and a log-prob of
+    -0.5. -> loss, gradient (1, T)"""
     logps = f64([[-0.5] * len(log_rhos)]).requires_grad_()
     A = f64([A])
     token_loss = gspo.policy_loss(
@@ -151,7 +151,7 @@ def test_each_token_changes_the_ratio_of_the_sequence_by_its_share_of_the_length
     (-2, 1.35, 2.7, True)])
 def test_an_answer_is_clipped_as_a_whole_and_only_beyond_the_bound_that_the_advantage_pushes_to(
         level, A, s, value, has_gradient):
-    log_rhos = [math.log(s) + offset for offset in (1.0, -1.0, 0.25, -0.25)]    # all far from s
+    log_rhos = [math.log(s) + offset for offset in (1.0, -1.0, 0.25, -0.25)]    # none is near s
     loss, gradient = one_row(log_rhos, float(A), epsilon=0.1, epsilon_high=0.3, level=level)
     close(loss, value)
     close(gradient, f64([[-A * s * has_gradient / 4] * 4]))

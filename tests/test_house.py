@@ -1,6 +1,6 @@
-"""The house: imports go down from floor to floor, what is installed is one folder that runs, and a
-task and an algorithm of your own fit in. That a script and common.py run alone is in test_cli.py.
-"""
+"""The structure of the repository: imports only go from a layer to the layers below, the installed
+package is one folder whose commands run, and the task and the algorithm of docs/extending.md work.
+test_cli.py tests that the scripts run with common.py alone."""
 import ast
 import os
 import re
@@ -15,7 +15,7 @@ import pytest
 from conftest import ROOT, SCRIPTS, every_script
 from small_runs import INSTANT, arguments, lines, read_summary
 
-# From the bottom to the top; a folder that is not named does not exist.
+# The layers, from the bottom to the top. Modules in other folders are not checked.
 FLOORS = [["common", "nano"], [*SCRIPTS, "tasks", "kernels"], ["report"], ["examples"],
           ["pretrained", "learn"], ["lab"]]
 
@@ -39,7 +39,7 @@ def test_imports_go_down_from_floor_to_floor_and_in_no_circle():
         for other in graph[module]:
             above, below = module.split(".")[0], other.split(".")[0]
             assert above == below or floors[below] < floors[above], (module, other)
-    TopologicalSorter(graph).prepare()                  # CycleError names a circle
+    TopologicalSorter(graph).prepare()                  # raises CycleError
 
 
 def test_what_is_installed_is_one_folder_whose_commands_start_resume_ask_and_report(tmp_path):
@@ -70,10 +70,10 @@ def test_every_equation_in_the_docstring_is_tagged_in_the_code_and_vice_versa(sc
     numbers = [str(n) for n in range(1, len(stated) + 1)]
     assert stated == numbers and numbers
     assert set(stated) == set(tagged)
-    assert set(re.findall(r"\((\d\d?)\)", script.__doc__)) == set(stated)       # "as in (5)"
+    assert set(re.findall(r"\((\d\d?)\)", script.__doc__)) == set(stated)       # e.g. "as in (5)"
 
 
-# ---- docs/extending.md, word for word --------------------------------------------------------
+# ---- the code in docs/extending.md -----------------------------------------------------------
 
 PAGE = (ROOT / "docs/extending.md").read_text()
 TASK, _, ALGORITHM, _ = re.split("^## ", PAGE, flags=re.M)[1:]
@@ -82,9 +82,9 @@ TINY = arguments({name: value for name, value in INSTANT.items() if name != "tas
 
 
 def test_your_own_task_and_your_own_algorithm_run_and_the_difference_is_your_paper(tmp_path):
-    """In a copy of the repository."""
+    """The test works in a copy of the repository."""
     for name in ("tasks", "report", "learn", "tests"):
-        ignored = shutil.ignore_patterns("__pycache__", "report.py")      # pictures take long
+        ignored = shutil.ignore_patterns("__pycache__", "report.py")      # pictures are slow
         shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
     for path in [*ROOT.glob("*.py"), ROOT / "Makefile", ROOT / "pyproject.toml"]:
         shutil.copy(path, tmp_path)

@@ -1,5 +1,5 @@
-"""What tests of an update start from: a scene with a ragged batch, batches made by hand, one way to
-call backward and update of every script, and short runs of main. No tests."""
+"""Starting points for tests of an update: a scene with a ragged batch, batches of chosen contents,
+one way to call backward and update of every script, and short runs of main. No tests."""
 import copy
 import dataclasses
 import functools
@@ -15,22 +15,22 @@ from small_runs import arguments
 import common
 from report import observers
 
-NUM_ROWS = 14           # of the scene's batch: seven groups of two
+NUM_ROWS = 14           # rows of the scene's batch: seven groups of two
 ADVANTAGES = [1.5, 0, -1, 0.3, 0, 0, 2, -0.7, 0.1, -2, 0, 1, -0.4, 0.8]
 
 
 def weights(model):
-    """All weights of a model in one row."""
+    """Join all weights of a model. (n,)"""
     return torch.cat([weight.detach().flatten() for weight in model.parameters()])
 
 
 def gradients(model):
-    """What backward has left in a model, in one row."""
+    """Join the gradients that backward has stored in a model. (n,)"""
     return torch.cat([weight.grad.flatten() for weight in model.parameters()])
 
 
 def gradient_of(loss, model):
-    """The gradient of a loss, in one row; leaves nothing in the model."""
+    """Compute the gradient of a loss, without storing it in the model. (n,)"""
     found = torch.autograd.grad(loss, list(model.parameters()))
     return torch.cat([gradient.flatten() for gradient in found])
 
@@ -42,7 +42,7 @@ def shift(model, size, generator):
 
 
 def made_batch(script, prompts, tokens, mask, logps, G=1, rewards=None):
-    """A batch of which all is known: a row for each prompt, in groups of G."""
+    """Make a batch with known contents: a row for each prompt, in groups of G. -> Batch"""
     tokens = torch.tensor(tokens)
     lengths = mask.sum(dim=1).long()
     rewards = torch.zeros(len(tokens) // G, G) if rewards is None else rewards
@@ -57,7 +57,7 @@ def made_batch(script, prompts, tokens, mask, logps, G=1, rewards=None):
 
 
 def call(function, **known):
-    """Call a function of some script with those arguments that it needs."""
+    """Call a script's function with its required arguments, taken from `known`."""
     needed = [name for name, one in inspect.signature(function).parameters.items()
               if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
     return function(**{name: known[name] for name in needed})
@@ -65,14 +65,14 @@ def call(function, **known):
 
 @dataclasses.dataclass
 class Scene:
-    """A policy and what it is to learn from, in float64. dpo.py takes the advantages of first
-    tokens for rewards, and learns from all pairs that they give."""
+    """A policy and a batch to learn from, in float64. For dpo.py, the advantages of the first
+    tokens serve as rewards, and it learns from all pairs that they give."""
     script: ModuleType
     cfg: common.Config
     policy: torch.nn.Module
-    reference: torch.nn.Module      # some way off
+    reference: torch.nn.Module      # weights differ from the policy's
     batch: common.Batch             # ragged rows, sampled by an older policy
-    A: torch.Tensor                 # (B, T), with rows of zeros among them
+    A: torch.Tensor                 # (B, T), some rows are zero
 
     def ref_logps(self):
         batch = self.batch
@@ -81,7 +81,7 @@ class Scene:
                 self.reference, batch.prompts, batch.tokens, self.cfg.temperature)[0]
 
     def known(self, A, changes):
-        """What the functions of a script may ask for. -> dict"""
+        """Collect all arguments that functions of a script may need. -> dict"""
         cfg = dataclasses.replace(self.cfg, **changes)
         A = self.A if A is None else A
         found = {"policy": self.policy, "reference": self.reference, "batch": self.batch, "A": A,
@@ -92,14 +92,14 @@ class Scene:
         return found
 
     def backward(self, rows, A=None, **changes):
-        """What one optimizer step computes. -> metrics, gradient"""
+        """Compute what one optimizer step computes. -> metrics, gradient"""
         for weight in self.policy.parameters():
             weight.grad = torch.zeros_like(weight)
         metrics = call(self.script.backward, rows=rows, **self.known(A, changes))
         return metrics, gradients(self.policy)
 
     def update(self, optimizer=None, step=0, A=None, **changes):
-        """One update of the policy, by plain gradient descent if there is no optimizer. -> metrics
+        """Update the policy, by plain gradient descent if no optimizer is given. -> metrics
         """
         known = self.known(A, changes)
         optimizer = optimizer or torch.optim.SGD(
@@ -109,7 +109,7 @@ class Scene:
 
 @pytest.fixture
 def scene(script, config, talker, load_task):
-    """scene(**changes): a Scene of NUM_ROWS rows."""
+    """scene(**changes): a Scene with NUM_ROWS rows."""
     def make(**changes):
         flags = {"num_prompts": 7, "num_generations": 2, "temperature": 0.7}
         if script.__name__ in ("ppo", "grpo", "gspo"):
@@ -120,7 +120,7 @@ def scene(script, config, talker, load_task):
         generator = torch.Generator().manual_seed(0)
         shift(reference, 0.1, generator)
         batch = script.sample_batch(policy, load_task(cfg), cfg, 0)
-        assert len(set(batch.lengths.tolist())) > 3             # else it tests little
+        assert len(set(batch.lengths.tolist())) > 3             # similar lengths would test little
         noise = torch.randn(NUM_ROWS, 8, generator=generator).double()
         batch.logps.add_(0.4 * noise * batch.mask)
         scale = 1 + torch.rand(NUM_ROWS, 8, generator=generator).double()
@@ -131,7 +131,7 @@ def scene(script, config, talker, load_task):
 
 @pytest.fixture
 def spy(script, monkeypatch):
-    """spy(look) -> a list of look(args, metrics), one for each optimizer step of an update."""
+    """spy(look): the list of look(args, metrics), which grows by one with each optimizer step."""
     def install(look):
         backward = script.backward
         seen = []
@@ -149,7 +149,7 @@ def spy(script, monkeypatch):
 # ---- short runs of main ----------------------------------------------------------------------
 
 class Record:
-    """The run, and the batches and metrics of its steps."""
+    """An observer that records the run, and the batches and metrics of its steps."""
 
     def start(self, run):
         self.run = run
@@ -162,15 +162,15 @@ class Record:
 
 
 def half_can_earn(problem, text):
-    """A verdict that completions of only half of the prompts can earn."""
+    """Return 1.0 for half of the completions to half of the prompts, and 0.0 for the rest."""
     is_lucky = zlib.crc32(problem.prompt.encode()) % 2 == 1
     return float(is_lucky and zlib.crc32(text.encode()) % 2 == 1)
 
 
 @pytest.fixture
 def train(script, monkeypatch, talker, tmp_path):
-    """train(flags="", num_steps=2): what main did with an untrained policy and a verifier that goes
-    by the text. -> a Record"""
+    """train(flags="", num_steps=2): runs main with an untrained policy, and with half_can_earn as
+    its verifier. -> Record"""
     monkeypatch.setattr(script, "verify", functools.wraps(script.verify)(
         lambda problem, text: half_can_earn(problem, text)))
     monkeypatch.setattr(script, "GPT", talker)
