@@ -161,8 +161,7 @@ if (stored.measured !== null) {
   const { base: baseRight, hand: { groups, asPushed, risen } } = stored.measured;
   byId("picked").textContent = `Of the ${EXAM_SIZE} problems of the exam, the base gets ` +
     `${baseRight} right. The problem at the top is the first one that the base gets wrong and ` +
-    "the trained policy gets right. Your first run has seed 1; at its end you see the results of " +
-    "other seeds, too.";
+    "the trained policy gets right.";
   byId("by-hand").textContent = `We tried this with ${groups} groups of answers to the problem ` +
     "at the top. Of the tokens whose probability changed by half a percentage point or more, " +
     `${inPercent(asPushed)} moved in the direction in which they were pushed; the others were ` +
