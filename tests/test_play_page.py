@@ -94,9 +94,37 @@ def test_typed_problems_one_step_by_hand_and_many_samples(open_page):
     assert "entropy" in page.text_content("#tip") and page.is_visible("#tip")
     page.click("#count")
     page.wait_for_function("() => activity === null", timeout=60_000)
-    rows = [row.split("\t") for row in page.locator("#passk").inner_text().splitlines()]
-    base, trained, guesser = [[float(cell.rstrip("%")) for cell in row[1:]] for row in rows[1:]]
-    assert base == sorted(base) and guesser[0] < base[0] < 60 < 95 < base[-1] and trained[0] > 90
+    lines = page.locator("#passk").inner_text().splitlines()
+    rows = [[float(cell.rstrip("%")) for cell in line.split("\t")[1:]] for line in lines[1:]]
+    base, trained, guesser = zip(*rows, strict=True)
+    assert guesser[0] < base[0] < 60 < 95 < base[-1] and trained[0] > 90
+    assert list(base) == sorted(base)
+
+
+def test_a_lever_pressed_first_is_compared_with_the_measured_runs(open_page):
+    page = open_page()
+    lever = page.locator(".lever", has_text="Learning rate × 10")
+    assert re.fullmatch(r"about \d+ seconds", lever.locator("small").text_content())
+    lever.click()
+    finish_training(page)
+    exams = [record["exam"] for record in
+             build.data_of(build.PAGE)["measured"]["levers"]["Learning rate × 10"]]
+    assert "{}, {} and {} of 100".format(*exams) in page.text_content("#headline")
+    assert page.locator("#curve .label.usual").count() == 1
+    page.evaluate("() => { change({ ...USUAL }); trainAgain(); }")
+    finish_training(page)
+    assert page.locator("#curve .usual").count() == 0       # it is this run
+
+
+def test_links_lead_to_pages_and_to_their_chapters(open_page):
+    links = open_page().evaluate("""() => [...Object.values(LINKS),
+        ...LEVERS.filter(({ rung }) => rung).map(({ rung }) => "path.html#" + rung),
+        ...Array.from(document.links, (link) => link.getAttribute("href"))]""")
+    for link in links:
+        name, _, anchor = link.partition("#")
+        if not name.startswith("https:"):
+            text = (ROOT / "docs" / (name or "play.html")).read_text(encoding="utf-8")
+            assert not anchor or re.search(rf'id="?{anchor}\b', text), link
 
 
 @pytest.mark.parametrize("name", ["index.html", *(f"read/{name}.html" for name in SCRIPTS)])

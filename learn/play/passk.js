@@ -23,15 +23,14 @@ async function countSamples() {
 }
 
 function showCounted() {
-  const head = KS.map((k) => element("th", { scope: "col" }, `k = ${k}`));
-  const rows = Object.entries(counts).map(([name, some]) => element("tr", {},
-    element("th", { scope: "row" }, nameOf(name)),
-    KS.map((k) => element("td", {},
-      percent(mean(some.map((right) => passAtK(NUM_SAMPLES, right, k))))))));
-  rows.push(element("tr", {}, element("th", { scope: "row" }, "random guesses"),
-    KS.map((k) => element("td", {}, percent(1 - (20 / 21) ** k)))));
+  const columns = Object.entries(counts).map(([name, some]) => [nameOf(name),
+    (k) => mean(some.map((right) => passAtK(NUM_SAMPLES, right, k)))]);
+  columns.push(["random guesses", (k) => 1 - (20 / 21) ** k]);
+  const head = [plural(counts.base.length, "problem"), ...columns.map(([name]) => name)];
+  const rows = KS.map((k) => element("tr", {}, element("th", { scope: "row" }, `k = ${k}`),
+    columns.map(([, passAt]) => element("td", {}, percent(passAt(k))))));
   byId("passk").replaceChildren(element("tr", {},
-    element("th", { scope: "col" }, plural(counts.base.length, "problem")), head), ...rows);
+    head.map((name) => element("th", { scope: "col" }, name))), ...rows);
 }
 
 byId("count").addEventListener("click", countSamples);

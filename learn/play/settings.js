@@ -6,24 +6,25 @@ function leverOf(wanted) {
   return LEVERS.find(({ set }) => addressOf({ ...USUAL, ...set }) === address);
 }
 
-// A button that changes one thing and trains from the base.
-function leverButton({ name, set, watch }) {
-  const button = element("button", { class: "lever" },
-                         element("b", {}, name), element("span", {}, watch));
+// A card whose button changes one thing and trains from the base.
+function leverCard({ name, set, watch }) {
+  const button = element("button", {}, name);
   button.addEventListener("click", () => {
     change({ ...USUAL, ...set });
     trainAgain();
   });
-  return button;
+  const time = element("small");
+  time.settings = { ...USUAL, ...set };
+  return element("div", { class: "lever" }, button, element("span", {}, linked(watch)), time);
 }
 
 function showLevers() {
   const fates = LEVERS.map(({ name }) =>
     fateOf(stored.measured?.levers[name], stored.measured?.usual));
   for (const fate of Object.keys(FATES).filter((one) => fates.includes(one))) {
-    const buttons = LEVERS.filter((_, i) => fates[i] === fate).map(leverButton);
+    const cards = LEVERS.filter((_, i) => fates[i] === fate).map(leverCard);
     byId("levers").append(element("h3", {}, FATES[fate]),
-                          element("div", { class: "levers" }, buttons));
+                          element("div", { class: "levers" }, cards));
   }
 }
 
@@ -33,23 +34,57 @@ function trainAgain() {
   train();
 }
 
-// ---- the texts about them --------------------------------------------------------------------
+// ---- the measured runs -----------------------------------------------------------------------
 
-// Two texts for the end of a run: what its lever does, and the results with several seeds.
-function textsAfter(settings) {
-  const { measured } = stored;
-  const lever = leverOf(settings);
+// The measured runs with these settings, one for each seed from 1 on, or undefined.
+function measuredRuns(settings) {
   const isUsual = addressOf({ ...settings, seed: USUAL.seed }) === "";
-  if (measured === null || !lever && !isUsual) return ["", ""];
-  const usual = `with seeds 1 to ${measured.usual.length}: ${eachOf(measured.usual, "exam")}`;
-  if (isUsual) return ["", `Exam results that we measured earlier, ${usual} of 100.`];
-  const runs = measured.levers[lever.name];
-  const others = measured.beside[lever.name];
-  const more = others ? `; with ${lever.method}: ${eachOf(others, "exam")}` : "";
-  return [lever.after((name) => eachOf(runs, name)),
-          "Exam results that we measured earlier with this lever, with seeds 1 to " +
-          `${runs.length}: ${eachOf(runs, "exam")} of 100${more}. Without a lever, ${usual}.`];
+  return isUsual ? stored.measured?.usual : stored.measured?.levers[leverOf(settings)?.name];
 }
+
+let slowness = null;    // how many times as long as where we measured a step takes in this browser
+
+// Compare the speed of a run that has ended with that of the measured run with the same seed.
+function learnSpeed({ settings, seconds, log }) {
+  const ours = measuredRuns(settings)?.[settings.seed - 1];
+  if (ours?.seconds) slowness = seconds / log.length / (ours.seconds / ours.steps);
+  showTimes();
+}
+
+// How long runs with these settings take on average. -> text, empty if this was not measured
+function timeOf(settings) {
+  const seconds = (slowness ?? 1) * mean((measuredRuns(settings) ?? []).map((one) => one.seconds));
+  if (!(seconds > 0)) return "";
+  const rounded = seconds < 9 ? Math.ceil(seconds) : 5 * Math.round(seconds / 5);
+  return `about ${plural(rounded, "second")}`;
+}
+
+function showTimes() {
+  for (const node of document.querySelectorAll(".lever small")) {
+    node.textContent = timeOf(node.settings);
+  }
+  const next = timeOf(settings);
+  const where = slowness === null ? "on our computer" : "in this browser";
+  byId("time").textContent = next === "" ? "" : `: ${next} ${where}`;
+}
+
+// The exam results of measured runs, as the end of a sentence.
+function ourExams(runs) {
+  return `seeds 1 to ${runs.length} gave us ${eachOf(runs, "exam")} of ${EXAM_SIZE}`;
+}
+
+// Two texts for the end of a run: what its lever does, and results to compare with.
+function textsAfter(settings) {
+  const lever = leverOf(settings);
+  const runs = measuredRuns(settings);
+  if (!lever || !runs) return ["", ""];
+  const others = stored.measured.beside[lever.name];
+  const more = others ? ` With ${lever.method}, ${ourExams(others)}.` : "";
+  return [lever.after((name) => eachOf(runs, name)),
+          `${more} Without a lever, ${ourExams(stored.measured.usual)}.`];
+}
+
+// ---- the texts about a step ------------------------------------------------------------------
 
 // Two descriptions of a step with these settings: a plain one, and one for experts.
 function textsOfStep({ reward, baseline, method, updates, rate, temperature }) {
@@ -92,7 +127,7 @@ function change(next) {
 
 function showSettings() {
   const texts = textsOfStep(run.settings);
-  byId("a-step").replaceChildren(...texts.map((text) => element("p", {}, text)));
+  byId("a-step").replaceChildren(...texts.map((text) => element("p", {}, linked(text))));
   for (const key of Object.keys(SETTINGS)) byId(`set-${key}`).value = settings[key];
   const lever = leverOf(settings);
   const isUsual = addressOf(settings) === "";
@@ -100,7 +135,9 @@ function showSettings() {
   byId("recipe").textContent = isUsual ? "" : `${name}. `;
   const chapter = element("a", { href: `path.html#${lever?.rung}` },
                           "The path has a chapter about this.");
-  byId("watch").replaceChildren(lever?.watch ?? "", ...(lever?.rung ? [" ", chapter] : []));
+  byId("watch").replaceChildren(...linked(lever?.watch ?? ""),
+                                ...(lever?.rung ? [" ", chapter] : []));
+  showTimes();
   byId("from-link").textContent = isUsual ? "" : `Settings: ${name}.`;
   if (!isUsual || location.hash.includes("=")) {
     history.replaceState(null, "", "#" + addressOf(settings));
@@ -124,8 +161,7 @@ if (stored.measured !== null) {
   const { base: baseRight, hand: { groups, asPushed, risen } } = stored.measured;
   byId("picked").textContent = `Of the ${EXAM_SIZE} problems of the exam, the base gets ` +
     `${baseRight} right. The problem at the top is the first one that the base gets wrong and ` +
-    "the trained policy gets right. Your first run has seed 1; at its end you see the results of " +
-    "other seeds, too.";
+    "the trained policy gets right.";
   byId("by-hand").textContent = `We tried this with ${groups} groups of answers to the problem ` +
     "at the top. Of the tokens whose probability changed by half a percentage point or more, " +
     `${inPercent(asPushed)} moved in the direction in which they were pushed; the others were ` +

@@ -73,6 +73,7 @@ async function train(numSteps = Infinity) {
     showHeadline();
     baseScore ??= await examScore(base);
     run.exam = await examScore(run.policy);
+    learnSpeed(run);
     say(`From ${baseScore} to ${run.exam} of ${EXAM_SIZE}.`);
   }
   activity = null;
@@ -152,7 +153,7 @@ function showCurve() {
   const lines = curveLines();
   const widest = Math.max(...lines.map(({ text }) => text.length), 9);
   const [left, right, top, bottom] = [38, Math.min(10 + 6.7 * widest, width / 2.4), 14, 26];
-  const longest = Math.max(40, ...[...earlier, run].map(({ log }) => log.length));
+  const longest = Math.max(40, ...lines.map(({ log }) => log.length));
   const x = (step) => left + (width - left - right) * step / longest;
   const y = (share) => top + (height - top - bottom) * (1 - share);
 
@@ -174,18 +175,34 @@ function showCurve() {
     rulers, feet, paths, placed(lines, x, y, height - bottom, width - right), marks));
 }
 
+function isUsual({ settings }) {
+  return addressOf(settings) === "";
+}
+
+// The runs behind this one: the usual run and the last six others. If the reader has not trained
+// the usual run to its end, we add the one that we measured.
+function runsBehind() {
+  const { curve, usual } = stored.measured ?? {};
+  const behind = earlier.filter((one, i) => isUsual(one) || i >= earlier.length - 6);
+  const ended = earlier.filter(({ exam }) => exam !== null);
+  if (!curve || [...ended, run].some(isUsual)) return behind;
+  return [{ settings: USUAL, log: curve.map((right) => ({ right: right / BATCH })),
+            exam: usual[0].exam }, ...behind];
+}
+
 // The lines of the chart, each with the label at its end: earlier runs, then this one and, if it
 // does not reward right answers, its reward.
 function curveLines() {
-  const lines = earlier.slice(-7).map(({ settings: of, log, exam }) => ({
-    text: labelOf(of) + (exam === null ? "" : `: exam ${exam}`), kind: "ghost", log,
-    metric: "right" }));
+  const nameOfRun = (one) => isUsual(one) ? "usual run" : labelOf(one.settings);
+  const lines = runsBehind().map((one) => ({
+    text: nameOfRun(one) + (one.exam === null ? "" : `: exam ${one.exam}`), log: one.log,
+    kind: isUsual(one) ? "ghost usual" : "ghost", metric: "right" }));
   const { log } = run;
   if (log.length === 0) return lines;
   if (run.settings.reward !== "right") {
     lines.push({ text: "reward", kind: "paid", log, metric: "reward" });
   }
-  const name = earlier.length > 0 ? labelOf(run.settings) : "right";
+  const name = lines.length > 0 ? nameOfRun(run) : "right";
   return [...lines, { text: `${name} ${inPercent(smoothed(log, "right"))}`, kind: "now", log,
                       metric: "right" }];
 }
@@ -237,8 +254,9 @@ function showRun() {
 
 // Show in large letters how far the run is, or its result.
 function showHeadline() {
-  const [large, small] = headlineOf();
-  byId("headline").replaceChildren(element("strong", {}, large), element("span", {}, small));
+  const [large, ...small] = headlineOf();
+  byId("headline").replaceChildren(element("strong", {}, large),
+                                   ...small.map((text) => element("span", {}, text)));
   byId("stage").classList.toggle("ended", run.exam !== null);
 }
 
@@ -247,9 +265,10 @@ function headlineOf() {
   if (step === 0) return ["Nothing learned yet", "this is the base"];
   const time = `${run.seconds.toFixed(1)} s`;
   if (run.exam !== null) {
+    const ours = measuredRuns(run.settings);
     return [`From ${baseScore} to ${run.exam} of ${EXAM_SIZE}`,
             `problems that it never trained on, after ${plural(step, "step")} ` +
-            `in this tab, ${time}`];
+            `in this tab, ${time}`, ...(ours ? [`With these settings, ${ourExams(ours)}`] : [])];
   }
   if (activity === "exam") return ["Exam", `${EXAM_SIZE} problems that it never trained on`];
   const { right, thinks, length, reward } = run.log.at(-1);
@@ -292,8 +311,8 @@ function showEnd() {
   const [because, results] = textsAfter(run.settings);
   const parts = commandOf(run.settings, cfg)?.split(/ (?=--)/) ?? [];
   const command = parts.flatMap((part) => [" ", element("code", { class: "whole" }, part)]);
-  const facts = `${why} ${results}${parts.length > 0 ? " The same in Python:" : ""}`;
-  byId("end-text").textContent = because;
+  const facts = `${why}${results}${parts.length > 0 ? " The same in Python:" : ""}`;
+  byId("end-text").replaceChildren(...linked(because));
   byId("end-facts").replaceChildren(facts, ...command);
   byId("to-levers").textContent = leverOf(run.settings) ? "Another lever" : "Now break it";
   byId("link").href = "#" + addressOf(run.settings);
@@ -313,7 +332,7 @@ function showButtons() {
   }
   byId("step-button").textContent = isTraining || isPaused ? "One step" : "First step";
   byId("start-over").hidden = !isPaused || isTraining;
-  const controls = "#step-button, #start-over, #mix-button, #mix select, #count, .lever";
+  const controls = "#step-button, #start-over, #mix-button, #mix select, #count, .lever button";
   for (const control of document.querySelectorAll(controls)) control.disabled = activity !== null;
 }
 

@@ -32,6 +32,22 @@ function styled(node, variables) {
   return node;
 }
 
+const paper = (id) => `https://arxiv.org/abs/${id}`;
+
+// What the texts mention, and where it is explained. A name that contains another comes first.
+const LINKS = {
+  "Dr. GRPO": paper("2503.20783"), "GRPO": "read/grpo.html", "PPO": "read/ppo.html",
+  "GSPO": "read/gspo.html", "REINFORCE": "read/reinforce.html", "MaxRL": paper("2602.02710"),
+  "DAPO": paper("2503.14476"), "CISPO": paper("2506.13585"), "AdamW": paper("1711.05101"),
+  "rejection fine-tuning": paper("2308.01825"), "KL penalty": "path.html#a-kl-penalty",
+};
+
+// Put these links into a text. -> nodes
+function linked(text) {
+  return text.split(new RegExp(`(${Object.keys(LINKS).join("|")})`)).map((part) =>
+    Object.hasOwn(LINKS, part) ? element("a", { href: LINKS[part] }, part) : part);
+}
+
 function signed(x, digits = 2) {
   const sign = x > 0 ? "+" : x < 0 ? "−" : "";
   return sign + Math.abs(x).toFixed(digits);
