@@ -156,7 +156,8 @@ def assemble(data):
     """Put the page together. -> HTML"""
     texts = [(FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS]
     script = '\n"use strict";\n' + "\n".join(texts)
-    style = "\n" + (FOLDER / "page.css").read_text(encoding="utf-8")
+    style = "\n" + "".join((FOLDER / name).read_text(encoding="utf-8")
+                           for name in ("../look.css", "page.css"))
     template = string.Template((FOLDER / "page.html").read_text(encoding="utf-8"))
     run = data["run"]
     size = sum(rows * columns for _, rows, columns in data["packed"]["shapes"])
