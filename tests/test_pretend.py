@@ -73,8 +73,7 @@ def train(device, words, folder):
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """Flags for one base on both devices, because bases made on each would differ in the last
-    bits."""
+    """Flags for one base on both devices, because two bases would differ in their last bits."""
     folder = tmp_path_factory.mktemp("base")
     words = f"{TINY} --base_steps 40 --max_steps 0 --device cpu"
     with pytest.MonkeyPatch.context() as patch:
@@ -153,8 +152,7 @@ def test_a_run_goes_on_on_any_device(base):
 
 
 def test_a_checkpoint_is_loaded_to_the_cpu_wherever_it_was_written():
-    """Otherwise it would stay in the GPU's memory, and AdamW would wait twice per weight and
-    step."""
+    """Otherwise it would stay on the GPU, and AdamW would wait twice per weight and step."""
     train("cuda", "grpo --max_steps 1", "one")
     with pretend.cuda():
         cfg = common.parse_flags(grpo.Config, ["--resume_from_checkpoint", "one"])

@@ -117,7 +117,7 @@ def test_two_processes_make_the_steps_of_one_and_hold_half_of_the_weights_each(
     assert texts == expected and "trained" in read_summary(two / "run")
 
 
-# ---- jobs that are stopped -------------------------------------------------------------------
+# ---- stopped jobs ----------------------------------------------------------------------------
 
 def test_after_ctrl_c_in_one_process_the_step_is_finished_and_saved_by_all(
         small_llama, tmp_path):
