@@ -1,11 +1,12 @@
-"""The fused log-probability, ratio and entropy against their definition in float64.
+"""Compare the fused log-probability, ratio and entropy with their definition in float64.
 
-Without a GPU, test_all_of_this_holds_in_tritons_interpreter runs this file once more, in a process
-of its own with TRITON_INTERPRET=1, where the kernels run on the CPU. What the compiler makes of
-them for a GPU is looked at in any case. With a GPU, every test runs on it as well.
+Without a GPU, test_all_of_this_holds_in_tritons_interpreter runs this file a second time, in a
+separate process with TRITON_INTERPRET=1, where the kernels run on the CPU. The tests of the code
+compiled for a GPU run in any case. With a GPU, the tests also run on the GPU.
 
-Triton's interpreter truncates a float32 that is stored as bfloat16, where a GPU rounds it to the
-nearest. So the tests there allow twice the error, and cannot detect a mistake in a GPU's rounding.
+Triton's interpreter truncates a float32 that is stored as bfloat16, whereas a GPU rounds it to
+nearest. So in the interpreter the tests allow twice the error, and cannot detect a mistake in a
+GPU's rounding.
 """
 import importlib.util
 import math
@@ -27,22 +28,22 @@ from kernels import logprob as fused
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu"
 
-# numpy's, of log(0) in rows of padding
+# numpy warns of log(0) in rows of padding
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 device = pytest.mark.skipif(
     not fused.can_run(DEVICE), reason="needs Triton and a GPU of CUDA 8.0")
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# The error allowed, as a share of the largest number in a sum, from logits of any dtype.
+# Allowed error for logits of any dtype, as a fraction of the largest number in a sum.
 EXACT = 1e-6
-# The error of a gradient when it is stored: see above.
+# Error from rounding a stored gradient; the module docstring explains bfloat16.
 ROUNDING = {torch.float32: 0, torch.float16: 2**-11, torch.bfloat16: 2**-8}
 if INTERPRETED:
     ROUNDING[torch.bfloat16] = 2**-7
 
 
 def compiler(test):
-    """A test of what is compiled, so not for the interpreter."""
+    """Mark a test of compiled code: drop it in the interpreter, and skip it without Triton."""
     if INTERPRETED:
         return None
     return pytest.mark.skipif(not fused.triton, reason="no Triton")(test)
@@ -55,8 +56,9 @@ def L():
 
 
 def problem(dtype, N, V, temperature=1.0, off_policy=True, padding=()):
-    """-> (logits, tokens, old_logps, temperature) and g, the derivatives of a loss by logps, ratio
-    and entropy. The maximum of row 0 is in the last column; row 1 rises, and row 2 falls."""
+    """Make random inputs. Row 0 has its maximum in the last column, row 1 rises, and row 2 falls.
+    -> (logits, tokens, old_logps, temperature); g (3, N), the derivatives of a loss with respect to
+    logps, ratio and entropy"""
     generator = torch.Generator().manual_seed(1000 * N + V)
     logits = torch.randn(N, V, generator=generator) * 3
     logits[0, -1] = logits[0].max() + 2
@@ -76,8 +78,8 @@ def problem(dtype, N, V, temperature=1.0, off_policy=True, padding=()):
 
 
 def run(function, logits, *args, g=None, **options):
-    """-> logps, ratio, entropy and, if g holds the derivatives of a loss by them, its gradient by
-    the logits; else None"""
+    """Evaluate `function`; g holds the derivatives of a loss with respect to its three outputs.
+    -> logps, ratio, entropy, the gradient with respect to the logits (None without g)"""
     x = logits.detach().requires_grad_()
     outputs = function(x, *args, **options)
     if g is not None:
@@ -91,8 +93,8 @@ def definition(logits, *args, g=None):
 
 
 def compare(ours, exact, dtype, g=None, temperature=1.0):
-    """The values agree and, with the g it is made from, the gradient, in which terms of that size
-    cancel out."""
+    """Check the values and, given the g that it was computed from, the gradient. Its bound grows
+    with the terms that cancel out in it."""
     logps, ratio, entropy, grad = exact
     size = 1 + logps.abs()
     bounds = {"logps": EXACT * size,
@@ -106,7 +108,7 @@ def compare(ours, exact, dtype, g=None, temperature=1.0):
     for (name, bound), a, b in zip(bounds.items(), ours, exact):
         expected = dtype if name == "gradient" else torch.float32
         assert a.dtype == expected and a.shape == b.shape, name
-        error = (a.double() - b).abs().masked_fill(a == b, 0)                   # -inf is -inf
+        error = (a.double() - b).abs().masked_fill(a == b, 0)                 # nan if both are -inf
         worst = (error / bound).max() if error.numel() else 0
         assert (error <= bound).all(), f"{name} off by {worst:.1e} bounds"
 
@@ -147,7 +149,7 @@ SHAPES = [(5, 2), (1, 3), (33, 8), (5, 127), (33, 266), (5, 512), (1, 4096), (5,
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("N, V", SHAPES)
 def test_kernels_agree_with_float64_autograd(L, dtype, N, V):
-    """Of 9,000 tokens, the maximum may come in any tile."""
+    """With about 9,000 tokens, a row has several tiles, and the maximum may be in any of them."""
     variant = N + V + DTYPES.index(dtype)
     (logits, *args), g = problem(
         dtype, N, V, temperature=(1.0, 0.7, 1.9)[variant % 3], off_policy=variant % 2 == 0,
@@ -165,7 +167,7 @@ def test_logits_far_below_zero_lose_nothing(L):
 
 @device
 def test_on_policy_the_ratio_is_one_and_backward_runs_twice_with_the_same_gradient(L):
-    """By the ratio as by the log-probability. The logits stay."""
+    """The gradients of ratio and log-probability are equal. The logits stay unchanged."""
     (logits, tokens, _, _), _ = problem(torch.float32, 6, 50)
     x = logits.clone().requires_grad_()
     logps, ratio, _ = L.logprob(x, tokens)
@@ -202,7 +204,7 @@ VIEWS = {"shifted": lambda x: x[:B, :-1, 3:V + 3], "padded head": lambda x: x[:B
 @pytest.mark.parametrize("view", VIEWS)
 def test_logits_and_tokens_may_be_views(L, view):
     generator = torch.Generator().manual_seed(0)
-    width = V + 8 if view == "padded head" else V + 7       # 128 bits divide a row, or not
+    width = V + 8 if view == "padded head" else V + 7       # whole 128-bit words, or not
     logits = VIEWS[view](torch.randn(2 * B, T + 1, width, generator=generator).to(DEVICE))
     tokens = torch.randint(V, (B, T + 1), generator=generator).to(DEVICE)[:, 1:]
     old_logps = torch.randn(B, T, generator=generator).to(DEVICE) - 3
@@ -216,7 +218,7 @@ def test_logits_and_tokens_may_be_views(L, view):
 @device
 @pytest.mark.parametrize("V", [70, 9001])
 def test_impossible_tokens_count_for_nothing(L, V):
-    """Logits of -inf: a few, all but two, and, of the large vocabulary, whole tiles."""
+    """Some rows have a few logits of -inf, all but two, or half (whole tiles if V is large)."""
     (logits, tokens, old_logps, _), g = problem(torch.float32, 4, V)
     logits[0, :-1:3] = -math.inf
     logits[1, 1:-1] = -math.inf
@@ -226,7 +228,7 @@ def test_impossible_tokens_count_for_nothing(L, V):
     assert all(value.isfinite().all() for value in exact)
     compare(run(L.logprob, logits, tokens, old_logps, g=g), exact, torch.float32, g)
 
-    tokens[2] = 0                                       # to have sampled one is impossible, too
+    tokens[2] = 0                                       # an impossible token was sampled
     logps, ratio, entropy, grad = run(L.logprob, logits, tokens, old_logps, g=g)
     assert logps[2] == -math.inf and ratio[2] == 0
     assert entropy[2].isfinite() and grad.isfinite().all()
@@ -249,7 +251,8 @@ def test_nan_stays_nan_in_its_row_alone_and_a_token_outside_the_vocabulary_is_na
 
 @pytest.mark.parametrize("name", ["logprob", "logprob_torch"])
 def test_a_ratio_that_the_loss_does_not_use_may_be_infinite(L, name):
-    """The loss leaves it out, or a clip takes its gradient away; where it counts, nan shows it."""
+    """The gradient stays correct if the loss ignores the ratio or a clip removes its gradient. If
+    the ratio counts, the gradient is not finite."""
     (logits, tokens, old_logps, _), _ = problem(torch.float32, 4, 32)
     x = logits.requires_grad_()
     logps, ratio, _ = getattr(L, name)(x, tokens, old_logps - 1000)
@@ -265,10 +268,10 @@ def test_inplace_writes_the_same_gradient_over_the_logits_which_are_not_used_aga
     (logits, *args), g = problem(torch.bfloat16, 5, 266, padding=[3])
     *_, expected = run(L.logprob, logits, *args, g=g)
     hidden = logits.clone().requires_grad_()
-    x = hidden * 1                                      # as a head's output: nothing else needs it
+    x = hidden * 1                                      # like a head's output: used only here
     x.retain_grad()
     outputs = L.logprob(x, *args, inplace=True)
-    other_loss = x.exp().mul(x).sum()                   # needs x as it was
+    other_loss = x.exp().mul(x).sum()                   # needs the original x
     torch.autograd.backward(outputs, list(g), retain_graph=True)
     assert torch.equal(x.grad, expected) and torch.equal(x.detach(), expected)
     assert torch.equal(hidden.grad, expected) and torch.equal(hidden.detach(), logits)
@@ -281,23 +284,23 @@ def test_inplace_writes_the_same_gradient_over_the_logits_which_are_not_used_aga
 def test_rows_are_on_the_grids_first_axis(L):
     class Kernel:
         def __getitem__(self, grid):
-            assert len(grid) == 1 and grid[0] == 70_000         # the other two end at 65,535
+            assert len(grid) == 1 and grid[0] == 70_000         # other axes end at 65,535
             return lambda *args, **options: None
     logits = torch.zeros(1, 1, 5000, device=DEVICE).expand(1, 70_000, 5000)
     L.launch(Kernel(), logits, (), logits.stride()[:2], 1.0)
 
 
 def empty(n):
-    """n bf16 numbers that take no memory until they are touched."""
+    """Make n bf16 numbers, which on the CPU take no memory until they are touched. -> (n,)"""
     if DEVICE == "cuda":
         return torch.empty(n, dtype=torch.bfloat16, device="cuda")
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000     # MAP_NORESERVE, from Python 3.13 on
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000     # mmap.MAP_NORESERVE in Python 3.13
     return torch.frombuffer(mmap.mmap(-1, 2 * n, flags=flags), dtype=torch.bfloat16)
 
 
 @device
 def test_rows_may_begin_beyond_two_to_the_31(L, V=64, apart=2**30):
-    """Row 2 does, and a product of int32 would have it begin 2^31 before the first."""
+    """Row 2 begins at 2^31, which overflows a product of int32 to -2^31."""
     (logits, tokens, old_logps, _), g = problem(torch.bfloat16, 3, V)
     far = empty(2 * apart + V).as_strided((1, 3, V), (3 * apart, apart, 1))
     grad = empty(2 * apart + V).as_strided((1, 3, V), (3 * apart, apart, 1))
@@ -312,14 +315,14 @@ def test_rows_may_begin_beyond_two_to_the_31(L, V=64, apart=2**30):
     compare((logps, ratio, entropy, grad[0]), exact, torch.bfloat16, g)
 
 
-# ---- 3. for a GPU that need not be here ------------------------------------------------------
+# ---- 3. compiled for a GPU that may be absent ------------------------------------------------
 
 @compiler
 @pytest.mark.parametrize("name", ["forward_kernel", "backward_kernel"])
 @pytest.mark.parametrize("target, dtype, V, scale", [
     (90, "bf16", 151936, "fp32"), (90, "fp16", 512, "fp64"), (80, "fp32", 50257, "fp32")])
 def test_a_kernel_compiles(name, target, dtype, V, scale):
-    """As `launch` would compile it, for contiguous logits."""
+    """Compile the kernel as `launch` would for contiguous logits."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     kernel = getattr(fused, name)
@@ -339,7 +342,7 @@ def test_a_kernel_compiles(name, target, dtype, V, scale):
 
 @pytest.mark.skipif(not INTERPRETED, reason="runs in Triton's interpreter")
 def test_a_run_learns_the_same_by_triton_and_by_torch(tmp_path):
-    """grpo.py alone, since what calls the kernel is the same text in each script."""
+    """Run grpo.py alone, because the code that calls the kernel is identical in all scripts."""
     flags = TINY | {"max_steps": 2, "stop_at": 2, "base_steps": 0, "num_eval_problems": 1,
                     "num_eval_samples": 1, "temperature": 0.8, "beta": 0.1, "entropy_coef": 0.1,
                     "num_prompts": 2, "max_completion_length": 4, "eval_steps": 9}
@@ -350,7 +353,7 @@ def test_a_run_learns_the_same_by_triton_and_by_torch(tmp_path):
             assert one[name] == pytest.approx(other[name], rel=1e-3, abs=1e-6), name
 
 
-# ---- 5. all of it, without a GPU -------------------------------------------------------------
+# ---- 5. all tests again, without a GPU -------------------------------------------------------
 
 @compiler
 def test_all_of_this_holds_in_tritons_interpreter():

@@ -1,5 +1,5 @@
-"""What a KL penalty does, by enumeration of all that a small policy can say: the estimators, and
-their gradients in the loss. grpo.py has all of them, so most of this asks it alone."""
+"""Test the KL estimators and their gradients in the loss, by enumerating all outputs of a small
+policy. grpo.py has all estimators, so most tests use only this script."""
 import importlib
 
 import pytest
@@ -10,18 +10,18 @@ import grpo
 
 pytestmark = pytest.mark.quick
 
-ESTIMATORS = {"reinforce": ["k1", "k3"], "ppo": ["k1", "k3"], "dpo": ["k3"]}    # the others: all
+ESTIMATORS = {"reinforce": ["k1", "k3"], "ppo": ["k1", "k3"], "dpo": ["k3"]}    # others have all
 
 
 def exact_kl(p, q):
-    """KL(p || q) of the distributions in the last dimension."""
+    """Compute KL(p || q) of the distributions in the last dimension."""
     return (p * (p / q).log()).sum(dim=-1)
 
 
 @pytest.fixture
 def states():
-    """Logits of a policy in 4 states of 3 actions, the probabilities of an older policy, and those
-    of a reference. (4, 3) each"""
+    """Logits of a policy with 3 actions in each of 4 states, and the probabilities of an older
+    policy and of a reference. -> (4, 3) each"""
     theta, old, ref = randn(3, 4, 3)
     return theta.requires_grad_(), old.softmax(dim=-1), ref.softmax(dim=-1)
 
@@ -41,7 +41,7 @@ def test_k1_and_k3_average_to_the_kl_of_the_policy_from_the_reference_and_k2_doe
     p = theta.detach().softmax(dim=-1)
     for estimator in {"k1", "k3"}.intersection(ESTIMATORS.get(script, means)):
         close((p * kl(p.log(), ref.log(), estimator)).sum(dim=-1), exact_kl(p, ref))
-    close(kl(p.log(), ref.log()), kl(p.log(), ref.log(), "k3"))         # the default
+    close(kl(p.log(), ref.log()), kl(p.log(), ref.log(), "k3"))         # k3 is the default
     with pytest.raises(AssertionError, match="k9"):
         kl(p.log(), ref.log(), "k9")
 
@@ -62,7 +62,7 @@ def test_in_a_loss_k1_does_nothing_k2_has_the_gradient_of_the_kl_and_k3_of_the_r
     p = theta.softmax(dim=-1)
     expected = {"k1": 0 * exact_kl(p, ref), "k2": exact_kl(p, ref), "k3": exact_kl(ref, p),
                 "k3_ratio": exact_kl(p, ref)}
-    log_rho = p.log() - p.log().detach()                # 0, with a gradient
+    log_rho = p.log() - p.log().detach()                # 0, but with a gradient
     for estimator, exact in expected.items():
         sampled = p.detach() * grpo.kl(p.log(), ref.log(), estimator, log_rho)
         for state in range(4):
@@ -81,7 +81,7 @@ def test_on_samples_of_an_older_policy_the_estimates_need_the_ratio_to_have_thei
     reverse_kl = gradient(exact_kl(ref, p).sum(), theta)
 
     def found(sampled):
-        """The gradient of the mean over samples of the older policy."""
+        """Differentiate the mean over samples of the older policy. -> (4, 3)"""
         return gradient((old * sampled).sum(), theta)
     close(found(k3_ratio), forward_kl)
     close(found(ratio * k1), forward_kl)

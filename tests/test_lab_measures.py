@@ -1,5 +1,5 @@
-"""What experiments of the lab measure: the columns that their files have, and numbers held against
-a closed form or an enumeration."""
+"""Test the measures of the lab: they fill the columns of their stored files, and their numbers
+agree with a closed form or an enumeration."""
 import dataclasses
 import itertools
 import json
@@ -29,7 +29,8 @@ def problem_of(prompt, answer=""):
 # ---- every measure ---------------------------------------------------------------------------
 
 def untrained(script, flags):
-    """Untrained, what load_base gives; a text of an odd length is right. -> Config, task, policy"""
+    """Replace load_base: make an untrained policy, and a task in which texts of odd length are
+    right. -> Config, task, policy"""
     small = SMALL | {"hidden_size": 16, "intermediate_size": 16, "num_prompts": 4,
                      "num_generations": 4, "num_eval_problems": 4, "num_eval_samples": 1}
     del small["max_steps"]
@@ -68,12 +69,12 @@ def test_a_measure_finds_the_columns_that_its_file_has(name, measure, case, cons
 
 @pytest.mark.parametrize("baseline, size", [("rloo", 4), ("rloo", 32), ("optimal", 4)])
 def test_variance_of_a_group_is_that_of_drawn_groups(baseline, size, monkeypatch):
-    """The baseline is from the group itself, or from all. Groups of 4 of 32 outputs vary by a
-    factor 28/32 less than those of any number of outputs."""
+    """The baseline comes from the group itself, or from all 32 outputs. Groups of 4 that are drawn
+    from 32 outputs without replacement vary less than independent samples, by a factor of 28/32."""
     monkeypatch.setattr(variance, "DEALS", 100)
     generator = torch.Generator().manual_seed(1)
     gradients = torch.randn(32, 2, generator=generator).double() + f64([1, 0])
-    gradients *= torch.arange(32)[:, None] / 16             # of all lengths
+    gradients *= torch.arange(32)[:, None] / 16             # gradients of different lengths
     norms = gradients.square().sum(dim=1)
     rewards = (torch.arange(32) % 3 == 0).double()
     rows = torch.rand(5000, 32, generator=generator).argsort(dim=1)
@@ -87,7 +88,7 @@ def test_variance_of_a_group_is_that_of_drawn_groups(baseline, size, monkeypatch
 
 @pytest.fixture
 def walks():
-    """A batch of credit.py."""
+    """A batch of gridworld episodes, as lab/claims/credit.py samples it."""
     cfg, task, _ = untrained(credit.ppo, "--task gridworld")
     return credit.make_batch(task, cfg, 0)
 
@@ -111,13 +112,13 @@ def test_weight_times_the_gradient_of_p_is_the_mean_gradient_over_all_outcomes(s
         rewards = f64([outcome])
         chance = p ** sum(outcome) * (1 - p) ** (4 - sum(outcome))
         A = grpo.advantages(rewards, scale)
-        slope = torch.where(rewards == 1, 1 / p, -1 / (1 - p))      # of the log-probability in p
+        slope = torch.where(rewards == 1, 1 / p, -1 / (1 - p))      # d log-probability / dp
         gradient += chance * (A * slope).mean().item()
     assert signal.weight(f64([p]), 4, scale).item() == pytest.approx(gradient)
 
 
 def test_seeds_an_interval_misses_the_truth_if_no_run_of_a_sample_collapses(monkeypatch):
-    """Where collapses are very deep, and only there: with one, the interval is as wide as it."""
+    """In a sample with a very deep collapse, the interval is so wide that it contains the truth."""
     monkeypatch.setattr(seeds, "DRAWS", 800)
     monkeypatch.setattr(seeds, "DEPTH", 1e4)
     found = seeds.luck(0, seeds.COLLAPSING)
@@ -129,7 +130,7 @@ def test_seeds_an_interval_misses_the_truth_if_no_run_of_a_sample_collapses(monk
 
 
 def test_kl_moments_are_those_of_a_coin_worked_out_by_hand():
-    """A coin (1/2, 1/2) against (9/10, 1/10)."""
+    """Compare a Bernoulli policy (1/2, 1/2) with a reference (9/10, 1/10)."""
     found = kl.moments(f64([[0.5, 0.5]]).log(), f64([[0.9, 0.1]]).log())
     heads, tails = math.log(5 / 9), math.log(5)
     expected = {"k1": (heads, tails), "k2": (heads ** 2 / 2, tails ** 2 / 2),
@@ -151,7 +152,7 @@ def test_kl_outputs_are_all_that_can_be_said_and_gradients_are_equal_where_the_m
 
 def test_offline_pairs_are_a_right_and_a_wrong_text_of_one_problem(monkeypatch):
     monkeypatch.setattr(offline, "load_base", untrained)
-    monkeypatch.setattr(offline, "encode", lambda *_: ANY)      # each text is read as its tokens
+    monkeypatch.setattr(offline, "encode", lambda *_: ANY)      # accept every text
     monkeypatch.setattr(preferences, "MISTAKES", 0.0)
     pairs = offline.compared_pairs(2)
     assert pairs and all(len(pair["chosen"]) % 2 > len(pair["rejected"]) % 2 for pair in pairs)
@@ -159,8 +160,9 @@ def test_offline_pairs_are_a_right_and_a_wrong_text_of_one_problem(monkeypatch):
 
 @pytest.fixture
 def guesser(bigram):
-    """A policy that begins with <answer>, ends at once, thinks or says x, in this order; after
-    <answer> it says 8 with a probability of 0.7 and 9 with 0.2, and each ends the answer."""
+    """A policy whose first token is most likely <answer>, then (with falling probability) the end,
+    <think> or x. After <answer> it samples 8 with a probability of 0.7 and 9 with 0.2; after 8, it
+    nearly always samples </answer>."""
     table = torch.full((grpo.VOCAB_SIZE, grpo.VOCAB_SIZE), -20.0).double()
     follows = {ord("="): {sharpen.ANSWER: 0.5, grpo.EOS: 0.3, sharpen.THINK: 0.15, ord("x"): 0.05},
                sharpen.ANSWER: {ord("8"): 0.7, ord("9"): 0.2, ord("1"): 0.1},
@@ -177,7 +179,7 @@ def guesser(bigram):
 def test_sharpen_certainty_is_the_mean_margin_of_the_tokens_of_the_answer(guesser):
     answer, answered = sharpen.ANSWER, sharpen.ANSWERED
     end = [grpo.EOS, grpo.PAD]
-    cases = [([ord("x"), answer, ord("8"), answered, *end], 0.5),   # neither tag counts
+    cases = [([ord("x"), answer, ord("8"), answered, *end], 0.5),   # tags do not count
              ([answer, ord("8"), ord("x"), answered, *end], (0.5 + 0.98) / 2),
              ([sharpen.THINK, ord("8"), *end], 0)]
     for ids, margin in cases:
@@ -190,12 +192,12 @@ def test_sharpen_certainty_is_the_mean_margin_of_the_tokens_of_the_answer(guesse
 def test_sharpen_paths_are_greedy_after_the_likeliest_first_tokens(guesser, config, load_task):
     cfg = config(task="arithmetic:2")
     right, _ = sharpen.paths(guesser, load_task(cfg), cfg, [problem_of("(3+5)=", "8")] * 2)
-    # <answer>8</answer>; an end at once, whatever follows; <think>8</answer>; x<answer>8</answer>
+    # The paths are <answer>8</answer>, an immediate end, <think>8</answer>, x<answer>8</answer>.
     assert right[:, 1].tolist() == [1, 0, 0, 1]
 
 
 def test_a_completion_goes_on_as_it_did(config, load_task, talker):
-    """Without chance, and from any of its prefixes."""
+    """Greedy decoding continues a completion identically from each of its prefixes."""
     cfg = config()
     policy = talker(cfg)
     problems = common.sample_problems(load_task(cfg), 5, 0)
@@ -214,7 +216,8 @@ def proxies(kind, prompt, texts):
 
 def test_a_difference_of_a_potential_gives_every_group_the_same_advantages():
     texts = ["", "RL", "RLRL", "RURR", "RURRRR", "x", "RURR!", "LLLLLLLLLL", "DD"]
-    assert proxies(wrongrewards.NEARER, "A b3 7", texts[:3]) == [0, 1, 2]   # to and fro pays
+    # a bonus for coming nearer rewards moving to and fro
+    assert proxies(wrongrewards.NEARER, "A b3 7", texts[:3]) == [0, 1, 2]
     for prompt in ("A b3 7", "C c2 4", "F c2 4"):
         groups = [f64([proxies(kind, prompt, texts)])
                   for kind in (wrongrewards.RIGHT, wrongrewards.POTENTIAL)]

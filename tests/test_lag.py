@@ -1,5 +1,5 @@
-"""examples/lag.py: what the weights of samples of an older policy are, and what they correct, by
-numbers worked out by hand and by enumeration of all that a small policy can say; and its runs."""
+"""Test examples/lag.py: the importance weights of samples from an older policy against numbers
+worked out on paper, an update against its equation, and whole runs."""
 import copy
 import dataclasses
 import importlib
@@ -50,12 +50,12 @@ def test_wild_values_in_masked_slots_have_no_weight_and_infinite_weights_are_cut
     assert large.tolist() == [[3.0 if "truncate" in correction else 0.0, 0.0]]
 
 
-# ---- w A in the place of A -------------------------------------------------------------------
+# ---- w A instead of A ------------------------------------------------------------------------
 
 @scripts("grpo", "gspo")
 def test_an_update_weighs_the_surrogate_but_neither_the_kl_nor_the_entropy(script, scene):
-    """And the log-probs of the policy before it stand in the place of the sampler's. Some tokens
-    have weight 0 by the cap, and one row has none at all."""
+    """The trainer's log-probs from before the update replace the sampler's. The cap gives some
+    tokens a weight of 0, and in one row all weights are 0."""
     made = scene(loss_type="dapo", beta=0.3, kl_estimator="k3_ratio", entropy_coef=0.05)
     batch, mask, T = made.batch, made.batch.mask, made.cfg.temperature
     sampled = batch.logps.clone()
@@ -124,7 +124,7 @@ def test_a_run_that_is_resumed_ends_as_if_it_had_not_been_and_samples_from_older
     assert not changed_weights(sampled[0], sampled[2]) and changed_weights(sampled[2], sampled[3])
     w = [line["sampling/importance_sampling_ratio/mean"] for line in steps("lag-six")]
     assert w[0] == pytest.approx(1, abs=1e-5) and w[2] != pytest.approx(1, abs=1e-5)
-    assert advantages[2][:, 1].ne(advantages[2][:, 0]).any()        # tokens have their own weights
+    assert advantages[2][:, 1].ne(advantages[2][:, 0]).any()        # each token has its own weight
 
     run(lag.main, "lag-three", **flags)
     lag.main(arguments({"resume_from_checkpoint": "lag-three", "max_steps": 6}))

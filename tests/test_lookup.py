@@ -1,5 +1,5 @@
-"""The lookup task: problems, demonstrations, what the environment inserts after any call, and the
-verifier."""
+"""Test the lookup task: problems, demonstrations, the text that the environment inserts after a
+call, and the verifier."""
 import re
 
 import pytest
@@ -18,7 +18,7 @@ ASKED = "<search>ka</search><information>mi</information>"
 
 
 def response(text, problem=PROBLEM):
-    """What stands in the block that the environment inserts."""
+    """Return the text inside the block that the environment inserts."""
     return re.fullmatch("<information>(.*)</information>", TASK.respond(problem, text))[1]
 
 
@@ -120,7 +120,7 @@ def test_hostile_text_costs_about_a_millisecond(text):
 # ---- problems and demonstrations -------------------------------------------------------------
 
 def test_demonstrations_hold_what_the_environment_would_insert_where_it_would():
-    """And with the end and a failed call they fit into a completion."""
+    """Each demonstration also fits into a completion with an end and a failed call added."""
     for problem in common.sample_problems(TASK, 500, 0, phase="textbook"):
         text = problem.completion
         pieces = re.split("(?<=</search>)", text)

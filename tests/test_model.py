@@ -1,5 +1,5 @@
-"""The model, against a plain reference; reading with a cache; the log-probs of its logits; and
-scoring. The scripts have one text of it, so these tests ask grpo.py."""
+"""Test the model against a plain reference, reading with a cache, log-probs of logits, and scoring.
+The model's code is identical in all scripts, so these tests use grpo.py."""
 import functools
 import itertools
 import math
@@ -15,13 +15,13 @@ import ppo
 
 @pytest.fixture
 def policy(talker, config):
-    """policy(**changes), in float64."""
+    """policy(**changes): make a policy in float64, with these changes to the flags."""
     return lambda **changes: talker(config(**changes)).double()
 
 
 @pytest.fixture
 def tokens():
-    """(3, 9), any of the vocabulary."""
+    """Random tokens of the vocabulary. -> (3, 9)"""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(grpo.VOCAB_SIZE, (3, 9), generator=generator)
 
@@ -33,8 +33,8 @@ def rms_norm(x, weight):
 
 
 def turned(x):
-    """Queries or keys of a head (L, hd). Features i and i + hd / 2 are a point in a plane, that is
-    turned by the angle position * 10000^(-2 i / hd)."""
+    """Rotate the queries or keys of a head (L, hd). Features i and i + hd / 2 are a point in a
+    plane, which is rotated by the angle position * 10000^(-2 i / hd). -> (L, hd)"""
     L, hd = x.shape
     points = torch.complex(x[:, :hd // 2], x[:, hd // 2:])
     angles = torch.tensor([[t * 10_000 ** (-2 * i / hd) for i in range(hd // 2)]
@@ -44,7 +44,7 @@ def turned(x):
 
 
 def attend(block, x, H, KV):
-    """Each head in turn; heads that stand side by side share keys and values."""
+    """Compute the heads one by one; neighboring heads share keys and values. -> (L, D)"""
     hd = x.shape[1] // H
     heads = []
     for h in range(H):
@@ -61,7 +61,7 @@ def attend(block, x, H, KV):
 
 
 def reference_logits(model, ids, H, KV):
-    """(L,) -> (L, V)"""
+    """Compute the logits of one row of tokens (L,). -> (L, V)"""
     x = model.embed.weight[ids]
     for block in model.blocks:
         x = x + attend(block, rms_norm(x, block.attention_norm.weight), H, KV)
@@ -76,20 +76,20 @@ def test_the_logits_are_those_of_a_llama(config, tokens, H, KV):
     cfg = config(num_attention_heads=H, num_key_value_heads=KV, num_hidden_layers=3)
     model = grpo.GPT(cfg).double()
     generator = torch.Generator().manual_seed(1)
-    for weight in model.parameters():                   # also those of the norms
+    for weight in model.parameters():                   # also the norms' weights
         weight.data += 0.3 * torch.randn(weight.shape, generator=generator)
     logits = model(tokens)
     assert logits.shape == (3, 9, grpo.VOCAB_SIZE)
     for row in range(3):
         expected = reference_logits(model, tokens[row], H, KV)
-        torch.testing.assert_close(logits[row], expected, atol=1e-6, rtol=0)    # angles: float32
+        torch.testing.assert_close(logits[row], expected, atol=1e-6, rtol=0)    # float32 angles
 
 
 def test_the_weights_are_a_function_of_the_seed_of_the_base(config):
     policies = [grpo.GPT(config(base_seed=seed)) for seed in (0, 0, 1)]
     for first, again, other in zip(*(policy.parameters() for policy in policies)):
         assert torch.equal(first, again)
-        assert not torch.equal(first, other) or first.dim() == 1        # norms begin with ones
+        assert not torch.equal(first, other) or first.dim() == 1        # norms start at 1
 
 
 # ---- a cache ---------------------------------------------------------------------------------
@@ -142,13 +142,13 @@ def test_gpt_is_what_the_contract_says():
 
 # ---- scoring, which reads each prompt once ---------------------------------------------------
 
-# Which of four prompts each row continues.
+# For each row, the index of the prompt (of four) that it continues.
 every_grouping = pytest.mark.parametrize(
     "groups", [[0], [0, 0, 0], [2, 0, 1], [1, 1, 2, 2, 2], [3]], ids=str)
 
 
 class Case:
-    """A small policy in float64, and rows that continue its prompts by T tokens."""
+    """A small policy in float64, and rows that continue its four prompts by T tokens."""
 
     def __init__(self, groups, T, num_key_value_heads=2):
         cfg = grpo.Config(device="cpu", hidden_size=16, intermediate_size=16,
@@ -164,7 +164,7 @@ class Case:
         return grpo.score(self.policy, self.prompts, self.tokens, temperature)
 
     def score_in_full(self, temperature=1.0):
-        """score, by reading every prompt with every completion."""
+        """Compute what `score` does, but read every prompt again with every completion."""
         sequences = torch.cat([self.prompts, self.tokens], dim=1)
         logits = self.policy(sequences[:, :-1])[:, self.prompts.shape[1] - 1:]
         return grpo.logprobs(logits, self.tokens, temperature)
@@ -192,11 +192,11 @@ def test_scores_and_their_gradients_are_those_of_reading_prompt_and_completion_i
 def test_the_critic_reads_a_prompt_once_and_its_values_are_those_of_reading_all():
     case = Case([1, 0, 1, 1], 5)
     critic = ppo.Critic(case.policy)
-    assert (critic(case.prompts, case.tokens) == 0).all()       # it begins with no opinion
+    assert (critic(case.prompts, case.tokens) == 0).all()       # its head starts at 0
     critic.head.data.copy_(torch.linspace(-1, 1, 16))
     hidden = critic.gpt.hidden(torch.cat([case.prompts, case.tokens], dim=1))
     expected = hidden[:, 9:-1] @ critic.head
-    reads = []                                                  # tokens of each call
+    reads = []                                                  # number of tokens per call
     critic.gpt.norm.register_forward_hook(
         lambda norm, hidden, output: reads.append(output[..., 0].numel()))
     close(critic(case.prompts, case.tokens), expected)

@@ -1,4 +1,5 @@
-"""nano.py is grpo.py, only shorter: the same numbers from the same inputs. And it learns."""
+"""Test that nano.py and the rungs of the path compute the same numbers as the scripts from the same
+inputs, and that nano.py learns."""
 import random
 import re
 import types
@@ -20,7 +21,7 @@ def test_problems_and_verdicts():
     task = grpo.common.Arithmetic(grpo.verify)
     for seed in range(2_000):
         problem, rng = task.sample(random.Random(seed)), random.Random(seed)
-        _ = rng.random(), rng.randint(5, 5)                 # how many operands: here always 5
+        _ = rng.random(), rng.randint(5, 5)                 # sample's first two draws
         expected = (problem.prompt, problem.work, int(problem.answer))
         assert nano.sample_problem(rng, task.is_held_out(problem)) == expected
     pieces = [*nano.VOCABULARY, *"777-- \n\0.\x85\uff17", "", "0" * 21, "<answer>7</answer>"]
@@ -34,19 +35,19 @@ def test_outputs_log_probabilities_advantages_loss_and_gradient(double):
     cfg = grpo.Config(device="cpu", max_completion_length=nano.T)
     model, policy = grpo.GPT(cfg), nano.GPT()
     for name, weight in policy.named_parameters():
-        part = name.split(".")[-2:][0]                      # qkv of blocks.0.qkv.weight
+        part = name.split(".")[-2:][0]                      # qkv for blocks.0.qkv.weight
         names = [name.replace(part, one) for one in PARTS.get(part, [part])]
         weight.parts = [torch.nn.init.normal_(model.get_parameter(one), std=0.3) for one in names]
         weight.data = torch.cat(weight.parts).detach()
     prompts = torch.randint(320, (64, nano.W))
     outputs, mask, *_ = grpo.rollout(model, prompts, None, cfg)       # greedy
     same(nano.sample(policy, prompts, True)[:, nano.W:] * mask, outputs * mask)
-    outputs = torch.randint(30, (64, nano.T))                           # END is one of 30
+    outputs = torch.randint(30, (64, nano.T))                           # END is one of these 30
     logps, mask = nano.logprobs(policy, torch.cat([prompts, outputs], 1))
     same(logps, grpo.score(model, prompts, outputs)[0])
     A = nano.advantages(torch.ones(8, 8).tril()).view(-1, 1)            # 1 to 8 of 8 are right
     same(A, grpo.advantages(torch.ones(8, 8).tril()).view(-1, 1))
-    old_logps = (logps + torch.randn_like(logps) * 0.3).detach()        # one in five is clipped
+    old_logps = (logps + torch.randn_like(logps) * 0.3).detach()        # a fifth is clipped
     loss = nano.surrogate_loss(logps, old_logps, A, mask)
     loss.backward()
     batch = grpo.common.Batch(outputs, mask, old_logps, 0, mask.sum(1).long(), 0, prompts=prompts)

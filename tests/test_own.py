@@ -1,5 +1,5 @@
-"""Your own rewards and tools: --reward_file, and tasks that insert text into completions, which
-pretrained/train.py trains as the scripts do."""
+"""Test your own rewards and tools: --reward_file, and tasks that insert text into completions, on
+which pretrained/train.py trains as the scripts do."""
 import json
 import os
 import re
@@ -18,7 +18,7 @@ import grpo
 from tasks import calls
 
 transformers = pytest.importorskip("transformers", reason=NEEDS)
-from test_processes import job  # noqa: E402  (behind the line that may skip)
+from test_processes import job  # noqa: E402  (after the line that may skip)
 
 from pretrained import export  # noqa: E402
 from pretrained import rewards as own  # noqa: E402
@@ -68,12 +68,12 @@ def test_functions_are_added_up_and_two_processes_ask_about_a_share_each(small_l
         assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-4)
     trained = read_summary(tmp_path / "1/run")["trained"]
     assert trained["greedy_reward"] < trained["greedy"]
-    assert asked[1] < 1.1 * asked[0] and asked[0] < 3 * 16 + 2 * 32 + 64      # once
+    assert asked[1] < 1.1 * asked[0] and asked[0] < 3 * 16 + 2 * 32 + 64      # each text once
 
 
 @pytest.fixture
 def data(tmp_path):
-    """A file without answers, whose lines have other keys."""
+    """Flags for a data file whose lines have other keys and no answers."""
     records = [{"prompt": f"({a}+{b})=", "sum": a + b, "list": [a, b]}
                for a in range(1, 7) for b in range(1, 9)]
     (tmp_path / "train.jsonl").write_text("\n".join(json.dumps(record) for record in records))
@@ -153,7 +153,7 @@ def test_a_function_that_fails_ends_the_run_in_one_line(
 
 
 def load(folder, source, records=None):
-    """The task of a reward file; `records` are the lines of --data."""
+    """Load the task of a reward file; `records` are the lines of --data."""
     (folder / "mine.py").write_text(source)
     flags = {"model": "none", "reward_file": str(folder / "mine.py")}
     if records:
@@ -212,7 +212,7 @@ def test_a_task_with_a_tool_keeps_it_unless_the_file_has_one(tmp_path):
 
 
 def test_a_reward_file_of_trl_works_as_it_is(tmp_path):
-    """The calls have TRL's names, and completions of conversations are conversations."""
+    """The arguments have TRL's names, and completions of conversations are conversations."""
     chat = [{"role": "user", "content": "q"}]
     records = [{"prompt": chat if i % 2 else f"q{i}", "answer": i, "tag": [i]} for i in range(60)]
     task = load(tmp_path, """
@@ -234,7 +234,8 @@ def even(completions, answer, **kwargs):
 
 
 def test_none_counts_as_in_trl(tmp_path):
-    """As 0 in a sum. A completion without any reward has no advantage and changes no other one."""
+    """None counts as 0 in a sum. A completion without any reward gets the mean of its group, so its
+    advantage is 0 and the group's mean stays unchanged."""
     task = load(tmp_path, """
 def one(completions, **row): return [{"a": 1.0, "b": 0.9}.get(text) for text in completions]
 def two(completions, **row): return [{"a": 1.0, "c": 5.0}.get(text) for text in completions]
@@ -267,7 +268,7 @@ def reward(number):
         started = time.monotonic()
         found = workers.run([("reward", {"number": number}, 0) for number in range(12)])
         assert found == [[float(number)] for number in range(12)]
-        assert time.monotonic() - started < 1.5 and len(workers.processes) == 4     # not 2.3
+        assert time.monotonic() - started < 1.5 and len(workers.processes) == 4  # 2.3 s in sequence
         assert Path.cwd() == tmp_path
 
 
@@ -323,7 +324,7 @@ def test_the_reward_file_of_the_page_grades_the_format_of_gsm8k(tmp_path):
 # ---- tools -----------------------------------------------------------------------------------
 
 class Task:
-    """Responds to `calls` with `response`, and notes the texts that it is shown."""
+    """Responds to every call with `response`, and records the texts that it receives."""
 
     def __init__(self, call_tokens, response):
         self.call_tokens = call_tokens
@@ -354,7 +355,7 @@ def test_a_run_with_a_tool_is_that_of_the_script_from_the_same_base(tmp_path):
 
 
 class Pieces:
-    """A tokenizer of a few tokens."""
+    """A tokenizer with a vocabulary of seven tokens."""
     vocabulary = ["ab", "x!?y", "c", "!", "?", "<i>", "<end>"]
 
     def __call__(self, text, add_special_tokens):
@@ -366,7 +367,7 @@ class Pieces:
 
 @pytest.mark.parametrize("call_tokens, response, found, shown", [
     (("!?",), "<i>", "abx!?y<i>c!?<i><end>", ["abx!?", "abx!?y<i>c!?"]),
-    (("ycz", "ab"), "<end>", "ab<end>x!?yc!?<end>", ["ab"]),        # an inserted end
+    (("ycz", "ab"), "<end>", "ab<end>x!?yc!?<end>", ["ab"]),        # the response is an end
     (("yc!",), "", "abx!?yc!?<end>", ["abx!?yc!"]),
     (("<end>",), "ab", "abx!?yc!?<end>ab", ["abx!?yc!?<end>"])], ids=str)
 def test_a_call_may_be_several_tokens_or_end_in_the_middle_of_one(

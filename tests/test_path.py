@@ -1,4 +1,5 @@
-"""The path: its patches apply, one rung is nano.py, and its page has the numbers of its runs."""
+"""Test the path: its patches apply, one rung equals nano.py, and its page shows the numbers of the
+stored runs."""
 import contextlib
 import io
 
@@ -36,7 +37,7 @@ def test_a_watched_run_prints_what_the_file_prints(monkeypatch, tmp_path, capsys
     monkeypatch.setattr(nano, "P", 4)
     with contextlib.redirect_stdout(io.StringIO()) as out:
         nano.main(seed=3, base_steps=40, steps=2)
-    for _ in range(2):                                      # the second starts from a stored base
+    for _ in range(2):                                      # the second run reads the stored base
         watch = runs.Watch(NANO.replace("P = 32 ", "P = 4 "), seed=3, base_steps=40)
         watch.run(3, base_steps=40, steps=2)
         assert watch.printed[-4:] == out.getvalue().splitlines()[-4:]
@@ -52,7 +53,7 @@ def test_every_script_of_a_chapter_runs_three_steps(name, monkeypatch, tmp_path)
             source = source.replace(old, new)
         torch.manual_seed(0)
         watch = runs.Watch(source, 0, base_steps=20)
-        watch.module.verify = lambda answer, text: float(len(text) % 2)     # some right, some wrong
+        watch.module.verify = lambda answer, text: float(len(text) % 2)     # some are right
         watch.run(0, base_steps=20, steps=3)
         assert len(watch.steps) == num_steps
 

@@ -1,4 +1,5 @@
-"""ppo.py against numbers worked out by hand, and against other definitions; and its critic."""
+"""Test ppo.py against numbers worked out on paper and against alternative definitions, and test its
+critic."""
 import functools
 
 import pytest
@@ -15,14 +16,15 @@ clipped_values = functools.partial(ppo.value_loss, cliprange_value=0.2)
 
 
 def loss_and_gradient(loss_function, x, *arguments):
-    """A loss of x and other arguments, and its gradient in x."""
+    """Compute a loss of x and other arguments, and its gradient with respect to x."""
     x = x.clone().requires_grad_()
     loss = loss_function(x, *arguments)
     return loss.detach(), torch.autograd.grad(loss.sum(), x)[0]
 
 
 def episode():
-    """Rewards and values (3, 6), and masks: a row that ends early, one with a hole, a full one."""
+    """Make rewards, values and masks: a row that ends early, a row with a hole, and a full row.
+    -> (3, 6) each"""
     rewards, values = randn(2, 3, 6)
     mask = f64([[1, 1, 1, 0, 0, 0], [1, 1, 0, 0, 1, 1], [1, 1, 1, 1, 1, 1]])
     return rewards, values, mask
@@ -42,8 +44,9 @@ def test_advantages_and_returns_of_an_answer_that_turns_out_right(gamma, lam, A,
 @pytest.mark.parametrize("lam", [0.0, 0.3, 0.95, 1.0])
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
 def test_the_advantage_is_the_weighted_average_of_all_n_step_advantages(gamma, lam):
-    """Those of n rewards and the value after them, less the value before. Those that go beyond the
-    end are all equal; the last weight is that of all of them."""
+    """An n-step advantage is n discounted rewards plus the value after them, minus the value before
+    them. All advantages that reach past the end are equal, so the last weight is the sum of
+    theirs."""
     rewards, values, _ = episode()
     A, _ = ppo.gae(rewards, values, ones(3, 6), gamma, lam)
     padded = torch.cat([values, ones(3, 1) * 0], dim=1)
@@ -106,7 +109,7 @@ VALID = f64([[1, 1, 0], [1, 0, 0]])
 @pytest.mark.parametrize("values, returns, explained", [
     (VALUES, RETURNS, 1 - 1 / 4), (RETURNS, RETURNS, 1.0), (RETURNS + 4, RETURNS, 1.0),
     (0 * VALUES + 4, RETURNS, 0.0), (-RETURNS, RETURNS, -3.0),
-    (VALUES, 0 * RETURNS + 2, 0.0), (VALUES, 1e-5 * RETURNS, 0.0)])     # hardly any variance
+    (VALUES, 0 * RETURNS + 2, 0.0), (VALUES, 1e-5 * RETURNS, 0.0)])     # no or little variance
 def test_a_perfect_critic_explains_all_the_variance_and_one_that_knows_the_mean_none(
         values, returns, explained):
     close(ppo.explained_variance(values, returns, VALID), explained)
@@ -116,9 +119,9 @@ def test_a_perfect_critic_explains_all_the_variance_and_one_that_knows_the_mean_
 
 @pytest.mark.parametrize("value, target, loss, gradient", [
     (0.1, 1.0, 0.405, -0.9), (-0.1, 1.0, 0.605, -1.1),  # near the old value: squared error / 2
-    (0.5, 1.0, 0.32, 0.0), (-0.5, -1.0, 0.32, 0.0),     # moved to the better: no further
-    (-0.5, 1.0, 1.125, -1.5), (0.5, -1.0, 1.125, 1.5),  # moved to the worse: come back
-    (0.5, 0.1, 0.08, 0.4), (-0.5, -0.1, 0.08, -0.4)])   # past the target: come back, too
+    (0.5, 1.0, 0.32, 0.0), (-0.5, -1.0, 0.32, 0.0),     # better, out of range: no gradient
+    (-0.5, 1.0, 1.125, -1.5), (0.5, -1.0, 1.125, 1.5),  # worse, out of range: gradient
+    (0.5, 0.1, 0.08, 0.4), (-0.5, -0.1, 0.08, -0.4)])   # past the target: gradient, too
 def test_the_critic_is_clipped_around_its_old_value_and_the_larger_of_two_errors_counts(
         value, target, loss, gradient):
     for old in (0.0, 3.0):
@@ -144,7 +147,7 @@ def test_the_critic_learns_nothing_from_masked_slots_even_if_they_hold_wild_valu
 def test_a_coefficient_doubles_above_1_5_times_the_target_and_halves_below_the_target_by_1_5(
         kl, factor):
     close(ppo.adapt_coefficient(3.0, kl, 0.1), 3.0 * factor)
-    assert ppo.adapt_coefficient(3.0, kl, 0.0) == 3.0           # without a target it stays
+    assert ppo.adapt_coefficient(3.0, kl, 0.0) == 3.0           # no target: it stays
 
 
 # ---- from a batch to an update ---------------------------------------------------------------
@@ -169,7 +172,7 @@ def test_a_critic_and_the_rewards_less_the_kl_to_the_base_give_advantages_and_re
     close(returns, ppo.gae(rewards, said, mask, cfg.gamma, cfg.critic_lam)[1])
     close(values, said * mask)
     assert metrics["kl"] == pytest.approx((token_kl.sum() / mask.sum()).item())
-    _, true_returns = ppo.gae(rewards, said, mask, cfg.gamma, 1.0)      # whatever lambda is
+    _, true_returns = ppo.gae(rewards, said, mask, cfg.gamma, 1.0)      # lambda 1 in any case
     explained = ppo.explained_variance(said, true_returns, mask)
     assert metrics["explained_variance"] == pytest.approx(explained)
 
@@ -208,7 +211,7 @@ def test_the_gradient_of_an_update_is_that_of_the_equations_whatever_the_micro_b
 def test_with_the_clip_passes_end_before_the_step_of_a_policy_that_has_gone_too_far(
         scene, spy, trust_region, target_kl, num_steps, is_moved):
     scene = scene(num_iterations=4, trust_region=trust_region, target_kl=target_kl)
-    before = weights(scene.policy)                      # it is far from the batch at once
+    before = weights(scene.policy)                      # it is already far from the batch
     steps = spy(lambda args, metrics: metrics["approx_kl"])
     scene.update()
     assert len(steps) == num_steps and steps[0] > 1e-6
@@ -228,8 +231,8 @@ def test_how_far_an_update_went_is_what_the_policy_says_after_it_to_one_row_of_e
 
 @with_scene
 def test_the_coefficients_adapt_each_to_its_own_kl(train):
-    """beta to the KL from the base, which grows; that of the penalty to the KL from the policy that
-    sampled."""
+    """beta adapts to the KL from the base, which grows, and penalty_coef adapts to the KL from the
+    policy that sampled."""
     logged = train("--trust_region penalty --num_iterations 2 --beta 0.1 --kl_target 0.5 "
                    "--target_kl 1e-6", num_steps=4).metrics
     for now, then in zip(logged, logged[1:]):
@@ -268,7 +271,7 @@ def test_the_critics_step_is_that_of_equation_7_over_all_tokens_and_forgets_the_
     assert expected.norm() > 0.01
     assert metrics == pytest.approx(
         {"value_loss": loss.item(), "critic_grad_norm": expected.norm().item()})
-    assert torch.equal(weights(scene.policy), before)           # it is another model
+    assert torch.equal(weights(scene.policy), before)           # the critic is a copy
 
 
 @with_scene
@@ -282,7 +285,7 @@ def test_before_training_the_critic_learns_whole_returns_while_the_policy_stays(
     monkeypatch.setattr(ppo, "compute_advantages", spied)
     alone_first = train("--critic_pretrain_steps 3 --critic_lam 0.5", num_steps=3).metrics
     assert [critic_lam for critic_lam, _ in calls] == [1.0] * 3 + [0.5] * 3
-    assert len({str(tokens) for _, tokens in calls}) == 6       # each batch is another
+    assert len({str(tokens) for _, tokens in calls}) == 6       # all batches differ
     first_step = calls[3][1]
     calls.clear()
     plain = train("", num_steps=3).metrics

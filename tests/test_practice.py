@@ -1,5 +1,6 @@
-"""Exercises: the script passes, and so do other ways to write it. Each planted mistake in a blank
-is WRONG and named. A learner's work is never overwritten. Every hunt can be won."""
+"""Test the exercises: the script passes, and so do other correct solutions. Each planted mistake in
+a blank is graded WRONG and named. A learner's work is never overwritten. Every bug hunt can be
+won."""
 import ast
 import os
 import re
@@ -18,13 +19,13 @@ from learn.practice.exercise import Exercise
 BLANKS = {"nano": 4, "reinforce": 12, "ppo": 14, "grpo": 12, "gspo": 13, "dpo": 12}
 EXERCISES = {name: Exercise(f"{name}.py") for name in BLANKS}
 MUTANTS = mutants.parse(mutants.MISTAKES.read_text())
-# A learner's solutions, right or wrong, written like mistakes.txt.
+# Solutions by learners, right or wrong, in the format of mistakes.txt.
 SOLUTIONS = mutants.parse((ROOT / "tests/solutions.txt").read_text())
-# These mistakes change no number in float64, or none for log-probs without a gradient, so each one
-# is a correct way to write the line.
+# These mistakes change no number in float64, or no number if log-probs have no gradient, so each of
+# them is a correct way to write the line.
 RIGHT = {"k3 without expm1: rounding makes it negative", "the old log-probs get a gradient",
          "the old policy gets a gradient"}
-# Parts of the messages about some of the wrong solutions.
+# Parts of the messages that some of the wrong solutions must get.
 SAID = {
     "the lines of delta are deleted": [
         "ratio 148.41", "delta 3:", "token_loss with respect to logps at [1, 0]"],
@@ -119,7 +120,7 @@ def test_right_solutions_pass_and_wrong_ones_fail_with_the_name_and_the_numbers(
      "good, bad)", "right"),
     ("ppo", "        A = delta + gamma * lam * next_A", "        A = gamma * lam * next_A\n"
      "        A += delta", "right"),
-    # these are right only for some numbers
+    # these are correct only for some inputs
     ("grpo", "return x.sum() / num_tokens", "return x.sum().item() / num_tokens", "WRONG"),
     ("grpo", "/ max(buffer, 1)).clamp", "/ buffer).clamp", "WRONG"),
     ("grpo", "(max_length or x.shape[1])", "max_length", "WRONG"),
@@ -153,7 +154,7 @@ def test_of_several_blanks_the_first_wrong_one_is_named_and_other_functions_are_
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """Run a command in an empty folder: run(*words). -> exit code, what the command prints"""
+    """run(*words): run a command in an empty folder. -> exit code, printed text"""
     monkeypatch.chdir(tmp_path)
 
     def call(*words):
@@ -187,7 +188,7 @@ def test_a_second_exercise_leaves_the_first_as_it_is_and_is_trained_with_if_all_
     assert code == 7 and "6 of 6 functions are right" in said
     [(command, env)] = commands
     assert [*map(str, command[1:])] == [str(second), "--output_dir", "runs/practice-grpo_2"]
-    assert env["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT)      # where common.py is
+    assert env["PYTHONPATH"].split(os.pathsep)[0] == str(ROOT)      # folder of common.py
 
 
 @pytest.mark.parametrize("old, new, words", [
@@ -204,7 +205,7 @@ def test_what_is_no_answer_is_one_line(run, tmp_path, monkeypatch, old, new, wor
     assert code == 1 and said.count(words) == 1 and "Traceback" not in said
 
 
-# ---- hunts -----------------------------------------------------------------------------------
+# ---- bug hunts -------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", hunt.FLAGS)
 def test_each_hunt_can_be_won_and_nothing_betrays_it(run, tmp_path, name):

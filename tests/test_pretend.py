@@ -1,5 +1,5 @@
-"""The way of CUDA, on a make-believe device (see pretend.py): nothing raises, and all numbers are
-those of the CPU. What only a GPU shows is left to make gpu."""
+"""Test the code for CUDA on a simulated device (see pretend.py): nothing raises, and all numbers
+equal those of the CPU. The rest takes a real GPU, on which `make gpu` runs."""
 import contextlib
 import importlib
 import json
@@ -26,7 +26,7 @@ TINY = ("--hidden_size 16 --num_hidden_layers 1 --intermediate_size 16 --num_pro
         "--num_generations 4 --max_completion_length 9 --base_steps 2 --max_steps 2 --stop_at 2 "
         "--eval_steps 2 --num_eval_problems 4 --num_eval_samples 1 --learning_rate 0.01 "
         "--task arithmetic:2")
-# Each script, each task, and what else goes its own way.
+# Runs of each script and each task, with flags that take other branches of the code.
 RUNS = """
 grpo
 grpo --kernel torch --dynamic_sampling 1 --num_mini_batches 3 --beta 0.1 --entropy_coef 0.1
@@ -55,15 +55,15 @@ def work_folder(tmp_path, monkeypatch):
 
 
 def load_part(*args, load_part=tasks.load_part):
-    """A task in which an even number of characters is right, so that a tiny policy learns."""
+    """Load a task in which texts of even length are right, so that a tiny policy learns."""
     task = load_part(*args)
-    if task.name != "gridworld":                        # which rewards each character
+    if task.name != "gridworld":                        # gridworld rewards each move
         task.verify = lambda problem, text: float(len(text) % 2 == 0)
     return task
 
 
 def train(device, words, folder):
-    """A run of a script, resumed or new."""
+    """Start or resume a run of a script on a device."""
     script, *flags = words.split()
     if "--resume_from_checkpoint" not in flags:
         flags = [*TINY.split(), *flags, "--output_dir", folder]
@@ -73,7 +73,7 @@ def train(device, words, folder):
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """A base for both devices: made on each, the last bits would differ."""
+    """Flags for one base on both devices, because two bases would differ in their last bits."""
     folder = tmp_path_factory.mktemp("base")
     words = f"{TINY} --base_steps 40 --max_steps 0 --device cpu"
     with pytest.MonkeyPatch.context() as patch:
@@ -83,7 +83,7 @@ def base(tmp_path_factory):
 
 
 def assert_same_steps():
-    """The metrics of the folders cuda and cpu are the same, and something was learned."""
+    """Check that the folders cuda and cpu have the same metrics, and that gradients are not 0."""
     for ours, expected in zip(steps("cuda"), steps("cpu"), strict=True):
         del ours["step_time"], expected["step_time"]
         assert ours == pytest.approx(expected, rel=1e-3, abs=1e-4) and ours["grad_norm"] > 1e-3
@@ -118,7 +118,7 @@ def test_a_base_is_made_there():
 @pytest.mark.parametrize("words, most", [
     ("grpo", 35), ("ppo --task gridworld", 61), ("dpo --online", 25)])
 def test_a_step_waits_for_the_gpu_no_more_often_than_it_did(words, most, base, monkeypatch):
-    """A wait costs 10 to 20 us, in which the GPU soon has nothing to do."""
+    """A wait costs 10 to 20 us, during which the GPU soon runs out of work."""
     waited = []
 
     def log(*args, log=common.Run.log):
@@ -137,7 +137,7 @@ def test_demonstrations_with_calls_are_looked_at_once():
     assert len(gpu.waits) < 70
 
 
-# ---- 2. resumed ------------------------------------------------------------------------------
+# ---- 2. resumed runs -------------------------------------------------------------------------
 
 def test_a_run_goes_on_on_any_device(base):
     train("cuda", f"ppo --eval_steps 9 {base}", "two")
@@ -152,7 +152,7 @@ def test_a_run_goes_on_on_any_device(base):
 
 
 def test_a_checkpoint_is_loaded_to_the_cpu_wherever_it_was_written():
-    """Else it stays in the GPU's memory, and AdamW waits twice for each weight of each step."""
+    """Otherwise it would stay on the GPU, and AdamW would wait twice per weight and step."""
     train("cuda", "grpo --max_steps 1", "one")
     with pretend.cuda():
         cfg = common.parse_flags(grpo.Config, ["--resume_from_checkpoint", "one"])
@@ -187,14 +187,14 @@ def test_nano_prints_the_same_on_cuda(monkeypatch, capsys):
     assert capsys.readouterr().out == printed
 
 
-# ---- 3. what a machine lacks, or does unasked ------------------------------------------------
+# ---- 3. missing tools and changed defaults ---------------------------------------------------
 
 def test_without_a_c_compiler_torch_stands_in_for_triton_and_says_so(monkeypatch, capsys):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CC", raising=False)
     can_compile = logprob.can_compile.__wrapped__
     assert not can_compile()
-    with monkeypatch.context() as patch:                # a compiler, but no header
+    with monkeypatch.context() as patch:                # a compiler without headers
         patch.setenv("CC", "cc")
         patch.setattr(logprob.sysconfig, "get_path", lambda *_: "nowhere")
         assert not can_compile()
@@ -209,7 +209,7 @@ def test_a_run_computes_in_fp32_although_an_image_turned_tf32_on():
     assert torch.backends.cuda.matmul.fp32_precision != "tf32"
 
 
-# ---- 4. the make-believe device --------------------------------------------------------------
+# ---- 4. the simulated device -----------------------------------------------------------------
 
 RAISE = ["a + torch.ones(2)", "torch.cat([a, torch.ones(2, 2)])", "torch.ones(2, 2)[a.long()]",
          "torch.where(a > 1, torch.ones(2), a)", "a.numpy()", "a.index_select(0, torch.arange(1))",

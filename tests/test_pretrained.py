@@ -1,5 +1,5 @@
-"""pretrained/train.py computes what the scripts compute, on models of transformers of several
-families, and its runs go on where they were stopped."""
+"""Test that pretrained/train.py computes the same numbers as the scripts, on transformers models of
+several families, and that stopped runs resume exactly."""
 import copy
 import functools
 import json
@@ -38,7 +38,7 @@ from tasks import calls
 transformers = pytest.importorskip("transformers", reason=NEEDS)
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from pretrained import models  # noqa: E402  (behind the line that may skip)
+from pretrained import models  # noqa: E402  (after the line that may skip)
 from pretrained import run as processes  # noqa: E402
 
 pretrained = load_example()
@@ -51,7 +51,7 @@ def problems_of(prompts, G=1):
 
 @pytest.fixture
 def run(tmp_path, small_llama):
-    """run(name, **flags): a run in a new folder of the test. -> folder"""
+    """run(name, **flags): train in a new folder of the test. -> folder"""
     return functools.partial(run_in, tmp_path, small_llama)
 
 
@@ -74,7 +74,7 @@ def resume(folder, **flags):
 
 
 def outcome(folder):
-    """All that a run leaves, but for times. -> {path: value}"""
+    """Collect all values that a run writes, except for times. -> {path: value}"""
     record = load(folder / "checkpoint.pt")
     [path] = folder.glob("checkpoint-*")
     model, _ = models.load_model(path)
@@ -90,11 +90,11 @@ def outcome(folder):
 
 @pytest.fixture(scope="module")
 def off_policy(small_base, tmp_path_factory):
-    """A batch of the base, its policy some way off, and the log-probs of a reference: ours, and the
-    policy as a Llama."""
+    """A batch sampled by the base, a policy some way off from the base, the log-probs of a
+    reference, and a folder with the policy as a Llama."""
     sampler, cfg = export.read_policy(small_base, "checkpoint.pt")
     batch = grpo.sample_batch(sampler, common.load_task(cfg, grpo.verify), cfg, 0)
-    batch.is_truncated[::5] = True                      # so that leaving rows out shows
+    batch.is_truncated[::5] = True                      # to detect rows left out
     generator = torch.Generator().manual_seed(0)
     policy = copy.deepcopy(sampler)
     shift(policy, 0.01, generator)
@@ -115,8 +115,8 @@ def off_policy(small_base, tmp_path_factory):
     (grpo, {"loss_type": "sapo"}), (gspo, {}), (reinforce, {"temperature": 0.7}),
     (grpo, {"delta": 1.4, "epsilon": 0.1, "epsilon_high": 0.1})])
 def test_loss_and_gradient_are_those_of_the_script_off_policy(script, off_policy, flags):
-    """Over a part of a batch, in micro-batches; advantages differ within a row, as if weighed. GSPO
-    computes activations once more."""
+    """Compare on part of a batch, in micro-batches. Advantages differ within a row, as if they were
+    weighted. GSPO computes activations twice (gradient checkpointing)."""
     batch, policy, ref_logps, llama = off_policy
     rows = torch.arange(3, len(batch.texts))
     w = 0.5 + torch.rand(batch.mask.shape, generator=torch.Generator().manual_seed(0))
@@ -145,7 +145,7 @@ def test_loss_and_gradient_are_those_of_the_script_off_policy(script, off_policy
     (grpo, {"num_mini_batches": 2, "num_iterations": 2, "beta": 0.05}),
     (gspo, {"temperature": 0.7, "max_grad_norm": 0.1, "epsilon": 0.03, "epsilon_high": 0.04})])
 def test_a_run_is_that_of_the_script_from_the_same_base(script, flags, run, small_base):
-    """Rewards are equal, and what else is logged nearly so."""
+    """Rewards are equal, and the other metrics are nearly equal."""
     small = {name: SMALL[name] for name in SMALL if not name.startswith("base_")}
     theirs = run(method=script.__name__, **flags)
     ours = theirs.parent / "ours"
@@ -162,7 +162,7 @@ def test_a_run_is_that_of_the_script_from_the_same_base(script, flags, run, smal
 
 def test_a_correction_takes_the_trainers_log_probs_and_weighs_tokens(run, monkeypatch, capsys):
     plain = steps(run("plain", max_steps=1))[0]
-    add = calls.Completion.add                          # of a sampler that finds all less likely
+    add = calls.Completion.add                          # patched to find tokens less likely
     monkeypatch.setattr(calls.Completion, "add", lambda one, token, logp, entropy: (
         add(one, token, logp - 0.5, entropy)))
     right, capped = (steps(run(name, max_steps=1, importance_sampling_correction="truncate",
@@ -182,12 +182,13 @@ def test_a_correction_takes_the_trainers_log_probs_and_weighs_tokens(run, monkey
 
 @pytest.fixture(scope="module")
 def random_llama(tmp_path_factory):
-    """Random weights, so that different tokens are likely."""
+    """The folder of a model with random weights, so that many different tokens are likely."""
     return save_random(tmp_path_factory.mktemp("random") / "model")
 
 
 def sample(folder, prompts=PROMPTS, **flags):
-    """Complete each prompt four times, and score what was sampled. -> Batch, (B, T), (B, T)"""
+    """Complete each prompt four times, and score the samples. -> Batch, log-probs (B, T), entropies
+    (B, T)"""
     cfg = config_of(**({"max_completion_length": 24} | flags))
     policy = pretrained.Policy(folder, cfg)
     generator = torch.Generator().manual_seed(0)
@@ -199,7 +200,7 @@ def sample(folder, prompts=PROMPTS, **flags):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_trainer_says_what_the_sampler_said_of_prompts_of_mixed_length(family, tmp_path):
-    """Also where training would drop activations out (GPT-2)."""
+    """This includes GPT-2, which would apply dropout in training."""
     folder = save_random(tmp_path / "model", family)
     batch, logps, entropy = sample(folder, temperature=0.8)
     assert batch.lengths.max() > 5 and batch.logps.std() > 0.5   # neither short nor certain
@@ -210,7 +211,7 @@ def test_the_trainer_says_what_the_sampler_said_of_prompts_of_mixed_length(famil
 
 
 class FakeEngine:
-    """Samples by transformers, with a copy of the weights; `sync` says how it gets them."""
+    """Samples with transformers from a copy of the weights; `sync` names how it gets updates."""
 
     def __init__(self, policy, sync):
         self.policy = copy.copy(policy)
@@ -264,7 +265,7 @@ def test_an_engine_with_other_weights_than_the_trainers_ends_the_run(
 
 def test_the_check_is_repeated_until_updates_are_large_enough_to_be_seen(
         small_llama, tmp_path, monkeypatch):
-    """So that an engine whose sync stops is noticed at a small learning rate, too."""
+    """This detects an engine that stops syncing even if the learning rate is small."""
     check, found = pretrained.SamplerCheck.__call__, []
     monkeypatch.setattr(pretrained, "load_engine", lambda policy, _: FakeEngine(policy, "right"))
     monkeypatch.setattr(pretrained.SamplerCheck, "__call__", lambda one: (
@@ -273,7 +274,7 @@ def test_the_check_is_repeated_until_updates_are_large_enough_to_be_seen(
         pretrained.main(arguments(LIKE_SMALL | {
             "engine": "vllm", "model": small_llama, "max_steps": 8, "stop_at": 2,
             "output_dir": "run"}))
-    assert found == [False, True, True, True]   # at the start, and after 1, 2, 4, not 8 updates
+    assert found == [False, True, True, True]   # checked after 0, 1, 2 and 4 updates, not 8
 
 
 @pytest.mark.parametrize("family, changes", [
@@ -281,7 +282,8 @@ def test_the_check_is_repeated_until_updates_are_large_enough_to_be_seen(
     ("granite", {"logits_scaling": 3.0})])
 def test_log_probs_of_a_few_positions_at_a_time_are_those_of_all(
         family, changes, tmp_path, monkeypatch):
-    """With their gradients, and without large logits, except for a model that scales them."""
+    """The gradients agree, too. No large logits are computed, except for a model that scales
+    them."""
     folder = save_random(tmp_path / "model", family, **changes)
     policy = pretrained.Policy(folder, config_of(temperature=0.8))
     prompts, tokens = torch.full((2, 3), 65), torch.randint(97, 123, (2, 9))
@@ -300,7 +302,7 @@ def test_log_probs_of_a_few_positions_at_a_time_are_those_of_all(
     for part, all_at_once in zip(scored(), whole, strict=True):
         torch.testing.assert_close(part, all_at_once, rtol=1e-4, atol=1e-5)
     assert max(sizes) == (9 if family == "granite" else 4)
-    assert getattr(policy.model.config, "final_logit_softcapping", 2.0) == 2.0      # as it was
+    assert getattr(policy.model.config, "final_logit_softcapping", 2.0) == 2.0      # unchanged
 
 
 def test_a_completion_depends_neither_on_those_beside_it_nor_on_what_its_folder_asks_for(
@@ -316,14 +318,14 @@ def test_a_completion_depends_neither_on_those_beside_it_nor_on_what_its_folder_
     assert torch.equal(together.tokens * together.mask, alone.tokens * alone.mask)
     torch.testing.assert_close(together.logps, alone.logps, rtol=0, atol=1e-5)
     policy = pretrained.Policy(folder, config_of())
-    assert policy.ends == [ord("]"), ord("}"), grpo.EOS]        # the tokenizer's, too
-    assert policy.generation_config.top_p == 0.5                # for its checkpoints
+    assert policy.ends == [ord("]"), ord("}"), grpo.EOS]        # also the tokenizer's end
+    assert policy.generation_config.top_p == 0.5                # kept for its checkpoints
 
 
 def test_the_highest_and_the_lowest_random_number_draw_a_token_that_has_a_chance():
     generator = torch.Generator().manual_seed(0)
     end = 1.0
-    while end >= 1 - 2**-22:                            # until chances add up to less than 1
+    while end >= 1 - 2**-22:                            # until probabilities sum to less than 1
         some = torch.randn(5_000, generator=generator)
         logits = torch.cat([some, torch.full((10,), -torch.inf)])[None]
         end = torch.log_softmax(logits, dim=1).exp().cumsum(dim=1)[0, -1].item()
@@ -424,7 +426,7 @@ def test_four_steps_equal_two_and_two_after_a_resume_bit_for_bit(flags, run):
     four = run("four", max_steps=4, **flags)
     torch.manual_seed(2)
     two = run("two", max_steps=2, **flags)
-    resume(two)                                         # a finished run stays as it is
+    resume(two)                                         # a finished run stays unchanged
     resume(two, max_steps=4)
     assert not difference(outcome(two), outcome(four))
 
@@ -450,7 +452,7 @@ def test_a_run_that_is_killed_continues_its_schedule_bit_for_bit(
 
 
 def test_the_learning_rate_is_that_of_its_step(run):
-    """So that a step of the schedule is a step of AdamW at this rate."""
+    """A step of the schedule equals a step of AdamW at this rate."""
     slow, plain = (run(name, max_steps=1, **flags) for name, flags in (
         ("slow", {"warmup_steps": 2}), ("plain", {"learning_rate": 2.5e-4})))
     weights = [models.load_model(folder / "checkpoint-1")[0].state_dict()
@@ -493,9 +495,9 @@ def test_a_checkpoint_is_a_folder_of_transformers_from_which_another_run_can_sta
     second = run(model=whole, max_steps=0)
     assert read_summary(second)["base"] == read_summary(whole)["trained"]
     _, flags = common.read_config(second)
-    assert flags["model"] == str(path)                  # though the first run may go on
+    assert flags["model"] == str(path)                  # although the first run may continue
     assert not list(second.glob("checkpoint-*"))
-    resume(second, max_steps=1)                         # it has no checkpoint, and begins again
+    resume(second, max_steps=1)                         # it has no checkpoint, so it starts again
     assert len(steps(second)) == 1
 
 
@@ -511,12 +513,12 @@ def test_a_run_of_all_weights_resumes_without_the_model_that_it_began_with(
     shutil.rmtree(model)
     resume(half, max_steps=3)
     assert not difference(outcome(half), outcome(plain))
-    refused("this folder is gone", resume, other, max_steps=3)      # --beta compares with it
+    refused("this folder is gone", resume, other, max_steps=3)      # --beta needs the model
 
 
 def test_an_adapter_whose_base_has_changed_or_is_gone_is_not_resumed(
         run, small_llama, tmp_path, refused, monkeypatch):
-    """Also if it changes after a run has read it and before the run writes a checkpoint."""
+    """This also holds if the base changes between the start of a run and its first checkpoint."""
     model = shutil.copytree(small_llama, tmp_path / "model")
     weights = load_file(model / "model.safetensors")
     write = processes.Run.write_folder
@@ -536,13 +538,13 @@ LORA = {"lora_rank": 4, "learning_rate": 5e-3, "beta": 0.05, "max_steps": 4}
 
 @pytest.fixture(scope="module")
 def lora_run(small_llama, tmp_path_factory):
-    """The folder of a run of four steps."""
+    """The folder of a LoRA run of four steps."""
     return run_in(tmp_path_factory.mktemp("lora"), small_llama, **LORA)
 
 
 @pytest.fixture
 def trained(small_llama):
-    """A policy whose adapter adds something, and what it and the base score of a batch."""
+    """A policy whose adapter is not 0, and a function score(policy) that scores a batch."""
     def score(policy):
         return pretrained.score_all(policy, batch.prompts, batch.tokens)[0]
     policy = pretrained.Policy(small_llama, config_of(lora_rank=4))
@@ -564,7 +566,7 @@ def test_without_its_adapter_the_policy_is_the_reference_and_with_it_again_itsel
 
 
 def test_frozen_weights_in_bfloat16_are_half_as_large_and_change_no_bit(trained, small_llama):
-    """Since products round them to it anyway."""
+    """Autocast rounds them to bfloat16 anyway, before each product."""
     policy, score = trained
     half = pretrained.Policy(small_llama, config_of(lora_rank=4, dtype="bfloat16"))
     half.model.load_state_dict(policy.model.state_dict())
@@ -583,7 +585,7 @@ def test_a_checkpoint_is_the_adapter_from_which_runs_go_on(run, lora_run, tmp_pa
     assert not difference(outcome(half), outcome(lora_run))
     for line in lines(lora_run / "evaluation.jsonl")[:4]:
         assert ask.answer(lora_run, line["prompt"]) == line["trained"]["text"]
-    runs = [lora_run]                                   # adapters upon adapters, and what they add
+    runs = [lora_run]                                   # adapters trained on top of adapters
     for name, rank in (("first", 4), ("second", 4), ("third", 0)):
         runs.append(run(name, **LORA | {"model": runs[-1], "lora_rank": rank, "max_steps": 1}))
     scores = [read_summary(folder) for folder in runs]
@@ -596,7 +598,7 @@ def test_a_checkpoint_is_the_adapter_from_which_runs_go_on(run, lora_run, tmp_pa
 
 
 def test_a_run_from_another_runs_checkpoint_outlives_it(run, lora_run, tmp_path, capsys):
-    """The other run goes on, and removes the checkpoint from which this one began."""
+    """The other run continues, and removes the checkpoint from which this run started."""
     first = Path(shutil.copytree(lora_run, tmp_path / "first"))
     second = run("second", **LORA | {"model": first, "max_steps": 2})
     whole = run("whole", **LORA | {"model": first, "max_steps": 3})
@@ -643,7 +645,7 @@ def test_an_adapter_of_another_model_is_refused_in_one_line(lora_run, tmp_path, 
     assert f"error: --model {folder}: cannot be loaded: " in capsys.readouterr().err
 
 
-# ---- what is refused -------------------------------------------------------------------------
+# ---- refused flags and files -----------------------------------------------------------------
 
 @pytest.mark.parametrize("flags, words", [
     ({"model": ""}, "a flag has an empty value"),
@@ -669,7 +671,7 @@ def test_what_cannot_work_is_refused_in_one_line(
     refused(words, run, **flags)
 
 
-# advice of vLLM 0.32.0 that names its own flags, which a user of ours cannot set
+# These errors of vLLM 0.32.0 advise flags of vLLM, which our users cannot set.
 VLLM_ERRORS = [
     ("No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when "
      "initializing the engine.", "Raise --engine_memory, or lower --max_completion_length"),

@@ -1,5 +1,5 @@
-"""tasks/problems.py: which lines of a file are problems, how they are split, in which order they
-are trained on, and which answers are right."""
+"""Test tasks/problems.py: which lines of a file are problems, how they are split, in which order a
+run trains on them, and which answers are right."""
 import dataclasses
 import importlib
 import json
@@ -16,7 +16,7 @@ from tasks import problems
 
 @dataclasses.dataclass(frozen=True)
 class Config(grpo.Config):
-    """Flags as those of pretrained/train.py, which needs transformers."""
+    """Stands in for the Config of pretrained/train.py, which needs transformers."""
     data: str = ""
     eval_data: str = ""
     reward_file: str = ""
@@ -24,13 +24,13 @@ class Config(grpo.Config):
 
 
 def records(n, name="q"):
-    """n problems, as lines of a file have them."""
+    """Make n problems in the format of a file's lines."""
     return [{"prompt": f"{name}{i}", "answer": i} for i in range(n)]
 
 
 @pytest.fixture
 def write(tmp_path_factory):
-    """write(name, lines): the path of a file of these lines, texts or what becomes JSON."""
+    """write(name, lines): write a file; lines that are not texts become JSON. -> path"""
     folder = tmp_path_factory.mktemp("data")
 
     def make(name, lines):
@@ -43,7 +43,7 @@ def write(tmp_path_factory):
 
 @pytest.fixture
 def load(write):
-    """load(lines, eval_lines, **flags): the task of a file, or of two."""
+    """load(lines, eval_lines, **flags): write one file or two, and load them. -> task"""
     def make(lines, eval_lines=None, **flags):
         if eval_lines is not None:
             flags["eval_data"] = write("test.jsonl", eval_lines)
@@ -56,7 +56,7 @@ def prompts(found):
 
 
 def verify(answer, text):
-    """What the task says of a text, where this answer is right."""
+    """Judge a text, given the right answer. -> 0.0 or 1.0"""
     return problems.FromFile.verify(None, common.Problem("", answer), text)
 
 
@@ -188,7 +188,7 @@ def test_without_a_second_file_a_tenth_is_held_out_by_the_hash_of_the_prompt(loa
     assert prompts(task.test) == [name for name in names if is_in_tenth(name)]
     assert prompts(task.train) == [name for name in names if not is_in_tenth(name)]
     assert 150 < len(task.test) < 250
-    again = set(prompts(load(records(300)[::-1], seed=3).test))     # whatever the other lines
+    again = set(prompts(load(records(300)[::-1], seed=3).test))     # whatever other lines exist
     assert again == {name for name in names[:300] if is_in_tenth(name)}
 
 
@@ -221,21 +221,21 @@ def test_steps_of_any_size_go_through_the_same_order(load, size):
 # ---- answers ---------------------------------------------------------------------------------
 
 RIGHT = [
-    # the one answer block comes first
+    # a single answer block counts first
     ("7", "<think>8</think><answer> 7\n</answer> or 9"), ("7", "\\boxed{8} <answer>7</answer> 9"),
-    # then the last box
+    # without a block, the last box counts
     ("7", "\\boxed{5}, no, \\boxed{ 7 }. There are 3"), ("{{}}{}", "\\boxed{{{}}{}} }"),
-    # then the last number
+    # without a box, the last number counts
     ("7", "it is 7, I think"), ("2", "5-3=2"), ("3", "5-3"), ("-3", "it is -3."),
     ("7", "at 12:07"), ("7", "x7"), ("1234.5", "It costs $1,234.50."), ("-20", "-$20"),
     ("-0.5", "-.5"), ("5", "so...5"), ("18", "18%"), ("0.5", "3/6"), ("7", "\u0663 7 \u0663"),
-    # numbers are equal, however they are written
+    # equal numbers may be written in different ways
     ("1234.5", "<answer>$1,234.50</answer>"), ("18", "<answer>18 %.</answer>"),
     ("1/2", "<answer>0.5</answer>"), ("18%", "<answer>18</answer>"), ("-5", "it is \u22125"),
     ("-5", "\\boxed{$-5$}"), ("5", "\\boxed{\\$5}"), ("18", "\\boxed{18\\%}"),
     ("-7", "\\boxed{-07}"), ("0", "<answer>-0.00</answer>"), ("2", "<answer>4/02</answer>"),
     ("12345678901234567890", "<answer>12345678901234567890.0</answer>"),
-    # words, to the letter
+    # words must match exactly
     ("Paris", "<answer>Paris</answer>"), ("a  b", "\\boxed{ a  b }"),
     ("1/0", "<answer>1/0</answer>")]
 
@@ -243,19 +243,19 @@ WRONG = [
     ("7", ""), ("7", "<answer></answer>"), ("7", "<answer>8</answer> 7"), ("7", "seven"),
     ("5", "it is \u22125"), ("7", "\u0667"), ("7", "<answer>\uff17</answer>"), ("7", "7 or 8"),
     ("7", "<answer>7 apples</answer>"), ("7", "<answer>6+1</answer>"),
-    # two blocks, or a tag without the other
+    # two blocks, or a tag without its partner
     ("7", "<answer>7</answer><answer>7</answer>"), ("7", "<answer><answer>7</answer>"),
     ("7", "<answer>7"), ("7", "7</answer>"), ("7", "<answer>x</answer> \\boxed{7}"),
-    # the last box is another, is empty or has no end
+    # the last box has a different answer, is empty or does not end
     ("7", "\\boxed{7} \\boxed{8}"), ("7", "\\boxed{} 7"), ("7", "\\boxed{{7} 7"),
     ("7", "\\boxed{7} and \\boxed{"),
-    # what looks like a part of a number
+    # the answer is only part of a number, or the number is malformed
     ("5", "it is .5"), ("234.5", "$1,234.50"), ("12", "<answer>1,2</answer>"),
     ("2", "<answer>1,2</answer>"), ("12", "<answer>1$2</answer>"),
     ("1234", "<answer>12,34</answer>"), ("4", "3/4"), ("2024", "3/4/2024"), ("7", "1.6.7"),
     ("7", "7" * 51), ("0", "0." + "3" * 60), ("1", "1e5"), ("5", "<answer>%5</answer>"),
     ("100000", "<answer>1e5</answer>"), ("0.18", "<answer>18%</answer>"),
-    # nearly the same
+    # nearly equal
     ("12345678901234567890", "<answer>12345678901234567891</answer>"),
     ("0.1", "<answer>0.10000000000000000001</answer>"), ("Paris", "<answer>paris</answer>"),
     ("Paris", "Paris"), ("a b", "<answer>a  b</answer>"), ("x 7", "<answer>7</answer>"),

@@ -1,4 +1,4 @@
-"""Two processes do what one does, and a job that was stopped goes on."""
+"""Test that two processes compute what one process computes, and that a stopped job resumes."""
 import multiprocessing
 import os
 import re
@@ -13,7 +13,7 @@ from small_models import LIKE_SMALL, NEEDS, load_example
 from small_runs import arguments, difference, lines, read_summary, steps
 
 transformers = pytest.importorskip("transformers", reason=NEEDS)
-from test_pretrained import outcome  # noqa: E402  (behind the line that may skip)
+from test_pretrained import outcome  # noqa: E402  (after the line that may skip)
 
 from pretrained import models  # noqa: E402
 from pretrained import run as processes  # noqa: E402
@@ -24,14 +24,14 @@ FLAGS = LIKE_SMALL | {"stop_at": 2, "max_steps": 2, "num_mini_batches": 2, "eval
                       "output_dir": "run"}
 
 
-# ---- what one does, two do -------------------------------------------------------------------
+# ---- two processes compute what one does -----------------------------------------------------
 
 def work(rank, size, port, folder, flags):
-    """What one process of a job does: the run, in which it keeps whole gradients."""
+    """Run one process of a job, and store its whole gradients and how many numbers it holds."""
     os.chdir(folder)
     for number, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(f"{name}-{rank}", os.O_CREAT | os.O_WRONLY), number)
-        setattr(sys, name, getattr(sys, f"__{name}__"))         # which writes there
+        setattr(sys, name, getattr(sys, f"__{name}__"))         # writes to this file
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size),
                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
                    "TORCHELASTIC_RUN_ID": "none", "GLOO_SOCKET_IFNAME": "lo"}
@@ -58,10 +58,10 @@ def free_port():
 
 
 def job(folder, flags, size=2, look=None):
-    """A run in several processes that know of each other, as torchrun starts them; look(workers) is
-    called while they run. -> their exit codes"""
+    """Run several processes that are connected, as torchrun starts them, and call look(workers)
+    while they run. -> their exit codes"""
     port = free_port()
-    fork = multiprocessing.get_context("fork")          # they have read transformers
+    fork = multiprocessing.get_context("fork")          # children inherit the imports
     workers = [fork.Process(target=work, args=(rank, size, port, folder, flags))
                for rank in range(size)]
     for worker in workers:
@@ -86,15 +86,15 @@ def wait_for_steps(folder, n):
     {"importance_sampling_correction": "truncate", "loss_type": "dapo"}, {"lora_rank": 4}], ids=str)
 def test_two_processes_make_the_steps_of_one_and_hold_half_of_the_weights_each(
         flags, small_llama, tmp_path):
-    """Two steps, with sampling between them; 4 prompts, parts of 5 rows, so that the processes
-    have unequally many, and an evaluation of 15 problems."""
+    """There are two steps, with sampling between them. 4 prompts in micro-batches of 5 rows and an
+    evaluation of 15 problems give the processes unequal shares."""
     flags = FLAGS | {"model": small_llama, "beta": 0.1} | flags
     one, two = tmp_path / "one", tmp_path / "two"
     for folder in (one, two):
         folder.mkdir()
     assert job(one, flags, size=1) == [0]
     assert job(two, flags | {"parallel": "fsdp"}) == [0, 0], (two / "stderr-0").read_text()
-    assert (two / "stdout-1").read_text() == ""         # one of them speaks
+    assert (two / "stdout-1").read_text() == ""         # only process 0 prints
     expected = torch.load(one / "kept-0.pt")["gradients"]
     assert len(expected) == 4
     assert max(gradient.abs().max() for step in expected for gradient in step) > 1e-3
@@ -117,7 +117,7 @@ def test_two_processes_make_the_steps_of_one_and_hold_half_of_the_weights_each(
     assert texts == expected and "trained" in read_summary(two / "run")
 
 
-# ---- jobs that are stopped -------------------------------------------------------------------
+# ---- stopped jobs ----------------------------------------------------------------------------
 
 def test_after_ctrl_c_in_one_process_the_step_is_finished_and_saved_by_all(
         small_llama, tmp_path):
@@ -153,12 +153,12 @@ def test_a_job_whose_worker_is_killed_goes_on_to_the_same_end(small_llama, tmp_p
     assert not difference(outcome(tmp_path / "run"), outcome(whole / "run"))
 
 
-# ---- shares ----------------------------------------------------------------------------------
+# ---- checkpoints -----------------------------------------------------------------------------
 
 
 def test_the_last_checkpoint_is_that_of_the_highest_step_of_a_run(tmp_path):
     for name in ("checkpoint-9", "checkpoint-10", "checkpoint-11.tmp", "checkpoint-best", "12"):
         (tmp_path / name).mkdir()
-    assert models.last_checkpoint(tmp_path) is None              # another trainer's
+    assert models.last_checkpoint(tmp_path) is None              # a different trainer wrote them
     (tmp_path / "checkpoint.pt").touch()
     assert models.last_checkpoint(str(tmp_path)).name == "checkpoint-10"

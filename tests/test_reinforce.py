@@ -1,5 +1,5 @@
-"""reinforce.py: what a baseline, a discount, the rewards to come and a teacher do to the gradient,
-worked out by hand or over everything that a small policy can do."""
+"""Test how a baseline, a discount, rewards-to-go and a teacher change the gradient of reinforce.py,
+against numbers worked out on paper or an enumeration of all outputs of a small policy."""
 import itertools
 import math
 
@@ -14,8 +14,8 @@ import reinforce
 pytestmark = pytest.mark.quick
 with_scene = scripts("reinforce")
 
-# A policy of three actions whose logits are log pi: the gradient of log pi(a) in the logits is row
-# a of SCORES.
+# A policy of three actions whose logits are log pi. Row a of SCORES is the gradient of log pi(a)
+# with respect to the logits.
 PI = f64([0.5, 0.3, 0.2])
 SCORES = torch.eye(3).double() - PI
 SQ_NORMS = SCORES.square().sum(dim=1)
@@ -52,13 +52,13 @@ def test_the_optimal_baseline_of_a_sample_weighs_the_others_by_their_squared_gra
 
 def test_a_gradient_that_dwarfs_the_others_is_judged_by_the_proportions_of_the_others():
     rewards = torch.tensor([[5.0, 1.0, 2.0]])
-    weights = torch.tensor([[1e8, 1.0, 3.0]])                   # a float32 has no place for both
+    weights = torch.tensor([[1e8, 1.0, 3.0]])                   # float32 cannot hold their sum
     A = reinforce.advantages(rewards, "optimal", weights)
     torch.testing.assert_close(A, torch.tensor([[5 - 1.75, 1 - 5, 2 - 5]]))
 
 
 def all_batches(P, G):
-    """All batches of P groups of G actions, and their probabilities. -> (N, P, G), (N,)"""
+    """Enumerate all batches of P groups of G actions. -> batches (N, P, G), probabilities (N,)"""
     batches = torch.tensor(list(itertools.product(range(3), repeat=P * G))).view(-1, P, G)
     return batches, PI[batches].flatten(1).prod(dim=1)
 
@@ -116,12 +116,12 @@ def test_masked_slots_inside_a_row_and_behind_it_are_no_steps(wild):
 
 # ---- from a batch to its advantages ----------------------------------------------------------
 
-HALF = math.log(2)              # log pi / pi_ref where the base finds a token half as likely
-PRICE = 0.1 * HALF              # of such a token, with beta = 0.1
+HALF = math.log(2)              # log(pi / pi_ref) if the base finds a token half as likely
+PRICE = 0.1 * HALF              # penalty for such a token with beta = 0.1
 
 
 def random_table(bigram, known=slice(None)):
-    """A policy that says only the `known` tokens, and finds no two of them equally likely."""
+    """Make a policy that samples only the `known` tokens, each with a different probability."""
     V = reinforce.VOCAB_SIZE
     table = torch.full((V, V), -900.0, dtype=torch.float64)
     table[:, known] = randn(*table[:, known].shape)
@@ -130,8 +130,8 @@ def random_table(bigram, known=slice(None)):
 
 @pytest.fixture
 def four_answers(bigram):
-    """four_answers(**flags) -> the advantages of four answers, of which the third is right. The
-    base finds each token half as likely as the policy that sampled."""
+    """four_answers(**flags): compute the advantages of four answers, of which the third is right.
+    The base finds each token half as likely as the policy that sampled it. -> (4, 3)"""
     EOS, PAD = reinforce.EOS, reinforce.PAD
     reference = random_table(bigram)
     mask = f64([[1, 1, 1], [1, 0, 0], [1, 1, 1], [1, 1, 0]])
@@ -182,7 +182,7 @@ def test_rejection_pays_a_right_row_even_where_a_task_pays_each_move(task):
     batch.problems = [common.Problem("A b3 7", "", task="gridworld")] * 4
     batch.verdicts = [[-1.0, 5.0]] * 4
     close(reinforce.token_rewards(task, None, batch, cfg), f64([[0, 4], [0, 0], [0, 0], [0, 0]]))
-    batch.is_correct[:] = False                         # then nothing is learned
+    batch.is_correct[:] = False                         # nothing to learn from
     close(reinforce.token_rewards(task, None, batch, cfg), 0 * ones(4, 2))
 
 
@@ -218,11 +218,11 @@ def test_the_gradient_of_an_update_is_that_of_equation_5_whatever_the_micro_batc
 
 # ---- a teacher -------------------------------------------------------------------------------
 
-FOUR = [4, 5, 6, 7]             # the tokens that the small policies know
+FOUR = [4, 5, 6, 7]             # the tokens that the small policies can sample
 
 
 class Outputs:
-    """All 64 outputs of three tokens of a small policy, and its teacher."""
+    """All 64 outputs of three tokens that a small policy can sample, and its teacher."""
 
     def __init__(self, bigram):
         self.policy = random_table(bigram, FOUR)
@@ -234,7 +234,7 @@ class Outputs:
         self.chances = self.logps(self.policy).detach().sum(dim=1).exp()        # (64,)
 
     def log_p(self, model, temperature=1.0):
-        """Of every next token, at each place. (64, 3, V)"""
+        """Compute the log-probabilities of all tokens at each position. -> (64, 3, V)"""
         return (model.table[self.ids[:, :-1]] / temperature).log_softmax(dim=-1)
 
     def logps(self, model, temperature=1.0):
@@ -242,14 +242,14 @@ class Outputs:
         return log_p.gather(-1, self.tokens[..., None])[..., 0]                 # (64, 3)
 
     def rewards(self, **flags):
-        """-> r_t (64, 3), the batch, flags"""
+        """Compute the rewards of all tokens. -> r_t (64, 3), batch, Config"""
         cfg = reinforce.Config(**(TINY | flags))
         batch = made_batch(reinforce, [[1]] * 64, self.tokens.tolist(), self.mask,
                            self.logps(self.policy).detach(), 2)
         return reinforce.token_rewards(None, self.teacher, batch, cfg), batch, cfg
 
     def mean_gradient(self, **flags):
-        """That of the loss, over samples of the policy."""
+        """Compute the expected gradient of the loss over samples of the policy. -> (V, V)"""
         rewards, batch, cfg = self.rewards(**flags)
         A = reinforce.compute_advantages(self.policy, None, batch, rewards, cfg)
         losses = reinforce.policy_loss(self.logps(self.policy), A, self.mask).sum(dim=1)
@@ -257,7 +257,7 @@ class Outputs:
 
 
 def test_with_gamma_0_a_step_goes_down_the_kl_to_the_teacher_at_each_prefix(bigram):
-    """Although the prefixes, too, depend on the policy, which the gradient leaves out."""
+    """The prefixes depend on the policy, too, but the gradient leaves this out."""
     outputs = Outputs(bigram)
     log_p = outputs.log_p(outputs.policy)
     log_t = outputs.log_p(outputs.teacher).detach()
@@ -279,7 +279,7 @@ def test_the_reward_of_a_sampled_token_is_how_much_likelier_the_teacher_finds_it
 
 @with_scene
 def test_what_a_teacher_rewards_is_what_a_run_learns_from(train, tmp_path, monkeypatch):
-    """Of a teacher that is the base, the first rewards are 0 and the KL that is logged is, too."""
+    """If the teacher is the base, the first rewards are 0, and so is the KL that is logged."""
     policy = reinforce.GPT(reinforce.Config(**TINY))
     (tmp_path / "teacher").mkdir()
     common.write(tmp_path / "teacher/checkpoint.pt", {"policy": policy.state_dict()})

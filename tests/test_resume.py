@@ -1,4 +1,5 @@
-"""A run that is stopped, in whatever way, and goes on ends as one that was not, bit for bit."""
+"""Test that a run which is stopped in any way and then resumed ends bit for bit like a run that was
+never stopped."""
 import json
 import math
 import os
@@ -21,7 +22,7 @@ import common
 
 pytestmark = pytest.mark.usefixtures("at_work_folder")
 
-# All that has a state between steps, or could have.
+# Flags whose code has a state between steps, or could have one.
 STATEFUL = {"num_mini_batches": 2, "num_iterations": 2, "beta": 0.05}
 EVERYTHING = [
     ("reinforce", STATEFUL | {"baseline": "optimal", "view": "token", "gamma": 0.9}),
@@ -42,22 +43,23 @@ EVERYTHING = [
 
 
 def shuffle_the_global_generators(seed):
-    """What a run draws must not depend on them: another process has others."""
+    """Seed the global generators, on which a run must not depend: processes start with other
+    states."""
     torch.manual_seed(seed)
     random.seed(seed)
 
 
-# ---- going on --------------------------------------------------------------------------------
+# ---- resuming --------------------------------------------------------------------------------
 
 def test_ten_steps_equal_five_and_five_after_a_resume_bit_for_bit(whole, new_run):
-    assert sum(line["signal"] > 0 for line in steps(whole)) >= 4        # there is what to learn
+    assert sum(line["signal"] > 0 for line in steps(whole)) >= 4        # enough batches have signal
     shuffle_the_global_generators(1)
     five = new_run(max_steps=5)
     assert difference(outcome(five), outcome(whole))
     shuffle_the_global_generators(2)
     resume(five, max_steps=10)
     assert not difference(outcome(five), outcome(whole))
-    resume(five)                                        # there is nothing left to do
+    resume(five)                                        # no steps are left
     assert not difference(outcome(five), outcome(whole))
 
 
@@ -77,7 +79,7 @@ def test_a_run_goes_on_without_the_other_run_that_it_began_with(script, new_run,
     three = new_run(**flags)
     one = new_run(**flags | {"max_steps": 1})
     shutil.rmtree(other)
-    shutil.rmtree("runs/base") if flag == "init_from" else None         # nor without the base
+    shutil.rmtree("runs/base") if flag == "init_from" else None         # not needed either
     resume(one, max_steps=3)
     assert not difference(outcome(one), outcome(three))
 
@@ -126,7 +128,7 @@ def test_a_resumed_run_may_evaluate_more_often_and_be_given_what_it_has_anyway(n
 
 # ---- kill -9 ---------------------------------------------------------------------------------
 
-# Whose function dies at which of its calls that name such a file.
+# Each moment: owner and name of a function, the file that its calls name, the call that dies.
 MOMENTS = {
     "before its base is there": (os, "replace", "base.pt", 1),
     "before its first checkpoint is there": (os, "replace", "checkpoint.pt", 1),
@@ -135,7 +137,7 @@ MOMENTS = {
 
 
 def die_in(owner, name, file, number):
-    """Let this call of a function write half a file, and kill the process."""
+    """Make one call of a function kill the process; torch.save writes half a file before that."""
     function = getattr(owner, name)
     calls = []
 
@@ -202,7 +204,7 @@ def test_ctrl_c_in_a_shell_during_the_warm_start_leaves_no_half_base(tmp_path):
     assert not [*tmp_path.rglob("*.pt")]
 
 
-# ---- what is not finite ----------------------------------------------------------------------
+# ---- numbers that are not finite -------------------------------------------------------------
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
         script, new_run, whole, capsys, tmp_path, monkeypatch):

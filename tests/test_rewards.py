@@ -1,5 +1,5 @@
-"""ToolRL's measure of tool calls, the rows of --reward, and the reward model, which is one of them.
-"""
+"""Test ToolRL's measure of tool calls, the rewards that --reward names, and the reward model, which
+is one of them."""
 import pytest
 import torch
 from conftest import load_named as load
@@ -26,7 +26,7 @@ TASKS = {name: load(name) for name in ("arithmetic", "lookup", "gridworld")}
 
 
 def reward(name, text, problem=SEVEN, verdict=0.0, step=0):
-    """What a row gives a completion."""
+    """Compute the reward that one row of REWARDS gives a completion."""
     return REWARDS[name](TASKS[problem.task], problem, text, verdict, step)
 
 
@@ -52,7 +52,7 @@ def search(key):
     ([search("x"), search("y")], [search("x")], (1 / 2 + 2) / 5),
     ([search("x"), search("x")], [search("x")], (1 / 2 + 2) / 5),               # matched only once
     ([search("x")], [search("x"), search("x")], (1 / 2 + 2) / 3),
-    ([search("x")], [search("z"), search("x")], (1 / 2 + 2) / 3),               # the best is taken
+    ([search("x")], [search("z"), search("x")], (1 / 2 + 2) / 3),               # the best counts
     ([call("now")], [call("now")], 1), ([call("now")], [call("now", tz=1)], (1 + 0 + 0) / 2),
     ([], [], 1), ([], [search("x")], 0)])
 def test_tool_reward_is_the_sum_over_names_parameters_and_values(true, predicted, expected):
@@ -94,7 +94,7 @@ def test_the_length_bonus_grows_with_the_policys_own_thought_up_to_a_cap(
 
 
 @pytest.mark.parametrize("text, fine, coarse", [
-    ("<think>" + WORK + "</think><answer>xx</answer>", 2, 1),           # rates no answer
+    ("<think>" + WORK + "</think><answer>xx</answer>", 2, 1),           # ignores the answer
     (WORK, 1, 1), ("<answer>to</answer>", 0, 0), ("", 0, 0),
     ("<think></think><answer>to</answer>", 1, 0),
     ("<search>mi</search><search> ka </search>", 1, 1),
@@ -111,7 +111,7 @@ def test_fine_rates_each_part_of_a_call_and_coarse_only_all_of_them(text, fine, 
 # ---- --reward --------------------------------------------------------------------------------
 
 def batch_of(tokens, lengths, is_correct, problems=None, texts=None):
-    """A batch with a prompt for each group of is_correct (P, G), and these tokens (B, T)."""
+    """Make a batch with these tokens (B, T) and one prompt for each group of is_correct (P, G)."""
     P, G = is_correct.shape
     prompts = torch.randint(0, 256, (P, 5), generator=torch.Generator().manual_seed(1))
     zeros = torch.zeros(tokens.shape)
@@ -123,7 +123,7 @@ def batch_of(tokens, lengths, is_correct, problems=None, texts=None):
 
 
 def judged(problems, texts, verdicts):
-    """A batch of groups of two with these texts."""
+    """Make a batch with these texts in groups of two."""
     is_correct = torch.tensor(verdicts).view(-1, 2) == 1
     B = len(texts)
     return batch_of(torch.zeros(B, 2).long(), torch.ones(B).long(), is_correct, problems, texts)
@@ -142,7 +142,7 @@ def test_rows_are_added_up_by_name_and_of_several_the_mean_of_each_is_logged():
     task = load("arithmetic", reward="growing_length")
     assert task.observe(batch, 0) == {}
     assert task.rewards(batch, 0)[0, 0] == pytest.approx(0.1) != task.rewards(batch, 50)[0, 0]
-    assert task.rewards(batch, (50, 1)).equal(task.rewards(batch, 50))      # of dynamic sampling
+    assert task.rewards(batch, (50, 1)).equal(task.rewards(batch, 50))      # dynamic sampling
     assert task.rewards(batch, "evaluation").equal(task.rewards(batch, 0))
 
 
@@ -189,7 +189,7 @@ def policy():
 
 @pytest.fixture
 def model(policy):
-    """A reward model with an opinion."""
+    """A reward model whose head has random weights, so that its ratings differ."""
     model = preferences.RewardModel(policy).double()
     torch.nn.init.normal_(model.head.weight, generator=torch.Generator().manual_seed(0))
     return model
@@ -201,7 +201,7 @@ def test_a_completion_is_rated_at_its_last_token_together_with_its_prompt(model,
     ended = batch_of(TOKENS, LENGTHS, ONE_PAIR)
     before = model.rewards(ended)
     ended.tokens = TOKENS.clone()
-    ended.tokens[1, 2:] = 70                                # behind the second completion
+    ended.tokens[1, 2:] = 70                                # padding after completion 2
     torch.testing.assert_close(model.rewards(ended), before)
     full = torch.tensor([[65, 66, 67, 68]] * 2)
     batch = batch_of(full, torch.tensor([4, 4]), torch.tensor([[True], [False]]))
@@ -212,12 +212,12 @@ def test_a_completion_is_rated_at_its_last_token_together_with_its_prompt(model,
     assert abs(expected[0] - expected[1]) > 1e-3
     torch.testing.assert_close(model(batch, torch.tensor([1])).detach(), expected[1])
     before = policy.embed.weight.clone()
-    model.gpt.embed.weight.data += 1                        # the policy is copied
+    model.gpt.embed.weight.data += 1                        # the policy was copied
     assert torch.equal(policy.embed.weight, before)
 
 
 def pairs_of(is_correct, mistakes):
-    """The pairs of a batch of which only is_correct (P, G) matters. -> lists of rows"""
+    """Make the pairs of a batch with this is_correct (P, G). -> chosen rows, rejected rows"""
     B = is_correct.numel()
     batch = batch_of(torch.zeros(B, 2).long(), torch.ones(B).long(), is_correct)
     chosen, rejected = preferences.pairs(batch, mistakes, common.generator(0))
@@ -257,8 +257,8 @@ def test_the_loss_teaches_what_the_person_prefers_and_the_scale_is_that_of_a_ver
 
 @pytest.mark.parametrize("wrap", [lambda task: task, Curriculum], ids=["plain", "curriculum"])
 def test_its_ratings_are_added_to_the_rewards_of_what_is_sampled(model, wrap):
-    """Nothing before there is one; its mean is that of the ratings, whatever else is in a reward,
-    such as the overlong penalty."""
+    """Without a reward model, nothing is added. rewards/model/mean is the mean of the ratings, even
+    if a reward has more parts, such as the overlong penalty."""
     rewards = load("arithmetic:3-4", reward="accuracy+model")
     task = wrap(rewards)
     batch = batch_of(TOKENS, LENGTHS, ONE_PAIR)
@@ -275,7 +275,7 @@ def test_its_ratings_are_added_to_the_rewards_of_what_is_sampled(model, wrap):
 @scripts("dpo", "grpo")
 def test_a_run_learns_from_the_ratings_of_a_reward_model(
         script, new_run, at_work_folder, monkeypatch, capsys):
-    """Which a run that is resumed still has, and which has seen the base alone."""
+    """The reward model is trained once, on samples of the base, and a resumed run still has it."""
     monkeypatch.setattr(preferences, "BATCHES", 4)
     flags = {"reward": "model"} | ({"dynamic_sampling": 2} if script.__name__ == "grpo" else {})
     four = new_run(max_steps=4, **flags)

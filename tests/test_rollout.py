@@ -1,4 +1,5 @@
-"""A rollout samples what the policy would say, token by token, each row by itself."""
+"""Test that a rollout samples each row from the policy's probabilities, token by token and
+independently of all other rows."""
 import dataclasses
 
 import pytest
@@ -17,21 +18,21 @@ class Sampled:
     cfg: common.Config
     task: common.Arithmetic
     policy: torch.nn.Module
-    prompts: torch.Tensor       # (B, W) copies of a prompt stand side by side
+    prompts: torch.Tensor       # (B, W), copies of a prompt in adjacent rows
     uniforms: torch.Tensor      # (B, T)
 
     def rollout(self, rows=slice(None), is_greedy=False):
-        """-> a Batch, not judged"""
+        """Complete the prompts in these rows. -> Batch, not judged"""
         prompts = self.prompts[rows]
         uniforms = None if is_greedy else self.uniforms[rows]
-        problems = [None] * len(prompts)                # nobody asks for them
+        problems = [None] * len(prompts)                # the rollout ignores them
         tokens, *slots, lengths = grpo.rollout(self.policy, prompts, problems, self.cfg, uniforms)
         return common.Batch(tokens, *slots, lengths, (tokens != grpo.EOS).all(dim=1))
 
 
 @pytest.fixture
 def sampled(config, talker, load_task):
-    """sampled(copies, dtype, **changes): a Sampled of copies of six prompts."""
+    """sampled(copies, dtype, **changes): make a Sampled with copies of six prompts."""
     def make(copies=4, dtype=torch.float64, **changes):
         cfg = config(**({"max_completion_length": 12} | changes))
         task = load_task(cfg)
@@ -52,7 +53,7 @@ def test_rollout_logps_equal_forward_logps_at_the_same_temperature(
     one = sampled(dtype=torch.float32, temperature=temperature,
                   num_key_value_heads=num_key_value_heads)
     out = one.rollout()
-    assert len(out.lengths.unique()) > 4                # rows end at many times
+    assert len(out.lengths.unique()) > 4                # rows end at different places
     logps, entropy = grpo.score(one.policy, one.prompts, out.tokens, temperature)
     torch.testing.assert_close(out.logps, logps * out.mask, atol=1e-5, rtol=0)
     torch.testing.assert_close(out.entropy, entropy * out.mask, atol=1e-5, rtol=0)
@@ -107,7 +108,7 @@ def test_a_prompt_alone_or_in_another_place_is_completed_as_it_is_among_others(s
 def test_greedy_decoding_takes_the_likeliest_token_of_a_full_forward_pass(sampled):
     one = sampled(copies=1)
     lengths = set()
-    for bias_of_eos in (1.0, 2.0, 3.0, 4.0):            # ever more inclined to end
+    for bias_of_eos in (1.0, 2.0, 3.0, 4.0):            # the end gets more likely
         one.policy.embed.weight.data[grpo.EOS, 0] = bias_of_eos
         out = one.rollout(is_greedy=True)
         for i in range(len(PROMPTS)):
@@ -126,7 +127,7 @@ def test_greedy_decoding_takes_the_likeliest_token_of_a_full_forward_pass(sample
 def test_first_tokens_are_as_frequent_as_the_softmax_says(sampled, temperature):
     one = sampled(temperature=temperature, max_completion_length=1)
     N = 4000
-    evenly_spread = (torch.arange(N) + 0.5) / N         # no chance is left
+    evenly_spread = (torch.arange(N) + 0.5) / N         # removes the randomness
     shuffled = torch.randperm(N, generator=torch.Generator().manual_seed(0))
     one.prompts = one.prompts[:1].expand(N, -1)
     one.uniforms = evenly_spread[shuffled, None]
@@ -140,11 +141,11 @@ def test_first_tokens_are_as_frequent_as_the_softmax_says(sampled, temperature):
 def test_the_extreme_uniforms_give_tokens_that_can_be_sampled(config, bigram, dtype, scale):
     V = grpo.VOCAB_SIZE
     table = scale * torch.randn(V, V, generator=torch.Generator().manual_seed(0)).to(dtype)
-    table[:, :5] = -1e5                                 # the ends have probability 0
+    table[:, :5] = -1e5                                 # both ends get probability 0
     table[:, -50:] = -1e5
     cfg = config(max_completion_length=4)
-    prompts = torch.arange(V)[:, None]                  # every token's own distribution
-    for u in (0.0, 2.0 ** -24, 1 - 2.0 ** -24):         # of torch.rand: the least, next, the last
+    prompts = torch.arange(V)[:, None]                  # each token has its own distribution
+    for u in (0.0, 2.0 ** -24, 1 - 2.0 ** -24):         # torch.rand's smallest two and largest
         tokens, mask, logps, entropy, _ = grpo.rollout(
             bigram(table), prompts, [None] * V, cfg, torch.full((V, 4), u))
         sampled_tokens = tokens[mask == 1]
@@ -153,14 +154,15 @@ def test_the_extreme_uniforms_give_tokens_that_can_be_sampled(config, bigram, dt
         assert logps.isfinite().all() and entropy.isfinite().all()
 
 
-# ---- whose rollout ---------------------------------------------------------------------------
+# ---- which rollout runs ----------------------------------------------------------------------
 
 @pytest.mark.parametrize("device, kernel, is_graph", [
     ("cpu", "auto", False), ("cuda", "auto", True), ("cuda", "triton", True),
     ("cuda", "torch", False)])
 def test_on_cuda_the_rollout_is_that_of_kernels_unless_torch_is_asked_for(
         config, load_task, monkeypatch, device, kernel, is_graph):
-    """Also where kernels/ was copied without tasks/; a task that inserts text has its own."""
+    """This also holds if kernels/ was copied without tasks/. A task that inserts text has its own
+    rollout."""
     cfg = config(device=device, kernel=kernel)
     expected = common.kernels.rollout if is_graph else None
     assert load_task(cfg).rollout is expected

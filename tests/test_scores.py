@@ -1,5 +1,5 @@
-"""Scores of an evaluation: pass@k, the answer that most completions give, however it is written,
-and tasks in which luck decides, beside others or alone."""
+"""Test the scores of an evaluation: pass@k, majority votes in which equal answers may be written
+differently, and tasks in which luck decides, alone or in a mix."""
 import functools
 import itertools
 
@@ -14,14 +14,14 @@ from tasks.scores import maj_at_k, majority, pass_at_k
 
 pytestmark = pytest.mark.quick
 
-golden = functools.partial(torch.testing.assert_close, atol=6e-8, rtol=0)   # written with 7 digits
+golden = functools.partial(torch.testing.assert_close, atol=6e-8, rtol=0)  # for numbers of 7 digits
 SUM = Problem("3+4=", "7", task="arithmetic")
 CFG = grpo.Config(device="cpu")
 ARITHMETIC = common.load_task(CFG, grpo.verify)
 
 
 def batch_of(task, problems, texts, G=1):
-    """Judged completions, of which only the texts matter."""
+    """Make a batch of judged completions; only their texts matter."""
     B = len(texts)
     slots = torch.ones(B, 2)
     ended = torch.zeros(B, dtype=torch.bool)
@@ -32,7 +32,7 @@ def batch_of(task, problems, texts, G=1):
 
 
 def answered(*answers):
-    """Completions that give these answers."""
+    """Make completions that give these answers."""
     return [f"<answer>{answer}</answer>" for answer in answers]
 
 
@@ -63,8 +63,8 @@ def test_each_block_of_k_answers_votes_once_and_problems_without_an_answer_do_no
 
 
 def test_the_scores_of_four_samples_are_those_computed_by_hand():
-    """Of problem n the first n % 5 samples are right; they think if n % 5 is 2 or more; if n is
-    odd, the wrong ones agree, and else they all differ."""
+    """Of the four samples of problem n, the first n % 5 are right, and all think if n % 5 is 2 or
+    more. The wrong samples agree if n is odd, and all differ if n is even."""
     texts = []
     for n in range(100):
         thought = "<think></think>" if n % 5 >= 2 else ""
@@ -73,14 +73,15 @@ def test_the_scores_of_four_samples_are_those_computed_by_hand():
     batch = batch_of(ARITHMETIC, [SUM] * 100, texts, 4)
     found = ARITHMETIC.scores(batch)
     assert found["pass@1"] == pytest.approx(0.5) and found["pass@4"] == pytest.approx(0.8)
-    # Of c right ones of four samples, two find one with 1 - C(4 - c, 2) / C(4, 2).
+    # If c of four samples are right, two of them contain a right one with probability
+    # 1 - C(4 - c, 2) / C(4, 2).
     expected = [0.5, (0 + 3 + 5 + 6 + 6) / 30, (0 + 3 + 4 + 4 + 4) / 20, 0.8]
     assert found["pass@k"] == pytest.approx(expected)
     # n % 10:  0 1 2 3 4 5 6 7 8 9
     # maj@4:   0 0 1 1 1 0 1 1 1 1
-    # One right sample of four is outvoted when the others agree (1), and not when all differ (6);
-    # two of four win a tie because they came first (7). maj@2 is of samples 1 and 2, then 3 and 4:
-    # 0, 1, 1, 2, 2 of two; maj@3 of samples 1 to 3.
+    # One right sample of four is outvoted if the others agree (1), but not if all differ (6).
+    # Two right samples win a tie because they come first (7). maj@2 votes over samples 1 and 2,
+    # then over 3 and 4: of these two votes, 0, 1, 1, 2 and 2 are right. maj@3 votes over 1 to 3.
     expected = [0.5, (0 + 1 + 1 + 2 + 2) / 10, (0 + 0.5 + 3) / 5, 0.7]
     assert found["maj@k"] == pytest.approx(expected) and found["maj@4"] == pytest.approx(0.7)
     assert found["accuracy_given_think"] == pytest.approx((2 + 3 + 4) / 12)
@@ -91,7 +92,7 @@ def test_the_scores_of_four_samples_are_those_computed_by_hand():
 
 
 @pytest.mark.parametrize("task, problem, texts, maj", [
-    # as numbers 7, 07 and 007 are one answer: of two and of four, a tie
+    # 7, 07 and 007 are equal numbers; with 2 or 4 samples, 8 wins a tie because it comes first
     (ARITHMETIC, SUM, answered("8", "7", "8", "07", "007"), [3 / 5, 0.0, 0.0, 0.0, 1.0]),
     (common.load_task(grpo.Config(device="cpu", task="countdown"), grpo.verify),
      Problem("3,4:12", "3*4", task="countdown"), answered("3+4", "4*3", "3+4", "3*4", "4*3"),
@@ -100,10 +101,10 @@ def test_answers_that_are_the_same_do_not_split_the_vote(task, problem, texts, m
     assert task.scores(batch_of(task, [problem], texts, 5))["maj@k"] == maj
 
 
-# ---- what is neither right nor wrong ---------------------------------------------------------
+# ---- completions that are neither right nor wrong --------------------------------------------
 
 class Luck(tasks.Task):
-    """Each character is worth one, and nothing is right or wrong."""
+    """Rewards each character with 1; nothing is right or wrong."""
     is_judged = False
     prompt_width = 4
 
@@ -118,7 +119,7 @@ class Luck(tasks.Task):
 
 
 class Mixed(tasks.Task):
-    """Sums beside luck."""
+    """Mixes two tasks of sums with the task Luck."""
 
     def __init__(self):
         super().__init__(CFG)

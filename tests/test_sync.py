@@ -1,5 +1,5 @@
-"""The scripts share the machinery and some functions; learn/sync.py finds and repairs drift. The
-files that a reader has to read stay short."""
+"""Test that learn/sync.py finds and repairs drift in the code that the scripts share, and that the
+files which a reader has to read stay short."""
 import sys
 from pathlib import Path
 
@@ -44,7 +44,7 @@ def test_what_gspo_changes_is_short():
 # ---- drift -----------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("old, new, name", [
-    ("    A = rewards - means\n", "    A = rewards\n", ""),           # of a lesson
+    ("    A = rewards - means\n", "    A = rewards\n", ""),           # a lesson may differ
     ("return x.sum() / num_tokens ", "return x.mean() ", "aggregate"),
     ("VOCAB_SIZE = 320", "VOCAB_SIZE = 384", sync.MACHINERY),
     ("\ndef kl(", "\n@torch.no_grad()\ndef kl(", "kl"),

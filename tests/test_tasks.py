@@ -1,5 +1,5 @@
-"""What all tasks have in common: levels, what is refused, problems that are held out, hostile
-texts, a task of your own, mixes, a curriculum, and luck."""
+"""Test what all tasks share: levels, refused flags, held-out problems, hostile texts, your own
+task, mixes, a curriculum, and luck."""
 import importlib.util
 import random
 import re
@@ -24,12 +24,12 @@ NAMES = ["arithmetic", "countdown", "gridworld", "lookup"]
 
 
 def levels(problems):
-    """How many problems there are of each task and difficulty."""
+    """Count the problems of each task and difficulty."""
     return Counter(f"{problem.task}-{problem.difficulty}" for problem in problems)
 
 
 def batch_of(problems, is_correct):
-    """A batch of P problems, with is_correct (P, G) and no texts."""
+    """Make a batch of P problems, with is_correct (P, G) and empty texts."""
     is_correct = torch.tensor(is_correct).bool()
     P, G = is_correct.shape
     zeros = torch.zeros(P * G, 3)
@@ -40,17 +40,17 @@ def batch_of(problems, is_correct):
 
 
 def problems_of(task, *difficulties):
-    """A problem of each difficulty."""
+    """Make one problem of each difficulty."""
     return [Problem(f"{i}=", "", difficulty=n, task=task) for i, n in enumerate(difficulties)]
 
 
-# ---- levels, and what is refused -------------------------------------------------------------
+# ---- levels, and refused flags ---------------------------------------------------------------
 
 @pytest.mark.parametrize("name, checksum", [
     ("arithmetic:3-5", 2827538293), ("countdown", 414979693), ("gridworld", 656171213),
     ("gridworld:0.3", 1721126631), ("lookup", 2775962093), ("arithmetic,lookup", 2891493962)])
 def test_the_problems_and_demonstrations_of_a_seed_stay_the_same(name, checksum):
-    """Reported results depend on them."""
+    """Results that we report depend on them."""
     found = common.sample_problems(load(name), 50, 1)
     for phase in ("textbook", "forum", "cold_start"):
         found = found + common.sample_problems(load(name), 50, 1, phase=phase)
@@ -122,7 +122,7 @@ LONG = ["<think>" + "<information>" * 20_000 + "</think>", "<search>" * 20_000, 
 
 @pytest.mark.parametrize("name", [*NAMES, "gridworld:0.3"])
 def test_whatever_a_text_holds_it_is_judged_within_bounds_and_in_a_moment(name):
-    """By the verifier and every row of --reward; and the environment responds in a few words."""
+    """The verifier and all rows of REWARDS stay within bounds, and the environment is brief."""
     rng = random.Random(0)
     task = load(name)
     problems = common.sample_problems(task, 100, 0)
@@ -145,7 +145,7 @@ def test_whatever_a_text_holds_it_is_judged_within_bounds_and_in_a_moment(name):
         assert takes_less_than(0.2, task.respond, problems[0], text)
 
 
-# ---- a task of your own ----------------------------------------------------------------------
+# ---- your own task ---------------------------------------------------------------------------
 
 TASK = '''
 from common import Problem
@@ -172,7 +172,7 @@ class Parrot(Task):
 
 @pytest.fixture
 def put(tmp_path, monkeypatch, restored_ctrl_c):
-    """put(source): the file tasks/parrot.py of this text, beside the other tasks."""
+    """put(source): write tasks/parrot.py, as if next to the other tasks, and import it."""
     monkeypatch.setattr(tasks, "__file__", str(tmp_path / "__init__.py"))
     monkeypatch.chdir(tmp_path)
 
@@ -196,7 +196,7 @@ def test_a_task_is_one_file_with_defaults_of_flags_which_what_is_given_overrides
     _, config = common.read_config("run")
     assert (config["save_steps"], config["max_steps"]) == (7, 2)
     assert config["learning_rate"] == 1 and isinstance(config["learning_rate"], float)
-    assert "a_flag_of_no_script" not in config      # it may be another script's
+    assert "a_flag_of_no_script" not in config      # a different script may have it
     rewards = set()
     for record in lines("run/samples.jsonl"):
         assert re.fullmatch("(say|cry|sob) [0-9]:", record["prompt"])
@@ -222,7 +222,7 @@ def test_a_file_without_one_complete_task_is_refused_with_what_it_lacks(
 # ---- several tasks ---------------------------------------------------------------------------
 
 class Diary(tasks.Task):
-    """Counts the groups that it sees, pays 2 for a completion, each token a third of it."""
+    """Counts its groups; rewards a completion with 2 + step, and each token with a third of it."""
     prompt_width = 2
 
     def __init__(self, name):
@@ -270,7 +270,7 @@ def test_the_environment_of_a_task_responds_to_its_own_call_tokens_only():
 
 
 def test_each_task_of_a_mix_rewards_and_observes_its_own_groups():
-    """In a batch whose groups alternate; a task that has none is not asked."""
+    """The groups of the batch alternate between tasks. A task without groups is not called."""
     task = Mix(None, [Diary("one"), Diary("two"), load("lookup")])
     one, two = problems_of("one", 1, 1), problems_of("two", 1)
     batch = batch_of([one[0], two[0], one[1]], [[1, 0], [0, 0], [1, 1]])
@@ -280,7 +280,7 @@ def test_each_task_of_a_mix_rewards_and_observes_its_own_groups():
     assert task.rewards(batch, 5).tolist() == [[7, 7]] * 3
     batch.rewards = torch.tensor([[3.0, 6], [9, 12], [15, 18]])
     assert task.token_rewards(batch).tolist() == [[n] * 3 for n in (1, 2, 3, 4, 5, 6)]
-    task.state.update({"one": 40})                      # as a run that is resumed does
+    task.state.update({"one": 40})                      # as in a resumed run
     assert task.observe(batch, 0) == {"one/seen": 42, "two/seen": 2}
     walk = Problem("A b3 7", "", task="lookup")
     batch = batch_of([one[0], walk], [[1, 0], [0, 0]])
@@ -298,8 +298,9 @@ def test_a_curriculum_prefers_what_is_solved_half_of_the_time_and_forgets_nothin
 
 
 def test_training_problems_are_drawn_in_proportion_to_the_weights_of_their_difficulty():
-    """The weights are 1, 1/2 and 1/20; of 6 operands nothing is known, so that the weight is 1.
-    Where nothing is known of any, and for the evaluation, they are those of the task."""
+    """With 3, 4 and 5 operands, the weights are 1, 1/2 and 1/20. Problems with 6 operands have no
+    rate yet, so their weight is 1. If no rates exist, and in an evaluation, problems are drawn as
+    the task draws them."""
     plain = load("arithmetic:3-6")
     task = load("arithmetic:3-6", curriculum=True)
     assert common.sample_problems(task, 300, 0) == common.sample_problems(plain, 300, 0)
@@ -316,7 +317,7 @@ def test_training_problems_are_drawn_in_proportion_to_the_weights_of_their_diffi
 
 
 def test_the_share_of_right_answers_is_a_running_mean_for_each_difficulty_that_a_checkpoint_keeps():
-    """Of all that was sampled, also of the groups that dynamic sampling left out."""
+    """The mean covers all samples, also those in groups that dynamic sampling left out."""
     problems = problems_of("arithmetic", 3, 3, 4) + problems_of("lookup", 4)
     batch = batch_of(problems, [[1, 1, 0, 0], [1, 1, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0]])
     task = load("arithmetic:3-5", curriculum=True)
@@ -338,7 +339,7 @@ def test_a_run_in_which_luck_decides_has_returns_and_no_accuracy(tmp_path, monke
     monkeypatch.chdir(tmp_path)
     flags = {"task": "gridworld:0.3", "max_completion_length": 8, "max_steps": 6, "stop_at": 0.1}
     grpo.main(arguments(INSTANT | flags | {"output_dir": "run"}))
-    assert len(steps("run")) == 6                       # nothing stops it before
+    assert len(steps("run")) == 6                       # stop_at has no effect
     judging = re.compile("accuracy|pass@|maj@|greedy($|/)|eval/greedy($|/)")
     for found in (*steps("run"), read_summary("run")["base"], read_summary("run")["trained"]):
         assert not list(filter(judging.match, found))
@@ -347,7 +348,7 @@ def test_a_run_in_which_luck_decides_has_returns_and_no_accuracy(tmp_path, monke
 
 
 def test_a_mix_is_judged_if_all_its_tasks_are():
-    """Else shares of right completions would count what luck decided as wrong."""
+    """Otherwise, accuracy would count completions as wrong where only luck decided."""
     assert load("gridworld,lookup").is_judged and not load("gridworld:0.5,lookup").is_judged
     task = load("gridworld:0.5,lookup")
     walk = Problem("A b3 7", "", secret=(0.5, 0), task="gridworld")

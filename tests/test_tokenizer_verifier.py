@@ -1,4 +1,4 @@
-"""Text in and out, the verifier of arithmetic against hostile text, and the arithmetic problems."""
+"""Test the tokenizer, the verifier of arithmetic on hostile text, and the arithmetic problems."""
 import random
 import re
 
@@ -11,14 +11,14 @@ from common import Problem
 
 
 def load(level="5"):
-    """The task arithmetic with this number of operands."""
+    """Load the task arithmetic with this number of operands."""
     return common.load_task(grpo.Config(device="cpu", task=f"arithmetic:{level}"), grpo.verify)
 
 
 # ---- tokenizer -------------------------------------------------------------------------------
 
 def random_character(rng):
-    """A character of ASCII, or any other that is no half of a surrogate pair."""
+    """Draw an ASCII character, or any other that is not half of a surrogate pair."""
     points = (rng.randrange(128), rng.randrange(0xd800), rng.randrange(0xe000, 0x110000))
     return chr(rng.choice(points))
 
@@ -134,13 +134,13 @@ def test_thirty_thousand_random_texts_raise_nothing_and_earn_what_they_should():
         verdict = grpo.verify(SEVEN, text)
         assert verdict == float(is_alone and closed != "" and inside.strip(" ") == "7"), text
         num_right += verdict
-    assert num_right > 20                                   # else it tests little
+    assert num_right > 20                                   # otherwise it tests little
 
 
 # ---- problems --------------------------------------------------------------------------------
 
 def values(prompt):
-    """The value of every bracket of a problem, by Python's own arithmetic, the innermost first."""
+    """Compute the value of every bracket of a problem in Python's arithmetic, innermost first."""
     inner = prompt.removesuffix("=")
     found = []
     while inner.startswith("("):

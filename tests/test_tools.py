@@ -1,4 +1,4 @@
-"""Measurements are written between their marks on one page of the docs; nothing is trained."""
+"""Test that lab/docs.py writes measurements between their marks, on exactly one page."""
 import pytest
 
 from lab import docs as runs
@@ -16,7 +16,7 @@ def test_a_text_goes_between_its_marks_on_the_one_page_that_has_them(tmp_path, m
     runs.put("table", "new\n", "seeds")
     assert readme.read_text() == BLOCK.replace("table", "example")
     assert lab.read_text() == f"before\n{BLOCK}after\n".replace("old", "new")
-    for text in ("", BLOCK):                            # on no page, and on two
+    for text in ("", BLOCK):                            # marks on no page, and on two
         readme.write_text(text)
         lab.write_text(text)
         with pytest.raises(ValueError):

@@ -1,4 +1,4 @@
-"""What --report_to shows of a run, and of one that goes on."""
+"""Test what --report_to sends of a run, and of a resumed run."""
 import math
 import sys
 import types
@@ -19,7 +19,7 @@ def empty_folder(tmp_path, monkeypatch):
 
 
 def train(name):
-    """Two steps, and after a resume a third."""
+    """Train for two steps, then resume for a third step."""
     grpo.main([*FLAGS, "--max_steps", "2", "--stop_at", "2", "--output_dir", "run",
                "--report_to", name])
     grpo.main(["--resume_from_checkpoint", "run", "--max_steps", "3"])
@@ -35,7 +35,7 @@ def test_tensorboard_has_every_metric_of_every_step_once(empty_folder):
     for name in records[0].keys() - {"step"}:
         seen = {event.step: event.value for event in events.Scalars(name)}
         logged = {record["step"]: record[name] for record in records}
-        logged |= {0: seen[0]} if name == "eval/greedy" else {}         # metrics.jsonl has no base
+        logged |= {0: seen[0]} if name == "eval/greedy" else {}         # not in metrics.jsonl
         assert seen == pytest.approx(logged, rel=1e-5)
     assert {"config/text_summary", "samples/text_summary"} <= set(events.Tags()["tensors"])
 

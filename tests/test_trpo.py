@@ -1,5 +1,5 @@
-"""examples/trpo.py: conjugate gradients against a dense solve, the step against a policy whose
-Fisher matrix is known, and the bound of the exact KL. test_resume.py resumes a run."""
+"""Test examples/trpo.py: conjugate gradients against a dense solve, the step on a policy whose
+Fisher matrix is known, and the bound on the exact KL. test_resume.py tests a resumed run."""
 import functools
 import importlib
 
@@ -33,19 +33,20 @@ def test_conjugate_gradients_solve_a_system_in_as_many_steps_as_it_has_unknowns(
 # ---- the step --------------------------------------------------------------------------------
 
 class Softmax:
-    """A policy in two states with three actions, linear in features; the last logit is always 0. It
-    is to raise the mean of rho A over states and actions, within KL(first || now), both exact."""
+    """A policy with three actions in two states, linear in features; the last logit is always 0.
+    The step should raise the mean of rho A over states and actions, and keep KL(first || now)
+    small. Both are computed exactly."""
 
     def __init__(self, seed=0):
         self.features = randn(2, 2, 3, seed=seed)       # states, free logits, weights
         self.A = 2 * randn(2, 3, seed=seed + 10)
         theta = randn(3, seed=seed + 20)
-        self.weights = [theta[:2].view(1, 2).clone().requires_grad_(),      # in two pieces
+        self.weights = [theta[:2].view(1, 2).clone().requires_grad_(),      # theta, in two pieces
                         theta[2:].clone().requires_grad_()]
         self.first = self.probabilities().detach()
 
     def probabilities(self):
-        """-> (2, 3)"""
+        """Compute the probabilities of all actions in both states. -> (2, 3)"""
         logits = self.features @ trpo.flatten(self.weights)
         return torch.cat([logits, torch.zeros(2, 1).double()], dim=1).softmax(dim=1)
 
@@ -62,13 +63,12 @@ class Softmax:
         self.weights[1].data.copy_(theta[2:])
 
     def gradient(self):
-        """Of the objective. -> (3,)"""
+        """Compute the gradient of the objective. -> (3,)"""
         L, _ = self.objective()
         return trpo.flatten(torch.autograd.grad(L, self.weights))
 
     def fisher(self):
-        """The mean over states and actions of the outer product of the score with itself. -> (3, 3)
-        """
+        """Average the outer product of the score with itself over states and actions. -> (3, 3)"""
         logit_gradients = torch.cat([self.features, torch.zeros(2, 1, 3).double()], dim=1)
         mean = (self.first[:, :, None] * logit_gradients).sum(dim=1, keepdim=True)
         scores = logit_gradients - mean                                         # (2, 3, 3)
@@ -94,7 +94,7 @@ def test_the_step_is_the_longest_of_its_parts_that_stays_in_the_region_and_pays(
         policy.theta(), start + 0.8 ** backtracks * step, atol=1e-7, rtol=1e-6)
     close((metrics["policy_kl"], metrics["loss"]), (kl.item(), -before.item()))
 
-    if backtracks > 0:                                  # with one less, it would have been too long
+    if backtracks > 0:                                  # one backtrack less was not enough
         policy.set(start + 0.8 ** (backtracks - 1) * step)
         L, kl = policy.objective()
         assert kl > max_kl or before >= L
@@ -137,7 +137,7 @@ def test_an_update_goes_uphill_within_the_exact_kl_of_the_valid_tokens(micro_bat
     A = randn(16, 8)
 
     def log_p():
-        """Of all tokens of the vocabulary, (16, 8, V)."""
+        """Compute the log-probabilities of all tokens of the vocabulary. -> (16, 8, V)"""
         logits = policy(torch.cat([batch.prompts, batch.tokens], dim=1))[:, -9:-1]
         return (logits / 0.7).log_softmax(dim=-1).detach()
 

@@ -1,6 +1,6 @@
-"""An update: its gradient is that of the equation, however many micro-batches it is computed in;
-which rows and tokens it learns from, what it leaves alone, and what it logs. The gradients of
-reinforce.py, ppo.py and dpo.py have tests beside their losses."""
+"""Test an update: its gradient equals the equation's in any number of micro-batches. Other tests
+cover the rows and tokens that it learns from, what it must not change, and what it logs. The
+gradients of reinforce.py, ppo.py and dpo.py are tested next to their losses."""
 import copy
 import dataclasses
 import math
@@ -17,7 +17,7 @@ import nano
 AVERAGES = {"grpo": "sequence_mean", "dr_grpo": "constant", "dapo": "token_mean",
             "cispo": "token_mean", "sapo": "sequence_mean"}
 ALL_ROWS = torch.arange(NUM_ROWS)
-SOME_ROWS = torch.tensor([13, 2, 6, 5, 9, 0, 11])           # of a mini-batch
+SOME_ROWS = torch.tensor([13, 2, 6, 5, 9, 0, 11])           # a mini-batch
 with_ratios = scripts("grpo", "gspo")
 from_rows = scripts("reinforce", "ppo", "grpo", "gspo")     # dpo.py learns from pairs
 
@@ -25,7 +25,7 @@ from_rows = scripts("reinforce", "ppo", "grpo", "gspo")     # dpo.py learns from
 # ---- equation (5) ----------------------------------------------------------------------------
 
 def plain_loss(scene, cfg, rows, A):
-    """Equation (5) of grpo.py and gspo.py as it stands: all rows at once, none skipped."""
+    """Compute equation (5) of grpo.py and gspo.py literally: all rows at once, none skipped."""
     script, batch = scene.script, scene.batch
     if cfg.mask_truncated_completions:
         rows = rows[~batch.is_truncated[rows]]
@@ -105,21 +105,21 @@ def test_the_eos_that_ends_a_completion_has_a_gradient_and_the_padding_behind_it
     Scene(script, cfg, policy, reference, batch, A).backward(torch.arange(2))
     has_gradient = policy.table.grad.abs().sum(dim=1) > 0
     assert has_gradient.nonzero().flatten().tolist() == [a, b, c, d, 5, 6]
-    assert policy.table.grad[b, EOS] < 0            # which makes it more likely
+    assert policy.table.grad[b, EOS] < 0            # makes it more likely
     assert policy.table.grad[6, EOS] > 0
 
 
 @with_ratios
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "k3_ratio"])
 def test_how_likely_the_models_find_the_padding_changes_nothing(script, config, bigram, estimator):
-    """However far apart they are: exp(2000) is infinite, and infinity times 0 is not a number."""
+    """This holds however far apart they are: exp(2000) is infinite, and infinity times 0 is nan."""
     EOS, PAD, V = script.EOS, script.PAD, script.VOCAB_SIZE
     seen = []
     for nats_apart in (0.0, 2000.0):
         table = torch.zeros(V, V, dtype=torch.float64)
         table[1, [2, EOS]] = f64([5.0, 4.0])
         reference = bigram(table)
-        table[[2, EOS, PAD], PAD] = -nats_apart     # read in the slots behind the EOS only
+        table[[2, EOS, PAD], PAD] = -nats_apart     # used only in the slots after the EOS
         policy = bigram(table)
         mask = f64([[1.0, 0, 0], [1, 1, 1]])
         tokens = [[EOS, PAD, PAD], [7, 8, EOS]]
@@ -154,7 +154,7 @@ def test_a_step_without_any_signal_leaves_zeros_not_nothing_so_that_adam_moves_o
     metrics = scene.update(optimizer, step=1, A=0 * scene.A)
     assert (gradients(scene.policy) == 0).all()
     assert metrics["loss"] == metrics["grad_norm"] == 0
-    assert (weights(scene.policy) - before).norm() > 1e-3       # by its momentum
+    assert (weights(scene.policy) - before).norm() > 1e-3       # moved by Adam's momentum
 
 
 @every_script
@@ -175,13 +175,13 @@ def test_a_long_gradient_is_scaled_down_to_the_maximum_and_a_short_one_is_left(s
     scene = scene(max_grad_norm=limit, learning_rate=0.5)
     start = weights(scene.policy)
     metrics = scene.update()
-    assert metrics["grad_norm"] > 0.02                          # as it was before
+    assert metrics["grad_norm"] > 0.02                          # the norm before scaling
     length = (weights(scene.policy) - start).norm().item()
     assert length == pytest.approx(0.5 * min(limit, metrics["grad_norm"]), rel=1e-4)
 
 
 def rows_of(args, metrics):
-    """The rows that an optimizer step learns from."""
+    """Return the rows that an optimizer step learns from."""
     [rows] = [value for value in args
               if isinstance(value, torch.Tensor) and value.dtype == torch.long]
     return rows.tolist()
@@ -199,17 +199,17 @@ def test_every_pass_takes_every_row_once_by_whole_groups_in_a_new_order(scene, s
             order = sum(steps[first:first + 6], [])
             assert sorted(order) == list(range(NUM_ROWS))
             orders.append(order)
-        assert all(row ^ 1 in rows for rows in steps for row in rows)   # the other one of the group
+        assert all(row ^ 1 in rows for rows in steps for row in rows)   # the group's other row
         steps.clear()
     assert len({str(order) for order in orders}) == 9
 
 
-# ---- what is logged --------------------------------------------------------------------------
+# ---- logged metrics --------------------------------------------------------------------------
 
 @pytest.fixture
 def known_scene(script, config, bigram):
-    """Six rows of a policy to which every token has probability 1 / V. To the reference, too, but
-    for token 4 after token 3, which has one half."""
+    """Six rows of a policy that gives every token probability 1 / V. So does the reference, except
+    that token 4 has probability 1/2 after token 3."""
     V, EOS, PAD = script.VOCAB_SIZE, script.EOS, script.PAD
     policy = bigram(torch.zeros(V, V, dtype=torch.float64))
     reference = bigram(torch.zeros(V, V, dtype=torch.float64))
@@ -229,8 +229,8 @@ def known_scene(script, config, bigram):
     return Scene(script, cfg, policy, reference, batch, A)
 
 
-# The loss of each row, and how many of the 14 tokens are clipped: with GRPO the first row's, and
-# the ratio 1.5; with GSPO the first two rows.
+# The loss of each row, and how many of the 14 tokens are clipped. GRPO clips the only token of the
+# first row, and the ratio 1.5 in the second. GSPO clips the first two rows.
 @pytest.mark.parametrize("script, losses, num_clipped", [
     ("grpo", [0.8, -(2 + 2.56 + 2.4) / 3, -3.7 / 4, (1.4 + 1) / 2], 1 + 1),
     ("gspo", [0.8, -2.4, -0.7 ** (1 / 4), 1.4 ** (1 / 2)], 1 + 3)],
@@ -239,7 +239,7 @@ def test_metrics_match_a_hand_computed_batch(known_scene, losses, num_clipped):
     V = 320
     _, gradient = known_scene.backward(torch.arange(6))
     metrics = known_scene.update()
-    x = math.log(2 / V)                     # log pi / pi_ref of token 4 after token 3
+    x = math.log(2 / V)                     # log(pi / pi_ref) of token 4 after token 3
     k3 = math.exp(-x) + x - 1
     sum_of_log_ratios = math.log(0.5 * 1.5 * 1.2 * 0.7 * 1.4 * 0.5 * 1.5)
     expected = {
@@ -252,7 +252,7 @@ def test_metrics_match_a_hand_computed_batch(known_scene, losses, num_clipped):
     _, mean_kl = known_scene.script.score_reference(
         known_scene.reference, known_scene.batch, known_scene.cfg)
     assert mean_kl == pytest.approx((x - sum_of_log_ratios) / 14, rel=1e-6)
-    without, _ = known_scene.backward(torch.arange(6), beta=0.0)        # skips two rows
+    without, _ = known_scene.backward(torch.arange(6), beta=0.0)        # skips rows with A = 0
     assert without["clip_ratio/region_mean"] == pytest.approx(num_clipped / 14)
 
 
@@ -271,7 +271,7 @@ def test_metrics_are_means_over_the_optimizer_steps_but_for_the_first_ratio(scri
     assert len(steps) == 6
     for name in steps[0].keys() - {"policy_kl"}:
         assert metrics[name] == pytest.approx(sum(step[name] for step in steps) / 6), name
-    if script.__name__ != "dpo":                        # which has no ratio
+    if script.__name__ != "dpo":                        # dpo.py has no ratio
         ratios = [step["max_log_ratio"] for step in steps]
         assert metrics["sampling/sampling_logp_difference/max"] == ratios[0]
         assert len(set(ratios)) > 3
@@ -279,8 +279,8 @@ def test_metrics_are_means_over_the_optimizer_steps_but_for_the_first_ratio(scri
 
 @pytest.fixture
 def fresh_scene(script, config, talker, load_task):
-    """fresh_scene(**changes): 32 rows that the policy has just sampled, one inserted token among
-    them, and a reference some way off."""
+    """fresh_scene(**changes): make 32 rows that the policy has just sampled, with one inserted
+    token, and a reference some way off."""
     def make(**changes):
         cfg = config(num_prompts=8, temperature=0.7, **changes)
         policy = talker(cfg).double()

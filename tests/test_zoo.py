@@ -1,5 +1,5 @@
-"""examples/zoo.py: losses and advantages by numbers worked out by hand, what they equal at the ends
-of their ranges, and a run; docs/zoo.md: that its picture and names are those of today."""
+"""Test examples/zoo.py: losses and advantages against numbers worked out on paper, the losses that
+they equal at the ends of their ranges, and a run. Test that docs/zoo.md is up to date."""
 import importlib
 import itertools
 import json
@@ -25,7 +25,8 @@ FREE = {"epsilon": 1.0, "epsilon_high": 99.0}           # a range that clips not
 
 
 def ask(loss_type, new=NEW, old=OLD, mask=MASK, A=A, **flags):
-    """L_t; and its weight, the gradient of the sum in log pi by -A. -> (B, T) each"""
+    """Compute L_t and its weight: the gradient of the sum with respect to log pi, divided by -A.
+    -> (B, T) each"""
     cfg = zoo.Config(device="cpu", loss_type=loss_type, **flags)
     logps = new.log().requires_grad_()
     how = (cfg.loss_type, cfg.epsilon, cfg.epsilon_high, cfg.delta)
@@ -38,14 +39,14 @@ def ask(loss_type, new=NEW, old=OLD, mask=MASK, A=A, **flags):
 
 @pytest.mark.quick
 @pytest.mark.parametrize("name, flags, expected", [
-    ("dppo_tv", {}, [[0, 1.2, 0], [2, 0, 1]]),          # |p - p_old|: .2, .1; .1, .3, 0
-    ("dppo_tv", {"dppo_tv_delta": 0.05}, [[0, 0, 0], [2, 0, 1]]),       # 2 goes against A
-    ("dppo_kl", {}, [[0, 1.2, 0], [2, 0, 1]]),          # D_t: .087, .020; .037, .311, 0
+    ("dppo_tv", {}, [[0, 1.2, 0], [2, 0, 1]]),          # |p - p_old|: 0.2, 0.1; 0.1, 0.3, 0
+    ("dppo_tv", {"dppo_tv_delta": 0.05}, [[0, 0, 0], [2, 0, 1]]),       # ratio 2 goes against A
+    ("dppo_kl", {}, [[0, 1.2, 0], [2, 0, 1]]),          # D_t: 0.087, 0.020; 0.037, 0.311, 0
     ("dppo_kl", {"dppo_kl_delta": 0.1}, [[1.4, 1.2, 0], [2, 0, 1]]),
     ("gmpo", {}, [[1.68 ** 0.5] * 2 + [0], [(2 * exp(-0.4)) ** (1 / 3) * x for x in (1, 0, 1)]]),
     ("vespo", {}, [[1.68 ** 2 * exp(3 * -0.68)] * 2 + [0], [0.5 ** 3 * exp(2 * 0.5)] * 3]),
-    ("off_policy_mask", {"off_policy_mask_threshold": 0.2}, [[0, 1.2, 0], [0, 0, 0]]),  # .231
-    ("clip_cov", {}, [[0, 0, 0], [2, 0, 1]]),           # c_t: 1.33, 1.05; .62, 1.45, -.48
+    ("off_policy_mask", {"off_policy_mask_threshold": 0.2}, [[0, 1.2, 0], [0, 0, 0]]),  # 0.231
+    ("clip_cov", {}, [[0, 0, 0], [2, 0, 1]]),           # c_t: 1.33, 1.05; 0.62, 1.45, -0.48
     ("clip_cov", {"clip_cov_lb": 1.1}, [[0, 1.2, 0], [2, 0, 1]]),
     ("kl_cov", {"kl_cov_ratio": 0.4}, [[1.4 - 1 / 2, 1.2, 0], [2, 0.25 - 1, 1]]),
     ("dro", {}, [[1 - log(1.4) / 2, 1 - log(1.2) / 2, 0], [1 + log(2), 1 - log(4), 1]])])
@@ -78,12 +79,12 @@ def test_at_the_end_of_a_range_they_are_losses_of_the_scripts():
     close(ask("dppo_tv", dppo_tv_delta=1.0), ask("dapo", **FREE))
     close(ask("kl_cov", kl_cov_coef=1e-300), ask("dapo", **FREE))
     close(ask("clip_cov", clip_cov_lb=4.0), ask("dapo"))
-    close(ask("off_policy_mask"), ask("grpo"))          # log(2) / 3 = .231 nats a token
+    close(ask("off_policy_mask"), ask("grpo"))          # log(2) / 3 = 0.231 nats per token
     close(ask("off_policy_mask", delta=1.5), ask("grpo", delta=1.5))
     one = {"new": NEW[:, :1], "old": OLD[:, :1], "mask": MASK[:, :1]}       # outputs of one token
     close(ask("gmpo", gmpo_epsilon=9.0, **one), ask("dapo", **FREE, **one))
     wide = gspo.policy_loss(NEW.log(), OLD.log(), A, MASK, "grpo", 1.0, 99.0)
-    close(ask("gmpo", gmpo_epsilon=9.0)[0], wide)       # clipped nowhere, it is GSPO
+    close(ask("gmpo", gmpo_epsilon=9.0)[0], wide)       # without a clip, it is GSPO
     close(ask("dro", dro_beta=1e-300)[1], MASK)
 
 
@@ -113,7 +114,7 @@ SLOTS = (torch.arange(4) < LENGTHS.view(12, 1)).double()
 def test_advantages_are_those_worked_out_by_hand():
     close(zoo.passk(R), f64([[0] * 4, [0, 0, 0.5, 0], [0] * 4]))
     close(zoo.opo(R, LENGTHS), R - f64([[3 / 8], [1 / 8], [1]]))
-    close(zoo.opo(R, torch.ones(3, 4)), R - R.mean(dim=1, keepdim=True))        # of equal lengths
+    close(zoo.opo(R, torch.ones(3, 4)), R - R.mean(dim=1, keepdim=True))        # equal lengths
     x = zoo.grpo.advantages(R) + zoo.grpo.advantages(LENGTHS)
     close(zoo.gdpo([R, 99 * LENGTHS]), (x - x.mean()) / x.std(), atol=1e-3, rtol=0)
     x = (R - (LENGTHS * R).sum() / 26).view(12, 1) * SLOTS              # there are 26 tokens
@@ -124,16 +125,16 @@ def test_advantages_are_those_worked_out_by_hand():
 
 @pytest.mark.quick
 def test_the_baseline_of_a_place_weighs_rewards_by_the_gradients_so_far():
-    norms = torch.cat([LENGTHS.view(12, 1), torch.ones(12, 3)], dim=1)      # W: |o|, |o| + 1 ..
+    norms = torch.cat([LENGTHS.view(12, 1), torch.ones(12, 3)], dim=1)      # W: |o|, |o| + 1, ...
     found = zoo.otb(R, norms, SLOTS)
     close(found[0], f64([1 - 3 / 8, 0, 0, 0]))
-    close(found[2], f64([-3 / 8, -3 / 10, 0, 0]))       # alone at last
+    close(found[2], f64([-3 / 8, -3 / 10, 0, 0]))       # only this row has a third token
     assert (found[8:] == 0).all()
 
 
 @pytest.mark.quick
 def test_rewards_that_are_equal_give_exactly_nothing():
-    """In float32 the mean of many times 0.7 is not 0.7, and whitening enlarges the difference."""
+    """In float32, the mean of many times 0.7 is not 0.7, and whitening enlarges the difference."""
     mask = (torch.arange(4) < torch.tensor([1, 2, 3] * 12)[:, None]).float()
     rewards = torch.tensor([[0.7], [1.1], [0.3]]).repeat(1, 12)
     assert (zoo.rpp(rewards, mask, has_baseline=True) == 0).all()
@@ -145,14 +146,14 @@ def test_rewards_that_are_equal_give_exactly_nothing():
 @pytest.mark.quick
 @pytest.mark.parametrize("name", zoo.ADVANTAGES)
 def test_groups_of_equal_rewards_are_replaced_only_where_they_would_give_nothing(name, monkeypatch):
-    """The terms of the first group differ, though their sums are equal."""
+    """The terms of the first group differ, although their sums are equal."""
     terms = torch.tensor([[[0, 0, 1], [0.5] * 3, [1, 0, 0]], [[0, 1, 0], [0.1] * 3, [0] * 3],
                           [[0.7, -0.3, -0.3], [0.1] * 3, [0] * 3]])
     mask = (torch.arange(4) < torch.tensor([1, 2, 3] * 3)[:, None]).float()
     monkeypatch.setattr(zoo, "gradient_norms", lambda *_: mask)
     monkeypatch.setattr(zoo, "greedy_rewards", lambda *_: torch.zeros(3, 1))
     task = SimpleNamespace(rows=lambda *_: dict(enumerate(terms)))
-    batch = SimpleNamespace(rewards=terms.sum(dim=0), mask=mask)    # 0.7 0.7 0.7; the same; 1 0 0
+    batch = SimpleNamespace(rewards=terms.sum(dim=0), mask=mask)    # two groups of 0.7, then 1 0 0
     cfg = zoo.Config(device="cpu", advantage=name, reward="accuracy+format+length",
                      dynamic_sampling=1)
     A = zoo.advantages(None, task, batch, cfg, 0)
@@ -162,9 +163,9 @@ def test_groups_of_equal_rewards_are_replaced_only_where_they_would_give_nothing
 
 @pytest.mark.quick
 def test_a_baseline_keeps_the_expected_gradient_of_sums_and_changes_that_of_means():
-    """All outputs of up to two tokens, of a policy whose logits are theta: for the first place,
-    after token 0 and after token 1. Weighted by their probabilities they are one group, so that its
-    baselines are those of the population. Token 2 ends an output."""
+    """Enumerate all outputs of up to two tokens; token 2 ends an output. The rows of theta are the
+    policy's logits at the first position, after token 0 and after token 1. Weighted by their
+    probabilities, the outputs are one group, so its baselines are those of the population."""
     tokens = torch.tensor([(2, 0), *itertools.product((0, 1), (0, 1, 2))])      # (7, 2)
     lengths = f64([1] + [2] * 6)
     mask = (torch.arange(2) < lengths[:, None]).double()
@@ -185,7 +186,7 @@ def test_a_baseline_keeps_the_expected_gradient_of_sums_and_changes_that_of_mean
             for i in range(7)), theta) for how in ("constant", "sequence_mean")}
         close(found["constant"], -gradient(pi @ rewards / 2, theta))
         change = found["sequence_mean"] + gradient(pi @ (rewards / lengths), theta)
-        if name != "otb":                               # b is one number
+        if name != "otb":                               # the baseline is one number
             close(change, (without - A)[0, 0] * gradient(pi @ (1 / lengths), theta))
         assert (change.abs().max() > 0.01) == (name != "none"), name
 
