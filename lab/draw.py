@@ -126,14 +126,16 @@ def dark(colour):
 
 
 def curves(lines, title, x=None, given=None, height=280, **axes):
-    """Draw {name: a row for each seed (S, T)}: the mean of the seeds, each seed as a faint line,
-    and the name at the end. x: (T,), or {name: (T,)}; by default the steps 1, 2 ... axes: settings
-    of the axes, such as xlabel and ylim. -> Picture"""
+    """Draw {name: a row for each seed (S, T)}: the mean of the seeds (on a logarithmic axis, the
+    geometric mean), each seed as a faint line, and the name at the end. x: (T,), or {name: (T,)};
+    by default the steps 1, 2 ... axes: settings of the axes, such as xlabel and ylim. -> Picture"""
     def fill(axis, is_narrow):
         ends = []
         for name, colour in colours(lines, given).items():
             rows = numpy.asarray(lines[name], dtype=float)
             mean = rows.mean(axis=0)
+            if axes.get("yscale") == "log":
+                mean = numpy.exp(numpy.log(rows).mean(axis=0))
             place = x[name] if isinstance(x, dict) else x
             place = range(1, 1 + len(mean)) if place is None else place
             axis.plot(place, rows.T, color=colour, alpha=0.3, linewidth=0.8, zorder=1.9)

@@ -136,14 +136,14 @@ def page(estimates, cosines):
     noise = way["deviation of k1"] / way["deviation of k3"]
     last = 1 / numpy.exp(numpy.log(noise[:, -1]).mean())                # of k3 / of k1
     title = ("Near the base, the KL estimate k3 is less noisy than k1, but after 20 steps it is "
-             f"{last:.2g} times as noisy (geometric mean)")
+             f"{last:.2g} times as noisy")
     yield Claim("after 20 steps, k3 is less noisy than k1 (standard deviation of k1, divided by "
                 "the standard deviation of k3)", SCHULMAN, noise[:, PLACE], at_least=1.1,
                 times=True, said=title)
     yield curves({name: way[f"deviation of {name}"] for name in ESTIMATORS}, title,
                  x=WATCHED, given=dict(zip(ESTIMATORS, (BLUE, ORANGE, RED))), yscale="log",
                  xticks=WATCHED, xlabel="steps of training after the base",
-                 ylabel="standard deviation, nats per token")
+                 ylabel="standard deviation, nats per token (geometric mean)")
     yield Claim("after 20 steps, k2's mean is within a tenth of the KL", SCHULMAN,
                 way["mean of k2"][:, PLACE] / way["mean of k1"][:, PLACE], at_least=0.9,
                 at_most=1.1, times=True)
