@@ -3,6 +3,7 @@ the code and with the files that make targets wrote, and no link is dead."""
 import ast
 import doctest
 import importlib
+import json
 import os
 import re
 import shlex
@@ -161,6 +162,45 @@ def test_numbers_of_a_table_are_in_the_file_that_its_target_wrote(target, block)
                     assert number in known, f"{number} ({column}) is not in docs/{target}.json"
                     compared += 1
     assert compared > 1
+
+
+def stored(name):
+    """Read the numbers that a measurement wrote. -> dict"""
+    return json.loads((ROOT / f"docs/{name}.json").read_text())
+
+
+def test_readme_the_playground_and_the_film_show_the_run_of_seed_0():
+    run = stored("seeds")["seeds"]["0"]
+    [example] = [block for _, _, name, block, _ in BLOCKS if name == "example"]
+    base, trained = re.findall(r"greedy ([0-9.]+)", example)
+    [steps] = re.findall(r"^(\d+) steps", example, re.M)
+    assert base == f"{run['base']['greedy']:.3f}" and trained == f"{run['trained']['greedy']:.3f}"
+    assert int(steps) == run["steps"]
+    shown = json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>',
+                                 (ROOT / "docs/play.html").read_text(), re.S)[1])["run"]
+    assert shown["base"] == run["base"]["greedy"]
+    assert (shown["trained"], shown["steps"]) == (run["trained"]["greedy"], run["steps"])
+    numbers = re.findall(r">(\d+)</text>", (ROOT / "docs/learning.svg").read_text())
+    assert numbers[-1] == steps, "the axis of the film ends with the run"
+
+
+def test_the_times_in_readme_are_those_of_the_seeds():
+    for name, target in (("seeds", "lab.md#five-seeds"), ("nano-seeds", "nano.md")):
+        runs = stored(name)["seeds"].values()
+        times = [run.get("seconds_total", run.get("seconds")) for run in runs]
+        wanted = f"{min(times):.0f} to {max(times):.0f} s"
+        found = re.search(rf"([^|]*), \[\w+ seeds\]\(docs/{target}\)", PAGES["README.md"])[1]
+        assert found.strip() == wanted, name
+
+
+def test_a_picture_of_the_lab_has_one_title_on_all_pages():
+    picture = re.compile(r'<img src="[^"]*?(\w+)\.svg" alt="([^"]*)">')
+    titles = dict(pair for page in PAGES if page.startswith("docs/lab/")
+                  for pair in picture.findall(PAGES[page]))
+    assert len(titles) > 9
+    for page, text in PAGES.items():
+        for name, title in picture.findall(text):
+            assert title == titles.get(name, title), f"{page}: {name}.svg has a different title"
 
 
 # ---- links -----------------------------------------------------------------------------------
