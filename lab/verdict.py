@@ -167,6 +167,13 @@ class Claim:
             return CONTRADICTED
         return UNDECIDED
 
+    def agrees(self, low, high):
+        """Whether an interval with these ends has the verdict, too. True if there is no verdict."""
+        least, most = self.region
+        is_shown, is_contradicted = least <= low and high <= most, high < least or low > most
+        return bool(self.moot) or self.verdict == (
+            SHOWN if is_shown else CONTRADICTED if is_contradicted else UNDECIDED)
+
     # ---- texts ----
 
     @property
@@ -176,8 +183,10 @@ class Claim:
 
     @property
     def finding(self):
-        """The finding, as a sentence."""
-        return self.sentence or f"{self.text[0].upper()}{self.text[1:]}: {self.verdict}"
+        """The finding, as a sentence that adds its verdict unless it contains it."""
+        is_open = " (undecided)" * (self.verdict == UNDECIDED)
+        return (self.sentence and f"{self.sentence}{is_open}"
+                or f"{self.text[0].upper()}{self.text[1:]}: {self.verdict}")
 
     @property
     def judged(self):
@@ -203,7 +212,8 @@ class Claim:
 
     @property
     def effect(self):
-        """The effect and its interval, as text. The interval's half-width has two digits."""
+        """The effect and its interval, as text. The interval's half-width has two digits, and more
+        if the rounded interval would have a different verdict."""
         effect, low, high = self.interval
         unit = " times" if self.times else self.unit and f" {self.unit}"
         if any(self.bounds):
@@ -212,13 +222,18 @@ class Claim:
             words = {">": "more than", "<": "less than"}
             return f"{words[bound]} {digits(effect, 2)}{unit}" if is_bound else "unknown"
         if self.times and not self.exact:
-            effect, low, high = (digits(x, 2) for x in (effect, low, high))
-            return f"{effect}{unit} ({low} to {high})"
+            for number in range(2, 7):
+                texts = [digits(x, number) for x in (effect, low, high)]
+                if self.agrees(*map(float, texts[1:])):
+                    break
+            return "{}{} ({} to {})".format(texts[0], unit, *texts[1:])
         form = "+.3f"
         if self.exact:
             ends = dict.fromkeys((f"{low:.3g}", f"{high:.3g}"))
             return " to ".join(ends) + unit
         if 0 < high - low < math.inf:
-            decimals = 2 - math.ceil(math.log10((high - low) / 2))
-            form = f"+.{min(6, max(0, decimals))}f"
+            decimals = max(0, 2 - math.ceil(math.log10((high - low) / 2)))
+            while decimals < 6 and not self.agrees(round(low, decimals), round(high, decimals)):
+                decimals += 1
+            form = f"+.{min(6, decimals)}f"
         return f"{effect:{form}}{unit} ({low:{form}} to {high:{form}})"

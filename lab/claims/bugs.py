@@ -111,10 +111,10 @@ def page(runs):
     for name, mistake in MISTAKES.items():
         shows = [dict.fromkeys(f"`{metric}`" for metric, _ in results[name])
                  for results in (with_every, with_most)]
-        [file] = mistake.files
+        test = mistake.words.removeprefix("test_").replace("_", " ")
         rows.append([*mistake.name.split(": ", 1),
                      *(", ".join(metrics) or "no metric" for metrics in shows),
-                     f"`{file.removeprefix('tests/')}::{mistake.words}`"])
+                     f"{mistake.files[0].removeprefix('tests/')}: {test}"])
         for (metric, window), which in with_every[name].items():
             looks.setdefault((f"`{metric}` too {which}", window), []).append(name)
     yield table(["bug", "what is wrong", "metrics that show it with every seed",

@@ -54,8 +54,9 @@ def stages(seed, case):
 def page(stages):
     [columns] = stages.values()
     mean = numpy.mean([columns[task] for task in TASKS], axis=0)                # (S, 5)
-    title = ("A cold start and RL, R1's first two stages, raise the mean pass@1 of three tasks "
-             f"from {mean[:, 0].mean():.2f} to {mean[:, 2].mean():.2f}")
+    title = ("R1's cold start raises the mean pass@1 of three tasks from "
+             f"{mean[:, 0].mean():.2f} to {mean[:, 1].mean():.2f}, and RL then raises it to "
+             f"{mean[:, 2].mean():.2f}")
     yield Claim("the cold start raises pass@1 (the mean of the three tasks)", "DeepSeek-R1",
                 (mean[:, 1], mean[:, 0]), at_least=GAIN, said=title)
     further = ("RL after the cold start", "after RL, learning from its own right answers",

@@ -103,8 +103,9 @@ def page(learned):
             for name, columns in learned.items()}                               # (S,) each
     longer = {name: added[PARTS[-1]] for name, added in part.items()}
     growth = length[MOVING][:, END] - length[MOVING][:, 0]                      # (S,)
-    finding = (f"Answers grow by {growth.mean():.1f} tokens although only right ones are rewarded; "
-               f"{part[MOVING][PARTS[0]].mean():.1f} of these tokens come from more thinking")
+    finding = (f"With 3 to 7 operands, answers grow by {growth.mean():.1f} tokens although only "
+               f"right ones are rewarded; {part[MOVING][PARTS[0]].mean():.1f} of these tokens come "
+               "from more thinking")
     yield Claim("answers get longer, although only right ones are rewarded", "DeepSeek-R1", growth,
                 at_least=LONGER, unit="tokens", said=finding)
     lines = {"5 operands": length[FIXED], "3 to 7 operands": length[MOVING]}

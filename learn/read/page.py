@@ -10,7 +10,8 @@ import torch
 from learn.read import code, example, figures, paper, words
 from learn.read.lesson import in_batch, span
 
-STYLES = (Path(__file__).parents[1] / "look.css", Path(__file__).with_name("read.css"))
+LOOK = Path(__file__).parents[1] / "look"
+STYLES = (LOOK.with_suffix(".css"), Path(__file__).with_name("read.css"))
 ICON = ("data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 8 8'%3E%3Crect "
         "width='8' height='8' rx='1.5' fill='%230b62b0'/%3E%3C/svg%3E")
 # Keeps in the address whether variants are shown. The switch also works without this script.
@@ -53,6 +54,7 @@ def document(title, description, body, name=""):
 <meta property="og:description" content="{html.escape(description)}">
 <link rel="icon" href="{ICON}">
 <style>{style}</style>
+<script>{LOOK.with_suffix(".js").read_text(encoding="utf-8")}</script>
 <body class="{name}">
 {body}
 </body>
