@@ -19,7 +19,10 @@ from urllib.parse import unquote, urlsplit
 SITE = Path("site").resolve()
 PATH = Path("docs/path.md")
 LINKS = {".md": r"(\]\()([^)#:\s]+)(?=[#)])", ".html": r'(href="?)([^"#:?>\s]+)(?=["#>\s])'}
+SOURCE = re.compile(r"(\.py|\.txt|LICENSE)\.html")      # of a page that shows a source file
+SECTION = re.compile(r'<section[^>]*\sid="?([\w-]+)"?>(.*?)(?=<section|</main>)', re.S)
 VALUE = r"""("[^"]*"|'[^']*'|[^\s>]+)"""                 # of an HTML attribute
+LINK = rf"<(?:a|img|link|source)\s[^>]*?(?:href|src|srcset)=(?![\"']?\w+:){VALUE}"   # not to a host
 
 
 def as_page(path):
@@ -47,32 +50,42 @@ def stage(page, text):
         is_html = page.suffix == ".html" or target == PATH
         return link[1] + (re.sub(r"\.md$", ".html", address) if is_html else address)
 
-    name = page.with_suffix(".md") if page.name == "index.html" else page
-    if name != page:                            # the index gets the header of the site
-        text = re.search("<main.*?>(.*)</main>", text, re.S)[1]
     text = re.sub(LINKS[page.suffix], moved, text)
+    if page.name == "index.html":               # the index gets the header of the site
+        page, text = page.with_suffix(".md"), re.search("<main.*?>(.*)</main>", text, re.S)[1]
     text = re.sub(r"(?m)^\|.*`.*", lambda row: row[0].replace(r"\|", "|"), text)    # as on GitHub
     text = re.sub(r"\*\*(shown|contradicted|undecided)\*\*", r"<b class=\1>\1</b>", text)
-    Path(".site", name).parent.mkdir(parents=True, exist_ok=True)
-    Path(".site", name).write_text(text, encoding="utf-8")
+    Path(".site", page).parent.mkdir(parents=True, exist_ok=True)
+    Path(".site", page).write_text(text, encoding="utf-8")
 
 
 def dead_links():
     """Yield the links of the built pages that lead to no file, or to no anchor."""
     pages = {page: re.sub(r"(?s)<script.*?</script>", "", page.read_text(encoding="utf-8"))
-             for page in SITE.rglob("*.html")}
-    anchors = {page: {unescape(name.strip("\"'")) for name in
-                      re.findall(rf"\s(?:id|name)={VALUE}", text)} for page, text in pages.items()}
+             for page in SITE.rglob("*.html") if page.name != "404.html"}
+    anchors = {page: {"", *(unescape(name.strip("\"'")) for name in
+                            re.findall(rf"\s(?:id|name)={VALUE}", text))}
+               for page, text in pages.items()}
     for page, text in pages.items():
-        for link in re.findall(rf"<(?:a|img|link|source)\s[^>]*?(?:href|src|srcset)={VALUE}", text):
+        for link in re.findall(LINK, text):
             to = urlsplit(unescape(link.strip("\"'")))
-            if to.scheme or to.netloc or page.name == "404.html":
-                continue
             target = (page.parent / unquote(to.path)).resolve() if to.path else page
-            target /= "index.html" * target.is_dir()
-            anchor = unquote(to.fragment)
-            if not target.is_file() or anchor and anchor not in anchors.get(target, {anchor}):
+            if not target.is_file() or unquote(to.fragment) not in anchors.get(target, {""}):
                 yield f"{page.relative_to(SITE)}: {link} leads nowhere"
+
+
+def make_searchable(html_pages):
+    """Let the search find the sections of the HTML pages, which Zensical copies without reading
+    them, but not the source files, which would hide the pages that explain them."""
+    index = json.loads((SITE / "search.json").read_text(encoding="utf-8"))
+    found = [item for item in index["items"] if not SOURCE.search(item["location"])]
+    for page in html_pages:
+        for name, section in SECTION.findall(page.read_text(encoding="utf-8")):
+            title, *texts = (" ".join(re.sub("<[^>]*>", " ", part).split()) for part in
+                             re.findall(r"<h2.*?</h2>|<p[^>]*>.*?</p>", section, re.S))
+            found.append({"location": f"{page}#{name}", "level": 2, "title": unescape(title),
+                          "text": " ".join(texts), "path": [page.stem], "tags": []})
+    (SITE / "search.json").write_text(json.dumps(index | {"items": found}), encoding="utf-8")
 
 
 pages = {*Path().glob("*.md"), *Path("docs").rglob("*.md"), *Path("docs").rglob("*.html")} - {PATH}
@@ -83,10 +96,10 @@ for style in ("learn/look.css", "learn/site/site.css"):
 for page in pages:
     stage(page, page.read_text(encoding="utf-8"))
 subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], check=True)
+make_searchable({page for page in pages if page.suffix == ".html"} - {Path("docs/index.html")})
 names = re.findall(r"[\w./-]+\.(?:md|html)\b", Path("mkdocs.yml").read_text().split("nav:")[1])
 missing = pages - {Path(name) for name in names} - {Path("docs/index.html")}
 unknown = [name for name in names if not Path(".site", name).is_file()]
 faults = [*sorted(set(dead_links())), *(f"{page}: add it to nav in mkdocs.yml" for page in missing),
           *(f"{name}: is in nav of mkdocs.yml, but does not exist" for name in unknown)]
-print("\n".join(faults) or f"site/index.html: {len(pages)} pages, and no link leads nowhere")
-sys.exit(bool(faults))
+sys.exit("\n".join(faults) or print(f"site/index.html: {len(pages)} pages, no dead link"))
