@@ -106,7 +106,8 @@ def name_ends(axis, ends, room):
 
 def dots(rows, title, form=".2f", given=None, level=None, **axes):
     """Draw {name: a number for each seed} as rows of dots with their means. level: (x, label) of a
-    vertical line, on which arrows mark the numbers that are inf. -> Picture"""
+    vertical line, on which arrows mark the numbers that are inf. A row in which all are inf has the
+    word "never" for its mean. -> Picture"""
     def fill(axis):
         for row, name in enumerate(rows):
             values = numpy.ravel(rows[name])
@@ -122,7 +123,8 @@ def dots(rows, title, form=".2f", given=None, level=None, **axes):
                 axis.scatter(values[which], below[which], s=size, color=colour, linewidth=0,
                              marker=marker)
             axis.plot([mean] * 2, [row - 0.38, row + 0.38], color=INK, linewidth=1.5, zorder=0.9)
-            axis.text(1.01, row, f"{bound}{mean:{form}}", va="center", fontweight="bold",
+            label = f"{bound}{mean:{form}}" if is_known.any() else "never"
+            axis.text(1.01, row, label, va="center", fontweight="bold",
                       transform=axis.get_yaxis_transform())
         if level:
             axis.axvline(level[0], color=INK, linewidth=1, linestyle=(0, (4, 3)))

@@ -10,7 +10,7 @@ import numpy
 import torch
 
 import grpo
-from lab.draw import curves
+from lab.draw import GREY, ORANGE, dots
 from lab.experiment import UNSCORED, Experiment, means, numbers, ratio, steps_to_level
 from lab.training import load_base, training
 from lab.verdict import Claim
@@ -71,9 +71,8 @@ def page(critic, learning):
     accuracy = {name: columns["accuracy"] for name, columns in runs.items()}
     steps = {name: steps_to_level(rows, LEVEL, WINDOW) for name, rows in accuracy.items()}
     late = {name: rows[:, -LATE:].mean(axis=1) for name, rows in accuracy.items()}
-    middle = {name: numpy.median(values) for name, values in steps.items()}
     title = (f"With the tool's tokens in the loss, {LEVEL:.0%} accuracy takes "
-             f"{middle[LEARNED]:.0f} steps instead of {middle[OUTCOME]:.0f} (medians)")
+             f"{steps[LEARNED].mean():.0f} steps instead of {steps[OUTCOME].mean():.0f}")
     yield Claim(f"an accuracy of {LEVEL} takes more steps if the tool's tokens are learned, not "
                 "masked", "Search-R1",
                 **ratio(steps[LEARNED], steps[OUTCOME], STEPS, smallest=WINDOW - 1),
@@ -90,8 +89,10 @@ def page(critic, learning):
 
     lines = {"GRPO, tokens masked": OUTCOME, "GRPO, tokens learned": LEARNED,
              "PPO, tokens masked": "PPO", "GRPO, no tool": NO_TOOL}
-    yield curves({label: accuracy[name] for label, name in lines.items()}, title,
-                 ylabel="accuracy", ylim=(0, 1.02))
+    yield dots({label: steps[name] for label, name in lines.items()}, title, form=".0f",
+               given={"GRPO, tokens learned": ORANGE, "GRPO, no tool": GREY}, xlim=(0, None),
+               level=(STEPS, "runs end (arrow: never)"),
+               xlabel=f"steps until a run reaches {LEVEL:.0%} accuracy; a dot for each seed")
     rows = {LABELS.get(name, f"{name} reward"):
             {f"steps to {LEVEL}": steps[name], f"accuracy, last {LATE} steps": late[name],
              "largest fall of accuracy": fall(accuracy[name])} for name in runs}
