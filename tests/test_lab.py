@@ -21,8 +21,10 @@ from small_runs import INSTANT, SMALL, arguments, at_work, changed_weights, load
 
 import common
 import grpo
-from lab import choices, draw, experiment, training, verdict
+from lab import choices, draw, experiment, speed, training, verdict
 from lab import docs as runs
+from lab.claims import masking, methods
+from learn import sync
 
 EXPERIMENTS = {name: experiment.module(name).EXPERIMENT for name in experiment.NAMES}
 
@@ -244,6 +246,237 @@ def test_steps_are_counted_to_where_the_mean_of_two_crosses_the_level():
     assert experiment.steps_to_level(rows, 0.4, window=1).tolist() == pytest.approx([0.2, 2])
     never = experiment.numbers({"a": {"x": [3, math.inf]}, "b": {"x": [math.inf]}}, form=".0f")
     assert "| a | 3 or more; never in 1 of 2 runs |\n| b | never |" in never
+
+
+# ---- numbers in texts ------------------------------------------------------------------------
+
+SEEDS = json.loads((ROOT / "docs/seeds.json").read_text())["seeds"]
+NANO = json.loads((ROOT / "docs/nano-seeds.json").read_text())["seeds"]
+REAL = json.loads((ROOT / "docs/real.json").read_text())["beside"]
+
+
+@functools.cache
+def measured(name):
+    """Load what an experiment of the lab stored. -> {measure: {case: {column: array}}}"""
+    stored = json.loads((ROOT / f"docs/lab/{name}.json").read_text())
+    return {measure: {case: {column: experiment.array(rows) for column, rows in columns.items()}
+                      for case, columns in cases.items()}
+            for measure, cases in stored.items() if measure != "about"}
+
+
+@functools.cache
+def cost(task):
+    """Compute the mean samples and seconds of each script. -> {unit: {script: float}}"""
+    needed, _ = methods.cost(task, measured("methods")[task])
+    return {unit: {name: values.mean() for name, (values, _) in of.items()}
+            for unit, of in needed.items()}
+
+
+@functools.cache
+def hacking(model):
+    """-> the mean accuracy at the end of the runs against a reward model, and at their best"""
+    rows = experiment.means(measured("hacking")["models"][model]["accuracy"], 5)
+    return rows[:, -1].mean(), rows.max(axis=1).mean()
+
+
+def noise(name, step):
+    """-> the standard deviation of a KL estimate with each seed, after a step of kl.WATCHED"""
+    return measured("kl")["estimates"]["on the way"][f"deviation of {name}"][:, step]
+
+
+def farther(method, clip):
+    """Divide how far two methods of rates move, each at its rate. -> geometric mean"""
+    one, other = (measured("rates")["runs"][name]["max_log_ratio"][3:].mean(axis=1)
+                  for name in (f"{method}, 2.5e-4", f"{clip}, 2.5e-4"))
+    return geometric(one / other)
+
+
+def geometric(ratios):
+    return numpy.exp(numpy.log(ratios).mean())
+
+
+def by_length():
+    """-> the lowest cosine between a KL's gradient and an estimate's that is divided by lengths"""
+    [columns] = measured("kl")["cosines"].values()
+    return 1 - max(rows.max() for pair, rows in columns.items() if ", by length /" in pair)
+
+
+def silent(step):
+    """-> the fraction of groups without a gradient in a step of signal"""
+    plain = measured("signal")["learning"]["plain"]
+    return (plain["all wrong"] + plain["all right"])[:, step].mean()
+
+
+def sharpened(task, name):
+    return measured("sharpen")["learned"][task][name].mean(axis=0)
+
+
+def r1(task, stage):
+    return measured("r1")["stages"]["R1"][task][:, stage].mean()
+
+
+def judged():
+    """Count the claims of the lab that have a verdict."""
+    claims = [claim for made in EXPERIMENTS.values()
+              for claim in experiment.of(made.load()[0], verdict.Claim)]
+    return sum(claim.verdict != verdict.NO_VERDICT for claim in claims)
+
+
+def steps_to_90(case):
+    rows = measured("masking")["learning"][case]["accuracy"]
+    return experiment.steps_to_level(rows, masking.LEVEL, masking.WINDOW)
+
+
+LAB = "docs/lab.md"
+GSPO_LINES = len(sync.difference(sync.read("grpo"), sync.read("gspo")))
+# What a number means, a function that computes it from a file, and the places where a page has it:
+# a page, and a pattern whose group is the number. As many decimals are compared as the page has.
+NUMBERS = [
+    ("the base's greedy accuracy, seed 0", lambda: SEEDS["0"]["base"]["greedy"], [
+        ("README.md", r"base: greedy ([\d.]+),"), (LAB, r"\| 0 \| ([\d.]+) \|")]),
+    ("the greedy accuracy after RL, seed 0", lambda: SEEDS["0"]["trained"]["greedy"], [
+        ("README.md", r"held out: greedy ([\d.]+),"),
+        (LAB, r"\| 0 \| [\d.]+ \| ([\d.]+) \|")]),
+    ("the base's pass@1, seed 0", lambda: SEEDS["0"]["base"]["pass@1"], [
+        ("README.md", r"base: greedy .*?pass@1 ([\d.]+)"),
+        (LAB, r"\| 0 \| [\d.]+ \| [\d.]+ \| ([\d.]+) ->")]),
+    ("the steps of seed 0", lambda: SEEDS["0"]["steps"], [
+        ("README.md", r"(\d+) steps, \d+ s, folder"),
+        (LAB, r"\| 0 \| [\d.]+ \| .*? -> \d+ \| (\d+) \|")]),
+    ("the playground's base", lambda: SEEDS["0"]["base"]["greedy"], [
+        ("docs/play.html", r'"run": {[^}]*"base": ([\d.]+)')]),
+    ("the playground's policy after RL", lambda: SEEDS["0"]["trained"]["greedy"], [
+        ("docs/play.html", r'"run": {[^}]*"trained": ([\d.]+)')]),
+    ("the playground's steps", lambda: SEEDS["0"]["steps"], [
+        ("docs/play.html", r'"run": {[^}]*"steps": (\d+)')]),
+    ("the last step of the film", lambda: SEEDS["0"]["steps"], [
+        ("docs/learning.svg", r">(\d+)</text>(?!.*>\d+</text>)")]),
+    ("the seconds of seed 0", lambda: SEEDS["0"]["seconds_total"], [
+        ("README.md", r"\d+ steps, (\d+) s, folder"), (LAB, r"\| 0 \| .*? \| (\d+) s \| \| 1 \|")]),
+    ("the lines from GRPO to GSPO", lambda: GSPO_LINES, [("README.md", r"prints the (\d+) lines")]),
+    ("the lines of ppo.py's lesson", lambda: len(sync.split(sync.read("ppo"))[0].splitlines()), [
+        ("README.md", r"\(ppo.py: (\d+)\)")]),
+    ("the lines of nano.py", lambda: len((ROOT / "nano.py").read_text().splitlines()), [
+        ("README.md", r"GRPO in (\d+) lines"), ("README.md", r"one file of (\d+) lines: nano.py"),
+        ("docs/nano.md", r"# GRPO in (\d+) lines"), ("docs/path.md", r"GRPO in (\d+) lines"),
+        ("docs/extending.md", r"one file of (\d+) lines with")]),
+    ("nano.py's accuracy before RL", lambda: NANO["0"]["before"], [
+        ("docs/nano.md", r"before: ([\d.]+) right")]),
+    ("the seconds of a step of pretrained/train.py",
+     lambda: numpy.median(REAL["pretrained/train.py"]["medians"]), [
+         ("docs/real-models.md", r"\| pretrained/train.py \| ([\d.]+) s"),
+         ("docs/real-models.md", r"measured: ([\d.]+) s in all")]),
+    ("the claims with a verdict", judged, [(LAB, r"of the (\d+) judged claims")]),
+    ("the samples of reinforce.py", lambda: cost("arithmetic")["samples"]["reinforce.py"], [
+        ("docs/lab/methods.md", r"reinforce.py needs (\d+) samples to reach 90%")]),
+    ("GRPO's samples divided by REINFORCE's", lambda: cost("arithmetic")["samples"]["grpo.py"]
+     / cost("arithmetic")["samples"]["reinforce.py"], [
+        ("docs/lab/methods.md", r"GRPO needs ([\d.]+) times REINFORCE's samples")]),
+    ("PPO's seconds divided by REINFORCE's, arithmetic",
+     lambda: cost("arithmetic")["seconds"]["ppo.py"]
+     / cost("arithmetic")["seconds"]["reinforce.py"], [
+        ("docs/lab/methods.md", r"takes ([\d.]+) times REINFORCE's seconds")]),
+    ("PPO's seconds divided by REINFORCE's, countdown",
+     lambda: cost("countdown")["seconds"]["ppo.py"] / cost("countdown")["seconds"]["reinforce.py"],
+     [("docs/lab/methods.md", r"on arithmetic and ([\d.]+) times on countdown")]),
+    ("hacking: accuracy at the end, in percent", lambda: 100 * hacking("frozen")[0], [
+        (page, r"Accuracy rises to \d+% and then falls to (\d+)%")
+        for page in (LAB, "docs/lab/hacking.md", "docs/pipelines.md")]),
+    ("hacking: the highest accuracy of a run", lambda: hacking("frozen")[1], [
+        ("docs/lab/hacking.md", r"At its highest, a seed's accuracy is ([\d.]+) on")]),
+    ("hacking: the fall against the frozen model",
+     lambda: hacking("frozen")[1] - hacking("frozen")[0], [
+         ("docs/lab/hacking.md", r"compared with ([\d.]+) against the frozen")]),
+    ("hacking: the fall against the fresh model",
+     lambda: hacking("fresh")[1] - hacking("fresh")[0], [
+         ("docs/lab/hacking.md", r"against a fresh model, by ([\d.]+),")]),
+    ("masking: steps with tokens learned", lambda: steps_to_90("tool tokens learned").mean(), [
+        (page, r"accuracy takes (\d+) steps") for page in (LAB, "docs/lab/masking.md")]),
+    ("masking: steps with tokens masked", lambda: steps_to_90("accuracy").mean(), [
+        (page, r"accuracy takes \d+ steps instead of (\d+)")
+        for page in (LAB, "docs/lab/masking.md")]),
+    ("masking: learned divided by masked",
+     lambda: geometric(steps_to_90("tool tokens learned") / steps_to_90("accuracy")), [
+         ("docs/lab/masking.md", r"takes ([\d.]+) times as many steps")]),
+    ("kl: k3 divided by k1, one step from the base",
+     lambda: geometric(noise("k3", 0) / noise("k1", 0)), [
+         ("docs/lab/kl.md", r"standard deviation \(([\d.]+) times\)")]),
+    ("kl: k3 divided by k1, after 20 steps", lambda: geometric(noise("k3", -1) / noise("k1", -1)), [
+        ("docs/lab/kl.md", r"After 20 steps it has ([\d.]+) times as much")]),
+    ("kl: k3 divided by k1 in the noisiest run", lambda: max(noise("k3", -1) / noise("k1", -1)), [
+        ("docs/lab/kl.md", r"4 to (\d+) times as much in single")]),
+    ("kl: the lowest cosine with a division by the length", by_length, [
+        ("docs/lab/kl.md", r"\| ([\d.]+) to [\d.]+ \| ≤ 0.99"),
+        ("docs/methods.md", r"cosine down to ([\d.]+), in")]),
+    ("rates: SAPO's distance divided by the clip's",
+     lambda: farther("SAPO", "clip, mean of answers"), [
+         ("docs/lab/rates.md", r"SAPO \(([\d.]+) times as far"),
+         ("docs/methods.md", r"\[([\d.]+) times as far\]\(lab/rates.md\)")]),
+    ("rates: CISPO's distance divided by the clip's",
+     lambda: farther("CISPO", "clip, mean over tokens"), [
+         ("docs/lab/rates.md", r"for CISPO \(([\d.]+) times\)")]),
+    ("countdown: the base's samples in training",
+     lambda: measured("methods")["countdown"]["grpo.py"]["accuracy"][:, 0].mean(), [
+         ("docs/tasks.md", r"the base gets ([\d.]+) of the training"),
+         ("docs/lab/methods.md", r"which is ([\d.]+) on countdown")]),
+    ("countdown: the base's pass@1 in sharpen", lambda: sharpened("countdown", "base pass@k")[0], [
+        ("docs/tasks.md", r"([\d.]+) on the first 64"),
+        ("docs/lab/sharpen.md", r"\| countdown, base \| ([\d.]+) ")]),
+    ("countdown: the base's pass@1 in r1", lambda: r1("countdown", 0), [
+        ("docs/tasks.md", r"([\d.]+) on the first 191"),
+        ("docs/lab/r1.md", r"pass@1 on countdown, ([\d.]+), is")]),
+    ("countdown: the base's samples with three numbers",
+     lambda: measured("critic")["runs"]["DAPO"]["reward"][:, 0].mean(), [
+         ("docs/tasks.md", r"it gets ([\d.]+) of the training")]),
+    ("sharpen: the rise of pass@8", lambda: (sharpened("countdown", "trained pass@k")
+                                             - sharpened("countdown", "base pass@k"))[3], [
+        ("docs/lab/sharpen.md", r"pass@8 rises by ([\d.]+), because"),
+        (LAB, r"and by ([\d.]+) for k = 8")]),
+    ("sharpen: a thought of the base", lambda: sharpened("countdown", "base thoughts")[0], [
+        ("docs/lab/sharpen.md", r"\(from ([\d.]+) to")]),
+    ("sharpen: a thought after RL", lambda: sharpened("countdown", "trained thoughts")[0], [
+        ("docs/lab/sharpen.md", r"\(from [\d.]+ to ([\d.]+)\)")]),
+    ("sharpen: a thought of arithmetic", lambda: sharpened("arithmetic", "trained thoughts")[0], [
+        ("docs/lab/sharpen.md", r"from 0.98 to ([\d.]+)\. RL mainly")]),
+    ("r1: lookup before the cold start", lambda: r1("lookup", 0), [
+        ("docs/lab/r1.md", r"on lookup from ([\d.]+) to")]),
+    ("r1: lookup after the cold start", lambda: r1("lookup", 1), [
+        ("docs/lab/r1.md", r"on lookup from [\d.]+ to ([\d.]+),")]),
+    ("signal: silent groups in the first step", lambda: silent(0), [
+        ("docs/lab/signal.md", r"from ([\d.]+) to [\d.]+ in three steps")]),
+    ("signal: silent groups in the third step", lambda: silent(2), [
+        ("docs/lab/signal.md", r"from [\d.]+ to ([\d.]+) in three steps")]),
+    ("offline: PPO's pass@1 with a penalty",
+     lambda: measured("offline")["same"]["PPO, beta 0.1"]["pass@1"].mean(), [
+         ("docs/lab/offline.md", r"With the penalty, its pass@1 is ([\d.]+\d)")]),
+    ("credit: GRPO's correlation for tokens",
+     lambda: measured("credit")["credit"]["answers"]["whole answer (GRPO)"].mean(), [
+         ("docs/lab/credit.md", r"its correlation is ([\d.]+\d)")])]
+
+
+@functools.cache
+def flat(page):
+    """Read a page, with single spaces instead of line breaks."""
+    return " ".join((ROOT / page).read_text().split())
+
+
+@pytest.mark.parametrize("meaning, compute, places", NUMBERS, ids=[row[0] for row in NUMBERS])
+def test_a_number_in_a_text_is_that_of_its_file_on_each_page(meaning, compute, places):
+    wrong = []
+    for page, pattern in places:
+        found = re.search(pattern, flat(page))
+        assert found, f"{page}: nothing matches {pattern}"
+        _, _, decimals = found[1].partition(".")
+        value = f"{compute():.{len(decimals)}f}"
+        if found[1] != value:
+            wrong.append(f"{page}: {meaning}: {found[1]}, but {value} in the file")
+    assert not wrong
+
+
+def test_the_tables_of_the_speed_are_those_of_its_files():
+    page = (ROOT / "docs/speed.md").read_text()
+    for name, text in speed.tables().items():
+        assert block(page, "bench", name) == text
 
 
 # ---- runs ------------------------------------------------------------------------------------

@@ -169,21 +169,6 @@ def stored(name):
     return json.loads((ROOT / f"docs/{name}.json").read_text())
 
 
-def test_readme_the_playground_and_the_film_show_the_run_of_seed_0():
-    run = stored("seeds")["seeds"]["0"]
-    [example] = [block for _, _, name, block, _ in BLOCKS if name == "example"]
-    base, trained = re.findall(r"greedy ([0-9.]+)", example)
-    [steps] = re.findall(r"^(\d+) steps", example, re.M)
-    assert base == f"{run['base']['greedy']:.3f}" and trained == f"{run['trained']['greedy']:.3f}"
-    assert int(steps) == run["steps"]
-    shown = json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>',
-                                 (ROOT / "docs/play.html").read_text(), re.S)[1])["run"]
-    assert shown["base"] == run["base"]["greedy"]
-    assert (shown["trained"], shown["steps"]) == (run["trained"]["greedy"], run["steps"])
-    numbers = re.findall(r">(\d+)</text>", (ROOT / "docs/learning.svg").read_text())
-    assert numbers[-1] == steps, "the axis of the film ends with the run"
-
-
 def test_the_times_in_readme_are_those_of_the_seeds():
     for name, target in (("seeds", "lab.md#five-seeds"), ("nano-seeds", "nano.md")):
         runs = stored(name)["seeds"].values()

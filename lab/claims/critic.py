@@ -28,8 +28,9 @@ def page(runs):
     last = {name: columns["reward"][:, -LAST:].mean(axis=1) for name, columns in runs.items()}
     wins = Claim("on countdown, VAPO ends with a higher reward than DAPO", "VAPO",
                  (last["VAPO"], last["DAPO"]), at_least=GAIN, unit="reward",
-                 contradicted=f"With a critic, VAPO gets a reward of {last['VAPO'].mean():.3f}; "
-                 f"without one, DAPO gets {last['DAPO'].mean():.3f}")
+                 contradicted=f"In the last {LAST} batches, VAPO gets a reward of "
+                 f"{last['VAPO'].mean():.3f} with a critic, and DAPO gets "
+                 f"{last['DAPO'].mean():.3f} without one")
     yield wins
     for name in list(RUNS)[1:]:
         if name != "VAPO":

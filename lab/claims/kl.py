@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 import grpo
 import reinforce
+from lab.docs import table
 from lab.draw import BLUE, ORANGE, RED, curves
 from lab.experiment import Experiment, transposed
 from lab.training import load_base, training
@@ -131,6 +132,12 @@ def cosines(seed, case, draws=100):
     return transposed(rows)
 
 
+def spread(values):
+    """Write the geometric mean of some numbers, the lowest and the highest. -> str"""
+    return (f"{numpy.exp(numpy.log(values).mean()):.2g} ({values.min():.2g} to "
+            f"{values.max():.2g})")
+
+
 def page(estimates, cosines):
     [way] = estimates.values()
     noise = way["deviation of k1"] / way["deviation of k3"]
@@ -144,6 +151,10 @@ def page(estimates, cosines):
                  x=WATCHED, given=dict(zip(ESTIMATORS, (BLUE, ORANGE, RED))), yscale="log",
                  xticks=WATCHED, xlabel="steps of training after the base",
                  ylabel="standard deviation, nats per token (geometric mean)")
+    rows = [[step, *(spread(way[f"deviation of {name}"][:, place]) for name in ESTIMATORS)]
+            for place, step in enumerate(WATCHED)]
+    yield table(["steps of training after the base",
+                 *(f"standard deviation of {name}, geometric mean" for name in ESTIMATORS)], rows)
     yield Claim("after 20 steps, k2's mean is within a tenth of the KL", SCHULMAN,
                 way["mean of k2"][:, PLACE] / way["mean of k1"][:, PLACE], at_least=0.9,
                 at_most=1.1, times=True)

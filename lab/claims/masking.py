@@ -10,7 +10,7 @@ import numpy
 import torch
 
 import grpo
-from lab.draw import dots
+from lab.draw import GREY, ORANGE, dots
 from lab.experiment import UNSCORED, Experiment, means, numbers, ratio, steps_to_level
 from lab.training import load_base, training
 from lab.verdict import Claim
@@ -90,8 +90,9 @@ def page(critic, learning):
     lines = {"GRPO, tokens masked": OUTCOME, "GRPO, tokens learned": LEARNED,
              "PPO, tokens masked": "PPO", "GRPO, no tool": NO_TOOL}
     yield dots({label: steps[name] for label, name in lines.items()}, title, form=".0f",
-               level=(STEPS, "end of the run"), xlim=(0, STEPS + 1),
-               xlabel=f"steps to an accuracy of {LEVEL}; a dot for each seed")
+               given={"GRPO, tokens learned": ORANGE, "GRPO, no tool": GREY}, xlim=(0, STEPS + 1),
+               level=(STEPS, "end of the run"),
+               xlabel=f"steps until a run reaches {LEVEL:.0%} accuracy; a dot for each seed")
     rows = {LABELS.get(name, f"{name} reward"):
             {f"steps to {LEVEL}": steps[name], f"accuracy, last {LATE} steps": late[name],
              "largest fall of accuracy": fall(accuracy[name])} for name in runs}

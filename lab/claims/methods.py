@@ -82,8 +82,11 @@ def page(arithmetic, countdown):
             title = ""
             if one == "reinforce.py":
                 mean = {name: in_words(*needed["samples"][name]) for name in (one, other)}
-                title = titles[task] = (f"On {task}, {one} needs {mean[one]} samples to reach "
-                                        f"{goals[task]}, and {other} needs {mean[other]}")
+                parts = [f"{one} needs {mean[one]} samples to reach {goals[task]}",
+                         f"{other} needs {mean[other]}",
+                         *(f"{NAMES.get(name, name)} never reaches it"
+                           for name, values in samples.items() if numpy.isinf(values).all())]
+                title = titles[task] = f"On {task}, {', '.join(parts[:-1])}, and {parts[-1]}"
             yield Claim(f"on {task}, {NAMES.get(one, one)} needs {more} {unit} than "
                         f"{NAMES.get(other, other)}", source,
                         **ratio(values, others, end, other_end,

@@ -10,7 +10,7 @@ import numpy
 
 from examples import coldstart
 from lab.docs import run
-from lab.draw import curves
+from lab.draw import INK, curves
 from lab.experiment import Block, Experiment, numbers
 from lab.verdict import Claim
 
@@ -64,9 +64,9 @@ def page(stages):
     for number, stage in enumerate(further, 1):
         yield Claim(f"{stage} raises pass@1 further", "DeepSeek-R1",
                     (mean[:, number + 1], mean[:, number]), at_least=GAIN)
-    yield curves({task: columns[task] for task in TASKS}, title, x=range(len(STAGES)),
-                 xticks=range(len(STAGES)), xticklabels=SHORT, ylim=(0, 1.02), xlabel="stage",
-                 ylabel="pass@1, held out")
+    lines = {task: columns[task] for task in TASKS} | {"mean": mean}
+    yield curves(lines, title, x=range(len(STAGES)), xticks=range(len(STAGES)), xticklabels=SHORT,
+                 given={"mean": INK}, ylim=(0, 1.02), xlabel="stage", ylabel="pass@1, held out")
     headings = {task: f"pass@1, {task}" for task in TASKS}
     headings |= {"mean": "mean of the three", "tokens": "tokens per completion"}
     rows = {stage: {column: values[:, i] for column, values in (columns | {"mean": mean}).items()}

@@ -73,7 +73,8 @@ def page(runs, engines):
     # batches of each run show the policies after 16 to 19 updates
     after = {name: runs[name]["accuracy"][:, -LAST:].mean(axis=1) for name in RUNS}
     title = ("At twice the usual learning rate, samples that are 8 batches old give an accuracy of "
-             f"{after['lag 8'].mean():.2f} instead of {after['lag 0'].mean():.2f}")
+             f"{after['lag 8'].mean():.2f} instead of {after['lag 0'].mean():.2f} in the last "
+             f"{LAST} batches")
     yield Claim("samples that are 8 batches old (a lag of 8) cost accuracy", OURS,
                 (after["lag 0"], after["lag 8"]), at_least=LOSS, said=title)
     lines = {f"lag {K}": runs[f"lag {K}"]["accuracy"][:, K:] for K in LAGS}

@@ -57,8 +57,9 @@ def page(runs, rare):
                    for name, columns in measured.items()} for measured in (runs, rare))
     reward = {name: values[:FIRST] for name, values in every.items()}
     farthest = {name: columns["policy_kl"].max(axis=1) for name, columns in runs.items()}
-    title = (f"From the same number of samples, PPO's clip gets a mean reward of "
-             f"{reward['clip'].mean():.2f}, and TRPO gets {reward['TRPO'].mean():.2f}")
+    title = ("Averaged over a run, PPO's clip gets a reward of "
+             f"{reward['clip'].mean():.2f}, and TRPO gets {reward['TRPO'].mean():.2f} from equally "
+             "many samples")
     first = Claim("from the same number of samples, the clip gets a higher mean reward than TRPO",
                   "PPO", (reward["clip"], reward["TRPO"]), at_least=GAIN, unit="reward", said=title)
     yield first

@@ -95,5 +95,8 @@ def page(base):
                f"{GROUP}; known: from 159 other outputs; a dot is a seed)")
     headings = {"pass rate": "pass rate", "right": "squared gradient norm, right outputs",
                 "wrong": "squared gradient norm, wrong outputs"}
-    headings |= {name: f"variance with {LABELS[name]}" for name in ESTIMATORS}
-    yield numbers(base, headings, ".3g", by="task of the base")
+    row = measured | {f"with {name}": values for name, values in share.items()}
+    headings["none"] = "variance with no baseline"
+    headings |= {f"with {name}": f"variance with {LABELS[name]}, divided by variance with none"
+                 for name in ESTIMATORS if name != "none"}
+    yield numbers({"arithmetic": row}, headings, ".3g", by="task of the base")

@@ -103,12 +103,12 @@ def page(learned):
             for name, columns in learned.items()}                               # (S,) each
     longer = {name: added[PARTS[-1]] for name, added in part.items()}
     growth = length[MOVING][:, END] - length[MOVING][:, 0]                      # (S,)
-    finding = (f"With 3 to 7 operands, answers grow by {growth.mean():.1f} tokens although only "
-               f"right ones are rewarded; {part[MOVING][PARTS[0]].mean():.1f} of these tokens come "
-               "from more thinking")
+    finding = (f"With a curriculum, answers grow by {growth.mean():.1f} tokens although only right "
+               f"ones are rewarded; {part[MOVING][PARTS[0]].mean():.1f} of these tokens come from "
+               "more thinking")
     yield Claim("answers get longer, although only right ones are rewarded", "DeepSeek-R1", growth,
                 at_least=LONGER, unit="tokens", said=finding)
-    lines = {"5 operands": length[FIXED], "3 to 7 operands": length[MOVING]}
+    lines = {"5 operands": length[FIXED], "3 to 7 operands,\ncurriculum": length[MOVING]}
     yield curves(lines, finding, x=WINDOW * numpy.arange(1 + STEPS // WINDOW), ylim=(0, None),
                  ylabel="tokens of an answer",
                  xlabel=f"step of training (mean of {WINDOW} steps; 0 is the base)")
