@@ -94,7 +94,7 @@ def page(arithmetic, countdown):
         if task == "arithmetic":
             end = SAMPLES_A_STEP * results["grpo.py"]["accuracy"].shape[1]
             yield dots(samples, titles[task], form=".0f", xlim=(0, None),
-                       level=(end, "runs end (arrow: never)"),
+                       level=(end, "end of the run"),
                        xlabel=f"samples until a run reaches {goals[task]}; a dot for each seed")
         rows = {name: {f"thousand samples to {goals[task]}": samples[name] / 1000,
                        f"seconds to {goals[task]}": needed["seconds"][name][0],
