@@ -38,8 +38,8 @@ def test_the_notebook_runs_and_its_changed_line_changes_the_run(tmp_path, monkey
         if "parameters" in cell["metadata"].get("tags", ()):
             names["FLAGS"] = flags
     assert "steps: 4 and 4" in printed
-    curves = [list(names["curve"](name)) for name in ("grpo", "mine")]
-    assert [len(curve[0]) for curve in curves] == [3, 3]        # the base, steps 2 and 4
+    curves = [list(names["curve"](name, "reward")) for name in ("grpo", "mine")]
+    assert [list(steps) for steps, _ in curves] == [[1, 2, 3, 4]] * 2
     losses = [[step["loss"] for step in names["lines"](names["runs"] / name / "metrics.jsonl")]
               for name in ("grpo", "mine")]
     assert losses[0] != losses[1]
