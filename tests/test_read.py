@@ -42,7 +42,9 @@ def test_the_pages_in_docs_are_what_the_scripts_give_today(pages):
 
 def test_each_link_leads_to_a_paper_or_to_what_exists_and_the_index_names_each_page(pages):
     pages = pages | {"path.html": (ROOT / "docs" / "path.html").read_text(encoding="utf-8")}
-    anchors = {name: re.findall(r' id="?([\w-]+)', text) for name, text in pages.items()}
+    playground = {"play.html": (ROOT / "docs" / "play.html").read_text(encoding="utf-8")}
+    anchors = {name: re.findall(r' id="?([\w-]+)', text)
+               for name, text in (pages | playground).items()}
     for name, text in pages.items():
         assert len(anchors[name]) == len(set(anchors[name]))
         targets = set()

@@ -5,22 +5,24 @@ import re
 from pathlib import Path
 from statistics import fmean
 
-from learn.path.measure import runs_of, value
+from learn.path.measure import SEEDS, runs_of, value
 from learn.path.rungs import BASE, CHAPTERS, ROOT, RUNGS, counts, diff, script
 from learn.read import code, page, paper
 
 DOCS = ROOT / "docs"
-NANO = "mean"               # the rung that is nano.py; later rungs are branches
+NANO = "mean"               # the rung that is nano.py
 COVER = "clip"              # the chapter whose picture README shows
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 560, 236, 46, 124, 12, 30
+LESS_IS_BETTER = ("samples_to 0.6", "last_cut")
+LEVERS = (ROOT / "learn" / "play" / "levers.js").read_text(encoding="utf-8")
 NUMBER = re.compile(r"\{(?:(\w+) )?(without|with|also|fourth) (%?)([a-z_]+(?: [\d.]+)?)"
                     r"(?: as (\S+?))?\}")
 STYLE = """text{font:13px system-ui,sans-serif;fill:currentColor}.end{text-anchor:end}
 path{fill:none;stroke:currentColor}.grid{stroke-dasharray:2 4;opacity:.4}.thin{opacity:.45}
 .mean{stroke-width:2.6}.fourth.mean{stroke-dasharray:3 4}text[class*=h],.also{font-weight:600}
-.ink,.without{color:#75716a}.with{color:#1f5a9d}.also,.fourth{color:#a9640c}
+.ink,.without{color:#75716a}.with{color:#1f5a9d}.also{color:#a9640c}.fourth{color:#6b4f8a}
 @media(prefers-color-scheme:dark){.ink,.without{color:#a09c94}.with{color:#8ab8ee}
-.also,.fourth{color:#e0a458}}"""
+.also{color:#e0a458}.fourth{color:#b9a2dc}}"""
 
 
 def fill(text, here, stored):
@@ -34,14 +36,17 @@ def fill(text, here, stored):
         if not math.isfinite(x):
             raise ValueError(f"chapter {here}: {match[0]} is {x}")
         return f"{100 * x:.0f}%" if percent else f"{x:{form or '.2f'}}"
-    def wins(match):
-        """Count the seeds on which a number is higher with the patch than without it."""
-        runs = runs_of(here, stored)
-        pairs = zip(runs["without"], runs["with"])
-        return str(sum(value(b, match[1]) > value(a, match[1]) for a, b in pairs))
-    text = re.sub(r"\{wins (\w+)\}", wins, text)
+    text = re.sub(r"\{wins (\w+)\}", lambda match: str(wins(here, match[1], stored)), text)
     text = re.sub(r"\{(\w+)\}", lambda match: str(CHAPTERS[match[1]].number), text)
     return NUMBER.sub(number, text)
+
+
+def wins(name, metric, stored):
+    """Count the seeds on which a number is better with the patch than without it. -> int"""
+    runs = runs_of(name, stored)
+    sign = -1 if metric in LESS_IS_BETTER else 1
+    return sum(sign * value(b, metric) > sign * value(a, metric)
+               for a, b in zip(runs["without"], runs["with"]))
 
 
 def slug(field):
@@ -69,8 +74,8 @@ def chart(name, stored, line):
                                       f"{html.escape(label)}</text>")
     parts = [text(LEFT, HEIGHT - 8, "output 0" if "x" in options else "step 0", ""),
              text(edge, HEIGHT - 8, f"{last:,.0f}", "end")]
-    for tick in (low + (high - low) * quarter / 4 for quarter in range(5)):
-        label = f"{100 * tick:.0f}%" if options.get("range") == "0 1" else f"{tick:.2g}"
+    for tick in ticks(low, high):
+        label = f"{100 * tick:.0f}%" if options.get("range") == "0 1" else f"{tick:g}"
         y = spot(0, tick)[1]
         parts += [f'<path class="grid" d="M{LEFT} {y:.1f}H{edge}"/>',
                   text(LEFT - 6, y + 4, label, "end")]
@@ -83,13 +88,20 @@ def chart(name, stored, line):
         ends[side] = list(spot(*mean[-1]))
     order = sorted(ends, key=lambda side: ends[side][1])
     for upper, lower in [*zip(order, order[1:])] * 9:           # push labels apart
-        short = max(0, 16 - (ends[lower][1] - ends[upper][1]))
+        short = max(0, 18 - (ends[lower][1] - ends[upper][1]))
         ends[upper][1] -= short / 2
         ends[lower][1] += short / 2
     parts += [text(x + 6, y + 4, options[side], side) for side, (x, y) in ends.items()]
     return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" class="ink" '
             f'role="img" aria-label="{html.escape(title)}"><style>{STYLE}</style>'
             f"{''.join(parts)}</svg>", title)
+
+
+def ticks(low, high):
+    """Choose up to five round numbers between two numbers. -> list of float"""
+    step = next(first * 10**power for power in range(-3, 6) for first in (1, 2, 2.5, 5)
+                if high - low <= 4 * first * 10**power)
+    return [step * i for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
 def points(one, metric, options):
@@ -107,24 +119,48 @@ def prose(text, name, stored):
         inner = page.prose(fill(" ".join(part.split()), name, stored), None, has_links=False)
         inner = re.sub(r"(<code>.*?</code>)|\*([^*<>]+)\*",
                        lambda match: match[1] or f"<em>{match[2]}</em>", inner)
+        # a line must not break between a symbol and the punctuation next to it
+        inner = re.sub(r"\(?<math>.*?</math>[.,:;)?]*", r"<span class=w>\g<0></span>", inner)
         paragraphs += f"<p>{inner}</p>"
     return paragraphs
 
 
 def patch_box(lines):
-    """Show lines of a diff, with added and removed ones in colour. -> HTML"""
+    """Show lines of a diff, with added and removed ones in colour. --i is the number of spaces
+    before a line, by which path.css indents the rest of the line if it wraps. -> HTML"""
     rows = ""
     for line in lines:
+        one_line = " class=one" * line.endswith("----")
         text = code.PARTS.sub(lambda match: f"<span class={match.lastgroup}>{match[0]}</span>",
                               html.escape(line[1:], quote=False))
+        bare = text.lstrip(" ")
+        indent = len(text) - len(bare)
         kind = {"+": "add", "-": "cut"}.get(line[:1], "same")
         rows += "<hr>" if line.startswith("@@") else (
-            f"<div class={kind}><b>{line[:1]}</b><code>{text or ' '}</code></div>")
+            f"<div class={kind} style=--i:{indent}><b>{line[:1]}</b><code{one_line}>"
+            f"<s>{' ' * indent}</s>{bare or ' '}</code></div>")
     return f"<div class=patch>{rows.removeprefix('<hr>')}</div>"
 
 
 def folded(summary, body, kind):
     return f"<details class={kind}><summary>{summary}</summary>{body}</details>"
+
+
+def link(number, name, on, field):
+    """Link to a chapter. -> HTML"""
+    return f'<a href="#{slug(field)}">{number}. {field["short"]}</a>'
+
+
+def neighbours(name):
+    """Link to the rungs before and after a chapter, to the table, and to the playground if it has a
+    lever for this rung. -> HTML"""
+    at = RUNGS.index(name)
+    links = [*("← " + link(*CHAPTERS[other]) for other in RUNGS[:at][-1:]),
+             '<a href="#rungs">all rungs</a>',
+             *(link(*CHAPTERS[other]) + " →" for other in RUNGS[at + 1:at + 2])]
+    if f'rung: "{slug(CHAPTERS[name].fields)}"' in LEVERS:
+        links.append('<a href="play.html#break">try it in the playground</a>')
+    return f"<p class=turn><span>{'</span><span>'.join(links)}</span></p>"
 
 
 def chapter(name, stored):
@@ -136,7 +172,8 @@ def chapter(name, stored):
                       if kind in field else f"<p class=setting>{inline(field[note])}</p>"
                       for kind, note in (("setting", "note"), ("without", "note_without"),
                                          ("also", "note_also")) if note in field)
-    equations = "".join(f"<div class=eq><div>{paper.math(text, ' displaystyle=true')}</div></div>"
+    equations = "".join(f'<div class="eq{" long" * (len(text) > 50)}"><div>'
+                        f"{paper.math(text, ' displaystyle=true')}</div></div>"
                         for text in field["equation"].split("\n"))
     drawn = (chart(name, stored, line) for line in field["picture"].split("\n"))
     charts = "".join(f"<figure>{svg}<figcaption>{inline(title)}</figcaption></figure>"
@@ -155,13 +192,24 @@ def chapter(name, stored):
 <div class=o4><p class=head><b>{CHAPTERS[name].file}</b> {counts(name)}, {num_lines} lines</p>
 {patch_box(diff(name))}</div>
 <p class="more o6"><code>python -m learn.path {number}</code> · {inline(field["more"])}</p>
-</div></div></section>"""
+</div></div>{neighbours(name)}</section>"""
+
+
+def verdict(name, stored):
+    """Say how a number in the table changes, unless the patch improves it on all seeds. -> str"""
+    row = CHAPTERS[name].fields["row"]
+    num_wins = wins(name, NUMBER.search(row)[4], stored)
+    judged = {0: "worse", len(SEEDS): ""}.get(num_wins,
+                                              f"better on {num_wins} of {len(SEEDS)} seeds")
+    return "".join(row.split("|")[3:]).strip() or judged
 
 
 def table(stored, link):
-    """List the rungs: name, lines, metric, its values without and with. -> list of lists of str"""
+    """List the rungs: name, lines, metric, its values without and with, and the verdict.
+    -> list of lists of str"""
     return [[link(*CHAPTERS[name]), counts(name),
-             *(fill(cell.strip(), name, stored) for cell in row.split("|"))]
+             *(fill(cell.strip(), name, stored) for cell in row.split("|")[:3]),
+             verdict(name, stored)]
             for name, row in ((name, CHAPTERS[name].fields["row"]) for name in RUNGS)]
 
 
@@ -170,14 +218,15 @@ def build(stored):
     top = CHAPTERS[BASE].fields
     links = page.navigation({"start": "index.html", "the path": "path.html", "play": "play.html",
                              "the lab": "lab.md", "the zoo": "zoo.md"}, "path.html")
-    link = lambda number, name, on, field: (
-        f'<a href="#{slug(field)}"{" class=side" * (number > CHAPTERS[NANO].number)}>{number}. '
-        f"{field['short']}</a>")
-    rows = "".join(f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in table(stored, link))
+    rows = ""
+    for *cells, last, judged in table(stored, link):
+        kind = " class=worse" * (judged == "worse")
+        note = judged and f"<small>{judged}</small>"
+        rows += f"<tr><td>{'</td><td>'.join(cells)}</td><td{kind}>{last}{note}</td></tr>"
     style = Path(__file__).with_name("path.css").read_text(encoding="utf-8")
     body = f"""<style>{style}</style>{links}
 <header class=top><h1>{top["title"]}</h1>{prose(top["lead"], BASE, stored)}
-<table class=rungs><thead><tr><th>rung</th><th>lines</th><th>measured</th><th>without</th>
+<table class=rungs id=rungs><thead><tr><th>rung</th><th>lines</th><th>measured</th><th>without</th>
 <th>with</th></tr></thead><tbody>{rows}</tbody></table>{prose(top["after"], BASE, stored)}</header>
 <main>{"".join(chapter(name, stored) for name in RUNGS)}
 <section class=rung><h2>Where to go from here</h2>{prose(top["onward"], BASE, stored)}</section>
@@ -198,7 +247,8 @@ def build_markdown(stored):
     return (f"# {top['title']}\n\n{fill(top['lead'], BASE, stored)}\n\n{top['here']}\n\n"
             f"![{chart(COVER, stored, CHAPTERS[COVER].fields['picture'])[1]}](path.svg)\n\n"
             "| rung | lines | measured | without | with |\n| --- | --- | --- | --- | --- |\n"
-            + "".join(f"| {' | '.join(cells)} |\n" for cells in rows) + parts)
+            + "".join(f"| {' | '.join(cells)}{f' ({judged})' * bool(judged)} |\n"
+                      for *cells, judged in rows) + parts)
 
 
 def write(stored):
