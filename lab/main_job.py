@@ -4,9 +4,8 @@
 Each run starts in an empty folder, so it makes its own base (--base_seed is the seed, too). Writes
 docs/seeds.json and, between their marks, a table in docs/lab.md and parts of the first seed's
 output in README.md. The first seed's run is then repeated with evaluations, as runs/example.
-docs/curve.png, docs/learning.svg and docs/play.html are made from it, so all of them show one
-policy. With --nano (make nano-seeds), it runs nano.py instead, and the results go to
-docs/nano-seeds.json and docs/nano.md.
+docs/learning.svg and docs/play.html are made from it, so both show its policy. With --nano (make
+nano-seeds), it runs nano.py instead, and the results go to docs/nano-seeds.json and docs/nano.md.
 """
 import re
 import shutil
@@ -17,7 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from lab.docs import DOCS, MACHINE, ROOT, put, record, table
+from lab.docs import MACHINE, ROOT, put, record, table
 from report import parser, start
 from report.logs import read_summary
 
@@ -60,8 +59,7 @@ def printed_by(folder, *words):
 
 
 def show(run):
-    """Draw the pictures and the playground from a run that was evaluated every two steps."""
-    shutil.copyfile(ROOT / run / "curve.png", DOCS / "curve.png")
+    """Make the film and the playground from a run that was evaluated every two steps."""
     for module in ("learn.film", "learn.play"):
         subprocess.run([sys.executable, "-m", module, run], cwd=ROOT, check=True)
 

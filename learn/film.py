@@ -127,7 +127,7 @@ def render(title, boxes, accuracy):
                       f'points="{points}"/>{dots}\n</g>\n')
         if i > 0:                                   # the first scene is always visible
             seen = 100 * SECONDS * i / duration
-            style += (f"  .scene{i} {{ animation: scene{i} {duration}s infinite }}\n"
+            style += (f"  .scene{i} {{ animation: scene{i} {duration}s both }}\n"
                       f"  @keyframes scene{i} {{ 0%, {seen:.1f}% {{ opacity: 0 }} "
                       f"{seen + 3:.1f}%, 100% {{ opacity: 1 }} }}\n")
     description = "; ".join(f"step {steps[0]}: {answer['text'][:200]}" for steps, answer in boxes)

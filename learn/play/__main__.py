@@ -2,6 +2,7 @@
 run answer, and the base is trained, in a browser. Without RUN, the page keeps its policies, and
 only its other parts are rebuilt. --measure (make levers) measures what its levers do."""
 import argparse
+import contextlib
 from pathlib import Path
 
 import torch
@@ -27,6 +28,10 @@ def main(argv=None):
     torch.set_num_threads(1)
     try:
         data = build.read(args.run) if args.run else build.data_of(args.output)
+        with contextlib.suppress(ValueError, OSError):          # there is no such page yet
+            old = build.data_of(args.output)
+            if old["packed"]["base"] == data["packed"]["base"] and old["cfg"] == data["cfg"]:
+                data["measured"] = old["measured"]              # it is about the base
         if args.measure:
             data["measured"] = build.measure(data)
         text = build.assemble(data)

@@ -19,8 +19,8 @@ from report.ask import load_policy, read_run
 FOLDER = Path(__file__).parent
 PAGE = common.HERE / "docs/play.html"
 ENGINE = ("engine.js", "arithmetic.js", "loop.js", "levers.js")     # these do not use the page
-SCRIPTS = ("../look.js", *ENGINE, "view.js", "top.js", "train.js", "settings.js", "hand.js", "passk.js",
-           "ask.js")
+SCRIPTS = ("../look.js", *ENGINE, "view.js", "top.js", "train.js", "settings.js", "hand.js",
+           "passk.js", "ask.js")
 DATA = re.compile('<script id="data" type="application/json">(.*?)</script>', re.DOTALL)
 
 
