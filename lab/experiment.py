@@ -15,6 +15,7 @@ You write docs/lab/NAME.md yourself: a title, and the sections Claim, Prediction
 the first run; afterwards the section Outcome, which says what you predicted correctly. The claims,
 the picture and the tables are then inserted above these sections.
 """
+import collections
 import concurrent.futures
 import importlib
 import json
@@ -31,7 +32,7 @@ import torch
 
 from lab.docs import DOCS, MACHINE, put, run, table
 from lab.draw import Picture, show
-from lab.verdict import NO_VERDICT, OURS, Claim
+from lab.verdict import CONTRADICTED, NO_VERDICT, OURS, SHOWN, UNDECIDED, Claim
 from report.logs import read_log
 
 # The experiments by the question that they answer, in the order of docs/lab.md and of make lab
@@ -274,8 +275,8 @@ def numbers(cases, columns=None, form=".3f", by=""):
 
 
 def index():
-    """Write the tops of docs/lab.md: findings with their pictures, and for each question a table of
-    all experiments. -> str, str"""
+    """Write the tops of docs/lab.md: findings with their pictures, and the number of verdicts with
+    a table of experiments for each question. -> str, str"""
     claims = {name: of(module(name).EXPERIMENT.load()[0], Claim) for name in measured()}
     parts = []
     for name in [name for name in FINDINGS if name in claims]:
@@ -284,7 +285,10 @@ def index():
         parts.append(f"{show(f'lab/{name}', first.finding)}\n{source}: {first.text}. "
                      f"Verdict: {first.judged}. Effect: {first.effect}. Read more in the "
                      f"experiment [{name}](lab/{name}.md).\n")
-    tables = []
+    found = collections.Counter(claim.verdict for each in claims.values() for claim in each)
+    counts = ", ".join(f"{found[word]} {word}" for word in (SHOWN, CONTRADICTED, UNDECIDED))
+    tables = [f"Of {found.total()} claims, {counts}, and {found[NO_VERDICT]} without a verdict. "
+              "The tables have the main claims; the page of an experiment has all of its claims.\n"]
     for question, names in QUESTIONS.items():
         rows = [[claim.finding, f"{claim.source}: {claim.text}", claim.claimed_range, claim.effect,
                  claim.judged, f"[{name}](lab/{name}.md)"]

@@ -341,7 +341,7 @@ def tables(content):
     for i, row in enumerate(content["rows"], 1):
         cells = ["" if x is None else f"{x:.0e}" for x in row["difference"]]
         rows.append([
-            i, verdict(row), row["what"], f"`{row['ours']}`", f"`{row['theirs']}`", *cells])
+            i, verdict(row), row["what"], *cells, f"`{row['ours']}`", f"`{row['theirs']}`"])
     rows.sort(key=lambda cells: cells[1] == "same")
     equal = sum(cells[1] == "same" for cells in rows)
     summary = (f"{equal} of {len(rows)} comparisons agree to 1e-6 or better. The other "
@@ -351,7 +351,7 @@ def tables(content):
     heads = ["ours", "theirs", "steps", "largest change of a weight", "largest difference"]
     return {
         "rows": summary + table(
-            ["row", "result", "quantity", "ours", "theirs", "value", "gradient"], rows),
+            ["row", "result", "quantity", "value", "gradient", "ours", "theirs"], rows),
         "steps": table(heads, steps)}
 
 
