@@ -129,9 +129,9 @@ class Experiment:
         texts = [title, show(self.name, picture.title),
                  *(outcome.rstrip() + "\n" for outcome in OUTCOME.findall(page))]
         for heading, is_ours in (("What papers claim", False), ("What else we asked", True)):
-            rows = [[claim.text, claim.source, claim.effect, claim.claimed_range, claim.judged]
+            rows = [[claim.text, claim.judged, claim.effect, claim.claimed_range, claim.source]
                     for claim in of(parts, Claim) if (claim.source == OURS) == is_ours]
-            heads = ["claim", "source", "effect (95% interval)", "claimed range", "verdict"]
+            heads = ["claim", "verdict", "effect (95% interval)", "claimed range", "source"]
             if rows:
                 texts += [f"## {heading}\n", table(heads, rows)]
         tables = of(parts, str)
@@ -290,11 +290,11 @@ def index():
     tables = [f"Of {found.total()} claims, {counts}, and {found[NO_VERDICT]} without a verdict. "
               "The tables have the main claims; the page of an experiment has all of its claims.\n"]
     for question, names in QUESTIONS.items():
-        rows = [[claim.finding, f"{claim.source}: {claim.text}", claim.claimed_range, claim.effect,
-                 claim.judged, f"[{name}](lab/{name}.md)"]
+        rows = [[claim.finding, claim.judged, f"{claim.source}: {claim.text}", claim.claimed_range,
+                 claim.effect, f"[{name}](lab/{name}.md)"]
                 for name in names for claim in claims.get(name, ())
                 if claim is claims[name][0] or claim.sentence and claim.verdict != NO_VERDICT]
-        heads = ["finding", "claim", "claimed range", "effect (95% interval)", "verdict", "page"]
+        heads = ["finding", "verdict", "claim", "claimed range", "effect (95% interval)", "page"]
         if rows:
             tables += [f"### {question}\n", table(heads, rows)]
     return "\n".join(parts), "\n".join(tables)

@@ -193,7 +193,7 @@ def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
     assert text.startswith("# Made up: nothing\n\n<picture><source ")
     assert 'made_up-phone.svg"><img src="made_up.svg" alt="It is twice as much"></pict' in text
     assert text.count("## Claim\n\nIt is so.\n") == text.count("`make lab-made_up` repeats") == 1
-    assert "| twice is more | Somebody | +3 (-10 to +16) | ≥ 1 | **undecided** |\n" in text
+    assert "| twice is more | **undecided** | +3 (-10 to +16) | ≥ 1 | Somebody |\n" in text
     assert text.index("What papers claim") < text.index("as is right") < text.index("| x | 3.000 ")
     assert "new" in (docs / "metrics.md").read_text()
     shown = '<img src="lab/made_up.svg" alt="Twice is more: undecided">'
