@@ -153,12 +153,12 @@ const ROW = 14;         // height of a row of a label
 function showCurve() {
   const box = byId("curve");
   const width = Math.max(260, box.clientWidth);
-  const most = Math.floor((width / 2.4 - 10) / 6.7);        // characters in a row of a label
+  const most = Math.floor((width / 2.4 - 10) / 7.2);        // characters in a row of a label
   const lines = curveLines().map((line) =>
     ({ ...line, rows: line.text.match(new RegExp(`.{1,${most}}( |$)`, "g")) }));
   const rows = lines.flatMap((line) => line.rows);
   const widest = Math.max(...rows.map((row) => row.length), 9);
-  const [left, right, top, bottom] = [38, 10 + 6.7 * widest, 14, 26];
+  const [left, right, top, bottom] = [38, 10 + 7.2 * widest, 14, 26];
   const height = Math.max(width > 420 ? 320 : 190, top + bottom + ROW * rows.length);
   const longest = Math.max(40, ...lines.map(({ log }) => log.length));
   const x = (step) => left + (width - left - right) * step / longest;
