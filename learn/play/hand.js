@@ -51,6 +51,8 @@ function showHand() {
   byId("hand-reset").hidden = pushes === 0 && stage === 0;
   byId("hand-note").replaceChildren(...notesOnHand());
   byId("hand-head").hidden = stage === 0;
+  const headings = [...byId("hand-head").querySelectorAll(".facts span")];
+  headings.forEach((heading, i) => { heading.hidden = stage <= i; });
   byId("hand-tree").replaceChildren(
     ...(stage === 0 ? [] : branchesOf(group.completions).map(branchItem)));
 }
@@ -84,7 +86,7 @@ function addPushed(line, id, next, { net, up, down, before, after }) {
   const moved = element("span", { class: "moved" });
   token.replaceWith(moved);
   moved.append(token, element("small", { class: after > before ? "right" : "wrong" },
-                              `${percent(before)} → ${percent(after)}`));
+                              percent(before), element("br"), `→ ${percent(after)}`));
 }
 
 // The reward and advantage of an answer, and how many times as likely it is after the push.
@@ -129,7 +131,8 @@ function notesOnPush() {
   const { group: { isRight }, push } = hand;
   const shared = [...push.tokens.values()].filter(({ up, down, before, after }) =>
     up > 0 && down < 0 && Math.abs(after - before) >= 0.005);
-  const notes = shared.map(({ id, up, down, before, after }) => element("p", {},
+  const notes = shared.map(({ id, up, down, before, after }, i) => element("p", {},
+    i === 0 ? "A token that right and wrong answers share is pulled both ways. " : null,
     "Right answers push ", element("code", {}, tokenLabel(id)), ` by ${signed(up, 3)}, and wrong ` +
     `ones by ${signed(down, 3)} (each by its advantage / ${HAND_G} / its length). Its ` +
     `probability ${after > before ? "rose" : "fell"} from ${percent(before)} to ` +

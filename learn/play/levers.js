@@ -96,7 +96,7 @@ const FATES = {
   breaks: "These break it",
   bends: "These bend it",
   holds: "And these change less than you might think",
-  unknown: "Change one thing",
+  unknown: "Change something",
 };
 
 // The list that a lever belongs in. It breaks a run if the exams go badly, and bends it if they go

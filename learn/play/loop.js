@@ -17,8 +17,8 @@ const EXAM_SIZE = 100;
 const SETTINGS = {
   reward: { title: "reward for", options: [
     ["right", "right answers", "right"],
-    ["length", "long answers", "long answers"],
-    ["wrong", "wrong answers", "wrong answers"],
+    ["length", "long answers", "rewards length"],
+    ["wrong", "wrong answers", "rewards wrong answers"],
     ["bug", "right answers, and any that begin with 1", "verifier bug"]] },
   baseline: { title: "baseline", options: [
     ["mean", "the group’s mean", "mean"],

@@ -6,7 +6,7 @@ function leverOf(wanted) {
   return LEVERS.find(({ set }) => addressOf({ ...USUAL, ...set }) === address);
 }
 
-// A card whose button changes one thing and trains from the base.
+// A card whose button sets a lever and trains from the base.
 function leverCard({ name, set, watch }) {
   const button = element("button", {}, name);
   button.addEventListener("click", () => {

@@ -30,12 +30,13 @@ function beginRun() {
   showRun();
 }
 
-// Run and show one step: each group as soon as it is sampled, the rest at the end.
+// Run one step, then show it. The squares wait for the end of the step, so that squares and numbers
+// always belong to the same step.
 async function oneStep() {
   const start = performance.now();
-  let numSampled = 0;
+  const groups = [];
   for (const group of trainStep(run)) {
-    if (group !== null) showGroup(numSampled++, group);
+    if (group !== null) groups.push(group);
     await breathe();
   }
   run.greedy = answerTo(run.policy, problem.prompt);
@@ -47,6 +48,8 @@ async function oneStep() {
     addEvent("For the first time, the answer to the problem at the top is right.");
   }
   run.ended = reasonToStop(run);
+  groups.forEach(showGroup);
+  showCounts();
   showRun();
 }
 
@@ -109,7 +112,7 @@ function layOutSquares() {
 const KINDS = ["thinks right", "thinks wrong", "guesses right", "guesses wrong"];
 
 // Show the answers of a group in its box, beginning with those that think.
-function showGroup(index, group) {
+function showGroup(group, index) {
   const box = byId("squares").children[index];
   const answers = group.texts.map((text, i) => ({ i, kind:
     `${thinks(text) ? "thinks" : "guesses"} ${group.isRight[i] ? "right" : "wrong"}` }));
@@ -122,7 +125,6 @@ function showGroup(index, group) {
     square.about = () => aboutAnswer(group, i);
     if (square.hasAttribute("aria-describedby")) showTip(square);
   });
-  showCounts();
 }
 
 // The text that a square shows about its answer.
@@ -145,14 +147,19 @@ function showCounts() {
 
 // ---- the curve -------------------------------------------------------------------------------
 
+const ROW = 14;         // height of a row of a label
+
 // Draw the share of right answers at each step, with the curves of earlier runs behind it.
 function showCurve() {
   const box = byId("curve");
   const width = Math.max(260, box.clientWidth);
-  const height = width > 420 ? 320 : 190;
-  const lines = curveLines();
-  const widest = Math.max(...lines.map(({ text }) => text.length), 9);
-  const [left, right, top, bottom] = [38, Math.min(10 + 6.7 * widest, width / 2.4), 14, 26];
+  const most = Math.floor((width / 2.4 - 10) / 7.2);        // characters in a row of a label
+  const lines = curveLines().map((line) =>
+    ({ ...line, rows: line.text.match(new RegExp(`.{1,${most}}( |$)`, "g")) }));
+  const rows = lines.flatMap((line) => line.rows);
+  const widest = Math.max(...rows.map((row) => row.length), 9);
+  const [left, right, top, bottom] = [38, 10 + 7.2 * widest, 14, 26];
+  const height = Math.max(width > 420 ? 320 : 190, top + bottom + ROW * rows.length);
   const longest = Math.max(40, ...lines.map(({ log }) => log.length));
   const x = (step) => left + (width - left - right) * step / longest;
   const y = (share) => top + (height - top - bottom) * (1 - share);
@@ -167,6 +174,9 @@ function showCurve() {
   const marks = marksOf(x, y).map(({ number, ...at }) => element("g", {},
     element("circle", { cx: at.x, cy: at.y, r: 8 }),
     element("text", { x: at.x, y: at.y + 4, "text-anchor": "middle" }, String(number))));
+  const rewardToo = lines.some(({ kind }) => kind === "paid") ? " and mean reward (dashed)" : "";
+  byId("curve-title").textContent =
+    `Share of right answers${rewardToo} at each step, mean of three steps`;
   const title = run.log.length === 0 ? "Right answers: none yet" :
     `Right answers, after ${plural(run.log.length, "step")}: ` +
     inPercent(smoothed(run.log, "right"));
@@ -195,16 +205,17 @@ function runsBehind() {
 function curveLines() {
   const nameOfRun = (one) => isUsual(one) ? "usual run" : labelOf(one.settings);
   const lines = runsBehind().map((one) => ({
-    text: nameOfRun(one) + (one.exam === null ? "" : `: exam ${one.exam}`), log: one.log,
+    text: nameOfRun(one) + (one.exam === null ? "" : `: exam\u00a0${one.exam}`), log: one.log,
     kind: isUsual(one) ? "ghost usual" : "ghost", metric: "right" }));
   const { log } = run;
   if (log.length === 0) return lines;
   if (run.settings.reward !== "right") {
-    lines.push({ text: "reward", kind: "paid", log, metric: "reward" });
+    const text = `reward ${smoothed(log, "reward").toFixed(2)}`;
+    lines.push({ text, kind: "paid", log, metric: "reward" });
   }
-  const name = lines.length > 0 ? nameOfRun(run) : "right";
-  return [...lines, { text: `${name} ${inPercent(smoothed(log, "right"))}`, kind: "now", log,
-                      metric: "right" }];
+  const name = lines.length > 0 ? `${nameOfRun(run)}: ` : "";
+  const share = inPercent(smoothed(log, "right"));
+  return [...lines, { text: `${name}${share}\u00a0right`, kind: "now", log, metric: "right" }];
 }
 
 // The places of the events' numbers: on the curve, or above or below it if the last is too near.
@@ -223,23 +234,25 @@ function marksOf(x, y) {
 }
 
 // Labels at the ends of lines or, if there are several lines, at the edge, to which a thin line
-// leads. They are at least one text line apart, and all above `floor`.
+// leads. Their rows do not overlap, and are all above `floor`.
 function placed(lines, x, y, floor, edge) {
-  const ends = lines.map(({ text, kind, log, metric }) => {
+  const ends = lines.map(({ rows, kind, log, metric }) => {
     const at = { x1: x(log.length), y1: y(smoothed(log, metric)) };
-    return { text, kind, ...at, x: (lines.length > 1 ? edge : at.x1) + 11, y: at.y1 };
+    return { rows, kind, ...at, x: (lines.length > 1 ? edge : at.x1) + 11, y: at.y1 };
   });
   ends.sort((a, b) => a.y - b.y);
-  const gap = 14;
-  for (let i = 1; i < ends.length; i++) ends[i].y = Math.max(ends[i].y, ends[i - 1].y + gap);
+  for (let i = 1; i < ends.length; i++) {
+    ends[i].y = Math.max(ends[i].y, ends[i - 1].y + ROW * ends[i - 1].rows.length);
+  }
   let limit = floor;
   for (const end of ends.reverse()) {
-    end.y = Math.min(end.y, limit);
-    limit = end.y - gap;
+    end.y = Math.min(end.y, limit - ROW * (end.rows.length - 1));
+    limit = end.y - ROW;
   }
-  return ends.flatMap(({ text, kind, x1, y1, x: left, y: middle }) => [
+  return ends.flatMap(({ rows, kind, x1, y1, x: left, y: middle }) => [
     element("line", { x1, y1, x2: left - 3, y2: middle }),
-    element("text", { class: `label ${kind}`, x: left, y: middle + 4 }, text)]);
+    element("text", { class: `label ${kind}` }, rows.map((row, i) =>
+      element("tspan", { x: left, y: middle + 4 + ROW * i }, row)))]);
 }
 
 // ---- the state of a run -----------------------------------------------------------------------
@@ -303,15 +316,17 @@ function showEnd() {
   byId("end").hidden = run.exam === null;
   if (run.exam === null) return;
   const why = {
-    learned: `It stopped because ${inPercent(ENOUGH)} or more of its last ${RECENT * BATCH} ` +
-      "answers were right.",
+    learned: `It stopped because at least ${inPercent(ENOUGH)} of the last ${RECENT * BATCH} of ` +
+      "these were right.",
     silent: `It stopped because no group gave a gradient in ${SILENT} steps.`,
     limit: `It stopped after ${LIMIT} steps, the most that a run may take.`,
   }[run.ended];
   const [because, results] = textsAfter(run.settings);
   const parts = commandOf(run.settings, cfg)?.split(/ (?=--)/) ?? [];
   const command = parts.flatMap((part) => [" ", element("code", { class: "whole" }, part)]);
-  const facts = `${why}${results}${parts.length > 0 ? " The same in Python:" : ""}`;
+  const measures = "In the exam, the model takes the most likely tokens. The curve shows answers " +
+    "drawn at random, as the mean of three steps. ";
+  const facts = `${measures}${why}${results}${parts.length > 0 ? " The same in Python:" : ""}`;
   byId("end-text").replaceChildren(...linked(because));
   byId("end-facts").replaceChildren(facts, ...command);
   byId("to-levers").textContent = leverOf(run.settings) ? "Another lever" : "Now break it";

@@ -18,7 +18,7 @@ function byId(id) {
 // Make an element. Strings among its children become text nodes: a policy's text enters the page
 // only in this way or by append, never as markup. Children that are null are left out.
 function element(tag, attributes = {}, ...children) {
-  const isSvg = ["svg", "path", "line", "text", "circle", "g"].includes(tag);
+  const isSvg = ["svg", "path", "line", "text", "tspan", "circle", "g"].includes(tag);
   const namespace = isSvg ? "http://www.w3.org/2000/svg" : "http://www.w3.org/1999/xhtml";
   const node = document.createElementNS(namespace, tag);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
