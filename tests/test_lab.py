@@ -57,6 +57,9 @@ FIVE = [0.09, 0.1, 0.1, 0.1, 0.11]      # 0.1, from 0.091 to 0.109
 @pytest.mark.parametrize("values, region, judged, seen", [
     (FIVE, {"at_least": 0.09}, "**shown**", "+0.1000 (+0.0912 to +0.1088)"),
     (FIVE, {"at_least": 0.095}, "**undecided**", "+0.1000 (+0.0912 to +0.1088)"),
+    (FIVE, {"at_least": 0.09121}, "**shown**", "+0.10000 (+0.09122 to +0.10878)"),
+    ([1.9, 2, 2.1, 2.2], {"at_least": 1.87, "times": True}, "**undecided**",
+     "2.05 times (1.85 to 2.26)"),
     (FIVE, {"at_least": 0.11, "unit": "nats"}, "**contradicted**",
      "+0.1000 nats (+0.0912 to +0.1088)"),
     ([0.1, -0.1, 0], {"at_least": 0.5}, "**contradicted**: no difference",
@@ -71,8 +74,9 @@ FIVE = [0.09, 0.1, 0.1, 0.1, 0.11]      # 0.1, from 0.091 to 0.109
     ([0.5, 0.5], {"at_least": 0.5, "exact": True}, "**shown**", "0.5"),
     ([0.5, 0.4], {"at_least": 0.5, "exact": True}, "**contradicted**", "0.4 to 0.5")])
 def test_a_claim_is_shown_if_its_interval_lies_where_it_says(values, region, judged, seen):
-    claim = verdict.Claim("so", verdict.OURS, values, **region)
+    claim = verdict.Claim("so", verdict.OURS, values, said="It is so", **region)
     assert (claim.judged, claim.effect) == (judged, seen)
+    assert claim.finding == "It is so" + " (undecided)" * ("undecided" in judged)
 
 
 NEVER = experiment.ratio([math.inf] * 3, [20, 20, 21], 40, 10) | {"at_least": 1.2}
