@@ -172,9 +172,9 @@ def name_ends(axis, ends, room):
 
 
 def dots(rows, title, form=".2f", given=None, level=None, **axes):
-    """Draw {name: a number for each seed} as rows of dots with their means. level: (x, label) of a
-    vertical line, on which arrows mark the numbers that are inf. A row in which all are inf has the
-    word "never" for its mean. -> Picture"""
+    """Draw {name: a number for each seed} as rows of dots with their means (on a logarithmic axis,
+    the geometric means). level: (x, label) of a vertical line, on which arrows mark the numbers
+    that are inf. A row in which all are inf has the word "never" for its mean. -> Picture"""
     def fill(axis, is_narrow):
         side = axis.get_yaxis_transform()                               # x: 0 to 1; y: rows
         reach, name_at, mean_at, align = ((0.2, -0.42, 1, "right") if is_narrow else
@@ -185,6 +185,8 @@ def dots(rows, title, form=".2f", given=None, level=None, **axes):
             if not is_known.all():
                 values = numpy.where(is_known, values, level[0])
             mean = values.mean()
+            if axes.get("xscale") == "log":
+                mean = numpy.exp(numpy.log(values).mean())
             shown = f"{mean:{form}}"
             if not is_known.all():
                 shown = f"> {shown}" if is_known.any() else "never"

@@ -3,7 +3,7 @@
 We compare DAPO, PPO, VAPO, and VAPO with one part left out, on countdown. docs/lab/critic.md
 explains the claims and the outcome.
 """
-from lab.draw import BLUE, GREEN, GREY, ORANGE, RED, SKY, curves
+from lab.draw import RED, dots
 from lab.experiment import UNSCORED, Experiment, numbers
 from lab.verdict import Claim
 
@@ -37,9 +37,8 @@ def page(runs):
             yield Claim("on countdown, VAPO ends with a higher reward than "
                         f"{LABELS.get(name, name)}", "VAPO", (last["VAPO"], last[name]),
                         at_least=GAIN, unit="reward")
-    lines = {LABELS.get(name, name): columns["reward"] for name, columns in runs.items()}
-    yield curves(lines, wins.finding, ylabel="reward on countdown",
-                 given=dict(zip(lines, (BLUE, RED, GREEN, GREY, SKY, ORANGE))))
     column = f"mean reward of the last {LAST} batches"
+    yield dots({LABELS.get(name, name): values for name, values in last.items()}, wins.finding,
+               form=".3f", given={"PPO": RED}, xlabel=f"{column}, on countdown; a dot is a seed")
     yield numbers({LABELS.get(name, name): {column: last[name]} for name in RUNS},
                   by="method, on countdown")

@@ -7,7 +7,7 @@ import itertools
 
 import numpy
 
-from lab.draw import BLUE, GREEN, GREY, RED, curves
+from lab.draw import dots
 from lab.experiment import Experiment, numbers
 from lab.verdict import OURS, Claim
 
@@ -58,10 +58,9 @@ def page(runs):
             f"move {numpy.exp(numpy.log(ratios).mean()):.1f} times as far in a batch as the clip "
             "does")
         yield farther[method]
-    reused = list(METHODS)[3:]
-    yield curves({method: results[method]["max_log_ratio"] for method in reused},
-                 farther["SAPO"].finding, given=dict(zip(reused, (BLUE, GREY, GREEN, RED))),
-                 ylabel="largest |log rho|")
+    yield dots({method: distance[method] / distance[clip] for method, clip in CLIPS.items()},
+               farther["SAPO"].finding, form=".1f", level=(1, "the clip"), xscale="log",
+               xlabel="largest |log rho| of a batch, divided by the clip's; a dot for each seed")
     rows = {}
     for method, rate in itertools.product(METHODS, RATES):
         columns = runs[f"{method}, {rate}"]
