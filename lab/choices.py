@@ -7,6 +7,7 @@ it averages, and how large an effect has to be. CHOICES lists other values for t
 lab/claims/NAME.py; one constant changes at a time. In the other rows of the table, the bound or the
 interval of every claim changes.
 """
+import collections
 import itertools
 import math
 import statistics
@@ -96,11 +97,12 @@ def with_interval(claim, rule):
 
 
 def compare():
-    """Judge all claims with all other choices. -> {what changes: [(old verdict, new verdict)]}, the
-    number of claims whose verdict some value in CHOICES changes, and the number of claims that
-    depend on CHOICES"""
+    """Judge all claims with all other choices. -> {what changes: [(old verdict, new verdict)]}, for
+    each experiment the number of claims whose verdict some value in CHOICES changes, and the number
+    of claims that depend on CHOICES"""
     verdicts = {"the level, step, k or window": []}
-    changed = total = 0
+    changed = collections.Counter()
+    total = 0
     plain = []
     for name in measured():
         usual = claims(name)
@@ -111,7 +113,7 @@ def compare():
             pairs = [(claim.verdict, other.verdict) for other in again]
             verdicts["the level, step, k or window"] += pairs
             total += bool(pairs)
-            changed += any(one != other for one, other in pairs)
+            changed[name] += any(one != other for one, other in pairs)
     for choice, factor in (("bounds half as large", 0.5), ("bounds twice as large", 2)):
         verdicts[choice] = [(claim.verdict, with_bound(claim, factor)) for claim in plain]
     for choice, rule in (("a bootstrap interval", bootstrap),
@@ -128,8 +130,10 @@ def text():
         moved = [pair for pair in pairs if pair[0] != pair[1]]
         flipped = [pair for pair in moved if set(pair) == {verdict.SHOWN, verdict.CONTRADICTED}]
         rows.append([choice, len(pairs), len(moved), len(flipped)])
-    return (f"{total} claims depend on a level, step, k or window. Of these, {total - changed} "
-            f"keep their verdict at every stored value, and {changed} do not.\n\n"
+    where = ", ".join(f"[{name}](lab/{name}.md) {n}" for name, n in changed.most_common() if n)
+    return (f"{total} claims depend on a level, step, k or window. Of these, "
+            f"{total - changed.total()} keep their verdict at every stored value, and "
+            f"{changed.total()} do not: {where}.\n\n"
             + table(["what we change", "verdicts compared", "verdicts that change",
                      "of these, changes between shown and contradicted"], rows))
 
