@@ -50,7 +50,7 @@ UNSCORED = "--stop_at 2 --eval_steps 1000 --num_eval_problems 1 --num_eval_sampl
 # A page: its title, the generated part, the sections written by hand, and the last line, which a
 # new page lacks
 PAGE = re.compile("(# .*?\n).*?(## Claim\n.*?\n)(?:\n`make lab-.*)?", re.S)
-OUTCOME = re.compile("## Outcome\n.*?(?=## |\n`make lab-|$)", re.S)      # it moves to the top
+OUTCOME = re.compile("## Outcome\n.*?(?=## |\n`make lab-|$)", re.S)    # shown below the picture
 
 RANGE = re.compile(r" \(\S+ to \S+\) \|")             # a cell of `numbers` that has a range
 

@@ -168,7 +168,7 @@ class Claim:
         return UNDECIDED
 
     def agrees(self, low, high):
-        """Whether an interval with these ends has the verdict, too. True if there is no verdict."""
+        """Check that an interval with these ends has the same verdict. -> bool, True without one"""
         least, most = self.region
         is_shown, is_contradicted = least <= low and high <= most, high < least or low > most
         return bool(self.moot) or self.verdict == (

@@ -17,6 +17,7 @@ import numpy
 import pytest
 import torch
 from conftest import ROOT
+from matplotlib.figure import Figure
 from small_runs import INSTANT, SMALL, arguments, at_work, changed_weights, load
 
 import common
@@ -133,6 +134,17 @@ def test_other_rules_and_choices_are_judged_and_leave_the_claims_as_they_were():
     assert choices.with_bound(claim, 2) == verdict.CONTRADICTED
     assert choices.with_interval(claim, lambda values, _: (0.1, 0.2)) == verdict.SHOWN
     assert claim.verdict == verdict.UNDECIDED and claim.at_least == 0.095
+
+
+def test_a_logarithmic_axis_shows_geometric_means():
+    for scale, means in ("log", [2, 4]), ("linear", [2.5, 8.5]):
+        axis = Figure().subplots()
+        draw.curves({"x": [[1, 1], [4, 16]]}, "It", yscale=scale).fill(axis, False)
+        [mean] = [line for line in axis.lines if line.get_linewidth() > 2]
+        assert mean.get_ydata() == pytest.approx(means)
+        axis = Figure().subplots()
+        draw.dots({"x": [1, 4]}, "It", xscale=scale).fill(axis, False)
+        assert [text.get_text() for text in axis.texts] == [f"{means[0]:.2f}"]
 
 
 # ---- an experiment, from its runs to its page ------------------------------------------------

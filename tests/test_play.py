@@ -295,6 +295,18 @@ def test_a_page_of_a_run_runs_its_own_script_alone(folder):
         assert f"{kind}-src 'sha256-{digest}'" in policy
 
 
+def test_a_page_keeps_what_was_measured_only_if_its_base_stays(folder):
+    page = folder / "play.html"
+    data = build.read(folder)
+    other = build.encode(torch.zeros(len(build.decode(data["packed"]["base"], torch.float16)),
+                                     dtype=torch.float16))
+    for base, kept in (data["packed"]["base"], {"usual": []}), (other, None):
+        old = data | {"packed": data["packed"] | {"base": base}, "measured": {"usual": []}}
+        page.write_text(build.assemble(old), encoding="utf-8")
+        play.main([str(folder), "--output", str(page)])
+        assert build.data_of(page)["measured"] == kept
+
+
 def test_the_committed_page_is_made_of_todays_parts():
     data = build.data_of(build.PAGE)
     assert build.assemble(data) == build.PAGE.read_text(encoding="utf-8")
