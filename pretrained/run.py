@@ -20,6 +20,7 @@ from torch.distributed.checkpoint import state_dict as states
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 import common
+import plumbing
 import report
 from pretrained.models import ADAPTER, BASE, adapter_weights, fingerprint, load_model, whole
 from report.observers import Samples
@@ -196,7 +197,7 @@ def link(source, target):
         shutil.copy2(source, target)
 
 
-class Run(common.Run):
+class Run(plumbing.Run):
     """A run that saves the model as a Hugging Face folder, RUN/checkpoint-STEP, of which only the
     last is kept. checkpoint.pt has everything else. All processes do the same steps, and process 0
     writes."""
@@ -273,7 +274,6 @@ class Run(common.Run):
             self.write_checkpoint()
         if is_interrupted:
             self.leave()
-        self.step_clock = time.perf_counter()
 
     def write_checkpoint(self):
         folder = self.folder / f"checkpoint-{self.step}"

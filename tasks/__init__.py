@@ -47,7 +47,7 @@ class Task:
 
     def judge(self, batch, G, purpose):
         """Verify and reward completions, G of each problem. -> the batch"""
-        batch.verdicts = [self.verify(*pair) for pair in zip(batch.problems, batch.texts)]
+        batch.verdicts = common.verdicts(self, batch)
         judged = [self.is_correct(*pair) for pair in zip(batch.problems, batch.verdicts)]
         batch.is_correct = torch.tensor(judged).view(-1, G)
         batch.rewards = self.rewards(batch, purpose)

@@ -263,7 +263,7 @@ def evaluated(config, load_task, monkeypatch):
                 thought = "<think></think>" if n % 5 >= 2 else ""
                 answer = problem.answer if g < n % 5 else 30
                 text = f"{thought}<answer>{answer}</answer><|eos|>"
-                ids = grpo.TOKENIZER.encode(text, allowed_special="all")
+                ids = common.TOKENIZER.encode(text, allowed_special="all")
                 tokens[row, :len(ids)] = torch.tensor(ids)
             mask = (tokens != grpo.PAD).float()
             asked.append((problems, uniforms))

@@ -26,8 +26,8 @@ from small_runs import (
     steps,
 )
 
-import common
 import grpo
+import plumbing
 
 
 @pytest.fixture(autouse=True)
@@ -69,8 +69,8 @@ def test_a_flag_is_spelled_with_hyphens_or_underscores(script):
     flags = dataclasses.asdict(script.Config(num_prompts=7, curriculum=True, kernel="torch"))
     words = arguments({name: value for name, value in flags.items() if value != ""})
     for spelling in (words, [word.replace("_", "-") for word in words]):
-        assert dataclasses.asdict(common.parse_flags(script.Config, spelling)) == flags
-    cfg = common.parse_flags(script.Config, ["--no-curriculum", "--output-dir=a_b-c"])
+        assert dataclasses.asdict(plumbing.parse_flags(script.Config, spelling)) == flags
+    cfg = plumbing.parse_flags(script.Config, ["--no-curriculum", "--output-dir=a_b-c"])
     assert (cfg.curriculum, cfg.output_dir) == (False, "a_b-c")
 
 
@@ -100,6 +100,8 @@ REFUSED = """
     grpo --hidden_size 30                               | multiple of 4
     grpo --num_key_value_heads 4                        | must divide 2
     grpo --temperature 0                                | --temperature
+    grpo --stop_at 2                                    | --max_steps
+    grpo --stop-at=0.98                                 | --max_steps
     grpo --textbook_share 1.5                           | above 1
     grpo --device cuda                                  | cannot use it
     grpo --kernel triton                                | use torch
@@ -214,7 +216,7 @@ def test_damaged_weights_are_refused_and_no_code_in_them_runs(refused, run, flag
 
 def test_a_run_whose_output_nobody_reads_any_more_ends_without_a_word_and_can_be_resumed(
         script):
-    flags = INSTANT | {"save_steps": 1, "stop_at": 2, "output_dir": "cut"}
+    flags = INSTANT | {"save_steps": 1, "output_dir": "cut"}
     words = arguments(flags | {"max_steps": 500})
     running = subprocess.Popen([sys.executable, "-u", ROOT / "grpo.py", *words], text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -242,7 +244,7 @@ for words in refused:
 """
 
 
-def test_scripts_and_common_alone_in_a_folder_run_and_resume_as_in_the_repository(empty_folder):
+def test_three_files_alone_in_a_folder_run_and_resume_as_in_the_repository(empty_folder):
     """They refuse flags that need a missing folder. They must not import packages from elsewhere
     that have the names of our folders; PyPI has such packages."""
     for name in ("kernels", "tasks", "report"):
@@ -250,9 +252,9 @@ def test_scripts_and_common_alone_in_a_folder_run_and_resume_as_in_the_repositor
         (empty_folder / "others" / name / "__init__.py").write_text("raise OSError('imported')")
     own = empty_folder / "own"
     own.mkdir()
-    for name in (*SCRIPTS, "common"):
+    for name in (*SCRIPTS, "common", "plumbing"):
         shutil.copy(ROOT / f"{name}.py", own)
-    flags = arguments(INSTANT | {"stop_at": 2, "task": "arithmetic"})
+    flags = arguments(INSTANT | {"task": "arithmetic"})
     refused = ["--task countdown", "--reward accuracy+format", "--curriculum", "--kernel triton",
                "--report_to wandb"]
     done = subprocess.run(

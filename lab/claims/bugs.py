@@ -33,15 +33,16 @@ EXPERIMENT = Experiment(__file__, seeds=range(5), one_base=True)
 
 
 def plant(name, folder):
-    """Make a folder with common.py and a copy of grpo.py that contains the mistake, if there is one
-    with this name. -> path of the copy"""
+    """Make a folder with a copy of grpo.py, which contains the mistake if there is one with this
+    name, and of the two files that it needs. -> path of the copy"""
     source = (ROOT / "grpo.py").read_text()
     if name in MISTAKES:
         [old], [new] = MISTAKES[name].old, MISTAKES[name].new
         assert source.count(old) == 1, name
         source = source.replace(old, new)
     folder.mkdir()
-    (folder / "common.py").write_text((ROOT / "common.py").read_text())
+    for shared in ("common.py", "plumbing.py"):
+        (folder / shared).write_text((ROOT / shared).read_text())
     (folder / "grpo.py").write_text(source)
     return folder / "grpo.py"
 
