@@ -23,7 +23,7 @@ from torch import nn
 from tqdm import tqdm
 
 import common
-from common import EOS, HERE, PAD, TOKENIZER, encode_prompts, fail, optional
+from common import EOS, HERE, PAD, TOKENIZER, encode_prompts, fail
 
 # ---- 1. flags --------------------------------------------------------------------------------
 
@@ -54,7 +54,7 @@ def parse_flags(config_class, argv=None):
     if "" in given.values():
         fail("a flag has an empty value; give one, or leave it out")
 
-    tasks = optional("tasks")
+    tasks = common.optional("tasks")
     stored = tasks.defaults(config_class, given.get("task", "arithmetic")) if tasks else {}
     if "resume_from_checkpoint" in given:
         folder = given["resume_from_checkpoint"]
@@ -86,8 +86,10 @@ def read_config(folder):
 def load_base(policy, task, cfg):
     """Load the base, which the first run makes. Its file name contains a hash of what shapes it:
     the code of the policy, the task and the warm start, the flags, and the version of torch."""
-    code = sections(inspect.getfile(type(policy)), "the policy")
-    code += sections(common.__file__, "the task", "the tokenizer") + sections(__file__, "the base")
+    kinds = type(policy).__mro__[:-2]                   # GPT, but not nn.Module and object
+    code = [section(inspect.getfile(kind), "the policy") for kind in kinds]
+    code += [section(common.__file__, title) for title in ("the task", "the tokenizer")]
+    code.append(section(__file__, "the base"))
     names = [part.partition(":")[0] for part in cfg.task.split(",")]
     files = [HERE / f"tasks/{name}.py" for name in ("__init__", "mix", "calls", *names)]
     code += [path.read_text() for path in files if path.is_file()]
@@ -100,10 +102,11 @@ def load_base(policy, task, cfg):
     load_policy(policy, path)
 
 
-def sections(path, *titles):
-    """Read the sections of a file that have these titles; all of it if there are none. -> list"""
-    parts = Path(path).read_text().split("\n# ---- ")
-    return [part for part in parts if re.match(rf"\d+\. ({'|'.join(titles)}) -", part)] or parts
+def section(path, title):
+    """Read the section of a file that has this title; without one, the whole file. -> str"""
+    text = Path(path).read_text()
+    found = re.search(rf"^# ---- \d+\. {title} -.*?(?=^# ---- |\Z)", text, re.M | re.S)
+    return found[0] if found else text
 
 
 def encode_examples(examples, task, device):
@@ -216,7 +219,7 @@ class Run:
         self.state = {"seconds_total": 0.0}
         self.parts = {}                         # objects with a state_dict: policy, optimizer ...
         self.resumed = {}                       # the checkpoint of the run that is resumed
-        report = optional("tasks") and optional("report.observers")
+        report = common.optional("tasks") and common.optional("report.observers")
         self.observers = report.observers(cfg) if report else []
         if cfg.report_to != "none" and not report:
             fail(f"--report_to {cfg.report_to}: needs the folders tasks/ and report/")

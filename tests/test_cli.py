@@ -17,15 +17,19 @@ import torch
 from conftest import ROOT, SCRIPTS, every_script
 from small_runs import (
     INSTANT,
+    SMALL,
     arguments,
     at_work,
     changed_weights,
     difference,
+    lines,
     load,
     outcome,
+    read_summary,
     steps,
 )
 
+import common
 import grpo
 import plumbing
 
@@ -227,6 +231,53 @@ def test_a_run_whose_output_nobody_reads_any_more_ends_without_a_word_and_can_be
     script.main(["--resume_from_checkpoint", "cut", "--max_steps", str(num_steps)])
     script.main(arguments(flags | {"max_steps": num_steps, "output_dir": "whole"}))
     assert not difference(outcome("cut"), outcome("whole"))
+
+
+# ---- an edited copy of a script --------------------------------------------------------------
+
+@pytest.fixture
+def edited(monkeypatch, tmp_path):
+    """edited(old, new): imports a copy of grpo.py with one edit. -> its main"""
+    def copy(old, new):
+        source = (ROOT / "grpo.py").read_text()
+        assert source.count(old) == 1
+        Path("mine.py").write_text(source.replace(old, new))
+        monkeypatch.delitem(sys.modules, "mine", raising=False)
+        return importlib.import_module("mine").main
+    monkeypatch.syspath_prepend(tmp_path)
+    yield copy
+    sys.modules.pop("mine", None)
+
+
+THOUGHT = '0.1 * ("<think>" in text)'
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_a_verify_that_returns_anything_but_right_or_wrong_ends_the_run_in_a_line(
+        edited, monkeypatch, capsys, is_alone):
+    if is_alone:
+        monkeypatch.setattr(common, "optional", lambda module: None)
+    main = edited("    return float(is_one and", f"    return {THOUGHT} + float(is_one and")
+    with pytest.raises(SystemExit) as stop:
+        main(arguments(SMALL | {"task": "arithmetic", "max_steps": 2}))
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and error.count("error: ") == 1
+    assert re.search(r"error: verify returned (0|1)\.1: .*function reward, which is next", error)
+
+
+def test_an_edited_reward_is_learned_from_and_changes_no_score(edited):
+    edited("    return given", f"    return given + {THOUGHT}")(
+        arguments(SMALL | {"max_steps": 2, "eval_steps": 1, "output_dir": "mine"}))
+    edited("    return float(is_one and", "    return bool(is_one and")(       # True is right, too
+        arguments(SMALL | {"max_steps": 2, "eval_steps": 1, "output_dir": "plain"}))
+    for record in lines("mine/samples.jsonl"):
+        for completion in record["completions"]:
+            problem = common.Problem(record["prompt"], record["answer"])
+            right = grpo.verify(problem, completion["text"])
+            thinks = "<think>" in completion["text"]
+            assert completion["reward"] == pytest.approx(right + 0.1 * thinks)
+    assert steps("mine")[0]["reward"] > steps("mine")[0]["accuracy"] == steps("plain")[0]["reward"]
+    assert read_summary("mine")["base"] == read_summary("plain")["base"]
 
 
 # ---- the scripts alone in a folder -----------------------------------------------------------
