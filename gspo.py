@@ -177,9 +177,9 @@ def overlong_penalty(lengths, max_length, buffer):
 
 # ---- 3. the update ---------------------------------------------------------------------------
 
-def backward(policy, batch, ref_logps, A, rows, cfg, loss_types=LOSS_TYPES, losses=None):
-    """Accumulate the gradient of (5) in micro-batches; `losses` replaces policy_loss. -> metrics"""
-    surrogate, average = loss_types[cfg.loss_type]
+def backward(policy, batch, ref_logps, A, rows, cfg):
+    """Accumulate the gradient of (5) over `rows`, in micro-batches. -> metrics"""
+    surrogate, average = LOSS_TYPES[cfg.loss_type]
     how = (cfg.loss_type, cfg.epsilon, cfg.epsilon_high, cfg.delta, cfg.importance_sampling_level)
     if cfg.mask_truncated_completions:
         rows = rows[~batch.is_truncated[rows]]
@@ -194,7 +194,7 @@ def backward(policy, batch, ref_logps, A, rows, cfg, loss_types=LOSS_TYPES, loss
         mask = batch.mask[part, :T]
         old_logps = batch.logps[part, :T]
         logps, entropy = score(policy, batch.prompts[part], tokens, cfg.temperature, cfg.kernel)
-        token_loss = (losses or policy_loss)(logps, old_logps, A[part, :T], mask, *how)
+        token_loss = policy_loss(logps, old_logps, A[part, :T], mask, *how)
         log_rho = (logps - old_logps) * mask                # rho of tokens, not s
         if cfg.beta > 0:
             token_kl = kl(logps * mask, ref_logps[part, :T] * mask, cfg.kl_estimator, log_rho)
@@ -214,12 +214,12 @@ def backward(policy, batch, ref_logps, A, rows, cfg, loss_types=LOSS_TYPES, loss
     return metrics | clip if surrogate == "clip" else metrics
 
 
-def update(policy, ref_logps, optimizer, batch, A, cfg, step, **others):
+def update(policy, ref_logps, optimizer, batch, A, cfg, step):
     """Pass over the batch num_iterations times, in num_mini_batches steps each. -> metrics"""
     history = []
     for rows in common.mini_batches(batch, cfg, "shuffle", step):
         optimizer.zero_grad(set_to_none=False)          # zeros: Adam also steps without signal
-        metrics = backward(policy, batch, ref_logps, A, rows, cfg, **others)
+        metrics = backward(policy, batch, ref_logps, A, rows, cfg)
         grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm)
         optimizer.step()
         history.append(metrics | {"grad_norm": grad_norm.item()})

@@ -34,9 +34,8 @@ def parse_flags(config_class, argv=None):
         description=sys.modules[config_class.__module__].__doc__, allow_abbrev=False,
         argument_default=argparse.SUPPRESS, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.error = lambda message: fail(f"{message} (--help lists the flags)")
-    files = [Path(inspect.getfile(base)) for base in reversed(config_class.__mro__[:-1])]
-    source = "".join(path.read_text() for path in files)
-    comments = dict(re.findall(r"^    (\w+): .*# (.*)$", source, re.MULTILINE))
+    texts = [Path(inspect.getfile(kind)).read_text() for kind in config_class.__mro__[-2::-1]]
+    comments = dict(re.findall(r"^    (\w+): .*# (.*)$", "\n".join(texts), re.MULTILINE))
     for field in dataclasses.fields(config_class):
         options = {"type": field.type, "metavar": "VALUE"}
         if field.type is bool:
@@ -66,10 +65,28 @@ def parse_flags(config_class, argv=None):
             if given[name] != stored.get(name, given[name]):
                 fail(f"--{name} {given[name]}: the run has {stored[name]!r} (see --init_from)")
     cfg = config_class(**(stored | given))
-    for holds, message in cfg.rules():
+    for holds, message in rules(cfg):
         if not holds:
             fail(message)
     return cfg
+
+
+def rules(cfg):
+    """Check numbers, the rules of Config, and what this machine can run. Yields whether each rule
+    holds, and the message if it does not."""
+    for field in dataclasses.fields(cfg):
+        value = getattr(cfg, field.name)
+        if field.type in (int, float):
+            may_be_zero = field.default == 0 or field.name in cfg.MAY_BE_ZERO
+            low = 1 if field.type is int and not may_be_zero else 0
+            is_good = isinstance(value, (int, float)) and low <= value < math.inf
+            yield is_good, f"--{field.name} {value}: must be finite, at least {low}"
+    yield from cfg.rules()
+    has_device = cfg.device == "cpu" or torch.get_device_module(cfg.device).is_available()
+    yield has_device, f"--device {cfg.device}: torch cannot use it here; use cpu"
+    kernels = common.kernels
+    can_run = cfg.kernel != "triton" or kernels and kernels.can_run(cfg.device)
+    yield can_run, f"--kernel triton: needs {getattr(kernels, 'NEEDS', 'kernels/')}; use torch"
 
 
 def read_config(folder):
@@ -86,8 +103,7 @@ def read_config(folder):
 def load_base(policy, task, cfg):
     """Load the base, which the first run makes. Its file name contains a hash of what shapes it:
     the code of the policy, the task and the warm start, the flags, and the version of torch."""
-    kinds = type(policy).__mro__[:-2]                   # GPT, but not nn.Module and object
-    code = [section(inspect.getfile(kind), "the policy") for kind in kinds]
+    code = [section(inspect.getfile(kind), "the policy") for kind in type(policy).__mro__[:-2]]
     code += [section(common.__file__, title) for title in ("the task", "the tokenizer")]
     code.append(section(__file__, "the base"))
     names = [part.partition(":")[0] for part in cfg.task.split(",")]

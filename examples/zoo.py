@@ -75,6 +75,7 @@ import functools
 import sys
 from pathlib import Path
 from typing import Literal
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -86,6 +87,8 @@ import plumbing
 import ppo
 
 # Shapes: as in grpo.py.
+
+loss_of_grpo = grpo.policy_loss         # while losses_in_grpo replaces it, too
 
 
 # ---- 1. losses: log pi, log pi_old, A and mask (B, T) -> L_t (B, T) --------------------------
@@ -163,7 +166,7 @@ def dro(logps, old_logps, A, mask, cfg):
 
 def clip(logps, old_logps, A, mask, cfg):
     """The loss (3) of grpo.py. -> (B, T)"""
-    return grpo.policy_loss(
+    return loss_of_grpo(
         logps, old_logps, A, mask, "grpo", cfg.epsilon, cfg.epsilon_high, cfg.delta)
 
 
@@ -209,11 +212,17 @@ CLIPPED = {"off_policy_mask", "clip_cov"}   # the new losses that contain (3) of
 def policy_loss(cfg, logps, old_logps, advantages, mask, *settings):
     """Compute L_t from the arguments of grpo.policy_loss; it is 0 in masked slots. -> (B, T)"""
     if cfg.loss_type in grpo.LOSS_TYPES:
-        return grpo.policy_loss(logps, old_logps, advantages, mask, *settings)
+        return loss_of_grpo(logps, old_logps, advantages, mask, *settings)
     A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
     loss, _ = LOSS_TYPES[cfg.loss_type]
     token_loss = loss(logps, old_logps.detach(), A.expand_as(mask), mask, cfg)
     return torch.where(mask > 0, token_loss, 0.0)
+
+
+def losses_in_grpo(cfg):
+    """Make grpo.py compute the losses of this file, as long as the context lasts. -> context"""
+    return mock.patch.multiple(
+        grpo, LOSS_TYPES=LOSS_TYPES, policy_loss=functools.partial(policy_loss, cfg))
 
 
 # ---- 2. advantages: rewards (P, G) and other inputs -> (P, G) or (B, T) ----------------------
@@ -346,14 +355,13 @@ def main(argv=None):
     reference = copy.deepcopy(policy)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
 
-    losses = functools.partial(policy_loss, cfg)
     run.start(grpo.evaluate, policy=policy, optimizer=optimizer)
     for step in range(run.step, cfg.max_steps):
         batch = grpo.sample_with_signal(policy, task, cfg, step)
         A = advantages(policy, task, batch, cfg, step)                          # (B, 1) or (B, T)
         ref_logps, mean_kl = grpo.score_reference(reference, batch, cfg)
-        metrics = grpo.update(policy, ref_logps, optimizer, batch, A, cfg, step,
-                              loss_types=LOSS_TYPES, losses=losses)
+        with losses_in_grpo(cfg):
+            metrics = grpo.update(policy, ref_logps, optimizer, batch, A, cfg, step)
         run.log(batch, A, metrics | {"kl": mean_kl})
     return run.finish()
 

@@ -1,7 +1,7 @@
 """More tasks than arithmetic, and everything that changes a task: mixes, a curriculum, the rows of
 --reward, a rollout that inserts text, and files of pairs and problems.
 
-common.py calls `defaults` and `load`. This file also contains what the other files share.
+plumbing.py calls `defaults`, and common.py `load`. The file also contains what the others share.
 """
 import dataclasses
 import functools
