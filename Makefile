@@ -16,7 +16,7 @@ endif
 # One process per core, but at most 8, because each loads torch. Idle processes take over tests.
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: run path nano practice read film play report help test quick lint mutants sync diff seeds compare levers \
+.PHONY: run path nano practice read film play report help test quick lint mutants changed sync diff seeds compare levers \
         hunts zoo lab choices bench real engine gpu conform site screenshot clean
 
 ##@ To start
@@ -62,6 +62,9 @@ lint: $(READY)           ## check the style with ruff
 
 mutants: $(READY)        ## plant known mistakes one at a time: do the tests catch each?
 	$(PY) tests/mutants.py
+
+changed: $(READY)        ## plant those that a change could hide from the tests; BASE=main: since main
+	$(PY) tests/mutants.py --changed
 
 ##@ To keep the scripts in step
 
