@@ -32,13 +32,13 @@ class Piece(NamedTuple):
 
 
 def mentions(node):
-    """Collect the names in a piece of code: variables, fixtures, files and .attributes. -> set"""
+    """Collect the names in a piece of code: variables, fixtures, .attributes and /files. -> set"""
     found = set()
     for part in ast.walk(node):
         if isinstance(part, (ast.Attribute, ast.keyword)):
             found.add(f".{getattr(part, 'attr', None) or part.arg}")
         elif isinstance(part, ast.Constant) and isinstance(part.value, str):
-            found.add(part.value.rpartition("/")[2])
+            found |= {f"/{part.value}", f"/{part.value.rpartition('/')[2]}"}
         else:
             found |= {getattr(part, field, None) for field in ("id", "arg")}
     return found
@@ -110,7 +110,7 @@ class Change:
         self.pieces = {path: pieces(text) for path, text in after.items()}
         self.imports = {path: imported(text) for path, text in after.items()}
         self.plugins = self.imports.get("tests/conftest.py", set()) | {"conftest"}      # fixtures
-        data = {(path, Path(path).name) for path in data}
+        data = {(path, f"/{Path(path).name if Path(path).suffix else path}") for path in data}
         self.touched = set(data)                        # (path, name of a piece)
         for path in before.keys() | after.keys():
             if before.get(path) != after.get(path):
@@ -191,7 +191,7 @@ def choose(mutants, mistakes):
         first = source.partition("\n".join(mutant.old))[0].count("\n") + 1
         own = {(mutant.file, name) for name, piece in change.pieces.get(mutant.file, {}).items()
                if first <= piece.last and piece.first < first + len(mutant.old)}
-        own = own or {(mutant.file, Path(mutant.file).name)}
+        own = own or {(mutant.file, f"/{Path(mutant.file).name}")}
         path, _, test = killed.get(f"{mutant.file}: {mutant.name}", "").partition("::")
         test = test.partition("[")[0]
         if mutant not in old:
