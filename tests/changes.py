@@ -45,9 +45,11 @@ def mentions(node):
 
 
 def bound(node):
-    """List the names that a statement binds; [""] if it has none, but an effect."""
+    """List the names that a statement binds; [""] if it has none, but an effect, like a hook."""
     if hasattr(node, "name"):
-        return [node.name]
+        decorators = [ast.dump(part) for part in node.decorator_list]
+        acts = node.name.startswith("pytest_") or "autouse" in " ".join(decorators)
+        return ["" if acts else node.name]
     targets = getattr(node, "targets", [getattr(node, "target", None)])
     return [part.id for target in targets if target for part in ast.walk(target)
             if isinstance(part, ast.Name)] or [""]

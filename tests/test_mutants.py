@@ -162,7 +162,7 @@ far
 + 4 *
 """,
     "far.py": "import toy\n\n\ndef far(x):\n    return 3 * toy.outer(x)\n",
-    "tests/conftest.py": "def five():\n    return 5\n",
+    "tests/conftest.py": "def five():\n    return 5\n\n\ndef pytest_hook():\n    pass\n",
     "tests/test_toy.py": "def test_inner():\n    pass\n\n\ndef test_outer(five):\n    pass\n\n\n"
                          "def test_less():\n    pass\n",
     "tests/test_far.py": "TABLE = 'tests/table.txt'\n\n\ndef test_far():\n    assert TABLE\n",
@@ -204,6 +204,7 @@ def chosen(tmp_path, monkeypatch, capsys):
     ({"toy.py": ("class Other:", "print()\n\n\nclass Other:")}, ["inner", "outer", "less", "far"]),
     ({"far.py": ("import toy", "import toys as toy")}, ["far"]),
     ({"tests/conftest.py": ("return 5", "return 6")}, ["outer"]),
+    ({"tests/conftest.py": ("pass", "return True")}, ["outer"]),
     ({"tests/test_toy.py": ("def test_less():\n    pass\n", "")}, ["less"]),
     ({"table.txt": ("15", "16")}, ["far"]),
     ({"mistakes.txt": ("+ 4 *", "+ 5 *")}, ["far"]),
