@@ -45,9 +45,14 @@ class Task:
         """Return what the environment inserts after a call token. text: the completion so far."""
         return ""
 
+    def verdict(self, problem, text, is_truncated=False):
+        """Verify a completion. Most verifiers need not know whether it is truncated. -> as verify"""
+        return self.verify(problem, text)
+
     def judge(self, batch, G, purpose):
         """Verify and reward completions, G of each problem. -> the batch"""
-        batch.verdicts = [self.verify(*pair) for pair in zip(batch.problems, batch.texts)]
+        completions = zip(batch.problems, batch.texts, batch.is_truncated.tolist())
+        batch.verdicts = [self.verdict(*completion) for completion in completions]
         judged = [self.is_correct(*pair) for pair in zip(batch.problems, batch.verdicts)]
         batch.is_correct = torch.tensor(judged).view(-1, G)
         batch.rewards = self.rewards(batch, purpose)
