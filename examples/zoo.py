@@ -76,11 +76,12 @@ import sys
 from pathlib import Path
 from typing import Literal
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import common  # isort: split
+
 import torch
 import torch.nn.functional as F
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import common
 import grpo
 import ppo
 
