@@ -42,13 +42,13 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
+import common  # isort: split
+
 import tiktoken
 import torch
 import torch.nn.functional as F
 from torch import nn
 from tqdm import tqdm
-
-import common
 
 # Shapes: P prompts, G completions of each, B = P * G rows (row p * G + g is completion g of prompt
 # p), b part of the rows; W prompt tokens, T completion tokens, L any number of tokens, V size of

@@ -88,7 +88,7 @@ class Arithmetic(Task, common.Arithmetic):
     """The task of common.py, with all methods of Task."""
 
     def __init__(self, cfg, level, verify):
-        common.Arithmetic.__init__(self, verify, *span(level or "5"))
+        common.Arithmetic.__init__(self, verify, *span("arithmetic", level or "5"))
 
 
 def find(name):
@@ -113,7 +113,8 @@ def names():
     """List the tasks, which are recognized by the text of their files. -> list of str"""
     defining = re.compile(r"(?ms)^class \w+\((tasks\.)?Task\):.*^    def demonstration\(")
     files = sorted(Path(__file__).parent.glob("*.py"))
-    return ["arithmetic", *(path.stem for path in files if defining.search(path.read_text()))]
+    found = [path.stem for path in files if defining.search(path.read_text("utf-8"))]
+    return ["arithmetic", *found]
 
 
 def defaults(config_class, task_flag):
@@ -205,12 +206,14 @@ def block(text, name):
     return inside if closed else None
 
 
-def span(level):
-    """Read "3-7" as (3, 7), and "5" as (5, 5). Exits with one line for anything else."""
+def span(name, level):
+    """Read the level "3-7" of a task as (3, 7), and "5" as (5, 5). Exits with one line for anything
+    else."""
     low, _, high = level.partition("-")
     is_span = re.fullmatch("[0-9]{1,2}(-[0-9]{1,2})?", level)
     if not is_span or not 2 <= int(low) <= int(high or low):
-        common.fail(f"--task NAME:{level}: must be a number from 2 to 99, or a range like 3-7")
+        common.fail(f"--task {name}:{level}: the level must be a number from 2 to 99, or a range "
+                    "like 3-7")
     return int(low), int(high or low)
 
 

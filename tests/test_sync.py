@@ -13,7 +13,7 @@ pytestmark = pytest.mark.quick
 
 SOURCES = {name: (ROOT / name).read_text() for name in sync.SCRIPTS}
 # Code may only get shorter; a budget grows only for sentences that a reader needs.
-MOST_LINES = {"common.py": 555, "machinery": 301, "lesson": 288, "ppo.py": 362, "nano.py": 200}
+MOST_LINES = {"common.py": 582, "machinery": 301, "lesson": 288, "ppo.py": 362, "nano.py": 200}
 
 # ---- the scripts -----------------------------------------------------------------------------
 

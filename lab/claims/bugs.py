@@ -28,21 +28,21 @@ RISE = 0.05                                     # smallest rise of the reward th
 CORRECT = "no mistake"
 CONTROL = "no mistake, other seeds"
 MISTAKES = {mistake.name.split(": ")[0]: mistake
-            for mistake in parse(Path(__file__).with_suffix(".txt").read_text())}
+            for mistake in parse(Path(__file__).with_suffix(".txt").read_text("utf-8"))}
 EXPERIMENT = Experiment(__file__, seeds=range(5), one_base=True)
 
 
 def plant(name, folder):
     """Make a folder with common.py and a copy of grpo.py that contains the mistake, if there is one
     with this name. -> path of the copy"""
-    source = (ROOT / "grpo.py").read_text()
+    source = (ROOT / "grpo.py").read_text("utf-8")
     if name in MISTAKES:
         [old], [new] = MISTAKES[name].old, MISTAKES[name].new
         assert source.count(old) == 1, name
         source = source.replace(old, new)
     folder.mkdir()
-    (folder / "common.py").write_text((ROOT / "common.py").read_text())
-    (folder / "grpo.py").write_text(source)
+    (folder / "common.py").write_bytes((ROOT / "common.py").read_bytes())
+    (folder / "grpo.py").write_text(source, "utf-8")
     return folder / "grpo.py"
 
 
