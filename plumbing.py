@@ -2,12 +2,15 @@
 a run its folder, its logs and its checkpoints.
 """
 import argparse
+import contextlib
 import dataclasses
 import inspect
 import json
 import math
 import os
 import re
+import shlex
+import shutil
 import signal
 import sys
 import time
@@ -34,7 +37,8 @@ def parse_flags(config_class, argv=None):
         description=sys.modules[config_class.__module__].__doc__, allow_abbrev=False,
         argument_default=argparse.SUPPRESS, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.error = lambda message: fail(f"{message} (--help lists the flags)")
-    texts = [Path(inspect.getfile(kind)).read_text() for kind in config_class.__mro__[-2::-1]]
+    files = map(inspect.getfile, config_class.__mro__[-2::-1])
+    texts = [Path(file).read_text("utf-8") for file in files]
     comments = dict(re.findall(r"^    (\w+): .*# (.*)$", "\n".join(texts), re.MULTILINE))
     for field in dataclasses.fields(config_class):
         options = {"type": field.type, "metavar": "VALUE"}
@@ -92,7 +96,7 @@ def rules(cfg):
 def read_config(folder):
     """Read which script and flags a run had; exit with one line if there is no run. -> str, dict"""
     try:
-        record = json.loads(Path(folder, "config.json").read_text())
+        record = json.loads(Path(folder, "config.json").read_text("utf-8"))
         return record["script"], dict(record["config"])
     except (OSError, ValueError, KeyError, TypeError):
         fail(f"{folder}: this folder contains no run")
@@ -108,7 +112,7 @@ def load_base(policy, task, cfg):
     code.append(section(__file__, "the base"))
     names = [part.partition(":")[0] for part in cfg.task.split(",")]
     files = [HERE / f"tasks/{name}.py" for name in ("__init__", "mix", "calls", *names)]
-    code += [path.read_text() for path in files if path.is_file()]
+    code += [path.read_text("utf-8") for path in files if path.is_file()]
     flags = [getattr(cfg, name) for name in ("task", "device", *common.Base.__annotations__)]
     key = zlib.crc32(repr((code, flags, torch.__version__)).encode())
     path = Path(f"runs/base/{task.name}-{key:08x}.pt")
@@ -120,7 +124,7 @@ def load_base(policy, task, cfg):
 
 def section(path, title):
     """Read the section of a file that has this title; without one, the whole file. -> str"""
-    text = Path(path).read_text()
+    text = Path(path).read_text("utf-8")
     found = re.search(rf"^# ---- \d+\. {title} -.*?(?=^# ---- |\Z)", text, re.M | re.S)
     return found[0] if found else text
 
@@ -194,18 +198,35 @@ def muon_step(matrix, momentum, rate):
 
 # ---- 3. the run ------------------------------------------------------------------------------
 
-def write(path, content):
-    """Save text or tensors under a temporary name, then rename: a kill leaves no half file."""
-    part = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+def command(*words):
+    """Write a command that starts the interpreter in use, ready to be pasted. Paths below the
+    current folder are shortened. -> str"""
+    python = "python" if shutil.which("python") == sys.executable else sys.executable
+    return shlex.join(str(word).removeprefix(f"{Path.cwd()}{os.sep}") for word in (python, *words))
+
+
+@contextlib.contextmanager
+def writing(path):
+    """Exit with one line if a file cannot be written."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if isinstance(content, str):
-            part.write_text(content)
-        else:
-            torch.save(content, part)
-        os.replace(part, path)
+        yield
     except (OSError, RuntimeError) as error:            # torch raises RuntimeError
         fail(f"{path}: cannot be written ({getattr(error, 'strerror', 'is the disk full?')})")
+
+
+def write(path, content):
+    """Save text or tensors under a temporary name, then rename: a kill leaves no half file."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        try:
+            if isinstance(content, str):
+                part.write_text(content, "utf-8")
+            else:
+                torch.save(content, part)
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)                # left by a full disk, or by Ctrl-C
 
 
 def load_policy(policy, path):
@@ -279,7 +300,7 @@ class Run:
         config = dataclasses.asdict(cfg) | {"resume_from_checkpoint": ""}
         record = {"script": self.script.name, "torch": torch.__version__, "config": config}
         write(self.folder / "config.json", json.dumps(record, indent=2))
-        write(self.folder / self.script.name, self.script.read_text())
+        write(self.folder / self.script.name, self.script.read_text("utf-8"))
         for log in self.folder.glob("*.jsonl"):
             os.truncate(log, min(log.stat().st_size, self.resumed.get("logs", {}).get(log.name, 0)))
         signal.signal(signal.SIGINT, self.leave)
@@ -336,7 +357,8 @@ class Run:
 
     def append(self, name, record):
         """Add a line to a log, NAME.jsonl."""
-        with open(self.folder / name, "a") as log:
+        path = self.folder / name
+        with writing(path), open(path, "a", encoding="utf-8") as log:
             log.write(json.dumps(record) + "\n")
 
     def save(self, every=1):
@@ -350,8 +372,8 @@ class Run:
 
     def leave(self, *_):
         """Handle Ctrl-C: exit and print how to resume, from the last checkpoint."""
-        command = f"{os.path.relpath(self.script)} --resume_from_checkpoint {self.folder}"
-        os.write(2, f"\ninterrupted; resume with:\n  python {command}\n".encode())
+        resume = command(self.script, "--resume_from_checkpoint", self.folder)
+        os.write(2, os.fsencode(f"\ninterrupted; resume with:\n  {resume}\n"))
         raise SystemExit(130)
 
     def finish(self):

@@ -50,11 +50,12 @@ import dataclasses
 import re
 from typing import Literal
 
+import common  # isort: split
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-import common
 import plumbing
 from common import EOS, PAD, VOCAB_SIZE, decode, encode_prompts
 

@@ -7,9 +7,10 @@ python grpo.py --task TASK --init_from NEW continues with RL.
 import dataclasses
 from pathlib import Path
 
+import common  # isort: split
+
 import torch
 
-import common
 import plumbing
 from report import parser, start
 from report.ask import load_policy, read_run, write_run

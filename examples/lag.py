@@ -37,10 +37,11 @@ import sys
 from pathlib import Path
 from typing import Literal
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import common  # isort: split
+
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import common
 import grpo
 import gspo
 import plumbing

@@ -28,12 +28,13 @@ import dataclasses
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import common  # isort: split
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import common
 import ppo
 
 # Shapes: as in ppo.py; n is the number of weights of the policy.

@@ -42,8 +42,8 @@ By tokens, as in verl, it is REINFORCE's loss with a penalty that keeps pi near 
 others, so GDPO (gdpo, 2601.05242) scales each reward r_k by itself, with flags such as
 --reward accuracy+format. If only the best answer of a group counts, only what raises it should get
 credit, and so Pass@k (passk, 2503.19595) credits the best answer alone. The std of a few outputs is
-noisy, so REINFORCE++ (2501.03262) takes the std of all tokens of the batch, either directly (rpp)
-or after subtracting the group's mean (rpp_baseline):
+noisy, so REINFORCE++ (2501.03262) takes mean and std of all tokens of the batch, either directly
+(rpp) or after subtracting the group's mean (rpp_baseline):
 
   A_i   = whiten(sum_k (r_ki - mean(r_k)) / std(r_k))                                    (11)
   A_i   = max(r) - max(r without r_i)                                                    (12)
@@ -54,8 +54,9 @@ gradients. OPO (opo, 2505.23585) weighs them by length, as if the gradients of a
 same size and were uncorrelated. Tokens differ, so the optimal token baseline (otb, 2602.07078)
 takes the size that the gradients have in the logits, and has a b_t for each place. A critic is
 large, so ReMax (remax, 2310.10505) takes the reward of the greedy output. Use these three with
---loss_type dr_grpo: a baseline leaves the mean of the gradient unchanged if the loss sums over
-tokens, but not if it divides by |o_i| (docs/methods.md).
+--loss_type dr_grpo: if the loss sums over tokens, ReMax leaves the mean of the gradient unchanged.
+OPO and otb do so only in the limit of large groups, because their b contains r_i, with a weight
+that depends on the output. If the loss divides by |o_i|, all three change it (docs/methods.md).
 
   b     = sum_i |o_i| r_i / sum_i |o_i|                                                  (14)
   b_t   = sum_i W_it r_i / sum_i W_it,     W_it = sum_{s<=t} g_is                        (15)
@@ -77,11 +78,12 @@ from pathlib import Path
 from typing import Literal
 from unittest import mock
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import common  # isort: split
+
 import torch
 import torch.nn.functional as F
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-import common
 import grpo
 import plumbing
 import ppo

@@ -77,6 +77,7 @@ except ImportError:         # without Triton, logprob calls logprob_torch
 
 THREADS = 128           # threads of a program, which share a tile
 PER_THREAD = 32         # logits of a tile per thread; they are in registers, which are few
+OPTIONS = {"num_warps": THREADS // 32, "enable_fp_fusion": True}        # of Triton's compiler
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 # Triton does not recompile a kernel for new values of these arguments. V and the strides are
@@ -277,8 +278,7 @@ def launch(kernel, logits, others, strides, temperature, **constants):
     num_programs = triton.cdiv(B * T, shape["ROWS"])
     with torch.cuda.device_of(logits):          # a kernel runs on the current device
         kernel[(num_programs,)](                # on the grid's first axis; others end at 65,535
-            logits, *others, B * T, T, *sizes, scale, **constants, **shape,
-            num_warps=THREADS // 32, enable_fp_fusion=True)
+            logits, *others, B * T, T, *sizes, scale, **constants, **shape, **OPTIONS)
 
 
 def run_forward(logits, tokens, old_logps, temperature):

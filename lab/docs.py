@@ -52,7 +52,7 @@ def put(name, text, target):
     start = f"<!-- made by make {target}: {name} -->\n"
     end = f"<!-- end of {name} -->"
     pages = [ROOT / "README.md", *DOCS.glob("*.md")]
-    [page] = [page for page in pages if start in page.read_text()]
-    before, rest = page.read_text().split(start)
+    [page] = [page for page in pages if start in page.read_text("utf-8")]
+    before, rest = page.read_text("utf-8").split(start)
     _, after = rest.split(end)
-    page.write_text(f"{before}{start}{text}{end}{after}")
+    page.write_text(f"{before}{start}{text}{end}{after}", "utf-8")

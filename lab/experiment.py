@@ -109,11 +109,12 @@ class Experiment:
         about = {"seconds": round(time.perf_counter() - clock), "processes": processes,
                  "machine": MACHINE, "torch": torch.__version__}
         text = json.dumps({"about": about} | results)
-        self.path(".json").write_text(text.replace("]], ", "]],\n").replace("}, ", "},\n") + "\n")
+        text = text.replace("]], ", "]],\n").replace("}, ", "},\n") + "\n"
+        self.path(".json").write_text(text, "utf-8")
 
     def load(self):
         """Load the stored results. -> the parts that `page` yields, a dict about the measurement"""
-        content = json.loads(self.path(".json").read_text())
+        content = json.loads(self.path(".json").read_text("utf-8"))
         about = content.pop("about")
         results = {measure: {case: {column: array(rows) for column, rows in columns.items()}
                              for case, columns in cases.items()}
@@ -123,7 +124,7 @@ class Experiment:
     def text(self, parts, about):
         """Write the page of the experiment. Its title and the sections written by hand stay
         unchanged. -> str"""
-        page = self.path(".md").read_text()
+        page = self.path(".md").read_text("utf-8")
         title, by_hand = PAGE.fullmatch(OUTCOME.sub("", page)).groups()
         [picture] = of(parts, Picture)
         texts = [title, show(self.name, picture.title),
@@ -156,7 +157,7 @@ class Experiment:
         parts, about = self.load()
         [picture] = of(parts, Picture)
         picture.save(self.path(".svg"))
-        self.path(".md").write_text(self.text(parts, about))
+        self.path(".md").write_text(self.text(parts, about), "utf-8")
         for block in of(parts, Block):
             put(*block, f"lab-{self.name}")
         for name, text in zip(("findings", "experiments"), index()):

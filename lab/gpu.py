@@ -72,7 +72,7 @@ def run(command, limit, log):
     """Run a command for at most `limit` seconds, and write its output to `log`.
     -> "ok", or how it failed"""
     env = {"CUDA_VISIBLE_DEVICES": "0"} | os.environ | {"PYTHONFAULTHANDLER": "1"}
-    with open(log, "w") as output:
+    with open(log, "w", encoding="utf-8") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", *command.split()], cwd=ROOT, env=env, stdin=subprocess.DEVNULL,
             stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
@@ -114,7 +114,7 @@ def main(argv=None):
         outcome = run(command, max(0, limit), log)
         if (name, outcome) == ("resumed", "ok"):
             outcome = compare(FOLDER / "grpo-triton", FOLDER / "one-step")
-        text = log.read_text(errors="replace").strip()
+        text = log.read_text("utf-8", "replace").strip()
         *_, last = re.findall("^held out.*", text, re.MULTILINE) or text.split("\n")
         if outcome != "ok":
             last = text.split("\n")[-1]
@@ -124,7 +124,8 @@ def main(argv=None):
         print(f"{name:17}{outcome}: {last}"[:84], flush=True)
         results = table(["command", "result", "seconds", "last line of output"], rows)
         path.write_text(f"# Report of make gpu\n\n{MACHINE}, CUDA {torch.version.cuda}.\n\n"
-                        f"{results}{ends}\n[speed.md](speed.md) lists the goals for the bench.\n")
+                        f"{results}{ends}\n[speed.md](speed.md) lists the goals for the bench.\n",
+                        "utf-8")
     print(f"The report is in {path}, the logs are in {FOLDER}")
     if ends:
         raise SystemExit(1)

@@ -75,7 +75,7 @@ def start():
 
 def try_mistake(script, text, right, base):
     """Run a text with a mistake. -> the level of the hunt, 0 if it is not one; the run"""
-    source = (ROOT / script).read_text()
+    source = (ROOT / script).read_text("utf-8")
     if not is_fair(source, text):
         return 0, {}
     wrong, correct = (run(script, one, 0, base, 2, 6) for one in (text, source))
@@ -91,12 +91,12 @@ def try_mistake(script, text, right, base):
 def measure(script, pool, tests):
     """Try all mistakes of a script. -> {"right": {metric: a row for each of five seeds},
     "hunts": list of dicts}"""
-    source = (ROOT / script).read_text()
+    source = (ROOT / script).read_text("utf-8")
     base = make_base([script])
     jobs = [pool.submit(run, script, source, seed, base) for seed in range(5)]
     runs = [job.result() for job in jobs]
     right = {name: [one[name] for one in runs] for name in runs[0]}
-    mutants = [mutant for mutant in parse(MISTAKES.read_text())
+    mutants = [mutant for mutant in parse(MISTAKES.read_text("utf-8"))
                if mutant.file in ("grpo.py", script) and source.count("\n".join(mutant.old)) == 1
                and (mutant.file, mutant.name) in tests]
     random.Random(script).shuffle(mutants)
@@ -114,8 +114,9 @@ def measure(script, pool, tests):
 
 
 def main():
-    output = "".join(subprocess.run([sys.executable, "tests/mutants.py", script], cwd=ROOT,
-                                    capture_output=True, text=True).stdout for script in SCRIPTS)
+    output = "".join(subprocess.run(
+        [sys.executable, "tests/mutants.py", script], cwd=ROOT, stdout=subprocess.PIPE,
+        encoding="utf-8").stdout for script in SCRIPTS)
     killed = re.findall(r"^killed +(\S+): (.*)  \[([^[\n]*).*\]$", output, re.MULTILINE)
     tests = {(file, name): test for file, name, test in killed}
     context = multiprocessing.get_context("spawn")

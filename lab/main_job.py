@@ -55,7 +55,8 @@ def example(printed):
 def printed_by(folder, *words):
     """Run python in a folder. -> what it prints"""
     command = [sys.executable, *words]
-    return subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, text=True).stdout
+    done = subprocess.run(command, cwd=folder, check=True, stdout=subprocess.PIPE, encoding="utf-8")
+    return done.stdout
 
 
 def show(run):

@@ -286,7 +286,8 @@ def table(rows):
 
 def tables():
     """Write the tables of docs/speed.md from all docs/bench-*.json. -> {name of a table: text}"""
-    records = [json.loads(path.read_text()) for path in sorted(docs.DOCS.glob("bench-*.json"))]
+    paths = sorted(docs.DOCS.glob("bench-*.json"))
+    records = [json.loads(path.read_text("utf-8")) for path in paths]
     return {name: "".join(f"{record['machine']}:\n\n{table(record[name])}\n"
                           for record in records if record[name])
             for name in TABLES}

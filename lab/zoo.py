@@ -185,7 +185,7 @@ def main():
     put("credit", credit_table(), "zoo")
     if not options.draw:
         measure()
-    runs = json.loads((DOCS / "zoo.json").read_text())["runs"]
+    runs = json.loads((DOCS / "zoo.json").read_text("utf-8"))["runs"]
     put("learning", f"{learning_table(runs)}\n{MACHINE}.\n", "zoo")
 
 

@@ -108,7 +108,7 @@ def read(word):
     name = word.removesuffix(".py") + ".py"
     if name not in SCRIPTS:
         raise ValueError(f"{word!r}: unknown script; choose one of {', '.join(SCRIPTS)}")
-    source = (ROOT / name).read_text()
+    source = (ROOT / name).read_text("utf-8")
     try:
         ast.parse(source)
         split(source)
@@ -126,7 +126,7 @@ def repair(word):
     for name in SCRIPTS:
         print(f"{name}: {', '.join(drifted(source, old[name])) or 'in step'}")
         if new[name] != old[name]:
-            (ROOT / name).write_text(new[name])
+            (ROOT / name).write_text(new[name], "utf-8")
 
 
 def main(words):

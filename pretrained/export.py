@@ -110,7 +110,7 @@ def export(run, folder, name="checkpoint.pt"):
     from safetensors.torch import save_file
     policy, cfg = read_policy(run, name)
     task = common.load_task(cfg, grpo.verify)
-    plumbing.write(folder / "README.md", string.Template(TEMPLATE.read_text()).substitute(
+    plumbing.write(folder / "README.md", string.Template(TEMPLATE.read_text("utf-8")).substitute(
         task=cfg.task, name=Path(run).name, width=task.prompt_width,
         size=f"{cfg.hidden_size} x {cfg.num_hidden_layers}"))
     weights = {llama_name(name): weight.detach() for name, weight in policy.named_parameters()}

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import common
+from report import command
 
 ADAPTER = "adapter_model.safetensors"
 BASE = "base.json"                      # next to the adapter: a hash of the weights of its base
@@ -70,7 +71,7 @@ def load(path):
     """Load a model and its tokenizer. Exits with one line if that fails."""
     if Path(path, "checkpoint.pt").exists():
         common.fail(f"--model {path}: is a run of a script; convert it into a model with "
-                    "python -m pretrained.export")
+                    f"{command('pretrained.export', path, 'NEW_FOLDER')}")
     try:
         return load_model(path)[0], AutoTokenizer.from_pretrained(path)
     except Exception as error:              # transformers raises nearly anything
@@ -206,7 +207,9 @@ def frozen_weights(model):
 def base_of(folder):
     """Read to which model the adapter in a folder adds. -> folder or name; None without adapter"""
     path = Path(folder, "adapter_config.json")
-    return json.loads(path.read_text())["base_model_name_or_path"] if path.is_file() else None
+    if not path.is_file():
+        return None
+    return json.loads(path.read_text("utf-8"))["base_model_name_or_path"]
 
 
 def check_base(folder):
@@ -214,7 +217,7 @@ def check_base(folder):
     base, known = base_of(folder), Path(folder, BASE)
     if Path(base).is_absolute() and not Path(base).is_dir():
         raise ValueError(f"its adapter adds to {base}, which is gone")
-    if known.exists() and json.loads(known.read_text()) != fingerprint(base):
+    if known.exists() and json.loads(known.read_text("utf-8")) != fingerprint(base):
         raise ValueError(f"its adapter adds to {base}, whose weights have changed")
 
 

@@ -58,7 +58,7 @@ class Own(Wrapper):
                     self.workers.fail(f"{name} requires {parameter}; a call can give it "
                                       f"{', '.join(sorted(known))}, each by its name")
 
-    def row(self, problem, text, ids):
+    def row(self, problem, text, ids, is_truncated=False):
         """Collect the arguments that a function may take, for one completion. -> dict"""
         line = {"prompt": problem.prompt, "answer": problem.answer}
         if self.has_lines:
@@ -87,12 +87,13 @@ class Own(Wrapper):
         if "correct" in self.functions:
             rows = [self.row(*completion) for completion in completions]
             return sum(self.workers.run(self.calls("correct", rows)), [])
-        return [float(self.task.is_correct(problem, self.task.verify(problem, text)))
-                for problem, text, _ in completions]
+        return [float(self.task.is_correct(problem, self.task.verdict(problem, text, *cut)))
+                for problem, text, _, *cut in completions]
 
     def rated(self, completions):
-        """Judge completions (problem, text, token ids) and compute the reward of each function; nan
-        if a function in TRL's form returns None. -> (n, 1 + number of functions), verdicts first"""
+        """Judge completions (problem, text, token ids, is truncated) and compute the reward of each
+        function; nan if a function in TRL's form returns None. -> (n, 1 + number of functions),
+        verdicts first"""
         correct = self.verdicts(completions)
         rows = [self.row(*completion) | {"correct": value}
                 for completion, value in zip(completions, correct)]
@@ -107,11 +108,13 @@ class Own(Wrapper):
         TRL, None counts as 0 in a sum, and a completion for which all functions return None has no
         advantage, because it gets the mean of its group."""
         rows = zip(batch.tokens.tolist(), batch.lengths.tolist())
-        ids = dict(zip(zip(batch.problems, batch.texts), (row[:n] for row, n in rows)))
-        pairs = list(ids)
-        share = [(*pairs[i], ids[pairs[i]]) for i in processes.share(len(pairs)).tolist()]
-        results = dict(zip(pairs, processes.merged(self.rated(share), len(pairs))))
-        results = torch.stack([results[pair] for pair in zip(batch.problems, batch.texts)])
+        completions = list(zip(batch.problems, batch.texts, batch.is_truncated.tolist()))
+        ids = dict(zip(completions, (row[:n] for row, n in rows)))
+        rows = processes.share(len(ids)).tolist()
+        share = [(problem, text, ids[problem, text, cut], cut)
+                 for problem, text, cut in map(list(ids).__getitem__, rows)]
+        results = dict(zip(ids, processes.merged(self.rated(share), len(ids))))
+        results = torch.stack([results[one] for one in completions])
         batch.verdicts = results[:, 0].tolist()
         batch.is_correct = (results[:, 0] == 1).view(-1, G)
         is_none = results[:, 1:].isnan().all(dim=1).view(-1, G)

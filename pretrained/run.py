@@ -42,7 +42,7 @@ def start(main):
     else:
         errors = io.StringIO()
         try:
-            with (open(os.devnull, "w") as nowhere,
+            with (open(os.devnull, "w", encoding="utf-8") as nowhere,
                   contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(errors)):
                 main()
         except SystemExit:
@@ -294,7 +294,7 @@ class Run(plumbing.Run):
         part = folder.with_suffix(".tmp")
         self.policy.model.save_pretrained(part, state_dict=weights)
         if self.cfg.lora_rank > 0:
-            (part / BASE).write_text(json.dumps(self.base_hash))
+            (part / BASE).write_text(json.dumps(self.base_hash), "utf-8")
         self.policy.generation_config.save_pretrained(part)
         self.policy.tokenizer.save_pretrained(part)
         shutil.rmtree(folder, ignore_errors=True)       # left by a run that was killed here
@@ -302,9 +302,10 @@ class Run(plumbing.Run):
 
     def leave(self, *_):
         if RANK == 0:
-            launcher = "python"
+            launcher = []
             if dist.is_torchelastic_launched():
-                launcher = f"torchrun --nproc_per_node {WORLD_SIZE}"
-            command = f"{os.path.relpath(self.script)} --resume_from_checkpoint {self.folder}"
-            os.write(2, f"\ninterrupted; resume with:\n  {launcher} {command}\n".encode())
+                launcher = ["-m", "torch.distributed.run", "--nproc_per_node", WORLD_SIZE]
+            command = plumbing.command(
+                *launcher, self.script, "--resume_from_checkpoint", self.folder)
+            os.write(2, os.fsencode(f"\ninterrupted; resume with:\n  {command}\n"))
         raise SystemExit(130)

@@ -1,17 +1,29 @@
 """Follow a run with observers and trackers, draw its report page, and ask its policy."""
 import argparse
+import shlex
 import signal
+import sys
+from pathlib import Path
 
 import common
+import plumbing
 
-# how messages say to run a command: in a clone, or after pip install
-COMMAND = "readable-rl" if common.HERE.name == "readable_rl" else "python -m"
+
+def command(*words):
+    """Write a command that runs a module of this repository, ready to be pasted: in a clone, from
+    another folder, or after pip install. -> str"""
+    if common.HERE.name == "readable_rl":
+        return plumbing.command("-m", "readable_rl", *words)
+    where = "" if Path.cwd() == common.HERE else f"PYTHONPATH={shlex.quote(str(common.HERE))} "
+    return where + plumbing.command("-m", *words)
 
 
 def start(main):
-    """Run a command. If its output is cut off (| head -1), it ends without an error message."""
+    """Run a command. If its output is cut off (| head -1), it ends without an error message, and
+    characters that the terminal lacks are escaped."""
     if hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    sys.stdout.reconfigure(errors="backslashreplace")
     main()
 
 

@@ -9,9 +9,10 @@ import json
 import sys
 from pathlib import Path
 
+import common  # isort: split
+
 import torch
 
-import common
 import plumbing
 from report import escape, parser, start
 from report.page import import_script

@@ -15,7 +15,7 @@ import torch
 
 import common
 import plumbing
-from report import COMMAND, escape
+from report import command, escape
 from report.logs import finite, read_log
 from report.trackers import tracker
 from tasks import pass_rates
@@ -251,5 +251,4 @@ class Report:
         if report.exists():
             print(f"Open the report in a browser:\n  {shlex.quote(str(report))}")
         prompt = common.sample_problems(run.task, 1, "example", "test")[0].prompt
-        print(f"Ask the policy:\n  {COMMAND} report.ask", shlex.quote(str(run.folder)),
-              shlex.quote(prompt), flush=True)
+        print(f"Ask the policy:\n  {command('report.ask', run.folder, prompt)}", flush=True)

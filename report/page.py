@@ -75,6 +75,11 @@ def command(name, flags):
     return shlex.join(arguments)
 
 
+def name_of(folder):
+    """Read the name of a folder as UTF-8, whatever the locale, so that it can be drawn. -> str"""
+    return os.fsencode(folder.resolve().name).decode("utf-8", "replace")
+
+
 def read_run(folder):
     """Collect what the report shows of one run. Exits with one line if the folder contains no run.
     -> dict"""
@@ -83,7 +88,7 @@ def read_run(folder):
     summary = read_summary(folder)
     metrics = read_log(folder, "metrics", "step")
     return {
-        "name": folder.resolve().name,
+        "name": name_of(folder),
         "command": command(script, flags),
         "config": {"script": script} | flags,
         "sentence": sentence(summary, metrics),
@@ -198,7 +203,7 @@ def draw_curve(folder):
             axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
         axis.legend(fontsize="small")
-    figure.suptitle(folder.name)
+    figure.suptitle(name_of(folder), parse_math=False)
     figure.savefig(folder / "curve.png", dpi=120)
 
 

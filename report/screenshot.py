@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 import common
-from report import parser, start
+from report import command, parser, start
 
 # {name: flags of Chromium}; 0 means dark
 PICTURES = {
@@ -36,7 +36,7 @@ def main(argv=None):
     args = arguments.parse_args(argv)
     report = args.run.resolve() / "report.html"
     if not report.exists():
-        common.fail(f"{report}: does not exist; write it: python -m report.page {args.run}")
+        common.fail(f"{report}: does not exist; write it: {command('report.page', args.run)}")
     for name, flags in PICTURES.items():
         path = common.HERE / f"docs/{name}.png"
         try:

@@ -45,9 +45,15 @@ class Task:
         """Return what the environment inserts after a call token. text: the completion so far."""
         return ""
 
+    def verdict(self, problem, text, is_truncated=False):
+        """Verify a completion. Most verifiers need not know whether it is truncated. -> as verify"""
+        return self.verify(problem, text)
+
     def judge(self, batch, G, purpose):
         """Verify and reward completions, G of each problem. -> the batch"""
-        batch.verdicts = common.verdicts(self, batch)
+        completions = zip(batch.problems, batch.texts, batch.is_truncated.tolist())
+        verdicts = [self.verdict(*completion) for completion in completions]
+        batch.verdicts = common.checked(self, verdicts)
         judged = [self.is_correct(*pair) for pair in zip(batch.problems, batch.verdicts)]
         batch.is_correct = torch.tensor(judged).view(-1, G)
         batch.rewards = self.rewards(batch, purpose)
@@ -83,7 +89,7 @@ class Arithmetic(Task, common.Arithmetic):
     """The task of common.py, with all methods of Task."""
 
     def __init__(self, cfg, level, verify):
-        common.Arithmetic.__init__(self, verify, *span(level or "5"))
+        common.Arithmetic.__init__(self, verify, *span("arithmetic", level or "5"))
 
 
 def find(name):
@@ -108,7 +114,8 @@ def names():
     """List the tasks, which are recognized by the text of their files. -> list of str"""
     defining = re.compile(r"(?ms)^class \w+\((tasks\.)?Task\):.*^    def demonstration\(")
     files = sorted(Path(__file__).parent.glob("*.py"))
-    return ["arithmetic", *(path.stem for path in files if defining.search(path.read_text()))]
+    found = [path.stem for path in files if defining.search(path.read_text("utf-8"))]
+    return ["arithmetic", *found]
 
 
 def defaults(config_class, task_flag):
@@ -200,12 +207,14 @@ def block(text, name):
     return inside if closed else None
 
 
-def span(level):
-    """Read "3-7" as (3, 7), and "5" as (5, 5). Exits with one line for anything else."""
+def span(name, level):
+    """Read the level "3-7" of a task as (3, 7), and "5" as (5, 5). Exits with one line for anything
+    else."""
     low, _, high = level.partition("-")
     is_span = re.fullmatch("[0-9]{1,2}(-[0-9]{1,2})?", level)
     if not is_span or not 2 <= int(low) <= int(high or low):
-        common.fail(f"--task NAME:{level}: must be a number from 2 to 99, or a range like 3-7")
+        common.fail(f"--task {name}:{level}: the level must be a number from 2 to 99, or a range "
+                    "like 3-7")
     return int(low), int(high or low)
 
 

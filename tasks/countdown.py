@@ -35,7 +35,7 @@ class Countdown(Task):
 
     def __init__(self, cfg, level=""):
         super().__init__(cfg, level)
-        self.min_numbers, self.max_numbers = span(level or "3-4")
+        self.min_numbers, self.max_numbers = span("countdown", level or "3-4")
         if self.max_numbers > 9:
             common.fail(f"--task countdown:{level}: there are only 9 different digits from 1 to 9")
         self.prompt_width = len("1 ") * self.max_numbers - 1 + len(">30:")

@@ -11,6 +11,7 @@ import json
 import math
 import random
 import re
+import unicodedata
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -18,11 +19,47 @@ from pathlib import Path
 import common
 from tasks import Task, block
 
-WHOLE = r"(?:[0-9]{1,50}|[0-9]{1,3}(?:,[0-9]{3}){1,16})"
-NUMBER = rf"-?\$?(?:{WHOLE}(?:\.[0-9]{{1,50}}|/0{{0,9}}[1-9][0-9]{{0,49}})?|\.[0-9]{{1,50}})"
-# What looks like a number in a text. It includes 1,2 and 3/4/5, which are not numbers. That is
-# better than to take the last part, 2 or 5, for the answer.
-LIKE_A_NUMBER = r"(?:(?<![0-9])-)?\$?(?:(?<![\w.])\.)?[0-9]+(?:[.,/][0-9]+)*"
+# What TeX, Markdown and typesetters write in several ways -> one way. U+2064, the invisible plus,
+# joins the parts of a mixed number such as 2 1/2.
+FRACTION = r"\\frac *(?:\{ *(-?[0-9]+) *\}|([0-9])) *(?:\{ *([0-9]+) *\}|([0-9]))(?! *[0-9])"
+POWER = r"10\^(?:\{(-?[0-9]{1,2})\}|([0-9]))(?![0-9^])"
+REWRITES = [(re.compile(pattern), plain) for pattern, plain in (
+    (r"\\(?:left|right)\b|\\!|(?<![0-9])\*\*|\*\*(?![0-9])", ""),
+    (r"\\[,;: ]|\\q?quad\b|[~\u00a0\u2009\u202f]", " "),
+    ("[\u2010-\u2013\u2212]", "-"),
+    (r"\{,\}", ","),
+    (r"\\([%$])", r"\1"),
+    (r"\\[()\[\]]", "$"),
+    (r"\^ ?\\circ\b|\^\{ ?\\circ ?\}|\\degree\b", "\u00b0"),
+    (r"\\(?:mathrm|mathbf|textbf|textit|mbox)\b", r"\\text"),
+    (r"\\[dtc]frac(?![a-z])", r"\\frac"),
+    (r"(?<=[0-9]) *(?=\\frac)|(?<=[0-9]) (?=[0-9]{1,2}/[0-9])", "\u2064"),
+    (FRACTION, r"\1\2/\3\4"),
+    (rf"(?<=[0-9]) *(?:\\times|\\cdot|[\u00d7\u00b7*]) *{POWER}", r"e\1\2"),
+    (rf"(?<![0-9.,]){POWER}", r"1e\1\2"),
+    (r"(?<! ) *, +(?![0-9]{3}(?![0-9]))", ","))]
+HALVES = {code: r"\frac{%s}{%s}" % tuple(unicodedata.normalize("NFKC", chr(code)).split("\u2044"))
+          for code in (0xbc, 0xbd, 0xbe, *range(0x2150, 0x215f))}
+
+WHOLE = r"(?:[0-9]{1,50}|[0-9]{1,3}(?:,[0-9]{3}){1,16}|[0-9]{1,3}(?: [0-9]{3}){1,16})"
+NUMBER = re.compile(
+    rf"(-?) ?\$?(?:({WHOLE})\u2064)?"
+    rf"({WHOLE}(?:\.[0-9]{{1,50}}|/0{{0,9}}[1-9][0-9]{{0,49}})?|\.[0-9]{{1,50}})"
+    r"(?:[eE]([+-]?[0-9]{1,2}))?")
+# x = 5 \text{ cm}: the parts around 5, which may be missing. 5 \text{ million} is a different number.
+PARTS = re.compile(
+    r"(?:(\\?[A-Za-z]\w{0,20}(?:\([a-z]\))?)? ?= ?)?(.+?) ?"
+    r"(%|\u00b0|\\text\{(?! *(?:hundred|thousand|[a-z]{1,9}illion|dozen|or)\b)[A-Za-z. ]{1,30}\}"
+    r"(?:\^[0-9])?)?", re.DOTALL)
+WRAPPED = (r"\\text\{ {0,9}([^{}]{0,200}?) {0,9}\}", r"\(([A-Z])\)")
+# What looks like a number in a text. It includes 1,2 and 3/4/5 and 3\sqrt{2}, which are not numbers.
+# That is better than to take a part, such as 2 or 5, for the answer.
+ROOT = r"(?:\\sqrt|\u221a) *(?:\{[^{}]{0,50}\}|[0-9]+)"
+RAISED = r"(?:\*\*|[\^_])(?:\{[^{}]{0,50}\}|-?[0-9]+)"
+LIKE_A_NUMBER = re.compile(
+    rf"{ROOT}|[)\]}}]{RAISED}|(?:(?<![0-9])-)?\$?(?:(?<![\w.])\.)?"
+    r"(?:(?<![0-9])[0-9]{1,3}(?: [0-9]{3})+(?![0-9])|[0-9]+)(?:[.,/\u2064][0-9]+)*"
+    rf"(?:[eE][+-]?[0-9]+)?(?:{RAISED}| ?{ROOT}| ?\\pi\b|\u03c0)?")
 
 
 class FromFile(Task):
@@ -91,12 +128,12 @@ class FromFile(Task):
             print(message)
         return max(lengths[problem.prompt] for problem in (*self.train, *self.test))
 
-    def verify(self, problem, text):
+    def verify(self, problem, text, is_truncated=False):
         """Whether the answer in a text is the right number, or the same text. -> 1.0 or 0.0"""
-        given = find_answer(text).strip()
-        is_equal = given == problem.answer != ""
-        number = to_number(given)
-        return float(is_equal or number is not None and number == to_number(problem.answer))
+        given = find_answer(text, is_truncated).strip()
+        return float(given == problem.answer != "" or is_same(given, problem.answer))
+
+    verdict = verify
 
 
 def passes(items, first, n, seed):
@@ -168,26 +205,72 @@ def read_lines(flag_name, path):
         common.fail(f"--{flag_name} {path}: cannot be read ({' '.join(str(error).split())})")
 
 
-def find_answer(text):
-    """Find the answer in a text: the content of its only answer block. If it has no answer tag, its
-    last \\boxed{} counts, or else its last number. -> str, "" if there is none"""
-    text = text.replace("\u2212", "-")                          # U+2212 is a typeset minus sign
-    if "<answer>" in text or "</answer>" in text:
-        return block(text, "answer") or ""
-    _, boxed, rest = text.rpartition("\\boxed{")
-    if boxed:
-        depth = 1
-        for end, letter in enumerate(rest):
-            depth += (letter == "{") - (letter == "}")
-            if depth == 0:
-                return rest[:end]
+def find_answer(text, is_truncated=False):
+    """Find the answer in a text, after its thought: the content of its only answer block. If it has
+    no answer tag, its last \\boxed{} counts, or else its last number. If the text is truncated, the
+    last number doesn't count, because it may be 6 of 60. -> str, "" if there is none"""
+    _, _, text = text.rpartition("</think>")
+    if "<think>" in text:
         return ""
-    numbers = re.findall(LIKE_A_NUMBER, text)
+    if "<answer>" in text or "</answer>" in text:
+        inside = block(text, "answer") or ""
+        before, boxed, after = split_box(inside)
+        return boxed if boxed and not re.search("[0-9]", before + after) else inside
+    if not is_truncated:
+        text = re.sub(r"\\boxed +([^\s{}$]+)", r"\\boxed{\1}", text)
+    _, boxed, _ = split_box(text)
+    if boxed is not None or is_truncated:
+        return boxed or ""
+    text = re.sub(rf"(?<=[A-Za-z]){RAISED}", "", plain(text))       # the last number of 9 m^2 is 9
+    numbers = LIKE_A_NUMBER.findall(text)
     return numbers[-1] if numbers else ""
+
+
+def split_box(text):
+    """Split a text at its last \\boxed{}. -> the texts before, in and after it; the second is None
+    if there is no box, and "" if the box does not end"""
+    before, boxed, rest = re.sub(r"\\(?:boxed|fbox) *\{", r"\\boxed{", text).rpartition("\\boxed{")
+    depth = 1
+    for end, letter in enumerate(rest if boxed else ""):
+        depth += (letter == "{") - (letter == "}")
+        if depth == 0:
+            return before, rest[:end], rest[end + 1:]
+    return before, "" if boxed else None, rest
+
+
+def plain(text):
+    """Write a text as REWRITES prescribes. -> str"""
+    text = text.translate(HALVES)
+    for pattern, replacement in REWRITES:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def is_same(given, answer):
+    """Whether two answers are the same number or the same text. A name or a unit may be missing in
+    one of them, but if both have one, it must be the same. -> bool"""
+    *mine, value = parts(given)
+    *right, right_value = parts(split_box(answer)[1] or answer)
+    number = to_number(value)
+    is_equal = value == right_value != "" or (
+        number is not None and number == to_number(right_value))
+    return is_equal and all(a == b or "" in (a, b) for a, b in zip(mine, right))
+
+
+def parts(text):
+    """Split an answer such as x = 5 \\text{ cm}. -> name, unit, value; name and unit may be \"\""""
+    match = PARTS.fullmatch(plain(text).lstrip(" $\n").rstrip(" $.\n"))
+    name, value, unit = match.groups("") if match else ("", "", "")
+    for pattern in WRAPPED:
+        value = re.sub(rf"\A{pattern}\Z", r"\1", value)
+    return name, unit.replace(" ", ""), value
 
 
 def to_number(text):
     """Read a text as an exact number: $1,200.00 is 1200. -> Fraction, None if it isn't a number"""
-    plain = text.lstrip(" $\\").rstrip(" .%$\\")        # TeX writes \$5 for $5, and 18\% for 18%
-    is_number = re.fullmatch(NUMBER, plain)
-    return Fraction(re.sub("[$,]", "", plain)) if is_number else None
+    match = NUMBER.fullmatch(text.strip(" $"))
+    if not match:
+        return None
+    sign, whole, rest, exponent = match.groups("0")
+    number = Fraction(re.sub("[, ]", "", whole)) + Fraction(re.sub("[, ]", "", rest))
+    return (-number if sign == "-" else number) * Fraction(10) ** int(exponent)

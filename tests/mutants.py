@@ -1,10 +1,12 @@
 """Plant plausible mistakes, and check that the tests catch each of them: make mutants, or python
 tests/mutants.py WORD ... for the mistakes that have all these words in their file, name or tests.
+With --changed, plant only those that a change could hide from the tests; see changes.py.
 
 Each mistake is planted alone, in a copy of the repository. The tests that are named with it then
-run, the quick ones first, until one of them fails: the mistake is killed. A mistake that survives
-shows that a test is missing. All tests run once without a mistake before that, and a mistake whose
-tests are skipped here, for example because transformers is not installed, counts as skipped.
+run, until one of them fails: the mistake is killed. The test that killed it last time runs first,
+and quick tests before slow ones. A mistake that survives shows that a test is missing. All tests
+run once without a mistake before that, and a mistake whose tests are skipped here, for example
+because transformers is not installed, counts as skipped.
 """
 import contextlib
 import gc
@@ -12,6 +14,7 @@ import importlib
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -23,6 +26,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 # Imported alone: its packages would stay imported, and hide those of each copy of the repository.
 sys.path.insert(0, str(ROOT / "learn/practice"))
+import changes  # noqa: E402
 from mistakes import MISTAKES, parse  # noqa: E402
 
 SECONDS = 100                           # a mistake that makes the tests hang counts as killed
@@ -38,21 +42,25 @@ PRELOAD = ("torch", "torch._dynamo", "_pytest.junitxml", "pdb", "tiktoken", "tqd
 
 
 class Order:
-    """A plugin of pytest. It runs only the tests whose seconds are known, the shortest first, or
-    all tests if known is None. It records the seconds of each test, and the first that fails."""
+    """A plugin of pytest. It runs only the tests in `only`, {test: seconds}, the shortest first, or
+    all tests if only is None. It records the seconds of each test, and the first that fails."""
 
-    def __init__(self, known):
-        self.known = known
+    def __init__(self, only):
+        self.only = only
         self.seconds = {}
         self.failed = ""
+        self.is_skipped = False         # a whole file
+
+    def pytest_collectreport(self, report):
+        self.is_skipped = self.is_skipped or report.skipped
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items):
-        if not items:
+        if not items and not self.is_skipped:
             raise pytest.UsageError("no test has these words")
-        if self.known is not None:
-            items[:] = [item for item in items if item.nodeid in self.known]
-            items.sort(key=lambda item: self.known[item.nodeid])
+        if self.only is not None:
+            items[:] = [item for item in items if item.nodeid in self.only]
+            items.sort(key=lambda item: self.only[item.nodeid])
 
     def pytest_runtest_logreport(self, report):
         if report.failed:
@@ -67,42 +75,45 @@ def start(scratch):
     shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "runs", "__pycache__"))
     os.chdir(folder)
     sys.path[:] = [path for path in sys.path if Path(path).resolve() != ROOT / "tests"]
+    del sys.modules["changes"]          # tests import the copy
     gc.freeze()                         # so that no fork searches all of torch for garbage
 
 
-def run_tests(files, words, known, sender):
+def run_tests(files, words, only, sender):
     """Run tests, and send pytest's exit code, the test that failed, and the seconds of each."""
+    os.setsid()                         # so that the processes that tests start can be ended, too
     if files != [INTERPRETED]:
         os.environ.pop("TRITON_INTERPRET", None)
     output = os.open("output.txt", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
-    order = Order(known)
+    order = Order(only)
     code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-o", "addopts=", "--basetemp", "tmp",
                         *files, "-k", words], plugins=[order])
     sender.send((int(code), order.failed, order.seconds))
 
 
-def ask(files, words, known=None):
+def ask(files, words, only=None, is_correct=True):
     """Run tests in a fork. -> pytest's exit code, the test that failed or the reason, and the
     seconds of each test"""
     receiver, sender = FORK.Pipe(duplex=False)
-    process = FORK.Process(target=run_tests, args=(files, words, known, sender))
+    process = FORK.Process(target=run_tests, args=(files, words, only, sender))
     process.start()
     sender.close()
     try:
         result = receiver.recv() if receiver.poll(SECONDS) else (1, f"no end in {SECONDS} s", {})
     except EOFError:
         result = (1, "the process died", {})
-    process.kill()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.join()
-    if known is None and result[0] not in WORDS:
+    if is_correct and result[0] not in WORDS:
         print(Path("output.txt").read_text())
     return result
 
 
-def ask_with(mutant, number, known):
-    """Plant a mistake, and run its tests. -> what ask() returns"""
+def ask_with(mutant, number, only):
+    """Plant a mistake, and run those of its tests that are in `only`. -> what ask() returns"""
     path = Path(mutant.file)
     source = path.read_text() if path.is_file() else ""
     old = "\n".join(mutant.old)
@@ -110,43 +121,78 @@ def ask_with(mutant, number, known):
         return 2, f"the old text occurs {source.count(old)} times", {}
     path.write_text(source.replace(old, "\n".join(mutant.new)))
     os.utime(path, (number, number))    # a new time makes Python compile the file again
-    result = ask(mutant.files, mutant.words, known)
+    result = ask(mutant.files, mutant.words, only, is_correct=False)
     path.write_text(source)
     return result
+
+
+def plant(pool, mutants, tests, only=None):
+    """Run the tests of mistakes, {file: words}, without a mistake and then with each of them.
+    only: for each mistake, the tests to run; by default all that passed without it.
+    -> iterator of what ask() returns. SystemExit if a test fails without a mistake"""
+    known = {}
+    everything = None if only is None else dict.fromkeys(sum(only, []), 0)
+    for code, failed, seconds in pool.map(ask, [[file] for file in tests], tests.values(),
+                                          [everything] * len(tests)):
+        known |= seconds
+        if code not in (0, 5):
+            print(f"without a mistake: {failed or 'no such test'}")
+            raise SystemExit(1)
+    chosen = [known] * len(mutants)
+    if only is not None:
+        chosen = [{test: known[test] for test in some if test in known} for some in only]
+    return pool.map(ask_with, mutants, range(len(mutants)), chosen)
 
 
 def main(words):
     """Plant the mistakes that have these words, and print a line for each. -> exit code: 1 if a
     mistake survives or cannot be planted, or if its tests fail without it"""
     clock = time.perf_counter()
+    os.chdir(ROOT)
     mutants = [mutant for mutant in parse(MISTAKES.read_text())
-               if all(word in " ".join([*mutant[:2], *mutant.files]) for word in words)]
-    expressions = {}                    # file of tests -> the words of its mistakes, as keys
-    for mutant in mutants:
-        for file in mutant.files:
-            expressions.setdefault(file, {})[f"({mutant.words or 'test'})"] = 0
+               if all(word in " ".join([*mutant[:2], *mutant.files])
+                      for word in words if word != "--changed")]
+    if "--changed" in words:
+        mutants = changes.choose(mutants, str(MISTAKES.relative_to(ROOT)))
+    _, killers = changes.read_killed()
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",     # forks break pools
                    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "TRITON_INTERPRET": "1"}
     for name in PRELOAD:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    known = {}
     count = dict.fromkeys([*WORDS.values(), "BROKEN"], 0)
+    killed = {}
+
+    def tell(mutant, code, failed):
+        word = WORDS.get(code, "BROKEN")
+        count[word] += 1
+        killed[f"{mutant.file}: {mutant.name}"] = failed
+        print(f"{word:9}{mutant.file}: {mutant.name}  [{failed.split('::')[-1]}]", flush=True)
+
     with tempfile.TemporaryDirectory() as scratch, ProcessPoolExecutor(
             os.cpu_count(), FORK, start, [scratch]) as pool:
-        for code, failed, seconds in pool.map(
-                ask, [[file] for file in expressions], map(" or ".join, expressions.values())):
-            known |= seconds
-            if code not in (0, 5):
-                print(f"without a mistake: {failed or 'no such test'}")
-                return 1
-        results = pool.map(ask_with, mutants, range(len(mutants)), [known] * len(mutants))
-        for mutant, (code, failed, _) in zip(mutants, results):
-            word = WORDS.get(code, "BROKEN")
-            count[word] += 1
-            print(f"{word:9}{mutant.file}: {mutant.name}  [{failed.split('::')[-1]}]", flush=True)
+        # First the test that killed a mistake last time; if it does not, all tests of the mistake.
+        only = [[killers.get(f"{mutant.file}: {mutant.name}", "")] for mutant in mutants]
+        tests = {test.partition("::")[0]: "" for [test] in only if "::" in test}
+        left = []
+        for mutant, (code, failed, _) in zip(mutants, plant(pool, mutants, tests, only)):
+            if WORDS.get(code) == "killed":
+                tell(mutant, code, failed)
+            else:
+                left.append(mutant)
+        tests = {}                      # file of tests -> the words of its mistakes
+        for mutant in left:
+            for file in mutant.files:
+                tests.setdefault(file, {})[f"({mutant.words or 'test'})"] = 0
+        tests = {file: " or ".join(expressions) for file, expressions in tests.items()}
+        for mutant, (code, failed, _) in zip(left, plant(pool, left, tests)):
+            tell(mutant, code, failed)
     print(f"{count}, {time.perf_counter() - clock:.0f} s")
-    return int(count["killed"] + count["skipped"] < max(1, len(mutants)))
+    if count["killed"] + count["skipped"] < len(mutants) or not mutants:
+        return 1
+    if not words:
+        changes.write_killed(killed)
+    return 0
 
 
 if __name__ == "__main__":

@@ -2,15 +2,19 @@
 gives the reason, exit code 2, and no change to any file."""
 import dataclasses
 import importlib
+import itertools
 import json
 import os
 import pickle
 import re
+import resource
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,6 +36,10 @@ from small_runs import (
 import common
 import grpo
 import plumbing
+from learn.path import __main__ as path
+from learn.practice import __main__ as practice
+from learn.practice import hunt
+from report import command
 
 
 @pytest.fixture(autouse=True)
@@ -280,6 +288,111 @@ def test_an_edited_reward_is_learned_from_and_changes_no_score(edited):
             assert completion["reward"] == pytest.approx(right + 0.1 * thinks)
     assert steps("mine")[0]["reward"] > steps("mine")[0]["accuracy"] == steps("plain")[0]["reward"]
     assert read_summary("mine")["base"] == read_summary("plain")["base"]
+
+
+# ---- commands that can be pasted -------------------------------------------------------------
+
+def printed(text, name):
+    """Find the command in a text that runs a program or module. -> str"""
+    start = rf"(?:PYTHONPATH=\S+ )?{re.escape(shlex.quote(sys.executable))}"
+    [command] = re.findall(rf"{start} (?:-m )?\S*{name}\b(?:.*\\\n)*.*", text)
+    return command
+
+
+def shell(command, lines=None):
+    """Run a command in a new shell, in which nothing is active and whose encoding is ASCII. Stop it
+    after some lines, if `lines` is a number. -> its output and its exit code"""
+    running = subprocess.Popen(
+        command, shell=True, start_new_session=True, encoding="utf-8", stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={
+            "PATH": os.defpath, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0",
+            "OMP_NUM_THREADS": "1", "PYTEST_ADDOPTS": "--collect-only -p no:cacheprovider"})
+    with running:
+        text = "".join(itertools.islice(running.stdout, lines))
+        if lines is not None:
+            os.killpg(running.pid, signal.SIGKILL)
+    return text, running.returncode
+
+
+def test_the_commands_that_a_run_prints_run_in_a_fresh_shell(monkeypatch, capfd, restored_ctrl_c):
+    monkeypatch.setattr(plumbing.Run, "log", lambda *_: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(SystemExit):
+        grpo.main(arguments(INSTANT | {"output_dir": "it's $x é"}))
+    text, code = shell(printed(capfd.readouterr().err, "grpo.py"))
+    assert code == 0 and "1 steps" in text, text
+    text, code = shell(printed(text, "report.ask"))
+    assert code == 0 and text.count("\n") == 1, text
+
+
+def test_the_commands_that_practice_and_the_path_print_run_in_a_fresh_shell(capsys):
+    practice.make("nano")
+    text, code = shell(printed(capsys.readouterr().out, "learn.practice"))
+    assert code == 1 and "0 of 2 functions are right" in text, text
+    hunt.begin("dpo", "1")
+    said = capsys.readouterr().out
+    text, code = shell(printed(said, "hunt.dpo_1"), lines=1)
+    assert text.startswith("dpo_1.py: arithmetic on cpu: runs/"), text
+    text, code = shell(printed(said, "learn.practice"))
+    assert code == 1 and text == "No, the mistake is not in line 143.\n"
+    hunt.answer("hunt/dpo_1.py")
+    text, code = shell(printed(capsys.readouterr().out, "pytest"))
+    assert code == 0 and "::test_" in text, text
+    with pytest.raises(SystemExit):
+        path.rungs(["99"])
+    text, code = shell(printed(capsys.readouterr().err, "learn.path"))
+    assert code == 0 and "06_clip.py" in text, text
+
+
+def test_a_command_in_the_clone_is_short(monkeypatch):
+    python = ROOT / ".venv/bin/python"
+    monkeypatch.setattr(sys, "executable", str(python))
+    assert command("report.ask", "a b") == f"PYTHONPATH={ROOT} {python} -m report.ask 'a b'"
+    monkeypatch.chdir(ROOT)
+    assert command("report.ask", "a b") == ".venv/bin/python -m report.ask 'a b'"
+    assert plumbing.command(ROOT / "grpo.py") == ".venv/bin/python grpo.py"
+    monkeypatch.setattr(shutil, "which", lambda name: str(python))
+    assert command("report.ask") == "python -m report.ask"
+
+
+@pytest.mark.parametrize("words, venv", [
+    (["grpo.py", "--help"], True), (["-m", "report.ask", "a b", "(3+4)="], True),
+    (["examples/zoo.py"], False)])
+def test_an_interpreter_without_torch_says_what_to_type(words, venv, empty_folder):
+    for name in ("grpo.py", "common.py"):
+        shutil.copy(ROOT / name, empty_folder)
+    for name in ("report", "examples"):
+        shutil.copytree(ROOT / name, empty_folder / name)
+    (empty_folder / "none").mkdir()
+    (empty_folder / "none/torch.py").write_text(
+        "raise ModuleNotFoundError('No module named torch', name='torch')", "utf-8")
+    typed = [sys.executable, "-m", "pip", "install", "-r", f"{empty_folder}/requirements.txt"]
+    if venv:
+        typed = [f"{empty_folder}/.venv/bin/python", *words]
+        Path(typed[0]).parent.mkdir(parents=True)
+        Path(typed[0]).symlink_to(sys.executable)
+    done = subprocess.run([sys.executable, *words], encoding="utf-8", capture_output=True,
+                          env=os.environ | {"PYTHONPATH": str(empty_folder / "none")})
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr == f"error: No module named torch; type: {shlex.join(typed)}\n"
+
+
+# ---- a full disk -----------------------------------------------------------------------------
+
+@pytest.mark.parametrize("content", ["a text", {"policy": torch.ones(5000)}], ids=type)
+def test_a_file_that_does_not_fit_on_the_disk_is_one_line_and_no_part_of_it_stays(
+        refused, content):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5, limits[1]))
+    try:
+        refused("run.pt: cannot be written (", plumbing.write, Path("run.pt"), content)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_log_that_does_not_fit_on_the_disk_is_one_line(refused):
+    Path("log.jsonl").symlink_to("/dev/full")
+    run = SimpleNamespace(folder=Path("."))
+    refused("log.jsonl: cannot be written (No space", plumbing.Run.append, run, "log.jsonl", {})
 
 
 # ---- the scripts alone in a folder -----------------------------------------------------------

@@ -18,14 +18,14 @@ from small_runs import INSTANT, arguments, lines, read_summary
 # The layers, from the bottom to the top. Modules in other folders are not checked.
 FLOORS = [["common", "nano"], ["plumbing"], [*SCRIPTS, "tasks", "kernels"], ["report"],
           ["examples"], ["pretrained", "learn"], ["lab"]]
+NUMBER_OF = {name: number for number, names in enumerate(FLOORS) for name in names}
+PATHS = [path for path in ROOT.glob("**/*.py")
+         if path.relative_to(ROOT).parts[0].removesuffix(".py") in NUMBER_OF]
 
 
 def test_imports_go_down_from_floor_to_floor_and_in_no_circle():
-    floors = {name: number for number, names in enumerate(FLOORS) for name in names}
-    paths = [path for path in ROOT.glob("**/*.py")
-             if path.relative_to(ROOT).parts[0].removesuffix(".py") in floors]
     modules = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"):
-               path for path in paths}
+               path for path in PATHS}
     graph = {}
     for module, path in modules.items():
         names = set()
@@ -38,8 +38,20 @@ def test_imports_go_down_from_floor_to_floor_and_in_no_circle():
         graph[module] = names & modules.keys()
         for other in graph[module]:
             above, below = module.split(".")[0], other.split(".")[0]
-            assert above == below or floors[below] < floors[above], (module, other)
+            assert above == below or NUMBER_OF[below] < NUMBER_OF[above], (module, other)
     TopologicalSorter(graph).prepare()                  # raises CycleError
+
+
+def test_text_is_read_and_written_as_utf_8_whatever_the_locale():
+    for path in PATHS:
+        for call in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if not isinstance(call, ast.Call):
+                continue
+            name = getattr(call.func, "id", "") or "." + getattr(call.func, "attr", "")
+            values = [ast.unparse(value) for value in (*call.args, *call.keywords)]
+            if name in ("open", ".read_text", ".write_text"):
+                assert any("utf-8" in value or value == "'rb'" for value in values), (path, values)
+            assert "text=True" not in values, (path, values)
 
 
 def test_what_is_installed_is_one_folder_whose_commands_start_resume_ask_and_report(tmp_path):
@@ -78,6 +90,7 @@ def test_every_equation_in_the_docstring_is_tagged_in_the_code_and_vice_versa(sc
 PAGE = (ROOT / "docs/extending.md").read_text()
 TASK, _, _, ALGORITHM, _ = re.split("^## ", PAGE, flags=re.M)[1:]
 SOURCE = re.search(r"^```python\n(.*?)^```$", TASK, re.S | re.M)[1]
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 TINY = arguments({name: value for name, value in INSTANT.items() if name != "task"})
 
 
@@ -89,7 +102,8 @@ def test_your_own_task_and_your_own_algorithm_run_and_the_difference_is_your_pap
     for path in [*ROOT.glob("*.py"), ROOT / "Makefile", ROOT / "pyproject.toml"]:
         shutil.copy(path, tmp_path)
     name = re.search(r"tasks/(\w+)\.py", TASK)[1]
-    (tmp_path / f"tasks/{name}.py").write_text(SOURCE)
+    source = SOURCE.replace('"""', '"""\u00e9 ', 1)            # in a locale that has no accents
+    (tmp_path / f"tasks/{name}.py").write_text(source, "utf-8")
     removed, added = re.search(r"^-(.*)\n\+(.*)$", ALGORITHM, re.M).groups()
     source = (tmp_path / "grpo.py").read_text()
     assert source.count(removed) == 1
@@ -99,7 +113,7 @@ def test_your_own_task_and_your_own_algorithm_run_and_the_difference_is_your_pap
 
     command = re.search(rf"^python grpo.py (.*--task {name})$", TASK, re.M)[1]
     subprocess.run([sys.executable, "mine.py", *shlex.split(command), *TINY], cwd=tmp_path,
-                   check=True)
+                   check=True, env=os.environ | ASCII)
     folder = tmp_path / f"runs/mine-{name}-s0"
     assert read_summary(folder)["steps"] == 1
     assert [group["answer"] for group in lines(folder / "samples.jsonl")]

@@ -333,8 +333,8 @@ def test_a_kernel_compiles(name, target, dtype, V, scale):
         "logits": f"*{dtype}", "grad": f"*{dtype}", "tokens": "*i64", "scale": scale}
     signature = {argument: types.get(argument, "*fp32") for argument in kernel.arg_names}
     source = ASTSource(kernel, signature, constexprs=constants)
-    options = {"num_warps": fused.THREADS // 32}
-    compiled = fused.triton.compile(source, target=GPUTarget("cuda", target, 32), options=options)
+    gpu = GPUTarget("cuda", target, 32)
+    compiled = fused.triton.compile(source, target=gpu, options=fused.OPTIONS)
     assert compiled.asm["cubin"] and compiled.asm["ptx"].count("ex2.approx") >= 2
 
 

@@ -1,11 +1,14 @@
 """make mutants: every mistake can be planted, and the report names those that the tests catch."""
+import random
 import subprocess
 import sys
 from collections import Counter
+from pathlib import Path
 
 import mutants
 import pytest
 from conftest import ROOT
+from mutants import changes
 
 ALL = mutants.parse(mutants.MISTAKES.read_text())
 TOY = "def double(x):\n    return 2 * x\n"
@@ -49,6 +52,7 @@ unseen
 - 2 * x
 + x
 """
+NAMES = ["inner", "outer", "less", "far"]
 SEEN = {"half": "killed", "forever": "killed", "squared": "SURVIVED", "nowhere": "BROKEN",
         "twice": "BROKEN", "half a line": "BROKEN", "unseen": "skipped"}
 
@@ -63,6 +67,14 @@ def test_every_mistake_can_be_made_where_it_says_and_has_its_tests():
     assert not wrong, "\n".join(wrong)
     count = Counter((mutant.file, *mutant.old, "", *mutant.new) for mutant in ALL)
     assert [mistake for mistake, times in count.items() if times > 1] == []
+
+
+def commit(folder):
+    """Make a repository of a folder. -> the hash of its commit"""
+    for words in (["init", "-q"], ["add", "."],
+                  ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "first"]):
+        subprocess.run(["git", *words], cwd=folder, check=True)
+    return subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=folder, text=True).strip()
 
 
 @pytest.fixture
@@ -92,10 +104,122 @@ def test_what_tests_see_is_killed_and_all_else_is_said(toy):
     found = {line.split("toy.py: ")[1].split("  [")[0]: line.split()[0] for line in printed[:-1]}
     assert found == SEEN
     assert code == 1
-    killed, _ = MISTAKES.split("forever")
-    assert toy(killed)[0] == 0
+
+
+def test_the_tests_that_killed_all_mistakes_are_stored_and_run_first(toy, tmp_path):
+    half, _ = MISTAKES.split("forever")
+    squared = half.replace("half", "squared").replace("x / 2", "x * x")
+    stored = tmp_path / changes.KILLED
+    stored.write_text("\ntoy.py: squared | tests/test_toy.py::test_double\n")
+    assert toy(squared)[0] == 1                 # that test no longer kills it, nor does another one
+    (tmp_path / "mistakes.txt").write_text(half)
+    stored.write_text("\ntoy.py: half | tests/test_toy.py::test_gone\n")
+    head = commit(tmp_path)
+    assert toy(half)[0] == 0
+    rows = [head, "toy.py: half | tests/test_toy.py::test_double"]
+    assert stored.read_text().splitlines() == rows
+    code, printed = toy(half.replace("x / 2", "x / 3"))
+    assert code == 0 and "not committed" in printed[-1]
+    assert stored.read_text().splitlines() == rows
 
 
 def test_tests_that_fail_without_a_mistake_tell_nothing(toy):
     code, printed = toy("== toy.py | test_toy.py anyway\nhalf\n- 2 * x\n+ x / 2\n")
     assert code == 1 and printed[-1].startswith("without a mistake: ")
+
+
+MODULE = """def inner(x):
+    return 2 * x
+
+
+def outer(x):
+    return inner(x) + 1
+
+
+class Other:
+    unit = 1
+
+    def less(self, x):
+        return x - self.unit
+"""
+TREE = {
+    "toy.py": MODULE,
+    "requirements.txt": "torch",
+    "table.txt": "15",
+    "mistakes.txt": """== toy.py | test_toy.py
+inner
+- 2 * x
++ x
+outer
+- + 1
++ + 2
+less
+- x - self.unit
++ x
+== far.py | test_far.py
+far
+- 3 *
++ 4 *
+""",
+    "far.py": "import toy\n\n\ndef far(x):\n    return 3 * toy.outer(x)\n",
+    "tests/conftest.py": "def five():\n    return 5\n\n\ndef pytest_hook():\n    pass\n",
+    "tests/test_toy.py": "def test_inner():\n    pass\n\n\ndef test_outer(five):\n    pass\n\n\n"
+                         "def test_less():\n    pass\n",
+    "tests/test_far.py": "TABLE = 'tests/table.txt'\n\n\ndef test_far():\n    assert TABLE\n",
+    changes.KILLED: "HEAD\n" + "".join(f"{file}.py: {name} | tests/test_{file}.py::test_{name}[1]\n"
+                                       for file, name in zip(["toy"] * 3 + ["far"], NAMES))}
+
+
+@pytest.fixture
+def chosen(tmp_path, monkeypatch, capsys):
+    """Choose mistakes in a small repository after edits: chosen(path=(old, new) or None to remove
+    it, sample=number, **environment). -> names of the mistakes, what it prints"""
+    for path, text in TREE.items():
+        (tmp_path / path).parent.mkdir(exist_ok=True)
+        (tmp_path / path).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("BASE", raising=False)
+    head = commit(tmp_path)
+
+    def choose(edits, sample=0, base=None):
+        if base is not None:
+            monkeypatch.setenv("BASE", base)
+        monkeypatch.setattr(changes, "SAMPLE", sample)
+        for path, (old, new) in edits.items():
+            text = (tmp_path / path).read_text()
+            assert text.count(old) == 1
+            (tmp_path / path).write_text(text.replace(old, new))
+        mutants_now = mutants.parse((tmp_path / "mistakes.txt").read_text())
+        found = [mutant.name for mutant in changes.choose(mutants_now, "mistakes.txt")]
+        return found, capsys.readouterr().out
+    choose.head = head
+    return choose
+
+
+@pytest.mark.parametrize("edits, names", [
+    ({"toy.py": ("return 2 * x", "return -2 * x")}, ["inner", "outer"]),        # not far
+    ({"toy.py": ("(x) + 1", "(x) + 1 + 0")}, ["outer", "far"]),
+    ({"toy.py": ("(x) + 1", "(x) + 1  # one")}, []),
+    ({"toy.py": ("unit = 1", "unit = 2")}, ["less"]),
+    ({"toy.py": ("class Other:", "print()\n\n\nclass Other:")}, ["inner", "outer", "less", "far"]),
+    ({"far.py": ("import toy", "import toys as toy")}, ["far"]),
+    ({"tests/conftest.py": ("return 5", "return 6")}, ["outer"]),
+    ({"tests/conftest.py": ("pass", "return True")}, ["outer"]),
+    ({"tests/test_toy.py": ("def test_less():\n    pass\n", "")}, ["less"]),
+    ({"table.txt": ("15", "16")}, ["far"]),
+    ({"mistakes.txt": ("+ 4 *", "+ 5 *")}, ["far"]),
+    ({changes.KILLED: ("test_inner", "test_gone")}, ["inner"]),
+    ({"requirements.txt": ("torch", "torch>2")}, NAMES)])
+def test_a_change_chooses_the_mistakes_that_it_could_hide(chosen, edits, names):
+    found, printed = chosen(edits)
+    assert sorted(found) == sorted(names)
+    assert f"{len(names)} " in printed or "requirements.txt changed" in printed
+
+
+def test_without_a_base_all_mistakes_are_planted_and_others_are_drawn(chosen):
+    assert chosen({}, sample=2)[0] == random.Random(chosen.head).sample(NAMES, 2)
+    assert chosen({}, base="HEAD")[0] == []
+    found, printed = chosen({}, base="0" * 40)
+    assert found == NAMES and "the history lacks the commit 000" in printed
+    Path(changes.KILLED).unlink()
+    assert chosen({}, base="")[0] == NAMES

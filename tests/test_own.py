@@ -230,6 +230,8 @@ def even(completions, answer, **kwargs):
     found = task.rated([(problem, "text", [0] * i) for i, problem in enumerate(problems)])
     for i, (problem, (_, size, even)) in enumerate(zip(problems, found.tolist())):
         number = json.loads(problem.secret)["answer"]
+        is_right = task.verdicts([(problem, f"{number}", [], cut) for cut in (False, True)])
+        assert is_right == [1.0, 0.0]                   # the number may go on after the cut
         assert size == i and (even == 10 * number if number % 2 == 0 else even != even)
 
 
@@ -243,7 +245,7 @@ def none(completions, **row): return [None] * len(completions)
 """)
     texts = ["a", "b", "c", "", "b", "b", "b", "", *[""] * 4]
     B = len(texts)
-    batch = grpo.common.Batch(*[torch.ones(B, 1)] * 4, torch.ones(B).long(), None,
+    batch = grpo.common.Batch(*[torch.ones(B, 1)] * 4, torch.ones(B).long(), torch.zeros(B) > 0,
                               [grpo.common.Problem("1+1=", "2")] * B, None, texts)
     rewards = task.judge(batch, 4, 0).rewards
     assert rewards[0].tolist() == pytest.approx([2, 0.9, 5, 7.9 / 3])

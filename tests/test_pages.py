@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 
 import pytest
@@ -92,10 +93,10 @@ def without_folders(words):
     return [*kept, "--device", "cpu"]
 
 
-def make(*words):
+def make(*words, folder=ROOT):
     """Run make, even if make itself runs these tests. -> what it prints"""
     outside = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    return subprocess.run(["make", *words], cwd=ROOT, capture_output=True, text=True, check=True,
+    return subprocess.run(["make", *words], cwd=folder, capture_output=True, text=True, check=True,
                           timeout=60, env=outside).stdout
 
 
@@ -105,6 +106,21 @@ def test_make_alone_is_make_run_and_help_lists_every_target():
     for module in re.findall(r"-m ((?:lab|learn|report)[\w.]*)(?!\$)", MAKEFILE):
         path = ROOT / module.strip(".").replace(".", "/")
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
+
+
+@pytest.mark.parametrize("made_by, words, is_made", [
+    ("python3.10", [], False), ("python3.10", ["PYTHON=python3.10"], False),
+    ("python3.10", ["PYTHON=python3.99"], True), ("", ["PYTHON=python3.99"], True)])
+def test_the_interpreter_that_you_choose_replaces_the_one_of_an_environment(
+        made_by, words, is_made, tmp_path):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for target, name, venv in (("run", "requirements.txt", ".venv"),
+                               ("site", "learn/site/requirements.txt", ".venv-site")):
+        for path in (tmp_path / name, tmp_path / venv / "installed"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(made_by, "utf-8")
+        printed = make("--dry-run", target, *words, folder=tmp_path)
+        assert printed.startswith(f"python3.99 -m venv --clear {venv}\n") == is_made
 
 
 def test_nano_md_shows_the_whole_file_and_the_examples_of_nano_md_print_what_it_says():

@@ -1,7 +1,12 @@
 """Test the path: its patches apply, one rung equals nano.py, and its page shows the numbers of the
 stored runs."""
 import contextlib
+import html
+import importlib
 import io
+import re
+import shlex
+import sys
 
 import pytest
 import torch
@@ -43,19 +48,66 @@ def test_a_watched_run_prints_what_the_file_prints(monkeypatch, tmp_path, capsys
         assert watch.printed[-4:] == out.getvalue().splitlines()[-4:]
 
 
+def run_a_little(source, steps):
+    """Run a script with few questions from a base that has learned little. -> Watch"""
+    for old, new in (("P = 256 ", "P = 8 "), ("P = 32 ", "P = 2 "), ("* 8:", "* 1:"),
+                     ("range(500)", "range(4)"), ("n=2048", "n=64")):
+        source = source.replace(old, new)
+    torch.manual_seed(0)
+    watch = runs.Watch(source, 0, base_steps=20)
+    watch.module.verify = lambda answer, text: float(len(text) % 2)         # some are right
+    watch.run(0, base_steps=20, steps=steps)
+    return watch
+
+
 @pytest.mark.parametrize("name", RUNGS)
 def test_every_script_of_a_chapter_runs_three_steps(name, monkeypatch, tmp_path):
     monkeypatch.setattr(runs, "CACHE", tmp_path)
     for source in sides(name).values():
-        num_steps = 0 if source == script(BASE) else 3
-        for old, new in (("P = 256 ", "P = 8 "), ("P = 32 ", "P = 2 "), ("* 8:", "* 1:"),
-                         ("range(500)", "range(4)"), ("n=2048", "n=64")):
-            source = source.replace(old, new)
-        torch.manual_seed(0)
-        watch = runs.Watch(source, 0, base_steps=20)
-        watch.module.verify = lambda answer, text: float(len(text) % 2)     # some are right
-        watch.run(0, base_steps=20, steps=3)
-        assert len(watch.steps) == num_steps
+        assert len(run_a_little(source, 3).steps) == (0 if source == script(BASE) else 3)
+
+
+# What the chapters ask you to change: the rung, a text of its script, and the text to write instead
+CHANGES = """
+    reinforce   | A = rewards.view(-1, 1)           | A = rewards.view(-1, 1) - 1
+    reuse       | (P * G).chunk(2)                  | (P * G).chunk(4)
+    reuse       | (P * G).chunk(2)                  | (P * G).chunk(16)
+    ratio       | token_loss = -ratio * A           | token_loss = -ratio.detach() * logps * A
+    clip        | = ratio.clamp                     | = print((ratio * mask).max()) or ratio.clamp
+    rewardmodel | step == 0                         | step % 2 == 0
+    tokenmean   | mask).sum() / mask.sum()          | mask).sum() / (mask.sum() / 10)
+    longer      | / mask.sum(1)                     | / T
+    overlong    | return A / (                      | return A # (
+    critic      | [*torch.randperm(P).chunk(4)] * 4 | [*torch.randperm(P).chunk(4)]
+    gae         | , lam=0.95)                       | , lam=0.0)
+    dpo         | (logps - base_logps) * mask       | logps * mask
+    tool        | ({torch.randint(1000, ()):03})    | (000)
+    toolmask    | mask *= wrote(tokens)             | mask *= 1 - wrote(tokens)"""
+CHANGES = [[part.strip() for part in line.split(" | ")] for line in CHANGES.split("\n")[1:]]
+
+
+@pytest.mark.parametrize("name", RUNGS)
+def test_what_a_chapter_asks_you_to_try_can_be_pasted(name, monkeypatch, tmp_path):
+    """Spans of code on the page are commands, names, lines of the script, or changes that run."""
+    chapter = re.search(f'id={page.slug(CHAPTERS[name].fields)}>.*?<h3>Try it</h3>(.*?)</div>',
+                        (page.ROOT / "docs/path.html").read_text("utf-8"), re.S)[1]
+    spans = [html.unescape(span) for span in re.findall("<code>(.*?)</code>", chapter)]
+    source = sides(name)["with"]
+    changes = [(old, new) for rung, old, new in CHANGES if rung == name]
+    monkeypatch.setattr(runs, "CACHE", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for old, new in changes:
+        before, found, after = source.rpartition(old)
+        assert found and any(span in new for span in spans), (spans, new)
+        assert run_a_little(before + new + after, 1).steps
+    for span in spans:
+        words = shlex.split(span)
+        if words[:2] == ["python", "-m"]:
+            monkeypatch.setattr(sys, "argv", words[2:])
+            importlib.import_module(f"{words[2]}.__main__").main()
+            assert [*tmp_path.rglob("*.py")]
+        else:
+            assert span in source or any(span in new for _, new in changes), span
 
 
 @pytest.mark.parametrize("name", RUNGS)
@@ -76,6 +128,12 @@ def test_the_page_has_the_stored_numbers(monkeypatch, tmp_path):
     page.write(measure.load())
     for file in tmp_path.iterdir():
         assert file.read_text("utf-8") == (page.ROOT / "docs" / file.name).read_text("utf-8"), file
+
+
+def test_a_script_that_cannot_be_written_is_one_line(refused, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "path").write_text("a file where the folder should be", "utf-8")
+    refused("path/a.py: cannot be written (", path.write, "a.py", "")
 
 
 def test_numbers_and_names_select_rungs_and_others_are_refused(capsys):

@@ -219,6 +219,7 @@ class FakeEngine:
         self.policy.model = copy.deepcopy(policy.model)
         self.sync = sync
         scale = {"nothing": 0.3, "greedy": 0.3, "nearly": 0.003}.get(sync, 0.0)
+        torch.manual_seed(0)
         self.waiting = {name: weight + scale * torch.randn_like(weight)
                         for name, weight in policy.model.state_dict().items()}
 

@@ -5,8 +5,10 @@ import importlib
 import json
 import sys
 import zlib
+from types import SimpleNamespace
 
 import pytest
+import torch
 from conftest import takes_less_than
 
 import common
@@ -235,6 +237,26 @@ RIGHT = [
     ("-5", "\\boxed{$-5$}"), ("5", "\\boxed{\\$5}"), ("18", "\\boxed{18\\%}"),
     ("-7", "\\boxed{-07}"), ("0", "<answer>-0.00</answer>"), ("2", "<answer>4/02</answer>"),
     ("12345678901234567890", "<answer>12345678901234567890.0</answer>"),
+    # as TeX, Markdown and typesetters write numbers
+    ("1/2", "So $\\boxed{\\frac{1}{2}}$."), ("0.5", "\\boxed{\\frac12}"), ("1/2", "so $\\dfrac12$"),
+    ("\\frac{1}{2}", "\\boxed{1/2}"), ("\\frac{1}{2}", "\\boxed{0.5}"), ("\u00bd", "\\boxed{1/2}"),
+    ("-1/2", "\\boxed{-\\frac{1}{2}}"), ("-5/2", "\\boxed{-2\\frac{1}{2}}"), ("2.5", "2\u00bd"),
+    ("2.5", "<answer>2 1/2</answer>"), ("10000/3", "\\boxed{10 000/3}"),
+    *(("10000", f"\\boxed{{10{comma}000}}") for comma in (",\\!", "\\,", " ", "{,}", "\u202f")),
+    ("10000", "It is 10 000."), ("5", "\\boxed{\\text{5}}"), ("5", "\\boxed{5\\text{ cm}}"),
+    ("5\\text{ cm}", "\\boxed{5.0\\,\\mathrm{cm}}"), ("90", "\\boxed{90^\\circ}"),
+    ("90\u00b0", "$90^{\\circ}$"), ("5", "\\boxed 5"), ("5", "\\fbox{5}"), ("-5", "\\boxed{ - 5 }"),
+    ("5", "\\boxed{x = 5}"), ("x=5", "\\boxed{x = 5.0}"), ("-5", "it is \u20135."),
+    ("5", "<answer>\\boxed{5}</answer>"), ("5", "<answer>It is $\\boxed{5}$.</answer>"),
+    ("5", "<answer>**5**</answer>"), ("5", "The answer is **5**."), ("5", "<answer>\\(5\\)</answer>"),
+    ("5", "$\\boxed{5}$ and that is 100\\% sure"), ("9", "The area is 9 m^2"), ("9", "3^2=9"),
+    ("1000", "It is 10^3"), ("15", "1.5 \\times 10^1"), ("0.02", "$2 \\cdot 10^{-2}$"),
+    ("100000", "<answer>1e5</answer>"), ("150000", "It is 1.5e5"),
+    # letters, lists, and what a text says after its thought
+    ("A", "\\boxed{\\text{A}}"), ("A", "<answer>(A)</answer>"), ("(A)", "\\boxed{\\textbf{(A)}}"),
+    ("(1,2)", "\\boxed{\\left(1, 2\\right)}"), ("1,2", "\\boxed{1, 2}"),
+    ("7", "<think>in <answer> </answer> tags</think><answer>7</answer>"),
+    ("7", "<think>maybe \\boxed{8}</think> So 7"), ("8", "15% of 53 is 7.95, so about 8"),
     # words must match exactly
     ("Paris", "<answer>Paris</answer>"), ("a  b", "\\boxed{ a  b }"),
     ("1/0", "<answer>1/0</answer>")]
@@ -254,7 +276,17 @@ WRONG = [
     ("2", "<answer>1,2</answer>"), ("12", "<answer>1$2</answer>"),
     ("1234", "<answer>12,34</answer>"), ("4", "3/4"), ("2024", "3/4/2024"), ("7", "1.6.7"),
     ("7", "7" * 51), ("0", "0." + "3" * 60), ("1", "1e5"), ("5", "<answer>%5</answer>"),
-    ("100000", "<answer>1e5</answer>"), ("0.18", "<answer>18%</answer>"),
+    ("0.18", "<answer>18%</answer>"),
+    ("5", "It is 1.5e5"), ("3", "The area is 9 m^2"), ("2", "The area is 9 m^2"),
+    *((part, "10^3") for part in ("3", "10", "103")), ("23", "2**3"), ("3", "2**3"),
+    *((part, "(3+4)^2") for part in "24"), *((part, "so $3\\sqrt{2}$") for part in "23"),
+    ("2", "2\\pi"), ("1/2", "It is 2 1/2."), ("21/2", "\\boxed{2\\frac12}"), ("5", "\\boxed{\\pm 5}"),
+    ("1/23", "\\boxed{\\frac123}"), ("1/23", "\\boxed{\\frac{1}{2}3}"), ("5100", "\\boxed{5, 100}"),
+    # the thought does not end
+    ("12", "<think>\\boxed{12} may be"), ("7", "<think>8</think><think> So 7"),
+    # a different unit or name
+    ("5", "\\boxed{5\\text{ million}}"), ("5\\text{ cm}", "\\boxed{5\\text{ m}}"),
+    ("y = 5", "\\boxed{x = 5}"), ("90%", "\\boxed{90^\\circ}"), ("x", "\\boxed{x^2}"),
     # nearly equal
     ("12345678901234567890", "<answer>12345678901234567891</answer>"),
     ("0.1", "<answer>0.10000000000000000001</answer>"), ("Paris", "<answer>paris</answer>"),
@@ -268,6 +300,17 @@ def test_a_right_answer_is_found_and_a_wrong_one_is_not_taken_for_it(answer, tex
     assert verify(answer, text) == verdict
 
 
+@pytest.mark.parametrize("text, expected", [
+    ("It is 7", [0.0, 1.0]), ("\\boxed 7", [0.0, 1.0]), ("\\boxed{7}, so 8", [1.0, 1.0]),
+    ("<answer>7</answer> is", [1.0, 1.0]), ("<answer>7", [0.0, 0.0]), ("\\boxed{7", [0.0, 0.0])])
+def test_a_completion_that_is_cut_off_is_right_only_if_its_answer_is_closed(load, text, expected):
+    task = load([{"prompt": "q", "answer": 7}], [{"prompt": "held out", "answer": 0}])
+    batch = SimpleNamespace(problems=2 * task.train, texts=[text, text],
+                            is_truncated=torch.tensor([True, False]))
+    assert task.judge(batch, 2, 0).verdicts == expected
+    assert batch.rewards.tolist() == [expected]
+
+
 MANY = 100_000
 HOSTILE = [
     "<answer>" * MANY, "</answer>" * MANY, "<answer>" + "7" * MANY + "</answer>",
@@ -278,7 +321,10 @@ HOSTILE = [
     "1" + ",000" * MANY, "1/" * MANY, "-1" * MANY, ".1" * MANY, "-$" * MANY,
     "1/" + "0" * MANY + "1", "<answer>1/0</answer>", "0/0", "\u0667" * MANY, "\u00b2",
     "<answer>\x007\x00</answer>", "\ud800", "<answer>\udfff</answer>", "<answer>inf</answer>",
-    "<answer>1e999999999</answer>", "<answer>7_7</answer>", "<answer>0x7</answer>"]
+    "<answer>1e999999999</answer>", "<answer>7_7</answer>", "<answer>0x7</answer>",
+    "\\boxed" + " " * MANY, "\\boxed{\\text{" + " " * MANY + "}}", "\\boxed{x" + " " * MANY + "= 5}",
+    "5" + " " * MANY + "5", ", " * MANY, "10^" * MANY, "\\frac{1}{" * 10_000, "5^{" * MANY,
+    "\\boxed{" + "7" * 50 + "e99}", "\\boxed{\\frac{1}{0}}", "<think>" * MANY]
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))

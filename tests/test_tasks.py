@@ -59,8 +59,9 @@ def test_the_problems_and_demonstrations_of_a_seed_stay_the_same(name, checksum)
 
 
 @pytest.mark.parametrize("flags, words", [
-    *(({"task": f"arithmetic:{level}"}, "a number from 2 to 99, or a range")
+    *(({"task": f"arithmetic:{level}"}, f"--task arithmetic:{level}: the level must be a number")
       for level in ("1", "7-3", "3-", "0-4", "1.5", "3-4-5", "x", "\u0663", "100")),
+    ({"task": "countdown:1"}, "--task countdown:1: the level must be"),
     ({"task": "countdown:3-10"}, "only 9 different digits"),
     *(({"task": f"gridworld:{level}"}, "share of moves")
       for level in ("2", "-0.1", "nan", "1e-3")),

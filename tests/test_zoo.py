@@ -209,6 +209,24 @@ def test_a_baseline_keeps_the_expected_gradient_of_sums_and_changes_that_of_mean
         assert (change.abs().max() > 0.01) == (name != "none"), name
 
 
+def test_a_baseline_that_contains_the_own_reward_changes_the_mean_gradient_of_a_group():
+    """Enumerate all groups of four, drawn from three outputs; the policy is a softmax over them."""
+    p, rewards, lengths = f64([0.2, 0.3, 0.5]), f64([1, 1, 0]), f64([33, 4, 4])
+    norms = 1 - 2 * p + p.square().sum()                                        # eq. (16)
+    means = dict.fromkeys(("remax", "opo", "otb"), 0.0)
+    for group in map(torch.tensor, itertools.product(range(3), repeat=4)):
+        r = rewards[group][None]
+        grads = torch.eye(3)[group] - p                                         # of log p
+        for name, A in {"remax": r - rewards[2], "opo": zoo.opo(r, lengths[group][None]),
+                        "otb": zoo.otb(r, norms[group][:, None], torch.ones(4, 1))}.items():
+            means[name] = means[name] + p[group].prod() * A.view(4) @ grads / 4
+    close(means["remax"], p * (rewards - p @ rewards))
+    page = " ".join(PAGE.split())
+    for name, mean in means.items():
+        numbers = ", ".join(f"{x:.3f}" for x in mean.tolist())
+        assert f"({numbers})" in page, (name, numbers)
+
+
 def test_gradient_norms_are_those_of_log_pi_in_the_logits():
     cfg = zoo.Config(**SMALL | {"base_steps": 0, "temperature": 0.7, "micro_batch_size": 3})
     policy = zoo.grpo.GPT(cfg)

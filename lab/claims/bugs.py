@@ -28,22 +28,22 @@ RISE = 0.05                                     # smallest rise of the reward th
 CORRECT = "no mistake"
 CONTROL = "no mistake, other seeds"
 MISTAKES = {mistake.name.split(": ")[0]: mistake
-            for mistake in parse(Path(__file__).with_suffix(".txt").read_text())}
+            for mistake in parse(Path(__file__).with_suffix(".txt").read_text("utf-8"))}
 EXPERIMENT = Experiment(__file__, seeds=range(5), one_base=True)
 
 
 def plant(name, folder):
     """Make a folder with a copy of grpo.py, which contains the mistake if there is one with this
     name, and of the two files that it needs. -> path of the copy"""
-    source = (ROOT / "grpo.py").read_text()
+    source = (ROOT / "grpo.py").read_text("utf-8")
     if name in MISTAKES:
         [old], [new] = MISTAKES[name].old, MISTAKES[name].new
         assert source.count(old) == 1, name
         source = source.replace(old, new)
     folder.mkdir()
     for shared in ("common.py", "plumbing.py"):
-        (folder / shared).write_text((ROOT / shared).read_text())
-    (folder / "grpo.py").write_text(source)
+        (folder / shared).write_bytes((ROOT / shared).read_bytes())
+    (folder / "grpo.py").write_text(source, "utf-8")
     return folder / "grpo.py"
 
 

@@ -60,7 +60,7 @@ def run_on(pairs, command, seed, metrics=()):
     with tempfile.TemporaryDirectory() as work:
         if pairs is not None:
             path = Path(work, "pairs.jsonl")
-            path.write_text("\n".join(map(json.dumps, pairs)))
+            path.write_text("\n".join(map(json.dumps, pairs)), "utf-8")
             command += f" --pairs {path}"
         return run_once(command, seed, metrics, ["pass@1"])
 

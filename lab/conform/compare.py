@@ -217,7 +217,7 @@ ROW = re.compile(r"(.+?) \| (.+?) \| (.+?)(?: \| but: (.+?))?(?: \| ((?:because|
 def read_rows():
     """Read rows.txt. -> a dict for each comparison of one function of ours with one of theirs"""
     rows = []
-    text = re.sub("^#.*\n", "", ROWS.read_text(), flags=re.MULTILINE)
+    text = re.sub("^#.*\n", "", ROWS.read_text("utf-8"), flags=re.MULTILINE)
     for line in text.replace("\n    ", " ").splitlines():
         what, ours, theirs, but, why = ROW.fullmatch(line).groups(default="")
         for peer in theirs.split(" | "):

@@ -16,19 +16,18 @@ Numbers or names of rungs after `write`, `measure` or `check` select chapters.
 from pathlib import Path
 
 import common
+import plumbing
 from learn.path import measure
 from learn.path.rungs import CHAPTERS, RUNGS, counts, diff, script, sides
-from report import COMMAND, parser, start
+from report import command, parser, start
 
 FOLDER = Path("path")
 
 
 def write(name, source):
     """Write a script to path/. -> Path"""
-    FOLDER.mkdir(exist_ok=True)
-    file = FOLDER / name
-    file.write_text(source, encoding="utf-8")
-    return file
+    plumbing.write(FOLDER / name, source)
+    return FOLDER / name
 
 
 def write_sides(name):
@@ -52,7 +51,7 @@ def rungs(keys):
     name_of = {key: name for name in RUNGS for key in (name, str(CHAPTERS[name].number))}
     for key in keys:
         if key not in name_of:
-            common.fail(f"{key} is not a rung: {COMMAND} learn.path lists the rungs")
+            common.fail(f"{key} is not a rung; list the rungs: {command('learn.path')}")
     return [name_of[key] for key in keys] or RUNGS
 
 
@@ -76,7 +75,8 @@ def main():
         case ["run", file]:
             from learn.path.runs import run
             if not Path(file).is_file():
-                common.fail(f"{file} does not exist: {COMMAND} learn.path write writes the scripts")
+                common.fail(f"{file} does not exist; write all scripts: "
+                            f"{command('learn.path', 'write')}")
             run(Path(file).read_text(encoding="utf-8"), *(args.seeds or [0])[:1], label="")
         case ["measure", *keys]:
             measure.measure(rungs(keys), args.seeds or measure.SEEDS)
@@ -90,7 +90,8 @@ def main():
         case [key]:
             show(*rungs([key]), *(args.seeds or [0])[:1])
         case _:
-            common.fail(f"unknown command {' '.join(args.words)}: run {COMMAND} learn.path --help")
+            common.fail(f"unknown command {' '.join(args.words)}: run "
+                        f"{command('learn.path', '--help')}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import ast
 import builtins
 import copy
 import hashlib
-import os
 import random
 import re
 import time
@@ -17,6 +16,8 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
+
+import plumbing
 
 CACHE = Path("path") / "bases"
 MAKE_A_BASE = ("sample_problem", "encode", "Block", "GPT", "logprobs", "descend", "make_base",
@@ -42,10 +43,8 @@ class Watch:
     def make_base(self, policy, rng, steps):
         if not self.file.exists():
             self.real["make_base"](policy, rng, steps)
-            CACHE.mkdir(parents=True, exist_ok=True)
-            part = self.file.with_suffix(f".{os.getpid()}")     # a run may stop halfway
-            torch.save([policy.state_dict(), rng.getstate(), torch.get_rng_state()], part)
-            part.replace(self.file)
+            states = [policy.state_dict(), rng.getstate(), torch.get_rng_state()]
+            plumbing.write(self.file, states)
         weights, python_state, torch_state = torch.load(self.file, weights_only=False)
         policy.load_state_dict(weights)
         rng.setstate(python_state)

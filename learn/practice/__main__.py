@@ -21,7 +21,7 @@ from learn.practice import hunt
 from learn.practice.exercise import Exercise
 from learn.practice.grades import grades
 from learn.sync import SCRIPTS
-from report import COMMAND, escape, start
+from report import command, escape, start
 
 NAMES = ("nano", *(script.removesuffix(".py") for script in SCRIPTS))
 
@@ -47,7 +47,8 @@ def make(name, *numbers):
     plumbing.write(path, exercise.text([int(number) for number in numbers]))
     print(f"{path} is {name}.py with blanks: the lines with `...`. The comment on a blank names\n"
           "its equation in the docstring, its shape, and the variables that the right line reads.\n"
-          f"Fill in one or more of them, and then run:\n  {COMMAND} learn.practice check {path}")
+          "Fill in one or more of them, and then run:\n "
+          f" {command('learn.practice', 'check', path)}")
 
 
 def check(word):
@@ -56,7 +57,7 @@ def check(word):
     name = path.stem.partition("_")[0]
     if not path.is_file():
         common.fail(f"{word}: there is no such file; to write an exercise, run: "
-                    f"{COMMAND} learn.practice nano")
+                    f"{command('learn.practice', 'nano')}")
     if name not in NAMES or path.suffix != ".py":
         common.fail(f"{word}: the name of an exercise is that of a script, with or without a "
                     "number, for example practice/grpo_2.py")
@@ -98,7 +99,7 @@ def main():
     elif command and fewest < len(args) <= most + 1:
         command(*args[1:])
     else:
-        common.fail(f"unknown command; for a list run: {COMMAND} learn.practice --help")
+        common.fail(f"unknown command; for a list run: {command('learn.practice', '--help')}")
 
 
 if __name__ == "__main__":

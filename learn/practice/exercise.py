@@ -40,7 +40,7 @@ class Exercise:
 
     def __init__(self, script):
         self.script = script
-        self.source = (ROOT / script).read_text()
+        self.source = (ROOT / script).read_text("utf-8")
         self.lines = self.source.split("\n")
         tree = ast.parse(self.source)
         pairs = EQUATION.findall(ast.get_docstring(tree, clean=False))
@@ -90,7 +90,7 @@ class Exercise:
 @functools.cache
 def mutants():
     """Read the mistakes of mistakes.txt. -> list of Mutant"""
-    return parse(MISTAKES.read_text())
+    return parse(MISTAKES.read_text("utf-8"))
 
 
 def statements(function):

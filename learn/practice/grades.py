@@ -36,7 +36,7 @@ LEAVES = ("logps", "log_rho", "values", "chosen", "rejected", "x")
 def batches():
     """Read the batches of numbers.txt. -> list of dicts, name -> text"""
     found = [{}]
-    for line in Path(__file__).with_name("numbers.txt").read_text().splitlines():
+    for line in Path(__file__).with_name("numbers.txt").read_text("utf-8").splitlines():
         if line.startswith("=="):
             found.append(dict(found[-1]))
         elif line and line[0] != "#":

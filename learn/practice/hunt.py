@@ -14,7 +14,7 @@ import common
 import plumbing
 from common import HERE as ROOT
 from learn.practice.exercise import mutants
-from report import COMMAND
+from report import command
 
 MEASURED = Path(__file__).with_name("hunts.json")
 SHORT = ("--num_iterations 2 --num_prompts 16 --micro_batch_size 16 --max_steps 20 "
@@ -61,14 +61,14 @@ def distances(found, right):
 
 def load(name):
     """Load the measured runs of a script. -> {"right": {metric: rows}, "hunts": list of dicts}"""
-    return json.loads(MEASURED.read_text())[f"{name}.py"]
+    return json.loads(MEASURED.read_text("utf-8"))[f"{name}.py"]
 
 
 def plant(name, hunt):
     """Plant the mistake of a hunt. -> the mistake, and what `planted` returns"""
     [mutant] = [mutant for mutant in mutants()
                 if (mutant.file, mutant.name) == (hunt["file"], hunt["mistake"])]
-    source = (ROOT / f"{name}.py").read_text()
+    source = (ROOT / f"{name}.py").read_text("utf-8")
     if source.count("\n".join(mutant.old)) != 1:
         common.fail(f"{name}.py has changed in the lines of this mistake; make hunts measures the "
                     "hunts again")
@@ -90,10 +90,10 @@ def begin(name="grpo", level="1"):
     print(f"{path} contains one mistake. Its run, next to five correct runs:\n")
     show(hunt["run"], measured["right"])
     flags = textwrap.fill(f"{FLAGS[name]} {SHORT}", 90, break_on_hyphens=False).split("\n")
-    where = "" if Path.cwd() == ROOT else f"PYTHONPATH={ROOT} "
     print("\nRead the file, and try it out. This command makes the 20 steps above:")
-    print(f"  {where}python -m hunt.{path.stem}", *flags, sep=" \\\n    ")
-    print(f"Then name the line, or the function:\n  {COMMAND} learn.practice answer {path} 143")
+    print(f"  {command(f'hunt.{path.stem}')}", *flags, sep=" \\\n    ")
+    print("Then name the line, or the function:\n "
+          f" {command('learn.practice', 'answer', path, 143)}")
 
 
 def show(run, right):
@@ -129,11 +129,11 @@ def answer(word, guess=None):
     hunts = load(name)["hunts"] if name in FLAGS else []
     if not path.is_file() or not number.isdecimal() or not 0 < int(number) <= len(hunts):
         common.fail(f"{word}: there is no such hunt; to write hunt/grpo_1.py, run: "
-                    f"{COMMAND} learn.practice hunt grpo 1")
+                    f"{command('learn.practice', 'hunt', 'grpo', 1)}")
     hunt = hunts[int(number) - 1]
     mutant, text, first, last = plant(name, hunt)
     lines = text.split("\n")
-    right = (ROOT / f"{name}.py").read_text().split("\n")
+    right = (ROOT / f"{name}.py").read_text("utf-8").split("\n")
     wrong_lines = lines[first - 1:last]
     right_lines = right[first - 1:last + len(right) - len(lines)]
     place = home(lines, first)
@@ -150,8 +150,9 @@ def answer(word, guess=None):
     ways = distances(hunt["run"], load(name)["right"])
     signs = [f"{metric} {side(way)} in the {window}"
              for (metric, window), way in ways.items() if side(way)]
+    tests = [ROOT / file for file in mutant.files]
     print(f"Metrics that show it: {'; '.join(signs) or 'none'}\nTests that catch it: "
-          f"python -m pytest {' '.join(mutant.files)} -k '{mutant.words or 'test'}'")
+          f"{command('pytest', *tests, '-k', mutant.words or 'test')}")
 
 
 def home(lines, number):

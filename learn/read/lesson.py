@@ -33,7 +33,7 @@ class Lesson:
 
     def __init__(self, name):
         self.name = name
-        self.source = (ROOT / f"{name}.py").read_text()
+        self.source = (ROOT / f"{name}.py").read_text("utf-8")
         self.lines = self.source.split("\n")
         self.text, _ = sync.split(self.source)
         self.module = ast.parse(self.text)

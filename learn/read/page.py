@@ -91,7 +91,7 @@ def prose(text, lesson, has_links=True):
             return paper.link(part[1:-1], part, known)
         if kind == "arxiv":
             return f'<a href="https://arxiv.org/abs/{part}">{part}</a>'
-        text = re.sub(r"--\w+", r"<span class=w>\g<0></span>", part)
+        text = re.sub(r"--\w+", r"<span class=w>\g<0></span>", part.replace(" − ", " - "))
         return f"<code>{text}</code>"
 
     return INLINE.sub(inline, html.escape(text, quote=False).replace(" - ", " − "))

@@ -97,7 +97,8 @@ for page in pages:
     stage(page, page.read_text(encoding="utf-8"))
 subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], check=True)
 make_searchable({page for page in pages if page.suffix == ".html"} - {Path("docs/index.html")})
-names = re.findall(r"[\w./-]+\.(?:md|html)\b", Path("mkdocs.yml").read_text().split("nav:")[1])
+navigation = Path("mkdocs.yml").read_text("utf-8").split("nav:")[1]
+names = re.findall(r"[\w./-]+\.(?:md|html)\b", navigation)
 missing = pages - {Path(name) for name in names} - {Path("docs/index.html")}
 unknown = [name for name in names if not Path(".site", name).is_file()]
 faults = [*sorted(set(dead_links())), *(f"{page}: add it to nav in mkdocs.yml" for page in missing),
