@@ -122,7 +122,7 @@ def test_each_flag_is_read_by_the_script_or_by_what_it_calls(script):
              *ROOT.glob("tasks/*.py"),
              *ROOT.glob("kernels/*.py"), *ROOT.glob("report/*.py")]
     code = "".join(path.read_text() for path in paths)
-    read = set(re.findall(r"(?:cfg|config|self)\.(\w+)", code))
+    read = set(re.findall(r"(?:cfg|config|self)\.(?=(\w+))", code))
     assert read >= {field.name for field in dataclasses.fields(script.Config)}
 
 
