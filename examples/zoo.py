@@ -213,7 +213,7 @@ CLIPPED = {"off_policy_mask", "clip_cov"}   # the new losses that contain (3) of
 
 def policy_loss(cfg, logps, old_logps, advantages, mask, *settings):
     """Compute L_t from the arguments of grpo.policy_loss; it is 0 in masked slots. -> (B, T)"""
-    if cfg.loss_type in grpo.LOSS_TYPES:
+    if cfg.loss_type not in NEW:
         return loss_of_grpo(logps, old_logps, advantages, mask, *settings)
     A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
     loss, _ = LOSS_TYPES[cfg.loss_type]
