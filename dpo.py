@@ -57,14 +57,13 @@ import dataclasses
 import re
 from typing import Literal
 
-import common  # isort: split
+import common
+import plumbing
+from common import EOS, PAD, VOCAB_SIZE, decode, encode_prompts  # isort: split
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-
-import plumbing
-from common import EOS, PAD, VOCAB_SIZE, decode, encode_prompts
 
 # Shapes: P prompts, G completions of each, B = P * G rows (row p * G + g is completion g of prompt
 # p), N pairs of rows; W prompt tokens, T completion tokens, L any number of tokens, V size of the
