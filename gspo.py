@@ -114,9 +114,9 @@ def policy_loss(logps, old_logps, advantages, mask,
     """Compute L_t, 0 in masked slots. advantages: (B,), (B, 1) or (B, T). -> (B, T)"""
     A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
     surrogate, _ = LOSS_TYPES[loss_type]
-    log_s = log_ratio(logps, old_logps, mask, level)    # exp(89) is inf, and its gradient is nan
-    is_bounded = (A >= 0) | (surrogate != "clip") | (delta > 0)         # whatever the ratio
-    ratio = torch.where(is_bounded, log_s.clamp(max=88), log_s).exp()   # (B, T)  eq. (2), eq. (9)
+    is_bounded = (A >= 0) | (surrogate != "clip") | (delta > 0)         # however high the ratio
+    cap = torch.where(is_bounded, 88.0, torch.inf).to(A)    # exp(89) is inf, and its gradient nan
+    ratio = log_ratio(logps, old_logps, mask, level).clamp(max=cap).exp()       # eq. (2), eq. (9)
     if surrogate == "clip":
         clipped_ratio = ratio.clamp(1 - epsilon, 1 + epsilon_high)
         if delta > 0:

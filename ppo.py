@@ -124,8 +124,8 @@ def log_ratio(logps, old_logps, mask):
 def policy_loss(logps, old_logps, advantages, mask, epsilon=0.2, epsilon_high=0.2):
     """Compute L_t with the clip, 0 if masked. advantages: (B,), (B, 1) or (B, T). -> (B, T)"""
     A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
-    log_rho = log_ratio(logps, old_logps, mask)     # exp(89) is inf, and its gradient is nan
-    ratio = torch.where(A >= 0, log_rho.clamp(max=88), log_rho).exp()           # (B, T)  eq. (2)
+    cap = torch.where(A >= 0, 88.0, torch.inf).to(A)        # exp(89) is inf, and its gradient nan
+    ratio = log_ratio(logps, old_logps, mask).clamp(max=cap).exp()              # (B, T)  eq. (2)
     clipped_ratio = ratio.clamp(1 - epsilon, 1 + epsilon_high)
     token_loss = -torch.min(ratio * A, clipped_ratio * A)                       # (B, T)  eq. (3)
     return torch.where(mask > 0, token_loss, 0.0)
