@@ -105,7 +105,7 @@ def test_a_cold_start_teaches_to_think_and_a_run_begins_where_it_ended(
     monkeypatch.setattr("report.observers.observers", lambda cfg: [])
     shown = []
     encode = plumbing.encode_examples
-    monkeypatch.setattr(grpo, "encode_examples", lambda examples, *rest: (
+    monkeypatch.setattr(plumbing, "encode_examples", lambda examples, *rest: (
         shown.append(examples), encode(examples, *rest))[1])
     coldstart.main([str(trained), "new", "--batches", "30"])
     assert [len(examples) for examples in shown] == [4] * 30
