@@ -40,7 +40,7 @@ def label_of(name):
 
 
 def is_shown(name, value):
-    """Whether the page shows a value. It leaves out counts, masks, given inputs and caps. -> bool"""
+    """Whether the page shows a value; not counts, masks, given inputs and caps. -> bool"""
     if not isinstance(value, (float, torch.Tensor)):
         return False
     if not isinstance(value, torch.Tensor) or value.numel() == 1:
