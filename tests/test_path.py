@@ -98,7 +98,7 @@ def test_what_a_chapter_asks_you_to_try_can_be_pasted(name, monkeypatch, tmp_pat
     monkeypatch.chdir(tmp_path)
     for old, new in changes:
         before, found, after = source.rpartition(old)
-        assert found and any(span in new for span in spans), (spans, new)
+        assert found and any(span in f"{old} | {new}" for span in spans), (spans, old, new)
         assert run_a_little(before + new + after, 1).steps
     for span in spans:
         words = shlex.split(span)
