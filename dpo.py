@@ -22,9 +22,10 @@ negative logarithm:
 
 pi_ref is the base. e is the probability that w and l were mixed up: 0 in DPO, more in cDPO
 (--label_smoothing). (4) is not in the loss: evaluations use it, on samples of pi, to measure how
-far pi is from pi_ref. (3) never stops raising M, so IPO (2310.12036) aims at a fixed M, and the
-hinge loss (2309.06657) stops once beta M is 1. Pairs that are mixed up bias (3), which robust DPO
-(2403.00409) corrects. SimPO (2405.14734) needs no pi_ref; |w| is the number of tokens of w:
+far pi is from pi_ref. If e is 0, (3) never stops raising M; otherwise it is lowest at beta M =
+log((1 - e) / e). So IPO (2310.12036) aims at a fixed M, and the hinge loss (2309.06657) stops once
+beta M is 1. Pairs that are mixed up bias (3), which robust DPO (2403.00409) corrects. SimPO
+(2405.14734) needs no pi_ref; |w| is the number of tokens of w:
 
   L     = (M - 1 / (2 beta))^2                                                       (5)
   L     = max(0, 1 - beta M)                                                         (6)

@@ -146,7 +146,7 @@ def encode_examples(examples, task, device):
 
 def warm_start(model, task, cfg):
     """Train the base by supervised learning: first on a textbook, which shows its work, then on a
-    forum, where most people only answer. Muon needs half as many batches as AdamW alone."""
+    forum, where most people only answer."""
     matrices = [weight for weight in model.blocks.parameters() if weight.dim() == 2]
     momenta = {matrix: torch.zeros_like(matrix) for matrix in matrices}
     others = [weight for weight in model.parameters() if weight not in momenta]

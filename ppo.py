@@ -22,17 +22,17 @@ rewards each move. H_t is the entropy of pi at token t, and pi_ref is the base. 
 pi measures how far pi moved: beyond 1.5 times --target_kl, the update ends.
 
 PPO's other form replaces the clip by a penalty (9), whose weight c_KL adapts to --target_kl, as
-beta adapts to --kl_target. An untrained critic predicts nothing useful, so VAPO trains it first,
-with lam = 1 in (6). To learn more from correct outputs, VAPO adds (10), over their M tokens, to L.
-In a long output, a fixed lam hardly lets the reward reach the first tokens, so VAPO gives each
-output, of n tokens, a lam of its own in (1):
+beta adapts to --kl_target. An untrained critic predicts nothing useful, so VC-PPO (2503.01491)
+trains it first, with lam = 1 in (6), and VAPO does, too. To learn more from correct outputs, VAPO
+adds (10), over their M tokens, to L. In a long output, a fixed lam hardly lets the reward reach the
+first tokens, so VAPO gives each output, of n tokens, a lam of its own in (1):
 
   L_t   = -rho_t A_t + c_KL (rho_t - 1 - log rho_t)                                  (9)
   L'    = -mu/M sum_t log pi(o_t | q, o_<t)                                          (10)
   lam   = max(0, 1 - 1 / (alpha n))                                                  (11)
 
-Departures from the papers: means, clips and KLs are per token; by default a verifier gives the
-rewards; V is a separate model. PPO came from TRPO, which is examples/trpo.py.
+Departures from the papers: 1707.06347 has no whitening, and no clip in (7); means, clips and KLs
+are per token; a verifier gives the rewards; V is a separate model. For TRPO, see examples/trpo.py.
 
 Usage: python ppo.py --task arithmetic     50 seconds on a CPU, once there is a base
 """

@@ -26,11 +26,12 @@ it changes the variance, which is large. These are the choices for b:
   b*    = E[|g|^2 R] / E[|g|^2],   g = grad log pi(o | q)                            (6)
 
 A policy may drift away from the base policy pi_ref. --beta keeps it closer: it lowers r_t by
-beta log(pi / pi_ref), which estimates the KL to pi_ref, as (4) does. If you only want to imitate
-the right outputs, --method rejection (RFT, 2308.01825) turns (5), with b = 0, into supervised
-learning of them: if M of the N outputs of a batch are right, each of these has the reward N / M,
-and all others have 0. One reward says little about single tokens. With --teacher, a policy pi_T
-rewards each token instead of the verifier (on-policy distillation, 2306.13649):
+beta log(pi / pi_ref), whose mean is beta KL(pi || pi_ref). (4) has this mean, too, but less noise
+near pi_ref; only the other scripts use it. If you only want to imitate the right outputs, --method
+rejection (RFT, 2308.01825) turns (5), with b = 0, into supervised learning of them: if M of the N
+outputs of a batch are right, each of these has the reward N / M, and all others have 0. One reward
+says little about single tokens. With --teacher, a policy pi_T rewards each token instead of the
+verifier (on-policy distillation, 2306.13649):
 
   r_t   = log pi_T(o_t | q, o_<t) - log pi(o_t | q, o_<t)                            (7)
 

@@ -22,7 +22,8 @@ from report import start
 # Experiment -> constant -> its other values
 CHOICES = {
     "hacking": {"WINDOW": (1, 3, 10)},
-    "bugs": {"MOST": (0.6, 1.0), "WINDOWS": tuple(
+    "bugs": {"MOST": (0.6, 1.0), "RISE": (0.025, 0.1),
+             "RANGE": (("no mistake", "no mistake, other seeds"),), "WINDOWS": tuple(
         {"the first 5 steps": slice(n), "the last 5 steps": slice(-n, None)} for n in (3, 10))},
     "sharpen": {"MANY": tuple([place] for place in range(1, 8))},
     "kl": {"PLACE": (0, 1, 2, 3)},

@@ -282,7 +282,8 @@ def index():
     parts = []
     for name in [name for name in FINDINGS if name in claims]:
         first = claims[name][0]
-        source = "Our claim" if first.source == OURS else f"Claim by {first.source}"
+        source = f"Claim by {first.source}".replace("by after", "after")
+        source = "Our claim" if first.source == OURS else source
         parts.append(f"{show(f'lab/{name}', first.finding)}\n{source}: {first.text}. "
                      f"Verdict: {first.judged}. Effect: {first.effect}. Read more in the "
                      f"experiment [{name}](lab/{name}.md).\n")
@@ -292,8 +293,9 @@ def index():
               "The tables have the main claims; the page of an experiment has all of its claims.\n"]
     for question, names in QUESTIONS.items():
         rows = [[claim.finding, claim.judged, f"{claim.source}: {claim.text}", claim.claimed_range,
-                 claim.effect, f"[{name}](lab/{name}.md)"]
+                 claim.effect, f"[{name}](lab/{name}.md)" + alone]
                 for name in names for claim in claims.get(name, ())
+                for alone in [", one base" * module(name).EXPERIMENT.one_base]
                 if claim is claims[name][0] or claim.sentence and claim.verdict != NO_VERDICT]
         heads = ["finding", "verdict", "claim", "claimed range", "effect (95% interval)", "page"]
         if rows:

@@ -44,11 +44,12 @@ def seeds_table(results):
 
 def example(printed):
     """Select the lines of a run that README.md shows: the base, the first step and its samples, the
-    last step, the last evaluation, and the end. -> str"""
+    last step, the last evaluation, and the end, with the interpreter of make run. -> str"""
     base = re.search("^base: .*\n", printed, re.MULTILINE)[0]
     first = re.search("^ step .*\n(.*\n){3}", printed, re.MULTILINE)[0]
     last = re.findall("^ *[0-9]+ +[0-9.]+ .*\n", printed, re.MULTILINE)[-1]
     end = printed[printed.rindex("held out: "):]
+    end = re.sub("^  .* -m report.ask", "  .venv/bin/python -m report.ask", end, flags=re.MULTILINE)
     return f"```\n{base}{first}  ...\n{last}{end}```\n"
 
 

@@ -3,8 +3,9 @@
 A claim names the region in which an effect lies: at least a bound, at most a bound, or between two.
 The bound is the smallest effect that matters. The effect is the mean of one number for each seed.
 The claim is shown if the whole 95% interval of the effect lies in the region, contradicted if none
-of it does, and undecided otherwise. Numbers that involve no luck, such as those of an enumeration,
-are exact: all of them must lie in the region.
+of it does, and undecided otherwise. Numbers without an interval, such as those of an enumeration or
+a count over all seeds, are judged as they are: all of them must lie in the region. A claim that a
+paper does not make in this form has the source "after PAPER".
 
 A claim gets no verdict if the set-up decides the result:
 - two shares are at a floor or a ceiling: the second one is so near 0 or 1 that no value of the
@@ -90,7 +91,7 @@ class Claim:
     at_most: float = None
     times: bool = False         # the values are ratios, so take their geometric mean
     bounds: list = ()           # for each value: "" if known, ">" or "<" if a bound, "?" if unknown
-    exact: bool = False         # the values involve no luck
+    exact: bool = False         # the values have no interval: an enumeration, or a count
     comparisons: int = 1        # number of effects that were compared; this is the largest
     smallest: float = None      # the smallest value that either side of a ratio can have
     unit: str = ""
@@ -99,8 +100,10 @@ class Claim:
     said: str = ""              # the finding if neither of them applies
 
     def __post_init__(self):
-        if self.source in PAPERS:
-            self.source = f"[{self.source}](https://arxiv.org/abs/{PAPERS[self.source]})"
+        paper = self.source.removeprefix("after ")
+        if paper in PAPERS:
+            linked = f"[{paper}](https://arxiv.org/abs/{PAPERS[paper]})"
+            self.source = self.source.replace(paper, linked)
         self.sides = self.values if isinstance(self.values, tuple) else None
         if self.sides:
             self.values = (numpy.divide if self.times else numpy.subtract)(*self.sides)

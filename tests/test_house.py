@@ -70,7 +70,7 @@ def test_what_is_installed_is_one_folder_whose_commands_start_resume_ask_and_rep
                               text=True, capture_output=True,
                               env=os.environ | {"PYTHONPATH": str(tmp_path / "site")})
         assert done.returncode == 0, done.stderr
-        assert command[0] != "grpo" or "  readable-rl report.ask" in done.stdout
+        assert command[0] != "grpo" or " -m readable_rl report.ask run " in done.stdout
 
 
 # ---- a script as a file ----------------------------------------------------------------------

@@ -89,16 +89,15 @@ CHANGES = [[part.strip() for part in line.split(" | ")] for line in CHANGES.spli
 @pytest.mark.parametrize("name", RUNGS)
 def test_what_a_chapter_asks_you_to_try_can_be_pasted(name, monkeypatch, tmp_path):
     """Spans of code on the page are commands, names, lines of the script, or changes that run."""
-    chapter = re.search(f'id={page.slug(CHAPTERS[name].fields)}>.*?<h3>Try it</h3>(.*?)</div>',
-                        (page.ROOT / "docs/path.html").read_text("utf-8"), re.S)[1]
-    spans = [html.unescape(span) for span in re.findall("<code>(.*?)</code>", chapter)]
+    asked = re.search("<h3>Try it</h3>(.*?)</div>", page.chapter(name, measure.load()), re.S)[1]
+    spans = [html.unescape(span) for span in re.findall("<code>(.*?)</code>", asked)]
     source = sides(name)["with"]
     changes = [(old, new) for rung, old, new in CHANGES if rung == name]
     monkeypatch.setattr(runs, "CACHE", tmp_path)
     monkeypatch.chdir(tmp_path)
     for old, new in changes:
         before, found, after = source.rpartition(old)
-        assert found and any(span in new for span in spans), (spans, new)
+        assert found and any(span in f"{old} | {new}" for span in spans), (spans, old, new)
         assert run_a_little(before + new + after, 1).steps
     for span in spans:
         words = shlex.split(span)

@@ -145,7 +145,7 @@ def page(estimates, cosines):
     title = ("Near the base, the KL estimate k3 is less noisy than k1, but after 20 steps it is "
              f"{last:.2g} times as noisy")
     yield Claim("after 20 steps, k3 is less noisy than k1 (standard deviation of k1, divided by "
-                "the standard deviation of k3)", SCHULMAN, noise[:, PLACE], at_least=1.1,
+                "the standard deviation of k3)", f"after {SCHULMAN}", noise[:, PLACE], at_least=1.1,
                 times=True, said=title)
     yield curves({name: way[f"deviation of {name}"] for name in ESTIMATORS}, title,
                  x=WATCHED, given=dict(zip(ESTIMATORS, (BLUE, ORANGE, RED))), yscale="log",
@@ -155,7 +155,7 @@ def page(estimates, cosines):
             for place, step in enumerate(WATCHED)]
     yield table(["steps of training after the base",
                  *(f"standard deviation of {name}, geometric mean" for name in ESTIMATORS)], rows)
-    yield Claim("after 20 steps, k2's mean is within a tenth of the KL", SCHULMAN,
+    yield Claim("after 20 steps, k2's mean is within a tenth of the KL", f"after {SCHULMAN}",
                 way["mean of k2"][:, PLACE] / way["mean of k1"][:, PLACE], at_least=0.9,
                 at_most=1.1, times=True)
     columns = {name: values[0] for name, values in cosines["policies"].items()}

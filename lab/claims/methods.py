@@ -25,13 +25,15 @@ FLAGS = {"arithmetic": "--max_steps 40 --num_eval_problems 256",
 NAMES = {"dpo.py, online": "dpo.py --online", OVER_TOKENS: "grpo.py with a mean over tokens"}
 # Comparisons of two methods: task, what is compared, the methods, source and range of the claim
 RATIOS = (
-    ("arithmetic", "samples", "reinforce.py", "ppo.py", "Ahmadian and others", {"at_most": MORE}),
-    ("arithmetic", "samples", "grpo.py", "gspo.py", "GSPO", {"at_least": MORE}),
-    ("arithmetic", "samples", "dpo.py, online", "ppo.py", "Guo and others", {"at_most": MORE}),
+    ("arithmetic", "samples", "reinforce.py", "ppo.py", "after Ahmadian and others",
+     {"at_most": MORE}),
+    ("arithmetic", "samples", "grpo.py", "gspo.py", "after GSPO", {"at_least": MORE}),
+    ("arithmetic", "samples", "dpo.py, online", "ppo.py", "after Guo and others",
+     {"at_most": MORE}),
     ("arithmetic", "samples", "grpo.py", "reinforce.py", OURS, {"at_least": MORE}),
-    ("countdown", "samples", "grpo.py", "ppo.py", "DeepSeekMath", {"at_most": MORE}),
-    ("countdown", "samples", "grpo.py", "gspo.py", "GSPO", {"at_least": MORE}),
-    ("countdown", "seconds", "ppo.py", "grpo.py", "DeepSeekMath", {"at_least": MORE}),
+    ("countdown", "samples", "grpo.py", "ppo.py", "after DeepSeekMath", {"at_most": MORE}),
+    ("countdown", "samples", "grpo.py", "gspo.py", "after GSPO", {"at_least": MORE}),
+    ("countdown", "seconds", "ppo.py", "grpo.py", "after DeepSeekMath", {"at_least": MORE}),
     ("countdown", "samples", "reinforce.py", "grpo.py", OURS, {"at_most": MORE}),
     ("countdown", "samples", "grpo.py", OVER_TOKENS, OURS, {"at_least": MORE}))
 EXPERIMENT = Experiment(__file__, seeds=range(5))

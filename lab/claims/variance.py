@@ -83,7 +83,8 @@ def page(base):
     yield Claim("the base's gradient has a lower variance with RLOO's baseline than with no "
                 "baseline", "Ahmadian and others", share["RLOO"], at_most=0.95, times=True,
                 contradicted=title)
-    for less, other, source in (("estimated b*", "RLOO", "OPO"), ("estimated b*", "none", "OPO"),
+    for less, other, source in (("estimated b*", "RLOO", "after OPO"),
+                                ("estimated b*", "none", "after OPO"),
                                 ("known b*", "known mean", "Greensmith and others, 2004")):
         yield Claim(f"the base's gradient has a lower variance with {LABELS[less]} than with "
                     f"{LABELS[other]}", source, share[less] / share[other], at_most=0.95,

@@ -84,6 +84,14 @@ class Case:
         """Compute L_t with (3). -> (B, T)"""
         return script.policy_loss(self.logps, self.old_logps, self.A(), self.mask, **RANGE)
 
+    def without_a_token(self):
+        """Forbid the first token, as a sampler's mask does: its logit is -inf. -> (B, T, V)"""
+        return self.logits.masked_fill(torch.arange(V) == 0, -torch.inf)
+
+    def near_reference(self):
+        """Move log pi_ref by about 1e-6. -> (B, T)"""
+        return self.ref_logps + 1e-6 * self.logps
+
     def plain(self):
         """Treat an environment's tokens as the policy's, with log-probabilities of 0. -> Case"""
         names = ("logps", "old_logps", "ref_logps")

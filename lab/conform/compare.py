@@ -176,6 +176,9 @@ OURS = {
     "dpo.py dpo_loss": lambda x, **flags: dpo.dpo_loss(*x.outputs(x.logps), 0.0, 0.0, 0.1, **flags),
     "logprobs": lambda x: grpo.logprobs(x.logits, x.tokens, 0.7)[0],
     "logprobs, entropy": lambda x: grpo.logprobs(x.logits, x.tokens, 0.7)[1],
+    "logprobs, entropy without a token": lambda x: grpo.logprobs(
+        x.without_a_token(), x.tokens)[1],
+    "grpo.py kl, near 0": lambda x: x.mask * grpo.kl(x.near_reference(), x.ref_logps),
     "scores.py majority": lambda x: [float(scores.majority(row)) for row in x.tokens.tolist()],
 
     # our functions with one thing done as they do it
@@ -205,6 +208,9 @@ OURS = {
         (x.rewards - x.rewards.float().mean(dim=1, keepdim=True))
         / (x.rewards.float().std(dim=1, keepdim=True) + 1e-4)).view(-1, 1),
     "std of all": lambda x: x.rewards.std(),
+    "0 times -inf": lambda x: -(
+        x.without_a_token().softmax(dim=-1)
+        * x.without_a_token().log_softmax(dim=-1)).sum(dim=-1),
 }
 
 
@@ -252,7 +258,11 @@ def outcome(functions, text, x):
 
 def difference(a, b, floor=0.0):
     """Compute the largest relative difference. Numbers smaller than the floor, or than a thousandth
-    of the largest number, are compared relative to that bound. -> float"""
+    of the largest number, are compared relative to that bound. It is infinite if only one of two
+    numbers is nan. -> float"""
+    if not torch.equal(a.isnan().expand_as(a + b), b.isnan().expand_as(a + b)):
+        return float("inf")
+    a, b = a.nan_to_num(), b.nan_to_num()
     floor = max(1e-3 * b.abs().max().item(), floor, 1e-300)
     size = torch.maximum(a.abs(), b.abs()).clamp(min=floor)
     return ((a - b).abs() / size).max().item()

@@ -271,6 +271,8 @@ PEERS = {
     "TRL cpo": cpo,
     "TRL selective_log_softmax": lambda x: utils.selective_log_softmax(x.logits / 0.7, x.tokens),
     "TRL entropy_from_logits": lambda x: utils.entropy_from_logits(x.logits / 0.7),
+    "TRL entropy_from_logits, without a token": lambda x: utils.entropy_from_logits(
+        x.without_a_token()),
     "verl ppo_loss": policy_update,
     "verl ppo_loss, untied": lambda x, **flags: policy_update(x.untied(), **flags),
     "verl ppo_loss, far out": lambda x: policy_update(x.far_out()),
@@ -300,6 +302,10 @@ PEERS = {
     "verl rollout_is": rollout_weights,
     "verl logprobs_from_logits": lambda x: logprobs_from_logits(x.logits / 0.7, x.tokens),
     "verl entropy_from_logits": lambda x: entropy_from_logits(x.logits / 0.7),
+    "verl entropy_from_logits, without a token": lambda x: entropy_from_logits(
+        x.without_a_token()),
+    "verl kl_penalty, near 0": lambda x: x.mask * core_algos.kl_penalty(
+        x.near_reference(), x.ref_logps, "low_var_kl"),
     "verl calc_maj_val": lambda x: [metric_utils.calc_maj_val(
         [{"vote": float(vote)} for vote in row], "vote", "vote") for row in x.tokens.tolist()],
     "torch Categorical.log_prob": lambda x: Categorical(logits=x.logits / 0.7).log_prob(x.tokens),
