@@ -46,7 +46,7 @@ class Task:
         return ""
 
     def verdict(self, problem, text, is_truncated=False):
-        """Verify a completion. Most verifiers need not know whether it is truncated. -> as verify"""
+        """Verify a completion; most tasks judge a truncated one by its text alone. -> as verify"""
         return self.verify(problem, text)
 
     def judge(self, batch, G, purpose):

@@ -38,22 +38,22 @@ REWRITES = [(re.compile(pattern), plain) for pattern, plain in (
     (rf"(?<=[0-9]) *(?:\\times|\\cdot|[\u00d7\u00b7*]) *{POWER}", r"e\1\2"),
     (rf"(?<![0-9.,]){POWER}", r"1e\1\2"),
     (r"(?<! ) *, +(?![0-9]{3}(?![0-9]))", ","))]
-HALVES = {code: r"\frac{%s}{%s}" % tuple(unicodedata.normalize("NFKC", chr(code)).split("\u2044"))
-          for code in (0xbc, 0xbd, 0xbe, *range(0x2150, 0x215f))}
+HALVES = {letter: re.sub("(.*)\u2044(.*)", r"\\frac{\1}{\2}", unicodedata.normalize("NFKC", letter))
+          for letter in map(chr, (0xbc, 0xbd, 0xbe, *range(0x2150, 0x215f)))}
 
 WHOLE = r"(?:[0-9]{1,50}|[0-9]{1,3}(?:,[0-9]{3}){1,16}|[0-9]{1,3}(?: [0-9]{3}){1,16})"
 NUMBER = re.compile(
     rf"(-?) ?\$?(?:({WHOLE})\u2064)?"
     rf"({WHOLE}(?:\.[0-9]{{1,50}}|/0{{0,9}}[1-9][0-9]{{0,49}})?|\.[0-9]{{1,50}})"
     r"(?:[eE]([+-]?[0-9]{1,2}))?")
-# x = 5 \text{ cm}: the parts around 5, which may be missing. 5 \text{ million} is a different number.
+# x = 5 \text{ cm}: 5, and the parts around it. 5 \text{ million} has no unit: it isn't 5.
 PARTS = re.compile(
     r"(?:(\\?[A-Za-z]\w{0,20}(?:\([a-z]\))?)? ?= ?)?(.+?) ?"
     r"(%|\u00b0|\\text\{(?! *(?:hundred|thousand|[a-z]{1,9}illion|dozen|or)\b)[A-Za-z. ]{1,30}\}"
     r"(?:\^[0-9])?)?", re.DOTALL)
 WRAPPED = (r"\\text\{ {0,9}([^{}]{0,200}?) {0,9}\}", r"\(([A-Z])\)")
-# What looks like a number in a text. It includes 1,2 and 3/4/5 and 3\sqrt{2}, which are not numbers.
-# That is better than to take a part, such as 2 or 5, for the answer.
+# What looks like a number in a text. It includes 1,2 and 3/4/5 and 3\sqrt{2}, which are not
+# numbers. That is better than to take a part, such as 2 or 5, for the answer.
 ROOT = r"(?:\\sqrt|\u221a) *(?:\{[^{}]{0,50}\}|[0-9]+)"
 RAISED = r"(?:\*\*|[\^_])(?:\{[^{}]{0,50}\}|-?[0-9]+)"
 LIKE_A_NUMBER = re.compile(
@@ -240,7 +240,7 @@ def split_box(text):
 
 def plain(text):
     """Write a text as REWRITES prescribes. -> str"""
-    text = text.translate(HALVES)
+    text = text.translate(str.maketrans(HALVES))
     for pattern, replacement in REWRITES:
         text = pattern.sub(replacement, text)
     return text

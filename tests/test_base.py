@@ -219,10 +219,12 @@ def test_it_reads_six_tenths_of_a_textbook_then_a_forum_and_nothing_twice(
 def test_its_rates_rise_in_50_batches_and_fall_to_0_and_those_of_matrices_are_5_times_as_high(
         config, load_task, monkeypatch):
     rates = {"matrices": {}, "others": []}
+    others = {}
 
     def remember(optimizer):
         assert len(optimizer.param_groups[0]["params"]) == 1 + 2 * 2 + 1    # the embedding, 5 norms
         rates["others"].append(optimizer.param_groups[0]["lr"])
+        others.update({name: optimizer.defaults[name] for name in ("betas", "weight_decay")})
     monkeypatch.setattr(plumbing, "muon_step", lambda matrix, momentum, rate: (
         rates["matrices"].setdefault(matrix, []).append(rate)))
     monkeypatch.setattr(torch.optim.AdamW, "step", remember)
@@ -230,6 +232,7 @@ def test_its_rates_rise_in_50_batches_and_fall_to_0_and_those_of_matrices_are_5_
     plumbing.warm_start(grpo.GPT(cfg), load_task(cfg), cfg)
     expected = [0.01 * min((step + 1) / 50, (80 - step) / 80) for step in range(80)]
     assert rates["others"] == pytest.approx(expected)
+    assert others == {"betas": (0.9, 0.95), "weight_decay": 0.0}
     assert len(rates["matrices"]) == 2 * 7
     for found in rates["matrices"].values():
         assert found == pytest.approx([5 * rate for rate in expected])

@@ -127,6 +127,8 @@ def test_the_definition_is_what_the_docstring_says():
     assert_close(entropy[1], torch.tensor(math.log(3)).double())
     _, ratio, _ = fused.logprob_torch(y, tokens)
     assert torch.equal(ratio, torch.ones(2).double())
+    logps, _, _ = fused.logprob((y * 0.3).to(DEVICE), tokens.to(DEVICE), temperature=0.3)
+    assert_close(logps.cpu(), torch.log(torch.stack([p[0, 2], p[1, 0]])), rtol=1e-13, atol=0)
 
 
 def test_without_triton_it_is_the_definition(monkeypatch):
@@ -210,6 +212,8 @@ def test_logits_and_tokens_may_be_views(L, view):
     old_logps = torch.randn(B, T, generator=generator).to(DEVICE) - 3
     g = torch.randn(3, B, T, generator=generator).to(DEVICE)
     assert not logits.is_contiguous() and not tokens.is_contiguous()
+    with pytest.raises(ValueError, match="may share memory: use inplace=False"):
+        L.logprob(logits, tokens, old_logps, inplace=True)
     ours = run(L.logprob, logits, tokens, old_logps, 0.8, g=g)
     exact = definition(logits, tokens, old_logps, 0.8, g=g)
     compare(ours, exact, torch.float32, g, 0.8)

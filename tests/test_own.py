@@ -235,6 +235,15 @@ def even(completions, answer, **kwargs):
         assert size == i and (even == 10 * number if number % 2 == 0 else even != even)
 
 
+def test_a_step_takes_the_problems_after_those_of_the_step_before(monkeypatch):
+    task = SimpleNamespace(passes=lambda first, n: [*range(first, first + n)],
+                           judge=lambda batch, G, step: batch)
+    monkeypatch.setattr(pretrained, "complete", lambda policy, task, cfg, problems, _: problems)
+    cfg = pretrained.Config(model="none", data="d", num_prompts=3, num_generations=2)
+    taken = [pretrained.sample_batch(None, task, cfg, step) for step in range(2)]
+    assert taken == [[0, 0, 1, 1, 2, 2], [3, 3, 4, 4, 5, 5]]
+
+
 def test_none_counts_as_in_trl(tmp_path):
     """None counts as 0 in a sum. A completion without any reward gets the mean of its group, so its
     advantage is 0 and the group's mean stays unchanged."""

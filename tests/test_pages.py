@@ -2,6 +2,7 @@
 the code and with the files that make targets wrote, and no link is dead."""
 import ast
 import doctest
+import html
 import importlib
 import json
 import os
@@ -45,7 +46,8 @@ def first_table(text):
 
 
 def commands():
-    """Collect every command of the pages, from code blocks without a language and from the text."""
+    """Collect every command of the pages, from code blocks without a language and from the text,
+    and those of the scripts' docstrings."""
     found = []
     for text in PAGES.values():
         text = GENERATED.sub("", text)
@@ -55,6 +57,11 @@ def commands():
                 found += [line.split("  #")[0].strip() for line in lines]
         text = LANGUAGE_BLOCK.sub("", text)
         found += re.findall(r"`((?:python|make) [^`]*)`", text)
+    for path in ROOT.glob("docs/**/*.html"):
+        spans = re.findall(r"<code>((?:python|make) .*?)</code>", path.read_text("utf-8"))
+        found += [html.unescape(re.sub("<.*?>", "", span)) for span in spans]
+    for path in [*ROOT.glob("*.py"), *ROOT.glob("examples/*.py")]:
+        found += re.findall(r"^Usage: (python .*?)(?:   .*)?$", path.read_text("utf-8"), re.M)
     return [command for command in dict.fromkeys(found) if command.startswith(("python ", "make "))]
 
 

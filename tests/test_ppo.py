@@ -227,6 +227,10 @@ def test_how_far_an_update_went_is_what_the_policy_says_after_it_to_one_row_of_e
     token_kl = ppo.kl(batch.logps[::2], logps.detach()) * batch.mask[::2]
     expected = token_kl.sum() / batch.mask[::2].sum()
     assert metrics["policy_kl"] == pytest.approx(expected.item())
+    logps, _ = ppo.score(scene.policy, batch.prompts, batch.tokens, 0.7)
+    token_kl = ppo.kl(batch.logps, logps.detach()) * batch.mask
+    metrics, _ = scene.backward(torch.arange(len(logps)))
+    assert metrics["approx_kl"] == pytest.approx((token_kl.sum() / batch.mask.sum()).item())
 
 
 @with_scene
@@ -246,10 +250,10 @@ def test_the_coefficients_adapt_each_to_its_own_kl(train):
 # ---- the critic ------------------------------------------------------------------------------
 
 @with_scene
-@pytest.mark.parametrize("size", [14, 4, 1])
+@pytest.mark.parametrize("size, limit", [(14, 1e9), (4, 0.005), (1, 1e9)])
 def test_the_critics_step_is_that_of_equation_7_over_all_tokens_and_forgets_the_gradient_before_it(
-        scene, size):
-    scene = scene(cliprange_value=0.3, micro_batch_size=size, max_grad_norm=1e9)
+        scene, size, limit):
+    scene = scene(cliprange_value=0.3, micro_batch_size=size, max_grad_norm=limit)
     batch = scene.batch
     before = weights(scene.policy)
     generator = torch.Generator().manual_seed(1)
@@ -267,7 +271,8 @@ def test_the_critics_step_is_that_of_equation_7_over_all_tokens_and_forgets_the_
     start = weights(critic)
     optimizer = torch.optim.SGD(critic.parameters(), lr=1.0)
     metrics = ppo.fit_critic(critic, optimizer, batch, returns, scene.cfg, "shuffle", 0)
-    torch.testing.assert_close(start - weights(critic), expected, atol=1e-10, rtol=0)
+    step = expected * min(1, limit / (expected.norm() + 1e-6))
+    torch.testing.assert_close(start - weights(critic), step, atol=1e-10, rtol=0)
     assert expected.norm() > 0.01
     assert metrics == pytest.approx(
         {"value_loss": loss.item(), "critic_grad_norm": expected.norm().item()})

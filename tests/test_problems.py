@@ -245,10 +245,11 @@ RIGHT = [
     *(("10000", f"\\boxed{{10{comma}000}}") for comma in (",\\!", "\\,", " ", "{,}", "\u202f")),
     ("10000", "It is 10 000."), ("5", "\\boxed{\\text{5}}"), ("5", "\\boxed{5\\text{ cm}}"),
     ("5\\text{ cm}", "\\boxed{5.0\\,\\mathrm{cm}}"), ("90", "\\boxed{90^\\circ}"),
-    ("90\u00b0", "$90^{\\circ}$"), ("5", "\\boxed 5"), ("5", "\\fbox{5}"), ("-5", "\\boxed{ - 5 }"),
+    ("90\u00b0", "$90^{\\circ}$"), ("5", "\\boxed 5"), ("5", "\\fbox{5}"),
+    ("-5", "\\boxed{ - 5 }"),
     ("5", "\\boxed{x = 5}"), ("x=5", "\\boxed{x = 5.0}"), ("-5", "it is \u20135."),
     ("5", "<answer>\\boxed{5}</answer>"), ("5", "<answer>It is $\\boxed{5}$.</answer>"),
-    ("5", "<answer>**5**</answer>"), ("5", "The answer is **5**."), ("5", "<answer>\\(5\\)</answer>"),
+    ("5", "<answer>**5**</answer>"), ("5", "It is **5**."), ("5", "<answer>\\(5\\)</answer>"),
     ("5", "$\\boxed{5}$ and that is 100\\% sure"), ("9", "The area is 9 m^2"), ("9", "3^2=9"),
     ("1000", "It is 10^3"), ("15", "1.5 \\times 10^1"), ("0.02", "$2 \\cdot 10^{-2}$"),
     ("100000", "<answer>1e5</answer>"), ("150000", "It is 1.5e5"),
@@ -280,7 +281,9 @@ WRONG = [
     ("5", "It is 1.5e5"), ("3", "The area is 9 m^2"), ("2", "The area is 9 m^2"),
     *((part, "10^3") for part in ("3", "10", "103")), ("23", "2**3"), ("3", "2**3"),
     *((part, "(3+4)^2") for part in "24"), *((part, "so $3\\sqrt{2}$") for part in "23"),
-    ("2", "2\\pi"), ("1/2", "It is 2 1/2."), ("21/2", "\\boxed{2\\frac12}"), ("5", "\\boxed{\\pm 5}"),
+    ("2", "$\\sqrt{2}$"),
+    ("2", "2\\pi"), ("1/2", "It is 2 1/2."), ("21/2", "\\boxed{2\\frac12}"),
+    ("5", "\\boxed{\\pm 5}"),
     ("1/23", "\\boxed{\\frac123}"), ("1/23", "\\boxed{\\frac{1}{2}3}"), ("5100", "\\boxed{5, 100}"),
     # the thought does not end
     ("12", "<think>\\boxed{12} may be"), ("7", "<think>8</think><think> So 7"),
@@ -322,7 +325,7 @@ HOSTILE = [
     "1/" + "0" * MANY + "1", "<answer>1/0</answer>", "0/0", "\u0667" * MANY, "\u00b2",
     "<answer>\x007\x00</answer>", "\ud800", "<answer>\udfff</answer>", "<answer>inf</answer>",
     "<answer>1e999999999</answer>", "<answer>7_7</answer>", "<answer>0x7</answer>",
-    "\\boxed" + " " * MANY, "\\boxed{\\text{" + " " * MANY + "}}", "\\boxed{x" + " " * MANY + "= 5}",
+    "\\boxed" + " " * MANY, "\\boxed{\\text{" + " " * MANY + "}}", "\\boxed{x" + " " * MANY + "=5}",
     "5" + " " * MANY + "5", ", " * MANY, "10^" * MANY, "\\frac{1}{" * 10_000, "5^{" * MANY,
     "\\boxed{" + "7" * 50 + "e99}", "\\boxed{\\frac{1}{0}}", "<think>" * MANY]
 

@@ -130,7 +130,7 @@ def test_after_ctrl_c_in_one_process_the_step_is_finished_and_saved_by_all(
     done = len(steps(tmp_path / "run"))
     assert 2 <= done < 300 and (tmp_path / f"run/checkpoint-{done}").is_dir()
     said = (tmp_path / "stderr-0").read_text()
-    assert re.search("torchrun --nproc_per_node 2 .*train.py --resume_from_che.* run", said)
+    assert re.search("-m torch.distributed.run --nproc_per_node 2 .*train.py --resume_.* run", said)
     resumed = {"resume_from_checkpoint": "run", "max_steps": done + 1}
     assert job(tmp_path, resumed) == [0, 0]
     assert [line["step"] for line in steps(tmp_path / "run")] == list(range(1, done + 2))

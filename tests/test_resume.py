@@ -187,7 +187,8 @@ def test_ctrl_c_ends_a_run_that_goes_on_by_the_command_that_it_prints(
     assert "Traceback" not in error
     assert load(tmp_path / "run0/checkpoint.pt")["state"]["steps"] == 4
     python, path, *words = shlex.split(error.splitlines()[-1])
-    assert shutil.which(python) == sys.executable and Path(path).resolve() == ROOT / f"{script.__name__}.py"
+    assert shutil.which(python) == sys.executable
+    assert Path(path).resolve() == ROOT / f"{script.__name__}.py"
     script.main(words)
     changed = difference(outcome(tmp_path / "run0"), outcome(whole))
     assert changed == ["/config/save_steps"]

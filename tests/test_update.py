@@ -204,6 +204,21 @@ def test_every_pass_takes_every_row_once_by_whole_groups_in_a_new_order(scene, s
     assert len({str(order) for order in orders}) == 9
 
 
+@every_script
+def test_no_optimizer_of_a_run_shrinks_weights(script, train, monkeypatch):
+    begin = torch.optim.Optimizer.__init__
+    made = []
+
+    def remember(optimizer, weights, defaults):
+        begin(optimizer, weights, defaults)
+        made.append(defaults)
+    monkeypatch.setattr(torch.optim.Optimizer, "__init__", remember)
+    train(num_steps=1)
+    trained = [one for one in made if one["betas"] == (0.9, 0.999)]     # not in the warm start
+    assert len(trained) == (2 if script.__name__ == "ppo" else 1)
+    assert {one["weight_decay"] for one in made} == {0.0}
+
+
 # ---- logged metrics --------------------------------------------------------------------------
 
 @pytest.fixture
@@ -261,6 +276,14 @@ def test_the_description_of_a_batch_matches_one_computed_by_hand(known_scene):
         "reward": 0.4, "reward_std": math.sqrt(0.5) / 3, "signal": 1 / 3,
         "frac_reward_zero_std": 2 / 3, "entropy": 0.5, "completions/mean_length": 14 / 6,
         "completions/clipped_ratio": 1 / 6}, rel=1e-6)
+
+
+@pytest.mark.parametrize("script", ["grpo"], indirect=True)
+def test_the_accuracy_counts_the_groups_that_dynamic_sampling_left_out(train):
+    record = train("--dynamic_sampling 2", num_steps=1)
+    [batch], [metrics] = record.batches, record.metrics
+    judged = torch.cat([one.is_correct for one in batch.sampled]).double().mean().item()
+    assert metrics["accuracy"] == judged != batch.is_correct.double().mean().item()
 
 
 @every_script

@@ -2,9 +2,10 @@
 
 A function is right if it returns the same numbers as in the script, with the same gradients, no
 matter how it is written. A function whose name ends in "loss" needs only the same gradients,
-because a policy learns from nothing else. While one function is graded, all other functions with
-blanks are the script's. If a function is wrong, the first of its blanks that differs is named. The
-script computes the right numbers from the batches of numbers.txt; no result is stored.
+because a policy learns from nothing else. They are those of the sum, and of the sum with random
+weights, so that no loss can be in another's place. While one function is graded, all other
+functions with blanks are the script's. If a function is wrong, the first of its blanks that differs
+is named. The right numbers are computed from the batches of numbers.txt; no result is stored.
 """
 import ast
 import contextlib
@@ -141,14 +142,22 @@ def call(exercise, module, function, batch, words):
             case.results |= gradients(f"the first column of {what}", value[:, 0])
 
     def gradients(what, value):
-        """Compute the gradients of the sum of a value in all leaves. -> {name: gradient}"""
-        found = [leaf.grad for leaf in leaves.values()]
-        if value.requires_grad:
-            found = torch.autograd.grad(
-                value.sum(), list(leaves.values()), retain_graph=True, allow_unused=True)
-        return {f"the gradient of {what} with respect to {leaf}":
-                torch.zeros_like(like) if gradient is None else gradient.clone()
-                for (leaf, like), gradient in zip(leaves.items(), found)}
+        """Compute the gradients of the sum of a value in all leaves; of a loss, also those of the
+        sum with fixed random weights. -> {name: gradient}"""
+        sums = {what: value.sum()}
+        if function.endswith("loss") and value.dim() > 0:
+            weights = torch.rand(value.shape, generator=torch.Generator().manual_seed(0))
+            sums[f"{what} with random weights"] = (weights * value).sum()
+        result = {}
+        for name, total in sums.items():
+            found = [leaf.grad for leaf in leaves.values()]
+            if value.requires_grad:
+                found = torch.autograd.grad(
+                    total, list(leaves.values()), retain_graph=True, allow_unused=True)
+            result |= {f"the gradient of {name} with respect to {leaf}":
+                       torch.zeros_like(like) if gradient is None else gradient.clone()
+                       for (leaf, like), gradient in zip(leaves.items(), found)}
+        return result
 
     try:
         case.given = [name for name in inspect.signature(code).parameters if name in known]
