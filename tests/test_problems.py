@@ -314,6 +314,13 @@ def test_a_completion_that_is_cut_off_is_right_only_if_its_answer_is_closed(load
     assert batch.rewards.tolist() == [expected]
 
 
+def test_in_the_scripts_the_text_of_an_output_that_is_cut_off_is_judged_like_any_other():
+    asked = 2 * [common.Problem("8=", "8")]
+    batch = SimpleNamespace(problems=asked, texts=2 * ["<answer>8</answer>"],
+                            is_truncated=torch.tensor([True, False]))
+    assert common.load_task(Config(), grpo.verify).judge(batch, 2, 0).verdicts == [1.0, 1.0]
+
+
 MANY = 100_000
 HOSTILE = [
     "<answer>" * MANY, "</answer>" * MANY, "<answer>" + "7" * MANY + "</answer>",
