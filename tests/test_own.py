@@ -164,11 +164,13 @@ def load(folder, source, records=None):
 
 def test_everything_callable_but_classes_and_imports_is_a_reward(tmp_path):
     task = load(tmp_path, """
+import asyncio
 import functools
 from math import floor as down
 from os.path import *
 Texts = list[str]
 limit = 3
+workers = 1
 
 class Judge:
     def __call__(self, completion):
@@ -184,7 +186,13 @@ def _weighed(weight, completion):
 def plain(completion="", *texts, weight=5):
     return weight
 
+lock = asyncio.Lock()
+
 async def later(completions, **columns):
+    async def wait():
+        async with lock:                # belongs to the event loop of its first use
+            await asyncio.sleep(0.001)
+    await asyncio.gather(wait(), wait())
     return [None, 6]
 
 weighed = functools.partial(_weighed, 3)
@@ -193,8 +201,9 @@ shorter = lambda answer: 4
 """.replace("from os.path import *\n", ""))
     assert task.rewards == ["cached", "plain", "later", "weighed", "judge", "shorter"]
     problem = grpo.common.Problem("1+1=", "2")
-    found = task.rated([(problem, "2", [50]), (problem, "3", [51])])
-    assert found[1].tolist() == [0, 1, 5, 6, 3, 2, 4] and found[0, 3].isnan()
+    for _ in range(2):
+        found = task.rated([(problem, "2", [50]), (problem, "3", [51])])
+        assert found[1].tolist() == [0, 1, 5, 6, 3, 2, 4] and found[0, 3].isnan()
 
 
 def test_a_task_with_a_tool_keeps_it_unless_the_file_has_one(tmp_path):
