@@ -17,7 +17,7 @@ endif
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: run path nano practice read film play report help test quick lint mutants sync diff seeds compare levers \
-        hunts zoo lab choices bench real engine gpu conform site screenshot clean
+        hunts zoo lab choices bench real families engine lowest gpu conform site screenshot clean
 
 ##@ To start
 
@@ -106,9 +106,15 @@ bench: $(READY)          ## measure the speed, and compare it with TRL: speed.md
 real: $(READY)           ## compare pretrained/train.py with grpo.py: real-models.md
 	$(PY) -m lab.pretrained
 
-engine: .venv-engine/installed      ## test vLLM and LoRA, and measure their cost: real-models.md
+families: $(READY)       ## try tiny models of many families with pretrained/train.py: real-models.md
+	$(PY) -m lab.families
+
+engine: .venv-engine/installed lowest    ## test vLLM and LoRA, and measure their cost: real-models.md
 	.venv-engine/bin/python -m pytest -q tests/test_engine.py tests/test_own.py tests/test_pretrained.py
 	.venv-engine/bin/python -m lab.pretrained --engine
+
+lowest: .venv-lowest/installed      ## test pretrained/ with the lowest versions that it allows
+	.venv-lowest/bin/python -m pytest -q tests/test_own.py tests/test_pretrained.py tests/test_export.py
 
 gpu: $(READY)            ## check that everything runs on your GPU: gpu-DEVICE.md; DRY=1 needs none
 	$(PY) -m lab.gpu $(if $(DRY),--dry_run)
@@ -125,7 +131,7 @@ screenshot: $(READY)     ## make screenshot RUN=runs/a: redraw docs/report*.png;
 	$(PY) -m report.screenshot "$(RUN)"
 
 clean:                   ## remove .venv, runs/ and caches
-	rm -rf .venv .venv-conform .venv-engine .venv-site .site site .cache runs .pytest_cache .ruff_cache
+	rm -rf .venv .venv-conform .venv-engine .venv-lowest .venv-site .site site .cache runs .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(VENV)/installed: requirements.txt
@@ -141,6 +147,13 @@ $(VENV)/installed: requirements.txt
 	touch $@
 
 # verl requires packages for clusters, and older versions of others: we leave these out.
+# transformers>=5.0,<5.24 becomes transformers~=5.0.0
+.venv-lowest/installed: pretrained/requirements.txt requirements.txt
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt \
+	  $$(sed -n 's/>=\([0-9.]*\).*/~=\1.0/p' pretrained/requirements.txt)
+	touch $@
+
 .venv-conform/installed: lab/conform/requirements.txt
 	$(PYTHON) -m venv .venv-conform
 	.venv-conform/bin/python -m pip install --quiet --disable-pip-version-check -r $<

@@ -21,7 +21,15 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 import common
 import report
-from pretrained.models import ADAPTER, BASE, adapter_weights, fingerprint, load_model, whole
+from pretrained.models import (
+    ADAPTER,
+    BASE,
+    adapter_weights,
+    fingerprint,
+    load_model,
+    one_line,
+    whole,
+)
 from report.observers import Samples
 
 RANK = int(os.environ.get("RANK", 0))               # the number of this process
@@ -246,6 +254,9 @@ class Run(common.Run):
             self.policy.model.peft_config["default"].base_model_name_or_path = str(
                 base.resolve() if is_of_run else model)
         self.base_hash = fingerprint(base if is_of_run else model)      # of the loaded files
+        trial = self.folder / "checkpoint-trial"        # finds what cannot be saved before step 1
+        self.write_model(trial)
+        shutil.rmtree(trial, ignore_errors=True)
         self.state.setdefault("seconds_warm_start", 0.0)
         self.tell("start")
 
@@ -278,27 +289,40 @@ class Run(common.Run):
     def write_checkpoint(self):
         folder = self.folder / f"checkpoint-{self.step}"
         if self.step != self.written:
-            weights = states.get_model_state_dict(self.policy.model, options=TRAINED)
-            if RANK == 0:
-                self.write_folder(folder, weights)
+            self.write_model(folder)
             self.written = self.step
         super().save()
         for other in self.folder.glob("checkpoint-*"):
             if other != folder:
                 shutil.rmtree(other)
 
-    def write_folder(self, folder, weights):
-        """Write model and tokenizer in the format of transformers."""
+    def write_model(self, folder):
+        """Write model and tokenizer in the format of transformers. Exits with one line if that
+        fails."""
+        weights = states.get_model_state_dict(self.policy.model, options=TRAINED)
         for name in self.policy.model.all_tied_weights_keys:        # copies of other weights
             weights.pop(name, None)
         part = folder.with_suffix(".tmp")
-        self.policy.model.save_pretrained(part, state_dict=weights)
+        if RANK == 0:
+            try:
+                self.write_folder(part, weights)
+                shutil.rmtree(folder, ignore_errors=True)       # left by a run that was killed here
+                os.replace(part, folder)
+            except Exception as error:          # transformers raises nearly anything
+                shutil.rmtree(part, ignore_errors=True)
+                common.fail(f"{folder}: cannot be written: {one_line(error)}")
+
+    def write_folder(self, folder, weights):
+        policy = self.policy
+        policy.model.save_pretrained(folder, state_dict=weights)
+        policy.tokenizer.save_pretrained(folder)
         if self.cfg.lora_rank > 0:
-            (part / BASE).write_text(json.dumps(self.base_hash))
-        self.policy.generation_config.save_pretrained(part)
-        self.policy.tokenizer.save_pretrained(part)
-        shutil.rmtree(folder, ignore_errors=True)       # left by a run that was killed here
-        os.replace(part, folder)
+            (folder / BASE).write_text(json.dumps(self.base_hash))
+        else:
+            policy.config.save_pretrained(folder)               # with its dropout
+        (folder / "generation_config.json").unlink(missing_ok=True)
+        if policy.generation_config is not None:
+            (folder / "generation_config.json").write_bytes(policy.generation_config)
 
     def leave(self, *_):
         if RANK == 0:
