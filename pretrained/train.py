@@ -232,8 +232,8 @@ class Policy:
         if max(ids, default=0) >= self.num_tokens:
             token = self.tokenizer.decode([max(ids)])
             common.fail(f"--model {self.cfg.model}: its tokenizer has the token {token!a}, but the "
-                        f"model only {self.num_tokens} embeddings: call resize_token_embeddings "
-                        "of transformers, and save the model again")
+                        f"model has only {self.num_tokens} embeddings: call transformers' "
+                        "resize_token_embeddings, and save the model again")
         return ids
 
     def token_ids(self, prompt):

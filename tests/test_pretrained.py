@@ -431,7 +431,7 @@ def test_a_token_without_an_embedding_and_a_prompt_without_a_token_are_one_line(
                          eos_token_id=ord("!"))         # the tokenizer's EOS cannot be sampled
     policy = pretrained.Policy(folder, config_of())
     assert policy.ends == [ord("!")] and policy.token_ids("a") == [*b"a"]
-    refused("its tokenizer has the token '<|eos|>', but the model only 264 embeddings: ",
+    refused("its tokenizer has the token '<|eos|>', but the model has only 264 embeddings: ",
             policy.token_ids, "a<|eos|>")
     refused("the prompt '' has no token; ", policy.token_ids, "")
 
