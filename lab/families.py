@@ -10,6 +10,7 @@ import io
 import json
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 
 import common
@@ -72,9 +73,11 @@ def main(families):
         results[family] = attempt(family)
         print(f"{family:20} {results[family] or 'works'}", flush=True)
     works = [family for family in results if not results[family]]
-    text = (f"These {len(works)} families work with transformers {transformers.__version__}: "
-            f"{', '.join(works)}.\n\nThese are refused in one line:\n\n")
-    text += "".join(f"- `{reason}`\n" for reason in results.values() if reason)
+    text = (f"With transformers {transformers.__version__}, these {len(works)} families work: "
+            f"{', '.join(works)}.")
+    refused = "".join(f"- {reason.removeprefix('--model ').partition(';')[0]}\n"
+                      for reason in results.values() if reason)
+    text = f"{textwrap.fill(text, 120)}\n\nThese are refused in one line:\n\n{refused}"
     if not families:
         put("families", text, "families")
 
