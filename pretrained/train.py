@@ -462,12 +462,12 @@ class SamplerCheck:
             results.append((batch, scored, (differences.sum() / batch.mask.sum()).item()))
         if not all(difference <= self.bound for *_, difference in results):     # False for nan
             difference = max(difference for *_, difference in results)
-            what, advice = f"--model {cfg.model}: the sampler", OTHER
+            what = f"--model {cfg.model}: computes differently when it samples"
             if policy.engine:
-                what, advice = f"--engine {cfg.engine}", "try --engine transformers"
-            common.fail(f"{what}: does not sample from the trainer's weights: its "
-                        f"log-probabilities differ by {difference:.2g} nats per token, rounding by "
-                        f"less than {self.bound}; {advice}", code=1)
+                what = f"--engine {cfg.engine}: does not sample from the trainer's weights"
+            advice = "try --engine transformers" if policy.engine else OTHER
+            common.fail(f"{what}: its log-probabilities differ by {difference:.2g} nats per token, "
+                        f"rounding by less than {self.bound}; {advice}", code=1)
         batch, scored, difference = results[0]  # results[1] comes after another sync
         now = batch.tokens, batch.mask, scored, batch.logps
         if self.before is None:
