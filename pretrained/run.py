@@ -204,6 +204,16 @@ def link(source, target):
         shutil.copy2(source, target)
 
 
+@contextlib.contextmanager
+def writing(folder):
+    """In this context, a folder is written. If that fails, removes it and exits with one line."""
+    try:
+        yield
+    except Exception as error:                  # transformers raises nearly anything
+        shutil.rmtree(folder, ignore_errors=True)
+        common.fail(f"{folder}: cannot be written: {one_line(error)}")
+
+
 class Run(common.Run):
     """A run that saves the model as a Hugging Face folder, RUN/checkpoint-STEP, of which only the
     last is kept. checkpoint.pt has everything else. All processes do the same steps, and process 0
@@ -249,7 +259,8 @@ class Run(common.Run):
         model = Path(self.cfg.model)
         is_of_run = Path(model.parent, "checkpoint.pt").is_file() and model != base.resolve()
         if is_of_run and RANK == 0:
-            shutil.copytree(model, base, copy_function=link)
+            with writing(base):
+                shutil.copytree(model, base, copy_function=link)
         if self.cfg.lora_rank > 0 and model.is_dir():
             self.policy.model.peft_config["default"].base_model_name_or_path = str(
                 base.resolve() if is_of_run else model)
@@ -297,20 +308,16 @@ class Run(common.Run):
                 shutil.rmtree(other)
 
     def write_model(self, folder):
-        """Write model and tokenizer in the format of transformers. Exits with one line if that
-        fails."""
+        """Write model and tokenizer in the format of transformers."""
         weights = states.get_model_state_dict(self.policy.model, options=TRAINED)
         for name in self.policy.model.all_tied_weights_keys:        # copies of other weights
             weights.pop(name, None)
         part = folder.with_suffix(".tmp")
         if RANK == 0:
-            try:
+            with writing(part):
                 self.write_folder(part, weights)
                 shutil.rmtree(folder, ignore_errors=True)       # left by a run that was killed here
                 os.replace(part, folder)
-            except Exception as error:          # transformers raises nearly anything
-                shutil.rmtree(part, ignore_errors=True)
-                common.fail(f"{folder}: cannot be written: {one_line(error)}")
 
     def write_folder(self, folder, weights):
         policy = self.policy

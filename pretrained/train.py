@@ -432,8 +432,8 @@ class SamplerCheck:
                             f"rounding by less than {self.bound}; {OTHER}")
             self()
         except Exception as error:              # the code of a family raises nearly anything
-            if "closed by peer" in str(error):  # another process has failed, and prints why
-                raise
+            if isinstance(error, torch.OutOfMemoryError) or "closed by peer" in str(error):
+                raise                           # the second: another process prints why it failed
             common.fail(f"--model {self.cfg.model}: cannot be run: {models.one_line(error)}; "
                         f"{OTHER}")
 

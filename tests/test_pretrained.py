@@ -597,9 +597,20 @@ def test_what_cannot_be_saved_ends_the_run_before_its_first_step(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     [line] = capsys.readouterr().err.splitlines()
-    assert stop.value.code == 2 and "/checkpoint-trial: cannot be written: " in line
+    assert stop.value.code == 2 and "/checkpoint-trial.tmp: cannot be written: " in line
     assert ("no way" if cause == "tokenizer" else "large") in line
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.json", "train.py"}
+
+
+def test_a_base_that_cannot_be_copied_ends_the_run(run, whole, tmp_path, monkeypatch, capsys):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+    monkeypatch.setattr(processes.shutil, "copy2", fail)
+    monkeypatch.setattr(processes.os, "link", fail)
+    with pytest.raises(SystemExit):
+        run(model=whole)
+    assert "/base: cannot be written: " in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "run/base").exists()
 
 
 def test_a_run_of_all_weights_resumes_without_the_model_that_it_began_with(
