@@ -401,7 +401,7 @@ def test_the_policy_reads_exactly_what_a_tool_returned(response):
     when it decodes."""
     letters = {letter: i for i, letter in enumerate("\u2581\n.,abci7<>/!")}
     letters["\n\n"] = len(letters)
-    plain = tokenizers.Tokenizer(tokenizers.models.BPE(letters, [("\n", "\n")]))
+    plain = tokenizers.Tokenizer(tokenizers.models.Unigram([(token, -1.0) for token in letters]))
     plain.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="always")
     plain.decoder = tokenizers.decoders.Metaspace(prepend_scheme="always")
     tokenizer = transformers.PreTrainedTokenizerFast(

@@ -415,7 +415,8 @@ def test_a_completion_begins_with_the_tag_that_its_prompt_opens(
         end, opening, text, is_formed, random_llama, monkeypatch):
     """Functions of a --reward_file get it without, and no decoder may change its spaces."""
     policy = pretrained.Policy(random_llama, config_of(instruction=end))
-    policy.tokenizer.clean_up_tokenization_spaces = True
+    for suffix in ("", "_for_bpe_even_though_it_will_corrupt_output"):
+        setattr(policy.tokenizer, f"clean_up_tokenization_spaces{suffix}", True)
     monkeypatch.setattr(pretrained, "generate", lambda policy, prompts, completions, *_: [
         one.add(token) for one in completions for token in policy.tokenizer(text).input_ids])
     cfg = policy.cfg = dataclasses.replace(policy.cfg, max_completion_length=60)
