@@ -18,7 +18,7 @@ endif
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: run path nano practice read film play report help test quick lint mutants changed sync diff seeds compare levers \
-        hunts zoo lab choices bench real engine gpu conform site screenshot clean
+        hunts zoo lab choices bench real families engine lowest gpu conform site screenshot clean
 
 ##@ To start
 
@@ -112,9 +112,15 @@ bench: $(READY)          ## measure the speed, and compare it with TRL: speed.md
 real: $(READY)           ## compare pretrained/train.py with grpo.py: real-models.md
 	$(PY) -m lab.pretrained
 
-engine: .venv-engine/installed      ## test vLLM and LoRA, and measure their cost: real-models.md
+families: $(READY)       ## try tiny models of many families with pretrained/train.py: real-models.md
+	$(PY) -m lab.families
+
+engine: .venv-engine/installed lowest    ## test vLLM and LoRA, and measure their cost: real-models.md
 	.venv-engine/bin/python -m pytest -q tests/test_engine.py tests/test_own.py tests/test_pretrained.py
 	.venv-engine/bin/python -m lab.pretrained --engine
+
+lowest: .venv-lowest/installed      ## test pretrained/ with the lowest versions that it allows
+	.venv-lowest/bin/python -m pytest -q tests/test_own.py tests/test_pretrained.py tests/test_export.py
 
 gpu: $(READY)            ## check that everything runs on your GPU: gpu-DEVICE.md; DRY=1 needs none
 	$(PY) -m lab.gpu $(if $(DRY),--dry_run)
@@ -131,11 +137,11 @@ screenshot: $(READY)     ## make screenshot RUN=runs/a: redraw docs/report*.png;
 	$(PY) -m report.screenshot "$(RUN)"
 
 clean:                   ## remove .venv, runs/ and caches
-	rm -rf .venv .venv-conform .venv-engine .venv-site .site site .cache runs .pytest_cache .ruff_cache
+	rm -rf .venv .venv-conform .venv-engine .venv-lowest .venv-site .site site .cache runs .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 ifneq ($(origin PYTHON),file)
-STALE := $(foreach file,$(addsuffix /installed,$(VENV) .venv-engine .venv-conform .venv-site), \
+STALE := $(foreach file,$(addsuffix /installed,$(VENV) .venv-engine .venv-lowest .venv-conform .venv-site), \
            $(if $(filter-out $(PYTHON),$(or $(shell cat $(file) 2>&1),?)),$(file)))
 .PHONY: $(STALE)
 endif
@@ -150,6 +156,13 @@ $(VENV)/installed: requirements.txt
 	$(PYTHON) -m venv $(if $(filter $@,$(STALE)),--clear) $(@D)
 	.venv-engine/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -r $<
 	.venv-engine/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	echo $(PYTHON) > $@
+
+# transformers>=5.0,<5.24 becomes transformers~=5.0.0
+.venv-lowest/installed: pretrained/requirements.txt requirements.txt
+	$(PYTHON) -m venv $(if $(filter $@,$(STALE)),--clear) $(@D)
+	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt \
+	  $$(sed -n 's/>=\([0-9.]*\).*/~=\1.0/p' pretrained/requirements.txt)
 	echo $(PYTHON) > $@
 
 # verl requires packages for clusters, and older versions of others: we leave these out.

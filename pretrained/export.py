@@ -131,10 +131,8 @@ def read_llama(folder):
     folder = models.last_checkpoint(folder) or folder
     if not folder.is_dir():                 # transformers would look up its name on Hugging Face
         raise ValueError("it is not a folder")
-    plain = folder
-    while models.base_of(plain):            # an adapter's folder has no config of a model
-        plain = models.base_of(plain)
-    config = AutoConfig.from_pretrained(plain).to_dict()
+    plain = models.plain(folder)            # an adapter's folder has no config of a model
+    config = AutoConfig.from_pretrained(plain, trust_remote_code=False).to_dict()
     cfg = grpo.Config(**{name: config[name] for name in SHAPE}, device="cpu")
     ours = llama_config(cfg)
     for name in MATTERS:
@@ -157,8 +155,9 @@ def export_back(folder, run):
     try:
         policy, cfg = read_llama(folder)
     except Exception as error:              # a damaged file raises nearly anything
-        reason = " ".join(str(error).split())           # may have several lines
-        common.fail(f"{folder}: is not a folder that pretrained.export made ({reason})")
+        from pretrained import models
+        common.fail(f"{folder}: is not a folder that pretrained.export made "
+                    f"({models.one_line(error)})")
     ask.write_run(run, "grpo.py", dataclasses.asdict(cfg), policy)
     print(f"{run}: continue training it with --init_from {shlex.quote(str(run))}")
 

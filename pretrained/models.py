@@ -1,6 +1,7 @@
 """Load models of transformers, and add adapters (LoRA) to them."""
 import contextlib
 import hashlib
+import inspect
 import json
 import re
 import warnings
@@ -11,10 +12,14 @@ import transformers
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
+from transformers.utils import cached_file
 
 import common
 from report import command
+
+warnings.filterwarnings("ignore", module="peft")        # about configs and embeddings
+warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")     # peft reads it
 
 ADAPTER = "adapter_model.safetensors"
 BASE = "base.json"                      # next to the adapter: a hash of the weights of its base
@@ -32,8 +37,11 @@ VLLM_ADVICE = {
 # ---- 1. errors -------------------------------------------------------------------------------
 
 def one_line(error):
-    """The message of an error, which may have several lines. -> str"""
-    return " ".join(str(error).split())
+    """The message of an error, which may have several lines or none. -> str"""
+    message = " ".join(str(error).split()) or type(error).__name__
+    if "trust_remote_code" in message:          # advice to set a flag that we do not have
+        return "it needs code of its own, which is not run here; choose another model"
+    return message
 
 
 def vllm_reason(error):
@@ -59,9 +67,11 @@ def load_model(path):
     if base is not None:
         check_base(path)
         model, unexpected = load_model(base)
+        if is_quantized(model):                 # a sum of 4-bit weights would be rounded
+            model = model.dequantize()
         return with_adapter(model, path), unexpected
     model, info = AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.float32, output_loading_info=True)
+        path, dtype=torch.float32, output_loading_info=True, trust_remote_code=False)
     if info["missing_keys"]:
         raise ValueError(f"it lacks {min(info['missing_keys'])}")
     return model, info["unexpected_keys"]
@@ -73,25 +83,56 @@ def load(path):
         common.fail(f"--model {path}: is a run of a script; convert it into a model with "
                     f"{command('pretrained.export', path, 'NEW_FOLDER')}")
     try:
-        return load_model(path)[0], AutoTokenizer.from_pretrained(path)
+        return load_model(path)[0], AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:              # transformers raises nearly anything
         common.fail(f"--model {path}: cannot be loaded: {one_line(error)}")
 
 
 def end_tokens(model, tokenizer):
-    """Collect the ids that end a text, from generation_config.json and the tokenizer. -> list"""
+    """Collect the ids that end a text, from generation_config.json and the tokenizer, except those
+    that the model cannot sample. -> list"""
     ends = model.generation_config.eos_token_id
     ends = ends if isinstance(ends, list) else [ends]
-    return sorted({*ends, tokenizer.eos_token_id} - {None})
+    num_tokens = len(model.get_input_embeddings().weight)
+    return sorted(i for i in {*ends, tokenizer.eos_token_id} - {None} if i < num_tokens)
+
+
+def generation_config(path):
+    """Read the file generation_config.json of a model. -> bytes, or None if it has none"""
+    try:
+        return Path(cached_file(plain(path), "generation_config.json")).read_bytes()
+    except OSError:
+        return None
+
+
+def is_quantized(model):
+    """Whether weights are stored in fewer bits, as by bitsandbytes, GPTQ, FP8 or MXFP4."""
+    return getattr(model.config, "quantization_config", None) is not None
 
 
 def remove_dropout(model):
-    """Turn off all dropout and jitter: the sampler has none, so the first ratio would not be 1."""
-    for module in model.modules():
-        for name, value in list(vars(module).items()):
+    """Turn off all dropout and jitter, because the sampler has none, so the first ratio would not
+    be 1. Some modules read their config instead of an attribute."""
+    found = list(model.modules())
+    for one in found:
+        for name, value in list(vars(one).items()):
+            if isinstance(value, PretrainedConfig) and not any(value is other for other in found):
+                found.append(value)
             is_share = isinstance(value, float)
             if is_share and (name == "p" or "drop" in name or "jitter" in name):
-                setattr(module, name, 0.0)
+                setattr(one, name, 0.0)
+
+
+def mark_as_text(model):
+    """Let a model that also reads pictures know that all tokens are text. In training, Gemma 3
+    requires this with transformers 5.0."""
+    def add(module, args, inputs):
+        if module.training:
+            inputs.setdefault("token_type_ids", torch.zeros_like(inputs["input_ids"]))
+        return args, inputs
+    has_types = "token_type_ids" in inspect.signature(model.forward).parameters
+    if has_types and hasattr(model.config, "vision_config"):
+        model.register_forward_pre_hook(add, with_kwargs=True)
 
 
 def checkpoint_activations(model):
@@ -174,16 +215,28 @@ def add_adapter(model, rank, dtype, alpha=32, targets="all-linear"):
         from peft import LoraConfig
     except ImportError:
         common.fail("peft is missing: pip install -r pretrained/requirements.txt")
-    warnings.filterwarnings("ignore", "Could not find a config file")       # peft, about the base
     torch.manual_seed(0)                    # the same A in all processes and in a resumed run
     names = targets if targets == "all-linear" else targets.split(",")
     try:
         model.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules=names))
+        check_targets(model)
     except ValueError as error:
         common.fail(f"--lora_target_modules {targets}: {one_line(error)}")
     for module in model.modules():
         if hasattr(module, "base_layer"):
             module.base_layer.to(getattr(torch, dtype))
+
+
+def check_targets(model):
+    """Raise a ValueError if an adapter adds to weights that two layers share: merged into them, it
+    would change both layers."""
+    names = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        names.setdefault(weight, []).append(name)
+    for shared in names.values():
+        if len(shared) > 1 and re.search("[.](base_layer|original_module)[.]", " ".join(shared)):
+            raise ValueError(f"{' and '.join(shared)} are the same weights, to which an adapter "
+                             "cannot add; choose other matrices")
 
 
 @contextlib.contextmanager
@@ -212,6 +265,14 @@ def base_of(folder):
     return json.loads(path.read_text("utf-8"))["base_model_name_or_path"]
 
 
+def plain(path):
+    """Find the model to which the adapter in a folder adds, or the adapter below that ...
+    -> folder or name; the path itself without adapter"""
+    while base_of(path):
+        path = base_of(path)
+    return path
+
+
 def check_base(folder):
     """Raise a ValueError if the base of the adapter in a folder is gone or has changed."""
     base, known = base_of(folder), Path(folder, BASE)
@@ -237,7 +298,8 @@ def fingerprint(folder):
 
 def adapter_weights(folder):
     """Read the weights of a checkpoint's adapter. -> dict, by their names in the model"""
-    return {re.sub("(lora_.)", r"\1.default", name.removeprefix("base_model.model.")): weight
+    return {re.sub("(lora_(embedding_)?[AB])", r"\1.default",
+                   name.removeprefix("base_model.model.")): weight
             for name, weight in load_file(Path(folder, ADAPTER)).items()}
 
 
@@ -245,8 +307,9 @@ def with_adapter(model, folder):
     """Merge the adapter in a folder into the model. ValueError if it belongs to another model."""
     from peft import PeftModel, get_peft_model_state_dict
     model = PeftModel.from_pretrained(model, folder)
-    names = get_peft_model_state_dict(model).keys()
-    unmatched = names ^ load_file(Path(folder, ADAPTER)).keys()
+    check_targets(model)
+    names = get_peft_model_state_dict(model).keys() ^ load_file(Path(folder, ADAPTER)).keys()
+    unmatched = [name for name in names if ".base_layer." not in name]      # a copy of embeddings
     if unmatched:
         raise ValueError(f"the adapter belongs to another model: {min(unmatched)} has no match")
     return model.merge_and_unload().requires_grad_(True)

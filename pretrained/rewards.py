@@ -11,8 +11,9 @@ If the rewards of --reward do not fit your problem, write your own. The file may
   workers = 8                                   # largest number of processes that run the calls
 
 Every callable is a reward, except `correct`, `respond`, classes, imports and _names. `row` contains
-the prompt, all keys of the line of --data and, for rewards, the result of `correct`. The result of
-a function must depend only on its arguments.
+the prompt, all keys of the line of --data and, for rewards, the result of `correct`. A completion
+does not contain what the prompt ends with, such as a <think> of the chat template, and in TRL's
+form it has no special tokens. The result of a function must depend only on its arguments.
 """
 import json
 import math
@@ -58,19 +59,22 @@ class Own(Wrapper):
                     self.workers.fail(f"{name} requires {parameter}; a call can give it "
                                       f"{', '.join(sorted(known))}, each by its name")
 
-    def row(self, problem, text, ids, is_truncated=False):
-        """Collect the arguments that a function may take, for one completion. -> dict"""
+    def row(self, problem, text, ids, plain=None, is_truncated=False):
+        """Collect the arguments that a function may take, for one completion. `plain` is its text
+        without special tokens, for functions in TRL's form. -> dict"""
         line = {"prompt": problem.prompt, "answer": problem.answer}
         if self.has_lines:
             line = {"answer": ""} | json.loads(problem.secret)
-        return line | {"completion": text, "completion_ids": ids}
+        return line | {"completion": text, "completion_ids": ids,
+                       "plain": text if plain is None else plain}
 
     def calls(self, name, rows):
         """List the calls of a function for some rows: one call per row, or one for up to 16 rows if
         the function has TRL's parameters. -> list of (name, arguments, n); n is the length of the
         list of rewards that the call returns, or 0 if it returns a single reward"""
         parameters = self.functions[name].keys()
-        calls = [({key: row[key] for key in row if key != "completion_ids"}, 0) for row in rows]
+        calls = [({key: row[key] for key in row if key not in ("completion_ids", "plain")}, 0)
+                 for row in rows]
         if OF_TRL & parameters:
             parts = [rows[i:i + AT_ONCE] for i in range(0, len(rows), AT_ONCE)]
             calls = [(columns(part), len(part)) for part in parts]
@@ -87,13 +91,13 @@ class Own(Wrapper):
         if "correct" in self.functions:
             rows = [self.row(*completion) for completion in completions]
             return sum(self.workers.run(self.calls("correct", rows)), [])
-        return [float(self.task.is_correct(problem, self.task.verdict(problem, text, *cut)))
-                for problem, text, _, *cut in completions]
+        return [float(self.task.is_correct(problem, self.task.verdict(problem, text, *rest[1:])))
+                for problem, text, _, *rest in completions]
 
     def rated(self, completions):
-        """Judge completions (problem, text, token ids, is truncated) and compute the reward of each
-        function; nan if a function in TRL's form returns None. -> (n, 1 + number of functions),
-        verdicts first"""
+        """Judge completions (problem, text, token ids, plain text, is truncated) and compute the
+        reward of each function; nan if a function in TRL's form returns None.
+        -> (n, 1 + number of functions), verdicts first"""
         correct = self.verdicts(completions)
         rows = [self.row(*completion) | {"correct": value}
                 for completion, value in zip(completions, correct)]
@@ -110,9 +114,10 @@ class Own(Wrapper):
         rows = zip(batch.tokens.tolist(), batch.lengths.tolist())
         completions = list(zip(batch.problems, batch.texts, batch.is_truncated.tolist()))
         ids = dict(zip(completions, (row[:n] for row, n in rows)))
-        rows = processes.share(len(ids)).tolist()
-        share = [(problem, text, ids[problem, text, cut], cut)
-                 for problem, text, cut in map(list(ids).__getitem__, rows)]
+        share = [list(ids)[i] for i in processes.share(len(ids)).tolist()]
+        share = [(problem, text, ids[problem, text, cut],
+                  self.machinery.decode(ids[problem, text, cut], skip_special_tokens=True), cut)
+                 for problem, text, cut in share]
         results = dict(zip(ids, processes.merged(self.rated(share), len(ids))))
         results = torch.stack([results[one] for one in completions])
         batch.verdicts = results[:, 0].tolist()
@@ -136,10 +141,11 @@ def columns(rows):
     list with one message if its prompt is a list of messages. -> dict of lists"""
     keys = dict.fromkeys(sum(map(list, rows), []))
     lists = {key: [row.get(key) for row in rows] for key in keys}
+    del lists["completion"]
     lists["prompts"] = lists.pop("prompt")
     lists["completions"] = [
         [{"role": "assistant", "content": text}] if isinstance(prompt, list) else text
-        for prompt, text in zip(lists["prompts"], lists.pop("completion"))]
+        for prompt, text in zip(lists["prompts"], lists.pop("plain"))]
     return lists
 
 

@@ -22,7 +22,15 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 import common
 import plumbing
 import report
-from pretrained.models import ADAPTER, BASE, adapter_weights, fingerprint, load_model, whole
+from pretrained.models import (
+    ADAPTER,
+    BASE,
+    adapter_weights,
+    fingerprint,
+    load_model,
+    one_line,
+    whole,
+)
 from report.observers import Samples
 
 RANK = int(os.environ.get("RANK", 0))               # the number of this process
@@ -197,6 +205,16 @@ def link(source, target):
         shutil.copy2(source, target)
 
 
+@contextlib.contextmanager
+def writing(folder):
+    """In this context, a folder is written. If that fails, removes it and exits with one line."""
+    try:
+        yield
+    except Exception as error:                  # transformers raises nearly anything
+        shutil.rmtree(folder, ignore_errors=True)
+        common.fail(f"{folder}: cannot be written: {one_line(error)}")
+
+
 class Run(plumbing.Run):
     """A run that saves the model as a Hugging Face folder, RUN/checkpoint-STEP, of which only the
     last is kept. checkpoint.pt has everything else. All processes do the same steps, and process 0
@@ -242,11 +260,15 @@ class Run(plumbing.Run):
         model = Path(self.cfg.model)
         is_of_run = Path(model.parent, "checkpoint.pt").is_file() and model != base.resolve()
         if is_of_run and RANK == 0:
-            shutil.copytree(model, base, copy_function=link)
+            with writing(base):
+                shutil.copytree(model, base, copy_function=link)
         if self.cfg.lora_rank > 0 and model.is_dir():
             self.policy.model.peft_config["default"].base_model_name_or_path = str(
                 base.resolve() if is_of_run else model)
         self.base_hash = fingerprint(base if is_of_run else model)      # of the loaded files
+        trial = self.folder / "checkpoint-trial"        # finds what cannot be saved before step 1
+        self.write_model(trial)
+        shutil.rmtree(trial, ignore_errors=True)
         self.state.setdefault("seconds_warm_start", 0.0)
         self.tell("start")
 
@@ -278,27 +300,36 @@ class Run(plumbing.Run):
     def write_checkpoint(self):
         folder = self.folder / f"checkpoint-{self.step}"
         if self.step != self.written:
-            weights = states.get_model_state_dict(self.policy.model, options=TRAINED)
-            if RANK == 0:
-                self.write_folder(folder, weights)
+            self.write_model(folder)
             self.written = self.step
         super().save()
         for other in self.folder.glob("checkpoint-*"):
             if other != folder:
                 shutil.rmtree(other)
 
-    def write_folder(self, folder, weights):
+    def write_model(self, folder):
         """Write model and tokenizer in the format of transformers."""
+        weights = states.get_model_state_dict(self.policy.model, options=TRAINED)
         for name in self.policy.model.all_tied_weights_keys:        # copies of other weights
             weights.pop(name, None)
         part = folder.with_suffix(".tmp")
-        self.policy.model.save_pretrained(part, state_dict=weights)
+        if RANK == 0:
+            with writing(part):
+                self.write_folder(part, weights)
+                shutil.rmtree(folder, ignore_errors=True)       # left by a run that was killed here
+                os.replace(part, folder)
+
+    def write_folder(self, folder, weights):
+        policy = self.policy
+        policy.model.save_pretrained(folder, state_dict=weights)
+        policy.tokenizer.save_pretrained(folder)
         if self.cfg.lora_rank > 0:
-            (part / BASE).write_text(json.dumps(self.base_hash), "utf-8")
-        self.policy.generation_config.save_pretrained(part)
-        self.policy.tokenizer.save_pretrained(part)
-        shutil.rmtree(folder, ignore_errors=True)       # left by a run that was killed here
-        os.replace(part, folder)
+            (folder / BASE).write_text(json.dumps(self.base_hash), "utf-8")
+        else:
+            policy.config.save_pretrained(folder)               # with its dropout
+        (folder / "generation_config.json").unlink(missing_ok=True)
+        if policy.generation_config is not None:
+            (folder / "generation_config.json").write_bytes(policy.generation_config)
 
     def leave(self, *_):
         if RANK == 0:

@@ -17,9 +17,11 @@ process stores only a part of the weights, the gradients and the optimizer's sta
 docs/real-models.md shows what fits where.
 """
 import collections
+import copy
 import dataclasses
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -50,6 +52,7 @@ except ImportError as error:
 
 # Shapes are those of the scripts. NO_TOKEN pads prompts of less than W tokens, on the left.
 NO_TOKEN = -1
+OTHER = "choose a model of a family that docs/real-models.md lists"
 METHODS = {"grpo": grpo, "gspo": gspo, "reinforce": reinforce}
 
 
@@ -165,15 +168,22 @@ class Policy:
     def __init__(self, path, cfg):
         self.cfg = cfg
         self.model, self.tokenizer = models.load(path)
+        self.num_tokens = len(self.model.get_input_embeddings().weight)
         self.ends = models.end_tokens(self.model, self.tokenizer)
         if not self.ends:
             common.fail(f"--model {path}: has no token that ends a text; choose another model")
-        # a top_p or repetition_penalty would change the distribution, and score() would not know
-        self.generation_config = self.model.generation_config       # goes into checkpoints
+        if models.is_quantized(self.model) and cfg.lora_rank == 0:
+            common.fail(f"--model {path}: its weights are quantized, so only an adapter can be "
+                        "trained: add --lora_rank 8, or choose a model that is not quantized")
+        # Both files go into checkpoints. A top_p or repetition_penalty in the second would change
+        # the distribution, and score() would not know.
+        self.config = copy.deepcopy(self.model.config)
+        self.generation_config = models.generation_config(path)
         self.model.generation_config = transformers.GenerationConfig(pad_token_id=self.ends[0])
         room = getattr(self.model.config, "max_position_embeddings", None) or math.inf
         self.room = room - cfg.max_completion_length    # largest number of prompt tokens
         models.remove_dropout(self.model)
+        models.mark_as_text(self.model)
         if cfg.lora_rank > 0:
             models.add_adapter(self.model, cfg.lora_rank, cfg.dtype, cfg.lora_alpha,
                                cfg.lora_target_modules)
@@ -188,33 +198,57 @@ class Policy:
             cfg.device, dtype=torch.bfloat16, enabled=is_cast)
         self.engine = None                              # None: transformers samples
 
-    def token_ids(self, prompt):
-        """Encode a prompt, with the model's chat template if it has one. Exits with one line if the
-        template fails. -> list"""
+    def text_of(self, prompt):
+        """Write a prompt as the model reads it, in its chat template if it has one. Exits with one
+        line if the template fails. -> str"""
         cfg = self.cfg
         chat = problem_files.messages(prompt) if cfg.data else []
         more = json.loads(cfg.chat_template_kwargs)
-        template = self.tokenizer.chat_template if cfg.chat_template else None
-        if template is None:
+        if not self.has_template():
             if chat or more or cfg.system_prompt:
                 common.fail("--system_prompt, --chat_template_kwargs and conversations in --data "
                             f"need a chat template: {cfg.model} has none, or --no-chat_template "
                             "turns it off")
-            return self.tokenizer(cfg.instruction + prompt).input_ids
+            return cfg.instruction + prompt
         for name in more:
-            if name not in str(template):
+            if name not in str(self.tokenizer.chat_template):
                 common.fail(f"--chat_template_kwargs: the template of {cfg.model} has no {name}")
         chat = chat or [{"role": "user", "content": prompt}]
         chat[-1]["content"] = cfg.instruction + chat[-1]["content"]
         if cfg.system_prompt and chat[0]["role"] != "system":
             chat.insert(0, {"role": "system", "content": cfg.system_prompt})
         try:
-            text = self.tokenizer.apply_chat_template(
+            return self.tokenizer.apply_chat_template(
                 chat, add_generation_prompt=True, tokenize=False, **more)
         except Exception as error:                      # a template may raise anything
             common.fail(f"--model {cfg.model}: its chat template fails, try --no-chat_template: "
                         f"{models.one_line(error)}")
-        return self.tokenizer(text, add_special_tokens=False).input_ids     # the text has them
+
+    def has_template(self):
+        return self.cfg.chat_template and self.tokenizer.chat_template is not None
+
+    def ids_of(self, text, **options):
+        """Encode a text. Exits with one line if the model has no embedding of a token. -> list"""
+        ids = self.tokenizer(text, **options).input_ids
+        if max(ids, default=0) >= self.num_tokens:
+            token = self.tokenizer.decode([max(ids)])
+            common.fail(f"--model {self.cfg.model}: its tokenizer has the token {token!a}, but the "
+                        f"model has only {self.num_tokens} embeddings: call transformers' "
+                        "resize_token_embeddings, and save the model again")
+        return ids
+
+    def token_ids(self, prompt):
+        """Encode a prompt. Exits with one line if it has no token. -> list"""
+        text = self.text_of(prompt)
+        ids = bare = self.ids_of(text, add_special_tokens=False)
+        if not self.has_template():                     # a template writes special tokens itself
+            ids = self.ids_of(text)
+            while bare and ids[-1] != bare[-1]:         # a token that ends texts was appended
+                ids.pop()
+        if not ids:
+            common.fail(f"--model {self.cfg.model}: the prompt {prompt!a} has no token; leave it "
+                        "out, or put an --instruction before it")
+        return ids
 
     def encode(self, problems):
         """Encode prompts. Exits with one line if one is too long. -> token ids (B, W)"""
@@ -234,12 +268,19 @@ class Policy:
             prompts = {problem.prompt for problem in (*task.train, *task.test)}
             lengths = {prompt: len(self.token_ids(prompt)) for prompt in prompts}
             return task.leave_out(lengths, self.room)
-        empty = self.encode([common.Problem("", "")]).shape[1]
-        return empty + task.prompt_width + 2            # a character is at most one token
+        shortest = self.encode([common.Problem("0", "")]).shape[1]
+        return shortest + task.prompt_width + 2         # a character is at most one token
 
-    def decode(self, ids):
+    def decode(self, ids, **options):
         """Decode token ids, except those that end a text. -> str"""
-        return self.tokenizer.decode([i for i in ids if i not in self.ends])
+        ids = [i for i in ids if i not in self.ends]
+        return self.tokenizer.decode(ids, clean_up_tokenization_spaces=False, **options)
+
+    def opening(self, prompt):
+        """Find the tag at the end of a prompt with which its completion begins: some templates
+        open a thought, or leave it empty. -> str, "" if there is none"""
+        found = re.search(r"(<think>\s*(</think>\s*)?|<answer>\s*)$", self.text_of(prompt))
+        return found[0].rstrip() if found else ""
 
 
 def score(policy, prompts, completions, temperature=1.0, kernel="auto"):
@@ -354,15 +395,19 @@ def gather(policy, problems, prompts, completions):
     lengths, has_ended = processes.merged(ends, B).to(prompts.device).unbind(dim=1)     # (B,) each
     tokens = tokens.long()
     texts = [policy.decode(ids[:n]) for ids, n in zip(tokens.tolist(), lengths.tolist())]
+    if not policy.cfg.reward_file:      # functions of such a file get completions alone, as in TRL
+        openings = {prompt: policy.opening(prompt) for prompt in {one.prompt for one in problems}}
+        texts = [openings[one.prompt] + text for one, text in zip(problems, texts)]
     return common.Batch(tokens, mask, logps, entropy, lengths, has_ended == 0, problems, prompts,
                         texts)
 
 
 class SamplerCheck:
     """Compares a sampler with the trainer on a few short completions of `problems`, random and
-    greedy ones. Before training, the engine may not have received the weights; after an update, it
-    may have kept the old ones. Exits with one line if sampler and trainer differ. A call returns
-    whether the updates so far are large enough for the check to see that the sampler follows."""
+    greedy ones. Before training, the model may have noise that only the trainer has, or the engine
+    may not have received the weights; after an update, it may have kept the old ones. Exits with
+    one line if sampler and trainer differ. A call returns whether the updates so far are large
+    enough for the check to see that the sampler follows."""
     BOUND = {"float32": 1e-3, "bfloat16": 0.1}      # nats per token; rounding differs by less
     ROUGH = 0.02        # float32 bound for Gemma2, because of its soft caps, and on a GPU
 
@@ -377,20 +422,53 @@ class SamplerCheck:
         if has_caps or self.cfg.device != "cpu":
             self.bound = max(self.bound, self.ROUGH)
 
+    def begin(self):
+        """Make the first check. Exits with one line if the model cannot be run, or if a prompt
+        alone and the same prompt next to a longer one score differently."""
+        try:
+            difference = self.effect_of_padding()
+            if not difference <= self.bound:                                    # True for nan
+                common.fail(f"--model {self.cfg.model}: depends on padding: log-probabilities "
+                            f"differ by {difference:.2g} nats per token next to a longer prompt, "
+                            f"rounding by less than {self.bound}; {OTHER}")
+            self()
+        except Exception as error:              # the code of a family raises nearly anything
+            if isinstance(error, torch.OutOfMemoryError) or "closed by peer" in str(error):
+                raise                           # the second: another process prints why it failed
+            common.fail(f"--model {self.cfg.model}: cannot be run: {models.one_line(error)}; "
+                        f"{OTHER}")
+
+    @torch.no_grad()
+    def effect_of_padding(self):
+        """Score a text after the second half of a prompt, alone and next to the whole prompt.
+        -> mean difference of log-probabilities"""
+        prompts = self.policy.encode(self.problems)                             # (n, W)
+        longest = prompts[(prompts != NO_TOKEN).sum(dim=1).argmax()]
+        half = longest[len(longest) // 2:]
+        padded = nn.functional.pad(half, (len(longest) - len(half), 0), value=NO_TOKEN)
+        tokens = longest[:self.cfg.max_completion_length].expand(2, -1)         # (2, T)
+        alone, _ = score(self.policy, half[None], tokens[:1])
+        beside, _ = score(self.policy, torch.stack([padded, longest]), tokens)
+        return (alone[0] - beside[0]).abs().mean().item()
+
     def __call__(self):
         policy, cfg = self.policy, self.cfg
         results = []
         for generator, temperature in (
-                (common.generator(cfg.seed, "check"), cfg.temperature), (None, 1.0)):
+                (common.generator(cfg.seed, "check"), cfg.temperature),
+                (None, 1.0 if policy.engine else cfg.temperature)):     # vLLM takes 0, reports 1
             batch = complete(policy, None, cfg, self.problems, generator)
             scored, _ = score_all(policy, batch.prompts, batch.tokens, temperature, cfg.kernel)
             differences = ((scored - batch.logps) * batch.mask).abs()
             results.append((batch, scored, (differences.sum() / batch.mask.sum()).item()))
         if not all(difference <= self.bound for *_, difference in results):     # False for nan
             difference = max(difference for *_, difference in results)
-            common.fail(f"--engine {cfg.engine}: does not sample from the trainer's weights: its "
-                        f"log-probabilities differ by {difference:.2g} nats per token, rounding by "
-                        f"less than {self.bound}; try --engine transformers", code=1)
+            what = f"--model {cfg.model}: computes differently when it samples"
+            if policy.engine:
+                what = f"--engine {cfg.engine}: does not sample from the trainer's weights"
+            advice = "try --engine transformers" if policy.engine else OTHER
+            common.fail(f"{what}: its log-probabilities differ by {difference:.2g} nats per token, "
+                        f"rounding by less than {self.bound}; {advice}", code=1)
         batch, scored, difference = results[0]  # results[1] comes after another sync
         now = batch.tokens, batch.mask, scored, batch.logps
         if self.before is None:
@@ -571,8 +649,7 @@ def main(argv=None):
         lr=cfg.learning_rate, weight_decay=cfg.weight_decay,
         foreach=False)                          # True takes 4 more bytes per parameter
     check = SamplerCheck(policy, common.held_out_problems(task, 4))
-    if policy.engine:
-        check()
+    check.begin()
     task.machinery = SimpleNamespace(score=score_all, decode=policy.decode)     # for observers
     columns = dict(COLUMNS)
     if policy.engine and cfg.importance_sampling_correction == "none":

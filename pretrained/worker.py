@@ -16,6 +16,9 @@ import typing
 from multiprocessing.connection import Connection
 from pathlib import Path
 
+LOOP = asyncio.new_event_loop()         # one for all calls, because locks and clients belong to one
+asyncio.set_event_loop(LOOP)
+
 
 def read(path):
     """Execute the file. -> its names and values, except those that it imports"""
@@ -54,7 +57,7 @@ def call(function, arguments, n):
     n numbers or Nones. TypeError or ValueError if it does not. -> str or list of floats"""
     result = function(**arguments)
     if inspect.isawaitable(result):
-        result = asyncio.run(result)
+        result = LOOP.run_until_complete(result)
     if n is None:
         if type(result) is not str:
             raise TypeError(f"{result!r:.60} is not a text")

@@ -120,24 +120,37 @@ class Completion:
         self.slots.append((token, float(is_sampled), logp, entropy))
         text = self.called() if is_sampled and self.calls else ""
         if text:
-            response = self.task.respond(self.problem, text)
-            self.to_insert += self.policy.tokenizer(response, add_special_tokens=False).input_ids
+            self.to_insert += self.encode(self.task.respond(self.problem, text))
         if is_sampled and token in self.policy.ends:
             self.has_ended = not self.to_insert
         return token
 
+    def decode(self, ids):
+        return self.policy.tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+
+    def encode(self, response):
+        """Encode a response so that the policy reads exactly this text. Some tokenizers begin each
+        text with a space, so a text before the response is encoded, too. -> list of ids"""
+        before = self.ids[-8:]
+        for text in ("", "\n", "."):
+            head = self.policy.ids_of(text, add_special_tokens=False)
+            ids = self.policy.ids_of(text + response, add_special_tokens=False)
+            rest = ids[len(head):]
+            if head + rest == ids and self.decode(before + rest) == self.decode(before) + response:
+                return rest
+        return self.policy.ids_of(response, add_special_tokens=False)
+
     def called(self):
         """Return the text up to a call if the last token completes one, and "" if not. Each token
         has at least one byte, so it is enough to look at the last ones."""
-        decode = self.policy.tokenizer.decode
         near = 1 + max(len(call.encode()) for call in self.calls)
-        last = decode(self.ids[-near:])
+        last = self.decode(self.ids[-near:])
         if not any(call in last for call in self.calls):
             return ""
-        before = decode(self.ids[-near:-1])
+        before = self.decode(self.ids[-near:-1])
         ends = [last.rfind(call) + len(call) for call in self.calls
                 if last.count(call) > before.count(call)]
-        text = decode(self.ids)
+        text = self.decode(self.ids)
         return text[:len(text) - len(last) + max(ends)] if ends else ""
 
     def extend(self, *sampled, T):

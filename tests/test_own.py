@@ -18,6 +18,7 @@ import grpo
 from tasks import calls
 
 transformers = pytest.importorskip("transformers", reason=NEEDS)
+import tokenizers  # noqa: E402
 from test_processes import job  # noqa: E402  (after the line that may skip)
 
 from pretrained import export  # noqa: E402
@@ -164,11 +165,13 @@ def load(folder, source, records=None):
 
 def test_everything_callable_but_classes_and_imports_is_a_reward(tmp_path):
     task = load(tmp_path, """
+import asyncio
 import functools
 from math import floor as down
 from os.path import *
 Texts = list[str]
 limit = 3
+workers = 1
 
 class Judge:
     def __call__(self, completion):
@@ -184,7 +187,13 @@ def _weighed(weight, completion):
 def plain(completion="", *texts, weight=5):
     return weight
 
+lock = asyncio.Lock()
+
 async def later(completions, **columns):
+    async def wait():
+        async with lock:                # belongs to the event loop of its first use
+            await asyncio.sleep(0.001)
+    await asyncio.gather(wait(), wait())
     return [None, 6]
 
 weighed = functools.partial(_weighed, 3)
@@ -193,8 +202,9 @@ shorter = lambda answer: 4
 """.replace("from os.path import *\n", ""))
     assert task.rewards == ["cached", "plain", "later", "weighed", "judge", "shorter"]
     problem = grpo.common.Problem("1+1=", "2")
-    found = task.rated([(problem, "2", [50]), (problem, "3", [51])])
-    assert found[1].tolist() == [0, 1, 5, 6, 3, 2, 4] and found[0, 3].isnan()
+    for _ in range(2):
+        found = task.rated([(problem, "2", [50]), (problem, "3", [51])])
+        assert found[1].tolist() == [0, 1, 5, 6, 3, 2, 4] and found[0, 3].isnan()
 
 
 def test_a_task_with_a_tool_keeps_it_unless_the_file_has_one(tmp_path):
@@ -254,8 +264,12 @@ def none(completions, **row): return [None] * len(completions)
 """)
     texts = ["a", "b", "c", "", "b", "b", "b", "", *[""] * 4]
     B = len(texts)
-    batch = grpo.common.Batch(*[torch.ones(B, 1)] * 4, torch.ones(B).long(), torch.zeros(B) > 0,
-                              [grpo.common.Problem("1+1=", "2")] * B, None, texts)
+    tokens = torch.tensor([[ord(text or " ")] for text in texts])
+    task.machinery = SimpleNamespace(           # as in TRL, texts are without special tokens
+        decode=lambda ids, skip_special_tokens: skip_special_tokens and chr(ids[0]).strip())
+    texts = [f"{text}<|pad|>" for text in texts]
+    batch = grpo.common.Batch(tokens, *[torch.ones(B, 1)] * 3, torch.ones(B).long(),
+                              torch.zeros(B) > 0, [grpo.common.Problem("1+1=", "2")] * B, None, texts)
     rewards = task.judge(batch, 4, 0).rewards
     assert rewards[0].tolist() == pytest.approx([2, 0.9, 5, 7.9 / 3])
     assert len(set(rewards[1].tolist())) == 1 and rewards[2].tolist() == [0] * 4
@@ -369,10 +383,10 @@ class Pieces:
     """A tokenizer with a vocabulary of seven tokens."""
     vocabulary = ["ab", "x!?y", "c", "!", "?", "<i>", "<end>"]
 
-    def __call__(self, text, add_special_tokens):
-        return SimpleNamespace(input_ids=[self.vocabulary.index(text)] if text else [])
+    def ids_of(self, text, add_special_tokens):
+        return [self.vocabulary.index(text)] if text else []
 
-    def decode(self, ids):
+    def decode(self, ids, **options):
         return "".join(self.vocabulary[i] for i in ids)
 
 
@@ -384,9 +398,27 @@ class Pieces:
 def test_a_call_may_be_several_tokens_or_end_in_the_middle_of_one(
         call_tokens, response, found, shown):
     task = Task(call_tokens, response)
-    policy = SimpleNamespace(tokenizer=Pieces(), ends=[6])
+    policy = SimpleNamespace(tokenizer=Pieces(), ids_of=Pieces().ids_of, ends=[6])
     one = calls.Completion(policy, task, None)
     while rest := [0, 1, 2, 3, 4, 6][int(sum(mask for _, mask, *_ in one.slots)):]:
         one.extend(rest, T=10)
     assert Pieces().decode(one.ids) == found and task.texts == shown
     assert one.has_ended == (call_tokens != ("<end>",))
+
+
+@pytest.mark.parametrize("response", ["<i>7</i>", "\n a ,b", ".c", " ", "a\n\nb "])
+def test_the_policy_reads_exactly_what_a_tool_returned(response):
+    """Although this tokenizer begins each text with a space, and removes the space before commas
+    when it decodes."""
+    letters = {letter: i for i, letter in enumerate("\u2581\n.,abci7<>/!")}
+    letters["\n\n"] = len(letters)
+    plain = tokenizers.Tokenizer(tokenizers.models.Unigram([(token, -1.0) for token in letters]))
+    plain.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(prepend_scheme="always")
+    plain.decoder = tokenizers.decoders.Metaspace(prepend_scheme="always")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=plain, clean_up_tokenization_spaces=True)
+    policy = SimpleNamespace(tokenizer=tokenizer, ends=[], ids_of=lambda text, **options: tokenizer(
+        text, **options).input_ids)
+    one = calls.Completion(policy, Task(("!",), response), None)
+    one.extend([letters["a"], letters["!"]], T=30)
+    assert one.decode(one.ids) == "a!" + response and one.task.texts == ["a!"]

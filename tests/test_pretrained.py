@@ -1,11 +1,13 @@
 """Test that pretrained/train.py computes the same numbers as the scripts, on transformers models of
 several families, and that stopped runs resume exactly."""
 import copy
+import dataclasses
 import functools
 import json
 import math
 import os
 import re
+import resource
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,12 +36,14 @@ import reinforce
 from pretrained import export
 from report import ask
 from report.observers import warnings
-from tasks import calls
+from tasks import calls, rewards
 
 transformers = pytest.importorskip("transformers", reason=NEEDS)
 from safetensors.torch import load_file, save_file  # noqa: E402
+from tokenizers import processors  # noqa: E402
 
-from pretrained import models  # noqa: E402  (after the line that may skip)
+from lab import families  # noqa: E402  (after the line that may skip)
+from pretrained import models  # noqa: E402
 from pretrained import run as processes  # noqa: E402
 
 pretrained = load_example()
@@ -163,6 +167,7 @@ def test_a_run_is_that_of_the_script_from_the_same_base(script, flags, run, smal
 
 def test_a_correction_takes_the_trainers_log_probs_and_weighs_tokens(run, monkeypatch, capsys):
     plain = steps(run("plain", max_steps=1))[0]
+    monkeypatch.setattr(pretrained.SamplerCheck, "begin", lambda check: None)
     add = calls.Completion.add                          # patched to find tokens less likely
     monkeypatch.setattr(calls.Completion, "add", lambda one, token, logp, entropy: (
         add(one, token, logp - 0.5, entropy)))
@@ -209,6 +214,33 @@ def test_the_trainer_says_what_the_sampler_said_of_prompts_of_mixed_length(famil
     torch.testing.assert_close(entropy, batch.entropy, rtol=0, atol=1e-4)
     batch, logps, _ = sample(folder, dtype="bfloat16")
     assert (logps - batch.logps).abs().sum() / batch.mask.sum() < 0.01
+
+
+@pytest.mark.parametrize("family, words", [
+    ("recurrent_gemma", "depends on padding: log-probabilities differ by "),
+    ("minimax", "computes differently when it samples: its "), ("qwen2", "cannot be run: no way")])
+def test_a_family_that_cannot_be_trained_ends_the_run_before_its_first_step(
+        family, words, monkeypatch):
+    def fail(*_):
+        raise ValueError("no\nway")
+    if "no way" in words:
+        monkeypatch.setattr(pretrained, "generate", fail)
+    reason = families.attempt(family)
+    assert reason.startswith(f"--model {family}: ") and words in reason
+    assert reason.endswith("choose a model of a family that docs/real-models.md lists")
+
+
+def test_only_a_model_that_reads_pictures_is_told_that_all_tokens_are_text():
+    class Model(torch.nn.Module):
+        def forward(self, input_ids, token_type_ids=None):
+            return token_type_ids
+    model, ids = Model(), torch.ones(1, 2)
+    for config, types in (({}, None), ({"vision_config": {}}, [[0, 0]])):
+        model.config = SimpleNamespace(**config)
+        models.mark_as_text(model)
+        found = model(input_ids=ids)
+        assert found is types or found.tolist() == types
+    assert model.eval()(input_ids=ids) is None
 
 
 class FakeEngine:
@@ -321,7 +353,7 @@ def test_a_completion_depends_neither_on_those_beside_it_nor_on_what_its_folder_
     torch.testing.assert_close(together.logps, alone.logps, rtol=0, atol=1e-5)
     policy = pretrained.Policy(folder, config_of())
     assert policy.ends == [ord("]"), ord("}"), grpo.EOS]        # also the tokenizer's end
-    assert policy.generation_config.top_p == 0.5                # kept for its checkpoints
+    assert json.loads(policy.generation_config)["top_p"] == 0.5     # kept for its checkpoints
 
 
 def test_the_highest_and_the_lowest_random_number_draw_a_token_that_has_a_chance():
@@ -356,7 +388,14 @@ def test_a_completion_ends_with_its_first_end_which_its_text_lacks(random_llama,
 
 
 def test_prompts_stand_at_the_right_behind_their_instruction_or_in_the_chat_template(random_llama):
+    """A tokenizer may put tokens around a text. The last one would end the prompt."""
     policy = pretrained.Policy(random_llama, config_of(instruction="Go "))
+    template = processors.TemplateProcessing(single="<|pad|> $A <|eos|>", special_tokens=[
+        ("<|pad|>", grpo.PAD), ("<|eos|>", grpo.EOS)])
+    framing = policy.tokenizer.backend_tokenizer
+    framing.post_processor, plain = template, framing.post_processor
+    assert policy.token_ids("a") == [grpo.PAD, *b"Go a"]
+    framing.post_processor = plain
     ids = policy.encode(problems_of(["abc", "a"]))
     assert ids.tolist() == [[*b"Go abc"], [pretrained.NO_TOKEN] * 2 + [*b"Go a"]]
     policy.tokenizer.chat_template = TEMPLATE
@@ -367,6 +406,37 @@ def test_prompts_stand_at_the_right_behind_their_instruction_or_in_the_chat_temp
 
 TEMPLATE = ("{% for m in messages %}<|pad|>{{ m['role'] }}:{{ m['content'] }}{% endfor %}"
             "{% if thinks %}?{% endif %}{% if add_generation_prompt %}!{% endif %}")
+
+
+@pytest.mark.parametrize("end, opening, text, is_formed", [
+    ("<think>\n", "<think>", "So</think><answer>a , b != c</answer>", True),
+    ("<think>\n\n</think>\n\n", "<think>\n\n</think>", "<answer>a , b != c</answer>", True),
+    ("<answer> ", "<answer>", "a , b != c</answer>", False),
+    ("<think> and </think>", "", "<answer>a</answer>", False), ("<assistant>", "", "a", False)])
+def test_a_completion_begins_with_the_tag_that_its_prompt_opens(
+        end, opening, text, is_formed, random_llama, monkeypatch):
+    """Functions of a --reward_file get it without, and no decoder may change its spaces."""
+    policy = pretrained.Policy(random_llama, config_of(instruction=end))
+    for suffix in ("", "_for_bpe_even_though_it_will_corrupt_output"):
+        setattr(policy.tokenizer, f"clean_up_tokenization_spaces{suffix}", True)
+    monkeypatch.setattr(pretrained, "generate", lambda policy, prompts, completions, *_: [
+        one.add(token) for one in completions for token in policy.tokenizer(text).input_ids])
+    cfg = policy.cfg = dataclasses.replace(policy.cfg, max_completion_length=60)
+    batch = pretrained.complete(policy, None, cfg, problems_of([""]))
+    assert batch.texts == [opening + text]
+    assert rewards.well_formed(None, None, batch.texts[0], 0, 0) == is_formed
+    policy.cfg = dataclasses.replace(cfg, reward_file="x")
+    assert pretrained.complete(policy, None, cfg, problems_of([""])).texts == [text]
+
+
+def test_a_token_without_an_embedding_and_a_prompt_without_a_token_are_one_line(tmp_path, refused):
+    folder = save_random(tmp_path / "model", vocab_size=grpo.EOS, pad_token_id=None,
+                         eos_token_id=ord("!"))         # the tokenizer's EOS cannot be sampled
+    policy = pretrained.Policy(folder, config_of())
+    assert policy.ends == [ord("!")] and policy.token_ids("a") == [*b"a"]
+    refused("its tokenizer has the token '<|eos|>', but the model has only 264 embeddings: ",
+            policy.token_ids, "a<|eos|>")
+    refused("the prompt '' has no token; ", policy.token_ids, "")
 
 
 def test_conversations_have_a_system_prompt_of_their_own_or_of_the_flag(random_llama):
@@ -488,8 +558,6 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_a_run_that_goes_on(
 
 def test_a_checkpoint_is_a_folder_of_transformers_from_which_another_run_can_start(run, whole):
     [path] = whole.glob("checkpoint-*")
-    asked = json.loads((path / "generation_config.json").read_text())
-    assert (asked["do_sample"], asked["top_k"], asked["eos_token_id"]) == (True, 0, grpo.EOS)
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
     assert tokenizer("<answer>7</answer>").input_ids == [258, 55, 259]
     for line in lines(whole / "evaluation.jsonl")[:4]:
@@ -501,6 +569,51 @@ def test_a_checkpoint_is_a_folder_of_transformers_from_which_another_run_can_sta
     assert not list(second.glob("checkpoint-*"))
     resume(second, max_steps=1)                         # it has no checkpoint, so it starts again
     assert len(steps(second)) == 1
+
+
+def test_a_checkpoint_has_the_dropout_and_the_generation_config_of_its_model(run, tmp_path):
+    """transformers 5.0 and 5.19 do not save such a generation config, which does not sample."""
+    folder = save_random(tmp_path / "model", "falcon")
+    strange = json.dumps({"temperature": 0.7, "top_k": 20, "eos_token_id": grpo.EOS})
+    (folder / "generation_config.json").write_text(strange)
+    found = run(model=folder, max_steps=1) / "checkpoint-1/generation_config.json"
+    assert found.read_text() == strange
+    assert json.loads(found.with_name("config.json").read_text())["hidden_dropout"] == 0.3
+    (folder / "generation_config.json").unlink()
+    found = run("second", model=folder, max_steps=1) / "checkpoint-1/generation_config.json"
+    assert not found.exists()
+
+
+@pytest.mark.parametrize("cause", ["disk", "tokenizer"])
+def test_what_cannot_be_saved_ends_the_run_before_its_first_step(
+        cause, run, random_llama, tmp_path, monkeypatch, capsys):
+    def fail(*_):
+        raise ValueError("no\nway")
+    if cause == "tokenizer":
+        monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "save_pretrained", fail)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        if cause == "disk":                             # the weights have more than 100 kB
+            resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+        with pytest.raises(SystemExit) as stop:
+            run(model=random_llama)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    [line] = capsys.readouterr().err.splitlines()
+    assert stop.value.code == 2 and "/checkpoint-trial.tmp: cannot be written: " in line
+    assert ("no way" if cause == "tokenizer" else "large") in line
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.json", "train.py"}
+
+
+def test_a_base_that_cannot_be_copied_ends_the_run(run, whole, tmp_path, monkeypatch, capsys):
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+    monkeypatch.setattr(processes.shutil, "copy2", fail)
+    monkeypatch.setattr(processes.os, "link", fail)
+    with pytest.raises(SystemExit):
+        run(model=whole)
+    assert "/base: cannot be written: " in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "run/base").exists()
 
 
 def test_a_run_of_all_weights_resumes_without_the_model_that_it_began_with(
@@ -637,6 +750,24 @@ def test_an_adapter_has_the_size_and_the_places_of_its_flags(run, small_llama, r
     refused("--lora_target_modules query: ", run, "other", lora_rank=4, lora_target_modules="query")
 
 
+def test_an_adapter_of_embeddings_comes_back_unless_the_model_has_tied_them(
+        run, small_llama, random_llama, tmp_path, refused, monkeypatch):
+    ends = {"lora_rank": 4, "lora_target_modules": "q_proj,embed_tokens,lm_head",
+            "learning_rate": 0.05}
+    folder = run(**ends, model=random_llama, max_steps=1)
+    resume(folder, max_steps=2)
+    for line in lines(folder / "evaluation.jsonl")[:4]:
+        assert ask.answer(folder, line["prompt"]) == line["trained"]["text"]
+    words = "are the same weights, to which an adapter cannot add; choose other matrices"
+    for target in ("lm_head", "embed_tokens"):
+        ends["lora_target_modules"] = target
+        refused(words, run, "other", **ends)
+        with monkeypatch.context() as patch:
+            patch.setattr(models, "check_targets", lambda model: None)
+            folder = run(target, **ends, max_steps=1)
+        refused(words, models.load, models.last_checkpoint(folder))
+
+
 def test_an_adapter_of_another_model_is_refused_in_one_line(lora_run, tmp_path, capsys):
     folder = shutil.copytree(next(lora_run.glob("checkpoint-*")), tmp_path / "adapter")
     found = load_file(folder / models.ADAPTER)
@@ -710,6 +841,18 @@ def test_a_model_that_lacks_weights_is_refused(run, refused, tmp_path):
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     refused("cannot be loaded: it lacks model.layers.1.mlp.up_proj.weight", run, model=folder)
+
+
+@pytest.mark.parametrize("changes, words", [
+    ({"quantization_config": {"quant_method": "unheard of"}},
+     "its weights are quantized, so only an adapter can be trained: add --lora_rank 8, or"),
+    ({"model_type": "own", "auto_map": {"AutoConfig": "own.Config"}},
+     "cannot be loaded: it needs code of its own, which is not run here; choose another model")])
+def test_quantized_weights_and_code_of_a_model_s_own_are_refused(
+        changes, words, run, refused, tmp_path):
+    path = save_random(tmp_path / "model") / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    refused(words, run, model=path.parent)
 
 
 @pytest.mark.parametrize("name", ["checkpoint.pt", "checkpoint-2/model.safetensors",
