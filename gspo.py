@@ -115,7 +115,7 @@ def policy_loss(logps, old_logps, advantages, mask,
     A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
     surrogate, _ = LOSS_TYPES[loss_type]
     is_bounded = (A >= 0) | (surrogate != "clip") | (delta > 0)         # however high the ratio
-    cap = torch.where(is_bounded, 88.0, torch.inf).to(A)    # exp(89) is inf, and its gradient nan
+    cap = torch.where(is_bounded, 88.0, torch.inf).to(logps)    # exp(89) is inf, its gradient nan
     ratio = log_ratio(logps, old_logps, mask, level).clamp(max=cap).exp()       # eq. (2), eq. (9)
     if surrogate == "clip":
         clipped_ratio = ratio.clamp(1 - epsilon, 1 + epsilon_high)

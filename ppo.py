@@ -124,7 +124,7 @@ def log_ratio(logps, old_logps, mask):
 def policy_loss(logps, old_logps, advantages, mask, epsilon=0.2, epsilon_high=0.2):
     """Compute L_t with the clip, 0 if masked. advantages: (B,), (B, 1) or (B, T). -> (B, T)"""
     A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
-    cap = torch.where(A >= 0, 88.0, torch.inf).to(A)        # exp(89) is inf, and its gradient nan
+    cap = torch.where(A >= 0, 88.0, torch.inf).to(logps)    # exp(89) is inf, its gradient nan
     ratio = log_ratio(logps, old_logps, mask).clamp(max=cap).exp()              # (B, T)  eq. (2)
     clipped_ratio = ratio.clamp(1 - epsilon, 1 + epsilon_high)
     token_loss = -torch.min(ratio * A, clipped_ratio * A)                       # (B, T)  eq. (3)
