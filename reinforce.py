@@ -49,16 +49,15 @@ In 20 seconds on a CPU, the base policy of grpo.py becomes right 99 times in 100
 import copy
 import dataclasses
 import re
-from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
-import common  # isort: split
+import common
+import plumbing
+from common import EOS, PAD, VOCAB_SIZE, decode, encode_prompts  # isort: split
 
-import tiktoken
 import torch
 import torch.nn.functional as F
 from torch import nn
-from tqdm import tqdm
 
 # Shapes: P prompts, G completions of each, B = P * G rows (row p * G + g is completion g of prompt
 # p), b part of the rows; W prompt tokens, T completion tokens, L any number of tokens, V size of
@@ -255,67 +254,47 @@ COLUMNS = {"reward": "reward", "signal": "signal", "length": "completions/mean_l
 
 
 def main(argv=None):
-    cfg = common.parse_flags(Config, argv)
+    cfg = plumbing.parse_flags(Config, argv)
     task = common.load_task(cfg, verify)
     policy = GPT(cfg).to(cfg.device)
-    run = common.Run(cfg, task, policy, COLUMNS)
+    run = plumbing.Run(cfg, task, policy, COLUMNS)
     teacher = copy.deepcopy(policy) if cfg.teacher else None
     if cfg.teacher:
         run.columns = COLUMNS | {"teacher": "teacher_kl"}
         run.parts["teacher"] = teacher                      # checkpoints store it, too
     if cfg.teacher and not run.resumed:
-        common.load_policy(teacher, f"{cfg.teacher}/checkpoint.pt")
-    run.begin(warm_start)
+        plumbing.load_policy(teacher, f"{cfg.teacher}/checkpoint.pt")
+    run.begin()
     reference = copy.deepcopy(policy)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
 
     run.start(evaluate, policy=policy, optimizer=optimizer)
-    while run.step < cfg.max_steps and run.accuracy() < cfg.stop_at:
-        batch = sample_batch(policy, task, cfg, run.step)   # questions, G outputs of each, rewards
+    for step in range(run.step, cfg.max_steps):
+        batch = sample_batch(policy, task, cfg, step)       # questions, G outputs of each, rewards
         rewards = token_rewards(task, teacher, batch, cfg)                      # (B, T)
         ref_logps, mean_kl = score_reference(reference, batch, cfg)
         A = compute_advantages(policy, ref_logps, batch, rewards, cfg)          # (B, T)
-        metrics = update(policy, optimizer, batch, A, cfg, run.step)            # descend (5)
+        metrics = update(policy, optimizer, batch, A, cfg, step)                # descend (5)
         if teacher is not None:
             metrics["teacher_kl"] = -(rewards.sum() / batch.mask.sum()).item()
         run.log(batch, A, metrics | {"kl": mean_kl})
-        run.save(every=cfg.save_steps)
     return run.finish()
 
 
 # ==== the machinery: from here on, the text is the same in all scripts ========================
 
-# ---- 5. tokenizer and verifier ---------------------------------------------------------------
-
-SPECIAL_TOKENS = ["<think>", "</think>", "<answer>", "</answer>", "<search>", "</search>",
-                  "<information>", "</information>", "<|eos|>", "<|pad|>"]
-TOKENIZER = tiktoken.Encoding(                                  # a token for each byte
-    "bytes", pat_str=r"[\s\S]",
-    mergeable_ranks={bytes([i]): i for i in range(256)},
-    special_tokens={name: 256 + i for i, name in enumerate(SPECIAL_TOKENS)})
-EOS = TOKENIZER.encode_single_token("<|eos|>")
-PAD = TOKENIZER.encode_single_token("<|pad|>")
-VOCAB_SIZE = 320                                                # padded to a multiple of 64
-
-
-def encode_prompts(problems, task, device):
-    """Encode prompts as bytes, never as special tokens, and left-pad them with PAD. -> (B, W)"""
-    rows = [TOKENIZER.encode_ordinary(problem.prompt) for problem in problems]
-    rows = [[PAD] * (task.prompt_width - len(ids)) + ids for ids in rows]
-    return torch.tensor(rows, device=device)
-
-
-def decode(ids):
-    """Decode token ids; invalid UTF-8, and ids without a token, become U+FFFD. -> str"""
-    known = [i if i < TOKENIZER.n_vocab else 0xff for i in ids]
-    return TOKENIZER.decode_bytes(known).decode(errors="replace")
-
+# ---- 5. the verifier and the reward ----------------------------------------------------------
 
 def verify(problem, text):
     """Check whether the number in the text's only <answer> block is correct. -> 1.0 or 0.0"""
     number = re.search("<answer> {0,199}(-?[0-9]{1,20}) {0,199}</answer>", text)
     is_one = text.count("<answer>") == 1 and text.count("</answer>") == 1
     return float(is_one and number is not None and int(number[1]) == int(problem.answer))
+
+
+def reward(problem, text, given):
+    """Return the reward of a completion; edit this, not verify, to change what --reward gave."""
+    return given
 
 
 # ---- 6. the policy ---------------------------------------------------------------------------
@@ -345,11 +324,10 @@ class Block(nn.Module):
         self.down = nn.Linear(cfg.intermediate_size, D, bias=False)
 
     def forward(self, x, cos, sin, attn_mask, cache):
-        heads = (-1, self.head_size)
         y = self.attention_norm(x)
-        q = self.query(y).unflatten(-1, heads).transpose(1, 2)                  # (B, H, L, hd)
-        k = self.key(y).unflatten(-1, heads).transpose(1, 2)                    # (B, KV, L, hd)
-        v = self.value(y).unflatten(-1, heads).transpose(1, 2)                  # (B, KV, L, hd)
+        q = self.query(y).unflatten(-1, (-1, self.head_size)).transpose(1, 2)   # (B, H, L, hd)
+        k = self.key(y).unflatten(-1, (-1, self.head_size)).transpose(1, 2)     # (B, KV, L, hd)
+        v = self.value(y).unflatten(-1, (-1, self.head_size)).transpose(1, 2)   # (B, KV, L, hd)
         q = rotate(q, cos, sin)
         kv = torch.stack([rotate(k, cos, sin), v])                              # (2, B, KV, L, hd)
         if self in cache:                               # keys and values of earlier tokens
@@ -500,7 +478,10 @@ def sample_batch(policy, task, cfg, purpose, split="train"):
     problems = common.sample_problems(task, cfg.num_prompts, (cfg.seed, purpose), split)
     problems = [problem for problem in problems for _ in range(cfg.num_generations)]    # B
     batch = complete(policy, task, cfg, problems, common.generator(cfg.seed, "rollout", purpose))
-    return task.judge(batch, cfg.num_generations, purpose)
+    batch = task.judge(batch, cfg.num_generations, purpose)
+    rewards = map(reward, batch.problems, batch.texts, batch.rewards.flatten().tolist())
+    batch.rewards = batch.rewards.new_tensor(list(rewards)).view_as(batch.rewards)
+    return batch
 
 
 def evaluate(policy, task, cfg, greedy=False):
@@ -511,75 +492,6 @@ def evaluate(policy, task, cfg, greedy=False):
     generator = None if greedy else common.generator("evaluation")
     batch = complete(policy, task, cfg, problems, generator)
     return task.scores(task.judge(batch, G, "evaluation"), greedy)
-
-
-# ---- 8. the warm start -----------------------------------------------------------------------
-
-def encode_examples(examples, task, device):
-    """Encode problems with completions. The mask is 0 after the end of a completion, and on text
-    that an environment inserts. -> prompts (b, W), tokens (b, T), mask (b, T), lengths (b,)"""
-    prompts = encode_prompts(examples, task, device)
-    ids = [TOKENIZER.encode(example.completion, allowed_special="all") for example in examples]
-    ids = [torch.tensor([*row, EOS], device=device) for row in ids]
-    masks = [torch.ones(len(row), device=device) for row in ids]
-    if task.call_tokens:
-        masks = task.sampled_masks(examples, ids)
-    tokens = nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=PAD)
-    mask = nn.utils.rnn.pad_sequence(masks, batch_first=True)
-    lengths = torch.tensor([len(row) for row in ids], device=device)
-    return prompts, tokens, mask, lengths
-
-
-def warm_start(model, task, cfg):
-    """Train the base by supervised learning: first on a textbook, which shows its work, then on a
-    forum, where most people only answer."""
-    matrices = [weight for weight in model.blocks.parameters() if weight.dim() == 2]
-    momenta = {matrix: torch.zeros_like(matrix) for matrix in matrices}
-    others = [weight for weight in model.parameters() if weight not in momenta]
-    adamw = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)
-    # Two threads, each with half of a batch, are 1.4 times faster on two cores. On MPS they crash.
-    num_parts = 2 if cfg.device == "cpu" else 1
-    with ThreadPoolExecutor(num_parts) as pool:
-        for step in tqdm(range(cfg.base_steps), "warm start", leave=False, disable=None):
-            phase = "textbook" if step < cfg.textbook_share * cfg.base_steps else "forum"
-            examples = common.sample_problems(
-                task, cfg.base_batch_size, (cfg.base_seed, step), phase=phase)
-            batch = encode_examples(examples, task, cfg.device)
-            parts = batch[-1].argsort().chunk(num_parts)        # the shorter half first
-            gradients = list(pool.map(gradient, [model] * num_parts, [batch] * num_parts, parts))
-            for weight, *terms in zip(model.parameters(), *gradients):
-                weight.grad = sum(terms)
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            rate = cfg.base_learning_rate * min((step + 1) / 50, 1 - step / cfg.base_steps)
-            adamw.param_groups[0]["lr"] = rate
-            adamw.step()
-            for matrix, momentum in momenta.items():
-                muon_step(matrix, momentum, 5 * rate)   # an orthogonal step is small per entry
-
-
-def gradient(model, batch, rows):
-    """Compute the share of `rows` in the gradient of the batch's mean -log pi(o_t). -> list"""
-    prompts, tokens, mask, lengths = batch
-    T = int(lengths[rows].max())
-    tokens = tokens[rows, :T]                                                   # (b, T)
-    logits = model(torch.cat([prompts[rows], tokens], dim=1)[:, :-1])[:, -T:]   # (b, T, V)
-    token_loss = F.cross_entropy(logits.mT, tokens, reduction="none")           # (b, T)
-    loss = (token_loss * mask[rows, :T]).sum() / lengths.sum()
-    return torch.autograd.grad(loss, list(model.parameters()))
-
-
-@torch.no_grad()
-def muon_step(matrix, momentum, rate):
-    """Take a step of Muon (Jordan and others, 2024): along the momentum, made orthogonal by five
-    Newton-Schulz steps. torch.optim.Muon takes them in bfloat16, which many CPUs only emulate."""
-    momentum.lerp_(matrix.grad, 0.05)
-    x = matrix.grad.lerp(momentum, 0.95)                # Nesterov momentum
-    is_tall = len(matrix) > matrix.shape[1]
-    x = (x.T if is_tall else x) / (x.norm() + 1e-7)
-    for _ in range(5):                                  # moves all singular values close to 1
-        gram = x @ x.T
-        x = 3.4445 * x + (2.0315 * gram @ gram - 4.775 * gram) @ x
-    matrix.sub_(x.T if is_tall else x, alpha=rate * max(1, len(matrix) / matrix.shape[1]) ** 0.5)
 
 
 if __name__ == "__main__":

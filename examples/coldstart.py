@@ -11,6 +11,7 @@ import common  # isort: split
 
 import torch
 
+import plumbing
 from report import parser, start
 from report.ask import load_policy, read_run, write_run
 from report.page import command
@@ -38,11 +39,11 @@ def main(argv=None):
     demonstration = task.demonstration
     task.demonstration = lambda rng, phase: demonstration(rng, "cold_start")
     torch.set_num_threads(1)
-    script.warm_start(policy, task, dataclasses.replace(
+    plumbing.warm_start(policy, task, dataclasses.replace(
         cfg, base_steps=args.batches, base_batch_size=4, base_learning_rate=1e-3,
         base_seed=cfg.base_seed + 1))                   # so examples differ from the base's
 
-    name, flags = common.read_config(args.run)
+    name, flags = plumbing.read_config(args.run)
     write_run(args.new, name, flags, policy)
     needed = {flag: flags[flag] for flag in ("task", *SHAPE)}
     print(command(name, needed | {"init_from": str(args.new)}))

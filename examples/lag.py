@@ -44,6 +44,7 @@ import torch
 
 import grpo
 import gspo
+import plumbing
 
 METHODS = {"grpo": grpo, "gspo": gspo}
 CORRECTIONS = ("none", "truncate", "mask", "sequence_truncate", "sequence_mask")
@@ -135,26 +136,25 @@ def correct_for_lag(policy, batch, cfg):
 
 
 def main(argv=None):
-    cfg = common.parse_flags(Config, argv)
+    cfg = plumbing.parse_flags(Config, argv)
     script = METHODS[cfg.method]
     task = common.load_task(cfg, script.verify)
     policy = script.GPT(cfg).to(cfg.device)
-    run = common.Run(cfg, task, policy, script.COLUMNS)
-    run.begin(script.warm_start)
+    run = plumbing.Run(cfg, task, policy, script.COLUMNS)
+    run.begin()
     reference = copy.deepcopy(policy)
     sampler = Sampler(policy, cfg.sampler_lag)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
 
     run.start(script.evaluate, policy=policy, optimizer=optimizer, sampler=sampler)
-    while run.step < cfg.max_steps and run.accuracy() < cfg.stop_at:
-        batch = script.sample_with_signal(sampler.policy, task, cfg, run.step)
+    for step in range(run.step, cfg.max_steps):
+        batch = script.sample_with_signal(sampler.policy, task, cfg, step)
         A = script.advantages(batch.rewards, cfg.scale_rewards).view(-1, 1).to(cfg.device)  # (B, 1)
         weights, differences = correct_for_lag(policy, batch, cfg)              # (B, T)
         ref_logps, mean_kl = script.score_reference(reference, batch, cfg)
-        metrics = script.update(policy, ref_logps, optimizer, batch, weights * A, cfg, run.step)
+        metrics = script.update(policy, ref_logps, optimizer, batch, weights * A, cfg, step)
         sampler.follow(policy)
         run.log(batch, A, metrics | differences | {"kl": mean_kl})
-        run.save(every=cfg.save_steps)
     return run.finish()
 
 

@@ -76,6 +76,7 @@ import functools
 import sys
 from pathlib import Path
 from typing import Literal
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import common  # isort: split
@@ -84,9 +85,12 @@ import torch
 import torch.nn.functional as F
 
 import grpo
+import plumbing
 import ppo
 
 # Shapes: as in grpo.py.
+
+loss_of_grpo = grpo.policy_loss         # while losses_in_grpo replaces it, too
 
 
 # ---- 1. losses: log pi, log pi_old, A and mask (B, T) -> L_t (B, T) --------------------------
@@ -105,9 +109,10 @@ def dppo_kl(logps, old_logps, A, mask, cfg):
 
 def bounded(logps, old_logps, A, mask, is_outside):
     """-rho_t A, but 0 for a token that is outside its bound and moves away. -> (B, T)"""
-    ratio = grpo.log_ratio(logps, old_logps, mask).exp()
-    moves_away = (ratio - 1) * A > 0
-    return torch.where(is_outside & moves_away, 0.0, -ratio * A)                # eq. (1)
+    log_rho = grpo.log_ratio(logps, old_logps, mask)
+    is_zero = is_outside & ((log_rho.exp() - 1) * A > 0)
+    ratio = torch.where(is_zero, 0.0, log_rho).exp()    # so the gradient is 0, and not inf * 0
+    return torch.where(is_zero, 0.0, -ratio * A)                                # eq. (1)
 
 
 def gmpo(logps, old_logps, A, mask, cfg):
@@ -129,7 +134,9 @@ def vespo(logps, old_logps, A, mask, cfg):
 def off_policy_mask(logps, old_logps, A, mask, cfg):
     log_rho = grpo.log_ratio(logps, old_logps, mask).detach()
     is_stale = -mean_of_output(log_rho, mask) > cfg.off_policy_mask_threshold   # (B, 1)
-    return torch.where((A < 0) & is_stale, 0.0, clip(logps, old_logps, A, mask, cfg))   # eq. (6)
+    is_zero = (A < 0) & is_stale
+    logps = torch.where(is_zero, old_logps, logps)      # so the gradient is 0, and not inf * 0
+    return torch.where(is_zero, 0.0, clip(logps, old_logps, A, mask, cfg))      # eq. (6)
 
 
 def clip_cov(logps, old_logps, A, mask, cfg):
@@ -141,8 +148,9 @@ def clip_cov(logps, old_logps, A, mask, cfg):
     generator = common.generator("clip_cov", c.sum().item())    # seeded by the covariances
     order = torch.randperm(len(candidates), generator=generator).to(candidates)
     chosen = candidates[order[:num_chosen(mask, cfg.clip_cov_ratio)]]
-    token_loss = clip(logps, old_logps, A, mask, cfg)
-    return torch.where(is_among(chosen, mask), 0.0, token_loss)                 # eq. (8)
+    is_zero = is_among(chosen, mask)
+    logps = torch.where(is_zero, old_logps, logps)      # so the gradient is 0, and not inf * 0
+    return torch.where(is_zero, 0.0, clip(logps, old_logps, A, mask, cfg))      # eq. (8)
 
 
 def kl_cov(logps, old_logps, A, mask, cfg):
@@ -160,7 +168,7 @@ def dro(logps, old_logps, A, mask, cfg):
 
 def clip(logps, old_logps, A, mask, cfg):
     """The loss (3) of grpo.py. -> (B, T)"""
-    return grpo.policy_loss(
+    return loss_of_grpo(
         logps, old_logps, A, mask, "grpo", cfg.epsilon, cfg.epsilon_high, cfg.delta)
 
 
@@ -205,12 +213,18 @@ CLIPPED = {"off_policy_mask", "clip_cov"}   # the new losses that contain (3) of
 
 def policy_loss(cfg, logps, old_logps, advantages, mask, *settings):
     """Compute L_t from the arguments of grpo.policy_loss; it is 0 in masked slots. -> (B, T)"""
-    if cfg.loss_type in grpo.LOSS_TYPES:
-        return grpo.policy_loss(logps, old_logps, advantages, mask, *settings)
+    if cfg.loss_type not in NEW:
+        return loss_of_grpo(logps, old_logps, advantages, mask, *settings)
     A = advantages if advantages.dim() == 2 else advantages[:, None]            # (B, 1) or (B, T)
     loss, _ = LOSS_TYPES[cfg.loss_type]
     token_loss = loss(logps, old_logps.detach(), A.expand_as(mask), mask, cfg)
     return torch.where(mask > 0, token_loss, 0.0)
+
+
+def losses_in_grpo(cfg):
+    """Make grpo.py compute the losses of this file, as long as the context lasts. -> context"""
+    return mock.patch.multiple(
+        grpo, LOSS_TYPES=LOSS_TYPES, policy_loss=functools.partial(policy_loss, cfg))
 
 
 # ---- 2. advantages: rewards (P, G) and other inputs -> (P, G) or (B, T) ----------------------
@@ -335,24 +349,22 @@ class Config(grpo.Config):
 
 
 def main(argv=None):
-    cfg = common.parse_flags(Config, argv)
+    cfg = plumbing.parse_flags(Config, argv)
     task = common.load_task(cfg, grpo.verify)
     policy = grpo.GPT(cfg).to(cfg.device)
-    run = common.Run(cfg, task, policy, grpo.COLUMNS)
-    run.begin(grpo.warm_start)
+    run = plumbing.Run(cfg, task, policy, grpo.COLUMNS)
+    run.begin()
     reference = copy.deepcopy(policy)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
 
-    losses = functools.partial(policy_loss, cfg)
     run.start(grpo.evaluate, policy=policy, optimizer=optimizer)
-    while run.step < cfg.max_steps and run.accuracy() < cfg.stop_at:
-        batch = grpo.sample_with_signal(policy, task, cfg, run.step)
-        A = advantages(policy, task, batch, cfg, run.step)                      # (B, 1) or (B, T)
+    for step in range(run.step, cfg.max_steps):
+        batch = grpo.sample_with_signal(policy, task, cfg, step)
+        A = advantages(policy, task, batch, cfg, step)                          # (B, 1) or (B, T)
         ref_logps, mean_kl = grpo.score_reference(reference, batch, cfg)
-        metrics = grpo.update(policy, ref_logps, optimizer, batch, A, cfg, run.step,
-                              loss_types=LOSS_TYPES, losses=losses)
+        with losses_in_grpo(cfg):
+            metrics = grpo.update(policy, ref_logps, optimizer, batch, A, cfg, step)
         run.log(batch, A, metrics | {"kl": mean_kl})
-        run.save(every=cfg.save_steps)
     return run.finish()
 
 

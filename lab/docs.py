@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import common
+import plumbing
 from report.logs import read_summary
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,7 +33,7 @@ def run(script, folder, *flags):
 def record(name, **content):
     """Write docs/NAME.json, with the machine on which the numbers were measured."""
     text = json.dumps({"machine": MACHINE} | content, indent=2)
-    common.write(DOCS / f"{name}.json", text + "\n")
+    plumbing.write(DOCS / f"{name}.json", text + "\n")
 
 
 def table(head, rows):

@@ -46,7 +46,7 @@ QUESTIONS = {"Rewards": ("hacking", "wrongrewards"),
 NAMES = tuple(name for names in QUESTIONS.values() for name in names)
 FINDINGS = ("hacking", "bugs", "sharpen", "kl", "seeds")        # shown with their pictures
 # Flags for runs whose batches are measured, so that no time is spent on evaluations
-UNSCORED = "--stop_at 2 --eval_steps 1000 --num_eval_problems 1 --num_eval_samples 1"
+UNSCORED = "--eval_steps 1000 --num_eval_problems 1 --num_eval_samples 1"
 # A page: its title, the generated part, the sections written by hand, and the last line, which a
 # new page lacks
 PAGE = re.compile("(# .*?\n).*?(## Claim\n.*?\n)(?:\n`make lab-.*)?", re.S)

@@ -29,7 +29,7 @@ SECONDS = 540                   # time limit of all commands together
 LIMIT = 120                     # seconds for one command; the bench, which is last, gets the rest
 # Flags that make a base in seconds, which is right now and then, and train it for two steps
 SHORT = ("--task arithmetic:2 --textbook_share 0 --base_steps 300 --base_batch_size 16 "
-         "--max_steps 2 --stop_at 2 --num_eval_problems 64 --num_eval_samples 2")
+         "--max_steps 2 --num_eval_problems 64 --num_eval_samples 2")
 TINY = ("--hidden_size 16 --num_hidden_layers 1 --intermediate_size 16 --num_prompts 4 "
         "--max_completion_length 8 --base_steps 4 --max_steps 2 --num_eval_problems 4")
 REAL = ("--model runs/gpu/model --task arithmetic:2 --dtype bfloat16 --max_steps 2 --num_prompts 4 "

@@ -21,7 +21,7 @@ from types import ModuleType
 import numpy
 import torch
 
-import common
+import plumbing
 from lab.docs import MACHINE, ROOT
 from lab.training import make_base
 from learn.practice.hunt import FLAGS, LEVELS, MEASURED, SHORT, distances, planted
@@ -123,7 +123,7 @@ def main():
     with concurrent.futures.ProcessPoolExecutor(2, context, start) as pool:
         measured = {script: measure(script, pool, tests) for script in SCRIPTS}
     text = json.dumps({"machine": MACHINE} | measured)
-    common.write(MEASURED, re.sub(r"([\]}],) (?=[\"{])", r"\1\n", text) + "\n")
+    plumbing.write(MEASURED, re.sub(r"([\]}],) (?=[\"{])", r"\1\n", text) + "\n")
 
 
 if __name__ == "__main__":

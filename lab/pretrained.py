@@ -23,7 +23,7 @@ from report.logs import read_log
 
 SEEDS = (0, 1, 2)
 EXAMPLE = "pretrained/train.py"
-EVALUATION = ["--device", "cpu", "--stop_at", 2, "--num_eval_problems", 8, "--num_eval_samples", 1]
+EVALUATION = ["--device", "cpu", "--num_eval_problems", 8, "--num_eval_samples", 1]
 LIKE_GRPO = ["--task", "arithmetic", "--max_completion_length", 48, "--learning_rate", 5e-4,
              "--micro_batch_size", 32, "--save_steps", 1]       # as the defaults of grpo.py
 HALF = ["--dtype", "bfloat16"]
@@ -91,7 +91,7 @@ def measure_engine(work):
     """Run each variant with each seed. -> {name: its numbers}"""
     _, model = make_base(work, "--num_attention_heads", 2)
     job = ["--model", model, *LIKE_GRPO, "--max_steps", SHOWN[-1], "--eval_steps", SHOWN[0],
-           "--stop_at", 2, "--num_eval_samples", 1]
+           "--num_eval_samples", 1]
     results = {}
     for name, flags in LEARNING.items():
         greedy, differences, seconds = [], [], []

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 import common
+import plumbing
 import ppo
 from lab.docs import run
 
@@ -42,7 +43,7 @@ def base_flags(flags):
 def load_base(script, flags):
     """Prepare everything that a script needs before its first step. -> Config, task, policy"""
     args = shlex.split(flags)
-    cfg = common.parse_flags(script.Config, args)
+    cfg = plumbing.parse_flags(script.Config, args)
     task = common.load_task(cfg, script.verify)
     policy = script.GPT(cfg)
     policy.load_state_dict(make_base([f"{script.__name__}.py", *args]))

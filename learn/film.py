@@ -19,6 +19,7 @@ import textwrap
 from pathlib import Path
 
 import common
+import plumbing
 from report import escape, parser, start
 from report.logs import read_log, read_summary
 from report.page import ticks
@@ -34,7 +35,7 @@ LEFT, RIGHT, HEIGHT = 70, 452, 88       # of the curve: ends of its axis of step
 def read_run(folder):
     """Read a run and choose the problem. ValueError if the run has nothing to show. -> title (str),
     answers to one problem [(steps, dict)], held-out accuracy {step: share}"""
-    script, flags = common.read_config(folder)
+    script, flags = plumbing.read_config(folder)
     summary = read_summary(folder)
     if summary is None or "greedy" not in summary["base"]:
         raise ValueError("the run has not ended, or its task has no right or wrong answers; choose "

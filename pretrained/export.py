@@ -21,6 +21,7 @@ import torch
 
 import common
 import grpo
+import plumbing
 from report import ask, parser, start
 
 TEMPLATE = Path(__file__).with_suffix(".md")
@@ -78,7 +79,7 @@ def tokenizer_config(width):
 
 
 def make_tokenizer():
-    """Make grpo.TOKENIZER as a tokenizer of the package tokenizers."""
+    """Make common.TOKENIZER as a tokenizer of the package tokenizers."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers.convert_slow_tokenizer import bytes_to_unicode
     # byte-level tokenizers write each byte as one character, the byte itself if it is printable
@@ -86,7 +87,7 @@ def make_tokenizer():
     tokenizer = Tokenizer(models.BPE(vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    for name in grpo.SPECIAL_TOKENS:
+    for name in common.SPECIAL_TOKENS:
         is_special = name.startswith("<|")
         tokenizer.add_tokens([AddedToken(name, special=is_special, normalized=False)])
     return tokenizer
@@ -109,7 +110,7 @@ def export(run, folder, name="checkpoint.pt"):
     from safetensors.torch import save_file
     policy, cfg = read_policy(run, name)
     task = common.load_task(cfg, grpo.verify)
-    common.write(folder / "README.md", string.Template(TEMPLATE.read_text("utf-8")).substitute(
+    plumbing.write(folder / "README.md", string.Template(TEMPLATE.read_text("utf-8")).substitute(
         task=cfg.task, name=Path(run).name, width=task.prompt_width,
         size=f"{cfg.hidden_size} x {cfg.num_hidden_layers}"))
     weights = {llama_name(name): weight.detach() for name, weight in policy.named_parameters()}
@@ -118,7 +119,7 @@ def export(run, folder, name="checkpoint.pt"):
     files = {"tokenizer_config": tokenizer_config(task.prompt_width),
              "generation_config": generation_config(cfg), "config": llama_config(cfg)}
     for name, content in files.items():
-        common.write(folder / f"{name}.json", json.dumps(content, indent=2) + "\n")
+        plumbing.write(folder / f"{name}.json", json.dumps(content, indent=2) + "\n")
 
 
 def read_llama(folder):

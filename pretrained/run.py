@@ -20,6 +20,7 @@ from torch.distributed.checkpoint import state_dict as states
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 import common
+import plumbing
 import report
 from pretrained.models import (
     ADAPTER,
@@ -214,7 +215,7 @@ def writing(folder):
         common.fail(f"{folder}: cannot be written: {one_line(error)}")
 
 
-class Run(common.Run):
+class Run(plumbing.Run):
     """A run that saves the model as a Hugging Face folder, RUN/checkpoint-STEP, of which only the
     last is kept. checkpoint.pt has everything else. All processes do the same steps, and process 0
     writes."""
@@ -295,7 +296,6 @@ class Run(common.Run):
             self.write_checkpoint()
         if is_interrupted:
             self.leave()
-        self.step_clock = time.perf_counter()
 
     def write_checkpoint(self):
         folder = self.folder / f"checkpoint-{self.step}"
@@ -336,7 +336,7 @@ class Run(common.Run):
             launcher = []
             if dist.is_torchelastic_launched():
                 launcher = ["-m", "torch.distributed.run", "--nproc_per_node", WORLD_SIZE]
-            command = common.command(
+            command = plumbing.command(
                 *launcher, self.script, "--resume_from_checkpoint", self.folder)
             os.write(2, os.fsencode(f"\ninterrupted; resume with:\n  {command}\n"))
         raise SystemExit(130)

@@ -35,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import common
 import grpo
 import gspo
+import plumbing
 import reinforce
 from examples import lag
 from tasks import calls, rewards
@@ -632,7 +633,7 @@ def load_engine(policy, longest):
 
 
 def main(argv=None):
-    cfg = common.parse_flags(Config, argv)
+    cfg = plumbing.parse_flags(Config, argv)
     task = load_task(cfg)
     processes.join(cfg)
     cfg = dataclasses.replace(cfg, model=models.resolved(cfg.model, cfg.resume_from_checkpoint))
@@ -662,8 +663,8 @@ def main(argv=None):
     run.start(evaluate, optimizer)
     is_checked = policy.engine is None      # no more checks once the engine is seen to follow
     first_step = run.step
-    while run.step < cfg.max_steps and run.accuracy() < cfg.stop_at:
-        batch = sample_batch(policy, task, cfg, run.step)   # questions, outputs, rewards
+    for step in range(run.step, cfg.max_steps):
+        batch = sample_batch(policy, task, cfg, step)       # questions, outputs, rewards
         A = method.advantages(batch.rewards, which).view(-1, 1).to(cfg.device)  # (B, 1)
         weights, differences = correct(policy, batch, cfg)
         ref_logps = batch.logps                             # unused without beta
@@ -671,14 +672,13 @@ def main(argv=None):
             with models.without_adapter(reference.model):
                 ref_logps, _ = score_all(
                     reference, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
-        rate = optimizer.param_groups[0]["lr"] = learning_rate(cfg, run.step)
-        metrics = update(policy, optimizer, batch, ref_logps, weights * A, cfg, run.step)
-        num_updates = run.step - first_step + 1
+        rate = optimizer.param_groups[0]["lr"] = learning_rate(cfg, step)
+        metrics = update(policy, optimizer, batch, ref_logps, weights * A, cfg, step)
+        num_updates = step - first_step + 1
         if not is_checked and num_updates & (num_updates - 1) == 0:     # 1, 2, 4, 8 ...
             is_checked = check()
         metrics["learning_rate"] = rate
         run.log(batch, A, metrics | differences)
-        run.save(every=cfg.save_steps)
     return run.finish()
 
 

@@ -6,15 +6,16 @@ import sys
 from pathlib import Path
 
 import common
+import plumbing
 
 
 def command(*words):
     """Write a command that runs a module of this repository, ready to be pasted: in a clone, from
     another folder, or after pip install. -> str"""
     if common.HERE.name == "readable_rl":
-        return common.command("-m", "readable_rl", *words)
+        return plumbing.command("-m", "readable_rl", *words)
     where = "" if Path.cwd() == common.HERE else f"PYTHONPATH={shlex.quote(str(common.HERE))} "
-    return where + common.command("-m", *words)
+    return where + plumbing.command("-m", *words)
 
 
 def start(main):

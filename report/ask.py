@@ -13,6 +13,7 @@ import common  # isort: split
 
 import torch
 
+import plumbing
 from report import escape, parser, start
 from report.page import import_script
 
@@ -24,7 +25,7 @@ def read_run(folder):
     """Read which script made a run, and with which flags. If an example made it that changes a
     script, returns this script. FLAGS replace some flags, and flags that the Config doesn't have
     are left out. Exits with one line if the folder contains no run. -> module, Config"""
-    name, flags = common.read_config(folder)
+    name, flags = plumbing.read_config(folder)
     try:
         config_class = import_script(name).Config
     except (ImportError, ValueError) as error:
@@ -39,15 +40,15 @@ def load_policy(folder, script, cfg, name="checkpoint.pt"):
     """Load the policy from the last checkpoint, or the base from "base.pt". Exits with one line if
     the file is missing. -> GPT"""
     policy = script.GPT(cfg)
-    common.load_policy(policy, Path(folder, name))
+    plumbing.load_policy(policy, Path(folder, name))
     return policy
 
 
 def write_run(folder, script, flags, policy):
     """Write a run folder for --init_from: a policy, then the flags, which contain its sizes."""
     record = {"script": script, "torch": torch.__version__, "config": flags}
-    common.write(folder / "checkpoint.pt", {"policy": policy.state_dict()})
-    common.write(folder / "config.json", json.dumps(record, indent=2))
+    plumbing.write(folder / "checkpoint.pt", {"policy": policy.state_dict()})
+    plumbing.write(folder / "config.json", json.dumps(record, indent=2))
 
 
 def example(task):

@@ -14,6 +14,7 @@ import shlex
 import torch
 
 import common
+import plumbing
 from report import command, escape
 from report.logs import finite, read_log
 from report.trackers import tracker
@@ -178,7 +179,7 @@ class Answers:
         for base, trained in zip(before, self.examples or before):
             lines.append(json.dumps({"prompt": base["prompt"], "answer": base["answer"],
                                      "base": base, "trained": trained}) + "\n")
-        common.write(run.folder / "evaluation.jsonl", "".join(lines))
+        plumbing.write(run.folder / "evaluation.jsonl", "".join(lines))
 
 
 # ---- 3. warnings and the report --------------------------------------------------------------

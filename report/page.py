@@ -17,6 +17,7 @@ import shlex
 from pathlib import Path
 
 import common
+import plumbing
 from report import parser, start
 from report.logs import read_log, read_summary
 
@@ -83,7 +84,7 @@ def read_run(folder):
     """Collect what the report shows of one run. Exits with one line if the folder contains no run.
     -> dict"""
     folder = Path(folder)
-    script, flags = common.read_config(folder)
+    script, flags = plumbing.read_config(folder)
     summary = read_summary(folder)
     metrics = read_log(folder, "metrics", "step")
     return {

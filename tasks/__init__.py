@@ -1,7 +1,7 @@
 """More tasks than arithmetic, and everything that changes a task: mixes, a curriculum, the rows of
 --reward, a rollout that inserts text, and files of pairs and problems.
 
-common.py calls `defaults` and `load`. This file also contains what the other files share.
+plumbing.py calls `defaults`, and common.py `load`. The file also contains what the others share.
 """
 import dataclasses
 import functools
@@ -52,7 +52,8 @@ class Task:
     def judge(self, batch, G, purpose):
         """Verify and reward completions, G of each problem. -> the batch"""
         completions = zip(batch.problems, batch.texts, batch.is_truncated.tolist())
-        batch.verdicts = [self.verdict(*completion) for completion in completions]
+        verdicts = [self.verdict(*completion) for completion in completions]
+        batch.verdicts = common.checked(self, verdicts)
         judged = [self.is_correct(*pair) for pair in zip(batch.problems, batch.verdicts)]
         batch.is_correct = torch.tensor(judged).view(-1, G)
         batch.rewards = self.rewards(batch, purpose)

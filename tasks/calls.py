@@ -11,13 +11,15 @@ from collections import deque
 import torch
 import torch.nn.functional as F
 
+from common import TOKENIZER
+
 
 @torch.no_grad()
 def rollout(task, model, prompts, problems, cfg, uniforms=None):
     """Sample as the script's rollout does; rows without a call are equal to the last bit.
     -> tokens, mask, logps, entropy (B, T), lengths (B,)"""
     script = sys.modules[type(model).__module__]
-    calls = call_ids(task, script)
+    calls = call_ids(task)
     B, T = len(prompts), cfg.max_completion_length
     to_insert = [deque() for _ in range(B)]
     cache = {}
@@ -46,7 +48,7 @@ def rollout(task, model, prompts, problems, cfg, uniforms=None):
         for row, i, was_sampled in zip(rows.tolist(), token.tolist(), is_sampled.tolist()):
             if was_sampled and i in calls:
                 text = script.decode(tokens[row, :t + 1].tolist())
-                to_insert[row].extend(encode(task.respond(problems[row], text), script))
+                to_insert[row].extend(encode(task.respond(problems[row], text)))
 
         # keep the rows that have not ended
         continues = ~(is_sampled & (token == script.EOS))
@@ -64,7 +66,7 @@ def sampled_masks(task, examples, ids):
     """Mark the tokens of each completion: 1.0 if the policy writes a token, 0.0 if the environment
     inserts it after a call. list of (T,) -> list of (T,)"""
     script = task.machinery
-    calls = call_ids(task, script)
+    calls = call_ids(task)
     masks = []
     for example, row in zip(examples, ids):
         mask = torch.ones(len(row), device=row.device)
@@ -74,21 +76,21 @@ def sampled_masks(task, examples, ids):
             t += 1
             if tokens[t - 1] in calls:
                 response = task.respond(example, script.decode(tokens[:t]))
-                num_inserted = len(encode(response, script))
+                num_inserted = len(encode(response))
                 mask[t:t + num_inserted] = 0.0
                 t += num_inserted
         masks.append(mask)
     return masks
 
 
-def call_ids(task, script):
+def call_ids(task):
     """List the token ids after which the environment may respond. -> list"""
-    return [script.TOKENIZER.encode_single_token(text) for text in task.call_tokens]
+    return [TOKENIZER.encode_single_token(text) for text in task.call_tokens]
 
 
-def encode(response, script):
+def encode(response):
     """Encode text that an environment inserts; it may contain special tokens. -> list of ids"""
-    return script.TOKENIZER.encode(response, allowed_special="all")
+    return TOKENIZER.encode(response, allowed_special="all")
 
 
 # ---- for other engines than the scripts' own -------------------------------------------------

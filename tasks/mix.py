@@ -47,6 +47,9 @@ class Mix:
     def verify(self, problem, text):
         return self.parts[problem.task].verify(problem, text)
 
+    def verdict(self, problem, text, is_truncated=False):
+        return self.parts[problem.task].verdict(problem, text, is_truncated)
+
     def is_correct(self, problem, verdict):
         return self.parts[problem.task].is_correct(problem, verdict)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 
 import common
+import plumbing
 from tasks.problems import passes
 
 COPY = "given-pairs.txt"
@@ -46,7 +47,7 @@ class Given:
                 common.fail(f"--pairs {path}: line {number}: {error}")
 
     def start(self, run):
-        common.write(run.folder / COPY, self.text)
+        plumbing.write(run.folder / COPY, self.text)
         held_out = sum(run.task.is_held_out(problem_of(pair, run.task)) for pair in self.pairs)
         if held_out > 0:
             print(f"pairs: {held_out} of {len(self.pairs)} have prompts that are held out for "
@@ -60,7 +61,7 @@ class Given:
         for pair in passes(self.pairs, step * n, n, cfg.seed):
             problem = problem_of(pair, task)
             examples += [problem._replace(completion=pair[name]) for name in NAMES[1:]]
-        prompts, tokens, mask, lengths = script.encode_examples(examples, task, cfg.device)
+        prompts, tokens, mask, lengths = plumbing.encode_examples(examples, task, cfg.device)
         with torch.no_grad():
             logps, entropy = script.score(policy, prompts, tokens, cfg.temperature, cfg.kernel)
         none = torch.zeros(n, 2, dtype=torch.bool)      # (P, G)  not truncated, not judged right
@@ -78,7 +79,7 @@ class Saver:
     def step(self, run, batch, advantages, metrics):
         script = run.task.machinery
         rows = zip(batch.tokens.tolist(), batch.lengths.tolist(), batch.texts)
-        is_readable = [ids[:n] == encode(text, script) for ids, n, text in rows]
+        is_readable = [ids[:n] == encode(text) for ids, n, text in rows]
         chosen, rejected = script.preferences(batch.rewards)
         for best, worst in zip(chosen.tolist(), rejected.tolist()):
             if is_readable[best] and is_readable[worst]:
@@ -91,9 +92,9 @@ def problem_of(pair, task):
     return common.Problem(pair["prompt"], "", task=task.name.split(",")[0])
 
 
-def encode(text, script):
+def encode(text):
     """Encode a completion, and add its end token. -> list of token ids"""
-    return [*script.TOKENIZER.encode(text, allowed_special="all"), script.EOS]
+    return [*common.TOKENIZER.encode(text, allowed_special="all"), common.EOS]
 
 
 def check(pair, cfg, task):
@@ -108,8 +109,8 @@ def check(pair, cfg, task):
     if width > task.prompt_width:
         raise ValueError(f"the prompt has {width} bytes; {task.name} allows {task.prompt_width}")
     for name in NAMES[1:]:
-        ids = encode(pair[name], task.machinery)
-        if ids.count(task.machinery.EOS) > 1:
+        ids = encode(pair[name])
+        if ids.count(common.EOS) > 1:
             raise ValueError(f"{name} contains <|eos|>; remove it, as it is added later")
         if len(ids) > cfg.max_completion_length:
             raise ValueError(f"{name} has {len(ids)} tokens, with its end token; "

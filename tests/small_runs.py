@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import common
+import plumbing
 
 # The base has learned the form of an answer, so some groups have signal.
 SMALL = {"device": "cpu", "task": "arithmetic:2", "hidden_size": 32,
@@ -119,7 +119,7 @@ def at_work(folder):
 
 def resume(folder, **flags):
     """Resume a run. -> its summary"""
-    script, _ = common.read_config(folder)
+    script, _ = plumbing.read_config(folder)
     main = importlib.import_module(script.removesuffix(".py")).main
     return main(arguments({"resume_from_checkpoint": folder} | flags))
 

@@ -9,6 +9,7 @@ import torch
 
 import common
 import grpo
+import plumbing
 from examples import coldstart
 from report import ask
 
@@ -51,10 +52,10 @@ def answer(capsys):
 def test_the_answer_is_the_greedy_completion_of_the_last_checkpoint(run, answer):
     for name in ("base.pt", "metrics.jsonl"):
         (run / name).unlink()                       # an answer needs neither file
-    cfg = common.parse_flags(grpo.Config, TINY)
+    cfg = plumbing.parse_flags(grpo.Config, TINY)
     task = common.load_task(cfg, grpo.verify)
     policy = grpo.GPT(cfg)
-    common.load_policy(policy, run / "checkpoint.pt")
+    plumbing.load_policy(policy, run / "checkpoint.pt")
     for prompt in ("(3+4)=", "(1*9)=", "x"):
         problem = common.Problem(prompt, answer="")
         [text] = grpo.complete(policy, task, cfg, [problem]).texts
@@ -103,8 +104,8 @@ def test_a_cold_start_teaches_to_think_and_a_run_begins_where_it_ended(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("report.observers.observers", lambda cfg: [])
     shown = []
-    encode = grpo.encode_examples
-    monkeypatch.setattr(grpo, "encode_examples", lambda examples, *rest: (
+    encode = plumbing.encode_examples
+    monkeypatch.setattr(plumbing, "encode_examples", lambda examples, *rest: (
         shown.append(examples), encode(examples, *rest))[1])
     coldstart.main([str(trained), "new", "--batches", "30"])
     assert [len(examples) for examples in shown] == [4] * 30

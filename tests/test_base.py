@@ -24,6 +24,7 @@ from small_runs import (
 
 import common
 import grpo
+import plumbing
 
 ROOT = Path(__file__).resolve().parent.parent
 FEW = {"base_steps": 3, "base_batch_size": 4, "max_steps": 0}
@@ -99,22 +100,37 @@ def test_another_version_of_torch_makes_another_base(new_run, beside, monkeypatc
     assert len(bases()) == len(before) + 1
 
 
-@pytest.mark.parametrize("old, new, is_same", [
-    ("LOSS_TYPES", "KINDS", True),                      # in the lesson
-    ("GRPO: group", "GRPO: a group", True),
-    ("VOCAB_SIZE = 320", "VOCAB_SIZE = 384", False),    # in the machinery
-    ("whose query heads share", "in which query heads share", False),
-    ("rng.randint(1, 9)", "rng.randint(1, 8)", False),                      # in common.py
-    ("held_out_tenths = 1", "held_out_tenths = 2", False)], ids=range(6))   # in tasks/
-def test_the_lesson_does_not_count_and_the_rest_does_with_its_comments(
-        new_run, tmp_path, monkeypatch, old, new, is_same):
+@pytest.mark.parametrize("file, old, new, is_same", [
+    ("grpo.py", "GRPO: group", "GRPO: a group", True),                  # docstring
+    ("grpo.py", "LOSS_TYPES", "KINDS", True),                           # lesson
+    ("grpo.py", "-?[0-9]{1,20}", "-?[0-9]{1,9}", True),                 # verify
+    ("grpo.py", "return given", "return 2 * given", True),              # reward
+    ("grpo.py", "continues = token != EOS", "continues = token < 9", True),     # rollout
+    ("grpo.py", "x = x + self.out(", "x = x - self.out(", False),       # Block
+    ("grpo.py", "query heads share", "heads of queries share", False),  # comments count
+    ("grpo.py", "# ---- 6. the policy", "# my policy", False),          # then the whole file counts
+    ("common.py", "rng.randint(1, 9)", "rng.randint(1, 8)", False),
+    ("common.py", "VOCAB_SIZE = 320", "VOCAB_SIZE = 384", False),
+    ("common.py", "num_prompts: int = 32", "num_prompts: int = 16", True),
+    ("plumbing.py", "gram = x @ x.T", "gram = x.T @ x", False),
+    ("plumbing.py", "held out:", "not seen:", True),
+    ("tasks/__init__.py", "held_out_tenths = 1", "held_out_tenths = 2", False),
+    ("tasks/countdown.py", "def verify", "def  verify", False),         # the task of this test
+    ("tasks/lookup.py", "def verify", "def  verify", True)])
+def test_a_base_is_made_again_if_code_that_shapes_it_changes_and_only_then(
+        new_run, tmp_path, monkeypatch, file, old, new, is_same):
     monkeypatch.chdir(tmp_path)
-    new_run(**FEW | {"base_steps": 0})
+    flags = FEW | {"base_steps": 0, "task": "countdown"}
+    new_run(**flags)
     before = bases()
     read_text = Path.read_text
-    monkeypatch.setattr(Path, "read_text", lambda path, *args, **options: (
-        read_text(path, *args, **options).replace(old, new)))
-    new_run(**FEW | {"base_steps": 0})
+
+    def edited(path, *args, **options):
+        text = read_text(path, *args, **options)
+        assert old in text or path != ROOT / file
+        return text.replace(old, new) if path == ROOT / file else text
+    monkeypatch.setattr(Path, "read_text", edited)
+    new_run(**flags)
     assert (bases() == before) == is_same
 
 
@@ -155,15 +171,15 @@ def test_its_gradient_is_that_of_the_mean_over_all_tokens_of_the_completions_and
     limits = []
     monkeypatch.setattr(
         torch.nn.utils, "clip_grad_norm_", lambda weights, limit: limits.append(limit))
-    executor = grpo.ThreadPoolExecutor
+    executor = plumbing.ThreadPoolExecutor
     asked = []
     monkeypatch.setattr(
-        grpo, "ThreadPoolExecutor", lambda size: asked.append(size) or executor(size))
+        plumbing, "ThreadPoolExecutor", lambda size: asked.append(size) or executor(size))
     cfg = config(task=task, device=device, base_steps=1, base_batch_size=7,
                  base_learning_rate=0.0, textbook_share=float(phase == "textbook"))
     task = load_task(cfg)
     model = grpo.GPT(cfg).double()
-    grpo.warm_start(model, task, cfg)
+    plumbing.warm_start(model, task, cfg)
     found = [weight.grad.clone() for weight in model.parameters()]
     assert (limits, asked) == ([1.0], [num_parts])
 
@@ -171,7 +187,7 @@ def test_its_gradient_is_that_of_the_mean_over_all_tokens_of_the_completions_and
     total = 0.0
     masks = []
     for problem in common.sample_problems(task, 7, (0, 0), phase=phase):
-        ids = [*grpo.TOKENIZER.encode(problem.completion, allowed_special="all"), grpo.EOS]
+        ids = [*common.TOKENIZER.encode(problem.completion, allowed_special="all"), grpo.EOS]
         masks.append(sampled_by_a_policy(problem.completion, ids))
         prompt = grpo.encode_prompts([problem], task, "cpu")
         logits = model(torch.cat([prompt, torch.tensor([ids])], dim=1))[0, prompt.shape[1] - 1:-1]
@@ -195,7 +211,7 @@ def test_it_reads_six_tenths_of_a_textbook_then_a_forum_and_nothing_twice(
         return sample_problems(task, n, seed, split, phase)
     monkeypatch.setattr(common, "sample_problems", remember)
     cfg = config(base_steps=10, base_batch_size=2, base_seed=4)
-    grpo.warm_start(grpo.GPT(cfg), load_task(cfg), cfg)
+    plumbing.warm_start(grpo.GPT(cfg), load_task(cfg), cfg)
     phases = ["textbook"] * 6 + ["forum"] * 4
     assert reads == [(2, (4, step), "train", phase) for step, phase in enumerate(phases)]
 
@@ -209,11 +225,11 @@ def test_its_rates_rise_in_50_batches_and_fall_to_0_and_those_of_matrices_are_5_
         assert len(optimizer.param_groups[0]["params"]) == 1 + 2 * 2 + 1    # the embedding, 5 norms
         rates["others"].append(optimizer.param_groups[0]["lr"])
         others.update({name: optimizer.defaults[name] for name in ("betas", "weight_decay")})
-    monkeypatch.setattr(grpo, "muon_step", lambda matrix, momentum, rate: (
+    monkeypatch.setattr(plumbing, "muon_step", lambda matrix, momentum, rate: (
         rates["matrices"].setdefault(matrix, []).append(rate)))
     monkeypatch.setattr(torch.optim.AdamW, "step", remember)
     cfg = config(base_steps=80, base_batch_size=2, base_learning_rate=0.01)
-    grpo.warm_start(grpo.GPT(cfg), load_task(cfg), cfg)
+    plumbing.warm_start(grpo.GPT(cfg), load_task(cfg), cfg)
     expected = [0.01 * min((step + 1) / 50, (80 - step) / 80) for step in range(80)]
     assert rates["others"] == pytest.approx(expected)
     assert others == {"betas": (0.9, 0.95), "weight_decay": 0.0}
@@ -234,14 +250,14 @@ def test_the_step_of_muon_is_that_of_torch_but_for_its_bfloat16(shape, double, m
     for _ in range(4):
         ours.grad = theirs.grad = torch.randn(shape)
         monkeypatch.setattr(torch.Tensor, "bfloat16", bfloat16)
-        grpo.muon_step(ours, momentum, 0.02)
+        plumbing.muon_step(ours, momentum, 0.02)
         monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
         optimizer.step()
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
 
 
 SHARE_OF_THE_OPTIMIZERS = """
-import time, torch, common, grpo
+import time, torch, common, grpo, plumbing
 cfg = grpo.Config(device="cpu", base_steps=20)
 torch.set_num_threads(1)
 took = {}
@@ -252,9 +268,9 @@ def timed(name, function):
         function(*args)
         took[name] = took.get(name, 0.0) + time.process_time() - start
     return call
-grpo.muon_step = timed("optimizers", grpo.muon_step)
+plumbing.muon_step = timed("optimizers", plumbing.muon_step)
 torch.optim.AdamW.step = timed("optimizers", torch.optim.AdamW.step)
-timed("all", grpo.warm_start)(grpo.GPT(cfg), common.load_task(cfg, grpo.verify), cfg)
+timed("all", plumbing.warm_start)(grpo.GPT(cfg), common.load_task(cfg, grpo.verify), cfg)
 print(took["optimizers"] / took["all"])
 """
 

@@ -77,13 +77,13 @@ def test_a_batch_is_a_function_of_policy_task_seed_step_and_split(setting, scrip
 
 def test_each_completion_is_verified_and_scored_against_its_own_problem(setting):
     numbers = iter(range(100))
-    cfg, policy, task, asked = setting(lambda *_: next(numbers) / 100, num_generations=3)
+    cfg, policy, task, asked = setting(lambda *_: [next(numbers) / 100], num_generations=3)
     batch = grpo.sample_batch(policy, task, cfg, 0)
     assert batch.rewards.shape == (4, 3)
     assert len({problem.prompt for problem in batch.problems}) == 4
     for row, verdict in enumerate(batch.verdicts):
-        assert asked[round(100 * verdict)] == (batch.problems[row], batch.texts[row], verdict)
-        assert batch.rewards[row // 3, row % 3] == pytest.approx(verdict)
+        assert asked[round(100 * verdict[0])] == (batch.problems[row], batch.texts[row], verdict)
+        assert batch.rewards[row // 3, row % 3] == pytest.approx(verdict[0])
     check_rows(grpo, policy, task, batch)
     shifted = batch.prompts.roll(3, dims=0)             # takes prompts from other groups
     logps, _ = grpo.score(policy, shifted, batch.tokens)
@@ -105,7 +105,7 @@ def test_the_reward_of_a_task_that_rewards_each_move_is_the_sum_of_its_rewards(
 
 
 def test_the_last_token_that_was_sampled_earns_what_the_completion_does(setting):
-    cfg, policy, task, _ = setting(lambda problem, text: len(text) / 10)
+    cfg, policy, task, _ = setting(lambda problem, text: [len(text) / 10])
     batch = grpo.sample_batch(policy, task, cfg, 0)
     batch.mask[0, int(batch.lengths[0]) - 1] = 0.0      # as if an environment had inserted it
     earned = task.token_rewards(batch)
@@ -199,7 +199,7 @@ def test_dynamic_sampling_tries_so_many_times_at_most_and_then_takes_what_there_
 @of_groups
 def test_without_the_flag_and_where_all_have_signal_the_batch_is_that_of_the_step(script, setting):
     for verify, flags in ((lambda *_: 1.0, {}),
-                          (lambda problem, text: random.random(), {"dynamic_sampling": 3})):
+                          (lambda problem, text: [random.random()], {"dynamic_sampling": 3})):
         cfg, policy, task, asked = setting(verify, **flags)
         batch = script.sample_with_signal(policy, task, cfg, 5)
         assert len(asked) == 16
@@ -263,7 +263,7 @@ def evaluated(config, load_task, monkeypatch):
                 thought = "<think></think>" if n % 5 >= 2 else ""
                 answer = problem.answer if g < n % 5 else 30
                 text = f"{thought}<answer>{answer}</answer><|eos|>"
-                ids = grpo.TOKENIZER.encode(text, allowed_special="all")
+                ids = common.TOKENIZER.encode(text, allowed_special="all")
                 tokens[row, :len(ids)] = torch.tensor(ids)
             mask = (tokens != grpo.PAD).float()
             asked.append((problems, uniforms))

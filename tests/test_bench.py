@@ -8,8 +8,8 @@ import pretend
 import pytest
 import torch
 
-import common
 import grpo
+import plumbing
 from lab import docs, gpu
 from lab import speed as bench
 from learn import sync
@@ -104,4 +104,4 @@ def test_each_command_is_a_module_with_flags_that_it_has():
         if f"{module}.py" in sync.SCRIPTS and "--resume_from_checkpoint" not in words:
             with pretend.cuda():
                 config = importlib.import_module(module).Config
-                common.parse_flags(config, [*words, "--device", "cuda"])
+                plumbing.parse_flags(config, [*words, "--device", "cuda"])

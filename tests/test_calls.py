@@ -132,7 +132,7 @@ def test_the_response_to_a_call_stands_behind_it_in_its_own_row_and_is_not_in_th
                 num_inserted += 1
             elif token == ASK:
                 response = game.task.respond(problem, script.decode(ids[:t + 1]))
-                expected = script.TOKENIZER.encode(response, allowed_special="all")
+                expected = common.TOKENIZER.encode(response, allowed_special="all")
             else:
                 assert token != script.EOS or t == len(ids) - 1
         assert len(ids) == 24 or ids[-1] == script.EOS and mask[-1] == 1

@@ -21,17 +21,21 @@ import torch
 from conftest import ROOT, SCRIPTS, every_script
 from small_runs import (
     INSTANT,
+    SMALL,
     arguments,
     at_work,
     changed_weights,
     difference,
+    lines,
     load,
     outcome,
+    read_summary,
     steps,
 )
 
 import common
 import grpo
+import plumbing
 from learn.path import __main__ as path
 from learn.practice import __main__ as practice
 from learn.practice import hunt
@@ -77,8 +81,8 @@ def test_a_flag_is_spelled_with_hyphens_or_underscores(script):
     flags = dataclasses.asdict(script.Config(num_prompts=7, curriculum=True, kernel="torch"))
     words = arguments({name: value for name, value in flags.items() if value != ""})
     for spelling in (words, [word.replace("_", "-") for word in words]):
-        assert dataclasses.asdict(common.parse_flags(script.Config, spelling)) == flags
-    cfg = common.parse_flags(script.Config, ["--no-curriculum", "--output-dir=a_b-c"])
+        assert dataclasses.asdict(plumbing.parse_flags(script.Config, spelling)) == flags
+    cfg = plumbing.parse_flags(script.Config, ["--no-curriculum", "--output-dir=a_b-c"])
     assert (cfg.curriculum, cfg.output_dir) == (False, "a_b-c")
 
 
@@ -92,7 +96,7 @@ def test_a_number_that_cannot_work_is_refused(script):
         if field.type is int and not may_be_zero:
             values.append(0)
         for value in values:
-            rules = script.Config(**{field.name: value}).rules()
+            rules = plumbing.rules(script.Config(**{field.name: value}))
             said = next(message for holds, message in rules if not holds)
             assert said.startswith(f"--{field.name} {value}")
 
@@ -108,6 +112,8 @@ REFUSED = """
     grpo --hidden_size 30                               | multiple of 4
     grpo --num_key_value_heads 4                        | must divide 2
     grpo --temperature 0                                | --temperature
+    grpo --stop_at 2                                    | --max_steps
+    grpo --stop-at=0.98                                 | --max_steps
     grpo --textbook_share 1.5                           | above 1
     grpo --device cuda                                  | cannot use it
     grpo --kernel triton                                | use torch
@@ -222,7 +228,7 @@ def test_damaged_weights_are_refused_and_no_code_in_them_runs(refused, run, flag
 
 def test_a_run_whose_output_nobody_reads_any_more_ends_without_a_word_and_can_be_resumed(
         script):
-    flags = INSTANT | {"save_steps": 1, "stop_at": 2, "output_dir": "cut"}
+    flags = INSTANT | {"save_steps": 1, "output_dir": "cut"}
     words = arguments(flags | {"max_steps": 500})
     running = subprocess.Popen([sys.executable, "-u", ROOT / "grpo.py", *words], text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -234,6 +240,57 @@ def test_a_run_whose_output_nobody_reads_any_more_ends_without_a_word_and_can_be
     script.main(arguments(flags | {"max_steps": num_steps, "output_dir": "whole"}))
     assert not difference(outcome("cut"), outcome("whole"))
 
+
+# ---- an edited copy of a script --------------------------------------------------------------
+
+@pytest.fixture
+def edited(monkeypatch, tmp_path):
+    """edited(old, new): imports a copy of grpo.py with one edit. -> its main"""
+    def copy(old, new):
+        source = (ROOT / "grpo.py").read_text()
+        assert source.count(old) == 1
+        Path("mine.py").write_text(source.replace(old, new))
+        monkeypatch.delitem(sys.modules, "mine", raising=False)
+        return importlib.import_module("mine").main
+    monkeypatch.syspath_prepend(tmp_path)
+    yield copy
+    sys.modules.pop("mine", None)
+
+
+THOUGHT = '0.1 * ("<think>" in text)'
+
+
+@pytest.mark.parametrize("is_alone", [False, True])
+def test_a_verify_that_returns_anything_but_right_or_wrong_ends_the_run_in_a_line(
+        edited, monkeypatch, capsys, is_alone):
+    if is_alone:
+        monkeypatch.setattr(common, "optional", lambda module: None)
+    main = edited("    return float(is_one and", f"    return {THOUGHT} + float(is_one and")
+    with pytest.raises(SystemExit) as stop:
+        main(arguments(SMALL | {"task": "arithmetic", "max_steps": 2}))
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and error.count("error: ") == 1
+    assert re.search(r"error: verify returned (0|1)\.1: .*function reward, which is next", error)
+
+
+def test_an_edited_reward_is_learned_from_and_changes_no_score(edited):
+    page = (ROOT / "docs/extending.md").read_text()
+    removed, added = re.search(r"^-(.* given)\n\+(.*)$", page, re.M).groups()
+    edited(removed, added)(
+        arguments(SMALL | {"max_steps": 2, "eval_steps": 1, "output_dir": "mine"}))
+    edited("    return float(is_one and", "    return bool(is_one and")(       # True is right, too
+        arguments(SMALL | {"max_steps": 2, "eval_steps": 1, "output_dir": "plain"}))
+    for record in lines("mine/samples.jsonl"):
+        for completion in record["completions"]:
+            problem = common.Problem(record["prompt"], record["answer"])
+            right = grpo.verify(problem, completion["text"])
+            thinks = "<think>" in completion["text"]
+            assert completion["reward"] == pytest.approx(right + 0.1 * thinks)
+    assert steps("mine")[0]["reward"] > steps("mine")[0]["accuracy"] == steps("plain")[0]["reward"]
+    assert read_summary("mine")["base"] == read_summary("plain")["base"]
+
+
+# ---- commands that can be pasted -------------------------------------------------------------
 
 def printed(text, name):
     """Find the command in a text that runs a program or module. -> str"""
@@ -258,7 +315,7 @@ def shell(command, lines=None):
 
 
 def test_the_commands_that_a_run_prints_run_in_a_fresh_shell(monkeypatch, capfd, restored_ctrl_c):
-    monkeypatch.setattr(common.Run, "log", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(plumbing.Run, "log", lambda *_: signal.raise_signal(signal.SIGINT))
     with pytest.raises(SystemExit):
         grpo.main(arguments(INSTANT | {"output_dir": "it's $x é"}))
     text, code = shell(printed(capfd.readouterr().err, "grpo.py"))
@@ -292,7 +349,7 @@ def test_a_command_in_the_clone_is_short(monkeypatch):
     assert command("report.ask", "a b") == f"PYTHONPATH={ROOT} {python} -m report.ask 'a b'"
     monkeypatch.chdir(ROOT)
     assert command("report.ask", "a b") == ".venv/bin/python -m report.ask 'a b'"
-    assert common.command(ROOT / "grpo.py") == ".venv/bin/python grpo.py"
+    assert plumbing.command(ROOT / "grpo.py") == ".venv/bin/python grpo.py"
     monkeypatch.setattr(shutil, "which", lambda name: str(python))
     assert command("report.ask") == "python -m report.ask"
 
@@ -327,7 +384,7 @@ def test_a_file_that_does_not_fit_on_the_disk_is_one_line_and_no_part_of_it_stay
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5, limits[1]))
     try:
-        refused("run.pt: cannot be written (", common.write, Path("run.pt"), content)
+        refused("run.pt: cannot be written (", plumbing.write, Path("run.pt"), content)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
@@ -335,7 +392,7 @@ def test_a_file_that_does_not_fit_on_the_disk_is_one_line_and_no_part_of_it_stay
 def test_a_log_that_does_not_fit_on_the_disk_is_one_line(refused):
     Path("log.jsonl").symlink_to("/dev/full")
     run = SimpleNamespace(folder=Path("."))
-    refused("log.jsonl: cannot be written (No space", common.Run.append, run, "log.jsonl", {})
+    refused("log.jsonl: cannot be written (No space", plumbing.Run.append, run, "log.jsonl", {})
 
 
 # ---- the scripts alone in a folder -----------------------------------------------------------
@@ -353,7 +410,7 @@ for words in refused:
 """
 
 
-def test_scripts_and_common_alone_in_a_folder_run_and_resume_as_in_the_repository(empty_folder):
+def test_three_files_alone_in_a_folder_run_and_resume_as_in_the_repository(empty_folder):
     """They refuse flags that need a missing folder. They must not import packages from elsewhere
     that have the names of our folders; PyPI has such packages."""
     for name in ("kernels", "tasks", "report"):
@@ -361,9 +418,9 @@ def test_scripts_and_common_alone_in_a_folder_run_and_resume_as_in_the_repositor
         (empty_folder / "others" / name / "__init__.py").write_text("raise OSError('imported')")
     own = empty_folder / "own"
     own.mkdir()
-    for name in (*SCRIPTS, "common"):
+    for name in (*SCRIPTS, "common", "plumbing"):
         shutil.copy(ROOT / f"{name}.py", own)
-    flags = arguments(INSTANT | {"stop_at": 2, "task": "arithmetic"})
+    flags = arguments(INSTANT | {"task": "arithmetic"})
     refused = ["--task countdown", "--reward accuracy+format", "--curriculum", "--kernel triton",
                "--report_to wandb"]
     done = subprocess.run(
@@ -379,3 +436,7 @@ def test_scripts_and_common_alone_in_a_folder_run_and_resume_as_in_the_repositor
                 assert not changed_weights(alone[part], whole)
         assert [line["reward"] for line in steps(own / name)] == [
             line["reward"] for line in steps(name)]
+    (own / "plumbing.py").unlink()
+    done = subprocess.run([sys.executable, "grpo.py"], cwd=own, text=True, capture_output=True)
+    assert done.stderr.startswith(f"error: {own} lacks plumbing.py; ")
+    assert done.stderr.count("\n") == 1

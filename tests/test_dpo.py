@@ -267,11 +267,11 @@ def test_saved_pairs_teach_another_run_which_goes_on_bit_for_bit(
 def test_a_pair_that_a_file_would_change_is_not_saved():
     """Reading a file adds an end to an output that has none, replaces a byte that is not UTF-8 by
     U+FFFD, and turns letters that spell a special token into that token."""
-    rows = [pairs.encode("<think>7</think>", dpo), pairs.encode("8", dpo),
-            list(b"7" * 9), pairs.encode("8", dpo),
-            pairs.encode("7", dpo), [0xff, dpo.EOS],
-            [*b"<think>", dpo.EOS], pairs.encode("8", dpo),
-            pairs.encode("7", dpo), pairs.encode("", dpo)]
+    rows = [pairs.encode("<think>7</think>"), pairs.encode("8"),
+            list(b"7" * 9), pairs.encode("8"),
+            pairs.encode("7"), [0xff, dpo.EOS],
+            [*b"<think>", dpo.EOS], pairs.encode("8"),
+            pairs.encode("7"), pairs.encode("")]
     tokens = [row + [dpo.PAD] * (9 - len(row)) for row in rows]
     mask = f64([[1.0] * len(row) + [0.0] * (9 - len(row)) for row in rows])
     batch = made_batch(dpo, [[1]] * 10, tokens, mask, mask, 2, rewards=f64([[1, 0]] * 5))

@@ -11,6 +11,7 @@ from small_runs import changed_weights, policy_of
 
 import common
 import grpo
+import plumbing
 from pretrained import export
 
 transformers = pytest.importorskip("transformers", reason=NEEDS)
@@ -29,9 +30,9 @@ def make_run(folder, script=grpo, **flags):
                 weight += 0.5 * torch.rand(len(weight), generator=generator)
     folder.mkdir()
     record = {"script": f"{script.__name__}.py", "config": vars(cfg)}
-    common.write(folder / "config.json", json.dumps(record))
+    plumbing.write(folder / "config.json", json.dumps(record))
     for name in ("base.pt", "checkpoint.pt"):
-        common.write(folder / name, {"policy": policy.state_dict()})
+        plumbing.write(folder / name, {"policy": policy.state_dict()})
     return policy
 
 
@@ -47,7 +48,7 @@ def made(tmp_path_factory):
         for block in policy.blocks:
             block.out.weight *= 4
             block.down.weight *= 4
-    common.write(folder / "run/checkpoint.pt", {"policy": policy.state_dict()})
+    plumbing.write(folder / "run/checkpoint.pt", {"policy": policy.state_dict()})
     export.main([str(folder / "run"), str(folder / "exported")])
     return policy, folder / "run", folder / "exported"
 
@@ -140,7 +141,7 @@ def test_greedy_answers_to_held_out_problems_are_the_same(made):
 def random_text(rng):
     """Mix characters from all planes of Unicode with special tokens, complete or cut off. -> str"""
     near = ["  ", "\r\n", "e\u0301", "\u00e9", "\u212b", "\ufeff", " , ", " 'm not"]
-    for name in grpo.SPECIAL_TOKENS:
+    for name in common.SPECIAL_TOKENS:
         near += [name, name[:-1], name[1:], f" {name}\n"]
     ends = [32, 127, 256, 0x370, 0x2070, 0xd800, *range(0x10000, 0x110001, 0x10000)]
     letters = [chr(end - rng.randint(1, 32)) for end in ends]
@@ -152,15 +153,15 @@ def test_texts_become_the_tokens_of_the_scripts_and_texts_again(tokenizer):
     for _ in range(300):
         text = random_text(rng)
         ids = tokenizer(text).input_ids
-        assert ids == grpo.TOKENIZER.encode(text, allowed_special="all"), ascii(text)
+        assert ids == common.TOKENIZER.encode(text, allowed_special="all"), ascii(text)
         assert tokenizer.decode(ids) == text == grpo.decode(ids)
         ids = [rng.randrange(rng.choice([0, 0x80, 0xc0, 256]), 266) for _ in range(20)]
         assert tokenizer.decode(ids) == grpo.decode(ids), ids
 
 
 def test_what_a_verifier_reads_is_not_skipped_as_special(tokenizer):
-    names = "".join(name for name in grpo.SPECIAL_TOKENS if not name.startswith("<|"))
-    ids = grpo.TOKENIZER.encode(f"<|pad|>{names} 7<|eos|><|pad|>", allowed_special="all")
+    names = "".join(name for name in common.SPECIAL_TOKENS if not name.startswith("<|"))
+    ids = common.TOKENIZER.encode(f"<|pad|>{names} 7<|eos|><|pad|>", allowed_special="all")
     assert tokenizer.decode(ids, skip_special_tokens=True) == f"{names} 7"
     assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (grpo.EOS, grpo.PAD)
 

@@ -55,6 +55,37 @@ every_average = pytest.mark.parametrize("how", AVERAGES)
 of_groups = pytest.mark.parametrize("script", [grpo, gspo], ids=["grpo", "gspo"])
 
 
+def loss_and_weight(surrogate, x, A):
+    """Compute L_t and its gradient in log pi for log pi = -1 and log rho = x >= 0, with the clip
+    ranges of policy_loss. -> float or inf, float or inf"""
+    rho = math.exp(x) if x < 700 else math.inf
+    tau = 1.0 if A > 0 else 1.05
+    if surrogate == "plain":
+        return A, -A
+    if surrogate == "cispo":
+        return min(rho, 1.2) * A, -min(rho, 1.2) * A
+    if surrogate == "sapo":
+        return -4 / tau * A / (1 + math.exp(-tau * (min(rho, 99) - 1))), -A if x == 0 else 0.0
+    bound = 1.2 if A > 0 else {"clip": math.inf, "delta": 1.5}[surrogate]
+    return -min(rho, bound) * A, -rho * A if rho <= bound else 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("A", [2.0, 0.0, -2.0])
+@pytest.mark.parametrize("name", [name for name in LOSSES if name != "ppo-penalty"])
+def test_a_loss_that_stops_growing_has_gradient_0_however_large_the_ratio_gets(name, A, dtype):
+    """exp(89) is inf in float32. A loss that grows without bound must be inf, with its gradient."""
+    loss, surrogate, _ = LOSSES[name]
+    log_rho = (0.0, 20.0, 30.0, 88.0, 89.0, 100.0, 1000.0)
+    logps = torch.full((7, 1), -1.0, dtype=dtype, requires_grad=True)
+    old_logps = -1 - torch.tensor(log_rho, dtype=dtype)[:, None]
+    found = loss(logps, old_logps, torch.full((7,), A, dtype=dtype), torch.ones_like(logps))
+    gradient, = torch.autograd.grad(found.sum(), logps)
+    expected = [loss_and_weight(surrogate, x, A) if A else (0.0, 0.0) for x in log_rho]
+    torch.testing.assert_close(
+        torch.cat([found, gradient], dim=1), f64(expected).to(dtype))
+
+
 @of_groups
 def test_a_surrogate_that_nobody_wrote_is_not_taken_for_another_one(script, monkeypatch):
     monkeypatch.setitem(script.LOSS_TYPES, "mine", ("mine", "token_mean"))

@@ -22,6 +22,7 @@ from small_runs import INSTANT, SMALL, arguments, at_work, changed_weights, load
 
 import common
 import grpo
+import plumbing
 from lab import choices, draw, experiment, speed, training, verdict
 from lab import docs as runs
 from lab.claims import masking, methods
@@ -535,5 +536,5 @@ def test_the_scripts_accept_what_experiments_ask_for(monkeypatch):
     commands = sum((made.commands for made in EXPERIMENTS.values()), [])
     for script, *flags in map(shlex.split, commands):
         module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
-        cfg = common.parse_flags(module.Config, flags)
+        cfg = plumbing.parse_flags(module.Config, flags)
         common.load_task(cfg, grpo.verify)

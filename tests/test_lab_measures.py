@@ -16,6 +16,7 @@ from small_runs import SMALL, arguments
 
 import common
 import grpo
+import plumbing
 import reinforce
 from lab import experiment, training
 from lab.claims import bugs, credit, kl, offline, seeds, sharpen, signal, variance, wrongrewards
@@ -34,7 +35,7 @@ def untrained(script, flags):
     small = SMALL | {"hidden_size": 16, "intermediate_size": 16, "num_prompts": 4,
                      "num_generations": 4, "num_eval_problems": 4, "num_eval_samples": 1}
     del small["max_steps"]
-    cfg = common.parse_flags(script.Config, [*arguments(small), *shlex.split(flags)])
+    cfg = plumbing.parse_flags(script.Config, [*arguments(small), *shlex.split(flags)])
     task = common.load_task(cfg, lambda problem, text: float(len(text) % 2))
     return cfg, task, script.GPT(cfg)
 

@@ -90,7 +90,7 @@ def test_an_update_weighs_the_surrogate_but_neither_the_kl_nor_the_entropy(scrip
 # ---- the sampler, and runs -------------------------------------------------------------------
 
 def run(main, folder, **flags):
-    main(arguments(SMALL | {"output_dir": folder, "max_steps": 3, "stop_at": 2} | flags))
+    main(arguments(SMALL | {"output_dir": folder, "max_steps": 3} | flags))
 
 
 def test_without_a_lag_a_run_is_that_of_the_script_bit_for_bit(at_work_folder):

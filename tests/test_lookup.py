@@ -6,7 +6,6 @@ import pytest
 from conftest import load_named, takes_less_than
 
 import common
-import grpo
 from common import Problem
 from tasks import lookup
 
@@ -127,5 +126,5 @@ def test_demonstrations_hold_what_the_environment_would_insert_where_it_would():
         for i in range(1, len(pieces)):
             assert pieces[i].startswith(TASK.respond(problem, "".join(pieces[:i])))
         assert text.count("<information>") == text.count("<search>") <= lookup.CALL_LIMIT
-        ids = grpo.TOKENIZER.encode(text, allowed_special="all")
+        ids = common.TOKENIZER.encode(text, allowed_special="all")
         assert len(ids) + 10 < TASK.defaults["max_completion_length"]

@@ -18,11 +18,11 @@ def beginnings(text):
 def test_the_notebook_runs_and_its_changed_line_changes_the_run(tmp_path, monkeypatch, capsys):
     matplotlib.use("Agg")
     monkeypatch.chdir(tmp_path)                                 # where runs/base/ is kept
-    for name in ("grpo.py", "common.py", "tasks", "report", "kernels"):
+    for name in ("grpo.py", "common.py", "plumbing.py", "tasks", "report", "kernels"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.delitem(sys.modules, "report.page")     # each run draws its report, as for a reader
-    flags = arguments(SMALL | {"max_steps": 4, "stop_at": 2})
+    flags = arguments(SMALL | {"max_steps": 4})
     names = {"__name__": "notebook"}
     printed = ""
     for cell in json.loads((ROOT / "docs/start.ipynb").read_text())["cells"]:

@@ -15,8 +15,7 @@ from report import observers
 FLAGS = shlex.split("""
     --device cpu --task arithmetic:2 --hidden_size 16 --num_attention_heads 2 --num_hidden_layers 1
     --intermediate_size 16 --base_steps 2 --base_batch_size 4 --num_prompts 6 --num_generations 2
-    --max_completion_length 8 --num_eval_problems 4 --num_eval_samples 2 --eval_steps 2
-    --stop_at 2""")
+    --max_completion_length 8 --num_eval_problems 4 --num_eval_samples 2 --eval_steps 2""")
 
 
 def lines(path):

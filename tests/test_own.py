@@ -26,7 +26,7 @@ from pretrained import rewards as own  # noqa: E402
 from report import ask  # noqa: E402
 
 pretrained = load_example()
-FLAGS = LIKE_SMALL | {"stop_at": 2, "max_steps": 2, "output_dir": "run", "reward_file": "mine.py"}
+FLAGS = LIKE_SMALL | {"max_steps": 2, "output_dir": "run", "reward_file": "mine.py"}
 MINE = '''
 def correct(completion, answer, **row):
     return f"<answer>{answer}</answer>" in completion
@@ -366,7 +366,7 @@ def test_a_run_with_a_tool_is_that_of_the_script_from_the_same_base(tmp_path):
     lookup = {"task": "lookup", "max_completion_length": 37}
     base = {"base_steps": 250, "textbook_share": 1.0, "max_steps": 0, "output_dir": "base"}
     small = {name: SMALL[name] for name in SMALL if not name.startswith("base_")}
-    two = lookup | {"max_steps": 2, "stop_at": 2}
+    two = lookup | {"max_steps": 2}
     with at_work(tmp_path):
         grpo.main(arguments(SMALL | lookup | base))
         export.export(Path("base"), Path("llama"))

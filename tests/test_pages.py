@@ -15,6 +15,7 @@ import pytest
 from conftest import ROOT, SCRIPTS
 
 import common
+import plumbing
 
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in
          [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/**/*.md"))]}
@@ -84,7 +85,7 @@ def test_a_command_can_be_given(command):
         pytest.importorskip("transformers", reason="needs pretrained/requirements.txt")
     config = importlib.import_module(name).Config
     # the folders that a command names do not exist here
-    cfg = common.parse_flags(config, without_folders(words))
+    cfg = plumbing.parse_flags(config, without_folders(words))
     if name in SCRIPTS:
         common.load_task(cfg, importlib.import_module(name).verify)
 

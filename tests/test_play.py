@@ -16,6 +16,7 @@ from torch import nn
 import common
 import grpo
 import gspo
+import plumbing
 import reinforce
 from learn.play import __main__ as play
 from learn.play import build
@@ -173,7 +174,7 @@ def loss_of(command, case, completions, is_clipping):
     completions of the base. -> scalar"""
     file, *words = shlex.split(command)
     script = {"grpo.py": grpo, "gspo.py": gspo, "reinforce.py": reinforce}[file]
-    cfg = common.parse_flags(script.Config, words)
+    cfg = plumbing.parse_flags(script.Config, words)
     prompts, tokens, mask = case.tensors(completions)
     logps, _ = script.score(case.trained, prompts, tokens, case.cfg.temperature)
     old_logps = script.score(case.base, prompts, tokens, case.cfg.temperature)[0].detach()

@@ -10,6 +10,7 @@ from torch.nn.functional import log_softmax
 import common
 import grpo
 import gspo
+import plumbing
 import reinforce
 import tasks
 from learn.play import build
@@ -91,7 +92,7 @@ def test_an_address_holds_the_settings_and_the_command_is_one_of_the_scripts(ste
             assert step["command"] is None, name
             continue
         python, file, *words = shlex.split(step["command"])
-        cfg = common.parse_flags(SCRIPTS[file].Config, words)
+        cfg = plumbing.parse_flags(SCRIPTS[file].Config, words)
         assert cfg.num_generations == int(settings["group"]) == 64 / cfg.num_prompts
         assert cfg.temperature == float(settings["temperature"])
         assert cfg.learning_rate == pytest.approx(RATE * float(settings["rate"]))

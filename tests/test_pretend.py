@@ -18,12 +18,13 @@ from torch.utils._pytree import tree_leaves
 import common
 import grpo
 import nano
+import plumbing
 import tasks
 from kernels import logprob
 from tasks import preferences
 
 TINY = ("--hidden_size 16 --num_hidden_layers 1 --intermediate_size 16 --num_prompts 4 "
-        "--num_generations 4 --max_completion_length 9 --base_steps 2 --max_steps 2 --stop_at 2 "
+        "--num_generations 4 --max_completion_length 9 --base_steps 2 --max_steps 2 "
         "--eval_steps 2 --num_eval_problems 4 --num_eval_samples 1 --learning_rate 0.01 "
         "--task arithmetic:2")
 # Runs of each script and each task, with flags that take other branches of the code.
@@ -121,10 +122,10 @@ def test_a_step_waits_for_the_gpu_no_more_often_than_it_did(words, most, base, m
     """A wait costs 10 to 20 us, during which the GPU soon runs out of work."""
     waited = []
 
-    def log(*args, log=common.Run.log):
+    def log(*args, log=plumbing.Run.log):
         waited.append(len(pretend.gpu.waits))
         log(*args)
-    monkeypatch.setattr(common.Run, "log", log)
+    monkeypatch.setattr(plumbing.Run, "log", log)
     train("cuda", f"{words} {base} --max_steps 3 --eval_steps 9 --save_steps 9", "run")
     assert waited[2] - waited[1] <= most, Counter(pretend.gpu.waits[waited[1]:waited[2]])
 
@@ -133,7 +134,7 @@ def test_demonstrations_with_calls_are_looked_at_once():
     cfg = grpo.Config(device="cuda", task="lookup")
     with pretend.cuda() as gpu:
         task = common.load_task(cfg, grpo.verify)
-        grpo.encode_examples(common.sample_problems(task, 32, 0, phase="forum"), task, "cuda")
+        plumbing.encode_examples(common.sample_problems(task, 32, 0, phase="forum"), task, "cuda")
     assert len(gpu.waits) < 70
 
 
@@ -155,8 +156,8 @@ def test_a_checkpoint_is_loaded_to_the_cpu_wherever_it_was_written():
     """Otherwise it would stay on the GPU, and AdamW would wait twice per weight and step."""
     train("cuda", "grpo --max_steps 1", "one")
     with pretend.cuda():
-        cfg = common.parse_flags(grpo.Config, ["--resume_from_checkpoint", "one"])
-        saved = common.load_policy(grpo.GPT(cfg).to("cuda"), Path("one/checkpoint.pt"))
+        cfg = plumbing.parse_flags(grpo.Config, ["--resume_from_checkpoint", "one"])
+        saved = plumbing.load_policy(grpo.GPT(cfg).to("cuda"), Path("one/checkpoint.pt"))
     assert not any(x.is_cuda for x in tree_leaves(saved) if torch.is_tensor(x))
 
 

@@ -31,6 +31,7 @@ from update_scenes import shift
 import common
 import grpo
 import gspo
+import plumbing
 import reinforce
 from pretrained import export
 from report import ask
@@ -62,7 +63,7 @@ def run(tmp_path, small_llama):
 def run_in(folder, small_llama, name="run", **flags):
     with at_work(folder):
         pretrained.main(arguments(LIKE_SMALL | {
-            "model": small_llama, "output_dir": name, "stop_at": 2, "max_steps": 3} | flags))
+            "model": small_llama, "output_dir": name, "max_steps": 3} | flags))
     return folder / name
 
 
@@ -107,7 +108,7 @@ def off_policy(small_base, tmp_path_factory):
     with torch.no_grad():
         ref_logps, _ = grpo.score(reference, batch.prompts, batch.tokens)
     run = shutil.copytree(small_base, tmp_path_factory.mktemp("scene") / "run")
-    common.write(run / "checkpoint.pt", {"policy": policy.state_dict()})
+    plumbing.write(run / "checkpoint.pt", {"policy": policy.state_dict()})
     export.export(run, run.parent / "llama")
     return batch, policy, ref_logps, run.parent / "llama"
 
@@ -155,7 +156,7 @@ def test_a_run_is_that_of_the_script_from_the_same_base(script, flags, run, smal
     ours = theirs.parent / "ours"
     with at_work(ours.parent):
         script.main(arguments(small | flags | {
-            "init_from": small_base, "output_dir": ours, "max_steps": 3, "stop_at": 2}))
+            "init_from": small_base, "output_dir": ours, "max_steps": 3}))
     names = ["loss", "grad_norm", "entropy", "accuracy", "completions/mean_length"]
     for one, other in zip(steps(ours), steps(theirs), strict=True):
         assert one["reward"] == other["reward"]
@@ -305,7 +306,7 @@ def test_the_check_is_repeated_until_updates_are_large_enough_to_be_seen(
         found.append(check(one)), found[-1] and len(found) > 3)[1])
     with at_work(tmp_path):
         pretrained.main(arguments(LIKE_SMALL | {
-            "engine": "vllm", "model": small_llama, "max_steps": 8, "stop_at": 2,
+            "engine": "vllm", "model": small_llama, "max_steps": 8,
             "output_dir": "run"}))
     assert found == [False, True, True, True]   # checked after 0, 1, 2 and 4 updates, not 8
 
@@ -514,9 +515,9 @@ def test_a_run_that_is_killed_continues_its_schedule_bit_for_bit(
 
     def kill(*_):
         raise KeyboardInterrupt
-    plain = common.Run.save
+    plain = plumbing.Run.save
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(common.Run, "save", lambda run: kill() if run.step == 3 else plain(run))
+        patch.setattr(plumbing.Run, "save", lambda run: kill() if run.step == 3 else plain(run))
         run(**flags)
     resume(tmp_path / "run")
     assert not difference(outcome(tmp_path / "run"), outcome(whole))
@@ -544,8 +545,8 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_a_run_that_goes_on(
             patch.setattr(processes.os, "replace", lambda part, path: (
                 kill() if "checkpoint-2" in str(path) else plain(part, path)))
         elif moment == "state":
-            plain_save = common.Run.save
-            patch.setattr(common.Run, "save", lambda run: (
+            plain_save = plumbing.Run.save
+            patch.setattr(plumbing.Run, "save", lambda run: (
                 kill() if run.step == 2 else plain_save(run)))
         else:
             patch.setattr(processes.shutil, "rmtree", lambda path, ignore_errors=False: (
@@ -563,7 +564,7 @@ def test_a_checkpoint_is_a_folder_of_transformers_from_which_another_run_can_sta
         assert ask.answer(whole, line["prompt"]) == line["trained"]["text"]
     second = run(model=whole, max_steps=0)
     assert read_summary(second)["base"] == read_summary(whole)["trained"]
-    _, flags = common.read_config(second)
+    _, flags = plumbing.read_config(second)
     assert flags["model"] == str(path)                  # although the first run may continue
     assert not list(second.glob("checkpoint-*"))
     resume(second, max_steps=1)                         # it has no checkpoint, so it starts again

@@ -19,7 +19,7 @@ from pretrained import models  # noqa: E402
 from pretrained import run as processes  # noqa: E402
 
 pretrained = load_example()
-FLAGS = LIKE_SMALL | {"stop_at": 2, "max_steps": 2, "num_mini_batches": 2, "eval_steps": 1,
+FLAGS = LIKE_SMALL | {"max_steps": 2, "num_mini_batches": 2, "eval_steps": 1,
                       "num_eval_problems": 15, "micro_batch_size": 5, "sample_batch_size": 7,
                       "output_dir": "run"}
 
@@ -137,7 +137,7 @@ def test_after_ctrl_c_in_one_process_the_step_is_finished_and_saved_by_all(
 
 
 def test_a_job_whose_worker_is_killed_goes_on_to_the_same_end(small_llama, tmp_path):
-    flags = LIKE_SMALL | {"model": small_llama, "stop_at": 2, "max_steps": 8, "save_steps": 2,
+    flags = LIKE_SMALL | {"model": small_llama, "max_steps": 8, "save_steps": 2,
                           "eval_steps": 100, "output_dir": "run"}
     whole = tmp_path / "whole"
     whole.mkdir()

@@ -9,6 +9,7 @@ from conftest import TINY, close, f64, golden, gradient, ones, randn, scripts
 from update_scenes import gradient_of, made_batch
 
 import common
+import plumbing
 import reinforce
 
 pytestmark = pytest.mark.quick
@@ -282,7 +283,7 @@ def test_what_a_teacher_rewards_is_what_a_run_learns_from(train, tmp_path, monke
     """If the teacher is the base, the first rewards are 0, and so is the KL that is logged."""
     policy = reinforce.GPT(reinforce.Config(**TINY))
     (tmp_path / "teacher").mkdir()
-    common.write(tmp_path / "teacher/checkpoint.pt", {"policy": policy.state_dict()})
+    plumbing.write(tmp_path / "teacher/checkpoint.pt", {"policy": policy.state_dict()})
     logged = train("--teacher teacher --view token --gamma 0", num_steps=4)
     assert abs(logged.metrics[0]["teacher_kl"]) < 1e-6
     assert logged.metrics[3]["teacher_kl"] > 0.1

@@ -11,6 +11,7 @@ import pytest
 
 import common
 import gspo
+import plumbing
 from report.logs import read_log
 from report.page import command, draw_curve, write_report
 
@@ -80,11 +81,11 @@ def test_the_page_has_what_the_run_logged_and_does_without_any_of_it(run):
 
 
 def test_the_command_starts_the_same_run_again():
-    cfg = common.parse_flags(gspo.Config, ["--task", "arithmetic:3-7", "--beta", "0.1",
+    cfg = plumbing.parse_flags(gspo.Config, ["--task", "arithmetic:3-7", "--beta", "0.1",
                                            "--curriculum", "--output_dir", "it's <b>"])
     words = shlex.split(command("gspo.py", dataclasses.asdict(cfg)))
     assert words[:2] == ["python", "gspo.py"]
-    assert common.parse_flags(gspo.Config, words[2:]) == cfg
+    assert plumbing.parse_flags(gspo.Config, words[2:]) == cfg
 
 
 def hostile_run(run):

@@ -18,7 +18,7 @@ import torch
 from conftest import ROOT
 from small_runs import SMALL, arguments, difference, load, outcome, resume, steps
 
-import common
+import plumbing
 
 pytestmark = pytest.mark.usefixtures("at_work_folder")
 
@@ -102,20 +102,22 @@ def test_the_evaluation_of_a_finished_run_stays_until_another_takes_its_place(ne
     folder = new_run(max_steps=2)
     before = (folder / "evaluation.jsonl").read_text()
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(common.Run, "log", stop)
+        patch.setattr(plumbing.Run, "log", stop)
         resume(folder, max_steps=4)
     assert (folder / "evaluation.jsonl").read_text() == before != ""
 
 
-def test_a_run_from_before_a_flag_was_invented_goes_on_with_its_default(script, new_run, whole):
+def test_a_run_from_before_flags_changed_goes_on(script, new_run, whole):
+    """It gets the default of a new flag, and ignores --stop_at, which is gone."""
     folder = new_run(max_steps=5)
     path = folder / "config.json"
     record = json.loads(path.read_text())
     del record["config"]["delta"]
+    record["config"]["stop_at"] = 0.0
     path.write_text(json.dumps(record))
     resume(folder, max_steps=10)
     assert not difference(outcome(folder), outcome(whole))
-    _, flags = common.read_config(folder)
+    _, flags = plumbing.read_config(folder)
     assert flags["delta"] == script.Config.delta
 
 
@@ -133,7 +135,7 @@ MOMENTS = {
     "before its base is there": (os, "replace", "base.pt", 1),
     "before its first checkpoint is there": (os, "replace", "checkpoint.pt", 1),
     "in a checkpoint": (torch, "save", ".tmp", 4),
-    "between log and checkpoint": (common.Run, "save", "", 6)}
+    "between log and checkpoint": (plumbing.Run, "save", "", 6)}
 
 
 def die_in(owner, name, file, number):
@@ -171,14 +173,14 @@ def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(script, whole, tmp_p
 
 def test_ctrl_c_ends_a_run_that_goes_on_by_the_command_that_it_prints(
         script, new_run, capfd, monkeypatch, tmp_path, whole):
-    log = common.Run.log
+    log = plumbing.Run.log
 
     def interrupted(run, *args):
         if run.step == 4:
             signal.raise_signal(signal.SIGINT)
         log(run, *args)
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
-        patch.setattr(common.Run, "log", interrupted)
+        patch.setattr(plumbing.Run, "log", interrupted)
         new_run(save_steps=1)
     assert stop.value.code == 130
     error = capfd.readouterr().err
@@ -210,7 +212,7 @@ def test_ctrl_c_in_a_shell_during_the_warm_start_leaves_no_half_base(tmp_path):
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
         script, new_run, whole, capsys, tmp_path, monkeypatch):
     loss = script.policy_loss
-    log = common.Run.log
+    log = plumbing.Run.log
 
     def failing(*args, **options):
         return loss(*args, **options) * factor[-1]
@@ -220,7 +222,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
         factor.append(math.nan if run.step >= 4 else 1)
     factor = [1]
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
-        patch.setattr(common.Run, "log", counted)
+        patch.setattr(plumbing.Run, "log", counted)
         patch.setattr(script, "policy_loss", failing)
         new_run()
     assert stop.value.code == 1

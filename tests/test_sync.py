@@ -13,7 +13,8 @@ pytestmark = pytest.mark.quick
 
 SOURCES = {name: (ROOT / name).read_text() for name in sync.SCRIPTS}
 # Code may only get shorter; a budget grows only for sentences that a reader needs.
-MOST_LINES = {"common.py": 582, "machinery": 301, "lesson": 288, "ppo.py": 362, "nano.py": 200}
+MOST_LINES = {"common.py": 336, "plumbing.py": 389, "machinery": 215, "lesson": 288, "ppo.py": 362,
+              "nano.py": 200}
 
 # ---- the scripts -----------------------------------------------------------------------------
 
@@ -32,7 +33,7 @@ def test_a_lesson_and_the_machinery_are_short(name):
     assert len(machinery.splitlines()) <= MOST_LINES["machinery"]
 
 
-@pytest.mark.parametrize("name", ["common.py", "nano.py"])
+@pytest.mark.parametrize("name", ["common.py", "plumbing.py", "nano.py"])
 def test_a_file_is_short(name):
     assert len((ROOT / name).read_text().splitlines()) <= MOST_LINES[name]
 
@@ -46,7 +47,7 @@ def test_what_gspo_changes_is_short():
 @pytest.mark.parametrize("old, new, name", [
     ("    A = rewards - means\n", "    A = rewards\n", ""),           # a lesson may differ
     ("return x.sum() / num_tokens ", "return x.mean() ", "aggregate"),
-    ("VOCAB_SIZE = 320", "VOCAB_SIZE = 384", sync.MACHINERY),
+    ("10_000.0 **", "20_000.0 **", sync.MACHINERY),
     ("\ndef kl(", "\n@torch.no_grad()\ndef kl(", "kl"),
     ("ratio < 1 - ", "ratio < 1 + ", "is_clipped")])
 def test_drift_of_a_script_is_named_and_repaired(old, new, name):

@@ -28,16 +28,16 @@ def test_any_text_comes_back_as_it_was():
     texts = ["", "<think>3+4=7</think><answer>7</answer>", "<|eos|><|pad|>", "\x00\ufffd\x80\r\n"]
     texts += ["".join(random_character(rng) for _ in range(rng.randrange(12))) for _ in range(2000)]
     for text in texts:
-        as_bytes = grpo.TOKENIZER.encode_ordinary(text)
+        as_bytes = common.TOKENIZER.encode_ordinary(text)
         assert bytes(as_bytes) == text.encode()
-        with_special_tokens = grpo.TOKENIZER.encode(text, allowed_special="all")
+        with_special_tokens = common.TOKENIZER.encode(text, allowed_special="all")
         assert grpo.decode(as_bytes) == grpo.decode(with_special_tokens) == text
 
 
 def test_half_a_surrogate_pair_does_not_raise():
     task = load("3")
     for text in ("\ud83d", "a\udc00b", "\udfff\ud800"):
-        assert grpo.decode(grpo.TOKENIZER.encode_ordinary(text)).count("\ufffd") >= 1
+        assert grpo.decode(common.TOKENIZER.encode_ordinary(text)).count("\ufffd") >= 1
         assert grpo.encode_prompts([Problem(text, "7")], task, "cpu").shape == (1, 10)
         assert grpo.verify(Problem("", "7"), f"{text}<answer>7</answer>") == 1
         assert grpo.verify(Problem("", "7"), f"<answer>7{text}</answer>") == 0
@@ -45,16 +45,16 @@ def test_half_a_surrogate_pair_does_not_raise():
 
 def test_a_tag_is_one_token_and_so_is_the_end():
     text = "<think>1</think><answer>2</answer><|eos|><|pad|>"
-    ids = grpo.TOKENIZER.encode(text, allowed_special="all")
+    ids = common.TOKENIZER.encode(text, allowed_special="all")
     assert len(ids) == 8 and ids[-2:] == [grpo.EOS, grpo.PAD] and max(ids) < grpo.VOCAB_SIZE
-    special_ids = {grpo.TOKENIZER.encode_single_token(name) for name in grpo.SPECIAL_TOKENS}
-    assert len(special_ids) == len(grpo.SPECIAL_TOKENS)
+    special_ids = {common.TOKENIZER.encode_single_token(name) for name in common.SPECIAL_TOKENS}
+    assert len(special_ids) == len(common.SPECIAL_TOKENS)
 
 
 def test_prompts_are_padded_on_the_left_to_the_width_of_the_longest_and_inject_no_special_token():
     task = load("3")
     problems = common.sample_problems(task, 500, 0)
-    problems += [Problem(f"1{name}2"[:10], "") for name in grpo.SPECIAL_TOKENS]
+    problems += [Problem(f"1{name}2"[:10], "") for name in common.SPECIAL_TOKENS]
     ids = grpo.encode_prompts(problems, task, "cpu")
     assert ids.shape[1] == task.prompt_width == max(len(problem.prompt) for problem in problems)
     for row, problem in zip(ids.tolist(), problems):

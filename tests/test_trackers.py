@@ -20,7 +20,7 @@ def empty_folder(tmp_path, monkeypatch):
 
 def train(name):
     """Train for two steps, then resume for a third step."""
-    grpo.main([*FLAGS, "--max_steps", "2", "--stop_at", "2", "--output_dir", "run",
+    grpo.main([*FLAGS, "--max_steps", "2", "--output_dir", "run",
                "--report_to", name])
     grpo.main(["--resume_from_checkpoint", "run", "--max_steps", "3"])
 

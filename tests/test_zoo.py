@@ -24,18 +24,36 @@ A = f64([2, -1])
 FREE = {"epsilon": 1.0, "epsilon_high": 99.0}           # a range that clips nothing
 
 
+def settings(cfg):
+    """The arguments that grpo.py passes to a loss."""
+    return cfg.loss_type, cfg.epsilon, cfg.epsilon_high, cfg.delta
+
+
 def ask(loss_type, new=NEW, old=OLD, mask=MASK, A=A, **flags):
     """Compute L_t and its weight: the gradient of the sum with respect to log pi, divided by -A.
     -> (B, T) each"""
     cfg = zoo.Config(device="cpu", loss_type=loss_type, **flags)
     logps = new.log().requires_grad_()
-    how = (cfg.loss_type, cfg.epsilon, cfg.epsilon_high, cfg.delta)
-    loss = zoo.policy_loss(cfg, logps, old.log(), A, mask, *how)
+    loss = zoo.policy_loss(cfg, logps, old.log(), A, mask, *settings(cfg))
     gradient, = torch.autograd.grad(loss.sum(), logps)
     return loss.detach(), -gradient / A[:, None]
 
 
 # ---- losses ----------------------------------------------------------------------------------
+
+@pytest.mark.quick
+@pytest.mark.parametrize("name, flags, logps, old_logps, A", [
+    ("dppo_tv", {}, [[-0.01]], [[-100.01]], [1]),
+    ("off_policy_mask", {}, [[-1, -500]], [[-101, -1]], [-1]),          # the second token is stale
+    ("clip_cov", {"clip_cov_ratio": 1}, [[-3], [-0.5]], [[-103], [-0.5]], [-1, 1])])    # c_t: 1.25
+def test_a_token_without_a_loss_has_no_gradient_even_if_its_ratio_is_inf(
+        name, flags, logps, old_logps, A):
+    logps = torch.tensor(logps, dtype=torch.float32, requires_grad=True)
+    cfg = zoo.Config(device="cpu", loss_type=name, **flags)
+    loss = zoo.policy_loss(cfg, logps, torch.tensor(old_logps, dtype=torch.float32),
+                           torch.tensor(A), torch.ones_like(logps), *settings(cfg))
+    assert loss[0, 0] == 0 == gradient(loss, logps)[0, 0]
+
 
 @pytest.mark.quick
 @pytest.mark.parametrize("name, flags, expected", [

@@ -35,15 +35,16 @@ EXPERIMENT = Experiment(__file__, seeds=range(5), one_base=True)
 
 
 def plant(name, folder):
-    """Make a folder with common.py and a copy of grpo.py that contains the mistake, if there is one
-    with this name. -> path of the copy"""
+    """Make a folder with a copy of grpo.py, which contains the mistake if there is one with this
+    name, and of the two files that it needs. -> path of the copy"""
     source = (ROOT / "grpo.py").read_text("utf-8")
     if name in MISTAKES:
         [old], [new] = MISTAKES[name].old, MISTAKES[name].new
         assert source.count(old) == 1, name
         source = source.replace(old, new)
     folder.mkdir()
-    (folder / "common.py").write_bytes((ROOT / "common.py").read_bytes())
+    for shared in ("common.py", "plumbing.py"):
+        (folder / shared).write_bytes((ROOT / shared).read_bytes())
     (folder / "grpo.py").write_text(source, "utf-8")
     return folder / "grpo.py"
 

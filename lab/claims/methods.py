@@ -38,7 +38,7 @@ RATIOS = (
     ("countdown", "samples", "grpo.py", OVER_TOKENS, OURS, {"at_least": MORE}))
 EXPERIMENT = Experiment(__file__, seeds=range(5))
 for task, flags in FLAGS.items():
-    commands = {name: f"{command} --stop_at 2 --eval_steps 1000 {flags}"
+    commands = {name: f"{command} --eval_steps 1000 {flags}"
                 for name, command in METHODS.items()}
     EXPERIMENT.runs(task, commands, ["accuracy", "step_time"], ["greedy", "pass@1", "think_share"])
 

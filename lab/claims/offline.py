@@ -25,7 +25,7 @@ from tasks.pairs import encode
 
 FLIPS = 0.4                             # fraction of the pairs that are flipped
 GAIN = 0.02                             # smallest difference of a pass@1 that matters
-EVALUATION = "--stop_at 2 --num_eval_problems 256 --num_eval_samples"
+EVALUATION = "--num_eval_problems 256 --num_eval_samples"
 FRESH = f"dpo.py {EVALUATION} 2 --max_steps 40"
 LEARNING = {"offline": FRESH, "beta 0.5": f"{FRESH} --beta 0.5", "online": f"{FRESH} --online"}
 LABELS = {"beta 0.5": "offline, beta 0.5"}          # names in the table and in the picture

@@ -16,7 +16,7 @@ from lab.verdict import Claim
 
 TASKS = ("arithmetic", "countdown", "lookup")
 COLUMNS = {task: f"pass@1/{task}" for task in TASKS} | {"tokens": "mean_length"}
-ALL = f"--task {','.join(TASKS)} --stop_at 2"
+ALL = f"--task {','.join(TASKS)}"
 COLD_START = "1. cold start: 160 worked examples"
 STAGES = {          # command lines; that of the cold start evaluates what coldstart.main makes
     "base": f"grpo.py {ALL} --max_steps 0",

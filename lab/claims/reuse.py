@@ -15,7 +15,7 @@ STEPS = {1: 40, 2: 24, 4: 16, 8: 12}        # passes -> steps, enough of them to
 SAMPLES_A_STEP = 16 * 8
 LAST = 3                                    # number of batches (up to the 12th) that are compared
 GAIN = 0.02                                 # smallest difference of an accuracy that matters
-FLAGS = ("grpo.py --num_prompts 16 --num_generations 8 --stop_at 2 --num_eval_samples 2 "
+FLAGS = ("grpo.py --num_prompts 16 --num_generations 8 --num_eval_samples 2 "
          "--num_eval_problems 256 --eval_steps 1000")
 RUNS = {f"clip, {passes}": f"{FLAGS} --num_iterations {passes} --max_steps {steps}"
         for passes, steps in STEPS.items()}

@@ -20,7 +20,7 @@ MOST = 0.06                                     # highest error rate allowed to 
 COLLAPSES = 0.1                                 # fraction of runs that collapse
 DEPTH = 20.0                                    # depth of a collapse, in standard deviations
 NORMAL, COLLAPSING = CASES = ("ordinary luck", "one run in ten collapses")
-SAME = "--max_steps 20 --stop_at 2"
+SAME = "--max_steps 20"
 RANGES = {"3e-4 / 4e-4": "--epsilon 3e-4 --epsilon_high 4e-4",
           "3e-3 / 4e-3": "--epsilon 3e-3 --epsilon_high 4e-3",
           "3e-2 / 4e-2": "--epsilon 3e-2 --epsilon_high 4e-2"}

@@ -15,6 +15,7 @@ import torch
 
 import common
 import grpo
+import plumbing
 from lab.docs import run
 from lab.draw import BLUE, GREEN, GREY, ORANGE, curves
 from lab.experiment import Experiment, numbers
@@ -31,9 +32,9 @@ PROBLEMS = 64                                   # for pass@k, the same for all s
 DECODED = 128                                   # problems for CoT decoding, new ones for each seed
 GAIN = 0.02                                     # smallest difference of two fractions that matters
 TASKS = {"arithmetic": "--max_steps 20", "countdown": "--task countdown --max_steps 40"}
-SCORED = f"--stop_at 2 --eval_steps 1000 --num_eval_problems {PROBLEMS} --num_eval_samples {K}"
+SCORED = f"--eval_steps 1000 --num_eval_problems {PROBLEMS} --num_eval_samples {K}"
 POLICIES = {"base": "base", "trained": "after RL"}      # name of a column -> name on the page
-THINK, ANSWER, ANSWERED = map(grpo.TOKENIZER.encode_single_token,
+THINK, ANSWER, ANSWERED = map(common.TOKENIZER.encode_single_token,
                               ("<think>", "<answer>", "</answer>"))
 EXPERIMENT = Experiment(__file__, seeds=range(5))
 
@@ -67,7 +68,7 @@ def learned(seed, task_name):
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work, "run")
         summary = run("grpo.py", folder, *flags.split(), *SCORED.split())
-        common.load_policy(trained, folder / "checkpoint.pt")
+        plumbing.load_policy(trained, folder / "checkpoint.pt")
     right, sure = paths(base, task, cfg, common.sample_problems(
         task, DECODED, ("decoding", cfg.seed), "test"))
     most_certain = right.gather(0, sure.argmax(dim=0)[None])
@@ -91,7 +92,7 @@ def guess(rng, problem):
 @EXPERIMENT.measure(["countdown"], seeds=[0])
 def guesser(seed, name, draws=2048):
     """Measure pass@k of random guesses, on the problems of `learned`."""
-    cfg = common.parse_flags(grpo.Config, ["--task", name])
+    cfg = plumbing.parse_flags(grpo.Config, ["--task", name])
     task = common.load_task(cfg, grpo.verify)
     rng = random.Random(seed)
     counts = [sum(task.verify(problem, guess(rng, problem)) == 1 for _ in range(draws))

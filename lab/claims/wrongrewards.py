@@ -10,6 +10,7 @@ import statistics
 
 import common
 import grpo
+import plumbing
 from lab.draw import GREY, dots
 from lab.experiment import Experiment, numbers, transposed
 from lab.training import load_base, training
@@ -84,7 +85,7 @@ def best_from(kind, name, cell, left):
 @EXPERIMENT.measure(REWARDS, seeds=[0])
 def best(seed, reward):
     """Average the results of the best moves by a reward over all prompts for training."""
-    task = gridworld.Gridworld(common.parse_flags(grpo.Config, BASES["usual"].split()))
+    task = gridworld.Gridworld(plumbing.parse_flags(grpo.Config, BASES["usual"].split()))
     rows = []
     for start, limit in itertools.product(gridworld.STARTS, gridworld.LIMITS):
         if not task.is_held_out(common.Problem(f"{start} {limit}", "")):

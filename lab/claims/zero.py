@@ -11,6 +11,7 @@ import numpy
 
 import common
 import grpo
+import plumbing
 from lab.claims.signal import BASE
 from lab.draw import curves
 from lab.experiment import Experiment, numbers, transposed
@@ -55,7 +56,7 @@ def learned(seed, name):
     """Train, and look at the outputs of the base and then of each window of steps."""
     _, known, policy = load_base(grpo, f"{BASE} --base_seed {seed}")
     flags = f"{RUNS[name]} --max_completion_length 64 --seed {seed}"
-    cfg = common.parse_flags(grpo.Config, flags.split())
+    cfg = plumbing.parse_flags(grpo.Config, flags.split())
     task = common.load_task(cfg, grpo.verify)
     task.prompt_width = known.prompt_width      # pads prompts to the width that the base knows
     large = dataclasses.replace(cfg, num_prompts=4 * cfg.num_prompts)

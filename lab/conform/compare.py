@@ -14,6 +14,7 @@ configuration of TRL or verl. Anything else needs a new name in OURS or PEERS: a
 and flags that returns numbers.
 """
 import ast
+import contextlib
 import copy
 import re
 from dataclasses import replace
@@ -53,10 +54,8 @@ def update(x, script=grpo, A=None, name="loss", **flags):
     if has_range and hasattr(script.Config, "epsilon"):
         flags = RANGE | flags
     cfg = script.Config(device="cpu", max_completion_length=T, **flags)
-    more = {}
-    if script is zoo:
-        script = grpo
-        more = {"loss_types": zoo.LOSS_TYPES, "losses": partial(zoo.policy_loss, cfg)}
+    losses = zoo.losses_in_grpo(cfg) if script is zoo else contextlib.nullcontext()
+    script = grpo if script is zoo else script
     A = x.A(flags.get("scale_rewards", "group")) if A is None else A
     batch = x.batch()
     rows = torch.arange(B)
@@ -66,8 +65,8 @@ def update(x, script=grpo, A=None, name="loss", **flags):
     def score(logps, prompts, tokens, *_):                  # takes the place of a model
         at = (prompts[:, 0], slice(tokens.shape[1]))
         return logps[at], x.entropy[at]
-    with mock.patch.object(script, "score", score):
-        return script.backward(x.logps, *args, **more)[name]
+    with losses, mock.patch.object(script, "score", score):
+        return script.backward(x.logps, *args)[name]
 
 
 def lagged(x, mode, method="grpo", **flags):

@@ -16,6 +16,7 @@ Numbers or names of rungs after `write`, `measure` or `check` select chapters.
 from pathlib import Path
 
 import common
+import plumbing
 from learn.path import measure
 from learn.path.rungs import CHAPTERS, RUNGS, counts, diff, script, sides
 from report import command, parser, start
@@ -25,7 +26,7 @@ FOLDER = Path("path")
 
 def write(name, source):
     """Write a script to path/. -> Path"""
-    common.write(FOLDER / name, source)
+    plumbing.write(FOLDER / name, source)
     return FOLDER / name
 
 

@@ -17,7 +17,7 @@ from statistics import fmean
 
 import torch
 
-import common
+import plumbing
 
 CACHE = Path("path") / "bases"
 MAKE_A_BASE = ("sample_problem", "encode", "Block", "GPT", "logprobs", "descend", "make_base",
@@ -44,7 +44,7 @@ class Watch:
         if not self.file.exists():
             self.real["make_base"](policy, rng, steps)
             states = [policy.state_dict(), rng.getstate(), torch.get_rng_state()]
-            common.write(self.file, states)
+            plumbing.write(self.file, states)
         weights, python_state, torch_state = torch.load(self.file, weights_only=False)
         policy.load_state_dict(weights)
         rng.setstate(python_state)

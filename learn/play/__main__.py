@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 import common
+import plumbing
 from learn.play import build
 from report import start
 
@@ -35,7 +36,7 @@ def main(argv=None):
         if args.measure:
             data["measured"] = build.measure(data)
         text = build.assemble(data)
-        common.write(args.output, text)
+        plumbing.write(args.output, text)
     except (OSError, ValueError) as error:
         common.fail(error)
     print(f"{len(text.encode()) // 1000} kB  {args.output}")

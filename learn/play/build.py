@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 import common
+import plumbing
 from report.ask import load_policy, read_run
 
 FOLDER = Path(__file__).parent
@@ -104,7 +105,7 @@ def sizes(script, cfg, task):
     return {"D": cfg.hidden_size, "H": cfg.num_attention_heads, "KV": cfg.num_key_value_heads,
             "F": cfg.intermediate_size, "T": cfg.max_completion_length,
             "promptWidth": task.prompt_width,
-            "EOS": script.EOS, "PAD": script.PAD, "specialTokens": script.SPECIAL_TOKENS,
+            "EOS": script.EOS, "PAD": script.PAD, "specialTokens": common.SPECIAL_TOKENS,
             "eps": torch.finfo(torch.float32).eps,      # the default of nn.RMSNorm
             "minOperands": task.min_operands, "maxOperands": task.max_operands,
             "learningRate": cfg.learning_rate}
@@ -114,7 +115,7 @@ def read(folder):
     """Read everything that the page needs from a run. ValueError if no page can be made from it.
     -> dict for JSON"""
     script, cfg = read_run(folder)
-    name, flags = common.read_config(folder)
+    name, flags = plumbing.read_config(folder)
     check_run(folder, name, flags)
     run = {"script": name, "batch_size": cfg.num_prompts * cfg.num_generations,
            "num_updates": cfg.num_iterations * cfg.num_mini_batches, **read_summary(folder)}

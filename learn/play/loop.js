@@ -2,7 +2,7 @@
 // use the page.
 
 const LIMIT = 60;       // most steps of a run
-const ENOUGH = 0.92;    // like --stop_at: stop when this share of the answers was right
+const ENOUGH = 0.92;    // stop when this share of the answers was right
 const RECENT = 8;       // over this many steps
 const SILENT = 10;      // or stop when this many steps in a row had no signal at all
 const BATCH = 64;       // answers per step

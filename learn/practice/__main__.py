@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import common
+import plumbing
 from common import HERE as ROOT
 from learn.practice import hunt
 from learn.practice.exercise import Exercise
@@ -43,7 +44,7 @@ def make(name, *numbers):
         common.fail(f"{name}.py has no equation ({unknown[0]}); it has these: "
                     f"{', '.join(map(str, exercise.equations))}")
     path = free("practice", name, ".py")
-    common.write(path, exercise.text([int(number) for number in numbers]))
+    plumbing.write(path, exercise.text([int(number) for number in numbers]))
     print(f"{path} is {name}.py with blanks: the lines with `...`. The comment on a blank names\n"
           "its equation in the docstring, its shape, and the variables that the right line reads.\n"
           "Fill in one or more of them, and then run:\n "

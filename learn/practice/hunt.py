@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy
 
 import common
+import plumbing
 from common import HERE as ROOT
 from learn.practice.exercise import mutants
 from report import command
 
 MEASURED = Path(__file__).with_name("hunts.json")
-SHORT = ("--num_iterations 2 --num_prompts 16 --micro_batch_size 16 --max_steps 20 --stop_at 2 "
+SHORT = ("--num_iterations 2 --num_prompts 16 --micro_batch_size 16 --max_steps 20 "
          "--num_eval_problems 1 --num_eval_samples 1 --eval_steps 1000")
 FLAGS = {"reinforce": "--baseline rloo --view token --gamma 0.99 --beta 0.02", "ppo": "--beta 0.02",
          "grpo": "--loss_type dapo --beta 0.05", "gspo": "--beta 0.02",
@@ -85,7 +86,7 @@ def begin(name="grpo", level="1"):
             break
     else:
         common.fail(f"hunt/ contains all hunts of {name}, level {level}; move one away to repeat")
-    common.write(path, plant(name, hunt)[1])
+    plumbing.write(path, plant(name, hunt)[1])
     print(f"{path} contains one mistake. Its run, next to five correct runs:\n")
     show(hunt["run"], measured["right"])
     flags = textwrap.fill(f"{FLAGS[name]} {SHORT}", 90, break_on_hyphens=False).split("\n")

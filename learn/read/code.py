@@ -40,11 +40,13 @@ def label_of(name):
 
 
 def is_shown(name, value):
-    """Whether the page shows a value. It leaves out counts, masks, and given inputs. -> bool"""
+    """Whether the page shows a value; not counts, masks, given inputs and caps. -> bool"""
     if not isinstance(value, (float, torch.Tensor)):
         return False
     if not isinstance(value, torch.Tensor) or value.numel() == 1:
         return not float(value).is_integer()
+    if value.isinf().any():                             # the cap of a ratio
+        return False
     is_given = any(value.shape == known.shape and torch.equal(value, known)
                    for known in (example.MASK, example.ENTROPY))
     is_number = value.dtype.is_floating_point or name.startswith("->")

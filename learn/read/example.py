@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import common
+import plumbing
 from learn.read.watch import Watch
 
 QUESTIONS = dict.fromkeys(("reinforce", "ppo", "grpo", "gspo"), "6+7=") | {"dpo": "3*4="}
@@ -101,9 +102,10 @@ def make_batch(rewards):
 def config(name, flags=""):
     """The configuration of a run of the example. -> Config of the script"""
     small = ("--device cpu --num_prompts 1 --num_generations 4 --max_completion_length 4 "
-             "--num_iterations 2 --num_mini_batches 1 --max_grad_norm 0.001 --task arithmetic")
+             "--num_iterations 2 --num_mini_batches 1 --max_grad_norm 0.001 --task arithmetic "
+             "--max_steps 1")
     args = shlex.split(f"{small} {PAPER.get(name, '')} {flags}")
-    return common.parse_flags(importlib.import_module(name).Config, args)
+    return plumbing.parse_flags(importlib.import_module(name).Config, args)
 
 
 def run(name, flags, watched, losses):
@@ -115,7 +117,6 @@ def run(name, flags, watched, losses):
     then = PREFERRED if is_dpo else OLD_LOGPS + MOVED
     cfg = config(name, flags)
     run = mock.Mock(cfg=cfg, resumed={}, state={}, parts={}, step=0)
-    run.accuracy.side_effect = [0.0, cfg.stop_at]           # makes the run end after one step
     networks = []
 
     def make_run(_cfg, task, *_):
@@ -143,8 +144,8 @@ def run(name, flags, watched, losses):
                 "squared_gradient_norms": lambda *_: SQUARED_GRADIENTS}
     with (mock.patch.dict(vars(script), replaced),
           mock.patch.multiple("torch.optim", AdamW=Step, Adam=Step),
-          mock.patch.multiple(common, Run=make_run, parse_flags=lambda *_: cfg,
-                              load_task=lambda _, verify: common.Arithmetic(verify),
+          mock.patch.object(common, "load_task", lambda _, verify: common.Arithmetic(verify)),
+          mock.patch.multiple(plumbing, Run=make_run, parse_flags=lambda *_: cfg,
                               load_policy=Network.become_teacher),
           Watch(script.__file__, watched, losses, gradient) as watch):
         script.main([])

@@ -1,0 +1,389 @@
+"""A reader of an algorithm can skip this file: it reads the flags, makes the base policy, and gives
+a run its folder, its logs and its checkpoints.
+"""
+import argparse
+import contextlib
+import dataclasses
+import inspect
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import signal
+import sys
+import time
+import zipfile
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import get_args
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from tqdm import tqdm
+
+import common
+from common import EOS, HERE, PAD, TOKENIZER, encode_prompts, fail
+
+# ---- 1. flags --------------------------------------------------------------------------------
+
+def parse_flags(config_class, argv=None):
+    """Read the flags of `argv`; the others come from the run that is resumed, or from the task, or
+    from Config, whose comments are the --help. Exits with one line if a flag is bad. -> Config"""
+    parser = argparse.ArgumentParser(
+        description=sys.modules[config_class.__module__].__doc__, allow_abbrev=False,
+        argument_default=argparse.SUPPRESS, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.error = lambda message: fail(f"{message} (--help lists the flags)")
+    files = map(inspect.getfile, config_class.__mro__[-2::-1])
+    texts = [Path(file).read_text("utf-8") for file in files]
+    comments = dict(re.findall(r"^    (\w+): .*# (.*)$", "\n".join(texts), re.MULTILINE))
+    for field in dataclasses.fields(config_class):
+        options = {"type": field.type, "metavar": "VALUE"}
+        if field.type is bool:
+            options = {"action": argparse.BooleanOptionalAction}
+        elif get_args(field.type):
+            options = {"choices": get_args(field.type)}
+        spellings = dict.fromkeys((f"--{field.name}", f"--{field.name.replace('_', '-')}"))
+        text = f"{comments.get(field.name)} [{field.default}]".replace("%", "%%")
+        parser.add_argument(*spellings, dest=field.name, help=text, **options)
+    parser.add_argument("--stop_at", "--stop-at", help=argparse.SUPPRESS, type=lambda _: fail(
+        "--stop_at: a run trains on --max_steps batches, and nothing else ends it"))
+    if argv is None and hasattr(signal, "SIGPIPE"):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)       # | head ends the command silently
+    given = vars(parser.parse_args(argv))
+    if "" in given.values():
+        fail("a flag has an empty value; give one, or leave it out")
+
+    tasks = common.optional("tasks")
+    stored = tasks.defaults(config_class, given.get("task", "arithmetic")) if tasks else {}
+    if "resume_from_checkpoint" in given:
+        folder = given["resume_from_checkpoint"]
+        script, flags = read_config(folder)
+        if script != Path(inspect.getfile(config_class)).name:
+            fail(f"--resume_from_checkpoint {folder}: this is a run of {script}")
+        stored = {name: flags[name] for name in flags if name in config_class.__dataclass_fields__}
+        for name in given.keys() - config_class.MAY_DIFFER:
+            if given[name] != stored.get(name, given[name]):
+                fail(f"--{name} {given[name]}: the run has {stored[name]!r} (see --init_from)")
+    cfg = config_class(**(stored | given))
+    for holds, message in rules(cfg):
+        if not holds:
+            fail(message)
+    return cfg
+
+
+def rules(cfg):
+    """Check numbers, the rules of Config, and what this machine can run. Yields whether each rule
+    holds, and the message if it does not."""
+    for field in dataclasses.fields(cfg):
+        value = getattr(cfg, field.name)
+        if field.type in (int, float):
+            may_be_zero = field.default == 0 or field.name in cfg.MAY_BE_ZERO
+            low = 1 if field.type is int and not may_be_zero else 0
+            is_good = isinstance(value, (int, float)) and low <= value < math.inf
+            yield is_good, f"--{field.name} {value}: must be finite, at least {low}"
+    yield from cfg.rules()
+    has_device = cfg.device == "cpu" or torch.get_device_module(cfg.device).is_available()
+    yield has_device, f"--device {cfg.device}: torch cannot use it here; use cpu"
+    kernels = common.kernels
+    can_run = cfg.kernel != "triton" or kernels and kernels.can_run(cfg.device)
+    yield can_run, f"--kernel triton: needs {getattr(kernels, 'NEEDS', 'kernels/')}; use torch"
+
+
+def read_config(folder):
+    """Read which script and flags a run had; exit with one line if there is no run. -> str, dict"""
+    try:
+        record = json.loads(Path(folder, "config.json").read_text("utf-8"))
+        return record["script"], dict(record["config"])
+    except (OSError, ValueError, KeyError, TypeError):
+        fail(f"{folder}: this folder contains no run")
+
+
+# ---- 2. the base -----------------------------------------------------------------------------
+
+def load_base(policy, task, cfg):
+    """Load the base, which the first run makes. Its file name contains a hash of what shapes it:
+    the code of the policy, the task and the warm start, the flags, and the version of torch."""
+    code = [section(inspect.getfile(kind), "the policy") for kind in type(policy).__mro__[:-2]]
+    code += [section(common.__file__, title) for title in ("the task", "the tokenizer")]
+    code.append(section(__file__, "the base"))
+    names = [part.partition(":")[0] for part in cfg.task.split(",")]
+    files = [HERE / f"tasks/{name}.py" for name in ("__init__", "mix", "calls", *names)]
+    code += [path.read_text("utf-8") for path in files if path.is_file()]
+    flags = [getattr(cfg, name) for name in ("task", "device", *common.Base.__annotations__)]
+    key = zlib.crc32(repr((code, flags, torch.__version__)).encode())
+    path = Path(f"runs/base/{task.name}-{key:08x}.pt")
+    if not path.exists():
+        warm_start(policy, task, cfg)
+        write(path, {"policy": policy.state_dict()})
+    load_policy(policy, path)
+
+
+def section(path, title):
+    """Read the section of a file that has this title; without one, the whole file. -> str"""
+    text = Path(path).read_text("utf-8")
+    found = re.search(rf"^# ---- \d+\. {title} -.*?(?=^# ---- |\Z)", text, re.M | re.S)
+    return found[0] if found else text
+
+
+def encode_examples(examples, task, device):
+    """Encode problems with completions. The mask is 0 after the end of a completion, and on text
+    that an environment inserts. -> prompts (b, W), tokens (b, T), mask (b, T), lengths (b,)"""
+    prompts = encode_prompts(examples, task, device)
+    ids = [TOKENIZER.encode(example.completion, allowed_special="all") for example in examples]
+    ids = [torch.tensor([*row, EOS], device=device) for row in ids]
+    masks = [torch.ones(len(row), device=device) for row in ids]
+    if task.call_tokens:
+        masks = task.sampled_masks(examples, ids)
+    tokens = nn.utils.rnn.pad_sequence(ids, batch_first=True, padding_value=PAD)
+    mask = nn.utils.rnn.pad_sequence(masks, batch_first=True)
+    lengths = torch.tensor([len(row) for row in ids], device=device)
+    return prompts, tokens, mask, lengths
+
+
+def warm_start(model, task, cfg):
+    """Train the base by supervised learning: first on a textbook, which shows its work, then on a
+    forum, where most people only answer."""
+    matrices = [weight for weight in model.blocks.parameters() if weight.dim() == 2]
+    momenta = {matrix: torch.zeros_like(matrix) for matrix in matrices}
+    others = [weight for weight in model.parameters() if weight not in momenta]
+    adamw = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)
+    # Two threads, each with half of a batch, are 1.4 times faster on two cores. On MPS they crash.
+    num_parts = 2 if cfg.device == "cpu" else 1
+    with ThreadPoolExecutor(num_parts) as pool:
+        for step in tqdm(range(cfg.base_steps), "warm start", leave=False, disable=None):
+            phase = "textbook" if step < cfg.textbook_share * cfg.base_steps else "forum"
+            examples = common.sample_problems(
+                task, cfg.base_batch_size, (cfg.base_seed, step), phase=phase)
+            batch = encode_examples(examples, task, cfg.device)
+            parts = batch[-1].argsort().chunk(num_parts)        # the shorter half first
+            gradients = list(pool.map(gradient, [model] * num_parts, [batch] * num_parts, parts))
+            for weight, *terms in zip(model.parameters(), *gradients):
+                weight.grad = sum(terms)
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            rate = cfg.base_learning_rate * min((step + 1) / 50, 1 - step / cfg.base_steps)
+            adamw.param_groups[0]["lr"] = rate
+            adamw.step()
+            for matrix, momentum in momenta.items():
+                muon_step(matrix, momentum, 5 * rate)   # an orthogonal step is small per entry
+
+
+def gradient(model, batch, rows):
+    """Compute the share of `rows` in the gradient of the batch's mean -log pi(o_t). -> list"""
+    prompts, tokens, mask, lengths = batch
+    T = int(lengths[rows].max())
+    tokens = tokens[rows, :T]                                                   # (b, T)
+    logits = model(torch.cat([prompts[rows], tokens], dim=1)[:, :-1])[:, -T:]   # (b, T, V)
+    token_loss = F.cross_entropy(logits.mT, tokens, reduction="none")           # (b, T)
+    loss = (token_loss * mask[rows, :T]).sum() / lengths.sum()
+    return torch.autograd.grad(loss, list(model.parameters()))
+
+
+@torch.no_grad()
+def muon_step(matrix, momentum, rate):
+    """Take a step of Muon (Jordan and others, 2024): along the momentum, made orthogonal by five
+    Newton-Schulz steps. torch.optim.Muon takes them in bfloat16, which many CPUs only emulate."""
+    momentum.lerp_(matrix.grad, 0.05)
+    x = matrix.grad.lerp(momentum, 0.95)                # Nesterov momentum
+    is_tall = len(matrix) > matrix.shape[1]
+    x = (x.T if is_tall else x) / (x.norm() + 1e-7)
+    for _ in range(5):                                  # moves all singular values close to 1
+        gram = x @ x.T
+        x = 3.4445 * x + (2.0315 * gram @ gram - 4.775 * gram) @ x
+    matrix.sub_(x.T if is_tall else x, alpha=rate * max(1, len(matrix) / matrix.shape[1]) ** 0.5)
+
+
+# ---- 3. the run ------------------------------------------------------------------------------
+
+def command(*words):
+    """Write a command that starts the interpreter in use, ready to be pasted. Paths below the
+    current folder are shortened. -> str"""
+    python = "python" if shutil.which("python") == sys.executable else sys.executable
+    return shlex.join(str(word).removeprefix(f"{Path.cwd()}{os.sep}") for word in (python, *words))
+
+
+@contextlib.contextmanager
+def writing(path):
+    """Exit with one line if a file cannot be written."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:            # torch raises RuntimeError
+        fail(f"{path}: cannot be written ({getattr(error, 'strerror', 'is the disk full?')})")
+
+
+def write(path, content):
+    """Save text or tensors under a temporary name, then rename: a kill leaves no half file."""
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        try:
+            if isinstance(content, str):
+                part.write_text(content, "utf-8")
+            else:
+                torch.save(content, part)
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)                # left by a full disk, or by Ctrl-C
+
+
+def load_policy(policy, path):
+    """Load a checkpoint's weights, or exit with one line if they do not fit. -> the checkpoint"""
+    try:
+        assert zipfile.ZipFile(path).testzip() is None      # torch does not verify checksums
+        saved = torch.load(path, map_location="cpu", weights_only=True)
+        policy.load_state_dict(saved["policy"])
+        return saved
+    except Exception as error:              # a damaged file can raise almost anything
+        fail(f"{path}: contains no policy of this shape ({type(error).__name__})")
+
+
+class Run:
+    """One run with its folder, logs and checkpoints. `columns` maps the headings of the console to
+    metrics. A script may keep plain values in `state`, which checkpoints store."""
+
+    def __init__(self, cfg, task, policy, columns):
+        torch.set_num_threads(1)                # two would be only 1.15 times as fast
+        torch.set_float32_matmul_precision("highest")       # not TF32, which some images turn on
+        self.cfg = cfg
+        self.task = task
+        self.policy = policy
+        self.columns = columns
+        self.script = Path(inspect.getfile(type(cfg)))
+        self.step = 0                           # number of steps that are done
+        self.state = {"seconds_total": 0.0}
+        self.parts = {}                         # objects with a state_dict: policy, optimizer ...
+        self.resumed = {}                       # the checkpoint of the run that is resumed
+        report = common.optional("tasks") and common.optional("report.observers")
+        self.observers = report.observers(cfg) if report else []
+        if cfg.report_to != "none" and not report:
+            fail(f"--report_to {cfg.report_to}: needs the folders tasks/ and report/")
+        default = f"runs/{self.script.stem}-{task.name}-s{cfg.seed}"
+        self.folder = Path(cfg.resume_from_checkpoint or cfg.output_dir or default)
+        if cfg.resume_from_checkpoint and (self.folder / "checkpoint.pt").exists():
+            self.resumed = load_policy(policy, self.folder / "checkpoint.pt")
+            if "state" not in self.resumed:
+                fail(f"{self.folder}: contains a policy, but no run; use --init_from instead")
+            self.state |= self.resumed["state"]
+            self.step = self.state["steps"]
+            task.state.update(self.resumed["task"])
+            load_policy(policy, self.folder / "base.pt")    # pi_ref; start() loads the trained
+        elif cfg.init_from:
+            load_policy(policy, Path(cfg.init_from, "checkpoint.pt"))
+        self.began = time.perf_counter() - self.state["seconds_total"]
+
+    def begin(self):
+        """Make the run folder, and load the weights of the base into the policy, unless --init_from
+        or a resumed run has already provided weights."""
+        self.make_folder()
+        if not (self.resumed or self.cfg.init_from):
+            load_base(self.policy, self.task, self.cfg)
+        self.state.setdefault("seconds_warm_start", time.perf_counter() - self.began)
+        write(self.folder / "base.pt", {"policy": self.policy.state_dict()})
+        for weight in self.policy.parameters():         # drop the gradient of the warm start
+            weight.grad = torch.zeros_like(weight)
+        self.tell("start")
+
+    def make_folder(self):
+        """Make the run folder. In a resumed run, cut the logs to their length at the checkpoint.
+        From now on, Ctrl-C prints how to resume."""
+        cfg = self.cfg
+        first = self.folder
+        number = 1
+        while not cfg.resume_from_checkpoint and any(self.folder.glob("*")):
+            if cfg.output_dir:
+                fail(f"--output_dir {first}: is not empty; name another, or resume its run")
+            number += 1
+            self.folder = Path(f"{first}-{number}")
+        config = dataclasses.asdict(cfg) | {"resume_from_checkpoint": ""}
+        record = {"script": self.script.name, "torch": torch.__version__, "config": config}
+        write(self.folder / "config.json", json.dumps(record, indent=2))
+        write(self.folder / self.script.name, self.script.read_text("utf-8"))
+        for log in self.folder.glob("*.jsonl"):
+            os.truncate(log, min(log.stat().st_size, self.resumed.get("logs", {}).get(log.name, 0)))
+        signal.signal(signal.SIGINT, self.leave)
+        print(f"{self.script.name}: {self.task.name} on {cfg.device}: {self.folder}", flush=True)
+
+    def start(self, evaluate, **parts):
+        """Evaluate the base, or load the checkpoint of a resumed run. Checkpoints store `parts`
+        (policy=..., optimizer=...); evaluate(policy, task, cfg, greedy) returns scores."""
+        self.parts |= parts
+        self.evaluate = evaluate
+        if "base" not in self.state:
+            self.state["base"] = self.evaluated()
+        for name, part in self.parts.items() if self.resumed else ():
+            part.load_state_dict(self.resumed[name])
+        print(" step", *(f"{heading:>8}" for heading in (*self.columns, "seconds")))
+        self.step_clock = time.perf_counter()
+
+    def log(self, batch, advantages, metrics):
+        """Log the step; evaluate every eval_steps, and save every save_steps. Exits if a metric of
+        the loss is not finite."""
+        self.step += 1
+        if not all(math.isfinite(value) for value in metrics.values()):
+            fail(f"step {self.step}: not finite: {metrics}; the last checkpoint is kept", 1)
+        metrics |= common.describe(batch) | self.task.observe(batch, self.step - 1)
+        if self.task.is_judged and batch.verdicts:          # pairs from a file have no verdicts
+            is_correct = torch.cat([one.is_correct for one in batch.sampled or [batch]])
+            metrics["accuracy"] = is_correct.double().mean().item()
+        metrics["step_time"] = time.perf_counter() - self.step_clock
+        numbers = [metrics.get(name) for name in (*self.columns.values(), "step_time")]
+        cells = [" " * 8 if x is None else f"{round(x, 3) + 0.0:8.3f}" for x in numbers]
+        print(f"{self.step:5d}", *cells, flush=True)
+        self.tell("step", batch, advantages, metrics)
+        if self.step % self.cfg.eval_steps == 0:
+            scores = self.evaluated(samples=False)
+            metrics |= {f"eval/{name}": x for name, x in scores.items() if isinstance(x, float)}
+        self.append("metrics.jsonl", {"step": self.step} | metrics)
+        self.save(every=self.cfg.save_steps)
+        self.step_clock = time.perf_counter()           # when the next step begins
+
+    def evaluated(self, samples=True):
+        """Evaluate the policy, greedily and with samples, and print the scores. -> scores"""
+        scores = self.evaluate(self.policy, self.task, self.cfg, greedy=True)
+        if samples:
+            scores |= self.evaluate(self.policy, self.task, self.cfg)
+        shown = [f"{name} {x:.3f}" for name, x in scores.items() if isinstance(x, float)]
+        print("held out:" if self.step else "base:", ", ".join(shown[:4]), flush=True)
+        self.tell("evaluate", scores)
+        return scores
+
+    def tell(self, event, *args):
+        """Call observer.EVENT(run, *args) for each observer that has such a method."""
+        for observer in self.observers:
+            getattr(observer, event, lambda *_: None)(self, *args)
+
+    def append(self, name, record):
+        """Add a line to a log, NAME.jsonl."""
+        path = self.folder / name
+        with writing(path), open(path, "a", encoding="utf-8") as log:
+            log.write(json.dumps(record) + "\n")
+
+    def save(self, every=1):
+        """Write a checkpoint, if `every` divides the step; finish() writes the last one."""
+        self.state |= {"steps": self.step, "seconds_total": time.perf_counter() - self.began}
+        if self.step % every == 0:
+            sizes = {log.name: log.stat().st_size for log in self.folder.glob("*.jsonl")}
+            parts = {name: part.state_dict() for name, part in self.parts.items()}
+            saved = {"state": self.state, "task": self.task.state, "logs": sizes} | parts
+            write(self.folder / "checkpoint.pt", saved)
+
+    def leave(self, *_):
+        """Handle Ctrl-C: exit and print how to resume, from the last checkpoint."""
+        resume = command(self.script, "--resume_from_checkpoint", self.folder)
+        os.write(2, os.fsencode(f"\ninterrupted; resume with:\n  {resume}\n"))
+        raise SystemExit(130)
+
+    def finish(self):
+        """Evaluate the trained policy, tell the observers, and save. -> the summary, as a dict"""
+        trained = self.evaluated() if self.step > 0 else self.state["base"]
+        self.state |= {"steps": self.step, "seconds_total": time.perf_counter() - self.began}
+        summary = {"trained": trained} | self.state
+        write(self.folder / "summary.json", json.dumps(summary, indent=2))
+        print(f"{summary['steps']} steps, {summary['seconds_total']:.0f} s, folder {self.folder}")
+        self.tell("finish", summary)
+        self.save()                             # including the observers' last log lines
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        return summary
