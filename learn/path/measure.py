@@ -32,7 +32,7 @@ def runs_of(name, stored, seeds=SEEDS):
 
 
 def save(runs):
-    """Write docs/path.json so that an interrupted run of `measure` never leaves half a file. Runs of
+    """Write docs/path.json in a way that never leaves half a file if you interrupt it. Runs of
     scripts that have changed since then are left out."""
     current = {digest(source, seed, steps_of(name)) for name in RUNGS
                for source in sides(name).values() for seed in range(100)}
