@@ -22,8 +22,7 @@ from pathlib import Path
 
 import common
 from learn.path import measure
-from learn.path.rungs import (CHAPTERS, REAL_RUNGS, RUNGS, counts, diff, real_script, script,
-                              sides)
+from learn.path.rungs import CHAPTERS, REAL_RUNGS, RUNGS, counts, diff, real_script, script, sides
 from report import COMMAND, parser, start
 
 FOLDER = Path("path")
