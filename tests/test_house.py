@@ -16,7 +16,7 @@ from conftest import ROOT, SCRIPTS, every_script
 from small_runs import INSTANT, arguments, lines, read_summary
 
 # The layers, from the bottom to the top. Modules in other folders are not checked.
-FLOORS = [["common", "nano"], [*SCRIPTS, "tasks", "kernels"], ["report"], ["examples"],
+FLOORS = [["common", "nano", "real"], [*SCRIPTS, "tasks", "kernels"], ["report"], ["examples"],
           ["pretrained", "learn"], ["lab"]]
 
 

@@ -13,7 +13,8 @@ pytestmark = pytest.mark.quick
 
 SOURCES = {name: (ROOT / name).read_text() for name in sync.SCRIPTS}
 # Code may only get shorter; a budget grows only for sentences that a reader needs.
-MOST_LINES = {"common.py": 555, "machinery": 301, "lesson": 288, "ppo.py": 362, "nano.py": 200}
+MOST_LINES = {"common.py": 555, "machinery": 301, "lesson": 288, "ppo.py": 362, "nano.py": 200,
+              "real.py": 215}
 
 # ---- the scripts -----------------------------------------------------------------------------
 
@@ -32,7 +33,7 @@ def test_a_lesson_and_the_machinery_are_short(name):
     assert len(machinery.splitlines()) <= MOST_LINES["machinery"]
 
 
-@pytest.mark.parametrize("name", ["common.py", "nano.py"])
+@pytest.mark.parametrize("name", ["common.py", "nano.py", "real.py"])
 def test_a_file_is_short(name):
     assert len((ROOT / name).read_text().splitlines()) <= MOST_LINES[name]
 
