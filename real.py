@@ -93,6 +93,7 @@ def load(model):
     ends = policy.generation_config.eos_token_id                # one id, or several, or None
     ends = {*(ends if isinstance(ends, list) else [ends]), TOKENIZER.eos_token_id} - {None}
     policy.generation_config.eos_token_id = sorted(ends) or sys.exit(f"{model} has no eos_token_id")
+    policy.generation_config.do_sample = True   # or a temperature in it makes save_pretrained fail
     return policy.eval()                        # without dropout, or the first ratios were not 1
 
 def logits_after(policy, tokens, n, cache=None):
@@ -187,8 +188,7 @@ def main(model, file=None, seed=0, steps=100):
     problems = read_problems(file) if file else dict(make_up_problem(fixed) for _ in range(10_000))
     problems = fixed.sample([*problems.items()], len(problems))             # shuffled
     n = min(HELD_OUT, len(problems) // 10) or sys.exit(f"{file}: fewer than 10 different prompts")
-    held_out, PROBLEMS[:] = problems[:n], problems[n:]
-    UNUSED.clear()
+    held_out, PROBLEMS[:], UNUSED[:] = problems[:n], problems[n:], []
     policy = load(model)
     torch.set_default_device(DEVICE)                            # now, or `load` needs accelerate
     encode([question for question, _ in problems], W)           # each question has to fit

@@ -243,7 +243,7 @@ def test_every_end_ends_an_output_whatever_the_folder_asks_for(tmp_path):
     file = folder / "generation_config.json"
     config = json.loads(file.read_text()) | {
         "eos_token_id": [17, 99, 200], "top_k": 1, "top_p": 0.1, "repetition_penalty": 3.0,
-        "do_sample": True, "temperature": 0.01}
+        "do_sample": False, "temperature": 0.01}
     file.write_text(json.dumps(config))
     policy, tokens, _ = batch_of(folder, G=40)
     ends = policy.generation_config.eos_token_id
@@ -254,6 +254,8 @@ def test_every_end_ends_an_output_whatever_the_folder_asks_for(tmp_path):
         length = places[0] + 1 if places else real.T
         assert length == ones and row[length:] == [real.PAD] * (real.T - length)
         used |= {row[i] for i in places}
+    policy.save_pretrained(folder / "again")            # which refuses a top_k without do_sample
+    assert json.loads((folder / "again/generation_config.json").read_text())["eos_token_id"] == ends
     assert len(used) > 2 and len({tuple(row[real.W:real.W + 3]) for row in tokens.tolist()}) > 150
 
 
