@@ -8,9 +8,9 @@ better than the mean of its group. The group mean is the baseline, so no critic 
   L_t   = -min(rho_t A, clip(rho_t, 1 - eps_low, 1 + eps_high) A)                    (3)
   L     = 1/B sum_i 1/|o_i| sum_t L_t                                                (5)
 
-o_t is token t of an output, A its A_i; B counts the outputs of an update, and pi_old sampled them.
-These are left out here and found in grpo.py: the KL to the base (4), other losses, flags, a run
-folder, other tasks. It takes a minute on a laptop. In shapes, B is any number of rows.
+o_t is token t of an output, and A is the output's A_i. B is the number of outputs in an update, or
+of rows in a shape, and pi_old sampled the outputs. Training takes a minute on a laptop. grpo.py
+adds the KL to the base (4), other losses, flags and tasks; real.py trains pretrained models.
 """
 import random
 import re
@@ -21,17 +21,19 @@ import torch.nn.functional as F
 from torch import nn
 
 P = 32              # questions in a step
-G = 8               # outputs of each: P * G in a step, half of them in an update
-W = 18              # tokens of every question
-T = 38              # tokens of an output at most
+G = 8               # outputs to each question; an update uses half of the P * G outputs
+W = 18              # tokens in every question
+T = 38              # tokens in an output, at most
 D = 64              # width of the GPT
 H = 4               # attention heads, each of size D / H
+RATE = 5e-4         # learning rate in the first step, from which it falls to 0
+HELD_OUT = 500      # questions in an evaluation
 VOCABULARY = [*"0123456789+-*=;()", "<think>", "</think>", "<answer>", "</answer>", "<end>"]    # V
 END = VOCABULARY.index("<end>")
 
 # ---- questions, verifier, tokenizer ----------------------------------------------------------
 def sample_problem(rng, held_out=False):
-    """A question ((((3+4)-5)*4)-2)=, its work 3+4=7;7-5=2;2*4=8;8-2=6 and its answer 6."""
+    """A question ((((3+4)-5)*4)-2)=, its answer 6 and its work 3+4=7;7-5=2;2*4=8;8-2=6."""
     value = rng.randint(1, 9)
     question = str(value)
     work = []
@@ -46,7 +48,7 @@ def sample_problem(rng, held_out=False):
     question += "="
     if (zlib.crc32(question.encode()) % 10 == 0) != held_out:   # one in ten is held out
         return sample_problem(rng, held_out)
-    return question, ";".join(work), value
+    return question, value, ";".join(work)
 
 def verify(answer, text):
     """Whether the one <answer> block of a text holds the right number. -> 1.0 or 0.0"""
@@ -55,7 +57,7 @@ def verify(answer, text):
     return float(is_one and [int(number) for number in numbers] == [answer])
 
 def encode(texts, L):
-    """The first L tokens of each text; a shorter one is padded with END. -> (B, L)"""
+    """The first L tokens of each text. Shorter texts are padded with END. -> (B, L)"""
     rows = [re.findall("<.*?>|.", text + "<end>" * L)[:L] for text in texts]
     return torch.tensor([[VOCABULARY.index(word) for word in row] for row in rows])
 
@@ -79,13 +81,13 @@ class Block(nn.Module):
         qkv = self.qkv(self.attention_norm(x))                              # (B, L, D + 2 D / H)
         qkv = qkv.unflatten(-1, (H + 2, -1)).transpose(1, 2)                # (B, H + 2, L, D / H)
         qk, v = qkv.split([H + 1, 1], 1)
-        left, right = qk.chunk(2, -1)                           # pairs, to be turned by an angle
+        left, right = qk.chunk(2, -1)                           # each pair is turned by an angle
         qk = torch.cat([left * cos - right * sin, left * sin + right * cos], -1)
         q, k = qk.split([H, 1], 1)
         kv = torch.stack([k, v])                                            # (2, B, 1, L, D / H)
         if self in cache:
             kv = torch.cat([cache[self], kv], 3)                # earlier tokens come first
-        cache[self] = kv                                        # of which one new token sees all
+        cache[self] = kv                                        # a single new token sees them all
         y = F.scaled_dot_product_attention(q, *kv, is_causal=x.shape[1] > 1, enable_gqa=True)
         x = x + self.out(y.transpose(1, 2).flatten(2))
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
@@ -99,7 +101,7 @@ class GPT(nn.Module):
         self.norm = nn.RMSNorm(D)
 
     def forward(self, tokens, cache):
-        """Logits after each token. Behind a filled cache, L has to be 1. (B, L) -> (B, L, V)"""
+        """Logits after each token. If the cache is not empty, L must be 1. (B, L) -> (B, L, V)"""
         start = cache[self.blocks[0]].shape[3] if cache else 0
         positions = torch.arange(start, start + tokens.shape[1])            # (L,)
         angles = positions[:, None] * 10_000 ** torch.arange(0, -1, -2 * H / D)     # (L, D / H / 2)
@@ -111,14 +113,13 @@ class GPT(nn.Module):
 def logprobs(policy, tokens):
     """log pi(o_t | q, o_<t), and a mask: 1.0 up to END, then 0.0. (B, W + T) -> (B, T), (B, T)"""
     logits = policy(tokens[:, :-1], {})[:, W - 1:]                          # (B, T, V)
-    outputs = tokens[:, W:]                                                 # (B, T)
-    is_end = outputs == END
-    mask = is_end.cumsum(1) <= is_end                                       # no END before
-    return -F.cross_entropy(logits.mT, outputs, reduction="none"), mask.float()
+    is_end = tokens[:, W:] == END                                           # (B, T)
+    mask = is_end.cumsum(1) <= is_end                       # true if no END comes before
+    return -F.cross_entropy(logits.mT, tokens[:, W:], reduction="none"), mask.float()
 
 @torch.no_grad()
 def sample(policy, questions, greedy=False):
-    """Questions with outputs; what comes after the first END is ignored. (B, W) -> (B, W + T)"""
+    """Write an output after each question. What follows END is ignored. (B, W) -> (B, W + T)"""
     cache = {}
     tokens = [questions]
     for _ in range(T):
@@ -135,7 +136,8 @@ def advantages(rewards):
 
 def surrogate_loss(logps, old_logps, A, mask, eps_low=0.2, eps_high=0.28):
     """The mean over outputs of the mean over their tokens. (B, T), but A is (B, 1) -> scalar"""
-    ratio = (logps - old_logps).exp()                                       # eq. (2)
+    limit = torch.where(A < 0, torch.inf, 80)   # where A > 0, exp(89) = inf has a gradient of nan
+    ratio = (logps - old_logps).clamp(max=limit).exp()                      # eq. (2)
     clipped_ratio = ratio.clamp(1 - eps_low, 1 + eps_high)
     token_loss = -torch.min(ratio * A, clipped_ratio * A)                   # eq. (3)
     means = (token_loss * mask).sum(1) / mask.sum(1)                        # (B,)
@@ -149,40 +151,39 @@ def descend(policy, optimizer, loss, learning_rate):
     optimizer.step()
 
 def make_base(policy, rng, steps):
-    """Learn to think, from a textbook, and mostly not to, from a forum. GRPO will bring it back."""
+    """Learn to think from a textbook, and then, from a forum, mostly to guess."""
     optimizer = torch.optim.AdamW(policy.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
     for step in range(steps):
-        share = 0.9 if step < 0.8 * steps else 0.3          # of the examples show their work
+        share = 0.9 if step < 0.8 * steps else 0.3          # share of examples with a thought
         texts = []
-        for question, work, answer in [sample_problem(rng) for _ in range(32)]:
+        for question, answer, work in [sample_problem(rng) for _ in range(32)]:
             thought = f"<think>{work}</think>" if rng.random() < share else ""
             texts.append(f"{question}{thought}<answer>{answer}</answer>")
         logps, mask = logprobs(policy, encode(texts, W + T))
         loss = -(logps * mask).sum() / mask.sum()
-        rate = 4e-3 * min((step + 1) / 50, 1 - step / steps)
-        descend(policy, optimizer, loss, rate)
+        descend(policy, optimizer, loss, 4e-3 * min((step + 1) / 50, 1 - step / steps))
         if step % 100 == 0:
             print(f"making the base: batch {step} of {steps}, loss {loss:.3f}", flush=True)
 
 def evaluate(policy):
-    """The share of 500 held-out questions answered right, and the greedy output to one. -> str"""
+    """The share of held-out questions that get a right answer, and one greedy output. -> str"""
     rng = random.Random("held out")
-    questions, _, answers = zip(*[sample_problem(rng, held_out=True) for _ in range(500)])
+    questions, answers, *_ = zip(*[sample_problem(rng, held_out=True) for _ in range(HELD_OUT)])
     texts = decode(sample(policy, encode(questions, W), greedy=True))
-    return f"{sum(map(verify, answers, texts)) / 500:.3f} right, {questions[0]}{texts[0]}"
+    return f"{sum(map(verify, answers, texts)) / HELD_OUT:.3f} right, {questions[0]}{texts[0]}"
 
 def main(seed=0, base_steps=1000, steps=40):
     torch.set_default_device("cuda" if torch.cuda.is_available() else None)
-    torch.set_num_threads(1)            # more are slower when other programs run
+    torch.set_num_threads(1)            # more threads are slower if other programs run
     torch.manual_seed(seed)
     rng = random.Random(seed)
     policy = GPT()
     make_base(policy, rng, base_steps)
-    before = evaluate(policy)
+    print("held-out questions, before:", evaluate(policy), flush=True)
     optimizer = torch.optim.AdamW(policy.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
     for step in range(steps):
         problems = [sample_problem(rng) for _ in range(P)]
-        questions, _, answers = zip(*[problem for problem in problems for _ in range(G)])
+        questions, answers, *_ = zip(*[problem for problem in problems for _ in range(G)])
         tokens = sample(policy, encode(questions, W))                       # (B, W + T)
         rewards = torch.tensor(list(map(verify, answers, decode(tokens))))  # (B,)
         A = advantages(rewards.view(P, G)).view(-1, 1)                      # (B, 1)
@@ -191,9 +192,8 @@ def main(seed=0, base_steps=1000, steps=40):
         for rows in torch.randperm(P * G).chunk(2):                         # two updates
             logps, _ = logprobs(policy, tokens[rows])
             loss = surrogate_loss(logps, old_logps[rows], A[rows], mask[rows])
-            descend(policy, optimizer, loss, 5e-4 * (1 - step / steps))
+            descend(policy, optimizer, loss, RATE * (1 - step / steps))
         print(f"step {step}: reward {rewards.mean():.3f}, tokens {mask.mean() * T:.1f}", flush=True)
-    print("held-out questions, before:", before)
     print("held-out questions, after: ", evaluate(policy))
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import common
 import grpo
 from lab.docs import put
 
-SHAPES = json.loads(Path(__file__).with_suffix(".json").read_text())
+SHAPES = json.loads(Path(__file__).with_suffix(".json").read_text("utf-8"))
 SMALL = {"vocab_size": grpo.VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 32,
          "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
          "max_position_embeddings": 128}

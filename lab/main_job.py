@@ -96,7 +96,8 @@ def nano(seeds):
     record("nano-seeds", seeds=results)
     lines = outputs[0].splitlines()
     steps = [line for line in lines if line.startswith("step")]
-    shown = [*lines[:2], "...", *steps[:11:5], "...", *lines[-3:]]
+    before = next(line for line in lines if "before:" in line)
+    shown = [*lines[:2], "...", before, *steps[:11:5], "...", *lines[-2:]]
     rows = [[seed, f"{one['before']:.3f}", f"{one['after']:.3f}", f"{one['seconds']:.0f} s"]
             for seed, one in results.items()]
     text = table(["seed", "right before", "right after", "seconds"], rows)

@@ -22,7 +22,7 @@ def test_problems_and_verdicts():
     for seed in range(2_000):
         problem, rng = task.sample(random.Random(seed)), random.Random(seed)
         _ = rng.random(), rng.randint(5, 5)                 # sample's first two draws
-        expected = (problem.prompt, problem.work, int(problem.answer))
+        expected = (problem.prompt, int(problem.answer), problem.work)
         assert nano.sample_problem(rng, task.is_held_out(problem)) == expected
     pieces = [*nano.VOCABULARY, *"777-- \n\0.\x85\uff17", "", "0" * 21, "<answer>7</answer>"]
     for answer in [7, -7] * 5_000:
@@ -54,6 +54,17 @@ def test_outputs_log_probabilities_advantages_loss_and_gradient(double):
     same(loss.item(), grpo.backward(model, batch, None, A, torch.arange(64), cfg)["loss"])
     for weight in policy.parameters():
         same(weight.grad, torch.cat([part.grad for part in weight.parts]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_ratio_of_infinity_has_no_gradient_where_it_is_clipped_and_all_of_it_elsewhere(dtype):
+    for log_ratio in (20, 30, 79, 88, 89, 100, 1_000):
+        ratio = torch.tensor(float(log_ratio), dtype=dtype).exp().item()
+        for A, least, slope in ((2, -2.56, 0.0), (0, 0.0, 0.0), (-2, 2 * ratio, 2 * ratio)):
+            logps = torch.full((1, 1), log_ratio, dtype=dtype, requires_grad=True)
+            loss = nano.surrogate_loss(logps, torch.zeros(1), torch.tensor([[A]]), torch.ones(1, 1))
+            loss.backward()
+            assert (loss.item(), logps.grad.item()) == pytest.approx((least, slope))
 
 
 def test_a_tiny_run_learns(monkeypatch, capsys):

@@ -240,7 +240,7 @@ def even(completions, answer, **kwargs):
     found = task.rated([(problem, "text", [0] * i) for i, problem in enumerate(problems)])
     for i, (problem, (_, size, even)) in enumerate(zip(problems, found.tolist())):
         number = json.loads(problem.secret)["answer"]
-        is_right = task.verdicts([(problem, f"{number}", [], cut) for cut in (False, True)])
+        is_right = task.verdicts([(problem, f"{number}", [], "", cut) for cut in (False, True)])
         assert is_right == [1.0, 0.0]                   # the number may go on after the cut
         assert size == i and (even == 10 * number if number % 2 == 0 else even != even)
 
@@ -268,8 +268,9 @@ def none(completions, **row): return [None] * len(completions)
     task.machinery = SimpleNamespace(           # as in TRL, texts are without special tokens
         decode=lambda ids, skip_special_tokens: skip_special_tokens and chr(ids[0]).strip())
     texts = [f"{text}<|pad|>" for text in texts]
+    problems = [grpo.common.Problem("1+1=", "2")] * B
     batch = grpo.common.Batch(tokens, *[torch.ones(B, 1)] * 3, torch.ones(B).long(),
-                              torch.zeros(B) > 0, [grpo.common.Problem("1+1=", "2")] * B, None, texts)
+                              torch.zeros(B) > 0, problems, None, texts)
     rewards = task.judge(batch, 4, 0).rewards
     assert rewards[0].tolist() == pytest.approx([2, 0.9, 5, 7.9 / 3])
     assert len(set(rewards[1].tolist())) == 1 and rewards[2].tolist() == [0] * 4

@@ -1,5 +1,6 @@
 """Test the path: its patches apply, one rung equals nano.py, and its page shows the numbers of the
 stored runs."""
+import argparse
 import contextlib
 import html
 import importlib
@@ -17,7 +18,7 @@ from learn.path import measure, page, runs
 from learn.path.rungs import BASE, CHAPTERS, NANO, RUNGS, diff, patch, script, sides
 
 
-@pytest.mark.parametrize("name", CHAPTERS)
+@pytest.mark.parametrize("name", [BASE, *RUNGS])
 def test_a_rung_is_a_short_script_and_a_short_patch(name):
     source = script(name)
     assert len(source.splitlines()) <= 215 and max(map(len, source.splitlines())) <= 100
@@ -51,7 +52,7 @@ def test_a_watched_run_prints_what_the_file_prints(monkeypatch, tmp_path, capsys
 def run_a_little(source, steps):
     """Run a script with few questions from a base that has learned little. -> Watch"""
     for old, new in (("P = 256 ", "P = 8 "), ("P = 32 ", "P = 2 "), ("* 8:", "* 1:"),
-                     ("range(500)", "range(4)"), ("n=2048", "n=64")):
+                     ("HELD_OUT = 500", "HELD_OUT = 4"), ("n=2048", "n=64")):
         source = source.replace(old, new)
     torch.manual_seed(0)
     watch = runs.Watch(source, 0, base_steps=20)
@@ -139,3 +140,30 @@ def test_numbers_and_names_select_rungs_and_others_are_refused(capsys):
     assert path.rungs(["6", "clip"]) == ["clip", "clip"] and path.rungs([]) == RUNGS
     with pytest.raises(SystemExit):
         path.rungs(["99"])
+
+
+def test_rungs_are_written_and_run_on_a_real_model(monkeypatch, tmp_path, capsys):
+    commands = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(path.subprocess, "run", lambda words: commands.append(words) or
+                        argparse.Namespace(returncode=3))
+    monkeypatch.setattr(path.sys, "argv", ["path", "write", "gspo", "--real"])
+    path.main()
+    file = capsys.readouterr().out.strip()
+    assert "expand_as" in (tmp_path / file).read_text()
+    for words, status in ((["run", "gspo", "--real", "model", "data"], 3),
+                          (["run", file, "--real", "model"], 3), (["run", "gspo", "--real"], 2),
+                          (["write", "tool", "--real"], 2), (["run", "99", "--real", "model"], 2)):
+        monkeypatch.setattr(path.sys, "argv", ["path", *words])
+        with pytest.raises(SystemExit) as stopped:
+            path.main()
+        assert stopped.value.code == status
+    assert [[str(word) for word in words[1:]] for words in commands] == [
+        [file, "model", "data"], [file, "model"]]
+
+
+def test_a_stored_run_stays_until_it_is_stale(monkeypatch, tmp_path):
+    monkeypatch.setattr(measure, "STORED", tmp_path / "path.json")
+    key = measure.digest(script("clip", "clip"), 3, measure.steps_of("clip"))
+    measure.save({key: {"steps": {}}, "0" * 16: {"steps": {}}})
+    assert measure.load() == {key: {"steps": {}}} and len([*tmp_path.iterdir()]) == 1

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.quick
 SOURCES = {name: (ROOT / name).read_text() for name in sync.SCRIPTS}
 # Code may only get shorter; a budget grows only for sentences that a reader needs.
 MOST_LINES = {"common.py": 336, "plumbing.py": 389, "machinery": 215, "lesson": 288, "ppo.py": 362,
-              "nano.py": 200}
+              "nano.py": 200, "real.py": 215}
 
 # ---- the scripts -----------------------------------------------------------------------------
 
@@ -33,7 +33,7 @@ def test_a_lesson_and_the_machinery_are_short(name):
     assert len(machinery.splitlines()) <= MOST_LINES["machinery"]
 
 
-@pytest.mark.parametrize("name", ["common.py", "plumbing.py", "nano.py"])
+@pytest.mark.parametrize("name", ["common.py", "plumbing.py", "nano.py", "real.py"])
 def test_a_file_is_short(name):
     assert len((ROOT / name).read_text().splitlines()) <= MOST_LINES[name]
 

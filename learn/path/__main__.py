@@ -6,6 +6,9 @@
   python -m learn.path write         writes all rungs to path/, to read and compare
   python -m learn.path write 6       writes the scripts that chapter 6 compares, to change them
   python -m learn.path run FILE      runs a script that you have edited, from the same base
+  python -m learn.path write gspo --real        writes rung gspo for a real model, like real.py
+  python -m learn.path run gspo --real MODEL    trains this model with it, or with a FILE instead
+                                     of gspo; after MODEL, you can name a file of problems
   python -m learn.path measure       runs what docs/path.json does not contain, with five seeds
   python -m learn.path check         judges the claims of the chapters on the stored runs;
                                      --seeds 21 22 23 runs and judges these seeds instead
@@ -13,12 +16,14 @@
 
 Numbers or names of rungs after `write`, `measure` or `check` select chapters.
 """
+import subprocess
+import sys
 from pathlib import Path
 
 import common
 import plumbing
 from learn.path import measure
-from learn.path.rungs import CHAPTERS, RUNGS, counts, diff, script, sides
+from learn.path.rungs import CHAPTERS, REAL_RUNGS, RUNGS, counts, diff, real_script, script, sides
 from report import command, parser, start
 
 FOLDER = Path("path")
@@ -35,6 +40,21 @@ def write_sides(name):
     steps = f"steps={measure.steps_of(name)})"
     return [write(CHAPTERS[name].file.replace(".py", f"_{side}.py"),
                   source.replace("steps=40)", steps)) for side, source in sides(name).items()]
+
+
+def write_real(name):
+    """Write the script of a rung for a real model. -> Path"""
+    if name not in REAL_RUNGS:
+        common.fail(f"{name} does not run on a real model; these rungs do: {' '.join(REAL_RUNGS)}")
+    return write(CHAPTERS[name].file.replace(".py", "_real.py"), real_script(name))
+
+
+def run_real(key, words):
+    """Run a rung, or a script that you have edited, in a process of its own, on a real model."""
+    if not words:
+        common.fail(f"name a model: {command('learn.path', 'run', key, '--real', 'MODEL')}")
+    file = key if Path(key).is_file() else write_real(*rungs([key]))
+    raise SystemExit(subprocess.run([sys.executable, file, *words]).returncode)
 
 
 def show(name, seed):
@@ -60,6 +80,8 @@ def main():
     flags.add_argument("words", nargs="*", metavar="WORD", help="a command or a rung, see above")
     flags.add_argument("--seed", "--seeds", type=int, nargs="+", dest="seeds", metavar="S",
                        default=[], help="seeds of the runs")
+    flags.add_argument("--real", nargs="*", metavar="MODEL",
+                       help="use real.py instead of nano.py: a model, and a file of problems")
     args = flags.parse_args()
     if args.words[:1] in (["measure"], ["check"], ["page"]) and not measure.STORED.parent.is_dir():
         common.fail(f"{args.words[0]} needs the folder docs/ of a clone")
@@ -68,6 +90,11 @@ def main():
             for name, chapter in CHAPTERS.items():
                 print(f"{chapter.number:2}  {chapter.file:17} {counts(name):8} "
                       f"{chapter.fields['short']}")
+        case ["write", *keys] if args.real is not None:
+            names = rungs(keys + args.real) if keys + args.real else REAL_RUNGS
+            print(*map(write_real, names), sep="\n")
+        case ["run", key] if args.real is not None:
+            run_real(key, args.real)
         case ["write"]:
             print(*(write(CHAPTERS[name].file, script(name)) for name in CHAPTERS), sep="\n")
         case ["write", *keys]:

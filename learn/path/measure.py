@@ -2,9 +2,10 @@
 import hashlib
 import json
 import math
+import os
 from statistics import fmean
 
-from learn.path.rungs import CHAPTERS, ROOT, sides
+from learn.path.rungs import CHAPTERS, ROOT, RUNGS, sides
 
 STORED = ROOT / "docs" / "path.json"
 SEEDS = (0, 1, 2, 3, 4)
@@ -30,16 +31,27 @@ def runs_of(name, stored, seeds=SEEDS):
             for side, source in sides(name).items()}
 
 
+def save(runs):
+    """Write docs/path.json in a way that never leaves half a file if you interrupt it. Runs of
+    scripts that have changed since then are left out."""
+    current = {digest(source, seed, steps_of(name)) for name in RUNGS
+               for source in sides(name).values() for seed in range(100)}
+    text = json.dumps({key: runs[key] for key in sorted(runs) if key in current})
+    part = STORED.with_suffix(f".{os.getpid()}")
+    part.write_text(text.replace('}, "', '},\n"') + "\n", encoding="utf-8")
+    part.replace(STORED)
+
+
 def measure(names, seeds=SEEDS):
-    """Run what docs/path.json does not contain yet, and store it there after each run."""
+    """Run what docs/path.json does not contain yet, and store it there after each run. If you stop
+    it, the next call continues."""
     from learn.path.runs import run
     for name, seed in ((name, seed) for name in names for seed in seeds):
         for side, source in sides(name).items():
             key = digest(source, seed, steps_of(name))
             if key not in load():
                 one = short(run(source, seed, steps_of(name)))
-                text = json.dumps(dict(sorted((load() | {key: one}).items())))
-                STORED.write_text(text.replace('}, "', '},\n"') + "\n", encoding="utf-8")
+                save(load() | {key: one})
                 print(f"{name}, {side}, seed {seed}: {value(one, 'last'):.3f} of the last outputs "
                       f"right, {one['seconds']:.0f} s", flush=True)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import fmean
 
 from learn.path.measure import SEEDS, runs_of, value
-from learn.path.rungs import BASE, CHAPTERS, ROOT, RUNGS, counts, diff, script
+from learn.path.rungs import BASE, CHAPTERS, LAST, REAL, ROOT, RUNGS, counts, diff, script
 from learn.read import code, page, paper
 
 DOCS = ROOT / "docs"
@@ -154,10 +154,11 @@ def link(number, name, on, field):
 def neighbours(name):
     """Link to the rungs before and after a chapter, to the table, and to the playground if it has a
     lever for this rung. -> HTML"""
-    at = RUNGS.index(name)
-    links = [*("← " + link(*CHAPTERS[other]) for other in RUNGS[:at][-1:]),
+    names = [*RUNGS, LAST]
+    at = names.index(name)
+    links = [*("← " + link(*CHAPTERS[other]) for other in names[:at][-1:]),
              '<a href="#rungs">all rungs</a>',
-             *(link(*CHAPTERS[other]) + " →" for other in RUNGS[at + 1:at + 2])]
+             *(link(*CHAPTERS[other]) + " →" for other in names[at + 1:at + 2])]
     if f'rung: "{slug(CHAPTERS[name].fields)}"' in LEVERS:
         links.append('<a href="play.html#break">try it in the playground</a>')
     return f"<p class=turn><span>{'</span><span>'.join(links)}</span></p>"
@@ -195,6 +196,41 @@ def chapter(name, stored):
 </div></div>{neighbours(name)}</section>"""
 
 
+def last_chapter(stored):
+    """Build the chapter about real.py, with four pieces of it on the right. -> HTML"""
+    number, _, _, field = CHAPTERS[LAST]
+    say = lambda text: prose(text, LAST, stored)
+    inline = lambda text: say(text)[3:-4]
+    pieces = ""
+    for line in field["pieces"].split("\n"):
+        title, names = line.split(" | ")
+        shown = "\n\n".join(re.search(rf"(@AUTOCAST\n)?def {name}\(.*?(?=\n\n)", REAL, re.S)[0]
+                            for name in names.split())
+        pieces += (f"<p class=head>{inline(title)}</p>"
+                   + patch_box([f" {line}" for line in shown.split("\n")]))
+    tables = ""
+    for name in ("gaps", "results"):
+        head, *rows = ([inline(cell.strip()) for cell in line.split("|")]
+                       for line in field[name].split("\n"))
+        tables += (f"<table><thead><tr><th>{'</th><th>'.join(head)}</th></tr></thead><tbody>"
+                   + "".join(f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in rows)
+                   + "</tbody></table>")
+    asked, _, answer = field["question"].partition("\n\n")
+    return f"""<section class=rung id={slug(field)}>
+<h2><a href="#{slug(field)}">{number}</a> {inline(field["title"])}</h2>
+<div class=two><div class=words>
+<div class=o1><h3>What hurts</h3>{say(field["pain"])}</div>
+<div class=o3><h3>The idea</h3>{say(field["idea"])}<div class=eq><div>
+{paper.math(field["equation"], " displaystyle=true")}</div></div></div>
+<div class=o5><h3>What it does</h3>{say(field["relief"])}{tables}
+<h3>The rungs on a real model</h3>{say(field["offer"])}
+<h3>What still hurts</h3>{say(field["hurts"])}
+{folded(inline(asked), say(answer), "ask")}<h3>Try it</h3>{say(field["try"])}</div>
+</div><div class=proof><div class=o4>{pieces}</div>
+<p class="more o6"><code>python real.py MODEL</code> · {inline(field["more"])}</p>
+</div></div>{neighbours(LAST)}</section>"""
+
+
 def verdict(name, stored):
     """Say how a number in the table changes, unless the patch improves it on all seeds. -> str"""
     row = CHAPTERS[name].fields["row"]
@@ -228,7 +264,7 @@ def build(stored):
 <header class=top><h1>{top["title"]}</h1>{prose(top["lead"], BASE, stored)}
 <table class=rungs id=rungs><thead><tr><th>rung</th><th>lines</th><th>measured</th><th>without</th>
 <th>with</th></tr></thead><tbody>{rows}</tbody></table>{prose(top["after"], BASE, stored)}</header>
-<main>{"".join(chapter(name, stored) for name in RUNGS)}
+<main>{"".join(chapter(name, stored) for name in RUNGS)}{last_chapter(stored)}
 <section class=rung><h2>Where to go from here</h2>{prose(top["onward"], BASE, stored)}</section>
 </main>"""
     return page.document(top["title"], top["description"].replace("\n", " "), body, "path")
@@ -244,6 +280,10 @@ def build_markdown(stored):
                     "the script without and with this patch:\n\n```diff\n"
                     + "\n".join(diff(name)) + "\n```\n"
                     for number, name, _, field in map(CHAPTERS.get, RUNGS))
+    field = CHAPTERS[LAST].fields
+    parts += (f"\n## {field['short'][0].upper()}{field['short'][1:]}\n\n"
+              f"{fill(field['hook'], LAST, stored)}\n\n"
+              f"{fill(field['offer'], LAST, stored)}\n")
     return (f"# {top['title']}\n\n{fill(top['lead'], BASE, stored)}\n\n{top['here']}\n\n"
             f"![{chart(COVER, stored, CHAPTERS[COVER].fields['picture'])[1]}](path.svg)\n\n"
             "| rung | lines | measured | without | with |\n| --- | --- | --- | --- | --- |\n"

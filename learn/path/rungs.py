@@ -5,7 +5,8 @@ chapters.txt has a chapter for each rung. The line `== clip on ratio` begins the
 contains the hunks of a unified diff, without line numbers and with @@ between two hunks: the lines
 with " " or "-" must occur in the script exactly once, and the lines with " " or "+" replace them.
 @setting is another patch, which the experiment of a chapter applies to all of its scripts, so that
-the problem shows; @note explains it. @docstring is the docstring of the script.
+the problem shows; @note explains it. @docstring is the docstring of the script. The last chapter is
+about real.py. It has no patch, and its field @rungs names the rungs whose patches fit real.py.
 """
 import difflib
 import re
@@ -13,7 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-NANO = (ROOT / "nano.py").read_text(encoding="utf-8")
+NANO, REAL = ((ROOT / name).read_text(encoding="utf-8") for name in ("nano.py", "real.py"))
+USAGE = "\nTo run it, see real.py: python THIS_FILE MODEL [FILE.jsonl]\n"
 
 
 class Chapter(NamedTuple):
@@ -40,7 +42,8 @@ def read(text):
 
 
 CHAPTERS = read(Path(__file__).with_name("chapters.txt").read_text(encoding="utf-8"))
-BASE, *RUNGS = CHAPTERS
+BASE, *RUNGS, LAST = CHAPTERS
+REAL_RUNGS = CHAPTERS[LAST].fields["rungs"].split()
 
 
 def patch(source, hunks):
@@ -58,14 +61,38 @@ def patch(source, hunks):
 
 def script(name, setting=""):
     """Build the script of a rung, with the setting of the chapter that `setting` names. -> str"""
-    if name == "nano":
-        return NANO
+    if name in ("nano", LAST):
+        return NANO if name == "nano" else REAL
     fields = CHAPTERS[name].fields
     source = patch(script(CHAPTERS[name].on), fields["patch"])
     is_nano = fields["docstring"] == "nano"
     docstring = NANO.split('"""')[1] if is_nano else fields["docstring"] + "\n"
     source = source.replace(source.split('"""')[1], docstring, 1)
     return patch(source, CHAPTERS[setting].fields.get("setting", "")) if setting else source
+
+
+def reverse(hunks):
+    """Turn a patch around, so that it removes what it adds. -> str"""
+    return re.sub("^[+-]", lambda sign: "-" if sign[0] == "+" else "+", hunks, flags=re.M)
+
+
+def real_script(name):
+    """Build the script of a rung for real models. real.py is the rung that is nano.py, so patches
+    are taken back to reach the rungs before that one. -> str"""
+    before = [LAST]                     # real.py, nano.py's rung, and all rungs on the way to it
+    while CHAPTERS[before[-1]].on != BASE:
+        before.append(CHAPTERS[before[-1]].on)
+    if name in before[:2]:
+        return REAL
+    if name in before:
+        patched = before[before.index(name) - 1]
+        source = patch(real_script(patched), reverse(CHAPTERS[patched].fields["patch"]))
+    else:
+        on = CHAPTERS[name].on
+        source = patch(real_script(on if on in REAL_RUNGS else before[1]),
+                       CHAPTERS[name].fields["patch"])
+    docstring = CHAPTERS[name].fields["docstring"] + "\n" + USAGE
+    return source.replace(source.split('"""')[1], docstring, 1)
 
 
 def sides(name):

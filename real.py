@@ -1,0 +1,215 @@
+"""GRPO (DeepSeekMath, arXiv:2402.03300) on a pretrained model, in one file that you can copy.
+
+  python real.py MODEL                # a folder, or a name on Hugging Face; it learns made-up sums
+  python real.py MODEL FILE.jsonl     # your problems, one {"prompt": "...", "answer": "..."} a line
+
+Sample G outputs o_1 .. o_G to each question q, and reinforce those that beat their group's mean.
+
+  A_i   = (r_i - mean(r)) / (std(r) + 1e-4)                                          (1)
+  rho_t = pi(o_t | q, o_<t) / pi_old(o_t | q, o_<t)                                  (2)
+  L_t   = -min(rho_t A, clip(rho_t, 1 - eps_low, 1 + eps_high) A)                    (3)
+  L     = 1/B sum_i 1/|o_i| sum_t L_t                                                (5)
+
+o_t is token t of an output, and A is the output's A_i. B is the number of outputs in an update, or
+of rows in a shape, and pi_old sampled the outputs. The training step is nano.py's, line by line.
+The trained model is saved in `trained`. To train an adapter (LoRA), use RATE = 1e-5, and after load
+    from peft import LoraConfig, get_peft_model
+    policy = get_peft_model(policy, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
+pretrained/train.py adds the KL to the base (4), flags, resuming, several GPUs, vLLM and tools.
+"""
+import json
+import random
+import re
+import sys
+import time
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
+
+P = 32              # questions in a step
+G = 8               # outputs to each question; an update uses half of the P * G outputs
+W = 512             # tokens in a question, at most
+T = 256             # tokens in an output, at most
+N = 64              # outputs to sample at a time; their keys and values need memory
+M = 4               # outputs to score at a time; their M * T * V logits need memory
+TEMPERATURE = 1.0
+RATE = 1e-6         # learning rate in the first step, from which it falls to 0
+HELD_OUT = 100      # questions in an evaluation, at most a tenth of all
+PAD = -1            # fills a row before its question and after its output; no model has this token
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+AUTOCAST = torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda")     # for products only
+PROBLEMS, UNUSED = [], []               # to train on; UNUSED are left over in this pass
+
+# ---- questions, verifier, tokenizer ----------------------------------------------------------
+def make_up_problem(rng):
+    """A question such as (17 + 5) * 3 - 8, and its answer. -> str, str"""
+    a, b, c, d = rng.randint(2, 30), rng.randint(2, 30), rng.randint(2, 9), rng.randint(2, 30)
+    question = f"What is ({a} + {b}) * {c} - {d}? Think step by step, and end with the number."
+    return question, str((a + b) * c - d)
+
+def read_problems(file):
+    """The prompts in a file of JSON lines, and their answers. -> dict"""
+    try:
+        with open(file, encoding="utf-8") as lines:
+            rows = [json.loads(line) for line in lines if line.strip()]
+        return {row["prompt"]: row["answer"] for row in rows}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        sys.exit(f'{file}: {error!r}; each line has to be {{"prompt": "...", "answer": "..."}}')
+
+def sample_problem(rng):
+    """The next problem to train on; each comes once before one comes again. -> question, answer"""
+    UNUSED[:] = UNUSED or rng.sample(PROBLEMS, len(PROBLEMS))
+    return UNUSED.pop()
+
+def verify(answer, text):
+    """Whether the last number of a text is the answer. Write your own. -> float"""
+    numbers = re.findall(r"-?\d+(?:\.\d+)?", text.replace(",", ""))
+    return float(numbers != [] and float(numbers[-1]) == float(answer))
+
+def encode(questions, L):
+    """The tokens of each question, in the model's chat template, after PAD. -> (B, L)"""
+    if TOKENIZER.chat_template:         # it also writes BOS; for Qwen3, add enable_thinking=False
+        chats = [[{"role": "user", "content": question}] for question in questions]
+        questions = TOKENIZER.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
+    rows = TOKENIZER(list(questions), add_special_tokens=not TOKENIZER.chat_template).input_ids
+    if max(map(len, rows)) > L:
+        sys.exit(f"this question has more than W = {L} tokens: {max(questions, key=len)[:200]!r}")
+    return torch.tensor([[PAD] * (L - len(row)) + row for row in rows])
+
+def decode(tokens):
+    """The texts of outputs, without special tokens. (B, W + T) -> list of str"""
+    rows = [[token for token in row if token != PAD] for row in tokens[:, W:].tolist()]
+    return TOKENIZER.batch_decode(rows, skip_special_tokens=True)
+
+# ---- the policy: a causal language model of transformers -------------------------------------
+def load(model):
+    """Load a model, and TOKENIZER. The generation_config of the model will list all its ends."""
+    global TOKENIZER
+    TOKENIZER = AutoTokenizer.from_pretrained(model)
+    policy = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).to(DEVICE)
+    ends = policy.generation_config.eos_token_id                # one id, or several, or None
+    ends = {*(ends if isinstance(ends, list) else [ends]), TOKENIZER.eos_token_id} - {None}
+    policy.generation_config.eos_token_id = sorted(ends) or sys.exit(f"{model} has no eos_token_id")
+    policy.generation_config.do_sample = True   # or a temperature in it makes save_pretrained fail
+    return policy.eval()                        # without dropout, or the first ratios were not 1
+
+def logits_after(policy, tokens, n, cache=None):
+    """Logits after each of the last n tokens; the model never sees PAD. (B, L) -> (B, n, V)"""
+    start = 0 if cache is None else cache.get_seq_length()      # earlier tokens are in the cache
+    is_token = tokens != PAD                                                # (B, L)
+    positions = (is_token.cumsum(1) - 1).clamp(min=0)                       # (B, L)
+    return policy(
+        input_ids=tokens[:, start:].clamp(min=0), position_ids=positions[:, start:],
+        attention_mask=is_token.long(), past_key_values=cache, use_cache=cache is not None,
+        logits_to_keep=n).logits.float() / TEMPERATURE
+
+@AUTOCAST
+def logprobs_of_few(policy, tokens, n):
+    """log pi of the last n tokens, and 0.0 where there is PAD. (M, L) -> (M, n)"""
+    logits = logits_after(policy, tokens[:, :-1], n).flatten(0, 1)          # (M * n, V)
+    outputs = tokens[:, -n:].flatten()                                      # (M * n,)
+    return -F.cross_entropy(logits, outputs, reduction="none", ignore_index=PAD).view(-1, n)
+
+def logprobs(policy, tokens):
+    """log pi(o_t | q, o_<t), and a mask: 1.0 up to the end, else 0.0. (B, W + T) -> 2 x (B, T)"""
+    parts = []
+    for few in tokens.split(M):                     # backward will compute their logits once more
+        is_used = (few != PAD).any(0)                           # columns that contain a token
+        n = int(is_used[W:].sum())                              # tokens of the longest output
+        logps = checkpoint(logprobs_of_few, policy, few[:, is_used], n, use_reentrant=False)
+        parts.append(F.pad(logps, (0, T - n)))
+    return torch.cat(parts), (tokens[:, W:] != PAD).float()
+
+@AUTOCAST
+def sample_few(policy, questions, greedy):
+    """Questions with outputs, and log pi of their tokens. (N, W) -> (N, W + T), (N, T)"""
+    ends = torch.tensor(policy.generation_config.eos_token_id)
+    cache = DynamicCache(config=policy.config)
+    tokens = F.pad(questions, (0, T), value=PAD)
+    logps = torch.zeros(len(questions), T)
+    first = int((questions == PAD).sum(1).min())                # where the longest question begins
+    has_ended = torch.zeros(len(questions), 1).bool()
+    for t in range(T):
+        log_pi = logits_after(policy, tokens[:, first:W + t], 1, cache)[:, 0].log_softmax(-1)
+        token = log_pi.argmax(-1, keepdim=True) if greedy else log_pi.exp().multinomial(1)
+        logps[:, t:t + 1] = log_pi.gather(1, token)                         # log_pi is (N, V)
+        tokens[:, W + t:W + t + 1] = token.masked_fill(has_ended, PAD)      # token is (N, 1)
+        has_ended |= torch.isin(token, ends)
+        if has_ended.all():
+            break
+    return tokens, logps
+
+@torch.no_grad()
+def sample(policy, questions, greedy=False):
+    """Write an output after each question. PAD follows its end. (B, W) -> (B, W + T)"""
+    parts = [sample_few(policy, few, greedy) for few in questions.split(N)]
+    tokens, sampled_logps = map(torch.cat, zip(*parts))
+    logps, mask = logprobs(policy, tokens[::8])     # it should agree with the sampler, to rounding
+    gap = ((logps - sampled_logps[::8]) * mask).abs().sum() / mask.sum()
+    cut = (tokens[:, -1] != PAD).float().mean()     # outputs without an end, nearly always
+    print(f"{time.strftime('%X')}, cut {cut:.3f}, gap {gap:.1e}, ", end="", flush=True)
+    return tokens
+
+# ---- training --------------------------------------------------------------------------------
+def advantages(rewards):
+    """How much better each output did than its group. (P, G) -> (P, G)"""
+    A = rewards - rewards.mean(1, keepdim=True)
+    return A / (rewards.std(1, keepdim=True) + 1e-4)                        # eq. (1)
+
+def surrogate_loss(logps, old_logps, A, mask, eps_low=0.2, eps_high=0.28):
+    """The mean over outputs of the mean over their tokens. (B, T), but A is (B, 1) -> scalar"""
+    limit = torch.where(A < 0, torch.inf, 80)   # where A > 0, exp(89) = inf has a gradient of nan
+    ratio = (logps - old_logps).clamp(max=limit).exp()                      # eq. (2)
+    clipped_ratio = ratio.clamp(1 - eps_low, 1 + eps_high)
+    token_loss = -torch.min(ratio * A, clipped_ratio * A)                   # eq. (3)
+    means = (token_loss * mask).sum(1) / mask.sum(1)                        # (B,)
+    return means.mean()                                                     # eq. (5)
+
+def descend(policy, optimizer, loss, learning_rate):
+    optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(policy.parameters(), 1.0)
+    optimizer.param_groups[0]["lr"] = learning_rate
+    optimizer.step()
+
+def evaluate(policy, problems):
+    """The mean reward for problems, and one greedy output. -> str"""
+    questions, answers = zip(*problems)
+    texts = decode(sample(policy, encode(questions, W), greedy=True))
+    return f"{sum(map(verify, answers, texts)) / len(texts):.3f}, {questions[0]!r} {texts[0]!r}"
+
+def main(model, file=None, seed=0, steps=100):
+    torch.manual_seed(seed)
+    rng = random.Random(seed)
+    fixed = random.Random("held out")                           # all seeds hold out the same
+    problems = read_problems(file) if file else dict(make_up_problem(fixed) for _ in range(10_000))
+    problems = fixed.sample([*problems.items()], len(problems))             # shuffled
+    n = min(HELD_OUT, len(problems) // 10) or sys.exit(f"{file}: fewer than 10 different prompts")
+    held_out, PROBLEMS[:], UNUSED[:] = problems[:n], problems[n:], []
+    policy = load(model)
+    torch.set_default_device(DEVICE)                            # now, or `load` needs accelerate
+    encode([question for question, _ in problems], W)           # each question has to fit
+    print("held-out questions, before:", evaluate(policy, held_out), flush=True)
+    optimizer = torch.optim.AdamW(policy.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
+    for step in range(steps):
+        problems = [sample_problem(rng) for _ in range(P)]
+        questions, answers, *_ = zip(*[problem for problem in problems for _ in range(G)])
+        tokens = sample(policy, encode(questions, W))                       # (B, W + T)
+        rewards = torch.tensor(list(map(verify, answers, decode(tokens))))  # (B,)
+        A = advantages(rewards.view(P, G)).view(-1, 1)                      # (B, 1)
+        with torch.no_grad():
+            old_logps, mask = logprobs(policy, tokens)                      # (B, T)
+        for rows in torch.randperm(P * G).chunk(2):                         # two updates
+            logps, _ = logprobs(policy, tokens[rows])
+            loss = surrogate_loss(logps, old_logps[rows], A[rows], mask[rows])
+            descend(policy, optimizer, loss, RATE * (1 - step / steps))
+        print(f"step {step}: reward {rewards.mean():.3f}, tokens {mask.mean() * T:.1f}", flush=True)
+    print("held-out questions, after: ", evaluate(policy, held_out))
+    policy.save_pretrained("trained")
+    TOKENIZER.save_pretrained("trained")
+
+if __name__ == "__main__":
+    main(*sys.argv[1:]) if 1 < len(sys.argv) < 4 else sys.exit(__doc__)

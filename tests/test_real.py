@@ -1,0 +1,378 @@
+"""Test that real.py, and the rungs of the path on it, compute what nano.py computes, on models of
+several families; and the mistakes that people make here: padding, ends, temperature, templates."""
+import inspect
+import json
+import random
+import re
+import types
+
+import pytest
+import torch
+from small_models import NEEDS, config_of, load_example, save_random
+from torch.testing import assert_close as same
+
+import nano
+from learn.path import rungs
+
+transformers = pytest.importorskip("transformers", reason=NEEDS)
+import real  # noqa: E402
+from pretrained import export  # noqa: E402, F401  (before the tests, which block some modules)
+
+QUESTIONS = ["(3+4)=", "3>", "((((3+4)-5)*4)-2)=", "12", "Say yes:"]
+FAMILIES = {"llama": {}, "qwen2": {}, "qwen3": {}, "gemma2": {}, "granite": {}, "gpt2": {},
+            "gemma3_text": {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8,
+                            "layer_types": ["sliding_attention", "full_attention"]}}
+SMALL = {"P": 4, "G": 4, "W": 90, "T": 24, "N": 7, "M": 3, "HELD_OUT": 3}
+WIDTH, SIZE, EVERY = nano.D, nano.D // nano.H, slice(None)
+PARTS = {"embed_tokens": ("embed", EVERY), "norm": ("norm.weight", EVERY),
+         "input_layernorm": ("attention_norm.weight", EVERY),
+         "post_attention_layernorm": ("mlp_norm.weight", EVERY),
+         "self_attn.q_proj": ("qkv.weight", slice(WIDTH)),
+         "self_attn.k_proj": ("qkv.weight", slice(WIDTH, WIDTH + SIZE)),
+         "self_attn.v_proj": ("qkv.weight", slice(WIDTH + SIZE, None)),
+         "self_attn.o_proj": ("out.weight", EVERY), "mlp.down_proj": ("down.weight", EVERY),
+         "mlp.gate_proj": ("gate_up.weight", slice(176)),
+         "mlp.up_proj": ("gate_up.weight", slice(176, None))}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    for name, value in SMALL.items():
+        monkeypatch.setattr(real, name, value)
+
+
+def module_of(source, **values):
+    """Execute a script as a module, and set names in it."""
+    module = types.ModuleType("script")
+    exec(compile(source, "script.py", "exec"), module.__dict__)
+    module.__dict__.update(values)
+    return module
+
+
+def random_model(tmp_path, family="llama", **changes):
+    return save_random(tmp_path / family, family, **(FAMILIES[family] | changes))
+
+
+def batch_of(folder, G=4):
+    """A policy, its outputs to questions of different lengths, and log pi of the sampler."""
+    policy = real.load(folder)
+    torch.manual_seed(0)
+    prompts = real.encode([question for question in QUESTIONS for _ in range(G)], real.W)
+    with torch.no_grad():
+        parts = [real.sample_few(policy, few, False) for few in prompts.split(real.N)]
+    return policy, *map(torch.cat, zip(*parts))
+
+
+def gradient(policy, loss):
+    policy.zero_grad()
+    loss.backward()
+    return {name: weight.grad.clone() for name, weight in policy.named_parameters()}
+
+
+# ---- nano.py ---------------------------------------------------------------------------------
+
+def training(script):
+    """The advantages, loss and descend of a script, and its loop from the problems on."""
+    _, _, loop = inspect.getsource(script.main).partition("    optimizer = ")
+    loop, _, _ = loop.partition('    print("held-out')
+    return [inspect.getsource(one) for one in (script.advantages, script.surrogate_loss,
+                                               script.descend)] + [loop]
+
+
+def test_the_training_step_is_that_of_nano_word_for_word():
+    assert training(real) == training(nano) and "descend(policy, optimizer" in training(real)[-1]
+    equations = [re.findall(r"^.*\(\d\)$", script.__doc__, re.M) for script in (real, nano)]
+    assert equations[0] == equations[1] != []
+    names = set(re.findall(r"^(?:import|from) (\w+)", inspect.getsource(real), re.M))
+    assert names == {"json", "random", "re", "sys", "time", "torch", "transformers"}
+
+
+def as_llama(gpt, folder):
+    """Write nano.py's GPT and its vocabulary as a Llama of transformers."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(
+        vocab_size=len(nano.VOCABULARY), hidden_size=WIDTH, intermediate_size=176, head_dim=SIZE,
+        num_hidden_layers=2, num_attention_heads=nano.H, num_key_value_heads=1,
+        rms_norm_eps=torch.finfo(torch.float32).eps, tie_word_embeddings=True, rope_theta=10_000.0,
+        bos_token_id=None, eos_token_id=nano.END, max_position_embeddings=256))
+    with torch.no_grad():
+        for name, weight in llama.named_parameters():
+            weight.copy_(of_llama(name, dict(gpt.named_parameters())))
+    llama.save_pretrained(folder)
+    words = Tokenizer(models.WordLevel(dict(zip(nano.VOCABULARY, range(99))), unk_token="<end>"))
+    words.pre_tokenizer = pre_tokenizers.Split(Regex("<.*?>|."), "isolated")
+    words.decoder = decoders.Fuse()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words,
+                                         eos_token="<end>").save_pretrained(folder)
+    return folder
+
+
+def of_llama(name, ours):
+    """The part of nano.py's weights that a weight of the Llama is equal to."""
+    layer, part = re.fullmatch(r"model\.(?:layers\.(\d)\.)?(.*)\.weight", name).groups()
+    name, rows = PARTS[part]
+    return ours[f"blocks.{layer}.{name}" if layer else name][rows]
+
+
+@pytest.fixture(scope="module")
+def gpt_and_llama(tmp_path_factory):
+    torch.manual_seed(0)
+    gpt = nano.GPT()
+    for weight in gpt.parameters():
+        if weight.dim() == 2:
+            weight.data.normal_(std=0.2)
+    return gpt, as_llama(gpt, tmp_path_factory.mktemp("llama"))
+
+
+def run_two_steps(source, *words, **values):
+    """Run main of a script for two steps. -> the steps it printed, the gradient of each update"""
+    printed, seen = [], []
+    module = module_of(source.replace("n=2048", "n=40"), **values, HELD_OUT=2,
+                       P=4 if "\nG = " in source else 16, evaluate=lambda *_: torch.manual_seed(1),
+                       print=lambda *words, **_: printed.append(words[0]))
+    descend = module.descend
+
+    def watched(policy, *others):
+        descend(policy, *others)
+        seen.append({name: weight.grad.clone() for name, weight in policy.named_parameters()})
+    module.descend = watched
+    module.main(*words, seed=0, steps=2)
+    return [line for line in printed if line.startswith("step")], seen
+
+
+@pytest.mark.parametrize("name", rungs.REAL_RUNGS)
+def test_a_rung_has_the_gradients_of_nano_s_rung(name, gpt_and_llama, tmp_path, monkeypatch):
+    """On nano.py's policy and as a Llama, with the same random numbers, in two whole steps."""
+    monkeypatch.chdir(tmp_path)
+    gpt, folder = gpt_and_llama
+    both = {"sample_problem": nano.sample_problem, "RATE": 1e-3,
+            "verify": lambda answer, text: (len(text) % 3) / 2}
+    steps, ours = run_two_steps(rungs.script(name), **both, make_base=lambda policy, *_:
+                                policy.load_state_dict(gpt.state_dict()))
+    rows = [json.dumps({"prompt": str(n), "answer": 0}) for n in range(10)]
+    (tmp_path / "data").write_text("\n".join(rows))
+    source = rungs.real_script(name)
+    again, theirs = run_two_steps(source, folder, "data", **both, M=100, N=100, T=nano.T,
+                                  W=nano.W + 5)
+    assert steps == again and len(steps) == 2 and len(source.splitlines()) <= 215
+    assert len(ours) == len(theirs) >= 2
+    for one, other in zip(ours, theirs):
+        for weight, grad in other.items():
+            expected = of_llama(weight, one)
+            same(grad, expected, rtol=0, atol=2e-4 * expected.abs().max().item() + 1e-8)
+
+
+# ---- pretrained/train.py ---------------------------------------------------------------------
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_gradient_is_that_of_pretrained(family, tmp_path, monkeypatch):
+    """With temperature 0.8, off-policy, in micro-batches of another size, with dropout in GPT-2."""
+    monkeypatch.setattr(real, "TEMPERATURE", 0.8)
+    policy, tokens, sampled_logps = batch_of(random_model(tmp_path, family))
+    logps, mask = real.logprobs(policy, tokens)
+    same(logps.detach() * mask, sampled_logps * mask, atol=1e-5, rtol=0)
+    assert mask.sum(1).max() == real.T and mask.sum(1).min() < real.T and logps.std() > 0.5
+    for row, ours in zip(tokens[::4], logps[::4]):              # a row does not see its padding
+        same(real.logprobs(policy, row[None])[0][0], ours, atol=1e-5, rtol=0)
+    old_logps = (logps + 0.3 * torch.randn_like(logps)).detach() * mask
+    A = real.advantages(torch.rand(5, 4)).view(-1, 1)
+    ours = gradient(policy, real.surrogate_loss(logps, old_logps, A, mask))
+    pretrained = load_example()
+    cfg = config_of(temperature=0.8, max_completion_length=real.T, micro_batch_size=7, device="cpu",
+                    epsilon=0.2, epsilon_high=0.28)
+    other = pretrained.Policy(tmp_path / family, cfg)
+    assert sorted(other.ends) == policy.generation_config.eos_token_id
+    prompts = other.encode([pretrained.common.Problem(text, "") for text in QUESTIONS
+                            for _ in range(4)])                 # their NO_TOKEN is our PAD
+    same(prompts, tokens[:, real.W - prompts.shape[1]:real.W])
+    batch = pretrained.common.Batch(tokens[:, real.W:].clamp(min=0), mask, old_logps, 0,
+                                    mask.sum(1).long(), mask[:, -1] > 0, prompts=prompts)
+    pretrained.backward(other, list(other.model.parameters()), batch, old_logps,
+                        A.expand(-1, real.T), torch.arange(20), cfg)
+    theirs = {name: weight.grad for name, weight in other.model.named_parameters()}
+    scale = max(1.0, *(one.abs().max().item() for one in theirs.values()))
+    same(ours, theirs, rtol=0, atol=2e-6 * scale)
+
+
+# ---- padding, memory, ends -------------------------------------------------------------------
+
+MASK, POSITIONS = "attention_mask=is_token.long()", "position_ids=positions[:, start:]"
+ONES = "attention_mask=torch.ones_like(tokens)"
+LOGITS = "logits = logits_after(policy, tokens[:, :-1], n)"
+
+
+@pytest.mark.parametrize("family, old, new", [
+    ("llama", MASK, ONES), ("gpt2", MASK, ONES),
+    ("gpt2", POSITIONS, "position_ids=None"), ("llama", "/ TEMPERATURE", "/ 1"),
+    ("gpt2", LOGITS, LOGITS.replace("logits =", "policy.train()\n    logits =")),
+    ("llama", LOGITS, "logits = logits_after(policy, tokens, n)")])
+def test_the_gap_shows_a_mistake_of_the_trainer(family, old, new, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(real, "TEMPERATURE", 0.7)
+    policy = real.load(random_model(tmp_path, family))
+    prompts = real.encode([question for question in QUESTIONS for _ in range(8)], real.W)
+    wrong = inspect.getsource(real)
+    assert wrong.count(old) == 1
+    wrong = module_of(wrong.replace(old, new), **SMALL, TEMPERATURE=0.7)
+    for logprobs in (real.logprobs, wrong.logprobs):
+        monkeypatch.setattr(real, "logprobs", logprobs)
+        torch.manual_seed(0)
+        real.sample(policy, prompts)
+    right, wrong = map(float, re.findall("gap ([^,]+),", capsys.readouterr().out))
+    assert right < 1e-5 and wrong > 0.05
+
+
+def test_any_loss_has_its_gradient_and_no_activation_stays_in_memory(tmp_path, monkeypatch):
+    policy, tokens, _ = batch_of(random_model(tmp_path))
+    A, kept = torch.randn(20, 1), []
+    for loss in (lambda logps, mask: (A * logps * mask).sum() / mask.sum(),
+                 lambda logps, mask: ((logps * mask).sum(1) * A[:, 0]).logsumexp(0)):
+        found = []
+        for M in (3, 20):
+            monkeypatch.setattr(real, "M", M)
+            found.append(gradient(policy, loss(*real.logprobs(policy, tokens))))
+        same(*found, rtol=1e-4, atol=4e-6)
+    monkeypatch.setattr(real, "M", 3)
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: (kept.append(x.numel()), x)[1],
+                                                  lambda x: x):
+        real.logprobs(policy, tokens)
+    assert 0 < sum(kept) < 10 * tokens.numel()                  # no activation of any layer
+
+
+def test_every_end_ends_an_output_whatever_the_folder_asks_for(tmp_path):
+    folder = random_model(tmp_path)
+    file = folder / "generation_config.json"
+    config = json.loads(file.read_text()) | {
+        "eos_token_id": [17, 99, 200], "top_k": 1, "top_p": 0.1, "repetition_penalty": 3.0,
+        "do_sample": False, "temperature": 0.01}
+    file.write_text(json.dumps(config))
+    policy, tokens, _ = batch_of(folder, G=40)
+    ends = policy.generation_config.eos_token_id
+    assert ends == sorted({17, 99, 200, real.TOKENIZER.eos_token_id})
+    used = set()
+    for row, ones in zip(tokens[:, real.W:].tolist(), real.logprobs(policy, tokens)[1].sum(1)):
+        places = [i for i, token in enumerate(row) if token in ends]
+        length = places[0] + 1 if places else real.T
+        assert length == ones and row[length:] == [real.PAD] * (real.T - length)
+        used |= {row[i] for i in places}
+    policy.save_pretrained(folder / "again")            # which refuses a top_k without do_sample
+    assert json.loads((folder / "again/generation_config.json").read_text())["eos_token_id"] == ends
+    assert len(used) > 2 and len({tuple(row[real.W:real.W + 3]) for row in tokens.tolist()}) > 150
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_outputs_are_those_of_generate(family, tmp_path):
+    policy = real.load(random_model(tmp_path, family))
+    prompts = real.encode(QUESTIONS, real.W)
+    tokens = real.sample(policy, prompts, greedy=True)[:, real.W:]
+    prompts = prompts[:, (prompts != real.PAD).any(0)]
+    theirs = policy.generate(
+        input_ids=prompts.clamp(min=0), attention_mask=(prompts != real.PAD).long(),
+        do_sample=False, max_new_tokens=real.T, pad_token_id=0)[:, prompts.shape[1]:]
+    assert torch.equal(tokens.clamp(min=0)[:, :theirs.shape[1]], theirs)
+
+
+def test_autocast_rounds_products_and_no_weight_loses_its_gradient(tmp_path, monkeypatch, capsys):
+    """A cast that is cached while nothing has a gradient would cut the weights off."""
+    policy, tokens, _ = batch_of(random_model(tmp_path))
+    exact, mask = real.logprobs(policy, tokens)
+    source = inspect.getsource(real).replace('enabled=DEVICE == "cuda"', "enabled=True")
+    module = module_of(source, **SMALL)
+    module.sample(policy, tokens[:, :real.W])
+    rounded, _ = module.logprobs(policy, tokens)
+    assert float(re.search("gap ([^,]+),", capsys.readouterr().out)[1]) < 0.02
+    assert rounded.dtype == torch.float32 and 1e-4 < (rounded - exact).abs().max() < 0.2
+    ours, theirs = (gradient(policy, (one * mask).sum()) for one in (rounded, exact))
+    for name, grad in ours.items():
+        assert torch.cosine_similarity(grad.flatten(), theirs[name].flatten(), dim=0) > 0.99, name
+
+
+# ---- the tokenizer, and runs -----------------------------------------------------------------
+
+def test_a_chat_has_one_bos_and_its_generation_prompt(tmp_path):
+    from tokenizers import processors
+    real.load(random_model(tmp_path))
+    tokenizer = real.TOKENIZER
+    tokenizer.add_special_tokens({"bos_token": "<|bos|>"})
+    bos = tokenizer.bos_token_id
+    tokenizer._tokenizer.post_processor = processors.TemplateProcessing(
+        single="<|bos|> $A", special_tokens=[("<|bos|>", bos)])
+    assert real.encode(["12", "345"], 4).tolist() == [[-1, bos, 49, 50], [bos, 51, 52, 53]]
+    tokenizer.chat_template = ("{{ bos_token }}{% for m in messages %}U:{{ m['content'] }}."
+                               "{% endfor %}{% if add_generation_prompt %}A:{% endif %}")
+    assert real.encode(["12", "345"], 9).tolist() == [[-1, bos, *b"U:12.A:"], [bos, *b"U:345.A:"]]
+    end = tokenizer.eos_token_id
+    rows = torch.tensor([[55, end, -1, -1], [56, 57, 58, end]])
+    assert real.decode(torch.nn.functional.pad(rows, (real.W, 0), value=-1)) == ["7", "89:"]
+
+
+def test_problems_and_verdicts():
+    for answer, text, reward in (("7", "a 12, no: 7.", 1), ("1200", "so 1,200", 1), (7, "7.0", 1),
+                                 ("-7", "it is -7", 1), ("7", "none", 0), ("7", "7 or 8", 0)):
+        assert real.verify(answer, text) == reward
+    for seed in range(100):
+        question, answer = real.make_up_problem(random.Random(seed))
+        assert eval(re.search("is (.*)[?]", question)[1]) == int(answer)
+
+
+def run(folder, tmp_path, monkeypatch, capsys, *words, steps=2, **values):
+    monkeypatch.chdir(tmp_path)
+    for name, value in values.items():
+        monkeypatch.setattr(real, name, value)
+    real.main(folder, *words, steps=steps)
+    return capsys.readouterr().out
+
+
+def test_a_run_learns_from_each_problem_once_and_saves_a_model(tmp_path, monkeypatch, capsys):
+    rows = [{"prompt": f"{i}+1=", "answer": i + 1} for i in [*range(50), 0]]
+    tmp_path.joinpath("data.jsonl").write_text("\n\n".join(map(json.dumps, rows)))
+    used, sample_problem = [], real.sample_problem
+    out = run(random_model(tmp_path, scale=0.5), tmp_path, monkeypatch, capsys, "data.jsonl", 1,
+              steps=14, RATE=4e-2, P=8, G=8, T=8, M=64, N=64,
+              sample_problem=lambda rng: used.append(sample_problem(rng)) or used[-1],
+              verify=lambda answer, text: sum(map(str.isdigit, text)) / 8)
+    assert len(real.PROBLEMS) == 47 and sorted(used[:47]) == sorted(used[47:94]) != used[47:94]
+    rewards = [float(reward) for reward in re.findall("reward ([0-9.]+)", out)]
+    assert len(re.findall(r"gap \d.\de-0[5678],", out)) == 16
+    assert rewards[0] < 0.2 and rewards[-1] > 0.5
+    policy = real.load("trained")
+    [text] = real.decode(real.sample(policy, real.encode(["7+1="], real.W), greedy=True))
+    assert sum(map(str.isdigit, text)) > 4
+
+
+def test_the_lines_of_the_docstring_train_an_adapter(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("peft")
+    lines = re.findall(r"^    (from peft.*|policy = get_peft.*)\n", real.__doc__, re.M)
+    space, load = {}, real.load
+
+    def with_adapter(model):
+        space["policy"] = load(model)
+        exec("\n".join(lines), space)
+        return space["policy"]
+    run(random_model(tmp_path), tmp_path, monkeypatch, capsys, load=with_adapter, RATE=1e-2,
+        verify=lambda answer, text: float(len(text) % 2))
+    names = {path.name for path in (tmp_path / "trained").iterdir()}
+    assert "adapter_model.safetensors" in names and "model.safetensors" not in names
+    moved = [name for name, weight in space["policy"].named_parameters() if weight.grad is not None]
+    assert moved and all("lora_" in name for name in moved)
+
+
+@pytest.mark.parametrize("text, words", [
+    (None, "No such file"), ("{", "Expecting property name"), ("[1]", "each line has to be"),
+    ('{"prompt": "1+1="}', "KeyError('answer')"), ('{"prompt": [], "answer": 2}', "unhashable"),
+    ('{"prompt": "1+1=", "answer": 2}', "fewer than 10 different prompts"),
+    ("\n".join('{"prompt": "%s", "answer": 2}' % ("1" * n) for n in range(1, 99)),
+     "more than W = 90 tokens: '1111"), ("no end", "has no eos_token_id")])
+def test_what_cannot_be_used_ends_in_one_line(text, words, tmp_path, monkeypatch):
+    folder = random_model(tmp_path)
+    file = tmp_path / "data.jsonl"
+    if text == "no end":
+        for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+            config = json.loads((folder / name).read_text())
+            (folder / name).write_text(json.dumps({key: config[key] for key in config
+                                                   if not key.startswith("eos")}))
+        file = None
+    elif text:
+        file.write_text(text)
+    with pytest.raises(SystemExit) as stopped:
+        real.main(folder, file)
+    assert words in stopped.value.code and "\n" not in stopped.value.code
