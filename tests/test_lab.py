@@ -381,6 +381,8 @@ NUMBERS = [
         ("README.md", r"GRPO in (\d+) lines"), ("README.md", r"one file of (\d+) lines: nano.py"),
         ("docs/nano.md", r"# GRPO in (\d+) lines"), ("docs/path.md", r"GRPO in (\d+) lines"),
         ("docs/extending.md", r"one file of (\d+) lines with")]),
+    ("the lines of real.py", lambda: len((ROOT / "real.py").read_text().splitlines()), [
+        ("README.md", r"one file of (\d+) lines to copy")]),
     ("nano.py's accuracy before RL", lambda: NANO["0"]["before"], [
         ("docs/nano.md", r"before: ([\d.]+) right")]),
     ("the seconds of a step of pretrained/train.py",
