@@ -77,6 +77,7 @@ CHANGES = """
     clip        | = ratio.clamp                     | = print((ratio * mask).max()) or ratio.clamp
     rewardmodel | step == 0                         | step % 2 == 0
     tokenmean   | mask).sum() / mask.sum()          | mask).sum() / (mask.sum() / 10)
+    dynamic     | range(20)                         | range(2)
     longer      | / mask.sum(1)                     | / T
     overlong    | return A / (                      | return A # (
     critic      | [*torch.randperm(P).chunk(4)] * 4 | [*torch.randperm(P).chunk(4)]
