@@ -92,8 +92,8 @@ def value(one, name):
 
 
 def check(names, stored, seeds):
-    """Judge the claims of chapters, which are lines such as `without last < with last`; `on 4` at the
-    end of a line claims that it holds on at least 4 seeds, and not on all.
+    """Judge the claims of chapters, which are lines such as `without last < with last`. A line that
+    ends with `on 4` claims that it holds on at least 4 seeds, and not on all.
 
     Prints for each claim on how many seeds it holds, and the differences. -> whether all hold
     """
