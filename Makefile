@@ -52,7 +52,8 @@ help:                    ## this list
 
 ##@ To check your changes
 
-test quick mutants: export PYTHONUTF8 = 1       # the tests read and write UTF-8 in any locale
+# the tests read and write UTF-8 in any locale
+test quick mutants changed: export PYTHONUTF8 = 1
 
 test: $(READY)           ## run all tests on all cores
 	$(PY) $(PYTEST)
