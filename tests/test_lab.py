@@ -356,7 +356,7 @@ NUMBERS = [
         (LAB, r"\| 0 \| [\d.]+ \| ([\d.]+) \|")]),
     ("the share of the base's outputs that think, in percent",
      lambda: 100 * numpy.mean([run["base"]["think_share"] for run in SEEDS.values()]), [
-         ("README.md", r"temperature 1 .*?: (\d+)% think first"),
+         ("README.md", r"is right: (\d+)% think first"),
          ("docs/methods.md", r"At temperature 1, a fraction p = (\d+)% of its outputs think")]),
     ("the base's pass@1, seed 0", lambda: SEEDS["0"]["base"]["pass@1"], [
         ("README.md", r"base: greedy .*?pass@1 ([\d.]+)"),
