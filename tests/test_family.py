@@ -168,10 +168,10 @@ def test_masked_slots_never_reach_loss_or_gradient_and_arguments_stay_as_they_ar
     loss_function, _, _ = LOSSES[name]
     is_masked = RAGGED == 0
     results = []
-    for rubbish in (0.0, 1e30, -1e30):
+    for rubbish, sign in ((0.0, 1), (1e30, 1), (1e30, -1), (-1e30, 1)):
         logps = torch.where(is_masked, rubbish, some_logps()).requires_grad_()
         old_logps = torch.where(is_masked, -rubbish, some_logps() - LOG_RHO).requires_grad_()
-        token_A = torch.where(is_masked, 1e6 * rubbish, TOKEN_A)
+        token_A = torch.where(is_masked, 1e6 * sign * rubbish, TOKEN_A)
         before = [x.detach().clone() for x in (logps, old_logps, token_A, RAGGED)]
         losses = loss_function(logps, old_logps, token_A, RAGGED)
         losses.sum().backward()
