@@ -124,6 +124,7 @@ def test_a_base_is_made_again_if_code_that_shapes_it_changes_and_only_then(
     new_run(**flags)
     before = bases()
     read_text = Path.read_text
+    assert plumbing.section(ROOT / file, "no such title") == (ROOT / file).read_text()
 
     def edited(path, *args, **options):
         text = read_text(path, *args, **options)
