@@ -578,7 +578,6 @@ def test_a_checkpoint_has_the_dropout_and_the_generation_config_of_its_model(run
     (folder / "generation_config.json").write_text(strange)
     found = run(model=folder, max_steps=1) / "checkpoint-1/generation_config.json"
     assert found.read_text() == strange
-    assert [*found.parents[1].glob("checkpoint-*")] == [found.parent]       # none on trial
     assert json.loads(found.with_name("config.json").read_text())["hidden_dropout"] == 0.3
     (folder / "generation_config.json").unlink()
     found = run("second", model=folder, max_steps=1) / "checkpoint-1/generation_config.json"
