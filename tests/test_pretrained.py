@@ -334,7 +334,8 @@ def test_log_probs_of_a_few_positions_at_a_time_are_those_of_all(
     monkeypatch.setattr(grpo, "logprobs", lambda logits, *rest: (
         sizes.append(logits.shape[1]), logprobs(logits, *rest))[1])
     for part, all_at_once in zip(scored(), whole, strict=True):
-        torch.testing.assert_close(part, all_at_once, rtol=1e-4, atol=1e-5)
+        scale = max(1, all_at_once.abs().max().item())          # sums of terms of this size
+        torch.testing.assert_close(part, all_at_once, rtol=1e-4, atol=1e-6 * scale)
     assert max(sizes) == (9 if family == "granite" else 4)
     assert getattr(policy.model.config, "final_logit_softcapping", 2.0) == 2.0      # unchanged
 
