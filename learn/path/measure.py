@@ -3,12 +3,17 @@ import hashlib
 import json
 import math
 import os
+import re
 from statistics import fmean
 
 from learn.path.rungs import CHAPTERS, ROOT, RUNGS, sides
 
 STORED = ROOT / "docs" / "path.json"
+SWEPT = ROOT / "docs" / "path-rates.json"
 SEEDS = (0, 1, 2, 3, 4)
+FACTORS = (0.25, 0.5, 1, 2, 4)      # of RATE
+CHOICE = (5, 6, 7)                  # seeds by which the best factor of each script is chosen
+FINAL = ("last", "mean", "last_kl", "last_cut", "last_tokens", "accuracy", "samples")
 
 
 def steps_of(name):
@@ -21,8 +26,9 @@ def digest(source, seed, steps):
     return hashlib.sha256(f"{text}{seed}{steps}".encode()).hexdigest()[:16]
 
 
-def load():
-    return json.loads(STORED.read_text(encoding="utf-8")) if STORED.exists() else {}
+def load(file=None):
+    file = file or STORED
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
 def runs_of(name, stored, seeds=SEEDS):
@@ -31,15 +37,17 @@ def runs_of(name, stored, seeds=SEEDS):
             for side, source in sides(name).items()}
 
 
-def save(runs):
+def save(runs, file=None):
     """Write docs/path.json in a way that never leaves half a file if you interrupt it. Runs of
     scripts that have changed since then are left out."""
-    current = {digest(source, seed, steps_of(name)) for name in RUNGS
-               for source in sides(name).values() for seed in range(100)}
+    file = file or STORED
+    factors, seeds = (FACTORS, CHOICE + SEEDS) if file == SWEPT else ((1,), range(100))
+    current = {digest(at_rate(source, factor), seed, steps_of(name)) for name in RUNGS
+               for source in sides(name).values() for factor in factors for seed in seeds}
     text = json.dumps({key: runs[key] for key in sorted(runs) if key in current})
-    part = STORED.with_suffix(f".{os.getpid()}")
+    part = file.with_suffix(f".{os.getpid()}")
     part.write_text(text.replace('}, "', '},\n"') + "\n", encoding="utf-8")
-    part.replace(STORED)
+    part.replace(file)
 
 
 def measure(names, seeds=SEEDS):
@@ -54,6 +62,48 @@ def measure(names, seeds=SEEDS):
                 save(load() | {key: one})
                 print(f"{name}, {side}, seed {seed}: {value(one, 'last'):.3f} of the last outputs "
                       f"right, {one['seconds']:.0f} s", flush=True)
+
+
+def at_rate(source, factor):
+    """Change the constant RATE of a script by a factor. -> script"""
+    rate, = re.findall("^RATE = (.*?) ", source, re.M)
+    return re.sub("^RATE = .*? ", f"RATE = {float(rate) * factor:g} ", source, flags=re.M)
+
+
+def at_best(name, side, swept):
+    """Choose the factor of RATE with the highest @metric (or `last`) of a script, on average over
+    the seeds of CHOICE. -> factor, dict from factor to that average"""
+    metric = CHAPTERS[name].fields.get("metric", "last")
+    means = {factor: fmean(swept[digest(at_rate(sides(name)[side], factor), seed, steps_of(name))]
+                           [metric] for seed in CHOICE) for factor in FACTORS}
+    return max(means, key=means.get), means
+
+
+def sweep(names):
+    """Run each script at the rates of FACTORS with the seeds of CHOICE, and then at the best of
+    these rates with SEEDS, and store the final numbers in docs/path-rates.json."""
+    from learn.path.runs import run
+
+    def final(name, source, factor, seed):
+        key = digest(at_rate(source, factor), seed, steps_of(name))
+        one = load(SWEPT).get(key)
+        if one is None:
+            stored = load().get(key) or short(run(at_rate(source, factor), seed, steps_of(name)))
+            one = {of: round(value(stored, of), 4) for of in FINAL
+                   if of.partition("_")[2] in ("", *stored["steps"])}
+            save(load(SWEPT) | {key: one}, SWEPT)
+            print(f"{name}, {factor} of the rate, seed {seed}: {one['last']:.3f} of the last "
+                  "outputs right", flush=True)
+
+    for name in names:
+        for factor in FACTORS:
+            for seed in CHOICE:
+                for source in sides(name).values():
+                    final(name, source, factor, seed)
+        for side, source in sides(name).items():
+            factor, _ = at_best(name, side, load(SWEPT))
+            for seed in SEEDS:
+                final(name, source, factor, seed)
 
 
 def short(result):
