@@ -27,15 +27,6 @@ def refuse(record):
     raise ValueError(record.getMessage())
 
 
-def forget_kernels(engine):
-    """Make a model of vLLM pack the weights of experts again when it loads them. On a CPU, vLLM
-    packs them only when it creates their kernel, and reads later weights as if they were packed."""
-    for module in engine.modules():
-        method = getattr(module, "quant_method", None)
-        if getattr(method, "moe_kernel", None) is not None:
-            method.moe_kernel = None
-
-
 class Engine:
     """vLLM for one policy. Prompt and completion together have at most `longest` tokens."""
 
@@ -87,9 +78,7 @@ class Engine:
     def update(self, model):
         """Wake up and take over the weights of a model, which may be split over the processes. Tied
         weights are sent by both names if vLLM knows both, because on a CPU it packs each."""
-        if self.is_cpu:
-            self.llm.apply_model(forget_kernels)
-        else:
+        if not self.is_cpu:
             self.llm.wake_up(tags=["weights"])
         [has_head] = self.llm.apply_model(lambda engine: hasattr(engine, "lm_head"))
         tied = () if has_head else model.all_tied_weights_keys
@@ -99,7 +88,7 @@ class Engine:
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         except Exception as error:              # vLLM raises nearly anything
             common.fail("--engine vllm: cannot take over this model's weights: "
-                        f"{models.vllm_reason(error)}", code=1)
+                        f"{models.one_line(error)}; try --engine transformers", code=1)
         if not self.is_cpu:
             self.llm.wake_up(tags=["kv_cache"])
         self.llm.reset_prefix_cache()           # its keys and values come from older weights

@@ -1,8 +1,6 @@
-"""Convert the policy of a run into a Hugging Face folder, and back.
+"""Convert the policy of a run into a Hugging Face folder.
 
   python -m pretrained.export RUN DIR           # the trained policy; with --base the one before RL
-  python -m pretrained.export DIR RUN --back    # a run folder, for --init_from RUN; DIR may also be
-                                                # a run of pretrained/train.py
 
 Transformers, TRL and vLLM cannot read our checkpoints, but our policy computes what a Llama
 computes. So only the names of the weights change, and not a single bit of the weights themselves.
@@ -10,10 +8,8 @@ The tokenizer has a token for each byte, and merges none. <think>, <answer> and 
 ordinary added tokens, so trainers keep them when they decode with skip_special_tokens. Only <|eos|>
 and <|pad|> are special tokens. Needs pretrained/requirements.txt.
 """
-import dataclasses
 import importlib.util
 import json
-import shlex
 import string
 from pathlib import Path
 
@@ -33,8 +29,6 @@ LAYER_NAMES = {
     "down": "mlp.down_proj"}
 SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
          "intermediate_size")
-MATTERS = ("model_type", "vocab_size", "head_dim", "hidden_act", "attention_bias", "mlp_bias",
-           "tie_word_embeddings", "rms_norm_eps", "rope_parameters")    # what a Llama computes
 
 
 # ---- 1. the folder ---------------------------------------------------------------------------
@@ -93,7 +87,7 @@ def make_tokenizer():
     return tokenizer
 
 
-# ---- 2. there and back -----------------------------------------------------------------------
+# ---- 2. the weights --------------------------------------------------------------------------
 
 def read_policy(run, name):
     """Read the policy in checkpoint.pt or base.pt of a run of a script. -> GPT, Config"""
@@ -122,63 +116,18 @@ def export(run, folder, name="checkpoint.pt"):
         plumbing.write(folder / f"{name}.json", json.dumps(content, indent=2) + "\n")
 
 
-def read_llama(folder):
-    """Read the policy in a Hugging Face folder that `export` made, or in the last checkpoint of a
-    run of pretrained/train.py. ValueError if it is not such a Llama. -> GPT, Config"""
-    from transformers import AutoConfig
-
-    from pretrained import models
-    folder = models.last_checkpoint(folder) or folder
-    if not folder.is_dir():                 # transformers would look up its name on Hugging Face
-        raise ValueError("it is not a folder")
-    plain = models.plain(folder)            # an adapter's folder has no config of a model
-    config = AutoConfig.from_pretrained(plain, trust_remote_code=False).to_dict()
-    cfg = grpo.Config(**{name: config[name] for name in SHAPE}, device="cpu")
-    ours = llama_config(cfg)
-    for name in MATTERS:
-        if config.get(name) != ours[name]:
-            raise ValueError(f"its {name} is {config.get(name)!r}, ours {ours[name]!r}")
-    llama, unexpected = models.load_model(folder)
-    if unexpected:
-        raise ValueError(f"it has an unknown weight {min(unexpected)}")
-    weights = llama.state_dict()
-    if not torch.equal(weights["lm_head.weight"], weights["model.embed_tokens.weight"]):
-        raise ValueError("its lm_head is not its embed_tokens")         # the config may say it is
-    policy = grpo.GPT(cfg)
-    parameters = {name: weights[llama_name(name)] for name, _ in policy.named_parameters()}
-    policy.load_state_dict(policy.state_dict() | parameters)
-    return policy, cfg
-
-
-def export_back(folder, run):
-    """Write a new run folder with the policy in `folder`. Exits with one line if it is not ours."""
-    try:
-        policy, cfg = read_llama(folder)
-    except Exception as error:              # a damaged file raises nearly anything
-        from pretrained import models
-        common.fail(f"{folder}: is not a folder that pretrained.export made "
-                    f"({models.one_line(error)})")
-    ask.write_run(run, "grpo.py", dataclasses.asdict(cfg), policy)
-    print(f"{run}: continue training it with --init_from {shlex.quote(str(run))}")
-
-
 def main(argv=None):
     arguments = parser(__doc__)
-    arguments.add_argument("source", metavar="RUN", type=Path, help="run folder; with --back, DIR")
-    arguments.add_argument("target", metavar="DIR", type=Path, help="new folder; with --back, RUN")
-    which = arguments.add_mutually_exclusive_group()
-    which.add_argument("--base", action="store_true", help="export the policy before RL")
-    which.add_argument("--back", action="store_true", help="convert DIR into a run folder")
+    arguments.add_argument("source", metavar="RUN", type=Path, help="run folder")
+    arguments.add_argument("target", metavar="DIR", type=Path, help="new folder")
+    arguments.add_argument("--base", action="store_true", help="export the policy before RL")
     args = arguments.parse_args(argv)
     if args.target.is_file() or args.target.is_dir() and any(args.target.iterdir()):
         common.fail(f"{args.target}: is not empty; name a new folder")
     if importlib.util.find_spec("transformers") is None:        # it brings the other packages
         common.fail("transformers is missing: pip install -r pretrained/requirements.txt")
-    if args.back:
-        export_back(args.source, args.target)
-    else:
-        export(args.source, args.target, "base.pt" if args.base else "checkpoint.pt")
-        print(f"{args.target}: its README.md shows how to use it")
+    export(args.source, args.target, "base.pt" if args.base else "checkpoint.pt")
+    print(f"{args.target}: its README.md shows how to use it")
 
 
 if __name__ == "__main__":

@@ -23,15 +23,6 @@ warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  
 
 ADAPTER = "adapter_model.safetensors"
 BASE = "base.json"                      # next to the adapter: a hash of the weights of its base
-# patterns of vLLM's advice, which names flags that we do not have, and the advice to give instead
-VLLM_ADVICE = {
-    "Try increasing .gpu_mem.*": "Raise --engine_memory, or lower --max_completion_length",
-    "(Decrease (GPU mem|--kv-)|Please try lower|To resolve: decr|GPU \\d+ has a total).*":
-        "Lower --engine_memory, or free memory that other programs use",
-    "Increase GPU mem.*": "Raise --engine_memory",
-    "(1 validation error.*)?User-specified max_model_len.*":
-        "it reads fewer tokens than a prompt and a completion have. Lower --max_completion_length",
-    "See (root cause|stack trace).*": "Set VLLM_LOGGING_LEVEL=INFO to see vLLM's log"}
 
 
 # ---- 1. errors -------------------------------------------------------------------------------
@@ -44,21 +35,12 @@ def one_line(error):
     return message
 
 
-def vllm_reason(error):
-    """The message of an error of vLLM, with advice that names our flags. -> str"""
-    message = one_line(error)
-    for theirs, ours in VLLM_ADVICE.items():
-        if re.search(theirs, message):
-            return re.sub(theirs, ours, message)
-    return f"{message}; try --engine transformers"
-
-
 # ---- 2. models -------------------------------------------------------------------------------
 
 def load_model(path):
     """Load a model in float32 from a folder or by its name. If the folder has an adapter, load the
     adapter's base and merge the adapter into it. ValueError if weights are missing, because they
-    would be random. -> model, names of weights that it has no place for"""
+    would be random. -> model"""
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     if Path(path).is_absolute() and not Path(path).is_dir():
@@ -66,15 +48,15 @@ def load_model(path):
     base = base_of(path)
     if base is not None:
         check_base(path)
-        model, unexpected = load_model(base)
+        model = load_model(base)
         if is_quantized(model):                 # a sum of 4-bit weights would be rounded
             model = model.dequantize()
-        return with_adapter(model, path), unexpected
+        return with_adapter(model, path)
     model, info = AutoModelForCausalLM.from_pretrained(
         path, dtype=torch.float32, output_loading_info=True, trust_remote_code=False)
     if info["missing_keys"]:
         raise ValueError(f"it lacks {min(info['missing_keys'])}")
-    return model, info["unexpected_keys"]
+    return model
 
 
 def load(path):
@@ -83,7 +65,7 @@ def load(path):
         common.fail(f"--model {path}: is a run of a script; convert it into a model with "
                     f"{command('pretrained.export', path, 'NEW_FOLDER')}")
     try:
-        return load_model(path)[0], AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+        return load_model(path), AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:              # transformers raises nearly anything
         common.fail(f"--model {path}: cannot be loaded: {one_line(error)}")
 
@@ -206,37 +188,19 @@ class Head:
 
 # ---- 3. adapters (LoRA, 2106.09685) ----------------------------------------------------------
 
-def add_adapter(model, rank, dtype, alpha=32, targets="all-linear"):
+def add_adapter(model, rank, alpha, dtype):
     """Freeze the weights and add B A alpha / rank, a product of two thin trained matrices, to each
-    matrix except the embeddings, or only to the matrices named in `targets`. At first it is 0. The
-    frozen matrices are stored in the dtype of products, which round them anyway. Exits with one
-    line if the model has no such names."""
+    matrix except the embeddings and the head. At first it is 0. The frozen matrices are stored in
+    the dtype of products, which round them anyway."""
     try:
         from peft import LoraConfig
     except ImportError:
         common.fail("peft is missing: pip install -r pretrained/requirements.txt")
     torch.manual_seed(0)                    # the same A in all processes and in a resumed run
-    names = targets if targets == "all-linear" else targets.split(",")
-    try:
-        model.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules=names))
-        check_targets(model)
-    except ValueError as error:
-        common.fail(f"--lora_target_modules {targets}: {one_line(error)}")
+    model.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear"))
     for module in model.modules():
         if hasattr(module, "base_layer"):
             module.base_layer.to(getattr(torch, dtype))
-
-
-def check_targets(model):
-    """Raise a ValueError if an adapter adds to weights that two layers share: merged into them, it
-    would change both layers."""
-    names = {}
-    for name, weight in model.named_parameters(remove_duplicate=False):
-        names.setdefault(weight, []).append(name)
-    for shared in names.values():
-        if len(shared) > 1 and re.search("[.](base_layer|original_module)[.]", " ".join(shared)):
-            raise ValueError(f"{' and '.join(shared)} are the same weights, to which an adapter "
-                             "cannot add; choose other matrices")
 
 
 @contextlib.contextmanager
@@ -298,8 +262,7 @@ def fingerprint(folder):
 
 def adapter_weights(folder):
     """Read the weights of a checkpoint's adapter. -> dict, by their names in the model"""
-    return {re.sub("(lora_(embedding_)?[AB])", r"\1.default",
-                   name.removeprefix("base_model.model.")): weight
+    return {re.sub("(lora_[AB])", r"\1.default", name.removeprefix("base_model.model.")): weight
             for name, weight in load_file(Path(folder, ADAPTER)).items()}
 
 
@@ -307,11 +270,9 @@ def with_adapter(model, folder):
     """Merge the adapter in a folder into the model. ValueError if it belongs to another model."""
     from peft import PeftModel, get_peft_model_state_dict
     model = PeftModel.from_pretrained(model, folder)
-    check_targets(model)
     names = get_peft_model_state_dict(model).keys() ^ load_file(Path(folder, ADAPTER)).keys()
-    unmatched = [name for name in names if ".base_layer." not in name]      # a copy of embeddings
-    if unmatched:
-        raise ValueError(f"the adapter belongs to another model: {min(unmatched)} has no match")
+    if names:
+        raise ValueError(f"the adapter belongs to another model: {min(names)} has no match")
     return model.merge_and_unload().requires_grad_(True)
 
 

@@ -178,7 +178,7 @@ class Weights:
             if Path(self.folder, ADAPTER).exists():
                 weights = adapter_weights(self.folder)
             else:
-                weights = load_model(self.folder)[0].state_dict()
+                weights = load_model(self.folder).state_dict()
             for name, weight in self.model.named_parameters():
                 assert name in weights or not weight.requires_grad, name
             states.set_model_state_dict(self.model, weights, options=TRAINED)

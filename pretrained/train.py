@@ -6,7 +6,7 @@
 
 The scripts can only train small policies of their own. This file applies the same equations to
 models that others have pretrained: it imports advantages, ratios, losses, KL and averages from
-grpo.py, gspo.py and reinforce.py, whose docstrings explain the equations. If the sampler computes
+grpo.py and gspo.py, whose docstrings explain the equations. If the sampler computes
 differently from the trainer, weights from examples/lag.py correct for that.
 
 Such models need two things that the scripts do without. First, prompts have different lengths, so
@@ -36,7 +36,6 @@ import common
 import grpo
 import gspo
 import plumbing
-import reinforce
 from examples import lag
 from tasks import calls, rewards
 from tasks import problems as problem_files
@@ -53,15 +52,14 @@ except ImportError as error:
 # Shapes are those of the scripts. NO_TOKEN pads prompts of less than W tokens, on the left.
 NO_TOKEN = -1
 OTHER = "choose a model of a family that docs/real-models.md lists"
-METHODS = {"grpo": grpo, "gspo": gspo, "reinforce": reinforce}
+METHODS = {"grpo": grpo, "gspo": gspo}
 
 
 # ---- 1. configuration ------------------------------------------------------------------------
 
-# flags that only the scripts use, that only some methods use, and that only affect memory
+# flags that only the scripts use, and that only affect memory
 OF_SCRIPTS = (*common.Base.__annotations__, "init_from", "curriculum", "dynamic_sampling",
               "entropy_coef", "overlong_buffer")
-OF_RATIOS = ("loss_type", "scale_rewards", "beta", "delta")
 OF_MEMORY = {"micro_batch_size", "sample_batch_size", "gradient_checkpointing", "parallel",
              "engine_memory"}
 
@@ -72,7 +70,6 @@ class Config(grpo.Config):
     dtype: Literal["float32", "bfloat16"] = "float32"   # dtype of products, not of weights
     lora_rank: int = 0                  # rank of an adapter to train; 0: train all weights
     lora_alpha: int = 32                # scale (a) of the adapter, which adds B A a / lora_rank
-    lora_target_modules: str = "all-linear"     # matrices to adapt, such as q_proj,v_proj
     parallel: Literal["replicate", "fsdp"] = "replicate"    # model per process: whole or in part
     engine: Literal["transformers", "vllm"] = "transformers"    # library that samples completions
     engine_memory: float = 0.3 if common.HAS_CUDA else 0.1      # share of memory that vLLM uses
@@ -84,7 +81,6 @@ class Config(grpo.Config):
     chat_template: bool = True          # use the chat template, if the tokenizer has one
     chat_template_kwargs: str = "{}"    # template arguments, as JSON: {"enable_thinking": false}
     method: Literal[tuple(METHODS)] = "grpo"    # script whose equations are used
-    baseline: Literal["none", "batch", "mean", "rloo"] = "none"     # b in (2) of reinforce.py
     epsilon: float = None               # lower clip range (eps_low); None: the script's, gspo 3e-4
     epsilon_high: float = None          # upper clip range (eps_high); None: the script's, gspo 4e-4
     importance_sampling_correction: Literal[lag.CORRECTIONS] = None     # None: truncate with vllm
@@ -94,12 +90,11 @@ class Config(grpo.Config):
     num_eval_problems: int = 128        # largest number of held-out problems
     num_eval_samples: int = 4           # samples per held-out problem, at the start and the end
     learning_rate: float = 1e-6         # learning rate of AdamW
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"     # decay after warmup
+    lr_scheduler_type: Literal["constant", "linear"] = "constant"   # decay after the warm-up
     warmup_steps: int = 0               # steps over which the learning rate grows to its full value
     micro_batch_size: int = 8           # rows per backward pass; more if they are short
     gradient_checkpointing: bool = False    # store few activations, compute others twice
     save_steps: int = 10                # steps between checkpoints, each of 12 bytes per parameter
-    weight_decay: float = 0.0           # weight decay of AdamW
     num_threads: int = 1                # CPU threads per operation
     has_task_defaults = False           # because they suit small policies
     MAY_DIFFER = grpo.Config.MAY_DIFFER | OF_MEMORY | {"num_threads"}
@@ -111,7 +106,7 @@ class Config(grpo.Config):
         papers = {"epsilon": 3e-4, "epsilon_high": 4e-4} if self.method == "gspo" else {}
         for name in ("epsilon", "epsilon_high"):
             if getattr(self, name) is None:
-                default = getattr(METHODS[self.method].Config, name, 0.0)
+                default = getattr(METHODS[self.method].Config, name)
                 object.__setattr__(self, name, papers.get(name, default))
         if self.importance_sampling_correction is None:
             correction = "truncate" if self.engine == "vllm" else "none"
@@ -131,16 +126,12 @@ class Config(grpo.Config):
         yield is_object, (f"--chat_template_kwargs {self.chat_template_kwargs}: is not a JSON "
                           'object such as {"enable_thinking": false}')
         unusable = dict.fromkeys(OF_SCRIPTS, "works only in the scripts")
-        if self.method == "reinforce":
-            unusable |= dict.fromkeys(OF_RATIOS, "needs --method grpo or gspo")
-        else:
-            unusable["baseline"] = "needs --method reinforce"
         if self.data:
             unusable["task"] = "cannot be used with --data"
         if self.reward_file:
             unusable["reward"] = "cannot be used with --reward_file"
         if self.lora_rank == 0:
-            unusable |= dict.fromkeys(("lora_alpha", "lora_target_modules"), "needs --lora_rank")
+            unusable["lora_alpha"] = "needs --lora_rank"
         if self.engine == "vllm":
             unusable["sample_batch_size"] = "needs --engine transformers"
         else:
@@ -185,8 +176,7 @@ class Policy:
         models.remove_dropout(self.model)
         models.mark_as_text(self.model)
         if cfg.lora_rank > 0:
-            models.add_adapter(self.model, cfg.lora_rank, cfg.dtype, cfg.lora_alpha,
-                               cfg.lora_target_modules)
+            models.add_adapter(self.model, cfg.lora_rank, cfg.lora_alpha, cfg.dtype)
         if cfg.gradient_checkpointing:
             models.checkpoint_activations(self.model)
         if cfg.parallel == "fsdp" and processes.dist.is_initialized():    # not in report.ask
@@ -210,9 +200,6 @@ class Policy:
                             f"need a chat template: {cfg.model} has none, or --no-chat_template "
                             "turns it off")
             return cfg.instruction + prompt
-        for name in more:
-            if name not in str(self.tokenizer.chat_template):
-                common.fail(f"--chat_template_kwargs: the template of {cfg.model} has no {name}")
         chat = chat or [{"role": "user", "content": prompt}]
         chat[-1]["content"] = cfg.instruction + chat[-1]["content"]
         if cfg.system_prompt and chat[0]["role"] != "system":
@@ -527,8 +514,6 @@ def correct(policy, batch, cfg):
 
 def token_losses(logps, old_logps, ref_logps, A, mask, cfg):
     """Compute the terms that (5) averages. (b, T) each -> (b, T)"""
-    if cfg.method == "reinforce":
-        return reinforce.policy_loss(logps, A, mask)
     token_loss = METHODS[cfg.method].policy_loss(
         logps, old_logps, A, mask, cfg.loss_type, cfg.epsilon, cfg.epsilon_high, cfg.delta)
     if cfg.beta > 0:
@@ -542,10 +527,7 @@ def backward(policy, parameters, batch, ref_logps, A, rows, cfg):
     """Compute the gradient of (5) over `rows`; each process takes its share of the micro-batches.
     -> metrics"""
     method = METHODS[cfg.method]
-    surrogate = "plain"
-    average = "sequence_sum"
-    if method is not reinforce:
-        surrogate, average = method.LOSS_TYPES[cfg.loss_type]
+    surrogate, average = method.LOSS_TYPES[cfg.loss_type]
     if cfg.mask_truncated_completions:
         rows = rows[~batch.is_truncated[rows]]
     num_sequences = len(rows)                                   # in all processes
@@ -614,8 +596,7 @@ def learning_rate(cfg, step):
     """Compute the learning rate of step 0, 1, ...: first a warm-up, then a schedule. The rates of
     the first and the last step are above 0. -> float"""
     progress = max(0.0, (step - cfg.warmup_steps) / max(1, cfg.max_steps - cfg.warmup_steps))
-    decay = {"constant": 1.0, "linear": 1 - progress,
-             "cosine": (1 + math.cos(math.pi * progress)) / 2}[cfg.lr_scheduler_type]
+    decay = 1 - progress if cfg.lr_scheduler_type == "linear" else 1.0
     return cfg.learning_rate * min(1.0, (step + 1) / max(1, cfg.warmup_steps)) * decay
 
 
@@ -629,7 +610,8 @@ def load_engine(policy, longest):
                     "pretrained/requirements-vllm.txt")
     except Exception as error:              # vLLM raises nearly anything
         common.fail(f"--engine vllm --engine_memory {policy.cfg.engine_memory}: cannot run "
-                    f"{policy.cfg.model}: {models.vllm_reason(error)}")
+                    f"{policy.cfg.model}: {models.one_line(error)}; try a different "
+                    "--engine_memory, or --engine transformers")
 
 
 def main(argv=None):
@@ -646,7 +628,7 @@ def main(argv=None):
         policy.engine = load_engine(policy, longest + cfg.max_completion_length)
     optimizer = torch.optim.AdamW(
         [weight for weight in policy.model.parameters() if weight.requires_grad],
-        lr=cfg.learning_rate, weight_decay=cfg.weight_decay,
+        lr=cfg.learning_rate, weight_decay=0.0,
         foreach=False)                          # True takes 4 more bytes per parameter
     check = SamplerCheck(policy, common.held_out_problems(task, 4))
     check.begin()
@@ -657,15 +639,13 @@ def main(argv=None):
     run = processes.Run(cfg, task, policy, columns)
     torch.set_num_threads(cfg.num_threads)
     run.begin()
-    method = METHODS[cfg.method]
-    which = cfg.baseline if method is reinforce else cfg.scale_rewards
-
     run.start(evaluate, optimizer)
     is_checked = policy.engine is None      # no more checks once the engine is seen to follow
     first_step = run.step
     for step in range(run.step, cfg.max_steps):
         batch = sample_batch(policy, task, cfg, step)       # questions, outputs, rewards
-        A = method.advantages(batch.rewards, which).view(-1, 1).to(cfg.device)  # (B, 1)
+        A = METHODS[cfg.method].advantages(batch.rewards, cfg.scale_rewards)    # (P, G)
+        A = A.view(-1, 1).to(cfg.device)                    # (B, 1)
         weights, differences = correct(policy, batch, cfg)
         ref_logps = batch.logps                             # unused without beta
         if cfg.beta > 0:

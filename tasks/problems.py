@@ -1,6 +1,6 @@
 """Problems from a file of records {"prompt": ..., "answer": ...}: --data of pretrained/train.py.
 
-The file holds JSON lines, a JSON array, or Parquet. Answers are numbers or words; if a
+The file holds JSON lines, or is in Parquet. Answers are numbers or words; if a
 --reward_file judges the completions, they may be anything. A prompt is a text or a conversation: a
 list of messages {"role": ..., "content": ...}, which is kept as JSON.
 
@@ -195,13 +195,10 @@ def read_lines(flag_name, path):
         if Path(path).suffix == ".parquet":
             from pyarrow import parquet
             return [json.dumps(row, default=str) for row in parquet.read_table(path).to_pylist()]
-        text = Path(path).read_text(encoding="utf-8-sig")
-        if text.lstrip().startswith("["):
-            return list(map(json.dumps, json.loads(text)))
-        return text.split("\n")
+        return Path(path).read_text(encoding="utf-8-sig").split("\n")
     except ImportError:
         common.fail(f"--{flag_name} {path}: needs pyarrow: pip install pyarrow")
-    except (OSError, ValueError, RecursionError) as error:      # pyarrow's errors are ValueErrors
+    except (OSError, ValueError) as error:                      # pyarrow's errors are ValueErrors
         common.fail(f"--{flag_name} {path}: cannot be read ({' '.join(str(error).split())})")
 
 

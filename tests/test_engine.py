@@ -29,12 +29,9 @@ PROBLEMS = [common.Problem(text, "") for text in ("(3+4)=", "3>", LONG, "Say yes
             for _ in range(4)]
 
 
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-
-
 @pytest.fixture(scope="module", params=[
-    ("llama", {"tie_word_embeddings": True}, 4), ("llama", {"tie_word_embeddings": False}, 4),
-    ("gemma2", {"query_pre_attn_scalar": 32}, 4), ("qwen3_moe", EXPERTS, 0)], ids=str)
+    ("llama", {"tie_word_embeddings": True}, 4), ("llama", {"tie_word_embeddings": False}, 0),
+    ("gemma2", {"query_pre_attn_scalar": 32}, 4)], ids=str)
 def policy(request, tmp_path_factory):
     """A policy, with an adapter if vLLM supports one. vLLM starts once for each policy."""
     family, changes, rank = request.param

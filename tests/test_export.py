@@ -1,5 +1,5 @@
 """python -m pretrained.export writes the policy of a run as a Hugging Face folder, which computes
-the same logits, and converts the folder back into a run."""
+the same logits."""
 import json
 import random
 import shutil
@@ -7,7 +7,6 @@ import shutil
 import pytest
 import torch
 from small_models import NEEDS
-from small_runs import changed_weights, policy_of
 
 import common
 import grpo
@@ -15,7 +14,6 @@ import plumbing
 from pretrained import export
 
 transformers = pytest.importorskip("transformers", reason=NEEDS)
-safetensors = pytest.importorskip("safetensors.torch", reason=NEEDS)
 
 
 def make_run(folder, script=grpo, **flags):
@@ -74,15 +72,6 @@ def change_config(folder, **values):
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def change_weights(folder, change):
-    """Call change(weights) on the weights of a Hugging Face folder."""
-    path = folder / "model.safetensors"
-    weights = safetensors.load_file(path)
-    change(weights)
-    path.unlink()
-    safetensors.save_file(weights, path, metadata={"format": "pt"})
-
-
 @torch.no_grad()
 def logits_differ(policy, llama):
     """Compute the largest difference of logits on random tokens, relative to the largest logit."""
@@ -96,7 +85,7 @@ def logits_differ(policy, llama):
 
 @pytest.mark.parametrize("size, layers, heads, kv_heads, inner", [
     (32, 1, 4, 1, 48), (48, 3, 4, 4, 40)])
-def test_the_llama_computes_the_logits_of_the_policy_and_its_shape_comes_back(
+def test_the_llama_computes_the_logits_of_the_policy(
         tmp_path, size, layers, heads, kv_heads, inner):
     policy = make_run(tmp_path / "run", hidden_size=size, num_hidden_layers=layers,
                       num_attention_heads=heads, num_key_value_heads=kv_heads,
@@ -105,10 +94,6 @@ def test_the_llama_computes_the_logits_of_the_policy_and_its_shape_comes_back(
     llama = load_llama(tmp_path / "folder")
     assert type(llama) is transformers.LlamaForCausalLM
     assert logits_differ(policy, llama) < 1e-5
-    export.main([str(tmp_path / "folder"), str(tmp_path / "back"), "--back"])
-    found, cfg = export.read_policy(tmp_path / "back", "checkpoint.pt")
-    assert (cfg.num_attention_heads, cfg.num_key_value_heads) == (heads, kv_heads)
-    assert not changed_weights(found.state_dict(), policy.state_dict())
     change_config(tmp_path / "folder", rms_norm_eps=1e-6)       # a different epsilon is visible
     assert logits_differ(policy, load_llama(tmp_path / "folder")) > 1e-5
 
@@ -166,48 +151,8 @@ def test_what_a_verifier_reads_is_not_skipped_as_special(tokenizer):
     assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (grpo.EOS, grpo.PAD)
 
 
-# ---- back to a run ---------------------------------------------------------------------------
-
-def back(folder):
-    """Convert a Hugging Face folder back to a run. -> its folder"""
-    run = folder.parent / "a run"
-    export.main([str(folder), str(run), "--back"])
-    return run
-
-
-def test_what_a_trainer_saves_comes_back(made, folder):
-    """The weights are in bfloat16, and the head is stored as a copy of the embedding."""
-    llama = load_llama(folder).to(torch.bfloat16)
-    with torch.no_grad():
-        for weight in llama.parameters():
-            weight += 0.25
-    llama.save_pretrained(folder)
-    change_weights(folder, lambda weights: weights.update(
-        {"lm_head.weight": weights["model.embed_tokens.weight"].clone()}))
-    found = policy_of(back(folder))
-    for name, weight in made[0].named_parameters():
-        assert torch.equal(found[name], (weight.bfloat16() + 0.25).float())
-
-
-# ---- refused targets and models --------------------------------------------------------------
+# ---- refused targets -------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", ["", "config.json"])
 def test_a_target_that_holds_something_is_refused(refused, made, folder, name):
     refused("is not empty", export.main, [str(made[1]), str(folder / name)])
-
-
-ROPE = {"rope_type": "default", "rope_theta": 5e5}
-
-
-@pytest.mark.parametrize("config, weights, said", [
-    ({"rms_norm_eps": 1e-6}, {}, "its rms_norm_eps is 1e-06"),
-    ({"model_type": "chess"}, {}, "chess"),
-    ({"head_dim": 8}, {}, "its head_dim is 8, ours 16"), ({"hidden_size": "x"}, {}, ""),
-    ({"rope_parameters": ROPE}, {}, "its rope_parameters is"), ({"num_key_value_heads": 2}, {}, ""),
-    ({"num_hidden_layers": 3}, {}, "it lacks model.layers.2.input_layernorm.weight"),
-    ({}, {"lm_head.weight": torch.zeros(320, 64)}, "its lm_head"),
-    ({}, {"model.norm.weight": torch.zeros(63)}, "")], ids=str)
-def test_another_model_is_refused(refused, folder, tmp_path, config, weights, said):
-    change_config(folder, **config)
-    change_weights(folder, lambda found: found.update(weights))
-    refused(said, export.main, [str(folder), str(tmp_path / "new"), "--back"])

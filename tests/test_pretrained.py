@@ -6,7 +6,6 @@ import functools
 import json
 import math
 import os
-import re
 import resource
 import shutil
 from pathlib import Path
@@ -32,7 +31,6 @@ import common
 import grpo
 import gspo
 import plumbing
-import reinforce
 from pretrained import export
 from report import ask
 from report.observers import warnings
@@ -82,7 +80,7 @@ def outcome(folder):
     """Collect all values that a run writes, except for times. -> {path: value}"""
     record = load(folder / "checkpoint.pt")
     [path] = folder.glob("checkpoint-*")
-    model, _ = models.load_model(path)
+    model = models.load_model(path)
     found = leaves({
         "model": model.state_dict(), "optimizer": record["weights"], "state": record["state"],
         "summary": read_summary(folder),
@@ -117,7 +115,7 @@ def off_policy(small_base, tmp_path_factory):
     (grpo, {"beta": 0.1}), (grpo, {"loss_type": "dr_grpo", "beta": 0.3, "kl_estimator": "k2"}),
     (gspo, {"loss_type": "dapo", "beta": 0.1, "mask_truncated_completions": True}),
     (grpo, {"loss_type": "cispo", "beta": 0.3, "kl_estimator": "k3_ratio"}),
-    (grpo, {"loss_type": "sapo"}), (gspo, {}), (reinforce, {"temperature": 0.7}),
+    (grpo, {"loss_type": "sapo", "temperature": 0.7}), (gspo, {}),
     (grpo, {"delta": 1.4, "epsilon": 0.1, "epsilon_high": 0.1})])
 def test_loss_and_gradient_are_those_of_the_script_off_policy(script, off_policy, flags):
     """Compare on part of a batch, in micro-batches. Advantages differ within a row, as if they were
@@ -126,12 +124,10 @@ def test_loss_and_gradient_are_those_of_the_script_off_policy(script, off_policy
     rows = torch.arange(3, len(batch.texts))
     w = 0.5 + torch.rand(batch.mask.shape, generator=torch.Generator().manual_seed(0))
     A = w * script.advantages(batch.rewards).view(-1, 1)
-    ranges = {name: getattr(script.Config(), name) for name in ("epsilon", "epsilon_high")
-              if script is not reinforce}
+    ranges = {name: getattr(script.Config(), name) for name in ("epsilon", "epsilon_high")}
     flags = ranges | flags | {"micro_batch_size": 5, "max_completion_length": 16, "device": "cpu"}
     policy.zero_grad()
-    inputs = (batch, A) if script is reinforce else (batch, ref_logps, A)
-    found = script.backward(policy, *inputs, rows, script.Config(**flags))
+    found = script.backward(policy, batch, ref_logps, A, rows, script.Config(**flags))
     ours = {export.llama_name(name): weight.grad for name, weight in policy.named_parameters()}
 
     cfg = config_of(method=script.__name__, gradient_checkpointing=script is gspo, **flags)
@@ -460,9 +456,8 @@ def test_conversations_have_a_system_prompt_of_their_own_or_of_the_flag(random_l
     ("{{ raise_exception('no  system') }}", {}, "its chat template fails, try --no-chat_template: "
      "no system\n"),
     ("{% for %}", {}, "its chat template fails"), (TEMPLATE, {"thinks": 1}, ""),
-    (TEMPLATE, {"thinkss": 1}, "--chat_template_kwargs: the template of none has no thinkss"),
     (None, {"thinks": 1}, "need a chat template: none has none")], ids=str)
-def test_a_chat_template_that_fails_or_lacks_what_is_given_is_one_line(
+def test_a_chat_template_that_fails_or_is_missing_is_one_line(
         template, flags, words, random_llama, refused):
     policy = pretrained.Policy(random_llama, config_of(
         data="x", chat_template_kwargs=json.dumps(flags)))
@@ -493,7 +488,7 @@ def test_a_file_s_prompts_that_leave_no_room_are_left_out(run, refused, tmp_path
 @pytest.mark.parametrize("flags", [
     {"beta": 0.05, "num_iterations": 2, "num_mini_batches": 2, "save_steps": 2},
     {"method": "gspo", "importance_sampling_correction": "truncate", "dtype": "bfloat16",
-     "gradient_checkpointing": True, "weight_decay": 0.1}], ids=["grpo", "gspo"])
+     "gradient_checkpointing": True}], ids=["grpo", "gspo"])
 def test_four_steps_equal_two_and_two_after_a_resume_bit_for_bit(flags, run):
     torch.manual_seed(1)
     four = run("four", max_steps=4, **flags)
@@ -505,8 +500,7 @@ def test_four_steps_equal_two_and_two_after_a_resume_bit_for_bit(flags, run):
 
 
 @pytest.mark.parametrize("schedule, rates", [
-    ("constant", [0.5, 1, 1, 1, 1]), ("linear", [0.5, 1, 1, 2 / 3, 1 / 3]),
-    ("cosine", [0.5, 1, 1, 0.75, 0.25])])
+    ("constant", [0.5, 1, 1, 1, 1]), ("linear", [0.5, 1, 1, 2 / 3, 1 / 3])])
 def test_a_run_that_is_killed_continues_its_schedule_bit_for_bit(
         schedule, rates, run, tmp_path, monkeypatch):
     flags = {"max_steps": 5, "save_steps": 1, "lr_scheduler_type": schedule, "warmup_steps": 2}
@@ -528,7 +522,7 @@ def test_the_learning_rate_is_that_of_its_step(run):
     """A step of the schedule equals a step of AdamW at this rate."""
     slow, plain = (run(name, max_steps=1, **flags) for name, flags in (
         ("slow", {"warmup_steps": 2}), ("plain", {"learning_rate": 2.5e-4})))
-    weights = [models.load_model(folder / "checkpoint-1")[0].state_dict()
+    weights = [models.load_model(folder / "checkpoint-1").state_dict()
                for folder in (slow, plain)]
     torch.testing.assert_close(*weights, rtol=0, atol=0)
 
@@ -692,7 +686,7 @@ def test_frozen_weights_in_bfloat16_are_half_as_large_and_change_no_bit(trained,
     assert torch.equal(score(half), score(policy))
 
 
-def test_a_checkpoint_is_the_adapter_from_which_runs_go_on(run, lora_run, tmp_path):
+def test_a_checkpoint_is_the_adapter_from_which_runs_go_on(run, lora_run):
     names = {path.name for path in lora_run.glob("checkpoint-4/*")}
     assert "adapter_model.safetensors" in names and "model.safetensors" not in names
     assert steps(lora_run)[-1]["kl"] != 0
@@ -706,11 +700,6 @@ def test_a_checkpoint_is_the_adapter_from_which_runs_go_on(run, lora_run, tmp_pa
         runs.append(run(name, **LORA | {"model": runs[-1], "lora_rank": rank, "max_steps": 1}))
     scores = [read_summary(folder) for folder in runs]
     assert [found["base"] for found in scores[1:]] == [found["trained"] for found in scores[:3]]
-    export.export_back(runs[2], tmp_path / "back")
-    policy, _ = export.read_policy(tmp_path / "back", "checkpoint.pt")
-    model, _ = models.load_model(models.last_checkpoint(runs[2]))
-    for name, weight in policy.named_parameters():
-        assert torch.equal(weight, model.state_dict()[export.llama_name(name)])
 
 
 def test_a_run_from_another_runs_checkpoint_outlives_it(run, lora_run, tmp_path, capsys):
@@ -733,12 +722,13 @@ def test_a_run_from_another_runs_checkpoint_outlives_it(run, lora_run, tmp_path,
         shutil.rmtree(second / "base", ignore_errors=True)
 
 
-def test_an_adapter_has_the_size_and_the_places_of_its_flags(run, small_llama, refused):
-    folder = run(lora_rank=4, lora_alpha=8, lora_target_modules="q_proj,v_proj", max_steps=1)
+def test_an_adapter_has_the_size_of_its_flags_and_adds_to_all_matrices_but_the_embeddings(
+        run, small_llama):
+    folder = run(lora_rank=4, lora_alpha=8, max_steps=1)
     saved = json.loads((folder / "checkpoint-1/adapter_config.json").read_text())
-    assert (saved["lora_alpha"], sorted(saved["target_modules"])) == (8, ["q_proj", "v_proj"])
-    found = load_file(folder / "checkpoint-1" / models.ADAPTER)
-    assert {name.split(".")[-3] for name in found} == {"q_proj", "v_proj"}
+    assert (saved["r"], saved["lora_alpha"]) == (4, 8)
+    names = {name.split(".")[-3] for name in load_file(folder / "checkpoint-1" / models.ADAPTER)}
+    assert names == {f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")}
     weights = []
     for alpha in (8, 16):
         policy = pretrained.Policy(small_llama, config_of(lora_rank=4, lora_alpha=alpha))
@@ -748,25 +738,6 @@ def test_an_adapter_has_the_size_and_the_places_of_its_flags(run, small_llama, r
         layer = policy.model.get_submodule("model.layers.0.self_attn.q_proj")
         weights.append(layer.get_delta_weight("default"))
     torch.testing.assert_close(weights[1], 2 * weights[0])
-    refused("--lora_target_modules query: ", run, "other", lora_rank=4, lora_target_modules="query")
-
-
-def test_an_adapter_of_embeddings_comes_back_unless_the_model_has_tied_them(
-        run, small_llama, random_llama, tmp_path, refused, monkeypatch):
-    ends = {"lora_rank": 4, "lora_target_modules": "q_proj,embed_tokens,lm_head",
-            "learning_rate": 0.05}
-    folder = run(**ends, model=random_llama, max_steps=1)
-    resume(folder, max_steps=2)
-    for line in lines(folder / "evaluation.jsonl")[:4]:
-        assert ask.answer(folder, line["prompt"]) == line["trained"]["text"]
-    words = "are the same weights, to which an adapter cannot add; choose other matrices"
-    for target in ("lm_head", "embed_tokens"):
-        ends["lora_target_modules"] = target
-        refused(words, run, "other", **ends)
-        with monkeypatch.context() as patch:
-            patch.setattr(models, "check_targets", lambda model: None)
-            folder = run(target, **ends, max_steps=1)
-        refused(words, models.load, models.last_checkpoint(folder))
 
 
 def test_an_adapter_of_another_model_is_refused_in_one_line(lora_run, tmp_path, capsys):
@@ -794,7 +765,6 @@ def test_an_adapter_of_another_model_is_refused_in_one_line(lora_run, tmp_path, 
     ({"chat_template_kwargs": "[1]"}, "--chat_template_kwargs [1]: is not a JSON object"),
     ({"lora_alpha": 8}, "--lora_alpha: needs --lora_rank"),
     ({"lora_alpha": 0, "lora_rank": 4}, "--lora_alpha 0: must be finite, at least 1"),
-    ({"method": "reinforce", "beta": 0.1}, "--beta: needs --method grpo or gspo"),
     ({"eval_data": "x"}, "--eval_data: needs --data"),
     ({"data": "x"}, "--task: cannot be used with --data"),
     ({"max_completion_length": 2047}, "model reads 2048 in all; lower it")], ids=str)
@@ -805,35 +775,13 @@ def test_what_cannot_work_is_refused_in_one_line(
     refused(words, run, **flags)
 
 
-# These errors of vLLM 0.32.0 advise flags of vLLM, which our users cannot set.
-VLLM_ERRORS = [
-    ("No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when "
-     "initializing the engine.", "Raise --engine_memory, or lower --max_completion_length"),
-    ("To serve at least one request (2 GiB) is needed. Try increasing `gpu_memory_utilization` or "
-     "decreasing `max_model_len`.", "Raise --engine_memory, or lower --max_completion_length"),
-    ("Available memory (8/9 GiB) is less than requested for kv (12 GiB). Decrease "
-     "--kv-cache-memory-bytes, or reduce CPU memory.", "Lower --engine_memory, or free memory"),
-    ("Free memory on device cuda:0 is less than desired. Decrease GPU memory utilization.",
-     "Lower --engine_memory, or free memory"),
-    ("CUDA out of memory. Tried to allocate 2 GiB. GPU 0 has a total capacity of 24 GiB of which",
-     "Tried to allocate 2 GiB. Lower --engine_memory, or free memory"),
-    ("1 validation error for ModelConfig\n  Value error, User-specified max_model_len (600) is "
-     "greater than the derived max_model_len", "have. Lower --max_completion_length"),
-    ("Engine core initialization failed. See root cause above. Failed core proc(s): {}",
-     "failed. Set VLLM_LOGGING_LEVEL=INFO to see vLLM's log"),
-    ("Unsupported CPU attention configuration: head_dim=16", "=16; try --engine transformers")]
-
-
-@pytest.mark.parametrize("message, words", VLLM_ERRORS, ids=range(len(VLLM_ERRORS)))
-def test_an_error_of_vllm_advises_flags_that_exist_here(
-        message, words, random_llama, refused, monkeypatch):
+def test_an_error_of_vllm_is_one_line_that_names_flags_of_ours(random_llama, refused, monkeypatch):
     def fail(*_):
-        raise ValueError(message)
+        raise ValueError("Decrease GPU memory\nutilization.")
     monkeypatch.setattr("pretrained.engine", SimpleNamespace(Engine=fail), raising=False)
     policy = pretrained.Policy(random_llama, config_of(engine="vllm", engine_memory=0.2))
-    refused("--engine_memory 0.2: cannot run none: ", pretrained.load_engine, policy, 300)
-    refused(words, pretrained.load_engine, policy, 300)
-    assert not re.search("gpu_mem|GPU mem|kv-|max_model|above", models.vllm_reason(message))
+    refused("--engine_memory 0.2: cannot run none: Decrease GPU memory utilization.; try a "
+            "different --engine_memory, or", pretrained.load_engine, policy, 300)
 
 
 def test_a_model_that_lacks_weights_is_refused(run, refused, tmp_path):

@@ -118,21 +118,17 @@ def test_a_prompt_may_be_a_conversation(load, refused):
         assert problems.messages(text) == [], text
 
 
-def test_a_json_array_and_parquet_are_read_as_lines_are(write, tmp_path, refused):
+def test_parquet_is_read_as_lines_are(write, tmp_path, refused):
     rows = [{"prompt": f"q{i}", "answer": i, "tags": [i]} for i in range(40)]
-    paths = [write("train.jsonl", rows), write("train.json", [json.dumps(rows, indent=1)])]
     pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
-    paths.append(str(tmp_path / "train.parquet"))
+    paths = [write("train.jsonl", rows), str(tmp_path / "train.parquet")]
     importlib.import_module("pyarrow.parquet").write_table(
-        pyarrow.Table.from_pylist(rows), paths[-1])
-    expected, *others = (problems.FromFile(Config(data=path, reward_file="x")) for path in paths)
-    for task in others:
-        assert (task.train, task.test) == (expected.train, expected.test)
-    for name, content in (("bad.parquet", b"PAR1"), ("bad.json", b"[1, "), ("list.json", b"[1]")):
-        (tmp_path / name).write_bytes(content)
-        words = "line 1 is not" if name == "list.json" else "cannot be read ("
-        refused(f"--data {tmp_path / name}: {words}", problems.FromFile,
-                Config(data=str(tmp_path / name)))
+        pyarrow.Table.from_pylist(rows), paths[1])
+    expected, found = (problems.FromFile(Config(data=path, reward_file="x")) for path in paths)
+    assert (found.train, found.test) == (expected.train, expected.test)
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1")
+    refused(f"--data {tmp_path / 'bad.parquet'}: cannot be read (", problems.FromFile,
+            Config(data=str(tmp_path / "bad.parquet")))
 
 
 def test_parquet_without_pyarrow_is_refused_in_one_line(tmp_path, refused, monkeypatch):
