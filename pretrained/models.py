@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 import transformers
 from safetensors.torch import load_file
+from torch import nn
 from torch.distributed.tensor import DTensor
-from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 from transformers.utils import cached_file
 
@@ -64,6 +64,11 @@ def load(path):
     if Path(path, "checkpoint.pt").exists():
         common.fail(f"--model {path}: is a run of a script; convert it into a model with "
                     f"{command('pretrained.export', path, 'NEW_FOLDER')}")
+    gguf = min(Path(path).glob("*.gguf"), default=Path(path))
+    if gguf.suffix == ".gguf" and not list(Path(path).glob("*.safetensors")):
+        common.fail(f"--model {path}: is a GGUF file, which cannot be trained. Load its model and "
+                    f"tokenizer with from_pretrained('{gguf.parent}', gguf_file='{gguf.name}') of "
+                    "transformers, save both with save_pretrained, and name that folder")
     try:
         return load_model(path), AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except Exception as error:              # transformers raises nearly anything
@@ -128,7 +133,7 @@ def checkpoint_activations(model):
 class Head:
     """The last layer of a model. For 8 x 512 tokens and a vocabulary of 151,936, the logits take
     2.5 GB, and a backward pass keeps five tensors of this size. So if the logits would be large,
-    the layer returns log-probabilities and entropies instead, a few positions at a time."""
+    the layer returns scores such as log-probabilities instead, a few positions at a time."""
     AT_ONCE = 2**24                             # number of logits; 64 MB in float32
 
     def __init__(self, model):
@@ -151,17 +156,19 @@ class Head:
                 with self.scoring(lambda x, _: (x[..., 0], x.logsumexp(dim=-1)), ids[:, 1:]):
                     computed = model(input_ids=ids).logits
             expected = torch.stack([logits[..., 0], logits.logsumexp(dim=-1)], dim=-1)
-            self.is_known = torch.allclose(computed.float(), expected.float(), rtol=0.01, atol=0.01)
+            self.is_known = type(self.layer) is nn.Linear and torch.allclose(
+                computed.float(), expected.float(), rtol=0.01, atol=0.01)
         return self.is_known
 
     @contextlib.contextmanager
     def scoring(self, score, tokens):
-        """In this context the model returns (b, T, 2) instead of logits, for tokens (b, T): the
-        pair that score(logits (1, n, V), tokens (1, n)) computes, a few positions at a time. The
-        layer gets T + 1 states per row, and leaves out the last, which predicts no token."""
+        """In this context the model returns (b, T, k) instead of logits, for tokens (b, T): the k
+        tensors that score(logits (1, n, V), tokens (1, n)) computes, a few positions at a time, and
+        0.0 where a token is negative. The layer gets T + 1 states per row, and leaves out the last,
+        which predicts no token."""
         self.score, self.tokens = score, tokens
         if self.cap:
-            self.config.final_logit_softcapping = None          # because `few` applies it
+            self.config.final_logit_softcapping = None          # because `Few` applies it
         try:
             yield
         finally:
@@ -169,21 +176,67 @@ class Head:
             if self.cap:
                 self.config.final_logit_softcapping = self.cap
 
-    def few(self, score, states, tokens):
-        """Score a few positions. states (n, D), tokens (n,) -> (n, 2)"""
-        logits = self.logits(states)
-        if self.cap:
-            logits = self.cap * torch.tanh(logits / self.cap)
-        return torch.stack(score(logits[None], tokens[None]), dim=-1)[0]
-
     def __call__(self, states):
         if self.score is None:
             return self.logits(states)
-        states = states[:, :-1].flatten(0, 1)                                   # (b T, D)
-        n = max(1, self.AT_ONCE // self.layer.weight.shape[0])
-        parts = [checkpoint(self.few, self.score, *pair, use_reentrant=False)
-                 for pair in zip(states.split(n), self.tokens.flatten().split(n))]
-        return torch.cat(parts).view(*self.tokens.shape, 2)
+        is_token = self.tokens >= 0                                             # (b, T)
+        states, tokens = states[:, :-1][is_token], self.tokens[is_token]        # (n, D), (n,)
+        found = Few.apply(states, tokens, self.layer.weight, self.layer.bias, self)     # (n, k)
+        scores = found.new_zeros(*is_token.shape, found.shape[1])
+        return scores.masked_scatter(is_token[..., None], found)
+
+
+class Few(torch.autograd.Function):
+    """Scores positions of a Head, a few at a time, and computes their logits again for gradients.
+    Each part of the weight's gradient is as large as the weight, so the parts are added up in one
+    place: in weight.grad, if there is one."""
+
+    @staticmethod
+    def forward(ctx, states, tokens, weight, bias, head):
+        kind = states.device.type
+        is_cast = torch.is_autocast_enabled(kind)
+        ctx.dtype = torch.get_autocast_dtype(kind) if is_cast else states.dtype
+        ctx.size = max(1, head.AT_ONCE // len(weight))
+        ctx.score, ctx.cap = head.score, head.cap
+        ctx.save_for_backward(states, tokens, weight, bias)
+        cast = weight.to(ctx.dtype), None if bias is None else bias.to(ctx.dtype)
+        with torch.autocast(kind, enabled=False):
+            parts = [Few.scored(ctx, nn.functional.linear(x.to(ctx.dtype), *cast), ids)
+                     for x, ids in zip(states.split(ctx.size), tokens.split(ctx.size))]
+        return torch.cat(parts)
+
+    @staticmethod
+    def scored(ctx, logits, tokens):
+        """(n, V), (n,) -> (n, k)"""
+        if ctx.cap:
+            logits = ctx.cap * torch.tanh(logits / ctx.cap)
+        return torch.stack(ctx.score(logits[None], tokens[None]), dim=-1)[0]
+
+    @staticmethod
+    def backward(ctx, gradient):
+        states, tokens, weight, bias = ctx.saved_tensors
+        cast = weight.to(ctx.dtype), None if bias is None else bias.to(ctx.dtype)
+        is_trained = ctx.needs_input_grad[2]
+        has_place = is_trained and weight.grad is not None
+        if is_trained:
+            sums = weight.grad if has_place else torch.zeros_like(weight)
+        bias_sums = None if bias is None else torch.zeros_like(bias)
+        of_states = []
+        for x, ids, g in zip(*(each.split(ctx.size) for each in (states, tokens, gradient))):
+            x = x.to(ctx.dtype)
+            logits = nn.functional.linear(x, *cast).requires_grad_()
+            with torch.enable_grad():
+                found = Few.scored(ctx, logits, ids)
+            [part] = torch.autograd.grad(found, logits, g)                      # (n, V)
+            of_states.append(part @ cast[0])
+            if is_trained and part.dtype == sums.dtype:
+                sums.addmm_(part.T, x)          # without another tensor of this size
+            elif is_trained:
+                sums += part.T @ x
+            if bias is not None:
+                bias_sums += part.sum(dim=0)
+        of_weight = sums if is_trained and not has_place else None
+        return torch.cat(of_states).to(states.dtype), None, of_weight, bias_sums, None
 
 
 # ---- 3. adapters (LoRA, 2106.09685) ----------------------------------------------------------

@@ -171,6 +171,8 @@ class Weights:
         self.folder = folder
 
     def state_dict(self):
+        if not self.optimizer.state:                # no step yet; the call would make one up
+            return {}
         return states.get_optimizer_state_dict(self.model, self.optimizer, options=TRAINED)
 
     def load_state_dict(self, saved):
@@ -277,6 +279,14 @@ class Run(plumbing.Run):
         and saves the step, because steps may take minutes. A second Ctrl-C ends the run at once."""
         super().start(evaluate, weights=Weights(self.policy.model, optimizer, self.last))
         signal.signal(signal.SIGINT, self.interrupt)
+
+    def evaluated(self, samples=True):
+        """Also print by how much the scores of other problems would differ, as standard errors."""
+        scores = super().evaluated(samples)
+        errors = scores["greedy_errors"] | scores.get("errors", {})
+        shown = [f"{name} {x:.3f}" for name, x in errors.items()]
+        print("  standard errors:", ", ".join(shown), flush=True)
+        return scores
 
     def finish(self):
         signal.signal(signal.SIGINT, self.leave)

@@ -23,13 +23,13 @@ import json
 import math
 import re
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
 
 import torch
 from torch import nn
-from tqdm import tqdm
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import common
@@ -39,6 +39,7 @@ import plumbing
 from examples import lag
 from tasks import calls, rewards
 from tasks import problems as problem_files
+from tasks.scores import part_of
 
 try:
     import transformers
@@ -49,7 +50,7 @@ try:
 except ImportError as error:
     common.fail(f"{error.name} is missing: pip install -r pretrained/requirements.txt")
 
-# Shapes are those of the scripts. NO_TOKEN pads prompts of less than W tokens, on the left.
+# Shapes are those of the scripts. NO_TOKEN pads prompts on the left, completions on the right.
 NO_TOKEN = -1
 OTHER = "choose a model of a family that docs/real-models.md lists"
 METHODS = {"grpo": grpo, "gspo": gspo}
@@ -187,6 +188,8 @@ class Policy:
         self.autocast = lambda: torch.autocast(
             cfg.device, dtype=torch.bfloat16, enabled=is_cast)
         self.engine = None                              # None: transformers samples
+        self.is_warned = False                          # that prompts lack a token
+        self.last_line = time.monotonic()               # when `generate` last printed one
 
     def text_of(self, prompt):
         """Write a prompt as the model reads it, in its chat template if it has one. Exits with one
@@ -235,6 +238,12 @@ class Policy:
         if not ids:
             common.fail(f"--model {self.cfg.model}: the prompt {prompt!a} has no token; leave it "
                         "out, or put an --instruction before it")
+        has_bos = self.tokenizer.bos_token_id in (None, ids[0], *self.ends)
+        if not (has_bos or self.has_template() or self.is_warned):
+            self.is_warned = True
+            bos = self.tokenizer.bos_token
+            print(f"warning: prompts do not begin with {bos}. If the texts that the model has "
+                  f"learned do, add it: --instruction '{bos}'", flush=True)
         return ids
 
     def encode(self, problems):
@@ -270,24 +279,33 @@ class Policy:
         return found[0].rstrip() if found else ""
 
 
-def score(policy, prompts, completions, temperature=1.0, kernel="auto"):
-    """Compute log-probabilities and entropies of completions. (B, W), (B, T) -> (B, T), (B, T)"""
-    prompts = prompts[:, (prompts != NO_TOKEN).any(dim=0)]      # cut padding that all rows have
-    ids = torch.cat([prompts, completions], dim=1)                              # (B, W + T)
+def score(policy, prompts, completions, temperature=1.0, kernel="auto", with_entropy=True):
+    """Compute log-probabilities of completions, and entropies. Both are 0.0 where there is no
+    token. (B, W), (B, T) -> (B, T) and, if with_entropy, (B, T)"""
+    T = completions.shape[1]
+    prompts, completions = (ids[:, (ids != NO_TOKEN).any(dim=0)] for ids in (prompts, completions))
+    ids = torch.cat([prompts, completions], dim=1)              # (B, w + t)  without empty columns
     is_token = (ids != NO_TOKEN).long()
     positions = (is_token.cumsum(dim=1) - 1).clamp(min=0)
     inputs = {"input_ids": ids.clamp(min=0), "attention_mask": is_token, "position_ids": positions,
               "use_cache": False, "logits_to_keep": completions.shape[1] + 1}
 
     def read(logits, tokens):
-        if not (common.kernels and common.kernels.applies(kernel, logits)):
-            logits = logits.float()                             # the Triton kernel does it itself
-        return grpo.logprobs(logits, tokens, temperature, kernel)
+        if with_entropy or common.kernels and common.kernels.applies(kernel, logits):
+            return grpo.logprobs(logits.float(), tokens, temperature, kernel)[:1 + with_entropy]
+        logits = logits.float().div(temperature).flatten(0, 1)                  # (n, V)
+        return [-nn.functional.cross_entropy(
+            logits, tokens.flatten(), reduction="none").view_as(tokens)]
     with policy.autocast():
-        if policy.head.is_large(policy.model, completions):
+        is_large = policy.head.is_large(policy.model, completions)
+    with policy.autocast():                             # whose casts have gradients
+        if is_large:
             with policy.head.scoring(read, completions):
-                return policy.model(**inputs).logits.unbind(dim=-1)
-        return read(policy.model(**inputs).logits[:, :-1], completions)
+                found = policy.model(**inputs).logits.unbind(dim=-1)
+        else:
+            found = read(policy.model(**inputs).logits[:, :-1], completions.clamp(min=0))
+    unused = completions == NO_TOKEN
+    return [nn.functional.pad(x.masked_fill(unused, 0.0), (0, T - x.shape[1])) for x in found]
 
 
 @torch.no_grad()
@@ -301,48 +319,66 @@ def score_all(policy, prompts, completions, temperature=1.0, kernel="auto"):
 
 # ---- 3. sampling -----------------------------------------------------------------------------
 
-class Draw(transformers.LogitsProcessor):
-    """Draws a token for each row, adds it to the row's completion, and makes it the only token that
-    `generate` can choose. uniforms[i, t] draws token t of row i, so no row depends on another; if
-    uniforms is None, the most likely token is taken."""
-
-    def __init__(self, completions, temperature, uniforms=None):
-        self.completions = completions
-        self.temperature = temperature
-        self.uniforms = uniforms                                                # (b, T) or None
-        self.t = 0
-
-    def __call__(self, ids, logits):
-        log_p = torch.log_softmax(logits.float() / self.temperature, dim=-1)    # (b, V)
-        p = log_p.exp()
-        token = log_p.argmax(dim=-1, keepdim=True)                              # (b, 1)
-        if self.uniforms is not None:
-            cdf = p.cumsum(dim=-1)
-            threshold = self.uniforms[:, self.t, None] * cdf[:, -1:]    # cumsum ends only near 1
-            token = torch.searchsorted(cdf, threshold, right=True).clamp(max=cdf.shape[1] - 1)
-        self.t += 1
-        logp = log_p.gather(1, token)                                           # (b, 1)
-        entropy = -(p * log_p.clamp(min=-1e4)).sum(dim=-1)                      # (b,)
-        sampled = zip(self.completions, token[:, 0].tolist(), logp[:, 0].tolist(), entropy.tolist())
-        added = [completion.add(*of_token) for completion, *of_token in sampled]
-        added = torch.tensor(added, device=token.device)[:, None]
-        return torch.full_like(logits, -torch.inf).scatter(1, added, 0.0)
-
-    def have_ended(self, ids, logits):
-        """Mark rows that need no more tokens; a stopping criterion of transformers. -> (b,)"""
-        return torch.tensor([one.has_ended for one in self.completions], device=ids.device)
+def draw(logits, temperature, uniforms=None):
+    """Draw a token for each row by its own random number in uniforms (b,); without uniforms, take
+    the most likely token. Overwrites the logits (b, V), to save memory.
+    -> tokens, log-probabilities, entropies (b,)"""
+    log_p = logits.float().div_(temperature)                                    # (b, V)
+    log_p.sub_(log_p.amax(dim=-1, keepdim=True))
+    p = log_p.exp()                                     # (b, V)  not divided by its sum yet
+    log_p.clamp_(min=-1e4)                              # p log_p is 0 where p is 0
+    total = p.sum(dim=-1)                                                       # (b,)
+    entropy = total.log() - torch.linalg.vecdot(p, log_p) / total               # (b,)
+    if uniforms is None:
+        token = log_p.argmax(dim=-1)                                            # (b,)
+    else:
+        cdf = p.cumsum_(dim=-1)
+        threshold = uniforms[:, None] * cdf[:, -1:]
+        token = torch.searchsorted(cdf, threshold, right=True)[:, 0].clamp(max=cdf.shape[1] - 1)
+    return token, log_p.gather(1, token[:, None])[:, 0] - total.log(), entropy
 
 
 @torch.no_grad()
 def generate(policy, prompts, completions, cfg, uniforms=None):
-    """Complete prompts (b, W) with transformers; uniforms are (b, T)."""
-    draw = Draw(completions, cfg.temperature, uniforms)
+    """Complete prompts (b, W) with transformers; uniforms are (b, T). Equal prompts are read once,
+    and rows that have ended are dropped."""
+    T = cfg.max_completion_length
+    prompts, row_in_cache = prompts.unique(dim=0, return_inverse=True)          # (b,)
+    prompts = prompts[:, (prompts != NO_TOKEN).any(dim=0)]
+    is_token = (prompts != NO_TOKEN).long()
+    positions = (is_token.cumsum(dim=1) - 1).clamp(min=0)
+    inputs = {"input_ids": prompts.clamp(min=0), "position_ids": positions,
+              "attention_mask": is_token}
+    rows = torch.arange(len(completions), device=prompts.device)    # (b,) rows that have not ended
     policy.model.eval()
     with policy.autocast():
-        policy.model.generate(
-            input_ids=prompts.clamp(min=0), attention_mask=(prompts != NO_TOKEN).long(),
-            do_sample=False, logits_processor=[draw], stopping_criteria=[draw.have_ended],
-            synced_gpus=False, max_new_tokens=cfg.max_completion_length)
+        for t in range(T):
+            output = policy.model(**inputs, use_cache=True, logits_to_keep=1)
+            is_mamba = "cache_params" in output                     # and no "past_key_values"
+            name = "cache_params" if is_mamba else "past_key_values"
+            logits = output.logits[:, -1]
+            if t == 0:
+                logits = logits[row_in_cache]
+            sampled = draw(logits, cfg.temperature, None if uniforms is None else uniforms[rows, t])
+            growing = [completions[row] for row in rows.tolist()]
+            added = [one.add(*slot) for one, *slot in zip(growing, *(x.tolist() for x in sampled))]
+            added = torch.tensor(added, device=rows.device)                     # (b,)
+            continues = torch.tensor([not one.has_ended for one in growing], device=rows.device)
+            if not continues.any():
+                break
+            rows, row_in_cache = rows[continues], row_in_cache[continues]
+            if time.monotonic() > policy.last_line + 30:
+                policy.last_line = time.monotonic()
+                print(f"sampling: {t + 1} of at most {T} tokens; {len(rows)} of {len(completions)} "
+                      "completions have not ended", flush=True)
+            if t == 0 or not continues.all():
+                output[name].reorder_cache(row_in_cache)
+                is_token, positions = is_token[row_in_cache], positions[row_in_cache]
+            row_in_cache = torch.arange(len(rows), device=rows.device)
+            positions = positions[:, -1:] + 1
+            is_token = nn.functional.pad(is_token, (0, 1), value=1)
+            inputs = {"input_ids": added[continues, None], "position_ids": positions,
+                      "attention_mask": None if is_mamba else is_token, name: output[name]}
     policy.model.train()
 
 
@@ -364,8 +400,8 @@ def complete(policy, task, cfg, problems, generator=None):
         if generator is not None:
             uniforms = torch.rand(B, T, generator=generator)[share].to(cfg.device)      # (b, T)
         with processes.unsharded(policy.model):
-            parts = torch.arange(len(share)).split(cfg.sample_batch_size)
-            for rows in tqdm(parts, "sampling", leave=False, disable=None):
+            policy.last_line = time.monotonic()
+            for rows in torch.arange(len(share)).split(cfg.sample_batch_size):
                 generate(policy, prompts[share[rows]], [completions[i] for i in rows], cfg,
                          None if uniforms is None else uniforms[rows])
     return gather(policy, problems, prompts, completions)
@@ -380,7 +416,8 @@ def gather(policy, problems, prompts, completions):
     tokens, mask, logps, entropy = slots.unbind(dim=2)                          # (B, T) each
     ends = torch.tensor([(len(one.ids), one.has_ended) for one in completions])
     lengths, has_ended = processes.merged(ends, B).to(prompts.device).unbind(dim=1)     # (B,) each
-    tokens = tokens.long()
+    is_token = torch.arange(T, device=lengths.device) < lengths[:, None]
+    tokens = tokens.long().masked_fill(~is_token, NO_TOKEN)
     texts = [policy.decode(ids[:n]) for ids, n in zip(tokens.tolist(), lengths.tolist())]
     if not policy.cfg.reward_file:      # functions of such a file get completions alone, as in TRL
         openings = {prompt: policy.opening(prompt) for prompt in {one.prompt for one in problems}}
@@ -495,8 +532,16 @@ def evaluate(policy, task, cfg, greedy=False):
     generator = None if greedy else common.generator("evaluation")
     batch = task.judge(complete(policy, task, cfg, problems, generator), G, "evaluation")
     scores = task.scores(batch, greedy)
+    is_judged = torch.tensor([part_of(task, problem).is_judged for problem in held_out])
+    values = {"greedy" if greedy else "pass@1": batch.is_correct[is_judged]}            # (P, G)
     if cfg.reward_file:
-        scores["greedy_reward" if greedy else "sampled_reward"] = batch.rewards.mean().item()
+        del scores["think_share"]           # a reward file may read thoughts in another form
+        values["greedy_reward" if greedy else "sampled_reward"] = batch.rewards
+    errors = scores["greedy_errors" if greedy else "errors"] = {}
+    for name, x in values.items():
+        if len(x) > 0:
+            scores[name] = x.double().mean().item()
+            errors[name] = x.double().mean(dim=1).std(correction=0).item() / len(x) ** 0.5
     return scores
 
 
@@ -537,8 +582,10 @@ def backward(policy, parameters, batch, ref_logps, A, rows, cfg):
     sizes = batch.prompts.shape[1] + batch.lengths              # prompts need memory, too
     parts = common.micro_batches(rows, sizes, cfg.micro_batch_size)
 
-    for parameter in parameters:
-        parameter.grad = torch.zeros_like(parameter)    # zeros: Adam steps even without signal
+    for parameter in parameters:                        # zeros: Adam steps even without signal
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        parameter.grad.zero_()
     sums = collections.Counter()
     max_log_ratio = 0.0
     for part, is_real in processes.rounds(parts):       # if not, it only fills up a round
@@ -546,7 +593,8 @@ def backward(policy, parameters, batch, ref_logps, A, rows, cfg):
         tokens = batch.tokens[part, :T]                                         # (b, T)
         mask = batch.mask[part, :T]
         old_logps = batch.logps[part, :T]
-        logps, _ = score(policy, batch.prompts[part], tokens, cfg.temperature, cfg.kernel)
+        [logps] = score(policy, batch.prompts[part], tokens, cfg.temperature, cfg.kernel,
+                        with_entropy=False)
         token_loss = token_losses(logps, old_logps, ref_logps[part, :T], A[part, :T], mask, cfg)
         loss = method.aggregate(                                                # eq. (5)
             token_loss, mask, average, num_sequences, num_tokens, cfg.max_completion_length)
@@ -629,13 +677,15 @@ def main(argv=None):
     optimizer = torch.optim.AdamW(
         [weight for weight in policy.model.parameters() if weight.requires_grad],
         lr=cfg.learning_rate, weight_decay=0.0,
-        foreach=False)                          # True takes 4 more bytes per parameter
+        fused=True)                             # otherwise it makes copies of the largest weight
     check = SamplerCheck(policy, common.held_out_problems(task, 4))
     check.begin()
     task.machinery = SimpleNamespace(score=score_all, decode=policy.decode)     # for observers
     columns = dict(COLUMNS)
     if policy.engine and cfg.importance_sampling_correction == "none":
         del columns["entropy"]                          # neither vLLM nor the trainer computes it
+    if cfg.beta == 0:
+        del columns["kl"]                               # there is no reference
     run = processes.Run(cfg, task, policy, columns)
     torch.set_num_threads(cfg.num_threads)
     run.begin()

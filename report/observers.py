@@ -79,6 +79,11 @@ def sample_rows(batch, A):
     return rows
 
 
+def end_of(text, size):
+    """Shorten a text to its last `size` characters. -> str"""
+    return text if len(text) <= size else f"...{text[3 - size:]}"
+
+
 class Samples:
     """Logs four groups of some steps in samples.jsonl, and prints the best and the worst completion
     of the group whose rewards differ most."""
@@ -92,7 +97,9 @@ class Samples:
         rows = sample_rows(batch, A)
         for best_or_worst in (max, min):
             reward, advantage, prompt, text = best_or_worst(rows, key=lambda row: row[0])
-            print(f"      {reward:5.2f} {advantage:+5.2f} {prompt}{text}"[:80], flush=True)
+            prompt = end_of(prompt, max(20, 62 - len(text)))
+            text = end_of(text, 62 - len(prompt))
+            print(f"      {reward:5.2f} {advantage:+5.2f} {prompt}{text}", flush=True)
 
 
 class Tracking:
@@ -206,15 +213,16 @@ class Warnings:
             self.warn(f"no sample of the base is right: try {better}, or an easier task")
 
     def step(self, run, batch, advantages, metrics):
+        bonus = "--beta" if hasattr(run.cfg, "model") else "--entropy_coef"
         for message in warnings(metrics, getattr(run.cfg, "sampler_lag", 0) > 0,
-                                getattr(run.cfg, "dtype", "float32")):
+                                getattr(run.cfg, "dtype", "float32"), bonus):
             self.warn(message)
 
 
-def warnings(metrics, has_lag=False, dtype="float32"):
+def warnings(metrics, has_lag=False, dtype="float32", bonus="--entropy_coef"):
     """Yield a warning for each metric of a step that shows why learning cannot work. `has_lag`
     means that the samples come from older weights on purpose; `dtype` is the precision of matrix
-    products, which decides how far they round."""
+    products, which decides how far they round; `bonus` is a flag that keeps the entropy up."""
     # a teacher rewards each token, so it needs no group with signal
     has_no_signal = metrics["signal"] == 0 and "teacher_kl" not in metrics
     if has_no_signal and metrics.get("accuracy", 0) < 0.5:
@@ -222,7 +230,7 @@ def warnings(metrics, has_lag=False, dtype="float32"):
     if metrics["completions/clipped_ratio"] > 0.5:
         yield "most completions are truncated: raise --max_completion_length"
     if metrics.get("entropy", 1) < 0.005 and metrics.get("accuracy", 1) < 0.9:
-        yield "entropy has collapsed: lower --learning_rate, or raise --entropy_coef"
+        yield f"entropy has collapsed: lower --learning_rate, or raise {bonus}"
     if metrics.get("rewards/chosen", 0) < 0:
         yield "chosen answers become less likely, too: try a lower --learning_rate"
     is_corrected = "sampling/importance_sampling_ratio/mean" in metrics

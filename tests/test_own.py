@@ -69,7 +69,24 @@ def test_functions_are_added_up_and_two_processes_ask_about_a_share_each(small_l
         assert b["grad_norm"] == pytest.approx(a["grad_norm"], rel=1e-4)
     trained = read_summary(tmp_path / "1/run")["trained"]
     assert trained["greedy_reward"] < trained["greedy"]
+    printed = (tmp_path / "1/stdout-0").read_text()
+    assert re.search("\nbase: greedy .*, mean_length .*, greedy_reward .*, pass@1 ", printed)
+    assert re.search("\n  standard errors: greedy .*, greedy_reward .*, pass@1 ", printed)
     assert asked[1] < 1.1 * asked[0] and asked[0] < 3 * 16 + 2 * 32 + 64      # each text once
+
+
+def test_a_standard_error_is_that_of_a_mean_over_problems(monkeypatch):
+    problems = [grpo.common.Problem(text, "1") for text in "abcd"]
+    is_correct = torch.tensor([[1, 1], [0, 0], [1, 0], [0, 0]]) > 0
+    batch = SimpleNamespace(is_correct=is_correct, rewards=2.0 * is_correct)
+    task = SimpleNamespace(is_judged=True, judge=lambda batch, *_: batch,
+                           scores=lambda *_: {"think_share": 0.0})
+    monkeypatch.setattr(pretrained, "complete", lambda *_: batch)
+    monkeypatch.setattr(grpo.common, "held_out_problems", lambda *_: problems)
+    scores = pretrained.evaluate(None, task, pretrained.Config(model="m", reward_file="r"))
+    error = torch.tensor([1, 0, 0.5, 0]).std(correction=0).item() / 2
+    assert scores == {"pass@1": 3 / 8, "sampled_reward": 3 / 4, "errors": {
+        "pass@1": pytest.approx(error), "sampled_reward": pytest.approx(2 * error)}}
 
 
 @pytest.fixture
