@@ -36,11 +36,6 @@ class Engine:
         self.is_cpu = cfg.device == "cpu"
         if self.is_cpu:
             torch.cpu._init_amx()               # vLLM uses these registers without requesting them
-            experts = ("num_experts", "num_local_experts", "n_routed_experts")
-            has_experts = any(getattr(policy.model.config, name, 0) for name in experts)
-            if has_experts and cfg.lora_rank > 0:
-                raise ValueError("on a CPU, vLLM has no adapters for models with experts; leave "
-                                 "out --lora_rank")
         self.adapter = None                             # vLLM's request for the latest adapter
         self.scratch = tempfile.TemporaryDirectory()    # vLLM reads the adapter from this folder
         lora = {}

@@ -291,9 +291,11 @@ def score(policy, prompts, completions, temperature=1.0, kernel="auto", with_ent
               "use_cache": False, "logits_to_keep": completions.shape[1] + 1}
 
     def read(logits, tokens):
-        if with_entropy or common.kernels and common.kernels.applies(kernel, logits):
-            return grpo.logprobs(logits.float(), tokens, temperature, kernel)[:1 + with_entropy]
-        logits = logits.float().div(temperature).flatten(0, 1)                  # (n, V)
+        is_triton = common.kernels and common.kernels.applies(kernel, logits)
+        logits = logits if is_triton else logits.float()
+        if with_entropy or is_triton:
+            return grpo.logprobs(logits, tokens, temperature, kernel)[:1 + with_entropy]
+        logits = logits.div(temperature).flatten(0, 1)                          # (n, V)
         return [-nn.functional.cross_entropy(
             logits, tokens.flatten(), reduction="none").view_as(tokens)]
     with policy.autocast():
