@@ -13,7 +13,7 @@ SWEPT = ROOT / "docs" / "path-rates.json"
 SEEDS = (0, 1, 2, 3, 4)
 FACTORS = (0.25, 0.5, 1, 2, 4)      # of RATE
 CHOICE = (5, 6, 7)                  # seeds by which the best factor of each script is chosen
-FINAL = ("last", "mean", "last_kl", "last_cut", "last_tokens", "accuracy", "samples")
+FINAL = ("last", "mean", "last_kl", "mean_step_kl", "last_cut", "last_tokens", "accuracy", "samples")
 
 
 def steps_of(name):
