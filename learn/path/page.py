@@ -5,8 +5,8 @@ import re
 from pathlib import Path
 from statistics import fmean
 
-from learn.path.measure import SEEDS, runs_of, value
-from learn.path.rungs import BASE, CHAPTERS, LAST, REAL, ROOT, RUNGS, counts, diff, script
+from learn.path.measure import CHOICE, FACTORS, SEEDS, best, runs_of, value
+from learn.path.rungs import BASE, CHAPTERS, LAST, REAL, ROOT, RUNGS, counts, diff, script, sides
 from learn.read import code, page, paper
 
 DOCS = ROOT / "docs"
@@ -15,9 +15,10 @@ COVER = "clip"              # the chapter whose picture README shows
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 560, 236, 46, 124, 12, 30
 LESS_IS_BETTER = ("samples_to 0.6", "last_cut")
 LEVERS = (ROOT / "learn" / "play" / "levers.js").read_text(encoding="utf-8")
-NUMBER = re.compile(r"\{(?:(\w+) )?(without|with|also|fourth) (%?)([a-z_]+(?: [\d.]+)?)"
+NUMBER = re.compile(r"\{(?:(\w+) )?(without|with|also|fourth)( best)? (%?)([a-z_]+(?: [\d.]+)?)"
                     r"(?: as (\S+?))?\}")
 STYLE = """text{font:13px system-ui,sans-serif;fill:currentColor}.end{text-anchor:end}
+.middle{text-anchor:middle}
 path{fill:none;stroke:currentColor}.grid{stroke-dasharray:2 4;opacity:.4}.thin{opacity:.45}
 .mean{stroke-width:2.6}.fourth.mean{stroke-dasharray:3 4}text[class*=h],.also{font-weight:600}
 .ink,.without{color:#75716a}.with{color:#1f5a9d}.also{color:#a9640c}.fourth{color:#6b4f8a}
@@ -28,22 +29,33 @@ path{fill:none;stroke:currentColor}.grid{stroke-dasharray:2 4;opacity:.4}.thin{o
 def fill(text, here, stored):
     """Replace {with %last} by a mean over the seeds, and {clip} by its rung's number. -> str"""
     def number(match):
-        chapter, side, percent, name, form = match.groups()
-        runs = runs_of(chapter or here, stored)[side]
+        chapter, side, at_best, percent, name, form = match.groups()
+        chapter = chapter or here
+        factors = best(chapter, stored) if at_best or name == "rate" else None
+        if name == "rate":
+            return rate(factors[side])
+        runs = runs_of(chapter, stored, SEEDS, factors)[side]
         if name == "text":                              # an output of the last step with seed 0
             return f"`{runs[0]['text']}`"
         x = fmean(value(one, name) for one in runs)
         if not math.isfinite(x):
             raise ValueError(f"chapter {here}: {match[0]} is {x}")
         return f"{100 * x:.0f}%" if percent else f"{x:{form or '.2f'}}"
-    text = re.sub(r"\{wins (\w+)\}", lambda match: str(wins(here, match[1], stored)), text)
+    text = re.sub(r"\{wins (best )?(\w+)\}",
+                  lambda match: str(wins(here, match[2], stored, match[1])), text)
     text = re.sub(r"\{(\w+)\}", lambda match: str(CHAPTERS[match[1]].number), text)
     return NUMBER.sub(number, text)
 
 
-def wins(name, metric, stored):
+def rate(factor):
+    """Write a learning rate as 1.25e-4. -> str"""
+    digits, exponent = f"{5e-4 * factor:e}".split("e")
+    return f"{float(digits):g}e{int(exponent)}"
+
+
+def wins(name, metric, stored, at_best=False):
     """Count the seeds on which a number is better with the patch than without it. -> int"""
-    runs = runs_of(name, stored)
+    runs = runs_of(name, stored, SEEDS, best(name, stored) if at_best else None)
     sign = -1 if metric in LESS_IS_BETTER else 1
     return sum(sign * value(b, metric) > sign * value(a, metric)
                for a, b in zip(runs["without"], runs["with"]))
@@ -58,12 +70,12 @@ def slug(field):
 # ---- a picture -------------------------------------------------------------------------------
 def chart(name, stored, line):
     """Draw a metric of all sides over the steps, with thin lines for seeds and a thick one for
-    their mean. line is `METRIC | title | range=0 1 | without=label | with=label`, and may contain
-    x=samples. -> SVG, title"""
+    their mean. line is `METRIC | title | range=0 1 | without=label | with=label`. With x=samples
+    the axis counts outputs; with x=rate it has the learning rates. -> SVG, title"""
     metric, title, *options = (part.strip() for part in fill(line, name, stored).split("|"))
     options = dict(option.split("=", 1) for option in options)
-    curves = {side: [points(one, metric, options) for one in runs]
-              for side, runs in runs_of(name, stored).items() if side in options}
+    curves = {side: rows for side, rows in series(name, metric, options, stored).items()
+              if side in options}
     places = [place for rows in curves.values() for row in rows for place in row]
     last = max(x for x, _ in places)
     low, high = map(float, options.get("range", f"0 {max(y for _, y in places)}").split())
@@ -74,6 +86,9 @@ def chart(name, stored, line):
                                       f"{html.escape(label)}</text>")
     parts = [text(LEFT, HEIGHT - 8, "output 0" if "x" in options else "step 0", ""),
              text(edge, HEIGHT - 8, f"{last:,.0f}", "end")]
+    if options.get("x") == "rate":
+        parts = [text(spot(i, low)[0], HEIGHT - 8, rate(factor), "middle")
+                 for i, factor in enumerate(FACTORS)]
     for tick in ticks(low, high):
         label = f"{100 * tick:.0f}%" if options.get("range") == "0 1" else f"{tick:g}"
         y = spot(0, tick)[1]
@@ -104,11 +119,16 @@ def ticks(low, high):
     return [step * i for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def points(one, metric, options):
-    """List the points of a stored run; x=samples counts outputs. -> list of (x, y)"""
-    samples = one["steps"]["samples"]
-    return [(sum(samples[:i + 1]) if "x" in options else i, y)
-            for i, y in enumerate(one["steps"][metric])]
+def series(name, metric, options, stored):
+    """List the curves of a picture, one per seed. -> dict from side to list of lists of (x, y)"""
+    if options.get("x") == "rate":
+        at = [runs_of(name, stored, CHOICE, dict.fromkeys(sides(name), factor))
+              for factor in FACTORS]
+        return {side: [[(i, value(runs[side][k], metric)) for i, runs in enumerate(at)]
+                       for k in range(len(CHOICE))] for side in sides(name)}
+    return {side: [[(sum(one["steps"]["samples"][:i + 1]) if "x" in options else i, y)
+                    for i, y in enumerate(one["steps"][metric])] for one in runs]
+            for side, runs in runs_of(name, stored).items()}
 
 
 # ---- the page --------------------------------------------------------------------------------
@@ -151,6 +171,25 @@ def link(number, name, on, field):
     return f'<a href="#{slug(field)}">{number}. {field["short"]}</a>'
 
 
+def rates(name, stored):
+    """Build the part of a chapter in which each side has its own best rate. -> HTML"""
+    field = CHAPTERS[name].fields
+    if "fair" not in field:
+        return ""
+    labels = dict(re.findall(r"(without|with|also|fourth)=([^|\n]*)", field["picture"]))
+    metric = field.get("metric", "last")
+    shared, own = (runs_of(name, stored, SEEDS, factors)
+                   for factors in (None, best(name, stored)))
+    share = lambda runs: f"{100 * fmean(value(one, metric) for one in runs):.0f}%"
+    rows = "".join(f"<tr><td>{html.escape(labels[side].strip())}</td><td>{share(shared[side])}</td>"
+                   f"<td>{share(own[side])} at {rate(factor)}</td></tr>"
+                   for side, factor in best(name, stored).items())
+    return (f"<h3>If each side has its best learning rate</h3><table><thead><tr><th>right outputs"
+            f"{' at the end' if metric == 'last' else ', whole run'}</th><th>at {rate(1)}</th>"
+            f"<th>at the best of five rates</th></tr></thead><tbody>{rows}</tbody></table>"
+            f"{prose(field['fair'], name, stored)}")
+
+
 def neighbours(name):
     """Link to the rungs before and after a chapter, to the table, and to the playground if it has a
     lever for this rung. -> HTML"""
@@ -186,7 +225,8 @@ def chapter(name, stored):
 <div class=two><div class=words>
 <div class=o1><h3>What hurts</h3>{say(field["pain"])}{changes}</div>
 <div class=o3><h3>The idea</h3>{say(field["idea"])}{equations}</div>
-<div class=o5><h3>What it does</h3>{say(field["relief"])}<h3>What still hurts</h3>
+<div class=o5><h3>What it does</h3>{say(field["relief"])}{rates(name, stored)}
+<h3>What still hurts</h3>
 {say(field["hurts"])}{folded(inline(asked), say(answer), "ask")}
 <h3>Try it</h3>{say(field["try"])}</div>
 </div><div class=proof><div class=o2>{charts}</div>
