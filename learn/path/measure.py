@@ -104,13 +104,12 @@ def sweep(names):
 
 
 def by_rate(name, side, stored):
-    """Average @metric (or `last`, the share of right outputs) over the seeds of CHOICE, for each
-    rate at which they are stored. -> dict from factor to float"""
-    metric = CHAPTERS[name].fields.get("metric", "last")
+    """Average the share of right outputs at the end over the seeds of CHOICE, for each stored rate.
+    -> dict from factor to float"""
     source = sides(name)[side]
     keys = {factor: [digest(at_rate(source, factor), seed, steps_of(name)) for seed in CHOICE]
             for factor in every_factor()}
-    return {factor: fmean(value(stored[key], metric) for key in of_factor)
+    return {factor: fmean(value(stored[key], "last") for key in of_factor)
             for factor, of_factor in keys.items() if all(key in stored for key in of_factor)}
 
 

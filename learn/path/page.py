@@ -13,7 +13,10 @@ DOCS = ROOT / "docs"
 NANO = "mean"               # the rung that is nano.py
 COVER = "clip"              # the chapter whose picture README shows
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 560, 236, 46, 124, 12, 30
-LESS_IS_BETTER = ("samples_to 0.6", "last_cut")
+BRANCHES = {"reinforce": "From REINFORCE to GRPO", "kl": "Graders that can be fooled",
+            "drgrpo": "Averages and clips", "dynamic": "Groups without a gradient",
+            "longer": "Thoughts that grow", "critic": "Questions that you cannot ask again",
+            "dpo": "Pairs instead of rewards", "tool": "Tools"}
 LEVERS = (ROOT / "learn" / "play" / "levers.js").read_text(encoding="utf-8")
 NUMBER = re.compile(r"\{(?:(\w+) )?(without|with|also|fourth)( best)? (%?)([a-z_]+(?: [\d.]+)?)"
                     r"(?: as (\S+?))?\}")
@@ -56,8 +59,7 @@ def rate(factor):
 def wins(name, metric, stored, at_best=False):
     """Count the seeds on which a number is better with the patch than without it. -> int"""
     runs = runs_of(name, stored, SEEDS, best(name, stored) if at_best else None)
-    sign = -1 if metric in LESS_IS_BETTER else 1
-    return sum(sign * value(b, metric) > sign * value(a, metric)
+    return sum(value(b, metric) > value(a, metric)
                for a, b in zip(runs["without"], runs["with"]))
 
 
@@ -74,8 +76,7 @@ def chart(name, stored, line):
     the axis counts outputs; with x=rate it has the learning rates. -> SVG, title"""
     metric, title, *options = (part.strip() for part in fill(line, name, stored).split("|"))
     options = dict(option.split("=", 1) for option in options)
-    curves = {side: rows for side, rows in series(name, metric, options, stored).items()
-              if side in options}
+    curves = series(name, metric, options, stored)
     places = [place for rows in curves.values() for row in rows for place in row]
     last = max(x for x, _ in places)
     low, high = map(float, options.get("range", f"0 {max(y for _, y in places)}").split())
@@ -125,10 +126,10 @@ def series(name, metric, options, stored):
         at = [runs_of(name, stored, CHOICE, dict.fromkeys(sides(name), factor))
               for factor in FACTORS]
         return {side: [[(i, value(runs[side][k], metric)) for i, runs in enumerate(at)]
-                       for k in range(len(CHOICE))] for side in sides(name)}
+                       for k in range(len(CHOICE))] for side in sides(name) if side in options}
     return {side: [[(sum(one["steps"]["samples"][:i + 1]) if "x" in options else i, y)
                     for i, y in enumerate(one["steps"][metric])] for one in runs]
-            for side, runs in runs_of(name, stored).items()}
+            for side, runs in runs_of(name, stored).items() if side in options}
 
 
 # ---- the page --------------------------------------------------------------------------------
@@ -177,16 +178,12 @@ def rates(name, stored):
     if "fair" not in field:
         return ""
     labels = dict(re.findall(r"(without|with|also|fourth)=([^|\n]*)", field["picture"]))
-    metric = field.get("metric", "last")
-    shared, own = (runs_of(name, stored, SEEDS, factors)
-                   for factors in (None, best(name, stored)))
-    share = lambda runs: f"{100 * fmean(value(one, metric) for one in runs):.0f}%"
-    rows = "".join(f"<tr><td>{html.escape(labels[side].strip())}</td><td>{share(shared[side])}</td>"
-                   f"<td>{share(own[side])} at {rate(factor)}</td></tr>"
-                   for side, factor in best(name, stored).items())
-    return (f"<h3>If each side has its best learning rate</h3><table><thead><tr><th>right outputs"
-            f"{' at the end' if metric == 'last' else ', whole run'}</th><th>at {rate(1)}</th>"
-            f"<th>at the best of five rates</th></tr></thead><tbody>{rows}</tbody></table>"
+    rows = "".join(f"<tr><td>{html.escape(labels[side].strip())}</td><td>{{{side} %last}}</td>"
+                   f"<td>{{{side} best %last}} at {rate(factor)}</td></tr>"
+                   for side, factor in best(name, stored).items() if side in labels)
+    return (f"<h3>With the best learning rate for each side</h3><table><thead><tr><th>right "
+            f"outputs at the end</th><th>at {rate(1)}</th><th>at the best rate</th></tr></thead>"
+            f"<tbody>{fill(rows, name, stored)}</tbody></table>"
             f"{prose(field['fair'], name, stored)}")
 
 
@@ -271,22 +268,28 @@ def last_chapter(stored):
 </div></div>{neighbours(LAST)}</section>"""
 
 
-def verdict(name, stored):
-    """Say how a number in the table changes, unless the patch improves it on all seeds. -> str"""
-    row = CHAPTERS[name].fields["row"]
-    num_wins = wins(name, NUMBER.search(row)[4], stored)
-    judged = {0: "worse", len(SEEDS): ""}.get(num_wins,
-                                              f"better on {num_wins} of {len(SEEDS)} seeds")
-    return "".join(row.split("|")[3:]).strip() or judged
+def verdict(num_wins):
+    """Say on how many seeds a patch is ahead, unless it is ahead on all. -> str"""
+    return {0: "worse", len(SEEDS): ""}.get(num_wins, f"better on {num_wins} of {len(SEEDS)} seeds")
 
 
 def table(stored, link):
-    """List the rungs: name, lines, metric, its values without and with, and the verdict.
-    -> list of lists of str"""
-    return [[link(*CHAPTERS[name]), counts(name),
-             *(fill(cell.strip(), name, stored) for cell in row.split("|")[:3]),
-             verdict(name, stored)]
-            for name, row in ((name, CHAPTERS[name].fields["row"]) for name in RUNGS)]
+    """List the rungs: the title of a branch that begins here, name, lines, setting, the share of
+    right outputs without and with the patch at the shared rate and at the best rate of each side,
+    each with a verdict, and what else was measured. -> list of tuples"""
+    rows = []
+    for name in RUNGS:
+        field = CHAPTERS[name].fields
+        pairs = []
+        for which in ("", "best ") if name != RUNGS[0] else ("",):
+            before = "{without %splast}" if name != RUNGS[0] else "{with %first}"
+            text = f"{before} → {{with %splast}}".replace("%sp", which + "%")
+            pairs.append((fill(text, name, stored),
+                          verdict(wins(name, "last", stored, which)) if name != RUNGS[0] else ""))
+        rows.append((BRANCHES.get(name), link(*CHAPTERS[name]), counts(name),
+                     field.get("where", ""), *pairs, *[("", "")] * (2 - len(pairs)),
+                     fill(field.get("besides", ""), name, stored)))
+    return rows
 
 
 def build(stored):
@@ -295,15 +298,24 @@ def build(stored):
     links = page.navigation({"start": "index.html", "the path": "path.html", "play": "play.html",
                              "the lab": "lab.md", "the zoo": "zoo.md"}, "path.html")
     rows = ""
-    for *cells, last, judged in table(stored, link):
-        kind = " class=worse" * (judged == "worse")
-        note = judged and f"<small>{judged}</small>"
-        rows += f"<tr><td>{'</td><td>'.join(cells)}</td><td{kind}>{last}{note}</td></tr>"
+    for branch, *cells, shared, own, besides in table(stored, link):
+        if branch:
+            rows += f"<tr><th colspan=6>{branch}</th></tr>"
+        for text, judged in (shared, own):
+            kind = {"": "better", "worse": "worse"}.get(judged, "")
+            note = judged and f" <small>{judged}</small>"
+            cells.append(text and f"<span class='{kind}'>{text}</span>{note}")
+        rows += f"<tr><td>{'</td><td>'.join([*cells, besides])}</td></tr>"
+    chapters = "".join(link(*CHAPTERS[name]) for name in [*RUNGS, LAST])
     style = Path(__file__).with_name("path.css").read_text(encoding="utf-8")
     body = f"""<style>{style}</style>{links}
 <header class=top><h1>{top["title"]}</h1>{prose(top["lead"], BASE, stored)}
-<table class=rungs id=rungs><thead><tr><th>rung</th><th>lines</th><th>measured</th><th>without</th>
-<th>with</th></tr></thead><tbody>{rows}</tbody></table>{prose(top["after"], BASE, stored)}</header>
+<table class=rungs id=rungs><thead><tr><th>rung</th><th>lines</th><th>setting</th>
+<th>right outputs at {rate(1)}, without → with</th><th>each at its best rate</th>
+<th>also measured</th></tr></thead><tbody>{rows}</tbody></table>
+{prose(top["after"], BASE, stored)}</header>
+<details class=contents onclick="if (event.target.href) this.open = false">
+<summary>chapters</summary>{chapters}</details>
 <main>{"".join(chapter(name, stored) for name in RUNGS)}{last_chapter(stored)}
 <section class=rung><h2>Where to go from here</h2>{prose(top["onward"], BASE, stored)}</section>
 </main>"""
@@ -311,14 +323,13 @@ def build(stored):
 
 
 def build_markdown(stored):
-    """Build docs/path.md: the table of rungs, and the hook and the patch of each. -> Markdown"""
+    """Build docs/path.md: the table of rungs, and what each is for. -> Markdown"""
     top = CHAPTERS[BASE].fields
     rows = table(stored, lambda number, name, on, field:
                  f"{number}. [{field['short']}](#{slug(field)})")
     parts = "".join(f"\n## {field['short'][0].upper()}{field['short'][1:]}\n\n"
-                    f"{fill(field['hook'], name, stored)} `python -m learn.path {number}` runs "
-                    "the script without and with this patch:\n\n```diff\n"
-                    + "\n".join(diff(name)) + "\n```\n"
+                    f"{fill(field['hook'], name, stored)} `python -m learn.path {number}` prints "
+                    "the patch, and runs the script without and with it.\n"
                     for number, name, _, field in map(CHAPTERS.get, RUNGS))
     field = CHAPTERS[LAST].fields
     parts += (f"\n## {field['short'][0].upper()}{field['short'][1:]}\n\n"
@@ -326,9 +337,13 @@ def build_markdown(stored):
               f"{fill(field['offer'], LAST, stored)}\n")
     return (f"# {top['title']}\n\n{fill(top['lead'], BASE, stored)}\n\n{top['here']}\n\n"
             f"![{chart(COVER, stored, CHAPTERS[COVER].fields['picture'])[1]}](path.svg)\n\n"
-            "| rung | lines | measured | without | with |\n| --- | --- | --- | --- | --- |\n"
-            + "".join(f"| {' | '.join(cells)}{f' ({judged})' * bool(judged)} |\n"
-                      for *cells, judged in rows) + parts)
+            "| rung | lines | setting | right outputs at 5e-4, without → with | each at its best "
+            "rate | also measured |\n| --- | --- | --- | --- | --- | --- |\n"
+            + "".join((f"| **{branch}** | | | | | |\n" if branch else "")
+                      + f"| {' | '.join(cells)} | "
+                      + "".join(f"{text}{f' ({judged})' * bool(judged)} | "
+                                for text, judged in (shared, own)) + f"{besides} |\n"
+                      for branch, *cells, shared, own, besides in rows) + parts)
 
 
 def write(stored):
