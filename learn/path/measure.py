@@ -6,9 +6,10 @@ import os
 import re
 from statistics import fmean
 
-from learn.path.rungs import CHAPTERS, ROOT, RUNGS, sides
+from learn.path.rungs import CHAPTERS, ROOT, RUNGS, script, sides
 
 STORED = ROOT / "docs" / "path.json"
+RATE = float(re.search("^RATE = (.*?) ", script("nano"), re.M)[1])
 SEEDS = (0, 1, 2, 3, 4)
 CHOICE = (5, 6, 7)                  # seeds by which the best rate of each script is chosen
 FACTORS = (0.25, 0.5, 1, 2, 4)      # which multiply RATE; beyond them if the best is at an end
@@ -29,21 +30,26 @@ def digest(source, seed, steps):
 
 def at_rate(source, factor):
     """Multiply the constant RATE of a script by a factor. -> script"""
-    line, = re.findall("^RATE = .*? ", source, re.M)
-    faster = f"RATE = {float(line[7:]) * factor:g} "
-    return source if factor == 1 else source.replace(line, faster)
+    faster = f"RATE = {RATE * factor:g} "
+    return source if factor == 1 else re.sub("^RATE = .*? ", faster, source, count=1, flags=re.M)
 
 
 def load():
     return json.loads(STORED.read_text(encoding="utf-8")) if STORED.exists() else {}
 
 
+def runs_at(name, side, stored, seeds=SEEDS, factor=1):
+    """Look up the stored runs of a side of a chapter, with a factor of the rate. -> list of runs,
+    one per seed. Raises KeyError if one of them is missing"""
+    source = at_rate(sides(name)[side], factor)
+    return [stored[digest(source, seed, steps_of(name))] for seed in seeds]
+
+
 def runs_of(name, stored, seeds=SEEDS, factors=None):
-    """Look up the stored runs of a chapter, at the factors of the rate that a dict has for its
-    sides. -> dict from side to list of runs, one per seed"""
-    return {side: [stored[digest(at_rate(source, (factors or {}).get(side, 1)), seed,
-                                 steps_of(name))] for seed in seeds]
-            for side, source in sides(name).items()}
+    """Look up the stored runs of a chapter, with a dict from side to factor. -> dict from side to
+    list of runs, one per seed"""
+    return {side: runs_at(name, side, stored, seeds, (factors or {}).get(side, 1))
+            for side in sides(name)}
 
 
 def save(runs):
@@ -89,28 +95,32 @@ def every_factor():
 
 
 def sweep(names):
-    """Run each script at several rates with the seeds of CHOICE, and at its best with SEEDS."""
-    for name in names:
-        for side, source in sides(name).items():
-            factors = FACTORS
-            while factors:
-                for factor, seed in ((factor, seed) for factor in factors for seed in CHOICE):
-                    store(name, side, source, seed, factor)
-                means = by_rate(name, side, load())
-                best = max(means, key=means.get)
-                factors = {best / 2, best * 2} & {*every_factor()} - means.keys()
-            for seed in SEEDS:
-                store(name, side, source, seed, best)
+    """Search for the best rate of each script, by factors of 2 and with the seeds of CHOICE, and
+    run it at this rate with SEEDS. Then run it at the rates of FACTORS that are still missing."""
+    scripts = [(name, side, source) for name in names for side, source in sides(name).items()]
+    for name, side, source in scripts:
+        factors = {0.5, 1}
+        while factors:
+            for factor, seed in ((factor, seed) for factor in factors for seed in CHOICE):
+                store(name, side, source, seed, factor)
+            means = by_rate(name, side, load())
+            best = max(means, key=means.get)
+            factors = {best / 2, best * 2} & {*every_factor()} - means.keys()
+        for seed in SEEDS:
+            store(name, side, source, seed, best)
+    for (name, side, source), factor in ((one, factor) for one in scripts for factor in FACTORS):
+        for seed in CHOICE:
+            store(name, side, source, seed, factor)
 
 
 def by_rate(name, side, stored):
     """Average the share of right outputs at the end over the seeds of CHOICE, for each stored rate.
     -> dict from factor to float"""
-    source = sides(name)[side]
-    keys = {factor: [digest(at_rate(source, factor), seed, steps_of(name)) for seed in CHOICE]
-            for factor in every_factor()}
-    return {factor: fmean(value(stored[key], "last") for key in of_factor)
-            for factor, of_factor in keys.items() if all(key in stored for key in of_factor)}
+    source, steps = sides(name)[side], steps_of(name)
+    is_stored = lambda factor: all(digest(at_rate(source, factor), seed, steps) in stored
+                                   for seed in CHOICE)
+    return {factor: fmean(value(one, "last") for one in runs_at(name, side, stored, CHOICE, factor))
+            for factor in every_factor() if is_stored(factor)}
 
 
 def best(name, stored):

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from statistics import fmean
 
-from learn.path.measure import CHOICE, FACTORS, SEEDS, best, runs_of, value
+from learn.path.measure import CHOICE, FACTORS, RATE, SEEDS, best, runs_at, runs_of, value
 from learn.path.rungs import BASE, CHAPTERS, LAST, REAL, ROOT, RUNGS, counts, diff, script, sides
 from learn.read import code, page, paper
 
@@ -18,8 +18,8 @@ BRANCHES = {"reinforce": "From REINFORCE to GRPO", "kl": "Graders that can be fo
             "longer": "Thoughts that grow", "critic": "Questions that you cannot ask again",
             "dpo": "Pairs instead of rewards", "tool": "Tools"}
 LEVERS = (ROOT / "learn" / "play" / "levers.js").read_text(encoding="utf-8")
-NUMBER = re.compile(r"\{(?:(\w+) )?(without|with|also|fourth)( best)? (%?)([a-z_]+(?: [\d.]+)?)"
-                    r"(?: as (\S+?))?\}")
+NUMBER = re.compile(r"\{(?:(\w+) )?(without|with|also|fourth)( best| at [\d.e-]+)? "
+                    r"(%?)([a-z_]+(?: [\d.]+)?)(?: as (\S+?))?\}")
 STYLE = """text{font:13px system-ui,sans-serif;fill:currentColor}.end{text-anchor:end}
 .middle{text-anchor:middle}
 path{fill:none;stroke:currentColor}.grid{stroke-dasharray:2 4;opacity:.4}.thin{opacity:.45}
@@ -30,14 +30,19 @@ path{fill:none;stroke:currentColor}.grid{stroke-dasharray:2 4;opacity:.4}.thin{o
 
 
 def fill(text, here, stored):
-    """Replace {with %last} by a mean over the seeds, and {clip} by its rung's number. -> str"""
+    """Replace {with %last} by a mean over the seeds, and {clip} by its rung's number.
+    {with best %last} is at the best rate of the side, {with rate}, and {with at 1e-3 %last} is at
+    another rate, with the seeds of CHOICE. -> str"""
     def number(match):
-        chapter, side, at_best, percent, name, form = match.groups()
+        chapter, side, at, percent, name, form = match.groups()
         chapter = chapter or here
-        factors = best(chapter, stored) if at_best or name == "rate" else None
+        factors = best(chapter, stored) if at == " best" or name == "rate" else {}
         if name == "rate":
             return rate(factors[side])
-        runs = runs_of(chapter, stored, SEEDS, factors)[side]
+        seeds = SEEDS
+        if at and at != " best":
+            seeds, factors = CHOICE, {side: float(at.split()[1]) / RATE}
+        runs = runs_at(chapter, side, stored, seeds, factors.get(side, 1))
         if name == "text":                              # an output of the last step with seed 0
             return f"`{runs[0]['text']}`"
         x = fmean(value(one, name) for one in runs)
@@ -52,7 +57,7 @@ def fill(text, here, stored):
 
 def rate(factor):
     """Write a learning rate as 1.25e-4. -> str"""
-    digits, exponent = f"{5e-4 * factor:e}".split("e")
+    digits, exponent = f"{RATE * factor:e}".split("e")
     return f"{float(digits):g}e{int(exponent)}"
 
 
@@ -123,10 +128,9 @@ def ticks(low, high):
 def series(name, metric, options, stored):
     """List the curves of a picture, one per seed. -> dict from side to list of lists of (x, y)"""
     if options.get("x") == "rate":
-        at = [runs_of(name, stored, CHOICE, dict.fromkeys(sides(name), factor))
-              for factor in FACTORS]
-        return {side: [[(i, value(runs[side][k], metric)) for i, runs in enumerate(at)]
-                       for k in range(len(CHOICE))] for side in sides(name) if side in options}
+        return {side: [[(i, value(runs_at(name, side, stored, [seed], factor)[0], metric))
+                        for i, factor in enumerate(FACTORS)] for seed in CHOICE]
+                for side in sides(name) if side in options}
     return {side: [[(sum(one["steps"]["samples"][:i + 1]) if "x" in options else i, y)
                     for i, y in enumerate(one["steps"][metric])] for one in runs]
             for side, runs in runs_of(name, stored).items() if side in options}
@@ -336,7 +340,7 @@ def build_markdown(stored):
               f"{fill(field['hook'], LAST, stored)}\n\n"
               f"{fill(field['offer'], LAST, stored)}\n")
     return (f"# {top['title']}\n\n{fill(top['lead'], BASE, stored)}\n\n{top['here']}\n\n"
-            f"![{chart(COVER, stored, CHAPTERS[COVER].fields['picture'])[1]}](path.svg)\n\n"
+            f"![{cover(stored)[1]}](path.svg)\n\n"
             "| rung | lines | setting | right outputs at 5e-4, without → with | each at its best "
             "rate | also measured |\n| --- | --- | --- | --- | --- | --- |\n"
             + "".join((f"| **{branch}** | | | | | |\n" if branch else "")
@@ -346,9 +350,14 @@ def build_markdown(stored):
                       for branch, *cells, shared, own, besides in rows) + parts)
 
 
+def cover(stored):
+    """Draw the first picture of the chapter COVER. -> SVG, title"""
+    return chart(COVER, stored, CHAPTERS[COVER].fields["picture"].split("\n")[0])
+
+
 def write(stored):
     """Write docs/path.html, docs/path.md and docs/path.svg."""
-    picture, _ = chart(COVER, stored, CHAPTERS[COVER].fields["picture"])
+    picture, _ = cover(stored)
     # An SVG in a page knows only its own width. Larger letters need room on the left, too
     picture = picture.replace("</style>", "@media(max-width:450px){text{font-size:17.5px}}</style>")
     picture = picture.replace('viewBox="0 0', 'viewBox="-12 0')
