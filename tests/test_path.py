@@ -77,7 +77,7 @@ CHANGES = """
     ratio       | token_loss = -ratio * A           | token_loss = -ratio.detach() * logps * A
     clip        | = ratio.clamp                     | = print((ratio * mask).max()) or ratio.clamp
     rewardmodel | step == 0                         | step % 2 == 0
-    tokenmean   | mask).sum() / mask.sum()          | mask).sum() / (mask.sum() / 10)
+    drgrpo      | / T                               | / (T / 10)
     dynamic     | range(20)                         | range(2)
     longer      | / mask.sum(1)                     | / T
     overlong    | return A / (                      | return A # (
