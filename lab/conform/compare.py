@@ -356,9 +356,9 @@ def tables(content):
     same = {}                           # what is compared -> {library: largest difference}
     for i, row in enumerate(content["rows"], 1):
         if verdict(row) == "same":
-            cells = same.setdefault(row["what"], dict.fromkeys(("TRL", "verl", "torch"), ""))
+            cells = same.setdefault(row["what"], {})
             peer, _, _ = row["theirs"].partition(" ")
-            worst = most([*row["difference"], float(cells[peer] or 0)])
+            worst = most([*row["difference"], float(cells.get(peer, 0))])
             cells[peer] = f"{worst:.0e}"
             continue
         cells = ["" if x is None else f"{x:.0e}" for x in row["difference"]]
@@ -367,8 +367,8 @@ def tables(content):
     equal = len(content["rows"]) - len(rows)
     summary = (f"{equal} of {len(content['rows'])} comparisons agree to 1e-6 or better. These are "
                f"the other {len(rows)}:\n\n")
-    agreeing = table(["quantity", "TRL", "verl", "torch"],
-                     [[what, *cells.values()] for what, cells in same.items()])
+    agreeing = "".join(f"- {what}: {', '.join(f'{x} ({peer})' for peer, x in cells.items())}\n"
+                       for what, cells in same.items())
     steps = [[step["ours"], step["theirs"], step["steps"], f"{step['moved']:.0e}",
               f"{step['difference']:.0e}"] for step in content["steps"]]
     heads = ["ours", "theirs", "steps", "largest change of a weight", "largest difference"]
@@ -380,25 +380,31 @@ def tables(content):
 
 
 def table_of_vectors(found):
-    """Write the table of what TRL and verl return for the test vectors. -> str"""
+    """Write what TRL and verl return for the test vectors: how many cases of each file are right,
+    and which are wrong. -> str"""
     rows = []
+    shares = {"TRL": [], "verl": []}
+    conventions = {"TRL": [], "verl": []}
     wrong = []
-    totals = {"TRL": [], "verl": []}
     for name, cases in found.items():
         counts = []
-        conventions = {case["id"]: case.get("convention") for case in vectors.read(name)["cases"]}
-        for trainer in ("TRL", "verl"):
+        known = {case["id"]: case for case in vectors.read(name)["cases"]}
+        for trainer in shares:
             answers = {case: one[trainer] for case, one in cases.items() if trainer in one}
-            right = [case for case, answer in answers.items() if answer == "right"]
-            counts.append(f"{len(right)} of {len(answers)}" if answers else "")
-            totals[trainer] += [answer == "right" for answer in answers.values()]
-            wrong += [[trainer, f"{name}: {case}", conventions[case] or answer]
-                      for case, answer in answers.items() if answer != "right"]
+            right = [answer == "right" for answer in answers.values()]
+            counts.append(f"{sum(right)} of {len(right)}" if right else "")
+            shares[trainer] += right
+            for case, answer in answers.items():
+                if answer != "right" and "convention" in known[case]:
+                    conventions[trainer].append(f"{name} ({case})")
+                elif answer != "right":
+                    wrong.append([trainer, f"{name} ({case})", answer])
         rows.append([name, *counts])
-    shares = [f"{trainer} in {sum(one)} of {len(one)}" for trainer, one in totals.items()]
-    return (f"Cases that agree to 1e-6, of those for which there is a function: "
-            f"{' and '.join(shares)}.\n\n" + table(["file", "TRL", "verl"], rows)
-            + "\n" + table(["trainer", "case", "convention, or the first difference"], wrong))
+    texts = [f"{trainer} agrees to 1e-6 in {sum(right)} of the {len(right)} cases for which it has "
+             f"a function. These differ by convention, as the cases explain: "
+             f"{', '.join(conventions[trainer])}.\n\n" for trainer, right in shares.items()]
+    return ("".join(texts) + table(["trainer", "other differences", "the first one"], wrong)
+            + "\n" + table(["file", *shares], rows))
 
 
 def main():
