@@ -21,7 +21,7 @@ def gradient(function, x):
         up, here, down = function(x + STEP), function(x), function(x - STEP)
         slope = (up - down) / (2 * STEP)
         assert abs(up + down - 2 * here) / STEP <= mpf(10) ** -12 * (1 + abs(slope)), "a kink"
-        return slope
+        return slope if abs(slope) > STEP else ZERO     # below, it is an error of the step
     def slope(i, part):
         if not isinstance(part, list) and not mp.isfinite(part):
             return ZERO
