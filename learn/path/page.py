@@ -181,6 +181,7 @@ def rates(name, stored):
     field = CHAPTERS[name].fields
     if "fair" not in field:
         return ""
+    predicted = f" (Before these runs, we predicted that the difference {field['predicted']}.)"
     labels = dict(re.findall(r"(without|with|also|fourth)=([^|\n]*)", field["picture"]))
     rows = "".join(f"<tr><td>{html.escape(labels[side].strip())}</td><td>{{{side} %last}}</td>"
                    f"<td>{{{side} best %last}} at {rate(factor)}</td></tr>"
@@ -188,7 +189,7 @@ def rates(name, stored):
     return (f"<h3>With the best learning rate for each side</h3><table><thead><tr><th>right "
             f"outputs at the end</th><th>at {rate(1)}</th><th>at the best rate</th></tr></thead>"
             f"<tbody>{fill(rows, name, stored)}</tbody></table>"
-            f"{prose(field['fair'], name, stored)}")
+            f"{prose(field['fair'] + predicted, name, stored)}")
 
 
 def neighbours(name):
