@@ -50,7 +50,6 @@ def pytest_ignore_collect(collection_path, config):
 
 
 close = functools.partial(torch.testing.assert_close, atol=1e-10, rtol=1e-10)
-golden = functools.partial(torch.testing.assert_close, atol=6e-8, rtol=0)   # 7 digits are given
 
 
 def f64(values):
@@ -78,16 +77,6 @@ def load_named(task="arithmetic", **flags):
     import common
     import grpo
     return common.load_task(grpo.Config(task=task, device="cpu", **flags), grpo.verify)
-
-
-def ragged():
-    """Make random inputs of a loss, with one masked slot inside a row. -> log-probs (3, 4), older
-    log-probs (3, 4), advantages (3,), mask (3, 4)"""
-    generator = torch.Generator().manual_seed(0)
-    logps = -torch.rand(3, 4, generator=generator).double() - 0.5
-    noise = torch.randn(3, 4, generator=generator).double()
-    mask = f64([[1, 0, 0, 0], [1, 0, 1, 1], [1, 1, 1, 1]])
-    return logps, logps + 0.3 * noise, f64([1.5, -2.0, 0.7]), mask
 
 
 def contents(folder="."):

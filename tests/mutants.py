@@ -173,7 +173,8 @@ def main(words):
             os.cpu_count(), FORK, start, [scratch]) as pool:
         # First the test that killed a mistake last time; if it does not, all tests of the mistake.
         only = [[killers.get(f"{mutant.file}: {mutant.name}", "")] for mutant in mutants]
-        tests = {test.partition("::")[0]: "" for [test] in only if "::" in test}
+        tests = {test.partition("::")[0]: "" for [test] in only}
+        tests = {file: "" for file in tests if Path(file).is_file()}        # some may be gone
         left = []
         for mutant, (code, failed, _) in zip(mutants, plant(pool, mutants, tests, only)):
             if WORDS.get(code) == "killed":

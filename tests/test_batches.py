@@ -104,17 +104,6 @@ def test_the_reward_of_a_task_that_rewards_each_move_is_the_sum_of_its_rewards(
     assert 0 < sum(rates) < 4
 
 
-def test_the_last_token_that_was_sampled_earns_what_the_completion_does(setting):
-    cfg, policy, task, _ = setting(lambda problem, text: [len(text) / 10])
-    batch = grpo.sample_batch(policy, task, cfg, 0)
-    batch.mask[0, int(batch.lengths[0]) - 1] = 0.0      # as if an environment had inserted it
-    earned = task.token_rewards(batch)
-    assert torch.equal(earned.sum(dim=1).float(), batch.rewards.flatten())
-    for row, mask in enumerate(batch.mask.tolist()):
-        before = [t for t, value in enumerate(mask) if value == 1][:-1]
-        assert (earned[row, before] == 0).all() and (earned[row][batch.mask[row] == 0] == 0).all()
-
-
 def test_groups_are_taken_in_the_order_asked_for_and_batches_joined(setting):
     cfg, policy, task, _ = setting(lambda problem, text: float(len(text) % 2), num_prompts=5)
     batch = grpo.sample_batch(policy, task, cfg, 0)

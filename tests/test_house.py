@@ -16,8 +16,8 @@ from conftest import ROOT, SCRIPTS, every_script
 from small_runs import INSTANT, arguments, lines, read_summary
 
 # The layers, from the bottom to the top. Modules in other folders are not checked.
-FLOORS = [["common", "nano", "real"], ["plumbing"], [*SCRIPTS, "tasks", "kernels"], ["report"],
-          ["examples"], ["pretrained", "learn"], ["lab"]]
+FLOORS = [["common", "nano", "real", "vectors"], ["plumbing"], [*SCRIPTS, "tasks", "kernels"],
+          ["report"], ["examples"], ["pretrained", "learn"], ["lab"]]
 NUMBER_OF = {name: number for number, names in enumerate(FLOORS) for name in names}
 PATHS = [path for path in ROOT.glob("**/*.py")
          if path.relative_to(ROOT).parts[0].removesuffix(".py") in NUMBER_OF]

@@ -5,6 +5,7 @@ import contextlib
 import html
 import importlib
 import io
+import math
 import re
 import shlex
 import sys
@@ -76,7 +77,7 @@ CHANGES = """
     ratio       | token_loss = -ratio * A           | token_loss = -ratio.detach() * logps * A
     clip        | = ratio.clamp                     | = print((ratio * mask).max()) or ratio.clamp
     rewardmodel | step == 0                         | step % 2 == 0
-    tokenmean   | mask).sum() / mask.sum()          | mask).sum() / (mask.sum() / 10)
+    drgrpo      | / T                               | / (T / 10)
     dynamic     | range(20)                         | range(2)
     longer      | / mask.sum(1)                     | / T
     overlong    | return A / (                      | return A # (
@@ -113,8 +114,10 @@ def test_what_a_chapter_asks_you_to_try_can_be_pasted(name, monkeypatch, tmp_pat
 
 @pytest.mark.parametrize("name", RUNGS)
 def test_the_stored_runs_are_those_of_the_scripts_shown(name):
-    for of_side in measure.runs_of(name, measure.load()).values():
-        assert len(of_side) == len(measure.SEEDS)
+    stored = measure.load()
+    assert measure.runs_of(name, stored)
+    if name != "reinforce":                                 # it is compared with no training at all
+        assert measure.runs_of(name, stored, factors=measure.best(name, stored))
 
 
 def test_claims_hold_on_the_stored_seeds_and_a_wrong_sign_is_seen(capsys, monkeypatch):
@@ -161,6 +164,31 @@ def test_rungs_are_written_and_run_on_a_real_model(monkeypatch, tmp_path, capsys
         assert stopped.value.code == status
     assert [[str(word) for word in words[1:]] for words in commands] == [
         [file, "model", "data"], [file, "model"]]
+
+
+def test_each_side_is_judged_at_the_rate_that_is_best_on_other_seeds(monkeypatch, tmp_path):
+    """With the seeds of CHOICE, a run is right most often at 1/8 of RATE, or at twice RATE with the
+    clip. With SEEDS, the clip is ahead at RATE and behind at these two rates."""
+    ran = []
+
+    def run(source, seed, steps):
+        clips, rate = "clipped_ratio" in source, float(re.search("\nRATE = (.*?) ", source)[1])
+        right = 1 - abs(math.log2(rate / (1e-3 if clips else 5e-4 / 8))) / 10
+        if seed in measure.SEEDS:
+            right = 0.6 if clips == (rate == 5e-4) else 0.4
+        ran.append((source, seed))
+        step = dict(right=right, kl=0.0, step_kl=0.0, cut=0.0, samples=256, text="")
+        return dict(steps=[step] * steps, seconds=1, accuracy=[0.1, 0.2])
+    monkeypatch.setattr(runs, "run", run)
+    monkeypatch.setattr(measure, "STORED", tmp_path / "path.json")
+    monkeypatch.setitem(CHAPTERS["clip"].fields, "claim",
+                        "without last < with last\nbest: with last < without last")
+    for _ in range(2):                                  # the second time, nothing is left to run
+        measure.measure(["clip"])
+        measure.sweep(["clip"])
+    assert len({*ran}) == len(ran)
+    assert measure.best("clip", measure.load()) == {"without": 1 / 8, "with": 2, "also": 2}
+    assert measure.check(["clip"], measure.load(), measure.SEEDS)
 
 
 def test_a_stored_run_stays_until_it_is_stale(monkeypatch, tmp_path):

@@ -1,8 +1,5 @@
-"""Test the scores of an evaluation: pass@k, majority votes in which equal answers may be written
+"""Test the scores of an evaluation: majority votes in which equal answers may be written
 differently, and tasks in which luck decides, alone or in a mix."""
-import functools
-import itertools
-
 import pytest
 import torch
 
@@ -10,11 +7,10 @@ import common
 import grpo
 import tasks
 from common import Problem
-from tasks.scores import maj_at_k, majority, pass_at_k
+from tasks.scores import maj_at_k
 
 pytestmark = pytest.mark.quick
 
-golden = functools.partial(torch.testing.assert_close, atol=6e-8, rtol=0)  # for numbers of 7 digits
 SUM = Problem("3+4=", "7", task="arithmetic")
 CFG = grpo.Config(device="cpu")
 ARITHMETIC = common.load_task(CFG, grpo.verify)
@@ -36,27 +32,7 @@ def answered(*answers):
     return [f"<answer>{answer}</answer>" for answer in answers]
 
 
-@pytest.mark.parametrize("n, c, k, value", [
-    (4, 1, 2, 0.5), (8, 3, 4, 0.9285714), (8, 0, 8, 0), (8, 1, 8, 1), (8, 2, 1, 0.25),
-    (5, 5, 2, 1)])
-def test_pass_at_k_is_the_share_of_subsets_that_hold_a_right_answer(n, c, k, value):
-    found = float(pass_at_k(n, c, k))
-    golden(found, float(value))
-    subsets = [*itertools.combinations([True] * c + [False] * (n - c), k)]
-    assert found == pytest.approx(sum(map(any, subsets)) / len(subsets), abs=1e-12)
-
-
-@pytest.mark.parametrize("answers, winner", [
-    (["3", "5", "5"], "5"), (["5", "3", "3", "5"], "5"), ([None, None, None, "4"], "4"),
-    ([None, "2", "1", None], "2"), ([None, None], None)])
-def test_the_majority_is_the_most_frequent_answer_and_the_first_of_those_that_tie(answers, winner):
-    assert majority(answers) == winner
-
-
-def test_each_block_of_k_answers_votes_once_and_problems_without_an_answer_do_not():
-    answers = ["7", "7", "8", "8", "7"]
-    found = [maj_at_k(ARITHMETIC, [SUM] * 5, answers, n=5, k=k) for k in range(1, 6)]
-    assert found == [3 / 5, 1 / 2, 1.0, 1.0, 1.0]
+def test_problems_without_an_answer_do_not_vote():
     walk = Problem("maze", "", task="arithmetic")
     assert maj_at_k(ARITHMETIC, [SUM, SUM, walk, walk], ["7", "7", None, "7"], n=2, k=2) == 1.0
     assert maj_at_k(ARITHMETIC, [walk, walk], [None, "7"], n=2, k=2) is None

@@ -38,10 +38,11 @@ class Case:
     def batch(self, sampler="old_logps"):
         """Make a batch that this policy has sampled. A prompt is the number of its row. -> Batch"""
         ends = torch.where(self.is_truncated, 1, grpo.EOS)      # only the last token matters
-        tokens = torch.ones(B, T).long().scatter(1, self.lengths[:, None] - 1, ends[:, None])
+        tokens = torch.ones(self.mask.shape).long()
+        tokens = tokens.scatter(1, self.lengths[:, None] - 1, ends[:, None])
         return common.Batch(
             tokens, self.mask, getattr(self, sampler), self.entropy, self.lengths,
-            self.is_truncated, prompts=torch.arange(B)[:, None], rewards=self.rewards,
+            self.is_truncated, prompts=torch.arange(len(tokens))[:, None], rewards=self.rewards,
             is_correct=self.rewards > 0.5)
 
     def A(self, scale_rewards="group", script=grpo):

@@ -32,6 +32,7 @@ import grpo
 import gspo
 import ppo
 import reinforce
+import vectors
 from examples import lag, zoo
 from lab.conform.cases import RANGE, B, Case, G, P, T, draw, two_rewards
 from lab.docs import put, record, table
@@ -344,28 +345,71 @@ def verdict(row):
     return f"{word}, {row['why']}{remaining}"
 
 
+def folded(title, text):
+    """Write text that a reader has to unfold. -> str"""
+    return f"<details><summary>{title}</summary>\n\n{text}\n</details>\n"
+
+
 def tables(content):
-    """Write the tables of the page, the rows that differ first. -> {name of a table: text}"""
+    """Write the tables of the page, with the rows that agree folded. -> {name of a table: text}"""
     rows = []
+    same = {}                           # what is compared -> {library: largest difference}
     for i, row in enumerate(content["rows"], 1):
+        if verdict(row) == "same":
+            cells = same.setdefault(row["what"], {})
+            peer, _, _ = row["theirs"].partition(" ")
+            worst = most([*row["difference"], float(cells.get(peer, 0))])
+            cells[peer] = f"{worst:.0e}"
+            continue
         cells = ["" if x is None else f"{x:.0e}" for x in row["difference"]]
         rows.append([
             i, verdict(row), row["what"], *cells, f"`{row['ours']}`", f"`{row['theirs']}`"])
-    rows.sort(key=lambda cells: cells[1] == "same")
-    equal = sum(cells[1] == "same" for cells in rows)
-    summary = (f"{equal} of {len(rows)} comparisons agree to 1e-6 or better. The other "
-               f"{len(rows) - equal} come first.\n\n")
+    equal = len(content["rows"]) - len(rows)
+    summary = (f"{equal} of {len(content['rows'])} comparisons agree to 1e-6 or better. These are "
+               f"the other {len(rows)}:\n\n")
+    agreeing = "".join(f"- {what}: {', '.join(f'{x} ({peer})' for peer, x in cells.items())}\n"
+                       for what, cells in same.items())
     steps = [[step["ours"], step["theirs"], step["steps"], f"{step['moved']:.0e}",
               f"{step['difference']:.0e}"] for step in content["steps"]]
     heads = ["ours", "theirs", "steps", "largest change of a weight", "largest difference"]
     return {
         "rows": summary + table(
-            ["row", "result", "quantity", "value", "gradient", "ours", "theirs"], rows),
-        "steps": table(heads, steps)}
+            ["row", "result", "quantity", "value", "gradient", "ours", "theirs"], rows)
+        + "\n" + folded(f"The largest differences of the {equal} that agree", agreeing),
+        "steps": table(heads, steps), "vectors": table_of_vectors(content["vectors"])}
+
+
+def table_of_vectors(found):
+    """Write what TRL and verl return for the test vectors: how many cases of each file are right,
+    and which are wrong. -> str"""
+    rows = []
+    shares = {"TRL": [], "verl": []}
+    conventions = {"TRL": [], "verl": []}
+    wrong = []
+    for name, cases in found.items():
+        counts = []
+        known = {case["id"]: case for case in vectors.read(name)["cases"]}
+        for trainer in shares:
+            answers = {case: one[trainer] for case, one in cases.items() if trainer in one}
+            right = [answer == "right" for answer in answers.values()]
+            counts.append(f"{sum(right)} of {len(right)}" if right else "")
+            shares[trainer] += right
+            for case, answer in answers.items():
+                if answer != "right" and "convention" in known[case]:
+                    conventions[trainer].append(f"{name} ({case})")
+                elif answer != "right":
+                    wrong.append([trainer, f"{name} ({case})", answer])
+        rows.append([name, *counts])
+    texts = [f"{trainer} agrees to 1e-6 in {sum(right)} of the {len(right)} cases for which it has "
+             f"a function. These differ by convention, as the cases explain: "
+             f"{', '.join(conventions[trainer])}.\n\n" for trainer, right in shares.items()]
+    return ("".join(texts) + table(["trainer", "other differences", "the first one"], wrong)
+            + "\n" + table(["file", *shares], rows))
 
 
 def main():
-    from lab.conform import theirs as peers  # imported here, because it needs .venv-conform
+    from lab.conform import theirs as peers  # imported here, because they need .venv-conform
+    from lab.conform import vectors as of_vectors
     run = peers.EXPORTED.parent / "base"
     grpo.main(["--max_steps", "0", "--num_eval_problems", "8", "--output_dir", str(run)])
     export.export(run, peers.EXPORTED)
@@ -374,7 +418,7 @@ def main():
     cases = [draw(seed) for seed in range(NUM_DRAWS)]
     rows = [compare(row, peers.PEERS, cases) for row in tqdm(read_rows())]
     content = {"versions": peers.VERSIONS, "registered": peers.registered(), "steps": steps,
-               "rows": rows}
+               "rows": rows, "vectors": of_vectors.results()}
     record("conformance", **content)
     for name, text in tables(content).items():
         put(name, text, "conform")

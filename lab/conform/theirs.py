@@ -95,18 +95,20 @@ def replay(made, x):
     made._metrics["train"].clear()
 
 
-def sampled(x, kind="GRPO", name="loss", parts=1, is_lagged=False, ranges=RANGES, **flags):
+def sampled(x, kind="GRPO", name="loss", parts=1, is_lagged=False, ranges=RANGES, A=None, **flags):
     """Run a trainer that samples on x. name: "loss", "advantages" (B, T), "batch", or a metric.
-    is_lagged: mu is vLLM. -> what `name` names"""
+    is_lagged: mu is vLLM. A: advantages (B,) that replace the trainer's. -> what `name` names"""
     B, T = x.mask.shape
-    made = trainer(kind, num_generations=x.rewards.shape[1], max_completion_length=T,
-                   steps_per_generation=parts, gradient_accumulation_steps=parts,
-                   per_device_train_batch_size=B // parts, **ranges | flags)
+    made = trainer(kind, num_generations=x.rewards.shape[1], steps_per_generation=parts,
+                   gradient_accumulation_steps=parts, per_device_train_batch_size=B // parts,
+                   **{"max_completion_length": T} | ranges | flags)
     replay(made, x)
     vars(made).update(
         use_vllm=is_lagged, _last_loaded_step=made.state.global_step,     # vLLM has the weights
         vllm_importance_sampling_clip_max=2.0, current_gradient_accumulation_steps=parts)
     batch = made._generate_and_score_completions([EXAMPLE] * B)
+    if A is not None:
+        batch["advantages"] = A
     losses = [made._compute_loss(made.model, one) for one in utils.split_tensor_dict(batch, parts)]
     results = {metric: values[0] for metric, values in made._metrics["train"].items()}
     A = batch["advantages"].view(-1, 1) * x.mask
@@ -138,9 +140,9 @@ def fresh_rloo(x, beta):
     return loss - loss.detach()
 
 
-def preferred(x, loss_type="sigmoid", name="loss", **flags):
+def preferred(x, loss_type="sigmoid", name="loss", beta=0.1, **flags):
     """Compute the loss of DPOTrainer, or a metric. The rows of the first half are chosen."""
-    made = trainer("DPO", loss_type=tuple(loss_type.split("+")), beta=0.1, **flags)
+    made = trainer("DPO", loss_type=tuple(loss_type.split("+")), beta=beta, **flags)
 
     def model(logps):
         zeros = torch.zeros_like(logps)

@@ -9,7 +9,8 @@
   python -m learn.path write gspo --real        writes rung gspo for a real model, like real.py
   python -m learn.path run gspo --real MODEL    trains this model with it, or with a FILE instead
                                      of gspo; after MODEL, you can name a file of problems
-  python -m learn.path measure       runs what docs/path.json does not contain, with five seeds
+  python -m learn.path measure       runs what docs/path.json does not contain: five seeds, and the
+                                     search for the best learning rate of each script
   python -m learn.path check         judges the claims of the chapters on the stored runs;
                                      --seeds 21 22 23 runs and judges these seeds instead
   python -m learn.path page          builds docs/path.html, docs/path.md and docs/path.svg
@@ -107,6 +108,7 @@ def main():
             run(Path(file).read_text(encoding="utf-8"), *(args.seeds or [0])[:1], label="")
         case ["measure", *keys]:
             measure.measure(rungs(keys), args.seeds or measure.SEEDS)
+            measure.sweep([name for name in rungs(keys) if name != RUNGS[0]])
         case ["check", *keys]:
             measure.measure(rungs(keys), args.seeds)
             holds = measure.check(rungs(keys), measure.load(), args.seeds or measure.SEEDS)

@@ -6,14 +6,17 @@ import os
 import re
 from statistics import fmean
 
-from learn.path.rungs import CHAPTERS, ROOT, RUNGS, sides
+from lab.verdict import student
+from learn.path.rungs import CHAPTERS, ROOT, RUNGS, script, sides
 
 STORED = ROOT / "docs" / "path.json"
-SWEPT = ROOT / "docs" / "path-rates.json"
+RATE = float(re.search("^RATE = (.*?) ", script("nano"), re.M)[1])
 SEEDS = (0, 1, 2, 3, 4)
-FACTORS = (0.25, 0.5, 1, 2, 4)      # of RATE
-CHOICE = (5, 6, 7)                  # seeds by which the best factor of each script is chosen
-FINAL = ("last", "mean", "last_kl", "last_cut", "last_tokens", "accuracy", "samples")
+CHOICE = (5, 6, 7)                  # seeds by which the best rate of each script is chosen
+FACTORS = (0.25, 0.5, 1, 2, 4)      # which multiply RATE; beyond them if the best is at an end
+LIMITS = (1 / 32, 32)
+FINAL = ("last", "mean", "last_kl", "mean_step_kl", "last_cut", "last_tokens", "accuracy",
+         "samples")                 # what is stored of a run at another rate
 
 
 def steps_of(name):
@@ -26,85 +29,105 @@ def digest(source, seed, steps):
     return hashlib.sha256(f"{text}{seed}{steps}".encode()).hexdigest()[:16]
 
 
-def load(file=None):
-    file = file or STORED
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+def at_rate(source, factor):
+    """Multiply the constant RATE of a script by a factor. -> script"""
+    faster = f"RATE = {RATE * factor:g} "
+    return source if factor == 1 else re.sub("^RATE = .*? ", faster, source, count=1, flags=re.M)
 
 
-def runs_of(name, stored, seeds=SEEDS):
-    """Look up the stored runs of a chapter. -> dict from side to list of runs, one per seed"""
-    return {side: [stored[digest(source, seed, steps_of(name))] for seed in seeds]
-            for side, source in sides(name).items()}
+def load():
+    return json.loads(STORED.read_text(encoding="utf-8")) if STORED.exists() else {}
 
 
-def save(runs, file=None):
-    """Write docs/path.json in a way that never leaves half a file if you interrupt it. Runs of
-    scripts that have changed since then are left out."""
-    file = file or STORED
-    factors, seeds = (FACTORS, CHOICE + SEEDS) if file == SWEPT else ((1,), range(100))
+def runs_at(name, side, stored, seeds=SEEDS, factor=1):
+    """Look up the stored runs of a side of a chapter, with a factor of the rate. -> list of runs,
+    one per seed. Raises KeyError if one of them is missing"""
+    source = at_rate(sides(name)[side], factor)
+    return [stored[digest(source, seed, steps_of(name))] for seed in seeds]
+
+
+def runs_of(name, stored, seeds=SEEDS, factors=None):
+    """Look up the stored runs of a chapter, with a dict from side to factor. -> dict from side to
+    list of runs, one per seed"""
+    return {side: runs_at(name, side, stored, seeds, (factors or {}).get(side, 1))
+            for side in sides(name)}
+
+
+def save(runs):
+    """Add runs to docs/path.json in a way that never leaves half a file if you interrupt it. Runs
+    of scripts that have changed since then are left out."""
     current = {digest(at_rate(source, factor), seed, steps_of(name)) for name in RUNGS
-               for source in sides(name).values() for factor in factors for seed in seeds}
+               for source in sides(name).values() for factor in every_factor()
+               for seed in (range(100) if factor == 1 else SEEDS + CHOICE)}
+    runs = load() | runs
     text = json.dumps({key: runs[key] for key in sorted(runs) if key in current})
-    part = file.with_suffix(f".{os.getpid()}")
+    part = STORED.with_suffix(f".{os.getpid()}")
     part.write_text(text.replace('}, "', '},\n"') + "\n", encoding="utf-8")
-    part.replace(file)
+    part.replace(STORED)
+
+
+def store(name, side, source, seed, factor=None):
+    """Run a script unless docs/path.json contains the run, and store it there. With a factor, run
+    the script at this rate, and store only the final numbers."""
+    from learn.path.runs import run
+    source = at_rate(source, factor or 1)
+    key = digest(source, seed, steps_of(name))
+    if key not in load() or not factor and "steps" not in load()[key]:
+        one = short(run(source, seed, steps_of(name)))
+        last = value(one, "last")
+        if factor:
+            one = {of: round(value(one, of), 4) for of in FINAL
+                   if of.partition("_")[2] in ("", *one["steps"])}
+        save({key: one})
+        print(f"{name}, {side}, {factor or 1:g} times the rate, seed {seed}: {last:.3f} of the "
+              "last outputs right", flush=True)
 
 
 def measure(names, seeds=SEEDS):
-    """Run what docs/path.json does not contain yet, and store it there after each run. If you stop
-    it, the next call continues."""
-    from learn.path.runs import run
+    """Run what docs/path.json does not contain yet. If you stop it, the next call continues."""
     for name, seed in ((name, seed) for name in names for seed in seeds):
         for side, source in sides(name).items():
-            key = digest(source, seed, steps_of(name))
-            if key not in load():
-                one = short(run(source, seed, steps_of(name)))
-                save(load() | {key: one})
-                print(f"{name}, {side}, seed {seed}: {value(one, 'last'):.3f} of the last outputs "
-                      f"right, {one['seconds']:.0f} s", flush=True)
+            store(name, side, source, seed)
 
 
-def at_rate(source, factor):
-    """Change the constant RATE of a script by a factor. -> script"""
-    rate, = re.findall("^RATE = .*? ", source, re.M)
-    faster = f"RATE = {float(rate[7:]) * factor:g} "
-    return source if factor == 1 else source.replace(rate, faster)
-
-
-def at_best(name, side, swept):
-    """Choose the factor of RATE with the highest @metric (or `last`) of a script, on average over
-    the seeds of CHOICE. -> factor, dict from factor to that average"""
-    metric = CHAPTERS[name].fields.get("metric", "last")
-    means = {factor: fmean(swept[digest(at_rate(sides(name)[side], factor), seed, steps_of(name))]
-                           [metric] for seed in CHOICE) for factor in FACTORS}
-    return max(means, key=means.get), means
+def every_factor():
+    """List the factors from the lower to the upper limit. -> list of float"""
+    return [LIMITS[0] * 2**i for i in range(round(math.log2(LIMITS[1] / LIMITS[0])) + 1)]
 
 
 def sweep(names):
-    """Run each script at the rates of FACTORS with the seeds of CHOICE, and then at the best of
-    these rates with SEEDS, and store the final numbers in docs/path-rates.json."""
-    from learn.path.runs import run
+    """Search for the best rate of each script, by factors of 2 and with the seeds of CHOICE, and
+    run it at this rate with SEEDS. Then run it at the rates of FACTORS that are still missing."""
+    scripts = [(name, side, source) for name in names for side, source in sides(name).items()]
+    for name, side, source in scripts:
+        factors = {0.5, 1}
+        while factors:
+            for factor, seed in ((factor, seed) for factor in factors for seed in CHOICE):
+                store(name, side, source, seed, factor)
+            means = by_rate(name, side, load())
+            best = max(means, key=means.get)
+            factors = {best / 2, best * 2} & {*every_factor()} - means.keys()
+        for seed in SEEDS:
+            store(name, side, source, seed, best)
+    for (name, side, source), factor in ((one, factor) for one in scripts for factor in FACTORS):
+        for seed in CHOICE:
+            store(name, side, source, seed, factor)
 
-    def final(name, source, factor, seed):
-        key = digest(at_rate(source, factor), seed, steps_of(name))
-        one = load(SWEPT).get(key)
-        if one is None:
-            stored = load().get(key) or short(run(at_rate(source, factor), seed, steps_of(name)))
-            one = {of: round(value(stored, of), 4) for of in FINAL
-                   if of.partition("_")[2] in ("", *stored["steps"])}
-            save(load(SWEPT) | {key: one}, SWEPT)
-            print(f"{name}, {factor} of the rate, seed {seed}: {one['last']:.3f} of the last "
-                  "outputs right", flush=True)
 
-    for name in names:
-        for factor in FACTORS:
-            for seed in CHOICE:
-                for source in sides(name).values():
-                    final(name, source, factor, seed)
-        for side, source in sides(name).items():
-            factor, _ = at_best(name, side, load(SWEPT))
-            for seed in SEEDS:
-                final(name, source, factor, seed)
+def by_rate(name, side, stored):
+    """Average the share of right outputs at the end over the seeds of CHOICE, for each stored rate.
+    -> dict from factor to float"""
+    source, steps = sides(name)[side], steps_of(name)
+    is_stored = lambda factor: all(digest(at_rate(source, factor), seed, steps) in stored
+                                   for seed in CHOICE)
+    return {factor: fmean(value(one, "last") for one in runs_at(name, side, stored, CHOICE, factor))
+            for factor in every_factor() if is_stored(factor)}
+
+
+def best(name, stored):
+    """Choose for each side of a chapter the factor that is best on the seeds of CHOICE. -> dict"""
+    means = {side: by_rate(name, side, stored) for side in sides(name)}
+    return {side: max(of_side, key=of_side.get) for side, of_side in means.items()}
 
 
 def short(result):
@@ -124,6 +147,8 @@ def value(one, name):
     share of right outputs, where last is the mean of the last three steps; last_kl, first_kl and
     so on summarize another metric.
     """
+    if "steps" not in one:
+        return one[name]                    # only the final numbers are stored
     name, _, level = name.partition(" ")
     kind, _, metric = name.partition("_")
     values = one["steps"].get(metric or "right") or [math.nan]
@@ -144,20 +169,25 @@ def value(one, name):
 
 def check(names, stored, seeds):
     """Judge the claims of chapters, which are lines such as `without last < with last`. A line that
-    ends with `on 4` claims that it holds on at least 4 seeds, and not on all.
+    ends with `on 4` claims that it holds on at least 4 seeds, and not on all. A line that begins
+    with `best:` is about SEEDS and the best rate of each side.
 
-    Prints for each claim on how many seeds it holds, and the differences. -> whether all hold
+    Prints for each claim on how many seeds it holds, Student's 95% interval of the mean difference,
+    and the differences. -> whether all hold
     """
     holds = True
     for name in names:
-        runs = runs_of(name, stored, seeds)
         for line in CHAPTERS[name].fields.get("claim", "").splitlines() or ["no claim"]:
-            claim, _, least = line.partition(" on ")
+            claim, _, least = line.removeprefix("best: ").partition(" on ")
+            runs = (runs_of(name, stored, SEEDS, best(name, stored))
+                    if line.startswith("best: ") else runs_of(name, stored, seeds))
             (low, of_low), *other = (part.split(" ", 1) for part in claim.split(" < "))
             differences = [value(b, of_high) - value(a, of_low) for high, of_high in other
                            for a, b in zip(runs[low], runs[high])]
             count = sum(difference > 0 for difference in differences)
             holds = holds and count >= int(least or len(differences))
-            print(f"{name:12} {line:44} {count} of {len(differences)}: "
+            low, high = student(differences) if differences else (0, 0)
+            print(f"{name:12} {line:44} {count} of {len(differences)}, 95% interval "
+                  f"{low:+.3g} to {high:+.3g}: "
                   + " ".join(f"{difference:+.3g}" for difference in differences))
     return holds

@@ -5,19 +5,23 @@ import re
 from pathlib import Path
 from statistics import fmean
 
-from learn.path.measure import SEEDS, runs_of, value
-from learn.path.rungs import BASE, CHAPTERS, LAST, REAL, ROOT, RUNGS, counts, diff, script
+from learn.path.measure import CHOICE, FACTORS, RATE, SEEDS, best, runs_at, runs_of, value
+from learn.path.rungs import BASE, CHAPTERS, LAST, REAL, ROOT, RUNGS, counts, diff, script, sides
 from learn.read import code, page, paper
 
 DOCS = ROOT / "docs"
 NANO = "mean"               # the rung that is nano.py
 COVER = "clip"              # the chapter whose picture README shows
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 560, 236, 46, 124, 12, 30
-LESS_IS_BETTER = ("samples_to 0.6", "last_cut")
+BRANCHES = {"reinforce": "From REINFORCE to GRPO", "kl": "Graders that can be fooled",
+            "drgrpo": "Averages and clips", "dynamic": "Groups without a gradient",
+            "longer": "Thoughts that grow", "critic": "Questions that you cannot ask again",
+            "dpo": "Pairs instead of rewards", "tool": "Tools"}
 LEVERS = (ROOT / "learn" / "play" / "levers.js").read_text(encoding="utf-8")
-NUMBER = re.compile(r"\{(?:(\w+) )?(without|with|also|fourth) (%?)([a-z_]+(?: [\d.]+)?)"
-                    r"(?: as (\S+?))?\}")
+NUMBER = re.compile(r"\{(?:(\w+) )?(without|with|also|fourth)( best| at [\d.e-]+)? "
+                    r"(%?)([a-z_]+(?: [\d.]+)?)(?: as (\S+?))?\}")
 STYLE = """text{font:13px system-ui,sans-serif;fill:currentColor}.end{text-anchor:end}
+.middle{text-anchor:middle}
 path{fill:none;stroke:currentColor}.grid{stroke-dasharray:2 4;opacity:.4}.thin{opacity:.45}
 .mean{stroke-width:2.6}.fourth.mean{stroke-dasharray:3 4}text[class*=h],.also{font-weight:600}
 .ink,.without{color:#75716a}.with{color:#1f5a9d}.also{color:#a9640c}.fourth{color:#6b4f8a}
@@ -26,26 +30,41 @@ path{fill:none;stroke:currentColor}.grid{stroke-dasharray:2 4;opacity:.4}.thin{o
 
 
 def fill(text, here, stored):
-    """Replace {with %last} by a mean over the seeds, and {clip} by its rung's number. -> str"""
+    """Replace {with %last} by a mean over the seeds, and {clip} by its rung's number.
+    {with best %last} is at the best rate of the side, {with rate}, and {with at 1e-3 %last} is at
+    another rate, with the seeds of CHOICE. -> str"""
     def number(match):
-        chapter, side, percent, name, form = match.groups()
-        runs = runs_of(chapter or here, stored)[side]
+        chapter, side, at, percent, name, form = match.groups()
+        chapter = chapter or here
+        factors = best(chapter, stored) if at == " best" or name == "rate" else {}
+        if name == "rate":
+            return rate(factors[side])
+        seeds = SEEDS
+        if at and at != " best":
+            seeds, factors = CHOICE, {side: float(at.split()[1]) / RATE}
+        runs = runs_at(chapter, side, stored, seeds, factors.get(side, 1))
         if name == "text":                              # an output of the last step with seed 0
             return f"`{runs[0]['text']}`"
         x = fmean(value(one, name) for one in runs)
         if not math.isfinite(x):
             raise ValueError(f"chapter {here}: {match[0]} is {x}")
         return f"{100 * x:.0f}%" if percent else f"{x:{form or '.2f'}}"
-    text = re.sub(r"\{wins (\w+)\}", lambda match: str(wins(here, match[1], stored)), text)
+    text = re.sub(r"\{wins (best )?(\w+)\}",
+                  lambda match: str(wins(here, match[2], stored, match[1])), text)
     text = re.sub(r"\{(\w+)\}", lambda match: str(CHAPTERS[match[1]].number), text)
     return NUMBER.sub(number, text)
 
 
-def wins(name, metric, stored):
+def rate(factor):
+    """Write a learning rate as 1.25e-4. -> str"""
+    digits, exponent = f"{RATE * factor:e}".split("e")
+    return f"{float(digits):g}e{int(exponent)}"
+
+
+def wins(name, metric, stored, at_best=False):
     """Count the seeds on which a number is better with the patch than without it. -> int"""
-    runs = runs_of(name, stored)
-    sign = -1 if metric in LESS_IS_BETTER else 1
-    return sum(sign * value(b, metric) > sign * value(a, metric)
+    runs = runs_of(name, stored, SEEDS, best(name, stored) if at_best else None)
+    return sum(value(b, metric) > value(a, metric)
                for a, b in zip(runs["without"], runs["with"]))
 
 
@@ -58,12 +77,11 @@ def slug(field):
 # ---- a picture -------------------------------------------------------------------------------
 def chart(name, stored, line):
     """Draw a metric of all sides over the steps, with thin lines for seeds and a thick one for
-    their mean. line is `METRIC | title | range=0 1 | without=label | with=label`, and may contain
-    x=samples. -> SVG, title"""
+    their mean. line is `METRIC | title | range=0 1 | without=label | with=label`. With x=samples
+    the axis counts outputs; with x=rate it has the learning rates. -> SVG, title"""
     metric, title, *options = (part.strip() for part in fill(line, name, stored).split("|"))
     options = dict(option.split("=", 1) for option in options)
-    curves = {side: [points(one, metric, options) for one in runs]
-              for side, runs in runs_of(name, stored).items() if side in options}
+    curves = series(name, metric, options, stored)
     places = [place for rows in curves.values() for row in rows for place in row]
     last = max(x for x, _ in places)
     low, high = map(float, options.get("range", f"0 {max(y for _, y in places)}").split())
@@ -74,6 +92,9 @@ def chart(name, stored, line):
                                       f"{html.escape(label)}</text>")
     parts = [text(LEFT, HEIGHT - 8, "output 0" if "x" in options else "step 0", ""),
              text(edge, HEIGHT - 8, f"{last:,.0f}", "end")]
+    if options.get("x") == "rate":
+        parts = [text(spot(i, low)[0], HEIGHT - 8, rate(factor), "middle")
+                 for i, factor in enumerate(FACTORS)]
     for tick in ticks(low, high):
         label = f"{100 * tick:.0f}%" if options.get("range") == "0 1" else f"{tick:g}"
         y = spot(0, tick)[1]
@@ -104,11 +125,15 @@ def ticks(low, high):
     return [step * i for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
 
 
-def points(one, metric, options):
-    """List the points of a stored run; x=samples counts outputs. -> list of (x, y)"""
-    samples = one["steps"]["samples"]
-    return [(sum(samples[:i + 1]) if "x" in options else i, y)
-            for i, y in enumerate(one["steps"][metric])]
+def series(name, metric, options, stored):
+    """List the curves of a picture, one per seed. -> dict from side to list of lists of (x, y)"""
+    if options.get("x") == "rate":
+        return {side: [[(i, value(runs_at(name, side, stored, [seed], factor)[0], metric))
+                        for i, factor in enumerate(FACTORS)] for seed in CHOICE]
+                for side in sides(name) if side in options}
+    return {side: [[(sum(one["steps"]["samples"][:i + 1]) if "x" in options else i, y)
+                    for i, y in enumerate(one["steps"][metric])] for one in runs]
+            for side, runs in runs_of(name, stored).items() if side in options}
 
 
 # ---- the page --------------------------------------------------------------------------------
@@ -151,6 +176,22 @@ def link(number, name, on, field):
     return f'<a href="#{slug(field)}">{number}. {field["short"]}</a>'
 
 
+def rates(name, stored):
+    """Build the part of a chapter in which each side has its own best rate. -> HTML"""
+    field = CHAPTERS[name].fields
+    if "fair" not in field:
+        return ""
+    predicted = f" (Before these runs, we predicted that the difference {field['predicted']}.)"
+    labels = dict(re.findall(r"(without|with|also|fourth)=([^|\n]*)", field["picture"]))
+    rows = "".join(f"<tr><td>{html.escape(labels[side].strip())}</td><td>{{{side} %last}}</td>"
+                   f"<td>{{{side} best %last}} at {rate(factor)}</td></tr>"
+                   for side, factor in best(name, stored).items() if side in labels)
+    return (f"<h3>With the best learning rate for each side</h3><table><thead><tr><th>right "
+            f"outputs at the end</th><th>at {rate(1)}</th><th>at the best rate</th></tr></thead>"
+            f"<tbody>{fill(rows, name, stored)}</tbody></table>"
+            f"{prose(field['fair'] + predicted, name, stored)}")
+
+
 def neighbours(name):
     """Link to the rungs before and after a chapter, to the table, and to the playground if it has a
     lever for this rung. -> HTML"""
@@ -186,7 +227,8 @@ def chapter(name, stored):
 <div class=two><div class=words>
 <div class=o1><h3>What hurts</h3>{say(field["pain"])}{changes}</div>
 <div class=o3><h3>The idea</h3>{say(field["idea"])}{equations}</div>
-<div class=o5><h3>What it does</h3>{say(field["relief"])}<h3>What still hurts</h3>
+<div class=o5><h3>What it does</h3>{say(field["relief"])}{rates(name, stored)}
+<h3>What still hurts</h3>
 {say(field["hurts"])}{folded(inline(asked), say(answer), "ask")}
 <h3>Try it</h3>{say(field["try"])}</div>
 </div><div class=proof><div class=o2>{charts}</div>
@@ -231,22 +273,28 @@ def last_chapter(stored):
 </div></div>{neighbours(LAST)}</section>"""
 
 
-def verdict(name, stored):
-    """Say how a number in the table changes, unless the patch improves it on all seeds. -> str"""
-    row = CHAPTERS[name].fields["row"]
-    num_wins = wins(name, NUMBER.search(row)[4], stored)
-    judged = {0: "worse", len(SEEDS): ""}.get(num_wins,
-                                              f"better on {num_wins} of {len(SEEDS)} seeds")
-    return "".join(row.split("|")[3:]).strip() or judged
+def verdict(num_wins):
+    """Say on how many seeds a patch is ahead, unless it is ahead on all. -> str"""
+    return {0: "worse", len(SEEDS): ""}.get(num_wins, f"better on {num_wins} of {len(SEEDS)} seeds")
 
 
 def table(stored, link):
-    """List the rungs: name, lines, metric, its values without and with, and the verdict.
-    -> list of lists of str"""
-    return [[link(*CHAPTERS[name]), counts(name),
-             *(fill(cell.strip(), name, stored) for cell in row.split("|")[:3]),
-             verdict(name, stored)]
-            for name, row in ((name, CHAPTERS[name].fields["row"]) for name in RUNGS)]
+    """List the rungs: the title of a branch that begins here, name, lines, setting, the share of
+    right outputs without and with the patch at the shared rate and at the best rate of each side,
+    each with a verdict, and what else was measured. -> list of tuples"""
+    rows = []
+    for name in RUNGS:
+        field = CHAPTERS[name].fields
+        pairs = []
+        for which in ("", "best ") if name != RUNGS[0] else ("",):
+            before = "{without %splast}" if name != RUNGS[0] else "{with %first}"
+            text = f"{before} → {{with %splast}}".replace("%sp", which + "%")
+            pairs.append((fill(text, name, stored),
+                          verdict(wins(name, "last", stored, which)) if name != RUNGS[0] else ""))
+        rows.append((BRANCHES.get(name), link(*CHAPTERS[name]), counts(name),
+                     field.get("where", ""), *pairs, *[("", "")] * (2 - len(pairs)),
+                     fill(field.get("besides", ""), name, stored)))
+    return rows
 
 
 def build(stored):
@@ -255,15 +303,24 @@ def build(stored):
     links = page.navigation({"start": "index.html", "the path": "path.html", "play": "play.html",
                              "the lab": "lab.md", "the zoo": "zoo.md"}, "path.html")
     rows = ""
-    for *cells, last, judged in table(stored, link):
-        kind = " class=worse" * (judged == "worse")
-        note = judged and f"<small>{judged}</small>"
-        rows += f"<tr><td>{'</td><td>'.join(cells)}</td><td{kind}>{last}{note}</td></tr>"
+    for branch, *cells, shared, own, besides in table(stored, link):
+        if branch:
+            rows += f"<tr><th colspan=6>{branch}</th></tr>"
+        for text, judged in (shared, own):
+            kind = {"": "better", "worse": "worse"}.get(judged, "")
+            note = judged and f" <small>{judged}</small>"
+            cells.append(text and f"<span class='{kind}'>{text}</span>{note}")
+        rows += f"<tr><td>{'</td><td>'.join([*cells, besides])}</td></tr>"
+    chapters = "".join(link(*CHAPTERS[name]) for name in [*RUNGS, LAST])
     style = Path(__file__).with_name("path.css").read_text(encoding="utf-8")
     body = f"""<style>{style}</style>{links}
 <header class=top><h1>{top["title"]}</h1>{prose(top["lead"], BASE, stored)}
-<table class=rungs id=rungs><thead><tr><th>rung</th><th>lines</th><th>measured</th><th>without</th>
-<th>with</th></tr></thead><tbody>{rows}</tbody></table>{prose(top["after"], BASE, stored)}</header>
+<table class=rungs id=rungs><thead><tr><th>rung</th><th>lines</th><th>setting</th>
+<th>right outputs at {rate(1)}, without → with</th><th>each at its best rate</th>
+<th>also measured</th></tr></thead><tbody>{rows}</tbody></table>
+{prose(top["after"], BASE, stored)}</header>
+<details class=contents onclick="if (event.target.href) this.open = false">
+<summary>chapters</summary>{chapters}</details>
 <main>{"".join(chapter(name, stored) for name in RUNGS)}{last_chapter(stored)}
 <section class=rung><h2>Where to go from here</h2>{prose(top["onward"], BASE, stored)}</section>
 </main>"""
@@ -271,29 +328,37 @@ def build(stored):
 
 
 def build_markdown(stored):
-    """Build docs/path.md: the table of rungs, and the hook and the patch of each. -> Markdown"""
+    """Build docs/path.md: the table of rungs, and what each is for. -> Markdown"""
     top = CHAPTERS[BASE].fields
     rows = table(stored, lambda number, name, on, field:
                  f"{number}. [{field['short']}](#{slug(field)})")
     parts = "".join(f"\n## {field['short'][0].upper()}{field['short'][1:]}\n\n"
-                    f"{fill(field['hook'], name, stored)} `python -m learn.path {number}` runs "
-                    "the script without and with this patch:\n\n```diff\n"
-                    + "\n".join(diff(name)) + "\n```\n"
+                    f"{fill(field['hook'], name, stored)} `python -m learn.path {number}` prints "
+                    "the patch, and runs the script without and with it.\n"
                     for number, name, _, field in map(CHAPTERS.get, RUNGS))
     field = CHAPTERS[LAST].fields
     parts += (f"\n## {field['short'][0].upper()}{field['short'][1:]}\n\n"
               f"{fill(field['hook'], LAST, stored)}\n\n"
               f"{fill(field['offer'], LAST, stored)}\n")
     return (f"# {top['title']}\n\n{fill(top['lead'], BASE, stored)}\n\n{top['here']}\n\n"
-            f"![{chart(COVER, stored, CHAPTERS[COVER].fields['picture'])[1]}](path.svg)\n\n"
-            "| rung | lines | measured | without | with |\n| --- | --- | --- | --- | --- |\n"
-            + "".join(f"| {' | '.join(cells)}{f' ({judged})' * bool(judged)} |\n"
-                      for *cells, judged in rows) + parts)
+            f"![{cover(stored)[1]}](path.svg)\n\n"
+            "| rung | lines | setting | right outputs at 5e-4, without → with | each at its best "
+            "rate | also measured |\n| --- | --- | --- | --- | --- | --- |\n"
+            + "".join((f"| **{branch}** | | | | | |\n" if branch else "")
+                      + f"| {' | '.join(cells)} | "
+                      + "".join(f"{text}{f' ({judged})' * bool(judged)} | "
+                                for text, judged in (shared, own)) + f"{besides} |\n"
+                      for branch, *cells, shared, own, besides in rows) + parts)
+
+
+def cover(stored):
+    """Draw the first picture of the chapter COVER. -> SVG, title"""
+    return chart(COVER, stored, CHAPTERS[COVER].fields["picture"].split("\n")[0])
 
 
 def write(stored):
     """Write docs/path.html, docs/path.md and docs/path.svg."""
-    picture, _ = chart(COVER, stored, CHAPTERS[COVER].fields["picture"])
+    picture, _ = cover(stored)
     # An SVG in a page knows only its own width. Larger letters need room on the left, too
     picture = picture.replace("</style>", "@media(max-width:450px){text{font-size:17.5px}}</style>")
     picture = picture.replace('viewBox="0 0', 'viewBox="-12 0')

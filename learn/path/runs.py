@@ -58,7 +58,8 @@ class Watch:
             with torch.no_grad():
                 logps, mask = self.real["logprobs"](policy, tokens)
                 change = (logps - self.real["logprobs"](self.base, tokens)[0]) * mask
-            self.batches.append((tokens, (change.sum() / mask.sum()).item()))
+            kl = (change.sum() / mask.sum()).item()
+            self.batches.append((policy, tokens, logps, mask, kl))
         return tokens
 
     def print(self, *values, **options):
@@ -75,7 +76,10 @@ class Watch:
     def summary(self):
         """Measure the outputs of a step. -> dict: one text, and shares or means of all outputs"""
         W, G = self.module.W, getattr(self.module, "G", 1)
-        tokens = torch.cat([tokens for tokens, _ in self.batches])
+        (policy, *_), *_ = self.batches
+        tokens, logps, mask = (torch.cat(parts) for parts in [*zip(*self.batches)][1:4])
+        with torch.no_grad():
+            change = (logps - self.real["logprobs"](policy, tokens)[0]) * mask
         texts = self.real["decode"](tokens)
         questions = ["".join(self.module.VOCABULARY[token] for token in row[:W])
                      for row in tokens.tolist()]
@@ -90,7 +94,8 @@ class Watch:
             wrong_tokens=((lengths * (1 - right)).sum() / (1 - right).sum().clamp(1)).item(),
             silent=silent.float().mean().item(),        # groups that are all right or all wrong
             cut=(lengths > self.module.T).float().mean().item(),        # outputs without END
-            kl=fmean(kl for _, kl in self.batches))     # KL to the base, in nats per token
+            kl=fmean(kl for *_, kl in self.batches),        # KL to the base, in nats per token
+            step_kl=(change.sum() / mask.sum()).item())    # KL of the batch's policy to the new one
 
     def run(self, seed, **sizes):
         """Run main. -> dict: steps, CPU seconds after the base, greedy accuracy before and after"""

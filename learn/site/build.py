@@ -88,7 +88,8 @@ def make_searchable(html_pages):
     (SITE / "search.json").write_text(json.dumps(index | {"items": found}), encoding="utf-8")
 
 
-pages = {*Path().glob("*.md"), *Path("docs").rglob("*.md"), *Path("docs").rglob("*.html")} - {PATH}
+pages = {*Path().glob("*.md"), *Path("docs").rglob("*.md"), *Path("docs").rglob("*.html"),
+         Path("vectors/README.md")} - {PATH}
 shutil.rmtree(".site", ignore_errors=True)
 shutil.copytree("docs", ".site/docs", ignore=shutil.ignore_patterns("*.json", "*.md", "*.html"))
 for style in ("learn/look.css", "learn/site/site.css"):
