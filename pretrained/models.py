@@ -241,19 +241,37 @@ class Few(torch.autograd.Function):
 
 # ---- 3. adapters (LoRA, 2106.09685) ----------------------------------------------------------
 
-def add_adapter(model, rank, alpha, dtype):
+def add_adapter(model, rank, alpha, dtype, targets="all-linear"):
     """Freeze the weights and add B A alpha / rank, a product of two thin trained matrices, to each
-    matrix except the embeddings and the head. At first it is 0. The frozen matrices are stored in
-    the dtype of products, which round them anyway."""
+    matrix except the embeddings and the head, or only to the matrices named in `targets`. At first
+    it is 0. The frozen matrices are stored in the dtype of products, which round them anyway. Exits
+    with one line if the model has no such names."""
     try:
         from peft import LoraConfig
     except ImportError:
         common.fail("peft is missing: pip install -r pretrained/requirements.txt")
     torch.manual_seed(0)                    # the same A in all processes and in a resumed run
-    model.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear"))
+    names = targets if targets == "all-linear" else targets.split(",")
+    try:
+        model.add_adapter(LoraConfig(r=rank, lora_alpha=alpha, target_modules=names))
+        check_targets(model)
+    except ValueError as error:
+        common.fail(f"--lora_target_modules {targets}: {one_line(error)}")
     for module in model.modules():
         if hasattr(module, "base_layer"):
             module.base_layer.to(getattr(torch, dtype))
+
+
+def check_targets(model):
+    """Raise a ValueError if an adapter adds to weights that two layers share: merged into them, it
+    would change both layers."""
+    names = {}
+    for name, weight in model.named_parameters(remove_duplicate=False):
+        names.setdefault(weight, []).append(name)
+    for shared in names.values():
+        if len(shared) > 1 and re.search("[.](base_layer|original_module)[.]", " ".join(shared)):
+            raise ValueError(f"{' and '.join(shared)} are the same weights, to which an adapter "
+                             "cannot add; choose other matrices")
 
 
 @contextlib.contextmanager
@@ -315,7 +333,8 @@ def fingerprint(folder):
 
 def adapter_weights(folder):
     """Read the weights of a checkpoint's adapter. -> dict, by their names in the model"""
-    return {re.sub("(lora_[AB])", r"\1.default", name.removeprefix("base_model.model.")): weight
+    return {re.sub("(lora_(embedding_)?[AB])", r"\1.default",
+                   name.removeprefix("base_model.model.")): weight
             for name, weight in load_file(Path(folder, ADAPTER)).items()}
 
 
@@ -323,9 +342,11 @@ def with_adapter(model, folder):
     """Merge the adapter in a folder into the model. ValueError if it belongs to another model."""
     from peft import PeftModel, get_peft_model_state_dict
     model = PeftModel.from_pretrained(model, folder)
+    check_targets(model)
     names = get_peft_model_state_dict(model).keys() ^ load_file(Path(folder, ADAPTER)).keys()
-    if names:
-        raise ValueError(f"the adapter belongs to another model: {min(names)} has no match")
+    unmatched = [name for name in names if ".base_layer." not in name]      # a copy of embeddings
+    if unmatched:
+        raise ValueError(f"the adapter belongs to another model: {min(unmatched)} has no match")
     return model.merge_and_unload().requires_grad_(True)
 
 

@@ -71,6 +71,7 @@ class Config(grpo.Config):
     dtype: Literal["float32", "bfloat16"] = "float32"   # dtype of products, not of weights
     lora_rank: int = 0                  # rank of an adapter to train; 0: train all weights
     lora_alpha: int = 32                # scale (a) of the adapter, which adds B A a / lora_rank
+    lora_target_modules: str = "all-linear"     # matrices to adapt, such as q_proj,v_proj
     parallel: Literal["replicate", "fsdp"] = "replicate"    # model per process: whole or in part
     engine: Literal["transformers", "vllm"] = "transformers"    # library that samples completions
     engine_memory: float = 0.3 if common.HAS_CUDA else 0.1      # share of memory that vLLM uses
@@ -91,7 +92,7 @@ class Config(grpo.Config):
     num_eval_problems: int = 128        # largest number of held-out problems
     num_eval_samples: int = 4           # samples per held-out problem, at the start and the end
     learning_rate: float = 1e-6         # learning rate of AdamW
-    lr_scheduler_type: Literal["constant", "linear"] = "constant"   # decay after the warm-up
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"     # decay after warmup
     warmup_steps: int = 0               # steps over which the learning rate grows to its full value
     micro_batch_size: int = 8           # rows per backward pass; more if they are short
     gradient_checkpointing: bool = False    # store few activations, compute others twice
@@ -132,7 +133,7 @@ class Config(grpo.Config):
         if self.reward_file:
             unusable["reward"] = "cannot be used with --reward_file"
         if self.lora_rank == 0:
-            unusable["lora_alpha"] = "needs --lora_rank"
+            unusable |= dict.fromkeys(("lora_alpha", "lora_target_modules"), "needs --lora_rank")
         if self.engine == "vllm":
             unusable["sample_batch_size"] = "needs --engine transformers"
         else:
@@ -177,7 +178,8 @@ class Policy:
         models.remove_dropout(self.model)
         models.mark_as_text(self.model)
         if cfg.lora_rank > 0:
-            models.add_adapter(self.model, cfg.lora_rank, cfg.lora_alpha, cfg.dtype)
+            models.add_adapter(self.model, cfg.lora_rank, cfg.lora_alpha, cfg.dtype,
+                               cfg.lora_target_modules)
         if cfg.gradient_checkpointing:
             models.checkpoint_activations(self.model)
         if cfg.parallel == "fsdp" and processes.dist.is_initialized():    # not in report.ask
@@ -203,6 +205,9 @@ class Policy:
                             f"need a chat template: {cfg.model} has none, or --no-chat_template "
                             "turns it off")
             return cfg.instruction + prompt
+        for name in more:
+            if name not in str(self.tokenizer.chat_template):
+                common.fail(f"--chat_template_kwargs: the template of {cfg.model} has no {name}")
         chat = chat or [{"role": "user", "content": prompt}]
         chat[-1]["content"] = cfg.instruction + chat[-1]["content"]
         if cfg.system_prompt and chat[0]["role"] != "system":
@@ -646,7 +651,8 @@ def learning_rate(cfg, step):
     """Compute the learning rate of step 0, 1, ...: first a warm-up, then a schedule. The rates of
     the first and the last step are above 0. -> float"""
     progress = max(0.0, (step - cfg.warmup_steps) / max(1, cfg.max_steps - cfg.warmup_steps))
-    decay = 1 - progress if cfg.lr_scheduler_type == "linear" else 1.0
+    decay = {"constant": 1.0, "linear": 1 - progress,
+             "cosine": (1 + math.cos(math.pi * progress)) / 2}[cfg.lr_scheduler_type]
     return cfg.learning_rate * min(1.0, (step + 1) / max(1, cfg.warmup_steps)) * decay
 
 

@@ -501,8 +501,9 @@ def test_conversations_have_a_system_prompt_of_their_own_or_of_the_flag(random_l
     ("{{ raise_exception('no  system') }}", {}, "its chat template fails, try --no-chat_template: "
      "no system\n"),
     ("{% for %}", {}, "its chat template fails"), (TEMPLATE, {"thinks": 1}, ""),
+    (TEMPLATE, {"thinkss": 1}, "--chat_template_kwargs: the template of none has no thinkss"),
     (None, {"thinks": 1}, "need a chat template: none has none")], ids=str)
-def test_a_chat_template_that_fails_or_is_missing_is_one_line(
+def test_a_chat_template_that_fails_or_lacks_what_is_given_is_one_line(
         template, flags, words, random_llama, refused):
     policy = pretrained.Policy(random_llama, config_of(
         data="x", chat_template_kwargs=json.dumps(flags)))
@@ -545,7 +546,8 @@ def test_four_steps_equal_two_and_two_after_a_resume_bit_for_bit(flags, run):
 
 
 @pytest.mark.parametrize("schedule, rates", [
-    ("constant", [0.5, 1, 1, 1, 1]), ("linear", [0.5, 1, 1, 2 / 3, 1 / 3])])
+    ("constant", [0.5, 1, 1, 1, 1]), ("linear", [0.5, 1, 1, 2 / 3, 1 / 3]),
+    ("cosine", [0.5, 1, 1, 0.75, 0.25])])
 def test_a_run_that_is_killed_continues_its_schedule_bit_for_bit(
         schedule, rates, run, tmp_path, monkeypatch):
     flags = {"max_steps": 5, "save_steps": 1, "lr_scheduler_type": schedule, "warmup_steps": 2}
@@ -768,13 +770,16 @@ def test_a_run_from_another_runs_checkpoint_outlives_it(run, lora_run, tmp_path,
         shutil.rmtree(second / "base", ignore_errors=True)
 
 
-def test_an_adapter_has_the_size_of_its_flags_and_adds_to_all_matrices_but_the_embeddings(
-        run, small_llama):
-    folder = run(lora_rank=4, lora_alpha=8, max_steps=1)
+@pytest.mark.parametrize("flags, matrices", [
+    ({}, ("q", "k", "v", "o", "gate", "up", "down")),
+    ({"lora_target_modules": "q_proj,v_proj"}, ("q", "v"))], ids=["all", "named"])
+def test_an_adapter_has_the_size_and_the_places_of_its_flags(
+        flags, matrices, run, small_llama, refused):
+    folder = run(lora_rank=4, lora_alpha=8, max_steps=1, **flags)
     saved = json.loads((folder / "checkpoint-1/adapter_config.json").read_text())
     assert (saved["r"], saved["lora_alpha"]) == (4, 8)
     names = {name.split(".")[-3] for name in load_file(folder / "checkpoint-1" / models.ADAPTER)}
-    assert names == {f"{name}_proj" for name in ("q", "k", "v", "o", "gate", "up", "down")}
+    assert names == {f"{name}_proj" for name in matrices}
     weights = []
     for alpha in (8, 16):
         policy = pretrained.Policy(small_llama, config_of(lora_rank=4, lora_alpha=alpha))
@@ -784,6 +789,25 @@ def test_an_adapter_has_the_size_of_its_flags_and_adds_to_all_matrices_but_the_e
         layer = policy.model.get_submodule("model.layers.0.self_attn.q_proj")
         weights.append(layer.get_delta_weight("default"))
     torch.testing.assert_close(weights[1], 2 * weights[0])
+    refused("--lora_target_modules query: ", run, "other", lora_rank=4, lora_target_modules="query")
+
+
+def test_an_adapter_of_embeddings_comes_back_unless_the_model_has_tied_them(
+        run, small_llama, random_llama, tmp_path, refused, monkeypatch):
+    ends = {"lora_rank": 4, "lora_target_modules": "q_proj,embed_tokens,lm_head",
+            "learning_rate": 0.05}
+    folder = run(**ends, model=random_llama, max_steps=1)
+    resume(folder, max_steps=2)
+    for line in lines(folder / "evaluation.jsonl")[:4]:
+        assert ask.answer(folder, line["prompt"]) == line["trained"]["text"]
+    words = "are the same weights, to which an adapter cannot add; choose other matrices"
+    for target in ("lm_head", "embed_tokens"):
+        ends["lora_target_modules"] = target
+        refused(words, run, "other", **ends)
+        with monkeypatch.context() as patch:
+            patch.setattr(models, "check_targets", lambda model: None)
+            folder = run(target, **ends, max_steps=1)
+        refused(words, models.load, models.last_checkpoint(folder))
 
 
 def test_an_adapter_of_another_model_is_refused_in_one_line(lora_run, tmp_path, capsys):
