@@ -186,8 +186,7 @@ def check(names, stored, seeds):
                            for a, b in zip(runs[low], runs[high])]
             count = sum(difference > 0 for difference in differences)
             holds = holds and count >= int(least or len(differences))
-            low, high = student(differences) if differences else (0, 0)
-            print(f"{name:12} {line:44} {count} of {len(differences)}, 95% interval "
-                  f"{low:+.3g} to {high:+.3g}: "
+            interval = differences and "{:+.3g} to {:+.3g}".format(*student(differences))
+            print(f"{name:12} {line:44} {count} of {len(differences)}, 95% interval {interval}: "
                   + " ".join(f"{difference:+.3g}" for difference in differences))
     return holds
