@@ -144,7 +144,7 @@ REFUSED = """
     dpo --save_pairs --task lookup                      | inserts text
     examples.lag --importance_sampling_correction mask --sampler_lag 0 | --importance_sampling_c
     examples.lag --importance_sampling_level sequence_token | --importance_sampling_level
-    examples.lag --importance_sampling_cap 0            | --importance_sampling_cap
+    examples.lag --importance_sampling_clip_min 2       | --importance_sampling_cap
     examples.trpo --trust_region penalty                | --trust_region
     examples.trpo --max_kl 0                            | --max_kl
     examples.zoo --dro_beta 2                           | --dro_beta
