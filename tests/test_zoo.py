@@ -70,6 +70,19 @@ def test_groups_of_equal_rewards_are_replaced_only_where_they_would_give_nothing
 
 
 @pytest.mark.quick
+def test_only_the_tokens_of_the_batch_with_the_highest_entropy_have_advantages():
+    """Masked slots have the highest entropy of all."""
+    entropy = f64([[0.1, 0.9, 0.3, 5], [0.8, 0.2, 0.7, 0.4], [0, 0.5, 5, 5]])
+    mask = f64([[1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 0, 0]])
+    batch = SimpleNamespace(rewards=f64([[1, 0, 0]]), entropy=entropy, mask=mask)
+    cfg = zoo.Config(device="cpu", top_entropy_quantile=0.25)
+    A = zoo.advantages(None, None, batch, cfg, 0)
+    whole = zoo.estimate(None, None, batch, cfg, 0)
+    close(A, whole * f64([[0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]]))
+    assert whole.shape == (3, 1) and whole.all()
+
+
+@pytest.mark.quick
 def test_a_baseline_keeps_the_expected_gradient_of_sums_and_changes_that_of_means():
     """Enumerate all outputs of up to two tokens; token 2 ends an output. The rows of theta are the
     policy's logits at the first position, after token 0 and after token 1. Weighted by their
