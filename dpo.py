@@ -34,9 +34,11 @@ beta M is 1. Pairs that are mixed up bias (3), which robust DPO (2403.00409) cor
 
 If a share e of the pairs is mixed up, (7) is on average the loss of DPO on the same pairs in the
 right order. With --average_logps, h(y) is divided by |y|. The loss depends on M alone, so even the
-chosen output may become less likely, if the rejected one loses more. So RPO (2404.19733) adds
+chosen output may become less likely, if the rejected one loses more. So RPO (2404.19733) adds (9).
+ORPO (2403.07691) adds it, too, with alpha = 1, to its own L, in which p(y) = pi(y | q)^(1 / |y|):
 
   -alpha / |w| log pi(w | q)                                                         (9)
+  L     = -beta log sigmoid(log(p(w) / (1 - p(w))) - log(p(l) / (1 - p(l))))         (10)
 
 The pairs are made from G outputs to a question: the output with the best reward is chosen over the
 one with the worst, the second best over the second worst, and so on while the rewards differ. The
@@ -45,7 +47,7 @@ step. With --online, the policy writes them; with --pairs, they come from a file
 
 Departures from the papers: by default, a verifier chooses, not people; pi_ref is not trained on the
 chosen outputs first. In (5), TRL uses means over tokens, as --average_logps does, instead of sums.
-The metrics rewards/* are beta h(y) with every loss, although SimPO has no pi_ref.
+The metrics rewards/* are beta h(y) with every loss, although SimPO and ORPO have no pi_ref.
 
 Usage: python dpo.py --task arithmetic
 The base policy of grpo.py, whose most likely answers are right one time in ten, becomes right 97
@@ -76,7 +78,7 @@ from torch import nn
 @dataclasses.dataclass(frozen=True)
 class Config(common.Config):
     beta: float = 0.1                       # weight of the KL to the base; ipo: 0.5, simpo: 2
-    loss_type: Literal["sigmoid", "ipo", "hinge", "robust", "simpo"] = "sigmoid"    # (3), (5)-(8)
+    loss_type: Literal["sigmoid", "ipo", "hinge", "robust", "simpo", "orpo"] = "sigmoid"  # see (3)
     label_smoothing: float = 0.0            # probability that a pair is mixed up (e)
     simpo_gamma: float = 0.5                # offset of the margin in (8) (gamma)
     average_logps: bool = False             # divide log pi of an output by its length
@@ -140,6 +142,9 @@ def dpo_loss(chosen, rejected, ref_chosen, ref_rejected, beta,
         return (1 - beta * M).clamp(min=0)                                      # (N,)  eq. (6)
     if loss_type == "robust":
         return ((1 - e) * right - e * mixed_up) / (1 - 2 * e)                   # (N,)  eq. (7)
+    if loss_type == "orpo":
+        log_odds = chosen.exp().logit(1e-7) - rejected.exp().logit(1e-7)        # not inf for p = 1
+        return -beta * F.logsigmoid(log_odds)                                   # (N,)  eq. (10)
     assert loss_type == "simpo", loss_type
     return -F.logsigmoid(beta * (chosen - rejected) - gamma)                    # (N,)  eq. (8)
 
@@ -170,7 +175,7 @@ def pair_loss(policy, reference, batch, chosen, rejected, cfg):
         ref_logps, _ = score(reference, prompts, tokens, cfg.temperature, cfg.kernel)
 
     N = len(chosen)
-    average = cfg.average_logps or cfg.loss_type == "simpo"
+    average = cfg.average_logps or cfg.loss_type in ("simpo", "orpo")
     logp_chosen, logp_rejected = sequence_logps(logps, mask, average).split(N)          # (N,) each
     ref_chosen, ref_rejected = sequence_logps(ref_logps, mask, average).split(N)
     losses = dpo_loss(logp_chosen, logp_rejected, ref_chosen, ref_rejected,

@@ -13,13 +13,16 @@ To correct everything, give all tokens of an output the product of their weights
 
   w     = prod_t w_t                                                                 (2)
 
-A few large weights would drown all others, so --importance_sampling_correction limits the weights
-above C. It either truncates them (TIS, as in IMPALA, 1802.01561) or masks them (IcePop, 2510.18855,
-which also has a lower bound). truncate and mask take (1); sequence_truncate and sequence_mask take
-(2).
+A few large weights would drown all others, so --importance_sampling_correction bounds the weights
+by C and C_min. It either truncates them (TIS, as in IMPALA, 1802.01561) or masks them (IcePop,
+2510.18855). By default C_min is 0; IcePop masks small weights, too. truncate and mask take (1);
+sequence_truncate and sequence_mask take (2). For a long output, (2) is almost always out of bounds.
+So geometric_mask, called seq-mask-tis in OpenRLHF and NeMo-RL, bounds the geometric mean of the
+weights, for example by 0.999 and 1.002. It masks whole outputs, and keeps (1) in all others:
 
-  truncate:  min(w_t, C)                                                             (3)
-  mask:      w_t if w_t <= C, else 0                                                 (4)
+  truncate:        min(max(w_t, C_min), C)                                           (3)
+  mask:            w_t if C_min <= w_t <= C, else 0                                  (4)
+  geometric_mask:  w_t if C_min <= w^(1 / |o|) <= C, else 0                          (5)
 
 L_t is a multiple of |A|, so it is enough to replace A by w_t A. KL_t has no weight, as in TRL, verl
 and the code of 2110.00641. So with --beta, the penalty is an average over the samples of mu, and
@@ -47,7 +50,8 @@ import gspo
 import plumbing
 
 METHODS = {"grpo": grpo, "gspo": gspo}
-CORRECTIONS = ("none", "truncate", "mask", "sequence_truncate", "sequence_mask")
+CORRECTIONS = (
+    "none", "truncate", "mask", "sequence_truncate", "sequence_mask", "geometric_mask")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +63,7 @@ class Config(grpo.Config):
     sampler_lag: int = 4                # age of the policy that samples, in batches (K)
     importance_sampling_correction: Literal[CORRECTIONS] = "none"   # none: all weights are 1
     importance_sampling_cap: float = 2.0    # highest weight (C)
+    importance_sampling_clip_min: float = 0.0   # lowest weight (C_min)
     MAY_BE_ZERO = grpo.Config.MAY_BE_ZERO | {"sampler_lag"}
 
     def __post_init__(self):
@@ -73,8 +78,8 @@ class Config(grpo.Config):
         yield is_default or is_gspo, "--importance_sampling_level: needs --method gspo"
         has_use = self.sampler_lag > 0 or self.importance_sampling_correction == "none"
         yield has_use, "--importance_sampling_correction: needs --sampler_lag 1 or more"
-        cap = self.importance_sampling_cap
-        yield cap > 0, f"--importance_sampling_cap {cap}: must be above 0"
+        is_range = self.importance_sampling_cap > self.importance_sampling_clip_min
+        yield is_range, "--importance_sampling_cap: must be above --importance_sampling_clip_min"
 
 
 class Sampler:
@@ -98,24 +103,30 @@ class Sampler:
         self.policy.load_state_dict(self.past[0])
 
 
-def importance_weights(old_logps, sampler_logps, mask, correction="truncate", cap=2.0):
+def importance_weights(
+        old_logps, sampler_logps, mask, correction="truncate", cap=2.0, clip_min=0.0):
     """Compute the weights pi_old / mu of samples of mu; 0 in masked slots. (B, T) each -> (B, T)"""
     if correction == "none":
         return mask
     log_w = torch.where(mask > 0, old_logps - sampler_logps, 0.0)               # (B, T)  eq. (1)
     if correction.startswith("sequence"):
         log_w = log_w.sum(dim=1, keepdim=True)                                  # (B, 1)  eq. (2)
-    w = torch.where(mask > 0, log_w.exp(), 0.0)                                 # (B, T)
+    w = log_w.exp()
     if correction.endswith("truncate"):
-        return w.clamp(max=cap)                                                 # eq. (3)
-    return torch.where(w <= cap, w, 0.0)                                        # eq. (4)
+        return w.clamp(clip_min, cap) * mask                                    # (B, T)  eq. (3)
+    bounded = w                                                                 # for (4)
+    if correction == "geometric_mask":
+        length = mask.sum(dim=1, keepdim=True).clamp(min=1)
+        bounded = (log_w.sum(dim=1, keepdim=True) / length).exp()               # (B, 1)  eq. (5)
+    is_kept = (bounded >= clip_min) & (bounded <= cap)
+    return torch.where(is_kept, w, 0.0) * mask                                  # (B, T)  eq. (4)
 
 
 def correct(batch, old_logps, cfg):
     """Replace log mu in a batch by log pi_old (B, T). -> weights (B, T), metrics"""
     weights = importance_weights(
         old_logps, batch.logps, batch.mask, cfg.importance_sampling_correction,
-        cfg.importance_sampling_cap)
+        cfg.importance_sampling_cap, cfg.importance_sampling_clip_min)
     num_tokens = batch.mask.sum()
     difference = ((old_logps - batch.logps) * batch.mask).abs()
     batch.logps = old_logps

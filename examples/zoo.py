@@ -63,10 +63,24 @@ that depends on the output. If the loss divides by |o_i|, all three change it (d
   g_t   = 1 - 2 pi(o_t) + sum_v pi(v)^2                                                  (16)
   b     = r(greedy output)                                                               (17)
 
+The losses of prime-rl are dppo_tv with other constants. Its default also penalizes the distance
+from pi_old, with delta = 0.2 and c = 0.001 (--dppo_tv_kl_tau). D_t may also be large because the
+sampler computes differently, so its loss ipo leaves out even tokens that come back
+(--dppo_tv_two_sided), with delta = 0.1:
+
+  L_t   = -M_t rho_t A + c (log rho_t)^2                                                 (18)
+  M_t   = 0 if D_t > delta, else 1                                                       (19)
+
+Most tokens continue what was begun, and only a few, of high entropy H_t, decide how an output goes
+on. So --top_entropy_quantile learns from these alone (2506.01939); tau is a quantile of all H_t:
+
+  A_t   = A if H_t >= tau, else 0                                                        (20)
+
 Departures: the means in (7) are over a micro-batch, as in verl. They leave out the outputs whose A
-is 0, because grpo.py does; such outputs have no penalty in (10), either. REINFORCE++ has no KL in
-r. ReMax has several outputs per prompt. The flags that come from grpo.py name its equations. Other
-methods, such as LUSPO, are flags of the scripts: see docs/methods.md.
+is 0, because grpo.py does; such outputs have no penalty in (10) and (18). REINFORCE++ has no KL in
+r. ReMax has several outputs per prompt. H_t is the entropy when the output was sampled, instead of
+in each update. The flags that come from grpo.py name its equations. Other methods, such as LUSPO,
+are flags of the scripts: see docs/methods.md.
 
 Usage: python examples/zoo.py --loss_type dppo_tv        --help lists the constants of each loss
 """
@@ -97,7 +111,10 @@ loss_of_grpo = grpo.policy_loss         # while losses_in_grpo replaces it, too
 
 def dppo_tv(logps, old_logps, A, mask, cfg):
     divergence = (logps.exp() - old_logps.exp()).abs()                          # (B, T)  eq. (2)
-    return bounded(logps, old_logps, A, mask, divergence > cfg.dppo_tv_delta)
+    is_outside = divergence > cfg.dppo_tv_delta
+    log_rho = grpo.log_ratio(logps, old_logps, mask)
+    return (bounded(logps, old_logps, A, mask, is_outside, cfg.dppo_tv_two_sided)
+            + cfg.dppo_tv_kl_tau * log_rho.square())                            # eq. (18)
 
 
 def dppo_kl(logps, old_logps, A, mask, cfg):
@@ -107,10 +124,11 @@ def dppo_kl(logps, old_logps, A, mask, cfg):
     return bounded(logps, old_logps, A, mask, divergence > cfg.dppo_kl_delta)   # eq. (3)
 
 
-def bounded(logps, old_logps, A, mask, is_outside):
-    """-rho_t A, but 0 for a token that is outside its bound and moves away. -> (B, T)"""
+def bounded(logps, old_logps, A, mask, is_outside, two_sided=False):
+    """-rho_t A, but 0 for a token that is outside its bound and moves away, or, if two_sided, for
+    each token that is outside its bound. -> (B, T)"""
     log_rho = grpo.log_ratio(logps, old_logps, mask)
-    is_zero = is_outside & ((log_rho.exp() - 1) * A > 0)
+    is_zero = is_outside & (two_sided | ((log_rho.exp() - 1) * A > 0))          # eq. (19)
     ratio = torch.where(is_zero, 0.0, log_rho).exp()    # so the gradient is 0, and not inf * 0
     return torch.where(is_zero, 0.0, -ratio * A)                                # eq. (1)
 
@@ -281,11 +299,25 @@ def greedy_rewards(policy, task, batch, cfg, step):
     return task.judge(grpo.complete(policy, task, cfg, problems), 1, step).rewards
 
 
+def high_entropy(entropy, mask, share):
+    """Mark this share of the tokens, those with the highest entropy. (B, T) each -> (B, T)"""
+    tau = entropy[mask > 0].quantile(1 - share)
+    return (entropy >= tau) * mask                                              # for (20)
+
+
 ADVANTAGES = ("group", "gdpo", "passk", "rpp", "rpp_baseline", "opo", "otb", "remax")
 WITHIN_GROUPS = ("group", "passk", "opo", "otb")    # give 0 if all rewards of a group are equal
 
 
 def advantages(policy, task, batch, cfg, step):
+    """Compute A, which may be 0 for the tokens of low entropy. -> (B, 1) or (B, T)"""
+    A = estimate(policy, task, batch, cfg, step)
+    if cfg.top_entropy_quantile < 1:
+        A = A * high_entropy(batch.entropy, batch.mask, cfg.top_entropy_quantile)       # eq. (20)
+    return A
+
+
+def estimate(policy, task, batch, cfg, step):
     """Compute A with the estimator --advantage; group is (1) of grpo.py. -> (B, 1) or (B, T)"""
     rewards = batch.rewards.to(cfg.device)
     name = cfg.advantage
@@ -313,7 +345,10 @@ def advantages(policy, task, batch, cfg, step):
 class Config(grpo.Config):
     loss_type: Literal[tuple(LOSS_TYPES)] = "dppo_tv"   # loss and its average
     advantage: Literal[ADVANTAGES] = "group"            # estimator of A; group: (1) of grpo.py
+    top_entropy_quantile: float = 1.0       # share of the tokens that A is not 0 for in (20)
     dppo_tv_delta: float = 0.15             # bound of D_t in (1), with (2) (delta)
+    dppo_tv_kl_tau: float = 0.0             # weight of the penalty in (18) (c)
+    dppo_tv_two_sided: bool = False         # take M_t from (19), whatever the sign of A
     dppo_kl_delta: float = 0.05             # bound of D_t in (1), with (3) (delta)
     gmpo_epsilon: float = 0.4               # bound of log rho_t in (4) (eps)
     vespo_k_pos: float = 2.0                # k in (5) if A >= 0
@@ -338,6 +373,8 @@ class Config(grpo.Config):
         for name in {"epsilon", "epsilon_high", "delta"}.intersection(changed):
             has_range = self.loss_type not in NEW or self.loss_type in CLIPPED
             yield has_range, f"--{name}: --loss_type {self.loss_type} has no clip; see --help"
+        has_tokens = 0 < self.top_entropy_quantile <= 1
+        yield has_tokens, "--top_entropy_quantile: must be above 0, and at most 1"
         is_group = self.advantage == "group" or self.scale_rewards == "group"
         yield is_group, "--scale_rewards: only works with --advantage group"
         has_terms = self.advantage != "gdpo" or "+" in self.reward

@@ -87,6 +87,7 @@ class Config(grpo.Config):
     epsilon_high: float = None          # upper clip range (eps_high); None: the script's, gspo 4e-4
     importance_sampling_correction: Literal[lag.CORRECTIONS] = None     # None: truncate with vllm
     importance_sampling_cap: float = 2.0    # highest weight (C)
+    importance_sampling_clip_min: float = 0.0   # lowest weight (C_min)
     max_completion_length: int = 256    # largest number of tokens per completion (T)
     sample_batch_size: int = 256        # largest number of rows sampled at a time
     num_eval_problems: int = 128        # largest number of held-out problems
@@ -120,7 +121,8 @@ class Config(grpo.Config):
         yield self.data or not self.eval_data, "--eval_data: needs --data"
         has_model = "model" in self.reward.split("+")
         yield not has_model, f"--reward {self.reward}: only the scripts have a reward model"
-        yield self.importance_sampling_cap > 0, "--importance_sampling_cap 0: must be above 0"
+        is_range = self.importance_sampling_cap > self.importance_sampling_clip_min
+        yield is_range, "--importance_sampling_cap: must be above --importance_sampling_clip_min"
         try:
             is_object = isinstance(json.loads(self.chat_template_kwargs), dict)
         except ValueError:

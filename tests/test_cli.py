@@ -144,9 +144,10 @@ REFUSED = """
     dpo --save_pairs --task lookup                      | inserts text
     examples.lag --importance_sampling_correction mask --sampler_lag 0 | --importance_sampling_c
     examples.lag --importance_sampling_level sequence_token | --importance_sampling_level
-    examples.lag --importance_sampling_cap 0            | --importance_sampling_cap
+    examples.lag --importance_sampling_clip_min 2       | --importance_sampling_cap
     examples.trpo --trust_region penalty                | --trust_region
     examples.trpo --max_kl 0                            | --max_kl
+    examples.zoo --top_entropy_quantile 1.5             | --top_entropy_quantile
     examples.zoo --dro_beta 2                           | --dro_beta
     examples.zoo --epsilon 0.1                          | --epsilon
     examples.zoo --advantage opo --scale_rewards none   | --scale_rewards

@@ -1,11 +1,13 @@
-"""dpo.py: where the pairs of a run come from, and pairs in files."""
+"""dpo.py: where the pairs of a run come from, ORPO, and pairs in files."""
 import json
+import math
 import types
 
 import pytest
 import torch
-from conftest import f64, scripts
+from conftest import close, f64, gradient, scripts
 from small_runs import INSTANT, arguments, difference, lines, outcome, resume, steps
+from small_vectors import backward
 from update_scenes import made_batch
 
 import common
@@ -59,6 +61,23 @@ def test_the_base_answers_held_out_problems_and_it_or_the_policy_those_to_learn_
     x = (batch.logps - ref_logps)[batch.mask > 0]
     [*_, line] = (run.folder / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line)["eval/kl"] == pytest.approx((torch.exp(-x) - 1 + x).mean().item(), 1e-4)
+
+
+def test_orpo_compares_the_odds_of_mean_tokens_and_adds_the_likelihood_of_the_chosen_output():
+    """p(w) is 0.6, so its odds are 1.5; p(l) is 0.25, so its odds are 1/3."""
+    rows = f64([[0.9, 0.4, 0.2], [0.25, 0.25, 0.25]]).log().requires_grad_()
+    mask = f64([[1, 1, 0], [1, 1, 1]])
+    metrics, surrogate = backward(
+        dpo, rows, 0 * mask, mask, None, torch.arange(2).chunk(2), 5 * rows.detach(),
+        loss_type="orpo", beta=0.2, nll_coef=1.0)
+    loss = -0.2 * math.log(4.5 / 5.5) - math.log(0.6)
+    assert metrics["loss"] == pytest.approx(loss)
+    slope = 0.2 / 5.5 / 2                       # of the loss in the log odds, for two tokens of w
+    close(gradient(surrogate, rows), f64([
+        [-slope / 0.4 - 0.5] * 2 + [0], [0.2 / 5.5 / 3 / 0.75] * 3]))
+    certain = torch.zeros(1, requires_grad=True)
+    dpo.dpo_loss(certain, -torch.ones(1), 0, 0, 0.1, "orpo").sum().backward()
+    assert certain.grad.item() == 0
 
 
 # ---- pairs in files --------------------------------------------------------------------------

@@ -1,12 +1,12 @@
-"""Test examples/lag.py: an update against its equation, and whole runs. The weights of samples are
-among the test vectors."""
+"""Test examples/lag.py: the lower bound and the filter of outputs, an update against its equation,
+and whole runs. The other weights of samples are among the test vectors."""
 import copy
 import dataclasses
 import importlib
 
 import pytest
 import torch
-from conftest import close, scripts
+from conftest import close, f64, scripts
 from small_runs import SMALL, arguments, changed_weights, load, outcome, policy_of, steps
 from update_scenes import gradient_of
 
@@ -14,6 +14,19 @@ import grpo
 import gspo
 
 lag = importlib.import_module("examples.lag")
+
+
+@pytest.mark.quick
+@pytest.mark.parametrize("correction, expected", [
+    ("truncate", [[1, 2, 0], [2, 2, 2], [1, 1, 1], [2, 2, 0]]),
+    ("mask", [[1, 0, 0], [2, 2, 2], [0, 1, 1], [0, 0, 0]]),
+    ("geometric_mask", [[1, 4, 0], [2, 2, 2], [0, 0, 0], [0, 0, 0]])])
+def test_weights_have_a_lower_bound_and_an_output_is_judged_by_its_mean(correction, expected):
+    """The geometric means are 2, 2, 0.31 and 2.4."""
+    w = f64([[1, 4, 9], [2, 2, 2], [0.03, 1, 1], [2.4, 2.4, 1]])
+    mask = f64([[1, 1, 0], [1, 1, 1], [1, 1, 1], [1, 1, 0]])
+    found = lag.importance_weights(w.log(), 0 * w, mask, correction, 2 + 1e-9, 1.0)
+    close(found, f64(expected), atol=1e-8)
 
 
 # ---- w A instead of A ------------------------------------------------------------------------

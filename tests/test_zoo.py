@@ -1,5 +1,6 @@
-"""Test examples/zoo.py: the tokens that Clip-Cov draws, what its advantages are on average, and a
-run. Test that docs/zoo.md is up to date. The losses are among the test vectors."""
+"""Test examples/zoo.py: the losses of prime-rl, the tokens that Clip-Cov draws, what its advantages
+are on average, and a run. Test that docs/zoo.md is up to date. The other losses are among the test
+vectors."""
 import importlib
 import itertools
 import json
@@ -34,6 +35,20 @@ def test_a_share_of_the_candidates_is_drawn_anew_for_other_numbers():
     assert torch.equal(chosen[0], chosen[1]) and not torch.equal(chosen[0], chosen[2])
 
 
+@pytest.mark.quick
+@pytest.mark.parametrize("two_sided, M", [
+    (False, [[0, 1, 1], [1, 0, 1]]), (True, [[0, 0, 1], [0, 0, 1]])])
+def test_losses_of_prime_rl_keep_or_drop_tokens_that_come_back_and_penalize_all(two_sided, M):
+    logps = f64([[0.8, 0.1, 0.95], [0.4, 0.1, 0.6]]).log().requires_grad_()
+    cfg = zoo.Config(device="cpu", dppo_tv_delta=0.2, dppo_tv_kl_tau=0.5,
+                     dppo_tv_two_sided=two_sided)
+    log_rho = (logps - OLD.log()).detach()
+    loss = zoo.policy_loss(cfg, logps, OLD.log(), A, torch.ones(2, 3).double())
+    surrogate = -f64(M) * log_rho.exp() * A[:, None]
+    close(loss, surrogate + 0.5 * log_rho.square())
+    close(gradient(loss.sum(), logps), surrogate + log_rho)
+
+
 # ---- advantages ------------------------------------------------------------------------------
 
 @pytest.mark.quick
@@ -52,6 +67,19 @@ def test_groups_of_equal_rewards_are_replaced_only_where_they_would_give_nothing
     A = zoo.advantages(None, task, batch, cfg, 0)
     is_refused = any("--dynamic_sampling" in said for holds, said in cfg.rules() if not holds)
     assert is_refused == A[:6].any()
+
+
+@pytest.mark.quick
+def test_only_the_tokens_of_the_batch_with_the_highest_entropy_have_advantages():
+    """Masked slots have the highest entropy of all."""
+    entropy = f64([[0.1, 0.9, 0.3, 5], [0.8, 0.2, 0.7, 0.4], [0, 0.5, 5, 5]])
+    mask = f64([[1, 1, 1, 0], [1, 1, 1, 1], [1, 1, 0, 0]])
+    batch = SimpleNamespace(rewards=f64([[1, 0, 0]]), entropy=entropy, mask=mask)
+    cfg = zoo.Config(device="cpu", top_entropy_quantile=0.25)
+    A = zoo.advantages(None, None, batch, cfg, 0)
+    whole = zoo.estimate(None, None, batch, cfg, 0)
+    close(A, whole * f64([[0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]]))
+    assert whole.shape == (3, 1) and whole.all()
 
 
 @pytest.mark.quick

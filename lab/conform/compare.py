@@ -172,8 +172,8 @@ OURS = {
         x.losses, "sequence_mean", **counts),
     "aggregate of halves": lambda x: sum(
         x.only(half).average(x.clipped()) for half in (CHOSEN, ~CHOSEN)) / 2,
-    "lag.py importance_weights": lambda x, correction: lag.importance_weights(
-        x.old_logps, x.mu_logps, x.mask, correction, 2.0),
+    "lag.py importance_weights": lambda x, correction, clip_min=0.0: lag.importance_weights(
+        x.old_logps, x.mu_logps, x.mask, correction, 2.0, clip_min),
     "dpo.py dpo_loss": lambda x, **flags: dpo.dpo_loss(*x.outputs(x.logps), 0.0, 0.0, 0.1, **flags),
     "logprobs": lambda x: grpo.logprobs(x.logits, x.tokens, 0.7)[0],
     "logprobs, entropy": lambda x: grpo.logprobs(x.logits, x.tokens, 0.7)[1],

@@ -246,6 +246,12 @@ def rollout_weights(x, level="token", threshold=2.0):
         x.old_logps - x.mu_logps, x.mask, level, threshold)[0]
 
 
+def filtered_weights(x, threshold):
+    log_w = x.old_logps - x.mu_logps
+    return log_w.exp() * rollout_corr_helper.compute_rollout_rejection_mask(
+        log_w, x.mask, "seq_mean_k1", threshold)[0]
+
+
 def adapted(kl):
     """Adapt a coefficient of 0.1 after a step with this KL. The target is 0.05. -> float"""
     control = core_algos.AdaptiveKLController(0.1, 0.05, horizon=10_000)        # verl's default
@@ -302,6 +308,7 @@ PEERS = {
     "verl agg_loss, a row empty": lambda x: core_algos.agg_loss(
         x.losses, x.only(torch.arange(len(x.mask)) > 0).mask, "seq-mean-token-mean"),
     "verl rollout_is": rollout_weights,
+    "verl rollout_rs": filtered_weights,
     "verl logprobs_from_logits": lambda x: logprobs_from_logits(x.logits / 0.7, x.tokens),
     "verl entropy_from_logits": lambda x: entropy_from_logits(x.logits / 0.7),
     "verl entropy_from_logits, without a token": lambda x: entropy_from_logits(

@@ -6,7 +6,6 @@ import os
 import re
 from statistics import fmean
 
-from lab.verdict import student
 from learn.path.rungs import CHAPTERS, ROOT, RUNGS, script, sides
 
 STORED = ROOT / "docs" / "path.json"
@@ -172,8 +171,7 @@ def check(names, stored, seeds):
     ends with `on 4` claims that it holds on at least 4 seeds, and not on all. A line that begins
     with `best:` is about SEEDS and the best rate of each side.
 
-    Prints for each claim on how many seeds it holds, Student's 95% interval of the mean difference,
-    and the differences. -> whether all hold
+    Prints for each claim on how many seeds it holds, and the differences. -> whether all hold
     """
     holds = True
     for name in names:
@@ -186,8 +184,6 @@ def check(names, stored, seeds):
                            for a, b in zip(runs[low], runs[high])]
             count = sum(difference > 0 for difference in differences)
             holds = holds and count >= int(least or len(differences))
-            low, high = student(differences) if differences else (0, 0)
-            print(f"{name:12} {line:44} {count} of {len(differences)}, 95% interval "
-                  f"{low:+.3g} to {high:+.3g}: "
+            print(f"{name:12} {line:44} {count} of {len(differences)}: "
                   + " ".join(f"{difference:+.3g}" for difference in differences))
     return holds
