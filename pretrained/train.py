@@ -307,7 +307,7 @@ def score(policy, prompts, completions, temperature=1.0, kernel="auto", with_ent
             logits, tokens.flatten(), reduction="none").view_as(tokens)]
     with policy.autocast():
         is_large = policy.head.is_large(policy.model, completions)
-    with policy.autocast():                             # whose casts have gradients
+    with policy.autocast():         # a new one: older versions of torch keep casts without gradient
         if is_large:
             with policy.head.scoring(read, completions):
                 found = policy.model(**inputs).logits.unbind(dim=-1)

@@ -440,7 +440,7 @@ def test_a_plain_prompt_that_lacks_the_token_that_begins_texts_is_one_warning(ra
         policy.cfg, policy.is_warned = config_of(instruction=instruction), False
         policy.tokenizer.bos_token = bos                # GPT-2's also ends texts
         policy.encode(problems_of(PROMPTS))
-        assert capsys.readouterr().out.count("--instruction '<|pad|>'\n") == number
+        assert capsys.readouterr().out.count(f"--instruction '{bos}'\n") == number
     policy.tokenizer.bos_token, policy.tokenizer.chat_template = "<|pad|>", "{{ messages }}"
     policy.encode(problems_of(PROMPTS))
     assert not capsys.readouterr().out
