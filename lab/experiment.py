@@ -73,14 +73,15 @@ class Experiment:
             return function
         return register
 
-    def runs(self, name, commands, metrics=(), scores=()):
-        """Measure runs: the metrics of each step, and the scores of the trained policy."""
+    def runs(self, name, commands, metrics=(), scores=(), seeds=None):
+        """Measure runs: the metrics of each step, and the scores of the trained policy. seeds: used
+        instead of the experiment's seeds."""
         def columns(seed, case):
             own = "" if self.one_base else f" --base_seed {seed}"
             return run_once(commands[case] + own, seed, metrics, scores)
         columns.__name__ = name
         self.commands += commands.values()
-        self.measure(commands)(columns)
+        self.measure(commands, seeds)(columns)
 
     def results(self, processes):
         """Measure in `processes` processes. -> {measure: {case: {column: [values of each seed]}}}
