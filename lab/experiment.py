@@ -56,11 +56,13 @@ RANGE = re.compile(r" \(\S+ to \S+\) \|")             # a cell of `numbers` that
 
 
 class Experiment:
-    def __init__(self, file, seeds, one_base=False):
-        """one_base: all seeds start from one base; else each seed has its own."""
+    def __init__(self, file, seeds, one_base=False, rate="5e-4"):
+        """one_base: all seeds start from one base; else each seed has its own. rate: the learning
+        rate that both sides of its comparisons share, or the rates of its scripts; "" if none."""
         self.name = Path(file).stem
         self.seeds = list(seeds)
         self.one_base = one_base
+        self.rate = rate
         self.measures = {}                                      # name -> function, cases, seeds
         self.commands = []                                      # command lines of all runs
 
@@ -136,6 +138,8 @@ class Experiment:
             heads = ["claim", "verdict", "effect (95% interval)", "claimed range", "source"]
             if rows:
                 texts += [f"## {heading}\n", table(heads, rows)]
+        if self.rate:
+            texts.append(f"The verdicts on runs hold at their learning rate, {self.rate}.\n")
         tables = of(parts, str)
         if tables:
             texts.append("## Numbers\n")
@@ -294,9 +298,10 @@ def index():
               "The tables have the main claims; the page of an experiment has all of its claims.\n"]
     for question, names in QUESTIONS.items():
         rows = [[claim.finding, claim.judged, f"{claim.source}: {claim.text}", claim.claimed_range,
-                 claim.effect, f"[{name}](lab/{name}.md)" + alone]
+                 claim.effect, f"[{name}](lab/{name}.md)" + notes]
                 for name in names for claim in claims.get(name, ())
-                for alone in [", one base" * module(name).EXPERIMENT.one_base]
+                for made in [module(name).EXPERIMENT]
+                for notes in [", one base" * made.one_base + ", one rate" * bool(made.rate)]
                 if claim is claims[name][0] or claim.sentence and claim.verdict != NO_VERDICT]
         heads = ["finding", "verdict", "claim", "claimed range", "effect (95% interval)", "page"]
         if rows:

@@ -41,7 +41,8 @@ LOSSES = {CLEAN: FIXED, "DPO": FIXED, "cDPO": f"{FIXED} --label_smoothing {FLIPS
 PPO = f"ppo.py {EVALUATION} 4 --reward model --max_steps 30 --eval_steps 5"
 METHODS = {"DPO": f"dpo.py {EVALUATION} 4 --num_generations 4 --max_steps 30 --eval_steps 5",
            "PPO": PPO, "PPO, beta 0.1": f"{PPO} --beta 0.1"}
-EXPERIMENT = Experiment(__file__, seeds=range(5), one_base=True)
+EXPERIMENT = Experiment(__file__, seeds=range(5), one_base=True,
+                        rate="5e-4 for ppo.py and 1e-4 for dpo.py")
 EXPERIMENT.runs("fresh", LEARNING, [GREEDY, CHOSEN, REJECTED], ["pass@1"])
 EXPERIMENT.commands += [PAIRS, *LOSSES.values(), *METHODS.values()]
 

@@ -61,7 +61,7 @@ AGAIN = {
         ("staleness", "lag 8, truncate", "lag 8", END),
     "PPO ends with a higher pass@1 if the KL is penalized":
         ("offline", "PPO, beta 0.1", "PPO", PASS)}
-EXPERIMENT = Experiment(__file__, seeds=SEEDS)
+EXPERIMENT = Experiment(__file__, seeds=SEEDS, rate="")
 EXPERIMENT.runs("runs", {f"{method}, {rate}": f"{command} --learning_rate {rate}"
                          for method, command in METHODS.items() for rate in RATES},
                 ["accuracy", "max_log_ratio"], ["pass@1"])
