@@ -139,7 +139,7 @@ class Experiment:
             if rows:
                 texts += [f"## {heading}\n", table(heads, rows)]
         if self.rate:
-            texts.append(f"The verdicts on runs hold at their learning rate, {self.rate}.\n")
+            texts.append(f"Verdicts hold at a learning rate of {self.rate}.\n")
         tables = of(parts, str)
         if tables:
             texts.append("## Numbers\n")
@@ -298,10 +298,9 @@ def index():
               "The tables have the main claims; the page of an experiment has all of its claims.\n"]
     for question, names in QUESTIONS.items():
         rows = [[claim.finding, claim.judged, f"{claim.source}: {claim.text}", claim.claimed_range,
-                 claim.effect, f"[{name}](lab/{name}.md)" + notes]
+                 claim.effect, f"[{name}](lab/{name}.md)" + alone]
                 for name in names for claim in claims.get(name, ())
-                for made in [module(name).EXPERIMENT]
-                for notes in [", one base" * made.one_base + ", one rate" * bool(made.rate)]
+                for alone in [", one base" * module(name).EXPERIMENT.one_base]
                 if claim is claims[name][0] or claim.sentence and claim.verdict != NO_VERDICT]
         heads = ["finding", "verdict", "claim", "claimed range", "effect (95% interval)", "page"]
         if rows:

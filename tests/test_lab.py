@@ -212,7 +212,7 @@ def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
     assert text.count("## Claim\n\nIt is so.\n") == text.count("`make lab-made_up` repeats") == 1
     assert "| twice is more | **undecided** | +3 (-10 to +16) | ≥ 1 | Somebody |\n" in text
     order = [text.index(words) for words in ("What papers claim", "as is right", "| x | 3.000 ")]
-    assert order == sorted(order) and "hold at their learning rate, 5e-4.\n\n## Numbers" in text
+    assert order == sorted(order) and "hold at a learning rate of 5e-4.\n\n## Numbers" in text
     assert "new" in (docs / "metrics.md").read_text()
     shown = '<img src="lab/made_up.svg" alt="Twice is more: undecided">'
     assert shown in (docs / "lab.md").read_text()

@@ -3,13 +3,11 @@
 Each method runs with three learning rates or more. Three seeds choose the rate, seven others judge
 the method at that rate. docs/lab/rates.md explains the experiment.
 """
-import itertools
-
 import numpy
 
 from lab.docs import table
-from lab.draw import dots
-from lab.experiment import UNSCORED, Experiment, module, numbers, of, ratio, steps_to_level
+from lab.draw import BLUE, RED, curves
+from lab.experiment import UNSCORED, Experiment, module, of, ratio, steps_to_level
 from lab.verdict import OURS, Claim
 
 RATES = ("2.5e-4", "5e-4", "1e-3")              # half the default, the default, twice the default
@@ -34,33 +32,47 @@ PASSES = f"grpo.py --num_prompts 16 --num_generations 8 {UNSCORED} --max_steps"
 LAG = f"examples/lag.py --num_prompts 12 {UNSCORED} --sampler_lag"
 PPO = ("ppo.py --reward model --max_steps 30 --eval_steps 1000 --num_eval_problems 256 "
        "--num_eval_samples 4")
+DPO = "dpo.py --max_steps 40 --eval_steps 1000 --num_eval_problems 256 --num_eval_samples 2"
 SIDES = {"clip, 8 passes": (f"{PASSES} 12 --num_iterations 8",
                             ("1.25e-4", "2.5e-4", "5e-4", "1e-3")),
          "no bound, 8 passes": (f"{PASSES} 12 --num_iterations 8 --epsilon 1e9 --epsilon_high 1e9",
                                 ("1.25e-4", "2.5e-4", "5e-4")),
          "1 pass": (f"{PASSES} 16", ("5e-4", "1e-3", "2e-3")),
+         "2 passes": (f"{PASSES} 16 --num_iterations 2", ("5e-4", "1e-3", "2e-3")),
          "lag 0": (f"{LAG} 0 --max_steps 20", ("2.5e-4", "5e-4", "1e-3")),
+         "lag 1": (f"{LAG} 1 --max_steps 21", ("2.5e-4", "5e-4", "1e-3")),
          "lag 8": (f"{LAG} 8 --max_steps 28", ("2.5e-4", "5e-4", "1e-3")),
          "lag 8, truncate": (f"{LAG} 8 --max_steps 28 --importance_sampling_correction truncate",
                              ("2.5e-4", "5e-4", "1e-3")),
          "PPO": (PPO, ("1.25e-4", "2.5e-4", "5e-4")),
-         "PPO, beta 0.1": (f"{PPO} --beta 0.1", ("2.5e-4", "5e-4", "1e-3"))}
+         "PPO, beta 0.1": (f"{PPO} --beta 0.1", ("2.5e-4", "5e-4", "1e-3")),
+         "DPO, offline": (DPO, ("5e-5", "1e-4", "2e-4")),
+         "DPO, online": (f"{DPO} --online", ("5e-5", "1e-4", "2e-4"))}
 CASES = {f"{side}, {rate}": f"{command} --learning_rate {rate}"
          for side, (command, rates) in SIDES.items() for rate in rates}
-# The cases with the best rates, which the other seeds judge
-JUDGED = ()
-END, SAMPLES, PASS = "accuracy at the end", "batches to an accuracy of 0.7", "pass@1"
-# The claim -> its experiment, its two sides, and what is compared
+JUDGED = ()                                     # the cases at the best rates, on the other seeds
+END, BATCHES, PASS = "accuracy at the end", "batches to an accuracy of 0.7", "pass@1"
+# A claim of an experiment -> its two sides, what they are compared by, and the finding
 AGAIN = {
-    "with eight passes, accuracy ends higher with the clip than without a bound":
-        ("reuse", "clip, 8 passes", "no bound, 8 passes", END),
-    "eight passes need fewer samples than one": ("reuse", "1 pass", "clip, 8 passes", SAMPLES),
-    "samples that are 8 batches old (a lag of 8) cost accuracy":
-        ("staleness", "lag 0", "lag 8", END),
-    "with a lag of 8, weighting the tokens (truncate) gives a higher accuracy than no correction":
-        ("staleness", "lag 8, truncate", "lag 8", END),
-    "PPO ends with a higher pass@1 if the KL is penalized":
-        ("offline", "PPO, beta 0.1", "PPO", PASS)}
+    ("reuse", "with eight passes, accuracy ends higher with the clip than without a bound"):
+        ("clip, 8 passes", "no bound, 8 passes", END, "At the best learning rate of each, eight "
+         "passes end with an accuracy of {:.2f} with a clip, and {:.2f} without one"),
+    ("reuse", "eight passes need fewer samples than one"):
+        ("1 pass", "clip, 8 passes", BATCHES, "At the best learning rate of each, one pass needs "
+         "{:.1f} batches to reach 70% accuracy, and eight passes need {:.1f}"),
+    ("reuse", "two passes need fewer samples than one"): ("1 pass", "2 passes", BATCHES, ""),
+    ("staleness", "samples that are 8 batches old (a lag of 8) cost accuracy"):
+        ("lag 0", "lag 8", END, "At the best learning rate of each, the accuracy ends at {:.2f} "
+         "with fresh samples, and at {:.2f} with samples that are 8 batches old"),
+    ("staleness", "without a correction, a lag of 1 costs no accuracy"):
+        ("lag 1", "lag 0", END, ""),
+    ("staleness", "with a lag of 8, weighting the tokens (truncate) gives a higher accuracy than "
+     "no correction"): ("lag 8, truncate", "lag 8", END, ""),
+    ("offline", "PPO ends with a higher pass@1 if the KL is penalized"):
+        ("PPO, beta 0.1", "PPO", PASS, "From the same pairs, PPO gets a pass@1 of {:.2f} with a "
+         "KL penalty, and {:.2f} without one, each at its best learning rate"),
+    ("offline", "online DPO ends with a higher pass@1 than offline DPO"):
+        ("DPO, online", "DPO, offline", PASS, "")}
 EXPERIMENT = Experiment(__file__, seeds=SEEDS, rate="")
 EXPERIMENT.runs("runs", {f"{method}, {rate}": f"{command} --learning_rate {rate}"
                          for method, command in METHODS.items() for rate in RATES},
@@ -74,83 +86,84 @@ def score(columns, what, name):
     """Compute what the claim of an experiment compares. -> (S,)"""
     if what == END:
         return columns["accuracy"][:, -module(name).LAST:].mean(axis=1)
-    if what == SAMPLES:
+    if what == BATCHES:
         return steps_to_level(columns["accuracy"], module(name).LEVEL, module(name).WINDOW)
-    return columns["pass@1"]
+    return columns[what]
 
 
-def best_rate(tuning, side, what, name):
-    """Choose the rate with the best mean of the tuning seeds. -> str"""
-    _, rates = SIDES[side]
-    means = {rate: score(tuning[f"{side}, {rate}"], what, name).mean() for rate in rates}
-    return min(means, key=means.get) if what == SAMPLES else max(means, key=means.get)
+def row(side, what, tried, rate, values):
+    """Write a row of the table. tried: {rate: the mean of the tuning seeds} -> list"""
+    means = ", ".join(f"{one}: {mean:.3f}" for one, mean in tried.items())
+    return [side, what, means, rate,
+            f"{values.mean():.3f} ({values.min():.3f} to {values.max():.3f})"]
 
 
 def again(tuning, judging):
-    """Judge each claim of AGAIN at the best rate of each side. Yields the claims, and tables"""
-    verdicts, sides = [], {}
-    for text, (name, *pair, what) in AGAIN.items():
+    """Judge each claim of AGAIN at the best rate of each side. Yields the claim, rows of both
+    tables, and the values of both sides"""
+    for (name, text), (*sides, what, said) in AGAIN.items():
         claims = of(module(name).EXPERIMENT.load()[0], Claim)
         [old] = [claim for claim in claims if claim.text == text]
-        rates = [best_rate(tuning, side, what, name) for side in pair]
-        runs = [judging[f"{side}, {rate}"] for side, rate in zip(pair, rates)]
-        values = tuple(score(columns, what, name) for columns in runs)
-        ends = [columns["accuracy"].shape[1] for columns in runs]
-        effect = ratio(*values, *ends, smallest=0) if what == SAMPLES else {"values": values}
-        claim = Claim(f"{text} (each at its best learning rate)", old.source, **effect,
-                      at_least=old.at_least)
+        rates, values, ends, rows = [], [], [], []
+        for side in sides:
+            tried = {rate: score(tuning[f"{side}, {rate}"], what, name).mean()
+                     for rate in SIDES[side][1]}
+            best = (min if what == BATCHES else max)(tried, key=tried.get)
+            columns = judging[f"{side}, {best}"]
+            rates.append(best)
+            values.append(score(columns, what, name))
+            ends.append(columns["accuracy"].shape[1])
+            rows.append(row(side, what, tried, best, values[-1]))
+        effect = {"values": tuple(values)}
+        if what == BATCHES:
+            effect = ratio(*values, *ends, smallest=0)
+        claim = Claim(f"{text} (at the best rate of each)", old.source, at_least=old.at_least,
+                      said=said.format(*(one.mean() for one in values)), **effect)
+        yield claim, [text, f"{old.judged}, {old.effect}", " and ".join(rates),
+                      f"{claim.judged}, {claim.effect}"], rows
+
+
+def page(runs, tuning, judging):
+    rows = []
+    score_of, distance = {}, {}
+    for method in METHODS:
+        tried = {rate: runs[f"{method}, {rate}"]["pass@1"][TUNING].mean() for rate in RATES}
+        rate = max(tried, key=tried.get)
+        columns = {name: values[HELD_OUT] for name, values in runs[f"{method}, {rate}"].items()}
+        score_of[method] = columns["pass@1"]
+        distance[method] = columns["max_log_ratio"].mean(axis=1)
+        rows.append(row(method, "pass@1", tried, rate, score_of[method]))
+        if method in {*CLIPS, *CLIPS.values()}:
+            rows.append(row(method, "largest change of log pi in a batch", {}, rate,
+                            distance[method]))
+    judged = list(again(tuning, judging))
+    for claim, *_ in judged:
         yield claim
-        verdicts.append([text, old.judged, old.effect, " and ".join(rates), claim.judged,
-                         claim.effect])
-        for side, rate, columns in zip(pair, rates, runs):
-            tried = [f"{one}: {score(tuning[f'{side}, {one}'], what, name).mean():.3f}"
-                     for one in SIDES[side][1]]
-            values = score(columns, what, name)
-            sides[side, what] = [side, what, ", ".join(tried), rate, f"{values.mean():.3f} "
-                                 f"({values.min():.3f} to {values.max():.3f})"]
-    yield table(["claim", "verdict at the shared rate", "effect", "best rates",
-                 "verdict at the best rates", "effect"], verdicts)
-    yield table(["side", "measure", "mean of the tuning seeds at each rate", "best rate",
-                 "other seeds at this rate"], sides.values())
-
-
-def page(runs, tuning=None, judging=None):
-    tuned = {method: max(RATES, key=lambda rate: runs[f"{method}, {rate}"]["pass@1"][TUNING].mean())
-             for method in METHODS}
-    results = {method: {name: rows[HELD_OUT] for name, rows in runs[f"{method}, {rate}"].items()}
-               for method, rate in tuned.items()}
-    score = {method: columns["pass@1"] for method, columns in results.items()}
-    distance = {method: columns["max_log_ratio"].mean(axis=1)
-                for method, columns in results.items()}
-    grpo, gspo = score["GRPO"], score["GSPO, 3e-4 / 4e-4"]
+    grpo, gspo = score_of["GRPO"], score_of["GSPO, 3e-4 / 4e-4"]
     yield Claim(f"with its paper's clip range, GSPO ends with a higher pass@1 than GRPO {BEST}",
                 "GSPO", (gspo, grpo), at_least=GAIN,
                 contradicted="With the best of three learning rates for each, GRPO ends with a "
                 f"pass@1 of {grpo.mean():.3f}, and GSPO (with its paper's clip range) with "
                 f"{gspo.mean():.3f}")
     yield Claim(f"with gspo.py's clip range, GSPO ends with a higher pass@1 than GRPO {BEST}",
-                "GSPO", (score["GSPO, 3e-2 / 4e-2"], grpo), at_least=GAIN)
-    farther = {}
+                "GSPO", (score_of["GSPO, 3e-2 / 4e-2"], grpo), at_least=GAIN)
     for method, clip in CLIPS.items():
         ratios = distance[method] / distance[clip]
-        farther[method] = Claim(
-            f"{method} lets log pi move farther in a batch than the clip does {BEST}", OURS, ratios,
-            at_least=FARTHER, times=True, said=f"With tuned learning rates, {method} lets log pi "
-            f"move {numpy.exp(numpy.log(ratios).mean()):.1f} times as far in a batch as the clip "
-            "does")
-        yield farther[method]
-    yield dots({method: distance[method] / distance[clip] for method, clip in CLIPS.items()},
-               farther["SAPO"].finding, form=".1f", level=(1, "the clip"), xscale="log",
-               xlabel="largest |log rho| of a batch, divided by the clip's; a dot for each seed")
-    rows = {}
-    for method, rate in itertools.product(METHODS, RATES):
-        columns = runs[f"{method}, {rate}"]
-        mark = " (tuned)" * (rate == tuned[method])
-        rows[f"{method}, {rate}{mark}"] = {
-            "pass@1, tuning seeds": columns["pass@1"][TUNING],
-            "pass@1, other seeds": columns["pass@1"][HELD_OUT],
-            "largest change of log pi in a batch, other seeds":
-                columns["max_log_ratio"][HELD_OUT].mean(axis=1)}
-    yield numbers(rows, by="method, learning rate")
-    if tuning:
-        yield from again(tuning, judging)
+        yield Claim(f"{method} lets log pi move farther in a batch than the clip does {BEST}",
+                    OURS, ratios, at_least=FARTHER, times=True,
+                    said=f"With tuned learning rates, {method} lets log pi move "
+                    f"{numpy.exp(numpy.log(ratios).mean()):.1f} times as far in a batch as the "
+                    "clip does")
+    clip, no_bound = list(SIDES)[:2]
+    lines = {side: numpy.stack([score(tuning[f"{side}, {rate}"], END, "reuse")
+                                for rate in sorted(SIDES[side][1], key=float)], axis=1)
+             for side in (clip, no_bound)}
+    yield curves(lines, judged[0][0].finding, {side: sorted(map(float, SIDES[side][1]))
+                                               for side in lines},
+                 given={clip: BLUE, no_bound: RED}, xscale="log", xlabel="learning rate",
+                 ylabel="accuracy at the end; faint: tuning seeds")
+    yield table(["claim of another experiment", "at the shared rate", "best rates",
+                 "at the best rates"], [verdicts for _, verdicts, _ in judged])
+    found = {tuple(one[:2]): one for _, _, sides in judged for one in sides}
+    yield table(["side", "measure", "rate: mean of the tuning seeds", "best rate",
+                 "other seeds at this rate"], [*found.values(), *rows])
