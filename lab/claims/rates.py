@@ -13,7 +13,7 @@ from lab.verdict import OURS, Claim
 RATES = ("2.5e-4", "5e-4", "1e-3")              # half the default, the default, twice the default
 TUNING, HELD_OUT = slice(0, 3), slice(3, None)  # places in the list of seeds
 GAIN = 0.02                                     # smallest difference of a pass@1 that matters
-BEST = "(each with the best of three learning rates)"
+BEST = "(at the best rate of each)"
 FARTHER = 1.2                                   # smallest ratio of two distances that matters
 SCORED = "--eval_steps 1000 --num_eval_problems 256 --num_eval_samples 4"
 FRESH = f"--max_steps 20 {SCORED}"
@@ -117,7 +117,7 @@ def again(tuning, judging):
         effect = {"values": tuple(values)}
         if what == BATCHES:
             effect = ratio(*values, *ends, smallest=0)
-        claim = Claim(f"{text} (at the best rate of each)", old.source, at_least=old.at_least,
+        claim = Claim(f"{text} {BEST}", old.source, at_least=old.at_least,
                       said=said.format(*(one.mean() for one in values)), **effect)
         yield claim, [text, f"{old.judged}, {old.effect}", " and ".join(rates),
                       f"{claim.judged}, {claim.effect}"], rows
