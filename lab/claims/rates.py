@@ -105,9 +105,6 @@ def page(runs, tuning, judging):
         score_of[method] = columns["pass@1"]
         distance[method] = columns["max_log_ratio"].mean(axis=1)
         rows.append(row(method, "pass@1", tried, rate, score_of[method]))
-        if method in {*CLIPS, *CLIPS.values()}:
-            rows.append(row(method, "largest change of log pi in a batch", {}, rate,
-                            distance[method]))
     judged = list(again(tuning, judging))
     for claim, *_ in judged:
         yield claim
