@@ -56,11 +56,13 @@ RANGE = re.compile(r" \(\S+ to \S+\) \|")             # a cell of `numbers` that
 
 
 class Experiment:
-    def __init__(self, file, seeds, one_base=False):
-        """one_base: all seeds start from one base; else each seed has its own."""
+    def __init__(self, file, seeds, one_base=False, rate="5e-4"):
+        """one_base: all seeds start from one base; else each seed has its own. rate: the learning
+        rate that both sides of its comparisons share, or the rates of its scripts; "" if none."""
         self.name = Path(file).stem
         self.seeds = list(seeds)
         self.one_base = one_base
+        self.rate = rate
         self.measures = {}                                      # name -> function, cases, seeds
         self.commands = []                                      # command lines of all runs
 
@@ -73,14 +75,15 @@ class Experiment:
             return function
         return register
 
-    def runs(self, name, commands, metrics=(), scores=()):
-        """Measure runs: the metrics of each step, and the scores of the trained policy."""
+    def runs(self, name, commands, metrics=(), scores=(), seeds=None):
+        """Measure runs: the metrics of each step, and the scores of the trained policy. seeds: used
+        instead of the experiment's seeds."""
         def columns(seed, case):
             own = "" if self.one_base else f" --base_seed {seed}"
             return run_once(commands[case] + own, seed, metrics, scores)
         columns.__name__ = name
         self.commands += commands.values()
-        self.measure(commands)(columns)
+        self.measure(commands, seeds)(columns)
 
     def results(self, processes):
         """Measure in `processes` processes. -> {measure: {case: {column: [values of each seed]}}}
@@ -135,6 +138,8 @@ class Experiment:
             heads = ["claim", "verdict", "effect (95% interval)", "claimed range", "source"]
             if rows:
                 texts += [f"## {heading}\n", table(heads, rows)]
+        if self.rate:
+            texts.append(f"Verdicts hold at a learning rate of {self.rate}.\n")
         tables = of(parts, str)
         if tables:
             texts.append("## Numbers\n")

@@ -211,7 +211,8 @@ def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
     assert 'made_up-phone.svg"><img src="made_up.svg" alt="It is twice as much"></pict' in text
     assert text.count("## Claim\n\nIt is so.\n") == text.count("`make lab-made_up` repeats") == 1
     assert "| twice is more | **undecided** | +3 (-10 to +16) | ≥ 1 | Somebody |\n" in text
-    assert text.index("What papers claim") < text.index("as is right") < text.index("| x | 3.000 ")
+    order = [text.index(words) for words in ("What papers claim", "as is right", "| x | 3.000 ")]
+    assert order == sorted(order) and "hold at a learning rate of 5e-4.\n\n## Numbers" in text
     assert "new" in (docs / "metrics.md").read_text()
     shown = '<img src="lab/made_up.svg" alt="Twice is more: undecided">'
     assert shown in (docs / "lab.md").read_text()
@@ -533,10 +534,12 @@ def test_training_begins_with_the_base_and_is_the_loop_of_the_script(tmp_path, m
 
 # ---- what is asked of the scripts ------------------------------------------------------------
 
-def test_the_scripts_accept_what_experiments_ask_for(monkeypatch):
+def test_the_scripts_accept_what_experiments_ask_for_and_learn_at_their_rates(monkeypatch):
     monkeypatch.setattr(inspect, "getsource", functools.cache(inspect.getsource))   # it is slow
-    commands = sum((made.commands for made in EXPERIMENTS.values()), [])
-    for script, *flags in map(shlex.split, commands):
-        module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
-        cfg = plumbing.parse_flags(module.Config, flags)
-        common.load_task(cfg, grpo.verify)
+    for made in EXPERIMENTS.values():
+        rates = {0, *map(float, re.findall(r"[\d.]+e-\d", made.rate))}
+        for script, *flags in map(shlex.split, made.commands):
+            module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
+            cfg = plumbing.parse_flags(module.Config, flags)
+            common.load_task(cfg, grpo.verify)
+            assert made.rate == "" or cfg.learning_rate in rates, f"{made.name}: {cfg}"

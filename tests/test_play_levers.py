@@ -18,7 +18,7 @@ from learn.play import build
 STORED = build.data_of(build.PAGE)
 T = STORED["cfg"]["T"]
 RATE = STORED["cfg"]["learningRate"]
-WHOLE = ["Learning rate × 10", "Four updates, no clip", "GSPO, four updates"]
+WHOLE = ["Learning rate × 10", "a quarter of it", "Four updates, no clip", "GSPO, four updates"]
 SCRIPTS = {"grpo.py": grpo, "gspo.py": gspo, "reinforce.py": reinforce}
 
 
@@ -28,7 +28,8 @@ def steps():
     whole step for some. -> name -> dict"""
     return run(STORED, """
         const found = {};
-        for (const { name, set } of [{ name: "", set: {} }, ...LEVERS]) {
+        const more = [{ name: "", set: {} }, { name: "a quarter of it", set: { rate: "0.25" } }];
+        for (const { name, set } of [...more, ...LEVERS]) {
           const settings = { ...USUAL, ...set };
           const run = newRun(base, settings);
           const steps = trainStep(run);
@@ -78,9 +79,10 @@ def test_a_step_with_a_lever_does_what_the_lever_says(steps):
         assert group["A"] == pytest.approx(compared(rewards, settings).tolist()), name
         changed -= {key for key, value in settings.items() if value != steps[""]["settings"][key]}
     assert changed == set()
-    fast, free, clipped = (steps[name] for name in WHOLE)
+    fast, slow, free, clipped = (steps[name] for name in WHOLE)
     assert [fast["numUpdates"], free["numUpdates"], clipped["numUpdates"]] == [1, 4, 4]
-    assert fast["far"] == pytest.approx(10 * RATE, rel=0.01)    # one update moves a weight so far
+    # one update moves a weight so far
+    assert [fast["far"], slow["far"]] == pytest.approx([10 * RATE, RATE / 4], rel=0.01)
     assert free["log"]["clipped"] == 0 < clipped["log"]["clipped"]
 
 

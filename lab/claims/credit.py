@@ -33,7 +33,7 @@ NUM_REFERENCE = 256                     # rollouts whose mean takes the place of
 BATCHES = 60                            # number of batches that the critic learns from
 FORKS = 0.1                             # fraction of the tokens that should have most of |A|
 GAIN = 0.05                             # smallest difference of two correlations that matters
-EXPERIMENT = Experiment(__file__, seeds=range(5), one_base=True)
+EXPERIMENT = Experiment(__file__, seeds=range(5), one_base=True, rate="")
 
 
 def step_advantages(rewards, values, mask):

@@ -33,7 +33,7 @@ BY_LENGTH = [("k2, by length", "KL(policy, base)"), ("k3, by length", "KL(base, 
              ("k3_ratio, by length", "KL(policy, base)")]
 PLACE = -1                                  # index in WATCHED of the step that the claims judge
 CLOSE = 1e-9                                # smaller differences count as rounding errors
-EXPERIMENT = Experiment(__file__, seeds=range(5))
+EXPERIMENT = Experiment(__file__, seeds=range(5), rate="")
 
 
 @torch.no_grad()

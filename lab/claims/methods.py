@@ -36,7 +36,7 @@ RATIOS = (
     ("countdown", "seconds", "ppo.py", "grpo.py", "after DeepSeekMath", {"at_least": MORE}),
     ("countdown", "samples", "reinforce.py", "grpo.py", OURS, {"at_most": MORE}),
     ("countdown", "samples", "grpo.py", OVER_TOKENS, OURS, {"at_least": MORE}))
-EXPERIMENT = Experiment(__file__, seeds=range(5))
+EXPERIMENT = Experiment(__file__, seeds=range(5), rate="5e-4, but 1e-4 for dpo.py")
 for task, flags in FLAGS.items():
     commands = {name: f"{command} --eval_steps 1000 {flags}"
                 for name, command in METHODS.items()}

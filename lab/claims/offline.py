@@ -41,7 +41,8 @@ LOSSES = {CLEAN: FIXED, "DPO": FIXED, "cDPO": f"{FIXED} --label_smoothing {FLIPS
 PPO = f"ppo.py {EVALUATION} 4 --reward model --max_steps 30 --eval_steps 5"
 METHODS = {"DPO": f"dpo.py {EVALUATION} 4 --num_generations 4 --max_steps 30 --eval_steps 5",
            "PPO": PPO, "PPO, beta 0.1": f"{PPO} --beta 0.1"}
-EXPERIMENT = Experiment(__file__, seeds=range(5), one_base=True)
+EXPERIMENT = Experiment(__file__, seeds=range(5), one_base=True,
+                        rate="5e-4 for ppo.py and 1e-4 for dpo.py")
 EXPERIMENT.runs("fresh", LEARNING, [GREEDY, CHOSEN, REJECTED], ["pass@1"])
 EXPERIMENT.commands += [PAIRS, *LOSSES.values(), *METHODS.values()]
 
@@ -136,10 +137,8 @@ def page(fresh, flipped, same):
     end = {name: columns["pass@1"] for name, columns in same.items()}
     yield Claim("from the same pairs, DPO's pass@1 at the end is at least as high as PPO's", "DPO",
                 (end["DPO"], end["PPO"]), at_least=-GAIN)
-    finding = (f"From the same pairs, PPO gets a pass@1 of {end['PPO'].mean():.2f} without a KL "
-               f"penalty, and {end['PPO, beta 0.1'].mean():.2f} with one")
     yield Claim("PPO ends with a higher pass@1 if the KL is penalized", "InstructGPT",
-                (end["PPO, beta 0.1"], end["PPO"]), at_least=GAIN, said=finding)
+                (end["PPO, beta 0.1"], end["PPO"]), at_least=GAIN)
     rows = {name: {"pass@1": end[name],
                    "highest greedy accuracy": numpy.nanmax(columns[GREEDY], axis=1),
                    "seconds of training": columns["step_time"].sum(axis=1)}

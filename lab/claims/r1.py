@@ -27,7 +27,7 @@ STAGES = {          # command lines; that of the cold start evaluates what colds
     "4. RL, 60 steps": f"grpo.py {ALL} --max_steps 60"}
 SHORT = ("base", "cold start", "RL", "own right answers", "RL again")
 GAIN = 0.02         # smallest difference of a pass@1 that matters
-EXPERIMENT = Experiment(__file__, seeds=range(5))
+EXPERIMENT = Experiment(__file__, seeds=range(5), rate="5e-4, but 2e-4 in the third stage")
 EXPERIMENT.commands += STAGES.values()
 
 

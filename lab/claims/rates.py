@@ -1,19 +1,19 @@
-"""Rates: do two findings survive if each method gets a learning rate of its own?
+"""Rates: which findings survive if each side gets a learning rate of its own?
 
-Each method runs with three learning rates. Three seeds choose the rate, seven others judge the
-method at that rate. docs/lab/rates.md explains the experiment.
+Each method runs with three learning rates or more. Three seeds choose the rate, seven others judge
+the method at that rate. docs/lab/rates.md explains the experiment.
 """
-import itertools
-
 import numpy
 
-from lab.draw import dots
-from lab.experiment import Experiment, numbers
+from lab.docs import table
+from lab.draw import BLUE, RED, curves
+from lab.experiment import UNSCORED, Experiment, module, of, ratio, steps_to_level
 from lab.verdict import OURS, Claim
 
 RATES = ("2.5e-4", "5e-4", "1e-3")              # half the default, the default, twice the default
 TUNING, HELD_OUT = slice(0, 3), slice(3, None)  # places in the list of seeds
 GAIN = 0.02                                     # smallest difference of a pass@1 that matters
+BEST = "(at the best rate of each)"
 FARTHER = 1.2                                   # smallest ratio of two distances that matters
 SCORED = "--eval_steps 1000 --num_eval_problems 256 --num_eval_samples 4"
 FRESH = f"--max_steps 20 {SCORED}"
@@ -26,48 +26,113 @@ METHODS = {"GRPO": f"grpo.py {FRESH}",
            "SAPO": f"grpo.py --loss_type sapo {REUSED}",
            "CISPO": f"grpo.py --loss_type cispo {REUSED}"}
 CLIPS = {"SAPO": "clip, mean of answers", "CISPO": "clip, mean over tokens"}  # equal averages
-EXPERIMENT = Experiment(__file__, seeds=range(20, 30))
+SEEDS = range(20, 30)
+# The sides of claims that other experiments judged at one shared rate: the command, and the rates
+PASSES = f"grpo.py --num_prompts 16 --num_generations 8 {UNSCORED} --max_steps"
+SIDES = {"clip, 8 passes": (f"{PASSES} 12 --num_iterations 8",
+                            ("6.25e-5", "1.25e-4", "2.5e-4", "5e-4", "1e-3")),
+         "no bound, 8 passes": (f"{PASSES} 12 --num_iterations 8 --epsilon 1e9 --epsilon_high 1e9",
+                                ("6.25e-5", "1.25e-4", "2.5e-4", "5e-4")),
+         "1 pass": (f"{PASSES} 16", ("5e-4", "1e-3", "2e-3", "4e-3"))}
+CASES = {f"{side}, {rate}": f"{command} --learning_rate {rate}"
+         for side, (command, rates) in SIDES.items() for rate in rates}
+# The cases at the best rates, which run on the other seeds
+JUDGED = ("clip, 8 passes, 1.25e-4", "no bound, 8 passes, 1.25e-4", "1 pass, 2e-3",
+          "clip, 8 passes, 5e-4")
+END, BATCHES = "accuracy at the end", "batches to an accuracy of 0.7 (inf: never)"
+# A claim of an experiment -> its two sides, what they are compared by, and the finding
+AGAIN = {
+    ("reuse", "with eight passes, accuracy ends higher with the clip than without a bound"):
+        ("clip, 8 passes", "no bound, 8 passes", END, "At the best learning rate of each, eight "
+         "passes end with an accuracy of {:.2f} with a clip, and {:.2f} without one"),
+    ("reuse", "eight passes need fewer samples than one"):
+        ("1 pass", "clip, 8 passes", BATCHES, "")}
+EXPERIMENT = Experiment(__file__, seeds=SEEDS, rate="")
 EXPERIMENT.runs("runs", {f"{method}, {rate}": f"{command} --learning_rate {rate}"
                          for method, command in METHODS.items() for rate in RATES},
                 ["accuracy", "max_log_ratio"], ["pass@1"])
+EXPERIMENT.runs("tuning", CASES, ["accuracy"], ["pass@1"], SEEDS[TUNING])
+EXPERIMENT.runs("judging", {case: CASES[case] for case in JUDGED}, ["accuracy"], ["pass@1"],
+                SEEDS[HELD_OUT])
 
 
-def page(runs):
-    tuned = {method: max(RATES, key=lambda rate: runs[f"{method}, {rate}"]["pass@1"][TUNING].mean())
-             for method in METHODS}
-    results = {method: {name: rows[HELD_OUT] for name, rows in runs[f"{method}, {rate}"].items()}
-               for method, rate in tuned.items()}
-    score = {method: columns["pass@1"] for method, columns in results.items()}
-    distance = {method: columns["max_log_ratio"].mean(axis=1)
-                for method, columns in results.items()}
-    grpo, gspo = score["GRPO"], score["GSPO, 3e-4 / 4e-4"]
-    best = "(each with the best of three learning rates)"
-    yield Claim(f"with its paper's clip range, GSPO ends with a higher pass@1 than GRPO {best}",
+def score(columns, what, name):
+    """Compute what the claim of an experiment compares. -> (S,)"""
+    if what == END:
+        return columns["accuracy"][:, -module(name).LAST:].mean(axis=1)
+    return steps_to_level(columns["accuracy"], module(name).LEVEL, module(name).WINDOW)
+
+
+def row(side, what, tried, rate, values):
+    """Write a row of the table. tried: {rate: the mean of the tuning seeds} -> list"""
+    means = ", ".join(f"{one}: {mean:.3f}" for one, mean in tried.items())
+    return [side, what, means, rate,
+            f"{values.mean():.3f} ({values.min():.3f} to {values.max():.3f})"]
+
+
+def again(tuning, judging):
+    """Judge each claim of AGAIN at the best rate of each side. Yields the claim, rows of both
+    tables, and the values of both sides"""
+    for (name, text), (*sides, what, said) in AGAIN.items():
+        claims = of(module(name).EXPERIMENT.load()[0], Claim)
+        [old] = [claim for claim in claims if claim.text == text]
+        rates, values, ends, rows = [], [], [], []
+        for side in sides:
+            tried = {rate: score(tuning[f"{side}, {rate}"], what, name).mean()
+                     for rate in SIDES[side][1]}
+            best = (min if what == BATCHES else max)(tried, key=tried.get)
+            columns = judging[f"{side}, {best}"]
+            rates.append(best)
+            values.append(score(columns, what, name))
+            ends.append(columns["accuracy"].shape[1])
+            rows.append(row(side, what, tried, best, values[-1]))
+        effect = {"values": tuple(values)}
+        if what == BATCHES:
+            effect = ratio(*values, *ends, smallest=0)
+        claim = Claim(f"{text} {BEST}", old.source, at_least=old.at_least,
+                      said=said.format(*(one.mean() for one in values)), **effect)
+        yield claim, [text, f"{old.judged}, {old.effect}", " and ".join(rates),
+                      f"{claim.judged}, {claim.effect}"], rows
+
+
+def page(runs, tuning, judging):
+    rows = []
+    score_of, distance = {}, {}
+    for method in METHODS:
+        tried = {rate: runs[f"{method}, {rate}"]["pass@1"][TUNING].mean() for rate in RATES}
+        rate = max(tried, key=tried.get)
+        columns = {name: values[HELD_OUT] for name, values in runs[f"{method}, {rate}"].items()}
+        score_of[method] = columns["pass@1"]
+        distance[method] = columns["max_log_ratio"].mean(axis=1)
+        rows.append(row(method, "pass@1", tried, rate, score_of[method]))
+    judged = list(again(tuning, judging))
+    for claim, *_ in judged:
+        yield claim
+    grpo, gspo = score_of["GRPO"], score_of["GSPO, 3e-4 / 4e-4"]
+    yield Claim(f"with its paper's clip range, GSPO ends with a higher pass@1 than GRPO {BEST}",
                 "GSPO", (gspo, grpo), at_least=GAIN,
                 contradicted="With the best of three learning rates for each, GRPO ends with a "
                 f"pass@1 of {grpo.mean():.3f}, and GSPO (with its paper's clip range) with "
                 f"{gspo.mean():.3f}")
-    yield Claim(f"with gspo.py's clip range, GSPO ends with a higher pass@1 than GRPO {best}",
-                "GSPO", (score["GSPO, 3e-2 / 4e-2"], grpo), at_least=GAIN)
-    farther = {}
+    yield Claim(f"with gspo.py's clip range, GSPO ends with a higher pass@1 than GRPO {BEST}",
+                "GSPO", (score_of["GSPO, 3e-2 / 4e-2"], grpo), at_least=GAIN)
     for method, clip in CLIPS.items():
         ratios = distance[method] / distance[clip]
-        farther[method] = Claim(
-            f"{method} lets log pi move farther in a batch than the clip does {best}", OURS, ratios,
-            at_least=FARTHER, times=True, said=f"With tuned learning rates, {method} lets log pi "
-            f"move {numpy.exp(numpy.log(ratios).mean()):.1f} times as far in a batch as the clip "
-            "does")
-        yield farther[method]
-    yield dots({method: distance[method] / distance[clip] for method, clip in CLIPS.items()},
-               farther["SAPO"].finding, form=".1f", level=(1, "the clip"), xscale="log",
-               xlabel="largest |log rho| of a batch, divided by the clip's; a dot for each seed")
-    rows = {}
-    for method, rate in itertools.product(METHODS, RATES):
-        columns = runs[f"{method}, {rate}"]
-        mark = " (tuned)" * (rate == tuned[method])
-        rows[f"{method}, {rate}{mark}"] = {
-            "pass@1, tuning seeds": columns["pass@1"][TUNING],
-            "pass@1, other seeds": columns["pass@1"][HELD_OUT],
-            "largest change of log pi in a batch, other seeds":
-                columns["max_log_ratio"][HELD_OUT].mean(axis=1)}
-    yield numbers(rows, by="method, learning rate")
+        yield Claim(f"{method} lets log pi move farther in a batch than the clip does {BEST}",
+                    OURS, ratios, at_least=FARTHER, times=True,
+                    said=f"With tuned learning rates, {method} lets log pi move "
+                    f"{numpy.exp(numpy.log(ratios).mean()):.1f} times as far in a batch as the "
+                    "clip does")
+    clip, no_bound = list(SIDES)[:2]
+    lines = {side: numpy.stack([score(tuning[f"{side}, {rate}"], END, "reuse")
+                                for rate in sorted(SIDES[side][1], key=float)], axis=1)
+             for side in (clip, no_bound)}
+    yield curves(lines, judged[0][0].finding, {side: sorted(map(float, SIDES[side][1]))
+                                               for side in lines},
+                 given={clip: BLUE, no_bound: RED}, xscale="log", xlabel="learning rate",
+                 ylabel="accuracy at the end; faint: tuning seeds")
+    yield table(["claim of another experiment", "at the shared rate", "best rates",
+                 "at the best rates"], [verdicts for _, verdicts, _ in judged])
+    found = {tuple(one[:2]): one for _, _, sides in judged for one in sides}
+    yield table(["side", "measure", "rate: mean of the tuning seeds", "best rate",
+                 "other seeds at this rate"], [*found.values(), *rows])

@@ -35,7 +35,7 @@ ENGINES = {
 RANGES = {"grpo": "", "gspo": "--epsilon 3e-4 --epsilon_high 4e-4"}      # from GSPO's paper
 LAST = 4                        # number of batches that the final accuracy is averaged over
 LOSS = 0.02                     # smallest loss of accuracy that matters
-EXPERIMENT = Experiment(__file__, seeds=range(8), one_base=True)
+EXPERIMENT = Experiment(__file__, seeds=range(8), one_base=True, rate="1e-3")
 EXPERIMENT.runs("runs", RUNS, ["accuracy"])
 
 

@@ -22,7 +22,7 @@ ESTIMATORS = {"none": ("none", GROUP), "RLOO": ("rloo", GROUP), "estimated b*": 
               "known mean": ("rloo", SAMPLES), "known b*": ("optimal", SAMPLES)}
 LABELS = {"none": "no baseline", "RLOO": "RLOO's baseline", "known mean": "the known mean",
           "estimated b*": "an estimated b*", "known b*": "the known b*"}
-EXPERIMENT = Experiment(__file__, seeds=range(5), one_base=True)
+EXPERIMENT = Experiment(__file__, seeds=range(5), one_base=True, rate="")
 
 
 def inner_products(policy, batch, rows, cfg):

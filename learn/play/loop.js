@@ -28,7 +28,9 @@ const SETTINGS = {
   group: { title: "group of", options: [["8", "8", "8"], ["2", "2", "group of 2"]] },
   temperature: { title: "temperature", options: [
     ["1", "1", "1"], ["0.2", "0.2", "temp. 0.2"], ["2", "2", "temp. 2"]] },
-  rate: { title: "learning rate", options: [["1", "× 1", "1"], ["10", "× 10", "rate × 10"]] },
+  rate: { title: "learning rate", options: [
+    ["1", "× 1", "1"], ...["0.25", "0.5", "2", "4", "10"].map((factor) =>
+      [factor, `× ${factor}`, `rate × ${factor}`])] },
   updates: { title: "updates per batch", options: [
     ["1", "1", "1"], ["4", "4", "4 updates"], ["free", "4, not clipped", "4 updates, no clip"]] },
   method: { title: "method", options: Object.keys(METHODS).map((name) => [name, name, name]) },
