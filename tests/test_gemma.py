@@ -9,15 +9,16 @@ import subprocess
 import pytest
 import torch
 from small_models import NEEDS, load_example, save_random
+from small_runs import at_work
 from torch.testing import assert_close as same
 
 transformers = pytest.importorskip("transformers", reason=NEEDS)
 peft = pytest.importorskip("peft", reason=NEEDS)
 import real  # noqa: E402
-from lab import gemma  # noqa: E402
-from pretrained import models  # noqa: E402
+from lab import gemma, gemma_reward  # noqa: E402
+from pretrained import export, models  # noqa: E402, F401  (before tests, which block some modules)
 
-SIZE, HEAD, LAYERS = 32, 256, 2
+SIZE, HEAD, LAYERS = 32, 128, 2
 TINY = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8,
         "layer_types": ["sliding_attention", "full_attention"], "max_position_embeddings": 512}
 PLAIN = [*"\u2581ahelo012", "he", "ll", "hell", "hello", "\u25811"]
@@ -67,8 +68,8 @@ def q6_k(block):
 # type: bytes and weights in a block, places of its scales, reference
 KINDS = {"Q8_0": (34, 32, [0], q8_0), "Q5_0": (22, 32, [0], q5_0),
          "Q4_K": (144, 256, [0, 2], q4_k), "Q6_K": (210, 256, [208], q6_k)}
-SHAPES = {"attn_q": ("Q5_0", HEAD, SIZE), "attn_k": ("Q5_0", HEAD, SIZE),
-          "attn_v": ("Q8_0", HEAD, SIZE), "attn_output": ("Q4_K", SIZE, HEAD),
+SHAPES = {"attn_q": ("Q5_0", 2 * HEAD, SIZE), "attn_k": ("Q5_0", HEAD, SIZE),
+          "attn_v": ("Q8_0", HEAD, SIZE), "attn_output": ("Q4_K", SIZE, 2 * HEAD),
           "ffn_gate": ("Q5_0", 256, SIZE), "ffn_up": ("Q5_0", 256, SIZE),
           "ffn_down": ("Q6_K", SIZE, 256), "attn_q_norm": ("F32", HEAD),
           "attn_k_norm": ("F32", HEAD), "attn_norm": ("F32", SIZE),
@@ -86,7 +87,7 @@ def converted(tmp_path_factory):
     writer = gguf.GGUFWriter(folder / "tiny.gguf", "gemma3")
     for name, value in {"embedding_length": SIZE, "block_count": LAYERS,
                         "attention.key_length": HEAD, "feed_forward_length": 256,
-                        "attention.head_count": 1, "attention.head_count_kv": 1,
+                        "attention.head_count": 2, "attention.head_count_kv": 1,
                         "context_length": 64, "attention.sliding_window": 8}.items():
         writer.add_uint32(f"gemma3.{name}", value)
     pieces = [("<pad>", 3), ("<eos>", 3), ("<bos>", 3), ("<unk>", 3), ("<turn>", 3), ("\n", 4),
@@ -132,7 +133,7 @@ def converted(tmp_path_factory):
 def test_each_weight_is_what_its_block_means(converted):
     folder, expected = converted
     model, unexpected = models.load_model(folder)               # fails if a weight is missing
-    assert unexpected == [] and type(model).__name__ == "Gemma3ForCausalLM"
+    assert not unexpected and type(model).__name__ == "Gemma3ForCausalLM"
     weights = dict(model.named_parameters())
     assert weights.keys() == expected.keys()
     for name, weight in weights.items():
@@ -161,17 +162,16 @@ def test_texts_begin_with_bos_are_spelled_in_bytes_if_necessary_and_end_with_the
 def small(tmp_path, monkeypatch):
     """A tiny random Gemma 3 as the base, whose runs are short and in this process."""
     base = save_random(tmp_path / "base", "gemma3_text", **TINY)
-    settings = {"FOLDER": tmp_path, "make_base": lambda: base, "NUM_TRAIN": 10, "NUM_TEST": 3,
+    settings = {"FOLDER": tmp_path, "make_base": lambda: base, "NUM_TEST": 6, "LARGEST": 6,
                 "P": 2, "G": 2, "T": 3, "STEPS": 2, "EXAMPLES": ""}
     for name, value in settings.items():
         monkeypatch.setattr(gemma, name, value)
-    for name in ("P", "G", "T", "RATE", "HELD_OUT"):
+    for name in ("P", "G", "T", "RATE", "HELD_OUT", "verify"):
         monkeypatch.setattr(real, name, getattr(real, name))
 
     def execute(command, cwd, **_):
         printed = io.StringIO()
-        monkeypatch.chdir(cwd)
-        with contextlib.redirect_stdout(printed):
+        with at_work(cwd), contextlib.redirect_stdout(printed):
             exec(command[2], {})
         return subprocess.CompletedProcess(command, 0, printed.getvalue())
     monkeypatch.setattr(gemma.subprocess, "run", execute)
@@ -191,23 +191,57 @@ def test_a_sweep_keeps_each_run_and_continues(small, tmp_path, monkeypatch):
     assert calls == [1] and json.dumps({name: results[name] for name in first}) == kept
     assert [*results] == ["machine", "base", *cases]
     for name in cases:
-        assert results[name]["rewards"] == [0.0, 0.0] and len(results[name]["counts"]) == 3
+        assert results[name]["rewards"] == [0.0, 0.0] and len(results[name]["counts"]) == 6
     assert json.loads((tmp_path / "store.json").read_text()) == results
 
 
-def test_the_evaluation_is_of_the_adapter_and_answers_that_were_cut_off_do_not_count(
+def test_the_adapter_completes_and_texts_that_were_cut_off_are_left_out(
         small, tmp_path, monkeypatch):
     model = transformers.AutoModelForCausalLM.from_pretrained(small)
     config = peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
     torch.manual_seed(0)
     peft.get_peft_model(model, config).save_pretrained(tmp_path / "adapter")
     transformers.AutoTokenizer.from_pretrained(small).save_pretrained(tmp_path / "adapter")
-    prompts = ["1 + 2 + 3 ="] * 8
-    assert gemma.complete(small, prompts) != gemma.complete(tmp_path / "adapter", prompts)
+    tokens = torch.full((2, real.W + 3), 9)                     # the first ends, the second is cut
+    tokens[0, -1] = real.PAD
+    logits = []
 
-    texts = ["6", "1 + 5 = 6", "no", "1 + 2 + 3"] + [""] * gemma.K
-    monkeypatch.setattr(gemma, "complete", lambda folder, prompts, greedy=False: texts[:2] if greedy
-                        else texts)
-    scores = gemma.evaluate("", [{"prompt": "1 + 2 + 3 =", "answer": "6"}] * 2)
-    assert scores["counts"] == [2, 0] and scores["pass@1"] == 2 / 8
-    assert scores["answered"] == 3 / 8 and scores["greedy"] == 1.0
+    def sample(policy, questions, greedy):
+        logits.append(policy(questions[:, -5:]).logits)
+        return tokens
+    monkeypatch.setattr(real, "sample", sample)
+    for folder in (small, tmp_path / "adapter"):
+        texts = gemma.complete(folder, ["5 and 8 make 40:"] * 2)
+        assert [text != "" for text in texts] == [True, False]
+    assert (logits[0] - logits[1]).abs().max() > 0.01
+
+
+def test_the_scores_tell_what_is_right_from_what_has_the_form(monkeypatch):
+    texts = {True: ["5 * 8", "9 - 4"],
+             False: ["5 * 8", "8 * 5", "5 + 8", "40", "9 - 4", "", "", ""]}
+    monkeypatch.setattr(gemma, "complete", lambda folder, prompts, greedy=False: texts[greedy])
+    scores = gemma.evaluate("", [{"prompt": "a\nb", "answer": [5, 8, 40]},
+                                 {"prompt": "c\nd", "answer": [9, 4, 13]}])
+    assert scores["counts"] == [2, 0] and scores["pass@1"] == 2 / 8 and scores["greedy"] == 1 / 2
+    assert scores["formed"] == 4 / 8 and scores["right of formed"] == 2 / 4
+    assert scores["samples"] == [["b", *texts[False][:4]]]
+
+
+@pytest.mark.parametrize("text, is_right", [
+    ("14 - 3", True), (" 14 - 3\n", True), ("3 - 14", False), ("14 - 3 = 11", False),
+    ("14 + 3", False), ("12 - 1", False), ("14 - \u0663", False), ("", False)])
+def test_an_answer_is_one_expression_of_both_numbers_with_the_value(text, is_right):
+    assert gemma_reward.correct(text, [3, 14, 11], prompt="") == float(is_right)
+    assert gemma_reward.reward(correct=float(is_right), completion=text) == float(is_right)
+
+
+def test_held_out_problems_have_other_numbers_than_those_to_train_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(gemma, "FOLDER", tmp_path)
+    held_out = gemma.make_problems()
+    train = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
+    pairs = [{frozenset(row["answer"][:2]) for row in rows} for rows in (held_out, train)]
+    assert not pairs[0] & pairs[1] and [len(held_out), len(train)] == [258, 768]
+    for row in held_out + train:
+        a, b, value = row["answer"]
+        assert row["prompt"].endswith(f"\n{a} and {b} make {value}:") and a != b
+        assert value in (a + b, abs(a - b), a * b)
