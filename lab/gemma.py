@@ -20,6 +20,7 @@ import sys
 import time
 from importlib.util import find_spec
 
+import numpy
 import torch
 
 import common
@@ -224,7 +225,12 @@ def cases_of(rates, seeds):
 def measure(store, cases):
     """Evaluate the base, and train and evaluate each case. The file `store` keeps the results, and
     what it has is not measured again. -> {name: results}"""
-    results = json.loads(store.read_text("utf-8")) if store.exists() else {"machine": MACHINE}
+    settings = [EXAMPLES, LARGEST, K, P, G, T, STEPS]
+    results = {"machine": MACHINE, "settings": settings}
+    if store.exists():
+        results = json.loads(store.read_text("utf-8"))
+    if results["settings"] != settings:
+        common.fail(f"{store}: was measured with other settings; delete it")
     base, problems = make_base(), make_problems()
     for name, case in ({"base": None} | cases).items():
         if name not in results:
@@ -254,15 +260,16 @@ def draw_rewards(results, cases):
 
 
 def draw_rates(results, seeds):
-    """Draw what each learning rate leads to. -> Picture"""
-    def scores(method, seed):
-        return [results[name]["pass@1"] for name in cases_of({method: RATES[method]}, [seed])]
-    lines = {method: [scores(method, seed) for seed in seeds] for method in RATES}
-    ends = [end(rates) for end, rates in ((min, RATES[ALL]), (max, RATES[LORA]))]
+    """Draw the share of right samples after training with each learning rate. -> Picture"""
+    lines = {}
+    for method, rates in RATES.items():
+        shares = [results[name]["pass@1"] for name in cases_of({method: rates}, seeds)]
+        lines[method] = numpy.reshape(shares, (len(seeds), len(rates)))
+    best = [RATES[method][numpy.mean(rows, axis=0).argmax()] for method, rows in lines.items()]
+    title = f"All weights learn most with a learning rate of {best[0]:g}, and LoRA with {best[1]:g}"
     lines["untrained"] = [[results["base"]["pass@1"]] * 2]
-    title = "A learning rate that is too high destroys the policy, and LoRA allows a higher one"
-    return curves(lines, title, x=RATES | {"untrained": ends}, xscale="log",
-                  xlabel="learning rate of the first step",
+    return curves(lines, title, x=RATES | {"untrained": (RATES[ALL][0], RATES[LORA][-1])},
+                  xscale="log", xlabel="learning rate of the first step",
                   ylabel="share of right samples on held-out problems")
 
 

@@ -180,7 +180,7 @@ def small(tmp_path, monkeypatch):
     return base
 
 
-def test_a_sweep_keeps_each_run_and_continues(small, tmp_path, monkeypatch):
+def test_a_sweep_keeps_each_run_and_continues(small, tmp_path, monkeypatch, capsys):
     cases = gemma.cases_of({gemma.ALL: (1e-3,), gemma.LORA: (1e-2,)}, (0,))
     first = gemma.measure(tmp_path / "store.json", dict([*cases.items()][:1]))
     kept = json.dumps(first)
@@ -189,10 +189,23 @@ def test_a_sweep_keeps_each_run_and_continues(small, tmp_path, monkeypatch):
     monkeypatch.setattr(gemma, "TRAIN", {gemma.LORA: lambda *case: calls.append(1) or train(*case)})
     results = gemma.measure(tmp_path / "store.json", cases)
     assert calls == [1] and json.dumps({name: results[name] for name in first}) == kept
-    assert [*results] == ["machine", "base", *cases]
+    assert [*results] == ["machine", "settings", "base", *cases]
     for name in cases:
         assert results[name]["rewards"] == [0.0, 0.0] and len(results[name]["counts"]) == 6
     assert json.loads((tmp_path / "store.json").read_text()) == results
+    monkeypatch.setattr(gemma, "STEPS", 3)
+    with pytest.raises(SystemExit):
+        gemma.measure(tmp_path / "store.json", cases)
+    assert "with other settings" in capsys.readouterr().err
+
+
+def test_the_picture_of_the_rates_names_the_best_of_each():
+    results = {"base": {"pass@1": 0.1}}
+    for name, (method, rate, seed) in gemma.cases_of(gemma.RATES, (0, 1)).items():
+        best = {gemma.ALL: 3e-6, gemma.LORA: 1e-4}[method]
+        results[name] = {"pass@1": 0.5 + 0.01 * seed if rate == best else 0.2 * seed}
+    assert gemma.draw_rates(results, (0, 1)).title == (
+        "All weights learn most with a learning rate of 3e-06, and LoRA with 0.0001")
 
 
 def test_the_adapter_completes_and_texts_that_were_cut_off_are_left_out(
