@@ -8,7 +8,6 @@ python -m lab.gemma --sweep (make gemma-sweep): does so for three seeds and seve
 docs/gemma.json keeps each run that has ended, so if you stop the sweep, it continues from there.
 """
 import hashlib
-import itertools
 import json
 import os
 import random
@@ -45,9 +44,9 @@ LAYER = {"attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k":
          "ffn_norm": "pre_feedforward_layernorm", "post_ffw_norm": "post_feedforward_layernorm",
          "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 
-EXAMPLES = "5 and 8 make 40: 5 * 8\n9 and 4 make 13: 9 + 4\n3 and 14 make 11: 14 - 3\n"
-LARGEST = 20                                    # of the two numbers in a problem
-NUM_TEST = 258                                  # 43 pairs of numbers, with 6 problems each
+EXAMPLES = "8 and 5 make 40: 8 * 5\n9 and 4 make 13: 9 + 4\n11 and 3 make 8: 11 - 3\n"
+LARGEST = 20                                    # of the numbers in a problem
+NUM_TEST = 258                                  # 86 pairs of numbers, with 3 problems each
 K = 4                                           # samples of each held-out problem
 P, G, T, STEPS = 8, 8, 10, 12                   # of both scripts, as in real.py
 ALL, LORA = "real.py, all weights", "pretrained/train.py, LoRA"
@@ -142,13 +141,13 @@ def make_base():
 # ---- 2. problems and scores ------------------------------------------------------------------
 
 def make_problems():
-    """Write train.jsonl and test.jsonl, which all runs use. Two numbers of a held-out problem do
-    not occur together in training. -> list of held-out problems"""
-    pairs = list(itertools.combinations(range(2, LARGEST + 1), 2))
+    """Write train.jsonl and test.jsonl, which all runs use. The numbers of a held-out problem occur
+    together neither in training nor in the examples. -> list of held-out problems"""
+    pairs = [(a, b) for a in range(2, LARGEST + 1) for b in range(2, a)
+             if f"\n{a} and {b} " not in f"\n{EXAMPLES}"]
     random.Random(0).shuffle(pairs)
     rows = [{"prompt": f"{EXAMPLES}{a} and {b} make {value}:", "answer": [a, b, value]}
-            for pair in pairs for a, b in (pair, pair[::-1])
-            for value in (a + b, abs(a - b), a * b)]
+            for a, b in pairs for value in (a + b, a - b, a * b)]
     for name, part in (("test", rows[:NUM_TEST]), ("train", rows[NUM_TEST:])):
         lines = "".join(json.dumps(row) + "\n" for row in part)
         plumbing.write(FOLDER / f"{name}.jsonl", lines)
