@@ -6,6 +6,11 @@ trains all weights with real.py and an adapter (LoRA) with pretrained/train.py, 
 untrained and the trained models on the same held-out problems, and draws runs/gemma/reward.svg.
 python -m lab.gemma --sweep (make gemma-sweep): does so for three seeds and several learning rates.
 docs/gemma.json keeps each run that has ended, so if you stop the sweep, it continues from there.
+
+We predicted, before any run on this task: LoRA learns most with a learning rate of 1e-4, and with
+1e-3 it ends below the untrained model. All weights learn most with 3e-6, and end below it with
+3e-5. At the best rate of each, at least 40% of samples are right, greedy answers gain at least 10
+points, and so does the share of right ones among expressions: more than the form is learned.
 """
 import hashlib
 import json
