@@ -212,7 +212,7 @@ def train_lora(base, folder, rate, seed):
         "--num_generations", G, "--max_completion_length", T, "--max_steps", STEPS,
         "--learning_rate", rate, "--lr_scheduler_type", "linear", "--seed", seed,
         "--num_eval_problems", 8, "--num_eval_samples", 1, "--device", "cpu",
-        "--num_threads", os.cpu_count())
+        "--num_threads", torch.get_num_threads())
     rewards = [line["reward"] for line in read_log(folder / "run", "metrics")]
     return folder / "run" / f"checkpoint-{STEPS}", rewards
 
