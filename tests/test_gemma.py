@@ -208,31 +208,42 @@ def test_the_picture_of_the_rates_names_the_best_of_each():
         "All weights learn most with a learning rate of 3e-06, and LoRA with 0.0001")
 
 
-def test_the_adapter_completes_and_texts_that_were_cut_off_are_left_out(
-        small, tmp_path, monkeypatch):
+def test_texts_are_those_of_the_sampler_of_real_py_up_to_their_end(small, monkeypatch):
+    load = real.load
+
+    def load_with_ends(folder):
+        policy = load(folder)
+        policy.generation_config.eos_token_id = [*range(0, 500, 2)]
+        return policy
+    monkeypatch.setattr(real, "load", load_with_ends)
+    monkeypatch.setattr(real, "T", 3)
+    monkeypatch.setattr(gemma, "T", 3)
+    prompts = ["5 and 8 make 40:", "1", "13:"] * 8
+    policy = real.load(small)
+    expected = []
+    for row in real.sample(policy, real.encode(prompts, real.W), greedy=True)[:, real.W:].tolist():
+        row = [token for token in row if token != real.PAD]
+        expected.append(real.TOKENIZER.decode(row[:-1]).strip() if row[-1] % 2 == 0 else "")
+    assert gemma.complete(small, prompts, 1, greedy=True) == expected
+    assert gemma.complete(small, prompts, 2, greedy=True)[::2] == expected
+    assert len({*gemma.complete(small, prompts[:1], 40)}) > 10
+
+
+def test_the_adapter_of_a_run_is_evaluated(small, tmp_path):
     model = transformers.AutoModelForCausalLM.from_pretrained(small)
     config = peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
     torch.manual_seed(0)
     peft.get_peft_model(model, config).save_pretrained(tmp_path / "adapter")
     transformers.AutoTokenizer.from_pretrained(small).save_pretrained(tmp_path / "adapter")
-    tokens = torch.full((2, real.W + 3), 65)                    # the first ends, the second is cut
-    tokens[0, -1] = real.PAD
-    logits = []
-
-    def sample(policy, questions, greedy):
-        logits.append(policy(questions[:, -5:]).logits)
-        return tokens
-    monkeypatch.setattr(real, "sample", sample)
-    for folder in (small, tmp_path / "adapter"):
-        texts = gemma.complete(folder, ["5 and 8 make 40:"] * 2)
-        assert [text != "" for text in texts] == [True, False]
+    logits = [real.load(folder)(torch.tensor([[65, 66]])).logits
+              for folder in (small, tmp_path / "adapter")]
     assert (logits[0] - logits[1]).abs().max() > 0.01
 
 
 def test_the_scores_tell_what_is_right_from_what_has_the_form(monkeypatch):
     texts = {True: ["5 * 8", "9 - 4"],
              False: ["5 * 8", "8 * 5", "5 + 8", "40", "9 - 4", "", "", ""]}
-    monkeypatch.setattr(gemma, "complete", lambda folder, prompts, greedy=False: texts[greedy])
+    monkeypatch.setattr(gemma, "complete", lambda folder, prompts, n, greedy=False: texts[greedy])
     scores = gemma.evaluate("", [{"prompt": "a\nb", "answer": [5, 8, 40]},
                                  {"prompt": "c\nd", "answer": [9, 4, 13]}])
     assert scores["counts"] == [2, 0] and scores["pass@1"] == 2 / 8 and scores["greedy"] == 1 / 2
