@@ -163,8 +163,9 @@ def make_problems():
 def complete(folder, prompts, n, greedy=False):
     """Complete each prompt n times, at temperature 1. A prompt is read once, because with its
     examples it is longer than what follows. -> list of str, "" for a text that did not end"""
-    import real
     from transformers import DynamicCache
+
+    import real
     policy = real.load(folder)
     ends = torch.tensor(policy.generation_config.eos_token_id)
     torch.manual_seed(0)
