@@ -218,16 +218,16 @@ def test_texts_are_those_of_the_sampler_of_real_py_up_to_their_end(small, monkey
     monkeypatch.setattr(real, "load", load_with_ends)
     monkeypatch.setattr(real, "T", 3)
     monkeypatch.setattr(gemma, "T", 3)
-    prompts = [f"{i} and {i * i} make 40:"[i % 5:] for i in range(24)]      # of different lengths
+    prompts = [f"{i} and {i * i} make {chr(97 + i)}"[i % 5:] for i in range(24)]
     policy = real.load(small)
     expected = []
     for row in real.sample(policy, real.encode(prompts, real.W), greedy=True)[:, real.W:].tolist():
         row = [token for token in row if token != real.PAD]
         expected.append(real.TOKENIZER.decode(row[:-1]).strip() if row[-1] % 2 == 0 else "")
-    assert "" in expected and len({*expected}) > 3
+    assert "" in expected and len({*expected}) > 2
     assert gemma.complete(small, prompts, 1, greedy=True) == expected
     assert gemma.complete(small, prompts, 2, greedy=True)[::2] == expected
-    assert len({*gemma.complete(small, prompts[:1], 40)}) > 3
+    assert len({*gemma.complete(small, prompts[:1], 40)}) > 2
 
 
 def test_the_adapter_of_a_run_is_evaluated(small, tmp_path):
