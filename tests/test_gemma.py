@@ -68,13 +68,20 @@ def q6_k(block):
 # type: bytes and weights in a block, places of its scales, reference
 KINDS = {"Q8_0": (34, 32, [0], q8_0), "Q5_0": (22, 32, [0], q5_0),
          "Q4_K": (144, 256, [0, 2], q4_k), "Q6_K": (210, 256, [208], q6_k)}
-SHAPES = {"attn_q": ("Q5_0", 2 * HEAD, SIZE), "attn_k": ("Q5_0", HEAD, SIZE),
-          "attn_v": ("Q8_0", HEAD, SIZE), "attn_output": ("Q4_K", SIZE, 2 * HEAD),
-          "ffn_gate": ("Q5_0", 256, SIZE), "ffn_up": ("Q5_0", 256, SIZE),
-          "ffn_down": ("Q6_K", SIZE, 256), "attn_q_norm": ("F32", HEAD),
-          "attn_k_norm": ("F32", HEAD), "attn_norm": ("F32", SIZE),
-          "post_attention_norm": ("F32", SIZE), "ffn_norm": ("F32", SIZE),
-          "post_ffw_norm": ("F32", SIZE)}
+# name in GGUF: name in transformers, type, shape
+PARTS = {"attn_q": ("self_attn.q_proj", "Q5_0", 2 * HEAD, SIZE),
+         "attn_k": ("self_attn.k_proj", "Q5_0", HEAD, SIZE),
+         "attn_v": ("self_attn.v_proj", "Q8_0", HEAD, SIZE),
+         "attn_output": ("self_attn.o_proj", "Q4_K", SIZE, 2 * HEAD),
+         "attn_q_norm": ("self_attn.q_norm", "F32", HEAD),
+         "attn_k_norm": ("self_attn.k_norm", "F32", HEAD),
+         "ffn_gate": ("mlp.gate_proj", "Q5_0", 256, SIZE),
+         "ffn_up": ("mlp.up_proj", "Q5_0", 256, SIZE),
+         "ffn_down": ("mlp.down_proj", "Q6_K", SIZE, 256),
+         "attn_norm": ("input_layernorm", "F32", SIZE),
+         "post_attention_norm": ("post_attention_layernorm", "F32", SIZE),
+         "ffn_norm": ("pre_feedforward_layernorm", "F32", SIZE),
+         "post_ffw_norm": ("post_feedforward_layernorm", "F32", SIZE)}
 
 
 @pytest.fixture(scope="module")
@@ -120,8 +127,8 @@ def converted(tmp_path_factory):
     add("token_embd.weight", "model.embed_tokens.weight", "Q8_0", len(pieces), SIZE)
     add("output_norm.weight", "model.norm.weight", "F32", SIZE)
     for i in range(LAYERS):
-        for part, shape in SHAPES.items():
-            add(f"blk.{i}.{part}.weight", f"model.layers.{i}.{gemma.LAYER[part]}.weight", *shape)
+        for part, (new, *shape) in PARTS.items():
+            add(f"blk.{i}.{part}.weight", f"model.layers.{i}.{new}.weight", *shape)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -182,6 +189,10 @@ def small(tmp_path, monkeypatch):
 
 def test_a_sweep_keeps_each_run_and_continues(small, tmp_path, monkeypatch, capsys):
     cases = gemma.cases_of({gemma.ALL: (1e-3,), gemma.LORA: (1e-2,)}, (0,))
+    evaluated = []
+    evaluate = gemma.evaluate
+    monkeypatch.setattr(
+        gemma, "evaluate", lambda *given: evaluated.append(given[0].name) or evaluate(*given))
     first = gemma.measure(tmp_path / "store.json", dict([*cases.items()][:1]))
     kept = json.dumps(first)
     calls = []
@@ -190,6 +201,7 @@ def test_a_sweep_keeps_each_run_and_continues(small, tmp_path, monkeypatch, caps
     results = gemma.measure(tmp_path / "store.json", cases)
     assert calls == [1] and json.dumps({name: results[name] for name in first}) == kept
     assert [*results] == ["machine", "settings", "base", *cases]
+    assert evaluated == ["base", "trained", "checkpoint-2"]
     for name in cases:
         assert results[name]["rewards"] == [0.0, 0.0] and len(results[name]["counts"]) == 6
     assert json.loads((tmp_path / "store.json").read_text()) == results
