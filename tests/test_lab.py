@@ -388,8 +388,7 @@ NUMBERS = [
         ("docs/nano.md", r"before: ([\d.]+) right")]),
     ("the seconds of a step of pretrained/train.py",
      lambda: numpy.median(REAL["pretrained/train.py"]["medians"]), [
-         ("docs/real-models.md", r"\| pretrained/train.py \| ([\d.]+) s"),
-         ("docs/real-models.md", r"measured: ([\d.]+) s in all")]),
+         ("docs/real-models.md", r"\| pretrained/train.py \| ([\d.]+) s")]),
     ("the claims with a verdict", judged, [(LAB, r"of the (\d+) judged claims")]),
     ("the samples of reinforce.py", lambda: cost("arithmetic")["samples"]["reinforce.py"], [
         ("docs/lab/methods.md", r"reinforce.py needs (\d+) samples to reach 90%")]),
