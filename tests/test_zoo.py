@@ -180,3 +180,8 @@ def test_every_name_that_a_trainer_registers_is_found_on_the_page():
     assert len(found) == 3 and all(len(names) > 7 for names in found.values())
     for names in found.values():
         assert all(f"`{name}`" in PAGE for name in names)
+
+
+def test_an_output_is_stale_by_the_mean_of_its_tokens():
+    x = torch.full((1, 4), 0.3)         # four tokens of 0.3 nats; the bound is 0.5 nats per token
+    assert zoo.off_policy_mask(-x, x * 0, -x, x * 0 + 1, zoo.Config()).any()
