@@ -4,12 +4,12 @@ import ast
 import doctest
 import html
 import importlib
-import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, SCRIPTS
@@ -191,28 +191,39 @@ def test_numbers_of_a_table_are_in_the_file_that_its_target_wrote(target, block)
     assert compared > 1
 
 
-def stored(name):
-    """Read the numbers that a measurement wrote. -> dict"""
-    return json.loads((ROOT / f"docs/{name}.json").read_text())
+def numbers(text):
+    """Find the percentages and the numbers with decimals in a text. -> list of (as written, value,
+    digits after the point)"""
+    found = []
+    for written in re.findall(r"(?<![\w.])[\d,]+(?:\.\d+(?![\w.]*\d)%?|%)", text):
+        digits = written.strip("%").partition(".")[2]
+        scale = 100 if written.endswith("%") else 1
+        value = float(written.strip("%").replace(",", "")) / scale
+        found.append((written, value, len(digits) + 2 * (scale == 100)))
+    return found
 
 
-def test_the_times_in_readme_are_those_of_the_seeds():
-    for name, target in (("seeds", "lab.md#five-seeds"), ("nano-seeds", "nano.md")):
-        runs = stored(name)["seeds"].values()
-        times = [run.get("seconds_total", run.get("seconds")) for run in runs]
-        wanted = f"{min(times):.0f} to {max(times):.0f} s"
-        found = re.search(rf"(\d+ to \d+ s) \(\[\w+\s+seeds\]\(docs/{target}\)", PAGES["README.md"])
-        assert found[1] == wanted, name
+LAB = {path.stem: PAGES[f"docs/lab/{path.name}"] for path in ROOT.glob("docs/lab/*.md")}
+OUTCOME = re.compile("## Outcome\n.*?(?=## )", re.S)
 
 
-def test_a_picture_of_the_lab_has_one_title_on_all_pages():
-    picture = re.compile(r'<img src="[^"]*?(\w+)\.svg" alt="([^"]*)">')
-    titles = dict(pair for page in PAGES if page.startswith("docs/lab/")
-                  for pair in picture.findall(PAGES[page]))
-    assert len(titles) > 9
-    for page, text in PAGES.items():
-        for name, title in picture.findall(text):
-            assert title == titles.get(name, title), f"{page}: {name}.svg has a different title"
+@pytest.mark.parametrize("page", PAGES)
+def test_a_number_in_a_text_is_on_the_generated_part_of_the_experiment_that_it_links(page):
+    """An experiment's page is generated from its numbers, except for its Outcome, which counts as
+    a text that links it, and for what follows after its claim."""
+    text = GENERATED.sub("", PAGES[page])
+    parts = re.split(r"\n\n|\n\|", text)
+    if page.startswith("docs/lab/"):
+        [outcome] = OUTCOME.findall(text)
+        parts = [part.replace("](", "](lab/") + f"lab/{Path(page).name}"
+                 for part in outcome.split("\n\n")]
+    for part in parts:
+        linked = re.findall(r"lab/(\w+)\.(?:md|svg)", part)
+        shown = "".join(OUTCOME.sub("", LAB[name].partition("## Claim")[0])
+                        for name in linked if name in LAB)
+        for written, value, digits in numbers(re.sub(r"\]\(.*?\)|`.*?`", "", part)) * bool(shown):
+            assert any(known >= digits and abs(other - value) <= 0.5 * 10.0 ** -digits + 1e-9
+                       for _, other, known in numbers(shown)), f"{written}: {linked} lack it"
 
 
 # ---- links -----------------------------------------------------------------------------------
