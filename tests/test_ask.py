@@ -79,15 +79,6 @@ def test_the_run_of_an_example_is_asked_as_the_script_that_it_changes(run, answe
     assert answer(run, "(3+4)=") == before
 
 
-def test_the_example_of_the_run_keeps_what_only_the_environment_knows():
-    task = common.load_task(grpo.Config(task="lookup", device="cpu"), grpo.verify)
-    known = ask.example(task)
-    assert known.secret and ask.problem_of(task, known.prompt) == known
-    other = ask.problem_of(task, "boss of ka?")
-    assert other == common.Problem("boss of ka?", answer="", task="lookup")
-    assert task.respond(other, "<search>ka</search>") == "<information>unknown</information>"
-
-
 # ---- bad input -------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("prompt, said", [

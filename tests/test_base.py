@@ -1,10 +1,7 @@
 """The base policy: which runs share a base, which changes require a new one, and how a damaged base
 is reported. Its warm start: the tokens that it learns, the texts that it reads, and its learning
 rates."""
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -255,29 +252,3 @@ def test_the_step_of_muon_is_that_of_torch_but_for_its_bfloat16(shape, double, m
         monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
         optimizer.step()
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
-
-
-SHARE_OF_THE_OPTIMIZERS = """
-import time, torch, common, grpo, plumbing
-cfg = grpo.Config(device="cpu", base_steps=20)
-torch.set_num_threads(1)
-took = {}
-
-def timed(name, function):
-    def call(*args):
-        start = time.process_time()
-        function(*args)
-        took[name] = took.get(name, 0.0) + time.process_time() - start
-    return call
-plumbing.muon_step = timed("optimizers", plumbing.muon_step)
-torch.optim.AdamW.step = timed("optimizers", torch.optim.AdamW.step)
-timed("all", plumbing.warm_start)(grpo.GPT(cfg), common.load_task(cfg, grpo.verify), cfg)
-print(took["optimizers"] / took["all"])
-"""
-
-
-def test_the_optimizers_take_a_small_share_of_it_on_a_cpu_without_bfloat16_too():
-    """Few laptops have bfloat16 instructions, so this test keeps torch from using them."""
-    done = subprocess.run([sys.executable, "-c", SHARE_OF_THE_OPTIMIZERS], cwd=ROOT, text=True,
-                          capture_output=True, env=os.environ | {"ONEDNN_MAX_CPU_ISA": "AVX2"})
-    assert float(done.stdout) < 0.2, done.stderr

@@ -1,7 +1,7 @@
 """Batches and evaluations. Prompts, completions, verdicts and rewards of a batch match, and they
 depend only on policy, seed and step. Dynamic sampling selects groups, but the accuracy counts all
 groups that were sampled. The overlong penalty is added after that. Micro-batches divide a batch. An
-evaluation scores answers to held-out problems, which are the same in every run."""
+evaluation is the same in every run."""
 import dataclasses
 import functools
 import random
@@ -185,16 +185,6 @@ def test_dynamic_sampling_tries_so_many_times_at_most_and_then_takes_what_there_
     assert len({problem for problem, _, _ in asked}) == 8 * (1 + extra)     # each step has new ones
 
 
-@of_groups
-def test_without_the_flag_and_where_all_have_signal_the_batch_is_that_of_the_step(script, setting):
-    for verify, flags in ((lambda *_: 1.0, {}),
-                          (lambda problem, text: [random.random()], {"dynamic_sampling": 3})):
-        cfg, policy, task, asked = setting(verify, **flags)
-        batch = script.sample_with_signal(policy, task, cfg, 5)
-        assert len(asked) == 16
-        assert torch.equal(batch.tokens, script.sample_batch(policy, task, cfg, 5).tokens)
-
-
 # ---- the overlong penalty --------------------------------------------------------------------
 
 @of_groups
@@ -230,65 +220,6 @@ def test_rows_of_a_length_keep_their_order_for_those_of_a_group_share_a_prompt()
 
 
 # ---- an evaluation ---------------------------------------------------------------------------
-
-NUM_PROBLEMS = 100
-T = 40
-
-
-@pytest.fixture
-def evaluated(config, load_task, monkeypatch):
-    """evaluated(num_samples): evaluates num_samples completions of each problem, or one greedy
-    completion if it is 0. The first n % 5 completions of problem n are right, and all of them think
-    if n % 5 is at least 2. -> scores, uniforms"""
-    def evaluate(num_samples, **changes):
-        cfg = config(num_eval_problems=NUM_PROBLEMS, max_completion_length=T, task="arithmetic:5",
-                     num_eval_samples=max(1, num_samples), **changes)
-        asked = []
-
-        def rollout(model, prompts, problems, cfg, uniforms=None):
-            tokens = torch.full((len(prompts), T), grpo.PAD)
-            for row, problem in enumerate(problems):
-                n, g = divmod(row, max(1, num_samples))
-                thought = "<think></think>" if n % 5 >= 2 else ""
-                answer = problem.answer if g < n % 5 else 30
-                text = f"{thought}<answer>{answer}</answer><|eos|>"
-                ids = common.TOKENIZER.encode(text, allowed_special="all")
-                tokens[row, :len(ids)] = torch.tensor(ids)
-            mask = (tokens != grpo.PAD).float()
-            asked.append((problems, uniforms))
-            return tokens, mask, mask, mask, mask.sum(dim=1).long()
-        monkeypatch.setattr(grpo, "rollout", rollout)
-        task = load_task(cfg)
-        scores = grpo.evaluate(None, task, cfg, greedy=num_samples == 0)
-        [(problems, uniforms)] = asked
-        expected = common.held_out_problems(task, NUM_PROBLEMS)
-        assert problems == [p for p in expected for _ in range(max(1, num_samples))]
-        assert len({problem.prompt for problem in expected}) == NUM_PROBLEMS
-        return scores, uniforms
-    return evaluate
-
-
-def test_greedy_scores_are_those_of_one_answer_to_each_problem(evaluated):
-    scores, uniforms = evaluated(0)
-    assert scores["greedy"] == pytest.approx(0.8)
-    assert scores["think_share"] == pytest.approx(0.6)
-    assert scores["problems"] == NUM_PROBLEMS
-    assert not any(name.startswith("pass@") for name in scores)
-    assert uniforms is None
-
-
-def test_scores_of_samples_are_those_of_each_problem_answered_so_often(evaluated):
-    scores, uniforms = evaluated(4)
-    # 0 to 4 of four are right; an answer has 1 or 2 digits, and tags and EOS are a token each
-    assert scores["pass@1"] == pytest.approx(0.5)
-    assert scores["pass@4"] == pytest.approx(0.8)
-    assert scores["think_share"] == pytest.approx(0.6)
-    assert 4 + 2 * 0.6 < scores["mean_length"] < 5 + 2 * 0.6
-    assert "greedy" not in scores
-    assert uniforms.shape == (4 * NUM_PROBLEMS, T)
-    assert len(uniforms[:, 0].unique()) > 390           # each sample has its own uniforms
-    _, again = evaluated(4, seed=7)                     # uniforms do not depend on the seed
-    assert torch.equal(again, uniforms)
 
 
 def test_where_there_are_fewer_problems_than_asked_for_each_counts_once(config, talker, load_task):

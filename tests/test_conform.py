@@ -40,16 +40,6 @@ def test_we_answer_what_they_did_or_do_so_with_what_the_sentence_names(name):
         assert apart(row["but"], row) <= conform.SAME
 
 
-def test_the_recorded_cases_have_what_is_hard():
-    for x in map(conform.draw, conform.RECORDED):
-        log_rho = (x.logps - x.old_logps) * x.mask
-        assert 1 in x.lengths and conform.T in x.lengths
-        assert log_rho.max() > 1 and log_rho.min() < -1
-        assert not (x.rewards == x.rewards[:, :1]).all() and x.rewards[0].unique().numel() == 1
-        assert (x.logps[x.mask == 0] < -1).any() and x.is_truncated.any()
-    assert (x.slots > x.mask).any()
-
-
 def test_the_page_has_the_rows_of_today_and_what_was_found():
     today = conform.read_rows()
     assert [{name: row[name] for name in today[0]} for row in FOUND["rows"]] == today

@@ -95,15 +95,6 @@ def test_there_may_be_any_number_of_slots(T):
         equal(each.decode(), each.rollout())
 
 
-def test_a_pad_that_was_sampled_is_a_token_like_any_other():
-    case = make_case()
-    PAD = case.script.PAD
-    case.policy.embed.weight.data[PAD, 0] += 2
-    tokens, mask, *_ = expected = case.rollout()
-    assert ((tokens == PAD) & (mask == 1)).sum() > 5
-    equal(case.decode(), expected)
-
-
 # ---- 2. what it does not change --------------------------------------------------------------
 
 def test_nothing_but_the_result_is_different_afterwards():
@@ -118,11 +109,6 @@ def test_nothing_but_the_result_is_different_afterwards():
     assert policy.training and all(weight.grad is None for weight in policy.parameters())
     assert not any(output.requires_grad for output in outputs)
     assert policy not in decode_path.GRAPHS
-
-
-def test_the_kernel_that_is_asked_for_computes_the_log_probabilities():
-    with pytest.raises(ValueError, match="--kernel triton: on cpu"):
-        make_case(kernel="triton").decode()
 
 
 # ---- 3. a recorded step ----------------------------------------------------------------------

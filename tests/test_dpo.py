@@ -18,21 +18,6 @@ pytestmark = pytest.mark.quick
 
 
 @scripts("dpo")
-def test_without_gradients_the_metrics_are_the_same_and_nothing_is_learned(script, scene):
-    made = scene()
-    metrics, _ = made.backward(None)
-    made.policy.zero_grad()
-    pairs = script.preferences(made.A[:, 0].view(7, 2))
-    with torch.no_grad():
-        again = script.backward(made.policy, made.reference, made.batch, *pairs, made.cfg)
-    assert again == pytest.approx(metrics, rel=1e-5, abs=1e-6)
-    none = torch.zeros(0, dtype=torch.long)
-    empty = script.backward(made.policy, made.reference, made.batch, none, none, made.cfg)
-    assert set(empty.values()) == {0.0}
-    assert all(weight.grad is None for weight in made.policy.parameters())
-
-
-@scripts("dpo")
 @pytest.mark.parametrize("flags, is_base", [("", True), ("--online", False)])
 def test_the_base_answers_held_out_problems_and_it_or_the_policy_those_to_learn_from(
         script, train, monkeypatch, flags, is_base):

@@ -1,13 +1,11 @@
-"""What the losses of all scripts have in common, and the relations between the algorithms: the name
-of a test states under which condition one algorithm equals another. The losses themselves are among
-the test vectors."""
+"""What the losses of all scripts have in common, and the functions that other code calls. The
+losses themselves are among the test vectors."""
 import functools
 import inspect
-import math
 
 import pytest
 import torch
-from conftest import close, f64, randn
+from conftest import f64
 
 import dpo
 import grpo
@@ -65,28 +63,6 @@ def test_tokens_count_as_clipped_exactly_where_the_range_stops_the_gradient():
     assert torch.equal(clipped[:2], gradient[:2] == 0)
     assert clipped.any(dim=1).tolist() == [True, True, False]
     assert (gspo.log_ratio(RAGGED, 0 * RAGGED, RAGGED)[RAGGED == 0] == 0).all()
-
-
-@pytest.mark.parametrize("gamma", [1.0, 0.9])
-def test_with_lambda_one_the_advantage_of_ppo_is_the_reward_to_go_of_reinforce_less_the_value(
-        gamma):
-    rewards, values = randn(2, 4, 5)
-    to_go = reinforce.rewards_to_go(rewards, RAGGED, gamma)
-    advantages, returns = ppo.gae(rewards, values, RAGGED, gamma, 1.0)
-    close(advantages * RAGGED, (to_go - values) * RAGGED)
-    close(returns * RAGGED, to_go * RAGGED)
-
-
-def test_where_the_policy_is_the_reference_dpo_is_reinforce_on_plus_and_minus_one():
-    logps = some_logps().requires_grad_()
-    chosen, rejected = dpo.sequence_logps(logps, RAGGED).view(2, 2)     # two pairs
-    loss = dpo.dpo_loss(chosen, rejected, chosen.detach(), rejected.detach(), 0.1)
-    close(loss.detach(), f64([math.log(2)] * 2))
-    is_chosen = f64([[1, 0], [1, 0]])
-    plus_minus_one = reinforce.advantages(is_chosen, "rloo").T.reshape(4)
-    losses = reinforce.policy_loss(logps, plus_minus_one, RAGGED)
-    gradient = torch.autograd.grad(losses.sum(), logps, retain_graph=True)[0]
-    close(torch.autograd.grad(loss.sum(), logps)[0], 0.1 / 2 * gradient)
 
 
 # ---- functions that other code calls ---------------------------------------------------------

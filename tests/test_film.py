@@ -3,8 +3,6 @@ becomes a part of it. The tests read it as XML."""
 import json
 import xml.etree.ElementTree as ElementTree
 
-from conftest import ROOT
-
 from learn import film
 
 HOSTILE = "</text><script>alert(1)</script><a href='http://x'/>]]> & \"$title\" \x00\n\ud800 <!--"
@@ -46,15 +44,6 @@ def test_the_picture_shows_the_answers_verdicts_and_shares_that_were_logged(tmp_
         "70.0,455.0", "179.1,444.0", "288.3,422.0", "452.0,378.0"]
 
 
-def test_a_story_has_a_box_for_each_answer_and_ends_with_the_first_right_one():
-    def boxes(*texts):
-        answers = [{"text": text, "right": text == "14"} for text in texts]
-        return [(list(steps), one["text"]) for steps, one in film.story(range(len(texts)), answers)]
-    assert boxes("9", "9", "8", "9", "14", "14") == [
-        ([0, 1], "9"), ([2], "8"), ([3], "9"), ([4], "14")]
-    assert boxes("9", "14", "8", "14") == boxes("14", "14") == boxes("9", "8") == []
-
-
 def test_hostile_text_stays_text(tmp_path):
     tags = [{one.tag for one in draw(tmp_path, [str(i) + text for i in range(4)], text).iter()}
             for text in ("", HOSTILE)]
@@ -67,9 +56,3 @@ def test_a_run_without_evaluations_gets_one_line(tmp_path, refused):
     draw(tmp_path, "9877")
     (tmp_path / "metrics.jsonl").write_text("")
     refused("--eval_steps 2", film.main, [str(tmp_path)])
-
-
-def test_the_committed_picture_has_no_script_and_no_foreign_address():
-    text = (ROOT / "docs/learning.svg").read_text(encoding="utf-8")
-    assert f"{SVG}script" not in {one.tag for one in ElementTree.fromstring(text).iter()}
-    assert text.count("://") == 1 and "href" not in text

@@ -23,7 +23,7 @@ from small_runs import INSTANT, SMALL, arguments, at_work, changed_weights, load
 import common
 import grpo
 import plumbing
-from lab import choices, draw, experiment, speed, training, verdict
+from lab import choices, draw, experiment, training, verdict
 from lab import docs as runs
 
 EXPERIMENTS = {name: experiment.module(name).EXPERIMENT for name in experiment.NAMES}
@@ -108,11 +108,6 @@ def test_there_is_no_verdict_where_the_set_up_decides(values, region, why, seen)
     claim = verdict.Claim("so", verdict.OURS, **region | {"values": values}, shown="So it is")
     assert (claim.verdict, claim.judged) == (verdict.NO_VERDICT, f"**no verdict**: {why}")
     assert seen in ("", claim.effect) and claim.finding == "So: no verdict"
-
-
-def test_of_two_shares_that_can_differ_the_difference_is_judged():
-    claim = verdict.Claim("so", verdict.OURS, ([0.9, 0.91], [0.1, 0.12]), at_least=0.5)
-    assert (claim.verdict, claim.interval[0]) == (verdict.SHOWN, pytest.approx(0.795))
 
 
 @pytest.mark.parametrize("values, times", [([1, float("nan")], False), ([1, 0], True)])
@@ -248,13 +243,6 @@ def test_the_findings_are_those_of_the_experiments():
     assert block(page, "choices", "choices") == choices.text()
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_an_experiment_says_what_is_claimed_and_what_was_expected(name):
-    words = EXPERIMENTS[name].path(".md").read_text()
-    order = [words.index(f"\n\n## {word}\n") for word in ("Claim", "Prediction", "Method")]
-    assert order == sorted(order)
-
-
 def test_steps_are_counted_to_where_the_mean_of_two_crosses_the_level():
     rows = numpy.array([[0.3, 0.8, 0.5, 0.7, 0.7, 0.9], [0.3, 0.3, 0.4, 0.5, 0.5, 0.5]])
     assert experiment.steps_to_level(rows, 0.675).tolist() == pytest.approx([3.75, math.inf])
@@ -262,12 +250,6 @@ def test_steps_are_counted_to_where_the_mean_of_two_crosses_the_level():
     assert experiment.steps_to_level(rows, 0.4, window=1).tolist() == pytest.approx([0.2, 2])
     never = experiment.numbers({"a": {"x": [3, math.inf]}, "b": {"x": [math.inf]}}, form=".0f")
     assert "| a | 3 or more; never in 1 of 2 runs |\n| b | never |" in never
-
-
-def test_the_tables_of_the_speed_are_those_of_its_files():
-    page = (ROOT / "docs/speed.md").read_text()
-    for name, text in speed.tables().items():
-        assert block(page, "bench", name) == text
 
 
 # ---- runs ------------------------------------------------------------------------------------

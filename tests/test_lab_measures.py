@@ -3,10 +3,8 @@ agree with a closed form or an enumeration."""
 import dataclasses
 import itertools
 import json
-import math
 import re
 import shlex
-from unittest.mock import ANY
 
 import numpy
 import pytest
@@ -19,7 +17,7 @@ import grpo
 import plumbing
 import reinforce
 from lab import experiment, training
-from lab.claims import bugs, credit, kl, offline, seeds, sharpen, signal, variance, wrongrewards
+from lab.claims import bugs, credit, kl, seeds, signal, variance, wrongrewards
 from tasks import gridworld, preferences
 
 
@@ -130,17 +128,6 @@ def test_seeds_an_interval_misses_the_truth_if_no_run_of_a_sample_collapses(monk
     assert ordinary[seeds.STUDENT] == pytest.approx([0.05] * 3, abs=0.03)
 
 
-def test_kl_moments_are_those_of_a_coin_worked_out_by_hand():
-    """Compare a Bernoulli policy (1/2, 1/2) with a reference (9/10, 1/10)."""
-    found = kl.moments(f64([[0.5, 0.5]]).log(), f64([[0.9, 0.1]]).log())
-    heads, tails = math.log(5 / 9), math.log(5)
-    expected = {"k1": (heads, tails), "k2": (heads ** 2 / 2, tails ** 2 / 2),
-                "k3": (9 / 5 - 1 + heads, 1 / 5 - 1 + tails)}
-    for name, (one, other) in expected.items():
-        assert found[f"mean of {name}"] == pytest.approx((one + other) / 2)
-        assert found[f"deviation of {name}"] == pytest.approx(abs(one - other) / 2)
-
-
 def test_kl_outputs_are_all_that_can_be_said_and_gradients_are_equal_where_the_math_says():
     assert len({tuple(row) for row in kl.TOKENS.tolist()}) == 31
     table = torch.randn(3, 3, generator=torch.Generator().manual_seed(3)).double()
@@ -149,52 +136,6 @@ def test_kl_outputs_are_all_that_can_be_said_and_gradients_are_equal_where_the_m
     assert max(found["norm of k1"]) < 1e-12
     for pair in (*kl.TANGS, kl.OLDER, *kl.BY_LENGTH):
         assert (max(found[" / ".join(pair)]) == 0) == (pair not in kl.BY_LENGTH), pair
-
-
-def test_offline_pairs_are_a_right_and_a_wrong_text_of_one_problem(monkeypatch):
-    monkeypatch.setattr(offline, "load_base", untrained)
-    monkeypatch.setattr(offline, "encode", lambda *_: ANY)      # accept every text
-    monkeypatch.setattr(preferences, "MISTAKES", 0.0)
-    pairs = offline.compared_pairs(2)
-    assert pairs and all(len(pair["chosen"]) % 2 > len(pair["rejected"]) % 2 for pair in pairs)
-
-
-@pytest.fixture
-def guesser(bigram):
-    """A policy whose first token is most likely <answer>, then (with falling probability) the end,
-    <think> or x. After <answer> it samples 8 with a probability of 0.7 and 9 with 0.2; after 8, it
-    nearly always samples </answer>."""
-    table = torch.full((grpo.VOCAB_SIZE, grpo.VOCAB_SIZE), -20.0).double()
-    follows = {ord("="): {sharpen.ANSWER: 0.5, grpo.EOS: 0.3, sharpen.THINK: 0.15, ord("x"): 0.05},
-               sharpen.ANSWER: {ord("8"): 0.7, ord("9"): 0.2, ord("1"): 0.1},
-               grpo.EOS: {sharpen.ANSWER: 1.0}, sharpen.THINK: {ord("8"): 1.0},
-               ord("x"): {sharpen.ANSWER: 1.0}, sharpen.ANSWERED: {grpo.EOS: 1.0},
-               ord("8"): {sharpen.ANSWERED: 0.99, grpo.EOS: 0.01}}
-    for token, chances in follows.items():
-        table[token, list(chances)] = f64([*chances.values()]).log()
-    policy = bigram(table)
-    policy.forward = policy.hidden
-    return policy
-
-
-def test_sharpen_certainty_is_the_mean_margin_of_the_tokens_of_the_answer(guesser):
-    answer, answered = sharpen.ANSWER, sharpen.ANSWERED
-    end = [grpo.EOS, grpo.PAD]
-    cases = [([ord("x"), answer, ord("8"), answered, *end], 0.5),   # tags do not count
-             ([answer, ord("8"), ord("x"), answered, *end], (0.5 + 0.98) / 2),
-             ([sharpen.THINK, ord("8"), *end], 0)]
-    for ids, margin in cases:
-        ids = torch.tensor([ids])
-        mask = (ids != grpo.PAD).double()
-        found = sharpen.certainty(guesser, torch.tensor([[ord("=")]]), ids, mask)
-        assert found.item() == pytest.approx(margin, abs=1e-6)
-
-
-def test_sharpen_paths_are_greedy_after_the_likeliest_first_tokens(guesser, config, load_task):
-    cfg = config(task="arithmetic:2")
-    right, _ = sharpen.paths(guesser, load_task(cfg), cfg, [problem_of("(3+5)=", "8")] * 2)
-    # The paths are <answer>8</answer>, an immediate end, <think>8</answer>, x<answer>8</answer>.
-    assert right[:, 1].tolist() == [1, 0, 0, 1]
 
 
 def test_a_completion_goes_on_as_it_did(config, load_task, talker):

@@ -3,7 +3,7 @@ call, and the verifier."""
 import re
 
 import pytest
-from conftest import load_named, takes_less_than
+from conftest import load_named
 
 import common
 from common import Problem
@@ -102,18 +102,6 @@ def test_the_right_name_in_one_answer_block_earns_one_and_anything_else_nothing(
     for text in texts:
         found = TASK.verify(PROBLEM, text)
         assert found == verdict and isinstance(found, float), ascii(text)
-
-
-@pytest.mark.parametrize("text", [
-    "<search>" * 5_000, "</search>" * 5_000, "<search>ka</search>" * 3_000, "<" * 50_000,
-    "\x00" * 50_000, "<search>" + "ka" * 20_000 + "</search>", "\ud800" * 20_000,
-    "<answer>" * 5_000, "<answer>" + "to" * 20_000 + "</answer>",
-    "<information>" * 5_000 + "</search>", "\n" * 50_000 + "</search>"],
-    ids=lambda text: ascii(text[:20]))
-def test_hostile_text_costs_about_a_millisecond(text):
-    assert TASK.verify(PROBLEM, text) == 0.0 and len(TASK.respond(PROBLEM, text)) <= 40
-    assert takes_less_than(1e-3, TASK.verify, PROBLEM, text)
-    assert takes_less_than(1e-3, TASK.respond, PROBLEM, text)
 
 
 # ---- problems and demonstrations -------------------------------------------------------------

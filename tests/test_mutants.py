@@ -52,7 +52,6 @@ unseen
 - 2 * x
 + x
 """
-NAMES = ["inner", "outer", "less", "far"]
 SEEN = {"half": "killed", "forever": "killed", "squared": "SURVIVED", "nowhere": "BROKEN",
         "twice": "BROKEN", "half a line": "BROKEN", "unseen": "skipped"}
 
@@ -128,52 +127,34 @@ def test_tests_that_fail_without_a_mistake_tell_nothing(toy):
     assert code == 1 and printed[-1].startswith("without a mistake: ")
 
 
-MODULE = """def inner(x):
-    return 2 * x
-
-
-def outer(x):
-    return inner(x) + 1
-
-
-class Other:
-    unit = 1
-
-    def less(self, x):
-        return x - self.unit
-"""
 TREE = {
-    "toy.py": MODULE,
-    "requirements.txt": "torch",
-    "table.txt": "15",
-    "mistakes.txt": """== toy.py | test_toy.py
-inner
-- 2 * x
-+ x
-outer
-- + 1
-+ + 2
-less
-- x - self.unit
-+ x
-== far.py | test_far.py
-far
-- 3 *
-+ 4 *
+    "near.py": "2 * 3\n3 * 4\n",
+    "far.py": "4 * 5\n",
+    "requirements.txt": "torch\n",
+    "mistakes.txt": """== near.py | test_near.py
+two
+- 2 *
++ 1 *
+three
+- 3 * 4
++ 3 * 5
+== far.py | test_near.py test_far.py
+four
+- 4 *
++ 5 *
 """,
-    "far.py": "import toy\n\n\ndef far(x):\n    return 3 * toy.outer(x)\n",
-    "tests/conftest.py": "def five():\n    return 5\n\n\ndef pytest_hook():\n    pass\n",
-    "tests/test_toy.py": "def test_inner():\n    pass\n\n\ndef test_outer(five):\n    pass\n\n\n"
-                         "def test_less():\n    pass\n",
-    "tests/test_far.py": "TABLE = 'tests/table.txt'\n\n\ndef test_far():\n    assert TABLE\n",
-    changes.KILLED: "HEAD\n" + "".join(f"{file}.py: {name} | tests/test_{file}.py::test_{name}[1]\n"
-                                       for file, name in zip(["toy"] * 3 + ["far"], NAMES))}
+    "tests/conftest.py": "",
+    "tests/test_near.py": "def test_two():\n    pass\n",
+    "tests/test_far.py": "def test_four():\n    pass\n",
+    changes.KILLED: "HEAD\nnear.py: two | tests/test_near.py::test_two[1]\n"
+                    "far.py: four | tests/test_far.py::test_four\n"}
+NAMES = ["two", "three", "four"]
 
 
 @pytest.fixture
 def chosen(tmp_path, monkeypatch, capsys):
-    """Choose mistakes in a small repository after edits: chosen(path=(old, new) or None to remove
-    it, sample=number, **environment). -> names of the mistakes, what it prints"""
+    """chosen({path: (old, new)}, sample, base): choose mistakes in a small repository after edits.
+    -> names of the mistakes, what it prints"""
     for path, text in TREE.items():
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(text)
@@ -187,7 +168,7 @@ def chosen(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(changes, "SAMPLE", sample)
         for path, (old, new) in edits.items():
             text = (tmp_path / path).read_text()
-            assert text.count(old) == 1
+            assert old in text
             (tmp_path / path).write_text(text.replace(old, new))
         mutants_now = mutants.parse((tmp_path / "mistakes.txt").read_text())
         found = [mutant.name for mutant in changes.choose(mutants_now, "mistakes.txt")]
@@ -197,23 +178,16 @@ def chosen(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("edits, names", [
-    ({"toy.py": ("return 2 * x", "return -2 * x")}, ["inner", "outer"]),        # not far
-    ({"toy.py": ("(x) + 1", "(x) + 1 + 0")}, ["outer", "far"]),
-    ({"toy.py": ("(x) + 1", "(x) + 1  # one")}, []),
-    ({"toy.py": ("unit = 1", "unit = 2")}, ["less"]),
-    ({"toy.py": ("class Other:", "print()\n\n\nclass Other:")}, ["inner", "outer", "less", "far"]),
-    ({"far.py": ("import toy", "import toys as toy")}, ["far"]),
-    ({"tests/conftest.py": ("return 5", "return 6")}, ["outer"]),
-    ({"tests/conftest.py": ("pass", "return True")}, ["outer"]),
-    ({"tests/test_toy.py": ("def test_less():\n    pass\n", "")}, ["less"]),
-    ({"table.txt": ("15", "16")}, ["far"]),
-    ({"mistakes.txt": ("+ 4 *", "+ 5 *")}, ["far"]),
-    ({changes.KILLED: ("test_inner", "test_gone")}, ["inner"]),
+    ({"far.py": ("4 *", "5 *")}, ["four"]),
+    ({"tests/test_near.py": ("pass", "return")}, ["two", "three"]),      # test_far.py kills four
+    ({"tests/test_far.py": ("pass", "return")}, ["four"]),
+    ({"mistakes.txt": ("+ 5 *", "+ 6 *")}, ["four"]),
+    ({"tests/conftest.py": ("", "import os")}, NAMES),
     ({"requirements.txt": ("torch", "torch>2")}, NAMES)])
 def test_a_change_chooses_the_mistakes_that_it_could_hide(chosen, edits, names):
     found, printed = chosen(edits)
     assert sorted(found) == sorted(names)
-    assert f"{len(names)} " in printed or "requirements.txt changed" in printed
+    assert f"{len(names)} " in printed or " changed\n" in printed
 
 
 def test_without_a_base_all_mistakes_are_planted_and_others_are_drawn(chosen):

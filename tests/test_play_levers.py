@@ -5,7 +5,6 @@ import shlex
 import pytest
 import torch
 from node_engine import run
-from torch.nn.functional import log_softmax
 
 import common
 import grpo
@@ -101,26 +100,3 @@ def test_an_address_holds_the_settings_and_the_command_is_one_of_the_scripts(ste
         num_updates = cfg.num_iterations * cfg.num_mini_batches
         assert num_updates == (1 if settings["updates"] == "1" else 4)
         assert settings["updates"] != "free" or cfg.epsilon > 1e6 < cfg.epsilon_high
-
-
-def test_by_hand_a_token_is_pushed_as_the_gradient_of_its_logit_says():
-    """At the first place of all answers, whose logits are a leaf here. More steps: on the page."""
-    found = run(STORED, """
-        const group = sampleGroup(base, firstProblem(base, trained), 8, generator(12), USUAL);
-        const root = group.completions[0].nodes[0];
-        const chances = Array.from(group.tree.next[root].p);
-        const first = group.completions.map(({ tokens }) => tokens[0]);
-        const lengths = group.completions.map(({ tokens }) => tokens.length);
-        const { tokens } = pushGroup(copyOf(base), newOptimizer(base), group);
-        return { chances, first, lengths, A: group.A,
-                 nets: first.map((id) => tokens.get(`${root}:${id}`)) };
-        """)
-    logits = torch.tensor(found["chances"]).double().log().requires_grad_()
-    weights = torch.tensor(found["A"]) / torch.tensor(found["lengths"]) / 8
-    loss = -(weights * log_softmax(logits, dim=0)[found["first"]]).sum()
-    [gradient] = torch.autograd.grad(loss, logits)
-    for token, pushed in zip(found["first"], found["nets"], strict=True):
-        assert pushed["net"] == pytest.approx(-gradient[token].item(), rel=1e-4, abs=1e-9)
-        assert pushed["before"] == pytest.approx(found["chances"][token])
-        assert pushed["after"] != pushed["before"]
-    assert len(set(found["first"])) > 1

@@ -71,25 +71,6 @@ def test_the_base_is_trained_and_examined_in_the_page_and_a_lever_starts_another
     assert page.evaluate("() => document.documentElement.scrollWidth") <= 390
 
 
-def test_the_squares_and_the_headline_are_of_the_same_step_at_every_moment(open_page):
-    page = open_page()
-    page.evaluate("""() => {
-        const whole = breathe;
-        window.moments = [];
-        breathe = () => {
-          if (activity === "training") {
-            moments.push([parseInt(byId("headline").textContent) || 0,
-                          document.querySelectorAll("#squares .right").length]);
-          }
-          return whole();
-        }; }""")
-    page.click("#begin")
-    finish_training(page)
-    moments = page.evaluate("() => moments")
-    assert len({tuple(moment) for moment in moments}) > 1
-    assert [moment for moment in moments if moment[0] != moment[1]] == []
-
-
 def test_typed_problems_one_step_by_hand_and_many_samples(open_page):
     page = open_page()
     page.fill("#typed", "((((6-1)-2)*4)+8)")

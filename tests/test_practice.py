@@ -230,10 +230,3 @@ def test_each_hunt_can_be_won_and_nothing_betrays_it(run, tmp_path, name):
     path.write_text("mine")
     code, said = run("hunt", name, one["level"])
     assert code == 2 and path.read_text() == "mine"
-
-
-def test_a_run_is_so_many_widths_of_the_span_above_or_below_right_ones():
-    right = {"kl": [[0.0] * 20, [1.0] * 20]}
-    for value, way in ((3.0, 2.0), (-1.0, -1.0), (0.5, 0.0)):
-        assert set(hunt.distances({"kl": [value] * 20}, right).values()) == {way}
-    assert [hunt.side(way) for way in (2.0, -1.0, 0.9)] == ["too high", "too low", ""]

@@ -1,7 +1,6 @@
 """The reading pages show the scripts unchanged, with the numbers that these compute."""
 import copy
 import html
-import math
 import re
 from pathlib import PurePosixPath
 
@@ -85,59 +84,6 @@ def test_words_that_do_not_fit_their_script_are_refused(lessons, old, new, messa
     with pytest.raises(ValueError, match=message):
         of.read_words()
         page.lesson_page(of, {})
-
-
-def read_numbers(page):
-    """Read the section of the numbers as a reader does. -> text, {label: numbers by output and
-    token}"""
-    section = re.search(r"<section class=numbers>(.*?)</section>", page, re.S)[1]
-    text = re.sub(r"<[^>]+>", "", section.partition("<h3>")[0])
-    rows = {}
-    for label, boxes in re.findall(r"<div class=v><b>(.*?)</b>(.*?)(?=<div class=.?v|$)", section):
-        label = re.sub(r"<a .*?</a>|<[^>]+>|&nbsp;", "", label).strip()
-        rows[label] = [
-            [float(cell.replace("−", "-")) for cell in re.findall(r"<i .*?>(.*?)</i>", box)]
-            for box in re.findall(r'<div class="o\d.*?>(.*?)</div>', boxes)]
-    return " ".join(text.split()), rows
-
-
-@pytest.mark.parametrize("name", example.QUESTIONS)
-def test_a_reader_who_computes_with_the_numbers_of_a_page_gets_its_other_numbers(name, pages):
-    text, rows = read_numbers(pages[f"read/{name}.html"])
-    half = 0.005 + 1e-9                                 # by which rounding changes a number
-
-    def compare(number, wanted, error=0.0):
-        assert number == pytest.approx(wanted, abs=error + half), name
-
-    logps = rows["logπ"]
-    if name == "dpo":
-        beta = float(re.search(r"β is ([\d.]+\d)", text)[1])
-        for output, total, base in zip(rows["h(y)"], logps, rows["logπref"], strict=True):
-            compare(output[0], sum(total) - sum(base))
-        pairs = re.findall(r"o(\d) over o(\d)", text)
-        assert len(pairs) == 2
-        for pair in pairs:
-            chosen, rejected = (int(number) - 1 for number in pair)
-            [margin] = rows["M"][chosen]
-            compare(margin, rows["h(y)"][chosen][0] - rows["h(y)"][rejected][0])
-            compare(rows["L"][chosen][0], math.log1p(math.exp(-beta * margin)), beta * half)
-        return
-    A = rows.get("At, whitened") or rows.get("Ai") or rows["At"]
-    losses = rows.get("Lt") or rows["Li"]
-    for i, tokens in enumerate(example.ANSWERS):
-        for t in range(len(tokens)):
-            advantage, loss = (row[i][t % len(row[i])] for row in (A, losses))
-            if name == "reinforce":
-                compare(loss, -advantage * logps[i][t], half * (abs(advantage) + abs(logps[i][t])))
-                continue
-            changes = [new - old for new, old in zip(logps[i], rows["logπold"][i], strict=True)]
-            change = sum(changes) / len(changes) if name == "gspo" else changes[t]
-            ratios = rows["si" if name == "gspo" else "ρt"][i]
-            ratio = ratios[t % len(ratios)]
-            compare(ratio, math.exp(change))
-            low, high = map(float, re.search(r"from ([\d.]+) to ([\d.]+),", text).groups())
-            loss_with_clip = -min(ratio * advantage, min(max(ratio, low), high) * advantage)
-            compare(loss, loss_with_clip, half * (abs(ratio) + abs(advantage)))
 
 
 def test_the_numbers_of_grpo_are_those_computed_by_hand(lessons):

@@ -136,59 +136,23 @@ def test_squared_norms_are_those_of_the_gradient_of_each_completion(scene):
 FOUR = [4, 5, 6, 7]             # the tokens that the small policies can sample
 
 
-class Outputs:
-    """All 64 outputs of three tokens that a small policy can sample, and its teacher."""
-
-    def __init__(self, bigram):
-        self.policy = random_table(bigram, FOUR)
-        self.teacher = random_table(bigram, FOUR)
-        self.teacher.table.data[:, FOUR] = self.teacher.table[:, FOUR].flip(0, 1).detach()
-        self.tokens = torch.cartesian_prod(*[torch.tensor(FOUR)] * 3)           # (64, 3)
-        self.ids = torch.cat([torch.ones(64, 1, dtype=torch.long), self.tokens], dim=1)
-        self.mask = ones(64, 3)
-        self.chances = self.logps(self.policy).detach().sum(dim=1).exp()        # (64,)
-
-    def log_p(self, model, temperature=1.0):
-        """Compute the log-probabilities of all tokens at each position. -> (64, 3, V)"""
-        return (model.table[self.ids[:, :-1]] / temperature).log_softmax(dim=-1)
-
-    def logps(self, model, temperature=1.0):
-        log_p = self.log_p(model, temperature)
-        return log_p.gather(-1, self.tokens[..., None])[..., 0]                 # (64, 3)
-
-    def rewards(self, **flags):
-        """Compute the rewards of all tokens. -> r_t (64, 3), batch, Config"""
-        cfg = reinforce.Config(**(TINY | flags))
-        batch = made_batch(reinforce, [[1]] * 64, self.tokens.tolist(), self.mask,
-                           self.logps(self.policy).detach(), 2)
-        return reinforce.token_rewards(None, self.teacher, batch, cfg), batch, cfg
-
-    def mean_gradient(self, **flags):
-        """Compute the expected gradient of the loss over samples of the policy. -> (V, V)"""
-        rewards, batch, cfg = self.rewards(**flags)
-        A = reinforce.compute_advantages(self.policy, None, batch, rewards, cfg)
-        losses = reinforce.policy_loss(self.logps(self.policy), A, self.mask).sum(dim=1)
-        return gradient((self.chances * losses).sum(), self.policy.table)
-
-
-def test_with_gamma_0_a_step_goes_down_the_kl_to_the_teacher_at_each_prefix(bigram):
-    """The prefixes depend on the policy, too, but the gradient leaves this out."""
-    outputs = Outputs(bigram)
-    log_p = outputs.log_p(outputs.policy)
-    log_t = outputs.log_p(outputs.teacher).detach()
-    kl = (log_p.exp() * (log_p - log_t))[..., FOUR].sum(dim=-1)                 # (64, 3)
-    expected = gradient((outputs.chances[:, None] * kl).sum(), outputs.policy.table)
-    close(outputs.mean_gradient(view="token", gamma=0.0), expected)
-    assert expected.abs().max() > 0.01
-
-
 def test_the_reward_of_a_sampled_token_is_how_much_likelier_the_teacher_finds_it(bigram):
-    outputs = Outputs(bigram)
-    outputs.mask[:8, 1] = 0                             # inserted by an environment
+    policy = random_table(bigram, FOUR)
+    teacher = random_table(bigram, FOUR)
+    teacher.table.data[:, FOUR] = policy.table[:, FOUR].flip(0, 1).detach()
+    tokens = torch.cartesian_prod(*[torch.tensor(FOUR)] * 3)                    # (64, 3)
+    ids = torch.cat([torch.ones(64, 1, dtype=torch.long), tokens], dim=1)
+    mask = ones(64, 3)
+    mask[:8, 1] = 0                                     # inserted by an environment
+
+    def logps(model, temperature=1.0):
+        log_p = (model.table[ids[:, :-1]] / temperature).log_softmax(dim=-1)
+        return log_p.gather(-1, tokens[..., None])[..., 0].detach()             # (64, 3)
+    batch = made_batch(reinforce, [[1]] * 64, tokens.tolist(), mask, logps(policy), 2)
     for temperature in (1.0, 2.0):
-        rewards, batch, _ = outputs.rewards(temperature=temperature)
-        teacher_logps = outputs.logps(outputs.teacher, temperature)
-        close(rewards, (teacher_logps.detach() - batch.logps) * outputs.mask)
+        cfg = reinforce.Config(**(TINY | {"temperature": temperature}))
+        rewards = reinforce.token_rewards(None, teacher, batch, cfg)
+        close(rewards, (logps(teacher, temperature) - batch.logps) * mask)
         assert not rewards.requires_grad
 
 

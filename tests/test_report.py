@@ -9,7 +9,6 @@ import shutil
 
 import pytest
 
-import common
 import gspo
 import plumbing
 from report.logs import read_log
@@ -104,14 +103,6 @@ def test_hostile_texts_stay_texts(run):
     [shown] = page.data["runs"]
     assert shown["samples"][0]["completions"][0]["text"] == HOSTILE
     assert page.embedded.isascii() and not set("<>&") & set(page.embedded)
-
-
-def test_a_run_in_the_checkout_links_the_page_on_metrics(run, tmp_path, monkeypatch):
-    assert Page(write_report(run("runs/far"))).data["metricsPage"] is None
-    monkeypatch.setattr(common, "HERE", tmp_path)
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs/metrics.md").touch()
-    assert Page(write_report(run("runs/near"))).data["metricsPage"] == "../../docs/metrics.md"
 
 
 def test_damaged_lines_are_skipped_and_numbers_that_a_browser_lacks_become_null(tmp_path):

@@ -121,13 +121,6 @@ def test_a_run_from_before_flags_changed_goes_on(script, new_run, whole):
     assert flags["delta"] == script.Config.delta
 
 
-def test_a_resumed_run_may_evaluate_more_often_and_be_given_what_it_has_anyway(new_run):
-    folder = new_run(max_steps=2)
-    flags = {"max_steps": 4, "eval_steps": 1, "save_steps": 1, "num_prompts": SMALL["num_prompts"]}
-    assert resume(folder, **flags)["steps"] == 4
-    assert [line["step"] for line in steps(folder) if "eval/greedy" in line] == [2, 3, 4]
-
-
 # ---- kill -9 ---------------------------------------------------------------------------------
 
 # Each moment: owner and name of a function, the file that its calls name, the call that dies.

@@ -11,7 +11,7 @@ import grpo
 import ppo
 from common import Problem
 from tasks import preferences
-from tasks.mix import Curriculum, Mix
+from tasks.mix import Mix
 from tasks.rewards import REWARDS, Rewards, tool_reward
 
 WORK = ("<search>ka</search><information>mi</information>"
@@ -253,23 +253,6 @@ def test_the_loss_teaches_what_the_person_prefers_and_the_scale_is_that_of_a_ver
     batch = sample("more")
     ratings = model.rewards(batch)
     assert ratings[batch.is_correct].mean() - ratings[~batch.is_correct].mean() > 0.7
-
-
-@pytest.mark.parametrize("wrap", [lambda task: task, Curriculum], ids=["plain", "curriculum"])
-def test_its_ratings_are_added_to_the_rewards_of_what_is_sampled(model, wrap):
-    """Without a reward model, nothing is added. rewards/model/mean is the mean of the ratings, even
-    if a reward has more parts, such as the overlong penalty."""
-    rewards = load("arithmetic:3-4", reward="accuracy+model")
-    task = wrap(rewards)
-    batch = batch_of(TOKENS, LENGTHS, ONE_PAIR)
-    assert task.rewards(batch, 0).tolist() == [[1.0, 0.0]]
-    rewards.model = model
-    ratings = model.rewards(batch)
-    torch.testing.assert_close(task.rewards(batch, 0), ratings + torch.tensor([[1.0, 0.0]]))
-    batch.rewards = torch.tensor([[9.0, -9.0]])
-    found = task.observe(batch, 0)
-    assert found["rewards/model/mean"] == pytest.approx(ratings.mean().item())
-    assert found["rewards/accuracy/mean"] == 0.5
 
 
 @scripts("dpo", "grpo")

@@ -1,5 +1,5 @@
-"""Test the scores of an evaluation: majority votes in which equal answers may be written
-differently, and tasks in which luck decides, alone or in a mix."""
+"""Test the scores of an evaluation: majority votes, and tasks in which luck decides, alone or in a
+mix."""
 import pytest
 import torch
 
@@ -65,16 +65,6 @@ def test_the_scores_of_four_samples_are_those_computed_by_hand():
     assert (found["samples_given_think"], found["samples_given_direct"]) == (12 * 20, 8 * 20)
     assert (found["think_share"], found["mean_length"]) == (pytest.approx(0.6), 2.0)
     assert (found["problems"], found["samples"]) == (100, 4)
-
-
-@pytest.mark.parametrize("task, problem, texts, maj", [
-    # 7, 07 and 007 are equal numbers; with 2 or 4 samples, 8 wins a tie because it comes first
-    (ARITHMETIC, SUM, answered("8", "7", "8", "07", "007"), [3 / 5, 0.0, 0.0, 0.0, 1.0]),
-    (common.load_task(grpo.Config(device="cpu", task="countdown"), grpo.verify),
-     Problem("3,4:12", "3*4", task="countdown"), answered("3+4", "4*3", "3+4", "3*4", "4*3"),
-     [3 / 5, 0.0, 0.0, 0.0, 1.0])], ids=["arithmetic", "countdown"])
-def test_answers_that_are_the_same_do_not_split_the_vote(task, problem, texts, maj):
-    assert task.scores(batch_of(task, [problem], texts, 5))["maj@k"] == maj
 
 
 # ---- completions that are neither right nor wrong --------------------------------------------

@@ -118,25 +118,6 @@ def test_hostile_text_earns_nothing_within_a_millisecond(text):
     assert takes_less_than(1e-3, grpo.verify, SEVEN, text)
 
 
-def test_thirty_thousand_random_texts_raise_nothing_and_earn_what_they_should():
-    rng = random.Random(0)
-    pieces = ["<answer>", "<answer>", "</answer>", "</answer>", "<think>", "</think>", "7", "7",
-              "7", "8", "-", " ", "\n", "\x00", "\u0667", "<", ">", "/"]
-    num_right = 0
-    for i in range(30_000):
-        if i % 2:
-            text = rng.randbytes(rng.randrange(40)).decode(errors="replace")
-        else:
-            text = "".join(rng.choices(pieces, k=rng.randrange(1, 8)))
-        before, _, rest = text.partition("<answer>")
-        inside, closed, behind = rest.partition("</answer>")
-        is_alone = "answer>" not in before + inside + behind
-        verdict = grpo.verify(SEVEN, text)
-        assert verdict == float(is_alone and closed != "" and inside.strip(" ") == "7"), text
-        num_right += verdict
-    assert num_right > 20                                   # otherwise it tests little
-
-
 # ---- problems --------------------------------------------------------------------------------
 
 def values(prompt):

@@ -8,8 +8,6 @@ import torch
 from conftest import ROOT
 from small_vectors import OURS
 
-import dpo
-import grpo
 import vectors
 from vectors import __main__ as command
 
@@ -129,12 +127,3 @@ def test_jax_has_the_gradients_of_jax(answer):
     assert answer(jax, "")[0] == 0
     text = answer(jax.replace("(logps - ref", "(jax.lax.stop_gradient(logps) - ref"), "")[1]
     assert "the gradient of kl in logps at [0, 0] is 0, should be 0.5" in text
-
-
-def test_a_loss_that_nobody_knows_is_refused(monkeypatch):
-    x = torch.zeros(2, 1)
-    with pytest.raises(AssertionError):
-        dpo.dpo_loss(*x.expand(4, 2, 1), 0.1, "unknown")
-    monkeypatch.setitem(grpo.LOSS_TYPES, "new", ("unknown", "sequence_mean"))
-    with pytest.raises(AssertionError):
-        grpo.policy_loss(x, x, x, x + 1, "new")
