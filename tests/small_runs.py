@@ -6,6 +6,7 @@ import importlib
 import itertools
 import json
 import re
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -122,6 +123,21 @@ def resume(folder, **flags):
     script, _ = plumbing.read_config(folder)
     main = importlib.import_module(script.removesuffix(".py")).main
     return main(arguments({"resume_from_checkpoint": folder} | flags))
+
+
+@pytest.fixture(scope="session")
+def finished(tmp_path_factory):
+    """The folder of a run of grpo.py, which is made once, and which no test may change."""
+    folder = tmp_path_factory.mktemp("finished")
+    with at_work(folder):
+        importlib.import_module("grpo").main(arguments(INSTANT | {"output_dir": "run"}))
+    return folder / "run"
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """A copy of the finished run in the test's folder, which a test may damage."""
+    return Path(shutil.copytree(finished, tmp_path / "run"))
 
 
 @pytest.fixture(scope="session")

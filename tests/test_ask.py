@@ -2,38 +2,16 @@
 trains a policy on worked examples."""
 import json
 import shlex
-import shutil
 
 import pytest
 import torch
+from small_runs import INSTANT, arguments
 
 import common
 import grpo
 import plumbing
 from examples import coldstart
 from report import ask
-
-TINY = shlex.split("""
-    --device cpu --task arithmetic:2 --hidden_size 16 --num_attention_heads 2 --num_hidden_layers 1
-    --intermediate_size 16 --base_steps 2 --base_batch_size 4 --max_steps 1 --num_prompts 2
-    --num_generations 2 --max_completion_length 8 --num_eval_problems 4 --num_eval_samples 2""")
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A run folder, written by grpo.py."""
-    folder = tmp_path_factory.mktemp("ask")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr("report.observers.observers", lambda cfg: [])
-        grpo.main([*TINY, "--output_dir", "run"])
-    return folder / "run"
-
-
-@pytest.fixture
-def run(trained, tmp_path):
-    """A copy of the run, which a test may damage."""
-    return shutil.copytree(trained, tmp_path / "run")
 
 
 @pytest.fixture
@@ -52,7 +30,7 @@ def answer(capsys):
 def test_the_answer_is_the_greedy_completion_of_the_last_checkpoint(run, answer):
     for name in ("base.pt", "metrics.jsonl"):
         (run / name).unlink()                       # an answer needs neither file
-    cfg = plumbing.parse_flags(grpo.Config, TINY)
+    cfg = plumbing.parse_flags(grpo.Config, arguments(INSTANT))
     task = common.load_task(cfg, grpo.verify)
     policy = grpo.GPT(cfg)
     plumbing.load_policy(policy, run / "checkpoint.pt")
@@ -62,10 +40,10 @@ def test_the_answer_is_the_greedy_completion_of_the_last_checkpoint(run, answer)
         assert answer(run, prompt) == text.encode("unicode_escape").decode()
 
 
-def test_no_control_character_reaches_the_terminal(trained, answer, monkeypatch):
+def test_no_control_character_reaches_the_terminal(finished, answer, monkeypatch):
     hostile = "\x1b[2J\r\n\t\x00\x9b\u202e<answer>7</answer>\ufffd"
     monkeypatch.setattr(grpo, "decode", lambda ids: hostile)
-    printed = answer(trained, "(3+4)=")
+    printed = answer(finished, "(3+4)=")
     assert printed == r"\x1b[2J\r\n\t\x00\x9b\u202e<answer>7</answer>\ufffd"
     assert printed.isascii() and printed.isprintable()
 
@@ -84,27 +62,27 @@ def test_the_run_of_an_example_is_asked_as_the_script_that_it_changes(run, answe
 @pytest.mark.parametrize("prompt, said", [
     ("", "empty"), ("(3+4)= ", "7 characters"), ("\udcff", r"\udcff"),
     ("\x1b[2J(3+4)=", r"\x1b[2J"), ("\u0663=", r"\u0663")])
-def test_a_prompt_that_no_task_has_is_refused(refused, trained, prompt, said):
-    refused(said, ask.main, [str(trained), prompt])
+def test_a_prompt_that_no_task_has_is_refused(refused, finished, prompt, said):
+    refused(said, ask.main, [str(finished), prompt])
 
 
 # ---- a cold start ----------------------------------------------------------------------------
 
 def test_a_cold_start_teaches_to_think_and_a_run_begins_where_it_ended(
-        trained, tmp_path, monkeypatch, capsys):
+        finished, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("report.observers.observers", lambda cfg: [])
     shown = []
     encode = plumbing.encode_examples
     monkeypatch.setattr(plumbing, "encode_examples", lambda examples, *rest: (
         shown.append(examples), encode(examples, *rest))[1])
-    coldstart.main([str(trained), "new", "--batches", "30"])
-    assert [len(examples) for examples in shown] == [4] * 30
+    coldstart.main([str(finished), "new", "--batches", "30"])
+    assert [len(examples) for examples in shown] == [16] * 30
     assert all("<think>" in example.completion for examples in shown for example in examples)
     command = capsys.readouterr().out.split()
     assert command[:2] == ["python", "grpo.py"]
 
-    before = torch.load(trained / "checkpoint.pt")["policy"]
+    before = torch.load(finished / "checkpoint.pt")["policy"]
     taught = torch.load("new/checkpoint.pt")["policy"]
     assert not torch.equal(taught["embed.weight"], before["embed.weight"])
     few = shlex.split("--device cpu --max_steps 0 --num_eval_problems 4 --num_eval_samples 2")

@@ -1,13 +1,9 @@
-"""Text that an environment inserts into completions: its position, its mask, and its absence from
-every loss, gradient and metric."""
-import copy
+"""Text that an environment inserts into completions: its position and its mask."""
 import dataclasses
 import functools
 
 import pytest
 import torch
-from conftest import every_script
-from update_scenes import Scene, shift
 
 import common
 import grpo
@@ -19,11 +15,6 @@ from tasks import calls
 NEVER_SAMPLED = torch.tensor([*range(48, 58), *range(65, 91), *range(128, 264), grpo.PAD,
                               *range(266, grpo.VOCAB_SIZE)])
 ASK = ord("?")
-
-
-def is_inserted(tokens):
-    """Find the tokens that the environment inserted. -> bools, like tokens"""
-    return torch.isin(tokens, NEVER_SAMPLED) & (tokens != grpo.PAD)
 
 
 class Echo(tasks.Task):
@@ -157,51 +148,3 @@ def test_every_other_token_is_what_the_policy_says_to_all_that_stands_before_it(
     scored, H = script.score(game.policy, game.prompts, tokens, game.cfg.temperature)
     torch.testing.assert_close(logps * mask, scored * mask, atol=1e-10, rtol=0)
     torch.testing.assert_close(entropy * mask, H * mask, atol=1e-10, rtol=0)
-
-
-# ---- inserted tokens have no effect on learning ----------------------------------------------
-
-# The flags for which each script's loss is tested.
-VARIANTS = {
-    "reinforce": [{}],
-    "ppo": [{}, {"trust_region": "penalty", "nll_coef": 0.2}],
-    "grpo": [{"beta": 0.1, "loss_type": name} for name in ("grpo", "dapo", "cispo", "sapo")],
-    "gspo": [{"beta": 0.1}, {"importance_sampling_level": "sequence_token", "loss_type": "cispo"}],
-    "dpo": [{}, {"loss_type": "ipo"}]}
-
-
-@pytest.fixture
-def echo_scene(script, asker):
-    """echo_scene(**changes): a Scene with 24 rows, which contain inserted tokens and were sampled
-    by an older policy. No sampled token has an advantage of 0."""
-    def make(**changes):
-        cfg, policy = asker(**changes)
-        generator = torch.Generator().manual_seed(0)
-        batch = script.sample_batch(policy, Echo(cfg), cfg, 0)
-        reference = copy.deepcopy(policy)
-        shift(reference, 0.02, generator)
-        shift(policy, 0.02, generator)
-        A = torch.randn(24, 1, generator=generator) * torch.ones(24, 24)
-        assert is_inserted(batch.tokens).any(dim=1).sum() > 5
-        return Scene(script, cfg, policy, reference, batch, A.double() * batch.mask)
-    return make
-
-
-@every_script
-def test_a_loss_its_gradient_and_its_metrics_do_not_see_the_slots_of_inserted_tokens(
-        script, echo_scene):
-    for changes in VARIANTS[script.__name__]:
-        scene = echo_scene(**changes)
-        batch = scene.batch
-        inserted = is_inserted(batch.tokens)
-        assert (batch.mask[inserted] == 0).all()
-        before = scene.backward(torch.arange(24))
-        described = common.describe(batch)
-        batch.logps[inserted] += 5.0
-        batch.entropy[inserted] += 7.0
-        scene.A[inserted] += 3.0
-        if script.__name__ == "dpo":                        # it reads these as rewards
-            scene.A[:, 0] -= 3.0 * inserted[:, 0]
-        torch.testing.assert_close(scene.backward(torch.arange(24)), before, atol=0, rtol=0)
-        assert common.describe(batch) == described
-        assert before[1].norm() > 1e-3

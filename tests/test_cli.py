@@ -23,7 +23,6 @@ from small_runs import (
     INSTANT,
     SMALL,
     arguments,
-    at_work,
     changed_weights,
     difference,
     lines,
@@ -48,21 +47,6 @@ def empty_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A folder with a run of grpo.py, which is made once."""
-    folder = tmp_path_factory.mktemp("finished")
-    with at_work(folder):
-        grpo.main(arguments(INSTANT | {"output_dir": "run"}))
-    return folder
-
-
-@pytest.fixture
-def run(finished):
-    """A copy of the finished run in the test's folder."""
-    return Path(shutil.copytree(finished / "run", "run"))
 
 
 # ---- flags -----------------------------------------------------------------------------------

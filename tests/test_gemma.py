@@ -24,50 +24,10 @@ TINY = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8,
 PLAIN = [*"\u2581ahelo012", "he", "ll", "hell", "hello", "\u25811"]
 
 
-# ---- 1. the weights: a slow reference for each type of block ----------------------------------
+# ---- 1. the weights --------------------------------------------------------------------------
 
-def half(data):
-    return struct.unpack("<e", data)[0]
-
-
-def q8_0(block):
-    return [half(block[:2]) * q for q in struct.unpack("32b", block[2:])]
-
-
-def q5_0(block):
-    highs = int.from_bytes(block[2:6], "little")
-    lows = [byte & 15 for byte in block[6:]] + [byte >> 4 for byte in block[6:]]
-    return [half(block[:2]) * (low + 16 * (highs >> i & 1) - 16) for i, low in enumerate(lows)]
-
-
-def q4_k(block):
-    packed, values = block[4:16], []
-    for i in range(8):                                          # groups of 32 weights
-        scale, least = packed[i % 4] & 63, packed[i % 4 + 4] & 63
-        if i >= 4:
-            scale = packed[i + 4] % 16 + (packed[i - 4] >> 6 << 4)
-            least = (packed[i + 4] >> 4) + (packed[i] >> 6 << 4)
-        for byte in block[16 + i // 2 * 32:][:32]:
-            q = byte >> 4 if i % 2 else byte & 15
-            values.append(half(block[:2]) * scale * q - half(block[2:4]) * least)
-    return values
-
-
-def q6_k(block):
-    values = []
-    for i in range(256):
-        part, place = divmod(i, 128)
-        row, column = divmod(place, 32)
-        low = block[64 * part + place % 64] >> 4 * (row // 2) & 15
-        high = block[128 + 32 * part + column] >> 2 * row & 3
-        scale = struct.unpack("b", block[192 + i // 16:][:1])[0]
-        values.append(half(block[208:]) * scale * (low + 16 * high - 32))
-    return values
-
-
-# type: bytes and weights in a block, places of its scales, reference
-KINDS = {"Q8_0": (34, 32, [0], q8_0), "Q5_0": (22, 32, [0], q5_0),
-         "Q4_K": (144, 256, [0, 2], q4_k), "Q6_K": (210, 256, [208], q6_k)}
+# type: places of the scales in a block, which are half floats
+SCALES = {"Q8_0": [0], "Q5_0": [0], "Q4_K": [0, 2], "Q6_K": [208]}
 # name in GGUF: name in transformers, type, shape
 PARTS = {"attn_q": ("self_attn.q_proj", "Q5_0", 2 * HEAD, SIZE),
          "attn_k": ("self_attn.k_proj", "Q5_0", HEAD, SIZE),
@@ -113,17 +73,17 @@ def converted(tmp_path_factory):
             values = numpy.array([rng.uniform(0.5, 1.5) for _ in range(shape[0])], "float32")
             expected[new] = torch.tensor(values) - 1
             return writer.add_tensor(name, values)
-        size, weights, scales, reference = KINDS[kind]
+        kind_of = gguf.GGMLQuantizationType[kind]
+        weights, size = gguf.GGML_QUANT_SIZES[kind_of]
         blocks = []
         for _ in range(shape[0] * shape[1] // weights):
             block = bytearray(rng.randbytes(size))
-            for place in scales:
+            for place in SCALES[kind]:
                 block[place:place + 2] = struct.pack("<e", rng.uniform(-0.01, 0.01))
             blocks.append(bytes(block))
-        values = [value for block in blocks for value in reference(block)]
-        expected[new] = torch.tensor(values).view(shape)
         raw = numpy.frombuffer(b"".join(blocks), "uint8").reshape(shape[0], -1)
-        return writer.add_tensor(name, raw, raw_dtype=gguf.GGMLQuantizationType[kind])
+        expected[new] = torch.tensor(gguf.dequantize(raw, kind_of))
+        return writer.add_tensor(name, raw, raw_dtype=kind_of)
     add("token_embd.weight", "model.embed_tokens.weight", "Q8_0", len(pieces), SIZE)
     add("output_norm.weight", "model.norm.weight", "F32", SIZE)
     for i in range(LAYERS):

@@ -2,30 +2,22 @@
 the run is resumed."""
 import json
 import math
-import shlex
 import types
 
 import pytest
 import torch
+from small_runs import INSTANT, arguments, lines
 
 import common
 import grpo
 from report import observers
 
-FLAGS = shlex.split("""
-    --device cpu --task arithmetic:2 --hidden_size 16 --num_attention_heads 2 --num_hidden_layers 1
-    --intermediate_size 16 --base_steps 2 --base_batch_size 4 --num_prompts 6 --num_generations 2
-    --max_completion_length 8 --num_eval_problems 4 --num_eval_samples 2 --eval_steps 2""")
-
-
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
 
 def test_a_run_logs_samples_and_answers_at_its_evaluations_and_once(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "run"
-    grpo.main([*FLAGS, "--max_steps", "3", "--output_dir", "run"])
+    flags = {"num_prompts": 6, "eval_steps": 2, "max_steps": 3, "output_dir": "run"}
+    grpo.main(arguments(INSTANT | flags))
     for _ in range(2):                                  # the second time there is nothing to do
         grpo.main(["--max_steps", "4", "--resume_from_checkpoint", "run"])
     assert [group["step"] for group in lines(run / "samples.jsonl")] == [1] * 4 + [2] * 4 + [4] * 4

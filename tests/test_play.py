@@ -88,31 +88,6 @@ def policy_of(cfg, state):
 
 # ---- the policy ------------------------------------------------------------------------------
 
-def test_chances_and_entropies_of_completions_are_those_of_torch(case):
-    """Some completions begin alike, and one is there twice."""
-    rng = random.Random(0)
-    completions = []
-    for prompt in PROMPTS:
-        tokens = [rng.randrange(320) for _ in range(12)]
-        completions += [{"prompt": prompt, "tokens": tokens[:n]} for n in (12, 12, 7, 1)]
-        completions.append({"prompt": prompt, "tokens": [*tokens[:5], grpo.EOS]})
-    found = run(case.stored, """
-        return [base, trained].map((policy) => {
-          const tree = new Tree(policy, inputs.temperature);
-          const again = readAgain(tree, inputs.completions);
-          const nodes = again.flatMap((completion) => completion.nodes);
-          return [again.flatMap((completion) => logProbs(tree, completion)),
-                  nodes.map((node) => tree.next[node].entropy)];
-        });
-        """, completions=completions, temperature=case.cfg.temperature)
-    prompts, tokens, mask = case.tensors(completions)
-    for policy, numbers in zip((case.base, case.trained), found):
-        with torch.no_grad():
-            wanted = grpo.score(policy, prompts, tokens, case.cfg.temperature)
-        for row, of_torch in zip(numbers, wanted):
-            of_torch = of_torch[mask > 0]
-            assert (torch.tensor(row) - of_torch).abs().max() < 1e-5 * of_torch.abs().max()
-
 
 @pytest.mark.parametrize("is_greedy", [False, True])
 def test_completions_are_those_of_a_rollout_with_the_same_random_numbers(case, is_greedy):

@@ -208,6 +208,3 @@ def test_a_run_computes_in_fp32_although_an_image_turned_tf32_on():
     torch.set_float32_matmul_precision("high")
     train("cpu", "grpo --max_steps 0", "one")
     assert torch.backends.cuda.matmul.fp32_precision != "tf32"
-
-
-# ---- 4. the simulated device -----------------------------------------------------------------

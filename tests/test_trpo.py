@@ -13,9 +13,6 @@ trpo = importlib.import_module("examples.trpo")
 pytestmark = pytest.mark.quick
 
 
-# ---- conjugate gradients ---------------------------------------------------------------------
-
-
 # ---- the step --------------------------------------------------------------------------------
 
 class Softmax:
