@@ -1,6 +1,5 @@
 """Test scoring, which reads each prompt once. The model's code is identical in all scripts, so
 these tests use grpo.py. test_export.py compares the model with a Llama."""
-
 import pytest
 import torch
 from conftest import TINY, close
@@ -8,9 +7,6 @@ from conftest import TINY, close
 import common
 import grpo
 import ppo
-
-
-# ---- log-probs -------------------------------------------------------------------------------
 
 
 def test_gpt_is_what_the_contract_says():
