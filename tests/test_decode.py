@@ -75,22 +75,10 @@ def equal(decoded, expected, atol=1e-10):
 
 # ---- 1. the same rollout ---------------------------------------------------------------------
 
-@pytest.mark.parametrize("temperature", [0.7, 1.7])
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_rows_that_end_at_any_time_are_the_same(kv_heads, temperature):
-    lengths = set()
-    for end in (2, 3, 4, 5):
-        case = make_case(end=end * max(temperature, 1), num_key_value_heads=kv_heads,
-                         temperature=temperature)
-        expected = case.rollout()
-        lengths |= set(expected[-1].tolist())
-        equal(case.decode(), expected)
-    assert len(lengths) > 9 and {1, 20} < lengths
 
-
-@pytest.mark.parametrize("T", [1, 2, 8, 9, 16, 17])
-def test_there_may_be_any_number_of_slots(T):
-    case = make_case(max_completion_length=T, temperature=0.7)
+@pytest.mark.parametrize("T, kv_heads", [(1, 2), (2, 1), (8, 4), (9, 1), (16, 2), (17, 4)])
+def test_there_may_be_any_number_of_slots(T, kv_heads):
+    case = make_case(max_completion_length=T, num_key_value_heads=kv_heads, temperature=0.7)
     for each in (case, case.change(uniforms=None)):
         equal(each.decode(), each.rollout())
 
