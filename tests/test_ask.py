@@ -77,7 +77,7 @@ def test_a_cold_start_teaches_to_think_and_a_run_begins_where_it_ended(
     monkeypatch.setattr(plumbing, "encode_examples", lambda examples, *rest: (
         shown.append(examples), encode(examples, *rest))[1])
     coldstart.main([str(finished), "new", "--batches", "30"])
-    assert [len(examples) for examples in shown] == [16] * 30
+    assert [len(examples) for examples in shown] == [4] * 30
     assert all("<think>" in example.completion for examples in shown for example in examples)
     command = capsys.readouterr().out.split()
     assert command[:2] == ["python", "grpo.py"]

@@ -10,7 +10,6 @@ import shlex
 import pytest
 import torch
 from node_engine import run
-from small_runs import INSTANT
 from torch import nn
 
 import common
@@ -248,20 +247,14 @@ def test_pass_at_k_is_that_of_the_scripts():
 
 # ---- the page --------------------------------------------------------------------------------
 
-@pytest.fixture
-def folder(new_run):
-    """The folder of a run of grpo.py."""
-    return new_run(**INSTANT)
-
-
-def test_a_page_of_a_run_runs_its_own_script_alone(folder):
-    data = build.read(folder)
+def test_a_page_of_a_run_runs_its_own_script_alone(run):
+    data = build.read(run)
     assert (data["run"]["script"], data["run"]["steps"], data["run"]["problems"]) == (
         "grpo.py", 1, 4)
     data["cfg"]["specialTokens"] = ["</script><script>alert(1)</script>", "<!--", "$style"]
     page = build.assemble(data)
-    (folder / "play.html").write_text(page, encoding="utf-8")
-    assert build.data_of(folder / "play.html") == json.loads(json.dumps(data))
+    (run / "play.html").write_text(page, encoding="utf-8")
+    assert build.data_of(run / "play.html") == json.loads(json.dumps(data))
     assert page.count("<script") == page.count("</script") == 2
     [policy] = re.findall('http-equiv="Content-Security-Policy" content="(.*?)"', page, re.DOTALL)
     assert "default-src 'none'" in policy
@@ -271,15 +264,15 @@ def test_a_page_of_a_run_runs_its_own_script_alone(folder):
         assert f"{kind}-src 'sha256-{digest}'" in policy
 
 
-def test_a_page_keeps_what_was_measured_only_if_its_base_stays(folder):
-    page = folder / "play.html"
-    data = build.read(folder)
+def test_a_page_keeps_what_was_measured_only_if_its_base_stays(run):
+    page = run / "play.html"
+    data = build.read(run)
     other = build.encode(torch.zeros(len(build.decode(data["packed"]["base"], torch.float16)),
                                      dtype=torch.float16))
     for base, kept in (data["packed"]["base"], {"usual": []}), (other, None):
         old = data | {"packed": data["packed"] | {"base": base}, "measured": {"usual": []}}
         page.write_text(build.assemble(old), encoding="utf-8")
-        play.main([str(folder), "--output", str(page)])
+        play.main([str(run), "--output", str(page)])
         assert build.data_of(page)["measured"] == kept
 
 
@@ -294,14 +287,14 @@ def test_the_committed_page_is_made_of_todays_parts():
 @pytest.mark.parametrize("name, value, message", [
     ("task", "countdown", "was trained with --task countdown"), ("reward", "format", "--reward"),
     ("embed.weight", 1e4, "answer differently")])   # so large that packing loses all else
-def test_a_run_that_the_page_cannot_show_truthfully_is_refused(folder, refused, name, value,
+def test_a_run_that_the_page_cannot_show_truthfully_is_refused(run, refused, name, value,
                                                                message):
-    record = json.loads((folder / "config.json").read_text())
-    saved = torch.load(folder / "checkpoint.pt")
+    record = json.loads((run / "config.json").read_text())
+    saved = torch.load(run / "checkpoint.pt")
     if name in record["config"]:
         record["config"][name] = value
     else:
         saved["policy"][name].normal_()[318, 5] = value
-    (folder / "config.json").write_text(json.dumps(record))
-    torch.save(saved, folder / "checkpoint.pt")
-    refused(message, play.main, [str(folder), "--output", str(folder / "play.html")])
+    (run / "config.json").write_text(json.dumps(record))
+    torch.save(saved, run / "checkpoint.pt")
+    refused(message, play.main, [str(run), "--output", str(run / "play.html")])
