@@ -168,19 +168,6 @@ def test_logits_far_below_zero_lose_nothing(L):
 
 
 @device
-def test_on_policy_the_ratio_is_one_and_backward_runs_twice_with_the_same_gradient(L):
-    """The gradients of ratio and log-probability are equal. The logits stay unchanged."""
-    (logits, tokens, _, _), _ = problem(torch.float32, 6, 50)
-    x = logits.clone().requires_grad_()
-    logps, ratio, _ = L.logprob(x, tokens)
-    assert torch.equal(ratio, torch.ones_like(ratio))
-    by_ratio, = torch.autograd.grad(ratio.sum(), x, retain_graph=True)
-    by_logps, = torch.autograd.grad(logps.sum(), x)
-    assert torch.equal(by_ratio, by_logps) and by_ratio.abs().max() > 0.1
-    assert torch.equal(x.detach(), logits)
-
-
-@device
 @pytest.mark.parametrize("inplace", [False, True])
 def test_padding_gives_constants_and_no_gradient_whatever_is_there(L, inplace):
     (logits, tokens, old_logps, _), g = problem(torch.bfloat16, 40, 100, padding=range(0, 40, 3))
