@@ -101,21 +101,6 @@ def test_typed_problems_one_step_by_hand_and_many_samples(open_page):
     assert list(base) == sorted(base)
 
 
-def test_a_lever_pressed_first_is_compared_with_the_measured_runs(open_page):
-    page = open_page()
-    lever = page.locator(".lever", has_text="Learning rate × 10")
-    assert re.fullmatch(r"about \d+ seconds", lever.locator("small").text_content())
-    lever.click()
-    finish_training(page)
-    exams = [record["exam"] for record in
-             build.data_of(build.PAGE)["measured"]["levers"]["Learning rate × 10"]]
-    assert "{}, {} and {} of 100".format(*exams) in page.text_content("#headline")
-    assert page.locator("#curve .label.usual").count() == 1
-    page.evaluate("() => { change({ ...USUAL }); trainAgain(); }")
-    finish_training(page)
-    assert page.locator("#curve .usual").count() == 0       # it is this run
-
-
 def test_links_lead_to_pages_and_to_their_chapters(open_page):
     links = open_page().evaluate("""() => [...Object.values(LINKS),
         ...LEVERS.filter(({ rung }) => rung).map(({ rung }) => "path.html#" + rung),
