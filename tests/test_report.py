@@ -1,20 +1,23 @@
 """report.html says what a run logged, and no text of a policy becomes a part of it: html.parser and
-Chromium read it. curve.png is drawn whatever is missing."""
+Chromium read it. curve.png is drawn whatever is missing. The moving picture shows what a run
+answered; the tests read it as XML."""
 import dataclasses
 import html.parser
 import json
 import re
 import shlex
 import shutil
+import xml.etree.ElementTree as ElementTree
 
 import pytest
 
 import gspo
 import plumbing
+from learn import film
 from report.logs import read_log
 from report.page import command, draw_curve, write_report
 
-HOSTILE = ("</script><script>alert(1)</script><!--<script> & <img src=x onerror=alert(2)>"
+HOSTILE = ("</script></text><script>alert(1)</script><!--<script> & <img src=x onerror=alert(2)>"
            " \u2028\u2029 {{TITLE}} \ud800")
 SUMMARY = {"base": {"greedy": 0.1, "problems": 8}, "trained": {"greedy": 0.9, "problems": 8},
            "steps": 2, "seconds_warm_start": 1.0, "seconds_total": 3.0}
@@ -149,3 +152,55 @@ def test_curves_are_drawn_with_gaps_where_a_number_is_missing(run):
               {"step": 2, "accuracy": 0.75, "entropy": 0.1, "eval/greedy": 0.7})
     draw_curve(folder)
     assert (folder / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+# ---- the moving picture ----------------------------------------------------------------------
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def draw(folder, texts, prompt="(2+4)+8="):
+    """Draw a run whose answers after steps 0, 2, 4 and 7 are `texts`; from step 4 on they are
+    right. -> the root element"""
+    answers = {step: {"prompt": prompt, "answer": "14", "text": text, "right": step >= 4}
+               for step, text in zip((0, 2, 4, 7), texts)}
+    (folder / "summary.json").write_text(json.dumps(SUMMARY | {"steps": 7}))
+    write_log(folder, "evaluation", {"prompt": prompt, "base": answers[0], "trained": answers[7]})
+    write_log(folder, "greedy", *({"step": step, "examples": [one]}
+                                  for step, one in answers.items()))
+    write_log(folder, "metrics", {"step": 2, "eval/greedy": 0.25}, {"step": 4, "eval/greedy": 0.5})
+    film.main([str(folder), "--output", str(folder / "film.svg")])
+    return ElementTree.fromstring((folder / "film.svg").read_text(encoding="utf-8"))
+
+
+def texts(root, style):
+    return ["".join(one.itertext()) for one in root.iter() if one.get("class") == style]
+
+
+def test_the_picture_shows_the_answers_verdicts_and_shares_that_were_logged(run):
+    answers = ["<answer>9</answer>", "<answer>8</answer>", "<think>2+4=6;6+8=14</think>", "14"]
+    root = draw(run(), answers)
+    assert "".join(texts(root, "words")) == "".join(answers[:3])        # up to the first right one
+    assert len(texts(root, "wrong verdict")) == 2 and len(texts(root, "right verdict")) == 1
+    assert texts(root, "share") == ["10% → 90%"]
+    points = [one.get("points").split() for one in root.iter(f"{SVG}polyline")]
+    first, *others = points                                     # each begins where the last ended
+    assert [one[0] for one in others] == [one[-1] for one in points[:-1]]
+    assert first + [point for one in others for point in one[1:]] == [
+        "70.0,457.2", "179.1,444.0", "288.3,422.0", "452.0,386.8"]
+
+
+def test_hostile_text_stays_text_in_the_picture(run):
+    tags = [{one.tag for one in draw(folder, [str(i) + text for i in range(4)], text).iter()}
+            for folder, text in ((run(), ""), (run("hostile", task=HOSTILE), HOSTILE))]
+    assert tags[0] == tags[1]
+    folder = run("long")
+    draw(folder, [str(i) + HOSTILE * 900 for i in range(4)], HOSTILE)
+    assert (folder / "film.svg").stat().st_size < 20_000
+
+
+def test_a_run_without_evaluations_gets_one_line(run, refused):
+    folder = run()
+    draw(folder, "9877")
+    write_log(folder, "metrics")
+    refused("--eval_steps 2", film.main, [str(folder)])
