@@ -98,13 +98,13 @@ lab: $(READY)            ## test claims from papers in experiments: lab.md; make
 lab-%: $(READY)
 	$(PY) -m lab $*
 
-choices: $(READY)        ## judge the lab's claims again, with other choices: lab.md
+choices: $(READY)        ## judge the lab's claims again, with other choices: lab-sceptic.md
 	$(PY) -m lab.choices
 
 hunts: $(READY)          ## measure how planted mistakes show in the metrics, for practice.md
 	$(PY) -m lab.hunts
 
-zoo: $(READY)            ## draw and train with the losses and advantages of examples/zoo.py: zoo.md
+zoo: $(READY)            ## draw the losses and tabulate the advantages of examples/zoo.py: zoo.md
 	$(PY) -m lab.zoo
 
 bench: $(READY)          ## measure the speed, and compare it with TRL: speed.md

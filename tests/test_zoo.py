@@ -169,10 +169,8 @@ def test_the_picture_shows_how_much_a_token_counts_at_ratios_below_and_above_one
         assert shown == pytest.approx(expected, abs=1e-3)
 
 
-def test_the_tables_are_what_the_functions_compute_today():
-    runs = json.loads((ROOT / "docs/zoo.json").read_text())["runs"]
-    assert list(runs) == list(pictures.commands())
-    assert pictures.credit_table() in PAGE and pictures.learning_table(runs) in PAGE
+def test_the_table_is_what_the_functions_compute_today():
+    assert pictures.credit_table() in PAGE
 
 
 def test_every_name_that_a_trainer_registers_is_found_on_the_page():
