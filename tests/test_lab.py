@@ -207,7 +207,8 @@ def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
     found = json.loads((docs / "lab/made_up.json").read_text())
     assert found["twice"] == {"x": {"value": [2, 4], "steps": [[1], [2, 0.333333]]}}
     text = (docs / "lab/made_up.md").read_text()
-    assert text.startswith("# Made up: nothing\n\n<picture><source ")
+    assert text.startswith("# Made up: nothing\n\nClaim by Somebody: twice is more. Verdict: "
+                           "**undecided**. Effect: +3 (-10 to +16).\n\n<picture><source ")
     assert 'made_up-phone.svg"><img src="made_up.svg" alt="It is twice as much"></pict' in text
     assert text.count("## Claim\n\nIt is so.\n") == text.count("`make lab-made_up` repeats") == 1
     assert "| twice is more | **undecided** | +3 (-10 to +16) | ≥ 1 | Somebody |\n" in text
@@ -358,11 +359,14 @@ NUMBERS = [
         (LAB, r"\| 0 \| [\d.]+ \| ([\d.]+) \|")]),
     ("the share of the base's outputs that think, in percent",
      lambda: 100 * numpy.mean([run["base"]["think_share"] for run in SEEDS.values()]), [
-         ("README.md", r"is right: (\d+)% think first"),
+         ("README.md", r"When sampled, (\d+)% think,"),
          ("docs/methods.md", r"At temperature 1, a fraction p = (\d+)% of its outputs think")]),
     ("the base's pass@1, seed 0", lambda: SEEDS["0"]["base"]["pass@1"], [
         ("README.md", r"base: greedy .*?pass@1 ([\d.]+)"),
         (LAB, r"\| 0 \| [\d.]+ \| [\d.]+ \| ([\d.]+) ->")]),
+    ("the lowest pass@1 after RL, in percent",
+     lambda: 100 * min(run["trained"]["pass@1"] for run in SEEDS.values()), [
+         ("README.md", r"the samples of `make run` (\d+)% to")]),
     ("the steps of seed 0", lambda: SEEDS["0"]["steps"], [
         ("README.md", r"(\d+) steps, \d+ s, folder"),
         (LAB, r"\| 0 \| [\d.]+ \| .*? -> \d+ \| (\d+) \|")]),
@@ -390,7 +394,7 @@ NUMBERS = [
     ("the seconds of a step of pretrained/train.py",
      lambda: numpy.median(REAL["pretrained/train.py"]["medians"]), [
          ("docs/real-models.md", r"\| pretrained/train.py \| ([\d.]+) s")]),
-    ("the claims with a verdict", judged, [(LAB, r"of the (\d+) judged claims")]),
+    ("the claims with a verdict", judged, [("docs/lab-sceptic.md", r"of the (\d+) judged claims")]),
     ("the samples of reinforce.py", lambda: cost("arithmetic")["samples"]["reinforce.py"], [
         ("docs/lab/methods.md", r"reinforce.py needs (\d+) samples to reach 90%")]),
     ("GRPO's samples divided by REINFORCE's", lambda: cost("arithmetic")["samples"]["grpo.py"]
