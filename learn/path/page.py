@@ -138,15 +138,19 @@ def series(name, metric, options, stored):
 
 # ---- the page --------------------------------------------------------------------------------
 def prose(text, name, stored):
-    """Turn paragraphs with *emphasis*, `code`, [links](to), symbols and placeholders into HTML."""
+    """Turn paragraphs with *emphasis*, `code`, [links](to), symbols and placeholders into HTML. A
+    paragraph that begins with ! is an answer, which is folded."""
     paragraphs = ""
     for part in text.split("\n\n"):
-        inner = page.prose(fill(" ".join(part.split()), name, stored), None, has_links=False)
+        words = part.removeprefix("! ").split()
+        inner = page.prose(fill(" ".join(words), name, stored), None, has_links=False)
         inner = re.sub(r"(<code>.*?</code>)|\*([^*<>]+)\*",
                        lambda match: match[1] or f"<em>{match[2]}</em>", inner)
         # a line must not break between a symbol and the punctuation next to it
         inner = re.sub(r"\(?<math>.*?</math>[.,:;)?]*", r"<span class=w>\g<0></span>", inner)
-        paragraphs += f"<p>{inner}</p>"
+        inner = f"<p>{inner}</p>"
+        is_answer = part.startswith("! ")
+        paragraphs += folded("What we saw", inner, "ask") if is_answer else inner
     return paragraphs
 
 
