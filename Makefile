@@ -156,7 +156,7 @@ endif
 
 $(VENV)/installed: requirements.txt
 	$(PYTHON) -m venv $(if $(filter $@,$(STALE)),--clear) $(@D)
-	@echo "Installing packages in $(@D), once. docs/install.md says how large they are."
+	@echo "Installing packages in $(@D), once. docs/install.md lists their sizes."
 	$(PY) -m pip install --disable-pip-version-check -r requirements.txt
 	echo $(PYTHON) > $@
 
