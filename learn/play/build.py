@@ -15,12 +15,13 @@ import torch
 
 import common
 import plumbing
+from learn import look
 from report.ask import load_policy, read_run
 
 FOLDER = Path(__file__).parent
 PAGE = common.HERE / "docs/play.html"
 ENGINE = ("engine.js", "arithmetic.js", "loop.js", "levers.js")     # these do not use the page
-SCRIPTS = ("../look.js", *ENGINE, "view.js", "top.js", "train.js", "settings.js", "hand.js",
+SCRIPTS = (*ENGINE, "view.js", "top.js", "train.js", "settings.js", "hand.js",
            "passk.js", "ask.js")
 DATA = re.compile('<script id="data" type="application/json">(.*?)</script>', re.DOTALL)
 
@@ -156,15 +157,14 @@ def sha256(text):
 def assemble(data):
     """Put the page together. -> HTML"""
     texts = [(FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS]
-    script = '\n"use strict";\n' + "\n".join(texts)
-    style = "\n" + "".join((FOLDER / name).read_text(encoding="utf-8")
-                           for name in ("../look.css", "page.css"))
+    script = "\n".join(['\n"use strict";', look.part(".js"), *texts])
+    style = f"\n{look.part('.css')}{(FOLDER / 'page.css').read_text(encoding='utf-8')}"
     template = string.Template((FOLDER / "page.html").read_text(encoding="utf-8"))
     run = data["run"]
     size = sum(rows * columns for _, rows, columns in data["packed"]["shapes"])
     data_text = json.dumps(data).replace("<", r"\u003c")       # keeps </script> out of the data
     return template.substitute(
-        style=style, style_hash=sha256(style),
+        header=look.header("../", "Play"), icon=look.ICON, style=style, style_hash=sha256(style),
         script_text=script, script_hash=sha256(script),
         script=run["script"], steps=run["steps"],
         base=f"{100 * run['base']:.1f}", trained=f"{100 * run['trained']:.1f}",

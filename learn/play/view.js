@@ -4,6 +4,8 @@ const stored = JSON.parse(document.getElementById("data").textContent);
 const { cfg } = stored;
 const { base, trained } = unpack(stored.packed, cfg);
 
+document.body.classList.toggle("figure", location.search === "?figure");
+
 // The policies by name. The reader's own joins them as "yours".
 const policies = { base, trained };
 

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import torch
 
+from learn import look
 from learn.read import code, example, figures, paper, words
 from learn.read.lesson import in_batch, span
 
-LOOK = Path(__file__).parents[1] / "look"
-STYLES = (LOOK.with_suffix(".css"), Path(__file__).with_name("read.css"))
-ICON = ("data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 8 8'%3E%3Crect "
-        "width='8' height='8' rx='1.5' fill='%230b62b0'/%3E%3C/svg%3E")
+STYLE = Path(__file__).with_name("read.css")
 # Keeps in the address whether variants are shown. The switch also works without this script.
 SCRIPT = """<script>{const v=document.getElementById("variants"), l=location;
 v.checked=l.search=="?variants";
@@ -36,39 +34,6 @@ INLINE = re.compile(rf"""
   | (?P<flag>(?<!\S)--\w+)
   | (?<![\w.-])(?P<symbol>(?:(?:[A-Za-z]|KL|LV|{"|".join(paper.GREEK)})_(?:&lt;)?\w+
         | (?:{"|".join(paper.GREEK)})(?:\^[a-z])?)\b)""", re.VERBOSE)
-
-
-# ---- a document ------------------------------------------------------------------------------
-
-def document(title, description, body, name=""):
-    """A whole page. name: of its script, for the style sheet. -> HTML"""
-    style = "".join(path.read_text(encoding="utf-8") for path in STYLES)
-    style = re.sub(r"/\*.*?\*/|\n\s*", "", style, flags=re.S)
-    return f"""<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{html.escape(title)}</title>
-<meta name="description" content="{html.escape(description)}">
-<meta property="og:title" content="{html.escape(title)}">
-<meta property="og:description" content="{html.escape(description)}">
-<link rel="icon" href="{ICON}">
-<style>{style}</style>
-<script>{LOOK.with_suffix(".js").read_text(encoding="utf-8")}</script>
-<body class="{name}">
-{body}
-</body>
-</html>
-"""
-
-
-def navigation(links, here):
-    """The links at the top of a page. links: name -> address. -> HTML"""
-    parts = ""
-    for name, address in links.items():
-        place = " aria-current=page" if address == here else ""
-        parts += f'<a href="{address}"{place}>{name}</a>'
-    return f"<nav>{parts}</nav>"
 
 
 # ---- text ------------------------------------------------------------------------------------
@@ -173,12 +138,18 @@ def hero(lesson):
 
 
 def picture(lesson, place):
-    """The drawing of a script or a function with its caption, if there is one. -> HTML"""
-    name, svgs = figures.drawing(lesson, place)
-    if not svgs:
+    """The drawing of a script or a function with its caption, if there is one that the page does
+    not have at its top. -> HTML"""
+    name = figures.PLACES.get(place)
+    is_at_top = place != lesson.name and name == figures.PLACES[lesson.name]
+    drawn = None if is_at_top or not name else getattr(figures, name)(lesson)
+    if drawn is None:
         return ""
-    caption = prose(figures.SECTIONS[name].paragraphs[0], lesson)
-    return f"<figure class={name}><div>{svgs}</div><figcaption>{caption}</figcaption></figure>"
+    section = figures.SECTIONS[name]
+    title, width, height = section.head
+    svg = drawn.svg(width, height, title, f' style="max-width:{width}px"')
+    caption = prose(section.paragraphs[0], lesson)
+    return f"<figure class={name}><div>{svg}</div><figcaption>{caption}</figcaption></figure>"
 
 
 def in_numbers(lesson):
@@ -268,31 +239,16 @@ def part(lesson, section):
 <div class=code>{equations(lesson, names)}{shown}{drawn}</div></section>"""
 
 
-def flags(lesson):
-    """The section of the flags, with the folded configuration. -> HTML"""
-    section = lesson.sections["flags"]
-    nodes = [node for node in lesson.module.body
-             if isinstance(node, ast.Assign) or getattr(node, "name", "") == "Config"]
-    body = "".join(code.code_line(lesson, line) for node in nodes for line in span(node))
-    return f"""<section class=flags id=flags><h2>Flags</h2>{paragraphs(section.paragraphs, lesson)}
-<details><summary>The flags of this script</summary><div class=fn>{body}</div></details>
-</section>"""
-
-
-def closing(lesson):
-    """The last section: what to do next. -> HTML"""
-    return f"""<section class=flags id=next><h2>What to do next</h2>
-{paragraphs(lesson.sections["next"].paragraphs, lesson)}
-<p><code>make practice A={lesson.name}</code> gives you a copy without the equations. You write
-them, and a check shows you the first number that is wrong (<a href="../practice.md">how to
-practice</a>).</p></section>"""
-
-
-def lesson_page(lesson, links):
-    """The page of a script. links: name -> address of each page. -> HTML"""
+def lesson_page(lesson, names):
+    """The page of a script. names: of all scripts that have a page. -> HTML"""
     parts = [part(lesson, section) for name, section in lesson.sections.items()
              if name in lesson.by_name]
-    body = f"""{navigation(links, f"{lesson.name}.html")}
+    links = "".join(f'<a href="{name}.html"{" aria-current=page" * (name == lesson.name)}>{name}'
+                    "</a>" for name in names)
+    config = "".join(code.code_line(lesson, line) for node in lesson.module.body
+                     if isinstance(node, ast.Assign) or getattr(node, "name", "") == "Config"
+                     for line in span(node))
+    body = f"""<nav aria-label="reading pages">{links}</nav>
 {hero(lesson)}
 {bar(lesson)}
 <main>
@@ -300,30 +256,17 @@ def lesson_page(lesson, links):
 {map_of(lesson)}
 {"".join(parts)}
 {algorithm(lesson)}
-{flags(lesson)}
-{closing(lesson)}
+<section class=flags id=flags><h2>Flags</h2>
+{paragraphs(lesson.sections["flags"].paragraphs, lesson)}
+<details><summary>The flags of this script</summary><div class=fn>{config}</div></details>
+</section>
+<section class=flags id=next><h2>What to do next</h2>
+{paragraphs(lesson.sections["next"].paragraphs, lesson)}
+<p><code>make practice A={lesson.name}</code> gives you a copy without the equations. You write
+them, and a check shows you the first number that is wrong (<a href="../practice.md">how to
+practice</a>).</p></section>
 </main>"""
     description = (f"{lesson.sections[lesson.name].head[0]}: its equations, its code in one file, "
                    "and below each line the numbers that it computes.")
-    return document(f"{lesson.name}.py, explained", description, body, lesson.name)
-
-
-def index_page(first, scripts):
-    """docs/index.html, which leads to all other pages, from the sections of course.txt. -> HTML"""
-    title, film = first.head
-    *answers, read = (prose(text, None, has_links=False) for text in first.paragraphs)
-    asked = zip(("What is this?", "What do I do first?", "What next?"), answers)
-    questions = "".join(f"<section><h2>{question}</h2><p>{answer}</p></section>"
-                        for question, answer in asked)
-    items = "".join(f'<li><a href="read/{name}.html">{name}</a>: {section.head[0]}</li>'
-                    for name, section in scripts.items())
-    others = "".join(f'<section><h2><a href="{address}">{name}</a></h2><p>{text}</p></section>'
-                     for name, address, text in first.rows)
-    body = f"""<main class=door>
-<header><h1>{title}</h1><div class=rooms>{questions}</div></header>
-<figure><a href="learning.svg"><img src="learning.svg" width=480 height=616 alt="{film}"></a>
-<figcaption>{film}</figcaption></figure>
-<div><section><h2>Read</h2><p>{read}</p><ol>{items}</ol></section>
-<div class=rooms>{others}</div></div>
-</main>"""
-    return document(title, first.paragraphs[0], body)
+    return look.document(f"{lesson.name}.py, explained", description, body, "../../", "Read",
+                         [STYLE], lesson.name)

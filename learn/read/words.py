@@ -1,5 +1,5 @@
-"""Read the texts of the pages from NAME.txt: one file for each script, pictures.txt for the
-drawings, and course.txt for the index and the order of the pages.
+"""Read the texts of the pages from NAME.txt: one file for each script, and pictures.txt for the
+drawings.
 
 A line that begins with # starts a section. Its fields are separated by |, and names of functions by
 +. It is followed by paragraphs, by questions (after ?) with their answers (after !), or by the rows
