@@ -85,7 +85,7 @@ def chart(name, stored, line):
     d = look.Drawing(look.scale(0, last, LEFT, WIDTH - RIGHT),
                      look.scale(low, high, HEIGHT - BOTTOM, TOP))
     in_percent = options.get("range") == "0 1"
-    levels = {tick: f"{100 * tick:.0f}%" if in_percent else f"{tick:g}"
+    levels = {tick: f"{100 * tick:.0f}%" if in_percent else f"{tick:g}".replace("-", "−")
               for tick in look.ticks(low, high)}
     marks = dict(enumerate(map(rate, FACTORS))) if axis == "rate" else {}
     d.axes(0, last, low, marks, levels)

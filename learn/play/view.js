@@ -4,8 +4,6 @@ const stored = JSON.parse(document.getElementById("data").textContent);
 const { cfg } = stored;
 const { base, trained } = unpack(stored.packed, cfg);
 
-document.body.classList.toggle("figure", location.search === "?figure");
-
 // The policies by name. The reader's own joins them as "yours".
 const policies = { base, trained };
 
@@ -32,6 +30,12 @@ function element(tag, attributes = {}, ...children) {
 function styled(node, variables) {
   for (const [name, value] of Object.entries(variables)) node.style.setProperty(name, value);
   return node;
+}
+
+// Inside a chapter of the path, links replace the whole page.
+if (location.search === "?figure") {
+  document.body.className = "figure";
+  document.head.append(element("base", { target: "_top" }));
 }
 
 const paper = (id) => `https://arxiv.org/abs/${id}`;
