@@ -64,7 +64,7 @@ def test_the_code_on_the_page_is_the_lesson_of_the_script(lessons, pages):
                            pages[f"{name}.html"])
         for number, text in shown:
             assert html.unescape(re.sub(r"<[^>]+>", "", text)) == of.lines[int(number) - 1]
-        wanted = {line for function in of.functions.values() for line in span(function.node)
+        wanted = {line for function in of.functions.values() for line in span(function)
                   if of.lines[line - 1].strip()}
         assert {int(number) for number, _ in shown} >= wanted
 

@@ -108,9 +108,8 @@ def config(name, flags=""):
     return plumbing.parse_flags(importlib.import_module(name).Config, args)
 
 
-def run(name, flags, watched, losses):
-    """Call main of a script on the example. watched, losses: as in Watch. -> the calls of the
-    watched functions"""
+def run(name, flags, *watched):
+    """Call main of a script on the example. watched: as in Watch. -> the calls of its functions"""
     script = importlib.import_module(name)
     is_dpo = name == "dpo"                              # where the policy starts as the base
     start = REF_LOGPS if is_dpo else OLD_LOGPS
@@ -147,6 +146,6 @@ def run(name, flags, watched, losses):
           mock.patch.object(common, "load_task", lambda _, verify: common.Arithmetic(verify)),
           mock.patch.multiple(plumbing, Run=make_run, parse_flags=lambda *_: cfg,
                               load_policy=Network.become_teacher),
-          Watch(script.__file__, watched, losses, gradient) as watch):
+          Watch(script.__file__, *watched, gradient) as watch):
         script.main([])
     return watch.calls

@@ -100,11 +100,11 @@ def clip(lesson):
     d.text(1.8, 0.6, "A < 0, pushed to the left ←", "e strong down")
     d.text(1.8, -high, "no gradient", "e clip", "0 17")
     d.text(0.5, low, "no gradient", "clip", "6 17")
-    for token in lesson.tokens():
+    for output, place, text, A, ratio, loss, is_clipped in lesson.tokens():
         is_output = lesson.name == "gspo"               # its tokens share one ratio
-        if token.A != 0 and not (is_output and token.place > 1):
-            label = OUTPUTS[token.row] if is_output else token.text
-            d.dot(token.ratio, token.loss / abs(token.A), token.kind, label)
+        if A != 0 and not (is_output and place > 1):
+            kind = f"tok {side(A)}{' hit' * is_clipped}"
+            d.dot(ratio, loss / abs(A), kind, OUTPUTS[output] if is_output else text)
     return d
 
 

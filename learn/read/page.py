@@ -65,9 +65,7 @@ def prose(text, lesson, has_links=True):
 def look_up(reference, lesson):
     """The number that a reference names, with a link to the line that computes it. -> HTML"""
     match = words.REFERENCE.fullmatch(reference)
-    if match is None:
-        raise ValueError(f"{reference}: not a reference to a number, such as {{kl.x 1,2}}")
-    value, line = lesson.value(match["function"], match["name"], match["flags"])
+    value, line = lesson.value(match["function"], match["name"], match["flags"] or "")
     rows = in_batch(value) or [[float(value)]]
     i, t = (int(match[name] or 1) for name in ("row", "token"))
     x = rows[i - 1][t - 1]
