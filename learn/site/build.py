@@ -7,7 +7,6 @@ mkdocs.yml says. Then each page links the terms of the glossary where it first u
 them, and we check what Zensical misses: links, pictures and anchors of all pages, and whether the
 navigation contains each page.
 """
-import itertools
 import json
 import os
 import re
@@ -23,9 +22,9 @@ PATH = Path("docs/path.md")
 LINKS = {".md": r"(\]\()([^)#:\s]+)(?=[#)])", ".html": r'(href="?)([^"#:?>\s]+)(?=["#>\s])'}
 SOURCE = re.compile(r"(\.py|\.txt|LICENSE)\.html")      # of a page that shows a source file
 WORDS = Path("docs/words.md")
-# what contains no term to link, such as a heading; each tag; the rest of a page is text
-NO_TERM = re.compile(r"(<(?P<tag>a|button|code|h\d|math|nav|pre|script|style|summary|svg)\b.*?"
-                     r"</(?P=tag)>|<[^>]*>)", re.S)
+TERM = re.compile(r"^\| (?!---|term )([^,|]+)\b", re.M)
+# parts of a page without terms to link, such as a heading, and tags
+NO_TERM = (r"(?s)<(a|button|code|h\d|math|nav|pre|script|style|summary|svg)\b.*?</\1>|<[^>]*>")
 SECTION = re.compile(r'<section[^>]*\sid="?([\w-]+)"?>(.*?)(?=<section|</main>)', re.S)
 VALUE = r"""("[^"]*"|'[^']*'|[^\s>]+)"""                 # of an HTML attribute
 LINK = rf"<(?:a|img|link|source)\s[^>]*?(?:href|src|srcset)=(?![\"']?\w+:){VALUE}"   # not to a host
@@ -62,7 +61,7 @@ def stage(page, text):
     text = text.replace("<button id=scheme", f'<a class=search href="{home}#__search">Search</a>\n'
                         "<button id=scheme", 1)
     if page == WORDS:
-        text = re.sub(r"(?m)^\| (?!---|term)([^,|]+)", named, text)
+        text = TERM.sub(lambda row: f'| <a id="{slug(row[1])}"></a>{row[1]}', text)
     text = re.sub(r"(?m)^\|.*`.*", lambda row: row[0].replace(r"\|", "|"), text)    # as on GitHub
     text = re.sub(r"\*\*(shown|contradicted|undecided)\*\*", r"<b class=\1>\1</b>", text)
     Path(".site", page).parent.mkdir(parents=True, exist_ok=True)
@@ -73,32 +72,23 @@ def slug(term):
     return re.sub(r"\W+", "-", term.strip().lower())
 
 
-def named(row):
-    """Give the row of a term its anchor. -> Markdown"""
-    return f'| <a id="{slug(row[1])}"></a>{row[1]}'
-
-
 def link_terms(page, terms):
-    """Link each term of the glossary where a built page uses it first."""
+    """Link each term of the glossary where a built page first uses it, also in the plural."""
     text = page.read_text(encoding="utf-8")
-    begin = re.search("<article|</nav></div>", text)
+    begin = re.search("<article|</nav></div>|$", text).start()
     glossary = os.path.relpath(SITE / WORDS.with_suffix(".html"), page.parent)
-    known = re.compile(rf"\b({'|'.join(terms)})(?:e?s)?\b", re.I)
-    left = {term.lower(): term for term in terms}
+    seen = {None}
 
     def linked(match):
-        term = left.get(match[1].lower(), "")
-        if not term or term[1:] not in match[1]:            # KL is not kl, but Policy is policy
+        term = match[2] and slug(match[2])
+        if term in seen:
             return match[0]
-        del left[match[1].lower()]
-        return f'<a class=term href="{glossary}#{slug(term)}">{match[0]}</a>'
+        seen.add(term)
+        return f'<a class=term href="{glossary}#{term}">{match[0]}</a>'
 
-    if begin:
-        parts = re.split(NO_TERM, text[begin.start():])
-        texts = (known.sub(linked, part) for part in parts[::3])
-        rest = "".join(part + (tag or "") for part, tag in
-                       itertools.zip_longest(texts, parts[1::3]))
-        page.write_text(text[:begin.start()] + rest, encoding="utf-8")
+    spelled = "|".join(f"(?i:{term[0]}){re.escape(term[1:])}" for term in terms)
+    shown = re.sub(rf"{NO_TERM}|\b({spelled})(?:e?s)?\b", linked, text[begin:])
+    page.write_text(text[:begin] + shown, encoding="utf-8")
 
 
 def dead_links():
@@ -140,10 +130,9 @@ for page in pages:
     stage(page, page.read_text(encoding="utf-8"))
 subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], check=True)
 make_searchable(page for page in pages if page.suffix == ".html")
-terms = re.findall(r"(?m)^\| (?!---|term)([^,|]+)\b", WORDS.read_text(encoding="utf-8"))
+terms = sorted(TERM.findall(WORDS.read_text(encoding="utf-8")), key=len, reverse=True)
 for page in pages - {WORDS}:
-    link_terms(SITE / page.with_name(page.name.replace("README.md", "index.md"))
-               .with_suffix(".html"), sorted(terms, key=len, reverse=True))
+    link_terms(SITE / str(page.with_suffix(".html")).replace("README", "index"), terms)
 navigation = Path("mkdocs.yml").read_text("utf-8").split("nav:")[1]
 names = re.findall(r"[\w./-]+\.(?:md|html)\b", navigation)
 missing = pages - {Path(name) for name in names}
