@@ -2,10 +2,10 @@
 import hashlib
 import json
 import math
-import os
 import re
 from statistics import fmean
 
+import plumbing
 from learn.path.rungs import CHAPTERS, ROOT, RUNGS, script, sides
 
 STORED = ROOT / "docs" / "path.json"
@@ -13,7 +13,7 @@ RATE = float(re.search("^RATE = (.*?) ", script("nano"), re.M)[1])
 SEEDS = (0, 1, 2, 3, 4)
 CHOICE = (5, 6, 7)                  # seeds by which the best rate of each script is chosen
 FACTORS = (0.25, 0.5, 1, 2, 4)      # which multiply RATE; beyond them if the best is at an end
-LIMITS = (1 / 32, 32)
+EVERY_FACTOR = [2.0**power for power in range(-5, 6)]
 FINAL = ("last", "mean", "last_kl", "mean_step_kl", "last_cut", "last_tokens", "accuracy",
          "samples")                 # what is stored of a run at another rate
 
@@ -53,16 +53,13 @@ def runs_of(name, stored, seeds=SEEDS, factors=None):
 
 
 def save(runs):
-    """Add runs to docs/path.json in a way that never leaves half a file if you interrupt it. Runs
-    of scripts that have changed since then are left out."""
+    """Add runs to docs/path.json, and leave out the runs of scripts that have changed since."""
     current = {digest(at_rate(source, factor), seed, steps_of(name)) for name in RUNGS
-               for source in sides(name).values() for factor in every_factor()
+               for source in sides(name).values() for factor in EVERY_FACTOR
                for seed in (range(100) if factor == 1 else SEEDS + CHOICE)}
     runs = load() | runs
     text = json.dumps({key: runs[key] for key in sorted(runs) if key in current})
-    part = STORED.with_suffix(f".{os.getpid()}")
-    part.write_text(text.replace('}, "', '},\n"') + "\n", encoding="utf-8")
-    part.replace(STORED)
+    plumbing.write(STORED, text.replace('}, "', '},\n"') + "\n")
 
 
 def store(name, side, source, seed, factor=None):
@@ -89,11 +86,6 @@ def measure(names, seeds=SEEDS):
             store(name, side, source, seed)
 
 
-def every_factor():
-    """List the factors from the lower to the upper limit. -> list of float"""
-    return [LIMITS[0] * 2**i for i in range(round(math.log2(LIMITS[1] / LIMITS[0])) + 1)]
-
-
 def sweep(names):
     """Search for the best rate of each script, by factors of 2 and with the seeds of CHOICE, and
     run it at this rate with SEEDS. Then run it at the rates of FACTORS that are still missing."""
@@ -105,7 +97,7 @@ def sweep(names):
                 store(name, side, source, seed, factor)
             means = by_rate(name, side, load())
             best = max(means, key=means.get)
-            factors = {best / 2, best * 2} & {*every_factor()} - means.keys()
+            factors = {best / 2, best * 2} & {*EVERY_FACTOR} - means.keys()
         for seed in SEEDS:
             store(name, side, source, seed, best)
     for (name, side, source), factor in ((one, factor) for one in scripts for factor in FACTORS):
@@ -120,7 +112,7 @@ def by_rate(name, side, stored):
     is_stored = lambda factor: all(digest(at_rate(source, factor), seed, steps) in stored
                                    for seed in CHOICE)
     return {factor: fmean(value(one, "last") for one in runs_at(name, side, stored, CHOICE, factor))
-            for factor in every_factor() if is_stored(factor)}
+            for factor in EVERY_FACTOR if is_stored(factor)}
 
 
 def best(name, stored):

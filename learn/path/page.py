@@ -64,12 +64,6 @@ def wins(name, metric, stored, at_best=False):
                for a, b in zip(runs["without"], runs["with"]))
 
 
-def slug(field):
-    """Return the anchor of a chapter, which is the same in path.md, as GitHub spells it, and in
-    path.html. -> str"""
-    return re.sub(r"[^\w -]", "", field["short"].lower()).replace(" ", "-")
-
-
 # ---- a picture -------------------------------------------------------------------------------
 def chart(name, stored, line):
     """Draw a metric of all sides over the steps, with thin lines for seeds and a thick one for
@@ -157,8 +151,8 @@ def folded(summary, body, kind):
 
 def link(name):
     """Link to a chapter. -> HTML"""
-    field = CHAPTERS[name].fields
-    return f'<a href="#{slug(field)}">{CHAPTERS[name].number}. {field["short"]}</a>'
+    one = CHAPTERS[name]
+    return f'<a href="#{one.anchor}">{one.number}. {one.fields["short"]}</a>'
 
 
 def grid(head, rows):
@@ -186,7 +180,7 @@ def rates(name, stored):
 def playground(name):
     """Embed the training of the playground, with the first of its levers for this rung. -> HTML,
     empty if there is no such lever"""
-    lever = re.search(rf'name: "([^"]*)", rung: "{slug(CHAPTERS[name].fields)}", set: {{(.*?)}}',
+    lever = re.search(rf'name: "([^"]*)", rung: "{CHAPTERS[name].anchor}", set: {{(.*?)}}',
                       LEVERS, re.S)
     if lever is None:
         return ""
@@ -209,6 +203,7 @@ def chapter(name, stored):
     """Build a chapter: the text, the pictures, and the patch or, of real.py, some pieces. -> HTML
     """
     number, _, _, field = CHAPTERS[name]
+    anchor = CHAPTERS[name].anchor
     say = lambda text: prose(text, name, stored)
     inline = lambda text: say(text)[3:-4]
     changes = "".join(folded(inline(field[note]), patch_box(field[kind].split("\n")), "setting")
@@ -236,8 +231,8 @@ def chapter(name, stored):
         num_lines = script(name).count("\n")
         shown = (f"<p class=head><b>{CHAPTERS[name].file}</b> {counts(name)}, {num_lines} lines</p>"
                  + patch_box(diff(name)))
-    return f"""<section class=rung id={slug(field)}>
-<h2><a href="#{slug(field)}">{number}</a> {inline(field["title"])}</h2>
+    return f"""<section class=rung id={anchor}>
+<h2><a href="#{anchor}">{number}</a> {inline(field["title"])}</h2>
 <div class=two><div class=words>
 <div class=o1><h3>What hurts</h3>{say(field["pain"])}{changes}</div>
 <div class=o3><h3>The idea</h3>{say(field["idea"])}{equations}</div>
@@ -265,34 +260,32 @@ def verdict(num_wins):
     return {0: "worse", len(SEEDS): ""}.get(num_wins, f"better on {num_wins} of {len(SEEDS)} seeds")
 
 
-def table(stored, link):
+def table(stored):
     """List the rungs: the title of a branch that begins here, name, lines, setting, the share of
     right outputs without and with the patch at the shared rate and at the best rate of each side,
-    each with a verdict, and what else was measured. -> list of tuples"""
-    rows = []
+    each with a verdict, and what else was measured. Yields tuples."""
     for name in RUNGS:
         field = CHAPTERS[name].fields
         pairs = [(fill("{with %first} → {with %last}", name, stored), ""), ("", "")]
         if name != RUNGS[0]:                        # before which nothing is trained
             pairs = [(fill(f"{{without {at}%last}} → {{with {at}%last}}", name, stored),
                       verdict(wins(name, "last", stored, at))) for at in ("", "best ")]
-        rows.append((BRANCHES.get(name), link(name), counts(name), field.get("where", ""), *pairs,
-                     fill(field.get("besides", ""), name, stored)))
-    return rows
+        yield (BRANCHES.get(name), name, counts(name), field.get("where", ""), *pairs,
+               fill(field.get("besides", ""), name, stored))
 
 
 def build(stored):
     """Build docs/path.html. -> HTML"""
     top = CHAPTERS[BASE].fields
     rows = ""
-    for branch, *cells, shared, own, besides in table(stored, link):
+    for branch, name, *cells, shared, own, besides in table(stored):
         if branch:
             rows += f"<tr><th colspan=6>{branch}</th></tr>"
         for text, judged in (shared, own):
             kind = {"": "better", "worse": "worse"}.get(judged, "")
             note = judged and f" <small>{judged}</small>"
             cells.append(text and f"<span class='{kind}'>{text}</span>{note}")
-        rows += f"<tr><td>{'</td><td>'.join([*cells, besides])}</td></tr>"
+        rows += f"<tr><td>{'</td><td>'.join([link(name), *cells, besides])}</td></tr>"
     names = [*RUNGS, LAST]
     body = f"""<header class=top><h1>{top["title"]}</h1>{prose(top["lead"], BASE, stored)}
 <table class=rungs id=rungs><thead><tr><th>rung</th><th>lines</th><th>setting</th>
@@ -312,12 +305,12 @@ def build_markdown(stored):
     """Build docs/path.md: the table of rungs, and what each is for. -> Markdown"""
     top = CHAPTERS[BASE].fields
     rows = ""
-    for branch, *cells, shared, own, besides in table(stored, lambda name: (
-            f"{CHAPTERS[name].number}. [{CHAPTERS[name].fields['short']}]"
-            f"(#{slug(CHAPTERS[name].fields)})")):
+    for branch, name, *cells, shared, own, besides in table(stored):
+        one = CHAPTERS[name]
         rows += f"| **{branch}** | | | | | |\n" if branch else ""
         cells += [f"{text}{f' ({judged})' * bool(judged)}" for text, judged in (shared, own)]
-        rows += f"| {' | '.join([*cells, besides])} |\n"
+        title = f"{one.number}. [{one.fields['short']}](#{one.anchor})"
+        rows += f"| {' | '.join([title, *cells, besides])} |\n"
     parts = ""
     for name in (*RUNGS, LAST):
         number, _, _, field = CHAPTERS[name]

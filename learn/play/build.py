@@ -17,6 +17,7 @@ import common
 import plumbing
 from learn import look
 from report.ask import load_policy, read_run
+from report.logs import read_summary
 
 FOLDER = Path(__file__).parent
 PAGE = common.HERE / "docs/play.html"
@@ -89,15 +90,13 @@ def check_run(folder, name, flags):
                          "script that learns from rewards")
 
 
-def read_summary(folder):
+def scores(folder):
     """Read the length and the scores of a run. ValueError if they are missing. -> dict"""
-    try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        return {"steps": int(summary["steps"]), "problems": int(summary["base"]["problems"]),
-                "base": float(summary["base"]["greedy"]),
-                "trained": float(summary["trained"]["greedy"])}
-    except (OSError, ValueError, KeyError, TypeError):
-        raise ValueError(f"{folder}: summary.json has no scores; resume the run") from None
+    summary = read_summary(folder)
+    if summary is None or "greedy" not in summary["base"]:
+        raise ValueError(f"{folder}: summary.json has no scores; resume the run")
+    return {"steps": summary["steps"], "problems": summary["base"]["problems"],
+            "base": summary["base"]["greedy"], "trained": summary["trained"]["greedy"]}
 
 
 def sizes(script, cfg, task):
@@ -119,7 +118,7 @@ def read(folder):
     name, flags = plumbing.read_config(folder)
     check_run(folder, name, flags)
     run = {"script": name, "batch_size": cfg.num_prompts * cfg.num_generations,
-           "num_updates": cfg.num_iterations * cfg.num_mini_batches, **read_summary(folder)}
+           "num_updates": cfg.num_iterations * cfg.num_mini_batches, **scores(folder)}
     task = common.load_task(cfg, script.verify)
     policies = [dict(load_policy(folder, script, cfg, name).named_parameters())
                 for name in ("base.pt", "checkpoint.pt")]

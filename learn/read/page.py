@@ -53,7 +53,7 @@ def prose(text, lesson, has_links=True):
         if kind == "link":
             return f'<a href="{part}">{match["text"]}</a>'
         if kind == "equation":
-            return paper.link(part[1:-1], part, known)
+            return code.link(part[1:-1], part, known)
         if kind == "arxiv":
             return f'<a href="https://arxiv.org/abs/{part}">{part}</a>'
         text = re.sub(r"--\w+", r"<span class=w>\g<0></span>", part.replace(" − ", " - "))

@@ -119,10 +119,3 @@ def subscript(index):
 def math(text, kind=""):
     """Convert a formula. kind: attributes of the element. -> MathML"""
     return f"<math{kind}>{Formula(text).row()}</math>"
-
-
-def link(number, text, equations):
-    """A link to an equation, or the text alone if there is no such equation. -> HTML"""
-    if number not in equations:
-        return text
-    return f'<a href="#eq{number}">{text}</a>'

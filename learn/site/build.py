@@ -3,9 +3,8 @@
 The pages are staged in .site/ with the layout of the repository, so that every relative link holds.
 Files that a page links outside docs/, such as a script, become pages with numbered lines. The path
 is docs/path.html, which shows more than docs/path.md. Zensical builds site/ from .site/ as
-mkdocs.yml says. Then each page links the terms of the glossary where it first uses
-them, and we check what Zensical misses: links, pictures and anchors of all pages, and whether the
-navigation contains each page.
+mkdocs.yml says. Then each page links the terms of the glossary where it first uses them, and we
+check what Zensical misses: links, pictures and anchors of all pages, and the navigation.
 """
 import json
 import os
