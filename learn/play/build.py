@@ -22,8 +22,7 @@ from report.logs import read_summary
 FOLDER = Path(__file__).parent
 PAGE = common.HERE / "docs/play.html"
 ENGINE = ("engine.js", "arithmetic.js", "loop.js", "levers.js")     # these do not use the page
-SCRIPTS = (*ENGINE, "view.js", "top.js", "train.js", "settings.js", "hand.js",
-           "passk.js", "ask.js")
+SCRIPTS = (*ENGINE, "view.js", "top.js", "train.js", "settings.js", "hand.js", "passk.js", "ask.js")
 DATA = re.compile('<script id="data" type="application/json">(.*?)</script>', re.DOTALL)
 
 
@@ -61,12 +60,10 @@ def unpack(packed):
     float32"""
     base = decode(packed["base"], torch.float16)
     trained = base + decode(packed["difference"], torch.int8) * packed["scale"]
-    policies = []
-    for numbers in (base, trained):
-        parts = numbers.split([rows * columns for _, rows, columns in packed["shapes"]])
-        policies.append({name: part.view((rows, columns) if columns > 1 else rows)
-                         for (name, rows, columns), part in zip(packed["shapes"], parts)})
-    return policies
+    sizes = [rows * columns for _, rows, columns in packed["shapes"]]
+    return [{name: part.view((rows, columns) if columns > 1 else rows)
+             for (name, rows, columns), part in zip(packed["shapes"], numbers.split(sizes))}
+            for numbers in (base, trained)]
 
 
 def answers(script, cfg, task, weights):
@@ -77,27 +74,6 @@ def answers(script, cfg, task, weights):
 
 
 # ---- 2. the run ------------------------------------------------------------------------------
-
-def check_run(folder, name, flags):
-    """Raise ValueError for a run about which the texts of the page would be wrong."""
-    wanted = {"task": "arithmetic", "reward": "accuracy", "init_from": ""}
-    for flag, value in wanted.items():
-        if flags[flag].partition(":")[0] != value:          # arithmetic:3-7 is arithmetic
-            raise ValueError(f"{folder}: was trained with --{flag} {flags[flag]}; choose a run on "
-                             "arithmetic that starts from the base and rewards only right answers")
-    if name == "dpo.py":
-        raise ValueError(f"{folder}: this run of dpo.py learned from pairs; choose a run of a "
-                         "script that learns from rewards")
-
-
-def scores(folder):
-    """Read the length and the scores of a run. ValueError if they are missing. -> dict"""
-    summary = read_summary(folder)
-    if summary is None or "greedy" not in summary["base"]:
-        raise ValueError(f"{folder}: summary.json has no scores; resume the run")
-    return {"steps": summary["steps"], "problems": summary["base"]["problems"],
-            "base": summary["base"]["greedy"], "trained": summary["trained"]["greedy"]}
-
 
 def sizes(script, cfg, task):
     """The sizes of the policy, the tokenizer and the task that the engine needs. Letters are as in
@@ -112,13 +88,24 @@ def sizes(script, cfg, task):
 
 
 def read(folder):
-    """Read everything that the page needs from a run. ValueError if no page can be made from it.
-    -> dict for JSON"""
+    """Read everything that the page needs from a run. ValueError if the texts of the page would be
+    wrong about it. -> dict for JSON"""
     script, cfg = read_run(folder)
     name, flags = plumbing.read_config(folder)
-    check_run(folder, name, flags)
+    for flag, value in {"task": "arithmetic", "reward": "accuracy", "init_from": ""}.items():
+        if flags[flag].partition(":")[0] != value:          # arithmetic:3-7 is arithmetic
+            raise ValueError(f"{folder}: was trained with --{flag} {flags[flag]}; choose a run on "
+                             "arithmetic that starts from the base and rewards only right answers")
+    if name == "dpo.py":
+        raise ValueError(f"{folder}: this run of dpo.py learned from pairs; choose a run of a "
+                         "script that learns from rewards")
+    summary = read_summary(folder)
+    if summary is None or "greedy" not in summary["base"]:
+        raise ValueError(f"{folder}: summary.json has no scores; resume the run")
     run = {"script": name, "batch_size": cfg.num_prompts * cfg.num_generations,
-           "num_updates": cfg.num_iterations * cfg.num_mini_batches, **scores(folder)}
+           "num_updates": cfg.num_iterations * cfg.num_mini_batches, "steps": summary["steps"],
+           "problems": summary["base"]["problems"],
+           **{end: summary[end]["greedy"] for end in ("base", "trained")}}
     task = common.load_task(cfg, script.verify)
     policies = [dict(load_policy(folder, script, cfg, name).named_parameters())
                 for name in ("base.pt", "checkpoint.pt")]

@@ -12,11 +12,6 @@ from learn.read import code, example, figures, paper, words
 from learn.read.lesson import in_batch, span
 
 STYLE = Path(__file__).with_name("read.css")
-# Keeps in the address whether variants are shown. The switch also works without this script.
-SCRIPT = """<script>{const v=document.getElementById("variants"), l=location;
-v.checked=l.search=="?variants";
-v.form.onchange=()=>history.replaceState(0,"",(v.checked?"?variants":l.pathname)+l.hash)}
-</script>"""
 # script -> the inputs of its equations that the example makes up: symbol, function, argument
 INPUTS = {
     "reinforce": [("log pi", "policy_loss", "logps")],
@@ -70,8 +65,7 @@ def look_up(reference, lesson):
     i, t = (int(match[name] or 1) for name in ("row", "token"))
     x = rows[i - 1][t - 1]
     text = code.number_text(x, [x for numbers in rows for x in numbers])
-    query = "?variants" if match["flags"] else ""
-    return f'<a class=n href="{query}#L{line}">{text}</a>'
+    return f'<a class=n href="#L{line}">{text}</a>'
 
 
 def paragraphs(texts, lesson):
@@ -117,7 +111,7 @@ def bar(lesson):
                   f"{code.number_text(reward, rewards)}{' ✓' * (reward == 1)}</span>{cells}</div>")
     return f"""<div class=bar><div><form class=tools><strong>{lesson.name}.py</strong>
 <fieldset><label><input type=radio name=show checked>paper only</label><label><input type=radio
-name=show id=variants>with variants</label></fieldset></form>{SCRIPT}
+name=show id=variants>with variants</label></fieldset></form>
 <div class=v><b>{example.QUESTIONS[lesson.name]}</b>{boxes}</div></div></div>"""
 
 

@@ -118,4 +118,5 @@ def subscript(index):
 
 def math(text, kind=""):
     """Convert a formula. kind: attributes of the element. -> MathML"""
-    return f"<math{kind}>{Formula(text).row()}</math>"
+    row = Formula(text).row().replace(f"&nbsp;</mtext>{THIN_SPACE}<mtext>&nbsp;", "&nbsp;")
+    return f"<math{kind}>{row.replace('&nbsp;</mtext><mo>,', '</mtext><mo>,')}</math>"
