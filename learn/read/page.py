@@ -3,6 +3,7 @@ numbers, and the drawings. Folded parts open without JavaScript."""
 import ast
 import html
 import re
+import string
 from pathlib import Path
 
 import torch
@@ -101,32 +102,15 @@ def equations(lesson, names):
 
 # ---- parts of the page -----------------------------------------------------------------------
 
-def bar(lesson):
-    """The bar that stays at the top: the four outputs, and the switch for variants. -> HTML"""
+def outputs(lesson):
+    """The four outputs, for the bar that stays at the top. -> HTML"""
     boxes = ""
     rewards = example.REWARDS[lesson.name][0].tolist()
     for i, (tokens, reward) in enumerate(zip(example.ANSWERS, rewards), start=1):
         cells = "".join(f"<i>{token}</i>" for token in tokens)
         boxes += (f"<div class=o{i}><span><em>o</em><sub>{i}</sub><small> reward</small> "
                   f"{code.number_text(reward, rewards)}{' ✓' * (reward == 1)}</span>{cells}</div>")
-    return f"""<div class=bar><div><form class=tools><strong>{lesson.name}.py</strong>
-<fieldset><label><input type=radio name=show checked>paper only</label><label><input type=radio
-name=show id=variants>with variants</label></fieldset></form>
-<div class=v><b>{example.QUESTIONS[lesson.name]}</b>{boxes}</div></div></div>"""
-
-
-def hero(lesson):
-    """The first part of the page: the introduction, a question, and drawings. -> HTML"""
-    text = lesson.sections[lesson.name]
-    title, source = text.head
-    return f"""<header class=hero>
-<div class=lead><h1>{lesson.name.upper()}</h1>
-<p class=source>{title}, from {prose(source, lesson)};
-<a href="../../{lesson.name}.py">{lesson.name}.py</a>; <a href="#main">the algorithm</a></p>
-{paragraphs(text.paragraphs, lesson)}</div>
-<div class=asked>{questions(text.questions, lesson)}</div>
-<div class=pictures>{picture(lesson, lesson.name)}</div>
-</header>"""
+    return boxes
 
 
 def picture(lesson, place):
@@ -144,9 +128,8 @@ def picture(lesson, place):
     return f"<figure class={name}><div>{svg}</div><figcaption>{caption}</figcaption></figure>"
 
 
-def in_numbers(lesson):
-    """The inputs, the equations of the paper with their values, and what the numbers mean.
-    -> HTML"""
+def numbers(lesson):
+    """The inputs, and the equations of the paper with their values. -> HTML"""
     values = code.Values(lesson)
     rows = "<h3>made up</h3>"
     for symbol, function, name in INPUTS[lesson.name]:
@@ -167,6 +150,11 @@ def in_numbers(lesson):
                 if name == "A" and "whiten" in lesson.called:   # the A_t of L
                     [(whitened, value)] = lesson.notes[lesson.by_name["whiten"].end_lineno].items()
                     rows += values.row("whiten", whitened, value, symbol + ", whitened")
+    return rows
+
+
+def about_numbers(lesson):
+    """What the numbers mean. -> HTML"""
     command = f"python {lesson.name}.py {example.PAPER.get(lesson.name, '')}".strip()
     general, of_clip, of_pairs = figures.SECTIONS["numbers"].paragraphs
     text = general.replace("COMMAND", command).replace("INPUTS", (
@@ -180,38 +168,7 @@ def in_numbers(lesson):
         pairs = [f"o_{i + 1} over o_{j + 1}" for i, j in zip(chosen.tolist(), rejected.tolist())]
         beta = code.plain(lesson.cfg.beta)
         text += " " + of_pairs.replace("PAIRS", " and ".join(pairs)).replace("BETA", beta)
-    text = prose(text, lesson)
-    return f"""<section class=numbers><div><h2>The numbers on this page</h2><p>{text}</p></div>
-<div>{rows}</div></section>"""
-
-
-def map_of(lesson):
-    """The table of the paper's equations and ours, and the list of departures. -> HTML"""
-    rows = ""
-    for theirs, ours, difference in lesson.sections["map"].rows:
-        rows += (f"<tr><td>{prose(theirs, lesson, has_links=False)}</td>"
-                 f"<td>{prose(ours, lesson)}</td><td>{prose(difference, lesson)}</td></tr>")
-    text = re.search(r"^Departures from[^:]*: (.*?)\.\n(?:\n|Usage)", lesson.docstring,
-                     re.S | re.M)
-    departures = re.split(r"; |\. (?=[A-Z])", " ".join(text[1].split()))
-    items = "".join(f"<li>{prose(part, lesson)}</li>" for part in departures)
-    sign = ("<p><code>sign</code> marks a row in which the paper’s formula has the opposite sign: "
-            "the paper raises an objective, while an optimizer lowers a loss.</p>")
-    return f"""<section class=map id=map><div><h2>From the paper’s equations to this script’s</h2>
-{sign if "<code>sign</code>" in rows else ""}
-<table><thead><tr><th>paper</th><th>here</th><th>what differs</th></tr></thead>
-<tbody>{rows}</tbody></table></div>
-<div><h2>Where the script departs from the paper</h2><ul>{items}</ul></div></section>"""
-
-
-def algorithm(lesson):
-    """main, next to the algorithm of the paper. -> HTML"""
-    section = lesson.sections["algorithm"]
-    steps = {lesson.line_of(word): f"<p><b>{number}</b>{prose(text, lesson, False)}</p>"
-             for word, number, text in section.rows}
-    return f"""<section class=algorithm id=main><h2>The whole algorithm: <code>main</code></h2>
-<p class=where>{section.head[0]}</p>
-{code.code(lesson, "main", side_text=steps)}</section>"""
+    return prose(text, lesson)
 
 
 def part(lesson, section):
@@ -232,33 +189,37 @@ def part(lesson, section):
 
 
 def lesson_page(lesson, names):
-    """The page of a script. names: of all scripts that have a page. -> HTML"""
-    parts = [part(lesson, section) for name, section in lesson.sections.items()
-             if name in lesson.by_name]
+    """Fill page.html for a script. names: of all scripts that have a page. -> HTML"""
+    of = lesson.sections
+    first, main = of[lesson.name], of["algorithm"]
+    subject, source = first.head
     links = "".join(f'<a href="{name}.html"{" aria-current=page" * (name == lesson.name)}>{name}'
                     "</a>" for name in names)
+    table = "".join(f"<tr><td>{prose(theirs, lesson, False)}</td><td>{prose(ours, lesson)}</td>"
+                    f"<td>{prose(difference, lesson)}</td></tr>"
+                    for theirs, ours, difference in of["map"].rows)
+    sign = ("<p><code>sign</code> marks a row in which the paper’s formula has the opposite sign: "
+            "the paper raises an objective, while an optimizer lowers a loss.</p>")
+    text = re.search(r"^Departures from[^:]*: (.*?)\.\n(?:\n|Usage)", lesson.docstring,
+                     re.S | re.M)
+    departures = re.split(r"; |\. (?=[A-Z])", " ".join(text[1].split()))
+    steps = {lesson.line_of(word): f"<p><b>{number}</b>{prose(text, lesson, False)}</p>"
+             for word, number, text in main.rows}
     config = "".join(code.code_line(lesson, line) for node in lesson.module.body
                      if isinstance(node, ast.Assign) or getattr(node, "name", "") == "Config"
                      for line in span(node))
-    body = f"""<nav aria-label="reading pages">{links}</nav>
-{hero(lesson)}
-{bar(lesson)}
-<main>
-{in_numbers(lesson)}
-{map_of(lesson)}
-{"".join(parts)}
-{algorithm(lesson)}
-<section class=flags id=flags><h2>Flags</h2>
-{paragraphs(lesson.sections["flags"].paragraphs, lesson)}
-<details><summary>The flags of this script</summary><div class=fn>{config}</div></details>
-</section>
-<section class=flags id=next><h2>What to do next</h2>
-{paragraphs(lesson.sections["next"].paragraphs, lesson)}
-<p><code>make practice A={lesson.name}</code> gives you a copy without the equations. You write
-them, and a check shows you the first number that is wrong (<a href="../practice.md">how to
-practice</a>).</p></section>
-</main>"""
-    description = (f"{lesson.sections[lesson.name].head[0]}: its equations, its code in one file, "
-                   "and below each line the numbers that it computes.")
-    return look.document(f"{lesson.name}.py, explained", description, body, "../../", "Read",
-                         [STYLE], lesson.name)
+    body = string.Template(STYLE.with_name("page.html").read_text(encoding="utf-8")).substitute(
+        name=lesson.name, title=lesson.name.upper(), links=links, subject=subject,
+        source=prose(source, lesson), lead=paragraphs(first.paragraphs, lesson),
+        asked=questions(first.questions, lesson), picture=picture(lesson, lesson.name),
+        question=example.QUESTIONS[lesson.name], outputs=outputs(lesson), numbers=numbers(lesson),
+        about_numbers=about_numbers(lesson), map=table, sign=sign * ("<code>sign</code>" in table),
+        departures="".join(f"<li>{prose(part, lesson)}</li>" for part in departures),
+        parts="".join(part(lesson, of[name]) for name in of if name in lesson.by_name),
+        of_algorithm=main.head[0], algorithm=code.code(lesson, "main", side_text=steps),
+        flags=paragraphs(of["flags"].paragraphs, lesson), config=config,
+        next=paragraphs(of["next"].paragraphs, lesson))
+    description = (f"{subject}: its equations, its code in one file, and below each line the "
+                   "numbers that it computes.")
+    return look.document(f"{lesson.name}.py, explained", description, body.rstrip("\n"), "../../",
+                         "Read", [STYLE], lesson.name)
