@@ -65,18 +65,14 @@ class Network(nn.Module):
         return Network(self.symbol, REF_LOGPS, REF_LOGPS)
 
 
-class Step:
+class Step(torch.optim.SGD):
     """Replaces an optimizer: a step sets the network's numbers to those given in `then`."""
 
     def __init__(self, parameters, **_):
-        self.parameters = list(parameters)
-
-    def zero_grad(self, set_to_none=True):
-        for parameter in self.parameters:
-            parameter.grad = None
+        super().__init__(parameters)
 
     def step(self):
-        for parameter in self.parameters:
+        for parameter in self.param_groups[0]["params"]:
             parameter.data = parameter.then.clone()
 
 
@@ -115,20 +111,13 @@ def run(name, flags, *watched):
     start = REF_LOGPS if is_dpo else OLD_LOGPS
     then = PREFERRED if is_dpo else OLD_LOGPS + MOVED
     cfg = config(name, flags)
-    run = mock.Mock(cfg=cfg, resumed={}, state={}, parts={}, step=0)
+    task = common.Arithmetic(script.verify)
+    run = mock.Mock(cfg=cfg, task=task, resumed={}, state={}, parts={}, step=0)
     networks = []
-
-    def make_run(_cfg, task, *_):
-        run.task = task
-        return run
 
     def make(*network):
         networks.append(Network(*network))
         return networks[-1]
-
-    def sample_batch(policy, task, cfg, step, split="train"):
-        is_first_of_several = getattr(cfg, "dynamic_sampling", 0) > 0 and step == 0
-        return make_batch(0 * REWARDS[name] if is_first_of_several else REWARDS[name])
 
     def gradient(loss):
         """The gradient of a loss, and the name of the numbers that it depends on. -> str, (4, 3)"""
@@ -137,14 +126,14 @@ def run(name, flags, *watched):
         return next((network.symbol, part) for network, part in zip(networks, parts)
                     if part is not None)
 
-    replaced = {"score": score, "sample_batch": sample_batch,
+    replaced = {"score": score, "sample_batch": lambda *_, **__: make_batch(REWARDS[name]),
                 "GPT": lambda cfg: make("log π", start, then),
                 "Critic": lambda policy: make("V", VALUES, NEW_VALUES),
                 "squared_gradient_norms": lambda *_: SQUARED_GRADIENTS}
     with (mock.patch.dict(vars(script), replaced),
           mock.patch.multiple("torch.optim", AdamW=Step, Adam=Step),
-          mock.patch.object(common, "load_task", lambda _, verify: common.Arithmetic(verify)),
-          mock.patch.multiple(plumbing, Run=make_run, parse_flags=lambda *_: cfg,
+          mock.patch.object(common, "load_task", lambda *_: task),
+          mock.patch.multiple(plumbing, Run=lambda *_: run, parse_flags=lambda *_: cfg,
                               load_policy=Network.become_teacher),
           Watch(script.__file__, *watched, gradient) as watch):
         script.main([])

@@ -100,11 +100,14 @@ def clip(lesson):
     d.text(1.8, 0.6, "A < 0, pushed to the left ←", "e strong down")
     d.text(1.8, -high, "no gradient", "e clip", "0 17")
     d.text(0.5, low, "no gradient", "clip", "6 17")
-    for output, place, text, A, ratio, loss, is_clipped in lesson.tokens():
-        is_output = lesson.name == "gspo"               # its tokens share one ratio
-        if A != 0 and not (is_output and place > 1):
-            kind = f"tok {side(A)}{' hit' * is_clipped}"
-            d.dot(ratio, loss / abs(A), kind, OUTPUTS[output] if is_output else text)
+    rows = (lesson.rows("policy_loss", name) for name in ("A", "ratio", "token_loss"))
+    for i, (A, *of_tokens) in enumerate(zip(*rows, lesson.clipped(), example.ANSWERS)):
+        for t, (ratio, loss, is_clipped, text) in enumerate(zip(*of_tokens)):
+            is_output = lesson.name == "gspo"           # its tokens share one ratio
+            advantage = A[t % len(A)]
+            if advantage != 0 and not (is_output and t > 0):
+                kind = f"tok {side(advantage)}{' hit' * is_clipped}"
+                d.dot(ratio, loss / abs(advantage), kind, OUTPUTS[i + 1] if is_output else text)
     return d
 
 

@@ -108,16 +108,6 @@ class Lesson:
         """The range of the clip. -> pair of floats"""
         return 1 - self.cfg.epsilon, 1 + self.cfg.epsilon_high
 
-    def tokens(self):
-        """Yield the tokens of the example: output, place, text, advantage, ratio, loss, and whether
-        the clip takes its gradient."""
-        A, ratio, loss = (self.rows("policy_loss", name) for name in ("A", "ratio", "token_loss"))
-        clipped = self.clipped()
-        for i, tokens in enumerate(example.ANSWERS):
-            for t, text in enumerate(tokens):
-                yield (i + 1, t + 1, text, A[i][t % len(A[i])], ratio[i][t], loss[i][t],
-                       clipped[i][t])
-
     def clipped(self):
         """Which tokens have an advantage but no gradient; None if the script has no clip.
         -> lists of bool"""

@@ -156,10 +156,8 @@ def numbers(lesson):
 def about_numbers(lesson):
     """What the numbers mean. -> HTML"""
     command = f"python {lesson.name}.py {example.PAPER.get(lesson.name, '')}".strip()
-    general, of_clip, of_pairs = figures.SECTIONS["numbers"].paragraphs
-    text = general.replace("COMMAND", command).replace("INPUTS", (
-        "The outputs, their rewards, their log-probabilities and the critic's predictions"
-        if lesson.name == "ppo" else "The outputs, their rewards and their log-probabilities"))
+    general, of_clip, of_pairs, _ = figures.SECTIONS["numbers"].paragraphs
+    text = general.replace("COMMAND", command)
     if lesson.clipped():
         low, high = map(code.plain, lesson.limits)
         text += " " + of_clip.replace("LOW", low).replace("HIGH", high)
@@ -198,8 +196,7 @@ def lesson_page(lesson, names):
     table = "".join(f"<tr><td>{prose(theirs, lesson, False)}</td><td>{prose(ours, lesson)}</td>"
                     f"<td>{prose(difference, lesson)}</td></tr>"
                     for theirs, ours, difference in of["map"].rows)
-    sign = ("<p><code>sign</code> marks a row in which the paper’s formula has the opposite sign: "
-            "the paper raises an objective, while an optimizer lowers a loss.</p>")
+    sign = f"<p>{figures.SECTIONS['numbers'].paragraphs[-1]}</p>"
     text = re.search(r"^Departures from[^:]*: (.*?)\.\n(?:\n|Usage)", lesson.docstring,
                      re.S | re.M)
     departures = re.split(r"; |\. (?=[A-Z])", " ".join(text[1].split()))
