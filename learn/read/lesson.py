@@ -67,7 +67,8 @@ class Lesson:
                       for line, values in call.values.items()}
         self.called = list(dict.fromkeys(call.function.name for call in calls))
         self.hidden = set(self.functions).difference(self.called)
-        self.ran = set().union(*(call.ran for call in calls))
+        docstrings = {node.body[0].lineno for node in self.functions.values()}
+        self.ran = docstrings.union(*(call.ran for call in calls))
         self.folded = set()
         for node in map(self.functions.get, self.called):
             is_folded = False                   # a blank line or an else is treated like the next
@@ -82,10 +83,7 @@ class Lesson:
         runs, or it is a function inside another function."""
         if isinstance(statement, (ast.If, ast.For)):
             return not any(part.lineno in self.ran for part in statement.body + statement.orelse)
-        is_docstring = isinstance(getattr(statement, "value", None), ast.Constant) and isinstance(
-            statement, ast.Expr)
-        return isinstance(statement, ast.FunctionDef) or (
-            statement.lineno not in self.ran and not is_docstring)
+        return isinstance(statement, ast.FunctionDef) or statement.lineno not in self.ran
 
     def value(self, function, name, flags=""):
         """Find a value that a function assigned, with extra flags for a variant, and its line.
