@@ -4,6 +4,7 @@ import math
 import re
 from pathlib import Path
 from statistics import fmean
+from string import Template
 from urllib.parse import urlencode
 
 from learn import look
@@ -23,6 +24,8 @@ LEVERS = (ROOT / "learn" / "play" / "levers.js").read_text(encoding="utf-8")
 NUMBER = re.compile(r"\{(?:(\w+) )?(without|with|also|fourth)( best| at [\d.e-]+)? "
                     r"(%?)([a-z_]+(?: [\d.]+)?)(?: as (\S+?))?\}")
 STYLES = [page.STYLE, Path(__file__).with_name("path.css")]
+PAGE, CHAPTER = (Template(Path(__file__).with_name(f"{name}.html").read_text("utf-8").rstrip("\n"))
+                 for name in ("page", "chapter"))
 
 
 def fill(text, here, stored):
@@ -190,20 +193,10 @@ def playground(name):
     return folded(f"Train in this page: {lever[1]}", frame, "ask")
 
 
-def neighbours(name):
-    """Link to the rungs before and after a chapter, and to the table. -> HTML"""
-    names = [*RUNGS, LAST]
-    at = names.index(name)
-    links = [*("← " + link(other) for other in names[:at][-1:]), '<a href="#rungs">all rungs</a>',
-             *(link(other) + " →" for other in names[at + 1:at + 2])]
-    return f"<p class=turn><span>{'</span><span>'.join(links)}</span></p>"
-
-
 def chapter(name, stored):
     """Build a chapter: the text, the pictures, and the patch or, of real.py, some pieces. -> HTML
     """
     number, _, _, field = CHAPTERS[name]
-    anchor = CHAPTERS[name].anchor
     say = lambda text: prose(text, name, stored)
     inline = lambda text: say(text)[3:-4]
     changes = "".join(folded(inline(field[note]), patch_box(field[kind].split("\n")), "setting")
@@ -216,7 +209,6 @@ def chapter(name, stored):
     drawn = (chart(name, stored, line) for line in field.get("picture", "").splitlines())
     charts = "".join(f"<figure>{svg}<figcaption>{inline(title)}</figcaption></figure>"
                      for svg, title in drawn)
-    asked, _, answer = field["question"].partition("\n\n")
     if name == LAST:
         command = "real.py MODEL"
         tables = ([map(inline, line.split(" | ")) for line in field[of].split("\n")]
@@ -231,19 +223,17 @@ def chapter(name, stored):
         num_lines = script(name).count("\n")
         shown = (f"<p class=head><b>{CHAPTERS[name].file}</b> {counts(name)}, {num_lines} lines</p>"
                  + patch_box(diff(name)))
-    return f"""<section class=rung id={anchor}>
-<h2><a href="#{anchor}">{number}</a> {inline(field["title"])}</h2>
-<div class=two><div class=words>
-<div class=o1><h3>What hurts</h3>{say(field["pain"])}{changes}</div>
-<div class=o3><h3>The idea</h3>{say(field["idea"])}{equations}</div>
-<div class=o5><h3>What it does</h3>{say(field["relief"])}{results}
-<h3>What still hurts</h3>
-{say(field["hurts"])}{folded(inline(asked), say(answer), "ask")}
-<h3>Try it</h3>{say(field["try"])}{playground(name)}</div>
-</div><div class=proof><div class=o2>{charts}</div>
-<div class=o4>{shown}</div>
-<p class="more o6"><code>python {command}</code> · {inline(field["more"])}</p>
-</div></div>{neighbours(name)}</section>"""
+    asked, _, answer = field["question"].partition("\n\n")
+    names = [*RUNGS, LAST]
+    at = names.index(name)
+    turn = [*("← " + link(other) for other in names[:at][-1:]), '<a href="#rungs">all rungs</a>',
+            *(link(other) + " →" for other in names[at + 1:at + 2])]
+    return CHAPTER.substitute(
+        {key: say(field[key]) for key in ("pain", "idea", "relief", "hurts")},
+        anchor=CHAPTERS[name].anchor, number=number, title=inline(field["title"]), changes=changes,
+        equations=equations, results=results, question=folded(inline(asked), say(answer), "ask"),
+        exercise=say(field["try"]) + playground(name), charts=charts, shown=shown, command=command,
+        more=inline(field["more"]), turn="</span><span>".join(turn))
 
 
 def pieces(field):
@@ -287,16 +277,10 @@ def build(stored):
             cells.append(text and f"<span class='{kind}'>{text}</span>{note}")
         rows += f"<tr><td>{'</td><td>'.join([link(name), *cells, besides])}</td></tr>"
     names = [*RUNGS, LAST]
-    body = f"""<header class=top><h1>{top["title"]}</h1>{prose(top["lead"], BASE, stored)}
-<table class=rungs id=rungs><thead><tr><th>rung</th><th>lines</th><th>setting</th>
-<th>right outputs at {rate(1)}, without → with</th><th>each at its best rate</th>
-<th>also measured</th></tr></thead><tbody>{rows}</tbody></table>
-{prose(top["after"], BASE, stored)}</header>
-<details class=contents onclick="if (event.target.href) this.open = false">
-<summary>chapters</summary>{"".join(map(link, names))}</details>
-<main>{"".join(chapter(name, stored) for name in names)}
-<section class=rung><h2>Where to go from here</h2>{prose(top["onward"], BASE, stored)}</section>
-</main>"""
+    body = PAGE.substitute(
+        {key: prose(top[key], BASE, stored) for key in ("lead", "after", "onward")},
+        title=top["title"], rate=rate(1), rows=rows, links="".join(map(link, names)),
+        chapters="".join(chapter(name, stored) for name in names))
     return look.document(top["title"], top["description"].replace("\n", " "), body, "../",
                          "The path", STYLES, "path")
 

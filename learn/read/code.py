@@ -88,25 +88,19 @@ class Values:
         return f'<div class=v><b>{label or label_of(name)}</b>{boxes}</div>'
 
 
-def link(number, text, equations):
-    """A link to an equation, or the text alone if there is no such equation. -> HTML"""
-    if number not in equations:
-        return text
-    return f'<a href="#eq{number}">{text}</a>'
-
-
 @functools.cache
 def highlight(lesson):
     """Color the lines of a script. Calls of its functions, and numbers of equations in comments and
     docstrings, become links. -> list of HTML"""
     names = "|".join(name for section in lesson.sections.values() for name in section.names)
 
+    tags = re.compile(rf"(?:eq\. )?\(({'|'.join(lesson.equations)})\)")
+
     def coloured(match):
         kind = match.lastgroup
         text = match[0]
         if kind in ("com", "str"):
-            text = re.sub(r"(?:eq\. )?\((\d\d?)\)",
-                          lambda tag: link(tag[1], tag[0], lesson.equations), text)
+            text = tags.sub(r'<a href="#eq\1">\g<0></a>', text)
         return re.sub(r"^( *)(.+)$", rf"\1<span class={kind}>\2</span>", text, flags=re.M)
 
     text = PARTS.sub(coloured, html.escape(lesson.source, quote=False))

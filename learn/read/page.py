@@ -49,7 +49,7 @@ def prose(text, lesson, has_links=True):
         if kind == "link":
             return f'<a href="{part}">{match["text"]}</a>'
         if kind == "equation":
-            return code.link(part[1:-1], part, known)
+            return f'<a href="#eq{part[1:-1]}">{part}</a>' if part[1:-1] in known else part
         if kind == "arxiv":
             return f'<a href="https://arxiv.org/abs/{part}">{part}</a>'
         text = re.sub(r"--\w+", r"<span class=w>\g<0></span>", part.replace(" − ", " - "))
