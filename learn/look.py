@@ -2,20 +2,16 @@
 import html
 import math
 import re
+import string
 from pathlib import Path
 
-LOOK = Path(__file__).with_suffix("")
+FOLDER = Path(__file__).parent
 ICON = ("data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 8 8'%3E%3Crect "
         "width='8' height='8' rx='1.5' fill='%230b62b0'/%3E%3C/svg%3E")
-
-
-def part(suffix):
-    """Read look.html, look.css or look.js. -> str"""
-    return LOOK.with_suffix(suffix).read_text(encoding="utf-8")
-
-
-COLOURS = re.search(r":root {.*?\n}", part(".css"), re.S)[0]
-CHART = LOOK.with_name("chart.css").read_text(encoding="utf-8")
+FRAME, HEADER, LOOK, CHART, SCRIPT = (
+    (FOLDER / name).read_text(encoding="utf-8")
+    for name in ("frame.html", "header.html", "look.css", "chart.css", "look.js"))
+COLOURS = re.search(r":root {.*?\n}", LOOK, re.S)[0]
 
 
 def small(style):
@@ -25,29 +21,15 @@ def small(style):
 
 def header(up, tab):
     """Make the header. up: the way to the root of the repository; tab: the current one. -> HTML"""
-    return part(".html").replace("{up}", up).replace(f">{tab}</a>", f" aria-current=true>{tab}</a>")
+    return HEADER.replace("{up}", up).replace(f">{tab}</a>", f" aria-current=true>{tab}</a>")
 
 
 def document(title, description, body, up, tab, styles, name=""):
     """Make a whole page. styles: paths of style sheets; name: of its script, for these. -> HTML"""
-    style = part(".css") + CHART + "".join(path.read_text(encoding="utf-8") for path in styles)
-    return f"""<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{html.escape(title)}</title>
-<meta name="description" content="{html.escape(description)}">
-<meta property="og:title" content="{html.escape(title)}">
-<meta property="og:description" content="{html.escape(description)}">
-<link rel="icon" href="{ICON}">
-<style>{small(style)}</style>
-<script>{part(".js")}</script>
-<body class="{name}">
-{header(up, tab)}
-{body}
-</body>
-</html>
-"""
+    style = LOOK + CHART + "".join(path.read_text(encoding="utf-8") for path in styles)
+    return string.Template(FRAME).substitute(
+        title=html.escape(title), description=html.escape(description), icon=ICON,
+        style=small(style), script=SCRIPT, name=name, header=header(up, tab), body=body)
 
 
 # ---- drawings --------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """Measure the chapters of the path, look up their numbers by name, and judge their claims."""
 import hashlib
+import itertools
 import json
 import math
 import re
@@ -81,7 +82,7 @@ def store(name, side, source, seed, factor=None):
 
 def measure(names, seeds=SEEDS):
     """Run what docs/path.json does not contain yet. If you stop it, the next call continues."""
-    for name, seed in ((name, seed) for name in names for seed in seeds):
+    for name, seed in itertools.product(names, seeds):
         for side, source in sides(name).items():
             store(name, side, source, seed)
 
@@ -93,16 +94,15 @@ def sweep(names):
     for name, side, source in scripts:
         factors = {0.5, 1}
         while factors:
-            for factor, seed in ((factor, seed) for factor in factors for seed in CHOICE):
+            for factor, seed in itertools.product(factors, CHOICE):
                 store(name, side, source, seed, factor)
             means = by_rate(name, side, load())
             best = max(means, key=means.get)
             factors = {best / 2, best * 2} & {*EVERY_FACTOR} - means.keys()
         for seed in SEEDS:
             store(name, side, source, seed, best)
-    for (name, side, source), factor in ((one, factor) for one in scripts for factor in FACTORS):
-        for seed in CHOICE:
-            store(name, side, source, seed, factor)
+    for one, factor, seed in itertools.product(scripts, FACTORS, CHOICE):
+        store(*one, seed, factor)
 
 
 def by_rate(name, side, stored):
@@ -133,27 +133,22 @@ def short(result):
 def value(one, name):
     """Compute a number of a stored run. -> float
 
-    accuracy and base are the greedy accuracies at the end and at the start. samples_to 0.6 counts
-    outputs until the mean of three steps is at least 0.6. last, first, max and mean summarize the
-    share of right outputs, where last is the mean of the last three steps; last_kl, first_kl and
-    so on summarize another metric.
+    accuracy is the greedy accuracy at the end. samples_to 0.6 counts outputs until the mean of
+    three steps is at least 0.6. last, first, max and mean summarize the share of right outputs,
+    where last is the mean of the last three steps; last_kl and so on summarize another metric.
     """
-    if "steps" not in one:
-        return one[name]                    # only the final numbers are stored
+    if "steps" not in one or name == "seconds":
+        return one[name]                    # of some runs, only the final numbers are stored
+    if name == "accuracy":
+        return one["accuracy"][-1]
     name, _, level = name.partition(" ")
     kind, _, metric = name.partition("_")
     values = one["steps"].get(metric or "right") or [math.nan]
-    match name:
-        case "accuracy" | "base":
-            return one["accuracy"][-1 if name == "accuracy" else 0]
-        case "seconds":
-            return one["seconds"]
-        case "samples":
-            return sum(one["steps"]["samples"])
-        case "samples_to":
-            right, samples = one["steps"]["right"], one["steps"]["samples"]
-            return next((sum(samples[:end]) for end in range(3, len(right) + 1)
-                         if fmean(right[end - 3:end]) >= float(level)), math.inf)
+    if kind == "samples":
+        right, samples = one["steps"]["right"], one["steps"]["samples"]
+        return sum(samples) if not level else next(
+            (sum(samples[:end]) for end in range(3, len(right) + 1)
+             if fmean(right[end - 3:end]) >= float(level)), math.inf)
     return {"last": fmean(values[-3:]), "first": values[0], "max": max(values),
             "mean": fmean(values)}[kind]
 

@@ -143,8 +143,8 @@ def sha256(text):
 def assemble(data):
     """Put the page together. -> HTML"""
     texts = [(FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS]
-    script = "\n".join(['\n"use strict";', look.part(".js"), *texts])
-    style = f"\n{look.part('.css')}{(FOLDER / 'page.css').read_text(encoding='utf-8')}"
+    script = "\n".join(['\n"use strict";', look.SCRIPT, *texts])
+    style = f"\n{look.LOOK}{(FOLDER / 'page.css').read_text(encoding='utf-8')}"
     template = string.Template((FOLDER / "page.html").read_text(encoding="utf-8"))
     run = data["run"]
     size = sum(rows * columns for _, rows, columns in data["packed"]["shapes"])

@@ -135,10 +135,10 @@ for page in pages - {WORDS}:
 navigation = Path("mkdocs.yml").read_text("utf-8").split("nav:")[1]
 names = re.findall(r"[\w./-]+\.(?:md|html)\b", navigation)
 missing = pages - {Path(name) for name in names}
-tabs = re.findall(r">([\w ]+)</a>", Path("learn/look.html").read_text("utf-8"))[1:]
+tabs = re.findall(r">([\w ]+)</a>", Path("learn/header.html").read_text("utf-8"))[1:]
 unknown = [name for name in names if not Path(".site", name).is_file()]
 faults = [*sorted(set(dead_links())), *(f"{page}: add it to nav in mkdocs.yml" for page in missing),
           *(f"{name}: is in nav of mkdocs.yml, but does not exist" for name in unknown)]
 if tabs != re.findall(r"(?m)^  - ([\w ]+):", navigation)[1:]:
-    faults.append("learn/look.html: its links are not the tabs of nav in mkdocs.yml")
+    faults.append("learn/header.html: its links are not the tabs of nav in mkdocs.yml")
 sys.exit("\n".join(faults) or print(f"site/index.html: {len(pages)} pages, no dead link"))
