@@ -92,7 +92,8 @@ class Values:
 def highlight(lesson):
     """Color the lines of a script. Calls of its functions, and numbers of equations in comments and
     docstrings, become links. -> list of HTML"""
-    names = "|".join(name for section in lesson.sections.values() for name in section.names)
+    explained = {name for section in lesson.sections.values() for name in section.names}
+    names = "|".join(name for name in lesson.by_name if name in explained)
 
     tags = re.compile(rf"(?:eq\. )?\(({'|'.join(lesson.equations)})\)")
 

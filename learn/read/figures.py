@@ -24,11 +24,6 @@ def begin(name, x, y):
     return d
 
 
-def side(x):
-    """The CSS class of a token that becomes more likely or less likely. -> str"""
-    return "up" if x > 0 else "down"
-
-
 def group(lesson):
     """Draw rewards as bars that begin at the mean of their group, and the advantages below."""
     mean = example.RIGHT.mean().item()
@@ -37,7 +32,7 @@ def group(lesson):
     for i, reward in enumerate(example.RIGHT[0].tolist()):
         at = i + 1
         A = returned[i][0]
-        kind = side(A)
+        kind = "up" if A > 0 else "down"
         answer = "".join(example.ANSWERS[i][:-1])
         d.line(at, mean, at, reward, f"bar {kind}")
         d.text(at, (mean + reward) / 2, plain(reward - mean, "+"), "m on")
@@ -106,7 +101,7 @@ def clip(lesson):
             is_output = lesson.name == "gspo"           # its tokens share one ratio
             advantage = A[t % len(A)]
             if advantage != 0 and not (is_output and t > 0):
-                kind = f"tok {side(advantage)}{' hit' * is_clipped}"
+                kind = f"tok {'up' if advantage > 0 else 'down'}{' hit' * is_clipped}"
                 d.dot(ratio, loss / abs(advantage), kind, OUTPUTS[i + 1] if is_output else text)
     return d
 
