@@ -80,7 +80,7 @@ class Drawing:
         """Draw a dotted line at each level. marks, levels: places at the bottom and at the left,
         and their labels."""
         for x, label in marks.items():
-            self.text(x, bottom, label, "m dim", "0 16")
+            self.text(x, bottom, label, "m dim", "0 18")
         for y, label in levels.items():
             self.line(left, y, right, y, "grid")
             self.text(left, y, label, "e dim", "-8 0")

@@ -87,8 +87,8 @@ def chart(name, stored, line):
     marks = dict(enumerate(map(rate, FACTORS))) if axis == "rate" else {}
     d.axes(0, last, low, marks, levels)
     if not marks:
-        d.text(0, low, "output 0" if axis == "samples" else "step 0", "dim", "0 16")
-        d.text(last, low, f"{last:,.0f}", "e dim", "0 16")
+        d.text(0, low, "output 0" if axis == "samples" else "step 0", "dim", "0 18")
+        d.text(last, low, f"{last:,.0f}", "e dim", "0 18")
     ends = {}
     thin = "thin crowd" if len(curves) > 2 else "thin"
     for side, rows in curves.items():

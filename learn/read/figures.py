@@ -86,7 +86,7 @@ def clip(lesson):
     d.line(1, -1.75, 1, 1.75, "one")
     d.axes(0.5, 1.8, -1.75, {0.5: "0.5", 1: "1", 1.5: "1.5"}, {-1: "−1", 0: "0", 1: "1"})
     d.text((low + high) / 2, 1.75, f"the range, {plain(low)} to {plain(high)}", "m dim", "0 -10")
-    d.text(1.8, -1.75, f"ratio {symbol}", "e", "0 16")
+    d.text(1.8, -1.75, f"ratio {symbol}", "e", "0 18")
     for A, edge, left, right in ((1, high, "up", "clip"), (-1, low, "clip", "down")):
         d.curve(losses(lesson, A, 0.5, edge), f"curve {left}")
         d.curve(losses(lesson, A, edge, 1.8), f"curve {right}")
