@@ -13,13 +13,8 @@ from learn.path.rungs import BASE, CHAPTERS, LAST, REAL, ROOT, RUNGS, counts, di
 from learn.read import code, page, paper
 
 DOCS = ROOT / "docs"
-NANO = "mean"               # the rung that is nano.py
 COVER = "clip"              # the chapter whose picture README shows
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 560, 236, 46, 124, 12, 30
-BRANCHES = {"reinforce": "From REINFORCE to GRPO", "kl": "Graders that can be fooled",
-            "drgrpo": "Averages and clips", "dynamic": "Groups without a gradient",
-            "longer": "Thoughts that grow", "critic": "Questions that you cannot ask again",
-            "dpo": "Pairs instead of rewards", "tool": "Tools"}
 LEVERS = (ROOT / "learn" / "play" / "levers.js").read_text(encoding="utf-8")
 NUMBER = re.compile(r"\{(?:(\w+) )?(without|with|also|fourth)( best| at [\d.e-]+)? "
                     r"(%?)([a-z_]+(?: [\d.]+)?)(?: as (\S+?))?\}")
@@ -260,7 +255,7 @@ def table(stored):
         if name != RUNGS[0]:                        # before which nothing is trained
             pairs = [(fill(f"{{without {at}%last}} → {{with {at}%last}}", name, stored),
                       verdict(wins(name, "last", stored, at))) for at in ("", "best ")]
-        yield (BRANCHES.get(name), name, counts(name), field.get("where", ""), *pairs,
+        yield (field.get("branch"), name, counts(name), field.get("where", ""), *pairs,
                fill(field.get("besides", ""), name, stored))
 
 
@@ -285,16 +280,17 @@ def build(stored):
                          "The path", STYLES, "path")
 
 
-def build_markdown(stored):
-    """Build docs/path.md: the table of rungs, and what each is for. -> Markdown"""
+def build_markdown(stored, title):
+    """Build docs/path.md: the table of rungs, and what each is for. title: of the picture.
+    -> Markdown"""
     top = CHAPTERS[BASE].fields
     rows = ""
     for branch, name, *cells, shared, own, besides in table(stored):
         one = CHAPTERS[name]
         rows += f"| **{branch}** | | | | | |\n" if branch else ""
         cells += [f"{text}{f' ({judged})' * bool(judged)}" for text, judged in (shared, own)]
-        title = f"{one.number}. [{one.fields['short']}](#{one.anchor})"
-        rows += f"| {' | '.join([title, *cells, besides])} |\n"
+        rung = f"{one.number}. [{one.fields['short']}](#{one.anchor})"
+        rows += f"| {' | '.join([rung, *cells, besides])} |\n"
     parts = ""
     for name in (*RUNGS, LAST):
         number, _, _, field = CHAPTERS[name]
@@ -304,24 +300,19 @@ def build_markdown(stored):
         parts += (f"\n## {field['short'][0].upper()}{field['short'][1:]}\n\n"
                   f"{fill(field['hook'], name, stored)}{more}\n")
     return (f"# {top['title']}\n\n{fill(top['lead'], BASE, stored)}\n\n{top['here']}\n\n"
-            f"![{cover(stored)[1]}](path.svg)\n\n"
+            f"![{title}](path.svg)\n\n"
             "| rung | lines | setting | right outputs at 5e-4, without → with | each at its best "
             f"rate | also measured |\n| --- | --- | --- | --- | --- | --- |\n{rows}{parts}")
 
 
-def cover(stored):
-    """Draw the first picture of the chapter COVER. -> SVG, title"""
-    return chart(COVER, stored, CHAPTERS[COVER].fields["picture"].split("\n")[0])
-
-
 def write(stored):
     """Write docs/path.html, docs/path.md and docs/path.svg."""
-    picture, _ = cover(stored)
+    picture, title = chart(COVER, stored, CHAPTERS[COVER].fields["picture"].split("\n")[0])
     # An SVG in a page knows only its own width. Larger letters need room on the left, too
     style = look.small(look.COLOURS + look.CHART
                        + "@media (max-width: 450px) { svg text { font-size: 17.5px } }")
     picture = picture.replace(">", f"><style>{style}</style>", 1)
     picture = picture.replace('viewBox="0 0', 'viewBox="-12 0')
-    for name, text in (("path.html", build(stored)), ("path.md", build_markdown(stored)),
+    for name, text in (("path.html", build(stored)), ("path.md", build_markdown(stored, title)),
                        ("path.svg", picture)):
         (DOCS / name).write_text(text, encoding="utf-8")

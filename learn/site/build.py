@@ -55,6 +55,8 @@ def stage(page, text):
             address = re.sub(r"\.md$", ".html", address.replace("README.md", "index.md"))
         return link[1] + address
 
+    if page.name == "README.md":                # names pages that GitHub shows as source
+        text = re.sub(r" (docs/[\w/]+\.html)", r" [\1](\1)", text)
     text = re.sub(LINKS[page.suffix], moved, text)
     home = os.path.relpath("index.html", page.parent)
     text = text.replace("<button id=scheme", f'<a class=search href="{home}#__search">Search</a>\n'
