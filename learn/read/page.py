@@ -69,16 +69,11 @@ def look_up(reference, lesson):
     return f'<a class=n href="#L{line}">{text}</a>'
 
 
-def paragraphs(texts, lesson):
-    """Convert texts to paragraphs. -> HTML"""
-    return "".join(f"<p>{prose(text, lesson)}</p>" for text in texts)
-
-
-def questions(pairs, lesson):
-    """Questions, with answers that a click opens. -> HTML"""
-    return "".join(f"<details class=ask><summary>{prose(question, lesson)}</summary>"
-                   f"<p>{prose(answer, lesson)}</p></details>"
-                   for question, answer in pairs)
+def explain(section, lesson):
+    """The paragraphs of a section, and its questions with answers that a click opens. -> HTML"""
+    return "".join([f"<p>{prose(text, lesson)}</p>" for text in section.paragraphs] + [
+        f"<details class=ask><summary>{prose(question, lesson)}</summary>"
+        f"<p>{prose(answer, lesson)}</p></details>" for question, answer in section.questions])
 
 
 # ---- equations -------------------------------------------------------------------------------
@@ -182,7 +177,7 @@ def part(lesson, section):
     return f"""<section class="part{" variant" * is_hidden}" id={section.names[0]}>
 <div class=why>{anchors}<h2><code>{", ".join(section.names)}</code>{prose(title, lesson)}</h2>
 <p class=where>{prose(where, lesson, False)}</p>
-{paragraphs(section.paragraphs, lesson)}{questions(section.questions, lesson)}</div>
+{explain(section, lesson)}</div>
 <div class=code>{equations(lesson, names)}{shown}{drawn}</div></section>"""
 
 
@@ -207,15 +202,14 @@ def lesson_page(lesson, names):
                      for line in span(node))
     body = string.Template(STYLE.with_name("page.html").read_text(encoding="utf-8")).substitute(
         name=lesson.name, title=lesson.name.upper(), links=links, subject=subject,
-        source=prose(source, lesson), lead=paragraphs(first.paragraphs, lesson),
-        asked=questions(first.questions, lesson), picture=picture(lesson, lesson.name),
+        source=prose(source, lesson), lead=explain(first, lesson),
+        picture=picture(lesson, lesson.name),
         question=example.QUESTIONS[lesson.name], outputs=outputs(lesson), numbers=numbers(lesson),
         about_numbers=about_numbers(lesson), map=table, sign=sign * ("<code>sign</code>" in table),
         departures="".join(f"<li>{prose(part, lesson)}</li>" for part in departures),
         parts="".join(part(lesson, of[name]) for name in of if name in lesson.by_name),
         of_algorithm=main.head[0], algorithm=code.code(lesson, "main", side_text=steps),
-        flags=paragraphs(of["flags"].paragraphs, lesson), config=config,
-        next=paragraphs(of["next"].paragraphs, lesson))
+        flags=explain(of["flags"], lesson), config=config, next=explain(of["next"], lesson))
     description = (f"{subject}: its equations, its code in one file, and below each line the "
                    "numbers that it computes.")
     return look.document(f"{lesson.name}.py, explained", description, body.rstrip("\n"), "../../",
