@@ -240,21 +240,18 @@ def pieces(field):
         yield title, [f" {line}" for line in shown.split("\n")]
 
 
-def verdict(num_wins):
-    """Say on how many seeds a patch is ahead, unless it is ahead on all. -> str"""
-    return {0: "worse", len(SEEDS): ""}.get(num_wins, f"better on {num_wins} of {len(SEEDS)} seeds")
-
-
 def table(stored):
     """List the rungs: the title of a branch that begins here, name, lines, setting, the share of
     right outputs without and with the patch at the shared rate and at the best rate of each side,
-    each with a verdict, and what else was measured. Yields tuples."""
+    each with a verdict unless the patch is ahead on all seeds, and what else was measured."""
+    verdict = {wins: f"better on {wins} of {len(SEEDS)} seeds" for wins in range(len(SEEDS))}
+    verdict |= {0: "worse", len(SEEDS): ""}
     for name in RUNGS:
         field = CHAPTERS[name].fields
         pairs = [(fill("{with %first} → {with %last}", name, stored), ""), ("", "")]
         if name != RUNGS[0]:                        # before which nothing is trained
             pairs = [(fill(f"{{without {at}%last}} → {{with {at}%last}}", name, stored),
-                      verdict(wins(name, "last", stored, at))) for at in ("", "best ")]
+                      verdict[wins(name, "last", stored, at)]) for at in ("", "best ")]
         yield (field.get("branch"), name, counts(name), field.get("where", ""), *pairs,
                fill(field.get("besides", ""), name, stored))
 

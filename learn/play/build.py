@@ -31,18 +31,15 @@ DATA = re.compile('<script id="data" type="application/json">(.*?)</script>', re
 def pack(base, trained):
     """Pack the weights of two policies, which have the same names and shapes, as text. A vector is
     stored as a matrix with one column. -> dict for JSON"""
-    halves = flat(base).half()
-    difference = flat(trained) - halves.float()
+    flat_base, flat_trained = (torch.cat([weight.detach().flatten() for weight in weights.values()])
+                               for weights in (base, trained))
+    halves = flat_base.half()
+    difference = flat_trained - halves.float()
     scale = max(difference.abs().max().item(), 1e-12) / 127
     return {"shapes": [[name, len(weight), weight[0].numel()] for name, weight in base.items()],
             "scale": scale,
             "base": encode(halves),
             "difference": encode((difference / scale).round().to(torch.int8))}
-
-
-def flat(weights):
-    """Concatenate all weights. -> (n,)"""
-    return torch.cat([weight.detach().flatten() for weight in weights.values()])
 
 
 def encode(numbers):

@@ -85,12 +85,11 @@ def score(network, prompts, tokens, _temperature, _kernel):
 
 def make_batch(rewards):
     """The four outputs as a batch. -> common.Batch"""
-    problem = common.Problem(prompt="", answer="")
     return common.Batch(
         tokens=torch.tensor([[5, 6, 7], [5, 7, 0], [8, 6, 7], [6, 7, 0]]), mask=MASK.clone(),
         logps=OLD_LOGPS.clone(), entropy=ENTROPY, lengths=MASK.sum(dim=1).long(),
-        is_truncated=torch.tensor([False, False, False, True]), problems=[problem] * 4,
-        prompts=torch.arange(4)[:, None], texts=[""] * 4, verdicts=[0.0, 0.0, 1.0, 0.0],
+        is_truncated=torch.tensor([False, False, False, True]), prompts=torch.arange(4)[:, None],
+        problems=[common.Problem("", "")] * 4, texts=[""] * 4, verdicts=[0.0, 0.0, 1.0, 0.0],
         is_correct=RIGHT > 0, rewards=rewards.clone())
 
 
@@ -107,9 +106,9 @@ def config(name, flags=""):
 def run(name, flags, *watched):
     """Call main of a script on the example. watched: as in Watch. -> the calls of its functions"""
     script = importlib.import_module(name)
-    is_dpo = name == "dpo"                              # where the policy starts as the base
-    start = REF_LOGPS if is_dpo else OLD_LOGPS
-    then = PREFERRED if is_dpo else OLD_LOGPS + MOVED
+    start, then = OLD_LOGPS, OLD_LOGPS + MOVED
+    if name == "dpo":                                   # where the policy starts as the base
+        start, then = REF_LOGPS, PREFERRED
     cfg = config(name, flags)
     task = common.Arithmetic(script.verify)
     run = mock.Mock(cfg=cfg, task=task, resumed={}, state={}, parts={}, step=0)

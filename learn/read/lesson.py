@@ -51,6 +51,8 @@ class Lesson:
                        for number, line in self.where.items() if self.equations[number][0] == "L"}
         self.script = importlib.import_module(name)
         self.cfg = example.config(name)
+        if hasattr(self.cfg, "epsilon"):                # the range of the clip
+            self.limits = 1 - self.cfg.epsilon, 1 + self.cfg.epsilon_high
         self.run_example()
         self.read_words()
 
@@ -100,11 +102,6 @@ class Lesson:
     def rows(self, function, name):
         """The numbers of a value, by output and token. -> list of lists"""
         return in_batch(self.value(function, name)[0])
-
-    @property
-    def limits(self):
-        """The range of the clip. -> pair of floats"""
-        return 1 - self.cfg.epsilon, 1 + self.cfg.epsilon_high
 
     def clipped(self):
         """Which tokens have an advantage but no gradient; None if the script has no clip.
