@@ -34,7 +34,7 @@ nano: $(READY)           ## run nano.py, GRPO on the same questions in 200 lines
 practice: $(READY)       ## make practice A=grpo: write its equations yourself; see docs/practice.md
 	$(PY) -m learn.practice $(or $(A),nano)
 
-read: $(READY)           ## rebuild the reading pages: docs/read/ and their index, docs/index.html
+read: $(READY)           ## rebuild the reading pages of all scripts: docs/read/
 	$(PY) -m learn.read
 
 film: $(READY)           ## make film RUN=runs/a: draw what that run learned: docs/learning.svg

@@ -233,6 +233,12 @@ def test_every_link_and_picture_leads_somewhere(page):
         assert not anchor or anchor in anchors(place), target
 
 
+def test_the_first_page_links_no_page_that_github_shows_as_source():
+    site = re.search(r'^Documentation = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
+    for link in re.findall(r"\]\(([^)#]*\.html)", PAGES["README.md"]):
+        assert site and link.startswith(site[1]), f"{link}: the site has no address yet"
+
+
 def test_the_first_page_links_each_other_page():
     linked = set(re.findall(r"\]\(([^)#]*)", PAGES["README.md"]))
     of_the_lab = {page for page in PAGES if page.startswith("docs/lab")} - {"docs/lab.md"}

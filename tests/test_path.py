@@ -29,7 +29,7 @@ def test_a_rung_is_a_short_script_and_a_short_patch(name):
 
 
 def test_the_rung_that_says_so_is_nano():
-    assert script(page.NANO) == NANO
+    assert script(CHAPTERS[LAST].on) == NANO
 
 
 def test_a_patch_that_does_not_fit_is_refused():
