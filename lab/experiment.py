@@ -130,12 +130,16 @@ class Experiment:
         page = self.path(".md").read_text("utf-8")
         title, by_hand = PAGE.fullmatch(OUTCOME.sub("", page)).groups()
         [picture] = of(parts, Picture)
-        texts = [title, show(self.name, picture.title),
+        first = of(parts, Claim)[0]
+        texts = [title, f"{answer(first)} Effect: {first.effect}.\n",
+                 show(self.name, picture.title),
                  *(outcome.rstrip() + "\n" for outcome in OUTCOME.findall(page))]
         for heading, is_ours in (("What papers claim", False), ("What else we asked", True)):
             rows = [[claim.text, claim.judged, claim.effect, claim.claimed_range, claim.source]
                     for claim in of(parts, Claim) if (claim.source == OURS) == is_ours]
             heads = ["claim", "verdict", "effect (95% interval)", "claimed range", "source"]
+            if is_ours:
+                heads, *rows = [cells[:-1] for cells in (heads, *rows)]
             if rows:
                 texts += [f"## {heading}\n", table(heads, rows)]
         if self.rate:
@@ -144,8 +148,7 @@ class Experiment:
         if tables:
             texts.append("## Numbers\n")
         if any(RANGE.search(text) for text in tables):
-            texts.append("A cell with brackets shows the mean of the seeds, and in the brackets "
-                         "the lowest and the highest seed.\n")
+            texts.append("Brackets contain the lowest and the highest seed, after the mean.\n")
         texts += [*tables, by_hand]
         seeds = max((seeds for *_, seeds in self.measures.values()), key=len)
         bases = ", all from one base" if self.one_base else ", each with its own base"
@@ -280,6 +283,13 @@ def numbers(cases, columns=None, form=".3f", by=""):
     return table([by, *columns.values()], rows)
 
 
+def answer(claim):
+    """Say who claims what, and whether it holds. -> str"""
+    source = f"Claim by {claim.source}".replace("by after", "after")
+    source = "Our claim" if claim.source == OURS else source
+    return f"{source}: {claim.text}. Verdict: {claim.judged}."
+
+
 def index():
     """Write the tops of docs/lab.md: findings with their pictures, and the number of verdicts with
     a table of experiments for each question. -> str, str"""
@@ -287,22 +297,20 @@ def index():
     parts = []
     for name in [name for name in FINDINGS if name in claims]:
         first = claims[name][0]
-        source = f"Claim by {first.source}".replace("by after", "after")
-        source = "Our claim" if first.source == OURS else source
-        parts.append(f"{show(f'lab/{name}', first.finding)}\n{source}: {first.text}. "
-                     f"Verdict: {first.judged}. Effect: {first.effect}. Read more in the "
-                     f"experiment [{name}](lab/{name}.md).\n")
+        parts.append(f"{show(f'lab/{name}', first.finding)}\n{answer(first)} Read more in "
+                     f"the experiment [{name}](lab/{name}.md).\n")
     found = collections.Counter(claim.verdict for each in claims.values() for claim in each)
     counts = ", ".join(f"{found[word]} {word}" for word in (SHOWN, CONTRADICTED, UNDECIDED))
     tables = [f"Of {found.total()} claims, {counts}, and {found[NO_VERDICT]} without a verdict. "
-              "The tables have the main claims; the page of an experiment has all of its claims.\n"]
+              "The tables have the main claims; the page of an experiment has all of them, with "
+              "ranges and effects.\n"]
     for question, names in QUESTIONS.items():
-        rows = [[claim.finding, claim.judged, f"{claim.source}: {claim.text}", claim.claimed_range,
-                 claim.effect, f"[{name}](lab/{name}.md)" + alone]
+        rows = [[claim.finding, claim.judged, f"{claim.source}: {claim.text}",
+                 f"[{name}](lab/{name}.md)" + alone]
                 for name in names for claim in claims.get(name, ())
                 for alone in [", one base" * module(name).EXPERIMENT.one_base]
                 if claim is claims[name][0] or claim.sentence and claim.verdict != NO_VERDICT]
-        heads = ["finding", "verdict", "claim", "claimed range", "effect (95% interval)", "page"]
+        heads = ["finding", "verdict", "claim", "page"]
         if rows:
             tables += [f"### {question}\n", table(heads, rows)]
     return "\n".join(parts), "\n".join(tables)

@@ -3,32 +3,24 @@ advantage credits: python -m lab.zoo (make zoo), for docs/zoo.md. The functions 
 both.
 
 A panel of docs/zoo.svg shows the gradient of a loss in log pi of one token, for all ratios up to
-2.5, divided by the gradient of -A log pi: 1 is REINFORCE, and at 0 the token has no gradient. Then
-each loss and advantage trains on arithmetic with three seeds, each with its own base. --draw leaves
-the training out, and docs/zoo.json unchanged.
+2.5, divided by the gradient of -A log pi: 1 is REINFORCE, and at 0 the token has no gradient.
 """
 import functools
 import importlib
-import json
 import math
-import statistics
-import tempfile
 from typing import NamedTuple
 
 import torch
 
 import grpo
-from lab.docs import DOCS, MACHINE, put, record, run, table
+from lab.docs import DOCS, put, table
 from lab.draw import BLUE, NARROW, RED, STYLE, WIDE, phone, write
 from report import parser, start
-from report.logs import read_log
 
 zoo = importlib.import_module("examples.zoo")
 
 N = 8                                       # tokens of a whole output
 RATIOS = torch.arange(0.005, 2.5, 0.01)     # between the numbers at which losses have edges
-SEEDS = (0, 1, 2)
-GOAL = 0.95                                 # the accuracy of a batch, for the steps that we count
 
 
 # ---- 1. how a loss treats a token ------------------------------------------------------------
@@ -133,60 +125,11 @@ def credit_table():
     return table(["reward, length", *outputs], rows)
 
 
-# ---- 3. runs ---------------------------------------------------------------------------------
-
-def commands():
-    """-> {name of a loss or an advantage: (script, flags)}"""
-    scripts = {"grpo": ("grpo.py", []), "dapo": ("grpo.py", ["--loss_type", "dapo"]),
-               "gspo": ("gspo.py", [])}
-    for name in zoo.LOSS_TYPES:
-        if name not in grpo.LOSS_TYPES:
-            scripts[name] = ("examples/zoo.py", ["--loss_type", name])
-    for name in zoo.ADVANTAGES[1:]:
-        is_baseline = name in ("opo", "otb", "remax")
-        loss_type = "dr_grpo" if is_baseline else "grpo"        # without 1/|o_i|: see methods.md
-        more = ["--reward", "accuracy+format"] if name == "gdpo" else []
-        scripts[name] = ("examples/zoo.py", ["--loss_type", loss_type, "--advantage", name, *more])
-    return scripts
-
-
-def measure():
-    """Train each with SEEDS. Record when it reached GOAL, its steps, and its final accuracy."""
-    runs = {}
-    for name, (script, flags) in commands().items():
-        runs[name] = []
-        for seed in SEEDS:
-            with tempfile.TemporaryDirectory() as folder:
-                summary = run(script, folder, *flags, "--seed", seed, "--base_seed", seed)
-                steps = [line["step"] for line in read_log(folder, "metrics", "step", "accuracy")
-                         if line["accuracy"] >= GOAL]
-            runs[name].append({"reached": min(steps, default=None), "steps": summary["steps"],
-                               "greedy": summary["trained"]["greedy"]})
-        record("zoo", runs=runs)
-
-
-def learning_table(runs):
-    rows = []
-    for name, results in runs.items():
-        script, flags = commands()[name]
-        steps = [str(result["reached"] or "never") for result in results]
-        greedy = statistics.fmean(result["greedy"] for result in results)
-        command = " ".join([f"python {script}", *flags])
-        rows.append([name, f"`{command}`", *steps, f"{greedy:.3f}"])
-    return table(["name", "command", *(f"seed {seed}" for seed in SEEDS), "mean accuracy"], rows)
-
-
 def main():
-    arguments = parser(__doc__)
-    arguments.add_argument("--draw", action="store_true", help="train nothing")
-    options = arguments.parse_args()
+    parser(__doc__).parse_args()
     draw(DOCS / "zoo.svg", WIDE, 4, 500)
     draw(phone(DOCS / "zoo.svg"), NARROW, 2, 900)
     put("credit", credit_table(), "zoo")
-    if not options.draw:
-        measure()
-    runs = json.loads((DOCS / "zoo.json").read_text("utf-8"))["runs"]
-    put("learning", f"{learning_table(runs)}\n{MACHINE}.\n", "zoo")
 
 
 if __name__ == "__main__":

@@ -114,9 +114,10 @@ def sentence(summary, metrics):
             subject = label
             values = [end[name] for end in ends]
     change = " to ".join(f"{value:.3f}" for value in values)
-    seconds = summary["seconds_total"] - summary["seconds_warm_start"]
-    text = (f"{subject.capitalize()} went from {change} in {summary['steps']} steps "
-            f"({seconds:.0f} s).")
+    seconds = f"{summary['seconds_total']:.0f} s"       # as in the last line of the run
+    if summary["seconds_warm_start"] >= 0.5:
+        seconds += f", the base: {summary['seconds_warm_start']:.0f} s"
+    text = f"{subject.capitalize()} went from {change} in {summary['steps']} steps ({seconds})."
     before, after = (f"{100 * end.get('think_share', 0):.3g}%" for end in ends)
     if {before, after} != {"0%"}:
         text += (f" The policy now thinks before it answers in {after} of its samples; the base "

@@ -200,7 +200,8 @@ def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
     found = json.loads((docs / "lab/made_up.json").read_text())
     assert found["twice"] == {"x": {"value": [2, 4], "steps": [[1], [2, 0.333333]]}}
     text = (docs / "lab/made_up.md").read_text()
-    assert text.startswith("# Made up: nothing\n\n<picture><source ")
+    assert text.startswith("# Made up: nothing\n\nClaim by Somebody: twice is more. Verdict: "
+                           "**undecided**. Effect: +3 (-10 to +16).\n\n<picture><source ")
     assert 'made_up-phone.svg"><img src="made_up.svg" alt="It is twice as much"></pict' in text
     assert text.count("## Claim\n\nIt is so.\n") == text.count("`make lab-made_up` repeats") == 1
     assert "| twice is more | **undecided** | +3 (-10 to +16) | ≥ 1 | Somebody |\n" in text
@@ -240,7 +241,8 @@ def test_the_page_follows_from_the_experiment_and_its_file(name):
 def test_the_findings_are_those_of_the_experiments():
     page = (ROOT / "docs/lab.md").read_text()
     assert (block(page, "lab", "findings"), block(page, "lab", "experiments")) == experiment.index()
-    assert block(page, "choices", "choices") == choices.text()
+    sceptic = (ROOT / "docs/lab-sceptic.md").read_text()
+    assert block(sceptic, "choices", "choices") == choices.text()
 
 
 def test_steps_are_counted_to_where_the_mean_of_two_crosses_the_level():

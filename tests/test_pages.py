@@ -83,8 +83,8 @@ def test_a_command_can_be_given(command):
     name = first.removesuffix(".py").replace("/", ".")
     if name == "pretrained.train":
         pytest.importorskip("transformers", reason="needs pretrained/requirements.txt")
-    if name == "real":                          # no flags: a model, and a file
-        assert (ROOT / first).is_file() and 1 <= len(words) <= 2
+    if name in ("nano", "real"):                # no flags: real.py takes a model, and a file
+        assert (ROOT / first).is_file() and len(words) in ((0,) if name == "nano" else (1, 2))
         return
     config = importlib.import_module(name).Config
     # the folders that a command names do not exist here
@@ -213,7 +213,7 @@ OUTCOME = re.compile("## Outcome\n.*?(?=## )", re.S)
 RESULTS = {path.stem: OUTCOME.sub("", PAGES[f"docs/lab/{path.name}"].partition("## Claim")[0])
            for path in ROOT.glob("docs/lab/*.md")}
 RESULTS |= {name: "".join(block[3] for block in BLOCKS if block[0] == f"docs/{name}.md")
-            for name in ("lab", "nano")}
+            for name in ("lab", "lab-sceptic", "nano")}
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -226,7 +226,7 @@ def test_a_number_in_a_text_is_on_the_generated_part_of_the_experiment_that_it_l
         parts = [part.replace("](", "](lab/") + f"lab/{Path(page).name}"
                  for part in outcome.split("\n\n")]
     for part in parts:
-        linked = re.findall(r"(?:docs|lab)/(\w+)\.(?:md|svg)", part)
+        linked = re.findall(r"(?:docs|lab)/([\w-]+)\.(?:md|svg)", part)
         shown = "".join(RESULTS.get(name, "") for name in linked)
         written = re.sub(r"\]\(.*?\)|`.*?`", "", part)
         assert not shown or not missing(written, numbers(shown)), linked
@@ -248,6 +248,12 @@ def test_every_link_and_picture_leads_somewhere(page):
         place = ((ROOT / page).parent / path if path else ROOT / page).resolve()
         assert place.is_relative_to(ROOT) and place.exists(), target
         assert not anchor or anchor in anchors(place), target
+
+
+def test_the_first_page_links_no_page_that_github_shows_as_source():
+    site = re.search(r'^Documentation = "(.*)"', (ROOT / "pyproject.toml").read_text(), re.M)
+    for link in re.findall(r"\]\(([^)#]*\.html)", PAGES["README.md"]):
+        assert site and link.startswith(site[1]), f"{link}: the site has no address yet"
 
 
 def test_the_first_page_links_each_other_page():

@@ -16,7 +16,7 @@ import torch
 import nano
 from learn.path import __main__ as path
 from learn.path import measure, page, runs
-from learn.path.rungs import BASE, CHAPTERS, NANO, RUNGS, diff, patch, script, sides
+from learn.path.rungs import BASE, CHAPTERS, LAST, NANO, RUNGS, diff, patch, script, sides
 
 
 @pytest.mark.parametrize("name", [BASE, *RUNGS])
@@ -29,7 +29,7 @@ def test_a_rung_is_a_short_script_and_a_short_patch(name):
 
 
 def test_the_rung_that_says_so_is_nano():
-    assert script(page.NANO) == NANO
+    assert script(CHAPTERS[LAST].on) == NANO
 
 
 def test_a_patch_that_does_not_fit_is_refused():
@@ -87,6 +87,14 @@ CHANGES = """
     tool        | ({torch.randint(1000, ()):03})    | (000)
     toolmask    | mask *= wrote(tokens)             | mask *= 1 - wrote(tokens)"""
 CHANGES = [[part.strip() for part in line.split(" | ")] for line in CHANGES.split("\n")[1:]]
+
+
+@pytest.mark.parametrize("name", [*RUNGS, LAST])
+def test_what_a_chapter_asks_you_to_try_has_minutes_and_a_folded_answer(name):
+    shown = page.prose(CHAPTERS[name].fields["try"], name, measure.load())
+    assert re.match(r"<p><em>\d+ minutes\.</em> [A-Z<]", shown)
+    assert re.search("</p><details class=ask><summary>What we saw</summary><p>[A-Z].*</p>"
+                     "</details>$", shown) and "!" not in shown
 
 
 @pytest.mark.parametrize("name", RUNGS)

@@ -43,7 +43,7 @@ def open_page(browser, tmp_path):
         return page
 
     yield open_one
-    assert {fault.partition("#")[0] for fault in faults} == {f"request: {path.as_uri()}"}
+    assert {re.split("[#?]", fault)[0] for fault in faults} == {f"request: {path.as_uri()}"}
 
 
 def finish_training(page):
@@ -112,7 +112,25 @@ def test_links_lead_to_pages_and_to_their_chapters(open_page):
             assert not anchor or re.search(rf'id="?{anchor}\b', text), link
 
 
-@pytest.mark.parametrize("name", ["index.html", *(f"read/{name}.html" for name in SCRIPTS)])
+def test_a_chapter_of_the_path_shows_only_the_training_with_its_lever(open_page):
+    chapters = (ROOT / "docs/path.html").read_text(encoding="utf-8")
+    found = re.findall(r'src="play.html(\?figure#)([^"]+)"', chapters)
+    assert len(found) > 5
+    page = open_page("".join(found[0]))
+    assert page.is_visible("#train-button") and not page.is_visible("header")
+    for _, settings in found:
+        settings = settings.replace("&amp;", "&")
+        assert page.evaluate("(text) => addressOf(settingsOf(text))", settings) == settings
+
+
+def test_the_scheme_that_a_reader_chose_stays(open_page):
+    page = open_page()
+    page.click("#scheme", click_count=2)
+    page.reload()
+    assert page.evaluate("() => document.documentElement.style.colorScheme") == "dark"
+
+
+@pytest.mark.parametrize("name", ["path.html", *(f"read/{name}.html" for name in SCRIPTS)])
 def test_no_reading_page_is_wider_than_a_telephone(browser, name):
     page = browser.new_page(viewport={"width": 390, "height": 800})
     page.goto((ROOT / "docs" / name).as_uri())

@@ -46,7 +46,11 @@ every_name = pytest.mark.parametrize("name", BLANKS)
 
 
 def states(exercise, text):
-    return {function: state for function, state, _ in grades.grades(exercise, text)}
+    return {function: state for function, state, *_ in grades.grades(exercise, text)}
+
+
+def mistake(name, words):
+    return next(one for one in MUTANTS if (one.file, one.name) == (f"{name}.py", words))
 
 
 # ---- grades ----------------------------------------------------------------------------------
@@ -77,7 +81,7 @@ def test_a_planted_mistake_is_wrong_and_called_by_its_name(name):
             for blank in blanks for node in blank.nodes)]
         if mutant.file == exercise.script and functions and mutant.name not in RIGHT:
             module = grades.load(exercise.source.replace(old, "\n".join(mutant.new)))
-            state, said = grades.grade(exercise, module, functions[0])
+            state, said, _ = grades.grade(exercise, module, functions[0])
             assert state == "WRONG" and mutant.name in " ".join(said), mutant.name
             count += 1
     assert count >= 6
@@ -98,7 +102,7 @@ def test_right_solutions_pass_and_wrong_ones_fail_with_the_name_and_the_numbers(
         [function] = [function for function in exercise.blanks if exercise.nodes[function].lineno
                       <= first <= exercise.nodes[function].end_lineno]
         module = grades.load(exercise.source.replace(old, "\n".join(solution.new)))
-        state, said = grades.grade(exercise, module, function)
+        state, said, _ = grades.grade(exercise, module, function)
         assert state.lower() == solution.words, (solution.name, said)
         said = " ".join(said)
         if state == "WRONG":
@@ -144,8 +148,20 @@ def test_of_several_blanks_the_first_wrong_one_is_named_and_other_functions_are_
     text = exercise.text([1, 3])
     assert states(exercise, text) == {"advantages": "open", "surrogate_loss": "open"}
     wrong = text.replace("(logps - old_logps).clamp", "(old_logps - logps).clamp")
-    _, (_, state, said) = grades.grades(exercise, wrong)
-    assert state == "WRONG" and "ratio at [0, 1] is 0.90484, should be 1.1052" in said
+    _, (_, state, said, marks) = grades.grades(exercise, wrong)
+    line = wrong[:wrong.index("(old_logps - logps)")].count("\n") + 1
+    assert state == "WRONG" and marks == {2: "is wrong", 3: "is open"}
+    assert f"line {line}: ratio at [0, 1] is 0.90484, should be 1.1052" in said
+    known = mistake("nano", "nothing is clipped")
+    _, (_, state, said, marks) = grades.grades(
+        exercise, exercise.text([5]).replace(*known.old, *known.new))
+    assert state == "WRONG" and marks == {3: "is wrong", 5: "is open"}
+    assert known.name in " ".join(said)
+    exercise = EXERCISES["grpo"]                        # three branches set token_loss
+    known = mistake("grpo", "CISPO's weight is not detached")
+    marks = [marks for *_, marks in grades.grades(
+        exercise, exercise.source.replace(*known.old, *known.new))]
+    assert [mark for mark in marks if mark] == [{6: "is wrong"}]
     exercise = EXERCISES["gspo"]
     text = exercise.source.replace("log_s = log_rho.sum(", "log_s = 2 * log_rho.sum(")
     for one, state in ((exercise.text([2]), "open"), (text, "WRONG")):
@@ -187,6 +203,8 @@ def test_a_second_exercise_leaves_the_first_as_it_is_and_is_trained_with_if_all_
     code, said = run("check", second)
     assert code == 1 and "5 of 6 functions are right" in said and not commands
     second.write_text((ROOT / "grpo.py").read_text())
+    code, said = run("check", "--no_train", second)
+    assert code == 0 and "6 of 6 functions are right" in said and not commands
     code, said = run("check", second)
     assert code == 7 and "6 of 6 functions are right" in said
     [(command, env)] = commands
@@ -197,7 +215,11 @@ def test_a_second_exercise_leaves_the_first_as_it_is_and_is_trained_with_if_all_
 @pytest.mark.parametrize("old, new, words", [
     ("    A = rew", "    A = = rew", "practice/nano.py, line 134: invalid syntax"),
     ("import re\n", "import re\nimport nothing_such\n", "ModuleNotFoundError"),
-    ("    A = rew", "    while True: pass\n    A = rew", "TimeoutError: it has not ended")])
+    ("    A = rew", "    A = reward", "line 134: NameError: name 'rewardards'"),
+    ("    return A / (rewards.std(1, keepdim=True) + 1e-4)", "    return A[0]",
+     "line 135: the result has the shape (4,), but should have (3, 4)"),
+    ("\ndef descend", "\nnone_such\n\ndef descend", "line 146: NameError: name 'none_such'"),
+    ("    A = rew", "    while True: pass\n    A = rew", "134: TimeoutError: it has not ended")])
 def test_what_is_no_answer_is_one_line(run, tmp_path, monkeypatch, old, new, words):
     monkeypatch.setattr(grades, "SECONDS", 1)
     run("nano")
@@ -206,6 +228,17 @@ def test_what_is_no_answer_is_one_line(run, tmp_path, monkeypatch, old, new, wor
     (tmp_path / "practice/nano.py").write_text(source.replace(old, new))
     code, said = run("check", "practice/nano.py")
     assert code == 1 and said.count(words) == 1 and "Traceback" not in said
+
+
+def test_a_file_that_never_ends_is_ended_and_does_not_count_as_right(run, tmp_path):
+    run("nano")
+    path = tmp_path / "practice/nano.py"
+    path.write_text("while True:\n    try:\n        while True: pass\n    except Exception: pass\n")
+    done = subprocess.run([sys.executable, "-c", "from learn.practice import __main__ as practice\n"
+                           "practice.SECONDS = 1\npractice.main()", "check", "--no_train", path],
+                          env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True,
+                          text=True, timeout=60)
+    assert done.returncode == 1 and "cannot be graded within 1 seconds" in done.stderr
 
 
 # ---- bug hunts -------------------------------------------------------------------------------

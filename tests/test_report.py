@@ -74,7 +74,8 @@ def test_the_page_has_what_the_run_logged_and_does_without_any_of_it(run):
     [shown] = page.data["runs"]
     assert shown["name"] == "first" and shown["metrics"][1]["reward"] == 0.75
     assert (shown["summary"], shown["samples"], shown["evaluation"]) == (SUMMARY, [GROUP], [PAIR])
-    assert shown["sentence"] == "Greedy accuracy went from 0.100 to 0.900 in 2 steps (2 s)."
+    assert shown["sentence"] == ("Greedy accuracy went from 0.100 to 0.900 in 2 steps (3 s, the "
+                                 "base: 1 s).")
     for name in LOGS:
         (folder / name).unlink()
         [shown] = Page(write_report(folder)).data["runs"]

@@ -129,10 +129,8 @@ def test_what_the_zoo_calls_grpo_is_grpo(at_work_folder, tmp_path):
 PAGE = (ROOT / "docs/zoo.md").read_text()
 
 
-def test_the_tables_are_what_the_functions_compute_today():
-    runs = json.loads((ROOT / "docs/zoo.json").read_text())["runs"]
-    assert list(runs) == list(pictures.commands())
-    assert pictures.credit_table() in PAGE and pictures.learning_table(runs) in PAGE
+def test_the_table_is_what_the_functions_compute_today():
+    assert pictures.credit_table() in PAGE
 
 
 def test_every_name_that_a_trainer_registers_is_found_on_the_page():

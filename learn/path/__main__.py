@@ -50,14 +50,6 @@ def write_real(name):
     return write(CHAPTERS[name].file.replace(".py", "_real.py"), real_script(name))
 
 
-def run_real(key, words):
-    """Run a rung, or a script that you have edited, in a process of its own, on a real model."""
-    if not words:
-        common.fail(f"name a model: {command('learn.path', 'run', key, '--real', 'MODEL')}")
-    file = key if Path(key).is_file() else write_real(*rungs([key]))
-    raise SystemExit(subprocess.run([sys.executable, file, *words]).returncode)
-
-
 def show(name, seed):
     """Print the patch of a rung, and run the scripts that its chapter compares."""
     from learn.path.runs import run
@@ -95,7 +87,10 @@ def main():
             names = rungs(keys + args.real) if keys + args.real else REAL_RUNGS
             print(*map(write_real, names), sep="\n")
         case ["run", key] if args.real is not None:
-            run_real(key, args.real)
+            if not args.real:
+                common.fail(f"name a model: {command('learn.path', 'run', key, '--real', 'MODEL')}")
+            file = key if Path(key).is_file() else write_real(*rungs([key]))
+            raise SystemExit(subprocess.run([sys.executable, file, *args.real]).returncode)
         case ["write"]:
             print(*(write(CHAPTERS[name].file, script(name)) for name in CHAPTERS), sep="\n")
         case ["write", *keys]:

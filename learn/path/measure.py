@@ -1,11 +1,12 @@
 """Measure the chapters of the path, look up their numbers by name, and judge their claims."""
 import hashlib
+import itertools
 import json
 import math
-import os
 import re
 from statistics import fmean
 
+import plumbing
 from learn.path.rungs import CHAPTERS, ROOT, RUNGS, script, sides
 
 STORED = ROOT / "docs" / "path.json"
@@ -13,7 +14,7 @@ RATE = float(re.search("^RATE = (.*?) ", script("nano"), re.M)[1])
 SEEDS = (0, 1, 2, 3, 4)
 CHOICE = (5, 6, 7)                  # seeds by which the best rate of each script is chosen
 FACTORS = (0.25, 0.5, 1, 2, 4)      # which multiply RATE; beyond them if the best is at an end
-LIMITS = (1 / 32, 32)
+EVERY_FACTOR = [2.0**power for power in range(-5, 6)]
 FINAL = ("last", "mean", "last_kl", "mean_step_kl", "last_cut", "last_tokens", "accuracy",
          "samples")                 # what is stored of a run at another rate
 
@@ -53,16 +54,13 @@ def runs_of(name, stored, seeds=SEEDS, factors=None):
 
 
 def save(runs):
-    """Add runs to docs/path.json in a way that never leaves half a file if you interrupt it. Runs
-    of scripts that have changed since then are left out."""
+    """Add runs to docs/path.json, and leave out the runs of scripts that have changed since."""
     current = {digest(at_rate(source, factor), seed, steps_of(name)) for name in RUNGS
-               for source in sides(name).values() for factor in every_factor()
+               for source in sides(name).values() for factor in EVERY_FACTOR
                for seed in (range(100) if factor == 1 else SEEDS + CHOICE)}
     runs = load() | runs
     text = json.dumps({key: runs[key] for key in sorted(runs) if key in current})
-    part = STORED.with_suffix(f".{os.getpid()}")
-    part.write_text(text.replace('}, "', '},\n"') + "\n", encoding="utf-8")
-    part.replace(STORED)
+    plumbing.write(STORED, text.replace('}, "', '},\n"') + "\n")
 
 
 def store(name, side, source, seed, factor=None):
@@ -84,14 +82,9 @@ def store(name, side, source, seed, factor=None):
 
 def measure(names, seeds=SEEDS):
     """Run what docs/path.json does not contain yet. If you stop it, the next call continues."""
-    for name, seed in ((name, seed) for name in names for seed in seeds):
+    for name, seed in itertools.product(names, seeds):
         for side, source in sides(name).items():
             store(name, side, source, seed)
-
-
-def every_factor():
-    """List the factors from the lower to the upper limit. -> list of float"""
-    return [LIMITS[0] * 2**i for i in range(round(math.log2(LIMITS[1] / LIMITS[0])) + 1)]
 
 
 def sweep(names):
@@ -101,16 +94,15 @@ def sweep(names):
     for name, side, source in scripts:
         factors = {0.5, 1}
         while factors:
-            for factor, seed in ((factor, seed) for factor in factors for seed in CHOICE):
+            for factor, seed in itertools.product(factors, CHOICE):
                 store(name, side, source, seed, factor)
             means = by_rate(name, side, load())
             best = max(means, key=means.get)
-            factors = {best / 2, best * 2} & {*every_factor()} - means.keys()
+            factors = {best / 2, best * 2} & {*EVERY_FACTOR} - means.keys()
         for seed in SEEDS:
             store(name, side, source, seed, best)
-    for (name, side, source), factor in ((one, factor) for one in scripts for factor in FACTORS):
-        for seed in CHOICE:
-            store(name, side, source, seed, factor)
+    for one, factor, seed in itertools.product(scripts, FACTORS, CHOICE):
+        store(*one, seed, factor)
 
 
 def by_rate(name, side, stored):
@@ -120,7 +112,7 @@ def by_rate(name, side, stored):
     is_stored = lambda factor: all(digest(at_rate(source, factor), seed, steps) in stored
                                    for seed in CHOICE)
     return {factor: fmean(value(one, "last") for one in runs_at(name, side, stored, CHOICE, factor))
-            for factor in every_factor() if is_stored(factor)}
+            for factor in EVERY_FACTOR if is_stored(factor)}
 
 
 def best(name, stored):
@@ -141,27 +133,22 @@ def short(result):
 def value(one, name):
     """Compute a number of a stored run. -> float
 
-    accuracy and base are the greedy accuracies at the end and at the start. samples_to 0.6 counts
-    outputs until the mean of three steps is at least 0.6. last, first, max and mean summarize the
-    share of right outputs, where last is the mean of the last three steps; last_kl, first_kl and
-    so on summarize another metric.
+    accuracy is the greedy accuracy at the end. samples_to 0.6 counts outputs until the mean of
+    three steps is at least 0.6. last, first, max and mean summarize the share of right outputs,
+    where last is the mean of the last three steps; last_kl and so on summarize another metric.
     """
-    if "steps" not in one:
-        return one[name]                    # only the final numbers are stored
+    if "steps" not in one or name == "seconds":
+        return one[name]                    # of some runs, only the final numbers are stored
+    if name == "accuracy":
+        return one["accuracy"][-1]
     name, _, level = name.partition(" ")
     kind, _, metric = name.partition("_")
     values = one["steps"].get(metric or "right") or [math.nan]
-    match name:
-        case "accuracy" | "base":
-            return one["accuracy"][-1 if name == "accuracy" else 0]
-        case "seconds":
-            return one["seconds"]
-        case "samples":
-            return sum(one["steps"]["samples"])
-        case "samples_to":
-            right, samples = one["steps"]["right"], one["steps"]["samples"]
-            return next((sum(samples[:end]) for end in range(3, len(right) + 1)
-                         if fmean(right[end - 3:end]) >= float(level)), math.inf)
+    if kind == "samples":
+        right, samples = one["steps"]["right"], one["steps"]["samples"]
+        return sum(samples) if not level else next(
+            (sum(samples[:end]) for end in range(3, len(right) + 1)
+             if fmean(right[end - 3:end]) >= float(level)), math.inf)
     return {"last": fmean(values[-3:]), "first": values[0], "max": max(values),
             "mean": fmean(values)}[kind]
 

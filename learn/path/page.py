@@ -4,29 +4,23 @@ import math
 import re
 from pathlib import Path
 from statistics import fmean
+from string import Template
+from urllib.parse import urlencode
 
+from learn import look
 from learn.path.measure import CHOICE, FACTORS, RATE, SEEDS, best, runs_at, runs_of, value
 from learn.path.rungs import BASE, CHAPTERS, LAST, REAL, ROOT, RUNGS, counts, diff, script, sides
 from learn.read import code, page, paper
 
 DOCS = ROOT / "docs"
-NANO = "mean"               # the rung that is nano.py
 COVER = "clip"              # the chapter whose picture README shows
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 560, 236, 46, 124, 12, 30
-BRANCHES = {"reinforce": "From REINFORCE to GRPO", "kl": "Graders that can be fooled",
-            "drgrpo": "Averages and clips", "dynamic": "Groups without a gradient",
-            "longer": "Thoughts that grow", "critic": "Questions that you cannot ask again",
-            "dpo": "Pairs instead of rewards", "tool": "Tools"}
 LEVERS = (ROOT / "learn" / "play" / "levers.js").read_text(encoding="utf-8")
 NUMBER = re.compile(r"\{(?:(\w+) )?(without|with|also|fourth)( best| at [\d.e-]+)? "
                     r"(%?)([a-z_]+(?: [\d.]+)?)(?: as (\S+?))?\}")
-STYLE = """text{font:13px system-ui,sans-serif;fill:currentColor}.end{text-anchor:end}
-.middle{text-anchor:middle}
-path{fill:none;stroke:currentColor}.grid{stroke-dasharray:2 4;opacity:.4}.thin{opacity:.45}
-.mean{stroke-width:2.6}.fourth.mean{stroke-dasharray:3 4}text[class*=h],.also{font-weight:600}
-.ink,.without{color:#75716a}.with{color:#1f5a9d}.also{color:#a9640c}.fourth{color:#6b4f8a}
-@media(prefers-color-scheme:dark){.ink,.without{color:#a09c94}.with{color:#8ab8ee}
-.also{color:#e0a458}.fourth{color:#b9a2dc}}"""
+STYLES = [page.STYLE, Path(__file__).with_name("path.css")]
+PAGE, CHAPTER = (Template(Path(__file__).with_name(f"{name}.html").read_text("utf-8").rstrip("\n"))
+                 for name in ("page", "chapter"))
 
 
 def fill(text, here, stored):
@@ -68,12 +62,6 @@ def wins(name, metric, stored, at_best=False):
                for a, b in zip(runs["without"], runs["with"]))
 
 
-def slug(field):
-    """Return the anchor of a chapter, which is the same in path.md, as GitHub spells it, and in
-    path.html. -> str"""
-    return re.sub(r"[^\w -]", "", field["short"].lower()).replace(" ", "-")
-
-
 # ---- a picture -------------------------------------------------------------------------------
 def chart(name, stored, line):
     """Draw a metric of all sides over the steps, with thin lines for seeds and a thick one for
@@ -81,48 +69,36 @@ def chart(name, stored, line):
     the axis counts outputs; with x=rate it has the learning rates. -> SVG, title"""
     metric, title, *options = (part.strip() for part in fill(line, name, stored).split("|"))
     options = dict(option.split("=", 1) for option in options)
+    axis = options.get("x")
     curves = series(name, metric, options, stored)
     places = [place for rows in curves.values() for row in rows for place in row]
     last = max(x for x, _ in places)
     low, high = map(float, options.get("range", f"0 {max(y for _, y in places)}").split())
-    edge, floor = WIDTH - RIGHT, HEIGHT - BOTTOM
-    spot = lambda x, y: (LEFT + (edge - LEFT) * x / last,
-                         floor - (floor - TOP) * (max(min(y, high), low) - low) / (high - low))
-    text = lambda x, y, label, kind: (f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}">'
-                                      f"{html.escape(label)}</text>")
-    parts = [text(LEFT, HEIGHT - 8, "output 0" if "x" in options else "step 0", ""),
-             text(edge, HEIGHT - 8, f"{last:,.0f}", "end")]
-    if options.get("x") == "rate":
-        parts = [text(spot(i, low)[0], HEIGHT - 8, rate(factor), "middle")
-                 for i, factor in enumerate(FACTORS)]
-    for tick in ticks(low, high):
-        label = f"{100 * tick:.0f}%" if options.get("range") == "0 1" else f"{tick:g}"
-        y = spot(0, tick)[1]
-        parts += [f'<path class="grid" d="M{LEFT} {y:.1f}H{edge}"/>',
-                  text(LEFT - 6, y + 4, label, "end")]
+    d = look.Drawing(look.scale(0, last, LEFT, WIDTH - RIGHT),
+                     look.scale(low, high, HEIGHT - BOTTOM, TOP))
+    in_percent = options.get("range") == "0 1"
+    levels = {tick: f"{100 * tick:.0f}%" if in_percent else f"{tick:g}".replace("-", "−")
+              for tick in look.ticks(low, high)}
+    marks = dict(enumerate(map(rate, FACTORS))) if axis == "rate" else {}
+    d.axes(0, last, low, marks, levels)
+    if not marks:
+        d.text(0, low, "output 0" if axis == "samples" else "step 0", "dim", "0 18")
+        d.text(last, low, f"{last:,.0f}", "e dim", "0 18")
     ends = {}
+    thin = "thin crowd" if len(curves) > 2 else "thin"
     for side, rows in curves.items():
         mean = [[fmean(axis) for axis in zip(*row)] for row in zip(*rows)]
-        for row, kind in [*((row, "thin") for row in rows), (mean, "mean")]:
-            steps = "L".join("{:.1f} {:.1f}".format(*spot(x, y)) for x, y in row)
-            parts.append(f'<path class="{side} {kind}" d="M{steps}"/>')
-        ends[side] = list(spot(*mean[-1]))
-    order = sorted(ends, key=lambda side: ends[side][1])
+        for row, kind in [*((row, thin) for row in rows), (mean, "mean")]:
+            d.curve(((x, max(min(y, high), low)) for x, y in row), f"{side} {kind}")
+        ends[side] = d.y(max(min(mean[-1][1], high), low))
+    order = sorted(ends, key=ends.get)
     for upper, lower in [*zip(order, order[1:])] * 9:           # push labels apart
-        short = max(0, 18 - (ends[lower][1] - ends[upper][1]))
-        ends[upper][1] -= short / 2
-        ends[lower][1] += short / 2
-    parts += [text(x + 6, y + 4, options[side], side) for side, (x, y) in ends.items()]
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" class="ink" '
-            f'role="img" aria-label="{html.escape(title)}"><style>{STYLE}</style>'
-            f"{''.join(parts)}</svg>", title)
-
-
-def ticks(low, high):
-    """Choose up to five round numbers between two numbers. -> list of float"""
-    step = next(first * 10**power for power in range(-3, 6) for first in (1, 2, 2.5, 5)
-                if high - low <= 4 * first * 10**power)
-    return [step * i for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
+        short = max(0, 18 - (ends[lower] - ends[upper]))
+        ends[upper] -= short / 2
+        ends[lower] += short / 2
+    for side, y in ends.items():
+        d.text(last, low, options[side], side, f"6 {y - d.y(low)}")
+    return d.svg(WIDTH, HEIGHT, title), title
 
 
 def series(name, metric, options, stored):
@@ -138,15 +114,19 @@ def series(name, metric, options, stored):
 
 # ---- the page --------------------------------------------------------------------------------
 def prose(text, name, stored):
-    """Turn paragraphs with *emphasis*, `code`, [links](to), symbols and placeholders into HTML."""
+    """Turn paragraphs with *emphasis*, `code`, [links](to), symbols and placeholders into HTML. A
+    paragraph that begins with ! is an answer, which is folded."""
     paragraphs = ""
     for part in text.split("\n\n"):
-        inner = page.prose(fill(" ".join(part.split()), name, stored), None, has_links=False)
+        words = part.removeprefix("! ").split()
+        inner = page.prose(fill(" ".join(words), name, stored), None, has_links=False)
         inner = re.sub(r"(<code>.*?</code>)|\*([^*<>]+)\*",
                        lambda match: match[1] or f"<em>{match[2]}</em>", inner)
         # a line must not break between a symbol and the punctuation next to it
         inner = re.sub(r"\(?<math>.*?</math>[.,:;)?]*", r"<span class=w>\g<0></span>", inner)
-        paragraphs += f"<p>{inner}</p>"
+        inner = f"<p>{inner}</p>"
+        is_answer = part.startswith("! ")
+        paragraphs += folded("What we saw", inner, "ask") if is_answer else inner
     return paragraphs
 
 
@@ -171,9 +151,17 @@ def folded(summary, body, kind):
     return f"<details class={kind}><summary>{summary}</summary>{body}</details>"
 
 
-def link(number, name, on, field):
+def link(name):
     """Link to a chapter. -> HTML"""
-    return f'<a href="#{slug(field)}">{number}. {field["short"]}</a>'
+    one = CHAPTERS[name]
+    return f'<a href="#{one.anchor}">{one.number}. {one.fields["short"]}</a>'
+
+
+def grid(head, rows):
+    """Make a table. -> HTML"""
+    body = "".join(f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in rows)
+    return (f"<table><thead><tr><th>{'</th><th>'.join(head)}</th></tr></thead>"
+            f"<tbody>{body}</tbody></table>")
 
 
 def rates(name, stored):
@@ -183,30 +171,30 @@ def rates(name, stored):
         return ""
     predicted = f" (Before these runs, we predicted that the difference {field['predicted']}.)"
     labels = dict(re.findall(r"(without|with|also|fourth)=([^|\n]*)", field["picture"]))
-    rows = "".join(f"<tr><td>{html.escape(labels[side].strip())}</td><td>{{{side} %last}}</td>"
-                   f"<td>{{{side} best %last}} at {rate(factor)}</td></tr>"
-                   for side, factor in best(name, stored).items() if side in labels)
-    return (f"<h3>With the best learning rate for each side</h3><table><thead><tr><th>right "
-            f"outputs at the end</th><th>at {rate(1)}</th><th>at the best rate</th></tr></thead>"
-            f"<tbody>{fill(rows, name, stored)}</tbody></table>"
-            f"{prose(field['fair'] + predicted, name, stored)}")
+    rows = [(html.escape(labels[side].strip()), f"{{{side} %last}}",
+             f"{{{side} best %last}} at {rate(factor)}")
+            for side, factor in best(name, stored).items() if side in labels]
+    head = ["right outputs at the end", f"at {rate(1)}", "at the best rate"]
+    return ("<h3>With the best learning rate for each side</h3>"
+            + fill(grid(head, rows), name, stored) + prose(field["fair"] + predicted, name, stored))
 
 
-def neighbours(name):
-    """Link to the rungs before and after a chapter, to the table, and to the playground if it has a
-    lever for this rung. -> HTML"""
-    names = [*RUNGS, LAST]
-    at = names.index(name)
-    links = [*("← " + link(*CHAPTERS[other]) for other in names[:at][-1:]),
-             '<a href="#rungs">all rungs</a>',
-             *(link(*CHAPTERS[other]) + " →" for other in names[at + 1:at + 2])]
-    if f'rung: "{slug(CHAPTERS[name].fields)}"' in LEVERS:
-        links.append('<a href="play.html#break">try it in the playground</a>')
-    return f"<p class=turn><span>{'</span><span>'.join(links)}</span></p>"
+def playground(name):
+    """Embed the training of the playground, with the first of its levers for this rung. -> HTML,
+    empty if there is no such lever"""
+    lever = re.search(rf'name: "([^"]*)", rung: "{CHAPTERS[name].anchor}", set: {{(.*?)}}',
+                      LEVERS, re.S)
+    if lever is None:
+        return ""
+    settings = urlencode(re.findall(r'(\w+): "([^"]*)"', lever[2])).replace("&", "&amp;")
+    frame = (f'<iframe loading=lazy title="{lever[1]}" src="play.html?figure#{settings}"></iframe>'
+             '<p class=more><a href="play.html#break">other changes, in the playground</a></p>')
+    return folded(f"Train in this page: {lever[1]}", frame, "ask")
 
 
 def chapter(name, stored):
-    """Build a chapter, with its text on the left and its picture and patch on the right. -> HTML"""
+    """Build a chapter: the text, the pictures, and the patch or, of real.py, some pieces. -> HTML
+    """
     number, _, _, field = CHAPTERS[name]
     say = lambda text: prose(text, name, stored)
     inline = lambda text: say(text)[3:-4]
@@ -217,151 +205,115 @@ def chapter(name, stored):
     equations = "".join(f'<div class="eq{" long" * (len(text) > 50)}"><div>'
                         f"{paper.math(text, ' displaystyle=true')}</div></div>"
                         for text in field["equation"].split("\n"))
-    drawn = (chart(name, stored, line) for line in field["picture"].split("\n"))
+    drawn = (chart(name, stored, line) for line in field.get("picture", "").splitlines())
     charts = "".join(f"<figure>{svg}<figcaption>{inline(title)}</figcaption></figure>"
                      for svg, title in drawn)
+    if name == LAST:
+        command = "real.py MODEL"
+        tables = ([map(inline, line.split(" | ")) for line in field[of].split("\n")]
+                  for of in ("gaps", "results"))
+        results = ("".join(grid(head, rows) for head, *rows in tables)
+                   + f"<h3>The rungs on a real model</h3>{say(field['offer'])}")
+        shown = "".join(f"<p class=head>{inline(title)}</p>{patch_box(lines)}"
+                        for title, lines in pieces(field))
+    else:
+        command = f"-m learn.path {number}"
+        results = rates(name, stored)
+        num_lines = script(name).count("\n")
+        shown = (f"<p class=head><b>{CHAPTERS[name].file}</b> {counts(name)}, {num_lines} lines</p>"
+                 + patch_box(diff(name)))
     asked, _, answer = field["question"].partition("\n\n")
-    num_lines = script(name).count("\n")
-    return f"""<section class=rung id={slug(field)}>
-<h2><a href="#{slug(field)}">{number}</a> {inline(field["title"])}</h2>
-<div class=two><div class=words>
-<div class=o1><h3>What hurts</h3>{say(field["pain"])}{changes}</div>
-<div class=o3><h3>The idea</h3>{say(field["idea"])}{equations}</div>
-<div class=o5><h3>What it does</h3>{say(field["relief"])}{rates(name, stored)}
-<h3>What still hurts</h3>
-{say(field["hurts"])}{folded(inline(asked), say(answer), "ask")}
-<h3>Try it</h3>{say(field["try"])}</div>
-</div><div class=proof><div class=o2>{charts}</div>
-<div class=o4><p class=head><b>{CHAPTERS[name].file}</b> {counts(name)}, {num_lines} lines</p>
-{patch_box(diff(name))}</div>
-<p class="more o6"><code>python -m learn.path {number}</code> · {inline(field["more"])}</p>
-</div></div>{neighbours(name)}</section>"""
+    names = [*RUNGS, LAST]
+    at = names.index(name)
+    turn = [*("← " + link(other) for other in names[:at][-1:]), '<a href="#rungs">all rungs</a>',
+            *(link(other) + " →" for other in names[at + 1:at + 2])]
+    return CHAPTER.substitute(
+        {key: say(field[key]) for key in ("pain", "idea", "relief", "hurts")},
+        anchor=CHAPTERS[name].anchor, number=number, title=inline(field["title"]), changes=changes,
+        equations=equations, results=results, question=folded(inline(asked), say(answer), "ask"),
+        exercise=say(field["try"]) + playground(name), charts=charts, shown=shown, command=command,
+        more=inline(field["more"]), turn="</span><span>".join(turn))
 
 
-def last_chapter(stored):
-    """Build the chapter about real.py, with four pieces of it on the right. -> HTML"""
-    number, _, _, field = CHAPTERS[LAST]
-    say = lambda text: prose(text, LAST, stored)
-    inline = lambda text: say(text)[3:-4]
-    pieces = ""
+def pieces(field):
+    """Yield the pieces of real.py that its chapter shows. -> title, lines as of a diff"""
     for line in field["pieces"].split("\n"):
         title, names = line.split(" | ")
         shown = "\n\n".join(re.search(rf"(@AUTOCAST\n)?def {name}\(.*?(?=\n\n)", REAL, re.S)[0]
                             for name in names.split())
-        pieces += (f"<p class=head>{inline(title)}</p>"
-                   + patch_box([f" {line}" for line in shown.split("\n")]))
-    tables = ""
-    for name in ("gaps", "results"):
-        head, *rows = ([inline(cell.strip()) for cell in line.split("|")]
-                       for line in field[name].split("\n"))
-        tables += (f"<table><thead><tr><th>{'</th><th>'.join(head)}</th></tr></thead><tbody>"
-                   + "".join(f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in rows)
-                   + "</tbody></table>")
-    asked, _, answer = field["question"].partition("\n\n")
-    return f"""<section class=rung id={slug(field)}>
-<h2><a href="#{slug(field)}">{number}</a> {inline(field["title"])}</h2>
-<div class=two><div class=words>
-<div class=o1><h3>What hurts</h3>{say(field["pain"])}</div>
-<div class=o3><h3>The idea</h3>{say(field["idea"])}<div class=eq><div>
-{paper.math(field["equation"], " displaystyle=true")}</div></div></div>
-<div class=o5><h3>What it does</h3>{say(field["relief"])}{tables}
-<h3>The rungs on a real model</h3>{say(field["offer"])}
-<h3>What still hurts</h3>{say(field["hurts"])}
-{folded(inline(asked), say(answer), "ask")}<h3>Try it</h3>{say(field["try"])}</div>
-</div><div class=proof><div class=o4>{pieces}</div>
-<p class="more o6"><code>python real.py MODEL</code> · {inline(field["more"])}</p>
-</div></div>{neighbours(LAST)}</section>"""
+        yield title, [f" {line}" for line in shown.split("\n")]
 
 
-def verdict(num_wins):
-    """Say on how many seeds a patch is ahead, unless it is ahead on all. -> str"""
-    return {0: "worse", len(SEEDS): ""}.get(num_wins, f"better on {num_wins} of {len(SEEDS)} seeds")
-
-
-def table(stored, link):
+def table(stored):
     """List the rungs: the title of a branch that begins here, name, lines, setting, the share of
     right outputs without and with the patch at the shared rate and at the best rate of each side,
-    each with a verdict, and what else was measured. -> list of tuples"""
-    rows = []
+    each with a verdict unless the patch is ahead on all seeds, and what else was measured."""
+    verdict = {wins: f"better on {wins} of {len(SEEDS)} seeds" for wins in range(len(SEEDS))}
+    verdict |= {0: "worse", len(SEEDS): ""}
     for name in RUNGS:
         field = CHAPTERS[name].fields
-        pairs = []
-        for which in ("", "best ") if name != RUNGS[0] else ("",):
-            before = "{without %splast}" if name != RUNGS[0] else "{with %first}"
-            text = f"{before} → {{with %splast}}".replace("%sp", which + "%")
-            pairs.append((fill(text, name, stored),
-                          verdict(wins(name, "last", stored, which)) if name != RUNGS[0] else ""))
-        rows.append((BRANCHES.get(name), link(*CHAPTERS[name]), counts(name),
-                     field.get("where", ""), *pairs, *[("", "")] * (2 - len(pairs)),
-                     fill(field.get("besides", ""), name, stored)))
-    return rows
+        pairs = [(fill("{with %first} → {with %last}", name, stored), ""), ("", "")]
+        if name != RUNGS[0]:                        # before which nothing is trained
+            pairs = [(fill(f"{{without {at}%last}} → {{with {at}%last}}", name, stored),
+                      verdict[wins(name, "last", stored, at)]) for at in ("", "best ")]
+        yield (field.get("branch"), name, counts(name), field.get("where", ""), *pairs,
+               fill(field.get("besides", ""), name, stored))
 
 
 def build(stored):
     """Build docs/path.html. -> HTML"""
     top = CHAPTERS[BASE].fields
-    links = page.navigation({"start": "index.html", "the path": "path.html", "play": "play.html",
-                             "the lab": "lab.md", "the zoo": "zoo.md"}, "path.html")
     rows = ""
-    for branch, *cells, shared, own, besides in table(stored, link):
+    for branch, name, *cells, shared, own, besides in table(stored):
         if branch:
             rows += f"<tr><th colspan=6>{branch}</th></tr>"
         for text, judged in (shared, own):
             kind = {"": "better", "worse": "worse"}.get(judged, "")
             note = judged and f" <small>{judged}</small>"
             cells.append(text and f"<span class='{kind}'>{text}</span>{note}")
-        rows += f"<tr><td>{'</td><td>'.join([*cells, besides])}</td></tr>"
-    chapters = "".join(link(*CHAPTERS[name]) for name in [*RUNGS, LAST])
-    style = Path(__file__).with_name("path.css").read_text(encoding="utf-8")
-    body = f"""<style>{style}</style>{links}
-<header class=top><h1>{top["title"]}</h1>{prose(top["lead"], BASE, stored)}
-<table class=rungs id=rungs><thead><tr><th>rung</th><th>lines</th><th>setting</th>
-<th>right outputs at {rate(1)}, without → with</th><th>each at its best rate</th>
-<th>also measured</th></tr></thead><tbody>{rows}</tbody></table>
-{prose(top["after"], BASE, stored)}</header>
-<details class=contents onclick="if (event.target.href) this.open = false">
-<summary>chapters</summary>{chapters}</details>
-<main>{"".join(chapter(name, stored) for name in RUNGS)}{last_chapter(stored)}
-<section class=rung><h2>Where to go from here</h2>{prose(top["onward"], BASE, stored)}</section>
-</main>"""
-    return page.document(top["title"], top["description"].replace("\n", " "), body, "path")
+        rows += f"<tr><td>{'</td><td>'.join([link(name), *cells, besides])}</td></tr>"
+    names = [*RUNGS, LAST]
+    body = PAGE.substitute(
+        {key: prose(top[key], BASE, stored) for key in ("lead", "after", "onward")},
+        title=top["title"], rate=rate(1), rows=rows, links="".join(map(link, names)),
+        chapters="".join(chapter(name, stored) for name in names))
+    return look.document(top["title"], top["description"].replace("\n", " "), body, "../",
+                         "The path", STYLES, "path")
 
 
-def build_markdown(stored):
-    """Build docs/path.md: the table of rungs, and what each is for. -> Markdown"""
+def build_markdown(stored, title):
+    """Build docs/path.md: the table of rungs, and what each is for. title: of the picture.
+    -> Markdown"""
     top = CHAPTERS[BASE].fields
-    rows = table(stored, lambda number, name, on, field:
-                 f"{number}. [{field['short']}](#{slug(field)})")
-    parts = "".join(f"\n## {field['short'][0].upper()}{field['short'][1:]}\n\n"
-                    f"{fill(field['hook'], name, stored)} `python -m learn.path {number}` prints "
-                    "the patch, and runs the script without and with it.\n"
-                    for number, name, _, field in map(CHAPTERS.get, RUNGS))
-    field = CHAPTERS[LAST].fields
-    parts += (f"\n## {field['short'][0].upper()}{field['short'][1:]}\n\n"
-              f"{fill(field['hook'], LAST, stored)}\n\n"
-              f"{fill(field['offer'], LAST, stored)}\n")
+    rows = ""
+    for branch, name, *cells, shared, own, besides in table(stored):
+        one = CHAPTERS[name]
+        rows += f"| **{branch}** | | | | | |\n" if branch else ""
+        cells += [f"{text}{f' ({judged})' * bool(judged)}" for text, judged in (shared, own)]
+        rung = f"{one.number}. [{one.fields['short']}](#{one.anchor})"
+        rows += f"| {' | '.join([rung, *cells, besides])} |\n"
+    parts = ""
+    for name in (*RUNGS, LAST):
+        number, _, _, field = CHAPTERS[name]
+        more = f"\n\n{fill(field['offer'], name, stored)}" if name == LAST else (
+            f" `python -m learn.path {number}` prints the patch, and runs the script without and "
+            "with it.")
+        parts += (f"\n## {field['short'][0].upper()}{field['short'][1:]}\n\n"
+                  f"{fill(field['hook'], name, stored)}{more}\n")
     return (f"# {top['title']}\n\n{fill(top['lead'], BASE, stored)}\n\n{top['here']}\n\n"
-            f"![{cover(stored)[1]}](path.svg)\n\n"
+            f"![{title}](path.svg)\n\n"
             "| rung | lines | setting | right outputs at 5e-4, without → with | each at its best "
-            "rate | also measured |\n| --- | --- | --- | --- | --- | --- |\n"
-            + "".join((f"| **{branch}** | | | | | |\n" if branch else "")
-                      + f"| {' | '.join(cells)} | "
-                      + "".join(f"{text}{f' ({judged})' * bool(judged)} | "
-                                for text, judged in (shared, own)) + f"{besides} |\n"
-                      for branch, *cells, shared, own, besides in rows) + parts)
-
-
-def cover(stored):
-    """Draw the first picture of the chapter COVER. -> SVG, title"""
-    return chart(COVER, stored, CHAPTERS[COVER].fields["picture"].split("\n")[0])
+            f"rate | also measured |\n| --- | --- | --- | --- | --- | --- |\n{rows}{parts}")
 
 
 def write(stored):
     """Write docs/path.html, docs/path.md and docs/path.svg."""
-    picture, _ = cover(stored)
+    picture, title = chart(COVER, stored, CHAPTERS[COVER].fields["picture"].split("\n")[0])
     # An SVG in a page knows only its own width. Larger letters need room on the left, too
-    picture = picture.replace("</style>", "@media(max-width:450px){text{font-size:17.5px}}</style>")
+    style = look.small(look.COLOURS + look.CHART
+                       + "@media (max-width: 450px) { svg text { font-size: 17.5px } }")
+    picture = picture.replace(">", f"><style>{style}</style>", 1)
     picture = picture.replace('viewBox="0 0', 'viewBox="-12 0')
-    for name, text in (("path.html", build(stored)), ("path.md", build_markdown(stored)),
+    for name, text in (("path.html", build(stored)), ("path.md", build_markdown(stored, title)),
                        ("path.svg", picture)):
         (DOCS / name).write_text(text, encoding="utf-8")

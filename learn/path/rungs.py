@@ -28,6 +28,11 @@ class Chapter(NamedTuple):
     def file(self):
         return f"{self.number:02}_{self.name}.py"
 
+    @property
+    def anchor(self):
+        """The same in path.md, as GitHub spells it, and in path.html."""
+        return re.sub(r"[^\w -]", "", self.fields["short"].lower()).replace(" ", "-")
+
 
 def read(text):
     """Read a text in the format of chapters.txt. -> dict from name to Chapter"""

@@ -1,7 +1,6 @@
 """python -m learn.play RUN (make play RUN=runs/a): write docs/play.html. In it, the policies of a
 run answer, and the base is trained, in a browser. Without RUN, the page keeps its policies, and
 only its other parts are rebuilt. --measure (make levers) measures what its levers do."""
-import argparse
 import contextlib
 from pathlib import Path
 
@@ -10,22 +9,20 @@ import torch
 import common
 import plumbing
 from learn.play import build
-from report import start
+from report import parser, start
 
 
 def main(argv=None):
     """Write the page and print its size. Exits with one line and code 2 if no page can be made from
     the run, or if a file cannot be read or written. -> the path of the page"""
-    parser = argparse.ArgumentParser(prog="python -m learn.play", description=__doc__,
-                                     allow_abbrev=False)
-    parser.error = common.fail
-    parser.add_argument("run", metavar="RUN", type=Path, nargs="?",
-                        help="folder of a run on the task arithmetic")
-    parser.add_argument("--output", metavar="FILE", type=Path, default=build.PAGE,
-                        help="path of the page (default: docs/play.html)")
-    parser.add_argument("--measure", action="store_true",
-                        help="also measure what the levers do, in a quarter of an hour")
-    args = parser.parse_args(argv)
+    command = parser(__doc__)
+    command.add_argument("run", metavar="RUN", type=Path, nargs="?",
+                         help="folder of a run on the task arithmetic")
+    command.add_argument("--output", metavar="FILE", type=Path, default=build.PAGE,
+                         help="path of the page (default: docs/play.html)")
+    command.add_argument("--measure", action="store_true",
+                         help="also measure what the levers do, in a quarter of an hour")
+    args = command.parse_args(argv)
     torch.set_num_threads(1)
     try:
         data = build.read(args.run) if args.run else build.data_of(args.output)

@@ -15,13 +15,14 @@ import torch
 
 import common
 import plumbing
+from learn import look
 from report.ask import load_policy, read_run
+from report.logs import read_summary
 
 FOLDER = Path(__file__).parent
 PAGE = common.HERE / "docs/play.html"
 ENGINE = ("engine.js", "arithmetic.js", "loop.js", "levers.js")     # these do not use the page
-SCRIPTS = ("../look.js", *ENGINE, "view.js", "top.js", "train.js", "settings.js", "hand.js",
-           "passk.js", "ask.js")
+SCRIPTS = (*ENGINE, "view.js", "top.js", "train.js", "settings.js", "hand.js", "passk.js", "ask.js")
 DATA = re.compile('<script id="data" type="application/json">(.*?)</script>', re.DOTALL)
 
 
@@ -30,18 +31,15 @@ DATA = re.compile('<script id="data" type="application/json">(.*?)</script>', re
 def pack(base, trained):
     """Pack the weights of two policies, which have the same names and shapes, as text. A vector is
     stored as a matrix with one column. -> dict for JSON"""
-    halves = flat(base).half()
-    difference = flat(trained) - halves.float()
+    flat_base, flat_trained = (torch.cat([weight.detach().flatten() for weight in weights.values()])
+                               for weights in (base, trained))
+    halves = flat_base.half()
+    difference = flat_trained - halves.float()
     scale = max(difference.abs().max().item(), 1e-12) / 127
     return {"shapes": [[name, len(weight), weight[0].numel()] for name, weight in base.items()],
             "scale": scale,
             "base": encode(halves),
             "difference": encode((difference / scale).round().to(torch.int8))}
-
-
-def flat(weights):
-    """Concatenate all weights. -> (n,)"""
-    return torch.cat([weight.detach().flatten() for weight in weights.values()])
 
 
 def encode(numbers):
@@ -59,12 +57,10 @@ def unpack(packed):
     float32"""
     base = decode(packed["base"], torch.float16)
     trained = base + decode(packed["difference"], torch.int8) * packed["scale"]
-    policies = []
-    for numbers in (base, trained):
-        parts = numbers.split([rows * columns for _, rows, columns in packed["shapes"]])
-        policies.append({name: part.view((rows, columns) if columns > 1 else rows)
-                         for (name, rows, columns), part in zip(packed["shapes"], parts)})
-    return policies
+    sizes = [rows * columns for _, rows, columns in packed["shapes"]]
+    return [{name: part.view((rows, columns) if columns > 1 else rows)
+             for (name, rows, columns), part in zip(packed["shapes"], numbers.split(sizes))}
+            for numbers in (base, trained)]
 
 
 def answers(script, cfg, task, weights):
@@ -75,29 +71,6 @@ def answers(script, cfg, task, weights):
 
 
 # ---- 2. the run ------------------------------------------------------------------------------
-
-def check_run(folder, name, flags):
-    """Raise ValueError for a run about which the texts of the page would be wrong."""
-    wanted = {"task": "arithmetic", "reward": "accuracy", "init_from": ""}
-    for flag, value in wanted.items():
-        if flags[flag].partition(":")[0] != value:          # arithmetic:3-7 is arithmetic
-            raise ValueError(f"{folder}: was trained with --{flag} {flags[flag]}; choose a run on "
-                             "arithmetic that starts from the base and rewards only right answers")
-    if name == "dpo.py":
-        raise ValueError(f"{folder}: this run of dpo.py learned from pairs; choose a run of a "
-                         "script that learns from rewards")
-
-
-def read_summary(folder):
-    """Read the length and the scores of a run. ValueError if they are missing. -> dict"""
-    try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        return {"steps": int(summary["steps"]), "problems": int(summary["base"]["problems"]),
-                "base": float(summary["base"]["greedy"]),
-                "trained": float(summary["trained"]["greedy"])}
-    except (OSError, ValueError, KeyError, TypeError):
-        raise ValueError(f"{folder}: summary.json has no scores; resume the run") from None
-
 
 def sizes(script, cfg, task):
     """The sizes of the policy, the tokenizer and the task that the engine needs. Letters are as in
@@ -112,13 +85,24 @@ def sizes(script, cfg, task):
 
 
 def read(folder):
-    """Read everything that the page needs from a run. ValueError if no page can be made from it.
-    -> dict for JSON"""
+    """Read everything that the page needs from a run. ValueError if the texts of the page would be
+    wrong about it. -> dict for JSON"""
     script, cfg = read_run(folder)
     name, flags = plumbing.read_config(folder)
-    check_run(folder, name, flags)
+    for flag, value in {"task": "arithmetic", "reward": "accuracy", "init_from": ""}.items():
+        if flags[flag].partition(":")[0] != value:          # arithmetic:3-7 is arithmetic
+            raise ValueError(f"{folder}: was trained with --{flag} {flags[flag]}; choose a run on "
+                             "arithmetic that starts from the base and rewards only right answers")
+    if name == "dpo.py":
+        raise ValueError(f"{folder}: this run of dpo.py learned from pairs; choose a run of a "
+                         "script that learns from rewards")
+    summary = read_summary(folder)
+    if summary is None or "greedy" not in summary["base"]:
+        raise ValueError(f"{folder}: summary.json has no scores; resume the run")
     run = {"script": name, "batch_size": cfg.num_prompts * cfg.num_generations,
-           "num_updates": cfg.num_iterations * cfg.num_mini_batches, **read_summary(folder)}
+           "num_updates": cfg.num_iterations * cfg.num_mini_batches, "steps": summary["steps"],
+           "problems": summary["base"]["problems"],
+           **{end: summary[end]["greedy"] for end in ("base", "trained")}}
     task = common.load_task(cfg, script.verify)
     policies = [dict(load_policy(folder, script, cfg, name).named_parameters())
                 for name in ("base.pt", "checkpoint.pt")]
@@ -156,15 +140,14 @@ def sha256(text):
 def assemble(data):
     """Put the page together. -> HTML"""
     texts = [(FOLDER / name).read_text(encoding="utf-8") for name in SCRIPTS]
-    script = '\n"use strict";\n' + "\n".join(texts)
-    style = "\n" + "".join((FOLDER / name).read_text(encoding="utf-8")
-                           for name in ("../look.css", "page.css"))
+    script = "\n".join(['\n"use strict";', look.SCRIPT, *texts])
+    style = f"\n{look.LOOK}{(FOLDER / 'page.css').read_text(encoding='utf-8')}"
     template = string.Template((FOLDER / "page.html").read_text(encoding="utf-8"))
     run = data["run"]
     size = sum(rows * columns for _, rows, columns in data["packed"]["shapes"])
     data_text = json.dumps(data).replace("<", r"\u003c")       # keeps </script> out of the data
     return template.substitute(
-        style=style, style_hash=sha256(style),
+        header=look.header("../", "Play"), icon=look.ICON, style=style, style_hash=sha256(style),
         script_text=script, script_hash=sha256(script),
         script=run["script"], steps=run["steps"],
         base=f"{100 * run['base']:.1f}", trained=f"{100 * run['trained']:.1f}",

@@ -32,6 +32,12 @@ function styled(node, variables) {
   return node;
 }
 
+// Inside a chapter of the path, links replace the whole page.
+if (location.search === "?figure") {
+  document.body.className = "figure";
+  document.head.append(element("base", { target: "_top" }));
+}
+
 const paper = (id) => `https://arxiv.org/abs/${id}`;
 
 // What the texts mention, and where it is explained. A name that contains another comes first.

@@ -4,6 +4,7 @@
                                             the same for reinforce, ppo, grpo, gspo and dpo
   python -m learn.practice grpo 1 3         leaves blanks for equations (1) and (3) only
   python -m learn.practice check practice/grpo.py       grades it, and trains once all is right
+  python -m learn.practice check --no_train FILE        only grades it; exits with 0 or 1
   python -m learn.practice hunt grpo 1      writes hunt/grpo_1.py, with one mistake; levels 1 to 3
   python -m learn.practice answer hunt/grpo_1.py 143    is it in line 143? (or in a function)
   python -m learn.practice answer hunt/grpo_1.py        shows the mistake, and the tests that fail
@@ -12,6 +13,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import common
@@ -19,10 +21,11 @@ import plumbing
 from common import HERE as ROOT
 from learn.practice import hunt
 from learn.practice.exercise import Exercise
-from learn.practice.grades import grades
+from learn.practice.grades import grades, line_of
 from learn.sync import SCRIPTS
 from report import command, escape, start
 
+SECONDS = 60                # limit for grading a file
 NAMES = ("nano", *(script.removesuffix(".py") for script in SCRIPTS))
 
 
@@ -51,35 +54,48 @@ def make(name, *numbers):
           f" {command('learn.practice', 'check', path)}")
 
 
-def check(word):
-    """Print the grades of a file; if all is right, train with it."""
+def check(*words):
+    """Print the grades of a file; if all is right, train with it, unless --no_train is given."""
+    files = [word for word in words if word not in ("--no_train", "--no-train")]
+    if len(files) != 1:
+        common.fail(f"check {' '.join(words)}: name one file")
+    [word] = files
     path = Path(word)
     name = path.stem.partition("_")[0]
     if not path.is_file():
         common.fail(f"{word}: there is no such file; to write an exercise, run: "
                     f"{command('learn.practice', 'nano')}")
     if name not in NAMES or path.suffix != ".py":
-        common.fail(f"{word}: the name of an exercise is that of a script, with or without a "
-                    "number, for example practice/grpo_2.py")
+        common.fail(f"{word}: the name of an exercise is that of a script, and may continue "
+                    "after _, for example practice/grpo_2.py")
     exercise = Exercise(f"{name}.py")
+    alarm = threading.Timer(SECONDS, give_up, [word])
+    alarm.start()
     try:
         graded = grades(exercise, path.read_text(encoding="utf-8-sig"))
     except SyntaxError as error:
         common.fail(f"{word}, line {error.lineno}: {error.msg}", 1)
     except (Exception, SystemExit) as error:        # a file may raise anything
-        common.fail(f"{word} cannot be graded: {type(error).__name__}: {escape(str(error))}", 1)
-    for function, state, sentences in graded:
+        place = f"line {line_of(error, sys.modules['practised'])}: {type(error).__name__}"
+        common.fail(f"{word}, {place}: {escape(str(error))}", 1)
+    finally:
+        alarm.cancel()
+    for function, state, sentences, marks in graded:
         numbers = sorted({blank.number for blank in exercise.blanks[function]})
-        print(f" {state:6} {function}: {', '.join(f'({number})' for number in numbers)}")
+        shown = (f"({number}) {marks.get(number, '')}".strip() for number in numbers)
+        print(f" {state:6} {function}: {', '.join(shown)}")
         if state != "right":
-            print(*(f"        {exercise.equations[number]}" for number in numbers), sep="\n")
+            print(*(f"        {exercise.equations[number]}" for number in numbers
+                    if number in marks or not marks), sep="\n")
         print(*(f"        {sentence}\n" for sentence in sentences), sep="", end="")
-    states = [state for _, state, _ in graded]
+    states = [state for _, state, *_ in graded]
     count = states.count("right")
     open_functions = f"; {states.count('open')} still to fill in" if "open" in states else ""
     print(f"{count} of {len(graded)} functions are right{open_functions}.")
     if count < len(graded):
         raise SystemExit(1)
+    if len(words) > 1:
+        return
     print("Well done. Your file now trains a policy; Ctrl-C stops it.", flush=True)
     flags = [] if name == "nano" else ["--output_dir", free("runs", f"practice-{path.stem}")]
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -88,9 +104,15 @@ def check(word):
             "PYTHONPATH": os.pathsep.join(paths)}).returncode)
 
 
+def give_up(word):
+    """End the process from a thread of its own, because a file may catch every exception."""
+    print(f"error: {word} cannot be graded within {SECONDS} seconds", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
 def main():
     args = sys.argv[1:] or ["--help"]
-    commands = {"check": (check, 1, 1), "hunt": (hunt.begin, 0, 2), "answer": (hunt.answer, 1, 2)}
+    commands = {"check": (check, 1, 2), "hunt": (hunt.begin, 0, 2), "answer": (hunt.answer, 1, 2)}
     command, fewest, most = commands.get(args[0], (None, 0, 0))
     if args[0] in ("--help", "-h"):
         print(__doc__)

@@ -16,13 +16,14 @@ import itertools
 import re
 import signal
 import sys
+import traceback
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import NamedTuple, get_args
 
 import torch
 
-from learn.practice.exercise import mutants
+from learn.practice.exercise import mutants, set_by
 from report import escape
 
 SECONDS = 3                             # limit for a learner's function, which may never end
@@ -80,6 +81,12 @@ def arguments(module, function, script, batch):
     return known
 
 
+def line_of(error, module):
+    """Find the last line of a module's text in the traceback of an error. -> int, or 0"""
+    frames = traceback.walk_tb(error.__traceback__)
+    return ([0] + [line for frame, line in frames if frame.f_globals is vars(module)])[-1]
+
+
 def load(text):
     """Run a text. -> module"""
     module = sys.modules["practised"] = ModuleType("practised")         # dataclasses look there
@@ -118,20 +125,27 @@ def ask_script(exercise, text, function):
 
 def call(exercise, module, function, batch, words):
     """Call a function. -> a case: words (the options and single numbers that it gets), given (the
-    names of its arguments), scope (its variables at the end), values (of its blanks, up to the
-    first open one) and results (both name -> tensor), loss (the name of the result that is a loss,
-    or ""), and error (a message, or "")"""
+    names of its arguments), scope (its variables at the end), lines (name -> the line that set it
+    last; "" -> the last line), values (of its blanks, up to the first open one) and results (both
+    name -> tensor), loss (the name of the result that is a loss, or ""), and error (a message, or
+    "")"""
     known = arguments(module, function, exercise.script, batch) | words
     leaves = {leaf: known[leaf] for leaf in LEAVES
               if leaf in known and known[leaf].requires_grad}
-    case = SimpleNamespace(words=dict(words), given=[], scope={}, values={}, results={}, loss="",
-                           error="")
+    case = SimpleNamespace(words=dict(words), given=[], scope={}, lines={}, values={}, results={},
+                           loss="", error="")
     code = getattr(module, function)
     own_code = inspect.unwrap(code).__code__
 
     def keep(frame, event, _):
-        if event == "return" and frame.f_code is own_code:
-            case.scope.update(frame.f_locals)
+        if frame.f_code is not own_code:
+            return None
+        for name, value in frame.f_locals.items():
+            if value is not case.scope.get(name):
+                case.lines[name] = case.lines.get("", 0)
+        case.scope.update(frame.f_locals)
+        case.lines[""] = frame.f_lineno
+        return keep
 
     def note(what, value):
         """Store a result and its gradients in the case."""
@@ -164,7 +178,7 @@ def call(exercise, module, function, batch, words):
         case.words |= {name: numbers(known[name]) for name in case.given
                        if isinstance(known[name], float)}
         with limit():
-            sys.setprofile(keep)
+            sys.settrace(keep)
             result = code(**{name: known[name] for name in case.given})
         if result is None:
             raise TypeError("the function returns nothing: is its return line missing?")
@@ -179,8 +193,9 @@ def call(exercise, module, function, batch, words):
         shapes = [f"{name} {tuple(known[name].shape)}" for name in case.given
                   if torch.is_tensor(known[name])]
         case.error = escape(f"{type(raised).__name__}: {first}  (shapes: {', '.join(shapes)})")
+        case.lines[""] = line_of(raised, module) or case.lines.get("", 0)
     finally:
-        sys.setprofile(None)
+        sys.settrace(None)
     mask = case.scope.get("mask")
     with contextlib.suppress(Exception):                # a blank is open
         for name in dict.fromkeys(blank.name for blank in exercise.blanks[function]
@@ -217,32 +232,37 @@ class Wrong(NamedTuple):
     what: str
     found: torch.Tensor
     should: torch.Tensor
+    lines: dict             # of the right case: name -> line
 
 
-def difference(right, mine):
+def difference(right, mine, is_open=False):
     """Compare the cases of a function: its results and, if these differ, the values of its blanks,
-    of which the first wrong one is reported. -> None, a sentence, or Wrong"""
-    def compare(own, here, there):
-        for what, should in here.items():
+    of which the first wrong one is reported; if a blank is open, only these values. -> None, a
+    sentence, or Wrong"""
+    def compare(case, own, kind):
+        there = getattr(own, kind)
+        for what, should in getattr(case, kind).items():
             found = there.get(what, should)
             if what == own.loss and found.shape == should.shape:
                 found = torch.where(found.isfinite(), should, found)
             if found.shape != should.shape or not torch.allclose(
                     found, should, 1e-6, 1e-9, equal_nan=True):
-                return Wrong(own, what, found, should)
+                return Wrong(own, what, found, should, case.lines)
         return None
 
     for case, own in zip(right, mine):
-        wrong = (own.error if own.error != case.error
-                 else compare(own, case.results, own.results))
+        wrong = (f"line {own.lines.get('')}: {own.error}" if own.error != case.error
+                 else compare(case, own, "results"))
+        if is_open:
+            wrong = own.values.keys() - case.values.keys() or compare(case, own, "values")
         if wrong:
-            return compare(own, case.values, own.values) or wrong
+            return compare(case, own, "values") or wrong
     return None
 
 
 def grades(exercise, source):
     """Grade a learner's text. Raises SyntaxError, and what the text itself raises when it runs.
-    -> list of (function, "right" or "WRONG" or "open", sentences)"""
+    -> list of (function, "right" or "WRONG" or "open", sentences, {number: "is wrong"})"""
     tree = ast.parse(source)
     right = load(exercise.source)
     mine = load(source)
@@ -251,28 +271,44 @@ def grades(exercise, source):
     for function in exercise.blanks:
         vars(mine).update({name: getattr(right, name) for name in exercise.blanks} | {
             function: own.get(function)})
-        is_open = any(isinstance(node, ast.Constant) and node.value is ... for part in tree.body
-                      if getattr(part, "name", "") == function for node in ast.walk(part))
-        graded.append((function, *grade(exercise, mine, function, is_open)))
+        left = [set_by(node) for part in tree.body if getattr(part, "name", "") == function
+                for node in ast.walk(part) if isinstance(node, (ast.Assign, ast.Return))
+                and isinstance(node.value, ast.Constant) and node.value.value is ...]
+        graded.append((function, *grade(exercise, mine, function, left)))
     return graded
 
 
-def grade(exercise, mine, function, is_open=False):
-    """Grade a function of a module. -> "right" or "WRONG" or "open", sentences"""
+def grade(exercise, mine, function, left=()):
+    """Grade a function of a module. left: the names that blanks assign which are still open, ""
+    for a return. -> "right" or "WRONG" or "open", sentences, {number of an equation: its mark}"""
     if not inspect.isfunction(getattr(mine, function)):
         return "WRONG", [f"the file has no function {function}: copy it from {exercise.script}, "
-                         "and write its equations yourself"]
+                         "and write its equations yourself"], {}
     cases = ask(exercise, mine, function)
     wrong = difference(ask_script(exercise, exercise.source, function), cases)
     if wrong is None:
-        return "right", []
-    if is_open and not (isinstance(wrong, Wrong) and wrong.what in wrong.case.values):
-        return "open", []
-    return "WRONG", explain(exercise.blanks[function], wrong) + known_mistakes(
-        exercise, function, cases)
+        return "right", [], {}
+    marks = {blank.number: "is open" for blank in exercise.blanks[function] if blank.name in left}
+    if left and not (isinstance(wrong, Wrong) and wrong.what in wrong.case.values):
+        return "open", [], marks
+    blanks = concerned(exercise.blanks[function], wrong)
+    marks |= {blank.number: "is wrong" for blank in blanks} if isinstance(wrong, Wrong) else {}
+    return "WRONG", explain(blanks, wrong) + known_mistakes(
+        exercise, function, cases, bool(left)), marks
 
 
-def known_mistakes(exercise, function, cases):
+def concerned(blanks, wrong):
+    """Select the blanks that compute a wrong number: by its name, and by the lines that ran."""
+    if isinstance(wrong, str):
+        return blanks
+    blanks = ([blank for blank in blanks if blank.name in wrong.what.split()]
+              or [blank for blank in blanks if not blank.name] or blanks)
+    ran = [blank for blank in blanks for node in blank.nodes[-1:]
+           if node.lineno <= wrong.lines.get(blank.name, 0) <= node.end_lineno]
+    return ran or blanks
+
+
+def known_mistakes(exercise, function, cases, is_open):
     """Find planted mistakes that give the learner's numbers. -> list of sentences"""
     node = exercise.nodes[function]
     found = []
@@ -282,7 +318,8 @@ def known_mistakes(exercise, function, cases):
         if mutant.file == exercise.script and node.lineno <= line <= node.end_lineno:
             text = exercise.source.replace(old, "\n".join(mutant.new))
             its = ask_script(exercise, text, function)
-            if not all(case.error for case in its) and difference(its, cases) is None:
+            if (not all(case.error for case in its)
+                    and difference(its, cases, is_open) is None):
                 found.append(f"a known mistake gives the same numbers: {mutant.name}")
     return found[:2]
 
@@ -292,13 +329,13 @@ def explain(blanks, wrong):
     wrong numbers are off by the same factor. -> list of sentences"""
     if isinstance(wrong, str):
         return [wrong]
-    case, what, found, should = wrong
+    case, what, found, should, _ = wrong
+    line = next((case.lines[name] for name in what.split() if name in case.lines), case.lines[""])
     if found.shape != should.shape:
-        return [f"{what} has the shape {tuple(found.shape)}, but should have {tuple(should.shape)}"]
+        return [f"line {line}: {what} has the shape {tuple(found.shape)}, but should have "
+                f"{tuple(should.shape)}"]
     differ = ~torch.isclose(found, should, 1e-6, 1e-9, equal_nan=True)
     index = tuple(differ.nonzero()[0].tolist())
-    blanks = ([blank for blank in blanks if blank.name in what.split()]
-              or [blank for blank in blanks if not blank.name] or blanks)
     text = " ".join(ast.unparse(node) for blank in blanks for node in blank.nodes)
     given = {}
     names = [name for blank in blanks for name in blank.reads() if name != what]
@@ -320,7 +357,8 @@ def explain(blanks, wrong):
     count = 5 if numbers(pair[0]) != numbers(pair[1]) else 10
     where = f"{what} at {list(index)}" if index else what
     sentences = [f"with {', '.join(map(' '.join, given.items()))}:"] if given else []
-    sentences.append("{} is {}, should be {}".format(where, *(numbers(x, count) for x in pair)))
+    sentences.append("line {}: {} is {}, should be {}".format(
+        line, where, *(numbers(x, count) for x in pair)))
     ratios = (found / should)[differ]
     if what.startswith("the gradient") and not found.any():
         sentences.append("no gradient arrives there: is something detached?")

@@ -1,1 +1,0 @@
-"""The reading pages: the equations, the code and real numbers of each script, side by side."""

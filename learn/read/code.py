@@ -24,9 +24,7 @@ def plain(x, sign="", digits=2):
 def number_text(x, numbers):
     """Format a number in a row of numbers: two decimals, or none if all of them are whole. 0 has
     no decimals, because 0.00 is a small number that was rounded. -> str"""
-    if abs(x) < 1e-6:
-        return "0"
-    return plain(x, digits=0 if all(y == round(y) for y in numbers) else 2)
+    return "0" if abs(x) < 1e-6 else plain(x, digits=2 * any(y != round(y) for y in numbers))
 
 
 def label_of(name):
@@ -41,25 +39,20 @@ def label_of(name):
 
 def is_shown(name, value):
     """Whether the page shows a value; not counts, masks, given inputs and caps. -> bool"""
-    if not isinstance(value, (float, torch.Tensor)):
-        return False
     if not isinstance(value, torch.Tensor) or value.numel() == 1:
-        return not float(value).is_integer()
-    if value.isinf().any():                             # the cap of a ratio
-        return False
-    is_given = any(value.shape == known.shape and torch.equal(value, known)
-                   for known in (example.MASK, example.ENTROPY))
+        return isinstance(value, (float, torch.Tensor)) and not float(value).is_integer()
+    is_given = any(torch.equal(value, known) for known in (example.MASK, example.ENTROPY))
     is_number = value.dtype.is_floating_point or name.startswith("->")
-    return in_batch(value) is not None and is_number and not is_given and value.any()
+    is_cap = value.isinf().any()                        # of a ratio
+    return in_batch(value) and is_number and value.any() and not is_given and not is_cap
 
 
 class Values:
     """The rows of numbers below the lines of a section. Rows are not repeated."""
 
     def __init__(self, lesson):
-        self.lesson = lesson
+        self.lesson, self.clipped = lesson, lesson.clipped()
         self.shown = set()                  # the rows shown so far, as HTML
-        self.clipped = lesson.clipped()
 
     def below(self, function, line):
         """The values that a line assigned, or a function's arguments below its head. -> HTML"""
@@ -99,14 +92,16 @@ class Values:
 def highlight(lesson):
     """Color the lines of a script. Calls of its functions, and numbers of equations in comments and
     docstrings, become links. -> list of HTML"""
-    names = "|".join(name for section in lesson.sections.values() for name in section.names)
+    explained = {name for section in lesson.sections.values() for name in section.names}
+    names = "|".join(name for name in lesson.by_name if name in explained)
+
+    tags = re.compile(rf"(?:eq\. )?\(({'|'.join(lesson.equations)})\)")
 
     def coloured(match):
         kind = match.lastgroup
         text = match[0]
         if kind in ("com", "str"):
-            text = re.sub(r"(?:eq\. )?\((\d\d?)\)",
-                          lambda tag: paper.link(tag[1], tag[0], lesson.equations), text)
+            text = tags.sub(r'<a href="#eq\1">\g<0></a>', text)
         return re.sub(r"^( *)(.+)$", rf"\1<span class={kind}>\2</span>", text, flags=re.M)
 
     text = PARTS.sub(coloured, html.escape(lesson.source, quote=False))
@@ -135,10 +130,8 @@ def code(lesson, name, values=None, side_text=None, is_folded=False):
     parts = ""
     for is_extra, group in itertools.groupby(place, lesson.folded.__contains__):
         group = list(group)
-        body = ""
-        for line in group:
-            body += code_line(lesson, line, (side_text or {}).get(line, ""))
-            body += values.below(name, line) if values else ""
+        body = "".join(code_line(lesson, line, (side_text or {}).get(line, ""))
+                       + (values.below(name, line) if values else "") for line in group)
         parts += fold(lesson, group, body) if is_extra else body
     if is_folded and name in lesson.hidden:
         parts = fold(lesson, place, parts, f": {name}")

@@ -65,18 +65,14 @@ class Network(nn.Module):
         return Network(self.symbol, REF_LOGPS, REF_LOGPS)
 
 
-class Step:
+class Step(torch.optim.SGD):
     """Replaces an optimizer: a step sets the network's numbers to those given in `then`."""
 
     def __init__(self, parameters, **_):
-        self.parameters = list(parameters)
-
-    def zero_grad(self, set_to_none=True):
-        for parameter in self.parameters:
-            parameter.grad = None
+        super().__init__(parameters)
 
     def step(self):
-        for parameter in self.parameters:
+        for parameter in self.param_groups[0]["params"]:
             parameter.data = parameter.then.clone()
 
 
@@ -89,12 +85,11 @@ def score(network, prompts, tokens, _temperature, _kernel):
 
 def make_batch(rewards):
     """The four outputs as a batch. -> common.Batch"""
-    problem = common.Problem(prompt="", answer="")
     return common.Batch(
         tokens=torch.tensor([[5, 6, 7], [5, 7, 0], [8, 6, 7], [6, 7, 0]]), mask=MASK.clone(),
         logps=OLD_LOGPS.clone(), entropy=ENTROPY, lengths=MASK.sum(dim=1).long(),
-        is_truncated=torch.tensor([False, False, False, True]), problems=[problem] * 4,
-        prompts=torch.arange(4)[:, None], texts=[""] * 4, verdicts=[0.0, 0.0, 1.0, 0.0],
+        is_truncated=torch.tensor([False, False, False, True]), prompts=torch.arange(4)[:, None],
+        problems=[common.Problem("", "")] * 4, texts=[""] * 4, verdicts=[0.0, 0.0, 1.0, 0.0],
         is_correct=RIGHT > 0, rewards=rewards.clone())
 
 
@@ -108,28 +103,20 @@ def config(name, flags=""):
     return plumbing.parse_flags(importlib.import_module(name).Config, args)
 
 
-def run(name, flags, watched, losses):
-    """Call main of a script on the example. watched, losses: as in Watch. -> the calls of the
-    watched functions"""
+def run(name, flags, *watched):
+    """Call main of a script on the example. watched: as in Watch. -> the calls of its functions"""
     script = importlib.import_module(name)
-    is_dpo = name == "dpo"                              # where the policy starts as the base
-    start = REF_LOGPS if is_dpo else OLD_LOGPS
-    then = PREFERRED if is_dpo else OLD_LOGPS + MOVED
+    start, then = OLD_LOGPS, OLD_LOGPS + MOVED
+    if name == "dpo":                                   # where the policy starts as the base
+        start, then = REF_LOGPS, PREFERRED
     cfg = config(name, flags)
-    run = mock.Mock(cfg=cfg, resumed={}, state={}, parts={}, step=0)
+    task = common.Arithmetic(script.verify)
+    run = mock.Mock(cfg=cfg, task=task, resumed={}, state={}, parts={}, step=0)
     networks = []
-
-    def make_run(_cfg, task, *_):
-        run.task = task
-        return run
 
     def make(*network):
         networks.append(Network(*network))
         return networks[-1]
-
-    def sample_batch(policy, task, cfg, step, split="train"):
-        is_first_of_several = getattr(cfg, "dynamic_sampling", 0) > 0 and step == 0
-        return make_batch(0 * REWARDS[name] if is_first_of_several else REWARDS[name])
 
     def gradient(loss):
         """The gradient of a loss, and the name of the numbers that it depends on. -> str, (4, 3)"""
@@ -138,15 +125,15 @@ def run(name, flags, watched, losses):
         return next((network.symbol, part) for network, part in zip(networks, parts)
                     if part is not None)
 
-    replaced = {"score": score, "sample_batch": sample_batch,
+    replaced = {"score": score, "sample_batch": lambda *_, **__: make_batch(REWARDS[name]),
                 "GPT": lambda cfg: make("log π", start, then),
                 "Critic": lambda policy: make("V", VALUES, NEW_VALUES),
                 "squared_gradient_norms": lambda *_: SQUARED_GRADIENTS}
     with (mock.patch.dict(vars(script), replaced),
           mock.patch.multiple("torch.optim", AdamW=Step, Adam=Step),
-          mock.patch.object(common, "load_task", lambda _, verify: common.Arithmetic(verify)),
-          mock.patch.multiple(plumbing, Run=make_run, parse_flags=lambda *_: cfg,
+          mock.patch.object(common, "load_task", lambda *_: task),
+          mock.patch.multiple(plumbing, Run=lambda *_: run, parse_flags=lambda *_: cfg,
                               load_policy=Network.become_teacher),
-          Watch(script.__file__, watched, losses, gradient) as watch):
+          Watch(script.__file__, *watched, gradient) as watch):
         script.main([])
     return watch.calls

@@ -1,11 +1,10 @@
 """Draw the pictures of a page, in SVG. Numbers come from the lesson or from the functions of the
 script, colours and fonts from the style sheet, captions and fixed texts from pictures.txt."""
-import html
-
 import torch
 
+from learn.look import Drawing, scale
 from learn.read import example, words
-from learn.read.code import number_text, plain
+from learn.read.code import plain
 
 OUTPUTS = ["", "o₁", "o₂", "o₃", "o₄"]       # names of the outputs, from 1
 SECTIONS = {section.names[0]: section for section in words.read("pictures")}
@@ -14,116 +13,38 @@ PLACES = {"reinforce": "group", "ppo": "gae", "grpo": "clip", "gspo": "clip",
           "dpo": "logistic", "advantages": "group", "policy_loss": "clip"}
 
 
-class Drawing:
-    """An SVG under construction. Places are in the units of the scales x and y. The rows of its
-    section in pictures.txt are lines and texts that are drawn first."""
-
-    def __init__(self, name, x, y):
-        self.section = SECTIONS[name]
-        self.x = x
-        self.y = y
-        self.parts = []
-        for *place, kind, text in self.section.rows:
-            if len(place) == 4:
-                self.line(*map(float, place), kind)
-            else:
-                x, y, shift = place
-                self.text(float(x), float(y), text, kind, shift)
-
-    def text(self, x, y, text, kind="", shift="0 0"):
-        """Write a text, or a number with two decimals, vertically centred on a place. shift: pixels
-        to the right and down."""
-        right, down = map(float, shift.split())
-        text = plain(text) if isinstance(text, float) else html.escape(text)
-        left = self.x(x) + right
-        base = self.y(y) + down + 4
-        place = f'x="{left:.1f}" y="{base:.1f}"'
-        self.parts.append(f'<text class="{kind}" {place}>{text}</text>')
-
-    def curve(self, points, kind):
-        """Draw a line through points."""
-        places = [f"{self.x(x):.1f} {self.y(y):.1f}" for x, y in points]
-        self.parts.append(f'<path class="{kind}" d="M{"L".join(places)}"/>')
-
-    def line(self, x1, y1, x2, y2, kind):
-        """Draw a straight line."""
-        self.curve([(x1, y1), (x2, y2)], kind)
-
-    def range(self, x1, x2, y1, y2):
-        """Draw a shaded rectangle."""
-        self.curve([(x1, y1), (x1, y2), (x2, y2), (x2, y1)], "range")
-
-    def dot(self, x, y, kind, text=""):
-        """Draw a dot with a text above it."""
-        place = f'cx="{self.x(x):.1f}" cy="{self.y(y):.1f}"'
-        self.parts.append(f'<g class="{kind}"><circle {place}/>')
-        self.text(x, y, text, "m", "0 -15")
-        self.parts.append("</g>")
-
-    def axes(self, across, up):
-        """Draw an axis at the bottom and one at the left, with a mark and a number at each tick.
-        across, up: the first place, the ticks, and the last place."""
-        (left, *ticks_across, right), (bottom, *ticks_up, top) = across, up
-        self.line(left, bottom, right, bottom, "rule")
-        self.line(left, bottom, left, top, "rule")
-        for x in ticks_across:
-            self.mark(x, bottom, "v5")
-            self.text(x, bottom, number_text(x, ticks_across), "m dim", "0 16")
-        for y in ticks_up:
-            self.mark(left, y, "h-5")
-            self.text(left, y, number_text(y, ticks_up), "e dim", "-8 0")
-
-    def mark(self, x, y, move):
-        """Draw a short line that begins at a place. move: in SVG's words, such as v5."""
-        self.parts.append(f'<path class="rule" d="M{self.x(x):.1f} {self.y(y):.1f}{move}"/>')
-
-    def svg(self):
-        """The finished drawing. -> HTML"""
-        title, width, height = self.section.head
-        shape = f'viewBox="0 0 {width} {height}" style="max-width:{width}px"'
-        return f'<svg {shape} role="img" aria-label="{title}">{"".join(self.parts)}</svg>'
-
-
-def scale(low, high, first, last):
-    """A linear map from values to pixels: low to first, high to last. -> function"""
-    step = (last - first) / (high - low)
-    return lambda value: first + step * (value - low)
-
-
-def side(x):
-    """The CSS class of a token that becomes more likely or less likely. -> str"""
-    return "up" if x > 0 else "down"
-
-
-def drawing(lesson, place):
-    """Make the drawing of a script or a function, unless the page already has it at the top.
-    -> its name, SVG (empty if there is none)"""
-    name = PLACES.get(place)
-    is_at_top = place != lesson.name and name == PLACES[lesson.name]
-    return name, globals()[name](lesson) if name and not is_at_top else ""
+def begin(name, x, y):
+    """Begin a drawing with the lines and texts of its section in pictures.txt. -> Drawing"""
+    d = Drawing(x, y)
+    for *place, kind, text in SECTIONS[name].rows:
+        if len(place) == 4:
+            d.line(*map(float, place), kind)
+        else:
+            d.text(*map(float, place[:2]), text, kind, place[2])
+    return d
 
 
 def group(lesson):
     """Draw rewards as bars that begin at the mean of their group, and the advantages below."""
     mean = example.RIGHT.mean().item()
     returned = lesson.rows("advantages", "->advantages")
-    d = Drawing("group", scale(0.5, 4.5, 76, 348), scale(0, 1, 160, 12))
+    d = begin("group", scale(0.5, 4.5, 76, 348), scale(0, 1, 160, 12))
     for i, reward in enumerate(example.RIGHT[0].tolist()):
         at = i + 1
         A = returned[i][0]
-        kind = side(A)
+        kind = "up" if A > 0 else "down"
         answer = "".join(example.ANSWERS[i][:-1])
         d.line(at, mean, at, reward, f"bar {kind}")
         d.text(at, (mean + reward) / 2, plain(reward - mean, "+"), "m on")
         d.text(at, 0, answer, f"m code {kind}", "0 20")
         d.text(at, 0, OUTPUTS[at], "m dim", "0 42")
-        d.text(at, 0, A, f"m big {kind}", "0 82")
+        d.text(at, 0, plain(A), f"m big {kind}", "0 82")
     d.text(4.6, mean, f"mean {plain(mean)}", "strong", "4 0")
     d.text(0.5, 0, example.QUESTIONS[lesson.name], "e code", "-10 20")
     if lesson.name != "reinforce":
         std = plain(example.RIGHT.std())
         d.text(4.5, 0, f"÷ std {std}", "dim", "10 82")
-    return d.svg()
+    return d
 
 
 def gae(lesson):
@@ -131,12 +52,12 @@ def gae(lesson):
     error at each token, plus gamma lam times the advantage of the next token."""
     V, deltas, A = (lesson.rows("gae", name)[2] for name in ("V", "delta", "A"))
     factor = lesson.cfg.gamma * lesson.cfg.lam
-    d = Drawing("gae", scale(0, 3, 80, 410), scale(0, 1, 148, 28))
+    d = begin("gae", scale(0, 3, 80, 410), scale(0, 1, 148, 28))
     for t, after in enumerate([*V[1:], 1.0]):
         end = t + 1
         error = plain(deltas[t], "+")
         d.line(t, V[t], end, V[t], "step")
-        d.text(t, V[t], V[t], "dim", "4 12")
+        d.text(t, V[t], plain(V[t]), "dim", "4 12")
         d.line(end, V[t], end, after, "up")
         d.text(end, after, "▲", "m up", "0 4")
         d.text(end, after, f"δ {error}", "e up", "-8 12")
@@ -150,22 +71,22 @@ def gae(lesson):
             below = total
             total += factor ** ahead * delta
             d.line(middle, below, middle, total, f"bar up s{ahead}")
-        d.text(middle, total, A[t], "m strong up", "0 -10")
-    return d.svg()
+        d.text(middle, total, plain(A[t]), "m strong up", "0 -10")
+    return d
 
 
 def clip(lesson):
     """Draw the loss of a token, divided by |A|, against its ratio, for both signs of A."""
     if not lesson.clipped():
-        return ""
+        return None
     low, high = lesson.limits
     symbol = lesson.equations["2"][0].replace("r", "ρ")     # of rho_t, or s of s_i
-    d = Drawing("clip", scale(0.5, 1.8, 52, 388), scale(-1.75, 1.75, 336, 36))
-    d.range(low, high, -1.75, 1.75)
+    d = begin("clip", scale(0.5, 1.8, 52, 388), scale(-1.75, 1.75, 336, 36))
+    d.curve([(low, -1.75), (low, 1.75), (high, 1.75), (high, -1.75)], "range")
     d.line(1, -1.75, 1, 1.75, "one")
-    d.axes((0.5, 0.5, 1.0, 1.5, 1.8), (-1.75, -1.0, 0.0, 1.0, 1.75))
+    d.axes(0.5, 1.8, -1.75, {0.5: "0.5", 1: "1", 1.5: "1.5"}, {-1: "−1", 0: "0", 1: "1"})
     d.text((low + high) / 2, 1.75, f"the range, {plain(low)} to {plain(high)}", "m dim", "0 -10")
-    d.text(1.8, -1.75, f"ratio {symbol}", "e", "0 16")
+    d.text(1.8, -1.75, f"ratio {symbol}", "e", "0 18")
     for A, edge, left, right in ((1, high, "up", "clip"), (-1, low, "clip", "down")):
         d.curve(losses(lesson, A, 0.5, edge), f"curve {left}")
         d.curve(losses(lesson, A, edge, 1.8), f"curve {right}")
@@ -174,12 +95,15 @@ def clip(lesson):
     d.text(1.8, 0.6, "A < 0, pushed to the left ←", "e strong down")
     d.text(1.8, -high, "no gradient", "e clip", "0 17")
     d.text(0.5, low, "no gradient", "clip", "6 17")
-    for token in lesson.tokens():
-        is_output = lesson.name == "gspo"               # its tokens share one ratio
-        if token.A != 0 and not (is_output and token.place > 1):
-            label = OUTPUTS[token.row] if is_output else token.text
-            d.dot(token.ratio, token.loss / abs(token.A), token.kind, label)
-    return d.svg()
+    rows = (lesson.rows("policy_loss", name) for name in ("A", "ratio", "token_loss"))
+    for i, (A, *of_tokens) in enumerate(zip(*rows, lesson.clipped(), example.ANSWERS)):
+        for t, (ratio, loss, is_clipped, text) in enumerate(zip(*of_tokens)):
+            is_output = lesson.name == "gspo"           # its tokens share one ratio
+            advantage = A[t % len(A)]
+            if advantage != 0 and not (is_output and t > 0):
+                kind = f"tok {'up' if advantage > 0 else 'down'}{' hit' * is_clipped}"
+                d.dot(ratio, loss / abs(advantage), kind, OUTPUTS[i + 1] if is_output else text)
+    return d
 
 
 def losses(lesson, A, first, last):
@@ -194,10 +118,10 @@ def losses(lesson, A, first, last):
 
 def logistic(lesson):
     """Draw the loss of a pair against its margin, and the pairs of the example with slopes."""
-    d = Drawing("logistic", scale(-14, 14, 44, 364), scale(0, 1.6, 230, 30))
+    d = begin("logistic", scale(-14, 14, 44, 364), scale(0, 1.6, 230, 30))
     M = torch.linspace(-14, 14, 57)
     losses = lesson.script.dpo_loss(M, 0, 0, 0, lesson.cfg.beta)
-    d.axes((-14, -10.0, 0.0, 10.0, 14), (0, 0.0, 0.5, 1.0, 1.5, 1.6))
+    d.axes(-14, 14, 0, {-10: "−10", 0: "0", 10: "10"}, {0: "0", 0.5: "0.5", 1: "1", 1.5: "1.5"})
     middle = losses[M == 0].item()
     d.line(0, 0, 0, middle, "one")
     d.line(-14, middle, 0, middle, "free")
@@ -213,4 +137,4 @@ def logistic(lesson):
         d.dot(margin, loss, "up")
         d.text(margin, loss, label, "strong", "10 -27")
         d.text(margin, loss, f"slope {plain(slope)}", "dim", "10 -12")
-    return d.svg()
+    return d

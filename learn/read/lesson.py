@@ -3,7 +3,6 @@ that the lines compute on the worked example, and the lines that a first reading
 import ast
 import importlib
 import re
-import types
 from pathlib import Path
 
 import torch
@@ -23,7 +22,7 @@ class Lesson:
     sections: name of the first function -> words.Section of the text file
     equations: number -> text; where: number -> line; first: line -> the first number on it
     by_name: name -> AST node of a function or a class, including the machinery
-    functions: name -> watch.Function; statements: line -> AST node
+    functions: name -> AST node; statements: line -> AST node
     ran: first lines of the statements that run with the flags of the page
     calls: extra flags -> function name -> the watch.Call whose values are shown
     notes: last line of a statement, or of a function's head -> values by name
@@ -39,53 +38,45 @@ class Lesson:
         self.module = ast.parse(self.text)
         self.docstring = ast.get_docstring(self.module, clean=False)
         self.equations = {number: text for text, number in EQUATION.findall(self.docstring)}
-        self.where = self.find_equations()
+        self.where = {number: line for line, text in enumerate(self.text.split("\n"), start=1)
+                      for number in TAG.findall(text)}
         self.first = {line: number for number, line in reversed(self.where.items())}
         self.by_name = {node.name: node for node in ast.parse(self.source).body
                         if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-        self.functions = {node.name: watch.Function(node) for node in self.module.body
+        self.functions = {node.name: node for node in self.module.body
                           if isinstance(node, ast.FunctionDef)}
-        self.statements = {line: statement for function in self.functions.values()
-                           for line, statement in function.statements.items()}
+        self.statements = watch.statements(part for node in self.functions.values()
+                                           for part in node.body)
         self.losses = {self.statements[line].end_lineno: re.match(r"\w+", self.equations[number])[0]
                        for number, line in self.where.items() if self.equations[number][0] == "L"}
         self.script = importlib.import_module(name)
         self.cfg = example.config(name)
+        if hasattr(self.cfg, "epsilon"):                # the range of the clip
+            self.limits = 1 - self.cfg.epsilon, 1 + self.cfg.epsilon_high
         self.run_example()
         self.read_words()
 
-    def find_equations(self):
-        """Find the line of each equation. ValueError unless each equation is tagged on exactly one
-        line, and each tag has an equation. -> dict"""
-        tags = [(number, line) for line, text in enumerate(self.text.split("\n"), start=1)
-                for number in TAG.findall(text)]
-        for number, line in tags:
-            if number not in self.equations:
-                raise ValueError(f"{self.name}.py, line {line}: the docstring has no equation "
-                                 f"({number}); correct the tag or the docstring")
-        for number in self.equations:
-            count = [tagged for tagged, _ in tags].count(number)
-            if count != 1:
-                raise ValueError(f"{self.name}.py: eq. ({number}) is on {count} lines; tag exactly "
-                                 "one line with it")
-        return dict(tags)
+    def run(self, flags):
+        """Run the example with extra flags. -> list of watch.Call"""
+        return example.run(self.name, flags, self.functions.values(), self.statements, self.losses)
 
     def run_example(self):
         """Run the example, and find which lines run, what they compute, and which lines the page
         folds."""
-        calls = example.run(self.name, "", self.functions.values(), self.losses)
+        calls = self.run("")
         self.calls = {"": best_calls(calls)}
         self.notes = {line: values for call in self.calls[""].values()
                       for line, values in call.values.items()}
         self.called = list(dict.fromkeys(call.function.name for call in calls))
         self.hidden = set(self.functions).difference(self.called)
-        self.ran = set().union(*(call.ran for call in calls))
+        docstrings = {node.body[0].lineno for node in self.functions.values()}
+        self.ran = docstrings.union(*(call.ran for call in calls))
         self.folded = set()
-        for function in map(self.functions.get, self.called):
+        for node in map(self.functions.get, self.called):
             is_folded = False                   # a blank line or an else is treated like the next
-            for line in range(function.node.end_lineno, function.head, -1):
-                if line in function.statements:
-                    is_folded = self.is_idle(function.statements[line])
+            for line in range(node.end_lineno, node.body[0].lineno - 1, -1):
+                if line in self.statements:
+                    is_folded = self.is_idle(self.statements[line])
                 if is_folded:
                     self.folded.add(line)
 
@@ -94,16 +85,13 @@ class Lesson:
         runs, or it is a function inside another function."""
         if isinstance(statement, (ast.If, ast.For)):
             return not any(part.lineno in self.ran for part in statement.body + statement.orelse)
-        return isinstance(statement, ast.FunctionDef) or (
-            statement.lineno not in self.ran and not is_docstring(statement))
+        return isinstance(statement, ast.FunctionDef) or statement.lineno not in self.ran
 
-    def value(self, function, name, flags=None):
+    def value(self, function, name, flags=""):
         """Find a value that a function assigned, with extra flags for a variant, and its line.
         -> a tensor or a number, int"""
-        flags = flags or ""
         if flags not in self.calls:
-            self.calls[flags] = best_calls(
-                example.run(self.name, flags, self.functions.values(), self.losses))
+            self.calls[flags] = best_calls(self.run(flags))
         if function in self.calls[flags]:
             for line, values in sorted(self.calls[flags][function].values.items()):
                 for label, value in values.items():
@@ -114,26 +102,6 @@ class Lesson:
     def rows(self, function, name):
         """The numbers of a value, by output and token. -> list of lists"""
         return in_batch(self.value(function, name)[0])
-
-    @property
-    def limits(self):
-        """The range of the clip. -> pair of floats"""
-        return 1 - self.cfg.epsilon, 1 + self.cfg.epsilon_high
-
-    def tokens(self):
-        """The tokens of the example, with the effect of the clip. `kind` holds the CSS classes of a
-        token in a drawing. -> list"""
-        A, ratio, loss = (self.rows("policy_loss", name) for name in ("A", "ratio", "token_loss"))
-        clipped = self.clipped()
-        dots = []
-        for i, tokens in enumerate(example.ANSWERS):
-            for t, text in enumerate(tokens):
-                advantage = A[i][t % len(A[i])]
-                kind = f"tok {'up' if advantage > 0 else 'down'}{' hit' * clipped[i][t]}"
-                dots.append(types.SimpleNamespace(
-                    row=i + 1, place=t + 1, text=text, kind=kind, A=advantage, ratio=ratio[i][t],
-                    loss=loss[i][t], is_clipped=clipped[i][t]))
-        return dots
 
     def clipped(self):
         """Which tokens have an advantage but no gradient; None if the script has no clip.
@@ -166,11 +134,6 @@ class Lesson:
         if not lines:
             raise ValueError(f"{self.name}.txt: main has no {word}")
         return lines[-1]
-
-
-def is_docstring(statement):
-    """Whether a statement is only a string."""
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 def best_calls(calls):

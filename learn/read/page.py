@@ -3,22 +3,16 @@ numbers, and the drawings. Folded parts open without JavaScript."""
 import ast
 import html
 import re
+import string
 from pathlib import Path
 
 import torch
 
+from learn import look
 from learn.read import code, example, figures, paper, words
 from learn.read.lesson import in_batch, span
 
-LOOK = Path(__file__).parents[1] / "look"
-STYLES = (LOOK.with_suffix(".css"), Path(__file__).with_name("read.css"))
-ICON = ("data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 8 8'%3E%3Crect "
-        "width='8' height='8' rx='1.5' fill='%230b62b0'/%3E%3C/svg%3E")
-# Keeps in the address whether variants are shown. The switch also works without this script.
-SCRIPT = """<script>{const v=document.getElementById("variants"), l=location;
-v.checked=l.search=="?variants";
-v.form.onchange=()=>history.replaceState(0,"",(v.checked?"?variants":l.pathname)+l.hash)}
-</script>"""
+STYLE = Path(__file__).with_name("read.css")
 # script -> the inputs of its equations that the example makes up: symbol, function, argument
 INPUTS = {
     "reinforce": [("log pi", "policy_loss", "logps")],
@@ -38,39 +32,6 @@ INLINE = re.compile(rf"""
         | (?:{"|".join(paper.GREEK)})(?:\^[a-z])?)\b)""", re.VERBOSE)
 
 
-# ---- a document ------------------------------------------------------------------------------
-
-def document(title, description, body, name=""):
-    """A whole page. name: of its script, for the style sheet. -> HTML"""
-    style = "".join(path.read_text(encoding="utf-8") for path in STYLES)
-    style = re.sub(r"/\*.*?\*/|\n\s*", "", style, flags=re.S)
-    return f"""<!doctype html>
-<html lang="en">
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{html.escape(title)}</title>
-<meta name="description" content="{html.escape(description)}">
-<meta property="og:title" content="{html.escape(title)}">
-<meta property="og:description" content="{html.escape(description)}">
-<link rel="icon" href="{ICON}">
-<style>{style}</style>
-<script>{LOOK.with_suffix(".js").read_text(encoding="utf-8")}</script>
-<body class="{name}">
-{body}
-</body>
-</html>
-"""
-
-
-def navigation(links, here):
-    """The links at the top of a page. links: name -> address. -> HTML"""
-    parts = ""
-    for name, address in links.items():
-        place = " aria-current=page" if address == here else ""
-        parts += f'<a href="{address}"{place}>{name}</a>'
-    return f"<nav>{parts}</nav>"
-
-
 # ---- text ------------------------------------------------------------------------------------
 
 def prose(text, lesson, has_links=True):
@@ -88,7 +49,7 @@ def prose(text, lesson, has_links=True):
         if kind == "link":
             return f'<a href="{part}">{match["text"]}</a>'
         if kind == "equation":
-            return paper.link(part[1:-1], part, known)
+            return f'<a href="#eq{part[1:-1]}">{part}</a>' if part[1:-1] in known else part
         if kind == "arxiv":
             return f'<a href="https://arxiv.org/abs/{part}">{part}</a>'
         text = re.sub(r"--\w+", r"<span class=w>\g<0></span>", part.replace(" − ", " - "))
@@ -100,27 +61,19 @@ def prose(text, lesson, has_links=True):
 def look_up(reference, lesson):
     """The number that a reference names, with a link to the line that computes it. -> HTML"""
     match = words.REFERENCE.fullmatch(reference)
-    if match is None:
-        raise ValueError(f"{reference}: not a reference to a number, such as {{kl.x 1,2}}")
-    value, line = lesson.value(match["function"], match["name"], match["flags"])
+    value, line = lesson.value(match["function"], match["name"], match["flags"] or "")
     rows = in_batch(value) or [[float(value)]]
     i, t = (int(match[name] or 1) for name in ("row", "token"))
     x = rows[i - 1][t - 1]
     text = code.number_text(x, [x for numbers in rows for x in numbers])
-    query = "?variants" if match["flags"] else ""
-    return f'<a class=n href="{query}#L{line}">{text}</a>'
+    return f'<a class=n href="#L{line}">{text}</a>'
 
 
-def paragraphs(texts, lesson):
-    """Convert texts to paragraphs. -> HTML"""
-    return "".join(f"<p>{prose(text, lesson)}</p>" for text in texts)
-
-
-def questions(pairs, lesson):
-    """Questions, with answers that a click opens. -> HTML"""
-    return "".join(f"<details class=ask><summary>{prose(question, lesson)}</summary>"
-                   f"<p>{prose(answer, lesson)}</p></details>"
-                   for question, answer in pairs)
+def explain(section, lesson):
+    """The paragraphs of a section, and its questions with answers that a click opens. -> HTML"""
+    return "".join([f"<p>{prose(text, lesson)}</p>" for text in section.paragraphs] + [
+        f"<details class=ask><summary>{prose(question, lesson)}</summary>"
+        f"<p>{prose(answer, lesson)}</p></details>" for question, answer in section.questions])
 
 
 # ---- equations -------------------------------------------------------------------------------
@@ -144,46 +97,34 @@ def equations(lesson, names):
 
 # ---- parts of the page -----------------------------------------------------------------------
 
-def bar(lesson):
-    """The bar that stays at the top: the four outputs, and the switch for variants. -> HTML"""
+def outputs(lesson):
+    """The four outputs, for the bar that stays at the top. -> HTML"""
     boxes = ""
     rewards = example.REWARDS[lesson.name][0].tolist()
     for i, (tokens, reward) in enumerate(zip(example.ANSWERS, rewards), start=1):
         cells = "".join(f"<i>{token}</i>" for token in tokens)
         boxes += (f"<div class=o{i}><span><em>o</em><sub>{i}</sub><small> reward</small> "
                   f"{code.number_text(reward, rewards)}{' ✓' * (reward == 1)}</span>{cells}</div>")
-    return f"""<div class=bar><div><form class=tools><strong>{lesson.name}.py</strong>
-<fieldset><label><input type=radio name=show checked>paper only</label><label><input type=radio
-name=show id=variants>with variants</label></fieldset></form>{SCRIPT}
-<div class=v><b>{example.QUESTIONS[lesson.name]}</b>{boxes}</div></div></div>"""
-
-
-def hero(lesson):
-    """The first part of the page: the introduction, a question, and drawings. -> HTML"""
-    text = lesson.sections[lesson.name]
-    title, source = text.head
-    return f"""<header class=hero>
-<div class=lead><h1>{lesson.name.upper()}</h1>
-<p class=source>{title}, from {prose(source, lesson)};
-<a href="../../{lesson.name}.py">{lesson.name}.py</a>; <a href="#main">the algorithm</a></p>
-{paragraphs(text.paragraphs, lesson)}</div>
-<div class=asked>{questions(text.questions, lesson)}</div>
-<div class=pictures>{picture(lesson, lesson.name)}</div>
-</header>"""
+    return boxes
 
 
 def picture(lesson, place):
-    """The drawing of a script or a function with its caption, if there is one. -> HTML"""
-    name, svgs = figures.drawing(lesson, place)
-    if not svgs:
+    """The drawing of a script or a function with its caption, if there is one that the page does
+    not have at its top. -> HTML"""
+    name = figures.PLACES.get(place)
+    is_at_top = place != lesson.name and name == figures.PLACES[lesson.name]
+    drawn = None if is_at_top or not name else getattr(figures, name)(lesson)
+    if drawn is None:
         return ""
-    caption = prose(figures.SECTIONS[name].paragraphs[0], lesson)
-    return f"<figure class={name}><div>{svgs}</div><figcaption>{caption}</figcaption></figure>"
+    section = figures.SECTIONS[name]
+    title, width, height = section.head
+    svg = drawn.svg(width, height, title, f' style="max-width:{width}px"')
+    caption = prose(section.paragraphs[0], lesson)
+    return f"<figure class={name}><div>{svg}</div><figcaption>{caption}</figcaption></figure>"
 
 
-def in_numbers(lesson):
-    """The inputs, the equations of the paper with their values, and what the numbers mean.
-    -> HTML"""
+def numbers(lesson):
+    """The inputs, and the equations of the paper with their values. -> HTML"""
     values = code.Values(lesson)
     rows = "<h3>made up</h3>"
     for symbol, function, name in INPUTS[lesson.name]:
@@ -204,11 +145,14 @@ def in_numbers(lesson):
                 if name == "A" and "whiten" in lesson.called:   # the A_t of L
                     [(whitened, value)] = lesson.notes[lesson.by_name["whiten"].end_lineno].items()
                     rows += values.row("whiten", whitened, value, symbol + ", whitened")
+    return rows
+
+
+def about_numbers(lesson):
+    """What the numbers mean. -> HTML"""
     command = f"python {lesson.name}.py {example.PAPER.get(lesson.name, '')}".strip()
-    general, of_clip, of_pairs = figures.SECTIONS["numbers"].paragraphs
-    text = general.replace("COMMAND", command).replace("INPUTS", (
-        "The outputs, their rewards, their log-probabilities and the critic's predictions"
-        if lesson.name == "ppo" else "The outputs, their rewards and their log-probabilities"))
+    general, of_clip, of_pairs, _ = figures.SECTIONS["numbers"].paragraphs
+    text = general.replace("COMMAND", command)
     if lesson.clipped():
         low, high = map(code.plain, lesson.limits)
         text += " " + of_clip.replace("LOW", low).replace("HIGH", high)
@@ -217,38 +161,7 @@ def in_numbers(lesson):
         pairs = [f"o_{i + 1} over o_{j + 1}" for i, j in zip(chosen.tolist(), rejected.tolist())]
         beta = code.plain(lesson.cfg.beta)
         text += " " + of_pairs.replace("PAIRS", " and ".join(pairs)).replace("BETA", beta)
-    text = prose(text, lesson)
-    return f"""<section class=numbers><div><h2>The numbers on this page</h2><p>{text}</p></div>
-<div>{rows}</div></section>"""
-
-
-def map_of(lesson):
-    """The table of the paper's equations and ours, and the list of departures. -> HTML"""
-    rows = ""
-    for theirs, ours, difference in lesson.sections["map"].rows:
-        rows += (f"<tr><td>{prose(theirs, lesson, has_links=False)}</td>"
-                 f"<td>{prose(ours, lesson)}</td><td>{prose(difference, lesson)}</td></tr>")
-    text = re.search(r"^Departures from[^:]*: (.*?)\.\n(?:\n|Usage)", lesson.docstring,
-                     re.S | re.M)
-    departures = re.split(r"; |\. (?=[A-Z])", " ".join(text[1].split()))
-    items = "".join(f"<li>{prose(part, lesson)}</li>" for part in departures)
-    sign = ("<p><code>sign</code> marks a row in which the paper’s formula has the opposite sign: "
-            "the paper raises an objective, while an optimizer lowers a loss.</p>")
-    return f"""<section class=map id=map><div><h2>From the paper’s equations to this script’s</h2>
-{sign if "<code>sign</code>" in rows else ""}
-<table><thead><tr><th>paper</th><th>here</th><th>what differs</th></tr></thead>
-<tbody>{rows}</tbody></table></div>
-<div><h2>Where the script departs from the paper</h2><ul>{items}</ul></div></section>"""
-
-
-def algorithm(lesson):
-    """main, next to the algorithm of the paper. -> HTML"""
-    section = lesson.sections["algorithm"]
-    steps = {lesson.line_of(word): f"<p><b>{number}</b>{prose(text, lesson, False)}</p>"
-             for word, number, text in section.rows}
-    return f"""<section class=algorithm id=main><h2>The whole algorithm: <code>main</code></h2>
-<p class=where>{section.head[0]}</p>
-{code.code(lesson, "main", side_text=steps)}</section>"""
+    return prose(text, lesson)
 
 
 def part(lesson, section):
@@ -264,66 +177,40 @@ def part(lesson, section):
     return f"""<section class="part{" variant" * is_hidden}" id={section.names[0]}>
 <div class=why>{anchors}<h2><code>{", ".join(section.names)}</code>{prose(title, lesson)}</h2>
 <p class=where>{prose(where, lesson, False)}</p>
-{paragraphs(section.paragraphs, lesson)}{questions(section.questions, lesson)}</div>
+{explain(section, lesson)}</div>
 <div class=code>{equations(lesson, names)}{shown}{drawn}</div></section>"""
 
 
-def flags(lesson):
-    """The section of the flags, with the folded configuration. -> HTML"""
-    section = lesson.sections["flags"]
-    nodes = [node for node in lesson.module.body
-             if isinstance(node, ast.Assign) or getattr(node, "name", "") == "Config"]
-    body = "".join(code.code_line(lesson, line) for node in nodes for line in span(node))
-    return f"""<section class=flags id=flags><h2>Flags</h2>{paragraphs(section.paragraphs, lesson)}
-<details><summary>The flags of this script</summary><div class=fn>{body}</div></details>
-</section>"""
-
-
-def closing(lesson):
-    """The last section: what to do next. -> HTML"""
-    return f"""<section class=flags id=next><h2>What to do next</h2>
-{paragraphs(lesson.sections["next"].paragraphs, lesson)}
-<p><code>make practice A={lesson.name}</code> gives you a copy without the equations. You write
-them, and a check shows you the first number that is wrong (<a href="../practice.md">how to
-practice</a>).</p></section>"""
-
-
-def lesson_page(lesson, links):
-    """The page of a script. links: name -> address of each page. -> HTML"""
-    parts = [part(lesson, section) for name, section in lesson.sections.items()
-             if name in lesson.by_name]
-    body = f"""{navigation(links, f"{lesson.name}.html")}
-{hero(lesson)}
-{bar(lesson)}
-<main>
-{in_numbers(lesson)}
-{map_of(lesson)}
-{"".join(parts)}
-{algorithm(lesson)}
-{flags(lesson)}
-{closing(lesson)}
-</main>"""
-    description = (f"{lesson.sections[lesson.name].head[0]}: its equations, its code in one file, "
-                   "and below each line the numbers that it computes.")
-    return document(f"{lesson.name}.py, explained", description, body, lesson.name)
-
-
-def index_page(first, scripts):
-    """docs/index.html, which leads to all other pages, from the sections of course.txt. -> HTML"""
-    title, film = first.head
-    *answers, read = (prose(text, None, has_links=False) for text in first.paragraphs)
-    asked = zip(("What is this?", "What do I do first?", "What next?"), answers)
-    questions = "".join(f"<section><h2>{question}</h2><p>{answer}</p></section>"
-                        for question, answer in asked)
-    items = "".join(f'<li><a href="read/{name}.html">{name}</a>: {section.head[0]}</li>'
-                    for name, section in scripts.items())
-    others = "".join(f'<section><h2><a href="{address}">{name}</a></h2><p>{text}</p></section>'
-                     for name, address, text in first.rows)
-    body = f"""<main class=door>
-<header><h1>{title}</h1><div class=rooms>{questions}</div></header>
-<figure><a href="learning.svg"><img src="learning.svg" width=480 height=616 alt="{film}"></a>
-<figcaption>{film}</figcaption></figure>
-<div><section><h2>Read</h2><p>{read}</p><ol>{items}</ol></section>
-<div class=rooms>{others}</div></div>
-</main>"""
-    return document(title, first.paragraphs[0], body)
+def lesson_page(lesson, names):
+    """Fill page.html for a script. names: of all scripts that have a page. -> HTML"""
+    of = lesson.sections
+    first, main = of[lesson.name], of["algorithm"]
+    subject, source = first.head
+    links = "".join(f'<a href="{name}.html"{" aria-current=page" * (name == lesson.name)}>{name}'
+                    "</a>" for name in names)
+    table = "".join(f"<tr><td>{prose(theirs, lesson, False)}</td><td>{prose(ours, lesson)}</td>"
+                    f"<td>{prose(difference, lesson)}</td></tr>"
+                    for theirs, ours, difference in of["map"].rows)
+    sign = f"<p>{figures.SECTIONS['numbers'].paragraphs[-1]}</p>"
+    text = re.search(r"^Departures from[^:]*: (.*?)\.\n(?:\n|Usage)", lesson.docstring,
+                     re.S | re.M)
+    departures = re.split(r"; |\. (?=[A-Z])", " ".join(text[1].split()))
+    steps = {lesson.line_of(word): f"<p><b>{number}</b>{prose(text, lesson, False)}</p>"
+             for word, number, text in main.rows}
+    config = "".join(code.code_line(lesson, line) for node in lesson.module.body
+                     if isinstance(node, ast.Assign) or getattr(node, "name", "") == "Config"
+                     for line in span(node))
+    body = string.Template(STYLE.with_name("page.html").read_text(encoding="utf-8")).substitute(
+        name=lesson.name, title=lesson.name.upper(), links=links, subject=subject,
+        source=prose(source, lesson), lead=explain(first, lesson),
+        picture=picture(lesson, lesson.name),
+        question=example.QUESTIONS[lesson.name], outputs=outputs(lesson), numbers=numbers(lesson),
+        about_numbers=about_numbers(lesson), map=table, sign=sign * ("<code>sign</code>" in table),
+        departures="".join(f"<li>{prose(part, lesson)}</li>" for part in departures),
+        parts="".join(part(lesson, of[name]) for name in of if name in lesson.by_name),
+        of_algorithm=main.head[0], algorithm=code.code(lesson, "main", side_text=steps),
+        flags=explain(of["flags"], lesson), config=config, next=explain(of["next"], lesson))
+    description = (f"{subject}: its equations, its code in one file, and below each line the "
+                   "numbers that it computes.")
+    return look.document(f"{lesson.name}.py, explained", description, body.rstrip("\n"), "../../",
+                         "Read", [STYLE], lesson.name)

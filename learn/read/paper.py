@@ -8,6 +8,7 @@ UPRIGHT = ("log", "exp", "min", "max", "mean", "std", "clip", "sg", "KL", "LV")
 APPLIED = ("log", "grad", "sigmoid")        # need no parentheses: log pi(o | q)
 SIGNS = {"<=": "≤", ">=": "≥", "..": "…", "||": "∥", "-": "−", "|": "∣"}
 THIN_SPACE = '<mspace width=".17em"/>'
+OPERATOR = re.compile("<mo>[^<]*</mo>").fullmatch        # whether MathML is one
 TOKEN = re.compile(r"""
     <= | >= | \.\. | \|\| | --\w+
   | \|[^|\s]+\|                                         # |o_i|
@@ -29,7 +30,7 @@ class Formula:
         last = "<mo></mo>"
         while self.tokens[0] != end:
             term = self.term()
-            row += term if is_sign(last) or is_sign(term) else THIN_SPACE + term
+            row += term if OPERATOR(last) or OPERATOR(term) else THIN_SPACE + term
             last = term
         self.tokens.pop(0)
         return row
@@ -66,11 +67,6 @@ class Formula:
         left, right = (f"<mo{stretch}>{sign}</mo>" for sign in {"(": "()", "[": "[]"}[bracket])
         whole = symbol(name) + left + inner + right
         return (whole if name else inner), whole
-
-
-def is_sign(mathml):
-    """Whether MathML is a single operator. -> bool"""
-    return re.fullmatch("<mo>[^<]*</mo>", mathml) is not None
 
 
 def group(mathml):
@@ -118,11 +114,5 @@ def subscript(index):
 
 def math(text, kind=""):
     """Convert a formula. kind: attributes of the element. -> MathML"""
-    return f"<math{kind}>{Formula(text).row()}</math>"
-
-
-def link(number, text, equations):
-    """A link to an equation, or the text alone if there is no such equation. -> HTML"""
-    if number not in equations:
-        return text
-    return f'<a href="#eq{number}">{text}</a>'
+    row = Formula(text).row().replace(f"&nbsp;</mtext>{THIN_SPACE}<mtext>&nbsp;", "&nbsp;")
+    return f"<math{kind}>{row.replace('&nbsp;</mtext><mo>,', '</mtext><mo>,')}</math>"

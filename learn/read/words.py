@@ -1,5 +1,5 @@
-"""Read the texts of the pages from NAME.txt: one file for each script, pictures.txt for the
-drawings, and course.txt for the index and the order of the pages.
+"""Read the texts of the pages from NAME.txt: one file for each script, and pictures.txt for the
+drawings.
 
 A line that begins with # starts a section. Its fields are separated by |, and names of functions by
 +. It is followed by paragraphs, by questions (after ?) with their answers (after !), or by the rows
@@ -24,7 +24,7 @@ Section = collections.namedtuple("Section", "names head paragraphs questions row
 
 
 def read(name):
-    """Read the sections of a text. ValueError if a question has no answer. -> list of Section"""
+    """Read the sections of a text. -> list of Section"""
     sections = []
     text = (HERE / f"{name}.txt").read_text(encoding="utf-8")
     for part in re.split(r"^# ", text, flags=re.M)[1:]:
@@ -36,10 +36,8 @@ def read(name):
             text = " ".join(block.split())
             if all(" | " in line for line in block.split("\n")):
                 section.rows.extend(re.split(r" \|(?: |$)", line) for line in block.split("\n"))
-            elif not text.startswith("?"):
-                section.paragraphs.append(text)
-            elif " ! " in text:
+            elif text.startswith("?"):
                 section.questions.append(text[2:].split(" ! "))
             else:
-                raise ValueError(f"{name}.txt: question without an answer (a line with !): {text}")
+                section.paragraphs.append(text)
     return sections

@@ -3,8 +3,8 @@
 The pages are staged in .site/ with the layout of the repository, so that every relative link holds.
 Files that a page links outside docs/, such as a script, become pages with numbered lines. The path
 is docs/path.html, which shows more than docs/path.md. Zensical builds site/ from .site/ as
-mkdocs.yml says. Then we check what it misses: links, pictures and anchors of all pages, and whether
-the navigation contains each page.
+mkdocs.yml says. Then each page links the terms of the glossary where it first uses them, and we
+check what Zensical misses: links, pictures and anchors of all pages, and the navigation.
 """
 import json
 import os
@@ -20,6 +20,10 @@ SITE = Path("site").resolve()
 PATH = Path("docs/path.md")
 LINKS = {".md": r"(\]\()([^)#:\s]+)(?=[#)])", ".html": r'(href="?)([^"#:?>\s]+)(?=["#>\s])'}
 SOURCE = re.compile(r"(\.py|\.txt|LICENSE)\.html")      # of a page that shows a source file
+WORDS = Path("docs/words.md")
+TERM = re.compile(r"^\| (?!---|term )([^,|]+)\b", re.M)
+# parts of a page without terms to link, such as a heading, and tags
+NO_TERM = (r"(?s)<(a|button|code|h\d|math|nav|pre|script|style|summary|svg)\b.*?</\1>|<[^>]*>")
 SECTION = re.compile(r'<section[^>]*\sid="?([\w-]+)"?>(.*?)(?=<section|</main>)', re.S)
 VALUE = r"""("[^"]*"|'[^']*'|[^\s>]+)"""                 # of an HTML attribute
 LINK = rf"<(?:a|img|link|source)\s[^>]*?(?:href|src|srcset)=(?![\"']?\w+:){VALUE}"   # not to a host
@@ -47,16 +51,45 @@ def stage(page, text):
         if becomes_page:
             stage(target.with_name(f"{target.name}.md"), as_page(target))
         address = link[2] + ".md" * becomes_page
-        is_html = page.suffix == ".html" or target == PATH
-        return link[1] + (re.sub(r"\.md$", ".html", address) if is_html else address)
+        if page.suffix == ".html" or target == PATH:
+            address = re.sub(r"\.md$", ".html", address.replace("README.md", "index.md"))
+        return link[1] + address
 
+    if page.name == "README.md":                # names pages that GitHub shows as source
+        text = re.sub(r" (docs/[\w/]+\.html)", r" [\1](\1)", text)
     text = re.sub(LINKS[page.suffix], moved, text)
-    if page.name == "index.html":               # the index gets the header of the site
-        page, text = page.with_suffix(".md"), re.search("<main.*?>(.*)</main>", text, re.S)[1]
+    home = os.path.relpath("index.html", page.parent)
+    text = text.replace("<button id=scheme", f'<a class=search href="{home}#__search">Search</a>\n'
+                        "<button id=scheme", 1)
+    if page == WORDS:
+        text = TERM.sub(lambda row: f'| <a id="{slug(row[1])}"></a>{row[1]}', text)
     text = re.sub(r"(?m)^\|.*`.*", lambda row: row[0].replace(r"\|", "|"), text)    # as on GitHub
     text = re.sub(r"\*\*(shown|contradicted|undecided)\*\*", r"<b class=\1>\1</b>", text)
     Path(".site", page).parent.mkdir(parents=True, exist_ok=True)
     Path(".site", page).write_text(text, encoding="utf-8")
+
+
+def slug(term):
+    return re.sub(r"\W+", "-", term.strip().lower())
+
+
+def link_terms(page, terms):
+    """Link each term of the glossary where a built page first uses it, also in the plural."""
+    text = page.read_text(encoding="utf-8")
+    begin = re.search("<article|</nav></div>|$", text).start()
+    glossary = os.path.relpath(SITE / WORDS.with_suffix(".html"), page.parent)
+    seen = {None}
+
+    def linked(match):
+        term = match[2] and slug(match[2])
+        if term in seen:
+            return match[0]
+        seen.add(term)
+        return f'<a class=term href="{glossary}#{term}">{match[0]}</a>'
+
+    spelled = "|".join(f"(?i:{term[0]}){re.escape(term[1:])}" for term in terms)
+    shown = re.sub(rf"{NO_TERM}|\b({spelled})(?:e?s)?\b", linked, text[begin:])
+    page.write_text(text[:begin] + shown, encoding="utf-8")
 
 
 def dead_links():
@@ -82,7 +115,7 @@ def make_searchable(html_pages):
     for page in html_pages:
         for name, section in SECTION.findall(page.read_text(encoding="utf-8")):
             title, *texts = (" ".join(re.sub("<[^>]*>", " ", part).split()) for part in
-                             re.findall(r"<h2.*?</h2>|<p[^>]*>.*?</p>", section, re.S))
+                             re.findall(r"<h2.*?</h2>|<p\b[^>]*>.*?</p>", section, re.S))
             found.append({"location": f"{page}#{name}", "level": 2, "title": unescape(title),
                           "text": " ".join(texts), "path": [page.stem], "tags": []})
     (SITE / "search.json").write_text(json.dumps(index | {"items": found}), encoding="utf-8")
@@ -92,16 +125,22 @@ pages = {*Path().glob("*.md"), *Path("docs").rglob("*.md"), *Path("docs").rglob(
          Path("vectors/README.md")} - {PATH}
 shutil.rmtree(".site", ignore_errors=True)
 shutil.copytree("docs", ".site/docs", ignore=shutil.ignore_patterns("*.json", "*.md", "*.html"))
-for style in ("learn/look.css", "learn/site/site.css"):
-    shutil.copy(style, ".site/docs")
+for file in ("learn/look.css", "learn/site/site.css", "learn/site/site.js"):
+    shutil.copy(file, ".site/docs")
 for page in pages:
     stage(page, page.read_text(encoding="utf-8"))
 subprocess.run([sys.executable, "-m", "zensical", "build", "--clean", "--strict"], check=True)
-make_searchable({page for page in pages if page.suffix == ".html"} - {Path("docs/index.html")})
+make_searchable(page for page in pages if page.suffix == ".html")
+terms = sorted(TERM.findall(WORDS.read_text(encoding="utf-8")), key=len, reverse=True)
+for page in pages - {WORDS}:
+    link_terms(SITE / str(page.with_suffix(".html")).replace("README", "index"), terms)
 navigation = Path("mkdocs.yml").read_text("utf-8").split("nav:")[1]
 names = re.findall(r"[\w./-]+\.(?:md|html)\b", navigation)
-missing = pages - {Path(name) for name in names} - {Path("docs/index.html")}
+missing = pages - {Path(name) for name in names}
+tabs = re.findall(r">([\w ]+)</a>", Path("learn/header.html").read_text("utf-8"))[1:]
 unknown = [name for name in names if not Path(".site", name).is_file()]
 faults = [*sorted(set(dead_links())), *(f"{page}: add it to nav in mkdocs.yml" for page in missing),
           *(f"{name}: is in nav of mkdocs.yml, but does not exist" for name in unknown)]
+if tabs != re.findall(r"(?m)^  - ([\w ]+):", navigation)[1:]:
+    faults.append("learn/header.html: its links are not the tabs of nav in mkdocs.yml")
 sys.exit("\n".join(faults) or print(f"site/index.html: {len(pages)} pages, no dead link"))

@@ -1,0 +1,19 @@
+// The link "Search" of the pages that the theme does not build leads here, and opens the search.
+if (location.hash === "#__search") {
+  addEventListener("load", () => document.querySelector(".md-search__button").click());
+}
+// On a phone, each row of a table with long texts becomes a card, whose lines name their columns.
+for (const table of document.querySelectorAll("article table:not([class])")) {
+  const names = Array.from(table.querySelectorAll("th"), (cell) => cell.textContent);
+  const cells = Array.from(table.querySelectorAll("td"));
+  if (cells.some((cell) => cell.textContent.length > 60)) {
+    table.dataset.cards = "";
+    for (const cell of cells) {
+      if (names.length > 2 && cell.cellIndex > 0) cell.dataset.name = names[cell.cellIndex];
+    }
+  }
+}
+// A line never breaks inside a flag.
+for (const code of document.querySelectorAll("article :not(pre) > code")) {
+  code.innerHTML = code.innerHTML.replace(/--\w+/g, "<span class=whole>$&</span>");
+}
