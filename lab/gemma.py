@@ -57,7 +57,7 @@ K = 4                                           # samples of each held-out probl
 P, G, T, STEPS = 8, 8, 10, 12                   # of both scripts, as in real.py
 ALL, LORA = "real.py, all weights", "pretrained/train.py, LoRA"
 RATES = {ALL: (1e-6, 3e-6, 1e-5, 3e-5), LORA: (3e-5, 1e-4, 3e-4, 1e-3)}
-CHOSEN = {ALL: (1e-6,), LORA: (1e-4,)}          # rates of make gemma
+CHOSEN = {ALL: (3e-6,), LORA: (1e-4,)}          # rates of make gemma
 SEEDS = (0, 1, 2)
 SCORES = ("pass@1", "greedy", "formed", "right of formed")
 
