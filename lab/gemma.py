@@ -29,9 +29,10 @@ import torch
 
 import common
 import plumbing
-from lab.docs import DOCS, MACHINE, ROOT, run
+from lab.docs import DOCS, MACHINE, ROOT, put, run, table
 from lab.draw import curves
 from lab.gemma_reward import FORM, correct
+from lab.verdict import student
 from report import parser, start
 from report.logs import read_log
 
@@ -56,7 +57,7 @@ K = 4                                           # samples of each held-out probl
 P, G, T, STEPS = 8, 8, 10, 12                   # of both scripts, as in real.py
 ALL, LORA = "real.py, all weights", "pretrained/train.py, LoRA"
 RATES = {ALL: (1e-6, 3e-6, 1e-5, 3e-5), LORA: (3e-5, 1e-4, 3e-4, 1e-3)}
-CHOSEN = {ALL: (1e-6,), LORA: (1e-4,)}          # rates of make gemma
+CHOSEN = {ALL: (3e-6,), LORA: (1e-4,)}          # rates of make gemma
 SEEDS = (0, 1, 2)
 SCORES = ("pass@1", "greedy", "formed", "right of formed")
 
@@ -272,7 +273,7 @@ def measure(store, cases):
     return results
 
 
-# ---- 4. pictures -----------------------------------------------------------------------------
+# ---- 4. pictures and tables ------------------------------------------------------------------
 
 def draw_rewards(results, cases):
     """Draw the reward of each step. -> Picture"""
@@ -282,18 +283,58 @@ def draw_rewards(results, cases):
     return curves(lines, title, ylabel="mean reward of a step")
 
 
-def draw_rates(results, seeds):
+def by_rate(results, method):
+    """Collect what has been measured. -> {learning rate: list of results, one for each seed}"""
+    named = {rate: [results.get(name) for name in cases_of({method: (rate,)}, SEEDS)]
+             for rate in RATES[method]}
+    return {rate: [one for one in runs if one] for rate, runs in named.items() if any(runs)}
+
+
+def draw_rates(results):
     """Draw the share of right samples after training with each learning rate. -> Picture"""
-    lines = {}
-    for method, rates in RATES.items():
-        shares = [results[name]["pass@1"] for name in cases_of({method: rates}, seeds)]
-        lines[method] = numpy.reshape(shares, (len(seeds), len(rates)))
-    best = [RATES[method][numpy.mean(rows, axis=0).argmax()] for method, rows in lines.items()]
+    lines, places, best = {}, {}, []
+    for method in RATES:
+        means = {rate: statistics.mean(one["pass@1"] for one in runs)
+                 for rate, runs in by_rate(results, method).items()}
+        lines[method], places[method] = [[*means.values()]], [*means]
+        best.append(max(means, key=means.get))
     title = f"All weights learn most with a learning rate of {best[0]:g}, and LoRA with {best[1]:g}"
     lines["untrained"] = [[results["base"]["pass@1"]] * 2]
-    return curves(lines, title, x=RATES | {"untrained": (RATES[ALL][0], RATES[LORA][-1])},
-                  xscale="log", xlabel="learning rate of the first step",
+    places["untrained"] = (RATES[ALL][0], RATES[LORA][-1])
+    return curves(lines, title, x=places, xscale="log",
+                  xlabel="learning rate of the first step",
                   ylabel="share of right samples on held-out problems")
+
+
+def describe(results):
+    """Write the table of all runs, and samples before and after. -> str"""
+    heads = ["what learns", "learning rate", "seeds", "right samples", "right, greedy",
+             "expressions", "right among them"]
+    rows = [["nothing (untrained)", "", "", *cells([results["base"]])]]
+    best = max((one["pass@1"], method, rate, seed) for method in RATES
+               for rate, runs in by_rate(results, method).items() for seed, one in enumerate(runs))
+    for method in RATES:
+        for rate, runs in by_rate(results, method).items():
+            short = f"{rate:.0e}".replace("e-0", "e-")
+            rows.append([method, short, len(runs), *cells(runs)])
+    _, method, rate, seed = best
+    [name] = cases_of({method: (rate,)}, (seed,))
+    samples = [[f"`{before[0]}`", *(", ".join(f"`{text}`" if text else "no end" for text in one[1:])
+                                    for one in (before, after))]
+               for before, after in zip(results["base"]["samples"], results[name]["samples"])]
+    return (table(heads, rows) + "\n" +
+            table(["problem", "samples of the untrained model", name], samples[:6]))
+
+
+def cells(runs):
+    """Write the means of the scores over runs that differ in their seed. The first has a 95%
+    interval, over the seeds; of a single run, over the pairs of numbers. -> list of str"""
+    first, *others = (f"{statistics.mean(one[key] for one in runs):.3f}" for key in SCORES)
+    values = numpy.array([one["pass@1"] for one in runs])
+    if len(runs) == 1:
+        values = numpy.reshape(runs[0]["counts"], (-1, 3)).mean(axis=1) / K     # 3 problems each
+    low, high = student(values)
+    return [f"{first} ± {(high - low) / 2:.3f}", *others]
 
 
 def main(argv=None):
@@ -303,7 +344,8 @@ def main(argv=None):
     if arguments.parse_args(argv).sweep:
         for n in range(1, 1 + len(SEEDS)):
             results = measure(DOCS / "gemma.json", cases_of(RATES, SEEDS[:n]))
-            draw_rates(results, SEEDS[:n]).save(DOCS / "gemma.svg")
+            draw_rates(results).save(DOCS / "gemma.svg")
+            put("gemma", describe(results), "gemma-sweep")
     else:
         cases = cases_of(CHOSEN, SEEDS[:1])
         picture = draw_rewards(measure(FOLDER / "results.json", cases), cases)
