@@ -6,28 +6,24 @@ with five runs of the correct script. A mistake becomes a hunt if it changes the
 neither the text of the script nor the reward gives it away.
 """
 import concurrent.futures
-import contextlib
-import io
+import importlib
 import json
 import multiprocessing
 import random
 import re
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from types import ModuleType
 
 import numpy
 import torch
 
 import plumbing
 from lab.docs import MACHINE, ROOT
-from lab.training import make_base
+from lab.training import load_base, run_text
 from learn.practice.hunt import FLAGS, LEVELS, MEASURED, SHORT, distances, planted
 from learn.practice.mistakes import MISTAKES, parse
 from learn.sync import SCRIPTS
-from report.logs import read_log
 
 NOT_COMPARED = re.compile("step|zero_std|clipped_ratio|critic_grad|accuracy$|checks|sampling|beta|"
                           "coef|margins|reward_std|approx_kl")
@@ -39,19 +35,11 @@ A_LEVEL = 4                                 # number of hunts for each level and
 
 def run(script, text, seed, base, num_steps=20, digits=3):
     """Run the text of a script. -> {metric: list}, {} if it fails"""
-    module = sys.modules["hunted"] = ModuleType("hunted")
-    module.__file__ = str(ROOT / script)
-    with tempfile.TemporaryDirectory() as work, contextlib.redirect_stdout(io.StringIO()), \
-            contextlib.redirect_stderr(io.StringIO()):
-        torch.save({"policy": base}, Path(work, "checkpoint.pt"))
-        args = [*FLAGS[Path(script).stem].split(), *SHORT.split(), "--max_steps", str(num_steps),
-                "--seed", str(seed), "--init_from", work, "--output_dir", f"{work}/run"]
-        try:
-            exec(compile(text, script, "exec"), vars(module))
-            module.main(args)
-        except (Exception, SystemExit):
-            return {}
-        log = read_log(f"{work}/run", "metrics")
+    flags = f"{FLAGS[Path(script).stem]} {SHORT} --max_steps {num_steps} --seed {seed}"
+    try:
+        log = run_text(script, text, base, flags)
+    except (Exception, SystemExit):
+        return {}
     names = [name for name in log[0] if not NOT_COMPARED.search(name)
              and all(isinstance(line.get(name), (int, float)) for line in log)]
     return {name: [float(f"{line[name]:.{digits}g}") for line in log] for name in names}
@@ -92,7 +80,7 @@ def measure(script, pool, tests):
     """Try all mistakes of a script. -> {"right": {metric: a row for each of five seeds},
     "hunts": list of dicts}"""
     source = (ROOT / script).read_text("utf-8")
-    base = make_base([script])
+    *_, base = load_base(importlib.import_module(Path(script).stem))
     jobs = [pool.submit(run, script, source, seed, base) for seed in range(5)]
     runs = [job.result() for job in jobs]
     right = {name: [one[name] for one in runs] for name in runs[0]}

@@ -504,18 +504,7 @@ def test_the_tables_of_the_speed_are_those_of_its_files():
 
 # ---- runs ------------------------------------------------------------------------------------
 
-def test_of_the_flags_of_a_run_the_base_has_those_that_shape_it():
-    flags = ["--online", "--task", "arithmetic:3-7", "--curriculum", "--seed", 3, "--base_seed", 2,
-             "--hidden_size", 32, "--learning_rate", 1]
-    assert training.base_flags(flags) == [
-        "--task", "arithmetic:3-7", "--base_seed", 2, "--hidden_size", 32]
-
-
-def test_training_begins_with_the_base_and_is_the_loop_of_the_script(tmp_path, monkeypatch):
-    def run(script, folder, *flags):             # in this process, which is quicker
-        grpo.main([*map(str, flags), "--output_dir", str(folder)])
-
-    monkeypatch.setattr(training, "run", run)
+def test_training_begins_with_the_base_and_is_the_loop_of_the_script(tmp_path):
     flags = SMALL | {"task": "arithmetic:2-3", "num_prompts": 16, "max_steps": 3,
                      "curriculum": True, "dynamic_sampling": 2, "num_eval_problems": 1}
     with at_work(tmp_path):
