@@ -12,16 +12,14 @@ import importlib
 import json
 import math
 import statistics
-import tempfile
 from typing import NamedTuple
 
 import torch
 
 import grpo
-from lab.docs import DOCS, MACHINE, put, record, run, table
+from lab.docs import DOCS, MACHINE, put, record, run_once, table
 from lab.draw import BLUE, NARROW, RED, STYLE, WIDE, phone, write
 from report import parser, start
-from report.logs import read_log
 
 zoo = importlib.import_module("examples.zoo")
 
@@ -136,43 +134,38 @@ def credit_table():
 # ---- 3. runs ---------------------------------------------------------------------------------
 
 def commands():
-    """-> {name of a loss or an advantage: (script, flags)}"""
-    scripts = {"grpo": ("grpo.py", []), "dapo": ("grpo.py", ["--loss_type", "dapo"]),
-               "gspo": ("gspo.py", [])}
+    """-> {name of a loss or an advantage: command line}"""
+    found = {"grpo": "grpo.py", "dapo": "grpo.py --loss_type dapo", "gspo": "gspo.py"}
     for name in zoo.LOSS_TYPES:
         if name not in grpo.LOSS_TYPES:
-            scripts[name] = ("examples/zoo.py", ["--loss_type", name])
+            found[name] = f"examples/zoo.py --loss_type {name}"
     for name in zoo.ADVANTAGES[1:]:
         is_baseline = name in ("opo", "otb", "remax")
         loss_type = "dr_grpo" if is_baseline else "grpo"        # without 1/|o_i|: see methods.md
-        more = ["--reward", "accuracy+format"] if name == "gdpo" else []
-        scripts[name] = ("examples/zoo.py", ["--loss_type", loss_type, "--advantage", name, *more])
-    return scripts
+        found[name] = f"examples/zoo.py --loss_type {loss_type} --advantage {name}"
+    found["gdpo"] += " --reward accuracy+format"
+    return found
 
 
 def measure():
     """Train each with SEEDS. Record when it reached GOAL, its steps, and its final accuracy."""
     runs = {}
-    for name, (script, flags) in commands().items():
+    for name, command in commands().items():
         runs[name] = []
         for seed in SEEDS:
-            with tempfile.TemporaryDirectory() as folder:
-                summary = run(script, folder, *flags, "--seed", seed, "--base_seed", seed)
-                steps = [line["step"] for line in read_log(folder, "metrics", "step", "accuracy")
-                         if line["accuracy"] >= GOAL]
-            runs[name].append({"reached": min(steps, default=None), "steps": summary["steps"],
-                               "greedy": summary["trained"]["greedy"]})
+            found = run_once(f"{command} --base_seed {seed}", seed, ["accuracy"], ["greedy"])
+            steps = [step for step, x in enumerate(found["accuracy"], start=1) if x >= GOAL]
+            runs[name].append({"reached": min(steps, default=None),
+                               "steps": len(found["accuracy"]), "greedy": found["greedy"]})
         record("zoo", runs=runs)
 
 
 def learning_table(runs):
     rows = []
     for name, results in runs.items():
-        script, flags = commands()[name]
         steps = [str(result["reached"] or "never") for result in results]
         greedy = statistics.fmean(result["greedy"] for result in results)
-        command = " ".join([f"python {script}", *flags])
-        rows.append([name, f"`{command}`", *steps, f"{greedy:.3f}"])
+        rows.append([name, f"`python {commands()[name]}`", *steps, f"{greedy:.3f}"])
     return table(["name", "command", *(f"seed {seed}" for seed in SEEDS), "mean accuracy"], rows)
 
 

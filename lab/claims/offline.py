@@ -14,9 +14,9 @@ import numpy
 
 import common
 import ppo
-from lab.docs import run
+from lab.docs import run, run_once
 from lab.draw import BLUE, GREY, ORANGE, curves
-from lab.experiment import Experiment, numbers, run_once
+from lab.experiment import Experiment, numbers
 from lab.training import load_base
 from lab.verdict import OURS, SHOWN, Claim
 from report.logs import read_log

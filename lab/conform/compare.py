@@ -16,6 +16,7 @@ import dpo
 import grpo
 import vectors
 from lab.docs import put, record, table
+from lab.pretrained import make_base
 from pretrained import export
 from report import start
 
@@ -89,9 +90,7 @@ def tables(content):
 
 def main():
     from lab.conform import theirs as peers  # imported here, because they need .venv-conform
-    run = peers.EXPORTED.parent / "base"
-    grpo.main(["--max_steps", "0", "--num_eval_problems", "8", "--output_dir", str(run)])
-    export.export(run, peers.EXPORTED)
+    run, _ = make_base(peers.EXPORTED.parent)
     steps = [whole_step(peers, run, *how) for how in STEPS]
     torch.set_default_dtype(torch.float64)
     content = {"versions": peers.VERSIONS, "registered": peers.registered(), "steps": steps,

@@ -81,7 +81,7 @@ def renamed(names, flags):
 
 # ---- 1. TRL ----------------------------------------------------------------------------------
 
-EXPORTED = Path(tempfile.mkdtemp(), "exported")         # compare.py exports the base to it
+EXPORTED = Path(tempfile.mkdtemp(), "model")            # compare.py exports the base to it
 HERE = {"output_dir": EXPORTED.parent, "use_cpu": True, "bf16": False, "report_to": "none",
         "activation_checkpointing": False, "save_strategy": "no", "disable_tqdm": True,
         "remove_unused_columns": False, "lr_scheduler_type": "constant"}
