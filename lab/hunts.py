@@ -11,7 +11,6 @@ import json
 import multiprocessing
 import random
 import re
-import subprocess
 import sys
 from pathlib import Path
 
@@ -76,7 +75,7 @@ def try_mistake(script, text, right, base):
     return next(level for level, least in LEVELS.items() if farthest >= least), metrics
 
 
-def measure(script, pool, tests):
+def measure(script, pool):
     """Try all mistakes of a script. -> {"right": {metric: a row for each of five seeds},
     "hunts": list of dicts}"""
     source = (ROOT / script).read_text("utf-8")
@@ -85,8 +84,7 @@ def measure(script, pool, tests):
     runs = [job.result() for job in jobs]
     right = {name: [one[name] for one in runs] for name in runs[0]}
     mutants = [mutant for mutant in parse(MISTAKES.read_text("utf-8"))
-               if mutant.file in ("grpo.py", script) and source.count("\n".join(mutant.old)) == 1
-               and (mutant.file, mutant.name) in tests]
+               if mutant.file in ("grpo.py", script) and source.count("\n".join(mutant.old)) == 1]
     random.Random(script).shuffle(mutants)
     mutants.sort(key=lambda mutant: mutant.file != script)      # the script's own mistakes first
     jobs = [pool.submit(try_mistake, script, planted(source, mutant)[0], right, base)
@@ -97,19 +95,14 @@ def measure(script, pool, tests):
         print(f"{script}: {mutant.name}: level {level}", flush=True)
         if level and [hunt["level"] for hunt in hunts].count(level) < A_LEVEL:
             hunts.append({"level": level, "mistake": mutant.name, "file": mutant.file,
-                          "test": tests[mutant.file, mutant.name], "run": its_run})
+                          "run": its_run})
     return {"right": right, "hunts": sorted(hunts, key=lambda hunt: hunt["level"])}
 
 
 def main():
-    output = "".join(subprocess.run(
-        [sys.executable, "tests/mutants.py", script], cwd=ROOT, stdout=subprocess.PIPE,
-        encoding="utf-8").stdout for script in SCRIPTS)
-    killed = re.findall(r"^killed +(\S+): (.*)  \[([^[\n]*).*\]$", output, re.MULTILINE)
-    tests = {(file, name): test for file, name, test in killed}
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(2, context, start) as pool:
-        measured = {script: measure(script, pool, tests) for script in SCRIPTS}
+        measured = {script: measure(script, pool) for script in SCRIPTS}
     text = json.dumps({"machine": MACHINE} | measured)
     plumbing.write(MEASURED, re.sub(r"([\]}],) (?=[\"{])", r"\1\n", text) + "\n")
 
