@@ -240,22 +240,16 @@ PlatformCUDA.current_device = lambda _: "cpu"
 OF_LOSS = {field.name for field in fields(PolicyLossConfig)}
 HOW = {"token_mean": "token-mean", "sequence_mean": "seq-mean-token-mean",
        "sequence_sum": "seq-mean-token-sum", "constant": "seq-mean-token-sum-norm"}
-VERL_MODES = {"clip": "vanilla", "gspo_token": "gspo", "gspo": "gspo", "gmpo": "geo_mean",
-              "dppo_tv": "dppo_tv", "dppo_kl": "dppo_kl", "cispo": "cispo", "sapo": "sapo",
-              "kl_cov": "kl_cov", "clip_cov": "clip_cov", "dro": "dro", "reinforce": "gpg"}
+MODES = {"clip": "vanilla", "gspo_token": "gspo", "gmpo": "geo_mean", "reinforce": "gpg"}
 KINDS_OF_KL = {"k1": "kl", "k2": "mse", "k3": "low_var_kl"}
-
-
-def actor(**flags):
-    """Make the configuration of verl's actor."""
-    of_loss = {name: flags.pop(name) for name in flags.keys() & OF_LOSS}
-    return FSDPActorConfig(
-        rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss=PolicyLossConfig(**of_loss),
-        use_kl_loss="kl_loss_coef" in flags, **{"clip_ratio_c": 1e9} | flags)
 
 
 def policy_update(x, A, parts=1, **flags):
     """Compute ppo_loss, the loss of verl's actor. A: (B,) or (B, T) -> scalar"""
+    of_loss = {name: flags.pop(name) for name in flags.keys() & OF_LOSS}
+    actor = FSDPActorConfig(
+        rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss=PolicyLossConfig(**of_loss),
+        use_kl_loss="kl_loss_coef" in flags, **{"clip_ratio_c": 1e9} | flags)
     A = A if A.dim() == 2 else A[:, None]
     data = TensorDict({
         "prompts": x.prompts, "responses": x.tokens, "response_mask": x.mask,
@@ -268,7 +262,7 @@ def policy_update(x, A, parts=1, **flags):
     for part in data.split(len(data) // parts):
         is_there = part["attention_mask"] > 0
         output = {name: part[name][is_there] for name in ("log_probs", "entropy")}
-        loss, _ = ppo_loss(actor(**flags), output, part)
+        loss, _ = ppo_loss(actor, output, part)
         total = total + loss
     return total
 
@@ -276,7 +270,9 @@ def policy_update(x, A, parts=1, **flags):
 def verl_flags(method, how, epsilon_low=None, epsilon_high=None, epsilon=None, delta=None,
                **given):
     """Translate the parameters of a vector into the configuration of verl's actor. -> dict"""
-    flags = {"loss_mode": VERL_MODES.get(method) or missing(), "loss_agg_mode": HOW[how]}
+    flags = {"loss_mode": MODES.get(method, method), "loss_agg_mode": HOW[how]}
+    if flags["loss_mode"] not in core_algos.POLICY_LOSS_REGISTRY:
+        missing()
     low, high = epsilon_low, epsilon_high
     if method == "gmpo":
         low = high = epsilon
