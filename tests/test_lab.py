@@ -197,7 +197,7 @@ def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
 
     module.page = page
     monkeypatch.setitem(sys.modules, "lab.claims.made_up", module)
-    monkeypatch.setattr(experiment, "run", run)
+    monkeypatch.setattr(runs, "run", run)
     for name, value in (("NAMES", ["made_up"]), ("FINDINGS", ["made_up"]),
                         ("QUESTIONS", {"Rewards": ["made_up"]})):
         monkeypatch.setattr(experiment, name, value)
