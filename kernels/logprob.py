@@ -207,7 +207,7 @@ def backward_kernel(
         logits, tokens, ratio, entropy, m, S, g_logps, g_ratio, g_entropy, grad,
         N, T, V, stride_b, stride_t, grad_b, grad_t, scale,
         K: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr):
-    """Read logits (B, T, V) once and write their gradient (B, T, V)."""
+    """Read logits (B, T, V) once and write their gradient (B, T, V), which may overwrite them."""
     LN2: tl.constexpr = 0.6931471805599453
     scale = tl.cast(scale, tl.float32)          # log2(e) / tau; scale * LN2 is 1 / tau
 
@@ -296,8 +296,9 @@ def run_forward(logits, tokens, old_logps, temperature):
 
 
 def run_backward(logits, others, grad, temperature):
-    """Write the gradient with respect to the logits (B, T, V) to grad (B, T, V). `others` are the
-    arguments (N,) of backward_kernel, from the tokens to g_entropy."""
+    """Write the gradient with respect to the logits (B, T, V) to grad (B, T, V). It may be the same
+    tensor as the logits. `others` are the arguments (N,) of backward_kernel, from the tokens to
+    g_entropy."""
     if grad.numel() > 0:
         strides = (*logits.stride()[:2], *grad.stride()[:2])
         launch(backward_kernel, logits, (*others, grad), strides, temperature)
@@ -309,9 +310,10 @@ class LogProb(torch.autograd.Function):
     old_logps (N,) or None."""
 
     @staticmethod
-    def forward(ctx, logits, tokens, old_logps, temperature):
+    def forward(ctx, logits, tokens, old_logps, temperature, inplace):
         logps, ratio, entropy, m, S = run_forward(logits, tokens, old_logps, temperature)
         ctx.temperature = temperature
+        ctx.inplace = inplace
         ctx.save_for_backward(logits, tokens, ratio, entropy, m, S)
         return logps, ratio, entropy
 
@@ -320,9 +322,14 @@ class LogProb(torch.autograd.Function):
     def backward(ctx, *gradients):
         logits, *saved = ctx.saved_tensors
         gradients = [g.contiguous() for g in gradients]
-        grad = torch.empty_like(logits, memory_format=torch.contiguous_format)
+        if ctx.inplace:
+            grad = logits
+        else:
+            grad = torch.empty_like(logits, memory_format=torch.contiguous_format)
         run_backward(logits, (*saved, *gradients), grad, ctx.temperature)
-        return grad, None, None, None
+        if ctx.inplace:         # if other code still needs the logits, autograd raises an error
+            torch.autograd.graph.increment_version(logits)
+        return grad, None, None, None, None
 
 
 # ---- 4. the functions that others call -------------------------------------------------------
@@ -349,14 +356,14 @@ def can_run(device):
     return torch.cuda.get_device_capability(device) >= (8, 0) and can_compile()
 
 
-def logprob(logits, tokens, old_logps=None, temperature=1.0):
+def logprob(logits, tokens, old_logps=None, temperature=1.0, inplace=False):
     """Compute logps, ratio and entropy, (...) each, in fp32, of softmax(logits / temperature). All
     three are differentiable in the logits (..., V); the tokens are (...).
 
     old_logps (...) are constants. None stands for the current logps: the ratio is 1, but it has a
     gradient. Padding (token < 0) is not read; it has logp 0, ratio 1, entropy 0 and gradient 0.
-    If the kernels cannot run (see `can_run`), or the dtype is not in DTYPES, logprob_torch computes
-    it.
+    With inplace=True the gradient overwrites the logits, so nothing else may need them. If the
+    kernels cannot run (see `can_run`), or the dtype is not in DTYPES, logprob_torch computes it.
     """
     for name, rows in (("tokens", tokens), ("old_logps", old_logps)):
         if rows is not None and rows.shape != logits.shape[:-1]:
@@ -364,6 +371,9 @@ def logprob(logits, tokens, old_logps=None, temperature=1.0):
                              "one number per row")
     if not temperature > 0:                     # nan fails here, too
         raise ValueError(f"temperature={temperature}: must be > 0; the limit 0 is argmax")
+    if inplace and not logits.is_contiguous():
+        raise ValueError(f"inplace=True, but strides {logits.stride()} may share memory: "
+                         "use inplace=False")
     if logits.dtype not in DTYPES or not can_run(logits.device):
         return logprob_torch(logits, tokens, old_logps, temperature)
 
@@ -373,7 +383,7 @@ def logprob(logits, tokens, old_logps=None, temperature=1.0):
     x = x.reshape(B, *x.shape[-2:])                                         # (B, T, V)
     if old_logps is not None:
         old_logps = old_logps.detach().float().reshape(-1)                  # (N,)
-    outputs = LogProb.apply(x, tokens.reshape(-1), old_logps, temperature)
+    outputs = LogProb.apply(x, tokens.reshape(-1), old_logps, temperature, inplace)
     return tuple(values.view(tokens.shape) for values in outputs)
 
 

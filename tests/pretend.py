@@ -248,7 +248,7 @@ def factory(name):
         gpu.do(function, *args, **{**options, "device": CPU, "pin_memory": None}))
 
 
-def apply_kernel(logits, tokens, old_logps, temperature):
+def apply_kernel(logits, tokens, old_logps, temperature, inplace):
     """Replace the kernels of logprob.py, which would read any address, valid or not."""
     for x in (logits, tokens, *([] if old_logps is None else [old_logps])):
         assert type(x) is Tensor, "Pointer argument (at 0) cannot be accessed from Triton"
