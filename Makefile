@@ -133,7 +133,7 @@ lowest: .venv-lowest/installed      ## test pretrained/ with the lowest versions
 gpu: $(READY)            ## check that everything runs on your GPU: gpu-DEVICE.md; DRY=1 needs none
 	$(PY) -m lab.gpu $(if $(DRY),--dry_run)
 
-conform: .venv-conform/installed    ## compare our equations with TRL's and verl's code: conformance.md
+conform: .venv-conform/installed    ## give the test vectors to TRL's and verl's own code: conformance.md
 	.venv-conform/bin/python -m lab.conform.compare
 
 ##@ Housekeeping

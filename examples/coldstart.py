@@ -5,6 +5,7 @@ python -m examples.coldstart RUN NEW writes the new policy to the folder NEW, an
 python grpo.py --task TASK --init_from NEW continues with RL.
 """
 import dataclasses
+import json
 from pathlib import Path
 
 import common  # isort: split
@@ -13,7 +14,7 @@ import torch
 
 import plumbing
 from report import parser, start
-from report.ask import load_policy, read_run, write_run
+from report.ask import load_policy, read_run
 from report.page import command
 
 SHAPE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
@@ -44,7 +45,9 @@ def main(argv=None):
         base_seed=cfg.base_seed + 1))                   # so examples differ from the base's
 
     name, flags = plumbing.read_config(args.run)
-    write_run(args.new, name, flags, policy)
+    record = {"script": name, "torch": torch.__version__, "config": flags}
+    plumbing.write(args.new / "checkpoint.pt", {"policy": policy.state_dict()})
+    plumbing.write(args.new / "config.json", json.dumps(record, indent=2))
     needed = {flag: flags[flag] for flag in ("task", *SHAPE)}
     print(command(name, needed | {"init_from": str(args.new)}))
 

@@ -8,9 +8,11 @@ lab/claims/NAME.py; one constant changes at a time. In the other rows of the tab
 interval of every claim changes.
 """
 import collections
+import copy
 import itertools
 import math
 import statistics
+from unittest import mock
 
 import numpy
 
@@ -69,32 +71,25 @@ def claims(name):
 
 def with_constant(name, constant, value):
     """Load the claims of an experiment with one constant of its module changed. -> list"""
-    kept = getattr(module(name), constant)
-    setattr(module(name), constant, value)
-    try:
+    with mock.patch.object(module(name), constant, value):
         return claims(name)
-    finally:
-        setattr(module(name), constant, kept)
 
 
 def with_bound(claim, factor):
     """Judge a claim with a bound that is `factor` times as far from no effect. -> verdict"""
-    bounds = claim.at_least, claim.at_most
+    other = copy.copy(claim)
     move = (lambda x: x and x**factor) if claim.times else (lambda x: x and x * factor)
-    claim.at_least, claim.at_most = map(move, bounds)
-    judged = claim.verdict
-    claim.at_least, claim.at_most = bounds
-    return judged
+    other.at_least = move(claim.at_least)
+    other.at_most = move(claim.at_most)
+    return other.verdict
 
 
 def with_interval(claim, rule):
     """Judge a claim with a different rule for the interval. -> verdict"""
-    verdict.INTERVAL = rule
-    claim.__dict__.pop("interval", None)
-    judged = claim.verdict
-    verdict.INTERVAL = verdict.student
-    claim.__dict__.pop("interval", None)
-    return judged
+    other = copy.copy(claim)
+    vars(other).pop("interval", None)                   # computed by the usual rule
+    with mock.patch.object(verdict, "INTERVAL", rule):
+        return other.verdict
 
 
 def compare():

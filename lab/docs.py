@@ -3,12 +3,14 @@ between their marks into README.md or a page in docs/."""
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import plumbing
-from report.logs import read_summary
+from report.logs import read_log, read_summary
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -26,6 +28,18 @@ def run(script, folder, *flags):
     if done.returncode != 0:
         raise SystemExit(done.returncode)
     return read_summary(folder)
+
+
+def run_once(command, seed, metrics=(), scores=()):
+    """Run a command line. -> columns with the metrics of each step and the scores of the trained
+    policy"""
+    script, *flags = shlex.split(command)
+    with tempfile.TemporaryDirectory() as work:
+        folder = Path(work, "run")
+        summary = run(script, folder, *flags, "--seed", seed)
+        log = read_log(folder, "metrics")
+    columns = {name: [line.get(name) for line in log] for name in metrics}
+    return columns | {name: summary["trained"][name] for name in scores}
 
 
 # ---- 2. docs/ --------------------------------------------------------------------------------

@@ -21,8 +21,6 @@ import importlib
 import json
 import multiprocessing
 import re
-import shlex
-import tempfile
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -30,10 +28,9 @@ from typing import NamedTuple
 import numpy
 import torch
 
-from lab.docs import DOCS, MACHINE, put, run, table
+from lab.docs import DOCS, MACHINE, put, run_once, table
 from lab.draw import Picture, show
 from lab.verdict import CONTRADICTED, NO_VERDICT, OURS, SHOWN, UNDECIDED, Claim
-from report.logs import read_log
 
 # The experiments by the question that they answer, in the order of docs/lab.md and of make lab
 QUESTIONS = {"Rewards": ("hacking", "wrongrewards"),
@@ -213,18 +210,6 @@ def rounded(values):
     if isinstance(values, (list, tuple)):
         return [rounded(value) for value in values]
     return values if values is None else float(f"{values:.6g}")
-
-
-def run_once(command, seed, metrics, scores):
-    """Run a command line. -> columns with the metrics of each step and the scores of the trained
-    policy"""
-    script, *flags = shlex.split(command)
-    with tempfile.TemporaryDirectory() as work:
-        folder = Path(work, "run")
-        summary = run(script, folder, *flags, "--seed", seed)
-        log = read_log(folder, "metrics")
-    columns = {name: [line.get(name) for line in log] for name in metrics}
-    return columns | {name: summary["trained"][name] for name in scores}
 
 
 def means(rows, window):

@@ -6,28 +6,23 @@ with five runs of the correct script. A mistake becomes a hunt if it changes the
 neither the text of the script nor the reward gives it away.
 """
 import concurrent.futures
-import contextlib
-import io
+import importlib
 import json
 import multiprocessing
 import random
 import re
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
-from types import ModuleType
 
 import numpy
 import torch
 
 import plumbing
 from lab.docs import MACHINE, ROOT
-from lab.training import make_base
+from lab.training import load_base, run_text
 from learn.practice.hunt import FLAGS, LEVELS, MEASURED, SHORT, distances, planted
 from learn.practice.mistakes import MISTAKES, parse
 from learn.sync import SCRIPTS
-from report.logs import read_log
 
 NOT_COMPARED = re.compile("step|zero_std|clipped_ratio|critic_grad|accuracy$|checks|sampling|beta|"
                           "coef|margins|reward_std|approx_kl")
@@ -39,19 +34,11 @@ A_LEVEL = 4                                 # number of hunts for each level and
 
 def run(script, text, seed, base, num_steps=20, digits=3):
     """Run the text of a script. -> {metric: list}, {} if it fails"""
-    module = sys.modules["hunted"] = ModuleType("hunted")
-    module.__file__ = str(ROOT / script)
-    with tempfile.TemporaryDirectory() as work, contextlib.redirect_stdout(io.StringIO()), \
-            contextlib.redirect_stderr(io.StringIO()):
-        torch.save({"policy": base}, Path(work, "checkpoint.pt"))
-        args = [*FLAGS[Path(script).stem].split(), *SHORT.split(), "--max_steps", str(num_steps),
-                "--seed", str(seed), "--init_from", work, "--output_dir", f"{work}/run"]
-        try:
-            exec(compile(text, script, "exec"), vars(module))
-            module.main(args)
-        except (Exception, SystemExit):
-            return {}
-        log = read_log(f"{work}/run", "metrics")
+    flags = f"{FLAGS[Path(script).stem]} {SHORT} --max_steps {num_steps} --seed {seed}"
+    try:
+        log = run_text(script, text, base, flags)
+    except (Exception, SystemExit):
+        return {}
     names = [name for name in log[0] if not NOT_COMPARED.search(name)
              and all(isinstance(line.get(name), (int, float)) for line in log)]
     return {name: [float(f"{line[name]:.{digits}g}") for line in log] for name in names}
@@ -88,17 +75,16 @@ def try_mistake(script, text, right, base):
     return next(level for level, least in LEVELS.items() if farthest >= least), metrics
 
 
-def measure(script, pool, tests):
+def measure(script, pool):
     """Try all mistakes of a script. -> {"right": {metric: a row for each of five seeds},
     "hunts": list of dicts}"""
     source = (ROOT / script).read_text("utf-8")
-    base = make_base([script])
+    *_, base = load_base(importlib.import_module(Path(script).stem))
     jobs = [pool.submit(run, script, source, seed, base) for seed in range(5)]
     runs = [job.result() for job in jobs]
     right = {name: [one[name] for one in runs] for name in runs[0]}
     mutants = [mutant for mutant in parse(MISTAKES.read_text("utf-8"))
-               if mutant.file in ("grpo.py", script) and source.count("\n".join(mutant.old)) == 1
-               and (mutant.file, mutant.name) in tests]
+               if mutant.file in ("grpo.py", script) and source.count("\n".join(mutant.old)) == 1]
     random.Random(script).shuffle(mutants)
     mutants.sort(key=lambda mutant: mutant.file != script)      # the script's own mistakes first
     jobs = [pool.submit(try_mistake, script, planted(source, mutant)[0], right, base)
@@ -109,19 +95,14 @@ def measure(script, pool, tests):
         print(f"{script}: {mutant.name}: level {level}", flush=True)
         if level and [hunt["level"] for hunt in hunts].count(level) < A_LEVEL:
             hunts.append({"level": level, "mistake": mutant.name, "file": mutant.file,
-                          "test": tests[mutant.file, mutant.name], "run": its_run})
+                          "run": its_run})
     return {"right": right, "hunts": sorted(hunts, key=lambda hunt: hunt["level"])}
 
 
 def main():
-    output = "".join(subprocess.run(
-        [sys.executable, "tests/mutants.py", script], cwd=ROOT, stdout=subprocess.PIPE,
-        encoding="utf-8").stdout for script in SCRIPTS)
-    killed = re.findall(r"^killed +(\S+): (.*)  \[([^[\n]*).*\]$", output, re.MULTILINE)
-    tests = {(file, name): test for file, name, test in killed}
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(2, context, start) as pool:
-        measured = {script: measure(script, pool, tests) for script in SCRIPTS}
+        measured = {script: measure(script, pool) for script in SCRIPTS}
     text = json.dumps({"machine": MACHINE} | measured)
     plumbing.write(MEASURED, re.sub(r"([\]}],) (?=[\"{])", r"\1\n", text) + "\n")
 

@@ -16,42 +16,40 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import common
-from lab.docs import MACHINE, put, record, run, table
+from lab.docs import MACHINE, put, record, run, run_once, table
 from pretrained import export
 from report import parser, start
-from report.logs import read_log
 
 SEEDS = (0, 1, 2)
 EXAMPLE = "pretrained/train.py"
-EVALUATION = ["--device", "cpu", "--num_eval_problems", 8, "--num_eval_samples", 1]
-LIKE_GRPO = ["--task", "arithmetic", "--max_completion_length", 48, "--learning_rate", 5e-4,
-             "--micro_batch_size", 32, "--save_steps", 1]       # as the defaults of grpo.py
-HALF = ["--dtype", "bfloat16"]
-VLLM = ["--engine", "vllm", "--engine_memory", 0.1]
-LORA = ["--lora_rank", 8]
+EVALUATION = "--device cpu --num_eval_problems 8 --num_eval_samples 1"
+LIKE_GRPO = ("--task arithmetic --max_completion_length 48 --learning_rate 5e-4 "
+             "--micro_batch_size 32 --save_steps 1")            # as the defaults of grpo.py
+HALF = "--dtype bfloat16"
+VLLM = "--engine vllm --engine_memory 0.1"
+LORA = "--lora_rank 8 --learning_rate"
 LEARNING = {                            # name: flags
-    "transformers, float32": [],
+    "transformers, float32": "",
     "transformers, bfloat16": HALF,
     "vLLM, float32": VLLM,
-    "vLLM, bfloat16": [*VLLM, *HALF],
-    "vLLM, bfloat16, no correction": [
-        *VLLM, *HALF, "--importance_sampling_correction", "none"],
-    "LoRA of rank 8, learning rate 5e-4": [*LORA, "--learning_rate", 5e-4],
-    "LoRA of rank 8, learning rate 2e-3": [*LORA, "--learning_rate", 2e-3],
-    "LoRA, learning rate 2e-3, vLLM, bfloat16": [*LORA, "--learning_rate", 2e-3, *VLLM, *HALF]}
+    "vLLM, bfloat16": f"{VLLM} {HALF}",
+    "vLLM, bfloat16, no correction": f"{VLLM} {HALF} --importance_sampling_correction none",
+    "LoRA of rank 8, learning rate 5e-4": f"{LORA} 5e-4",
+    "LoRA of rank 8, learning rate 2e-3": f"{LORA} 2e-3",
+    "LoRA, learning rate 2e-3, vLLM, bfloat16": f"{LORA} 2e-3 {VLLM} {HALF}"}
 SHOWN = (10, 20, 30)                    # steps after which a run is evaluated
 DIFFERENCE = "sampling/sampling_logp_difference/mean"
 
 
-def median_step(log):
+def median_step(columns):
     """The median time of a step in seconds, without the first, which sets things up. -> float"""
-    return statistics.median(line["step_time"] for line in log[1:])
+    return statistics.median(columns["step_time"][1:])
 
 
-def make_base(work, *flags):
+def make_base(work, flags=""):
     """Train a base with grpo.py, and export it. -> its run folder, the exported folder"""
     base, model = Path(work, "base"), Path(work, "model")
-    run("grpo.py", base, "--max_steps", 0, *flags, *EVALUATION)
+    run("grpo.py", base, "--max_steps", 0, *flags.split(), *EVALUATION.split())
     export.export(base, model)
     return base, model
 
@@ -61,15 +59,15 @@ def make_base(work, *flags):
 def measure_real(work):
     """Run both scripts from the same base, taking turns. -> {script: its numbers}"""
     base, model = make_base(work)
-    starts = {"grpo.py": ["--init_from", base], EXAMPLE: ["--model", model, *LIKE_GRPO]}
-    results = {script: {"medians": [], "rewards": []} for script in starts}
+    commands = {"grpo.py": f"grpo.py --init_from {base}",
+                EXAMPLE: f"{EXAMPLE} --model {model} {LIKE_GRPO}"}
+    results = {script: {"medians": [], "rewards": []} for script in commands}
     for seed in SEEDS:
-        for script, start_flags in starts.items():
-            folder = Path(work, f"{Path(script).stem}-{seed}")
-            run(script, folder, *start_flags, "--max_steps", 10, "--seed", seed, *EVALUATION)
-            log = read_log(folder, "metrics")
-            results[script]["medians"].append(median_step(log))
-            results[script]["rewards"] += [line["reward"] for line in log]
+        for script, command in commands.items():
+            columns = run_once(
+                f"{command} --max_steps 10 {EVALUATION}", seed, ["step_time", "reward"])
+            results[script]["medians"].append(median_step(columns))
+            results[script]["rewards"] += columns["reward"]
     return results
 
 
@@ -89,22 +87,18 @@ def real_table(results):
 
 def measure_engine(work):
     """Run each variant with each seed. -> {name: its numbers}"""
-    _, model = make_base(work, "--num_attention_heads", 2)
-    job = ["--model", model, *LIKE_GRPO, "--max_steps", SHOWN[-1], "--eval_steps", SHOWN[0],
-           "--num_eval_samples", 1]
+    _, model = make_base(work, "--num_attention_heads 2")
+    job = (f"{EXAMPLE} --model {model} {LIKE_GRPO} --max_steps {SHOWN[-1]} --eval_steps {SHOWN[0]} "
+           "--num_eval_samples 1")
     results = {}
     for name, flags in LEARNING.items():
-        greedy, differences, seconds = [], [], []
-        for seed in SEEDS:
-            folder = Path(work, f"{len(results)}-{seed}")
-            run(EXAMPLE, folder, *job, "--seed", seed, *flags)
-            log = read_log(folder, "metrics")
-            greedy.append([line["eval/greedy"] for line in log if "eval/greedy" in line])
-            differences.append(statistics.mean(line[DIFFERENCE] for line in log))
-            seconds.append(median_step(log))
+        runs = [run_once(f"{job} {flags}", seed, ["eval/greedy", DIFFERENCE, "step_time"])
+                for seed in SEEDS]
+        greedy = [[x for x in one["eval/greedy"] if x is not None] for one in runs]
         results[name] = {
             "greedy": greedy, "mean": [statistics.mean(column) for column in zip(*greedy)],
-            "difference": statistics.mean(differences), "median": statistics.median(seconds)}
+            "difference": statistics.mean(statistics.mean(one[DIFFERENCE]) for one in runs),
+            "median": statistics.median(map(median_step, runs))}
     return results
 
 

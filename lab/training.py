@@ -1,52 +1,45 @@
-"""Run parts of the scripts in this process, for experiments that need their batches, policies or
-prefixes."""
+"""Run scripts, or parts of them, in this process, for experiments that need their batches, policies
+or prefixes, or that plant a mistake in a script."""
+import contextlib
 import copy
 import dataclasses
-import functools
+import io
 import itertools
 import shlex
+import sys
 import tempfile
 from pathlib import Path
+from types import ModuleType
 
 import torch
 
 import common
 import plumbing
 import ppo
-from lab.docs import run
+from lab.docs import ROOT
+from report.logs import read_log
 
 
-def make_base(variant):
-    """Make the base of a variant, or load it from runs/base/. variant: [script, *flags]
-    -> its weights"""
-    script, *flags = variant
-    return base_weights(script, tuple(base_flags(flags)))
+def run_text(script, text, base, flags):
+    """Run the text of a script, in which a mistake may be planted, from a base, without printing.
+    -> its metrics, a dict for each step"""
+    module = sys.modules["planted"] = ModuleType("planted")
+    module.__file__ = str(ROOT / script)
+    with tempfile.TemporaryDirectory() as work, contextlib.redirect_stdout(io.StringIO()), \
+            contextlib.redirect_stderr(io.StringIO()):
+        plumbing.write(Path(work, "checkpoint.pt"), {"policy": base.state_dict()})
+        exec(compile(text, script, "exec"), vars(module))
+        module.main([*flags.split(), "--init_from", work, "--output_dir", f"{work}/run"])
+        return read_log(f"{work}/run", "metrics")
 
 
-@functools.cache
-def base_weights(script, flags):
-    no_training = ["--max_steps", 0, "--num_eval_problems", 1, "--num_eval_samples", 1]
-    with tempfile.TemporaryDirectory() as work:
-        run(script, Path(work, "base"), *flags, *no_training)
-        return torch.load(Path(work, "base", "base.pt"), weights_only=True)["policy"]
-
-
-def base_flags(flags):
-    """Select the flags that the task or the base depends on, with their values. -> list"""
-    kept = []
-    for name, value in zip(flags, flags[1:]):
-        if str(name)[2:] in ("task", *common.Base.__annotations__):
-            kept += [name, value]
-    return kept
-
-
-def load_base(script, flags):
+def load_base(script, flags=""):
     """Prepare everything that a script needs before its first step. -> Config, task, policy"""
-    args = shlex.split(flags)
-    cfg = plumbing.parse_flags(script.Config, args)
+    torch.set_num_threads(1)            # as in a run, because the last bits depend on it
+    cfg = plumbing.parse_flags(script.Config, ["--device", "cpu", *shlex.split(flags)])
     task = common.load_task(cfg, script.verify)
     policy = script.GPT(cfg)
-    policy.load_state_dict(make_base([f"{script.__name__}.py", *args]))
+    plumbing.load_base(policy, task, cfg)
     return cfg, task, policy
 
 
@@ -56,7 +49,8 @@ def training(script, cfg, task, policy, engine=lambda policy: policy, weigh=lamb
     Yields (batch, metrics) of each step after its update."""
     reference = copy.deepcopy(policy)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
-    clear_gradient(policy)
+    for weight in policy.parameters():
+        weight.grad = torch.zeros_like(weight)
     for step in itertools.count():
         batch = script.sample_with_signal(engine(policy), task, cfg, step)
         A = script.advantages(batch.rewards, cfg.scale_rewards).view(-1, 1)     # (B, 1)
@@ -77,11 +71,6 @@ def train_critic(policy, task, cfg, batches):
                              cfg.lam)
         ppo.fit_critic(critic, optimizer, batch, returns, cfg, "shuffle", step)
     return critic
-
-
-def clear_gradient(policy):
-    for weight in policy.parameters():
-        weight.grad = torch.zeros_like(weight)
 
 
 def continued(script, policy, cfg, problems, prompts, prefixes, uniforms=None):

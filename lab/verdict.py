@@ -158,11 +158,8 @@ class Claim:
                 return "at the ceiling"
         return ""
 
-    @property
-    def verdict(self):
-        if self.moot:
-            return NO_VERDICT
-        _, low, high = self.interval
+    def judge(self, low, high):
+        """Judge an interval with these ends. -> verdict"""
         least, most = self.region
         if least <= low and high <= most:
             return SHOWN
@@ -170,12 +167,13 @@ class Claim:
             return CONTRADICTED
         return UNDECIDED
 
+    @property
+    def verdict(self):
+        return NO_VERDICT if self.moot else self.judge(*self.interval[1:])
+
     def agrees(self, low, high):
         """Check that an interval with these ends has the same verdict. -> bool, True without one"""
-        least, most = self.region
-        is_shown, is_contradicted = least <= low and high <= most, high < least or low > most
-        return bool(self.moot) or self.verdict == (
-            SHOWN if is_shown else CONTRADICTED if is_contradicted else UNDECIDED)
+        return bool(self.moot) or self.verdict == self.judge(low, high)
 
     # ---- texts ----
 

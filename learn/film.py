@@ -19,10 +19,8 @@ import textwrap
 from pathlib import Path
 
 import common
-import plumbing
-from report import escape, parser, start
-from report.logs import read_log, read_summary
-from report.page import ticks
+from report import escape, page, parser, start
+from report.logs import read_log
 
 TEMPLATE = Path(__file__).with_suffix(".svg")
 MOST = 5                        # number of boxes
@@ -35,20 +33,20 @@ LEFT, RIGHT, HEIGHT = 70, 452, 88       # of the curve: ends of its axis of step
 def read_run(folder):
     """Read a run and choose the problem. ValueError if the run has nothing to show. -> title (str),
     answers to one problem [(steps, dict)], held-out accuracy {step: share}"""
-    script, flags = plumbing.read_config(folder)
-    summary = read_summary(folder)
+    run = page.read_run(folder)
+    summary = run["summary"]
     if summary is None or "greedy" not in summary["base"]:
         raise ValueError("the run has not ended, or its task has no right or wrong answers; choose "
                          "a different run")
     last = summary["steps"]
     accuracy = {0: summary["base"]["greedy"]}
-    accuracy |= {line["step"]: line["eval/greedy"] for line in read_log(
-        folder, "metrics", "step", "eval/greedy") if line["step"] < last}
+    accuracy |= {line["step"]: line["eval/greedy"] for line in run["metrics"]
+                 if line["step"] < last and "eval/greedy" in line}
     accuracy[last] = summary["trained"]["greedy"]
 
     examples = {line["step"]: line["examples"]      # the same problems in the same order
                 for line in read_log(folder, "greedy", "step", "examples")}
-    examples[last] = [pair["trained"] for pair in read_log(folder, "evaluation", "trained")]
+    examples[last] = [pair["trained"] for pair in run["evaluation"]]
     steps = [step for step in accuracy if step in examples]
     if len(steps) < 3:
         raise ValueError("this run was not evaluated during training; train with --eval_steps 2")
@@ -58,7 +56,7 @@ def read_run(folder):
     if not chosen:
         raise ValueError("no held-out problem is first answered wrongly and then, from some step "
                          "on, correctly; choose a run that learned more")
-    return f"{script} learns {flags['task']}", chosen, accuracy
+    return f"{run['config']['script']} learns {run['config']['task']}", chosen, accuracy
 
 
 def story(steps, answers):
@@ -110,7 +108,8 @@ def render(title, boxes, accuracy):
         drawn.append(box)
     top = bottom + 62                               # of the curve, where it is at 100%
     last = max(accuracy)
-    x = {step: f"{LEFT + (RIGHT - LEFT) * step / last:.1f}" for step in (*accuracy, *ticks(last))}
+    ticks = page.ticks(last)
+    x = {step: f"{LEFT + (RIGHT - LEFT) * step / last:.1f}" for step in (*accuracy, *ticks)}
     y = {step: f"{top + HEIGHT * (1 - share):.1f}" for step, share in accuracy.items()}
     drawn.append(f'<text class="share" x="454" y="{top - 22}">{100 * accuracy[0]:.0f}% → '
                  f"{100 * accuracy[last]:.0f}%</text>")
@@ -139,7 +138,7 @@ def render(title, boxes, accuracy):
         scenes="".join(scenes), style=style, top=top,
         height=top + HEIGHT + 38, border=top + HEIGHT + 37,
         axis="".join(f'<text class="middle" x="{x[step]}" y="112">{step}</text>'
-                     for step in ticks(last)))
+                     for step in ticks))
 
 
 def main(argv=None):

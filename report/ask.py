@@ -5,7 +5,6 @@ has an environment, its responses are part of the answer. Some environments look
 table that the prompt doesn't show. This command has such a table only for one prompt: the example
 that the run printed at its end.
 """
-import json
 import sys
 from pathlib import Path
 
@@ -42,13 +41,6 @@ def load_policy(folder, script, cfg, name="checkpoint.pt"):
     policy = script.GPT(cfg)
     plumbing.load_policy(policy, Path(folder, name))
     return policy
-
-
-def write_run(folder, script, flags, policy):
-    """Write a run folder for --init_from: a policy, then the flags, which contain its sizes."""
-    record = {"script": script, "torch": torch.__version__, "config": flags}
-    plumbing.write(folder / "checkpoint.pt", {"policy": policy.state_dict()})
-    plumbing.write(folder / "config.json", json.dumps(record, indent=2))
 
 
 def example(task):

@@ -72,19 +72,22 @@ class Given:
 
 
 class Saver:
-    """Writes the pairs of each step to pairs.jsonl. It leaves out a pair if one of its texts would
-    be read as different tokens, because the completion was truncated, isn't UTF-8, or spells out a
-    special token."""
+    """Writes the pairs of each step to pairs.jsonl."""
 
     def step(self, run, batch, advantages, metrics):
-        script = run.task.machinery
-        rows = zip(batch.tokens.tolist(), batch.lengths.tolist(), batch.texts)
-        is_readable = [ids[:n] == encode(text) for ids, n, text in rows]
-        chosen, rejected = script.preferences(batch.rewards)
-        for best, worst in zip(chosen.tolist(), rejected.tolist()):
-            if is_readable[best] and is_readable[worst]:
-                texts = (batch.problems[best].prompt, batch.texts[best], batch.texts[worst])
-                run.append("pairs.jsonl", dict(zip(NAMES, texts)))
+        for pair in readable(batch, *run.task.machinery.preferences(batch.rewards)):
+            run.append("pairs.jsonl", pair)
+
+
+def readable(batch, chosen, rejected):
+    """Make the pairs of these rows, (N,) each. Leaves out a pair if one of its texts would be read
+    as different tokens, because the completion was truncated, isn't UTF-8, or spells out a special
+    token. -> list of dicts"""
+    rows = zip(batch.tokens.tolist(), batch.lengths.tolist(), batch.texts)
+    is_readable = [ids[:n] == encode(text) for ids, n, text in rows]
+    return [dict(zip(NAMES, (batch.problems[best].prompt, batch.texts[best], batch.texts[worst])))
+            for best, worst in zip(chosen.tolist(), rejected.tolist())
+            if is_readable[best] and is_readable[worst]]
 
 
 def problem_of(pair, task):

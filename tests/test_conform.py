@@ -1,54 +1,33 @@
-"""docs/conformance.md: our functions still return what TRL, verl and others returned when make
-conform last ran, and the page shows these results. The tests need none of these libraries."""
+"""docs/conformance.md shows what TRL and verl computed for the test vectors when make conform last
+ran. These tests need neither of them; tests/test_vectors.py compares our functions."""
 import json
 import re
 
-import pytest
-import torch
 from conftest import ROOT
 
+import vectors
 from lab.conform import compare as conform
 
 FOUND = json.loads((ROOT / "docs/conformance.json").read_text())
-ROWS = {f"{row['theirs']} / {row['what']}": row for row in FOUND["rows"]}
+TABLES = conform.tables(FOUND)
 
 
-pytestmark = pytest.mark.usefixtures("double")
-
-
-def apart(text, row):
-    """Compute the largest difference between our results and a row's recorded ones. -> float"""
-    found = []
-    for seed, answer in zip(conform.RECORDED, row["answers"], strict=True):
-        x = conform.draw(seed)
-        mine = conform.outcome(conform.OURS, text, x)
-        theirs = {}
-        for name, numbers in answer.items():
-            like = mine["value"] if name == "value" else getattr(x, name)
-            theirs[name] = torch.tensor([float(word) for word in numbers.split()]).view_as(like)
-        found += conform.differences(mine, theirs)
-    return conform.most(found)
-
-
-@pytest.mark.parametrize("name", ROWS)
-def test_we_answer_what_they_did_or_do_so_with_what_the_sentence_names(name):
-    row = ROWS[name]
-    differs = apart(row["ours"], row) > conform.SAME
-    assert differs == (conform.verdict(row) != "same")
-    assert bool(row["why"]) == differs
-    if row["but"]:
-        assert apart(row["but"], row) <= conform.SAME
-
-
-def test_the_page_has_the_rows_of_today_and_what_was_found():
-    today = conform.read_rows()
-    assert [{name: row[name] for name in today[0]} for row in FOUND["rows"]] == today
+def test_the_page_has_the_tables_of_what_was_found():
     page = (ROOT / "docs/conformance.md").read_text()
-    for name, table in conform.tables(FOUND).items():
+    for name, table in TABLES.items():
         found = re.search(f"make conform: {name} -->\n(.*?)<!-- end of {name} -->", page, re.S)
         assert found[1] == table
-    count = re.match(r"\d+ of \d+ comparisons", conform.tables(FOUND)["rows"])
-    assert count[0] in (ROOT / "README.md").read_text()
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    for right, all_cases in re.findall(r"in (\d+) of the (\d+) cases", TABLES["vectors"]):
+        assert f"{right} of {all_cases}" in readme
+
+
+def test_each_difference_from_a_right_answer_is_on_the_page_once():
+    known = {name: {case["id"] for case in vectors.read(name)["cases"]} for name in vectors.files()}
+    wrong = [answer for name, cases in FOUND["vectors"].items() for case, answers in cases.items()
+             for answer in answers.values() if case in known[name] and answer != "right"]
+    assert len(wrong) == TABLES["wrong"].count("\n") - 2 + TABLES["conventions"].count("different")
+    assert all(cases.keys() <= known[name] for name, cases in FOUND["vectors"].items())
 
 
 def test_optimizer_steps_whole_agree():

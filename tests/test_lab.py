@@ -190,7 +190,7 @@ def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
 
     module.page = page
     monkeypatch.setitem(sys.modules, "lab.claims.made_up", module)
-    monkeypatch.setattr(experiment, "run", run)
+    monkeypatch.setattr(runs, "run", run)
     for name, value in (("NAMES", ["made_up"]), ("FINDINGS", ["made_up"]),
                         ("QUESTIONS", {"Rewards": ["made_up"]})):
         monkeypatch.setattr(experiment, name, value)
@@ -276,18 +276,7 @@ def test_a_text_goes_between_its_marks_on_the_one_page_that_has_them(tmp_path, m
 
 # ---- runs ------------------------------------------------------------------------------------
 
-def test_of_the_flags_of_a_run_the_base_has_those_that_shape_it():
-    flags = ["--online", "--task", "arithmetic:3-7", "--curriculum", "--seed", 3, "--base_seed", 2,
-             "--hidden_size", 32, "--learning_rate", 1]
-    assert training.base_flags(flags) == [
-        "--task", "arithmetic:3-7", "--base_seed", 2, "--hidden_size", 32]
-
-
-def test_training_begins_with_the_base_and_is_the_loop_of_the_script(tmp_path, monkeypatch):
-    def run(script, folder, *flags):             # in this process, which is quicker
-        grpo.main([*map(str, flags), "--output_dir", str(folder)])
-
-    monkeypatch.setattr(training, "run", run)
+def test_training_begins_with_the_base_and_is_the_loop_of_the_script(tmp_path):
     flags = SMALL | {"task": "arithmetic:2-3", "num_prompts": 16, "max_steps": 3,
                      "curriculum": True, "dynamic_sampling": 2, "num_eval_problems": 1}
     with at_work(tmp_path):

@@ -5,6 +5,7 @@ import itertools
 import json
 import re
 import shlex
+from unittest.mock import ANY
 
 import numpy
 import pytest
@@ -17,8 +18,9 @@ import grpo
 import plumbing
 import reinforce
 from lab import experiment, training
-from lab.claims import bugs, credit, kl, seeds, signal, variance, wrongrewards
+from lab.claims import bugs, credit, kl, offline, seeds, signal, variance, wrongrewards
 from tasks import gridworld, preferences
+from tasks import pairs as pairs_in_files
 
 
 def problem_of(prompt, answer=""):
@@ -138,6 +140,14 @@ def test_kl_outputs_are_all_that_can_be_said_and_gradients_are_equal_where_the_m
         assert (max(found[" / ".join(pair)]) == 0) == (pair not in kl.BY_LENGTH), pair
 
 
+def test_offline_pairs_are_a_right_and_a_wrong_text_of_one_problem(monkeypatch):
+    monkeypatch.setattr(offline, "load_base", untrained)
+    monkeypatch.setattr(pairs_in_files, "encode", lambda text: ANY)     # accept every text
+    monkeypatch.setattr(preferences, "MISTAKES", 0.0)
+    pairs = offline.compared_pairs(2)
+    assert pairs and all(len(pair["chosen"]) % 2 > len(pair["rejected"]) % 2 for pair in pairs)
+
+
 def test_a_completion_goes_on_as_it_did(config, load_task, talker):
     """Greedy decoding continues a completion identically from each of its prefixes."""
     cfg = config()
@@ -182,10 +192,9 @@ def test_best_walks_are_those_of_all_walks_that_earn_the_most(kind):
 
 
 @pytest.mark.parametrize("name", bugs.MISTAKES)
-def test_bugs_change_one_line_of_grpo_and_name_a_test_that_exists(name, tmp_path):
-    path = bugs.plant(name, tmp_path / "copy")
-    text = path.read_text()
-    compile(text, path, "exec")
+def test_bugs_change_one_line_of_grpo_and_name_a_test_that_exists(name):
+    text = bugs.text_with(name)
+    compile(text, name, "exec")
     before = (ROOT / "grpo.py").read_text().splitlines()
     after = text.splitlines()
     assert len(before) == len(after)

@@ -5,17 +5,17 @@ copy of grpo.py. We compare the metrics of its runs with those of the correct sc
 correct script with other seeds show how often this comparison raises a false alarm.
 docs/lab/bugs.md explains the claims and the outcome.
 """
-import tempfile
 from pathlib import Path
 
 import numpy
-import torch
 
+import grpo
 from lab.docs import ROOT, table
 from lab.draw import GREY, dots
-from lab.experiment import UNSCORED, Block, Experiment, numbers, run_once
-from lab.training import make_base
+from lab.experiment import UNSCORED, Block, Experiment, numbers
+from lab.training import load_base, run_text
 from lab.verdict import OURS, Claim, student
+from learn.practice.hunt import planted
 from learn.practice.mistakes import parse
 
 FLAGS = ("--loss_type dapo --beta 0.05 --num_iterations 2 --num_prompts 16 --micro_batch_size 16 "
@@ -34,30 +34,19 @@ MISTAKES = {mistake.name.split(": ")[0]: mistake
 EXPERIMENT = Experiment(__file__, seeds=range(5), one_base=True)
 
 
-def plant(name, folder):
-    """Make a folder with a copy of grpo.py, which contains the mistake if there is one with this
-    name, and of the two files that it needs. -> path of the copy"""
+def text_with(name):
+    """Plant the mistake with this name, if there is one, in the text of grpo.py. -> str"""
     source = (ROOT / "grpo.py").read_text("utf-8")
-    if name in MISTAKES:
-        [old], [new] = MISTAKES[name].old, MISTAKES[name].new
-        assert source.count(old) == 1, name
-        source = source.replace(old, new)
-    folder.mkdir()
-    for shared in ("common.py", "plumbing.py"):
-        (folder / shared).write_bytes((ROOT / shared).read_bytes())
-    (folder / "grpo.py").write_text(source, "utf-8")
-    return folder / "grpo.py"
+    return planted(source, MISTAKES[name])[0] if name in MISTAKES else source
 
 
 @EXPERIMENT.measure([CORRECT, *MISTAKES, CONTROL])
 def runs(seed, name):
     """Run the script, with or without a mistake, from the base of the correct script."""
-    base = make_base(["grpo.py"])
-    with tempfile.TemporaryDirectory() as work:
-        torch.save({"policy": base}, Path(work, "checkpoint.pt"))
-        script = plant(name, Path(work, "copy"))
-        return run_once(f"{script} {FLAGS} --init_from {work}", seed + 100 * (name == CONTROL),
-                        METRICS, ())
+    *_, base = load_base(grpo)
+    seed += 100 * (name == CONTROL)
+    log = run_text("grpo.py", text_with(name), base, f"{FLAGS} --seed {seed}")
+    return {metric: [line[metric] for line in log] for metric in METRICS}
 
 
 def means(columns):

@@ -14,14 +14,14 @@ import numpy
 
 import common
 import ppo
-from lab.docs import run
+from lab.docs import run, run_once
 from lab.draw import BLUE, GREY, ORANGE, curves
-from lab.experiment import Experiment, numbers, run_once
+from lab.experiment import Experiment, numbers
 from lab.training import load_base
 from lab.verdict import OURS, SHOWN, Claim
 from report.logs import read_log
 from tasks import preferences
-from tasks.pairs import encode
+from tasks.pairs import readable
 
 FLIPS = 0.4                             # fraction of the pairs that are flipped
 GAIN = 0.02                             # smallest difference of a pass@1 that matters
@@ -79,19 +79,15 @@ def flipped(seed, name):
 
 
 def compared_pairs(seed):
-    """Make the pairs that the reward model of a run with this seed learns from, and leave out pairs
-    with a text that would be encoded as different tokens. -> list of dicts"""
+    """Make the pairs that the reward model of a run with this seed learns from, as far as a file
+    can contain them. -> list of dicts"""
     cfg, task, policy = load_base(ppo, f"--seed {seed}")
     generator = common.generator(seed, "mistakes")
     results = []
     for number in range(preferences.BATCHES):
         batch = ppo.sample_batch(policy, task, cfg, f"preferences {number}")
-        can_be_read = [ids[:n] == encode(text, ppo) for ids, n, text in zip(
-            batch.tokens.tolist(), batch.lengths.tolist(), batch.texts)]
-        chosen, rejected = preferences.pairs(batch, preferences.MISTAKES, generator)
-        results += [{"prompt": batch.problems[best].prompt, "chosen": batch.texts[best],
-                     "rejected": batch.texts[worst]} for best, worst in zip(chosen, rejected)
-                    if can_be_read[best] and can_be_read[worst]]
+        rows = preferences.pairs(batch, preferences.MISTAKES, generator)
+        results += readable(batch, *rows)
     return results
 
 

@@ -1,17 +1,19 @@
-"""Run the code of TRL, verl and PyTorch on the Cases of cases.py. None of this code is copied, so
-the packages have to be installed (.venv-conform, by make conform).
+"""Run the code of TRL and verl on the test vectors, and whole optimizer steps of TRL. None of this
+code is copied, so the packages have to be installed (.venv-conform, by make conform).
 
-A trainer is made from its own configuration, for the base of grpo.py. Then we replace its model,
-sampler and verifier by functions that return the numbers of a Case. A prompt is the number of a
-row, so these functions can look up its log-probabilities.
+TRL and VERL map the name of a file of vectors to a function of the inputs and parameters of its
+cases. If a trainer has no code for a case, the function raises NotImplementedError. A trainer of
+TRL is made from its own configuration, for the base of grpo.py. Then we replace its model, sampler
+and verifier by functions that return the numbers of a case. A prompt is the number of a row, so
+these functions can look up its log-probabilities.
 """
+import functools
 import inspect
 import logging
 import re
 import tempfile
 import warnings
-from dataclasses import fields, replace
-from functools import cache, partial
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace as Some
 
@@ -23,67 +25,98 @@ import trl
 import verl
 from datasets import Dataset
 from tensordict import TensorDict
-from torch.distributions import Categorical
-from trl.experimental import gmpo
 from trl.experimental.cpo import CPOTrainer
 from trl.rewards import get_soft_overlong_punishment
 from trl.trainer import utils
 from verl.plugin.platform.platform_cuda import PlatformCUDA
-from verl.trainer.config import RolloutCorrectionConfig
-from verl.trainer.ppo import core_algos, metric_utils, rollout_corr_helper
+from verl.trainer.ppo import core_algos, rollout_corr_helper
+from verl.utils import torch_functional
 from verl.utils.tensordict_utils import assign_non_tensor
-from verl.utils.torch_functional import entropy_from_logits, logprobs_from_logits, masked_whiten
 from verl.workers.config import FSDPActorConfig, PolicyLossConfig
 from verl.workers.utils.losses import ppo_loss
 
 import grpo
-import reinforce
-from lab.conform import cases
+import vectors
 
 VERSIONS = {module.__name__: module.__version__ for module in (trl, verl, torch)}
-SHORT = {"bias": "use_bias_correction_kl", "level": "importance_sampling_level",
-         "mode": "vllm_importance_sampling_mode", "average": "loss_agg_mode"}
+TOLERANCE = 1e-6        # verl adds 1e-8 to counts, which is visible where terms cancel
 warnings.simplefilter("ignore")
 logging.disable(logging.WARNING)
 transformers.utils.logging.disable_progress_bar()
 
 
+def missing(*_, **__):
+    raise NotImplementedError
+
+
+def case(mask, truncated=None, **known):
+    """Collect the inputs of a vector under the names of a Batch; what is missing is 0.
+    -> namespace"""
+    B, T = mask.shape
+    rows = torch.arange(B)
+    lengths = (mask * torch.arange(1, T + 1)).amax(dim=1).clamp(min=1).long()
+    ends = torch.full((B,), grpo.EOS)
+    if truncated is not None:
+        ends[truncated > 0] = 1
+    zeros = dict.fromkeys(("logps", "old_logps", "ref_logps", "entropy"), 0 * mask)
+    x = Some(**zeros | {"rewards": rows.view(1, B).to(mask)} | known)
+    x.mask = mask
+    x.old_logps = x.old_logps.detach()                  # trainers hold them as data
+    x.lengths = lengths
+    x.slots = (torch.arange(T) < lengths[:, None]).to(mask)     # 1 also in holes of the mask
+    x.prompts = rows[:, None]
+    x.tokens = torch.ones(B, T).long().scatter(1, lengths[:, None] - 1, ends[:, None])
+    return x
+
+
+def parted(given):
+    """Part the arguments of a function into tensors and parameters. -> two dicts"""
+    tensors = {name: x for name, x in given.items() if torch.is_tensor(x)}
+    return tensors, {name: x for name, x in given.items() if name not in tensors}
+
+
+def renamed(names, flags):
+    return {names.get(name, name): x for name, x in flags.items()}
+
+
 # ---- 1. TRL ----------------------------------------------------------------------------------
 
-EXPORTED = Path(tempfile.mkdtemp(), "exported")         # compare.py exports the base to it
+EXPORTED = Path(tempfile.mkdtemp(), "model")            # compare.py exports the base to it
 HERE = {"output_dir": EXPORTED.parent, "use_cpu": True, "bf16": False, "report_to": "none",
         "activation_checkpointing": False, "save_strategy": "no", "disable_tqdm": True,
         "remove_unused_columns": False, "lr_scheduler_type": "constant"}
 EXAMPLE = {"prompt": "a", "chosen": "b", "rejected": "c"}
-RANGES = {"epsilon_high": 0.28, "num_iterations": 2}    # with 1 iteration, ratios would be 1
 
 
-@cache
+@functools.cache
 def trainer(kind, num_prompts=1, rewards=None, **flags):
     """Make a trainer of TRL for the base of grpo.py. -> trainer"""
-    flags = {SHORT.get(name, name): value for name, value in flags.items()}
     more = {} if kind == "DPO" else {"reward_funcs": lambda **_: rewards}
-    library = gmpo if kind == "GMPO" else trl
-    made = getattr(library, f"{kind}Trainer")(
-        model=str(EXPORTED), args=getattr(library, f"{kind}Config")(**HERE | flags),
+    made = getattr(trl, f"{kind}Trainer")(
+        model=str(EXPORTED), args=getattr(trl, f"{kind}Config")(**HERE | flags),
         train_dataset=Dataset.from_list([EXAMPLE] * num_prompts), **more)
     made.model.train()
     return made
 
 
-def rollout(batch):
+def rollout(batch, logps):
     """Return what a sampler would return for a batch. -> dict of lists"""
     def cut(values):
         return [row[:n] for row, n in zip(values.tolist(), batch.lengths.tolist())]
     return {"prompt_ids": batch.prompts.tolist(), "completion_ids": cut(batch.tokens),
-            "env_mask": cut(batch.mask.long()), "logprobs": cut(batch.logps)}
+            "env_mask": cut(batch.mask.long()), "logprobs": cut(logps)}
 
 
-def replay(made, x):
-    """Make a trainer use the completions, rewards and log-probabilities of x."""
-    outputs = rollout(x.batch("mu_logps"))
+def sampled(x, kind="GRPO", parts=1, A=None, **flags):
+    """Run a trainer that samples on a case. A: advantages (B,) that replace the trainer's.
+    -> loss, advantages (B,)"""
+    B, T = x.mask.shape
+    made = trainer(kind, num_generations=x.rewards.shape[1], steps_per_generation=parts,
+                   gradient_accumulation_steps=parts, per_device_train_batch_size=B // parts,
+                   **{"max_completion_length": T, "num_iterations": 2, "beta": 0.0} | flags)
+    outputs = rollout(x, x.old_logps)
     made.rollout_func = lambda *_: dict(outputs)
-    if isinstance(made, trl.RLOOTrainer):               # it has no rollout_func
+    if kind == "RLOO":                                  # it has no rollout_func
         made._generate = lambda prompts: (outputs["prompt_ids"], outputs["completion_ids"], prompts)
     by_model = {made.ref_model: x.ref_logps}
 
@@ -92,235 +125,307 @@ def replay(made, x):
         return logps[input_ids[:, 0]], x.entropy[input_ids[:, 0]], None
     made._calculate_rewards = lambda *_: x.rewards.view(-1, 1)
     made._get_per_token_logps_and_entropies = log_probs
-    made._metrics["train"].clear()
-
-
-def sampled(x, kind="GRPO", name="loss", parts=1, is_lagged=False, ranges=RANGES, A=None, **flags):
-    """Run a trainer that samples on x. name: "loss", "advantages" (B, T), "batch", or a metric.
-    is_lagged: mu is vLLM. A: advantages (B,) that replace the trainer's. -> what `name` names"""
-    B, T = x.mask.shape
-    made = trainer(kind, num_generations=x.rewards.shape[1], steps_per_generation=parts,
-                   gradient_accumulation_steps=parts, per_device_train_batch_size=B // parts,
-                   **{"max_completion_length": T} | ranges | flags)
-    replay(made, x)
-    vars(made).update(
-        use_vllm=is_lagged, _last_loaded_step=made.state.global_step,     # vLLM has the weights
-        vllm_importance_sampling_clip_max=2.0, current_gradient_accumulation_steps=parts)
+    made.current_gradient_accumulation_steps = parts
     batch = made._generate_and_score_completions([EXAMPLE] * B)
     if A is not None:
         batch["advantages"] = A
     losses = [made._compute_loss(made.model, one) for one in utils.split_tensor_dict(batch, parts)]
-    results = {metric: values[0] for metric, values in made._metrics["train"].items()}
-    A = batch["advantages"].view(-1, 1) * x.mask
-    results |= {"loss": sum(losses), "batch": batch, "advantages": A}
-    return results[name]
+    return sum(losses), batch["advantages"]
 
 
-def two_functions(x):
-    """Compute the advantages of a trainer with two reward functions. -> (B, T)"""
-    x = x.plain()
-    terms = cases.two_rewards(x)
-    made = trainer.__wrapped__(
-        "GRPO", num_generations=cases.G, max_completion_length=cases.T,
-        per_device_train_batch_size=cases.B, multi_objective_aggregation="normalize_then_sum")
-    replay(made, x)
-    vars(made).update(
-        use_vllm=False, _last_loaded_step=made.state.global_step, reward_func_names=["a", "b"],
-        reward_weights=torch.ones(2), current_gradient_accumulation_steps=1,
-        reward_funcs=made.reward_funcs * 2,
-        reward_processing_classes=made.reward_processing_classes * 2,
-        _calculate_rewards=lambda *_: torch.stack([r.flatten() for r in terms], dim=1))
-    batch = made._generate_and_score_completions([EXAMPLE] * cases.B)
-    return batch["advantages"].view(-1, 1) * x.mask
+TRL_LOSSES = {("clip", "sequence_mean"): {"loss_type": "grpo"},
+              ("clip", "token_mean"): {"loss_type": "dapo"},
+              ("clip", "constant"): {"loss_type": "dr_grpo"},
+              ("cispo", "token_mean"): {"loss_type": "cispo"},
+              ("sapo", "sequence_mean"): {"loss_type": "sapo"},
+              ("vespo", "token_mean"): {"loss_type": "vespo"},
+              ("off_policy_mask", "sequence_mean"): {"loss_type": "grpo"},
+              ("gspo", "sequence_mean"): {"loss_type": "grpo"},
+              ("gspo_cispo", "token_mean"): {"loss_type": "cispo"},
+              ("gspo_sapo", "sequence_mean"): {"loss_type": "sapo"}}
+TRL_NAMES = {"epsilon_low": "epsilon", "threshold": "off_policy_mask_threshold",
+             "tau_pos": "sapo_temperature_pos", "tau_neg": "sapo_temperature_neg",
+             "max_length": "max_completion_length"} | {
+             name: f"vespo_{name}" for name in ("k_pos", "k_neg", "lambda_pos", "lambda_neg")}
 
 
-def fresh_rloo(x, beta):
-    """Return 0, with the gradient of RLOOTrainer if pi_old is pi. -> scalar"""
-    loss = sampled(replace(x, old_logps=x.logps.detach()).plain(), "RLOO", beta=beta)
-    return loss - loss.detach()
+def trl_flags(method, how, epsilon_high=None, **given):
+    """Translate the parameters of a vector into the configuration of GRPOTrainer. -> dict"""
+    if (method, how) not in TRL_LOSSES or "cispo" in method and "epsilon_low" in given:
+        missing()
+    flags = TRL_LOSSES[method, how] | renamed(TRL_NAMES, given)
+    if method.startswith("gspo"):
+        flags["importance_sampling_level"] = "sequence"
+    if epsilon_high is not None:                        # for CISPO, it is the bound itself
+        flags["epsilon_high"] = epsilon_high + ("cispo" in method)
+    return flags
 
 
-def preferred(x, loss_type="sigmoid", name="loss", beta=0.1, **flags):
-    """Compute the loss of DPOTrainer, or a metric. The rows of the first half are chosen."""
-    made = trainer("DPO", loss_type=tuple(loss_type.split("+")), beta=beta, **flags)
+def trl_policy_loss(mask, advantages, **given):
+    if advantages.dim() == 2 or not mask[:, -1].any():
+        missing()       # GRPOTrainer has an advantage for each output, and no slot that all lack
+    tensors, parameters = parted(given)
+    return sampled(case(mask, **tensors), A=advantages, **trl_flags(**parameters))[0]
 
-    def model(logps):
-        zeros = torch.zeros_like(logps)
-        return lambda **_: Some(log_probs=torch.where(x.mask > 0, logps, 0.0), entropy=zeros,
-                                mean_logits=zeros, is_top1=zeros > 0)
-    made.ref_model = model(x.ref_logps)
-    made._metrics["train"].clear()
+
+def trl_recipe(mask, advantage, eps=None, estimator=None, micro_batch=6, nll_coef=None,
+               mask_truncated=False, **given):
+    scale = {"grpo": "group", "mean": "none"}.get(advantage) or missing()
+    if nll_coef or estimator == "k2":
+        missing()
+    tensors, parameters = parted(given)
+    return sampled(
+        case(mask, **tensors), parts=6 // micro_batch, scale_rewards=scale,
+        use_bias_correction_kl=estimator == "k3_ratio", mask_truncated_completions=mask_truncated,
+        **trl_flags(**parameters))[0]
+
+
+def trl_advantages(rewards, method, eps=None, ddof=1, **_):
+    scale = {"grpo": "group", "batch_std": "batch", "mean": "none"}.get(method)
+    x = case(torch.ones(rewards.numel(), 1).to(rewards), rewards=rewards)
+    if method == "rloo":
+        _, A = sampled(x, "RLOO")
+    elif scale is None or eps not in (None, 1e-4) or ddof != 1:
+        missing()
+    else:
+        _, A = sampled(x, scale_rewards=scale)
+    return A.view_as(rewards)
+
+
+def trl_pair_loss(chosen, rejected, ref_chosen, ref_rejected, mask_chosen, mask_rejected, method,
+                  averaged, beta, nll_coef=None, label_smoothing=0.0, gamma=None):
+    kinds = {("dpo", False): "sigmoid", ("dpo", True): "sigmoid_norm", ("ipo", False): "ipo",
+             ("ipo", True): "ipo", ("robust", False): "robust"}
+    kind = kinds.get((method, averaged)) or missing()
+    flags = {"loss_type": (kind,)}
+    if nll_coef:
+        flags = {"loss_type": (kind, "sft"), "loss_weights": (1.0, nll_coef)}
+    made = trainer("DPO", beta=beta, label_smoothing=label_smoothing, **flags)
+    x = case(torch.cat([mask_chosen, mask_rejected]))
+
+    def model(*logps):
+        zeros = torch.zeros_like(x.mask)
+        logps = torch.where(x.mask > 0, torch.cat(logps), 0.0)
+        return lambda **_: Some(log_probs=logps, entropy=zeros, mean_logits=zeros,
+                                is_top1=zeros > 0)
+    made.ref_model = model(ref_chosen, ref_rejected)
     slots = F.pad(x.slots, (1, 0), value=1.0)
-    loss = made._compute_loss(model(x.logps), {
+    return made._compute_loss(model(chosen, rejected), {
         "input_ids": slots.long(), "attention_mask": slots,
         "completion_mask": F.pad(x.mask, (1, 0))}, return_outputs=False)
-    return loss if name == "loss" else made._metrics["train"][name][0]
 
 
-def cpo(x, loss_type, beta=0.1, label_smoothing=0.0):
-    """Call CPOTrainer.cpo_loss with log-probabilities of whole completions. -> losses or mean"""
-    stub = Some(alpha=0.0, beta=beta, loss_type=loss_type, simpo_gamma=0.5,
-                label_smoothing=label_smoothing, accelerator=Some(device="cpu"))
-    is_simpo = loss_type == "simpo"
-    losses, _, _ = CPOTrainer.cpo_loss(stub, *x.outputs(x.logps, average=is_simpo))
-    return losses.mean() if is_simpo else losses
+def trl_preference_loss(chosen, rejected, method, beta, gamma=None, **_):
+    if method != "simpo":
+        missing()                       # DPOTrainer's losses need tokens
+    stub = Some(alpha=0.0, beta=beta, loss_type="simpo", simpo_gamma=gamma, label_smoothing=0.0,
+                accelerator=Some(device="cpu"))
+    return CPOTrainer.cpo_loss(stub, chosen, rejected)[0]
+
+
+TRL = {
+    "logprobs": lambda logits, tokens, temperature: (
+        utils.selective_log_softmax(logits / temperature, tokens),
+        utils.entropy_from_logits(logits / temperature)),
+    "advantages": trl_advantages, "policy_loss": trl_policy_loss, "recipe": trl_recipe,
+    "preference_loss": trl_preference_loss, "pair_loss": trl_pair_loss,
+    "overlong_penalty": lambda lengths, max_length, buffer: torch.tensor(
+        get_soft_overlong_punishment(max_length, buffer)([[1] * int(n) for n in lengths]))}
 
 
 # ---- 2. verl ---------------------------------------------------------------------------------
 
 PlatformCUDA.device_name = "cpu"            # verl has no platform for CPUs
 PlatformCUDA.current_device = lambda _: "cpu"
-WIDE = {"clip_ratio_high": 0.28, "clip_ratio_c": 1e9}
 OF_LOSS = {field.name for field in fields(PolicyLossConfig)}
+HOW = {"token_mean": "token-mean", "sequence_mean": "seq-mean-token-mean",
+       "sequence_sum": "seq-mean-token-sum", "constant": "seq-mean-token-sum-norm"}
+MODES = {"clip": "vanilla", "gspo_token": "gspo", "gmpo": "geo_mean", "reinforce": "gpg"}
+KINDS_OF_KL = {"k1": "kl", "k2": "mse", "k3": "low_var_kl"}
 
 
-def actor(loss_mode="vanilla", rollout_is=None, rollout_is_threshold=2.0, **flags):
-    """Make the configuration of verl's actor."""
-    correction = RolloutCorrectionConfig(
-        loss_type="reinforce", rollout_is=rollout_is, rollout_is_threshold=rollout_is_threshold)
-    flags = {SHORT.get(name, name): value for name, value in flags.items()}
+def policy_update(x, A, parts=1, **flags):
+    """Compute ppo_loss, the loss of verl's actor. A: (B,) or (B, T) -> scalar"""
     of_loss = {name: flags.pop(name) for name in flags.keys() & OF_LOSS}
-    policy_loss = PolicyLossConfig(loss_mode=loss_mode, rollout_correction=correction, **of_loss)
-    return FSDPActorConfig(rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss=policy_loss,
-                           use_kl_loss="kl_loss_coef" in flags, **flags)
-
-
-def policy_update(x, A=None, weights=None, parts=1, name="loss", **flags):
-    """Compute ppo_loss, the loss of verl's actor, or one of its metrics. A, weights: (B, T)"""
-    batch = x.batch()
+    actor = FSDPActorConfig(
+        rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss=PolicyLossConfig(**of_loss),
+        use_kl_loss="kl_loss_coef" in flags, **{"clip_ratio_c": 1e9} | flags)
+    A = A if A.dim() == 2 else A[:, None]
     data = TensorDict({
-        "prompts": batch.prompts, "responses": batch.tokens, "response_mask": x.mask,
+        "prompts": x.prompts, "responses": x.tokens, "response_mask": x.mask,
         "attention_mask": F.pad(x.slots, (1, 0), value=1.0).long(),
-        "old_log_probs": x.old_logps, "ref_log_prob": x.ref_logps,
-        "advantages": (x.A() if A is None else A) * x.mask,
+        "old_log_probs": x.old_logps, "ref_log_prob": x.ref_logps, "advantages": A * x.mask,
         "log_probs": F.pad(x.logps, (0, 1)), "entropy": F.pad(x.entropy, (0, 1))}, len(x.mask))
-    if weights is not None:
-        data["rollout_is_weights"] = weights
     num_tokens = x.mask.sum().item()
     assign_non_tensor(data, dp_size=1, batch_num_tokens=num_tokens, global_batch_size=len(data))
     total = 0.0
     for part in data.split(len(data) // parts):
         is_there = part["attention_mask"] > 0
         output = {name: part[name][is_there] for name in ("log_probs", "entropy")}
-        loss, metrics = ppo_loss(actor(**WIDE | flags), output, part)
+        loss, _ = ppo_loss(actor, output, part)
         total = total + loss
-    return total if name == "loss" else metrics[name].values[0]
+    return total
 
 
-def estimate(x, name, **flags):
-    """Compute advantages with one of verl's estimators. -> (B, T)"""
+def verl_flags(method, how, epsilon_low=None, epsilon_high=None, epsilon=None, delta=None,
+               **given):
+    """Translate the parameters of a vector into the configuration of verl's actor. -> dict"""
+    flags = {"loss_mode": MODES.get(method, method), "loss_agg_mode": HOW[how]}
+    if flags["loss_mode"] not in core_algos.POLICY_LOSS_REGISTRY:
+        missing()
+    low, high = epsilon_low, epsilon_high
+    if method == "gmpo":
+        low = high = epsilon
+    elif method.startswith("dppo"):
+        low = high = delta
+    elif delta is not None and method == "clip":
+        flags["clip_ratio_c"] = delta   # other losses of verl have no second bound
+    elif delta is not None:
+        missing()
+    elif method == "cispo" and low is None:
+        low = 1.0                       # no lower bound
+    if high is not None:
+        flags |= {"clip_ratio_low": low, "clip_ratio_high": high}
+    names = {"coef": "ppo_kl_coef", "ratio": f"{method}_ratio", "lb": "clip_cov_lb",
+             "beta": "dro_beta", "max_length": "loss_scale_factor"}
+    return flags | renamed(names, given)
+
+
+def verl_policy_loss(mask, advantages, **given):
+    tensors, parameters = parted(given)
+    return policy_update(case(mask, **tensors), advantages, **verl_flags(**parameters))
+
+
+def verl_recipe(rewards, mask, advantage, eps=None, estimator="k3", micro_batch=6, beta=None,
+                entropy_coef=None, token_advantages=None, nll_coef=None, mask_truncated=False,
+                **given):
+    if estimator not in KINDS_OF_KL or nll_coef or mask_truncated:
+        missing()
+    A = token_advantages
+    if advantage != "given":
+        A = verl_advantages(rewards, advantage, eps).flatten()
+    tensors, parameters = parted(given)
+    flags = verl_flags(**parameters)
+    if beta:
+        flags |= {"kl_loss_coef": beta, "kl_loss_type": KINDS_OF_KL[estimator]}
+    if entropy_coef:
+        flags["entropy_coeff"] = entropy_coef
+    return policy_update(case(mask, **tensors), A, parts=6 // micro_batch, **flags)
+
+
+def estimate(name, rewards, mask, G, **flags):
+    """Compute advantages with one of verl's estimators, from rewards of tokens. -> (B, T)"""
     A, _ = core_algos.get_adv_estimator_fn(name)(
-        token_level_rewards=x.token_rewards(), response_mask=x.mask,
-        index=np.arange(len(x.mask)) // x.rewards.shape[1], **flags)
-    return A * x.mask
+        token_level_rewards=rewards, response_mask=mask, index=np.arange(len(mask)) // G, **flags)
+    return A * mask
 
 
-def gdpo(x):
-    """Compute GDPO advantages of two rewards. -> (B, T)"""
-    x = x.plain()
-    rewards = [r.flatten().numpy() for r in cases.two_rewards(x)]
-    slots = F.pad(x.slots, (1, 0), value=1.0)
-    A, _ = core_algos.compute_gdpo_outcome_advantage(
-        torch.zeros_like(x.mask), x.mask, np.arange(cases.B) // cases.G,
-        config={"gdpo_reward_keys": ["a", "b"]}, non_tensor_batch=dict(zip("ab", rewards)),
-        batch={"prompts": slots[:, :1], "attention_mask": slots.long()})
-    return A * x.mask
+def verl_advantages(rewards, method, eps=None, ddof=1, lengths=None, greedy_rewards=None,
+                    more_rewards=None, **_):
+    P, G = rewards.shape
+    names = {"mean": "grpo", "passk": "grpo_passk"}
+    if ddof == 0 or method not in ("grpo", "mean", "rloo", "opo", "passk", "remax", "gdpo"):
+        missing()
+    lengths = lengths if method == "opo" else torch.ones_like(rewards)
+    mask = (torch.arange(int(lengths.max())) < lengths.view(-1, 1)).to(rewards)
+    if method == "gdpo":
+        return core_algos.compute_gdpo_outcome_advantage(
+            0 * mask, mask, np.arange(P * G) // G, config={"gdpo_reward_keys": ["a", "b"]},
+            non_tensor_batch={"a": rewards.flatten().numpy(), "b": more_rewards.flatten().numpy()},
+            batch={"prompts": mask[:, :1], "attention_mask": mask.expand(-1, 2).long()},
+        )[0].view(P, G)
+    flags = {"mean": {"norm_adv_by_std_in_grpo": False},
+             "passk": {"config": {"norm_adv_by_std_in_grpo": False}}}.get(method, {})
+    if method == "remax":
+        flags = {"reward_baselines": greedy_rewards.repeat_interleave(G)}
+    if eps is not None:
+        flags["epsilon"] = eps
+    first = F.pad(rewards.view(-1, 1), (0, mask.shape[1] - 1))      # on the first token
+    return estimate(names.get(method, method), first, mask, G, **flags)[:, 0].view(P, G)
 
 
-def token_baseline(x, **flags):
-    """Compute advantages with the optimal token baseline. -> (B, T)"""
-    x = x.plain()
-    return estimate(
-        x, "optimal_token_baseline", old_log_probs=grpo.logprobs(x.logits, x.tokens)[0],
-        sum_pi_squared=x.logits.softmax(dim=-1).square().sum(dim=-1), epsilon=1e-300, **flags)
+def verl_token_advantages(rewards, mask, method, sq_grad_norms=None):
+    if method == "otb":         # verl makes the norms of 1 - 2 p + sum p^2, here with p = 1
+        name = "optimal_token_baseline"
+        flags = {"old_log_probs": 0 * mask, "sum_pi_squared": sq_grad_norms + 1, "epsilon": 1e-300}
+    else:
+        name = {"reinforce++": "reinforce_plus_plus"}.get(method, "reinforce_plus_plus_baseline")
+        flags = {"config": Some(gamma=1.0)}
+    last = mask.cumsum(dim=1).argmax(dim=1, keepdim=True)
+    rewards_of_tokens = (0 * mask).scatter(1, last, rewards.view(-1, 1))
+    return estimate(name, rewards_of_tokens, mask, rewards.shape[1], **flags)
 
 
-def gae(x, lam=0.95):
-    """Compute whitened advantages, and returns. -> (B, T) each"""
-    both = core_algos.compute_gae_advantage_return(x.token_rewards(), x.values, x.mask, 0.99, lam)
-    return [tensor * x.mask for tensor in both]
+def verl_returns(rewards, mask, method, gamma=None):
+    if method != "to_go":
+        missing()
+    return mask * core_algos.compute_reinforce_plus_plus_outcome_advantage(
+        token_level_rewards=rewards * mask, response_mask=mask, config=Some(gamma=gamma))[1]
 
 
-def rollout_weights(x, level="token", threshold=2.0):
+def verl_gae(rewards, values, mask, gamma, lam):
+    """verl whitens the advantages, so only the returns can be compared."""
+    return {"returns": mask * core_algos.compute_gae_advantage_return(
+        rewards * mask, values, mask, gamma, lam if lam.dim() else lam.item())[1]}
+
+
+def verl_kl(logps, ref_logps, estimator, **_):
+    kind = KINDS_OF_KL.get(estimator) or missing()
+    return core_algos.kl_penalty(logps, ref_logps, kind)
+
+
+def verl_adaptive_kl(kl, coefficient, target, method, horizon=None, num_outputs=None):
+    if method != "horizon":
+        missing()
+    found = []
+    for value in kl.tolist():
+        control = core_algos.AdaptiveKLController(coefficient, target, horizon)
+        control.update(value, n_steps=num_outputs)
+        found.append(float(control.value))
+    return found
+
+
+def verl_importance_weights(old_logps, sampler_logps, mask, mode, cap):
+    level = "sequence" if mode.startswith("sequence") else "token"
+    bounds = cap if mode.endswith("truncate") else f"1e-9_{cap}"
     return rollout_corr_helper.compute_rollout_correction_weights(
-        x.old_logps - x.mu_logps, x.mask, level, threshold)[0]
+        old_logps - sampler_logps, mask, level, bounds)[0]
 
 
-def filtered_weights(x, threshold):
-    log_w = x.old_logps - x.mu_logps
-    return log_w.exp() * rollout_corr_helper.compute_rollout_rejection_mask(
-        log_w, x.mask, "seq_mean_k1", threshold)[0]
+VERL = {
+    "completion_mask": lambda tokens, eos: {
+        "mask": torch_functional.get_response_mask(tokens, eos.tolist())},
+    "logprobs": lambda logits, tokens, temperature: (
+        torch_functional.logprobs_from_logits(logits / temperature, tokens),
+        torch_functional.entropy_from_logits(logits / temperature)),
+    "advantages": verl_advantages, "token_advantages": verl_token_advantages,
+    "returns": verl_returns, "gae": verl_gae,
+    "whiten": lambda x, mask, eps: torch_functional.masked_whiten(x, mask) * mask,
+    "policy_loss": verl_policy_loss, "recipe": verl_recipe,
+    "average": lambda x, mask, how, num_sequences=None, num_tokens=None, max_length=None:
+        core_algos.agg_loss(x, mask, HOW[how], batch_num_tokens=num_tokens,
+                            global_batch_size=num_sequences, loss_scale_factor=max_length),
+    "kl": verl_kl, "adaptive_kl": verl_adaptive_kl,
+    "value_loss": lambda values, old_values, returns, mask, cliprange:
+        core_algos.compute_value_loss(values, returns, old_values, mask, cliprange)[0],
+    "importance_weights": verl_importance_weights}
 
 
-def adapted(kl):
-    """Adapt a coefficient of 0.1 after a step with this KL. The target is 0.05. -> float"""
-    control = core_algos.AdaptiveKLController(0.1, 0.05, horizon=10_000)        # verl's default
-    control.update(kl, n_steps=1024)                    # number of outputs in a step
-    return float(control.value)
+# ---- 3. results ------------------------------------------------------------------------------
 
-
-PEERS = {
-    "TRL grpo": sampled,
-    "TRL grpo, mu is pi_old": lambda x, **flags: sampled(
-        replace(x, mu_logps=x.old_logps), **flags),
-    "TRL grpo of two rewards": two_functions,
-    "TRL gmpo": lambda x: sampled(
-        x, "GMPO", beta=0.0, ranges={"epsilon": 0.4, "epsilon_high": 0.4, "num_iterations": 2}),
-    "TRL grpo of vLLM": partial(sampled, is_lagged=True),
-    "TRL grpo advantages": partial(sampled, name="advantages"),
-    "TRL get_soft_overlong_punishment": lambda x: get_soft_overlong_punishment(
-        x.mask.shape[1], 3)([[1] * n for n in x.lengths.tolist()]),
-    "TRL rloo": lambda x, beta: sampled(x.plain(), "RLOO", beta=beta),
-    "TRL rloo gradient": fresh_rloo,
-    "TRL rloo advantages": partial(sampled, kind="RLOO", name="advantages"),
-    "TRL rloo advantages less KL": lambda x, beta: sampled(
-        x.plain(), "RLOO", "batch", beta=beta)["advantages"],
-    "TRL dpo": preferred,
-    "TRL cpo": cpo,
-    "TRL selective_log_softmax": lambda x: utils.selective_log_softmax(x.logits / 0.7, x.tokens),
-    "TRL entropy_from_logits": lambda x: utils.entropy_from_logits(x.logits / 0.7),
-    "TRL entropy_from_logits, without a token": lambda x: utils.entropy_from_logits(
-        x.without_a_token()),
-    "verl ppo_loss": policy_update,
-    "verl ppo_loss, untied": lambda x, **flags: policy_update(x.untied(), **flags),
-    "verl ppo_loss, far out": lambda x: policy_update(x.far_out()),
-    "verl ppo_loss of GAE": lambda x, **flags: policy_update(x, gae(x)[0], **flags),
-    "verl ppo_loss of RLOO": lambda x, **flags: policy_update(x, x.A("rloo", reinforce), **flags),
-    "verl ppo_loss of weights": lambda x, **flags: policy_update(
-        x, weights=rollout_weights(x), **flags),
-    "verl compute_value_loss": lambda x: core_algos.compute_value_loss(
-        x.values, x.losses, x.old_values, x.mask, 0.4567)[0],
-    "verl gae": lambda x: gae(x)[0],
-    "verl gae of lam (B,)": lambda x: gae(x, 1 - 1 / x.mask.sum(dim=1))[0],
-    "verl gae returns": lambda x: gae(x)[1],
-    "verl masked_whiten": lambda x: x.mask * masked_whiten(x.losses.detach(), x.mask),
-    "verl compute_rewards": lambda x: x.mask * core_algos.compute_rewards(
-        x.token_rewards(), x.old_logps, x.ref_logps, 0.1),
-    "verl AdaptiveKLController": lambda x: [adapted(0.01 * k) for k in range(1, 20)],
-    "verl reinforce_plus_plus": lambda x, gamma=0.9: estimate(
-        x, "reinforce_plus_plus", config=Some(gamma=gamma)),
-    "verl grpo_passk": lambda x, **flags: estimate(x, "grpo_passk", config=flags),
-    "verl gdpo": gdpo,
-    "verl optimal_token_baseline": token_baseline,
-    "verl remax": lambda x: estimate(
-        x, "remax", reward_baselines=x.rewards[:, 0].repeat_interleave(x.rewards.shape[1])),
-    "verl agg_loss": lambda x, mode: core_algos.agg_loss(x.losses, x.mask, mode),
-    "verl agg_loss, a row empty": lambda x: core_algos.agg_loss(
-        x.losses, x.only(torch.arange(len(x.mask)) > 0).mask, "seq-mean-token-mean"),
-    "verl rollout_is": rollout_weights,
-    "verl rollout_rs": filtered_weights,
-    "verl logprobs_from_logits": lambda x: logprobs_from_logits(x.logits / 0.7, x.tokens),
-    "verl entropy_from_logits": lambda x: entropy_from_logits(x.logits / 0.7),
-    "verl entropy_from_logits, without a token": lambda x: entropy_from_logits(
-        x.without_a_token()),
-    "verl kl_penalty, near 0": lambda x: x.mask * core_algos.kl_penalty(
-        x.near_reference(), x.ref_logps, "low_var_kl"),
-    "verl calc_maj_val": lambda x: [metric_utils.calc_maj_val(
-        [{"vote": float(vote)} for vote in row], "vote", "vote") for row in x.tokens.tolist()],
-    "torch Categorical.log_prob": lambda x: Categorical(logits=x.logits / 0.7).log_prob(x.tokens),
-    "torch Categorical.entropy": lambda x: Categorical(logits=x.logits / 0.7).entropy(),
-} | {f"verl {name}": partial(estimate, name=name) for name in (
-    "grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "reinforce_plus_plus_baseline")}
+def results():
+    """Check both trainers. -> {file: {case: {trainer: "right" or what is wrong}}}"""
+    found = {}
+    for name in vectors.files():
+        content = vectors.read(name)
+        for one in content["cases"]:
+            for trainer, functions in (("TRL", TRL), ("verl", VERL)):
+                outcome = vectors.check_case(functions.get(name, missing), content, one,
+                                             tolerance=TOLERANCE, fixed=one["parameters"])
+                if not outcome.skipped:
+                    answers = found.setdefault(name, {}).setdefault(one["id"], {})
+                    answers[trainer] = outcome.errors[0] if outcome.errors else "right"
+    return found
 
 
 def registered():
@@ -331,8 +436,6 @@ def registered():
             "adv_estimator of verl": sorted(map(str, core_algos.ADV_ESTIMATOR_REGISTRY)),
             "loss_type of TRL": sorted(set(re.findall(r'"(\w+)"', " ".join(tests))))}
 
-
-# ---- 3. whole optimizer steps ----------------------------------------------------------------
 
 def plain_sgd(cfg, *more):
     """Return the flags with which a trainer takes the steps of cfg by SGD. -> dict"""
@@ -348,8 +451,8 @@ def TRL_grpo_steps(batch, A, cfg):
     made = trainer.__wrapped__(                         # without the cache: a new trainer
         "GRPO", P, batch.rewards.flatten().tolist(), **plain_sgd(cfg, *names),
         num_generations=G, per_device_train_batch_size=P * G // 2, gradient_accumulation_steps=2,
-        bias=cfg.kl_estimator == "k3_ratio")
-    made.rollout_func = lambda *_: rollout(batch)
+        use_bias_correction_kl=cfg.kl_estimator == "k3_ratio")
+    made.rollout_func = lambda *_: rollout(batch, batch.logps)
     made.train()
     return made.model.state_dict()
 
@@ -357,7 +460,7 @@ def TRL_grpo_steps(batch, A, cfg):
 def TRL_dpo_steps(batch, chosen, rejected, cfg):
     """Take a step of DPOTrainer on pairs of rows of a batch. -> weights"""
     made = trainer.__wrapped__("DPO", **plain_sgd(cfg), per_device_train_batch_size=len(chosen))
-    outputs = rollout(batch)
+    outputs = rollout(batch, batch.logps)
     ids = outputs["completion_ids"]
     made.train_dataset = Dataset.from_list([            # token ids, so no tokenizer is needed
         {"prompt_ids": outputs["prompt_ids"][i], "chosen_ids": ids[i], "rejected_ids": ids[j]}
