@@ -93,10 +93,8 @@ def test_a_baseline_that_contains_the_own_reward_changes_the_mean_gradient_of_a_
                         "otb": zoo.otb(r, norms[group][:, None], torch.ones(4, 1))}.items():
             means[name] = means[name] + p[group].prod() * A.view(4) @ grads / 4
     close(means["remax"], p * (rewards - p @ rewards))
-    page = " ".join(PAGE.split())
-    for name, mean in means.items():
-        numbers = ", ".join(f"{x:.3f}" for x in mean.tolist())
-        assert f"({numbers})" in page, (name, numbers)
+    assert means["opo"].tolist() == pytest.approx([0.056, 0.135, -0.191], abs=5e-4)
+    assert means["otb"].tolist() == pytest.approx([0.074, 0.117, -0.191], abs=5e-4)
 
 
 def test_gradient_norms_are_those_of_log_pi_in_the_logits():
