@@ -18,7 +18,7 @@ endif
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: run path nano practice read film play report help test quick lint mutants changed sync diff seeds compare levers \
-        hunts zoo lab choices bench real gemma families engine lowest gpu conform site screenshot clean
+        hunts zoo lab choices bench real gemma gemma-sweep families engine lowest gpu conform site screenshot clean
 
 ##@ To start
 
@@ -117,7 +117,7 @@ gemma: .venv-gemma/installed      ## train Gemma 3 270M with real.py and pretrai
 	.venv-gemma/bin/python -m pytest -q tests/test_gemma.py
 	.venv-gemma/bin/python -m lab.gemma
 
-gemma-sweep: .venv-gemma/installed
+gemma-sweep: .venv-gemma/installed ## try learning rates on Gemma 3 270M, with three seeds (hours): docs/gemma.json
 	.venv-gemma/bin/python -m lab.gemma --sweep
 
 families: $(READY)       ## try tiny models of many families with pretrained/train.py: real-models.md

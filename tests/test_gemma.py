@@ -176,7 +176,7 @@ def test_the_picture_of_the_rates_names_the_best_of_each():
     for name, (method, rate, seed) in gemma.cases_of(gemma.RATES, (0, 1)).items():
         best = {gemma.ALL: 3e-6, gemma.LORA: 1e-4}[method]
         results[name] = {"pass@1": 0.5 + 0.01 * seed if rate == best else 0.2 * seed}
-    assert gemma.draw_rates(results, (0, 1)).title == (
+    assert gemma.draw_rates(results).title == (
         "All weights learn most with a learning rate of 3e-06, and LoRA with 0.0001")
 
 
@@ -242,3 +242,9 @@ def test_held_out_problems_have_other_numbers_than_those_to_train_on(tmp_path, m
         a, b, value = row["answer"]
         assert row["prompt"].endswith(f"\n{a} and {b} make {value}:") and a > b
         assert value in (a + b, a - b, a * b) and row["prompt"].count(f"{a} and {b} ") == 1
+
+
+def test_the_page_has_the_table_of_the_stored_runs():
+    results = json.loads((gemma.DOCS / "gemma.json").read_text())
+    page = (gemma.DOCS / "real-models.md").read_text()
+    assert page.count(f"gemma -->\n{gemma.describe(results)}<!-- end of gemma -->") == 1
