@@ -132,7 +132,7 @@ def token_losses(log_p, log_t, tokens, old_logps, mask, cfg):
     teacher_logps = log_t.gather(-1, tokens[..., None])[..., 0]                 # (b, T)
     G = mask
     if cfg.beta == 1:
-        r = (teacher_logps - old_logps) * mask                                  # (b, T)  eq. (7)
+        r = teacher_logps - old_logps                                           # (b, T)  eq. (7)
         G = reinforce.rewards_to_go(r, mask, cfg.gamma)
     logps = log_p.gather(-1, tokens[..., None])[..., 0]                         # (b, T)
     return reinforce.policy_loss(logps, G, mask)                                # eq. (8)
@@ -196,11 +196,6 @@ def load_teacher(run, cfg):
     return teacher
 
 
-def student_writes(cfg, step):
-    """Draw whether the student writes the batch of this step, with probability lmbda. -> bool"""
-    return torch.rand((), generator=common.generator(cfg.seed, "lmbda", step)).item() < cfg.lmbda
-
-
 def main(argv=None):
     cfg = plumbing.parse_flags(Config, argv)
     task = common.load_task(cfg, reinforce.verify)
@@ -212,7 +207,8 @@ def main(argv=None):
 
     run.start(reinforce.evaluate, policy=policy, optimizer=optimizer)
     for step in range(run.step, cfg.max_steps):
-        is_own = student_writes(cfg, step)
+        uniform = torch.rand((), generator=common.generator(cfg.seed, "lmbda", step))
+        is_own = uniform.item() < cfg.lmbda                 # whether the student writes
         batch = reinforce.sample_batch(policy if is_own else teacher, task, cfg, step)
         metrics = update(policy, teacher, optimizer, batch, cfg, step)
         run.log(batch, batch.mask, metrics | {"on_policy": float(is_own)})

@@ -186,14 +186,19 @@ def distilled(tmp_path, monkeypatch):
     return run
 
 
-def test_a_student_becomes_like_its_teacher_whoever_writes(distilled):
-    """The teacher stays as it is. Of four batches, the student writes none, some or all."""
+def test_a_student_becomes_like_its_teacher_whoever_writes(distilled, monkeypatch):
+    """The teacher stays as it is. Of eight batches, the student writes none, some or all."""
+    sizes = []
+    sample_batch = distill.reinforce.sample_batch
+    monkeypatch.setattr(distill.reinforce, "sample_batch", lambda policy, *args: (
+        sizes.append(policy.embed.embedding_dim), sample_batch(policy, *args))[1])
     for lmbda, beta in ((0.0, 0.0), (0.5, 0.5), (1.0, 1.0)):
         run = distilled(f"run{lmbda}", lmbda=lmbda, beta=beta, max_steps=8, learning_rate=0.01)
         kl = [line["teacher_kl"] for line in steps(run)]
         assert kl[-1] < 0.5 * kl[0]
         own = [line["on_policy"] for line in steps(run)]
         assert lmbda == 0.5 and 0 < sum(own) < 8 or set(own) == {lmbda}
+        assert [size == 32 for size in sizes[-8:]] == own       # the teacher has 16
         saved = load(f"{run}/checkpoint.pt")
         assert not changed_weights(saved["teacher"], load("teacher/checkpoint.pt")["policy"])
         assert read_summary(run)["teacher"]["hidden_size"] == 16
