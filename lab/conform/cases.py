@@ -89,6 +89,10 @@ class Case:
         """Forbid the first token, as a sampler's mask does: its logit is -inf. -> (B, T, V)"""
         return self.logits.masked_fill(torch.arange(V) == 0, -torch.inf)
 
+    def teacher(self):
+        """Make the logits of a teacher: those of the row before. -> (B, T, V)"""
+        return self.logits.detach().roll(1, dims=0)
+
     def near_reference(self):
         """Move log pi_ref by about 1e-6. -> (B, T)"""
         return self.ref_logps + 1e-6 * self.logps

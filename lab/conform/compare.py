@@ -33,7 +33,7 @@ import gspo
 import ppo
 import reinforce
 import vectors
-from examples import lag, zoo
+from examples import distill, lag, zoo
 from lab.conform.cases import RANGE, B, Case, G, P, T, draw, two_rewards
 from lab.docs import put, record, table
 from pretrained import export
@@ -128,7 +128,23 @@ def otb(x, lone=False):
     return A
 
 
+def distilled(x, by=None, tail=True, **flags):
+    """Compute the token losses of examples/distill.py at temperature 0.7. by: who chooses the top 3
+    tokens, if it is the student, or if the losses renormalize them. -> (B, T)"""
+    log_p, log_t = ((logits / 0.7).log_softmax(dim=-1) for logits in (x.logits, x.teacher()))
+    if by:
+        log_t, log_p = distill.top(log_t, log_p, 3, tail)       # the student's tokens
+        if by == "renormalized":
+            log_p, log_t = log_p.log_softmax(dim=-1), log_t.log_softmax(dim=-1)
+        return x.mask * distill.divergence(log_p, log_t, 1.0)
+    cfg = distill.Config(device="cpu", distillation_topk=3, **flags)
+    old_logps = log_p.detach().gather(-1, x.tokens[..., None])[..., 0]
+    return x.mask * distill.token_losses(log_p, log_t, x.tokens, old_logps, x.mask, cfg)
+
+
 OURS = {
+    "distill.py": distilled,
+    "distill.py, mean": lambda x, **flags: x.average(distilled(x, **flags)),
     "grpo.py": update,
     "gspo.py": partial(update, script=gspo),
     "ppo.py": lambda x, **flags: update(x, ppo, ppo.whiten(x.gae()[0], x.mask).detach(), **flags),

@@ -26,10 +26,14 @@ from tensordict import TensorDict
 from torch.distributions import Categorical
 from trl.experimental import gmpo
 from trl.experimental.cpo import CPOTrainer
+from trl.experimental.gkd import GKDTrainer
+from trl.experimental.sdpo import loss_utils
 from trl.rewards import get_soft_overlong_punishment
 from trl.trainer import utils
+from trl.trainer.distillation_trainer import _chunked_divergence_loss
 from verl.plugin.platform.platform_cuda import PlatformCUDA
 from verl.trainer.config import RolloutCorrectionConfig
+from verl.trainer.distillation.fsdp.losses import compute_forward_kl_topk
 from verl.trainer.ppo import core_algos, metric_utils, rollout_corr_helper
 from verl.utils.tensordict_utils import assign_non_tensor
 from verl.utils.torch_functional import entropy_from_logits, logprobs_from_logits, masked_whiten
@@ -321,6 +325,36 @@ PEERS = {
     "torch Categorical.entropy": lambda x: Categorical(logits=x.logits / 0.7).entropy(),
 } | {f"verl {name}": partial(estimate, name=name) for name in (
     "grpo", "grpo_vectorized", "rloo", "rloo_vectorized", "opo", "reinforce_plus_plus_baseline")}
+
+
+def forward_kl_topk(x):
+    """Compute verl's forward KL over the teacher's top 3 tokens. -> (B, T)"""
+    logps, ids = (x.teacher() / 0.7).log_softmax(dim=-1).flatten(0, 1).topk(3)
+    ends = torch.tensor([0, len(ids)])
+    found = compute_forward_kl_topk(
+        (x.logits / 0.7).flatten(0, 1)[None], *(
+            torch.nested.nested_tensor_from_jagged(one, ends) for one in (logps, ids)),
+        Some(distillation_loss=Some(log_prob_min_clamp=None)), "thd")
+    return x.mask * found["distillation_losses"].view_as(x.mask)
+
+
+def sdpo(x, loss, *more, **flags):
+    return x.mask * loss(x.logits / 0.7, x.teacher() / 0.7, *more, distillation_alpha=1.0, **flags)
+
+
+PEERS |= {
+    "TRL DistillationTrainer": lambda x, beta: _chunked_divergence_loss(
+        x.logits, x.teacher(), torch.eye(cases.V), torch.eye(cases.V), x.mask, beta, x.mask.sum(),
+        temperature=0.7)[0],
+    "TRL gkd": lambda x, beta: GKDTrainer.generalized_jsd_loss(
+        x.logits, x.teacher(), torch.where(x.mask > 0, x.tokens, -100), beta, 0.7,
+        num_items_in_batch=x.mask.sum()),
+    "TRL sdpo top 3": lambda x, tail: sdpo(
+        x, loss_utils.compute_topk_self_distillation_loss, distillation_topk=3,
+        distillation_add_tail=tail),
+    "TRL sdpo sampled token": lambda x: sdpo(
+        x, loss_utils.compute_sampled_token_self_distillation_loss, x.tokens),
+    "verl forward_kl_topk": forward_kl_topk}
 
 
 def registered():
