@@ -12,14 +12,13 @@ import numpy
 import torch
 from torch.nn.utils import parameters_to_vector
 
-import common
 import grpo
 import plumbing
 import reinforce
 from examples import distill
 from lab.draw import curves
 from lab.experiment import Experiment, means, numbers, ratio, steps_to_level, transposed
-from lab.training import clear_gradient, make_base, training
+from lab.training import clear_gradient, load_base, training
 from lab.verdict import OURS, Claim
 
 FLAGS = "--num_prompts 8 --num_generations 8"
@@ -64,14 +63,11 @@ def stored(function):
 
 def prepare(script, flags, seed):
     """Make the student, which is a base, and its teacher. -> Config, task, student, teacher"""
-    cfg = plumbing.parse_flags(script.Config, [
-        *f"{FLAGS} --base_seed {seed} {flags} --seed {seed}".split()])
-    models = []
-    for base in (f"--base_seed {cfg.base_seed}", TEACHER):
-        models.append(reinforce.GPT(cfg))
-        models[-1].load_state_dict(make_base(["reinforce.py", "--task", cfg.task, *base.split()]))
-        clear_gradient(models[-1])
-    return cfg, common.load_task(cfg, reinforce.verify), *models
+    cfg = plumbing.parse_flags(
+        script.Config, f"{FLAGS} --base_seed {seed} {flags} --seed {seed}".split())
+    _, task, student = load_base(reinforce, f"--task {cfg.task} --base_seed {cfg.base_seed}")
+    *_, teacher = load_base(reinforce, f"--task {cfg.task} {TEACHER}")
+    return cfg, task, student, teacher
 
 
 def batches(flags, seed, low=0, high=1):
@@ -139,7 +135,7 @@ def noise(seed, side):
         gradients.append(parameters_to_vector(weight.grad for weight in student.parameters()))
     gradients = torch.stack(gradients)                                          # (DRAWS, n)
     return {"variance": gradients.var(dim=0).sum().item(),
-            "signal": gradients.mean(dim=0).square().sum().item()}
+            "squared mean": gradients.mean(dim=0).square().sum().item()}
 
 
 @EXPERIMENT.measure(PARTS)
@@ -152,6 +148,10 @@ def parts(seed, part):
 def needed(accuracy):
     """Count the batches to LEVEL. (S, T) -> (S,)"""
     return steps_to_level(accuracy, LEVEL, WINDOW)
+
+
+def start(columns):
+    return columns["accuracy"][:, :WINDOW].mean(axis=1)                         # (S,)
 
 
 def end(columns, column="accuracy"):
@@ -188,17 +188,14 @@ def page(tuning, sides, noise, parts):
     yield Claim("on countdown, the first 30% of the tokens of each output end with the accuracy of "
                 "all tokens", "after 2602.15260", (end(first), end(everything)), at_least=-LOSS)
     yield Claim("on countdown, the last 30% of the tokens gain hardly any accuracy", OURS,
-                (end(last), last["accuracy"][:, :WINDOW].mean(axis=1)), at_most=HARDLY)
+                (end(last), start(last)), at_most=HARDLY)
 
     yield numbers({side: {
-        "rate": columns["rate"], "outputs": OUTPUTS * took[side], "accuracy": end(columns),
-        "mass": end(columns, "mass")} for side, columns in sides.items()},
-        {"rate": "best rate", "outputs": f"outputs to an accuracy of {LEVEL}",
-         "accuracy": "accuracy at the end",
-         "mass": "probability of the 8 tokens at the end (nan: not computed)"}, by="side")
-    yield numbers(noise, {"variance": "variance of the gradient", "signal": "its mean, squared"},
-                  by="at the base", form=".2g")
-    yield numbers({part: {"start": columns["accuracy"][:, :WINDOW].mean(axis=1),
-                          "end": end(columns)} for part, columns in parts.items()},
-                  {"start": f"accuracy in the first {WINDOW} batches",
-                   "end": f"in the last {WINDOW}"}, by="tokens that count, on countdown")
+        "best rate": columns["rate"], f"outputs to an accuracy of {LEVEL}": OUTPUTS * took[side],
+        "accuracy at the end": end(columns)} for side, columns in sides.items()}, by="side")
+    yield numbers({side: {"at the end": end(sides[side], "mass")} for side in SIDES[1:]},
+                  by="probability of the teacher's 8 most likely tokens")
+    yield numbers(noise, form=".2g", by="gradient at the base")
+    yield numbers({part: {f"accuracy in the first {WINDOW} batches": start(columns),
+                          f"in the last {WINDOW}": end(columns)}
+                   for part, columns in parts.items()}, by="tokens that count, on countdown")
