@@ -112,21 +112,19 @@ def divergence(log_p, log_t, beta):
     return beta * kl(log_t, log_m) + (1 - beta) * kl(log_p, log_m)              # eq. (3)
 
 
-def top(log_p, log_t, k, add_tail=True):
-    """Keep the events that a teacher with only k tokens can compare. (..., V) each -> log pi and
-    log pi_T of these events, (..., k + 1) each, or (..., k) without the rest"""
-    chosen = log_t.topk(k, dim=-1).indices                                      # (..., k)
-    kept = []
-    for x in (log_p, log_t):
-        rest = x.scatter(-1, chosen, -torch.inf).logsumexp(dim=-1, keepdim=True)    # eq. (6)
-        kept.append(torch.cat([x.gather(-1, chosen), rest], dim=-1)[..., :k + add_tail])
-    return kept
+def events(log_p, S, add_tail=True):
+    """Compute the log-probabilities of the tokens S (..., k), and of the rest if add_tail.
+    (..., V) -> (..., k + 1) or (..., k)"""
+    chosen = log_p.gather(-1, S)                                                # (..., k)
+    rest = log_p.scatter(-1, S, -torch.inf).logsumexp(dim=-1, keepdim=True)     # (..., 1)  eq. (6)
+    return torch.cat([chosen, rest], dim=-1) if add_tail else chosen
 
 
 def token_losses(log_p, log_t, tokens, old_logps, mask, cfg):
     """Compute D_t, or L_t of (8), from log pi and log pi_T (b, T, V). -> (b, T)"""
     if cfg.distillation_mode == "topk_logits":
-        log_p, log_t = top(log_p, log_t, cfg.distillation_topk, cfg.distillation_add_tail)
+        S = log_t.topk(cfg.distillation_topk, dim=-1).indices                   # (b, T, k)
+        log_p, log_t = (events(x, S, cfg.distillation_add_tail) for x in (log_p, log_t))
     if cfg.distillation_mode != "sampled_token":
         return divergence(log_p, log_t, cfg.beta)
     teacher_logps = log_t.gather(-1, tokens[..., None])[..., 0]                 # (b, T)
@@ -162,7 +160,7 @@ def backward(policy, teacher, batch, rows, cfg):
         loss.backward()                                                         # eq. (5)
 
         with torch.no_grad():
-            in_S = top(log_p, log_t, cfg.distillation_topk)[0][..., :-1]        # (b, T, k)
+            in_S = log_p.gather(-1, log_t.topk(cfg.distillation_topk).indices)  # (b, T, k)
             terms = token_loss, kl(log_p, log_t), in_S.exp().sum(dim=-1)        # (b, T) each
             for name, x in zip(metrics, terms):
                 metrics[name] += (x * mask).sum().item() / num_tokens.item()

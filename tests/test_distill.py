@@ -28,6 +28,12 @@ def expected_divergence(p, t, beta):
     return (beta * t * (t / m).log() + (1 - beta) * p * (p / m).log()).sum(dim=-1)
 
 
+def top(log_p, log_t, k, **how):
+    """Compute log pi and log pi_T of the teacher's k most likely tokens, and of the rest."""
+    S = log_t.topk(k).indices
+    return [distill.events(x, S, **how) for x in (log_p, log_t)]
+
+
 def events(p, t, k):
     """Add up all but the teacher's k most likely tokens. (..., V) each -> (..., k + 1) each"""
     order = t.argsort(dim=-1, descending=True)
@@ -56,18 +62,18 @@ def test_the_events_are_the_teachers_likely_tokens_and_the_rest(beta):
     """A rest of one token loses nothing, and a larger rest can only hide differences."""
     log_p, log_t = randn(2, 4, 9).log_softmax(dim=-1), randn(2, 4, 9, seed=1).log_softmax(dim=-1)
     full = distill.divergence(log_p, log_t, beta)
-    close(distill.divergence(*distill.top(log_p, log_t, 8), beta), full)
-    found = [distill.divergence(*distill.top(log_p, log_t, k), beta) for k in range(1, 9)]
+    close(distill.divergence(*top(log_p, log_t, 8), beta), full)
+    found = [distill.divergence(*top(log_p, log_t, k), beta) for k in range(1, 9)]
     assert all((one < other + 1e-12).all() for one, other in zip(found, found[1:]))
     p, t = events(log_p.exp(), log_t.exp(), 3)
-    close(distill.top(log_p, log_t, 3, add_tail=False)[0], p[..., :3].log())
+    close(top(log_p, log_t, 3, add_tail=False)[0], p[..., :3].log())
     close(found[2], expected_divergence(p, t, beta))
 
 
 def test_without_the_rest_the_least_loss_is_at_the_teachers_probabilities_divided_by_e():
     log_t = randn(9).log_softmax(dim=-1)
     log_p = (log_t - 1).requires_grad_()
-    loss = distill.divergence(*distill.top(log_p, log_t, 3, add_tail=False), 1.0)
+    loss = distill.divergence(*top(log_p, log_t, 3, add_tail=False), 1.0)
     close(loss, -log_t.topk(3).values.exp().sum() / math.e)
     close(gradient(loss, log_p), 0 * log_t)
 

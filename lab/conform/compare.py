@@ -133,7 +133,8 @@ def distilled(x, by=None, tail=True, **flags):
     tokens, if it is the student, or if the losses renormalize them. -> (B, T)"""
     log_p, log_t = ((logits / 0.7).log_softmax(dim=-1) for logits in (x.logits, x.teacher()))
     if by:
-        log_t, log_p = distill.top(log_t, log_p, 3, tail)       # the student's tokens
+        S = log_p.topk(3).indices                               # the student's tokens
+        log_p, log_t = (distill.events(each, S, tail) for each in (log_p, log_t))
         if by == "renormalized":
             log_p, log_t = log_p.log_softmax(dim=-1), log_t.log_softmax(dim=-1)
         return x.mask * distill.divergence(log_p, log_t, 1.0)
