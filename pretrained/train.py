@@ -602,10 +602,11 @@ def load_teacher(cfg, policy):
 def learn_from(teacher, policy, prompts, tokens, cfg):
     """Compute log-probabilities of tokens (b, T), and the KL(pi || pi_T) of examples/distill.py for
     the teacher's k likely tokens and the rest. No column of tokens is empty. -> (b, T) each"""
-    k = cfg.distillation_topk
+    V = policy.num_tokens                   # the teacher may have other columns without a token
+    k = min(cfg.distillation_topk, V - 1, teacher.num_tokens - 1)
 
     def read_teacher(logits, _):
-        log_t = (logits.float() / cfg.temperature).log_softmax(dim=-1)
+        log_t = (logits[..., :V].float() / cfg.temperature).log_softmax(dim=-1)
         S = log_t.topk(k).indices                               # exact as float32
         return torch.cat([distill.events(log_t, S), S], dim=-1).unbind(dim=-1)
 

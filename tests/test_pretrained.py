@@ -146,8 +146,9 @@ def test_loss_and_gradient_are_those_of_the_script_off_policy(script, off_policy
 
 @pytest.mark.parametrize("at_once", [4, 2**16])
 def test_a_teacher_gives_the_loss_and_gradient_of_the_example(
-        at_once, off_policy, small_base, small_llama, refused, monkeypatch):
-    """Whether logits are computed for all positions, or for few at a time."""
+        at_once, off_policy, small_base, small_llama, refused, monkeypatch, tmp_path):
+    """Whether logits are computed for all positions, or for few at a time. The teacher has more
+    embeddings, as larger models of a family often do."""
     batch, policy, _, llama = off_policy
     flags = {"distillation_topk": 5, "temperature": 0.7, "micro_batch_size": 5,
              "max_completion_length": 16, "device": "cpu"}
@@ -159,7 +160,10 @@ def test_a_teacher_gives_the_loss_and_gradient_of_the_example(
     ours = {export.llama_name(name): weight.grad for name, weight in policy.named_parameters()}
 
     monkeypatch.setattr(models.Head, "AT_ONCE", at_once * grpo.VOCAB_SIZE)
-    cfg = config_of(teacher=str(small_llama), loss_type="dapo", **flags)
+    larger = models.load_model(small_llama)
+    larger.resize_token_embeddings(grpo.VOCAB_SIZE + 8)
+    larger.save_pretrained(shutil.copytree(small_llama, tmp_path / "larger"))
+    cfg = config_of(teacher=str(tmp_path / "larger"), loss_type="dapo", **flags)
     model = pretrained.Policy(llama, cfg)
     teacher = pretrained.load_teacher(cfg, model)
     again = pretrained.backward(model, list(model.model.parameters()), batch, batch.logps,
