@@ -5,6 +5,7 @@ outputs. Each run is stored in runs/lab-distill/, so an interrupted measurement 
 docs/lab/distill.md explains the experiment.
 """
 import functools
+import itertools
 import json
 from pathlib import Path
 
@@ -71,11 +72,11 @@ def prepare(script, flags, seed):
 
 
 def batches(flags, seed, low=0, high=1):
-    """Train like examples/distill.py on the tokens of each output from the share `low` of its
-    length to the share `high`. Yields a sample of the student before it learns, and metrics"""
+    """Train like examples/distill.py, on the tokens of each output from the share `low` of its
+    length to the share `high`. Yields what the student wrote before it learned, and metrics."""
     cfg, task, student, teacher = prepare(distill, flags, seed)
     optimizer = torch.optim.AdamW(student.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
-    for step in range(BATCHES):
+    for step in itertools.count():
         own = batch = reinforce.sample_batch(student, task, cfg, step)
         if cfg.lmbda == 0:
             batch = reinforce.sample_batch(teacher, task, cfg, step)
@@ -87,16 +88,16 @@ def batches(flags, seed, low=0, high=1):
 def learn(side, rate, seed):
     """Train from a base with one side. -> {column: a number for each batch}"""
     flags = f"--learning_rate {rate} {MODES[side]}"
-    steps = batches(flags, seed)
     if side == GRPO:
-        cfg, task, student, _ = prepare(grpo, flags, seed)
-        steps = training(grpo, cfg, task, student)
-    return transposed([described(*next(steps)) for _ in range(BATCHES)])
+        return record(training(grpo, *prepare(grpo, flags, seed)[:3]))
+    return record(batches(flags, seed))
 
 
-def described(batch, metrics):
-    return {"accuracy": batch.is_correct.double().mean().item(),
-            "mass": metrics.get("student_mass")}
+def record(steps):
+    """Record the first batches of a training. -> {column: a number for each batch}"""
+    return transposed([{"accuracy": batch.is_correct.double().mean().item(),
+                        "mass": metrics.get("student_mass")}
+                       for batch, metrics in itertools.islice(steps, BATCHES)])
 
 
 @EXPERIMENT.measure([f"{side}, {rate}" for side in TUNED for rate in RATES], TUNING)
@@ -142,7 +143,7 @@ def noise(seed, side):
 @stored
 def parts(seed, part):
     """Train on countdown with a part of each output."""
-    return transposed([described(*one) for one in batches(LONG, seed, *PARTS[part])])
+    return record(batches(LONG, seed, *PARTS[part]))
 
 
 def needed(accuracy):
@@ -150,12 +151,9 @@ def needed(accuracy):
     return steps_to_level(accuracy, LEVEL, WINDOW)
 
 
-def start(columns):
-    return columns["accuracy"][:, :WINDOW].mean(axis=1)                         # (S,)
-
-
-def end(columns, column="accuracy"):
-    return columns[column][:, -WINDOW:].mean(axis=1)                            # (S,)
+def mean(columns, place, column="accuracy"):
+    """Average over four batches, the first ones (place 0) or the last ones (-1). -> (S,)"""
+    return means(columns[column], WINDOW)[:, place]
 
 
 def page(tuning, sides, noise, parts):
@@ -179,23 +177,24 @@ def page(tuning, sides, noise, parts):
     yield Claim("at the base, the gradient of the sampled token has a larger variance than that of "
                 "the whole vocabulary", OURS,
                 (noise[SAMPLED]["variance"], noise[WHOLE]["variance"]), at_least=NOISE, times=True)
-    mass = {side: end(sides[side], "mass") for side in (REST, NO_REST)}
+    mass = {side: mean(sides[side], -1, "mass") for side in SIDES[1:]}
     yield Claim("without the rest, the student takes probability away from the teacher's 8 most "
                 "likely tokens (their probability at the end)", VERL, mass[NO_REST], at_most=MASS)
     yield Claim("with the rest as one event, the 8 tokens keep their probability", f"after {TAIL}",
                 mass[REST], at_least=MASS)
     everything, first, last = parts.values()
     yield Claim("on countdown, the first 30% of the tokens of each output end with the accuracy of "
-                "all tokens", "after 2602.15260", (end(first), end(everything)), at_least=-LOSS)
+                "all tokens", "after 2602.15260", (mean(first, -1), mean(everything, -1)),
+                at_least=-LOSS)
     yield Claim("on countdown, the last 30% of the tokens gain hardly any accuracy", OURS,
-                (end(last), start(last)), at_most=HARDLY)
+                (mean(last, -1), mean(last, 0)), at_most=HARDLY)
 
     yield numbers({side: {
         "best rate": columns["rate"], f"outputs to an accuracy of {LEVEL}": OUTPUTS * took[side],
-        "accuracy at the end": end(columns)} for side, columns in sides.items()}, by="side")
-    yield numbers({side: {"at the end": end(sides[side], "mass")} for side in SIDES[1:]},
+        "accuracy at the end": mean(columns, -1)} for side, columns in sides.items()}, by="side")
+    yield numbers({side: {"at the end": values} for side, values in mass.items()},
                   by="probability of the teacher's 8 most likely tokens")
     yield numbers(noise, form=".2g", by="gradient at the base")
-    yield numbers({part: {f"accuracy in the first {WINDOW} batches": start(columns),
-                          f"in the last {WINDOW}": end(columns)}
+    yield numbers({part: {f"accuracy in the first {WINDOW} batches": mean(columns, 0),
+                          f"in the last {WINDOW}": mean(columns, -1)}
                    for part, columns in parts.items()}, by="tokens that count, on countdown")
