@@ -257,7 +257,7 @@ def test_distill_takes_the_rate_that_needs_the_fewest_outputs_and_stores_each_ru
     monkeypatch.chdir(tmp_path)
     for constant, value in {"BATCHES": 2, "WINDOW": 1, "DRAWS": 2, "load_base": untrained}.items():
         monkeypatch.setattr(distill, constant, value)
-    counts = {"1e-3": 0.0, "2e-3": 0.9, "4e-3": 0.8}
+    counts = {"2.5e-4": 0.0, "5e-4": 0.9, "1e-3": 0.8}
     monkeypatch.setattr(distill, "tuning", lambda seed, case: {
         "accuracy": [0.1, counts[case.split(", ")[1]]]})
     masks = []
@@ -269,7 +269,7 @@ def test_distill_takes_the_rate_that_needs_the_fewest_outputs_and_stores_each_ru
         function, cases, _ = distill.EXPERIMENT.measures[name]
         results[name] = {case: {column: numpy.array([values], dtype=float) for column, values
                                 in function(23, case).items()} for case in cases}
-    assert {columns["rate"].mean() for columns in results["sides"].values()} == {0.002}
+    assert {columns["rate"].mean() for columns in results["sides"].values()} == {0.0005}
     claims = experiment.of(list(distill.page(**results)), distill.Claim)
     assert len(claims) == 8
     for (mask, lengths), share in zip(masks[-6:], [1, 1, 0.3, 0.3, 0.3, 0.3], strict=True):
