@@ -30,18 +30,11 @@ beta log(pi / pi_ref), whose mean is beta KL(pi || pi_ref). (4) has this mean, t
 near pi_ref; only the other scripts use it. If you only want to imitate the right outputs, --method
 rejection (RFT, 2308.01825) turns (5), with b = 0, into supervised learning of them: if M of the N
 outputs of a batch are right, each of these has the reward N / M, and all others have 0. One reward
-says little about single tokens. With --teacher, a policy pi_T rewards each token instead of the
-verifier (on-policy distillation, 2306.13649):
-
-  r_t   = log pi_T(o_t | q, o_<t) - log pi(o_t | q, o_<t)                            (7)
-
-With --view token --gamma 0, the mean of -grad sum_t L_t is then -grad sum_t KL(pi || pi_T) at the
-prefixes that pi wrote; with gamma 1, it is minus the gradient of the KL between whole outputs.
+says little about single tokens; in examples/distill.py, a teacher rewards each token.
 
 Departures from the papers: a verifier gives the rewards; as is usual, there is no factor gamma^t;
-samples serve for several steps; distillation has the gradient of the sampled tokens alone;
-rejection sampling samples from pi at each step, while RFT samples once, removes duplicates, and
-fine-tunes the original model.
+samples serve for several steps; rejection sampling samples from pi at each step, while RFT samples
+once, removes duplicates, and fine-tunes the original model.
 
 Usage: python reinforce.py --task arithmetic
 In 20 seconds on a CPU, the base policy of grpo.py becomes right 99 times in 100.
@@ -75,15 +68,12 @@ class Config(common.Config):                # G, P, T and more are in common.Con
     beta: float = 0.0                       # weight of the KL to the base
     entropy_coef: float = 0.0               # weight of the entropy bonus (c_H)
     method: Literal["reinforce", "rejection"] = "reinforce"     # rejection uses only right outputs
-    teacher: str = ""                       # run folder of the policy that rewards by (7)
 
     def rules(self):
         yield from super().rules()
         yield self.gamma <= 1, f"--gamma {self.gamma}: must be at most 1"
-        is_rejection = self.method == "rejection"
-        yield not (self.teacher and is_rejection), "--teacher: cannot go with --method rejection"
-        is_used = self.reward == "accuracy" or not (self.teacher or is_rejection)
-        yield is_used, f"--reward {self.reward}: has no effect with --teacher or --method rejection"
+        is_used = self.reward == "accuracy" or self.method != "rejection"
+        yield is_used, f"--reward {self.reward}: has no effect with --method rejection"
 
 
 # ---- 2. the algorithm ------------------------------------------------------------------------
@@ -168,12 +158,8 @@ def score_reference(reference, batch, cfg):
     return logps if cfg.beta > 0 else None, (token_kl.sum() / batch.mask[rows].sum()).item()
 
 
-@torch.no_grad()
-def token_rewards(task, teacher, batch, cfg):
+def token_rewards(task, batch, cfg):
     """Compute r_t, 0 in masked slots. -> (B, T)"""
-    if teacher is not None:
-        logps, _ = score(teacher, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
-        return (logps - batch.logps) * batch.mask                               # eq. (7)
     if cfg.method == "rejection":                           # so (5) averages over right outputs
         rewards = batch.is_correct / batch.is_correct.double().mean().clamp(min=1e-9)
         no_moves = [[]] * len(batch.texts)
@@ -258,12 +244,6 @@ def main(argv=None):
     task = common.load_task(cfg, verify)
     policy = GPT(cfg).to(cfg.device)
     run = plumbing.Run(cfg, task, policy, COLUMNS)
-    teacher = copy.deepcopy(policy) if cfg.teacher else None
-    if cfg.teacher:
-        run.columns = COLUMNS | {"teacher": "teacher_kl"}
-        run.parts["teacher"] = teacher                      # checkpoints store it, too
-    if cfg.teacher and not run.resumed:
-        plumbing.load_policy(teacher, f"{cfg.teacher}/checkpoint.pt")
     run.begin()
     reference = copy.deepcopy(policy)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
@@ -271,12 +251,10 @@ def main(argv=None):
     run.start(evaluate, policy=policy, optimizer=optimizer)
     for step in range(run.step, cfg.max_steps):
         batch = sample_batch(policy, task, cfg, step)       # questions, G outputs of each, rewards
-        rewards = token_rewards(task, teacher, batch, cfg)                      # (B, T)
+        rewards = token_rewards(task, batch, cfg)                               # (B, T)
         ref_logps, mean_kl = score_reference(reference, batch, cfg)
         A = compute_advantages(policy, ref_logps, batch, rewards, cfg)          # (B, T)
         metrics = update(policy, optimizer, batch, A, cfg, step)                # descend (5)
-        if teacher is not None:
-            metrics["teacher_kl"] = -(rewards.sum() / batch.mask.sum()).item()
         run.log(batch, A, metrics | {"kl": mean_kl})
     return run.finish()
 

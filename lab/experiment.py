@@ -38,6 +38,7 @@ QUESTIONS = {"Rewards": ("hacking", "wrongrewards"),
              "Baselines and critics": ("variance", "credit", "critic"),
              "Samples": ("signal", "reuse", "staleness", "masking"),
              "Pairs": ("offline",),
+             "Teachers": ("distill",),
              "What RL adds": ("sharpen", "zero", "r1"),
              "How to measure": ("methods", "seeds", "bugs")}
 NAMES = tuple(name for names in QUESTIONS.values() for name in names)

@@ -36,17 +36,18 @@ NO_VERDICT = "no verdict"
 FLOOR = 0.01                    # two fractions this near to 0 or to 1 cannot be distinguished
 OURS = "ours"                                   # the source of a claim that no paper makes
 # The papers that claims come from -> their numbers on arXiv
-PAPERS = {"2510.13651": "2510.13651", "Ahmadian and others": "2402.14740",
-          "Amodei and others": "1606.06565", "AReaL": "2505.24298", "DAPO": "2503.14476",
-          "DeepSeek-R1": "2501.12948", "DeepSeek-V3.2": "2512.02556", "DeepSeekMath": "2402.03300",
-          "DPO": "2305.18290", "Dr. GRPO": "2503.20783", "Gao and others": "2210.10760",
+PAPERS = {"2510.13651": "2510.13651", "2602.15260": "2602.15260",
+          "Ahmadian and others": "2402.14740", "Amodei and others": "1606.06565",
+          "AReaL": "2505.24298", "DAPO": "2503.14476", "DeepSeek-R1": "2501.12948",
+          "DeepSeek-V3.2": "2512.02556", "DeepSeekMath": "2402.03300", "DPO": "2305.18290",
+          "Dr. GRPO": "2503.20783", "Gao and others": "2210.10760", "GKD": "2306.13649",
           "GSPO": "2507.18071", "Guo and others": "2402.04792", "IcePop": "2510.18855",
           "InstructGPT": "2203.02155", "MaxRL": "2602.02710", "OPO": "2505.23585",
-          "PPO": "1707.06347", "Razin and others": "2410.08847", "ReTool": "2504.11536",
-          "robust DPO": "2403.00409", "Search-R1": "2503.09516", "Skalse and others": "2209.13085",
-          "Tang and Munos": "2506.09477", "ToolRL": "2504.13958", "TRPO": "1502.05477",
-          "VAPO": "2504.05118", "VinePPO": "2410.01679", "Wang and Zhou": "2402.10200",
-          "Yue and others": "2504.13837"}
+          "PPO": "1707.06347", "Qwen3": "2505.09388", "Razin and others": "2410.08847",
+          "ReTool": "2504.11536", "robust DPO": "2403.00409", "Search-R1": "2503.09516",
+          "Skalse and others": "2209.13085", "Tang and Munos": "2506.09477", "ToolRL": "2504.13958",
+          "TRPO": "1502.05477", "VAPO": "2504.05118", "VinePPO": "2410.01679",
+          "Wang and Zhou": "2402.10200", "Yue and others": "2504.13837"}
 
 
 @functools.cache

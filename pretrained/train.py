@@ -36,7 +36,7 @@ import common
 import grpo
 import gspo
 import plumbing
-from examples import lag
+from examples import distill, lag
 from tasks import calls, rewards
 from tasks import problems as problem_files
 from tasks.scores import part_of
@@ -82,6 +82,8 @@ class Config(grpo.Config):
     instruction: str = ""               # text to put before each prompt
     chat_template: bool = True          # use the chat template, if the tokenizer has one
     chat_template_kwargs: str = "{}"    # template arguments, as JSON: {"enable_thinking": false}
+    teacher: str = ""                   # model of the same tokenizer, whose KL replaces L_t
+    distillation_topk: int = 64         # likely tokens of the teacher that the KL compares (k)
     method: Literal[tuple(METHODS)] = "grpo"    # script whose equations are used
     epsilon: float = None               # lower clip range (eps_low); None: the script's, gspo 3e-4
     epsilon_high: float = None          # upper clip range (eps_high); None: the script's, gspo 4e-4
@@ -134,6 +136,10 @@ class Config(grpo.Config):
             unusable["task"] = "cannot be used with --data"
         if self.reward_file:
             unusable["reward"] = "cannot be used with --reward_file"
+        if self.teacher:
+            unusable |= dict.fromkeys(("beta", "delta"), "cannot be used with --teacher")
+        else:
+            unusable["distillation_topk"] = "needs --teacher"
         if self.lora_rank == 0:
             unusable |= dict.fromkeys(("lora_alpha", "lora_target_modules"), "needs --lora_rank")
         if self.engine == "vllm":
@@ -286,8 +292,10 @@ class Policy:
         return found[0].rstrip() if found else ""
 
 
-def score(policy, prompts, completions, temperature=1.0, kernel="auto", with_entropy=True):
-    """Compute log-probabilities of completions, and entropies. Both are 0.0 where there is no
+def score(policy, prompts, completions, temperature=1.0, kernel="auto", with_entropy=True,
+          read=None):
+    """Compute log-probabilities of completions, and entropies, or what read(logits, places) returns
+    from logits (.., V) and places (..) in the flattened completions. All are 0.0 where there is no
     token. (B, W), (B, T) -> (B, T) and, if with_entropy, (B, T)"""
     T = completions.shape[1]
     prompts, completions = (ids[:, (ids != NO_TOKEN).any(dim=0)] for ids in (prompts, completions))
@@ -297,7 +305,11 @@ def score(policy, prompts, completions, temperature=1.0, kernel="auto", with_ent
     inputs = {"input_ids": ids.clamp(min=0), "attention_mask": is_token, "position_ids": positions,
               "use_cache": False, "logits_to_keep": completions.shape[1] + 1}
 
-    def read(logits, tokens):
+    unused = completions == NO_TOKEN
+    places = torch.arange(unused.numel(), device=ids.device).view_as(completions)
+
+    def read_logps(logits, places):
+        tokens = completions.flatten()[places].clamp(min=0)
         is_triton = common.kernels and common.kernels.applies(kernel, logits)
         logits = logits if is_triton else logits.float()
         if with_entropy or is_triton:
@@ -305,15 +317,15 @@ def score(policy, prompts, completions, temperature=1.0, kernel="auto", with_ent
         logits = logits.div(temperature).flatten(0, 1)                          # (n, V)
         return [-nn.functional.cross_entropy(
             logits, tokens.flatten(), reduction="none").view_as(tokens)]
+    read = read or read_logps
     with policy.autocast():
         is_large = policy.head.is_large(policy.model, completions)
     with policy.autocast():         # a new one: older versions of torch keep casts without gradient
         if is_large:
-            with policy.head.scoring(read, completions):
+            with policy.head.scoring(read, places.masked_fill(unused, -1)):
                 found = policy.model(**inputs).logits.unbind(dim=-1)
         else:
-            found = read(policy.model(**inputs).logits[:, :-1], completions.clamp(min=0))
-    unused = completions == NO_TOKEN
+            found = read(policy.model(**inputs).logits[:, :-1], places)
     return [nn.functional.pad(x.masked_fill(unused, 0.0), (0, T - x.shape[1])) for x in found]
 
 
@@ -577,7 +589,40 @@ def token_losses(logps, old_logps, ref_logps, A, mask, cfg):
     return token_loss
 
 
-def backward(policy, parameters, batch, ref_logps, A, rows, cfg):
+def load_teacher(cfg, policy):
+    """Load the model --teacher. Exits with one line if it has other tokens than the policy."""
+    cfg = dataclasses.replace(cfg, lora_rank=0, gradient_checkpointing=False)
+    teacher = Policy(str(models.last_checkpoint(cfg.teacher) or cfg.teacher), cfg)
+    if teacher.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+        common.fail(f"--teacher {cfg.teacher}: its tokens differ from those of {cfg.model}; choose "
+                    "a teacher with the same tokenizer")
+    return teacher
+
+
+def learn_from(teacher, policy, prompts, tokens, cfg):
+    """Compute log-probabilities of tokens (b, T), and the KL(pi || pi_T) of examples/distill.py for
+    the teacher's k likely tokens and the rest. No column of tokens is empty. -> (b, T) each"""
+    V = policy.num_tokens                   # the teacher may have other columns without a token
+    k = min(cfg.distillation_topk, V - 1, teacher.num_tokens - 1)
+
+    def read_teacher(logits, _):
+        log_t = (logits[..., :V].float() / cfg.temperature).log_softmax(dim=-1)
+        S = log_t.topk(k).indices                               # exact as float32
+        return torch.cat([distill.events(log_t, S), S], dim=-1).unbind(dim=-1)
+
+    def read_student(logits, places):
+        log_p = (logits.float() / cfg.temperature).log_softmax(dim=-1)
+        log_t, S = found[places].split([k + 1, k], dim=-1)
+        chosen = tokens.flatten()[places].clamp(min=0)
+        return (log_p.gather(-1, chosen[..., None])[..., 0],
+                distill.divergence(distill.events(log_p, S.long()), log_t, 1.0))
+    with torch.no_grad():
+        found = torch.stack(score(teacher, prompts, tokens, read=read_teacher), dim=-1)
+    found = found.flatten(0, 1)                                                 # (b T, 2 k + 1)
+    return score(policy, prompts, tokens, read=read_student)
+
+
+def backward(policy, parameters, batch, ref_logps, A, rows, cfg, teacher=None):
     """Compute the gradient of (5) over `rows`; each process takes its share of the micro-batches.
     -> metrics"""
     method = METHODS[cfg.method]
@@ -602,9 +647,13 @@ def backward(policy, parameters, batch, ref_logps, A, rows, cfg):
         tokens = batch.tokens[part, :T]                                         # (b, T)
         mask = batch.mask[part, :T]
         old_logps = batch.logps[part, :T]
-        [logps] = score(policy, batch.prompts[part], tokens, cfg.temperature, cfg.kernel,
-                        with_entropy=False)
-        token_loss = token_losses(logps, old_logps, ref_logps[part, :T], A[part, :T], mask, cfg)
+        if teacher is None:
+            [logps] = score(policy, batch.prompts[part], tokens, cfg.temperature, cfg.kernel,
+                            with_entropy=False)
+            token_loss = token_losses(
+                logps, old_logps, ref_logps[part, :T], A[part, :T], mask, cfg)
+        else:
+            logps, token_loss = learn_from(teacher, policy, batch.prompts[part], tokens, cfg)
         loss = method.aggregate(                                                # eq. (5)
             token_loss, mask, average, num_sequences, num_tokens, cfg.max_completion_length)
         processes.backward(is_real * loss, cfg.parallel)
@@ -625,17 +674,19 @@ def backward(policy, parameters, batch, ref_logps, A, rows, cfg):
     return metrics
 
 
-def update(policy, optimizer, batch, ref_logps, A, cfg, step):
+def update(policy, optimizer, batch, ref_logps, A, cfg, step, teacher=None):
     """Make num_iterations passes over the batch, of num_mini_batches optimizer steps each.
     -> metrics"""
     parameters = optimizer.param_groups[0]["params"]
     history = []
     for rows in common.mini_batches(batch, cfg, "shuffle", step):
-        metrics = backward(policy, parameters, batch, ref_logps, A, rows, cfg)
+        metrics = backward(policy, parameters, batch, ref_logps, A, rows, cfg, teacher)
         metrics["grad_norm"] = processes.clip_gradients(parameters, cfg.max_grad_norm)
         optimizer.step()
         history.append(metrics)
     metrics = common.mean_metrics(history) | {DIFFERENCE: history[0][DIFFERENCE]}
+    if teacher is not None:
+        metrics["teacher_kl"] = metrics["loss"]
     if cfg.beta > 0:
         token_kl = grpo.kl(batch.logps, ref_logps, "k1") * batch.mask           # (B, T)
         metrics["kl"] = (token_kl.sum() / batch.mask.sum()).item()
@@ -682,6 +733,7 @@ def main(argv=None):
     reference = policy                          # with the adapter switched off, if there is one
     if cfg.beta > 0 and cfg.lora_rank == 0:
         reference = Policy(cfg.model, cfg)
+    teacher = load_teacher(cfg, policy) if cfg.teacher else None
     if cfg.engine == "vllm":
         policy.engine = load_engine(policy, longest + cfg.max_completion_length)
     optimizer = torch.optim.AdamW(
@@ -707,6 +759,8 @@ def main(argv=None):
         batch = sample_batch(policy, task, cfg, step)       # questions, outputs, rewards
         A = METHODS[cfg.method].advantages(batch.rewards, cfg.scale_rewards)    # (P, G)
         A = A.view(-1, 1).to(cfg.device)                    # (B, 1)
+        if teacher is not None:
+            A = batch.mask                                  # so every token counts
         weights, differences = correct(policy, batch, cfg)
         ref_logps = batch.logps                             # unused without beta
         if cfg.beta > 0:
@@ -714,7 +768,7 @@ def main(argv=None):
                 ref_logps, _ = score_all(
                     reference, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
         rate = optimizer.param_groups[0]["lr"] = learning_rate(cfg, step)
-        metrics = update(policy, optimizer, batch, ref_logps, weights * A, cfg, step)
+        metrics = update(policy, optimizer, batch, ref_logps, weights * A, cfg, step, teacher)
         num_updates = step - first_step + 1
         if not is_checked and num_updates & (num_updates - 1) == 0:     # 1, 2, 4, 8 ...
             is_checked = check()

@@ -151,6 +151,17 @@ def bigram():
 
 
 @pytest.fixture
+def random_table(bigram):
+    """random_table(known): a bigram that samples only the `known` tokens, or all, each with a
+    different probability."""
+    def make(known=slice(None), seed=0, V=320):
+        table = torch.full((V, V), -900.0, dtype=torch.float64)
+        table[:, known] = randn(*table[:, known].shape, seed=seed)
+        return bigram(table)
+    return make
+
+
+@pytest.fixture
 def double():
     """Make float64 the type of new tensors and weights."""
     torch.set_default_dtype(torch.float64)

@@ -112,10 +112,7 @@ REFUSED = """
     ppo --lam 0.5 --length_adaptive                     | --length_adaptive
     ppo --kl_target 0.1                                 | needs --beta
     ppo --penalty_coef 2                                | needs --trust_region penalty
-    reinforce --teacher nowhere                         | nowhere
-    reinforce --teacher x --method rejection            | --method rejection
     reinforce --method rejection --reward accuracy+format | --reward
-    reinforce --teacher x --reward accuracy+format      | --reward
     dpo --beta 0                                        | must be above 0
     dpo --label_smoothing 0.5                           | below 0.5
     dpo --loss_type ipo --label_smoothing 0.1           | ipo
@@ -129,6 +126,15 @@ REFUSED = """
     examples.lag --importance_sampling_correction mask --sampler_lag 0 | --importance_sampling_c
     examples.lag --importance_sampling_level sequence_token | --importance_sampling_level
     examples.lag --importance_sampling_clip_min 2       | --importance_sampling_cap
+    examples.distill --teacher nowhere                  | nowhere
+    examples.distill --reward accuracy+format           | --reward
+    examples.distill --beta 1.5                         | at most 1
+    examples.distill --lmbda 2                          | at most 1
+    examples.distill --distillation_topk 4              | --distillation_topk
+    examples.distill --distillation_mode topk_logits --distillation_topk 320 | 320
+    examples.distill --distillation_mode sampled_token --lmbda 0    | --lmbda 1
+    examples.distill --distillation_mode sampled_token --beta 0.5   | --beta 1
+    examples.distill --gamma 1                          | sampled_token
     examples.trpo --trust_region penalty                | --trust_region
     examples.trpo --max_kl 0                            | --max_kl
     examples.zoo --top_entropy_quantile 1.5             | --top_entropy_quantile
@@ -155,8 +161,7 @@ REFUSED_TO_RESUME = """
     grpo --resume_from_checkpoint run --init_from run   | --init_from run
     grpo --resume_from_checkpoint nowhere               | contains no run
     gspo --resume_from_checkpoint run                   | a run of grpo.py
-    grpo --init_from run --hidden_size 32               | of this shape
-    reinforce --teacher run --hidden_size 32            | of this shape"""
+    grpo --init_from run --hidden_size 32               | of this shape"""
 
 
 @pytest.mark.parametrize("line", [line.strip() for line in REFUSED_TO_RESUME.split("\n") if line])

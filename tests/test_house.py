@@ -12,7 +12,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, SCRIPTS, every_script
+from conftest import ROOT, SCRIPTS
 from small_runs import INSTANT, arguments, lines, read_summary
 
 # The layers, from the bottom to the top. Modules in other folders are not checked.
@@ -75,7 +75,7 @@ def test_what_is_installed_is_one_folder_whose_commands_start_resume_ask_and_rep
 
 # ---- a script as a file ----------------------------------------------------------------------
 
-@every_script
+@pytest.mark.parametrize("script", [*SCRIPTS, "examples.distill", "examples.trpo"], indirect=True)
 def test_every_equation_in_the_docstring_is_tagged_in_the_code_and_vice_versa(script):
     stated = re.findall(r"\((\d+)\)(?:   \S.*)?$", script.__doc__, re.MULTILINE)
     tagged = re.findall(r"eq\. \((\d+)\)", Path(script.__file__).read_text())

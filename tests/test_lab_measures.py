@@ -18,7 +18,7 @@ import grpo
 import plumbing
 import reinforce
 from lab import experiment, training
-from lab.claims import bugs, credit, kl, offline, seeds, signal, variance, wrongrewards
+from lab.claims import bugs, credit, distill, kl, offline, seeds, signal, variance, wrongrewards
 from tasks import gridworld, preferences
 from tasks import pairs as pairs_in_files
 
@@ -189,6 +189,36 @@ def test_best_walks_are_those_of_all_walks_that_earn_the_most(kind):
         of_best = proxies(wrongrewards.RIGHT, prompt, best)
         assert min(of_best) <= true <= max(of_best)
         assert min(map(len, best)) <= moves <= max(map(len, best))
+
+
+def test_distill_takes_the_rate_that_needs_the_fewest_outputs_and_stores_each_run(
+        monkeypatch, tmp_path):
+    """The first 30% of an output are at least one token."""
+    monkeypatch.chdir(tmp_path)
+    for constant, value in {"BATCHES": 2, "WINDOW": 1, "DRAWS": 2, "load_base": untrained}.items():
+        monkeypatch.setattr(distill, constant, value)
+    counts = {"2.5e-4": 0.0, "5e-4": 0.9, "1e-3": 0.8}
+    monkeypatch.setattr(distill, "tuning", lambda seed, case: {
+        "accuracy": [0.1, counts[case.split(", ")[1]]]})
+    masks = []
+    update = distill.distill.update
+    monkeypatch.setattr(distill.distill, "update", lambda *args: (
+        masks.append((args[3].mask, args[3].lengths)), update(*args))[1])
+    results = {"tuning": {}}
+    for name in ("sides", "noise", "parts"):
+        function, cases, _ = distill.EXPERIMENT.measures[name]
+        results[name] = {case: {column: numpy.array([values], dtype=float) for column, values
+                                in function(23, case).items()} for case in cases}
+    assert {columns["rate"].mean() for columns in results["sides"].values()} == {0.0005}
+    claims = experiment.of(list(distill.page(**results)), distill.Claim)
+    assert len(claims) == 8
+    for (mask, lengths), share in zip(masks[-6:], [1, 1, 0.3, 0.3, 0.3, 0.3], strict=True):
+        assert (mask.sum(dim=1) - (share * lengths)).abs().max() <= 1
+        assert share == 1 or mask.sum() < lengths.sum()
+    number = len(masks)
+    assert distill.noise(23, distill.WHOLE) == {
+        name: values[0] for name, values in results["noise"][distill.WHOLE].items()}
+    assert distill.parts(23, "last 30%") and len(masks) == number       # stored, not run again
 
 
 @pytest.mark.parametrize("name", bugs.MISTAKES)

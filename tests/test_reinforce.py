@@ -1,15 +1,14 @@
-"""Test how a baseline, a discount and a teacher change the gradient of reinforce.py, against
-numbers worked out on paper or an enumeration of all outputs of a small policy."""
+"""Test how a baseline and a discount change the gradient of reinforce.py, against numbers worked
+out on paper or an enumeration of all outputs of a small policy."""
 import itertools
 import math
 
 import pytest
 import torch
-from conftest import TINY, close, f64, gradient, ones, randn, scripts
+from conftest import TINY, close, f64, gradient, ones, scripts
 from update_scenes import gradient_of, made_batch
 
 import common
-import plumbing
 import reinforce
 
 pytestmark = pytest.mark.quick
@@ -52,20 +51,12 @@ HALF = math.log(2)              # log(pi / pi_ref) if the base finds a token hal
 PRICE = 0.1 * HALF              # penalty for such a token with beta = 0.1
 
 
-def random_table(bigram, known=slice(None)):
-    """Make a policy that samples only the `known` tokens, each with a different probability."""
-    V = reinforce.VOCAB_SIZE
-    table = torch.full((V, V), -900.0, dtype=torch.float64)
-    table[:, known] = randn(*table[:, known].shape)
-    return bigram(table)
-
-
 @pytest.fixture
-def four_answers(bigram):
+def four_answers(random_table):
     """four_answers(**flags): compute the advantages of four answers, of which the third is right.
     The base finds each token half as likely as the policy that sampled it. -> (4, 3)"""
     EOS, PAD = reinforce.EOS, reinforce.PAD
-    reference = random_table(bigram)
+    reference = random_table()
     mask = f64([[1, 1, 1], [1, 0, 0], [1, 1, 1], [1, 1, 0]])
     tokens = [[7, 8, EOS], [EOS, PAD, PAD], [5, 6, 7], [7, EOS, PAD]]
     batch = made_batch(reinforce, [[1]] * 4, tokens, mask, mask, 4, f64([[0, 0, 1, 0]]))
@@ -76,7 +67,7 @@ def four_answers(bigram):
         batch.rewards = batch.rewards if rewards is None else f64(rewards)
         cfg = reinforce.Config(**(TINY | flags))
         task = common.load_task(cfg, reinforce.verify)
-        r = reinforce.token_rewards(task, None, batch, cfg)
+        r = reinforce.token_rewards(task, batch, cfg)
         ref_logps, mean_kl = reinforce.score_reference(reference, batch, cfg)
         assert mean_kl == pytest.approx(HALF)
         A = reinforce.compute_advantages(reference, ref_logps, batch, r, cfg)
@@ -113,9 +104,9 @@ def test_rejection_pays_a_right_row_even_where_a_task_pays_each_move(task):
                        f64([[1, 0], [0, 0]]))
     batch.problems = [common.Problem("A b3 7", "", task="gridworld")] * 4
     batch.verdicts = [[-1.0, 5.0]] * 4
-    close(reinforce.token_rewards(task, None, batch, cfg), f64([[0, 4], [0, 0], [0, 0], [0, 0]]))
+    close(reinforce.token_rewards(task, batch, cfg), f64([[0, 4], [0, 0], [0, 0], [0, 0]]))
     batch.is_correct[:] = False                         # nothing to learn from
-    close(reinforce.token_rewards(task, None, batch, cfg), 0 * ones(4, 2))
+    close(reinforce.token_rewards(task, batch, cfg), 0 * ones(4, 2))
 
 
 @with_scene
@@ -129,40 +120,3 @@ def test_squared_norms_are_those_of_the_gradient_of_each_completion(scene):
         gradient = gradient_of((logps * batch.mask[row]).sum(), scene.policy)
         close(norm, gradient.square().sum(), atol=0, rtol=1e-9)
     assert norms.max() > 1.1 * norms.min() > 0
-
-
-# ---- a teacher -------------------------------------------------------------------------------
-
-FOUR = [4, 5, 6, 7]             # the tokens that the small policies can sample
-
-
-def test_the_reward_of_a_sampled_token_is_how_much_likelier_the_teacher_finds_it(bigram):
-    policy = random_table(bigram, FOUR)
-    teacher = random_table(bigram, FOUR)
-    teacher.table.data[:, FOUR] = policy.table[:, FOUR].flip(0, 1).detach()
-    tokens = torch.cartesian_prod(*[torch.tensor(FOUR)] * 3)                    # (64, 3)
-    ids = torch.cat([torch.ones(64, 1, dtype=torch.long), tokens], dim=1)
-    mask = ones(64, 3)
-    mask[:8, 1] = 0                                     # inserted by an environment
-
-    def logps(model, temperature=1.0):
-        log_p = (model.table[ids[:, :-1]] / temperature).log_softmax(dim=-1)
-        return log_p.gather(-1, tokens[..., None])[..., 0].detach()             # (64, 3)
-    batch = made_batch(reinforce, [[1]] * 64, tokens.tolist(), mask, logps(policy), 2)
-    for temperature in (1.0, 2.0):
-        cfg = reinforce.Config(**(TINY | {"temperature": temperature}))
-        rewards = reinforce.token_rewards(None, teacher, batch, cfg)
-        close(rewards, (logps(teacher, temperature) - batch.logps) * mask)
-        assert not rewards.requires_grad
-
-
-@with_scene
-def test_what_a_teacher_rewards_is_what_a_run_learns_from(train, tmp_path, monkeypatch):
-    """If the teacher is the base, the first rewards are 0, and so is the KL that is logged."""
-    policy = reinforce.GPT(reinforce.Config(**TINY))
-    (tmp_path / "teacher").mkdir()
-    plumbing.write(tmp_path / "teacher/checkpoint.pt", {"policy": policy.state_dict()})
-    logged = train("--teacher teacher --view token --gamma 0", num_steps=4)
-    assert abs(logged.metrics[0]["teacher_kl"]) < 1e-6
-    assert logged.metrics[3]["teacher_kl"] > 0.1
-    assert "teacher" in logged.run.parts

@@ -18,6 +18,7 @@ import torch
 from conftest import ROOT
 from small_runs import SMALL, arguments, difference, load, outcome, resume, steps
 
+import grpo
 import plumbing
 
 pytestmark = pytest.mark.usefixtures("at_work_folder")
@@ -33,6 +34,7 @@ EVERYTHING = [
     ("gspo", STATEFUL | {"dynamic_sampling": 3, "curriculum": True, "base_steps": 20,
                          "task": "arithmetic:2,lookup", "reward": "accuracy+growing_length"}),
     ("dpo", STATEFUL | {"online": True, "save_pairs": True}),
+    ("examples.distill", STATEFUL | {"beta": 0.5, "lmbda": 0.5}),
     ("examples.trpo", {"task": "gridworld", "max_completion_length": 8}),
     ("examples.zoo", {"loss_type": "clip_cov", "advantage": "otb", "num_iterations": 2,
                       "clip_cov_ratio": 0.1, "clip_cov_lb": 0.1}),
@@ -45,7 +47,8 @@ EVERYTHING = [
 # ---- resuming --------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("script, flags", EVERYTHING, indirect=["script"], ids=str)
-def test_four_steps_of_all_that_has_a_state_equal_two_and_two(script, flags, new_run):
+def test_four_steps_of_all_that_has_a_state_equal_two_and_two(script, flags, new_run, small_base):
+    flags = flags | {"teacher": small_base} if "lmbda" in flags else flags
     four = new_run(**flags, max_steps=4)
     torch.manual_seed(1)                    # processes start with other states of these generators
     random.seed(1)
@@ -57,15 +60,16 @@ def test_four_steps_of_all_that_has_a_state_equal_two_and_two(script, flags, new
 
 
 @pytest.mark.parametrize("script, flag", [
-    ("grpo", "init_from"), ("reinforce", "teacher")], indirect=["script"])
-def test_a_run_goes_on_without_the_other_run_that_it_began_with(script, new_run, flag):
-    other = new_run(max_steps=3)
+    ("grpo", "init_from"), ("examples.distill", "teacher")], indirect=["script"])
+def test_a_run_goes_on_without_the_other_run_that_it_began_with(script, new_run, flag, tmp_path):
+    other = tmp_path / "other"
+    grpo.main(arguments(SMALL | {"output_dir": other, "max_steps": 3}))
     flags = {flag: other, "max_steps": 3}
     three = new_run(**flags)
     one = new_run(**flags | {"max_steps": 1})
     shutil.rmtree(other)
     shutil.rmtree("runs/base") if flag == "init_from" else None         # not needed either
-    resume(one, max_steps=3)
+    script.main(arguments({"resume_from_checkpoint": one, "max_steps": 3}))
     assert not difference(outcome(one), outcome(three))
 
 

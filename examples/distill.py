@@ -1,0 +1,217 @@
+"""Distillation: a teacher says at each token what it would have written (GKD, 2306.13649).
+
+A verifier gives one number for a whole output, and the same number to all outputs of a group if the
+policy is weak. A teacher pi_T is a policy that already can do the task. At each prefix, it gives a
+probability to every token v of the vocabulary, and the student pi learns to give the same. A
+divergence D_t measures how far apart the two are:
+
+  KL(p || q) = sum_v p(v) log(p(v) / q(v))                                           (1)
+  m     = beta pi_T + (1 - beta) pi                                                  (2)
+  D_t   = beta KL(pi_T || m) + (1 - beta) KL(pi || m)                                (3)
+  D_t   = KL(pi_T || pi) if beta = 0,   KL(pi || pi_T) if beta = 1                   (4)
+  L     = 1/N sum_t D_t                                                              (5)
+
+N counts the tokens of the step. With --beta 0 (forward KL), tokens that only the teacher likes cost
+most, so the student learns to write all that the teacher writes. With --beta 1 (reverse KL), tokens
+that only the student likes cost most, so it gives them up. In between, (3) is the generalized
+Jensen-Shannon divergence. Divided by beta or by 1 - beta, it approaches (4) near either end.
+
+The teacher's own outputs never show what to do after a mistake of the student. So --lmbda is the
+probability that the student writes a batch, and not the teacher.
+
+If the teacher runs elsewhere, its whole vocabulary is too much to send. --distillation_mode
+topk_logits only uses its k most likely tokens S, and all others as one event, the rest:
+
+  pi(rest) = 1 - sum_{v in S} pi(v)                                                  (6)
+
+With --no-distillation_add_tail, (1) only adds up over S, and then it is no divergence. With beta 1
+it is least at pi = pi_T / e, so the student moves at least 63% of its probability out of S
+(verl#5041). With beta 0, it moves everything into S.
+
+Even less is the probability of the sampled token alone. --distillation_mode sampled_token is
+REINFORCE with a reward whose mean is -KL(pi || pi_T), and with the G_t of reinforce.py:
+
+  r_t   = log pi_T(o_t | q, o_<t) - log pi(o_t | q, o_<t)                            (7)
+  L_t   = -G_t log pi(o_t | q, o_<t)                                                 (8)
+
+L_t replaces D_t in (5). If it is added up over tokens, it has on average the gradient of (4) with
+beta 1, or with --gamma 1 that of the KL between whole outputs. With --beta 0 --lmbda 0, G_t is 1,
+so the student imitates outputs of the teacher (1606.07947). On average, this has the gradient of
+(4) with beta 0.
+
+Departures: GKD averages over the tokens of each output first, but (5) over all tokens, as TRL and
+verl do. GKD mixes the student's outputs with a data set. Samples serve for several steps. As in
+GKD, the gradient ignores that pi also chooses the prefixes, except with --gamma above 0.
+
+Usage: python examples/distill.py --teacher runs/grpo-arithmetic-s0
+"""
+import dataclasses
+import math
+import sys
+from pathlib import Path
+from typing import Literal
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import common  # isort: split
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import plumbing
+import reinforce
+
+# Shapes: as in reinforce.py; k is the number of tokens in S.
+UNUSED = ("baseline", "view", "method", "entropy_coef", "reward")
+TOPK = ("distillation_topk", "distillation_add_tail")
+MODES = ("full_logits", "topk_logits", "sampled_token")
+COLUMNS = {"reward": "reward", "teacher": "teacher_kl", "length": "completions/mean_length",
+           "entropy": "entropy", "grad": "grad_norm"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(reinforce.Config):
+    teacher: str = "runs/grpo-arithmetic-s0"    # run folder of the teacher (pi_T)
+    beta: float = 1.0                       # 0: forward KL; 1: reverse KL; between: (3)
+    lmbda: float = 1.0                      # probability that the student writes a batch
+    distillation_mode: Literal[MODES] = "full_logits"   # tokens that are compared
+    distillation_topk: int = 8              # number of tokens in S (k)
+    distillation_add_tail: bool = True      # whether the rest is an event
+    gamma: float = 0.0                      # discount of later r_t, with sampled_token
+
+    def rules(self):
+        yield from super().rules()
+        yield self.beta <= 1, f"--beta {self.beta}: must be at most 1"
+        yield self.lmbda <= 1, f"--lmbda {self.lmbda}: must be at most 1"
+        few = self.distillation_topk < common.VOCAB_SIZE
+        yield few, f"--distillation_topk {self.distillation_topk}: the vocabulary is not larger"
+        mode = self.distillation_mode
+        has_mean = mode != "sampled_token" or self.beta == self.lmbda in (0, 1)
+        yield has_mean, "--distillation_mode sampled_token: needs --beta 1 --lmbda 1, or both 0"
+        has_reward = self.gamma == 0 or mode == "sampled_token" and self.beta == 1
+        yield has_reward, "--gamma: needs --distillation_mode sampled_token and --beta 1"
+        for name in UNUSED + TOPK * (mode != "topk_logits"):
+            is_default = getattr(self, name) == getattr(Config, name)
+            yield is_default, f"--{name}: has no effect with --distillation_mode {mode}"
+
+
+# ---- 1. the loss -----------------------------------------------------------------------------
+
+def kl(log_p, log_q):
+    """Compute KL(p || q) from log-probabilities. (..., V) each -> (...)"""
+    return (log_p.exp() * (log_p - log_q)).sum(dim=-1)                          # eq. (1)
+
+
+def divergence(log_p, log_t, beta):
+    """Compute D_t from log pi and log pi_T of all events. (..., V) each -> (...)"""
+    if beta == 0:
+        return kl(log_t, log_p)                                                 # eq. (4)
+    if beta == 1:
+        return kl(log_p, log_t)                                                 # eq. (4)
+    log_m = torch.logaddexp(math.log(beta) + log_t, math.log(1 - beta) + log_p)     # eq. (2)
+    return beta * kl(log_t, log_m) + (1 - beta) * kl(log_p, log_m)              # eq. (3)
+
+
+def events(log_p, S, add_tail=True):
+    """Compute the log-probabilities of the tokens S (..., k), and of the rest if add_tail.
+    (..., V) -> (..., k + 1) or (..., k)"""
+    chosen = log_p.gather(-1, S)                                                # (..., k)
+    rest = log_p.scatter(-1, S, -torch.inf).logsumexp(dim=-1, keepdim=True)     # (..., 1)  eq. (6)
+    return torch.cat([chosen, rest], dim=-1) if add_tail else chosen
+
+
+def token_losses(log_p, log_t, tokens, old_logps, mask, cfg):
+    """Compute D_t, or L_t of (8), from log pi and log pi_T (b, T, V). -> (b, T)"""
+    if cfg.distillation_mode == "topk_logits":
+        S = log_t.topk(cfg.distillation_topk, dim=-1).indices                   # (b, T, k)
+        log_p, log_t = (events(x, S, cfg.distillation_add_tail) for x in (log_p, log_t))
+    if cfg.distillation_mode != "sampled_token":
+        return divergence(log_p, log_t, cfg.beta)
+    teacher_logps = log_t.gather(-1, tokens[..., None])[..., 0]                 # (b, T)
+    G = mask
+    if cfg.beta == 1:
+        r = teacher_logps - old_logps                                           # (b, T)  eq. (7)
+        G = reinforce.rewards_to_go(r, mask, cfg.gamma)
+    logps = log_p.gather(-1, tokens[..., None])[..., 0]                         # (b, T)
+    return reinforce.policy_loss(logps, G, mask)                                # eq. (8)
+
+
+# ---- 2. the update ---------------------------------------------------------------------------
+
+def log_probs(policy, prompts, tokens, temperature):
+    """Compute the log-probabilities of all tokens in the vocabulary. -> (b, T, V)"""
+    hidden = reinforce.completion_states(policy, prompts, tokens)               # (b, T, D)
+    return F.log_softmax(F.linear(hidden, policy.embed.weight) / temperature, dim=-1)
+
+
+def backward(policy, teacher, batch, rows, cfg):
+    """Accumulate the gradient of (5) over `rows`, in micro-batches. -> metrics"""
+    num_tokens = batch.mask[rows].sum()
+    metrics = {"loss": 0.0, "teacher_kl": 0.0, "student_mass": 0.0}
+    for part in common.micro_batches(rows, batch.lengths, cfg.micro_batch_size):
+        T = int(batch.lengths[part].max())
+        tokens = batch.tokens[part, :T]                                         # (b, T)
+        mask = batch.mask[part, :T]
+        log_p = log_probs(policy, batch.prompts[part], tokens, cfg.temperature)     # (b, T, V)
+        with torch.no_grad():
+            log_t = log_probs(teacher, batch.prompts[part], tokens, cfg.temperature)
+        token_loss = token_losses(log_p, log_t, tokens, batch.logps[part, :T], mask, cfg)
+        loss = reinforce.aggregate(token_loss, mask, "token_mean", num_tokens=num_tokens)
+        loss.backward()                                                         # eq. (5)
+
+        with torch.no_grad():
+            in_S = log_p.gather(-1, log_t.topk(cfg.distillation_topk).indices)  # (b, T, k)
+            terms = token_loss, kl(log_p, log_t), in_S.exp().sum(dim=-1)        # (b, T) each
+            for name, x in zip(metrics, terms):
+                metrics[name] += (x * mask).sum().item() / num_tokens.item()
+    return metrics
+
+
+def update(policy, teacher, optimizer, batch, cfg, step):
+    """Pass over the batch num_iterations times, in num_mini_batches steps each. -> metrics"""
+    history = []
+    for rows in common.mini_batches(batch, cfg, "shuffle", step):
+        optimizer.zero_grad()
+        metrics = backward(policy, teacher, batch, rows, cfg)
+        grad_norm = nn.utils.clip_grad_norm_(policy.parameters(), cfg.max_grad_norm)
+        optimizer.step()
+        history.append(metrics | {"grad_norm": grad_norm.item()})
+    return common.mean_metrics(history)
+
+
+# ---- 3. training -----------------------------------------------------------------------------
+
+def load_teacher(run, cfg):
+    """Load the teacher, whose sizes may differ from the student's. Checkpoints store it, too."""
+    if not run.resumed:
+        _, flags = plumbing.read_config(cfg.teacher)
+        run.state["teacher"] = {
+            name: flags.get(name, getattr(cfg, name)) for name in common.Base.__annotations__}
+    teacher = reinforce.GPT(dataclasses.replace(cfg, **run.state["teacher"])).to(cfg.device)
+    if not run.resumed:
+        plumbing.load_policy(teacher, f"{cfg.teacher}/checkpoint.pt")
+    run.parts["teacher"] = teacher
+    return teacher
+
+
+def main(argv=None):
+    cfg = plumbing.parse_flags(Config, argv)
+    task = common.load_task(cfg, reinforce.verify)
+    policy = reinforce.GPT(cfg).to(cfg.device)
+    run = plumbing.Run(cfg, task, policy, COLUMNS)
+    teacher = load_teacher(run, cfg)
+    run.begin()
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
+
+    run.start(reinforce.evaluate, policy=policy, optimizer=optimizer)
+    for step in range(run.step, cfg.max_steps):
+        uniform = torch.rand((), generator=common.generator(cfg.seed, "lmbda", step))
+        is_own = uniform.item() < cfg.lmbda                 # whether the student writes
+        batch = reinforce.sample_batch(policy if is_own else teacher, task, cfg, step)
+        metrics = update(policy, teacher, optimizer, batch, cfg, step)
+        run.log(batch, batch.mask, metrics | {"on_policy": float(is_own)})
+    return run.finish()
+
+
+if __name__ == "__main__":
+    main()
