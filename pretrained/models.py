@@ -87,7 +87,7 @@ def end_tokens(model, tokenizer):
 def generation_config(path):
     """Read the file generation_config.json of a model. -> bytes, or None if it has none"""
     try:
-        return Path(cached_file(plain(path), "generation_config.json")).read_bytes()
+        return Path(cached_file(path, "generation_config.json")).read_bytes()
     except OSError:
         return None
 
@@ -300,14 +300,6 @@ def base_of(folder):
     return json.loads(path.read_text("utf-8"))["base_model_name_or_path"]
 
 
-def plain(path):
-    """Find the model to which the adapter in a folder adds, or the adapter below that ...
-    -> folder or name; the path itself without adapter"""
-    while base_of(path):
-        path = base_of(path)
-    return path
-
-
 def check_base(folder):
     """Raise a ValueError if the base of the adapter in a folder is gone or has changed."""
     base, known = base_of(folder), Path(folder, BASE)
@@ -355,11 +347,10 @@ def whole(weight):
     return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
-def resolved(name, resumed):
-    """Find the model from which a run starts: the base that a resumed run has kept, the last
-    checkpoint if `name` is a run, or else the model `name`. -> absolute path, or name"""
-    kept = Path(resumed, "base")
-    path = kept if resumed and kept.is_dir() else last_checkpoint(name) or Path(name)
+def resolved(name):
+    """Find the model from which a run starts: the last checkpoint if `name` is a run, else the
+    model `name`. -> absolute path, or name"""
+    path = last_checkpoint(name) or Path(name)
     return str(path.resolve()) if path.is_dir() else name
 
 

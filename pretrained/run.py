@@ -199,14 +199,6 @@ class DropUnknown:
             del metrics["entropy"]
 
 
-def link(source, target):
-    """Make a hard link, which takes no space, or a copy if links are impossible."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
-
-
 @contextlib.contextmanager
 def writing(folder):
     """In this context, a folder is written. If that fails, removes it and exits with one line."""
@@ -255,19 +247,12 @@ class Run(plumbing.Run):
             self.resumed = saved
 
     def begin(self):
-        """Make the run folder. If this run starts from a checkpoint of another run, it keeps links
-        to its files in RUN/base, because the other run may remove the checkpoint."""
+        """Make the run folder, and write a checkpoint on trial."""
         self.make_folder()
-        base = self.folder / "base"
         model = Path(self.cfg.model)
-        is_of_run = Path(model.parent, "checkpoint.pt").is_file() and model != base.resolve()
-        if is_of_run and RANK == 0:
-            with writing(base):
-                shutil.copytree(model, base, copy_function=link)
         if self.cfg.lora_rank > 0 and model.is_dir():
-            self.policy.model.peft_config["default"].base_model_name_or_path = str(
-                base.resolve() if is_of_run else model)
-        self.base_hash = fingerprint(base if is_of_run else model)      # of the loaded files
+            self.policy.model.peft_config["default"].base_model_name_or_path = str(model)
+        self.base_hash = fingerprint(model)             # of the loaded files
         trial = self.folder / "checkpoint-trial"        # finds what cannot be saved before step 1
         self.write_model(trial)
         shutil.rmtree(trial, ignore_errors=True)

@@ -676,7 +676,7 @@ def main(argv=None):
     cfg = plumbing.parse_flags(Config, argv)
     task = load_task(cfg)
     processes.join(cfg)
-    cfg = dataclasses.replace(cfg, model=models.resolved(cfg.model, cfg.resume_from_checkpoint))
+    cfg = dataclasses.replace(cfg, model=models.resolved(cfg.model))
     policy = Policy(models.source(cfg), cfg)
     longest = policy.longest(task)
     reference = policy                          # with the adapter switched off, if there is one

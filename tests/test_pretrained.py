@@ -6,10 +6,8 @@ import functools
 import itertools
 import json
 import math
-import os
 import resource
 import shutil
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -648,17 +646,6 @@ def test_what_cannot_be_saved_ends_the_run_before_its_first_step(
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.json", "train.py"}
 
 
-def test_a_base_that_cannot_be_copied_ends_the_run(run, whole, tmp_path, monkeypatch, capsys):
-    def fail(*_):
-        raise OSError(28, "No space left on device")
-    monkeypatch.setattr(processes.shutil, "copy2", fail)
-    monkeypatch.setattr(processes.os, "link", fail)
-    with pytest.raises(SystemExit):
-        run(model=whole)
-    assert "/base: cannot be written: " in capsys.readouterr().err.splitlines()[-1]
-    assert not (tmp_path / "run/base").exists()
-
-
 def test_a_run_of_all_weights_resumes_without_the_model_that_it_began_with(
         run, small_llama, tmp_path, refused):
     model = shutil.copytree(small_llama, tmp_path / "model")
@@ -748,26 +735,6 @@ def test_a_checkpoint_is_the_adapter_from_which_runs_go_on(run, lora_run):
         runs.append(run(name, **LORA | {"model": runs[-1], "lora_rank": rank, "max_steps": 1}))
     scores = [read_summary(folder) for folder in runs]
     assert [found["base"] for found in scores[1:]] == [found["trained"] for found in scores[:3]]
-
-
-def test_a_run_from_another_runs_checkpoint_outlives_it(run, lora_run, tmp_path, capsys):
-    """The other run continues, and removes the checkpoint from which this run started."""
-    first = Path(shutil.copytree(lora_run, tmp_path / "first"))
-    second = run("second", **LORA | {"model": first, "max_steps": 2})
-    whole = run("whole", **LORA | {"model": first, "max_steps": 3})
-    resume(first, max_steps=5)
-    assert not (first / "checkpoint-4").exists()
-    resume(second, max_steps=3)
-    assert not difference(outcome(second), outcome(whole))
-    assert run("third", **LORA | {"model": second, "lora_rank": 0, "max_steps": 1})
-    weights = second / "base" / models.ADAPTER
-    save_file({name: weight + 1 for name, weight in load_file(weights).items()}, f"{weights}.new")
-    os.replace(f"{weights}.new", weights)
-    for words in ("whose weights have changed", "which is gone"):
-        with pytest.raises(SystemExit):
-            models.load(models.last_checkpoint(second))
-        assert words in capsys.readouterr().err
-        shutil.rmtree(second / "base", ignore_errors=True)
 
 
 @pytest.mark.parametrize("flags, matrices", [
