@@ -109,7 +109,7 @@ class Config(grpo.Config):
         papers = {"epsilon": 3e-4, "epsilon_high": 4e-4} if self.method == "gspo" else {}
         for name in ("epsilon", "epsilon_high"):
             if getattr(self, name) is None:
-                default = getattr(METHODS[self.method].Config, name)
+                default = getattr(METHODS.get(self.method, grpo).Config, name)
                 object.__setattr__(self, name, papers.get(name, default))
         if self.importance_sampling_correction is None:
             correction = "truncate" if self.engine == "vllm" else "none"

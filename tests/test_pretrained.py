@@ -659,6 +659,9 @@ def test_a_run_of_all_weights_resumes_without_the_model_that_it_began_with(
     resume(half, max_steps=3)
     assert not difference(outcome(half), outcome(plain))
     refused("this folder is gone", resume, other, max_steps=3)      # --beta needs the model
+    path = half / "config.json"
+    path.write_text(path.read_text().replace('"method": "grpo"', '"method": "reinforce"'))
+    refused("--method reinforce: does not exist in this version", resume, half, max_steps=4)
 
 
 def test_an_adapter_whose_base_has_changed_or_is_gone_is_not_resumed(
