@@ -173,7 +173,7 @@ $(VENV)/installed: requirements.txt
 	  $(addprefix -r ,$^)
 	echo $(PYTHON) > $@
 
-# transformers>=5.0,<5.24 becomes transformers~=5.0.0
+# transformers>=5.19,<5.24 becomes transformers~=5.19.0
 .venv-lowest/installed: pretrained/requirements.txt requirements.txt
 	$(PYTHON) -m venv $(if $(filter $@,$(STALE)),--clear) $(@D)
 	.venv-lowest/bin/python -m pip install --quiet --disable-pip-version-check -r requirements.txt \

@@ -1,7 +1,6 @@
 """Load models of transformers, and add adapters (LoRA) to them."""
 import contextlib
 import hashlib
-import inspect
 import json
 import re
 import warnings
@@ -108,18 +107,6 @@ def remove_dropout(model):
             is_share = isinstance(value, float)
             if is_share and (name == "p" or "drop" in name or "jitter" in name):
                 setattr(one, name, 0.0)
-
-
-def mark_as_text(model):
-    """Let a model that also reads pictures know that all tokens are text. In training, Gemma 3
-    requires this with transformers 5.0."""
-    def add(module, args, inputs):
-        if module.training:
-            inputs.setdefault("token_type_ids", torch.zeros_like(inputs["input_ids"]))
-        return args, inputs
-    has_types = "token_type_ids" in inspect.signature(model.forward).parameters
-    if has_types and hasattr(model.config, "vision_config"):
-        model.register_forward_pre_hook(add, with_kwargs=True)
 
 
 def checkpoint_activations(model):

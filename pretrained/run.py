@@ -199,16 +199,6 @@ class DropUnknown:
             del metrics["entropy"]
 
 
-@contextlib.contextmanager
-def writing(folder):
-    """In this context, a folder is written. If that fails, removes it and exits with one line."""
-    try:
-        yield
-    except Exception as error:                  # transformers raises nearly anything
-        shutil.rmtree(folder, ignore_errors=True)
-        common.fail(f"{folder}: cannot be written: {one_line(error)}")
-
-
 class Run(plumbing.Run):
     """A run that saves the model as a Hugging Face folder, RUN/checkpoint-STEP, of which only the
     last is kept. checkpoint.pt has everything else. All processes do the same steps, and process 0
@@ -309,10 +299,13 @@ class Run(plumbing.Run):
             weights.pop(name, None)
         part = folder.with_suffix(".tmp")
         if RANK == 0:
-            with writing(part):
+            try:
                 self.write_folder(part, weights)
-                shutil.rmtree(folder, ignore_errors=True)       # left by a run that was killed here
-                os.replace(part, folder)
+            except Exception as error:          # transformers raises nearly anything
+                shutil.rmtree(part, ignore_errors=True)
+                common.fail(f"{part}: cannot be written: {one_line(error)}")
+            shutil.rmtree(folder, ignore_errors=True)           # left by a run that was killed here
+            os.replace(part, folder)
 
     def write_folder(self, folder, weights):
         policy = self.policy

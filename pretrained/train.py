@@ -178,7 +178,6 @@ class Policy:
         room = getattr(self.model.config, "max_position_embeddings", None) or math.inf
         self.room = room - cfg.max_completion_length    # largest number of prompt tokens
         models.remove_dropout(self.model)
-        models.mark_as_text(self.model)
         if cfg.lora_rank > 0:
             models.add_adapter(self.model, cfg.lora_rank, cfg.lora_alpha, cfg.dtype,
                                cfg.lora_target_modules)

@@ -226,19 +226,6 @@ def test_a_family_that_cannot_be_trained_ends_the_run_before_its_first_step(
     assert reason.endswith("choose a model of a family that docs/real-models.md lists")
 
 
-def test_only_a_model_that_reads_pictures_is_told_that_all_tokens_are_text():
-    class Model(torch.nn.Module):
-        def forward(self, input_ids, token_type_ids=None):
-            return token_type_ids
-    model, ids = Model(), torch.ones(1, 2)
-    for config, types in (({}, None), ({"vision_config": {}}, [[0, 0]])):
-        model.config = SimpleNamespace(**config)
-        models.mark_as_text(model)
-        found = model(input_ids=ids)
-        assert found is types or found.tolist() == types
-    assert model.eval()(input_ids=ids) is None
-
-
 class FakeEngine:
     """Samples with transformers from a copy of the weights; `sync` names how it gets updates."""
 
