@@ -141,7 +141,7 @@ def test_a_data_set_becomes_the_data_of_a_run(recipe):
             json.dumps({"question": f"({a}+{b})=", "answer": f"{a}+{b} #### {a + b}"})
             for a in range(1, 8) for b in range(1, 6) if (a == b) == (split == "test")))
     recipe("datasets", "hub.py", [("openai/gsm8k main", "folder")])
-    recipe("datasets", "test.jsonl --", )
+    recipe("datasets", "--eval_data test.jsonl")
     rows = [json.loads(line) for line in Path("test.jsonl").read_text().splitlines()]
     assert rows == [{"prompt": f"({a}+{a})=", "answer": f"{2 * a}"} for a in range(1, 6)]
     assert len(Path("train.jsonl").read_text().splitlines()) == 30
@@ -156,13 +156,16 @@ def test_lm_eval_scores_a_checkpoint_and_an_adapter(recipe, small_llama):
             "generation_kwargs": {"max_gen_toks": 12, "until": ["\n"], "do_sample": False},
             "metric_list": [{"metric": "exact_match"}]}
     Path("sums.yaml").write_text(json.dumps(task))
-    flags = {"model": str(small_llama), "lora_rank": 4, "task": "arithmetic:2", "max_steps": 1}
+    flags = {"model": str(small_llama), "lora_rank": 4, "task": "arithmetic:2",
+             "learning_rate": 0.05}
     pytest.importorskip("lm_eval", reason="needs pretrained/requirements-recipes.txt")
     with at_work("."):
         pretrained.main(arguments(FLAGS | flags))
-    for checkpoint in (str(small_llama), f"{small_llama},peft=run/checkpoint-1"):
-        cfg = pretrained.Config(model=str(small_llama), max_completion_length=12, device="cpu")
-        policy = pretrained.Policy(small_llama, cfg)
+    adapter = "run/checkpoint-1"
+    for folder, checkpoint in ((small_llama, str(small_llama)),
+                               (adapter, f"{small_llama},peft={adapter}")):
+        cfg = pretrained.Config(model="none", max_completion_length=12, device="cpu")
+        policy = pretrained.Policy(folder, cfg)
         questions = [f"({a}+{b})=" for a in range(1, 5) for b in range(1, 3)]
         batch = pretrained.complete(policy, None, cfg, [common.Problem(q, "") for q in questions])
         Path("sums.jsonl").write_text("\n".join(json.dumps(
