@@ -270,7 +270,6 @@ def test_steps_are_counted_to_where_the_mean_of_two_crosses_the_level():
 
 SEEDS = json.loads((ROOT / "docs/seeds.json").read_text())["seeds"]
 NANO = json.loads((ROOT / "docs/nano-seeds.json").read_text())["seeds"]
-REAL = json.loads((ROOT / "docs/real.json").read_text())["beside"]
 
 
 @functools.cache
@@ -386,9 +385,6 @@ NUMBERS = [
         ("README.md", r"one file of (\d+) lines to copy")]),
     ("nano.py's accuracy before RL", lambda: NANO["0"]["before"], [
         ("docs/nano.md", r"before: ([\d.]+) right")]),
-    ("the seconds of a step of pretrained/train.py",
-     lambda: numpy.median(REAL["pretrained/train.py"]["medians"]), [
-         ("docs/real-models.md", r"\| pretrained/train.py \| ([\d.]+) s")]),
     ("the claims with a verdict", judged, [(LAB, r"of the (\d+) judged claims")]),
     ("the samples of reinforce.py", lambda: cost("arithmetic")["samples"]["reinforce.py"], [
         ("docs/lab/methods.md", r"reinforce.py needs (\d+) samples to reach 90%")]),
