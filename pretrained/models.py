@@ -10,7 +10,6 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from torch import nn
-from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 from transformers.utils import cached_file
 
@@ -327,11 +326,6 @@ def with_adapter(model, folder):
     if unmatched:
         raise ValueError(f"the adapter belongs to another model: {min(unmatched)} has no match")
     return model.merge_and_unload().requires_grad_(True)
-
-
-def whole(weight):
-    """Gather a weight if FSDP has split it over the processes. -> tensor"""
-    return weight.full_tensor() if isinstance(weight, DTensor) else weight
 
 
 def resolved(name):

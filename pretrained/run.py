@@ -1,5 +1,5 @@
 """Run pretrained/train.py in one process, or in several processes that torchrun starts: share out
-the rows, split the weights (FSDP), and write checkpoints as Hugging Face folders."""
+the rows, and write checkpoints as Hugging Face folders."""
 import contextlib
 import dataclasses
 import datetime
@@ -17,20 +17,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict as states
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 import common
 import plumbing
 import report
-from pretrained.models import (
-    ADAPTER,
-    BASE,
-    adapter_weights,
-    fingerprint,
-    load_model,
-    one_line,
-    whole,
-)
+from pretrained.models import ADAPTER, BASE, adapter_weights, fingerprint, load_model, one_line
 from report.observers import Samples
 
 RANK = int(os.environ.get("RANK", 0))               # the number of this process
@@ -70,8 +61,6 @@ def join(cfg):
     if cfg.num_prompts % WORLD_SIZE != 0:
         common.fail(f"--num_prompts {cfg.num_prompts}: must be a multiple of the number of "
                     f"processes, {WORLD_SIZE}")
-    if cfg.parallel == "fsdp" and not dist.is_torchelastic_launched():
-        common.fail("--parallel fsdp: needs torchrun, also for one process (--nproc_per_node 1)")
     if dist.is_torchelastic_launched():
         if cfg.device == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -99,62 +88,7 @@ def merged(x, n):
     return torch.stack(gathered(x.cpu()), dim=1).flatten(0, 1)[:n].to(x.device)
 
 
-def rounds(parts):
-    """Choose the micro-batches of this process, each with weight 1.0. With FSDP all processes need
-    the same number, so some get an extra one, which another process has, with weight 0.0.
-    -> list of pairs"""
-    total = len(parts) + -len(parts) % WORLD_SIZE
-    return [(parts[i % len(parts)], float(i < len(parts))) for i in range(RANK, total, WORLD_SIZE)]
-
-
-# ---- 2. FSDP ---------------------------------------------------------------------------------
-
-def shard(model, dtype):
-    """FSDP2: each process stores a part of every weight, and gathers a layer when it needs it."""
-    precision = MixedPrecisionPolicy()
-    if dtype == "bfloat16":
-        precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for module in reversed(list(model.modules())):      # the model itself is the last
-        if type(module).__name__ in model._no_split_modules or module is model:
-            fully_shard(module, mp_policy=precision)
-
-
-@contextlib.contextmanager
-def unsharded(model):
-    """In this context each process has all weights, also with FSDP, so no process waits for others
-    while it samples. Afterwards each has only its part again, as the optimizer requires."""
-    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    for module in modules:
-        module.set_reshard_after_forward(False, recurse=False)
-        module.unshard()
-    try:
-        yield
-    finally:
-        for module in modules:
-            module.set_reshard_after_forward(module is not model, recurse=False)
-            module.reshard()
-
-
-def backward(loss, parallel):
-    """Add the gradient of a loss to the gradients of the weights. FSDP averages gradients over the
-    processes, but we need their sum, so the loss is multiplied by the number of processes."""
-    (loss * WORLD_SIZE if parallel == "fsdp" else loss).backward()
-
-
-def add_gradients(parameters, parallel):
-    """Replace each gradient by its sum over the processes. FSDP has done that already."""
-    if parallel == "replicate" and WORLD_SIZE > 1:
-        for parameter in parameters:
-            dist.all_reduce(parameter.grad)
-
-
-def clip_gradients(parameters, max_norm):
-    """Scale the gradients down to max_norm if their norm is larger. -> float, the norm before"""
-    norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-    return whole(norm).item()
-
-
-# ---- 3. the run ------------------------------------------------------------------------------
+# ---- 2. the run ------------------------------------------------------------------------------
 
 # what checkpoints contain: the trained weights, so with an adapter nothing else
 TRAINED = states.StateDictOptions(

@@ -2,7 +2,7 @@
 
   python pretrained/train.py --model DIR_OR_NAME --task countdown
   python pretrained/train.py --model DIR_OR_NAME --data train.jsonl --eval_data test.jsonl
-  torchrun --nproc_per_node 8 pretrained/train.py --model DIR_OR_NAME --parallel fsdp
+  torchrun --nproc_per_node 8 pretrained/train.py --model DIR_OR_NAME --data train.jsonl
 
 The scripts can only train small policies of their own. This file applies the same equations to
 models that others have pretrained: it imports advantages, ratios, losses, KL and averages from
@@ -12,8 +12,7 @@ differently from the trainer, weights from examples/lag.py correct for that.
 Such models need two things that the scripts do without. First, prompts have different lengths, so
 the shorter ones are padded on the left. Second, a run may use several processes. Each process knows
 the whole batch, samples its share of it, and learns from its share of the micro-batches. The
-gradients are added up, so the result is the same as with one process. With --parallel fsdp, each
-process stores only a part of the weights, the gradients and the optimizer's state.
+gradients are added up, so the result is the same as with one process.
 docs/real-models.md shows what fits where.
 """
 import collections
@@ -61,7 +60,7 @@ METHODS = {"grpo": grpo, "gspo": gspo}
 # flags that only the scripts use, and that only affect memory
 OF_SCRIPTS = (*common.Base.__annotations__, "init_from", "curriculum", "dynamic_sampling",
               "entropy_coef", "overlong_buffer")
-OF_MEMORY = {"micro_batch_size", "sample_batch_size", "gradient_checkpointing", "parallel",
+OF_MEMORY = {"micro_batch_size", "sample_batch_size", "gradient_checkpointing",
              "engine_memory"}
 
 
@@ -72,7 +71,6 @@ class Config(grpo.Config):
     lora_rank: int = 0                  # rank of an adapter to train; 0: train all weights
     lora_alpha: int = 32                # scale (a) of the adapter, which adds B A a / lora_rank
     lora_target_modules: str = "all-linear"     # matrices to adapt, such as q_proj,v_proj
-    parallel: Literal["replicate", "fsdp"] = "replicate"    # model per process: whole or in part
     engine: Literal["transformers", "vllm"] = "transformers"    # library that samples completions
     engine_memory: float = 0.3 if common.HAS_CUDA else 0.1      # share of memory that vLLM uses
     data: str = ""                      # file of {"prompt": ..., "answer": ...}, instead of --task
@@ -183,13 +181,10 @@ class Policy:
                                cfg.lora_target_modules)
         if cfg.gradient_checkpointing:
             models.checkpoint_activations(self.model)
-        if cfg.parallel == "fsdp" and processes.dist.is_initialized():    # not in report.ask
-            processes.shard(self.model, cfg.dtype)
         self.model.to(cfg.device).train()               # checkpointing works only in this mode
         self.head = models.Head(self.model)
-        is_cast = cfg.dtype == "bfloat16" and cfg.parallel == "replicate"       # FSDP casts itself
         self.autocast = lambda: torch.autocast(
-            cfg.device, dtype=torch.bfloat16, enabled=is_cast)
+            cfg.device, dtype=torch.bfloat16, enabled=cfg.dtype == "bfloat16")
         self.engine = None                              # None: transformers samples
         self.is_warned = False                          # that prompts lack a token
         self.last_line = time.monotonic()               # when `generate` last printed one
@@ -407,11 +402,10 @@ def complete(policy, task, cfg, problems, generator=None):
         uniforms = None
         if generator is not None:
             uniforms = torch.rand(B, T, generator=generator)[share].to(cfg.device)      # (b, T)
-        with processes.unsharded(policy.model):
-            policy.last_line = time.monotonic()
-            for rows in torch.arange(len(share)).split(cfg.sample_batch_size):
-                generate(policy, prompts[share[rows]], [completions[i] for i in rows], cfg,
-                         None if uniforms is None else uniforms[rows])
+        policy.last_line = time.monotonic()
+        for rows in torch.arange(len(share)).split(cfg.sample_batch_size):
+            generate(policy, prompts[share[rows]], [completions[i] for i in rows], cfg,
+                     None if uniforms is None else uniforms[rows])
     return gather(policy, problems, prompts, completions)
 
 
@@ -570,6 +564,7 @@ def backward(policy, parameters, batch, ref_logps, A, rows, cfg):
         rows = rows[A[rows].any(dim=1)]                         # A = 0: no gradient
     sizes = batch.prompts.shape[1] + batch.lengths              # prompts need memory, too
     parts = common.micro_batches(rows, sizes, cfg.micro_batch_size)
+    parts = parts[processes.RANK::processes.WORLD_SIZE]
 
     for parameter in parameters:                        # zeros: Adam steps even without signal
         if parameter.grad is None:
@@ -577,7 +572,7 @@ def backward(policy, parameters, batch, ref_logps, A, rows, cfg):
         parameter.grad.zero_()
     sums = collections.Counter()
     max_log_ratio = 0.0
-    for part, is_real in processes.rounds(parts):       # if not, it only fills up a round
+    for part in parts:
         T = int(batch.lengths[part].max())
         tokens = batch.tokens[part, :T]                                         # (b, T)
         mask = batch.mask[part, :T]
@@ -587,16 +582,18 @@ def backward(policy, parameters, batch, ref_logps, A, rows, cfg):
         token_loss = token_losses(logps, old_logps, ref_logps[part, :T], A[part, :T], mask, cfg)
         loss = method.aggregate(                                                # eq. (5)
             token_loss, mask, average, num_sequences, num_tokens, cfg.max_completion_length)
-        processes.backward(is_real * loss, cfg.parallel)
+        loss.backward()
 
         log_rho = grpo.log_ratio(logps.detach(), old_logps, mask)               # (b, T)
         log_s = gspo.log_ratio(logps.detach(), old_logps, mask) if method is gspo else log_rho
         clipped = grpo.is_clipped(log_s, A[part, :T], cfg.epsilon, cfg.epsilon_high) * mask
-        sums["loss"] += is_real * loss.item()
-        sums["clipped"] += is_real * clipped.sum().item()
-        sums["difference"] += is_real * log_rho.abs().sum().item()
+        sums["loss"] += loss.item()
+        sums["clipped"] += clipped.sum().item()
+        sums["difference"] += log_rho.abs().sum().item()
         max_log_ratio = max(max_log_ratio, log_rho.abs().max().item())
-    processes.add_gradients(parameters, cfg.parallel)
+    if processes.WORLD_SIZE > 1:
+        for parameter in parameters:
+            processes.dist.all_reduce(parameter.grad)
     sums = {name: sum(processes.gathered(sums[name])) for name in ("loss", "clipped", "difference")}
     metrics = {"loss": sums["loss"], "max_log_ratio": max(processes.gathered(max_log_ratio)),
                DIFFERENCE: sums["difference"] / batch.mask[rows].sum().clamp(min=1).item()}
@@ -612,7 +609,7 @@ def update(policy, optimizer, batch, ref_logps, A, cfg, step):
     history = []
     for rows in common.mini_batches(batch, cfg, "shuffle", step):
         metrics = backward(policy, parameters, batch, ref_logps, A, rows, cfg)
-        metrics["grad_norm"] = processes.clip_gradients(parameters, cfg.max_grad_norm)
+        metrics["grad_norm"] = nn.utils.clip_grad_norm_(parameters, cfg.max_grad_norm).item()
         optimizer.step()
         history.append(metrics)
     metrics = common.mean_metrics(history) | {DIFFERENCE: history[0][DIFFERENCE]}

@@ -38,7 +38,7 @@ WORDS = {0: "SURVIVED", 1: "killed", 5: "skipped"}      # pytest's exit code -> 
 PRELOAD = ("torch", "torch._dynamo", "_pytest.junitxml", "pdb", "tiktoken", "tqdm",
            "matplotlib.pyplot", "matplotlib.backends.backend_agg", "safetensors.torch",
            "transformers.models.llama.modeling_llama", "transformers.generation.utils",
-           "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict")
+           "torch.distributed.checkpoint.state_dict")
 
 
 class Order:

@@ -176,7 +176,7 @@ def test_a_resumed_run_is_the_whole_one_bit_for_bit_and_two_processes_make_its_s
                 "--rdzv_endpoint", "localhost:0"]
     done = [run(folders["whole"]), run(folders["halves"], max_steps=2),
             run(folders["halves"], resume_from_checkpoint="run"),
-            run(folders["two"], torchrun, parallel="fsdp", **correction)]
+            run(folders["two"], torchrun, **correction)]
     (tmp_path / "none").mkdir()
     done.append(run(tmp_path / "none", max_steps=1, importance_sampling_correction="none",
                     dtype="bfloat16"))      # in a process that has not used AMX registers yet
