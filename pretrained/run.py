@@ -16,7 +16,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import state_dict as states
 
 import common
 import plumbing
@@ -90,11 +89,6 @@ def merged(x, n):
 
 # ---- 2. the run ------------------------------------------------------------------------------
 
-# what checkpoints contain: the trained weights, so with an adapter nothing else
-TRAINED = states.StateDictOptions(
-    full_state_dict=True, cpu_offload=True, ignore_frozen_params=True, strict=False)
-
-
 class Weights:
     """Model and optimizer of a run, as a part of checkpoint.pt. That file has only the optimizer's
     state; `load_state_dict` reads the model's weights from a folder."""
@@ -105,9 +99,7 @@ class Weights:
         self.folder = folder
 
     def state_dict(self):
-        if not self.optimizer.state:                # no step yet; the call would make one up
-            return {}
-        return states.get_optimizer_state_dict(self.model, self.optimizer, options=TRAINED)
+        return self.optimizer.state_dict()
 
     def load_state_dict(self, saved):
         try:
@@ -117,8 +109,8 @@ class Weights:
                 weights = load_model(self.folder).state_dict()
             for name, weight in self.model.named_parameters():
                 assert name in weights or not weight.requires_grad, name
-            states.set_model_state_dict(self.model, weights, options=TRAINED)
-            states.set_optimizer_state_dict(self.model, self.optimizer, saved, options=TRAINED)
+            self.model.load_state_dict(weights, strict=False)   # without those that are frozen
+            self.optimizer.load_state_dict(saved)
         except Exception as error:              # a damaged file raises nearly anything
             common.fail(f"{self.folder}: is damaged ({' '.join(str(error).split())})")
         saved.clear()                           # frees memory: it is large
@@ -227,19 +219,21 @@ class Run(plumbing.Run):
                 shutil.rmtree(other)
 
     def write_model(self, folder):
-        """Write model and tokenizer in the format of transformers."""
-        weights = states.get_model_state_dict(self.policy.model, options=TRAINED)
-        for name in self.policy.model.all_tied_weights_keys:        # copies of other weights
-            weights.pop(name, None)
+        """Write model and tokenizer in the format of transformers. With an adapter, only that."""
+        if RANK > 0:
+            return
+        model = self.policy.model
+        left_out = {name for name, weight in model.named_parameters() if not weight.requires_grad}
+        left_out |= model.all_tied_weights_keys.keys()          # copies of other weights
+        weights = {name: x for name, x in model.state_dict().items() if name not in left_out}
         part = folder.with_suffix(".tmp")
-        if RANK == 0:
-            try:
-                self.write_folder(part, weights)
-            except Exception as error:          # transformers raises nearly anything
-                shutil.rmtree(part, ignore_errors=True)
-                common.fail(f"{part}: cannot be written: {one_line(error)}")
-            shutil.rmtree(folder, ignore_errors=True)           # left by a run that was killed here
-            os.replace(part, folder)
+        try:
+            self.write_folder(part, weights)
+        except Exception as error:              # transformers raises nearly anything
+            shutil.rmtree(part, ignore_errors=True)
+            common.fail(f"{part}: cannot be written: {one_line(error)}")
+        shutil.rmtree(folder, ignore_errors=True)               # left by a run that was killed here
+        os.replace(part, folder)
 
     def write_folder(self, folder, weights):
         policy = self.policy
