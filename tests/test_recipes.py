@@ -225,4 +225,4 @@ def test_a_judge_grades_completions_side_by_side(recipe):
     path, request = seen[0]
     assert path == "/v1/chat/completions" and request["model"] == "judge" and max(most) > 8
     assert re.match(r"Question: \(.*\)=\n\nAnswer: ", request["messages"][1]["content"])
-    assert 0.5 < steps("run")[0]["rewards/clarity/mean"] < 1
+    assert 0 < steps("run")[0]["rewards/clarity/mean"] < 1
