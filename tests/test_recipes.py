@@ -157,7 +157,7 @@ def test_lm_eval_scores_a_checkpoint_and_an_adapter(recipe, small_llama):
             "metric_list": [{"metric": "exact_match"}]}
     Path("sums.yaml").write_text(json.dumps(task))
     flags = {"model": str(small_llama), "lora_rank": 4, "task": "arithmetic:2",
-             "learning_rate": 0.05}
+             "learning_rate": 5e-3}
     pytest.importorskip("lm_eval", reason="needs pretrained/requirements-recipes.txt")
     with at_work("."):
         pretrained.main(arguments(FLAGS | flags))
