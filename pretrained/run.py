@@ -204,40 +204,33 @@ class Run(plumbing.Run):
         before that resumes from the older folder."""
         is_interrupted = any(gathered(self.is_interrupted))
         if self.step % every == 0 or is_interrupted:
-            self.write_checkpoint()
+            folder = self.folder / f"checkpoint-{self.step}"
+            if self.step != self.written:
+                self.write_model(folder)
+                self.written = self.step
+            super().save()
+            for other in self.folder.glob("checkpoint-*"):
+                if other != folder:
+                    shutil.rmtree(other)
         if is_interrupted:
             self.leave()
-
-    def write_checkpoint(self):
-        folder = self.folder / f"checkpoint-{self.step}"
-        if self.step != self.written:
-            self.write_model(folder)
-            self.written = self.step
-        super().save()
-        for other in self.folder.glob("checkpoint-*"):
-            if other != folder:
-                shutil.rmtree(other)
 
     def write_model(self, folder):
         """Write model and tokenizer in the format of transformers. With an adapter, only that."""
         if RANK > 0:
             return
-        model = self.policy.model
-        left_out = {name for name, weight in model.named_parameters() if not weight.requires_grad}
-        left_out |= model.all_tied_weights_keys.keys()          # copies of other weights
-        weights = {name: x for name, x in model.state_dict().items() if name not in left_out}
         part = folder.with_suffix(".tmp")
         try:
-            self.write_folder(part, weights)
+            self.write_folder(part)
         except Exception as error:              # transformers raises nearly anything
             shutil.rmtree(part, ignore_errors=True)
             common.fail(f"{part}: cannot be written: {one_line(error)}")
         shutil.rmtree(folder, ignore_errors=True)               # left by a run that was killed here
         os.replace(part, folder)
 
-    def write_folder(self, folder, weights):
+    def write_folder(self, folder):
         policy = self.policy
-        policy.model.save_pretrained(folder, state_dict=weights)
+        policy.model.save_pretrained(folder)
         policy.tokenizer.save_pretrained(folder)
         if self.cfg.lora_rank > 0:
             (folder / BASE).write_text(json.dumps(self.base_hash), "utf-8")
