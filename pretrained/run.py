@@ -117,8 +117,7 @@ class Weights:
 
 
 class DropUnknown:
-    """Leaves out the entropy if it is not known: vLLM reports none, and only a correction computes
-    it."""
+    """Leaves out the entropy if it is unknown: with vLLM, only a correction computes it."""
 
     def step(self, run, batch, advantages, metrics):
         if math.isnan(metrics["entropy"]):

@@ -60,8 +60,7 @@ METHODS = {"grpo": grpo, "gspo": gspo}
 # flags that only the scripts use, and that only affect memory
 OF_SCRIPTS = (*common.Base.__annotations__, "init_from", "curriculum", "dynamic_sampling",
               "entropy_coef", "overlong_buffer")
-OF_MEMORY = {"micro_batch_size", "sample_batch_size", "gradient_checkpointing",
-             "engine_memory"}
+OF_MEMORY = {"micro_batch_size", "sample_batch_size", "gradient_checkpointing", "engine_memory"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -564,7 +563,6 @@ def backward(policy, parameters, batch, ref_logps, A, rows, cfg):
         rows = rows[A[rows].any(dim=1)]                         # A = 0: no gradient
     sizes = batch.prompts.shape[1] + batch.lengths              # prompts need memory, too
     parts = common.micro_batches(rows, sizes, cfg.micro_batch_size)
-    parts = parts[processes.RANK::processes.WORLD_SIZE]
 
     for parameter in parameters:                        # zeros: Adam steps even without signal
         if parameter.grad is None:
@@ -572,7 +570,7 @@ def backward(policy, parameters, batch, ref_logps, A, rows, cfg):
         parameter.grad.zero_()
     sums = collections.Counter()
     max_log_ratio = 0.0
-    for part in parts:
+    for part in parts[processes.RANK::processes.WORLD_SIZE]:
         T = int(batch.lengths[part].max())
         tokens = batch.tokens[part, :T]                                         # (b, T)
         mask = batch.mask[part, :T]
