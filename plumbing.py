@@ -76,13 +76,13 @@ def parse_flags(config_class, argv=None):
 
 
 def rules(cfg):
-    """Check numbers, the rules of Config, and what this machine can run. Yields whether each rule
-    holds, and the message if it does not."""
+    """Check a Config. Yields whether each rule holds, and the message if it does not."""
     for field in dataclasses.fields(cfg):
         value = getattr(cfg, field.name)
+        is_choice = value in (get_args(field.type) or [value])          # an old run may have others
+        yield is_choice, f"--{field.name} {value}: does not exist in this version; see --help"
         if field.type in (int, float):
-            may_be_zero = field.default == 0 or field.name in cfg.MAY_BE_ZERO
-            low = 1 if field.type is int and not may_be_zero else 0
+            low = int(field.type is int and field.default > 0 and field.name not in cfg.MAY_BE_ZERO)
             is_good = isinstance(value, (int, float)) and low <= value < math.inf
             yield is_good, f"--{field.name} {value}: must be finite, at least {low}"
     yield from cfg.rules()

@@ -39,7 +39,7 @@ REAL = ("--model runs/gpu/model --task arithmetic:2 --dtype bfloat16 --max_steps
 def commands(dry_run):
     """List the commands. -> {name: the arguments of `python -m`}"""
     python, size, collect, cpu = "", "", "", ""
-    if dry_run:                 # several processes cannot share the simulated GPU: pytest, fsdp
+    if dry_run:                 # several processes cannot share the simulated GPU: pytest, torchrun
         python, size, collect, cpu = "tests.pretend", TINY, "--collect-only", "--device cpu"
     args = {"main": f"{python} grpo --task arithmetic {size}"}
     for module in [script.removesuffix(".py") for script in SCRIPTS]:
@@ -54,7 +54,7 @@ def commands(dry_run):
         args |= {
             "export": "pretrained.export runs/gpu/grpo-triton runs/gpu/model",
             "real": f"pretrained.train {REAL}",
-            "fsdp": f"torch.distributed.run pretrained/train.py {REAL} --parallel fsdp {cpu}"}
+            "torchrun": f"torch.distributed.run pretrained/train.py {REAL} {cpu}"}
     if find_spec("vllm") and not dry_run:       # vLLM's kernels need wide heads
         args |= {
             "wide": f"grpo {SHORT} --num_attention_heads 2",

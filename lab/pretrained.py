@@ -1,14 +1,13 @@
-"""Measure how long a step of pretrained/train.py takes, and what vLLM and LoRA change.
+"""Compare pretrained/train.py with grpo.py, and measure what vLLM and LoRA change.
 
-python -m lab.pretrained (make real): grpo.py and pretrained/train.py take turns at the same job,
-starting from the same base. We measure how long a step takes, and count the steps in which the
-rewards of both are equal.
+python -m lab.pretrained (make real): grpo.py and pretrained/train.py do the same job, starting from
+the same base. We count the steps in which the rewards of both are equal.
 python -m lab.pretrained --engine (make engine, needs pretrained/requirements-vllm.txt):
 pretrained/train.py does the main job from one base, with each engine and dtype, and with LoRA. We
-measure greedy accuracies, how long a step takes, and how far sampler and trainer differ.
+measure greedy accuracies, and how far sampler and trainer differ.
 
-The numbers go to docs/real.json or docs/engine.json, and a table of them goes to
-docs/real-models.md, between its marks.
+The numbers go to docs/real.json or docs/engine.json, and from there to docs/real-models.md, between
+its marks.
 """
 import statistics
 import tempfile
@@ -41,11 +40,6 @@ SHOWN = (10, 20, 30)                    # steps after which a run is evaluated
 DIFFERENCE = "sampling/sampling_logp_difference/mean"
 
 
-def median_step(columns):
-    """The median time of a step in seconds, without the first, which sets things up. -> float"""
-    return statistics.median(columns["step_time"][1:])
-
-
 def make_base(work, flags=""):
     """Train a base with grpo.py, and export it. -> its run folder, the exported folder"""
     base, model = Path(work, "base"), Path(work, "model")
@@ -57,30 +51,23 @@ def make_base(work, flags=""):
 # ---- 1. make real ----------------------------------------------------------------------------
 
 def measure_real(work):
-    """Run both scripts from the same base, taking turns. -> {script: its numbers}"""
+    """Run both scripts from the same base. -> {script: the reward of each step}"""
     base, model = make_base(work)
     commands = {"grpo.py": f"grpo.py --init_from {base}",
                 EXAMPLE: f"{EXAMPLE} --model {model} {LIKE_GRPO}"}
-    results = {script: {"medians": [], "rewards": []} for script in commands}
+    results = {script: [] for script in commands}
     for seed in SEEDS:
         for script, command in commands.items():
-            columns = run_once(
-                f"{command} --max_steps 10 {EVALUATION}", seed, ["step_time", "reward"])
-            results[script]["medians"].append(median_step(columns))
-            results[script]["rewards"] += columns["reward"]
+            results[script] += run_once(
+                f"{command} --max_steps 10 {EVALUATION}", seed, ["reward"])["reward"]
     return results
 
 
-def real_table(results):
+def real_text(results):
     """-> text in Markdown"""
-    rewards = zip(*(numbers["rewards"] for numbers in results.values()), strict=True)
-    is_equal = [ours == theirs for ours, theirs in rewards]
-    rows = [[script, f"{statistics.median(numbers['medians']):.2f} s"]
-            for script, numbers in results.items()]
-    return (f"{table(['script', 'seconds per step'], rows)}\nBoth scripts do the main job from the "
-            f"same base, on one thread, with {len(SEEDS)} seeds. Times are medians, without the\n"
-            f"first step. The rewards of both are equal in {sum(is_equal)} of {len(is_equal)} "
-            f"steps. {MACHINE}.\n")
+    is_equal = [ours == theirs for ours, theirs in zip(*results.values(), strict=True)]
+    return (f"If both scripts do the main job from the same base, with {len(SEEDS)} seeds, their "
+            f"rewards are equal in {sum(is_equal)} of {len(is_equal)}\nsteps. {MACHINE}.\n")
 
 
 # ---- 2. make engine --------------------------------------------------------------------------
@@ -92,13 +79,11 @@ def measure_engine(work):
            "--num_eval_samples 1")
     results = {}
     for name, flags in LEARNING.items():
-        runs = [run_once(f"{job} {flags}", seed, ["eval/greedy", DIFFERENCE, "step_time"])
-                for seed in SEEDS]
+        runs = [run_once(f"{job} {flags}", seed, ["eval/greedy", DIFFERENCE]) for seed in SEEDS]
         greedy = [[x for x in one["eval/greedy"] if x is not None] for one in runs]
         results[name] = {
             "greedy": greedy, "mean": [statistics.mean(column) for column in zip(*greedy)],
-            "difference": statistics.mean(statistics.mean(one[DIFFERENCE]) for one in runs),
-            "median": statistics.median(map(median_step, runs))}
+            "difference": statistics.mean(statistics.mean(one[DIFFERENCE]) for one in runs)}
     return results
 
 
@@ -108,9 +93,9 @@ def engine_table(results):
     for name, numbers in results.items():
         lowest = map(min, zip(*numbers["greedy"]))
         cells = [f"{mean:.3f} ({low:.3f})" for mean, low in zip(numbers["mean"], lowest)]
-        rows.append([name, *cells, f"{numbers['difference']:.0e}", f"{numbers['median']:.2f} s"])
+        rows.append([name, *cells, f"{numbers['difference']:.0e}"])
     heads = ["", *(f"greedy after {n} steps" for n in SHOWN),
-             "sampler and trainer differ by (nats per token)", "seconds per step"]
+             "sampler and trainer differ by (nats per token)"]
     return (f"{table(heads, rows)}\nEach row does the main job from the same base, with "
             f"{len(SEEDS)} seeds. *greedy* is the share of held-out problems that the\nmost likely "
             "answers get right: the mean over the seeds, with the lowest seed in parentheses. One "
@@ -125,7 +110,7 @@ def main(argv=None):
     for package in ("transformers", "vllm", "peft") if is_engine else ("transformers",):
         if find_spec(package) is None:
             common.fail(f"{package} is missing: see the files pretrained/requirements*.txt")
-    target, measure, name, show = "real", measure_real, "beside", real_table
+    target, measure, name, show = "real", measure_real, "beside", real_text
     if is_engine:
         target, measure, name, show = "engine", measure_engine, "learning", engine_table
     with tempfile.TemporaryDirectory() as work:

@@ -71,14 +71,13 @@ class Engine:
             self.llm.sleep(level=2)
 
     def update(self, model):
-        """Wake up and take over the weights of a model, which may be split over the processes. Tied
-        weights are sent by both names if vLLM knows both, because on a CPU it packs each."""
+        """Wake up and take over the weights of a model. Tied weights are sent by both names if vLLM
+        knows both, because on a CPU it packs each."""
         if not self.is_cpu:
             self.llm.wake_up(tags=["weights"])
         [has_head] = self.llm.apply_model(lambda engine: hasattr(engine, "lm_head"))
         tied = () if has_head else model.all_tied_weights_keys
-        weights = ((name, models.whole(weight))
-                   for name, weight in models.frozen_weights(model) if name not in tied)
+        weights = (pair for pair in models.frozen_weights(model) if pair[0] not in tied)
         try:
             self.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
         except Exception as error:              # vLLM raises nearly anything
@@ -92,7 +91,7 @@ class Engine:
     def update_adapter(self, model):
         """Give vLLM the adapter itself. If it were added to the weights, the sum would be rounded,
         and a small adapter would vanish in bfloat16."""
-        weights = {name: models.whole(weight).detach() for name, weight in model.named_parameters()
+        weights = {name: weight.detach() for name, weight in model.named_parameters()
                    if "lora_" in name}
         if weights:
             number = self.adapter.lora_int_id + 1 if self.adapter else 1

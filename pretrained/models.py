@@ -1,7 +1,6 @@
 """Load models of transformers, and add adapters (LoRA) to them."""
 import contextlib
 import hashlib
-import inspect
 import json
 import re
 import warnings
@@ -11,7 +10,6 @@ import torch
 import transformers
 from safetensors.torch import load_file
 from torch import nn
-from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PretrainedConfig
 from transformers.utils import cached_file
 
@@ -87,7 +85,7 @@ def end_tokens(model, tokenizer):
 def generation_config(path):
     """Read the file generation_config.json of a model. -> bytes, or None if it has none"""
     try:
-        return Path(cached_file(plain(path), "generation_config.json")).read_bytes()
+        return Path(cached_file(path, "generation_config.json")).read_bytes()
     except OSError:
         return None
 
@@ -108,18 +106,6 @@ def remove_dropout(model):
             is_share = isinstance(value, float)
             if is_share and (name == "p" or "drop" in name or "jitter" in name):
                 setattr(one, name, 0.0)
-
-
-def mark_as_text(model):
-    """Let a model that also reads pictures know that all tokens are text. In training, Gemma 3
-    requires this with transformers 5.0."""
-    def add(module, args, inputs):
-        if module.training:
-            inputs.setdefault("token_type_ids", torch.zeros_like(inputs["input_ids"]))
-        return args, inputs
-    has_types = "token_type_ids" in inspect.signature(model.forward).parameters
-    if has_types and hasattr(model.config, "vision_config"):
-        model.register_forward_pre_hook(add, with_kwargs=True)
 
 
 def checkpoint_activations(model):
@@ -300,14 +286,6 @@ def base_of(folder):
     return json.loads(path.read_text("utf-8"))["base_model_name_or_path"]
 
 
-def plain(path):
-    """Find the model to which the adapter in a folder adds, or the adapter below that ...
-    -> folder or name; the path itself without adapter"""
-    while base_of(path):
-        path = base_of(path)
-    return path
-
-
 def check_base(folder):
     """Raise a ValueError if the base of the adapter in a folder is gone or has changed."""
     base, known = base_of(folder), Path(folder, BASE)
@@ -350,16 +328,10 @@ def with_adapter(model, folder):
     return model.merge_and_unload().requires_grad_(True)
 
 
-def whole(weight):
-    """Gather a weight if FSDP has split it over the processes. -> tensor"""
-    return weight.full_tensor() if isinstance(weight, DTensor) else weight
-
-
-def resolved(name, resumed):
-    """Find the model from which a run starts: the base that a resumed run has kept, the last
-    checkpoint if `name` is a run, or else the model `name`. -> absolute path, or name"""
-    kept = Path(resumed, "base")
-    path = kept if resumed and kept.is_dir() else last_checkpoint(name) or Path(name)
+def resolved(name):
+    """Find the model from which a run starts: the last checkpoint if `name` is a run, else the
+    model `name`. -> absolute path, or name"""
+    path = last_checkpoint(name) or Path(name)
     return str(path.resolve()) if path.is_dir() else name
 
 

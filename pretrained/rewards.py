@@ -3,7 +3,6 @@
 If the rewards of --reward do not fit your problem, write your own. The file may define
 
   def brevity(completion, answer, **row): ...   # a reward; several are added up
-  def form(completions, **columns): ...         # a reward in TRL's form, for several completions
   def correct(completion, answer, **row): ...   # what counts as right; else the task decides
   def respond(completion, answer, **row): ...   # the text to insert after one of the call_tokens
   call_tokens = ["</search>"]
@@ -12,11 +11,10 @@ If the rewards of --reward do not fit your problem, write your own. The file may
 
 Every callable is a reward, except `correct`, `respond`, classes, imports and _names. `row` contains
 the prompt, all keys of the line of --data and, for rewards, the result of `correct`. A completion
-does not contain what the prompt ends with, such as a <think> of the chat template, and in TRL's
-form it has no special tokens. The result of a function must depend only on its arguments.
+does not contain what the prompt ends with, such as a <think> of the chat template. The result of a
+function must depend only on its arguments.
 """
 import json
-import math
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -28,9 +26,6 @@ import torch
 import common
 from pretrained import run as processes
 from tasks import Wrapper
-
-OF_TRL = {"prompts", "completions", "completion_ids"}   # parameters that mark TRL's functions
-AT_ONCE = 16                                            # completions in a call of such a function
 
 
 class Own(Wrapper):
@@ -51,102 +46,64 @@ class Own(Wrapper):
         if not self.rewards:
             self.workers.fail("has no reward function; see pretrained/rewards.py")
         for name, parameters in self.functions.items():
-            known = set(OF_TRL if OF_TRL & parameters.keys() else ("prompt", "completion"))
-            known |= {"answer", *(["correct"] if name in self.rewards else [])}
-            known |= task.columns if self.has_lines else set()
+            known = {"prompt", "completion", "answer"} | (task.columns if self.has_lines else set())
+            known |= {"correct"} if name in self.rewards else set()
             for parameter, is_required in parameters.items():
                 if is_required and parameter not in {"**", *known}:
                     self.workers.fail(f"{name} requires {parameter}; a call can give it "
                                       f"{', '.join(sorted(known))}, each by its name")
 
-    def row(self, problem, text, ids, plain=None, is_truncated=False):
-        """Collect the arguments that a function may take, for one completion. `plain` is its text
-        without special tokens, for functions in TRL's form. -> dict"""
-        line = {"prompt": problem.prompt, "answer": problem.answer}
-        if self.has_lines:
-            line = {"answer": ""} | json.loads(problem.secret)
-        return line | {"completion": text, "completion_ids": ids,
-                       "plain": text if plain is None else plain}
-
-    def calls(self, name, rows):
-        """List the calls of a function for some rows: one call per row, or one for up to 16 rows if
-        the function has TRL's parameters. -> list of (name, arguments, n); n is the length of the
-        list of rewards that the call returns, or 0 if it returns a single reward"""
+    def calls(self, name, completions, **more):
+        """List the calls of a function, one for each completion (problem, text, is truncated). Each
+        list in `more` has another argument for each of them. -> list of (name, arguments)"""
         parameters = self.functions[name].keys()
-        calls = [({key: row[key] for key in row if key not in ("completion_ids", "plain")}, 0)
-                 for row in rows]
-        if OF_TRL & parameters:
-            parts = [rows[i:i + AT_ONCE] for i in range(0, len(rows), AT_ONCE)]
-            calls = [(columns(part), len(part)) for part in parts]
-        return [(name, {key: x for key, x in arguments.items() if {key, "**"} & parameters}, n)
-                for arguments, n in calls]
+        calls = []
+        for (problem, text, *_), *values in zip(completions, *more.values()):
+            row = {"prompt": problem.prompt, "answer": problem.answer}
+            if self.has_lines:
+                row = {"answer": ""} | json.loads(problem.secret)
+            row |= {"completion": text} | dict(zip(more, values))
+            calls.append((name, {key: x for key, x in row.items() if {key, "**"} & parameters}))
+        return calls
 
     def respond(self, problem, text):
         if "respond" not in self.functions:
             return self.task.respond(problem, text)
-        [(name, arguments, _)] = self.calls("respond", [self.row(problem, text, [])])
-        return self.workers.run([(name, arguments, None)])[0]
+        return self.workers.run(self.calls("respond", [(problem, text)]))[0]
 
     def verdicts(self, completions):
         if "correct" in self.functions:
-            rows = [self.row(*completion) for completion in completions]
-            return sum(self.workers.run(self.calls("correct", rows)), [])
-        return [float(self.task.is_correct(problem, self.task.verdict(problem, text, *rest[1:])))
-                for problem, text, _, *rest in completions]
+            return self.workers.run(self.calls("correct", completions))
+        return [float(self.task.is_correct(problem, self.task.verdict(problem, text, *rest)))
+                for problem, text, *rest in completions]
 
     def rated(self, completions):
-        """Judge completions (problem, text, token ids, plain text, is truncated) and compute the
-        reward of each function; nan if a function in TRL's form returns None.
+        """Judge completions (problem, text, is truncated), and compute the reward of each function.
         -> (n, 1 + number of functions), verdicts first"""
         correct = self.verdicts(completions)
-        rows = [self.row(*completion) | {"correct": value}
-                for completion, value in zip(completions, correct)]
-        calls = [call for name in self.rewards for call in self.calls(name, rows)]
-        return torch.tensor(sum(self.workers.run(calls), correct)).view(-1, len(rows)).T
+        calls = [call for name in self.rewards
+                 for call in self.calls(name, completions, correct=correct)]
+        return torch.tensor([*correct, *self.workers.run(calls)]).view(-1, len(correct)).T
 
     def verify(self, problem, text):
-        return self.verdicts([(problem, text, [])])[0]
+        return self.verdicts([(problem, text)])[0]
 
     def judge(self, batch, G, purpose):
-        """Reward a batch. Equal completions are judged once, and each process does its share. As in
-        TRL, None counts as 0 in a sum, and a completion for which all functions return None has no
-        advantage, because it gets the mean of its group."""
-        rows = zip(batch.tokens.tolist(), batch.lengths.tolist())
+        """Reward a batch. Equal completions are judged once, and each process does its share."""
         completions = list(zip(batch.problems, batch.texts, batch.is_truncated.tolist()))
-        ids = dict(zip(completions, (row[:n] for row, n in rows)))
-        share = [list(ids)[i] for i in processes.share(len(ids)).tolist()]
-        share = [(problem, text, ids[problem, text, cut],
-                  self.machinery.decode(ids[problem, text, cut], skip_special_tokens=True), cut)
-                 for problem, text, cut in share]
-        results = dict(zip(ids, processes.merged(self.rated(share), len(ids))))
+        different = list(dict.fromkeys(completions))
+        share = [different[i] for i in processes.share(len(different)).tolist()]
+        results = dict(zip(different, processes.merged(self.rated(share), len(different))))
         results = torch.stack([results[one] for one in completions])
         batch.verdicts = results[:, 0].tolist()
         batch.is_correct = (results[:, 0] == 1).view(-1, G)
-        is_none = results[:, 1:].isnan().all(dim=1).view(-1, G)
-        rewards = results[:, 1:].nansum(dim=1).view(-1, G)
-        others = rewards.double().masked_fill(is_none, torch.nan)   # exact mean of equals
-        mean = others.nanmean(dim=1, keepdim=True).nan_to_num().to(rewards)
-        batch.rewards = torch.where(is_none, mean, rewards)
-        self.means = results[:, 1:].nanmean(dim=0).tolist()
+        batch.rewards = results[:, 1:].sum(dim=1).view(-1, G)
+        self.means = results[:, 1:].mean(dim=0).tolist()
         return batch
 
     def observe(self, batch, step):
         return self.task.observe(batch, step) | {
-            f"rewards/{name}/mean": mean for name, mean in zip(self.rewards, self.means)
-            if not math.isnan(mean)}
-
-
-def columns(rows):
-    """Convert rows into the arguments of TRL's functions: a list for each column. A completion is a
-    list with one message if its prompt is a list of messages. -> dict of lists"""
-    keys = dict.fromkeys(sum(map(list, rows), []))
-    lists = {key: [row.get(key) for row in rows] for key in keys}
-    del lists["completion"]
-    lists["prompts"] = lists.pop("prompt")
-    lists["completions"] = [
-        [{"role": "assistant", "content": text}] if isinstance(prompt, list) else text
-        for prompt, text in zip(lists["prompts"], lists.pop("plain"))]
-    return lists
+            f"rewards/{name}/mean": mean for name, mean in zip(self.rewards, self.means)}
 
 
 class Workers:
@@ -203,7 +160,7 @@ class Workers:
             raise ValueError(f"{error} in {call[0]} of {row}") from None
 
     def run(self, calls):
-        """Make calls (name, arguments, n) in parallel. Exits with one line if one fails, because a
+        """Make calls (name, arguments) in parallel. Exits with one line if one fails, because a
         reward of 0 would hide the mistake. -> list of results, in the order of the calls"""
         try:
             return list(self.threads.map(self.call, calls))

@@ -1,5 +1,5 @@
 """Run pretrained/train.py in one process, or in several processes that torchrun starts: share out
-the rows, split the weights (FSDP), and write checkpoints as Hugging Face folders."""
+the rows, and write checkpoints as Hugging Face folders."""
 import contextlib
 import dataclasses
 import datetime
@@ -16,21 +16,11 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint import state_dict as states
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 import common
 import plumbing
 import report
-from pretrained.models import (
-    ADAPTER,
-    BASE,
-    adapter_weights,
-    fingerprint,
-    load_model,
-    one_line,
-    whole,
-)
+from pretrained.models import ADAPTER, BASE, adapter_weights, fingerprint, load_model, one_line
 from report.observers import Samples
 
 RANK = int(os.environ.get("RANK", 0))               # the number of this process
@@ -70,8 +60,6 @@ def join(cfg):
     if cfg.num_prompts % WORLD_SIZE != 0:
         common.fail(f"--num_prompts {cfg.num_prompts}: must be a multiple of the number of "
                     f"processes, {WORLD_SIZE}")
-    if cfg.parallel == "fsdp" and not dist.is_torchelastic_launched():
-        common.fail("--parallel fsdp: needs torchrun, also for one process (--nproc_per_node 1)")
     if dist.is_torchelastic_launched():
         if cfg.device == "cuda":
             torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
@@ -99,67 +87,7 @@ def merged(x, n):
     return torch.stack(gathered(x.cpu()), dim=1).flatten(0, 1)[:n].to(x.device)
 
 
-def rounds(parts):
-    """Choose the micro-batches of this process, each with weight 1.0. With FSDP all processes need
-    the same number, so some get an extra one, which another process has, with weight 0.0.
-    -> list of pairs"""
-    total = len(parts) + -len(parts) % WORLD_SIZE
-    return [(parts[i % len(parts)], float(i < len(parts))) for i in range(RANK, total, WORLD_SIZE)]
-
-
-# ---- 2. FSDP ---------------------------------------------------------------------------------
-
-def shard(model, dtype):
-    """FSDP2: each process stores a part of every weight, and gathers a layer when it needs it."""
-    precision = MixedPrecisionPolicy()
-    if dtype == "bfloat16":
-        precision = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    for module in reversed(list(model.modules())):      # the model itself is the last
-        if type(module).__name__ in model._no_split_modules or module is model:
-            fully_shard(module, mp_policy=precision)
-
-
-@contextlib.contextmanager
-def unsharded(model):
-    """In this context each process has all weights, also with FSDP, so no process waits for others
-    while it samples. Afterwards each has only its part again, as the optimizer requires."""
-    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    for module in modules:
-        module.set_reshard_after_forward(False, recurse=False)
-        module.unshard()
-    try:
-        yield
-    finally:
-        for module in modules:
-            module.set_reshard_after_forward(module is not model, recurse=False)
-            module.reshard()
-
-
-def backward(loss, parallel):
-    """Add the gradient of a loss to the gradients of the weights. FSDP averages gradients over the
-    processes, but we need their sum, so the loss is multiplied by the number of processes."""
-    (loss * WORLD_SIZE if parallel == "fsdp" else loss).backward()
-
-
-def add_gradients(parameters, parallel):
-    """Replace each gradient by its sum over the processes. FSDP has done that already."""
-    if parallel == "replicate" and WORLD_SIZE > 1:
-        for parameter in parameters:
-            dist.all_reduce(parameter.grad)
-
-
-def clip_gradients(parameters, max_norm):
-    """Scale the gradients down to max_norm if their norm is larger. -> float, the norm before"""
-    norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
-    return whole(norm).item()
-
-
-# ---- 3. the run ------------------------------------------------------------------------------
-
-# what checkpoints contain: the trained weights, so with an adapter nothing else
-TRAINED = states.StateDictOptions(
-    full_state_dict=True, cpu_offload=True, ignore_frozen_params=True, strict=False)
-
+# ---- 2. the run ------------------------------------------------------------------------------
 
 class Weights:
     """Model and optimizer of a run, as a part of checkpoint.pt. That file has only the optimizer's
@@ -171,9 +99,7 @@ class Weights:
         self.folder = folder
 
     def state_dict(self):
-        if not self.optimizer.state:                # no step yet; the call would make one up
-            return {}
-        return states.get_optimizer_state_dict(self.model, self.optimizer, options=TRAINED)
+        return self.optimizer.state_dict()
 
     def load_state_dict(self, saved):
         try:
@@ -183,38 +109,19 @@ class Weights:
                 weights = load_model(self.folder).state_dict()
             for name, weight in self.model.named_parameters():
                 assert name in weights or not weight.requires_grad, name
-            states.set_model_state_dict(self.model, weights, options=TRAINED)
-            states.set_optimizer_state_dict(self.model, self.optimizer, saved, options=TRAINED)
+            self.model.load_state_dict(weights, strict=False)   # without those that are frozen
+            self.optimizer.load_state_dict(saved)
         except Exception as error:              # a damaged file raises nearly anything
             common.fail(f"{self.folder}: is damaged ({' '.join(str(error).split())})")
         saved.clear()                           # frees memory: it is large
 
 
 class DropUnknown:
-    """Leaves out the entropy if it is not known: vLLM reports none, and only a correction computes
-    it."""
+    """Leaves out the entropy if it is unknown: with vLLM, only a correction computes it."""
 
     def step(self, run, batch, advantages, metrics):
         if math.isnan(metrics["entropy"]):
             del metrics["entropy"]
-
-
-def link(source, target):
-    """Make a hard link, which takes no space, or a copy if links are impossible."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copy2(source, target)
-
-
-@contextlib.contextmanager
-def writing(folder):
-    """In this context, a folder is written. If that fails, removes it and exits with one line."""
-    try:
-        yield
-    except Exception as error:                  # transformers raises nearly anything
-        shutil.rmtree(folder, ignore_errors=True)
-        common.fail(f"{folder}: cannot be written: {one_line(error)}")
 
 
 class Run(plumbing.Run):
@@ -255,19 +162,12 @@ class Run(plumbing.Run):
             self.resumed = saved
 
     def begin(self):
-        """Make the run folder. If this run starts from a checkpoint of another run, it keeps links
-        to its files in RUN/base, because the other run may remove the checkpoint."""
+        """Make the run folder, and write a checkpoint on trial."""
         self.make_folder()
-        base = self.folder / "base"
         model = Path(self.cfg.model)
-        is_of_run = Path(model.parent, "checkpoint.pt").is_file() and model != base.resolve()
-        if is_of_run and RANK == 0:
-            with writing(base):
-                shutil.copytree(model, base, copy_function=link)
         if self.cfg.lora_rank > 0 and model.is_dir():
-            self.policy.model.peft_config["default"].base_model_name_or_path = str(
-                base.resolve() if is_of_run else model)
-        self.base_hash = fingerprint(base if is_of_run else model)      # of the loaded files
+            self.policy.model.peft_config["default"].base_model_name_or_path = str(model)
+        self.base_hash = fingerprint(model)             # of the loaded files
         trial = self.folder / "checkpoint-trial"        # finds what cannot be saved before step 1
         self.write_model(trial)
         shutil.rmtree(trial, ignore_errors=True)
@@ -303,35 +203,33 @@ class Run(plumbing.Run):
         before that resumes from the older folder."""
         is_interrupted = any(gathered(self.is_interrupted))
         if self.step % every == 0 or is_interrupted:
-            self.write_checkpoint()
+            folder = self.folder / f"checkpoint-{self.step}"
+            if self.step != self.written:
+                self.write_model(folder)
+                self.written = self.step
+            super().save()
+            for other in self.folder.glob("checkpoint-*"):
+                if other != folder:
+                    shutil.rmtree(other)
         if is_interrupted:
             self.leave()
 
-    def write_checkpoint(self):
-        folder = self.folder / f"checkpoint-{self.step}"
-        if self.step != self.written:
-            self.write_model(folder)
-            self.written = self.step
-        super().save()
-        for other in self.folder.glob("checkpoint-*"):
-            if other != folder:
-                shutil.rmtree(other)
-
     def write_model(self, folder):
-        """Write model and tokenizer in the format of transformers."""
-        weights = states.get_model_state_dict(self.policy.model, options=TRAINED)
-        for name in self.policy.model.all_tied_weights_keys:        # copies of other weights
-            weights.pop(name, None)
+        """Write model and tokenizer in the format of transformers. With an adapter, only that."""
+        if RANK > 0:
+            return
         part = folder.with_suffix(".tmp")
-        if RANK == 0:
-            with writing(part):
-                self.write_folder(part, weights)
-                shutil.rmtree(folder, ignore_errors=True)       # left by a run that was killed here
-                os.replace(part, folder)
+        try:
+            self.write_folder(part)
+        except Exception as error:              # transformers raises nearly anything
+            shutil.rmtree(part, ignore_errors=True)
+            common.fail(f"{part}: cannot be written: {one_line(error)}")
+        shutil.rmtree(folder, ignore_errors=True)               # left by a run that was killed here
+        os.replace(part, folder)
 
-    def write_folder(self, folder, weights):
+    def write_folder(self, folder):
         policy = self.policy
-        policy.model.save_pretrained(folder, state_dict=weights)
+        policy.model.save_pretrained(folder)
         policy.tokenizer.save_pretrained(folder)
         if self.cfg.lora_rank > 0:
             (folder / BASE).write_text(json.dumps(self.base_hash), "utf-8")

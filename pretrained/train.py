@@ -2,7 +2,7 @@
 
   python pretrained/train.py --model DIR_OR_NAME --task countdown
   python pretrained/train.py --model DIR_OR_NAME --data train.jsonl --eval_data test.jsonl
-  torchrun --nproc_per_node 8 pretrained/train.py --model DIR_OR_NAME --parallel fsdp
+  torchrun --nproc_per_node 8 pretrained/train.py --model DIR_OR_NAME --data train.jsonl
 
 The scripts can only train small policies of their own. This file applies the same equations to
 models that others have pretrained: it imports advantages, ratios, losses, KL and averages from
@@ -12,8 +12,7 @@ differently from the trainer, weights from examples/lag.py correct for that.
 Such models need two things that the scripts do without. First, prompts have different lengths, so
 the shorter ones are padded on the left. Second, a run may use several processes. Each process knows
 the whole batch, samples its share of it, and learns from its share of the micro-batches. The
-gradients are added up, so the result is the same as with one process. With --parallel fsdp, each
-process stores only a part of the weights, the gradients and the optimizer's state.
+gradients are added up, so the result is the same as with one process.
 docs/real-models.md shows what fits where.
 """
 import collections
@@ -61,8 +60,7 @@ METHODS = {"grpo": grpo, "gspo": gspo}
 # flags that only the scripts use, and that only affect memory
 OF_SCRIPTS = (*common.Base.__annotations__, "init_from", "curriculum", "dynamic_sampling",
               "entropy_coef", "overlong_buffer")
-OF_MEMORY = {"micro_batch_size", "sample_batch_size", "gradient_checkpointing", "parallel",
-             "engine_memory"}
+OF_MEMORY = {"micro_batch_size", "sample_batch_size", "gradient_checkpointing", "engine_memory"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +70,6 @@ class Config(grpo.Config):
     lora_rank: int = 0                  # rank of an adapter to train; 0: train all weights
     lora_alpha: int = 32                # scale (a) of the adapter, which adds B A a / lora_rank
     lora_target_modules: str = "all-linear"     # matrices to adapt, such as q_proj,v_proj
-    parallel: Literal["replicate", "fsdp"] = "replicate"    # model per process: whole or in part
     engine: Literal["transformers", "vllm"] = "transformers"    # library that samples completions
     engine_memory: float = 0.3 if common.HAS_CUDA else 0.1      # share of memory that vLLM uses
     data: str = ""                      # file of {"prompt": ..., "answer": ...}, instead of --task
@@ -111,7 +108,7 @@ class Config(grpo.Config):
         papers = {"epsilon": 3e-4, "epsilon_high": 4e-4} if self.method == "gspo" else {}
         for name in ("epsilon", "epsilon_high"):
             if getattr(self, name) is None:
-                default = getattr(METHODS[self.method].Config, name)
+                default = getattr(METHODS.get(self.method, grpo).Config, name)
                 object.__setattr__(self, name, papers.get(name, default))
         if self.importance_sampling_correction is None:
             correction = "truncate" if self.engine == "vllm" else "none"
@@ -184,19 +181,15 @@ class Policy:
         room = getattr(self.model.config, "max_position_embeddings", None) or math.inf
         self.room = room - cfg.max_completion_length    # largest number of prompt tokens
         models.remove_dropout(self.model)
-        models.mark_as_text(self.model)
         if cfg.lora_rank > 0:
             models.add_adapter(self.model, cfg.lora_rank, cfg.lora_alpha, cfg.dtype,
                                cfg.lora_target_modules)
         if cfg.gradient_checkpointing:
             models.checkpoint_activations(self.model)
-        if cfg.parallel == "fsdp" and processes.dist.is_initialized():    # not in report.ask
-            processes.shard(self.model, cfg.dtype)
         self.model.to(cfg.device).train()               # checkpointing works only in this mode
         self.head = models.Head(self.model)
-        is_cast = cfg.dtype == "bfloat16" and cfg.parallel == "replicate"       # FSDP casts itself
         self.autocast = lambda: torch.autocast(
-            cfg.device, dtype=torch.bfloat16, enabled=is_cast)
+            cfg.device, dtype=torch.bfloat16, enabled=cfg.dtype == "bfloat16")
         self.engine = None                              # None: transformers samples
         self.is_warned = False                          # that prompts lack a token
         self.last_line = time.monotonic()               # when `generate` last printed one
@@ -420,11 +413,10 @@ def complete(policy, task, cfg, problems, generator=None):
         uniforms = None
         if generator is not None:
             uniforms = torch.rand(B, T, generator=generator)[share].to(cfg.device)      # (b, T)
-        with processes.unsharded(policy.model):
-            policy.last_line = time.monotonic()
-            for rows in torch.arange(len(share)).split(cfg.sample_batch_size):
-                generate(policy, prompts[share[rows]], [completions[i] for i in rows], cfg,
-                         None if uniforms is None else uniforms[rows])
+        policy.last_line = time.monotonic()
+        for rows in torch.arange(len(share)).split(cfg.sample_batch_size):
+            generate(policy, prompts[share[rows]], [completions[i] for i in rows], cfg,
+                     None if uniforms is None else uniforms[rows])
     return gather(policy, problems, prompts, completions)
 
 
@@ -449,10 +441,8 @@ def gather(policy, problems, prompts, completions):
 
 class SamplerCheck:
     """Compares a sampler with the trainer on a few short completions of `problems`, random and
-    greedy ones. Before training, the model may have noise that only the trainer has, or the engine
-    may not have received the weights; after an update, it may have kept the old ones. Exits with
-    one line if sampler and trainer differ. A call returns whether the updates so far are large
-    enough for the check to see that the sampler follows."""
+    greedy ones, before training: the model may have noise that only the trainer has, or the engine
+    may not have received the weights. Exits with one line if they differ."""
     BOUND = {"float32": 1e-3, "bfloat16": 0.1}      # nats per token; rounding differs by less
     ROUGH = 0.02        # float32 bound for Gemma2, because of its soft caps, and on a GPU
 
@@ -461,22 +451,21 @@ class SamplerCheck:
         self.problems = [problem for problem in problems for _ in range(4)]
         self.cfg = dataclasses.replace(
             policy.cfg, max_completion_length=min(16, policy.cfg.max_completion_length))
-        self.before = None
         self.bound = self.BOUND[self.cfg.dtype]
         has_caps = getattr(policy.model.config, "attn_logit_softcapping", None)
         if has_caps or self.cfg.device != "cpu":
             self.bound = max(self.bound, self.ROUGH)
 
     def begin(self):
-        """Make the first check. Exits with one line if the model cannot be run, or if a prompt
-        alone and the same prompt next to a longer one score differently."""
+        """Make the check. Also exits with one line if the model cannot be run, or if a prompt alone
+        and the same prompt next to a longer one score differently."""
         try:
             difference = self.effect_of_padding()
             if not difference <= self.bound:                                    # True for nan
                 common.fail(f"--model {self.cfg.model}: depends on padding: log-probabilities "
                             f"differ by {difference:.2g} nats per token next to a longer prompt, "
                             f"rounding by less than {self.bound}; {OTHER}")
-            self()
+            self.compare()
         except Exception as error:              # the code of a family raises nearly anything
             if isinstance(error, torch.OutOfMemoryError) or "closed by peer" in str(error):
                 raise                           # the second: another process prints why it failed
@@ -496,39 +485,23 @@ class SamplerCheck:
         beside, _ = score(self.policy, torch.stack([padded, longest]), tokens)
         return (alone[0] - beside[0]).abs().mean().item()
 
-    def __call__(self):
+    def compare(self):
         policy, cfg = self.policy, self.cfg
-        results = []
+        differences = []
         for generator, temperature in (
                 (common.generator(cfg.seed, "check"), cfg.temperature),
                 (None, 1.0 if policy.engine else cfg.temperature)):     # vLLM takes 0, reports 1
             batch = complete(policy, None, cfg, self.problems, generator)
             scored, _ = score_all(policy, batch.prompts, batch.tokens, temperature, cfg.kernel)
-            differences = ((scored - batch.logps) * batch.mask).abs()
-            results.append((batch, scored, (differences.sum() / batch.mask.sum()).item()))
-        if not all(difference <= self.bound for *_, difference in results):     # False for nan
-            difference = max(difference for *_, difference in results)
+            difference = ((scored - batch.logps) * batch.mask).abs().sum() / batch.mask.sum()
+            differences.append(difference.item())
+        if not all(difference <= self.bound for difference in differences):     # False for nan
             what = f"--model {cfg.model}: computes differently when it samples"
             if policy.engine:
                 what = f"--engine {cfg.engine}: does not sample from the trainer's weights"
             advice = "try --engine transformers" if policy.engine else OTHER
-            common.fail(f"{what}: its log-probabilities differ by {difference:.2g} nats per token, "
-                        f"rounding by less than {self.bound}; {advice}", code=1)
-        batch, scored, difference = results[0]  # results[1] comes after another sync
-        now = batch.tokens, batch.mask, scored, batch.logps
-        if self.before is None:
-            self.before, self.rounding = now, difference
-            return False
-        tokens, mask, *logps = self.before
-        # tokens that follow the same text before and after the updates
-        same = ((tokens == batch.tokens) | (mask == 0)).cumprod(dim=1) * mask * batch.mask
-        moved, followed = [((new - old) * same)[same > 0] for new, old in zip(now[2:], logps)]
-        is_seen = moved.abs().mean() > 10 * self.rounding
-        if is_seen and (followed - moved).abs().mean() > 0.5 * moved.abs().mean():
-            common.fail(f"--engine {cfg.engine}: samples from older weights than the trainer's: "
-                        f"updates moved log-probabilities by {moved.abs().mean():.2g} nats "
-                        "per token, but not its samples; try --engine transformers", code=1)
-        return bool(is_seen)
+            common.fail(f"{what}: its log-probabilities differ by {max(differences):.2g} nats per "
+                        f"token, rounding by less than {self.bound}; {advice}", code=1)
 
 
 def sample_batch(policy, task, cfg, step):
@@ -642,7 +615,7 @@ def backward(policy, parameters, batch, ref_logps, A, rows, cfg, teacher=None):
         parameter.grad.zero_()
     sums = collections.Counter()
     max_log_ratio = 0.0
-    for part, is_real in processes.rounds(parts):       # if not, it only fills up a round
+    for part in parts[processes.RANK::processes.WORLD_SIZE]:
         T = int(batch.lengths[part].max())
         tokens = batch.tokens[part, :T]                                         # (b, T)
         mask = batch.mask[part, :T]
@@ -656,16 +629,18 @@ def backward(policy, parameters, batch, ref_logps, A, rows, cfg, teacher=None):
             logps, token_loss = learn_from(teacher, policy, batch.prompts[part], tokens, cfg)
         loss = method.aggregate(                                                # eq. (5)
             token_loss, mask, average, num_sequences, num_tokens, cfg.max_completion_length)
-        processes.backward(is_real * loss, cfg.parallel)
+        loss.backward()
 
         log_rho = grpo.log_ratio(logps.detach(), old_logps, mask)               # (b, T)
         log_s = gspo.log_ratio(logps.detach(), old_logps, mask) if method is gspo else log_rho
         clipped = grpo.is_clipped(log_s, A[part, :T], cfg.epsilon, cfg.epsilon_high) * mask
-        sums["loss"] += is_real * loss.item()
-        sums["clipped"] += is_real * clipped.sum().item()
-        sums["difference"] += is_real * log_rho.abs().sum().item()
+        sums["loss"] += loss.item()
+        sums["clipped"] += clipped.sum().item()
+        sums["difference"] += log_rho.abs().sum().item()
         max_log_ratio = max(max_log_ratio, log_rho.abs().max().item())
-    processes.add_gradients(parameters, cfg.parallel)
+    if processes.WORLD_SIZE > 1:
+        for parameter in parameters:
+            processes.dist.all_reduce(parameter.grad)
     sums = {name: sum(processes.gathered(sums[name])) for name in ("loss", "clipped", "difference")}
     metrics = {"loss": sums["loss"], "max_log_ratio": max(processes.gathered(max_log_ratio)),
                DIFFERENCE: sums["difference"] / batch.mask[rows].sum().clamp(min=1).item()}
@@ -681,7 +656,7 @@ def update(policy, optimizer, batch, ref_logps, A, cfg, step, teacher=None):
     history = []
     for rows in common.mini_batches(batch, cfg, "shuffle", step):
         metrics = backward(policy, parameters, batch, ref_logps, A, rows, cfg, teacher)
-        metrics["grad_norm"] = processes.clip_gradients(parameters, cfg.max_grad_norm)
+        metrics["grad_norm"] = nn.utils.clip_grad_norm_(parameters, cfg.max_grad_norm).item()
         optimizer.step()
         history.append(metrics)
     metrics = common.mean_metrics(history) | {DIFFERENCE: history[0][DIFFERENCE]}
@@ -727,7 +702,7 @@ def main(argv=None):
     cfg = plumbing.parse_flags(Config, argv)
     task = load_task(cfg)
     processes.join(cfg)
-    cfg = dataclasses.replace(cfg, model=models.resolved(cfg.model, cfg.resume_from_checkpoint))
+    cfg = dataclasses.replace(cfg, model=models.resolved(cfg.model))
     policy = Policy(models.source(cfg), cfg)
     longest = policy.longest(task)
     reference = policy                          # with the adapter switched off, if there is one
@@ -741,8 +716,7 @@ def main(argv=None):
         lr=cfg.learning_rate, weight_decay=0.0,
         foreach=False,                          # True takes 4 more bytes per parameter
         fused=cfg.device == "cpu")              # needs no copies of the largest weight
-    check = SamplerCheck(policy, common.held_out_problems(task, 4))
-    check.begin()
+    SamplerCheck(policy, common.held_out_problems(task, 4)).begin()
     task.machinery = SimpleNamespace(score=score_all, decode=policy.decode)     # for observers
     columns = dict(COLUMNS)
     if policy.engine and cfg.importance_sampling_correction == "none":
@@ -753,8 +727,6 @@ def main(argv=None):
     torch.set_num_threads(cfg.num_threads)
     run.begin()
     run.start(evaluate, optimizer)
-    is_checked = policy.engine is None      # no more checks once the engine is seen to follow
-    first_step = run.step
     for step in range(run.step, cfg.max_steps):
         batch = sample_batch(policy, task, cfg, step)       # questions, outputs, rewards
         A = METHODS[cfg.method].advantages(batch.rewards, cfg.scale_rewards)    # (P, G)
@@ -769,9 +741,6 @@ def main(argv=None):
                     reference, batch.prompts, batch.tokens, cfg.temperature, cfg.kernel)
         rate = optimizer.param_groups[0]["lr"] = learning_rate(cfg, step)
         metrics = update(policy, optimizer, batch, ref_logps, weights * A, cfg, step, teacher)
-        num_updates = step - first_step + 1
-        if not is_checked and num_updates & (num_updates - 1) == 0:     # 1, 2, 4, 8 ...
-            is_checked = check()
         metrics["learning_rate"] = rate
         run.log(batch, A, metrics | differences)
     return run.finish()

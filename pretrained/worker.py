@@ -52,22 +52,17 @@ def describe(names):
     return about
 
 
-def call(function, arguments, n):
-    """Call a function. It must return a text if n is None, one number if n is 0, and else a list of
-    n numbers or Nones. TypeError or ValueError if it does not. -> str or list of floats"""
+def call(function, arguments, is_text):
+    """Call a function, which must return a text or a number. TypeError or ValueError if it does
+    not. -> str or float"""
     result = function(**arguments)
     if inspect.isawaitable(result):
         result = LOOP.run_until_complete(result)
-    if n is None:
-        if type(result) is not str:
-            raise TypeError(f"{result!r:.60} is not a text")
-        return result
-    rewards = list(result) if n else [result]
-    if len(rewards) != max(n, 1):
-        raise ValueError(f"{len(rewards)} rewards for {n} completions")
-    if not all(n and reward is None or math.isfinite(reward) for reward in rewards):
+    if is_text and type(result) is not str:
+        raise TypeError(f"{result!r:.60} is not a text")
+    if not is_text and not math.isfinite(result):
         raise ValueError(f"{result!r:.60} is not finite")
-    return [math.nan if reward is None else float(reward) for reward in rewards]
+    return result if is_text else float(result)
 
 
 def attempt(path, function, *arguments):
@@ -97,8 +92,8 @@ def main(path, number):
     pipe.send((None, error) if error else attempt(path, describe, names))
     with contextlib.suppress(EOFError, OSError):                # the run has ended
         while True:
-            name, *arguments = pipe.recv()
-            pipe.send(attempt(path, call, names[name], *arguments))
+            name, arguments = pipe.recv()
+            pipe.send(attempt(path, call, names[name], arguments, name == "respond"))
 
 
 if __name__ == "__main__":

@@ -37,8 +37,7 @@ WORDS = {0: "SURVIVED", 1: "killed", 5: "skipped"}      # pytest's exit code -> 
 # each fork imports those of its copy of the repository.
 PRELOAD = ("torch", "torch._dynamo", "_pytest.junitxml", "pdb", "tiktoken", "tqdm",
            "matplotlib.pyplot", "matplotlib.backends.backend_agg", "safetensors.torch",
-           "transformers.models.llama.modeling_llama", "transformers.generation.utils",
-           "torch.distributed.fsdp", "torch.distributed.checkpoint.state_dict")
+           "transformers.models.llama.modeling_llama", "transformers.generation.utils")
 
 
 class Order:

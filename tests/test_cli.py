@@ -175,6 +175,7 @@ def test_a_run_does_not_become_another(refused, run, line):
 
 @pytest.mark.parametrize("old, new", [
     ("{", "\udcff{"), ('"temperature": 1.0', '"temperature": -1.0'),
+    ('"loss_type": "grpo"', '"loss_type": "older"'),
     ('"temperature": 1.0', '"temperature": "warm"'), ("arithmetic:2", "chess"), ("}", "")])
 def test_a_damaged_config_is_refused(refused, run, old, new):
     path = run / "config.json"

@@ -71,7 +71,7 @@ def test_the_trainer_says_what_vllm_said_before_and_after_an_update(policy):
 def test_the_check_notices_a_sync_that_does_nothing_is_late_or_swaps_layers(
         sync, policy, monkeypatch, capsys):
     check = pretrained.SamplerCheck(policy, PROBLEMS[::4])
-    assert check() is False                             # no update to detect yet
+    check.compare()
     update, weights, before = policy.engine.update, models.frozen_weights, [policy.model]
     if sync == "nothing":
         monkeypatch.setattr(policy.engine, "update", lambda model: None)
@@ -88,10 +88,10 @@ def test_the_check_notices_a_sync_that_does_nothing_is_late_or_swaps_layers(
         if weight.requires_grad:
             weight.data += 0.01 * torch.randn(weight.shape)
     if sync == "right":
-        assert check() is True
+        check.compare()
     else:
         with pytest.raises(SystemExit):
-            check()
+            check.compare()
         assert "--engine vllm: " in capsys.readouterr().err.splitlines()[-1]
 
 
@@ -119,7 +119,7 @@ def test_a_small_adapter_survives_bfloat16_in_vllm(tmp_path):
     for name, weight in policy.model.named_parameters():
         if "lora_B" in name:
             weight.data += 8e-5 * (2 * torch.rand(weight.shape, generator=generator) - 1)
-    assert pretrained.SamplerCheck(policy, PROBLEMS[::4])() is False
+    pretrained.SamplerCheck(policy, PROBLEMS[::4]).compare()
     layer = policy.model.get_submodule("model.layers.0.self_attn.o_proj")
     D, W = layer.get_delta_weight("default"), layer.base_layer.weight.float()
     merged = (W + D).bfloat16().float() - W
@@ -176,7 +176,7 @@ def test_a_resumed_run_is_the_whole_one_bit_for_bit_and_two_processes_make_its_s
                 "--rdzv_endpoint", "localhost:0"]
     done = [run(folders["whole"]), run(folders["halves"], max_steps=2),
             run(folders["halves"], resume_from_checkpoint="run"),
-            run(folders["two"], torchrun, parallel="fsdp", **correction)]
+            run(folders["two"], torchrun, **correction)]
     (tmp_path / "none").mkdir()
     done.append(run(tmp_path / "none", max_steps=1, importance_sampling_correction="none",
                     dtype="bfloat16"))      # in a process that has not used AMX registers yet

@@ -127,8 +127,7 @@ BAD_FILES = [
     ("def respond(**row): return ''\n" + REWARD, "call_tokens, a list of texts, and respond need"),
     ("def reward(completion, anser, **row): return 0",
      "reward requires anser; a call can give it answer, completion, correct, prompt, each by"),
-    ("def reward(completions, anser, **row): return 0",
-     "reward requires anser; a call can give it answer, completion_ids, completions, correct, pr"),
+    ("def reward(completions, **row): return 0", "reward requires completions; a call can give"),
     ("def correct(correct): return 0\n" + REWARD, "correct requires correct; a call can give"),
     ("def reward(completion, /): return 0", "reward requires completion/; a call can give")]
 BAD_CALLS = [
@@ -136,7 +135,6 @@ BAD_CALLS = [
      'line 2: IndexError: list index out of range in reward of {"prompt": "'),
     ("def reward(**row): return None", "TypeError: must be real number, not NoneType in reward"),
     ("def reward(**row): return 1e999", "ValueError: inf is not finite in reward of "),
-    ("def reward(completions, **row): return [0]", "ValueError: 1 rewards for 16 completions in "),
     ("import os\ndef reward(**row): os._exit(0)", "its process has ended in reward of "),
     ("""seconds = 0.3
 import time
@@ -206,12 +204,12 @@ def plain(completion="", *texts, weight=5):
 
 lock = asyncio.Lock()
 
-async def later(completions, **columns):
+async def later(completion, **row):
     async def wait():
         async with lock:                # belongs to the event loop of its first use
             await asyncio.sleep(0.001)
     await asyncio.gather(wait(), wait())
-    return [None, 6]
+    return 6
 
 weighed = functools.partial(_weighed, 3)
 judge = Judge()
@@ -220,8 +218,8 @@ shorter = lambda answer: 4
     assert task.rewards == ["cached", "plain", "later", "weighed", "judge", "shorter"]
     problem = grpo.common.Problem("1+1=", "2")
     for _ in range(2):
-        found = task.rated([(problem, "2", [50]), (problem, "3", [51])])
-        assert found[1].tolist() == [0, 1, 5, 6, 3, 2, 4] and found[0, 3].isnan()
+        found = task.rated([(problem, "2"), (problem, "3")])
+        assert found[1].tolist() == [0, 1, 5, 6, 3, 2, 4]
 
 
 def test_a_task_with_a_tool_keeps_it_unless_the_file_has_one(tmp_path):
@@ -238,28 +236,13 @@ def test_a_task_with_a_tool_keeps_it_unless_the_file_has_one(tmp_path):
     assert task.call_tokens == ("!", "?") and task.respond(problem, "ab!") == "!ba"
 
 
-def test_a_reward_file_of_trl_works_as_it_is(tmp_path):
-    """The arguments have TRL's names, and completions of conversations are conversations."""
-    chat = [{"role": "user", "content": "q"}]
-    records = [{"prompt": chat if i % 2 else f"q{i}", "answer": i, "tag": [i]} for i in range(60)]
-    task = load(tmp_path, """
-def sizes(prompts, completions, answer, tag, completion_ids, **kwargs):
-    assert len(prompts) == len(completions) == len(answer) <= 16 and tag == [[i] for i in answer]
-    for prompt, completion in zip(prompts, completions):
-        chat = [{"role": "assistant", "content": "text"}]
-        assert completion == (chat if isinstance(prompt, list) else "text")
-    return [float(len(ids)) for ids in completion_ids]
-
-def even(completions, answer, **kwargs):
-    return [None if i % 2 else 10 * i for i in answer]
-""", records)
-    problems = [*task.train, *task.test]
-    found = task.rated([(problem, "text", [0] * i) for i, problem in enumerate(problems)])
-    for i, (problem, (_, size, even)) in enumerate(zip(problems, found.tolist())):
+def test_an_answer_may_be_of_any_type_and_a_number_that_was_cut_off_is_wrong(tmp_path):
+    records = [{"prompt": f"q{i}", "answer": i, "tag": [i]} for i in range(60)]
+    task = load(tmp_path, "def reward(answer, tag, correct): return 10 * tag[0] + correct", records)
+    for problem in (*task.train, *task.test):
         number = json.loads(problem.secret)["answer"]
-        is_right = task.verdicts([(problem, f"{number}", [], "", cut) for cut in (False, True)])
-        assert is_right == [1.0, 0.0]                   # the number may go on after the cut
-        assert size == i and (even == 10 * number if number % 2 == 0 else even != even)
+        found = task.rated([(problem, f"{number}", is_cut) for is_cut in (False, True)])
+        assert found.tolist() == [[1, 10 * number + 1], [0, 10 * number]]      # it may go on
 
 
 def test_a_step_takes_the_problems_after_those_of_the_step_before(monkeypatch):
@@ -269,32 +252,6 @@ def test_a_step_takes_the_problems_after_those_of_the_step_before(monkeypatch):
     cfg = pretrained.Config(model="none", data="d", num_prompts=3, num_generations=2)
     taken = [pretrained.sample_batch(None, task, cfg, step) for step in range(2)]
     assert taken == [[0, 0, 1, 1, 2, 2], [3, 3, 4, 4, 5, 5]]
-
-
-def test_none_counts_as_in_trl(tmp_path):
-    """None counts as 0 in a sum. A completion without any reward gets the mean of its group, so its
-    advantage is 0 and the group's mean stays unchanged."""
-    task = load(tmp_path, """
-def one(completions, **row): return [{"a": 1.0, "b": 0.9}.get(text) for text in completions]
-def two(completions, **row): return [{"a": 1.0, "c": 5.0}.get(text) for text in completions]
-def none(completions, **row): return [None] * len(completions)
-""")
-    texts = ["a", "b", "c", "", "b", "b", "b", "", *[""] * 4]
-    B = len(texts)
-    tokens = torch.tensor([[ord(text or " ")] for text in texts])
-    task.machinery = SimpleNamespace(           # as in TRL, texts are without special tokens
-        decode=lambda ids, skip_special_tokens: skip_special_tokens and chr(ids[0]).strip())
-    texts = [f"{text}<|pad|>" for text in texts]
-    problems = [grpo.common.Problem("1+1=", "2")] * B
-    batch = grpo.common.Batch(tokens, *[torch.ones(B, 1)] * 3, torch.ones(B).long(),
-                              torch.zeros(B) > 0, problems, None, texts)
-    rewards = task.judge(batch, 4, 0).rewards
-    assert rewards[0].tolist() == pytest.approx([2, 0.9, 5, 7.9 / 3])
-    assert len(set(rewards[1].tolist())) == 1 and rewards[2].tolist() == [0] * 4
-    assert grpo.advantages(rewards)[0, 3].abs() < 1e-6
-    means = task.observe(batch, 0)
-    assert means.keys() == {"rewards/one/mean", "rewards/two/mean"}
-    assert means["rewards/two/mean"] == 3
 
 
 def test_calls_run_side_by_side_in_order_and_a_new_folder_stays_the_reward_s_own(tmp_path):
@@ -309,8 +266,8 @@ def reward(number):
     with at_work(tmp_path):
         workers = own.Workers("mine.py")
         started = time.monotonic()
-        found = workers.run([("reward", {"number": number}, 0) for number in range(12)])
-        assert found == [[float(number)] for number in range(12)]
+        found = workers.run([("reward", {"number": number}) for number in range(12)])
+        assert found == [*range(12)]
         assert time.monotonic() - started < 1.5 and len(workers.processes) == 4  # 2.3 s in sequence
         assert Path.cwd() == tmp_path
 
@@ -360,7 +317,7 @@ def test_the_reward_file_of_the_page_grades_the_format_of_gsm8k(tmp_path):
             ("so it is\n#### 1072", 1, 0.1), ("#### 1,072.", 1, 0.1), ("1072", 0, 0),
             ("#### 10720", 0, 0.1), ("#### 1072 or 5", 0, 0.1), ("####", 0, 0.1)):
         assert task.rewards == ["accuracy", "form"]
-        found = task.rated([(task.train[0], completion, [])])
+        found = task.rated([(task.train[0], completion)])
         assert found.tolist() == [[right, right, pytest.approx(form)]], completion
 
 

@@ -6,10 +6,8 @@ import functools
 import itertools
 import json
 import math
-import os
 import resource
 import shutil
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -268,19 +266,6 @@ def test_a_family_that_cannot_be_trained_ends_the_run_before_its_first_step(
     assert reason.endswith("choose a model of a family that docs/real-models.md lists")
 
 
-def test_only_a_model_that_reads_pictures_is_told_that_all_tokens_are_text():
-    class Model(torch.nn.Module):
-        def forward(self, input_ids, token_type_ids=None):
-            return token_type_ids
-    model, ids = Model(), torch.ones(1, 2)
-    for config, types in (({}, None), ({"vision_config": {}}, [[0, 0]])):
-        model.config = SimpleNamespace(**config)
-        models.mark_as_text(model)
-        found = model(input_ids=ids)
-        assert found is types or found.tolist() == types
-    assert model.eval()(input_ids=ids) is None
-
-
 class FakeEngine:
     """Samples with transformers from a copy of the weights; `sync` names how it gets updates."""
 
@@ -317,36 +302,23 @@ class FakeEngine:
     ("right", None), ("nothing", "does not sample from the trainer's weights"),
     ("nearly", "does not sample from the trainer's weights"),
     ("greedy", "does not sample from the trainer's weights"),
-    ("permuted", "does not sample from the trainer's weights"),
-    ("late", "samples from older weights than the trainer's: updates moved")])
-def test_an_engine_with_other_weights_than_the_trainers_ends_the_run(
+    ("permuted", "does not sample from the trainer's weights"), ("late", None)])
+def test_an_engine_with_other_weights_than_the_trainers_ends_the_run_or_warns(
         sync, words, small_llama, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(pretrained, "load_engine", lambda policy, _: FakeEngine(policy, sync))
     flags = arguments(LIKE_SMALL | {"engine": "vllm", "model": small_llama, "max_steps": 2,
-                                    "learning_rate": 2e-6, "output_dir": "run"})
+                                    "importance_sampling_correction": "none", "output_dir": "run"})
     with at_work(tmp_path):
         if words is None:
             pretrained.main(flags)
-            assert max(step["sampling/sampling_logp_difference/mean"]
-                       for step in steps(tmp_path / "run")) < 1e-4
+            difference = steps(tmp_path / "run")[1]["sampling/sampling_logp_difference/mean"]
+            warning = "warning: sampler and trainer differ"
+            is_late = sync == "late"
+            assert (difference > 0.02, warning in capsys.readouterr().out) == (is_late, is_late)
             return
         with pytest.raises(SystemExit):
             pretrained.main(flags)
     assert words in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_the_check_is_repeated_until_updates_are_large_enough_to_be_seen(
-        small_llama, tmp_path, monkeypatch):
-    """This detects an engine that stops syncing even if the learning rate is small."""
-    check, found = pretrained.SamplerCheck.__call__, []
-    monkeypatch.setattr(pretrained, "load_engine", lambda policy, _: FakeEngine(policy, "right"))
-    monkeypatch.setattr(pretrained.SamplerCheck, "__call__", lambda one: (
-        found.append(check(one)), found[-1] and len(found) > 3)[1])
-    with at_work(tmp_path):
-        pretrained.main(arguments(LIKE_SMALL | {
-            "engine": "vllm", "model": small_llama, "max_steps": 8,
-            "output_dir": "run"}))
-    assert found == [False, True, True, True]   # checked after 0, 1, 2 and 4 updates, not 8
 
 
 @pytest.mark.parametrize("family, dtype, changes", [
@@ -649,7 +621,7 @@ def test_a_checkpoint_is_a_folder_of_transformers_from_which_another_run_can_sta
     _, flags = plumbing.read_config(second)
     assert flags["model"] == str(path)                  # although the first run may continue
     assert not list(second.glob("checkpoint-*"))
-    assert load(second / "checkpoint.pt")["weights"] == {}      # AdamW would have two moments of 0
+    assert load(second / "checkpoint.pt")["weights"]["state"] == {}     # no moments
     resume(second, max_steps=1)                         # it has no checkpoint, so it starts again
     assert len(steps(second)) == 1
 
@@ -688,17 +660,6 @@ def test_what_cannot_be_saved_ends_the_run_before_its_first_step(
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.json", "train.py"}
 
 
-def test_a_base_that_cannot_be_copied_ends_the_run(run, whole, tmp_path, monkeypatch, capsys):
-    def fail(*_):
-        raise OSError(28, "No space left on device")
-    monkeypatch.setattr(processes.shutil, "copy2", fail)
-    monkeypatch.setattr(processes.os, "link", fail)
-    with pytest.raises(SystemExit):
-        run(model=whole)
-    assert "/base: cannot be written: " in capsys.readouterr().err.splitlines()[-1]
-    assert not (tmp_path / "run/base").exists()
-
-
 def test_a_run_of_all_weights_resumes_without_the_model_that_it_began_with(
         run, small_llama, tmp_path, refused):
     model = shutil.copytree(small_llama, tmp_path / "model")
@@ -712,6 +673,9 @@ def test_a_run_of_all_weights_resumes_without_the_model_that_it_began_with(
     resume(half, max_steps=3)
     assert not difference(outcome(half), outcome(plain))
     refused("this folder is gone", resume, other, max_steps=3)      # --beta needs the model
+    path = half / "config.json"
+    path.write_text(path.read_text().replace('"method": "grpo"', '"method": "reinforce"'))
+    refused("--method reinforce: does not exist in this version", resume, half, max_steps=4)
 
 
 def test_an_adapter_whose_base_has_changed_or_is_gone_is_not_resumed(
@@ -790,26 +754,6 @@ def test_a_checkpoint_is_the_adapter_from_which_runs_go_on(run, lora_run):
     assert [found["base"] for found in scores[1:]] == [found["trained"] for found in scores[:3]]
 
 
-def test_a_run_from_another_runs_checkpoint_outlives_it(run, lora_run, tmp_path, capsys):
-    """The other run continues, and removes the checkpoint from which this run started."""
-    first = Path(shutil.copytree(lora_run, tmp_path / "first"))
-    second = run("second", **LORA | {"model": first, "max_steps": 2})
-    whole = run("whole", **LORA | {"model": first, "max_steps": 3})
-    resume(first, max_steps=5)
-    assert not (first / "checkpoint-4").exists()
-    resume(second, max_steps=3)
-    assert not difference(outcome(second), outcome(whole))
-    assert run("third", **LORA | {"model": second, "lora_rank": 0, "max_steps": 1})
-    weights = second / "base" / models.ADAPTER
-    save_file({name: weight + 1 for name, weight in load_file(weights).items()}, f"{weights}.new")
-    os.replace(f"{weights}.new", weights)
-    for words in ("whose weights have changed", "which is gone"):
-        with pytest.raises(SystemExit):
-            models.load(models.last_checkpoint(second))
-        assert words in capsys.readouterr().err
-        shutil.rmtree(second / "base", ignore_errors=True)
-
-
 @pytest.mark.parametrize("flags, matrices", [
     ({}, ("q", "k", "v", "o", "gate", "up", "down")),
     ({"lora_target_modules": "q_proj,v_proj"}, ("q", "v"))], ids=["all", "named"])
@@ -869,7 +813,6 @@ def test_an_adapter_of_another_model_is_refused_in_one_line(lora_run, tmp_path, 
     ({"engine": "vllm", "sample_batch_size": 8}, "--sample_batch_size: needs --engine tra"),
     ({"reward_file": "x.py", "reward": "format"}, "--reward: cannot be used with --reward_file"),
     ({"reward": "accuracy+model"}, "--reward accuracy+model: only the scripts"),
-    ({"parallel": "fsdp"}, "--parallel fsdp: needs torchrun"),
     ({"importance_sampling_cap": 0.0}, "--importance_sampling_cap: must be above"),
     ({"chat_template_kwargs": "{thinks}"}, "--chat_template_kwargs {thinks}: is not a JSON object"),
     ({"chat_template_kwargs": "[1]"}, "--chat_template_kwargs [1]: is not a JSON object"),

@@ -1,0 +1,231 @@
+"""Run each recipe of docs/recipes.md with its package. `make recipes` installs the packages."""
+import json
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from small_models import LIKE_SMALL, NEEDS, load_example, save_random
+from small_runs import arguments, at_work, read_summary, steps
+
+import common
+
+pytest.importorskip("transformers", reason=NEEDS)
+PAGE = (ROOT / "docs/recipes.md").read_text()
+FILES = {name: source for source, name in
+         re.findall(r'^```python\n(""".*?(\w+\.py).*?)^```$', PAGE, re.S | re.M)}
+COMMANDS = [command for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.S | re.M)
+            for command in block.replace("\\\n", "").splitlines()]
+FLAGS = LIKE_SMALL | {"output_dir": "run", "max_steps": 1, "num_eval_problems": 4}
+del FLAGS["task"]
+
+
+@pytest.fixture
+def recipe(tmp_path, small_llama, monkeypatch):
+    """recipe(package, word, **replaced): skip the test if the package is missing. Otherwise run the
+    commands of the page that contain the word, in the folder of the test, with texts replaced."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub_cache"))
+    monkeypatch.setenv("PATH", os.path.dirname(sys.executable), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for name, source in FILES.items():
+        assert source.count("\n") <= 25
+        Path(name).write_text(source)
+
+    def run(package, word, replaced=()):
+        pytest.importorskip(package, reason="needs pretrained/requirements-recipes.txt")
+        for command in COMMANDS:
+            for old, new in (("MODEL", str(small_llama)), *replaced):
+                command = command.replace(old, new)
+            before, is_training, flags = command.partition("python pretrained/train.py ")
+            if word in command and is_training:
+                for variable in before.split():
+                    monkeypatch.setenv(*variable.split("="))
+                with at_work(tmp_path):
+                    load_example().main([*shlex.split(flags), *arguments(FLAGS)])
+            elif word in command and "-m lm_eval" in command:       # here, to import it only once
+                monkeypatch.setattr(sys, "argv", shlex.split(command)[2:])
+                runpy.run_module("lm_eval", run_name="__main__")
+            elif word in command:
+                subprocess.run(command, shell=True, check=True)
+    return run
+
+
+def rated(file, records, texts):
+    """Rate texts, each for its record of --data, by the functions of a file. -> list of lists"""
+    Path("few.jsonl").write_text("\n".join(
+        json.dumps(record | {"prompt": f"{i}"}) for i, record in enumerate([*records] * 30)))
+    pretrained = load_example()
+    task = pretrained.load_task(pretrained.Config(model="none", reward_file=file, data="few.jsonl"))
+    problems = {int(problem.prompt): problem for problem in task.train + task.test}
+    return task.rated([(problems[i], text) for i, text in enumerate(texts)]).tolist()
+
+
+def test_a_task_of_reasoning_gym_is_data_and_reward_also_for_real_py(
+        recipe, monkeypatch, tmp_path, capsys):
+    recipe("reasoning_gym", "reasoning.py")
+    rows = [json.loads(line) for line in Path("train.jsonl").read_text().splitlines()]
+    assert len(rows) == 2000 and steps("run")[0]["rewards/score/mean"] >= 0
+    assert read_summary("run")["base"].keys() >= {"pass@1", "sampled_reward"}
+    sums = [str(eval(re.search(": (.*) =", row["prompt"])[1])) for row in rows[:3]]
+    texts = [f"so <answer>{sums[0]}</answer>", sums[1], "<answer>x</answer>"]
+    assert rated("reasoning.py", rows[:3], texts) == [[1, 1], [0, 0], [0, 0]]
+    import reasoning_gym
+
+    import real
+    module = runpy.run_path("reasoning.py")
+    for name, wrong in (("prime_factorization", 0.0), ("arc_agi", 0.05)):   # the first one raises
+        module["_TASK"] = module["correct"].__globals__["_TASK"] = task = (
+            reasoning_gym.create_dataset(name, size=1, seed=0))
+        assert module["correct"](f"<answer>{task[0]['answer']}</answer>", 0) == 1
+        assert module["correct"]("<answer>x</answer>", 0) <= wrong
+    for name, value in {"P": 2, "G": 2, "W": 99, "T": 4, "HELD_OUT": 2, "verify": None}.items():
+        monkeypatch.setattr(real, name, value)
+    monkeypatch.setattr(real.main, "__defaults__", (None, 0, 1))
+    monkeypatch.setattr(sys, "argv", ["", str(save_random(tmp_path / "model")), "train.jsonl"])
+    runpy.run_path("own_real.py")
+    assert "step 0: reward 0.0" in capsys.readouterr().out
+    assert real.verify(0, f"<answer>{sums[0]}</answer>") == 1
+
+
+def test_the_page_names_the_scorers_that_execute_answers(recipe):
+    recipe("reasoning_gym", "no command")
+    import reasoning_gym
+    found = set()
+    for name in sorted(reasoning_gym.factory.DATASETS.keys() - {"composite"}):
+        task = reasoning_gym.create_dataset(name, size=1, seed=0)
+        try:
+            task.score_answer("__import__('pathlib').Path('executed').touch()", task[0])
+        except Exception:
+            continue
+        finally:
+            if Path("executed").exists():
+                found.add(name)
+                Path("executed").unlink()
+    named = re.search("Nine of its .*? can: (.*?)[.]", PAGE.replace("**", ""), re.S)[1]
+    assert set(re.findall(r"\w+", named)) - {"and"} == found and len(found) == 9
+
+
+def test_math_verify_compares_formulas_and_its_alarm_works_in_a_reward_file(recipe):
+    recipe("math_verify", "no command")
+    cases = [(r"\frac{1}{2}", "so $0.5$", 1), ("x+1", r"\boxed{1+x}", 1), ("5", "5 or 6", 0),
+             (r"\{1,2\}", r"\boxed{\{2,1\}}", 1), ("2", "$9^{9^{9^9}}$", 0), ("5", "", 0),
+             ("1 < x", "$x > 1$", 1), ("Paris", r"\boxed{pairs}", 1)]
+    answers, texts, expected = zip(*cases)
+    started = time.monotonic()
+    found = rated("tex.py", [{"answer": answer} for answer in answers], texts)
+    assert found == [[value, value] for value in expected]
+    assert time.monotonic() - started > 5               # the alarm of the tower of powers
+    errors = []
+    correct = runpy.run_path("tex.py")["correct"]
+
+    def call():
+        with pytest.raises(ValueError, match="thread") as error:
+            correct("5", "5")
+        errors.append(error)
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    assert errors
+
+
+def test_a_data_set_becomes_the_data_of_a_run(recipe):
+    Path("folder").mkdir()
+    for split in ("train", "test"):
+        Path(f"folder/{split}.jsonl").write_text("\n".join(
+            json.dumps({"question": f"({a}+{b})=", "answer": f"{a}+{b} #### {a + b}"})
+            for a in range(1, 8) for b in range(1, 6) if (a == b) == (split == "test")))
+    recipe("datasets", "hub.py", [("openai/gsm8k main", "folder")])
+    recipe("datasets", "--eval_data test.jsonl")
+    rows = [json.loads(line) for line in Path("test.jsonl").read_text().splitlines()]
+    assert rows == [{"prompt": f"({a}+{a})=", "answer": f"{2 * a}"} for a in range(1, 6)]
+    assert len(Path("train.jsonl").read_text().splitlines()) == 30
+
+
+def test_lm_eval_scores_a_checkpoint_and_an_adapter(recipe, small_llama):
+    """The model answers as our sampler does."""
+    pretrained = load_example()
+    task = {"task": "sums", "dataset_path": "json", "test_split": "test",
+            "dataset_kwargs": {"data_files": {"test": "sums.jsonl"}}, "doc_to_text": "{{question}}",
+            "output_type": "generate_until", "doc_to_target": "{{answer}}",
+            "generation_kwargs": {"max_gen_toks": 12, "until": ["\n"], "do_sample": False},
+            "metric_list": [{"metric": "exact_match"}]}
+    Path("sums.yaml").write_text(json.dumps(task))
+    flags = {"model": str(small_llama), "lora_rank": 4, "task": "arithmetic:2",
+             "learning_rate": 5e-3}
+    pytest.importorskip("lm_eval", reason="needs pretrained/requirements-recipes.txt")
+    with at_work("."):
+        pretrained.main(arguments(FLAGS | flags))
+    adapter = "run/checkpoint-1"
+    for folder, checkpoint in ((small_llama, str(small_llama)),
+                               (adapter, f"{small_llama},peft={adapter}")):
+        cfg = pretrained.Config(model="none", max_completion_length=12, device="cpu")
+        policy = pretrained.Policy(folder, cfg)
+        questions = [f"({a}+{b})=" for a in range(1, 5) for b in range(1, 3)]
+        batch = pretrained.complete(policy, None, cfg, [common.Problem(q, "") for q in questions])
+        Path("sums.jsonl").write_text("\n".join(json.dumps(
+            {"question": q, "answer": text + "!" * (i % 4 == 0)})
+            for i, (q, text) in enumerate(zip(questions, batch.texts))))
+        recipe("lm_eval", "lm_eval", [("CHECKPOINT", checkpoint), (
+            "gsm8k", "sums --include_path . --device cpu --output_path out")])
+        [file] = Path("out").rglob("*.json")
+        [score] = [value for key, value in json.loads(file.read_text())["results"]["sums"].items()
+                   if key.startswith("exact_match,")]
+        assert score == 0.75
+        file.unlink()
+
+
+def test_a_function_for_trl_gets_lists_and_conversations(recipe):
+    Path("mine.py").write_text("""
+def format_reward(prompts, completions, answer, **columns):
+    [completion] = completions
+    text = completion if isinstance(prompts[0], str) else completion[0]["content"]
+    return [None if text == "none" else len(text) + answer[0]]
+""")
+    texts = ["abc", "none", "abcd"]
+    assert [row[1] for row in rated("of_trl.py", [{"answer": 2}], texts)] == [5, 0, 6]
+    chat = [{"role": "user", "content": "?"}]
+    assert runpy.run_path("of_trl.py")["form"](chat, "abc", answer=1) == 4
+
+
+def test_a_judge_grades_completions_side_by_side(recipe):
+    seen, most = [], []
+
+    class Judge(BaseHTTPRequestHandler):
+        def do_POST(self):
+            most.append(threading.active_count())
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            seen.append((self.path, request))
+            time.sleep(0.1)
+            text = ["7 of 10", "none", "99", None][len(seen) % 4]
+            reply = json.dumps({"id": "1", "object": "chat.completion", "created": 1, "choices": [
+                {"index": 0, "finish_reason": "stop",
+                 "message": {"role": "assistant", "content": text}}], "model": "judge"}).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(reply)))
+            self.end_headers()
+            self.wfile.write(reply)
+
+        def log_message(self, *_):
+            pass
+    rows = [{"prompt": f"({a}+{b})=", "answer": a + b} for a in range(1, 9) for b in range(1, 6)]
+    Path("train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Judge) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            recipe("openai", "judge.py", [(":8000", f":{server.server_port}")])
+        finally:
+            server.shutdown()
+    path, request = seen[0]
+    assert path == "/v1/chat/completions" and request["model"] == "judge" and max(most) > 8
+    assert re.match(r"Question: \(.*\)=\n\nAnswer: ", request["messages"][1]["content"])
+    assert 0 < steps("run")[0]["rewards/clarity/mean"] < 1
