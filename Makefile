@@ -48,7 +48,7 @@ report: $(READY)         ## make report RUN="runs/a runs/b": compare runs in one
 
 help:                    ## this list
 	@awk -F ':.*## *' '/^##@ / { printf "\n%s\n", substr($$0, 5) } \
-	  /^[a-z0-9]+:.*## / { printf "  make %-10s  %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	  /^[a-z0-9-]+:.*## / { printf "  make %-11s  %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 ##@ To check your changes
 

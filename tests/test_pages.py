@@ -112,7 +112,7 @@ def make(*words, folder=ROOT):
 
 def test_make_alone_is_make_run_and_help_lists_every_target():
     assert make("--dry-run", "VENV=none") == make("--dry-run", "VENV=none", "run")
-    assert sorted(re.findall(r"^  make (\w+) ", make("help"), re.M)) == sorted(TARGETS)
+    assert sorted(re.findall(r"^  make ([\w-]+) ", make("help"), re.M)) == sorted(TARGETS)
     for module in re.findall(r"-m ((?:lab|learn|report)[\w.]*)(?!\$)", MAKEFILE):
         path = ROOT / module.strip(".").replace(".", "/")
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), module
@@ -223,9 +223,8 @@ def test_a_number_in_a_text_is_on_the_generated_part_of_the_experiment_that_it_l
     text = GENERATED.sub("", PAGES[page])
     parts = re.split(r"\n\n|\n\|", text)
     if page.startswith("docs/lab/"):
-        [outcome] = OUTCOME.findall(text)
         parts = [part.replace("](", "](lab/") + f"lab/{Path(page).name}"
-                 for part in outcome.split("\n\n")]
+                 for outcome in OUTCOME.findall(text) for part in outcome.split("\n\n")]
     for part in parts:
         linked = re.findall(r"(?:docs|lab)/([\w-]+)\.(?:md|svg)", part)
         shown = "".join(RESULTS.get(name, "") for name in linked)
