@@ -65,7 +65,7 @@ class Number(Turns):
         """Compare a guess, the content of the action's only search block, with the secret."""
         guess = block(action, "search")
         low, high, secret, guesses = state
-        if guess is None or not re.fullmatch("[0-9]{1,2}", guess):
+        if guess is None or not re.fullmatch(" *[0-9]{1,2} *", guess):
             response = "no number"
         elif int(guess) == secret:
             return None, "<information>right</information>", 1.0

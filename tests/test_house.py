@@ -89,19 +89,20 @@ def test_every_equation_in_the_docstring_is_tagged_in_the_code_and_vice_versa(sc
 
 PAGE = (ROOT / "docs/extending.md").read_text()
 TASK, _, _, ALGORITHM, _ = re.split("^## ", PAGE, flags=re.M)[1:]
-SOURCE = re.search(r"^```python\n(.*?)^```$", TASK, re.S | re.M)[1]
+SOURCE, TURNS = re.findall(r"^```python\n(.*?)^```$", TASK, re.S | re.M)
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 TINY = arguments({name: value for name, value in INSTANT.items() if name != "task"})
 
 
-def test_your_own_task_and_your_own_algorithm_run_and_the_difference_is_your_paper(tmp_path):
+def test_your_own_tasks_and_your_own_algorithm_run_and_the_difference_is_your_paper(tmp_path):
     """The test works in a copy of the repository."""
-    for name in ("tasks", "report", "learn", "tests"):
+    for name in ("tasks", "report", "learn", "tests", "examples"):
         ignored = shutil.ignore_patterns("__pycache__", "report.py")      # pictures are slow
         shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
     for path in [*ROOT.glob("*.py"), ROOT / "Makefile", ROOT / "pyproject.toml"]:
         shutil.copy(path, tmp_path)
-    name = re.search(r"tasks/(\w+)\.py", TASK)[1]
+    name, game = re.findall(r"as\s+tasks/(\w+)\.py:", TASK)
+    (tmp_path / f"tasks/{game}.py").write_text(TURNS)
     source = SOURCE.replace('"""', '"""\u00e9 ', 1)            # in a locale that has no accents
     (tmp_path / f"tasks/{name}.py").write_text(source, "utf-8")
     removed, added = re.search(r"^-(.*)\n\+(.*)$", ALGORITHM, re.M).groups()
@@ -117,6 +118,12 @@ def test_your_own_task_and_your_own_algorithm_run_and_the_difference_is_your_pap
     folder = tmp_path / f"runs/mine-{name}-s0"
     assert read_summary(folder)["steps"] == 1
     assert [group["answer"] for group in lines(folder / "samples.jsonl")]
+
+    [command] = re.findall(rf"^python (examples/.* --task {game})$", TASK, re.M)
+    subprocess.run([sys.executable, *shlex.split(command), *TINY, "--max_completion_length", "40",
+                    "--base_steps", "60", "--num_prompts", "8"], cwd=tmp_path, check=True)
+    [step] = lines(tmp_path / f"runs/turns-{game}-s0/metrics.jsonl")
+    assert step["turns/mean"] > 1 and step["turns/shared_states"] > 0.2
 
     def make(*words):
         return subprocess.run(["make", "--silent", f"PYTHON={sys.executable}", *words],

@@ -55,7 +55,7 @@ def test_a_guess_is_answered_until_the_number_is_found_or_five_guesses_are_used(
 
 @pytest.mark.parametrize("verdict, texts", [
     (1.0, [guess(36), guess(30, 36), guess(1, 2, 3, 4, 36), guess(36) + RIGHT + guess(1),
-           "<answer>9</answer>" + guess(36), guess("x", 36), HIGHER + guess(36)]),
+           guess(" 36 "), "<answer>9</answer>" + guess(36), guess("x", 36), HIGHER + guess(36)]),
     (0.0, ["", guess(30), "36", "<search>36", "<answer>36</answer>", RIGHT, guess(30) + RIGHT,
            guess(1, 2, 3, 4, 5) + HIGHER + guess(36), guess("36<search>36"), guess(1, 2, 3, 4, 5),
            # two guesses without a response between them: the first was never answered
