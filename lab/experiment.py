@@ -38,7 +38,7 @@ from report.logs import read_log
 # The experiments by the question that they answer, in the order of docs/lab.md and of make lab
 QUESTIONS = {"Rewards": ("hacking", "wrongrewards"),
              "KL and trust regions": ("kl", "trust", "rates"),
-             "Baselines and critics": ("variance", "credit", "critic"),
+             "Baselines and critics": ("variance", "credit", "critic", "turns"),
              "Samples": ("signal", "reuse", "staleness", "masking"),
              "Pairs": ("offline",),
              "What RL adds": ("sharpen", "zero", "r1"),
