@@ -1,14 +1,15 @@
 """Find the secret number in 17-48 with five guesses: is it higher or lower? An agent in turns.
 
-The policy writes a guess between search tags, and the environment inserts what it knows:
+The policy writes a guess between search tags, and the environment inserts the numbers that are left
+because the secret is higher or lower, or the word right:
 
-  17-48  <search>30</search><information>higher</information>
-         <search>44</search><information>lower</information>
+  17-48  <search>30</search><information>31-48</information>
+         <search>44</search><information>31-43</information>
          <search>36</search><information>right</information>
 
-The reward is 1 if the number is found, else 0. The textbook mostly stays within the hints; in the
-forum, three guesses in five ignore them, and are numbers of the whole range. Of 32 numbers, random
-guesses within the hints find 53% in five turns, and halving finds 97% (in six turns 71% and 100%).
+The reward is 1 if the number is found, else 0. The textbook mostly heeds these hints; in the forum,
+every other guess ignores them, and is any number of the whole range. Of 32 numbers, random guesses
+within the hints find 53% in five turns, and halving finds 97% (in six turns 71% and 100%).
 """
 import re
 from typing import NamedTuple
@@ -22,7 +23,7 @@ LIMIT = 5               # guesses, malformed ones included
 
 
 class State(NamedTuple):
-    """What the hints so far say about the secret."""
+    """The numbers that are left."""
     low: int
     high: int
     secret: int             # the environment alone knows it
@@ -33,7 +34,7 @@ class Number(Turns):
     """A range of 32 numbers; each guess is a turn."""
     prompt_width = len("17-48")
     call_tokens = ("</search>",)
-    defaults = {"max_completion_length": 12 * LIMIT + 1, "base_steps": 600}
+    defaults = {"max_completion_length": 11 * LIMIT + 1, "base_steps": 600}
     held_out_tenths = 2     # 18 of 59 ranges
 
     def sample(self, rng):
@@ -44,7 +45,7 @@ class Number(Turns):
         """Draw a problem and an episode of random guesses. In a cold start, all of them stay within
         the hints."""
         problem = self.sample(rng)
-        share_within_hints = {"textbook": 0.9, "forum": 0.4, "cold_start": 1.0}[phase]
+        share_within_hints = {"textbook": 0.9, "forum": 0.5, "cold_start": 1.0}[phase]
         state = start = self.open(problem)
         text = ""
         while state is not None:
@@ -63,18 +64,14 @@ class Number(Turns):
 
     def step(self, state, action):
         """Compare a guess, the content of the action's only search block, with the secret."""
-        guess = block(action, "search")
+        guess = block(action, "search") or ""
+        is_number = re.fullmatch(" *[0-9]{1,2} *", guess)
         low, high, secret, guesses = state
-        if guess is None or not re.fullmatch(" *[0-9]{1,2} *", guess):
-            response = "no number"
-        elif int(guess) == secret:
+        if is_number and int(guess) == secret:
             return None, "<information>right</information>", 1.0
-        elif int(guess) < secret:
-            response = "higher"
+        if is_number and int(guess) < secret:
             low = max(low, int(guess) + 1)
-        else:
-            response = "lower"
+        elif is_number:
             high = min(high, int(guess) - 1)
-        is_last = guesses + 1 == LIMIT
-        after = None if is_last else State(low, high, secret, guesses + 1)
-        return after, f"<information>{response}</information>", 0.0
+        after = State(low, high, secret, guesses + 1) if guesses + 1 < LIMIT else None
+        return after, f"<information>{low}-{high}</information>", 0.0

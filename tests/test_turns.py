@@ -10,19 +10,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import close, f64, load_named, takes_less_than
-from small_runs import SMALL, arguments, changed_weights, policy_of, steps
+from small_runs import SMALL, arguments, changed_weights, load, policy_of, steps
 
 import common
 import grpo
+import plumbing
 from common import Problem
+from lab.claims import turns as lab
 from tasks import number
 from tasks.calls import Turn, Turns
 
 turns = importlib.import_module("examples.turns")
 TASK = load_named("number")
 PROBLEM = Problem("17-48", "", secret=36)
-HIGHER, LOWER, RIGHT, ODD = (f"<information>{word}</information>"
-                             for word in ("higher", "lower", "right", "no number"))
+HIGHER, BOTH, LOWER, ALL, RIGHT = (
+    f"<information>{word}</information>" for word in ("31-48", "31-43", "17-43", "17-48", "right"))
 
 
 def guess(*numbers):
@@ -36,15 +38,16 @@ def guess(*numbers):
 # ---- the task number -------------------------------------------------------------------------
 
 @pytest.mark.parametrize("text, response", [
-    ("", ""), ("<search>30", ""), (guess(30), HIGHER), (guess(30, 44), LOWER), (guess(36), RIGHT),
-    (guess(30, 44, 36), RIGHT), (guess(99), LOWER), (guess(5), HIGHER), ("hm" + guess(30), HIGHER),
+    ("", ""), ("<search>30", ""), (guess(30), HIGHER), (guess(30, 44), BOTH), (guess(36), RIGHT),
+    (guess(44), LOWER), (guess(44, 30), BOTH), (guess(30, 44, 36), RIGHT), (guess(99), ALL),
+    (guess(30, 20, 50), HIGHER), (guess(5), ALL), ("hm" + guess(30), HIGHER),
     (guess(30) + HIGHER, ""), (guess(30) + HIGHER + "<think>", ""),
-    (guess(1, 2, 3, 4, 5), HIGHER), (guess(1, 2, 3, 4, 36), RIGHT),
+    (guess(1, 2, 3, 4, 5), ALL), (guess(1, 2, 3, 4, 36), RIGHT),
     # after the end, nobody responds
     (guess(36) + RIGHT + "<search>36</search>", ""),
-    (guess(1, 2, 3, 4, 5) + HIGHER + "<search>36</search>", ""),
+    (guess(1, 2, 3, 4, 5) + ALL + "<search>36</search>", ""),
     # not one number in one block: the turn is lost
-    *((f"{action}</search>", ODD) for action in (
+    *((f"{action}</search>", ALL) for action in (
         "", "36", "<search>", "<search>x", "<search>-36", "<search>036", "<search>3 6",
         "<search>" + "9" * 10_000, "<search>\u0663\u0666", "<search>36<search>36",
         "<search><search>36", "<Search>36"))], ids=lambda text: ascii(text[:40]))
@@ -57,7 +60,7 @@ def test_a_guess_is_answered_until_the_number_is_found_or_five_guesses_are_used(
     (1.0, [guess(36), guess(30, 36), guess(1, 2, 3, 4, 36), guess(36) + RIGHT + guess(1),
            guess(" 36 "), "<answer>9</answer>" + guess(36), guess("x", 36), HIGHER + guess(36)]),
     (0.0, ["", guess(30), "36", "<search>36", "<answer>36</answer>", RIGHT, guess(30) + RIGHT,
-           guess(1, 2, 3, 4, 5) + HIGHER + guess(36), guess("36<search>36"), guess(1, 2, 3, 4, 5),
+           guess(1, 2, 3, 4, 5) + ALL + guess(36), guess("36<search>36"), guess(1, 2, 3, 4, 5),
            # two guesses without a response between them: the first was never answered
            "<search>30</search><search>36</search>", 40 * "</search>" + guess(36),
            # the policy imitates a response to a guess that is wrong, or was never made
@@ -79,7 +82,7 @@ def test_a_turn_has_the_state_before_it_and_a_live_episode_ends_with_an_unanswer
     found = [first, Turn(after, len(text), RIGHT, 1.0)]
     assert TASK.play(PROBLEM, text) == found
     assert TASK.play(PROBLEM, text + RIGHT + "<search>1</search>") == found
-    # a hint outside of what is known teaches nothing
+    # a guess outside of what is left teaches nothing
     assert TASK.play(PROBLEM, guess(30, 20, 50, 36))[3].state == number.State(31, 48, 36, 3)
 
 
@@ -92,7 +95,7 @@ def test_hostile_text_costs_about_a_millisecond(text):
 
 
 def test_demonstrations_hold_what_the_environment_inserts_and_in_a_cold_start_heed_its_hints():
-    for phase, low, high in (("cold_start", 0.48, 0.60), ("forum", 0.18, 0.32)):
+    for phase, low, high in (("cold_start", 0.48, 0.60), ("forum", 0.24, 0.40)):
         problems = common.sample_problems(TASK, 500, 0, phase=phase)
         for problem in problems:
             text = problem.completion
@@ -298,12 +301,12 @@ def test_the_mean_gradient_over_all_groups_is_the_exact_one_in_every_state():
 
 # ---- runs ------------------------------------------------------------------------------------
 
-FLAGS = SMALL | {"task": "number", "max_completion_length": 61, "base_steps": 60, "max_steps": 2,
+FLAGS = SMALL | {"task": "number", "max_completion_length": 56, "base_steps": 60, "max_steps": 2,
                  "num_eval_problems": 2, "eval_steps": 9}
 
 
 def test_with_one_reward_for_all_turns_a_run_is_that_of_grpo_and_other_tasks_are_refused(
-        at_work_folder, refused):
+        at_work_folder, refused, monkeypatch):
     grpo.main(arguments(FLAGS | {"output_dir": "turns-grpo"}))
     turns.main(arguments(FLAGS | {"output_dir": "turns-one", "adv_estimator": "grpo"}))
     assert not changed_weights(policy_of("turns-grpo"), policy_of("turns-one"))
@@ -312,6 +315,16 @@ def test_with_one_reward_for_all_turns_a_run_is_that_of_grpo_and_other_tasks_are
         assert 1 <= other["turns/mean"] <= 5 and other["turns/shared_states"] > 0.1
     turns.main(arguments(FLAGS | {"output_dir": "turns-gigpo"}))
     assert changed_weights(policy_of("turns-gigpo"), policy_of("turns-one"))
+
+    # the lab learns from the same batches
+    cfg = plumbing.parse_flags(grpo.Config, arguments(FLAGS))
+    policy = grpo.GPT(cfg)
+    policy.load_state_dict(load("turns-gigpo/base.pt")["policy"])
+    monkeypatch.setattr(lab, "load_base", lambda *_: (cfg, load_named("number"), policy))
+    monkeypatch.setattr(lab, "STEPS", 2)
+    found = lab.learn(0, "GiGPO, 5e-4")
+    assert found["accuracy"] == [line["accuracy"] for line in steps("turns-gigpo")]
+    assert 0.5 < sum(found["before"]) <= 1
     refused("has no turns", turns.main, arguments(SMALL))
 
 
