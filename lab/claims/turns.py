@@ -21,12 +21,10 @@ from lab.training import clear_gradient, load_base
 from lab.verdict import OURS, Claim
 from tasks import number
 
-ESTIMATORS = {"one reward (GRPO)": {"adv_estimator": "grpo"},
-              "reward to go": {"adv_estimator": "reward_to_go"},
-              "reward to go, gamma 1": {"adv_estimator": "reward_to_go", "gamma": 1.0},
-              "GiGPO": {"adv_estimator": "gigpo"},
-              "GiGPO, gamma 1": {"adv_estimator": "gigpo", "gamma": 1.0}}
-WHOLE, TO_GO, _, GIGPO, _ = ESTIMATORS
+WHOLE, TO_GO, GIGPO = "one reward (GRPO)", "reward to go", "GiGPO"
+LEARNED = "one reward, environment learned"
+ESTIMATORS = {WHOLE: "grpo", TO_GO: "reward_to_go", GIGPO: "gigpo"}
+SIDES = ESTIMATORS | {LEARNED: "grpo"}
 # probability of a guess in the middle of what is left, and of another guess within the hints; all
 # other guesses are numbers of the whole range
 POLICIES = {"before RL": (0.0, 0.5), "after RL": (0.8, 0.15)}
@@ -35,18 +33,12 @@ GAIN = 0.05                             # smallest difference of two correlation
 FLAGS = "--task number --num_prompts 16"
 STEPS = 60
 LEVEL, WINDOW = 0.6, 4                  # accuracy to reach, as a mean over this many batches
-LEARNED = "one reward, environment learned"
-SIDES = ESTIMATORS | {LEARNED: ESTIMATORS[WHOLE]}
-TRAINED = (WHOLE, TO_GO, GIGPO, LEARNED)
 RATES = ("5e-4", "1e-3", "2e-3")
-SEEDS = range(8)
-TUNING, HELD_OUT = SEEDS[:3], SEEDS[3:]
-CASES = [f"{side}, {rate}" for side in TRAINED for rate in RATES]
+CASES = [f"{side}, {rate}" for side in SIDES for rate in RATES]
 JUDGED = ()                             # the cases at the best rates, which run on other seeds
+SEEDS = range(8)
 EXPERIMENT = Experiment(__file__, SEEDS, one_base=True, rate="")
 
-
-# ---- exact advantages ------------------------------------------------------------------------
 
 @functools.cache
 def chances(policy, low, high):
@@ -59,17 +51,9 @@ def chances(policy, low, high):
 
 
 @functools.cache
-def value(policy, low, high, left):
-    """Compute the probability of finding a secret that is anywhere in low..high with equal
-    probabilities, in `left` guesses. -> float"""
-    if left == 0 or low > high:
-        return 0.0
-    return float(chances(policy, low, high) @ values(policy, low, high, left))
-
-
-@functools.cache
 def values(policy, low, high, left):
-    """Compute the value of a state after each guess 0..31, averaged over the secrets. -> (32,)"""
+    """Compute the probability of success after each guess 0..31, with `left` guesses including this
+    one, averaged over secrets in low..high. -> (32,)"""
     found = numpy.full(number.SIZE, value(policy, low, high, left - 1))
     for guess in range(low, high + 1):
         below = (guess - low) * value(policy, low, guess - 1, left - 1)
@@ -78,74 +62,69 @@ def values(policy, low, high, left):
     return found
 
 
-def sample_groups(task, policy, seed, num_groups, G=8):
-    """Let a policy play, with one token for each turn and one for each response. -> a batch for
-    turns.advantages, and the exact advantages (B, T)"""
-    problems = common.sample_problems(task, num_groups, ("turns", seed))
-    problems = [problem for problem in problems for _ in range(G)]
-    rng = random.Random(f"{policy} {seed}")
-    texts, rows = [], []
-    for problem in problems:
-        state = task.open(problem)
-        lowest = state.low
-        text, row = "", []
-        while state is not None:
-            place = state.low - lowest, state.high - lowest
-            [guess] = rng.choices(range(number.SIZE), chances(policy, *place))
-            left = number.LIMIT - state.guesses
-            row += [values(policy, *place, left)[guess] - value(policy, *place, left), 0.0]
-            action = f"<search>{guess + lowest}</search>"
-            state, response, _ = task.step(state, action)
-            text += action + response
-        texts.append(text)
-        rows.append(torch.tensor(row))
-    exact = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)             # (B, T)
-    mask = torch.zeros_like(exact)
-    for one, row in zip(mask, rows):
-        one[:len(row):2] = 1.0
-    rewards = [task.verify(*pair) for pair in zip(problems, texts)]
-    return SimpleNamespace(problems=problems, texts=texts, mask=mask,
-                           rewards=torch.tensor(rewards).view(-1, G)), exact
+@functools.cache
+def value(policy, low, high, left):
+    """Compute the same before the guess. -> float"""
+    if left == 0 or low > high:
+        return 0.0
+    return float(chances(policy, low, high) @ values(policy, low, high, left))
+
+
+def play(task, problem, policy, rng):
+    """Play an episode. -> its text, the exact advantages of its turns"""
+    state = start = task.open(problem)
+    text = ""
+    exact = []
+    while state is not None:
+        place = state.low - start.low, state.high - start.low
+        left = number.LIMIT - state.guesses
+        [guess] = rng.choices(range(number.SIZE), chances(policy, *place))
+        exact.append(values(policy, *place, left)[guess] - value(policy, *place, left))
+        action = f"<search>{guess + start.low}</search>"
+        state, response, _ = task.step(state, action)
+        text += action + response
+    return text, exact
 
 
 @EXPERIMENT.measure(POLICIES)
 def estimates(seed, policy):
-    """Compare each estimate with the exact advantages. Noise is the variance of an estimate about
-    the best multiple of the exact advantage, divided by the variance of this multiple."""
+    """Correlate each estimate with the exact advantages. Noise is the variance of an estimate about
+    the best multiple of the exact advantages, divided by the variance of this multiple."""
     cfg, task, _ = load_base(grpo, FLAGS)
-    batch, exact = sample_groups(task, policy, seed, GROUPS)
+    problems = common.sample_problems(task, GROUPS, ("turns", seed))
+    problems = [problem for problem in problems for _ in range(8)]
+    rng = random.Random(f"{policy} {seed}")
+    texts, exact = zip(*(play(task, problem, policy, rng) for problem in problems))
+    shape = len(texts), number.LIMIT, 2         # each turn is a token, and each response another
+    is_turn = torch.arange(number.LIMIT) < torch.tensor([[len(row)] for row in exact])
+    mask = torch.stack([is_turn, torch.zeros(shape[:2])], dim=-1).float().flatten(1)    # (B, T)
+    exact = torch.tensor([advantage for row in exact for advantage in row])
+    rewards = torch.tensor([task.verify(*pair) for pair in zip(problems, texts)])
+    batch = SimpleNamespace(problems=problems, texts=texts, mask=mask, rewards=rewards.view(-1, 8))
     columns = {}
-    for name, flags in ESTIMATORS.items():
-        chosen = turns.Config(**vars(cfg) | flags)
-        A, metrics = turns.advantages(task, batch, chosen)
-        pair = torch.stack([A, exact])[:, batch.mask > 0]
-        columns[name] = torch.corrcoef(pair)[0, 1].item()
+    for name, estimator in ESTIMATORS.items():
+        A, metrics = turns.advantages(task, batch, turns.Config(**vars(cfg),
+                                                                adv_estimator=estimator))
+        columns[name] = torch.corrcoef(torch.stack([A[mask > 0], exact]))[0, 1].item()
         columns[f"noise: {name}"] = 1 / columns[name] ** 2 - 1
     return columns | {"shared": metrics["turns/shared_states"]}
 
 
-# ---- training --------------------------------------------------------------------------------
-
 def first_guesses(batches):
     """Count the first guesses by their places in the range. -> fractions of all outputs, (32,)"""
-    counts = [0] * number.SIZE
-    total = 0
-    for batch in batches:
-        for problem, text in zip(batch.problems, batch.texts):
-            guess = text.partition("<search>")[2].partition("<")[0]
-            place = int(guess) - int(problem.prompt[:2]) if guess.isdecimal() else -1
-            total += 1
-            if 0 <= place < number.SIZE:
-                counts[place] += 1
-    return [count / total for count in counts]
+    pairs = [pair for batch in batches for pair in zip(batch.problems, batch.texts)]
+    guesses = [text.partition("<search>")[2].partition("<")[0] for _, text in pairs]
+    places = [int(guess) - int(problem.prompt[:2]) for (problem, _), guess in zip(pairs, guesses)
+              if guess.isdecimal()]
+    return [places.count(place) / len(pairs) for place in range(number.SIZE)]
 
 
 def learn(seed, case):
-    """Train like examples/turns.py, from the base. -> accuracy of each batch, and the first guesses
-    in the first and the last four batches"""
+    """Train like examples/turns.py. -> accuracy of each batch, and the first guesses in the first
+    and in the last four batches"""
     side, _, rate = case.rpartition(", ")
     cfg, task, policy = load_base(grpo, f"{FLAGS} --seed {seed} --learning_rate {rate}")
-    cfg = turns.Config(**vars(cfg) | SIDES[side])
+    cfg = turns.Config(**vars(cfg), adv_estimator=SIDES[side])
     if side == LEARNED:
         unmask(task)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
@@ -156,54 +135,50 @@ def learn(seed, case):
         A, _ = turns.advantages(task, batch, cfg)
         grpo.update(policy, None, optimizer, batch, A, cfg, step)
         batches.append(batch)
-    accuracy = [batch.is_correct.double().mean().item() for batch in batches]
-    return {"accuracy": accuracy, "before": first_guesses(batches[:4]),
-            "after": first_guesses(batches[-4:])}
+    return {"accuracy": [batch.is_correct.double().mean().item() for batch in batches],
+            "before": first_guesses(batches[:4]), "after": first_guesses(batches[-4:])}
 
 
-@EXPERIMENT.measure(CASES, TUNING)
+@EXPERIMENT.measure(CASES, SEEDS[:3])
 def tuning(seed, case):
     return learn(seed, case)
 
 
-@EXPERIMENT.measure(JUDGED, HELD_OUT)
+@EXPERIMENT.measure(JUDGED, SEEDS[3:])
 def judging(seed, case):
     return learn(seed, case)
 
 
 def page(estimates, tuning, judging):
-    steps = {case: steps_to_level(columns["accuracy"], LEVEL, WINDOW)
-             for case, columns in (tuning | judging).items()}
-    best = {side: min((f"{side}, {rate}" for rate in RATES),
-                      key=lambda case: numpy.minimum(steps[case], STEPS).mean())
-            for side in TRAINED}
-    last = {side: judging[best[side]]["accuracy"][:, -10:].mean(axis=1) for side in TRAINED}
-    before, after = (judging[best[GIGPO]][name] for name in ("before", "after"))
-    middle = after[:, 12:20].sum(axis=1).mean()
-    title = ("Before RL the first guess may be any number; after RL with GiGPO, "
-             f"{middle:.0%} of the first guesses are among the eight in the middle")
+    best, steps = {}, {}
+    for case, columns in tuning.items():
+        counts = steps_to_level(columns["accuracy"], LEVEL, WINDOW)
+        side, _, rate = case.rpartition(", ")
+        best.setdefault(side, []).append((numpy.minimum(counts, STEPS).mean(), rate))
+    best = {side: judging[f"{side}, {min(tried)[1]}"] for side, tried in best.items()}
+    steps = {side: steps_to_level(best[side]["accuracy"], LEVEL, WINDOW) for side in best}
+    before, after = best[GIGPO]["before"], best[GIGPO]["after"]
+    title = (f"Before RL {before[:, 12:20].sum(axis=1).mean():.0%} of the first guesses are among "
+             f"the eight numbers in the middle, and {after[:, 12:20].sum(axis=1).mean():.0%} after "
+             "RL with GiGPO")
     for name, columns in estimates.items():
-        for one in (GIGPO, TO_GO):
+        for one, source in ((GIGPO, "GiGPO"), (TO_GO, OURS)):
             yield Claim(f"{name}, the advantages of {one} correlate more with the exact ones than "
-                        "one reward for all turns does", "GiGPO" if one == GIGPO else OURS,
-                        columns[one] - columns[WHOLE], at_least=GAIN)
-    for one, other, source, words in (
-            (WHOLE, GIGPO, "GiGPO", "one reward for all turns than with GiGPO"),
-            (WHOLE, TO_GO, OURS, "one reward for all turns than with the reward to go"),
-            (LEARNED, WHOLE, "Search-R1", "the environment's tokens learned than with them masked")
-            ):
-        yield Claim(f"an accuracy of {LEVEL} takes more outputs with {words}", source,
-                    **ratio(steps[best[one]], steps[best[other]], STEPS, smallest=WINDOW - 1),
-                    at_least=1.1)
+                        "one reward for all turns does", source, columns[one] - columns[WHOLE],
+                        at_least=GAIN)
+    for one, other, source in ((WHOLE, GIGPO, "GiGPO"), (WHOLE, TO_GO, OURS),
+                               (LEARNED, WHOLE, "Search-R1")):
+        yield Claim(f"an accuracy of {LEVEL} takes more outputs with {one} than with {other} (at "
+                    "the best rate of each)", source, at_least=1.1,
+                    **ratio(steps[one], steps[other], STEPS, smallest=WINDOW - 1))
     yield curves({"before RL": before, "after RL": after}, title, range(number.SIZE),
                  given={"before RL": GREY, "after RL": BLUE}, xlabel="first guess minus the lowest "
                  "number of the range", ylabel="fraction of the episodes")
     yield numbers({f"{name}: {one}": {"correlation": columns[one],
-                                      "noise": columns[f"noise: {one}"]}
+                                      "noise": columns[f"noise: {one}"],
+                                      "turns in shared states": columns["shared"]}
                    for name, columns in estimates.items() for one in ESTIMATORS}, form=".2f",
-                  by="advantages of each turn")
-    yield numbers({name: {"turns whose state another turn of the group shares": columns["shared"]}
-                   for name, columns in estimates.items()}, form=".2f", by="policy")
-    yield numbers({side: {f"outputs to an accuracy of {LEVEL}": 128 * steps[best[side]],
-                          "accuracy, last 10 steps": last[side]}
-                   for side in TRAINED}, form=".3g", by="learning, at the best rate of each")
+                  by="policy and advantages")
+    yield numbers({side: {f"outputs to an accuracy of {LEVEL}": 128 * steps[side],
+                          "accuracy, last 10 steps": columns["accuracy"][:, -10:].mean(axis=1)}
+                   for side, columns in best.items()}, form=".4g", by="at the best rate of each")
