@@ -1,34 +1,35 @@
-"""Which turn of an episode deserves the reward? Three answers, as other advantages for grpo.py.
+"""Turns: which turn of an episode deserves the reward? Three kinds of advantages for grpo.py.
 
-In a task with turns (--task number, tasks/calls.py), an output o_i is an episode: the policy acts,
-the environment responds, and so on. Its turn k gets the reward r_ik. grpo.py gives all turns the
-advantage of the episode (--adv_estimator grpo), so bad turns of a good episode are reinforced:
+In a task with turns (tasks/calls.py), an output is an episode: the policy acts, the environment
+responds, and so on. Turn k of output i gets the reward r_ik. grpo.py gives all turns the advantage
+of the whole episode, so it also reinforces the bad turns of a good episode (--adv_estimator grpo).
+Here, mean and std are those of all episodes in the group:
 
   A_i   = (sum_k r_ik - mean) / (std + 1e-4)                                         (1)
 
-Each mean and std is over everything in the group of one question that the text names; here, over
-the sums of its episodes. An action cannot change what came before it, and a reward soon after it is
-more likely its own. So the return R_ik counts only the rewards from turn k on, and discounts them.
-The turns of a group with the same number k are compared (--adv_estimator reward_to_go):
+A turn cannot change the rewards before it, and the sooner a reward follows, the more likely it was
+this turn that caused it. So the return of a turn counts only the rewards from turn k on, and
+discounts them. Mean and std are now those of the turns with number k (--adv_estimator
+reward_to_go):
 
   R_ik  = sum_{l >= k} gamma^(l - k) r_il                                            (2)
   A_ik  = (R_ik - mean) / (std + 1e-4)                                               (3)
 
-But two episodes are in different states at turn k, because earlier turns went well or badly. Only
-turns in equal states show which action is better. GiGPO (2505.10978, --adv_estimator gigpo) adds to
-(1) their advantage, with the weight omega. A state that no other turn of the group shares has none:
+But at turn k, one episode is in a better state than another, because of its earlier turns. Only
+turns in equal states show which action is better. So GiGPO (2505.10978, --adv_estimator gigpo) adds
+an advantage S with a weight omega to (1). Its mean and std are those of all turns of the group that
+are in the same state, whatever their numbers. S is 0 if no other turn is in this state:
 
-  S_ik  = (R_ik - mean) / (std + 1e-4)       over the turns in the same state        (4)
+  S_ik  = (R_ik - mean) / (std + 1e-4)                                               (4)
   A_ik  = A_i + omega S_ik                                                           (5)
 
-All tokens of a turn get its A; a turn is what the policy wrote between two responses. What it
-writes after the end of an episode has a return of 0 and no other turn to compare with. States are
-those of `open` and `step` of the task. Number's states contain the number of guesses so far.
+A turn is what the policy wrote between two responses, and all its tokens get the advantage of the
+turn. What the policy writes after the end of an episode is no turn: only (1) applies to it.
 
-Departures from the paper: it tells two choices for the divisor, std and 1; --scale_rewards group or
-none takes them, like the mode of its code. That code weighs episodes in (1) by their numbers of
-turns, and we do not, like the paper. std has ddof 1, and 1e-4 is added, as in grpo.py. Whatever
---reward or --overlong_buffer adds to the rewards of the turns goes to the last turn.
+Departures: the paper divides by std or by 1, and so does --scale_rewards group or none. In (1), the
+paper's code counts an episode once for each of its turns, but we count it once, as the paper does.
+std has ddof 1, and 1e-4 is added to it, as in grpo.py. What --reward or --overlong_buffer adds to
+the rewards of the turns goes to the last turn.
 
 Usage: python examples/turns.py --task number --adv_estimator gigpo
 """
