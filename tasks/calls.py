@@ -61,6 +61,16 @@ class Turns(Task):
             state = after
         return turns
 
+    def written(self, problem, act):
+        """Write an episode in which act(state) chooses the actions. -> problem with completion"""
+        state = self.open(problem)
+        text = ""
+        while state is not None:
+            action = act(state)
+            state, response, _ = self.step(state, action)
+            text += action + response
+        return problem._replace(completion=text)
+
     def respond(self, problem, text):
         """Return the response if the last turn ends here, and "" after the end of the episode."""
         turns = self.play(problem, text)

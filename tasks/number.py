@@ -46,14 +46,11 @@ class Number(Turns):
         the hints."""
         problem = self.sample(rng)
         share_within_hints = {"textbook": 0.9, "forum": 0.5, "cold_start": 1.0}[phase]
-        state = start = self.open(problem)
-        text = ""
-        while state is not None:
-            numbers = state if rng.random() < share_within_hints else start
-            action = f"<search>{rng.randint(numbers.low, numbers.high)}</search>"
-            state, response, _ = self.step(state, action)
-            text += action + response
-        return problem._replace(completion=text)
+
+        def guess(state):
+            low, high, *_ = state if rng.random() < share_within_hints else self.open(problem)
+            return f"<search>{rng.randint(low, high)}</search>"
+        return self.written(problem, guess)
 
     def open(self, problem):
         """Begin with the whole range. For a prompt without a secret, the environment is silent."""

@@ -72,18 +72,15 @@ def value(policy, low, high, left):
 
 def play(task, problem, policy, rng):
     """Play an episode. -> its text, the exact advantages of its turns"""
-    state = start = task.open(problem)
-    text = ""
+    lowest = task.open(problem).low
     exact = []
-    while state is not None:
-        place = state.low - start.low, state.high - start.low
-        left = number.LIMIT - state.guesses
-        [guess] = rng.choices(range(number.SIZE), chances(policy, *place))
-        exact.append(values(policy, *place, left)[guess] - value(policy, *place, left))
-        action = f"<search>{guess + start.low}</search>"
-        state, response, _ = task.step(state, action)
-        text += action + response
-    return text, exact
+
+    def guess(state):
+        place = state.low - lowest, state.high - lowest, number.LIMIT - state.guesses
+        [guess] = rng.choices(range(number.SIZE), chances(policy, *place[:2]))
+        exact.append(values(policy, *place)[guess] - value(policy, *place))
+        return f"<search>{guess + lowest}</search>"
+    return task.written(problem, guess).completion, exact
 
 
 @EXPERIMENT.measure(POLICIES)
