@@ -301,7 +301,7 @@ def test_the_mean_gradient_over_all_groups_is_the_exact_one_in_every_state():
 
 # ---- runs ------------------------------------------------------------------------------------
 
-FLAGS = SMALL | {"task": "number", "max_completion_length": 56, "base_steps": 60, "max_steps": 2,
+FLAGS = SMALL | {"task": "number", "max_completion_length": 56, "base_steps": 250, "max_steps": 2,
                  "num_eval_problems": 2, "eval_steps": 9}
 
 
