@@ -92,16 +92,15 @@ def estimates(seed, policy):
     problems = [problem for problem in problems for _ in range(8)]
     rng = random.Random(f"{policy} {seed}")
     texts, exact = zip(*(play(task, problem, policy, rng) for problem in problems))
-    shape = len(texts), number.LIMIT, 2         # each turn is a token, and each response another
-    is_turn = torch.arange(number.LIMIT) < torch.tensor([[len(row)] for row in exact])
-    mask = torch.stack([is_turn, torch.zeros(shape[:2])], dim=-1).float().flatten(1)    # (B, T)
+    rows = [torch.tensor([1.0, 0.0] * len(row)) for row in exact]   # a turn, a response, a turn ..
+    mask = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)              # (B, T)
     exact = torch.tensor([advantage for row in exact for advantage in row])
-    rewards = torch.tensor([task.verify(*pair) for pair in zip(problems, texts)])
-    batch = SimpleNamespace(problems=problems, texts=texts, mask=mask, rewards=rewards.view(-1, 8))
+    rewards = torch.tensor([task.verify(*pair) for pair in zip(problems, texts)]).view(-1, 8)
+    batch = SimpleNamespace(problems=problems, texts=texts, mask=mask, rewards=rewards)
     columns = {}
     for name, estimator in ESTIMATORS.items():
-        A, metrics = turns.advantages(task, batch, turns.Config(**vars(cfg),
-                                                                adv_estimator=estimator))
+        chosen = turns.Config(**vars(cfg), adv_estimator=estimator)
+        A, metrics = turns.advantages(task, batch, chosen)
         columns[name] = torch.corrcoef(torch.stack([A[mask > 0], exact]))[0, 1].item()
         columns[f"noise: {name}"] = 1 / columns[name] ** 2 - 1
     return columns | {"shared": metrics["turns/shared_states"]}
@@ -136,24 +135,15 @@ def learn(seed, case):
             "before": first_guesses(batches[:4]), "after": first_guesses(batches[-4:])}
 
 
-@EXPERIMENT.measure(CASES, SEEDS[:3])
-def tuning(seed, case):
-    return learn(seed, case)
-
-
-@EXPERIMENT.measure(JUDGED, SEEDS[3:])
-def judging(seed, case):
-    return learn(seed, case)
+EXPERIMENT.measures |= {"tuning": (learn, CASES, SEEDS[:3]), "judging": (learn, JUDGED, SEEDS[3:])}
 
 
 def page(estimates, tuning, judging):
-    best, steps = {}, {}
-    for case, columns in tuning.items():
-        counts = steps_to_level(columns["accuracy"], LEVEL, WINDOW)
-        side, _, rate = case.rpartition(", ")
-        best.setdefault(side, []).append((numpy.minimum(counts, STEPS).mean(), rate))
-    best = {side: judging[f"{side}, {min(tried)[1]}"] for side, tried in best.items()}
-    steps = {side: steps_to_level(best[side]["accuracy"], LEVEL, WINDOW) for side in best}
+    def counted(columns):
+        return numpy.minimum(steps_to_level(columns["accuracy"], LEVEL, WINDOW), STEPS)
+    best = {side: judging[min((f"{side}, {rate}" for rate in RATES),
+                              key=lambda case: counted(tuning[case]).mean())] for side in SIDES}
+    steps = {side: steps_to_level(best[side]["accuracy"], LEVEL, WINDOW) for side in SIDES}
     before, after = best[GIGPO]["before"], best[GIGPO]["after"]
     title = (f"Before RL {before[:, 12:20].sum(axis=1).mean():.0%} of the first guesses are among "
              f"the eight numbers in the middle, and {after[:, 12:20].sum(axis=1).mean():.0%} after "
