@@ -77,8 +77,10 @@ class Turns(Task):
         return turns[-1].response if turns and turns[-1].end == len(text) else ""
 
     def verify(self, problem, text):
-        """Add up the rewards of all turns. -> float"""
-        return float(sum(turn.reward for turn in self.play(problem, text)))
+        """Add up the rewards of all turns. -> float; a list of them if there is no right or wrong,
+        so that evaluations report returns"""
+        rewards = [turn.reward for turn in self.play(problem, text)]
+        return float(sum(rewards)) if self.is_judged else rewards
 
 
 @torch.no_grad()

@@ -148,6 +148,14 @@ def config(**flags):
     return turns.Config(device="cpu", **flags)
 
 
+def test_if_nothing_is_right_or_wrong_a_verdict_lists_the_rewards_of_the_turns():
+    shop = Walk(None)
+    assert shop.verify(Problem("s", ""), "a?.y?.!") == 4.0
+    shop.is_judged = False
+    assert shop.verify(Problem("s", ""), "a?.y?.!") == [1.0, 3.0]
+    assert shop.reward(None, "", [1.0, 3.0], 0) == 4.0
+
+
 def test_a_step_that_says_nothing_is_refused(refused):
     mute = Walk(None)
     mute.reply = ""
