@@ -46,6 +46,7 @@ def guess(*numbers):
     # after the end, nobody responds
     (guess(36) + RIGHT + "<search>36</search>", ""),
     (guess(1, 2, 3, 4, 5) + ALL + "<search>36</search>", ""),
+    (guess("x", 2, 3, 4, 5) + ALL + "<search>36</search>", ""),
     # not one number in one block: the turn is lost
     *((f"{action}</search>", ALL) for action in (
         "", "36", "<search>", "<search>x", "<search>-36", "<search>036", "<search>3 6",
