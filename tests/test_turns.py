@@ -180,11 +180,10 @@ def test_a_return_counts_the_rewards_to_come_and_those_far_away_less():
 
 @pytest.mark.parametrize("scale", ["group", "none"])
 def test_a_return_is_compared_with_the_others_of_its_label_and_alone_it_is_0(scale):
-    R = f64([[1, 5, 2], [3, 7, 2]])
-    labels = torch.tensor([[0, 4, 1], [0, 2, 1]])
+    R = f64([[1, 5, 2], [3, 7, 9]])
+    labels = torch.tensor([[0, 4, -1], [0, 2, -1]])
     one = 1 / (2 ** 0.5 + 1e-4) if scale == "group" else 1.0
     close(turns.compared(R, labels, scale), f64([[-one, 0, 0], [one, 0, 0]]))
-    labels[1, 2] = -1
     labels[0, 1] = 0
     expected = grpo.advantages(f64([[1, 5, 3]]), scale)[0]
     found = turns.compared(R, labels, scale)
@@ -213,6 +212,8 @@ def test_turns_are_equal_if_question_and_state_are_at_any_time_even_twice_in_an_
     assert by_state[1, 2] == by_number[1, 2] == -1          # after the end
     _, _, by_state = turns.read_turns(walk, batch_of(["b?.b?.b?.b", "b?.y?.!!"], 2))
     assert same(by_state) == {((0, 0), (1, 0)), ((0, 1), (0, 2), (0, 3), (1, 1))}
+    _, _, by_state = turns.read_turns(walk, batch_of(["b?.", "b?.b?.b"], 2))
+    assert same(by_state) == {((0, 0), (1, 0)), ((1, 1), (1, 2))}       # row 0 did not act at b
 
 
 def test_a_batch_of_questions_is_the_batches_of_its_questions_and_of_equal_prompts_too():
