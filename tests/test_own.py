@@ -426,7 +426,8 @@ def test_in_a_conversation_with_vllm_what_was_sampled_is_never_tokenized_again(m
         found = []
         for text, one in zip(texts, params):
             ids = rounds[text["prompt_token_ids"][0]].pop(0)
-            assert one["stop"] == ["?"] and len(ids) <= one["max_tokens"]
+            assert one["stop"] == ["?"]
+            assert one["max_tokens"] == 2 + 12 - len(text["prompt_token_ids"])
             logps = SimpleNamespace(logprobs=[-0.5] * len(ids))
             found.append(SimpleNamespace(
                 outputs=[SimpleNamespace(token_ids=ids, logprobs=logps)]))
