@@ -149,7 +149,6 @@ def test_turns_values_are_means_over_all_games(policy, small_range, monkeypatch)
         assert found == pytest.approx(sum(map(success, states)) / len(states))
         found = turns.values(policy, low, high, 3 - guesses)
         assert found == pytest.approx(sum(map(afterwards, states)) / len(states))
-    monkeypatch.setattr(turns, "load_base", lambda *_: (grpo.Config(device="cpu"), task, None))
     monkeypatch.setattr(turns, "GROUPS", 50)
     found = turns.estimates(0, policy)
     for name in turns.ESTIMATORS:

@@ -13,6 +13,7 @@ import torch
 
 import common
 import grpo
+import plumbing
 from examples import turns
 from lab.claims.masking import unmask
 from lab.draw import BLUE, GREY, curves
@@ -87,7 +88,8 @@ def play(task, problem, policy, rng):
 def estimates(seed, policy):
     """Correlate each estimate with the exact advantages. Noise is the variance of an estimate about
     the best multiple of the exact advantages, divided by the variance of this multiple."""
-    cfg, task, _ = load_base(grpo, FLAGS)
+    cfg = plumbing.parse_flags(grpo.Config, FLAGS.split())
+    task = common.load_task(cfg, grpo.verify)
     problems = common.sample_problems(task, GROUPS, ("turns", seed))
     problems = [problem for problem in problems for _ in range(8)]
     rng = random.Random(f"{policy} {seed}")
