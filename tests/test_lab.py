@@ -335,8 +335,8 @@ def r1(task, stage):
 
 def judged():
     """Count the claims of the lab that have a verdict."""
-    claims = [claim for made in EXPERIMENTS.values()
-              for claim in experiment.of(made.load()[0], verdict.Claim)]
+    claims = [claim for name in experiment.measured()
+              for claim in experiment.of(EXPERIMENTS[name].load()[0], verdict.Claim)]
     return sum(claim.verdict != verdict.NO_VERDICT for claim in claims)
 
 
