@@ -36,7 +36,7 @@ STEPS = 80
 LEVEL, WINDOW = 0.45, 4                 # accuracy to reach, as a mean over this many batches
 RATES = ("1e-3", "2e-3", "4e-3")
 CASES = [f"{side}, {rate}" for side in SIDES for rate in RATES]
-JUDGED = ()                             # the cases at the best rates, which run on other seeds
+JUDGED = ()             # the cases at the best rates, on other seeds; empty until `tuning` has run
 SEEDS = range(8)
 EXPERIMENT = Experiment(__file__, SEEDS, one_base=True, rate="")
 
