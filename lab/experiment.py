@@ -35,7 +35,7 @@ from lab.verdict import CONTRADICTED, NO_VERDICT, OURS, SHOWN, UNDECIDED, Claim
 # The experiments by the question that they answer, in the order of docs/lab.md and of make lab
 QUESTIONS = {"Rewards": ("hacking", "wrongrewards"),
              "KL and trust regions": ("kl", "trust", "rates"),
-             "Baselines and critics": ("variance", "credit", "critic"),
+             "Baselines and critics": ("variance", "credit", "critic", "turns"),
              "Samples": ("signal", "reuse", "staleness", "masking"),
              "Pairs": ("offline",),
              "Teachers": ("distill",),

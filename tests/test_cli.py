@@ -137,6 +137,10 @@ REFUSED = """
     examples.distill --gamma 1                          | sampled_token
     examples.trpo --trust_region penalty                | --trust_region
     examples.trpo --max_kl 0                            | --max_kl
+    examples.turns --gamma 1.1                          | --gamma
+    examples.turns --adv_estimator grpo --gamma 0.9     | --gamma: needs --adv_estimator reward
+    examples.turns --adv_estimator reward_to_go --step_advantage_w 0 | --step_advantage_w
+    examples.turns --scale_rewards mean                 | mean
     examples.zoo --top_entropy_quantile 1.5             | --top_entropy_quantile
     examples.zoo --dro_beta 2                           | --dro_beta
     examples.zoo --epsilon 0.1                          | --epsilon

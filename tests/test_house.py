@@ -3,6 +3,7 @@ package is one folder whose commands run, and the task and the algorithm of docs
 test_cli.py tests that the scripts run with only common.py and plumbing.py."""
 import ast
 import os
+import random
 import re
 import shlex
 import shutil
@@ -89,19 +90,35 @@ def test_every_equation_in_the_docstring_is_tagged_in_the_code_and_vice_versa(sc
 
 PAGE = (ROOT / "docs/extending.md").read_text()
 TASK, _, _, ALGORITHM, _ = re.split("^## ", PAGE, flags=re.M)[1:]
-SOURCE = re.search(r"^```python\n(.*?)^```$", TASK, re.S | re.M)[1]
+SOURCE, TURNS = re.findall(r"^```python\n(.*?)^```$", TASK, re.S | re.M)
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
 TINY = arguments({name: value for name, value in INSTANT.items() if name != "task"})
 
 
-def test_your_own_task_and_your_own_algorithm_run_and_the_difference_is_your_paper(tmp_path):
+def test_the_game_of_the_page_can_be_won_and_its_demonstrations_are_games():
+    found = {"__name__": "tasks.nim"}
+    exec(TURNS, found)
+    task = found["Nim"](None)
+    problem = task.sample(random.Random(0))._replace(prompt="9 matches")
+    for game, end in (("2.-2;2.-1;2.", "won"), ("2.-2;3.", "lost"), ("4.", "lost"), ("1.", "-3;")):
+        assert task.respond(problem, game) == end
+        assert task.verify(problem, game) == (end == "won")
+    problems = [task.demonstration(random.Random(seed), "forum") for seed in range(300)]
+    for one in problems:
+        assert task.play(one, one.completion)[-1].response in ("won", "lost")
+    wins = sum(task.verify(one, one.completion) for one in problems) / 300
+    assert 0.1 < wins < 0.9 and max(len(one.completion) for one in problems) < 48
+
+
+def test_your_own_tasks_and_your_own_algorithm_run_and_the_difference_is_your_paper(tmp_path):
     """The test works in a copy of the repository."""
-    for name in ("tasks", "report", "learn", "tests"):
+    for name in ("tasks", "report", "learn", "tests", "examples"):
         ignored = shutil.ignore_patterns("__pycache__", "report.py")      # pictures are slow
         shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
     for path in [*ROOT.glob("*.py"), ROOT / "Makefile", ROOT / "pyproject.toml"]:
         shutil.copy(path, tmp_path)
-    name = re.search(r"tasks/(\w+)\.py", TASK)[1]
+    name, game = re.findall(r"as\s+tasks/(\w+)\.py:", TASK)
+    (tmp_path / f"tasks/{game}.py").write_text(TURNS)
     source = SOURCE.replace('"""', '"""\u00e9 ', 1)            # in a locale that has no accents
     (tmp_path / f"tasks/{name}.py").write_text(source, "utf-8")
     removed, added = re.search(r"^-(.*)\n\+(.*)$", ALGORITHM, re.M).groups()
@@ -117,6 +134,11 @@ def test_your_own_task_and_your_own_algorithm_run_and_the_difference_is_your_pap
     folder = tmp_path / f"runs/mine-{name}-s0"
     assert read_summary(folder)["steps"] == 1
     assert [group["answer"] for group in lines(folder / "samples.jsonl")]
+
+    [command] = re.findall(rf"^python (examples/.* --task {game})$", TASK, re.M)
+    subprocess.run([sys.executable, *shlex.split(command), *TINY], cwd=tmp_path, check=True)
+    [step] = lines(tmp_path / f"runs/turns-{game}-s0/metrics.jsonl")
+    assert step["turns/mean"] >= 1 and step["turns/shared_states"] == 1     # all in the first state
 
     def make(*words):
         return subprocess.run(["make", "--silent", f"PYTHON={sys.executable}", *words],

@@ -10,7 +10,7 @@ from unittest.mock import ANY
 import numpy
 import pytest
 import torch
-from conftest import ROOT, f64
+from conftest import ROOT, f64, load_named
 from small_runs import SMALL, arguments
 
 import common
@@ -18,8 +18,19 @@ import grpo
 import plumbing
 import reinforce
 from lab import experiment, training
-from lab.claims import bugs, credit, distill, kl, offline, seeds, signal, variance, wrongrewards
-from tasks import gridworld, preferences
+from lab.claims import (
+    bugs,
+    credit,
+    distill,
+    kl,
+    offline,
+    seeds,
+    signal,
+    turns,
+    variance,
+    wrongrewards,
+)
+from tasks import gridworld, number, preferences
 from tasks import pairs as pairs_in_files
 
 
@@ -103,6 +114,57 @@ def test_credit_of_exact_values_is_exact(walks):
     assert credit.value_error(walks.V, walks) == 0
     found = credit.correlations(walks, walks.token_rewards, {"exact": walks.V}, exact, "whole")
     assert found["exact"] == pytest.approx(1) and abs(found["whole"]) < 0.9
+
+
+@pytest.fixture
+def small_range(monkeypatch):
+    """Make a range of five numbers, with three guesses."""
+    stored = turns.chances, turns.value, turns.values
+    monkeypatch.setattr(number, "SIZE", 5)
+    monkeypatch.setattr(number, "LIMIT", 3)
+    for one in stored:
+        one.cache_clear()
+    yield load_named("number")
+    for one in stored:
+        one.cache_clear()
+
+
+@pytest.mark.parametrize("policy", turns.POLICIES)
+def test_turns_values_are_means_over_all_games(policy, small_range, monkeypatch):
+    task = small_range
+
+    def success(state):
+        """Play all games from a state. -> probability of finding its secret"""
+        if state is None:
+            return 0.0
+        return turns.chances(policy, state.low, state.high) @ afterwards(state)
+
+    def afterwards(state):
+        after = [task.step(state, f"<search>{guess}</search>") for guess in range(5)]
+        return numpy.array([reward + success(state) for state, _, reward in after])
+    for low, high, guesses in ((0, 4, 0), (1, 4, 1), (2, 2, 0), (0, 3, 2)):
+        states = [number.State(low, high, secret, guesses) for secret in range(low, high + 1)]
+        assert sum(turns.chances(policy, low, high)) == pytest.approx(1)
+        found = turns.value(policy, low, high, 3 - guesses)
+        assert found == pytest.approx(sum(map(success, states)) / len(states))
+        found = turns.values(policy, low, high, 3 - guesses)
+        assert found == pytest.approx(sum(map(afterwards, states)) / len(states))
+    monkeypatch.setattr(turns, "GROUPS", 50)
+    found = turns.estimates(0, policy)
+    for name in turns.ESTIMATORS:
+        assert 0 < found[name] < 1 and found[f"noise: {name}"] > 0
+    assert 0.3 < found["shared"] < 1
+
+
+def test_turns_percentages_of_the_task_are_exact(monkeypatch):
+    monkeypatch.setattr(turns, "POLICIES", {"within": (0.0, 1.0), "halving": (1.0, 0.0)})
+    found = [f"{turns.value(policy, 0, 31, left):.0%}"
+             for left in (5, 6) for policy in turns.POLICIES]
+    assert found == ["53%", "97%", "71%", "100%"]
+    told = re.findall(r"\d+%", number.__doc__)
+    assert told == found and "53% in five" in " ".join(number.__doc__.split())
+    page = " ".join((ROOT / "docs/tasks.md").read_text().split())
+    assert "Halving the range finds 97% of" in page and "within the hints find 53%" in page
 
 
 @pytest.mark.parametrize("scale", signal.SCALES.values())

@@ -1,9 +1,11 @@
 """Test your own rewards and tools: --reward_file, and tasks that insert text into completions, on
 which pretrained/train.py trains as the scripts do."""
+import importlib.util
 import json
 import os
 import re
 import signal
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -336,8 +338,16 @@ class Task:
         return self.response
 
 
-def test_a_run_with_a_tool_is_that_of_the_script_from_the_same_base(tmp_path):
-    lookup = {"task": "lookup", "max_completion_length": 37}
+@pytest.mark.parametrize("name, metric, T", [
+    ("lookup", "tools/call_frequency", 37), ("number", "completions/mean_length", 56)])
+def test_a_run_with_a_tool_is_that_of_the_script_from_the_same_base(
+        name, metric, T, tmp_path, monkeypatch):
+    """Only prompts and what the tool inserts are ever tokenized: sampled ids are kept."""
+    ids_of = pretrained.Policy.ids_of
+    encoded = []
+    monkeypatch.setattr(pretrained.Policy, "ids_of", lambda self, text, **options: (
+        encoded.append(text), ids_of(self, text, **options))[1])
+    lookup = {"task": name, "max_completion_length": T}
     base = {"base_steps": 250, "textbook_share": 1.0, "max_steps": 0, "output_dir": "base"}
     small = {name: SMALL[name] for name in SMALL if not name.startswith("base_")}
     two = lookup | {"max_steps": 2}
@@ -349,9 +359,47 @@ def test_a_run_with_a_tool_is_that_of_the_script_from_the_same_base(tmp_path):
         for line in lines("theirs/evaluation.jsonl")[:2]:
             assert ask.answer("theirs", line["prompt"]) != ""
     for one, other in zip(steps(tmp_path / "ours"), steps(tmp_path / "theirs"), strict=True):
-        assert one["reward"] == other["reward"] and one["tools/call_frequency"] > 0.3
-        for name in ("loss", "grad_norm", "entropy", "tools/call_frequency"):
-            assert other[name] == pytest.approx(one[name], rel=1e-3, abs=2e-4), name
+        assert one["reward"] == other["reward"] and one[metric] > 0.3
+        for column in ("loss", "grad_norm", "entropy", metric):
+            assert other[column] == pytest.approx(one[column], rel=1e-3, abs=2e-4), column
+    assert any("<information>" in text for text in encoded)
+    assert not any("<search>" in text for text in encoded)
+
+
+def test_in_a_conversation_with_vllm_what_was_sampled_is_never_tokenized_again(monkeypatch):
+    """The policy writes c! as two tokens, although the tokenizer has one for them, and reads its
+    own ids in each later round. The pretended vLLM samples up to a call, as the real one does."""
+    for name in ("vllm", "vllm.lora", "vllm.lora.request"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(
+            LLM=None, SamplingParams=dict, LoRARequest=None))
+    spec = importlib.util.spec_from_file_location("pretended", ROOT / "pretrained/engine.py")
+    engine = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(engine)
+    rounds = {0: [[2, 3, 4], [2, 4], [6]], 1: [[0, 6]]}         # c ! ?, c ?, <end> | ab <end>
+    asked = []
+
+    def generate(texts, params, **options):
+        asked.append([text["prompt_token_ids"] for text in texts])
+        found = []
+        for text, one in zip(texts, params):
+            ids = rounds[text["prompt_token_ids"][0]].pop(0)
+            assert one["stop"] == ["?"]
+            assert one["max_tokens"] == 2 + 12 - len(text["prompt_token_ids"])
+            logps = SimpleNamespace(logprobs=[-0.5] * len(ids))
+            found.append(SimpleNamespace(
+                outputs=[SimpleNamespace(token_ids=ids, logprobs=logps)]))
+        return found
+    pieces = Pieces()
+    pieces.vocabulary = [*pieces.vocabulary, "c!"]
+    policy = SimpleNamespace(tokenizer=pieces, ids_of=pieces.ids_of, ends=[6])
+    completions = [calls.Completion(policy, Task(("?",), "<i>"), None) for _ in range(2)]
+    one = engine.Engine.__new__(engine.Engine)
+    one.ends, one.is_cpu, one.adapter, one.llm = [6], True, None, SimpleNamespace(generate=generate)
+    one.complete([[0, 1], [1, 0]], completions, 12, 1.0, torch.zeros(2, 12))
+    assert asked == [[[0, 1], [1, 0]], [[0, 1, 2, 3, 4, 5]], [[0, 1, 2, 3, 4, 5, 2, 4, 5]]]
+    assert completions[0].ids == [2, 3, 4, 5, 2, 4, 5, 6] and completions[1].ids == [0, 6]
+    assert [mask for _, mask, *_ in completions[0].slots] == [1, 1, 1, 0, 1, 1, 0, 1]
+    assert [2 * logp for *_, logp, _ in completions[0].slots] == [-1, -1, -1, 0, -1, -1, 0, -1]
 
 
 class Pieces:

@@ -25,7 +25,7 @@ LANGUAGE_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.S | re.M)
 MAKEFILE = (ROOT / "Makefile").read_text().replace("\\\n", " ")
 TARGETS = re.search(r"^\.PHONY: (.*)", MAKEFILE, re.M)[1].split()
 # Commands that need a file which the reader writes first.
-TO_COME = ("mine.py", "--task sorting")
+TO_COME = ("mine.py", "--task sorting", "--task nim")
 
 
 def section(page, title):

@@ -40,6 +40,7 @@ ppo --task gridworld --trust_region penalty --target_kl 0.001 --kernel torch
 dpo --online --nll_coef 0.1
 dpo --pairs pairs.jsonl
 examples.lag --sampler_lag 1 --importance_sampling_correction truncate
+examples.turns --task number --adv_estimator reward_to_go
 """.strip().splitlines()
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

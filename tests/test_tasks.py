@@ -21,7 +21,7 @@ from common import Problem
 from tasks.mix import Mix, preference
 from tasks.rewards import REWARDS
 
-NAMES = ["arithmetic", "countdown", "gridworld", "lookup"]
+NAMES = ["arithmetic", "countdown", "gridworld", "lookup", "number"]
 
 
 def levels(problems):
@@ -49,7 +49,8 @@ def problems_of(task, *difficulties):
 
 @pytest.mark.parametrize("name, checksum", [
     ("arithmetic:3-5", 2827538293), ("countdown", 414979693), ("gridworld", 656171213),
-    ("gridworld:0.3", 1721126631), ("lookup", 2775962093), ("arithmetic,lookup", 2891493962)])
+    ("gridworld:0.3", 1721126631), ("lookup", 2775962093), ("number", 244864060),
+    ("arithmetic,lookup", 2891493962)])
 def test_the_problems_and_demonstrations_of_a_seed_stay_the_same(name, checksum):
     """Results that we report depend on them."""
     found = common.sample_problems(load(name), 50, 1)
@@ -86,7 +87,7 @@ def test_what_a_task_cannot_do_is_refused_in_one_line(flags, words, refused):
 # ---- problems and splits ---------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", [
-    "arithmetic:3-7", "countdown", "gridworld:0.3", "lookup", "arithmetic,lookup"])
+    "arithmetic:3-7", "countdown", "gridworld:0.3", "lookup", "number", "arithmetic,lookup"])
 def test_held_out_problems_are_different_and_occur_neither_in_training_nor_in_the_warm_start(name):
     task = load(name)
     problems = common.held_out_problems(task, 200)

@@ -1,0 +1,344 @@
+"""Test tasks in turns: the task number, what a text may hold, and examples/turns.py, whose mean
+gradients are compared with exact ones on a small world. test_resume.py tests a resumed run."""
+import dataclasses
+import importlib
+import itertools
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import close, f64, load_named, takes_less_than
+from small_runs import SMALL, arguments, changed_weights, load, policy_of, steps
+
+import common
+import grpo
+import plumbing
+from common import Problem
+from lab.claims import turns as lab
+from tasks import number
+from tasks.calls import Turn, Turns
+
+turns = importlib.import_module("examples.turns")
+TASK = load_named("number")
+PROBLEM = Problem("17-48", "", secret=36)
+HIGHER, BOTH, LOWER, ALL, RIGHT = (
+    f"<information>{word}</information>" for word in ("31-48", "31-43", "17-43", "17-48", "right"))
+
+
+def guess(*numbers):
+    """Write guesses, each followed by its response, except the last."""
+    text = ""
+    for n in numbers:
+        text += TASK.respond(PROBLEM, text) + f"<search>{n}</search>"
+    return text
+
+
+# ---- the task number -------------------------------------------------------------------------
+
+@pytest.mark.parametrize("text, response", [
+    ("", ""), ("<search>30", ""), (guess(30), HIGHER), (guess(30, 44), BOTH), (guess(36), RIGHT),
+    (guess(44), LOWER), (guess(44, 30), BOTH), (guess(30, 44, 36), RIGHT), (guess(99), ALL),
+    (guess(30, 20, 50), HIGHER), (guess(5), ALL), ("hm" + guess(30), HIGHER),
+    (guess(30) + HIGHER, ""), (guess(30) + HIGHER + "<think>", ""),
+    (guess(1, 2, 3, 4, 5), ALL), (guess(1, 2, 3, 4, 36), RIGHT),
+    # after the end, nobody responds
+    (guess(36) + RIGHT + "<search>36</search>", ""),
+    (guess(1, 2, 3, 4, 5) + ALL + "<search>36</search>", ""),
+    (guess("x", 2, 3, 4, 5) + ALL + "<search>36</search>", ""),
+    # not one number in one block: the turn is lost
+    *((f"{action}</search>", ALL) for action in (
+        "", "36", "<search>", "<search>x", "<search>-36", "<search>036", "<search>3 6",
+        "<search>" + "9" * 10_000, "<search>\u0663\u0666", "<search>36<search>36",
+        "<search><search>36", "<Search>36"))], ids=lambda text: ascii(text[:40]))
+def test_a_guess_is_answered_until_the_number_is_found_or_five_guesses_are_used(text, response):
+    assert TASK.respond(PROBLEM, text) == response
+    assert TASK.respond(PROBLEM._replace(secret=None), text) == ""
+
+
+@pytest.mark.parametrize("verdict, texts", [
+    (1.0, [guess(36), guess(30, 36), guess(1, 2, 3, 4, 36), guess(36) + RIGHT + guess(1),
+           guess(" 36 "), "<answer>9</answer>" + guess(36), guess("x", 36), HIGHER + guess(36)]),
+    (0.0, ["", guess(30), "36", "<search>36", "<answer>36</answer>", RIGHT, guess(30) + RIGHT,
+           guess(1, 2, 3, 4, 5) + ALL + guess(36), guess("36<search>36"), guess(1, 2, 3, 4, 5),
+           # two guesses without a response between them: the first was never answered
+           "<search>30</search><search>36</search>", 40 * "</search>" + guess(36),
+           # the policy imitates a response to a guess that is wrong, or was never made
+           "<search>30</search>" + RIGHT + guess(36), "<search>" + RIGHT + "</search>"])])
+def test_only_the_number_within_five_answered_guesses_gets_a_reward(verdict, texts):
+    for text in texts:
+        found = TASK.verify(PROBLEM, text)
+        assert found == verdict and isinstance(found, float), ascii(text)
+        assert TASK.verify(PROBLEM._replace(secret=None), text) == 0
+
+
+def test_a_turn_has_the_state_before_it_and_a_live_episode_ends_with_an_unanswered_turn():
+    start = number.State(17, 48, 36)
+    after = number.State(31, 48, 36, 1)
+    first = Turn(start, len(guess(30)), HIGHER, 0.0)
+    text = guess(30) + HIGHER
+    assert TASK.play(PROBLEM, text + "<think>") == [first, Turn(after, len(text) + 7)]
+    text += "<search>36</search>"
+    found = [first, Turn(after, len(text), RIGHT, 1.0)]
+    assert TASK.play(PROBLEM, text) == found
+    assert TASK.play(PROBLEM, text + RIGHT + "<search>1</search>") == found
+    # a guess outside of what is left teaches nothing
+    assert TASK.play(PROBLEM, guess(30, 20, 50, 36))[3].state == number.State(31, 48, 36, 3)
+
+
+@pytest.mark.parametrize("text", [
+    "<search>" * 9_000, "</search>" * 9_000, "<search>36" * 9_000 + "</search>", "<" * 90_000,
+    guess(30) + HIGHER * 9_000 + "</search>", "\x00" * 90_000], ids=lambda text: ascii(text[:20]))
+def test_hostile_text_costs_about_a_millisecond(text):
+    assert TASK.verify(PROBLEM, text) == 0.0 and len(TASK.respond(PROBLEM, text)) <= 40
+    assert takes_less_than(2e-3, TASK.verify, PROBLEM, text)
+
+
+def test_demonstrations_hold_what_the_environment_inserts_and_in_a_cold_start_heed_its_hints():
+    for phase, low, high in (("cold_start", 0.48, 0.60), ("forum", 0.24, 0.40)):
+        problems = common.sample_problems(TASK, 500, 0, phase=phase)
+        for problem in problems:
+            text = problem.completion
+            played = TASK.play(problem, text)
+            ends = [m.end() for m in re.finditer("</search>", text)]
+            assert [turn.end for turn in played] == ends and len(ends) <= number.LIMIT
+            assert text.endswith(played[-1].response)
+            if phase == "cold_start":
+                for turn, n in zip(played, re.findall("<search>(.*?)</search>", text)):
+                    assert turn.state.low <= int(n) <= turn.state.high
+            ids = common.TOKENIZER.encode(text, allowed_special="all")
+            assert len(ids) < TASK.defaults["max_completion_length"]
+        assert low < sum(TASK.verify(one, one.completion) for one in problems) / 500 < high
+
+
+# ---- your own environment --------------------------------------------------------------------
+
+class Walk(Turns):
+    """A walk over letters: "b?" goes to b. REWARDS[here, there] is the reward; y and z end it."""
+    prompt_width = 1
+    call_tokens = ("?",)
+    rewards = {("s", "a"): 1.0, ("a", "y"): 3.0, ("b", "y"): 1.0, ("b", "z"): 2.0}
+    reply = "."
+
+    def sample(self, rng):
+        return Problem("s", "")
+
+    def open(self, problem):
+        return problem.prompt
+
+    def step(self, state, action):
+        after = action[-2:-1] or "s"
+        return None if after in "yz" else after, self.reply, self.rewards.get((state, after), 0)
+
+
+def batch_of(texts, G, prompts="s" * 99, is_response="."):
+    """Make a batch of Walk. The policy wrote everything but dots; the rest is padding."""
+    length = max(map(len, texts))
+    mask = f64([[float(c != is_response) for c in text] + [0.0] * (length - len(text))
+                for text in texts])
+    problems = [Problem(prompts[row // G], "") for row in range(len(texts))]
+    rewards = f64([walk.verify(*pair) for pair in zip(problems, texts)]).view(-1, G)
+    return SimpleNamespace(mask=mask, texts=texts, problems=problems, rewards=rewards)
+
+
+walk = Walk(None)
+
+
+def config(**flags):
+    return turns.Config(device="cpu", **flags)
+
+
+def test_if_nothing_is_right_or_wrong_a_verdict_lists_the_rewards_of_the_turns():
+    shop = Walk(None)
+    assert shop.verify(Problem("s", ""), "a?.y?.!") == 4.0
+    shop.is_judged = False
+    assert shop.verify(Problem("s", ""), "a?.y?.!") == [1.0, 3.0]
+    assert shop.reward(None, "", [1.0, 3.0], 0) == 4.0
+
+
+def test_a_step_that_says_nothing_is_refused(refused):
+    mute = Walk(None)
+    mute.reply = ""
+    refused("step returned an empty response", mute.respond, Problem("s", ""), "a?")
+
+
+# ---- turns, returns and groups ---------------------------------------------------------------
+
+def test_turns_are_numbered_by_the_responses_between_them_and_padding_belongs_to_the_last():
+    mask = f64([[1, 1, 0, 0, 1, 0, 1, 1, 0, 0], [0, 1, 1, 1, 0, 0, 0, 0, 0, 0]])
+    assert turns.turn_numbers(mask).tolist() == [[0, 0, 0, 0, 1, 1, 2, 2, 2, 2],
+                                                 [-1, 0, 0, 0, 0, 0, 0, 0, 0, 0]]
+
+
+def test_a_return_counts_the_rewards_to_come_and_those_far_away_less():
+    rewards = f64([[1, 0, 4], [0, 2, 0]])
+    close(turns.returns(rewards, 0.5), f64([[2, 2, 4], [1, 2, 0]]))
+    close(turns.returns(rewards, 1.0), f64([[5, 4, 4], [2, 2, 0]]))
+    close(turns.returns(rewards, 0.0), rewards)
+
+
+@pytest.mark.parametrize("scale", ["group", "none"])
+def test_a_return_is_compared_with_the_others_of_its_label_and_alone_it_is_0(scale):
+    R = f64([[1, 5, 2], [3, 7, 9]])
+    labels = torch.tensor([[0, 4, -1], [0, 2, -1]])
+    one = 1 / (2 ** 0.5 + 1e-4) if scale == "group" else 1.0
+    close(turns.compared(R, labels, scale), f64([[-one, 0, 0], [one, 0, 0]]))
+    labels[0, 1] = 0
+    expected = grpo.advantages(f64([[1, 5, 3]]), scale)[0]
+    found = turns.compared(R, labels, scale)
+    close(found[[0, 0, 1], [0, 1, 0]], expected)
+    assert found[0, 2] == found[1, 1] == found[1, 2] == 0
+
+
+def same(labels):
+    """List the places that share a label, for each label that several places have. -> set"""
+    places = {}
+    for row, line in enumerate(labels.tolist()):
+        for k, label in enumerate(line):
+            places.setdefault(label, []).append((row, k))
+    assert -1 not in places or places.pop(-1)
+    return {tuple(found) for found in places.values() if len(found) > 1}
+
+
+def test_turns_are_equal_if_question_and_state_are_at_any_time_even_twice_in_an_episode():
+    texts = ["b?.a?.b?.", "a?.y?.!", "b?.y?.", "a?.y?."]
+    rewards, by_number, by_state = turns.read_turns(walk, batch_of(texts, 2, "sa"))
+    assert rewards.tolist() == [[0, 0, 0], [1, 3, 0], [0, 1, 0], [0, 3, 0]]
+    assert same(by_number) == {((0, 0), (1, 0)), ((0, 1), (1, 1)), ((2, 0), (3, 0)),
+                               ((2, 1), (3, 1))}
+    # s, b, a, (b: no token) | s, a, (the end)      other question: a, b | a, a
+    assert same(by_state) == {((0, 0), (1, 0)), ((0, 2), (1, 1)), ((2, 0), (3, 0), (3, 1))}
+    assert by_state[1, 2] == by_number[1, 2] == -1          # after the end
+    _, _, by_state = turns.read_turns(walk, batch_of(["b?.b?.b?.b", "b?.y?.!!"], 2))
+    assert same(by_state) == {((0, 0), (1, 0)), ((0, 1), (0, 2), (0, 3), (1, 1))}
+    _, _, by_state = turns.read_turns(walk, batch_of(["b?.", "b?.b?.b"], 2))
+    assert same(by_state) == {((0, 0), (1, 0)), ((1, 1), (1, 2))}       # row 0 did not act at b
+
+
+def test_a_batch_of_questions_is_the_batches_of_its_questions_and_of_equal_prompts_too():
+    """Two groups with the same prompt stay two groups."""
+    texts = ["a?.y?.", "b?.z?.", "a?.z?.", "b?.y?."]
+    for name in ("grpo", "reward_to_go", "gigpo"):
+        cfg = config(adv_estimator=name)
+        whole, _ = turns.advantages(walk, batch_of(texts, 2), cfg)
+        parts = [turns.advantages(walk, batch_of(some, 2), cfg)[0]
+                 for some in (texts[:2], texts[2:])]
+        close(whole, torch.cat(parts))
+        assert whole.any()
+
+
+def test_what_a_reward_adds_to_the_turns_goes_to_the_last_turn_and_so_does_an_unheard_call():
+    batch = batch_of(["a?.y?.", "b?.z?"], 2)
+    batch.rewards = batch.rewards + f64([[0.5, -1]])
+    rewards, *_ = turns.read_turns(walk, batch)
+    assert rewards.tolist() == [[1, 3.5], [0, 1]]
+    batch = batch_of(["a?.y?."], 1)
+    batch.mask[0, 2] = 1                        # the policy wrote both the call and the response
+    rewards, by_number, _ = turns.read_turns(walk, batch)
+    assert rewards.tolist() == [[4]] and by_number.tolist() == [[0]]
+
+
+# ---- the advantages --------------------------------------------------------------------------
+
+def test_the_environment_gets_no_advantage_and_only_grpo_and_gigpo_one_after_the_end():
+    texts = ["a?.y?.!", "b?.z?.!"]
+    masked = torch.tensor([[0, 0, 1, 0, 0, 1, 0]] * 2).bool()
+    for name, after_the_end in (("grpo", 1), ("reward_to_go", 0), ("gigpo", 1)):
+        A, metrics = turns.advantages(walk, batch_of(texts, 2), config(adv_estimator=name))
+        assert (A[masked] == 0).all() and (A[~masked][[0, 1, 2, 3, 5, 6, 7, 8]] != 0).all() or name
+        assert (A[masked] == 0).all() and bool(A[0, 6]) == after_the_end
+        assert (A[:, 0] == A[:, 1]).all() and metrics["turns/mean"] == 2.0
+        assert metrics["turns/shared_states"] == 0.5        # s, s, but a and b are alone
+
+
+@pytest.mark.parametrize("scale", ["group", "none"])
+def test_the_advantages_are_those_of_the_equations(scale):
+    texts = ["a?.y?.!", "b?.z?.!", "b?.y?.!", "a?.a?.!"]         # 4, 2, 1 and 1 in all
+    R = f64([[1 + 0.5 * 3, 3], [0.5 * 2, 2], [0.5, 1], [1, 0]])
+
+    def relative(*values):
+        x = f64(values)
+        return (x - x.mean()) / (x.std() + 1e-4 if scale == "group" else 1)
+    whole = relative(4, 2, 1, 1)
+    cfg = config(gamma=0.5, scale_rewards=scale, adv_estimator="grpo")
+    A, _ = turns.advantages(walk, batch_of(texts, 4), dataclasses.replace(cfg, gamma=0.95))
+    close(A[:, [0, 3, 6]], whole[:, None].expand(4, 3))
+    A, _ = turns.advantages(walk, batch_of(texts, 4),
+                            dataclasses.replace(cfg, adv_estimator="reward_to_go"))
+    close(A[:, [0, 3]], torch.stack([relative(*R[:, 0]), relative(*R[:, 1])], dim=1))
+    cfg = dataclasses.replace(cfg, adv_estimator="gigpo", step_advantage_w=0.3)
+    A, _ = turns.advantages(walk, batch_of(texts, 4), cfg)
+    close(A[:, 0], whole + 0.3 * relative(*R[:, 0]))
+    # at the second turn, rows 0 and 3 are at a, row 3 a third time, and rows 1 and 2 are at b
+    at_a, at_b = relative(3, 0, 0), relative(2, 1)
+    close(A[:, 3], whole + 0.3 * torch.stack([at_a[0], at_b[0], at_b[1], at_a[1]]))
+    close(A[:, 6], whole + 0.3 * f64([0, 0, 0, at_a[2]]))
+
+
+WAYS = [(one, two) for one in "ab" for two in "yz"]
+
+
+def test_the_mean_gradient_over_all_groups_is_the_exact_one_in_every_state():
+    """The exact gradient comes from all walks. With gamma 1 and divisor 1, a group of two has half
+    of it if turns are compared with all others, and else the share of turns that had a partner."""
+    logits = {"s": f64([0.3, -0.2]), "a": f64([0.1, 0.5]), "b": f64([-0.4, 0.2])}
+    for x in logits.values():
+        x.requires_grad_()
+    p = {state: x.softmax(dim=0) for state, x in logits.items()}
+    chosen = {way: (p["s"]["ab".index(way[0])], p[way[0]]["yz".index(way[1])]) for way in WAYS}
+    value = sum(first * second * sum(walk.rewards.get(step, 0) for step in (("s", one), (one, two)))
+                for (one, two), (first, second) in chosen.items())
+    exact = torch.autograd.grad(value, list(logits.values()), retain_graph=True)
+    for name in ("grpo", "reward_to_go", "gigpo"):
+        cfg = config(adv_estimator=name, scale_rewards="none",
+                     **({} if name == "grpo" else {"gamma": 1.0}))
+        loss = 0.0
+        for pair in itertools.product(WAYS, repeat=2):
+            batch = batch_of([f"{one}?.{two}?." for one, two in pair], 2)
+            A, _ = turns.advantages(walk, batch, cfg)
+            weight = torch.stack([torch.stack(chosen[way]) for way in pair])        # (2, 2)
+            gain = (A[:, [0, 3]] * weight.log()).sum() / 2
+            loss = loss + weight.prod().detach() * gain
+        found = torch.autograd.grad(loss, list(logits.values()), retain_graph=True)
+        shares = [0.5] * 3
+        if name == "gigpo":             # with a partner at s always, and at a if both went there
+            shares = [0.5 + 0.5, 0.5 + p["s"][0].item() / 2, 0.5 + p["s"][1].item() / 2]
+        for share, one, other in zip(shares, found, exact):
+            close(one, share * other)
+            assert other.abs().max() > 0.01
+
+
+# ---- runs ------------------------------------------------------------------------------------
+
+FLAGS = SMALL | {"task": "number", "max_completion_length": 56, "base_steps": 250, "max_steps": 2,
+                 "num_eval_problems": 2, "eval_steps": 9}
+
+
+def test_with_one_reward_for_all_turns_a_run_is_that_of_grpo_and_other_tasks_are_refused(
+        at_work_folder, refused, monkeypatch):
+    grpo.main(arguments(FLAGS | {"output_dir": "turns-grpo"}))
+    turns.main(arguments(FLAGS | {"output_dir": "turns-one", "adv_estimator": "grpo"}))
+    assert not changed_weights(policy_of("turns-grpo"), policy_of("turns-one"))
+    for one, other in zip(steps("turns-grpo"), steps("turns-one"), strict=True):
+        assert one.items() - {("step_time", one["step_time"])} <= other.items()
+        assert 1 <= other["turns/mean"] <= 5 and other["turns/shared_states"] > 0.1
+    turns.main(arguments(FLAGS | {"output_dir": "turns-gigpo"}))
+    assert changed_weights(policy_of("turns-gigpo"), policy_of("turns-one"))
+
+    # the lab learns from the same batches
+    cfg = plumbing.parse_flags(grpo.Config, arguments(FLAGS))
+    policy = grpo.GPT(cfg)
+    policy.load_state_dict(load("turns-gigpo/base.pt")["policy"])
+    monkeypatch.setattr(lab, "load_base", lambda *_: (cfg, load_named("number"), policy))
+    monkeypatch.setattr(lab, "STEPS", 2)
+    found = lab.learn(0, "GiGPO, 5e-4")
+    assert found["accuracy"] == [line["accuracy"] for line in steps("turns-gigpo")]
+    assert 0.5 < sum(found["before"]) <= 1
+    refused("has no turns", turns.main, arguments(SMALL))
+
+
+def test_every_equation_in_the_docstring_is_tagged_and_vice_versa():
+    stated = re.findall(r"\((\d+)\)$", turns.__doc__, re.MULTILINE)
+    tagged = re.findall(r"eq\. \((\d+)\)", Path(turns.__file__).read_text())
+    assert stated == ["1", "2", "3", "4", "5"] == sorted(set(tagged))
