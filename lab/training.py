@@ -43,14 +43,19 @@ def load_base(script, flags=""):
     return cfg, task, policy
 
 
+def clear_gradient(policy):
+    """Set all gradients to 0, as the update of a script does at its end."""
+    for weight in policy.parameters():
+        weight.grad = torch.zeros_like(weight)
+
+
 def training(script, cfg, task, policy, engine=lambda policy: policy, weigh=lambda batch: 1.0):
     """Train `policy` like the main of grpo.py or gspo.py, but for an unlimited number of steps.
     engine(policy) samples the batches, and advantages are multiplied by weigh(batch).
     Yields (batch, metrics) of each step after its update."""
     reference = copy.deepcopy(policy)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
-    for weight in policy.parameters():
-        weight.grad = torch.zeros_like(weight)
+    clear_gradient(policy)
     for step in itertools.count():
         batch = script.sample_with_signal(engine(policy), task, cfg, step)
         A = script.advantages(batch.rewards, cfg.scale_rewards).view(-1, 1)     # (B, 1)

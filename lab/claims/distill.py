@@ -19,7 +19,7 @@ import reinforce
 from examples import distill
 from lab.draw import curves
 from lab.experiment import Experiment, means, numbers, ratio, steps_to_level, transposed
-from lab.training import load_base, training
+from lab.training import clear_gradient, load_base, training
 from lab.verdict import OURS, Claim
 
 FLAGS = "--num_prompts 8 --num_generations 8"
@@ -131,8 +131,7 @@ def noise(seed, side):
     gradients = []
     for draw in range(DRAWS):
         batch = reinforce.sample_batch(student, task, cfg, ("noise", draw))
-        for weight in student.parameters():
-            weight.grad = torch.zeros_like(weight)
+        clear_gradient(student)
         distill.backward(student, teacher, batch, torch.arange(OUTPUTS), cfg)
         gradients.append(parameters_to_vector(weight.grad for weight in student.parameters()))
     gradients = torch.stack(gradients)                                          # (DRAWS, n)
