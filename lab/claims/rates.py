@@ -29,24 +29,70 @@ CLIPS = {"SAPO": "clip, mean of answers", "CISPO": "clip, mean over tokens"}  # 
 SEEDS = range(20, 30)
 # The sides of claims that other experiments judged at one shared rate: the command, and the rates
 PASSES = f"grpo.py --num_prompts 16 --num_generations 8 {UNSCORED} --max_steps"
+LAG = f"examples/lag.py --num_prompts 12 {UNSCORED} --sampler_lag"
+PPO = ("ppo.py --reward model --max_steps 30 --eval_steps 1000 --num_eval_problems 256 "
+       "--num_eval_samples 4")
+DPO = "dpo.py --max_steps 40 --eval_steps 1000 --num_eval_problems 256 --num_eval_samples 2"
+FEW = f"grpo.py --num_prompts 4 --num_generations 8 --max_steps 48 --num_iterations 8 {SCORED}"
+MANY = f"grpo.py --num_prompts 16 --num_generations 8 --max_steps 6 --num_iterations 32 {SCORED}"
+STALE = ("examples/lag.py --sampler_lag 8 --num_prompts 12 --max_steps 28 --num_iterations 4 "
+         f"{SCORED}")
+NO_BOUND = "--epsilon 1e9 --epsilon_high 1e9"
+SMALLER = ("6.25e-5", "1.25e-4", "2.5e-4")
 SIDES = {"clip, 8 passes": (f"{PASSES} 12 --num_iterations 8",
                             ("6.25e-5", "1.25e-4", "2.5e-4", "5e-4", "1e-3")),
-         "no bound, 8 passes": (f"{PASSES} 12 --num_iterations 8 --epsilon 1e9 --epsilon_high 1e9",
+         "no bound, 8 passes": (f"{PASSES} 12 --num_iterations 8 {NO_BOUND}",
                                 ("6.25e-5", "1.25e-4", "2.5e-4", "5e-4")),
-         "1 pass": (f"{PASSES} 16", ("5e-4", "1e-3", "2e-3", "4e-3"))}
+         "1 pass": (f"{PASSES} 16", ("5e-4", "1e-3", "2e-3", "4e-3")),
+         "2 passes": (f"{PASSES} 16 --num_iterations 2", ("5e-4", "1e-3", "2e-3")),
+         "lag 0": (f"{LAG} 0 --max_steps 20", ("2.5e-4", "5e-4", "1e-3")),
+         "lag 1": (f"{LAG} 1 --max_steps 21", ("2.5e-4", "5e-4", "1e-3")),
+         "lag 8": (f"{LAG} 8 --max_steps 28", ("2.5e-4", "5e-4", "1e-3")),
+         "lag 8, truncate": (f"{LAG} 8 --max_steps 28 --importance_sampling_correction truncate",
+                             ("2.5e-4", "5e-4", "1e-3")),
+         "PPO": (PPO, ("1.25e-4", "2.5e-4", "5e-4")),
+         "PPO, beta 0.1": (f"{PPO} --beta 0.1", ("2.5e-4", "5e-4", "1e-3")),
+         "DPO, offline": (DPO, ("5e-5", "1e-4", "2e-4")),
+         "DPO, online": (f"{DPO} --online", ("5e-5", "1e-4", "2e-4")),
+         "clip, few samples": (FEW, SMALLER),
+         "no bound, few samples": (f"{FEW} {NO_BOUND}", SMALLER),
+         "clip, 32 passes": (MANY, SMALLER),
+         "no bound, 32 passes": (f"{MANY} {NO_BOUND}", SMALLER),
+         "clip, stale": (STALE, SMALLER),
+         "no bound, stale": (f"{STALE} {NO_BOUND}", SMALLER)}
 CASES = {f"{side}, {rate}": f"{command} --learning_rate {rate}"
          for side, (command, rates) in SIDES.items() for rate in rates}
 # The cases at the best rates, which run on the other seeds
 JUDGED = ("clip, 8 passes, 1.25e-4", "no bound, 8 passes, 1.25e-4", "1 pass, 2e-3",
           "clip, 8 passes, 5e-4")
 END, BATCHES = "accuracy at the end", "batches to an accuracy of 0.7 (inf: never)"
+PASS = "pass@1"
 # A claim of an experiment -> its two sides, what they are compared by, and the finding
 AGAIN = {
     ("reuse", "with eight passes, accuracy ends higher with the clip than without a bound"):
         ("clip, 8 passes", "no bound, 8 passes", END, "At the best learning rate of each, eight "
          "passes end with an accuracy of {:.2f} with a clip, and {:.2f} without one"),
     ("reuse", "eight passes need fewer samples than one"):
-        ("1 pass", "clip, 8 passes", BATCHES, "")}
+        ("1 pass", "clip, 8 passes", BATCHES, ""),
+    ("staleness", "samples that are 8 batches old (a lag of 8) cost accuracy"):
+        ("lag 0", "lag 8", END, "At the best learning rate of each, the accuracy ends at {:.2f} "
+         "with fresh samples, and at {:.2f} with samples that are 8 batches old"),
+    ("staleness", "with a lag of 8, weighting the tokens (truncate) gives a higher accuracy than "
+     "no correction"): ("lag 8, truncate", "lag 8", END, ""),
+    ("offline", "PPO ends with a higher pass@1 if the KL is penalized"):
+        ("PPO, beta 0.1", "PPO", PASS, "From the same pairs, PPO gets a pass@1 of {:.2f} with a "
+         "KL penalty, and {:.2f} without one, each at its best learning rate"),
+    ("reuse", "two passes need fewer samples than one"): ("1 pass", "2 passes", BATCHES, ""),
+    ("staleness", "without a correction, a lag of 1 costs no accuracy"):
+        ("lag 1", "lag 0", END, ""),
+    ("offline", "online DPO ends with a higher pass@1 than offline DPO"):
+        ("DPO, online", "DPO, offline", PASS, ""),
+    ("reuse", "with 32 outputs a batch and eight passes, pass@1 ends higher with the clip"):
+        ("clip, few samples", "no bound, few samples", PASS, ""),
+    ("reuse", "with 32 passes, pass@1 ends higher with the clip"):
+        ("clip, 32 passes", "no bound, 32 passes", PASS, ""),
+    ("reuse", "with samples that are 8 batches old and four passes, pass@1 ends higher with the "
+     "clip"): ("clip, stale", "no bound, stale", PASS, "")}
 EXPERIMENT = Experiment(__file__, seeds=SEEDS, rate="")
 EXPERIMENT.runs("runs", {f"{method}, {rate}": f"{command} --learning_rate {rate}"
                          for method, command in METHODS.items() for rate in RATES},
@@ -60,7 +106,9 @@ def score(columns, what, name):
     """Compute what the claim of an experiment compares. -> (S,)"""
     if what == END:
         return columns["accuracy"][:, -module(name).LAST:].mean(axis=1)
-    return steps_to_level(columns["accuracy"], module(name).LEVEL, module(name).WINDOW)
+    if what == BATCHES:
+        return steps_to_level(columns["accuracy"], module(name).LEVEL, module(name).WINDOW)
+    return columns[what]
 
 
 def row(side, what, tried, rate, values):
@@ -75,7 +123,7 @@ def again(tuning, judging):
     tables, and the values of both sides"""
     for (name, text), (*sides, what, said) in AGAIN.items():
         claims = of(module(name).EXPERIMENT.load()[0], Claim)
-        [old] = [claim for claim in claims if claim.text == text]
+        old = next((claim for claim in claims if claim.text == text), None)
         rates, values, ends, rows = [], [], [], []
         for side in sides:
             tried = {rate: score(tuning[f"{side}, {rate}"], what, name).mean()
@@ -89,9 +137,11 @@ def again(tuning, judging):
         effect = {"values": tuple(values)}
         if what == BATCHES:
             effect = ratio(*values, *ends, smallest=0)
-        claim = Claim(f"{text} {BEST}", old.source, at_least=old.at_least,
+        source, least = (old.source, old.at_least) if old else ("PPO", GAIN)
+        claim = Claim(f"{text} {BEST}", source, at_least=least,
                       said=said.format(*(one.mean() for one in values)), **effect)
-        yield claim, [text, f"{old.judged}, {old.effect}", " and ".join(rates),
+        before = f"{old.judged}, {old.effect}" if old else "not judged"
+        yield claim, [text, before, " and ".join(rates),
                       f"{claim.judged}, {claim.effect}"], rows
 
 
