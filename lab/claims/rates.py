@@ -38,7 +38,7 @@ MANY = f"grpo.py --num_prompts 16 --num_generations 8 --max_steps 6 --num_iterat
 STALE = ("examples/lag.py --sampler_lag 8 --num_prompts 12 --max_steps 28 --num_iterations 4 "
          f"{SCORED}")
 NO_BOUND = "--epsilon 1e9 --epsilon_high 1e9"
-SMALLER = ("6.25e-5", "1.25e-4", "2.5e-4")
+SMALLER = ("3.125e-5", "6.25e-5", "1.25e-4", "2.5e-4")
 SIDES = {"clip, 8 passes": (f"{PASSES} 12 --num_iterations 8",
                             ("6.25e-5", "1.25e-4", "2.5e-4", "5e-4", "1e-3")),
          "no bound, 8 passes": (f"{PASSES} 12 --num_iterations 8 {NO_BOUND}",
@@ -47,24 +47,28 @@ SIDES = {"clip, 8 passes": (f"{PASSES} 12 --num_iterations 8",
          "2 passes": (f"{PASSES} 16 --num_iterations 2", ("5e-4", "1e-3", "2e-3")),
          "lag 0": (f"{LAG} 0 --max_steps 20", ("2.5e-4", "5e-4", "1e-3")),
          "lag 1": (f"{LAG} 1 --max_steps 21", ("2.5e-4", "5e-4", "1e-3")),
-         "lag 8": (f"{LAG} 8 --max_steps 28", ("2.5e-4", "5e-4", "1e-3")),
+         "lag 8": (f"{LAG} 8 --max_steps 28", ("1.25e-4", "2.5e-4", "5e-4", "1e-3")),
          "lag 8, truncate": (f"{LAG} 8 --max_steps 28 --importance_sampling_correction truncate",
                              ("2.5e-4", "5e-4", "1e-3")),
-         "PPO": (PPO, ("1.25e-4", "2.5e-4", "5e-4")),
-         "PPO, beta 0.1": (f"{PPO} --beta 0.1", ("2.5e-4", "5e-4", "1e-3")),
-         "DPO, offline": (DPO, ("5e-5", "1e-4", "2e-4")),
-         "DPO, online": (f"{DPO} --online", ("5e-5", "1e-4", "2e-4")),
+         "PPO": (PPO, ("3.125e-5", "6.25e-5", "1.25e-4", "2.5e-4", "5e-4")),
+         "PPO, beta 0.1": (f"{PPO} --beta 0.1", ("1.25e-4", "2.5e-4", "5e-4", "1e-3")),
+         "DPO, offline": (DPO, ("2.5e-5", "5e-5", "1e-4", "2e-4")),
+         "DPO, online": (f"{DPO} --online", ("5e-5", "1e-4", "2e-4", "4e-4", "8e-4")),
          "clip, few samples": (FEW, SMALLER),
          "no bound, few samples": (f"{FEW} {NO_BOUND}", SMALLER),
          "clip, 32 passes": (MANY, SMALLER),
-         "no bound, 32 passes": (f"{MANY} {NO_BOUND}", SMALLER),
-         "clip, stale": (STALE, SMALLER),
-         "no bound, stale": (f"{STALE} {NO_BOUND}", SMALLER)}
+         "no bound, 32 passes": (f"{MANY} {NO_BOUND}", ("1.5625e-5", *SMALLER)),
+         "clip, stale": (STALE, SMALLER[1:]),
+         "no bound, stale": (f"{STALE} {NO_BOUND}", ("1.5625e-5", *SMALLER))}
 CASES = {f"{side}, {rate}": f"{command} --learning_rate {rate}"
          for side, (command, rates) in SIDES.items() for rate in rates}
 # The cases at the best rates, which run on the other seeds
 JUDGED = ("clip, 8 passes, 1.25e-4", "no bound, 8 passes, 1.25e-4", "1 pass, 2e-3",
-          "clip, 8 passes, 5e-4")
+          "clip, 8 passes, 5e-4", "2 passes, 1e-3", "lag 0, 5e-4", "lag 1, 5e-4", "lag 8, 2.5e-4",
+          "lag 8, truncate, 5e-4", "PPO, 6.25e-5", "PPO, beta 0.1, 2.5e-4",
+          "DPO, offline, 5e-5", "DPO, online, 4e-4", "clip, few samples, 6.25e-5",
+          "no bound, few samples, 6.25e-5", "clip, 32 passes, 6.25e-5",
+          "no bound, 32 passes, 3.125e-5", "clip, stale, 1.25e-4", "no bound, stale, 3.125e-5")
 END, BATCHES = "accuracy at the end", "batches to an accuracy of 0.7 (inf: never)"
 PASS = "pass@1"
 # A claim of an experiment -> its two sides, what they are compared by, and the finding

@@ -294,10 +294,8 @@ def build_markdown(stored, title):
         rows += f"| {' | '.join([rung, *cells, besides])} |\n"
     parts = ""
     for name in (*RUNGS, LAST):
-        number, _, _, field = CHAPTERS[name]
-        more = f"\n\n{fill(field['offer'], name, stored)}" if name == LAST else (
-            f" `python -m learn.path {number}` prints the patch, and runs the script without and "
-            "with it.")
+        field = CHAPTERS[name].fields
+        more = f"\n\n{fill(field['offer'], name, stored)}" if name == LAST else ""
         parts += (f"\n## {field['short'][0].upper()}{field['short'][1:]}\n\n"
                   f"{fill(field['hook'], name, stored)}{more}\n")
     return (f"# {top['title']}\n\n{fill(top['lead'], BASE, stored)}\n\n{top['here']}\n\n"
