@@ -25,6 +25,7 @@ import grpo
 import plumbing
 from lab import choices, draw, experiment, training, verdict
 from lab import docs as runs
+from lab.claims import rates
 
 EXPERIMENTS = {name: experiment.module(name).EXPERIMENT for name in experiment.NAMES}
 
@@ -224,12 +225,16 @@ def test_every_experiment_is_in_the_gallery():
     assert files == set(experiment.NAMES)
 
 
+AGAIN = {f"{text} {rates.BEST}" for _, text in rates.AGAIN}       # claims of other experiments
+
+
 @pytest.mark.parametrize("name", experiment.measured())
 def test_the_page_follows_from_the_experiment_and_its_file(name):
     made = EXPERIMENTS[name]
     told, about = made.load()
     assert made.path(".md").read_text() == made.text(told, about)
-    ours = [claim.source == verdict.OURS for claim in experiment.of(told, verdict.Claim)]
+    ours = [claim.source == verdict.OURS for claim in experiment.of(told, verdict.Claim)
+            if claim.text not in AGAIN]
     assert sum(ours) <= 3 and len(ours) - sum(ours) <= 6        # what decides nothing goes
     [picture] = experiment.of(told, draw.Picture)
     assert made.path(".svg").is_file() and re.search(r"\d", picture.title)
@@ -297,9 +302,9 @@ def test_training_begins_with_the_base_and_is_the_loop_of_the_script(tmp_path):
 def test_the_scripts_accept_what_experiments_ask_for_and_learn_at_their_rates(monkeypatch):
     monkeypatch.setattr(inspect, "getsource", functools.cache(inspect.getsource))   # it is slow
     for made in EXPERIMENTS.values():
-        rates = {0, *map(float, re.findall(r"[\d.]+e-\d", made.rate))}
+        known = {0, *map(float, re.findall(r"[\d.]+e-\d", made.rate))}
         for script, *flags in map(shlex.split, made.commands):
             module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
             cfg = plumbing.parse_flags(module.Config, flags)
             common.load_task(cfg, grpo.verify)
-            assert made.rate == "" or cfg.learning_rate in rates, f"{made.name}: {cfg}"
+            assert made.rate == "" or cfg.learning_rate in known, f"{made.name}: {cfg}"
