@@ -229,7 +229,9 @@ class Run(plumbing.Run):
 
     def write_folder(self, folder):
         policy = self.policy
-        policy.model.save_pretrained(folder)
+        weights = {name: weight.cpu() for name, weight in policy.model.state_dict().items()
+                   if self.cfg.lora_rank == 0 or "lora_" in name}
+        policy.model.save_pretrained(folder, state_dict=weights)
         policy.tokenizer.save_pretrained(folder)
         if self.cfg.lora_rank > 0:
             (folder / BASE).write_text(json.dumps(self.base_hash), "utf-8")
