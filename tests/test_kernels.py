@@ -331,10 +331,10 @@ def test_a_kernel_compiles(name, target, dtype, V, scale):
 
 # ---- 4. in a script --------------------------------------------------------------------------
 
-@pytest.mark.skipif(not INTERPRETED, reason="runs in Triton's interpreter")
+@device
 def test_a_run_learns_the_same_by_triton_and_by_torch(tmp_path):
     """Run grpo.py alone, because the code that calls the kernel is identical in all scripts."""
-    flags = TINY | {"max_steps": 2, "base_steps": 0, "num_eval_problems": 1,
+    flags = TINY | {"device": DEVICE, "max_steps": 2, "base_steps": 0, "num_eval_problems": 1,
                     "num_eval_samples": 1, "temperature": 0.8, "beta": 0.1, "entropy_coef": 0.1,
                     "num_prompts": 2, "max_completion_length": 4, "eval_steps": 9}
     for kernel in ("triton", "torch"):
@@ -347,6 +347,7 @@ def test_a_run_learns_the_same_by_triton_and_by_torch(tmp_path):
 # ---- 5. all tests again, without a GPU -------------------------------------------------------
 
 @compiler
+@pytest.mark.skipif(DEVICE == "cuda", reason="all of this ran on the GPU")
 def test_all_of_this_holds_in_tritons_interpreter():
     command = [sys.executable, "-m", "pytest", "-rs", "-p", "no:cacheprovider", Path(__file__)]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": "1"},
