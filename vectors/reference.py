@@ -364,6 +364,38 @@ def recipe(rewards, logps, sg, old_logps, ref_logps, entropy, mask, truncated, i
             - nll_coef * average(logps, right, "token_mean"))
 
 
+# ---- distillation ----------------------------------------------------------------------------
+
+def divergence(p, t, beta):
+    """D_t between the student's and the teacher's probabilities of all events."""
+    def kl(a, b):
+        return sum(u * log(u / v) for u, v in zip(a, b))
+    if beta in (0, 1):
+        return kl(p, t) if beta else kl(t, p)
+    m = [beta * v + (1 - beta) * u for u, v in zip(p, t)]
+    return beta * kl(t, m) + (1 - beta) * kl(p, m)
+
+
+def distillation(logits, teacher_logits, mask, method, temperature, beta=None, k=None, rest=False,
+                 tokens=None, old_logps=None):
+    """topk: the events are the k most likely tokens of the teacher, and the others as one, `rest`.
+    sampled: the reward of a token is log pi_T - log pi_old."""
+    L = {}
+    for i, row in enumerate(places(mask)):
+        for j in row:
+            p, t = ([exp(v) for v in log_softmax(x[i][j], temperature)]
+                    for x in (logits, teacher_logits))
+            if method == "sampled":
+                token = tokens[i][j]
+                L[i, j] = -(log(t[token]) - old_logps[i][j]) * log(p[token])
+                continue
+            if method == "topk":
+                S = sorted(range(len(t)), key=lambda v: -t[v])[:k]
+                p, t = ([x[v] for v in S] + [1 - sum(x[v] for v in S)] * rest for x in (p, t))
+            L[i, j] = divergence(p, t, beta)
+    return average(L, mask, "token_mean")
+
+
 # ---- pairs -----------------------------------------------------------------------------------
 
 def preferences(rewards):
