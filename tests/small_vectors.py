@@ -151,7 +151,8 @@ def distillation(method, temperature, beta=1.0, k=2, rest=True):
                   for x in (logits, teacher_logits)]
         batch = SimpleNamespace(
             prompts=torch.arange(B), tokens=mask.long() if tokens is None else tokens, mask=mask,
-            logps=mask if old_logps is None else old_logps, lengths=mask.mul(torch.arange(1, T + 1)).amax(dim=1).long())
+            logps=mask if old_logps is None else old_logps,
+            lengths=mask.mul(torch.arange(1, T + 1)).amax(dim=1).long())
         with mock.patch.object(reinforce, "completion_states", states):
             metrics = distill.backward(*models, batch, torch.arange(B), cfg)
         pairs = [(x, model.logits.grad) for x, model in zip((logits, teacher_logits), models)]

@@ -368,31 +368,27 @@ def recipe(rewards, logps, sg, old_logps, ref_logps, entropy, mask, truncated, i
 
 def divergence(p, t, beta):
     """D_t between the student's and the teacher's probabilities of all events."""
-    def kl(a, b):
-        return sum(u * log(u / v) for u, v in zip(a, b))
     if beta in (0, 1):
-        return kl(p, t) if beta else kl(t, p)
-    m = [beta * v + (1 - beta) * u for u, v in zip(p, t)]
-    return beta * kl(t, m) + (1 - beta) * kl(p, m)
+        return sum(a * log(a / b) for a, b in (zip(p, t) if beta else zip(t, p)))
+    m = [beta * b + (1 - beta) * a for a, b in zip(p, t)]
+    return beta * divergence(t, m, 1) + (1 - beta) * divergence(p, m, 1)
 
 
 def distillation(logits, teacher_logits, mask, method, temperature, beta=None, k=None, rest=False,
                  tokens=None, old_logps=None):
-    """topk: the events are the k most likely tokens of the teacher, and the others as one, `rest`.
-    sampled: the reward of a token is log pi_T - log pi_old."""
+    """topk: the events are the teacher's k most likely tokens and, as one event, the rest."""
     L = {}
     for i, row in enumerate(places(mask)):
-        for j in row:
-            p, t = ([exp(v) for v in log_softmax(x[i][j], temperature)]
+        for u in row:
+            p, t = ([exp(v) for v in log_softmax(x[i][u], temperature)]
                     for x in (logits, teacher_logits))
             if method == "sampled":
-                token = tokens[i][j]
-                L[i, j] = -(log(t[token]) - old_logps[i][j]) * log(p[token])
-                continue
-            if method == "topk":
+                o = tokens[i][u]
+                L[i, u] = -(log(t[o]) - old_logps[i][u]) * log(p[o])
+            else:
                 S = sorted(range(len(t)), key=lambda v: -t[v])[:k]
                 p, t = ([x[v] for v in S] + [1 - sum(x[v] for v in S)] * rest for x in (p, t))
-            L[i, j] = divergence(p, t, beta)
+                L[i, u] = divergence(p, t, beta)
     return average(L, mask, "token_mean")
 
 
