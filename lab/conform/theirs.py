@@ -26,7 +26,7 @@ import verl
 from datasets import Dataset
 from tensordict import TensorDict
 from trl.experimental.cpo import CPOTrainer
-from trl.experimental.sdpo import SDPOTrainer, sdpo_trainer
+from trl.experimental.sdpo import SDPOTrainer
 from trl.experimental.server_distillation import ServerDistillationTrainer
 from trl.rewards import get_soft_overlong_punishment
 from trl.trainer import distillation_trainer, utils
@@ -229,24 +229,23 @@ def trl_preference_loss(chosen, rejected, method, beta, gamma=None, **_):
 def trl_distillation(logits, teacher_logits, mask, method, temperature, beta=1.0, k=None,
                      rest=None, tokens=None, **_):
     if method == "full":
-        one = torch.eye(logits.shape[-1])               # its own weights make the logits
+        one = torch.eye(logits.shape[-1])               # weights of a head that changes nothing
         return distillation_trainer._chunked_divergence_loss(
             logits, teacher_logits, one, one, mask, beta, temperature=temperature)[0]
-    logits, teacher_logits = logits / temperature, teacher_logits / temperature
+    x, of_teacher = logits / temperature, teacher_logits / temperature
     if method == "topk" and beta == 0:
-        likely = teacher_logits.log_softmax(dim=-1).topk(k)
-        reduce = ServerDistillationTrainer._reduce_divergence_loss
-        return ServerDistillationTrainer._compute_server_forward_kl_loss(
-            Some(loss_add_tail=rest, _reduce_divergence_loss=reduce),
-            {"topk_logprobs": likely.values, "topk_token_ids": likely.indices},
-            logits.log_softmax(dim=-1), torch.where(mask > 0, 1, -100))
-    stub = Some(accelerator=Some(gather=abs), _log_self_distillation_metric=lambda *_: None)
-    stub.args = Some(distillation_mode="topk_logits" if k else "sampled_token",
-                     distillation_topk=k, distillation_alpha=beta, distillation_add_tail=rest,
-                     distillation_is_clip=None)
-    return SDPOTrainer._compute_self_distillation_loss(
-        stub, Some(training=True), {},
-        sdpo_trainer.DistillationLogits(tokens, mask, mask, logits, teacher_logits))
+        likely = of_teacher.log_softmax(dim=-1).topk(k)
+        server = ServerDistillationTrainer
+        stub = Some(loss_add_tail=rest, _reduce_divergence_loss=server._reduce_divergence_loss)
+        return server._compute_server_forward_kl_loss(
+            stub, {"topk_logprobs": likely.values, "topk_token_ids": likely.indices},
+            x.log_softmax(dim=-1), torch.where(mask > 0, 1, -100))
+    flags = Some(distillation_mode="topk_logits" if k else "sampled_token", distillation_topk=k,
+                 distillation_alpha=beta, distillation_add_tail=rest, distillation_is_clip=None)
+    stub = Some(args=flags, accelerator=Some(gather=abs),
+                _log_self_distillation_metric=lambda *_: None)
+    return SDPOTrainer._compute_self_distillation_loss(stub, Some(training=True), {}, Some(
+        student_logits=x, teacher_logits=of_teacher, completion_ids=tokens, loss_mask=mask))
 
 
 TRL = {
@@ -425,32 +424,29 @@ def verl_distillation(logits, teacher_logits, mask, method, temperature, beta=0.
     if beta or rest:
         missing()
     B, T, V = logits.shape
-    flags = {"loss_mode": "k1"} if method == "sampled" else {"use_policy_gradient": False}
-    config = distillation.DistillationConfig(
-        distillation_loss=distillation.DistillationLossConfig(**{
-            "loss_mode": "forward_kl_topk", "loss_max_clamp": None, "log_prob_min_clamp": None,
-            "use_task_rewards": False} | flags))
-    actor = FSDPActorConfig(rollout_n=1, ppo_micro_batch_size_per_gpu=1)
-    data = {"prompts": mask[:, :1], "responses": mask, "response_mask": mask, "dp_size": 1,
-            "attention_mask": torch.ones(B, T + 1).long(), "old_log_probs": old_logps,
-            "batch_num_tokens": mask.sum().item(), "global_batch_size": B}
+    is_sampled = method == "sampled"
+    loss = distillation.DistillationLossConfig(
+        loss_mode="k1" if is_sampled else "forward_kl_topk", use_policy_gradient=is_sampled,
+        loss_max_clamp=None, log_prob_min_clamp=None)
+    configs = (FSDPActorConfig(rollout_n=1, ppo_micro_batch_size_per_gpu=1),
+               distillation.DistillationConfig(distillation_loss=loss))
+    log_p = (logits / temperature).log_softmax(dim=-1)
+    log_t = teacher_logits.detach().log_softmax(dim=-1)         # its temperature is 1 in verl
+    ids = tokens[..., None] if is_sampled else log_t.topk(k or V).indices       # (B, T, k)
 
     def flat(values):
         return F.pad(values, (0, 0, 0, 1)).flatten(0, 1)        # (B, T, k) -> (B (T + 1), k)
-    logits = logits / temperature
-    log_t = teacher_logits.detach().log_softmax(dim=-1)         # its temperature is 1 in verl
-    if method == "sampled":
-        data["teacher_logprobs"] = flat(log_t.gather(-1, tokens[..., None]))
-        log_p = logits.log_softmax(dim=-1)
-        output = {"log_probs": flat(log_p.gather(-1, tokens[..., None]))[:, 0]}
-    else:
-        likely = [torch.nested.nested_tensor_from_jagged(flat(x), torch.arange(B + 1) * (T + 1))
-                  for x in log_t.topk(k or V)]
-        output = losses.compute_topk_loss(
-            actor, config, dict(zip(("teacher_logprobs", "teacher_ids"), likely)),
-            flat(logits)[None], "thd")
-        output = {name: x[0] for name, x in output.items()}
-    return losses.distillation_loss(actor, config, output, data)[0]
+    of_teacher = [torch.nested.nested_tensor_from_jagged(flat(x), torch.arange(B + 1) * (T + 1))
+                  for x in (log_t.gather(-1, ids), ids)]
+    data = {"prompts": mask[:, :1], "responses": mask, "response_mask": mask, "dp_size": 1,
+            "attention_mask": torch.ones(B, T + 1).long(), "old_log_probs": old_logps,
+            "batch_num_tokens": mask.sum().item(), "global_batch_size": B,
+            "teacher_logprobs": of_teacher[0], "teacher_ids": of_teacher[1]}
+    output = {"log_probs": flat(log_p.gather(-1, ids))}
+    if not is_sampled:
+        output = losses.compute_topk_loss(*configs, data, flat(log_p)[None], "thd")
+    output = {name: x.flatten() for name, x in output.items()}
+    return losses.distillation_loss(*configs, output, data)[0]
 
 
 VERL = {
