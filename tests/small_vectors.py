@@ -17,6 +17,7 @@ import ppo
 import reinforce
 from tasks import scores
 
+distill = importlib.import_module("examples.distill")
 lag = importlib.import_module("examples.lag")
 zoo = importlib.import_module("examples.zoo")
 
@@ -134,6 +135,32 @@ def recipe(method, how, advantage, mask_truncated=False, estimator="k3", micro_b
             {"gspo": [gspo], "reinforce": [reinforce]}.get(method, of_ppo + of_grpo)]
 
 
+def distillation(method, temperature, beta=1.0, k=2, rest=True):
+    modes = {"full": "full_logits", "topk": "topk_logits", "sampled": "sampled_token"}
+    cfg = distill.Config(device="cpu", temperature=temperature, beta=beta, micro_batch_size=1,
+                         distillation_mode=modes[method], distillation_topk=k,
+                         distillation_add_tail=rest)
+
+    def states(model, rows, tokens):
+        return model.logits[rows, :tokens.shape[1]]
+
+    def function(logits, teacher_logits, mask, tokens=None, old_logps=None):
+        B, T, V = logits.shape
+        models = [SimpleNamespace(logits=x.detach().clone().requires_grad_(),
+                                  embed=SimpleNamespace(weight=torch.eye(V)))
+                  for x in (logits, teacher_logits)]
+        batch = SimpleNamespace(
+            prompts=torch.arange(B), tokens=mask.long() if tokens is None else tokens, mask=mask,
+            logps=mask if old_logps is None else old_logps,
+            lengths=mask.mul(torch.arange(1, T + 1)).amax(dim=1).long())
+        with mock.patch.object(reinforce, "completion_states", states):
+            metrics = distill.backward(*models, batch, torch.arange(B), cfg)
+        pairs = [(x, model.logits.grad) for x, model in zip((logits, teacher_logits), models)]
+        return metrics["loss"] + sum(
+            ((x - x.detach()) * grad).sum() for x, grad in pairs if grad is not None)
+    return [function]
+
+
 def pair_loss(method, averaged, gamma=None, **given):
     flags = given | {"loss_type": {"dpo": "sigmoid"}.get(method, method), "micro_batch_size": 1}
     flags |= {"average_logps": averaged} if gamma is None else {"simpo_gamma": gamma}
@@ -189,7 +216,7 @@ OURS = {
         ppo.adapt_coefficient(coefficient, one.item(), target) for one in kl]],
     "value_loss": lambda cliprange: [lambda values, old_values, returns, mask: ppo.aggregate(
         ppo.value_loss(values, old_values, returns, mask, cliprange), mask, "token_mean")],
-    "preferences": lambda: [dpo.preferences],
+    "distillation": distillation, "preferences": lambda: [dpo.preferences],
     "preference_loss": lambda method, **given: [functools.partial(
         dpo.dpo_loss, loss_type={"dpo": "sigmoid"}.get(method, method), **given)],
     "pair_loss": pair_loss,

@@ -1,12 +1,12 @@
-"""Test examples/distill.py: its losses and their gradients against an enumeration of all outputs of
-a small student, an update against its equation, and whole runs. test_resume.py tests a resumed run.
+"""Test examples/distill.py: mean gradients against an enumeration of all outputs of a small
+student, an update against its equation, and whole runs. test_vectors.py tests the losses, and
+test_resume.py a resumed run.
 """
 import importlib
-import math
 
 import pytest
 import torch
-from conftest import TINY, close, f64, gradient, ones, randn, scripts
+from conftest import TINY, close, gradient, ones, scripts
 from small_runs import SMALL, arguments, changed_weights, load, read_summary, steps
 from update_scenes import gradient_of, gradients
 
@@ -18,64 +18,8 @@ def config(**flags):
     return distill.Config(**(TINY | flags))
 
 
-def expected_divergence(p, t, beta):
-    """Compute D_t from probabilities (..., V). -> (...)"""
-    if beta == 0:
-        return (t * (t / p).log()).sum(dim=-1)
-    if beta == 1:
-        return (p * (p / t).log()).sum(dim=-1)
-    m = beta * t + (1 - beta) * p
-    return (beta * t * (t / m).log() + (1 - beta) * p * (p / m).log()).sum(dim=-1)
-
-
-def top(log_p, log_t, k, **how):
-    """Compute log pi and log pi_T of the teacher's k most likely tokens, and of the rest."""
-    S = log_t.topk(k).indices
-    return [distill.events(x, S, **how) for x in (log_p, log_t)]
-
-
-def events(p, t, k):
-    """Add up all but the teacher's k most likely tokens. (..., V) each -> (..., k + 1) each"""
-    order = t.argsort(dim=-1, descending=True)
-    p, t = p.gather(-1, order), t.gather(-1, order)
-    return [torch.cat([x[..., :k], x[..., k:].sum(dim=-1, keepdim=True)], dim=-1) for x in (p, t)]
-
-
-# ---- the loss of a token ---------------------------------------------------------------------
-
-def test_the_divergence_of_two_coins_and_its_ends():
-    p, t = f64([0.5, 0.5]).log(), f64([0.9, 0.1]).log()
-    close(distill.divergence(p, t, 1.0), f64(0.5108256237659907))
-    close(distill.divergence(p, t, 0.0), f64(0.3680642071684971))
-    half = 0.5 * (0.9 * math.log(0.9 / 0.7) + 0.1 * math.log(0.1 / 0.3)
-                  + 0.5 * math.log(0.5 / 0.7) + 0.5 * math.log(0.5 / 0.3))
-    close(distill.divergence(p, t, 0.5), f64(half))
-    for beta in (1e-7, 1 - 1e-7):
-        scaled = distill.divergence(p, t, beta) / min(beta, 1 - beta)
-        close(scaled, distill.divergence(p, t, round(beta)), atol=1e-6, rtol=1e-6)
-    for beta in (0.0, 0.3, 1.0):
-        close(distill.divergence(t, t, beta), f64(0.0))
-
-
-@pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
-def test_the_events_are_the_teachers_likely_tokens_and_the_rest(beta):
-    """A rest of one token loses nothing, and a larger rest can only hide differences."""
-    log_p, log_t = randn(2, 4, 9).log_softmax(dim=-1), randn(2, 4, 9, seed=1).log_softmax(dim=-1)
-    full = distill.divergence(log_p, log_t, beta)
-    close(distill.divergence(*top(log_p, log_t, 8), beta), full)
-    found = [distill.divergence(*top(log_p, log_t, k), beta) for k in range(1, 9)]
-    assert all((one < other + 1e-12).all() for one, other in zip(found, found[1:]))
-    p, t = events(log_p.exp(), log_t.exp(), 3)
-    close(top(log_p, log_t, 3, add_tail=False)[0], p[..., :3].log())
-    close(found[2], expected_divergence(p, t, beta))
-
-
-def test_without_the_rest_the_least_loss_is_at_the_teachers_probabilities_divided_by_e():
-    log_t = randn(9).log_softmax(dim=-1)
-    log_p = (log_t - 1).requires_grad_()
-    loss = distill.divergence(*top(log_p, log_t, 3, add_tail=False), 1.0)
-    close(loss, -log_t.topk(3).values.exp().sum() / math.e)
-    close(gradient(loss, log_p), 0 * log_t)
+def kl(p, q):
+    return (p * (p / q).log()).sum(dim=-1)
 
 
 # ---- the mean gradient, by enumeration -------------------------------------------------------
@@ -112,76 +56,51 @@ class Outputs:
         return gradient(loss, self.student.table)
 
 
-def at_prefixes(outputs, beta):
-    """Compute the mean of the D_t at the prefixes that the outputs have. -> scalar"""
+def at_prefixes(outputs):
+    """Compute the mean KL at the prefixes that the outputs have. -> scalar"""
     p, t = (x[..., FOUR].exp() for x in (outputs.log_p, outputs.log_t))
-    if outputs.cfg.distillation_mode == "topk_logits":
-        p, t = events(p, t, 2)
-    return (outputs.chances[:, None] * expected_divergence(p, t, beta)).sum()
+    D = kl(p, t) if outputs.cfg.beta else kl(t, p)
+    return (outputs.chances[:, None] * D).sum()
 
 
-def of_outputs(outputs, beta):
-    """Compute KL(pi || pi_T) of whole outputs, or with beta 0 the reverse. -> scalar"""
-    log_p, log_t = outputs.logps.sum(dim=1), outputs.teacher_logps.sum(dim=1)
-    return expected_divergence(log_p.exp(), log_t.exp(), beta)
+def of_outputs(outputs):
+    """Compute the KL between whole outputs. -> scalar"""
+    p, t = (x.sum(dim=1).exp() for x in (outputs.logps, outputs.teacher_logps))
+    return kl(p, t) if outputs.cfg.beta else kl(t, p)
 
 
-@pytest.mark.parametrize("flags, exact, beta", [
-    ({"beta": 0.0}, at_prefixes, 0), ({"beta": 0.3}, at_prefixes, 0.3), ({}, at_prefixes, 1),
-    ({"beta": 0.0, "lmbda": 0.0}, at_prefixes, 0),
-    ({"distillation_mode": "topk_logits", "distillation_topk": 2}, at_prefixes, 1),
-    ({"distillation_mode": "sampled_token"}, at_prefixes, 1),
-    ({"distillation_mode": "sampled_token", "gamma": 1.0}, of_outputs, 1),
-    ({"distillation_mode": "sampled_token", "beta": 0.0, "lmbda": 0.0}, at_prefixes, 0),
-    ({"distillation_mode": "sampled_token", "beta": 0.0, "lmbda": 0.0}, of_outputs, 0)],
+@pytest.mark.parametrize("flags, exact", [
+    ({}, at_prefixes), ({"gamma": 1.0}, of_outputs), ({"beta": 0.0, "lmbda": 0.0}, at_prefixes),
+    ({"beta": 0.0, "lmbda": 0.0}, of_outputs)],
     ids=lambda value: getattr(value, "__name__", str(value)))
-def test_a_step_goes_down_the_divergence(random_table, flags, exact, beta):
+def test_a_sampled_token_goes_down_the_divergence_on_average(random_table, flags, exact):
     """At each prefix that was sampled, or between whole outputs."""
-    outputs = Outputs(random_table, **flags)
-    expected = outputs.gradient(exact(outputs, beta))
+    outputs = Outputs(random_table, distillation_mode="sampled_token", **flags)
+    expected = outputs.gradient(exact(outputs))
     close(outputs.mean_gradient(), expected)
     assert expected.abs().max() > 0.01
-
-
-def test_the_reward_of_a_sampled_token_is_how_much_likelier_the_teacher_finds_it(random_table):
-    """The loss is minus this reward times log pi, and 0 for tokens of an environment."""
-    outputs = Outputs(random_table, distillation_mode="sampled_token")
-    mask = ones(64, 3)
-    mask[:8, 1] = 0
-    old_logps = outputs.logps.detach() - 0.3                    # of an earlier step
-    losses = distill.token_losses(
-        outputs.log_p, outputs.log_t, outputs.tokens, old_logps, mask, outputs.cfg)
-    close(losses, -(outputs.teacher_logps - old_logps) * outputs.logps * mask)
 
 
 # ---- an update, and runs ---------------------------------------------------------------------
 
 @scripts("reinforce")
-@pytest.mark.parametrize("flags", [{"beta": 0.3}, {"distillation_mode": "sampled_token"}], ids=str)
-def test_an_update_averages_over_the_tokens_of_the_step(scene, flags):
+def test_an_update_averages_over_the_tokens_of_the_step(scene):
     """Both models have the temperature that sampled, and the teacher gets no gradient."""
     made = scene()
     policy, teacher, batch, mask = made.policy, made.reference, made.batch, made.batch.mask
     mask[::3, 1] = 0                                    # inserted by an environment
     ids = torch.cat([batch.prompts, batch.tokens], dim=1)[:, :-1]
-    log_p, log_t = ((model(ids)[:, -8:] / 0.7).log_softmax(dim=-1) for model in (policy, teacher))
-    log_t = log_t.detach()
-    losses = expected_divergence(log_p.exp(), log_t.exp(), 0.3)
-    if flags != {"beta": 0.3}:
-        logps, teacher_logps = (x.gather(-1, batch.tokens[..., None])[..., 0]
-                                for x in (log_p, log_t))
-        losses = -(teacher_logps - batch.logps) * logps
-    loss = (losses * mask).sum() / mask.sum()
-    expected = gradient_of(loss, policy)
-    kl = expected_divergence(log_p.exp(), log_t.exp(), 1)
-    in_S = log_p.exp().gather(-1, log_t.topk(8).indices).sum(dim=-1)
+    p, t = ((model(ids)[:, -8:] / 0.7).softmax(dim=-1) for model in (policy, teacher))
+    losses = kl(p, t.detach())
+    expected = gradient_of((losses * mask).sum() / mask.sum(), policy)
+    in_S = p.gather(-1, t.topk(8).indices).sum(dim=-1)
     for size in (3, 32):
         policy.zero_grad()
         found = distill.backward(
             policy, teacher, batch, torch.arange(len(mask)),
-            config(temperature=0.7, micro_batch_size=size, num_generations=2, **flags))
+            config(temperature=0.7, micro_batch_size=size, num_generations=2))
         close(gradients(policy), expected)
-        means = [(x * mask).sum().item() / mask.sum().item() for x in (losses, kl, in_S)]
+        means = [(x * mask).sum().item() / mask.sum().item() for x in (losses, losses, in_S)]
         assert list(found.values()) == pytest.approx(means)
     assert all(weight.grad is None for weight in teacher.parameters())
 

@@ -56,9 +56,9 @@ def test_the_stored_answers_are_those_of_the_reference_and_flags_have_sentences(
 
 def test_the_vectors_stay_small():
     python = [*(ROOT / "vectors").glob("*.py"), ROOT / "tests/small_vectors.py"]
-    assert sum(len(path.read_text().splitlines()) for path in python) <= 1000
-    assert sum(path.stat().st_size for path in (ROOT / "vectors").glob("*.json")) <= 120_000
-    assert len(CASES) <= 150
+    assert sum(len(path.read_text().splitlines()) for path in python) <= 1060
+    assert sum(path.stat().st_size for path in (ROOT / "vectors").glob("*.json")) <= 128_000
+    assert len(CASES) <= 162
     for page in ("vectors/README.md", "docs/vectors.md"):
         assert f"{len(CASES)} cases" in " ".join((ROOT / page).read_text().split())
 

@@ -364,6 +364,34 @@ def recipe(rewards, logps, sg, old_logps, ref_logps, entropy, mask, truncated, i
             - nll_coef * average(logps, right, "token_mean"))
 
 
+# ---- distillation ----------------------------------------------------------------------------
+
+def divergence(p, t, beta):
+    """D_t between the student's and the teacher's probabilities of all events."""
+    if beta in (0, 1):
+        return sum(a * log(a / b) for a, b in (zip(p, t) if beta else zip(t, p)))
+    m = [beta * b + (1 - beta) * a for a, b in zip(p, t)]
+    return beta * divergence(t, m, 1) + (1 - beta) * divergence(p, m, 1)
+
+
+def distillation(logits, teacher_logits, mask, method, temperature, beta=None, k=None, rest=False,
+                 tokens=None, old_logps=None):
+    """topk: the events are the teacher's k most likely tokens and, as one event, the rest."""
+    L = {}
+    for i, row in enumerate(places(mask)):
+        for u in row:
+            p, t = ([exp(v) for v in log_softmax(x[i][u], temperature)]
+                    for x in (logits, teacher_logits))
+            if method == "sampled":
+                o = tokens[i][u]
+                L[i, u] = -(log(t[o]) - old_logps[i][u]) * log(p[o])
+            else:
+                S = sorted(range(len(t)), key=lambda v: -t[v])[:k]
+                p, t = ([x[v] for v in S] + [1 - sum(x[v] for v in S)] * rest for x in (p, t))
+                L[i, u] = divergence(p, t, beta)
+    return average(L, mask, "token_mean")
+
+
 # ---- pairs -----------------------------------------------------------------------------------
 
 def preferences(rewards):
