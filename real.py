@@ -12,7 +12,7 @@ Sample G outputs o_1 .. o_G to each question q, and reinforce those that beat th
 
 o_t is token t of an output, and A is the output's A_i. B is the number of outputs in an update, or
 of rows in a shape, and pi_old sampled the outputs. The training step is nano.py's, line by line.
-The trained model is saved in `trained`. To train an adapter (LoRA), use RATE = 1e-5, and after load
+The trained model is saved in `trained`. To train an adapter (LoRA), use RATE = 3e-5, and after load
     from peft import LoraConfig, get_peft_model
     policy = get_peft_model(policy, LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"))
 pretrained/train.py adds the KL to the base (4), flags, resuming, several GPUs, vLLM and tools.

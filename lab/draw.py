@@ -57,7 +57,7 @@ class Picture(NamedTuple):
                 self.fill(axis, is_narrow)
                 for side in (axis.xaxis, axis.yaxis):
                     if side.get_scale() == "log":
-                        side.set_major_formatter("{x:g}")
+                        side.set_major_formatter(lambda x, place: short(x))
                         side.set_minor_formatter(between)
                 axis.set_xlabel(wrapped(axis.get_xlabel(), 48 if is_narrow else 80))
                 axis.set_ylabel(wrapped(axis.get_ylabel(), 35))
@@ -108,8 +108,12 @@ def wrapped(text, room):
 
 def between(x, place):
     """Label a minor tick of a logarithmic axis if it begins with 2 or 5, such as 0.2. -> str"""
-    first = f"{x:e}"[0]
-    return f"{x:g}" if first in "25" else ""
+    return short(x) if f"{x:e}"[0] in "25" else ""
+
+
+def short(x):
+    """Write a number, such as a learning rate. -> str, such as 0.02 or 5e-4"""
+    return f"{x:.0e}".replace("e-0", "e-") if x < 0.01 else f"{x:g}"
 
 
 def colours(names, given=None):

@@ -30,7 +30,7 @@ import torch
 import common
 import plumbing
 from lab.docs import DOCS, MACHINE, ROOT, put, run, table
-from lab.draw import curves
+from lab.draw import curves, short
 from lab.gemma_reward import FORM, correct
 from lab.verdict import student
 from report import parser, start
@@ -298,7 +298,8 @@ def draw_rates(results):
                  for rate, runs in by_rate(results, method).items()}
         lines[method], places[method] = [[*means.values()]], [*means]
         best.append(max(means, key=means.get))
-    title = f"All weights learn most with a learning rate of {best[0]:g}, and LoRA with {best[1]:g}"
+    title = ("All weights learn most with a learning rate of {}, and LoRA with {}"
+             .format(*map(short, best)))
     lines["untrained"] = [[results["base"]["pass@1"]] * 2]
     places["untrained"] = (RATES[ALL][0], RATES[LORA][-1])
     return curves(lines, title, x=places, xscale="log",
@@ -315,8 +316,7 @@ def describe(results):
                for rate, runs in by_rate(results, method).items() for seed, one in enumerate(runs))
     for method in RATES:
         for rate, runs in by_rate(results, method).items():
-            short = f"{rate:.0e}".replace("e-0", "e-")
-            rows.append([method, short, len(runs), *cells(runs)])
+            rows.append([method, short(rate), len(runs), *cells(runs)])
     _, method, rate, seed = best
     [name] = cases_of({method: (rate,)}, (seed,))
     samples = [[f"`{before[0]}`", *(", ".join(f"`{text}`" if text else "no end" for text in one[1:])
