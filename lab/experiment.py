@@ -6,7 +6,7 @@ lab/claims/NAME.py is an experiment, run by `python -m lab NAME` (make lab-NAME)
   EXPERIMENT.runs("runs", {case: command line}, metrics)
   @EXPERIMENT.measure([case ..])
   def things(seed, case):       -> {column: a number, or a list with one number for each step}
-  def page(runs, things):       yields Claims, a Picture, tables as Markdown, and Blocks
+  def page(runs, things):       yields Claims, a Picture, and tables as Markdown
 
 `page` gets the results of each measure as {case: {column: array}}, where the first axis of an array
 counts the seeds. The results are stored in docs/lab/NAME.json, and docs/lab.md lists the findings.
@@ -23,7 +23,6 @@ import multiprocessing
 import re
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy
 import torch
@@ -148,14 +147,12 @@ class Experiment:
         if any(RANGE.search(text) for text in tables):
             texts.append("Brackets contain the lowest and the highest seed, after the mean.\n")
         texts += [*tables, by_hand]
-        seeds = max((seeds for *_, seeds in self.measures.values()), key=len)
-        bases = ", all from one base" if self.one_base else ", each with its own base"
-        bases *= len(seeds) > 1                 # with one seed, the results are exact
-        texts.append(f"`make lab-{self.name}` repeats this experiment with seed"
-                     f"{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}{bases}. It took "
-                     f"{about['seconds']} s in {about['processes']} process"
-                     f"{'es' * (about['processes'] > 1)}, with {about['machine']}, torch "
-                     f"{about['torch']}. [Back to the lab](../lab.md)\n")
+        first, *_, last = max((seeds for *_, seeds in self.measures.values()), key=len)
+        bases = "all from one base" if self.one_base else "each with its own base"
+        texts.append(f"`make lab-{self.name}` repeats this experiment with seeds {first} to {last}"
+                     f", {bases}. It took {about['seconds']} s in {about['processes']} process"
+                     f"{'es' * (about['processes'] > 1)}, with {about['machine'].split(',')[0]}."
+                     " [Back to the lab](../lab.md)\n")
         return "\n".join(texts)
 
     def publish(self):
@@ -164,16 +161,8 @@ class Experiment:
         [picture] = of(parts, Picture)
         picture.save(self.path(".svg"))
         self.path(".md").write_text(self.text(parts, about), "utf-8")
-        for block in of(parts, Block):
-            put(*block, f"lab-{self.name}")
         for name, text in zip(("findings", "experiments"), index()):
             put(name, text, "lab")
-
-
-class Block(NamedTuple):
-    """A text that an experiment writes on another page, between the marks with this name."""
-    name: str
-    text: str
 
 
 def of(parts, kind):
@@ -288,10 +277,10 @@ def index():
     found = collections.Counter(claim.verdict for each in claims.values() for claim in each)
     counts = ", ".join(f"{found[word]} {word}" for word in (SHOWN, CONTRADICTED, UNDECIDED))
     tables = [f"Of {found.total()} claims, {counts}, and {found[NO_VERDICT]} without a verdict. "
-              "The tables have the main claims; the page of an experiment has all of them, with "
-              "ranges and effects.\n"]
+              "The tables have the main ones; of a claim that is shown, they only name the source.\n"]
     for question, names in QUESTIONS.items():
-        rows = [[claim.finding, claim.judged, f"{claim.source}: {claim.text}",
+        rows = [[claim.finding, claim.judged,
+                 claim.source + f": {claim.text}" * (claim.verdict != SHOWN),
                  f"[{name}](lab/{name}.md)" + alone]
                 for name in names for claim in claims.get(name, ())
                 for alone in [", one base" * module(name).EXPERIMENT.one_base]

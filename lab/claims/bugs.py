@@ -12,7 +12,7 @@ import numpy
 import grpo
 from lab.docs import ROOT, table
 from lab.draw import GREY, dots
-from lab.experiment import UNSCORED, Block, Experiment, numbers
+from lab.experiment import UNSCORED, Experiment, numbers
 from lab.training import load_base, run_text
 from lab.verdict import OURS, Claim, student
 from learn.practice.hunt import planted
@@ -102,7 +102,6 @@ def page(runs):
                xlabel="rise of the reward in 20 steps; a dot for each seed")
 
     rows = []
-    looks = {}                              # (symptom, window) -> names of mistakes
     for name, mistake in MISTAKES.items():
         shows = [dict.fromkeys(f"`{metric}`" for metric, _ in results[name])
                  for results in (with_every, with_most)]
@@ -110,11 +109,7 @@ def page(runs):
         rows.append([*mistake.name.split(": ", 1),
                      *(", ".join(metrics) or "no metric" for metrics in shows),
                      f"{mistake.files[0].removeprefix('tests/')}: {test}"])
-        for (metric, window), which in with_every[name].items():
-            looks.setdefault((f"`{metric}` too {which}", window), []).append(name)
     yield table(["bug", "what is wrong", "metrics that show it with every seed",
                  "metrics that show it with at least 4 of 5 seeds", "test that fails"], rows)
     yield numbers({name: {f"`{metric}`": values[metric, LAST].mean() for metric in METRICS}
                    for name, values in averages.items()}, by=f"mean over {LAST}")
-    rows = [[*look, ", ".join(names)] for look, names in sorted(looks.items())]
-    yield Block("symptoms", table(["what you see", "when", "mistakes that look like this"], rows))

@@ -125,7 +125,7 @@ def page(learning, weights):
     slope = (1 - (1 - p) ** (8 - 1)) / p
     yield Claim("MaxRL weighs a prompt by the slope of a truncated series for log p (weight minus "
                 "slope)", "MaxRL", of_maxrl[8] - slope, at_least=-1e-5, at_most=1e-5, exact=True)
-    for G, source in ((8, OURS), (64, "2510.13651")):
+    for G, source in ((8, OURS), (64, "Davis and Recht")):
         ratios = of_grpo[G] * (p * (1 - p)) ** 0.5
         yield Claim(f"in groups of {G}, GRPO weighs a prompt by the slope of 2 arcsin sqrt(p), for "
                     "p from 5% to 95% (weight divided by slope)", source,
