@@ -274,7 +274,9 @@ def table(rows):
         for who, taken in row["seconds"].items():
             ms = 1e3 * median(taken)
             rate = row["tokens"] / ms
-            cells.append(f"{ms:.{0 if ms > 99 else 2}f} ms, {rate:.{0 if rate > 9.9 else 1}f}k/s")
+            cells.append(f"{ms:.{0 if ms > 99 else 2}f} ms")
+            if "lengths" in row["of"]:
+                cells[-1] += f", {rate:.{0 if rate > 9.9 else 1}f}k/s"
             if who != "ours":
                 ratios = [their / our for our, their in zip(row["seconds"]["ours"], taken)]
                 low, gain, high = quantiles(ratios, n=4)
