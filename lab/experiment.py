@@ -127,13 +127,15 @@ class Experiment:
         page = self.path(".md").read_text("utf-8")
         title, by_hand = PAGE.fullmatch(OUTCOME.sub("", page)).groups()
         [picture] = of(parts, Picture)
-        first = of(parts, Claim)[0]
-        texts = [title, f"{answer(first)} Effect: {first.effect}.\n",
+        first, *others = of(parts, Claim)
+        asked = f"the claim needs {first.claimed_range}"
+        texts = [title, f"{answer(first)} Effect: {first.effect}; {asked}.\n",
                  show(self.name, picture.title),
                  *(outcome.rstrip() + "\n" for outcome in OUTCOME.findall(page))]
-        for heading, is_ours in (("What papers claim", False), ("What else we asked", True)):
+        papers = "What papers claim" if first.source == OURS else "What else papers claim"
+        for heading, is_ours in ((papers, False), ("What else we asked", True)):
             rows = [[claim.text, claim.judged, claim.effect, claim.claimed_range, claim.source]
-                    for claim in of(parts, Claim) if (claim.source == OURS) == is_ours]
+                    for claim in others if (claim.source == OURS) == is_ours]
             heads = ["claim", "verdict", "effect (95% interval)", "claimed range", "source"]
             if is_ours:
                 heads, *rows = [cells[:-1] for cells in (heads, *rows)]
@@ -145,7 +147,7 @@ class Experiment:
         if tables:
             texts.append("## Numbers\n")
         if any(RANGE.search(text) for text in tables):
-            texts.append("Brackets contain the lowest and the highest seed, after the mean.\n")
+            texts.append("Brackets contain the lowest and the highest seed.\n")
         texts += [*tables, by_hand]
         first, *_, last = max((seeds for *_, seeds in self.measures.values()), key=len)
         bases = "all from one base" if self.one_base else "each with its own base"

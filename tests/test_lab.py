@@ -170,6 +170,7 @@ def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
         assert ends["a"]["reward"].shape == (2, 1) and ends["a"]["greedy"].shape == (2,)
         yield verdict.Claim("twice is more", "Somebody", twice["x"]["value"], at_least=1,
                             shown="It is twice as much")
+        yield verdict.Claim("thrice is more", "Somebody", twice["x"]["value"], at_least=2)
         yield verdict.Claim("as is right", verdict.OURS, ends["a"]["greedy"], at_most=0, exact=True)
         rows = {"some": [1.0, math.inf], "all": [1.24, 1.26], "none": [math.inf]}
         draw.dots(rows, "It", level=(2, "end")).save(docs / "lab/dots.svg")
@@ -200,11 +201,12 @@ def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
     assert found["twice"] == {"x": {"value": [2, 4], "steps": [[1], [2, 0.333333]]}}
     text = (docs / "lab/made_up.md").read_text()
     assert text.startswith("# Made up: nothing\n\nClaim by Somebody: twice is more. Verdict: "
-                           "**undecided**. Effect: +3 (-10 to +16).\n\n<picture><source ")
+                           "**undecided**. Effect: +3 (-10 to +16); the claim needs ≥ 1.\n\n<picture>")
     assert 'made_up-phone.svg"><img src="made_up.svg" alt="It is twice as much"></pict' in text
     assert text.count("## Claim\n\nIt is so.\n") == text.count("`make lab-made_up` repeats") == 1
-    assert "| twice is more | **undecided** | +3 (-10 to +16) | ≥ 1 | Somebody |\n" in text
-    order = [text.index(words) for words in ("What papers claim", "as is right", "| x | 3.000 ")]
+    assert "| thrice is more | **undecided** | +3 (-10 to +16) | ≥ 2 | Somebody |\n" in text
+    assert text.count("twice is more") == 1         # the table does not repeat the first claim
+    order = [text.index(words) for words in ("What else papers", "as is right", "| x | 3.000 ")]
     assert order == sorted(order) and "hold at a learning rate of 5e-4.\n\n## Numbers" in text
     shown = '<img src="lab/made_up.svg" alt="Twice is more: undecided">'
     assert shown in (docs / "lab.md").read_text()
