@@ -274,8 +274,8 @@ def index():
     parts = []
     for name in [name for name in FINDINGS if name in claims]:
         first = claims[name][0]
-        parts.append(f"{show(f'lab/{name}', first.finding)}\n{answer(first)} Read more in "
-                     f"the experiment [{name}](lab/{name}.md).\n")
+                parts.append(f"{show(f'lab/{name}', first.finding)}\n{answer(first)} See "
+                     f"[{name}](lab/{name}.md).\n")
     found = collections.Counter(claim.verdict for each in claims.values() for claim in each)
     counts = ", ".join(f"{found[word]} {word}" for word in (SHOWN, CONTRADICTED, UNDECIDED))
     tables = [f"Of {found.total()} claims, {counts}, and {found[NO_VERDICT]} without a verdict. "
