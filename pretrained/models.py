@@ -118,9 +118,10 @@ def checkpoint_activations(model):
 
 class Head:
     """The last layer of a model. For 8 x 512 tokens and a vocabulary of 151,936, the logits take
-    2.5 GB, and a backward pass keeps five tensors of this size. So if the logits would be large,
-    the layer returns scores such as log-probabilities instead, a few positions at a time."""
-    AT_ONCE = 2**24                             # number of logits; 64 MB in float32
+    2.5 GB, and a backward pass keeps five tensors of this size. If the embedding has the same
+    weight, autograd also keeps two gradients of it. So if the logits or the weight are large, the
+    layer returns scores such as log-probabilities instead, a few positions at a time."""
+    AT_ONCE = 2**24                             # numbers; 64 MB in float32
 
     def __init__(self, model):
         self.config = model.config
@@ -131,9 +132,11 @@ class Head:
         self.score = self.is_known = None
 
     def is_large(self, model, tokens):
-        """Whether the logits for tokens (b, T) would be large. Also False if the model changes the
-        result of this layer in a way that we do not know; Granite, for example, scales it."""
-        if self.layer.weight.shape[0] * tokens.numel() <= self.AT_ONCE:
+        """Whether the weight or the logits for tokens (b, T) are large. Also False if the model
+        changes the result of this layer in a way that we do not know; Granite, for example, scales
+        it."""
+        weight = self.layer.weight
+        if max(weight.numel(), len(weight) * tokens.numel()) <= self.AT_ONCE:
             return False
         if self.is_known is None:
             with torch.no_grad():

@@ -361,6 +361,9 @@ def test_log_probs_of_a_few_positions_at_a_time_are_those_of_all(
     else:
         assert sizes[1:] == 8 * [4, 4, 4, 3]            # forward and backward
     assert getattr(policy.model.config, "final_logit_softcapping", 2.0) == 2.0      # unchanged
+    monkeypatch.setattr(models.Head, "AT_ONCE", policy.head.layer.weight.numel() - 1)
+    is_large = policy.head.is_large(policy.model, torch.zeros(1, 1))        # the weight, not logits
+    assert is_large == (family != "granite")
 
 
 def test_each_prompt_is_read_once_and_rows_that_have_ended_are_dropped(
