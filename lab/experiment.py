@@ -274,7 +274,7 @@ def index():
     parts = []
     for name in [name for name in FINDINGS if name in claims]:
         first = claims[name][0]
-                parts.append(f"{show(f'lab/{name}', first.finding)}\n{answer(first)} See "
+        parts.append(f"{show(f'lab/{name}', first.finding)}\n{answer(first)} See "
                      f"[{name}](lab/{name}.md).\n")
     found = collections.Counter(claim.verdict for each in claims.values() for claim in each)
     counts = ", ".join(f"{found[word]} {word}" for word in (SHOWN, CONTRADICTED, UNDECIDED))
