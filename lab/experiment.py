@@ -279,7 +279,7 @@ def index():
     found = collections.Counter(claim.verdict for each in claims.values() for claim in each)
     counts = ", ".join(f"{found[word]} {word}" for word in (SHOWN, CONTRADICTED, UNDECIDED))
     tables = [f"Of {found.total()} claims, {counts}, and {found[NO_VERDICT]} without a verdict. "
-              "The tables have the main ones; of a claim that is shown, they only name the source.\n"]
+              "The tables have the main ones. If a claim is shown, they only name its source.\n"]
     for question, names in QUESTIONS.items():
         rows = [[claim.finding, claim.judged,
                  claim.source + f": {claim.text}" * (claim.verdict != SHOWN),
