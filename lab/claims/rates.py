@@ -116,9 +116,9 @@ def score(columns, what, name):
 
 
 def row(side, what, tried, rate, values):
-    """Write a row of the table. tried: {rate: the mean of the tuning seeds} -> list"""
-    means = ", ".join(f"{one}: {mean:.3f}" for one, mean in tried.items())
-    return [side, what, means, rate,
+    """Write a row of the table. tried: the rates, from the lowest to the highest -> list"""
+    lowest, *_, highest = tried
+    return [side, what, f"{lowest} to {highest}", rate,
             f"{values.mean():.3f} ({values.min():.3f} to {values.max():.3f})"]
 
 
@@ -185,5 +185,5 @@ def page(runs, tuning, judging):
     yield table(["claim of another experiment", "at the shared rate", "at the best rates"],
                 [verdicts for _, verdicts, _ in judged if verdicts])
     found = {tuple(one[:2]): one for _, _, sides in judged for one in sides}
-    yield table(["side", "measure", "rate: mean of the tuning seeds", "best rate",
-                 "other seeds at this rate"], [*found.values(), *rows])
+    yield table(["side", "measure", "rates tried", "best rate", "other seeds at this rate"],
+                [*found.values(), *rows])
