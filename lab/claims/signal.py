@@ -96,8 +96,8 @@ def page(learning, weights):
                    for steps in (slice(EARLY), slice(-EARLY, None)))
     finding = (f"The fraction of groups without a gradient grows from {early.mean():.0%} in the "
                f"first {EARLY} steps to {late.mean():.0%} in the last {EARLY}")
-    yield Claim("the fraction of groups without a gradient grows from the first "
-                f"{EARLY} steps to the last {EARLY}", "DAPO", (late, early), at_least=0.05, shown=finding)
+    yield Claim(f"the fraction of groups without a gradient grows from the first {EARLY} steps to "
+                f"the last {EARLY}", "DAPO", (late, early), at_least=0.05, shown=finding)
     yield curves(silent, finding, given=dict(zip(silent, (RED, GREEN, GREY))),
                  xlabel="step of GRPO with groups of 4, without dynamic sampling",
                  ylabel="fraction of groups", ylim=(0, 1))
