@@ -185,5 +185,7 @@ def page(runs, tuning, judging):
     yield table(["claim of another experiment", "at the shared rate", "at the best rates"],
                 [verdicts for _, verdicts, _ in judged if verdicts])
     found = {tuple(one[:2]): one for _, _, sides in judged for one in sides}
-    yield table(["side", "measure", "rates tried", "best rate", "other seeds at this rate"],
-                [*found.values(), *rows])
+    rows = [*found.values(), *rows]
+    for measure in dict.fromkeys(what for _, what, *_ in rows):
+        yield table([f"side, judged by {measure}", "rates tried", "best rate", "other seeds at it"],
+                    [[side, *cells] for side, what, *cells in rows if what == measure])
