@@ -6,7 +6,7 @@ lab/claims/NAME.py is an experiment, run by `python -m lab NAME` (make lab-NAME)
   EXPERIMENT.runs("runs", {case: command line}, metrics)
   @EXPERIMENT.measure([case ..])
   def things(seed, case):       -> {column: a number, or a list with one number for each step}
-  def page(runs, things):       yields Claims, a Picture, tables as Markdown, and Blocks
+  def page(runs, things):       yields Claims, a Picture, and tables as Markdown
 
 `page` gets the results of each measure as {case: {column: array}}, where the first axis of an array
 counts the seeds. The results are stored in docs/lab/NAME.json, and docs/lab.md lists the findings.
@@ -23,7 +23,6 @@ import multiprocessing
 import re
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy
 import torch
@@ -128,13 +127,15 @@ class Experiment:
         page = self.path(".md").read_text("utf-8")
         title, by_hand = PAGE.fullmatch(OUTCOME.sub("", page)).groups()
         [picture] = of(parts, Picture)
-        first = of(parts, Claim)[0]
-        texts = [title, f"{answer(first)} Effect: {first.effect}.\n",
+        first, *others = of(parts, Claim)
+        asked = f"the claim needs {first.claimed_range}"
+        texts = [title, f"{answer(first)} Effect: {first.effect}; {asked}.\n",
                  show(self.name, picture.title),
                  *(outcome.rstrip() + "\n" for outcome in OUTCOME.findall(page))]
-        for heading, is_ours in (("What papers claim", False), ("What else we asked", True)):
+        papers = "What papers claim" if first.source == OURS else "What else papers claim"
+        for heading, is_ours in ((papers, False), ("What else we asked", True)):
             rows = [[claim.text, claim.judged, claim.effect, claim.claimed_range, claim.source]
-                    for claim in of(parts, Claim) if (claim.source == OURS) == is_ours]
+                    for claim in others if (claim.source == OURS) == is_ours]
             heads = ["claim", "verdict", "effect (95% interval)", "claimed range", "source"]
             if is_ours:
                 heads, *rows = [cells[:-1] for cells in (heads, *rows)]
@@ -146,16 +147,14 @@ class Experiment:
         if tables:
             texts.append("## Numbers\n")
         if any(RANGE.search(text) for text in tables):
-            texts.append("Brackets contain the lowest and the highest seed, after the mean.\n")
+            texts.append("Brackets contain the lowest and the highest seed.\n")
         texts += [*tables, by_hand]
-        seeds = max((seeds for *_, seeds in self.measures.values()), key=len)
-        bases = ", all from one base" if self.one_base else ", each with its own base"
-        bases *= len(seeds) > 1                 # with one seed, the results are exact
-        texts.append(f"`make lab-{self.name}` repeats this experiment with seed"
-                     f"{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}{bases}. It took "
-                     f"{about['seconds']} s in {about['processes']} process"
-                     f"{'es' * (about['processes'] > 1)}, with {about['machine']}, torch "
-                     f"{about['torch']}. [Back to the lab](../lab.md)\n")
+        first, *_, last = max((seeds for *_, seeds in self.measures.values()), key=len)
+        bases = "all from one base" if self.one_base else "each with its own base"
+        texts.append(f"`make lab-{self.name}` repeats this experiment with seeds {first} to {last}"
+                     f", {bases}. It took {about['seconds']} s in {about['processes']} process"
+                     f"{'es' * (about['processes'] > 1)}, with {about['machine'].split(',')[0]}."
+                     " [Back to the lab](../lab.md)\n")
         return "\n".join(texts)
 
     def publish(self):
@@ -164,16 +163,8 @@ class Experiment:
         [picture] = of(parts, Picture)
         picture.save(self.path(".svg"))
         self.path(".md").write_text(self.text(parts, about), "utf-8")
-        for block in of(parts, Block):
-            put(*block, f"lab-{self.name}")
         for name, text in zip(("findings", "experiments"), index()):
             put(name, text, "lab")
-
-
-class Block(NamedTuple):
-    """A text that an experiment writes on another page, between the marks with this name."""
-    name: str
-    text: str
 
 
 def of(parts, kind):
@@ -283,15 +274,15 @@ def index():
     parts = []
     for name in [name for name in FINDINGS if name in claims]:
         first = claims[name][0]
-        parts.append(f"{show(f'lab/{name}', first.finding)}\n{answer(first)} Read more in "
-                     f"the experiment [{name}](lab/{name}.md).\n")
+        parts.append(f"{show(f'lab/{name}', first.finding)}\n{answer(first)} See "
+                     f"[{name}](lab/{name}.md).\n")
     found = collections.Counter(claim.verdict for each in claims.values() for claim in each)
     counts = ", ".join(f"{found[word]} {word}" for word in (SHOWN, CONTRADICTED, UNDECIDED))
     tables = [f"Of {found.total()} claims, {counts}, and {found[NO_VERDICT]} without a verdict. "
-              "The tables have the main claims; the page of an experiment has all of them, with "
-              "ranges and effects.\n"]
+              "The tables have the main ones. If a claim is shown, they only name its source.\n"]
     for question, names in QUESTIONS.items():
-        rows = [[claim.finding, claim.judged, f"{claim.source}: {claim.text}",
+        rows = [[claim.finding, claim.judged,
+                 claim.source + f": {claim.text}" * (claim.verdict != SHOWN),
                  f"[{name}](lab/{name}.md)" + alone]
                 for name in names for claim in claims.get(name, ())
                 for alone in [", one base" * module(name).EXPERIMENT.one_base]

@@ -98,9 +98,11 @@ def nano(seeds):
     steps = [line for line in lines if line.startswith("step")]
     before = next(line for line in lines if "before:" in line)
     shown = [*lines[:2], "...", before, *steps[:11:5], "...", *lines[-2:]]
-    rows = [[seed, f"{one['before']:.3f}", f"{one['after']:.3f}", f"{one['seconds']:.0f} s"]
-            for seed, one in results.items()]
-    text = table(["seed", "right before", "right after", "seconds"], rows)
+    columns = {name: [one[name] for one in results.values()] for name in results[seeds[0]]}
+    rows = [[f"{word} of {len(seeds)} seeds", f"{end(columns['before']):.3f}",
+             f"{end(columns['after']):.3f}", f"{end(columns['seconds']):.0f} s"]
+            for word, end in (("lowest", min), ("highest", max))]
+    text = table(["", "right before", "right after", "seconds"], rows)
     put("nano", "```\n" + "\n".join(shown) + f"\n```\n\n{text}\n{MACHINE}.\n", "nano-seeds")
 
 

@@ -36,9 +36,9 @@ NO_VERDICT = "no verdict"
 FLOOR = 0.01                    # two fractions this near to 0 or to 1 cannot be distinguished
 OURS = "ours"                                   # the source of a claim that no paper makes
 # The papers that claims come from -> their numbers on arXiv
-PAPERS = {"2510.13651": "2510.13651", "2602.15260": "2602.15260",
-          "Ahmadian and others": "2402.14740", "Amodei and others": "1606.06565",
-          "AReaL": "2505.24298", "DAPO": "2503.14476", "DeepSeek-R1": "2501.12948",
+PAPERS = {"Ahmadian and others": "2402.14740", "Amodei and others": "1606.06565",
+          "AReaL": "2505.24298", "DAPO": "2503.14476", "Davis and Recht": "2510.13651",
+          "DeepSeek-R1": "2501.12948",
           "DeepSeek-V3.2": "2512.02556", "DeepSeekMath": "2402.03300", "DPO": "2305.18290",
           "Dr. GRPO": "2503.20783", "Gao and others": "2210.10760", "GiGPO": "2505.10978",
           "GKD": "2306.13649", "GSPO": "2507.18071", "Guo and others": "2402.04792",
@@ -48,7 +48,8 @@ PAPERS = {"2510.13651": "2510.13651", "2602.15260": "2602.15260",
           "ReTool": "2504.11536", "robust DPO": "2403.00409", "Search-R1": "2503.09516",
           "Skalse and others": "2209.13085", "Tang and Munos": "2506.09477", "ToolRL": "2504.13958",
           "TRPO": "1502.05477", "VAPO": "2504.05118", "VinePPO": "2410.01679",
-          "Wang and Zhou": "2402.10200", "Yue and others": "2504.13837"}
+          "Wang and Zhou": "2402.10200", "Yue and others": "2504.13837",
+          "Zhang and others": "2602.15260"}
 
 
 @functools.cache

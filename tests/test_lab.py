@@ -152,7 +152,6 @@ def docs(tmp_path, monkeypatch):
     marks = "<!-- made by make {}: {} -->\nold\n<!-- end of {} -->\n"
     (tmp_path / "docs/lab.md").write_text("".join(
         marks.format("lab", name, name) for name in ("findings", "experiments")))
-    (tmp_path / "docs/metrics.md").write_text(marks.format("lab-made_up", "told", "told"))
     for where in (runs, experiment):
         monkeypatch.setattr(where, "DOCS", tmp_path / "docs")
     here = contextlib.nullcontext(types.SimpleNamespace(map=map))       # instead of processes
@@ -171,12 +170,12 @@ def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
         assert ends["a"]["reward"].shape == (2, 1) and ends["a"]["greedy"].shape == (2,)
         yield verdict.Claim("twice is more", "Somebody", twice["x"]["value"], at_least=1,
                             shown="It is twice as much")
+        yield verdict.Claim("thrice is more", "Somebody", twice["x"]["value"], at_least=2)
         yield verdict.Claim("as is right", verdict.OURS, ends["a"]["greedy"], at_most=0, exact=True)
         rows = {"some": [1.0, math.inf], "all": [1.24, 1.26], "none": [math.inf]}
         draw.dots(rows, "It", level=(2, "end")).save(docs / "lab/dots.svg")
         yield draw.curves({"x": twice["x"]["steps"]}, "It is twice as much")
         yield experiment.numbers(twice, {"value": "twice"}, by="what")
-        yield experiment.Block("told", "new\n")
 
     module = types.ModuleType("lab.claims.made_up")
     made_up = module.EXPERIMENT = experiment.Experiment(
@@ -201,14 +200,15 @@ def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
     found = json.loads((docs / "lab/made_up.json").read_text())
     assert found["twice"] == {"x": {"value": [2, 4], "steps": [[1], [2, 0.333333]]}}
     text = (docs / "lab/made_up.md").read_text()
-    assert text.startswith("# Made up: nothing\n\nClaim by Somebody: twice is more. Verdict: "
-                           "**undecided**. Effect: +3 (-10 to +16).\n\n<picture><source ")
+    top = ("# Made up: nothing\n\nClaim by Somebody: twice is more. Verdict: **undecided**. "
+           "Effect: +3 (-10 to +16); the claim needs ≥ 1.\n\n<picture><source ")
+    assert text.startswith(top)
     assert 'made_up-phone.svg"><img src="made_up.svg" alt="It is twice as much"></pict' in text
     assert text.count("## Claim\n\nIt is so.\n") == text.count("`make lab-made_up` repeats") == 1
-    assert "| twice is more | **undecided** | +3 (-10 to +16) | ≥ 1 | Somebody |\n" in text
-    order = [text.index(words) for words in ("What papers claim", "as is right", "| x | 3.000 ")]
+    assert "| thrice is more | **undecided** | +3 (-10 to +16) | ≥ 2 | Somebody |\n" in text
+    assert text.count("twice is more") == 1         # the table does not repeat the first claim
+    order = [text.index(words) for words in ("What else papers", "as is right", "| x | 3.000 ")]
     assert order == sorted(order) and "hold at a learning rate of 5e-4.\n\n## Numbers" in text
-    assert "new" in (docs / "metrics.md").read_text()
     shown = '<img src="lab/made_up.svg" alt="Twice is more: undecided">'
     assert shown in (docs / "lab.md").read_text()
     assert (docs / "lab/made_up.svg").is_file() and (docs / "lab/made_up-phone.svg").is_file()
@@ -238,9 +238,6 @@ def test_the_page_follows_from_the_experiment_and_its_file(name):
     assert sum(ours) <= 3 and len(ours) - sum(ours) <= 6        # what decides nothing goes
     [picture] = experiment.of(told, draw.Picture)
     assert made.path(".svg").is_file() and re.search(r"\d", picture.title)
-    pages = "".join(path.read_text() for path in ROOT.glob("docs/*.md"))
-    for text in experiment.of(told, experiment.Block):
-        assert block(pages, f"lab-{name}", text.name) == text.text
 
 
 def test_the_findings_are_those_of_the_experiments():

@@ -12,7 +12,7 @@ import numpy
 import grpo
 from lab.docs import ROOT, table
 from lab.draw import GREY, dots
-from lab.experiment import UNSCORED, Block, Experiment, numbers
+from lab.experiment import UNSCORED, Experiment
 from lab.training import load_base, run_text
 from lab.verdict import OURS, Claim, student
 from learn.practice.hunt import planted
@@ -55,33 +55,32 @@ def means(columns):
             for metric in METRICS for window, steps in WINDOWS.items()}
 
 
-def side(values, correct, share=1.0):
-    """Extend the range of the correct values at both ends by its width, and check whether at least
-    this fraction of the other values is above it, or below it. -> "high", "low", or no text"""
+def side(values, correct):
+    """Extend the range of the correct values at both ends by its width, and check whether most of
+    the other values are above it, or below it. -> "high", "low", or no text"""
     width = max(correct) - min(correct)
-    if (values > max(correct) + width).mean() >= share:
+    if (values > max(correct) + width).mean() >= MOST:
         return "high"
-    if (values < min(correct) - width).mean() >= share:
+    if (values < min(correct) - width).mean() >= MOST:
         return "low"
     return ""
 
 
-def symptoms(averages, share):
-    """Find the metrics that are too high or too low with at least this fraction of the seeds.
+def symptoms(averages):
+    """Find the metrics that are too high or too low with most seeds.
     averages: {name: means(..)}. -> {name: {(metric, window): "high" or "low"}}"""
     results = {}
     correct = {place: numpy.concatenate([averages[name][place] for name in RANGE])
                for place in averages[CORRECT]}
     for name, values in averages.items():
-        sides = {place: side(values[place], right, share) for place, right in correct.items()}
+        sides = {place: side(values[place], right) for place, right in correct.items()}
         results[name] = {place: which for place, which in sides.items() if which}
     return results
 
 
 def page(runs):
     averages = {name: means(columns) for name, columns in runs.items()}
-    with_every = symptoms(averages, 1.0)
-    with_most = symptoms(averages, MOST)
+    with_most = symptoms(averages)
     rise = {name: values["reward", LAST] - values["reward", FIRST]
             for name, values in averages.items()}
     learning = [name for name in MISTAKES if student(rise[name])[0] > RISE]
@@ -102,19 +101,11 @@ def page(runs):
                xlabel="rise of the reward in 20 steps; a dot for each seed")
 
     rows = []
-    looks = {}                              # (symptom, window) -> names of mistakes
     for name, mistake in MISTAKES.items():
-        shows = [dict.fromkeys(f"`{metric}`" for metric, _ in results[name])
-                 for results in (with_every, with_most)]
+        shows = dict.fromkeys(f"`{metric}` too {which}"
+                              for (metric, _), which in with_most[name].items())
         test = mistake.words.removeprefix("test_").replace("_", " ")
         rows.append([*mistake.name.split(": ", 1),
-                     *(", ".join(metrics) or "no metric" for metrics in shows),
+                     ", ".join(shows) or "no metric",
                      f"{mistake.files[0].removeprefix('tests/')}: {test}"])
-        for (metric, window), which in with_every[name].items():
-            looks.setdefault((f"`{metric}` too {which}", window), []).append(name)
-    yield table(["bug", "what is wrong", "metrics that show it with every seed",
-                 "metrics that show it with at least 4 of 5 seeds", "test that fails"], rows)
-    yield numbers({name: {f"`{metric}`": values[metric, LAST].mean() for metric in METRICS}
-                   for name, values in averages.items()}, by=f"mean over {LAST}")
-    rows = [[*look, ", ".join(names)] for look, names in sorted(looks.items())]
-    yield Block("symptoms", table(["what you see", "when", "mistakes that look like this"], rows))
+    yield table(["bug", "what is wrong", "metrics that show it", "test that fails"], rows)

@@ -40,7 +40,7 @@ EXPERIMENT = Experiment(__file__, seeds=range(5), rate="5e-4, but 1e-4 for dpo.p
 for task, flags in FLAGS.items():
     commands = {name: f"{command} --eval_steps 1000 {flags}"
                 for name, command in METHODS.items()}
-    EXPERIMENT.runs(task, commands, ["accuracy", "step_time"], ["greedy", "pass@1", "think_share"])
+    EXPERIMENT.runs(task, commands, ["accuracy", "step_time"], ["greedy", "pass@1"])
 
 
 def cost(task, runs):
@@ -101,7 +101,6 @@ def page(arithmetic, countdown):
         rows = {name: {f"thousand samples to {goals[task]}": samples[name] / 1000,
                        f"seconds to {goals[task]}": needed["seconds"][name][0],
                        "greedy accuracy, held out": columns["greedy"],
-                       "pass@1, held out": columns["pass@1"],
-                       "fraction that thinks": columns["think_share"]}
+                       "pass@1, held out": columns["pass@1"]}
                 for name, columns in results.items()}
         yield numbers(rows, form=".2f", by=f"script, on {task}")

@@ -11,7 +11,7 @@ import numpy
 from examples import coldstart
 from lab.docs import run
 from lab.draw import INK, curves
-from lab.experiment import Block, Experiment, numbers
+from lab.experiment import Experiment, numbers
 from lab.verdict import Claim
 
 TASKS = ("arithmetic", "countdown", "lookup")
@@ -71,7 +71,4 @@ def page(stages):
     headings |= {"mean": "mean of the three", "tokens": "tokens per completion"}
     rows = {stage: {column: values[:, i] for column, values in (columns | {"mean": mean}).items()}
             for i, stage in enumerate(STAGES)}
-    table = numbers(rows, headings, form=".2f", by="stage")
-    yield table
-    yield Block("r1", f"{table}\nEach cell has the mean of the seeds and their range. Each seed "
-                      "has its own base.\n[The experiment r1](lab/r1.md) explains the numbers.\n")
+    yield numbers(rows, headings, form=".2f", by="stage")

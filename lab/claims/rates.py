@@ -116,9 +116,9 @@ def score(columns, what, name):
 
 
 def row(side, what, tried, rate, values):
-    """Write a row of the table. tried: {rate: the mean of the tuning seeds} -> list"""
-    means = ", ".join(f"{one}: {mean:.3f}" for one, mean in tried.items())
-    return [side, what, means, rate,
+    """Write a row of the table. tried: the rates, from the lowest to the highest -> list"""
+    lowest, *_, highest = tried
+    return [side, what, f"{lowest} to {highest}", rate,
             f"{values.mean():.3f} ({values.min():.3f} to {values.max():.3f})"]
 
 
@@ -128,13 +128,12 @@ def again(tuning, judging):
     for (name, text), (*sides, what, said) in AGAIN.items():
         claims = of(module(name).EXPERIMENT.load()[0], Claim)
         old = next((claim for claim in claims if claim.text == text), None)
-        rates, values, ends, rows = [], [], [], []
+        values, ends, rows = [], [], []
         for side in sides:
             tried = {rate: score(tuning[f"{side}, {rate}"], what, name).mean()
                      for rate in SIDES[side][1]}
             best = (min if what == BATCHES else max)(tried, key=tried.get)
             columns = judging[f"{side}, {best}"]
-            rates.append(best)
             values.append(score(columns, what, name))
             ends.append(columns["accuracy"].shape[1])
             rows.append(row(side, what, tried, best, values[-1]))
@@ -144,9 +143,7 @@ def again(tuning, judging):
         source, least = (old.source, old.at_least) if old else ("PPO", GAIN)
         claim = Claim(f"{text} {BEST}", source, at_least=least,
                       said=said.format(*(one.mean() for one in values)), **effect)
-        before = f"{old.judged}, {old.effect}" if old else "not judged"
-        yield claim, [text, before, " and ".join(rates),
-                      f"{claim.judged}, {claim.effect}"], rows
+        yield claim, old and [text, f"{old.judged}, {old.effect}", f"**{claim.verdict}**"], rows
 
 
 def page(runs, tuning, judging):
@@ -185,8 +182,10 @@ def page(runs, tuning, judging):
                                                for side in lines},
                  given={clip: BLUE, no_bound: RED}, xscale="log", xlabel="learning rate",
                  ylabel="accuracy at the end; faint: tuning seeds")
-    yield table(["claim of another experiment", "at the shared rate", "best rates",
-                 "at the best rates"], [verdicts for _, verdicts, _ in judged])
+    yield table(["claim of another experiment", "at the shared rate", "at the best rates"],
+                [verdicts for _, verdicts, _ in judged if verdicts])
     found = {tuple(one[:2]): one for _, _, sides in judged for one in sides}
-    yield table(["side", "measure", "rate: mean of the tuning seeds", "best rate",
-                 "other seeds at this rate"], [*found.values(), *rows])
+    rows = [*found.values(), *rows]
+    for measure in dict.fromkeys(what for _, what, *_ in rows):
+        yield table([f"side, judged by {measure}", "rates tried", "best rate", "other seeds at it"],
+                    [[side, *cells] for side, what, *cells in rows if what == measure])

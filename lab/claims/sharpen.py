@@ -145,16 +145,13 @@ def page(learned, guesser):
                f"after RL solves {thought['trained'][:, best].mean():.0%}")
     first = Claim(
         f"on countdown, there is a k up to {K} for which the base solves more problems with k "
-        "thoughts (outputs that think) than the policy after RL does (judged at the k with the "
-        "largest lead; the interval allows for the choice among all of them)", "Yue and others",
+        "thoughts (outputs that think) than the policy after RL does", "Yue and others",
         (thought["base"][:, best], thought["trained"][:, best]), at_least=GAIN,
         comparisons=len(MANY), said=finding)
     yield first
     gain = passed["trained"] - passed["base"]                                   # (S, ks)
     most = max(MANY, key=lambda place: gain[:, place].mean())
-    yield Claim(f"on countdown, RL does not raise pass@k for any k from 2 to {K} (judged at "
-                "the k with the largest rise; the interval allows for the choice among all of "
-                "them)", "DeepSeekMath",
+    yield Claim(f"on countdown, RL does not raise pass@k for any k from 2 to {K}", "DeepSeekMath",
                 gain[:, most], at_most=GAIN, comparisons=len(MANY),
                 contradicted="On countdown, RL does raise pass@k for small k: by "
                 f"{gain[:, most].mean():.2f} for k = {KS[most]}, and by {gain[:, FEW].mean():.2f} "

@@ -96,9 +96,8 @@ def page(learning, weights):
                    for steps in (slice(EARLY), slice(-EARLY, None)))
     finding = (f"The fraction of groups without a gradient grows from {early.mean():.0%} in the "
                f"first {EARLY} steps to {late.mean():.0%} in the last {EARLY}")
-    yield Claim("the fraction of groups without a gradient, because their outputs are all right or "
-                f"all wrong, grows from the first {EARLY} steps to the last {EARLY}",
-                "DAPO", (late, early), at_least=0.05, shown=finding)
+    yield Claim(f"the fraction of groups without a gradient grows from the first {EARLY} steps to "
+                f"the last {EARLY}", "DAPO", (late, early), at_least=0.05, shown=finding)
     yield curves(silent, finding, given=dict(zip(silent, (RED, GREEN, GREY))),
                  xlabel="step of GRPO with groups of 4, without dynamic sampling",
                  ylabel="fraction of groups", ylim=(0, 1))
@@ -125,7 +124,7 @@ def page(learning, weights):
     slope = (1 - (1 - p) ** (8 - 1)) / p
     yield Claim("MaxRL weighs a prompt by the slope of a truncated series for log p (weight minus "
                 "slope)", "MaxRL", of_maxrl[8] - slope, at_least=-1e-5, at_most=1e-5, exact=True)
-    for G, source in ((8, OURS), (64, "2510.13651")):
+    for G, source in ((8, OURS), (64, "Davis and Recht")):
         ratios = of_grpo[G] * (p * (1 - p)) ** 0.5
         yield Claim(f"in groups of {G}, GRPO weighs a prompt by the slope of 2 arcsin sqrt(p), for "
                     "p from 5% to 95% (weight divided by slope)", source,
