@@ -2,11 +2,10 @@
 a small student, an update against its equation, and whole runs. test_resume.py tests a resumed run.
 """
 import importlib
-import math
 
 import pytest
 import torch
-from conftest import TINY, close, f64, gradient, ones, randn, scripts
+from conftest import TINY, close, gradient, ones, randn, scripts
 from small_runs import SMALL, arguments, changed_weights, load, read_summary, steps
 from update_scenes import gradient_of, gradients
 
@@ -43,20 +42,6 @@ def events(p, t, k):
 
 # ---- the loss of a token ---------------------------------------------------------------------
 
-def test_the_divergence_of_two_coins_and_its_ends():
-    p, t = f64([0.5, 0.5]).log(), f64([0.9, 0.1]).log()
-    close(distill.divergence(p, t, 1.0), f64(0.5108256237659907))
-    close(distill.divergence(p, t, 0.0), f64(0.3680642071684971))
-    half = 0.5 * (0.9 * math.log(0.9 / 0.7) + 0.1 * math.log(0.1 / 0.3)
-                  + 0.5 * math.log(0.5 / 0.7) + 0.5 * math.log(0.5 / 0.3))
-    close(distill.divergence(p, t, 0.5), f64(half))
-    for beta in (1e-7, 1 - 1e-7):
-        scaled = distill.divergence(p, t, beta) / min(beta, 1 - beta)
-        close(scaled, distill.divergence(p, t, round(beta)), atol=1e-6, rtol=1e-6)
-    for beta in (0.0, 0.3, 1.0):
-        close(distill.divergence(t, t, beta), f64(0.0))
-
-
 @pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
 def test_the_events_are_the_teachers_likely_tokens_and_the_rest(beta):
     """A rest of one token loses nothing, and a larger rest can only hide differences."""
@@ -68,14 +53,6 @@ def test_the_events_are_the_teachers_likely_tokens_and_the_rest(beta):
     p, t = events(log_p.exp(), log_t.exp(), 3)
     close(top(log_p, log_t, 3, add_tail=False)[0], p[..., :3].log())
     close(found[2], expected_divergence(p, t, beta))
-
-
-def test_without_the_rest_the_least_loss_is_at_the_teachers_probabilities_divided_by_e():
-    log_t = randn(9).log_softmax(dim=-1)
-    log_p = (log_t - 1).requires_grad_()
-    loss = distill.divergence(*top(log_p, log_t, 3, add_tail=False), 1.0)
-    close(loss, -log_t.topk(3).values.exp().sum() / math.e)
-    close(gradient(loss, log_p), 0 * log_t)
 
 
 # ---- the mean gradient, by enumeration -------------------------------------------------------

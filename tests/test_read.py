@@ -4,7 +4,6 @@ import html
 import re
 
 import pytest
-import torch
 from conftest import ROOT
 
 from learn.read import __main__ as read
@@ -83,23 +82,3 @@ def test_words_that_do_not_fit_their_script_are_refused(lessons, old, new, messa
     with pytest.raises(ValueError, match=message):
         of.read_words()
         page.lesson_page(of, {})
-
-
-def test_the_numbers_of_grpo_are_those_computed_by_hand(lessons):
-    ratio = (example.MOVED * example.MASK).exp()
-    A = torch.tensor([-0.5, -0.5, 1.5, -0.5])[:, None]
-    taken = torch.zeros(4, 3, dtype=torch.bool)
-    taken[1, 0] = taken[2, 0] = True
-    behind = (example.REF_LOGPS - example.OLD_LOGPS - example.MOVED).exp()
-    gradient = torch.where(taken, 0.0, -ratio * A) + 0.04 * (1 - behind)
-    gradient = gradient * example.MASK / example.MASK.sum(dim=1, keepdim=True) / 4
-    numbers = {"policy_loss.ratio": ratio, "backward.∂L/∂logπ": gradient}
-    for name, wanted in numbers.items():
-        value, _ = lessons["grpo"].value(*name.split("."))
-        torch.testing.assert_close(value * example.MASK, wanted * example.MASK,
-                                   atol=2e-4, rtol=0)
-    assert lessons["grpo"].clipped() == [
-        of_row[:len(tokens)] for of_row, tokens in zip(taken.tolist(), example.ANSWERS)]
-    # in a loop over tokens, each value stands in its place
-    A, delta = (lessons["ppo"].rows("gae", name) for name in ("A", "delta"))
-    assert A[2][0] == pytest.approx(delta[2][0] + 0.95 * delta[2][1] + 0.95 ** 2 * delta[2][2])
