@@ -127,7 +127,7 @@ def small(tmp_path, monkeypatch):
     return base
 
 
-def test_a_sweep_keeps_each_run_and_continues(small, tmp_path, monkeypatch, capsys):
+def test_a_sweep_keeps_each_run_and_continues(small, tmp_path, monkeypatch, stops):
     cases = gemma.cases_of({gemma.ALL: (1e-3,), gemma.LORA: (1e-2,)}, (0,))
     evaluated = []
     evaluate = gemma.evaluate
@@ -146,9 +146,7 @@ def test_a_sweep_keeps_each_run_and_continues(small, tmp_path, monkeypatch, caps
         assert results[name]["rewards"] == [0.0, 0.0] and len(results[name]["counts"]) == 6
     assert json.loads((tmp_path / "store.json").read_text()) == results
     monkeypatch.setattr(gemma, "STEPS", 3)
-    with pytest.raises(SystemExit):
-        gemma.measure(tmp_path / "store.json", cases)
-    assert "with other settings" in capsys.readouterr().err
+    stops("with other settings", gemma.measure, tmp_path / "store.json", cases)
 
 
 def test_texts_are_those_of_the_sampler_of_real_py_up_to_their_end(small, monkeypatch):

@@ -61,20 +61,6 @@ def test_rollout_logps_equal_forward_logps_at_the_same_temperature(
     assert ((other_logps - logps) * out.mask).abs().max() > 0.1
 
 
-def test_the_mask_is_1_up_to_the_first_eos_or_to_the_end_of_a_truncated_row(sampled):
-    out = sampled().rollout()
-    for row in range(24):
-        tokens = out.tokens[row].tolist()
-        n = tokens.index(grpo.EOS) + 1 if grpo.EOS in tokens else 12
-        assert out.lengths[row] == n
-        assert out.mask[row].tolist() == [1.0] * n + [0.0] * (12 - n)
-        assert tokens[n:] == [grpo.PAD] * (12 - n)
-        for values in (out.logps[row], out.entropy[row]):
-            assert (values[:n] != 0).all()
-            assert (values[n:] == 0).all()
-    assert out.is_truncated.any() and not out.is_truncated.all()
-
-
 def test_a_pad_that_the_policy_sampled_is_a_token_like_any_other(config, bigram, load_task):
     table = torch.full((grpo.VOCAB_SIZE, grpo.VOCAB_SIZE), -30.0, dtype=torch.float64)
     table[61, grpo.PAD] = 0.0                           # after the = of the prompt
