@@ -7,7 +7,7 @@ import shlex
 import numpy
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, load_named
 from small_runs import SMALL, arguments
 
 import common
@@ -39,7 +39,6 @@ def untrained(script, flags):
     ("signal", "learning", "GSPO, dynamic sampling", {"BUDGET": 300}),
     ("staleness", "engines", "GRPO, 4 bits, truncate", {"UPDATES": 2}),
     ("trust", "rare", "epsilon_high 0.2", {"UPDATES": 1, "RARE": 1.0}),
-    ("turns", "estimates", "before RL", {"GROUPS": 4}),
     ("variance", "base", "arithmetic", {"PROBLEMS": 1, "DEALS": 1}),
     ("wrongrewards", "walks", "short base: bonus for nearer", {"STEPS": 2}),
     ("zero", "learned", "3-7, curriculum", {"STEPS": 2, "WINDOW": 1})])
@@ -59,6 +58,46 @@ def test_a_measure_finds_the_columns_that_its_file_has(name, measure, case, cons
 
 
 # ---- numbers -----------------------------------------------------------------------------------
+
+@pytest.fixture
+def small_range(monkeypatch):
+    """Make a range of five numbers, with three guesses."""
+    stored = turns.chances, turns.value, turns.values
+    monkeypatch.setattr(number, "SIZE", 5)
+    monkeypatch.setattr(number, "LIMIT", 3)
+    for one in stored:
+        one.cache_clear()
+    yield load_named("number")
+    for one in stored:
+        one.cache_clear()
+
+
+@pytest.mark.parametrize("policy", turns.POLICIES)
+def test_turns_values_are_means_over_all_games(policy, small_range, monkeypatch):
+    task = small_range
+
+    def success(state):
+        """Play all games from a state. -> probability of finding its secret"""
+        if state is None:
+            return 0.0
+        return turns.chances(policy, state.low, state.high) @ afterwards(state)
+
+    def afterwards(state):
+        after = [task.step(state, f"<search>{guess}</search>") for guess in range(5)]
+        return numpy.array([reward + success(state) for state, _, reward in after])
+    for low, high, guesses in ((0, 4, 0), (1, 4, 1), (2, 2, 0), (0, 3, 2)):
+        states = [number.State(low, high, secret, guesses) for secret in range(low, high + 1)]
+        assert sum(turns.chances(policy, low, high)) == pytest.approx(1)
+        found = turns.value(policy, low, high, 3 - guesses)
+        assert found == pytest.approx(sum(map(success, states)) / len(states))
+        found = turns.values(policy, low, high, 3 - guesses)
+        assert found == pytest.approx(sum(map(afterwards, states)) / len(states))
+    monkeypatch.setattr(turns, "GROUPS", 50)
+    found = turns.estimates(0, policy)
+    for name in turns.ESTIMATORS:
+        assert 0 < found[name] < 1 and found[f"noise: {name}"] > 0
+    assert 0.3 < found["shared"] < 1
+
 
 def test_turns_percentages_of_the_task_are_exact(monkeypatch):
     monkeypatch.setattr(turns, "POLICIES", {"within": (0.0, 1.0), "halving": (1.0, 0.0)})

@@ -57,6 +57,28 @@ def test_the_eos_that_ends_a_completion_has_a_gradient_and_the_padding_behind_it
     assert policy.table.grad[6, EOS] > 0
 
 
+@with_ratios
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "k3_ratio"])
+def test_how_likely_the_models_find_the_padding_changes_nothing(script, config, bigram, estimator):
+    """This holds however far apart they are: exp(2000) is infinite, and infinity times 0 is nan."""
+    EOS, PAD, V = script.EOS, script.PAD, script.VOCAB_SIZE
+    seen = []
+    for nats_apart in (0.0, 2000.0):
+        table = torch.zeros(V, V, dtype=torch.float64)
+        table[1, [2, EOS]] = f64([5.0, 4.0])
+        reference = bigram(table)
+        table[[2, EOS, PAD], PAD] = -nats_apart     # used only in the slots after the EOS
+        policy = bigram(table)
+        mask = f64([[1.0, 0, 0], [1, 1, 1]])
+        tokens = [[EOS, PAD, PAD], [7, 8, EOS]]
+        batch = made_batch(script, [[1], [1]], tokens, mask, -6.0 * mask)
+        cfg = config(beta=0.1, kl_estimator=estimator, entropy_coef=0.1)
+        scene = Scene(script, cfg, policy, reference, batch, f64([[1.0], [-1.0]]) * mask)
+        metrics, gradient = scene.backward(torch.arange(2))
+        seen.append((gradient, *metrics.values()))
+    close(seen[1], seen[0])
+
+
 # ---- optimizer steps -------------------------------------------------------------------------
 
 @every_script
