@@ -201,7 +201,6 @@ def flip_one_bit(path):
 
 
 DAMAGES = {
-    "empty": lambda path: path.write_bytes(b""),
     "cut off": lambda path: path.write_bytes(path.read_bytes()[:path.stat().st_size // 2]),
     "one bit flipped": flip_one_bit,
     "a pickle with code": lambda path: path.write_bytes(pickle.dumps(Trap())),
@@ -382,9 +381,6 @@ def test_a_file_that_does_not_fit_on_the_disk_is_one_line_and_no_part_of_it_stay
         refused("run.pt: cannot be written (", plumbing.write, Path("run.pt"), content)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-def test_a_log_that_does_not_fit_on_the_disk_is_one_line(refused):
     Path("log.jsonl").symlink_to("/dev/full")
     run = SimpleNamespace(folder=Path("."))
     refused("log.jsonl: cannot be written (No space", plumbing.Run.append, run, "log.jsonl", {})

@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import ROOT
 from small_models import LIKE_SMALL, NEEDS, load_example
-from small_runs import SMALL, arguments, at_work, lines, read_summary, steps
+from small_runs import SMALL, arguments, at_work, lines, read_summary, steps, wait_until
 
 import grpo
 from tasks import calls
@@ -288,21 +288,14 @@ def reward(completion):
             return False
 
     def stop(workers):
-        for _ in range(3000):
-            if (tmp_path / "pids").exists():
-                break
-            time.sleep(0.01)
+        assert wait_until((tmp_path / "pids").exists)
         os.kill(workers[0].pid, getattr(signal, name))
     [code] = job(tmp_path, FLAGS | {"model": small_llama}, size=1, look=stop)
     said = (tmp_path / "stderr-0").read_text()
     if name == "SIGINT":
         assert code == 130 and "interrupted; resume with:" in said and "error:" not in said
     pids = (tmp_path / "pids").read_text().split()
-    for _ in range(500):
-        if not any(map(is_alive, pids)):
-            break
-        time.sleep(0.01)
-    assert pids and not any(map(is_alive, pids))
+    assert pids and wait_until(lambda: not any(map(is_alive, pids)))
 
 
 def test_the_reward_file_of_the_page_grades_the_format_of_gsm8k(tmp_path):

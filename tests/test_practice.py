@@ -109,7 +109,7 @@ def test_right_solutions_pass_and_wrong_ones_fail_with_the_name_and_the_numbers(
             blanks = [blank for blank in exercise.blanks[function] if any(
                 node.lineno <= last and first <= node.end_lineno for node in blank.nodes)]
             names = {blank.name or "result" for blank in blanks or exercise.blanks[function]}
-            names |= set() if blanks else {"result"}
+            names |= {"after the call"} if blanks else {"result"}           # changed in place
             assert re.search(rf"\b({'|'.join(names)})\b.* should be |Error: ", said), solution.name
             assert all(part in said for part in SAID.get(solution.name, ())), said
         count[solution.words] += 1

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import close, f64, load_named, takes_less_than
+from conftest import close, f64, load_named
 from small_runs import SMALL, arguments, changed_weights, load, policy_of, steps
 
 import common
@@ -83,14 +83,6 @@ def test_a_turn_has_the_state_before_it_and_a_live_episode_ends_with_an_unanswer
     assert TASK.play(PROBLEM, text + RIGHT + "<search>1</search>") == found
     # a guess outside of what is left teaches nothing
     assert TASK.play(PROBLEM, guess(30, 20, 50, 36))[3].state == number.State(31, 48, 36, 3)
-
-
-@pytest.mark.parametrize("text", [
-    "<search>" * 9_000, "</search>" * 9_000, "<search>36" * 9_000 + "</search>", "<" * 90_000,
-    guess(30) + HIGHER * 9_000 + "</search>", "\x00" * 90_000], ids=lambda text: ascii(text[:20]))
-def test_hostile_text_costs_about_a_millisecond(text):
-    assert TASK.verify(PROBLEM, text) == 0.0 and len(TASK.respond(PROBLEM, text)) <= 40
-    assert takes_less_than(2e-3, TASK.verify, PROBLEM, text)
 
 
 def test_demonstrations_hold_what_the_environment_inserts_and_in_a_cold_start_heed_its_hints():
