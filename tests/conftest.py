@@ -177,6 +177,23 @@ def no_default_device():
 
 
 @pytest.fixture
+def watch(monkeypatch):
+    """watch(owner, name, look): the list of look(*args), which grows with each call of a function
+    that otherwise does what it did."""
+    def install(owner, name, look):
+        function = getattr(owner, name)
+        seen = []
+
+        @functools.wraps(function)
+        def watched(*args, **options):
+            seen.append(look(*args, **options))
+            return function(*args, **options)
+        monkeypatch.setattr(owner, name, watched)
+        return seen
+    return install
+
+
+@pytest.fixture
 def stops(capsys):
     """stops(words, function, *args, code=2, **flags): checks that the call exits with this code
     after one line on stderr that contains the words."""

@@ -145,17 +145,14 @@ def test_a_damaged_base_is_named_and_nothing_learns_from_it(new_run, tmp_path, m
     ("arithmetic:3", "forum", "cpu", 2), ("arithmetic:3", "forum", "cpu:0", 1),
     ("lookup", "textbook", "cpu", 2)])
 def test_its_gradient_is_that_of_the_mean_over_all_tokens_of_the_completions_and_no_others(
-        config, load_task, monkeypatch, task, phase, device, num_parts):
+        config, load_task, monkeypatch, watch, task, phase, device, num_parts):
     """The tokens include EOS, but not text that a tool inserts. The gradient is compared before it
     is clipped. On a CPU, two threads compute it, each for half of the batch. cpu:0 represents any
     other device, where one thread computes it, because two would crash on MPS."""
     limits = []
     monkeypatch.setattr(
         torch.nn.utils, "clip_grad_norm_", lambda weights, limit: limits.append(limit))
-    executor = plumbing.ThreadPoolExecutor
-    asked = []
-    monkeypatch.setattr(
-        plumbing, "ThreadPoolExecutor", lambda size: asked.append(size) or executor(size))
+    asked = watch(plumbing, "ThreadPoolExecutor", lambda size: size)
     cfg = config(task=task, device=device, base_steps=1, base_batch_size=7,
                  base_learning_rate=0.0, textbook_share=float(phase == "textbook"))
     task = load_task(cfg)
@@ -183,14 +180,9 @@ def test_its_gradient_is_that_of_the_mean_over_all_tokens_of_the_completions_and
 
 
 def test_it_reads_six_tenths_of_a_textbook_then_a_forum_and_nothing_twice(
-        config, load_task, monkeypatch):
-    sample_problems = common.sample_problems
-    reads = []
-
-    def remember(task, n, seed, split="train", phase=""):
-        reads.append((n, seed, split, phase))
-        return sample_problems(task, n, seed, split, phase)
-    monkeypatch.setattr(common, "sample_problems", remember)
+        config, load_task, watch):
+    reads = watch(common, "sample_problems", lambda task, n, seed, split="train", phase="": (
+        n, seed, split, phase))
     cfg = config(base_steps=10, base_batch_size=2, base_seed=4)
     plumbing.warm_start(grpo.GPT(cfg), load_task(cfg), cfg)
     phases = ["textbook"] * 6 + ["forum"] * 4

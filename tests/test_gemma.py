@@ -127,12 +127,9 @@ def small(tmp_path, monkeypatch):
     return base
 
 
-def test_a_sweep_keeps_each_run_and_continues(small, tmp_path, monkeypatch, stops):
+def test_a_sweep_keeps_each_run_and_continues(small, tmp_path, monkeypatch, watch, stops):
     cases = gemma.cases_of({gemma.ALL: (1e-3,), gemma.LORA: (1e-2,)}, (0,))
-    evaluated = []
-    evaluate = gemma.evaluate
-    monkeypatch.setattr(
-        gemma, "evaluate", lambda *given: evaluated.append(given[0].name) or evaluate(*given))
+    evaluated = watch(gemma, "evaluate", lambda folder, problems: folder.name)
     first = gemma.measure(tmp_path / "store.json", dict([*cases.items()][:1]))
     kept = json.dumps(first)
     calls = []

@@ -147,7 +147,7 @@ def test_a_completion_goes_on_as_it_did(config, load_task, talker):
 
 
 def test_distill_takes_the_rate_that_needs_the_fewest_outputs_and_stores_each_run(
-        monkeypatch, tmp_path):
+        monkeypatch, tmp_path, watch):
     """The first 30% of an output are at least one token."""
     monkeypatch.chdir(tmp_path)
     for constant, value in {"BATCHES": 2, "WINDOW": 1, "DRAWS": 2, "load_base": untrained}.items():
@@ -155,10 +155,7 @@ def test_distill_takes_the_rate_that_needs_the_fewest_outputs_and_stores_each_ru
     counts = {"2.5e-4": 0.0, "5e-4": 0.9, "1e-3": 0.8}
     monkeypatch.setattr(distill, "tuning", lambda seed, case: {
         "accuracy": [0.1, counts[case.split(", ")[1]]]})
-    masks = []
-    update = distill.distill.update
-    monkeypatch.setattr(distill.distill, "update", lambda *args: (
-        masks.append((args[3].mask, args[3].lengths)), update(*args))[1])
+    masks = watch(distill.distill, "update", lambda *args: (args[3].mask, args[3].lengths))
     results = {"tuning": {}}
     for name in ("sides", "noise", "parts"):
         function, cases, _ = distill.EXPERIMENT.measures[name]

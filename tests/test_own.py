@@ -328,12 +328,9 @@ class Task:
 @pytest.mark.parametrize("name, metric, T", [
     ("lookup", "tools/call_frequency", 37), ("number", "completions/mean_length", 56)])
 def test_a_run_with_a_tool_is_that_of_the_script_from_the_same_base(
-        name, metric, T, tmp_path, monkeypatch):
+        name, metric, T, tmp_path, watch):
     """Only prompts and what the tool inserts are ever tokenized: sampled ids are kept."""
-    ids_of = pretrained.Policy.ids_of
-    encoded = []
-    monkeypatch.setattr(pretrained.Policy, "ids_of", lambda self, text, **options: (
-        encoded.append(text), ids_of(self, text, **options))[1])
+    encoded = watch(pretrained.Policy, "ids_of", lambda self, text, **_: text)
     lookup = {"task": name, "max_completion_length": T}
     base = {"base_steps": 250, "textbook_share": 1.0, "max_steps": 0, "output_dir": "base"}
     small = {name: SMALL[name] for name in SMALL if not name.startswith("base_")}

@@ -29,6 +29,7 @@ RIGHT = {"k3 without expm1: rounding makes it negative", "the old log-probs get 
          "a ratio of infinity has a gradient of nan", "large ratios are cut where they should grow"}
 # Parts of the messages that some of the wrong solutions must get.
 SAID = {
+    "the rewards are changed in place": ["rewards after the call at [0, 0] is -0.25"],
     "the lines of delta are deleted": [
         "ratio 148.41", ", delta ", "token_loss with respect to logps at [1, 0]"],
     "a dual clip that was not asked for": [

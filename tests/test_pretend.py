@@ -119,14 +119,9 @@ def test_a_base_is_made_there():
 
 @pytest.mark.parametrize("words, most", [
     ("grpo", 35), ("ppo --task gridworld", 61), ("dpo --online", 25)])
-def test_a_step_waits_for_the_gpu_no_more_often_than_it_did(words, most, base, monkeypatch):
+def test_a_step_waits_for_the_gpu_no_more_often_than_it_did(words, most, base, watch):
     """A wait costs 10 to 20 us, during which the GPU soon runs out of work."""
-    waited = []
-
-    def log(*args, log=plumbing.Run.log):
-        waited.append(len(pretend.gpu.waits))
-        log(*args)
-    monkeypatch.setattr(plumbing.Run, "log", log)
+    waited = watch(plumbing.Run, "log", lambda *_: len(pretend.gpu.waits))
     train("cuda", f"{words} {base} --max_steps 3 --eval_steps 9 --save_steps 9", "run")
     assert waited[2] - waited[1] <= most, Counter(pretend.gpu.waits[waited[1]:waited[2]])
 

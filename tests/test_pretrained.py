@@ -321,7 +321,7 @@ def test_an_engine_with_other_weights_than_the_trainers_ends_the_run_or_warns(
     ("gemma2", "float32", {"final_logit_softcapping": 2.0}), ("phi", "float32", {}),
     ("granite", "float32", {"logits_scaling": 3.0})])
 def test_log_probs_of_a_few_positions_at_a_time_are_those_of_all(
-        family, dtype, changes, tmp_path, monkeypatch):
+        family, dtype, changes, tmp_path, monkeypatch, watch):
     """The gradients agree, too, also if they are added to others. Large logits are computed only
     for a model that scales them. Positions and columns without a token are left out."""
     folder = save_random(tmp_path / "model", family, **changes)
@@ -337,13 +337,11 @@ def test_log_probs_of_a_few_positions_at_a_time_are_those_of_all(
         return [logps, *gradients, *entropy]
     whole = scored()
     assert whole[0].shape == (2, 14) and (whole[0] == 0).sum() == 5 + 8
-    sizes, scored_few = [], models.Few.scored
     widths = []
     policy.model.register_forward_pre_hook(
         lambda model, args, inputs: widths.append(inputs["input_ids"].shape[1]), with_kwargs=True)
     monkeypatch.setattr(models.Head, "AT_ONCE", 4 * grpo.VOCAB_SIZE)
-    monkeypatch.setattr(models.Few, "scored", lambda ctx, logits, tokens: (
-        sizes.append(len(tokens)), scored_few(ctx, logits, tokens))[1])
+    sizes = watch(models.Few, "scored", lambda ctx, logits, tokens: len(tokens))
     for has_place in (False, True):
         for with_entropy in (True, False):
             for part, all_at_once in zip(scored(with_entropy, has_place), whole):
