@@ -14,7 +14,7 @@ import common
 import grpo
 import plumbing
 from lab import experiment, training
-from lab.claims import bugs, distill, kl, seeds, turns
+from lab.claims import bugs, kl, seeds, turns
 from tasks import number, preferences
 
 # ---- every measure ---------------------------------------------------------------------------
@@ -144,33 +144,6 @@ def test_a_completion_goes_on_as_it_did(config, load_task, talker):
             grpo, policy, rest, problems, batch.prompts, batch.tokens[:, :t])
         assert texts == batch.texts
         assert torch.equal(found, batch.tokens[:, t:]) and torch.equal(mask, batch.mask[:, t:])
-
-
-def test_distill_takes_the_rate_that_needs_the_fewest_outputs_and_stores_each_run(
-        monkeypatch, tmp_path, watch):
-    """The first 30% of an output are at least one token."""
-    monkeypatch.chdir(tmp_path)
-    for constant, value in {"BATCHES": 2, "WINDOW": 1, "DRAWS": 2, "load_base": untrained}.items():
-        monkeypatch.setattr(distill, constant, value)
-    counts = {"2.5e-4": 0.0, "5e-4": 0.9, "1e-3": 0.8}
-    monkeypatch.setattr(distill, "tuning", lambda seed, case: {
-        "accuracy": [0.1, counts[case.split(", ")[1]]]})
-    masks = watch(distill.distill, "update", lambda *args: (args[3].mask, args[3].lengths))
-    results = {"tuning": {}}
-    for name in ("sides", "noise", "parts"):
-        function, cases, _ = distill.EXPERIMENT.measures[name]
-        results[name] = {case: {column: numpy.array([values], dtype=float) for column, values
-                                in function(23, case).items()} for case in cases}
-    assert {columns["rate"].mean() for columns in results["sides"].values()} == {0.0005}
-    claims = experiment.of(list(distill.page(**results)), distill.Claim)
-    assert len(claims) == 8
-    for (mask, lengths), share in zip(masks[-6:], [1, 1, 0.3, 0.3, 0.3, 0.3], strict=True):
-        assert (mask.sum(dim=1) - (share * lengths)).abs().max() <= 1
-        assert share == 1 or mask.sum() < lengths.sum()
-    number = len(masks)
-    assert distill.noise(23, distill.WHOLE) == {
-        name: values[0] for name, values in results["noise"][distill.WHOLE].items()}
-    assert distill.parts(23, "last 30%") and len(masks) == number       # stored, not run again
 
 
 @pytest.mark.parametrize("name", bugs.MISTAKES)
