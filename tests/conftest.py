@@ -196,7 +196,7 @@ def watch(monkeypatch):
 @pytest.fixture
 def stops(capsys):
     """stops(words, function, *args, code=2, **flags): checks that the call exits with this code
-    after one line on stderr that contains the words."""
+    after one line on stderr that contains the words. -> the line"""
     def check(words, function, *args, code=2, **flags):
         capsys.readouterr()
         with pytest.raises(SystemExit) as stop:
@@ -204,6 +204,7 @@ def stops(capsys):
         error = capsys.readouterr().err
         assert stop.value.code == code
         assert error.startswith("error: ") and error.count("\n") == 1 and words in error, error
+        return error
     return check
 
 

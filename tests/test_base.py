@@ -87,7 +87,7 @@ def test_each_flag_of_the_base_the_task_and_the_version_of_torch_make_another_ba
     before = bases()
     other = new_run(**(FEW | {name: SHAPES_A_BASE[name]}))
     assert len(bases()) == len(before) + 1
-    monkeypatch.setattr(torch, "__version__", "2.99")
+    monkeypatch.setattr(torch, "__version__", f"2.99 with {name}")
     new_run(**FEW)
     assert len(bases()) == len(before) + 2
     assert changed_weights(load(other / "base.pt"), load(beside / "base.pt"))

@@ -62,7 +62,7 @@ def converted(tmp_path_factory):
 
     def add(name, new, *shape):
         values = rng.uniform(0.5, 1.5, shape).astype("float32")
-        expected[new] = torch.tensor(values) - (len(shape) == 1)        # norms are stored as 1 + w
+        expected[new] = torch.tensor(values - (len(shape) == 1))        # norms are stored as 1 + w
         writer.add_tensor(name, values)
     add("token_embd.weight", "model.embed_tokens.weight", len(pieces), SIZE)
     add("output_norm.weight", "model.norm.weight", SIZE)

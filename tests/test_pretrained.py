@@ -624,10 +624,10 @@ def test_what_cannot_be_saved_ends_the_run_before_its_first_step(
     try:
         if cause == "disk":                             # the weights have more than 100 kB
             resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
-        words = "no way" if cause == "tokenizer" else "[Errno 27] File too large"
-        stops(f"/checkpoint-trial.tmp: cannot be written: {words}", run, model=random_llama)
+        said = stops("/checkpoint-trial.tmp: cannot be written: ", run, model=random_llama)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert ("no way" if cause == "tokenizer" else "large") in said
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.json", "train.py"}
 
 
