@@ -179,7 +179,6 @@ def test_everything_callable_but_classes_and_imports_is_a_reward(tmp_path):
 import asyncio
 import functools
 from math import floor as down
-from os.path import *
 Texts = list[str]
 limit = 3
 workers = 1
@@ -210,7 +209,7 @@ async def later(completion, **row):
 weighed = functools.partial(_weighed, 3)
 judge = Judge()
 shorter = lambda answer: 4
-""".replace("from os.path import *\n", ""))
+""")
     assert task.rewards == ["cached", "plain", "later", "weighed", "judge", "shorter"]
     problem = grpo.common.Problem("1+1=", "2")
     for _ in range(2):

@@ -313,7 +313,7 @@ def test_an_engine_with_other_weights_than_the_trainers_ends_the_run_or_warns(
             is_warned = "warning: sampler and trainer differ" in capsys.readouterr().out
             assert (difference > 0.02) == is_warned == (sync == "late")
             return
-        stops("does not sample from the trainer's weights", pretrained.main, flags)
+        stops("does not sample from the trainer's weights", pretrained.main, flags, code=1)
 
 
 @pytest.mark.parametrize("family, dtype, changes", [
@@ -534,7 +534,7 @@ def test_four_steps_equal_two_and_two_after_a_resume_bit_for_bit(flags, run):
 
 
 @contextlib.contextmanager
-def killed(monkeypatch, owner, name, is_moment=lambda *_: True):
+def killed(monkeypatch, owner, name, is_moment=lambda *_, **__: True):
     """End what runs in this context as soon as a function is called and is_moment(*args) holds."""
     plain = getattr(owner, name)
 
