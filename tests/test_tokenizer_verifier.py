@@ -43,14 +43,6 @@ def test_half_a_surrogate_pair_does_not_raise():
         assert grpo.verify(Problem("", "7"), f"<answer>7{text}</answer>") == 0
 
 
-def test_a_tag_is_one_token_and_so_is_the_end():
-    text = "<think>1</think><answer>2</answer><|eos|><|pad|>"
-    ids = common.TOKENIZER.encode(text, allowed_special="all")
-    assert len(ids) == 8 and ids[-2:] == [grpo.EOS, grpo.PAD] and max(ids) < grpo.VOCAB_SIZE
-    special_ids = {common.TOKENIZER.encode_single_token(name) for name in common.SPECIAL_TOKENS}
-    assert len(special_ids) == len(common.SPECIAL_TOKENS)
-
-
 def test_prompts_are_padded_on_the_left_to_the_width_of_the_longest_and_inject_no_special_token():
     task = load("3")
     problems = common.sample_problems(task, 500, 0)
