@@ -146,21 +146,7 @@ REFUSED = """
     examples.zoo --epsilon 0.1                          | --epsilon
     examples.zoo --advantage opo --scale_rewards none   | --scale_rewards
     examples.zoo --advantage gdpo                       | --advantage gdpo
-    examples.zoo --advantage remax --overlong_buffer 4  | --overlong_buffer"""
-
-
-@pytest.mark.parametrize("line", [line.strip() for line in REFUSED.split("\n") if line])
-def test_what_cannot_work_is_refused(refused, line):
-    command, words = line.split("|")
-    script, *argv = shlex.split(command)
-    Path("file").write_text("")
-    Path("full").mkdir()
-    Path("full/thesis.txt").write_text("irreplaceable")
-    small = INSTANT if "--init_from" not in argv else {}
-    refused(words.strip(), importlib.import_module(script).main, [*arguments(small), *argv])
-
-
-REFUSED_TO_RESUME = """
+    examples.zoo --advantage remax --overlong_buffer 4  | --overlong_buffer
     grpo --resume_from_checkpoint run --seed 7          | --seed 7: the run has 0
     grpo --resume_from_checkpoint run --init_from run   | --init_from run
     grpo --resume_from_checkpoint nowhere               | contains no run
@@ -168,11 +154,17 @@ REFUSED_TO_RESUME = """
     grpo --init_from run --hidden_size 32               | of this shape"""
 
 
-@pytest.mark.parametrize("line", [line.strip() for line in REFUSED_TO_RESUME.split("\n") if line])
-def test_a_run_does_not_become_another(refused, run, line):
+@pytest.mark.parametrize("line", [line.strip() for line in REFUSED.split("\n") if line])
+def test_what_cannot_work_is_refused(refused, line, request):
     command, words = line.split("|")
     script, *argv = shlex.split(command)
-    refused(words.strip(), importlib.import_module(script).main, argv)
+    Path("file").write_text("")
+    Path("full").mkdir()
+    Path("full/thesis.txt").write_text("irreplaceable")
+    if "run" in argv:
+        request.getfixturevalue("run")                  # that of grpo.py
+    small = {} if {"--init_from", "--resume_from_checkpoint"} & {*argv} else INSTANT
+    refused(words.strip(), importlib.import_module(script).main, [*arguments(small), *argv])
 
 
 # ---- damaged files ---------------------------------------------------------------------------
