@@ -28,11 +28,15 @@ def given(problem):
 
 # ---- the verifier ----------------------------------------------------------------------------
 
-RIGHT = [
+@pytest.mark.parametrize("expression", [
     "4+8+2", "2+(8+4)", " 4 + 8+2 ", "(((4))+((8))+2)", "( 4+8 ) +2", "2*3+8", "2+3*4",
     "2*(3+4)", "(3+4)*2", "2*(8-4+3)", "(8-4)*3+2", "8+3*(4-2)", "8-(2-4)*3", "4-2*(3-8)",
-    "(8-3)*2+4", "(" * 17 + "4+8+2" + ")" * 17]
-WRONG = [
+    "(8-3)*2+4", "(" * 17 + "4+8+2" + ")" * 17])
+def test_an_expression_of_the_given_numbers_that_hits_the_target_is_right(expression):
+    assert answered(expression) == 1
+
+
+@pytest.mark.parametrize("expression", [
     # a different value, or numbers that were not given or are used too often
     "4+8+3", "8-2*3", "3+4*2", "14", "7*2", "4+4+4+2", "48-34", "(3+4)*2+(8-8)",
     # not an expression
@@ -42,14 +46,9 @@ WRONG = [
     "8+4//2*3", "2**3+4+8-6", "2* *3+8", "4+8+2=14", "4+8+2;", "x+4+8+2", "04+8+2", "4.0+8+2",
     "4_+8+2", "0x4+8+2", "int('4')+8+2", "4+8+2 or 1", "[4+8+2][0]", "\uff14+8+2", "\u0664+8+2",
     "2-(4\u22128)*3", "4+8\u00a0+2", "4+8\t+2", "4+8+2\x00", "<think>4+8+2</think>",
-    "(" * 18 + "4+8+2" + ")" * 18]
-
-
-@pytest.mark.parametrize("expression, verdict", [
-    *((one, 1) for one in RIGHT), *((one, 0) for one in WRONG)], ids=ascii)
-def test_an_expression_of_the_given_numbers_that_hits_the_target_is_right_and_all_else_is_wrong(
-        expression, verdict):
-    assert answered(expression) == verdict
+    "(" * 18 + "4+8+2" + ")" * 18], ids=ascii)
+def test_anything_else_is_wrong(expression):
+    assert answered(expression) == 0
 
 
 def test_a_number_may_be_used_as_often_as_it_is_given():
