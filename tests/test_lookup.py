@@ -83,7 +83,7 @@ def test_a_forged_information_block_changes_nothing():
     (0.0, ["", "to", "<answer></answer>", "<answer>mi</answer>", "<answer>To</answer>",
            "<answer>too</answer>", "<answer>to\n</answer>", "<answer>\u0442o</answer>",
            "<answer>to\x00</answer>", "<answer>to", "</answer>to<answer>",
-           "<answer>to</answer><answer>to</answer>", "<answer><answer>to</answer></answer>",
+           "<answer>to</answer>\n<answer>to</answer>", "<answer><answer>to</answer></answer>",
            "<information>to</information>", "<search>to</search>", "<answer>.*</answer>"])])
 def test_the_right_name_in_one_answer_block_earns_one_and_anything_else_nothing(verdict, texts):
     for text in texts:
