@@ -177,17 +177,44 @@ def no_default_device():
 
 
 @pytest.fixture
-def refused(capsys, tmp_path):
-    """refused(words, function, *args, **flags): checks that the call exits with code 2 after one
-    line on stderr that contains the words, and that it changes nothing in the test's folder."""
-    def check(words, function, *args, **flags):
-        before = contents(tmp_path)
+def watch(monkeypatch):
+    """watch(owner, name, look): the list of look(*args), which grows with each call of a function
+    that otherwise does what it did."""
+    def install(owner, name, look):
+        function = getattr(owner, name)
+        seen = []
+
+        @functools.wraps(function)
+        def watched(*args, **options):
+            seen.append(look(*args, **options))
+            return function(*args, **options)
+        monkeypatch.setattr(owner, name, watched)
+        return seen
+    return install
+
+
+@pytest.fixture
+def stops(capsys):
+    """stops(words, function, *args, code=2, **flags): checks that the call exits with this code
+    after one line on stderr that contains the words. -> the line"""
+    def check(words, function, *args, code=2, **flags):
         capsys.readouterr()
         with pytest.raises(SystemExit) as stop:
             function(*args, **flags)
         error = capsys.readouterr().err
-        assert stop.value.code == 2
+        assert stop.value.code == code
         assert error.startswith("error: ") and error.count("\n") == 1 and words in error, error
+        return error
+    return check
+
+
+@pytest.fixture
+def refused(stops, tmp_path):
+    """refused(words, function, *args, **flags): checks that the call stops with code 2, and that it
+    changes nothing in the test's folder."""
+    def check(*args, **flags):
+        before = contents(tmp_path)
+        stops(*args, **flags)
         assert contents(tmp_path) == before
     return check
 

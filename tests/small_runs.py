@@ -9,6 +9,7 @@ import re
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,15 @@ def resume(folder, **flags):
     script, _ = plumbing.read_config(folder)
     main = importlib.import_module(script.removesuffix(".py")).main
     return main(arguments({"resume_from_checkpoint": folder} | flags))
+
+
+def wait_until(holds):
+    """Wait until holds() is true, or a minute has passed. -> whether it is true"""
+    for _ in range(6000):
+        if holds():
+            return True
+        time.sleep(0.01)
+    return False
 
 
 @pytest.fixture(scope="session")

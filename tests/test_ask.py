@@ -69,13 +69,10 @@ def test_a_prompt_that_no_task_has_is_refused(refused, finished, prompt, said):
 # ---- a cold start ----------------------------------------------------------------------------
 
 def test_a_cold_start_teaches_to_think_and_a_run_begins_where_it_ended(
-        finished, tmp_path, monkeypatch, capsys):
+        finished, tmp_path, monkeypatch, watch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("report.observers.observers", lambda cfg: [])
-    shown = []
-    encode = plumbing.encode_examples
-    monkeypatch.setattr(plumbing, "encode_examples", lambda examples, *rest: (
-        shown.append(examples), encode(examples, *rest))[1])
+    shown = watch(plumbing, "encode_examples", lambda examples, *_: examples)
     coldstart.main([str(finished), "new", "--batches", "30"])
     assert [len(examples) for examples in shown] == [4] * 30
     assert all("<think>" in example.completion for examples in shown for example in examples)

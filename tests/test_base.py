@@ -1,7 +1,6 @@
 """The base policy: which runs share a base, which changes require a new one, and how a damaged base
 is reported. Its warm start: the tokens that it learns, the texts that it reads, and its learning
 rates."""
-import re
 from pathlib import Path
 
 import pytest
@@ -22,6 +21,7 @@ from small_runs import (
 import common
 import grpo
 import plumbing
+from tasks import calls
 
 ROOT = Path(__file__).resolve().parent.parent
 FEW = {"base_steps": 3, "base_batch_size": 4, "max_steps": 0}
@@ -82,19 +82,16 @@ SHAPES_A_BASE = {
 
 
 @pytest.mark.parametrize("name", SHAPES_A_BASE)
-def test_each_flag_of_the_base_and_the_task_make_another_base(new_run, beside, name):
+def test_each_flag_of_the_base_the_task_and_the_version_of_torch_make_another_base(
+        new_run, beside, name, monkeypatch):
     before = bases()
     other = new_run(**(FEW | {name: SHAPES_A_BASE[name]}))
     assert len(bases()) == len(before) + 1
+    monkeypatch.setattr(torch, "__version__", f"2.99 with {name}")
+    new_run(**FEW)
+    assert len(bases()) == len(before) + 2
     assert changed_weights(load(other / "base.pt"), load(beside / "base.pt"))
     assert common.Base.__annotations__.keys() | {"task"} == SHAPES_A_BASE.keys()
-
-
-def test_another_version_of_torch_makes_another_base(new_run, beside, monkeypatch):
-    before = bases()
-    monkeypatch.setattr(torch, "__version__", "2.99")
-    new_run(**FEW)
-    assert len(bases()) == len(before) + 1
 
 
 @pytest.mark.parametrize("file, old, new, is_same", [
@@ -134,45 +131,28 @@ def test_a_base_is_made_again_if_code_that_shapes_it_changes_and_only_then(
 
 # ---- a damaged base --------------------------------------------------------------------------
 
-def test_a_damaged_base_is_named_and_nothing_learns_from_it(
-        new_run, tmp_path, monkeypatch, capsys):
+def test_a_damaged_base_is_named_and_nothing_learns_from_it(new_run, tmp_path, monkeypatch, stops):
     monkeypatch.chdir(tmp_path)
     new_run(**FEW)
     [path] = Path("runs/base").iterdir()
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(SystemExit):
-        new_run(**FEW)
-    assert str(path) in capsys.readouterr().err
+    stops(str(path), new_run, **FEW)
 
 
 # ---- the warm start --------------------------------------------------------------------------
-
-def sampled_by_a_policy(text, ids):
-    """Compute a completion's mask: 1.0, but 0.0 for tokens that lookup's tool inserted. -> list"""
-    spans = [found.span() for found in re.finditer("<information>.*?</information>", text)]
-    mask = []
-    start = 0
-    for i in ids[:-1]:
-        mask.append(float(not any(low <= start < high for low, high in spans)))
-        start += len(grpo.decode([i]))
-    return [*mask, 1.0]                                 # EOS
-
 
 @pytest.mark.parametrize("task, phase, device, num_parts", [
     ("arithmetic:3", "forum", "cpu", 2), ("arithmetic:3", "forum", "cpu:0", 1),
     ("lookup", "textbook", "cpu", 2)])
 def test_its_gradient_is_that_of_the_mean_over_all_tokens_of_the_completions_and_no_others(
-        config, load_task, monkeypatch, task, phase, device, num_parts):
+        config, load_task, monkeypatch, watch, task, phase, device, num_parts):
     """The tokens include EOS, but not text that a tool inserts. The gradient is compared before it
     is clipped. On a CPU, two threads compute it, each for half of the batch. cpu:0 represents any
     other device, where one thread computes it, because two would crash on MPS."""
     limits = []
     monkeypatch.setattr(
         torch.nn.utils, "clip_grad_norm_", lambda weights, limit: limits.append(limit))
-    executor = plumbing.ThreadPoolExecutor
-    asked = []
-    monkeypatch.setattr(
-        plumbing, "ThreadPoolExecutor", lambda size: asked.append(size) or executor(size))
+    asked = watch(plumbing, "ThreadPoolExecutor", lambda size: size)
     cfg = config(task=task, device=device, base_steps=1, base_batch_size=7,
                  base_learning_rate=0.0, textbook_share=float(phase == "textbook"))
     task = load_task(cfg)
@@ -186,11 +166,11 @@ def test_its_gradient_is_that_of_the_mean_over_all_tokens_of_the_completions_and
     masks = []
     for problem in common.sample_problems(task, 7, (0, 0), phase=phase):
         ids = [*common.TOKENIZER.encode(problem.completion, allowed_special="all"), grpo.EOS]
-        masks.append(sampled_by_a_policy(problem.completion, ids))
+        masks += calls.sampled_masks(task, [problem], [torch.tensor(ids)])
         prompt = grpo.encode_prompts([problem], task, "cpu")
         logits = model(torch.cat([prompt, torch.tensor([ids])], dim=1))[0, prompt.shape[1] - 1:-1]
         logps = logits.log_softmax(dim=-1)[range(len(ids)), ids]
-        total = total - (logps * torch.tensor(masks[-1])).sum()
+        total = total - (logps * masks[-1]).sum()
     lengths = [len(mask) for mask in masks]
     assert len(set(lengths)) > 1                        # or the halves would be alike
     assert any(0.0 in mask for mask in masks) == bool(task.call_tokens)
@@ -200,14 +180,9 @@ def test_its_gradient_is_that_of_the_mean_over_all_tokens_of_the_completions_and
 
 
 def test_it_reads_six_tenths_of_a_textbook_then_a_forum_and_nothing_twice(
-        config, load_task, monkeypatch):
-    sample_problems = common.sample_problems
-    reads = []
-
-    def remember(task, n, seed, split="train", phase=""):
-        reads.append((n, seed, split, phase))
-        return sample_problems(task, n, seed, split, phase)
-    monkeypatch.setattr(common, "sample_problems", remember)
+        config, load_task, watch):
+    reads = watch(common, "sample_problems", lambda task, n, seed, split="train", phase="": (
+        n, seed, split, phase))
     cfg = config(base_steps=10, base_batch_size=2, base_seed=4)
     plumbing.warm_start(grpo.GPT(cfg), load_task(cfg), cfg)
     phases = ["textbook"] * 6 + ["forum"] * 4

@@ -1,18 +1,14 @@
 """The bench, in a tiny size, measures what it reports, and make gpu reports commands that fail."""
 import contextlib
-import importlib
 import json
-from importlib.util import find_spec
 
 import pretend
 import pytest
 import torch
 
 import grpo
-import plumbing
 from lab import docs, gpu
 from lab import speed as bench
-from learn import sync
 
 
 @pytest.fixture
@@ -42,15 +38,6 @@ def test_a_record_has_a_row_for_every_kind_as_soon_as_it_is_measured(tiny, monke
 def test_the_page_has_the_tables_of_the_records():
     for name, text in bench.tables().items():
         assert f"make bench: {name} -->\n{text}<!-- end" in (docs.DOCS / "speed.md").read_text()
-
-
-def test_all_who_are_timed_compute_the_same_gradient(tiny, monkeypatch):
-    testing = pytest.importorskip("triton.testing")
-    outputs = []
-    monkeypatch.setattr(testing, "do_bench", lambda job, **_: outputs.append(job()) or 1.0)
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    bench.logits("6 x 9 float32", "backward")
-    torch.testing.assert_close(*outputs[:2])
 
 
 def test_a_step_samples_and_learns_from_the_lengths_and_rewards_that_were_ordered(tiny):
@@ -93,15 +80,3 @@ def test_a_resumed_run_has_the_weights_of_a_whole_one(tmp_path):
         torch.save({"policy": {"w": torch.tensor(number)}}, tmp_path / name / "checkpoint.pt")
     assert gpu.compare(tmp_path / "whole", tmp_path / "same") == "ok"
     assert "differ from those of whole" in gpu.compare(tmp_path / "whole", tmp_path / "other")
-
-
-def test_each_command_is_a_module_with_flags_that_it_has():
-    found = gpu.commands(dry_run=False)
-    assert next(iter(found.values())).split()[:3] == ["grpo", "--task", "arithmetic"]
-    for command in found.values():
-        module, *words = command.split()
-        assert find_spec(module), command
-        if f"{module}.py" in sync.SCRIPTS and "--resume_from_checkpoint" not in words:
-            with pretend.cuda():
-                config = importlib.import_module(module).Config
-                plumbing.parse_flags(config, [*words, "--device", "cuda"])

@@ -146,21 +146,7 @@ REFUSED = """
     examples.zoo --epsilon 0.1                          | --epsilon
     examples.zoo --advantage opo --scale_rewards none   | --scale_rewards
     examples.zoo --advantage gdpo                       | --advantage gdpo
-    examples.zoo --advantage remax --overlong_buffer 4  | --overlong_buffer"""
-
-
-@pytest.mark.parametrize("line", [line.strip() for line in REFUSED.split("\n") if line])
-def test_what_cannot_work_is_refused(refused, line):
-    command, words = line.split("|")
-    script, *argv = shlex.split(command)
-    Path("file").write_text("")
-    Path("full").mkdir()
-    Path("full/thesis.txt").write_text("irreplaceable")
-    small = INSTANT if "--init_from" not in argv else {}
-    refused(words.strip(), importlib.import_module(script).main, [*arguments(small), *argv])
-
-
-REFUSED_TO_RESUME = """
+    examples.zoo --advantage remax --overlong_buffer 4  | --overlong_buffer
     grpo --resume_from_checkpoint run --seed 7          | --seed 7: the run has 0
     grpo --resume_from_checkpoint run --init_from run   | --init_from run
     grpo --resume_from_checkpoint nowhere               | contains no run
@@ -168,11 +154,17 @@ REFUSED_TO_RESUME = """
     grpo --init_from run --hidden_size 32               | of this shape"""
 
 
-@pytest.mark.parametrize("line", [line.strip() for line in REFUSED_TO_RESUME.split("\n") if line])
-def test_a_run_does_not_become_another(refused, run, line):
+@pytest.mark.parametrize("line", [line.strip() for line in REFUSED.split("\n") if line])
+def test_what_cannot_work_is_refused(refused, line, request):
     command, words = line.split("|")
     script, *argv = shlex.split(command)
-    refused(words.strip(), importlib.import_module(script).main, argv)
+    Path("file").write_text("")
+    Path("full").mkdir()
+    Path("full/thesis.txt").write_text("irreplaceable")
+    if "run" in argv:
+        request.getfixturevalue("run")                  # that of grpo.py
+    small = {} if {"--init_from", "--resume_from_checkpoint"} & {*argv} else INSTANT
+    refused(words.strip(), importlib.import_module(script).main, [*arguments(small), *argv])
 
 
 # ---- damaged files ---------------------------------------------------------------------------
@@ -201,7 +193,6 @@ def flip_one_bit(path):
 
 
 DAMAGES = {
-    "empty": lambda path: path.write_bytes(b""),
     "cut off": lambda path: path.write_bytes(path.read_bytes()[:path.stat().st_size // 2]),
     "one bit flipped": flip_one_bit,
     "a pickle with code": lambda path: path.write_bytes(pickle.dumps(Trap())),
@@ -382,9 +373,6 @@ def test_a_file_that_does_not_fit_on_the_disk_is_one_line_and_no_part_of_it_stay
         refused("run.pt: cannot be written (", plumbing.write, Path("run.pt"), content)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-def test_a_log_that_does_not_fit_on_the_disk_is_one_line(refused):
     Path("log.jsonl").symlink_to("/dev/full")
     run = SimpleNamespace(folder=Path("."))
     refused("log.jsonl: cannot be written (No space", plumbing.Run.append, run, "log.jsonl", {})

@@ -16,7 +16,6 @@ import torch
 import common
 import kernels
 from kernels import decode as decode_path
-from kernels import logprob as fused
 
 PROMPTS = ["(3+4)=", "((1+2)-1)=", "((9*2)-8)=", "(5-5)=", "((2*7)+6)=", "((8-3)*4)="]
 TINY = {"task": "arithmetic:3", "hidden_size": 16, "num_hidden_layers": 3,
@@ -123,17 +122,6 @@ def test_a_step_recorded_once_and_replayed_is_every_step(graphs, kv_heads):
     assert len(graphs) == 2
 
 
-def test_a_graph_serves_other_prompts_and_other_uniforms(graphs):
-    case = make_case(device="cuda")
-    others = case.change(prompts=case.prompts.flip(0))
-    redrawn = case.change(uniforms=case.uniforms.flip(0))
-    cases = [case, others, redrawn]
-    outputs = [each.decode() for each in cases]
-    for each, output in zip(cases, outputs):        # no graph has overwritten them
-        equal(output, each.rollout())
-    assert len(graphs) == 1
-
-
 def test_a_graph_reads_the_weights_as_they_are_now(graphs):
     case = make_case(device="cuda")
     optimizer = torch.optim.AdamW(case.policy.parameters(), lr=0.05)
@@ -201,24 +189,6 @@ def test_nothing_of_an_earlier_batch_stays(graphs):
 
 
 # ---- 4. when Triton is used ------------------------------------------------------------------
-
-@pytest.mark.skipif(not fused.triton, reason="no Triton")
-def test_triton_is_taken_on_cuda_where_it_can_run_and_refused_elsewhere(monkeypatch):
-    cpu = torch.zeros(1, 2)
-    cuda = types.SimpleNamespace(device=torch.device("cuda"), is_cuda=True)     # replaces logits
-    assert not kernels.can_run("cpu") and not kernels.can_run("mps")
-    for there in (False, True):
-        monkeypatch.setattr(fused, "can_run", lambda device, there=there: there)
-        assert kernels.applies("auto", cuda) is there
-        assert not kernels.applies("auto", cpu)
-        assert not kernels.applies("torch", cuda)
-    assert kernels.applies("triton", cpu)
-    monkeypatch.setattr(fused, "can_run", lambda device: False)
-    with pytest.raises(ValueError, match="--kernel triton: on cuda: needs triton, a GPU"):
-        kernels.applies("triton", cuda)
-    with pytest.raises(ValueError, match="--kernel cuda: must be auto, torch or triton"):
-        kernels.applies("cuda", cpu)
-
 
 # ---- 5. with a CUDA device -------------------------------------------------------------------
 

@@ -118,12 +118,9 @@ def distilled(tmp_path, monkeypatch):
     return run
 
 
-def test_a_student_becomes_like_its_teacher_whoever_writes(distilled, monkeypatch):
+def test_a_student_becomes_like_its_teacher_whoever_writes(distilled, watch):
     """The teacher stays as it is. Of eight batches, the student writes none, some or all."""
-    sizes = []
-    sample_batch = distill.reinforce.sample_batch
-    monkeypatch.setattr(distill.reinforce, "sample_batch", lambda policy, *args: (
-        sizes.append(policy.embed.embedding_dim), sample_batch(policy, *args))[1])
+    sizes = watch(distill.reinforce, "sample_batch", lambda policy, *_: policy.embed.embedding_dim)
     for lmbda, beta in ((0.0, 0.0), (0.5, 0.5), (1.0, 1.0)):
         run = distilled(f"run{lmbda}", lmbda=lmbda, beta=beta, max_steps=8, learning_rate=0.01)
         kl = [line["teacher_kl"] for line in steps(run)]

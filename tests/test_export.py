@@ -144,13 +144,6 @@ def test_texts_become_the_tokens_of_the_scripts_and_texts_again(tokenizer):
         assert tokenizer.decode(ids) == grpo.decode(ids), ids
 
 
-def test_what_a_verifier_reads_is_not_skipped_as_special(tokenizer):
-    names = "".join(name for name in common.SPECIAL_TOKENS if not name.startswith("<|"))
-    ids = common.TOKENIZER.encode(f"<|pad|>{names} 7<|eos|><|pad|>", allowed_special="all")
-    assert tokenizer.decode(ids, skip_special_tokens=True) == f"{names} 7"
-    assert (tokenizer.eos_token_id, tokenizer.pad_token_id) == (grpo.EOS, grpo.PAD)
-
-
 # ---- refused targets -------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", ["", "config.json"])

@@ -2,10 +2,9 @@
 import contextlib
 import io
 import json
-import random
-import struct
 import subprocess
 
+import numpy
 import pytest
 import torch
 from small_models import NEEDS, load_example, save_random
@@ -13,12 +12,12 @@ from small_runs import at_work
 from torch.testing import assert_close as same
 
 transformers = pytest.importorskip("transformers", reason=NEEDS)
-peft = pytest.importorskip("peft", reason=NEEDS)
+pytest.importorskip("peft", reason=NEEDS)
 import real  # noqa: E402
 from lab import gemma, gemma_reward  # noqa: E402
 from pretrained import export, models  # noqa: E402, F401  (before tests, which block some modules)
 
-SIZE, HEAD, LAYERS = 32, 128, 2
+SIZE, HEAD, INNER, LAYERS = 32, 8, 48, 2
 TINY = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 8,
         "layer_types": ["sliding_attention", "full_attention"], "max_position_embeddings": 512}
 PLAIN = [*"\u2581ahelo012", "he", "ll", "hell", "hello", "\u25811"]
@@ -26,34 +25,27 @@ PLAIN = [*"\u2581ahelo012", "he", "ll", "hell", "hello", "\u25811"]
 
 # ---- 1. the weights --------------------------------------------------------------------------
 
-# type: places of the scales in a block, which are half floats
-SCALES = {"Q8_0": [0], "Q5_0": [0], "Q4_K": [0, 2], "Q6_K": [208]}
-# name in GGUF: name in transformers, type, shape
-PARTS = {"attn_q": ("self_attn.q_proj", "Q5_0", 2 * HEAD, SIZE),
-         "attn_k": ("self_attn.k_proj", "Q5_0", HEAD, SIZE),
-         "attn_v": ("self_attn.v_proj", "Q8_0", HEAD, SIZE),
-         "attn_output": ("self_attn.o_proj", "Q4_K", SIZE, 2 * HEAD),
-         "attn_q_norm": ("self_attn.q_norm", "F32", HEAD),
-         "attn_k_norm": ("self_attn.k_norm", "F32", HEAD),
-         "ffn_gate": ("mlp.gate_proj", "Q5_0", 256, SIZE),
-         "ffn_up": ("mlp.up_proj", "Q5_0", 256, SIZE),
-         "ffn_down": ("mlp.down_proj", "Q6_K", SIZE, 256),
-         "attn_norm": ("input_layernorm", "F32", SIZE),
-         "post_attention_norm": ("post_attention_layernorm", "F32", SIZE),
-         "ffn_norm": ("pre_feedforward_layernorm", "F32", SIZE),
-         "post_ffw_norm": ("post_feedforward_layernorm", "F32", SIZE)}
+# name in GGUF: name in transformers, shape
+PARTS = {"attn_q": ("self_attn.q_proj", 2 * HEAD, SIZE), "attn_k": ("self_attn.k_proj", HEAD, SIZE),
+         "attn_v": ("self_attn.v_proj", HEAD, SIZE),
+         "attn_output": ("self_attn.o_proj", SIZE, 2 * HEAD),
+         "attn_q_norm": ("self_attn.q_norm", HEAD), "attn_k_norm": ("self_attn.k_norm", HEAD),
+         "ffn_gate": ("mlp.gate_proj", INNER, SIZE), "ffn_up": ("mlp.up_proj", INNER, SIZE),
+         "ffn_down": ("mlp.down_proj", SIZE, INNER), "attn_norm": ("input_layernorm", SIZE),
+         "post_attention_norm": ("post_attention_layernorm", SIZE),
+         "ffn_norm": ("pre_feedforward_layernorm", SIZE),
+         "post_ffw_norm": ("post_feedforward_layernorm", SIZE)}
 
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory):
-    """A folder that was converted from random bytes, and what its weights have to be."""
+    """A folder that was converted from random weights, and what its weights have to be."""
     gguf = pytest.importorskip("gguf", reason="needs gguf: make gemma")
-    import numpy
-    rng = random.Random(0)
+    rng = numpy.random.default_rng(0)
     folder = tmp_path_factory.mktemp("gemma")
     writer = gguf.GGUFWriter(folder / "tiny.gguf", "gemma3")
     for name, value in {"embedding_length": SIZE, "block_count": LAYERS,
-                        "attention.key_length": HEAD, "feed_forward_length": 256,
+                        "attention.key_length": HEAD, "feed_forward_length": INNER,
                         "attention.head_count": 2, "attention.head_count_kv": 1,
                         "context_length": 64, "attention.sliding_window": 8}.items():
         writer.add_uint32(f"gemma3.{name}", value)
@@ -68,24 +60,12 @@ def converted(tmp_path_factory):
     writer.add_pad_token_id(0)
     expected = {}
 
-    def add(name, new, kind, *shape):
-        if kind == "F32":
-            values = numpy.array([rng.uniform(0.5, 1.5) for _ in range(shape[0])], "float32")
-            expected[new] = torch.tensor(values) - 1
-            return writer.add_tensor(name, values)
-        kind_of = gguf.GGMLQuantizationType[kind]
-        weights, size = gguf.GGML_QUANT_SIZES[kind_of]
-        blocks = []
-        for _ in range(shape[0] * shape[1] // weights):
-            block = bytearray(rng.randbytes(size))
-            for place in SCALES[kind]:
-                block[place:place + 2] = struct.pack("<e", rng.uniform(-0.01, 0.01))
-            blocks.append(bytes(block))
-        raw = numpy.frombuffer(b"".join(blocks), "uint8").reshape(shape[0], -1)
-        expected[new] = torch.tensor(gguf.dequantize(raw, kind_of))
-        return writer.add_tensor(name, raw, raw_dtype=kind_of)
-    add("token_embd.weight", "model.embed_tokens.weight", "Q8_0", len(pieces), SIZE)
-    add("output_norm.weight", "model.norm.weight", "F32", SIZE)
+    def add(name, new, *shape):
+        values = rng.uniform(0.5, 1.5, shape).astype("float32")
+        expected[new] = torch.tensor(values - (len(shape) == 1))        # norms are stored as 1 + w
+        writer.add_tensor(name, values)
+    add("token_embd.weight", "model.embed_tokens.weight", len(pieces), SIZE)
+    add("output_norm.weight", "model.norm.weight", SIZE)
     for i in range(LAYERS):
         for part, (new, *shape) in PARTS.items():
             add(f"blk.{i}.{part}.weight", f"model.layers.{i}.{new}.weight", *shape)
@@ -147,12 +127,9 @@ def small(tmp_path, monkeypatch):
     return base
 
 
-def test_a_sweep_keeps_each_run_and_continues(small, tmp_path, monkeypatch, capsys):
+def test_a_sweep_keeps_each_run_and_continues(small, tmp_path, monkeypatch, watch, stops):
     cases = gemma.cases_of({gemma.ALL: (1e-3,), gemma.LORA: (1e-2,)}, (0,))
-    evaluated = []
-    evaluate = gemma.evaluate
-    monkeypatch.setattr(
-        gemma, "evaluate", lambda *given: evaluated.append(given[0].name) or evaluate(*given))
+    evaluated = watch(gemma, "evaluate", lambda folder, problems: folder.name)
     first = gemma.measure(tmp_path / "store.json", dict([*cases.items()][:1]))
     kept = json.dumps(first)
     calls = []
@@ -166,18 +143,7 @@ def test_a_sweep_keeps_each_run_and_continues(small, tmp_path, monkeypatch, caps
         assert results[name]["rewards"] == [0.0, 0.0] and len(results[name]["counts"]) == 6
     assert json.loads((tmp_path / "store.json").read_text()) == results
     monkeypatch.setattr(gemma, "STEPS", 3)
-    with pytest.raises(SystemExit):
-        gemma.measure(tmp_path / "store.json", cases)
-    assert "with other settings" in capsys.readouterr().err
-
-
-def test_the_picture_of_the_rates_names_the_best_of_each():
-    results = {"base": {"pass@1": 0.1}}
-    for name, (method, rate, seed) in gemma.cases_of(gemma.RATES, (0, 1)).items():
-        best = {gemma.ALL: 3e-6, gemma.LORA: 1e-4}[method]
-        results[name] = {"pass@1": 0.5 + 0.01 * seed if rate == best else 0.2 * seed}
-    assert gemma.draw_rates(results).title == (
-        "All weights learn most with a learning rate of 3e-06, and LoRA with 0.0001")
+    stops("with other settings", gemma.measure, tmp_path / "store.json", cases)
 
 
 def test_texts_are_those_of_the_sampler_of_real_py_up_to_their_end(small, monkeypatch):
@@ -200,17 +166,6 @@ def test_texts_are_those_of_the_sampler_of_real_py_up_to_their_end(small, monkey
     assert gemma.complete(small, prompts, 1, greedy=True) == expected
     assert gemma.complete(small, prompts, 2, greedy=True)[::2] == expected
     assert len({*gemma.complete(small, prompts[:1], 40)}) > 2
-
-
-def test_the_adapter_of_a_run_is_evaluated(small, tmp_path):
-    model = transformers.AutoModelForCausalLM.from_pretrained(small)
-    config = peft.LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
-    torch.manual_seed(0)
-    peft.get_peft_model(model, config).save_pretrained(tmp_path / "adapter")
-    transformers.AutoTokenizer.from_pretrained(small).save_pretrained(tmp_path / "adapter")
-    logits = [real.load(folder)(torch.tensor([[65, 66]])).logits
-              for folder in (small, tmp_path / "adapter")]
-    assert (logits[0] - logits[1]).abs().max() > 0.01
 
 
 def test_the_scores_tell_what_is_right_from_what_has_the_form(monkeypatch):

@@ -76,7 +76,8 @@ def test_what_is_installed_is_one_folder_whose_commands_start_resume_ask_and_rep
 
 # ---- a script as a file ----------------------------------------------------------------------
 
-@pytest.mark.parametrize("script", [*SCRIPTS, "examples.distill", "examples.trpo"], indirect=True)
+@pytest.mark.parametrize("script", [
+    *SCRIPTS, "examples.distill", "examples.trpo", "examples.turns"], indirect=True)
 def test_every_equation_in_the_docstring_is_tagged_in_the_code_and_vice_versa(script):
     stated = re.findall(r"\((\d+)\)(?:   \S.*)?$", script.__doc__, re.MULTILINE)
     tagged = re.findall(r"eq\. \((\d+)\)", Path(script.__file__).read_text())

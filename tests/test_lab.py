@@ -170,8 +170,6 @@ def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
         assert ends["a"]["reward"].shape == (2, 1) and ends["a"]["greedy"].shape == (2,)
         yield verdict.Claim("twice is more", "Somebody", twice["x"]["value"], at_least=1,
                             shown="It is twice as much")
-        yield verdict.Claim("thrice is more", "Somebody", twice["x"]["value"], at_least=2)
-        yield verdict.Claim("as is right", verdict.OURS, ends["a"]["greedy"], at_most=0, exact=True)
         rows = {"some": [1.0, math.inf], "all": [1.24, 1.26], "none": [math.inf]}
         draw.dots(rows, "It", level=(2, "end")).save(docs / "lab/dots.svg")
         yield draw.curves({"x": twice["x"]["steps"]}, "It is twice as much")
@@ -196,22 +194,13 @@ def test_an_experiment_measures_judges_draws_and_tells(docs, monkeypatch):
         monkeypatch.setattr(experiment, name, value)
     made_up.perform(processes=2)
     made_up.publish()
-    made_up.publish()                            # again, with the words as they are
     found = json.loads((docs / "lab/made_up.json").read_text())
     assert found["twice"] == {"x": {"value": [2, 4], "steps": [[1], [2, 0.333333]]}}
     text = (docs / "lab/made_up.md").read_text()
-    top = ("# Made up: nothing\n\nClaim by Somebody: twice is more. Verdict: **undecided**. "
-           "Effect: +3 (-10 to +16); the claim needs ≥ 1.\n\n<picture><source ")
-    assert text.startswith(top)
-    assert 'made_up-phone.svg"><img src="made_up.svg" alt="It is twice as much"></pict' in text
-    assert text.count("## Claim\n\nIt is so.\n") == text.count("`make lab-made_up` repeats") == 1
-    assert "| thrice is more | **undecided** | +3 (-10 to +16) | ≥ 2 | Somebody |\n" in text
+    assert ("\nClaim by Somebody: twice is more. Verdict: **undecided**. "
+            "Effect: +3 (-10 to +16); the claim needs ≥ 1.\n") in text
     assert text.count("twice is more") == 1         # the table does not repeat the first claim
-    order = [text.index(words) for words in ("What else papers", "as is right", "| x | 3.000 ")]
-    assert order == sorted(order) and "hold at a learning rate of 5e-4.\n\n## Numbers" in text
-    shown = '<img src="lab/made_up.svg" alt="Twice is more: undecided">'
-    assert shown in (docs / "lab.md").read_text()
-    assert (docs / "lab/made_up.svg").is_file() and (docs / "lab/made_up-phone.svg").is_file()
+    assert 'alt="Twice is more: undecided">' in (docs / "lab.md").read_text()
     for drawn in ((docs / f"lab/dots{kind}.svg").read_text() for kind in ("", "-phone")):
         assert all(f">{label}<" in drawn for label in ("&gt; 1.50", "1.25", "never"))
         parts = ElementTree.fromstring(drawn).iter()
@@ -256,24 +245,6 @@ def test_steps_are_counted_to_where_the_mean_of_two_crosses_the_level():
     assert "| a | 3 or more; never in 1 of 2 runs |\n| b | never |" in never
 
 
-BLOCK = "<!-- made by make seeds: table -->\nold\n<!-- end of table -->\n"
-
-
-def test_a_text_goes_between_its_marks_on_the_one_page_that_has_them(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "ROOT", tmp_path)
-    monkeypatch.setattr(runs, "DOCS", tmp_path / "docs")
-    (tmp_path / "docs").mkdir()
-    readme, lab = tmp_path / "README.md", tmp_path / "docs/lab.md"
-    readme.write_text(BLOCK.replace("table", "example"))
-    lab.write_text(f"before\n{BLOCK}after\n")
-    runs.put("table", "new\n", "seeds")
-    assert readme.read_text() == BLOCK.replace("table", "example")
-    assert lab.read_text() == f"before\n{BLOCK}after\n".replace("old", "new")
-    for text in ("", BLOCK):                            # marks on no page, and on two
-        readme.write_text(text)
-        lab.write_text(text)
-        with pytest.raises(ValueError):
-            runs.put("table", "new\n", "seeds")
 
 
 # ---- runs ------------------------------------------------------------------------------------

@@ -81,23 +81,12 @@ def test_without_a_lag_a_run_is_that_of_the_script_bit_for_bit(at_work_folder):
 
 
 def test_a_run_that_is_resumed_ends_as_if_it_had_not_been_and_samples_from_older_policies(
-        at_work_folder, monkeypatch):
+        at_work_folder, watch):
     flags = {"method": "gspo", "sampler_lag": 2, "importance_sampling_correction": "truncate",
              "dynamic_sampling": 2, "overlong_buffer": 8, "beta": 0.05, "num_mini_batches": 2}
-    sampled = []
-    plain = gspo.sample_with_signal
-    advantages = []
-    update = gspo.update
-
-    def spy(policy, *args):
-        sampled.append(copy.deepcopy(policy.state_dict()))
-        return plain(policy, *args)
-
-    def spied_update(*args):
-        advantages.append(args[4])
-        return update(*args)
-    monkeypatch.setattr(gspo, "sample_with_signal", spy)
-    monkeypatch.setattr(gspo, "update", spied_update)
+    sampled = watch(
+        gspo, "sample_with_signal", lambda policy, *_: copy.deepcopy(policy.state_dict()))
+    advantages = watch(gspo, "update", lambda *args: args[4])
     run(lag.main, "lag-six", max_steps=6, **flags)
     assert not changed_weights(sampled[0], load("lag-six/base.pt")["policy"])
     assert not changed_weights(sampled[0], sampled[2]) and changed_weights(sampled[2], sampled[3])

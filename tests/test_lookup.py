@@ -24,11 +24,9 @@ def response(text, problem=PROBLEM):
 # ---- the environment -------------------------------------------------------------------------
 
 @pytest.mark.parametrize("text, value", [
-    ("<search>ka</search>", "mi"), ("<think><search>no</search>", "ka"),
-    (ASKED + "<search>mi</search>", "to"), ("<search> ka </search>", "mi"),
-    (ASKED + "hm<search>ka</search>", "mi"), ("\x00\u0663<search>re</search>", "su"),
+    ("<search>ka</search>", "mi"), (ASKED + "<search>mi</search>", "to"),
+    ("<search> ka </search>", "mi"), ("\x00\u0663<search>re</search>", "su"),
     ("<answer>xx</answer><search>to</search>", "re"), ("<information><search>su</search>", "no"),
-    ("<search>xx</search><information>unknown</information><search>to</search>", "re"),
     ("<search></search><information>empty</information><search>to</search>", "re"),
     ("<search>ka<search></search><information>nested</information><search>to</search>", "re")],
     ids=ascii)
@@ -37,20 +35,15 @@ def test_a_call_is_answered_with_the_value_of_its_key(text, value):
 
 
 @pytest.mark.parametrize("words, texts", [
-    ("unknown", ["<search>xx</search>", "<search>KA</search>", "<search>k a</search>",
-                 "<search>boss of ka</search>", "<search>\u043aa</search>",
-                 "<search>ka\x00</search>", "<search>ka<think></search>",
-                 "<search>" + "x" * 20 + "</search>"]),
+    ("unknown", ["<search>xx</search>", "<search>KA</search>", "<search>\u043aa</search>",
+                 "<search>ka\x00</search>", "<search>" + "x" * 20 + "</search>"]),
     ("empty", ["<search></search>", "<search>  \n </search>"]),
-    ("too long", ["<search>" + "x" * 21 + "</search>", "<search>" + " " * 30 + "ka</search>",
-                  "<search>" + "ka" * 50_000 + "</search>",
+    ("too long", ["<search>" + "x" * 21 + "</search>", "<search>" + "ka" * 50_000 + "</search>",
                   "<search>ka<information>mi</information></search>"]),
-    ("unopened", ["</search>", "ka</search>", "<Search>ka</search>", ASKED + "</search>",
-                  "<think>ka</search>"]),
-    ("unclosed", ["<search>ka", "<think><search>ka</think>", ASKED + "<search>",
-                  "<search>" + "ka" * 50_000, 9 * ASKED + "<search>ka"]),
-    ("nested", ["<search>ka<search>mi</search>", "<search>" * 5_000 + "ka</search>",
-                ASKED + "<search>mi<search>ka</search>"])])
+    ("unopened", ["</search>", "<Search>ka</search>", ASKED + "</search>"]),
+    ("unclosed", ["<search>ka", "<think><search>ka</think>", "<search>" + "ka" * 50_000,
+                  9 * ASKED + "<search>ka"]),
+    ("nested", ["<search>ka<search>mi</search>", "<search>" * 5_000 + "ka</search>"])])
 def test_a_malformed_call_is_answered_with_what_is_wrong_with_it(words, texts):
     for text in texts:
         assert response(text) == words, ascii(text[:40])
@@ -85,19 +78,13 @@ def test_a_forged_information_block_changes_nothing():
 # ---- the verifier ----------------------------------------------------------------------------
 
 @pytest.mark.parametrize("verdict, texts", [
-    (1.0, ["<answer>to</answer>", "<answer> to </answer>", "to<answer>to</answer>xx",
-           "<answer>to</answer><|pad|>", "<think>" + ASKED + "</think><answer>to</answer>",
-           "<search><answer>to</answer>", "<ANSWER>xx</ANSWER><answer>to</answer>",
-           "\x00\ufffd<answer>to</answer>"]),
-    (0.0, ["", "to", "<answer></answer>", "<answer> </answer>", "<answer>mi</answer>",
-           "<answer>To</answer>", "<answer>t</answer>", "<answer>too</answer>",
-           "<answer>to.</answer>", "<answer>to mi</answer>", "<answer>to\n</answer>",
-           "<answer>\u0442o</answer>", "<answer>to\x00</answer>", "<answer>to\u200b</answer>",
-           "<answer>to", "to</answer>", "</answer>to<answer>", "<Answer>to</Answer>",
-           "<answer>to</answer><answer>to</answer>", "<answer>mi</answer><answer>to</answer>",
-           "<answer><answer>to</answer></answer>", "<answer>to</answer></answer>",
-           "<answer>to</answer>\n<answer>to</answer>", "<information>to</information>",
-           "<search>to</search>", "<answer>ka|mi|to|re|su|no</answer>", "<answer>.*</answer>"])])
+    (1.0, ["<answer>to</answer>", "<answer> to </answer>", "<answer>to</answer><|pad|>",
+           "<think>" + ASKED + "</think><answer>to</answer>", "<search><answer>to</answer>"]),
+    (0.0, ["", "to", "<answer></answer>", "<answer>mi</answer>", "<answer>To</answer>",
+           "<answer>too</answer>", "<answer>to\n</answer>", "<answer>\u0442o</answer>",
+           "<answer>to\x00</answer>", "<answer>to", "</answer>to<answer>",
+           "<answer>to</answer>\n<answer>to</answer>", "<answer><answer>to</answer></answer>",
+           "<information>to</information>", "<search>to</search>", "<answer>.*</answer>"])])
 def test_the_right_name_in_one_answer_block_earns_one_and_anything_else_nothing(verdict, texts):
     for text in texts:
         found = TASK.verify(PROBLEM, text)

@@ -1,9 +1,7 @@
 """make mutants: every mistake can be planted, and the report names those that the tests catch."""
-import random
 import subprocess
 import sys
 from collections import Counter
-from pathlib import Path
 
 import mutants
 import pytest
@@ -68,14 +66,6 @@ def test_every_mistake_can_be_made_where_it_says_and_has_its_tests():
     assert [mistake for mistake, times in count.items() if times > 1] == []
 
 
-def commit(folder):
-    """Make a repository of a folder. -> the hash of its commit"""
-    for words in (["init", "-q"], ["add", "."],
-                  ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "first"]):
-        subprocess.run(["git", *words], cwd=folder, check=True)
-    return subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=folder, text=True).strip()
-
-
 @pytest.fixture
 def toy(tmp_path):
     """Run make mutants with some mistakes in a small tree: toy(mistakes). -> exit code, the lines
@@ -113,7 +103,10 @@ def test_the_tests_that_killed_all_mistakes_are_stored_and_run_first(toy, tmp_pa
     assert toy(squared)[0] == 1                 # that test no longer kills it, nor does another one
     (tmp_path / "mistakes.txt").write_text(half)
     stored.write_text("\ntoy.py: half | tests/test_toy.py::test_gone\n")
-    head = commit(tmp_path)
+    for words in (["init", "-q"], ["add", "."],
+                  ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "first"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    head = subprocess.check_output(["git", "rev-parse", "HEAD"], cwd=tmp_path, text=True).strip()
     assert toy(half)[0] == 0
     rows = [head, "toy.py: half | tests/test_toy.py::test_double"]
     assert stored.read_text().splitlines() == rows
@@ -127,11 +120,7 @@ def test_tests_that_fail_without_a_mistake_tell_nothing(toy):
     assert code == 1 and printed[-1].startswith("without a mistake: ")
 
 
-TREE = {
-    "near.py": "2 * 3\n3 * 4\n",
-    "far.py": "4 * 5\n",
-    "requirements.txt": "torch\n",
-    "mistakes.txt": """== near.py | test_near.py
+OLD = """== near.py | test_near.py
 two
 - 2 *
 + 1 *
@@ -142,60 +131,41 @@ three
 four
 - 4 *
 + 5 *
-""",
-    "tests/conftest.py": "",
-    "tests/test_near.py": "def test_two():\n    pass\n",
-    "tests/test_far.py": "def test_four():\n    pass\n",
-    changes.KILLED: "HEAD\nnear.py: two | tests/test_near.py::test_two[1]\n"
-                    "far.py: four | tests/test_far.py::test_four\n"}
+"""
 NAMES = ["two", "three", "four"]
 
 
 @pytest.fixture
-def chosen(tmp_path, monkeypatch, capsys):
-    """chosen({path: (old, new)}, sample, base): choose mistakes in a small repository after edits.
+def choose(monkeypatch, capsys):
+    """choose(*files, head, sample, now): choose mistakes after a change of these files.
     -> names of the mistakes, what it prints"""
-    for path, text in TREE.items():
-        (tmp_path / path).parent.mkdir(exist_ok=True)
-        (tmp_path / path).write_text(text)
-    monkeypatch.chdir(tmp_path)
+    killers = {"near.py: two": "tests/test_near.py::test_two[1]",
+               "far.py: four": "tests/test_far.py::test_four"}
+    monkeypatch.setattr(changes, "read_killed", lambda: ("abc", killers))
     monkeypatch.delenv("BASE", raising=False)
-    head = commit(tmp_path)
 
-    def choose(edits, sample=0, base=None):
-        if base is not None:
-            monkeypatch.setenv("BASE", base)
+    def call(*files, head="abc", sample=0, now=OLD):
+        answers = {"rev-parse": head, "diff": "\n".join(files), "ls-files": "", "show": OLD}
+        monkeypatch.setattr(changes, "git", lambda *words: answers[words[0]])
         monkeypatch.setattr(changes, "SAMPLE", sample)
-        for path, (old, new) in edits.items():
-            text = (tmp_path / path).read_text()
-            assert old in text
-            (tmp_path / path).write_text(text.replace(old, new))
-        mutants_now = mutants.parse((tmp_path / "mistakes.txt").read_text())
-        found = [mutant.name for mutant in changes.choose(mutants_now, "mistakes.txt")]
+        found = [mutant.name for mutant in changes.choose(mutants.parse(now), "mistakes.txt")]
         return found, capsys.readouterr().out
-    choose.head = head
-    return choose
+    return call
 
 
-@pytest.mark.parametrize("edits, names", [
-    ({"far.py": ("4 *", "5 *")}, ["four"]),
-    ({"tests/test_near.py": ("pass", "return")}, ["two", "three"]),      # test_far.py kills four
-    ({"tests/test_far.py": ("pass", "return")}, ["four"]),
-    ({"mistakes.txt": ("+ 5 *", "+ 6 *")}, ["four"]),
-    ({"tests/conftest.py": ("", "import os")}, NAMES),
-    ({"requirements.txt": ("torch", "torch>2")}, NAMES)])
-def test_a_change_chooses_the_mistakes_that_it_could_hide(chosen, edits, names):
-    found, printed = chosen(edits)
+@pytest.mark.parametrize("file, now, names", [
+    ("far.py", OLD, ["four"]), ("tests/test_far.py", OLD, ["four"]),
+    ("tests/test_near.py", OLD, ["two", "three"]),                  # test_far.py kills four
+    ("mistakes.txt", OLD.replace("+ 5 *", "+ 6 *"), ["four"]),
+    ("tests/conftest.py", OLD, NAMES), ("requirements.txt", OLD, NAMES)])
+def test_a_change_chooses_the_mistakes_that_it_could_hide(choose, file, now, names):
+    found, printed = choose(file, now=now)
     assert sorted(found) == sorted(names)
     assert f"{len(names)} " in printed or " changed\n" in printed
 
 
-def test_without_a_base_all_mistakes_are_planted_and_others_are_drawn(chosen, monkeypatch):
-    seeds = []
-    monkeypatch.setattr(changes.random, "Random", lambda seed: seeds.append(seed) or random)
-    assert {*chosen({}, sample=2)[0]} < {*NAMES} and seeds == [chosen.head]
-    assert chosen({}, base="HEAD")[0] == []
-    found, printed = chosen({}, base="0" * 40)
-    assert found == NAMES and "the history lacks the commit 000" in printed
-    Path(changes.KILLED).unlink()
-    assert chosen({}, base="")[0] == NAMES
+def test_without_a_base_all_mistakes_are_planted_and_others_are_drawn(choose):
+    assert choose()[0] == []
+    assert len({choose(head=head, sample=1)[0][0] for head in "abcdefgh"}) > 1
+    found, printed = choose(head=None)
+    assert found == NAMES and "the history lacks the commit abc" in printed

@@ -1,18 +1,23 @@
 """README.md, CONTRIBUTING.md and the pages in docs/: their commands work, their tables agree with
-the code and with the files that make targets wrote, and no link is dead."""
+the code and with the files that make targets wrote, and no link is dead. docs/start.ipynb runs from
+its first cell to its last, and what it prints is of the same kind as its stored outputs. If not,
+store them again: pip install nbclient ipykernel, then jupyter execute --inplace docs/start.ipynb"""
 import ast
 import doctest
 import html
 import importlib
+import json
 import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, SCRIPTS
+from small_runs import SMALL, arguments
 
 import common
 import plumbing
@@ -158,8 +163,6 @@ def test_the_map_has_every_equation_with_the_function_that_computes_it(name):
 
 
 BLOCKS = [(page, *block) for page, text in PAGES.items() for block in GENERATED.findall(text)]
-# Columns whose numbers are computed from two numbers of the file
-DERIVED = ("times the base's pass@1", "of the best")
 
 
 def test_generated_blocks_are_closed_and_made_by_make_targets():
@@ -187,25 +190,6 @@ def missing(text, known):
     return [written for written, value, digits in numbers(text) if not any(
         abs(other - value) <= 1e-9 + 0.5 * 10.0 ** -digits * (exact >= digits)
         for _, other, exact in known)]
-
-
-@pytest.mark.parametrize("target, block", [
-    (target, block) for _, target, name, block, _ in BLOCKS
-    if "lab" not in target and name != "example"
-    and target not in (
-        "bench", "conform", "zoo", "choices", "families", "gemma-sweep", "real")])
-def test_numbers_of_a_table_are_in_the_file_that_its_target_wrote(target, block):
-    known = numbers((ROOT / f"docs/{target}.json").read_text())
-    columns = []
-    compared = 0
-    for line in block.splitlines():
-        row = cells(line) if line.startswith("|") else []
-        columns = columns if row and columns else row           # the heading of a table
-        for column, cell in zip(columns, row):
-            if column not in DERIVED:
-                assert not missing(cell, known), f"{column}, {cell}: not in docs/{target}.json"
-                compared += len(numbers(cell))
-    assert compared > 1
 
 
 OUTCOME = re.compile("## Outcome\n.*?(?=## )", re.S)
@@ -260,3 +244,41 @@ def test_the_first_page_links_each_other_page():
     linked = set(re.findall(r"\]\(([^)#]*)", PAGES["README.md"]))
     of_the_lab = {page for page in PAGES if page.startswith("docs/lab")} - {"docs/lab.md"}
     assert linked >= PAGES.keys() - of_the_lab - {"README.md"}
+
+
+# ---- the notebook ----------------------------------------------------------------------------
+
+def beginnings(text):
+    """The first words of the lines, which tell what a line says, without numbers and warnings."""
+    words = {line.split()[0] for line in text.splitlines() if line[:1].strip()}
+    return {word for word in words - {"warning:"} if not word.isdigit() and word[0] != "("}
+
+
+def test_the_notebook_runs_and_its_changed_line_changes_the_run(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib").use("Agg")
+    monkeypatch.chdir(tmp_path)                                 # where runs/base/ is kept
+    for name in ("grpo.py", "common.py", "plumbing.py", "tasks", "report", "kernels"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "report.page")     # each run draws its report, as for a reader
+    flags = arguments(SMALL | {"max_steps": 4})
+    names = {"__name__": "notebook"}
+    printed = ""
+    for cell in json.loads((ROOT / "docs/start.ipynb").read_text())["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "code":
+            exec(compile(source, "start.ipynb", "exec"), names)
+            new = capsys.readouterr().out
+            old = "".join("".join(output.get("text", "")) for output in cell["outputs"])
+            assert beginnings(old) == beginnings(new) and bool(old) == bool(new)
+            num_pictures = sum("image/png" in output.get("data", {}) for output in cell["outputs"])
+            assert num_pictures == source.count("plt.show()")
+            printed += new
+        if "parameters" in cell["metadata"].get("tags", ()):
+            names["FLAGS"] = flags
+    assert "steps: 4 and 4" in printed
+    curves = [list(names["curve"](name, "reward")) for name in ("grpo", "mine")]
+    assert [list(steps) for steps, _ in curves] == [[1, 2, 3, 4]] * 2
+    losses = [[step["loss"] for step in names["lines"](names["runs"] / name / "metrics.jsonl")]
+              for name in ("grpo", "mine")]
+    assert losses[0] != losses[1]

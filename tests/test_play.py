@@ -20,7 +20,6 @@ import reinforce
 import tasks
 from learn.play import __main__ as play
 from learn.play import build
-from tasks import scores
 
 SCRIPTS = {"grpo.py": grpo, "gspo.py": gspo, "reinforce.py": reinforce}
 PROMPTS = ["((((3+4)-5)*4)-2)=", "((1+2)*3)=", "7", "", "ü*(2="]
@@ -330,12 +329,6 @@ def test_a_typed_problem_is_solved_as_python_does_and_anything_else_is_not_evalu
     assert solved == [str(eval(text)) for text in sums] + [None] * len(no_sums)
 
 
-def test_pass_at_k_is_that_of_the_scripts():
-    counts = [(n, c, k) for n in (1, 5, 32) for c in range(n + 1) for k in range(1, n + 1)]
-    found = run(None, "return inputs.counts.map((count) => passAtK(...count));", counts=counts)
-    assert found == pytest.approx([scores.pass_at_k(*count) for count in counts], abs=1e-9)
-
-
 # ---- the page --------------------------------------------------------------------------------
 
 def test_a_page_of_a_run_runs_its_own_script_alone(run):
@@ -353,18 +346,6 @@ def test_a_page_of_a_run_runs_its_own_script_alone(run):
         [text] = re.findall(f"<{kind}>(.*?)</{kind}>", page, re.DOTALL)
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         assert f"{kind}-src 'sha256-{digest}'" in policy
-
-
-def test_a_page_keeps_what_was_measured_only_if_its_base_stays(run):
-    page = run / "play.html"
-    data = build.read(run)
-    other = build.encode(torch.zeros(len(build.decode(data["packed"]["base"], torch.float16)),
-                                     dtype=torch.float16))
-    for base, kept in (data["packed"]["base"], {"usual": []}), (other, None):
-        old = data | {"packed": data["packed"] | {"base": base}, "measured": {"usual": []}}
-        page.write_text(build.assemble(old), encoding="utf-8")
-        play.main([str(run), "--output", str(page)])
-        assert build.data_of(page)["measured"] == kept
 
 
 def test_the_committed_page_is_made_of_todays_parts():

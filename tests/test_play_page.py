@@ -101,17 +101,6 @@ def test_typed_problems_one_step_by_hand_and_many_samples(open_page):
     assert list(base) == sorted(base)
 
 
-def test_links_lead_to_pages_and_to_their_chapters(open_page):
-    links = open_page().evaluate("""() => [...Object.values(LINKS),
-        ...LEVERS.filter(({ rung }) => rung).map(({ rung }) => "path.html#" + rung),
-        ...Array.from(document.links, (link) => link.getAttribute("href"))]""")
-    for link in links:
-        name, _, anchor = link.partition("#")
-        if not name.startswith("https:"):
-            text = (ROOT / "docs" / (name or "play.html")).read_text(encoding="utf-8")
-            assert not anchor or re.search(rf'id="?{anchor}\b', text), link
-
-
 def test_a_chapter_of_the_path_shows_only_the_training_with_its_lever(open_page):
     chapters = (ROOT / "docs/path.html").read_text(encoding="utf-8")
     found = re.findall(r'src="play.html(\?figure#)([^"]+)"', chapters)

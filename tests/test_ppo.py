@@ -130,14 +130,9 @@ def test_the_critics_step_is_that_of_equation_7_over_all_tokens_and_forgets_the_
 
 
 @with_scene
-def test_before_training_the_critic_learns_whole_returns_while_the_policy_stays(train, monkeypatch):
-    compute_advantages = ppo.compute_advantages
-    calls = []
-
-    def spied(critic, reference, task, batch, cfg, beta):
-        calls.append((cfg.critic_lam, batch.tokens.tolist()))
-        return compute_advantages(critic, reference, task, batch, cfg, beta)
-    monkeypatch.setattr(ppo, "compute_advantages", spied)
+def test_before_training_the_critic_learns_whole_returns_while_the_policy_stays(train, watch):
+    calls = watch(ppo, "compute_advantages", lambda critic, reference, task, batch, cfg, beta: (
+        cfg.critic_lam, batch.tokens.tolist()))
     alone_first = train("--critic_pretrain_steps 3 --critic_lam 0.5", num_steps=3).metrics
     assert [critic_lam for critic_lam, _ in calls] == [1.0] * 3 + [0.5] * 3
     assert len({str(tokens) for _, tokens in calls}) == 6       # all batches differ

@@ -29,6 +29,7 @@ RIGHT = {"k3 without expm1: rounding makes it negative", "the old log-probs get 
          "a ratio of infinity has a gradient of nan", "large ratios are cut where they should grow"}
 # Parts of the messages that some of the wrong solutions must get.
 SAID = {
+    "the rewards are changed in place": ["rewards after the call at [0, 0] is -0.25"],
     "the lines of delta are deleted": [
         "ratio 148.41", ", delta ", "token_loss with respect to logps at [1, 0]"],
     "a dual clip that was not asked for": [
@@ -109,38 +110,11 @@ def test_right_solutions_pass_and_wrong_ones_fail_with_the_name_and_the_numbers(
             blanks = [blank for blank in exercise.blanks[function] if any(
                 node.lineno <= last and first <= node.end_lineno for node in blank.nodes)]
             names = {blank.name or "result" for blank in blanks or exercise.blanks[function]}
-            names |= set() if blanks else {"result"}
+            names |= {"after the call"} if blanks else {"result"}           # changed in place
             assert re.search(rf"\b({'|'.join(names)})\b.* should be |Error: ", said), solution.name
             assert all(part in said for part in SAID.get(solution.name, ())), said
         count[solution.words] += 1
     assert count["right"] >= 7 and count["wrong"] >= 12
-
-
-@pytest.mark.parametrize("name, old, new, state", [
-    ("grpo", "    A = rewards - rewards.mean(dim=1, keepdim=True)",
-     "    A = rewards.clone()\n    A -= rewards.mean(1)[:, None]", "right"),
-    ("grpo", "def advantages(", "def mean(x):\n    return x.mean(1)\n\n\ndef advantages(", "right"),
-    ("grpo", "torch.expm1(-x) + x", "torch.exp(-x) - 1 + x", "right"),
-    ("dpo", "    right = -F.logsigmoid(beta * M)", "    right = F.softplus(-beta * M)", "right"),
-    ("nano", "token_loss = -torch.min(ratio * A, clipped_ratio * A)", "good = ratio.clamp(max=1 "
-     "+ eps_high)\n    bad = ratio.clamp(1 - eps_low)\n    token_loss = -A * torch.where(A > 0, "
-     "good, bad)", "right"),
-    ("ppo", "        A = delta + gamma * lam * next_A", "        A = gamma * lam * next_A\n"
-     "        A += delta", "right"),
-    # these are correct only for some inputs
-    ("grpo", "return x.sum() / num_tokens", "return x.sum().item() / num_tokens", "WRONG"),
-    ("grpo", "/ max(buffer, 1)).clamp", "/ buffer).clamp", "WRONG"),
-    ("grpo", "(max_length or x.shape[1])", "max_length", "WRONG"),
-    ("dpo", "(M - 1 / (2 * beta))", "(M - 2 * beta)", "WRONG"),
-    ("ppo", 'part, :T], "token_mean", num_tokens=num_correct', 'part, :T], "token_mean"', "WRONG"),
-    ("ppo", "-log_rho.exp() * A + beta", "-log_rho.exp() * A[:, :1] + beta", "WRONG"),
-    ("nano", "A = rewards - rewards.mean(1, keepdim=True)",
-     "A = rewards\n    A -= rewards.mean(1, keepdim=True)", "WRONG")])
-def test_a_line_is_judged_by_what_comes_out(name, old, new, state):
-    exercise = EXERCISES[name]
-    assert exercise.source.count(old) == 1
-    found = states(exercise, exercise.source.replace(old, new))
-    assert [*found.values()].count("right") == len(found) - (state == "WRONG")
 
 
 def test_of_several_blanks_the_first_wrong_one_is_named_and_other_functions_are_the_scripts():

@@ -319,15 +319,13 @@ def test_in_the_scripts_the_text_of_an_output_that_is_cut_off_is_judged_like_any
 
 MANY = 100_000
 HOSTILE = [
-    "<answer>" * MANY, "</answer>" * MANY, "<answer>" + "7" * MANY + "</answer>",
-    "<answer>" + " " * MANY + "</answer>", "<answer>" + "$\\" * MANY + "</answer>",
-    "<answer>1" + ",000" * MANY + "</answer>", "<answer>1/" + "0" * 5_000 + "1</answer>",
-    "<answer>0." + "0" * 5_000 + "</answer>", "\\boxed{" * MANY,
-    "\\boxed{" + "{" * MANY + "}" * MANY, "7" * MANY, "-" * MANY, "." * MANY, "1," * MANY,
-    "1" + ",000" * MANY, "1/" * MANY, "-1" * MANY, ".1" * MANY, "-$" * MANY,
-    "1/" + "0" * MANY + "1", "<answer>1/0</answer>", "0/0", "\u0667" * MANY, "\u00b2",
-    "<answer>\x007\x00</answer>", "\ud800", "<answer>\udfff</answer>", "<answer>inf</answer>",
-    "<answer>1e999999999</answer>", "<answer>7_7</answer>", "<answer>0x7</answer>",
+    "<answer>" * MANY, "<answer>" + "7" * MANY + "</answer>", "<answer>" + " " * MANY + "</answer>",
+    "<answer>" + "$\\" * MANY + "</answer>", "<answer>1" + ",000" * MANY + "</answer>",
+    "<answer>1/" + "0" * 5_000 + "1</answer>", "<answer>0." + "0" * 5_000 + "</answer>",
+    "\\boxed{" * MANY, "\\boxed{" + "{" * MANY + "}" * MANY, "7" * MANY, "-" * MANY, "." * MANY,
+    "1," * MANY, "1" + ",000" * MANY, "1/" * MANY, "-$" * MANY, "1/" + "0" * MANY + "1", "0/0",
+    "\u0667" * MANY, "\u00b2", "<answer>\x007\x00</answer>", "<answer>\udfff</answer>",
+    "<answer>inf</answer>", "<answer>1e999999999</answer>", "<answer>7_7</answer>",
     "\\boxed" + " " * MANY, "\\boxed{\\text{" + " " * MANY + "}}", "\\boxed{x" + " " * MANY + "=5}",
     "5" + " " * MANY + "5", ", " * MANY, "10^" * MANY, "\\frac{1}{" * 10_000, "5^{" * MANY,
     "\\boxed{" + "7" * 50 + "e99}", "\\boxed{\\frac{1}{0}}", "<think>" * MANY]

@@ -5,12 +5,11 @@ import re
 import signal
 import socket
 import sys
-import time
 
 import pytest
 import torch
 from small_models import LIKE_SMALL, NEEDS, load_example
-from small_runs import arguments, difference, lines, read_summary, steps
+from small_runs import arguments, difference, lines, read_summary, steps, wait_until
 
 transformers = pytest.importorskip("transformers", reason=NEEDS)
 from test_pretrained import outcome  # noqa: E402  (after the line that may skip)
@@ -73,10 +72,7 @@ def job(folder, flags, size=2, look=None):
 
 def wait_for_steps(folder, n):
     log = folder / "run/metrics.jsonl"
-    for _ in range(6000):
-        if log.exists() and log.read_text().count("\n") >= n:
-            return
-        time.sleep(0.01)
+    assert wait_until(lambda: log.exists() and log.read_text().count("\n") >= n)
 
 
 @pytest.mark.parametrize("flags", [

@@ -1,14 +1,12 @@
 """The reading pages show the scripts unchanged, with the numbers that these compute."""
-import copy
 import html
 import re
 
 import pytest
-import torch
 from conftest import ROOT
 
 from learn.read import __main__ as read
-from learn.read import example, lesson, page, words
+from learn.read import example, lesson
 from learn.read.lesson import span
 
 NUMBER = re.compile(r"−?\d*\.\d+")
@@ -66,40 +64,3 @@ def test_the_code_on_the_page_is_the_lesson_of_the_script(lessons, pages):
         wanted = {line for function in of.functions.values() for line in span(function)
                   if of.lines[line - 1].strip()}
         assert {int(number) for number, _ in shown} >= wanted
-
-
-@pytest.mark.parametrize("old, new, message", [
-    ("# aggregate |", "# agregate |", "grpo.py has no agregate"),
-    ("# aggregate |", "# score |", "no section explains aggregate"),
-    ("{policy_loss.", "{policy_los.", "grpo.py has no value policy_los"),
-    ("deepcopy | 3", "deepcopies | 3", "main has no deepcopies")])
-def test_words_that_do_not_fit_their_script_are_refused(lessons, old, new, message, tmp_path,
-                                                        monkeypatch):
-    text = (words.HERE / "grpo.txt").read_text()
-    assert old in text
-    (tmp_path / "grpo.txt").write_text(text.replace(old, new))
-    monkeypatch.setattr(words, "HERE", tmp_path)
-    of = copy.copy(lessons["grpo"])
-    with pytest.raises(ValueError, match=message):
-        of.read_words()
-        page.lesson_page(of, {})
-
-
-def test_the_numbers_of_grpo_are_those_computed_by_hand(lessons):
-    ratio = (example.MOVED * example.MASK).exp()
-    A = torch.tensor([-0.5, -0.5, 1.5, -0.5])[:, None]
-    taken = torch.zeros(4, 3, dtype=torch.bool)
-    taken[1, 0] = taken[2, 0] = True
-    behind = (example.REF_LOGPS - example.OLD_LOGPS - example.MOVED).exp()
-    gradient = torch.where(taken, 0.0, -ratio * A) + 0.04 * (1 - behind)
-    gradient = gradient * example.MASK / example.MASK.sum(dim=1, keepdim=True) / 4
-    numbers = {"policy_loss.ratio": ratio, "backward.∂L/∂logπ": gradient}
-    for name, wanted in numbers.items():
-        value, _ = lessons["grpo"].value(*name.split("."))
-        torch.testing.assert_close(value * example.MASK, wanted * example.MASK,
-                                   atol=2e-4, rtol=0)
-    assert lessons["grpo"].clipped() == [
-        of_row[:len(tokens)] for of_row, tokens in zip(taken.tolist(), example.ANSWERS)]
-    # in a loop over tokens, each value stands in its place
-    A, delta = (lessons["ppo"].rows("gae", name) for name in ("A", "delta"))
-    assert A[2][0] == pytest.approx(delta[2][0] + 0.95 * delta[2][1] + 0.95 ** 2 * delta[2][2])

@@ -259,18 +259,6 @@ def test_every_end_ends_an_output_whatever_the_folder_asks_for(tmp_path):
     assert len(used) > 2 and len({tuple(row[real.W:real.W + 3]) for row in tokens.tolist()}) > 150
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_greedy_outputs_are_those_of_generate(family, tmp_path):
-    policy = real.load(random_model(tmp_path, family))
-    prompts = real.encode(QUESTIONS, real.W)
-    tokens = real.sample(policy, prompts, greedy=True)[:, real.W:]
-    prompts = prompts[:, (prompts != real.PAD).any(0)]
-    theirs = policy.generate(
-        input_ids=prompts.clamp(min=0), attention_mask=(prompts != real.PAD).long(),
-        do_sample=False, max_new_tokens=real.T, pad_token_id=0)[:, prompts.shape[1]:]
-    assert torch.equal(tokens.clamp(min=0)[:, :theirs.shape[1]], theirs)
-
-
 def test_autocast_rounds_products_and_no_weight_loses_its_gradient(tmp_path, monkeypatch, capsys):
     """A cast that is cached while nothing has a gradient would cut the weights off."""
     policy, tokens, _ = batch_of(random_model(tmp_path))

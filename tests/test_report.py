@@ -198,10 +198,3 @@ def test_hostile_text_stays_text_in_the_picture(run):
     folder = run("long")
     draw(folder, [str(i) + HOSTILE * 900 for i in range(4)], HOSTILE)
     assert (folder / "film.svg").stat().st_size < 20_000
-
-
-def test_a_run_without_evaluations_gets_one_line(run, refused):
-    folder = run()
-    draw(folder, "9877")
-    write_log(folder, "metrics")
-    refused("--eval_steps 2", film.main, [str(folder)])

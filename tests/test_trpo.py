@@ -5,6 +5,7 @@ import importlib
 import pytest
 import torch
 from conftest import close, randn
+from torch.nn.functional import pad
 
 import common
 import ppo
@@ -16,22 +17,19 @@ pytestmark = pytest.mark.quick
 # ---- the step --------------------------------------------------------------------------------
 
 class Softmax:
-    """A policy with three actions in two states, linear in features; the last logit is always 0.
-    The step should raise the mean of rho A over states and actions, and keep KL(first || now)
-    small. Both are computed exactly."""
+    """A policy with three actions in two states; the last logit is always 0. The step should raise
+    the mean of rho A over states and actions, and keep KL(first || now) small. Both are exact."""
 
     def __init__(self, seed=0):
-        self.features = randn(2, 2, 3, seed=seed)       # states, free logits, weights
         self.A = 2 * randn(2, 3, seed=seed + 10)
-        theta = randn(3, seed=seed + 20)
-        self.weights = [theta[:2].view(1, 2).clone().requires_grad_(),      # theta, in two pieces
+        theta = randn(4, seed=seed + 20)                # the free logits, in two pieces
+        self.weights = [theta[:2].view(1, 2).clone().requires_grad_(),
                         theta[2:].clone().requires_grad_()]
         self.first = self.probabilities().detach()
 
     def probabilities(self):
         """Compute the probabilities of all actions in both states. -> (2, 3)"""
-        logits = self.features @ trpo.flatten(self.weights)
-        return torch.cat([logits, torch.zeros(2, 1).double()], dim=1).softmax(dim=1)
+        return pad(trpo.flatten(self.weights).view(2, 2), (0, 1)).softmax(dim=1)
 
     def objective(self):
         pi = self.probabilities()
@@ -46,16 +44,14 @@ class Softmax:
         self.weights[1].data.copy_(theta[2:])
 
     def gradient(self):
-        """Compute the gradient of the objective. -> (3,)"""
+        """Compute the gradient of the objective. -> (4,)"""
         L, _ = self.objective()
         return trpo.flatten(torch.autograd.grad(L, self.weights))
 
     def fisher(self):
-        """Average the outer product of the score with itself over states and actions. -> (3, 3)"""
-        logit_gradients = torch.cat([self.features, torch.zeros(2, 1, 3).double()], dim=1)
-        mean = (self.first[:, :, None] * logit_gradients).sum(dim=1, keepdim=True)
-        scores = logit_gradients - mean                                         # (2, 3, 3)
-        return torch.einsum("sa,sai,saj->ij", self.first, scores, scores) / 2
+        """Average the covariance of the scores over the states. -> (4, 4)"""
+        p = self.first[:, :2]
+        return torch.block_diag(*(torch.diag(x) - torch.outer(x, x) for x in p)) / 2
 
 
 @pytest.mark.parametrize("damping", [0.1, 0.0])
@@ -65,7 +61,7 @@ def test_the_step_is_the_longest_of_its_parts_that_stays_in_the_region_and_pays(
         damping, max_kl, seed):
     policy = Softmax(seed)
     start = policy.theta()
-    F = policy.fisher() + damping * torch.eye(3).double()
+    F = policy.fisher() + damping * torch.eye(4).double()
     x = torch.linalg.solve(F, policy.gradient())
     step = (2 * max_kl / (x @ F @ x)).sqrt() * x
     before, _ = policy.objective()

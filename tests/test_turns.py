@@ -2,14 +2,12 @@
 gradients are compared with exact ones on a small world. test_resume.py tests a resumed run."""
 import dataclasses
 import importlib
-import itertools
 import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import close, f64, load_named, takes_less_than
+from conftest import close, f64, load_named
 from small_runs import SMALL, arguments, changed_weights, load, policy_of, steps
 
 import common
@@ -87,14 +85,6 @@ def test_a_turn_has_the_state_before_it_and_a_live_episode_ends_with_an_unanswer
     assert TASK.play(PROBLEM, guess(30, 20, 50, 36))[3].state == number.State(31, 48, 36, 3)
 
 
-@pytest.mark.parametrize("text", [
-    "<search>" * 9_000, "</search>" * 9_000, "<search>36" * 9_000 + "</search>", "<" * 90_000,
-    guess(30) + HIGHER * 9_000 + "</search>", "\x00" * 90_000], ids=lambda text: ascii(text[:20]))
-def test_hostile_text_costs_about_a_millisecond(text):
-    assert TASK.verify(PROBLEM, text) == 0.0 and len(TASK.respond(PROBLEM, text)) <= 40
-    assert takes_less_than(2e-3, TASK.verify, PROBLEM, text)
-
-
 def test_demonstrations_hold_what_the_environment_inserts_and_in_a_cold_start_heed_its_hints():
     for phase, low, high in (("cold_start", 0.48, 0.60), ("forum", 0.24, 0.40)):
         problems = common.sample_problems(TASK, 500, 0, phase=phase)
@@ -165,12 +155,6 @@ def test_a_step_that_says_nothing_is_refused(refused):
 
 # ---- turns, returns and groups ---------------------------------------------------------------
 
-def test_turns_are_numbered_by_the_responses_between_them_and_padding_belongs_to_the_last():
-    mask = f64([[1, 1, 0, 0, 1, 0, 1, 1, 0, 0], [0, 1, 1, 1, 0, 0, 0, 0, 0, 0]])
-    assert turns.turn_numbers(mask).tolist() == [[0, 0, 0, 0, 1, 1, 2, 2, 2, 2],
-                                                 [-1, 0, 0, 0, 0, 0, 0, 0, 0, 0]]
-
-
 def test_a_return_counts_the_rewards_to_come_and_those_far_away_less():
     rewards = f64([[1, 0, 4], [0, 2, 0]])
     close(turns.returns(rewards, 0.5), f64([[2, 2, 4], [1, 2, 0]]))
@@ -214,18 +198,6 @@ def test_turns_are_equal_if_question_and_state_are_at_any_time_even_twice_in_an_
     assert same(by_state) == {((0, 0), (1, 0)), ((0, 1), (0, 2), (0, 3), (1, 1))}
     _, _, by_state = turns.read_turns(walk, batch_of(["b?.", "b?.b?.b"], 2))
     assert same(by_state) == {((0, 0), (1, 0)), ((1, 1), (1, 2))}       # row 0 did not act at b
-
-
-def test_a_batch_of_questions_is_the_batches_of_its_questions_and_of_equal_prompts_too():
-    """Two groups with the same prompt stay two groups."""
-    texts = ["a?.y?.", "b?.z?.", "a?.z?.", "b?.y?."]
-    for name in ("grpo", "reward_to_go", "gigpo"):
-        cfg = config(adv_estimator=name)
-        whole, _ = turns.advantages(walk, batch_of(texts, 2), cfg)
-        parts = [turns.advantages(walk, batch_of(some, 2), cfg)[0]
-                 for some in (texts[:2], texts[2:])]
-        close(whole, torch.cat(parts))
-        assert whole.any()
 
 
 def test_what_a_reward_adds_to_the_turns_goes_to_the_last_turn_and_so_does_an_unheard_call():
@@ -276,37 +248,6 @@ def test_the_advantages_are_those_of_the_equations(scale):
     close(A[:, 6], whole + 0.3 * f64([0, 0, 0, at_a[2]]))
 
 
-WAYS = [(one, two) for one in "ab" for two in "yz"]
-
-
-def test_the_mean_gradient_over_all_groups_is_the_exact_one_in_every_state():
-    """The exact gradient comes from all walks. With gamma 1 and divisor 1, a group of two has half
-    of it if turns are compared with all others, and else the share of turns that had a partner."""
-    logits = {"s": f64([0.3, -0.2]), "a": f64([0.1, 0.5]), "b": f64([-0.4, 0.2])}
-    for x in logits.values():
-        x.requires_grad_()
-    p = {state: x.softmax(dim=0) for state, x in logits.items()}
-    chosen = {way: (p["s"]["ab".index(way[0])], p[way[0]]["yz".index(way[1])]) for way in WAYS}
-    value = sum(first * second * sum(walk.rewards.get(step, 0) for step in (("s", one), (one, two)))
-                for (one, two), (first, second) in chosen.items())
-    exact = torch.autograd.grad(value, list(logits.values()), retain_graph=True)
-    for name in ("grpo", "reward_to_go", "gigpo"):
-        cfg = config(adv_estimator=name, scale_rewards="none",
-                     **({} if name == "grpo" else {"gamma": 1.0}))
-        loss = 0.0
-        for pair in itertools.product(WAYS, repeat=2):
-            batch = batch_of([f"{one}?.{two}?." for one, two in pair], 2)
-            A, _ = turns.advantages(walk, batch, cfg)
-            weight = torch.stack([torch.stack(chosen[way]) for way in pair])        # (2, 2)
-            gain = (A[:, [0, 3]] * weight.log()).sum() / 2
-            loss = loss + weight.prod().detach() * gain
-        found = torch.autograd.grad(loss, list(logits.values()), retain_graph=True)
-        shares = [0.5] * 3
-        if name == "gigpo":             # with a partner at s always, and at a if both went there
-            shares = [0.5 + 0.5, 0.5 + p["s"][0].item() / 2, 0.5 + p["s"][1].item() / 2]
-        for share, one, other in zip(shares, found, exact):
-            close(one, share * other)
-            assert other.abs().max() > 0.01
 
 
 # ---- runs ------------------------------------------------------------------------------------
@@ -336,9 +277,3 @@ def test_with_one_reward_for_all_turns_a_run_is_that_of_grpo_and_other_tasks_are
     assert found["accuracy"] == [line["accuracy"] for line in steps("turns-gigpo")]
     assert 0.5 < sum(found["before"]) <= 1
     refused("has no turns", turns.main, arguments(SMALL))
-
-
-def test_every_equation_in_the_docstring_is_tagged_and_vice_versa():
-    stated = re.findall(r"\((\d+)\)$", turns.__doc__, re.MULTILINE)
-    tagged = re.findall(r"eq\. \((\d+)\)", Path(turns.__file__).read_text())
-    assert stated == ["1", "2", "3", "4", "5"] == sorted(set(tagged))

@@ -82,18 +82,6 @@ def test_how_likely_the_models_find_the_padding_changes_nothing(script, config, 
 # ---- optimizer steps -------------------------------------------------------------------------
 
 @every_script
-def test_an_optimizer_step_forgets_the_gradient_before_it(scene):
-    ends = []
-    for before in (0.0, 1.0):
-        one = scene(max_grad_norm=1e9)
-        for weight in one.policy.parameters():
-            weight.grad = torch.full_like(weight, before)
-        one.update()
-        ends.append(weights(one.policy))
-    assert torch.equal(*ends)
-
-
-@every_script
 def test_a_step_without_any_signal_leaves_zeros_not_nothing_so_that_adam_moves_on(scene):
     scene = scene()
     optimizer = torch.optim.AdamW(scene.policy.parameters(), weight_decay=0.0)
@@ -153,14 +141,8 @@ def test_every_pass_takes_every_row_once_by_whole_groups_in_a_new_order(scene, s
 
 
 @every_script
-def test_no_optimizer_of_a_run_shrinks_weights(script, train, monkeypatch):
-    begin = torch.optim.Optimizer.__init__
-    made = []
-
-    def remember(optimizer, weights, defaults):
-        begin(optimizer, weights, defaults)
-        made.append(defaults)
-    monkeypatch.setattr(torch.optim.Optimizer, "__init__", remember)
+def test_no_optimizer_of_a_run_shrinks_weights(script, train, watch):
+    made = watch(torch.optim.Optimizer, "__init__", lambda optimizer, weights, defaults: defaults)
     train(num_steps=1)
     trained = [one for one in made if one["betas"] == (0.9, 0.999)]     # not in the warm start
     assert len(trained) == (2 if script.__name__ == "ppo" else 1)
@@ -297,27 +279,17 @@ def test_the_reference_of_a_run_stays_where_the_policy_began(train):
 
 # ---- nano.py ---------------------------------------------------------------------------------
 
-def test_nano_trains_on_whole_groups_none_held_out_and_off_policy_in_the_second_update(monkeypatch):
-    asked, judged, gaps, starts = [], [], [], []
-
-    def encode(texts, L, encode=nano.encode):
-        asked.append(texts)
-        return encode(texts, L)
-
-    def advantages(rewards, advantages=nano.advantages):
-        judged.append(rewards.shape)
-        return advantages(rewards)
-
-    def surrogate_loss(logps, old_logps, *others, surrogate_loss=nano.surrogate_loss):
-        gaps.append((logps - old_logps).abs().max().item())
-        return surrogate_loss(logps, old_logps, *others)
+def test_nano_trains_on_whole_groups_none_held_out_and_off_policy_in_the_second_update(
+        monkeypatch, watch):
     monkeypatch.setattr(nano, "T", 6)
-    monkeypatch.setattr(nano, "encode", encode)
     monkeypatch.setattr(nano, "verify", lambda answer, text: float(text < "="))
-    monkeypatch.setattr(nano, "advantages", advantages)
-    monkeypatch.setattr(nano, "surrogate_loss", surrogate_loss)
-    monkeypatch.setattr(nano, "make_base", lambda policy, rng, steps: starts.append(
-        (policy.embed.sum().item(), rng.random())))
+    monkeypatch.setattr(nano, "make_base", lambda policy, rng, steps: None)
+    asked = watch(nano, "encode", lambda texts, L: texts)
+    judged = watch(nano, "advantages", lambda rewards: rewards.shape)
+    gaps = watch(nano, "surrogate_loss", lambda logps, old_logps, *_: (
+        (logps - old_logps).abs().max().item()))
+    starts = watch(nano, "make_base", lambda policy, rng, steps: (
+        policy.embed.sum().item(), rng.random()))
     for seed in (0, 1):
         nano.main(seed, steps=1)
     before, trained, after, *_ = asked
