@@ -236,7 +236,7 @@ def edited(monkeypatch, tmp_path):
         source = (ROOT / "grpo.py").read_text()
         assert source.count(old) == 1
         Path("mine.py").write_text(source.replace(old, new))
-        monkeypatch.delitem(sys.modules, "mine", raising=False)
+        sys.modules.pop("mine", None)
         return importlib.import_module("mine").main
     monkeypatch.syspath_prepend(tmp_path)
     yield copy
