@@ -323,7 +323,7 @@ def describe(results):
                                     for one in (before, after))]
                for before, after in zip(results["base"]["samples"], results[name]["samples"])]
     return (table(heads, rows) + "\n" +
-            table(["problem", "samples of the untrained model", name], samples[:6]))
+            table(["problem", "samples of the untrained model", name], samples[:3]))
 
 
 def cells(runs):
