@@ -87,7 +87,7 @@ CHANGES = """
     dpo         | (logps - base_logps) * mask       | logps * mask
     tool        | ({torch.randint(1000, ()):03})    | (000)
     toolmask    | mask *= wrote(tokens)             | mask *= 1 - wrote(tokens)
-    distill     | RATE = 5e-4                       | RATE = 1e-3"""
+    distill     | RATE = 5e-4                       | RATE = 2e-3"""
 CHANGES = [[part.strip() for part in line.split(" | ")] for line in CHANGES.split("\n")[1:]]
 
 
