@@ -53,7 +53,8 @@ def test_a_watched_run_prints_what_the_file_prints(monkeypatch, tmp_path, capsys
 def run_a_little(source, steps):
     """Run a script with few questions from a base that has learned little. -> Watch"""
     for old, new in (("P = 256 ", "P = 8 "), ("P = 32 ", "P = 2 "), ("* 8:", "* 1:"),
-                     ("HELD_OUT = 500", "HELD_OUT = 4"), ("n=2048", "n=64")):
+                     ("HELD_OUT = 500", "HELD_OUT = 4"), ("n=2048", "n=64"),
+                     ("steps=150", "steps=1"), ("steps=60", "steps=1")):
         source = source.replace(old, new)
     torch.manual_seed(0)
     watch = runs.Watch(source, 0, base_steps=20)
@@ -85,7 +86,8 @@ CHANGES = """
     gae         | , lam=0.95)                       | , lam=0.0)
     dpo         | (logps - base_logps) * mask       | logps * mask
     tool        | ({torch.randint(1000, ()):03})    | (000)
-    toolmask    | mask *= wrote(tokens)             | mask *= 1 - wrote(tokens)"""
+    toolmask    | mask *= wrote(tokens)             | mask *= 1 - wrote(tokens)
+    distill     | RATE = 5e-4                       | RATE = 2e-3"""
 CHANGES = [[part.strip() for part in line.split(" | ")] for line in CHANGES.split("\n")[1:]]
 
 
@@ -196,6 +198,7 @@ def test_each_side_is_judged_at_the_rate_that_is_best_on_other_seeds(monkeypatch
         measure.sweep(["clip"])
     assert len({*ran}) == len(ran)
     assert measure.best("clip", measure.load()) == {"without": 1 / 8, "with": 2, "also": 2}
+    assert measure.highest({0.25: 0.0, 1: 0.0, 2: 0.0}) == 1            # if nothing is ever learned
     assert measure.check(["clip"], measure.load(), measure.SEEDS)
 
 

@@ -97,7 +97,7 @@ def sweep(names):
             for factor, seed in itertools.product(factors, CHOICE):
                 store(name, side, source, seed, factor)
             means = by_rate(name, side, load())
-            best = max(means, key=means.get)
+            best = highest(means)
             factors = {best / 2, best * 2} & {*EVERY_FACTOR} - means.keys()
         for seed in SEEDS:
             store(name, side, source, seed, best)
@@ -115,10 +115,15 @@ def by_rate(name, side, stored):
             for factor in EVERY_FACTOR if is_stored(factor)}
 
 
+def highest(means):
+    """Choose the factor with the highest mean. If several are equal, because nothing was learned at
+    any rate, choose the one nearest to 1. -> float"""
+    return max(means, key=lambda factor: (means[factor], -abs(math.log2(factor))))
+
+
 def best(name, stored):
     """Choose for each side of a chapter the factor that is best on the seeds of CHOICE. -> dict"""
-    means = {side: by_rate(name, side, stored) for side in sides(name)}
-    return {side: max(of_side, key=of_side.get) for side, of_side in means.items()}
+    return {side: highest(by_rate(name, side, stored)) for side in sides(name)}
 
 
 def short(result):
