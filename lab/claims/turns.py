@@ -119,7 +119,7 @@ def first_guesses(batches):
     return [places.count(place) / len(pairs) for place in range(number.SIZE)]
 
 
-def learn(seed, case, steps=STEPS):
+def learn(seed, case, steps=None):
     """Train like examples/turns.py. -> accuracy of each batch, and the first guesses in the first
     and in the last four batches"""
     side, _, rate = case.rpartition(", ")
@@ -130,7 +130,7 @@ def learn(seed, case, steps=STEPS):
     optimizer = torch.optim.AdamW(policy.parameters(), lr=cfg.learning_rate, weight_decay=0.0)
     clear_gradient(policy)
     batches = []
-    for step in range(steps):
+    for step in range(steps or STEPS):
         batch = grpo.sample_with_signal(policy, task, cfg, step)
         A, _ = turns.advantages(task, batch, cfg)
         grpo.update(policy, None, optimizer, batch, A, cfg, step)
