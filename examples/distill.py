@@ -24,7 +24,7 @@ topk_logits only uses its k most likely tokens S, and all others as one event, t
 
   pi(rest) = 1 - sum_{v in S} pi(v)                                                  (6)
 
-With --no-distillation_add_tail, (1) only adds up over S, and then it is no divergence. With beta 1
+With --no-distillation_add_tail, (1) only adds up over S, so it is not a divergence. With beta 1
 it is least at pi = pi_T / e, so the student moves at least 63% of its probability out of S
 (verl#5041). With beta 0, it moves everything into S.
 
