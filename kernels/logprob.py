@@ -73,15 +73,18 @@ except ImportError:         # without Triton, logprob calls logprob_torch
 # Shapes: logits (B, T, V), N = B * T rows. A program of the GPU works on ROWS rows, one tile of
 # K x ROWS x LANES x VEC logits at a time. One load reads VEC adjacent logits, LANES threads work
 # next to each other on a row, and each thread does K loads. Sums over K and VEC stay in a thread.
+#
+# A load of 128 bits begins at a multiple of 16 bytes, but with an odd V most rows don't. So a row is
+# read from the last multiple of VEC logits at or before its first logit, and what belongs to its
+# neighbours is dropped. All rows begin at multiples of STEP logits; STEP = VEC: all are aligned.
 
 THREADS = 64            # threads of a program, which share a tile
 PER_THREAD = 32         # bytes of a tile per thread, in two loads: measured on an H200
-UNALIGNED = 128         # bytes, if rows don't begin at multiples of 16: more and narrower loads
 OPTIONS = {"num_warps": THREADS // 32, "enable_fp_fusion": True}        # of Triton's compiler
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 # Triton does not recompile a kernel for new values of these arguments. V and the strides are
-# divided by VEC when passed, and multiplied by VEC in the kernel. This tells the compiler what is
+# divided by STEP when passed, and multiplied by STEP in the kernel. This tells the compiler what is
 # aligned.
 SIZES = ["N", "T", "V", "stride_b", "stride_t", "grad_b", "grad_t"]
 
@@ -141,8 +144,8 @@ def jit(kernel):
 @jit
 def forward_kernel(
         logits, tokens, old_logps, out_logps, out_ratio, out_entropy, out_m, out_S,
-        N, T, V, stride_b, stride_t, scale, ON_POLICY: tl.constexpr,
-        K: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr):
+        N, T, V, stride_b, stride_t, scale, ON_POLICY: tl.constexpr, K: tl.constexpr,
+        ROWS: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr, STEP: tl.constexpr):
     """Read logits (B, T, V) once and write the five outputs, (N,) each."""
     LN2: tl.constexpr = 0.6931471805599453
     scale = tl.cast(scale, tl.float32)          # log2(e) / tau; a Python float may arrive as fp64
@@ -154,10 +157,13 @@ def forward_kernel(
     # in 64 bits, because the product of two int32 can be too large for an int32
     b = (n // T).to(tl.int64)
     t = (n % T).to(tl.int64)
-    row = logits + (b * stride_b + t * stride_t) * VEC                      # (ROWS,) pointers
-    row_length = tl.where(is_token, V, 0) * VEC         # 0: padding is not read
+    index = (b * stride_b + t * stride_t) * STEP        # of a row's first logit, (ROWS,)
+    row = logits + index // VEC * VEC                   # pointers to what is read first, (ROWS,)
+    begin = (index % VEC).to(tl.int32)                  # the row's place in what is read, (ROWS,)
+    end = tl.where(is_token, begin + V * STEP, 0)       # 0: padding is not read
     # a token outside the vocabulary gets nan, not the number in memory after the row
-    at_token = tl.load(row + token, is_token & (token < V * VEC), float("nan")).to(tl.float32)
+    at_token = tl.load(row + begin + token, is_token & (token < V * STEP), float("nan"))
+    at_token = at_token.to(tl.float32)                                      # (ROWS,)
 
     # the sums over the logits that each thread reads
     lane = tl.arange(0, LANES)[None, None, :, None]                         # (1, 1, LANES, 1)
@@ -166,11 +172,15 @@ def forward_kernel(
     m = tl.full((ROWS, LANES), -3.4028234663852886e38, tl.float32)      # not -inf: inf - inf is nan
     S = tl.zeros((ROWS, LANES), tl.float32)
     E = tl.zeros((ROWS, LANES), tl.float32)
-    for start in range(0, tl.max(row_length, 0), K * LANES * VEC):
-        first = start + lane * VEC              # the first column that a thread reads in this tile
+    begin = begin[None, :, None, None]                                      # (1, ROWS, 1, 1)
+    row_end = end[None, :, None, None]
+    for start in range(0, tl.max(end, 0), K * LANES * VEC):
+        first = start + lane * VEC              # the first place that a thread reads in this tile
         pointer = row[None, :, None, None] + first + offset                 # (K, ROWS, LANES, VEC)
-        is_inside = offset < row_length[None, :, None, None] - first
-        x = tl.load(pointer, is_inside, float("-inf")).to(tl.float32)       # (K, ROWS, LANES, VEC)
+        x = tl.load(pointer, load < row_end - first, float("-inf")).to(tl.float32)
+        if STEP < VEC:
+            is_inside = (offset >= begin - first) & (offset < row_end - first)
+            x = tl.where(is_inside, x, float("-inf"))                       # (K, ROWS, LANES, VEC)
         new_m = tl.maximum(m, tl.max(tl.max(x, 3), 0))                      # (ROWS, LANES)
         z = (x - new_m[None, :, :, None]) * scale                           # (K, ROWS, LANES, VEC)
         power = tl.exp2(z)
@@ -206,8 +216,8 @@ def forward_kernel(
 @jit
 def backward_kernel(
         logits, tokens, ratio, entropy, m, S, g_logps, g_ratio, g_entropy, grad,
-        N, T, V, stride_b, stride_t, grad_b, grad_t, scale,
-        K: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr):
+        N, T, V, stride_b, stride_t, grad_b, grad_t, scale, ALIKE: tl.constexpr, K: tl.constexpr,
+        ROWS: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr, STEP: tl.constexpr):
     """Read logits (B, T, V) once and write their gradient (B, T, V), which may overwrite them."""
     LN2: tl.constexpr = 0.6931471805599453
     scale = tl.cast(scale, tl.float32)          # log2(e) / tau; scale * LN2 is 1 / tau
@@ -218,10 +228,13 @@ def backward_kernel(
     is_token = token >= 0
     b = (n // T).to(tl.int64)
     t = (n % T).to(tl.int64)
-    row = logits + (b * stride_b + t * stride_t) * VEC                      # (ROWS,) pointers
-    grad_row = grad + (b * grad_b + t * grad_t) * VEC                       # (ROWS,) pointers
-    row_length = tl.where(is_token, V, 0) * VEC
-    grad_length = tl.where(n < N, V, 0) * VEC           # padding gets gradients of 0
+    index = (b * stride_b + t * stride_t) * STEP        # of a row's first logit, (ROWS,)
+    row = logits + index // VEC * VEC                   # pointers to what is read first, (ROWS,)
+    begin = (index % VEC).to(tl.int32)                  # the row's place in what is read, (ROWS,)
+    grad_row = grad + index // VEC * VEC if ALIKE else (
+        grad + (b * grad_b + t * grad_t) * STEP - begin)
+    end = tl.where(is_token, begin + V * STEP, 0)
+    grad_end = tl.where(n < N, begin + V * STEP, 0)     # padding gets gradients of 0
 
     # the derivatives of the loss with respect to the outputs of each row, (ROWS,) each
     g_r = tl.load(g_ratio + n, is_token, 0.0)
@@ -242,40 +255,53 @@ def backward_kernel(
     lane = tl.arange(0, LANES)[None, None, :, None]                         # (1, 1, LANES, 1)
     load = tl.arange(0, K)[:, None, None, None] * (LANES * VEC)             # (K, 1, 1, 1)
     offset = load + tl.arange(0, VEC)[None, None, None, :]                  # (K, 1, 1, VEC)
-    for start in range(0, V * VEC, K * LANES * VEC):
-        first = start + lane * VEC              # the first column of a thread in this tile
+    token = (begin + token)[None, :, None, None]                            # (1, ROWS, 1, 1)
+    begin = begin[None, :, None, None]
+    row_end = end[None, :, None, None]
+    last_end = tl.max(grad_end, 0)
+    grad_end = grad_end[None, :, None, None]
+    for start in range(0, last_end, K * LANES * VEC):
+        first = start + lane * VEC              # the first place of a thread in this tile
         pointer = row[None, :, None, None] + first + offset                 # (K, ROWS, LANES, VEC)
-        is_inside = offset < row_length[None, :, None, None] - first
-        x = tl.load(pointer, is_inside, float("-inf")).to(tl.float32)       # (K, ROWS, LANES, VEC)
+        x = tl.load(pointer, load < row_end - first, float("-inf")).to(tl.float32)
         z = (x - row_m) * scale
         power = tl.exp2(z)
         slope = power * (c0 + c1 * tl.maximum(z, -1e4))     # 0 * -inf is nan
-        is_sampled = offset == token[None, :, None, None] - first
+        is_sampled = offset == token - first
         dx = tl.where(is_sampled, at_token, 0.0) - slope                    # eq. (11)
         grad_pointer = grad_row[None, :, None, None] + first + offset
-        tl.store(grad_pointer, dx, offset < grad_length[None, :, None, None] - first)
+        # whole vectors first; then the ends of a row, which share a vector with its neighbours
+        is_whole = (load >= begin - first) & (load + VEC <= grad_end - first)
+        tl.store(grad_pointer, dx, is_whole)
+        if STEP < VEC:
+            if (start == 0) | (start + K * LANES * VEC > last_end - 2 * VEC):
+                is_inside = (offset >= begin - first) & (offset < grad_end - first)
+                tl.store(grad_pointer, dx, is_inside & (is_whole == 0))
 
 
 # ---- 3. launching the kernels ----------------------------------------------------------------
 
-def tile(V, itemsize, *steps):
+def tile(V, width, step):
     """Choose the shape of a tile, by a fixed rule, for rows of V logits that begin at multiples of
-    `steps`. -> dict"""
-    vec = math.gcd(16 // itemsize, V, *steps)           # 128 bits, if every row is aligned
-    most = (PER_THREAD if vec * itemsize == 16 else UNALIGNED) // itemsize
-    threads = triton.next_power_of_2(triton.cdiv(V, most))
+    `step`, and loads of `width` logits. -> dict"""
+    most = max(1, PER_THREAD // 16) * width             # logits of a tile per thread
+    size = V + width - step                             # what is read of a row
+    threads = triton.next_power_of_2(triton.cdiv(size, most))
     lanes = min(THREADS, threads)                       # several short rows share a tile
-    loads = triton.next_power_of_2(triton.cdiv(V, lanes * vec))
-    k = min(most // vec, loads)
-    return {"K": k, "ROWS": THREADS // lanes, "LANES": lanes, "VEC": vec}
+    loads = triton.next_power_of_2(triton.cdiv(size, lanes * width))
+    return {"K": min(most // width, loads), "ROWS": THREADS // lanes, "LANES": lanes,
+            "VEC": width, "STEP": step}
 
 
 def launch(kernel, logits, others, strides, temperature, **constants):
     """Run a kernel on all rows of logits (B, T, V). `others` are the kernel's other tensors, in the
-    order of its arguments."""
+    order of its arguments; `strides` those of the logits, and of the gradient if there is one."""
     B, T, V = logits.shape
-    shape = tile(V, logits.element_size(), logits.storage_offset(), *strides)
-    sizes = [size // shape["VEC"] for size in (V, *strides)]
+    size = logits.element_size()
+    width = math.gcd(16, logits.data_ptr(), others[-1].data_ptr()) // size      # up to 128 bits
+    step = math.gcd(width, V, *strides)
+    shape = tile(V, width, step)
+    sizes = [number // step for number in (V, *strides)]
     scale = math.log2(math.e) / temperature
     num_programs = triton.cdiv(B * T, shape["ROWS"])
     with torch.cuda.device_of(logits):          # a kernel runs on the current device
@@ -303,7 +329,8 @@ def run_backward(logits, others, grad, temperature):
     g_entropy."""
     if grad.numel() > 0:
         strides = (*logits.stride()[:2], *grad.stride()[:2])
-        launch(backward_kernel, logits, (*others, grad), strides, temperature)
+        launch(backward_kernel, logits, (*others, grad), strides, temperature,
+               ALIKE=strides[:2] == strides[2:])
 
 
 class LogProb(torch.autograd.Function):
