@@ -74,12 +74,14 @@ except ImportError:         # without Triton, logprob calls logprob_torch
 # K x ROWS x LANES x VEC logits at a time. One load reads VEC adjacent logits, LANES threads work
 # next to each other on a row, and each thread does K loads. Sums over K and VEC stay in a thread.
 #
-# A load of 128 bits begins at a multiple of 16 bytes, but with an odd V most rows don't. So a row is
-# read from the last multiple of VEC logits at or before its first logit, and what belongs to its
-# neighbours is dropped. All rows begin at multiples of STEP logits; STEP = VEC: all are aligned.
+# A load of 128 bits begins at a multiple of 16 bytes, but if V is odd, most rows don't. So a row is
+# read from where its line of memory begins (LINE loads, 128 bytes), and what belongs to its
+# neighbors is dropped. All rows begin at multiples of STEP logits; if STEP is at least VEC, no load
+# reads logits of two rows.
 
 THREADS = 64            # threads of a program, which share a tile
 PER_THREAD = 32         # bytes of a tile per thread, in two loads: measured on an H200
+LINE = 8
 OPTIONS = {"num_warps": THREADS // 32, "enable_fp_fusion": True}        # of Triton's compiler
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -145,7 +147,8 @@ def jit(kernel):
 def forward_kernel(
         logits, tokens, old_logps, out_logps, out_ratio, out_entropy, out_m, out_S,
         N, T, V, stride_b, stride_t, scale, ON_POLICY: tl.constexpr, K: tl.constexpr,
-        ROWS: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr, STEP: tl.constexpr):
+        ROWS: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr,
+        LINE: tl.constexpr, STEP: tl.constexpr):
     """Read logits (B, T, V) once and write the five outputs, (N,) each."""
     LN2: tl.constexpr = 0.6931471805599453
     scale = tl.cast(scale, tl.float32)          # log2(e) / tau; a Python float may arrive as fp64
@@ -158,8 +161,8 @@ def forward_kernel(
     b = (n // T).to(tl.int64)
     t = (n % T).to(tl.int64)
     index = (b * stride_b + t * stride_t) * STEP        # of a row's first logit, (ROWS,)
-    row = logits + index // VEC * VEC                   # pointers to what is read first, (ROWS,)
-    begin = (index % VEC).to(tl.int32)                  # the row's place in what is read, (ROWS,)
+    row = logits + index // (LINE * VEC) * (LINE * VEC)         # pointers to its line, (ROWS,)
+    begin = (index % (LINE * VEC)).to(tl.int32)                 # its place in the line, (ROWS,)
     end = tl.where(is_token, begin + V * STEP, 0)       # 0: padding is not read
     # a token outside the vocabulary gets nan, not the number in memory after the row
     at_token = tl.load(row + begin + token, is_token & (token < V * STEP), float("nan"))
@@ -174,13 +177,16 @@ def forward_kernel(
     E = tl.zeros((ROWS, LANES), tl.float32)
     begin = begin[None, :, None, None]                                      # (1, ROWS, 1, 1)
     row_end = end[None, :, None, None]
-    for start in range(0, tl.max(end, 0), K * LANES * VEC):
+    last_end = tl.max(end, 0)
+    for start in range(0, last_end, K * LANES * VEC):
         first = start + lane * VEC              # the first place that a thread reads in this tile
         pointer = row[None, :, None, None] + first + offset                 # (K, ROWS, LANES, VEC)
-        x = tl.load(pointer, load < row_end - first, float("-inf")).to(tl.float32)
+        is_row = (load + VEC > begin - first) & (load < row_end - first)
+        x = tl.load(pointer, is_row, float("-inf")).to(tl.float32)          # (K, ROWS, LANES, VEC)
         if STEP < VEC:
-            is_inside = (offset >= begin - first) & (offset < row_end - first)
-            x = tl.where(is_inside, x, float("-inf"))                       # (K, ROWS, LANES, VEC)
+            if (start < LINE * VEC) | (start + K * LANES * VEC > last_end - (LINE + 1) * VEC):
+                is_inside = (offset >= begin - first) & (offset < row_end - first)
+                x = tl.where(is_inside, x, float("-inf"))
         new_m = tl.maximum(m, tl.max(tl.max(x, 3), 0))                      # (ROWS, LANES)
         z = (x - new_m[None, :, :, None]) * scale                           # (K, ROWS, LANES, VEC)
         power = tl.exp2(z)
@@ -217,7 +223,8 @@ def forward_kernel(
 def backward_kernel(
         logits, tokens, ratio, entropy, m, S, g_logps, g_ratio, g_entropy, grad,
         N, T, V, stride_b, stride_t, grad_b, grad_t, scale, ALIKE: tl.constexpr, K: tl.constexpr,
-        ROWS: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr, STEP: tl.constexpr):
+        ROWS: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr,
+        LINE: tl.constexpr, STEP: tl.constexpr):
     """Read logits (B, T, V) once and write their gradient (B, T, V), which may overwrite them."""
     LN2: tl.constexpr = 0.6931471805599453
     scale = tl.cast(scale, tl.float32)          # log2(e) / tau; scale * LN2 is 1 / tau
@@ -229,9 +236,9 @@ def backward_kernel(
     b = (n // T).to(tl.int64)
     t = (n % T).to(tl.int64)
     index = (b * stride_b + t * stride_t) * STEP        # of a row's first logit, (ROWS,)
-    row = logits + index // VEC * VEC                   # pointers to what is read first, (ROWS,)
-    begin = (index % VEC).to(tl.int32)                  # the row's place in what is read, (ROWS,)
-    grad_row = grad + index // VEC * VEC if ALIKE else (
+    row = logits + index // (LINE * VEC) * (LINE * VEC)         # pointers to its line, (ROWS,)
+    begin = (index % (LINE * VEC)).to(tl.int32)                 # its place in the line, (ROWS,)
+    grad_row = grad + index // (LINE * VEC) * (LINE * VEC) if ALIKE else (
         grad + (b * grad_b + t * grad_t) * STEP - begin)
     end = tl.where(is_token, begin + V * STEP, 0)
     grad_end = tl.where(n < N, begin + V * STEP, 0)     # padding gets gradients of 0
@@ -263,7 +270,8 @@ def backward_kernel(
     for start in range(0, last_end, K * LANES * VEC):
         first = start + lane * VEC              # the first place of a thread in this tile
         pointer = row[None, :, None, None] + first + offset                 # (K, ROWS, LANES, VEC)
-        x = tl.load(pointer, load < row_end - first, float("-inf")).to(tl.float32)
+        is_row = (load + VEC > begin - first) & (load < row_end - first)
+        x = tl.load(pointer, is_row, float("-inf")).to(tl.float32)          # (K, ROWS, LANES, VEC)
         z = (x - row_m) * scale
         power = tl.exp2(z)
         slope = power * (c0 + c1 * tl.maximum(z, -1e4))     # 0 * -inf is nan
@@ -274,23 +282,24 @@ def backward_kernel(
         is_whole = (load >= begin - first) & (load + VEC <= grad_end - first)
         tl.store(grad_pointer, dx, is_whole)
         if STEP < VEC:
-            if (start == 0) | (start + K * LANES * VEC > last_end - 2 * VEC):
+            if (start < LINE * VEC) | (start + K * LANES * VEC > last_end - (LINE + 1) * VEC):
                 is_inside = (offset >= begin - first) & (offset < grad_end - first)
                 tl.store(grad_pointer, dx, is_inside & (is_whole == 0))
 
 
 # ---- 3. launching the kernels ----------------------------------------------------------------
 
+@functools.cache
 def tile(V, width, step):
     """Choose the shape of a tile, by a fixed rule, for rows of V logits that begin at multiples of
     `step`, and loads of `width` logits. -> dict"""
     most = max(1, PER_THREAD // 16) * width             # logits of a tile per thread
-    size = V + width - step                             # what is read of a row
+    size = V + LINE * width - step                      # what is read for a row, at most
     threads = triton.next_power_of_2(triton.cdiv(size, most))
     lanes = min(THREADS, threads)                       # several short rows share a tile
     loads = triton.next_power_of_2(triton.cdiv(size, lanes * width))
     return {"K": min(most // width, loads), "ROWS": THREADS // lanes, "LANES": lanes,
-            "VEC": width, "STEP": step}
+            "VEC": width, "LINE": LINE, "STEP": step}
 
 
 def launch(kernel, logits, others, strides, temperature, **constants):
@@ -299,7 +308,7 @@ def launch(kernel, logits, others, strides, temperature, **constants):
     B, T, V = logits.shape
     size = logits.element_size()
     width = math.gcd(16, logits.data_ptr(), others[-1].data_ptr()) // size      # up to 128 bits
-    step = math.gcd(width, V, *strides)
+    step = math.gcd(LINE * width, V, *strides)
     shape = tile(V, width, step)
     sizes = [number // step for number in (V, *strides)]
     scale = math.log2(math.e) / temperature
