@@ -71,17 +71,16 @@ except ImportError:         # without Triton, logprob calls logprob_torch
     triton = None
 
 # Shapes: logits (B, T, V), N = B * T rows. A program of the GPU works on ROWS rows, one tile of
-# K x ROWS x LANES x VEC logits at a time. One load reads VEC adjacent logits, LANES threads work
-# next to each other on a row, and each thread does K loads. Sums over K and VEC stay in a thread.
+# ROWS x LANES x VEC logits at a time. LANES threads work next to each other on a row, and each of
+# them reads VEC adjacent logits with one load. Sums over VEC stay in a thread.
 #
 # A load of 128 bits begins at a multiple of 16 bytes, but if V is odd, most rows don't. So a row is
-# read from where its line of memory begins (LINE loads, 128 bytes), and what belongs to its
+# read from where its line of memory begins (128 bytes, LINE loads), and what belongs to its
 # neighbors is dropped. All rows begin at multiples of STEP logits; if STEP is at least VEC, no load
 # reads logits of two rows.
 
-THREADS = 64            # threads of a program, which share a tile
-PER_THREAD = 32         # bytes of a tile per thread, in two loads: measured on an H200
-LINE = 8
+THREADS = 128           # threads of a program, which share a tile: measured on an H200
+LINE = 8                # loads of a line of memory
 OPTIONS = {"num_warps": THREADS // 32, "enable_fp_fusion": True}        # of Triton's compiler
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -146,9 +145,9 @@ def jit(kernel):
 @jit
 def forward_kernel(
         logits, tokens, old_logps, out_logps, out_ratio, out_entropy, out_m, out_S,
-        N, T, V, stride_b, stride_t, scale, ON_POLICY: tl.constexpr, K: tl.constexpr,
-        ROWS: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr,
-        LINE: tl.constexpr, STEP: tl.constexpr):
+        N, T, V, stride_b, stride_t, scale, ON_POLICY: tl.constexpr,
+        ROWS: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr, LINE: tl.constexpr,
+        STEP: tl.constexpr):
     """Read logits (B, T, V) once and write the five outputs, (N,) each."""
     LN2: tl.constexpr = 0.6931471805599453
     scale = tl.cast(scale, tl.float32)          # log2(e) / tau; a Python float may arrive as fp64
@@ -169,33 +168,32 @@ def forward_kernel(
     at_token = at_token.to(tl.float32)                                      # (ROWS,)
 
     # the sums over the logits that each thread reads
-    lane = tl.arange(0, LANES)[None, None, :, None]                         # (1, 1, LANES, 1)
-    load = tl.arange(0, K)[:, None, None, None] * (LANES * VEC)             # (K, 1, 1, 1)
-    offset = load + tl.arange(0, VEC)[None, None, None, :]                  # (K, 1, 1, VEC)
+    lane = tl.arange(0, LANES)[None, :, None]                               # (1, LANES, 1)
+    offset = tl.arange(0, VEC)[None, None, :]                               # (1, 1, VEC)
     m = tl.full((ROWS, LANES), -3.4028234663852886e38, tl.float32)      # not -inf: inf - inf is nan
     S = tl.zeros((ROWS, LANES), tl.float32)
     E = tl.zeros((ROWS, LANES), tl.float32)
-    begin = begin[None, :, None, None]                                      # (1, ROWS, 1, 1)
-    row_end = end[None, :, None, None]
+    begin = begin[:, None, None]                                            # (ROWS, 1, 1)
+    row_end = end[:, None, None]
     last_end = tl.max(end, 0)
-    for start in range(0, last_end, K * LANES * VEC):
+    for start in range(0, last_end, LANES * VEC):
         first = start + lane * VEC              # the first place that a thread reads in this tile
-        pointer = row[None, :, None, None] + first + offset                 # (K, ROWS, LANES, VEC)
-        is_row = (load + VEC > begin - first) & (load < row_end - first)
-        x = tl.load(pointer, is_row, float("-inf")).to(tl.float32)          # (K, ROWS, LANES, VEC)
+        pointer = row[:, None, None] + first + offset                       # (ROWS, LANES, VEC)
+        is_row = (first + VEC > begin) & (first < row_end)                  # (ROWS, LANES, 1)
+        x = tl.load(pointer, is_row, float("-inf")).to(tl.float32)          # (ROWS, LANES, VEC)
         if STEP < VEC:
-            if (start < LINE * VEC) | (start + K * LANES * VEC > last_end - (LINE + 1) * VEC):
+            if (start < LINE * VEC) | (start + LANES * VEC > last_end - (LINE + 1) * VEC):
                 is_inside = (offset >= begin - first) & (offset < row_end - first)
                 x = tl.where(is_inside, x, float("-inf"))
-        new_m = tl.maximum(m, tl.max(tl.max(x, 3), 0))                      # (ROWS, LANES)
-        z = (x - new_m[None, :, :, None]) * scale                           # (K, ROWS, LANES, VEC)
+        new_m = tl.maximum(m, tl.max(x, 2))                                 # (ROWS, LANES)
+        z = (x - new_m[:, :, None]) * scale                                 # (ROWS, LANES, VEC)
         power = tl.exp2(z)
         d = tl.maximum((m - new_m) * scale, -1e4)       # 0 * -inf is nan
         E = tl.exp2(d) * (E + d * S)                                        # eq. (9)
         S = tl.exp2(d) * S                                                  # eq. (8)
         terms = power * tl.maximum(z, -1e4)             # 0 * -inf is nan
-        E += tl.sum(tl.sum(terms, 3), 0)                                    # eq. (5)
-        S += tl.sum(tl.sum(power, 3), 0)                                    # eq. (4)
+        E += tl.sum(terms, 2)                                               # eq. (5)
+        S += tl.sum(power, 2)                                               # eq. (4)
         m = new_m
 
     # the sums over the threads of each row
@@ -222,9 +220,9 @@ def forward_kernel(
 @jit
 def backward_kernel(
         logits, tokens, ratio, entropy, m, S, g_logps, g_ratio, g_entropy, grad,
-        N, T, V, stride_b, stride_t, grad_b, grad_t, scale, ALIKE: tl.constexpr, K: tl.constexpr,
-        ROWS: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr,
-        LINE: tl.constexpr, STEP: tl.constexpr):
+        N, T, V, stride_b, stride_t, grad_b, grad_t, scale, ALIKE: tl.constexpr,
+        ROWS: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr, LINE: tl.constexpr,
+        STEP: tl.constexpr):
     """Read logits (B, T, V) once and write their gradient (B, T, V), which may overwrite them."""
     LN2: tl.constexpr = 0.6931471805599453
     scale = tl.cast(scale, tl.float32)          # log2(e) / tau; scale * LN2 is 1 / tau
@@ -253,36 +251,35 @@ def backward_kernel(
     # (11) is 1[j = a] at_token - 2^z_j (c0 + c1 z_j), with three numbers for each row
     c1 = g_H * LN2
     c0 = G + g_H * tl.load(entropy + n, is_token, 0.0) - c1 * tl.log2(row_S)
-    at_token = (G * scale * LN2)[None, :, None, None]                       # (1, ROWS, 1, 1)
-    c0 = (c0 / row_S * scale * LN2)[None, :, None, None]
-    c1 = (c1 / row_S * scale * LN2)[None, :, None, None]
-    row_m = tl.load(m + n, is_token, 0.0)[None, :, None, None]
+    at_token = (G * scale * LN2)[:, None, None]                             # (ROWS, 1, 1)
+    c0 = (c0 / row_S * scale * LN2)[:, None, None]
+    c1 = (c1 / row_S * scale * LN2)[:, None, None]
+    row_m = tl.load(m + n, is_token, 0.0)[:, None, None]
 
     # the gradient with respect to each logit
-    lane = tl.arange(0, LANES)[None, None, :, None]                         # (1, 1, LANES, 1)
-    load = tl.arange(0, K)[:, None, None, None] * (LANES * VEC)             # (K, 1, 1, 1)
-    offset = load + tl.arange(0, VEC)[None, None, None, :]                  # (K, 1, 1, VEC)
-    token = (begin + token)[None, :, None, None]                            # (1, ROWS, 1, 1)
-    begin = begin[None, :, None, None]
-    row_end = end[None, :, None, None]
+    lane = tl.arange(0, LANES)[None, :, None]                               # (1, LANES, 1)
+    offset = tl.arange(0, VEC)[None, None, :]                               # (1, 1, VEC)
+    token = (begin + token)[:, None, None]                                  # (ROWS, 1, 1)
+    begin = begin[:, None, None]
+    row_end = end[:, None, None]
     last_end = tl.max(grad_end, 0)
-    grad_end = grad_end[None, :, None, None]
-    for start in range(0, last_end, K * LANES * VEC):
+    grad_end = grad_end[:, None, None]
+    for start in range(0, last_end, LANES * VEC):
         first = start + lane * VEC              # the first place of a thread in this tile
-        pointer = row[None, :, None, None] + first + offset                 # (K, ROWS, LANES, VEC)
-        is_row = (load + VEC > begin - first) & (load < row_end - first)
-        x = tl.load(pointer, is_row, float("-inf")).to(tl.float32)          # (K, ROWS, LANES, VEC)
+        pointer = row[:, None, None] + first + offset                       # (ROWS, LANES, VEC)
+        is_row = (first + VEC > begin) & (first < row_end)                  # (ROWS, LANES, 1)
+        x = tl.load(pointer, is_row, float("-inf")).to(tl.float32)          # (ROWS, LANES, VEC)
         z = (x - row_m) * scale
         power = tl.exp2(z)
         slope = power * (c0 + c1 * tl.maximum(z, -1e4))     # 0 * -inf is nan
         is_sampled = offset == token - first
         dx = tl.where(is_sampled, at_token, 0.0) - slope                    # eq. (11)
-        grad_pointer = grad_row[None, :, None, None] + first + offset
-        # whole vectors first; then the ends of a row, which share a vector with its neighbours
-        is_whole = (load >= begin - first) & (load + VEC <= grad_end - first)
+        grad_pointer = grad_row[:, None, None] + first + offset
+        # whole vectors first; then the ends of a row, which share a vector with its neighbors
+        is_whole = (first >= begin) & (first + VEC <= grad_end)             # (ROWS, LANES, 1)
         tl.store(grad_pointer, dx, is_whole)
         if STEP < VEC:
-            if (start < LINE * VEC) | (start + K * LANES * VEC > last_end - (LINE + 1) * VEC):
+            if (start < LINE * VEC) | (start + LANES * VEC > last_end - (LINE + 1) * VEC):
                 is_inside = (offset >= begin - first) & (offset < grad_end - first)
                 tl.store(grad_pointer, dx, is_inside & (is_whole == 0))
 
@@ -293,13 +290,10 @@ def backward_kernel(
 def tile(V, width, step):
     """Choose the shape of a tile, by a fixed rule, for rows of V logits that begin at multiples of
     `step`, and loads of `width` logits. -> dict"""
-    most = max(1, PER_THREAD // 16) * width             # logits of a tile per thread
     size = V + LINE * width - step                      # what is read for a row, at most
-    threads = triton.next_power_of_2(triton.cdiv(size, most))
+    threads = triton.next_power_of_2(triton.cdiv(size, width))
     lanes = min(THREADS, threads)                       # several short rows share a tile
-    loads = triton.next_power_of_2(triton.cdiv(size, lanes * width))
-    return {"K": min(most // width, loads), "ROWS": THREADS // lanes, "LANES": lanes,
-            "VEC": width, "LINE": LINE, "STEP": step}
+    return {"ROWS": THREADS // lanes, "LANES": lanes, "VEC": width, "LINE": LINE, "STEP": step}
 
 
 def launch(kernel, logits, others, strides, temperature, **constants):

@@ -329,8 +329,8 @@ def test_a_kernel_compiles_with_loads_and_stores_of_128_bits(name, target, dtype
     gpu = GPUTarget("cuda", target, 32)
     compiled = fused.triton.compile(source, target=gpu, options=fused.OPTIONS)
     assert compiled.asm["cubin"] and compiled.asm["ptx"].count("ex2.approx") >= 2
-    assert compiled.asm["ptx"].count("ld.global.v4") == constants["K"]
-    assert name == "forward_kernel" or compiled.asm["ptx"].count("st.global.v4") == constants["K"]
+    assert compiled.asm["ptx"].count("ld.global.v4") == 1
+    assert name == "forward_kernel" or compiled.asm["ptx"].count("st.global.v4") == 1
 
 
 # ---- 4. in a script --------------------------------------------------------------------------
