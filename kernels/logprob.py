@@ -50,8 +50,8 @@ Backward computes p_j again from m and S, the two numbers for each row that forw
 
 Cost. Memory sets the limit: forward reads V logits for each row, backward reads V and writes V. For
 151,936 bf16 logits on an H200, forward takes 1.04 times as long as a copy of as many bytes, and
-backward 1.12 times. They are fast for three reasons: unlike exp, 2^z takes no special care of denormal numbers; there is one
-maximum, so one power, per logit; and a load has 128 bits.
+backward 1.12 times. They are fast for three reasons: unlike exp, 2^z takes no special care of
+denormal numbers; there is one maximum, so one power, per logit; and a load has 128 bits.
 """
 from __future__ import annotations
 
