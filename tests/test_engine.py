@@ -90,14 +90,14 @@ def test_the_check_notices_a_sync_that_does_nothing_is_late_or_swaps_layers(
     if sync == "right":
         check.compare()
     else:
-        stops("--engine vllm: ", check.compare)
+        stops("--engine vllm: ", check.compare, code=1)
 
 
 def test_weights_that_vllm_does_not_get_end_the_run_in_one_line(policy, monkeypatch, stops):
     weights = models.frozen_weights
     monkeypatch.setattr(models, "frozen_weights", lambda model: (
         pair for pair in weights(model) if pair[0] != "model.norm.weight"))
-    stops("weights were not loaded", policy.engine.update, policy.model)
+    stops("weights were not loaded", policy.engine.update, policy.model, code=1)
     monkeypatch.undo()
     policy.engine.update(policy.model)
 
