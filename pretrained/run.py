@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import datetime
 import io
-import json
 import math
 import os
 import shutil
@@ -20,7 +19,7 @@ import torch.distributed as dist
 import common
 import plumbing
 import report
-from pretrained.models import ADAPTER, BASE, adapter_weights, fingerprint, load_model, one_line
+from pretrained.models import ADAPTER, adapter_weights, load_model, one_line
 from report.observers import Samples
 
 RANK = int(os.environ.get("RANK", 0))               # the number of this process
@@ -164,10 +163,8 @@ class Run(plumbing.Run):
     def begin(self):
         """Make the run folder, and write a checkpoint on trial."""
         self.make_folder()
-        model = Path(self.cfg.model)
-        if self.cfg.lora_rank > 0 and model.is_dir():
-            self.policy.model.peft_config["default"].base_model_name_or_path = str(model)
-        self.base_hash = fingerprint(model)             # of the loaded files
+        if self.cfg.lora_rank > 0:
+            self.policy.model.peft_config["default"].base_model_name_or_path = self.cfg.model
         trial = self.folder / "checkpoint-trial"        # finds what cannot be saved before step 1
         self.write_model(trial)
         shutil.rmtree(trial, ignore_errors=True)
@@ -233,9 +230,7 @@ class Run(plumbing.Run):
                    if self.cfg.lora_rank == 0 or "lora_" in name}
         policy.model.save_pretrained(folder, state_dict=weights)
         policy.tokenizer.save_pretrained(folder)
-        if self.cfg.lora_rank > 0:
-            (folder / BASE).write_text(json.dumps(self.base_hash), "utf-8")
-        else:
+        if self.cfg.lora_rank == 0:
             policy.config.save_pretrained(folder)               # with its dropout
         (folder / "generation_config.json").unlink(missing_ok=True)
         if policy.generation_config is not None:

@@ -7,7 +7,6 @@ import functools
 import itertools
 import json
 import math
-import resource
 import shutil
 from types import SimpleNamespace
 
@@ -492,7 +491,6 @@ def test_conversations_have_a_system_prompt_of_their_own_or_of_the_flag(random_l
     ("{{ raise_exception('no  system') }}", {}, "its chat template fails, try --no-chat_template: "
      "no system\n"),
     ("{% for %}", {}, "its chat template fails"), (TEMPLATE, {"thinks": 1}, ""),
-    (TEMPLATE, {"thinkss": 1}, "--chat_template_kwargs: the template of none has no thinkss"),
     (None, {"thinks": 1}, "need a chat template: none has none")], ids=str)
 def test_a_chat_template_that_fails_or_lacks_what_is_given_is_one_line(
         template, flags, words, random_llama, refused):
@@ -616,55 +614,32 @@ def test_a_checkpoint_has_the_dropout_and_the_generation_config_of_its_model(run
     assert not found.exists()
 
 
-@pytest.mark.parametrize("cause", ["disk", "tokenizer"])
-def test_what_cannot_be_saved_ends_the_run_before_its_first_step(
-        cause, run, random_llama, tmp_path, monkeypatch, stops):
+def test_what_cannot_be_saved_ends_the_run_before_its_first_step(run, tmp_path, monkeypatch, stops):
     def fail(*_):
         raise ValueError("no\nway")
-    if cause == "tokenizer":
-        monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "save_pretrained", fail)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        if cause == "disk":                             # the weights have more than 100 kB
-            resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
-        said = stops("/checkpoint-trial.tmp: cannot be written: ", run, model=random_llama)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert ("no way" if cause == "tokenizer" else "large") in said
+    monkeypatch.setattr(transformers.PreTrainedTokenizerFast, "save_pretrained", fail)
+    stops("/checkpoint-trial.tmp: cannot be written: no way", run)
     assert {path.name for path in (tmp_path / "run").iterdir()} == {"config.json", "train.py"}
 
 
-def test_a_run_of_all_weights_resumes_without_the_model_that_it_began_with(
+def test_only_a_run_of_all_weights_resumes_without_the_model_that_it_began_with(
         run, small_llama, tmp_path, refused):
     model = shutil.copytree(small_llama, tmp_path / "model")
     whole = run("whole", max_steps=3, beta=0.05)
     half = run("half", model=model, max_steps=2)
     other = run("other", model=model, max_steps=2, beta=0.05)
+    adapter = run("adapter", model=model, max_steps=2, lora_rank=4)
     plain = run("plain", max_steps=3)
     resume(shutil.copytree(other, tmp_path / "again"), max_steps=3)
     assert not difference(outcome(tmp_path / "again"), outcome(whole))
     shutil.rmtree(model)
     resume(half, max_steps=3)
     assert not difference(outcome(half), outcome(plain))
-    refused("this folder is gone", resume, other, max_steps=3)      # --beta needs the model
+    for folder in (other, adapter):                     # --beta and adapters need the model
+        refused(f"the folder {model} is gone", resume, folder, max_steps=3)
     path = half / "config.json"
     path.write_text(path.read_text().replace('"method": "grpo"', '"method": "reinforce"'))
     refused("--method reinforce: does not exist in this version", resume, half, max_steps=4)
-
-
-def test_an_adapter_whose_base_has_changed_or_is_gone_is_not_resumed(
-        run, small_llama, tmp_path, refused, monkeypatch):
-    """This also holds if the base changes between the start of a run and its first checkpoint."""
-    model = shutil.copytree(small_llama, tmp_path / "model")
-    weights = load_file(model / "model.safetensors")
-    write = processes.Run.write_folder
-    monkeypatch.setattr(processes.Run, "write_folder", lambda *inputs: (save_file(
-        {name: weight + 1 for name, weight in weights.items()}, model / "model.safetensors",
-        metadata={"format": "pt"}), write(*inputs)))
-    folder = run(**LORA | {"model": model, "max_steps": 1})
-    refused(f"adds to {model}, whose weights have changed", resume, folder, max_steps=2)
-    shutil.rmtree(model)
-    refused(f"adds to {model}, which is gone", resume, folder, max_steps=2)
 
 
 # ---- adapters --------------------------------------------------------------------------------
@@ -751,21 +726,16 @@ def test_an_adapter_has_the_size_and_the_places_of_its_flags(
 
 
 def test_an_adapter_of_embeddings_comes_back_unless_the_model_has_tied_them(
-        run, small_llama, random_llama, tmp_path, refused, monkeypatch):
+        run, random_llama, refused):
     ends = {"lora_rank": 4, "lora_target_modules": "q_proj,embed_tokens,lm_head",
             "learning_rate": 0.05}
     folder = run(**ends, model=random_llama, max_steps=1)
     resume(folder, max_steps=2)
     for line in lines(folder / "evaluation.jsonl")[:4]:
         assert ask.answer(folder, line["prompt"]) == line["trained"]["text"]
-    words = "are the same weights, to which an adapter cannot add; choose other matrices"
     for target in ("lm_head", "embed_tokens"):
         ends["lora_target_modules"] = target
-        refused(words, run, "other", **ends)
-        with monkeypatch.context() as patch:
-            patch.setattr(models, "check_targets", lambda model: None)
-            folder = run(target, **ends, max_steps=1)
-        refused(words, models.load, models.last_checkpoint(folder))
+        refused("are the same weights, to which an adapter cannot add", run, "other", **ends)
 
 
 def test_an_adapter_of_another_model_is_refused_in_one_line(lora_run, tmp_path, refused):
