@@ -14,9 +14,9 @@ from torch.testing import assert_close as same
 import nano
 from learn.path import rungs
 
-transformers = pytest.importorskip("transformers", reason=NEEDS)
-import real  # noqa: E402
-from pretrained import export  # noqa: E402, F401  (before the tests, which block some modules)
+pytest.importorskip("transformers", reason=NEEDS)
+import real
+from pretrained import export  # noqa: F401  (before the tests, which block some modules)
 
 QUESTIONS = ["(3+4)=", "3>", "((((3+4)-5)*4)-2)=", "12", "Say yes:"]
 FAMILIES = {"llama": {}, "qwen2": {}, "qwen3": {}, "gemma2": {}, "granite": {}, "gpt2": {},
