@@ -3,14 +3,12 @@ the rows, and write checkpoints as Hugging Face folders."""
 import contextlib
 import dataclasses
 import datetime
-import io
 import math
 import os
 import shutil
 import signal
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import torch
@@ -27,26 +25,17 @@ WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))   # number of processes
 
 
 def start(main):
-    """Run main. Only process 0 prints, unless another process fails: then that one waits 2 seconds
-    before it prints why, so if all processes fail, torchrun ends it before it repeats the error."""
-    if RANK == 0:
+    """Run main. Only process 0 prints, except for errors."""
+    with contextlib.ExitStack() as stack:
+        if RANK > 0:
+            nowhere = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+            stack.enter_context(contextlib.redirect_stdout(nowhere))
         try:
             report.start(main)
         except RuntimeError as error:
             if WORLD_SIZE == 1 or "closed by peer" not in str(error):
                 raise
             raise SystemExit(1) from None       # the process that failed has printed why
-    else:
-        errors = io.StringIO()
-        try:
-            with (open(os.devnull, "w", encoding="utf-8") as nowhere,
-                  contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(errors)):
-                main()
-        except SystemExit:
-            if errors.getvalue():
-                time.sleep(2)
-                print(f"process {RANK}: {errors.getvalue()}", end="", file=sys.stderr)
-            raise
     if dist.is_initialized() and "vllm" not in sys.modules:     # vLLM does it itself, at exit
         dist.destroy_process_group()
 

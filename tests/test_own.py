@@ -97,14 +97,11 @@ BAD_FILES = [
     ("def reward(:", "SyntaxError: "), (None, "FileNotFoundError: "), ("exit()", "SystemExit: "),
     ("def _reward(**row): return 0", "has no reward function; see pretrained/rewards.py"),
     ("seconds = 'x'\n" + REWARD, "seconds = 'x' is not a number above 0"),
-    ("seconds = -1\n" + REWARD, "seconds = -1 is not a number above 0"),
     ("workers = 0\n" + REWARD, "workers = 0 is not a number above 0"),
-    ("call_tokens = 'ab'\ndef respond(**row): return ''\n" + REWARD, "is not a list of texts"),
     ("call_tokens = [b'1']\ndef respond(**row): return ''\n" + REWARD, "is not a list of texts"),
     ("def respond(**row): return ''\n" + REWARD, "call_tokens, a list of texts, and respond need"),
     ("def reward(completion, anser, **row): return 0",
      "reward requires anser; a call can give it answer, completion, correct, prompt, each by"),
-    ("def reward(completions, **row): return 0", "reward requires completions; a call can give"),
     ("def correct(correct): return 0\n" + REWARD, "correct requires correct; a call can give"),
     ("def reward(completion, /): return 0", "reward requires completion/; a call can give")]
 BAD_CALLS = [

@@ -3,7 +3,6 @@ import dataclasses
 import functools
 import json
 import math
-import re
 from pathlib import Path
 from statistics import fmean
 
@@ -81,19 +80,6 @@ def test_no_steps_make_and_evaluate_the_base_only(new_run, whole, capsys):
     summary = read_summary(folder)
     assert summary["trained"] == summary["base"] == read_summary(whole)["base"]
     assert not changed_weights(policy_of(folder), load(folder / "base.pt")["policy"])
-
-
-# ---- each flag is read -----------------------------------------------------------------------
-
-@every_script
-def test_each_flag_is_read_by_the_script_or_by_what_it_calls(script):
-    """The tests of the equations cover the effect of their flags."""
-    paths = [Path(script.__file__), ROOT / "common.py", ROOT / "plumbing.py",
-             *ROOT.glob("tasks/*.py"),
-             *ROOT.glob("kernels/*.py"), *ROOT.glob("report/*.py")]
-    code = "".join(path.read_text() for path in paths)
-    read = set(re.findall(r"(?:cfg|config|self)\.(?=(\w+))", code))
-    assert read >= {field.name for field in dataclasses.fields(script.Config)}
 
 
 # ---- learning --------------------------------------------------------------------------------
