@@ -117,7 +117,6 @@ class Config(grpo.Config):
     def rules(self):
         yield from super().rules()
         yield self.model != "", "--model: is missing; name a folder, or a model on Hugging Face"
-        yield self.data or not self.eval_data, "--eval_data: needs --data"
         has_model = "model" in self.reward.split("+")
         yield not has_model, f"--reward {self.reward}: only the scripts have a reward model"
         is_range = self.importance_sampling_cap > self.importance_sampling_clip_min
@@ -128,24 +127,19 @@ class Config(grpo.Config):
             is_object = False
         yield is_object, (f"--chat_template_kwargs {self.chat_template_kwargs}: is not a JSON "
                           'object such as {"enable_thinking": false}')
-        unusable = dict.fromkeys(OF_SCRIPTS, "works only in the scripts")
-        if self.data:
-            unusable["task"] = "cannot be used with --data"
-        if self.reward_file:
-            unusable["reward"] = "cannot be used with --reward_file"
-        if self.teacher:
-            unusable |= dict.fromkeys(("beta", "delta"), "cannot be used with --teacher")
-        else:
-            unusable["distillation_topk"] = "needs --teacher"
-        if self.lora_rank == 0:
-            unusable |= dict.fromkeys(("lora_alpha", "lora_target_modules"), "needs --lora_rank")
-        if self.engine == "vllm":
-            unusable["sample_batch_size"] = "needs --engine transformers"
-        else:
-            unusable["engine_memory"] = "needs --engine vllm"
-        for name, reason in unusable.items():
-            is_default = getattr(self, name) == self.__dataclass_fields__[name].default
-            yield is_default, f"--{name}: {reason}"
+        for names, has_use, reason in (
+                (OF_SCRIPTS, False, "works only in the scripts"),
+                (("task",), not self.data, "cannot be used with --data"),
+                (("eval_data",), self.data, "needs --data"),
+                (("reward",), not self.reward_file, "cannot be used with --reward_file"),
+                (("beta", "delta"), not self.teacher, "cannot be used with --teacher"),
+                (("distillation_topk",), self.teacher, "needs --teacher"),
+                (("lora_alpha", "lora_target_modules"), self.lora_rank > 0, "needs --lora_rank"),
+                (("sample_batch_size",), self.engine != "vllm", "needs --engine transformers"),
+                (("engine_memory",), self.engine == "vllm", "needs --engine vllm")):
+            for name in names:
+                is_default = getattr(self, name) == self.__dataclass_fields__[name].default
+                yield has_use or is_default, f"--{name}: {reason}"
 
 
 def load_task(cfg):
