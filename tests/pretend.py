@@ -56,9 +56,6 @@ class Tensor(torch.Tensor):
     __tensor_flatten__ = lambda self: (["numbers"], None)       # Module.to looks for this
     __tensor_unflatten__ = staticmethod(lambda parts, *_: Tensor(parts["numbers"]))
 
-    def numpy(self, **_):
-        raise TypeError("can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu()")
-
     def __deepcopy__(self, memo):
         copied = self.detach().clone().requires_grad_(self.requires_grad)
         copied.__dict__ |= {k: v for k, v in vars(self).items() if k != "numbers"}

@@ -40,25 +40,19 @@ def of_grpo(tmp_path_factory):
     return folder / "of-grpo"
 
 
-@pytest.fixture
-def beside(of_grpo, monkeypatch):
-    """Run the test in the folder that has this base. -> the folder of its run"""
-    monkeypatch.chdir(of_grpo.parent)
-    return of_grpo
-
-
 # ---- one base for all scripts ----------------------------------------------------------------
 
 @every_script
-def test_all_scripts_share_a_base_and_begin_with_the_policy_of_another_if_told(new_run, beside):
+def test_all_scripts_share_a_base_and_begin_with_the_policy_of_another_if_told(
+        new_run, of_grpo, monkeypatch):
     """The first script that runs makes the base, from code that is the same in all scripts."""
+    monkeypatch.chdir(of_grpo.parent)
     before = bases()
-    assert not changed_weights(
-        load(new_run(**FEW) / "base.pt"), load(beside / "base.pt"))
-    folder = new_run(**FEW, init_from=beside)
+    assert not changed_weights(load(new_run(**FEW) / "base.pt"), load(of_grpo / "base.pt"))
+    folder = new_run(**FEW, init_from=of_grpo)
     assert bases() == before
-    assert not changed_weights(load(folder / "base.pt")["policy"], policy_of(beside))
-    trained = read_summary(beside)["trained"]
+    assert not changed_weights(load(folder / "base.pt")["policy"], policy_of(of_grpo))
+    trained = read_summary(of_grpo)["trained"]
     assert read_summary(folder)["base"] | trained == read_summary(folder)["base"]
 
 
@@ -82,19 +76,14 @@ SHAPES_A_BASE = {
 
 @pytest.mark.parametrize("file, old, new, is_same", [
     ("grpo.py", "GRPO: group", "GRPO: a group", True),                  # docstring
-    ("grpo.py", "LOSS_TYPES", "KINDS", True),                           # lesson
     ("grpo.py", "-?[0-9]{1,20}", "-?[0-9]{1,9}", True),                 # verify
-    ("grpo.py", "return given", "return 2 * given", True),              # reward
     ("grpo.py", "continues = token != EOS", "continues = token < 9", True),     # rollout
     ("grpo.py", "x = x + self.out(", "x = x - self.out(", False),       # Block
-    ("grpo.py", "query heads share", "heads of queries share", False),  # comments count
     ("grpo.py", "# ---- 6. the policy", "# my policy", False),          # then the whole file counts
     ("common.py", "rng.randint(1, 9)", "rng.randint(1, 8)", False),
-    ("common.py", "VOCAB_SIZE = 320", "VOCAB_SIZE = 384", False),
     ("common.py", "num_prompts: int = 32", "num_prompts: int = 16", True),
     ("plumbing.py", "gram = x @ x.T", "gram = x.T @ x", False),
     ("plumbing.py", "held out:", "not seen:", True),
-    ("tasks/__init__.py", "held_out_tenths = 1", "held_out_tenths = 2", False),
     ("tasks/countdown.py", "def verify", "def  verify", False),         # the task of this test
     ("tasks/lookup.py", "def verify", "def  verify", True)])
 def test_a_base_is_made_again_if_code_that_shapes_it_changes_and_only_then(

@@ -1,6 +1,5 @@
 """Test that pretrained/train.py computes the same numbers as the scripts, on transformers models of
 several families, and that stopped runs resume exactly."""
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -523,20 +522,6 @@ def test_four_steps_equal_two_and_two_after_a_resume_bit_for_bit(flags, run):
     assert not difference(outcome(two), outcome(four))
 
 
-@contextlib.contextmanager
-def killed(monkeypatch, owner, name, is_moment=lambda *_, **__: True):
-    """End what runs in this context as soon as a function is called and is_moment(*args) holds."""
-    plain = getattr(owner, name)
-
-    def mortal(*args, **options):
-        if is_moment(*args, **options):
-            raise KeyboardInterrupt
-        return plain(*args, **options)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(owner, name, mortal)
-        yield
-
-
 @pytest.mark.parametrize("schedule, rates", [
     ("constant", [0.5, 1, 1, 1, 1]), ("linear", [0.5, 1, 1, 2 / 3, 1 / 3]),
     ("cosine", [0.5, 1, 1, 0.75, 0.25])])
@@ -554,14 +539,22 @@ def test_the_learning_rate_is_that_of_its_step(run):
     torch.testing.assert_close(*weights, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("moment", [
-    (processes.Run, "save"), (processes.os, "replace", lambda _, path: "checkpoint-2" in str(path)),
+@pytest.mark.parametrize("owner, name, is_moment", [
+    (processes.Run, "save", lambda *_, **__: True),
+    (processes.os, "replace", lambda _, path: "checkpoint-2" in str(path)),
     (plumbing.Run, "save", lambda run: run.step == 2),
     (processes.shutil, "rmtree", lambda path, ignore_errors=False: not ignore_errors)],
     ids=["first", "weights", "state", "removal"])
 def test_a_kill_while_a_checkpoint_is_written_leaves_a_run_that_goes_on(
-        moment, run, whole, tmp_path, monkeypatch):
-    with killed(monkeypatch, *moment):
+        owner, name, is_moment, run, whole, tmp_path, monkeypatch):
+    plain = getattr(owner, name)
+
+    def mortal(*args, **options):
+        if is_moment(*args, **options):
+            raise KeyboardInterrupt
+        return plain(*args, **options)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(owner, name, mortal)
         run(**TWO)
     resume(tmp_path / "run")
     assert not difference(outcome(tmp_path / "run"), outcome(whole))
@@ -635,9 +628,9 @@ def lora_run(small_llama, tmp_path_factory):
     return run_in(tmp_path_factory.mktemp("lora"), small_llama, **LORA)
 
 
-@pytest.fixture
-def trained(small_llama):
-    """A policy whose adapter is not 0, and a function score(policy) that scores a batch."""
+def test_without_its_adapter_the_policy_is_the_reference_and_frozen_weights_may_be_bfloat16(
+        small_llama):
+    """Autocast rounds them to bfloat16 anyway, before each product."""
     def score(policy):
         return pretrained.score_all(policy, batch.prompts, batch.tokens)[0]
     policy = pretrained.Policy(small_llama, config_of(lora_rank=4))
@@ -645,22 +638,11 @@ def trained(small_llama):
         if "lora_B" in name:
             weight.data.normal_(std=0.1)
     batch = pretrained.complete(policy, None, policy.cfg, problems_of(["(3+4)=", "(3-4)="]))
-    return policy, score
-
-
-def test_without_its_adapter_the_policy_is_the_reference_and_with_it_again_itself(
-        trained, small_llama):
-    policy, score = trained
     base = score(pretrained.Policy(small_llama, config_of()))
     before = score(policy)
     with models.without_adapter(policy.model):
         assert torch.equal(score(policy), base)
     assert torch.equal(score(policy), before) and not torch.allclose(before, base, atol=1e-3)
-
-
-def test_frozen_weights_in_bfloat16_are_half_as_large_and_change_no_bit(trained, small_llama):
-    """Autocast rounds them to bfloat16 anyway, before each product."""
-    policy, score = trained
     half = pretrained.Policy(small_llama, config_of(lora_rank=4, dtype="bfloat16"))
     half.model.load_state_dict(policy.model.state_dict())
     policy.autocast = half.autocast
