@@ -129,9 +129,9 @@ class Head:
         self.score = self.is_known = None
 
     def is_large(self, model, tokens):
-        """Whether the weight or the logits for tokens (b, T) are large. Also False if the model
-        changes the result of this layer in a way that we do not know; Granite, for example, scales
-        it."""
+        """Whether the weight or the logits for tokens (b, T) are large. Also False if the layer has
+        a bias, or if the model changes its result in a way that we do not know; Granite, for
+        example, scales it."""
         weight = self.layer.weight
         if max(weight.numel(), len(weight) * tokens.numel()) <= self.AT_ONCE:
             return False
@@ -142,7 +142,8 @@ class Head:
                 with self.scoring(lambda x, _: (x[..., 0], x.logsumexp(dim=-1)), ids[:, 1:]):
                     computed = model(input_ids=ids).logits
             expected = torch.stack([logits[..., 0], logits.logsumexp(dim=-1)], dim=-1)
-            self.is_known = type(self.layer) is nn.Linear and torch.allclose(
+            is_matrix = type(self.layer) is nn.Linear and self.layer.bias is None
+            self.is_known = is_matrix and torch.allclose(
                 computed.float(), expected.float(), rtol=0.01, atol=0.01)
         return self.is_known
 
@@ -167,7 +168,7 @@ class Head:
             return self.logits(states)
         is_token = self.tokens >= 0                                             # (b, T)
         states, tokens = states[:, :-1][is_token], self.tokens[is_token]        # (n, D), (n,)
-        found = Few.apply(states, tokens, self.layer.weight, self.layer.bias, self)     # (n, k)
+        found = Few.apply(states, tokens, self.layer.weight, self)              # (n, k)
         scores = found.new_zeros(*is_token.shape, found.shape[1])
         return scores.masked_scatter(is_token[..., None], found)
 
@@ -178,16 +179,16 @@ class Few(torch.autograd.Function):
     place: in weight.grad, if there is one."""
 
     @staticmethod
-    def forward(ctx, states, tokens, weight, bias, head):
+    def forward(ctx, states, tokens, weight, head):
         kind = states.device.type
         is_cast = torch.is_autocast_enabled(kind)
         ctx.dtype = torch.get_autocast_dtype(kind) if is_cast else states.dtype
         ctx.size = max(1, head.AT_ONCE // len(weight))
         ctx.score, ctx.cap = head.score, head.cap
-        ctx.save_for_backward(states, tokens, weight, bias)
-        cast = weight.to(ctx.dtype), None if bias is None else bias.to(ctx.dtype)
+        ctx.save_for_backward(states, tokens, weight)
+        cast = weight.to(ctx.dtype)
         with torch.autocast(kind, enabled=False):
-            parts = [Few.scored(ctx, nn.functional.linear(x.to(ctx.dtype), *cast), ids)
+            parts = [Few.scored(ctx, nn.functional.linear(x.to(ctx.dtype), cast), ids)
                      for x, ids in zip(states.split(ctx.size), tokens.split(ctx.size))]
         return torch.cat(parts)
 
@@ -200,29 +201,26 @@ class Few(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        states, tokens, weight, bias = ctx.saved_tensors
-        cast = weight.to(ctx.dtype), None if bias is None else bias.to(ctx.dtype)
+        states, tokens, weight = ctx.saved_tensors
+        cast = weight.to(ctx.dtype)
         is_trained = ctx.needs_input_grad[2]
         has_place = is_trained and weight.grad is not None
         if is_trained:
             sums = weight.grad if has_place else torch.zeros_like(weight)
-        bias_sums = None if bias is None else torch.zeros_like(bias)
         of_states = []
         for x, ids, g in zip(*(each.split(ctx.size) for each in (states, tokens, gradient))):
             x = x.to(ctx.dtype)
-            logits = nn.functional.linear(x, *cast).requires_grad_()
+            logits = nn.functional.linear(x, cast).requires_grad_()
             with torch.enable_grad():
                 found = Few.scored(ctx, logits, ids)
             [part] = torch.autograd.grad(found, logits, g)                      # (n, V)
-            of_states.append(part @ cast[0])
+            of_states.append(part @ cast)
             if is_trained and part.dtype == sums.dtype:
                 sums.addmm_(part.T, x)          # without another tensor of this size
             elif is_trained:
                 sums += part.T @ x
-            if bias is not None:
-                bias_sums += part.sum(dim=0)
         of_weight = sums if is_trained and not has_place else None
-        return torch.cat(of_states).to(states.dtype), None, of_weight, bias_sums, None
+        return torch.cat(of_states).to(states.dtype), None, of_weight, None
 
 
 # ---- 3. adapters (LoRA, 2106.09685) ----------------------------------------------------------
