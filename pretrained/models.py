@@ -175,8 +175,8 @@ class Head:
 
 class Few(torch.autograd.Function):
     """Scores positions of a Head, a few at a time, and computes their logits again for gradients.
-    Each part of the weight's gradient is as large as the weight, so the parts are added up in one
-    place: in weight.grad, if there is one."""
+    Each part of the weight's gradient is as large as the weight, so `backward` adds the parts to
+    weight.grad itself."""
 
     @staticmethod
     def forward(ctx, states, tokens, weight, head):
@@ -204,9 +204,8 @@ class Few(torch.autograd.Function):
         states, tokens, weight = ctx.saved_tensors
         cast = weight.to(ctx.dtype)
         is_trained = ctx.needs_input_grad[2]
-        has_place = is_trained and weight.grad is not None
-        if is_trained:
-            sums = weight.grad if has_place else torch.zeros_like(weight)
+        if is_trained and weight.grad is None:
+            weight.grad = torch.zeros_like(weight)
         of_states = []
         for x, ids, g in zip(*(each.split(ctx.size) for each in (states, tokens, gradient))):
             x = x.to(ctx.dtype)
@@ -215,12 +214,11 @@ class Few(torch.autograd.Function):
                 found = Few.scored(ctx, logits, ids)
             [part] = torch.autograd.grad(found, logits, g)                      # (n, V)
             of_states.append(part @ cast)
-            if is_trained and part.dtype == sums.dtype:
-                sums.addmm_(part.T, x)          # without another tensor of this size
+            if is_trained and part.dtype == weight.dtype:
+                weight.grad.addmm_(part.T, x)   # without another tensor of this size
             elif is_trained:
-                sums += part.T @ x
-        of_weight = sums if is_trained and not has_place else None
-        return torch.cat(of_states).to(states.dtype), None, of_weight, None
+                weight.grad += part.T @ x
+        return torch.cat(of_states).to(states.dtype), None, None, None
 
 
 # ---- 3. adapters (LoRA, 2106.09685) ----------------------------------------------------------
