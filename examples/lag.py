@@ -69,7 +69,7 @@ class Config(grpo.Config):
     def __post_init__(self):
         for name in ("epsilon", "epsilon_high"):
             if getattr(self, name) is None:
-                object.__setattr__(self, name, getattr(METHODS.get(self.method, grpo).Config, name))
+                object.__setattr__(self, name, getattr(METHODS[self.method].Config, name))
 
     def rules(self):
         yield from super().rules()

@@ -52,18 +52,19 @@ except ImportError as error:
 # Shapes are those of the scripts. NO_TOKEN pads prompts on the left, completions on the right.
 NO_TOKEN = -1
 OTHER = "choose a model of a family that docs/real-models.md lists"
+METHODS = {"grpo": grpo, "gspo": gspo}
 
 
 # ---- 1. configuration ------------------------------------------------------------------------
 
-# flags that only the scripts and examples use, and that only affect memory
+# flags that only the scripts use, and that only affect memory
 OF_SCRIPTS = (*common.Base.__annotations__, "init_from", "curriculum", "dynamic_sampling",
-              "entropy_coef", "overlong_buffer", "sampler_lag", "importance_sampling_level")
+              "entropy_coef", "overlong_buffer")
 OF_MEMORY = {"micro_batch_size", "sample_batch_size", "gradient_checkpointing", "engine_memory"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(lag.Config):
+class Config(grpo.Config):
     model: str = ""                     # causal language model: a folder, a run, a name on the Hub
     dtype: Literal["float32", "bfloat16"] = "float32"   # dtype of products, not of weights
     lora_rank: int = 0                  # rank of an adapter to train; 0: train all weights
@@ -80,9 +81,12 @@ class Config(lag.Config):
     chat_template_kwargs: str = "{}"    # template arguments, as JSON: {"enable_thinking": false}
     teacher: str = ""                   # model of the same tokenizer, whose KL replaces L_t
     distillation_topk: int = 64         # likely tokens of the teacher that the KL compares (k)
+    method: Literal[tuple(METHODS)] = "grpo"    # script whose equations are used
     epsilon: float = None               # lower clip range (eps_low); None: the script's, gspo 3e-4
     epsilon_high: float = None          # upper clip range (eps_high); None: the script's, gspo 4e-4
     importance_sampling_correction: Literal[lag.CORRECTIONS] = None     # None: truncate with vllm
+    importance_sampling_cap: float = 2.0    # highest weight (C)
+    importance_sampling_clip_min: float = 0.0   # lowest weight (C_min)
     max_completion_length: int = 256    # largest number of tokens per completion (T)
     sample_batch_size: int = 256        # largest number of rows sampled at a time
     num_eval_problems: int = 128        # largest number of held-out problems
@@ -102,10 +106,10 @@ class Config(lag.Config):
         policies, so gspo gets its paper's. vLLM rounds differently from the trainer, so by default
         it gets a correction."""
         papers = {"epsilon": 3e-4, "epsilon_high": 4e-4} if self.method == "gspo" else {}
-        for name, value in papers.items():
+        for name in ("epsilon", "epsilon_high"):
             if getattr(self, name) is None:
-                object.__setattr__(self, name, value)
-        super().__post_init__()
+                default = getattr(METHODS.get(self.method, grpo).Config, name)
+                object.__setattr__(self, name, papers.get(name, default))
         if self.importance_sampling_correction is None:
             correction = "truncate" if self.engine == "vllm" else "none"
             object.__setattr__(self, "importance_sampling_correction", correction)
@@ -115,6 +119,8 @@ class Config(lag.Config):
         yield self.model != "", "--model: is missing; name a folder, or a model on Hugging Face"
         has_model = "model" in self.reward.split("+")
         yield not has_model, f"--reward {self.reward}: only the scripts have a reward model"
+        is_range = self.importance_sampling_cap > self.importance_sampling_clip_min
+        yield is_range, "--importance_sampling_cap: must be above --importance_sampling_clip_min"
         try:
             is_object = isinstance(json.loads(self.chat_template_kwargs), dict)
         except ValueError:
@@ -536,7 +542,7 @@ def correct(policy, batch, cfg):
 
 def token_losses(logps, old_logps, ref_logps, A, mask, cfg):
     """Compute the terms that (5) averages. (b, T) each -> (b, T)"""
-    token_loss = lag.METHODS[cfg.method].policy_loss(
+    token_loss = METHODS[cfg.method].policy_loss(
         logps, old_logps, A, mask, cfg.loss_type, cfg.epsilon, cfg.epsilon_high, cfg.delta)
     if cfg.beta > 0:
         token_kl = grpo.kl(logps * mask, ref_logps * mask, cfg.kl_estimator,
@@ -581,7 +587,7 @@ def learn_from(teacher, policy, prompts, tokens, cfg):
 def backward(policy, parameters, batch, ref_logps, A, rows, cfg, teacher=None):
     """Compute the gradient of (5) over `rows`; each process takes its share of the micro-batches.
     -> metrics"""
-    method = lag.METHODS[cfg.method]
+    method = METHODS[cfg.method]
     surrogate, average = method.LOSS_TYPES[cfg.loss_type]
     if cfg.mask_truncated_completions:
         rows = rows[~batch.is_truncated[rows]]
@@ -712,7 +718,7 @@ def main(argv=None):
     run.start(evaluate, optimizer)
     for step in range(run.step, cfg.max_steps):
         batch = sample_batch(policy, task, cfg, step)       # questions, outputs, rewards
-        A = lag.METHODS[cfg.method].advantages(batch.rewards, cfg.scale_rewards)    # (P, G)
+        A = METHODS[cfg.method].advantages(batch.rewards, cfg.scale_rewards)    # (P, G)
         A = A.view(-1, 1).to(cfg.device)                    # (B, 1)
         if teacher is not None:
             A = batch.mask                                  # so every token counts
