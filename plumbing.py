@@ -49,8 +49,6 @@ def parse_flags(config_class, argv=None):
         spellings = dict.fromkeys((f"--{field.name}", f"--{field.name.replace('_', '-')}"))
         text = f"{comments.get(field.name)} [{field.default}]".replace("%", "%%")
         parser.add_argument(*spellings, dest=field.name, help=text, **options)
-    parser.add_argument("--stop_at", "--stop-at", help=argparse.SUPPRESS, type=lambda _: fail(
-        "--stop_at: a run trains on --max_steps batches, and nothing else ends it"))
     if argv is None and hasattr(signal, "SIGPIPE"):
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)       # | head ends the command silently
     given = vars(parser.parse_args(argv))

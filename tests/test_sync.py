@@ -13,7 +13,7 @@ pytestmark = pytest.mark.quick
 
 SOURCES = {name: (ROOT / name).read_text() for name in sync.SCRIPTS}
 # Code may only get shorter; a budget grows only for sentences that a reader needs.
-MOST_LINES = {"common.py": 336, "plumbing.py": 389, "machinery": 215, "lesson": 288, "ppo.py": 362,
+MOST_LINES = {"common.py": 334, "plumbing.py": 387, "machinery": 215, "lesson": 288, "ppo.py": 362,
               "nano.py": 200, "real.py": 215}
 
 # ---- the scripts -----------------------------------------------------------------------------
