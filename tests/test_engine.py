@@ -69,7 +69,7 @@ def test_weights_that_vllm_does_not_get_end_the_run_in_one_line(policy, monkeypa
     weights = models.frozen_weights
     monkeypatch.setattr(models, "frozen_weights", lambda model: (
         pair for pair in weights(model) if pair[0] != "model.norm.weight"))
-    stops("weights were not loaded", policy.engine.update, policy.model)
+    stops("weights were not loaded", policy.engine.update, policy.model, code=1)
     monkeypatch.undo()
     policy.engine.update(policy.model)
 

@@ -4,6 +4,7 @@ import inspect
 import json
 import random
 import re
+import runpy
 import types
 
 import pytest
@@ -242,11 +243,12 @@ def test_the_lines_of_the_docstring_train_an_adapter(tmp_path, monkeypatch, caps
 
 
 @pytest.mark.parametrize("text, words", [
-    (None, "No such file"), ("{", "Expecting property name"), ("[1]", "each line has to be"),
-    ('{"prompt": "1+1="}', "KeyError('answer')"), ('{"prompt": [], "answer": 2}', "unhashable"),
+    (None, "No such file"), ('\ufeff{"prompt": "", "answer": ""}\n{', "'{'; write"),
+    ("[1]", "'[1]'; write"), ('{"prompt": "1+1="}', "'answer': "),
+    ('{"prompt": [], "answer": 2}', '"list"'), ('{"prompt": 1, "answer": 2}', '"int"'),
     ('{"prompt": "1+1=", "answer": 2}', "fewer than 10 different prompts"),
     ("\n".join('{"prompt": "%s", "answer": 2}' % ("1" * n) for n in range(1, 99)),
-     "more than W = 90 tokens: '1111"), ("no end", "has no eos_token_id")])
+     "over W = 90 tokens: '1111"), ("no end", "has no eos_token_id")])
 def test_what_cannot_be_used_ends_in_one_line(text, words, tmp_path, monkeypatch):
     folder = random_model(tmp_path)
     file = tmp_path / "data.jsonl"
@@ -257,7 +259,13 @@ def test_what_cannot_be_used_ends_in_one_line(text, words, tmp_path, monkeypatch
                                                    if not key.startswith("eos")}))
         file = None
     elif text:
-        file.write_text(text)
+        file.write_text(text, "utf-8")
     with pytest.raises(SystemExit) as stopped:
         real.main(folder, file)
     assert words in stopped.value.code and "\n" not in stopped.value.code
+
+
+def test_a_flag_prints_the_usage(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["real.py", "--help"])
+    with pytest.raises(SystemExit, match="python real.py MODEL"):
+        runpy.run_path(real.__file__, run_name="__main__")
