@@ -197,9 +197,9 @@ def muon_step(matrix, momentum, rate):
 # ---- 3. the run ------------------------------------------------------------------------------
 
 def command(*words):
-    """Write a command that starts the interpreter in use, ready to be pasted. Paths below the
-    current folder are shortened. -> str"""
-    python = "python" if shutil.which("python") == sys.executable else sys.executable
+    """Write a command for the interpreter in use that can be pasted, with short paths. -> str"""
+    is_active = shutil.which("python") == sys.executable and "UV" not in os.environ    # uv run
+    python = "python" if is_active else sys.executable
     return shlex.join(str(word).removeprefix(f"{Path.cwd()}{os.sep}") for word in (python, *words))
 
 

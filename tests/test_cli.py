@@ -261,7 +261,10 @@ def test_a_command_in_the_clone_is_short(monkeypatch):
     assert command("report.ask", "a b") == ".venv/bin/python -m report.ask 'a b'"
     assert plumbing.command(ROOT / "grpo.py") == ".venv/bin/python grpo.py"
     monkeypatch.setattr(shutil, "which", lambda name: str(python))
+    monkeypatch.delenv("UV", raising=False)
     assert command("report.ask") == "python -m report.ask"
+    monkeypatch.setenv("UV", "/usr/bin/uv")                 # uv run's environment ends with it
+    assert command("report.ask") == ".venv/bin/python -m report.ask"
 
 
 @pytest.mark.parametrize("words, venv", [
