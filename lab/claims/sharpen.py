@@ -1,9 +1,4 @@
-"""Sharpening: what RL adds to the base, and how far random guesses get without a model
-
-Measures pass@k and maj@k of the base and of the trained policy, pass@k of outputs that are made to
-think, and pass@k of random guesses. Also measures CoT decoding, which decodes greedily after each
-of the base's most likely first tokens. docs/lab/sharpen.md explains the experiment.
-"""
+"""Sharpening: what RL adds to the base, and how far random guesses get without a model"""
 import itertools
 import random
 import re
@@ -83,28 +78,25 @@ def learned(seed, task_name):
     return columns
 
 
-def guess(rng, problem):
-    """Guess at random, knowing only what an answer of countdown looks like. -> str"""
-    *numbers, _ = map(int, re.findall("[0-9]+", problem.prompt))
-    return f"<answer>{countdown.combine(rng, numbers).expression}</answer>"
-
-
 @EXPERIMENT.measure(["countdown"], seeds=[0])
 def guesser(seed, name, draws=2048):
-    """Measure pass@k of random guesses, on the problems of `learned`."""
+    """Measure pass@k of random guesses, which only know what an answer of countdown looks like, on
+    the problems of `learned`."""
     cfg = plumbing.parse_flags(grpo.Config, ["--task", name])
     task = common.load_task(cfg, grpo.verify)
     rng = random.Random(seed)
-    counts = [sum(task.verify(problem, guess(rng, problem)) == 1 for _ in range(draws))
-              for problem in common.held_out_problems(task, PROBLEMS)]
+    counts = []
+    for problem in common.held_out_problems(task, PROBLEMS):
+        *numbers, _ = map(int, re.findall("[0-9]+", problem.prompt))
+        guesses = (countdown.combine(rng, numbers).expression for _ in range(draws))
+        counts.append(sum(task.verify(problem, f"<answer>{guess}</answer>") for guess in guesses))
     return {"pass@k": passed(counts, draws)}
 
 
 @torch.no_grad()
 def certainty(policy, prompts, tokens, mask):
     """Subtract the probability of the second most likely token from that of the most likely one,
-    and average over the tokens of the answer; 0 without an answer. (B, W), (B, T), (B, T) -> (B,)
-    """
+    and average over the tokens of the answer, if any. (B, W), (B, T), (B, T) -> (B,)"""
     hidden = grpo.completion_states(policy, prompts, tokens)                    # (B, T, D)
     logits = torch.nn.functional.linear(hidden, policy.embed.weight)            # (B, T, V)
     two = logits.softmax(dim=-1).topk(2, dim=-1).values                         # (B, T, 2)
@@ -140,20 +132,17 @@ def page(learned, guesser):
     guesses = guesser["countdown"]["pass@k"]
     lead = thought["base"] - thought["trained"]                                 # (S, ks)
     best = max(MANY, key=lambda place: lead[:, place].mean())
-    finding = (f"With {KS[best]} thoughts each, the base solves "
-               f"{thought['base'][:, best].mean():.0%} of the countdown problems, and the policy "
-               f"after RL solves {thought['trained'][:, best].mean():.0%}")
-    first = Claim(
-        f"on countdown, there is a k up to {K} for which the base solves more problems with k "
-        "thoughts (outputs that think) than the policy after RL does", "Yue and others",
-        (thought["base"][:, best], thought["trained"][:, best]), at_least=GAIN,
-        comparisons=len(MANY), said=finding)
-    yield first
+    ours, base = (thought[policy][:, best] for policy in ("trained", "base"))
+    yield Claim(f"on countdown, there is a k up to {K} for which the base solves more problems "
+                "with k thoughts (outputs that think) than the policy after RL does",
+                "Yue and others", (base, ours), at_least=GAIN, comparisons=len(MANY),
+                said=f"With {KS[best]} thoughts each, the base solves {base.mean():.0%} of the "
+                f"countdown problems, and the policy after RL solves {ours.mean():.0%}")
     gain = passed["trained"] - passed["base"]                                   # (S, ks)
     most = max(MANY, key=lambda place: gain[:, place].mean())
     yield Claim(f"on countdown, RL does not raise pass@k for any k from 2 to {K}", "DeepSeekMath",
                 gain[:, most], at_most=GAIN, comparisons=len(MANY),
-                contradicted="On countdown, RL does raise pass@k for small k: by "
+                said="On countdown, RL does raise pass@k for small k: by "
                 f"{gain[:, most].mean():.2f} for k = {KS[most]}, and by {gain[:, FEW].mean():.2f} "
                 f"for k = {KS[FEW]}")
     yield Claim(f"on countdown, RL raises maj@{K}", "DeepSeekMath",
@@ -161,15 +150,14 @@ def page(learned, guesser):
     decoded = learned["arithmetic"]
     yield Claim("on arithmetic, the most certain of four outputs of the base (paths) is right more "
                 "often than its greedy output", "Wang and Zhou",
-                (decoded["most certain"], decoded["greedy"]),
-                at_least=GAIN)
+                (decoded["most certain"], decoded["greedy"]), at_least=GAIN)
     yield Claim("on countdown, a single output that thinks is right more often after RL", OURS,
                 (thought["trained"][:, 0], thought["base"][:, 0]), at_least=GAIN)
 
     lines = {"thoughts after RL": thought["trained"], "base": passed["base"],
              "thoughts of the base": thought["base"], "random guesses": guesses}
-    yield curves(lines, first.finding, x=KS, given=dict(zip(lines, (BLUE, ORANGE, GREEN, GREY))),
-                 xscale="log", xlabel="samples of a problem, k", ylim=(0, 1.03), height=320,
+    yield curves(lines, KS, given=dict(zip(lines, (BLUE, ORANGE, GREEN, GREY))), xscale="log",
+                 xlabel="samples of a problem, k", ylim=(0, 1.03), height=320,
                  ylabel="pass@k on 64 held-out problems")
     rows = {}
     for (task, columns), policy in itertools.product(learned.items(), POLICIES):
