@@ -183,7 +183,8 @@ def forward_kernel(
         is_row = (first + VEC > begin) & (first < row_end)                  # (ROWS, LANES, 1)
         x = tl.load(pointer, is_row, float("-inf")).to(tl.float32)          # (ROWS, LANES, VEC)
         if STEP < VEC:
-            if (start < LINE * VEC) | (start + LANES * VEC > last_end - (LINE + 1) * VEC):
+            has_end = (start < LINE * VEC) | (start + LANES * VEC > last_end - (LINE + 1) * VEC)
+            if has_end:             # of a row
                 is_inside = (offset >= begin - first) & (offset < row_end - first)
                 x = tl.where(is_inside, x, float("-inf"))
         new_m = tl.maximum(m, tl.max(x, 2))                                 # (ROWS, LANES)
@@ -281,7 +282,8 @@ def backward_kernel(
         is_whole = (first >= begin) & (first + VEC <= grad_end)             # (ROWS, LANES, 1)
         tl.store(grad_pointer, dx, is_whole)
         if STEP < VEC:
-            if (start < LINE * VEC) | (start + LANES * VEC > last_end - (LINE + 1) * VEC):
+            has_end = (start < LINE * VEC) | (start + LANES * VEC > last_end - (LINE + 1) * VEC)
+            if has_end:             # of a row
                 is_inside = (offset >= begin - first) & (offset < grad_end - first)
                 tl.store(grad_pointer, dx, is_inside & (is_whole == 0))
 

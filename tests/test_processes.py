@@ -35,7 +35,6 @@ def work(rank, size, port, folder, flags):
                    "TORCHELASTIC_RUN_ID": "none", "GLOO_SOCKET_IFNAME": "lo"}
     processes.RANK = rank
     processes.WORLD_SIZE = size
-    sys.modules["report.page"] = None
     kept = []
     plain = torch.nn.utils.clip_grad_norm_
 
