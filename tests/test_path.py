@@ -144,6 +144,12 @@ def test_the_page_has_the_stored_numbers(monkeypatch, tmp_path):
         assert file.read_text("utf-8") == (page.ROOT / "docs" / file.name).read_text("utf-8"), file
 
 
+def test_a_style_that_names_columns_on_a_phone_names_its_table():
+    style = "".join(path.read_text("utf-8") for path in page.STYLES)
+    rules = re.findall(r'([^{};/]*)\{ content: "\w+', style)
+    assert {rule.split()[0] for rule in rules} == {".map", ".rungs"}, "or other tables get names"
+
+
 def test_a_script_that_cannot_be_written_is_one_line(refused, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "path").write_text("a file where the folder should be", "utf-8")
