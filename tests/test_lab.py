@@ -200,7 +200,7 @@ def test_every_experiment_is_in_the_gallery():
 @pytest.mark.parametrize("name", experiment.measured())
 def test_the_page_follows_from_the_experiment_and_its_file(name):
     made = EXPERIMENTS[name]
-    assert made.path(".md").read_text() == made.text(*made.load())
+    assert made.path(".md").read_text() == made.text()
 
 
 def test_the_findings_are_those_of_the_experiments():
