@@ -50,14 +50,15 @@ def make_up_problem(rng):
     question = f"What is ({a} + {b}) * {c} - {d}? Think step by step, and end with the number."
     return question, str((a + b) * c - d)
 
-def read_problems(file):
-    """The prompts in a file of JSON lines, and their answers. -> dict"""
+def read_problems(file, line=""):
+    """Yield the prompts in a file of JSON lines, and their answers."""
     try:
-        with open(file, encoding="utf-8") as lines:
-            rows = [json.loads(line) for line in lines if line.strip()]
-        return {row["prompt"]: row["answer"] for row in rows}
+        with open(file, encoding="utf-8-sig") as lines:
+            for line in filter(str.strip, lines):
+                row = json.loads(line)
+                yield "" + row["prompt"], row["answer"]         # a TypeError if it is not a text
     except (OSError, ValueError, LookupError, TypeError) as error:
-        sys.exit(f'{file}: {error!r}; each line has to be {{"prompt": "...", "answer": "..."}}')
+        sys.exit(f'{file}: {error}: {line[:60]!r}; write {{"prompt": "...", "answer": "..."}}')
 
 def sample_problem(rng):
     """The next problem to train on; each comes once before one comes again. -> question, answer"""
@@ -75,8 +76,7 @@ def encode(questions, L):
         chats = [[{"role": "user", "content": question}] for question in questions]
         questions = TOKENIZER.apply_chat_template(chats, add_generation_prompt=True, tokenize=False)
     rows = TOKENIZER(list(questions), add_special_tokens=not TOKENIZER.chat_template).input_ids
-    if max(map(len, rows)) > L:
-        sys.exit(f"this question has more than W = {L} tokens: {max(questions, key=len)[:200]!r}")
+    max(map(len, rows)) <= L or sys.exit(f"over W = {L} tokens: {max(questions, key=len)[:200]!r}")
     return torch.tensor([[PAD] * (L - len(row)) + row for row in rows])
 
 def decode(tokens):
@@ -185,7 +185,7 @@ def main(model, file=None, seed=0, steps=100):
     torch.manual_seed(seed)
     rng = random.Random(seed)
     fixed = random.Random("held out")                           # all seeds hold out the same
-    problems = read_problems(file) if file else dict(make_up_problem(fixed) for _ in range(10_000))
+    problems = dict(read_problems(file) if file else map(make_up_problem, [fixed] * 10_000))
     problems = fixed.sample([*problems.items()], len(problems))             # shuffled
     n = min(HELD_OUT, len(problems) // 10) or sys.exit(f"{file}: fewer than 10 different prompts")
     held_out, PROBLEMS[:], UNUSED[:] = problems[:n], problems[n:], []
@@ -212,4 +212,4 @@ def main(model, file=None, seed=0, steps=100):
     TOKENIZER.save_pretrained("trained")
 
 if __name__ == "__main__":
-    main(*sys.argv[1:]) if 1 < len(sys.argv) < 4 else sys.exit(__doc__)
+    main(*sys.argv[1:]) if 1 < len(sys.argv) < 4 and sys.argv[-1][:1] != "-" else sys.exit(__doc__)

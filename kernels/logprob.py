@@ -48,10 +48,10 @@ respect to (1), (2) and (3), then
 
 Backward computes p_j again from m and S, the two numbers for each row that forward keeps.
 
-Cost. Memory sets the limit: forward reads V logits for each row, backward reads V and writes V. On
-an H200, both take 1.08 times as long as a copy of as many bytes, for 151,936 bf16 logits. They are
-fast for three reasons: unlike exp, 2^z takes no special care of denormal numbers; there is one
-maximum, so one power, per logit; and a load has 128 bits.
+Cost. Memory sets the limit: forward reads V logits for each row, backward reads V and writes V. For
+151,936 bf16 logits on an H200, forward takes 1.04 times as long as a copy of as many bytes, and
+backward 1.12 times. They are fast for three reasons: unlike exp, 2^z takes no special care of
+denormal numbers; there is one maximum, so one power, per logit; and a load has 128 bits.
 """
 from __future__ import annotations
 
@@ -71,17 +71,21 @@ except ImportError:         # without Triton, logprob calls logprob_torch
     triton = None
 
 # Shapes: logits (B, T, V), N = B * T rows. A program of the GPU works on ROWS rows, one tile of
-# K x ROWS x LANES x VEC logits at a time. One load reads VEC adjacent logits, LANES threads work
-# next to each other on a row, and each thread does K loads. Sums over K and VEC stay in a thread.
+# ROWS x LANES x VEC logits at a time. LANES threads work next to each other on a row, and each of
+# them reads VEC adjacent logits with one load. Sums over VEC stay in a thread.
+#
+# A load of 128 bits begins at a multiple of 16 bytes, but if V is odd, most rows don't. So a row is
+# read from where its line of memory begins (128 bytes, LINE loads), and what belongs to its
+# neighbors is dropped. All rows begin at multiples of STEP logits; if STEP is at least VEC, no load
+# reads logits of two rows.
 
-THREADS = 64            # threads of a program, which share a tile
-PER_THREAD = 32         # bytes of a tile per thread, in two loads: measured on an H200
-UNALIGNED = 128         # bytes, if rows don't begin at multiples of 16: more and narrower loads
+THREADS = 128           # threads of a program, which share a tile: measured on an H200
+LINE = 8                # loads of a line of memory
 OPTIONS = {"num_warps": THREADS // 32, "enable_fp_fusion": True}        # of Triton's compiler
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 # Triton does not recompile a kernel for new values of these arguments. V and the strides are
-# divided by VEC when passed, and multiplied by VEC in the kernel. This tells the compiler what is
+# divided by STEP when passed, and multiplied by STEP in the kernel. This tells the compiler what is
 # aligned.
 SIZES = ["N", "T", "V", "stride_b", "stride_t", "grad_b", "grad_t"]
 
@@ -142,7 +146,8 @@ def jit(kernel):
 def forward_kernel(
         logits, tokens, old_logps, out_logps, out_ratio, out_entropy, out_m, out_S,
         N, T, V, stride_b, stride_t, scale, ON_POLICY: tl.constexpr,
-        K: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr):
+        ROWS: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr, LINE: tl.constexpr,
+        STEP: tl.constexpr):
     """Read logits (B, T, V) once and write the five outputs, (N,) each."""
     LN2: tl.constexpr = 0.6931471805599453
     scale = tl.cast(scale, tl.float32)          # log2(e) / tau; a Python float may arrive as fp64
@@ -154,32 +159,43 @@ def forward_kernel(
     # in 64 bits, because the product of two int32 can be too large for an int32
     b = (n // T).to(tl.int64)
     t = (n % T).to(tl.int64)
-    row = logits + (b * stride_b + t * stride_t) * VEC                      # (ROWS,) pointers
-    row_length = tl.where(is_token, V, 0) * VEC         # 0: padding is not read
+    steps = b * stride_b + t * stride_t                 # to a row's first logit, in STEPs
+    per_line: tl.constexpr = LINE * VEC // STEP
+    row = logits + steps // per_line * (LINE * VEC)     # pointers to its line, (ROWS,)
+    begin = (steps % per_line).to(tl.int32) * STEP      # its place in the line, (ROWS,)
+    end = tl.where(is_token, begin + V * STEP, 0)       # 0: padding is not read
     # a token outside the vocabulary gets nan, not the number in memory after the row
-    at_token = tl.load(row + token, is_token & (token < V * VEC), float("nan")).to(tl.float32)
+    at_token = tl.load(row + begin + token, is_token & (token < V * STEP), float("nan"))
+    at_token = at_token.to(tl.float32)                                      # (ROWS,)
 
     # the sums over the logits that each thread reads
-    lane = tl.arange(0, LANES)[None, None, :, None]                         # (1, 1, LANES, 1)
-    load = tl.arange(0, K)[:, None, None, None] * (LANES * VEC)             # (K, 1, 1, 1)
-    offset = load + tl.arange(0, VEC)[None, None, None, :]                  # (K, 1, 1, VEC)
+    lane = tl.arange(0, LANES)[None, :, None]                               # (1, LANES, 1)
+    offset = tl.arange(0, VEC)[None, None, :]                               # (1, 1, VEC)
     m = tl.full((ROWS, LANES), -3.4028234663852886e38, tl.float32)      # not -inf: inf - inf is nan
     S = tl.zeros((ROWS, LANES), tl.float32)
     E = tl.zeros((ROWS, LANES), tl.float32)
-    for start in range(0, tl.max(row_length, 0), K * LANES * VEC):
-        first = start + lane * VEC              # the first column that a thread reads in this tile
-        pointer = row[None, :, None, None] + first + offset                 # (K, ROWS, LANES, VEC)
-        is_inside = offset < row_length[None, :, None, None] - first
-        x = tl.load(pointer, is_inside, float("-inf")).to(tl.float32)       # (K, ROWS, LANES, VEC)
-        new_m = tl.maximum(m, tl.max(tl.max(x, 3), 0))                      # (ROWS, LANES)
-        z = (x - new_m[None, :, :, None]) * scale                           # (K, ROWS, LANES, VEC)
+    begin = begin[:, None, None]                                            # (ROWS, 1, 1)
+    row_end = end[:, None, None]
+    last_end = tl.max(end, 0)
+    for start in range(0, last_end, LANES * VEC):
+        first = start + lane * VEC              # the first place that a thread reads in this tile
+        pointer = row[:, None, None] + first + offset                       # (ROWS, LANES, VEC)
+        is_row = (first + VEC > begin) & (first < row_end)                  # (ROWS, LANES, 1)
+        x = tl.load(pointer, is_row, float("-inf")).to(tl.float32)          # (ROWS, LANES, VEC)
+        if STEP < VEC:
+            has_end = (start < LINE * VEC) | (start + LANES * VEC > last_end - (LINE + 1) * VEC)
+            if has_end:             # of a row
+                is_inside = (offset >= begin - first) & (offset < row_end - first)
+                x = tl.where(is_inside, x, float("-inf"))
+        new_m = tl.maximum(m, tl.max(x, 2))                                 # (ROWS, LANES)
+        z = (x - new_m[:, :, None]) * scale                                 # (ROWS, LANES, VEC)
         power = tl.exp2(z)
         d = tl.maximum((m - new_m) * scale, -1e4)       # 0 * -inf is nan
         E = tl.exp2(d) * (E + d * S)                                        # eq. (9)
         S = tl.exp2(d) * S                                                  # eq. (8)
         terms = power * tl.maximum(z, -1e4)             # 0 * -inf is nan
-        E += tl.sum(tl.sum(terms, 3), 0)                                    # eq. (5)
-        S += tl.sum(tl.sum(power, 3), 0)                                    # eq. (4)
+        E += tl.sum(terms, 2)                                               # eq. (5)
+        S += tl.sum(power, 2)                                               # eq. (4)
         m = new_m
 
     # the sums over the threads of each row
@@ -206,8 +222,9 @@ def forward_kernel(
 @jit
 def backward_kernel(
         logits, tokens, ratio, entropy, m, S, g_logps, g_ratio, g_entropy, grad,
-        N, T, V, stride_b, stride_t, grad_b, grad_t, scale,
-        K: tl.constexpr, ROWS: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr):
+        N, T, V, stride_b, stride_t, grad_b, grad_t, scale, ALIKE: tl.constexpr,
+        ROWS: tl.constexpr, LANES: tl.constexpr, VEC: tl.constexpr, LINE: tl.constexpr,
+        STEP: tl.constexpr):
     """Read logits (B, T, V) once and write their gradient (B, T, V), which may overwrite them."""
     LN2: tl.constexpr = 0.6931471805599453
     scale = tl.cast(scale, tl.float32)          # log2(e) / tau; scale * LN2 is 1 / tau
@@ -218,10 +235,14 @@ def backward_kernel(
     is_token = token >= 0
     b = (n // T).to(tl.int64)
     t = (n % T).to(tl.int64)
-    row = logits + (b * stride_b + t * stride_t) * VEC                      # (ROWS,) pointers
-    grad_row = grad + (b * grad_b + t * grad_t) * VEC                       # (ROWS,) pointers
-    row_length = tl.where(is_token, V, 0) * VEC
-    grad_length = tl.where(n < N, V, 0) * VEC           # padding gets gradients of 0
+    steps = b * stride_b + t * stride_t                 # to a row's first logit, in STEPs
+    per_line: tl.constexpr = LINE * VEC // STEP
+    row = logits + steps // per_line * (LINE * VEC)     # pointers to its line, (ROWS,)
+    begin = (steps % per_line).to(tl.int32) * STEP      # its place in the line, (ROWS,)
+    grad_row = grad + steps // per_line * (LINE * VEC) if ALIKE else (
+        grad + (b * grad_b + t * grad_t - steps % per_line) * STEP)
+    end = tl.where(is_token, begin + V * STEP, 0)
+    grad_end = tl.where(n < N, begin + V * STEP, 0)     # padding gets gradients of 0
 
     # the derivatives of the loss with respect to the outputs of each row, (ROWS,) each
     g_r = tl.load(g_ratio + n, is_token, 0.0)
@@ -233,49 +254,61 @@ def backward_kernel(
     # (11) is 1[j = a] at_token - 2^z_j (c0 + c1 z_j), with three numbers for each row
     c1 = g_H * LN2
     c0 = G + g_H * tl.load(entropy + n, is_token, 0.0) - c1 * tl.log2(row_S)
-    at_token = (G * scale * LN2)[None, :, None, None]                       # (1, ROWS, 1, 1)
-    c0 = (c0 / row_S * scale * LN2)[None, :, None, None]
-    c1 = (c1 / row_S * scale * LN2)[None, :, None, None]
-    row_m = tl.load(m + n, is_token, 0.0)[None, :, None, None]
+    at_token = (G * scale * LN2)[:, None, None]                             # (ROWS, 1, 1)
+    c0 = (c0 / row_S * scale * LN2)[:, None, None]
+    c1 = (c1 / row_S * scale * LN2)[:, None, None]
+    row_m = tl.load(m + n, is_token, 0.0)[:, None, None]
 
     # the gradient with respect to each logit
-    lane = tl.arange(0, LANES)[None, None, :, None]                         # (1, 1, LANES, 1)
-    load = tl.arange(0, K)[:, None, None, None] * (LANES * VEC)             # (K, 1, 1, 1)
-    offset = load + tl.arange(0, VEC)[None, None, None, :]                  # (K, 1, 1, VEC)
-    for start in range(0, V * VEC, K * LANES * VEC):
-        first = start + lane * VEC              # the first column of a thread in this tile
-        pointer = row[None, :, None, None] + first + offset                 # (K, ROWS, LANES, VEC)
-        is_inside = offset < row_length[None, :, None, None] - first
-        x = tl.load(pointer, is_inside, float("-inf")).to(tl.float32)       # (K, ROWS, LANES, VEC)
+    lane = tl.arange(0, LANES)[None, :, None]                               # (1, LANES, 1)
+    offset = tl.arange(0, VEC)[None, None, :]                               # (1, 1, VEC)
+    token = (begin + token)[:, None, None]                                  # (ROWS, 1, 1)
+    begin = begin[:, None, None]
+    row_end = end[:, None, None]
+    last_end = tl.max(grad_end, 0)
+    grad_end = grad_end[:, None, None]
+    for start in range(0, last_end, LANES * VEC):
+        first = start + lane * VEC              # the first place of a thread in this tile
+        pointer = row[:, None, None] + first + offset                       # (ROWS, LANES, VEC)
+        is_row = (first + VEC > begin) & (first < row_end)                  # (ROWS, LANES, 1)
+        x = tl.load(pointer, is_row, float("-inf")).to(tl.float32)          # (ROWS, LANES, VEC)
         z = (x - row_m) * scale
         power = tl.exp2(z)
         slope = power * (c0 + c1 * tl.maximum(z, -1e4))     # 0 * -inf is nan
-        is_sampled = offset == token[None, :, None, None] - first
+        is_sampled = offset == token - first
         dx = tl.where(is_sampled, at_token, 0.0) - slope                    # eq. (11)
-        grad_pointer = grad_row[None, :, None, None] + first + offset
-        tl.store(grad_pointer, dx, offset < grad_length[None, :, None, None] - first)
+        grad_pointer = grad_row[:, None, None] + first + offset
+        # whole vectors first; then the ends of a row, which share a vector with its neighbors
+        is_whole = (first >= begin) & (first + VEC <= grad_end)             # (ROWS, LANES, 1)
+        tl.store(grad_pointer, dx, is_whole)
+        if STEP < VEC:
+            has_end = (start < LINE * VEC) | (start + LANES * VEC > last_end - (LINE + 1) * VEC)
+            if has_end:             # of a row
+                is_inside = (offset >= begin - first) & (offset < grad_end - first)
+                tl.store(grad_pointer, dx, is_inside & (is_whole == 0))
 
 
 # ---- 3. launching the kernels ----------------------------------------------------------------
 
-def tile(V, itemsize, *steps):
+@functools.cache
+def tile(V, width, step):
     """Choose the shape of a tile, by a fixed rule, for rows of V logits that begin at multiples of
-    `steps`. -> dict"""
-    vec = math.gcd(16 // itemsize, V, *steps)           # 128 bits, if every row is aligned
-    most = (PER_THREAD if vec * itemsize == 16 else UNALIGNED) // itemsize
-    threads = triton.next_power_of_2(triton.cdiv(V, most))
+    `step`, and loads of `width` logits. -> dict"""
+    size = V + LINE * width - step                      # what is read for a row, at most
+    threads = triton.next_power_of_2(triton.cdiv(size, width))
     lanes = min(THREADS, threads)                       # several short rows share a tile
-    loads = triton.next_power_of_2(triton.cdiv(V, lanes * vec))
-    k = min(most // vec, loads)
-    return {"K": k, "ROWS": THREADS // lanes, "LANES": lanes, "VEC": vec}
+    return {"ROWS": THREADS // lanes, "LANES": lanes, "VEC": width, "LINE": LINE, "STEP": step}
 
 
 def launch(kernel, logits, others, strides, temperature, **constants):
     """Run a kernel on all rows of logits (B, T, V). `others` are the kernel's other tensors, in the
-    order of its arguments."""
+    order of its arguments; `strides` those of the logits, and of the gradient if there is one."""
     B, T, V = logits.shape
-    shape = tile(V, logits.element_size(), logits.storage_offset(), *strides)
-    sizes = [size // shape["VEC"] for size in (V, *strides)]
+    size = logits.element_size()
+    width = math.gcd(16, logits.data_ptr(), others[-1].data_ptr()) // size      # up to 128 bits
+    step = math.gcd(LINE * width, V, *strides)
+    shape = tile(V, width, step)
+    sizes = [number // step for number in (V, *strides)]
     scale = math.log2(math.e) / temperature
     num_programs = triton.cdiv(B * T, shape["ROWS"])
     with torch.cuda.device_of(logits):          # a kernel runs on the current device
@@ -303,7 +336,8 @@ def run_backward(logits, others, grad, temperature):
     g_entropy."""
     if grad.numel() > 0:
         strides = (*logits.stride()[:2], *grad.stride()[:2])
-        launch(backward_kernel, logits, (*others, grad), strides, temperature)
+        launch(backward_kernel, logits, (*others, grad), strides, temperature,
+               ALIKE=strides[:2] == strides[2:])
 
 
 class LogProb(torch.autograd.Function):

@@ -59,7 +59,9 @@ class Picture:
                 for side in (axis.xaxis, axis.yaxis):
                     if side.get_scale() == "log":
                         side.set_major_formatter(lambda x, place: short(x))
-                        side.set_minor_formatter(between)
+                        low, high = side.get_view_interval()
+                        is_full = is_narrow and side is axis.xaxis and high > 300 * low
+                        side.set_minor_formatter("" if is_full else between)
                 axis.set_xlabel(wrapped(axis.get_xlabel(), 48 if is_narrow else 80))
                 axis.set_ylabel(wrapped(axis.get_ylabel(), 35))
                 figure.suptitle(title, x=0.008, ha="left", fontsize=14.5, fontweight="bold")

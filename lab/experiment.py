@@ -155,8 +155,8 @@ class Experiment:
         bases = "all from one base" if self.one_base else "each with its own base"
         texts.append(f"`make lab-{self.name}` repeats this experiment with seeds {first} to {last}"
                      f", {bases}. It took {about['seconds']} s in {about['processes']} process"
-                     f"{'es' * (about['processes'] > 1)}, with {about['machine'].split(',')[0]}."
-                     " [Back to the lab](../lab.md)\n")
+                     f"{'es' * (about['processes'] > 1)}, with {about['machine'].split(' (')[0]}."
+                     " [The lab](../lab.md)\n")
         return "\n".join(texts)
 
     def publish(self):

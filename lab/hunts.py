@@ -11,7 +11,6 @@ import json
 import multiprocessing
 import random
 import re
-import sys
 from pathlib import Path
 
 import numpy
@@ -57,7 +56,6 @@ def is_fair(old, new):
 def start():
     """Prepare a process for its runs."""
     torch.set_num_threads(1)
-    sys.modules["report.page"] = None      # else each run would draw pictures
 
 
 def try_mistake(script, text, right, base):

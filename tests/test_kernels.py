@@ -278,7 +278,7 @@ def test_rows_are_on_the_grids_first_axis(L):
             assert len(grid) == 1 and grid[0] == 70_000         # other axes end at 65,535
             return lambda *args, **options: None
     logits = torch.zeros(1, 1, 5000, device=DEVICE).expand(1, 70_000, 5000)
-    L.launch(Kernel(), logits, (), logits.stride()[:2], 1.0)
+    L.launch(Kernel(), logits, (logits,), logits.stride()[:2], 1.0)
 
 
 def empty(n):
@@ -312,21 +312,25 @@ def test_rows_may_begin_beyond_two_to_the_31(L, V=64, apart=2**30):
 @pytest.mark.parametrize("name", ["forward_kernel", "backward_kernel"])
 @pytest.mark.parametrize("target, dtype, V, scale", [
     (90, "bf16", 151936, "fp32"), (90, "fp16", 512, "fp64"), (80, "fp32", 50257, "fp32")])
-def test_a_kernel_compiles(name, target, dtype, V, scale):
+def test_a_kernel_compiles_with_loads_and_stores_of_128_bits(name, target, dtype, V, scale):
     """Compile the kernel as `launch` would for contiguous logits."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     kernel = getattr(fused, name)
-    constants = fused.tile(V, 4 if dtype == "fp32" else 2, V)
-    if "ON_POLICY" in kernel.arg_names:
-        constants = constants | {"ON_POLICY": False}
+    width = 4 if dtype == "fp32" else 8
+    constants = fused.tile(V, width, math.gcd(V, 8 * width)) | (
+        {"ON_POLICY": False} if name == "forward_kernel" else {"ALIKE": V == 50257})
     types = dict.fromkeys(fused.SIZES, "i32") | dict.fromkeys(constants, "constexpr") | {
         "logits": f"*{dtype}", "grad": f"*{dtype}", "tokens": "*i64", "scale": scale}
     signature = {argument: types.get(argument, "*fp32") for argument in kernel.arg_names}
-    source = ASTSource(kernel, signature, constexprs=constants)
+    aligned = {(i,): [["tt.divisibility", 16]] for i, argument in enumerate(signature)
+               if signature[argument].startswith("*")}
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=aligned)
     gpu = GPUTarget("cuda", target, 32)
     compiled = fused.triton.compile(source, target=gpu, options=fused.OPTIONS)
     assert compiled.asm["cubin"] and compiled.asm["ptx"].count("ex2.approx") >= 2
+    assert compiled.asm["ptx"].count("ld.global.v4") == 1
+    assert name == "forward_kernel" or compiled.asm["ptx"].count("st.global.v4") == 1
 
 
 # ---- 4. in a script --------------------------------------------------------------------------

@@ -1,11 +1,9 @@
-"""Test the lookup task: problems, demonstrations, the text that the environment inserts after a
-call, and the verifier."""
+"""Test the lookup task: the text that the environment inserts after a call, and the verifier."""
 import re
 
 import pytest
 from conftest import load_named
 
-import common
 from common import Problem
 from tasks import lookup
 
@@ -89,17 +87,3 @@ def test_the_right_name_in_one_answer_block_earns_one_and_anything_else_nothing(
     for text in texts:
         found = TASK.verify(PROBLEM, text)
         assert found == verdict and isinstance(found, float), ascii(text)
-
-
-# ---- problems and demonstrations -------------------------------------------------------------
-
-def test_demonstrations_hold_what_the_environment_would_insert_where_it_would():
-    """Each demonstration also fits into a completion with an end and a failed call added."""
-    for problem in common.sample_problems(TASK, 500, 0, phase="textbook"):
-        text = problem.completion
-        pieces = re.split("(?<=</search>)", text)
-        for i in range(1, len(pieces)):
-            assert pieces[i].startswith(TASK.respond(problem, "".join(pieces[:i])))
-        assert text.count("<information>") == text.count("<search>") <= lookup.CALL_LIMIT
-        ids = common.TOKENIZER.encode(text, allowed_special="all")
-        assert len(ids) + 10 < TASK.defaults["max_completion_length"]

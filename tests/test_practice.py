@@ -192,10 +192,8 @@ def test_a_second_exercise_leaves_the_first_as_it_is_and_is_trained_with_if_all_
     ("    A = rew", "    A = reward", "line 134: NameError: name 'rewardards'"),
     ("    return A / (rewards.std(1, keepdim=True) + 1e-4)", "    return A[0]",
      "line 135: the result has the shape (4,), but should have (3, 4)"),
-    ("\ndef descend", "\nnone_such\n\ndef descend", "line 146: NameError: name 'none_such'"),
-    ("    A = rew", "    while True: pass\n    A = rew", "134: TimeoutError: it has not ended")])
-def test_what_is_no_answer_is_one_line(run, tmp_path, monkeypatch, old, new, words):
-    monkeypatch.setattr(grades, "SECONDS", 1)
+    ("\ndef descend", "\nnone_such\n\ndef descend", "line 146: NameError: name 'none_such'")])
+def test_what_is_no_answer_is_one_line(run, tmp_path, old, new, words):
     run("nano")
     source = (ROOT / "nano.py").read_text()
     assert source.count(old) == 1

@@ -5,11 +5,12 @@ import importlib
 import json
 import sys
 import zlib
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import takes_less_than
+from conftest import load_named, takes_less_than
 
 import common
 import grpo
@@ -31,25 +32,18 @@ def records(n, name="q"):
 
 
 @pytest.fixture
-def write(tmp_path_factory):
-    """write(name, lines): write a file; lines that are not texts become JSON. -> path"""
+def load(tmp_path_factory):
+    """load(lines, eval_lines, **flags): write a file or two, in which lines that are not texts
+    become JSON, and load them. -> task"""
     folder = tmp_path_factory.mktemp("data")
 
-    def make(name, lines):
-        texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
-        path = folder / name
-        path.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
-        return str(path)
-    return make
-
-
-@pytest.fixture
-def load(write):
-    """load(lines, eval_lines, **flags): write one file or two, and load them. -> task"""
     def make(lines, eval_lines=None, **flags):
-        if eval_lines is not None:
-            flags["eval_data"] = write("test.jsonl", eval_lines)
-        return problems.FromFile(Config(data=write("train.jsonl", lines), **flags))
+        for flag, name, given in (("data", "train", lines), ("eval_data", "test", eval_lines)):
+            if given is not None:
+                texts = [line if isinstance(line, str) else json.dumps(line) for line in given]
+                flags[flag] = str(folder / f"{name}.jsonl")
+                Path(flags[flag]).write_text("".join(f"{text}\n" for text in texts), "utf-8")
+        return problems.FromFile(Config(**flags))
     return make
 
 
@@ -118,24 +112,19 @@ def test_a_prompt_may_be_a_conversation(load, refused):
         assert problems.messages(text) == [], text
 
 
-def test_parquet_is_read_as_lines_are(write, tmp_path, refused):
-    rows = [{"prompt": f"q{i}", "answer": i, "tags": [i]} for i in range(40)]
+def test_parquet_is_read_as_lines_are(load, tmp_path, refused, monkeypatch):
+    path = tmp_path / "train.parquet"
+    path.write_bytes(b"PAR1")
+    cfg = Config(data=str(path), reward_file="x")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "pyarrow", None)
+        refused("needs pyarrow: pip install pyarrow", problems.FromFile, cfg)
     pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
-    paths = [write("train.jsonl", rows), str(tmp_path / "train.parquet")]
-    importlib.import_module("pyarrow.parquet").write_table(
-        pyarrow.Table.from_pylist(rows), paths[1])
-    expected, found = (problems.FromFile(Config(data=path, reward_file="x")) for path in paths)
+    refused(f"--data {path}: cannot be read (", problems.FromFile, cfg)
+    rows = [{"prompt": f"q{i}", "answer": i, "tags": [i]} for i in range(40)]
+    importlib.import_module("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(rows), path)
+    expected, found = load(rows, reward_file="x"), problems.FromFile(cfg)
     assert (found.train, found.test) == (expected.train, expected.test)
-    (tmp_path / "bad.parquet").write_bytes(b"PAR1")
-    refused(f"--data {tmp_path / 'bad.parquet'}: cannot be read (", problems.FromFile,
-            Config(data=str(tmp_path / "bad.parquet")))
-
-
-def test_parquet_without_pyarrow_is_refused_in_one_line(tmp_path, refused, monkeypatch):
-    (tmp_path / "train.parquet").write_bytes(b"PAR1")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    refused("needs pyarrow: pip install pyarrow", problems.FromFile,
-            Config(data=str(tmp_path / "train.parquet")))
 
 
 def test_prompts_that_are_too_long_are_left_out_and_the_first_is_named(load, refused, capsys):
@@ -308,13 +297,9 @@ def test_a_completion_that_is_cut_off_is_right_only_if_its_answer_is_closed(load
                             is_truncated=torch.tensor([True, False]))
     assert task.judge(batch, 2, 0).verdicts == expected
     assert batch.rewards.tolist() == [expected]
-
-
-def test_in_the_scripts_the_text_of_an_output_that_is_cut_off_is_judged_like_any_other():
-    asked = 2 * [common.Problem("8=", "8")]
-    batch = SimpleNamespace(problems=asked, texts=2 * ["<answer>8</answer>"],
-                            is_truncated=torch.tensor([True, False]))
-    assert common.load_task(Config(), grpo.verify).judge(batch, 2, 0).verdicts == [1.0, 1.0]
+    # the tasks of the scripts judge any text alone
+    of_text = float("<answer>7</answer>" in text)
+    assert load_named().judge(batch, 2, 0).verdicts == [of_text, of_text]
 
 
 MANY = 100_000

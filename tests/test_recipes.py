@@ -96,24 +96,6 @@ def test_a_task_of_reasoning_gym_is_data_and_reward_also_for_real_py(
     assert real.verify(0, f"<answer>{sums[0]}</answer>") == 1
 
 
-def test_the_page_names_the_scorers_that_execute_answers(recipe):
-    recipe("reasoning_gym", "no command")
-    import reasoning_gym
-    found = set()
-    for name in sorted(reasoning_gym.factory.DATASETS.keys() - {"composite"}):
-        task = reasoning_gym.create_dataset(name, size=1, seed=0)
-        try:
-            task.score_answer("__import__('pathlib').Path('executed').touch()", task[0])
-        except Exception:
-            continue
-        finally:
-            if Path("executed").exists():
-                found.add(name)
-                Path("executed").unlink()
-    named = re.search("Nine of its .*? can: (.*?)[.]", PAGE.replace("**", ""), re.S)[1]
-    assert set(re.findall(r"\w+", named)) - {"and"} == found and len(found) == 9
-
-
 def test_math_verify_compares_formulas_and_its_alarm_works_in_a_reward_file(recipe):
     recipe("math_verify", "no command")
     cases = [(r"\frac{1}{2}", "so $0.5$", 1), ("x+1", r"\boxed{1+x}", 1), ("5", "5 or 6", 0),

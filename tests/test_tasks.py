@@ -1,6 +1,5 @@
 """Test what all tasks share: levels, refused flags, held-out problems, hostile texts, your own
 task, mixes, a curriculum, and luck."""
-import importlib.util
 import random
 import re
 import sys
@@ -174,19 +173,13 @@ class Parrot(Task):
 
 
 @pytest.fixture
-def put(tmp_path, monkeypatch, restored_ctrl_c):
-    """put(source): write tasks/parrot.py, as if next to the other tasks, and import it."""
+def put(tmp_path, monkeypatch):
+    """put(source): write tasks/parrot.py, as if next to the other tasks."""
     monkeypatch.setattr(tasks, "__file__", str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(tasks, "__path__", [str(tmp_path), *tasks.__path__])
     monkeypatch.chdir(tmp_path)
-
-    def write(source):
-        path = tmp_path / "parrot.py"
-        path.write_text(source)
-        spec = importlib.util.spec_from_file_location("tasks.parrot", path)
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, "tasks.parrot", module)
-        spec.loader.exec_module(module)
-    return write
+    yield (tmp_path / "parrot.py").write_text
+    sys.modules.pop("tasks.parrot", None)
 
 
 @scripts("grpo", "dpo")
@@ -337,8 +330,7 @@ def test_the_share_of_right_answers_is_a_running_mean_for_each_difficulty_that_a
 
 # ---- luck ------------------------------------------------------------------------------------
 
-def test_a_run_in_which_luck_decides_has_returns_and_no_accuracy(tmp_path, monkeypatch,
-                                                                 restored_ctrl_c):
+def test_a_run_in_which_luck_decides_has_returns_and_no_accuracy(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flags = {"task": "gridworld:0.3", "max_completion_length": 8, "max_steps": 2}
     grpo.main(arguments(INSTANT | flags | {"output_dir": "run"}))

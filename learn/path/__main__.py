@@ -76,8 +76,6 @@ def main():
     flags.add_argument("--real", nargs="*", metavar="MODEL",
                        help="use real.py instead of nano.py: a model, and a file of problems")
     args = flags.parse_args()
-    if args.words[:1] in (["measure"], ["check"], ["page"]) and not measure.STORED.parent.is_dir():
-        common.fail(f"{args.words[0]} needs the folder docs/ of a clone")
     match args.words:
         case []:
             for name, chapter in CHAPTERS.items():

@@ -47,8 +47,7 @@ def runs_at(name, side, stored, seeds=SEEDS, factor=1):
 
 
 def runs_of(name, stored, seeds=SEEDS, factors=None):
-    """Look up the stored runs of a chapter, with a dict from side to factor. -> dict from side to
-    list of runs, one per seed"""
+    """Look up the stored runs of a chapter, at a factor for each side. -> {side: list of runs}"""
     return {side: runs_at(name, side, stored, seeds, (factors or {}).get(side, 1))
             for side in sides(name)}
 
@@ -106,8 +105,7 @@ def sweep(names):
 
 
 def by_rate(name, side, stored):
-    """Average the share of right outputs at the end over the seeds of CHOICE, for each stored rate.
-    -> dict from factor to float"""
+    """Average the share of right outputs at the end over the seeds of CHOICE. -> {factor: mean}"""
     source, steps = sides(name)[side], steps_of(name)
     is_stored = lambda factor: all(digest(at_rate(source, factor), seed, steps) in stored
                                    for seed in CHOICE)

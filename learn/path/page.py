@@ -180,8 +180,7 @@ def rates(name, stored):
 
 
 def playground(name):
-    """Embed the training of the playground, with the first of its levers for this rung. -> HTML,
-    empty if there is no such lever"""
+    """Embed the playground's training with the first lever for this rung. -> HTML, or """""
     lever = re.search(rf'name: "([^"]*)", rung: "{CHAPTERS[name].anchor}", set: {{(.*?)}}',
                       LEVERS, re.S)
     if lever is None:
@@ -193,8 +192,7 @@ def playground(name):
 
 
 def chapter(name, stored):
-    """Build a chapter: the text, the pictures, and the patch or, of real.py, some pieces. -> HTML
-    """
+    """Build a chapter: the text, the pictures, and the patch or pieces of real.py. -> HTML"""
     number, _, _, field = CHAPTERS[name]
     say = lambda text: prose(text, name, stored)
     inline = lambda text: say(text)[3:-4]
@@ -282,8 +280,7 @@ def build(stored):
 
 
 def build_markdown(stored, title):
-    """Build docs/path.md: the table of rungs, and what each is for. title: of the picture.
-    -> Markdown"""
+    """Build docs/path.md: the table of rungs, and what each is for. -> Markdown"""
     top = CHAPTERS[BASE].fields
     rows = ""
     for branch, name, *cells, shared, own, besides in table(stored):
