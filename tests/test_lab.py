@@ -125,7 +125,7 @@ def test_a_logarithmic_axis_shows_geometric_means_and_labels_that_have_room(tmp_
         draw.dots({"x": [1, 4]}, xscale=scale).fill(axis, False)
         assert [text.get_text() for text in axis.texts] == [f"{means[0]:.2f}"]
     for end, has_room in (100, True), (1000, False):
-        draw.curves({"x": [[1, 2]]}, [1, end], xscale="log").save(tmp_path / "a.svg")
+        draw.curves({"x": [[1, 2]]}, x=[1, end], title="It", xscale="log").save(tmp_path / "a.svg")
         assert ">20<" in (tmp_path / "a.svg").read_text()
         assert (">20<" in (tmp_path / "a-phone.svg").read_text()) == has_room
 
