@@ -228,10 +228,7 @@ def add_adapter(model, rank, alpha, dtype, targets="all-linear"):
     matrix except the embeddings and the head, or only to the matrices named in `targets`. At first
     it is 0. The frozen matrices are stored in the dtype of products, which round them anyway. Exits
     with one line if the model has no such names."""
-    try:
-        from peft import LoraConfig
-    except ImportError:
-        common.fail("peft is missing: pip install -r pretrained/requirements.txt")
+    from peft import LoraConfig
     torch.manual_seed(0)                    # the same A in all processes and in a resumed run
     names = targets if targets == "all-linear" else targets.split(",")
     is_tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight

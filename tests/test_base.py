@@ -1,6 +1,5 @@
 """The base policy: which runs share a base, which changes require a new one, and how a damaged base
-is reported. Its warm start: the tokens that it learns, the texts that it reads, and its learning
-rates."""
+is reported. Its warm start: the learning rates, and the step of Muon."""
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from small_runs import (
     read_summary,
 )
 
-import common
 import grpo
 import plumbing
 
@@ -115,16 +113,6 @@ def test_a_damaged_base_is_named_and_nothing_learns_from_it(new_run, tmp_path, m
 
 
 # ---- the warm start --------------------------------------------------------------------------
-
-def test_it_reads_six_tenths_of_a_textbook_then_a_forum_and_nothing_twice(
-        config, load_task, watch):
-    reads = watch(common, "sample_problems", lambda task, n, seed, split="train", phase="": (
-        n, seed, split, phase))
-    cfg = config(base_steps=10, base_batch_size=2, base_seed=4)
-    plumbing.warm_start(grpo.GPT(cfg), load_task(cfg), cfg)
-    phases = ["textbook"] * 6 + ["forum"] * 4
-    assert reads == [(2, (4, step), "train", phase) for step, phase in enumerate(phases)]
-
 
 def test_its_rates_rise_in_50_batches_and_fall_to_0_and_those_of_matrices_are_5_times_as_high(
         config, load_task, monkeypatch):

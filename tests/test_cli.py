@@ -245,9 +245,11 @@ def run_printed(text, name):
 
 def test_the_commands_that_a_run_prints_run_in_a_fresh_shell(monkeypatch, capfd, restored_ctrl_c):
     monkeypatch.setattr(plumbing.Run, "log", lambda *_: signal.raise_signal(signal.SIGINT))
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit) as stop:
         grpo.main(arguments(INSTANT | {"output_dir": "it's $x é"}))
-    text, code = run_printed(capfd.readouterr().err, "grpo.py")
+    error = capfd.readouterr().err
+    assert stop.value.code == 130 and "Traceback" not in error
+    text, code = run_printed(error, "grpo.py")
     assert code == 0 and "1 steps" in text, text
     text, code = run_printed(text, "report.ask")
     assert code == 0 and text.count("\n") == 1, text

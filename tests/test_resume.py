@@ -5,15 +5,11 @@ import math
 import os
 import random
 import re
-import shlex
 import shutil
 import signal
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT
 from small_runs import SMALL, arguments, difference, load, outcome, resume, steps
 
 import grpo
@@ -145,31 +141,6 @@ def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(script, whole, tmp_p
     assert os.waitstatus_to_exitcode(status) == -signal.SIGKILL
     resume(tmp_path / "run")
     assert not difference(outcome(tmp_path / "run"), outcome(whole))
-
-
-# ---- Ctrl-C ----------------------------------------------------------------------------------
-
-def test_ctrl_c_ends_a_run_that_goes_on_by_the_command_that_it_prints(
-        script, new_run, capfd, monkeypatch, tmp_path, whole):
-    log = plumbing.Run.log
-
-    def interrupted(run, *args):
-        if run.step == 4:
-            signal.raise_signal(signal.SIGINT)
-        log(run, *args)
-    with monkeypatch.context() as patch, pytest.raises(SystemExit) as stop:
-        patch.setattr(plumbing.Run, "log", interrupted)
-        new_run(save_steps=1)
-    assert stop.value.code == 130
-    error = capfd.readouterr().err
-    assert "Traceback" not in error
-    assert load(tmp_path / "run0/checkpoint.pt")["state"]["steps"] == 4
-    python, path, *words = shlex.split(error.splitlines()[-1])
-    assert shutil.which(python) == sys.executable
-    assert Path(path).resolve() == ROOT / f"{script.__name__}.py"
-    script.main(words)
-    changed = difference(outcome(tmp_path / "run0"), outcome(whole))
-    assert changed == ["/config/save_steps"]
 
 
 # ---- numbers that are not finite -------------------------------------------------------------
