@@ -16,7 +16,7 @@ import numpy
 
 from lab import verdict
 from lab.docs import put, table
-from lab.experiment import claims_of, measured, module
+from lab.experiment import measured, module
 from report import start
 
 # Experiment -> constant -> its other values
@@ -88,13 +88,13 @@ def compare():
     total = 0
     plain = []
     for name in measured():
-        usual = claims_of(name)
+        usual, *_ = module(name).EXPERIMENT.load()
         plain += [claim for claim in usual if not claim.exact]
         others = []
         for constant, values in CHOICES.get(name, {}).items():
             for value in values:
                 with mock.patch.object(module(name), constant, value):
-                    others.append(claims_of(name))
+                    others.append(module(name).EXPERIMENT.load()[0])
         for claim, *again in zip(usual, *others, strict=True):
             pairs = [(claim.verdict, other.verdict) for other in again]
             verdicts["the level, step, k or window"] += pairs

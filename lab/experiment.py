@@ -113,24 +113,25 @@ class Experiment:
         self.path(".json").write_text(text, "utf-8")
 
     def load(self):
-        """Load the stored results. -> the parts that `page` yields, a dict about the measurement"""
+        """Load the stored results. -> claims, picture and tables of the page, and a dict about the
+        measurement"""
         content = json.loads(self.path(".json").read_text("utf-8"))
         about = content.pop("about")
         results = {measure: {case: {column: array(rows) for column, rows in columns.items()}
                              for case, columns in cases.items()}
                    for measure, cases in content.items()}
         parts = list(module(self.name).page(**results))
-        [picture] = of(parts, Picture)
-        picture.title = picture.title or of(parts, Claim)[0].finding
-        return parts, about
+        claims, [picture], tables = ([part for part in parts if type(part) is kind]
+                                     for kind in (Claim, Picture, str))
+        picture.title = picture.title or claims[0].finding
+        return claims, picture, tables, about
 
-    def text(self, parts, about):
+    def text(self):
         """Write the page of the experiment. Its title and the sections written by hand stay
         unchanged. -> str"""
         page = self.path(".md").read_text("utf-8")
         title, by_hand = PAGE.fullmatch(OUTCOME.sub("", page)).groups()
-        [picture] = of(parts, Picture)
-        first, *others = of(parts, Claim)
+        [first, *others], picture, tables, about = self.load()
         asked = f"the claim needs {first.claimed_range}"
         texts = [title, f"{answer(first)} Effect: {first.effect}; {asked}.\n",
                  show(self.name, picture.title),
@@ -145,7 +146,6 @@ class Experiment:
                 texts += [f"## {heading}\n", table(heads, rows)]
         if self.rate:
             texts.append(f"Verdicts hold at a learning rate of {self.rate}.\n")
-        tables = of(parts, str)
         if tables:
             texts.append("## Numbers\n")
         if any(RANGE.search(text) for text in tables):
@@ -161,17 +161,11 @@ class Experiment:
 
     def publish(self):
         """Draw the pictures, and write the pages."""
-        parts, about = self.load()
-        [picture] = of(parts, Picture)
+        _, picture, *_ = self.load()
         picture.save(self.path(".svg"))
-        self.path(".md").write_text(self.text(parts, about), "utf-8")
+        self.path(".md").write_text(self.text(), "utf-8")
         for name, text in zip(("findings", "experiments"), index()):
             put(name, text, "lab")
-
-
-def of(parts, kind):
-    """Select the parts of a page of one kind. -> list"""
-    return [part for part in parts if type(part) is kind]
 
 
 def array(rows):
@@ -189,12 +183,6 @@ def module(name):
 def measured():
     """List the experiments that have been measured, in the order of NAMES. -> list"""
     return [name for name in NAMES if (DOCS / "lab" / f"{name}.json").exists()]
-
-
-def claims_of(name):
-    """Load the claims of an experiment. -> list"""
-    parts, _ = module(name).EXPERIMENT.load()
-    return of(parts, Claim)
 
 
 def perform(job):
@@ -267,10 +255,10 @@ def numbers(cases, form=".3f", by=""):
             low, mean, high = (f"{x:{form}}" for x in (values.min(), values.mean(), values.max()))
             span = mean if low == high else f"{mean} ({low} to {high})"
             never = int(numpy.isinf(values).sum())
-            if never:
+            if never == len(values):
                 span = "never"
-                if never < len(values):
-                    span = f"{low} or more; never in {never} of {len(values)} runs"
+            elif never > 0:
+                span = f"{low} or more; never in {never} of {len(values)} runs"
             row.append(span)
         rows.append(row)
     return table([by, *next(iter(cases.values()))], rows)
@@ -286,7 +274,7 @@ def answer(claim):
 def index():
     """Write the tops of docs/lab.md: findings with their pictures, and the number of verdicts with
     a table of experiments for each question. -> str, str"""
-    claims = {name: claims_of(name) for name in measured()}
+    claims = {name: module(name).EXPERIMENT.load()[0] for name in measured()}
     parts = []
     for name in [name for name in FINDINGS if name in claims]:
         first = claims[name][0]

@@ -53,11 +53,6 @@ def is_fair(old, new):
         ODD.search(line) or len(line) > 100 for line in added)
 
 
-def start():
-    """Prepare a process for its runs."""
-    torch.set_num_threads(1)
-
-
 def try_mistake(script, text, right, base):
     """Run a text with a mistake. -> the level of the hunt, 0 if it is not one; the run"""
     source = (ROOT / script).read_text("utf-8")
@@ -99,7 +94,7 @@ def measure(script, pool):
 
 def main():
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(2, context, start) as pool:
+    with concurrent.futures.ProcessPoolExecutor(2, context, torch.set_num_threads, (1,)) as pool:
         measured = {script: measure(script, pool) for script in SCRIPTS}
     text = json.dumps({"machine": MACHINE} | measured)
     plumbing.write(MEASURED, re.sub(r"([\]}],) (?=[\"{])", r"\1\n", text) + "\n")

@@ -9,6 +9,7 @@ import json
 import math
 import re
 import shlex
+import shutil
 import sys
 import types
 from xml.etree import ElementTree
@@ -133,12 +134,10 @@ def test_a_logarithmic_axis_shows_geometric_means_and_labels_that_have_room(tmp_
 
 @pytest.fixture
 def docs(tmp_path, monkeypatch):
-    """A folder docs/ with the marks of the lab alone."""
+    """A folder docs/ with the page of the lab alone."""
     (tmp_path / "docs/lab").mkdir(parents=True)
-    (tmp_path / "README.md").write_text("")
-    marks = "<!-- made by make {}: {} -->\nold\n<!-- end of {} -->\n"
-    (tmp_path / "docs/lab.md").write_text("".join(
-        marks.format("lab", name, name) for name in ("findings", "experiments")))
+    for page in ("README.md", "docs/lab.md"):
+        shutil.copy(ROOT / page, tmp_path / page)
     for where in (runs, experiment):
         monkeypatch.setattr(where, "DOCS", tmp_path / "docs")
     here = contextlib.nullcontext(types.SimpleNamespace(map=map))       # instead of processes
@@ -204,7 +203,7 @@ def test_every_experiment_is_in_the_gallery():
 @pytest.mark.parametrize("name", experiment.measured())
 def test_the_page_follows_from_the_experiment_and_its_file(name):
     made = EXPERIMENTS[name]
-    assert made.path(".md").read_text() == made.text(*made.load())
+    assert made.path(".md").read_text() == made.text()
 
 
 def test_the_findings_are_those_of_the_experiments():

@@ -153,10 +153,9 @@ def page(tuning, judging, noise, parts):
 
     yield numbers({case: {f"outputs to an accuracy of {LEVEL}": OUTPUTS * needed(columns),
                           "accuracy at the end": mean(columns, -1)}
-                   for case, columns in judging.items()}, by="side, and its best rate")
+                   for case, columns in judging.items()}, by="side, and its learning rate")
     yield numbers({case: {"at the end": values} for case, values in mass.items()},
                   by="probability of the teacher's 8 most likely tokens")
-    yield numbers(noise, form=".2g", by="gradient at the base")
     yield numbers({part: {f"accuracy in the first {WINDOW} batches": mean(columns, 0),
                           f"in the last {WINDOW}": mean(columns, -1)}
                    for part, columns in parts.items()}, by="tokens that count, on countdown")

@@ -4,7 +4,7 @@ import numpy
 
 from lab.docs import table
 from lab.draw import BLUE, RED, curves
-from lab.experiment import UNSCORED, Experiment, claims_of, module, ratio, steps_to_level
+from lab.experiment import UNSCORED, Experiment, module, ratio, steps_to_level
 from lab.verdict import OURS, Claim
 
 RATES = ("2.5e-4", "5e-4", "1e-3")              # half the default, the default, twice the default
@@ -122,7 +122,8 @@ def again(tuning, judging):
     """Judge each claim of AGAIN at the best rate of each side. Yields the claim, rows of both
     tables, and the values of both sides"""
     for (name, text), (*sides, what, said) in AGAIN.items():
-        old = next((claim for claim in claims_of(name) if claim.text == text), None)
+        claims, *_ = module(name).EXPERIMENT.load()
+        old = next((claim for claim in claims if claim.text == text), None)
         values, ends, rows = [], [], []
         for side in sides:
             tried = {rate: score(tuning[f"{side}, {rate}"], what, name).mean()

@@ -67,8 +67,7 @@ def page(runs, luck):
     paper, _, hundredfold = (values.mean() - grpo.mean() for values in score.values())
     finding = (f"GSPO's pass@1 differs from GRPO's by {paper:+.3f} with the paper's clip range, "
                f"and by {hundredfold:+.3f} with a hundred times that range")
-    misses = {case: luck[case][STUDENT] for case in CASES}                      # (S, sizes)
-    of_five = misses[COLLAPSING][:, SIZES.index(5)]
+    of_five = luck[COLLAPSING][STUDENT][:, SIZES.index(5)]                      # (S,)
     yield Claim("if one run in ten collapses, Student's 95% interval from five seeds misses the "
                 "truth at most 6 times in 100", OURS, of_five, at_most=MOST,
                 unit="of the comparisons", said="If one run in ten collapses, a 95% interval from "
@@ -80,7 +79,7 @@ def page(runs, luck):
                     said=finding * ("3e-4" in name))
     yield Claim("with ordinary luck, Student's 95% interval from three, five or eight seeds misses "
                 "the truth at most 6 times in 100 (mean of the three sizes)", OURS,
-                misses[NORMAL].mean(axis=1), at_most=MOST, unit="of the comparisons")
+                luck[NORMAL][STUDENT].mean(axis=1), at_most=MOST, unit="of the comparisons")
     dealt = deals(grpo)
     half = student_quantile(dealt.shape[1] - 1, 0.975) * dealt.std(axis=1, ddof=1)
     wrong = (abs(dealt.mean(axis=1)) > half / dealt.shape[1] ** 0.5).mean()
@@ -88,9 +87,10 @@ def page(runs, luck):
                 f"{len(dealt):,} ways, Student's 95% interval misses the truth at most 6 times in "
                 "100", OURS, wrong, at_most=MOST, exact=True, unit="of the comparisons")
 
-    errors = {f"{case}, {size} seeds": misses[case][:, place]
+    missed = {f"{case}, {size} seeds": {rule: luck[case][rule][:, place] for rule in RULES}
               for case in CASES for place, size in enumerate(SIZES)}
-    yield dots(errors, level=(0.05, "5 times in 100"), xlim=(0, None),
+    yield dots({name: rules[STUDENT] for name, rules in missed.items()}, xlim=(0, None),
+               level=(0.05, "5 times in 100"),
                xlabel="fraction of comparisons in which Student's interval misses the truth")
     pairs = ("fraction of pairs (one of its seeds, one of grpo.py's) that rank the two scripts "
              "differently from all ten seeds")
@@ -99,6 +99,4 @@ def page(runs, luck):
         is_more = values[:, None] > grpo                                        # (S, S)
         rows[name] = {"pass@1": values, pairs: (is_more != (values.mean() > grpo.mean())).mean()}
     yield numbers(rows, by="script")
-    yield numbers({f"{case}, {size} seeds": {rule: luck[case][rule][:, place] for rule in RULES}
-                   for case in CASES for place, size in enumerate(SIZES)},
-                  by="how often a rule misses the truth")
+    yield numbers(missed, by="how often a rule misses the truth")

@@ -28,7 +28,7 @@ DECODED = 128                                   # problems for CoT decoding, new
 GAIN = 0.02                                     # smallest difference of two fractions that matters
 TASKS = {"arithmetic": "--max_steps 20", "countdown": "--task countdown --max_steps 40"}
 SCORED = f"--eval_steps 1000 --num_eval_problems {PROBLEMS} --num_eval_samples {K}"
-POLICIES = {"base": "base", "trained": "after RL"}      # name of a column -> name on the page
+POLICIES = ("base", "after RL")
 THINK, ANSWER, ANSWERED = map(common.TOKENIZER.encode_single_token,
                               ("<think>", "<answer>", "</answer>"))
 EXPERIMENT = Experiment(__file__, seeds=range(5))
@@ -69,8 +69,8 @@ def learned(seed, task_name):
     most_certain = right.gather(0, sure.argmax(dim=0)[None])
     columns = {"greedy": right[0].mean().item(), "most certain": most_certain.mean().item()}
     problems = common.held_out_problems(task, PROBLEMS)     # the ones that the summary scores
-    for name, policy in zip(POLICIES, (base, trained)):
-        scored = summary[name]
+    for name, policy, scored in zip(POLICIES, (base, trained),
+                                    (summary["base"], summary["trained"])):
         columns[f"{name} think_share"] = scored["think_share"]
         columns[f"{name} thoughts"] = passed(thoughts_right(policy, task, cfg, problems), K)
         for score in ("pass@k", "maj@k"):
@@ -127,18 +127,17 @@ def paths(policy, task, cfg, problems):
 
 def page(learned, guesser):
     columns = learned["countdown"]
-    passed, thought = ({policy: columns[f"{policy} {name}"] for policy in POLICIES}
-                       for name in ("pass@k", "thoughts"))
-    guesses = guesser["countdown"]["pass@k"]
-    lead = thought["base"] - thought["trained"]                                 # (S, ks)
+    passed, passed_after = (columns[f"{policy} pass@k"] for policy in POLICIES)         # (S, ks)
+    thought, thought_after = (columns[f"{policy} thoughts"] for policy in POLICIES)
+    lead = thought - thought_after
     best = max(MANY, key=lambda place: lead[:, place].mean())
-    ours, base = (thought[policy][:, best] for policy in ("trained", "base"))
+    base, after = thought[:, best], thought_after[:, best]
     yield Claim(f"on countdown, there is a k up to {K} for which the base solves more problems "
                 "with k thoughts (outputs that think) than the policy after RL does",
-                "Yue and others", (base, ours), at_least=GAIN, comparisons=len(MANY),
+                "Yue and others", (base, after), at_least=GAIN, comparisons=len(MANY),
                 said=f"With {KS[best]} thoughts each, the base solves {base.mean():.0%} of the "
-                f"countdown problems, and the policy after RL solves {ours.mean():.0%}")
-    gain = passed["trained"] - passed["base"]                                   # (S, ks)
+                f"countdown problems, and the policy after RL solves {after.mean():.0%}")
+    gain = passed_after - passed
     most = max(MANY, key=lambda place: gain[:, place].mean())
     yield Claim(f"on countdown, RL does not raise pass@k for any k from 2 to {K}", "DeepSeekMath",
                 gain[:, most], at_most=GAIN, comparisons=len(MANY),
@@ -146,28 +145,27 @@ def page(learned, guesser):
                 f"{gain[:, most].mean():.2f} for k = {KS[most]}, and by {gain[:, FEW].mean():.2f} "
                 f"for k = {KS[FEW]}")
     yield Claim(f"on countdown, RL raises maj@{K}", "DeepSeekMath",
-                (columns["trained maj@k"][:, -1], columns["base maj@k"][:, -1]), at_least=GAIN)
+                (columns["after RL maj@k"][:, -1], columns["base maj@k"][:, -1]), at_least=GAIN)
     decoded = learned["arithmetic"]
     yield Claim("on arithmetic, the most certain of four outputs of the base (paths) is right more "
                 "often than its greedy output", "Wang and Zhou",
                 (decoded["most certain"], decoded["greedy"]), at_least=GAIN)
     yield Claim("on countdown, a single output that thinks is right more often after RL", OURS,
-                (thought["trained"][:, 0], thought["base"][:, 0]), at_least=GAIN)
+                (thought_after[:, 0], thought[:, 0]), at_least=GAIN)
 
-    lines = {"thoughts after RL": thought["trained"], "base": passed["base"],
-             "thoughts of the base": thought["base"], "random guesses": guesses}
+    lines = {"thoughts after RL": thought_after, "base": passed, "thoughts of the base": thought,
+             "random guesses": guesser["countdown"]["pass@k"]}
     yield curves(lines, KS, given=dict(zip(lines, (BLUE, ORANGE, GREEN, GREY))), xscale="log",
                  xlabel="samples of a problem, k", ylim=(0, 1.03), height=320,
                  ylabel="pass@k on 64 held-out problems")
     rows = {}
     for (task, columns), policy in itertools.product(learned.items(), POLICIES):
-        row = rows[f"{task}, {POLICIES[policy]}"] = {}
-        for name, heads in (("pass@k", ("pass@1", "pass@8", "pass@128")),
-                            ("thoughts", ("solved with 1 thought", "with 8 thoughts",
-                                          "with 128 thoughts"))):
-            row |= zip(heads, columns[f"{policy} {name}"][:, [0, FEW, -1]].T)
-        row |= {f"maj@{K}": columns[f"{policy} maj@k"][:, -1],
-                "fraction that thinks": columns[f"{policy} think_share"]}
+        passed, thought = columns[f"{policy} pass@k"], columns[f"{policy} thoughts"]
+        rows[f"{task}, {policy}"] = {
+            "pass@1": passed[:, 0], "pass@8": passed[:, FEW], "pass@128": passed[:, -1],
+            "solved with 1 thought": thought[:, 0], "with 8 thoughts": thought[:, FEW],
+            "with 128 thoughts": thought[:, -1], f"maj@{K}": columns[f"{policy} maj@k"][:, -1],
+            "fraction that thinks": columns[f"{policy} think_share"]}
     yield numbers(rows, form=".2f", by="task, policy")
     yield numbers({f"k = {k}": {"pass@k of thoughts: base minus after RL": lead[:, place],
                                 "pass@k of all outputs: after RL minus base": gain[:, place]}

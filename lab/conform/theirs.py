@@ -134,16 +134,12 @@ def sampled(x, kind="GRPO", parts=1, A=None, **flags):
     return sum(losses), batch["advantages"]
 
 
-TRL_LOSSES = {("clip", "sequence_mean"): {"loss_type": "grpo"},
-              ("clip", "token_mean"): {"loss_type": "dapo"},
-              ("clip", "constant"): {"loss_type": "dr_grpo"},
-              ("cispo", "token_mean"): {"loss_type": "cispo"},
-              ("sapo", "sequence_mean"): {"loss_type": "sapo"},
-              ("vespo", "token_mean"): {"loss_type": "vespo"},
-              ("off_policy_mask", "sequence_mean"): {"loss_type": "grpo"},
-              ("gspo", "sequence_mean"): {"loss_type": "grpo"},
-              ("gspo_cispo", "token_mean"): {"loss_type": "cispo"},
-              ("gspo_sapo", "sequence_mean"): {"loss_type": "sapo"}}
+TRL_LOSSES = {                          # method and average of a vector -> loss_type
+    ("clip", "sequence_mean"): "grpo", ("clip", "token_mean"): "dapo",
+    ("clip", "constant"): "dr_grpo", ("off_policy_mask", "sequence_mean"): "grpo",
+    ("cispo", "token_mean"): "cispo", ("gspo_cispo", "token_mean"): "cispo",
+    ("sapo", "sequence_mean"): "sapo", ("gspo_sapo", "sequence_mean"): "sapo",
+    ("vespo", "token_mean"): "vespo", ("gspo", "sequence_mean"): "grpo"}
 TRL_NAMES = {"epsilon_low": "epsilon", "threshold": "off_policy_mask_threshold",
              "tau_pos": "sapo_temperature_pos", "tau_neg": "sapo_temperature_neg",
              "max_length": "max_completion_length"} | {
@@ -154,7 +150,7 @@ def trl_flags(method, how, epsilon_high=None, **given):
     """Translate the parameters of a vector into the configuration of GRPOTrainer. -> dict"""
     if (method, how) not in TRL_LOSSES or "cispo" in method and "epsilon_low" in given:
         missing()
-    flags = TRL_LOSSES[method, how] | renamed(TRL_NAMES, given)
+    flags = {"loss_type": TRL_LOSSES[method, how]} | renamed(TRL_NAMES, given)
     if method.startswith("gspo"):
         flags["importance_sampling_level"] = "sequence"
     if epsilon_high is not None:                        # for CISPO, it is the bound itself
