@@ -143,16 +143,6 @@ def test_rows_are_added_up_by_name_and_of_several_the_mean_of_each_is_logged():
     assert task.rewards(batch, "evaluation").equal(task.rewards(batch, 0))
 
 
-def test_accuracy_is_what_the_task_itself_rewards_also_where_it_rewards_whole_batches():
-    walk = Problem("A b3 7", "", task="gridworld")
-    assert reward("accuracy", "", walk, [-1.0, -1.0, 5.0]) == 3
-    task = load("arithmetic")
-    task.rewards = lambda batch, step: torch.full(batch.is_correct.shape, 7.0 + step)
-    batch = judged([SEVEN] * 2, [THOUGHT, ""], [1, 0])
-    cfg = grpo.Config(reward="accuracy+format", device="cpu")
-    assert Rewards(cfg, task).rewards(batch, 2).tolist() == [[10.0, 9.0]]
-
-
 def test_in_a_mix_each_completion_is_rated_by_its_own_task():
     task = load("lookup,arithmetic", reward="accuracy+format")
     batch = judged([SEVEN] * 2 + [TWO_HOPS] * 2, [THOUGHT, "7", WORK, THOUGHT], [1, 1, 0, 1])
@@ -165,12 +155,6 @@ def test_in_a_mix_each_completion_is_rated_by_its_own_task():
 
 
 # ---- the reward model ------------------------------------------------------------------------
-
-def test_without_tools_that_train_it_there_is_no_reward_model(monkeypatch, refused):
-    optional = common.optional
-    monkeypatch.setattr(common, "optional", lambda module: (
-        None if module.startswith("report") else optional(module)))
-    refused("--reward model: needs report/", load, "arithmetic", reward="accuracy+model")
 
 
 TOKENS = torch.tensor([[65, 66, 264, 265], [67, 264, 265, 265]])
