@@ -56,7 +56,7 @@ def rate(factor):
 
 def wins(name, metric, stored, at_best=False):
     """Count the seeds on which a number is better with the patch than without it. -> int"""
-    runs = runs_of(name, stored, SEEDS, best(name, stored) if at_best else None)
+    runs = runs_of(name, stored, best(name, stored) if at_best else None)
     return sum(value(b, metric) > value(a, metric)
                for a, b in zip(runs["without"], runs["with"]))
 
