@@ -106,19 +106,21 @@ def test_a_prompt_may_be_a_conversation(load, refused):
         assert problems.messages(text) == [], text
 
 
-def test_parquet_is_read_as_lines_are(load, tmp_path, refused, monkeypatch):
+def test_parquet_is_read_as_lines_are(load, tmp_path, refused):
+    pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
     path = tmp_path / "train.parquet"
     path.write_bytes(b"PAR1")
     cfg = config(data=str(path), reward_file="x")
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "pyarrow", None)
-        refused("needs pyarrow: pip install pyarrow", problems.FromFile, cfg)
-    pyarrow = pytest.importorskip("pyarrow", reason="needs pyarrow")
     refused(f"--data {path}: cannot be read (", problems.FromFile, cfg)
     rows = [{"prompt": f"q{i}", "answer": i, "tags": [i]} for i in range(40)]
     importlib.import_module("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(rows), path)
     expected, found = load(rows, reward_file="x"), problems.FromFile(cfg)
     assert (found.train, found.test) == (expected.train, expected.test)
+
+
+def test_parquet_without_pyarrow_is_refused_in_one_line(refused, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    refused("needs pyarrow: pip install pyarrow", problems.FromFile, config(data="x.parquet"))
 
 
 def test_prompts_that_are_too_long_are_left_out_and_the_first_is_named(load, refused, capsys):

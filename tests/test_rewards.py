@@ -76,20 +76,17 @@ def test_format_is_one_think_block_then_one_answer_block(is_format, texts):
         assert reward("format", text) == is_format, ascii(text)
 
 
-@pytest.mark.parametrize("text, fixed, at_start, halfway", [
-    ("<answer>7</answer>", 0, 0, 0), ("<think></think>", 0, 0, 0), ("<think>0123456789", 0, 0, 0),
-    ("<think>0123456789</think>", 0.025, 0.05, 0.1 / 3),
-    ("<think>" + 30 * "x" + "</think><answer>7</answer>", 0.075, 0.1, 0.1),
-    ("<think>" + 10_000 * "x" + "</think>", 0.1, 0.1, 0.1),
-    ("<think>xxxx</think><think>yyyy</think>", 0, 0, 0), ("</think>xxxxxxxx<think>", 0, 0, 0),
-    ("<think><information>" + 99 * "x" + "</information>0123</think>", 0.01, 0.02, 0.04 / 3),
-    ("<answer>" + 99 * "7" + "</answer><think>0123</think>", 0.01, 0.02, 0.04 / 3)], ids=ascii)
-def test_the_length_bonus_grows_with_the_policys_own_thought_up_to_a_cap(
-        text, fixed, at_start, halfway):
-    expected = {0: at_start, "pairs": at_start, 25: halfway, 50: fixed, 1000: fixed}
-    for step, bonus in expected.items():
-        assert reward("length", text, step=step) == pytest.approx(fixed)
-        assert reward("growing_length", text, step=step) == pytest.approx(bonus)
+@pytest.mark.parametrize("text, length", [
+    ("<answer>7</answer>", 0), ("<think></think>", 0), ("<think>0123456789", 0),
+    ("<think>0123456789</think>", 10), ("<think>" + 30 * "x" + "</think><answer>7</answer>", 30),
+    ("<think>" + 10_000 * "x" + "</think>", 10_000), ("<think>xx</think><think>yy</think>", 0),
+    ("</think>xxxxxxxx<think>", 0), ("<answer>" + 99 * "7" + "</answer><think>0123</think>", 4),
+    ("<think><information>" + 99 * "x" + "</information>0123</think>", 4)], ids=ascii)
+def test_the_length_bonus_grows_with_the_policys_own_thought_up_to_a_cap(text, length):
+    assert reward("length", text, step=7) == pytest.approx(0.1 * min(1, length / 40))
+    for step, target in ((0, 20), ("pairs", 20), (25, 30), (50, 40), (1000, 40)):
+        found = reward("growing_length", text, step=step)
+        assert found == pytest.approx(0.1 * min(1, length / target))
 
 
 @pytest.mark.parametrize("text, fine, coarse", [
