@@ -48,10 +48,3 @@ def test_drift_of_a_script_is_named_and_repaired(old, new, name):
     assert sync.drifted(SOURCES["gspo.py"], changed) == ([name] if name else [])
     if name:
         assert changed != SOURCES["grpo.py"] == sync.sync(SOURCES["gspo.py"], changed)
-
-
-def test_a_difference_is_what_is_removed_and_added_without_docstrings_and_empty_lines():
-    one = '"""Old."""\nabove = 1\n\nthis = "long"\nbelow = 3\n'
-    other = '"""New.\n\nLonger."""\n\n\nabove = 1\nthis = "longer"\nbelow = 3\nlast = 4\n'
-    assert sync.difference(one, other) == ['- this = "long"', '+ this = "longer"', "+ last = 4"]
-    assert sync.difference(one, one) == []
